@@ -1,0 +1,39 @@
+//! What makes the kernel do a [`Snapshot`]: the trait that every mode implements.
+//!
+//! Laws that each mode's tests hold it to: after `apply`, planning again yields nothing; planning what is dirty reaches the
+//! same state as planning everything; every prefix of a plan is safe; a plan grows with the change, not with the cluster.
+
+use crate::model::{Dirty, Snapshot};
+
+/// One way of making the kernel serve a Snapshot.
+pub trait Dataplane {
+    /// What the kernel holds, as far as this mode wrote it.
+    type State;
+    /// Changes to the kernel, in the order in which they must be made. Plans are data: printed, compared and counted.
+    type Plan: PlanSize + std::fmt::Debug;
+    /// What can go wrong.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Reads what the kernel holds: at start, and after a failed `apply`.
+    fn observe(&mut self) -> Result<Self::State, Self::Error>;
+
+    /// What has to change. Pure: takes no `self`.
+    fn plan(state: &Self::State, snapshot: &Snapshot, dirty: &Dirty) -> Self::Plan;
+
+    /// Makes the changes and keeps `state` true, also when it stops at an error.
+    fn apply(&mut self, state: &mut Self::State, plan: Self::Plan) -> Result<(), Self::Error>;
+
+    /// Removes all that this mode ever put into the kernel; goes on past errors and returns them all.
+    fn cleanup(&mut self) -> Vec<Self::Error>;
+}
+
+/// How many changes to the kernel a plan makes.
+pub trait PlanSize {
+    /// The number of changes.
+    fn len(&self) -> usize;
+
+    /// Nothing to do.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,7 @@
+//! shunt's userspace: from watched objects to a programmed kernel, one stage a module.
+//!
+//! `watch` → `model` → `sync` → `dataplane` → `kernel`; each stage knows only those before it, and `health`,
+//! `metrics` and `inspect` read.
+
+pub mod dataplane;
+pub mod model;

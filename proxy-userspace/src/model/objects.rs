@@ -1,0 +1,294 @@
+//! The parts of Kubernetes objects that a Service proxy uses, validated and defaulted at the edge by `watch`.
+
+use std::{
+    fmt,
+    net::IpAddr,
+    num::{NonZeroU16, NonZeroU32},
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+
+/// A namespace and name; upstream's `types.NamespacedName`. Nodes have an empty namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NamespacedName {
+    /// The namespace; empty for cluster-scoped kinds.
+    pub namespace: Arc<str>,
+    /// The object's name.
+    pub name: Arc<str>,
+}
+
+impl NamespacedName {
+    /// A name within a namespace.
+    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for NamespacedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            f.write_str(&self.name)
+        } else {
+            write!(f, "{}/{}", self.namespace, self.name)
+        }
+    }
+}
+
+/// A transport protocol a Service port may name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// IP protocol 6.
+    Tcp,
+    /// IP protocol 17.
+    Udp,
+    /// IP protocol 132.
+    Sctp,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        })
+    }
+}
+
+/// An IP family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IpFamily {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl IpFamily {
+    /// Both, in the order in which they are shown.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// The family of an address.
+    pub const fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+impl fmt::Display for IpFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// A Service's `spec.type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ServiceType {
+    /// Reached by cluster IPs and external IPs.
+    ClusterIp,
+    /// Also reached by a port on every node.
+    NodePort,
+    /// Also reached by load-balancer addresses.
+    LoadBalancer,
+    /// A DNS alias; nothing for a proxy to do.
+    ExternalName,
+}
+
+/// `internalTrafficPolicy` and `externalTrafficPolicy`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TrafficPolicy {
+    /// Every endpoint of the cluster.
+    #[default]
+    Cluster,
+    /// Endpoints of this node only.
+    Local,
+}
+
+/// `sessionAffinity`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SessionAffinity {
+    /// Each connection is placed anew.
+    #[default]
+    None,
+    /// Connections of a client stay on one endpoint until it was idle for so long.
+    ClientIp {
+        /// `sessionAffinityConfig.clientIP.timeoutSeconds`, 1 to 86,400.
+        timeout_seconds: NonZeroU32,
+    },
+}
+
+/// `status.loadBalancer.ingress[].ipMode` (KEP-1860).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LoadBalancerIpMode {
+    /// The address is delivered to the node unchanged, so the node serves it.
+    #[default]
+    Vip,
+    /// The load balancer is a proxy of its own: the node leaves the address alone.
+    Proxy,
+}
+
+/// One `status.loadBalancer.ingress` with an `ip`; those with a host name only are left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LoadBalancerIngress {
+    /// The address.
+    pub ip: IpAddr,
+    /// Who serves it.
+    pub ip_mode: LoadBalancerIpMode,
+}
+
+/// One `spec.ports` of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ServicePort {
+    /// The port's name; may be empty when it is the only one.
+    pub name: Arc<str>,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The port on cluster, external and load-balancer IPs.
+    pub port: NonZeroU16,
+    /// The port on node addresses, where the type has one and it is allocated.
+    pub node_port: Option<NonZeroU16>,
+}
+
+/// A Service that this proxy may have to do something for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Namespace and name.
+    pub name: NamespacedName,
+    /// `spec.type`.
+    pub service_type: ServiceType,
+    /// `spec.clusterIPs` (or `clusterIP`), at most one a family; empty when headless (`None`) or unset.
+    pub cluster_ips: Vec<IpAddr>,
+    /// `spec.externalIPs`.
+    pub external_ips: Vec<IpAddr>,
+    /// `status.loadBalancer.ingress`.
+    pub load_balancer_ingress: Vec<LoadBalancerIngress>,
+    /// `spec.loadBalancerSourceRanges`, both families mixed. Entries outside CIDR syntax never get here.
+    pub load_balancer_source_ranges: Vec<IpNet>,
+    /// `spec.ports`.
+    pub ports: Vec<ServicePort>,
+    /// `spec.sessionAffinity` and its timeout.
+    pub session_affinity: SessionAffinity,
+    /// `spec.internalTrafficPolicy`.
+    pub internal_traffic_policy: TrafficPolicy,
+    /// `spec.externalTrafficPolicy`.
+    pub external_traffic_policy: TrafficPolicy,
+    /// `spec.healthCheckNodePort`, where allocated.
+    pub health_check_node_port: Option<NonZeroU16>,
+    /// Label `service.kubernetes.io/service-proxy-name`, whatever its value, or `service.kubernetes.io/headless`: other
+    /// proxies' and headless Services are kept out of the Snapshot even where the source could not filter them.
+    pub excluded_by_label: bool,
+}
+
+/// An EndpointSlice's `addressType`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AddressType {
+    /// IPv4 addresses.
+    Ipv4,
+    /// IPv6 addresses.
+    Ipv6,
+    /// Names; ignored by proxies.
+    Fqdn,
+}
+
+/// One `endpoints` of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceEndpoint {
+    /// `addresses`; as upstream, only the first is used.
+    pub addresses: Vec<IpAddr>,
+    /// `conditions.ready`; absent counts as true.
+    pub ready: bool,
+    /// `conditions.serving`; absent counts as `ready`.
+    pub serving: bool,
+    /// `conditions.terminating`; absent counts as false.
+    pub terminating: bool,
+    /// `nodeName`.
+    pub node_name: Option<Arc<str>>,
+    /// `zone`.
+    pub zone: Option<Arc<str>>,
+    /// `hints.forZones[].name`.
+    pub zone_hints: Vec<Arc<str>>,
+    /// `hints.forNodes[].name`.
+    pub node_hints: Vec<Arc<str>>,
+}
+
+/// One `ports` of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// The Service port's name; absent counts as empty.
+    pub name: Arc<str>,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The endpoints' port; none means "all ports" and is ignored by proxies.
+    pub port: Option<NonZeroU16>,
+}
+
+/// An EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSlice {
+    /// The slice's own namespace and name.
+    pub name: NamespacedName,
+    /// Label `kubernetes.io/service-name`; a slice without one belongs to nobody.
+    pub service: Option<Arc<str>>,
+    /// What the addresses are.
+    pub address_type: AddressType,
+    /// The endpoints.
+    pub endpoints: Vec<SliceEndpoint>,
+    /// The ports all endpoints of this slice have.
+    pub ports: Vec<SlicePort>,
+    /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`, nanoseconds since 1970; the programming latency
+    /// metric starts here.
+    pub last_change_trigger_time: Option<UnixNanos>,
+}
+
+/// Nanoseconds since 1970-01-01 UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UnixNanos(pub u64);
+
+/// Which kind of address a Node's `status.addresses` entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NodeAddressType {
+    /// `InternalIP`.
+    InternalIp,
+    /// `ExternalIP`.
+    ExternalIp,
+}
+
+/// A Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// The name.
+    pub name: Arc<str>,
+    /// Label `topology.kubernetes.io/zone`.
+    pub zone: Option<Arc<str>>,
+    /// `spec.podCIDRs` (or `podCIDR`).
+    pub pod_cidrs: Vec<IpNet>,
+    /// `status.addresses` that are IP addresses, in order.
+    pub addresses: Vec<(NodeAddressType, IpAddr)>,
+    /// Taint `ToBeDeletedByClusterAutoscaler` or a deletion timestamp: `/healthz` turns 503.
+    pub being_deleted: bool,
+}
+
+/// What happened to the objects of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delta<T> {
+    /// The complete list: whatever is not in it is gone. The first one makes the kind synced.
+    Replace(Vec<T>),
+    /// Added or changed.
+    Apply(T),
+    /// Gone. Unknown names are ignored.
+    Delete(NamespacedName),
+}
+
+/// What a source of objects says. Sources may repeat themselves; the model finds out what really changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WatchEvent {
+    /// Services.
+    Services(Delta<Service>),
+    /// EndpointSlices.
+    EndpointSlices(Delta<EndpointSlice>),
+    /// Nodes; sources may send only this node.
+    Nodes(Delta<Node>),
+}
