@@ -1,1 +1,14 @@
-//! placeholder
+//! What shunt's eBPF programs and its userspace share: the layout of every map, and the packet decisions that need no kernel.
+#![no_std]
+
+#[cfg(any(test, feature = "user"))]
+extern crate std;
+
+mod addr;
+pub mod layout;
+#[cfg(feature = "user")]
+mod pod;
+pub mod select;
+pub mod verdict;
+
+pub use addr::{Addr, Proto};

@@ -1,2 +1,72 @@
-//! placeholder
+//! shunt's eBPF programs: the entry points. What they do is in the module of each job.
+//!
+//! Built for the host it is an empty program, so that commands over the whole workspace work.
+#![cfg_attr(target_arch = "bpf", no_std, no_main)]
+#![cfg_attr(
+    target_arch = "bpf",
+    expect(
+        unsafe_code,
+        reason = "entry points and the license have fixed symbol names and sections"
+    )
+)]
+
+#[cfg(target_arch = "bpf")]
+mod ctx;
+#[cfg(target_arch = "bpf")]
+mod maps;
+#[cfg(target_arch = "bpf")]
+mod service;
+#[cfg(target_arch = "bpf")]
+mod socket;
+
+#[cfg(not(target_arch = "bpf"))]
 fn main() {}
+
+#[cfg(target_arch = "bpf")]
+mod programs {
+    use aya_ebpf::{
+        macros::{cgroup_sock, cgroup_sock_addr},
+        programs::{SockAddrContext, SockContext},
+    };
+
+    use crate::{
+        ctx::{SockAddr, Socket, V4, V6},
+        maps, socket,
+    };
+
+    /// Declares the entry point of a socket address hook.
+    macro_rules! socket_hook {
+        ($name:ident, $attach:ident, $job:path) => {
+            #[cgroup_sock_addr($attach)]
+            pub fn $name(ctx: SockAddrContext) -> i32 {
+                $job(&SockAddr::new(ctx)).code()
+            }
+        };
+    }
+
+    socket_hook!(shunt_connect4, connect4, socket::connect::<V4>);
+    socket_hook!(shunt_connect6, connect6, socket::connect::<V6>);
+    socket_hook!(shunt_sendmsg4, sendmsg4, socket::sendmsg::<V4>);
+    socket_hook!(shunt_sendmsg6, sendmsg6, socket::sendmsg::<V6>);
+    socket_hook!(shunt_recvmsg4, recvmsg4, socket::recvmsg::<V4>);
+    socket_hook!(shunt_recvmsg6, recvmsg6, socket::recvmsg::<V6>);
+    socket_hook!(shunt_getpeer4, getpeername4, socket::getpeername::<V4>);
+    socket_hook!(shunt_getpeer6, getpeername6, socket::getpeername::<V6>);
+
+    #[cgroup_sock(sock_release)]
+    pub fn shunt_release(ctx: SockContext) -> i32 {
+        maps::release(&Socket::new(ctx.sock));
+        1
+    }
+
+    #[panic_handler]
+    fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+        // Nothing here panics: the verifier would refuse a program that could loop.
+        loop {}
+    }
+
+    /// The kernel lends its helpers only to programs under a license compatible with its own. The source is Apache-2.0.
+    #[unsafe(link_section = "license")]
+    #[unsafe(no_mangle)]
+    static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+}

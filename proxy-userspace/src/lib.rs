@@ -4,4 +4,5 @@
 //! `metrics` and `inspect` read.
 
 pub mod dataplane;
+pub mod kernel;
 pub mod model;

@@ -3,6 +3,8 @@
 //! Laws that each mode's tests hold it to: after `apply`, planning again yields nothing; planning what is dirty reaches the
 //! same state as planning everything; every prefix of a plan is safe; a plan grows with the change, not with the cluster.
 
+pub mod ebpf;
+
 use crate::model::{Dirty, Snapshot};
 
 /// One way of making the kernel serve a Snapshot.

@@ -1,0 +1,218 @@
+//! Addresses and protocols as maps hold them: one form for both IP families.
+
+/// The third word of an IPv4-mapped address.
+const V4_MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
+
+/// An IPv6 address, or an IPv4 one mapped into it (`::ffff:a.b.c.d`), in network byte order.
+///
+/// One form for both families keeps one set of maps and one code path, and makes an IPv4-mapped address on an IPv6 socket
+/// the IPv4 address it is. Aligned to 4 so that programs copy it in words.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Addr {
+    /// The octets, first one first.
+    pub octets: [u8; 16],
+}
+
+impl Addr {
+    /// `0.0.0.0`: stands for "any address of the node" in the key of an IPv4 node port.
+    pub const UNSPECIFIED_V4: Self = Self::from_v4([0; 4]);
+    /// `::`: the same for IPv6.
+    pub const UNSPECIFIED_V6: Self = Self { octets: [0; 16] };
+    /// `127.0.0.1`: stands for 127.0.0.0/8 in the node's addresses.
+    pub const LOOPBACK_V4: Self = Self::from_v4([127, 0, 0, 1]);
+    /// `::1`.
+    pub const LOOPBACK_V6: Self = Self::from_words([0, 0, 0, u32::from_ne_bytes([0, 0, 0, 1])]);
+
+    /// An IPv4 address from its octets.
+    #[inline(always)]
+    pub const fn from_v4(octets: [u8; 4]) -> Self {
+        Self::from_words([0, 0, V4_MAPPED, u32::from_ne_bytes(octets)])
+    }
+
+    /// From four words as the kernel's contexts hold them: each in network byte order in memory.
+    ///
+    /// Goes through one wide integer: the BPF backend would otherwise move sixteen single bytes.
+    #[inline(always)]
+    pub const fn from_words(words: [u32; 4]) -> Self {
+        let [a, b, c, d] = if cfg!(target_endian = "big") {
+            [words[3], words[2], words[1], words[0]]
+        } else {
+            words
+        };
+        let wide = (a as u128) | (b as u128) << 32 | (c as u128) << 64 | (d as u128) << 96;
+        Self {
+            octets: wide.to_ne_bytes(),
+        }
+    }
+
+    /// Four words, each in network byte order in memory.
+    #[inline(always)]
+    pub const fn words(&self) -> [u32; 4] {
+        let wide = u128::from_ne_bytes(self.octets);
+        let words = [
+            wide as u32,
+            (wide >> 32) as u32,
+            (wide >> 64) as u32,
+            (wide >> 96) as u32,
+        ];
+        if cfg!(target_endian = "big") {
+            [words[3], words[2], words[1], words[0]]
+        } else {
+            words
+        }
+    }
+
+    /// Is an IPv4 address.
+    #[inline(always)]
+    pub const fn is_v4(&self) -> bool {
+        let [a, b, c, _] = self.words();
+        a == 0 && b == 0 && c == V4_MAPPED
+    }
+
+    /// `0.0.0.0` or `::`, which a socket takes for loopback.
+    #[inline(always)]
+    pub const fn is_unspecified(&self) -> bool {
+        let [a, b, c, d] = self.words();
+        a == 0 && b == 0 && d == 0 && (c == 0 || c == V4_MAPPED)
+    }
+
+    /// In 127.0.0.0/8, or `::1`.
+    #[inline(always)]
+    pub const fn is_loopback(&self) -> bool {
+        if self.is_v4() {
+            self.words()[3].to_ne_bytes()[0] == 127
+        } else {
+            let [a, b, c, d] = self.words();
+            a == 0 && b == 0 && c == 0 && d == u32::from_ne_bytes([0, 0, 0, 1])
+        }
+    }
+
+    /// The unspecified address of the same family: the address in a node port's key.
+    #[inline(always)]
+    pub const fn any(&self) -> Self {
+        if self.is_v4() {
+            Self::UNSPECIFIED_V4
+        } else {
+            Self::UNSPECIFIED_V6
+        }
+    }
+
+    /// The address under which the node's own addresses are looked up: loopback ranges fold to one address.
+    #[inline(always)]
+    pub const fn node_address(&self) -> Self {
+        if self.is_loopback() || self.is_unspecified() {
+            if self.is_v4() {
+                Self::LOOPBACK_V4
+            } else {
+                Self::LOOPBACK_V6
+            }
+        } else {
+            *self
+        }
+    }
+}
+
+/// Transport protocols that Services know, as IP protocol numbers.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Proto {
+    /// 6.
+    Tcp = 6,
+    /// 17.
+    Udp = 17,
+    /// 132.
+    Sctp = 132,
+}
+
+impl Proto {
+    /// `IPPROTO_MPTCP`: a socket's protocol, not one on the wire. Its subflows are TCP.
+    const MPTCP: u32 = 262;
+
+    /// The protocol of a socket or packet; none for those no Service can have.
+    #[inline(always)]
+    pub const fn from_number(number: u32) -> Option<Self> {
+        match number {
+            6 | Self::MPTCP => Some(Self::Tcp),
+            17 => Some(Self::Udp),
+            132 => Some(Self::Sctp),
+            _ => None,
+        }
+    }
+
+    /// The IP protocol number.
+    #[inline(always)]
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+}
+
+#[cfg(feature = "user")]
+mod user {
+    use std::{
+        fmt,
+        net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    };
+
+    use super::Addr;
+
+    impl From<IpAddr> for Addr {
+        fn from(address: IpAddr) -> Self {
+            match address {
+                IpAddr::V4(v4) => Self::from_v4(v4.octets()),
+                IpAddr::V6(v6) => Self { octets: v6.octets() },
+            }
+        }
+    }
+
+    impl From<Addr> for IpAddr {
+        fn from(address: Addr) -> Self {
+            let v6 = Ipv6Addr::from(address.octets);
+            v6.to_ipv4_mapped()
+                .map_or(Self::V6(v6), |v4: Ipv4Addr| Self::V4(v4))
+        }
+    }
+
+    impl fmt::Display for Addr {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            IpAddr::from(*self).fmt(f)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ipv4_addresses_are_mapped_and_known_as_ipv4() {
+        let address = Addr::from_v4([10, 96, 0, 1]);
+        assert!(address.is_v4());
+        assert_eq!(&address.octets[10..], &[0xff, 0xff, 10, 96, 0, 1]);
+        assert_eq!(Addr::from_words(address.words()), address);
+    }
+
+    #[test]
+    fn loopback_ranges_and_unspecified_addresses_fold_to_one_node_address() {
+        assert_eq!(Addr::from_v4([127, 8, 9, 1]).node_address(), Addr::LOOPBACK_V4);
+        assert_eq!(Addr::UNSPECIFIED_V4.node_address(), Addr::LOOPBACK_V4);
+        assert_eq!(Addr::UNSPECIFIED_V6.node_address(), Addr::LOOPBACK_V6);
+        assert_eq!(Addr::LOOPBACK_V6.node_address(), Addr::LOOPBACK_V6);
+        let other = Addr::from_v4([192, 168, 57, 11]);
+        assert_eq!(other.node_address(), other);
+    }
+
+    #[test]
+    fn an_ipv6_address_that_ends_in_zeros_is_not_unspecified() {
+        let mut octets = [0; 16];
+        octets[0] = 0xfd;
+        assert!(!Addr { octets }.is_unspecified());
+        assert!(Addr::UNSPECIFIED_V4.is_unspecified() && Addr::UNSPECIFIED_V6.is_unspecified());
+    }
+
+    #[test]
+    fn multipath_tcp_sockets_count_as_tcp() {
+        assert_eq!(Proto::from_number(262), Some(Proto::Tcp));
+        assert_eq!(Proto::from_number(1), None);
+    }
+}

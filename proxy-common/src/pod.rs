@@ -1,0 +1,37 @@
+//! Tells aya which types may be copied to and from maps byte by byte.
+#![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
+
+use crate::{
+    Addr,
+    layout::{
+        AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, MemberKey, NodeValue, ServiceKey,
+        ServiceValue, SocketPeer, SourceRange, UdpFlow, UdpSocket,
+    },
+};
+
+macro_rules! pod {
+    ($($type:ty),* $(,)?) => {
+        $(
+            // SAFETY: repr(C), made of integers and arrays of them only, and without padding: `layout` asserts that each
+            // size is the sum of its fields' sizes. Every bit pattern is a value.
+            unsafe impl aya::Pod for $type {}
+        )*
+    };
+}
+
+pod!(
+    Addr,
+    AffinityKey,
+    AffinityValue,
+    Connection,
+    Endpoint,
+    EndpointKey,
+    MemberKey,
+    NodeValue,
+    ServiceKey,
+    ServiceValue,
+    SocketPeer,
+    SourceRange,
+    UdpFlow,
+    UdpSocket,
+);

@@ -1,0 +1,175 @@
+//! Every map of the eBPF programs, behind functions that copy values out: nothing keeps a pointer into a map.
+#![expect(
+    unsafe_code,
+    reason = "map values are reached through pointers that only the verifier checks"
+)]
+
+use aya_ebpf::{
+    Global,
+    bindings::BPF_F_NO_PREALLOC,
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, SkStorage, lpm_trie::Key},
+    macros::btf_map,
+};
+use proxy_common::{
+    Addr, Proto,
+    layout::{
+        AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, MemberKey, NodeValue, ServiceKey,
+        ServiceValue, SocketPeer, SourceRange, UdpFlow, UdpSocket,
+    },
+};
+
+use crate::ctx::{SockAddr, Socket};
+
+/// Memory is taken as entries come, so that generous capacities cost nothing.
+const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
+
+// Capacities here are placeholders: userspace sets them from its configuration when it creates the maps.
+
+#[btf_map(name = "services")]
+static SERVICES: HashMap<ServiceKey, ServiceValue, 1024, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "endpoints")]
+static ENDPOINTS: HashMap<EndpointKey, Endpoint, 1024, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "members")]
+static MEMBERS: HashMap<MemberKey, u8, 1024, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "source_ranges")]
+static SOURCE_RANGES: LpmTrie<SourceRange, u32, 1024> = LpmTrie::new();
+#[btf_map(name = "node_addresses")]
+static NODE_ADDRESSES: HashMap<Addr, u8, 1024, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "node")]
+static NODE: Array<NodeValue, 1> = Array::new();
+#[btf_map(name = "affinity")]
+static AFFINITY: LruHashMap<AffinityKey, AffinityValue, 1024> = LruHashMap::new();
+#[btf_map(name = "udp_flows")]
+static UDP_FLOWS: LruHashMap<SocketPeer, UdpFlow, 1024> = LruHashMap::new();
+#[btf_map(name = "udp_replies")]
+static UDP_REPLIES: LruHashMap<SocketPeer, Endpoint, 1024> = LruHashMap::new();
+#[btf_map(name = "udp_sockets")]
+static UDP_SOCKETS: LruHashMap<u64, UdpSocket, 1024> = LruHashMap::new();
+#[btf_map(name = "connections")]
+static CONNECTIONS: SkStorage<Connection> = SkStorage::new();
+
+/// Set by userspace where the kernel has `bpf_set_retval` (5.18); the verifier never looks at code it rules out.
+#[unsafe(no_mangle)]
+static HAS_SET_RETVAL: Global<u8> = Global::new(0);
+
+/// Whether a program may choose the error its caller sees.
+#[inline(always)]
+pub fn has_set_retval() -> bool {
+    HAS_SET_RETVAL.load() != 0
+}
+
+/// Functions that copy a value out of a hash-like map.
+macro_rules! lookup {
+    ($($(#[$doc:meta])* $function:ident($map:ident: $key:ty) -> $value:ty;)*) => {
+        $(
+            $(#[$doc])*
+            #[inline(always)]
+            pub fn $function(key: &$key) -> Option<$value> {
+                // SAFETY: the value is copied before any other map operation, so the reference is never stale.
+                unsafe { $map.get(key) }.copied()
+            }
+        )*
+    };
+}
+
+lookup! {
+    /// The Service a destination belongs to.
+    service(SERVICES: ServiceKey) -> ServiceValue;
+    /// The endpoint in a slot.
+    endpoint(ENDPOINTS: EndpointKey) -> Endpoint;
+    /// Where a client went last.
+    affinity(AFFINITY: AffinityKey) -> AffinityValue;
+    /// Where an unconnected socket's datagrams to an address went last.
+    udp_flow(UDP_FLOWS: SocketPeer) -> UdpFlow;
+    /// The address a socket dialled to reach an endpoint.
+    udp_reply(UDP_REPLIES: SocketPeer) -> Endpoint;
+}
+
+/// Whether an endpoint is in a list.
+#[inline(always)]
+pub fn is_member(key: &MemberKey) -> bool {
+    MEMBERS.get_ptr(key).is_some()
+}
+
+/// Whether node ports are served on an address.
+#[inline(always)]
+pub fn is_node_address(address: &Addr) -> bool {
+    NODE_ADDRESSES.get_ptr(address).is_some()
+}
+
+/// Whether a source is in a Service's ranges.
+#[inline(always)]
+pub fn in_source_ranges(service: u32, addr: Addr) -> bool {
+    SOURCE_RANGES
+        .get(&Key::new(SourceRange::BITS, SourceRange { service, addr }))
+        .is_some()
+}
+
+/// The node's network namespace cookie.
+#[inline(always)]
+pub fn node_netns() -> u64 {
+    NODE.get(0).map_or(0, |node| node.netns)
+}
+
+// Writes fail only where a map cannot take memory at that moment. The translation then goes on without its memory: the
+// connection works, and at worst a name or stickiness is lost.
+
+/// Remembers where a client went.
+#[inline(always)]
+pub fn set_affinity(key: &AffinityKey, value: &AffinityValue) {
+    let _ = AFFINITY.insert(key, value, 0);
+}
+
+/// Remembers where a socket's datagrams to an address go, and what to call the endpoint in its answers.
+#[inline(always)]
+pub fn set_udp_flow(dialled: &SocketPeer, flow: &UdpFlow) {
+    let _ = UDP_FLOWS.insert(dialled, flow, 0);
+    let _ = UDP_REPLIES.insert(SocketPeer::new(dialled.socket, flow.endpoint), dialled.peer, 0);
+}
+
+/// Remembers a connected UDP socket, so that userspace can destroy it when its endpoint goes.
+#[inline(always)]
+pub fn set_udp_socket(cookie: u64, socket: &UdpSocket) {
+    let _ = UDP_SOCKETS.insert(cookie, socket, 0);
+}
+
+/// Forgets a connected UDP socket.
+#[inline(always)]
+pub fn remove_udp_socket(cookie: u64) {
+    let _ = UDP_SOCKETS.remove(cookie);
+}
+
+/// What a socket was connected to through a Service.
+#[inline(always)]
+pub fn connection(ctx: &SockAddr) -> Option<Connection> {
+    // SAFETY: the pointer is null or good until the program ends; the socket is locked by its caller meanwhile.
+    unsafe { CONNECTIONS.get_ptr_mut(ctx.raw()).as_ref() }.copied()
+}
+
+/// Remembers what a socket is being connected to.
+#[inline(always)]
+pub fn set_connection(ctx: &SockAddr, mut connection: Connection) {
+    // SAFETY: as above; an existing value is overwritten in place.
+    if let Some(stored) = unsafe {
+        CONNECTIONS
+            .get_or_insert_ptr_mut(ctx.raw(), Some(&mut connection))
+            .as_mut()
+    } {
+        *stored = connection;
+    }
+}
+
+/// Forgets what a socket was connected to.
+#[inline(always)]
+pub fn remove_connection(ctx: &SockAddr) {
+    // SAFETY: the context's socket is valid while the program runs.
+    let _ = unsafe { CONNECTIONS.delete(ctx.socket().raw()) };
+}
+
+/// Forgets a closing socket.
+#[inline(always)]
+pub fn release(socket: &Socket) {
+    if socket.protocol() == u32::from(Proto::Udp.number()) {
+        remove_udp_socket(socket.cookie());
+    }
+}

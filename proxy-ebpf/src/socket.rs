@@ -1,0 +1,186 @@
+//! The socket hooks: an address is translated once, when a process dials it, and its packets cost nothing after that.
+//!
+//! A connected socket keeps what it dialled in socket storage. An unconnected UDP socket keeps, an address it sends to, the
+//! endpoint (`udp_flows`), and, an endpoint that answers, the address (`udp_replies`).
+#![forbid(unsafe_code)]
+
+use proxy_common::{
+    Proto,
+    layout::{Connection, Endpoint, ServiceValue, SocketPeer, UdpFlow, UdpSocket},
+    select::Slots,
+    verdict::{self, SocketSource, Verdict},
+};
+
+use crate::{
+    ctx::{self, Family, SockAddr},
+    maps, service,
+};
+
+const ECONNREFUSED: i32 = 111;
+const EHOSTUNREACH: i32 = 113;
+
+/// What the hooked system call does next.
+#[derive(Clone, Copy)]
+pub enum Outcome {
+    /// Goes on, with the address as it now is.
+    Proceed,
+    /// Fails with this error; with EPERM on kernels that leave no choice.
+    Fail(i32),
+}
+
+impl Outcome {
+    /// What the kernel expects of the program.
+    #[inline(always)]
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Proceed => 1,
+            Self::Fail(errno) => {
+                if maps::has_set_retval() {
+                    ctx::set_errno(errno);
+                }
+                0
+            }
+        }
+    }
+}
+
+/// A process connects a socket.
+#[inline(always)]
+pub fn connect<F: Family>(ctx: &SockAddr) -> Outcome {
+    let Some(proto) = Proto::from_number(ctx.protocol()) else {
+        return Outcome::Proceed;
+    };
+    let dialled = ctx.address::<F>();
+    let Some(service) = find(ctx, &dialled, proto) else {
+        forget(ctx, proto);
+        return Outcome::Proceed;
+    };
+    let slots = match admit::<F>(ctx, &service) {
+        Ok(slots) => slots,
+        Err(outcome) => return outcome,
+    };
+    // A slot that is not there was replaced between two reads: the caller sees what it would have seen without it.
+    let Some(endpoint) = service::choose(&service, slots, || ctx.netns()) else {
+        return Outcome::Fail(ECONNREFUSED);
+    };
+    remember(ctx, proto, &service, Connection { dialled, endpoint });
+    ctx.set_address::<F>(&endpoint);
+    Outcome::Proceed
+}
+
+/// A process sends a datagram from an unconnected socket.
+#[inline(always)]
+pub fn sendmsg<F: Family>(ctx: &SockAddr) -> Outcome {
+    if Proto::from_number(ctx.protocol()) != Some(Proto::Udp) {
+        return Outcome::Proceed;
+    }
+    let dialled = ctx.address::<F>();
+    let Some(service) = find(ctx, &dialled, Proto::Udp) else {
+        return Outcome::Proceed;
+    };
+    let slots = match admit::<F>(ctx, &service) {
+        Ok(slots) => slots,
+        Err(outcome) => return outcome,
+    };
+    let Some(endpoint) = flow_endpoint(ctx, &dialled, &service, slots) else {
+        return Outcome::Fail(ECONNREFUSED);
+    };
+    ctx.set_address::<F>(&endpoint);
+    Outcome::Proceed
+}
+
+/// A process received a datagram and is told from where.
+#[inline(always)]
+pub fn recvmsg<F: Family>(ctx: &SockAddr) -> Outcome {
+    let sender = ctx.address::<F>();
+    if let Some(connection) = maps::connection(ctx) {
+        if connection.endpoint == sender {
+            ctx.set_address::<F>(&connection.dialled);
+        }
+    } else if let Some(dialled) = maps::udp_reply(&SocketPeer::new(ctx.cookie(), sender)) {
+        ctx.set_address::<F>(&dialled);
+    }
+    Outcome::Proceed
+}
+
+/// A process asks what its socket is connected to.
+#[inline(always)]
+pub fn getpeername<F: Family>(ctx: &SockAddr) -> Outcome {
+    if let Some(connection) = maps::connection(ctx)
+        && connection.endpoint == ctx.address::<F>()
+    {
+        ctx.set_address::<F>(&connection.dialled);
+    }
+    Outcome::Proceed
+}
+
+#[inline(always)]
+fn find(ctx: &SockAddr, dialled: &Endpoint, proto: Proto) -> Option<ServiceValue> {
+    service::find(dialled, proto, || ctx.netns() == maps::node_netns())
+}
+
+#[inline(always)]
+fn admit<F: Family>(ctx: &SockAddr, service: &ServiceValue) -> Result<Slots, Outcome> {
+    let source = || match F::bound_source(ctx) {
+        Some(address) => SocketSource::Bound {
+            in_ranges: maps::in_source_ranges(service.service, address),
+        },
+        None if ctx.netns() == maps::node_netns() => SocketSource::Node,
+        None => SocketSource::Pod,
+    };
+    match verdict::for_socket(service, source) {
+        Verdict::Translate(slots) => Ok(slots),
+        Verdict::Pass(_) => Err(Outcome::Proceed),
+        Verdict::Refuse => Err(Outcome::Fail(ECONNREFUSED)),
+        Verdict::Drop(_) => Err(Outcome::Fail(EHOSTUNREACH)),
+    }
+}
+
+/// The endpoint for datagrams of an unconnected socket: the last one as long as it serves, so that a conversation stays in
+/// one place as it does with conntrack.
+#[inline(always)]
+fn flow_endpoint(
+    ctx: &SockAddr,
+    dialled: &Endpoint,
+    service: &ServiceValue,
+    slots: Slots,
+) -> Option<Endpoint> {
+    let key = SocketPeer::new(ctx.cookie(), *dialled);
+    let last = maps::udp_flow(&key).filter(|flow| flow.service == service.service);
+    let endpoint = match last {
+        Some(flow) if flow.generation == service.generation => return Some(flow.endpoint),
+        Some(flow) if service::still_serves(service, flow.endpoint) => flow.endpoint,
+        _ => service::choose(service, slots, || ctx.netns())?,
+    };
+    let flow = UdpFlow {
+        service: service.service,
+        generation: service.generation,
+        endpoint,
+    };
+    maps::set_udp_flow(&key, &flow);
+    Some(endpoint)
+}
+
+#[inline(always)]
+fn remember(ctx: &SockAddr, proto: Proto, service: &ServiceValue, connection: Connection) {
+    maps::set_connection(ctx, connection);
+    if proto == Proto::Udp {
+        let socket = UdpSocket {
+            netns: ctx.netns(),
+            service: service.service,
+            endpoint: connection.endpoint,
+        };
+        maps::set_udp_socket(ctx.cookie(), &socket);
+    }
+}
+
+/// A socket that was connected through a Service may be connected anew, past any Service.
+#[inline(always)]
+fn forget(ctx: &SockAddr, proto: Proto) {
+    if maps::connection(ctx).is_some() {
+        maps::remove_connection(ctx);
+        if proto == Proto::Udp {
+            maps::remove_udp_socket(ctx.cookie());
+        }
+    }
+}

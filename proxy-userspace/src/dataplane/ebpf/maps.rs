@@ -1,0 +1,260 @@
+//! The maps of the eBPF programs as userspace sees them: their sizes, their types, and one write each.
+
+use std::fmt;
+
+use aya::maps::{
+    Array, HashMap, MapData, MapError,
+    lpm_trie::{Key, LpmTrie},
+};
+use proxy_common::{
+    Addr,
+    layout::{
+        AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, LAYOUT_VERSION, MemberKey, NodeValue,
+        ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpFlow, UdpSocket,
+    },
+};
+
+use super::{plan::Range, state::State};
+use crate::kernel::{
+    KernelError,
+    bpf::{MapSpec, Object},
+    netns::NetnsCookie,
+};
+
+/// Capacities. Those of the first five maps cost 16 bytes an entry while empty; the others take all their memory at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSizes {
+    /// Destinations: an address and port each; a node port counts once.
+    pub services: u32,
+    /// Endpoints over all Services; a Service's count twice while they change.
+    pub endpoints: u32,
+    /// Endpoints of Services that use UDP or affinity; see `members` in the map layout.
+    pub members: u32,
+    /// `loadBalancerSourceRanges` over all Services.
+    pub source_ranges: u32,
+    /// Addresses of this node.
+    pub node_addresses: u32,
+    /// Clients of Services with affinity.
+    pub affinity: u32,
+    /// Conversations of unconnected UDP sockets.
+    pub udp_flows: u32,
+    /// Connected UDP sockets.
+    pub udp_sockets: u32,
+}
+
+impl Default for MapSizes {
+    fn default() -> Self {
+        Self {
+            services: 131_072,
+            endpoints: 524_288,
+            members: 524_288,
+            source_ranges: 65_536,
+            node_addresses: 4_096,
+            affinity: 65_536,
+            udp_flows: 65_536,
+            udp_sockets: 32_768,
+        }
+    }
+}
+
+impl MapSizes {
+    /// What every map must look like.
+    pub fn specs(&self) -> [MapSpec; 11] {
+        [
+            spec::<ServiceKey, ServiceValue>("services", self.services),
+            spec::<EndpointKey, Endpoint>("endpoints", self.endpoints),
+            spec::<MemberKey, u8>("members", self.members),
+            spec::<Key<SourceRange>, u32>("source_ranges", self.source_ranges),
+            spec::<Addr, u8>("node_addresses", self.node_addresses),
+            spec::<u32, NodeValue>("node", 0),
+            spec::<AffinityKey, AffinityValue>("affinity", self.affinity),
+            spec::<SocketPeer, UdpFlow>("udp_flows", self.udp_flows),
+            spec::<SocketPeer, Endpoint>("udp_replies", self.udp_flows),
+            spec::<u64, UdpSocket>("udp_sockets", self.udp_sockets),
+            spec::<i32, Connection>("connections", 0),
+        ]
+    }
+
+    fn setting(map: &str) -> String {
+        format!("mapSizes.{} of section shunt.ebpf in --config", setting_name(map))
+    }
+}
+
+/// The name of a map's size in the configuration.
+fn setting_name(map: &str) -> &'static str {
+    match map {
+        "services" => "services",
+        "endpoints" => "endpoints",
+        "members" => "members",
+        "source_ranges" => "sourceRanges",
+        _ => "nodeAddresses",
+    }
+}
+
+const fn spec<K, V>(name: &'static str, max_entries: u32) -> MapSpec {
+    MapSpec {
+        name,
+        key_size: size_of::<K>(),
+        value_size: size_of::<V>(),
+        max_entries,
+    }
+}
+
+/// The maps that userspace writes.
+pub(super) struct Maps {
+    services: HashMap<MapData, ServiceKey, ServiceValue>,
+    endpoints: HashMap<MapData, EndpointKey, Endpoint>,
+    members: HashMap<MapData, MemberKey, u8>,
+    source_ranges: LpmTrie<MapData, SourceRange, u32>,
+    node_addresses: HashMap<MapData, Addr, u8>,
+    node: Array<MapData, NodeValue>,
+    pub(super) sizes: MapSizes,
+}
+
+impl fmt::Debug for Maps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Maps")
+            .field("sizes", &self.sizes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Turns the library's error into ours, and "no room" into the one that says what to do.
+fn failed(operation: &'static str, map: &'static str, capacity: u32) -> impl FnOnce(MapError) -> KernelError {
+    move |error| match &error {
+        // A hash map without room says E2BIG, a trie ENOSPC.
+        MapError::SyscallError(call)
+            if matches!(call.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)) =>
+        {
+            KernelError::MapFull {
+                map,
+                capacity,
+                setting: MapSizes::setting(map),
+            }
+        }
+        _ => KernelError::bpf(operation, format!("map {map}"))(error),
+    }
+}
+
+/// Removing what is not there is what was wanted.
+fn removed(map: &'static str) -> impl Fn(Result<(), MapError>) -> Result<(), KernelError> {
+    move |result| match result {
+        Err(MapError::KeyNotFound) | Ok(()) => Ok(()),
+        Err(MapError::SyscallError(call)) if call.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        Err(error) => Err(failed("remove from", map, 0)(error)),
+    }
+}
+
+const IN_SET: u8 = 1;
+
+impl Maps {
+    pub(super) fn open(object: &mut Object, sizes: MapSizes) -> Result<Self, KernelError> {
+        Ok(Self {
+            services: object.take_map("services")?,
+            endpoints: object.take_map("endpoints")?,
+            members: object.take_map("members")?,
+            source_ranges: object.take_map("source_ranges")?,
+            node_addresses: object.take_map("node_addresses")?,
+            node: object.take_map("node")?,
+            sizes,
+        })
+    }
+
+    pub(super) fn set_node(&mut self, netns: NetnsCookie) -> Result<(), KernelError> {
+        let value = NodeValue {
+            netns: netns.0,
+            layout: LAYOUT_VERSION,
+            zero: 0,
+        };
+        self.node.set(0, value, 0).map_err(failed("write", "node", 1))
+    }
+
+    pub(super) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) -> Result<(), KernelError> {
+        self.services
+            .insert(key, value, 0)
+            .map_err(failed("write", "services", self.sizes.services))
+    }
+
+    pub(super) fn put_endpoint(&mut self, key: EndpointKey, value: Endpoint) -> Result<(), KernelError> {
+        self.endpoints
+            .insert(key, value, 0)
+            .map_err(failed("write", "endpoints", self.sizes.endpoints))
+    }
+
+    pub(super) fn put_member(&mut self, key: MemberKey) -> Result<(), KernelError> {
+        self.members
+            .insert(key, IN_SET, 0)
+            .map_err(failed("write", "members", self.sizes.members))
+    }
+
+    pub(super) fn put_range(&mut self, range: Range) -> Result<(), KernelError> {
+        let capacity = self.sizes.source_ranges;
+        self.source_ranges
+            .insert(&range.key(), range.service, 0)
+            .map_err(failed("write", "source_ranges", capacity))
+    }
+
+    pub(super) fn put_node_address(&mut self, address: Addr) -> Result<(), KernelError> {
+        let capacity = self.sizes.node_addresses;
+        self.node_addresses
+            .insert(address, IN_SET, 0)
+            .map_err(failed("write", "node_addresses", capacity))
+    }
+
+    pub(super) fn remove_service(&mut self, key: &ServiceKey) -> Result<(), KernelError> {
+        removed("services")(self.services.remove(key))
+    }
+
+    pub(super) fn remove_endpoint(&mut self, key: &EndpointKey) -> Result<(), KernelError> {
+        removed("endpoints")(self.endpoints.remove(key))
+    }
+
+    pub(super) fn remove_member(&mut self, key: &MemberKey) -> Result<(), KernelError> {
+        removed("members")(self.members.remove(key))
+    }
+
+    pub(super) fn remove_range(&mut self, range: &Range) -> Result<(), KernelError> {
+        removed("source_ranges")(self.source_ranges.remove(&range.key()))
+    }
+
+    pub(super) fn remove_node_address(&mut self, address: &Addr) -> Result<(), KernelError> {
+        removed("node_addresses")(self.node_addresses.remove(address))
+    }
+
+    /// Everything the maps hold.
+    pub(super) fn read(&self) -> Result<State, KernelError> {
+        let mut state = State::default();
+        for entry in self.services.iter() {
+            let (key, value) = entry.map_err(failed("read", "services", 0))?;
+            state.put_service(key, value);
+        }
+        for entry in self.endpoints.iter() {
+            let (key, value) = entry.map_err(failed("read", "endpoints", 0))?;
+            state.endpoints.insert(key, value);
+        }
+        for key in self.members.keys() {
+            state.members.insert(key.map_err(failed("read", "members", 0))?);
+        }
+        for key in self.source_ranges.keys() {
+            state.ranges.insert(Range::from_key(&key.map_err(failed(
+                "read",
+                "source_ranges",
+                0,
+            ))?));
+        }
+        for key in self.node_addresses.keys() {
+            state
+                .node_addresses
+                .insert(key.map_err(failed("read", "node_addresses", 0))?);
+        }
+        state.forget_names();
+        Ok(state)
+    }
+}
+
+/// The layout version of the maps pinned in a directory; none where there is no such map.
+pub(super) fn pinned_layout(directory: &std::path::Path) -> Option<u32> {
+    let map = aya::maps::Map::from_map_data(MapData::from_pin(directory.join("node")).ok()?).ok()?;
+    let node: Array<MapData, NodeValue> = map.try_into().ok()?;
+    node.get(&0, 0).ok().map(|value| value.layout)
+}

@@ -1,0 +1,235 @@
+//! The eBPF dataplane: Services as map entries, translated by programs on the cgroup's sockets.
+
+mod maps;
+mod plan;
+mod sockets;
+mod state;
+mod translate;
+
+#[cfg(test)]
+mod tests;
+
+use std::{collections::HashSet, path::PathBuf};
+
+pub use self::{
+    maps::MapSizes,
+    plan::{Plan, Range, Step},
+    state::State,
+};
+use self::{maps::Maps, sockets::SocketReleaser};
+use super::Dataplane;
+use crate::{
+    kernel::{
+        KernelError,
+        bpf::{self, Object, PinDir},
+        cgroup::Cgroup,
+        netns,
+    },
+    model::{Dirty, Snapshot},
+};
+
+/// The object that the build made of proxy-ebpf.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/shunt-ebpf"));
+
+/// What the eBPF dataplane needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EbpfSettings {
+    /// Sockets of processes in this cgroup and below are translated: the root of cgroup v2, except in tests.
+    pub cgroup_root: PathBuf,
+    /// Where maps and links are pinned.
+    pub pin_dir: PathBuf,
+    /// Capacities of the maps.
+    pub map_sizes: MapSizes,
+}
+
+/// What can go wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum EbpfError {
+    /// The kernel refused something.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Some service ports are not as they should be; all others are.
+    #[error("{failed} service ports could not be programmed; the first is {first}: {source}")]
+    Incomplete {
+        /// How many.
+        failed: usize,
+        /// One of them.
+        first: String,
+        /// Why.
+        source: KernelError,
+    },
+}
+
+/// The dataplane: loaded programs and open maps.
+#[derive(Debug)]
+pub struct Ebpf {
+    object: Object,
+    maps: Maps,
+    pins: PinDir,
+    cgroup: Cgroup,
+    releaser: SocketReleaser,
+    /// Maps of another layout are in use: this process's are built beside them, and take their place once they are full and its
+    /// programs run.
+    staged: Option<PathBuf>,
+    attached: bool,
+}
+
+impl Ebpf {
+    /// Loads the programs and opens the maps: those of an earlier process where they are of the same layout and size. Nothing
+    /// runs until the first plan is applied.
+    pub fn new(settings: &EbpfSettings) -> Result<Self, EbpfError> {
+        let cgroup = Cgroup::open(&settings.cgroup_root)?;
+        let pins = PinDir::create(&settings.pin_dir)?;
+        let specs = settings.map_sizes.specs();
+        let staged = stage(&pins, &specs)?;
+        let directory = staged.as_deref().unwrap_or(pins.path());
+        let mut object = Object::load(OBJECT, &specs, directory)?;
+        let mut maps = Maps::open(&mut object, settings.map_sizes)?;
+        maps.set_node(netns::current_cookie()?)?;
+        let releaser = SocketReleaser::start(directory)?;
+        Ok(Self {
+            object,
+            maps,
+            pins,
+            cgroup,
+            releaser,
+            staged,
+            attached: false,
+        })
+    }
+
+    /// Removes all that any process ever pinned in a directory, without loading anything.
+    pub fn cleanup_at(pin_dir: &std::path::Path) -> Vec<EbpfError> {
+        let found = PinDir::existing(pin_dir).into_iter();
+        found
+            .flat_map(|pins| pins.remove_all())
+            .map(EbpfError::from)
+            .collect()
+    }
+
+    /// Each map with what it holds and could hold.
+    pub fn map_fill(&self, state: &State) -> [(&'static str, usize, u32); 5] {
+        let sizes = &self.maps.sizes;
+        [
+            ("services", state.service_count(), sizes.services),
+            ("endpoints", state.endpoints.len(), sizes.endpoints),
+            ("members", state.members.len(), sizes.members),
+            ("source_ranges", state.ranges.len(), sizes.source_ranges),
+            ("node_addresses", state.node_addresses.len(), sizes.node_addresses),
+        ]
+    }
+
+    fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
+        match step {
+            Step::PutNodeAddress(address) => self.maps.put_node_address(*address),
+            Step::PutEndpoint(key, endpoint) => self.maps.put_endpoint(*key, *endpoint),
+            Step::PutMember(key) => self.maps.put_member(*key),
+            Step::PutRange(range) => self.maps.put_range(*range),
+            Step::PutService(key, value) => self.maps.put_service(*key, *value),
+            Step::Attach => self.attach(),
+            Step::RemoveService(key, _) => self.maps.remove_service(key),
+            Step::RemoveEndpoint(key) => self.maps.remove_endpoint(key),
+            Step::RemoveMember(key) => self.maps.remove_member(key),
+            Step::RemoveRange(range) => self.maps.remove_range(range),
+            Step::RemoveNodeAddress(address) => self.maps.remove_node_address(address),
+            Step::ReleaseSockets { service, endpoints } => {
+                self.releaser.release(*service, endpoints.clone());
+                Ok(())
+            }
+        }
+    }
+
+    fn attach(&mut self) -> Result<(), KernelError> {
+        let mut programs: Vec<_> = self.object.programs_mut().collect();
+        // What translates back runs before anything is translated.
+        programs.sort_by_key(|(name, _)| name.contains("connect") || name.contains("sendmsg"));
+        for (name, program) in programs {
+            bpf::attach(program, &self.cgroup, &self.pins.link(name))?;
+        }
+        if let Some(staged) = &self.staged {
+            self.pins.take_from(staged, &self.maps.sizes.specs())?;
+            self.staged = None;
+        }
+        self.attached = true;
+        Ok(())
+    }
+
+    fn is_attached(&mut self) -> bool {
+        let pins = &self.pins;
+        self.attached
+            && self
+                .object
+                .programs_mut()
+                .all(|(name, _)| pins.link(name).exists())
+    }
+}
+
+/// Where to build the maps: beside those that are pinned, if they are of another layout or size.
+fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<PathBuf>, KernelError> {
+    pins.discard_beside()?;
+    if !pins.holds_any(specs) {
+        return Ok(None);
+    }
+    let layout = maps::pinned_layout(pins.path());
+    let wanted = proxy_common::layout::LAYOUT_VERSION;
+    let difference = match pins.holds(specs) {
+        Ok(()) if layout == Some(wanted) => return Ok(None),
+        Ok(()) => format!("their layout is {layout:?}, and this program's is {wanted}"),
+        Err(difference) => difference,
+    };
+    tracing::info!(%difference, "building new maps beside the pinned ones");
+    pins.create_beside().map(Some)
+}
+
+impl Dataplane for Ebpf {
+    type State = State;
+    type Plan = Plan;
+    type Error = EbpfError;
+
+    fn observe(&mut self) -> Result<State, EbpfError> {
+        let mut state = self.maps.read()?;
+        state.attached = self.is_attached();
+        Ok(state)
+    }
+
+    fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
+        plan::plan(state, snapshot, dirty)
+    }
+
+    /// Goes on past a service port that fails: what is left of the plan for that one is left out, so that it stays as it was.
+    fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), EbpfError> {
+        for (name, service) in &plan.names {
+            state.record_name(name, *service);
+        }
+        let mut failed = HashSet::new();
+        let mut first = None;
+        for step in &plan.steps {
+            let service = step.service();
+            if service.is_some_and(|service| failed.contains(&service)) {
+                continue;
+            }
+            match (self.execute(step), service) {
+                (Ok(()), _) => state.record(step),
+                (Err(error), None) => return Err(error.into()),
+                (Err(error), Some(service)) => {
+                    failed.insert(service);
+                    first.get_or_insert((service, error));
+                }
+            }
+        }
+        first.map_or(Ok(()), |(service, source)| {
+            let name = state
+                .name(service)
+                .map_or_else(|| format!("service {service}"), ToString::to_string);
+            Err(EbpfError::Incomplete {
+                failed: failed.len(),
+                first: name,
+                source,
+            })
+        })
+    }
+
+    fn cleanup(&mut self) -> Vec<EbpfError> {
+        self.pins.remove_all().into_iter().map(EbpfError::from).collect()
+    }
+}

@@ -1,0 +1,394 @@
+//! From a Snapshot to the map writes that make it true: pure, and in an order whose every prefix is safe.
+//!
+//! Endpoints, members and ranges are added first, under a generation that nothing reads yet; then each destination is
+//! written once, which switches it over; what nothing reads any more is removed last.
+
+use std::collections::{BTreeSet, HashSet};
+
+use aya::maps::lpm_trie::Key;
+use ipnet::IpNet;
+use proxy_common::{
+    Addr, Proto,
+    layout::{Endpoint, EndpointKey, List, MemberKey, ServiceKey, ServiceValue, SourceRange},
+};
+
+use super::{state::State, translate};
+use crate::{
+    dataplane::PlanSize,
+    model::{Dirty, IpFamily, NodeView, Protocol, ResolvedPort, ServicePortKey, Snapshot},
+};
+
+/// A source range of a Service. Prefix bits count from the start of the mapped form: 96 more for IPv4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Range {
+    /// The Service's identifier.
+    pub service: u32,
+    /// The range's first address.
+    pub addr: Addr,
+    /// Bits of `addr` that count.
+    pub prefix_len: u32,
+}
+
+impl Range {
+    pub(super) fn new(service: u32, net: &IpNet) -> Self {
+        let mapped = if net.addr().is_ipv4() { 96 } else { 0 };
+        Self {
+            service,
+            addr: net.network().into(),
+            prefix_len: mapped + u32::from(net.prefix_len()),
+        }
+    }
+
+    pub(super) fn key(&self) -> Key<SourceRange> {
+        let data = SourceRange {
+            service: self.service,
+            addr: self.addr,
+        };
+        Key::new(SourceRange::SERVICE_BITS + self.prefix_len, data)
+    }
+
+    pub(super) fn from_key(key: &Key<SourceRange>) -> Self {
+        let SourceRange { service, addr } = key.data();
+        Self {
+            service,
+            addr,
+            prefix_len: key.prefix_len().saturating_sub(SourceRange::SERVICE_BITS),
+        }
+    }
+}
+
+/// One change to the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Serve node ports on an address.
+    PutNodeAddress(Addr),
+    /// Fill a slot.
+    PutEndpoint(EndpointKey, Endpoint),
+    /// Add an endpoint to a list's set.
+    PutMember(MemberKey),
+    /// Let a source range in.
+    PutRange(Range),
+    /// Switch a destination to what it shall lead to.
+    PutService(ServiceKey, ServiceValue),
+    /// Make the programs run.
+    Attach,
+    /// Stop serving a destination that belonged to this identifier.
+    RemoveService(ServiceKey, u32),
+    /// Empty a slot.
+    RemoveEndpoint(EndpointKey),
+    /// Take an endpoint out of a list's set.
+    RemoveMember(MemberKey),
+    /// No longer let a source range in.
+    RemoveRange(Range),
+    /// No longer serve node ports on an address.
+    RemoveNodeAddress(Addr),
+    /// Destroy UDP sockets that are connected to endpoints which no longer serve.
+    ReleaseSockets {
+        /// The Service they dialled.
+        service: u32,
+        /// The endpoints.
+        endpoints: Vec<Endpoint>,
+    },
+}
+
+impl Step {
+    /// The identifier of the service port it is for; none for the node's own.
+    pub fn service(&self) -> Option<u32> {
+        match self {
+            Self::PutEndpoint(key, _) | Self::RemoveEndpoint(key) => Some(key.service),
+            Self::PutMember(key) | Self::RemoveMember(key) => Some(key.service),
+            Self::PutRange(range) | Self::RemoveRange(range) => Some(range.service),
+            Self::PutService(_, value) => Some(value.service),
+            Self::RemoveService(_, service) | Self::ReleaseSockets { service, .. } => Some(*service),
+            Self::PutNodeAddress(_) | Self::RemoveNodeAddress(_) | Self::Attach => None,
+        }
+    }
+}
+
+/// Changes to the kernel in the order in which they must be made, and who owns which identifier after them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Identifiers given and taken; costs nothing in the kernel.
+    pub names: Vec<(ServicePortKey, Option<u32>)>,
+    /// The changes.
+    pub steps: Vec<Step>,
+}
+
+impl PlanSize for Plan {
+    fn len(&self) -> usize {
+        self.steps.len()
+    }
+}
+
+/// What has to change.
+pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
+    let mut planner = Planner::new(state, &snapshot.node);
+    if dirty.all || dirty.node {
+        planner.node_addresses();
+    }
+    if dirty.all {
+        for (name, port) in &snapshot.ports {
+            planner.port(name, port);
+        }
+        for name in state
+            .all_names()
+            .filter(|name| !snapshot.ports.contains_key(name))
+        {
+            planner.gone(name);
+        }
+        planner.leftovers();
+    } else {
+        // Ranges speak of the node's addresses, so what they mean changes with the node.
+        let ranged = snapshot
+            .ports
+            .iter()
+            .filter(|(name, port)| dirty.node && port.source_ranges.is_some() && !dirty.ports.contains(name));
+        for (name, port) in ranged {
+            planner.port(name, port);
+        }
+        for name in &dirty.ports {
+            match snapshot.ports.get(name) {
+                Some(port) => planner.port(name, port),
+                None => planner.gone(name),
+            }
+        }
+    }
+    planner.finish()
+}
+
+/// The plan while it is made, a list a phase.
+struct Planner<'a> {
+    state: &'a State,
+    node: &'a NodeView,
+    names: Vec<(ServicePortKey, Option<u32>)>,
+    claimed: HashSet<u32>,
+    last_service: u32,
+    additions: Vec<Step>,
+    switches: Vec<Step>,
+    written: HashSet<ServiceKey>,
+    removals: Vec<Step>,
+    releases: Vec<Step>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(state: &'a State, node: &'a NodeView) -> Self {
+        Self {
+            state,
+            node,
+            names: Vec::new(),
+            claimed: HashSet::new(),
+            last_service: state.last_service(),
+            additions: Vec::new(),
+            switches: Vec::new(),
+            written: HashSet::new(),
+            removals: Vec::new(),
+            releases: Vec::new(),
+        }
+    }
+
+    fn finish(self) -> Plan {
+        let Self {
+            state,
+            names,
+            additions,
+            switches,
+            written,
+            removals,
+            releases,
+            ..
+        } = self;
+        let attach = (!state.attached).then_some(Step::Attach);
+        // A destination that another service port took over was switched, and must not be removed for its old owner.
+        let removals = removals
+            .into_iter()
+            .filter(|step| !matches!(step, Step::RemoveService(key, _) if written.contains(key)));
+        let steps = additions
+            .into_iter()
+            .chain(switches)
+            .chain(attach)
+            .chain(removals)
+            .chain(releases);
+        Plan {
+            names,
+            steps: steps.collect(),
+        }
+    }
+
+    fn node_addresses(&mut self) {
+        let wanted: BTreeSet<Addr> = self
+            .node
+            .node_port_addresses
+            .iter()
+            .map(|address| Addr::from(*address).node_address())
+            .collect();
+        let have = &self.state.node_addresses;
+        self.additions
+            .extend(wanted.difference(have).copied().map(Step::PutNodeAddress));
+        self.removals
+            .extend(have.difference(&wanted).copied().map(Step::RemoveNodeAddress));
+    }
+
+    fn port(&mut self, name: &ServicePortKey, port: &ResolvedPort) {
+        let proto = proto(name.name.protocol);
+        let keys: Vec<ServiceKey> = port
+            .frontends
+            .iter()
+            .map(|f| translate::service_key(f, name.family, proto))
+            .collect();
+        let service = self.identify(name, &keys);
+        let generation = self.lists(service, port);
+        self.members(service, name, port);
+        self.ranges(service, port);
+        for (frontend, key) in port.frontends.iter().zip(&keys) {
+            let value =
+                translate::service_value(service, generation, port, frontend.kind, self.node, name.family);
+            if self.state.service(key) != Some(&value) {
+                self.switches.push(Step::PutService(*key, value));
+            }
+            self.written.insert(*key);
+        }
+        self.remove_destinations(service, &keys);
+    }
+
+    /// The identifier of a service port: its own, else, after a restart, that of its destinations, else a new one.
+    fn identify(&mut self, name: &ServicePortKey, keys: &[ServiceKey]) -> u32 {
+        if let Some(service) = self.state.id(name) {
+            return service;
+        }
+        let adopted = keys
+            .iter()
+            .filter_map(|key| self.state.service(key))
+            .map(|value| value.service)
+            .find(|service| !self.state.is_named(*service) && !self.claimed.contains(service));
+        let service = adopted.unwrap_or_else(|| {
+            self.last_service += 1;
+            self.last_service
+        });
+        self.claimed.insert(service);
+        self.names.push((name.clone(), Some(service)));
+        service
+    }
+
+    /// Plans the slots and says which generation holds them: the present one where nothing changed.
+    fn lists(&mut self, service: u32, port: &ResolvedPort) -> u32 {
+        let present = self
+            .state
+            .destinations(service)
+            .map(|(_, value)| value.generation)
+            .max();
+        let newest = self.state.slots(service).map(|(key, _)| key.generation).max();
+        let slots = |generation| translate::slots(service, generation, port);
+        let is_current = |generation: &u32| {
+            self.state
+                .slots(service)
+                .filter(|(key, _)| key.generation == *generation)
+                .map(|(k, v)| (*k, *v))
+                .eq(slots(*generation))
+        };
+        let generation = match present.filter(is_current) {
+            Some(generation) => generation,
+            None => {
+                let next = present.max(newest).map_or(1, |last| last + 1);
+                self.additions
+                    .extend(slots(next).map(|(key, value)| Step::PutEndpoint(key, value)));
+                next
+            }
+        };
+        let stale = self
+            .state
+            .slots(service)
+            .filter(|(key, _)| key.generation != generation);
+        self.removals
+            .extend(stale.map(|(key, _)| Step::RemoveEndpoint(*key)));
+        generation
+    }
+
+    fn members(&mut self, service: u32, name: &ServicePortKey, port: &ResolvedPort) {
+        let wanted: BTreeSet<MemberKey> = translate::members(service, name.name.protocol, port).collect();
+        let have: BTreeSet<MemberKey> = self.state.members_of(service).copied().collect();
+        self.additions
+            .extend(wanted.difference(&have).copied().map(Step::PutMember));
+        self.drop_members(service, have.difference(&wanted).copied());
+    }
+
+    /// Removes members, and the sockets of those that no longer serve.
+    fn drop_members(&mut self, service: u32, members: impl Iterator<Item = MemberKey>) {
+        let mut endpoints = Vec::new();
+        for member in members {
+            if member.list == List::Serving.number() {
+                endpoints.push(member.endpoint);
+            }
+            self.removals.push(Step::RemoveMember(member));
+        }
+        if !endpoints.is_empty() {
+            self.releases.push(Step::ReleaseSockets { service, endpoints });
+        }
+    }
+
+    fn ranges(&mut self, service: u32, port: &ResolvedPort) {
+        let wanted: BTreeSet<Range> = port
+            .source_ranges
+            .iter()
+            .flatten()
+            .map(|net| Range::new(service, net))
+            .collect();
+        let have: BTreeSet<Range> = self.state.ranges_of(service).copied().collect();
+        self.additions
+            .extend(wanted.difference(&have).copied().map(Step::PutRange));
+        self.removals
+            .extend(have.difference(&wanted).copied().map(Step::RemoveRange));
+    }
+
+    fn remove_destinations(&mut self, service: u32, wanted: &[ServiceKey]) {
+        let unwanted = self
+            .state
+            .destinations(service)
+            .filter(|(key, _)| !wanted.contains(key));
+        self.removals
+            .extend(unwanted.map(|(key, _)| Step::RemoveService(key, service)));
+    }
+
+    fn gone(&mut self, name: &ServicePortKey) {
+        if let Some(service) = self.state.id(name) {
+            self.names.push((name.clone(), None));
+            self.remove_all(service);
+        }
+    }
+
+    fn remove_all(&mut self, service: u32) {
+        self.remove_destinations(service, &[]);
+        self.removals.extend(
+            self.state
+                .slots(service)
+                .map(|(key, _)| Step::RemoveEndpoint(*key)),
+        );
+        self.removals
+            .extend(self.state.ranges_of(service).copied().map(Step::RemoveRange));
+        self.drop_members(service, self.state.members_of(service).copied());
+    }
+
+    /// What an earlier process left behind and nobody took over.
+    fn leftovers(&mut self) {
+        for service in self.state.services_in_use() {
+            if !self.state.is_named(service) && !self.claimed.contains(&service) {
+                self.remove_all(service);
+            }
+        }
+    }
+}
+
+const fn proto(protocol: Protocol) -> Proto {
+    match protocol {
+        Protocol::Tcp => Proto::Tcp,
+        Protocol::Udp => Proto::Udp,
+        Protocol::Sctp => Proto::Sctp,
+    }
+}
+
+/// The unspecified address of a family: where a node port's key has no address.
+pub(super) const fn any(family: IpFamily) -> Addr {
+    match family {
+        IpFamily::V4 => Addr::UNSPECIFIED_V4,
+        IpFamily::V6 => Addr::UNSPECIFIED_V6,
+    }
+}

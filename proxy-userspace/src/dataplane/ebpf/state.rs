@@ -1,0 +1,181 @@
+//! What the maps hold, mirrored in this process, and which service port owns which identifier.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use proxy_common::{
+    Addr,
+    layout::{Endpoint, EndpointKey, MemberKey, ServiceKey, ServiceValue},
+};
+
+use super::plan::{Range, Step};
+use crate::model::ServicePortKey;
+
+/// A mirror of the maps. Keys begin with the service identifier, so that all a service port has is one range of each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    services: HashMap<ServiceKey, ServiceValue>,
+    destinations: BTreeSet<(u32, ServiceKey)>,
+    pub(super) endpoints: BTreeMap<EndpointKey, Endpoint>,
+    pub(super) members: BTreeSet<MemberKey>,
+    pub(super) ranges: BTreeSet<Range>,
+    pub(super) node_addresses: BTreeSet<Addr>,
+    names: HashMap<ServicePortKey, u32>,
+    named: HashSet<u32>,
+    next_service: u32,
+    /// The programs run.
+    pub(super) attached: bool,
+}
+
+impl State {
+    /// Records a change that was made to the maps.
+    pub(super) fn record(&mut self, step: &Step) {
+        match step {
+            Step::PutNodeAddress(address) => drop(self.node_addresses.insert(*address)),
+            Step::PutEndpoint(key, endpoint) => drop(self.endpoints.insert(*key, *endpoint)),
+            Step::PutMember(key) => drop(self.members.insert(*key)),
+            Step::PutRange(range) => drop(self.ranges.insert(*range)),
+            Step::PutService(key, value) => self.put_service(*key, *value),
+            Step::Attach => self.attached = true,
+            Step::RemoveService(key, service) => {
+                self.services.remove(key);
+                self.destinations.remove(&(*service, *key));
+            }
+            Step::RemoveEndpoint(key) => drop(self.endpoints.remove(key)),
+            Step::RemoveMember(key) => drop(self.members.remove(key)),
+            Step::RemoveRange(range) => drop(self.ranges.remove(range)),
+            Step::RemoveNodeAddress(address) => drop(self.node_addresses.remove(address)),
+            Step::ReleaseSockets { .. } => {}
+        }
+    }
+
+    pub(super) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) {
+        if let Some(before) = self.services.insert(key, value)
+            && before.service != value.service
+        {
+            self.destinations.remove(&(before.service, key));
+        }
+        self.destinations.insert((value.service, key));
+        self.next_service = self.next_service.max(value.service);
+    }
+
+    /// Gives a service port its identifier, or takes it away.
+    pub(super) fn record_name(&mut self, name: &ServicePortKey, service: Option<u32>) {
+        let before = match service {
+            Some(service) => {
+                self.next_service = self.next_service.max(service);
+                self.named.insert(service);
+                self.names.insert(name.clone(), service)
+            }
+            None => self.names.remove(name),
+        };
+        if let Some(before) = before.filter(|before| Some(*before) != service) {
+            self.named.remove(&before);
+        }
+    }
+
+    /// After reading maps: which service port an identifier belongs to is found anew, by the destinations it has.
+    pub(super) fn forget_names(&mut self) {
+        self.names.clear();
+        self.named.clear();
+        self.next_service = self.services_in_use().last().copied().unwrap_or(0);
+    }
+
+    /// The identifier of a service port.
+    pub(super) fn id(&self, name: &ServicePortKey) -> Option<u32> {
+        self.names.get(name).copied()
+    }
+
+    /// The service port of an identifier; for messages, as it searches.
+    pub(super) fn name(&self, service: u32) -> Option<&ServicePortKey> {
+        self.names
+            .iter()
+            .find_map(|(name, id)| (*id == service).then_some(name))
+    }
+
+    /// Names of all service ports.
+    pub(super) fn all_names(&self) -> impl Iterator<Item = &ServicePortKey> {
+        self.names.keys()
+    }
+
+    /// Whether an identifier belongs to a service port already.
+    pub(super) fn is_named(&self, service: u32) -> bool {
+        self.named.contains(&service)
+    }
+
+    /// The largest identifier ever seen.
+    pub(super) const fn last_service(&self) -> u32 {
+        self.next_service
+    }
+
+    /// What a destination leads to.
+    pub(super) fn service(&self, key: &ServiceKey) -> Option<&ServiceValue> {
+        self.services.get(key)
+    }
+
+    /// The number of destinations.
+    pub(super) fn service_count(&self) -> usize {
+        self.services.len()
+    }
+
+    /// The destinations of an identifier.
+    pub(super) fn destinations(&self, service: u32) -> impl Iterator<Item = (ServiceKey, ServiceValue)> {
+        self.destinations
+            .range((service, MIN_SERVICE_KEY)..)
+            .take_while(move |(owner, _)| *owner == service)
+            .filter_map(|(_, key)| self.services.get(key).map(|value| (*key, *value)))
+    }
+
+    /// The slots of an identifier, of every generation.
+    pub(super) fn slots(&self, service: u32) -> impl Iterator<Item = (&EndpointKey, &Endpoint)> {
+        let first = EndpointKey {
+            service,
+            generation: 0,
+            slot: 0,
+            list: 0,
+        };
+        self.endpoints
+            .range(first..)
+            .take_while(move |(key, _)| key.service == service)
+    }
+
+    /// The members of an identifier's lists.
+    pub(super) fn members_of(&self, service: u32) -> impl Iterator<Item = &MemberKey> {
+        let first = MemberKey {
+            service,
+            list: 0,
+            endpoint: Endpoint::new(Addr::UNSPECIFIED_V6, 0),
+        };
+        self.members
+            .range(first..)
+            .take_while(move |key| key.service == service)
+    }
+
+    /// The source ranges of an identifier.
+    pub(super) fn ranges_of(&self, service: u32) -> impl Iterator<Item = &Range> {
+        let first = Range {
+            service,
+            addr: Addr::UNSPECIFIED_V6,
+            prefix_len: 0,
+        };
+        self.ranges
+            .range(first..)
+            .take_while(move |range| range.service == service)
+    }
+
+    /// Every identifier that anything belongs to.
+    pub(super) fn services_in_use(&self) -> BTreeSet<u32> {
+        let destinations = self.destinations.iter().map(|(service, _)| *service);
+        destinations
+            .chain(self.endpoints.keys().map(|key| key.service))
+            .chain(self.members.iter().map(|key| key.service))
+            .chain(self.ranges.iter().map(|range| range.service))
+            .collect()
+    }
+}
+
+const MIN_SERVICE_KEY: ServiceKey = ServiceKey {
+    addr: Addr::UNSPECIFIED_V6,
+    port: 0,
+    proto: 0,
+    zero: 0,
+};

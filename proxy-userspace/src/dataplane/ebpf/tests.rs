@@ -1,0 +1,1 @@
+//! Laws and effects of the eBPF plan.

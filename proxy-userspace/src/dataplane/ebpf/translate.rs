@@ -1,0 +1,165 @@
+//! A resolved service port in the words of the map layout.
+
+use ipnet::IpNet;
+use proxy_common::{
+    Addr, Proto,
+    layout::{Endpoint, EndpointKey, List, MemberKey, ServiceKey, ServiceValue, flags},
+};
+
+use super::plan::any;
+use crate::model::{
+    Caller, Frontend, FrontendKind, IpFamily, NodeView, Protocol, ResolvedEndpoint, ResolvedPort,
+    TrafficPolicy, WhenEmpty,
+};
+
+/// The key of a destination.
+pub(super) fn service_key(frontend: &Frontend, family: IpFamily, proto: Proto) -> ServiceKey {
+    let addr = frontend.address.map_or(any(family), Addr::from);
+    ServiceKey::new(addr, frontend.port.get(), proto)
+}
+
+/// What a destination leads to.
+pub(super) fn service_value(
+    service: u32,
+    generation: u32,
+    port: &ResolvedPort,
+    kind: FrontendKind,
+    node: &NodeView,
+    family: IpFamily,
+) -> ServiceValue {
+    let inside = port.policy(kind, Caller::Inside);
+    let outside = port.policy(kind, Caller::Outside);
+    ServiceValue {
+        service,
+        generation,
+        inside_count: count(port.endpoints(inside)),
+        outside_count: count(port.endpoints(outside)),
+        affinity_seconds: port.affinity_timeout.map_or(0, Into::into),
+        inside_list: list(inside) as u8,
+        outside_list: list(outside) as u8,
+        flags: empty_flags(port) | range_flags(port, kind, node, family),
+    }
+}
+
+/// Keys and values of all slots, in the order of the keys.
+pub(super) fn slots(
+    service: u32,
+    generation: u32,
+    port: &ResolvedPort,
+) -> impl Iterator<Item = (EndpointKey, Endpoint)> {
+    // Keys order by slot before list, so the two lists interleave.
+    let longest = port.cluster_endpoints.len().max(port.local_endpoints.len());
+    (0..longest).flat_map(move |index| {
+        [TrafficPolicy::Cluster, TrafficPolicy::Local]
+            .into_iter()
+            .filter_map(move |policy| {
+                let slot = u32::try_from(index).unwrap_or(u32::MAX);
+                let key = EndpointKey {
+                    service,
+                    generation,
+                    slot,
+                    list: list(policy).number(),
+                };
+                port.endpoints(policy)
+                    .get(index)
+                    .map(|endpoint| (key, address(endpoint)))
+            })
+    })
+}
+
+/// The sets that a service port needs: those of its lists for affinity, and what still serves for UDP.
+pub(super) fn members(
+    service: u32,
+    protocol: Protocol,
+    port: &ResolvedPort,
+) -> impl Iterator<Item = MemberKey> {
+    let sticky = port.affinity_timeout.is_some();
+    let of_lists = [TrafficPolicy::Cluster, TrafficPolicy::Local]
+        .into_iter()
+        .filter(move |_| sticky)
+        .flat_map(|policy| {
+            port.endpoints(policy)
+                .iter()
+                .map(move |e| (list(policy), address(e)))
+        });
+    let serving = port
+        .serving
+        .iter()
+        .filter(move |_| protocol == Protocol::Udp)
+        .map(|address| (List::Serving, Endpoint::new(address.ip().into(), address.port())));
+    of_lists.chain(serving).map(move |(list, endpoint)| MemberKey {
+        service,
+        list: list.number(),
+        endpoint,
+    })
+}
+
+fn address(endpoint: &ResolvedEndpoint) -> Endpoint {
+    Endpoint::new(endpoint.address.ip().into(), endpoint.address.port())
+}
+
+const fn list(policy: TrafficPolicy) -> List {
+    match policy {
+        TrafficPolicy::Cluster => List::Cluster,
+        TrafficPolicy::Local => List::Local,
+    }
+}
+
+fn count(endpoints: &[ResolvedEndpoint]) -> u32 {
+    u32::try_from(endpoints.len()).unwrap_or(u32::MAX)
+}
+
+fn empty_flags(port: &ResolvedPort) -> u16 {
+    match port.when_empty() {
+        WhenEmpty::Drop => flags::DROP_WHEN_EMPTY,
+        WhenEmpty::Refuse => 0,
+    }
+}
+
+fn range_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> u16 {
+    let (FrontendKind::LoadBalancerIp, Some(ranges)) = (kind, &port.source_ranges) else {
+        return 0;
+    };
+    let node_flag = node
+        .primary_addresses
+        .get(&family)
+        .filter(|address| ranges.iter().any(|range| range.contains(*address)))
+        .map_or(0, |_| flags::NODE_IN_RANGES);
+    flags::SOURCE_RANGES | node_flag | pod_flag(ranges, &pod_ranges(node, family))
+}
+
+/// Where pods of this node live, as narrowly as known: a range that holds another known one says nothing more.
+fn pod_ranges(node: &NodeView, family: IpFamily) -> Vec<IpNet> {
+    let known: Vec<&IpNet> = node
+        .pod_cidrs
+        .iter()
+        .filter(|net| IpFamily::of(net.addr()) == family)
+        .collect();
+    let is_wider = |net: &IpNet| known.iter().any(|other| *other != net && net.contains(*other));
+    known
+        .iter()
+        .filter(|net| !is_wider(net))
+        .map(|net| **net)
+        .collect()
+}
+
+/// All pods, none, or unknown: then each pod's packets have to tell.
+fn pod_flag(ranges: &[IpNet], pods: &[IpNet]) -> u16 {
+    let overlaps = |a: &IpNet, b: &IpNet| a.contains(b) || b.contains(a);
+    if pods.is_empty() && !ranges.is_empty() {
+        0
+    } else if !pods.is_empty()
+        && pods
+            .iter()
+            .all(|pod| ranges.iter().any(|range| range.contains(pod)))
+    {
+        flags::PODS_IN_RANGES
+    } else if pods
+        .iter()
+        .all(|pod| ranges.iter().all(|range| !overlaps(range, pod)))
+    {
+        flags::PODS_OUT_OF_RANGES
+    } else {
+        0
+    }
+}

@@ -1,0 +1,78 @@
+//! Attaching programs to a cgroup through pinned links.
+
+use std::{fs, io, os::fd::AsFd as _, path::Path};
+
+use aya::programs::{CgroupAttachMode, Program, ProgramError, links::FdLink};
+
+use super::{
+    super::{KernelError, cgroup::Cgroup},
+    pins::suffixed,
+    syscall,
+};
+
+/// How a program came to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replacement {
+    /// A link was made and pinned.
+    Attached,
+    /// It took the place of another program in the pinned link.
+    Replaced,
+}
+
+/// Makes a loaded program run for a cgroup, through a link pinned at `pin`. A link that is pinned there already gets the new
+/// program in place of the old; where it belongs to another cgroup, or to one that is gone, a new link takes its path first.
+pub fn attach(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<Replacement, KernelError> {
+    match syscall::open_pin(pin) {
+        Ok(link) => {
+            let attached_to =
+                syscall::link_cgroup(link.as_fd()).map_err(KernelError::path("inspect link", pin))?;
+            if attached_to == cgroup.id() {
+                let fd = program
+                    .fd()
+                    .map_err(KernelError::bpf("find program for", pin.display().to_string()))?;
+                return syscall::update_link(link.as_fd(), fd.as_fd())
+                    .map(|()| Replacement::Replaced)
+                    .map_err(KernelError::path("replace program of link", pin));
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(KernelError::path("open link", pin)(error)),
+    }
+    attach_anew(program, cgroup, pin).map(|()| Replacement::Attached)
+}
+
+/// The new link is pinned beside and then renamed over the old one, which ends with its last pin.
+fn attach_anew(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<(), KernelError> {
+    let link = create(program, cgroup).map_err(KernelError::bpf(
+        "attach program to cgroup for",
+        pin.display().to_string(),
+    ))?;
+    let beside = suffixed(pin, "-new");
+    match fs::remove_file(&beside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(KernelError::path("remove", beside)(error));
+        }
+        _ => {}
+    }
+    link.pin(&beside)
+        .map_err(KernelError::bpf("pin link", beside.display().to_string()))?;
+    fs::rename(&beside, pin).map_err(KernelError::path("rename link to", pin))
+}
+
+fn create(program: &mut Program, cgroup: &Cgroup) -> Result<FdLink, ProgramError> {
+    let directory = cgroup.directory();
+    // Links of several owners stack whatever the mode says, and other modes are refused for links.
+    let mode = CgroupAttachMode::Single;
+    let link = match program {
+        Program::CgroupSockAddr(program) => {
+            let id = program.attach(directory, mode)?;
+            FdLink::try_from(program.take_link(id)?)
+        }
+        Program::CgroupSock(program) => {
+            let id = program.attach(directory, mode)?;
+            FdLink::try_from(program.take_link(id)?)
+        }
+        _ => return Err(ProgramError::UnexpectedProgramType),
+    };
+    link.map_err(|_| ProgramError::UnexpectedProgramType)
+}

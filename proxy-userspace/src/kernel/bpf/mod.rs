@@ -1,0 +1,97 @@
+//! Loading a BPF object whose maps and links outlive the process: pinned, taken over, replaced without a gap.
+
+mod link;
+mod pins;
+mod syscall;
+
+use std::path::{Path, PathBuf};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Map, MapError, MapInfo},
+    programs::Program,
+    util::KernelVersion,
+};
+
+pub use self::{
+    link::{Replacement, attach},
+    pins::PinDir,
+};
+use super::{KernelError, netns};
+
+/// A map of an object: what it must look like for an existing one to be taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSpec {
+    /// Its name in the object and on bpffs.
+    pub name: &'static str,
+    /// Bytes of a key.
+    pub key_size: usize,
+    /// Bytes of a value.
+    pub value_size: usize,
+    /// Capacity; 0 keeps what the object says.
+    pub max_entries: u32,
+}
+
+impl MapSpec {
+    /// Whether an existing map is the same, so that it can be used in place.
+    fn matches(&self, info: &MapInfo) -> bool {
+        info.key_size() as usize == self.key_size
+            && info.value_size() as usize == self.value_size
+            && (self.max_entries == 0 || info.max_entries() == self.max_entries)
+    }
+}
+
+/// A loaded object: its maps exist and are pinned, its programs have been checked by the kernel, nothing is attached.
+#[derive(Debug)]
+pub struct Object {
+    ebpf: Ebpf,
+}
+
+impl Object {
+    /// Loads an object with its maps pinned in `directory`. Maps that are pinned there already are used as they are, so check
+    /// with [`PinDir::holds`] first.
+    pub fn load(bytes: &[u8], maps: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
+        netns::lift_memlock_limit();
+        let paths: Vec<PathBuf> = maps.iter().map(|map| directory.join(map.name)).collect();
+        let mut loader = EbpfLoader::new();
+        for (map, path) in maps.iter().zip(&paths) {
+            if map.max_entries != 0 {
+                loader.map_max_entries(map.name, map.max_entries);
+            }
+            loader.map_pin_path(map.name, path);
+        }
+        let has_set_retval =
+            u8::from(KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(5, 18, 0)));
+        loader.override_global("HAS_SET_RETVAL", &has_set_retval, true);
+        let mut ebpf = loader
+            .load(bytes)
+            .map_err(KernelError::bpf("load", "the BPF object"))?;
+        for (name, program) in ebpf.programs_mut() {
+            load_program(program).map_err(KernelError::bpf("load program", name))?;
+        }
+        Ok(Self { ebpf })
+    }
+
+    /// Takes a map out, to be given its type.
+    pub fn take_map<M>(&mut self, name: &'static str) -> Result<M, KernelError>
+    where
+        M: TryFrom<Map, Error = MapError>,
+    {
+        let missing = || KernelError::call("find map", name)(std::io::ErrorKind::NotFound.into());
+        let map = self.ebpf.take_map(name).ok_or_else(missing)?;
+        M::try_from(map).map_err(KernelError::bpf("open map", name))
+    }
+
+    /// The programs, by name.
+    pub fn programs_mut(&mut self) -> impl Iterator<Item = (&str, &mut Program)> {
+        self.ebpf.programs_mut()
+    }
+}
+
+fn load_program(program: &mut Program) -> Result<(), aya::programs::ProgramError> {
+    match program {
+        Program::CgroupSockAddr(program) => program.load(),
+        Program::CgroupSock(program) => program.load(),
+        _ => Err(aya::programs::ProgramError::UnexpectedProgramType),
+    }
+}

@@ -1,0 +1,115 @@
+//! The commands of bpf(2) that the BPF library does not offer for cgroup links.
+
+use std::{
+    ffi::CString,
+    io,
+    mem::{size_of, zeroed},
+    os::{
+        fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+};
+
+const BPF_OBJ_GET: libc::c_int = 7;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const BPF_LINK_UPDATE: libc::c_int = 29;
+
+/// The largest of the attributes used here, with room: the kernel wants what it does not know to be zero.
+const ATTR_SIZE: usize = 64;
+
+#[repr(C)]
+struct ObjGet {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
+#[repr(C)]
+struct InfoByFd {
+    bpf_fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+#[repr(C)]
+struct LinkUpdate {
+    link_fd: u32,
+    new_prog_fd: u32,
+    flags: u32,
+    old_prog_fd: u32,
+}
+
+/// The head of `struct bpf_link_info` and, for cgroup links, what follows it.
+#[repr(C)]
+struct CgroupLinkInfo {
+    link_type: u32,
+    id: u32,
+    prog_id: u32,
+    padding: u32,
+    cgroup_id: u64,
+    attach_type: u32,
+    rest: [u32; 9],
+}
+
+fn bpf<A>(command: libc::c_int, attribute: A) -> io::Result<RawFd> {
+    const { assert!(size_of::<A>() <= ATTR_SIZE, "the attribute fits") };
+    let mut buffer = [0u64; ATTR_SIZE / 8];
+    // SAFETY: `buffer` is as large as `A` at least and aligned to 8, which no field here exceeds.
+    unsafe { buffer.as_mut_ptr().cast::<A>().write(attribute) };
+    // SAFETY: the kernel reads ATTR_SIZE bytes; what pointers the attribute holds are the callers' to vouch for.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, buffer.as_mut_ptr(), ATTR_SIZE) };
+    RawFd::try_from(result)
+        .ok()
+        .filter(|&fd| fd >= 0)
+        .ok_or_else(io::Error::last_os_error)
+}
+
+fn number(fd: BorrowedFd<'_>) -> u32 {
+    fd.as_raw_fd().cast_unsigned()
+}
+
+/// Opens what is pinned at a path.
+pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let fd = bpf(
+        BPF_OBJ_GET,
+        ObjGet {
+            pathname: path.as_ptr() as u64,
+            bpf_fd: 0,
+            file_flags: 0,
+        },
+    )?;
+    // SAFETY: a new descriptor that nobody else has; `path` lived until the call returned.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The id of the cgroup a link is attached to; 0 once that cgroup is gone. Kernel 5.8.
+pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
+    // SAFETY: a plain structure of integers.
+    let mut info: CgroupLinkInfo = unsafe { zeroed() };
+    let info_len = u32::try_from(size_of::<CgroupLinkInfo>()).map_err(io::Error::other)?;
+    bpf(
+        BPF_OBJ_GET_INFO_BY_FD,
+        InfoByFd {
+            bpf_fd: number(link),
+            info_len,
+            info: (&raw mut info) as u64,
+        },
+    )?;
+    Ok(info.cgroup_id)
+}
+
+/// Replaces the program of a link: one runs or the other, never none. Kernel 5.7 (0c991ebc8c69).
+pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    bpf(
+        BPF_LINK_UPDATE,
+        LinkUpdate {
+            link_fd: number(link),
+            new_prog_fd: number(program),
+            flags: 0,
+            old_prog_fd: 0,
+        },
+    )
+    .map(drop)
+}

@@ -1,0 +1,84 @@
+//! Where the cgroup v2 hierarchy is.
+
+use std::{
+    fs::File,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, fstatfs};
+
+use super::KernelError;
+
+const MOUNTS: &str = "/proc/self/mounts";
+
+/// The first mounted cgroup2 filesystem.
+pub fn find_root() -> Result<PathBuf, KernelError> {
+    let mounts = std::fs::read_to_string(MOUNTS).map_err(KernelError::path("read", MOUNTS))?;
+    cgroup2_mount(&mounts)
+        .map(PathBuf::from)
+        .ok_or(KernelError::NoCgroup2)
+}
+
+fn cgroup2_mount(mounts: &str) -> Option<&str> {
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ');
+        let (_, path, kind) = (fields.next()?, fields.next()?, fields.next()?);
+        (kind == "cgroup2").then_some(path)
+    })
+}
+
+/// An open directory of a cgroup2 filesystem.
+#[derive(Debug)]
+pub struct Cgroup {
+    directory: File,
+    id: u64,
+}
+
+impl Cgroup {
+    /// Opens the directory.
+    pub fn open(path: &Path) -> Result<Self, KernelError> {
+        let directory = File::open(path).map_err(KernelError::path("open cgroup", path))?;
+        let kind = fstatfs(&directory).map_err(|e| KernelError::path("statfs", path)(e.into()))?;
+        if kind.filesystem_type() != CGROUP2_SUPER_MAGIC {
+            return Err(KernelError::NotCgroup2 { path: path.into() });
+        }
+        let id = directory
+            .metadata()
+            .map_err(KernelError::path("stat", path))?
+            .ino();
+        Ok(Self { directory, id })
+    }
+
+    /// The open directory.
+    pub const fn directory(&self) -> &File {
+        &self.directory
+    }
+
+    /// The kernel's id of the cgroup, which is its inode number.
+    pub const fn id(&self) -> u64 {
+        self.id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_cgroup2_mount_is_found_among_version_1_hierarchies() {
+        let mounts =
+            "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        assert_eq!(cgroup2_mount(mounts), Some("/sys/fs/cgroup/unified"));
+        assert_eq!(cgroup2_mount("tmpfs /tmp tmpfs rw 0 0\n"), None);
+    }
+
+    #[test]
+    fn a_directory_elsewhere_is_refused_by_name() {
+        let error = Cgroup::open(Path::new("/proc")).expect_err("procfs is no cgroup");
+        assert_eq!(
+            error.to_string(),
+            "--cgroup-root /proc is not a directory of a cgroup2 filesystem"
+        );
+    }
+}

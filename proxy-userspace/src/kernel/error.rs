@@ -1,0 +1,128 @@
+//! What can go wrong between shunt and the kernel: always the operation, the object and the cause.
+
+use std::{io, path::PathBuf};
+
+/// A call into the kernel failed.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// A system call on a file or directory.
+    #[error("{operation} {}: {source}", path.display())]
+    Path {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A system call on something without a path.
+    #[error("{operation} {object}: {source}")]
+    Call {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        object: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The BPF object, a program, map or link.
+    #[error("{operation} {object}: {source}")]
+    Bpf {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        object: String,
+        /// Why not.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A map cannot take another entry.
+    #[error("map {map} is full: it holds {capacity} entries; raise {setting}")]
+    MapFull {
+        /// The map.
+        map: &'static str,
+        /// Its capacity.
+        capacity: u32,
+        /// The setting that makes it larger.
+        setting: String,
+    },
+    /// Pins can only live on a bpf filesystem.
+    #[error(
+        "{} is not on a bpf filesystem, where maps and links are pinned: mount one with `mount -t bpf bpf /sys/fs/bpf`, or name \
+         another directory with --bpf-pin-dir",
+        path.display()
+    )]
+    NoBpffs {
+        /// The directory asked for.
+        path: PathBuf,
+    },
+    /// No cgroup v2 hierarchy.
+    #[error("no cgroup2 filesystem is mounted; mount one and name it with --cgroup-root")]
+    NoCgroup2,
+    /// Not a cgroup v2 directory.
+    #[error("--cgroup-root {} is not a directory of a cgroup2 filesystem", path.display())]
+    NotCgroup2 {
+        /// The directory asked for.
+        path: PathBuf,
+    },
+    /// rtnetlink.
+    #[error("rtnetlink: {operation}: {source}")]
+    Netlink {
+        /// What was tried.
+        operation: &'static str,
+        /// Why not.
+        source: rtnetlink::Error,
+    },
+}
+
+impl KernelError {
+    /// An error of a call on a path, for `map_err`.
+    pub(crate) fn path<P: Into<PathBuf>>(operation: &'static str, path: P) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Path {
+            operation,
+            path,
+            source,
+        }
+    }
+
+    /// An error of a call on a named thing, for `map_err`.
+    pub(crate) fn call(operation: &'static str, object: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let object = object.into();
+        move |source| Self::Call {
+            operation,
+            object,
+            source,
+        }
+    }
+
+    /// An error of the BPF library, for `map_err`.
+    pub(crate) fn bpf<E>(operation: &'static str, object: impl Into<String>) -> impl FnOnce(E) -> Self
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        let object = object.into();
+        move |source| Self::Bpf {
+            operation,
+            object,
+            source: Box::new(Chain(source)),
+        }
+    }
+}
+
+/// Shows an error with its causes: the BPF library keeps the kernel's answer in the last one.
+#[derive(Debug)]
+struct Chain<E>(E);
+
+impl<E: std::error::Error> std::fmt::Display for Chain<E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+impl<E: std::error::Error> std::error::Error for Chain<E> {}

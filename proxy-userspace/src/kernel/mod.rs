@@ -1,0 +1,68 @@
+//! The kernel's interfaces: bpf(2), netlink, namespaces, mounts. The only module that calls them, and it knows nothing of
+//! Services.
+#![expect(
+    unsafe_code,
+    reason = "raw system calls live here, and nowhere else in this crate"
+)]
+
+pub mod addresses;
+pub mod bpf;
+pub mod cgroup;
+mod error;
+pub mod netns;
+pub mod sock_diag;
+
+pub use error::KernelError;
+
+use std::{io, mem::size_of, os::fd::AsRawFd};
+
+/// Ends a blocking receive after so many seconds, so that no answer is waited for without end.
+fn set_receive_timeout(socket: &impl AsRawFd, seconds: libc::time_t) -> io::Result<()> {
+    let timeout = libc::timeval {
+        tv_sec: seconds,
+        tv_usec: 0,
+    };
+    let length = libc::socklen_t::try_from(size_of::<libc::timeval>()).map_err(io::Error::other)?;
+    // SAFETY: the kernel reads `length` bytes from `timeout`, which has as many.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVTIMEO,
+            (&raw const timeout).cast(),
+            length,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// A 64-bit socket option.
+fn socket_option_u64(socket: &impl AsRawFd, option: libc::c_int) -> io::Result<u64> {
+    let mut value = 0u64;
+    let mut length = libc::socklen_t::try_from(size_of::<u64>()).map_err(io::Error::other)?;
+    // SAFETY: the kernel writes at most `length` bytes to `value`, which has as many.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The cookie of one of our own sockets.
+#[cfg(test)]
+fn socket_cookie(socket: &impl AsRawFd) -> io::Result<sock_diag::SocketCookie> {
+    socket_option_u64(socket, libc::SO_COOKIE).map(sock_diag::SocketCookie)
+}

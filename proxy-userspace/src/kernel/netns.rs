@@ -1,0 +1,111 @@
+//! Network namespaces: their cookies, and running code in another one.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    mem::zeroed,
+    net::UdpSocket,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use nix::sched::{CloneFlags, setns};
+
+use super::KernelError;
+
+/// Identifies a network namespace until the kernel restarts; what `bpf_get_netns_cookie` returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NetnsCookie(pub u64);
+
+/// The cookie of the calling thread's namespace. Kernel 5.14 (`SO_NETNS_COOKIE`, e8b9eab99232).
+pub fn current_cookie() -> Result<NetnsCookie, KernelError> {
+    let socket = UdpSocket::bind(("127.0.0.1", 0))
+        .or_else(|_| UdpSocket::bind(("::1", 0)))
+        .or_else(|_| UdpSocket::bind(("0.0.0.0", 0)))
+        .map_err(KernelError::call("open", "a socket"))?;
+    super::socket_option_u64(&socket, libc::SO_NETNS_COOKIE)
+        .map(NetnsCookie)
+        .map_err(KernelError::call(
+            "getsockopt SO_NETNS_COOKIE (kernel 5.14)",
+            "a socket",
+        ))
+}
+
+/// Handles on every network namespace that can be found: named ones (`/run/netns`, where container runtimes keep those of
+/// pods) and, as far as /proc shows them, those of processes. One handle each.
+pub fn handles() -> Vec<(PathBuf, File)> {
+    let mut found = BTreeMap::new();
+    let named = directory("/run/netns").chain(directory("/var/run/netns"));
+    let of_processes = directory("/proc")
+        .filter(|path| {
+            path.file_name()
+                .is_some_and(|n| n.as_encoded_bytes().iter().all(u8::is_ascii_digit))
+        })
+        .map(|path| path.join("ns/net"));
+    for path in [PathBuf::from("/proc/self/ns/net")]
+        .into_iter()
+        .chain(named)
+        .chain(of_processes)
+    {
+        // Namespaces come and go: one that cannot be opened is gone.
+        if let Ok(file) = File::open(&path)
+            && let Ok(meta) = file.metadata()
+        {
+            found.entry((meta.dev(), meta.ino())).or_insert((path, file));
+        }
+    }
+    found.into_values().collect()
+}
+
+fn directory(path: impl AsRef<Path>) -> impl Iterator<Item = PathBuf> {
+    std::fs::read_dir(path)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+}
+
+/// Runs `job` on a thread of its own within a network namespace.
+pub fn within<T: Send>(
+    path: &Path,
+    namespace: &File,
+    job: impl FnOnce() -> Result<T, KernelError> + Send,
+) -> Result<T, KernelError> {
+    thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                setns(namespace, CloneFlags::CLONE_NEWNET)
+                    .map_err(|e| KernelError::path("enter network namespace", path)(e.into()))?;
+                job()
+            })
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Takes away the limit on locked memory that kernels before 5.11 charge maps to. Newer ones do not care.
+pub fn lift_memlock_limit() {
+    // SAFETY: a plain structure of two integers.
+    let mut limit: libc::rlimit = unsafe { zeroed() };
+    limit.rlim_cur = libc::RLIM_INFINITY;
+    limit.rlim_max = libc::RLIM_INFINITY;
+    // SAFETY: the kernel only reads the structure. Failing is fine: map creation then says what it lacks.
+    unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_namespace_has_a_cookie_and_a_handle() {
+        let here = current_cookie().expect("kernel 5.14 or newer");
+        assert!(
+            handles()
+                .iter()
+                .any(|(path, file)| within(path, file, current_cookie).ok() == Some(here)),
+            "root can enter its own namespace"
+        );
+    }
+}

@@ -1,0 +1,166 @@
+//! Finds and destroys connected UDP sockets of a network namespace (sock_diag netlink, `CONFIG_INET_DIAG_DESTROY`).
+
+use std::{collections::HashSet, io};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_sock_diag::{
+    SockDiagMessage,
+    constants::{AF_INET, AF_INET6, IPPROTO_UDP, SOCK_DESTROY},
+    inet::{ExtensionFlags, InetRequest, SocketId, StateFlags},
+};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG};
+
+use super::KernelError;
+
+/// Identifies a socket as long as it lives; what `bpf_get_socket_cookie` returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SocketCookie(pub u64);
+
+/// How long the kernel may take for an answer.
+const ANSWER_TIMEOUT_SECONDS: libc::time_t = 2;
+
+/// Destroys those connected UDP sockets of the calling thread's namespace whose cookies are given: their next call fails with
+/// ECONNABORTED, and the application connects anew. Returns those it destroyed. Unconnected sockets are never touched.
+pub fn destroy_udp(cookies: &HashSet<SocketCookie>) -> Result<Vec<SocketCookie>, KernelError> {
+    let socket = open().map_err(KernelError::call("open", "a sock_diag socket"))?;
+    let mut destroyed = Vec::new();
+    for family in [AF_INET, AF_INET6] {
+        let connected = dump(&socket, family).map_err(KernelError::call("list", "UDP sockets"))?;
+        for id in connected {
+            let cookie = SocketCookie(u64::from_ne_bytes(id.cookie));
+            if cookies.contains(&cookie) {
+                let object = format!("UDP socket {}:{}", id.source_address, id.source_port);
+                destroy(&socket, family, id).map_err(KernelError::call("destroy", object))?;
+                destroyed.push(cookie);
+            }
+        }
+    }
+    Ok(destroyed)
+}
+
+fn open() -> io::Result<Socket> {
+    let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    super::set_receive_timeout(&socket, ANSWER_TIMEOUT_SECONDS)?;
+    Ok(socket)
+}
+
+fn request(family: u8, socket_id: SocketId, states: StateFlags) -> SockDiagMessage {
+    SockDiagMessage::InetRequest(InetRequest {
+        family,
+        protocol: IPPROTO_UDP,
+        extensions: ExtensionFlags::empty(),
+        states,
+        socket_id,
+    })
+}
+
+fn send(socket: &Socket, message_type: Option<u16>, flags: u16, message: SockDiagMessage) -> io::Result<()> {
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | flags;
+    let mut packet = NetlinkMessage::new(header, message.into());
+    packet.finalize();
+    if let Some(message_type) = message_type {
+        packet.header.message_type = message_type;
+    }
+    let mut bytes = vec![0; packet.buffer_len()];
+    packet.serialize(&mut bytes);
+    socket.send(&bytes, 0).map(drop)
+}
+
+/// The connected sockets of a family.
+fn dump(socket: &Socket, family: u8) -> io::Result<Vec<SocketId>> {
+    let any = if family == AF_INET {
+        SocketId::new_v4()
+    } else {
+        SocketId::new_v6()
+    };
+    send(
+        socket,
+        None,
+        NLM_F_DUMP,
+        request(family, any, StateFlags::ESTABLISHED),
+    )?;
+    let mut found = Vec::new();
+    loop {
+        let (bytes, _) = socket.recv_from_full()?;
+        for message in messages(&bytes) {
+            match message?.payload {
+                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
+                    found.push(response.header.socket_id);
+                }
+                NetlinkPayload::Done(_) => return Ok(found),
+                NetlinkPayload::Error(error) => return Err(error.to_io()),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn destroy(socket: &Socket, family: u8, id: SocketId) -> io::Result<()> {
+    send(
+        socket,
+        Some(SOCK_DESTROY),
+        NLM_F_ACK,
+        request(family, id, StateFlags::all()),
+    )?;
+    let (bytes, _) = socket.recv_from_full()?;
+    for message in messages(&bytes) {
+        if let NetlinkPayload::Error(error) = message?.payload {
+            let gone = error.code.is_none() || error.raw_code() == -libc::ENOENT;
+            return if gone { Ok(()) } else { Err(error.to_io()) };
+        }
+    }
+    Ok(())
+}
+
+/// The messages of one datagram.
+fn messages(bytes: &[u8]) -> impl Iterator<Item = io::Result<NetlinkMessage<SockDiagMessage>>> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest);
+        let length = message
+            .as_ref()
+            .map_or(rest.len(), |m| m.header.length as usize)
+            .max(1);
+        // Messages are padded to four bytes.
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(message.map_err(io::Error::other))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    /// As root, like every test that changes the kernel.
+    #[test]
+    fn a_connected_socket_is_destroyed_by_its_cookie_and_no_other_is() {
+        let server = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+        let connect = || {
+            let client = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+            client
+                .connect(server.local_addr().expect("bound"))
+                .expect("loopback");
+            client
+        };
+        let (doomed, spared) = (connect(), connect());
+        let cookie = super::super::socket_cookie(&doomed).expect("SO_COOKIE");
+        let destroyed = destroy_udp(&HashSet::from([cookie])).expect("needs CAP_NET_ADMIN");
+        assert_eq!(destroyed, [cookie]);
+        let error = doomed.send(b"x").expect_err("a destroyed socket");
+        assert!(
+            [libc::ECONNABORTED, libc::EDESTADDRREQ].contains(&error.raw_os_error().unwrap_or(0)),
+            "{error}"
+        );
+        spared.send(b"x").expect("another socket lives on");
+    }
+}
