@@ -16,6 +16,8 @@ mod snapshot;
 mod state;
 #[cfg(any(test, feature = "test-objects"))]
 pub mod testing;
+#[cfg(test)]
+mod tests;
 mod topology;
 
 pub use frontend_claims::FrontendConflict;
