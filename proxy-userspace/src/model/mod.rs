@@ -1,12 +1,28 @@
 //! What Services mean on this node: objects in, [`Snapshot`] out, without I/O and without a clock.
 #![forbid(unsafe_code)]
 
+mod endpoint_slice_cache;
+mod frontend_claims;
+mod intern;
+mod local_detector;
+mod node_port_addresses;
+mod node_view;
 mod objects;
+mod resolve;
+mod service_change_tracker;
+mod service_port;
 mod settings;
 mod snapshot;
 mod state;
+#[cfg(any(test, feature = "test-objects"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
+mod topology;
 
+pub use frontend_claims::FrontendConflict;
 pub use objects::*;
+pub use resolve::HealthCheck;
 pub use settings::*;
 pub use snapshot::*;
 pub use state::Model;

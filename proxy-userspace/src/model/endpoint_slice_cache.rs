@@ -1,0 +1,317 @@
+//! The EndpointSlices known, reduced to what resolution reads, and how several slices make one list of endpoints.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    mem,
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    sync::Arc,
+};
+
+use super::{
+    AddressType, Delta, EndpointSlice, IpFamily, NamespacedName, Protocol, ServicePortKey, SliceEndpoint,
+    UnixNanos, intern::Interner,
+};
+
+/// Upstream's `EndpointSliceCache` with the part of `EndpointsChangeTracker` that keeps trigger times.
+#[derive(Debug, Default)]
+pub(super) struct EndpointSliceCache {
+    slices: HashMap<NamespacedName, CachedSlice>,
+    /// The names of each Service's slices, sorted; they share its namespace.
+    by_service: HashMap<NamespacedName, Vec<Arc<str>>>,
+    hints: Interner<Hints>,
+    endpoint_count: usize,
+    /// The first complete list came; changes before it say nothing of this proxy's latency.
+    listed: bool,
+    /// Services whose slices changed since [`Self::checkout_changes`].
+    changed: BTreeSet<NamespacedName>,
+    trigger_times: BTreeMap<NamespacedName, Vec<UnixNanos>>,
+}
+
+/// The hints of an endpoint; the many endpoints of a zone share one.
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Hints {
+    pub(super) zones: Box<[Arc<str>]>,
+    pub(super) nodes: Box<[Arc<str>]>,
+}
+
+/// A slice with addresses of a family and a Service it belongs to.
+#[derive(Debug, PartialEq, Eq)]
+struct CachedSlice {
+    service: Arc<str>,
+    family: IpFamily,
+    endpoints: Box<[CachedEndpoint]>,
+    ports: Box<[CachedPort]>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct CachedEndpoint {
+    address: IpAddr,
+    conditions: Conditions,
+    node_name: Option<Arc<str>>,
+    hints: Option<Arc<Hints>>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct CachedPort {
+    name: Arc<str>,
+    protocol: Protocol,
+    port: NonZeroU16,
+}
+
+/// An endpoint's conditions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Conditions {
+    pub(super) ready: bool,
+    pub(super) serving: bool,
+    pub(super) terminating: bool,
+}
+
+/// Upstream's `BaseEndpointInfo`: an endpoint of one service port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EndpointInfo<'a> {
+    pub(super) address: SocketAddr,
+    pub(super) is_local: bool,
+    pub(super) conditions: Conditions,
+    pub(super) hints: Option<&'a Hints>,
+}
+
+impl EndpointSliceCache {
+    /// Takes in what a source said.
+    pub(super) fn update(&mut self, delta: Delta<EndpointSlice>, strings: &mut Interner<str>) {
+        match delta {
+            Delta::Apply(slice) => self.apply(slice, strings),
+            Delta::Delete(name) => self.set(name, None, None),
+            Delta::Replace(slices) => {
+                let listed: HashSet<_> = slices.iter().map(|slice| slice.name.clone()).collect();
+                let gone: Vec<_> = self
+                    .slices
+                    .keys()
+                    .filter(|name| !listed.contains(name))
+                    .cloned()
+                    .collect();
+                gone.into_iter().for_each(|name| self.set(name, None, None));
+                slices.into_iter().for_each(|slice| self.apply(slice, strings));
+                if !mem::replace(&mut self.listed, true) {
+                    self.trigger_times.clear();
+                }
+            }
+        }
+    }
+
+    /// The first complete list came.
+    pub(super) fn is_listed(&self) -> bool {
+        self.listed
+    }
+
+    /// How many endpoints all slices hold together.
+    pub(super) fn endpoint_count(&self) -> usize {
+        self.endpoint_count
+    }
+
+    /// The Services whose slices changed since the last call.
+    pub(super) fn checkout_changes(&mut self) -> BTreeSet<NamespacedName> {
+        mem::take(&mut self.changed)
+    }
+
+    /// The trigger times of changed slices since the last call.
+    pub(super) fn checkout_trigger_times(&mut self) -> Vec<UnixNanos> {
+        mem::take(&mut self.trigger_times)
+            .into_values()
+            .flatten()
+            .collect()
+    }
+
+    /// The Services that have an endpoint with hints.
+    pub(super) fn services_with_hints(&self) -> impl Iterator<Item = NamespacedName> {
+        let hinted = self
+            .slices
+            .iter()
+            .filter(|(_, slice)| slice.endpoints.iter().any(|e| e.hints.is_some()));
+        hinted.map(|(name, slice)| slice.service_name(name))
+    }
+
+    /// The endpoints of a service port over all its slices, sorted by address, none twice.
+    ///
+    /// Upstream's rule (`addEndpoints`) for an address that several slices hold, be it that an endpoint moves between
+    /// them or that a new pod has the address of a terminating one: a later endpoint replaces an earlier one unless it
+    /// terminates. Slices come in the order of their names, where upstream leaves the order to chance.
+    pub(super) fn endpoints(&self, key: &ServicePortKey, node_name: &str) -> Vec<EndpointInfo<'_>> {
+        let mut endpoints = BTreeMap::new();
+        for slice in self
+            .slices_of(&key.name.service)
+            .filter(|slice| slice.family == key.family)
+        {
+            let ports = slice.ports.iter();
+            for port in ports.filter(|port| port.protocol == key.name.protocol && port.name == key.name.port)
+            {
+                for endpoint in &slice.endpoints {
+                    let address = SocketAddr::new(endpoint.address, port.port.get());
+                    if !endpoint.conditions.terminating || !endpoints.contains_key(&address) {
+                        endpoints.insert(address, endpoint.info(address, node_name));
+                    }
+                }
+            }
+        }
+        endpoints.into_values().collect()
+    }
+
+    fn slices_of(&self, service: &NamespacedName) -> impl Iterator<Item = &CachedSlice> {
+        let namespace = service.namespace.clone();
+        let names = self.by_service.get(service).into_iter().flatten();
+        names.filter_map(move |name| {
+            self.slices.get(&NamespacedName {
+                namespace: namespace.clone(),
+                name: name.clone(),
+            })
+        })
+    }
+
+    fn apply(&mut self, slice: EndpointSlice, strings: &mut Interner<str>) {
+        let name = NamespacedName {
+            namespace: strings.intern(&slice.name.namespace),
+            name: slice.name.name.clone(),
+        };
+        let trigger_time = slice.last_change_trigger_time;
+        let slice = CachedSlice::new(slice, strings, &mut self.hints);
+        self.set(name, slice, trigger_time);
+    }
+
+    fn set(&mut self, name: NamespacedName, current: Option<CachedSlice>, trigger_time: Option<UnixNanos>) {
+        let previous = self.slices.get(&name);
+        if previous == current.as_ref() {
+            return;
+        }
+        let owners = [previous, current.as_ref()].map(|slice| slice.map(|slice| slice.service_name(&name)));
+        let [previous_owner, current_owner] = owners;
+        if previous_owner != current_owner {
+            if let Some(owner) = &previous_owner {
+                self.unlink(owner, &name.name);
+            }
+            if let Some(owner) = &current_owner {
+                self.link(owner, &name.name);
+            }
+        }
+        self.note_trigger_time(previous_owner.as_ref(), current_owner.as_ref(), trigger_time);
+        self.changed
+            .extend(previous_owner.into_iter().chain(current_owner));
+        self.endpoint_count += current.as_ref().map_or(0, |slice| slice.endpoints.len());
+        let previous = match current {
+            Some(slice) => self.slices.insert(name, slice),
+            None => self.slices.remove(&name),
+        };
+        self.endpoint_count -= previous.map_or(0, |slice| slice.endpoints.len());
+    }
+
+    /// Upstream's rule: the time in a slice that goes is that of some earlier change, so it is not counted, nor are those
+    /// noted for its Service so far.
+    fn note_trigger_time(
+        &mut self,
+        previous: Option<&NamespacedName>,
+        current: Option<&NamespacedName>,
+        time: Option<UnixNanos>,
+    ) {
+        if let Some(previous) = previous.filter(|previous| current != Some(*previous)) {
+            self.trigger_times.remove(previous);
+        }
+        if let (Some(current), Some(time)) = (current, time) {
+            self.trigger_times.entry(current.clone()).or_default().push(time);
+        }
+    }
+
+    fn link(&mut self, service: &NamespacedName, slice: &Arc<str>) {
+        let names = self
+            .by_service
+            .entry(service.clone())
+            .or_insert_with(|| Vec::with_capacity(1));
+        if let Err(index) = names.binary_search(slice) {
+            names.insert(index, slice.clone());
+        }
+    }
+
+    fn unlink(&mut self, service: &NamespacedName, slice: &Arc<str>) {
+        let Some(names) = self.by_service.get_mut(service) else {
+            return;
+        };
+        names.retain(|name| name != slice);
+        if names.is_empty() {
+            self.by_service.remove(service);
+        }
+    }
+}
+
+impl CachedSlice {
+    /// What is kept of a slice; nothing of one without a Service or with names for addresses.
+    fn new(slice: EndpointSlice, strings: &mut Interner<str>, hints: &mut Interner<Hints>) -> Option<Self> {
+        let service = slice.service.filter(|service| !service.is_empty())?;
+        let family = match slice.address_type {
+            AddressType::Ipv4 => IpFamily::V4,
+            AddressType::Ipv6 => IpFamily::V6,
+            AddressType::Fqdn => return None,
+        };
+        let endpoints = slice.endpoints.into_iter();
+        let ports = slice.ports.into_iter();
+        Some(Self {
+            service: strings.intern(&service),
+            family,
+            endpoints: endpoints
+                .filter_map(|e| CachedEndpoint::new(e, family, strings, hints))
+                .collect(),
+            ports: ports
+                .filter_map(|port| {
+                    Some(CachedPort {
+                        name: strings.intern(&port.name),
+                        protocol: port.protocol,
+                        port: port.port?,
+                    })
+                })
+                .collect(),
+        })
+    }
+
+    fn service_name(&self, slice: &NamespacedName) -> NamespacedName {
+        NamespacedName {
+            namespace: slice.namespace.clone(),
+            name: self.service.clone(),
+        }
+    }
+}
+
+impl CachedEndpoint {
+    /// What is kept of an endpoint; nothing of one without an address of the slice's family.
+    fn new(
+        endpoint: SliceEndpoint,
+        family: IpFamily,
+        strings: &mut Interner<str>,
+        hints: &mut Interner<Hints>,
+    ) -> Option<Self> {
+        let address = endpoint.addresses.first()?.to_canonical();
+        if IpFamily::of(address) != family {
+            return None;
+        }
+        let mut shared = |names: Vec<Arc<str>>| names.iter().map(|name| strings.intern(name)).collect();
+        let kept = Hints {
+            zones: shared(endpoint.zone_hints),
+            nodes: shared(endpoint.node_hints),
+        };
+        Some(Self {
+            address,
+            conditions: Conditions {
+                ready: endpoint.ready,
+                serving: endpoint.serving,
+                terminating: endpoint.terminating,
+            },
+            node_name: endpoint.node_name.map(|name| strings.intern(&name)),
+            hints: (kept != Hints::default()).then(|| hints.intern(&Arc::new(kept))),
+        })
+    }
+
+    fn info(&self, address: SocketAddr, node_name: &str) -> EndpointInfo<'_> {
+        EndpointInfo {
+            address,
+            is_local: !node_name.is_empty() && self.node_name.as_deref() == Some(node_name),
+            conditions: self.conditions,
+            hints: self.hints.as_deref(),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! How traffic of local pods is told from other traffic: `detectLocalMode`, resolved with the Node.
+
+use ipnet::IpNet;
+
+use super::{DetectLocalMode, IpFamily, LocalTrafficDetector, ModelSettings, Node};
+
+/// Upstream's `getLocalDetectors` (cmd/kube-proxy/app/server_linux.go). NodeCIDR knows no source before the Node.
+pub(super) fn local_traffic_detector(settings: &ModelSettings, node: Option<&Node>) -> LocalTrafficDetector {
+    match &settings.detect_local {
+        DetectLocalMode::ClusterCidr => by_cidrs(&settings.cluster_cidrs),
+        DetectLocalMode::NodeCidr => by_cidrs(node.map_or(&[], |node| &node.pod_cidrs)),
+        DetectLocalMode::BridgeInterface(bridge) => LocalTrafficDetector::BridgeInterface(bridge.clone()),
+        DetectLocalMode::InterfaceNamePrefix(prefix) => {
+            LocalTrafficDetector::InterfaceNamePrefix(prefix.clone())
+        }
+    }
+}
+
+/// As upstream, only the first range of each family counts.
+fn by_cidrs(cidrs: &[IpNet]) -> LocalTrafficDetector {
+    let first = |family| {
+        cidrs
+            .iter()
+            .find(|cidr| IpFamily::of(cidr.addr()) == family)
+            .map(IpNet::trunc)
+    };
+    let cidrs: Vec<_> = IpFamily::ALL.into_iter().filter_map(first).collect();
+    if cidrs.is_empty() {
+        LocalTrafficDetector::None
+    } else {
+        LocalTrafficDetector::Cidrs(cidrs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing::{cidrs, node, settings};
+
+    fn detect(mode: DetectLocalMode, cluster_cidrs: &[&str], node: Option<&Node>) -> LocalTrafficDetector {
+        let settings = ModelSettings {
+            detect_local: mode,
+            cluster_cidrs: cidrs(cluster_cidrs),
+            ..settings()
+        };
+        local_traffic_detector(&settings, node)
+    }
+
+    #[test]
+    fn cluster_cidr_counts_the_first_range_of_each_family() {
+        let ranges = ["10.244.0.0/16", "fd44::/16", "10.9.0.0/16"];
+        assert_eq!(
+            detect(DetectLocalMode::ClusterCidr, &ranges, None),
+            LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16", "fd44::/16"]))
+        );
+    }
+
+    #[test]
+    fn without_a_range_nothing_is_detected() {
+        assert_eq!(
+            detect(DetectLocalMode::ClusterCidr, &[], Some(&node("n1"))),
+            LocalTrafficDetector::None
+        );
+        assert_eq!(
+            detect(DetectLocalMode::NodeCidr, &["10.244.0.0/16"], None),
+            LocalTrafficDetector::None
+        );
+    }
+
+    #[test]
+    fn node_cidr_takes_the_ranges_of_the_node() {
+        let node = Node {
+            pod_cidrs: cidrs(&["10.244.1.0/24", "fd44:1::/64"]),
+            ..node("n1")
+        };
+        assert_eq!(
+            detect(DetectLocalMode::NodeCidr, &["10.244.0.0/16"], Some(&node)),
+            LocalTrafficDetector::Cidrs(node.pod_cidrs.clone())
+        );
+    }
+
+    #[test]
+    fn interfaces_are_taken_as_configured() {
+        assert_eq!(
+            detect(DetectLocalMode::BridgeInterface("cbr0".into()), &[], None),
+            LocalTrafficDetector::BridgeInterface("cbr0".into())
+        );
+        assert_eq!(
+            detect(DetectLocalMode::InterfaceNamePrefix("veth".into()), &[], None),
+            LocalTrafficDetector::InterfaceNamePrefix("veth".into())
+        );
+    }
+}

@@ -1,0 +1,127 @@
+//! On which of the node's addresses node ports are served: `nodePortAddresses` over the kernel's addresses.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use ipnet::IpNet;
+
+use super::{IpFamily, Node, NodePortAddresses, node_view::node_ip};
+
+/// Upstream's `NodePortAddresses.GetNodeIPs` (pkg/proxy/util/nodeport_addresses.go): a family without a range serves all
+/// its addresses, even when the other family has one.
+pub(super) fn node_port_addresses(
+    settings: &NodePortAddresses,
+    node: Option<&Node>,
+    local: &BTreeSet<IpAddr>,
+) -> BTreeSet<IpAddr> {
+    let ranges = ranges(settings, node);
+    let served = |address: &IpAddr| {
+        let mut of_family = ranges
+            .iter()
+            .filter(|range| IpFamily::of(range.addr()) == IpFamily::of(*address))
+            .peekable();
+        of_family.peek().is_none() || of_family.any(|range| range.contains(address))
+    };
+    local.iter().copied().filter(served).collect()
+}
+
+/// As upstream, `primary` means the addresses in the Node object, read as ranges; loopback ones do not count.
+fn ranges(settings: &NodePortAddresses, node: Option<&Node>) -> Vec<IpNet> {
+    match settings {
+        NodePortAddresses::All => Vec::new(),
+        NodePortAddresses::Cidrs(cidrs) => cidrs.clone(),
+        NodePortAddresses::Primary { cidrs } => {
+            let own = IpFamily::ALL
+                .into_iter()
+                .filter_map(|family| node_ip(node?, family));
+            own.filter(|ip| !ip.is_loopback())
+                .map(IpNet::from)
+                .chain(cidrs.iter().copied())
+                .collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{
+        NodeAddressType,
+        testing::{cidrs, ip, node},
+    };
+
+    const LOCAL: [&str; 6] = [
+        "127.0.0.1",
+        "::1",
+        "192.168.57.11",
+        "192.168.57.111",
+        "10.244.1.1",
+        "fd57::11",
+    ];
+
+    fn served(settings: &NodePortAddresses, node: Option<&Node>) -> Vec<String> {
+        let local = LOCAL.into_iter().map(ip).collect();
+        node_port_addresses(settings, node, &local)
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    #[test]
+    fn unset_serves_every_address_loopback_included() {
+        assert_eq!(served(&NodePortAddresses::All, None).len(), LOCAL.len());
+    }
+
+    #[test]
+    fn ranges_narrow_each_family_by_itself() {
+        for (ranges, wanted) in [
+            (vec!["192.168.57.0/28"], vec!["192.168.57.11", "::1", "fd57::11"]),
+            (
+                vec!["192.168.57.0/24", "fd57::/64"],
+                vec!["192.168.57.11", "192.168.57.111", "fd57::11"],
+            ),
+            (vec!["127.0.0.0/8", "::1/128"], vec!["127.0.0.1", "::1"]),
+            (
+                vec!["0.0.0.0/0", "1.2.3.0/24", "fd00::/64"],
+                vec!["10.244.1.1", "127.0.0.1", "192.168.57.11", "192.168.57.111"],
+            ),
+            (vec!["172.16.0.0/12", "fd00::/64"], vec![]),
+        ] {
+            assert_eq!(
+                served(&NodePortAddresses::Cidrs(cidrs(&ranges)), None),
+                wanted,
+                "{ranges:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn primary_serves_the_address_of_the_node_object_in_each_family() {
+        let addresses = ["192.168.57.11", "fd57::11", "192.168.57.111"].map(ip);
+        let addresses = addresses.map(|ip| (NodeAddressType::InternalIp, ip)).to_vec();
+        let node = Node {
+            addresses,
+            ..node("n1")
+        };
+        let primary = |ranges: &[&str]| NodePortAddresses::Primary { cidrs: cidrs(ranges) };
+        assert_eq!(served(&primary(&[]), Some(&node)), ["192.168.57.11", "fd57::11"]);
+        assert_eq!(
+            served(&primary(&["127.0.0.0/8"]), Some(&node)),
+            ["127.0.0.1", "192.168.57.11", "fd57::11"]
+        );
+    }
+
+    #[test]
+    fn primary_of_a_family_the_node_object_has_no_address_of_serves_all_of_it() {
+        let addresses = vec![(NodeAddressType::InternalIp, ip("192.168.57.11"))];
+        let node = Node {
+            addresses,
+            ..node("n1")
+        };
+        let primary = NodePortAddresses::Primary { cidrs: Vec::new() };
+        assert_eq!(
+            served(&primary, Some(&node)),
+            ["192.168.57.11", "::1", "fd57::11"]
+        );
+        assert_eq!(served(&primary, None).len(), LOCAL.len());
+    }
+}

@@ -1,0 +1,152 @@
+//! What this node knows of itself: the Node object, the kernel's addresses and the configuration in one.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{
+    IpFamily, ModelSettings, Node, NodeAddressType, NodeFacts, NodeView,
+    local_detector::local_traffic_detector, node_port_addresses::node_port_addresses,
+};
+
+/// Resolves the node's view of itself.
+pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &NodeFacts) -> NodeView {
+    let local_addresses = facts.addresses.iter().map(|entry| entry.address).collect();
+    let primary = |family| {
+        Some((
+            family,
+            node.and_then(|n| node_ip(n, family))
+                .or_else(|| kernel_ip(facts, family))?,
+        ))
+    };
+    NodeView {
+        node_port_addresses: node_port_addresses(&settings.node_port_addresses, node, &local_addresses),
+        local_addresses,
+        primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
+        pod_cidrs: pod_cidrs(settings, node),
+        local_detector: local_traffic_detector(settings, node),
+        being_deleted: node.is_some_and(|node| node.being_deleted),
+    }
+}
+
+/// Upstream's `GetNodeHostIPs` (pkg/util/node/node.go), for one family: the first internal address, else the first
+/// external one.
+pub(super) fn node_ip(node: &Node, family: IpFamily) -> Option<IpAddr> {
+    let of_type = |wanted| {
+        let addresses = node
+            .addresses
+            .iter()
+            .filter(move |(address_type, _)| *address_type == wanted);
+        addresses
+            .map(|(_, address)| *address)
+            .find(|address| IpFamily::of(*address) == family)
+    };
+    of_type(NodeAddressType::InternalIp).or_else(|| of_type(NodeAddressType::ExternalIp))
+}
+
+/// A guess where the Node object names no address: the first on a link with a subnet, since host routes to pods and
+/// addresses of virtual services have the full prefix; else the first at all.
+fn kernel_ip(facts: &NodeFacts, family: IpFamily) -> Option<IpAddr> {
+    let candidates = facts.addresses.iter().filter(|entry| {
+        IpFamily::of(entry.address) == family && !entry.address.is_loopback() && &*entry.link != "lo"
+    });
+    let is_host_route = |prefix_len: u8| prefix_len >= if family == IpFamily::V4 { 32 } else { 128 };
+    candidates
+        .min_by_key(|entry| (is_host_route(entry.prefix_len), &entry.link, entry.address))
+        .map(|entry| entry.address)
+}
+
+fn pod_cidrs(settings: &ModelSettings, node: Option<&Node>) -> Vec<IpNet> {
+    let mut cidrs: Vec<IpNet> = Vec::new();
+    for cidr in node
+        .map_or(&[][..], |node| &node.pod_cidrs)
+        .iter()
+        .chain(&settings.cluster_cidrs)
+    {
+        let cidr = cidr.trunc();
+        if !cidrs.contains(&cidr) {
+            cidrs.push(cidr);
+        }
+    }
+    cidrs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing::{cidrs, facts, ip, node, settings};
+
+    #[test]
+    fn internal_addresses_of_the_node_object_go_before_external_ones() {
+        let addresses = vec![
+            (NodeAddressType::ExternalIp, ip("203.0.113.1")),
+            (NodeAddressType::InternalIp, ip("192.168.57.11")),
+            (NodeAddressType::InternalIp, ip("192.168.57.12")),
+            (NodeAddressType::ExternalIp, ip("2001:db8::1")),
+        ];
+        let view = node_view(
+            &settings(),
+            Some(&Node {
+                addresses,
+                ..node("n1")
+            }),
+            &NodeFacts::default(),
+        );
+        assert_eq!(view.primary_addresses[&IpFamily::V4], ip("192.168.57.11"));
+        assert_eq!(view.primary_addresses[&IpFamily::V6], ip("2001:db8::1"));
+    }
+
+    #[test]
+    fn without_a_node_object_the_kernel_says_which_address_is_primary() {
+        let facts = facts(&[
+            ("cali1", "10.244.1.1/32"),
+            ("eth0", "192.168.57.11/24"),
+            ("lo", "127.0.0.1/8"),
+            ("lo", "10.0.0.9/8"),
+        ]);
+        let view = node_view(&settings(), None, &facts);
+        assert_eq!(
+            view.primary_addresses.into_iter().collect::<Vec<_>>(),
+            [(IpFamily::V4, ip("192.168.57.11"))]
+        );
+    }
+
+    #[test]
+    fn every_kernel_address_is_local() {
+        let view = node_view(
+            &settings(),
+            None,
+            &facts(&[("lo", "127.0.0.1/8"), ("eth0", "fd57::11/64")]),
+        );
+        assert_eq!(
+            view.local_addresses.into_iter().collect::<Vec<_>>(),
+            ["127.0.0.1", "fd57::11"].map(ip)
+        );
+    }
+
+    #[test]
+    fn pods_live_in_the_nodes_ranges_and_the_clusters() {
+        let node = Node {
+            pod_cidrs: cidrs(&["10.244.1.0/24", "fd44:1::/64"]),
+            ..node("n1")
+        };
+        let settings = ModelSettings {
+            cluster_cidrs: cidrs(&["10.244.0.0/16", "10.244.1.0/24"]),
+            ..settings()
+        };
+        let view = node_view(&settings, Some(&node), &NodeFacts::default());
+        assert_eq!(
+            view.pod_cidrs,
+            cidrs(&["10.244.1.0/24", "fd44:1::/64", "10.244.0.0/16"])
+        );
+    }
+
+    #[test]
+    fn a_node_that_goes_away_says_so() {
+        let node = Node {
+            being_deleted: true,
+            ..node("n1")
+        };
+        assert!(node_view(&settings(), Some(&node), &NodeFacts::default()).being_deleted);
+    }
+}

@@ -1,0 +1,205 @@
+//! The Services known, and which of them changed since they were last resolved.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, btree_map::Entry},
+    mem,
+};
+
+use super::{Delta, NamespacedName, Service, ServiceType, intern::Interner};
+
+/// Upstream's `ServiceChangeTracker`: changes to one Service add up, and one that ends where it began is none.
+#[derive(Debug, Default)]
+pub(super) struct ServiceChangeTracker {
+    /// Services this proxy serves; those left out are not kept at all.
+    services: HashMap<NamespacedName, Box<Service>>,
+    /// Services that changed since [`Self::checkout_changes`], as they were then.
+    changes: BTreeMap<NamespacedName, Option<Box<Service>>>,
+}
+
+impl ServiceChangeTracker {
+    /// Takes in what a source said.
+    pub(super) fn update(&mut self, delta: Delta<Service>, strings: &mut Interner<str>) {
+        match delta {
+            Delta::Apply(service) => self.apply(service, strings),
+            Delta::Delete(name) => self.set(name, None),
+            Delta::Replace(services) => {
+                let listed: HashSet<_> = services.iter().map(|service| service.name.clone()).collect();
+                let gone: Vec<_> = self
+                    .services
+                    .keys()
+                    .filter(|name| !listed.contains(name))
+                    .cloned()
+                    .collect();
+                gone.into_iter().for_each(|name| self.set(name, None));
+                services
+                    .into_iter()
+                    .for_each(|service| self.apply(service, strings));
+            }
+        }
+    }
+
+    /// The Service of that name, if it is one to serve.
+    pub(super) fn get(&self, name: &NamespacedName) -> Option<&Service> {
+        self.services.get(name).map(Box::as_ref)
+    }
+
+    /// How many Services are served.
+    pub(super) fn len(&self) -> usize {
+        self.services.len()
+    }
+
+    /// The names of all Services.
+    pub(super) fn names(&self) -> impl Iterator<Item = &NamespacedName> {
+        self.services.keys()
+    }
+
+    /// The Services that changed since the last call, as they were then; none for those that were not.
+    pub(super) fn checkout_changes(&mut self) -> BTreeMap<NamespacedName, Option<Box<Service>>> {
+        mem::take(&mut self.changes)
+    }
+
+    fn apply(&mut self, mut service: Service, strings: &mut Interner<str>) {
+        if should_skip(&service) {
+            return self.set(service.name, None);
+        }
+        make_lean(&mut service, strings);
+        self.set(service.name.clone(), Some(Box::new(service)));
+    }
+
+    fn set(&mut self, name: NamespacedName, current: Option<Box<Service>>) {
+        if self.services.get(&name) == current.as_ref() {
+            return;
+        }
+        let replaced = match current {
+            Some(service) => self.services.insert(name.clone(), service),
+            None => self.services.remove(&name),
+        };
+        let current = self.services.get(&name);
+        match self.changes.entry(name) {
+            Entry::Vacant(change) => {
+                change.insert(replaced);
+            }
+            Entry::Occupied(change) if change.get().as_ref() == current => {
+                change.remove();
+            }
+            Entry::Occupied(_) => {}
+        }
+    }
+}
+
+/// Upstream's `ShouldSkipService`, and the labels that its informers select by.
+fn should_skip(service: &Service) -> bool {
+    service.excluded_by_label
+        || service.service_type == ServiceType::ExternalName
+        || service.cluster_ips.is_empty()
+}
+
+/// Shares the strings and gives back memory that decoding left over.
+fn make_lean(service: &mut Service, strings: &mut Interner<str>) {
+    strings.share(&mut service.name.namespace);
+    strings.share(&mut service.name.name);
+    service
+        .ports
+        .iter_mut()
+        .for_each(|port| strings.share(&mut port.name));
+    service.cluster_ips.shrink_to_fit();
+    service.external_ips.shrink_to_fit();
+    service.load_balancer_ingress.shrink_to_fit();
+    service.load_balancer_source_ranges.shrink_to_fit();
+    service.ports.shrink_to_fit();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing::service;
+
+    fn tracker(services: Vec<Service>) -> ServiceChangeTracker {
+        let mut tracker = ServiceChangeTracker::default();
+        tracker.update(Delta::Replace(services), &mut Interner::default());
+        tracker
+    }
+
+    fn apply(tracker: &mut ServiceChangeTracker, service: Service) {
+        tracker.update(Delta::Apply(service), &mut Interner::default());
+    }
+
+    #[test]
+    fn a_service_applied_again_unchanged_is_no_change() {
+        let web = service("default/web", "10.96.0.1");
+        let mut tracker = tracker(vec![web.clone()]);
+        assert_eq!(tracker.checkout_changes().len(), 1);
+        apply(&mut tracker, web.clone());
+        tracker.update(Delta::Replace(vec![web]), &mut Interner::default());
+        assert!(tracker.checkout_changes().is_empty());
+    }
+
+    #[test]
+    fn a_change_that_is_undone_is_no_change() {
+        let web = service("default/web", "10.96.0.1");
+        let mut tracker = tracker(vec![web.clone()]);
+        tracker.checkout_changes();
+        apply(&mut tracker, service("default/web", "10.96.0.2"));
+        apply(&mut tracker, web);
+        assert!(tracker.checkout_changes().is_empty());
+    }
+
+    #[test]
+    fn changes_remember_the_service_as_last_resolved() {
+        let web = service("default/web", "10.96.0.1");
+        let mut tracker = tracker(vec![web.clone()]);
+        tracker.checkout_changes();
+        apply(&mut tracker, service("default/web", "10.96.0.2"));
+        apply(&mut tracker, service("default/web", "10.96.0.3"));
+        assert_eq!(
+            tracker.checkout_changes().into_values().collect::<Vec<_>>(),
+            [Some(Box::new(web))]
+        );
+    }
+
+    #[test]
+    fn headless_external_name_and_excluded_services_are_left_out() {
+        let headless = Service {
+            cluster_ips: Vec::new(),
+            ..service("default/web", "10.96.0.1")
+        };
+        let name = Service {
+            service_type: ServiceType::ExternalName,
+            ..service("default/web", "10.96.0.1")
+        };
+        let excluded = Service {
+            excluded_by_label: true,
+            ..service("default/web", "10.96.0.1")
+        };
+        for left_out in [headless, name, excluded] {
+            let mut tracker = tracker(vec![left_out.clone()]);
+            assert_eq!(
+                (tracker.len(), tracker.checkout_changes().len()),
+                (0, 0),
+                "{left_out:?}"
+            );
+            apply(&mut tracker, service("default/web", "10.96.0.1"));
+            tracker.checkout_changes();
+            apply(&mut tracker, left_out.clone());
+            assert_eq!(
+                (tracker.len(), tracker.checkout_changes().len()),
+                (0, 1),
+                "{left_out:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_new_list_does_not_name_is_gone() {
+        let mut tracker = tracker(vec![service("a/x", "10.96.0.1"), service("a/y", "10.96.0.2")]);
+        tracker.checkout_changes();
+        tracker.update(
+            Delta::Replace(vec![service("a/y", "10.96.0.2")]),
+            &mut Interner::default(),
+        );
+        assert_eq!(
+            tracker.checkout_changes().into_keys().collect::<Vec<_>>(),
+            [NamespacedName::new("a", "x")]
+        );
+    }
+}

@@ -1,0 +1,183 @@
+//! What a Service's spec and status mean for one port in one family, before endpoints and before other Services.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    num::{NonZeroU16, NonZeroU32},
+};
+
+use ipnet::IpNet;
+
+use super::{
+    Frontend, FrontendKind, IpFamily, LoadBalancerIpMode, Service, ServicePort, ServicePortKey,
+    ServicePortName, ServiceType, SessionAffinity, TrafficPolicy,
+};
+
+/// Upstream's `BaseServicePortInfo` (pkg/proxy/serviceport.go).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ServicePortInfo {
+    /// The addresses the Service claims; another Service may win some of them.
+    pub(super) frontends: Vec<Frontend>,
+    pub(super) internal_policy: TrafficPolicy,
+    pub(super) external_policy: TrafficPolicy,
+    pub(super) affinity_timeout: Option<NonZeroU32>,
+    pub(super) source_ranges: Option<Vec<IpNet>>,
+    pub(super) health_check_node_port: Option<NonZeroU16>,
+}
+
+impl ServicePortInfo {
+    /// The port in a family in which the Service has a cluster IP.
+    pub(super) fn new(service: &Service, port: &ServicePort, family: IpFamily) -> Self {
+        let frontends = frontends(service, port, family);
+        let external_policy = if frontends.iter().any(is_external) {
+            external_policy(service)
+        } else {
+            TrafficPolicy::Cluster
+        };
+        Self {
+            frontends,
+            internal_policy: service.internal_traffic_policy,
+            external_policy,
+            affinity_timeout: match service.session_affinity {
+                SessionAffinity::None => None,
+                SessionAffinity::ClientIp { timeout_seconds } => Some(timeout_seconds),
+            },
+            source_ranges: source_ranges(service, family),
+            health_check_node_port: health_check_node_port(service),
+        }
+    }
+
+    /// Some traffic goes to endpoints of the whole cluster. That of pods and the node to external addresses does even
+    /// where externalTrafficPolicy is Local.
+    pub(super) fn uses_cluster_endpoints(&self) -> bool {
+        self.internal_policy == TrafficPolicy::Cluster || self.frontends.iter().any(is_external)
+    }
+
+    /// Some traffic goes to endpoints of this node only.
+    pub(super) fn uses_local_endpoints(&self) -> bool {
+        TrafficPolicy::Local == self.internal_policy || TrafficPolicy::Local == self.external_policy
+    }
+}
+
+/// The ports of a Service in every family it has a cluster IP of. Of two with one name and protocol, which the API does
+/// not allow, the later counts, as upstream.
+pub(super) fn ports(service: &Service) -> BTreeMap<ServicePortKey, &ServicePort> {
+    let families = IpFamily::ALL
+        .into_iter()
+        .filter(|family| cluster_ip(service, *family).is_some());
+    families
+        .flat_map(|family| {
+            service.ports.iter().map(move |port| {
+                let name = ServicePortName {
+                    service: service.name.clone(),
+                    port: port.name.clone(),
+                    protocol: port.protocol,
+                };
+                (ServicePortKey { name, family }, port)
+            })
+        })
+        .collect()
+}
+
+/// Every address of a port, sorted, none twice. An address named as two kinds is the one that [`precedence`] puts first:
+/// as a load-balancer IP it has source ranges, which naming it as an external IP too must not open.
+pub(super) fn frontends(service: &Service, port: &ServicePort, family: IpFamily) -> Vec<Frontend> {
+    let addressed = |kind, address| Frontend {
+        kind,
+        address: Some(address),
+        port: port.port,
+    };
+    let external = of_family(&service.external_ips, family);
+    let ingress = service.load_balancer_ingress.iter();
+    let vips = ingress
+        .filter(|ingress| ingress.ip_mode == LoadBalancerIpMode::Vip)
+        .map(|ingress| &ingress.ip);
+
+    let mut frontends: Vec<Frontend> = Vec::new();
+    frontends.extend(cluster_ip(service, family).map(|ip| addressed(FrontendKind::ClusterIp, ip)));
+    frontends.extend(port.node_port.map(|port| Frontend {
+        kind: FrontendKind::NodePort,
+        address: None,
+        port,
+    }));
+    frontends.extend(external.map(|ip| addressed(FrontendKind::ExternalIp, ip)));
+    frontends.extend(of_family(vips, family).map(|ip| addressed(FrontendKind::LoadBalancerIp, ip)));
+
+    frontends.sort_unstable_by_key(|frontend| (frontend.address, precedence(frontend.kind)));
+    frontends.dedup_by_key(|frontend| frontend.address);
+    frontends.sort_unstable();
+    frontends
+}
+
+/// Which kind keeps an address that is claimed as several, the smallest first: cluster IPs are allocated by the API
+/// server, load-balancer IPs reported by controllers, and external IPs written by anybody who may write Services
+/// (CVE-2020-8554).
+pub(super) const fn precedence(kind: FrontendKind) -> u8 {
+    match kind {
+        FrontendKind::ClusterIp => 0,
+        FrontendKind::LoadBalancerIp => 1,
+        FrontendKind::ExternalIp => 2,
+        FrontendKind::NodePort => 3,
+    }
+}
+
+fn cluster_ip(service: &Service, family: IpFamily) -> Option<IpAddr> {
+    of_family(&service.cluster_ips, family).next()
+}
+
+/// The addresses of a family; IPv4-mapped ones count as IPv4, as in Go's net package.
+fn of_family<'a>(
+    addresses: impl IntoIterator<Item = &'a IpAddr>,
+    family: IpFamily,
+) -> impl Iterator<Item = IpAddr> {
+    addresses
+        .into_iter()
+        .map(IpAddr::to_canonical)
+        .filter(move |address| IpFamily::of(*address) == family)
+}
+
+fn is_external(frontend: &Frontend) -> bool {
+    frontend.kind != FrontendKind::ClusterIp
+}
+
+/// Upstream's `ExternalPolicyLocal` (pkg/api/v1/service/util.go): the policy of Services that can be reached from outside.
+fn external_policy(service: &Service) -> TrafficPolicy {
+    let reachable = match service.service_type {
+        ServiceType::NodePort | ServiceType::LoadBalancer => true,
+        ServiceType::ClusterIp => !service.external_ips.is_empty(),
+        ServiceType::ExternalName => false,
+    };
+    if reachable {
+        service.external_traffic_policy
+    } else {
+        TrafficPolicy::Cluster
+    }
+}
+
+/// See [`super::ResolvedPort::source_ranges`]. A range of length 0 lets everybody of its family pass.
+fn source_ranges(service: &Service, family: IpFamily) -> Option<Vec<IpNet>> {
+    if service.load_balancer_source_ranges.is_empty() {
+        return None;
+    }
+    let mut ranges: Vec<IpNet> = Vec::new();
+    for range in &service.load_balancer_source_ranges {
+        if IpFamily::of(range.addr()) != family {
+            continue;
+        }
+        if range.prefix_len() == 0 {
+            return None;
+        }
+        let range = range.trunc();
+        if !ranges.contains(&range) {
+            ranges.push(range);
+        }
+    }
+    Some(ranges)
+}
+
+/// Upstream's `NeedsHealthCheck`.
+fn health_check_node_port(service: &Service) -> Option<NonZeroU16> {
+    let needed = service.service_type == ServiceType::LoadBalancer
+        && service.external_traffic_policy == TrafficPolicy::Local;
+    service.health_check_node_port.filter(|_| needed)
+}

@@ -1,0 +1,319 @@
+//! Generators over a small world: few names, addresses and ports, so that objects meet, collide and repeat; and among
+//! them what the API would refuse.
+
+use std::{fmt::Debug, net::IpAddr, num::NonZeroU32, sync::Arc};
+
+use proptest::{collection::vec, option, prelude::*, sample::select};
+
+use super::{THIS_NODE, World, cidrs, facts, ip, node, port_number};
+use crate::model::{
+    AddressType, Delta, DetectLocalMode, Dirty, EndpointSlice, LoadBalancerIngress, LoadBalancerIpMode,
+    ModelSettings, NamespacedName, Node, NodeAddressType, NodeFacts, NodePortAddresses, Protocol, Service,
+    ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, Snapshot, TrafficPolicy, UnixNanos,
+    WatchEvent,
+};
+
+const CLUSTER_IPS: [&str; 5] = ["10.96.0.1", "10.96.0.2", "fd96::1", "fd96::2", "::ffff:10.96.0.3"];
+const OUTER_IPS: [&str; 4] = ["198.51.100.1", "198.51.100.2", "2001:db8::1", "10.96.0.1"];
+const ENDPOINT_IPS: [&str; 8] = [
+    "10.244.1.1",
+    "10.244.1.2",
+    "10.244.2.1",
+    "10.244.2.2",
+    "fd44:1::1",
+    "fd44:2::1",
+    "0.0.0.0",
+    "::ffff:10.244.1.1",
+];
+const RANGES: [&str; 5] = [
+    "0.0.0.0/0",
+    "192.0.2.7/24",
+    "203.0.113.0/25",
+    "::/0",
+    "2001:db8::/32",
+];
+
+/// A small list of objects as the API could hold them, or nearly.
+pub fn world() -> impl Strategy<Value = World> {
+    events(0..24).prop_map(|events| {
+        let mut world = World::default();
+        events.into_iter().for_each(|event| world.apply(event));
+        world
+    })
+}
+
+/// Events in a row.
+pub fn events(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<WatchEvent>> {
+    vec(event(), count)
+}
+
+/// Any event; mostly of one object.
+pub fn event() -> impl Strategy<Value = WatchEvent> {
+    prop_oneof![
+        6 => delta(any_service().boxed(), service_name().boxed()).prop_map(WatchEvent::Services),
+        6 => delta(any_slice().boxed(), slice_name().boxed()).prop_map(WatchEvent::EndpointSlices),
+        1 => delta(any_node().boxed(), node_name().prop_map(|name| NamespacedName::new("", name)).boxed())
+            .prop_map(WatchEvent::Nodes),
+    ]
+}
+
+/// What some objects resolve to. Everything a [`crate::model::Model`] promises of a Snapshot holds.
+pub fn snapshot() -> impl Strategy<Value = Snapshot> {
+    snapshot_change().prop_map(|(snapshot, _, _)| snapshot)
+}
+
+/// A Snapshot, the next one, and what differs.
+pub fn snapshot_change() -> impl Strategy<Value = (Snapshot, Snapshot, Dirty)> {
+    (world(), any_settings(), any_facts(), events(0..6)).prop_map(|(world, settings, facts, events)| {
+        let mut model = world.model(&settings, &facts);
+        let before = model.snapshot().clone();
+        events.into_iter().for_each(|event| model.apply(event));
+        let dirty = model.resolve();
+        (before, model.snapshot().clone(), dirty)
+    })
+}
+
+/// Any configuration, always on [`THIS_NODE`].
+pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
+    let detect_local = prop_oneof![
+        Just(DetectLocalMode::ClusterCidr),
+        Just(DetectLocalMode::NodeCidr),
+        Just(DetectLocalMode::BridgeInterface("cbr0".into())),
+        Just(DetectLocalMode::InterfaceNamePrefix("veth".into())),
+    ];
+    let node_port_addresses = prop_oneof![
+        3 => Just(NodePortAddresses::All),
+        1 => node_ranges().prop_map(|cidrs| NodePortAddresses::Primary { cidrs }),
+        1 => node_ranges().prop_map(NodePortAddresses::Cidrs),
+    ];
+    (detect_local, node_port_addresses).prop_map(|(detect_local, node_port_addresses)| ModelSettings {
+        node_name: THIS_NODE.into(),
+        cluster_cidrs: cidrs(&["10.244.0.0/16", "fd44::/16"]),
+        detect_local,
+        node_port_addresses,
+    })
+}
+
+/// Any addresses of this node.
+pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
+    let addresses = [
+        ("lo", "127.0.0.1/8"),
+        ("lo", "::1/128"),
+        ("eth0", "192.168.57.11/24"),
+        ("eth0", "fd57::11/64"),
+        ("veth1", "10.244.1.1/32"),
+    ];
+    proptest::sample::subsequence(addresses.to_vec(), 0..=addresses.len())
+        .prop_map(|addresses| facts(&addresses))
+}
+
+/// Any Service.
+pub fn any_service() -> impl Strategy<Value = Service> {
+    let service_type = of([
+        ServiceType::ClusterIp,
+        ServiceType::ClusterIp,
+        ServiceType::NodePort,
+        ServiceType::LoadBalancer,
+        ServiceType::ExternalName,
+    ]);
+    let identity = (service_name(), service_type, prop::bool::weighted(0.05));
+    let addresses = (
+        vec(address(&CLUSTER_IPS), 0..3),
+        vec(address(&OUTER_IPS), 0..3),
+        vec(ingress(), 0..3),
+        vec(of(RANGES).prop_map(|range| cidrs(&[range])[0]), 0..3),
+    );
+    let policies = (
+        session_affinity(),
+        policy(),
+        policy(),
+        option::of(port(32_000..32_002)),
+    );
+    (identity, addresses, vec(any_service_port(), 0..3), policies).prop_map(
+        |((name, service_type, excluded_by_label), addresses, ports, policies)| Service {
+            name,
+            service_type,
+            cluster_ips: addresses.0,
+            external_ips: addresses.1,
+            load_balancer_ingress: addresses.2,
+            load_balancer_source_ranges: addresses.3,
+            ports,
+            session_affinity: policies.0,
+            internal_traffic_policy: policies.1,
+            external_traffic_policy: policies.2,
+            health_check_node_port: policies.3,
+            excluded_by_label,
+        },
+    )
+}
+
+/// Any EndpointSlice.
+pub fn any_slice() -> impl Strategy<Value = EndpointSlice> {
+    let address_type = of([
+        AddressType::Ipv4,
+        AddressType::Ipv4,
+        AddressType::Ipv6,
+        AddressType::Fqdn,
+    ]);
+    let owner = option::weighted(0.95, of(["x", "y", "z"]));
+    let time = option::of((1..1_000_u64).prop_map(UnixNanos));
+    (
+        slice_name(),
+        owner,
+        address_type,
+        vec(any_endpoint(), 0..6),
+        vec(any_slice_port(), 0..3),
+        time,
+    )
+        .prop_map(
+            |(name, service, address_type, endpoints, ports, last_change_trigger_time)| EndpointSlice {
+                name,
+                service: service.map(Arc::from),
+                address_type,
+                endpoints,
+                ports,
+                last_change_trigger_time,
+            },
+        )
+}
+
+/// Any Node, most often this one.
+pub fn any_node() -> impl Strategy<Value = Node> {
+    let ranges = proptest::sample::subsequence(vec!["10.244.1.0/24", "fd44:1::/64"], 0..=2);
+    let address_type = of([NodeAddressType::InternalIp, NodeAddressType::ExternalIp]);
+    let address = address(&["192.168.57.11", "fd57::11", "203.0.113.9", "127.0.0.1"]);
+    (
+        node_name(),
+        option::of(zone()),
+        ranges,
+        vec((address_type, address), 0..4),
+        any::<bool>(),
+    )
+        .prop_map(|(name, zone, ranges, addresses, being_deleted)| Node {
+            zone,
+            pod_cidrs: cidrs(&ranges),
+            addresses,
+            being_deleted,
+            ..node(&name)
+        })
+}
+
+fn any_service_port() -> impl Strategy<Value = ServicePort> {
+    (
+        port_name(),
+        protocol(),
+        port(80..83),
+        option::of(port(30_001..30_004)),
+    )
+        .prop_map(|(name, protocol, port, node_port)| ServicePort {
+            name,
+            protocol,
+            port,
+            node_port,
+        })
+}
+
+fn any_slice_port() -> impl Strategy<Value = SlicePort> {
+    (port_name(), protocol(), option::weighted(0.9, port(8080..8082)))
+        .prop_map(|(name, protocol, port)| SlicePort { name, protocol, port })
+}
+
+fn any_endpoint() -> impl Strategy<Value = SliceEndpoint> {
+    let conditions = (
+        prop::bool::weighted(0.6),
+        any::<bool>(),
+        prop::bool::weighted(0.3),
+    );
+    let place = (option::of(node_name()), option::of(zone()));
+    let hints = (vec(zone(), 0..3), vec(node_name(), 0..2));
+    (vec(address(&ENDPOINT_IPS), 0..3), conditions, place, hints).prop_map(
+        |(addresses, (ready, serving, terminating), (node_name, zone), (zone_hints, node_hints))| {
+            SliceEndpoint {
+                addresses,
+                ready,
+                serving,
+                terminating,
+                node_name,
+                zone,
+                zone_hints,
+                node_hints,
+            }
+        },
+    )
+}
+
+fn ingress() -> impl Strategy<Value = LoadBalancerIngress> {
+    let ip_mode = of([
+        LoadBalancerIpMode::Vip,
+        LoadBalancerIpMode::Vip,
+        LoadBalancerIpMode::Proxy,
+    ]);
+    (address(&OUTER_IPS), ip_mode).prop_map(|(ip, ip_mode)| LoadBalancerIngress { ip, ip_mode })
+}
+
+fn delta<T: Debug + Clone + 'static>(
+    object: BoxedStrategy<T>,
+    name: BoxedStrategy<NamespacedName>,
+) -> impl Strategy<Value = Delta<T>> {
+    prop_oneof![
+        8 => object.clone().prop_map(Delta::Apply),
+        3 => name.prop_map(Delta::Delete),
+        1 => vec(object, 0..4).prop_map(Delta::Replace),
+    ]
+}
+
+fn session_affinity() -> impl Strategy<Value = SessionAffinity> {
+    let seconds = NonZeroU32::MIN.saturating_add(10_799);
+    of([
+        SessionAffinity::None,
+        SessionAffinity::ClientIp {
+            timeout_seconds: seconds,
+        },
+    ])
+}
+
+fn node_ranges() -> impl Strategy<Value = Vec<ipnet::IpNet>> {
+    let ranges = vec!["192.168.57.0/24", "127.0.0.0/8", "fd57::/64", "0.0.0.0/0"];
+    proptest::sample::subsequence(ranges, 0..3).prop_map(|ranges| cidrs(&ranges))
+}
+
+fn service_name() -> impl Strategy<Value = NamespacedName> {
+    (of(["a", "b"]), of(["x", "y", "z"])).prop_map(|(namespace, name)| NamespacedName::new(namespace, name))
+}
+
+fn slice_name() -> impl Strategy<Value = NamespacedName> {
+    (of(["a", "b"]), of(["s1", "s2", "s3", "s4"]))
+        .prop_map(|(namespace, name)| NamespacedName::new(namespace, name))
+}
+
+fn node_name() -> impl Strategy<Value = Arc<str>> {
+    of([THIS_NODE, THIS_NODE, "n2"]).prop_map(Arc::from)
+}
+
+fn zone() -> impl Strategy<Value = Arc<str>> {
+    of(["east", "west"]).prop_map(Arc::from)
+}
+
+fn port_name() -> impl Strategy<Value = Arc<str>> {
+    of(["", "p"]).prop_map(Arc::from)
+}
+
+fn protocol() -> impl Strategy<Value = Protocol> {
+    of([Protocol::Tcp, Protocol::Udp, Protocol::Sctp])
+}
+
+fn policy() -> impl Strategy<Value = TrafficPolicy> {
+    of([TrafficPolicy::Cluster, TrafficPolicy::Local])
+}
+
+fn port(range: std::ops::Range<u16>) -> impl Strategy<Value = std::num::NonZeroU16> {
+    range.prop_map(port_number)
+}
+
+fn address(pool: &'static [&'static str]) -> impl Strategy<Value = IpAddr> {
+    select(pool).prop_map(ip)
+}
+
+fn of<T: Clone + Debug + 'static, const N: usize>(choices: [T; N]) -> impl Strategy<Value = T> + Clone {
+    select(choices.to_vec())
+}

@@ -1,0 +1,341 @@
+//! Rules about Services: addresses and their kinds, families, policies, source ranges, conflicts, health checks.
+
+use super::*;
+
+fn load_balancer(name: &str, cluster_ip: &str, ingress: &[&str]) -> Service {
+    let vip = |address: &&str| LoadBalancerIngress {
+        ip: ip(address),
+        ip_mode: LoadBalancerIpMode::Vip,
+    };
+    Service {
+        service_type: ServiceType::LoadBalancer,
+        load_balancer_ingress: ingress.iter().map(vip).collect(),
+        ..service(name, cluster_ip)
+    }
+}
+
+fn with_external_ip(name: &str, cluster_ip: &str, external_ip: &str) -> Service {
+    Service {
+        external_ips: ips(&[external_ip]),
+        ..service(name, cluster_ip)
+    }
+}
+
+#[test]
+fn a_service_is_reached_by_all_its_addresses_split_by_family() {
+    let mut web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1", "2001:db8::1"]);
+    web.cluster_ips.push(ip("fd96::1"));
+    web.external_ips = ips(&["192.0.2.1", "192.0.2.1", "2001:db8::2"]);
+    web.ports[0].node_port = Some(port_number(30_080));
+    let model = model(vec![web], vec![], vec![]);
+    let ports: Vec<_> = model
+        .snapshot()
+        .ports
+        .iter()
+        .map(|(key, port)| (key.to_string(), shown(port)))
+        .collect();
+    let v4 = [
+        "ClusterIp 10.96.0.1:80",
+        "NodePort *:30080",
+        "ExternalIp 192.0.2.1:80",
+        "LoadBalancerIp 198.51.100.1:80",
+    ];
+    let v6 = [
+        "ClusterIp [fd96::1]:80",
+        "NodePort *:30080",
+        "ExternalIp [2001:db8::2]:80",
+        "LoadBalancerIp [2001:db8::1]:80",
+    ];
+    let wanted = [("a/x TCP IPv4", v4), ("a/x TCP IPv6", v6)];
+    assert_eq!(
+        ports,
+        wanted.map(|(key, list)| (key.to_owned(), list.map(str::to_owned).to_vec()))
+    );
+}
+
+#[test]
+fn a_family_without_a_cluster_ip_is_not_served() {
+    let web = load_balancer("a/x", "10.96.0.1", &["2001:db8::1"]);
+    let model = model(vec![web], vec![], vec![]);
+    assert_eq!(
+        model
+            .snapshot()
+            .ports
+            .keys()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>(),
+        ["a/x TCP IPv4"]
+    );
+}
+
+#[test]
+fn load_balancers_that_proxy_keep_their_address() {
+    let mut web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1", "198.51.100.2"]);
+    web.load_balancer_ingress[0].ip_mode = LoadBalancerIpMode::Proxy;
+    assert_eq!(
+        shown(&resolved(web, vec![])),
+        ["ClusterIp 10.96.0.1:80", "LoadBalancerIp 198.51.100.2:80"]
+    );
+}
+
+#[test]
+fn mapped_addresses_count_as_ipv4() {
+    let web = service("a/x", "::ffff:10.96.0.1");
+    assert_eq!(shown(&resolved(web, vec![])), ["ClusterIp 10.96.0.1:80"]);
+}
+
+#[test]
+fn of_two_ports_with_one_name_and_protocol_the_later_counts() {
+    let mut web = service("a/x", "10.96.0.1");
+    web.ports.push(service_port("", Protocol::Tcp, 81));
+    web.ports.push(service_port("", Protocol::Udp, 82));
+    let model = model(vec![web], vec![], vec![]);
+    assert_eq!(
+        shown(&model.snapshot().ports[&key("a/x", "")]),
+        ["ClusterIp 10.96.0.1:81"]
+    );
+    assert_eq!(model.snapshot().ports.len(), 2);
+}
+
+#[test]
+fn source_ranges_are_split_by_family() {
+    let ranges_of = |ranges: &[&str]| {
+        let web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1"]);
+        resolved(
+            Service {
+                load_balancer_source_ranges: cidrs(ranges),
+                ..web
+            },
+            vec![],
+        )
+        .source_ranges
+    };
+    assert_eq!(ranges_of(&[]), None);
+    let both = ranges_of(&["203.0.113.0/25", "2001:db8::/32", "10.1.2.3/8", "10.0.0.0/8"]);
+    assert_eq!(both, Some(cidrs(&["203.0.113.0/25", "10.0.0.0/8"])));
+    assert_eq!(ranges_of(&["2001:db8::/32"]), Some(Vec::new()));
+    assert_eq!(
+        ranges_of(&["203.0.113.0/25", "0.0.0.0/0"]),
+        None,
+        "a range of everybody restricts nobody"
+    );
+    assert_eq!(
+        ranges_of(&["::/0"]),
+        Some(Vec::new()),
+        "everybody of the other family"
+    );
+}
+
+#[test]
+fn affinity_and_policies_are_taken_over() {
+    let timeout_seconds = std::num::NonZeroU32::MIN;
+    let web = Service {
+        session_affinity: SessionAffinity::ClientIp { timeout_seconds },
+        internal_traffic_policy: TrafficPolicy::Local,
+        external_traffic_policy: TrafficPolicy::Local,
+        ..with_external_ip("a/x", "10.96.0.1", "192.0.2.1")
+    };
+    let port = resolved(web, vec![]);
+    assert_eq!(port.affinity_timeout, Some(timeout_seconds));
+    assert_eq!(
+        (port.internal_policy, port.external_policy),
+        (TrafficPolicy::Local, TrafficPolicy::Local)
+    );
+}
+
+#[test]
+fn external_traffic_policy_means_nothing_without_a_way_in_from_outside() {
+    let web = Service {
+        external_traffic_policy: TrafficPolicy::Local,
+        ..service("a/x", "10.96.0.1")
+    };
+    assert_eq!(resolved(web, vec![]).external_policy, TrafficPolicy::Cluster);
+}
+
+#[test]
+fn an_address_claimed_as_two_kinds_by_one_service_stays_behind_its_source_ranges() {
+    let mut web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1"]);
+    web.external_ips = ips(&["198.51.100.1", "10.96.0.1"]);
+    assert_eq!(
+        shown(&resolved(web, vec![])),
+        ["ClusterIp 10.96.0.1:80", "LoadBalancerIp 198.51.100.1:80"]
+    );
+}
+
+#[test]
+fn of_services_that_claim_one_address_the_smaller_name_keeps_it() {
+    let (x, y) = (
+        with_external_ip("a/x", "10.96.0.1", "192.0.2.1"),
+        with_external_ip("a/y", "10.96.0.2", "192.0.2.1"),
+    );
+    let mut model = model(vec![y], vec![], vec![]);
+    assert_eq!(
+        shown(&model.snapshot().ports[&key("a/y", "")]),
+        ["ClusterIp 10.96.0.2:80", "ExternalIp 192.0.2.1:80"]
+    );
+
+    let dirty = apply_service(&mut model, x);
+    assert_eq!(dirty_ports(&dirty), ["a/x TCP IPv4", "a/y TCP IPv4"]);
+    assert_eq!(
+        shown(&model.snapshot().ports[&key("a/y", "")]),
+        ["ClusterIp 10.96.0.2:80"]
+    );
+    let conflict = model.conflicts().next().expect("one conflict");
+    assert_eq!((conflict.owner, conflict.loser), (key("a/x", ""), key("a/y", "")));
+
+    model.apply(WatchEvent::Services(Delta::Delete(namespaced("a/x"))));
+    assert_eq!(dirty_ports(&model.resolve()), ["a/x TCP IPv4", "a/y TCP IPv4"]);
+    assert_eq!(
+        shown(&model.snapshot().ports[&key("a/y", "")]),
+        ["ClusterIp 10.96.0.2:80", "ExternalIp 192.0.2.1:80"]
+    );
+    assert_eq!(model.conflicts().count(), 0);
+}
+
+#[test]
+fn nobody_takes_a_cluster_ip_by_claiming_it_as_an_external_one() {
+    let thief = with_external_ip("a/thief", "10.96.0.9", "10.96.0.1");
+    let other = load_balancer("b/lb", "10.96.0.8", &["10.96.0.1"]);
+    let model = model(
+        vec![thief, other, service("z/victim", "10.96.0.1")],
+        vec![],
+        vec![],
+    );
+    assert_eq!(
+        shown(&model.snapshot().ports[&key("z/victim", "")]),
+        ["ClusterIp 10.96.0.1:80"]
+    );
+    assert_eq!(
+        shown(&model.snapshot().ports[&key("a/thief", "")]),
+        ["ClusterIp 10.96.0.9:80"]
+    );
+    assert_eq!(
+        shown(&model.snapshot().ports[&key("b/lb", "")]),
+        ["ClusterIp 10.96.0.8:80"]
+    );
+}
+
+#[test]
+fn a_load_balancer_address_goes_before_an_external_ip() {
+    let model = model(
+        vec![
+            with_external_ip("a/x", "10.96.0.1", "198.51.100.1"),
+            load_balancer("b/y", "10.96.0.2", &["198.51.100.1"]),
+        ],
+        vec![],
+        vec![],
+    );
+    assert_eq!(
+        shown(&model.snapshot().ports[&key("a/x", "")]),
+        ["ClusterIp 10.96.0.1:80"]
+    );
+    assert_eq!(model.snapshot().ports[&key("b/y", "")].frontends.len(), 2);
+}
+
+#[test]
+fn one_port_number_may_be_claimed_for_each_protocol() {
+    let mut dns = with_external_ip("a/x", "10.96.0.1", "192.0.2.1");
+    dns.service_type = ServiceType::NodePort;
+    dns.ports[0].node_port = Some(port_number(30_053));
+    dns.ports.push(ServicePort {
+        name: "udp".into(),
+        protocol: Protocol::Udp,
+        ..dns.ports[0].clone()
+    });
+    let model = model(vec![dns], vec![], vec![]);
+    assert!(
+        model
+            .snapshot()
+            .ports
+            .values()
+            .all(|port| port.frontends.len() == 3)
+    );
+}
+
+#[test]
+fn of_services_that_claim_one_node_port_the_smaller_name_keeps_it() {
+    let with_node_port = |name: &str, cluster_ip: &str| {
+        let mut service = Service {
+            service_type: ServiceType::NodePort,
+            ..service(name, cluster_ip)
+        };
+        service.ports[0].node_port = Some(port_number(30_080));
+        service
+    };
+    let model = model(
+        vec![
+            with_node_port("b/x", "10.96.0.1"),
+            with_node_port("a/y", "10.96.0.2"),
+        ],
+        vec![],
+        vec![],
+    );
+    assert_eq!(
+        shown(&model.snapshot().ports[&key("b/x", "")]),
+        ["ClusterIp 10.96.0.1:80"]
+    );
+    assert_eq!(
+        shown(&model.snapshot().ports[&key("a/y", "")]),
+        ["ClusterIp 10.96.0.2:80", "NodePort *:30080"]
+    );
+}
+
+#[test]
+fn losing_an_address_changes_no_policy_and_no_endpoint() {
+    let mut y = with_external_ip("a/y", "10.96.0.2", "192.0.2.1");
+    y.external_traffic_policy = TrafficPolicy::Local;
+    let slices = vec![slice("a/s", "y", vec![endpoint("10.244.1.1").on(THIS_NODE)])];
+    let mut model = model(vec![y], slices, vec![]);
+    let before = model.snapshot().ports[&key("a/y", "")].as_ref().clone();
+    apply_service(&mut model, with_external_ip("a/x", "10.96.0.1", "192.0.2.1"));
+    let after = model.snapshot().ports[&key("a/y", "")].as_ref().clone();
+    assert_eq!(
+        ResolvedPort {
+            frontends: before.frontends.clone(),
+            ..after
+        },
+        before
+    );
+}
+
+#[test]
+fn health_checks_count_ready_endpoints_of_this_node_by_address() {
+    let mut web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1"]);
+    web.external_traffic_policy = TrafficPolicy::Local;
+    web.health_check_node_port = Some(port_number(32_000));
+    web.ports.push(service_port("other", Protocol::Tcp, 81));
+    let ready = || endpoint("10.244.1.1").on(THIS_NODE);
+    let mut endpoints = slice("a/s", "x", vec![ready(), endpoint("10.244.2.1").on("n2")]);
+    endpoints.ports.push(slice_port("other", Protocol::Tcp, 8081));
+    let mut model = model(vec![web.clone()], vec![endpoints.clone()], vec![]);
+    let checks = |model: &Model| -> Vec<_> {
+        model
+            .health_checks()
+            .iter()
+            .map(|((name, _), check)| (name.to_string(), check.port.get(), check.local_endpoints))
+            .collect()
+    };
+    assert_eq!(checks(&model), [("a/x".to_owned(), 32_000, 1)]);
+
+    endpoints.endpoints[0] = ready().terminating();
+    apply_slice(&mut model, endpoints);
+    assert_eq!(
+        checks(&model),
+        [("a/x".to_owned(), 32_000, 0)],
+        "terminating endpoints fail the health check"
+    );
+    assert_eq!(
+        model.snapshot().ports[&key("a/x", "")].local_endpoints.len(),
+        1,
+        "and still take traffic"
+    );
+
+    apply_service(
+        &mut model,
+        Service {
+            external_traffic_policy: TrafficPolicy::Cluster,
+            ..web
+        },
+    );
+    assert_eq!(checks(&model), []);
+}
