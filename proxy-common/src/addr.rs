@@ -48,6 +48,10 @@ impl Addr {
 
     /// Four words, each in network byte order in memory.
     #[inline(always)]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "each cast takes one word of the four"
+    )]
     pub const fn words(&self) -> [u32; 4] {
         let wide = u128::from_ne_bytes(self.octets);
         let words = [

@@ -1,5 +1,9 @@
 //! What shunt's eBPF programs and its userspace share: the layout of every map, and the packet decisions that need no kernel.
 #![no_std]
+#![expect(
+    clippy::inline_always,
+    reason = "in a BPF program a call costs stack, of which there are 512 bytes"
+)]
 
 #[cfg(any(test, feature = "user"))]
 extern crate std;

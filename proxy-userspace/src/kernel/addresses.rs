@@ -32,9 +32,9 @@ pub async fn report(to: watch::Sender<Option<NodeFacts>>) -> Result<(), KernelEr
                 addresses: list(&handle).await?,
             };
             to.send_if_modified(|known| {
-                let changed = known.as_ref() != Some(&facts);
+                let differs = known.as_ref() != Some(&facts);
                 *known = Some(facts);
-                changed
+                differs
             });
             tokio::select! {
                 change = changes.next() => if change.is_none() { return Ok(()) },

@@ -1,4 +1,4 @@
-//! Finds and destroys connected UDP sockets of a network namespace (sock_diag netlink, `CONFIG_INET_DIAG_DESTROY`).
+//! Finds and destroys connected UDP sockets of a network namespace (`sock_diag` netlink, `CONFIG_INET_DIAG_DESTROY`).
 
 use std::{collections::HashSet, io};
 
@@ -23,6 +23,7 @@ const ANSWER_TIMEOUT_SECONDS: libc::time_t = 2;
 
 /// Destroys those connected UDP sockets of the calling thread's namespace whose cookies are given: their next call fails with
 /// ECONNABORTED, and the application connects anew. Returns those it destroyed. Unconnected sockets are never touched.
+#[expect(clippy::implicit_hasher, reason = "one caller, one hasher")]
 pub fn destroy_udp(cookies: &HashSet<SocketCookie>) -> Result<Vec<SocketCookie>, KernelError> {
     let socket = open().map_err(KernelError::call("open", "a sock_diag socket"))?;
     let mut destroyed = Vec::new();

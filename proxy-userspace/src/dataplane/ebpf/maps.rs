@@ -224,11 +224,11 @@ impl Maps {
     /// Everything the maps hold.
     pub(super) fn read(&self) -> Result<State, KernelError> {
         let mut state = State::default();
-        for entry in self.services.iter() {
+        for entry in &self.services {
             let (key, value) = entry.map_err(failed("read", "services", 0))?;
             state.put_service(key, value);
         }
-        for entry in self.endpoints.iter() {
+        for entry in &self.endpoints {
             let (key, value) = entry.map_err(failed("read", "endpoints", 0))?;
             state.endpoints.insert(key, value);
         }

@@ -229,6 +229,10 @@ impl<'a> Planner<'a> {
     }
 
     fn port(&mut self, name: &ServicePortKey, port: &ResolvedPort) {
+        if port.frontends.is_empty() {
+            // Other Services have all its addresses. Nothing would lead to what it has, and nobody would find it again.
+            return self.gone(name);
+        }
         let proto = proto(name.name.protocol);
         let keys: Vec<ServiceKey> = port
             .frontends
