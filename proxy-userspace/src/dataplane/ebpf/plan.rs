@@ -289,15 +289,12 @@ impl<'a> Planner<'a> {
                 .map(|(k, v)| (*k, *v))
                 .eq(slots(*generation))
         };
-        let generation = match present.filter(is_current) {
-            Some(generation) => generation,
-            None => {
-                let next = present.max(newest).map_or(1, |last| last + 1);
-                self.additions
-                    .extend(slots(next).map(|(key, value)| Step::PutEndpoint(key, value)));
-                next
-            }
-        };
+        let generation = present.filter(is_current).unwrap_or_else(|| {
+            let next = present.max(newest).map_or(1, |last| last + 1);
+            self.additions
+                .extend(slots(next).map(|(key, value)| Step::PutEndpoint(key, value)));
+            next
+        });
         let stale = self
             .state
             .slots(service)
