@@ -89,10 +89,13 @@ fn install_packages(needs: &Needs) -> Result<()> {
     if !apt::may_install() {
         bail!("{}", by_hand(needs, Some(&names)));
     }
-    apt::install(&names).or_else(|_| {
-        // Lists that are too old name packages that the mirror has replaced.
-        apt::update()?;
-        apt::install(&names)
+    // Lists that are too old name packages that the mirror has replaced.
+    apt::install(&names).or_else(|error| {
+        if apt::update().is_ok() {
+            apt::install(&names)
+        } else {
+            Err(error)
+        }
     })
 }
 
