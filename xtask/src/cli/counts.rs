@@ -1,0 +1,139 @@
+//! Reads how many tests passed and failed out of what test programs print.
+
+use std::ops::AddAssign;
+
+/// How tests came out.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Held.
+    pub(crate) passed: u64,
+    /// Did not hold.
+    pub(crate) failed: u64,
+    /// Wait for something that is not written yet; neither passed nor failed.
+    pub(crate) pending: u64,
+    /// Not run.
+    pub(crate) ignored: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.pending += other.pending;
+        self.ignored += other.ignored;
+    }
+}
+
+/// A line of `cargo test`: "test result: ok. 26 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; …".
+pub(crate) fn test_result(line: &str) -> Option<Counts> {
+    let (_outcome, counts) = line.trim().strip_prefix("test result: ")?.split_once(". ")?;
+    Some(named(counts.split("; ")))
+}
+
+/// The last line of the conformance runner: "12 passed, 0 failed, 3 pending".
+pub(crate) fn conformance_result(line: &str) -> Option<Counts> {
+    let line = line.trim();
+    let parts: Vec<&str> = line.split(", ").collect();
+    let names = ["passed", "failed", "pending"];
+    let fits = parts.len() == names.len()
+        && parts
+            .iter()
+            .zip(names)
+            .all(|(part, name)| number(part, name).is_some());
+    fits.then(|| named(parts.into_iter()))
+}
+
+/// Reads parts like "26 passed"; what has another name is not counted.
+fn named<'a>(parts: impl Iterator<Item = &'a str>) -> Counts {
+    let mut counts = Counts::default();
+    for part in parts {
+        for (name, count) in [
+            ("passed", &mut counts.passed),
+            ("failed", &mut counts.failed),
+            ("pending", &mut counts.pending),
+            ("ignored", &mut counts.ignored),
+        ] {
+            if let Some(number) = number(part, name) {
+                *count = number;
+            }
+        }
+    }
+    counts
+}
+
+fn number(part: &str, name: &str) -> Option<u64> {
+    part.trim().strip_suffix(name)?.trim_end().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_result_is_counted() {
+        let line = "test result: FAILED. 25 passed; 2 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.26s";
+        let counts = Counts {
+            passed: 25,
+            failed: 2,
+            pending: 0,
+            ignored: 1,
+        };
+        assert_eq!(test_result(line), Some(counts));
+    }
+
+    #[test]
+    fn a_conformance_result_is_counted() {
+        let counts = Counts {
+            passed: 410,
+            failed: 1,
+            pending: 77,
+            ignored: 0,
+        };
+        assert_eq!(
+            conformance_result("410 passed, 1 failed, 77 pending\n"),
+            Some(counts)
+        );
+    }
+
+    #[test]
+    fn other_lines_count_nothing() {
+        for line in [
+            "",
+            "test a ... ok",
+            "test result",
+            "case hairpin: 3 passed, 0 failed, 1 pending",
+            "1 passed, 0 failed",
+        ] {
+            assert_eq!(
+                (test_result(line), conformance_result(line)),
+                (None, None),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn counts_add_up() {
+        let mut sum = Counts {
+            passed: 1,
+            failed: 2,
+            pending: 3,
+            ignored: 4,
+        };
+        sum += Counts {
+            passed: 10,
+            failed: 20,
+            pending: 30,
+            ignored: 40,
+        };
+        assert_eq!(
+            sum,
+            Counts {
+                passed: 11,
+                failed: 22,
+                pending: 33,
+                ignored: 44
+            }
+        );
+    }
+}

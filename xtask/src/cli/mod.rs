@@ -1,0 +1,141 @@
+//! The command line.
+
+mod conformance;
+mod counts;
+mod privilege;
+mod progress;
+mod setup;
+mod steps;
+mod summary;
+mod test;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+
+use anyhow::{Context as _, Result};
+use clap::{Args, Parser, Subcommand};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use xtask::run;
+
+/// The build steps of shunt.
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make this machine able to build shunt and to run its demo and tests; the other commands do it by themselves.
+    Setup,
+    /// Build the shunt binary.
+    Build {
+        /// Optimise: target/release/shunt instead of target/debug/shunt.
+        #[arg(long)]
+        release: bool,
+    },
+    /// Show shunt at work in a small cluster made of network namespaces. Needs root.
+    Demo {
+        /// The dataplane to show.
+        #[arg(long, default_value = "ebpf")]
+        mode: String,
+    },
+    /// Check format and lints, run every test and the conformance cases. Needs root.
+    Test,
+    /// Run the conformance cases: real packets through a real shunt. Needs root.
+    Conformance(Conformance),
+}
+
+/// What `cargo xtask conformance` hands on to the conformance program.
+#[derive(Debug, Args)]
+struct Conformance {
+    /// The dataplane to test.
+    #[arg(long)]
+    mode: String,
+    /// A folder of cases to run instead of tests/cases.
+    #[arg(long, value_name = "DIR")]
+    cases: Option<PathBuf>,
+    /// Run only the cases of these names, without .yaml.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+/// Runs the command line; the exit code is that of the command, or 128 plus the signal that stopped it.
+pub(crate) fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match forward_signals().and_then(|()| dispatch(&cli.command)) {
+        Ok(code) => code,
+        Err(error) => {
+            // Not `{:?}`: RUST_BACKTRACE would bury the message.
+            eprintln!("error: {error:#}");
+            let stopped = run::interrupted().and_then(|signal| u8::try_from(128 + signal).ok());
+            stopped.map_or(ExitCode::FAILURE, ExitCode::from)
+        }
+    }
+}
+
+fn dispatch(command: &Command) -> Result<ExitCode> {
+    match command {
+        Command::Setup => setup::run()?,
+        Command::Build { release } => {
+            setup::ensure()?;
+            steps::build(*release).show()?;
+        }
+        Command::Demo { mode } => {
+            privilege::require("demo")?;
+            setup::ensure()?;
+            return Err(conformance::demo(mode)?);
+        }
+        Command::Conformance(what) => {
+            privilege::require("conformance")?;
+            setup::ensure()?;
+            return Err(conformance::conformance(what)?);
+        }
+        Command::Test => {
+            privilege::require("test")?;
+            return test::run();
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Passes signals that ask us to stop on to the program that is running, so that it cleans up and is not orphaned.
+fn forward_signals() -> Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
+    thread::spawn(move || signals.forever().for_each(run::interrupt));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory as _;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn only_takes_names_separated_by_commas() {
+        let cli = Cli::parse_from([
+            "cargo xtask",
+            "conformance",
+            "--mode",
+            "ebpf",
+            "--only",
+            "hairpin,dual-stack",
+        ]);
+        let Command::Conformance(what) = cli.command else {
+            panic!("not conformance")
+        };
+        assert_eq!(what.only, ["hairpin", "dual-stack"]);
+    }
+}

@@ -1,0 +1,79 @@
+//! Shows that something is happening: a spinner with the last line of output on a terminal, plain lines elsewhere.
+
+use std::io::{IsTerminal as _, stderr};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use xtask::run;
+
+/// How often a plain log hears of a step that goes on.
+const HEARTBEAT: Duration = Duration::from_secs(30);
+const SPIN: Duration = Duration::from_millis(100);
+
+/// One step's progress.
+pub(crate) struct Progress {
+    label: String,
+    spinner: Option<ProgressBar>,
+    started: Instant,
+    said: Instant,
+}
+
+impl Progress {
+    /// Says that the step called `label` begins.
+    pub(crate) fn start(label: &str) -> Self {
+        let spinner = stderr().is_terminal().then(|| spinner(label));
+        if spinner.is_none() {
+            eprintln!("{label} ...");
+        }
+        let now = run::now();
+        Self {
+            label: label.to_owned(),
+            spinner,
+            started: now,
+            said: now,
+        }
+    }
+
+    /// Takes a line of the step's output: shown until the next one comes.
+    pub(crate) fn line(&mut self, line: &str) {
+        let line = line.trim();
+        match &self.spinner {
+            Some(spinner) if !line.is_empty() => spinner.set_message(line.to_owned()),
+            None if self.said.elapsed() > HEARTBEAT => {
+                self.said = run::now();
+                eprintln!(
+                    "{} ... {} s: {line}",
+                    self.label,
+                    self.started.elapsed().as_secs()
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// Prints a line that stays.
+    pub(crate) fn keep(&self, line: &str) {
+        match &self.spinner {
+            Some(spinner) => spinner.println(line),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    /// Says how the step ended.
+    pub(crate) fn end(self, outcome: &str) -> Duration {
+        let took = self.started.elapsed();
+        if let Some(spinner) = &self.spinner {
+            spinner.finish_and_clear();
+        }
+        eprintln!("{}: {outcome} ({:.1} s)", self.label, took.as_secs_f64());
+        took
+    }
+}
+
+fn spinner(label: &str) -> ProgressBar {
+    let spinner = ProgressBar::new_spinner().with_prefix(label.to_owned());
+    let style = ProgressStyle::with_template("{spinner} {prefix} {elapsed:.dim} {wide_msg:.dim}");
+    spinner.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    spinner.enable_steady_tick(SPIN);
+    spinner
+}

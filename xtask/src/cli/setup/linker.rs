@@ -1,0 +1,57 @@
+//! Builds a bpf-linker with the LLVM that the compiler has.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use xtask::run::Run;
+use xtask::toolchain::{BPF_LINKER, linker_root};
+
+use crate::cli::progress::Progress;
+use crate::cli::steps;
+
+const LIMIT: Duration = Duration::from_mins(20);
+
+/// Builds and installs it below the workspace's target/tools, where nothing else of the user's is.
+pub(crate) fn install(llvm: u32) -> Result<()> {
+    let mut progress = Progress::start(&format!("cargo install bpf-linker {BPF_LINKER} with LLVM {llvm}"));
+    let done = command(llvm).check(&mut |line| progress.line(line));
+    progress.end(if done.is_ok() { "done" } else { "FAILED" });
+    done.map(drop)
+}
+
+fn command(llvm: u32) -> Run {
+    steps::cargo(LIMIT)
+        .args([
+            "install",
+            "bpf-linker",
+            "--version",
+            BPF_LINKER,
+            "--locked",
+            "--no-default-features",
+        ])
+        .args(["--features", &format!("llvm-{llvm}"), "--root"])
+        .arg(linker_root(llvm))
+        .env("LLVM_PREFIX", format!("/usr/lib/llvm-{llvm}"))
+        // Cargo then builds in a folder that it removes.
+        .without_env("CARGO_TARGET_DIR")
+}
+
+/// Whether the linker, the first file of the stamp, still runs: the LLVM it loads may have been removed.
+pub(crate) fn still_runs(files: &[PathBuf]) -> bool {
+    files
+        .first()
+        .is_some_and(|linker| Run::new(linker).arg("--version").read().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_linker_gets_the_feature_and_the_folder_of_its_llvm() {
+        let shown = command(22).to_string();
+        assert!(shown.contains("--features llvm-22 --root /"), "{shown}");
+        assert!(shown.ends_with("-llvm-22"), "{shown}");
+    }
+}

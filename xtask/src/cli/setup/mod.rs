@@ -1,0 +1,240 @@
+//! `cargo xtask setup`: finds what building, demo and tests need, installs what is missing, or says what to install.
+
+mod apt;
+mod linker;
+mod packages;
+mod stamp;
+mod tools;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use xtask::run::Run;
+use xtask::toolchain::{self, Compiler, Survey};
+use xtask::{search, workspace};
+
+use self::apt::Packages;
+use self::tools::{COMPONENTS, TOOLS, Tool};
+use super::progress::Progress;
+
+const DOWNLOAD: Duration = Duration::from_mins(10);
+
+/// What was looked for and how it was found.
+struct Needs {
+    survey: Survey,
+    tools: Vec<&'static Tool>,
+    components: Vec<&'static str>,
+}
+
+/// Sets up and says how.
+pub(crate) fn run() -> Result<()> {
+    ensure()?;
+    let toolchain = toolchain::find()?;
+    println!("compiler  {}", toolchain.compiler.rustc.display());
+    println!(
+        "linker    {} (LLVM {})",
+        toolchain.linker.path.display(),
+        toolchain.linker.llvm
+    );
+    for tool in &TOOLS {
+        println!("{:<9} {}", tool.name, tool.find().unwrap_or_default().display());
+    }
+    println!("This machine can build shunt and run its demo and tests.");
+    Ok(())
+}
+
+/// Sets up unless an earlier setup is still good, which takes a fraction of a second to tell.
+pub(crate) fn ensure() -> Result<()> {
+    let stamp = workspace::tools().join("setup.stamp");
+    if stamp::read(&stamp).is_some_and(|files| linker::still_runs(&files)) {
+        return Ok(());
+    }
+    install_missing()?;
+    let needs = Needs::look();
+    let files = needs.files().with_context(|| needs.explain())?;
+    fs::create_dir_all(workspace::tools()).context("cannot make the folder for tools")?;
+    stamp::write(&stamp, &files)
+}
+
+/// Installs in three steps: packages, the linker, and parts of the Rust toolchain.
+fn install_missing() -> Result<()> {
+    let needs = Needs::look();
+    if !needs.tools.is_empty() || needs.survey.toolchain().is_none() {
+        install_packages(&needs)?;
+    }
+    let survey = toolchain::survey();
+    if survey.toolchain().is_none() {
+        let compiler = choose(&survey, apt_knows().ok().as_ref()).with_context(|| by_hand(&needs, None))?;
+        linker::install(compiler.version.llvm).with_context(|| by_hand(&needs, None))?;
+    }
+    needs.components.iter().try_for_each(|name| add_component(name))
+}
+
+/// Installs the missing packages that apt has, after an update where it does not know them.
+fn install_packages(needs: &Needs) -> Result<()> {
+    if !apt::is_there() {
+        bail!("{}", by_hand(needs, None));
+    }
+    let mut names = wanted(needs, &apt_knows()?);
+    if names.is_err() && apt::may_install() {
+        apt::update()?;
+        names = wanted(needs, &apt_knows()?);
+    }
+    let names = names.with_context(|| by_hand(needs, None))?;
+    if names.is_empty() {
+        return Ok(());
+    }
+    if !apt::may_install() {
+        bail!("{}", by_hand(needs, Some(&names)));
+    }
+    // Lists that are too old name packages that the mirror has replaced.
+    apt::install(&names).or_else(|error| {
+        if apt::update().is_ok() {
+            apt::install(&names)
+        } else {
+            Err(error)
+        }
+    })
+}
+
+fn apt_knows() -> Result<Packages> {
+    apt::policy(packages::all(&TOOLS).iter().map(String::as_str))
+}
+
+/// The packages to install; an error names what apt does not have.
+fn wanted(needs: &Needs, known: &Packages) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for tool in &needs.tools {
+        let found = packages::tool(known, tool);
+        names.extend(found.with_context(|| format!("apt has no package for {}", tool.name))?);
+    }
+    if needs.survey.toolchain().is_none() {
+        names.extend(toolchain_packages(&needs.survey, known)?);
+    }
+    Ok(packages::missing(known, names))
+}
+
+fn toolchain_packages(survey: &Survey, known: &Packages) -> Result<Vec<String>> {
+    if let Some(compiler) = choose(survey, Some(known)) {
+        return Ok(packages::linker_libraries(compiler.version.llvm));
+    }
+    let (major, minor) = workspace::rust_version();
+    let pair = packages::compiler(known, (major, minor))
+        .with_context(|| format!("apt has no Rust compiler {major}.{minor} or newer with its source"))?;
+    let llvm = apt::llvm_of(&pair.compiler)
+        .with_context(|| format!("cannot tell the LLVM of the package {}", pair.compiler))?;
+    if !packages::can_link(known, llvm) {
+        bail!(
+            "apt has no llvm-{llvm}-dev to build a bpf-linker for {} with",
+            pair.compiler
+        );
+    }
+    Ok([vec![pair.compiler, pair.source], packages::linker_libraries(llvm)].concat())
+}
+
+/// The first compiler for which a linker can be built.
+fn choose<'a>(survey: &'a Survey, known: Option<&Packages>) -> Option<&'a Compiler> {
+    let can_link = |llvm| known.is_some_and(|known| packages::can_link(known, llvm));
+    survey
+        .compilers
+        .iter()
+        .find(|compiler| can_link(compiler.version.llvm))
+}
+
+fn add_component(name: &str) -> Result<()> {
+    let mut progress = Progress::start(&format!("rustup component add {name}"));
+    let added = Run::new("rustup")
+        .args(["component", "add", name])
+        .limit(DOWNLOAD)
+        .check(&mut |line| progress.line(line));
+    progress.end(if added.is_ok() { "done" } else { "FAILED" });
+    added.map(drop).with_context(|| {
+        format!(
+            "`cargo xtask test` needs {name} beside {}",
+            search::cargo().display()
+        )
+    })
+}
+
+/// What a person has to do where we cannot.
+fn by_hand(needs: &Needs, names: Option<&[String]>) -> String {
+    let mut lines = vec![needs.explain()];
+    if let Some(names) = names {
+        lines.push(format!(
+            "Install it as root, then run `cargo xtask setup` again:\n  {}",
+            apt::command(names)
+        ));
+        return lines.join("\n");
+    }
+    let (llvms, version) = (toolchain::BPF_LINKER_LLVMS, toolchain::BPF_LINKER);
+    lines.push("Install what is missing, then run `cargo xtask setup` again:".into());
+    if needs.survey.compilers.is_empty() {
+        lines.push("  a Rust compiler with its library's source: rustup toolchain install nightly --component rust-src".into());
+    }
+    if needs.survey.toolchain().is_none() {
+        lines.push(format!(
+            "  bpf-linker {version} with the LLVM that `rustc +nightly -vV` prints ({} to {}), in PATH:\n    a release of \
+             https://github.com/aya-rs/bpf-linker, or, with the headers of LLVM N installed in /usr/lib/llvm-N:\n    \
+             LLVM_PREFIX=/usr/lib/llvm-N cargo install bpf-linker --version {version} --no-default-features --features llvm-N",
+            llvms.start(),
+            llvms.end()
+        ));
+    }
+    lines.extend(
+        needs
+            .tools
+            .iter()
+            .map(|tool| format!("  {}: {}", tool.name, tool.why)),
+    );
+    lines.join("\n")
+}
+
+impl Needs {
+    /// Looks at the machine and changes nothing.
+    fn look() -> Self {
+        Self {
+            survey: toolchain::survey(),
+            tools: TOOLS.iter().filter(|tool| tool.find().is_none()).collect(),
+            components: COMPONENTS
+                .iter()
+                .filter(|(_, program)| tools::component(program).is_none())
+                .map(|(name, _)| *name)
+                .collect(),
+        }
+    }
+
+    /// The files that a complete setup relies on; `None` while it is not complete.
+    fn files(&self) -> Option<Vec<PathBuf>> {
+        let toolchain = self.survey.toolchain()?;
+        let library = toolchain.compiler.library();
+        let mut files = vec![toolchain.linker.path, toolchain.compiler.rustc, library];
+        for tool in &TOOLS {
+            files.push(search::program(tool.name).filter(|_| !self.tools.contains(&tool))?);
+        }
+        for (_, program) in COMPONENTS {
+            files.push(tools::component(program)?);
+        }
+        Some(files)
+    }
+
+    /// What is missing, in words.
+    fn explain(&self) -> String {
+        let mut lines = Vec::new();
+        if self.survey.toolchain().is_none() {
+            lines.push(self.survey.explain());
+        }
+        lines.extend(
+            self.tools
+                .iter()
+                .map(|tool| format!("{} is missing or does not run: {}", tool.name, tool.why)),
+        );
+        lines.extend(
+            self.components
+                .iter()
+                .map(|name| format!("{name} is missing: `cargo xtask test` runs it")),
+        );
+        lines.join("\n")
+    }
+}

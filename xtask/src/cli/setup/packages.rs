@@ -1,0 +1,222 @@
+//! Chooses what to install. Pure: what is missing and what apt has are data.
+
+use super::apt::{Package, Packages};
+use super::tools::Tool;
+use xtask::toolchain::BPF_LINKER_LLVMS;
+
+/// Packages of a compiler and of the source of its library.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CompilerPackages {
+    /// The compiler's package.
+    pub(crate) compiler: String,
+    /// The package of the library's source.
+    pub(crate) source: String,
+}
+
+/// Compilers that distributions have: Debian's for browsers, which is new; the default one; Ubuntu's by release.
+pub(crate) fn compilers() -> Vec<CompilerPackages> {
+    let pair = |compiler: &str, source: &str| CompilerPackages {
+        compiler: compiler.into(),
+        source: source.into(),
+    };
+    let mut pairs = vec![pair("rustc-web", "rust-web-src"), pair("rustc", "rust-src")];
+    let releases = (95..120).rev();
+    pairs.extend(releases.map(|minor| pair(&format!("rustc-1.{minor}"), &format!("rust-1.{minor}-src"))));
+    pairs
+}
+
+/// Libraries that building a bpf-linker with this LLVM needs.
+pub(crate) fn linker_libraries(llvm: u32) -> Vec<String> {
+    vec![
+        format!("llvm-{llvm}-dev"),
+        format!("libpolly-{llvm}-dev"),
+        "libzstd-dev".into(),
+        "zlib1g-dev".into(),
+    ]
+}
+
+/// Every package that setup may want to know about.
+pub(crate) fn all(tools: &[Tool]) -> Vec<String> {
+    let compilers = compilers()
+        .into_iter()
+        .flat_map(|pair| [pair.compiler, pair.source]);
+    let libraries = BPF_LINKER_LLVMS.flat_map(linker_libraries);
+    let tools = tools
+        .iter()
+        .flat_map(|tool| tool.packages.iter().copied().flatten())
+        .map(|&name| name.to_owned());
+    compilers.chain(libraries).chain(tools).collect()
+}
+
+/// The first compiler that apt has new enough, with its source in the same version; one installed goes before others.
+pub(crate) fn compiler(packages: &Packages, oldest: (u32, u32)) -> Option<CompilerPackages> {
+    let fits = |pair: &CompilerPackages| {
+        let compiler = wanted(packages, &pair.compiler)?;
+        let source = packages.get(&pair.source)?.candidate.as_deref()?;
+        (compiler == source && release(compiler)? >= oldest).then_some(())
+    };
+    let mut fitting: Vec<CompilerPackages> = compilers()
+        .into_iter()
+        .filter(|pair| fits(pair).is_some())
+        .collect();
+    fitting.sort_by_key(|pair| !is_installed(packages, &pair.compiler));
+    fitting.into_iter().next()
+}
+
+/// Whether apt has, or has installed, all that a bpf-linker with this LLVM is built with.
+pub(crate) fn can_link(packages: &Packages, llvm: u32) -> bool {
+    BPF_LINKER_LLVMS.contains(&llvm)
+        && linker_libraries(llvm)
+            .iter()
+            .all(|name| wanted(packages, name).is_some())
+}
+
+/// The packages that bring a tool.
+pub(crate) fn tool(packages: &Packages, tool: &Tool) -> Option<Vec<String>> {
+    let has_all = |list: &&&[&str]| list.iter().all(|name| wanted(packages, name).is_some());
+    let list = tool.packages.iter().find(has_all)?;
+    Some(list.iter().map(|&name| name.to_owned()).collect())
+}
+
+/// Those of `names` that are not installed, without repetition.
+pub(crate) fn missing(packages: &Packages, names: Vec<String>) -> Vec<String> {
+    let mut missing: Vec<String> = Vec::new();
+    for name in names {
+        if !is_installed(packages, &name) && !missing.contains(&name) {
+            missing.push(name);
+        }
+    }
+    missing
+}
+
+fn is_installed(packages: &Packages, name: &str) -> bool {
+    packages
+        .get(name)
+        .is_some_and(|package| package.installed.is_some())
+}
+
+/// The version there would be after an install: an installed package is not upgraded unless asked for.
+fn wanted<'a>(packages: &'a Packages, name: &str) -> Option<&'a str> {
+    let Package { installed, candidate } = packages.get(name)?;
+    installed.as_deref().or(candidate.as_deref())
+}
+
+/// Major and minor of a Debian version like "1.96.0+dfsg1-1~deb12u2".
+fn release(version: &str) -> Option<(u32, u32)> {
+    let upstream = version.rsplit(':').next()?;
+    let mut numbers = upstream.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tools::TOOLS;
+    use super::*;
+
+    fn apt(lines: &[(&str, Option<&str>, &str)]) -> Packages {
+        let package = |&(name, installed, candidate): &(&str, Option<&str>, &str)| {
+            let package = Package {
+                installed: installed.map(str::to_owned),
+                candidate: Some(candidate.to_owned()),
+            };
+            (name.to_owned(), package)
+        };
+        lines.iter().map(package).collect()
+    }
+
+    const WEB: &str = "1.96.0+dfsg1-1~deb12u2";
+
+    #[test]
+    fn debian_12_takes_the_compiler_for_browsers() {
+        let packages = apt(&[
+            ("rustc-web", None, WEB),
+            ("rust-web-src", None, WEB),
+            ("rustc", None, "1.63.0+dfsg1-2"),
+            ("rust-src", None, "1.63.0+dfsg1-2"),
+        ]);
+        assert_eq!(compiler(&packages, (1, 95)).unwrap().compiler, "rustc-web");
+    }
+
+    #[test]
+    fn ubuntu_takes_the_newest_release_it_has() {
+        let packages = apt(&[
+            ("rustc", None, "1.75.0+dfsg0ubuntu1"),
+            ("rust-src", None, "1.75.0+dfsg0ubuntu1"),
+            ("rustc-1.95", None, "1.95.0+dfsg-0ubuntu1"),
+            ("rust-1.95-src", None, "1.95.0+dfsg-0ubuntu1"),
+            ("rustc-1.96", None, "1.96.0+dfsg-0ubuntu1"),
+            ("rust-1.96-src", None, "1.96.0+dfsg-0ubuntu1"),
+        ]);
+        assert_eq!(compiler(&packages, (1, 95)).unwrap().source, "rust-1.96-src");
+    }
+
+    #[test]
+    fn an_installed_compiler_goes_before_another() {
+        let packages = apt(&[
+            ("rustc-web", None, WEB),
+            ("rust-web-src", None, WEB),
+            ("rustc", Some("1.95.0+dfsg1-1"), "1.95.0+dfsg1-1"),
+            ("rust-src", None, "1.95.0+dfsg1-1"),
+        ]);
+        assert_eq!(compiler(&packages, (1, 95)).unwrap().compiler, "rustc");
+    }
+
+    #[test]
+    fn old_compilers_and_sources_of_another_version_do_not_do() {
+        let old = apt(&[
+            ("rustc", None, "1.85.0+dfsg3-1"),
+            ("rust-src", None, "1.85.0+dfsg3-1"),
+        ]);
+        assert_eq!(compiler(&old, (1, 95)), None);
+        let apart = apt(&[("rustc-web", Some("1.95.0-1"), WEB), ("rust-web-src", None, WEB)]);
+        assert_eq!(compiler(&apart, (1, 95)), None);
+    }
+
+    #[test]
+    fn a_linker_needs_an_llvm_that_apt_has_and_bpf_linker_knows() {
+        let libraries = [
+            "llvm-22-dev",
+            "libpolly-22-dev",
+            "libzstd-dev",
+            "zlib1g-dev",
+            "llvm-14-dev",
+            "libpolly-14-dev",
+        ];
+        let packages = apt(&libraries.map(|name| (name, None, "1")));
+        assert!(can_link(&packages, 22));
+        assert!(!can_link(&packages, 23), "apt has no llvm-23-dev");
+        assert!(!can_link(&packages, 14), "bpf-linker has no feature for LLVM 14");
+    }
+
+    #[test]
+    fn a_tool_comes_from_the_first_packages_that_all_exist() {
+        let bpftool = &TOOLS[0];
+        let ubuntu = apt(&[
+            ("linux-tools-common", None, "6.8"),
+            ("linux-tools-generic", None, "6.8"),
+        ]);
+        assert_eq!(
+            tool(&ubuntu, bpftool).unwrap(),
+            ["linux-tools-common", "linux-tools-generic"]
+        );
+        let debian = apt(&[("bpftool", None, "7.1")]);
+        assert_eq!(tool(&debian, bpftool).unwrap(), ["bpftool"]);
+        assert_eq!(tool(&Packages::new(), bpftool), None);
+    }
+
+    #[test]
+    fn installed_packages_and_repetitions_are_left_out() {
+        let packages = apt(&[("a", Some("1"), "1"), ("b", None, "1")]);
+        assert_eq!(
+            missing(&packages, vec!["a".into(), "b".into(), "b".into()]),
+            ["b"]
+        );
+    }
+
+    #[test]
+    fn versions_with_and_without_epoch_tell_the_release() {
+        assert_eq!(release("1:22.1.8-1~deb12u1"), Some((22, 1)));
+        assert_eq!(release(WEB), Some((1, 96)));
+        assert_eq!(release("unknown"), None);
+    }
+}

@@ -1,0 +1,113 @@
+//! The cargo commands that xtask runs on the workspace.
+
+use std::env;
+use std::time::Duration;
+
+use xtask::run::Run;
+use xtask::{search, workspace};
+
+use super::Conformance;
+
+/// Variables that `cargo run` sets for xtask itself; crates that read them would be rebuilt for no reason.
+const OURS: [&str; 6] = [
+    "CARGO_PKG_",
+    "CARGO_MANIFEST_",
+    "CARGO_BIN_",
+    "CARGO_CRATE_NAME",
+    "CARGO_PRIMARY_PACKAGE",
+    "LD_LIBRARY_PATH",
+];
+
+/// A cargo command on the workspace, for at most `limit`; later than that something hangs.
+pub(crate) fn cargo(limit: Duration) -> Run {
+    let mut run = Run::new(search::cargo())
+        .dir(workspace::root())
+        // A relative one counts from the caller's folder, not from ours.
+        .env("CARGO_TARGET_DIR", workspace::target())
+        .limit(limit);
+    for (name, _) in env::vars_os() {
+        if OURS
+            .iter()
+            .any(|prefix| name.to_string_lossy().starts_with(prefix))
+        {
+            run = run.without_env(name);
+        }
+    }
+    run
+}
+
+/// Builds shunt.
+pub(crate) fn build(release: bool) -> Run {
+    let run = cargo(BUILD).args(["build", "--package", "proxy-userspace"]);
+    if release { run.arg("--release") } else { run }
+}
+
+/// Builds what demo and conformance run: shunt, and the programs of the test world.
+pub(crate) fn build_world() -> Run {
+    cargo(BUILD).args([
+        "build",
+        "--release",
+        "--package",
+        "proxy-userspace",
+        "--package",
+        "shunt-tests",
+    ])
+}
+
+/// The demo, built by [`build_world`].
+pub(crate) fn demo(mode: &str) -> Run {
+    world_program("demo", mode)
+}
+
+/// The conformance runner, built by [`build_world`].
+pub(crate) fn conformance(what: &Conformance) -> Run {
+    let mut run = world_program("conformance", &what.mode);
+    if let Some(cases) = &what.cases {
+        run = run.arg("--cases").arg(cases);
+    }
+    if !what.only.is_empty() {
+        run = run.arg("--only").arg(what.only.join(","));
+    }
+    run
+}
+
+fn world_program(name: &str, mode: &str) -> Run {
+    let release = workspace::release();
+    Run::new(release.join(name))
+        .arg("--shunt")
+        .arg(release.join("shunt"))
+        .args(["--mode", mode])
+}
+
+/// The longest a build from scratch may take, on two slow cores.
+const BUILD: Duration = Duration::from_mins(40);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conformance_gets_mode_cases_and_names() {
+        let what = Conformance {
+            mode: "ebpf".into(),
+            cases: Some("my cases".into()),
+            only: vec!["hairpin".into(), "dual-stack".into()],
+        };
+        let shown = conformance(&what).to_string();
+        assert!(shown.contains("/release/conformance --shunt /"), "{shown}");
+        assert!(
+            shown.ends_with("--mode ebpf --cases my cases --only hairpin,dual-stack"),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn without_cases_and_names_the_runner_takes_its_own() {
+        let what = Conformance {
+            mode: "ebpf".into(),
+            cases: None,
+            only: Vec::new(),
+        };
+        assert!(conformance(&what).to_string().ends_with("--mode ebpf"));
+    }
+}

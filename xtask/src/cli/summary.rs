@@ -1,0 +1,115 @@
+//! The table at the end of `cargo xtask test`.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::counts::Counts;
+
+/// How a step ended.
+#[derive(Debug, Clone)]
+pub(crate) struct Outcome {
+    /// The step's name.
+    pub(crate) step: &'static str,
+    /// Tests counted in it; a step that failed without a failed test counts as one.
+    pub(crate) counts: Counts,
+    /// Whether the step held.
+    pub(crate) ok: bool,
+    /// How long it took.
+    pub(crate) took: Duration,
+}
+
+/// All steps, shown as a table with the totals as its last line.
+#[derive(Debug, Default)]
+pub(crate) struct Summary(Vec<Outcome>);
+
+impl Summary {
+    /// Adds a step.
+    pub(crate) fn add(&mut self, mut outcome: Outcome) {
+        if !outcome.ok {
+            outcome.counts.failed = outcome.counts.failed.max(1);
+        }
+        self.0.push(outcome);
+    }
+
+    /// The sum over all steps.
+    pub(crate) fn totals(&self) -> Counts {
+        let mut sum = Counts::default();
+        self.0.iter().for_each(|outcome| sum += outcome.counts);
+        sum
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<14}{:<8}{:>8}{:>8}{:>8}{:>8}{:>9}",
+            "step", "", "passed", "failed", "pending", "ignored", "time"
+        )?;
+        for Outcome {
+            step,
+            counts,
+            ok,
+            took,
+        } in &self.0
+        {
+            let Counts {
+                passed,
+                failed,
+                pending,
+                ignored,
+            } = counts;
+            let ok = if *ok { "ok" } else { "FAILED" };
+            let took = format!("{:.1} s", took.as_secs_f64());
+            writeln!(
+                f,
+                "{step:<14}{ok:<8}{passed:>8}{failed:>8}{pending:>8}{ignored:>8}{took:>9}"
+            )?;
+        }
+        let totals = self.totals();
+        write!(f, "{} passed, {} failed", totals.passed, totals.failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(step: &'static str, passed: u64, failed: u64, ok: bool) -> Outcome {
+        let counts = Counts {
+            passed,
+            failed,
+            ..Counts::default()
+        };
+        Outcome {
+            step,
+            counts,
+            ok,
+            took: Duration::from_millis(1500),
+        }
+    }
+
+    #[test]
+    fn the_last_line_holds_the_totals_and_nothing_else() {
+        let mut summary = Summary::default();
+        summary.add(outcome("tests", 26, 0, true));
+        summary.add(outcome("conformance", 400, 2, false));
+        assert_eq!(summary.to_string().lines().last(), Some("426 passed, 2 failed"));
+    }
+
+    #[test]
+    fn a_step_that_failed_without_a_failed_test_counts_as_one() {
+        let mut summary = Summary::default();
+        summary.add(outcome("format", 0, 0, false));
+        assert_eq!(summary.totals().failed, 1);
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let mut summary = Summary::default();
+        summary.add(outcome("conformance", 400, 2, false));
+        let text = summary.to_string();
+        let lengths: Vec<usize> = text.lines().take(2).map(str::len).collect();
+        assert_eq!(lengths[0], lengths[1], "{text}");
+    }
+}

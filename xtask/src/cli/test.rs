@@ -1,0 +1,186 @@
+//! `cargo xtask test`: every check there is, one step after the other, and a table of how they came out.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use xtask::run::{self, Run};
+use xtask::{ebpf, workspace};
+
+use super::counts::{self, Counts};
+use super::progress::Progress;
+use super::summary::{Outcome, Summary};
+use super::{Conformance, setup, steps};
+
+const SHORT: Duration = Duration::from_mins(2);
+const LONG: Duration = Duration::from_mins(30);
+
+/// Reads a count out of a line of output.
+type Count = fn(&str) -> Option<Counts>;
+
+/// A step: its name, what runs, and how its output is read.
+struct Step {
+    name: &'static str,
+    run: Run,
+    count: Count,
+    /// Whether the output must hold a count: a runner that ends without one has not run.
+    counted: bool,
+    /// Whether its lines stay on the screen.
+    echo: bool,
+}
+
+/// Runs all steps; one that fails does not keep the later ones from running.
+pub(crate) fn run() -> Result<ExitCode> {
+    let mut summary = Summary::default();
+    summary.add(setup_step()?);
+    fs::create_dir_all(workspace::logs()).context("cannot make the folder for logs")?;
+    summary.add(ebpf_step());
+    for step in steps() {
+        summary.add(step.take()?);
+        if let Some(signal) = run::interrupted() {
+            anyhow::bail!("stopped by signal {signal}");
+        }
+    }
+    println!("\n{summary}");
+    Ok(if summary.totals().failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn setup_step() -> Result<Outcome> {
+    let started = run::now();
+    setup::ensure()?;
+    Ok(Outcome {
+        step: "setup",
+        counts: Counts::default(),
+        ok: true,
+        took: started.elapsed(),
+    })
+}
+
+/// Compiles the eBPF programs, without warnings: cargo shows them on every build but goes on, and clippy, which belongs
+/// to another compiler, does not see them.
+fn ebpf_step() -> Outcome {
+    let progress = Progress::start("ebpf");
+    let complaint = match ebpf::build_ebpf(&workspace::logs()) {
+        Ok(built) => built.warnings.join("\n"),
+        Err(error) => format!("{error:#}"),
+    };
+    let ok = complaint.is_empty();
+    if !ok {
+        progress.keep(&complaint);
+    }
+    let took = progress.end(verdict(ok));
+    Outcome {
+        step: "ebpf",
+        counts: Counts::default(),
+        ok,
+        took,
+    }
+}
+
+fn verdict(ok: bool) -> &'static str {
+    if ok { "ok" } else { "FAILED" }
+}
+
+fn steps() -> Vec<Step> {
+    let deny = ["--all-targets", "--", "-D", "warnings"];
+    let conformance = Conformance {
+        mode: "ebpf".into(),
+        cases: None,
+        only: Vec::new(),
+    };
+    vec![
+        Step::plain("format", steps::cargo(SHORT).args(["fmt", "--all", "--check"])),
+        Step::plain("clippy", steps::cargo(LONG).arg("clippy").args(deny)),
+        // Its host build is an empty program: this checks the crate's frame.
+        Step::plain(
+            "clippy ebpf",
+            steps::cargo(LONG).args(["clippy", "-p", "proxy-ebpf"]).args(deny),
+        ),
+        Step {
+            count: counts::test_result,
+            counted: true,
+            ..Step::plain("tests", steps::cargo(LONG).args(["test", "--no-fail-fast"]))
+        },
+        Step::plain("build", steps::build_world()),
+        Step {
+            count: counts::conformance_result,
+            counted: true,
+            echo: true,
+            ..Step::plain("conformance", steps::conformance(&conformance).limit(LONG))
+        },
+    ]
+}
+
+impl Step {
+    fn plain(name: &'static str, run: Run) -> Self {
+        Self {
+            name,
+            run,
+            count: |_| None,
+            counted: false,
+            echo: false,
+        }
+    }
+
+    fn take(self) -> Result<Outcome> {
+        let path = workspace::logs().join(format!("{}.log", self.name.replace(' ', "-")));
+        let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        let mut progress = Progress::start(self.name);
+        let mut counts = None;
+        let ended = self.run.watch(&mut |line| {
+            if let Some(more) = (self.count)(line) {
+                *counts.get_or_insert_default() += more;
+            }
+            if self.echo {
+                progress.keep(line);
+            }
+            progress.line(line);
+            // The log is a help; a full disk shows itself in the step.
+            drop(writeln!(log, "{line}"));
+        });
+        let missing = self.counted && counts.is_none();
+        let counts: Counts = counts.unwrap_or_default();
+        let complaint = match ended {
+            Err(error) => Some(format!("{error:#}")),
+            Ok(finished) if !finished.status.success() => {
+                Some(format!("{}\n{}", finished.tail, finished.status))
+            }
+            Ok(_) if missing => Some("it printed no result".to_owned()),
+            Ok(_) => None,
+        };
+        let ok = complaint.is_none() && counts.failed == 0;
+        if let Some(complaint) = complaint {
+            progress.keep(&format!(
+                "{complaint}\n(the whole output is in {})",
+                path.display()
+            ));
+        }
+        let took = progress.end(verdict(ok));
+        Ok(Outcome {
+            step: self.name,
+            counts,
+            ok,
+            took,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_step_has_a_name_of_its_own() {
+        let mut names: Vec<&str> = steps().iter().map(|step| step.name).collect();
+        names.sort_unstable();
+        let all = names.len();
+        names.dedup();
+        assert_eq!(names.len(), all);
+    }
+}

@@ -1,0 +1,233 @@
+//! Compiles the proxy-ebpf crate for the BPF target, with BTF, whatever cargo or tool runs us.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use object::{Object as _, ObjectSection as _};
+
+use crate::run::Run;
+use crate::toolchain::{self, Toolchain};
+use crate::workspace;
+
+/// The name of the object in the output folder, and of proxy-ebpf's binary.
+pub const OBJECT: &str = "shunt-ebpf";
+const TARGET: &str = "bpfel-unknown-none";
+const LIMIT: Duration = Duration::from_mins(20);
+
+/// Variables of an outer cargo that the inner one needs as well: where to fetch crates from.
+const KEPT: [&str; 5] = [
+    "CARGO_HOME",
+    "CARGO_NET_",
+    "CARGO_HTTP_",
+    "CARGO_REGISTRIES_",
+    "CARGO_REGISTRY_",
+];
+/// Prefixes of variables with which an outer cargo, clippy, nextest or rustdoc would change what the inner one builds.
+const DROPPED: [&str; 4] = ["CARGO", "RUSTC", "RUSTFLAGS", "RUSTDOC"];
+/// More of them, by full name.
+const DROPPED_NAMES: [&str; 7] = [
+    "RUSTUP_TOOLCHAIN",
+    "CLIPPY_ARGS",
+    "CLIPPY_CONF_DIR",
+    "MAKEFLAGS",
+    "MFLAGS",
+    "TARGET",
+    "PROFILE",
+];
+
+/// A compiled object and what to tell cargo about it.
+#[derive(Debug)]
+pub struct Built {
+    /// The object file.
+    pub object: PathBuf,
+    /// The toolchain that made it.
+    pub toolchain: Toolchain,
+    /// Warnings of the compiler, line by line.
+    pub warnings: Vec<String>,
+}
+
+/// Compiles the eBPF programs and writes the object to `out_dir/shunt-ebpf`.
+pub fn build_ebpf(out_dir: &Path) -> Result<Built> {
+    let toolchain = toolchain::find()?;
+    let target = workspace::bpf_target();
+    fs::create_dir_all(&target).with_context(|| format!("cannot make {}", target.display()))?;
+    // Cargo locks the build but not our copy of the result: another profile's build may replace it meanwhile.
+    let lock = File::create(target.join("copy.lock")).context("cannot make copy.lock")?;
+    lock.lock().context("cannot lock copy.lock")?;
+    let mut warnings = Warnings::default();
+    cargo_build(&toolchain, &target).check(&mut |line| warnings.take(line))?;
+    let made = target.join(TARGET).join("release").join(OBJECT);
+    let object = out_dir.join(OBJECT);
+    fs::copy(&made, &object)
+        .with_context(|| format!("cannot copy {} to {}", made.display(), object.display()))?;
+    check(&object)?;
+    Ok(Built {
+        object,
+        toolchain,
+        warnings: warnings.lines,
+    })
+}
+
+/// Picks the compiler's warnings out of cargo's output: each goes on to an empty line.
+#[derive(Default)]
+struct Warnings {
+    lines: Vec<String>,
+    inside: bool,
+}
+
+impl Warnings {
+    fn take(&mut self, line: &str) {
+        // "warning: `proxy-ebpf` generated 3 warnings" sums up and says nothing new.
+        let begins = line.starts_with("warning") && !line.starts_with("warning: `");
+        self.inside = begins || (self.inside && !line.is_empty() && !line.starts_with("warning"));
+        if self.inside {
+            self.lines.push(line.to_owned());
+        }
+    }
+}
+
+/// The cargo command; `RUSTC_BOOTSTRAP` allows `build-std` and aya's nightly features with a stable compiler.
+fn cargo_build(toolchain: &Toolchain, target_dir: &Path) -> Run {
+    let mut run = Run::new(toolchain.compiler.cargo())
+        .args([
+            "build",
+            "--locked",
+            "--package",
+            "proxy-ebpf",
+            "--bin",
+            OBJECT,
+            "--release",
+            "--target",
+            TARGET,
+        ])
+        .args(["-Z", "build-std=core"])
+        .arg("--target-dir")
+        .arg(target_dir)
+        .dir(workspace::root())
+        .limit(LIMIT);
+    for (name, _) in env::vars_os() {
+        if is_dropped(&name.to_string_lossy()) {
+            run = run.without_env(name);
+        }
+    }
+    run.env("RUSTC", &toolchain.compiler.rustc)
+        .env("RUSTC_BOOTSTRAP", "1")
+        // Empty turns off what a configuration file sets.
+        .env("RUSTC_WRAPPER", "")
+        .env("RUSTC_WORKSPACE_WRAPPER", "")
+        .env("CARGO_TERM_COLOR", "never")
+        .env("CARGO_ENCODED_RUSTFLAGS", rustflags(&toolchain.linker.path))
+}
+
+/// Flags for the compiler, as cargo wants them: separated by the byte 0x1f, so paths may hold spaces.
+fn rustflags(linker: &Path) -> OsString {
+    let mut flags = OsString::from("-Cdebuginfo=2\x1f-Clink-arg=--btf\x1f-Clinker=");
+    flags.push(linker);
+    flags
+}
+
+fn is_dropped(name: &str) -> bool {
+    let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    (starts(&DROPPED) && !starts(&KEPT)) || DROPPED_NAMES.contains(&name)
+}
+
+/// An object without BTF would load, but its maps would be unreadable; one without programs is no use.
+fn check(object: &Path) -> Result<()> {
+    let bytes = fs::read(object).with_context(|| format!("cannot read {}", object.display()))?;
+    let file = object::File::parse(&*bytes).with_context(|| format!("cannot parse {}", object.display()))?;
+    let missing: Vec<&str> = [".BTF", ".BTF.ext"]
+        .into_iter()
+        .filter(|name| {
+            file.section_by_name(name)
+                .is_none_or(|section| section.size() == 0)
+        })
+        .collect();
+    if !missing.is_empty() {
+        bail!(
+            "{} has no section {}: the linker wrote no BTF",
+            object.display(),
+            missing.join(", ")
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_outer_cargo_sets_is_left_out() {
+        for name in [
+            "CARGO",
+            "CARGO_ENCODED_RUSTFLAGS",
+            "CARGO_MANIFEST_DIR",
+            "CARGO_PKG_NAME",
+            "CARGO_TARGET_DIR",
+            "CARGO_BUILD_TARGET",
+            "CARGO_PROFILE_RELEASE_LTO",
+            "CARGO_MAKEFLAGS",
+            "RUSTC",
+            "RUSTC_WORKSPACE_WRAPPER",
+            "RUSTFLAGS",
+            "RUSTDOCFLAGS",
+            "RUSTUP_TOOLCHAIN",
+            "CLIPPY_ARGS",
+        ] {
+            assert!(is_dropped(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn where_crates_come_from_is_kept() {
+        for name in [
+            "CARGO_HOME",
+            "CARGO_NET_OFFLINE",
+            "CARGO_HTTP_PROXY",
+            "CARGO_REGISTRIES_X_TOKEN",
+            "PATH",
+            "RUSTUP_HOME",
+        ] {
+            assert!(!is_dropped(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_warning_is_kept_whole_and_progress_is_not() {
+        let mut warnings = Warnings::default();
+        for line in [
+            "  Compiling proxy-ebpf",
+            "warning: unused import",
+            "  --> src/main.rs:1:5",
+            "",
+            "warning: `x` generated 1 warning",
+            "  Finished",
+        ] {
+            warnings.take(line);
+        }
+        assert_eq!(
+            warnings.lines,
+            ["warning: unused import", "  --> src/main.rs:1:5"]
+        );
+    }
+
+    #[test]
+    fn a_linker_path_with_a_space_stays_one_flag() {
+        let flags = rustflags(Path::new("/a b/bpf-linker"));
+        let flags: Vec<&str> = flags.to_str().unwrap().split('\x1f').collect();
+        assert_eq!(
+            flags,
+            ["-Cdebuginfo=2", "-Clink-arg=--btf", "-Clinker=/a b/bpf-linker"]
+        );
+    }
+
+    #[test]
+    fn an_object_without_btf_is_refused() {
+        let error = format!("{:#}", check(Path::new("/proc/self/exe")).unwrap_err());
+        assert!(error.contains(".BTF"), "{error}");
+    }
+}

@@ -1,0 +1,188 @@
+//! Finds what compiles Rust for the BPF target: a compiler with the source of its library, and a bpf-linker whose LLVM
+//! has the compiler's major version.
+//!
+//! The BPF target has no prebuilt `core`, so it is built from source; the linker reads the compiler's LLVM bitcode, whose
+//! format belongs to one major version of LLVM.
+
+mod linker;
+mod rustc;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+pub use linker::Linker;
+pub use rustc::{Compiler, Version};
+
+use crate::workspace;
+
+/// The bpf-linker release that setup builds, and the LLVM majors it can be built with.
+pub const BPF_LINKER: &str = "0.13.0";
+/// LLVM majors that [`BPF_LINKER`] has a feature for.
+pub const BPF_LINKER_LLVMS: std::ops::RangeInclusive<u32> = 21..=23;
+
+/// A compiler and a linker that fit together.
+#[derive(Debug, Clone)]
+pub struct Toolchain {
+    /// Compiles; has its library's source.
+    pub compiler: Compiler,
+    /// Links; of the same LLVM major.
+    pub linker: Linker,
+}
+
+/// What was found on this machine.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// Usable compilers, the best first.
+    pub compilers: Vec<Compiler>,
+    /// Linkers that run, the best first.
+    pub linkers: Vec<Linker>,
+    /// What was looked at and why it will not do, a line each.
+    pub refused: Vec<String>,
+}
+
+/// Where setup installs the bpf-linker for an LLVM major (`cargo install --root`).
+pub fn linker_root(llvm: u32) -> PathBuf {
+    workspace::tools().join(format!("bpf-linker-{BPF_LINKER}-llvm-{llvm}"))
+}
+
+/// Looks for compilers and linkers; runs each for its version, changes nothing.
+pub fn survey() -> Survey {
+    let mut survey = Survey::default();
+    for candidate in rustc::candidates() {
+        match rustc::inspect(&candidate, workspace::rust_version()) {
+            Ok(compiler) => survey.compilers.push(compiler),
+            Err(reason) => survey.refused.push(format!("{}: {reason}", candidate.display())),
+        }
+    }
+    for candidate in linker::candidates() {
+        match linker::inspect(&candidate) {
+            Ok(linker) => survey.linkers.push(linker),
+            Err(error) => survey.refused.push(format!("{}: {error:#}", candidate.display())),
+        }
+    }
+    survey
+}
+
+/// The toolchain to use, or an error that says what to do.
+pub fn find() -> Result<Toolchain> {
+    let survey = survey();
+    match survey.toolchain() {
+        Some(toolchain) => Ok(toolchain),
+        None => bail!(
+            "{}\nRun `cargo xtask setup`: it installs what is missing, or says what to install.",
+            survey.explain()
+        ),
+    }
+}
+
+impl Survey {
+    /// The best compiler that has a linker of its LLVM major.
+    pub fn toolchain(&self) -> Option<Toolchain> {
+        self.compilers.iter().find_map(|compiler| {
+            let linker = self
+                .linkers
+                .iter()
+                .find(|linker| linker.llvm == compiler.version.llvm)?;
+            Some(Toolchain {
+                compiler: compiler.clone(),
+                linker: linker.clone(),
+            })
+        })
+    }
+
+    /// What is missing, in words, with what was looked at.
+    pub fn explain(&self) -> String {
+        let (major, minor) = workspace::rust_version();
+        let missing = match self.compilers.first() {
+            None => format!(
+                "no Rust compiler, {major}.{minor} or newer, with the source of its library was found"
+            ),
+            Some(Compiler { rustc, version, .. }) => {
+                format!(
+                    "no bpf-linker with LLVM {}, that of {}, was found",
+                    version.llvm,
+                    rustc.display()
+                )
+            }
+        };
+        let mut lines = vec![format!("the eBPF programs cannot be compiled: {missing}")];
+        lines.extend(
+            self.refused
+                .iter()
+                .map(|refused| format!("  looked at {refused}")),
+        );
+        let mismatched = self.linkers.iter();
+        lines.extend(
+            mismatched.map(|linker| format!("  looked at {}: LLVM {}", linker.path.display(), linker.llvm)),
+        );
+        lines.join("\n")
+    }
+}
+
+/// `path` without symbolic links, or as it is where that cannot be told.
+fn canonical(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compiler(name: &str, llvm: u32) -> Compiler {
+        let version = Version {
+            release: (1, 96),
+            llvm,
+        };
+        Compiler {
+            rustc: name.into(),
+            sysroot: "/".into(),
+            version,
+        }
+    }
+
+    fn linker(name: &str, llvm: u32) -> Linker {
+        Linker {
+            path: name.into(),
+            llvm,
+        }
+    }
+
+    #[test]
+    fn compiler_and_linker_of_one_llvm_are_paired() {
+        let survey = Survey {
+            compilers: vec![compiler("nightly", 23), compiler("debian", 22)],
+            linkers: vec![linker("old", 21), linker("fits", 22)],
+            refused: Vec::new(),
+        };
+        let toolchain = survey.toolchain().unwrap();
+        assert_eq!(
+            (toolchain.compiler.rustc, toolchain.linker.path),
+            ("debian".into(), "fits".into())
+        );
+    }
+
+    #[test]
+    fn a_linker_of_another_llvm_does_not_do_and_is_named() {
+        let survey = Survey {
+            compilers: vec![compiler("/usr/bin/rustc", 22)],
+            linkers: vec![linker("/opt/bpf-linker", 21)],
+            refused: vec!["/nightly: no library source".into()],
+        };
+        assert!(survey.toolchain().is_none());
+        let text = survey.explain();
+        for part in [
+            "LLVM 22",
+            "/usr/bin/rustc",
+            "/opt/bpf-linker: LLVM 21",
+            "/nightly: no library source",
+        ] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+
+    #[test]
+    fn without_a_compiler_that_is_what_is_said() {
+        assert!(Survey::default().explain().contains("no Rust compiler"));
+    }
+}

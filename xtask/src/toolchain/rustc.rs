@@ -1,0 +1,190 @@
+//! Rust compilers that come with the source of their library.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::canonical;
+use crate::run::Run;
+use crate::search;
+
+/// A compiler that can build `core` for a target without a prebuilt one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compiler {
+    /// The compiler itself, never rustup's proxy.
+    pub rustc: PathBuf,
+    /// Its sysroot.
+    pub sysroot: PathBuf,
+    /// What it says of itself.
+    pub version: Version,
+}
+
+/// What `rustc -vV` tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Version {
+    /// Major and minor release.
+    pub release: (u32, u32),
+    /// LLVM's major version.
+    pub llvm: u32,
+}
+
+impl Compiler {
+    /// A file of the library's source.
+    pub fn library(&self) -> PathBuf {
+        library(&self.sysroot)
+    }
+
+    /// The cargo to use with it: its own if it has one, else the one that runs us.
+    pub fn cargo(&self) -> PathBuf {
+        let own = self.sysroot.join("bin/cargo");
+        if self.sysroot != Path::new("/usr") && search::is_executable(&own) {
+            own
+        } else {
+            search::cargo()
+        }
+    }
+}
+
+fn library(sysroot: &Path) -> PathBuf {
+    sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs")
+}
+
+/// Compilers to look at, the best first: rustup's nightly, its others, the distribution's, and what PATH has.
+pub(super) fn candidates() -> Vec<PathBuf> {
+    let rustup = env::var_os("RUSTUP_HOME")
+        .map(PathBuf::from)
+        .or_else(|| search::home().map(|home| home.join(".rustup")));
+    let mut found = rustup
+        .map(|home| below(&home.join("toolchains"), ""))
+        .unwrap_or_default();
+    found.sort_by_key(|rustc| !rustc.to_string_lossy().contains("/nightly"));
+    found.push(PathBuf::from("/usr/bin/rustc"));
+    // Ubuntu keeps several releases side by side in /usr/lib/rust-1.NN.
+    found.extend(below(Path::new("/usr/lib"), "rust-"));
+    found.extend(search::programs("rustc"));
+    let mut unique: Vec<PathBuf> = Vec::new();
+    for rustc in found.iter().map(|rustc| canonical(rustc)) {
+        // In PATH rustup's proxies are links to rustup itself; the compilers behind them are listed already.
+        if search::is_executable(&rustc) && !rustc.ends_with("rustup") && !unique.contains(&rustc) {
+            unique.push(rustc);
+        }
+    }
+    unique
+}
+
+/// `bin/rustc` of the folders in `folder` whose name begins with `prefix`, the highest name first.
+fn below(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = folder.read_dir() else {
+        return Vec::new();
+    };
+    let mut found: Vec<PathBuf> = entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .map(|entry| entry.path().join("bin/rustc"))
+        .filter(|rustc| rustc.is_file())
+        .collect();
+    found.sort_unstable_by(|a, b| b.cmp(a));
+    found
+}
+
+/// Tells whether `rustc` can compile for BPF; the error is the reason why not.
+pub(super) fn inspect(rustc: &Path, oldest: (u32, u32)) -> Result<Compiler> {
+    let sysroot = rustc
+        .parent()
+        .and_then(Path::parent)
+        .context("it is not in a bin folder")?;
+    if !library(sysroot).is_file() {
+        bail!(
+            "it lacks the source of its library (rust-src): no {}",
+            library(sysroot).display()
+        );
+    }
+    let version = parse_version(&Run::new(rustc).arg("-vV").read()?)?;
+    if version.release < oldest {
+        let ((major, minor), (least_major, least_minor)) = (version.release, oldest);
+        bail!("it is {major}.{minor}, older than {least_major}.{least_minor}");
+    }
+    Ok(Compiler {
+        rustc: rustc.to_owned(),
+        sysroot: sysroot.to_owned(),
+        version,
+    })
+}
+
+/// Reads the output of `rustc -vV`.
+fn parse_version(text: &str) -> Result<Version> {
+    let field = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name))
+            .map(str::trim)
+    };
+    let release = field("release:").context("`rustc -vV` printed no release")?;
+    let llvm =
+        field("LLVM version:").context("`rustc -vV` printed no LLVM version: another code generator")?;
+    let mut numbers = release.split('.').map(str::parse::<u32>);
+    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        bail!("`rustc -vV` printed the release {release:?}");
+    };
+    let llvm = llvm.split('.').next().unwrap_or_default();
+    let llvm = llvm
+        .parse()
+        .with_context(|| format!("`rustc -vV` printed the LLVM version {llvm:?}"))?;
+    Ok(Version {
+        release: (major, minor),
+        llvm,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nightly_says_its_release_and_llvm() {
+        let text = "rustc 1.97.0-nightly (e50aa6fba 2026-05-19)\nbinary: rustc\nhost: x86_64-unknown-linux-gnu\n\
+                    release: 1.97.0-nightly\nLLVM version: 22.1.4\n";
+        assert_eq!(
+            parse_version(text).unwrap(),
+            Version {
+                release: (1, 97),
+                llvm: 22
+            }
+        );
+    }
+
+    #[test]
+    fn a_distribution_compiler_says_its_release_and_llvm() {
+        let text = "rustc 1.96.0 (ac68faa20 2026-05-25) (built from a source tarball)\nrelease: 1.96.0\n\
+                    LLVM version: 22.1.8\n";
+        assert_eq!(
+            parse_version(text).unwrap(),
+            Version {
+                release: (1, 96),
+                llvm: 22
+            }
+        );
+    }
+
+    #[test]
+    fn output_without_llvm_is_refused() {
+        let error = parse_version("release: 1.96.0\n").unwrap_err().to_string();
+        assert!(error.contains("no LLVM version"), "{error}");
+    }
+
+    #[test]
+    fn nonsense_is_refused_and_quoted() {
+        let error = parse_version("release: new\nLLVM version: 22.1.8\n")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("\"new\""), "{error}");
+    }
+
+    #[test]
+    fn a_compiler_without_library_source_is_refused() {
+        let error = inspect(Path::new("/proc/self/bin/rustc"), (1, 95))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("rust-src"), "{error}");
+    }
+}
