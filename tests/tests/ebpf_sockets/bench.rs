@@ -1,0 +1,210 @@
+//! A dataplane attached to a cgroup that holds just this process, and servers on loopback.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    num::NonZeroU16,
+    path::PathBuf,
+    process,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use proxy_userspace::{
+    dataplane::{
+        Dataplane, PlanSize as _,
+        ebpf::{Ebpf, EbpfSettings, MapSizes, State},
+    },
+    kernel::cgroup,
+    model::{
+        Dirty, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedEndpoint, ResolvedPort,
+        ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
+    },
+};
+
+/// Tests here move their process into a cgroup of their own, so they take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A cgroup that holds this process; at the end the process goes back and the cgroup away.
+struct OwnCgroup {
+    path: PathBuf,
+    home: PathBuf,
+}
+
+impl OwnCgroup {
+    fn enter() -> Self {
+        let root = cgroup::find_root().expect("cgroup2");
+        let own = fs::read_to_string("/proc/self/cgroup").expect("procfs");
+        let own = own
+            .lines()
+            .find_map(|line| line.strip_prefix("0::/"))
+            .expect("cgroup2")
+            .to_owned();
+        let path = root.join(format!("shunt-sockets-{}", process::id()));
+        fs::create_dir(&path).expect("root may create cgroups");
+        let cgroup = Self {
+            path,
+            home: root.join(own),
+        };
+        fs::write(cgroup.path.join("cgroup.procs"), process::id().to_string()).expect("move this process");
+        cgroup
+    }
+}
+
+impl Drop for OwnCgroup {
+    fn drop(&mut self) {
+        let _ = fs::write(self.home.join("cgroup.procs"), process::id().to_string());
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+/// The dataplane, attached to a cgroup of its own.
+pub struct Bench {
+    /// None between the end of a process and the start of the next.
+    pub dataplane: Option<Ebpf>,
+    pub state: State,
+    pub snapshot: Snapshot,
+    pub settings: EbpfSettings,
+    _cgroup: OwnCgroup,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let cgroup = OwnCgroup::enter();
+        let settings = EbpfSettings {
+            cgroup_root: cgroup.path.clone(),
+            pin_dir: format!("/sys/fs/bpf/shunt-sockets-{}", process::id()).into(),
+            map_sizes: MapSizes {
+                services: 64,
+                endpoints: 256,
+                ..MapSizes::default()
+            },
+        };
+        let mut dataplane = Ebpf::new(&settings).expect("load");
+        let state = dataplane.observe().expect("observe");
+        let snapshot = Snapshot::default();
+        Self {
+            dataplane: Some(dataplane),
+            state,
+            snapshot,
+            settings,
+            _cgroup: cgroup,
+            _turn: turn,
+        }
+    }
+
+    pub fn dataplane(&mut self) -> &mut Ebpf {
+        self.dataplane.as_mut().expect("running")
+    }
+
+    pub fn sync(&mut self, dirty: &Dirty) -> usize {
+        let plan = Ebpf::plan(&self.state, &self.snapshot, dirty);
+        let length = plan.len();
+        let Self { dataplane, state, .. } = self;
+        dataplane
+            .as_mut()
+            .expect("running")
+            .apply(state, plan)
+            .expect("apply");
+        length
+    }
+
+    /// Serves a cluster IP and port with these endpoints.
+    pub fn serve(&mut self, protocol: Protocol, address: &str, endpoints: &[SocketAddr]) -> SocketAddr {
+        self.serve_as(protocol, address, endpoints, |_| {})
+    }
+
+    /// The same, after `change` made the service port something else.
+    pub fn serve_as(
+        &mut self,
+        protocol: Protocol,
+        address: &str,
+        endpoints: &[SocketAddr],
+        change: impl FnOnce(&mut ResolvedPort),
+    ) -> SocketAddr {
+        let address: SocketAddr = address.parse().expect("address");
+        let (key, mut port) = (
+            key(&address.to_string(), protocol, address.ip()),
+            port(address, endpoints),
+        );
+        change(&mut port);
+        self.snapshot.ports.insert(key, Arc::new(port));
+        self.sync(&Dirty::everything());
+        address
+    }
+
+    /// Ends the dataplane and starts another, as a restart does.
+    pub fn restart(&mut self) {
+        self.dataplane = None;
+        self.dataplane = Some(Ebpf::new(&self.settings).expect("load again"));
+        self.state = self.dataplane().observe().expect("observe again");
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let errors = Ebpf::cleanup_at(&self.settings.pin_dir);
+        if !std::thread::panicking() {
+            assert!(errors.is_empty(), "{errors:?}");
+            assert!(!self.settings.pin_dir.exists(), "cleanup leaves nothing");
+        }
+    }
+}
+
+/// The key of a service port named after what it serves.
+pub fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePortKey {
+    let service = NamespacedName::new("test", name);
+    ServicePortKey {
+        name: ServicePortName {
+            service,
+            port: "".into(),
+            protocol,
+        },
+        family: IpFamily::of(address),
+    }
+}
+
+/// A service port at a cluster IP with these endpoints, all of them on this node and serving.
+pub fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
+    ResolvedPort {
+        frontends: vec![Frontend {
+            kind: FrontendKind::ClusterIp,
+            address: Some(address.ip()),
+            port: NonZeroU16::new(address.port()).expect("port"),
+        }],
+        cluster_endpoints: endpoints
+            .iter()
+            .map(|address| ResolvedEndpoint {
+                address: *address,
+                is_local: true,
+            })
+            .collect(),
+        local_endpoints: Vec::new(),
+        serving: endpoints.to_vec(),
+        has_endpoints: !endpoints.is_empty(),
+        affinity_timeout: None,
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        source_ranges: None,
+        health_check_node_port: None,
+    }
+}
+
+/// A listener and its address.
+pub fn tcp_server(address: &str) -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind(address).expect("loopback");
+    let address = listener.local_addr().expect("bound");
+    (listener, address)
+}
+
+/// A bound socket that waits a bounded time, and its address.
+pub fn udp_socket(address: &str) -> (UdpSocket, SocketAddr) {
+    let socket = UdpSocket::bind(address).expect("loopback");
+    socket
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .expect("timeout");
+    let address = socket.local_addr().expect("bound");
+    (socket, address)
+}

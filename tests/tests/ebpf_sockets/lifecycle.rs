@@ -1,0 +1,135 @@
+//! Restarts, changed map sizes, full maps, and how much a change writes.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::Arc,
+};
+
+use proxy_userspace::{
+    dataplane::{
+        Dataplane as _, PlanSize as _,
+        ebpf::{Ebpf, Step},
+    },
+    model::{Dirty, Protocol},
+};
+
+use crate::bench::{Bench, key, port, tcp_server};
+
+#[test]
+fn a_restarted_proxy_takes_over_with_nothing_to_write_and_connections_go_on() {
+    let mut bench = Bench::new();
+    let (server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.6:80", &[endpoint]);
+    let mut before = TcpStream::connect(vip).expect("connect");
+    bench.dataplane = None;
+    TcpStream::connect(vip).expect("works while no proxy runs");
+    bench.restart();
+    assert_eq!(
+        bench.sync(&Dirty::everything()),
+        1,
+        "only the programs are replaced"
+    );
+    let after = TcpStream::connect(vip).expect("connect");
+    assert_eq!(
+        before.peer_addr().expect("peer"),
+        after.peer_addr().expect("peer")
+    );
+    let (mut accepted, _) = server.accept().expect("accept");
+    accepted.write_all(b"x").expect("answer");
+    before
+        .read_exact(&mut [0])
+        .expect("an established connection lives on");
+}
+
+#[test]
+fn a_proxy_with_other_map_sizes_builds_its_maps_beside_and_swaps_them() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.7:80", &[endpoint]);
+    bench.settings.map_sizes.services = 128;
+    bench.restart();
+    TcpStream::connect(vip).expect("the old maps serve until the new ones are full");
+    assert!(bench.sync(&Dirty::everything()) > 1);
+    TcpStream::connect(vip).expect("the new ones serve");
+    bench.restart();
+    assert_eq!(
+        bench.sync(&Dirty::everything()),
+        1,
+        "they are pinned in place now"
+    );
+}
+
+#[test]
+fn a_full_map_names_itself_and_the_service_and_leaves_the_others_alone() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.1.0:80", &[endpoint]);
+    for last in 1..=100u8 {
+        let address = SocketAddr::from(([10, 96, 2, last], 80));
+        let key = key(&format!("many-{last}"), Protocol::Tcp, address.ip());
+        bench
+            .snapshot
+            .ports
+            .insert(key, Arc::new(port(address, &[endpoint])));
+    }
+    let plan = Ebpf::plan(&bench.state, &bench.snapshot, &Dirty::everything());
+    let Bench { dataplane, state, .. } = &mut bench;
+    let error = dataplane
+        .as_mut()
+        .expect("running")
+        .apply(state, plan)
+        .expect_err("64 fit");
+    let message = error.to_string();
+    assert!(
+        message.contains("map services is full") && message.contains("test/many-"),
+        "{message}"
+    );
+    TcpStream::connect(vip).expect("the first Service still works");
+    bench
+        .snapshot
+        .ports
+        .retain(|key, _| !key.name.service.name.starts_with("many"));
+    bench.sync(&Dirty::everything());
+    let rest = Ebpf::plan(&bench.state, &bench.snapshot, &Dirty::everything());
+    assert!(rest.is_empty(), "what was half written is gone: {rest:?}");
+}
+
+#[test]
+fn a_change_writes_what_belongs_to_its_service_however_many_others_there_are() {
+    let mut bench = Bench::new();
+    bench.settings.map_sizes.services = 2048;
+    bench.settings.map_sizes.endpoints = 8192;
+    bench.restart();
+    let endpoint = |last: u8| SocketAddr::from(([10, 244, 1, last], 8080));
+    let four: Vec<SocketAddr> = (1..=4).map(endpoint).collect();
+    let mut written = Vec::new();
+    for count in [10u8, 250] {
+        for last in 1..=count {
+            let address = SocketAddr::from(([10, 96, 3, last], 80));
+            let key = key(&format!("service-{last}"), Protocol::Tcp, address.ip());
+            bench.snapshot.ports.insert(key, Arc::new(port(address, &four)));
+        }
+        bench.sync(&Dirty::everything());
+        let changed = SocketAddr::from(([10, 96, 3, 5], 80));
+        let key = key("service-5", Protocol::Tcp, changed.ip());
+        bench
+            .snapshot
+            .ports
+            .insert(key.clone(), Arc::new(port(changed, &four[..3])));
+        let dirty = Dirty {
+            ports: [key].into(),
+            ..Dirty::default()
+        };
+        let plan = Ebpf::plan(&bench.state, &bench.snapshot, &dirty);
+        let switches = plan
+            .steps
+            .iter()
+            .filter(|step| matches!(step, Step::PutService(..)))
+            .count();
+        assert_eq!(switches, 1, "one write switches the destination over");
+        written.push(bench.sync(&dirty));
+    }
+    // Three new slots, one switch, four old slots.
+    assert_eq!(written, [8, 8]);
+}

@@ -1,0 +1,6 @@
+//! The socket programs in this kernel, with real sockets on loopback: what a process sees that dials a Service.
+
+mod bench;
+mod lifecycle;
+mod services;
+mod udp;

@@ -1,0 +1,199 @@
+//! Connecting to Services over TCP, and who is let in.
+
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpStream},
+    num::{NonZeroU16, NonZeroU32},
+};
+
+use proxy_userspace::model::{FrontendKind, IpFamily, Protocol, TrafficPolicy};
+use socket2::{Domain, Socket, Type};
+
+use crate::bench::{Bench, tcp_server, udp_socket};
+
+#[test]
+fn a_tcp_connection_reaches_the_endpoint_and_its_peer_is_the_address_dialled() {
+    let mut bench = Bench::new();
+    for (service, local) in [("10.96.0.1:80", "127.0.0.1:0"), ("[fd96::1]:80", "[::1]:0")] {
+        let (server, endpoint) = tcp_server(local);
+        let vip = bench.serve(Protocol::Tcp, service, &[endpoint]);
+        let mut client = TcpStream::connect(vip).expect("connect");
+        assert_eq!(client.peer_addr().expect("peer"), vip);
+        let (mut accepted, _) = server.accept().expect("accept");
+        accepted.write_all(b"x").expect("answer");
+        let mut answer = [0];
+        client.read_exact(&mut answer).expect("answer");
+    }
+}
+
+#[test]
+fn an_ipv4_mapped_address_on_an_ipv6_socket_is_the_ipv4_service() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    bench.serve(Protocol::Tcp, "10.96.0.1:80", &[endpoint]);
+    let mapped: SocketAddr = "[::ffff:10.96.0.1]:80".parse().expect("address");
+    let client = TcpStream::connect(mapped).expect("connect");
+    assert_eq!(client.peer_addr().expect("peer"), mapped);
+
+    let (server, endpoint) = udp_socket("127.0.0.1:0");
+    bench.serve(Protocol::Udp, "10.96.0.1:53", &[endpoint]);
+    let (client, _) = udp_socket("[::]:0");
+    let mapped: SocketAddr = "[::ffff:10.96.0.1]:53".parse().expect("address");
+    client.send_to(b"q", mapped).expect("send");
+    let mut buffer = [0; 8];
+    let (_, from) = server.recv_from(&mut buffer).expect("question");
+    server.send_to(b"a", from).expect("answer");
+    assert_eq!(client.recv_from(&mut buffer).expect("answer").1, mapped);
+}
+
+#[test]
+fn without_endpoints_connect_and_send_are_refused() {
+    let mut bench = Bench::new();
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.2:80", &[]);
+    assert_eq!(
+        TcpStream::connect(vip).expect_err("no endpoint").kind(),
+        ErrorKind::ConnectionRefused
+    );
+    let vip = bench.serve(Protocol::Udp, "10.96.0.2:53", &[]);
+    let (client, _) = udp_socket("0.0.0.0:0");
+    assert_eq!(
+        client.send_to(b"q", vip).expect_err("no endpoint").kind(),
+        ErrorKind::ConnectionRefused
+    );
+}
+
+#[test]
+fn connections_are_spread_evenly_over_the_endpoints() {
+    let mut bench = Bench::new();
+    let servers: Vec<_> = (0..3).map(|_| tcp_server("127.0.0.1:0")).collect();
+    let mut endpoints: Vec<SocketAddr> = servers.iter().map(|(_, address)| *address).collect();
+    endpoints.sort();
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.8:80", &endpoints);
+    for _ in 0..300 {
+        TcpStream::connect(vip).expect("connect");
+    }
+    for (server, _) in &servers {
+        server.set_nonblocking(true).expect("nonblocking");
+        let accepted = std::iter::from_fn(|| server.accept().ok()).count();
+        // Six standard deviations around 100.
+        assert!((51..150).contains(&accepted), "{accepted} of 300");
+    }
+}
+
+#[test]
+fn with_affinity_every_connection_of_a_namespace_goes_to_one_endpoint_until_that_leaves() {
+    let mut bench = Bench::new();
+    let servers: Vec<_> = (0..4).map(|_| tcp_server("127.0.0.1:0")).collect();
+    let mut endpoints: Vec<SocketAddr> = servers.iter().map(|(_, address)| *address).collect();
+    endpoints.sort();
+    let used = |vip| {
+        let _ = (0..20)
+            .map(|_| TcpStream::connect(vip).expect("connect"))
+            .collect::<Vec<_>>();
+        let accepting = servers.iter().filter(|(server, _)| {
+            server.set_nonblocking(true).expect("nonblocking");
+            std::iter::from_fn(|| server.accept().ok()).count() > 0
+        });
+        accepting.map(|(_, address)| *address).collect::<Vec<_>>()
+    };
+    let sticky =
+        |port: &mut proxy_userspace::model::ResolvedPort| port.affinity_timeout = NonZeroU32::new(10_800);
+    let vip = bench.serve_as(Protocol::Tcp, "10.96.0.9:80", &endpoints, sticky);
+    let first = used(vip);
+    assert_eq!(first.len(), 1, "one of four");
+    endpoints.retain(|address| !first.contains(address));
+    bench.serve_as(Protocol::Tcp, "10.96.0.9:80", &endpoints, sticky);
+    let second = used(vip);
+    assert_eq!(second.len(), 1, "another one, and just that");
+    assert_ne!(first, second);
+}
+
+#[test]
+fn a_node_port_answers_on_the_nodes_addresses_and_loopback_and_nowhere_else() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    bench.snapshot.node.node_port_addresses = ["127.0.0.1", "192.0.2.7"]
+        .map(|a| a.parse().expect("address"))
+        .into();
+    bench.serve_as(Protocol::Tcp, "10.96.0.10:30080", &[endpoint], |port| {
+        let node_port = proxy_userspace::model::Frontend {
+            kind: FrontendKind::NodePort,
+            address: None,
+            port: NonZeroU16::new(30_080).expect("port"),
+        };
+        port.frontends = vec![node_port];
+    });
+    for address in [
+        "127.0.0.1:30080",
+        "127.9.9.9:30080",
+        "192.0.2.7:30080",
+        "0.0.0.0:30080",
+    ] {
+        let client = TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}"));
+        assert_eq!(client.peer_addr().expect("peer").to_string(), address);
+    }
+    assert_eq!(
+        TcpStream::connect("[::1]:30080")
+            .expect_err("the Service is IPv4")
+            .kind(),
+        ErrorKind::ConnectionRefused
+    );
+    bench
+        .snapshot
+        .node
+        .node_port_addresses
+        .remove(&IpAddr::from([127, 0, 0, 1]));
+    bench.sync(&proxy_userspace::model::Dirty {
+        node: true,
+        ..Default::default()
+    });
+    assert_eq!(
+        TcpStream::connect("127.0.0.1:30080")
+            .expect_err("no longer served")
+            .kind(),
+        ErrorKind::ConnectionRefused
+    );
+}
+
+#[test]
+fn without_a_local_endpoint_under_policy_local_connect_fails_and_reaches_nobody() {
+    let mut bench = Bench::new();
+    let (server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve_as(Protocol::Tcp, "10.96.0.11:80", &[endpoint], |port| {
+        port.internal_policy = TrafficPolicy::Local;
+    });
+    let error = TcpStream::connect(vip).expect_err("no local endpoint");
+    assert_eq!(error.kind(), ErrorKind::HostUnreachable);
+    server.set_nonblocking(true).expect("nonblocking");
+    assert!(server.accept().is_err());
+}
+
+#[test]
+fn source_ranges_are_held_against_the_address_a_socket_is_bound_to_else_against_the_nodes() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    bench.snapshot.node.primary_addresses = [(IpFamily::V4, IpAddr::from([192, 0, 2, 7]))].into();
+    let connect_from = |source: &str, vip: SocketAddr| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("socket");
+        let source: SocketAddr = source.parse().expect("address");
+        socket.bind(&source.into()).expect("loopback");
+        socket.connect(&vip.into()).map_err(|error| error.kind())
+    };
+    let ranged = |bench: &mut Bench, range: &str| {
+        bench.serve_as(Protocol::Tcp, "198.51.100.1:80", &[endpoint], |port| {
+            port.frontends[0].kind = FrontendKind::LoadBalancerIp;
+            port.source_ranges = Some(vec![range.parse().expect("range")]);
+        })
+    };
+    let vip = ranged(&mut bench, "127.5.0.0/16");
+    assert_eq!(connect_from("127.5.5.5:0", vip), Ok(()));
+    assert_eq!(connect_from("127.6.6.6:0", vip), Err(ErrorKind::HostUnreachable));
+    let unbound = || TcpStream::connect(vip).map(drop).map_err(|error| error.kind());
+    assert_eq!(
+        unbound(),
+        Err(ErrorKind::HostUnreachable),
+        "the node's address is not in the range"
+    );
+    ranged(&mut bench, "192.0.2.0/24");
+    assert_eq!(unbound(), Ok(()), "now it is");
+}

@@ -1,0 +1,99 @@
+//! UDP: conversations of unconnected sockets, and connected ones whose endpoint leaves.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use proxy_userspace::model::Protocol;
+
+use crate::bench::{Bench, udp_socket};
+
+#[test]
+fn answers_to_an_unconnected_udp_socket_come_from_the_address_that_was_asked() {
+    let mut bench = Bench::new();
+    let (server, endpoint) = udp_socket("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Udp, "10.96.0.3:53", &[endpoint]);
+    let (client, _) = udp_socket("0.0.0.0:0");
+    let mut buffer = [0; 8];
+    for _ in 0..3 {
+        client.send_to(b"q", vip).expect("send");
+        let (_, from) = server.recv_from(&mut buffer).expect("question");
+        server.send_to(b"a", from).expect("answer");
+        assert_eq!(client.recv_from(&mut buffer).expect("answer").1, vip);
+    }
+    server
+        .send_to(
+            b"a",
+            client
+                .local_addr()
+                .map(|a| SocketAddr::new(IpAddr::from([127, 0, 0, 1]), a.port()))
+                .expect("bound"),
+        )
+        .expect("send");
+    assert_eq!(
+        client.recv_from(&mut buffer).expect("answer").1,
+        vip,
+        "the endpoint keeps the name it was asked by"
+    );
+}
+
+#[test]
+fn a_udp_conversation_stays_with_its_endpoint_until_that_leaves() {
+    let mut bench = Bench::new();
+    let servers: Vec<_> = (0..3).map(|_| udp_socket("127.0.0.1:0")).collect();
+    let addresses: Vec<SocketAddr> = servers.iter().map(|(_, address)| *address).collect();
+    let mut sorted = addresses.clone();
+    sorted.sort();
+    let vip = bench.serve(Protocol::Udp, "10.96.0.4:53", &sorted[..2]);
+    let (client, _) = udp_socket("0.0.0.0:0");
+    let ask = || {
+        client.send_to(b"q", vip).expect("send");
+        let deadline = std::iter::repeat_n(Duration::from_millis(5), 1000);
+        for pause in deadline {
+            for (server, address) in &servers {
+                server.set_nonblocking(true).expect("nonblocking");
+                if server.recv_from(&mut [0; 8]).is_ok() {
+                    return *address;
+                }
+            }
+            std::thread::sleep(pause);
+        }
+        panic!("nobody was asked")
+    };
+    let first = ask();
+    assert!((0..8).all(|_| ask() == first), "the conversation stays");
+    bench.serve(Protocol::Udp, "10.96.0.4:53", &sorted);
+    assert!((0..8).all(|_| ask() == first), "another endpoint does not matter");
+    let rest: Vec<SocketAddr> = sorted
+        .iter()
+        .copied()
+        .filter(|address| *address != first)
+        .collect();
+    bench.serve(Protocol::Udp, "10.96.0.4:53", &rest);
+    assert_ne!(ask(), first, "it moves at the next datagram");
+}
+
+#[test]
+fn a_connected_udp_socket_is_destroyed_when_its_endpoint_leaves_and_an_unconnected_one_is_not() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = udp_socket("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Udp, "10.96.0.5:53", &[endpoint]);
+    let (connected, _) = udp_socket("0.0.0.0:0");
+    connected.connect(vip).expect("connect");
+    assert_eq!(connected.peer_addr().expect("peer"), vip);
+    connected.send(b"q").expect("send");
+    let (unconnected, _) = udp_socket("0.0.0.0:0");
+    unconnected.send_to(b"q", vip).expect("send");
+
+    let (_other, replacement) = udp_socket("127.0.0.1:0");
+    bench.serve(Protocol::Udp, "10.96.0.5:53", &[replacement]);
+    let destroyed = (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        connected.send(b"q").is_err()
+    });
+    assert!(destroyed, "the application is told");
+    unconnected
+        .send_to(b"q", vip)
+        .expect("an unconnected socket lives on");
+}
