@@ -59,18 +59,18 @@ impl Drop for OwnCgroup {
 }
 
 /// The dataplane, attached to a cgroup of its own.
-pub struct Bench {
+pub(crate) struct Bench {
     /// None between the end of a process and the start of the next.
-    pub dataplane: Option<Ebpf>,
-    pub state: State,
-    pub snapshot: Snapshot,
-    pub settings: EbpfSettings,
+    pub(crate) dataplane: Option<Ebpf>,
+    pub(crate) state: State,
+    pub(crate) snapshot: Snapshot,
+    pub(crate) settings: EbpfSettings,
     _cgroup: OwnCgroup,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Bench {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let cgroup = OwnCgroup::enter();
         let settings = EbpfSettings {
@@ -95,11 +95,11 @@ impl Bench {
         }
     }
 
-    pub fn dataplane(&mut self) -> &mut Ebpf {
+    pub(crate) fn dataplane(&mut self) -> &mut Ebpf {
         self.dataplane.as_mut().expect("running")
     }
 
-    pub fn sync(&mut self, dirty: &Dirty) -> usize {
+    pub(crate) fn sync(&mut self, dirty: &Dirty) -> usize {
         let plan = Ebpf::plan(&self.state, &self.snapshot, dirty);
         let length = plan.len();
         let Self { dataplane, state, .. } = self;
@@ -112,12 +112,17 @@ impl Bench {
     }
 
     /// Serves a cluster IP and port with these endpoints.
-    pub fn serve(&mut self, protocol: Protocol, address: &str, endpoints: &[SocketAddr]) -> SocketAddr {
+    pub(crate) fn serve(
+        &mut self,
+        protocol: Protocol,
+        address: &str,
+        endpoints: &[SocketAddr],
+    ) -> SocketAddr {
         self.serve_as(protocol, address, endpoints, |_| {})
     }
 
     /// The same, after `change` made the service port something else.
-    pub fn serve_as(
+    pub(crate) fn serve_as(
         &mut self,
         protocol: Protocol,
         address: &str,
@@ -136,7 +141,7 @@ impl Bench {
     }
 
     /// Ends the dataplane and starts another, as a restart does.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.dataplane = None;
         self.dataplane = Some(Ebpf::new(&self.settings).expect("load again"));
         self.state = self.dataplane().observe().expect("observe again");
@@ -154,7 +159,7 @@ impl Drop for Bench {
 }
 
 /// The key of a service port named after what it serves.
-pub fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePortKey {
+pub(crate) fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePortKey {
     let service = NamespacedName::new("test", name);
     ServicePortKey {
         name: ServicePortName {
@@ -167,7 +172,7 @@ pub fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePortKey {
 }
 
 /// A service port at a cluster IP with these endpoints, all of them on this node and serving.
-pub fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
+pub(crate) fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
     ResolvedPort {
         frontends: vec![Frontend {
             kind: FrontendKind::ClusterIp,
@@ -193,14 +198,14 @@ pub fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
 }
 
 /// A listener and its address.
-pub fn tcp_server(address: &str) -> (TcpListener, SocketAddr) {
+pub(crate) fn tcp_server(address: &str) -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind(address).expect("loopback");
     let address = listener.local_addr().expect("bound");
     (listener, address)
 }
 
 /// A bound socket that waits a bounded time, and its address.
-pub fn udp_socket(address: &str) -> (UdpSocket, SocketAddr) {
+pub(crate) fn udp_socket(address: &str) -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind(address).expect("loopback");
     socket
         .set_read_timeout(Some(Duration::from_secs(5)))
