@@ -36,7 +36,7 @@ enum TopologyMode {
     SameZone,
 }
 
-/// Upstream's `CategorizeEndpoints` (pkg/proxy/topology.go, 1.36): ready endpoints, else those that serve while they
+/// Upstream's `CategorizeEndpoints` (`pkg/proxy/topology.go`, 1.36): ready endpoints, else those that serve while they
 /// terminate, for each policy by itself; hints narrow policy Cluster only, and never to nothing.
 pub(super) fn categorize(endpoints: &[EndpointInfo<'_>], uses: Uses, here: Topology<'_>) -> Categorized {
     let mut categorized = Categorized::default();
