@@ -90,8 +90,12 @@ impl EndpointSliceCache {
                     .filter(|name| !listed.contains(name))
                     .cloned()
                     .collect();
-                gone.into_iter().for_each(|name| self.set(name, None, None));
-                slices.into_iter().for_each(|slice| self.apply(slice, strings));
+                for name in gone {
+                    self.set(name, None, None);
+                }
+                for slice in slices {
+                    self.apply(slice, strings);
+                }
                 if !mem::replace(&mut self.listed, true) {
                     self.trigger_times.clear();
                 }

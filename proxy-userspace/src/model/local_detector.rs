@@ -4,7 +4,7 @@ use ipnet::IpNet;
 
 use super::{DetectLocalMode, IpFamily, LocalTrafficDetector, ModelSettings, Node};
 
-/// Upstream's `getLocalDetectors` (cmd/kube-proxy/app/server_linux.go). NodeCIDR knows no source before the Node.
+/// Upstream's `getLocalDetectors` (`cmd/kube-proxy/app/server_linux.go`). NodeCIDR knows no source before the Node.
 pub(super) fn local_traffic_detector(settings: &ModelSettings, node: Option<&Node>) -> LocalTrafficDetector {
     match &settings.detect_local {
         DetectLocalMode::ClusterCidr => by_cidrs(&settings.cluster_cidrs),

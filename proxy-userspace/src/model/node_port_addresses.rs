@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::{IpFamily, Node, NodePortAddresses, node_view::node_ip};
 
-/// Upstream's `NodePortAddresses.GetNodeIPs` (pkg/proxy/util/nodeport_addresses.go): a family without a range serves all
+/// Upstream's `NodePortAddresses.GetNodeIPs` (`pkg/proxy/util/nodeport_addresses.go`): a family without a range serves all
 /// its addresses, even when the other family has one.
 pub(super) fn node_port_addresses(
     settings: &NodePortAddresses,

@@ -29,7 +29,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
     }
 }
 
-/// Upstream's `GetNodeHostIPs` (pkg/util/node/node.go), for one family: the first internal address, else the first
+/// Upstream's `GetNodeHostIPs` (`pkg/util/node/node.go`), for one family: the first internal address, else the first
 /// external one.
 pub(super) fn node_ip(node: &Node, family: IpFamily) -> Option<IpAddr> {
     let of_type = |wanted| {

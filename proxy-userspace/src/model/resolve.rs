@@ -100,7 +100,7 @@ impl Resolver<'_> {
     }
 }
 
-/// Upstream's `CleanStaleEntries` (pkg/proxy/conntrack/cleanup.go) asks for `serving` alone. Ready ones are listed too:
+/// Upstream's `CleanStaleEntries` (`pkg/proxy/conntrack/cleanup.go`) asks for `serving` alone. Ready ones are listed too:
 /// with publishNotReadyAddresses an endpoint may take traffic without serving, and its flows are not stale.
 fn serving(protocol: Protocol, endpoints: &[EndpointInfo<'_>]) -> Vec<SocketAddr> {
     if protocol != Protocol::Udp {

@@ -30,10 +30,12 @@ impl ServiceChangeTracker {
                     .filter(|name| !listed.contains(name))
                     .cloned()
                     .collect();
-                gone.into_iter().for_each(|name| self.set(name, None));
-                services
-                    .into_iter()
-                    .for_each(|service| self.apply(service, strings));
+                for name in gone {
+                    self.set(name, None);
+                }
+                for service in services {
+                    self.apply(service, strings);
+                }
             }
         }
     }

@@ -13,7 +13,7 @@ use super::{
     ServicePortName, ServiceType, SessionAffinity, TrafficPolicy,
 };
 
-/// Upstream's `BaseServicePortInfo` (pkg/proxy/serviceport.go).
+/// Upstream's `BaseServicePortInfo` (`pkg/proxy/serviceport.go`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ServicePortInfo {
     /// The addresses the Service claims; another Service may win some of them.
@@ -140,7 +140,7 @@ fn is_external(frontend: &Frontend) -> bool {
     frontend.kind != FrontendKind::ClusterIp
 }
 
-/// Upstream's `ExternalPolicyLocal` (pkg/api/v1/service/util.go): the policy of Services that can be reached from outside.
+/// Upstream's `ExternalPolicyLocal` (`pkg/api/v1/service/util.go`): the policy of Services that can be reached from outside.
 fn external_policy(service: &Service) -> TrafficPolicy {
     let reachable = match service.service_type {
         ServiceType::NodePort | ServiceType::LoadBalancer => true,

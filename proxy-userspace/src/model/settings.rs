@@ -10,12 +10,13 @@ pub enum NodePortAddresses {
     /// Unset: every address of the node, loopback included.
     #[default]
     All,
-    /// `primary`: the node's own address of each family, as in its Node object. `cidrs` are served besides.
+    /// `primary`: the node's own address of each family, as in its Node object. `cidrs` are served besides. A family with
+    /// neither serves all its addresses, as upstream.
     Primary {
         /// Ranges named next to `primary`.
         cidrs: Vec<IpNet>,
     },
-    /// Addresses of the node within these ranges. A family without a range serves none, as upstream.
+    /// Addresses of the node within these ranges. A family without a range serves all its addresses, as upstream.
     Cidrs(Vec<IpNet>),
 }
 

@@ -102,15 +102,17 @@ pub struct ResolvedEndpoint {
 /// One service port in one family, as this node has to serve it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResolvedPort {
-    /// All addresses it is reached by, sorted, without duplicates.
+    /// All addresses it is reached by, sorted, without duplicates; none that another entry of the Snapshot has
+    /// ([`super::FrontendConflict`] has the rule). May be empty.
     pub frontends: Vec<Frontend>,
-    /// Endpoints for policy Cluster, after readiness, termination fallback and topology; sorted, without duplicates.
+    /// Endpoints for policy Cluster, after readiness, termination fallback and topology; sorted, without duplicates. Empty
+    /// where internalTrafficPolicy is Local and nothing is reached from outside.
     pub cluster_endpoints: Vec<ResolvedEndpoint>,
     /// Endpoints of this node for policy Local, after readiness and termination fallback; sorted. Empty unless a policy
     /// of the Service is Local.
     pub local_endpoints: Vec<ResolvedEndpoint>,
-    /// Addresses of every endpoint that still serves (`conditions.serving`), chosen or not: a UDP flow to any other address
-    /// of this service port has lost its endpoint. Sorted; kept for UDP only.
+    /// Addresses of every endpoint that still serves (`conditions.serving`) or is ready, chosen or not: a UDP flow to any
+    /// other address of this service port has lost its endpoint. Sorted; kept for UDP only.
     pub serving: Vec<SocketAddr>,
     /// There is an endpoint somewhere that is usable under some policy: upstream's `hasEndpoints`.
     pub has_endpoints: bool,
@@ -118,10 +120,10 @@ pub struct ResolvedPort {
     pub affinity_timeout: Option<NonZeroU32>,
     /// internalTrafficPolicy.
     pub internal_policy: TrafficPolicy,
-    /// externalTrafficPolicy.
+    /// externalTrafficPolicy; Cluster where the Service has no address that is reached from outside.
     pub external_policy: TrafficPolicy,
-    /// Source ranges of this family for load-balancer IPs: `None` where the Service sets none at all, an empty list where
-    /// all it sets are of the other family, so that nobody may pass.
+    /// Source ranges of this family for load-balancer IPs: `None` where the Service sets none at all or one of length 0 in
+    /// this family, an empty list where all it sets are of the other family, so that nobody may pass.
     pub source_ranges: Option<Vec<IpNet>>,
     /// healthCheckNodePort, on Services of type LoadBalancer with externalTrafficPolicy Local.
     pub health_check_node_port: Option<NonZeroU16>,
@@ -160,7 +162,7 @@ impl ResolvedPort {
 pub struct NodeView {
     /// Every address on a link of the node's namespace, loopback included.
     pub local_addresses: BTreeSet<IpAddr>,
-    /// Those on which node ports are served. 127.0.0.1 and ::1 stand for all of loopback of their family.
+    /// Those on which node ports are served. 127.0.0.1 and `::1` stand for all of loopback of their family.
     pub node_port_addresses: BTreeSet<IpAddr>,
     /// The address the node calls its own, a family: from the Node object, else from the kernel.
     pub primary_addresses: BTreeMap<IpFamily, IpAddr>,

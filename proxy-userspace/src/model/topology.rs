@@ -1,5 +1,7 @@
 //! Which endpoints of a service port this node uses: readiness, termination fallback and topology hints.
 
+use std::sync::Arc;
+
 use super::{
     ResolvedEndpoint,
     endpoint_slice_cache::{EndpointInfo, Hints},
@@ -25,6 +27,7 @@ pub(super) struct Uses {
 pub(super) struct Categorized {
     pub(super) cluster: Vec<ResolvedEndpoint>,
     pub(super) local: Vec<ResolvedEndpoint>,
+    /// Some endpoint is usable, here or elsewhere. Never true beside an empty list for policy Cluster where that is used.
     pub(super) has_endpoints: bool,
 }
 
@@ -36,20 +39,21 @@ enum TopologyMode {
     SameZone,
 }
 
-/// Upstream's `CategorizeEndpoints` (pkg/proxy/topology.go, 1.36): ready endpoints, else those that serve while they
+/// Upstream's `CategorizeEndpoints` (`pkg/proxy/topology.go`, 1.36): ready endpoints, else those that serve while they
 /// terminate, for each policy by itself; hints narrow policy Cluster only, and never to nothing.
 pub(super) fn categorize(endpoints: &[EndpointInfo<'_>], uses: Uses, here: Topology<'_>) -> Categorized {
-    let mut categorized = Categorized::default();
+    let mut categorized = Categorized {
+        has_endpoints: endpoints
+            .iter()
+            .any(|endpoint| endpoint.is_ready() || endpoint.is_serving_terminating()),
+        ..Categorized::default()
+    };
     if uses.cluster {
         let mode = topology_mode(endpoints, here);
         categorized.cluster = choose(endpoints, |endpoint| is_available(endpoint, mode, here));
-        categorized.has_endpoints = !categorized.cluster.is_empty();
     }
     if uses.local {
         categorized.local = choose(endpoints, |endpoint| endpoint.is_local);
-        categorized.has_endpoints |= endpoints
-            .iter()
-            .any(|e| e.is_ready() || e.is_serving_terminating());
     }
     categorized
 }
@@ -107,7 +111,7 @@ fn is_available(endpoint: &EndpointInfo<'_>, mode: TopologyMode, here: Topology<
 }
 
 impl EndpointInfo<'_> {
-    fn hints_for(&self, mode: TopologyMode) -> Option<&[std::sync::Arc<str>]> {
+    fn hints_for(&self, mode: TopologyMode) -> Option<&[Arc<str>]> {
         let Hints { zones, nodes } = self.hints?;
         match mode {
             TopologyMode::All => None,

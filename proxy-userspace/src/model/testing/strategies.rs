@@ -13,7 +13,14 @@ use crate::model::{
     WatchEvent,
 };
 
-const CLUSTER_IPS: [&str; 5] = ["10.96.0.1", "10.96.0.2", "fd96::1", "fd96::2", "::ffff:10.96.0.3"];
+const CLUSTER_IPS: [&str; 6] = [
+    "10.96.0.1",
+    "10.96.0.2",
+    "10.96.0.3",
+    "fd96::1",
+    "fd96::2",
+    "::ffff:10.96.0.3",
+];
 const OUTER_IPS: [&str; 4] = ["198.51.100.1", "198.51.100.2", "2001:db8::1", "10.96.0.1"];
 const ENDPOINT_IPS: [&str; 8] = [
     "10.244.1.1",
@@ -33,13 +40,20 @@ const RANGES: [&str; 5] = [
     "2001:db8::/32",
 ];
 
-/// A small list of objects as the API could hold them, or nearly.
+/// A few objects as the API could hold them, or nearly.
 pub fn world() -> impl Strategy<Value = World> {
-    events(0..24).prop_map(|events| {
-        let mut world = World::default();
-        events.into_iter().for_each(|event| world.apply(event));
-        world
-    })
+    (
+        vec(any_service(), 1..8),
+        vec(any_slice(), 2..14),
+        vec(any_node(), 0..3),
+    )
+        .prop_map(|(services, slices, nodes)| {
+            let mut world = World::default();
+            world.apply(WatchEvent::Services(Delta::Replace(services)));
+            world.apply(WatchEvent::EndpointSlices(Delta::Replace(slices)));
+            world.apply(WatchEvent::Nodes(Delta::Replace(nodes)));
+            world
+        })
 }
 
 /// Events in a row.
@@ -67,7 +81,9 @@ pub fn snapshot_change() -> impl Strategy<Value = (Snapshot, Snapshot, Dirty)> {
     (world(), any_settings(), any_facts(), events(0..6)).prop_map(|(world, settings, facts, events)| {
         let mut model = world.model(&settings, &facts);
         let before = model.snapshot().clone();
-        events.into_iter().for_each(|event| model.apply(event));
+        for event in events {
+            model.apply(event);
+        }
         let dirty = model.resolve();
         (before, model.snapshot().clone(), dirty)
     })
@@ -109,19 +125,21 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
 
 /// Any Service.
 pub fn any_service() -> impl Strategy<Value = Service> {
-    let service_type = of([
+    let service_type = of(&[
         ServiceType::ClusterIp,
         ServiceType::ClusterIp,
         ServiceType::NodePort,
+        ServiceType::NodePort,
+        ServiceType::LoadBalancer,
         ServiceType::LoadBalancer,
         ServiceType::ExternalName,
     ]);
     let identity = (service_name(), service_type, prop::bool::weighted(0.05));
     let addresses = (
-        vec(address(&CLUSTER_IPS), 0..3),
+        prop_oneof![1 => vec(address(&CLUSTER_IPS), 0), 15 => vec(address(&CLUSTER_IPS), 1..4)],
         vec(address(&OUTER_IPS), 0..3),
         vec(ingress(), 0..3),
-        vec(of(RANGES).prop_map(|range| cidrs(&[range])[0]), 0..3),
+        vec(of(&RANGES).prop_map(|range| cidrs(&[range])[0]), 0..3),
     );
     let policies = (
         session_affinity(),
@@ -129,7 +147,7 @@ pub fn any_service() -> impl Strategy<Value = Service> {
         policy(),
         option::of(port(32_000..32_002)),
     );
-    (identity, addresses, vec(any_service_port(), 0..3), policies).prop_map(
+    (identity, addresses, vec(any_service_port(), 1..4), policies).prop_map(
         |((name, service_type, excluded_by_label), addresses, ports, policies)| Service {
             name,
             service_type,
@@ -149,20 +167,16 @@ pub fn any_service() -> impl Strategy<Value = Service> {
 
 /// Any EndpointSlice.
 pub fn any_slice() -> impl Strategy<Value = EndpointSlice> {
-    let address_type = of([
-        AddressType::Ipv4,
-        AddressType::Ipv4,
-        AddressType::Ipv6,
-        AddressType::Fqdn,
-    ]);
-    let owner = option::weighted(0.95, of(["x", "y", "z"]));
+    let address_type =
+        prop_oneof![6 => Just(AddressType::Ipv4), 3 => Just(AddressType::Ipv6), 1 => Just(AddressType::Fqdn)];
+    let owner = option::weighted(0.95, of(&["x", "x", "x", "y", "z"]));
     let time = option::of((1..1_000_u64).prop_map(UnixNanos));
     (
         slice_name(),
         owner,
         address_type,
         vec(any_endpoint(), 0..6),
-        vec(any_slice_port(), 0..3),
+        vec(any_slice_port(), 1..4),
         time,
     )
         .prop_map(
@@ -180,7 +194,7 @@ pub fn any_slice() -> impl Strategy<Value = EndpointSlice> {
 /// Any Node, most often this one.
 pub fn any_node() -> impl Strategy<Value = Node> {
     let ranges = proptest::sample::subsequence(vec!["10.244.1.0/24", "fd44:1::/64"], 0..=2);
-    let address_type = of([NodeAddressType::InternalIp, NodeAddressType::ExternalIp]);
+    let address_type = of(&[NodeAddressType::InternalIp, NodeAddressType::ExternalIp]);
     let address = address(&["192.168.57.11", "fd57::11", "203.0.113.9", "127.0.0.1"]);
     (
         node_name(),
@@ -224,9 +238,10 @@ fn any_endpoint() -> impl Strategy<Value = SliceEndpoint> {
         any::<bool>(),
         prop::bool::weighted(0.3),
     );
-    let place = (option::of(node_name()), option::of(zone()));
+    let place = (option::weighted(0.8, node_name()), option::of(zone()));
     let hints = (vec(zone(), 0..3), vec(node_name(), 0..2));
-    (vec(address(&ENDPOINT_IPS), 0..3), conditions, place, hints).prop_map(
+    let addresses = prop_oneof![1 => vec(address(&ENDPOINT_IPS), 0), 12 => vec(address(&ENDPOINT_IPS), 1..3)];
+    (addresses, conditions, place, hints).prop_map(
         |(addresses, (ready, serving, terminating), (node_name, zone), (zone_hints, node_hints))| {
             SliceEndpoint {
                 addresses,
@@ -243,7 +258,7 @@ fn any_endpoint() -> impl Strategy<Value = SliceEndpoint> {
 }
 
 fn ingress() -> impl Strategy<Value = LoadBalancerIngress> {
-    let ip_mode = of([
+    let ip_mode = of(&[
         LoadBalancerIpMode::Vip,
         LoadBalancerIpMode::Vip,
         LoadBalancerIpMode::Proxy,
@@ -264,7 +279,7 @@ fn delta<T: Debug + Clone + 'static>(
 
 fn session_affinity() -> impl Strategy<Value = SessionAffinity> {
     let seconds = NonZeroU32::MIN.saturating_add(10_799);
-    of([
+    of(&[
         SessionAffinity::None,
         SessionAffinity::ClientIp {
             timeout_seconds: seconds,
@@ -278,32 +293,36 @@ fn node_ranges() -> impl Strategy<Value = Vec<ipnet::IpNet>> {
 }
 
 fn service_name() -> impl Strategy<Value = NamespacedName> {
-    (of(["a", "b"]), of(["x", "y", "z"])).prop_map(|(namespace, name)| NamespacedName::new(namespace, name))
+    (of(&["a", "a", "a", "a", "b"]), of(&["x", "x", "x", "y", "z"]))
+        .prop_map(|(namespace, name)| NamespacedName::new(namespace, name))
 }
 
 fn slice_name() -> impl Strategy<Value = NamespacedName> {
-    (of(["a", "b"]), of(["s1", "s2", "s3", "s4"]))
+    (
+        of(&["a", "a", "a", "a", "b"]),
+        of(&["s1", "s2", "s3", "s4", "s5", "s6", "s7"]),
+    )
         .prop_map(|(namespace, name)| NamespacedName::new(namespace, name))
 }
 
 fn node_name() -> impl Strategy<Value = Arc<str>> {
-    of([THIS_NODE, THIS_NODE, "n2"]).prop_map(Arc::from)
+    of(&[THIS_NODE, THIS_NODE, "n2"]).prop_map(Arc::from)
 }
 
 fn zone() -> impl Strategy<Value = Arc<str>> {
-    of(["east", "west"]).prop_map(Arc::from)
+    of(&["east", "west"]).prop_map(Arc::from)
 }
 
 fn port_name() -> impl Strategy<Value = Arc<str>> {
-    of(["", "p"]).prop_map(Arc::from)
+    of(&["", "", "", "p"]).prop_map(Arc::from)
 }
 
 fn protocol() -> impl Strategy<Value = Protocol> {
-    of([Protocol::Tcp, Protocol::Udp, Protocol::Sctp])
+    prop_oneof![5 => Just(Protocol::Tcp), 4 => Just(Protocol::Udp), 1 => Just(Protocol::Sctp)]
 }
 
 fn policy() -> impl Strategy<Value = TrafficPolicy> {
-    of([TrafficPolicy::Cluster, TrafficPolicy::Local])
+    of(&[TrafficPolicy::Cluster, TrafficPolicy::Local])
 }
 
 fn port(range: std::ops::Range<u16>) -> impl Strategy<Value = std::num::NonZeroU16> {
@@ -314,6 +333,6 @@ fn address(pool: &'static [&'static str]) -> impl Strategy<Value = IpAddr> {
     select(pool).prop_map(ip)
 }
 
-fn of<T: Clone + Debug + 'static, const N: usize>(choices: [T; N]) -> impl Strategy<Value = T> + Clone {
+fn of<T: Clone + Debug + 'static, const N: usize>(choices: &[T; N]) -> impl Strategy<Value = T> + use<T, N> {
     select(choices.to_vec())
 }

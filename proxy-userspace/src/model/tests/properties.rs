@@ -1,8 +1,8 @@
 //! Laws over generated objects, among them such as the API would refuse.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use proptest::{prelude::*, sample::Index};
+use proptest::{prelude::*, sample::Index, strategy::ValueTree, test_runner::TestRunner};
 
 use super::*;
 
@@ -190,14 +190,63 @@ proptest! {
     }
 
     #[test]
-    fn every_claim_has_an_owner_or_lost_to_one(world in world(), settings in any_settings()) {
+    fn each_frontend_is_served_by_the_first_of_those_who_claim_it(world in world(), settings in any_settings()) {
         let model = world.model(&settings, &NodeFacts::default());
-        for conflict in model.conflicts() {
-            let port = &model.snapshot().ports[&conflict.owner];
-            let owned = |frontend: &Frontend| (frontend.address, frontend.port) == (conflict.address, conflict.port);
-            prop_assert!(port.frontends.iter().any(owned), "{:?}", conflict);
-            let loser = &model.snapshot().ports[&conflict.loser];
-            prop_assert!(!loser.frontends.iter().any(owned), "{:?}", conflict);
+        let mut owners: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for service in world.services.values().filter(|service| model_keeps(service)) {
+            for (key, port) in service_port::ports(service) {
+                for frontend in service_port::frontends(service, port, key.family) {
+                    let id = (frontend.address, frontend.port, key.name.protocol, key.family);
+                    owners.entry(id).or_default().push((service_port::precedence(frontend.kind), key.clone(), frontend));
+                }
+            }
         }
+        let losers: usize = owners.values().map(|claims| claims.len() - 1).sum();
+        prop_assert_eq!(model.conflicts().count(), losers);
+        let wanted: BTreeSet<_> =
+            owners.into_values().filter_map(|claims| claims.into_iter().min()).map(|(_, key, frontend)| (key, frontend)).collect();
+        let ports = model.snapshot().ports.iter();
+        let served: BTreeSet<_> =
+            ports.flat_map(|(key, port)| port.frontends.iter().map(move |frontend| (key.clone(), *frontend))).collect();
+        prop_assert_eq!(served, wanted);
     }
+
+    #[test]
+    fn snapshots_for_other_tests_keep_the_promises((before, after, dirty) in snapshot_change()) {
+        check_promises(&before);
+        check_promises(&after);
+        prop_assert_eq!(dirty.ports, difference(&before, &after));
+    }
+}
+
+fn model_keeps(service: &Service) -> bool {
+    !service.excluded_by_label && service.service_type != ServiceType::ExternalName
+}
+
+#[test]
+fn generated_worlds_are_not_empty_ones() {
+    let mut runner = TestRunner::deterministic();
+    let mut seen = [0_usize; 5];
+    for _ in 0..300 {
+        let (snapshot, _, dirty) = snapshot_change()
+            .new_tree(&mut runner)
+            .expect("no filters")
+            .current();
+        let ports = || snapshot.ports.values();
+        let facts = [
+            ports().any(|port| !port.cluster_endpoints.is_empty()),
+            ports().any(|port| !port.local_endpoints.is_empty()),
+            ports().any(|port| !port.serving.is_empty()),
+            ports().any(|port| port.frontends.len() > 2),
+            !dirty.ports.is_empty(),
+        ];
+        facts
+            .iter()
+            .zip(&mut seen)
+            .for_each(|(fact, seen)| *seen += usize::from(*fact));
+    }
+    assert!(
+        seen.iter().all(|seen| *seen >= 30),
+        "of 300 worlds, so many had what the tests need: {seen:?}"
+    );
 }

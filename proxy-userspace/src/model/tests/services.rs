@@ -145,11 +145,23 @@ fn affinity_and_policies_are_taken_over() {
 
 #[test]
 fn external_traffic_policy_means_nothing_without_a_way_in_from_outside() {
-    let web = Service {
-        external_traffic_policy: TrafficPolicy::Local,
+    let local = TrafficPolicy::Local;
+    let inside = Service {
+        external_traffic_policy: local,
         ..service("a/x", "10.96.0.1")
     };
-    assert_eq!(resolved(web, vec![]).external_policy, TrafficPolicy::Cluster);
+    let without_address = Service {
+        external_traffic_policy: local,
+        ..load_balancer("a/x", "10.96.0.1", &["2001:db8::1"])
+    };
+    for web in [inside, without_address] {
+        let port = resolved(
+            web,
+            vec![slice("a/s", "x", vec![endpoint("10.244.1.1").on(THIS_NODE)])],
+        );
+        assert_eq!(port.external_policy, TrafficPolicy::Cluster);
+        assert_eq!(port.local_endpoints, []);
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Which endpoints each policy gets, case by case. The semantics are those of upstream's TestCategorizeEndpoints
-//! (pkg/proxy/topology_test.go, 1.36).
+//! Which endpoints each policy gets, case by case. The semantics are those of upstream's `TestCategorizeEndpoints`
+//! (`pkg/proxy/topology_test.go`, 1.36).
 
 use super::*;
 
@@ -230,13 +230,6 @@ fn node_hints_go_before_zone_hints() {
             about: "neither node nor zone: all",
             zone: "z",
             endpoints: OF_OTHERS,
-            cluster: &[3, 4, 6],
-            ..BASE
-        },
-        Case {
-            about: "one ready endpoint without any hint",
-            zone: "a",
-            endpoints: &["3 zones=a nodes=n1", "4", "6 zones=a nodes=n4"],
             cluster: &[3, 4, 6],
             ..BASE
         },
