@@ -21,7 +21,10 @@ pub struct NamespacedName {
 impl NamespacedName {
     /// A name within a namespace.
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
     }
 }
 
@@ -200,7 +203,7 @@ pub struct SliceEndpoint {
     pub addresses: Vec<IpAddr>,
     /// `conditions.ready`; absent counts as true.
     pub ready: bool,
-    /// `conditions.serving`; absent counts as `ready`.
+    /// `conditions.serving`; absent counts as true.
     pub serving: bool,
     /// `conditions.terminating`; absent counts as false.
     pub terminating: bool,

@@ -12,7 +12,10 @@ pub struct Model {
 impl Model {
     /// A model that knows no object yet.
     pub fn new(settings: ModelSettings) -> Self {
-        Self { settings, snapshot: Snapshot::default() }
+        Self {
+            settings,
+            snapshot: Snapshot::default(),
+        }
     }
 
     /// Takes in what a source said. Nothing is resolved yet.
