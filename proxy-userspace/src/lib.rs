@@ -6,3 +6,4 @@
 pub mod dataplane;
 pub mod kernel;
 pub mod model;
+pub mod watch;

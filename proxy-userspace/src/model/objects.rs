@@ -203,7 +203,7 @@ pub struct SliceEndpoint {
     pub addresses: Vec<IpAddr>,
     /// `conditions.ready`; absent counts as true.
     pub ready: bool,
-    /// `conditions.serving`; absent counts as `ready`.
+    /// `conditions.serving`; absent counts as true.
     pub serving: bool,
     /// `conditions.terminating`; absent counts as false.
     pub terminating: bool,

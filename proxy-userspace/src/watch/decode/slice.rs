@@ -1,0 +1,163 @@
+//! EndpointSlices: `discovery.k8s.io/v1` defaulting and the meaning of absent conditions.
+
+use std::{net::IpAddr, sync::Arc};
+
+use super::{
+    Problems, parse,
+    raw::{RawEndpoint, RawEndpointPort, RawEndpointSlice, RawHint},
+};
+use crate::model::{AddressType, EndpointSlice, SliceEndpoint, SlicePort};
+
+pub(super) fn endpoint_slice(raw: RawEndpointSlice, problems: &mut Problems) -> Option<EndpointSlice> {
+    let metadata = raw.metadata.unwrap_or_default();
+    let Some(name) = metadata.namespaced_name() else {
+        problems.add("metadata.name", "missing; an EndpointSlice needs a name");
+        return None;
+    };
+    parse::check_name("metadata.name", &name.name, problems);
+    parse::check_name("metadata.namespace", &name.namespace, problems);
+    let labels = metadata.labels.unwrap_or_default();
+    let trigger_time = metadata
+        .annotations
+        .and_then(|annotations| annotations.last_change_trigger_time);
+    let address_type = address_type(raw.address_type.as_deref(), problems);
+    let endpoints = raw.endpoints.unwrap_or_default();
+    let ports = raw.ports.unwrap_or_default();
+    Some(EndpointSlice {
+        name,
+        service: non_empty(labels.service_name),
+        address_type,
+        endpoints: endpoints
+            .into_iter()
+            .enumerate()
+            .filter_map(|(i, endpoint)| slice_endpoint(i, endpoint, address_type, problems))
+            .collect(),
+        ports: ports
+            .iter()
+            .enumerate()
+            .filter_map(|(i, port)| slice_port(i, port, problems))
+            .collect(),
+        last_change_trigger_time: trigger_time.and_then(|value| {
+            let field = "metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]";
+            parse::time(field, &value, problems)
+        }),
+    })
+}
+
+/// A slice of an unknown type counts as one of names: proxies ignore it.
+fn address_type(value: Option<&str>, problems: &mut Problems) -> AddressType {
+    let words = [
+        ("IPv4", AddressType::Ipv4),
+        ("IPv6", AddressType::Ipv6),
+        ("FQDN", AddressType::Fqdn),
+    ];
+    if value.is_none_or(str::is_empty) {
+        problems.add("addressType", "missing; one of IPv4, IPv6, FQDN is needed");
+    }
+    parse::word(
+        format_args!("addressType"),
+        value,
+        AddressType::Fqdn,
+        &words,
+        problems,
+    )
+    .unwrap_or(AddressType::Fqdn)
+}
+
+/// None when the first address, the only one that counts, cannot be used.
+fn slice_endpoint(
+    i: usize,
+    raw: RawEndpoint,
+    address_type: AddressType,
+    problems: &mut Problems,
+) -> Option<SliceEndpoint> {
+    let addresses = raw.addresses.unwrap_or_default();
+    if addresses.is_empty() {
+        problems.add(
+            format_args!("endpoints[{i}].addresses"),
+            "missing; an endpoint needs an address",
+        );
+        return None;
+    }
+    let parsed: Vec<Option<IpAddr>> = if address_type == AddressType::Fqdn {
+        Vec::new()
+    } else {
+        let address = |(j, value)| endpoint_address(i, j, value, address_type, problems);
+        addresses
+            .iter()
+            .map(String::as_str)
+            .enumerate()
+            .map(address)
+            .collect()
+    };
+    if let Some(None) = parsed.first() {
+        return None;
+    }
+    let conditions = raw.conditions.unwrap_or_default();
+    let hints = raw.hints.unwrap_or_default();
+    Some(SliceEndpoint {
+        addresses: parsed.into_iter().flatten().collect(),
+        // Absent means true, true and false: discovery/v1 types.go and upstream's endpointslicecache.go, 1.36.
+        ready: conditions.ready.unwrap_or(true),
+        serving: conditions.serving.unwrap_or(true),
+        terminating: conditions.terminating.unwrap_or(false),
+        node_name: non_empty(raw.node_name),
+        zone: non_empty(raw.zone),
+        zone_hints: hint_names(hints.for_zones),
+        node_hints: hint_names(hints.for_nodes),
+    })
+}
+
+fn endpoint_address(
+    i: usize,
+    j: usize,
+    value: &str,
+    address_type: AddressType,
+    problems: &mut Problems,
+) -> Option<IpAddr> {
+    let address = parse::ip(format_args!("endpoints[{i}].addresses[{j}]"), value, problems)?;
+    if address.is_ipv4() != (address_type == AddressType::Ipv4) {
+        let wanted = if address.is_ipv4() {
+            "an IPv6 address"
+        } else {
+            "an IPv4 address"
+        };
+        problems.not(
+            format_args!("endpoints[{i}].addresses[{j}]"),
+            value,
+            format_args!("{wanted}, as addressType says"),
+        );
+        return None;
+    }
+    Some(address)
+}
+
+fn slice_port(i: usize, raw: &RawEndpointPort, problems: &mut Problems) -> Option<SlicePort> {
+    let protocol = parse::protocol(
+        format_args!("ports[{i}].protocol"),
+        raw.protocol.as_deref(),
+        problems,
+    )?;
+    let port = match raw.port {
+        // None means all ports.
+        None => None,
+        Some(port) => Some(parse::port(format_args!("ports[{i}].port"), port, problems)?),
+    };
+    Some(SlicePort {
+        name: raw.name.as_deref().unwrap_or_default().into(),
+        protocol,
+        port,
+    })
+}
+
+fn hint_names(hints: Option<Vec<RawHint>>) -> Vec<Arc<str>> {
+    hints
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|hint| non_empty(hint.name))
+        .collect()
+}
+
+fn non_empty(value: Option<String>) -> Option<Arc<str>> {
+    value.filter(|value| !value.is_empty()).map(Arc::from)
+}

@@ -1,0 +1,346 @@
+//! What the files of the directory hold, which of it counts, and what has changed.
+//!
+//! A reading that takes objects away or has errors is doubtful: someone may be in the middle of replacing the file. It is
+//! believed once it has stayed the same for a moment and nobody is writing. Until then, and for what cannot be used, the
+//! last good version stays.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::{OsStr, OsString},
+    fs, io,
+    path::PathBuf,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tracing::{debug, error, info, warn};
+
+use super::{
+    dirty::{self, FileNews},
+    documents::{self, Contents, DocumentError, Key, Object},
+    reading::{self, Reading, Stamp},
+};
+use crate::watch::decode::Problem;
+
+/// A rewritten file: time for the kernel's word that it is being written to again.
+const REWRITTEN: Duration = Duration::from_millis(5);
+/// A vanished file: editors move the old file away before they write the new one.
+const VANISHED: Duration = Duration::from_millis(20);
+/// A file that vanished with its directory: whoever makes the directory anew needs time to fill it.
+const VANISHED_WITH_DIRECTORY: Duration = Duration::from_secs(1);
+/// An emptied file: scripts truncate, then append.
+const EMPTIED: Duration = Duration::from_millis(500);
+/// A file that is open for writing and has not been written to for so long counts as complete.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// The state of the directory.
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+    files: BTreeMap<OsString, ManifestFile>,
+    /// The files that hold an object; the first one counts.
+    owners: BTreeMap<Key, BTreeSet<OsString>>,
+    /// What was told to the receiver.
+    told: BTreeMap<Key, Object>,
+    /// Objects that may have changed since.
+    touched: BTreeSet<Key>,
+    /// When the directory was last made anew.
+    made_anew: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct ManifestFile {
+    objects: BTreeMap<Key, Object>,
+    errors: Vec<DocumentError>,
+    ignored: Vec<String>,
+    stamp: Option<Stamp>,
+    writing: bool,
+    doubt: Option<Doubt>,
+    /// When to look again.
+    check_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Doubt {
+    /// The hash of the text; none if the file is gone.
+    seen: Option<u64>,
+    since: Instant,
+}
+
+impl Directory {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            files: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            told: BTreeMap::new(),
+            touched: BTreeSet::new(),
+            made_anew: None,
+        }
+    }
+
+    /// Reads all files for the first time, believing what it sees.
+    pub(super) fn load(&mut self, now: Instant) -> io::Result<()> {
+        for name in self.names()? {
+            self.refresh(&name, now, true);
+        }
+        Ok(())
+    }
+
+    /// Looks for files that have changed without the kernel's telling. With `made_anew` the directory is another one.
+    pub(super) fn scan(&mut self, now: Instant, made_anew: bool) -> io::Result<()> {
+        let there = self.names()?;
+        if made_anew {
+            self.made_anew = Some(now);
+        }
+        let gone: Vec<OsString> = self
+            .files
+            .keys()
+            .filter(|name| !there.contains(*name))
+            .cloned()
+            .collect();
+        for name in there.iter().chain(&gone) {
+            let stamp = reading::stamp(&self.path.join(name));
+            let known = self.files.get(name);
+            let writing = known.is_some_and(|file| file.writing);
+            if !writing && known.is_none_or(|file| file.stamp != stamp || stamp.is_none()) {
+                self.refresh(name, now, false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes news of a file.
+    pub(super) fn file_news(&mut self, name: &OsStr, news: FileNews, now: Instant) {
+        if let Some(writing) = news.writing {
+            let file = self.files.entry(name.to_owned()).or_default();
+            file.writing = writing;
+            if writing {
+                file.check_at = Some(now + QUIET);
+            }
+        }
+        if news.read {
+            self.refresh(name, now, false);
+        }
+    }
+
+    /// Looks again at the files whose time has come.
+    pub(super) fn check(&mut self, now: Instant) {
+        let due = |file: &ManifestFile| file.check_at.is_some_and(|at| at <= now);
+        let names: Vec<OsString> = self
+            .files
+            .iter()
+            .filter(|(_, file)| due(file))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in names {
+            if let Some(file) = self.files.get_mut(&name) {
+                // Quiet for long enough.
+                file.writing = false;
+            }
+            self.refresh(&name, now, false);
+        }
+    }
+
+    /// When [`Self::check`] is due.
+    pub(super) fn next_check(&self) -> Option<Instant> {
+        self.files.values().filter_map(|file| file.check_at).min()
+    }
+
+    /// The errors there are now, for people.
+    pub(super) fn errors(&self) -> impl Iterator<Item = String> {
+        self.files.iter().flat_map(|(name, file)| {
+            let path = self.path.join(name);
+            file.errors
+                .iter()
+                .map(move |error| format!("{}: {error}", path.display()))
+        })
+    }
+
+    /// Everything that counts.
+    pub(super) fn objects(&mut self) -> impl Iterator<Item = (&Key, &Object)> {
+        self.changes();
+        self.told.iter()
+    }
+
+    /// What has changed since the last call: the object, or none if it is gone.
+    pub(super) fn changes(&mut self) -> Vec<(Key, Option<Object>)> {
+        let touched = std::mem::take(&mut self.touched);
+        let mut changes = Vec::new();
+        for key in touched {
+            let owner = self.owners.get(&key).and_then(|owners| owners.first());
+            let object = owner.and_then(|name| self.files.get(name)?.objects.get(&key));
+            if object == self.told.get(&key) {
+                continue;
+            }
+            let object = object.cloned();
+            match &object {
+                Some(object) => self.told.insert(key.clone(), object.clone()),
+                None => self.told.remove(&key),
+            };
+            changes.push((key, object));
+        }
+        changes
+    }
+
+    fn names(&self) -> io::Result<BTreeSet<OsString>> {
+        let names = fs::read_dir(&self.path)?.map(|entry| entry.map(|entry| entry.file_name()));
+        let names: io::Result<BTreeSet<OsString>> = names.collect();
+        Ok(names?
+            .into_iter()
+            .filter(|name| dirty::is_manifest(name))
+            .collect())
+    }
+
+    fn refresh(&mut self, name: &OsStr, now: Instant, believe: bool) {
+        let path = self.path.join(name);
+        let stamp = reading::stamp(&path);
+        let file = self.files.entry(name.to_owned()).or_default();
+        file.stamp = stamp;
+        let (seen, contents, patience) = match reading::read(&path) {
+            Reading::Unreadable(why) => {
+                file.doubt = None;
+                file.check_at = None;
+                let problem = Problem {
+                    field: String::new(),
+                    what: why,
+                };
+                let errors = vec![DocumentError {
+                    document: None,
+                    line: 0,
+                    key: None,
+                    problem,
+                }];
+                return self.report(name, errors, Vec::new());
+            }
+            // Files that went with their directory stay until it is back.
+            Reading::Gone if !self.path.is_dir() => return file.settle(),
+            Reading::Gone => (None, Contents::default(), self.vanishing_patience(now)),
+            Reading::Text { text, hash } => {
+                let json = path.extension().is_some_and(|extension| extension == "json");
+                let patience = if text.trim().is_empty() {
+                    EMPTIED
+                } else {
+                    REWRITTEN
+                };
+                (Some(hash), documents::read(&text, json), patience)
+            }
+        };
+        let file = self.files.entry(name.to_owned()).or_default();
+        let contents = file.with_last_good(contents);
+        let takes_away = file.objects.keys().any(|key| !contents.objects.contains_key(key));
+        let new_errors = contents.errors.iter().any(|error| !file.errors.contains(error));
+        if !believe && (takes_away || new_errors) && file.doubts(seen, patience, now) {
+            return;
+        }
+        file.settle();
+        self.accept(name, contents);
+        if seen.is_none() {
+            self.files.remove(name);
+        }
+    }
+
+    fn vanishing_patience(&self, now: Instant) -> Duration {
+        let just_made = self
+            .made_anew
+            .is_some_and(|at| now < at + 2 * VANISHED_WITH_DIRECTORY);
+        if just_made {
+            VANISHED_WITH_DIRECTORY
+        } else {
+            VANISHED
+        }
+    }
+
+    fn accept(&mut self, name: &OsStr, contents: Contents) {
+        let file = self.files.entry(name.to_owned()).or_default();
+        let old = std::mem::replace(&mut file.objects, contents.objects);
+        let new: Vec<Key> = file.objects.keys().cloned().collect();
+        for key in old.into_keys() {
+            if let Some(owners) = self.owners.get_mut(&key) {
+                owners.remove(name);
+            }
+            self.touched.insert(key);
+        }
+        for key in new {
+            let owners = self.owners.entry(key.clone()).or_default();
+            owners.insert(name.to_owned());
+            self.touched.insert(key);
+        }
+        self.report_conflicts(name);
+        self.owners.retain(|_, owners| !owners.is_empty());
+        self.report(name, contents.errors, contents.ignored);
+    }
+
+    fn report_conflicts(&self, name: &OsStr) {
+        let shared = self
+            .touched
+            .iter()
+            .filter_map(|key| Some((key, self.owners.get(key)?)));
+        for (key, owners) in shared.filter(|(_, owners)| owners.len() > 1 && owners.contains(name)) {
+            let files: Vec<_> = owners.iter().map(|name| name.to_string_lossy()).collect();
+            warn!(
+                object = %key,
+                files = files.join(", "),
+                "the same object is in several manifests; the first file counts"
+            );
+        }
+    }
+
+    /// Logs what is new: an error once when it appears, and once when the file is good again.
+    fn report(&mut self, name: &OsStr, errors: Vec<DocumentError>, ignored: Vec<String>) {
+        let path = self.path.join(name);
+        let file = self.files.entry(name.to_owned()).or_default();
+        for problem in errors.iter().filter(|error| !file.errors.contains(error)) {
+            error!(file = %path.display(), "{problem}; what was good before stays");
+        }
+        if errors.is_empty() && !file.errors.is_empty() {
+            info!(file = %path.display(), "manifest is good again");
+        }
+        for kind in ignored.iter().filter(|kind| !file.ignored.contains(kind)) {
+            debug!(file = %path.display(), kind, "not a kind that a Service proxy uses; ignored");
+        }
+        file.errors = errors;
+        file.ignored = ignored;
+    }
+}
+
+impl ManifestFile {
+    /// Adds the last good version of what the new contents should hold but cannot be read from them.
+    fn with_last_good(&self, mut contents: Contents) -> Contents {
+        let anything = contents.errors.iter().any(|error| error.key.is_none());
+        let faulty: BTreeSet<&Key> = contents
+            .errors
+            .iter()
+            .filter_map(|error| error.key.as_ref())
+            .collect();
+        let missing = self
+            .objects
+            .iter()
+            .filter(|(key, _)| !contents.objects.contains_key(key));
+        let kept: Vec<_> = missing
+            .filter(|(key, _)| anything || faulty.contains(key))
+            .map(|(key, object)| (key.clone(), object.clone()))
+            .collect();
+        contents.objects.extend(kept);
+        contents
+    }
+
+    /// Whether to wait before what was seen is believed; arranges for another look if so.
+    fn doubts(&mut self, seen: Option<u64>, patience: Duration, now: Instant) -> bool {
+        let since = match &self.doubt {
+            Some(doubt) if doubt.seen == seen => doubt.since,
+            _ => now,
+        };
+        let until = since + if self.writing { QUIET } else { patience };
+        self.doubt = Some(Doubt { seen, since });
+        self.check_at = Some(until);
+        until > now
+    }
+
+    /// Nothing is left to be looked at again.
+    fn settle(&mut self) {
+        self.doubt = None;
+        self.check_at = None;
+        self.writing = false;
+    }
+}

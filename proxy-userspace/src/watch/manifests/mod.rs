@@ -1,0 +1,293 @@
+//! The manifests directory as a source: follows it, and turns changes of files into changes of objects.
+
+mod directory;
+mod dirty;
+mod documents;
+mod reading;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::{
+    sync::{mpsc::Sender, watch},
+    task,
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
+};
+use tracing::{error, info};
+
+use self::{
+    directory::Directory,
+    dirty::{Dirty, News},
+    documents::{Key, Object, ObjectKind},
+};
+use super::{
+    WatchError,
+    status::{self, KindStatus, WatchStatus},
+};
+use crate::model::{Delta, WatchEvent};
+
+/// How often the directory is looked for: it may be moved, removed or mounted over without a word.
+const LOOK_FOR_DIRECTORY: Duration = Duration::from_secs(1);
+/// Every so many such looks, all files are compared with what is known of them: targets of symbolic links and files on
+/// network file systems change without a word.
+const LOOKS_PER_SCAN: u32 = 10;
+
+/// A directory of manifests (`--manifests`): the files `*.yaml`, `*.yml` and `*.json` in it, not those below it.
+#[derive(Debug)]
+pub struct ManifestSource {
+    dir: PathBuf,
+    status: watch::Sender<WatchStatus>,
+}
+
+impl ManifestSource {
+    /// A source for `dir`, which has to exist when [`Self::run`] is called.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self {
+            dir: dir.into(),
+            status: status::channel(),
+        }
+    }
+
+    /// The source's state. Errors in manifests count for all kinds.
+    pub fn status(&self) -> watch::Receiver<WatchStatus> {
+        self.status.subscribe()
+    }
+
+    /// Sends the directory's objects and then their changes until the receiver is gone. An error only if the directory
+    /// cannot be read and watched to begin with.
+    pub async fn run(self, tx: Sender<WatchEvent>) -> Result<(), WatchError> {
+        let Self { dir, status } = self;
+        let mut following = Following::start(&dir)?;
+        let mut directory = Directory::new(dir.clone());
+        let loaded;
+        (directory, loaded) = blocking(directory, |directory| directory.load(Instant::now())).await;
+        loaded.map_err(|source| WatchError::ManifestDir {
+            operation: "read",
+            path: dir,
+            source,
+        })?;
+        for event in initial_events(&mut directory) {
+            if tx.send(event).await.is_err() {
+                return Ok(());
+            }
+        }
+        tell(&status, &directory, None);
+        let mut looks = interval(LOOK_FOR_DIRECTORY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut look = 0;
+        loop {
+            let check = directory.next_check();
+            let looking = tokio::select! {
+                () = following.dirty.arrived() => false,
+                () = sleep_until(check.unwrap_or_else(Instant::now)), if check.is_some() => false,
+                _ = looks.tick() => true,
+                () = tx.closed() => return Ok(()),
+            };
+            let mut news = following.dirty.take();
+            look += u32::from(looking);
+            news.everything |= look >= LOOKS_PER_SCAN;
+            look %= LOOKS_PER_SCAN;
+            let lost = if looking || news.everything {
+                following.look(&mut news)
+            } else {
+                following.lost.clone()
+            };
+            directory = digest(directory, news).await;
+            for event in events(directory.changes()) {
+                if tx.send(event).await.is_err() {
+                    return Ok(());
+                }
+            }
+            tell(&status, &directory, lost);
+        }
+    }
+}
+
+/// Works on the directory where blocking is allowed.
+async fn blocking<T: Send + 'static>(
+    mut directory: Directory,
+    work: impl FnOnce(&mut Directory) -> T + Send + 'static,
+) -> (Directory, T) {
+    let work = task::spawn_blocking(move || {
+        let result = work(&mut directory);
+        (directory, result)
+    });
+    work.await
+        .unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+}
+
+async fn digest(directory: Directory, news: News) -> Directory {
+    let work = move |directory: &mut Directory| {
+        let now = Instant::now();
+        for (name, file) in news.files {
+            directory.file_news(&name, file, now);
+        }
+        directory.check(now);
+        if news.everything {
+            // A directory that cannot be read is reported by Following.
+            let _ = directory.scan(now, news.made_anew);
+        }
+    };
+    blocking(directory, work).await.0
+}
+
+/// The kernel's watch on the directory.
+struct Following {
+    dir: PathBuf,
+    dirty: Arc<Dirty>,
+    watcher: Option<RecommendedWatcher>,
+    /// Device and inode of what is watched.
+    identity: Option<(u64, u64)>,
+    /// Why the directory cannot be followed now.
+    lost: Option<String>,
+}
+
+impl Following {
+    fn start(dir: &Path) -> Result<Self, WatchError> {
+        let failed = |operation| {
+            move |source| WatchError::ManifestDir {
+                operation,
+                path: dir.to_owned(),
+                source,
+            }
+        };
+        let identity = identity(dir).map_err(failed("open"))?;
+        let dirty = Arc::new(Dirty::new(dir.to_owned()));
+        let watcher = watch_directory(dir, &dirty).map_err(failed("watch"))?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            dirty,
+            watcher: Some(watcher),
+            identity: Some(identity),
+            lost: None,
+        })
+    }
+
+    /// Finds out whether the directory is still the one that is watched, and watches the one that is there if not.
+    fn look(&mut self, news: &mut News) -> Option<String> {
+        let found = identity(&self.dir);
+        if found.as_ref().ok() == self.identity.as_ref() && self.watcher.is_some() {
+            return None;
+        }
+        self.watcher = None;
+        self.identity = None;
+        let watched = found.and_then(|identity| {
+            self.watcher = Some(watch_directory(&self.dir, &self.dirty)?);
+            self.identity = Some(identity);
+            Ok(())
+        });
+        let lost = watched
+            .err()
+            .map(|error| format!("manifests directory {}: {error}", self.dir.display()));
+        match (&lost, &self.lost) {
+            (Some(lost), None) => error!("{lost}; its objects stay as they were"),
+            (None, _) => {
+                info!(dir = %self.dir.display(), "following the manifests directory that is there now");
+                news.everything = true;
+                news.made_anew = true;
+            }
+            (Some(_), Some(_)) => {}
+        }
+        self.lost.clone_from(&lost);
+        lost
+    }
+}
+
+fn identity(dir: &Path) -> io::Result<(u64, u64)> {
+    let metadata = dir.metadata()?;
+    if !metadata.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+fn watch_directory(dir: &Path, dirty: &Arc<Dirty>) -> io::Result<RecommendedWatcher> {
+    let io_error = |error: notify::Error| match error.kind {
+        notify::ErrorKind::Io(error) => error,
+        _ => io::Error::other(error),
+    };
+    let noting = Arc::clone(dirty);
+    let mut watcher = notify::recommended_watcher(move |event| noting.note(&event)).map_err(io_error)?;
+    watcher
+        .watch(dir, RecursiveMode::NonRecursive)
+        .map_err(io_error)?;
+    Ok(watcher)
+}
+
+fn initial_events(directory: &mut Directory) -> [WatchEvent; 3] {
+    let (mut services, mut slices, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
+    for (_, object) in directory.objects() {
+        match object.clone() {
+            Object::Service(service) => services.push(service),
+            Object::EndpointSlice(slice) => slices.push(slice),
+            Object::Node(node) => nodes.push(node),
+        }
+    }
+    [
+        WatchEvent::Nodes(Delta::Replace(nodes)),
+        WatchEvent::EndpointSlices(Delta::Replace(slices)),
+        WatchEvent::Services(Delta::Replace(services)),
+    ]
+}
+
+/// Endpoints before the Services that need them; what is gone comes last, Services first.
+fn events(mut changes: Vec<(Key, Option<Object>)>) -> Vec<WatchEvent> {
+    changes.sort_by_key(|(key, object)| match (object, key.kind) {
+        (Some(_), ObjectKind::Node) => 0,
+        (Some(_), ObjectKind::EndpointSlice) => 1,
+        (Some(_), ObjectKind::Service) => 2,
+        (None, ObjectKind::Service) => 3,
+        (None, ObjectKind::EndpointSlice) => 4,
+        (None, ObjectKind::Node) => 5,
+    });
+    changes
+        .into_iter()
+        .map(|(key, object)| event(key, object))
+        .collect()
+}
+
+fn event(key: Key, object: Option<Object>) -> WatchEvent {
+    match (object, key.kind) {
+        (Some(Object::Service(service)), _) => WatchEvent::Services(Delta::Apply(service)),
+        (Some(Object::EndpointSlice(slice)), _) => WatchEvent::EndpointSlices(Delta::Apply(slice)),
+        (Some(Object::Node(node)), _) => WatchEvent::Nodes(Delta::Apply(node)),
+        (None, ObjectKind::Service) => WatchEvent::Services(Delta::Delete(key.name)),
+        (None, ObjectKind::EndpointSlice) => WatchEvent::EndpointSlices(Delta::Delete(key.name)),
+        (None, ObjectKind::Node) => WatchEvent::Nodes(Delta::Delete(key.name)),
+    }
+}
+
+/// Brings the status up to date; receivers only hear of changes.
+fn tell(status: &watch::Sender<WatchStatus>, directory: &Directory, lost: Option<String>) {
+    let connected = lost.is_none();
+    let errors: Vec<String> = lost.into_iter().chain(directory.errors()).collect();
+    let last_error = (!errors.is_empty()).then(|| errors.join("; "));
+    status.send_if_modified(|status| {
+        let mut kind = KindStatus {
+            synced: true,
+            ..status.services.clone()
+        };
+        if connected {
+            kind.connected();
+        } else {
+            kind.connected_since = None;
+        }
+        kind.last_error = last_error;
+        let new = WatchStatus {
+            services: kind.clone(),
+            endpoint_slices: kind.clone(),
+            nodes: kind,
+        };
+        let changed = *status != new;
+        *status = new;
+        changed
+    });
+}
