@@ -3,7 +3,6 @@
 use std::{
     ffi::CString,
     fs::{self, File},
-    io::Read as _,
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, ExitStatus, Stdio},

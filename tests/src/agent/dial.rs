@@ -24,7 +24,9 @@ const RETRANSMIT_AFTER: Duration = Duration::from_secs(1);
 /// An open connection.
 pub(super) struct Held {
     dialled: SocketAddr,
+    source: Option<IpAddr>,
     socket: Open,
+    send_again: bool,
 }
 
 enum Open {
@@ -42,7 +44,7 @@ pub(super) async fn one(dial: &Dial, number: usize) -> (Option<Held>, Result<Ans
     match opened {
         Err(failure) => (None, Err(failure)),
         Ok(socket) => {
-            let mut held = Held { dialled: dial.to, socket };
+            let mut held = Held { dialled: dial.to, source: source(dial, number), socket, send_again: dial.send_again };
             let answer = held.ask(dial.size, dial.timeout).await;
             (Some(held), answer)
         }
@@ -98,8 +100,12 @@ fn bind_udp(local: SocketAddr) -> io::Result<UdpSocket> {
 fn local_address(dial: &Dial, number: usize) -> SocketAddr {
     let unspecified =
         if dial.to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-    let in_turn = dial.sources.iter().cycle().nth(number % dial.sources.len().max(1));
-    SocketAddr::new(in_turn.copied().unwrap_or(unspecified), dial.source_port.unwrap_or(0))
+    SocketAddr::new(source(dial, number).unwrap_or(unspecified), dial.source_port.unwrap_or(0))
+}
+
+/// The source addresses are used in turn.
+fn source(dial: &Dial, number: usize) -> Option<IpAddr> {
+    dial.sources.iter().cycle().nth(number % dial.sources.len().max(1)).copied()
 }
 
 fn is_chosen(local: SocketAddr) -> bool {
@@ -109,16 +115,17 @@ fn is_chosen(local: SocketAddr) -> bool {
 impl Held {
     /// Sends `size` bytes and reads the answer.
     pub(super) async fn ask(&mut self, size: usize, within: Duration) -> Result<Answer, Failure> {
+        let (dialled, again) = (self.dialled, self.send_again);
         let asked = match &mut self.socket {
             Open::Tcp(stream) => timeout(within, ask_tcp(stream, size)).await,
-            Open::Connected(socket) => timeout(within, ask_udp(socket, size, None)).await,
-            Open::Unconnected(socket) => timeout(within, ask_udp(socket, size, Some(self.dialled))).await,
+            Open::Connected(socket) => timeout(within, ask_udp(socket, size, None, again)).await,
+            Open::Unconnected(socket) => timeout(within, ask_udp(socket, size, Some(dialled), again)).await,
         };
         let (text, reported) = asked.unwrap_or_else(|_| Err(Failure::timed_out("receive", within)))?;
         let Some((host, seen)) = parse(&text) else {
             return Err(Failure::other("receive", format!("{text:?} is no answer of a host of this world")));
         };
-        Ok(Answer { host, seen, dialled: self.dialled, reported })
+        Ok(Answer { host, seen, dialled, source: self.source, reported })
     }
 }
 
@@ -134,16 +141,17 @@ async fn ask_tcp(stream: &mut BufReader<TcpStream>, size: usize) -> Result<(Stri
     Ok((line, reported))
 }
 
-/// Sends again once, as TCP does, and waits for as long as the caller lets it.
+/// Waits for as long as the caller lets it.
 async fn ask_udp(
     socket: &UdpSocket,
     size: usize,
     to: Option<SocketAddr>,
+    send_again: bool,
 ) -> Result<(String, SocketAddr), Failure> {
     send_udp(socket, size, to).await?;
     let answer = tokio::select! {
         answer = receive_udp(socket, to) => answer,
-        () = sleep(RETRANSMIT_AFTER) => {
+        () = sleep(RETRANSMIT_AFTER), if send_again => {
             send_udp(socket, size, to).await?;
             receive_udp(socket, to).await
         }

@@ -17,8 +17,8 @@ use nix::{
 };
 use socket2::{Domain, Socket, Type};
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, unix::AsyncFd},
-    net::{TcpListener, TcpStream},
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Interest},
+    net::{TcpListener, TcpStream, UdpSocket},
 };
 
 /// The ports every pod and node answers on.
@@ -52,14 +52,14 @@ fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-fn bind_udp(address: SocketAddr) -> io::Result<AsyncFd<Socket>> {
+fn bind_udp(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = bind(address, Type::DGRAM)?;
     if address.is_ipv4() {
         setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
     } else {
         setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
     }
-    AsyncFd::new(socket)
+    UdpSocket::from_std(socket.into())
 }
 
 fn bind(address: SocketAddr, kind: Type) -> io::Result<Socket> {
@@ -95,17 +95,16 @@ async fn serve_connection(stream: TcpStream, client: SocketAddr, host: &'static 
     Ok(())
 }
 
-async fn serve_udp(socket: AsyncFd<Socket>, host: &'static str) {
+async fn serve_udp(socket: UdpSocket, host: &'static str) {
     loop {
-        let Ok(mut ready) = socket.readable().await else { return };
-        // EWOULDBLOCK clears the readiness; any other error concerns one datagram only.
-        if let Ok(Err(error)) = ready.try_io(|socket| answer_datagram(socket.get_ref(), host)) {
+        // An error concerns one datagram only.
+        if let Err(error) = socket.async_io(Interest::READABLE, || answer_datagram(&socket, host)).await {
             eprintln!("{host}: answer a datagram: {error}");
         }
     }
 }
 
-fn answer_datagram(socket: &Socket, host: &str) -> io::Result<()> {
+fn answer_datagram(socket: &UdpSocket, host: &str) -> io::Result<()> {
     let mut buffer = vec![0; LARGEST_DATAGRAM];
     let mut control = cmsg_space!(in_pktinfo, in6_pktinfo);
     let (client, asked) = {

@@ -166,8 +166,7 @@ async fn dial_all(dial: &Dial, held: &mut HashMap<String, Held>) -> Vec<Try> {
         }
         let failed = result.is_err();
         tries.push(outcome(result));
-        // A failure decides the flow; when failures are wanted, the tries are not in sequence.
-        if failed && dial.in_sequence {
+        if failed && dial.end_at_failure {
             break;
         }
     }

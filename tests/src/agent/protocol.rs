@@ -1,6 +1,6 @@
 //! What the runner and the agents say to each other: one JSON document a line, a request and then its answer.
 
-use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, net::{IpAddr, SocketAddr}, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -41,13 +41,17 @@ pub struct Dial {
     /// A fixed source port.
     pub source_port: Option<u16>,
     /// Source addresses to use in turn; empty: the kernel's choice.
-    pub sources: Vec<std::net::IpAddr>,
+    pub sources: Vec<IpAddr>,
     /// Time between tries.
     pub pause: Duration,
-    /// One try after the other, ending with the first failure; else all at once.
+    /// One try after the other; else all at once.
     pub in_sequence: bool,
+    /// In sequence: make no more tries after one that failed.
+    pub end_at_failure: bool,
     /// Keep the connection open under this name.
     pub hold: Option<String>,
+    /// UDP: send once more after a second, as TCP does with its first packet.
+    pub send_again: bool,
     /// How long a try waits for its answer.
     pub timeout: Duration,
 }
@@ -103,6 +107,8 @@ pub struct Answer {
     pub seen: SocketAddr,
     /// The address that was dialled.
     pub dialled: SocketAddr,
+    /// The source address the caller was told to use.
+    pub source: Option<IpAddr>,
     /// What the caller's socket reports: getpeername, or the sender of the answer for an unconnected socket.
     pub reported: SocketAddr,
 }

@@ -17,7 +17,7 @@ static MOUNTED: AtomicBool = AtomicBool::new(false);
 
 /// Makes the directory of the run called `name`, mounting bpffs at its usual place if it is not mounted. As long as
 /// the directory is there, no other run takes the mount away.
-pub fn create(name: &str) -> Result<()> {
+pub(super) fn create(name: &str) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")?;
     if super::mounts_of_type(&mounts, "bpf").all(|at| at != Path::new(MOUNT_POINT)) {
         mount(Some("bpf"), MOUNT_POINT, Some("bpf"), MsFlags::empty(), None::<&str>)
@@ -29,12 +29,12 @@ pub fn create(name: &str) -> Result<()> {
 }
 
 /// The directory of the run called `name`; the proxy pins in a directory below it, which it makes itself.
-pub fn directory(name: &str) -> PathBuf {
+pub(super) fn directory(name: &str) -> PathBuf {
     Path::new(MOUNT_POINT).join(name)
 }
 
 /// Unpins all that the run called `name` has pinned, which detaches and frees it.
-pub fn remove(name: &str) -> Result<()> {
+pub(super) fn remove(name: &str) -> Result<()> {
     let path = directory(name);
     if !path.exists() {
         return Ok(());
@@ -43,7 +43,7 @@ pub fn remove(name: &str) -> Result<()> {
 }
 
 /// Unmounts bpffs if this process mounted it and nothing is in it. Not while another run is being created.
-pub fn unmount_if_unused() -> Result<()> {
+pub(super) fn unmount_if_unused() -> Result<()> {
     if !MOUNTED.load(Ordering::Relaxed) {
         return Ok(());
     }

@@ -20,13 +20,13 @@ use crate::deadline::Deadline;
 const KILL_WITHIN: Duration = Duration::from_secs(5);
 
 /// Where the cgroup v2 hierarchy is mounted, whether unified or beside version 1.
-pub fn mount_point() -> Result<Option<PathBuf>> {
+pub(super) fn mount_point() -> Result<Option<PathBuf>> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")?;
     Ok(super::mounts_of_type(&mounts, "cgroup2").next().map(Path::to_owned))
 }
 
 /// Makes the subtrees of the run called `name`. Mounts cgroup2 at `private_mount` if it is mounted nowhere.
-pub fn create(name: &str, private_mount: &Path) -> Result<PathBuf> {
+pub(super) fn create(name: &str, private_mount: &Path) -> Result<PathBuf> {
     let top = if let Some(found) = mount_point()? {
         found
     } else {
@@ -44,7 +44,7 @@ pub fn create(name: &str, private_mount: &Path) -> Result<PathBuf> {
 }
 
 /// Kills what still runs in the cgroup and its children, and removes them. A cgroup that is not there is fine.
-pub fn remove(cgroup: &Path) -> Result<()> {
+pub(super) fn remove(cgroup: &Path) -> Result<()> {
     if !cgroup.exists() {
         return Ok(());
     }

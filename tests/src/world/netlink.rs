@@ -21,14 +21,14 @@ use tokio::runtime::Runtime;
 use super::topology::Route;
 
 /// A netlink socket in the namespace of the thread that opened it.
-pub struct Netlink {
+pub(super) struct Netlink {
     runtime: Runtime,
     handle: Handle,
 }
 
 impl Netlink {
     /// Opens a socket in the calling thread's namespace.
-    pub fn open() -> Result<Self> {
+    pub(super) fn open() -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
         let handle = {
             let _inside = runtime.enter();
@@ -40,13 +40,13 @@ impl Netlink {
     }
 
     /// Makes a bridge that forwards from the start.
-    pub fn add_bridge(&self, name: &str) -> Result<()> {
+    pub(super) fn add_bridge(&self, name: &str) -> Result<()> {
         let bridge = LinkBridge::new(name).mcast_snooping(false).up().build();
         self.ask(self.handle.link().add(bridge).execute(), || format!("add bridge {name}"))
     }
 
     /// Makes a veth pair and moves the far end into `namespace` under the name `far_name`.
-    pub fn add_veth(&self, name: &str, namespace: BorrowedFd<'_>, far_name: &str) -> Result<()> {
+    pub(super) fn add_veth(&self, name: &str, namespace: BorrowedFd<'_>, far_name: &str) -> Result<()> {
         let wait = format!("{name}-far");
         let links = self.handle.link();
         self.ask(links.add(LinkVeth::new(name, &wait).build()).execute(), || format!("add veth {name}"))?;
@@ -58,19 +58,19 @@ impl Netlink {
     }
 
     /// Makes `link` a port of `bridge`.
-    pub fn join_bridge(&self, link: &str, bridge: &str) -> Result<()> {
+    pub(super) fn join_bridge(&self, link: &str, bridge: &str) -> Result<()> {
         let port = LinkUnspec::new_with_index(self.index(link)?).controller(self.index(bridge)?).build();
         self.ask(self.handle.link().set(port).execute(), || format!("add {link} to {bridge}"))
     }
 
     /// Sets a link up.
-    pub fn up(&self, link: &str) -> Result<()> {
+    pub(super) fn up(&self, link: &str) -> Result<()> {
         let message = LinkMessageBuilder::<LinkUnspec>::new().index(self.index(link)?).up().build();
         self.ask(self.handle.link().set(message).execute(), || format!("set {link} up"))
     }
 
     /// Adds an address that is usable at once: without duplicate address detection.
-    pub fn add_address(&self, link: &str, address: IpNet) -> Result<()> {
+    pub(super) fn add_address(&self, link: &str, address: IpNet) -> Result<()> {
         let index = self.index(link)?;
         let mut request = self.handle.address().add(index, address.addr(), address.prefix_len());
         if address.addr().is_ipv6() {
@@ -80,13 +80,13 @@ impl Netlink {
     }
 
     /// Adds a route to what is directly on the link.
-    pub fn add_link_route(&self, to: IpNet, link: &str) -> Result<()> {
+    pub(super) fn add_link_route(&self, to: IpNet, link: &str) -> Result<()> {
         let builder = route_to(to)?.output_interface(self.index(link)?).scope(RouteScope::Link);
         self.add_route_message(builder.build(), || format!("add route {to} dev {link}"))
     }
 
     /// Adds a route through a gateway.
-    pub fn add_route(&self, route: Route) -> Result<()> {
+    pub(super) fn add_route(&self, route: Route) -> Result<()> {
         let Route { to, via } = route;
         let builder = route_to(to)?.gateway(via).with_context(|| format!("route {to} via {via}"))?;
         self.add_route_message(builder.build(), || format!("add route {to} via {via}"))

@@ -13,18 +13,18 @@ use nix::{
 };
 
 /// Where `ip netns` looks for namespaces.
-pub const DIRECTORY: &str = "/run/netns";
+pub(super) const DIRECTORY: &str = "/run/netns";
 
 /// A namespace with a name. Dropping it leaves the namespace in place; [`remove`] takes it away.
 #[derive(Debug)]
-pub struct Netns {
+pub(super) struct Netns {
     path: PathBuf,
     file: File,
 }
 
 impl Netns {
     /// Makes a namespace and mounts it at `/run/netns/NAME`.
-    pub fn create(name: &str) -> Result<Self> {
+    pub(super) fn create(name: &str) -> Result<Self> {
         let path = Path::new(DIRECTORY).join(name);
         fs::create_dir_all(DIRECTORY).with_context(|| format!("create {DIRECTORY}"))?;
         File::create_new(&path).with_context(|| format!("create {}", path.display()))?;
@@ -39,17 +39,17 @@ impl Netns {
     }
 
     /// Where the namespace is mounted.
-    pub fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
     /// The open namespace, to move links into.
-    pub fn file(&self) -> &File {
+    pub(super) fn file(&self) -> &File {
         &self.file
     }
 
     /// Runs `job` inside the namespace, on a thread of its own, and waits for it.
-    pub fn run<T: Send>(&self, job: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    pub(super) fn run<T: Send>(&self, job: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on_own_thread(|| {
             setns(&self.file, CloneFlags::CLONE_NEWNET)
                 .with_context(|| format!("enter {}", self.path.display()))?;
@@ -59,14 +59,14 @@ impl Netns {
 }
 
 /// The names below `/run/netns` that begin with `prefix`.
-pub fn names(prefix: &str) -> Vec<String> {
+pub(super) fn names(prefix: &str) -> Vec<String> {
     let Ok(entries) = fs::read_dir(DIRECTORY) else { return Vec::new() };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| name.starts_with(prefix)).collect()
 }
 
 /// Unmounts and removes the namespace of this name; the kernel frees it with its last process.
-pub fn remove(name: &str) -> Result<()> {
+pub(super) fn remove(name: &str) -> Result<()> {
     let path = Path::new(DIRECTORY).join(name);
     // EINVAL: nothing is mounted, the run was killed between the two steps of create.
     match umount2(&path, MntFlags::MNT_DETACH) {

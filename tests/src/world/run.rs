@@ -31,7 +31,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// A run: its unique name and its directory. Dropping it removes all that carries its name.
 #[derive(Debug)]
-pub struct Run {
+pub(super) struct Run {
     name: String,
     directory: PathBuf,
     _lock: File,
@@ -39,7 +39,7 @@ pub struct Run {
 
 impl Run {
     /// Claims a new name and makes its directories, after removing what killed runs left behind.
-    pub fn create() -> Result<Self> {
+    pub(super) fn create() -> Result<Self> {
         let run = Self::claim()?;
         // A block of its own: dropping the run takes the same lock.
         {
@@ -64,17 +64,17 @@ impl Run {
     }
 
     /// The name, as in `shunt-test-4711-0`.
-    pub fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         &self.name
     }
 
     /// The directory for the run's files.
-    pub fn directory(&self) -> &Path {
+    pub(super) fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// Where to mount cgroup2 if it is mounted nowhere.
-    pub fn private_cgroup2(&self) -> PathBuf {
+    pub(super) fn private_cgroup2(&self) -> PathBuf {
         self.directory.join(PRIVATE_CGROUP2)
     }
 }

@@ -31,7 +31,7 @@ const ON_NODES: &[(&str, &str)] = &[
 ];
 
 /// Sets the sysctls of the calling thread's namespace.
-pub fn apply(is_node: bool) -> Result<()> {
+pub(super) fn apply(is_node: bool) -> Result<()> {
     let on_nodes = if is_node { ON_NODES } else { &[] };
     for (name, value) in EVERYWHERE.iter().chain(on_nodes) {
         let path = format!("/proc/sys/net/{name}");
