@@ -1,0 +1,191 @@
+//! One connection of an agent: opened, used once, and perhaps kept.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use socket2::{Domain, Socket, Type};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    net::{TcpSocket, TcpStream, UdpSocket},
+    time::{sleep, timeout},
+};
+
+use super::protocol::{Answer, Dial, Failure, Protocol};
+
+/// Longest answer: a host name and an address.
+const ANSWER_SIZE: usize = 512;
+/// As long as TCP waits before it sends its first packet again; UDP tries do the same.
+const RETRANSMIT_AFTER: Duration = Duration::from_secs(1);
+
+/// An open connection.
+pub(super) struct Held {
+    dialled: SocketAddr,
+    source: Option<IpAddr>,
+    socket: Open,
+    send_again: bool,
+}
+
+enum Open {
+    Tcp(BufReader<TcpStream>),
+    Connected(UdpSocket),
+    Unconnected(UdpSocket),
+}
+
+/// Makes the `number`th try. The connection is returned too if it was made.
+pub(super) async fn one(dial: &Dial, number: usize) -> (Option<Held>, Result<Answer, Failure>) {
+    let opened = match timeout(dial.timeout, open(dial, number)).await {
+        Ok(opened) => opened,
+        Err(_) => Err(Failure::timed_out("connect", dial.timeout)),
+    };
+    match opened {
+        Err(failure) => (None, Err(failure)),
+        Ok(socket) => {
+            let mut held = Held { dialled: dial.to, source: source(dial, number), socket, send_again: dial.send_again };
+            let answer = held.ask(dial.size, dial.timeout).await;
+            (Some(held), answer)
+        }
+    }
+}
+
+async fn open(dial: &Dial, number: usize) -> Result<Open, Failure> {
+    let local = local_address(dial, number);
+    match dial.protocol {
+        Protocol::Tcp => open_tcp(dial.to, local).await,
+        Protocol::Udp => open_udp(dial, local).await,
+    }
+}
+
+async fn open_tcp(to: SocketAddr, local: SocketAddr) -> Result<Open, Failure> {
+    let failed = |doing| move |error| Failure::new(doing, &error);
+    let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    let socket = socket.map_err(failed("open a socket"))?;
+    if is_chosen(local) {
+        // The last try with this port may still be in TIME_WAIT.
+        socket.set_reuseaddr(true).map_err(failed("bind"))?;
+        socket.bind(local).map_err(failed("bind"))?;
+    }
+    let stream = socket.connect(to).await.map_err(failed("connect"))?;
+    Ok(Open::Tcp(BufReader::new(stream)))
+}
+
+async fn open_udp(dial: &Dial, local: SocketAddr) -> Result<Open, Failure> {
+    let socket = bind_udp(local).map_err(|error| Failure::new("bind", &error))?;
+    if dial.unconnected {
+        return Ok(Open::Unconnected(socket));
+    }
+    socket.connect(dial.to).await.map_err(|error| Failure::new("connect", &error))?;
+    Ok(Open::Connected(socket))
+}
+
+fn bind_udp(local: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(local), Type::DGRAM, None)?;
+    // Unconnected sockets hear of ICMP errors only when they ask to.
+    if local.is_ipv4() {
+        setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?;
+    } else {
+        setsockopt(&socket, sockopt::Ipv6RecvErr, &true)?;
+        socket.set_only_v6(true)?;
+    }
+    if is_chosen(local) {
+        socket.bind(&local.into())?;
+    }
+    socket.set_nonblocking(true)?;
+    UdpSocket::from_std(socket.into())
+}
+
+fn local_address(dial: &Dial, number: usize) -> SocketAddr {
+    let unspecified =
+        if dial.to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    SocketAddr::new(source(dial, number).unwrap_or(unspecified), dial.source_port.unwrap_or(0))
+}
+
+/// The source addresses are used in turn.
+fn source(dial: &Dial, number: usize) -> Option<IpAddr> {
+    dial.sources.iter().cycle().nth(number % dial.sources.len().max(1)).copied()
+}
+
+fn is_chosen(local: SocketAddr) -> bool {
+    local.port() != 0 || !local.ip().is_unspecified()
+}
+
+impl Held {
+    /// Sends `size` bytes and reads the answer.
+    pub(super) async fn ask(&mut self, size: usize, within: Duration) -> Result<Answer, Failure> {
+        let (dialled, again) = (self.dialled, self.send_again);
+        let asked = match &mut self.socket {
+            Open::Tcp(stream) => timeout(within, ask_tcp(stream, size)).await,
+            Open::Connected(socket) => timeout(within, ask_udp(socket, size, None, again)).await,
+            Open::Unconnected(socket) => timeout(within, ask_udp(socket, size, Some(dialled), again)).await,
+        };
+        let (text, reported) = asked.unwrap_or_else(|_| Err(Failure::timed_out("receive", within)))?;
+        let Some((host, seen)) = parse(&text) else {
+            return Err(Failure::other("receive", format!("{text:?} is no answer of a host of this world")));
+        };
+        Ok(Answer { host, seen, dialled, source: self.source, reported })
+    }
+}
+
+async fn ask_tcp(stream: &mut BufReader<TcpStream>, size: usize) -> Result<(String, SocketAddr), Failure> {
+    let failed = |doing| move |error| Failure::new(doing, &error);
+    stream.write_all(&message(size)).await.map_err(failed("send"))?;
+    let mut line = String::new();
+    let length = stream.read_line(&mut line).await.map_err(failed("receive"))?;
+    if length == 0 {
+        return Err(Failure::new("receive", &io::ErrorKind::ConnectionReset.into()));
+    }
+    let reported = stream.get_ref().peer_addr().map_err(failed("getpeername"))?;
+    Ok((line, reported))
+}
+
+/// Waits for as long as the caller lets it.
+async fn ask_udp(
+    socket: &UdpSocket,
+    size: usize,
+    to: Option<SocketAddr>,
+    send_again: bool,
+) -> Result<(String, SocketAddr), Failure> {
+    send_udp(socket, size, to).await?;
+    let answer = tokio::select! {
+        answer = receive_udp(socket, to) => answer,
+        () = sleep(RETRANSMIT_AFTER), if send_again => {
+            send_udp(socket, size, to).await?;
+            receive_udp(socket, to).await
+        }
+    };
+    answer.map_err(|error| Failure::new("receive", &error))
+}
+
+async fn send_udp(socket: &UdpSocket, size: usize, to: Option<SocketAddr>) -> Result<(), Failure> {
+    let message = message(size);
+    let sent = match to {
+        Some(to) => socket.send_to(&message, to).await,
+        None => socket.send(&message).await,
+    };
+    sent.map(drop).map_err(|error| Failure::new("send", &error))
+}
+
+async fn receive_udp(socket: &UdpSocket, to: Option<SocketAddr>) -> io::Result<(String, SocketAddr)> {
+    let mut buffer = [0; ANSWER_SIZE];
+    let (length, reported) = match to {
+        Some(_) => socket.recv_from(&mut buffer).await?,
+        None => (socket.recv(&mut buffer).await?, socket.peer_addr()?),
+    };
+    let bytes = buffer.get(..length).unwrap_or_default();
+    Ok((String::from_utf8_lossy(bytes).into_owned(), reported))
+}
+
+/// A message of `size` bytes. Its end is a line's end, which servers on TCP wait for.
+fn message(size: usize) -> Vec<u8> {
+    let mut bytes = vec![b'x'; size.saturating_sub(1)];
+    bytes.push(b'\n');
+    bytes
+}
+
+fn parse(answer: &str) -> Option<(String, SocketAddr)> {
+    let (host, seen) = answer.trim_end().split_once(' ')?;
+    Some((host.to_owned(), seen.parse().ok()?))
+}

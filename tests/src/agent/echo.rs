@@ -1,0 +1,143 @@
+//! The servers of a host: TCP and UDP on three ports, both families, answering with the host's name and the client
+//! address they see.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsRawFd as _,
+};
+
+use anyhow::{Context as _, Result};
+use nix::{
+    cmsg_space,
+    libc::{in6_pktinfo, in_pktinfo},
+    sys::socket::{
+        ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg, setsockopt, sockopt,
+    },
+};
+use socket2::{Domain, Socket, Type};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Interest},
+    net::{TcpListener, TcpStream, UdpSocket},
+};
+
+/// The ports every pod and node answers on.
+const PORTS: [u16; 3] = [8080, 8081, 5353];
+const BACKLOG: i32 = 512;
+const LARGEST_DATAGRAM: usize = 65_536;
+
+/// The address a datagram was sent to, which its answer must come from.
+enum Asked {
+    V4(in_pktinfo),
+    V6(in6_pktinfo),
+}
+
+/// Binds all servers and lets them run on the current runtime.
+pub(super) fn start(host: &'static str) -> Result<()> {
+    for port in PORTS {
+        for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
+            let address = SocketAddr::new(any, port);
+            let listener = listen_tcp(address).with_context(|| format!("listen on TCP {address}"))?;
+            tokio::spawn(serve_tcp(listener, host));
+            let socket = bind_udp(address).with_context(|| format!("bind UDP {address}"))?;
+            tokio::spawn(serve_udp(socket, host));
+        }
+    }
+    Ok(())
+}
+
+fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = bind(address, Type::STREAM)?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+fn bind_udp(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = bind(address, Type::DGRAM)?;
+    if address.is_ipv4() {
+        setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
+    } else {
+        setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
+    }
+    UdpSocket::from_std(socket.into())
+}
+
+fn bind(address: SocketAddr, kind: Type) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), kind, None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    if kind == Type::STREAM {
+        socket.set_reuse_address(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+async fn serve_tcp(listener: TcpListener, host: &'static str) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, client)) => drop(tokio::spawn(serve_connection(stream, client, host))),
+            Err(error) => eprintln!("{host}: accept: {error}"),
+        }
+    }
+}
+
+/// Answers every line until the client closes.
+async fn serve_connection(stream: TcpStream, client: SocketAddr, host: &'static str) -> io::Result<()> {
+    let mut stream = BufReader::new(stream);
+    let mut line = Vec::new();
+    while stream.read_until(b'\n', &mut line).await? > 0 {
+        stream.write_all(format!("{host} {client}\n").as_bytes()).await?;
+        line.clear();
+    }
+    Ok(())
+}
+
+async fn serve_udp(socket: UdpSocket, host: &'static str) {
+    loop {
+        // An error concerns one datagram only.
+        if let Err(error) = socket.async_io(Interest::READABLE, || answer_datagram(&socket, host)).await {
+            eprintln!("{host}: answer a datagram: {error}");
+        }
+    }
+}
+
+fn answer_datagram(socket: &UdpSocket, host: &str) -> io::Result<()> {
+    let mut buffer = vec![0; LARGEST_DATAGRAM];
+    let mut control = cmsg_space!(in_pktinfo, in6_pktinfo);
+    let (client, asked) = {
+        let mut parts = [IoSliceMut::new(&mut buffer)];
+        let flags = MsgFlags::MSG_DONTWAIT;
+        let received =
+            recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags)?;
+        (received.address, received.cmsgs()?.find_map(|message| asked(&message)))
+    };
+    let client = client.ok_or(io::ErrorKind::AddrNotAvailable)?;
+    let text = format!("{host} {client}");
+    let from: Vec<_> = asked.iter().map(Asked::control_message).collect();
+    let parts = [IoSlice::new(text.as_bytes())];
+    sendmsg(socket.as_raw_fd(), &parts, &from, MsgFlags::MSG_DONTWAIT, Some(&client))?;
+    Ok(())
+}
+
+/// The packet information to answer with: the address asked, any interface.
+fn asked(message: &ControlMessageOwned) -> Option<Asked> {
+    match message {
+        ControlMessageOwned::Ipv4PacketInfo(info) => {
+            Some(Asked::V4(in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: info.ipi_addr, ..*info }))
+        }
+        ControlMessageOwned::Ipv6PacketInfo(info) => Some(Asked::V6(in6_pktinfo { ipi6_ifindex: 0, ..*info })),
+        _ => None,
+    }
+}
+
+impl Asked {
+    fn control_message(&self) -> ControlMessage<'_> {
+        match self {
+            Self::V4(info) => ControlMessage::Ipv4PacketInfo(info),
+            Self::V6(info) => ControlMessage::Ipv6PacketInfo(info),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What the runner and the agents say to each other: one JSON document a line, a request and then its answer.
+
+use std::{collections::BTreeMap, net::{IpAddr, SocketAddr}, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+/// The transport protocol of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+/// What the runner asks an agent to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Open connections; the answer is [`Response::Tries`].
+    Dial(Dial),
+    /// Send on a connection kept open before; the answer is [`Response::Tries`] with one try.
+    Send(Send),
+    /// Fetch a page; the answer is [`Response::Page`].
+    Get(Get),
+}
+
+/// Connections to open, one a try.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Dial {
+    /// The address to dial.
+    pub to: SocketAddr,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// UDP by sendto and recvfrom on a socket that is not connected.
+    pub unconnected: bool,
+    /// How many tries.
+    pub tries: usize,
+    /// Bytes to send, at least 1.
+    pub size: usize,
+    /// A fixed source port.
+    pub source_port: Option<u16>,
+    /// Source addresses to use in turn; empty: the kernel's choice.
+    pub sources: Vec<IpAddr>,
+    /// Time between tries.
+    pub pause: Duration,
+    /// One try after the other; else all at once.
+    pub in_sequence: bool,
+    /// In sequence: make no more tries after one that failed.
+    pub end_at_failure: bool,
+    /// Keep the connection open under this name.
+    pub hold: Option<String>,
+    /// UDP: send once more after a second, as TCP does with its first packet.
+    pub send_again: bool,
+    /// How long a try waits for its answer.
+    pub timeout: Duration,
+}
+
+/// Bytes to send on a connection that is open.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Send {
+    /// The name the connection was kept under.
+    pub id: String,
+    /// Bytes to send, at least 1.
+    pub size: usize,
+    /// How long to wait for the answer.
+    pub timeout: Duration,
+}
+
+/// A page to fetch over HTTP.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Get {
+    /// An `http://` URL whose host is an address.
+    pub url: String,
+    /// How long to wait for the whole answer.
+    pub timeout: Duration,
+}
+
+/// What an agent answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Response {
+    /// The servers of the host are up; sent once, unasked.
+    Ready,
+    /// How the tries ended, in their order.
+    Tries(Vec<Try>),
+    /// The page.
+    Page(Result<Page, Failure>),
+    /// The request made no sense.
+    Mistake(String),
+}
+
+/// How one try ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Try {
+    /// A host answered.
+    Answered(Answer),
+    /// No answer.
+    Failed(Failure),
+}
+
+/// An answer, and what the caller's own socket says of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// The name of the host that answered.
+    pub host: String,
+    /// The client address that host saw.
+    pub seen: SocketAddr,
+    /// The address that was dialled.
+    pub dialled: SocketAddr,
+    /// The source address the caller was told to use.
+    pub source: Option<IpAddr>,
+    /// What the caller's socket reports: getpeername, or the sender of the answer for an unconnected socket.
+    pub reported: SocketAddr,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What was being done: "bind", "connect", "send" or "receive".
+    pub doing: String,
+    /// The error's kind.
+    pub kind: FailureKind,
+    /// The error as text.
+    pub message: String,
+}
+
+/// What kind of error a [`Failure`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FailureKind {
+    /// Connection refused.
+    Refused,
+    /// Nothing came within the try's timeout.
+    TimedOut,
+    /// The network or the kernel said no: EHOSTUNREACH, ENETUNREACH, EPERM, EACCES, or a reset or aborted connection.
+    Unreachable,
+    /// Something that does not come from the network: an address in use, an answer that is no answer.
+    Other,
+}
+
+/// An answer over HTTP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Page {
+    /// The status code.
+    pub status: u16,
+    /// Headers, names in lower case; of several of one name the last.
+    pub headers: BTreeMap<String, String>,
+    /// The body.
+    pub body: String,
+}
+
+impl Failure {
+    /// The failure of an operation.
+    pub fn new(doing: &str, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind;
+        let kind = match error.kind() {
+            ErrorKind::ConnectionRefused => FailureKind::Refused,
+            // The kernel's own timeout, ETIMEDOUT.
+            ErrorKind::TimedOut => FailureKind::TimedOut,
+            ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+            | ErrorKind::PermissionDenied
+            | ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::NotConnected
+            | ErrorKind::BrokenPipe => FailureKind::Unreachable,
+            // What a UDP socket says that the proxy has destroyed.
+            _ if error.raw_os_error() == Some(nix::libc::EDESTADDRREQ) => FailureKind::Unreachable,
+            _ => FailureKind::Other,
+        };
+        Self { doing: doing.to_owned(), kind, message: error.to_string() }
+    }
+
+    /// Nothing came in time.
+    pub fn timed_out(doing: &str, after: Duration) -> Self {
+        let message = format!("timed out after {:.1} s", after.as_secs_f32());
+        Self { doing: doing.to_owned(), kind: FailureKind::TimedOut, message }
+    }
+
+    /// Something other than the network went wrong.
+    pub fn other(doing: &str, message: impl Into<String>) -> Self {
+        Self { doing: doing.to_owned(), kind: FailureKind::Other, message: message.into() }
+    }
+}

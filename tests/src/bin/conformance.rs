@@ -1,0 +1,95 @@
+//! Runs the conformance cases against a proxy in a world of network namespaces.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+use shunt_tests::{
+    case::Case,
+    deadline::Stopwatch,
+    interrupt, process,
+    runner::{Pending, Runner, Summary, own_cases},
+    world::{Host, World},
+};
+
+/// Runs the conformance cases: for each, the proxy as a process on a node made of network namespaces, and real
+/// connections from pods, nodes and a client.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The proxy's mode: ebpf, nftables, iptables or ipvs.
+    #[arg(long)]
+    mode: String,
+    /// A directory of cases.
+    #[arg(long, value_name = "DIR", default_value = own_cases().as_os_str())]
+    cases: PathBuf,
+    /// Only these cases.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    only: Vec<String>,
+    /// The proxy's binary.
+    #[arg(long, value_name = "PATH", required_unless_present = "no_proxy")]
+    shunt: Option<PathBuf>,
+    /// Run without a proxy, to see that the checks fail then.
+    #[arg(long, conflicts_with = "shunt")]
+    no_proxy: bool,
+    /// Flows from these hosts are counted as pending and not run; "" for none. Default: what the mode does not do yet.
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
+    pending_from: Option<Vec<String>>,
+    /// Print one JSON document in place of text.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = process::run_if_inside() {
+        return code;
+    }
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    match run(Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("conformance: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether everything that had to hold did.
+fn run(arguments: Arguments) -> Result<bool> {
+    let began = Stopwatch::start();
+    let cases = Case::read_directory(&arguments.cases, &arguments.only)?;
+    let pending_from = arguments.pending_from.as_deref().map(hosts).transpose()?;
+    let shunt = arguments.shunt.map(|path| path.canonicalize().with_context(|| format!("--shunt {}", path.display())));
+    let shunt = shunt.transpose()?;
+    interrupt::remove_worlds_on_signal()?;
+    let program = std::env::current_exe().context("find the runner's own program")?;
+    let world = World::build(&Host::ALL, &program)?;
+    let pending = Pending::new(&arguments.mode, pending_from.as_deref());
+    let mut runner = Runner { world, shunt, mode: arguments.mode, pending };
+    let mut reports = Vec::new();
+    for case in &cases {
+        let report = runner.run(case);
+        if !arguments.json {
+            println!("{report}");
+        }
+        reports.push(report);
+    }
+    drop(runner);
+    let summary = Summary::new(&reports, began.elapsed());
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&reports)?);
+    } else {
+        println!("\n{summary}");
+    }
+    Ok(summary.is_success())
+}
+
+fn hosts(names: &[String]) -> Result<Vec<Host>> {
+    let named = names.iter().filter(|name| !name.is_empty());
+    named
+        .map(|name| match Host::by_name(name) {
+            Some(host) => Ok(host),
+            None => bail!("--pending-from: there is no host {name:?}; hosts are {}", Host::ALL.map(Host::name).join(", ")),
+        })
+        .collect()
+}

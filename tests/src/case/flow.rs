@@ -1,0 +1,345 @@
+//! A flow of a case: who opens which connections, and what must come of them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use serde::Deserialize;
+
+use crate::{agent::protocol::Protocol, world::Host};
+
+/// A flow.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "Keys")]
+pub struct Flow {
+    /// The host that acts.
+    pub from: Host,
+    /// What it does.
+    pub action: Action,
+    /// What must come of it.
+    pub expect: Expect,
+}
+
+/// What a flow does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Opens new connections.
+    Dial(Dial),
+    /// Uses one that an earlier flow kept open.
+    Send(Send),
+    /// Fetches this URL.
+    Get(String),
+}
+
+/// New connections.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dial {
+    /// The address.
+    pub to: SocketAddr,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// UDP by sendto and recvfrom.
+    pub unconnected: bool,
+    /// How many.
+    pub n: usize,
+    /// Bytes to send on each.
+    pub size: usize,
+    /// Fixed source port.
+    pub source_port: Option<u16>,
+    /// Source addresses to use in turn.
+    pub sources: Vec<IpAddr>,
+    /// Time between tries.
+    pub pause: Duration,
+    /// Keep it open under this name.
+    pub hold: Option<String>,
+}
+
+/// One more use of an open connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Send {
+    /// The name it was kept under.
+    pub id: String,
+    /// Bytes to send.
+    pub size: usize,
+    /// Up to so many sends until the expectation holds.
+    pub tries: usize,
+    /// Whether a prompt error is as good as an answer.
+    pub or_error: bool,
+}
+
+/// What must come of a flow.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Expect {
+    /// Every try is answered.
+    Reach(Answers),
+    /// Every try is refused.
+    Refused,
+    /// No try is answered.
+    Blocked,
+    /// The page is like this.
+    Page(ExpectPage),
+}
+
+/// Who must answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answers {
+    /// Exactly these hosts; with `sticky`, one of them.
+    pub hosts: BTreeSet<Host>,
+    /// All tries reach one and the same host.
+    pub sticky: bool,
+    /// Each host's part of the answers lies in this range.
+    pub share: Option<(f64, f64)>,
+    /// The client address that answering hosts must have seen.
+    pub source: Option<Source>,
+}
+
+/// A client address as the answering host sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// The caller's own.
+    Client,
+    /// An address of node1.
+    Node,
+}
+
+/// What a page must hold.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct ExpectPage {
+    /// The status code.
+    pub status: Option<u16>,
+    /// A part of the body as JSON: every field given must be there with this value.
+    pub json: Option<serde_json::Value>,
+    /// Headers with their values.
+    pub header: BTreeMap<String, String>,
+    /// A part of the body as text.
+    pub contains: Option<String>,
+}
+
+/// The keys of a flow as they are written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Keys {
+    from: Host,
+    to: Option<SocketAddr>,
+    proto: Option<Protocol>,
+    mode: Option<Mode>,
+    n: Option<usize>,
+    size: Option<usize>,
+    sport: Option<u16>,
+    sources: Option<Vec<IpAddr>>,
+    pause: Option<f64>,
+    hold: Option<String>,
+    send: Option<String>,
+    tries: Option<usize>,
+    or_error: Option<bool>,
+    http: Option<String>,
+    reach: Option<BTreeSet<Host>>,
+    result: Option<Outcome>,
+    source: Option<Source>,
+    share: Option<(f64, f64)>,
+    sticky: Option<bool>,
+    status: Option<u16>,
+    json: Option<serde_json::Value>,
+    header: Option<BTreeMap<String, String>>,
+    contains: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    Connected,
+    Unconnected,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Outcome {
+    Refused,
+    Blocked,
+}
+
+impl TryFrom<Keys> for Flow {
+    type Error = String;
+
+    fn try_from(mut keys: Keys) -> Result<Self, String> {
+        let from = keys.from;
+        let action = match (keys.to.take(), keys.send.take(), keys.http.take()) {
+            (Some(to), None, None) => Action::Dial(keys.dial(to)?),
+            (None, Some(id), None) => Action::Send(keys.send(id)?),
+            (None, None, Some(url)) => Action::Get(url),
+            _ => return Err("a flow has exactly one of `to`, `send` and `http`".to_owned()),
+        };
+        let expect = match &action {
+            Action::Get(_) => keys.expect_page()?,
+            Action::Dial(_) | Action::Send(_) => keys.expect_answers()?,
+        };
+        if let Some(key) = keys.left_over() {
+            return Err(format!("`{key}` has no meaning beside the flow's other keys"));
+        }
+        Ok(Self { from, action, expect })
+    }
+}
+
+impl Keys {
+    fn dial(&mut self, to: SocketAddr) -> Result<Dial, String> {
+        let protocol = self.proto.take().ok_or("a flow with `to` needs `proto`: tcp or udp")?;
+        let unconnected = self.mode.take() == Some(Mode::Unconnected);
+        if unconnected && protocol != Protocol::Udp {
+            return Err("`mode: unconnected` needs `proto: udp`".to_owned());
+        }
+        let n = at_least_one("n", self.n.take())?;
+        let hold = self.hold.take();
+        if hold.is_some() && n > 1 {
+            return Err(format!("`hold` keeps one connection, `n` is {n}"));
+        }
+        let sources = self.sources.take().unwrap_or_default();
+        if let Some(source) = sources.iter().find(|source| source.is_ipv4() != to.is_ipv4()) {
+            return Err(format!("`sources`: {source} is of another family than {to}"));
+        }
+        let seconds = self.pause.take().unwrap_or(0.0);
+        let pause = Duration::try_from_secs_f64(seconds).map_err(|error| format!("`pause` {seconds}: {error}"))?;
+        let size = at_least_one("size", self.size.take())?;
+        let source_port = self.sport.take();
+        Ok(Dial { to, protocol, unconnected, n, size, source_port, sources, pause, hold })
+    }
+
+    fn send(&mut self, id: String) -> Result<Send, String> {
+        let size = at_least_one("size", self.size.take())?;
+        let tries = at_least_one("tries", self.tries.take())?;
+        Ok(Send { id, size, tries, or_error: self.or_error.take().unwrap_or(false) })
+    }
+
+    fn expect_answers(&mut self) -> Result<Expect, String> {
+        match (self.reach.take(), self.result.take()) {
+            (None, Some(outcome)) => Ok(outcome.into()),
+            (Some(hosts), None) if !hosts.is_empty() => {
+                let share = self.share.take();
+                let sticky = self.sticky.take().unwrap_or(false);
+                Ok(Expect::Reach(Answers { hosts, sticky, share, source: self.source.take() }))
+            }
+            (Some(_), None) => Err("`reach` names no host".to_owned()),
+            _ => Err("a flow needs exactly one of `reach` and `result`".to_owned()),
+        }
+    }
+
+    fn expect_page(&mut self) -> Result<Expect, String> {
+        let page = ExpectPage {
+            status: self.status.take(),
+            json: self.json.take(),
+            header: self.header.take().unwrap_or_default(),
+            contains: self.contains.take(),
+        };
+        match self.result.take() {
+            Some(outcome) if page == ExpectPage::default() => Ok(outcome.into()),
+            Some(_) => Err("`result` means that there is no answer; `status`, `json`, `header` and `contains` ask for one".to_owned()),
+            None if page == ExpectPage::default() => {
+                Err("a flow with `http` needs `status`, `json`, `header`, `contains` or `result`".to_owned())
+            }
+            None => Ok(Expect::Page(page)),
+        }
+    }
+
+    /// A key that nothing has taken.
+    fn left_over(&self) -> Option<&'static str> {
+        let keys = [
+            ("proto", self.proto.is_some()),
+            ("mode", self.mode.is_some()),
+            ("n", self.n.is_some()),
+            ("size", self.size.is_some()),
+            ("sport", self.sport.is_some()),
+            ("sources", self.sources.is_some()),
+            ("pause", self.pause.is_some()),
+            ("hold", self.hold.is_some()),
+            ("tries", self.tries.is_some()),
+            ("or_error", self.or_error.is_some()),
+            ("reach", self.reach.is_some()),
+            ("source", self.source.is_some()),
+            ("share", self.share.is_some()),
+            ("sticky", self.sticky.is_some()),
+            ("status", self.status.is_some()),
+            ("json", self.json.is_some()),
+            ("header", self.header.is_some()),
+            ("contains", self.contains.is_some()),
+        ];
+        keys.into_iter().find_map(|(key, given)| given.then_some(key))
+    }
+}
+
+impl From<Outcome> for Expect {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Refused => Self::Refused,
+            Outcome::Blocked => Self::Blocked,
+        }
+    }
+}
+
+fn at_least_one(key: &str, value: Option<usize>) -> Result<usize, String> {
+    match value.unwrap_or(1) {
+        0 => Err(format!("`{key}` is 0; it must be at least 1")),
+        value => Ok(value),
+    }
+}
+
+/// As in "a2 tcp 10.96.0.10:80 x24".
+impl fmt::Display for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ", self.from)?;
+        match &self.action {
+            Action::Get(url) => write!(f, "GET {url}"),
+            Action::Send(send) => write!(f, "send {}", send.id),
+            Action::Dial(dial) => {
+                let protocol = if dial.protocol == Protocol::Tcp { "tcp" } else { "udp" };
+                let mode = if dial.unconnected { " unconnected" } else { "" };
+                write!(f, "{protocol}{mode} {}", dial.to)?;
+                if dial.n > 1 {
+                    write!(f, " x{}", dial.n)?;
+                }
+                dial.hold.iter().try_for_each(|id| write!(f, " hold {id}"))
+            }
+        }
+    }
+}
+
+/// As in "reach a1 b1, source client".
+impl fmt::Display for Expect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused => write!(f, "every try refused"),
+            Self::Blocked => write!(f, "no try answered"),
+            Self::Reach(answers) => answers.fmt(f),
+            Self::Page(page) => page.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Answers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hosts: Vec<_> = self.hosts.iter().map(|host| host.name()).collect();
+        let how = if self.sticky { "always the same one of" } else { "reach" };
+        write!(f, "{how} {}", hosts.join(" "))?;
+        if let Some((low, high)) = self.share {
+            write!(f, ", each with {low} to {high} of the answers")?;
+        }
+        match self.source {
+            Some(Source::Client) => write!(f, ", seeing the caller's own address"),
+            Some(Source::Node) => write!(f, ", seeing an address of node1"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for ExpectPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        parts.extend(self.status.map(|status| format!("status {status}")));
+        parts.extend(self.header.iter().map(|(name, value)| format!("header {name}: {value}")));
+        parts.extend(self.json.iter().map(|json| format!("JSON with {json}")));
+        parts.extend(self.contains.iter().map(|text| format!("a body with {text:?}")));
+        f.write_str(&parts.join(", "))
+    }
+}

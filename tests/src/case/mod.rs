@@ -1,0 +1,193 @@
+//! A conformance case as its file says it: configuration, steps that change the objects, and the flows that must hold.
+
+mod flow;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeSet,
+    fmt, fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::Deserialize;
+use serde_yaml_ng::{Mapping, Value};
+
+pub use self::flow::{Action, Answers, Dial, Expect, ExpectPage, Flow, Send, Source};
+
+/// Tags of `requires` that cases may use.
+pub const TAGS: [&str; 3] = ["ipv6", "localhost-nodeports", "nodeports-on-all-addresses"];
+
+/// A case.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    /// The file's name without `.yaml`.
+    pub name: String,
+    /// What the case shows.
+    pub about: String,
+    /// Fields laid over the base configuration.
+    #[serde(default)]
+    pub config: Mapping,
+    /// What the mode or the machine must have; of [`TAGS`].
+    #[serde(default)]
+    pub requires: Vec<String>,
+    /// What to do, in order.
+    pub steps: Vec<Step>,
+}
+
+/// A step: changes, made in the order of the fields, and what must then hold.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    /// Stop the proxy.
+    #[serde(default)]
+    pub stop: bool,
+    /// Objects to delete.
+    #[serde(default)]
+    pub delete: Vec<ObjectKey>,
+    /// Objects to add or replace.
+    #[serde(default)]
+    pub apply: Vec<Object>,
+    /// Start the proxy again.
+    #[serde(default)]
+    pub start: bool,
+    /// What must hold.
+    #[serde(default)]
+    pub flows: Vec<Flow>,
+}
+
+/// What an object is found by. Written `Kind/namespace/name`, or `Kind/name` for what has no namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
+pub struct ObjectKey {
+    /// As in `EndpointSlice`.
+    pub kind: String,
+    /// None for Nodes.
+    pub namespace: Option<String>,
+    /// Its name.
+    pub name: String,
+}
+
+/// A Kubernetes object, passed on to the proxy as it is.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "Mapping")]
+pub struct Object {
+    /// Read from the manifest.
+    pub key: ObjectKey,
+    /// All of it.
+    pub manifest: Mapping,
+}
+
+impl Case {
+    /// Reads and checks a case. The error names the file, the field and what is wrong with it.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+        let case: Self = text.parse().with_context(|| path.display().to_string())?;
+        let stem = path.file_stem().unwrap_or_default();
+        ensure!(stem == case.name.as_str(), "{}: name is {:?}, not the file's name", path.display(), case.name);
+        Ok(case)
+    }
+
+    /// Reads all cases of a directory, by name; `only` picks some, and must name no other.
+    pub fn read_directory(directory: &Path, only: &[String]) -> Result<Vec<Self>> {
+        let mut paths = yaml_files(directory)?;
+        let names: BTreeSet<_> = paths.iter().filter_map(|path| path.file_stem()?.to_str()).map(str::to_owned).collect();
+        if let Some(unknown) = only.iter().find(|name| !names.contains(*name)) {
+            bail!("--only: there is no case {unknown:?} in {}", directory.display());
+        }
+        ensure!(!names.is_empty(), "--cases: no .yaml files in {}", directory.display());
+        if !only.is_empty() {
+            paths.retain(|path| path.file_stem().is_some_and(|stem| only.iter().any(|name| stem == name.as_str())));
+        }
+        paths.iter().map(|path| Self::read(path)).collect()
+    }
+
+    fn check(&self) -> Result<()> {
+        if let Some(unknown) = self.requires.iter().find(|tag| !TAGS.contains(&tag.as_str())) {
+            bail!("requires: unknown tag {unknown:?}; known are {}", TAGS.join(", "));
+        }
+        ensure!(!self.steps.is_empty(), "steps: there are none");
+        let mut held = BTreeSet::new();
+        for (number, step) in self.steps.iter().enumerate() {
+            for (flow_number, flow) in step.flows.iter().enumerate() {
+                let place = || format!("steps[{number}].flows[{flow_number}]");
+                match &flow.action {
+                    Action::Dial(dial) => held.extend(dial.hold.iter().map(|id| (flow.from, id.clone()))),
+                    Action::Send(send) => ensure!(
+                        held.contains(&(flow.from, send.id.clone())),
+                        "{}: send: no earlier flow from {} has hold: {}",
+                        place(),
+                        flow.from,
+                        send.id
+                    ),
+                    Action::Get(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Case {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let document = serde_yaml_ng::Deserializer::from_str(text);
+        let case: Self = serde_path_to_error::deserialize(document)?;
+        case.check()?;
+        Ok(case)
+    }
+}
+
+fn yaml_files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(directory).with_context(|| format!("--cases: read {}", directory.display()))?;
+    let mut paths: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
+    paths.sort();
+    Ok(paths)
+}
+
+impl TryFrom<String> for ObjectKey {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let parts: Vec<_> = text.split('/').map(str::to_owned).collect();
+        match <[String; 3]>::try_from(parts) {
+            Ok([kind, namespace, name]) => Ok(Self { kind, namespace: Some(namespace), name }),
+            Err(parts) => match <[String; 2]>::try_from(parts) {
+                Ok([kind, name]) => Ok(Self { kind, namespace: None, name }),
+                Err(_) => Err(format!("{text:?} is not Kind/namespace/name or Kind/name")),
+            },
+        }
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, namespace, name } = self;
+        match namespace {
+            Some(namespace) => write!(f, "{kind}/{namespace}/{name}"),
+            None => write!(f, "{kind}/{name}"),
+        }
+    }
+}
+
+impl TryFrom<Mapping> for Object {
+    type Error = String;
+
+    fn try_from(manifest: Mapping) -> Result<Self, String> {
+        let metadata = manifest.get("metadata").and_then(Value::as_mapping);
+        let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
+        let key = ObjectKey {
+            kind: text(manifest.get("kind")).ok_or("the object has no kind")?,
+            namespace: metadata.and_then(|metadata| text(metadata.get("namespace"))),
+            name: metadata
+                .and_then(|metadata| text(metadata.get("name")))
+                .ok_or("the object has no metadata.name")?,
+        };
+        Ok(Self { key, manifest })
+    }
+}

@@ -1,0 +1,207 @@
+//! Processes of the test world: started in a host's namespace and cgroup, and commands with a time limit.
+
+use std::{
+    ffi::CString,
+    fs::{self, File},
+    os::unix::process::ExitStatusExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, ExitStatus, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::{
+        prctl,
+        signal::{Signal, kill},
+    },
+    unistd::{Pid, execv},
+};
+
+use crate::{agent, deadline::Deadline};
+
+/// The first argument that makes a program of this crate something else than its own `main`.
+const INSIDE: &str = "inside";
+const AGENT: &str = "agent";
+
+/// A host as a process sees it.
+#[derive(Clone, Debug)]
+pub struct Inside {
+    /// A program that calls [`run_if_inside`].
+    pub program: PathBuf,
+    /// The network namespace, under `/run/netns`.
+    pub namespace: PathBuf,
+    /// The directory of the cgroup.
+    pub cgroup: PathBuf,
+}
+
+/// A process of the world; it is killed when dropped, and by the kernel when the thread that started it ends.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    name: String,
+}
+
+/// What a finished command left.
+#[derive(Debug)]
+pub struct Finished {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+/// Enters a namespace and a cgroup and becomes another program.
+#[derive(Debug, Parser)]
+struct InsideArguments {
+    #[arg(long)]
+    namespace: PathBuf,
+    #[arg(long)]
+    cgroup: PathBuf,
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+/// To be called first by every program that builds a world: when the program was started as an agent or to enter a
+/// host, it does that and says how to exit.
+pub fn run_if_inside() -> Option<ExitCode> {
+    let mut arguments = std::env::args();
+    let result = match arguments.nth(1).as_deref() {
+        Some(INSIDE) => enter(&InsideArguments::parse_from(std::env::args().skip(1))),
+        Some(AGENT) => agent::serve(&arguments.next().unwrap_or_default()),
+        _ => return None,
+    };
+    Some(match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+impl Inside {
+    /// Starts a program whose output goes to the end of `log`.
+    pub fn spawn(&self, program: &Path, arguments: &[String], log: &File) -> Result<Running> {
+        let mut command = self.command(program, arguments);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
+        Running::start(command, program)
+    }
+
+    /// Starts the agent of a host, with pipes for its requests and answers.
+    pub fn spawn_agent(&self, host: &str) -> Result<Running> {
+        let arguments = [AGENT.to_owned(), host.to_owned()];
+        let mut command = self.command(&self.program, &arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Running::start(command, &self.program)
+    }
+
+    fn command(&self, program: &Path, arguments: &[String]) -> Command {
+        let mut command = command(&self.program);
+        command.arg(INSIDE).arg("--namespace").arg(&self.namespace).arg("--cgroup").arg(&self.cgroup);
+        command.arg("--").arg(program).args(arguments);
+        command
+    }
+}
+
+impl Running {
+    fn start(mut command: Command, program: &Path) -> Result<Self> {
+        let name = program.display().to_string();
+        let child = command.spawn().with_context(|| format!("start {name}"))?;
+        Ok(Self { child, name })
+    }
+
+    /// The process itself, for its pipes.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// How it ended; None while it runs.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().with_context(|| format!("wait for {}", self.name))
+    }
+
+    /// Sends SIGTERM and waits for the end. Past `within`, kills it and says so.
+    pub fn terminate(mut self, within: Duration) -> Result<ExitStatus> {
+        self.signal(Signal::SIGTERM)?;
+        match self.wait(within)? {
+            Some(status) => Ok(status),
+            None => bail!("{} did not exit within {within:?} of SIGTERM and was killed", self.name),
+        }
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = i32::try_from(self.child.id()).context("a process id")?;
+        kill(Pid::from_raw(pid), signal).with_context(|| format!("send {signal} to {}", self.name))
+    }
+
+    /// Waits until it ends; None if it still runs after `within`.
+    pub fn wait(&mut self, within: Duration) -> Result<Option<ExitStatus>> {
+        Deadline::after(within).poll(|| self.ended().transpose()).transpose()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Ended already is what is wanted; wait() leaves no zombie.
+        let _ended = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+/// Runs a command to its end or for at most `limit`, and keeps its output.
+pub fn run_to_end(program: &Path, arguments: &[&str], limit: Duration) -> Result<Finished> {
+    let mut command = command(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = Running::start(command, program)?;
+    let stdout = running.child.stdout.take().map(|pipe| thread::spawn(move || read_all(pipe)));
+    let stderr = running.child.stderr.take().map(|pipe| thread::spawn(move || read_all(pipe)));
+    let Some(status) = running.wait(limit)? else {
+        bail!("{} did not end within {limit:?} and was killed", program.display());
+    };
+    let text = |reader: Option<thread::JoinHandle<String>>| reader.and_then(|r| r.join().ok()).unwrap_or_default();
+    Ok(Finished { status, stdout: text(stdout), stderr: text(stderr) })
+}
+
+/// "exit code 1" or "signal 15", for reports.
+pub fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => status.to_string(),
+    }
+}
+
+fn read_all(mut pipe: impl std::io::Read) -> String {
+    let mut bytes = Vec::new();
+    // What came until the pipe broke is all there is to report.
+    let _end = pipe.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the tests' wrapper: all commands start here")]
+fn command(program: &Path) -> Command {
+    Command::new(program)
+}
+
+fn enter(arguments: &InsideArguments) -> Result<()> {
+    // Dies with the runner, also when that is killed with SIGKILL.
+    prctl::set_pdeathsig(Signal::SIGKILL).context("ask to die with the runner")?;
+    let procs = arguments.cgroup.join("cgroup.procs");
+    fs::write(&procs, "0").with_context(|| format!("join {}", procs.display()))?;
+    let namespace =
+        File::open(&arguments.namespace).with_context(|| format!("open {}", arguments.namespace.display()))?;
+    setns(&namespace, CloneFlags::CLONE_NEWNET)
+        .with_context(|| format!("enter {}", arguments.namespace.display()))?;
+    let words: Vec<_> = arguments.command.iter().map(|word| CString::new(word.as_str())).collect::<Result<_, _>>()?;
+    let program = words.first().context("no program given")?;
+    execv(program, &words).with_context(|| format!("run {}", program.to_string_lossy()))?;
+    Ok(())
+}

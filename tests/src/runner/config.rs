@@ -1,0 +1,98 @@
+//! The `KubeProxyConfiguration` v1alpha1 a case runs with: the base, with the case's fields laid over it.
+
+use anyhow::{Context as _, Result, bail};
+use serde_yaml_ng::{Mapping, Value};
+
+/// Field by field what every case starts from. The conntrack section leaves the machine's sysctls alone.
+const BASE: &str = "
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+hostnameOverride: node1
+clusterCIDR: 10.244.0.0/16,fd44::/16
+healthzBindAddress: 0.0.0.0:10256
+metricsBindAddress: 127.0.0.1:10249
+iptables: {minSyncPeriod: 0s, syncPeriod: 30s}
+nftables: {minSyncPeriod: 0s, syncPeriod: 30s}
+ipvs: {minSyncPeriod: 0s, syncPeriod: 30s}
+conntrack:
+  maxPerCore: 0
+  min: 0
+  tcpEstablishedTimeout: 0s
+  tcpCloseWaitTimeout: 0s
+  udpTimeout: 0s
+  udpStreamTimeout: 0s
+";
+
+/// The configuration file's text for a case with these fields, in a mode.
+pub fn compose(overlay: &Mapping, mode: &str) -> Result<String> {
+    let mut config: Mapping = serde_yaml_ng::from_str(BASE).context("the base configuration")?;
+    let mut overlay = overlay.clone();
+    if let Some(linux) = overlay.remove("linux") {
+        lay_over(&mut config, place_linux(&linux, mode)?);
+    }
+    lay_over(&mut config, overlay);
+    serde_yaml_ng::to_string(&config).context("write the configuration")
+}
+
+/// The `linux` section is of a newer version; v1alpha1 has its fields in the modes' sections. Modes without a section
+/// of their own read that of iptables.
+fn place_linux(linux: &Value, mode: &str) -> Result<Mapping> {
+    let mut placed = Mapping::new();
+    for (field, value) in linux.as_mapping().context("config.linux: is no mapping")? {
+        if field.as_str() != Some("masqueradeAll") {
+            bail!("config.linux: v1alpha1 has no place for {field:?}; only masqueradeAll is known");
+        }
+        for section in ["iptables", "nftables"].iter().take(if mode == "nftables" { 2 } else { 1 }) {
+            let fields = Mapping::from_iter([(field.clone(), value.clone())]);
+            placed.insert((*section).into(), fields.into());
+        }
+    }
+    Ok(placed)
+}
+
+/// Mappings are merged field by field; anything else is replaced.
+fn lay_over(base: &mut Mapping, overlay: Mapping) {
+    for (field, value) in overlay {
+        match (base.get_mut(&field), value) {
+            (Some(Value::Mapping(below)), Value::Mapping(above)) => lay_over(below, above),
+            (_, value) => drop(base.insert(field, value)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn composed(overlay: &str, mode: &str) -> Mapping {
+        let overlay = serde_yaml_ng::from_str(overlay).unwrap();
+        serde_yaml_ng::from_str(&compose(&overlay, mode).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_case_replaces_single_fields_and_keeps_the_rest() {
+        let config = composed("{nodePortAddresses: [10.0.0.0/8], iptables: {syncPeriod: 1s}}", "ebpf");
+        assert_eq!(config["nodePortAddresses"][0], "10.0.0.0/8");
+        assert_eq!(config["iptables"]["syncPeriod"], "1s");
+        assert_eq!(config["iptables"]["minSyncPeriod"], "0s");
+        assert_eq!(config["hostnameOverride"], "node1");
+    }
+
+    #[test]
+    fn masquerade_all_is_written_where_v1alpha1_has_it() {
+        let everywhere = composed("linux: {masqueradeAll: true}", "nftables");
+        assert_eq!(everywhere["nftables"]["masqueradeAll"], true);
+        assert_eq!(everywhere["iptables"]["masqueradeAll"], true);
+        let ebpf = composed("linux: {masqueradeAll: true}", "ebpf");
+        assert_eq!(ebpf["iptables"]["masqueradeAll"], true);
+        assert!(ebpf["nftables"].get("masqueradeAll").is_none());
+        assert!(ebpf.get("linux").is_none());
+    }
+
+    #[test]
+    fn a_linux_field_without_a_place_is_an_error_that_names_it() {
+        let overlay = serde_yaml_ng::from_str("linux: {oomScoreAdj: 1}").unwrap();
+        let error = compose(&overlay, "ebpf").unwrap_err().to_string();
+        assert!(error.contains("oomScoreAdj"), "{error}");
+    }
+}

@@ -1,0 +1,177 @@
+//! The conformance runner: for each case, the real proxy on node1, objects in its manifests, and flows that must hold.
+
+mod config;
+mod manifests;
+mod marker;
+mod pending;
+mod proxy;
+mod report;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+
+use self::marker::Marker;
+pub use self::{
+    config::compose,
+    manifests::Manifests,
+    pending::Pending,
+    proxy::Proxy,
+    report::{CaseReport, FlowReport, FlowResult, Summary},
+};
+use crate::{
+    case::{Case, Flow, Step},
+    deadline::Stopwatch,
+    flow::{self, Verdict},
+    world::World,
+};
+
+/// How long the proxy may take to program a change, and a flow to hold after it.
+const PROGRAMMED_WITHIN: Duration = Duration::from_secs(5);
+const LOG_LINES: usize = 25;
+
+/// Runs cases in a world.
+pub struct Runner {
+    /// The world; one for all cases.
+    pub world: World,
+    /// The proxy's binary. Without one, cases run with nothing that translates: their flows must fail.
+    pub shunt: Option<PathBuf>,
+    /// The mode to run it in.
+    pub mode: String,
+    /// What does not have to hold yet.
+    pub pending: Pending,
+}
+
+/// A case while it runs.
+struct CaseRun<'a> {
+    world: &'a mut World,
+    pending: &'a Pending,
+    case: &'a Case,
+    manifests: Manifests,
+    marker: Marker,
+    proxy: Option<Proxy>,
+    proxy_is_up: bool,
+    report: CaseReport,
+}
+
+impl Runner {
+    /// Runs one case. What goes wrong is in its report.
+    pub fn run(&mut self, case: &Case) -> CaseReport {
+        let began = Stopwatch::start();
+        let mut report = CaseReport::new(case);
+        let all_pending =
+            case.steps.iter().flat_map(|step| &step.flows).all(|flow| self.pending.reason(case, flow).is_some());
+        if all_pending {
+            report.leave_pending(case, &self.pending);
+        } else {
+            match self.begin(case) {
+                Ok(run) => report = run.to_end(),
+                Err(error) => report.problem("prepare the case", &error),
+            }
+        }
+        report.took = began.elapsed();
+        report
+    }
+
+    fn begin<'a>(&'a mut self, case: &'a Case) -> Result<CaseRun<'a>> {
+        let manifests = Manifests::create(self.world.directory())?;
+        let marker = Marker::place(&manifests)?;
+        let config = self.world.directory().join("config.yaml");
+        fs::write(&config, compose(&case.config, &self.mode)?)
+            .with_context(|| format!("write {}", config.display()))?;
+        let proxy = self
+            .shunt
+            .as_deref()
+            .map(|shunt| Proxy::new(&self.world, shunt, &self.mode, manifests.directory(), &config));
+        if let Some(proxy) = &proxy {
+            proxy.forget_log()?;
+        }
+        Ok(CaseRun {
+            world: &mut self.world,
+            pending: &self.pending,
+            case,
+            manifests,
+            marker,
+            proxy,
+            proxy_is_up: false,
+            report: CaseReport::new(case),
+        })
+    }
+}
+
+impl CaseRun<'_> {
+    fn to_end(mut self) -> CaseReport {
+        let case = self.case;
+        for (number, step) in case.steps.iter().enumerate() {
+            let changed = self.change(number, step);
+            for (flow_number, flow) in step.flows.iter().enumerate() {
+                let result = match (self.pending.reason(case, flow), &changed) {
+                    (Some(why), _) => FlowResult::Pending { why },
+                    (None, Err(error)) => FlowResult::not_run(error),
+                    (None, Ok(())) => self.run_flow(flow),
+                };
+                self.report.flows.push(FlowReport::new(number, flow_number, flow, result));
+            }
+            if let Err(error) = changed {
+                self.report.problem(&format!("step {}", number + 1), &error);
+                self.report.leave_unrun(case, number + 1, self.pending, &error);
+                break;
+            }
+        }
+        self.end();
+        self.report
+    }
+
+    /// Makes the step's changes, and waits until the proxy has programmed them.
+    fn change(&mut self, number: usize, step: &Step) -> Result<()> {
+        if step.stop
+            && let Some(proxy) = &mut self.proxy
+        {
+            proxy.stop()?;
+            self.proxy_is_up = false;
+        }
+        step.delete.iter().try_for_each(|key| self.manifests.delete(key))?;
+        step.apply.iter().try_for_each(|object| self.manifests.apply(&object.key, &object.manifest))?;
+        let Some(proxy) = &mut self.proxy else { return Ok(()) };
+        if number == 0 || step.start {
+            proxy.start(self.world)?;
+            self.proxy_is_up = true;
+        } else if self.proxy_is_up {
+            self.marker.wait_until_programmed(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
+        }
+        Ok(())
+    }
+
+    fn run_flow(&mut self, flow: &Flow) -> FlowResult {
+        // Without a proxy there is nothing to wait for.
+        let patience = if self.proxy.is_some() { PROGRAMMED_WITHIN } else { Duration::ZERO };
+        match flow::run(self.world, flow, patience) {
+            Ok(Verdict::Held { late }) => FlowResult::Held { late },
+            Ok(Verdict::Failed { why, seen }) => FlowResult::Failed { why, seen },
+            Err(error) => FlowResult::not_run(&error),
+        }
+    }
+
+    /// Stops the proxy and has it clean up.
+    fn end(&mut self) {
+        let Some(proxy) = &mut self.proxy else { return };
+        if let Err(error) = proxy.stop() {
+            self.report.problem("stop the proxy", &error);
+        }
+        if let Err(error) = proxy.clean_up(self.world) {
+            self.report.problem("clean up", &error);
+        }
+        if self.report.failed() > 0 {
+            self.report.log_tail = proxy.log_tail(LOG_LINES);
+        }
+    }
+}
+
+/// The directory of the cases that come with the project.
+pub fn own_cases() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/cases"))
+}

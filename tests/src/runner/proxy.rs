@@ -1,0 +1,146 @@
+//! The proxy under test: the real binary as a process on node1.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::sys::signal::Signal;
+
+use crate::{
+    agent::protocol::Get,
+    deadline::Deadline,
+    process::{Running, describe},
+    world::{Host, World},
+};
+
+const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
+const HEALTHY_WITHIN: Duration = Duration::from_secs(20);
+const LOOK_FOR: Duration = Duration::from_secs(1);
+const STOPPED_WITHIN: Duration = Duration::from_secs(10);
+const CLEANED_WITHIN: Duration = Duration::from_secs(20);
+
+/// How to run the proxy, and its process while it runs.
+pub struct Proxy {
+    program: PathBuf,
+    arguments: Vec<String>,
+    pin_directory: PathBuf,
+    log: PathBuf,
+    running: Option<Running>,
+}
+
+impl Proxy {
+    /// A proxy on this world's node1, not started yet.
+    pub fn new(world: &World, program: &Path, mode: &str, manifests: &Path, config: &Path) -> Self {
+        let path = |path: &Path| path.display().to_string();
+        let arguments = [
+            ("--mode", mode.to_owned()),
+            ("--manifests", path(manifests)),
+            ("--config", path(config)),
+            ("--cgroup-root", path(&world.cgroup_root())),
+            ("--bpf-pin-dir", path(&world.pin_directory())),
+        ];
+        Self {
+            program: program.to_owned(),
+            arguments: arguments.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect(),
+            pin_directory: world.pin_directory(),
+            log: world.directory().join("proxy.log"),
+            running: None,
+        }
+    }
+
+    /// Starts it and waits until /healthz answers 200: the first full sync is in the kernel.
+    pub fn start(&mut self, world: &mut World) -> Result<()> {
+        ensure!(self.running.is_none(), "the proxy runs already");
+        self.running = Some(world.spawn(Host::Node1, &self.program, &self.arguments, &self.open_log()?)?);
+        let get = Get { url: HEALTHZ.to_owned(), timeout: LOOK_FOR };
+        let mut last = "no answer".to_owned();
+        let healthy = Deadline::after(HEALTHY_WITHIN).poll(|| self.look(world, &get, &mut last).transpose());
+        match healthy {
+            Some(result) => result,
+            None => bail!("the proxy is not healthy after {HEALTHY_WITHIN:?}: {HEALTHZ}: {last}"),
+        }
+    }
+
+    /// Stops it with SIGTERM; what it programmed stays.
+    pub fn stop(&mut self) -> Result<()> {
+        let Some(mut running) = self.running.take() else { return Ok(()) };
+        if let Some(status) = running.ended()? {
+            bail!("the proxy had ended by itself, with {}", describe(status));
+        }
+        let status = running.terminate(STOPPED_WITHIN)?;
+        ensure!(status.success(), "the proxy ended with {} on SIGTERM", describe(status));
+        Ok(())
+    }
+
+    /// Kills it with SIGKILL; what it programmed stays.
+    pub fn kill(&mut self) -> Result<()> {
+        let Some(mut running) = self.running.take() else { return Ok(()) };
+        running.signal(Signal::SIGKILL)?;
+        running.wait(STOPPED_WITHIN)?.context("the proxy survives SIGKILL")?;
+        Ok(())
+    }
+
+    /// Runs it with `--cleanup`, and checks that its pin directory is gone.
+    pub fn clean_up(&self, world: &World) -> Result<()> {
+        let mut arguments = self.arguments.clone();
+        arguments.push("--cleanup".to_owned());
+        let mut running = world.spawn(Host::Node1, &self.program, &arguments, &self.open_log()?)?;
+        let Some(status) = running.wait(CLEANED_WITHIN)? else {
+            bail!("--cleanup did not end within {CLEANED_WITHIN:?} and was killed");
+        };
+        ensure!(status.success(), "--cleanup ended with {}", describe(status));
+        if self.pin_directory.exists() {
+            bail!("--cleanup left {} with {}", self.pin_directory.display(), listing(&self.pin_directory));
+        }
+        Ok(())
+    }
+
+    /// Forgets what proxies before it wrote.
+    pub fn forget_log(&self) -> Result<()> {
+        File::create(&self.log).with_context(|| format!("create {}", self.log.display()))?;
+        Ok(())
+    }
+
+    /// The last lines of what it wrote.
+    pub fn log_tail(&self, lines: usize) -> String {
+        let text = self.log();
+        let all: Vec<_> = text.lines().collect();
+        let tail = all.get(all.len().saturating_sub(lines)..).unwrap_or_default();
+        tail.join("\n")
+    }
+
+    /// All that it wrote.
+    pub fn log(&self) -> String {
+        fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    /// Whether it is healthy; an error if it has ended.
+    fn look(&mut self, world: &mut World, get: &Get, last: &mut String) -> Result<Option<()>> {
+        if let Some(running) = &mut self.running
+            && let Some(status) = running.ended()?
+        {
+            self.running = None;
+            bail!("the proxy ended with {} before it was healthy", describe(status));
+        }
+        match world.agent(Host::Node1)?.get(get.clone())? {
+            Ok(page) if page.status == 200 => return Ok(Some(())),
+            Ok(page) => *last = format!("status {}: {}", page.status, page.body),
+            Err(failure) => *last = failure.message,
+        }
+        Ok(None)
+    }
+
+    fn open_log(&self) -> Result<File> {
+        let log = File::options().create(true).append(true).open(&self.log);
+        log.with_context(|| format!("open {}", self.log.display()))
+    }
+}
+
+fn listing(directory: &Path) -> String {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    if names.is_empty() { "nothing in it".to_owned() } else { names.join(", ") }
+}

@@ -1,0 +1,278 @@
+//! What came of cases, for people and as JSON.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
+
+use anyhow::Error;
+use serde::Serialize;
+
+use super::Pending;
+use crate::{
+    case::{Case, Flow},
+    world::Host,
+};
+
+/// What came of a case.
+#[derive(Clone, Debug, Serialize)]
+pub struct CaseReport {
+    /// The case.
+    pub name: String,
+    /// Its flows, in order.
+    pub flows: Vec<FlowReport>,
+    /// What went wrong beside flows: the proxy did not start, did not stop, left something behind.
+    pub problems: Vec<String>,
+    /// The end of the proxy's log, if anything failed.
+    pub log_tail: String,
+    /// The time it took.
+    pub took: Duration,
+}
+
+/// What came of a flow.
+#[derive(Clone, Debug, Serialize)]
+pub struct FlowReport {
+    /// The step, counted from 1.
+    pub step: usize,
+    /// The flow's place in the step, counted from 1.
+    pub flow: usize,
+    /// The host that acted.
+    pub from: Host,
+    /// What it did.
+    pub action: String,
+    /// What was wanted.
+    pub wanted: String,
+    /// What came of it.
+    pub result: FlowResult,
+}
+
+/// How a flow ended.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "result", rename_all = "lowercase")]
+pub enum FlowResult {
+    /// As wanted.
+    Held {
+        /// It did not hold at first; the time until it did.
+        late: Option<Duration>,
+    },
+    /// Not as wanted.
+    Failed {
+        /// How what was seen differs from what was wanted.
+        why: String,
+        /// What was seen.
+        seen: String,
+    },
+    /// It does not have to hold yet.
+    Pending {
+        /// Why not.
+        why: String,
+    },
+}
+
+/// Counts over cases, and the table by case and host.
+pub struct Summary<'a> {
+    reports: &'a [CaseReport],
+    took: Duration,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    held: usize,
+    failed: usize,
+    pending: usize,
+}
+
+impl CaseReport {
+    /// Of a case that has not begun.
+    pub fn new(case: &Case) -> Self {
+        Self {
+            name: case.name.clone(),
+            flows: Vec::new(),
+            problems: Vec::new(),
+            log_tail: String::new(),
+            took: Duration::ZERO,
+        }
+    }
+
+    /// Notes what went wrong beside flows.
+    pub fn problem(&mut self, doing: &str, error: &Error) {
+        self.problems.push(format!("{doing}: {error:#}"));
+    }
+
+    /// Adds all flows of a case none of which has to hold.
+    pub(super) fn leave_pending(&mut self, case: &Case, pending: &Pending) {
+        self.leave_unrun(case, 0, pending, &Error::msg("the case did not run"));
+    }
+
+    /// Adds the flows from `first_step` on, which were not run because of `error`.
+    pub(super) fn leave_unrun(&mut self, case: &Case, first_step: usize, pending: &Pending, error: &Error) {
+        for (number, step) in case.steps.iter().enumerate().skip(first_step) {
+            for (flow_number, flow) in step.flows.iter().enumerate() {
+                let result = match pending.reason(case, flow) {
+                    Some(why) => FlowResult::Pending { why },
+                    None => FlowResult::not_run(error),
+                };
+                self.flows.push(FlowReport::new(number, flow_number, flow, result));
+            }
+        }
+    }
+
+    /// Flows that held.
+    pub fn held(&self) -> usize {
+        self.counts().held
+    }
+
+    /// Flows that failed, and problems.
+    pub fn failed(&self) -> usize {
+        self.counts().failed + self.problems.len()
+    }
+
+    /// Flows that are pending.
+    pub fn pending(&self) -> usize {
+        self.counts().pending
+    }
+
+    fn counts(&self) -> Counts {
+        self.flows.iter().fold(Counts::default(), |mut counts, flow| {
+            counts.add(&flow.result);
+            counts
+        })
+    }
+
+    fn verdict(&self) -> &'static str {
+        match (self.failed(), self.held()) {
+            (0, 0) => "PENDING",
+            (0, _) => "PASS",
+            _ => "FAIL",
+        }
+    }
+}
+
+impl FlowReport {
+    /// Of a flow; step and flow are counted from 0 here.
+    pub(super) fn new(step: usize, number: usize, flow: &Flow, result: FlowResult) -> Self {
+        Self {
+            step: step + 1,
+            flow: number + 1,
+            from: flow.from,
+            action: flow.to_string(),
+            wanted: flow.expect.to_string(),
+            result,
+        }
+    }
+}
+
+impl FlowResult {
+    /// Of a flow that could not be carried out.
+    pub(super) fn not_run(error: &Error) -> Self {
+        Self::Failed { why: "not run".to_owned(), seen: format!("{error:#}") }
+    }
+}
+
+impl Counts {
+    fn add(&mut self, result: &FlowResult) {
+        match result {
+            FlowResult::Held { .. } => self.held += 1,
+            FlowResult::Failed { .. } => self.failed += 1,
+            FlowResult::Pending { .. } => self.pending += 1,
+        }
+    }
+
+    /// As in "3", "2 + 1 pending", "FAIL 1/3".
+    fn cell(self) -> String {
+        match self {
+            Self { held: 0, failed: 0, pending: 0 } => String::new(),
+            Self { held: 0, failed: 0, pending } => format!("({pending})"),
+            Self { held, failed: 0, pending: 0 } => format!("{held}"),
+            Self { held, failed: 0, pending } => format!("{held} ({pending})"),
+            Self { held, failed, .. } => format!("{held}/{} FAIL", held + failed),
+        }
+    }
+}
+
+/// One line; for a failure, lines that say what, where and what the proxy wrote.
+impl fmt::Display for CaseReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (held, failed, pending) = (self.held(), self.failed(), self.pending());
+        let counts = format!("{held:>3} passed {failed:>3} failed {pending:>3} pending");
+        write!(f, "{:<8}{:<34}{counts} {:>6.2} s", self.verdict(), self.name, self.took.as_secs_f32())?;
+        for flow in &self.flows {
+            match &flow.result {
+                FlowResult::Failed { why, seen } => {
+                    write!(f, "\n    step {}, flow {}: {}", flow.step, flow.flow, flow.action)?;
+                    write!(f, "\n        wanted: {}\n        seen:   {seen}\n        so:     {why}", flow.wanted)?;
+                }
+                FlowResult::Held { late: Some(late) } => {
+                    write!(f, "\n    step {}, flow {}: {}", flow.step, flow.flow, flow.action)?;
+                    write!(f, "\n        held only after {:.2} s", late.as_secs_f32())?;
+                }
+                FlowResult::Held { late: None } | FlowResult::Pending { .. } => {}
+            }
+        }
+        for problem in &self.problems {
+            write!(f, "\n    {problem}")?;
+        }
+        if failed > 0 && !self.log_tail.is_empty() {
+            write!(f, "\n    the end of the proxy's log:")?;
+            self.log_tail.lines().try_for_each(|line| write!(f, "\n      | {line}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Summary<'a> {
+    /// Of cases that took so long together.
+    pub fn new(reports: &'a [CaseReport], took: Duration) -> Self {
+        Self { reports, took }
+    }
+
+    /// Whether nothing failed.
+    pub fn is_success(&self) -> bool {
+        self.reports.iter().all(|report| report.failed() == 0)
+    }
+
+    fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hosts: BTreeSet<Host> = self.reports.iter().flat_map(|r| r.flows.iter().map(|flow| flow.from)).collect();
+        write!(f, "{:<34}", "flows by case and host; (pending)")?;
+        hosts.iter().try_for_each(|host| write!(f, "{host:>10}"))?;
+        writeln!(f)?;
+        for report in self.reports {
+            let mut counts: BTreeMap<Host, Counts> = BTreeMap::new();
+            for flow in &report.flows {
+                counts.entry(flow.from).or_default().add(&flow.result);
+            }
+            let mut line = format!("{:<34}", report.name);
+            for host in &hosts {
+                let cell = counts.get(host).copied().unwrap_or_default().cell();
+                line.push_str(&format!("{cell:>10}"));
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+
+    fn pending_reasons(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+        for flow in self.reports.iter().flat_map(|report| &report.flows) {
+            if let FlowResult::Pending { why } = &flow.result {
+                *reasons.entry(why).or_default() += 1;
+            }
+        }
+        reasons.iter().try_for_each(|(why, count)| writeln!(f, "{count} pending: {why}"))
+    }
+}
+
+/// The table, why flows are pending, and the totals in the last line.
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.table(f)?;
+        writeln!(f)?;
+        self.pending_reasons(f)?;
+        let total = |count: fn(&CaseReport) -> usize| self.reports.iter().map(count).sum::<usize>();
+        let (held, failed, pending) = (total(CaseReport::held), total(CaseReport::failed), total(CaseReport::pending));
+        let seconds = self.took.as_secs_f32();
+        writeln!(f, "{} cases in {seconds:.1} s", self.reports.len())?;
+        write!(f, "{held} passed, {failed} failed, {pending} pending")
+    }
+}

@@ -1,0 +1,56 @@
+//! The run's directory for pinned BPF objects, apart from that of a real installation.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use anyhow::{Context as _, Result};
+use nix::mount::{MsFlags, mount, umount};
+
+/// Where bpffs is mounted by convention.
+const MOUNT_POINT: &str = "/sys/fs/bpf";
+
+/// Whether this process mounted bpffs, and so has to unmount it.
+static MOUNTED: AtomicBool = AtomicBool::new(false);
+
+/// Makes the directory of the run called `name`, mounting bpffs at its usual place if it is not mounted. As long as
+/// the directory is there, no other run takes the mount away.
+pub(super) fn create(name: &str) -> Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")?;
+    if super::mounts_of_type(&mounts, "bpf").all(|at| at != Path::new(MOUNT_POINT)) {
+        mount(Some("bpf"), MOUNT_POINT, Some("bpf"), MsFlags::empty(), None::<&str>)
+            .with_context(|| format!("mount bpffs at {MOUNT_POINT}"))?;
+        MOUNTED.store(true, Ordering::Relaxed);
+    }
+    let path = directory(name);
+    fs::create_dir(&path).with_context(|| format!("create {}", path.display()))
+}
+
+/// The directory of the run called `name`; the proxy pins in a directory below it, which it makes itself.
+pub(super) fn directory(name: &str) -> PathBuf {
+    Path::new(MOUNT_POINT).join(name)
+}
+
+/// Unpins all that the run called `name` has pinned, which detaches and frees it.
+pub(super) fn remove(name: &str) -> Result<()> {
+    let path = directory(name);
+    if !path.exists() {
+        return Ok(());
+    }
+    fs::remove_dir_all(&path).with_context(|| format!("remove {}", path.display()))
+}
+
+/// Unmounts bpffs if this process mounted it and nothing is in it. Not while another run is being created.
+pub(super) fn unmount_if_unused() -> Result<()> {
+    if !MOUNTED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let unused = fs::read_dir(MOUNT_POINT).with_context(|| format!("read {MOUNT_POINT}"))?.next().is_none();
+    if unused {
+        umount(MOUNT_POINT).with_context(|| format!("unmount {MOUNT_POINT}"))?;
+        MOUNTED.store(false, Ordering::Relaxed);
+    }
+    Ok(())
+}

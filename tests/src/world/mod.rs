@@ -1,0 +1,233 @@
+//! The world that cases run in: hosts as network namespaces on one machine, joined by veth pairs, with an agent
+//! process on each that answers and opens connections. Nothing leaves it, and nothing of it stays.
+
+mod bpffs;
+mod cgroup;
+mod netlink;
+mod netns;
+mod run;
+mod sysctl;
+mod topology;
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    net::IpAddr,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    sync::{PoisonError, RwLock},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use ipnet::IpNet;
+
+use self::{netlink::Netlink, netns::Netns, run::Run};
+pub use self::{
+    run::{remove_leftovers, remove_live, traces},
+    topology::{CgroupSubtree, Host, Route},
+};
+use crate::{
+    agent::Agent,
+    process::{Inside, Running},
+};
+
+/// The link of every host: to the bridge, or to its node.
+const LINK: &str = "eth0";
+const BRIDGE: &str = "br0";
+
+/// Held to read while namespaces or processes are made, and to write by the thread that removes all on a signal.
+pub(crate) static BEING_BUILT: RwLock<()> = RwLock::new(());
+
+/// The world. Dropping it ends its processes and removes all it made.
+pub struct World {
+    // In the order they have to go: agents, then everything that carries the run's name.
+    agents: BTreeMap<Host, Agent>,
+    namespaces: BTreeMap<Host, Netns>,
+    cgroup: PathBuf,
+    program: PathBuf,
+    run: Run,
+}
+
+impl World {
+    /// Builds the world of these hosts; pods need their node among them. `program` is one whose `main` calls
+    /// [`crate::process::run_if_inside`]: the agents are processes of it.
+    pub fn build(hosts: &[Host], program: &Path) -> Result<Self> {
+        ensure!(
+            nix::unistd::geteuid().is_root(),
+            "the test world needs root, for network namespaces, cgroups and BPF: run this as root (for instance with sudo)"
+        );
+        let _being_built = BEING_BUILT.read().unwrap_or_else(PoisonError::into_inner);
+        let run = Run::create()?;
+        let cgroup = cgroup::create(run.name(), &run.private_cgroup2())?;
+        let namespaces = build_network(run.name(), hosts).context("build the test world's network")?;
+        let mut world =
+            Self { agents: BTreeMap::new(), namespaces, cgroup, program: program.to_owned(), run };
+        for host in hosts {
+            let agent = Agent::start(*host, &world.inside(*host)?).with_context(|| format!("agent of {host}"))?;
+            world.agents.insert(*host, agent);
+        }
+        for (host, agent) in &mut world.agents {
+            agent.wait_until_ready().with_context(|| format!("agent of {host}"))?;
+        }
+        Ok(world)
+    }
+
+    /// The name that everything of this world carries.
+    pub fn name(&self) -> &str {
+        self.run.name()
+    }
+
+    /// A directory for the run's files; it goes with the world.
+    pub fn directory(&self) -> &Path {
+        self.run.directory()
+    }
+
+    /// The cgroup that node1's and its pods' processes run in.
+    pub fn cgroup_root(&self) -> PathBuf {
+        self.cgroup.join(CgroupSubtree::Node1.name())
+    }
+
+    /// Where the proxy under test pins its maps and links; it makes the directory.
+    pub fn pin_directory(&self) -> PathBuf {
+        bpffs::directory(self.run.name()).join("shunt")
+    }
+
+    /// The hosts of this world.
+    pub fn hosts(&self) -> Vec<Host> {
+        self.agents.keys().copied().collect()
+    }
+
+    /// The agent that opens connections on a host.
+    pub fn agent(&mut self, host: Host) -> Result<&mut Agent> {
+        self.agents.get_mut(&host).with_context(|| format!("{host} is not in this world"))
+    }
+
+    /// Starts a program on a host: in its namespace and its cgroup. Output goes to the end of `log`.
+    pub fn spawn(&self, host: Host, program: &Path, arguments: &[String], log: &File) -> Result<Running> {
+        let _being_built = BEING_BUILT.read().unwrap_or_else(PoisonError::into_inner);
+        self.inside(host)?.spawn(program, arguments, log)
+    }
+
+    /// Adds addresses to a host's link; those it has already are left as they are.
+    pub fn add_addresses(&self, host: Host, addresses: &[IpAddr]) -> Result<()> {
+        let namespace = self.namespace(host)?;
+        namespace.run(|| {
+            let netlink = Netlink::open()?;
+            let absent = addresses.iter().filter(|address| !is_local(**address));
+            absent.map(|address| netlink.add_address(LINK, IpNet::from(*address))).collect()
+        })
+    }
+
+    fn namespace(&self, host: Host) -> Result<&Netns> {
+        self.namespaces.get(&host).with_context(|| format!("{host} is not in this world"))
+    }
+
+    fn inside(&self, host: Host) -> Result<Inside> {
+        Ok(Inside {
+            program: self.program.clone(),
+            namespace: self.namespace(host)?.path().to_owned(),
+            cgroup: self.cgroup.join(host.cgroup().name()),
+        })
+    }
+}
+
+/// The mount points of the file systems of this type in the text of `/proc/self/mounts`.
+fn mounts_of_type<'a>(mounts: &'a str, kind: &'a str) -> impl Iterator<Item = &'a Path> {
+    mounts.lines().filter_map(move |line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let at = fields.next()?;
+        (fields.next()? == kind).then(|| Path::new(at))
+    })
+}
+
+fn is_local(address: IpAddr) -> bool {
+    std::net::UdpSocket::bind((address, 0)).is_ok()
+}
+
+fn build_network(run: &str, hosts: &[Host]) -> Result<BTreeMap<Host, Netns>> {
+    let mut namespaces = BTreeMap::new();
+    for host in hosts {
+        let namespace = Netns::create(&format!("{run}-{host}"))?;
+        namespace.run(|| {
+            sysctl::apply(host.node().is_none() && *host != Host::Client)?;
+            Netlink::open()?.up("lo")
+        })?;
+        namespaces.insert(*host, namespace);
+    }
+    join_with_bridge(run, &namespaces)?;
+    // Nodes before pods, and links before routes: a route's gateway must be reachable when it is added.
+    for (host, namespace) in namespaces.iter().filter(|(host, _)| host.node().is_none()) {
+        namespace.run(|| set_up_link(*host)).with_context(|| host.name())?;
+    }
+    for (pod, namespace) in &namespaces {
+        let Some(node) = pod.node() else { continue };
+        let Some(nodes_own) = namespaces.get(&node) else { bail!("{pod} needs {node} in the world") };
+        nodes_own.run(|| connect_pod(*pod, node, namespace)).with_context(|| pod.name())?;
+        namespace.run(|| set_up_pod(*pod, node)).with_context(|| pod.name())?;
+    }
+    Ok(namespaces)
+}
+
+/// A bridge in a namespace of its own, with the nodes and the client on it.
+fn join_with_bridge(run: &str, namespaces: &BTreeMap<Host, Netns>) -> Result<()> {
+    let middle = Netns::create(&format!("{run}-bridge"))?;
+    middle.run(|| {
+        sysctl::apply(false)?;
+        let netlink = Netlink::open()?;
+        netlink.add_bridge(BRIDGE)?;
+        for (host, namespace) in namespaces.iter().filter(|(host, _)| host.node().is_none()) {
+            netlink.add_veth(host.name(), namespace.file().as_fd(), LINK)?;
+            netlink.join_bridge(host.name(), BRIDGE)?;
+            netlink.up(host.name())?;
+        }
+        Ok(())
+    })
+}
+
+/// In a node or the client: the link to the bridge.
+fn set_up_link(host: Host) -> Result<()> {
+    let netlink = Netlink::open()?;
+    netlink.up(LINK)?;
+    for address in host.addresses() {
+        netlink.add_address(LINK, address)?;
+    }
+    host.routes().into_iter().try_for_each(|route| netlink.add_route(route))
+}
+
+/// In the node: its end of the pod's link.
+fn connect_pod(pod: Host, node: Host, namespace: &Netns) -> Result<()> {
+    let netlink = Netlink::open()?;
+    let link = pod.node_link();
+    netlink.add_veth(&link, namespace.file().as_fd(), LINK)?;
+    netlink.up(&link)?;
+    for gateway in node.gateways() {
+        netlink.add_address(&link, gateway)?;
+    }
+    pod.addresses().into_iter().try_for_each(|address| netlink.add_link_route(address, &link))
+}
+
+/// In the pod: its end, with everything behind the node.
+fn set_up_pod(pod: Host, node: Host) -> Result<()> {
+    let netlink = Netlink::open()?;
+    netlink.up(LINK)?;
+    for address in pod.addresses() {
+        netlink.add_address(LINK, address)?;
+    }
+    node.gateways().into_iter().try_for_each(|gateway| netlink.add_link_route(gateway, LINK))?;
+    pod.routes().into_iter().try_for_each(|route| netlink.add_route(route))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_of_a_type_is_found_beside_other_mounts() {
+        let mounts = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+                      cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
+                      cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        let of_type = |kind| mounts_of_type(mounts, kind).collect::<Vec<_>>();
+        assert_eq!(of_type("cgroup2"), [Path::new("/sys/fs/cgroup/unified")]);
+        assert!(of_type("bpf").is_empty());
+    }
+}

@@ -1,0 +1,177 @@
+//! The name and the directory of one run, which everything the run makes is found by: removal at the end, after a
+//! signal, and by a later run when this one was killed.
+//!
+//! A run's directory is locked as long as its process lives. A directory nobody holds locked is a leftover.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use anyhow::{Context as _, Error, Result};
+use nix::mount::{MntFlags, umount2};
+
+use super::{bpffs, cgroup, netns};
+
+/// Directories of runs live here, so that they are found again and vanish with a reboot.
+const PARENT: &str = "/run";
+/// What the names of all runs begin with.
+const PREFIX: &str = "shunt-test-";
+const LOCK: &str = "lock";
+const PRIVATE_CGROUP2: &str = "cgroup2";
+
+/// Runs of this process that are not removed yet.
+static LIVE: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A run: its unique name and its directory. Dropping it removes all that carries its name.
+#[derive(Debug)]
+pub(super) struct Run {
+    name: String,
+    directory: PathBuf,
+    _lock: File,
+}
+
+impl Run {
+    /// Claims a new name and makes its directories, after removing what killed runs left behind.
+    pub(super) fn create() -> Result<Self> {
+        let run = Self::claim()?;
+        // A block of its own: dropping the run takes the same lock.
+        {
+            let _one_at_a_time = lock_parent()?;
+            bpffs::create(&run.name)?;
+        }
+        Ok(run)
+    }
+
+    fn claim() -> Result<Self> {
+        let _one_at_a_time = lock_parent()?;
+        for error in remove_leftovers_locked().1 {
+            tracing::warn!(error = format!("{error:#}"), "cannot remove all that an earlier run left behind");
+        }
+        let name = format!("{PREFIX}{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let directory = Path::new(PARENT).join(&name);
+        live().push(name.clone());
+        fs::create_dir(&directory).with_context(|| format!("create {}", directory.display()))?;
+        let lock = File::create_new(directory.join(LOCK)).context("create the lock of the run")?;
+        lock.try_lock().context("lock the directory of the run")?;
+        Ok(Self { name, directory, _lock: lock })
+    }
+
+    /// The name, as in `shunt-test-4711-0`.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The directory for the run's files.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Where to mount cgroup2 if it is mounted nowhere.
+    pub(super) fn private_cgroup2(&self) -> PathBuf {
+        self.directory.join(PRIVATE_CGROUP2)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let mut errors = remove(&self.name);
+        live().retain(|name| *name != self.name);
+        errors.extend(unmount_bpffs().err());
+        for error in errors {
+            tracing::error!(run = self.name, error = format!("{error:#}"), "cannot remove all of the test world");
+        }
+    }
+}
+
+/// Removes what dead runs left behind. Returns their names, and what could not be removed.
+pub fn remove_leftovers() -> Result<(Vec<String>, Vec<Error>)> {
+    let _one_at_a_time = lock_parent()?;
+    Ok(remove_leftovers_locked())
+}
+
+/// Removes all runs of this process, for a process that is about to exit on a signal.
+pub fn remove_live() -> Vec<Error> {
+    let names = live().clone();
+    let mut errors: Vec<_> = names.iter().flat_map(|name| remove(name)).collect();
+    errors.extend(unmount_bpffs().err());
+    errors
+}
+
+/// What exists under the run's name, for checks that nothing is left.
+pub fn traces(name: &str) -> Vec<PathBuf> {
+    let namespaces = netns::names(&format!("{name}-"));
+    let mut paths: Vec<_> = namespaces.iter().map(|namespace| Path::new(netns::DIRECTORY).join(namespace)).collect();
+    paths.extend(cgroup_of(name));
+    paths.extend([bpffs::directory(name), Path::new(PARENT).join(name)]);
+    paths.retain(|path| path.exists());
+    paths
+}
+
+fn remove_leftovers_locked() -> (Vec<String>, Vec<Error>) {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(PARENT).into_iter().flatten().flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if name.starts_with(PREFIX) && !is_locked(&entry.path()) {
+            names.push(name);
+        }
+    }
+    let errors = names.iter().flat_map(|name| remove(name)).collect();
+    (names, errors)
+}
+
+/// Removes all that carries the name, the directory last: as long as it is there, the rest is found again.
+fn remove(name: &str) -> Vec<Error> {
+    let mut errors = Vec::new();
+    // Processes first: they hold all the rest.
+    errors.extend(cgroup_of(name).and_then(|path| cgroup::remove(&path).err()));
+    for namespace in netns::names(&format!("{name}-")) {
+        errors.extend(netns::remove(&namespace).err());
+    }
+    errors.extend(bpffs::remove(name).err());
+    let directory = Path::new(PARENT).join(name);
+    let private_cgroup2 = directory.join(PRIVATE_CGROUP2);
+    if private_cgroup2.exists()
+        && let Err(error) = umount2(&private_cgroup2, MntFlags::MNT_DETACH)
+    {
+        errors.push(Error::new(error).context(format!("unmount {}", private_cgroup2.display())));
+        return errors;
+    }
+    if directory.exists()
+        && let Err(error) = fs::remove_dir_all(&directory)
+    {
+        errors.push(Error::new(error).context(format!("remove {}", directory.display())));
+    }
+    errors
+}
+
+fn cgroup_of(name: &str) -> Option<PathBuf> {
+    let mount_point = cgroup::mount_point().ok().flatten()?;
+    Some(mount_point.join(name))
+}
+
+fn unmount_bpffs() -> Result<()> {
+    let _one_at_a_time = lock_parent()?;
+    bpffs::unmount_if_unused()
+}
+
+fn is_locked(directory: &Path) -> bool {
+    File::open(directory.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_err())
+}
+
+/// Keeps other runs from looking for leftovers while a directory is there but not locked yet.
+fn lock_parent() -> Result<File> {
+    let parent = File::open(PARENT).with_context(|| format!("open {PARENT}"))?;
+    parent.lock().with_context(|| format!("lock {PARENT}"))?;
+    Ok(parent)
+}
+
+fn live() -> MutexGuard<'static, Vec<String>> {
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,242 @@
+//! The hosts of the test world as data: their addresses, the routes between them and the cgroup their processes run in.
+
+use std::{fmt, net::IpAddr};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+/// A host of the world; each is one network namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Host {
+    /// The node under test: the proxy runs here.
+    Node1,
+    /// A pod on node1.
+    A1,
+    /// A pod on node1.
+    A2,
+    /// A pod on node1.
+    A3,
+    /// Another node, without a proxy.
+    Node2,
+    /// A pod on node2.
+    B1,
+    /// A pod on node2.
+    B2,
+    /// A host outside the cluster; node1's default route points to it.
+    Client,
+}
+
+/// The cgroup v2 subtree a host's processes run in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CgroupSubtree {
+    /// node1 and its pods: the subtree that the eBPF socket hooks attach to.
+    Node1,
+    /// Everything that is not node1.
+    Others,
+}
+
+/// A route a host needs beside those its addresses bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Where to.
+    pub to: IpNet,
+    /// The gateway; it must be reachable on a link already set up.
+    pub via: IpAddr,
+}
+
+impl Host {
+    /// Every host, nodes before their pods.
+    pub const ALL: [Self; 8] =
+        [Self::Node1, Self::A1, Self::A2, Self::A3, Self::Node2, Self::B1, Self::B2, Self::Client];
+
+    /// The name that cases and answers use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Node1 => "node1",
+            Self::A1 => "a1",
+            Self::A2 => "a2",
+            Self::A3 => "a3",
+            Self::Node2 => "node2",
+            Self::B1 => "b1",
+            Self::B2 => "b2",
+            Self::Client => "client",
+        }
+    }
+
+    /// The host of this name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|host| host.name() == name)
+    }
+
+    /// The node a pod runs on; None for what is no pod.
+    pub fn node(self) -> Option<Self> {
+        match self {
+            Self::A1 | Self::A2 | Self::A3 => Some(Self::Node1),
+            Self::B1 | Self::B2 => Some(Self::Node2),
+            Self::Node1 | Self::Node2 | Self::Client => None,
+        }
+    }
+
+    /// The name of the node's end of a pod's veth pair.
+    pub fn node_link(self) -> String {
+        format!("veth{}", self.name())
+    }
+
+    /// The addresses on the host's own `eth0`, IPv4 before IPv6.
+    pub fn addresses(self) -> Vec<IpNet> {
+        let texts: &[&str] = match self {
+            Self::Node1 => &["192.168.57.11/24", "192.168.57.111/24", "fd57::11/64", "fd57::111/64"],
+            Self::Node2 => &["192.168.57.12/24", "fd57::12/64"],
+            Self::Client => &["192.168.57.50/24", "fd57::50/64"],
+            Self::A1 => &["10.244.1.11/32", "fd44:1::11/128"],
+            Self::A2 => &["10.244.1.12/32", "fd44:1::12/128"],
+            Self::A3 => &["10.244.1.13/32", "fd44:1::13/128"],
+            Self::B1 => &["10.244.2.11/32", "fd44:2::11/128"],
+            Self::B2 => &["10.244.2.12/32", "fd44:2::12/128"],
+        };
+        texts.iter().map(|text| net(text)).collect()
+    }
+
+    /// The addresses a node carries on each of its pods' veths: the pods' gateways. Empty for what is no node.
+    pub fn gateways(self) -> Vec<IpNet> {
+        match self {
+            Self::Node1 => vec![net("10.244.1.1/32"), net("fd44:1::1/128")],
+            Self::Node2 => vec![net("10.244.2.1/32"), net("fd44:2::1/128")],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether the address is one of this host's, gateways included.
+    pub fn owns(self, address: IpAddr) -> bool {
+        self.addresses().iter().chain(&self.gateways()).any(|own| own.addr() == address)
+    }
+
+    /// Routes through gateways. Pods have only the default route through their node.
+    pub fn routes(self) -> Vec<Route> {
+        match self {
+            Self::Node1 => {
+                let mut routes = routes(&["10.244.2.0/24", "fd44:2::/64"], Self::Node2);
+                routes.extend(routes_by_default(&Self::Client.addresses()));
+                routes
+            }
+            Self::Node2 => {
+                let mut routes = routes(&["10.244.1.0/24", "fd44:1::/64"], Self::Node1);
+                routes.extend(service_routes());
+                routes
+            }
+            Self::Client => service_routes(),
+            pod => pod.node().map(|node| routes_by_default(&node.gateways())).unwrap_or_default(),
+        }
+    }
+
+    /// Where this host's processes run.
+    pub fn cgroup(self) -> CgroupSubtree {
+        match self {
+            Self::Node1 | Self::A1 | Self::A2 | Self::A3 => CgroupSubtree::Node1,
+            Self::Node2 | Self::B1 | Self::B2 | Self::Client => CgroupSubtree::Others,
+        }
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl CgroupSubtree {
+    /// Both subtrees.
+    pub const ALL: [Self; 2] = [Self::Node1, Self::Others];
+
+    /// The directory's name below the run's own cgroup.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Node1 => "node1",
+            Self::Others => "others",
+        }
+    }
+}
+
+/// The ranges of Service addresses, which an outside router sends to node1.
+fn service_routes() -> Vec<Route> {
+    routes(&["10.96.0.0/16", "198.51.100.0/24", "fd96::/112", "2001:db8:51::/64"], Host::Node1)
+}
+
+/// Routes to the ranges through the first address of the same family of `via`.
+fn routes(ranges: &[&str], via: Host) -> Vec<Route> {
+    let gateways = via.addresses();
+    let gateway = |to: &IpNet| gateways.iter().find(|own| same_family(own, to)).map(IpNet::addr);
+    ranges
+        .iter()
+        .filter_map(|range| {
+            let to = net(range);
+            gateway(&to).map(|via| Route { to, via })
+        })
+        .collect()
+}
+
+fn routes_by_default(gateways: &[IpNet]) -> Vec<Route> {
+    gateways
+        .iter()
+        .map(|gateway| {
+            let to = if gateway.addr().is_ipv4() { "0.0.0.0/0" } else { "::/0" };
+            Route { to: net(to), via: gateway.addr() }
+        })
+        .collect()
+}
+
+fn same_family(one: &IpNet, other: &IpNet) -> bool {
+    one.addr().is_ipv4() == other.addr().is_ipv4()
+}
+
+/// The constants of this file, whose syntax its tests check.
+#[expect(clippy::expect_used, reason = "only this file's constants come here; a test reads them all")]
+fn net(text: &str) -> IpNet {
+    text.parse().expect("a constant of the topology is an address with its prefix length")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_host_has_addresses_of_both_families_that_no_other_host_has() {
+        let mut seen = std::collections::BTreeSet::new();
+        for host in Host::ALL {
+            let own = host.addresses();
+            assert!(own.iter().any(|a| a.addr().is_ipv4()) && own.iter().any(|a| a.addr().is_ipv6()), "{host}");
+            for address in own.iter().chain(&host.gateways()) {
+                assert!(seen.insert(address.addr()), "{address} of {host} is taken");
+            }
+        }
+    }
+
+    #[test]
+    fn every_gateway_is_an_address_of_another_host() {
+        for host in Host::ALL {
+            for route in host.routes() {
+                let owner = Host::ALL.into_iter().find(|other| other.owns(route.via));
+                assert!(owner.is_some_and(|owner| owner != host), "{host}: {route:?} leads to {owner:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn pods_run_in_the_cgroup_of_their_node() {
+        for pod in Host::ALL {
+            if let Some(node) = pod.node() {
+                assert_eq!(pod.cgroup(), node.cgroup(), "{pod}");
+            }
+        }
+        assert_ne!(Host::Node1.cgroup(), Host::Node2.cgroup());
+    }
+
+    #[test]
+    fn hosts_are_found_by_the_names_they_print() {
+        for host in Host::ALL {
+            assert_eq!(Host::by_name(&host.to_string()), Some(host));
+        }
+        assert_eq!(Host::by_name("c1"), None);
+    }
+}
