@@ -21,7 +21,7 @@ pub(super) struct ServicePortInfo {
     pub(super) internal_policy: TrafficPolicy,
     pub(super) external_policy: TrafficPolicy,
     pub(super) affinity_timeout: Option<NonZeroU32>,
-    pub(super) source_ranges: Option<Vec<IpNet>>,
+    pub(super) source_ranges: Vec<IpNet>,
     pub(super) health_check_node_port: Option<NonZeroU16>,
 }
 
@@ -155,24 +155,21 @@ fn external_policy(service: &Service) -> TrafficPolicy {
 }
 
 /// See [`super::ResolvedPort::source_ranges`]. A range of length 0 lets everybody of its family pass.
-fn source_ranges(service: &Service, family: IpFamily) -> Option<Vec<IpNet>> {
-    if service.load_balancer_source_ranges.is_empty() {
-        return None;
-    }
+fn source_ranges(service: &Service, family: IpFamily) -> Vec<IpNet> {
     let mut ranges: Vec<IpNet> = Vec::new();
     for range in &service.load_balancer_source_ranges {
         if IpFamily::of(range.addr()) != family {
             continue;
         }
         if range.prefix_len() == 0 {
-            return None;
+            return Vec::new();
         }
         let range = range.trunc();
         if !ranges.contains(&range) {
             ranges.push(range);
         }
     }
-    Some(ranges)
+    ranges
 }
 
 /// Upstream's `NeedsHealthCheck`.

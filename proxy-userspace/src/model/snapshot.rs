@@ -122,9 +122,9 @@ pub struct ResolvedPort {
     pub internal_policy: TrafficPolicy,
     /// externalTrafficPolicy; Cluster where the Service has no address that is reached from outside.
     pub external_policy: TrafficPolicy,
-    /// Source ranges of this family for load-balancer IPs: `None` where the Service sets none at all or one of length 0 in
-    /// this family, an empty list where all it sets are of the other family, so that nobody may pass.
-    pub source_ranges: Option<Vec<IpNet>>,
+    /// Source ranges of this family for load-balancer IPs. Empty where everybody may pass: none is set, or one of length 0,
+    /// or only ranges of the other family, which upstream does not take for a restriction of this one.
+    pub source_ranges: Vec<IpNet>,
     /// healthCheckNodePort, on Services of type LoadBalancer with externalTrafficPolicy Local.
     pub health_check_node_port: Option<NonZeroU16>,
 }

@@ -1,8 +1,8 @@
 //! Carries a flow out on the hosts of the world and judges what came of it.
 
-mod verdict;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 use std::time::Duration;
 
@@ -54,7 +54,10 @@ pub fn run(world: &mut World, flow: &Flow, patience: Duration) -> Result<Verdict
         match judge_action(flow, &seen) {
             Ok(()) => return Ok(Verdict::Held { late }),
             Err(why) if deadline.passed() || !is_repeatable(flow) => {
-                return Ok(Verdict::Failed { why, seen: describe(&seen) });
+                return Ok(Verdict::Failed {
+                    why,
+                    seen: describe(&seen),
+                });
             }
             Err(_) => {}
         }
@@ -65,7 +68,8 @@ pub fn run(world: &mut World, flow: &Flow, patience: Duration) -> Result<Verdict
 
 /// Open connections are used up by a try, and a distribution tried often enough comes out right by chance.
 fn is_repeatable(flow: &Flow) -> bool {
-    let by_chance = matches!(&flow.expect, Expect::Reach(answers) if answers.share.is_some() || answers.sticky);
+    let by_chance =
+        matches!(&flow.expect, Expect::Reach(answers) if answers.share.is_some() || answers.sticky);
     let uses_connection = match &flow.action {
         Action::Dial(dial) => dial.hold.is_some(),
         Action::Send(_) => true,
@@ -89,11 +93,16 @@ fn carry_out(world: &mut World, flow: &Flow) -> Result<Seen> {
             if !dial.sources.is_empty() {
                 world.add_addresses(flow.from, &dial.sources)?;
             }
-            Ok(Seen::Tries(world.agent(flow.from)?.dial(request(dial, &flow.expect))?))
+            Ok(Seen::Tries(
+                world.agent(flow.from)?.dial(request(dial, &flow.expect))?,
+            ))
         }
         Action::Send(send) => send_until_it_holds(world, flow, send),
         Action::Get(url) => {
-            let get = Get { url: url.clone(), timeout: timeout(&flow.expect) };
+            let get = Get {
+                url: url.clone(),
+                timeout: timeout(&flow.expect),
+            };
             Ok(Seen::Page(world.agent(flow.from)?.get(get)?))
         }
     }
@@ -102,7 +111,11 @@ fn carry_out(world: &mut World, flow: &Flow) -> Result<Seen> {
 /// Sends up to so many times; what is seen is the last.
 fn send_until_it_holds(world: &mut World, flow: &Flow, send: &case::Send) -> Result<Seen> {
     let agent = world.agent(flow.from)?;
-    let request = Send { id: send.id.clone(), size: send.size, timeout: SEND_WITHIN };
+    let request = Send {
+        id: send.id.clone(),
+        size: send.size,
+        timeout: SEND_WITHIN,
+    };
     let mut seen = Seen::Tries(vec![agent.send(request.clone())?]);
     for _ in 1..send.tries {
         if judge_action(flow, &seen).is_ok() {

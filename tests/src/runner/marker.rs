@@ -57,7 +57,10 @@ impl Marker {
         let agent = world.agent(Host::Node1)?;
         let found = Deadline::after(within).poll(|| match agent.dial(look(address)) {
             Err(error) => Some(Err(error)),
-            Ok(tries) => tries.iter().any(|one| matches!(one, Try::Answered(_))).then_some(Ok(())),
+            Ok(tries) => tries
+                .iter()
+                .any(|one| matches!(one, Try::Answered(_)))
+                .then_some(Ok(())),
         });
         match found {
             Some(result) => result,

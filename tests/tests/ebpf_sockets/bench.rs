@@ -192,7 +192,7 @@ pub(crate) fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPor
         affinity_timeout: None,
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
-        source_ranges: None,
+        source_ranges: Vec::new(),
         health_check_node_port: None,
     }
 }

@@ -182,7 +182,7 @@ fn source_ranges_are_held_against_the_address_a_socket_is_bound_to_else_against_
     let ranged = |bench: &mut Bench, range: &str| {
         bench.serve_as(Protocol::Tcp, "198.51.100.1:80", &[endpoint], |port| {
             port.frontends[0].kind = FrontendKind::LoadBalancerIp;
-            port.source_ranges = Some(vec![range.parse().expect("range")]);
+            port.source_ranges = vec![range.parse().expect("range")];
         })
     };
     let vip = ranged(&mut bench, "127.5.0.0/16");

@@ -138,13 +138,15 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
         }
         planner.leftovers();
     } else {
-        // Ranges speak of the node's addresses, so what they mean changes with the node.
-        let ranged = snapshot
-            .ports
-            .iter()
-            .filter(|(name, port)| dirty.node && port.source_ranges.is_some() && !dirty.ports.contains(name));
-        for (name, port) in ranged {
-            planner.port(name, port);
+        if dirty.node {
+            // What source ranges mean for the node and its pods changes with the node.
+            let ranged = snapshot
+                .ports
+                .iter()
+                .filter(|(_, port)| !port.source_ranges.is_empty());
+            for (name, port) in ranged.filter(|(name, _)| !dirty.ports.contains(name)) {
+                planner.port(name, port);
+            }
         }
         for name in &dirty.ports {
             match snapshot.ports.get(name) {
@@ -330,7 +332,6 @@ impl<'a> Planner<'a> {
         let wanted: BTreeSet<Range> = port
             .source_ranges
             .iter()
-            .flatten()
             .map(|net| Range::new(service, net))
             .collect();
         let have: BTreeSet<Range> = self.state.ranges_of(service).copied().collect();

@@ -117,9 +117,10 @@ fn empty_flags(port: &ResolvedPort) -> u16 {
 }
 
 fn range_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> u16 {
-    let (FrontendKind::LoadBalancerIp, Some(ranges)) = (kind, &port.source_ranges) else {
+    let ranges = &port.source_ranges;
+    if kind != FrontendKind::LoadBalancerIp || ranges.is_empty() {
         return 0;
-    };
+    }
     let node_flag = node
         .primary_addresses
         .get(&family)
@@ -146,20 +147,15 @@ fn pod_ranges(node: &NodeView, family: IpFamily) -> Vec<IpNet> {
 /// All pods, none, or unknown: then each pod's packets have to tell.
 fn pod_flag(ranges: &[IpNet], pods: &[IpNet]) -> u16 {
     let overlaps = |a: &IpNet, b: &IpNet| a.contains(b) || b.contains(a);
-    if pods.is_empty() && !ranges.is_empty() {
-        0
-    } else if !pods.is_empty()
-        && pods
-            .iter()
-            .all(|pod| ranges.iter().any(|range| range.contains(pod)))
-    {
-        flags::PODS_IN_RANGES
-    } else if pods
+    let all_in = pods
         .iter()
-        .all(|pod| ranges.iter().all(|range| !overlaps(range, pod)))
-    {
-        flags::PODS_OUT_OF_RANGES
-    } else {
-        0
+        .all(|pod| ranges.iter().any(|range| range.contains(pod)));
+    let all_out = pods
+        .iter()
+        .all(|pod| !ranges.iter().any(|range| overlaps(range, pod)));
+    match (pods.is_empty(), all_in, all_out) {
+        (false, true, _) => flags::PODS_IN_RANGES,
+        (false, _, true) => flags::PODS_OUT_OF_RANGES,
+        _ => 0,
     }
 }

@@ -110,20 +110,19 @@ fn source_ranges_are_split_by_family() {
         )
         .source_ranges
     };
-    assert_eq!(ranges_of(&[]), None);
+    assert!(ranges_of(&[]).is_empty());
     let both = ranges_of(&["203.0.113.0/25", "2001:db8::/32", "10.1.2.3/8", "10.0.0.0/8"]);
-    assert_eq!(both, Some(cidrs(&["203.0.113.0/25", "10.0.0.0/8"])));
-    assert_eq!(ranges_of(&["2001:db8::/32"]), Some(Vec::new()));
+    assert_eq!(both, cidrs(&["203.0.113.0/25", "10.0.0.0/8"]));
+    assert!(
+        ranges_of(&["2001:db8::/32"]).is_empty(),
+        "the other family's ranges do not restrict this one"
+    );
     assert_eq!(
         ranges_of(&["203.0.113.0/25", "0.0.0.0/0"]),
-        None,
+        Vec::new(),
         "a range of everybody restricts nobody"
     );
-    assert_eq!(
-        ranges_of(&["::/0"]),
-        Some(Vec::new()),
-        "everybody of the other family"
-    );
+    assert_eq!(ranges_of(&["::/0"]), Vec::new(), "everybody of the other family");
 }
 
 #[test]
