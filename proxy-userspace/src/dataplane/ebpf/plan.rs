@@ -1,7 +1,7 @@
 //! From a Snapshot to the map writes that make it true: pure, and in an order whose every prefix is safe.
 //!
 //! Endpoints, members and ranges are added first, under a generation that nothing reads yet; then each destination is
-//! written once, which switches it over; what nothing reads any more is removed last.
+//! written once, which switches it over; destinations that go are removed next, and what nothing reads any more last.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -168,6 +168,7 @@ struct Planner<'a> {
     additions: Vec<Step>,
     switches: Vec<Step>,
     written: HashSet<ServiceKey>,
+    closures: Vec<(ServiceKey, u32)>,
     removals: Vec<Step>,
     releases: Vec<Step>,
 }
@@ -183,6 +184,7 @@ impl<'a> Planner<'a> {
             additions: Vec::new(),
             switches: Vec::new(),
             written: HashSet::new(),
+            closures: Vec::new(),
             removals: Vec::new(),
             releases: Vec::new(),
         }
@@ -195,19 +197,20 @@ impl<'a> Planner<'a> {
             additions,
             switches,
             written,
+            closures,
             removals,
             releases,
             ..
         } = self;
         let attach = (!state.attached).then_some(Step::Attach);
-        // A destination that another service port took over was switched, and must not be removed for its old owner.
-        let removals = removals
-            .into_iter()
-            .filter(|step| !matches!(step, Step::RemoveService(key, _) if written.contains(key)));
+        // A destination that another service port took over was switched, and must not be removed for its old owner. Those
+        // that go do so before the slots they lead to.
+        let closures = closures.into_iter().filter(|(key, _)| !written.contains(key));
         let steps = additions
             .into_iter()
             .chain(switches)
             .chain(attach)
+            .chain(closures.map(|(key, service)| Step::RemoveService(key, service)))
             .chain(removals)
             .chain(releases);
         Plan {
@@ -346,8 +349,7 @@ impl<'a> Planner<'a> {
             .state
             .destinations(service)
             .filter(|(key, _)| !wanted.contains(key));
-        self.removals
-            .extend(unwanted.map(|(key, _)| Step::RemoveService(key, service)));
+        self.closures.extend(unwanted.map(|(key, _)| (key, service)));
     }
 
     fn gone(&mut self, name: &ServicePortKey) {
