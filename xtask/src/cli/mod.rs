@@ -110,6 +110,7 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
 fn forward_signals() -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
     thread::spawn(move || signals.forever().for_each(run::interrupt));
+    run::take_signals();
     Ok(())
 }
 

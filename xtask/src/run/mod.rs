@@ -1,7 +1,9 @@
 //! Runs other programs: the one place that starts processes, with a time limit, kept output and no orphans.
 //!
-//! A child gets a process group of its own, so that a signal sent with [`interrupt`] reaches it and all it started
-//! exactly once, and so that a time limit ends all of them. Its standard input is empty: nothing can wait for an answer.
+//! After [`take_signals`] a child gets a process group of its own, so that a signal sent with [`interrupt`] reaches it
+//! and all it started exactly once, and so that a time limit ends all of them. Before it, as in a build script, children
+//! stay in the group that the terminal or the outer cargo stops as a whole. Their standard input is empty: nothing can
+//! wait for an answer.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -9,13 +11,13 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 /// How many last lines of output an error carries.
@@ -34,10 +36,18 @@ static INTERRUPTED: AtomicI32 = AtomicI32::new(0);
 /// The process group of the running child, 0 while there is none.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
+/// Whether children get groups of their own, because somebody passes signals on to them.
+static OWN_GROUPS: AtomicBool = AtomicBool::new(false);
+
 /// The current time; only measuring needs it.
 #[expect(clippy::disallowed_methods, reason = "xtask measures how long steps take")]
 pub fn now() -> Instant {
     Instant::now()
+}
+
+/// Promises that [`interrupt`] is called with every signal that asks us to stop; children then get groups of their own.
+pub fn take_signals() {
+    OWN_GROUPS.store(true, Ordering::SeqCst);
 }
 
 /// Notes that we were asked to stop and passes the signal on to the running child; every later run fails at once.
@@ -215,12 +225,17 @@ impl Run {
         if let Some(signal) = interrupted() {
             bail!("stopped by signal {signal}");
         }
+        let own_group = OWN_GROUPS.load(Ordering::SeqCst);
+        if own_group {
+            command.process_group(0);
+        }
         let child = command
             .stdin(Stdio::null())
-            .process_group(0)
             .spawn()
             .with_context(|| format!("cannot run `{self}`"))?;
-        CHILD.store(pid(&child).as_raw(), Ordering::SeqCst);
+        if own_group {
+            CHILD.store(pid(&child).as_raw(), Ordering::SeqCst);
+        }
         // A signal between the check above and the store had no group to go to yet.
         if let Some(signal) = interrupted() {
             interrupt(signal);
@@ -324,15 +339,20 @@ fn read_lines(source: Option<impl Read + Send + 'static>, stream: Stream, lines:
     });
 }
 
-/// Asks the child's group to stop, and insists when it does not.
+/// Asks the child, with its group if it has one, to stop, and insists when it does not.
 fn stop(child: &mut Child) {
-    let group = pid(child).as_raw();
-    signal_group(group, Signal::SIGTERM);
+    let whole = if OWN_GROUPS.load(Ordering::SeqCst) {
+        signal_group
+    } else {
+        signal_one
+    };
+    let id = pid(child).as_raw();
+    whole(id, Signal::SIGTERM);
     let asked = now();
     while asked.elapsed() < STOP && matches!(child.try_wait(), Ok(None)) {
         thread::sleep(TICK);
     }
-    signal_group(group, Signal::SIGKILL);
+    whole(id, Signal::SIGKILL);
     // Reaps it; a child that is gone already is what was wanted.
     drop(child.wait());
 }
@@ -342,76 +362,14 @@ fn signal_group(group: i32, signal: Signal) {
     let _gone = killpg(Pid::from_raw(group), signal);
 }
 
+fn signal_one(id: i32, signal: Signal) {
+    let _gone = kill(Pid::from_raw(id), signal);
+}
+
 fn pid(child: &Child) -> Pid {
     // Linux pids are below 2^22.
     Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn shell(script: &str) -> Run {
-        Run::new("sh").args(["-c", script])
-    }
-
-    #[test]
-    fn standard_output_is_returned_and_standard_error_is_not() {
-        assert_eq!(shell("echo out; echo err >&2").read().unwrap(), "out\n");
-    }
-
-    #[test]
-    fn a_failing_program_is_an_error_with_what_it_last_said() {
-        let error = shell("echo first; echo no such thing >&2; exit 3")
-            .read()
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("exit status: 3") && error.contains("no such thing"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn a_program_that_takes_too_long_is_stopped_with_all_it_started() {
-        let error = shell("sleep 300 & echo $!; wait").limit(Duration::from_millis(200));
-        let mut started = String::new();
-        let error = error
-            .check(&mut |line| line.clone_into(&mut started))
-            .unwrap_err();
-        assert!(format!("{error:#}").contains("took longer than"), "{error:#}");
-        let deadline = now() + Duration::from_secs(10);
-        while running(&started) {
-            assert!(now() < deadline, "the sleep with pid {started} is still there");
-            thread::sleep(CLOSING_TICK);
-        }
-    }
-
-    /// A zombie that its new parent has not reaped yet is not running.
-    fn running(pid: &str) -> bool {
-        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-            stat.rsplit(')')
-                .next()
-                .is_some_and(|rest| !rest.trim().starts_with('Z'))
-        })
-    }
-
-    #[test]
-    fn a_missing_program_is_named() {
-        let error = format!("{:#}", Run::new("shunt-no-such-program").read().unwrap_err());
-        assert!(error.contains("shunt-no-such-program"), "{error}");
-    }
-
-    #[test]
-    fn overdrawn_progress_counts_as_its_last_drawing() {
-        assert_eq!(shell("printf '10%%\\r99%%\\r100%%\\n'").read().unwrap(), "100%\n");
-    }
-
-    #[test]
-    fn the_environment_can_be_added_to_and_taken_from() {
-        let run = shell("echo $SHUNT_A-$HOME")
-            .env("SHUNT_A", "a")
-            .without_env("HOME");
-        assert_eq!(run.read().unwrap(), "a-\n");
-    }
-}
+mod tests;
