@@ -20,7 +20,7 @@ use futures::{StreamExt as _, stream};
 
 use self::{
     dial::Held,
-    protocol::{Dial, Failure, Get, Page, Request, Response, Send, Try},
+    protocol::{Dial, Failure, Get, Order, Page, Request, Response, Send, Try},
 };
 use crate::{
     process::{Inside, Running, describe},
@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// The longest any one request may take; every request has a shorter bound of its own.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+const ANSWER_WITHIN: Duration = Duration::from_mins(1);
 const READY_WITHIN: Duration = Duration::from_secs(10);
 /// Tries that are on their way at the same time.
 const AT_ONCE: usize = 64;
@@ -53,7 +53,11 @@ impl Agent {
             // Ends with the agent's output, or when nobody wants its answers any more.
             lines.map(|line| sender.send(line)).find(Result::is_err)
         });
-        Ok(Self { requests, answers, process })
+        Ok(Self {
+            requests,
+            answers,
+            process,
+        })
     }
 
     /// Waits until the host's servers are up.
@@ -71,7 +75,9 @@ impl Agent {
 
     /// Sends on a connection that was kept open.
     pub fn send(&mut self, send: Send) -> Result<Try> {
-        self.tries(&Request::Send(send))?.pop().context("the agent answered without a try")
+        self.tries(&Request::Send(send))?
+            .pop()
+            .context("the agent answered without a try")
     }
 
     /// Fetches a page.
@@ -92,7 +98,9 @@ impl Agent {
     fn ask(&mut self, request: &Request) -> Result<Response> {
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
-        self.requests.write_all(line.as_bytes()).context("send a request to the agent")?;
+        self.requests
+            .write_all(line.as_bytes())
+            .context("send a request to the agent")?;
         match self.answer(ANSWER_WITHIN)? {
             Response::Mistake(mistake) => bail!("the agent refuses {}: {mistake}", line.trim_end()),
             response => Ok(response),
@@ -113,7 +121,9 @@ impl Agent {
 /// The agent's `main`: serves until its input ends.
 pub fn serve(host: &str) -> Result<()> {
     let host = Host::by_name(host).with_context(|| format!("no host is called {host:?}"))?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(async {
         echo::start(host.name()).context("start the servers")?;
         answer(&Response::Ready)?;
@@ -151,9 +161,13 @@ async fn execute(request: Request, held: &mut HashMap<String, Held>) -> Response
 }
 
 async fn dial_all(dial: &Dial, held: &mut HashMap<String, Held>) -> Vec<Try> {
-    if !dial.in_sequence && dial.hold.is_none() {
+    if dial.order == Order::AtOnce && dial.hold.is_none() {
         let tries = (0..dial.tries).map(|number| dial::one(dial, number));
-        return stream::iter(tries).buffered(AT_ONCE).map(|(_, result)| outcome(result)).collect().await;
+        return stream::iter(tries)
+            .buffered(AT_ONCE)
+            .map(|(_, result)| outcome(result))
+            .collect()
+            .await;
     }
     let mut tries = Vec::new();
     for number in 0..dial.tries {
@@ -166,7 +180,7 @@ async fn dial_all(dial: &Dial, held: &mut HashMap<String, Held>) -> Vec<Try> {
         }
         let failed = result.is_err();
         tries.push(outcome(result));
-        if failed && dial.end_at_failure {
+        if failed && dial.order == Order::UntilFailure {
             break;
         }
     }

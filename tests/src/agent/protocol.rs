@@ -1,6 +1,10 @@
 //! What the runner and the agents say to each other: one JSON document a line, a request and then its answer.
 
-use std::{collections::BTreeMap, net::{IpAddr, SocketAddr}, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -44,16 +48,25 @@ pub struct Dial {
     pub sources: Vec<IpAddr>,
     /// Time between tries.
     pub pause: Duration,
-    /// One try after the other; else all at once.
-    pub in_sequence: bool,
-    /// In sequence: make no more tries after one that failed.
-    pub end_at_failure: bool,
+    /// Which tries may be on their way together.
+    pub order: Order,
     /// Keep the connection open under this name.
     pub hold: Option<String>,
     /// UDP: send once more after a second, as TCP does with its first packet.
     pub send_again: bool,
     /// How long a try waits for its answer.
     pub timeout: Duration,
+}
+
+/// The order of a flow's tries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// All at once.
+    AtOnce,
+    /// One after the other.
+    InSequence,
+    /// One after the other, and no more after one that failed.
+    UntilFailure,
 }
 
 /// Bytes to send on a connection that is open.
@@ -148,6 +161,26 @@ pub struct Page {
     pub body: String,
 }
 
+impl Dial {
+    /// So many plain tries of one byte, all at once, each answered within three seconds or failed.
+    pub fn new(to: SocketAddr, protocol: Protocol, tries: usize) -> Self {
+        Self {
+            to,
+            protocol,
+            unconnected: false,
+            tries,
+            size: 1,
+            source_port: None,
+            sources: Vec::new(),
+            pause: Duration::ZERO,
+            order: Order::AtOnce,
+            hold: None,
+            send_again: false,
+            timeout: Duration::from_secs(3),
+        }
+    }
+}
+
 impl Failure {
     /// The failure of an operation.
     pub fn new(doing: &str, error: &std::io::Error) -> Self {
@@ -167,17 +200,29 @@ impl Failure {
             _ if error.raw_os_error() == Some(nix::libc::EDESTADDRREQ) => FailureKind::Unreachable,
             _ => FailureKind::Other,
         };
-        Self { doing: doing.to_owned(), kind, message: error.to_string() }
+        Self {
+            doing: doing.to_owned(),
+            kind,
+            message: error.to_string(),
+        }
     }
 
     /// Nothing came in time.
     pub fn timed_out(doing: &str, after: Duration) -> Self {
         let message = format!("timed out after {:.1} s", after.as_secs_f32());
-        Self { doing: doing.to_owned(), kind: FailureKind::TimedOut, message }
+        Self {
+            doing: doing.to_owned(),
+            kind: FailureKind::TimedOut,
+            message,
+        }
     }
 
     /// Something other than the network went wrong.
     pub fn other(doing: &str, message: impl Into<String>) -> Self {
-        Self { doing: doing.to_owned(), kind: FailureKind::Other, message: message.into() }
+        Self {
+            doing: doing.to_owned(),
+            kind: FailureKind::Other,
+            message: message.into(),
+        }
     }
 }

@@ -87,20 +87,36 @@ impl Case {
         let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
         let case: Self = text.parse().with_context(|| path.display().to_string())?;
         let stem = path.file_stem().unwrap_or_default();
-        ensure!(stem == case.name.as_str(), "{}: name is {:?}, not the file's name", path.display(), case.name);
+        ensure!(
+            stem == case.name.as_str(),
+            "{}: name is {:?}, not the file's name",
+            path.display(),
+            case.name
+        );
         Ok(case)
     }
 
     /// Reads all cases of a directory, by name; `only` picks some, and must name no other.
     pub fn read_directory(directory: &Path, only: &[String]) -> Result<Vec<Self>> {
         let mut paths = yaml_files(directory)?;
-        let names: BTreeSet<_> = paths.iter().filter_map(|path| path.file_stem()?.to_str()).map(str::to_owned).collect();
+        let names: BTreeSet<_> = paths
+            .iter()
+            .filter_map(|path| path.file_stem()?.to_str())
+            .map(str::to_owned)
+            .collect();
         if let Some(unknown) = only.iter().find(|name| !names.contains(*name)) {
             bail!("--only: there is no case {unknown:?} in {}", directory.display());
         }
-        ensure!(!names.is_empty(), "--cases: no .yaml files in {}", directory.display());
+        ensure!(
+            !names.is_empty(),
+            "--cases: no .yaml files in {}",
+            directory.display()
+        );
         if !only.is_empty() {
-            paths.retain(|path| path.file_stem().is_some_and(|stem| only.iter().any(|name| stem == name.as_str())));
+            paths.retain(|path| {
+                path.file_stem()
+                    .is_some_and(|stem| only.iter().any(|name| stem == name.as_str()))
+            });
         }
         paths.iter().map(|path| Self::read(path)).collect()
     }
@@ -143,7 +159,8 @@ impl FromStr for Case {
 }
 
 fn yaml_files(directory: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(directory).with_context(|| format!("--cases: read {}", directory.display()))?;
+    let entries =
+        fs::read_dir(directory).with_context(|| format!("--cases: read {}", directory.display()))?;
     let mut paths: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
     paths.sort();
@@ -156,9 +173,17 @@ impl TryFrom<String> for ObjectKey {
     fn try_from(text: String) -> Result<Self, String> {
         let parts: Vec<_> = text.split('/').map(str::to_owned).collect();
         match <[String; 3]>::try_from(parts) {
-            Ok([kind, namespace, name]) => Ok(Self { kind, namespace: Some(namespace), name }),
+            Ok([kind, namespace, name]) => Ok(Self {
+                kind,
+                namespace: Some(namespace),
+                name,
+            }),
             Err(parts) => match <[String; 2]>::try_from(parts) {
-                Ok([kind, name]) => Ok(Self { kind, namespace: None, name }),
+                Ok([kind, name]) => Ok(Self {
+                    kind,
+                    namespace: None,
+                    name,
+                }),
                 Err(_) => Err(format!("{text:?} is not Kind/namespace/name or Kind/name")),
             },
         }
@@ -167,7 +192,11 @@ impl TryFrom<String> for ObjectKey {
 
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, namespace, name } = self;
+        let Self {
+            kind,
+            namespace,
+            name,
+        } = self;
         match namespace {
             Some(namespace) => write!(f, "{kind}/{namespace}/{name}"),
             None => write!(f, "{kind}/{name}"),

@@ -34,7 +34,9 @@ pub fn judge(from: Host, expect: &Expect, seen: &Seen) -> Result<(), String> {
         }),
         (Expect::Refused, Seen::Page(Err(failure))) => refused(failure),
         (Expect::Blocked, Seen::Page(Err(failure))) => blocked(failure),
-        (Expect::Refused | Expect::Blocked, Seen::Page(Ok(page))) => Err(format!("answered with {}", page.status)),
+        (Expect::Refused | Expect::Blocked, Seen::Page(Ok(page))) => {
+            Err(format!("answered with {}", page.status))
+        }
         (Expect::Page(wanted), Seen::Page(Ok(page))) => holds(wanted, page),
         (Expect::Page(_), Seen::Page(Err(failure))) => Err(describe_failure(failure)),
         (Expect::Page(_), Seen::Tries(_)) | (Expect::Reach(_), Seen::Page(_)) => {
@@ -46,7 +48,12 @@ pub fn judge(from: Host, expect: &Expect, seen: &Seen) -> Result<(), String> {
 /// A summary for reports: "a1 x12, b1 x11, 1 x connect: Connection refused".
 pub fn describe(seen: &Seen) -> String {
     match seen {
-        Seen::Page(Ok(page)) => format!("status {}, {} bytes: {}", page.status, page.body.len(), head(&page.body)),
+        Seen::Page(Ok(page)) => format!(
+            "status {}, {} bytes: {}",
+            page.status,
+            page.body.len(),
+            head(&page.body)
+        ),
         Seen::Page(Err(failure)) => describe_failure(failure),
         Seen::Tries(tries) => {
             let mut counts: BTreeMap<(bool, String), usize> = BTreeMap::new();
@@ -57,7 +64,10 @@ pub fn describe(seen: &Seen) -> String {
                 };
                 *counts.entry((failed, text)).or_default() += 1;
             }
-            let parts: Vec<_> = counts.iter().map(|((_, text), count)| format!("{count} x {text}")).collect();
+            let parts: Vec<_> = counts
+                .iter()
+                .map(|((_, text), count)| format!("{count} x {text}"))
+                .collect();
             parts.join("; ")
         }
     }
@@ -65,7 +75,13 @@ pub fn describe(seen: &Seen) -> String {
 
 /// Whether a failure is an error that came at once, not silence.
 pub(super) fn is_prompt_error(one: &Try) -> bool {
-    matches!(one, Try::Failed(Failure { kind: FailureKind::Refused | FailureKind::Unreachable, .. }))
+    matches!(
+        one,
+        Try::Failed(Failure {
+            kind: FailureKind::Refused | FailureKind::Unreachable,
+            ..
+        })
+    )
 }
 
 fn reached(from: Host, wanted: &Answers, tries: &[Try]) -> Result<(), String> {
@@ -93,7 +109,11 @@ fn who_answered(wanted: &Answers, counts: &BTreeMap<&str, usize>) -> Result<(), 
         return Err(format!("{stranger} answered"));
     }
     if wanted.sticky {
-        return if counts.len() == 1 { Ok(()) } else { Err(format!("{} hosts answered", counts.len())) };
+        return if counts.len() == 1 {
+            Ok(())
+        } else {
+            Err(format!("{} hosts answered", counts.len()))
+        };
     }
     match wanted.hosts.iter().find(|host| !counts.contains_key(host.name())) {
         Some(missing) => Err(format!("{missing} never answered")),
@@ -102,7 +122,11 @@ fn who_answered(wanted: &Answers, counts: &BTreeMap<&str, usize>) -> Result<(), 
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of tries are far below 2^52")]
-fn shares_lie_in((low, high): (f64, f64), counts: &BTreeMap<&str, usize>, total: usize) -> Result<(), String> {
+fn shares_lie_in(
+    (low, high): (f64, f64),
+    counts: &BTreeMap<&str, usize>,
+    total: usize,
+) -> Result<(), String> {
     for (host, count) in counts {
         let share = *count as f64 / total as f64;
         if !(low..=high).contains(&share) {
@@ -117,7 +141,10 @@ fn own_socket_agrees(answer: &Answer) -> Result<(), String> {
     if answer.reported == answer.dialled {
         return Ok(());
     }
-    Err(format!("the socket reports {} as its peer, not the address dialled", answer.reported))
+    Err(format!(
+        "the socket reports {} as its peer, not the address dialled",
+        answer.reported
+    ))
 }
 
 fn source_is(from: Host, wanted: Option<Source>, answer: &Answer) -> Result<(), String> {
@@ -127,16 +154,28 @@ fn source_is(from: Host, wanted: Option<Source>, answer: &Answer) -> Result<(), 
         Some(Source::Client) => from.owns(address) || answer.source == Some(address),
         Some(Source::Node) => Host::Node1.owns(address),
     };
-    if right { Ok(()) } else { Err(format!("{} saw the client address {address}", answer.host)) }
+    if right {
+        Ok(())
+    } else {
+        Err(format!("{} saw the client address {address}", answer.host))
+    }
 }
 
 fn refused(failure: &Failure) -> Result<(), String> {
-    if failure.kind == FailureKind::Refused { Ok(()) } else { Err(describe_failure(failure)) }
+    if failure.kind == FailureKind::Refused {
+        Ok(())
+    } else {
+        Err(describe_failure(failure))
+    }
 }
 
 fn blocked(failure: &Failure) -> Result<(), String> {
     // An error of another kind is the test's own, and says nothing about the proxy.
-    if failure.kind == FailureKind::Other { Err(describe_failure(failure)) } else { Ok(()) }
+    if failure.kind == FailureKind::Other {
+        Err(describe_failure(failure))
+    } else {
+        Ok(())
+    }
 }
 
 fn holds(wanted: &ExpectPage, page: &Page) -> Result<(), String> {
@@ -183,7 +222,13 @@ fn describe_failure(failure: &Failure) -> String {
 
 /// The first line of a body, for a report.
 fn head(body: &str) -> String {
-    let mut line: String = body.lines().next().unwrap_or_default().chars().take(120).collect();
+    let mut line: String = body
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .chars()
+        .take(120)
+        .collect();
     if line.len() < body.trim_end().len() {
         let _infallible = write!(line, "...");
     }

@@ -63,13 +63,16 @@ impl Runner {
     pub fn run(&mut self, case: &Case) -> CaseReport {
         let began = Stopwatch::start();
         let mut report = CaseReport::new(case);
-        let all_pending =
-            case.steps.iter().flat_map(|step| &step.flows).all(|flow| self.pending.reason(case, flow).is_some());
+        let all_pending = case
+            .steps
+            .iter()
+            .flat_map(|step| &step.flows)
+            .all(|flow| self.pending.reason(case, flow).is_some());
         if all_pending {
             report.leave_pending(case, &self.pending);
         } else {
             match self.begin(case) {
-                Ok(run) => report = run.to_end(),
+                Ok(run) => report = run.complete(),
                 Err(error) => report.problem("prepare the case", &error),
             }
         }
@@ -104,7 +107,7 @@ impl Runner {
 }
 
 impl CaseRun<'_> {
-    fn to_end(mut self) -> CaseReport {
+    fn complete(mut self) -> CaseReport {
         let case = self.case;
         for (number, step) in case.steps.iter().enumerate() {
             let changed = self.change(number, step);
@@ -114,7 +117,9 @@ impl CaseRun<'_> {
                     (None, Err(error)) => FlowResult::not_run(error),
                     (None, Ok(())) => self.run_flow(flow),
                 };
-                self.report.flows.push(FlowReport::new(number, flow_number, flow, result));
+                self.report
+                    .flows
+                    .push(FlowReport::new(number, flow_number, flow, result));
             }
             if let Err(error) = changed {
                 self.report.problem(&format!("step {}", number + 1), &error);
@@ -134,21 +139,32 @@ impl CaseRun<'_> {
             proxy.stop()?;
             self.proxy_is_up = false;
         }
-        step.delete.iter().try_for_each(|key| self.manifests.delete(key))?;
-        step.apply.iter().try_for_each(|object| self.manifests.apply(&object.key, &object.manifest))?;
-        let Some(proxy) = &mut self.proxy else { return Ok(()) };
+        step.delete
+            .iter()
+            .try_for_each(|key| self.manifests.delete(key))?;
+        step.apply
+            .iter()
+            .try_for_each(|object| self.manifests.apply(&object.key, &object.manifest))?;
+        let Some(proxy) = &mut self.proxy else {
+            return Ok(());
+        };
         if number == 0 || step.start {
             proxy.start(self.world)?;
             self.proxy_is_up = true;
         } else if self.proxy_is_up {
-            self.marker.wait_until_programmed(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
+            self.marker
+                .wait_until_programmed(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
         }
         Ok(())
     }
 
     fn run_flow(&mut self, flow: &Flow) -> FlowResult {
         // Without a proxy there is nothing to wait for.
-        let patience = if self.proxy.is_some() { PROGRAMMED_WITHIN } else { Duration::ZERO };
+        let patience = if self.proxy.is_some() {
+            PROGRAMMED_WITHIN
+        } else {
+            Duration::ZERO
+        };
         match flow::run(self.world, flow, patience) {
             Ok(Verdict::Held { late }) => FlowResult::Held { late },
             Ok(Verdict::Failed { why, seen }) => FlowResult::Failed { why, seen },

@@ -113,7 +113,8 @@ impl CaseReport {
                     Some(why) => FlowResult::Pending { why },
                     None => FlowResult::not_run(error),
                 };
-                self.flows.push(FlowReport::new(number, flow_number, flow, result));
+                self.flows
+                    .push(FlowReport::new(number, flow_number, flow, result));
             }
         }
     }
@@ -166,7 +167,10 @@ impl FlowReport {
 impl FlowResult {
     /// Of a flow that could not be carried out.
     pub(super) fn not_run(error: &Error) -> Self {
-        Self::Failed { why: "not run".to_owned(), seen: format!("{error:#}") }
+        Self::Failed {
+            why: "not run".to_owned(),
+            seen: format!("{error:#}"),
+        }
     }
 }
 
@@ -182,10 +186,26 @@ impl Counts {
     /// As in "3", "2 + 1 pending", "FAIL 1/3".
     fn cell(self) -> String {
         match self {
-            Self { held: 0, failed: 0, pending: 0 } => String::new(),
-            Self { held: 0, failed: 0, pending } => format!("({pending})"),
-            Self { held, failed: 0, pending: 0 } => format!("{held}"),
-            Self { held, failed: 0, pending } => format!("{held} ({pending})"),
+            Self {
+                held: 0,
+                failed: 0,
+                pending: 0,
+            } => String::new(),
+            Self {
+                held: 0,
+                failed: 0,
+                pending,
+            } => format!("({pending})"),
+            Self {
+                held,
+                failed: 0,
+                pending: 0,
+            } => format!("{held}"),
+            Self {
+                held,
+                failed: 0,
+                pending,
+            } => format!("{held} ({pending})"),
             Self { held, failed, .. } => format!("{held}/{} FAIL", held + failed),
         }
     }
@@ -196,12 +216,22 @@ impl fmt::Display for CaseReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (held, failed, pending) = (self.held(), self.failed(), self.pending());
         let counts = format!("{held:>3} passed {failed:>3} failed {pending:>3} pending");
-        write!(f, "{:<8}{:<34}{counts} {:>6.2} s", self.verdict(), self.name, self.took.as_secs_f32())?;
+        write!(
+            f,
+            "{:<8}{:<34}{counts} {:>6.2} s",
+            self.verdict(),
+            self.name,
+            self.took.as_secs_f32()
+        )?;
         for flow in &self.flows {
             match &flow.result {
                 FlowResult::Failed { why, seen } => {
                     write!(f, "\n    step {}, flow {}: {}", flow.step, flow.flow, flow.action)?;
-                    write!(f, "\n        wanted: {}\n        seen:   {seen}\n        so:     {why}", flow.wanted)?;
+                    write!(
+                        f,
+                        "\n        wanted: {}\n        seen:   {seen}\n        so:     {why}",
+                        flow.wanted
+                    )?;
                 }
                 FlowResult::Held { late: Some(late) } => {
                     write!(f, "\n    step {}, flow {}: {}", flow.step, flow.flow, flow.action)?;
@@ -215,7 +245,9 @@ impl fmt::Display for CaseReport {
         }
         if failed > 0 && !self.log_tail.is_empty() {
             write!(f, "\n    the end of the proxy's log:")?;
-            self.log_tail.lines().try_for_each(|line| write!(f, "\n      | {line}"))?;
+            self.log_tail
+                .lines()
+                .try_for_each(|line| write!(f, "\n      | {line}"))?;
         }
         Ok(())
     }
@@ -233,7 +265,11 @@ impl<'a> Summary<'a> {
     }
 
     fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hosts: BTreeSet<Host> = self.reports.iter().flat_map(|r| r.flows.iter().map(|flow| flow.from)).collect();
+        let hosts: BTreeSet<Host> = self
+            .reports
+            .iter()
+            .flat_map(|r| r.flows.iter().map(|flow| flow.from))
+            .collect();
         write!(f, "{:<34}", "flows by case and host; (pending)")?;
         hosts.iter().try_for_each(|host| write!(f, "{host:>10}"))?;
         writeln!(f)?;
@@ -245,7 +281,7 @@ impl<'a> Summary<'a> {
             let mut line = format!("{:<34}", report.name);
             for host in &hosts {
                 let cell = counts.get(host).copied().unwrap_or_default().cell();
-                line.push_str(&format!("{cell:>10}"));
+                line = format!("{line}{cell:>10}");
             }
             writeln!(f, "{}", line.trim_end())?;
         }
@@ -259,7 +295,9 @@ impl<'a> Summary<'a> {
                 *reasons.entry(why).or_default() += 1;
             }
         }
-        reasons.iter().try_for_each(|(why, count)| writeln!(f, "{count} pending: {why}"))
+        reasons
+            .iter()
+            .try_for_each(|(why, count)| writeln!(f, "{count} pending: {why}"))
     }
 }
 
@@ -270,7 +308,11 @@ impl fmt::Display for Summary<'_> {
         writeln!(f)?;
         self.pending_reasons(f)?;
         let total = |count: fn(&CaseReport) -> usize| self.reports.iter().map(count).sum::<usize>();
-        let (held, failed, pending) = (total(CaseReport::held), total(CaseReport::failed), total(CaseReport::pending));
+        let (held, failed, pending) = (
+            total(CaseReport::held),
+            total(CaseReport::failed),
+            total(CaseReport::pending),
+        );
         let seconds = self.took.as_secs_f32();
         writeln!(f, "{} cases in {seconds:.1} s", self.reports.len())?;
         write!(f, "{held} passed, {failed} failed, {pending} pending")
