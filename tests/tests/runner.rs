@@ -1,5 +1,7 @@
 //! The runner as a program: that it tells success from failure, and removes all it made however it ends. Needs root.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 use std::{
     fs,
     os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},

@@ -27,6 +27,8 @@ pub enum Request {
     Send(Send),
     /// Fetch a page; the answer is [`Response::Page`].
     Get(Get),
+    /// Close all connections kept open; the answer is [`Response::Tries`] without any.
+    Close,
 }
 
 /// Connections to open, one a try.
@@ -178,6 +180,13 @@ impl Dial {
             send_again: false,
             timeout: Duration::from_secs(3),
         }
+    }
+
+    /// An upper bound of the time all tries take.
+    pub fn longest(&self) -> Duration {
+        // Connecting and answering each have the timeout.
+        let one = self.pause + 2 * self.timeout;
+        one.saturating_mul(u32::try_from(self.tries).unwrap_or(u32::MAX))
     }
 }
 

@@ -27,7 +27,10 @@ const LOCALHOST_NODE_PORT: &str = "127.0.0.1:30080";
 const CONNECTIONS: usize = 60;
 const NEW_ENDPOINT: Host = Host::A3;
 const SEEN_WITHIN: Duration = Duration::from_secs(5);
+/// How long one connection may take while the new endpoint is waited for.
+const LOOK_FOR: Duration = Duration::from_millis(100);
 const BPFTOOL_WITHIN: Duration = Duration::from_secs(5);
+const INSTALL_BPFTOOL: &str = "; on Debian and Ubuntu install it with: apt-get install bpftool";
 /// Enough of a dump to see what it looks like.
 const DUMP_LINES: usize = 60;
 
@@ -98,7 +101,7 @@ fn build(arguments: &Arguments) -> Result<Demo> {
             "  {pod:<8}{:<16}a pod on node1",
             pod.addresses()
                 .first()
-                .map(|net| net.addr())
+                .map(ipnet::IpNet::addr)
                 .context("a pod without address")?
         );
     }
@@ -133,7 +136,13 @@ impl Demo {
         self.show_answers(Host::A3, CLUSTER_IP, "pod a3 to the cluster IP")?;
         self.show_answers(Host::Node1, CLUSTER_IP, "the node to the cluster IP")?;
         self.show_answers(Host::A3, NODE_PORT, "pod a3 to the node port")?;
-        self.show_answers(Host::Node1, LOCALHOST_NODE_PORT, "the node to the node port")?;
+        // Modes that translate packets do not see those to 127.0.0.1 everywhere; sockets have no such limit.
+        let from_node = if arguments.mode == "ebpf" {
+            LOCALHOST_NODE_PORT
+        } else {
+            NODE_PORT
+        };
+        self.show_answers(Host::Node1, from_node, "the node to the node port")?;
 
         heading("A third endpoint");
         self.add_endpoint(&arguments.manifests.join("later"))?;
@@ -198,9 +207,10 @@ impl Demo {
                 }
             }
             Ok(done) => println!("  bpftool says: {}{}", done.stdout, done.stderr),
-            Err(error) => {
-                println!("  {error:#}; on Debian and Ubuntu install it with: apt-get install bpftool")
-            }
+            Err(error) => println!(
+                "  {error:#}{}",
+                if is_missing(&error) { INSTALL_BPFTOOL } else { "" }
+            ),
         }
     }
 
@@ -222,12 +232,13 @@ impl Demo {
 fn wait_for_map_change(_pin_directory: &Path, world: &mut World) -> Result<Duration> {
     let began = Stopwatch::start();
     let deadline = Deadline::after(SEEN_WITHIN);
+    let is_new = |one: &Try| matches!(one, Try::Answered(answer) if answer.host == NEW_ENDPOINT.name());
     while !deadline.passed() {
-        let tries = world.agent(Host::A1)?.dial(dial(CLUSTER_IP, 1)?)?;
-        if tries
-            .iter()
-            .any(|one| matches!(one, Try::Answered(answer) if answer.host == NEW_ENDPOINT.name()))
-        {
+        let look = Dial {
+            timeout: LOOK_FOR,
+            ..dial(CLUSTER_IP, 1)?
+        };
+        if world.agent(Host::A1)?.dial(look)?.iter().any(is_new) {
             return Ok(began.elapsed());
         }
     }
@@ -251,6 +262,11 @@ fn copy(from: &Path, manifests: &Manifests) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn is_missing(error: &anyhow::Error) -> bool {
+    let io = error.root_cause().downcast_ref::<std::io::Error>();
+    io.is_some_and(|io| io.kind() == std::io::ErrorKind::NotFound)
 }
 
 fn heading(text: &str) {

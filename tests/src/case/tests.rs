@@ -50,7 +50,7 @@ fn an_unknown_key_of_a_case_a_step_and_a_flow_is_named_with_its_path() {
 
 #[test]
 fn values_that_mean_nothing_are_errors_that_name_them() {
-    let of = [
+    errors_name(&[
         ("{from: c9, to: '10.0.0.1:80', proto: tcp, reach: [a1]}", "c9"),
         (
             "{from: a1, to: '10.0.0.1', proto: tcp, reach: [a1]}",
@@ -74,6 +74,12 @@ fn values_that_mean_nothing_are_errors_that_name_them() {
             "{from: a1, to: '10.0.0.1:80', proto: tcp, result: blocked, share: [0, 1]}",
             "`share` has no meaning",
         ),
+    ]);
+}
+
+#[test]
+fn keys_that_contradict_each_other_are_errors_that_name_them() {
+    errors_name(&[
         (
             "{from: a1, to: '10.0.0.1:80', proto: tcp, mode: unconnected, reach: [a1]}",
             "needs `proto: udp`",
@@ -111,7 +117,11 @@ fn values_that_mean_nothing_are_errors_that_name_them() {
             "{from: a1, http: 'http://10.0.0.1/', status: 200, size: 3}",
             "`size` has no meaning",
         ),
-    ];
+    ]);
+}
+
+/// Each text is refused with an error that contains the words beside it.
+fn errors_name(of: &[(&str, &str)]) {
     for (text, wanted) in of {
         let error = error(text);
         assert!(error.contains(wanted), "{text}: {error}");
