@@ -20,15 +20,15 @@ use futures::{StreamExt as _, stream};
 
 use self::{
     dial::Held,
-    protocol::{Dial, Failure, Get, Page, Request, Response, Send, Try},
+    protocol::{Dial, Failure, Get, Order, Page, Request, Response, Send, Try},
 };
 use crate::{
     process::{Inside, Running, describe},
     world::Host,
 };
 
-/// The longest any one request may take; every request has a shorter bound of its own.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// How long an agent may take beyond what its request says.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 const READY_WITHIN: Duration = Duration::from_secs(10);
 /// Tries that are on their way at the same time.
 const AT_ONCE: usize = 64;
@@ -70,38 +70,46 @@ impl Agent {
 
     /// Opens connections; one [`Try`] for each that was begun.
     pub fn dial(&mut self, dial: Dial) -> Result<Vec<Try>> {
-        self.tries(&Request::Dial(dial))
+        let within = dial.longest().saturating_add(ANSWER_WITHIN);
+        self.tries(&Request::Dial(dial), within)
     }
 
     /// Sends on a connection that was kept open.
     pub fn send(&mut self, send: Send) -> Result<Try> {
-        self.tries(&Request::Send(send))?
+        let within = send.timeout.saturating_add(ANSWER_WITHIN);
+        self.tries(&Request::Send(send), within)?
             .pop()
             .context("the agent answered without a try")
     }
 
     /// Fetches a page.
     pub fn get(&mut self, get: Get) -> Result<Result<Page, Failure>> {
-        match self.ask(&Request::Get(get))? {
+        let within = get.timeout.saturating_add(ANSWER_WITHIN);
+        match self.ask(&Request::Get(get), within)? {
             Response::Page(page) => Ok(page),
             other => bail!("expected a page, the agent says {other:?}"),
         }
     }
 
-    fn tries(&mut self, request: &Request) -> Result<Vec<Try>> {
-        match self.ask(request)? {
+    /// Closes the connections kept open.
+    pub fn close(&mut self) -> Result<()> {
+        self.tries(&Request::Close, ANSWER_WITHIN).map(drop)
+    }
+
+    fn tries(&mut self, request: &Request, within: Duration) -> Result<Vec<Try>> {
+        match self.ask(request, within)? {
             Response::Tries(tries) => Ok(tries),
             other => bail!("expected tries, the agent says {other:?}"),
         }
     }
 
-    fn ask(&mut self, request: &Request) -> Result<Response> {
+    fn ask(&mut self, request: &Request, within: Duration) -> Result<Response> {
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
         self.requests
             .write_all(line.as_bytes())
             .context("send a request to the agent")?;
-        match self.answer(ANSWER_WITHIN)? {
+        match self.answer(within)? {
             Response::Mistake(mistake) => bail!("the agent refuses {}: {mistake}", line.trim_end()),
             response => Ok(response),
         }
@@ -153,6 +161,10 @@ async fn execute(request: Request, held: &mut HashMap<String, Held>) -> Response
     match request {
         Request::Dial(dial) => Response::Tries(dial_all(&dial, held).await),
         Request::Get(get) => Response::Page(http::get(&get).await),
+        Request::Close => {
+            held.clear();
+            Response::Tries(Vec::new())
+        }
         Request::Send(send) => match held.get_mut(&send.id) {
             Some(connection) => Response::Tries(vec![outcome(connection.ask(send.size, send.timeout).await)]),
             None => Response::Mistake(format!("no connection is kept under {:?}", send.id)),
@@ -161,7 +173,7 @@ async fn execute(request: Request, held: &mut HashMap<String, Held>) -> Response
 }
 
 async fn dial_all(dial: &Dial, held: &mut HashMap<String, Held>) -> Vec<Try> {
-    if !dial.in_sequence && dial.hold.is_none() {
+    if dial.order == Order::AtOnce && dial.hold.is_none() {
         let tries = (0..dial.tries).map(|number| dial::one(dial, number));
         return stream::iter(tries)
             .buffered(AT_ONCE)
@@ -180,7 +192,7 @@ async fn dial_all(dial: &Dial, held: &mut HashMap<String, Held>) -> Vec<Try> {
         }
         let failed = result.is_err();
         tries.push(outcome(result));
-        if failed && dial.end_at_failure {
+        if failed && dial.order == Order::UntilFailure {
             break;
         }
     }

@@ -27,6 +27,8 @@ pub enum Request {
     Send(Send),
     /// Fetch a page; the answer is [`Response::Page`].
     Get(Get),
+    /// Close all connections kept open; the answer is [`Response::Tries`] without any.
+    Close,
 }
 
 /// Connections to open, one a try.
@@ -48,16 +50,25 @@ pub struct Dial {
     pub sources: Vec<IpAddr>,
     /// Time between tries.
     pub pause: Duration,
-    /// One try after the other; else all at once.
-    pub in_sequence: bool,
-    /// In sequence: make no more tries after one that failed.
-    pub end_at_failure: bool,
+    /// Which tries may be on their way together.
+    pub order: Order,
     /// Keep the connection open under this name.
     pub hold: Option<String>,
     /// UDP: send once more after a second, as TCP does with its first packet.
     pub send_again: bool,
     /// How long a try waits for its answer.
     pub timeout: Duration,
+}
+
+/// The order of a flow's tries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// All at once.
+    AtOnce,
+    /// One after the other.
+    InSequence,
+    /// One after the other, and no more after one that failed.
+    UntilFailure,
 }
 
 /// Bytes to send on a connection that is open.
@@ -150,6 +161,33 @@ pub struct Page {
     pub headers: BTreeMap<String, String>,
     /// The body.
     pub body: String,
+}
+
+impl Dial {
+    /// So many plain tries of one byte, all at once, each answered within three seconds or failed.
+    pub fn new(to: SocketAddr, protocol: Protocol, tries: usize) -> Self {
+        Self {
+            to,
+            protocol,
+            unconnected: false,
+            tries,
+            size: 1,
+            source_port: None,
+            sources: Vec::new(),
+            pause: Duration::ZERO,
+            order: Order::AtOnce,
+            hold: None,
+            send_again: false,
+            timeout: Duration::from_secs(3),
+        }
+    }
+
+    /// An upper bound of the time all tries take.
+    pub fn longest(&self) -> Duration {
+        // Connecting and answering each have the timeout.
+        let one = self.pause + 2 * self.timeout;
+        one.saturating_mul(u32::try_from(self.tries).unwrap_or(u32::MAX))
+    }
 }
 
 impl Failure {

@@ -85,7 +85,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     drop(runner);
     let summary = Summary::new(&reports, began.elapsed());
     if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&reports)?);
+        println!("{}", serde_json::to_string_pretty(&summary)?);
     } else {
         println!("\n{summary}");
     }
@@ -93,8 +93,8 @@ fn run(arguments: Arguments) -> Result<bool> {
 }
 
 fn hosts(names: &[String]) -> Result<Vec<Host>> {
-    let named = names.iter().filter(|name| !name.is_empty());
-    named
+    let given = names.iter().filter(|name| !name.is_empty());
+    given
         .map(|name| match Host::by_name(name) {
             Some(host) => Ok(host),
             None => bail!(

@@ -4,13 +4,13 @@
 mod tests;
 mod verdict;
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use anyhow::Result;
 
 pub use self::verdict::{Seen, describe, judge};
 use crate::{
-    agent::protocol::{Dial, Get, Protocol, Send},
+    agent::protocol::{Dial, Get, Order, Protocol, Send},
     case::{self, Action, Expect, Flow},
     deadline::{Deadline, Stopwatch},
     world::World,
@@ -24,6 +24,10 @@ const REFUSED_WITHIN: Duration = Duration::from_millis(2500);
 const BLOCKED_WITHIN: Duration = Duration::from_millis(1500);
 /// An error on an open connection is prompt if it comes in this time; so is an answer.
 const SEND_WITHIN: Duration = Duration::from_secs(1);
+/// Between the attempts at a flow that did not hold at first.
+const BETWEEN_REPEATS: Duration = Duration::from_millis(250);
+/// How often a flow that did not hold at first has to hold, then.
+const HOLDS_IN_A_ROW: usize = 3;
 /// Between the sends of a flow with `tries`.
 const BETWEEN_SENDS: Duration = Duration::from_millis(100);
 
@@ -45,25 +49,40 @@ pub enum Verdict {
 }
 
 /// Carries out a flow. One that does not hold is repeated for up to `patience`, unless repeating it would change what
-/// it shows.
+/// it shows. It must then hold several times in a row: one that depends on chance comes out right now and then.
 pub fn run(world: &mut World, flow: &Flow, patience: Duration) -> Result<Verdict> {
     let (began, deadline) = (Stopwatch::start(), Deadline::after(patience));
-    let mut late = None;
-    loop {
-        let seen = carry_out(world, flow)?;
-        match judge_action(flow, &seen) {
+    let mut failed = match attempt(world, flow)? {
+        Ok(()) => return Ok(Verdict::Held { late: None }),
+        Err(failed) => failed,
+    };
+    while is_repeatable(flow) && !deadline.passed() {
+        thread::sleep(BETWEEN_REPEATS);
+        let late = Some(began.elapsed());
+        match attempts(world, flow, HOLDS_IN_A_ROW)? {
             Ok(()) => return Ok(Verdict::Held { late }),
-            Err(why) if deadline.passed() || !is_repeatable(flow) => {
-                return Ok(Verdict::Failed {
-                    why,
-                    seen: describe(&seen),
-                });
-            }
-            Err(_) => {}
+            Err(again) => failed = again,
         }
-        Deadline::pause();
-        late = Some(began.elapsed());
     }
+    Ok(failed)
+}
+
+/// Carries the flow out so many times. The inner error is the verdict of the first that fails.
+fn attempts(world: &mut World, flow: &Flow, count: usize) -> Result<Result<(), Verdict>> {
+    for _ in 0..count {
+        if let Err(failed) = attempt(world, flow)? {
+            return Ok(Err(failed));
+        }
+    }
+    Ok(Ok(()))
+}
+
+fn attempt(world: &mut World, flow: &Flow) -> Result<Result<(), Verdict>> {
+    let seen = carry_out(world, flow)?;
+    Ok(judge_action(flow, &seen).map_err(|why| Verdict::Failed {
+        why,
+        seen: describe(&seen),
+    }))
 }
 
 /// Open connections are used up by a try, and a distribution tried often enough comes out right by chance.
@@ -121,7 +140,7 @@ fn send_until_it_holds(world: &mut World, flow: &Flow, send: &case::Send) -> Res
         if judge_action(flow, &seen).is_ok() {
             break;
         }
-        std::thread::sleep(BETWEEN_SENDS);
+        thread::sleep(BETWEEN_SENDS);
         seen = Seen::Tries(vec![agent.send(request.clone())?]);
     }
     Ok(seen)
@@ -130,22 +149,25 @@ fn send_until_it_holds(world: &mut World, flow: &Flow, send: &case::Send) -> Res
 fn request(dial: &case::Dial, expect: &Expect) -> Dial {
     let is_sticky = matches!(expect, Expect::Reach(answers) if answers.sticky);
     let answered = matches!(expect, Expect::Reach(_));
-    // Tries at once when nothing says which comes first; a fixed source port serves one at a time.
-    let in_sequence = is_sticky || dial.source_port.is_some() || !dial.pause.is_zero();
+    // A fixed source port serves one try at a time, and only the first of sticky tries chooses.
+    let one_by_one = is_sticky || dial.source_port.is_some() || !dial.pause.is_zero();
+    let order = match (one_by_one, answered) {
+        (false, _) => Order::AtOnce,
+        // One failure decides a flow all of whose tries must be answered.
+        (true, true) => Order::UntilFailure,
+        (true, false) => Order::InSequence,
+    };
     Dial {
-        to: dial.to,
-        protocol: dial.protocol,
         unconnected: dial.unconnected,
-        tries: dial.n,
         size: dial.size,
         source_port: dial.source_port,
         sources: dial.sources.clone(),
         pause: dial.pause,
-        in_sequence,
-        end_at_failure: answered,
+        order,
         hold: dial.hold.clone(),
         send_again: dial.protocol == Protocol::Udp && !answered,
         timeout: timeout(expect),
+        ..Dial::new(dial.to, dial.protocol, dial.n)
     }
 }
 

@@ -55,12 +55,17 @@ impl Marker {
     fn wait_until_reached(&self, world: &mut World, within: Duration) -> Result<()> {
         let address = SocketAddr::new(CLUSTER_IP.parse()?, self.port);
         let agent = world.agent(Host::Node1)?;
-        let found = Deadline::after(within).poll(|| match agent.dial(look(address)) {
-            Err(error) => Some(Err(error)),
-            Ok(tries) => tries
-                .iter()
-                .any(|one| matches!(one, Try::Answered(_)))
-                .then_some(Ok(())),
+        let found = Deadline::after(within).poll(|| {
+            match agent.dial(Dial {
+                timeout: LOOK_FOR,
+                ..Dial::new(address, Protocol::Tcp, 1)
+            }) {
+                Err(error) => Some(Err(error)),
+                Ok(tries) => tries
+                    .iter()
+                    .any(|one| matches!(one, Try::Answered(_)))
+                    .then_some(Ok(())),
+            }
         });
         match found {
             Some(result) => result,
@@ -79,24 +84,6 @@ impl Marker {
             name: "marker".to_owned(),
         };
         manifests.apply(&key, &manifest)
-    }
-}
-
-fn look(to: SocketAddr) -> Dial {
-    Dial {
-        to,
-        protocol: Protocol::Tcp,
-        unconnected: false,
-        tries: 1,
-        size: 1,
-        source_port: None,
-        sources: Vec::new(),
-        pause: Duration::ZERO,
-        in_sequence: false,
-        end_at_failure: false,
-        hold: None,
-        send_again: false,
-        timeout: LOOK_FOR,
     }
 }
 

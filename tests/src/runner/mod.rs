@@ -24,6 +24,7 @@ pub use self::{
     report::{CaseReport, FlowReport, FlowResult, Summary},
 };
 use crate::{
+    agent::Agent,
     case::{Case, Flow, Step},
     deadline::Stopwatch,
     flow::{self, Verdict},
@@ -72,8 +73,11 @@ impl Runner {
             report.leave_pending(case, &self.pending);
         } else {
             match self.begin(case) {
-                Ok(run) => report = run.to_end(),
-                Err(error) => report.problem("prepare the case", &error),
+                Ok(run) => report = run.complete(),
+                Err(error) => {
+                    report.problem("prepare the case", &error);
+                    report.leave_unrun(case, 0, &self.pending, &error);
+                }
             }
         }
         report.took = began.elapsed();
@@ -107,7 +111,7 @@ impl Runner {
 }
 
 impl CaseRun<'_> {
-    fn to_end(mut self) -> CaseReport {
+    fn complete(mut self) -> CaseReport {
         let case = self.case;
         for (number, step) in case.steps.iter().enumerate() {
             let changed = self.change(number, step);
@@ -172,8 +176,14 @@ impl CaseRun<'_> {
         }
     }
 
-    /// Stops the proxy and has it clean up.
+    /// Closes what flows kept open, stops the proxy and has it clean up.
     fn end(&mut self) {
+        for host in self.world.hosts() {
+            if let Err(error) = self.world.agent(host).and_then(Agent::close) {
+                self.report
+                    .problem(&format!("close the connections of {host}"), &error);
+            }
+        }
         let Some(proxy) = &mut self.proxy else { return };
         if let Err(error) = proxy.stop() {
             self.report.problem("stop the proxy", &error);

@@ -71,9 +71,13 @@ pub enum FlowResult {
 }
 
 /// Counts over cases, and the table by case and host.
+#[derive(Clone, Debug, Serialize)]
 pub struct Summary<'a> {
-    reports: &'a [CaseReport],
+    passed: usize,
+    failed: usize,
+    pending: usize,
     took: Duration,
+    cases: &'a [CaseReport],
 }
 
 #[derive(Clone, Copy, Default)]
@@ -172,6 +176,10 @@ impl FlowResult {
             seen: format!("{error:#}"),
         }
     }
+
+    fn is_late(&self) -> bool {
+        matches!(self, Self::Held { late: Some(_) })
+    }
 }
 
 impl Counts {
@@ -255,25 +263,37 @@ impl fmt::Display for CaseReport {
 
 impl<'a> Summary<'a> {
     /// Of cases that took so long together.
-    pub fn new(reports: &'a [CaseReport], took: Duration) -> Self {
-        Self { reports, took }
+    pub fn new(cases: &'a [CaseReport], took: Duration) -> Self {
+        let total = |count: fn(&CaseReport) -> usize| cases.iter().map(count).sum();
+        let (passed, failed, pending) = (
+            total(CaseReport::held),
+            total(CaseReport::failed),
+            total(CaseReport::pending),
+        );
+        Self {
+            passed,
+            failed,
+            pending,
+            took,
+            cases,
+        }
     }
 
     /// Whether nothing failed.
     pub fn is_success(&self) -> bool {
-        self.reports.iter().all(|report| report.failed() == 0)
+        self.failed == 0
     }
 
     fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts: BTreeSet<Host> = self
-            .reports
+            .cases
             .iter()
             .flat_map(|r| r.flows.iter().map(|flow| flow.from))
             .collect();
         write!(f, "{:<34}", "flows by case and host; (pending)")?;
         hosts.iter().try_for_each(|host| write!(f, "{host:>10}"))?;
         writeln!(f)?;
-        for report in self.reports {
+        for report in self.cases {
             let mut counts: BTreeMap<Host, Counts> = BTreeMap::new();
             for flow in &report.flows {
                 counts.entry(flow.from).or_default().add(&flow.result);
@@ -281,7 +301,7 @@ impl<'a> Summary<'a> {
             let mut line = format!("{:<34}", report.name);
             for host in &hosts {
                 let cell = counts.get(host).copied().unwrap_or_default().cell();
-                line.push_str(&format!("{cell:>10}"));
+                line = format!("{line}{cell:>10}");
             }
             writeln!(f, "{}", line.trim_end())?;
         }
@@ -290,7 +310,7 @@ impl<'a> Summary<'a> {
 
     fn pending_reasons(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-        for flow in self.reports.iter().flat_map(|report| &report.flows) {
+        for flow in self.cases.iter().flat_map(|report| &report.flows) {
             if let FlowResult::Pending { why } = &flow.result {
                 *reasons.entry(why).or_default() += 1;
             }
@@ -307,14 +327,22 @@ impl fmt::Display for Summary<'_> {
         self.table(f)?;
         writeln!(f)?;
         self.pending_reasons(f)?;
-        let total = |count: fn(&CaseReport) -> usize| self.reports.iter().map(count).sum::<usize>();
-        let (held, failed, pending) = (
-            total(CaseReport::held),
-            total(CaseReport::failed),
-            total(CaseReport::pending),
-        );
-        let seconds = self.took.as_secs_f32();
-        writeln!(f, "{} cases in {seconds:.1} s", self.reports.len())?;
-        write!(f, "{held} passed, {failed} failed, {pending} pending")
+        let Self {
+            passed,
+            failed,
+            pending,
+            took,
+            cases,
+        } = self;
+        let late = cases
+            .iter()
+            .flat_map(|case| &case.flows)
+            .filter(|flow| flow.result.is_late())
+            .count();
+        if late > 0 {
+            writeln!(f, "{late} of those that passed held only after a while")?;
+        }
+        writeln!(f, "{} cases in {:.1} s", cases.len(), took.as_secs_f32())?;
+        write!(f, "{passed} passed, {failed} failed, {pending} pending")
     }
 }

@@ -53,11 +53,13 @@ pub(super) fn unmount_if_unused() -> Result<()> {
     if !MOUNTED.load(Ordering::Relaxed) {
         return Ok(());
     }
-    let unused = fs::read_dir(MOUNT_POINT)
+    let mut entries = fs::read_dir(MOUNT_POINT)
         .with_context(|| format!("read {MOUNT_POINT}"))?
-        .next()
-        .is_none();
-    if unused {
+        .flatten();
+    // Kernels with preloaded iterators put maps.debug and progs.debug into every bpffs.
+    let is_kernels_own =
+        |entry: &fs::DirEntry| entry.path().extension().is_some_and(|suffix| suffix == "debug");
+    if entries.all(|entry| is_kernels_own(&entry)) {
         umount(MOUNT_POINT).with_context(|| format!("unmount {MOUNT_POINT}"))?;
         MOUNTED.store(false, Ordering::Relaxed);
     }

@@ -125,8 +125,8 @@ impl World {
             let netlink = Netlink::open()?;
             let absent = addresses.iter().filter(|address| !is_local(**address));
             absent
-                .map(|address| netlink.add_address(LINK, IpNet::from(*address)))
-                .collect()
+                .copied()
+                .try_for_each(|address| netlink.add_address(LINK, IpNet::from(address)))
         })
     }
 

@@ -1,0 +1,285 @@
+//! Shows shunt at work: a node and three pods made of network namespaces, a Service, and what happens to its traffic.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+use serde_yaml_ng::Mapping;
+use shunt_tests::{
+    agent::protocol::{Dial, Protocol, Try},
+    deadline::{Deadline, Stopwatch},
+    interrupt, process,
+    runner::{Manifests, Proxy, compose},
+    world::{Host, World},
+};
+
+const HOSTS: [Host; 4] = [Host::Node1, Host::A1, Host::A2, Host::A3];
+const CLUSTER_IP: &str = "10.96.0.80:80";
+const NODE_PORT: &str = "192.168.57.11:30080";
+const LOCALHOST_NODE_PORT: &str = "127.0.0.1:30080";
+const CONNECTIONS: usize = 60;
+const NEW_ENDPOINT: Host = Host::A3;
+const SEEN_WITHIN: Duration = Duration::from_secs(5);
+/// How long one connection may take while the new endpoint is waited for.
+const LOOK_FOR: Duration = Duration::from_millis(100);
+const BPFTOOL_WITHIN: Duration = Duration::from_secs(5);
+const INSTALL_BPFTOOL: &str = "; on Debian and Ubuntu install it with: apt-get install bpftool";
+/// Enough of a dump to see what it looks like.
+const DUMP_LINES: usize = 60;
+
+/// Shows shunt at work on a small cluster made of network namespaces; needs root, and removes all it made.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The proxy's mode: ebpf, nftables, iptables or ipvs.
+    #[arg(long, default_value = "ebpf")]
+    mode: String,
+    /// The proxy's binary.
+    #[arg(long, value_name = "PATH")]
+    shunt: PathBuf,
+    /// A directory of manifests; those in its `later` folder are added while the demo runs.
+    #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/demo"))]
+    manifests: PathBuf,
+}
+
+struct Demo {
+    // Goes before the world: the process ends before its namespace does.
+    proxy: Proxy,
+    world: World,
+    manifests: Manifests,
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = process::run_if_inside() {
+        return code;
+    }
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\ndemo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let began = Stopwatch::start();
+    interrupt::remove_worlds_on_signal()?;
+    let mut demo = build(arguments)?;
+    let result = demo.show(arguments);
+    if result.is_err() {
+        println!(
+            "\nthe end of shunt's log:\n{}",
+            indented(&demo.proxy.log_tail(20))
+        );
+    }
+    result?;
+    demo.clean_up()?;
+    println!("Done in {:.1} s.", began.elapsed().as_secs_f32());
+    Ok(())
+}
+
+fn build(arguments: &Arguments) -> Result<Demo> {
+    let shunt = arguments
+        .shunt
+        .canonicalize()
+        .with_context(|| format!("--shunt {}", arguments.shunt.display()))?;
+    let program = std::env::current_exe().context("find the demo's own program")?;
+    heading("A small cluster");
+    let took = Stopwatch::start();
+    let world = World::build(&HOSTS, &program)?;
+    println!("  node1   192.168.57.11   the node: shunt will run here");
+    for pod in [Host::A1, Host::A2, Host::A3] {
+        println!(
+            "  {pod:<8}{:<16}a pod on node1",
+            pod.addresses()
+                .first()
+                .map(ipnet::IpNet::addr)
+                .context("a pod without address")?
+        );
+    }
+    println!(
+        "  Each is a network namespace; made in {}.",
+        milliseconds(took.elapsed())
+    );
+    let manifests = Manifests::create(world.directory())?;
+    copy(&arguments.manifests, &manifests)?;
+    let config = world.directory().join("config.yaml");
+    fs::write(&config, compose(&Mapping::new(), &arguments.mode)?)?;
+    let proxy = Proxy::new(&world, &shunt, &arguments.mode, manifests.directory(), &config);
+    Ok(Demo {
+        proxy,
+        world,
+        manifests,
+    })
+}
+
+impl Demo {
+    fn show(&mut self, arguments: &Arguments) -> Result<()> {
+        heading(&format!("shunt --mode {}", arguments.mode));
+        let took = Stopwatch::start();
+        self.proxy.start(&mut self.world)?;
+        println!("  Service default/web: cluster IP {CLUSTER_IP}, node port 30080, endpoints a1 and a2.");
+        println!(
+            "  In the kernel {} after the process was started.",
+            milliseconds(took.elapsed())
+        );
+
+        heading(&format!("Who answers {CONNECTIONS} connections"));
+        self.show_answers(Host::A3, CLUSTER_IP, "pod a3 to the cluster IP")?;
+        self.show_answers(Host::Node1, CLUSTER_IP, "the node to the cluster IP")?;
+        self.show_answers(Host::A3, NODE_PORT, "pod a3 to the node port")?;
+        // Modes that translate packets do not see those to 127.0.0.1 everywhere; sockets have no such limit.
+        let from_node = if arguments.mode == "ebpf" {
+            LOCALHOST_NODE_PORT
+        } else {
+            NODE_PORT
+        };
+        self.show_answers(Host::Node1, from_node, "the node to the node port")?;
+
+        heading("A third endpoint");
+        self.add_endpoint(&arguments.manifests.join("later"))?;
+        self.show_answers(Host::A1, CLUSTER_IP, "pod a1 to the cluster IP")?;
+
+        if arguments.mode == "ebpf" {
+            heading("The services map, as bpftool shows it");
+            self.show_map("services");
+        }
+        Ok(())
+    }
+
+    fn show_answers(&mut self, from: Host, to: &str, what: &str) -> Result<()> {
+        let tries = self.world.agent(from)?.dial(dial(to, CONNECTIONS)?)?;
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for one in &tries {
+            match one {
+                Try::Answered(answer) => *counts.entry(&answer.host).or_default() += 1,
+                Try::Failed(failure) => bail!("{what}, {to}: {}: {}", failure.doing, failure.message),
+            }
+        }
+        println!("  {what}, {to}");
+        for (host, count) in counts {
+            println!("    {host:<6}{} {count}", "#".repeat(count / 2));
+        }
+        Ok(())
+    }
+
+    fn add_endpoint(&mut self, later: &Path) -> Result<()> {
+        let logged = self.proxy.log().lines().count();
+        copy(later, &self.manifests)?;
+        let took = wait_for_map_change(&self.world.pin_directory(), &mut self.world)?;
+        println!(
+            "  web-2.yaml appears in the directory: {NEW_ENDPOINT} answers {} later.",
+            milliseconds(took)
+        );
+        for line in self
+            .proxy
+            .log()
+            .lines()
+            .skip(logged)
+            .filter(|line| line.contains("synced"))
+        {
+            println!("  shunt's own words: {line}");
+        }
+        Ok(())
+    }
+
+    fn show_map(&self, name: &str) {
+        let path = self.world.pin_directory().join(name).display().to_string();
+        println!("  bpftool map dump pinned {path}");
+        let arguments = ["map", "dump", "pinned", &path];
+        match process::run_to_end(Path::new("bpftool"), &arguments, BPFTOOL_WITHIN) {
+            Ok(done) if done.status.success() => {
+                let lines: Vec<_> = done.stdout.lines().collect();
+                println!(
+                    "{}",
+                    indented(&lines.get(..DUMP_LINES).unwrap_or(&lines).join("\n"))
+                );
+                if let Some(more) = lines.len().checked_sub(DUMP_LINES + 1) {
+                    println!("    ... and {} lines more", more + 1);
+                }
+            }
+            Ok(done) => println!("  bpftool says: {}{}", done.stdout, done.stderr),
+            Err(error) => println!(
+                "  {error:#}{}",
+                if is_missing(&error) { INSTALL_BPFTOOL } else { "" }
+            ),
+        }
+    }
+
+    fn clean_up(mut self) -> Result<()> {
+        heading("Clean up");
+        self.proxy.stop()?;
+        self.proxy.clean_up(&self.world)?;
+        println!("  shunt --cleanup has removed all it had in the kernel.");
+        drop(self);
+        println!("  The namespaces are gone.");
+        Ok(())
+    }
+}
+
+/// The time from now, when a manifest has just changed, until the kernel acts on it.
+///
+/// Measured at the far end: until a connection of pod a1 reaches the new endpoint. That is later than the change of
+/// the services map below `_pin_directory`, which userspace cannot watch yet.
+fn wait_for_map_change(_pin_directory: &Path, world: &mut World) -> Result<Duration> {
+    let began = Stopwatch::start();
+    let deadline = Deadline::after(SEEN_WITHIN);
+    let is_new = |one: &Try| matches!(one, Try::Answered(answer) if answer.host == NEW_ENDPOINT.name());
+    while !deadline.passed() {
+        let look = Dial {
+            timeout: LOOK_FOR,
+            ..dial(CLUSTER_IP, 1)?
+        };
+        if world.agent(Host::A1)?.dial(look)?.iter().any(is_new) {
+            return Ok(began.elapsed());
+        }
+    }
+    bail!("{NEW_ENDPOINT} was added to the Service but does not answer after {SEEN_WITHIN:?}")
+}
+
+fn dial(to: &str, tries: usize) -> Result<Dial> {
+    let to: SocketAddr = to.parse().with_context(|| format!("the address {to}"))?;
+    Ok(Dial::new(to, Protocol::Tcp, tries))
+}
+
+/// Puts the manifests of a folder in place, each in one step.
+fn copy(from: &Path, manifests: &Manifests) -> Result<()> {
+    let entries = fs::read_dir(from).with_context(|| format!("--manifests: read {}", from.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_file() {
+            let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            manifests.place(&name, &text)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_missing(error: &anyhow::Error) -> bool {
+    let io = error.root_cause().downcast_ref::<std::io::Error>();
+    io.is_some_and(|io| io.kind() == std::io::ErrorKind::NotFound)
+}
+
+fn heading(text: &str) {
+    println!("\n{text}\n{}", "-".repeat(text.chars().count()));
+}
+
+fn indented(text: &str) -> String {
+    text.lines()
+        .map(|line| format!("    {line}"))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+fn milliseconds(time: Duration) -> String {
+    format!("{:.1} ms", time.as_secs_f64() * 1000.0)
+}

@@ -1,0 +1,204 @@
+//! The runner as a program: that it tells success from failure, and removes all it made however it ends. Needs root.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use shunt_tests::{
+    deadline::Deadline,
+    world::{remove_leftovers, traces},
+};
+
+/// From a pod to another pod's address: holds without any proxy.
+const DIRECT: &str = "{from: a1, to: '10.244.2.11:8080', proto: tcp, n: 3, reach: [b1], source: client}";
+/// To a cluster IP: needs a proxy.
+const CLUSTER_IP: &str = "{from: a1, to: '10.96.0.10:80', proto: tcp, n: 2, reach: [b1]}";
+
+fn cases(flows: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let case = format!("{{name: tiny, about: a tiny case, steps: [{{flows: [{flows}]}}]}}");
+    fs::write(directory.path().join("tiny.yaml"), case).unwrap();
+    directory
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the runner's own binary, which is bounded in time itself"
+)]
+fn conformance(cases: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+    command
+        .args(["--mode", "ebpf", "--cases"])
+        .arg(cases)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// A proxy that never gets healthy, so that the runner waits for it.
+fn stuck_proxy(directory: &Path) -> PathBuf {
+    let path = directory.join("stuck");
+    fs::write(&path, "#!/bin/sh\necho I do nothing\nexec sleep 60\n").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// A runner that waits for its proxy, and the name of its run.
+fn waiting_runner(directory: &Path) -> (Child, String) {
+    let child = conformance(directory)
+        .arg("--shunt")
+        .arg(stuck_proxy(directory))
+        .spawn()
+        .unwrap();
+    let name = format!("shunt-test-{}-0", child.id());
+    let log = Path::new("/run").join(&name).join("proxy.log");
+    let started = Deadline::after(Duration::from_secs(20)).poll(|| {
+        fs::read_to_string(&log)
+            .is_ok_and(|text| text.contains("I do nothing"))
+            .then_some(())
+    });
+    assert!(
+        started.is_some(),
+        "the runner has not started its proxy; there is {:?}",
+        traces(&name)
+    );
+    (child, name)
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
+}
+
+#[test]
+fn what_needs_no_proxy_passes_without_one() {
+    let cases = cases(DIRECT);
+    let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(
+        text(&output).ends_with("1 passed, 0 failed, 0 pending\n"),
+        "{}",
+        text(&output)
+    );
+}
+
+#[test]
+fn what_needs_a_proxy_fails_without_one_and_the_report_says_where_and_why() {
+    let cases = cases(&format!("{DIRECT}, {CLUSTER_IP}"));
+    let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for wanted in [
+        "FAIL    tiny",
+        "step 1, flow 2: a1 tcp 10.96.0.10:80 x2",
+        "wanted: reach b1",
+        "timed out",
+    ] {
+        assert!(text.contains(wanted), "{wanted:?} is not in:\n{text}");
+    }
+    assert!(text.ends_with("1 passed, 1 failed, 0 pending\n"), "{text}");
+}
+
+#[test]
+fn pending_flows_are_counted_and_not_passed() {
+    let cases = cases(&DIRECT.replace("a1", "client"));
+    let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(
+        text(&output).ends_with("0 passed, 0 failed, 1 pending\n"),
+        "{}",
+        text(&output)
+    );
+}
+
+#[test]
+fn a_proxy_that_ends_at_once_fails_the_case_with_its_log() {
+    let cases = cases(DIRECT);
+    let proxy = stuck_proxy(cases.path());
+    fs::write(&proxy, "#!/bin/sh\necho no such flag: $1\nexit 3\n").unwrap();
+    let output = conformance(cases.path())
+        .arg("--shunt")
+        .arg(proxy)
+        .output()
+        .unwrap();
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for wanted in [
+        "ended with exit code 3 before it was healthy",
+        "| no such flag: --mode",
+    ] {
+        assert!(text.contains(wanted), "{wanted:?} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn a_case_with_an_unknown_key_is_refused_before_anything_is_built() {
+    let cases = cases("{from: a1, too: '10.96.0.10:80'}");
+    let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text(&output).contains("tiny.yaml: steps[0].flows[0]"),
+        "{}",
+        text(&output)
+    );
+}
+
+#[test]
+fn nothing_is_left_when_the_runner_is_told_to_stop() {
+    for stop in [Signal::SIGINT, Signal::SIGTERM] {
+        let cases = cases(DIRECT);
+        let (child, name) = waiting_runner(cases.path());
+        signal(&child, stop);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(128 + stop as i32), "{}", text(&output));
+        assert_eq!(traces(&name), Vec::<PathBuf>::new());
+    }
+}
+
+#[test]
+fn what_a_killed_runner_leaves_is_removed_by_the_next() {
+    let cases = cases(DIRECT);
+    let (mut child, name) = waiting_runner(cases.path());
+    signal(&child, Signal::SIGKILL);
+    assert_eq!(child.wait().unwrap().signal(), Some(Signal::SIGKILL as i32));
+    // Another test's runner may have swept already: the outcome is the same.
+    let (_, errors) = remove_leftovers().unwrap();
+    assert!(errors.is_empty(), "{errors:?}");
+    assert_eq!(traces(&name), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn without_root_the_runner_says_what_it_needs() {
+    use std::os::unix::process::CommandExt as _;
+    let cases = cases(DIRECT);
+    fs::set_permissions(cases.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    // The build directory may be closed to others; the copy is not.
+    let program = cases.path().join("conformance");
+    fs::copy(env!("CARGO_BIN_EXE_conformance"), &program).unwrap();
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the runner's own binary, which ends at once"
+    )]
+    let output = Command::new(&program)
+        .args(["--mode", "ebpf", "--no-proxy", "--cases"])
+        .arg(cases.path())
+        .uid(65_534)
+        .gid(65_534)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output).contains("needs root"), "{}", text(&output));
+}

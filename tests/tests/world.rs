@@ -1,0 +1,248 @@
+//! The world itself, without a proxy: who reaches whom, from which address, and that nothing of it stays. Needs root.
+
+use std::{net::SocketAddr, path::Path};
+
+use shunt_tests::{
+    agent::protocol::{Answer, Dial, FailureKind, Protocol, Send, Try},
+    world::{Host, World, traces},
+};
+
+fn build(hosts: &[Host]) -> World {
+    World::build(hosts, Path::new(env!("CARGO_BIN_EXE_conformance"))).expect("build the world")
+}
+
+fn dial(world: &mut World, from: Host, dial: Dial) -> Vec<Try> {
+    world
+        .agent(from)
+        .and_then(|agent| agent.dial(dial))
+        .expect("the agent answers")
+}
+
+/// The answers to one try from each host to each address of each other host.
+fn answers(world: &mut World, from: Host, to: Host, protocol: Protocol, port: u16) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    for address in to.addresses() {
+        let address = SocketAddr::new(address.addr(), port);
+        for unconnected in [false, true]
+            .into_iter()
+            .take(if protocol == Protocol::Udp { 2 } else { 1 })
+        {
+            let tries = dial(
+                world,
+                from,
+                Dial {
+                    unconnected,
+                    ..Dial::new(address, protocol, 1)
+                },
+            );
+            match tries.as_slice() {
+                [Try::Answered(answer)] => answers.push(answer.clone()),
+                other => panic!("{from} to {to} at {protocol:?} {address}: {other:?}"),
+            }
+        }
+    }
+    answers
+}
+
+#[test]
+fn hosts_reach_each_other_by_address_and_see_each_others_own_addresses() {
+    let mut world = build(&Host::ALL);
+    // The client has no routes to pods, as README says; nodes and pods route all there is between them.
+    let pairs = [
+        (Host::A1, Host::A2),
+        (Host::A1, Host::B1),
+        (Host::B2, Host::A3),
+        (Host::A2, Host::Node1),
+        (Host::Node1, Host::A1),
+        (Host::Node1, Host::B1),
+        (Host::Node1, Host::Node2),
+        (Host::Client, Host::Node1),
+        (Host::Node2, Host::A1),
+    ];
+    for (from, to) in pairs {
+        for (protocol, port) in [
+            (Protocol::Tcp, 8080),
+            (Protocol::Tcp, 8081),
+            (Protocol::Udp, 5353),
+        ] {
+            for answer in answers(&mut world, from, to, protocol, port) {
+                assert_eq!(answer.host, to.name());
+                assert!(
+                    from.owns(answer.seen.ip()),
+                    "{to} saw {} in place of {from}",
+                    answer.seen
+                );
+                assert_eq!(answer.reported, answer.dialled);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_closed_port_refuses_and_an_address_nobody_has_stays_silent() {
+    let mut world = build(&Host::ALL);
+    let kinds = |tries: Vec<Try>| -> Vec<_> {
+        tries
+            .into_iter()
+            .map(|one| match one {
+                Try::Failed(failure) => failure.kind,
+                Try::Answered(answer) => panic!("{answer:?}"),
+            })
+            .collect()
+    };
+    for unconnected in [false, true] {
+        let closed = Dial {
+            unconnected,
+            ..Dial::new("10.244.2.11:9".parse().unwrap(), Protocol::Udp, 2)
+        };
+        assert_eq!(
+            kinds(dial(&mut world, Host::A1, closed)),
+            [FailureKind::Refused; 2]
+        );
+    }
+    let closed = Dial::new("[fd44:2::11]:9".parse().unwrap(), Protocol::Tcp, 2);
+    assert_eq!(
+        kinds(dial(&mut world, Host::A1, closed)),
+        [FailureKind::Refused; 2]
+    );
+    let timeout = std::time::Duration::from_millis(300);
+    let silent = Dial {
+        timeout,
+        ..Dial::new("10.96.0.10:80".parse().unwrap(), Protocol::Tcp, 2)
+    };
+    assert_eq!(
+        kinds(dial(&mut world, Host::A1, silent)),
+        [FailureKind::TimedOut; 2]
+    );
+}
+
+#[test]
+fn source_ports_and_source_addresses_are_those_asked_for() {
+    let mut world = build(&Host::ALL);
+    let own: Vec<_> = ["192.168.57.60", "192.168.57.61"]
+        .iter()
+        .map(|text| text.parse().unwrap())
+        .collect();
+    world.add_addresses(Host::Client, &own).unwrap();
+    world
+        .add_addresses(Host::Client, &own)
+        .expect("addresses that are there already are fine");
+    let to = "192.168.57.11:5353".parse().unwrap();
+    let asked = Dial {
+        sources: own.clone(),
+        source_port: Some(40_001),
+        order: shunt_tests::agent::protocol::Order::UntilFailure,
+        ..Dial::new(to, Protocol::Udp, 4)
+    };
+    let seen: Vec<_> = dial(&mut world, Host::Client, asked)
+        .into_iter()
+        .map(|one| match one {
+            Try::Answered(answer) => answer.seen,
+            Try::Failed(failure) => panic!("{failure:?}"),
+        })
+        .collect();
+    let wanted: Vec<_> = own
+        .iter()
+        .cycle()
+        .take(4)
+        .map(|own| SocketAddr::new(*own, 40_001))
+        .collect();
+    assert_eq!(seen, wanted);
+}
+
+#[test]
+fn large_datagrams_and_kept_connections_work() {
+    let mut world = build(&Host::ALL);
+    let large = Dial {
+        size: 4000,
+        ..Dial::new("10.244.2.11:5353".parse().unwrap(), Protocol::Udp, 3)
+    };
+    assert!(
+        dial(&mut world, Host::A1, large)
+            .iter()
+            .all(|one| matches!(one, Try::Answered(_)))
+    );
+    let kept = Dial {
+        hold: Some("c".to_owned()),
+        ..Dial::new("10.244.2.11:8080".parse().unwrap(), Protocol::Tcp, 1)
+    };
+    assert!(matches!(
+        dial(&mut world, Host::A1, kept).as_slice(),
+        [Try::Answered(_)]
+    ));
+    let send = |id: &str| Send {
+        id: id.to_owned(),
+        size: 3000,
+        timeout: std::time::Duration::from_secs(1),
+    };
+    let agent = world.agent(Host::A1).unwrap();
+    for _ in 0..2 {
+        assert!(matches!(agent.send(send("c")).unwrap(), Try::Answered(answer) if answer.host == "b1"));
+    }
+    assert!(
+        agent
+            .send(send("other"))
+            .unwrap_err()
+            .to_string()
+            .contains("no connection is kept")
+    );
+}
+
+#[test]
+fn processes_run_in_the_cgroup_and_the_namespace_of_their_host() {
+    let world = build(&[Host::Node1, Host::A1]);
+    let procs = std::fs::read_to_string(world.cgroup_root().join("cgroup.procs")).unwrap();
+    assert_eq!(
+        procs.lines().count(),
+        2,
+        "one agent for node1 and one for a1: {procs}"
+    );
+    let mut namespaces: Vec<_> = procs
+        .lines()
+        .map(|pid| std::fs::read_link(format!("/proc/{pid}/ns/net")).unwrap())
+        .collect();
+    namespaces.push(std::fs::read_link("/proc/self/ns/net").unwrap());
+    namespaces.sort();
+    namespaces.dedup();
+    assert_eq!(
+        namespaces.len(),
+        3,
+        "the two hosts' and the test's own: {namespaces:?}"
+    );
+}
+
+#[test]
+fn nothing_of_a_world_is_left_when_it_is_dropped() {
+    let world = build(&[Host::Node1, Host::A1]);
+    let name = world.name().to_owned();
+    assert!(
+        traces(&name).len() >= 4,
+        "namespaces, cgroup, pins and directory: {:?}",
+        traces(&name)
+    );
+    drop(world);
+    assert_eq!(traces(&name), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn nothing_of_a_world_is_left_after_a_panic() {
+    let (sender, name) = std::sync::mpsc::channel();
+    let panicked = std::thread::spawn(move || {
+        let world = build(&[Host::Node1, Host::A1]);
+        sender.send(world.name().to_owned()).unwrap();
+        panic!("on purpose");
+    });
+    assert!(panicked.join().is_err());
+    assert_eq!(traces(&name.recv().unwrap()), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn two_worlds_live_side_by_side() {
+    let (mut one, other) = (build(&[Host::Node1, Host::A1]), build(&[Host::Node1, Host::A1]));
+    assert_ne!(one.name(), other.name());
+    drop(other);
+    assert_eq!(
+        answers(&mut one, Host::A1, Host::Node1, Protocol::Tcp, 8080).len(),
+        Host::Node1.addresses().len()
+    );
+}
