@@ -1,6 +1,7 @@
-//! shunt's test world: hosts as network namespaces, the runner of conformance cases, and the demo.
+//! shunt's test world: hosts as network namespaces, the runner of conformance cases, the demo, and an API server to watch.
 
 pub mod agent;
+pub mod apiserver;
 pub mod case;
 pub mod deadline;
 pub mod flow;

@@ -44,7 +44,7 @@ pub struct Timing {
 impl Default for Timing {
     fn default() -> Self {
         Self {
-            response: Duration::from_secs(60),
+            response: Duration::from_mins(1),
             idle: Duration::from_secs(150),
             settled: Duration::from_secs(10),
             first_retry: Duration::from_millis(250),

@@ -352,19 +352,15 @@ impl<K: Kind> Reflector<K> {
                 return (metadata.resource_version, Found::Nothing);
             }
         };
-        let found = match decoded.object {
-            Some(object) => {
-                self.reporter.decoded(&object.key(), decoded.problems);
-                if decoded.selected {
-                    Found::Object(object)
-                } else {
-                    Found::Excluded(object.key())
-                }
-            }
-            None => {
-                self.reporter.undecodable(None, decoded.problems);
-                Found::Nothing
-            }
+        let Some(object) = decoded.object else {
+            self.reporter.undecodable(None, decoded.problems);
+            return (decoded.resource_version, Found::Nothing);
+        };
+        self.reporter.decoded(&object.key(), decoded.problems);
+        let found = if decoded.selected {
+            Found::Object(object)
+        } else {
+            Found::Excluded(object.key())
         };
         (decoded.resource_version, found)
     }

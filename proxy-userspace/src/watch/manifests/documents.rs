@@ -278,11 +278,27 @@ impl Document {
             return self.fails(key, &format!("{prefix}apiVersion"), what, contents);
         }
         match object_kind {
-            ObjectKind::Service => self.decoded(prefix, object_kind, key, value, Object::Service, contents),
+            ObjectKind::Service => self.decoded(
+                prefix,
+                object_kind,
+                key.as_ref(),
+                value,
+                Object::Service,
+                contents,
+            ),
             ObjectKind::EndpointSlice => {
-                self.decoded(prefix, object_kind, key, value, Object::EndpointSlice, contents);
+                self.decoded(
+                    prefix,
+                    object_kind,
+                    key.as_ref(),
+                    value,
+                    Object::EndpointSlice,
+                    contents,
+                );
             }
-            ObjectKind::Node => self.decoded(prefix, object_kind, key, value, Object::Node, contents),
+            ObjectKind::Node => {
+                self.decoded(prefix, object_kind, key.as_ref(), value, Object::Node, contents)
+            }
         }
     }
 
@@ -290,7 +306,7 @@ impl Document {
         &self,
         prefix: &str,
         kind: ObjectKind,
-        key: Option<Key>,
+        key: Option<&Key>,
         value: Value,
         wrap: fn(K) -> Object,
         contents: &mut Contents,
@@ -319,7 +335,7 @@ impl Document {
         };
         for problem in problems {
             let field = format!("{prefix}{}", problem.field);
-            self.fails(key.clone(), field.trim_end_matches('.'), problem.what, contents);
+            self.fails(key.cloned(), field.trim_end_matches('.'), problem.what, contents);
         }
     }
 

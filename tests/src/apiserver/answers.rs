@@ -1,0 +1,117 @@
+//! Bodies and heads as a kube-apiserver writes them.
+
+use axum::{
+    body::Body,
+    response::{IntoResponse as _, Response},
+};
+use http::{StatusCode, header};
+use serde_json::{Value, json};
+
+use super::{Resource, misbehaviour::Verb};
+
+/// A whole answer.
+pub(super) fn whole(status: StatusCode, body: &Value) -> Response {
+    stream(status, Body::from(format!("{body}\n")))
+}
+
+/// An answer with any body.
+pub(super) fn stream(status: StatusCode, body: Body) -> Response {
+    let head = [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::CACHE_CONTROL, "no-cache, private"),
+        (
+            header::HeaderName::from_static("audit-id"),
+            "00000000-0000-4000-8000-000000000000",
+        ),
+    ];
+    (status, head, body).into_response()
+}
+
+/// A `Status` of failure.
+pub(super) fn status(code: u16, reason: &str, message: impl Into<String>) -> Value {
+    json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": message.into(), "reason": reason, "code": code,
+    })
+}
+
+pub(super) fn failure(body: &Value) -> Response {
+    let code = body["code"].as_u64().and_then(|code| u16::try_from(code).ok());
+    let code = code.and_then(|code| StatusCode::from_u16(code).ok());
+    whole(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), body)
+}
+
+pub(super) fn unauthorized() -> Value {
+    status(401, "Unauthorized", "Unauthorized")
+}
+
+pub(super) fn forbidden(resource: &Resource, verb: Verb) -> Value {
+    let Resource { plural, group, .. } = resource;
+    let verb = if verb == Verb::List { "list" } else { "watch" };
+    let mut body = status(
+        403,
+        "Forbidden",
+        format!(
+            "{plural} is forbidden: User \"viewer\" cannot {verb} resource \"{plural}\" in API group \"{group}\" at the \
+             cluster scope"
+        ),
+    );
+    body["details"] = json!({"kind": plural});
+    if !group.is_empty() {
+        body["details"]["group"] = json!(group);
+    }
+    body
+}
+
+/// The answer to `sendInitialEvents` where the feature gate is off.
+pub(super) fn streaming_refused() -> Value {
+    let message = "ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden \
+                   for watch unless the WatchList feature gate is enabled";
+    status(422, "Invalid", message)
+}
+
+/// The answer to a continue token whose version is compacted.
+pub(super) fn continue_expired() -> Value {
+    let message = "The provided continue parameter is too old to display a consistent list result. You can start a new \
+                   list without the continue parameter.";
+    status(410, "Expired", message)
+}
+
+/// The `ERROR` of a watch that asks for forgotten history.
+pub(super) fn too_old(version: u64, compacted: u64) -> Value {
+    status(
+        410,
+        "Expired",
+        format!("too old resource version: {version} ({compacted})"),
+    )
+}
+
+/// One line of a watch.
+pub(super) fn event(event_type: &str, object: &Value) -> String {
+    // The type first, as the server writes it.
+    format!("{{\"type\":\"{event_type}\",\"object\":{object}}}\n")
+}
+
+/// The object of a bookmark.
+pub(super) fn bookmark(resource: &Resource, version: u64, ends_list: bool) -> Value {
+    let mut metadata = json!({"resourceVersion": version.to_string()});
+    if ends_list {
+        metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+    }
+    let mut object =
+        json!({"kind": resource.kind, "apiVersion": resource.api_version(), "metadata": metadata});
+    // Empty objects of these kinds are written with what is not optional in them.
+    match resource.kind {
+        "Service" => {
+            object["spec"] = json!({});
+            object["status"] = json!({"loadBalancer": {}});
+        }
+        "EndpointSlice" => {
+            object["addressType"] = json!("");
+            object["endpoints"] = Value::Null;
+            object["ports"] = Value::Null;
+        }
+        _ => {}
+    }
+    object
+}

@@ -1,0 +1,103 @@
+//! Lists and their pages.
+
+use anyhow::{Context as _, Result};
+use axum::response::Response;
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::{Query, Resource, answers, selectors::Selectors, store::Store};
+
+/// Where a list goes on, as the server encodes it.
+struct Continue {
+    version: u64,
+    /// The first key of the page.
+    start: String,
+}
+
+impl Continue {
+    fn decode(token: &str) -> Result<Self> {
+        let token: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(token)?)?;
+        let version = token["rv"].as_u64().context("rv")?;
+        Ok(Self {
+            version,
+            start: token["start"].as_str().context("start")?.to_owned(),
+        })
+    }
+
+    fn after(version: u64, key: &str) -> String {
+        // Written by hand for the order of its fields.
+        let start = json!(format!("{key}\0"));
+        URL_SAFE_NO_PAD.encode(format!(
+            "{{\"v\":\"meta.k8s.io/v1\",\"rv\":{version},\"start\":{start}}}"
+        ))
+    }
+}
+
+/// Answers a list request.
+pub(super) fn answer(store: &Store, resource: &'static Resource, query: &Query) -> Response {
+    let from = match query
+        .get("continue")
+        .filter(|token| !token.is_empty())
+        .map(|token| Continue::decode(token))
+    {
+        None => Continue {
+            version: store.version(),
+            start: String::new(),
+        },
+        Some(Ok(from)) => from,
+        Some(Err(error)) => {
+            let message = format!("continue key is not valid: {error}");
+            return answers::failure(&answers::status(400, "BadRequest", message));
+        }
+    };
+    if from.version < store.compacted() {
+        return answers::failure(&answers::continue_expired());
+    }
+    answers::whole(StatusCode::OK, &page(store, resource, query, &from))
+}
+
+fn page(store: &Store, resource: &'static Resource, query: &Query, from: &Continue) -> Value {
+    let selectors = query.selectors();
+    let limit = query
+        .get("limit")
+        .and_then(|limit| limit.parse().ok())
+        .filter(|limit| *limit > 0);
+    let objects = store.list(resource.plural, from.version);
+    let mut rest = objects
+        .range(from.start.clone()..)
+        .filter(|(_, object)| selectors.matches(object));
+    let items: Vec<_> = rest.by_ref().take(limit.unwrap_or(usize::MAX)).collect();
+    let remaining = rest.count();
+    let mut metadata = json!({"resourceVersion": from.version.to_string()});
+    if let (Some((last, _)), true) = (items.last(), remaining > 0) {
+        metadata["continue"] = json!(Continue::after(from.version, last));
+        // With selectors the server does not know.
+        if selectors.is_empty() {
+            metadata["remainingItemCount"] = json!(remaining);
+        }
+    }
+    let items: Vec<Value> = items.into_iter().map(|(_, object)| item(object)).collect();
+    json!({
+        "kind": format!("{}List", resource.kind), "apiVersion": resource.api_version(),
+        "metadata": metadata, "items": items,
+    })
+}
+
+/// Items of lists do not say what they are.
+fn item(object: &Value) -> Value {
+    let mut object = object.clone();
+    if let Some(fields) = object.as_object_mut() {
+        fields.remove("kind");
+        fields.remove("apiVersion");
+    }
+    object
+}
+
+impl Query {
+    /// The request's selectors.
+    pub(super) fn selectors(&self) -> Selectors {
+        let text = |key| self.get(key).unwrap_or_default();
+        Selectors::parse(text("labelSelector"), text("fieldSelector"))
+    }
+}

@@ -1,0 +1,80 @@
+//! What can go wrong, on demand.
+
+use super::Request;
+
+/// What sort of request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// A list or a page of one.
+    List,
+    /// A watch without `sendInitialEvents`.
+    Watch,
+    /// A watch with `sendInitialEvents`: a streaming list.
+    WatchList,
+}
+
+/// What to do in place of a proper answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misbehaviour {
+    /// 401, for credentials that are not accepted.
+    Unauthorized,
+    /// 403, for a missing permission.
+    Forbidden,
+    /// HTTP 410, as for a resource version that has expired.
+    Gone,
+    /// HTTP 410 for requests with a continue token; others are answered.
+    ExpireContinue,
+    /// HTTP 500.
+    InternalError,
+    /// HTTP 422, the answer to `sendInitialEvents` without the `WatchList` feature gate.
+    RefuseStreaming,
+    /// Treats `sendInitialEvents` as unknown, as servers before 1.27 do: an ordinary watch, and no bookmark that ends the
+    /// initial objects.
+    IgnoreStreaming,
+    /// Never answers.
+    Hang,
+    /// Sends the head of an answer and then nothing.
+    HangAfterHead,
+    /// Breaks the connection in the middle of the body.
+    Cut,
+    /// 200 and an empty body.
+    EndAtOnce,
+    /// A watch whose first line is an `ERROR` with 410.
+    ExpiredInStream,
+    /// 200 and a body that is no JSON.
+    Garbage,
+}
+
+/// What to do to the watches that are open now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interruption {
+    /// End them between two lines, as the server does after `timeoutSeconds`.
+    End,
+    /// Break the connection in the middle of a line.
+    CutMidEvent,
+    /// Send an `ERROR` with 410, and end.
+    Expire,
+    /// Leave them open and send nothing any more.
+    Stall,
+    /// Send a bookmark.
+    Bookmark,
+}
+
+/// Which requests misbehave, and how often.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    pub(super) plural: Option<&'static str>,
+    pub(super) verb: Option<Verb>,
+    pub(super) misbehaviour: Misbehaviour,
+    pub(super) times: usize,
+}
+
+impl Fault {
+    pub(super) fn matches(&self, request: &Request) -> bool {
+        let continues = request.query.get("continue").is_some();
+        self.times > 0
+            && self.plural.is_none_or(|plural| plural == request.plural)
+            && self.verb.is_none_or(|verb| verb == request.verb)
+            && (continues || self.misbehaviour != Misbehaviour::ExpireContinue)
+    }
+}

@@ -1,0 +1,316 @@
+//! An API server to watch: real HTTP lists and watches of objects that a test puts in, and misbehaviour on demand.
+//!
+//! It follows the recordings of a kube-apiserver 1.36 in `recordings/`: consistent pages, watches with selectors,
+//! bookmarks, streaming lists, expired history, and the bodies of errors. It has no authentication, no defaulting and no
+//! admission.
+
+mod answers;
+mod list;
+mod misbehaviour;
+mod selectors;
+mod store;
+mod watch;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::{Context as _, Result};
+use axum::{
+    Router,
+    body::Body,
+    extract::{Query as QueryParameters, State},
+    response::Response,
+    routing::get,
+};
+use futures::stream;
+use http::StatusCode;
+use serde_json::Value;
+use tokio::{
+    net::TcpListener,
+    sync::{broadcast, watch as channel},
+    task::JoinHandle,
+};
+
+use self::{misbehaviour::Fault, store::Store};
+pub use self::{
+    misbehaviour::{Interruption, Misbehaviour, Verb},
+    store::Resource,
+};
+
+/// A running server. Dropping it takes it down.
+#[derive(Debug)]
+pub struct ApiServer {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    serving: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    store: Mutex<Store>,
+    faults: Mutex<Vec<Fault>>,
+    requests: Mutex<Vec<Request>>,
+    changed: channel::Sender<u64>,
+    interruptions: broadcast::Sender<Interruption>,
+    down: channel::Sender<bool>,
+}
+
+/// A request that the server got.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The resource's name in URLs.
+    pub plural: &'static str,
+    /// What was asked for.
+    pub verb: Verb,
+    /// The query, decoded.
+    pub query: Query,
+}
+
+/// The decoded query of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Query(BTreeMap<String, String>);
+
+impl Query {
+    /// The value of a parameter.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
+    fn is(&self, key: &str) -> bool {
+        matches!(self.get(key), Some("true" | "1"))
+    }
+
+    fn verb(&self) -> Verb {
+        match (self.is("watch"), self.is("sendInitialEvents")) {
+            (true, true) => Verb::WatchList,
+            (true, false) => Verb::Watch,
+            (false, _) => Verb::List,
+        }
+    }
+}
+
+impl ApiServer {
+    /// Starts a server without objects. Port 0 picks a free one.
+    pub async fn start(address: SocketAddr) -> Result<Self> {
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("listen on {address}"))?;
+        Self::start_on(listener)
+    }
+
+    /// Starts a server on a socket that listens already, in a network namespace for example.
+    pub fn start_on(listener: TcpListener) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            store: Mutex::new(Store::new()),
+            faults: Mutex::default(),
+            requests: Mutex::default(),
+            changed: channel::Sender::new(0),
+            interruptions: broadcast::Sender::new(16),
+            down: channel::Sender::new(false),
+        });
+        let address = listener.local_addr().context("local address")?;
+        let serving = Some(serve(listener, Arc::clone(&shared)));
+        Ok(Self {
+            address,
+            shared,
+            serving,
+        })
+    }
+
+    /// The address the server listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The server's URL, for `--master`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Creates or replaces an object, and returns its version. It needs `kind`, `apiVersion` and a name.
+    pub fn put(&self, object: Value) -> Result<u64> {
+        self.changing(|store| store.put(object))
+    }
+
+    /// Deletes an object, and returns the version of the deletion. Cluster-scoped kinds ignore the namespace.
+    pub fn delete(&self, kind: &str, namespace: &str, name: &str) -> Result<u64> {
+        self.changing(|store| store.delete(kind, namespace, name))
+    }
+
+    /// Keeps a recorded object with its version; watches do not hear of it.
+    pub fn restore(&self, object: Value) -> Result<()> {
+        self.shared.store().restore(object)
+    }
+
+    /// Raises the current version, as changes of other resources do.
+    pub fn advance_to(&self, version: u64) {
+        self.shared.store().advance_to(version);
+    }
+
+    /// Forgets all history: older versions and continue tokens have expired.
+    pub fn compact(&self) {
+        self.shared.store().compact();
+    }
+
+    /// Makes the next `times` requests for this resource (all, if none is named) and verb (any) misbehave.
+    pub fn misbehave(
+        &self,
+        plural: Option<&'static str>,
+        verb: Option<Verb>,
+        misbehaviour: Misbehaviour,
+        times: usize,
+    ) {
+        lock(&self.shared.faults).push(Fault {
+            plural,
+            verb,
+            misbehaviour,
+            times,
+        });
+    }
+
+    /// Ends all misbehaviour.
+    pub fn behave(&self) {
+        lock(&self.shared.faults).clear();
+    }
+
+    /// Does something to the watches that are open now.
+    pub fn interrupt(&self, interruption: Interruption) {
+        // No watch is open, if nobody hears it.
+        let _ = self.shared.interruptions.send(interruption);
+    }
+
+    /// The requests so far.
+    pub fn requests(&self) -> Vec<Request> {
+        lock(&self.shared.requests).clone()
+    }
+
+    /// Takes the server down: connections break, new ones are refused. Objects stay.
+    pub async fn down(&mut self) {
+        self.shared.down.send_replace(true);
+        if let Some(serving) = self.serving.take() {
+            let _ = serving.await;
+        }
+    }
+
+    /// Brings it up again at the same address.
+    pub async fn up(&mut self) -> Result<()> {
+        let listener = TcpListener::bind(self.address).await.context("listen again")?;
+        self.shared.down.send_replace(false);
+        self.serving = Some(serve(listener, Arc::clone(&self.shared)));
+        Ok(())
+    }
+
+    fn changing<T>(&self, change: impl FnOnce(&mut Store) -> Result<T>) -> Result<T> {
+        let result = change(&mut self.shared.store());
+        self.shared.changed.send_modify(|changes| *changes += 1);
+        result
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        self.shared.down.send_replace(true);
+    }
+}
+
+impl Shared {
+    fn store(&self) -> MutexGuard<'_, Store> {
+        lock(&self.store)
+    }
+
+    fn fault(&self, request: &Request) -> Option<Misbehaviour> {
+        let mut faults = lock(&self.faults);
+        let fault = faults.iter_mut().find(|fault| fault.matches(request))?;
+        fault.times -= 1;
+        Some(fault.misbehaviour)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
+    let mut router = Router::new();
+    for resource in &Resource::ALL {
+        let answer = move |State(shared): State<Arc<Shared>>, QueryParameters(query)| async move {
+            answer(&shared, resource, Query(query)).await
+        };
+        router = router.route(&resource.path(), get(answer));
+    }
+    let mut down = shared.down.subscribe();
+    let service = router.fallback(not_found).with_state(shared);
+    tokio::spawn(async move {
+        let shutdown = async move {
+            // A lost sender means that the server is gone as well.
+            let _ = down.wait_for(|down| *down).await;
+        };
+        // Serving does not fail; errors of single connections end those.
+        let _ = axum::serve(listener, service)
+            .with_graceful_shutdown(shutdown)
+            .await;
+    })
+}
+
+async fn not_found() -> Response {
+    answers::failure(&answers::status(
+        404,
+        "NotFound",
+        "the server could not find the requested resource",
+    ))
+}
+
+async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query) -> Response {
+    let verb = query.verb();
+    let request = Request {
+        plural: resource.plural,
+        verb,
+        query,
+    };
+    lock(&shared.requests).push(request.clone());
+    let query = &request.query;
+    match shared.fault(&request) {
+        Some(Misbehaviour::Unauthorized) => answers::failure(&answers::unauthorized()),
+        Some(Misbehaviour::Forbidden) => answers::failure(&answers::forbidden(resource, verb)),
+        Some(Misbehaviour::Gone | Misbehaviour::ExpireContinue) => {
+            answers::failure(&answers::continue_expired())
+        }
+        Some(Misbehaviour::RefuseStreaming) => answers::failure(&answers::streaming_refused()),
+        Some(Misbehaviour::InternalError) => {
+            answers::failure(&answers::status(500, "InternalError", "Internal error occurred"))
+        }
+        Some(Misbehaviour::Hang) => {
+            let _ = shared.down.subscribe().wait_for(|down| *down).await;
+            broken(Vec::new())
+        }
+        fault if verb != Verb::List => watch::answer(shared, resource, query, fault),
+        Some(Misbehaviour::Cut) => broken(br#"{"kind":"List","items":[{"metadata":"#.to_vec()),
+        Some(Misbehaviour::Garbage) => answers::stream(StatusCode::OK, Body::from("<html>no JSON</html>")),
+        Some(Misbehaviour::EndAtOnce) => answers::stream(StatusCode::OK, Body::empty()),
+        Some(Misbehaviour::HangAfterHead) => {
+            let mut down = shared.down.subscribe();
+            let silence = async move {
+                down.wait_for(|down| *down)
+                    .await
+                    .map_err(io::Error::other)
+                    .map(drop)
+            };
+            let body = stream::once(async { silence.await.map(|()| bytes::Bytes::new()) });
+            answers::stream(StatusCode::OK, Body::from_stream(body))
+        }
+        _ => list::answer(&shared.store(), resource, query),
+    }
+}
+
+/// An answer whose connection breaks after `part` of the body.
+fn broken(part: Vec<u8>) -> Response {
+    let parts = [
+        Ok(bytes::Bytes::from(part)),
+        Err(io::Error::from(io::ErrorKind::ConnectionAborted)),
+    ];
+    answers::stream(StatusCode::OK, Body::from_stream(stream::iter(parts)))
+}

@@ -1,0 +1,237 @@
+//! The objects, their resource versions, and the history that watches and consistent pages are made of.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+/// A kind of object that the server has.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Resource {
+    /// The API group; empty for the core group.
+    pub group: &'static str,
+    /// The version.
+    pub version: &'static str,
+    /// The name in URLs.
+    pub plural: &'static str,
+    /// `kind`.
+    pub kind: &'static str,
+    /// Whether objects have a namespace.
+    pub namespaced: bool,
+}
+
+impl Resource {
+    /// All there are.
+    pub const ALL: [Self; 4] = [
+        Self {
+            group: "",
+            version: "v1",
+            plural: "services",
+            kind: "Service",
+            namespaced: true,
+        },
+        Self {
+            group: "",
+            version: "v1",
+            plural: "nodes",
+            kind: "Node",
+            namespaced: false,
+        },
+        Self {
+            group: "discovery.k8s.io",
+            version: "v1",
+            plural: "endpointslices",
+            kind: "EndpointSlice",
+            namespaced: true,
+        },
+        Self {
+            group: "networking.k8s.io",
+            version: "v1",
+            plural: "servicecidrs",
+            kind: "ServiceCIDR",
+            namespaced: false,
+        },
+    ];
+
+    /// `apiVersion`.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() {
+            self.version.to_owned()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
+    }
+
+    /// The path of the collection.
+    pub fn path(&self) -> String {
+        let root = if self.group.is_empty() { "api" } else { "apis" };
+        format!("/{root}/{}/{}", self.api_version(), self.plural)
+    }
+
+    fn of(object: &Value) -> Result<&'static Self> {
+        let (kind, api_version) = (&object["kind"], &object["apiVersion"]);
+        Self::ALL
+            .iter()
+            .find(|resource| *kind == resource.kind && *api_version == resource.api_version())
+            .with_context(|| format!("no such resource: {api_version} {kind}"))
+    }
+}
+
+/// One object's change. Versions are unique over all resources.
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    pub(super) version: u64,
+    pub(super) plural: &'static str,
+    pub(super) key: String,
+    pub(super) old: Option<Value>,
+    pub(super) new: Option<Value>,
+}
+
+/// Everything the server knows.
+#[derive(Debug)]
+pub(super) struct Store {
+    version: u64,
+    /// Changes up to this version are forgotten.
+    compacted: u64,
+    objects: BTreeMap<(&'static str, String), Value>,
+    history: Vec<Change>,
+}
+
+impl Store {
+    pub(super) fn new() -> Self {
+        Self {
+            version: 1,
+            compacted: 0,
+            objects: BTreeMap::new(),
+            history: Vec::new(),
+        }
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub(super) fn compacted(&self) -> u64 {
+        self.compacted
+    }
+
+    /// Makes `version` the current one, as if other objects had changed.
+    pub(super) fn advance_to(&mut self, version: u64) {
+        self.version = self.version.max(version);
+    }
+
+    /// Forgets all history.
+    pub(super) fn compact(&mut self) {
+        self.version += 1;
+        self.compacted = self.version - 1;
+        self.history.clear();
+    }
+
+    /// Creates or replaces an object; it gets a new version.
+    pub(super) fn put(&mut self, mut object: Value) -> Result<u64> {
+        let resource = Resource::of(&object)?;
+        let metadata = object["metadata"].as_object_mut().context("no metadata")?;
+        if resource.namespaced && !metadata.contains_key("namespace") {
+            metadata.insert("namespace".to_owned(), json!("default"));
+        }
+        let key = key(resource, &object)?;
+        self.version += 1;
+        let old = self.objects.get(&(resource.plural, key.clone())).cloned();
+        let metadata = &mut object["metadata"];
+        if metadata["uid"].is_null() {
+            metadata["uid"] = match &old {
+                Some(old) => old["metadata"]["uid"].clone(),
+                None => json!(format!("00000000-0000-4000-8000-{:012x}", self.version)),
+            };
+        }
+        metadata["resourceVersion"] = json!(self.version.to_string());
+        self.change(resource.plural, key, old, Some(object));
+        Ok(self.version)
+    }
+
+    /// Keeps an object with the version it has, without history.
+    pub(super) fn restore(&mut self, object: Value) -> Result<()> {
+        let resource = Resource::of(&object)?;
+        let key = key(resource, &object)?;
+        let version = object["metadata"]["resourceVersion"]
+            .as_str()
+            .context("no resourceVersion")?;
+        self.advance_to(version.parse().context("resourceVersion")?);
+        self.objects.insert((resource.plural, key), object);
+        Ok(())
+    }
+
+    /// Deletes an object.
+    pub(super) fn delete(&mut self, kind: &str, namespace: &str, name: &str) -> Result<u64> {
+        let resource = Resource::ALL
+            .iter()
+            .find(|resource| resource.kind == kind)
+            .context("no such kind")?;
+        let key = if resource.namespaced {
+            format!("/{namespace}/{name}")
+        } else {
+            format!("/{name}")
+        };
+        let Some(old) = self.objects.get(&(resource.plural, key.clone())).cloned() else {
+            bail!("no {kind} {key}")
+        };
+        self.version += 1;
+        self.change(resource.plural, key, Some(old), None);
+        Ok(self.version)
+    }
+
+    /// A resource's objects in the order of their keys, as they were at `version`.
+    pub(super) fn list(&self, plural: &'static str, version: u64) -> BTreeMap<String, Value> {
+        let of_plural = self
+            .objects
+            .range((plural, String::new())..)
+            .take_while(|((of, _), _)| *of == plural);
+        let mut objects: BTreeMap<String, Value> = of_plural
+            .map(|((_, key), object)| (key.clone(), object.clone()))
+            .collect();
+        let undo = self
+            .history
+            .iter()
+            .rev()
+            .take_while(|change| change.version > version);
+        for change in undo.filter(|change| change.plural == plural) {
+            match &change.old {
+                Some(old) => objects.insert(change.key.clone(), old.clone()),
+                None => objects.remove(&change.key),
+            };
+        }
+        objects
+    }
+
+    /// A resource's changes after `version`.
+    pub(super) fn since(&self, plural: &'static str, version: u64) -> impl Iterator<Item = &Change> {
+        self.history
+            .iter()
+            .filter(move |change| change.version > version && change.plural == plural)
+    }
+
+    fn change(&mut self, plural: &'static str, key: String, old: Option<Value>, new: Option<Value>) {
+        match &new {
+            Some(object) => self.objects.insert((plural, key.clone()), object.clone()),
+            None => self.objects.remove(&(plural, key.clone())),
+        };
+        self.history.push(Change {
+            version: self.version,
+            plural,
+            key,
+            old,
+            new,
+        });
+    }
+}
+
+fn key(resource: &Resource, object: &Value) -> Result<String> {
+    let metadata = &object["metadata"];
+    let name = metadata["name"].as_str().context("no metadata.name")?;
+    if resource.namespaced {
+        let namespace = metadata["namespace"].as_str().context("no metadata.namespace")?;
+        Ok(format!("/{namespace}/{name}"))
+    } else {
+        Ok(format!("/{name}"))
+    }
+}

@@ -1,0 +1,239 @@
+//! Watches and streaming lists.
+
+use std::{io, sync::Arc, time::Duration};
+
+use axum::{body::Body, response::Response};
+use bytes::Bytes;
+use futures::stream;
+use http::StatusCode;
+use serde_json::Value;
+use tokio::{
+    sync::{broadcast, mpsc, watch},
+    time::{Instant, interval, sleep_until},
+};
+
+use super::{
+    Query, Resource, Shared, answers,
+    misbehaviour::{Interruption, Misbehaviour},
+    selectors::Selectors,
+    store::{Change, Store},
+};
+
+/// How often bookmarks come on their own.
+const BOOKMARKS: Duration = Duration::from_secs(60);
+/// The longest watch, if the client does not ask for less.
+const LONGEST: u32 = 1800;
+
+/// One watch.
+struct Watch {
+    shared: Arc<Shared>,
+    resource: &'static Resource,
+    selectors: Selectors,
+    bookmarks: bool,
+    /// All changes up to this version were sent.
+    version: u64,
+    out: mpsc::Sender<io::Result<Bytes>>,
+}
+
+/// The connection is gone, or the watch has been ended.
+struct Done;
+
+/// Answers a watch request. `fault` is one of those that leave the head of the answer intact.
+pub(super) fn answer(
+    shared: &Arc<Shared>,
+    resource: &'static Resource,
+    query: &Query,
+    fault: Option<Misbehaviour>,
+) -> Response {
+    let streaming = query.is("sendInitialEvents") && fault != Some(Misbehaviour::IgnoreStreaming);
+    if streaming && query.get("resourceVersionMatch") != Some("NotOlderThan") {
+        let message = "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to \
+                       NotOlderThan";
+        return answers::failure(&answers::status(422, "Invalid", message));
+    }
+    let (out, lines) = mpsc::channel(64);
+    let from: u64 = query
+        .get("resourceVersion")
+        .and_then(|version| version.parse().ok())
+        .unwrap_or_default();
+    let watch = Watch {
+        shared: Arc::clone(shared),
+        resource,
+        selectors: query.selectors(),
+        bookmarks: query.is("allowWatchBookmarks"),
+        version: from,
+        out,
+    };
+    let seconds: u32 = query
+        .get("timeoutSeconds")
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(LONGEST);
+    let until = Instant::now() + Duration::from_secs(u64::from(seconds));
+    // Subscribed before the first look at the store, so that nothing is missed.
+    let changes = shared.changed.subscribe();
+    let interruptions = shared.interruptions.subscribe();
+    tokio::spawn(watch.run(streaming, fault, until, changes, interruptions));
+    let lines = stream::unfold(lines, |mut lines| async move {
+        lines.recv().await.map(|line| (line, lines))
+    });
+    answers::stream(StatusCode::OK, Body::from_stream(lines))
+}
+
+impl Watch {
+    async fn run(
+        mut self,
+        streaming: bool,
+        fault: Option<Misbehaviour>,
+        until: Instant,
+        changes: watch::Receiver<u64>,
+        interruptions: broadcast::Receiver<Interruption>,
+    ) {
+        let mut down = self.shared.down.subscribe();
+        let going_down = async move { down.wait_for(|down| *down).await.is_ok() };
+        let broken = tokio::select! {
+            _ = self.follow(streaming, fault, until, changes, interruptions) => false,
+            down = going_down => down,
+        };
+        if broken {
+            let _ = self.out.send(Err(io::ErrorKind::ConnectionAborted.into())).await;
+        }
+    }
+
+    async fn follow(
+        &mut self,
+        streaming: bool,
+        fault: Option<Misbehaviour>,
+        until: Instant,
+        mut changes: watch::Receiver<u64>,
+        mut interruptions: broadcast::Receiver<Interruption>,
+    ) -> Result<(), Done> {
+        self.misbehave(fault).await?;
+        self.begin(streaming).await?;
+        let mut bookmarks = interval(BOOKMARKS);
+        bookmarks.reset();
+        loop {
+            self.catch_up().await?;
+            tokio::select! {
+                news = changes.changed() => news.map_err(|_| Done)?,
+                interruption = interruptions.recv() => self.interrupt(interruption.map_err(|_| Done)?).await?,
+                _ = bookmarks.tick() => self.bookmark(false).await?,
+                () = sleep_until(until) => return Ok(()),
+                () = self.out.closed() => return Err(Done),
+            }
+        }
+    }
+
+    /// What comes before changes: the objects there are, for a watch from no version or from version 0.
+    async fn begin(&mut self, streaming: bool) -> Result<(), Done> {
+        let (lines, version) = {
+            let store = self.shared.store();
+            if self.version > 0 && self.version < store.compacted() {
+                let expired = answers::too_old(self.version, store.compacted());
+                (Err(answers::event("ERROR", &expired)), 0)
+            } else if streaming || self.version == 0 {
+                (Ok(self.initial(&store)), store.version())
+            } else {
+                (Ok(Vec::new()), self.version)
+            }
+        };
+        match lines {
+            Ok(lines) => {
+                for line in lines {
+                    self.send(line).await?;
+                }
+            }
+            Err(expired) => {
+                self.send(expired).await?;
+                return Err(Done);
+            }
+        }
+        self.version = version;
+        if streaming {
+            self.bookmark(true).await
+        } else {
+            Ok(())
+        }
+    }
+
+    fn initial(&self, store: &Store) -> Vec<String> {
+        let objects = store.list(self.resource.plural, store.version());
+        let selected = objects.values().filter(|object| self.selectors.matches(object));
+        selected.map(|object| answers::event("ADDED", object)).collect()
+    }
+
+    async fn catch_up(&mut self) -> Result<(), Done> {
+        let (lines, version) = {
+            let store = self.shared.store();
+            let changes = store.since(self.resource.plural, self.version);
+            let lines: Vec<String> = changes.filter_map(|change| self.line(change)).collect();
+            (lines, store.version())
+        };
+        for line in lines {
+            self.send(line).await?;
+        }
+        self.version = version;
+        Ok(())
+    }
+
+    /// A change as a watcher with these selectors sees it.
+    fn line(&self, change: &Change) -> Option<String> {
+        let selected =
+            |object: &Option<Value>| object.clone().filter(|object| self.selectors.matches(object));
+        match (selected(&change.old), selected(&change.new)) {
+            (None, Some(new)) => Some(answers::event("ADDED", &new)),
+            (Some(_), Some(new)) => Some(answers::event("MODIFIED", &new)),
+            (Some(mut old), None) => {
+                old["metadata"]["resourceVersion"] = change.version.to_string().into();
+                Some(answers::event("DELETED", &old))
+            }
+            (None, None) => None,
+        }
+    }
+
+    async fn bookmark(&mut self, ends_list: bool) -> Result<(), Done> {
+        if !self.bookmarks && !ends_list {
+            return Ok(());
+        }
+        let object = answers::bookmark(self.resource, self.version, ends_list);
+        self.send(answers::event("BOOKMARK", &object)).await
+    }
+
+    async fn misbehave(&mut self, fault: Option<Misbehaviour>) -> Result<(), Done> {
+        match fault {
+            Some(Misbehaviour::HangAfterHead) => self.interrupt(Interruption::Stall).await,
+            Some(Misbehaviour::Cut) => self.interrupt(Interruption::CutMidEvent).await,
+            Some(Misbehaviour::ExpiredInStream) => self.interrupt(Interruption::Expire).await,
+            Some(Misbehaviour::EndAtOnce) => Err(Done),
+            Some(Misbehaviour::Garbage) => self.send("<html>no JSON</html>\n".to_owned()).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn interrupt(&mut self, interruption: Interruption) -> Result<(), Done> {
+        match interruption {
+            Interruption::End => Err(Done),
+            Interruption::Bookmark => self.bookmark(false).await,
+            Interruption::Stall => {
+                self.out.closed().await;
+                Err(Done)
+            }
+            Interruption::Expire => {
+                let version = self.shared.store().version();
+                self.send(answers::event("ERROR", &answers::too_old(self.version, version)))
+                    .await?;
+                Err(Done)
+            }
+            Interruption::CutMidEvent => {
+                let line = answers::event("MODIFIED", &answers::bookmark(self.resource, self.version, false));
+                self.send(line.get(..line.len() / 2).unwrap_or_default().to_owned())
+                    .await?;
+                let _ = self.out.send(Err(io::ErrorKind::ConnectionAborted.into())).await;
+                Err(Done)
+            }
+        }
+    }
+
+    async fn send(&self, line: String) -> Result<(), Done> {
+        self.out.send(Ok(line.into())).await.map_err(|_| Done)
+    }
+}

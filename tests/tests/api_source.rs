@@ -1,0 +1,617 @@
+//! The API source against a real HTTP server that lists and watches as a kube-apiserver does, and misbehaves.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context as _, Result};
+use proxy_userspace::{
+    model::{Delta, EndpointSlice, NamespacedName, Node, Service, WatchEvent},
+    watch::{ApiSource, KindStatus, Timing, WatchStatus, kube_client},
+};
+use serde_json::{Value, json};
+use shunt_tests::apiserver::{ApiServer, Interruption, Misbehaviour, Request, Verb};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::timeout,
+};
+
+/// No wait in these tests is longer.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+const SERVICES: Option<&str> = Some("services");
+
+/// A source that soon loses patience with a silent server.
+fn quick() -> Timing {
+    Timing {
+        response: Duration::from_millis(500),
+        idle: Duration::from_millis(400),
+        settled: Duration::from_millis(100),
+        first_retry: Duration::from_millis(10),
+        last_retry: Duration::from_millis(100),
+    }
+}
+
+/// A source that retries soon, but waits for a silent server.
+fn patient() -> Timing {
+    Timing {
+        idle: DEADLINE,
+        response: DEADLINE,
+        ..quick()
+    }
+}
+
+/// A server, a source that watches it, and what the source has said.
+struct Scene {
+    server: ApiServer,
+    events: mpsc::Receiver<WatchEvent>,
+    status: watch::Receiver<WatchStatus>,
+    source: JoinHandle<()>,
+    services: BTreeMap<NamespacedName, Service>,
+    slices: BTreeMap<NamespacedName, EndpointSlice>,
+    nodes: BTreeMap<NamespacedName, Node>,
+    /// Every event so far, in short.
+    log: Vec<String>,
+}
+
+impl Scene {
+    /// A source that watches `server`, which may be down.
+    async fn watching(server: ApiServer, timing: Timing) -> Result<Self> {
+        let client = kube_client(None, Some(&server.url())).await?;
+        let source = ApiSource::new(client, "node1").with_timing(timing);
+        let status = source.status();
+        let (tx, events) = mpsc::channel(16);
+        let source = tokio::spawn(async move { source.run(tx).await.expect("sources go on trying") });
+        let (services, slices, nodes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Ok(Self {
+            server,
+            events,
+            status,
+            source,
+            services,
+            slices,
+            nodes,
+            log: Vec::new(),
+        })
+    }
+
+    /// A source that has listed these objects.
+    async fn start(objects: &[Value], timing: Timing) -> Result<Self> {
+        let mut scene = Self::watching(server_with(objects).await?, timing).await?;
+        scene.synced().await?;
+        Ok(scene)
+    }
+
+    async fn event(&mut self) -> Result<()> {
+        let event = timeout(DEADLINE, self.events.recv()).await;
+        let event = event.with_context(|| format!("no event; so far {:?}", self.log))?;
+        let event = event.context("the source is gone")?;
+        self.log.push(brief(&event));
+        match event {
+            WatchEvent::Services(delta) => apply(&mut self.services, delta, |object| object.name.clone()),
+            WatchEvent::EndpointSlices(delta) => apply(&mut self.slices, delta, |object| object.name.clone()),
+            WatchEvent::Nodes(delta) => {
+                apply(&mut self.nodes, delta, |node| {
+                    NamespacedName::new("", node.name.clone())
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes events until `done`.
+    async fn until(&mut self, done: impl Fn(&Self) -> bool) -> Result<()> {
+        while !done(self) {
+            self.event().await?;
+        }
+        Ok(())
+    }
+
+    /// Takes events until each kind was listed once.
+    async fn synced(&mut self) -> Result<()> {
+        let listed = |scene: &Self, start: &str| scene.log.iter().any(|event| event.starts_with(start));
+        self.until(|scene| {
+            ["services =", "slices =", "nodes ="]
+                .iter()
+                .all(|start| listed(scene, start))
+        })
+        .await?;
+        self.status(WatchStatus::synced).await?;
+        Ok(())
+    }
+
+    async fn status(&mut self, holds: impl FnMut(&WatchStatus) -> bool) -> Result<WatchStatus> {
+        let status = timeout(DEADLINE, self.status.wait_for(holds))
+            .await
+            .context("status does not come")??;
+        Ok(status.clone())
+    }
+
+    /// Takes events until the Service's first port is this one.
+    async fn port(&mut self, name: &str, port: u16) -> Result<()> {
+        self.until(|scene| scene.port_of(name) == Some(port)).await
+    }
+
+    fn port_of(&self, name: &str) -> Option<u16> {
+        Some(
+            self.services
+                .get(&NamespacedName::new("default", name))?
+                .ports
+                .first()?
+                .port
+                .get(),
+        )
+    }
+
+    fn requests(&self, plural: &str, verb: Verb) -> Vec<Request> {
+        let requests = self.server.requests().into_iter();
+        requests
+            .filter(|request| request.plural == plural && request.verb == verb)
+            .collect()
+    }
+
+    /// Waits until there were so many requests.
+    async fn requested(&self, plural: &str, verb: Verb, times: usize) -> Result<()> {
+        let reached = async {
+            while self.requests(plural, verb).len() < times {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(DEADLINE, reached)
+            .await
+            .with_context(|| format!("requests: {:?}", self.requests(plural, verb)))
+    }
+
+    /// The events about Services after the first `skip`.
+    fn service_log(&self, skip: usize) -> Vec<&str> {
+        let events = self.log.iter().map(String::as_str);
+        events
+            .filter(|event| event.starts_with("services"))
+            .skip(skip)
+            .collect()
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.source.abort();
+    }
+}
+
+fn apply<T>(objects: &mut BTreeMap<NamespacedName, T>, delta: Delta<T>, name: impl Fn(&T) -> NamespacedName) {
+    match delta {
+        Delta::Replace(list) => *objects = list.into_iter().map(|object| (name(&object), object)).collect(),
+        Delta::Apply(object) => {
+            objects.insert(name(&object), object);
+        }
+        Delta::Delete(name) => {
+            objects.remove(&name);
+        }
+    }
+}
+
+/// `services = a b` for a list, `services + a` for a change, `services - a` for a deletion.
+fn brief(event: &WatchEvent) -> String {
+    fn text<T>(kind: &str, delta: &Delta<T>, name: impl Fn(&T) -> String) -> String {
+        match delta {
+            Delta::Replace(list) => {
+                format!("{kind} = {}", list.iter().map(name).collect::<Vec<_>>().join(" "))
+            }
+            Delta::Apply(object) => format!("{kind} + {}", name(object)),
+            Delta::Delete(name) => format!("{kind} - {}", name.name),
+        }
+    }
+    match event {
+        WatchEvent::Services(delta) => text("services", delta, |service| service.name.name.to_string()),
+        WatchEvent::EndpointSlices(delta) => text("slices", delta, |slice| slice.name.name.to_string()),
+        WatchEvent::Nodes(delta) => text("nodes", delta, |node| node.name.to_string()),
+    }
+}
+
+async fn server_with(objects: &[Value]) -> Result<ApiServer> {
+    let server = ApiServer::start("127.0.0.1:0".parse()?).await?;
+    for object in objects {
+        server.put(object.clone())?;
+    }
+    Ok(server)
+}
+
+fn service(name: &str, port: u16) -> Value {
+    json!({"kind": "Service", "apiVersion": "v1", "metadata": {"name": name},
+        "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": port}]}})
+}
+
+fn many_services(number: usize) -> Vec<Value> {
+    (0..number).map(|i| service(&format!("s{i:04}"), 80)).collect()
+}
+
+fn slice(name: &str) -> Value {
+    json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "metadata": {"name": name},
+        "addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.1"]}], "ports": [{"port": 80}]})
+}
+
+fn node(name: &str) -> Value {
+    json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": name}})
+}
+
+fn labelled(mut object: Value, label: &str) -> Value {
+    object["metadata"]["labels"] = json!({label: "x"});
+    object
+}
+
+/// One of each kind.
+fn objects() -> [Value; 3] {
+    [service("web", 80), slice("web-1"), node("node1")]
+}
+
+#[tokio::test]
+async fn lists_are_streamed_and_changes_follow() -> Result<()> {
+    let mut scene = Scene::start(&objects(), patient()).await?;
+    assert_eq!(scene.port_of("web"), Some(80));
+    assert_eq!((scene.slices.len(), scene.nodes.len()), (1, 1));
+    for resource in ["services", "endpointslices", "nodes"] {
+        assert_eq!(scene.requests(resource, Verb::WatchList).len(), 1, "{resource}");
+        assert_eq!(scene.requests(resource, Verb::List).len(), 0, "{resource}");
+    }
+    scene.server.put(service("web", 81))?;
+    scene.server.put(service("new", 82))?;
+    scene.server.delete("Service", "default", "web")?;
+    scene.until(|scene| scene.service_log(0).len() == 4).await?;
+    assert_eq!(
+        scene.service_log(0),
+        [
+            "services = web",
+            "services + web",
+            "services + new",
+            "services - web"
+        ]
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn empty_kinds_are_listed_too() -> Result<()> {
+    let scene = Scene::start(&[], patient()).await?;
+    assert_eq!(scene.log.len(), 3);
+    assert!(scene.services.is_empty() && scene.slices.is_empty() && scene.nodes.is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn only_what_the_selectors_let_through_is_asked_for() -> Result<()> {
+    let others = [
+        labelled(service("theirs", 80), "service.kubernetes.io/service-proxy-name"),
+        labelled(slice("headless-1"), "service.kubernetes.io/headless"),
+        node("node2"),
+    ];
+    let mut scene = Scene::start(&[&objects()[..], &others[..]].concat(), patient()).await?;
+    assert_eq!(
+        (scene.services.len(), scene.slices.len(), scene.nodes.len()),
+        (1, 1, 1)
+    );
+    let labels = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
+    for request in scene.server.requests() {
+        let selectors = (
+            request.query.get("labelSelector"),
+            request.query.get("fieldSelector"),
+        );
+        let this_node = (None, Some("metadata.name=node1"));
+        assert_eq!(
+            selectors,
+            if request.plural == "nodes" {
+                this_node
+            } else {
+                (Some(labels), None)
+            }
+        );
+    }
+    // A Service that another proxy takes over is gone for this one.
+    scene.server.put(labelled(
+        service("web", 80),
+        "service.kubernetes.io/service-proxy-name",
+    ))?;
+    scene.until(|scene| scene.services.is_empty()).await
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_to_stream_is_listed_by_pages() -> Result<()> {
+    let server = server_with(&many_services(1203)).await?;
+    server.misbehave(
+        None,
+        Some(Verb::WatchList),
+        Misbehaviour::RefuseStreaming,
+        usize::MAX,
+    );
+    let mut scene = Scene::watching(server, patient()).await?;
+    scene.synced().await?;
+    assert_eq!(scene.services.len(), 1203);
+    let pages = scene.requests("services", Verb::List);
+    assert_eq!(pages.len(), 3);
+    assert!(pages.iter().all(|page| page.query.get("limit") == Some("500")));
+    assert_eq!(
+        pages
+            .iter()
+            .filter(|page| page.query.get("continue").is_some())
+            .count(),
+        2
+    );
+    scene.server.put(service("s0000", 81))?;
+    scene.port("s0000", 81).await
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_know_streaming_is_listed_by_pages() -> Result<()> {
+    let server = server_with(&objects()).await?;
+    server.misbehave(
+        None,
+        Some(Verb::WatchList),
+        Misbehaviour::IgnoreStreaming,
+        usize::MAX,
+    );
+    let mut scene = Scene::watching(server, quick()).await?;
+    scene.synced().await?;
+    assert_eq!(scene.port_of("web"), Some(80));
+    assert_eq!(scene.service_log(0), ["services = web"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_bookmark_moves_the_version_to_resume_from() -> Result<()> {
+    let mut scene = Scene::start(&objects(), quick()).await?;
+    scene.server.advance_to(700);
+    // A change of another kind makes all watches catch up with the version, which their bookmarks then tell.
+    scene.server.put(service("other", 80))?;
+    scene.port("other", 80).await?;
+    let resumed = |request: &Request| {
+        request
+            .query
+            .get("resourceVersion")
+            .and_then(|text| text.parse().ok())
+    };
+    let reached = async {
+        while scene
+            .requests("nodes", Verb::Watch)
+            .iter()
+            .filter_map(resumed)
+            .all(|version: u64| version < 700)
+        {
+            scene.server.interrupt(Interruption::Bookmark);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            scene.server.interrupt(Interruption::End);
+        }
+    };
+    timeout(DEADLINE, reached)
+        .await
+        .context("no watch resumed from a bookmark")?;
+    assert_eq!(scene.requests("nodes", Verb::WatchList).len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn history_that_expired_in_the_stream_leads_to_one_replacement() -> Result<()> {
+    let mut scene = Scene::start(&[service("gone", 1), service("web", 80)], patient()).await?;
+    scene.server.down().await;
+    scene.server.delete("Service", "default", "gone")?;
+    scene
+        .server
+        .misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::ExpiredInStream, 1);
+    scene.server.up().await?;
+    scene.until(|scene| scene.services.len() == 1).await?;
+    assert_eq!(scene.service_log(1), ["services = web"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn http_gone_on_a_watch_leads_to_a_new_list() -> Result<()> {
+    let mut scene = Scene::start(&objects(), patient()).await?;
+    scene
+        .server
+        .misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::Gone, 1);
+    scene.server.interrupt(Interruption::End);
+    scene.requested("services", Verb::WatchList, 2).await?;
+    scene.server.put(service("web", 81))?;
+    scene.port("web", 81).await
+}
+
+#[tokio::test]
+async fn a_version_from_before_compaction_leads_to_a_new_list() -> Result<()> {
+    let mut scene = Scene::start(&objects(), patient()).await?;
+    scene.server.down().await;
+    scene.server.put(service("web", 81))?;
+    scene.server.compact();
+    scene.server.up().await?;
+    scene.port("web", 81).await?;
+    assert_eq!(scene.service_log(1), ["services = web"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn expired_continue_tokens_start_the_list_over_and_at_last_without_pages() -> Result<()> {
+    for (expirations, requests) in [(1, 4), (2, 5)] {
+        let server = server_with(&many_services(700)).await?;
+        server.misbehave(
+            None,
+            Some(Verb::WatchList),
+            Misbehaviour::RefuseStreaming,
+            usize::MAX,
+        );
+        server.misbehave(
+            SERVICES,
+            Some(Verb::List),
+            Misbehaviour::ExpireContinue,
+            expirations,
+        );
+        let mut scene = Scene::watching(server, patient()).await?;
+        scene.synced().await?;
+        assert_eq!((scene.services.len(), scene.service_log(0).len()), (700, 1));
+        let lists = scene.requests("services", Verb::List);
+        assert_eq!(lists.len(), requests);
+        let last = lists.last().context("a list")?;
+        assert_eq!(last.query.get("limit"), (expirations == 1).then_some("500"));
+        assert_eq!(scene.status.borrow().services.last_error, None);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_connection_cut_in_the_middle_of_an_event_loses_nothing() -> Result<()> {
+    let mut scene = Scene::start(&objects(), patient()).await?;
+    for port in 100..110 {
+        scene.server.interrupt(Interruption::CutMidEvent);
+        scene.server.put(service("web", port))?;
+        scene.port("web", port).await?;
+    }
+    // The connections broke, the history did not: nothing was listed again, and nothing said twice.
+    assert_eq!(scene.requests("services", Verb::WatchList).len(), 1);
+    assert_eq!(scene.service_log(1), ["services + web"; 10]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_list_cut_in_the_middle_is_asked_for_again() -> Result<()> {
+    let server = server_with(&objects()).await?;
+    server.misbehave(None, Some(Verb::WatchList), Misbehaviour::Cut, 3);
+    server.misbehave(
+        None,
+        Some(Verb::WatchList),
+        Misbehaviour::RefuseStreaming,
+        usize::MAX,
+    );
+    server.misbehave(None, Some(Verb::List), Misbehaviour::Cut, 6);
+    let mut scene = Scene::watching(server, patient()).await?;
+    scene.synced().await?;
+    assert_eq!(scene.log.len(), 3, "{:?}", scene.log);
+    Ok(())
+}
+
+#[tokio::test]
+async fn forbidden_and_unauthorized_are_told_and_outlived() -> Result<()> {
+    for (misbehaviour, told) in [
+        (Misbehaviour::Forbidden, "403"),
+        (Misbehaviour::Unauthorized, "401"),
+    ] {
+        let server = server_with(&objects()).await?;
+        server.misbehave(SERVICES, None, misbehaviour, usize::MAX);
+        let mut scene = Scene::watching(server, patient()).await?;
+        let failing = |kind: &KindStatus| kind.last_error.as_ref().is_some_and(|error| error.contains(told));
+        let status = scene
+            .status(|status| failing(&status.services) && status.nodes.synced)
+            .await?;
+        assert!(!status.services.synced && status.services.connected_since.is_none());
+        scene.server.behave();
+        scene.synced().await?;
+        let status = scene
+            .status(|status| status.services.connected_since.is_some())
+            .await?;
+        assert_eq!(status.services.last_error, None);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_known_stays_while_the_server_is_away() -> Result<()> {
+    let mut scene = Scene::start(&objects(), patient()).await?;
+    scene.server.down().await;
+    let failing = |kind: &KindStatus| kind.last_error.is_some() && kind.synced;
+    scene
+        .status(|status| failing(&status.services) && failing(&status.nodes))
+        .await?;
+    assert!(
+        scene.events.is_empty(),
+        "an absent server says nothing about objects"
+    );
+    scene.server.up().await?;
+    scene.server.put(service("web", 81))?;
+    scene.port("web", 81).await?;
+    assert_eq!(scene.service_log(1), ["services + web"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_yet_is_waited_for() -> Result<()> {
+    let mut server = server_with(&objects()).await?;
+    server.down().await;
+    let mut scene = Scene::watching(server, patient()).await?;
+    let status = scene
+        .status(|status| status.services.last_error.is_some())
+        .await?;
+    let error = status.services.last_error.unwrap_or_default();
+    assert!(error.contains("refused"), "{error}");
+    scene.server.up().await?;
+    scene.synced().await
+}
+
+#[tokio::test]
+async fn servers_that_do_not_answer_are_asked_again() -> Result<()> {
+    let server = server_with(&objects()).await?;
+    for misbehaviour in [Misbehaviour::Hang, Misbehaviour::HangAfterHead] {
+        server.misbehave(SERVICES, Some(Verb::WatchList), misbehaviour, 1);
+        server.misbehave(SERVICES, Some(Verb::List), misbehaviour, 1);
+    }
+    let mut scene = Scene::watching(server, quick()).await?;
+    scene.synced().await?;
+    assert_eq!(scene.port_of("web"), Some(80));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_watch_that_has_silently_died_is_replaced() -> Result<()> {
+    let mut scene = Scene::start(&objects(), quick()).await?;
+    scene.server.interrupt(Interruption::Stall);
+    scene.server.put(service("web", 81))?;
+    scene.port("web", 81).await?;
+    assert_eq!(scene.service_log(1), ["services + web"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn errors_and_nonsense_are_outlived() -> Result<()> {
+    let server = server_with(&objects()).await?;
+    for misbehaviour in [
+        Misbehaviour::InternalError,
+        Misbehaviour::Garbage,
+        Misbehaviour::EndAtOnce,
+    ] {
+        server.misbehave(SERVICES, Some(Verb::WatchList), misbehaviour, 2);
+        server.misbehave(SERVICES, Some(Verb::Watch), misbehaviour, 2);
+    }
+    let mut scene = Scene::watching(server, patient()).await?;
+    scene.synced().await?;
+    scene.server.interrupt(Interruption::End);
+    scene.server.put(service("web", 81))?;
+    scene.port("web", 81).await
+}
+
+#[tokio::test]
+async fn one_bad_object_never_stops_the_others() -> Result<()> {
+    let mut bad = service("bad", 80);
+    bad["spec"]["ports"][0]["port"] = json!("eighty");
+    let mut odd = service("odd", 80);
+    odd["spec"]["externalIPs"] = json!(["198.51.100.1", "nonsense"]);
+    let mut scene = Scene::start(&[bad.clone(), odd, service("web", 80)], patient()).await?;
+    assert_eq!(scene.service_log(0), ["services = odd web"]);
+    assert_eq!(
+        scene.services[&NamespacedName::new("default", "odd")]
+            .external_ips
+            .len(),
+        1
+    );
+    // While watched, the last good version stays.
+    scene.server.put(service("bad", 81))?;
+    scene.port("bad", 81).await?;
+    scene.server.put(bad)?;
+    scene.server.put(service("web", 82))?;
+    scene.port("web", 82).await?;
+    assert_eq!(scene.port_of("bad"), Some(81));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_source_ends_when_nobody_listens() -> Result<()> {
+    let server = server_with(&objects()).await?;
+    let client = kube_client(None, Some(&server.url())).await?;
+    let (tx, rx) = mpsc::channel(16);
+    let source = tokio::spawn(ApiSource::new(client, "node1").with_timing(patient()).run(tx));
+    drop(rx);
+    timeout(DEADLINE, source).await???;
+    Ok(())
+}
