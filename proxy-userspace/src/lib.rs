@@ -6,5 +6,6 @@
 pub mod config;
 pub mod dataplane;
 pub mod kernel;
+pub mod metrics;
 pub mod model;
 pub mod watch;
