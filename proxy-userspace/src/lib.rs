@@ -5,7 +5,9 @@
 
 pub mod config;
 pub mod dataplane;
+pub mod health;
 pub mod kernel;
 pub mod metrics;
 pub mod model;
+pub mod sync;
 pub mod watch;

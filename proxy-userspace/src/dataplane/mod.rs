@@ -4,6 +4,11 @@
 //! same state as planning everything; every prefix of a plan is safe; a plan grows with the change, not with the cluster.
 
 pub mod ebpf;
+#[cfg(test)]
+pub(crate) mod fake;
+mod renderer;
+
+pub use renderer::{RenderError, Renderer, Rendering};
 
 use crate::model::{Dirty, Snapshot};
 
