@@ -54,35 +54,25 @@ pub enum ObjectSource {
     },
 }
 
-/// Capacities of the eBPF maps, in entries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Capacities of the eBPF maps, in entries; `None` leaves them at the dataplane's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapSizes {
-    /// Addresses and ports that are served.
-    pub services: u32,
-    /// Endpoints of all services' lists together.
-    pub endpoints: u32,
-    /// `loadBalancerSourceRanges` of all Services together.
-    pub source_ranges: u32,
+    /// Addresses and ports that are served; a node port counts once.
+    pub services: Option<u32>,
+    /// Endpoints over all Services.
+    pub endpoints: Option<u32>,
+    /// Endpoints of Services that use UDP or affinity.
+    pub members: Option<u32>,
+    /// `loadBalancerSourceRanges` over all Services.
+    pub source_ranges: Option<u32>,
+    /// Addresses of this node.
+    pub node_addresses: Option<u32>,
     /// Clients that are remembered for session affinity.
-    pub affinity: u32,
-    /// Destinations of unconnected UDP sockets that are remembered.
-    pub udp_flows: u32,
-    /// Connected UDP sockets that are remembered.
-    pub udp_sockets: u32,
-}
-
-impl Default for MapSizes {
-    /// Enough for 30,000 Services of four endpoints in both families with room to spare.
-    fn default() -> Self {
-        Self {
-            services: 262_144,
-            endpoints: 1_048_576,
-            source_ranges: 65_536,
-            affinity: 131_072,
-            udp_flows: 131_072,
-            udp_sockets: 131_072,
-        }
-    }
+    pub affinity: Option<u32>,
+    /// Conversations of unconnected UDP sockets.
+    pub udp_flows: Option<u32>,
+    /// Connected UDP sockets.
+    pub udp_sockets: Option<u32>,
 }
 
 /// Settings of the eBPF mode.
@@ -165,6 +155,12 @@ impl Config {
 }
 
 fn read_file(path: &PathBuf) -> Result<serde_yaml_ng::Value, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
-    serde_yaml_ng::from_str(&text).map_err(|source| ConfigError::Syntax { path: path.clone(), source })
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        path: path.clone(),
+        source,
+    })?;
+    serde_yaml_ng::from_str(&text).map_err(|source| ConfigError::Syntax {
+        path: path.clone(),
+        source,
+    })
 }

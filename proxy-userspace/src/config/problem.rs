@@ -47,5 +47,7 @@ pub enum ConfigError {
 }
 
 fn lines(problems: &[Problem]) -> String {
-    problems.iter().map(|problem| format!("\n  {problem}")).collect()
+    problems.iter().fold(String::new(), |lines, problem| {
+        lines + "\n  " + &problem.to_string()
+    })
 }

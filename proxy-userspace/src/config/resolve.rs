@@ -10,8 +10,8 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Config, ConfigError, EbpfConfig, Environment, LogFormat, MapSizes, Mode, ObjectSource, settings::Settings,
-    value::DEFAULT_BIND_ADDRESS,
+    Config, ConfigError, EbpfConfig, Environment, LogFormat, MapSizes, Mode, ObjectSource,
+    settings::Settings, value::DEFAULT_BIND_ADDRESS,
 };
 use crate::model::{DetectLocalMode, ModelSettings, NodePortAddresses};
 
@@ -45,12 +45,23 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
         min_sync_period,
         config_sync_period: above_zero(settings.duration("configSyncPeriod")).unwrap_or(CONFIG_SYNC_PERIOD),
         ebpf: ebpf(&mut settings, environment),
-        log_format: if settings.text("logging.format") == Some("json") { LogFormat::Json } else { LogFormat::Text },
+        log_format: if settings.text("logging.format") == Some("json") {
+            LogFormat::Json
+        } else {
+            LogFormat::Text
+        },
         log_filter: log_filter(&mut settings, environment),
         unread_fields: Vec::new(),
     };
     let (problems, unread_fields) = settings.finish();
-    if problems.is_empty() { Ok(Config { unread_fields, ..config }) } else { Err(ConfigError::Invalid { problems }) }
+    if problems.is_empty() {
+        Ok(Config {
+            unread_fields,
+            ..config
+        })
+    } else {
+        Err(ConfigError::Invalid { problems })
+    }
 }
 
 fn mode(settings: &mut Settings) -> (Mode, bool) {
@@ -67,7 +78,10 @@ fn source(settings: &mut Settings) -> ObjectSource {
     let master = settings.text("shunt.master").map(String::from);
     if let Some(directory) = settings.text("shunt.manifests").map(PathBuf::from) {
         if master.is_some() {
-            settings.refuse("shunt.master", "cannot stand beside manifests; objects come from one place");
+            settings.refuse(
+                "shunt.master",
+                "cannot stand beside manifests; objects come from one place",
+            );
         }
         return ObjectSource::Manifests(directory);
     }
@@ -94,10 +108,17 @@ fn node_name(settings: &mut Settings, environment: &Environment) -> Arc<str> {
         }
         return name.into();
     }
-    let from_environment = environment.node_name.as_deref().map(clean).filter(|name| !name.is_empty());
+    let from_environment = environment
+        .node_name
+        .as_deref()
+        .map(clean)
+        .filter(|name| !name.is_empty());
     let name = from_environment.unwrap_or_else(|| clean(&environment.host_name));
     if name.is_empty() {
-        settings.refuse("hostnameOverride", "must be the name of a Node, because this machine has no host name");
+        settings.refuse(
+            "hostnameOverride",
+            "must be the name of a Node, because this machine has no host name",
+        );
     }
     name.into()
 }
@@ -106,7 +127,10 @@ fn cluster_cidrs(settings: &mut Settings) -> Vec<IpNet> {
     let (cidrs, _) = settings.cidrs("clusterCIDR").unwrap_or_default();
     let is_pair = cidrs.len() == 2 && cidrs[0].network().is_ipv4() != cidrs[1].network().is_ipv4();
     if cidrs.len() > 1 && !is_pair {
-        settings.refuse("clusterCIDR", "must be one CIDR, or one of each family, such as 10.244.0.0/16,fd44::/16");
+        settings.refuse(
+            "clusterCIDR",
+            "must be one CIDR, or one of each family, such as 10.244.0.0/16,fd44::/16",
+        );
     }
     cidrs
 }
@@ -114,9 +138,11 @@ fn cluster_cidrs(settings: &mut Settings) -> Vec<IpNet> {
 fn detect_local(settings: &mut Settings) -> DetectLocalMode {
     match settings.text("detectLocalMode") {
         Some("NodeCIDR") => DetectLocalMode::NodeCidr,
-        Some("BridgeInterface") => {
-            DetectLocalMode::BridgeInterface(interface(settings, "detectLocal.bridgeInterface", "BridgeInterface"))
-        }
+        Some("BridgeInterface") => DetectLocalMode::BridgeInterface(interface(
+            settings,
+            "detectLocal.bridgeInterface",
+            "BridgeInterface",
+        )),
         Some("InterfaceNamePrefix") => {
             let path = "detectLocal.interfaceNamePrefix";
             DetectLocalMode::InterfaceNamePrefix(interface(settings, path, "InterfaceNamePrefix"))
@@ -161,12 +187,15 @@ fn above_zero(duration: Option<Duration>) -> Option<Duration> {
 
 /// Upstream's `getDefaultAddresses`: of the family of `bindAddress`, metrics on loopback only.
 fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr>) {
-    let (everywhere, loopback): (IpAddr, IpAddr) =
-        if settings.address("bindAddress").unwrap_or(DEFAULT_BIND_ADDRESS).is_ipv4() {
-            (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into())
-        } else {
-            (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into())
-        };
+    let (everywhere, loopback): (IpAddr, IpAddr) = if settings
+        .address("bindAddress")
+        .unwrap_or(DEFAULT_BIND_ADDRESS)
+        .is_ipv4()
+    {
+        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into())
+    } else {
+        (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into())
+    };
     let address = |path, ip, port| {
         if settings.is_emptied_by_flag(path) {
             return None;
@@ -180,7 +209,10 @@ fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr
 }
 
 fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfConfig {
-    let cgroup_root = settings.text("shunt.ebpf.cgroupRoot").map(PathBuf::from).or_else(|| environment.cgroup_root());
+    let cgroup_root = settings
+        .text("shunt.ebpf.cgroupRoot")
+        .map(PathBuf::from)
+        .or_else(|| environment.cgroup_root());
     if cgroup_root.is_none() {
         let allowed = "must name a cgroup v2 directory, because none is mounted; mount one with: mount -t cgroup2 none /sys/fs/cgroup";
         settings.refuse("shunt.ebpf.cgroupRoot", allowed);
@@ -198,14 +230,15 @@ fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfConfig {
 }
 
 fn map_sizes(settings: &Settings) -> MapSizes {
-    let default = MapSizes::default();
     MapSizes {
-        services: settings.integer("shunt.ebpf.mapSizes.services").unwrap_or(default.services),
-        endpoints: settings.integer("shunt.ebpf.mapSizes.endpoints").unwrap_or(default.endpoints),
-        source_ranges: settings.integer("shunt.ebpf.mapSizes.sourceRanges").unwrap_or(default.source_ranges),
-        affinity: settings.integer("shunt.ebpf.mapSizes.affinity").unwrap_or(default.affinity),
-        udp_flows: settings.integer("shunt.ebpf.mapSizes.udpFlows").unwrap_or(default.udp_flows),
-        udp_sockets: settings.integer("shunt.ebpf.mapSizes.udpSockets").unwrap_or(default.udp_sockets),
+        services: settings.integer("shunt.ebpf.mapSizes.services"),
+        endpoints: settings.integer("shunt.ebpf.mapSizes.endpoints"),
+        members: settings.integer("shunt.ebpf.mapSizes.members"),
+        source_ranges: settings.integer("shunt.ebpf.mapSizes.sourceRanges"),
+        node_addresses: settings.integer("shunt.ebpf.mapSizes.nodeAddresses"),
+        affinity: settings.integer("shunt.ebpf.mapSizes.affinity"),
+        udp_flows: settings.integer("shunt.ebpf.mapSizes.udpFlows"),
+        udp_sockets: settings.integer("shunt.ebpf.mapSizes.udpSockets"),
     }
 }
 
@@ -214,12 +247,19 @@ fn log_filter(settings: &mut Settings, environment: &Environment) -> String {
     if let Some(filter) = settings.text("shunt.logFilter") {
         let filter = filter.to_owned();
         if filter.parse::<tracing_subscriber::filter::Targets>().is_err() {
-            settings.refuse("shunt.logFilter", "must be a level or targets with levels, such as info,shunt=debug");
+            settings.refuse(
+                "shunt.logFilter",
+                "must be a level or targets with levels, such as info,shunt=debug",
+            );
         }
         return filter;
     }
     match settings.integer("logging.verbosity") {
-        None => environment.log_filter.clone().filter(|filter| !filter.is_empty()).unwrap_or_else(|| "info".into()),
+        None => environment
+            .log_filter
+            .clone()
+            .filter(|filter| !filter.is_empty())
+            .unwrap_or_else(|| "info".into()),
         Some(0..=3) => "info".into(),
         Some(4..=5) => "debug".into(),
         Some(_) => "trace".into(),

@@ -77,7 +77,7 @@ winkernel:
 "#;
 
 /// What a conformance run lays under every case.
-const CONFORMANCE: &str = r#"
+const CONFORMANCE: &str = r"
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 hostnameOverride: node1
@@ -92,7 +92,7 @@ nodePortAddresses: [192.168.57.111/32]
 detectLocalMode: InterfaceNamePrefix
 detectLocal: {interfaceNamePrefix: veth}
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s, udpTimeout: 0s, udpStreamTimeout: 0s}
-"#;
+";
 
 fn environment() -> Environment {
     Environment {
@@ -124,16 +124,31 @@ fn problems(file: Option<&str>, flags: &[&str]) -> Vec<String> {
 fn without_file_and_flags_everything_has_kube_proxys_defaults() {
     let config = load_with(None, &[], &environment()).expect("defaults are good");
     assert_eq!((config.mode, config.mode_is_auto), (Mode::Ebpf, true));
-    assert_eq!(config.source, ObjectSource::Api { kubeconfig: None, master: None });
+    assert_eq!(
+        config.source,
+        ObjectSource::Api {
+            kubeconfig: None,
+            master: None
+        }
+    );
     assert_eq!(&*config.model.node_name, "node-a");
     assert_eq!(config.model.detect_local, DetectLocalMode::ClusterCidr);
     assert_eq!(config.model.node_port_addresses, NodePortAddresses::All);
-    assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
-    assert_eq!(config.metrics_bind_address, Some("127.0.0.1:10249".parse().unwrap()));
+    assert_eq!(
+        config.healthz_bind_address,
+        Some("0.0.0.0:10256".parse().unwrap())
+    );
+    assert_eq!(
+        config.metrics_bind_address,
+        Some("127.0.0.1:10249".parse().unwrap())
+    );
     assert_eq!(config.sync_period, Duration::from_secs(30));
     assert_eq!(config.min_sync_period, Duration::from_secs(1));
     assert_eq!(config.config_sync_period, Duration::from_mins(15));
-    assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/sys/fs/cgroup/my unified"));
+    assert_eq!(
+        config.ebpf.cgroup_root,
+        PathBuf::from("/sys/fs/cgroup/my unified")
+    );
     assert_eq!(config.ebpf.pin_dir, PathBuf::from("/sys/fs/bpf/shunt"));
     assert_eq!(config.log_filter, "info");
 }
@@ -143,8 +158,17 @@ fn kubeadms_file_is_accepted_without_a_word_about_fields_nobody_set() {
     let config = load(KUBEADM, &[]);
     assert_eq!(config.unread_fields, Vec::<&str>::new());
     let kubeconfig = Some(PathBuf::from("/var/lib/kube-proxy/kubeconfig.conf"));
-    assert_eq!(config.source, ObjectSource::Api { kubeconfig, master: None });
-    assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
+    assert_eq!(
+        config.source,
+        ObjectSource::Api {
+            kubeconfig,
+            master: None
+        }
+    );
+    assert_eq!(
+        config.healthz_bind_address,
+        Some("0.0.0.0:10256".parse().unwrap())
+    );
     assert_eq!(config.sync_period, Duration::from_secs(30));
     assert_eq!(config.min_sync_period, Duration::ZERO);
 }
@@ -154,8 +178,14 @@ fn the_conformance_file_is_accepted_and_fields_of_other_modes_are_named() {
     let config = load(CONFORMANCE, &["--manifests", "/m"]);
     assert_eq!(config.source, ObjectSource::Manifests("/m".into()));
     assert_eq!(&*config.model.node_name, "node1");
-    assert_eq!(config.model.cluster_cidrs, ["10.244.0.0/16", "fd44::/16"].map(|cidr| cidr.parse().unwrap()));
-    assert_eq!(config.model.detect_local, DetectLocalMode::InterfaceNamePrefix("veth".into()));
+    assert_eq!(
+        config.model.cluster_cidrs,
+        ["10.244.0.0/16", "fd44::/16"].map(|cidr| cidr.parse().unwrap())
+    );
+    assert_eq!(
+        config.model.detect_local,
+        DetectLocalMode::InterfaceNamePrefix("veth".into())
+    );
     assert_eq!(
         config.model.node_port_addresses,
         NodePortAddresses::Cidrs(vec!["192.168.57.111/32".parse().unwrap()])
@@ -167,7 +197,9 @@ fn the_conformance_file_is_accepted_and_fields_of_other_modes_are_named() {
 
 #[test]
 fn flags_that_are_given_override_the_file() {
-    let file = format!("{HEAD}mode: ebpf\nhostnameOverride: from-file\nnodePortAddresses: [primary]\nbindAddressHardFail: true\n");
+    let file = format!(
+        "{HEAD}mode: ebpf\nhostnameOverride: from-file\nnodePortAddresses: [primary]\nbindAddressHardFail: true\n"
+    );
     let flags = [
         "--hostname-override= From-Flag ",
         "--nodeport-addresses=10.0.0.0/8,primary",
@@ -181,7 +213,9 @@ fn flags_that_are_given_override_the_file() {
     assert_eq!(&*config.model.node_name, "from-flag");
     assert_eq!(
         config.model.node_port_addresses,
-        NodePortAddresses::Primary { cidrs: vec!["10.0.0.0/8".parse().unwrap()] }
+        NodePortAddresses::Primary {
+            cidrs: vec!["10.0.0.0/8".parse().unwrap()]
+        }
     );
     assert!(!config.bind_address_hard_fail && config.mode_is_auto);
     assert_eq!(config.sync_period, Duration::from_secs(90));
@@ -192,33 +226,51 @@ fn flags_that_are_given_override_the_file() {
 #[test]
 fn a_mode_this_build_lacks_is_refused_and_a_flag_may_choose_another() {
     let file = format!("{HEAD}mode: iptables\n");
-    assert_eq!(problems(Some(&file), &[]), [
-        r#"mode: "iptables": this build does not have this mode; must be auto or ebpf"#
-    ]);
+    assert_eq!(
+        problems(Some(&file), &[]),
+        [r#"mode: "iptables": this build does not have this mode; must be auto or ebpf"#]
+    );
     assert_eq!(load(&file, &["--mode", "ebpf"]).mode, Mode::Ebpf);
 }
 
 #[test]
 fn defaults_of_listeners_follow_the_family_of_the_bind_address() {
-    let config = load(&format!("{HEAD}bindAddress: '::'\nhealthzBindAddress: '::1'\n"), &[]);
+    let config = load(
+        &format!("{HEAD}bindAddress: '::'\nhealthzBindAddress: '::1'\n"),
+        &[],
+    );
     assert_eq!(config.healthz_bind_address, Some("[::1]:10256".parse().unwrap()));
     assert_eq!(config.metrics_bind_address, Some("[::1]:10249".parse().unwrap()));
 }
 
 #[test]
 fn our_own_section_and_its_flags_are_read() {
-    let file = format!("{HEAD}shunt: {{manifests: /a, ebpf: {{pinDir: /p, cgroupRoot: /c, mapSizes: {{services: 64}}}}}}\n");
+    let file = format!(
+        "{HEAD}shunt: {{manifests: /a, ebpf: {{pinDir: /p, cgroupRoot: /c, mapSizes: {{services: 64}}}}}}\n"
+    );
     let config = load(&file, &["--cgroup-root=/d"]);
     assert_eq!(config.source, ObjectSource::Manifests("/a".into()));
     assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/d"));
     assert_eq!(config.ebpf.pin_dir, PathBuf::from("/p"));
-    assert_eq!(config.ebpf.map_sizes, MapSizes { services: 64, ..MapSizes::default() });
+    assert_eq!(
+        config.ebpf.map_sizes,
+        MapSizes {
+            services: Some(64),
+            ..MapSizes::default()
+        }
+    );
 }
 
 #[test]
 fn the_node_name_comes_from_the_environment_before_the_host_name() {
-    let environment = Environment { node_name: Some(" Worker-7 ".into()), ..environment() };
-    assert_eq!(&*load_with(None, &[], &environment).unwrap().model.node_name, "worker-7");
+    let environment = Environment {
+        node_name: Some(" Worker-7 ".into()),
+        ..environment()
+    };
+    assert_eq!(
+        &*load_with(None, &[], &environment).unwrap().model.node_name,
+        "worker-7"
+    );
 }
 
 #[test]
@@ -237,27 +289,73 @@ oomScoreAdj: -1001
 shunt: {ebpf: {mapSizes: {services: 0}}}
 portForward: {a: 1}
 ";
-    let got = problems(Some(file), &["--metrics-bind-address=localhost:1", "--cgroup-root=relative"]).join("\n");
+    let got = problems(
+        Some(file),
+        &["--metrics-bind-address=localhost:1", "--cgroup-root=relative"],
+    )
+    .join("\n");
     insta::assert_snapshot!("every_problem_at_once", got);
 }
 
 #[test]
 fn flags_are_reported_by_their_own_name() {
     let table = [
-        ("--mode=nftables", r#"--mode: "nftables": this build does not have this mode; must be auto or ebpf"#),
-        ("--mode=fast", r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#),
-        ("--detect-local-mode=Pod", r#"--detect-local-mode: "Pod": must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"#),
-        ("--cluster-cidr=10.0.0.0/33", r#"--cluster-cidr: "10.0.0.0/33": must be CIDRs such as 10.244.0.0/16 or 10.244.0.0/16,fd44::/16"#),
-        ("--nodeport-addresses=eth0", r#"--nodeport-addresses: "eth0": must be a list of CIDRs such as 192.168.0.0/16, or primary"#),
-        ("--healthz-bind-address=:10256", r#"--healthz-bind-address: ":10256": must be IP:port with a port from 1 to 65535, or an IP alone for port 10256"#),
-        ("--iptables-sync-period=30", r#"--iptables-sync-period: "30": must be a duration that is not negative, such as 30s or 1m30s"#),
-        ("--iptables-min-sync-period=1m", r#"--iptables-min-sync-period: "1m": must not be longer than iptables.syncPeriod, which is 30s"#),
-        ("--master=192.168.0.1", r#"--master: "192.168.0.1": must be a URL such as https://192.168.0.1:6443"#),
-        ("--hostname-override= ", r#"--hostname-override: " ": must be the name of a Node"#),
-        ("--log-format=xml", r#"--log-format: "xml": must be one of text, json"#),
-        ("--log-filter=shunt=loud", r#"--log-filter: "shunt=loud": must be a level or targets with levels, such as info,shunt=debug"#),
-        ("-v=high", r#"--v: "high": must be a whole number from 0 to 2147483647"#),
-        ("--bpf-pin-dir=here", r#"--bpf-pin-dir: "here": must be an absolute path"#),
+        (
+            "--mode=nftables",
+            r#"--mode: "nftables": this build does not have this mode; must be auto or ebpf"#,
+        ),
+        (
+            "--mode=fast",
+            r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#,
+        ),
+        (
+            "--detect-local-mode=Pod",
+            r#"--detect-local-mode: "Pod": must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"#,
+        ),
+        (
+            "--cluster-cidr=10.0.0.0/33",
+            r#"--cluster-cidr: "10.0.0.0/33": must be CIDRs such as 10.244.0.0/16 or 10.244.0.0/16,fd44::/16"#,
+        ),
+        (
+            "--nodeport-addresses=eth0",
+            r#"--nodeport-addresses: "eth0": must be a list of CIDRs such as 192.168.0.0/16, or primary"#,
+        ),
+        (
+            "--healthz-bind-address=:10256",
+            r#"--healthz-bind-address: ":10256": must be IP:port with a port from 1 to 65535, or an IP alone for port 10256"#,
+        ),
+        (
+            "--iptables-sync-period=30",
+            r#"--iptables-sync-period: "30": must be a duration that is not negative, such as 30s or 1m30s"#,
+        ),
+        (
+            "--iptables-min-sync-period=1m",
+            r#"--iptables-min-sync-period: "1m": must not be longer than iptables.syncPeriod, which is 30s"#,
+        ),
+        (
+            "--master=192.168.0.1",
+            r#"--master: "192.168.0.1": must be a URL such as https://192.168.0.1:6443"#,
+        ),
+        (
+            "--hostname-override= ",
+            r#"--hostname-override: " ": must be the name of a Node"#,
+        ),
+        (
+            "--log-format=xml",
+            r#"--log-format: "xml": must be one of text, json"#,
+        ),
+        (
+            "--log-filter=shunt=loud",
+            r#"--log-filter: "shunt=loud": must be a level or targets with levels, such as info,shunt=debug"#,
+        ),
+        (
+            "-v=high",
+            r#"--v: "high": must be a whole number from 0 to 2147483647"#,
+        ),
+        (
+            "--bpf-pin-dir=here",
+            r#"--bpf-pin-dir: "here": must be an absolute path"#,
+        ),
     ];
     for (flag, message) in table {
         assert_eq!(problems(None, &[flag]), [message]);
@@ -269,15 +367,25 @@ fn what_a_machine_lacks_is_named_with_the_setting_that_helps() {
     let Err(ConfigError::Invalid { problems }) = load_with(None, &[], &Environment::default()) else {
         panic!("neither a host name nor a cgroup2 mount, and still a configuration");
     };
-    let settings: Vec<_> = problems.iter().map(|problem| (problem.setting.as_str(), problem.value.as_str())).collect();
-    assert_eq!(settings, [("hostnameOverride", "not set"), ("shunt.ebpf.cgroupRoot", "not set")]);
+    let settings: Vec<_> = problems
+        .iter()
+        .map(|problem| (problem.setting.as_str(), problem.value.as_str()))
+        .collect();
+    assert_eq!(
+        settings,
+        [
+            ("hostnameOverride", "not set"),
+            ("shunt.ebpf.cgroupRoot", "not set")
+        ]
+    );
 }
 
 #[test]
 fn files_that_are_no_configuration_are_named() {
-    assert_eq!(problems(Some("[]"), &[]), [
-        "--config: not a mapping: must be one KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1"
-    ]);
+    assert_eq!(
+        problems(Some("[]"), &[]),
+        ["--config: not a mapping: must be one KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1"]
+    );
     let read = |path: &str| {
         let flags = Flags::parse(["shunt", "--config", path]).unwrap();
         Config::load(&flags, &environment()).unwrap_err().to_string()
@@ -296,7 +404,13 @@ fn every_flag_sets_a_field_that_is_read() {
     // Flags::parse builds the command, whose own checks run in debug builds.
     let help = Flags::parse(["shunt", "--help"]).unwrap_err().to_string();
     for (flag, path) in flags::paths() {
-        assert!(schema::field(path).is_some_and(|field| field.read), "--{flag} sets {path}, which nothing reads");
-        assert!(help.contains(&format!("--{flag}")), "--{flag} is missing in --help");
+        assert!(
+            schema::field(path).is_some_and(|field| field.read),
+            "--{flag} sets {path}, which nothing reads"
+        );
+        assert!(
+            help.contains(&format!("--{flag}")),
+            "--{flag} is missing in --help"
+        );
     }
 }

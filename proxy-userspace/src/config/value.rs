@@ -106,18 +106,22 @@ impl Kind {
             (Self::Anything, _) => Ok((!is_zero(yaml)).then_some(Value::Unread)),
             (Self::Bool, Yaml::Bool(value)) => Ok(value.then_some(Value::Bool(true))),
             (Self::BoolPointer, Yaml::Bool(value)) => Ok(Some(Value::Bool(*value))),
-            (Self::Integer { .. }, Yaml::Number(number)) => {
-                number.as_i64().filter(|value| self.holds(*value)).map(|value| Some(Value::Integer(value))).ok_or(())
+            (Self::Integer { .. }, Yaml::Number(number)) => number
+                .as_i64()
+                .filter(|value| self.holds(*value))
+                .map(|value| Some(Value::Integer(value)))
+                .ok_or(()),
+            (Self::Number, Yaml::Number(number)) => {
+                Ok((number.as_f64() != Some(0.0)).then_some(Value::Unread))
             }
-            (Self::Number, Yaml::Number(number)) => Ok((number.as_f64() != Some(0.0)).then_some(Value::Unread)),
-            (Self::Duration, Yaml::Number(number)) if number.as_i64() == Some(0) => Ok(Some(Value::Duration(Duration::ZERO))),
+            (Self::Duration, Yaml::Number(number)) if number.as_i64() == Some(0) => {
+                Ok(Some(Value::Duration(Duration::ZERO)))
+            }
             (Self::Cidrs | Self::NodePortAddresses, Yaml::Sequence(items)) => {
                 let texts: Option<Vec<_>> = items.iter().map(Yaml::as_str).collect();
                 self.read_list(&texts.ok_or(())?)
             }
-            (Self::Bool | Self::BoolPointer | Self::Integer { .. } | Self::Number, _) => Err(()),
-            (Self::Cidrs | Self::NodePortAddresses, _) => Err(()),
-            (_, Yaml::String(text)) => self.read_text(text),
+            (kind, Yaml::String(text)) if kind.is_written_as_text() => self.read_text(text),
             _ => Err(()),
         }
     }
@@ -137,7 +141,9 @@ impl Kind {
             Self::Number => text.parse::<f64>().map(|_| Value::Unread).map_err(drop)?,
             Self::Duration => Value::Duration(duration::parse(text).ok_or(())?),
             Self::Address => Value::Address(text.parse().map_err(drop)?),
-            Self::BindAddress { default_port } => Value::BindAddress(bind_address(text, default_port).ok_or(())?),
+            Self::BindAddress { default_port } => {
+                Value::BindAddress(bind_address(text, default_port).ok_or(())?)
+            }
             Self::Cidrs | Self::CommaCidrs | Self::NodePortAddresses => {
                 return self.read_list(&text.split(',').map(str::trim).collect::<Vec<_>>());
             }
@@ -159,6 +165,19 @@ impl Kind {
             .collect::<Result<_, _>>()
             .map_err(drop)?;
         Ok(Some(Value::Cidrs { cidrs, primary }))
+    }
+
+    /// Whether YAML holds it as a string.
+    fn is_written_as_text(self) -> bool {
+        matches!(
+            self,
+            Self::Text
+                | Self::OneOf(_)
+                | Self::Duration
+                | Self::Address
+                | Self::BindAddress { .. }
+                | Self::CommaCidrs
+        )
     }
 
     fn holds(self, value: i64) -> bool {

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Dataplane, PlanSize};
+use super::{Dataplane, MapFill, PlanSize};
 use crate::model::{Dirty, NodeView, ResolvedPort, ServicePortKey, Snapshot};
 
 /// What the fake kernel holds.
@@ -103,7 +103,12 @@ impl Dataplane for Fake {
             keys.dedup();
             plan.extend(keys.into_iter().filter_map(|key| state.change_for(key, snapshot)));
         } else {
-            plan.extend(dirty.ports.iter().filter_map(|key| state.change_for(key, snapshot)));
+            plan.extend(
+                dirty
+                    .ports
+                    .iter()
+                    .filter_map(|key| state.change_for(key, snapshot)),
+            );
         }
         plan
     }
@@ -129,5 +134,13 @@ impl Dataplane for Fake {
         kernel.calls.push(Call::Cleanup);
         kernel.programmed = Programmed::default();
         Vec::new()
+    }
+
+    fn map_fill(&self, state: &Programmed) -> Vec<MapFill> {
+        vec![MapFill {
+            map: "ports",
+            entries: state.ports.len(),
+            capacity: 64,
+        }]
     }
 }

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use super::{Dataplane, PlanSize};
+use super::{Dataplane, MapFill, PlanSize};
 use crate::model::{Dirty, Snapshot};
 
 /// What went wrong in the dataplane, with what it was doing.
@@ -41,6 +41,9 @@ pub trait Renderer: Send {
 
     /// Removes all that this mode ever put into the kernel; goes on past errors and returns them all.
     fn cleanup(&mut self) -> Vec<RenderError>;
+
+    /// How full the kernel's tables are, as far as was seen.
+    fn map_fill(&self) -> Vec<MapFill>;
 }
 
 /// A [`Dataplane`] as a [`Renderer`].
@@ -53,7 +56,10 @@ pub struct Rendering<D: Dataplane> {
 impl<D: Dataplane> Rendering<D> {
     /// A dataplane that has not looked at the kernel yet.
     pub fn new(dataplane: D) -> Self {
-        Self { dataplane, state: None }
+        Self {
+            dataplane,
+            state: None,
+        }
     }
 }
 
@@ -65,7 +71,9 @@ where
     fn observe(&mut self) -> Result<(), RenderError> {
         self.state = None;
         let observed = self.dataplane.observe();
-        self.state = Some(observed.map_err(|source| RenderError::Observe { source: source.into() })?);
+        self.state = Some(observed.map_err(|source| RenderError::Observe {
+            source: source.into(),
+        })?);
         Ok(())
     }
 
@@ -73,7 +81,9 @@ where
         if self.state.is_none() {
             self.observe()?;
         }
-        let Some(state) = &mut self.state else { return Ok(0) };
+        let Some(state) = &mut self.state else {
+            return Ok(0);
+        };
         let plan = D::plan(state, snapshot, dirty);
         let operations = plan.len();
         if operations == 0 {
@@ -82,12 +92,27 @@ where
         tracing::trace!(?plan, "applying");
         self.dataplane
             .apply(state, plan)
-            .map_err(|source| RenderError::Apply { operations, source: source.into() })?;
+            .map_err(|source| RenderError::Apply {
+                operations,
+                source: source.into(),
+            })?;
         Ok(operations)
     }
 
     fn cleanup(&mut self) -> Vec<RenderError> {
         self.state = None;
-        self.dataplane.cleanup().into_iter().map(|source| RenderError::Cleanup { source: source.into() }).collect()
+        self.dataplane
+            .cleanup()
+            .into_iter()
+            .map(|source| RenderError::Cleanup {
+                source: source.into(),
+            })
+            .collect()
+    }
+
+    fn map_fill(&self) -> Vec<MapFill> {
+        self.state
+            .as_ref()
+            .map_or_else(Vec::new, |state| self.dataplane.map_fill(state))
     }
 }

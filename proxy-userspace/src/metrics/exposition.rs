@@ -1,4 +1,4 @@
-//! Metrics as text: in OpenMetrics for scrapers that ask for it, else in Prometheus' own format.
+//! Metrics as text: in `OpenMetrics` for scrapers that ask for it, else in Prometheus' own format.
 
 use std::fmt::{self, Write as _};
 
@@ -22,9 +22,15 @@ impl Exposition {
         let mut openmetrics = String::new();
         text::encode(&mut openmetrics, &self.registry)?;
         if accept.is_some_and(|accept| accept.contains(OPENMETRICS)) {
-            return Ok(("application/openmetrics-text; version=1.0.0; charset=utf-8", openmetrics));
+            return Ok((
+                "application/openmetrics-text; version=1.0.0; charset=utf-8",
+                openmetrics,
+            ));
         }
-        Ok(("text/plain; version=0.0.4; charset=utf-8", to_prometheus(&openmetrics)?))
+        Ok((
+            "text/plain; version=0.0.4; charset=utf-8",
+            to_prometheus(&openmetrics)?,
+        ))
     }
 }
 
@@ -35,7 +41,8 @@ fn to_prometheus(openmetrics: &str) -> Result<String, fmt::Error> {
     for line in openmetrics.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
             help = rest.split_once(' ');
-        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+        {
             let suffix = if kind == "counter" { "_total" } else { "" };
             if let Some((_, text)) = help.take() {
                 writeln!(out, "# HELP {name}{suffix} {text}")?;

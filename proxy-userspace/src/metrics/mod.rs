@@ -3,25 +3,23 @@
 //! One sync programs both IP families, so metrics that upstream keeps by family get the same observation under each.
 
 mod exposition;
+mod registration;
 
 #[cfg(test)]
 mod tests;
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
-use prometheus_client::{
-    metrics::{
-        counter::Counter,
-        family::Family,
-        gauge::Gauge,
-        histogram::{Histogram, exponential_buckets},
-    },
-    registry::Registry,
+use prometheus_client::metrics::{
+    counter::Counter,
+    family::Family,
+    gauge::Gauge,
+    histogram::{Histogram, exponential_buckets},
 };
 
 pub use exposition::Exposition;
 
-use crate::model::IpFamily;
+use crate::{dataplane::MapFill, model::IpFamily};
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Seconds = Gauge<f64, AtomicU64>;
@@ -66,25 +64,6 @@ impl WatchedKind {
     }
 }
 
-/// How full the dataplane's maps are; cheap to clone and to hand to whoever fills them.
-#[derive(Clone, Debug, Default)]
-pub struct MapFill {
-    entries: Family<Labels<1>, Gauge>,
-    capacity: Family<Labels<1>, Gauge>,
-}
-
-impl MapFill {
-    /// Says how many entries a map holds of how many it can.
-    pub fn set(&self, map: &'static str, entries: usize, capacity: usize) {
-        set(&self.entries, map, entries);
-        set(&self.capacity, map, capacity);
-    }
-}
-
-fn set(family: &Family<Labels<1>, Gauge>, map: &'static str, value: usize) {
-    family.get_or_create(&[("map", map)]).set(i64::try_from(value).unwrap_or(i64::MAX));
-}
-
 /// Every metric of the process. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -102,7 +81,8 @@ pub struct Metrics {
     healthz: Family<Labels<1>, Counter>,
     livez: Family<Labels<1>, Counter>,
     mode: Family<Labels<1>, Gauge>,
-    map_fill: MapFill,
+    map_entries: Family<Labels<1>, Gauge>,
+    map_capacity: Family<Labels<1>, Gauge>,
     operations: Counter,
     failures: Counter,
     drift: Counter,
@@ -127,7 +107,8 @@ impl Default for Metrics {
             healthz: Family::default(),
             livez: Family::default(),
             mode: Family::default(),
-            map_fill: MapFill::default(),
+            map_entries: Family::default(),
+            map_capacity: Family::default(),
             operations: Counter::default(),
             failures: Counter::default(),
             drift: Counter::default(),
@@ -142,15 +123,17 @@ impl Default for Metrics {
 impl Metrics {
     /// All metrics, ready to be written out.
     pub fn exposition(&self) -> Exposition {
-        let mut registry = Registry::default();
-        self.register_upstream(&mut registry);
-        self.register_own(&mut registry);
-        Exposition::new(registry)
+        Exposition::new(registration::registry(self))
     }
 
-    /// The handle for whoever fills maps.
-    pub fn map_fill(&self) -> MapFill {
-        self.map_fill.clone()
+    /// How full one of the dataplane's maps is.
+    pub fn set_map_fill(&self, fill: MapFill) {
+        self.map_entries
+            .get_or_create(&[("map", fill.map)])
+            .set(gauge_value(fill.entries));
+        self.map_capacity
+            .get_or_create(&[("map", fill.map)])
+            .set(gauge_value(fill.capacity));
     }
 
     /// The mode that runs.
@@ -219,7 +202,7 @@ impl Metrics {
         };
         self.no_local_endpoints
             .get_or_create(&[("traffic_policy", side), ("ip_family", family_name(family))])
-            .set(i64::try_from(ports).unwrap_or(i64::MAX));
+            .set(gauge_value(ports));
     }
 
     /// `/healthz` answered.
@@ -238,50 +221,27 @@ impl Metrics {
             drop(self.healthz.get_or_create(&[code(healthy)]));
             drop(self.livez.get_or_create(&[code(healthy)]));
         }
-        for kind in [WatchedKind::Service, WatchedKind::EndpointSlice, WatchedKind::Node] {
+        for kind in [
+            WatchedKind::Service,
+            WatchedKind::EndpointSlice,
+            WatchedKind::Node,
+        ] {
             drop(self.watch_events.get_or_create(&[("kind", kind.name())]));
         }
         for family in IpFamily::ALL {
             let label = [ip_family(family)];
-            let histograms =
-                [&self.sync_duration, &self.sync_full_duration, &self.sync_partial_duration, &self.programming_duration];
+            let histograms = [
+                &self.sync_duration,
+                &self.sync_full_duration,
+                &self.sync_partial_duration,
+                &self.programming_duration,
+            ];
             for histogram in histograms {
                 drop(histogram.get_or_create(&label));
             }
             self.set_no_local_endpoints(PolicySide::Internal, family, 0);
             self.set_no_local_endpoints(PolicySide::External, family, 0);
         }
-    }
-
-    /// Names, help and kinds as in upstream's `pkg/proxy/metrics/metrics.go` (1.36). `…_no_local_endpoints_total` is a
-    /// gauge there too. The registry's encoder adds `_total` to counters.
-    fn register_upstream(&self, registry: &mut Registry) {
-        let to = registry.sub_registry_with_prefix("kubeproxy");
-        to.register("sync_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds", self.sync_duration.clone());
-        to.register("sync_full_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for full resyncs", self.sync_full_duration.clone());
-        to.register("sync_partial_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for partial resyncs", self.sync_partial_duration.clone());
-        to.register("sync_proxy_rules_last_timestamp_seconds", "The last time proxy rules were successfully synced", self.last_sync.clone());
-        to.register("sync_proxy_rules_last_queued_timestamp_seconds", "The last time a sync of proxy rules was queued", self.last_queued.clone());
-        to.register("network_programming_duration_seconds", "In Cluster Network Programming Latency in seconds", self.programming_duration.clone());
-        to.register("sync_proxy_rules_endpoint_changes", "Cumulative proxy rules Endpoint changes", self.endpoint_changes.clone());
-        to.register("sync_proxy_rules_endpoint_changes_pending", "Pending proxy rules Endpoint changes", self.endpoint_changes_pending.clone());
-        to.register("sync_proxy_rules_service_changes", "Cumulative proxy rules Service changes", self.service_changes.clone());
-        to.register("sync_proxy_rules_service_changes_pending", "Pending proxy rules Service changes", self.service_changes_pending.clone());
-        to.register("sync_proxy_rules_no_local_endpoints_total", "Number of services with a Local traffic policy and no endpoints", self.no_local_endpoints.clone());
-        to.register("proxy_healthz", "Cumulative proxy healthz HTTP status", self.healthz.clone());
-        to.register("proxy_livez", "Cumulative proxy livez HTTP status", self.livez.clone());
-    }
-
-    fn register_own(&self, registry: &mut Registry) {
-        let to = registry.sub_registry_with_prefix("shunt");
-        to.register("mode", "The mode that runs", self.mode.clone());
-        to.register("map_entries", "Entries a map of the dataplane holds", self.map_fill.entries.clone());
-        to.register("map_capacity", "Entries a map of the dataplane can hold", self.map_fill.capacity.clone());
-        to.register("sync_operations", "Changes made to the kernel", self.operations.clone());
-        to.register("sync_failures", "Syncs that failed and were tried again", self.failures.clone());
-        to.register("sync_drift_operations", "Changes that put right what something else had changed in the kernel", self.drift.clone());
-        to.register("watch_events", "Events received from the source of objects", self.watch_events.clone());
-        to.register("watch_synced", "Whether all kinds of objects were listed and programmed once", self.watch_synced.clone());
     }
 }
 
@@ -312,6 +272,10 @@ fn set_for_each_family(gauges: &Family<Labels<1>, Seconds>, seconds: f64) {
     }
 }
 
+fn gauge_value(value: usize) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
 fn histograms(constructor: fn() -> Histogram) -> Histograms {
     Family::new_with_constructor(constructor)
 }
@@ -324,5 +288,11 @@ fn sync_buckets() -> Histogram {
 /// Quarter seconds to 0.5, seconds to 59, five seconds to 115, half minutes to 5 minutes.
 fn programming_buckets() -> Histogram {
     let steps = |first: u16, step: u16, count: u16| (0..count).map(move |n| f64::from(first + n * step));
-    Histogram::new([0.25, 0.5].into_iter().chain(steps(1, 1, 59)).chain(steps(60, 5, 12)).chain(steps(120, 30, 7)))
+    Histogram::new(
+        [0.25, 0.5]
+            .into_iter()
+            .chain(steps(1, 1, 59))
+            .chain(steps(60, 5, 12))
+            .chain(steps(120, 30, 7)),
+    )
 }

@@ -91,7 +91,12 @@ pub struct SyncLoop {
 
 impl SyncLoop {
     /// A loop that has programmed nothing yet.
-    pub fn new(settings: ModelSettings, periods: SyncPeriods, renderer: Box<dyn Renderer>, outputs: Outputs) -> Self {
+    pub fn new(
+        settings: ModelSettings,
+        periods: SyncPeriods,
+        renderer: Box<dyn Renderer>,
+        outputs: Outputs,
+    ) -> Self {
         Self {
             every_node_port_address: settings.node_port_addresses == NodePortAddresses::All,
             model: Model::new(settings),
@@ -106,7 +111,11 @@ impl SyncLoop {
     }
 
     /// Runs until `shutdown` is ready. What the kernel holds then stays.
-    pub async fn run(mut self, mut inputs: Inputs, shutdown: impl Future<Output = ()>) -> Result<(), SyncError> {
+    pub async fn run(
+        mut self,
+        mut inputs: Inputs,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), SyncError> {
         tokio::pin!(shutdown);
         self.take_facts(&mut inputs.node_facts);
         loop {
@@ -175,7 +184,12 @@ impl SyncLoop {
         self.no_local_endpoints.update(self.model.snapshot(), &dirty);
         self.trigger_times.extend(self.model.take_trigger_times());
         let extent = if dirty.all { SyncExtent::Full } else { wanted };
-        match self.render(extent, &dirty) {
+        let rendered = self.render(extent, &dirty);
+        self.renderer
+            .map_fill()
+            .into_iter()
+            .for_each(|fill| self.outputs.metrics.set_map_fill(fill));
+        match rendered {
             Ok(operations) => self.succeeded(started, extent, &dirty, operations),
             Err(error) => self.failed(started, &error),
         }
@@ -203,7 +217,10 @@ impl SyncLoop {
             tracing::info!("the kernel has everything again");
         } else if extent == SyncExtent::Full && !is_first && dirty.is_empty() && operations > 0 {
             self.outputs.metrics.drift_repaired(operations);
-            tracing::warn!(operations, "the kernel held something else than it should; repaired");
+            tracing::warn!(
+                operations,
+                "the kernel held something else than it should; repaired"
+            );
         }
         if operations > 0 || is_first {
             self.log_sync(now, took, operations);
@@ -211,7 +228,11 @@ impl SyncLoop {
     }
 
     fn report(&mut self, extent: SyncExtent, took: Duration, operations: usize) {
-        let Outputs { metrics, health, health_checks } = &self.outputs;
+        let Outputs {
+            metrics,
+            health,
+            health_checks,
+        } = &self.outputs;
         let snapshot = self.model.snapshot();
         health.set_node_being_deleted(snapshot.node.being_deleted);
         health.updated();
@@ -230,7 +251,10 @@ impl SyncLoop {
         health_checks.send_if_modified(|told| {
             let differs = told.checks != *checks || told.listen_on != listen_on;
             if differs {
-                *told = HealthChecks { checks: checks.clone(), listen_on };
+                *told = HealthChecks {
+                    checks: checks.clone(),
+                    listen_on,
+                };
             }
             differs
         });
@@ -239,7 +263,10 @@ impl SyncLoop {
     fn log_sync(&mut self, now: Instant, took: Duration, operations: usize) {
         let services = self.model.service_count();
         let endpoints = self.model.endpoint_count();
-        let frequent = self.last_logged.replace(now).is_some_and(|last| now - last < FREQUENT);
+        let frequent = self
+            .last_logged
+            .replace(now)
+            .is_some_and(|last| now - last < FREQUENT);
         if frequent {
             tracing::debug!(services, endpoints, operations, ?took, "programmed");
         } else {

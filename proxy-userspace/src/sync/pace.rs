@@ -39,7 +39,14 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new(periods: SyncPeriods) -> Self {
-        Self { periods, queued: false, last_sync: None, last_full: None, failures: 0, retry_at: None }
+        Self {
+            periods,
+            queued: false,
+            last_sync: None,
+            last_full: None,
+            failures: 0,
+            retry_at: None,
+        }
     }
 
     /// Something may have changed. True if nothing was queued before.
@@ -64,13 +71,26 @@ impl Pace {
     pub(super) fn due(&self, now: Instant) -> Due {
         let passed = |time: Instant| time <= now;
         if let Some(retry_at) = self.retry_at {
-            return if passed(retry_at) { Due::Everything } else { Due::Nothing };
+            return if passed(retry_at) {
+                Due::Everything
+            } else {
+                Due::Nothing
+            };
         }
-        if self.last_full.is_some_and(|last| passed(last + self.periods.sync_period)) {
+        if self
+            .last_full
+            .is_some_and(|last| passed(last + self.periods.sync_period))
+        {
             return Due::Everything;
         }
-        let allowed = self.last_sync.is_none_or(|last| passed(last + self.periods.min_sync_period));
-        if self.queued && allowed { Due::Changes } else { Due::Nothing }
+        let allowed = self
+            .last_sync
+            .is_none_or(|last| passed(last + self.periods.min_sync_period));
+        if self.queued && allowed {
+            Due::Changes
+        } else {
+            Due::Nothing
+        }
     }
 
     /// A sync that started then reached the kernel, or found `nothing_dirty` and had no need to.
@@ -90,7 +110,9 @@ impl Pace {
     /// A sync that started then failed. Returns how long it is to the next try.
     pub(super) fn failed(&mut self, started: Instant) -> Duration {
         let longest = LONGEST_RETRY.min(self.periods.sync_period);
-        let pause = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(longest);
+        let pause = FIRST_RETRY
+            .saturating_mul(1 << self.failures.min(16))
+            .min(longest);
         let pause = pause.mul_f64(1.0 - JITTER * fastrand::f64());
         self.failures = self.failures.saturating_add(1);
         self.retry_at = Some(started + pause);
@@ -105,7 +127,10 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn pace() -> Pace {
-        Pace::new(SyncPeriods { min_sync_period: SECOND, sync_period: 30 * SECOND })
+        Pace::new(SyncPeriods {
+            min_sync_period: SECOND,
+            sync_period: 30 * SECOND,
+        })
     }
 
     #[test]
