@@ -5,7 +5,7 @@ use crate::model::{DetectLocalMode, NodePortAddresses};
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// What kubeadm writes into the kube-proxy ConfigMap: every field of v1alpha1, most of them Go's zero values.
+/// What kubeadm writes into kube-proxy's `ConfigMap`: every field of v1alpha1, most of them Go's zero values.
 const KUBEADM: &str = r#"
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 bindAddress: 0.0.0.0
@@ -297,68 +297,70 @@ portForward: {a: 1}
     insta::assert_snapshot!("every_problem_at_once", got);
 }
 
+/// A flag that is wrong, and what is said of it.
+const BAD_FLAGS: &[(&str, &str)] = &[
+    (
+        "--mode=nftables",
+        r#"--mode: "nftables": this build does not have this mode; must be auto or ebpf"#,
+    ),
+    (
+        "--mode=fast",
+        r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#,
+    ),
+    (
+        "--detect-local-mode=Pod",
+        r#"--detect-local-mode: "Pod": must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"#,
+    ),
+    (
+        "--cluster-cidr=10.0.0.0/33",
+        r#"--cluster-cidr: "10.0.0.0/33": must be CIDRs such as 10.244.0.0/16 or 10.244.0.0/16,fd44::/16"#,
+    ),
+    (
+        "--nodeport-addresses=eth0",
+        r#"--nodeport-addresses: "eth0": must be a list of CIDRs such as 192.168.0.0/16, or primary"#,
+    ),
+    (
+        "--healthz-bind-address=:10256",
+        r#"--healthz-bind-address: ":10256": must be IP:port with a port from 1 to 65535, or an IP alone for port 10256"#,
+    ),
+    (
+        "--iptables-sync-period=30",
+        r#"--iptables-sync-period: "30": must be a duration that is not negative, such as 30s or 1m30s"#,
+    ),
+    (
+        "--iptables-min-sync-period=1m",
+        r#"--iptables-min-sync-period: "1m": must not be longer than iptables.syncPeriod, which is 30s"#,
+    ),
+    (
+        "--master=192.168.0.1",
+        r#"--master: "192.168.0.1": must be a URL such as https://192.168.0.1:6443"#,
+    ),
+    (
+        "--hostname-override= ",
+        r#"--hostname-override: " ": must be the name of a Node"#,
+    ),
+    (
+        "--log-format=xml",
+        r#"--log-format: "xml": must be one of text, json"#,
+    ),
+    (
+        "--log-filter=shunt=loud",
+        r#"--log-filter: "shunt=loud": must be a level or targets with levels, such as info,shunt=debug"#,
+    ),
+    (
+        "-v=high",
+        r#"--v: "high": must be a whole number from 0 to 2147483647"#,
+    ),
+    (
+        "--bpf-pin-dir=here",
+        r#"--bpf-pin-dir: "here": must be an absolute path"#,
+    ),
+];
+
 #[test]
 fn flags_are_reported_by_their_own_name() {
-    let table = [
-        (
-            "--mode=nftables",
-            r#"--mode: "nftables": this build does not have this mode; must be auto or ebpf"#,
-        ),
-        (
-            "--mode=fast",
-            r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#,
-        ),
-        (
-            "--detect-local-mode=Pod",
-            r#"--detect-local-mode: "Pod": must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"#,
-        ),
-        (
-            "--cluster-cidr=10.0.0.0/33",
-            r#"--cluster-cidr: "10.0.0.0/33": must be CIDRs such as 10.244.0.0/16 or 10.244.0.0/16,fd44::/16"#,
-        ),
-        (
-            "--nodeport-addresses=eth0",
-            r#"--nodeport-addresses: "eth0": must be a list of CIDRs such as 192.168.0.0/16, or primary"#,
-        ),
-        (
-            "--healthz-bind-address=:10256",
-            r#"--healthz-bind-address: ":10256": must be IP:port with a port from 1 to 65535, or an IP alone for port 10256"#,
-        ),
-        (
-            "--iptables-sync-period=30",
-            r#"--iptables-sync-period: "30": must be a duration that is not negative, such as 30s or 1m30s"#,
-        ),
-        (
-            "--iptables-min-sync-period=1m",
-            r#"--iptables-min-sync-period: "1m": must not be longer than iptables.syncPeriod, which is 30s"#,
-        ),
-        (
-            "--master=192.168.0.1",
-            r#"--master: "192.168.0.1": must be a URL such as https://192.168.0.1:6443"#,
-        ),
-        (
-            "--hostname-override= ",
-            r#"--hostname-override: " ": must be the name of a Node"#,
-        ),
-        (
-            "--log-format=xml",
-            r#"--log-format: "xml": must be one of text, json"#,
-        ),
-        (
-            "--log-filter=shunt=loud",
-            r#"--log-filter: "shunt=loud": must be a level or targets with levels, such as info,shunt=debug"#,
-        ),
-        (
-            "-v=high",
-            r#"--v: "high": must be a whole number from 0 to 2147483647"#,
-        ),
-        (
-            "--bpf-pin-dir=here",
-            r#"--bpf-pin-dir: "here": must be an absolute path"#,
-        ),
-    ];
-    for (flag, message) in table {
-        assert_eq!(problems(None, &[flag]), [message]);
+    for (flag, message) in BAD_FLAGS {
+        assert_eq!(problems(None, &[flag]), [*message]);
     }
 }
 

@@ -1,33 +1,6 @@
 //! Puts the stages together and runs them until a signal comes or one of them fails for good.
 
-// Stand-ins until the sources and the dataplane are there: delete the second module, and the `cfg` above the first.
-#[cfg(any())]
 mod parts;
-#[cfg(not(any()))]
-mod parts {
-    //! Stand-ins.
-    use proxy_userspace::{
-        config::Config,
-        dataplane::{RenderError, Renderer},
-        model::{NodeFacts, WatchEvent},
-    };
-    use tokio::sync::{mpsc, watch};
-
-    pub(super) fn renderer(_: &Config) -> anyhow::Result<Box<dyn Renderer>> {
-        anyhow::bail!("this build has no dataplane")
-    }
-    pub(super) fn cleanup(_: &Config) -> Vec<RenderError> {
-        Vec::new()
-    }
-    pub(super) async fn objects(_: Config, to: mpsc::Sender<WatchEvent>) -> anyhow::Result<()> {
-        to.closed().await;
-        Ok(())
-    }
-    pub(super) async fn node_facts(to: watch::Sender<Option<NodeFacts>>) -> anyhow::Result<()> {
-        to.closed().await;
-        Ok(())
-    }
-}
 
 use std::net::SocketAddr;
 
