@@ -3,7 +3,11 @@
 //! `watch` → `model` → `sync` → `dataplane` → `kernel`; each stage knows only those before it, and `health`,
 //! `metrics` and `inspect` read.
 
+pub mod config;
 pub mod dataplane;
+pub mod health;
 pub mod kernel;
+pub mod metrics;
 pub mod model;
+pub mod sync;
 pub mod watch;

@@ -1,2 +1,71 @@
-//! placeholder
-fn main() {}
+//! The `shunt` command: reads what the operator wants, sets up logs, and runs.
+
+mod run;
+
+use std::{
+    io::{IsTerminal, stderr},
+    process::ExitCode,
+};
+
+use proxy_userspace::config::{Config, Environment, Flags, LogFormat};
+use tracing_subscriber::{
+    Layer as _, Registry, filter::Targets, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
+
+/// One for the sync loop, one for everything that answers meanwhile.
+const WORKERS: usize = 2;
+
+fn main() -> ExitCode {
+    let flags = match Flags::parse(std::env::args_os()) {
+        Ok(flags) => flags,
+        Err(error) => error.exit(),
+    };
+    let config = match Config::load(&flags, &Environment::of_this_process()) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("shunt: {:#}", anyhow::Error::new(error));
+            return ExitCode::FAILURE;
+        }
+    };
+    set_up_logs(&config);
+    let done = if flags.cleanup {
+        run::cleanup(&config)
+    } else {
+        run_daemon(config)
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "exiting");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_daemon(config: Config) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build()?;
+    let result = runtime.block_on(run::run(config));
+    // Whatever still reads a file or resolves a name must not hold up the end.
+    runtime.shutdown_background();
+    result
+}
+
+/// Logs go to standard error, as kube-proxy's do.
+fn set_up_logs(config: &Config) {
+    let layer = fmt::layer().with_writer(stderr).with_ansi(stderr().is_terminal());
+    let layer: Box<dyn tracing_subscriber::Layer<Registry> + Send + Sync> = match config.log_format {
+        LogFormat::Text => layer.boxed(),
+        LogFormat::Json => layer.json().flatten_event(true).boxed(),
+    };
+    // --log-filter was checked; RUST_LOG was not, and a bad one must not keep a node's proxy from running.
+    let filter: Targets = config
+        .log_filter
+        .parse()
+        .unwrap_or_else(|_| Targets::new().with_default(tracing::Level::INFO));
+    tracing_subscriber::registry()
+        .with(layer.with_filter(filter))
+        .init();
+}

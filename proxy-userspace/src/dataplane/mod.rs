@@ -4,6 +4,11 @@
 //! same state as planning everything; every prefix of a plan is safe; a plan grows with the change, not with the cluster.
 
 pub mod ebpf;
+#[cfg(test)]
+pub(crate) mod fake;
+mod renderer;
+
+pub use renderer::{RenderError, Renderer, Rendering};
 
 use crate::model::{Dirty, Snapshot};
 
@@ -27,6 +32,23 @@ pub trait Dataplane {
 
     /// Removes all that this mode ever put into the kernel; goes on past errors and returns them all.
     fn cleanup(&mut self) -> Vec<Self::Error>;
+
+    /// How full the kernel's tables are, for metrics.
+    fn map_fill(&self, state: &Self::State) -> Vec<MapFill> {
+        let _ = state;
+        Vec::new()
+    }
+}
+
+/// How full one of a dataplane's tables is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapFill {
+    /// Its name, as people see it in the kernel.
+    pub map: &'static str,
+    /// Entries it holds.
+    pub entries: usize,
+    /// Entries it can hold.
+    pub capacity: usize,
 }
 
 /// How many changes to the kernel a plan makes.

@@ -1,0 +1,111 @@
+//! Durations as Go writes them: `30s`, `1m30s`, `1.5h`.
+
+use std::time::Duration;
+
+/// Units by their suffix, in nanoseconds; those that end like another come first.
+const UNITS: [(&str, f64); 8] = [
+    ("ns", 1.0),
+    ("us", 1e3),
+    ("µs", 1e3),
+    ("μs", 1e3),
+    ("ms", 1e6),
+    ("s", 1e9),
+    ("m", 6e10),
+    ("h", 3.6e12),
+];
+
+/// The longest duration Go can hold is 2^63 nanoseconds; nothing longer is accepted.
+const MAX_NANOS: f64 = 9.2e18;
+
+/// Reads a duration that is not negative in the syntax of Go's `time.ParseDuration`; `None` where it is none.
+pub(super) fn parse(text: &str) -> Option<Duration> {
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest == "0" {
+        return Some(Duration::ZERO);
+    }
+    if rest.is_empty() {
+        return None;
+    }
+    let mut nanos = 0.0_f64;
+    while !rest.is_empty() {
+        let (amount, after) = split_number(rest)?;
+        let (unit, after) = split_unit(after)?;
+        nanos += amount * unit;
+        rest = after;
+    }
+    if nanos > MAX_NANOS {
+        return None;
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "checked against MAX_NANOS; digits only"
+    )]
+    let whole = nanos.round() as u64;
+    Some(Duration::from_nanos(whole))
+}
+
+fn split_number(text: &str) -> Option<(f64, &str)> {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (digits, rest) = text.split_at(end);
+    // Go takes "1." and ".5", but not ".".
+    if !digits.contains(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    Some((digits.parse().ok()?, rest))
+}
+
+fn split_unit(text: &str) -> Option<(f64, &str)> {
+    let end = text
+        .find(|c: char| c.is_ascii_digit() || c == '.')
+        .unwrap_or(text.len());
+    let (suffix, rest) = text.split_at(end);
+    let (_, nanos) = UNITS.iter().find(|(name, _)| *name == suffix)?;
+    Some((*nanos, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_go_reads_them() {
+        let cases = [
+            ("0", 0),
+            ("0s", 0),
+            ("30s", 30_000),
+            ("1m30s", 90_000),
+            ("1.5h", 5_400_000),
+            ("250ms", 250),
+            (".5s", 500),
+            ("+2m", 120_000),
+        ];
+        for (text, millis) in cases {
+            assert_eq!(parse(text), Some(Duration::from_millis(millis)), "{text}");
+        }
+        assert_eq!(parse("7ns"), Some(Duration::from_nanos(7)));
+        assert_eq!(parse("7µs"), Some(Duration::from_micros(7)));
+    }
+
+    #[test]
+    fn what_go_refuses_or_is_negative_is_refused() {
+        for text in [
+            "",
+            "-1s",
+            "30",
+            "s",
+            ".s",
+            "1d",
+            "1 s",
+            "30 seconds",
+            "1s-1s",
+            "999999999999h",
+            "1..5s",
+            "+",
+        ] {
+            assert_eq!(parse(text), None, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! From settings to [`Config`]: upstream's defaults, and the checks that look at several settings at once.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use ipnet::IpNet;
+
+use super::{
+    Config, ConfigError, EbpfConfig, Environment, LogFormat, MapSizes, Mode, ObjectSource,
+    settings::Settings, value::DEFAULT_BIND_ADDRESS,
+};
+use crate::model::{DetectLocalMode, ModelSettings, NodePortAddresses};
+
+/// Upstream's defaults (`pkg/proxy/apis/config/v1alpha1/defaults.go`).
+const SYNC_PERIOD: Duration = Duration::from_secs(30);
+const MIN_SYNC_PERIOD: Duration = Duration::from_secs(1);
+const CONFIG_SYNC_PERIOD: Duration = Duration::from_mins(15);
+const HEALTHZ_PORT: u16 = 10256;
+const METRICS_PORT: u16 = 10249;
+const PIN_DIR: &str = "/sys/fs/bpf/shunt";
+
+pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Result<Config, ConfigError> {
+    let (mode, mode_is_auto) = mode(&mut settings);
+    let (min_sync_period, sync_period) = sync_periods(&mut settings);
+    let (healthz_bind_address, metrics_bind_address) = bind_addresses(&settings);
+    let config = Config {
+        mode,
+        mode_is_auto,
+        source: source(&mut settings),
+        model: ModelSettings {
+            node_name: node_name(&mut settings, environment),
+            cluster_cidrs: cluster_cidrs(&mut settings),
+            detect_local: detect_local(&mut settings),
+            node_port_addresses: node_port_addresses(&settings),
+        },
+        masquerade_all: settings.is_true("iptables.masqueradeAll"),
+        healthz_bind_address,
+        metrics_bind_address,
+        bind_address_hard_fail: settings.is_true("bindAddressHardFail"),
+        sync_period,
+        min_sync_period,
+        config_sync_period: above_zero(settings.duration("configSyncPeriod")).unwrap_or(CONFIG_SYNC_PERIOD),
+        ebpf: ebpf(&mut settings, environment),
+        log_format: if settings.text("logging.format") == Some("json") {
+            LogFormat::Json
+        } else {
+            LogFormat::Text
+        },
+        log_filter: log_filter(&mut settings, environment),
+        unread_fields: Vec::new(),
+    };
+    let (problems, unread_fields) = settings.finish();
+    if problems.is_empty() {
+        Ok(Config {
+            unread_fields,
+            ..config
+        })
+    } else {
+        Err(ConfigError::Invalid { problems })
+    }
+}
+
+fn mode(settings: &mut Settings) -> (Mode, bool) {
+    let name = settings.text("mode").unwrap_or("auto");
+    let is_auto = name == "auto";
+    if !is_auto && name != Mode::Ebpf.name() {
+        settings.refuse("mode", "this build does not have this mode; must be auto or ebpf");
+    }
+    (Mode::Ebpf, is_auto)
+}
+
+fn source(settings: &mut Settings) -> ObjectSource {
+    let kubeconfig = settings.text("clientConnection.kubeconfig").map(PathBuf::from);
+    let master = settings.text("shunt.master").map(String::from);
+    if let Some(directory) = settings.text("shunt.manifests").map(PathBuf::from) {
+        if master.is_some() {
+            settings.refuse(
+                "shunt.master",
+                "cannot stand beside manifests; objects come from one place",
+            );
+        }
+        return ObjectSource::Manifests(directory);
+    }
+    if let Some(url) = &master
+        && !is_http_url(url)
+    {
+        settings.refuse("shunt.master", "must be a URL such as https://192.168.0.1:6443");
+    }
+    ObjectSource::Api { kubeconfig, master }
+}
+
+fn is_http_url(text: &str) -> bool {
+    text.parse::<http::Uri>()
+        .is_ok_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some())
+}
+
+/// Upstream's `GetHostname`: lower case, without spaces around. `NODE_NAME` comes before the host name, since it is there
+/// only where a manifest took it from the Node.
+fn node_name(settings: &mut Settings, environment: &Environment) -> Arc<str> {
+    let clean = |name: &str| name.trim().to_lowercase();
+    if let Some(name) = settings.text("hostnameOverride").map(clean) {
+        if name.is_empty() {
+            settings.refuse("hostnameOverride", "must be the name of a Node");
+        }
+        return name.into();
+    }
+    let from_environment = environment
+        .node_name
+        .as_deref()
+        .map(clean)
+        .filter(|name| !name.is_empty());
+    let name = from_environment.unwrap_or_else(|| clean(&environment.host_name));
+    if name.is_empty() {
+        settings.refuse(
+            "hostnameOverride",
+            "must be the name of a Node, because this machine has no host name",
+        );
+    }
+    name.into()
+}
+
+fn cluster_cidrs(settings: &mut Settings) -> Vec<IpNet> {
+    let (cidrs, _) = settings.cidrs("clusterCIDR").unwrap_or_default();
+    let is_pair = cidrs.len() == 2 && cidrs[0].network().is_ipv4() != cidrs[1].network().is_ipv4();
+    if cidrs.len() > 1 && !is_pair {
+        settings.refuse(
+            "clusterCIDR",
+            "must be one CIDR, or one of each family, such as 10.244.0.0/16,fd44::/16",
+        );
+    }
+    cidrs
+}
+
+fn detect_local(settings: &mut Settings) -> DetectLocalMode {
+    match settings.text("detectLocalMode") {
+        Some("NodeCIDR") => DetectLocalMode::NodeCidr,
+        Some("BridgeInterface") => DetectLocalMode::BridgeInterface(interface(
+            settings,
+            "detectLocal.bridgeInterface",
+            "BridgeInterface",
+        )),
+        Some("InterfaceNamePrefix") => {
+            let path = "detectLocal.interfaceNamePrefix";
+            DetectLocalMode::InterfaceNamePrefix(interface(settings, path, "InterfaceNamePrefix"))
+        }
+        _ => DetectLocalMode::ClusterCidr,
+    }
+}
+
+fn interface(settings: &mut Settings, path: &'static str, mode: &str) -> Arc<str> {
+    let name: Arc<str> = settings.text(path).unwrap_or_default().into();
+    if name.is_empty() {
+        settings.refuse(path, format!("must not be empty when detectLocalMode is {mode}"));
+    }
+    name
+}
+
+fn node_port_addresses(settings: &Settings) -> NodePortAddresses {
+    match settings.cidrs("nodePortAddresses") {
+        None => NodePortAddresses::All,
+        Some((cidrs, true)) => NodePortAddresses::Primary { cidrs },
+        Some((cidrs, false)) => NodePortAddresses::Cidrs(cidrs),
+    }
+}
+
+/// Modes without a section of their own read the `iptables` section, as upstream's conversion does. A period of zero is
+/// Go's "unset" for `syncPeriod`; for `minSyncPeriod` it is taken at its word, which upstream documents as "at once".
+fn sync_periods(settings: &mut Settings) -> (Duration, Duration) {
+    let sync_period = above_zero(settings.duration("iptables.syncPeriod")).unwrap_or(SYNC_PERIOD);
+    // The default must not fail a file that only shortens syncPeriod.
+    let given = settings.duration("iptables.minSyncPeriod");
+    let min_sync_period = given.unwrap_or(MIN_SYNC_PERIOD.min(sync_period));
+    if min_sync_period > sync_period {
+        let allowed = format!("must not be longer than iptables.syncPeriod, which is {sync_period:?}");
+        settings.refuse("iptables.minSyncPeriod", allowed);
+    }
+    (min_sync_period, sync_period)
+}
+
+fn above_zero(duration: Option<Duration>) -> Option<Duration> {
+    duration.filter(|duration| !duration.is_zero())
+}
+
+/// Upstream's `getDefaultAddresses`: of the family of `bindAddress`, metrics on loopback only.
+fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr>) {
+    let (everywhere, loopback): (IpAddr, IpAddr) = if settings
+        .address("bindAddress")
+        .unwrap_or(DEFAULT_BIND_ADDRESS)
+        .is_ipv4()
+    {
+        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into())
+    } else {
+        (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into())
+    };
+    let address = |path, ip, port| {
+        if settings.is_emptied_by_flag(path) {
+            return None;
+        }
+        Some(settings.bind_address(path).unwrap_or(SocketAddr::new(ip, port)))
+    };
+    (
+        address("healthzBindAddress", everywhere, HEALTHZ_PORT),
+        address("metricsBindAddress", loopback, METRICS_PORT),
+    )
+}
+
+fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfConfig {
+    let cgroup_root = settings
+        .text("shunt.ebpf.cgroupRoot")
+        .map(PathBuf::from)
+        .or_else(|| environment.cgroup_root());
+    if cgroup_root.is_none() {
+        let allowed = "must name a cgroup v2 directory, because none is mounted; mount one with: mount -t cgroup2 none /sys/fs/cgroup";
+        settings.refuse("shunt.ebpf.cgroupRoot", allowed);
+    }
+    for path in ["shunt.ebpf.cgroupRoot", "shunt.ebpf.pinDir"] {
+        if settings.text(path).is_some_and(|text| !text.starts_with('/')) {
+            settings.refuse(path, "must be an absolute path");
+        }
+    }
+    EbpfConfig {
+        cgroup_root: cgroup_root.unwrap_or_default(),
+        pin_dir: settings.text("shunt.ebpf.pinDir").unwrap_or(PIN_DIR).into(),
+        map_sizes: map_sizes(settings),
+    }
+}
+
+fn map_sizes(settings: &Settings) -> MapSizes {
+    MapSizes {
+        services: settings.integer("shunt.ebpf.mapSizes.services"),
+        endpoints: settings.integer("shunt.ebpf.mapSizes.endpoints"),
+        members: settings.integer("shunt.ebpf.mapSizes.members"),
+        source_ranges: settings.integer("shunt.ebpf.mapSizes.sourceRanges"),
+        node_addresses: settings.integer("shunt.ebpf.mapSizes.nodeAddresses"),
+        affinity: settings.integer("shunt.ebpf.mapSizes.affinity"),
+        udp_flows: settings.integer("shunt.ebpf.mapSizes.udpFlows"),
+        udp_sockets: settings.integer("shunt.ebpf.mapSizes.udpSockets"),
+    }
+}
+
+/// A filter if one is set, else the level that the verbosity stands for; kube-proxy is commonly run at 2.
+fn log_filter(settings: &mut Settings, environment: &Environment) -> String {
+    if let Some(filter) = settings.text("shunt.logFilter") {
+        let filter = filter.to_owned();
+        if filter.parse::<tracing_subscriber::filter::Targets>().is_err() {
+            settings.refuse(
+                "shunt.logFilter",
+                "must be a level or targets with levels, such as info,shunt=debug",
+            );
+        }
+        return filter;
+    }
+    match settings.integer("logging.verbosity") {
+        None => environment
+            .log_filter
+            .clone()
+            .filter(|filter| !filter.is_empty())
+            .unwrap_or_else(|| "info".into()),
+        Some(0..=3) => "info".into(),
+        Some(4..=5) => "debug".into(),
+        Some(_) => "trace".into(),
+    }
+}

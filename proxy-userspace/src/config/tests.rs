@@ -1,0 +1,418 @@
+//! Configuration files and command lines, and what is said of bad ones.
+
+use super::*;
+use crate::model::{DetectLocalMode, NodePortAddresses};
+
+const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+/// What kubeadm writes into kube-proxy's `ConfigMap`: every field of v1alpha1, most of them Go's zero values.
+const KUBEADM: &str = r#"
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection:
+  acceptContentTypes: ""
+  burst: 0
+  contentType: ""
+  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
+  qps: 0
+clusterCIDR: 10.244.0.0/16
+configSyncPeriod: 0s
+conntrack:
+  maxPerCore: null
+  min: null
+  tcpBeLiberal: false
+  tcpCloseWaitTimeout: null
+  tcpEstablishedTimeout: null
+  udpStreamTimeout: 0s
+  udpTimeout: 0s
+detectLocal:
+  bridgeInterface: ""
+  interfaceNamePrefix: ""
+detectLocalMode: ""
+enableProfiling: false
+healthzBindAddress: ""
+hostnameOverride: ""
+iptables:
+  localhostNodePorts: null
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+ipvs:
+  excludeCIDRs: null
+  minSyncPeriod: 0s
+  scheduler: ""
+  strictARP: false
+  syncPeriod: 0s
+  tcpFinTimeout: 0s
+  tcpTimeout: 0s
+  udpTimeout: 0s
+kind: KubeProxyConfiguration
+logging:
+  flushFrequency: 0
+  options:
+    json:
+      infoBufferSize: "0"
+    text:
+      infoBufferSize: "0"
+  verbosity: 0
+metricsBindAddress: ""
+mode: ""
+nftables:
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: ""
+showHiddenMetricsForVersion: ""
+winkernel:
+  enableDSR: false
+  forwardHealthCheckVip: false
+  networkName: ""
+  rootHnsEndpointName: ""
+  sourceVip: ""
+"#;
+
+/// What a conformance run lays under every case.
+const CONFORMANCE: &str = r"
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+hostnameOverride: node1
+mode: ebpf
+clusterCIDR: 10.244.0.0/16,fd44::/16
+healthzBindAddress: 0.0.0.0:10256
+metricsBindAddress: 127.0.0.1:10249
+iptables: {masqueradeAll: true, minSyncPeriod: 0s, syncPeriod: 30s}
+ipvs: {minSyncPeriod: 0s, syncPeriod: 30s}
+nftables: {minSyncPeriod: 0s, syncPeriod: 30s}
+nodePortAddresses: [192.168.57.111/32]
+detectLocalMode: InterfaceNamePrefix
+detectLocal: {interfaceNamePrefix: veth}
+conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s, udpTimeout: 0s, udpStreamTimeout: 0s}
+";
+
+fn environment() -> Environment {
+    Environment {
+        host_name: "Node-A\n".into(),
+        mounts: "proc /proc proc rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/my\\040unified cgroup2 rw 0 0\n"
+            .into(),
+        ..Environment::default()
+    }
+}
+
+fn load_with(file: Option<&str>, flags: &[&str], environment: &Environment) -> Result<Config, ConfigError> {
+    let flags = Flags::parse([&["shunt"], flags].concat()).expect("the command line is well-formed");
+    let file = file.map(|text| serde_yaml_ng::from_str(text).expect("the file is YAML"));
+    Config::from_parts(&flags, file.as_ref(), environment)
+}
+
+fn load(file: &str, flags: &[&str]) -> Config {
+    load_with(Some(file), flags, &environment()).expect("the configuration is good")
+}
+
+fn problems(file: Option<&str>, flags: &[&str]) -> Vec<String> {
+    match load_with(file, flags, &environment()) {
+        Err(ConfigError::Invalid { problems }) => problems.iter().map(ToString::to_string).collect(),
+        other => panic!("expected an invalid configuration, got {other:?}"),
+    }
+}
+
+#[test]
+fn without_file_and_flags_everything_has_kube_proxys_defaults() {
+    let config = load_with(None, &[], &environment()).expect("defaults are good");
+    assert_eq!((config.mode, config.mode_is_auto), (Mode::Ebpf, true));
+    assert_eq!(
+        config.source,
+        ObjectSource::Api {
+            kubeconfig: None,
+            master: None
+        }
+    );
+    assert_eq!(&*config.model.node_name, "node-a");
+    assert_eq!(config.model.detect_local, DetectLocalMode::ClusterCidr);
+    assert_eq!(config.model.node_port_addresses, NodePortAddresses::All);
+    assert_eq!(
+        config.healthz_bind_address,
+        Some("0.0.0.0:10256".parse().unwrap())
+    );
+    assert_eq!(
+        config.metrics_bind_address,
+        Some("127.0.0.1:10249".parse().unwrap())
+    );
+    assert_eq!(config.sync_period, Duration::from_secs(30));
+    assert_eq!(config.min_sync_period, Duration::from_secs(1));
+    assert_eq!(config.config_sync_period, Duration::from_mins(15));
+    assert_eq!(
+        config.ebpf.cgroup_root,
+        PathBuf::from("/sys/fs/cgroup/my unified")
+    );
+    assert_eq!(config.ebpf.pin_dir, PathBuf::from("/sys/fs/bpf/shunt"));
+    assert_eq!(config.log_filter, "info");
+}
+
+#[test]
+fn kubeadms_file_is_accepted_without_a_word_about_fields_nobody_set() {
+    let config = load(KUBEADM, &[]);
+    assert_eq!(config.unread_fields, Vec::<&str>::new());
+    let kubeconfig = Some(PathBuf::from("/var/lib/kube-proxy/kubeconfig.conf"));
+    assert_eq!(
+        config.source,
+        ObjectSource::Api {
+            kubeconfig,
+            master: None
+        }
+    );
+    assert_eq!(
+        config.healthz_bind_address,
+        Some("0.0.0.0:10256".parse().unwrap())
+    );
+    assert_eq!(config.sync_period, Duration::from_secs(30));
+    assert_eq!(config.min_sync_period, Duration::ZERO);
+}
+
+#[test]
+fn the_conformance_file_is_accepted_and_fields_of_other_modes_are_named() {
+    let config = load(CONFORMANCE, &["--manifests", "/m"]);
+    assert_eq!(config.source, ObjectSource::Manifests("/m".into()));
+    assert_eq!(&*config.model.node_name, "node1");
+    assert_eq!(
+        config.model.cluster_cidrs,
+        ["10.244.0.0/16", "fd44::/16"].map(|cidr| cidr.parse().unwrap())
+    );
+    assert_eq!(
+        config.model.detect_local,
+        DetectLocalMode::InterfaceNamePrefix("veth".into())
+    );
+    assert_eq!(
+        config.model.node_port_addresses,
+        NodePortAddresses::Cidrs(vec!["192.168.57.111/32".parse().unwrap()])
+    );
+    assert!(config.masquerade_all);
+    assert_eq!(config.min_sync_period, Duration::ZERO);
+    assert_eq!(config.unread_fields, ["ipvs.syncPeriod", "nftables.syncPeriod"]);
+}
+
+#[test]
+fn flags_that_are_given_override_the_file() {
+    let file = format!(
+        "{HEAD}mode: ebpf\nhostnameOverride: from-file\nnodePortAddresses: [primary]\nbindAddressHardFail: true\n"
+    );
+    let flags = [
+        "--hostname-override= From-Flag ",
+        "--nodeport-addresses=10.0.0.0/8,primary",
+        "--bind-address-hard-fail=false",
+        "--iptables-sync-period=1m30s",
+        "--proxy-mode=auto",
+        "-v=4",
+        "--metrics-bind-address=",
+    ];
+    let config = load(&file, &flags);
+    assert_eq!(&*config.model.node_name, "from-flag");
+    assert_eq!(
+        config.model.node_port_addresses,
+        NodePortAddresses::Primary {
+            cidrs: vec!["10.0.0.0/8".parse().unwrap()]
+        }
+    );
+    assert!(!config.bind_address_hard_fail && config.mode_is_auto);
+    assert_eq!(config.sync_period, Duration::from_secs(90));
+    assert_eq!(config.log_filter, "debug");
+    assert_eq!(config.metrics_bind_address, None);
+}
+
+#[test]
+fn a_mode_this_build_lacks_is_refused_and_a_flag_may_choose_another() {
+    let file = format!("{HEAD}mode: iptables\n");
+    assert_eq!(
+        problems(Some(&file), &[]),
+        [r#"mode: "iptables": this build does not have this mode; must be auto or ebpf"#]
+    );
+    assert_eq!(load(&file, &["--mode", "ebpf"]).mode, Mode::Ebpf);
+}
+
+#[test]
+fn defaults_of_listeners_follow_the_family_of_the_bind_address() {
+    let config = load(
+        &format!("{HEAD}bindAddress: '::'\nhealthzBindAddress: '::1'\n"),
+        &[],
+    );
+    assert_eq!(config.healthz_bind_address, Some("[::1]:10256".parse().unwrap()));
+    assert_eq!(config.metrics_bind_address, Some("[::1]:10249".parse().unwrap()));
+}
+
+#[test]
+fn our_own_section_and_its_flags_are_read() {
+    let file = format!(
+        "{HEAD}shunt: {{manifests: /a, ebpf: {{pinDir: /p, cgroupRoot: /c, mapSizes: {{services: 64}}}}}}\n"
+    );
+    let config = load(&file, &["--cgroup-root=/d"]);
+    assert_eq!(config.source, ObjectSource::Manifests("/a".into()));
+    assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/d"));
+    assert_eq!(config.ebpf.pin_dir, PathBuf::from("/p"));
+    assert_eq!(
+        config.ebpf.map_sizes,
+        MapSizes {
+            services: Some(64),
+            ..MapSizes::default()
+        }
+    );
+}
+
+#[test]
+fn the_node_name_comes_from_the_environment_before_the_host_name() {
+    let environment = Environment {
+        node_name: Some(" Worker-7 ".into()),
+        ..environment()
+    };
+    assert_eq!(
+        &*load_with(None, &[], &environment).unwrap().model.node_name,
+        "worker-7"
+    );
+}
+
+#[test]
+fn all_problems_are_reported_at_once_with_setting_value_and_what_is_allowed() {
+    let file = "
+apiVersion: kubeproxy.config.k8s.io/v1beta1
+mode: epbf
+bindAddress: host
+healthzBindAddress: 1.2.3.4:99999
+iptables: {masqueradeBit: 32, syncPeriod: 30, minSyncPeriod: -1s, masqueradeAll: 'yes', speed: 3}
+clusterCIDR: 10.0.0.0/8,11.0.0.0/8
+nodePortAddresses: [10.0.0.1, primary]
+detectLocalMode: BridgeInterface
+conntrack: 7
+oomScoreAdj: -1001
+shunt: {ebpf: {mapSizes: {services: 0}}}
+portForward: {a: 1}
+";
+    let got = problems(
+        Some(file),
+        &["--metrics-bind-address=localhost:1", "--cgroup-root=relative"],
+    )
+    .join("\n");
+    insta::assert_snapshot!("every_problem_at_once", got);
+}
+
+/// A flag that is wrong, and what is said of it.
+const BAD_FLAGS: &[(&str, &str)] = &[
+    (
+        "--mode=nftables",
+        r#"--mode: "nftables": this build does not have this mode; must be auto or ebpf"#,
+    ),
+    (
+        "--mode=fast",
+        r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#,
+    ),
+    (
+        "--detect-local-mode=Pod",
+        r#"--detect-local-mode: "Pod": must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"#,
+    ),
+    (
+        "--cluster-cidr=10.0.0.0/33",
+        r#"--cluster-cidr: "10.0.0.0/33": must be CIDRs such as 10.244.0.0/16 or 10.244.0.0/16,fd44::/16"#,
+    ),
+    (
+        "--nodeport-addresses=eth0",
+        r#"--nodeport-addresses: "eth0": must be a list of CIDRs such as 192.168.0.0/16, or primary"#,
+    ),
+    (
+        "--healthz-bind-address=:10256",
+        r#"--healthz-bind-address: ":10256": must be IP:port with a port from 1 to 65535, or an IP alone for port 10256"#,
+    ),
+    (
+        "--iptables-sync-period=30",
+        r#"--iptables-sync-period: "30": must be a duration that is not negative, such as 30s or 1m30s"#,
+    ),
+    (
+        "--iptables-min-sync-period=1m",
+        r#"--iptables-min-sync-period: "1m": must not be longer than iptables.syncPeriod, which is 30s"#,
+    ),
+    (
+        "--master=192.168.0.1",
+        r#"--master: "192.168.0.1": must be a URL such as https://192.168.0.1:6443"#,
+    ),
+    (
+        "--hostname-override= ",
+        r#"--hostname-override: " ": must be the name of a Node"#,
+    ),
+    (
+        "--log-format=xml",
+        r#"--log-format: "xml": must be one of text, json"#,
+    ),
+    (
+        "--log-filter=shunt=loud",
+        r#"--log-filter: "shunt=loud": must be a level or targets with levels, such as info,shunt=debug"#,
+    ),
+    (
+        "-v=high",
+        r#"--v: "high": must be a whole number from 0 to 2147483647"#,
+    ),
+    (
+        "--bpf-pin-dir=here",
+        r#"--bpf-pin-dir: "here": must be an absolute path"#,
+    ),
+];
+
+#[test]
+fn flags_are_reported_by_their_own_name() {
+    for (flag, message) in BAD_FLAGS {
+        assert_eq!(problems(None, &[flag]), [*message]);
+    }
+}
+
+#[test]
+fn what_a_machine_lacks_is_named_with_the_setting_that_helps() {
+    let Err(ConfigError::Invalid { problems }) = load_with(None, &[], &Environment::default()) else {
+        panic!("neither a host name nor a cgroup2 mount, and still a configuration");
+    };
+    let settings: Vec<_> = problems
+        .iter()
+        .map(|problem| (problem.setting.as_str(), problem.value.as_str()))
+        .collect();
+    assert_eq!(
+        settings,
+        [
+            ("hostnameOverride", "not set"),
+            ("shunt.ebpf.cgroupRoot", "not set")
+        ]
+    );
+}
+
+#[test]
+fn files_that_are_no_configuration_are_named() {
+    assert_eq!(
+        problems(Some("[]"), &[]),
+        ["--config: not a mapping: must be one KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1"]
+    );
+    let read = |path: &str| {
+        let flags = Flags::parse(["shunt", "--config", path]).unwrap();
+        Config::load(&flags, &environment()).unwrap_err().to_string()
+    };
+    assert_eq!(
+        read("/nonexistent/config"),
+        "--config: /nonexistent/config: cannot be read; must be a KubeProxyConfiguration file"
+    );
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "a: [").unwrap();
+    assert!(read(file.path().to_str().unwrap()).ends_with("is neither YAML nor JSON"));
+}
+
+#[test]
+fn every_flag_sets_a_field_that_is_read() {
+    // Flags::parse builds the command, whose own checks run in debug builds.
+    let help = Flags::parse(["shunt", "--help"]).unwrap_err().to_string();
+    for (flag, path) in flags::paths() {
+        assert!(
+            schema::field(path).is_some_and(|field| field.read),
+            "--{flag} sets {path}, which nothing reads"
+        );
+        assert!(
+            help.contains(&format!("--{flag}")),
+            "--{flag} is missing in --help"
+        );
+    }
+}

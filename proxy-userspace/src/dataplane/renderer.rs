@@ -1,0 +1,118 @@
+//! [`Renderer`]: any dataplane together with its state, behind one type that the sync loop can hold.
+
+use std::error::Error;
+
+use super::{Dataplane, MapFill, PlanSize};
+use crate::model::{Dirty, Snapshot};
+
+/// What went wrong in the dataplane, with what it was doing.
+#[derive(Debug, thiserror::Error)]
+pub enum RenderError {
+    /// The kernel could not be read.
+    #[error("cannot read what the kernel holds")]
+    Observe {
+        /// Why.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The kernel could not be changed; some of the changes may have been made.
+    #[error("cannot make {operations} changes to the kernel")]
+    Apply {
+        /// How many changes the plan had.
+        operations: usize,
+        /// Why.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// Something could not be removed.
+    #[error("cannot clean up")]
+    Cleanup {
+        /// Why.
+        source: Box<dyn Error + Send + Sync>,
+    },
+}
+
+/// A dataplane that remembers what it last saw in the kernel.
+pub trait Renderer: Send {
+    /// Reads what the kernel holds. Needed before the first [`Self::render`] and after one that failed.
+    fn observe(&mut self) -> Result<(), RenderError>;
+
+    /// Makes the kernel serve what is dirty of the Snapshot and returns how many changes that took. Without an
+    /// observation to go by it observes first.
+    fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError>;
+
+    /// Removes all that this mode ever put into the kernel; goes on past errors and returns them all.
+    fn cleanup(&mut self) -> Vec<RenderError>;
+
+    /// How full the kernel's tables are, as far as was seen.
+    fn map_fill(&self) -> Vec<MapFill>;
+}
+
+/// A [`Dataplane`] as a [`Renderer`].
+#[derive(Debug)]
+pub struct Rendering<D: Dataplane> {
+    dataplane: D,
+    state: Option<D::State>,
+}
+
+impl<D: Dataplane> Rendering<D> {
+    /// A dataplane that has not looked at the kernel yet.
+    pub fn new(dataplane: D) -> Self {
+        Self {
+            dataplane,
+            state: None,
+        }
+    }
+}
+
+impl<D> Renderer for Rendering<D>
+where
+    D: Dataplane + Send,
+    D::State: Send,
+{
+    fn observe(&mut self) -> Result<(), RenderError> {
+        self.state = None;
+        let observed = self.dataplane.observe();
+        self.state = Some(observed.map_err(|source| RenderError::Observe {
+            source: source.into(),
+        })?);
+        Ok(())
+    }
+
+    fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {
+        if self.state.is_none() {
+            self.observe()?;
+        }
+        let Some(state) = &mut self.state else {
+            return Ok(0);
+        };
+        let plan = D::plan(state, snapshot, dirty);
+        let operations = plan.len();
+        if operations == 0 {
+            return Ok(0);
+        }
+        tracing::trace!(?plan, "applying");
+        self.dataplane
+            .apply(state, plan)
+            .map_err(|source| RenderError::Apply {
+                operations,
+                source: source.into(),
+            })?;
+        Ok(operations)
+    }
+
+    fn cleanup(&mut self) -> Vec<RenderError> {
+        self.state = None;
+        self.dataplane
+            .cleanup()
+            .into_iter()
+            .map(|source| RenderError::Cleanup {
+                source: source.into(),
+            })
+            .collect()
+    }
+
+    fn map_fill(&self) -> Vec<MapFill> {
+        self.state
+            .as_ref()
+            .map_or_else(Vec::new, |state| self.dataplane.map_fill(state))
+    }
+}

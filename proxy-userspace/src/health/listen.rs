@@ -1,0 +1,103 @@
+//! Listening: wildcard addresses in both families as Go does it, and addresses that are taken.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::{Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use axum::Router;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpListener;
+
+use super::HealthError;
+
+/// How long upstream waits before it tries an address again (`serveHealthz`, `serveMetrics`).
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
+const BACKLOG: i32 = 1024;
+
+/// Listens on an address. A wildcard of either family serves both where the kernel has IPv6, as Go's `net.Listen` does it
+/// for kube-proxy.
+pub fn bind(server: &str, address: SocketAddr) -> Result<TcpListener, HealthError> {
+    let listener = if address.ip().is_unspecified() {
+        let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
+        listen(both, false).or_else(|error| {
+            if lacks_ipv6(&error) {
+                listen(address, false)
+            } else {
+                Err(error)
+            }
+        })
+    } else {
+        listen(address, true)
+    };
+    listener.map_err(|source| HealthError::Bind {
+        server: server.into(),
+        address,
+        source,
+    })
+}
+
+/// Listens on an address in its own family only.
+pub(super) fn bind_one_family(server: &str, address: SocketAddr) -> Result<TcpListener, HealthError> {
+    listen(address, true).map_err(|source| HealthError::Bind {
+        server: server.into(),
+        address,
+        source,
+    })
+}
+
+fn listen(address: SocketAddr, only_own_family: bool) -> io::Result<TcpListener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM.nonblocking(),
+        Some(Protocol::TCP),
+    )?;
+    if address.is_ipv6() {
+        socket.set_only_v6(only_own_family)?;
+    }
+    // A restart must not wait for the last connections' TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+fn lacks_ipv6(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL)
+    )
+}
+
+/// Serves forever. An address that cannot be listened on ends it with `hard_fail`, and is else tried again every few
+/// seconds, with one warning.
+pub async fn serve(
+    server: &str,
+    address: SocketAddr,
+    routes: Router,
+    hard_fail: bool,
+) -> Result<Infallible, HealthError> {
+    let mut warned = false;
+    loop {
+        match bind(server, address) {
+            Ok(listener) => {
+                warned = false;
+                tracing::debug!(server, %address, "listening");
+                let Err(error) = axum::serve(listener, routes.clone()).await else {
+                    continue;
+                };
+                tracing::warn!(server, %address, %error, "stopped serving; trying again");
+            }
+            Err(error) if hard_fail => return Err(error),
+            Err(HealthError::Bind { source, .. }) => {
+                if !std::mem::replace(&mut warned, true) {
+                    let retry = RETRY_AFTER.as_secs();
+                    tracing::warn!(server, %address, error = %source, "cannot listen; trying again every {retry} s");
+                }
+            }
+        }
+        tokio::time::sleep(RETRY_AFTER).await;
+    }
+}

@@ -1,0 +1,124 @@
+//! Names, kinds and shape of what is exposed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+
+fn text(metrics: &Metrics, accept: Option<&str>) -> (&'static str, String) {
+    metrics
+        .exposition()
+        .encode(accept)
+        .expect("metrics can be written")
+}
+
+fn used() -> Metrics {
+    let metrics = Metrics::default();
+    metrics.set_mode("ebpf");
+    metrics.set_map_fill(MapFill {
+        map: "services",
+        entries: 3,
+        capacity: 64,
+    });
+    metrics.event_received(WatchedKind::Service);
+    metrics.event_received(WatchedKind::EndpointSlice);
+    metrics.sync_queued(1.5);
+    metrics.sync_succeeded(SyncExtent::Full, Duration::from_millis(3), 7, 2.5);
+    metrics.endpoints_programmed(Duration::from_millis(300));
+    metrics.set_no_local_endpoints(PolicySide::External, IpFamily::V6, 2);
+    metrics.healthz_answered(false);
+    metrics
+}
+
+#[test]
+fn every_metric_has_upstreams_name_and_kind() {
+    let (_, text) = text(&used(), None);
+    let kinds: BTreeMap<_, _> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
+        .collect();
+    let expected = [
+        ("kubeproxy_network_programming_duration_seconds", "histogram"),
+        ("kubeproxy_proxy_healthz_total", "counter"),
+        ("kubeproxy_proxy_livez_total", "counter"),
+        ("kubeproxy_sync_full_proxy_rules_duration_seconds", "histogram"),
+        ("kubeproxy_sync_partial_proxy_rules_duration_seconds", "histogram"),
+        ("kubeproxy_sync_proxy_rules_duration_seconds", "histogram"),
+        ("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "gauge"),
+        ("kubeproxy_sync_proxy_rules_endpoint_changes_total", "counter"),
+        (
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+            "gauge",
+        ),
+        ("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "gauge"),
+        ("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "gauge"),
+        ("kubeproxy_sync_proxy_rules_service_changes_pending", "gauge"),
+        ("kubeproxy_sync_proxy_rules_service_changes_total", "counter"),
+        ("shunt_map_capacity", "gauge"),
+        ("shunt_map_entries", "gauge"),
+        ("shunt_mode", "gauge"),
+        ("shunt_sync_drift_operations_total", "counter"),
+        ("shunt_sync_failures_total", "counter"),
+        ("shunt_sync_operations_total", "counter"),
+        ("shunt_watch_events_total", "counter"),
+        ("shunt_watch_synced", "gauge"),
+    ];
+    assert_eq!(kinds, BTreeMap::from(expected));
+}
+
+#[test]
+fn samples_carry_upstreams_labels() {
+    let (_, text) = text(&used(), None);
+    for line in [
+        r#"kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1"#,
+        r#"kubeproxy_sync_full_proxy_rules_duration_seconds_bucket{le="0.004",ip_family="IPv6"} 1"#,
+        r#"kubeproxy_network_programming_duration_seconds_bucket{le="0.5",ip_family="IPv4"} 1"#,
+        r#"kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 2.5"#,
+        r#"kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy="external",ip_family="IPv6"} 2"#,
+        "kubeproxy_sync_proxy_rules_service_changes_total 1",
+        "kubeproxy_sync_proxy_rules_service_changes_pending 0",
+        r#"kubeproxy_proxy_healthz_total{code="503"} 1"#,
+        r#"shunt_mode{mode="ebpf"} 1"#,
+        r#"shunt_map_capacity{map="services"} 64"#,
+        "shunt_sync_operations_total 7",
+    ] {
+        assert!(
+            text.lines().any(|seen| seen == line),
+            "{line} is missing in:\n{text}"
+        );
+    }
+}
+
+#[test]
+fn the_plain_format_is_well_formed() {
+    let (content_type, text) = text(&used(), Some("text/plain"));
+    assert_eq!(content_type, "text/plain; version=0.0.4; charset=utf-8");
+    let mut described = BTreeSet::new();
+    let mut lines = text.lines();
+    let mut current = "";
+    while let Some(line) = lines.next() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, _) = rest.split_once(' ').expect("help has a text");
+            assert!(described.insert(name), "{name} is described twice");
+            let kind = lines.next().expect("a type follows help");
+            assert!(
+                kind.starts_with(&format!("# TYPE {name} ")),
+                "{kind} does not belong to {name}"
+            );
+            current = name;
+        } else {
+            assert!(line.starts_with(current), "{line} stands under {current}");
+            let (_, value) = line.rsplit_once(' ').expect("a sample has a value");
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+        }
+    }
+}
+
+#[test]
+fn scrapers_that_ask_for_openmetrics_get_it() {
+    let (content_type, text) = text(
+        &used(),
+        Some("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"),
+    );
+    assert!(content_type.starts_with("application/openmetrics-text"));
+    assert!(text.ends_with("# EOF\n"));
+}

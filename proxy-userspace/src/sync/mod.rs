@@ -1,0 +1,305 @@
+//! The loop: takes in what sources say, and keeps the kernel at what it means.
+//!
+//! A change is programmed at once when the loop is idle; under load changes are taken together, no more often than
+//! `minSyncPeriod`. After a failure, and every `syncPeriod`, the kernel is read anew and compared with everything. The loop
+//! and the dataplane run on one task: from an event to the kernel there is no other queue.
+
+mod no_local_endpoints;
+mod pace;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    error::Error,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+
+use self::{
+    no_local_endpoints::NoLocalEndpoints,
+    pace::{Due, Pace},
+};
+use crate::{
+    dataplane::{RenderError, Renderer},
+    health::{HealthChecks, ListenOn, ProxyHealth},
+    metrics::{Metrics, SyncExtent, WatchedKind},
+    model::{Dirty, Model, ModelSettings, NodeFacts, NodePortAddresses, UnixNanos, WatchEvent},
+};
+
+/// Events taken in before the kernel gets its turn, so that a source that never pauses cannot starve it.
+const MOST_EVENTS_AT_ONCE: usize = 4096;
+/// Syncs that come faster than this are logged at debug.
+const FREQUENT: Duration = Duration::from_secs(1);
+
+/// What ends the loop, other than being told to.
+#[derive(Debug, thiserror::Error)]
+pub enum SyncError {
+    /// Nothing can send events any more.
+    #[error("the source of Services, EndpointSlices and Nodes has ended")]
+    SourceEnded,
+    /// Nothing can say what the node's addresses are any more.
+    #[error("the source of the node's addresses has ended")]
+    NodeFactsEnded,
+}
+
+/// How often the loop acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyncPeriods {
+    /// Under load, the least time from one sync to the next; may be zero.
+    pub min_sync_period: Duration,
+    /// How often the kernel is compared with what it should hold.
+    pub sync_period: Duration,
+}
+
+/// What the loop listens to.
+#[derive(Debug)]
+pub struct Inputs {
+    /// Objects.
+    pub events: mpsc::Receiver<WatchEvent>,
+    /// The kernel's addresses; `None` until they were read once.
+    pub node_facts: watch::Receiver<Option<NodeFacts>>,
+}
+
+/// What the loop tells.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// Metrics.
+    pub metrics: Metrics,
+    /// Health.
+    pub health: ProxyHealth,
+    /// Health check node ports.
+    pub health_checks: watch::Sender<HealthChecks>,
+}
+
+/// The model, the dataplane, and what is between them.
+pub struct SyncLoop {
+    model: Model,
+    renderer: Box<dyn Renderer>,
+    outputs: Outputs,
+    pace: Pace,
+    every_node_port_address: bool,
+    no_local_endpoints: NoLocalEndpoints,
+    trigger_times: Vec<UnixNanos>,
+    last_error: Option<String>,
+    last_logged: Option<Instant>,
+}
+
+impl SyncLoop {
+    /// A loop that has programmed nothing yet.
+    pub fn new(
+        settings: ModelSettings,
+        periods: SyncPeriods,
+        renderer: Box<dyn Renderer>,
+        outputs: Outputs,
+    ) -> Self {
+        Self {
+            every_node_port_address: settings.node_port_addresses == NodePortAddresses::All,
+            model: Model::new(settings),
+            renderer,
+            outputs,
+            pace: Pace::new(periods),
+            no_local_endpoints: NoLocalEndpoints::default(),
+            trigger_times: Vec::new(),
+            last_error: None,
+            last_logged: None,
+        }
+    }
+
+    /// Runs until `shutdown` is ready. What the kernel holds then stays.
+    pub async fn run(
+        mut self,
+        mut inputs: Inputs,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), SyncError> {
+        tokio::pin!(shutdown);
+        self.take_facts(&mut inputs.node_facts);
+        loop {
+            let wake = self.pace.wake_at();
+            tokio::select! {
+                biased;
+                () = &mut shutdown => return Ok(()),
+                event = inputs.events.recv() => {
+                    self.take_event(event.ok_or(SyncError::SourceEnded)?);
+                    self.take_queued_events(&mut inputs.events);
+                }
+                changed = inputs.node_facts.changed() => {
+                    changed.map_err(|_| SyncError::NodeFactsEnded)?;
+                    self.take_facts(&mut inputs.node_facts);
+                }
+                () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
+            }
+            self.sync_if_due();
+        }
+    }
+
+    fn take_queued_events(&mut self, events: &mut mpsc::Receiver<WatchEvent>) {
+        for _ in 0..MOST_EVENTS_AT_ONCE {
+            let Ok(event) = events.try_recv() else { break };
+            self.take_event(event);
+        }
+    }
+
+    fn take_event(&mut self, event: WatchEvent) {
+        self.outputs.metrics.event_received(match event {
+            WatchEvent::Services(_) => WatchedKind::Service,
+            WatchEvent::EndpointSlices(_) => WatchedKind::EndpointSlice,
+            WatchEvent::Nodes(_) => WatchedKind::Node,
+        });
+        self.model.apply(event);
+        self.queue();
+    }
+
+    fn take_facts(&mut self, facts: &mut watch::Receiver<Option<NodeFacts>>) {
+        if let Some(facts) = facts.borrow_and_update().clone() {
+            self.model.set_node_facts(facts);
+            self.queue();
+        }
+    }
+
+    /// Something may have to be programmed. Before everything is listed nothing can be late.
+    fn queue(&mut self) {
+        if self.model.is_synced() && self.pace.queue() {
+            self.outputs.health.queued();
+            self.outputs.metrics.sync_queued(unix_now().as_secs_f64());
+        }
+    }
+
+    fn sync_if_due(&mut self) {
+        let now = Instant::now();
+        match self.pace.due(now) {
+            Due::Nothing => {}
+            Due::Changes => self.sync(now, SyncExtent::Partial),
+            Due::Everything => self.sync(now, SyncExtent::Full),
+        }
+    }
+
+    fn sync(&mut self, started: Instant, wanted: SyncExtent) {
+        let dirty = self.model.resolve();
+        // Kept up with here and not on success only: what is dirty is told once.
+        self.no_local_endpoints.update(self.model.snapshot(), &dirty);
+        self.trigger_times.extend(self.model.take_trigger_times());
+        let extent = if dirty.all { SyncExtent::Full } else { wanted };
+        let rendered = self.render(extent, &dirty);
+        self.renderer
+            .map_fill()
+            .into_iter()
+            .for_each(|fill| self.outputs.metrics.set_map_fill(fill));
+        match rendered {
+            Ok(operations) => self.succeeded(started, extent, &dirty, operations),
+            Err(error) => self.failed(started, &error),
+        }
+    }
+
+    fn render(&mut self, extent: SyncExtent, dirty: &Dirty) -> Result<usize, RenderError> {
+        match extent {
+            SyncExtent::Partial if dirty.is_empty() => Ok(0),
+            SyncExtent::Partial => self.renderer.render(self.model.snapshot(), dirty),
+            SyncExtent::Full => {
+                self.renderer.observe()?;
+                self.renderer.render(self.model.snapshot(), &Dirty::everything())
+            }
+        }
+    }
+
+    fn succeeded(&mut self, started: Instant, extent: SyncExtent, dirty: &Dirty, operations: usize) {
+        let now = Instant::now();
+        let took = now - started;
+        let was_failing = self.last_error.take().is_some();
+        let is_first = !self.outputs.health.is_programmed();
+        self.pace.succeeded(started, extent, dirty.is_empty());
+        self.report(extent, took, operations);
+        if was_failing {
+            tracing::info!("the kernel has everything again");
+        } else if extent == SyncExtent::Full && !is_first && dirty.is_empty() && operations > 0 {
+            self.outputs.metrics.drift_repaired(operations);
+            tracing::warn!(
+                operations,
+                "the kernel held something else than it should; repaired"
+            );
+        }
+        if operations > 0 || is_first {
+            self.log_sync(now, took, operations);
+        }
+    }
+
+    fn report(&mut self, extent: SyncExtent, took: Duration, operations: usize) {
+        let Outputs {
+            metrics,
+            health,
+            health_checks,
+        } = &self.outputs;
+        let snapshot = self.model.snapshot();
+        health.set_node_being_deleted(snapshot.node.being_deleted);
+        health.updated();
+        let now = unix_now();
+        metrics.sync_succeeded(extent, took, operations, now.as_secs_f64());
+        self.no_local_endpoints.report(metrics);
+        for UnixNanos(changed) in self.trigger_times.drain(..) {
+            metrics.endpoints_programmed(now.saturating_sub(Duration::from_nanos(changed)));
+        }
+        let listen_on = if self.every_node_port_address {
+            ListenOn::EveryAddress
+        } else {
+            ListenOn::Addresses(snapshot.node.node_port_addresses.clone())
+        };
+        let checks = self.model.health_checks();
+        health_checks.send_if_modified(|told| {
+            let differs = told.checks != *checks || told.listen_on != listen_on;
+            if differs {
+                *told = HealthChecks {
+                    checks: checks.clone(),
+                    listen_on,
+                };
+            }
+            differs
+        });
+    }
+
+    fn log_sync(&mut self, now: Instant, took: Duration, operations: usize) {
+        let services = self.model.service_count();
+        let endpoints = self.model.endpoint_count();
+        let frequent = self
+            .last_logged
+            .replace(now)
+            .is_some_and(|last| now - last < FREQUENT);
+        if frequent {
+            tracing::debug!(services, endpoints, operations, ?took, "programmed");
+        } else {
+            tracing::info!(services, endpoints, operations, ?took, "programmed");
+        }
+    }
+
+    fn failed(&mut self, started: Instant, error: &RenderError) {
+        self.outputs.metrics.sync_failed();
+        self.outputs.health.queued();
+        let retry_in = self.pace.failed(started);
+        let message = with_sources(error);
+        if self.last_error.as_ref() == Some(&message) {
+            tracing::debug!(error = message, ?retry_in, "still cannot program the kernel");
+        } else {
+            tracing::error!(error = message, ?retry_in, "cannot program the kernel");
+        }
+        self.last_error = Some(message);
+    }
+}
+
+/// An error and all that caused it, on one line.
+pub(crate) fn with_sources(error: &dyn Error) -> String {
+    let mut message = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        message.push_str(": ");
+        message.push_str(&error.to_string());
+        source = error.source();
+    }
+    message
+}
+
+fn unix_now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

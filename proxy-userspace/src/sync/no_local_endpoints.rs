@@ -1,0 +1,71 @@
+//! Counts service ports whose policy is Local, that have endpoints, but none on this node; kept up with what is dirty.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    metrics::{Metrics, PolicySide},
+    model::{Dirty, FrontendKind, IpFamily, ResolvedPort, ServicePortKey, Snapshot, TrafficPolicy},
+};
+
+const SIDES: [PolicySide; 2] = [PolicySide::Internal, PolicySide::External];
+
+/// The service ports concerned.
+#[derive(Debug, Default)]
+pub(super) struct NoLocalEndpoints {
+    ports: BTreeSet<(PolicySide, ServicePortKey)>,
+}
+
+impl NoLocalEndpoints {
+    pub(super) fn update(&mut self, snapshot: &Snapshot, dirty: &Dirty) {
+        if dirty.all {
+            self.ports.clear();
+            snapshot
+                .ports
+                .iter()
+                .for_each(|(key, port)| self.update_port(key, Some(port)));
+        } else {
+            for key in &dirty.ports {
+                self.update_port(key, snapshot.ports.get(key).map(AsRef::as_ref));
+            }
+        }
+    }
+
+    fn update_port(&mut self, key: &ServicePortKey, port: Option<&ResolvedPort>) {
+        for side in SIDES {
+            let entry = (side, key.clone());
+            if port.is_some_and(|port| lacks_local_endpoints(port, side)) {
+                self.ports.insert(entry);
+            } else {
+                self.ports.remove(&entry);
+            }
+        }
+    }
+
+    pub(super) fn report(&self, metrics: &Metrics) {
+        for side in SIDES {
+            for family in IpFamily::ALL {
+                let count = self
+                    .ports
+                    .iter()
+                    .filter(|(of, key)| *of == side && key.family == family)
+                    .count();
+                metrics.set_no_local_endpoints(side, family, count);
+            }
+        }
+    }
+}
+
+/// As upstream counts: an external policy matters only where there is an address from outside.
+fn lacks_local_endpoints(port: &ResolvedPort, side: PolicySide) -> bool {
+    let is_local = match side {
+        PolicySide::Internal => port.internal_policy == TrafficPolicy::Local,
+        PolicySide::External => {
+            let external = port
+                .frontends
+                .iter()
+                .any(|frontend| frontend.kind != FrontendKind::ClusterIp);
+            external && port.external_policy == TrafficPolicy::Local
+        }
+    };
+    is_local && port.has_endpoints && port.local_endpoints.is_empty()
+}

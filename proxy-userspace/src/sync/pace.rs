@@ -1,0 +1,184 @@
+//! When to act: at once when idle, together under load, later and later while failing, and now and then regardless.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::SyncPeriods;
+use crate::metrics::SyncExtent;
+
+/// The first pause after a failure; each further one is twice as long.
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+/// The longest pause after a failure, unless `syncPeriod` is shorter.
+const LONGEST_RETRY: Duration = Duration::from_secs(10);
+/// Pauses vary by up to this part, so that nodes that failed together do not retry together.
+const JITTER: f64 = 0.2;
+
+/// What is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// Nothing yet.
+    Nothing,
+    /// What changed.
+    Changes,
+    /// The whole kernel, from a fresh observation.
+    Everything,
+}
+
+/// Remembers what was done when.
+#[derive(Debug)]
+pub(super) struct Pace {
+    periods: SyncPeriods,
+    /// Something may have changed since the last sync.
+    queued: bool,
+    last_sync: Option<Instant>,
+    last_full: Option<Instant>,
+    failures: u32,
+    retry_at: Option<Instant>,
+}
+
+impl Pace {
+    pub(super) fn new(periods: SyncPeriods) -> Self {
+        Self {
+            periods,
+            queued: false,
+            last_sync: None,
+            last_full: None,
+            failures: 0,
+            retry_at: None,
+        }
+    }
+
+    /// Something may have changed. True if nothing was queued before.
+    pub(super) fn queue(&mut self) -> bool {
+        !std::mem::replace(&mut self.queued, true)
+    }
+
+    /// When to look again if nothing else happens.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        if self.retry_at.is_some() {
+            return self.retry_at;
+        }
+        let reverify = self.last_full.map(|last| last + self.periods.sync_period);
+        if !self.queued {
+            return reverify;
+        }
+        let allowed = self.last_sync.map(|last| last + self.periods.min_sync_period);
+        // `None` is a first sync, which runs as soon as it is queued.
+        allowed.into_iter().chain(reverify).min()
+    }
+
+    pub(super) fn due(&self, now: Instant) -> Due {
+        let passed = |time: Instant| time <= now;
+        if let Some(retry_at) = self.retry_at {
+            return if passed(retry_at) {
+                Due::Everything
+            } else {
+                Due::Nothing
+            };
+        }
+        if self
+            .last_full
+            .is_some_and(|last| passed(last + self.periods.sync_period))
+        {
+            return Due::Everything;
+        }
+        let allowed = self
+            .last_sync
+            .is_none_or(|last| passed(last + self.periods.min_sync_period));
+        if self.queued && allowed {
+            Due::Changes
+        } else {
+            Due::Nothing
+        }
+    }
+
+    /// A sync that started then reached the kernel, or found `nothing_dirty` and had no need to.
+    pub(super) fn succeeded(&mut self, started: Instant, extent: SyncExtent, nothing_dirty: bool) {
+        self.queued = false;
+        self.failures = 0;
+        self.retry_at = None;
+        if extent == SyncExtent::Full {
+            self.last_full = Some(started);
+        }
+        // Events that change nothing do not count as load.
+        if !nothing_dirty {
+            self.last_sync = Some(started);
+        }
+    }
+
+    /// A sync that started then failed. Returns how long it is to the next try.
+    pub(super) fn failed(&mut self, started: Instant) -> Duration {
+        let longest = LONGEST_RETRY.min(self.periods.sync_period);
+        let pause = FIRST_RETRY
+            .saturating_mul(1 << self.failures.min(16))
+            .min(longest);
+        let pause = pause.mul_f64(1.0 - JITTER * fastrand::f64());
+        self.failures = self.failures.saturating_add(1);
+        self.retry_at = Some(started + pause);
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn pace() -> Pace {
+        Pace::new(SyncPeriods {
+            min_sync_period: SECOND,
+            sync_period: 30 * SECOND,
+        })
+    }
+
+    #[test]
+    fn an_idle_loop_acts_at_once_and_a_busy_one_waits_for_min_sync_period() {
+        let start = Instant::now();
+        let mut pace = pace();
+        assert!(pace.queue() && !pace.queue());
+        assert_eq!(pace.due(start), Due::Changes);
+        pace.succeeded(start, SyncExtent::Full, false);
+        pace.queue();
+        assert_eq!(pace.due(start + SECOND / 2), Due::Nothing);
+        assert_eq!(pace.wake_at(), Some(start + SECOND));
+        assert_eq!(pace.due(start + SECOND), Due::Changes);
+    }
+
+    #[test]
+    fn events_that_change_nothing_delay_nothing() {
+        let start = Instant::now();
+        let mut pace = pace();
+        pace.succeeded(start, SyncExtent::Full, false);
+        let later = start + 2 * SECOND;
+        pace.queue();
+        pace.succeeded(later, SyncExtent::Partial, true);
+        pace.queue();
+        assert_eq!(pace.due(later), Due::Changes);
+    }
+
+    #[test]
+    fn retries_come_later_and_later_up_to_a_bound() {
+        let start = Instant::now();
+        let mut pace = pace();
+        let pauses: Vec<_> = (0..40).map(|_| pace.failed(start)).collect();
+        assert!(pauses[0] <= FIRST_RETRY && pauses[0] >= FIRST_RETRY.mul_f64(0.79));
+        assert!(pauses[3] > pauses[0] * 4, "{pauses:?}");
+        assert!(pauses.iter().all(|pause| *pause <= LONGEST_RETRY));
+        assert!(pauses[39] >= LONGEST_RETRY.mul_f64(0.79));
+        pace.queue();
+        assert_eq!(pace.due(start), Due::Nothing, "changes wait for the retry");
+        assert_eq!(pace.due(start + LONGEST_RETRY), Due::Everything);
+    }
+
+    #[test]
+    fn everything_is_due_each_sync_period() {
+        let start = Instant::now();
+        let mut pace = pace();
+        pace.succeeded(start, SyncExtent::Full, false);
+        assert_eq!(pace.wake_at(), Some(start + 30 * SECOND));
+        assert_eq!(pace.due(start + 29 * SECOND), Due::Nothing);
+        assert_eq!(pace.due(start + 30 * SECOND), Due::Everything);
+    }
+}
