@@ -39,7 +39,7 @@ pub(super) fn answer(store: &Store, resource: &'static Resource, query: &Query) 
     let from = match query
         .get("continue")
         .filter(|token| !token.is_empty())
-        .map(|token| Continue::decode(token))
+        .map(Continue::decode)
     {
         None => Continue {
             version: store.version(),

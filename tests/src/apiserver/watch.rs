@@ -20,7 +20,7 @@ use super::{
 };
 
 /// How often bookmarks come on their own.
-const BOOKMARKS: Duration = Duration::from_secs(60);
+const BOOKMARKS: Duration = Duration::from_mins(1);
 /// The longest watch, if the client does not ask for less.
 const LONGEST: u32 = 1800;
 

@@ -214,7 +214,7 @@ impl<K: Kind> Reflector<K> {
                 Ok(Line::Idle) => return Ok(()),
                 Ok(Line::End) if initial.is_none() && (lines > 0 || settled) => return Ok(()),
                 Ok(Line::End) => {
-                    let message = "closed before anything came";
+                    let message = "the watch was closed before anything came";
                     return Err(Failure::new(FailureClass::Cut, message).into());
                 }
                 Err(failure) if initial.is_none() && (lines > 0 || settled) => {

@@ -108,3 +108,104 @@ impl Reporter {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
+    use super::*;
+    use crate::watch::status;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The lines that `acts` log at the default level.
+    fn logged(acts: impl FnOnce(&mut Reporter)) -> Vec<String> {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::INFO)
+            .without_time()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        let mut reporter = Reporter::new("services", status::channel(), |status| &mut status.services);
+        tracing::subscriber::with_default(subscriber, || acts(&mut reporter));
+        let bytes = log.0.lock().unwrap().clone();
+        String::from_utf8(bytes)
+            .unwrap()
+            .lines()
+            .map(str::to_owned)
+            .collect()
+    }
+
+    fn failure(class: FailureClass, message: &str) -> Failure {
+        Failure::new(class, message)
+    }
+
+    #[test]
+    fn errors_are_logged_once_for_each_change_of_state() {
+        let lines = logged(|reporter| {
+            reporter.working();
+            for attempt in 0..5 {
+                reporter.failed(&failure(
+                    FailureClass::Unreachable,
+                    &format!("refused, attempt {attempt}"),
+                ));
+            }
+            reporter.failed(&failure(FailureClass::Forbidden, "services is forbidden"));
+            reporter.failed(&failure(FailureClass::Forbidden, "services is forbidden"));
+            reporter.working();
+            reporter.working();
+            reporter.failed(&failure(FailureClass::Unreachable, "refused"));
+        });
+        assert_eq!(lines.len(), 4, "{lines:#?}");
+        assert!(
+            lines[0].contains("cannot be reached: refused, attempt 0"),
+            "{}",
+            lines[0]
+        );
+        assert!(lines[1].contains("(403): services is forbidden"), "{}", lines[1]);
+        assert!(lines[2].contains("being watched again"), "{}", lines[2]);
+        assert!(lines[3].contains("cannot be reached: refused"), "{}", lines[3]);
+    }
+
+    #[test]
+    fn faulty_objects_are_logged_once_until_they_change() {
+        let name = NamespacedName::new("shop", "web");
+        let problem = |what: &str| {
+            vec![Problem {
+                field: "spec.ports[0].port".to_owned(),
+                what: what.to_owned(),
+            }]
+        };
+        let lines = logged(|reporter| {
+            reporter.decoded(&name, problem("0 is not a port number"));
+            reporter.decoded(&name, problem("0 is not a port number"));
+            reporter.decoded(&name, problem("-1 is not a port number"));
+            reporter.decoded(&name, Vec::new());
+            reporter.decoded(&name, Vec::new());
+        });
+        assert_eq!(lines.len(), 3, "{lines:#?}");
+        assert!(
+            lines[0].contains("spec.ports[0].port: 0 is not a port number; left out"),
+            "{}",
+            lines[0]
+        );
+        assert!(lines[0].contains("object=shop/web"), "{}", lines[0]);
+        assert!(lines[2].contains("good again"), "{}", lines[2]);
+    }
+}

@@ -5,8 +5,8 @@ use std::{
     fmt,
 };
 
-use serde::de::IntoDeserializer;
-use serde_yaml_ng::Value;
+use serde_json::Value;
+use serde_yaml_ng::Value as Yaml;
 
 use crate::{
     model::{EndpointSlice, NamespacedName, Node, Service},
@@ -142,15 +142,37 @@ fn read_yaml(text: &str, contents: &mut Contents) {
             number: index + 1,
             line,
         };
-        // Value first: other kinds may hold what the slim types do not take, such as maps with numbers for keys.
-        match serde_yaml_ng::from_str::<Value>(text) {
-            Ok(Value::Null) => {}
-            Ok(mut value) => match value.apply_merge() {
-                Ok(()) => document.object(value, contents),
-                Err(error) => document.fails(None, "", error.to_string(), contents),
-            },
+        let value =
+            serde_yaml_ng::from_str::<Yaml>(text).and_then(|mut value| value.apply_merge().map(|()| value));
+        match value {
+            Ok(value) => document.object(to_json(value), contents),
             Err(error) => document.fails(None, "", error.to_string(), contents),
         }
+    }
+}
+
+/// YAML as kubectl sends it to the API server: keys that are numbers or booleans become text.
+fn to_json(value: Yaml) -> Value {
+    match value {
+        Yaml::Null => Value::Null,
+        Yaml::Bool(value) => Value::Bool(value),
+        Yaml::Number(number) => {
+            let whole = number
+                .as_i64()
+                .map(Value::from)
+                .or_else(|| number.as_u64().map(Value::from));
+            whole.unwrap_or_else(|| number.as_f64().map_or(Value::Null, Value::from))
+        }
+        Yaml::String(text) => Value::String(text),
+        Yaml::Sequence(items) => items.into_iter().map(to_json).collect(),
+        Yaml::Mapping(fields) => {
+            let field = |(key, value)| match to_json(key) {
+                Value::String(key) => (key, to_json(value)),
+                key => (key.to_string(), to_json(value)),
+            };
+            Value::Object(fields.into_iter().map(field).collect())
+        }
+        Yaml::Tagged(tagged) => to_json(tagged.value),
     }
 }
 
@@ -235,8 +257,8 @@ impl Document {
             .filter(|kind| !kind.is_empty())
             .map(str::to_owned);
         let default_type = item_kind.map(|kind| (kind, string(&value, "apiVersion").unwrap_or_default()));
-        match value.get_mut("items").map(std::mem::take) {
-            Some(Value::Sequence(items)) => {
+        match value.get_mut("items").map(Value::take) {
+            Some(Value::Array(items)) => {
                 for (i, item) in items.into_iter().enumerate() {
                     self.item(&format!("items[{i}]."), default_type.clone(), item, contents);
                 }
@@ -297,7 +319,7 @@ impl Document {
                 );
             }
             ObjectKind::Node => {
-                self.decoded(prefix, object_kind, key.as_ref(), value, Object::Node, contents)
+                self.decoded(prefix, object_kind, key.as_ref(), value, Object::Node, contents);
             }
         }
     }
@@ -311,7 +333,7 @@ impl Document {
         wrap: fn(K) -> Object,
         contents: &mut Contents,
     ) {
-        let problems = match decode::decode::<K, _>(value.into_deserializer()) {
+        let problems = match decode::decode::<K, _>(value) {
             Ok(Decoded {
                 object: Some(object),
                 selected,

@@ -18,7 +18,7 @@ use std::{
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::{
     sync::{mpsc::Sender, watch},
-    task,
+    task::{self, JoinError},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tracing::{error, info};
@@ -39,6 +39,9 @@ const LOOK_FOR_DIRECTORY: Duration = Duration::from_secs(1);
 /// Every so many such looks, all files are compared with what is known of them: targets of symbolic links and files on
 /// network file systems change without a word.
 const LOOKS_PER_SCAN: u32 = 10;
+
+/// The status names so many errors in full.
+const ERRORS_IN_STATUS: usize = 5;
 
 /// A directory of manifests (`--manifests`): the files `*.yaml`, `*.yml` and `*.json` in it, not those below it.
 #[derive(Debug)]
@@ -120,8 +123,12 @@ async fn blocking<T: Send + 'static>(
         let result = work(&mut directory);
         (directory, result)
     });
-    work.await
-        .unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    match work.await.map_err(JoinError::try_into_panic) {
+        Ok(done) => done,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // Cancelled: the runtime is going down, and this task with it.
+        Err(Err(_)) => std::future::pending().await,
+    }
 }
 
 async fn digest(directory: Directory, news: News) -> Directory {
@@ -268,8 +275,13 @@ fn event(key: Key, object: Option<Object>) -> WatchEvent {
 /// Brings the status up to date; receivers only hear of changes.
 fn tell(status: &watch::Sender<WatchStatus>, directory: &Directory, lost: Option<String>) {
     let connected = lost.is_none();
-    let errors: Vec<String> = lost.into_iter().chain(directory.errors()).collect();
-    let last_error = (!errors.is_empty()).then(|| errors.join("; "));
+    let mut errors = lost.into_iter().chain(directory.errors());
+    let first: Vec<String> = errors.by_ref().take(ERRORS_IN_STATUS).collect();
+    let more = match errors.count() {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    let last_error = (!first.is_empty()).then(|| first.join("; ") + &more);
     status.send_if_modified(|status| {
         let mut kind = KindStatus {
             synced: true,
