@@ -191,7 +191,7 @@ impl Counts {
         }
     }
 
-    /// As in "3", "2 + 1 pending", "FAIL 1/3".
+    /// As in "3"; "2 (1)" with one pending; "1/3 FAIL" when one of three held.
     fn cell(self) -> String {
         match self {
             Self {

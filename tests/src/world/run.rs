@@ -92,9 +92,8 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let mut errors = remove(&self.name);
+        let errors = remove_own(std::slice::from_ref(&self.name));
         live().retain(|name| *name != self.name);
-        errors.extend(unmount_bpffs().err());
         for error in errors {
             tracing::error!(
                 run = self.name,
@@ -114,8 +113,17 @@ pub fn remove_leftovers() -> Result<(Vec<String>, Vec<Error>)> {
 /// Removes all runs of this process, for a process that is about to exit on a signal.
 pub fn remove_live() -> Vec<Error> {
     let names = live().clone();
-    let mut errors: Vec<_> = names.iter().flat_map(|name| remove(name)).collect();
-    errors.extend(unmount_bpffs().err());
+    remove_own(&names)
+}
+
+/// Not while another run looks for leftovers: a run that is half removed is not locked any more.
+fn remove_own(names: &[String]) -> Vec<Error> {
+    let (_one_at_a_time, mut errors) = match lock_parent() {
+        Ok(lock) => (Some(lock), Vec::new()),
+        Err(error) => (None, vec![error]),
+    };
+    errors.extend(names.iter().flat_map(|name| remove(name)));
+    errors.extend(bpffs::unmount_if_unused().err());
     errors
 }
 
@@ -174,11 +182,6 @@ fn remove(name: &str) -> Vec<Error> {
 fn cgroup_of(name: &str) -> Option<PathBuf> {
     let mount_point = cgroup::mount_point().ok().flatten()?;
     Some(mount_point.join(name))
-}
-
-fn unmount_bpffs() -> Result<()> {
-    let _one_at_a_time = lock_parent()?;
-    bpffs::unmount_if_unused()
 }
 
 fn is_locked(directory: &Path) -> bool {
