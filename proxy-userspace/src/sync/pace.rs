@@ -74,7 +74,8 @@ impl Pace {
     /// When the next sync may start: so long before the last ones are paid for.
     fn allowed_at(&self) -> Option<Instant> {
         let ahead = self.periods.min_sync_period * (BURST - 1);
-        self.paid_at.map(|paid_at| paid_at.checked_sub(ahead).unwrap_or(paid_at))
+        self.paid_at
+            .map(|paid_at| paid_at.checked_sub(ahead).unwrap_or(paid_at))
     }
 
     pub(super) fn due(&self, now: Instant) -> Due {
@@ -157,7 +158,11 @@ mod tests {
         assert_eq!(pace.due(start + SECOND), Due::Changes);
         pace.succeeded(start + SECOND, SyncExtent::Partial, false);
         pace.queue();
-        assert_eq!(pace.wake_at(), Some(start + 2 * SECOND), "a burst is earned by pausing");
+        assert_eq!(
+            pace.wake_at(),
+            Some(start + 2 * SECOND),
+            "a burst is earned by pausing"
+        );
     }
 
     #[test]

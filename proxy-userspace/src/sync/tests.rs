@@ -243,7 +243,11 @@ async fn changes_under_load_are_taken_together() {
     daemon.settle().await;
     daemon.send(endpoint_is("10.0.0.3")).await;
     daemon.settle().await;
-    assert_eq!(daemon.endpoints("a"), ["10.0.0.3:80"], "two changes are not yet load");
+    assert_eq!(
+        daemon.endpoints("a"),
+        ["10.0.0.3:80"],
+        "two changes are not yet load"
+    );
     for host in 4..100 {
         daemon.send(endpoint_is(&format!("10.0.0.{host}"))).await;
         daemon.settle().await;
