@@ -12,7 +12,8 @@ use tracing_subscriber::{
     Layer as _, Registry, filter::Targets, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _,
 };
 
-/// One for the sync loop, one for everything that answers meanwhile.
+/// The sync loop has the main thread to itself; sources and endpoints share these, so that a long list does not keep a
+/// probe waiting.
 const WORKERS: usize = 2;
 
 fn main() -> ExitCode {

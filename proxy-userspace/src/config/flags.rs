@@ -202,7 +202,7 @@ const FLAGS: &[Flag] = &[
         "v",
         "logging.verbosity",
         "LEVEL",
-        "Log verbosity: up to 3 info, up to 5 debug, then trace",
+        "Log verbosity: up to 3 info, up to 5 debug, then trace, from 8 on that of libraries too",
     )
     .alias(&["verbosity"])
     .short('v'),
@@ -211,7 +211,7 @@ const FLAGS: &[Flag] = &[
         "log-filter",
         "shunt.logFilter",
         "FILTER",
-        "Log filter such as info,shunt=debug; overrides -v [default: $RUST_LOG]",
+        "Log filter such as info,proxy_userspace=debug; overrides -v [default: $RUST_LOG]",
     ),
     flag(
         OBSERVE,

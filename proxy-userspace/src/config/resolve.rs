@@ -242,14 +242,15 @@ fn map_sizes(settings: &Settings) -> MapSizes {
     }
 }
 
-/// A filter if one is set, else the level that the verbosity stands for; kube-proxy is commonly run at 2.
+/// A filter if one is set, else the level that the verbosity stands for; kube-proxy is commonly run at 2. What libraries
+/// say comes only at the highest.
 fn log_filter(settings: &mut Settings, environment: &Environment) -> String {
     if let Some(filter) = settings.text("shunt.logFilter") {
         let filter = filter.to_owned();
         if filter.parse::<tracing_subscriber::filter::Targets>().is_err() {
             settings.refuse(
                 "shunt.logFilter",
-                "must be a level or targets with levels, such as info,shunt=debug",
+                "must be a level or targets with levels, such as info,proxy_userspace=debug",
             );
         }
         return filter;
@@ -261,7 +262,8 @@ fn log_filter(settings: &mut Settings, environment: &Environment) -> String {
             .filter(|filter| !filter.is_empty())
             .unwrap_or_else(|| "info".into()),
         Some(0..=3) => "info".into(),
-        Some(4..=5) => "debug".into(),
+        Some(4..=5) => "info,shunt=debug,proxy_userspace=debug".into(),
+        Some(6..=7) => "info,shunt=trace,proxy_userspace=trace".into(),
         Some(_) => "trace".into(),
     }
 }

@@ -219,7 +219,7 @@ fn flags_that_are_given_override_the_file() {
     );
     assert!(!config.bind_address_hard_fail && config.mode_is_auto);
     assert_eq!(config.sync_period, Duration::from_secs(90));
-    assert_eq!(config.log_filter, "debug");
+    assert_eq!(config.log_filter, "info,shunt=debug,proxy_userspace=debug");
     assert_eq!(config.metrics_bind_address, None);
 }
 
@@ -345,7 +345,7 @@ const BAD_FLAGS: &[(&str, &str)] = &[
     ),
     (
         "--log-filter=shunt=loud",
-        r#"--log-filter: "shunt=loud": must be a level or targets with levels, such as info,shunt=debug"#,
+        r#"--log-filter: "shunt=loud": must be a level or targets with levels, such as info,proxy_userspace=debug"#,
     ),
     (
         "-v=high",

@@ -88,6 +88,7 @@ pub struct Metrics {
     drift: Counter,
     watch_events: Family<Labels<1>, Counter>,
     watch_synced: Gauge,
+    watch_connected: Family<Labels<1>, Gauge>,
 }
 
 impl Default for Metrics {
@@ -114,6 +115,7 @@ impl Default for Metrics {
             drift: Counter::default(),
             watch_events: Family::default(),
             watch_synced: Gauge::default(),
+            watch_connected: Family::default(),
         };
         metrics.create_known_labels();
         metrics
@@ -156,6 +158,12 @@ impl Metrics {
             }
             WatchedKind::Node => {}
         }
+    }
+
+    /// Whether changes of a kind come in from its source.
+    pub fn set_watch_connected(&self, kind: WatchedKind, connected: bool) {
+        let gauge = self.watch_connected.get_or_create(&[("kind", kind.name())]);
+        gauge.set(connected.into());
     }
 
     /// A sync was asked for at this time, in seconds since 1970.
@@ -227,6 +235,7 @@ impl Metrics {
             WatchedKind::Node,
         ] {
             drop(self.watch_events.get_or_create(&[("kind", kind.name())]));
+            self.set_watch_connected(kind, false);
         }
         for family in IpFamily::ALL {
             let label = [ip_family(family)];

@@ -121,6 +121,11 @@ fn own(metrics: &Metrics, to: &mut Registry) {
         metrics.watch_events.clone(),
     );
     to.register(
+        "watch_connected",
+        "Whether changes come in from the source of objects",
+        metrics.watch_connected.clone(),
+    );
+    to.register(
         "watch_synced",
         "Whether all kinds of objects were listed and programmed once",
         metrics.watch_synced.clone(),

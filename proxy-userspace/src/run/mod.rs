@@ -39,7 +39,7 @@ pub(crate) async fn run(config: Config) -> anyhow::Result<()> {
     };
     let mut tasks = Tasks::new();
     start_endpoints(&config, &outputs, &mut tasks);
-    let inputs = start_sources(&config, &mut tasks);
+    let inputs = start_sources(&config, outputs.metrics.clone(), &mut tasks);
     let renderer = parts::renderer(&config)?;
     let periods = SyncPeriods {
         min_sync_period: config.min_sync_period,
@@ -130,9 +130,9 @@ fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
     });
 }
 
-fn start_sources(config: &Config, tasks: &mut Tasks) -> Inputs {
+fn start_sources(config: &Config, metrics: Metrics, tasks: &mut Tasks) -> Inputs {
     let (to_sync, events) = mpsc::channel(EVENTS_QUEUED);
-    let objects = parts::objects(config.clone(), to_sync);
+    let objects = parts::objects(config.clone(), metrics, to_sync);
     tasks.spawn(async move {
         objects
             .await

@@ -7,8 +7,9 @@ use proxy_userspace::{
         ebpf::{self, Ebpf, EbpfSettings},
     },
     kernel,
+    metrics::{Metrics, WatchedKind},
     model::{NodeFacts, WatchEvent},
-    watch::{self, ApiSource, ManifestSource},
+    watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
 };
 use tokio::sync::{mpsc, watch as channel};
 
@@ -53,15 +54,49 @@ fn map_sizes(given: &MapSizes) -> ebpf::MapSizes {
 }
 
 /// Feeds the loop with objects.
-pub(super) async fn objects(config: Config, to: mpsc::Sender<WatchEvent>) -> anyhow::Result<()> {
+pub(super) async fn objects(
+    config: Config,
+    metrics: Metrics,
+    to: mpsc::Sender<WatchEvent>,
+) -> anyhow::Result<()> {
     match config.source {
-        ObjectSource::Manifests(directory) => ManifestSource::new(directory).run(to).await?,
+        ObjectSource::Manifests(directory) => {
+            let source = ManifestSource::new(directory);
+            let status = source.status();
+            measured(Box::pin(source.run(to)), status, &metrics).await
+        }
         ObjectSource::Api { kubeconfig, master } => {
             let client = watch::kube_client(kubeconfig.as_deref(), master.as_deref()).await?;
-            ApiSource::new(client, &*config.model.node_name).run(to).await?;
+            let source = ApiSource::new(client, &*config.model.node_name);
+            let status = source.status();
+            measured(Box::pin(source.run(to)), status, &metrics).await
         }
     }
-    Ok(())
+}
+
+/// Runs a source and keeps its metrics up to date meanwhile.
+async fn measured(
+    mut source: impl Future<Output = Result<(), WatchError>> + Unpin,
+    mut status: channel::Receiver<WatchStatus>,
+    metrics: &Metrics,
+) -> anyhow::Result<()> {
+    loop {
+        let WatchStatus {
+            services,
+            endpoint_slices,
+            nodes,
+        } = status.borrow_and_update().clone();
+        metrics.set_watch_connected(WatchedKind::Service, services.connected_since.is_some());
+        metrics.set_watch_connected(
+            WatchedKind::EndpointSlice,
+            endpoint_slices.connected_since.is_some(),
+        );
+        metrics.set_watch_connected(WatchedKind::Node, nodes.connected_since.is_some());
+        tokio::select! {
+            ended = &mut source => return Ok(ended?),
+            Ok(()) = status.changed() => {}
+        }
+    }
 }
 
 /// Feeds the loop with this node's addresses.

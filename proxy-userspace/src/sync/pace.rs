@@ -7,6 +7,9 @@ use tokio::time::Instant;
 use super::SyncPeriods;
 use crate::metrics::SyncExtent;
 
+/// Syncs that may follow each other at once after a pause, as with upstream's runner: a new Service and its endpoints are
+/// two changes, and not yet load.
+const BURST: u32 = 2;
 /// The first pause after a failure; each further one is twice as long.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// The longest pause after a failure, unless `syncPeriod` is shorter.
@@ -31,7 +34,8 @@ pub(super) struct Pace {
     periods: SyncPeriods,
     /// Something may have changed since the last sync.
     queued: bool,
-    last_sync: Option<Instant>,
+    /// When the syncs so far are paid for, at one a `minSyncPeriod`.
+    paid_at: Option<Instant>,
     last_full: Option<Instant>,
     failures: u32,
     retry_at: Option<Instant>,
@@ -42,7 +46,7 @@ impl Pace {
         Self {
             periods,
             queued: false,
-            last_sync: None,
+            paid_at: None,
             last_full: None,
             failures: 0,
             retry_at: None,
@@ -63,9 +67,15 @@ impl Pace {
         if !self.queued {
             return reverify;
         }
-        let allowed = self.last_sync.map(|last| last + self.periods.min_sync_period);
         // `None` is a first sync, which runs as soon as it is queued.
-        allowed.into_iter().chain(reverify).min()
+        self.allowed_at().into_iter().chain(reverify).min()
+    }
+
+    /// When the next sync may start: so long before the last ones are paid for.
+    fn allowed_at(&self) -> Option<Instant> {
+        let ahead = self.periods.min_sync_period * (BURST - 1);
+        self.paid_at
+            .map(|paid_at| paid_at.checked_sub(ahead).unwrap_or(paid_at))
     }
 
     pub(super) fn due(&self, now: Instant) -> Due {
@@ -83,9 +93,7 @@ impl Pace {
         {
             return Due::Everything;
         }
-        let allowed = self
-            .last_sync
-            .is_none_or(|last| passed(last + self.periods.min_sync_period));
+        let allowed = self.allowed_at().is_none_or(passed);
         if self.queued && allowed {
             Due::Changes
         } else {
@@ -103,7 +111,8 @@ impl Pace {
         }
         // Events that change nothing do not count as load.
         if !nothing_dirty {
-            self.last_sync = Some(started);
+            let from = self.paid_at.map_or(started, |paid_at| paid_at.max(started));
+            self.paid_at = Some(from + self.periods.min_sync_period);
         }
     }
 
@@ -138,24 +147,34 @@ mod tests {
         let start = Instant::now();
         let mut pace = pace();
         assert!(pace.queue() && !pace.queue());
-        assert_eq!(pace.due(start), Due::Changes);
-        pace.succeeded(start, SyncExtent::Full, false);
+        for _ in 0..BURST {
+            pace.queue();
+            assert_eq!(pace.due(start), Due::Changes);
+            pace.succeeded(start, SyncExtent::Full, false);
+        }
         pace.queue();
         assert_eq!(pace.due(start + SECOND / 2), Due::Nothing);
         assert_eq!(pace.wake_at(), Some(start + SECOND));
         assert_eq!(pace.due(start + SECOND), Due::Changes);
+        pace.succeeded(start + SECOND, SyncExtent::Partial, false);
+        pace.queue();
+        assert_eq!(
+            pace.wake_at(),
+            Some(start + 2 * SECOND),
+            "a burst is earned by pausing"
+        );
     }
 
     #[test]
     fn events_that_change_nothing_delay_nothing() {
         let start = Instant::now();
         let mut pace = pace();
-        pace.succeeded(start, SyncExtent::Full, false);
-        let later = start + 2 * SECOND;
+        for _ in 0..5 {
+            pace.queue();
+            pace.succeeded(start, SyncExtent::Partial, true);
+        }
         pace.queue();
-        pace.succeeded(later, SyncExtent::Partial, true);
-        pace.queue();
-        assert_eq!(pace.due(later), Due::Changes);
+        assert_eq!(pace.due(start), Due::Changes);
     }
 
     #[test]

@@ -241,14 +241,21 @@ async fn changes_under_load_are_taken_together() {
     let daemon = Daemon::synced().await;
     daemon.send(endpoint_is("10.0.0.2")).await;
     daemon.settle().await;
-    for host in 3..100 {
+    daemon.send(endpoint_is("10.0.0.3")).await;
+    daemon.settle().await;
+    assert_eq!(
+        daemon.endpoints("a"),
+        ["10.0.0.3:80"],
+        "two changes are not yet load"
+    );
+    for host in 4..100 {
         daemon.send(endpoint_is(&format!("10.0.0.{host}"))).await;
         daemon.settle().await;
     }
-    assert_eq!(daemon.endpoints("a"), ["10.0.0.2:80"]);
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.3:80"]);
     tokio::time::sleep(MIN_SYNC).await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.99:80"]);
-    assert_eq!(daemon.calls(), [Call::Apply(1), Call::Apply(1)]);
+    assert_eq!(daemon.calls(), [Call::Apply(1); 3]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,57 @@
+//! The command as a person or a script meets it: exit codes and what is said on standard error.
+
+use std::process::{Command, Output};
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the command itself is under test, and ends at once"
+)]
+fn shunt(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_shunt"))
+        .args(arguments)
+        .output()
+        .expect("the command runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_bad_configuration_ends_it_with_all_that_is_wrong() {
+    let output = shunt(&[
+        "--mode=nftables",
+        "--hostname-override=n",
+        "--cgroup-root=/",
+        "--log-format=xml",
+    ]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert_eq!(
+        said,
+        "shunt: invalid configuration:\n  --log-format: \"xml\": must be one of text, json\n  \
+         --mode: \"nftables\": this build does not have this mode; must be auto or ebpf\n"
+    );
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named_with_the_reason() {
+    let output = shunt(&["--config=/nonexistent"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("/nonexistent") && said.contains("No such file"),
+        "{said}"
+    );
+}
+
+#[test]
+fn unknown_flags_end_it_and_version_and_help_are_answered() {
+    assert_eq!(shunt(&["--no-such-flag"]).status.code(), Some(2));
+    let version = shunt(&["--version"]);
+    assert_eq!(
+        (version.status.code(), text(&version.stdout)),
+        (Some(0), format!("shunt {}\n", env!("CARGO_PKG_VERSION")))
+    );
+    assert!(text(&shunt(&["--help"]).stdout).contains("--manifests <DIR>"));
+}
