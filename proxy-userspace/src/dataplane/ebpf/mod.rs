@@ -107,18 +107,6 @@ impl Ebpf {
             .collect()
     }
 
-    /// Each map with what it holds and could hold.
-    pub fn map_fill(&self, state: &State) -> [(&'static str, usize, u32); 5] {
-        let sizes = &self.maps.sizes;
-        [
-            ("services", state.service_count(), sizes.services),
-            ("endpoints", state.endpoints.len(), sizes.endpoints),
-            ("members", state.members.len(), sizes.members),
-            ("source_ranges", state.ranges.len(), sizes.source_ranges),
-            ("node_addresses", state.node_addresses.len(), sizes.node_addresses),
-        ]
-    }
-
     fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
         match step {
             Step::PutNodeAddress(address) => self.maps.put_node_address(*address),
@@ -227,6 +215,19 @@ impl Dataplane for Ebpf {
                 source,
             })
         })
+    }
+
+    fn map_fill(&self, state: &State) -> Vec<MapFill> {
+        let sizes = &self.maps.sizes;
+        [
+            ("services", state.service_count(), sizes.services),
+            ("endpoints", state.endpoints.len(), sizes.endpoints),
+            ("members", state.members.len(), sizes.members),
+            ("source_ranges", state.ranges.len(), sizes.source_ranges),
+            ("node_addresses", state.node_addresses.len(), sizes.node_addresses),
+        ]
+        .map(|(map, entries, capacity)| MapFill { map, entries: entries as u64, capacity: capacity.into() })
+        .into()
     }
 
     fn cleanup(&mut self) -> Vec<EbpfError> {

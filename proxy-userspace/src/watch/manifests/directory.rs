@@ -17,7 +17,8 @@ use tracing::{debug, error, info, warn};
 
 use super::{
     dirty::{self, FileNews},
-    documents::{self, Contents, DocumentError, Key, Object},
+    documents::{self, Contents, DocumentError},
+    object::{Key, Object},
     reading::{self, Reading, Stamp},
 };
 use crate::watch::decode::Problem;

@@ -8,60 +8,11 @@ use std::{
 use serde_json::Value;
 use serde_yaml_ng::Value as Yaml;
 
+use super::object::{Key, Object, ObjectKind};
 use crate::{
-    model::{EndpointSlice, NamespacedName, Node, Service},
+    model::{EndpointSlice, Node, Service},
     watch::decode::{self, Decoded, Kind, Problem},
 };
-
-/// An object of one of the three kinds.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Object {
-    Service(Service),
-    EndpointSlice(EndpointSlice),
-    Node(Node),
-}
-
-/// Which of the three kinds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum ObjectKind {
-    Service,
-    EndpointSlice,
-    Node,
-}
-
-impl ObjectKind {
-    /// The kind with this `kind` and API group, if it is one of the three.
-    fn of(kind: &str, group: &str) -> Option<Self> {
-        [
-            (Service::KIND, Service::GROUP, Self::Service),
-            (EndpointSlice::KIND, EndpointSlice::GROUP, Self::EndpointSlice),
-            (Node::KIND, Node::GROUP, Self::Node),
-        ]
-        .into_iter()
-        .find_map(|(name, of_group, this)| (name == kind && of_group == group).then_some(this))
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Service => Service::KIND,
-            Self::EndpointSlice => EndpointSlice::KIND,
-            Self::Node => Node::KIND,
-        }
-    }
-}
-
-/// What tells objects apart.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
-    pub(super) kind: ObjectKind,
-    pub(super) name: NamespacedName,
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind.name(), self.name)
-    }
-}
 
 /// Something in a file that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]

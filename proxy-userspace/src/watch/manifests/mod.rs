@@ -3,6 +3,7 @@
 mod directory;
 mod dirty;
 mod documents;
+mod object;
 mod reading;
 #[cfg(test)]
 mod tests;
@@ -26,7 +27,7 @@ use tracing::{error, info};
 use self::{
     directory::Directory,
     dirty::{Dirty, News},
-    documents::{Key, Object, ObjectKind},
+    object::{Key, Object, ObjectKind},
 };
 use super::{
     WatchError,
@@ -67,50 +68,60 @@ impl ManifestSource {
     /// Sends the directory's objects and then their changes until the receiver is gone. An error only if the directory
     /// cannot be read and watched to begin with.
     pub async fn run(self, tx: Sender<WatchEvent>) -> Result<(), WatchError> {
-        let Self { dir, status } = self;
-        let mut following = Following::start(&dir)?;
-        let mut directory = Directory::new(dir.clone());
-        let loaded;
-        (directory, loaded) = blocking(directory, |directory| directory.load(Instant::now())).await;
+        let following = Following::start(&self.dir)?;
+        let directory = Directory::new(self.dir.clone());
+        let (mut directory, loaded) = blocking(directory, |directory| directory.load(Instant::now())).await;
         loaded.map_err(|source| WatchError::ManifestDir {
             operation: "read",
-            path: dir,
+            path: self.dir,
             source,
         })?;
-        for event in initial_events(&mut directory) {
-            if tx.send(event).await.is_err() {
-                return Ok(());
-            }
+        if send(&tx, initial_events(&mut directory)).await.is_ok() {
+            tell(&self.status, &directory, None);
+            // Ends when the receiver is gone.
+            let _ = follow(directory, following, &tx, &self.status).await;
         }
-        tell(&status, &directory, None);
-        let mut looks = interval(LOOK_FOR_DIRECTORY);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut look = 0;
-        loop {
-            let check = directory.next_check();
-            let looking = tokio::select! {
-                () = following.dirty.arrived() => false,
-                () = sleep_until(check.unwrap_or_else(Instant::now)), if check.is_some() => false,
-                _ = looks.tick() => true,
-                () = tx.closed() => return Ok(()),
-            };
-            let mut news = following.dirty.take();
-            look += u32::from(looking);
-            news.everything |= look >= LOOKS_PER_SCAN;
-            look %= LOOKS_PER_SCAN;
-            let lost = if looking || news.everything {
-                following.look(&mut news)
-            } else {
-                following.lost.clone()
-            };
-            directory = digest(directory, news).await;
-            for event in events(directory.changes()) {
-                if tx.send(event).await.is_err() {
-                    return Ok(());
-                }
-            }
-            tell(&status, &directory, lost);
+        Ok(())
+    }
+}
+
+/// The receiver is gone.
+struct Unwanted;
+
+async fn send(tx: &Sender<WatchEvent>, events: impl IntoIterator<Item = WatchEvent>) -> Result<(), Unwanted> {
+    for event in events {
+        tx.send(event).await.map_err(|_| Unwanted)?;
+    }
+    Ok(())
+}
+
+async fn follow(
+    mut directory: Directory,
+    mut following: Following,
+    tx: &Sender<WatchEvent>,
+    status: &watch::Sender<WatchStatus>,
+) -> Result<(), Unwanted> {
+    let mut looks = interval(LOOK_FOR_DIRECTORY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut look = 0;
+    loop {
+        let check = directory.next_check();
+        let looking = tokio::select! {
+            () = following.dirty.arrived() => false,
+            () = sleep_until(check.unwrap_or_else(Instant::now)), if check.is_some() => false,
+            _ = looks.tick() => true,
+            () = tx.closed() => return Err(Unwanted),
+        };
+        let mut news = following.dirty.take();
+        look += u32::from(looking);
+        news.everything |= look >= LOOKS_PER_SCAN;
+        look %= LOOKS_PER_SCAN;
+        if looking || news.everything {
+            following.look(&mut news);
         }
+        directory = digest(directory, news).await;
+        send(tx, events(directory.changes())).await?;
+        tell(status, &directory, following.lost.clone());
     }
 }
 
@@ -179,10 +190,10 @@ impl Following {
     }
 
     /// Finds out whether the directory is still the one that is watched, and watches the one that is there if not.
-    fn look(&mut self, news: &mut News) -> Option<String> {
+    fn look(&mut self, news: &mut News) {
         let found = identity(&self.dir);
         if found.as_ref().ok() == self.identity.as_ref() && self.watcher.is_some() {
-            return None;
+            return;
         }
         self.watcher = None;
         self.identity = None;
@@ -203,8 +214,7 @@ impl Following {
             }
             (Some(_), Some(_)) => {}
         }
-        self.lost.clone_from(&lost);
-        lost
+        self.lost = lost;
     }
 }
 

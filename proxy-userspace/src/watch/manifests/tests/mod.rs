@@ -1,18 +1,14 @@
 //! Real files in real directories, written the ways people and programs write them.
 
-use std::{
-    fs,
-    io::Write as _,
-    os::unix::fs::{PermissionsExt as _, symlink},
-    time::Duration,
-};
+use std::{fs, io::Write as _, os::unix::fs::symlink, time::Duration};
 
-use proptest::prelude::*;
 use tempfile::TempDir;
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
 
-use super::{dirty::FileNews, *};
-use crate::model::NamespacedName;
+use super::*;
+
+mod doubt;
+mod reading;
 
 /// No wait in these tests is longer.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -203,122 +199,6 @@ async fn a_file_replaced_by_renaming_is_one_change() {
     assert_eq!(scene.events(1).await, ["Service + a:2"]);
 }
 
-/// A directory whose time and news are made by the test.
-struct Slow {
-    root: TempDir,
-    directory: Directory,
-    now: Instant,
-}
-
-impl Slow {
-    fn start(text: &str) -> Self {
-        let root = tempfile::tempdir().unwrap();
-        fs::write(root.path().join("a.yaml"), text).unwrap();
-        let mut directory = Directory::new(root.path().to_owned());
-        let now = Instant::now();
-        directory.load(now).unwrap();
-        directory.changes();
-        Self { root, directory, now }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.root.path().join("a.yaml")
-    }
-
-    fn write(&mut self, text: &str) -> Vec<String> {
-        fs::write(self.path(), text).unwrap();
-        self.news(true, Some(false))
-    }
-
-    /// What follows from news of the file.
-    fn news(&mut self, read: bool, writing: Option<bool>) -> Vec<String> {
-        self.directory
-            .file_news("a.yaml".as_ref(), FileNews { read, writing }, self.now);
-        self.changes()
-    }
-
-    /// What follows from time passing.
-    fn after(&mut self, milliseconds: u64) -> Vec<String> {
-        self.now += Duration::from_millis(milliseconds);
-        self.directory.check(self.now);
-        self.changes()
-    }
-
-    fn changes(&mut self) -> Vec<String> {
-        events(self.directory.changes()).iter().map(brief).collect()
-    }
-}
-
-const NOTHING: [String; 0] = [];
-
-#[test]
-fn an_editor_that_moves_the_old_file_away_first_deletes_nothing() {
-    let mut slow = Slow::start(&service("a", 1));
-    fs::rename(slow.path(), slow.root.path().join("a.yaml~")).unwrap();
-    assert_eq!(slow.news(true, Some(false)), NOTHING);
-    assert_eq!(slow.after(10), NOTHING);
-    assert_eq!(slow.write(&service("a", 2)), ["Service + a:2"]);
-    assert_eq!(slow.after(1000), NOTHING);
-}
-
-#[test]
-fn a_file_that_stays_away_takes_its_objects_along() {
-    let mut slow = Slow::start(&service("a", 1));
-    fs::remove_file(slow.path()).unwrap();
-    assert_eq!(slow.news(true, Some(false)), NOTHING);
-    assert_eq!(slow.after(20), ["Service - a"]);
-    assert_eq!(slow.directory.next_check(), None);
-}
-
-#[test]
-fn a_file_written_in_place_is_not_believed_while_it_is_written() {
-    let both = documents(&[service("a", 1), service("b", 1)]);
-    let mut slow = Slow::start(&both);
-    // Truncated and begun, when something else makes us look.
-    fs::write(slow.path(), service("a", 2)).unwrap();
-    assert_eq!(slow.news(false, Some(true)), NOTHING);
-    assert_eq!(slow.news(true, None), NOTHING);
-    assert_eq!(slow.after(500), NOTHING);
-    assert_eq!(
-        slow.write(&both.replace("port: 1", "port: 2")),
-        ["Service + a:2", "Service + b:2"]
-    );
-    assert_eq!(slow.after(5000), NOTHING);
-}
-
-#[test]
-fn half_a_file_is_no_error_while_it_is_written() {
-    let mut slow = Slow::start(&service("a", 1));
-    fs::write(slow.path(), "kind: Service\nmetadata: {name: ").unwrap();
-    slow.news(false, Some(true));
-    slow.news(true, None);
-    assert_eq!(slow.after(500), NOTHING);
-    assert_eq!(slow.directory.errors().count(), 0);
-    // Its writer is done, or asleep.
-    slow.news(true, Some(false));
-    slow.after(10);
-    assert_eq!(slow.directory.errors().count(), 1);
-    assert_eq!(slow.changes(), NOTHING);
-}
-
-#[test]
-fn a_script_that_empties_and_then_appends_deletes_nothing() {
-    let mut slow = Slow::start(&service("a", 1));
-    assert_eq!(slow.write(""), NOTHING);
-    assert_eq!(slow.after(400), NOTHING);
-    assert_eq!(slow.write(&service("a", 2)), ["Service + a:2"]);
-    assert_eq!(slow.after(5000), NOTHING);
-    assert_eq!(slow.write("# none left\n"), NOTHING);
-    assert_eq!(slow.after(5), ["Service - a"]);
-}
-
-#[test]
-fn a_rewritten_file_that_takes_objects_away_is_believed_within_milliseconds() {
-    let mut slow = Slow::start(&documents(&[service("a", 1), service("b", 1)]));
-    assert_eq!(slow.write(&service("b", 1)), NOTHING);
-    assert_eq!(slow.after(5), ["Service - a"]);
-}
-
 #[tokio::test]
 async fn a_file_that_stays_empty_holds_nothing() {
     let mut scene = Scene::start(&[("a.yaml", &service("a", 1))]).await;
@@ -391,13 +271,11 @@ async fn a_file_that_cannot_be_read_keeps_its_objects() {
     fs::write(scene.path("a.yaml"), [0xff, 0xfe, 0x00]).unwrap();
     let error = scene.error(|error| !error.is_empty()).await;
     assert!(error.contains("not UTF-8"), "{error}");
-    fs::remove_file(scene.path("a.yaml")).unwrap();
-    symlink("nowhere.yaml", scene.path("a.yaml")).unwrap();
+    symlink("nowhere.yaml", scene.path("link")).unwrap();
+    fs::rename(scene.path("link"), scene.path("a.yaml")).unwrap();
     scene.error(|error| error.contains("symbolic link")).await;
-    // Where not even root may read, this is the file's mode.
-    fs::remove_file(scene.path("a.yaml")).unwrap();
-    scene.write("a.yaml", &service("a", 2));
-    fs::set_permissions(scene.path("a.yaml"), fs::Permissions::from_mode(0o644)).unwrap();
+    fs::write(scene.path("good"), service("a", 2)).unwrap();
+    fs::rename(scene.path("good"), scene.path("a.yaml")).unwrap();
     assert_eq!(scene.events(1).await, ["Service + a:2"]);
 }
 
@@ -463,7 +341,7 @@ async fn a_directory_that_is_not_there_is_named_in_the_error() {
 async fn a_directory_that_vanishes_keeps_its_objects_until_it_is_back() {
     let mut scene = Scene::start(&[("a.yaml", &service("a", 1)), ("b.yaml", &service("b", 1))]).await;
     let dir = scene.path("");
-    fs::remove_dir_all(&dir).unwrap();
+    fs::rename(&dir, scene.root.path().join("elsewhere")).unwrap();
     scene.error(|error| error.contains("manifests")).await;
     fs::create_dir(&dir).unwrap();
     scene.write("a.yaml", &service("a", 2));
@@ -493,115 +371,4 @@ async fn the_source_ends_when_nobody_listens() {
     scene.events.close();
     while scene.events.recv().await.is_some() {}
     timeout(DEADLINE, &mut scene.source).await.unwrap().unwrap();
-}
-
-proptest! {
-    #[test]
-    fn no_text_makes_the_reader_panic(text in "[ -~\n\t\u{80}-\u{ff}]{0,200}", json in any::<bool>()) {
-        documents::read(&text, json);
-    }
-
-    #[test]
-    fn no_damage_to_a_good_file_makes_the_reader_panic(
-        cuts in proptest::collection::vec((any::<proptest::sample::Index>(), any::<proptest::sample::Index>(), "[ -~\n]{0,6}"), 1..5),
-        json in any::<bool>(),
-    ) {
-        let list = format!("kind: List\napiVersion: v1\nitems:\n- {NODE}\n");
-        let mut text = if json { NODE.to_owned() } else {
-            documents(&[service("a", 1), SLICE.to_owned(), list, service("b", 2)])
-        };
-        for (from, to, new) in cuts {
-            let (from, to) = (from.index(text.len() + 1), to.index(text.len() + 1));
-            text.replace_range(from.min(to)..from.max(to).min(from.min(to) + 20), &new);
-        }
-        documents::read(&text, json);
-    }
-
-    #[test]
-    fn the_order_of_changes_to_files_does_not_matter(
-        steps in proptest::collection::vec((0..3_usize, proptest::collection::vec((0..4_usize, 1..3_u16), 0..3)), 1..8),
-    ) {
-        let root = tempfile::tempdir().unwrap();
-        let mut directory = Directory::new(root.path().to_owned());
-        let mut told = std::collections::BTreeMap::new();
-        let mut now = Instant::now();
-        for (file, services) in steps {
-            let texts: Vec<String> = services.iter().map(|(name, port)| service(&format!("s{name}"), *port)).collect();
-            fs::write(root.path().join(format!("{file}.yaml")), documents(&texts)).unwrap();
-            directory.scan(now, false).unwrap();
-            now += Duration::from_secs(5);
-            directory.check(now);
-            for (key, object) in directory.changes() {
-                match object {
-                    Some(object) => { told.insert(key, object); }
-                    None => { told.remove(&key); }
-                }
-            }
-        }
-        let mut fresh = Directory::new(root.path().to_owned());
-        fresh.load(now).unwrap();
-        let fresh: std::collections::BTreeMap<_, _> = fresh.objects().map(|(k, o)| (k.clone(), o.clone())).collect();
-        prop_assert_eq!(told, fresh);
-    }
-}
-
-#[test]
-fn keys_that_are_numbers_are_text_and_merged_maps_are_merged() {
-    let text = "base: &base {name: a, labels: {0: zero, true: yes}}\napiVersion: v1\nkind: Service\n\
-                metadata: {<<: *base}\nspec: {ports: [{port: 80}]}\n";
-    let contents = documents::read(text, false);
-    assert_eq!(contents.errors, []);
-    let names: Vec<String> = contents.objects.keys().map(ToString::to_string).collect();
-    assert_eq!(names, ["Service default/a"]);
-}
-
-#[test]
-fn namespaces_tell_objects_apart() {
-    let text = documents(&[
-        service("a", 1),
-        service("a", 2).replace("  name: a", "  name: a\n  namespace: other"),
-    ]);
-    let contents = documents::read(&text, false);
-    let names: Vec<&NamespacedName> = contents.objects.keys().map(|key| &key.name).collect();
-    assert_eq!(
-        names,
-        [
-            &NamespacedName::new("default", "a"),
-            &NamespacedName::new("other", "a")
-        ]
-    );
-    assert!(contents.errors.is_empty());
-}
-
-#[test]
-fn an_object_that_is_twice_in_a_file_counts_once_and_is_named() {
-    let contents = documents::read(&documents(&[service("a", 1), service("a", 2)]), false);
-    assert_eq!(contents.objects.len(), 1);
-    let expected = "document 2 (from line 9), Service default/a: metadata.name: \"a\" is there already in this file; the first is used";
-    assert_eq!(contents.errors[0].to_string(), expected);
-}
-
-#[test]
-fn versions_and_names_that_cannot_be_used_are_named() {
-    let old = SLICE.replace("/v1", "/v1beta1");
-    let nameless = "apiVersion: v1\nkind: Service\n".to_owned();
-    let contents = documents::read(
-        &documents(&[
-            old,
-            nameless,
-            "metadata: {name: x}\n".to_owned(),
-            "- 1\n".to_owned(),
-        ]),
-        false,
-    );
-    let errors: Vec<String> = contents.errors.iter().map(ToString::to_string).collect();
-    assert_eq!(
-        errors,
-        [
-            "document 1 (from line 1), EndpointSlice default/s: apiVersion: \"discovery.k8s.io/v1beta1\" is not a known version of EndpointSlice; v1 is",
-            "document 2 (from line 5): metadata.name: missing; a Service needs a name",
-            "document 3 (from line 8): kind: missing; an object needs one, Service for example",
-            "document 4 (from line 10): kind: missing; an object needs one, Service for example",
-        ]
-    );
 }

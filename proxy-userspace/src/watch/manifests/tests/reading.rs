@@ -1,0 +1,122 @@
+//! What files say, however damaged.
+
+use std::{collections::BTreeMap, fs, time::Duration};
+
+use proptest::prelude::*;
+
+use super::{
+    super::{documents::read, *},
+    NODE, SLICE, documents, service,
+};
+use crate::model::NamespacedName;
+
+proptest! {
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "[ -~\n\t\u{80}-\u{ff}]{0,200}", json in any::<bool>()) {
+        read(&text, json);
+    }
+
+    #[test]
+    fn no_damage_to_a_good_file_makes_the_reader_panic(
+        cuts in proptest::collection::vec((any::<proptest::sample::Index>(), any::<proptest::sample::Index>(), "[ -~\n]{0,6}"), 1..5),
+        json in any::<bool>(),
+    ) {
+        let list = format!("kind: List\napiVersion: v1\nitems:\n- {NODE}\n");
+        let mut text = if json { NODE.to_owned() } else {
+            documents(&[service("a", 1), SLICE.to_owned(), list, service("b", 2)])
+        };
+        for (from, to, new) in cuts {
+            let (from, to) = (from.index(text.len() + 1), to.index(text.len() + 1));
+            text.replace_range(from.min(to)..from.max(to).min(from.min(to) + 20), &new);
+        }
+        read(&text, json);
+    }
+
+    #[test]
+    fn the_order_of_changes_to_files_does_not_matter(
+        steps in proptest::collection::vec((0..3_usize, proptest::collection::vec((0..4_usize, 1..3_u16), 0..3)), 1..8),
+    ) {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::new(root.path().to_owned());
+        let mut told = BTreeMap::new();
+        let mut now = Instant::now();
+        for (file, services) in steps {
+            let texts: Vec<String> = services.iter().map(|(name, port)| service(&format!("s{name}"), *port)).collect();
+            fs::write(root.path().join(format!("{file}.yaml")), documents(&texts)).unwrap();
+            directory.scan(now, false).unwrap();
+            now += Duration::from_secs(5);
+            directory.check(now);
+            for (key, object) in directory.changes() {
+                match object {
+                    Some(object) => { told.insert(key, object); }
+                    None => { told.remove(&key); }
+                }
+            }
+        }
+        let mut fresh = Directory::new(root.path().to_owned());
+        fresh.load(now).unwrap();
+        let fresh: BTreeMap<_, _> = fresh.objects().map(|(k, o)| (k.clone(), o.clone())).collect();
+        prop_assert_eq!(told, fresh);
+    }
+}
+
+#[test]
+fn keys_that_are_numbers_are_text_and_merged_maps_are_merged() {
+    let text = "base: &base {name: a, labels: {0: zero, true: yes}}\napiVersion: v1\nkind: Service\n\
+                metadata: {<<: *base}\nspec: {ports: [{port: 80}]}\n";
+    let contents = read(text, false);
+    assert_eq!(contents.errors, []);
+    let names: Vec<String> = contents.objects.keys().map(ToString::to_string).collect();
+    assert_eq!(names, ["Service default/a"]);
+}
+
+#[test]
+fn namespaces_tell_objects_apart() {
+    let text = documents(&[
+        service("a", 1),
+        service("a", 2).replace("  name: a", "  name: a\n  namespace: other"),
+    ]);
+    let contents = read(&text, false);
+    let names: Vec<&NamespacedName> = contents.objects.keys().map(|key| &key.name).collect();
+    assert_eq!(
+        names,
+        [
+            &NamespacedName::new("default", "a"),
+            &NamespacedName::new("other", "a")
+        ]
+    );
+    assert!(contents.errors.is_empty());
+}
+
+#[test]
+fn an_object_that_is_twice_in_a_file_counts_once_and_is_named() {
+    let contents = read(&documents(&[service("a", 1), service("a", 2)]), false);
+    assert_eq!(contents.objects.len(), 1);
+    let expected = "document 2 (from line 9), Service default/a: metadata.name: \"a\" is there already in this file; the first is used";
+    assert_eq!(contents.errors[0].to_string(), expected);
+}
+
+#[test]
+fn versions_and_names_that_cannot_be_used_are_named() {
+    let old = SLICE.replace("/v1", "/v1beta1");
+    let nameless = "apiVersion: v1\nkind: Service\n".to_owned();
+    let contents = read(
+        &documents(&[
+            old,
+            nameless,
+            "metadata: {name: x}\n".to_owned(),
+            "- 1\n".to_owned(),
+        ]),
+        false,
+    );
+    let errors: Vec<String> = contents.errors.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        errors,
+        [
+            "document 1 (from line 1), EndpointSlice default/s: apiVersion: \"discovery.k8s.io/v1beta1\" is not a known version of EndpointSlice; v1 is",
+            "document 2 (from line 5): metadata.name: missing; a Service needs a name",
+            "document 3 (from line 8): kind: missing; an object needs one, Service for example",
+            "document 4 (from line 10): kind: missing; an object needs one, Service for example",
+        ]
+    );
+}

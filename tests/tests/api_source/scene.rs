@@ -1,0 +1,246 @@
+//! A server, a source that watches it, and what the source has said.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context as _, Result};
+use proxy_userspace::{
+    model::{Delta, EndpointSlice, NamespacedName, Node, Service, WatchEvent},
+    watch::{ApiSource, Timing, WatchStatus, kube_client},
+};
+use serde_json::{Value, json};
+use shunt_tests::apiserver::{ApiServer, Request, Verb};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::timeout,
+};
+
+/// No wait in these tests is longer.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A source that soon loses patience with a silent server.
+pub(crate) fn quick() -> Timing {
+    Timing {
+        response: Duration::from_millis(500),
+        idle: Duration::from_millis(400),
+        settled: Duration::from_millis(100),
+        first_retry: Duration::from_millis(10),
+        last_retry: Duration::from_millis(100),
+    }
+}
+
+/// A source that retries soon, but waits for a silent server.
+pub(crate) fn patient() -> Timing {
+    Timing {
+        idle: DEADLINE,
+        response: DEADLINE,
+        ..quick()
+    }
+}
+
+/// A server, a source that watches it, and what the source has said.
+pub(crate) struct Scene {
+    pub(crate) server: ApiServer,
+    pub(crate) events: mpsc::Receiver<WatchEvent>,
+    pub(crate) status: watch::Receiver<WatchStatus>,
+    source: JoinHandle<()>,
+    pub(crate) services: BTreeMap<NamespacedName, Service>,
+    pub(crate) slices: BTreeMap<NamespacedName, EndpointSlice>,
+    pub(crate) nodes: BTreeMap<NamespacedName, Node>,
+    /// Every event so far, in short.
+    pub(crate) log: Vec<String>,
+}
+
+impl Scene {
+    /// A source that watches `server`, which may be down.
+    pub(crate) async fn watching(server: ApiServer, timing: Timing) -> Result<Self> {
+        let client = kube_client(None, Some(&server.url())).await?;
+        let source = ApiSource::new(client, "node1").with_timing(timing);
+        let status = source.status();
+        let (tx, events) = mpsc::channel(16);
+        let source = tokio::spawn(async move { source.run(tx).await.expect("sources go on trying") });
+        let (services, slices, nodes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Ok(Self {
+            server,
+            events,
+            status,
+            source,
+            services,
+            slices,
+            nodes,
+            log: Vec::new(),
+        })
+    }
+
+    /// A source that has listed these objects.
+    pub(crate) async fn start(objects: &[Value], timing: Timing) -> Result<Self> {
+        let mut scene = Self::watching(server_with(objects).await?, timing).await?;
+        scene.synced().await?;
+        Ok(scene)
+    }
+
+    pub(crate) async fn event(&mut self) -> Result<()> {
+        let event = timeout(DEADLINE, self.events.recv()).await;
+        let event = event.with_context(|| format!("no event; so far {:?}", self.log))?;
+        let event = event.context("the source is gone")?;
+        self.log.push(brief(&event));
+        match event {
+            WatchEvent::Services(delta) => apply(&mut self.services, delta, |object| object.name.clone()),
+            WatchEvent::EndpointSlices(delta) => apply(&mut self.slices, delta, |object| object.name.clone()),
+            WatchEvent::Nodes(delta) => {
+                apply(&mut self.nodes, delta, |node| {
+                    NamespacedName::new("", node.name.clone())
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes events until `done`.
+    pub(crate) async fn until(&mut self, done: impl Fn(&Self) -> bool) -> Result<()> {
+        while !done(self) {
+            self.event().await?;
+        }
+        Ok(())
+    }
+
+    /// Takes events until each kind was listed once.
+    pub(crate) async fn synced(&mut self) -> Result<()> {
+        let listed = |scene: &Self, start: &str| scene.log.iter().any(|event| event.starts_with(start));
+        self.until(|scene| {
+            ["services =", "slices =", "nodes ="]
+                .iter()
+                .all(|start| listed(scene, start))
+        })
+        .await?;
+        self.status(WatchStatus::synced).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn status(&mut self, holds: impl FnMut(&WatchStatus) -> bool) -> Result<WatchStatus> {
+        let status = timeout(DEADLINE, self.status.wait_for(holds))
+            .await
+            .context("status does not come")??;
+        Ok(status.clone())
+    }
+
+    /// Takes events until the Service's first port is this one.
+    pub(crate) async fn port(&mut self, name: &str, port: u16) -> Result<()> {
+        self.until(|scene| scene.port_of(name) == Some(port)).await
+    }
+
+    pub(crate) fn port_of(&self, name: &str) -> Option<u16> {
+        Some(
+            self.services
+                .get(&NamespacedName::new("default", name))?
+                .ports
+                .first()?
+                .port
+                .get(),
+        )
+    }
+
+    pub(crate) fn requests(&self, plural: &str, verb: Verb) -> Vec<Request> {
+        let requests = self.server.requests().into_iter();
+        requests
+            .filter(|request| request.plural == plural && request.verb == verb)
+            .collect()
+    }
+
+    /// Waits until there were so many requests.
+    pub(crate) async fn requested(&self, plural: &str, verb: Verb, times: usize) -> Result<()> {
+        let reached = async {
+            while self.requests(plural, verb).len() < times {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(DEADLINE, reached)
+            .await
+            .with_context(|| format!("requests: {:?}", self.requests(plural, verb)))
+    }
+
+    /// The events about Services after the first `skip`.
+    pub(crate) fn service_log(&self, skip: usize) -> Vec<&str> {
+        let events = self.log.iter().map(String::as_str);
+        events
+            .filter(|event| event.starts_with("services"))
+            .skip(skip)
+            .collect()
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.source.abort();
+    }
+}
+
+pub(crate) fn apply<T>(
+    objects: &mut BTreeMap<NamespacedName, T>,
+    delta: Delta<T>,
+    name: impl Fn(&T) -> NamespacedName,
+) {
+    match delta {
+        Delta::Replace(list) => *objects = list.into_iter().map(|object| (name(&object), object)).collect(),
+        Delta::Apply(object) => {
+            objects.insert(name(&object), object);
+        }
+        Delta::Delete(name) => {
+            objects.remove(&name);
+        }
+    }
+}
+
+/// `services = a b` for a list, `services + a` for a change, `services - a` for a deletion.
+pub(crate) fn brief(event: &WatchEvent) -> String {
+    fn text<T>(kind: &str, delta: &Delta<T>, name: impl Fn(&T) -> String) -> String {
+        match delta {
+            Delta::Replace(list) => {
+                format!("{kind} = {}", list.iter().map(name).collect::<Vec<_>>().join(" "))
+            }
+            Delta::Apply(object) => format!("{kind} + {}", name(object)),
+            Delta::Delete(name) => format!("{kind} - {}", name.name),
+        }
+    }
+    match event {
+        WatchEvent::Services(delta) => text("services", delta, |service| service.name.name.to_string()),
+        WatchEvent::EndpointSlices(delta) => text("slices", delta, |slice| slice.name.name.to_string()),
+        WatchEvent::Nodes(delta) => text("nodes", delta, |node| node.name.to_string()),
+    }
+}
+
+pub(crate) async fn server_with(objects: &[Value]) -> Result<ApiServer> {
+    let server = ApiServer::start("127.0.0.1:0".parse()?).await?;
+    for object in objects {
+        server.put(object.clone())?;
+    }
+    Ok(server)
+}
+
+pub(crate) fn service(name: &str, port: u16) -> Value {
+    json!({"kind": "Service", "apiVersion": "v1", "metadata": {"name": name},
+        "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": port}]}})
+}
+
+pub(crate) fn many_services(number: usize) -> Vec<Value> {
+    (0..number).map(|i| service(&format!("s{i:04}"), 80)).collect()
+}
+
+pub(crate) fn slice(name: &str) -> Value {
+    json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "metadata": {"name": name},
+        "addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.1"]}], "ports": [{"port": 80}]})
+}
+
+pub(crate) fn node(name: &str) -> Value {
+    json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": name}})
+}
+
+pub(crate) fn labelled(mut object: Value, label: &str) -> Value {
+    object["metadata"]["labels"] = json!({label: "x"});
+    object
+}
+
+/// One of each kind.
+pub(crate) fn objects() -> [Value; 3] {
+    [service("web", 80), slice("web-1"), node("node1")]
+}
