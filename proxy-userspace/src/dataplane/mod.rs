@@ -48,7 +48,7 @@ pub struct MapFill {
     /// Entries it holds.
     pub entries: usize,
     /// Entries it can hold.
-    pub capacity: usize,
+    pub capacity: u32,
 }
 
 /// How many changes to the kernel a plan makes.

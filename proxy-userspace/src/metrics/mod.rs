@@ -135,7 +135,7 @@ impl Metrics {
             .set(gauge_value(fill.entries));
         self.map_capacity
             .get_or_create(&[("map", fill.map)])
-            .set(gauge_value(fill.capacity));
+            .set(fill.capacity.into());
     }
 
     /// The mode that runs.

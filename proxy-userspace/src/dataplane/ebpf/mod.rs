@@ -17,7 +17,7 @@ pub use self::{
     state::State,
 };
 use self::{maps::Maps, sockets::SocketReleaser};
-use super::Dataplane;
+use super::{Dataplane, MapFill};
 use crate::{
     kernel::{
         KernelError,
@@ -226,7 +226,7 @@ impl Dataplane for Ebpf {
             ("source_ranges", state.ranges.len(), sizes.source_ranges),
             ("node_addresses", state.node_addresses.len(), sizes.node_addresses),
         ]
-        .map(|(map, entries, capacity)| MapFill { map, entries: entries as u64, capacity: capacity.into() })
+        .map(|(map, entries, capacity)| MapFill { map, entries, capacity })
         .into()
     }
 
