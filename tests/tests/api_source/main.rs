@@ -358,6 +358,18 @@ async fn errors_and_nonsense_are_outlived() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_watch_that_makes_no_sense_from_some_version_on_is_listed_anew() -> Result<()> {
+    let mut scene = Scene::start(&objects(), patient()).await?;
+    scene
+        .server
+        .misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::Garbage, usize::MAX);
+    scene.server.interrupt(Interruption::End);
+    scene.requested("services", Verb::WatchList, 2).await?;
+    scene.server.put(service("web", 81))?;
+    scene.port("web", 81).await
+}
+
+#[tokio::test]
 async fn one_bad_object_never_stops_the_others() -> Result<()> {
     let mut bad = service("bad", 80);
     bad["spec"]["ports"][0]["port"] = json!("eighty");

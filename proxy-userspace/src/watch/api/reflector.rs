@@ -114,7 +114,8 @@ impl<K: Kind> Reflector<K> {
                     continue;
                 }
                 End::Failed(failure) => {
-                    if failure.class == FailureClass::Expired {
+                    // What makes no sense might be sent again from this version on, for ever.
+                    if matches!(failure.class, FailureClass::Expired | FailureClass::Garbled) {
                         self.version = None;
                     }
                     self.reporter.failed(&failure);
@@ -214,7 +215,12 @@ impl<K: Kind> Reflector<K> {
                 Ok(Line::Idle) => return Ok(()),
                 Ok(Line::End) if initial.is_none() && (lines > 0 || settled) => return Ok(()),
                 Ok(Line::End) => {
-                    let message = "the watch was closed before anything came";
+                    let missing = if initial.is_some() {
+                        "the end of the initial objects"
+                    } else {
+                        "anything"
+                    };
+                    let message = format!("the watch was closed before {missing} came");
                     return Err(Failure::new(FailureClass::Cut, message).into());
                 }
                 Err(failure) if initial.is_none() && (lines > 0 || settled) => {

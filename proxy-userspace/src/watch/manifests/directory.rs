@@ -88,12 +88,14 @@ impl Directory {
         Ok(())
     }
 
-    /// Looks for files that have changed without the kernel's telling. With `made_anew` the directory is another one.
-    pub(super) fn scan(&mut self, now: Instant, made_anew: bool) -> io::Result<()> {
+    /// The directory is another one than before.
+    pub(super) fn made_anew(&mut self, now: Instant) {
+        self.made_anew = Some(now);
+    }
+
+    /// Looks for files that have changed without the kernel's telling.
+    pub(super) fn scan(&mut self, now: Instant) -> io::Result<()> {
         let there = self.names()?;
-        if made_anew {
-            self.made_anew = Some(now);
-        }
         let gone: Vec<OsString> = self
             .files
             .keys()
@@ -200,8 +202,7 @@ impl Directory {
         file.stamp = stamp;
         let (seen, contents, patience) = match reading::read(&path) {
             Reading::Unreadable(why) => {
-                file.doubt = None;
-                file.check_at = None;
+                file.settle();
                 let problem = Problem {
                     field: String::new(),
                     what: why,
@@ -231,7 +232,8 @@ impl Directory {
         let contents = file.with_last_good(contents);
         let takes_away = file.objects.keys().any(|key| !contents.objects.contains_key(key));
         let new_errors = contents.errors.iter().any(|error| !file.errors.contains(error));
-        if !believe && (takes_away || new_errors) && file.doubts(seen, patience, now) {
+        let unfinished = file.writing && contents.objects != file.objects;
+        if !believe && (takes_away || new_errors || unfinished) && file.doubts(seen, patience, now) {
             return;
         }
         file.settle();
@@ -335,13 +337,15 @@ impl ManifestFile {
         let until = since + if self.writing { QUIET } else { patience };
         self.doubt = Some(Doubt { seen, since });
         self.check_at = Some(until);
+        self.writing &= until > now;
         until > now
     }
 
-    /// Nothing is left to be looked at again.
+    /// What was seen is believed, and there is no need to look again unless someone goes on writing.
     fn settle(&mut self) {
         self.doubt = None;
-        self.check_at = None;
-        self.writing = false;
+        if !self.writing {
+            self.check_at = None;
+        }
     }
 }

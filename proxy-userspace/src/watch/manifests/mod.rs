@@ -145,13 +145,16 @@ async fn blocking<T: Send + 'static>(
 async fn digest(directory: Directory, news: News) -> Directory {
     let work = move |directory: &mut Directory| {
         let now = Instant::now();
+        if news.made_anew {
+            directory.made_anew(now);
+        }
         for (name, file) in news.files {
             directory.file_news(&name, file, now);
         }
         directory.check(now);
         if news.everything {
             // A directory that cannot be read is reported by Following.
-            let _ = directory.scan(now, news.made_anew);
+            let _ = directory.scan(now);
         }
     };
     blocking(directory, work).await.0

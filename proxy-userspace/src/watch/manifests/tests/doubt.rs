@@ -124,3 +124,28 @@ fn a_rewritten_file_that_takes_objects_away_is_believed_within_milliseconds() {
     assert_eq!(slow.write(&service("b", 1)), NOTHING);
     assert_eq!(slow.after(5), ["Service - a"]);
 }
+
+#[test]
+fn nothing_is_believed_while_a_file_is_written_until_its_writer_falls_asleep() {
+    let mut slow = Slow::start(&service("a", 1));
+    // The first digit of 8080.
+    fs::write(slow.path(), service("a", 8)).unwrap();
+    assert_eq!(slow.news(true, Some(true)), NOTHING);
+    assert_eq!(slow.news(true, None), NOTHING);
+    assert_eq!(slow.after(999), NOTHING);
+    fs::write(slow.path(), service("a", 8080)).unwrap();
+    assert_eq!(slow.news(false, Some(true)), NOTHING);
+    assert_eq!(slow.after(999), NOTHING);
+    assert_eq!(slow.after(1), ["Service + a:8080"]);
+    assert_eq!(slow.directory.next_check(), None);
+}
+
+#[test]
+fn a_directory_made_anew_has_a_second_to_be_filled() {
+    let mut slow = Slow::start(&service("a", 1));
+    fs::remove_file(slow.path()).unwrap();
+    slow.directory.made_anew(slow.now);
+    slow.directory.scan(slow.now).unwrap();
+    assert_eq!(slow.after(900), NOTHING);
+    assert_eq!(slow.write(&service("a", 2)), ["Service + a:2"]);
+}

@@ -43,7 +43,7 @@ proptest! {
         for (file, services) in steps {
             let texts: Vec<String> = services.iter().map(|(name, port)| service(&format!("s{name}"), *port)).collect();
             fs::write(root.path().join(format!("{file}.yaml")), documents(&texts)).unwrap();
-            directory.scan(now, false).unwrap();
+            directory.scan(now).unwrap();
             now += Duration::from_secs(5);
             directory.check(now);
             for (key, object) in directory.changes() {
