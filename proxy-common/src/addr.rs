@@ -35,36 +35,19 @@ impl Addr {
     /// Goes through one wide integer: the BPF backend would otherwise move sixteen single bytes.
     #[inline(always)]
     pub const fn from_words(words: [u32; 4]) -> Self {
-        let [a, b, c, d] = if cfg!(target_endian = "big") {
-            [words[3], words[2], words[1], words[0]]
-        } else {
-            words
-        };
+        let [a, b, c, d] =
+            if cfg!(target_endian = "big") { [words[3], words[2], words[1], words[0]] } else { words };
         let wide = (a as u128) | (b as u128) << 32 | (c as u128) << 64 | (d as u128) << 96;
-        Self {
-            octets: wide.to_ne_bytes(),
-        }
+        Self { octets: wide.to_ne_bytes() }
     }
 
     /// Four words, each in network byte order in memory.
     #[inline(always)]
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "each cast takes one word of the four"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "each cast takes one word of the four")]
     pub const fn words(&self) -> [u32; 4] {
         let wide = u128::from_ne_bytes(self.octets);
-        let words = [
-            wide as u32,
-            (wide >> 32) as u32,
-            (wide >> 64) as u32,
-            (wide >> 96) as u32,
-        ];
-        if cfg!(target_endian = "big") {
-            [words[3], words[2], words[1], words[0]]
-        } else {
-            words
-        }
+        let words = [wide as u32, (wide >> 32) as u32, (wide >> 64) as u32, (wide >> 96) as u32];
+        if cfg!(target_endian = "big") { [words[3], words[2], words[1], words[0]] } else { words }
     }
 
     /// Is an IPv4 address.
@@ -95,22 +78,14 @@ impl Addr {
     /// The unspecified address of the same family: the address in a node port's key.
     #[inline(always)]
     pub const fn any(&self) -> Self {
-        if self.is_v4() {
-            Self::UNSPECIFIED_V4
-        } else {
-            Self::UNSPECIFIED_V6
-        }
+        if self.is_v4() { Self::UNSPECIFIED_V4 } else { Self::UNSPECIFIED_V6 }
     }
 
     /// The address under which the node's own addresses are looked up: loopback ranges fold to one address.
     #[inline(always)]
     pub const fn node_address(&self) -> Self {
         if self.is_loopback() || self.is_unspecified() {
-            if self.is_v4() {
-                Self::LOOPBACK_V4
-            } else {
-                Self::LOOPBACK_V6
-            }
+            if self.is_v4() { Self::LOOPBACK_V4 } else { Self::LOOPBACK_V6 }
         } else {
             *self
         }
@@ -172,8 +147,7 @@ mod user {
     impl From<Addr> for IpAddr {
         fn from(address: Addr) -> Self {
             let v6 = Ipv6Addr::from(address.octets);
-            v6.to_ipv4_mapped()
-                .map_or(Self::V6(v6), |v4: Ipv4Addr| Self::V4(v4))
+            v6.to_ipv4_mapped().map_or(Self::V6(v6), |v4: Ipv4Addr| Self::V4(v4))
         }
     }
 

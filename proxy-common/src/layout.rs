@@ -52,12 +52,7 @@ impl ServiceKey {
     /// The key of a destination; `port` in host byte order.
     #[inline(always)]
     pub const fn new(addr: Addr, port: u16, proto: Proto) -> Self {
-        Self {
-            addr,
-            port,
-            proto: proto.number(),
-            zero: 0,
-        }
+        Self { addr, port, proto: proto.number(), zero: 0 }
     }
 }
 
@@ -202,11 +197,7 @@ impl SocketPeer {
     /// A socket, by its cookie, and the other end.
     #[inline(always)]
     pub const fn new(socket: u64, peer: Endpoint) -> Self {
-        Self {
-            socket,
-            peer,
-            zero: 0,
-        }
+        Self { socket, peer, zero: 0 }
     }
 }
 

@@ -15,19 +15,13 @@ impl Slots {
     /// The slots for processes and pods of this node.
     #[inline(always)]
     pub const fn inside(service: &ServiceValue) -> Self {
-        Self {
-            list: service.inside_list as u32,
-            count: service.inside_count,
-        }
+        Self { list: service.inside_list as u32, count: service.inside_count }
     }
 
     /// The slots for everybody else.
     #[inline(always)]
     pub const fn outside(service: &ServiceValue) -> Self {
-        Self {
-            list: service.outside_list as u32,
-            count: service.outside_count,
-        }
+        Self { list: service.outside_list as u32, count: service.outside_count }
     }
 
     /// Picks a slot evenly from 32 random bits: a multiplication, which is cheaper and less biased than a remainder.
@@ -81,10 +75,7 @@ mod tests {
                 hits[slots.pick(random) as usize] += 1;
             }
             let expected = u32::MAX / u32::try_from(step).expect("small") / count;
-            assert!(
-                hits.iter().all(|&n| n.abs_diff(expected) <= 1),
-                "{count} slots: {hits:?}"
-            );
+            assert!(hits.iter().all(|&n| n.abs_diff(expected) <= 1), "{count} slots: {hits:?}");
         }
     }
 
@@ -98,13 +89,7 @@ mod tests {
         assert!(used.is_fresh(5_000_000_000, 1));
         assert!(used.is_fresh(5_999_999_999, 1));
         assert!(!used.is_fresh(6_000_000_000, 1));
-        assert!(
-            used.is_fresh(4_000_000_000, 1),
-            "another CPU's clock may be behind"
-        );
-        assert!(
-            !used.is_fresh(u64::MAX, u32::MAX),
-            "the largest timeout does not overflow"
-        );
+        assert!(used.is_fresh(4_000_000_000, 1), "another CPU's clock may be behind");
+        assert!(!used.is_fresh(u64::MAX, u32::MAX), "the largest timeout does not overflow");
     }
 }

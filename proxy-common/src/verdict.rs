@@ -103,10 +103,7 @@ mod tests {
 
     #[test]
     fn a_service_with_endpoints_is_translated_whatever_outside_callers_have() {
-        assert_eq!(
-            for_socket(&service(3, 0), unasked),
-            Verdict::Translate(Slots { list: 0, count: 3 })
-        );
+        assert_eq!(for_socket(&service(3, 0), unasked), Verdict::Translate(Slots { list: 0, count: 3 }));
     }
 
     #[test]
@@ -125,26 +122,14 @@ mod tests {
         let ranged = |more| service(1, flags::SOURCE_RANGES | more);
         for (source, more, verdict) in [
             (SocketSource::Bound { in_ranges: true }, 0, allowed),
-            (
-                SocketSource::Bound { in_ranges: false },
-                flags::NODE_IN_RANGES,
-                denied,
-            ),
+            (SocketSource::Bound { in_ranges: false }, flags::NODE_IN_RANGES, denied),
             (SocketSource::Node, flags::NODE_IN_RANGES, allowed),
             (SocketSource::Node, flags::PODS_IN_RANGES, denied),
             (SocketSource::Pod, flags::PODS_IN_RANGES, allowed),
             (SocketSource::Pod, flags::PODS_OUT_OF_RANGES, denied),
-            (
-                SocketSource::Pod,
-                flags::NODE_IN_RANGES,
-                Verdict::Pass(PassReason::SourceUnknown),
-            ),
+            (SocketSource::Pod, flags::NODE_IN_RANGES, Verdict::Pass(PassReason::SourceUnknown)),
         ] {
-            assert_eq!(
-                for_socket(&ranged(more), || source),
-                verdict,
-                "{source:?} {more:#x}"
-            );
+            assert_eq!(for_socket(&ranged(more), || source), verdict, "{source:?} {more:#x}");
         }
     }
 }

@@ -4,10 +4,7 @@
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(
     target_arch = "bpf",
-    expect(
-        unsafe_code,
-        reason = "entry points and the license have fixed symbol names and sections"
-    )
+    expect(unsafe_code, reason = "entry points and the license have fixed symbol names and sections")
 )]
 
 #[cfg(target_arch = "bpf")]

@@ -1,8 +1,5 @@
 //! Every map of the eBPF programs, behind functions that copy values out: nothing keeps a pointer into a map.
-#![expect(
-    unsafe_code,
-    reason = "map values are reached through pointers that only the verifier checks"
-)]
+#![expect(unsafe_code, reason = "map values are reached through pointers that only the verifier checks")]
 
 use aya_ebpf::{
     Global,
@@ -100,9 +97,7 @@ pub fn is_node_address(address: &Addr) -> bool {
 /// Whether a source is in a Service's ranges.
 #[inline(always)]
 pub fn in_source_ranges(service: u32, addr: Addr) -> bool {
-    SOURCE_RANGES
-        .get(&Key::new(SourceRange::BITS, SourceRange { service, addr }))
-        .is_some()
+    SOURCE_RANGES.get(&Key::new(SourceRange::BITS, SourceRange { service, addr })).is_some()
 }
 
 /// The node's network namespace cookie.
@@ -150,11 +145,9 @@ pub fn connection(ctx: &SockAddr) -> Option<Connection> {
 #[inline(always)]
 pub fn set_connection(ctx: &SockAddr, mut connection: Connection) {
     // SAFETY: as above; an existing value is overwritten in place.
-    if let Some(stored) = unsafe {
-        CONNECTIONS
-            .get_or_insert_ptr_mut(ctx.raw(), Some(&mut connection))
-            .as_mut()
-    } {
+    if let Some(stored) =
+        unsafe { CONNECTIONS.get_or_insert_ptr_mut(ctx.raw(), Some(&mut connection)).as_mut() }
+    {
         *stored = connection;
     }
 }

@@ -33,12 +33,8 @@ pub fn choose(service: &ServiceValue, slots: Slots, netns: impl FnOnce() -> u64)
     if service.affinity_seconds == 0 {
         return random(service, slots);
     }
-    let client = AffinityKey {
-        addr: Addr::UNSPECIFIED_V6,
-        netns: netns(),
-        service: service.service,
-        zero: 0,
-    };
+    let client =
+        AffinityKey { addr: Addr::UNSPECIFIED_V6, netns: netns(), service: service.service, zero: 0 };
     let now = ctx::now_ns();
     let endpoint = match maps::affinity(&client) {
         Some(last)
@@ -48,14 +44,7 @@ pub fn choose(service: &ServiceValue, slots: Slots, netns: impl FnOnce() -> u64)
         }
         _ => random(service, slots)?,
     };
-    maps::set_affinity(
-        &client,
-        &AffinityValue {
-            endpoint,
-            zero: 0,
-            used_ns: now,
-        },
-    );
+    maps::set_affinity(&client, &AffinityValue { endpoint, zero: 0, used_ns: now });
     Some(endpoint)
 }
 
@@ -67,11 +56,7 @@ pub fn still_serves(service: &ServiceValue, endpoint: Endpoint) -> bool {
 
 #[inline(always)]
 fn is_in(service: &ServiceValue, list: u32, endpoint: Endpoint) -> bool {
-    maps::is_member(&MemberKey {
-        service: service.service,
-        list,
-        endpoint,
-    })
+    maps::is_member(&MemberKey { service: service.service, list, endpoint })
 }
 
 #[inline(always)]

@@ -122,9 +122,7 @@ fn find(ctx: &SockAddr, dialled: &Endpoint, proto: Proto) -> Option<ServiceValue
 #[inline(always)]
 fn admit<F: Family>(ctx: &SockAddr, service: &ServiceValue) -> Result<Slots, Outcome> {
     let source = || match F::bound_source(ctx) {
-        Some(address) => SocketSource::Bound {
-            in_ranges: maps::in_source_ranges(service.service, address),
-        },
+        Some(address) => SocketSource::Bound { in_ranges: maps::in_source_ranges(service.service, address) },
         None if ctx.netns() == maps::node_netns() => SocketSource::Node,
         None => SocketSource::Pod,
     };
@@ -152,11 +150,7 @@ fn flow_endpoint(
         Some(flow) if service::still_serves(service, flow.endpoint) => flow.endpoint,
         _ => service::choose(service, slots, || ctx.netns())?,
     };
-    let flow = UdpFlow {
-        service: service.service,
-        generation: service.generation,
-        endpoint,
-    };
+    let flow = UdpFlow { service: service.service, generation: service.generation, endpoint };
     maps::set_udp_flow(&key, &flow);
     Some(endpoint)
 }
@@ -165,11 +159,8 @@ fn flow_endpoint(
 fn remember(ctx: &SockAddr, proto: Proto, service: &ServiceValue, connection: Connection) {
     maps::set_connection(ctx, connection);
     if proto == Proto::Udp {
-        let socket = UdpSocket {
-            netns: ctx.netns(),
-            service: service.service,
-            endpoint: connection.endpoint,
-        };
+        let socket =
+            UdpSocket { netns: ctx.netns(), service: service.service, endpoint: connection.endpoint };
         maps::set_udp_socket(ctx.cookie(), &socket);
     }
 }

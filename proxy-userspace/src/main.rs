@@ -29,11 +29,7 @@ fn main() -> ExitCode {
         }
     };
     set_up_logs(&config);
-    let done = if flags.cleanup {
-        run::cleanup(&config)
-    } else {
-        run_daemon(config)
-    };
+    let done = if flags.cleanup { run::cleanup(&config) } else { run_daemon(config) };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -44,10 +40,7 @@ fn main() -> ExitCode {
 }
 
 fn run_daemon(config: Config) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
     let result = runtime.block_on(run::run(config));
     // Whatever still reads a file or resolves a name must not hold up the end.
     runtime.shutdown_background();
@@ -62,11 +55,7 @@ fn set_up_logs(config: &Config) {
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
     };
     // --log-filter was checked; RUST_LOG was not, and a bad one must not keep a node's proxy from running.
-    let filter: Targets = config
-        .log_filter
-        .parse()
-        .unwrap_or_else(|_| Targets::new().with_default(tracing::Level::INFO));
-    tracing_subscriber::registry()
-        .with(layer.with_filter(filter))
-        .init();
+    let filter: Targets =
+        config.log_filter.parse().unwrap_or_else(|_| Targets::new().with_default(tracing::Level::INFO));
+    tracing_subscriber::registry().with(layer.with_filter(filter)).init();
 }

@@ -2,15 +2,9 @@
 
 use std::process::{Command, Output};
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the command itself is under test, and ends at once"
-)]
+#[expect(clippy::disallowed_methods, reason = "the command itself is under test, and ends at once")]
 fn shunt(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_shunt"))
-        .args(arguments)
-        .output()
-        .expect("the command runs")
+    Command::new(env!("CARGO_BIN_EXE_shunt")).args(arguments).output().expect("the command runs")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -19,12 +13,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn a_bad_configuration_ends_it_with_all_that_is_wrong() {
-    let output = shunt(&[
-        "--mode=nftables",
-        "--hostname-override=n",
-        "--cgroup-root=/",
-        "--log-format=xml",
-    ]);
+    let output = shunt(&["--mode=nftables", "--hostname-override=n", "--cgroup-root=/", "--log-format=xml"]);
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stderr);
     assert_eq!(
@@ -39,10 +28,7 @@ fn a_file_that_cannot_be_read_is_named_with_the_reason() {
     let output = shunt(&["--config=/nonexistent"]);
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stderr);
-    assert!(
-        said.contains("/nonexistent") && said.contains("No such file"),
-        "{said}"
-    );
+    assert!(said.contains("/nonexistent") && said.contains("No such file"), "{said}");
 }
 
 #[test]

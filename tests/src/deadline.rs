@@ -56,10 +56,7 @@ impl Stopwatch {
     }
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "tests measure and wait for real things; this file is where"
-)]
+#[expect(clippy::disallowed_methods, reason = "tests measure and wait for real things; this file is where")]
 fn now() -> Instant {
     Instant::now()
 }

@@ -9,22 +9,13 @@ use crate::world::{BEING_BUILT, remove_live};
 
 /// Starts a thread that waits for a signal, removes all worlds of this process and exits with 128 + the signal's number.
 pub fn remove_worlds_on_signal() -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let signals = {
         let _inside = runtime.enter();
-        let kinds = [
-            SignalKind::interrupt(),
-            SignalKind::terminate(),
-            SignalKind::hangup(),
-        ];
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         kinds.map(|kind| signal(kind).map(|stream| (kind, stream)))
     };
-    let mut signals = signals
-        .into_iter()
-        .collect::<Result<Vec<_>, _>>()
-        .context("wait for signals")?;
+    let mut signals = signals.into_iter().collect::<Result<Vec<_>, _>>().context("wait for signals")?;
     thread::spawn(move || {
         let waits = signals.iter_mut().map(|(kind, stream)| {
             Box::pin(async move {
@@ -35,10 +26,7 @@ pub fn remove_worlds_on_signal() -> Result<()> {
         let (kind, ..) = runtime.block_on(futures::future::select_all(waits));
         // Nothing new is made from here on: the lock is kept until the process is gone.
         let _nothing_new = BEING_BUILT.write().unwrap_or_else(PoisonError::into_inner);
-        eprintln!(
-            "\nstopped by signal {}: removing the test world",
-            kind.as_raw_value()
-        );
+        eprintln!("\nstopped by signal {}: removing the test world", kind.as_raw_value());
         for error in remove_live() {
             eprintln!("cannot remove all of it: {error:#}");
         }

@@ -90,10 +90,7 @@ impl Inside {
     /// Starts a program whose output goes to the end of `log`.
     pub fn spawn(&self, program: &Path, arguments: &[String], log: &File) -> Result<Running> {
         let mut command = self.command(program, arguments);
-        command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log.try_clone()?);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
         Running::start(command, program)
     }
 
@@ -107,12 +104,7 @@ impl Inside {
 
     fn command(&self, program: &Path, arguments: &[String]) -> Command {
         let mut command = command(&self.program);
-        command
-            .arg(INSIDE)
-            .arg("--namespace")
-            .arg(&self.namespace)
-            .arg("--cgroup")
-            .arg(&self.cgroup);
+        command.arg(INSIDE).arg("--namespace").arg(&self.namespace).arg("--cgroup").arg(&self.cgroup);
         command.arg("--").arg(program).args(arguments);
         command
     }
@@ -132,9 +124,7 @@ impl Running {
 
     /// How it ended; None while it runs.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        self.child
-            .try_wait()
-            .with_context(|| format!("wait for {}", self.name))
+        self.child.try_wait().with_context(|| format!("wait for {}", self.name))
     }
 
     /// Sends SIGTERM and waits for the end. Past `within`, kills it and says so.
@@ -142,10 +132,7 @@ impl Running {
         self.signal(Signal::SIGTERM)?;
         match self.wait(within)? {
             Some(status) => Ok(status),
-            None => bail!(
-                "{} did not exit within {within:?} of SIGTERM and was killed",
-                self.name
-            ),
+            None => bail!("{} did not exit within {within:?} of SIGTERM and was killed", self.name),
         }
     }
 
@@ -157,9 +144,7 @@ impl Running {
 
     /// Waits until it ends; None if it still runs after `within`.
     pub fn wait(&mut self, within: Duration) -> Result<Option<ExitStatus>> {
-        Deadline::after(within)
-            .poll(|| self.ended().transpose())
-            .transpose()
+        Deadline::after(within).poll(|| self.ended().transpose()).transpose()
     }
 }
 
@@ -174,35 +159,16 @@ impl Drop for Running {
 /// Runs a command to its end or for at most `limit`, and keeps its output.
 pub fn run_to_end(program: &Path, arguments: &[&str], limit: Duration) -> Result<Finished> {
     let mut command = command(program);
-    command
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = Running::start(command, program)?;
-    let stdout = running
-        .child
-        .stdout
-        .take()
-        .map(|pipe| thread::spawn(move || read_all(pipe)));
-    let stderr = running
-        .child
-        .stderr
-        .take()
-        .map(|pipe| thread::spawn(move || read_all(pipe)));
+    let stdout = running.child.stdout.take().map(|pipe| thread::spawn(move || read_all(pipe)));
+    let stderr = running.child.stderr.take().map(|pipe| thread::spawn(move || read_all(pipe)));
     let Some(status) = running.wait(limit)? else {
-        bail!(
-            "{} did not end within {limit:?} and was killed",
-            program.display()
-        );
+        bail!("{} did not end within {limit:?} and was killed", program.display());
     };
     let text =
         |reader: Option<thread::JoinHandle<String>>| reader.and_then(|r| r.join().ok()).unwrap_or_default();
-    Ok(Finished {
-        status,
-        stdout: text(stdout),
-        stderr: text(stderr),
-    })
+    Ok(Finished { status, stdout: text(stdout), stderr: text(stderr) })
 }
 
 /// "exit code 1" or "signal 15", for reports.
@@ -221,10 +187,7 @@ fn read_all(mut pipe: impl std::io::Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this is the tests' wrapper: all commands start here"
-)]
+#[expect(clippy::disallowed_methods, reason = "this is the tests' wrapper: all commands start here")]
 fn command(program: &Path) -> Command {
     Command::new(program)
 }
@@ -238,11 +201,8 @@ fn enter(arguments: &InsideArguments) -> Result<()> {
         .with_context(|| format!("open {}", arguments.namespace.display()))?;
     setns(&namespace, CloneFlags::CLONE_NEWNET)
         .with_context(|| format!("enter {}", arguments.namespace.display()))?;
-    let words: Vec<_> = arguments
-        .command
-        .iter()
-        .map(|word| CString::new(word.as_str()))
-        .collect::<Result<_, _>>()?;
+    let words: Vec<_> =
+        arguments.command.iter().map(|word| CString::new(word.as_str())).collect::<Result<_, _>>()?;
     let program = words.first().context("no program given")?;
     execv(program, &words).with_context(|| format!("run {}", program.to_string_lossy()))?;
     Ok(())

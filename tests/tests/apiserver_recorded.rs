@@ -49,10 +49,7 @@ async fn holding(name: &str, resource: &Resource) -> Result<ApiServer> {
 }
 
 fn resource(plural: &str) -> &'static Resource {
-    Resource::ALL
-        .iter()
-        .find(|resource| resource.plural == plural)
-        .expect("a known resource")
+    Resource::ALL.iter().find(|resource| resource.plural == plural).expect("a known resource")
 }
 
 /// The status and body of an answer, until `lines` lines have come or it ends.
@@ -60,9 +57,7 @@ async fn get(server: &ApiServer, path_and_query: &str, lines: usize) -> Result<(
     let read = async {
         let mut stream = TcpStream::connect(server.address()).await?;
         // HTTP/1.0: the body is not chunked, and ends with the connection.
-        stream
-            .write_all(format!("GET {path_and_query} HTTP/1.0\r\n\r\n").as_bytes())
-            .await?;
+        stream.write_all(format!("GET {path_and_query} HTTP/1.0\r\n\r\n").as_bytes()).await?;
         let mut reader = BufReader::new(stream);
         let mut head = String::new();
         reader.read_line(&mut head).await?;
@@ -79,9 +74,7 @@ async fn get(server: &ApiServer, path_and_query: &str, lines: usize) -> Result<(
         }
         anyhow::Ok((status, body))
     };
-    timeout(DEADLINE, read)
-        .await
-        .with_context(|| path_and_query.to_owned())?
+    timeout(DEADLINE, read).await.with_context(|| path_and_query.to_owned())?
 }
 
 async fn get_json(server: &ApiServer, path_and_query: &str) -> Result<(u16, Value)> {
@@ -98,11 +91,7 @@ async fn lists_are_as_recorded() -> Result<()> {
         ("servicecidrs", "servicecidrs-list.json"),
     ] {
         let server = holding(name, resource(plural)).await?;
-        assert_eq!(
-            get_json(&server, &resource(plural).path()).await?,
-            (200, recorded(name)?),
-            "{name}"
-        );
+        assert_eq!(get_json(&server, &resource(plural).path()).await?, (200, recorded(name)?), "{name}");
     }
     Ok(())
 }
@@ -119,16 +108,10 @@ async fn pages_are_as_recorded() -> Result<()> {
     server.delete("Service", "default", "web")?;
     let token = first["metadata"]["continue"].as_str().context("a token")?;
     let second = format!("/api/v1/services?limit=2&continue={token}");
-    assert_eq!(
-        get_json(&server, &second).await?,
-        (200, recorded("services-list-page2.json")?)
-    );
+    assert_eq!(get_json(&server, &second).await?, (200, recorded("services-list-page2.json")?));
     server.compact();
     let (status, expired) = get_json(&server, &second).await?;
-    assert_eq!(
-        (status, &expired["reason"], &expired["code"]),
-        (410, &json!("Expired"), &json!(410))
-    );
+    assert_eq!((status, &expired["reason"], &expired["code"]), (410, &json!("Expired"), &json!(410)));
     Ok(())
 }
 
@@ -143,10 +126,7 @@ async fn replay(
 ) -> Result<()> {
     let server = holding(list, resource(plural)).await?;
     server.advance_to(version);
-    let lines: Vec<Value> = text(recording)?
-        .lines()
-        .map(serde_json::from_str)
-        .collect::<Result<_, _>>()?;
+    let lines: Vec<Value> = text(recording)?.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
     let path = format!("{}?{query}", resource(plural).path());
     let watching = get(&server, &path, lines.len());
     let changing = async {
@@ -173,11 +153,7 @@ async fn replay(
     };
     let (watched, changed) = tokio::join!(watching, changing);
     changed?;
-    let watched: Vec<Value> = watched?
-        .1
-        .lines()
-        .map(serde_json::from_str)
-        .collect::<Result<_, _>>()?;
+    let watched: Vec<Value> = watched?.1.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
     for (line, recorded) in watched.iter().zip(&lines) {
         assert_eq!(line, recorded);
     }
@@ -189,29 +165,13 @@ async fn replay(
 async fn a_streaming_list_and_its_changes_are_as_recorded() -> Result<()> {
     let query =
         "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
-    replay(
-        "services-list.json",
-        "services",
-        239,
-        query,
-        "services-watchlist.jsonl",
-        5,
-    )
-    .await
+    replay("services-list.json", "services", 239, query, "services-watchlist.jsonl", 5).await
 }
 
 #[tokio::test]
 async fn a_watch_from_a_version_on_is_as_recorded() -> Result<()> {
     let query = "watch=true&resourceVersion=239";
-    replay(
-        "services-list.json",
-        "services",
-        239,
-        query,
-        "services-watch.jsonl",
-        0,
-    )
-    .await
+    replay("services-list.json", "services", 239, query, "services-watch.jsonl", 0).await
 }
 
 #[tokio::test]
@@ -232,10 +192,7 @@ async fn refusals_are_as_recorded() -> Result<()> {
     ] {
         let server = empty_server().await?;
         server.misbehave(None, None, misbehaviour, 1);
-        assert_eq!(
-            get_json(&server, "/api/v1/services").await?,
-            (code, recorded_body(name)?)
-        );
+        assert_eq!(get_json(&server, "/api/v1/services").await?, (code, recorded_body(name)?));
     }
     Ok(())
 }
@@ -243,25 +200,14 @@ async fn refusals_are_as_recorded() -> Result<()> {
 #[tokio::test]
 async fn a_watch_ends_after_the_time_asked_for_as_recorded() -> Result<()> {
     let server = holding("services-list.json", resource("services")).await?;
-    let changed = text("watch-timeout.http")?
-        .lines()
-        .rfind(|line| line.starts_with('{'))
-        .map(str::to_owned);
+    let changed = text("watch-timeout.http")?.lines().rfind(|line| line.starts_with('{')).map(str::to_owned);
     let changed: Value = serde_json::from_str(&changed.context("a line")?)?;
     server.restore(changed["object"].clone())?;
-    let (status, body) = get(
-        &server,
-        "/api/v1/services?watch=true&timeoutSeconds=1",
-        usize::MAX,
-    )
-    .await?;
+    let (status, body) = get(&server, "/api/v1/services?watch=true&timeoutSeconds=1", usize::MAX).await?;
     let values = |text: &str| -> Result<Vec<Value>> {
         let lines = text.lines().filter(|line| line.starts_with('{'));
         lines.map(|line| Ok(serde_json::from_str(line)?)).collect()
     };
-    assert_eq!(
-        (status, values(&body)?),
-        (200, values(&text("watch-timeout.http")?)?)
-    );
+    assert_eq!((status, values(&body)?), (200, values(&text("watch-timeout.http")?)?));
     Ok(())
 }

@@ -31,17 +31,10 @@ fn cases(flows: &str) -> tempfile::TempDir {
     directory
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the runner's own binary, which is bounded in time itself"
-)]
+#[expect(clippy::disallowed_methods, reason = "the runner's own binary, which is bounded in time itself")]
 fn conformance(cases: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
-    command
-        .args(["--mode", "ebpf", "--cases"])
-        .arg(cases)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.args(["--mode", "ebpf", "--cases"]).arg(cases).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
@@ -59,23 +52,12 @@ fn stuck_proxy(directory: &Path) -> PathBuf {
 
 /// A runner that waits for its proxy, and the name of its run.
 fn waiting_runner(directory: &Path) -> (Child, String) {
-    let child = conformance(directory)
-        .arg("--shunt")
-        .arg(stuck_proxy(directory))
-        .spawn()
-        .unwrap();
+    let child = conformance(directory).arg("--shunt").arg(stuck_proxy(directory)).spawn().unwrap();
     let name = format!("shunt-test-{}-0", child.id());
     let log = Path::new("/run").join(&name).join("proxy.log");
-    let started = Deadline::after(Duration::from_secs(20)).poll(|| {
-        fs::read_to_string(&log)
-            .is_ok_and(|text| text.contains("I do nothing"))
-            .then_some(())
-    });
-    assert!(
-        started.is_some(),
-        "the runner has not started its proxy; there is {:?}",
-        traces(&name)
-    );
+    let started = Deadline::after(Duration::from_secs(20))
+        .poll(|| fs::read_to_string(&log).is_ok_and(|text| text.contains("I do nothing")).then_some(()));
+    assert!(started.is_some(), "the runner has not started its proxy; there is {:?}", traces(&name));
     (child, name)
 }
 
@@ -88,11 +70,7 @@ fn what_needs_no_proxy_passes_without_one() {
     let cases = cases(DIRECT);
     let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
-    assert!(
-        text(&output).ends_with("1 passed, 0 failed, 0 pending\n"),
-        "{}",
-        text(&output)
-    );
+    assert!(text(&output).ends_with("1 passed, 0 failed, 0 pending\n"), "{}", text(&output));
 }
 
 #[test]
@@ -101,12 +79,8 @@ fn what_needs_a_proxy_fails_without_one_and_the_report_says_where_and_why() {
     let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
     let text = text(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    for wanted in [
-        "FAIL    tiny",
-        "step 1, flow 2: a1 tcp 10.96.0.10:80 x2",
-        "wanted: reach b1",
-        "timed out",
-    ] {
+    for wanted in ["FAIL    tiny", "step 1, flow 2: a1 tcp 10.96.0.10:80 x2", "wanted: reach b1", "timed out"]
+    {
         assert!(text.contains(wanted), "{wanted:?} is not in:\n{text}");
     }
     assert!(text.ends_with("1 passed, 1 failed, 0 pending\n"), "{text}");
@@ -117,11 +91,7 @@ fn pending_flows_are_counted_and_not_passed() {
     let cases = cases(&DIRECT.replace("a1", "client"));
     let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
-    assert!(
-        text(&output).ends_with("0 passed, 0 failed, 1 pending\n"),
-        "{}",
-        text(&output)
-    );
+    assert!(text(&output).ends_with("0 passed, 0 failed, 1 pending\n"), "{}", text(&output));
 }
 
 #[test]
@@ -129,17 +99,10 @@ fn a_proxy_that_ends_at_once_fails_the_case_with_its_log() {
     let cases = cases(DIRECT);
     let proxy = stuck_proxy(cases.path());
     fs::write(&proxy, "#!/bin/sh\necho no such flag: $1\nexit 3\n").unwrap();
-    let output = conformance(cases.path())
-        .arg("--shunt")
-        .arg(proxy)
-        .output()
-        .unwrap();
+    let output = conformance(cases.path()).arg("--shunt").arg(proxy).output().unwrap();
     let text = text(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    for wanted in [
-        "ended with exit code 3 before it was healthy",
-        "| no such flag: --mode",
-    ] {
+    for wanted in ["ended with exit code 3 before it was healthy", "| no such flag: --mode"] {
         assert!(text.contains(wanted), "{wanted:?} is not in:\n{text}");
     }
 }
@@ -149,11 +112,7 @@ fn a_case_with_an_unknown_key_is_refused_before_anything_is_built() {
     let cases = cases("{from: a1, too: '10.96.0.10:80'}");
     let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(
-        text(&output).contains("tiny.yaml: steps[0].flows[0]"),
-        "{}",
-        text(&output)
-    );
+    assert!(text(&output).contains("tiny.yaml: steps[0].flows[0]"), "{}", text(&output));
 }
 
 #[test]
@@ -188,10 +147,7 @@ fn without_root_the_runner_says_what_it_needs() {
     // The build directory may be closed to others; the copy is not.
     let program = cases.path().join("conformance");
     fs::copy(env!("CARGO_BIN_EXE_conformance"), &program).unwrap();
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the runner's own binary, which ends at once"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "the runner's own binary, which ends at once")]
     let output = Command::new(&program)
         .args(["--mode", "ebpf", "--no-proxy", "--cases"])
         .arg(cases.path())

@@ -12,10 +12,7 @@ fn build(hosts: &[Host]) -> World {
 }
 
 fn dial(world: &mut World, from: Host, dial: Dial) -> Vec<Try> {
-    world
-        .agent(from)
-        .and_then(|agent| agent.dial(dial))
-        .expect("the agent answers")
+    world.agent(from).and_then(|agent| agent.dial(dial)).expect("the agent answers")
 }
 
 /// The answers to one try from each host to each address of each other host.
@@ -23,18 +20,8 @@ fn answers(world: &mut World, from: Host, to: Host, protocol: Protocol, port: u1
     let mut answers = Vec::new();
     for address in to.addresses() {
         let address = SocketAddr::new(address.addr(), port);
-        for unconnected in [false, true]
-            .into_iter()
-            .take(if protocol == Protocol::Udp { 2 } else { 1 })
-        {
-            let tries = dial(
-                world,
-                from,
-                Dial {
-                    unconnected,
-                    ..Dial::new(address, protocol, 1)
-                },
-            );
+        for unconnected in [false, true].into_iter().take(if protocol == Protocol::Udp { 2 } else { 1 }) {
+            let tries = dial(world, from, Dial { unconnected, ..Dial::new(address, protocol, 1) });
             match tries.as_slice() {
                 [Try::Answered(answer)] => answers.push(answer.clone()),
                 other => panic!("{from} to {to} at {protocol:?} {address}: {other:?}"),
@@ -60,18 +47,10 @@ fn hosts_reach_each_other_by_address_and_see_each_others_own_addresses() {
         (Host::Node2, Host::A1),
     ];
     for (from, to) in pairs {
-        for (protocol, port) in [
-            (Protocol::Tcp, 8080),
-            (Protocol::Tcp, 8081),
-            (Protocol::Udp, 5353),
-        ] {
+        for (protocol, port) in [(Protocol::Tcp, 8080), (Protocol::Tcp, 8081), (Protocol::Udp, 5353)] {
             for answer in answers(&mut world, from, to, protocol, port) {
                 assert_eq!(answer.host, to.name());
-                assert!(
-                    from.owns(answer.seen.ip()),
-                    "{to} saw {} in place of {from}",
-                    answer.seen
-                );
+                assert!(from.owns(answer.seen.ip()), "{to} saw {} in place of {from}", answer.seen);
                 assert_eq!(answer.reported, answer.dialled);
             }
         }
@@ -91,42 +70,22 @@ fn a_closed_port_refuses_and_an_address_nobody_has_stays_silent() {
             .collect()
     };
     for unconnected in [false, true] {
-        let closed = Dial {
-            unconnected,
-            ..Dial::new("10.244.2.11:9".parse().unwrap(), Protocol::Udp, 2)
-        };
-        assert_eq!(
-            kinds(dial(&mut world, Host::A1, closed)),
-            [FailureKind::Refused; 2]
-        );
+        let closed = Dial { unconnected, ..Dial::new("10.244.2.11:9".parse().unwrap(), Protocol::Udp, 2) };
+        assert_eq!(kinds(dial(&mut world, Host::A1, closed)), [FailureKind::Refused; 2]);
     }
     let closed = Dial::new("[fd44:2::11]:9".parse().unwrap(), Protocol::Tcp, 2);
-    assert_eq!(
-        kinds(dial(&mut world, Host::A1, closed)),
-        [FailureKind::Refused; 2]
-    );
+    assert_eq!(kinds(dial(&mut world, Host::A1, closed)), [FailureKind::Refused; 2]);
     let timeout = std::time::Duration::from_millis(300);
-    let silent = Dial {
-        timeout,
-        ..Dial::new("10.96.0.10:80".parse().unwrap(), Protocol::Tcp, 2)
-    };
-    assert_eq!(
-        kinds(dial(&mut world, Host::A1, silent)),
-        [FailureKind::TimedOut; 2]
-    );
+    let silent = Dial { timeout, ..Dial::new("10.96.0.10:80".parse().unwrap(), Protocol::Tcp, 2) };
+    assert_eq!(kinds(dial(&mut world, Host::A1, silent)), [FailureKind::TimedOut; 2]);
 }
 
 #[test]
 fn source_ports_and_source_addresses_are_those_asked_for() {
     let mut world = build(&Host::ALL);
-    let own: Vec<_> = ["192.168.57.60", "192.168.57.61"]
-        .iter()
-        .map(|text| text.parse().unwrap())
-        .collect();
+    let own: Vec<_> = ["192.168.57.60", "192.168.57.61"].iter().map(|text| text.parse().unwrap()).collect();
     world.add_addresses(Host::Client, &own).unwrap();
-    world
-        .add_addresses(Host::Client, &own)
-        .expect("addresses that are there already are fine");
+    world.add_addresses(Host::Client, &own).expect("addresses that are there already are fine");
     let to = "192.168.57.11:5353".parse().unwrap();
     let asked = Dial {
         sources: own.clone(),
@@ -141,85 +100,46 @@ fn source_ports_and_source_addresses_are_those_asked_for() {
             Try::Failed(failure) => panic!("{failure:?}"),
         })
         .collect();
-    let wanted: Vec<_> = own
-        .iter()
-        .cycle()
-        .take(4)
-        .map(|own| SocketAddr::new(*own, 40_001))
-        .collect();
+    let wanted: Vec<_> = own.iter().cycle().take(4).map(|own| SocketAddr::new(*own, 40_001)).collect();
     assert_eq!(seen, wanted);
 }
 
 #[test]
 fn large_datagrams_and_kept_connections_work() {
     let mut world = build(&Host::ALL);
-    let large = Dial {
-        size: 4000,
-        ..Dial::new("10.244.2.11:5353".parse().unwrap(), Protocol::Udp, 3)
-    };
-    assert!(
-        dial(&mut world, Host::A1, large)
-            .iter()
-            .all(|one| matches!(one, Try::Answered(_)))
-    );
+    let large = Dial { size: 4000, ..Dial::new("10.244.2.11:5353".parse().unwrap(), Protocol::Udp, 3) };
+    assert!(dial(&mut world, Host::A1, large).iter().all(|one| matches!(one, Try::Answered(_))));
     let kept = Dial {
         hold: Some("c".to_owned()),
         ..Dial::new("10.244.2.11:8080".parse().unwrap(), Protocol::Tcp, 1)
     };
-    assert!(matches!(
-        dial(&mut world, Host::A1, kept).as_slice(),
-        [Try::Answered(_)]
-    ));
-    let send = |id: &str| Send {
-        id: id.to_owned(),
-        size: 3000,
-        timeout: std::time::Duration::from_secs(1),
-    };
+    assert!(matches!(dial(&mut world, Host::A1, kept).as_slice(), [Try::Answered(_)]));
+    let send = |id: &str| Send { id: id.to_owned(), size: 3000, timeout: std::time::Duration::from_secs(1) };
     let agent = world.agent(Host::A1).unwrap();
     for _ in 0..2 {
         assert!(matches!(agent.send(send("c")).unwrap(), Try::Answered(answer) if answer.host == "b1"));
     }
-    assert!(
-        agent
-            .send(send("other"))
-            .unwrap_err()
-            .to_string()
-            .contains("no connection is kept")
-    );
+    assert!(agent.send(send("other")).unwrap_err().to_string().contains("no connection is kept"));
 }
 
 #[test]
 fn processes_run_in_the_cgroup_and_the_namespace_of_their_host() {
     let world = build(&[Host::Node1, Host::A1]);
     let procs = std::fs::read_to_string(world.cgroup_root().join("cgroup.procs")).unwrap();
-    assert_eq!(
-        procs.lines().count(),
-        2,
-        "one agent for node1 and one for a1: {procs}"
-    );
-    let mut namespaces: Vec<_> = procs
-        .lines()
-        .map(|pid| std::fs::read_link(format!("/proc/{pid}/ns/net")).unwrap())
-        .collect();
+    assert_eq!(procs.lines().count(), 2, "one agent for node1 and one for a1: {procs}");
+    let mut namespaces: Vec<_> =
+        procs.lines().map(|pid| std::fs::read_link(format!("/proc/{pid}/ns/net")).unwrap()).collect();
     namespaces.push(std::fs::read_link("/proc/self/ns/net").unwrap());
     namespaces.sort();
     namespaces.dedup();
-    assert_eq!(
-        namespaces.len(),
-        3,
-        "the two hosts' and the test's own: {namespaces:?}"
-    );
+    assert_eq!(namespaces.len(), 3, "the two hosts' and the test's own: {namespaces:?}");
 }
 
 #[test]
 fn nothing_of_a_world_is_left_when_it_is_dropped() {
     let world = build(&[Host::Node1, Host::A1]);
     let name = world.name().to_owned();
-    assert!(
-        traces(&name).len() >= 4,
-        "namespaces, cgroup, pins and directory: {:?}",
-        traces(&name)
-    );
+    assert!(traces(&name).len() >= 4, "namespaces, cgroup, pins and directory: {:?}", traces(&name));
     drop(world);
     assert_eq!(traces(&name), Vec::<std::path::PathBuf>::new());
 }

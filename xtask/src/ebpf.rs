@@ -19,25 +19,12 @@ const TARGET: &str = "bpfel-unknown-none";
 const LIMIT: Duration = Duration::from_mins(20);
 
 /// Variables of an outer cargo that the inner one needs as well: where to fetch crates from.
-const KEPT: [&str; 5] = [
-    "CARGO_HOME",
-    "CARGO_NET_",
-    "CARGO_HTTP_",
-    "CARGO_REGISTRIES_",
-    "CARGO_REGISTRY_",
-];
+const KEPT: [&str; 5] = ["CARGO_HOME", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTRIES_", "CARGO_REGISTRY_"];
 /// Prefixes of variables with which an outer cargo, clippy, nextest or rustdoc would change what the inner one builds.
 const DROPPED: [&str; 4] = ["CARGO", "RUSTC", "RUSTFLAGS", "RUSTDOC"];
 /// More of them, by full name.
-const DROPPED_NAMES: [&str; 7] = [
-    "RUSTUP_TOOLCHAIN",
-    "CLIPPY_ARGS",
-    "CLIPPY_CONF_DIR",
-    "MAKEFLAGS",
-    "MFLAGS",
-    "TARGET",
-    "PROFILE",
-];
+const DROPPED_NAMES: [&str; 7] =
+    ["RUSTUP_TOOLCHAIN", "CLIPPY_ARGS", "CLIPPY_CONF_DIR", "MAKEFLAGS", "MFLAGS", "TARGET", "PROFILE"];
 
 /// A compiled object and what to tell cargo about it.
 #[derive(Debug)]
@@ -65,11 +52,7 @@ pub fn build_ebpf(out_dir: &Path) -> Result<Built> {
     fs::copy(&made, &object)
         .with_context(|| format!("cannot copy {} to {}", made.display(), object.display()))?;
     check(&object)?;
-    Ok(Built {
-        object,
-        toolchain,
-        warnings: warnings.lines,
-    })
+    Ok(Built { object, toolchain, warnings: warnings.lines })
 }
 
 /// Picks the compiler's warnings out of cargo's output: each goes on to an empty line.
@@ -141,17 +124,10 @@ fn check(object: &Path) -> Result<()> {
     let file = object::File::parse(&*bytes).with_context(|| format!("cannot parse {}", object.display()))?;
     let missing: Vec<&str> = [".BTF", ".BTF.ext"]
         .into_iter()
-        .filter(|name| {
-            file.section_by_name(name)
-                .is_none_or(|section| section.size() == 0)
-        })
+        .filter(|name| file.section_by_name(name).is_none_or(|section| section.size() == 0))
         .collect();
     if !missing.is_empty() {
-        bail!(
-            "{} has no section {}: the linker wrote no BTF",
-            object.display(),
-            missing.join(", ")
-        );
+        bail!("{} has no section {}: the linker wrote no BTF", object.display(), missing.join(", "));
     }
     Ok(())
 }
@@ -209,20 +185,14 @@ mod tests {
         ] {
             warnings.take(line);
         }
-        assert_eq!(
-            warnings.lines,
-            ["warning: unused import", "  --> src/main.rs:1:5"]
-        );
+        assert_eq!(warnings.lines, ["warning: unused import", "  --> src/main.rs:1:5"]);
     }
 
     #[test]
     fn a_linker_path_with_a_space_stays_one_flag() {
         let flags = rustflags(Path::new("/a b/bpf-linker"));
         let flags: Vec<&str> = flags.to_str().unwrap().split('\x1f').collect();
-        assert_eq!(
-            flags,
-            ["-Cdebuginfo=2", "-Clink-arg=--btf", "-Clinker=/a b/bpf-linker"]
-        );
+        assert_eq!(flags, ["-Cdebuginfo=2", "-Clink-arg=--btf", "-Clinker=/a b/bpf-linker"]);
     }
 
     #[test]

@@ -1,8 +1,5 @@
 //! Safe views of the contexts the kernel hands to programs; the only other place with `unsafe` is `maps`.
-#![expect(
-    unsafe_code,
-    reason = "contexts are raw pointers whose accesses only the verifier checks"
-)]
+#![expect(unsafe_code, reason = "contexts are raw pointers whose accesses only the verifier checks")]
 
 mod sock_addr;
 mod socket;

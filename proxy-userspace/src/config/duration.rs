@@ -3,16 +3,8 @@
 use std::time::Duration;
 
 /// Units by their suffix, in nanoseconds; those that end like another come first.
-const UNITS: [(&str, f64); 8] = [
-    ("ns", 1.0),
-    ("us", 1e3),
-    ("µs", 1e3),
-    ("μs", 1e3),
-    ("ms", 1e6),
-    ("s", 1e9),
-    ("m", 6e10),
-    ("h", 3.6e12),
-];
+const UNITS: [(&str, f64); 8] =
+    [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("μs", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 6e10), ("h", 3.6e12)];
 
 /// The longest duration Go can hold is 2^63 nanoseconds; nothing longer is accepted.
 const MAX_NANOS: f64 = 9.2e18;
@@ -46,9 +38,7 @@ pub(super) fn parse(text: &str) -> Option<Duration> {
 }
 
 fn split_number(text: &str) -> Option<(f64, &str)> {
-    let end = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (digits, rest) = text.split_at(end);
     // Go takes "1." and ".5", but not ".".
     if !digits.contains(|c: char| c.is_ascii_digit()) {
@@ -58,9 +48,7 @@ fn split_number(text: &str) -> Option<(f64, &str)> {
 }
 
 fn split_unit(text: &str) -> Option<(f64, &str)> {
-    let end = text
-        .find(|c: char| c.is_ascii_digit() || c == '.')
-        .unwrap_or(text.len());
+    let end = text.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(text.len());
     let (suffix, rest) = text.split_at(end);
     let (_, nanos) = UNITS.iter().find(|(name, _)| *name == suffix)?;
     Some((*nanos, rest))
@@ -91,20 +79,9 @@ mod tests {
 
     #[test]
     fn what_go_refuses_or_is_negative_is_refused() {
-        for text in [
-            "",
-            "-1s",
-            "30",
-            "s",
-            ".s",
-            "1d",
-            "1 s",
-            "30 seconds",
-            "1s-1s",
-            "999999999999h",
-            "1..5s",
-            "+",
-        ] {
+        for text in
+            ["", "-1s", "30", "s", ".s", "1d", "1 s", "30 seconds", "1s-1s", "999999999999h", "1..5s", "+"]
+        {
             assert_eq!(parse(text), None, "{text:?}");
         }
     }

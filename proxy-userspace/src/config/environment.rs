@@ -42,7 +42,5 @@ impl Environment {
 fn unescape(text: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()
-        .fold(text.to_owned(), |text, (escape, plain)| {
-            text.replace(escape, plain)
-        })
+        .fold(text.to_owned(), |text, (escape, plain)| text.replace(escape, plain))
 }

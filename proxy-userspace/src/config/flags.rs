@@ -24,15 +24,7 @@ const fn flag(
     value: &'static str,
     help: &'static str,
 ) -> Flag {
-    Flag {
-        name,
-        aliases: &[],
-        short: None,
-        path,
-        value,
-        heading,
-        help,
-    }
+    Flag { name, aliases: &[], short: None, path, value, heading, help }
 }
 
 impl Flag {
@@ -41,10 +33,7 @@ impl Flag {
     }
 
     const fn short(self, short: char) -> Self {
-        Self {
-            short: Some(short),
-            ..self
-        }
+        Self { short: Some(short), ..self }
     }
 }
 
@@ -63,13 +52,7 @@ const FLAGS: &[Flag] = &[
         "FILE",
         "Reach the API server as this kubeconfig says; without it, --master and --manifests: as a pod of the cluster does",
     ),
-    flag(
-        SOURCE,
-        "master",
-        "shunt.master",
-        "URL",
-        "The API server's address; overrides the kubeconfig's",
-    ),
+    flag(SOURCE, "master", "shunt.master", "URL", "The API server's address; overrides the kubeconfig's"),
     flag(
         SOURCE,
         "manifests",
@@ -105,13 +88,7 @@ const FLAGS: &[Flag] = &[
         "CIDR,...",
         "Serve node ports on node addresses in these ranges, or with 'primary' on those of the Node object [default: on all]",
     ),
-    flag(
-        NODE,
-        "cluster-cidr",
-        "clusterCIDR",
-        "CIDR[,CIDR]",
-        "The pods' range, at most one a family",
-    ),
+    flag(NODE, "cluster-cidr", "clusterCIDR", "CIDR[,CIDR]", "The pods' range, at most one a family"),
     flag(
         NODE,
         "detect-local-mode",
@@ -133,14 +110,8 @@ const FLAGS: &[Flag] = &[
         "PREFIX",
         "How links of local pods start, for InterfaceNamePrefix",
     ),
-    flag(
-        MODE,
-        "mode",
-        "mode",
-        "MODE",
-        "auto, ebpf, nftables, iptables or ipvs [default: auto]",
-    )
-    .alias(&["proxy-mode"]),
+    flag(MODE, "mode", "mode", "MODE", "auto, ebpf, nftables, iptables or ipvs [default: auto]")
+        .alias(&["proxy-mode"]),
     flag(
         MODE,
         "iptables-sync-period",
@@ -155,13 +126,7 @@ const FLAGS: &[Flag] = &[
         "DURATION",
         "Under load, the least time between two changes of the kernel; modes without a period of their own use it too [default: 1s]",
     ),
-    flag(
-        MODE,
-        "masquerade-all",
-        "iptables.masqueradeAll",
-        SWITCH,
-        "Masquerade all traffic to cluster IPs",
-    ),
+    flag(MODE, "masquerade-all", "iptables.masqueradeAll", SWITCH, "Masquerade all traffic to cluster IPs"),
     flag(
         MODE,
         "cgroup-root",
@@ -213,14 +178,8 @@ const FLAGS: &[Flag] = &[
         "FILTER",
         "Log filter such as info,proxy_userspace=debug; overrides -v [default: $RUST_LOG]",
     ),
-    flag(
-        OBSERVE,
-        "log-format",
-        "logging.format",
-        "text|json",
-        "Log format [default: text]",
-    )
-    .alias(&["logging-format"]),
+    flag(OBSERVE, "log-format", "logging.format", "text|json", "Log format [default: text]")
+        .alias(&["logging-format"]),
 ];
 
 /// The command line, read but not yet checked.
@@ -239,10 +198,8 @@ impl Flags {
         arguments: impl IntoIterator<Item = impl Into<std::ffi::OsString> + Clone>,
     ) -> Result<Self, clap::Error> {
         let matches = command().try_get_matches_from(arguments)?;
-        let given = FLAGS
-            .iter()
-            .filter_map(|flag| Some((flag.name, flag.path, joined(&matches, flag)?)))
-            .collect();
+        let given =
+            FLAGS.iter().filter_map(|flag| Some((flag.name, flag.path, joined(&matches, flag)?))).collect();
         Ok(Self {
             config: matches.get_one("config").cloned(),
             cleanup: matches.get_one("cleanup").copied().unwrap_or(false),
@@ -260,10 +217,7 @@ impl Flags {
 
 /// The flag's value; lists may also be given by repeating the flag. Of others the last one counts, as upstream.
 fn joined(matches: &ArgMatches, flag: &Flag) -> Option<String> {
-    let values: Vec<_> = matches
-        .get_many::<String>(flag.name)?
-        .map(String::as_str)
-        .collect();
+    let values: Vec<_> = matches.get_many::<String>(flag.name)?.map(String::as_str).collect();
     if flag.path == "nodePortAddresses" {
         Some(values.join(","))
     } else {
@@ -307,9 +261,7 @@ fn command() -> Command {
 
 /// `--flag` alone for true, and `--flag=false`, as Go's flags are.
 fn switch(arg: Arg) -> Arg {
-    arg.num_args(0..=1)
-        .require_equals(true)
-        .default_missing_value("true")
+    arg.num_args(0..=1).require_equals(true).default_missing_value("true")
 }
 
 /// Every flag and the field it sets.

@@ -155,12 +155,7 @@ impl Config {
 }
 
 fn read_file(path: &PathBuf) -> Result<serde_yaml_ng::Value, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-        path: path.clone(),
-        source,
-    })?;
-    serde_yaml_ng::from_str(&text).map_err(|source| ConfigError::Syntax {
-        path: path.clone(),
-        source,
-    })
+    let text =
+        std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+    serde_yaml_ng::from_str(&text).map_err(|source| ConfigError::Syntax { path: path.clone(), source })
 }

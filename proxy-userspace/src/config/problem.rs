@@ -47,7 +47,5 @@ pub enum ConfigError {
 }
 
 fn lines(problems: &[Problem]) -> String {
-    problems.iter().fold(String::new(), |lines, problem| {
-        lines + "\n  " + &problem.to_string()
-    })
+    problems.iter().fold(String::new(), |lines, problem| lines + "\n  " + &problem.to_string())
 }

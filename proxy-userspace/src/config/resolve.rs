@@ -55,10 +55,7 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
     };
     let (problems, unread_fields) = settings.finish();
     if problems.is_empty() {
-        Ok(Config {
-            unread_fields,
-            ..config
-        })
+        Ok(Config { unread_fields, ..config })
     } else {
         Err(ConfigError::Invalid { problems })
     }
@@ -78,10 +75,7 @@ fn source(settings: &mut Settings) -> ObjectSource {
     let master = settings.text("shunt.master").map(String::from);
     if let Some(directory) = settings.text("shunt.manifests").map(PathBuf::from) {
         if master.is_some() {
-            settings.refuse(
-                "shunt.master",
-                "cannot stand beside manifests; objects come from one place",
-            );
+            settings.refuse("shunt.master", "cannot stand beside manifests; objects come from one place");
         }
         return ObjectSource::Manifests(directory);
     }
@@ -108,17 +102,11 @@ fn node_name(settings: &mut Settings, environment: &Environment) -> Arc<str> {
         }
         return name.into();
     }
-    let from_environment = environment
-        .node_name
-        .as_deref()
-        .map(clean)
-        .filter(|name| !name.is_empty());
+    let from_environment = environment.node_name.as_deref().map(clean).filter(|name| !name.is_empty());
     let name = from_environment.unwrap_or_else(|| clean(&environment.host_name));
     if name.is_empty() {
-        settings.refuse(
-            "hostnameOverride",
-            "must be the name of a Node, because this machine has no host name",
-        );
+        settings
+            .refuse("hostnameOverride", "must be the name of a Node, because this machine has no host name");
     }
     name.into()
 }
@@ -187,15 +175,12 @@ fn above_zero(duration: Option<Duration>) -> Option<Duration> {
 
 /// Upstream's `getDefaultAddresses`: of the family of `bindAddress`, metrics on loopback only.
 fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr>) {
-    let (everywhere, loopback): (IpAddr, IpAddr) = if settings
-        .address("bindAddress")
-        .unwrap_or(DEFAULT_BIND_ADDRESS)
-        .is_ipv4()
-    {
-        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into())
-    } else {
-        (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into())
-    };
+    let (everywhere, loopback): (IpAddr, IpAddr) =
+        if settings.address("bindAddress").unwrap_or(DEFAULT_BIND_ADDRESS).is_ipv4() {
+            (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into())
+        } else {
+            (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into())
+        };
     let address = |path, ip, port| {
         if settings.is_emptied_by_flag(path) {
             return None;
@@ -209,10 +194,8 @@ fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr
 }
 
 fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfConfig {
-    let cgroup_root = settings
-        .text("shunt.ebpf.cgroupRoot")
-        .map(PathBuf::from)
-        .or_else(|| environment.cgroup_root());
+    let cgroup_root =
+        settings.text("shunt.ebpf.cgroupRoot").map(PathBuf::from).or_else(|| environment.cgroup_root());
     if cgroup_root.is_none() {
         let allowed = "must name a cgroup v2 directory, because none is mounted; mount one with: mount -t cgroup2 none /sys/fs/cgroup";
         settings.refuse("shunt.ebpf.cgroupRoot", allowed);

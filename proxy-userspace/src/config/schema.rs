@@ -13,41 +13,23 @@ pub(super) struct Field {
 }
 
 const fn read(path: &'static str, kind: Kind) -> Field {
-    Field {
-        path,
-        kind,
-        read: true,
-    }
+    Field { path, kind, read: true }
 }
 
 const fn unread(path: &'static str, kind: Kind) -> Field {
-    Field {
-        path,
-        kind,
-        read: false,
-    }
+    Field { path, kind, read: false }
 }
 
 /// The modes that `mode` and `--mode` know. Empty is `auto`, as upstream takes it for its default.
 pub(super) const MODES: &[&str] = &["auto", "ebpf", "nftables", "iptables", "ipvs"];
 /// Upstream's `LocalMode`s.
-pub(super) const DETECT_LOCAL_MODES: &[&str] = &[
-    "ClusterCIDR",
-    "NodeCIDR",
-    "BridgeInterface",
-    "InterfaceNamePrefix",
-];
+pub(super) const DETECT_LOCAL_MODES: &[&str] =
+    &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"];
 
-const NOT_NEGATIVE: Kind = Kind::Integer {
-    min: 0,
-    max: i32::MAX as i64,
-};
+const NOT_NEGATIVE: Kind = Kind::Integer { min: 0, max: i32::MAX as i64 };
 const BIT: Kind = Kind::Integer { min: 0, max: 31 };
 /// A map holds at least something; 2^26 entries are beyond what a node has memory for.
-const MAP_SIZE: Kind = Kind::Integer {
-    min: 16,
-    max: 1 << 26,
-};
+const MAP_SIZE: Kind = Kind::Integer { min: 16, max: 1 << 26 };
 
 /// All fields, in the order of upstream's
 /// [types.go](https://github.com/kubernetes/kubernetes/blob/v1.36.0/staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go).
@@ -100,13 +82,7 @@ pub(super) const FIELDS: &[Field] = &[
     read("detectLocal.interfaceNamePrefix", Kind::Text),
     read("clusterCIDR", Kind::CommaCidrs),
     read("nodePortAddresses", Kind::NodePortAddresses),
-    unread(
-        "oomScoreAdj",
-        Kind::Integer {
-            min: -1000,
-            max: 1000,
-        },
-    ),
+    unread("oomScoreAdj", Kind::Integer { min: -1000, max: 1000 }),
     unread("conntrack.maxPerCore", NOT_NEGATIVE),
     unread("conntrack.min", NOT_NEGATIVE),
     unread("conntrack.tcpEstablishedTimeout", Kind::Duration),

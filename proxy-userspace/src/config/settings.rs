@@ -52,10 +52,9 @@ impl Settings {
             return;
         };
         self.add_section("", yaml);
-        for (path, wanted) in [
-            ("apiVersion", "kubeproxy.config.k8s.io/v1alpha1"),
-            ("kind", "KubeProxyConfiguration"),
-        ] {
+        for (path, wanted) in
+            [("apiVersion", "kubeproxy.config.k8s.io/v1alpha1"), ("kind", "KubeProxyConfiguration")]
+        {
             if yaml.get(path).is_none_or(Yaml::is_null) {
                 self.problem(path.into(), "missing".into(), format!("must be {wanted}"));
             }
@@ -72,19 +71,13 @@ impl Settings {
         };
         for (key, yaml) in entries {
             let name = key.as_str().map_or_else(|| written(key), String::from);
-            let path = if section.is_empty() {
-                name
-            } else {
-                format!("{section}.{name}")
-            };
+            let path = if section.is_empty() { name } else { format!("{section}.{name}") };
             match schema::field(&path) {
                 Some(field) => self.add_file_field(field, yaml),
                 None if !schema::names_in(&path).is_empty() => self.add_section(&path, yaml),
                 None => {
-                    let allowed = format!(
-                        "unknown field; known here: {}",
-                        schema::names_in(section).join(", ")
-                    );
+                    let allowed =
+                        format!("unknown field; known here: {}", schema::names_in(section).join(", "));
                     self.problem(path, written(yaml), allowed);
                 }
             }
@@ -98,18 +91,12 @@ impl Settings {
                 if !field.read && value::is_worth_a_warning(&value) {
                     self.unread.push(field.path);
                 }
-                let setting = Setting {
-                    origin: Origin::File,
-                    value: Some(value),
-                    written: written(yaml),
-                };
+                let setting = Setting { origin: Origin::File, value: Some(value), written: written(yaml) };
                 self.values.insert(field.path, setting);
             }
-            Err(()) => self.problem(
-                field.path.into(),
-                written(yaml),
-                format!("must be {}", field.kind.allowed()),
-            ),
+            Err(()) => {
+                self.problem(field.path.into(), written(yaml), format!("must be {}", field.kind.allowed()))
+            }
         }
     }
 
@@ -119,14 +106,7 @@ impl Settings {
         match field.kind.read_text(text) {
             Ok(value) => {
                 let written = format!("{text:?}");
-                self.values.insert(
-                    path,
-                    Setting {
-                        origin: Origin::Flag(flag),
-                        value,
-                        written,
-                    },
-                );
+                self.values.insert(path, Setting { origin: Origin::Flag(flag), value, written });
             }
             Err(()) => {
                 self.problem(
@@ -141,27 +121,17 @@ impl Settings {
     /// Notes a setting that is wrong only beside others.
     pub(super) fn refuse(&mut self, path: &'static str, allowed: impl Into<String>) {
         let (setting, value) = match self.values.get(path) {
-            Some(Setting {
-                origin: Origin::Flag(flag),
-                written,
-                ..
-            }) => (format!("--{flag}"), written.clone()),
-            Some(Setting {
-                origin: Origin::File,
-                written,
-                ..
-            }) => (path.into(), written.clone()),
+            Some(Setting { origin: Origin::Flag(flag), written, .. }) => {
+                (format!("--{flag}"), written.clone())
+            }
+            Some(Setting { origin: Origin::File, written, .. }) => (path.into(), written.clone()),
             None => (path.into(), "not set".into()),
         };
         self.problem(setting, value, allowed.into());
     }
 
     fn problem(&mut self, setting: String, value: String, allowed: String) {
-        self.problems.push(Problem {
-            setting,
-            value,
-            allowed,
-        });
+        self.problems.push(Problem { setting, value, allowed });
     }
 
     fn value(&self, path: &'static str) -> Option<&Value> {
@@ -174,14 +144,7 @@ impl Settings {
 
     /// The setting was given as an explicitly empty flag, which upstream takes for "off".
     pub(super) fn is_emptied_by_flag(&self, path: &'static str) -> bool {
-        matches!(
-            self.values.get(path),
-            Some(Setting {
-                origin: Origin::Flag(_),
-                value: None,
-                ..
-            })
-        )
+        matches!(self.values.get(path), Some(Setting { origin: Origin::Flag(_), value: None, .. }))
     }
 
     pub(super) fn text(&self, path: &'static str) -> Option<&str> {

@@ -124,31 +124,16 @@ fn problems(file: Option<&str>, flags: &[&str]) -> Vec<String> {
 fn without_file_and_flags_everything_has_kube_proxys_defaults() {
     let config = load_with(None, &[], &environment()).expect("defaults are good");
     assert_eq!((config.mode, config.mode_is_auto), (Mode::Ebpf, true));
-    assert_eq!(
-        config.source,
-        ObjectSource::Api {
-            kubeconfig: None,
-            master: None
-        }
-    );
+    assert_eq!(config.source, ObjectSource::Api { kubeconfig: None, master: None });
     assert_eq!(&*config.model.node_name, "node-a");
     assert_eq!(config.model.detect_local, DetectLocalMode::ClusterCidr);
     assert_eq!(config.model.node_port_addresses, NodePortAddresses::All);
-    assert_eq!(
-        config.healthz_bind_address,
-        Some("0.0.0.0:10256".parse().unwrap())
-    );
-    assert_eq!(
-        config.metrics_bind_address,
-        Some("127.0.0.1:10249".parse().unwrap())
-    );
+    assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
+    assert_eq!(config.metrics_bind_address, Some("127.0.0.1:10249".parse().unwrap()));
     assert_eq!(config.sync_period, Duration::from_secs(30));
     assert_eq!(config.min_sync_period, Duration::from_secs(1));
     assert_eq!(config.config_sync_period, Duration::from_mins(15));
-    assert_eq!(
-        config.ebpf.cgroup_root,
-        PathBuf::from("/sys/fs/cgroup/my unified")
-    );
+    assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/sys/fs/cgroup/my unified"));
     assert_eq!(config.ebpf.pin_dir, PathBuf::from("/sys/fs/bpf/shunt"));
     assert_eq!(config.log_filter, "info");
 }
@@ -158,17 +143,8 @@ fn kubeadms_file_is_accepted_without_a_word_about_fields_nobody_set() {
     let config = load(KUBEADM, &[]);
     assert_eq!(config.unread_fields, Vec::<&str>::new());
     let kubeconfig = Some(PathBuf::from("/var/lib/kube-proxy/kubeconfig.conf"));
-    assert_eq!(
-        config.source,
-        ObjectSource::Api {
-            kubeconfig,
-            master: None
-        }
-    );
-    assert_eq!(
-        config.healthz_bind_address,
-        Some("0.0.0.0:10256".parse().unwrap())
-    );
+    assert_eq!(config.source, ObjectSource::Api { kubeconfig, master: None });
+    assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
     assert_eq!(config.sync_period, Duration::from_secs(30));
     assert_eq!(config.min_sync_period, Duration::ZERO);
 }
@@ -178,14 +154,8 @@ fn the_conformance_file_is_accepted_and_fields_of_other_modes_are_named() {
     let config = load(CONFORMANCE, &["--manifests", "/m"]);
     assert_eq!(config.source, ObjectSource::Manifests("/m".into()));
     assert_eq!(&*config.model.node_name, "node1");
-    assert_eq!(
-        config.model.cluster_cidrs,
-        ["10.244.0.0/16", "fd44::/16"].map(|cidr| cidr.parse().unwrap())
-    );
-    assert_eq!(
-        config.model.detect_local,
-        DetectLocalMode::InterfaceNamePrefix("veth".into())
-    );
+    assert_eq!(config.model.cluster_cidrs, ["10.244.0.0/16", "fd44::/16"].map(|cidr| cidr.parse().unwrap()));
+    assert_eq!(config.model.detect_local, DetectLocalMode::InterfaceNamePrefix("veth".into()));
     assert_eq!(
         config.model.node_port_addresses,
         NodePortAddresses::Cidrs(vec!["192.168.57.111/32".parse().unwrap()])
@@ -213,9 +183,7 @@ fn flags_that_are_given_override_the_file() {
     assert_eq!(&*config.model.node_name, "from-flag");
     assert_eq!(
         config.model.node_port_addresses,
-        NodePortAddresses::Primary {
-            cidrs: vec!["10.0.0.0/8".parse().unwrap()]
-        }
+        NodePortAddresses::Primary { cidrs: vec!["10.0.0.0/8".parse().unwrap()] }
     );
     assert!(!config.bind_address_hard_fail && config.mode_is_auto);
     assert_eq!(config.sync_period, Duration::from_secs(90));
@@ -235,10 +203,7 @@ fn a_mode_this_build_lacks_is_refused_and_a_flag_may_choose_another() {
 
 #[test]
 fn defaults_of_listeners_follow_the_family_of_the_bind_address() {
-    let config = load(
-        &format!("{HEAD}bindAddress: '::'\nhealthzBindAddress: '::1'\n"),
-        &[],
-    );
+    let config = load(&format!("{HEAD}bindAddress: '::'\nhealthzBindAddress: '::1'\n"), &[]);
     assert_eq!(config.healthz_bind_address, Some("[::1]:10256".parse().unwrap()));
     assert_eq!(config.metrics_bind_address, Some("[::1]:10249".parse().unwrap()));
 }
@@ -252,25 +217,13 @@ fn our_own_section_and_its_flags_are_read() {
     assert_eq!(config.source, ObjectSource::Manifests("/a".into()));
     assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/d"));
     assert_eq!(config.ebpf.pin_dir, PathBuf::from("/p"));
-    assert_eq!(
-        config.ebpf.map_sizes,
-        MapSizes {
-            services: Some(64),
-            ..MapSizes::default()
-        }
-    );
+    assert_eq!(config.ebpf.map_sizes, MapSizes { services: Some(64), ..MapSizes::default() });
 }
 
 #[test]
 fn the_node_name_comes_from_the_environment_before_the_host_name() {
-    let environment = Environment {
-        node_name: Some(" Worker-7 ".into()),
-        ..environment()
-    };
-    assert_eq!(
-        &*load_with(None, &[], &environment).unwrap().model.node_name,
-        "worker-7"
-    );
+    let environment = Environment { node_name: Some(" Worker-7 ".into()), ..environment() };
+    assert_eq!(&*load_with(None, &[], &environment).unwrap().model.node_name, "worker-7");
 }
 
 #[test]
@@ -289,24 +242,15 @@ oomScoreAdj: -1001
 shunt: {ebpf: {mapSizes: {services: 0}}}
 portForward: {a: 1}
 ";
-    let got = problems(
-        Some(file),
-        &["--metrics-bind-address=localhost:1", "--cgroup-root=relative"],
-    )
-    .join("\n");
+    let got =
+        problems(Some(file), &["--metrics-bind-address=localhost:1", "--cgroup-root=relative"]).join("\n");
     insta::assert_snapshot!("every_problem_at_once", got);
 }
 
 /// A flag that is wrong, and what is said of it.
 const BAD_FLAGS: &[(&str, &str)] = &[
-    (
-        "--mode=nftables",
-        r#"--mode: "nftables": this build does not have this mode; must be auto or ebpf"#,
-    ),
-    (
-        "--mode=fast",
-        r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#,
-    ),
+    ("--mode=nftables", r#"--mode: "nftables": this build does not have this mode; must be auto or ebpf"#),
+    ("--mode=fast", r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#),
     (
         "--detect-local-mode=Pod",
         r#"--detect-local-mode: "Pod": must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"#,
@@ -331,30 +275,15 @@ const BAD_FLAGS: &[(&str, &str)] = &[
         "--iptables-min-sync-period=1m",
         r#"--iptables-min-sync-period: "1m": must not be longer than iptables.syncPeriod, which is 30s"#,
     ),
-    (
-        "--master=192.168.0.1",
-        r#"--master: "192.168.0.1": must be a URL such as https://192.168.0.1:6443"#,
-    ),
-    (
-        "--hostname-override= ",
-        r#"--hostname-override: " ": must be the name of a Node"#,
-    ),
-    (
-        "--log-format=xml",
-        r#"--log-format: "xml": must be one of text, json"#,
-    ),
+    ("--master=192.168.0.1", r#"--master: "192.168.0.1": must be a URL such as https://192.168.0.1:6443"#),
+    ("--hostname-override= ", r#"--hostname-override: " ": must be the name of a Node"#),
+    ("--log-format=xml", r#"--log-format: "xml": must be one of text, json"#),
     (
         "--log-filter=shunt=loud",
         r#"--log-filter: "shunt=loud": must be a level or targets with levels, such as info,proxy_userspace=debug"#,
     ),
-    (
-        "-v=high",
-        r#"--v: "high": must be a whole number from 0 to 2147483647"#,
-    ),
-    (
-        "--bpf-pin-dir=here",
-        r#"--bpf-pin-dir: "here": must be an absolute path"#,
-    ),
+    ("-v=high", r#"--v: "high": must be a whole number from 0 to 2147483647"#),
+    ("--bpf-pin-dir=here", r#"--bpf-pin-dir: "here": must be an absolute path"#),
 ];
 
 #[test]
@@ -369,17 +298,9 @@ fn what_a_machine_lacks_is_named_with_the_setting_that_helps() {
     let Err(ConfigError::Invalid { problems }) = load_with(None, &[], &Environment::default()) else {
         panic!("neither a host name nor a cgroup2 mount, and still a configuration");
     };
-    let settings: Vec<_> = problems
-        .iter()
-        .map(|problem| (problem.setting.as_str(), problem.value.as_str()))
-        .collect();
-    assert_eq!(
-        settings,
-        [
-            ("hostnameOverride", "not set"),
-            ("shunt.ebpf.cgroupRoot", "not set")
-        ]
-    );
+    let settings: Vec<_> =
+        problems.iter().map(|problem| (problem.setting.as_str(), problem.value.as_str())).collect();
+    assert_eq!(settings, [("hostnameOverride", "not set"), ("shunt.ebpf.cgroupRoot", "not set")]);
 }
 
 #[test]
@@ -410,9 +331,6 @@ fn every_flag_sets_a_field_that_is_read() {
             schema::field(path).is_some_and(|field| field.read),
             "--{flag} sets {path}, which nothing reads"
         );
-        assert!(
-            help.contains(&format!("--{flag}")),
-            "--{flag} is missing in --help"
-        );
+        assert!(help.contains(&format!("--{flag}")), "--{flag} is missing in --help");
     }
 }

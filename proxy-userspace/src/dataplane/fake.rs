@@ -103,12 +103,7 @@ impl Dataplane for Fake {
             keys.dedup();
             plan.extend(keys.into_iter().filter_map(|key| state.change_for(key, snapshot)));
         } else {
-            plan.extend(
-                dirty
-                    .ports
-                    .iter()
-                    .filter_map(|key| state.change_for(key, snapshot)),
-            );
+            plan.extend(dirty.ports.iter().filter_map(|key| state.change_for(key, snapshot)));
         }
         plan
     }
@@ -137,10 +132,6 @@ impl Dataplane for Fake {
     }
 
     fn map_fill(&self, state: &Programmed) -> Vec<MapFill> {
-        vec![MapFill {
-            map: "ports",
-            entries: state.ports.len(),
-            capacity: 64,
-        }]
+        vec![MapFill { map: "ports", entries: state.ports.len(), capacity: 64 }]
     }
 }

@@ -56,10 +56,7 @@ pub struct Rendering<D: Dataplane> {
 impl<D: Dataplane> Rendering<D> {
     /// A dataplane that has not looked at the kernel yet.
     pub fn new(dataplane: D) -> Self {
-        Self {
-            dataplane,
-            state: None,
-        }
+        Self { dataplane, state: None }
     }
 }
 
@@ -71,9 +68,7 @@ where
     fn observe(&mut self) -> Result<(), RenderError> {
         self.state = None;
         let observed = self.dataplane.observe();
-        self.state = Some(observed.map_err(|source| RenderError::Observe {
-            source: source.into(),
-        })?);
+        self.state = Some(observed.map_err(|source| RenderError::Observe { source: source.into() })?);
         Ok(())
     }
 
@@ -92,10 +87,7 @@ where
         tracing::trace!(?plan, "applying");
         self.dataplane
             .apply(state, plan)
-            .map_err(|source| RenderError::Apply {
-                operations,
-                source: source.into(),
-            })?;
+            .map_err(|source| RenderError::Apply { operations, source: source.into() })?;
         Ok(operations)
     }
 
@@ -104,15 +96,11 @@ where
         self.dataplane
             .cleanup()
             .into_iter()
-            .map(|source| RenderError::Cleanup {
-                source: source.into(),
-            })
+            .map(|source| RenderError::Cleanup { source: source.into() })
             .collect()
     }
 
     fn map_fill(&self) -> Vec<MapFill> {
-        self.state
-            .as_ref()
-            .map_or_else(Vec::new, |state| self.dataplane.map_fill(state))
+        self.state.as_ref().map_or_else(Vec::new, |state| self.dataplane.map_fill(state))
     }
 }

@@ -22,38 +22,24 @@ const BACKLOG: i32 = 1024;
 pub fn bind(server: &str, address: SocketAddr) -> Result<TcpListener, HealthError> {
     let listener = if address.ip().is_unspecified() {
         let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
-        listen(both, false).or_else(|error| {
-            if lacks_ipv6(&error) {
-                listen(address, false)
-            } else {
-                Err(error)
-            }
-        })
+        listen(both, false).or_else(
+            |error| {
+                if lacks_ipv6(&error) { listen(address, false) } else { Err(error) }
+            },
+        )
     } else {
         listen(address, true)
     };
-    listener.map_err(|source| HealthError::Bind {
-        server: server.into(),
-        address,
-        source,
-    })
+    listener.map_err(|source| HealthError::Bind { server: server.into(), address, source })
 }
 
 /// Listens on an address in its own family only.
 pub(super) fn bind_one_family(server: &str, address: SocketAddr) -> Result<TcpListener, HealthError> {
-    listen(address, true).map_err(|source| HealthError::Bind {
-        server: server.into(),
-        address,
-        source,
-    })
+    listen(address, true).map_err(|source| HealthError::Bind { server: server.into(), address, source })
 }
 
 fn listen(address: SocketAddr, only_own_family: bool) -> io::Result<TcpListener> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM.nonblocking(),
-        Some(Protocol::TCP),
-    )?;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     if address.is_ipv6() {
         socket.set_only_v6(only_own_family)?;
     }
@@ -65,10 +51,7 @@ fn listen(address: SocketAddr, only_own_family: bool) -> io::Result<TcpListener>
 }
 
 fn lacks_ipv6(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL)
-    )
+    matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
 }
 
 /// Serves forever. An address that cannot be listened on ends it with `hard_fail`, and is else tried again every few

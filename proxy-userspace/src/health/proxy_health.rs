@@ -53,10 +53,7 @@ const NEVER: &str = "0001-01-01T00:00:00Z";
 impl ProxyHealth {
     /// Healthy, and not yet ready. Upstream's timeout is twice the sync period.
     pub fn new(timeout: Duration) -> Self {
-        Self {
-            state: Arc::new(watch::Sender::new(State::default())),
-            timeout,
-        }
+        Self { state: Arc::new(watch::Sender::new(State::default())), timeout }
     }
 
     /// There is a change that the kernel does not have yet.
@@ -76,16 +73,12 @@ impl ProxyHealth {
 
     /// What the Node says of itself.
     pub fn set_node_being_deleted(&self, being_deleted: bool) {
-        self.state
-            .send_modify(|state| state.node_being_deleted = being_deleted);
+        self.state.send_modify(|state| state.node_being_deleted = being_deleted);
     }
 
     /// No change waits for too long.
     pub fn is_live(&self) -> bool {
-        self.state
-            .borrow()
-            .oldest_pending
-            .is_none_or(|since| since.elapsed() < self.timeout)
+        self.state.borrow().oldest_pending.is_none_or(|since| since.elapsed() < self.timeout)
     }
 
     /// The first full sync is in the kernel.
@@ -103,33 +96,18 @@ impl ProxyHealth {
     }
 
     fn report(&self, node_eligible: Option<bool>, ok: bool) -> Report {
-        let last_updated = self
-            .state
-            .borrow()
-            .last_updated
-            .map_or_else(|| NEVER.into(), |time| time.to_string());
+        let last_updated =
+            self.state.borrow().last_updated.map_or_else(|| NEVER.into(), |time| time.to_string());
         let now = Timestamp::now().to_string();
         let healthy = self.is_live();
-        let family = FamilyReport {
-            last_updated: last_updated.clone(),
-            healthy,
-        };
+        let family = FamilyReport { last_updated: last_updated.clone(), healthy };
         let status = if self.is_programmed() {
-            IpFamily::ALL
-                .map(|of| (if of == IpFamily::V4 { "IPv4" } else { "IPv6" }, family.clone()))
-                .into()
+            IpFamily::ALL.map(|of| (if of == IpFamily::V4 { "IPv4" } else { "IPv6" }, family.clone())).into()
         } else {
             BTreeMap::new()
         };
         // As upstream: who is healthy was updated just now, whether or not there was anything to do.
         let last_updated = if ok { now.clone() } else { last_updated };
-        Report {
-            last_updated,
-            current_time: now,
-            node_eligible,
-            healthy,
-            status,
-            ok,
-        }
+        Report { last_updated, current_time: now, node_eligible, healthy, status, ok }
     }
 }

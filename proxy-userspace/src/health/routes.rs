@@ -27,18 +27,11 @@ pub fn healthz_routes(health: ProxyHealth, metrics: Metrics) -> Router {
         metrics.livez_answered(report.ok);
         answer(report)
     }
-    Router::new()
-        .route("/healthz", get(healthz))
-        .route("/livez", get(livez))
-        .with_state((health, metrics))
+    Router::new().route("/healthz", get(healthz)).route("/livez", get(livez)).with_state((health, metrics))
 }
 
 pub(super) fn status(ok: bool) -> StatusCode {
-    if ok {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    }
+    if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
 fn answer(report: Report) -> Response {

@@ -59,13 +59,7 @@ impl HealthChecks {
         for ((service, family), check) in &self.checks {
             for address in self.addresses(*family) {
                 let address = SocketAddr::new(address, check.port.get());
-                listeners.insert(
-                    Key {
-                        service: service.clone(),
-                        address,
-                    },
-                    check.local_endpoints,
-                );
+                listeners.insert(Key { service: service.clone(), address }, check.local_endpoints);
             }
         }
         listeners
@@ -75,11 +69,9 @@ impl HealthChecks {
         match (&self.listen_on, family) {
             (ListenOn::EveryAddress, IpFamily::V4) => vec![Ipv4Addr::UNSPECIFIED.into()],
             (ListenOn::EveryAddress, IpFamily::V6) => vec![Ipv6Addr::UNSPECIFIED.into()],
-            (ListenOn::Addresses(addresses), _) => addresses
-                .iter()
-                .copied()
-                .filter(|address| IpFamily::of(*address) == family)
-                .collect(),
+            (ListenOn::Addresses(addresses), _) => {
+                addresses.iter().copied().filter(|address| IpFamily::of(*address) == family).collect()
+            }
         }
     }
 }
@@ -93,11 +85,7 @@ struct Key {
 
 /// Keeps the listeners as the latest [`HealthChecks`] want them; ends when nobody can change these any more.
 pub async fn answer_health_checks(mut wanted: watch::Receiver<HealthChecks>, health: ProxyHealth) {
-    let mut listeners = Listeners {
-        health,
-        open: BTreeMap::new(),
-        refused: BTreeSet::new(),
-    };
+    let mut listeners = Listeners { health, open: BTreeMap::new(), refused: BTreeSet::new() };
     loop {
         let latest = wanted.borrow_and_update().listeners();
         listeners.reconcile(&latest).await;
@@ -127,10 +115,7 @@ struct Open {
 impl Listeners {
     async fn reconcile(&mut self, wanted: &BTreeMap<Key, usize>) {
         self.refused.retain(|key| wanted.contains_key(key));
-        let gone: Vec<_> = self
-            .open
-            .extract_if(.., |key, _| !wanted.contains_key(key))
-            .collect();
+        let gone: Vec<_> = self.open.extract_if(.., |key, _| !wanted.contains_key(key)).collect();
         // Closed before any is opened: a port may go from one Service to another.
         for (key, open) in gone {
             tracing::debug!(service = %key.service, address = %key.address, "closing health check node port");
@@ -150,16 +135,13 @@ impl Listeners {
             Ok(listener) => {
                 tracing::debug!(service = %key.service, address = %key.address, "opened health check node port");
                 self.refused.remove(key);
-                self.open.insert(
-                    key.clone(),
-                    Open::serve(key, listener, local_endpoints, self.health.clone()),
-                );
+                self.open
+                    .insert(key.clone(), Open::serve(key, listener, local_endpoints, self.health.clone()));
             }
             Err(error) => {
                 if self.refused.insert(key.clone()) {
-                    let source = std::error::Error::source(&error)
-                        .map(ToString::to_string)
-                        .unwrap_or_default();
+                    let source =
+                        std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
                     tracing::warn!(service = %key.service, error = source, "{error}; trying again");
                 }
             }
@@ -172,27 +154,16 @@ impl Open {
         let local_endpoints = Arc::new(AtomicUsize::new(local_endpoints));
         let (stop, stopped) = oneshot::channel();
         let (closing, closed) = oneshot::channel();
-        let check = Check {
-            service: key.service.clone(),
-            local_endpoints: local_endpoints.clone(),
-            health,
-        };
+        let check = Check { service: key.service.clone(), local_endpoints: local_endpoints.clone(), health };
         let routes = Router::new().fallback(answer).with_state(Arc::new(check));
-        let listener = Telling {
-            listener,
-            _closing: closing,
-        };
+        let listener = Telling { listener, _closing: closing };
         let server = axum::serve(listener, routes).with_graceful_shutdown(async {
             // Dropping the other end is the signal.
             let _ = stopped.await;
         });
         // Ends when `stop` is dropped.
         tokio::spawn(server.into_future());
-        Self {
-            local_endpoints,
-            stop,
-            closed,
-        }
+        Self { local_endpoints, stop, closed }
     }
 }
 
@@ -212,13 +183,7 @@ async fn answer(State(check): State<Arc<Check>>) -> Response {
         "serviceProxyHealthy": healthy,
     });
     let weight = [("X-Load-Balancing-Endpoint-Weight", local_endpoints.to_string())];
-    (
-        status(healthy && local_endpoints != 0),
-        [NO_SNIFF],
-        weight,
-        Json(body),
-    )
-        .into_response()
+    (status(healthy && local_endpoints != 0), [NO_SNIFF], weight, Json(body)).into_response()
 }
 
 /// A listener that tells when it is closed; fields are dropped in order.

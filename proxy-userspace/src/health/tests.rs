@@ -43,16 +43,9 @@ async fn get(address: SocketAddr, path: &str) -> io::Result<Answer> {
     let mut text = String::new();
     timeout(Duration::from_secs(10), stream.read_to_string(&mut text)).await??;
     let (head, body) = text.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
-    let status = head
-        .split(' ')
-        .nth(1)
-        .and_then(|code| code.parse().ok())
-        .ok_or(io::ErrorKind::InvalidData)?;
-    Ok(Answer {
-        status,
-        headers: head.to_lowercase(),
-        body: body.to_owned(),
-    })
+    let status =
+        head.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(Answer { status, headers: head.to_lowercase(), body: body.to_owned() })
 }
 
 /// Asks until the answer is as wanted, for ten seconds at most.
@@ -92,32 +85,15 @@ async fn healthz_turns_200_with_the_first_full_sync_and_livez_is_200_from_the_st
     health.updated();
     let answer = get(address, "/healthz").await.unwrap();
     assert_eq!(answer.status, 200);
-    assert!(
-        answer.headers.contains("content-type: application/json"),
-        "{}",
-        answer.headers
-    );
-    assert!(
-        answer.headers.contains("x-content-type-options: nosniff"),
-        "{}",
-        answer.headers
-    );
+    assert!(answer.headers.contains("content-type: application/json"), "{}", answer.headers);
+    assert!(answer.headers.contains("x-content-type-options: nosniff"), "{}", answer.headers);
     let body = answer.json();
-    assert_eq!(
-        (&body["nodeEligible"], &body["healthy"]),
-        (&json!(true), &json!(true))
-    );
+    assert_eq!((&body["nodeEligible"], &body["healthy"]), (&json!(true), &json!(true)));
     assert_eq!(body["lastUpdated"], body["currentTime"]);
     assert_eq!(body["status"]["IPv6"]["healthy"], json!(true));
     let (_, text) = metrics.exposition().encode(None).unwrap();
-    assert!(
-        text.contains("kubeproxy_proxy_healthz_total{code=\"503\"} 1\n"),
-        "{text}"
-    );
-    assert!(
-        text.contains("kubeproxy_proxy_livez_total{code=\"200\"} 1\n"),
-        "{text}"
-    );
+    assert!(text.contains("kubeproxy_proxy_healthz_total{code=\"503\"} 1\n"), "{text}");
+    assert!(text.contains("kubeproxy_proxy_livez_total{code=\"200\"} 1\n"), "{text}");
 }
 
 #[tokio::test]
@@ -126,10 +102,7 @@ async fn a_node_that_is_being_deleted_is_live_but_not_healthy() {
     health.updated();
     health.set_node_being_deleted(true);
     let answer = get(address, "/healthz").await.unwrap();
-    assert_eq!(
-        (answer.status, &answer.json()["nodeEligible"]),
-        (503, &json!(false))
-    );
+    assert_eq!((answer.status, &answer.json()["nodeEligible"]), (503, &json!(false)));
     let answer = get(address, "/livez").await.unwrap();
     assert_eq!((answer.status, answer.json().get("nodeEligible")), (200, None));
 }
@@ -143,10 +116,7 @@ async fn a_change_that_waits_too_long_makes_both_unhealthy() {
     health.queued();
     assert!(health.is_live());
     sleep(TIMEOUT / 2).await;
-    assert!(
-        !health.livez().ok && !health.healthz().ok,
-        "the oldest change counts"
-    );
+    assert!(!health.livez().ok && !health.healthz().ok, "the oldest change counts");
     health.updated();
     assert!(health.livez().ok && health.healthz().ok);
 }
@@ -156,20 +126,8 @@ async fn the_metrics_server_answers_metrics_proxy_mode_and_healthz() {
     let address = start(metrics_routes(&Metrics::default(), "ebpf"));
     let metrics = get(address, "/metrics").await.unwrap();
     assert_eq!(metrics.status, 200);
-    assert!(
-        metrics
-            .headers
-            .contains("content-type: text/plain; version=0.0.4"),
-        "{}",
-        metrics.headers
-    );
-    assert!(
-        metrics
-            .body
-            .contains("kubeproxy_sync_proxy_rules_duration_seconds_count"),
-        "{}",
-        metrics.body
-    );
+    assert!(metrics.headers.contains("content-type: text/plain; version=0.0.4"), "{}", metrics.headers);
+    assert!(metrics.body.contains("kubeproxy_sync_proxy_rules_duration_seconds_count"), "{}", metrics.body);
     let mode = get(address, "/proxyMode").await.unwrap();
     assert_eq!((mode.status, mode.body.as_str()), (200, "ebpf"));
     assert_eq!(get(address, "/healthz").await.unwrap().body, "ok");
@@ -181,10 +139,7 @@ async fn an_address_that_is_taken_is_reported_or_waited_for() {
     let address = taken.local_addr().unwrap();
     let routes = metrics_routes(&Metrics::default(), "ebpf");
     let error = serve("metrics", address, routes.clone(), true).await.unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        format!("cannot listen on {address} for metrics")
-    );
+    assert_eq!(error.to_string(), format!("cannot listen on {address} for metrics"));
     let serving = tokio::spawn(async move { serve("metrics", address, routes, false).await });
     sleep(Duration::from_millis(50)).await;
     drop(taken);
@@ -199,11 +154,7 @@ async fn a_wildcard_address_answers_in_both_families() {
     tokio::spawn(axum::serve(listener, metrics_routes(&Metrics::default(), "ebpf")).into_future());
     for address in ["127.0.0.1", "::1"] {
         let address = SocketAddr::new(address.parse().unwrap(), port);
-        assert_eq!(
-            get(address, "/proxyMode").await.unwrap().body,
-            "ebpf",
-            "{address}"
-        );
+        assert_eq!(get(address, "/proxyMode").await.unwrap().body, "ebpf", "{address}");
     }
 }
 
@@ -215,16 +166,10 @@ fn free_port() -> NonZeroU16 {
 
 fn checks(entries: &[(&str, NonZeroU16, usize)]) -> HealthChecks {
     let checks = entries.iter().map(|(name, port, local_endpoints)| {
-        let check = HealthCheck {
-            port: *port,
-            local_endpoints: *local_endpoints,
-        };
+        let check = HealthCheck { port: *port, local_endpoints: *local_endpoints };
         ((NamespacedName::new("default", *name), IpFamily::V4), check)
     });
-    HealthChecks {
-        checks: checks.collect(),
-        listen_on: ListenOn::Addresses([LOOPBACK].into()),
-    }
+    HealthChecks { checks: checks.collect(), listen_on: ListenOn::Addresses([LOOPBACK].into()) }
 }
 
 #[tokio::test]
@@ -236,11 +181,7 @@ async fn health_check_node_ports_tell_of_local_endpoints_and_come_and_go() {
     tokio::spawn(answer_health_checks(wanted.subscribe(), health.clone()));
     let answer = eventually(address, Result::is_ok).await.unwrap();
     assert_eq!(answer.status, 200);
-    assert!(
-        answer.headers.contains("x-load-balancing-endpoint-weight: 2"),
-        "{}",
-        answer.headers
-    );
+    assert!(answer.headers.contains("x-load-balancing-endpoint-weight: 2"), "{}", answer.headers);
     let service = json!({ "namespace": "default", "name": "a" });
     assert_eq!(
         answer.json(),
@@ -248,15 +189,9 @@ async fn health_check_node_ports_tell_of_local_endpoints_and_come_and_go() {
     );
 
     wanted.send_replace(checks(&[("a", port, 0)]));
-    let answer = eventually(address, |answer| {
-        answer.as_ref().is_ok_and(|answer| answer.status == 503)
-    })
-    .await
-    .unwrap();
-    assert_eq!(
-        (answer.status, &answer.json()["localEndpoints"]),
-        (503, &json!(0))
-    );
+    let answer =
+        eventually(address, |answer| answer.as_ref().is_ok_and(|answer| answer.status == 503)).await.unwrap();
+    assert_eq!((answer.status, &answer.json()["localEndpoints"]), (503, &json!(0)));
 
     // The port goes to another Service in the same step.
     wanted.send_replace(checks(&[("b", port, 1)]));
@@ -267,17 +202,11 @@ async fn health_check_node_ports_tell_of_local_endpoints_and_come_and_go() {
     let mut idle = TcpStream::connect(address).await.unwrap();
     wanted.send_replace(checks(&[]));
     let is_refused = |answer: &io::Result<Answer>| {
-        answer
-            .as_ref()
-            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     };
-    assert!(
-        is_refused(&eventually(address, is_refused).await),
-        "the port is closed"
-    );
-    let end = timeout(Duration::from_secs(10), idle.read(&mut [0; 16]))
-        .await
-        .expect("idle connections are closed");
+    assert!(is_refused(&eventually(address, is_refused).await), "the port is closed");
+    let end =
+        timeout(Duration::from_secs(10), idle.read(&mut [0; 16])).await.expect("idle connections are closed");
     assert_eq!(end.unwrap_or(0), 0);
 }
 
@@ -288,11 +217,6 @@ async fn a_health_check_node_port_fails_while_the_proxy_is_not_live() {
     let port = free_port();
     let wanted = watch::Sender::new(checks(&[("a", port, 2)]));
     tokio::spawn(answer_health_checks(wanted.subscribe(), health));
-    let answer = eventually(SocketAddr::new(LOOPBACK, port.get()), Result::is_ok)
-        .await
-        .unwrap();
-    assert_eq!(
-        (answer.status, &answer.json()["serviceProxyHealthy"]),
-        (503, &json!(false))
-    );
+    let answer = eventually(SocketAddr::new(LOOPBACK, port.get()), Result::is_ok).await.unwrap();
+    assert_eq!((answer.status, &answer.json()["serviceProxyHealthy"]), (503, &json!(false)));
 }

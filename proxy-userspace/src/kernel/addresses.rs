@@ -18,19 +18,13 @@ use crate::model::{LinkAddress, NodeFacts};
 /// A burst of changes is read out before the addresses are listed again. If the kernel drops notifications because the burst
 /// was too large for the socket, the list taken after it is still complete.
 pub async fn report(to: watch::Sender<Option<NodeFacts>>) -> Result<(), KernelError> {
-    let groups = [
-        MulticastGroup::Link,
-        MulticastGroup::Ipv4Ifaddr,
-        MulticastGroup::Ipv6Ifaddr,
-    ];
+    let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
     let (connection, handle, mut changes) =
         new_multicast_connection(&groups).map_err(KernelError::call("open", "an rtnetlink socket"))?;
     let connection = tokio::spawn(connection);
     let outcome = async {
         loop {
-            let facts = NodeFacts {
-                addresses: list(&handle).await?,
-            };
+            let facts = NodeFacts { addresses: list(&handle).await? };
             to.send_if_modified(|known| {
                 let differs = known.as_ref() != Some(&facts);
                 *known = Some(facts);
@@ -40,10 +34,7 @@ pub async fn report(to: watch::Sender<Option<NodeFacts>>) -> Result<(), KernelEr
                 change = changes.next() => if change.is_none() { return Ok(()) },
                 () = to.closed() => return Ok(()),
             }
-            while futures::FutureExt::now_or_never(changes.next())
-                .flatten()
-                .is_some()
-            {}
+            while futures::FutureExt::now_or_never(changes.next()).flatten().is_some() {}
         }
     }
     .await;
@@ -115,12 +106,10 @@ mod tests {
         let (to, mut from) = watch::channel(None);
         let reporting = tokio::spawn(report(to));
         from.wait_for(Option::is_some).await.expect("rtnetlink");
-        let has_loopback = from.borrow().as_ref().is_some_and(|facts| {
-            facts
-                .addresses
-                .iter()
-                .any(|a| &*a.link == "lo" && a.address.is_loopback())
-        });
+        let has_loopback = from
+            .borrow()
+            .as_ref()
+            .is_some_and(|facts| facts.addresses.iter().any(|a| &*a.link == "lo" && a.address.is_loopback()));
         assert!(has_loopback);
         drop(from);
         tokio::time::timeout(Duration::from_secs(5), reporting)

@@ -15,9 +15,7 @@ const MOUNTS: &str = "/proc/self/mounts";
 /// The first mounted cgroup2 filesystem.
 pub fn find_root() -> Result<PathBuf, KernelError> {
     let mounts = std::fs::read_to_string(MOUNTS).map_err(KernelError::path("read", MOUNTS))?;
-    cgroup2_mount(&mounts)
-        .map(PathBuf::from)
-        .ok_or(KernelError::NoCgroup2)
+    cgroup2_mount(&mounts).map(PathBuf::from).ok_or(KernelError::NoCgroup2)
 }
 
 fn cgroup2_mount(mounts: &str) -> Option<&str> {
@@ -43,10 +41,7 @@ impl Cgroup {
         if kind.filesystem_type() != CGROUP2_SUPER_MAGIC {
             return Err(KernelError::NotCgroup2 { path: path.into() });
         }
-        let id = directory
-            .metadata()
-            .map_err(KernelError::path("stat", path))?
-            .ino();
+        let id = directory.metadata().map_err(KernelError::path("stat", path))?.ino();
         Ok(Self { directory, id })
     }
 
@@ -76,9 +71,6 @@ mod tests {
     #[test]
     fn a_directory_elsewhere_is_refused_by_name() {
         let error = Cgroup::open(Path::new("/proc")).expect_err("procfs is no cgroup");
-        assert_eq!(
-            error.to_string(),
-            "--cgroup-root /proc is not a directory of a cgroup2 filesystem"
-        );
+        assert_eq!(error.to_string(), "--cgroup-root /proc is not a directory of a cgroup2 filesystem");
     }
 }

@@ -78,21 +78,13 @@ impl KernelError {
     /// An error of a call on a path, for `map_err`.
     pub(crate) fn path<P: Into<PathBuf>>(operation: &'static str, path: P) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
-        move |source| Self::Path {
-            operation,
-            path,
-            source,
-        }
+        move |source| Self::Path { operation, path, source }
     }
 
     /// An error of a call on a named thing, for `map_err`.
     pub(crate) fn call(operation: &'static str, object: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let object = object.into();
-        move |source| Self::Call {
-            operation,
-            object,
-            source,
-        }
+        move |source| Self::Call { operation, object, source }
     }
 
     /// An error of the BPF library, for `map_err`.
@@ -101,11 +93,7 @@ impl KernelError {
         E: std::error::Error + Send + Sync + 'static,
     {
         let object = object.into();
-        move |source| Self::Bpf {
-            operation,
-            object,
-            source: Box::new(Chain(source)),
-        }
+        move |source| Self::Bpf { operation, object, source: Box::new(Chain(source)) }
     }
 }
 

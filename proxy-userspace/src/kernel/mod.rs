@@ -1,9 +1,6 @@
 //! The kernel's interfaces: bpf(2), netlink, namespaces, mounts. The only module that calls them, and it knows nothing of
 //! Services.
-#![expect(
-    unsafe_code,
-    reason = "raw system calls live here, and nowhere else in this crate"
-)]
+#![expect(unsafe_code, reason = "raw system calls live here, and nowhere else in this crate")]
 
 pub mod addresses;
 pub mod bpf;
@@ -18,10 +15,7 @@ use std::{io, mem::size_of, os::fd::AsRawFd};
 
 /// Ends a blocking receive after so many seconds, so that no answer is waited for without end.
 fn set_receive_timeout(socket: &impl AsRawFd, seconds: libc::time_t) -> io::Result<()> {
-    let timeout = libc::timeval {
-        tv_sec: seconds,
-        tv_usec: 0,
-    };
+    let timeout = libc::timeval { tv_sec: seconds, tv_usec: 0 };
     let length = libc::socklen_t::try_from(size_of::<libc::timeval>()).map_err(io::Error::other)?;
     // SAFETY: the kernel reads `length` bytes from `timeout`, which has as many.
     let result = unsafe {
@@ -33,11 +27,7 @@ fn set_receive_timeout(socket: &impl AsRawFd, seconds: libc::time_t) -> io::Resu
             length,
         )
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// A 64-bit socket option.
@@ -54,11 +44,7 @@ fn socket_option_u64(socket: &impl AsRawFd, option: libc::c_int) -> io::Result<u
             &raw mut length,
         )
     };
-    if result == 0 {
-        Ok(value)
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
 /// The cookie of one of our own sockets.

@@ -26,10 +26,7 @@ pub fn current_cookie() -> Result<NetnsCookie, KernelError> {
         .map_err(KernelError::call("open", "a socket"))?;
     super::socket_option_u64(&socket, libc::SO_NETNS_COOKIE)
         .map(NetnsCookie)
-        .map_err(KernelError::call(
-            "getsockopt SO_NETNS_COOKIE (kernel 5.14)",
-            "a socket",
-        ))
+        .map_err(KernelError::call("getsockopt SO_NETNS_COOKIE (kernel 5.14)", "a socket"))
 }
 
 /// Handles on every network namespace that can be found: named ones (`/run/netns`, where container runtimes keep those of
@@ -38,16 +35,9 @@ pub fn handles() -> Vec<(PathBuf, File)> {
     let mut found = BTreeMap::new();
     let named = directory("/run/netns").chain(directory("/var/run/netns"));
     let of_processes = directory("/proc")
-        .filter(|path| {
-            path.file_name()
-                .is_some_and(|n| n.as_encoded_bytes().iter().all(u8::is_ascii_digit))
-        })
+        .filter(|path| path.file_name().is_some_and(|n| n.as_encoded_bytes().iter().all(u8::is_ascii_digit)))
         .map(|path| path.join("ns/net"));
-    for path in [PathBuf::from("/proc/self/ns/net")]
-        .into_iter()
-        .chain(named)
-        .chain(of_processes)
-    {
+    for path in [PathBuf::from("/proc/self/ns/net")].into_iter().chain(named).chain(of_processes) {
         // Namespaces come and go: one that cannot be opened is gone.
         if let Ok(file) = File::open(&path)
             && let Ok(meta) = file.metadata()
@@ -59,11 +49,7 @@ pub fn handles() -> Vec<(PathBuf, File)> {
 }
 
 fn directory(path: impl AsRef<Path>) -> impl Iterator<Item = PathBuf> {
-    std::fs::read_dir(path)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
+    std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
 /// Runs `job` on a thread of its own within a network namespace.
@@ -102,9 +88,7 @@ mod tests {
     fn this_namespace_has_a_cookie_and_a_handle() {
         let here = current_cookie().expect("kernel 5.14 or newer");
         assert!(
-            handles()
-                .iter()
-                .any(|(path, file)| within(path, file, current_cookie).ok() == Some(here)),
+            handles().iter().any(|(path, file)| within(path, file, current_cookie).ok() == Some(here)),
             "root can enter its own namespace"
         );
     }

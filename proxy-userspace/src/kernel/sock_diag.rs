@@ -74,17 +74,8 @@ fn send(socket: &Socket, message_type: Option<u16>, flags: u16, message: SockDia
 
 /// The connected sockets of a family.
 fn dump(socket: &Socket, family: u8) -> io::Result<Vec<SocketId>> {
-    let any = if family == AF_INET {
-        SocketId::new_v4()
-    } else {
-        SocketId::new_v6()
-    };
-    send(
-        socket,
-        None,
-        NLM_F_DUMP,
-        request(family, any, StateFlags::ESTABLISHED),
-    )?;
+    let any = if family == AF_INET { SocketId::new_v4() } else { SocketId::new_v6() };
+    send(socket, None, NLM_F_DUMP, request(family, any, StateFlags::ESTABLISHED))?;
     let mut found = Vec::new();
     loop {
         let (bytes, _) = socket.recv_from_full()?;
@@ -102,12 +93,7 @@ fn dump(socket: &Socket, family: u8) -> io::Result<Vec<SocketId>> {
 }
 
 fn destroy(socket: &Socket, family: u8, id: SocketId) -> io::Result<()> {
-    send(
-        socket,
-        Some(SOCK_DESTROY),
-        NLM_F_ACK,
-        request(family, id, StateFlags::all()),
-    )?;
+    send(socket, Some(SOCK_DESTROY), NLM_F_ACK, request(family, id, StateFlags::all()))?;
     let (bytes, _) = socket.recv_from_full()?;
     for message in messages(&bytes) {
         if let NetlinkPayload::Error(error) = message?.payload {
@@ -126,10 +112,7 @@ fn messages(bytes: &[u8]) -> impl Iterator<Item = io::Result<NetlinkMessage<Sock
             return None;
         }
         let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest);
-        let length = message
-            .as_ref()
-            .map_or(rest.len(), |m| m.header.length as usize)
-            .max(1);
+        let length = message.as_ref().map_or(rest.len(), |m| m.header.length as usize).max(1);
         // Messages are padded to four bytes.
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some(message.map_err(io::Error::other))
@@ -148,9 +131,7 @@ mod tests {
         let server = UdpSocket::bind("127.0.0.1:0").expect("loopback");
         let connect = || {
             let client = UdpSocket::bind("127.0.0.1:0").expect("loopback");
-            client
-                .connect(server.local_addr().expect("bound"))
-                .expect("loopback");
+            client.connect(server.local_addr().expect("bound")).expect("loopback");
             client
         };
         let (doomed, spared) = (connect(), connect());

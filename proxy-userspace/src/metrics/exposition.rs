@@ -22,15 +22,9 @@ impl Exposition {
         let mut openmetrics = String::new();
         text::encode(&mut openmetrics, &self.registry)?;
         if accept.is_some_and(|accept| accept.contains(OPENMETRICS)) {
-            return Ok((
-                "application/openmetrics-text; version=1.0.0; charset=utf-8",
-                openmetrics,
-            ));
+            return Ok(("application/openmetrics-text; version=1.0.0; charset=utf-8", openmetrics));
         }
-        Ok((
-            "text/plain; version=0.0.4; charset=utf-8",
-            to_prometheus(&openmetrics)?,
-        ))
+        Ok(("text/plain; version=0.0.4; charset=utf-8", to_prometheus(&openmetrics)?))
     }
 }
 

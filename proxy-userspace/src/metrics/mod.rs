@@ -130,12 +130,8 @@ impl Metrics {
 
     /// How full one of the dataplane's maps is.
     pub fn set_map_fill(&self, fill: MapFill) {
-        self.map_entries
-            .get_or_create(&[("map", fill.map)])
-            .set(gauge_value(fill.entries));
-        self.map_capacity
-            .get_or_create(&[("map", fill.map)])
-            .set(fill.capacity.into());
+        self.map_entries.get_or_create(&[("map", fill.map)]).set(gauge_value(fill.entries));
+        self.map_capacity.get_or_create(&[("map", fill.map)]).set(fill.capacity.into());
     }
 
     /// The mode that runs.
@@ -229,11 +225,7 @@ impl Metrics {
             drop(self.healthz.get_or_create(&[code(healthy)]));
             drop(self.livez.get_or_create(&[code(healthy)]));
         }
-        for kind in [
-            WatchedKind::Service,
-            WatchedKind::EndpointSlice,
-            WatchedKind::Node,
-        ] {
+        for kind in [WatchedKind::Service, WatchedKind::EndpointSlice, WatchedKind::Node] {
             drop(self.watch_events.get_or_create(&[("kind", kind.name())]));
             self.set_watch_connected(kind, false);
         }
@@ -298,10 +290,6 @@ fn sync_buckets() -> Histogram {
 fn programming_buckets() -> Histogram {
     let steps = |first: u16, step: u16, count: u16| (0..count).map(move |n| f64::from(first + n * step));
     Histogram::new(
-        [0.25, 0.5]
-            .into_iter()
-            .chain(steps(1, 1, 59))
-            .chain(steps(60, 5, 12))
-            .chain(steps(120, 30, 7)),
+        [0.25, 0.5].into_iter().chain(steps(1, 1, 59)).chain(steps(60, 5, 12)).chain(steps(120, 30, 7)),
     )
 }

@@ -76,50 +76,22 @@ fn counts(metrics: &Metrics, to: &mut Registry) {
         "Number of services with a Local traffic policy and no endpoints",
         metrics.no_local_endpoints.clone(),
     );
-    to.register(
-        "proxy_healthz",
-        "Cumulative proxy healthz HTTP status",
-        metrics.healthz.clone(),
-    );
-    to.register(
-        "proxy_livez",
-        "Cumulative proxy livez HTTP status",
-        metrics.livez.clone(),
-    );
+    to.register("proxy_healthz", "Cumulative proxy healthz HTTP status", metrics.healthz.clone());
+    to.register("proxy_livez", "Cumulative proxy livez HTTP status", metrics.livez.clone());
 }
 
 fn own(metrics: &Metrics, to: &mut Registry) {
     to.register("mode", "The mode that runs", metrics.mode.clone());
-    to.register(
-        "map_entries",
-        "Entries a map of the dataplane holds",
-        metrics.map_entries.clone(),
-    );
-    to.register(
-        "map_capacity",
-        "Entries a map of the dataplane can hold",
-        metrics.map_capacity.clone(),
-    );
-    to.register(
-        "sync_operations",
-        "Changes made to the kernel",
-        metrics.operations.clone(),
-    );
-    to.register(
-        "sync_failures",
-        "Syncs that failed and were tried again",
-        metrics.failures.clone(),
-    );
+    to.register("map_entries", "Entries a map of the dataplane holds", metrics.map_entries.clone());
+    to.register("map_capacity", "Entries a map of the dataplane can hold", metrics.map_capacity.clone());
+    to.register("sync_operations", "Changes made to the kernel", metrics.operations.clone());
+    to.register("sync_failures", "Syncs that failed and were tried again", metrics.failures.clone());
     to.register(
         "sync_drift_operations",
         "Changes that put right what something else had changed in the kernel",
         metrics.drift.clone(),
     );
-    to.register(
-        "watch_events",
-        "Events received from the source of objects",
-        metrics.watch_events.clone(),
-    );
+    to.register("watch_events", "Events received from the source of objects", metrics.watch_events.clone());
     to.register(
         "watch_connected",
         "Whether changes come in from the source of objects",

@@ -5,20 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::*;
 
 fn text(metrics: &Metrics, accept: Option<&str>) -> (&'static str, String) {
-    metrics
-        .exposition()
-        .encode(accept)
-        .expect("metrics can be written")
+    metrics.exposition().encode(accept).expect("metrics can be written")
 }
 
 fn used() -> Metrics {
     let metrics = Metrics::default();
     metrics.set_mode("ebpf");
-    metrics.set_map_fill(MapFill {
-        map: "services",
-        entries: 3,
-        capacity: 64,
-    });
+    metrics.set_map_fill(MapFill { map: "services", entries: 3, capacity: 64 });
     metrics.event_received(WatchedKind::Service);
     metrics.event_received(WatchedKind::EndpointSlice);
     metrics.sync_queued(1.5);
@@ -32,10 +25,8 @@ fn used() -> Metrics {
 #[test]
 fn every_metric_has_upstreams_name_and_kind() {
     let (_, text) = text(&used(), None);
-    let kinds: BTreeMap<_, _> = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
-        .collect();
+    let kinds: BTreeMap<_, _> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
     let expected = [
         ("kubeproxy_network_programming_duration_seconds", "histogram"),
         ("kubeproxy_proxy_healthz_total", "counter"),
@@ -45,10 +36,7 @@ fn every_metric_has_upstreams_name_and_kind() {
         ("kubeproxy_sync_proxy_rules_duration_seconds", "histogram"),
         ("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "gauge"),
         ("kubeproxy_sync_proxy_rules_endpoint_changes_total", "counter"),
-        (
-            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-            "gauge",
-        ),
+        ("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "gauge"),
         ("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "gauge"),
         ("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "gauge"),
         ("kubeproxy_sync_proxy_rules_service_changes_pending", "gauge"),
@@ -82,10 +70,7 @@ fn samples_carry_upstreams_labels() {
         r#"shunt_map_capacity{map="services"} 64"#,
         "shunt_sync_operations_total 7",
     ] {
-        assert!(
-            text.lines().any(|seen| seen == line),
-            "{line} is missing in:\n{text}"
-        );
+        assert!(text.lines().any(|seen| seen == line), "{line} is missing in:\n{text}");
     }
 }
 
@@ -101,10 +86,7 @@ fn the_plain_format_is_well_formed() {
             let (name, _) = rest.split_once(' ').expect("help has a text");
             assert!(described.insert(name), "{name} is described twice");
             let kind = lines.next().expect("a type follows help");
-            assert!(
-                kind.starts_with(&format!("# TYPE {name} ")),
-                "{kind} does not belong to {name}"
-            );
+            assert!(kind.starts_with(&format!("# TYPE {name} ")), "{kind} does not belong to {name}");
             current = name;
         } else {
             assert!(line.starts_with(current), "{line} stands under {current}");
@@ -116,10 +98,8 @@ fn the_plain_format_is_well_formed() {
 
 #[test]
 fn scrapers_that_ask_for_openmetrics_get_it() {
-    let (content_type, text) = text(
-        &used(),
-        Some("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"),
-    );
+    let (content_type, text) =
+        text(&used(), Some("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"));
     assert!(content_type.starts_with("application/openmetrics-text"));
     assert!(text.ends_with("# EOF\n"));
 }

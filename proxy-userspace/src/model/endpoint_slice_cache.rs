@@ -84,12 +84,8 @@ impl EndpointSliceCache {
             Delta::Delete(name) => self.set(name, None, None),
             Delta::Replace(slices) => {
                 let listed: HashSet<_> = slices.iter().map(|slice| slice.name.clone()).collect();
-                let gone: Vec<_> = self
-                    .slices
-                    .keys()
-                    .filter(|name| !listed.contains(name))
-                    .cloned()
-                    .collect();
+                let gone: Vec<_> =
+                    self.slices.keys().filter(|name| !listed.contains(name)).cloned().collect();
                 for name in gone {
                     self.set(name, None, None);
                 }
@@ -120,18 +116,13 @@ impl EndpointSliceCache {
 
     /// The trigger times of changed slices since the last call.
     pub(super) fn checkout_trigger_times(&mut self) -> Vec<UnixNanos> {
-        mem::take(&mut self.trigger_times)
-            .into_values()
-            .flatten()
-            .collect()
+        mem::take(&mut self.trigger_times).into_values().flatten().collect()
     }
 
     /// The Services that have an endpoint with hints.
     pub(super) fn services_with_hints(&self) -> impl Iterator<Item = NamespacedName> {
-        let hinted = self
-            .slices
-            .iter()
-            .filter(|(_, slice)| slice.endpoints.iter().any(|e| e.hints.is_some()));
+        let hinted =
+            self.slices.iter().filter(|(_, slice)| slice.endpoints.iter().any(|e| e.hints.is_some()));
         hinted.map(|(name, slice)| slice.service_name(name))
     }
 
@@ -142,10 +133,7 @@ impl EndpointSliceCache {
     /// terminates. Slices come in the order of their names, where upstream leaves the order to chance.
     pub(super) fn endpoints(&self, key: &ServicePortKey, node_name: &str) -> Vec<EndpointInfo<'_>> {
         let mut endpoints = BTreeMap::new();
-        for slice in self
-            .slices_of(&key.name.service)
-            .filter(|slice| slice.family == key.family)
-        {
+        for slice in self.slices_of(&key.name.service).filter(|slice| slice.family == key.family) {
             let ports = slice.ports.iter();
             for port in ports.filter(|port| port.protocol == key.name.protocol && port.name == key.name.port)
             {
@@ -164,10 +152,7 @@ impl EndpointSliceCache {
         let namespace = service.namespace.clone();
         let names = self.by_service.get(service).into_iter().flatten();
         names.filter_map(move |name| {
-            self.slices.get(&NamespacedName {
-                namespace: namespace.clone(),
-                name: name.clone(),
-            })
+            self.slices.get(&NamespacedName { namespace: namespace.clone(), name: name.clone() })
         })
     }
 
@@ -197,8 +182,7 @@ impl EndpointSliceCache {
             }
         }
         self.note_trigger_time(previous_owner.as_ref(), current_owner.as_ref(), trigger_time);
-        self.changed
-            .extend(previous_owner.into_iter().chain(current_owner));
+        self.changed.extend(previous_owner.into_iter().chain(current_owner));
         self.endpoint_count += current.as_ref().map_or(0, |slice| slice.endpoints.len());
         let previous = match current {
             Some(slice) => self.slices.insert(name, slice),
@@ -224,10 +208,7 @@ impl EndpointSliceCache {
     }
 
     fn link(&mut self, service: &NamespacedName, slice: &Arc<str>) {
-        let names = self
-            .by_service
-            .entry(service.clone())
-            .or_insert_with(|| Vec::with_capacity(1));
+        let names = self.by_service.entry(service.clone()).or_insert_with(|| Vec::with_capacity(1));
         if let Err(index) = names.binary_search(slice) {
             names.insert(index, slice.clone());
         }
@@ -258,9 +239,7 @@ impl CachedSlice {
         Some(Self {
             service: strings.intern(&service),
             family,
-            endpoints: endpoints
-                .filter_map(|e| CachedEndpoint::new(e, family, strings, hints))
-                .collect(),
+            endpoints: endpoints.filter_map(|e| CachedEndpoint::new(e, family, strings, hints)).collect(),
             ports: ports
                 .filter_map(|port| {
                     Some(CachedPort {
@@ -274,10 +253,7 @@ impl CachedSlice {
     }
 
     fn service_name(&self, slice: &NamespacedName) -> NamespacedName {
-        NamespacedName {
-            namespace: slice.namespace.clone(),
-            name: self.service.clone(),
-        }
+        NamespacedName { namespace: slice.namespace.clone(), name: self.service.clone() }
     }
 }
 
@@ -294,10 +270,7 @@ impl CachedEndpoint {
             return None;
         }
         let mut shared = |names: Vec<Arc<str>>| names.iter().map(|name| strings.intern(name)).collect();
-        let kept = Hints {
-            zones: shared(endpoint.zone_hints),
-            nodes: shared(endpoint.node_hints),
-        };
+        let kept = Hints { zones: shared(endpoint.zone_hints), nodes: shared(endpoint.node_hints) };
         Some(Self {
             address,
             conditions: Conditions {

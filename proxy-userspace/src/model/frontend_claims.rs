@@ -81,9 +81,7 @@ impl FrontendClaims {
 
     /// The frontend belongs to this service port.
     pub(super) fn owns(&self, key: &ServicePortKey, frontend: &Frontend) -> bool {
-        self.owners
-            .get(&FrontendId::new(key, frontend))
-            .is_some_and(|owner| owner.key == *key)
+        self.owners.get(&FrontendId::new(key, frontend)).is_some_and(|owner| owner.key == *key)
     }
 
     /// Every claim that lost.
@@ -92,12 +90,7 @@ impl FrontendClaims {
             let owner = self.owners.get(id);
             waiting.iter().filter_map(move |loser| {
                 let owner = owner?.key.clone();
-                Some(FrontendConflict {
-                    address: id.address,
-                    port: id.port,
-                    owner,
-                    loser: loser.key.clone(),
-                })
+                Some(FrontendConflict { address: id.address, port: id.port, owner, loser: loser.key.clone() })
             })
         })
     }
@@ -136,17 +129,13 @@ impl FrontendClaims {
 }
 
 fn claims(service: Option<&Service>) -> BTreeSet<(FrontendId, Claim)> {
-    let ports = service
-        .into_iter()
-        .flat_map(|service| ports(service).into_iter().map(move |port| (service, port)));
+    let ports =
+        service.into_iter().flat_map(|service| ports(service).into_iter().map(move |port| (service, port)));
     ports
         .flat_map(|(service, (key, port))| {
             let frontends = frontends(service, port, key.family);
             frontends.into_iter().map(move |frontend| {
-                let claim = Claim {
-                    precedence: precedence(frontend.kind),
-                    key: key.clone(),
-                };
+                let claim = Claim { precedence: precedence(frontend.kind), key: key.clone() };
                 (FrontendId::new(&key, &frontend), claim)
             })
         })

@@ -35,10 +35,7 @@ impl<T: ?Sized + Eq + Hash> Interner<T> {
 
 impl<T: ?Sized> Default for Interner<T> {
     fn default() -> Self {
-        Self {
-            known: HashSet::new(),
-            sweep_at: SMALLEST_SWEEP,
-        }
+        Self { known: HashSet::new(), sweep_at: SMALLEST_SWEEP }
     }
 }
 
@@ -60,11 +57,7 @@ mod tests {
         for number in 0..10 * SMALLEST_SWEEP {
             interner.intern(&Arc::from(number.to_string()));
         }
-        assert!(
-            interner.known.len() <= SMALLEST_SWEEP,
-            "{} values left",
-            interner.known.len()
-        );
+        assert!(interner.known.len() <= SMALLEST_SWEEP, "{} values left", interner.known.len());
         assert!(Arc::ptr_eq(&kept, &interner.intern(&Arc::from("kept"))));
     }
 }

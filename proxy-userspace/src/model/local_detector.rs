@@ -18,18 +18,9 @@ pub(super) fn local_traffic_detector(settings: &ModelSettings, node: Option<&Nod
 
 /// As upstream, only the first range of each family counts.
 fn by_cidrs(cidrs: &[IpNet]) -> LocalTrafficDetector {
-    let first = |family| {
-        cidrs
-            .iter()
-            .find(|cidr| IpFamily::of(cidr.addr()) == family)
-            .map(IpNet::trunc)
-    };
+    let first = |family| cidrs.iter().find(|cidr| IpFamily::of(cidr.addr()) == family).map(IpNet::trunc);
     let cidrs: Vec<_> = IpFamily::ALL.into_iter().filter_map(first).collect();
-    if cidrs.is_empty() {
-        LocalTrafficDetector::None
-    } else {
-        LocalTrafficDetector::Cidrs(cidrs)
-    }
+    if cidrs.is_empty() { LocalTrafficDetector::None } else { LocalTrafficDetector::Cidrs(cidrs) }
 }
 
 #[cfg(test)]
@@ -38,11 +29,8 @@ mod tests {
     use crate::model::testing::{cidrs, node, settings};
 
     fn detect(mode: DetectLocalMode, cluster_cidrs: &[&str], node: Option<&Node>) -> LocalTrafficDetector {
-        let settings = ModelSettings {
-            detect_local: mode,
-            cluster_cidrs: cidrs(cluster_cidrs),
-            ..settings()
-        };
+        let settings =
+            ModelSettings { detect_local: mode, cluster_cidrs: cidrs(cluster_cidrs), ..settings() };
         local_traffic_detector(&settings, node)
     }
 
@@ -57,22 +45,13 @@ mod tests {
 
     #[test]
     fn without_a_range_nothing_is_detected() {
-        assert_eq!(
-            detect(DetectLocalMode::ClusterCidr, &[], Some(&node("n1"))),
-            LocalTrafficDetector::None
-        );
-        assert_eq!(
-            detect(DetectLocalMode::NodeCidr, &["10.244.0.0/16"], None),
-            LocalTrafficDetector::None
-        );
+        assert_eq!(detect(DetectLocalMode::ClusterCidr, &[], Some(&node("n1"))), LocalTrafficDetector::None);
+        assert_eq!(detect(DetectLocalMode::NodeCidr, &["10.244.0.0/16"], None), LocalTrafficDetector::None);
     }
 
     #[test]
     fn node_cidr_takes_the_ranges_of_the_node() {
-        let node = Node {
-            pod_cidrs: cidrs(&["10.244.1.0/24", "fd44:1::/64"]),
-            ..node("n1")
-        };
+        let node = Node { pod_cidrs: cidrs(&["10.244.1.0/24", "fd44:1::/64"]), ..node("n1") };
         assert_eq!(
             detect(DetectLocalMode::NodeCidr, &["10.244.0.0/16"], Some(&node)),
             LocalTrafficDetector::Cidrs(node.pod_cidrs.clone())

@@ -15,10 +15,8 @@ pub(super) fn node_port_addresses(
 ) -> BTreeSet<IpAddr> {
     let ranges = ranges(settings, node);
     let served = |address: &IpAddr| {
-        let mut of_family = ranges
-            .iter()
-            .filter(|range| IpFamily::of(range.addr()) == IpFamily::of(*address))
-            .peekable();
+        let mut of_family =
+            ranges.iter().filter(|range| IpFamily::of(range.addr()) == IpFamily::of(*address)).peekable();
         of_family.peek().is_none() || of_family.any(|range| range.contains(address))
     };
     local.iter().copied().filter(served).collect()
@@ -30,13 +28,8 @@ fn ranges(settings: &NodePortAddresses, node: Option<&Node>) -> Vec<IpNet> {
         NodePortAddresses::All => Vec::new(),
         NodePortAddresses::Cidrs(cidrs) => cidrs.clone(),
         NodePortAddresses::Primary { cidrs } => {
-            let own = IpFamily::ALL
-                .into_iter()
-                .filter_map(|family| node_ip(node?, family));
-            own.filter(|ip| !ip.is_loopback())
-                .map(IpNet::from)
-                .chain(cidrs.iter().copied())
-                .collect()
+            let own = IpFamily::ALL.into_iter().filter_map(|family| node_ip(node?, family));
+            own.filter(|ip| !ip.is_loopback()).map(IpNet::from).chain(cidrs.iter().copied()).collect()
         }
     }
 }
@@ -49,21 +42,12 @@ mod tests {
         testing::{cidrs, ip, node},
     };
 
-    const LOCAL: [&str; 6] = [
-        "127.0.0.1",
-        "::1",
-        "192.168.57.11",
-        "192.168.57.111",
-        "10.244.1.1",
-        "fd57::11",
-    ];
+    const LOCAL: [&str; 6] =
+        ["127.0.0.1", "::1", "192.168.57.11", "192.168.57.111", "10.244.1.1", "fd57::11"];
 
     fn served(settings: &NodePortAddresses, node: Option<&Node>) -> Vec<String> {
         let local = LOCAL.into_iter().map(ip).collect();
-        node_port_addresses(settings, node, &local)
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        node_port_addresses(settings, node, &local).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -75,10 +59,7 @@ mod tests {
     fn ranges_narrow_each_family_by_itself() {
         for (ranges, wanted) in [
             (vec!["192.168.57.0/28"], vec!["192.168.57.11", "::1", "fd57::11"]),
-            (
-                vec!["192.168.57.0/24", "fd57::/64"],
-                vec!["192.168.57.11", "192.168.57.111", "fd57::11"],
-            ),
+            (vec!["192.168.57.0/24", "fd57::/64"], vec!["192.168.57.11", "192.168.57.111", "fd57::11"]),
             (vec!["127.0.0.0/8", "::1/128"], vec!["127.0.0.1", "::1"]),
             (
                 vec!["0.0.0.0/0", "1.2.3.0/24", "fd00::/64"],
@@ -86,11 +67,7 @@ mod tests {
             ),
             (vec!["172.16.0.0/12", "fd00::/64"], vec![]),
         ] {
-            assert_eq!(
-                served(&NodePortAddresses::Cidrs(cidrs(&ranges)), None),
-                wanted,
-                "{ranges:?}"
-            );
+            assert_eq!(served(&NodePortAddresses::Cidrs(cidrs(&ranges)), None), wanted, "{ranges:?}");
         }
     }
 
@@ -98,10 +75,7 @@ mod tests {
     fn primary_serves_the_address_of_the_node_object_in_each_family() {
         let addresses = ["192.168.57.11", "fd57::11", "192.168.57.111"].map(ip);
         let addresses = addresses.map(|ip| (NodeAddressType::InternalIp, ip)).to_vec();
-        let node = Node {
-            addresses,
-            ..node("n1")
-        };
+        let node = Node { addresses, ..node("n1") };
         let primary = |ranges: &[&str]| NodePortAddresses::Primary { cidrs: cidrs(ranges) };
         assert_eq!(served(&primary(&[]), Some(&node)), ["192.168.57.11", "fd57::11"]);
         assert_eq!(
@@ -113,15 +87,9 @@ mod tests {
     #[test]
     fn primary_of_a_family_the_node_object_has_no_address_of_serves_all_of_it() {
         let addresses = vec![(NodeAddressType::InternalIp, ip("192.168.57.11"))];
-        let node = Node {
-            addresses,
-            ..node("n1")
-        };
+        let node = Node { addresses, ..node("n1") };
         let primary = NodePortAddresses::Primary { cidrs: Vec::new() };
-        assert_eq!(
-            served(&primary, Some(&node)),
-            ["192.168.57.11", "::1", "fd57::11"]
-        );
+        assert_eq!(served(&primary, Some(&node)), ["192.168.57.11", "::1", "fd57::11"]);
         assert_eq!(served(&primary, None).len(), LOCAL.len());
     }
 }

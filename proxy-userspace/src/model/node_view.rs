@@ -12,13 +12,8 @@ use super::{
 /// Resolves the node's view of itself.
 pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &NodeFacts) -> NodeView {
     let local_addresses = facts.addresses.iter().map(|entry| entry.address).collect();
-    let primary = |family| {
-        Some((
-            family,
-            node.and_then(|n| node_ip(n, family))
-                .or_else(|| kernel_ip(facts, family))?,
-        ))
-    };
+    let primary =
+        |family| Some((family, node.and_then(|n| node_ip(n, family)).or_else(|| kernel_ip(facts, family))?));
     NodeView {
         node_port_addresses: node_port_addresses(&settings.node_port_addresses, node, &local_addresses),
         local_addresses,
@@ -33,13 +28,8 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
 /// external one.
 pub(super) fn node_ip(node: &Node, family: IpFamily) -> Option<IpAddr> {
     let of_type = |wanted| {
-        let addresses = node
-            .addresses
-            .iter()
-            .filter(move |(address_type, _)| *address_type == wanted);
-        addresses
-            .map(|(_, address)| *address)
-            .find(|address| IpFamily::of(*address) == family)
+        let addresses = node.addresses.iter().filter(move |(address_type, _)| *address_type == wanted);
+        addresses.map(|(_, address)| *address).find(|address| IpFamily::of(*address) == family)
     };
     of_type(NodeAddressType::InternalIp).or_else(|| of_type(NodeAddressType::ExternalIp))
 }
@@ -58,11 +48,7 @@ fn kernel_ip(facts: &NodeFacts, family: IpFamily) -> Option<IpAddr> {
 
 fn pod_cidrs(settings: &ModelSettings, node: Option<&Node>) -> Vec<IpNet> {
     let mut cidrs: Vec<IpNet> = Vec::new();
-    for cidr in node
-        .map_or(&[][..], |node| &node.pod_cidrs)
-        .iter()
-        .chain(&settings.cluster_cidrs)
-    {
+    for cidr in node.map_or(&[][..], |node| &node.pod_cidrs).iter().chain(&settings.cluster_cidrs) {
         let cidr = cidr.trunc();
         if !cidrs.contains(&cidr) {
             cidrs.push(cidr);
@@ -84,14 +70,7 @@ mod tests {
             (NodeAddressType::InternalIp, ip("192.168.57.12")),
             (NodeAddressType::ExternalIp, ip("2001:db8::1")),
         ];
-        let view = node_view(
-            &settings(),
-            Some(&Node {
-                addresses,
-                ..node("n1")
-            }),
-            &NodeFacts::default(),
-        );
+        let view = node_view(&settings(), Some(&Node { addresses, ..node("n1") }), &NodeFacts::default());
         assert_eq!(view.primary_addresses[&IpFamily::V4], ip("192.168.57.11"));
         assert_eq!(view.primary_addresses[&IpFamily::V6], ip("2001:db8::1"));
     }
@@ -113,40 +92,22 @@ mod tests {
 
     #[test]
     fn every_kernel_address_is_local() {
-        let view = node_view(
-            &settings(),
-            None,
-            &facts(&[("lo", "127.0.0.1/8"), ("eth0", "fd57::11/64")]),
-        );
-        assert_eq!(
-            view.local_addresses.into_iter().collect::<Vec<_>>(),
-            ["127.0.0.1", "fd57::11"].map(ip)
-        );
+        let view = node_view(&settings(), None, &facts(&[("lo", "127.0.0.1/8"), ("eth0", "fd57::11/64")]));
+        assert_eq!(view.local_addresses.into_iter().collect::<Vec<_>>(), ["127.0.0.1", "fd57::11"].map(ip));
     }
 
     #[test]
     fn pods_live_in_the_nodes_ranges_and_the_clusters() {
-        let node = Node {
-            pod_cidrs: cidrs(&["10.244.1.0/24", "fd44:1::/64"]),
-            ..node("n1")
-        };
-        let settings = ModelSettings {
-            cluster_cidrs: cidrs(&["10.244.0.0/16", "10.244.1.0/24"]),
-            ..settings()
-        };
+        let node = Node { pod_cidrs: cidrs(&["10.244.1.0/24", "fd44:1::/64"]), ..node("n1") };
+        let settings =
+            ModelSettings { cluster_cidrs: cidrs(&["10.244.0.0/16", "10.244.1.0/24"]), ..settings() };
         let view = node_view(&settings, Some(&node), &NodeFacts::default());
-        assert_eq!(
-            view.pod_cidrs,
-            cidrs(&["10.244.1.0/24", "fd44:1::/64", "10.244.0.0/16"])
-        );
+        assert_eq!(view.pod_cidrs, cidrs(&["10.244.1.0/24", "fd44:1::/64", "10.244.0.0/16"]));
     }
 
     #[test]
     fn a_node_that_goes_away_says_so() {
-        let node = Node {
-            being_deleted: true,
-            ..node("n1")
-        };
+        let node = Node { being_deleted: true, ..node("n1") };
         assert!(node_view(&settings(), Some(&node), &NodeFacts::default()).being_deleted);
     }
 }

@@ -46,23 +46,13 @@ impl Resolver<'_> {
         let mut local_ready: BTreeMap<IpFamily, BTreeSet<IpAddr>> = BTreeMap::new();
         for (key, port) in service_port::ports(service) {
             let endpoints = self.slices.endpoints(&key, self.here.node_name);
-            let ready = endpoints
-                .iter()
-                .filter(|endpoint| endpoint.is_local && endpoint.is_ready());
-            local_ready
-                .entry(key.family)
-                .or_default()
-                .extend(ready.map(|endpoint| endpoint.address.ip()));
+            let ready = endpoints.iter().filter(|endpoint| endpoint.is_local && endpoint.is_ready());
+            local_ready.entry(key.family).or_default().extend(ready.map(|endpoint| endpoint.address.ip()));
             let port = self.resolve_port(service, port, &key, &endpoints);
             if let Some(health_check_port) = port.health_check_node_port {
                 let local_endpoints = local_ready.get(&key.family).map_or(0, BTreeSet::len);
-                let check = HealthCheck {
-                    port: health_check_port,
-                    local_endpoints,
-                };
-                resolved
-                    .health_checks
-                    .insert((service.name.clone(), key.family), check);
+                let check = HealthCheck { port: health_check_port, local_endpoints };
+                resolved.health_checks.insert((service.name.clone(), key.family), check);
             }
             resolved.ports.insert(key, port);
         }
@@ -77,10 +67,7 @@ impl Resolver<'_> {
         endpoints: &[EndpointInfo<'_>],
     ) -> ResolvedPort {
         let info = ServicePortInfo::new(service, port, key.family);
-        let uses = Uses {
-            cluster: info.uses_cluster_endpoints(),
-            local: info.uses_local_endpoints(),
-        };
+        let uses = Uses { cluster: info.uses_cluster_endpoints(), local: info.uses_local_endpoints() };
         let chosen = categorize(endpoints, uses, self.here);
         let mut frontends = info.frontends;
         frontends.retain(|frontend| self.claims.owns(key, frontend));
@@ -106,9 +93,7 @@ fn serving(protocol: Protocol, endpoints: &[EndpointInfo<'_>]) -> Vec<SocketAddr
     if protocol != Protocol::Udp {
         return Vec::new();
     }
-    let serving = endpoints
-        .iter()
-        .filter(|endpoint| endpoint.conditions.serving || endpoint.is_ready());
+    let serving = endpoints.iter().filter(|endpoint| endpoint.conditions.serving || endpoint.is_ready());
     let mut addresses: Vec<_> = serving.map(|endpoint| endpoint.address).collect();
     addresses.shrink_to_fit();
     addresses

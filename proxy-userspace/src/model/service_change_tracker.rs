@@ -24,12 +24,8 @@ impl ServiceChangeTracker {
             Delta::Delete(name) => self.set(name, None),
             Delta::Replace(services) => {
                 let listed: HashSet<_> = services.iter().map(|service| service.name.clone()).collect();
-                let gone: Vec<_> = self
-                    .services
-                    .keys()
-                    .filter(|name| !listed.contains(name))
-                    .cloned()
-                    .collect();
+                let gone: Vec<_> =
+                    self.services.keys().filter(|name| !listed.contains(name)).cloned().collect();
                 for name in gone {
                     self.set(name, None);
                 }
@@ -100,10 +96,7 @@ fn should_skip(service: &Service) -> bool {
 fn make_lean(service: &mut Service, strings: &mut Interner<str>) {
     strings.share(&mut service.name.namespace);
     strings.share(&mut service.name.name);
-    service
-        .ports
-        .iter_mut()
-        .for_each(|port| strings.share(&mut port.name));
+    service.ports.iter_mut().for_each(|port| strings.share(&mut port.name));
     service.cluster_ips.shrink_to_fit();
     service.external_ips.shrink_to_fit();
     service.load_balancer_ingress.shrink_to_fit();
@@ -153,41 +146,21 @@ mod tests {
         tracker.checkout_changes();
         apply(&mut tracker, service("default/web", "10.96.0.2"));
         apply(&mut tracker, service("default/web", "10.96.0.3"));
-        assert_eq!(
-            tracker.checkout_changes().into_values().collect::<Vec<_>>(),
-            [Some(Box::new(web))]
-        );
+        assert_eq!(tracker.checkout_changes().into_values().collect::<Vec<_>>(), [Some(Box::new(web))]);
     }
 
     #[test]
     fn headless_external_name_and_excluded_services_are_left_out() {
-        let headless = Service {
-            cluster_ips: Vec::new(),
-            ..service("default/web", "10.96.0.1")
-        };
-        let name = Service {
-            service_type: ServiceType::ExternalName,
-            ..service("default/web", "10.96.0.1")
-        };
-        let excluded = Service {
-            excluded_by_label: true,
-            ..service("default/web", "10.96.0.1")
-        };
+        let headless = Service { cluster_ips: Vec::new(), ..service("default/web", "10.96.0.1") };
+        let name = Service { service_type: ServiceType::ExternalName, ..service("default/web", "10.96.0.1") };
+        let excluded = Service { excluded_by_label: true, ..service("default/web", "10.96.0.1") };
         for left_out in [headless, name, excluded] {
             let mut tracker = tracker(vec![left_out.clone()]);
-            assert_eq!(
-                (tracker.len(), tracker.checkout_changes().len()),
-                (0, 0),
-                "{left_out:?}"
-            );
+            assert_eq!((tracker.len(), tracker.checkout_changes().len()), (0, 0), "{left_out:?}");
             apply(&mut tracker, service("default/web", "10.96.0.1"));
             tracker.checkout_changes();
             apply(&mut tracker, left_out.clone());
-            assert_eq!(
-                (tracker.len(), tracker.checkout_changes().len()),
-                (0, 1),
-                "{left_out:?}"
-            );
+            assert_eq!((tracker.len(), tracker.checkout_changes().len()), (0, 1), "{left_out:?}");
         }
     }
 
@@ -195,10 +168,7 @@ mod tests {
     fn what_a_new_list_does_not_name_is_gone() {
         let mut tracker = tracker(vec![service("a/x", "10.96.0.1"), service("a/y", "10.96.0.2")]);
         tracker.checkout_changes();
-        tracker.update(
-            Delta::Replace(vec![service("a/y", "10.96.0.2")]),
-            &mut Interner::default(),
-        );
+        tracker.update(Delta::Replace(vec![service("a/y", "10.96.0.2")]), &mut Interner::default());
         assert_eq!(
             tracker.checkout_changes().into_keys().collect::<Vec<_>>(),
             [NamespacedName::new("a", "x")]

@@ -29,11 +29,8 @@ impl ServicePortInfo {
     /// The port in a family in which the Service has a cluster IP.
     pub(super) fn new(service: &Service, port: &ServicePort, family: IpFamily) -> Self {
         let frontends = frontends(service, port, family);
-        let external_policy = if frontends.iter().any(is_external) {
-            external_policy(service)
-        } else {
-            TrafficPolicy::Cluster
-        };
+        let external_policy =
+            if frontends.iter().any(is_external) { external_policy(service) } else { TrafficPolicy::Cluster };
         Self {
             frontends,
             internal_policy: service.internal_traffic_policy,
@@ -62,9 +59,7 @@ impl ServicePortInfo {
 /// The ports of a Service in every family it has a cluster IP of. Of two with one name and protocol, which the API does
 /// not allow, the later counts, as upstream.
 pub(super) fn ports(service: &Service) -> BTreeMap<ServicePortKey, &ServicePort> {
-    let families = IpFamily::ALL
-        .into_iter()
-        .filter(|family| cluster_ip(service, *family).is_some());
+    let families = IpFamily::ALL.into_iter().filter(|family| cluster_ip(service, *family).is_some());
     families
         .flat_map(|family| {
             service.ports.iter().map(move |port| {
@@ -82,16 +77,11 @@ pub(super) fn ports(service: &Service) -> BTreeMap<ServicePortKey, &ServicePort>
 /// Every address of a port, sorted, none twice. An address named as two kinds is the one that [`precedence`] puts first:
 /// as a load-balancer IP it has source ranges, which naming it as an external IP too must not open.
 pub(super) fn frontends(service: &Service, port: &ServicePort, family: IpFamily) -> Vec<Frontend> {
-    let addressed = |kind, address| Frontend {
-        kind,
-        address: Some(address),
-        port: port.port,
-    };
+    let addressed = |kind, address| Frontend { kind, address: Some(address), port: port.port };
     let external = of_family(&service.external_ips, family);
     let ingress = service.load_balancer_ingress.iter();
-    let vips = ingress
-        .filter(|ingress| ingress.ip_mode == LoadBalancerIpMode::Vip)
-        .map(|ingress| &ingress.ip);
+    let vips =
+        ingress.filter(|ingress| ingress.ip_mode == LoadBalancerIpMode::Vip).map(|ingress| &ingress.ip);
 
     let mut frontends: Vec<Frontend> = Vec::new();
     frontends.extend(cluster_ip(service, family).map(|ip| addressed(FrontendKind::ClusterIp, ip)));
@@ -130,10 +120,7 @@ fn of_family<'a>(
     addresses: impl IntoIterator<Item = &'a IpAddr>,
     family: IpFamily,
 ) -> impl Iterator<Item = IpAddr> {
-    addresses
-        .into_iter()
-        .map(IpAddr::to_canonical)
-        .filter(move |address| IpFamily::of(*address) == family)
+    addresses.into_iter().map(IpAddr::to_canonical).filter(move |address| IpFamily::of(*address) == family)
 }
 
 fn is_external(frontend: &Frontend) -> bool {
@@ -147,11 +134,7 @@ fn external_policy(service: &Service) -> TrafficPolicy {
         ServiceType::ClusterIp => !service.external_ips.is_empty(),
         ServiceType::ExternalName => false,
     };
-    if reachable {
-        service.external_traffic_policy
-    } else {
-        TrafficPolicy::Cluster
-    }
+    if reachable { service.external_traffic_policy } else { TrafficPolicy::Cluster }
 }
 
 /// See [`super::ResolvedPort::source_ranges`]. A range of length 0 lets everybody of its family pass.

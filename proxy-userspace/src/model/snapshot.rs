@@ -25,11 +25,7 @@ pub struct ServicePortName {
 
 impl fmt::Display for ServicePortName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.port.is_empty() {
-            self.service.fmt(f)
-        } else {
-            write!(f, "{}:{}", self.service, self.port)
-        }
+        if self.port.is_empty() { self.service.fmt(f) } else { write!(f, "{}:{}", self.service, self.port) }
     }
 }
 
@@ -149,11 +145,7 @@ impl ResolvedPort {
 
     /// What a caller meets when the list of its policy is empty.
     pub fn when_empty(&self) -> WhenEmpty {
-        if self.has_endpoints {
-            WhenEmpty::Drop
-        } else {
-            WhenEmpty::Refuse
-        }
+        if self.has_endpoints { WhenEmpty::Drop } else { WhenEmpty::Refuse }
     }
 }
 
@@ -211,11 +203,7 @@ pub struct Dirty {
 impl Dirty {
     /// Everything.
     pub fn everything() -> Self {
-        Self {
-            all: true,
-            ports: BTreeSet::new(),
-            node: true,
-        }
+        Self { all: true, ports: BTreeSet::new(), node: true }
     }
 
     /// Nothing to do.

@@ -125,11 +125,7 @@ impl Model {
             self.resolve_service(&service, &mut dirty.ports);
         }
         dirty.node = (pending.node || !self.resolved) && self.resolve_node();
-        if mem::replace(&mut self.resolved, true) {
-            dirty
-        } else {
-            Dirty::everything()
-        }
+        if mem::replace(&mut self.resolved, true) { dirty } else { Dirty::everything() }
     }
 
     /// The Snapshot as of the last [`Self::resolve`].
@@ -171,11 +167,7 @@ impl Model {
             Delta::Apply(_) | Delta::Delete(_) => {}
             Delta::Replace(nodes) => {
                 self.listed.nodes = true;
-                self.set_node(
-                    nodes
-                        .into_iter()
-                        .rfind(|node| node.name == self.settings.node_name),
-                );
+                self.set_node(nodes.into_iter().rfind(|node| node.name == self.settings.node_name));
             }
         }
     }
@@ -208,29 +200,12 @@ impl Model {
     }
 
     fn resolve_service(&mut self, name: &NamespacedName, dirty: &mut BTreeSet<ServicePortKey>) {
-        let zone = self
-            .node
-            .as_ref()
-            .and_then(|node| node.zone.as_deref())
-            .unwrap_or_default();
-        let here = Topology {
-            node_name: &self.settings.node_name,
-            zone,
-        };
-        let resolver = Resolver {
-            slices: &self.slices,
-            claims: &self.claims,
-            here,
-        };
-        let ResolvedService { ports, health_checks } = self
-            .services
-            .get(name)
-            .map(|service| resolver.resolve(service))
-            .unwrap_or_default();
-        let gone: Vec<_> = self
-            .ports_of(name)
-            .filter(|key| !ports.contains_key(key))
-            .collect();
+        let zone = self.node.as_ref().and_then(|node| node.zone.as_deref()).unwrap_or_default();
+        let here = Topology { node_name: &self.settings.node_name, zone };
+        let resolver = Resolver { slices: &self.slices, claims: &self.claims, here };
+        let ResolvedService { ports, health_checks } =
+            self.services.get(name).map(|service| resolver.resolve(service)).unwrap_or_default();
+        let gone: Vec<_> = self.ports_of(name).filter(|key| !ports.contains_key(key)).collect();
         for key in gone {
             self.snapshot.ports.remove(&key);
             dirty.insert(key);
@@ -246,15 +221,8 @@ impl Model {
 
     /// The keys of a Service in the Snapshot; they lie side by side.
     fn ports_of(&self, service: &NamespacedName) -> impl Iterator<Item = ServicePortKey> {
-        let name = ServicePortName {
-            service: service.clone(),
-            port: "".into(),
-            protocol: Protocol::Tcp,
-        };
-        let first = ServicePortKey {
-            name,
-            family: IpFamily::V4,
-        };
+        let name = ServicePortName { service: service.clone(), port: "".into(), protocol: Protocol::Tcp };
+        let first = ServicePortKey { name, family: IpFamily::V4 };
         let ports = self.snapshot.ports.range(first..).map(|(key, _)| key);
         ports.take_while(move |key| key.name.service == *service).cloned()
     }

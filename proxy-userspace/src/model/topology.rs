@@ -66,12 +66,8 @@ fn choose(
 ) -> Vec<ResolvedEndpoint> {
     let resolve = |chosen: &dyn Fn(&EndpointInfo<'_>) -> bool| -> Vec<_> {
         let chosen = endpoints.iter().filter(|endpoint| chosen(endpoint));
-        let mut list: Vec<_> = chosen
-            .map(|e| ResolvedEndpoint {
-                address: e.address,
-                is_local: e.is_local,
-            })
-            .collect();
+        let mut list: Vec<_> =
+            chosen.map(|e| ResolvedEndpoint { address: e.address, is_local: e.is_local }).collect();
         list.shrink_to_fit();
         list
     };
@@ -105,9 +101,7 @@ fn is_available(endpoint: &EndpointInfo<'_>, mode: TopologyMode, here: Topology<
         TopologyMode::SameNode => here.node_name,
         TopologyMode::SameZone => here.zone,
     };
-    endpoint
-        .hints_for(mode)
-        .is_some_and(|hints| hints.iter().any(|hint| hint.as_ref() == wanted))
+    endpoint.hints_for(mode).is_some_and(|hints| hints.iter().any(|hint| hint.as_ref() == wanted))
 }
 
 impl EndpointInfo<'_> {

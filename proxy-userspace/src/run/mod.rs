@@ -32,19 +32,12 @@ pub(crate) async fn run(config: Config) -> anyhow::Result<()> {
     let metrics = Metrics::default();
     metrics.set_mode(config.mode.name());
     let health = ProxyHealth::new(config.sync_period * 2);
-    let outputs = Outputs {
-        metrics,
-        health,
-        health_checks: watch::Sender::default(),
-    };
+    let outputs = Outputs { metrics, health, health_checks: watch::Sender::default() };
     let mut tasks = Tasks::new();
     start_endpoints(&config, &outputs, &mut tasks);
     let inputs = start_sources(&config, outputs.metrics.clone(), &mut tasks);
     let renderer = parts::renderer(&config)?;
-    let periods = SyncPeriods {
-        min_sync_period: config.min_sync_period,
-        sync_period: config.sync_period,
-    };
+    let periods = SyncPeriods { min_sync_period: config.min_sync_period, sync_period: config.sync_period };
     let sync = SyncLoop::new(config.model, periods, renderer, outputs);
     tokio::select! {
         // An ended task closes its channel too; what it says is worth more than that it has ended.
@@ -72,19 +65,12 @@ pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
 fn announce(config: &Config) {
     let version = env!("CARGO_PKG_VERSION");
     let mode = config.mode.name();
-    let chosen = if config.mode_is_auto {
-        "auto: the only mode of this build"
-    } else {
-        "as configured"
-    };
+    let chosen = if config.mode_is_auto { "auto: the only mode of this build" } else { "as configured" };
     let node = &*config.model.node_name;
     tracing::info!(version, mode, chosen, node, source = ?config.source, "starting");
     if !config.unread_fields.is_empty() {
         let fields = config.unread_fields.join(", ");
-        tracing::warn!(
-            fields,
-            "these fields of the configuration file have no effect in this mode"
-        );
+        tracing::warn!(fields, "these fields of the configuration file have no effect in this mode");
     }
 }
 
@@ -97,11 +83,7 @@ async fn shutdown(mut terminate: Signal, mut interrupt: Signal) {
 }
 
 fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
-    let Outputs {
-        metrics,
-        health,
-        health_checks,
-    } = outputs;
+    let Outputs { metrics, health, health_checks } = outputs;
     let hard_fail = config.bind_address_hard_fail;
     let mut serve = |server: &'static str, address: Option<SocketAddr>, routes: Router| {
         if let Some(address) = address {
@@ -113,16 +95,8 @@ fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
             });
         }
     };
-    serve(
-        "healthz",
-        config.healthz_bind_address,
-        health::healthz_routes(health.clone(), metrics.clone()),
-    );
-    serve(
-        "metrics",
-        config.metrics_bind_address,
-        health::metrics_routes(metrics, config.mode.name()),
-    );
+    serve("healthz", config.healthz_bind_address, health::healthz_routes(health.clone(), metrics.clone()));
+    serve("metrics", config.metrics_bind_address, health::metrics_routes(metrics, config.mode.name()));
     let answering = health::answer_health_checks(health_checks.subscribe(), health.clone());
     tasks.spawn(async move {
         answering.await;
@@ -133,11 +107,7 @@ fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
 fn start_sources(config: &Config, metrics: Metrics, tasks: &mut Tasks) -> Inputs {
     let (to_sync, events) = mpsc::channel(EVENTS_QUEUED);
     let objects = parts::objects(config.clone(), metrics, to_sync);
-    tasks.spawn(async move {
-        objects
-            .await
-            .context("cannot watch Services, EndpointSlices and Nodes")
-    });
+    tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
     let (to_sync, node_facts) = watch::channel(None);
     let facts = parts::node_facts(to_sync);
     tasks.spawn(async move { facts.await.context("cannot follow this node's addresses") });

@@ -23,12 +23,7 @@ pub(super) fn renderer(config: &Config) -> anyhow::Result<Box<dyn Renderer>> {
 /// Removes what any mode ever put into the kernel; goes on past errors.
 pub(super) fn cleanup(config: &Config) -> Vec<RenderError> {
     let errors = Ebpf::cleanup_at(&config.ebpf.pin_dir);
-    errors
-        .into_iter()
-        .map(|source| RenderError::Cleanup {
-            source: source.into(),
-        })
-        .collect()
+    errors.into_iter().map(|source| RenderError::Cleanup { source: source.into() }).collect()
 }
 
 fn ebpf_settings(config: &Config) -> EbpfSettings {
@@ -81,16 +76,9 @@ async fn measured(
     metrics: &Metrics,
 ) -> anyhow::Result<()> {
     loop {
-        let WatchStatus {
-            services,
-            endpoint_slices,
-            nodes,
-        } = status.borrow_and_update().clone();
+        let WatchStatus { services, endpoint_slices, nodes } = status.borrow_and_update().clone();
         metrics.set_watch_connected(WatchedKind::Service, services.connected_since.is_some());
-        metrics.set_watch_connected(
-            WatchedKind::EndpointSlice,
-            endpoint_slices.connected_since.is_some(),
-        );
+        metrics.set_watch_connected(WatchedKind::EndpointSlice, endpoint_slices.connected_since.is_some());
         metrics.set_watch_connected(WatchedKind::Node, nodes.connected_since.is_some());
         tokio::select! {
             ended = &mut source => return Ok(ended?),

@@ -185,10 +185,7 @@ impl SyncLoop {
         self.trigger_times.extend(self.model.take_trigger_times());
         let extent = if dirty.all { SyncExtent::Full } else { wanted };
         let rendered = self.render(extent, &dirty);
-        self.renderer
-            .map_fill()
-            .into_iter()
-            .for_each(|fill| self.outputs.metrics.set_map_fill(fill));
+        self.renderer.map_fill().into_iter().for_each(|fill| self.outputs.metrics.set_map_fill(fill));
         match rendered {
             Ok(operations) => self.succeeded(started, extent, &dirty, operations),
             Err(error) => self.failed(started, &error),
@@ -217,10 +214,7 @@ impl SyncLoop {
             tracing::info!("the kernel has everything again");
         } else if extent == SyncExtent::Full && !is_first && dirty.is_empty() && operations > 0 {
             self.outputs.metrics.drift_repaired(operations);
-            tracing::warn!(
-                operations,
-                "the kernel held something else than it should; repaired"
-            );
+            tracing::warn!(operations, "the kernel held something else than it should; repaired");
         }
         if operations > 0 || is_first {
             self.log_sync(now, took, operations);
@@ -228,11 +222,7 @@ impl SyncLoop {
     }
 
     fn report(&mut self, extent: SyncExtent, took: Duration, operations: usize) {
-        let Outputs {
-            metrics,
-            health,
-            health_checks,
-        } = &self.outputs;
+        let Outputs { metrics, health, health_checks } = &self.outputs;
         let snapshot = self.model.snapshot();
         health.set_node_being_deleted(snapshot.node.being_deleted);
         health.updated();
@@ -251,10 +241,7 @@ impl SyncLoop {
         health_checks.send_if_modified(|told| {
             let differs = told.checks != *checks || told.listen_on != listen_on;
             if differs {
-                *told = HealthChecks {
-                    checks: checks.clone(),
-                    listen_on,
-                };
+                *told = HealthChecks { checks: checks.clone(), listen_on };
             }
             differs
         });
@@ -263,10 +250,7 @@ impl SyncLoop {
     fn log_sync(&mut self, now: Instant, took: Duration, operations: usize) {
         let services = self.model.service_count();
         let endpoints = self.model.endpoint_count();
-        let frequent = self
-            .last_logged
-            .replace(now)
-            .is_some_and(|last| now - last < FREQUENT);
+        let frequent = self.last_logged.replace(now).is_some_and(|last| now - last < FREQUENT);
         if frequent {
             tracing::debug!(services, endpoints, operations, ?took, "programmed");
         } else {

@@ -19,10 +19,7 @@ impl NoLocalEndpoints {
     pub(super) fn update(&mut self, snapshot: &Snapshot, dirty: &Dirty) {
         if dirty.all {
             self.ports.clear();
-            snapshot
-                .ports
-                .iter()
-                .for_each(|(key, port)| self.update_port(key, Some(port)));
+            snapshot.ports.iter().for_each(|(key, port)| self.update_port(key, Some(port)));
         } else {
             for key in &dirty.ports {
                 self.update_port(key, snapshot.ports.get(key).map(AsRef::as_ref));
@@ -44,11 +41,7 @@ impl NoLocalEndpoints {
     pub(super) fn report(&self, metrics: &Metrics) {
         for side in SIDES {
             for family in IpFamily::ALL {
-                let count = self
-                    .ports
-                    .iter()
-                    .filter(|(of, key)| *of == side && key.family == family)
-                    .count();
+                let count = self.ports.iter().filter(|(of, key)| *of == side && key.family == family).count();
                 metrics.set_no_local_endpoints(side, family, count);
             }
         }
@@ -60,10 +53,7 @@ fn lacks_local_endpoints(port: &ResolvedPort, side: PolicySide) -> bool {
     let is_local = match side {
         PolicySide::Internal => port.internal_policy == TrafficPolicy::Local,
         PolicySide::External => {
-            let external = port
-                .frontends
-                .iter()
-                .any(|frontend| frontend.kind != FrontendKind::ClusterIp);
+            let external = port.frontends.iter().any(|frontend| frontend.kind != FrontendKind::ClusterIp);
             external && port.external_policy == TrafficPolicy::Local
         }
     };

@@ -43,14 +43,7 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new(periods: SyncPeriods) -> Self {
-        Self {
-            periods,
-            queued: false,
-            paid_at: None,
-            last_full: None,
-            failures: 0,
-            retry_at: None,
-        }
+        Self { periods, queued: false, paid_at: None, last_full: None, failures: 0, retry_at: None }
     }
 
     /// Something may have changed. True if nothing was queued before.
@@ -74,31 +67,19 @@ impl Pace {
     /// When the next sync may start: so long before the last ones are paid for.
     fn allowed_at(&self) -> Option<Instant> {
         let ahead = self.periods.min_sync_period * (BURST - 1);
-        self.paid_at
-            .map(|paid_at| paid_at.checked_sub(ahead).unwrap_or(paid_at))
+        self.paid_at.map(|paid_at| paid_at.checked_sub(ahead).unwrap_or(paid_at))
     }
 
     pub(super) fn due(&self, now: Instant) -> Due {
         let passed = |time: Instant| time <= now;
         if let Some(retry_at) = self.retry_at {
-            return if passed(retry_at) {
-                Due::Everything
-            } else {
-                Due::Nothing
-            };
+            return if passed(retry_at) { Due::Everything } else { Due::Nothing };
         }
-        if self
-            .last_full
-            .is_some_and(|last| passed(last + self.periods.sync_period))
-        {
+        if self.last_full.is_some_and(|last| passed(last + self.periods.sync_period)) {
             return Due::Everything;
         }
         let allowed = self.allowed_at().is_none_or(passed);
-        if self.queued && allowed {
-            Due::Changes
-        } else {
-            Due::Nothing
-        }
+        if self.queued && allowed { Due::Changes } else { Due::Nothing }
     }
 
     /// A sync that started then reached the kernel, or found `nothing_dirty` and had no need to.
@@ -119,9 +100,7 @@ impl Pace {
     /// A sync that started then failed. Returns how long it is to the next try.
     pub(super) fn failed(&mut self, started: Instant) -> Duration {
         let longest = LONGEST_RETRY.min(self.periods.sync_period);
-        let pause = FIRST_RETRY
-            .saturating_mul(1 << self.failures.min(16))
-            .min(longest);
+        let pause = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(longest);
         let pause = pause.mul_f64(1.0 - JITTER * fastrand::f64());
         self.failures = self.failures.saturating_add(1);
         self.retry_at = Some(started + pause);
@@ -136,10 +115,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn pace() -> Pace {
-        Pace::new(SyncPeriods {
-            min_sync_period: SECOND,
-            sync_period: 30 * SECOND,
-        })
+        Pace::new(SyncPeriods { min_sync_period: SECOND, sync_period: 30 * SECOND })
     }
 
     #[test]
@@ -158,11 +134,7 @@ mod tests {
         assert_eq!(pace.due(start + SECOND), Due::Changes);
         pace.succeeded(start + SECOND, SyncExtent::Partial, false);
         pace.queue();
-        assert_eq!(
-            pace.wake_at(),
-            Some(start + 2 * SECOND),
-            "a burst is earned by pausing"
-        );
+        assert_eq!(pace.wake_at(), Some(start + 2 * SECOND), "a burst is earned by pausing");
     }
 
     #[test]

@@ -36,10 +36,7 @@ impl Daemon {
             health: ProxyHealth::new(2 * SYNC),
             health_checks: watch::Sender::default(),
         };
-        let periods = SyncPeriods {
-            min_sync_period: MIN_SYNC,
-            sync_period: SYNC,
-        };
+        let periods = SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC };
         let settings = ModelSettings {
             node_name: "node1".into(),
             cluster_cidrs: Vec::new(),
@@ -51,19 +48,9 @@ impl Daemon {
         let (events, received) = mpsc::channel(1024);
         let (facts, node_facts) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
-        let inputs = Inputs {
-            events: received,
-            node_facts,
-        };
+        let inputs = Inputs { events: received, node_facts };
         let task = tokio::spawn(sync.run(inputs, async { stopped.await.unwrap_or_default() }));
-        Self {
-            fake,
-            outputs,
-            events,
-            facts,
-            stop,
-            task,
-        }
+        Self { fake, outputs, events, facts, stop, task }
     }
 
     /// A daemon that has programmed one Service with one endpoint.
@@ -105,25 +92,16 @@ impl Daemon {
     /// The endpoints that the kernel has for a Service's port.
     fn endpoints(&self, service: &str) -> Vec<String> {
         let kernel = self.fake.kernel();
-        let port = kernel
-            .programmed
-            .ports
-            .iter()
-            .find(|(key, _)| *key.name.service.name == *service);
+        let port = kernel.programmed.ports.iter().find(|(key, _)| *key.name.service.name == *service);
         port.map(|(_, port)| {
-            port.cluster_endpoints
-                .iter()
-                .map(|endpoint| endpoint.address.to_string())
-                .collect()
+            port.cluster_endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect()
         })
         .unwrap_or_default()
     }
 
     fn metric(&self, name: &str) -> String {
         let (_, text) = self.outputs.metrics.exposition().encode(None).unwrap();
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("{name} is missing")).to_owned()
     }
 }
@@ -169,24 +147,14 @@ fn slice(service: &str, address: &str) -> EndpointSlice {
             zone_hints: Vec::new(),
             node_hints: Vec::new(),
         }],
-        ports: vec![SlicePort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: NonZeroU16::new(80),
-        }],
+        ports: vec![SlicePort { name: "".into(), protocol: Protocol::Tcp, port: NonZeroU16::new(80) }],
         last_change_trigger_time: None,
     }
 }
 
 fn node() -> Node {
     let addresses = Vec::new();
-    Node {
-        name: Arc::from("node1"),
-        zone: None,
-        pod_cidrs: Vec::new(),
-        addresses,
-        being_deleted: false,
-    }
+    Node { name: Arc::from("node1"), zone: None, pod_cidrs: Vec::new(), addresses, being_deleted: false }
 }
 
 fn lists() -> [WatchEvent; 3] {
@@ -213,11 +181,7 @@ async fn nothing_is_programmed_before_all_kinds_are_listed_and_addresses_are_kno
     assert!(!daemon.outputs.health.is_programmed() && daemon.outputs.health.is_live());
     daemon.tell_facts();
     daemon.settle().await;
-    assert!(
-        matches!(daemon.calls()[..], [Call::Observe, Call::Apply(_)]),
-        "{:?}",
-        daemon.calls()
-    );
+    assert!(matches!(daemon.calls()[..], [Call::Observe, Call::Apply(_)]), "{:?}", daemon.calls());
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
     assert!(daemon.outputs.health.is_programmed());
 }
@@ -229,11 +193,7 @@ async fn a_change_is_programmed_at_once_when_idle() {
     daemon.settle().await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.2:80"]);
     assert_eq!(daemon.metric(r#"shunt_map_entries{map="ports"}"#), "1");
-    assert_eq!(
-        daemon.calls(),
-        [Call::Apply(1)],
-        "a partial sync neither observes nor touches anything else"
-    );
+    assert_eq!(daemon.calls(), [Call::Apply(1)], "a partial sync neither observes nor touches anything else");
 }
 
 #[tokio::test(start_paused = true)]
@@ -243,11 +203,7 @@ async fn changes_under_load_are_taken_together() {
     daemon.settle().await;
     daemon.send(endpoint_is("10.0.0.3")).await;
     daemon.settle().await;
-    assert_eq!(
-        daemon.endpoints("a"),
-        ["10.0.0.3:80"],
-        "two changes are not yet load"
-    );
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.3:80"], "two changes are not yet load");
     for host in 4..100 {
         daemon.send(endpoint_is(&format!("10.0.0.{host}"))).await;
         daemon.settle().await;
@@ -267,10 +223,7 @@ async fn events_that_change_nothing_do_not_touch_the_kernel() {
     daemon.tell_facts();
     daemon.settle().await;
     assert_eq!(daemon.calls(), []);
-    assert_eq!(
-        daemon.metric("kubeproxy_sync_proxy_rules_service_changes_pending"),
-        "0"
-    );
+    assert_eq!(daemon.metric("kubeproxy_sync_proxy_rules_service_changes_pending"), "0");
 }
 
 #[tokio::test(start_paused = true)]
@@ -283,19 +236,11 @@ async fn a_retry_starts_from_what_the_kernel_really_holds() {
     assert_eq!(daemon.metric("shunt_sync_failures_total"), "1");
     // Something else happens to the kernel meanwhile, and a change comes in.
     daemon.fake.kernel().programmed.ports.clear();
-    daemon
-        .send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2"))))
-        .await;
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
     tokio::time::sleep(SYNC / 2).await;
     assert_eq!(
         daemon.calls(),
-        [
-            Call::FailedApply,
-            Call::Observe,
-            Call::FailedApply,
-            Call::Observe,
-            Call::Apply(2)
-        ]
+        [Call::FailedApply, Call::Observe, Call::FailedApply, Call::Observe, Call::Apply(2)]
     );
     assert_eq!(daemon.endpoints("a"), ["10.0.0.2:80"]);
     assert_eq!(daemon.fake.kernel().programmed.ports.len(), 2);
@@ -307,10 +252,7 @@ async fn a_lasting_failure_makes_the_proxy_unhealthy_until_it_is_over() {
     daemon.fake.kernel().failing = usize::MAX;
     daemon.send(endpoint_is("10.0.0.2")).await;
     tokio::time::sleep(SYNC).await;
-    assert!(
-        daemon.outputs.health.is_live(),
-        "not before twice the sync period"
-    );
+    assert!(daemon.outputs.health.is_live(), "not before twice the sync period");
     tokio::time::sleep(SYNC).await;
     assert!(!daemon.outputs.health.is_live());
     daemon.fake.kernel().failing = 0;
@@ -329,11 +271,7 @@ async fn drift_is_repaired_at_sync_period() {
     assert_eq!(daemon.metric("shunt_sync_drift_operations_total"), "1");
     daemon.fake.kernel().calls.clear();
     tokio::time::sleep(SYNC).await;
-    assert_eq!(
-        daemon.calls(),
-        [Call::Observe],
-        "without drift the kernel is only read"
-    );
+    assert_eq!(daemon.calls(), [Call::Observe], "without drift the kernel is only read");
 }
 
 #[tokio::test(start_paused = true)]
@@ -365,10 +303,7 @@ async fn a_new_process_takes_over_what_the_last_one_left() {
 async fn the_end_of_all_sources_is_an_error() {
     let daemon = Daemon::synced().await;
     drop(daemon.events);
-    assert!(matches!(
-        daemon.task.await.expect("no panic"),
-        Err(SyncError::SourceEnded)
-    ));
+    assert!(matches!(daemon.task.await.expect("no panic"), Err(SyncError::SourceEnded)));
 }
 
 #[tokio::test(start_paused = true)]

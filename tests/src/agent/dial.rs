@@ -44,12 +44,8 @@ pub(super) async fn one(dial: &Dial, number: usize) -> (Option<Held>, Result<Ans
     match opened {
         Err(failure) => (None, Err(failure)),
         Ok(socket) => {
-            let mut held = Held {
-                dialled: dial.to,
-                source: source(dial, number),
-                socket,
-                send_again: dial.send_again,
-            };
+            let mut held =
+                Held { dialled: dial.to, source: source(dial, number), socket, send_again: dial.send_again };
             let answer = held.ask(dial.size, dial.timeout).await;
             (Some(held), answer)
         }
@@ -66,11 +62,7 @@ async fn open(dial: &Dial, number: usize) -> Result<Open, Failure> {
 
 async fn open_tcp(to: SocketAddr, local: SocketAddr) -> Result<Open, Failure> {
     let failed = |doing| move |error| Failure::new(doing, &error);
-    let socket = if to.is_ipv4() {
-        TcpSocket::new_v4()
-    } else {
-        TcpSocket::new_v6()
-    };
+    let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     let socket = socket.map_err(failed("open a socket"))?;
     if is_chosen(local) {
         // The last try with this port may still be in TIME_WAIT.
@@ -86,10 +78,7 @@ async fn open_udp(dial: &Dial, local: SocketAddr) -> Result<Open, Failure> {
     if dial.unconnected {
         return Ok(Open::Unconnected(socket));
     }
-    socket
-        .connect(dial.to)
-        .await
-        .map_err(|error| Failure::new("connect", &error))?;
+    socket.connect(dial.to).await.map_err(|error| Failure::new("connect", &error))?;
     Ok(Open::Connected(socket))
 }
 
@@ -110,24 +99,14 @@ fn bind_udp(local: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 fn local_address(dial: &Dial, number: usize) -> SocketAddr {
-    let unspecified = if dial.to.is_ipv4() {
-        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
-    } else {
-        IpAddr::V6(Ipv6Addr::UNSPECIFIED)
-    };
-    SocketAddr::new(
-        source(dial, number).unwrap_or(unspecified),
-        dial.source_port.unwrap_or(0),
-    )
+    let unspecified =
+        if dial.to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    SocketAddr::new(source(dial, number).unwrap_or(unspecified), dial.source_port.unwrap_or(0))
 }
 
 /// The source addresses are used in turn.
 fn source(dial: &Dial, number: usize) -> Option<IpAddr> {
-    dial.sources
-        .iter()
-        .cycle()
-        .nth(number % dial.sources.len().max(1))
-        .copied()
+    dial.sources.iter().cycle().nth(number % dial.sources.len().max(1)).copied()
 }
 
 fn is_chosen(local: SocketAddr) -> bool {
@@ -145,18 +124,9 @@ impl Held {
         };
         let (text, reported) = asked.unwrap_or_else(|_| Err(Failure::timed_out("receive", within)))?;
         let Some((host, seen)) = parse(&text) else {
-            return Err(Failure::other(
-                "receive",
-                format!("{text:?} is no answer of a host of this world"),
-            ));
+            return Err(Failure::other("receive", format!("{text:?} is no answer of a host of this world")));
         };
-        Ok(Answer {
-            host,
-            seen,
-            dialled,
-            source: self.source,
-            reported,
-        })
+        Ok(Answer { host, seen, dialled, source: self.source, reported })
     }
 }
 

@@ -35,10 +35,7 @@ enum Asked {
 /// Binds all servers and lets them run on the current runtime.
 pub(super) fn start(host: &'static str) -> Result<()> {
     for port in PORTS {
-        for any in [
-            IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        ] {
+        for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
             let address = SocketAddr::new(any, port);
             let listener = listen_tcp(address).with_context(|| format!("listen on TCP {address}"))?;
             tokio::spawn(serve_tcp(listener, host));
@@ -101,10 +98,7 @@ async fn serve_connection(stream: TcpStream, client: SocketAddr, host: &'static 
 async fn serve_udp(socket: UdpSocket, host: &'static str) {
     loop {
         // An error concerns one datagram only.
-        if let Err(error) = socket
-            .async_io(Interest::READABLE, || answer_datagram(&socket, host))
-            .await
-        {
+        if let Err(error) = socket.async_io(Interest::READABLE, || answer_datagram(&socket, host)).await {
             eprintln!("{host}: answer a datagram: {error}");
         }
     }
@@ -117,37 +111,25 @@ fn answer_datagram(socket: &UdpSocket, host: &str) -> io::Result<()> {
         let mut parts = [IoSliceMut::new(&mut buffer)];
         let flags = MsgFlags::MSG_DONTWAIT;
         let received = recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags)?;
-        (
-            received.address,
-            received.cmsgs()?.find_map(|message| asked(&message)),
-        )
+        (received.address, received.cmsgs()?.find_map(|message| asked(&message)))
     };
     let client = client.ok_or(io::ErrorKind::AddrNotAvailable)?;
     let text = format!("{host} {client}");
     let from: Vec<_> = asked.iter().map(Asked::control_message).collect();
     let parts = [IoSlice::new(text.as_bytes())];
-    sendmsg(
-        socket.as_raw_fd(),
-        &parts,
-        &from,
-        MsgFlags::MSG_DONTWAIT,
-        Some(&client),
-    )?;
+    sendmsg(socket.as_raw_fd(), &parts, &from, MsgFlags::MSG_DONTWAIT, Some(&client))?;
     Ok(())
 }
 
 /// The packet information to answer with: the address asked, any interface.
 fn asked(message: &ControlMessageOwned) -> Option<Asked> {
     match message {
-        ControlMessageOwned::Ipv4PacketInfo(info) => Some(Asked::V4(in_pktinfo {
-            ipi_ifindex: 0,
-            ipi_spec_dst: info.ipi_addr,
-            ..*info
-        })),
-        ControlMessageOwned::Ipv6PacketInfo(info) => Some(Asked::V6(in6_pktinfo {
-            ipi6_ifindex: 0,
-            ..*info
-        })),
+        ControlMessageOwned::Ipv4PacketInfo(info) => {
+            Some(Asked::V4(in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: info.ipi_addr, ..*info }))
+        }
+        ControlMessageOwned::Ipv6PacketInfo(info) => {
+            Some(Asked::V6(in6_pktinfo { ipi6_ifindex: 0, ..*info }))
+        }
         _ => None,
     }
 }

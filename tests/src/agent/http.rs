@@ -21,56 +21,35 @@ pub(super) async fn get(get: &Get) -> Result<Page, Failure> {
 }
 
 async fn fetch(url: &str) -> Result<Page, Failure> {
-    let uri: Uri = url
-        .parse()
-        .map_err(|error| Failure::other("read the URL", format!("{url}: {error}")))?;
-    let authority = uri
-        .authority()
-        .ok_or_else(|| Failure::other("read the URL", format!("{url} has no host")))?;
+    let uri: Uri = url.parse().map_err(|error| Failure::other("read the URL", format!("{url}: {error}")))?;
+    let authority =
+        uri.authority().ok_or_else(|| Failure::other("read the URL", format!("{url} has no host")))?;
     let address = format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80));
-    let stream = TcpStream::connect(&address)
-        .await
-        .map_err(|error| Failure::new("connect", &error))?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| broken("connect", &error))?;
+    let stream = TcpStream::connect(&address).await.map_err(|error| Failure::new("connect", &error))?;
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(stream)).await.map_err(|error| broken("connect", &error))?;
     tokio::spawn(connection);
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     let request = Request::get(path)
         .header(HOST, authority.as_str())
         .body(Empty::<Bytes>::new())
         .map_err(|error| Failure::other("make the request", error.to_string()))?;
-    let answer = sender
-        .send_request(request)
-        .await
-        .map_err(|error| broken("receive", &error))?;
+    let answer = sender.send_request(request).await.map_err(|error| broken("receive", &error))?;
     let (head, body) = answer.into_parts();
     let body = Limited::new(body, LARGEST_BODY).collect().await;
-    let body = body
-        .map_err(|error| Failure::other("receive", error.to_string()))?
-        .to_bytes();
+    let body = body.map_err(|error| Failure::other("receive", error.to_string()))?.to_bytes();
     let headers: BTreeMap<_, _> = head
         .headers
         .iter()
         .map(|(name, value)| {
-            (
-                name.as_str().to_owned(),
-                String::from_utf8_lossy(value.as_bytes()).into_owned(),
-            )
+            (name.as_str().to_owned(), String::from_utf8_lossy(value.as_bytes()).into_owned())
         })
         .collect();
-    Ok(Page {
-        status: head.status.as_u16(),
-        headers,
-        body: String::from_utf8_lossy(&body).into_owned(),
-    })
+    Ok(Page { status: head.status.as_u16(), headers, body: String::from_utf8_lossy(&body).into_owned() })
 }
 
 /// hyper wraps the socket's error; the flow's verdict depends on it.
 fn broken(doing: &str, error: &hyper::Error) -> Failure {
     let io = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    io.map_or_else(
-        || Failure::other(doing, error.to_string()),
-        |io| Failure::new(doing, io),
-    )
+    io.map_or_else(|| Failure::other(doing, error.to_string()), |io| Failure::new(doing, io))
 }

@@ -53,11 +53,7 @@ impl Agent {
             // Ends with the agent's output, or when nobody wants its answers any more.
             lines.map(|line| sender.send(line)).find(Result::is_err)
         });
-        Ok(Self {
-            requests,
-            answers,
-            process,
-        })
+        Ok(Self { requests, answers, process })
     }
 
     /// Waits until the host's servers are up.
@@ -77,9 +73,7 @@ impl Agent {
     /// Sends on a connection that was kept open.
     pub fn send(&mut self, send: Send) -> Result<Try> {
         let within = send.timeout.saturating_add(ANSWER_WITHIN);
-        self.tries(&Request::Send(send), within)?
-            .pop()
-            .context("the agent answered without a try")
+        self.tries(&Request::Send(send), within)?.pop().context("the agent answered without a try")
     }
 
     /// Fetches a page.
@@ -106,9 +100,7 @@ impl Agent {
     fn ask(&mut self, request: &Request, within: Duration) -> Result<Response> {
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
-        self.requests
-            .write_all(line.as_bytes())
-            .context("send a request to the agent")?;
+        self.requests.write_all(line.as_bytes()).context("send a request to the agent")?;
         match self.answer(within)? {
             Response::Mistake(mistake) => bail!("the agent refuses {}: {mistake}", line.trim_end()),
             response => Ok(response),
@@ -129,9 +121,7 @@ impl Agent {
 /// The agent's `main`: serves until its input ends.
 pub fn serve(host: &str) -> Result<()> {
     let host = Host::by_name(host).with_context(|| format!("no host is called {host:?}"))?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         echo::start(host.name()).context("start the servers")?;
         answer(&Response::Ready)?;
@@ -175,11 +165,7 @@ async fn execute(request: Request, held: &mut HashMap<String, Held>) -> Response
 async fn dial_all(dial: &Dial, held: &mut HashMap<String, Held>) -> Vec<Try> {
     if dial.order == Order::AtOnce && dial.hold.is_none() {
         let tries = (0..dial.tries).map(|number| dial::one(dial, number));
-        return stream::iter(tries)
-            .buffered(AT_ONCE)
-            .map(|(_, result)| outcome(result))
-            .collect()
-            .await;
+        return stream::iter(tries).buffered(AT_ONCE).map(|(_, result)| outcome(result)).collect().await;
     }
     let mut tries = Vec::new();
     for number in 0..dial.tries {

@@ -209,29 +209,17 @@ impl Failure {
             _ if error.raw_os_error() == Some(nix::libc::EDESTADDRREQ) => FailureKind::Unreachable,
             _ => FailureKind::Other,
         };
-        Self {
-            doing: doing.to_owned(),
-            kind,
-            message: error.to_string(),
-        }
+        Self { doing: doing.to_owned(), kind, message: error.to_string() }
     }
 
     /// Nothing came in time.
     pub fn timed_out(doing: &str, after: Duration) -> Self {
         let message = format!("timed out after {:.1} s", after.as_secs_f32());
-        Self {
-            doing: doing.to_owned(),
-            kind: FailureKind::TimedOut,
-            message,
-        }
+        Self { doing: doing.to_owned(), kind: FailureKind::TimedOut, message }
     }
 
     /// Something other than the network went wrong.
     pub fn other(doing: &str, message: impl Into<String>) -> Self {
-        Self {
-            doing: doing.to_owned(),
-            kind: FailureKind::Other,
-            message: message.into(),
-        }
+        Self { doing: doing.to_owned(), kind: FailureKind::Other, message: message.into() }
     }
 }

@@ -19,10 +19,7 @@ pub(super) fn stream(status: StatusCode, body: Body) -> Response {
     let head = [
         (header::CONTENT_TYPE, "application/json"),
         (header::CACHE_CONTROL, "no-cache, private"),
-        (
-            header::HeaderName::from_static("audit-id"),
-            "00000000-0000-4000-8000-000000000000",
-        ),
+        (header::HeaderName::from_static("audit-id"), "00000000-0000-4000-8000-000000000000"),
     ];
     (status, head, body).into_response()
 }
@@ -79,11 +76,7 @@ pub(super) fn continue_expired() -> Value {
 
 /// The `ERROR` of a watch that asks for forgotten history.
 pub(super) fn too_old(version: u64, compacted: u64) -> Value {
-    status(
-        410,
-        "Expired",
-        format!("too old resource version: {version} ({compacted})"),
-    )
+    status(410, "Expired", format!("too old resource version: {version} ({compacted})"))
 }
 
 /// One line of a watch.

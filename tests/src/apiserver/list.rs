@@ -19,32 +19,20 @@ impl Continue {
     fn decode(token: &str) -> Result<Self> {
         let token: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(token)?)?;
         let version = token["rv"].as_u64().context("rv")?;
-        Ok(Self {
-            version,
-            start: token["start"].as_str().context("start")?.to_owned(),
-        })
+        Ok(Self { version, start: token["start"].as_str().context("start")?.to_owned() })
     }
 
     fn after(version: u64, key: &str) -> String {
         // Written by hand for the order of its fields.
         let start = json!(format!("{key}\0"));
-        URL_SAFE_NO_PAD.encode(format!(
-            "{{\"v\":\"meta.k8s.io/v1\",\"rv\":{version},\"start\":{start}}}"
-        ))
+        URL_SAFE_NO_PAD.encode(format!("{{\"v\":\"meta.k8s.io/v1\",\"rv\":{version},\"start\":{start}}}"))
     }
 }
 
 /// Answers a list request.
 pub(super) fn answer(store: &Store, resource: &'static Resource, query: &Query) -> Response {
-    let from = match query
-        .get("continue")
-        .filter(|token| !token.is_empty())
-        .map(Continue::decode)
-    {
-        None => Continue {
-            version: store.version(),
-            start: String::new(),
-        },
+    let from = match query.get("continue").filter(|token| !token.is_empty()).map(Continue::decode) {
+        None => Continue { version: store.version(), start: String::new() },
         Some(Ok(from)) => from,
         Some(Err(error)) => {
             let message = format!("continue key is not valid: {error}");
@@ -59,14 +47,9 @@ pub(super) fn answer(store: &Store, resource: &'static Resource, query: &Query) 
 
 fn page(store: &Store, resource: &'static Resource, query: &Query, from: &Continue) -> Value {
     let selectors = query.selectors();
-    let limit = query
-        .get("limit")
-        .and_then(|limit| limit.parse().ok())
-        .filter(|limit| *limit > 0);
+    let limit = query.get("limit").and_then(|limit| limit.parse().ok()).filter(|limit| *limit > 0);
     let objects = store.list(resource.plural, from.version);
-    let mut rest = objects
-        .range(from.start.clone()..)
-        .filter(|(_, object)| selectors.matches(object));
+    let mut rest = objects.range(from.start.clone()..).filter(|(_, object)| selectors.matches(object));
     let items: Vec<_> = rest.by_ref().take(limit.unwrap_or(usize::MAX)).collect();
     let remaining = rest.count();
     let mut metadata = json!({"resourceVersion": from.version.to_string()});

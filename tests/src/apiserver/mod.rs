@@ -96,9 +96,7 @@ impl Query {
 impl ApiServer {
     /// Starts a server without objects. Port 0 picks a free one.
     pub async fn start(address: SocketAddr) -> Result<Self> {
-        let listener = TcpListener::bind(address)
-            .await
-            .with_context(|| format!("listen on {address}"))?;
+        let listener = TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?;
         Self::start_on(listener)
     }
 
@@ -114,11 +112,7 @@ impl ApiServer {
         });
         let address = listener.local_addr().context("local address")?;
         let serving = Some(serve(listener, Arc::clone(&shared)));
-        Ok(Self {
-            address,
-            shared,
-            serving,
-        })
+        Ok(Self { address, shared, serving })
     }
 
     /// The address the server listens on.
@@ -164,12 +158,7 @@ impl ApiServer {
         misbehaviour: Misbehaviour,
         times: usize,
     ) {
-        lock(&self.shared.faults).push(Fault {
-            plural,
-            verb,
-            misbehaviour,
-            times,
-        });
+        lock(&self.shared.faults).push(Fault { plural, verb, misbehaviour, times });
     }
 
     /// Ends all misbehaviour.
@@ -250,27 +239,17 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
             let _ = down.wait_for(|down| *down).await;
         };
         // Serving does not fail; errors of single connections end those.
-        let _ = axum::serve(listener, service)
-            .with_graceful_shutdown(shutdown)
-            .await;
+        let _ = axum::serve(listener, service).with_graceful_shutdown(shutdown).await;
     })
 }
 
 async fn not_found() -> Response {
-    answers::failure(&answers::status(
-        404,
-        "NotFound",
-        "the server could not find the requested resource",
-    ))
+    answers::failure(&answers::status(404, "NotFound", "the server could not find the requested resource"))
 }
 
 async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query) -> Response {
     let verb = query.verb();
-    let request = Request {
-        plural: resource.plural,
-        verb,
-        query,
-    };
+    let request = Request { plural: resource.plural, verb, query };
     lock(&shared.requests).push(request.clone());
     let query = &request.query;
     match shared.fault(&request) {
@@ -293,12 +272,8 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query)
         Some(Misbehaviour::EndAtOnce) => answers::stream(StatusCode::OK, Body::empty()),
         Some(Misbehaviour::HangAfterHead) => {
             let mut down = shared.down.subscribe();
-            let silence = async move {
-                down.wait_for(|down| *down)
-                    .await
-                    .map_err(io::Error::other)
-                    .map(drop)
-            };
+            let silence =
+                async move { down.wait_for(|down| *down).await.map_err(io::Error::other).map(drop) };
             let body = stream::once(async { silence.await.map(|()| bytes::Bytes::new()) });
             answers::stream(StatusCode::OK, Body::from_stream(body))
         }
@@ -308,9 +283,6 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query)
 
 /// An answer whose connection breaks after `part` of the body.
 fn broken(part: Vec<u8>) -> Response {
-    let parts = [
-        Ok(bytes::Bytes::from(part)),
-        Err(io::Error::from(io::ErrorKind::ConnectionAborted)),
-    ];
+    let parts = [Ok(bytes::Bytes::from(part)), Err(io::Error::from(io::ErrorKind::ConnectionAborted))];
     answers::stream(StatusCode::OK, Body::from_stream(stream::iter(parts)))
 }

@@ -19,16 +19,8 @@ enum Requirement {
 
 impl Selectors {
     pub(super) fn parse(labels: &str, fields: &str) -> Self {
-        let parse = |text: &str| {
-            text.split(',')
-                .filter(|term| !term.is_empty())
-                .map(requirement)
-                .collect()
-        };
-        Self {
-            labels: parse(labels),
-            fields: parse(fields),
-        }
+        let parse = |text: &str| text.split(',').filter(|term| !term.is_empty()).map(requirement).collect();
+        Self { labels: parse(labels), fields: parse(fields) }
     }
 
     /// Whether nothing is selected by.

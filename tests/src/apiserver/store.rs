@@ -23,20 +23,8 @@ pub struct Resource {
 impl Resource {
     /// All there are.
     pub const ALL: [Self; 4] = [
-        Self {
-            group: "",
-            version: "v1",
-            plural: "services",
-            kind: "Service",
-            namespaced: true,
-        },
-        Self {
-            group: "",
-            version: "v1",
-            plural: "nodes",
-            kind: "Node",
-            namespaced: false,
-        },
+        Self { group: "", version: "v1", plural: "services", kind: "Service", namespaced: true },
+        Self { group: "", version: "v1", plural: "nodes", kind: "Node", namespaced: false },
         Self {
             group: "discovery.k8s.io",
             version: "v1",
@@ -99,12 +87,7 @@ pub(super) struct Store {
 
 impl Store {
     pub(super) fn new() -> Self {
-        Self {
-            version: 1,
-            compacted: 0,
-            objects: BTreeMap::new(),
-            history: Vec::new(),
-        }
+        Self { version: 1, compacted: 0, objects: BTreeMap::new(), history: Vec::new() }
     }
 
     pub(super) fn version(&self) -> u64 {
@@ -153,9 +136,7 @@ impl Store {
     pub(super) fn restore(&mut self, object: Value) -> Result<()> {
         let resource = Resource::of(&object)?;
         let key = key(resource, &object)?;
-        let version = object["metadata"]["resourceVersion"]
-            .as_str()
-            .context("no resourceVersion")?;
+        let version = object["metadata"]["resourceVersion"].as_str().context("no resourceVersion")?;
         self.advance_to(version.parse().context("resourceVersion")?);
         self.objects.insert((resource.plural, key), object);
         Ok(())
@@ -163,15 +144,8 @@ impl Store {
 
     /// Deletes an object.
     pub(super) fn delete(&mut self, kind: &str, namespace: &str, name: &str) -> Result<u64> {
-        let resource = Resource::ALL
-            .iter()
-            .find(|resource| resource.kind == kind)
-            .context("no such kind")?;
-        let key = if resource.namespaced {
-            format!("/{namespace}/{name}")
-        } else {
-            format!("/{name}")
-        };
+        let resource = Resource::ALL.iter().find(|resource| resource.kind == kind).context("no such kind")?;
+        let key = if resource.namespaced { format!("/{namespace}/{name}") } else { format!("/{name}") };
         let Some(old) = self.objects.get(&(resource.plural, key.clone())).cloned() else {
             bail!("no {kind} {key}")
         };
@@ -182,18 +156,11 @@ impl Store {
 
     /// A resource's objects in the order of their keys, as they were at `version`.
     pub(super) fn list(&self, plural: &'static str, version: u64) -> BTreeMap<String, Value> {
-        let of_plural = self
-            .objects
-            .range((plural, String::new())..)
-            .take_while(|((of, _), _)| *of == plural);
-        let mut objects: BTreeMap<String, Value> = of_plural
-            .map(|((_, key), object)| (key.clone(), object.clone()))
-            .collect();
-        let undo = self
-            .history
-            .iter()
-            .rev()
-            .take_while(|change| change.version > version);
+        let of_plural =
+            self.objects.range((plural, String::new())..).take_while(|((of, _), _)| *of == plural);
+        let mut objects: BTreeMap<String, Value> =
+            of_plural.map(|((_, key), object)| (key.clone(), object.clone())).collect();
+        let undo = self.history.iter().rev().take_while(|change| change.version > version);
         for change in undo.filter(|change| change.plural == plural) {
             match &change.old {
                 Some(old) => objects.insert(change.key.clone(), old.clone()),
@@ -205,9 +172,7 @@ impl Store {
 
     /// A resource's changes after `version`.
     pub(super) fn since(&self, plural: &'static str, version: u64) -> impl Iterator<Item = &Change> {
-        self.history
-            .iter()
-            .filter(move |change| change.version > version && change.plural == plural)
+        self.history.iter().filter(move |change| change.version > version && change.plural == plural)
     }
 
     fn change(&mut self, plural: &'static str, key: String, old: Option<Value>, new: Option<Value>) {
@@ -215,13 +180,7 @@ impl Store {
             Some(object) => self.objects.insert((plural, key.clone()), object.clone()),
             None => self.objects.remove(&(plural, key.clone())),
         };
-        self.history.push(Change {
-            version: self.version,
-            plural,
-            key,
-            old,
-            new,
-        });
+        self.history.push(Change { version: self.version, plural, key, old, new });
     }
 }
 

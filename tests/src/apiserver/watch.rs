@@ -52,10 +52,7 @@ pub(super) fn answer(
         return answers::failure(&answers::status(422, "Invalid", message));
     }
     let (out, lines) = mpsc::channel(64);
-    let from: u64 = query
-        .get("resourceVersion")
-        .and_then(|version| version.parse().ok())
-        .unwrap_or_default();
+    let from: u64 = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
     let watch = Watch {
         shared: Arc::clone(shared),
         resource,
@@ -64,18 +61,14 @@ pub(super) fn answer(
         version: from,
         out,
     };
-    let seconds: u32 = query
-        .get("timeoutSeconds")
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(LONGEST);
+    let seconds: u32 = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(LONGEST);
     let until = Instant::now() + Duration::from_secs(u64::from(seconds));
     // Subscribed before the first look at the store, so that nothing is missed.
     let changes = shared.changed.subscribe();
     let interruptions = shared.interruptions.subscribe();
     tokio::spawn(watch.run(streaming, fault, until, changes, interruptions));
-    let lines = stream::unfold(lines, |mut lines| async move {
-        lines.recv().await.map(|line| (line, lines))
-    });
+    let lines =
+        stream::unfold(lines, |mut lines| async move { lines.recv().await.map(|line| (line, lines)) });
     answers::stream(StatusCode::OK, Body::from_stream(lines))
 }
 
@@ -148,11 +141,7 @@ impl Watch {
             }
         }
         self.version = version;
-        if streaming {
-            self.bookmark(true).await
-        } else {
-            Ok(())
-        }
+        if streaming { self.bookmark(true).await } else { Ok(()) }
     }
 
     fn initial(&self, store: &Store) -> Vec<String> {
@@ -219,14 +208,12 @@ impl Watch {
             }
             Interruption::Expire => {
                 let version = self.shared.store().version();
-                self.send(answers::event("ERROR", &answers::too_old(self.version, version)))
-                    .await?;
+                self.send(answers::event("ERROR", &answers::too_old(self.version, version))).await?;
                 Err(Done)
             }
             Interruption::CutMidEvent => {
                 let line = answers::event("MODIFIED", &answers::bookmark(self.resource, self.version, false));
-                self.send(line.get(..line.len() / 2).unwrap_or_default().to_owned())
-                    .await?;
+                self.send(line.get(..line.len() / 2).unwrap_or_default().to_owned()).await?;
                 let _ = self.out.send(Err(io::ErrorKind::ConnectionAborted.into())).await;
                 Err(Done)
             }

@@ -59,21 +59,15 @@ fn run(arguments: Arguments) -> Result<bool> {
     let began = Stopwatch::start();
     let cases = Case::read_directory(&arguments.cases, &arguments.only)?;
     let pending_from = arguments.pending_from.as_deref().map(hosts).transpose()?;
-    let shunt = arguments.shunt.map(|path| {
-        path.canonicalize()
-            .with_context(|| format!("--shunt {}", path.display()))
-    });
+    let shunt = arguments
+        .shunt
+        .map(|path| path.canonicalize().with_context(|| format!("--shunt {}", path.display())));
     let shunt = shunt.transpose()?;
     interrupt::remove_worlds_on_signal()?;
     let program = std::env::current_exe().context("find the runner's own program")?;
     let world = World::build(&Host::ALL, &program)?;
     let pending = Pending::new(&arguments.mode, pending_from.as_deref());
-    let mut runner = Runner {
-        world,
-        shunt,
-        mode: arguments.mode,
-        pending,
-    };
+    let mut runner = Runner { world, shunt, mode: arguments.mode, pending };
     let mut reports = Vec::new();
     for case in &cases {
         let report = runner.run(case);

@@ -75,10 +75,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let mut demo = build(arguments)?;
     let result = demo.show(arguments);
     if result.is_err() {
-        println!(
-            "\nthe end of shunt's log:\n{}",
-            indented(&demo.proxy.log_tail(20))
-        );
+        println!("\nthe end of shunt's log:\n{}", indented(&demo.proxy.log_tail(20)));
     }
     result?;
     demo.clean_up()?;
@@ -87,10 +84,8 @@ fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn build(arguments: &Arguments) -> Result<Demo> {
-    let shunt = arguments
-        .shunt
-        .canonicalize()
-        .with_context(|| format!("--shunt {}", arguments.shunt.display()))?;
+    let shunt =
+        arguments.shunt.canonicalize().with_context(|| format!("--shunt {}", arguments.shunt.display()))?;
     let program = std::env::current_exe().context("find the demo's own program")?;
     heading("A small cluster");
     let took = Stopwatch::start();
@@ -99,26 +94,16 @@ fn build(arguments: &Arguments) -> Result<Demo> {
     for pod in [Host::A1, Host::A2, Host::A3] {
         println!(
             "  {pod:<8}{:<16}a pod on node1",
-            pod.addresses()
-                .first()
-                .map(ipnet::IpNet::addr)
-                .context("a pod without address")?
+            pod.addresses().first().map(ipnet::IpNet::addr).context("a pod without address")?
         );
     }
-    println!(
-        "  Each is a network namespace; made in {}.",
-        milliseconds(took.elapsed())
-    );
+    println!("  Each is a network namespace; made in {}.", milliseconds(took.elapsed()));
     let manifests = Manifests::create(world.directory())?;
     copy(&arguments.manifests, &manifests)?;
     let config = world.directory().join("config.yaml");
     fs::write(&config, compose(&Mapping::new(), &arguments.mode)?)?;
     let proxy = Proxy::new(&world, &shunt, &arguments.mode, manifests.directory(), &config);
-    Ok(Demo {
-        proxy,
-        world,
-        manifests,
-    })
+    Ok(Demo { proxy, world, manifests })
 }
 
 impl Demo {
@@ -127,21 +112,14 @@ impl Demo {
         let took = Stopwatch::start();
         self.proxy.start(&mut self.world)?;
         println!("  Service default/web: cluster IP {CLUSTER_IP}, node port 30080, endpoints a1 and a2.");
-        println!(
-            "  In the kernel {} after the process was started.",
-            milliseconds(took.elapsed())
-        );
+        println!("  In the kernel {} after the process was started.", milliseconds(took.elapsed()));
 
         heading(&format!("Who answers {CONNECTIONS} connections"));
         self.show_answers(Host::A3, CLUSTER_IP, "pod a3 to the cluster IP")?;
         self.show_answers(Host::Node1, CLUSTER_IP, "the node to the cluster IP")?;
         self.show_answers(Host::A3, NODE_PORT, "pod a3 to the node port")?;
         // Modes that translate packets do not see those to 127.0.0.1 everywhere; sockets have no such limit.
-        let from_node = if arguments.mode == "ebpf" {
-            LOCALHOST_NODE_PORT
-        } else {
-            NODE_PORT
-        };
+        let from_node = if arguments.mode == "ebpf" { LOCALHOST_NODE_PORT } else { NODE_PORT };
         self.show_answers(Host::Node1, from_node, "the node to the node port")?;
 
         heading("A third endpoint");
@@ -179,13 +157,7 @@ impl Demo {
             "  web-2.yaml appears in the directory: {NEW_ENDPOINT} answers {} later.",
             milliseconds(took)
         );
-        for line in self
-            .proxy
-            .log()
-            .lines()
-            .skip(logged)
-            .filter(|line| line.contains("synced"))
-        {
+        for line in self.proxy.log().lines().skip(logged).filter(|line| line.contains("synced")) {
             println!("  shunt's own words: {line}");
         }
         Ok(())
@@ -198,19 +170,13 @@ impl Demo {
         match process::run_to_end(Path::new("bpftool"), &arguments, BPFTOOL_WITHIN) {
             Ok(done) if done.status.success() => {
                 let lines: Vec<_> = done.stdout.lines().collect();
-                println!(
-                    "{}",
-                    indented(&lines.get(..DUMP_LINES).unwrap_or(&lines).join("\n"))
-                );
+                println!("{}", indented(&lines.get(..DUMP_LINES).unwrap_or(&lines).join("\n")));
                 if let Some(more) = lines.len().checked_sub(DUMP_LINES + 1) {
                     println!("    ... and {} lines more", more + 1);
                 }
             }
             Ok(done) => println!("  bpftool says: {}{}", done.stdout, done.stderr),
-            Err(error) => println!(
-                "  {error:#}{}",
-                if is_missing(&error) { INSTALL_BPFTOOL } else { "" }
-            ),
+            Err(error) => println!("  {error:#}{}", if is_missing(&error) { INSTALL_BPFTOOL } else { "" }),
         }
     }
 
@@ -234,10 +200,7 @@ fn wait_for_map_change(_pin_directory: &Path, world: &mut World) -> Result<Durat
     let deadline = Deadline::after(SEEN_WITHIN);
     let is_new = |one: &Try| matches!(one, Try::Answered(answer) if answer.host == NEW_ENDPOINT.name());
     while !deadline.passed() {
-        let look = Dial {
-            timeout: LOOK_FOR,
-            ..dial(CLUSTER_IP, 1)?
-        };
+        let look = Dial { timeout: LOOK_FOR, ..dial(CLUSTER_IP, 1)? };
         if world.agent(Host::A1)?.dial(look)?.iter().any(is_new) {
             return Ok(began.elapsed());
         }
@@ -274,10 +237,7 @@ fn heading(text: &str) {
 }
 
 fn indented(text: &str) -> String {
-    text.lines()
-        .map(|line| format!("    {line}"))
-        .collect::<Vec<_>>()
-        .join("\n")
+    text.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
 }
 
 fn milliseconds(time: Duration) -> String {

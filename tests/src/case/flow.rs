@@ -186,10 +186,7 @@ impl TryFrom<Keys> for Flow {
 
 impl Keys {
     fn dial(&mut self, to: SocketAddr) -> Result<Dial, String> {
-        let protocol = self
-            .proto
-            .take()
-            .ok_or("a flow with `to` needs `proto`: tcp or udp")?;
+        let protocol = self.proto.take().ok_or("a flow with `to` needs `proto`: tcp or udp")?;
         let unconnected = self.mode.take() == Some(Mode::Unconnected);
         if unconnected && protocol != Protocol::Udp {
             return Err("`mode: unconnected` needs `proto: udp`".to_owned());
@@ -208,28 +205,13 @@ impl Keys {
             Duration::try_from_secs_f64(seconds).map_err(|error| format!("`pause` {seconds}: {error}"))?;
         let size = at_least_one("size", self.size.take())?;
         let source_port = self.sport.take();
-        Ok(Dial {
-            to,
-            protocol,
-            unconnected,
-            n,
-            size,
-            source_port,
-            sources,
-            pause,
-            hold,
-        })
+        Ok(Dial { to, protocol, unconnected, n, size, source_port, sources, pause, hold })
     }
 
     fn send(&mut self, id: String) -> Result<Send, String> {
         let size = at_least_one("size", self.size.take())?;
         let tries = at_least_one("tries", self.tries.take())?;
-        Ok(Send {
-            id,
-            size,
-            tries,
-            or_error: self.or_error.take().unwrap_or(false),
-        })
+        Ok(Send { id, size, tries, or_error: self.or_error.take().unwrap_or(false) })
     }
 
     fn expect_answers(&mut self) -> Result<Expect, String> {
@@ -238,12 +220,7 @@ impl Keys {
             (Some(hosts), None) if !hosts.is_empty() => {
                 let share = self.share.take();
                 let sticky = self.sticky.take().unwrap_or(false);
-                Ok(Expect::Reach(Answers {
-                    hosts,
-                    sticky,
-                    share,
-                    source: self.source.take(),
-                }))
+                Ok(Expect::Reach(Answers { hosts, sticky, share, source: self.source.take() }))
             }
             (Some(_), None) => Err("`reach` names no host".to_owned()),
             _ => Err("a flow needs exactly one of `reach` and `result`".to_owned()),
@@ -317,11 +294,7 @@ impl fmt::Display for Flow {
             Action::Get(url) => write!(f, "GET {url}"),
             Action::Send(send) => write!(f, "send {}", send.id),
             Action::Dial(dial) => {
-                let protocol = if dial.protocol == Protocol::Tcp {
-                    "tcp"
-                } else {
-                    "udp"
-                };
+                let protocol = if dial.protocol == Protocol::Tcp { "tcp" } else { "udp" };
                 let mode = if dial.unconnected { " unconnected" } else { "" };
                 write!(f, "{protocol}{mode} {}", dial.to)?;
                 if dial.n > 1 {
@@ -348,11 +321,7 @@ impl fmt::Display for Expect {
 impl fmt::Display for Answers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts: Vec<_> = self.hosts.iter().map(|host| host.name()).collect();
-        let how = if self.sticky {
-            "always the same one of"
-        } else {
-            "reach"
-        };
+        let how = if self.sticky { "always the same one of" } else { "reach" };
         write!(f, "{how} {}", hosts.join(" "))?;
         if let Some((low, high)) = self.share {
             write!(f, ", each with {low} to {high} of the answers")?;
@@ -369,11 +338,7 @@ impl fmt::Display for ExpectPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         parts.extend(self.status.map(|status| format!("status {status}")));
-        parts.extend(
-            self.header
-                .iter()
-                .map(|(name, value)| format!("header {name}: {value}")),
-        );
+        parts.extend(self.header.iter().map(|(name, value)| format!("header {name}: {value}")));
         parts.extend(self.json.iter().map(|json| format!("JSON with {json}")));
         parts.extend(self.contains.iter().map(|text| format!("a body with {text:?}")));
         f.write_str(&parts.join(", "))

@@ -91,19 +91,9 @@ impl Case {
     /// Reads all cases of a directory; `only` picks some by name, and must name no other.
     pub fn read_directory(directory: &Path, only: &[String]) -> Result<Vec<Self>> {
         let paths = yaml_files(directory)?;
-        ensure!(
-            !paths.is_empty(),
-            "--cases: no .yaml files in {}",
-            directory.display()
-        );
-        let mut cases = paths
-            .iter()
-            .map(|path| Self::read(path))
-            .collect::<Result<Vec<_>>>()?;
-        if let Some(unknown) = only
-            .iter()
-            .find(|name| cases.iter().all(|case| case.name != **name))
-        {
+        ensure!(!paths.is_empty(), "--cases: no .yaml files in {}", directory.display());
+        let mut cases = paths.iter().map(|path| Self::read(path)).collect::<Result<Vec<_>>>()?;
+        if let Some(unknown) = only.iter().find(|name| cases.iter().all(|case| case.name != **name)) {
             bail!("--only: there is no case {unknown:?} in {}", directory.display());
         }
         if !only.is_empty() {
@@ -164,17 +154,9 @@ impl TryFrom<String> for ObjectKey {
     fn try_from(text: String) -> Result<Self, String> {
         let parts: Vec<_> = text.split('/').map(str::to_owned).collect();
         match <[String; 3]>::try_from(parts) {
-            Ok([kind, namespace, name]) => Ok(Self {
-                kind,
-                namespace: Some(namespace),
-                name,
-            }),
+            Ok([kind, namespace, name]) => Ok(Self { kind, namespace: Some(namespace), name }),
             Err(parts) => match <[String; 2]>::try_from(parts) {
-                Ok([kind, name]) => Ok(Self {
-                    kind,
-                    namespace: None,
-                    name,
-                }),
+                Ok([kind, name]) => Ok(Self { kind, namespace: None, name }),
                 Err(_) => Err(format!("{text:?} is not Kind/namespace/name or Kind/name")),
             },
         }
@@ -183,11 +165,7 @@ impl TryFrom<String> for ObjectKey {
 
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            kind,
-            namespace,
-            name,
-        } = self;
+        let Self { kind, namespace, name } = self;
         match namespace {
             Some(namespace) => write!(f, "{kind}/{namespace}/{name}"),
             None => write!(f, "{kind}/{name}"),

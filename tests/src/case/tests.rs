@@ -17,11 +17,7 @@ fn error(text: &str) -> String {
 fn every_case_of_the_project_is_read() {
     let cases = Case::read_directory(crate::runner::own_cases(), &[]).unwrap();
     assert!(cases.len() >= 50, "{} cases", cases.len());
-    assert!(
-        cases
-            .iter()
-            .all(|case| case.steps.iter().any(|step| !step.flows.is_empty()))
-    );
+    assert!(cases.iter().all(|case| case.steps.iter().any(|step| !step.flows.is_empty())));
 }
 
 #[test]
@@ -42,34 +38,19 @@ fn an_unknown_key_of_a_case_a_step_and_a_flow_is_named_with_its_path() {
     let step = format!("{:#}", step.unwrap_err());
     assert!(step.contains("steps[1]") && step.contains("aply"), "{step}");
     let flow = error("{from: a1, to: '10.0.0.1:80', proto: tcp, reach: [a1], stiky: true}");
-    assert!(
-        flow.contains("steps[0].flows[0]") && flow.contains("stiky"),
-        "{flow}"
-    );
+    assert!(flow.contains("steps[0].flows[0]") && flow.contains("stiky"), "{flow}");
 }
 
 #[test]
 fn values_that_mean_nothing_are_errors_that_name_them() {
     errors_name(&[
         ("{from: c9, to: '10.0.0.1:80', proto: tcp, reach: [a1]}", "c9"),
-        (
-            "{from: a1, to: '10.0.0.1', proto: tcp, reach: [a1]}",
-            "socket address",
-        ),
+        ("{from: a1, to: '10.0.0.1', proto: tcp, reach: [a1]}", "socket address"),
         ("{from: a1, to: '10.0.0.1:80', reach: [a1]}", "needs `proto`"),
         ("{from: a1, to: '10.0.0.1:80', proto: sctp, reach: [a1]}", "sctp"),
-        (
-            "{from: a1, to: '10.0.0.1:80', proto: tcp, reach: []}",
-            "names no host",
-        ),
-        (
-            "{from: a1, to: '10.0.0.1:80', proto: tcp}",
-            "exactly one of `reach` and `result`",
-        ),
-        (
-            "{from: a1, to: '10.0.0.1:80', proto: tcp, result: dropped}",
-            "dropped",
-        ),
+        ("{from: a1, to: '10.0.0.1:80', proto: tcp, reach: []}", "names no host"),
+        ("{from: a1, to: '10.0.0.1:80', proto: tcp}", "exactly one of `reach` and `result`"),
+        ("{from: a1, to: '10.0.0.1:80', proto: tcp, result: dropped}", "dropped"),
         (
             "{from: a1, to: '10.0.0.1:80', proto: tcp, result: blocked, share: [0, 1]}",
             "`share` has no meaning",
@@ -80,43 +61,16 @@ fn values_that_mean_nothing_are_errors_that_name_them() {
 #[test]
 fn keys_that_contradict_each_other_are_errors_that_name_them() {
     errors_name(&[
-        (
-            "{from: a1, to: '10.0.0.1:80', proto: tcp, mode: unconnected, reach: [a1]}",
-            "needs `proto: udp`",
-        ),
-        (
-            "{from: a1, to: '10.0.0.1:80', proto: tcp, n: 0, reach: [a1]}",
-            "`n` is 0",
-        ),
-        (
-            "{from: a1, to: '10.0.0.1:80', proto: tcp, pause: -1, reach: [a1]}",
-            "`pause` -1",
-        ),
-        (
-            "{from: a1, to: '10.0.0.1:80', proto: tcp, sources: ['fd57::1'], reach: [a1]}",
-            "fd57::1",
-        ),
-        (
-            "{from: a1, to: '10.0.0.1:80', proto: tcp, n: 2, hold: x, reach: [a1]}",
-            "`hold` keeps one",
-        ),
-        (
-            "{from: a1, to: '10.0.0.1:80', send: x, proto: tcp, reach: [a1]}",
-            "exactly one of `to`",
-        ),
-        (
-            "{from: a1, send: x, reach: [a1]}",
-            "no earlier flow from a1 has hold: x",
-        ),
+        ("{from: a1, to: '10.0.0.1:80', proto: tcp, mode: unconnected, reach: [a1]}", "needs `proto: udp`"),
+        ("{from: a1, to: '10.0.0.1:80', proto: tcp, n: 0, reach: [a1]}", "`n` is 0"),
+        ("{from: a1, to: '10.0.0.1:80', proto: tcp, pause: -1, reach: [a1]}", "`pause` -1"),
+        ("{from: a1, to: '10.0.0.1:80', proto: tcp, sources: ['fd57::1'], reach: [a1]}", "fd57::1"),
+        ("{from: a1, to: '10.0.0.1:80', proto: tcp, n: 2, hold: x, reach: [a1]}", "`hold` keeps one"),
+        ("{from: a1, to: '10.0.0.1:80', send: x, proto: tcp, reach: [a1]}", "exactly one of `to`"),
+        ("{from: a1, send: x, reach: [a1]}", "no earlier flow from a1 has hold: x"),
         ("{from: a1, http: 'http://10.0.0.1/'}", "needs `status`"),
-        (
-            "{from: a1, http: 'http://10.0.0.1/', status: 200, result: refused}",
-            "`result` means",
-        ),
-        (
-            "{from: a1, http: 'http://10.0.0.1/', status: 200, size: 3}",
-            "`size` has no meaning",
-        ),
+        ("{from: a1, http: 'http://10.0.0.1/', status: 200, result: refused}", "`result` means"),
+        ("{from: a1, http: 'http://10.0.0.1/', status: 200, size: 3}", "`size` has no meaning"),
     ]);
 }
 
@@ -134,10 +88,7 @@ fn unknown_tags_and_objects_without_a_name_are_errors() {
     assert!(format!("{:#}", tag.unwrap_err()).contains("ipv7"));
     let object: Result<Case> = "{name: x, about: y, steps: [{apply: [{kind: Service}]}]}".parse();
     let object = format!("{:#}", object.unwrap_err());
-    assert!(
-        object.contains("steps[0].apply[0]") && object.contains("metadata.name"),
-        "{object}"
-    );
+    assert!(object.contains("steps[0].apply[0]") && object.contains("metadata.name"), "{object}");
     let key: Result<Case> = "{name: x, about: y, steps: [{delete: [Service]}]}".parse();
     assert!(format!("{:#}", key.unwrap_err()).contains("Kind/namespace/name"));
 }
@@ -148,26 +99,13 @@ fn all_keys_of_a_connection_are_read() {
         "{from: client, to: '[fd96::10]:53', proto: udp, mode: unconnected, n: 4, size: 9, sport: 40001, \
           sources: ['fd57::60', 'fd57::61'], pause: 0.5, reach: [a1, b1], source: node, share: [0.3, 0.7]}",
     );
-    let Action::Dial(dial) = &flow.action else {
-        panic!("{flow:?}")
-    };
-    assert_eq!(
-        (flow.from, dial.to.port(), dial.n, dial.size),
-        (Host::Client, 53, 4, 9)
-    );
-    assert_eq!(
-        (dial.unconnected, dial.source_port, dial.sources.len()),
-        (true, Some(40001), 2)
-    );
+    let Action::Dial(dial) = &flow.action else { panic!("{flow:?}") };
+    assert_eq!((flow.from, dial.to.port(), dial.n, dial.size), (Host::Client, 53, 4, 9));
+    assert_eq!((dial.unconnected, dial.source_port, dial.sources.len()), (true, Some(40001), 2));
     assert_eq!(dial.pause.as_millis(), 500);
-    let Expect::Reach(answers) = &flow.expect else {
-        panic!("{flow:?}")
-    };
+    let Expect::Reach(answers) = &flow.expect else { panic!("{flow:?}") };
     assert_eq!(answers.hosts, BTreeSet::from([Host::A1, Host::B1]));
-    assert_eq!(
-        (answers.source, answers.share),
-        (Some(Source::Node), Some((0.3, 0.7)))
-    );
+    assert_eq!((answers.source, answers.share), (Some(Source::Node), Some((0.3, 0.7))));
 }
 
 #[test]
@@ -177,8 +115,6 @@ fn a_connection_kept_open_is_used_again_with_tries_and_errors() {
          {from: a1, send: u, reach: [b1], tries: 5, or_error: true}",
     );
     let flows = case.unwrap().steps.remove(0).flows;
-    let Action::Send(send) = &flows[1].action else {
-        panic!("{flows:?}")
-    };
+    let Action::Send(send) = &flows[1].action else { panic!("{flows:?}") };
     assert_eq!((send.id.as_str(), send.tries, send.or_error), ("u", 5, true));
 }

@@ -79,10 +79,7 @@ fn attempts(world: &mut World, flow: &Flow, count: usize) -> Result<Result<(), V
 
 fn attempt(world: &mut World, flow: &Flow) -> Result<Result<(), Verdict>> {
     let seen = carry_out(world, flow)?;
-    Ok(judge_action(flow, &seen).map_err(|why| Verdict::Failed {
-        why,
-        seen: describe(&seen),
-    }))
+    Ok(judge_action(flow, &seen).map_err(|why| Verdict::Failed { why, seen: describe(&seen) }))
 }
 
 /// Open connections are used up by a try, and a distribution tried often enough comes out right by chance.
@@ -112,16 +109,11 @@ fn carry_out(world: &mut World, flow: &Flow) -> Result<Seen> {
             if !dial.sources.is_empty() {
                 world.add_addresses(flow.from, &dial.sources)?;
             }
-            Ok(Seen::Tries(
-                world.agent(flow.from)?.dial(request(dial, &flow.expect))?,
-            ))
+            Ok(Seen::Tries(world.agent(flow.from)?.dial(request(dial, &flow.expect))?))
         }
         Action::Send(send) => send_until_it_holds(world, flow, send),
         Action::Get(url) => {
-            let get = Get {
-                url: url.clone(),
-                timeout: timeout(&flow.expect),
-            };
+            let get = Get { url: url.clone(), timeout: timeout(&flow.expect) };
             Ok(Seen::Page(world.agent(flow.from)?.get(get)?))
         }
     }
@@ -130,11 +122,7 @@ fn carry_out(world: &mut World, flow: &Flow) -> Result<Seen> {
 /// Sends up to so many times; what is seen is the last.
 fn send_until_it_holds(world: &mut World, flow: &Flow, send: &case::Send) -> Result<Seen> {
     let agent = world.agent(flow.from)?;
-    let request = Send {
-        id: send.id.clone(),
-        size: send.size,
-        timeout: SEND_WITHIN,
-    };
+    let request = Send { id: send.id.clone(), size: send.size, timeout: SEND_WITHIN };
     let mut seen = Seen::Tries(vec![agent.send(request.clone())?]);
     for _ in 1..send.tries {
         if judge_action(flow, &seen).is_ok() {

@@ -26,13 +26,7 @@ fn address(text: &str) -> SocketAddr {
 
 fn answered(host: &str, seen: &str) -> Try {
     let (seen, dialled) = (address(seen), address(DIALLED));
-    Try::Answered(Answer {
-        host: host.to_owned(),
-        seen,
-        dialled,
-        source: None,
-        reported: dialled,
-    })
+    Try::Answered(Answer { host: host.to_owned(), seen, dialled, source: None, reported: dialled })
 }
 
 fn a1() -> Try {
@@ -44,26 +38,14 @@ fn b1() -> Try {
 }
 
 fn failed(kind: FailureKind) -> Try {
-    Try::Failed(Failure {
-        doing: "connect".to_owned(),
-        kind,
-        message: format!("{kind:?}"),
-    })
+    Try::Failed(Failure { doing: "connect".to_owned(), kind, message: format!("{kind:?}") })
 }
 
 #[test]
 fn reach_wants_exactly_its_hosts_and_every_try_answered() {
     assert_eq!(verdict("reach: [a1, b1]", &[a1(), b1(), a1()]), Ok(()));
-    assert!(
-        verdict("reach: [a1, b1]", &[a1(), a1()])
-            .unwrap_err()
-            .contains("b1 never answered")
-    );
-    assert!(
-        verdict("reach: [a1]", &[a1(), b1()])
-            .unwrap_err()
-            .contains("b1 answered")
-    );
+    assert!(verdict("reach: [a1, b1]", &[a1(), a1()]).unwrap_err().contains("b1 never answered"));
+    assert!(verdict("reach: [a1]", &[a1(), b1()]).unwrap_err().contains("b1 answered"));
     assert!(verdict("reach: [a1]", &[a1(), failed(FailureKind::TimedOut)]).is_err());
     assert!(verdict("reach: [a1]", &[]).is_err());
 }
@@ -71,105 +53,55 @@ fn reach_wants_exactly_its_hosts_and_every_try_answered() {
 #[test]
 fn sticky_wants_one_and_the_same_host() {
     assert_eq!(verdict("reach: [a1, b1], sticky: true", &[b1(), b1()]), Ok(()));
-    assert!(
-        verdict("reach: [a1, b1], sticky: true", &[a1(), b1()])
-            .unwrap_err()
-            .contains("2 hosts")
-    );
+    assert!(verdict("reach: [a1, b1], sticky: true", &[a1(), b1()]).unwrap_err().contains("2 hosts"));
     assert!(verdict("reach: [a1], sticky: true", &[b1(), b1()]).is_err());
 }
 
 #[test]
 fn share_bounds_each_hosts_part() {
-    assert_eq!(
-        verdict("reach: [a1, b1], share: [0.4, 0.6]", &[a1(), b1()]),
-        Ok(())
-    );
+    assert_eq!(verdict("reach: [a1, b1], share: [0.4, 0.6]", &[a1(), b1()]), Ok(()));
     let uneven = [a1(), a1(), a1(), b1()];
-    assert!(
-        verdict("reach: [a1, b1], share: [0.4, 0.6]", &uneven)
-            .unwrap_err()
-            .contains("0.75")
-    );
+    assert!(verdict("reach: [a1, b1], share: [0.4, 0.6]", &uneven).unwrap_err().contains("0.75"));
 }
 
 #[test]
 fn source_is_the_callers_own_address_or_one_of_node1() {
     let as_node = |address| [answered("a1", address)];
     assert_eq!(verdict("reach: [a1], source: client", &[a1()]), Ok(()));
-    assert!(
-        verdict("reach: [a1], source: node", &[a1()])
-            .unwrap_err()
-            .contains("10.244.1.12")
-    );
-    for own in [
-        "192.168.57.11:1",
-        "192.168.57.111:1",
-        "10.244.1.1:1",
-        "[fd57::11]:1",
-        "[fd44:1::1]:1",
-    ] {
-        assert_eq!(
-            verdict("reach: [a1], source: node", &as_node(own)),
-            Ok(()),
-            "{own}"
-        );
-        assert!(
-            verdict("reach: [a1], source: client", &as_node(own)).is_err(),
-            "{own}"
-        );
+    assert!(verdict("reach: [a1], source: node", &[a1()]).unwrap_err().contains("10.244.1.12"));
+    for own in ["192.168.57.11:1", "192.168.57.111:1", "10.244.1.1:1", "[fd57::11]:1", "[fd44:1::1]:1"] {
+        assert_eq!(verdict("reach: [a1], source: node", &as_node(own)), Ok(()), "{own}");
+        assert!(verdict("reach: [a1], source: client", &as_node(own)).is_err(), "{own}");
     }
 }
 
 #[test]
 fn a_source_address_the_flow_gave_the_host_counts_as_its_own() {
-    let Try::Answered(mut answer) = answered("a1", "192.168.57.60:1") else {
-        unreachable!()
-    };
+    let Try::Answered(mut answer) = answered("a1", "192.168.57.60:1") else { unreachable!() };
     answer.source = Some(answer.seen.ip());
-    assert_eq!(
-        verdict("reach: [a1], source: client", &[Try::Answered(answer)]),
-        Ok(())
-    );
+    assert_eq!(verdict("reach: [a1], source: client", &[Try::Answered(answer)]), Ok(()));
 }
 
 #[test]
 fn the_callers_socket_must_report_the_address_dialled() {
-    let Try::Answered(mut answer) = a1() else {
-        unreachable!()
-    };
+    let Try::Answered(mut answer) = a1() else { unreachable!() };
     answer.reported = address("10.244.1.11:8080");
-    assert!(
-        verdict("reach: [a1]", &[Try::Answered(answer)])
-            .unwrap_err()
-            .contains("10.244.1.11:8080")
-    );
+    assert!(verdict("reach: [a1]", &[Try::Answered(answer)]).unwrap_err().contains("10.244.1.11:8080"));
 }
 
 #[test]
 fn refused_wants_a_refusal_of_every_try() {
     let refusal = || failed(FailureKind::Refused);
     assert_eq!(verdict("result: refused", &[refusal(), refusal()]), Ok(()));
-    for other in [
-        FailureKind::TimedOut,
-        FailureKind::Unreachable,
-        FailureKind::Other,
-    ] {
-        assert!(
-            verdict("result: refused", &[refusal(), failed(other)]).is_err(),
-            "{other:?}"
-        );
+    for other in [FailureKind::TimedOut, FailureKind::Unreachable, FailureKind::Other] {
+        assert!(verdict("result: refused", &[refusal(), failed(other)]).is_err(), "{other:?}");
     }
     assert!(verdict("result: refused", &[refusal(), a1()]).is_err());
 }
 
 #[test]
 fn blocked_wants_no_answer_however_it_fails_but_not_by_the_tests_own_fault() {
-    for kind in [
-        FailureKind::Refused,
-        FailureKind::TimedOut,
-        FailureKind::Unreachable,
-    ] {
+    for kind in [FailureKind::Refused, FailureKind::TimedOut, FailureKind::Unreachable] {
         assert_eq!(verdict("result: blocked", &[failed(kind)]), Ok(()), "{kind:?}");
     }
     assert!(verdict("result: blocked", &[failed(FailureKind::Other)]).is_err());
@@ -215,12 +147,7 @@ fn a_page_must_hold_what_is_asked_for_and_may_hold_more() {
 
 #[test]
 fn a_refused_page_is_refused_and_no_page() {
-    let refusal = || {
-        Err(Failure::new(
-            "connect",
-            &std::io::ErrorKind::ConnectionRefused.into(),
-        ))
-    };
+    let refusal = || Err(Failure::new("connect", &std::io::ErrorKind::ConnectionRefused.into()));
     assert_eq!(page_verdict("result: refused", refusal()), Ok(()));
     assert!(page_verdict("status: 200", refusal()).is_err());
     assert!(page_verdict("result: refused", Ok(page())).is_err());
@@ -236,14 +163,8 @@ fn send_verdict(keys: &str, one: Try) -> Result<(), String> {
 #[test]
 fn with_or_error_a_prompt_error_is_as_good_as_an_answer_but_silence_is_not() {
     assert_eq!(send_verdict("reach: [b1], or_error: true", b1()), Ok(()));
-    assert_eq!(
-        send_verdict("reach: [b1], or_error: true", failed(FailureKind::Refused)),
-        Ok(())
-    );
-    assert_eq!(
-        send_verdict("reach: [b1], or_error: true", failed(FailureKind::Unreachable)),
-        Ok(())
-    );
+    assert_eq!(send_verdict("reach: [b1], or_error: true", failed(FailureKind::Refused)), Ok(()));
+    assert_eq!(send_verdict("reach: [b1], or_error: true", failed(FailureKind::Unreachable)), Ok(()));
     assert!(send_verdict("reach: [b1], or_error: true", failed(FailureKind::TimedOut)).is_err());
     assert!(send_verdict("reach: [b1], or_error: true", a1()).is_err());
     assert!(send_verdict("reach: [b1]", failed(FailureKind::Refused)).is_err());
@@ -251,12 +172,8 @@ fn with_or_error_a_prompt_error_is_as_good_as_an_answer_but_silence_is_not() {
 
 #[test]
 fn flows_that_depend_on_chance_or_use_up_a_connection_are_not_repeated() {
-    let dial = |keys: &str| {
-        flow(&format!(
-            "from: a2, to: '{DIALLED}', proto: tcp, reach: [{}] {keys}",
-            Host::A1
-        ))
-    };
+    let dial =
+        |keys: &str| flow(&format!("from: a2, to: '{DIALLED}', proto: tcp, reach: [{}] {keys}", Host::A1));
     assert!(is_repeatable(&dial("")));
     assert!(!is_repeatable(&dial(", hold: x")));
     assert!(!is_repeatable(&dial(", sticky: true")));

@@ -48,12 +48,9 @@ pub fn judge(from: Host, expect: &Expect, seen: &Seen) -> Result<(), String> {
 /// A summary for reports: "a1 x12, b1 x11, 1 x connect: Connection refused".
 pub fn describe(seen: &Seen) -> String {
     match seen {
-        Seen::Page(Ok(page)) => format!(
-            "status {}, {} bytes: {}",
-            page.status,
-            page.body.len(),
-            head(&page.body)
-        ),
+        Seen::Page(Ok(page)) => {
+            format!("status {}, {} bytes: {}", page.status, page.body.len(), head(&page.body))
+        }
         Seen::Page(Err(failure)) => describe_failure(failure),
         Seen::Tries(tries) => {
             let mut counts: BTreeMap<(bool, String), usize> = BTreeMap::new();
@@ -64,10 +61,7 @@ pub fn describe(seen: &Seen) -> String {
                 };
                 *counts.entry((failed, text)).or_default() += 1;
             }
-            let parts: Vec<_> = counts
-                .iter()
-                .map(|((_, text), count)| format!("{count} x {text}"))
-                .collect();
+            let parts: Vec<_> = counts.iter().map(|((_, text), count)| format!("{count} x {text}")).collect();
             parts.join("; ")
         }
     }
@@ -75,13 +69,7 @@ pub fn describe(seen: &Seen) -> String {
 
 /// Whether a failure is an error that came at once, not silence.
 pub(super) fn is_prompt_error(one: &Try) -> bool {
-    matches!(
-        one,
-        Try::Failed(Failure {
-            kind: FailureKind::Refused | FailureKind::Unreachable,
-            ..
-        })
-    )
+    matches!(one, Try::Failed(Failure { kind: FailureKind::Refused | FailureKind::Unreachable, .. }))
 }
 
 fn reached(from: Host, wanted: &Answers, tries: &[Try]) -> Result<(), String> {
@@ -109,11 +97,7 @@ fn who_answered(wanted: &Answers, counts: &BTreeMap<&str, usize>) -> Result<(), 
         return Err(format!("{stranger} answered"));
     }
     if wanted.sticky {
-        return if counts.len() == 1 {
-            Ok(())
-        } else {
-            Err(format!("{} hosts answered", counts.len()))
-        };
+        return if counts.len() == 1 { Ok(()) } else { Err(format!("{} hosts answered", counts.len())) };
     }
     match wanted.hosts.iter().find(|host| !counts.contains_key(host.name())) {
         Some(missing) => Err(format!("{missing} never answered")),
@@ -141,10 +125,7 @@ fn own_socket_agrees(answer: &Answer) -> Result<(), String> {
     if answer.reported == answer.dialled {
         return Ok(());
     }
-    Err(format!(
-        "the socket reports {} as its peer, not the address dialled",
-        answer.reported
-    ))
+    Err(format!("the socket reports {} as its peer, not the address dialled", answer.reported))
 }
 
 fn source_is(from: Host, wanted: Option<Source>, answer: &Answer) -> Result<(), String> {
@@ -154,28 +135,16 @@ fn source_is(from: Host, wanted: Option<Source>, answer: &Answer) -> Result<(), 
         Some(Source::Client) => from.owns(address) || answer.source == Some(address),
         Some(Source::Node) => Host::Node1.owns(address),
     };
-    if right {
-        Ok(())
-    } else {
-        Err(format!("{} saw the client address {address}", answer.host))
-    }
+    if right { Ok(()) } else { Err(format!("{} saw the client address {address}", answer.host)) }
 }
 
 fn refused(failure: &Failure) -> Result<(), String> {
-    if failure.kind == FailureKind::Refused {
-        Ok(())
-    } else {
-        Err(describe_failure(failure))
-    }
+    if failure.kind == FailureKind::Refused { Ok(()) } else { Err(describe_failure(failure)) }
 }
 
 fn blocked(failure: &Failure) -> Result<(), String> {
     // An error of another kind is the test's own, and says nothing about the proxy.
-    if failure.kind == FailureKind::Other {
-        Err(describe_failure(failure))
-    } else {
-        Ok(())
-    }
+    if failure.kind == FailureKind::Other { Err(describe_failure(failure)) } else { Ok(()) }
 }
 
 fn holds(wanted: &ExpectPage, page: &Page) -> Result<(), String> {
@@ -222,13 +191,7 @@ fn describe_failure(failure: &Failure) -> String {
 
 /// The first line of a body, for a report.
 fn head(body: &str) -> String {
-    let mut line: String = body
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .chars()
-        .take(120)
-        .collect();
+    let mut line: String = body.lines().next().unwrap_or_default().chars().take(120).collect();
     if line.len() < body.trim_end().len() {
         let _infallible = write!(line, "...");
     }

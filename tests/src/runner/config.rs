@@ -42,10 +42,7 @@ fn place_linux(linux: &Value, mode: &str) -> Result<Mapping> {
         if field.as_str() != Some("masqueradeAll") {
             bail!("config.linux: v1alpha1 has no place for {field:?}; only masqueradeAll is known");
         }
-        for section in ["iptables", "nftables"]
-            .iter()
-            .take(if mode == "nftables" { 2 } else { 1 })
-        {
+        for section in ["iptables", "nftables"].iter().take(if mode == "nftables" { 2 } else { 1 }) {
             let fields = Mapping::from_iter([(field.clone(), value.clone())]);
             placed.insert((*section).into(), fields.into());
         }
@@ -74,10 +71,7 @@ mod tests {
 
     #[test]
     fn a_case_replaces_single_fields_and_keeps_the_rest() {
-        let config = composed(
-            "{nodePortAddresses: [10.0.0.0/8], iptables: {syncPeriod: 1s}}",
-            "ebpf",
-        );
+        let config = composed("{nodePortAddresses: [10.0.0.0/8], iptables: {syncPeriod: 1s}}", "ebpf");
         assert_eq!(config["nodePortAddresses"][0], "10.0.0.0/8");
         assert_eq!(config["iptables"]["syncPeriod"], "1s");
         assert_eq!(config["iptables"]["minSyncPeriod"], "0s");

@@ -19,10 +19,7 @@ pub struct Manifests {
 impl Manifests {
     /// Makes the directory below `parent`, empty.
     pub fn create(parent: &Path) -> Result<Self> {
-        let this = Self {
-            directory: parent.join("manifests"),
-            staging: parent.join("staging"),
-        };
+        let this = Self { directory: parent.join("manifests"), staging: parent.join("staging") };
         for path in [&this.directory, &this.staging] {
             match fs::remove_dir_all(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

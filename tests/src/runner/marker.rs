@@ -56,15 +56,9 @@ impl Marker {
         let address = SocketAddr::new(CLUSTER_IP.parse()?, self.port);
         let agent = world.agent(Host::Node1)?;
         let found = Deadline::after(within).poll(|| {
-            match agent.dial(Dial {
-                timeout: LOOK_FOR,
-                ..Dial::new(address, Protocol::Tcp, 1)
-            }) {
+            match agent.dial(Dial { timeout: LOOK_FOR, ..Dial::new(address, Protocol::Tcp, 1) }) {
                 Err(error) => Some(Err(error)),
-                Ok(tries) => tries
-                    .iter()
-                    .any(|one| matches!(one, Try::Answered(_)))
-                    .then_some(Ok(())),
+                Ok(tries) => tries.iter().any(|one| matches!(one, Try::Answered(_))).then_some(Ok(())),
             }
         });
         match found {

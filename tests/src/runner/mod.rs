@@ -121,9 +121,7 @@ impl CaseRun<'_> {
                     (None, Err(error)) => FlowResult::not_run(error),
                     (None, Ok(())) => self.run_flow(flow),
                 };
-                self.report
-                    .flows
-                    .push(FlowReport::new(number, flow_number, flow, result));
+                self.report.flows.push(FlowReport::new(number, flow_number, flow, result));
             }
             if let Err(error) = changed {
                 self.report.problem(&format!("step {}", number + 1), &error);
@@ -143,12 +141,8 @@ impl CaseRun<'_> {
             proxy.stop()?;
             self.proxy_is_up = false;
         }
-        step.delete
-            .iter()
-            .try_for_each(|key| self.manifests.delete(key))?;
-        step.apply
-            .iter()
-            .try_for_each(|object| self.manifests.apply(&object.key, &object.manifest))?;
+        step.delete.iter().try_for_each(|key| self.manifests.delete(key))?;
+        step.apply.iter().try_for_each(|object| self.manifests.apply(&object.key, &object.manifest))?;
         let Some(proxy) = &mut self.proxy else {
             return Ok(());
         };
@@ -156,19 +150,14 @@ impl CaseRun<'_> {
             proxy.start(self.world)?;
             self.proxy_is_up = true;
         } else if self.proxy_is_up {
-            self.marker
-                .wait_until_programmed(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
+            self.marker.wait_until_programmed(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
         }
         Ok(())
     }
 
     fn run_flow(&mut self, flow: &Flow) -> FlowResult {
         // Without a proxy there is nothing to wait for.
-        let patience = if self.proxy.is_some() {
-            PROGRAMMED_WITHIN
-        } else {
-            Duration::ZERO
-        };
+        let patience = if self.proxy.is_some() { PROGRAMMED_WITHIN } else { Duration::ZERO };
         match flow::run(self.world, flow, patience) {
             Ok(Verdict::Held { late }) => FlowResult::Held { late },
             Ok(Verdict::Failed { why, seen }) => FlowResult::Failed { why, seen },
@@ -180,8 +169,7 @@ impl CaseRun<'_> {
     fn end(&mut self) {
         for host in self.world.hosts() {
             if let Err(error) = self.world.agent(host).and_then(Agent::close) {
-                self.report
-                    .problem(&format!("close the connections of {host}"), &error);
+                self.report.problem(&format!("close the connections of {host}"), &error);
             }
         }
         let Some(proxy) = &mut self.proxy else { return };

@@ -43,11 +43,7 @@ impl Pending {
             (None, Some((_, hosts, why))) => (*hosts, *why),
             (None, None) => (&[][..], ""),
         };
-        Self {
-            mode: mode.to_owned(),
-            hosts: hosts.to_vec(),
-            why: why.to_owned(),
-        }
+        Self { mode: mode.to_owned(), hosts: hosts.to_vec(), why: why.to_owned() }
     }
 
     /// Why a flow of a case is pending; None if it has to hold.
@@ -58,11 +54,7 @@ impl Pending {
     }
 
     fn tag_not_in_mode(&self, case: &Case) -> Option<String> {
-        let missing = |tag: &str| {
-            NOT_IN_MODE
-                .iter()
-                .any(|(mode, no)| *mode == self.mode && *no == tag)
-        };
+        let missing = |tag: &str| NOT_IN_MODE.iter().any(|(mode, no)| *mode == self.mode && *no == tag);
         let tag = case.requires.iter().find(|tag| missing(tag))?;
         Some(format!("mode {} has no {tag}, as upstream", self.mode))
     }
@@ -81,18 +73,12 @@ mod tests {
     fn case(head: &str) -> Case {
         let flows = "{from: client, http: 'http://192.168.57.11/', status: 200}, \
                      {from: a1, to: '10.96.0.1:80', proto: tcp, reach: [a1]}";
-        format!("{{name: x, about: y, {head} steps: [{{flows: [{flows}]}}]}}")
-            .parse()
-            .unwrap()
+        format!("{{name: x, about: y, {head} steps: [{{flows: [{flows}]}}]}}").parse().unwrap()
     }
 
     fn pending(case: &Case, mode: &str, hosts: Option<&[Host]>) -> Vec<bool> {
         let pending = Pending::new(mode, hosts);
-        case.steps[0]
-            .flows
-            .iter()
-            .map(|flow| pending.reason(case, flow).is_some())
-            .collect()
+        case.steps[0].flows.iter().map(|flow| pending.reason(case, flow).is_some()).collect()
     }
 
     #[test]
@@ -113,18 +99,9 @@ mod tests {
 
     #[test]
     fn in_ebpf_mode_all_flows_of_cases_about_masquerading_are_pending() {
-        assert_eq!(
-            pending(&case("config: {linux: {masqueradeAll: true}},"), "ebpf", None),
-            [true, true]
-        );
-        assert_eq!(
-            pending(&case("config: {detectLocalMode: NodeCIDR},"), "ebpf", None),
-            [true, true]
-        );
-        assert_eq!(
-            pending(&case("config: {nodePortAddresses: []},"), "ebpf", None),
-            [true, false]
-        );
+        assert_eq!(pending(&case("config: {linux: {masqueradeAll: true}},"), "ebpf", None), [true, true]);
+        assert_eq!(pending(&case("config: {detectLocalMode: NodeCIDR},"), "ebpf", None), [true, true]);
+        assert_eq!(pending(&case("config: {nodePortAddresses: []},"), "ebpf", None), [true, false]);
     }
 
     #[test]

@@ -44,10 +44,7 @@ impl Proxy {
         ];
         Self {
             program: program.to_owned(),
-            arguments: arguments
-                .into_iter()
-                .flat_map(|(flag, value)| [flag.to_owned(), value])
-                .collect(),
+            arguments: arguments.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect(),
             pin_directory: world.pin_directory(),
             log: world.directory().join("proxy.log"),
             running: None,
@@ -58,10 +55,7 @@ impl Proxy {
     pub fn start(&mut self, world: &mut World) -> Result<()> {
         ensure!(self.running.is_none(), "the proxy runs already");
         self.running = Some(world.spawn(Host::Node1, &self.program, &self.arguments, &self.open_log()?)?);
-        let get = Get {
-            url: HEALTHZ.to_owned(),
-            timeout: LOOK_FOR,
-        };
+        let get = Get { url: HEALTHZ.to_owned(), timeout: LOOK_FOR };
         let mut last = "no answer".to_owned();
         let healthy = Deadline::after(HEALTHY_WITHIN).poll(|| self.look(world, &get, &mut last).transpose());
         match healthy {
@@ -79,11 +73,7 @@ impl Proxy {
             bail!("the proxy had ended by itself, with {}", describe(status));
         }
         let status = running.terminate(STOPPED_WITHIN)?;
-        ensure!(
-            status.success(),
-            "the proxy ended with {} on SIGTERM",
-            describe(status)
-        );
+        ensure!(status.success(), "the proxy ended with {} on SIGTERM", describe(status));
         Ok(())
     }
 
@@ -93,9 +83,7 @@ impl Proxy {
             return Ok(());
         };
         running.signal(Signal::SIGKILL)?;
-        running
-            .wait(STOPPED_WITHIN)?
-            .context("the proxy survives SIGKILL")?;
+        running.wait(STOPPED_WITHIN)?.context("the proxy survives SIGKILL")?;
         Ok(())
     }
 
@@ -109,11 +97,7 @@ impl Proxy {
         };
         ensure!(status.success(), "--cleanup ended with {}", describe(status));
         if self.pin_directory.exists() {
-            bail!(
-                "--cleanup left {} with {}",
-                self.pin_directory.display(),
-                listing(&self.pin_directory)
-            );
+            bail!("--cleanup left {} with {}", self.pin_directory.display(), listing(&self.pin_directory));
         }
         Ok(())
     }
@@ -134,9 +118,7 @@ impl Proxy {
 
     /// All that it wrote.
     pub fn log(&self) -> String {
-        fs::read(&self.log)
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-            .unwrap_or_default()
+        fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
     /// Whether it is healthy; an error if it has ended.
@@ -163,12 +145,6 @@ impl Proxy {
 
 fn listing(directory: &Path) -> String {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let names: Vec<_> = entries
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
-    if names.is_empty() {
-        "nothing in it".to_owned()
-    } else {
-        names.join(", ")
-    }
+    let names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    if names.is_empty() { "nothing in it".to_owned() } else { names.join(", ") }
 }

@@ -117,8 +117,7 @@ impl CaseReport {
                     Some(why) => FlowResult::Pending { why },
                     None => FlowResult::not_run(error),
                 };
-                self.flows
-                    .push(FlowReport::new(number, flow_number, flow, result));
+                self.flows.push(FlowReport::new(number, flow_number, flow, result));
             }
         }
     }
@@ -171,10 +170,7 @@ impl FlowReport {
 impl FlowResult {
     /// Of a flow that could not be carried out.
     pub(super) fn not_run(error: &Error) -> Self {
-        Self::Failed {
-            why: "not run".to_owned(),
-            seen: format!("{error:#}"),
-        }
+        Self::Failed { why: "not run".to_owned(), seen: format!("{error:#}") }
     }
 
     fn is_late(&self) -> bool {
@@ -194,26 +190,10 @@ impl Counts {
     /// As in "3"; "2 (1)" with one pending; "1/3 FAIL" when one of three held.
     fn cell(self) -> String {
         match self {
-            Self {
-                held: 0,
-                failed: 0,
-                pending: 0,
-            } => String::new(),
-            Self {
-                held: 0,
-                failed: 0,
-                pending,
-            } => format!("({pending})"),
-            Self {
-                held,
-                failed: 0,
-                pending: 0,
-            } => format!("{held}"),
-            Self {
-                held,
-                failed: 0,
-                pending,
-            } => format!("{held} ({pending})"),
+            Self { held: 0, failed: 0, pending: 0 } => String::new(),
+            Self { held: 0, failed: 0, pending } => format!("({pending})"),
+            Self { held, failed: 0, pending: 0 } => format!("{held}"),
+            Self { held, failed: 0, pending } => format!("{held} ({pending})"),
             Self { held, failed, .. } => format!("{held}/{} FAIL", held + failed),
         }
     }
@@ -224,13 +204,7 @@ impl fmt::Display for CaseReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (held, failed, pending) = (self.held(), self.failed(), self.pending());
         let counts = format!("{held:>3} passed {failed:>3} failed {pending:>3} pending");
-        write!(
-            f,
-            "{:<8}{:<34}{counts} {:>6.2} s",
-            self.verdict(),
-            self.name,
-            self.took.as_secs_f32()
-        )?;
+        write!(f, "{:<8}{:<34}{counts} {:>6.2} s", self.verdict(), self.name, self.took.as_secs_f32())?;
         for flow in &self.flows {
             match &flow.result {
                 FlowResult::Failed { why, seen } => {
@@ -253,9 +227,7 @@ impl fmt::Display for CaseReport {
         }
         if failed > 0 && !self.log_tail.is_empty() {
             write!(f, "\n    the end of the proxy's log:")?;
-            self.log_tail
-                .lines()
-                .try_for_each(|line| write!(f, "\n      | {line}"))?;
+            self.log_tail.lines().try_for_each(|line| write!(f, "\n      | {line}"))?;
         }
         Ok(())
     }
@@ -265,18 +237,9 @@ impl<'a> Summary<'a> {
     /// Of cases that took so long together.
     pub fn new(cases: &'a [CaseReport], took: Duration) -> Self {
         let total = |count: fn(&CaseReport) -> usize| cases.iter().map(count).sum();
-        let (passed, failed, pending) = (
-            total(CaseReport::held),
-            total(CaseReport::failed),
-            total(CaseReport::pending),
-        );
-        Self {
-            passed,
-            failed,
-            pending,
-            took,
-            cases,
-        }
+        let (passed, failed, pending) =
+            (total(CaseReport::held), total(CaseReport::failed), total(CaseReport::pending));
+        Self { passed, failed, pending, took, cases }
     }
 
     /// Whether nothing failed.
@@ -285,11 +248,8 @@ impl<'a> Summary<'a> {
     }
 
     fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hosts: BTreeSet<Host> = self
-            .cases
-            .iter()
-            .flat_map(|r| r.flows.iter().map(|flow| flow.from))
-            .collect();
+        let hosts: BTreeSet<Host> =
+            self.cases.iter().flat_map(|r| r.flows.iter().map(|flow| flow.from)).collect();
         write!(f, "{:<34}", "flows by case and host; (pending)")?;
         hosts.iter().try_for_each(|host| write!(f, "{host:>10}"))?;
         writeln!(f)?;
@@ -315,9 +275,7 @@ impl<'a> Summary<'a> {
                 *reasons.entry(why).or_default() += 1;
             }
         }
-        reasons
-            .iter()
-            .try_for_each(|(why, count)| writeln!(f, "{count} pending: {why}"))
+        reasons.iter().try_for_each(|(why, count)| writeln!(f, "{count} pending: {why}"))
     }
 }
 
@@ -327,18 +285,8 @@ impl fmt::Display for Summary<'_> {
         self.table(f)?;
         writeln!(f)?;
         self.pending_reasons(f)?;
-        let Self {
-            passed,
-            failed,
-            pending,
-            took,
-            cases,
-        } = self;
-        let late = cases
-            .iter()
-            .flat_map(|case| &case.flows)
-            .filter(|flow| flow.result.is_late())
-            .count();
+        let Self { passed, failed, pending, took, cases } = self;
+        let late = cases.iter().flat_map(|case| &case.flows).filter(|flow| flow.result.is_late()).count();
         if late > 0 {
             writeln!(f, "{late} of those that passed held only after a while")?;
         }

@@ -20,14 +20,8 @@ static MOUNTED: AtomicBool = AtomicBool::new(false);
 pub(super) fn create(name: &str) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")?;
     if super::mounts_of_type(&mounts, "bpf").all(|at| at != Path::new(MOUNT_POINT)) {
-        mount(
-            Some("bpf"),
-            MOUNT_POINT,
-            Some("bpf"),
-            MsFlags::empty(),
-            None::<&str>,
-        )
-        .with_context(|| format!("mount bpffs at {MOUNT_POINT}"))?;
+        mount(Some("bpf"), MOUNT_POINT, Some("bpf"), MsFlags::empty(), None::<&str>)
+            .with_context(|| format!("mount bpffs at {MOUNT_POINT}"))?;
         MOUNTED.store(true, Ordering::Relaxed);
     }
     let path = directory(name);
@@ -53,9 +47,7 @@ pub(super) fn unmount_if_unused() -> Result<()> {
     if !MOUNTED.load(Ordering::Relaxed) {
         return Ok(());
     }
-    let mut entries = fs::read_dir(MOUNT_POINT)
-        .with_context(|| format!("read {MOUNT_POINT}"))?
-        .flatten();
+    let mut entries = fs::read_dir(MOUNT_POINT).with_context(|| format!("read {MOUNT_POINT}"))?.flatten();
     // Kernels with preloaded iterators put maps.debug and progs.debug into every bpffs.
     let is_kernels_own =
         |entry: &fs::DirEntry| entry.path().extension().is_some_and(|suffix| suffix == "debug");

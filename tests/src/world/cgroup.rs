@@ -22,9 +22,7 @@ const KILL_WITHIN: Duration = Duration::from_secs(5);
 /// Where the cgroup v2 hierarchy is mounted, whether unified or beside version 1.
 pub(super) fn mount_point() -> Result<Option<PathBuf>> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")?;
-    Ok(super::mounts_of_type(&mounts, "cgroup2")
-        .next()
-        .map(Path::to_owned))
+    Ok(super::mounts_of_type(&mounts, "cgroup2").next().map(Path::to_owned))
 }
 
 /// Makes the subtrees of the run called `name`. Mounts cgroup2 at `private_mount` if it is mounted nowhere.
@@ -33,14 +31,8 @@ pub(super) fn create(name: &str, private_mount: &Path) -> Result<PathBuf> {
         found
     } else {
         fs::create_dir_all(private_mount)?;
-        mount(
-            None::<&str>,
-            private_mount,
-            Some("cgroup2"),
-            MsFlags::empty(),
-            None::<&str>,
-        )
-        .with_context(|| format!("mount cgroup2 at {}", private_mount.display()))?;
+        mount(None::<&str>, private_mount, Some("cgroup2"), MsFlags::empty(), None::<&str>)
+            .with_context(|| format!("mount cgroup2 at {}", private_mount.display()))?;
         private_mount.to_owned()
     };
     let own = top.join(name);
@@ -84,11 +76,7 @@ fn processes(cgroup: &Path) -> Result<Vec<Pid>> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other.with_context(|| format!("read cgroup.procs of {}", path.display()))?,
         };
-        found.extend(
-            text.lines()
-                .filter_map(|line| line.parse().ok())
-                .map(Pid::from_raw),
-        );
+        found.extend(text.lines().filter_map(|line| line.parse().ok()).map(Pid::from_raw));
     }
     Ok(found)
 }
@@ -102,9 +90,5 @@ fn remove_directories(cgroup: &Path) -> io::Result<()> {
 
 fn children(cgroup: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(cgroup)?.collect::<io::Result<Vec<_>>>()?;
-    Ok(entries
-        .iter()
-        .map(fs::DirEntry::path)
-        .filter(|path| path.is_dir())
-        .collect())
+    Ok(entries.iter().map(fs::DirEntry::path).filter(|path| path.is_dir()).collect())
 }

@@ -60,22 +60,15 @@ impl World {
         let run = Run::create()?;
         let cgroup = cgroup::create(run.name(), &run.private_cgroup2())?;
         let namespaces = build_network(run.name(), hosts).context("build the test world's network")?;
-        let mut world = Self {
-            agents: BTreeMap::new(),
-            namespaces,
-            cgroup,
-            program: program.to_owned(),
-            run,
-        };
+        let mut world =
+            Self { agents: BTreeMap::new(), namespaces, cgroup, program: program.to_owned(), run };
         for host in hosts {
             let agent =
                 Agent::start(*host, &world.inside(*host)?).with_context(|| format!("agent of {host}"))?;
             world.agents.insert(*host, agent);
         }
         for (host, agent) in &mut world.agents {
-            agent
-                .wait_until_ready()
-                .with_context(|| format!("agent of {host}"))?;
+            agent.wait_until_ready().with_context(|| format!("agent of {host}"))?;
         }
         Ok(world)
     }
@@ -107,9 +100,7 @@ impl World {
 
     /// The agent that opens connections on a host.
     pub fn agent(&mut self, host: Host) -> Result<&mut Agent> {
-        self.agents
-            .get_mut(&host)
-            .with_context(|| format!("{host} is not in this world"))
+        self.agents.get_mut(&host).with_context(|| format!("{host} is not in this world"))
     }
 
     /// Starts a program on a host: in its namespace and its cgroup. Output goes to the end of `log`.
@@ -124,16 +115,12 @@ impl World {
         namespace.run(|| {
             let netlink = Netlink::open()?;
             let absent = addresses.iter().filter(|address| !is_local(**address));
-            absent
-                .copied()
-                .try_for_each(|address| netlink.add_address(LINK, IpNet::from(address)))
+            absent.copied().try_for_each(|address| netlink.add_address(LINK, IpNet::from(address)))
         })
     }
 
     fn namespace(&self, host: Host) -> Result<&Netns> {
-        self.namespaces
-            .get(&host)
-            .with_context(|| format!("{host} is not in this world"))
+        self.namespaces.get(&host).with_context(|| format!("{host} is not in this world"))
     }
 
     fn inside(&self, host: Host) -> Result<Inside> {
@@ -171,21 +158,13 @@ fn build_network(run: &str, hosts: &[Host]) -> Result<BTreeMap<Host, Netns>> {
     join_with_bridge(run, &namespaces)?;
     // Nodes before pods, and links before routes: a route's gateway must be reachable when it is added.
     for (host, namespace) in namespaces.iter().filter(|(host, _)| host.node().is_none()) {
-        namespace
-            .run(|| set_up_link(*host))
-            .with_context(|| host.name())?;
+        namespace.run(|| set_up_link(*host)).with_context(|| host.name())?;
     }
     for (pod, namespace) in &namespaces {
         let Some(node) = pod.node() else { continue };
-        let Some(nodes_own) = namespaces.get(&node) else {
-            bail!("{pod} needs {node} in the world")
-        };
-        nodes_own
-            .run(|| connect_pod(*pod, node, namespace))
-            .with_context(|| pod.name())?;
-        namespace
-            .run(|| set_up_pod(*pod, node))
-            .with_context(|| pod.name())?;
+        let Some(nodes_own) = namespaces.get(&node) else { bail!("{pod} needs {node} in the world") };
+        nodes_own.run(|| connect_pod(*pod, node, namespace)).with_context(|| pod.name())?;
+        namespace.run(|| set_up_pod(*pod, node)).with_context(|| pod.name())?;
     }
     Ok(namespaces)
 }
@@ -213,9 +192,7 @@ fn set_up_link(host: Host) -> Result<()> {
     for address in host.addresses() {
         netlink.add_address(LINK, address)?;
     }
-    host.routes()
-        .into_iter()
-        .try_for_each(|route| netlink.add_route(route))
+    host.routes().into_iter().try_for_each(|route| netlink.add_route(route))
 }
 
 /// In the node: its end of the pod's link.
@@ -227,9 +204,7 @@ fn connect_pod(pod: Host, node: Host, namespace: &Netns) -> Result<()> {
     for gateway in node.gateways() {
         netlink.add_address(&link, gateway)?;
     }
-    pod.addresses()
-        .into_iter()
-        .try_for_each(|address| netlink.add_link_route(address, &link))
+    pod.addresses().into_iter().try_for_each(|address| netlink.add_link_route(address, &link))
 }
 
 /// In the pod: its end, with everything behind the node.
@@ -239,12 +214,8 @@ fn set_up_pod(pod: Host, node: Host) -> Result<()> {
     for address in pod.addresses() {
         netlink.add_address(LINK, address)?;
     }
-    node.gateways()
-        .into_iter()
-        .try_for_each(|gateway| netlink.add_link_route(gateway, LINK))?;
-    pod.routes()
-        .into_iter()
-        .try_for_each(|route| netlink.add_route(route))
+    node.gateways().into_iter().try_for_each(|gateway| netlink.add_link_route(gateway, LINK))?;
+    pod.routes().into_iter().try_for_each(|route| netlink.add_route(route))
 }
 
 #[cfg(test)]

@@ -63,9 +63,7 @@ pub(super) fn names(prefix: &str) -> Vec<String> {
     let Ok(entries) = fs::read_dir(DIRECTORY) else {
         return Vec::new();
     };
-    let names = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok());
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| name.starts_with(prefix)).collect()
 }
 

@@ -52,26 +52,15 @@ impl Run {
     fn claim() -> Result<Self> {
         let _one_at_a_time = lock_parent()?;
         for error in remove_leftovers_locked().1 {
-            tracing::warn!(
-                error = format!("{error:#}"),
-                "cannot remove all that an earlier run left behind"
-            );
+            tracing::warn!(error = format!("{error:#}"), "cannot remove all that an earlier run left behind");
         }
-        let name = format!(
-            "{PREFIX}{}-{}",
-            process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
+        let name = format!("{PREFIX}{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let directory = Path::new(PARENT).join(&name);
         live().push(name.clone());
         fs::create_dir(&directory).with_context(|| format!("create {}", directory.display()))?;
         let lock = File::create_new(directory.join(LOCK)).context("create the lock of the run")?;
         lock.try_lock().context("lock the directory of the run")?;
-        Ok(Self {
-            name,
-            directory,
-            _lock: lock,
-        })
+        Ok(Self { name, directory, _lock: lock })
     }
 
     /// The name, as in `shunt-test-4711-0`.
@@ -130,10 +119,8 @@ fn remove_own(names: &[String]) -> Vec<Error> {
 /// What exists under the run's name, for checks that nothing is left.
 pub fn traces(name: &str) -> Vec<PathBuf> {
     let namespaces = netns::names(&format!("{name}-"));
-    let mut paths: Vec<_> = namespaces
-        .iter()
-        .map(|namespace| Path::new(netns::DIRECTORY).join(namespace))
-        .collect();
+    let mut paths: Vec<_> =
+        namespaces.iter().map(|namespace| Path::new(netns::DIRECTORY).join(namespace)).collect();
     paths.extend(cgroup_of(name));
     paths.extend([bpffs::directory(name), Path::new(PARENT).join(name)]);
     paths.retain(|path| path.exists());

@@ -47,16 +47,8 @@ pub struct Route {
 
 impl Host {
     /// Every host, nodes before their pods.
-    pub const ALL: [Self; 8] = [
-        Self::Node1,
-        Self::A1,
-        Self::A2,
-        Self::A3,
-        Self::Node2,
-        Self::B1,
-        Self::B2,
-        Self::Client,
-    ];
+    pub const ALL: [Self; 8] =
+        [Self::Node1, Self::A1, Self::A2, Self::A3, Self::Node2, Self::B1, Self::B2, Self::Client];
 
     /// The name that cases and answers use.
     pub fn name(self) -> &'static str {
@@ -94,12 +86,7 @@ impl Host {
     /// The addresses on the host's own `eth0`, IPv4 before IPv6.
     pub fn addresses(self) -> Vec<IpNet> {
         let texts: &[&str] = match self {
-            Self::Node1 => &[
-                "192.168.57.11/24",
-                "192.168.57.111/24",
-                "fd57::11/64",
-                "fd57::111/64",
-            ],
+            Self::Node1 => &["192.168.57.11/24", "192.168.57.111/24", "fd57::11/64", "fd57::111/64"],
             Self::Node2 => &["192.168.57.12/24", "fd57::12/64"],
             Self::Client => &["192.168.57.50/24", "fd57::50/64"],
             Self::A1 => &["10.244.1.11/32", "fd44:1::11/128"],
@@ -122,10 +109,7 @@ impl Host {
 
     /// Whether the address is one of this host's, gateways included.
     pub fn owns(self, address: IpAddr) -> bool {
-        self.addresses()
-            .iter()
-            .chain(&self.gateways())
-            .any(|own| own.addr() == address)
+        self.addresses().iter().chain(&self.gateways()).any(|own| own.addr() == address)
     }
 
     /// Routes through gateways. Pods have only the default route through their node.
@@ -142,10 +126,7 @@ impl Host {
                 routes
             }
             Self::Client => service_routes(),
-            pod => pod
-                .node()
-                .map(|node| routes_by_default(&node.gateways()))
-                .unwrap_or_default(),
+            pod => pod.node().map(|node| routes_by_default(&node.gateways())).unwrap_or_default(),
         }
     }
 
@@ -179,15 +160,7 @@ impl CgroupSubtree {
 
 /// The ranges of Service addresses, which an outside router sends to node1.
 fn service_routes() -> Vec<Route> {
-    routes(
-        &[
-            "10.96.0.0/16",
-            "198.51.100.0/24",
-            "fd96::/112",
-            "2001:db8:51::/64",
-        ],
-        Host::Node1,
-    )
+    routes(&["10.96.0.0/16", "198.51.100.0/24", "fd96::/112", "2001:db8:51::/64"], Host::Node1)
 }
 
 /// Routes to the ranges through the first address of the same family of `via`.
@@ -207,15 +180,8 @@ fn routes_by_default(gateways: &[IpNet]) -> Vec<Route> {
     gateways
         .iter()
         .map(|gateway| {
-            let to = if gateway.addr().is_ipv4() {
-                "0.0.0.0/0"
-            } else {
-                "::/0"
-            };
-            Route {
-                to: net(to),
-                via: gateway.addr(),
-            }
+            let to = if gateway.addr().is_ipv4() { "0.0.0.0/0" } else { "::/0" };
+            Route { to: net(to), via: gateway.addr() }
         })
         .collect()
 }
@@ -225,13 +191,9 @@ fn same_family(one: &IpNet, other: &IpNet) -> bool {
 }
 
 /// The constants of this file, whose syntax its tests check.
-#[expect(
-    clippy::expect_used,
-    reason = "only this file's constants come here; a test reads them all"
-)]
+#[expect(clippy::expect_used, reason = "only this file's constants come here; a test reads them all")]
 fn net(text: &str) -> IpNet {
-    text.parse()
-        .expect("a constant of the topology is an address with its prefix length")
+    text.parse().expect("a constant of the topology is an address with its prefix length")
 }
 
 #[cfg(test)]
@@ -258,10 +220,7 @@ mod tests {
         for host in Host::ALL {
             for route in host.routes() {
                 let owner = Host::ALL.into_iter().find(|other| other.owns(route.via));
-                assert!(
-                    owner.is_some_and(|owner| owner != host),
-                    "{host}: {route:?} leads to {owner:?}"
-                );
+                assert!(owner.is_some_and(|owner| owner != host), "{host}: {route:?} leads to {owner:?}");
             }
         }
     }

@@ -34,12 +34,7 @@ async fn lists_are_streamed_and_changes_follow() -> Result<()> {
     scene.until(|scene| scene.service_log(0).len() == 4).await?;
     assert_eq!(
         scene.service_log(0),
-        [
-            "services = web",
-            "services + web",
-            "services + new",
-            "services - web"
-        ]
+        ["services = web", "services + web", "services + new", "services - web"]
     );
     Ok(())
 }
@@ -60,56 +55,29 @@ async fn only_what_the_selectors_let_through_is_asked_for() -> Result<()> {
         node("node2"),
     ];
     let mut scene = Scene::start(&[&objects()[..], &others[..]].concat(), patient()).await?;
-    assert_eq!(
-        (scene.services.len(), scene.slices.len(), scene.nodes.len()),
-        (1, 1, 1)
-    );
+    assert_eq!((scene.services.len(), scene.slices.len(), scene.nodes.len()), (1, 1, 1));
     let labels = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
     for request in scene.server.requests() {
-        let selectors = (
-            request.query.get("labelSelector"),
-            request.query.get("fieldSelector"),
-        );
+        let selectors = (request.query.get("labelSelector"), request.query.get("fieldSelector"));
         let this_node = (None, Some("metadata.name=node1"));
-        assert_eq!(
-            selectors,
-            if request.plural == "nodes" {
-                this_node
-            } else {
-                (Some(labels), None)
-            }
-        );
+        assert_eq!(selectors, if request.plural == "nodes" { this_node } else { (Some(labels), None) });
     }
     // A Service that another proxy takes over is gone for this one.
-    scene.server.put(labelled(
-        service("web", 80),
-        "service.kubernetes.io/service-proxy-name",
-    ))?;
+    scene.server.put(labelled(service("web", 80), "service.kubernetes.io/service-proxy-name"))?;
     scene.until(|scene| scene.services.is_empty()).await
 }
 
 #[tokio::test]
 async fn a_server_that_refuses_to_stream_is_listed_by_pages() -> Result<()> {
     let server = server_with(&many_services(1203)).await?;
-    server.misbehave(
-        None,
-        Some(Verb::WatchList),
-        Misbehaviour::RefuseStreaming,
-        usize::MAX,
-    );
+    server.misbehave(None, Some(Verb::WatchList), Misbehaviour::RefuseStreaming, usize::MAX);
     let mut scene = Scene::watching(server, patient()).await?;
     scene.synced().await?;
     assert_eq!(scene.services.len(), 1203);
     let pages = scene.requests("services", Verb::List);
     assert_eq!(pages.len(), 3);
     assert!(pages.iter().all(|page| page.query.get("limit") == Some("500")));
-    assert_eq!(
-        pages
-            .iter()
-            .filter(|page| page.query.get("continue").is_some())
-            .count(),
-        2
-    );
+    assert_eq!(pages.iter().filter(|page| page.query.get("continue").is_some()).count(), 2);
     scene.server.put(service("s0000", 81))?;
     scene.port("s0000", 81).await
 }
@@ -117,12 +85,7 @@ async fn a_server_that_refuses_to_stream_is_listed_by_pages() -> Result<()> {
 #[tokio::test]
 async fn a_server_that_does_not_know_streaming_is_listed_by_pages() -> Result<()> {
     let server = server_with(&objects()).await?;
-    server.misbehave(
-        None,
-        Some(Verb::WatchList),
-        Misbehaviour::IgnoreStreaming,
-        usize::MAX,
-    );
+    server.misbehave(None, Some(Verb::WatchList), Misbehaviour::IgnoreStreaming, usize::MAX);
     let mut scene = Scene::watching(server, quick()).await?;
     scene.synced().await?;
     assert_eq!(scene.port_of("web"), Some(80));
@@ -137,12 +100,7 @@ async fn a_bookmark_moves_the_version_to_resume_from() -> Result<()> {
     // A change of another kind makes all watches catch up with the version, which their bookmarks then tell.
     scene.server.put(service("other", 80))?;
     scene.port("other", 80).await?;
-    let resumed = |request: &Request| {
-        request
-            .query
-            .get("resourceVersion")
-            .and_then(|text| text.parse().ok())
-    };
+    let resumed = |request: &Request| request.query.get("resourceVersion").and_then(|text| text.parse().ok());
     let reached = async {
         while scene
             .requests("nodes", Verb::Watch)
@@ -155,9 +113,7 @@ async fn a_bookmark_moves_the_version_to_resume_from() -> Result<()> {
             scene.server.interrupt(Interruption::End);
         }
     };
-    timeout(DEADLINE, reached)
-        .await
-        .context("no watch resumed from a bookmark")?;
+    timeout(DEADLINE, reached).await.context("no watch resumed from a bookmark")?;
     assert_eq!(scene.requests("nodes", Verb::WatchList).len(), 1);
     Ok(())
 }
@@ -167,9 +123,7 @@ async fn history_that_expired_in_the_stream_leads_to_one_replacement() -> Result
     let mut scene = Scene::start(&[service("gone", 1), service("web", 80)], patient()).await?;
     scene.server.down().await;
     scene.server.delete("Service", "default", "gone")?;
-    scene
-        .server
-        .misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::ExpiredInStream, 1);
+    scene.server.misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::ExpiredInStream, 1);
     scene.server.up().await?;
     scene.until(|scene| scene.services.len() == 1).await?;
     assert_eq!(scene.service_log(1), ["services = web"]);
@@ -179,9 +133,7 @@ async fn history_that_expired_in_the_stream_leads_to_one_replacement() -> Result
 #[tokio::test]
 async fn http_gone_on_a_watch_leads_to_a_new_list() -> Result<()> {
     let mut scene = Scene::start(&objects(), patient()).await?;
-    scene
-        .server
-        .misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::Gone, 1);
+    scene.server.misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::Gone, 1);
     scene.server.interrupt(Interruption::End);
     scene.requested("services", Verb::WatchList, 2).await?;
     scene.server.put(service("web", 81))?;
@@ -204,18 +156,8 @@ async fn a_version_from_before_compaction_leads_to_a_new_list() -> Result<()> {
 async fn expired_continue_tokens_start_the_list_over_and_at_last_without_pages() -> Result<()> {
     for (expirations, requests) in [(1, 4), (2, 5)] {
         let server = server_with(&many_services(700)).await?;
-        server.misbehave(
-            None,
-            Some(Verb::WatchList),
-            Misbehaviour::RefuseStreaming,
-            usize::MAX,
-        );
-        server.misbehave(
-            SERVICES,
-            Some(Verb::List),
-            Misbehaviour::ExpireContinue,
-            expirations,
-        );
+        server.misbehave(None, Some(Verb::WatchList), Misbehaviour::RefuseStreaming, usize::MAX);
+        server.misbehave(SERVICES, Some(Verb::List), Misbehaviour::ExpireContinue, expirations);
         let mut scene = Scene::watching(server, patient()).await?;
         scene.synced().await?;
         assert_eq!((scene.services.len(), scene.service_log(0).len()), (700, 1));
@@ -246,12 +188,7 @@ async fn a_connection_cut_in_the_middle_of_an_event_loses_nothing() -> Result<()
 async fn a_list_cut_in_the_middle_is_asked_for_again() -> Result<()> {
     let server = server_with(&objects()).await?;
     server.misbehave(None, Some(Verb::WatchList), Misbehaviour::Cut, 3);
-    server.misbehave(
-        None,
-        Some(Verb::WatchList),
-        Misbehaviour::RefuseStreaming,
-        usize::MAX,
-    );
+    server.misbehave(None, Some(Verb::WatchList), Misbehaviour::RefuseStreaming, usize::MAX);
     server.misbehave(None, Some(Verb::List), Misbehaviour::Cut, 6);
     let mut scene = Scene::watching(server, patient()).await?;
     scene.synced().await?;
@@ -261,23 +198,16 @@ async fn a_list_cut_in_the_middle_is_asked_for_again() -> Result<()> {
 
 #[tokio::test]
 async fn forbidden_and_unauthorized_are_told_and_outlived() -> Result<()> {
-    for (misbehaviour, told) in [
-        (Misbehaviour::Forbidden, "403"),
-        (Misbehaviour::Unauthorized, "401"),
-    ] {
+    for (misbehaviour, told) in [(Misbehaviour::Forbidden, "403"), (Misbehaviour::Unauthorized, "401")] {
         let server = server_with(&objects()).await?;
         server.misbehave(SERVICES, None, misbehaviour, usize::MAX);
         let mut scene = Scene::watching(server, patient()).await?;
         let failing = |kind: &KindStatus| kind.last_error.as_ref().is_some_and(|error| error.contains(told));
-        let status = scene
-            .status(|status| failing(&status.services) && status.nodes.synced)
-            .await?;
+        let status = scene.status(|status| failing(&status.services) && status.nodes.synced).await?;
         assert!(!status.services.synced && status.services.connected_since.is_none());
         scene.server.behave();
         scene.synced().await?;
-        let status = scene
-            .status(|status| status.services.connected_since.is_some())
-            .await?;
+        let status = scene.status(|status| status.services.connected_since.is_some()).await?;
         assert_eq!(status.services.last_error, None);
     }
     Ok(())
@@ -288,13 +218,8 @@ async fn what_is_known_stays_while_the_server_is_away() -> Result<()> {
     let mut scene = Scene::start(&objects(), patient()).await?;
     scene.server.down().await;
     let failing = |kind: &KindStatus| kind.last_error.is_some() && kind.synced;
-    scene
-        .status(|status| failing(&status.services) && failing(&status.nodes))
-        .await?;
-    assert!(
-        scene.events.is_empty(),
-        "an absent server says nothing about objects"
-    );
+    scene.status(|status| failing(&status.services) && failing(&status.nodes)).await?;
+    assert!(scene.events.is_empty(), "an absent server says nothing about objects");
     scene.server.up().await?;
     scene.server.put(service("web", 81))?;
     scene.port("web", 81).await?;
@@ -307,9 +232,7 @@ async fn a_server_that_is_not_there_yet_is_waited_for() -> Result<()> {
     let mut server = server_with(&objects()).await?;
     server.down().await;
     let mut scene = Scene::watching(server, patient()).await?;
-    let status = scene
-        .status(|status| status.services.last_error.is_some())
-        .await?;
+    let status = scene.status(|status| status.services.last_error.is_some()).await?;
     let error = status.services.last_error.unwrap_or_default();
     assert!(error.contains("refused"), "{error}");
     scene.server.up().await?;
@@ -342,11 +265,7 @@ async fn a_watch_that_has_silently_died_is_replaced() -> Result<()> {
 #[tokio::test]
 async fn errors_and_nonsense_are_outlived() -> Result<()> {
     let server = server_with(&objects()).await?;
-    for misbehaviour in [
-        Misbehaviour::InternalError,
-        Misbehaviour::Garbage,
-        Misbehaviour::EndAtOnce,
-    ] {
+    for misbehaviour in [Misbehaviour::InternalError, Misbehaviour::Garbage, Misbehaviour::EndAtOnce] {
         server.misbehave(SERVICES, Some(Verb::WatchList), misbehaviour, 2);
         server.misbehave(SERVICES, Some(Verb::Watch), misbehaviour, 2);
     }
@@ -360,9 +279,7 @@ async fn errors_and_nonsense_are_outlived() -> Result<()> {
 #[tokio::test]
 async fn a_watch_that_makes_no_sense_from_some_version_on_is_listed_anew() -> Result<()> {
     let mut scene = Scene::start(&objects(), patient()).await?;
-    scene
-        .server
-        .misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::Garbage, usize::MAX);
+    scene.server.misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::Garbage, usize::MAX);
     scene.server.interrupt(Interruption::End);
     scene.requested("services", Verb::WatchList, 2).await?;
     scene.server.put(service("web", 81))?;
@@ -377,12 +294,7 @@ async fn one_bad_object_never_stops_the_others() -> Result<()> {
     odd["spec"]["externalIPs"] = json!(["198.51.100.1", "nonsense"]);
     let mut scene = Scene::start(&[bad.clone(), odd, service("web", 80)], patient()).await?;
     assert_eq!(scene.service_log(0), ["services = odd web"]);
-    assert_eq!(
-        scene.services[&NamespacedName::new("default", "odd")]
-            .external_ips
-            .len(),
-        1
-    );
+    assert_eq!(scene.services[&NamespacedName::new("default", "odd")].external_ips.len(), 1);
     // While watched, the last good version stays.
     scene.server.put(service("bad", 81))?;
     scene.port("bad", 81).await?;

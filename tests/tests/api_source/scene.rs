@@ -31,11 +31,7 @@ pub(crate) fn quick() -> Timing {
 
 /// A source that retries soon, but waits for a silent server.
 pub(crate) fn patient() -> Timing {
-    Timing {
-        idle: DEADLINE,
-        response: DEADLINE,
-        ..quick()
-    }
+    Timing { idle: DEADLINE, response: DEADLINE, ..quick() }
 }
 
 /// A server, a source that watches it, and what the source has said.
@@ -60,16 +56,7 @@ impl Scene {
         let (tx, events) = mpsc::channel(16);
         let source = tokio::spawn(async move { source.run(tx).await.expect("sources go on trying") });
         let (services, slices, nodes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Ok(Self {
-            server,
-            events,
-            status,
-            source,
-            services,
-            slices,
-            nodes,
-            log: Vec::new(),
-        })
+        Ok(Self { server, events, status, source, services, slices, nodes, log: Vec::new() })
     }
 
     /// A source that has listed these objects.
@@ -88,9 +75,7 @@ impl Scene {
             WatchEvent::Services(delta) => apply(&mut self.services, delta, |object| object.name.clone()),
             WatchEvent::EndpointSlices(delta) => apply(&mut self.slices, delta, |object| object.name.clone()),
             WatchEvent::Nodes(delta) => {
-                apply(&mut self.nodes, delta, |node| {
-                    NamespacedName::new("", node.name.clone())
-                });
+                apply(&mut self.nodes, delta, |node| NamespacedName::new("", node.name.clone()));
             }
         }
         Ok(())
@@ -107,20 +92,15 @@ impl Scene {
     /// Takes events until each kind was listed once.
     pub(crate) async fn synced(&mut self) -> Result<()> {
         let listed = |scene: &Self, start: &str| scene.log.iter().any(|event| event.starts_with(start));
-        self.until(|scene| {
-            ["services =", "slices =", "nodes ="]
-                .iter()
-                .all(|start| listed(scene, start))
-        })
-        .await?;
+        self.until(|scene| ["services =", "slices =", "nodes ="].iter().all(|start| listed(scene, start)))
+            .await?;
         self.status(WatchStatus::synced).await?;
         Ok(())
     }
 
     pub(crate) async fn status(&mut self, holds: impl FnMut(&WatchStatus) -> bool) -> Result<WatchStatus> {
-        let status = timeout(DEADLINE, self.status.wait_for(holds))
-            .await
-            .context("status does not come")??;
+        let status =
+            timeout(DEADLINE, self.status.wait_for(holds)).await.context("status does not come")??;
         Ok(status.clone())
     }
 
@@ -130,21 +110,12 @@ impl Scene {
     }
 
     pub(crate) fn port_of(&self, name: &str) -> Option<u16> {
-        Some(
-            self.services
-                .get(&NamespacedName::new("default", name))?
-                .ports
-                .first()?
-                .port
-                .get(),
-        )
+        Some(self.services.get(&NamespacedName::new("default", name))?.ports.first()?.port.get())
     }
 
     pub(crate) fn requests(&self, plural: &str, verb: Verb) -> Vec<Request> {
         let requests = self.server.requests().into_iter();
-        requests
-            .filter(|request| request.plural == plural && request.verb == verb)
-            .collect()
+        requests.filter(|request| request.plural == plural && request.verb == verb).collect()
     }
 
     /// Waits until there were so many requests.
@@ -162,10 +133,7 @@ impl Scene {
     /// The events about Services after the first `skip`.
     pub(crate) fn service_log(&self, skip: usize) -> Vec<&str> {
         let events = self.log.iter().map(String::as_str);
-        events
-            .filter(|event| event.starts_with("services"))
-            .skip(skip)
-            .collect()
+        events.filter(|event| event.starts_with("services")).skip(skip).collect()
     }
 }
 

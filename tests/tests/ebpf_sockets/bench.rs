@@ -35,17 +35,10 @@ impl OwnCgroup {
     fn enter() -> Self {
         let root = cgroup::find_root().expect("cgroup2");
         let own = fs::read_to_string("/proc/self/cgroup").expect("procfs");
-        let own = own
-            .lines()
-            .find_map(|line| line.strip_prefix("0::/"))
-            .expect("cgroup2")
-            .to_owned();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/")).expect("cgroup2").to_owned();
         let path = root.join(format!("shunt-sockets-{}", process::id()));
         fs::create_dir(&path).expect("root may create cgroups");
-        let cgroup = Self {
-            path,
-            home: root.join(own),
-        };
+        let cgroup = Self { path, home: root.join(own) };
         fs::write(cgroup.path.join("cgroup.procs"), process::id().to_string()).expect("move this process");
         cgroup
     }
@@ -76,23 +69,12 @@ impl Bench {
         let settings = EbpfSettings {
             cgroup_root: cgroup.path.clone(),
             pin_dir: format!("/sys/fs/bpf/shunt-sockets-{}", process::id()).into(),
-            map_sizes: MapSizes {
-                services: 64,
-                endpoints: 256,
-                ..MapSizes::default()
-            },
+            map_sizes: MapSizes { services: 64, endpoints: 256, ..MapSizes::default() },
         };
         let mut dataplane = Ebpf::new(&settings).expect("load");
         let state = dataplane.observe().expect("observe");
         let snapshot = Snapshot::default();
-        Self {
-            dataplane: Some(dataplane),
-            state,
-            snapshot,
-            settings,
-            _cgroup: cgroup,
-            _turn: turn,
-        }
+        Self { dataplane: Some(dataplane), state, snapshot, settings, _cgroup: cgroup, _turn: turn }
     }
 
     pub(crate) fn dataplane(&mut self) -> &mut Ebpf {
@@ -103,11 +85,7 @@ impl Bench {
         let plan = Ebpf::plan(&self.state, &self.snapshot, dirty);
         let length = plan.len();
         let Self { dataplane, state, .. } = self;
-        dataplane
-            .as_mut()
-            .expect("running")
-            .apply(state, plan)
-            .expect("apply");
+        dataplane.as_mut().expect("running").apply(state, plan).expect("apply");
         length
     }
 
@@ -130,10 +108,7 @@ impl Bench {
         change: impl FnOnce(&mut ResolvedPort),
     ) -> SocketAddr {
         let address: SocketAddr = address.parse().expect("address");
-        let (key, mut port) = (
-            key(&address.to_string(), protocol, address.ip()),
-            port(address, endpoints),
-        );
+        let (key, mut port) = (key(&address.to_string(), protocol, address.ip()), port(address, endpoints));
         change(&mut port);
         self.snapshot.ports.insert(key, Arc::new(port));
         self.sync(&Dirty::everything());
@@ -162,11 +137,7 @@ impl Drop for Bench {
 pub(crate) fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePortKey {
     let service = NamespacedName::new("test", name);
     ServicePortKey {
-        name: ServicePortName {
-            service,
-            port: "".into(),
-            protocol,
-        },
+        name: ServicePortName { service, port: "".into(), protocol },
         family: IpFamily::of(address),
     }
 }
@@ -181,10 +152,7 @@ pub(crate) fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPor
         }],
         cluster_endpoints: endpoints
             .iter()
-            .map(|address| ResolvedEndpoint {
-                address: *address,
-                is_local: true,
-            })
+            .map(|address| ResolvedEndpoint { address: *address, is_local: true })
             .collect(),
         local_endpoints: Vec::new(),
         serving: endpoints.to_vec(),
@@ -207,9 +175,7 @@ pub(crate) fn tcp_server(address: &str) -> (TcpListener, SocketAddr) {
 /// A bound socket that waits a bounded time, and its address.
 pub(crate) fn udp_socket(address: &str) -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind(address).expect("loopback");
-    socket
-        .set_read_timeout(Some(Duration::from_secs(5)))
-        .expect("timeout");
+    socket.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
     let address = socket.local_addr().expect("bound");
     (socket, address)
 }

@@ -25,21 +25,12 @@ fn a_restarted_proxy_takes_over_with_nothing_to_write_and_connections_go_on() {
     bench.dataplane = None;
     TcpStream::connect(vip).expect("works while no proxy runs");
     bench.restart();
-    assert_eq!(
-        bench.sync(&Dirty::everything()),
-        1,
-        "only the programs are replaced"
-    );
+    assert_eq!(bench.sync(&Dirty::everything()), 1, "only the programs are replaced");
     let after = TcpStream::connect(vip).expect("connect");
-    assert_eq!(
-        before.peer_addr().expect("peer"),
-        after.peer_addr().expect("peer")
-    );
+    assert_eq!(before.peer_addr().expect("peer"), after.peer_addr().expect("peer"));
     let (mut accepted, _) = server.accept().expect("accept");
     accepted.write_all(b"x").expect("answer");
-    before
-        .read_exact(&mut [0])
-        .expect("an established connection lives on");
+    before.read_exact(&mut [0]).expect("an established connection lives on");
 }
 
 #[test]
@@ -53,11 +44,7 @@ fn a_proxy_with_other_map_sizes_builds_its_maps_beside_and_swaps_them() {
     assert!(bench.sync(&Dirty::everything()) > 1);
     TcpStream::connect(vip).expect("the new ones serve");
     bench.restart();
-    assert_eq!(
-        bench.sync(&Dirty::everything()),
-        1,
-        "they are pinned in place now"
-    );
+    assert_eq!(bench.sync(&Dirty::everything()), 1, "they are pinned in place now");
 }
 
 #[test]
@@ -68,28 +55,15 @@ fn a_full_map_names_itself_and_the_service_and_leaves_the_others_alone() {
     for last in 1..=100u8 {
         let address = SocketAddr::from(([10, 96, 2, last], 80));
         let key = key(&format!("many-{last}"), Protocol::Tcp, address.ip());
-        bench
-            .snapshot
-            .ports
-            .insert(key, Arc::new(port(address, &[endpoint])));
+        bench.snapshot.ports.insert(key, Arc::new(port(address, &[endpoint])));
     }
     let plan = Ebpf::plan(&bench.state, &bench.snapshot, &Dirty::everything());
     let Bench { dataplane, state, .. } = &mut bench;
-    let error = dataplane
-        .as_mut()
-        .expect("running")
-        .apply(state, plan)
-        .expect_err("64 fit");
+    let error = dataplane.as_mut().expect("running").apply(state, plan).expect_err("64 fit");
     let message = error.to_string();
-    assert!(
-        message.contains("map services is full") && message.contains("test/many-"),
-        "{message}"
-    );
+    assert!(message.contains("map services is full") && message.contains("test/many-"), "{message}");
     TcpStream::connect(vip).expect("the first Service still works");
-    bench
-        .snapshot
-        .ports
-        .retain(|key, _| !key.name.service.name.starts_with("many"));
+    bench.snapshot.ports.retain(|key, _| !key.name.service.name.starts_with("many"));
     bench.sync(&Dirty::everything());
     let rest = Ebpf::plan(&bench.state, &bench.snapshot, &Dirty::everything());
     assert!(rest.is_empty(), "what was half written is gone: {rest:?}");
@@ -113,20 +87,10 @@ fn a_change_writes_what_belongs_to_its_service_however_many_others_there_are() {
         bench.sync(&Dirty::everything());
         let changed = SocketAddr::from(([10, 96, 3, 5], 80));
         let key = key("service-5", Protocol::Tcp, changed.ip());
-        bench
-            .snapshot
-            .ports
-            .insert(key.clone(), Arc::new(port(changed, &four[..3])));
-        let dirty = Dirty {
-            ports: [key].into(),
-            ..Dirty::default()
-        };
+        bench.snapshot.ports.insert(key.clone(), Arc::new(port(changed, &four[..3])));
+        let dirty = Dirty { ports: [key].into(), ..Dirty::default() };
         let plan = Ebpf::plan(&bench.state, &bench.snapshot, &dirty);
-        let switches = plan
-            .steps
-            .iter()
-            .filter(|step| matches!(step, Step::PutService(..)))
-            .count();
+        let switches = plan.steps.iter().filter(|step| matches!(step, Step::PutService(..))).count();
         assert_eq!(switches, 1, "one write switches the destination over");
         written.push(bench.sync(&dirty));
     }

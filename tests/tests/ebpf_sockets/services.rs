@@ -50,16 +50,10 @@ fn an_ipv4_mapped_address_on_an_ipv6_socket_is_the_ipv4_service() {
 fn without_endpoints_connect_and_send_are_refused() {
     let mut bench = Bench::new();
     let vip = bench.serve(Protocol::Tcp, "10.96.0.2:80", &[]);
-    assert_eq!(
-        TcpStream::connect(vip).expect_err("no endpoint").kind(),
-        ErrorKind::ConnectionRefused
-    );
+    assert_eq!(TcpStream::connect(vip).expect_err("no endpoint").kind(), ErrorKind::ConnectionRefused);
     let vip = bench.serve(Protocol::Udp, "10.96.0.2:53", &[]);
     let (client, _) = udp_socket("0.0.0.0:0");
-    assert_eq!(
-        client.send_to(b"q", vip).expect_err("no endpoint").kind(),
-        ErrorKind::ConnectionRefused
-    );
+    assert_eq!(client.send_to(b"q", vip).expect_err("no endpoint").kind(), ErrorKind::ConnectionRefused);
 }
 
 #[test]
@@ -87,9 +81,7 @@ fn with_affinity_every_connection_of_a_namespace_goes_to_one_endpoint_until_that
     let mut endpoints: Vec<SocketAddr> = servers.iter().map(|(_, address)| *address).collect();
     endpoints.sort();
     let used = |vip| {
-        let _ = (0..20)
-            .map(|_| TcpStream::connect(vip).expect("connect"))
-            .collect::<Vec<_>>();
+        let _ = (0..20).map(|_| TcpStream::connect(vip).expect("connect")).collect::<Vec<_>>();
         let accepting = servers.iter().filter(|(server, _)| {
             server.set_nonblocking(true).expect("nonblocking");
             std::iter::from_fn(|| server.accept().ok()).count() > 0
@@ -112,9 +104,8 @@ fn with_affinity_every_connection_of_a_namespace_goes_to_one_endpoint_until_that
 fn a_node_port_answers_on_the_nodes_addresses_and_loopback_and_nowhere_else() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
-    bench.snapshot.node.node_port_addresses = ["127.0.0.1", "192.0.2.7"]
-        .map(|a| a.parse().expect("address"))
-        .into();
+    bench.snapshot.node.node_port_addresses =
+        ["127.0.0.1", "192.0.2.7"].map(|a| a.parse().expect("address")).into();
     bench.serve_as(Protocol::Tcp, "10.96.0.10:30080", &[endpoint], |port| {
         let node_port = proxy_userspace::model::Frontend {
             kind: FrontendKind::NodePort,
@@ -123,34 +114,18 @@ fn a_node_port_answers_on_the_nodes_addresses_and_loopback_and_nowhere_else() {
         };
         port.frontends = vec![node_port];
     });
-    for address in [
-        "127.0.0.1:30080",
-        "127.9.9.9:30080",
-        "192.0.2.7:30080",
-        "0.0.0.0:30080",
-    ] {
+    for address in ["127.0.0.1:30080", "127.9.9.9:30080", "192.0.2.7:30080", "0.0.0.0:30080"] {
         let client = TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}"));
         assert_eq!(client.peer_addr().expect("peer").to_string(), address);
     }
     assert_eq!(
-        TcpStream::connect("[::1]:30080")
-            .expect_err("the Service is IPv4")
-            .kind(),
+        TcpStream::connect("[::1]:30080").expect_err("the Service is IPv4").kind(),
         ErrorKind::ConnectionRefused
     );
-    bench
-        .snapshot
-        .node
-        .node_port_addresses
-        .remove(&IpAddr::from([127, 0, 0, 1]));
-    bench.sync(&proxy_userspace::model::Dirty {
-        node: true,
-        ..Default::default()
-    });
+    bench.snapshot.node.node_port_addresses.remove(&IpAddr::from([127, 0, 0, 1]));
+    bench.sync(&proxy_userspace::model::Dirty { node: true, ..Default::default() });
     assert_eq!(
-        TcpStream::connect("127.0.0.1:30080")
-            .expect_err("no longer served")
-            .kind(),
+        TcpStream::connect("127.0.0.1:30080").expect_err("no longer served").kind(),
         ErrorKind::ConnectionRefused
     );
 }
@@ -189,11 +164,7 @@ fn source_ranges_are_held_against_the_address_a_socket_is_bound_to_else_against_
     assert_eq!(connect_from("127.5.5.5:0", vip), Ok(()));
     assert_eq!(connect_from("127.6.6.6:0", vip), Err(ErrorKind::HostUnreachable));
     let unbound = || TcpStream::connect(vip).map(drop).map_err(|error| error.kind());
-    assert_eq!(
-        unbound(),
-        Err(ErrorKind::HostUnreachable),
-        "the node's address is not in the range"
-    );
+    assert_eq!(unbound(), Err(ErrorKind::HostUnreachable), "the node's address is not in the range");
     ranged(&mut bench, "192.0.2.0/24");
     assert_eq!(unbound(), Ok(()), "now it is");
 }

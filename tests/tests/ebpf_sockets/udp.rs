@@ -65,11 +65,7 @@ fn a_udp_conversation_stays_with_its_endpoint_until_that_leaves() {
     assert!((0..8).all(|_| ask() == first), "the conversation stays");
     bench.serve(Protocol::Udp, "10.96.0.4:53", &sorted);
     assert!((0..8).all(|_| ask() == first), "another endpoint does not matter");
-    let rest: Vec<SocketAddr> = sorted
-        .iter()
-        .copied()
-        .filter(|address| *address != first)
-        .collect();
+    let rest: Vec<SocketAddr> = sorted.iter().copied().filter(|address| *address != first).collect();
     bench.serve(Protocol::Udp, "10.96.0.4:53", &rest);
     assert_ne!(ask(), first, "it moves at the next datagram");
 }
@@ -93,7 +89,5 @@ fn a_connected_udp_socket_is_destroyed_when_its_endpoint_leaves_and_an_unconnect
         connected.send(b"q").is_err()
     });
     assert!(destroyed, "the application is told");
-    unconnected
-        .send_to(b"q", vip)
-        .expect("an unconnected socket lives on");
+    unconnected.send_to(b"q", vip).expect("an unconnected socket lives on");
 }

@@ -36,10 +36,7 @@ pub(crate) fn conformance_result(line: &str) -> Option<Counts> {
     let parts: Vec<&str> = line.split(", ").collect();
     let names = ["passed", "failed", "pending"];
     let fits = parts.len() == names.len()
-        && parts
-            .iter()
-            .zip(names)
-            .all(|(part, name)| number(part, name).is_some());
+        && parts.iter().zip(names).all(|(part, name)| number(part, name).is_some());
     fits.then(|| named(parts.into_iter()))
 }
 
@@ -72,27 +69,14 @@ mod tests {
     #[test]
     fn a_test_result_is_counted() {
         let line = "test result: FAILED. 25 passed; 2 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.26s";
-        let counts = Counts {
-            passed: 25,
-            failed: 2,
-            pending: 0,
-            ignored: 1,
-        };
+        let counts = Counts { passed: 25, failed: 2, pending: 0, ignored: 1 };
         assert_eq!(test_result(line), Some(counts));
     }
 
     #[test]
     fn a_conformance_result_is_counted() {
-        let counts = Counts {
-            passed: 410,
-            failed: 1,
-            pending: 77,
-            ignored: 0,
-        };
-        assert_eq!(
-            conformance_result("410 passed, 1 failed, 77 pending\n"),
-            Some(counts)
-        );
+        let counts = Counts { passed: 410, failed: 1, pending: 77, ignored: 0 };
+        assert_eq!(conformance_result("410 passed, 1 failed, 77 pending\n"), Some(counts));
     }
 
     #[test]
@@ -104,36 +88,14 @@ mod tests {
             "case hairpin: 3 passed, 0 failed, 1 pending",
             "1 passed, 0 failed",
         ] {
-            assert_eq!(
-                (test_result(line), conformance_result(line)),
-                (None, None),
-                "{line}"
-            );
+            assert_eq!((test_result(line), conformance_result(line)), (None, None), "{line}");
         }
     }
 
     #[test]
     fn counts_add_up() {
-        let mut sum = Counts {
-            passed: 1,
-            failed: 2,
-            pending: 3,
-            ignored: 4,
-        };
-        sum += Counts {
-            passed: 10,
-            failed: 20,
-            pending: 30,
-            ignored: 40,
-        };
-        assert_eq!(
-            sum,
-            Counts {
-                passed: 11,
-                failed: 22,
-                pending: 33,
-                ignored: 44
-            }
-        );
+        let mut sum = Counts { passed: 1, failed: 2, pending: 3, ignored: 4 };
+        sum += Counts { passed: 10, failed: 20, pending: 30, ignored: 40 };
+        assert_eq!(sum, Counts { passed: 11, failed: 22, pending: 33, ignored: 44 });
     }
 }

@@ -21,11 +21,7 @@ use xtask::run;
 
 /// The build steps of shunt.
 #[derive(Debug, Parser)]
-#[command(
-    name = "cargo xtask",
-    bin_name = "cargo xtask",
-    disable_help_subcommand = true
-)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -126,17 +122,9 @@ mod tests {
 
     #[test]
     fn only_takes_names_separated_by_commas() {
-        let cli = Cli::parse_from([
-            "cargo xtask",
-            "conformance",
-            "--mode",
-            "ebpf",
-            "--only",
-            "hairpin,dual-stack",
-        ]);
-        let Command::Conformance(what) = cli.command else {
-            panic!("not conformance")
-        };
+        let cli =
+            Cli::parse_from(["cargo xtask", "conformance", "--mode", "ebpf", "--only", "hairpin,dual-stack"]);
+        let Command::Conformance(what) = cli.command else { panic!("not conformance") };
         assert_eq!(what.only, ["hairpin", "dual-stack"]);
     }
 }

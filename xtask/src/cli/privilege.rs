@@ -26,13 +26,7 @@ mod tests {
     #[test]
     fn the_refusal_says_what_is_needed_and_why() {
         let text = refusal("demo");
-        for part in [
-            "cargo xtask demo",
-            "needs root",
-            "network namespaces",
-            "eBPF",
-            "sudo",
-        ] {
+        for part in ["cargo xtask demo", "needs root", "network namespaces", "eBPF", "sudo"] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
     }

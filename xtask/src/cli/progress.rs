@@ -26,12 +26,7 @@ impl Progress {
             eprintln!("{label} ...");
         }
         let now = run::now();
-        Self {
-            label: label.to_owned(),
-            spinner,
-            started: now,
-            said: now,
-        }
+        Self { label: label.to_owned(), spinner, started: now, said: now }
     }
 
     /// Takes a line of the step's output: shown until the next one comes.
@@ -41,11 +36,7 @@ impl Progress {
             Some(spinner) if !line.is_empty() => spinner.set_message(line.to_owned()),
             None if self.said.elapsed() > HEARTBEAT => {
                 self.said = run::now();
-                eprintln!(
-                    "{} ... {} s: {line}",
-                    self.label,
-                    self.started.elapsed().as_secs()
-                );
+                eprintln!("{} ... {} s: {line}", self.label, self.started.elapsed().as_secs());
             }
             _ => {}
         }

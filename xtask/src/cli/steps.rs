@@ -26,10 +26,7 @@ pub(crate) fn cargo(limit: Duration) -> Run {
         .env("CARGO_TARGET_DIR", workspace::target())
         .limit(limit);
     for (name, _) in env::vars_os() {
-        if OURS
-            .iter()
-            .any(|prefix| name.to_string_lossy().starts_with(prefix))
-        {
+        if OURS.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
             run = run.without_env(name);
         }
     }
@@ -44,14 +41,7 @@ pub(crate) fn build(release: bool) -> Run {
 
 /// Builds what demo and conformance run: shunt, and the programs of the test world.
 pub(crate) fn build_world() -> Run {
-    cargo(BUILD).args([
-        "build",
-        "--release",
-        "--package",
-        "proxy-userspace",
-        "--package",
-        "shunt-tests",
-    ])
+    cargo(BUILD).args(["build", "--release", "--package", "proxy-userspace", "--package", "shunt-tests"])
 }
 
 /// The demo, built by [`build_world`].
@@ -73,10 +63,7 @@ pub(crate) fn conformance(what: &Conformance) -> Run {
 
 fn world_program(name: &str, mode: &str) -> Run {
     let release = workspace::release();
-    Run::new(release.join(name))
-        .arg("--shunt")
-        .arg(release.join("shunt"))
-        .args(["--mode", mode])
+    Run::new(release.join(name)).arg("--shunt").arg(release.join("shunt")).args(["--mode", mode])
 }
 
 /// The longest a build from scratch may take, on two slow cores.
@@ -95,19 +82,12 @@ mod tests {
         };
         let shown = conformance(&what).to_string();
         assert!(shown.contains("/release/conformance --shunt /"), "{shown}");
-        assert!(
-            shown.ends_with("--mode ebpf --cases my cases --only hairpin,dual-stack"),
-            "{shown}"
-        );
+        assert!(shown.ends_with("--mode ebpf --cases my cases --only hairpin,dual-stack"), "{shown}");
     }
 
     #[test]
     fn without_cases_and_names_the_runner_takes_its_own() {
-        let what = Conformance {
-            mode: "ebpf".into(),
-            cases: None,
-            only: Vec::new(),
-        };
+        let what = Conformance { mode: "ebpf".into(), cases: None, only: Vec::new() };
         assert!(conformance(&what).to_string().ends_with("--mode ebpf"));
     }
 }

@@ -46,25 +46,11 @@ impl fmt::Display for Summary {
             "{:<14}{:<8}{:>8}{:>8}{:>8}{:>8}{:>9}",
             "step", "", "passed", "failed", "pending", "ignored", "time"
         )?;
-        for Outcome {
-            step,
-            counts,
-            ok,
-            took,
-        } in &self.0
-        {
-            let Counts {
-                passed,
-                failed,
-                pending,
-                ignored,
-            } = counts;
+        for Outcome { step, counts, ok, took } in &self.0 {
+            let Counts { passed, failed, pending, ignored } = counts;
             let ok = if *ok { "ok" } else { "FAILED" };
             let took = format!("{:.1} s", took.as_secs_f64());
-            writeln!(
-                f,
-                "{step:<14}{ok:<8}{passed:>8}{failed:>8}{pending:>8}{ignored:>8}{took:>9}"
-            )?;
+            writeln!(f, "{step:<14}{ok:<8}{passed:>8}{failed:>8}{pending:>8}{ignored:>8}{took:>9}")?;
         }
         let totals = self.totals();
         write!(f, "{} passed, {} failed", totals.passed, totals.failed)
@@ -76,17 +62,8 @@ mod tests {
     use super::*;
 
     fn outcome(step: &'static str, passed: u64, failed: u64, ok: bool) -> Outcome {
-        let counts = Counts {
-            passed,
-            failed,
-            ..Counts::default()
-        };
-        Outcome {
-            step,
-            counts,
-            ok,
-            took: Duration::from_millis(1500),
-        }
+        let counts = Counts { passed, failed, ..Counts::default() };
+        Outcome { step, counts, ok, took: Duration::from_millis(1500) }
     }
 
     #[test]

@@ -44,22 +44,13 @@ pub(crate) fn run() -> Result<ExitCode> {
         }
     }
     println!("\n{summary}");
-    Ok(if summary.totals().failed == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if summary.totals().failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn setup_step() -> Result<Outcome> {
     let started = run::now();
     setup::ensure()?;
-    Ok(Outcome {
-        step: "setup",
-        counts: Counts::default(),
-        ok: true,
-        took: started.elapsed(),
-    })
+    Ok(Outcome { step: "setup", counts: Counts::default(), ok: true, took: started.elapsed() })
 }
 
 /// Compiles the eBPF programs, without warnings: cargo shows them on every build but goes on, and clippy, which belongs
@@ -75,12 +66,7 @@ fn ebpf_step() -> Outcome {
         progress.keep(&complaint);
     }
     let took = progress.end(verdict(ok));
-    Outcome {
-        step: "ebpf",
-        counts: Counts::default(),
-        ok,
-        took,
-    }
+    Outcome { step: "ebpf", counts: Counts::default(), ok, took }
 }
 
 fn verdict(ok: bool) -> &'static str {
@@ -89,19 +75,12 @@ fn verdict(ok: bool) -> &'static str {
 
 fn steps() -> Vec<Step> {
     let deny = ["--all-targets", "--", "-D", "warnings"];
-    let conformance = Conformance {
-        mode: "ebpf".into(),
-        cases: None,
-        only: Vec::new(),
-    };
+    let conformance = Conformance { mode: "ebpf".into(), cases: None, only: Vec::new() };
     vec![
         Step::plain("format", steps::cargo(SHORT).args(["fmt", "--all", "--check"])),
         Step::plain("clippy", steps::cargo(LONG).arg("clippy").args(deny)),
         // Its host build is an empty program: this checks the crate's frame.
-        Step::plain(
-            "clippy ebpf",
-            steps::cargo(LONG).args(["clippy", "-p", "proxy-ebpf"]).args(deny),
-        ),
+        Step::plain("clippy ebpf", steps::cargo(LONG).args(["clippy", "-p", "proxy-ebpf"]).args(deny)),
         Step {
             count: counts::test_result,
             counted: true,
@@ -119,13 +98,7 @@ fn steps() -> Vec<Step> {
 
 impl Step {
     fn plain(name: &'static str, run: Run) -> Self {
-        Self {
-            name,
-            run,
-            count: |_| None,
-            counted: false,
-            echo: false,
-        }
+        Self { name, run, count: |_| None, counted: false, echo: false }
     }
 
     fn take(self) -> Result<Outcome> {
@@ -156,18 +129,10 @@ impl Step {
         };
         let ok = complaint.is_none() && counts.failed == 0;
         if let Some(complaint) = complaint {
-            progress.keep(&format!(
-                "{complaint}\n(the whole output is in {})",
-                path.display()
-            ));
+            progress.keep(&format!("{complaint}\n(the whole output is in {})", path.display()));
         }
         let took = progress.end(verdict(ok));
-        Ok(Outcome {
-            step: self.name,
-            counts,
-            ok,
-            took,
-        })
+        Ok(Outcome { step: self.name, counts, ok, took })
     }
 }
 

@@ -115,16 +115,14 @@ impl Run {
     /// Adds arguments.
     #[must_use]
     pub fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
-        self.args
-            .extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
         self
     }
 
     /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
-        self.env
-            .push((name.as_ref().to_owned(), Some(value.as_ref().to_owned())));
+        self.env.push((name.as_ref().to_owned(), Some(value.as_ref().to_owned())));
         self
     }
 
@@ -179,11 +177,7 @@ impl Run {
         });
         CHILD.store(0, Ordering::SeqCst);
         let status = status.with_context(|| kept.tail())?;
-        Ok(Finished {
-            status,
-            tail: kept.tail(),
-            stdout: kept.stdout,
-        })
+        Ok(Finished { status, tail: kept.tail(), stdout: kept.stdout })
     }
 
     /// Runs it with our own standard output and error, for programs that show their progress themselves.
@@ -229,10 +223,7 @@ impl Run {
         if own_group {
             command.process_group(0);
         }
-        let child = command
-            .stdin(Stdio::null())
-            .spawn()
-            .with_context(|| format!("cannot run `{self}`"))?;
+        let child = command.stdin(Stdio::null()).spawn().with_context(|| format!("cannot run `{self}`"))?;
         if own_group {
             CHILD.store(pid(&child).as_raw(), Ordering::SeqCst);
         }
@@ -275,10 +266,7 @@ impl Run {
             }
             if started.elapsed() > self.limit {
                 stop(child);
-                bail!(
-                    "`{self}` took longer than {} s and was stopped",
-                    self.limit.as_secs()
-                );
+                bail!("`{self}` took longer than {} s and was stopped", self.limit.as_secs());
             }
         }
     }
@@ -314,11 +302,7 @@ impl Kept {
     }
 
     fn tail(&self) -> String {
-        self.tail
-            .iter()
-            .map(String::as_str)
-            .collect::<Vec<_>>()
-            .join("\n")
+        self.tail.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
     }
 }
 
@@ -341,11 +325,7 @@ fn read_lines(source: Option<impl Read + Send + 'static>, stream: Stream, lines:
 
 /// Asks the child, with its group if it has one, to stop, and insists when it does not.
 fn stop(child: &mut Child) {
-    let whole = if OWN_GROUPS.load(Ordering::SeqCst) {
-        signal_group
-    } else {
-        signal_one
-    };
+    let whole = if OWN_GROUPS.load(Ordering::SeqCst) { signal_group } else { signal_one };
     let id = pid(child).as_raw();
     whole(id, Signal::SIGTERM);
     let asked = now();

@@ -20,9 +20,7 @@ pub struct Linker {
 
 /// Linkers to look at, the best first: those that setup built, those in PATH, and those of `cargo install`.
 pub(super) fn candidates() -> Vec<PathBuf> {
-    let ours = BPF_LINKER_LLVMS
-        .rev()
-        .map(|llvm| linker_root(llvm).join("bin/bpf-linker"));
+    let ours = BPF_LINKER_LLVMS.rev().map(|llvm| linker_root(llvm).join("bin/bpf-linker"));
     let installed = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| search::home().map(|home| home.join(".cargo")))
@@ -44,20 +42,14 @@ pub(super) fn candidates() -> Vec<PathBuf> {
 /// name LLVM writes into bitcode (`LLVM22.1.8`). The file is tens of megabytes, which grep reads at once and an
 /// unoptimised build script does not.
 pub(super) fn inspect(path: &Path) -> Result<Linker> {
-    Run::new(path)
-        .arg("--version")
-        .read()
-        .context("it does not run")?;
+    Run::new(path).arg("--version").read().context("it does not run")?;
     let names = Run::new("grep")
         .args(["-aoE", r"libLLVM(\.so\.|-)[0-9]+|LLVM[0-9]+\.[0-9]+\.[0-9]+"])
         .arg(path)
         .read()
         .context("no LLVM version is in it")?;
     let llvm = parse_names(&names).context("no LLVM version is in it")?;
-    Ok(Linker {
-        path: path.to_owned(),
-        llvm,
-    })
+    Ok(Linker { path: path.to_owned(), llvm })
 }
 
 /// The LLVM major told by names found in a linker; what it loads counts before what it mentions.

@@ -80,14 +80,8 @@ impl Survey {
     /// The best compiler that has a linker of its LLVM major.
     pub fn toolchain(&self) -> Option<Toolchain> {
         self.compilers.iter().find_map(|compiler| {
-            let linker = self
-                .linkers
-                .iter()
-                .find(|linker| linker.llvm == compiler.version.llvm)?;
-            Some(Toolchain {
-                compiler: compiler.clone(),
-                linker: linker.clone(),
-            })
+            let linker = self.linkers.iter().find(|linker| linker.llvm == compiler.version.llvm)?;
+            Some(Toolchain { compiler: compiler.clone(), linker: linker.clone() })
         })
     }
 
@@ -99,19 +93,11 @@ impl Survey {
                 "no Rust compiler, {major}.{minor} or newer, with the source of its library was found"
             ),
             Some(Compiler { rustc, version, .. }) => {
-                format!(
-                    "no bpf-linker with LLVM {}, that of {}, was found",
-                    version.llvm,
-                    rustc.display()
-                )
+                format!("no bpf-linker with LLVM {}, that of {}, was found", version.llvm, rustc.display())
             }
         };
         let mut lines = vec![format!("the eBPF programs cannot be compiled: {missing}")];
-        lines.extend(
-            self.refused
-                .iter()
-                .map(|refused| format!("  looked at {refused}")),
-        );
+        lines.extend(self.refused.iter().map(|refused| format!("  looked at {refused}")));
         let mismatched = self.linkers.iter();
         lines.extend(
             mismatched.map(|linker| format!("  looked at {}: LLVM {}", linker.path.display(), linker.llvm)),
@@ -130,22 +116,12 @@ mod tests {
     use super::*;
 
     fn compiler(name: &str, llvm: u32) -> Compiler {
-        let version = Version {
-            release: (1, 96),
-            llvm,
-        };
-        Compiler {
-            rustc: name.into(),
-            sysroot: "/".into(),
-            version,
-        }
+        let version = Version { release: (1, 96), llvm };
+        Compiler { rustc: name.into(), sysroot: "/".into(), version }
     }
 
     fn linker(name: &str, llvm: u32) -> Linker {
-        Linker {
-            path: name.into(),
-            llvm,
-        }
+        Linker { path: name.into(), llvm }
     }
 
     #[test]
@@ -156,10 +132,7 @@ mod tests {
             refused: Vec::new(),
         };
         let toolchain = survey.toolchain().unwrap();
-        assert_eq!(
-            (toolchain.compiler.rustc, toolchain.linker.path),
-            ("debian".into(), "fits".into())
-        );
+        assert_eq!((toolchain.compiler.rustc, toolchain.linker.path), ("debian".into(), "fits".into()));
     }
 
     #[test]
@@ -171,12 +144,7 @@ mod tests {
         };
         assert!(survey.toolchain().is_none());
         let text = survey.explain();
-        for part in [
-            "LLVM 22",
-            "/usr/bin/rustc",
-            "/opt/bpf-linker: LLVM 21",
-            "/nightly: no library source",
-        ] {
+        for part in ["LLVM 22", "/usr/bin/rustc", "/opt/bpf-linker: LLVM 21", "/nightly: no library source"] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
     }

@@ -38,11 +38,7 @@ impl Compiler {
     /// The cargo to use with it: its own if it has one, else the one that runs us.
     pub fn cargo(&self) -> PathBuf {
         let own = self.sysroot.join("bin/cargo");
-        if self.sysroot != Path::new("/usr") && search::is_executable(&own) {
-            own
-        } else {
-            search::cargo()
-        }
+        if self.sysroot != Path::new("/usr") && search::is_executable(&own) { own } else { search::cargo() }
     }
 }
 
@@ -55,9 +51,7 @@ pub(super) fn candidates() -> Vec<PathBuf> {
     let rustup = env::var_os("RUSTUP_HOME")
         .map(PathBuf::from)
         .or_else(|| search::home().map(|home| home.join(".rustup")));
-    let mut found = rustup
-        .map(|home| below(&home.join("toolchains"), ""))
-        .unwrap_or_default();
+    let mut found = rustup.map(|home| below(&home.join("toolchains"), "")).unwrap_or_default();
     found.sort_by_key(|rustc| !rustc.to_string_lossy().contains("/nightly"));
     found.push(PathBuf::from("/usr/bin/rustc"));
     // Ubuntu keeps several releases side by side in /usr/lib/rust-1.NN.
@@ -90,35 +84,21 @@ fn below(folder: &Path, prefix: &str) -> Vec<PathBuf> {
 
 /// Tells whether `rustc` can compile for BPF; the error is the reason why not.
 pub(super) fn inspect(rustc: &Path, oldest: (u32, u32)) -> Result<Compiler> {
-    let sysroot = rustc
-        .parent()
-        .and_then(Path::parent)
-        .context("it is not in a bin folder")?;
+    let sysroot = rustc.parent().and_then(Path::parent).context("it is not in a bin folder")?;
     if !library(sysroot).is_file() {
-        bail!(
-            "it lacks the source of its library (rust-src): no {}",
-            library(sysroot).display()
-        );
+        bail!("it lacks the source of its library (rust-src): no {}", library(sysroot).display());
     }
     let version = parse_version(&Run::new(rustc).arg("-vV").read()?)?;
     if version.release < oldest {
         let ((major, minor), (least_major, least_minor)) = (version.release, oldest);
         bail!("it is {major}.{minor}, older than {least_major}.{least_minor}");
     }
-    Ok(Compiler {
-        rustc: rustc.to_owned(),
-        sysroot: sysroot.to_owned(),
-        version,
-    })
+    Ok(Compiler { rustc: rustc.to_owned(), sysroot: sysroot.to_owned(), version })
 }
 
 /// Reads the output of `rustc -vV`.
 fn parse_version(text: &str) -> Result<Version> {
-    let field = |name: &str| {
-        text.lines()
-            .find_map(|line| line.strip_prefix(name))
-            .map(str::trim)
-    };
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let release = field("release:").context("`rustc -vV` printed no release")?;
     let llvm =
         field("LLVM version:").context("`rustc -vV` printed no LLVM version: another code generator")?;
@@ -127,13 +107,8 @@ fn parse_version(text: &str) -> Result<Version> {
         bail!("`rustc -vV` printed the release {release:?}");
     };
     let llvm = llvm.split('.').next().unwrap_or_default();
-    let llvm = llvm
-        .parse()
-        .with_context(|| format!("`rustc -vV` printed the LLVM version {llvm:?}"))?;
-    Ok(Version {
-        release: (major, minor),
-        llvm,
-    })
+    let llvm = llvm.parse().with_context(|| format!("`rustc -vV` printed the LLVM version {llvm:?}"))?;
+    Ok(Version { release: (major, minor), llvm })
 }
 
 #[cfg(test)]
@@ -144,26 +119,14 @@ mod tests {
     fn a_nightly_says_its_release_and_llvm() {
         let text = "rustc 1.97.0-nightly (e50aa6fba 2026-05-19)\nbinary: rustc\nhost: x86_64-unknown-linux-gnu\n\
                     release: 1.97.0-nightly\nLLVM version: 22.1.4\n";
-        assert_eq!(
-            parse_version(text).unwrap(),
-            Version {
-                release: (1, 97),
-                llvm: 22
-            }
-        );
+        assert_eq!(parse_version(text).unwrap(), Version { release: (1, 97), llvm: 22 });
     }
 
     #[test]
     fn a_distribution_compiler_says_its_release_and_llvm() {
         let text = "rustc 1.96.0 (ac68faa20 2026-05-25) (built from a source tarball)\nrelease: 1.96.0\n\
                     LLVM version: 22.1.8\n";
-        assert_eq!(
-            parse_version(text).unwrap(),
-            Version {
-                release: (1, 96),
-                llvm: 22
-            }
-        );
+        assert_eq!(parse_version(text).unwrap(), Version { release: (1, 96), llvm: 22 });
     }
 
     #[test]
@@ -174,17 +137,13 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_and_quoted() {
-        let error = parse_version("release: new\nLLVM version: 22.1.8\n")
-            .unwrap_err()
-            .to_string();
+        let error = parse_version("release: new\nLLVM version: 22.1.8\n").unwrap_err().to_string();
         assert!(error.contains("\"new\""), "{error}");
     }
 
     #[test]
     fn a_compiler_without_library_source_is_refused() {
-        let error = inspect(Path::new("/proc/self/bin/rustc"), (1, 95))
-            .unwrap_err()
-            .to_string();
+        let error = inspect(Path::new("/proc/self/bin/rustc"), (1, 95)).unwrap_err().to_string();
         assert!(error.contains("rust-src"), "{error}");
     }
 }

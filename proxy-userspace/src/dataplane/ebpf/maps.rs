@@ -92,12 +92,7 @@ fn setting_name(map: &str) -> &'static str {
 }
 
 const fn spec<K, V>(name: &'static str, max_entries: u32) -> MapSpec {
-    MapSpec {
-        name,
-        key_size: size_of::<K>(),
-        value_size: size_of::<V>(),
-        max_entries,
-    }
+    MapSpec { name, key_size: size_of::<K>(), value_size: size_of::<V>(), max_entries }
 }
 
 /// The maps that userspace writes.
@@ -113,9 +108,7 @@ pub(super) struct Maps {
 
 impl fmt::Debug for Maps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Maps")
-            .field("sizes", &self.sizes)
-            .finish_non_exhaustive()
+        f.debug_struct("Maps").field("sizes", &self.sizes).finish_non_exhaustive()
     }
 }
 
@@ -126,11 +119,7 @@ fn failed(operation: &'static str, map: &'static str, capacity: u32) -> impl FnO
         MapError::SyscallError(call)
             if matches!(call.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)) =>
         {
-            KernelError::MapFull {
-                map,
-                capacity,
-                setting: MapSizes::setting(map),
-            }
+            KernelError::MapFull { map, capacity, setting: MapSizes::setting(map) }
         }
         _ => KernelError::bpf(operation, format!("map {map}"))(error),
     }
@@ -161,44 +150,34 @@ impl Maps {
     }
 
     pub(super) fn set_node(&mut self, netns: NetnsCookie) -> Result<(), KernelError> {
-        let value = NodeValue {
-            netns: netns.0,
-            layout: LAYOUT_VERSION,
-            zero: 0,
-        };
+        let value = NodeValue { netns: netns.0, layout: LAYOUT_VERSION, zero: 0 };
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))
     }
 
     pub(super) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) -> Result<(), KernelError> {
-        self.services
-            .insert(key, value, 0)
-            .map_err(failed("write", "services", self.sizes.services))
+        self.services.insert(key, value, 0).map_err(failed("write", "services", self.sizes.services))
     }
 
     pub(super) fn put_endpoint(&mut self, key: EndpointKey, value: Endpoint) -> Result<(), KernelError> {
-        self.endpoints
-            .insert(key, value, 0)
-            .map_err(failed("write", "endpoints", self.sizes.endpoints))
+        self.endpoints.insert(key, value, 0).map_err(failed("write", "endpoints", self.sizes.endpoints))
     }
 
     pub(super) fn put_member(&mut self, key: MemberKey) -> Result<(), KernelError> {
-        self.members
-            .insert(key, IN_SET, 0)
-            .map_err(failed("write", "members", self.sizes.members))
+        self.members.insert(key, IN_SET, 0).map_err(failed("write", "members", self.sizes.members))
     }
 
     pub(super) fn put_range(&mut self, range: Range) -> Result<(), KernelError> {
         let capacity = self.sizes.source_ranges;
-        self.source_ranges
-            .insert(&range.key(), range.service, 0)
-            .map_err(failed("write", "source_ranges", capacity))
+        self.source_ranges.insert(&range.key(), range.service, 0).map_err(failed(
+            "write",
+            "source_ranges",
+            capacity,
+        ))
     }
 
     pub(super) fn put_node_address(&mut self, address: Addr) -> Result<(), KernelError> {
         let capacity = self.sizes.node_addresses;
-        self.node_addresses
-            .insert(address, IN_SET, 0)
-            .map_err(failed("write", "node_addresses", capacity))
+        self.node_addresses.insert(address, IN_SET, 0).map_err(failed("write", "node_addresses", capacity))
     }
 
     pub(super) fn remove_service(&mut self, key: &ServiceKey) -> Result<(), KernelError> {
@@ -236,16 +215,10 @@ impl Maps {
             state.members.insert(key.map_err(failed("read", "members", 0))?);
         }
         for key in self.source_ranges.keys() {
-            state.ranges.insert(Range::from_key(&key.map_err(failed(
-                "read",
-                "source_ranges",
-                0,
-            ))?));
+            state.ranges.insert(Range::from_key(&key.map_err(failed("read", "source_ranges", 0))?));
         }
         for key in self.node_addresses.keys() {
-            state
-                .node_addresses
-                .insert(key.map_err(failed("read", "node_addresses", 0))?);
+            state.node_addresses.insert(key.map_err(failed("read", "node_addresses", 0))?);
         }
         state.forget_names();
         Ok(state)

@@ -87,24 +87,13 @@ impl Ebpf {
         let mut maps = Maps::open(&mut object, settings.map_sizes)?;
         maps.set_node(netns::current_cookie()?)?;
         let releaser = SocketReleaser::start(directory)?;
-        Ok(Self {
-            object,
-            maps,
-            pins,
-            cgroup,
-            releaser,
-            staged,
-            attached: false,
-        })
+        Ok(Self { object, maps, pins, cgroup, releaser, staged, attached: false })
     }
 
     /// Removes all that any process ever pinned in a directory, without loading anything.
     pub fn cleanup_at(pin_dir: &std::path::Path) -> Vec<EbpfError> {
         let found = PinDir::existing(pin_dir).into_iter();
-        found
-            .flat_map(|pins| pins.remove_all())
-            .map(EbpfError::from)
-            .collect()
+        found.flat_map(|pins| pins.remove_all()).map(EbpfError::from).collect()
     }
 
     fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
@@ -144,11 +133,7 @@ impl Ebpf {
 
     fn is_attached(&mut self) -> bool {
         let pins = &self.pins;
-        self.attached
-            && self
-                .object
-                .programs_mut()
-                .all(|(name, _)| pins.link(name).exists())
+        self.attached && self.object.programs_mut().all(|(name, _)| pins.link(name).exists())
     }
 }
 
@@ -206,14 +191,8 @@ impl Dataplane for Ebpf {
             }
         }
         first.map_or(Ok(()), |(service, source)| {
-            let name = state
-                .name(service)
-                .map_or_else(|| format!("service {service}"), ToString::to_string);
-            Err(EbpfError::Incomplete {
-                failed: failed.len(),
-                first: name,
-                source,
-            })
+            let name = state.name(service).map_or_else(|| format!("service {service}"), ToString::to_string);
+            Err(EbpfError::Incomplete { failed: failed.len(), first: name, source })
         })
     }
 

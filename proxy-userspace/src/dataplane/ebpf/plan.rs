@@ -32,28 +32,17 @@ pub struct Range {
 impl Range {
     pub(super) fn new(service: u32, net: &IpNet) -> Self {
         let mapped = if net.addr().is_ipv4() { 96 } else { 0 };
-        Self {
-            service,
-            addr: net.network().into(),
-            prefix_len: mapped + u32::from(net.prefix_len()),
-        }
+        Self { service, addr: net.network().into(), prefix_len: mapped + u32::from(net.prefix_len()) }
     }
 
     pub(super) fn key(&self) -> Key<SourceRange> {
-        let data = SourceRange {
-            service: self.service,
-            addr: self.addr,
-        };
+        let data = SourceRange { service: self.service, addr: self.addr };
         Key::new(SourceRange::SERVICE_BITS + self.prefix_len, data)
     }
 
     pub(super) fn from_key(key: &Key<SourceRange>) -> Self {
         let SourceRange { service, addr } = key.data();
-        Self {
-            service,
-            addr,
-            prefix_len: key.prefix_len().saturating_sub(SourceRange::SERVICE_BITS),
-        }
+        Self { service, addr, prefix_len: key.prefix_len().saturating_sub(SourceRange::SERVICE_BITS) }
     }
 }
 
@@ -130,20 +119,14 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
         for (name, port) in &snapshot.ports {
             planner.port(name, port);
         }
-        for name in state
-            .all_names()
-            .filter(|name| !snapshot.ports.contains_key(name))
-        {
+        for name in state.all_names().filter(|name| !snapshot.ports.contains_key(name)) {
             planner.gone(name);
         }
         planner.leftovers();
     } else {
         if dirty.node {
             // What source ranges mean for the node and its pods changes with the node.
-            let ranged = snapshot
-                .ports
-                .iter()
-                .filter(|(_, port)| !port.source_ranges.is_empty());
+            let ranged = snapshot.ports.iter().filter(|(_, port)| !port.source_ranges.is_empty());
             for (name, port) in ranged.filter(|(name, _)| !dirty.ports.contains(name)) {
                 planner.port(name, port);
             }
@@ -191,17 +174,7 @@ impl<'a> Planner<'a> {
     }
 
     fn finish(self) -> Plan {
-        let Self {
-            state,
-            names,
-            additions,
-            switches,
-            written,
-            closures,
-            removals,
-            releases,
-            ..
-        } = self;
+        let Self { state, names, additions, switches, written, closures, removals, releases, .. } = self;
         let attach = (!state.attached).then_some(Step::Attach);
         // A destination that another service port took over was switched, and must not be removed for its old owner. Those
         // that go do so before the slots they lead to.
@@ -213,24 +186,15 @@ impl<'a> Planner<'a> {
             .chain(closures.map(|(key, service)| Step::RemoveService(key, service)))
             .chain(removals)
             .chain(releases);
-        Plan {
-            names,
-            steps: steps.collect(),
-        }
+        Plan { names, steps: steps.collect() }
     }
 
     fn node_addresses(&mut self) {
-        let wanted: BTreeSet<Addr> = self
-            .node
-            .node_port_addresses
-            .iter()
-            .map(|address| Addr::from(*address).node_address())
-            .collect();
+        let wanted: BTreeSet<Addr> =
+            self.node.node_port_addresses.iter().map(|address| Addr::from(*address).node_address()).collect();
         let have = &self.state.node_addresses;
-        self.additions
-            .extend(wanted.difference(have).copied().map(Step::PutNodeAddress));
-        self.removals
-            .extend(have.difference(&wanted).copied().map(Step::RemoveNodeAddress));
+        self.additions.extend(wanted.difference(have).copied().map(Step::PutNodeAddress));
+        self.removals.extend(have.difference(&wanted).copied().map(Step::RemoveNodeAddress));
     }
 
     fn port(&mut self, name: &ServicePortKey, port: &ResolvedPort) {
@@ -239,11 +203,8 @@ impl<'a> Planner<'a> {
             return self.gone(name);
         }
         let proto = proto(name.name.protocol);
-        let keys: Vec<ServiceKey> = port
-            .frontends
-            .iter()
-            .map(|f| translate::service_key(f, name.family, proto))
-            .collect();
+        let keys: Vec<ServiceKey> =
+            port.frontends.iter().map(|f| translate::service_key(f, name.family, proto)).collect();
         let service = self.identify(name, &keys);
         let generation = self.lists(service, port);
         self.members(service, name, port);
@@ -280,11 +241,7 @@ impl<'a> Planner<'a> {
 
     /// Plans the slots and says which generation holds them: the present one where nothing changed.
     fn lists(&mut self, service: u32, port: &ResolvedPort) -> u32 {
-        let present = self
-            .state
-            .destinations(service)
-            .map(|(_, value)| value.generation)
-            .max();
+        let present = self.state.destinations(service).map(|(_, value)| value.generation).max();
         let newest = self.state.slots(service).map(|(key, _)| key.generation).max();
         let slots = |generation| translate::slots(service, generation, port);
         let is_current = |generation: &u32| {
@@ -296,24 +253,18 @@ impl<'a> Planner<'a> {
         };
         let generation = present.filter(is_current).unwrap_or_else(|| {
             let next = present.max(newest).map_or(1, |last| last + 1);
-            self.additions
-                .extend(slots(next).map(|(key, value)| Step::PutEndpoint(key, value)));
+            self.additions.extend(slots(next).map(|(key, value)| Step::PutEndpoint(key, value)));
             next
         });
-        let stale = self
-            .state
-            .slots(service)
-            .filter(|(key, _)| key.generation != generation);
-        self.removals
-            .extend(stale.map(|(key, _)| Step::RemoveEndpoint(*key)));
+        let stale = self.state.slots(service).filter(|(key, _)| key.generation != generation);
+        self.removals.extend(stale.map(|(key, _)| Step::RemoveEndpoint(*key)));
         generation
     }
 
     fn members(&mut self, service: u32, name: &ServicePortKey, port: &ResolvedPort) {
         let wanted: BTreeSet<MemberKey> = translate::members(service, name.name.protocol, port).collect();
         let have: BTreeSet<MemberKey> = self.state.members_of(service).copied().collect();
-        self.additions
-            .extend(wanted.difference(&have).copied().map(Step::PutMember));
+        self.additions.extend(wanted.difference(&have).copied().map(Step::PutMember));
         self.drop_members(service, have.difference(&wanted).copied());
     }
 
@@ -332,23 +283,14 @@ impl<'a> Planner<'a> {
     }
 
     fn ranges(&mut self, service: u32, port: &ResolvedPort) {
-        let wanted: BTreeSet<Range> = port
-            .source_ranges
-            .iter()
-            .map(|net| Range::new(service, net))
-            .collect();
+        let wanted: BTreeSet<Range> = port.source_ranges.iter().map(|net| Range::new(service, net)).collect();
         let have: BTreeSet<Range> = self.state.ranges_of(service).copied().collect();
-        self.additions
-            .extend(wanted.difference(&have).copied().map(Step::PutRange));
-        self.removals
-            .extend(have.difference(&wanted).copied().map(Step::RemoveRange));
+        self.additions.extend(wanted.difference(&have).copied().map(Step::PutRange));
+        self.removals.extend(have.difference(&wanted).copied().map(Step::RemoveRange));
     }
 
     fn remove_destinations(&mut self, service: u32, wanted: &[ServiceKey]) {
-        let unwanted = self
-            .state
-            .destinations(service)
-            .filter(|(key, _)| !wanted.contains(key));
+        let unwanted = self.state.destinations(service).filter(|(key, _)| !wanted.contains(key));
         self.closures.extend(unwanted.map(|(key, _)| (key, service)));
     }
 
@@ -361,13 +303,8 @@ impl<'a> Planner<'a> {
 
     fn remove_all(&mut self, service: u32) {
         self.remove_destinations(service, &[]);
-        self.removals.extend(
-            self.state
-                .slots(service)
-                .map(|(key, _)| Step::RemoveEndpoint(*key)),
-        );
-        self.removals
-            .extend(self.state.ranges_of(service).copied().map(Step::RemoveRange));
+        self.removals.extend(self.state.slots(service).map(|(key, _)| Step::RemoveEndpoint(*key)));
+        self.removals.extend(self.state.ranges_of(service).copied().map(Step::RemoveRange));
         self.drop_members(service, self.state.members_of(service).copied());
     }
 

@@ -34,9 +34,7 @@ impl SocketReleaser {
     pub(super) fn start(directory: &Path) -> Result<Self, KernelError> {
         let failed = |e| KernelError::bpf("open map", "udp_sockets")(e);
         let data = MapData::from_pin(directory.join("udp_sockets")).map_err(failed)?;
-        let sockets = Map::from_map_data(data)
-            .and_then(BpfHashMap::try_from)
-            .map_err(failed)?;
+        let sockets = Map::from_map_data(data).and_then(BpfHashMap::try_from).map_err(failed)?;
         let (departures, received) = mpsc::channel();
         thread::Builder::new()
             .name("udp-sockets".into())
@@ -47,10 +45,7 @@ impl SocketReleaser {
 
     /// Destroys the sockets connected to these endpoints of a Service, soon.
     pub(super) fn release(&self, service: u32, endpoints: Vec<Endpoint>) {
-        let departures = endpoints
-            .into_iter()
-            .map(|endpoint| (service, endpoint))
-            .collect();
+        let departures = endpoints.into_iter().map(|endpoint| (service, endpoint)).collect();
         // The thread lives as long as this does.
         let _ = self.departures.send(departures);
     }
@@ -71,22 +66,18 @@ fn release(sockets: &mut Sockets, departures: &HashSet<Departure>) {
     let mut by_namespace: HashMap<NetnsCookie, HashSet<SocketCookie>> = HashMap::new();
     for (cookie, socket) in sockets.iter().flatten() {
         if departures.contains(&(socket.service, socket.endpoint)) {
-            by_namespace
-                .entry(NetnsCookie(socket.netns))
-                .or_default()
-                .insert(SocketCookie(cookie));
+            by_namespace.entry(NetnsCookie(socket.netns)).or_default().insert(SocketCookie(cookie));
         }
     }
     if by_namespace.is_empty() {
         return;
     }
     for (path, namespace) in netns::handles() {
-        let destroyed = netns::within(&path, &namespace, || {
-            match by_namespace.get(&netns::current_cookie()?) {
+        let destroyed =
+            netns::within(&path, &namespace, || match by_namespace.get(&netns::current_cookie()?) {
                 Some(cookies) => sock_diag::destroy_udp(cookies),
                 None => Ok(Vec::new()),
-            }
-        });
+            });
         match destroyed {
             Ok(destroyed) => {
                 for cookie in &destroyed {

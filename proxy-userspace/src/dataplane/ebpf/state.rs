@@ -87,9 +87,7 @@ impl State {
 
     /// The service port of an identifier; for messages, as it searches.
     pub(super) fn name(&self, service: u32) -> Option<&ServicePortKey> {
-        self.names
-            .iter()
-            .find_map(|(name, id)| (*id == service).then_some(name))
+        self.names.iter().find_map(|(name, id)| (*id == service).then_some(name))
     }
 
     /// Names of all service ports.
@@ -127,39 +125,20 @@ impl State {
 
     /// The slots of an identifier, of every generation.
     pub(super) fn slots(&self, service: u32) -> impl Iterator<Item = (&EndpointKey, &Endpoint)> {
-        let first = EndpointKey {
-            service,
-            generation: 0,
-            slot: 0,
-            list: 0,
-        };
-        self.endpoints
-            .range(first..)
-            .take_while(move |(key, _)| key.service == service)
+        let first = EndpointKey { service, generation: 0, slot: 0, list: 0 };
+        self.endpoints.range(first..).take_while(move |(key, _)| key.service == service)
     }
 
     /// The members of an identifier's lists.
     pub(super) fn members_of(&self, service: u32) -> impl Iterator<Item = &MemberKey> {
-        let first = MemberKey {
-            service,
-            list: 0,
-            endpoint: Endpoint::new(Addr::UNSPECIFIED_V6, 0),
-        };
-        self.members
-            .range(first..)
-            .take_while(move |key| key.service == service)
+        let first = MemberKey { service, list: 0, endpoint: Endpoint::new(Addr::UNSPECIFIED_V6, 0) };
+        self.members.range(first..).take_while(move |key| key.service == service)
     }
 
     /// The source ranges of an identifier.
     pub(super) fn ranges_of(&self, service: u32) -> impl Iterator<Item = &Range> {
-        let first = Range {
-            service,
-            addr: Addr::UNSPECIFIED_V6,
-            prefix_len: 0,
-        };
-        self.ranges
-            .range(first..)
-            .take_while(move |range| range.service == service)
+        let first = Range { service, addr: Addr::UNSPECIFIED_V6, prefix_len: 0 };
+        self.ranges.range(first..).take_while(move |range| range.service == service)
     }
 
     /// Every identifier that anything belongs to.
@@ -173,9 +152,4 @@ impl State {
     }
 }
 
-const MIN_SERVICE_KEY: ServiceKey = ServiceKey {
-    addr: Addr::UNSPECIFIED_V6,
-    port: 0,
-    proto: 0,
-    zero: 0,
-};
+const MIN_SERVICE_KEY: ServiceKey = ServiceKey { addr: Addr::UNSPECIFIED_V6, port: 0, proto: 0, zero: 0 };

@@ -24,10 +24,7 @@ fn apply(state: &mut State, plan: &Plan) {
 
 fn programmed(snapshot: &Snapshot) -> State {
     let mut state = State::default();
-    apply(
-        &mut state,
-        &plan(&State::default(), snapshot, &Dirty::everything()),
-    );
+    apply(&mut state, &plan(&State::default(), snapshot, &Dirty::everything()));
     state
 }
 
@@ -46,23 +43,15 @@ fn offer(state: &State, key: &ServiceKey) -> Option<Offer> {
     let value = state.service(key)?;
     let slots = Slots::inside(value);
     let endpoints = (0..slots.count).map(|slot| {
-        let key = EndpointKey {
-            service: value.service,
-            generation: value.generation,
-            slot,
-            list: slots.list,
-        };
+        let key =
+            EndpointKey { service: value.service, generation: value.generation, slot, list: slots.list };
         state.endpoints.get(&key).copied()
     });
     Some((endpoints.collect(), value.flags & flags::DROP_WHEN_EMPTY != 0))
 }
 
 fn destinations(state: &State) -> Vec<ServiceKey> {
-    state
-        .services_in_use()
-        .into_iter()
-        .flat_map(|id| state.destinations(id).map(|(key, _)| key))
-        .collect()
+    state.services_in_use().into_iter().flat_map(|id| state.destinations(id).map(|(key, _)| key)).collect()
 }
 
 proptest! {

@@ -50,20 +50,11 @@ pub(super) fn slots(
     // Keys order by slot before list, so the two lists interleave.
     let longest = port.cluster_endpoints.len().max(port.local_endpoints.len());
     (0..longest).flat_map(move |index| {
-        [TrafficPolicy::Cluster, TrafficPolicy::Local]
-            .into_iter()
-            .filter_map(move |policy| {
-                let slot = u32::try_from(index).unwrap_or(u32::MAX);
-                let key = EndpointKey {
-                    service,
-                    generation,
-                    slot,
-                    list: list(policy).number(),
-                };
-                port.endpoints(policy)
-                    .get(index)
-                    .map(|endpoint| (key, address(endpoint)))
-            })
+        [TrafficPolicy::Cluster, TrafficPolicy::Local].into_iter().filter_map(move |policy| {
+            let slot = u32::try_from(index).unwrap_or(u32::MAX);
+            let key = EndpointKey { service, generation, slot, list: list(policy).number() };
+            port.endpoints(policy).get(index).map(|endpoint| (key, address(endpoint)))
+        })
     })
 }
 
@@ -77,21 +68,13 @@ pub(super) fn members(
     let of_lists = [TrafficPolicy::Cluster, TrafficPolicy::Local]
         .into_iter()
         .filter(move |_| sticky)
-        .flat_map(|policy| {
-            port.endpoints(policy)
-                .iter()
-                .map(move |e| (list(policy), address(e)))
-        });
+        .flat_map(|policy| port.endpoints(policy).iter().map(move |e| (list(policy), address(e))));
     let serving = port
         .serving
         .iter()
         .filter(move |_| protocol == Protocol::Udp)
         .map(|address| (List::Serving, Endpoint::new(address.ip().into(), address.port())));
-    of_lists.chain(serving).map(move |(list, endpoint)| MemberKey {
-        service,
-        list: list.number(),
-        endpoint,
-    })
+    of_lists.chain(serving).map(move |(list, endpoint)| MemberKey { service, list: list.number(), endpoint })
 }
 
 fn address(endpoint: &ResolvedEndpoint) -> Endpoint {
@@ -131,28 +114,16 @@ fn range_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family:
 
 /// Where pods of this node live, as narrowly as known: a range that holds another known one says nothing more.
 fn pod_ranges(node: &NodeView, family: IpFamily) -> Vec<IpNet> {
-    let known: Vec<&IpNet> = node
-        .pod_cidrs
-        .iter()
-        .filter(|net| IpFamily::of(net.addr()) == family)
-        .collect();
+    let known: Vec<&IpNet> = node.pod_cidrs.iter().filter(|net| IpFamily::of(net.addr()) == family).collect();
     let is_wider = |net: &IpNet| known.iter().any(|other| *other != net && net.contains(*other));
-    known
-        .iter()
-        .filter(|net| !is_wider(net))
-        .map(|net| **net)
-        .collect()
+    known.iter().filter(|net| !is_wider(net)).map(|net| **net).collect()
 }
 
 /// All pods, none, or unknown: then each pod's packets have to tell.
 fn pod_flag(ranges: &[IpNet], pods: &[IpNet]) -> u16 {
     let overlaps = |a: &IpNet, b: &IpNet| a.contains(b) || b.contains(a);
-    let all_in = pods
-        .iter()
-        .all(|pod| ranges.iter().any(|range| range.contains(pod)));
-    let all_out = pods
-        .iter()
-        .all(|pod| !ranges.iter().any(|range| overlaps(range, pod)));
+    let all_in = pods.iter().all(|pod| ranges.iter().any(|range| range.contains(pod)));
+    let all_out = pods.iter().all(|pod| !ranges.iter().any(|range| overlaps(range, pod)));
     match (pods.is_empty(), all_in, all_out) {
         (false, true, _) => flags::PODS_IN_RANGES,
         (false, _, true) => flags::PODS_OUT_OF_RANGES,

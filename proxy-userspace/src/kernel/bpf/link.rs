@@ -27,9 +27,8 @@ pub fn attach(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<Repl
             let attached_to =
                 syscall::link_cgroup(link.as_fd()).map_err(KernelError::path("inspect link", pin))?;
             if attached_to == cgroup.id() {
-                let fd = program
-                    .fd()
-                    .map_err(KernelError::bpf("find program for", pin.display().to_string()))?;
+                let fd =
+                    program.fd().map_err(KernelError::bpf("find program for", pin.display().to_string()))?;
                 return syscall::update_link(link.as_fd(), fd.as_fd())
                     .map(|()| Replacement::Replaced)
                     .map_err(KernelError::path("replace program of link", pin));
@@ -43,10 +42,8 @@ pub fn attach(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<Repl
 
 /// The new link is pinned beside and then renamed over the old one, which ends with its last pin.
 fn attach_anew(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<(), KernelError> {
-    let link = create(program, cgroup).map_err(KernelError::bpf(
-        "attach program to cgroup for",
-        pin.display().to_string(),
-    ))?;
+    let link = create(program, cgroup)
+        .map_err(KernelError::bpf("attach program to cgroup for", pin.display().to_string()))?;
     let beside = suffixed(pin, "-new");
     match fs::remove_file(&beside) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -54,8 +51,7 @@ fn attach_anew(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<(),
         }
         _ => {}
     }
-    link.pin(&beside)
-        .map_err(KernelError::bpf("pin link", beside.display().to_string()))?;
+    link.pin(&beside).map_err(KernelError::bpf("pin link", beside.display().to_string()))?;
     fs::rename(&beside, pin).map_err(KernelError::path("rename link to", pin))
 }
 

@@ -63,9 +63,7 @@ impl Object {
         let has_set_retval =
             u8::from(KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(5, 18, 0)));
         loader.override_global("HAS_SET_RETVAL", &has_set_retval, true);
-        let mut ebpf = loader
-            .load(bytes)
-            .map_err(KernelError::bpf("load", "the BPF object"))?;
+        let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
         for (name, program) in ebpf.programs_mut() {
             load_program(program).map_err(KernelError::bpf("load program", name))?;
         }

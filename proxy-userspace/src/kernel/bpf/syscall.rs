@@ -59,10 +59,7 @@ fn bpf<A>(command: libc::c_int, attribute: A) -> io::Result<RawFd> {
     unsafe { buffer.as_mut_ptr().cast::<A>().write(attribute) };
     // SAFETY: the kernel reads ATTR_SIZE bytes; what pointers the attribute holds are the callers' to vouch for.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, buffer.as_mut_ptr(), ATTR_SIZE) };
-    RawFd::try_from(result)
-        .ok()
-        .filter(|&fd| fd >= 0)
-        .ok_or_else(io::Error::last_os_error)
+    RawFd::try_from(result).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)
 }
 
 fn number(fd: BorrowedFd<'_>) -> u32 {
@@ -72,14 +69,7 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
 /// Opens what is pinned at a path.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let fd = bpf(
-        BPF_OBJ_GET,
-        ObjGet {
-            pathname: path.as_ptr() as u64,
-            bpf_fd: 0,
-            file_flags: 0,
-        },
-    )?;
+    let fd = bpf(BPF_OBJ_GET, ObjGet { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 })?;
     // SAFETY: a new descriptor that nobody else has; `path` lived until the call returned.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -89,14 +79,7 @@ pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
     // SAFETY: a plain structure of integers.
     let mut info: CgroupLinkInfo = unsafe { zeroed() };
     let info_len = u32::try_from(size_of::<CgroupLinkInfo>()).map_err(io::Error::other)?;
-    bpf(
-        BPF_OBJ_GET_INFO_BY_FD,
-        InfoByFd {
-            bpf_fd: number(link),
-            info_len,
-            info: (&raw mut info) as u64,
-        },
-    )?;
+    bpf(BPF_OBJ_GET_INFO_BY_FD, InfoByFd { bpf_fd: number(link), info_len, info: (&raw mut info) as u64 })?;
     Ok(info.cgroup_id)
 }
 
@@ -104,12 +87,7 @@ pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
 pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     bpf(
         BPF_LINK_UPDATE,
-        LinkUpdate {
-            link_fd: number(link),
-            new_prog_fd: number(program),
-            flags: 0,
-            old_prog_fd: 0,
-        },
+        LinkUpdate { link_fd: number(link), new_prog_fd: number(program), flags: 0, old_prog_fd: 0 },
     )
     .map(drop)
 }

@@ -25,9 +25,7 @@ pub const THIS_NODE: &str = "n1";
 /// # Panics
 /// When it is none, as all builders here.
 pub fn ip(address: &str) -> IpAddr {
-    address
-        .parse()
-        .unwrap_or_else(|error| panic!("{address}: {error}"))
+    address.parse().unwrap_or_else(|error| panic!("{address}: {error}"))
 }
 
 /// Addresses.
@@ -37,10 +35,7 @@ pub fn ips(addresses: &[&str]) -> Vec<IpAddr> {
 
 /// Ranges.
 pub fn cidrs(ranges: &[&str]) -> Vec<IpNet> {
-    ranges
-        .iter()
-        .map(|range| range.parse().unwrap_or_else(|error| panic!("{range}: {error}")))
-        .collect()
+    ranges.iter().map(|range| range.parse().unwrap_or_else(|error| panic!("{range}: {error}"))).collect()
 }
 
 /// A port number; not 0.
@@ -50,9 +45,7 @@ pub fn port_number(number: u16) -> NonZeroU16 {
 
 /// `namespace/name`.
 pub fn namespaced(name: &str) -> NamespacedName {
-    let (namespace, name) = name
-        .split_once('/')
-        .unwrap_or_else(|| panic!("{name}: no namespace"));
+    let (namespace, name) = name.split_once('/').unwrap_or_else(|| panic!("{name}: no namespace"));
     NamespacedName::new(namespace, name)
 }
 
@@ -76,35 +69,19 @@ pub fn service(name: &str, cluster_ip: &str) -> Service {
 
 /// A Service's port without a node port.
 pub fn service_port(name: &str, protocol: Protocol, port: u16) -> ServicePort {
-    ServicePort {
-        name: name.into(),
-        protocol,
-        port: port_number(port),
-        node_port: None,
-    }
+    ServicePort { name: name.into(), protocol, port: port_number(port), node_port: None }
 }
 
 /// The key of a Service's IPv4 TCP port.
 pub fn key(service: &str, port: &str) -> ServicePortKey {
-    let name = ServicePortName {
-        service: namespaced(service),
-        port: port.into(),
-        protocol: Protocol::Tcp,
-    };
-    ServicePortKey {
-        name,
-        family: IpFamily::V4,
-    }
+    let name = ServicePortName { service: namespaced(service), port: port.into(), protocol: Protocol::Tcp };
+    ServicePortKey { name, family: IpFamily::V4 }
 }
 
 /// A slice of a Service in the same namespace, of the first endpoint's family, with one unnamed TCP port 8080.
 pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> EndpointSlice {
     let first = endpoints.first().and_then(|endpoint| endpoint.addresses.first());
-    let address_type = if first.is_some_and(IpAddr::is_ipv6) {
-        AddressType::Ipv6
-    } else {
-        AddressType::Ipv4
-    };
+    let address_type = if first.is_some_and(IpAddr::is_ipv6) { AddressType::Ipv6 } else { AddressType::Ipv4 };
     EndpointSlice {
         name: namespaced(name),
         service: Some(service.into()),
@@ -117,11 +94,7 @@ pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Endpoi
 
 /// A slice's port.
 pub fn slice_port(name: &str, protocol: Protocol, port: u16) -> SlicePort {
-    SlicePort {
-        name: name.into(),
-        protocol,
-        port: Some(port_number(port)),
-    }
+    SlicePort { name: name.into(), protocol, port: Some(port_number(port)) }
 }
 
 /// A ready endpoint on no node in particular.
@@ -142,61 +115,37 @@ impl SliceEndpoint {
     /// Runs on this node.
     #[must_use]
     pub fn on(self, node: &str) -> Self {
-        Self {
-            node_name: Some(node.into()),
-            ..self
-        }
+        Self { node_name: Some(node.into()), ..self }
     }
 
     /// Neither ready nor serving.
     #[must_use]
     pub fn not_ready(self) -> Self {
-        Self {
-            ready: false,
-            serving: false,
-            ..self
-        }
+        Self { ready: false, serving: false, ..self }
     }
 
     /// Terminates, and still serves.
     #[must_use]
     pub fn terminating(self) -> Self {
-        Self {
-            ready: false,
-            serving: true,
-            terminating: true,
-            ..self
-        }
+        Self { ready: false, serving: true, terminating: true, ..self }
     }
 
     /// Meant for these zones.
     #[must_use]
     pub fn for_zones(self, zones: &[&str]) -> Self {
-        Self {
-            zone_hints: names(zones),
-            ..self
-        }
+        Self { zone_hints: names(zones), ..self }
     }
 
     /// Meant for these nodes.
     #[must_use]
     pub fn for_nodes(self, nodes: &[&str]) -> Self {
-        Self {
-            node_hints: names(nodes),
-            ..self
-        }
+        Self { node_hints: names(nodes), ..self }
     }
 }
 
 /// A Node about which nothing is known.
 pub fn node(name: &str) -> Node {
-    Node {
-        name: name.into(),
-        zone: None,
-        pod_cidrs: Vec::new(),
-        addresses: Vec::new(),
-        being_deleted: false,
-    }
+    Node { name: name.into(), zone: None, pod_cidrs: Vec::new(), addresses: Vec::new(), being_deleted: false }
 }
 
 /// The default configuration on [`THIS_NODE`].
@@ -214,14 +163,8 @@ pub fn facts(addresses: &[(&str, &str)]) -> NodeFacts {
     let mut addresses: Vec<_> = addresses
         .iter()
         .map(|(link, address)| {
-            let net: IpNet = address
-                .parse()
-                .unwrap_or_else(|error| panic!("{address}: {error}"));
-            LinkAddress {
-                link: (*link).into(),
-                address: net.addr(),
-                prefix_len: net.prefix_len(),
-            }
+            let net: IpNet = address.parse().unwrap_or_else(|error| panic!("{address}: {error}"));
+            LinkAddress { link: (*link).into(), address: net.addr(), prefix_len: net.prefix_len() }
         })
         .collect();
     addresses.sort();

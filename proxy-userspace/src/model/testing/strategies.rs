@@ -13,14 +13,8 @@ use crate::model::{
     WatchEvent,
 };
 
-const CLUSTER_IPS: [&str; 6] = [
-    "10.96.0.1",
-    "10.96.0.2",
-    "10.96.0.3",
-    "fd96::1",
-    "fd96::2",
-    "::ffff:10.96.0.3",
-];
+const CLUSTER_IPS: [&str; 6] =
+    ["10.96.0.1", "10.96.0.2", "10.96.0.3", "fd96::1", "fd96::2", "::ffff:10.96.0.3"];
 const OUTER_IPS: [&str; 4] = ["198.51.100.1", "198.51.100.2", "2001:db8::1", "10.96.0.1"];
 const ENDPOINT_IPS: [&str; 8] = [
     "10.244.1.1",
@@ -32,28 +26,19 @@ const ENDPOINT_IPS: [&str; 8] = [
     "0.0.0.0",
     "::ffff:10.244.1.1",
 ];
-const RANGES: [&str; 5] = [
-    "0.0.0.0/0",
-    "192.0.2.7/24",
-    "203.0.113.0/25",
-    "::/0",
-    "2001:db8::/32",
-];
+const RANGES: [&str; 5] = ["0.0.0.0/0", "192.0.2.7/24", "203.0.113.0/25", "::/0", "2001:db8::/32"];
 
 /// A few objects as the API could hold them, or nearly.
 pub fn world() -> impl Strategy<Value = World> {
-    (
-        vec(any_service(), 1..8),
-        vec(any_slice(), 2..14),
-        vec(any_node(), 0..3),
-    )
-        .prop_map(|(services, slices, nodes)| {
+    (vec(any_service(), 1..8), vec(any_slice(), 2..14), vec(any_node(), 0..3)).prop_map(
+        |(services, slices, nodes)| {
             let mut world = World::default();
             world.apply(WatchEvent::Services(Delta::Replace(services)));
             world.apply(WatchEvent::EndpointSlices(Delta::Replace(slices)));
             world.apply(WatchEvent::Nodes(Delta::Replace(nodes)));
             world
-        })
+        },
+    )
 }
 
 /// Events in a row.
@@ -141,12 +126,7 @@ pub fn any_service() -> impl Strategy<Value = Service> {
         vec(ingress(), 0..3),
         vec(of(&RANGES).prop_map(|range| cidrs(&[range])[0]), 0..3),
     );
-    let policies = (
-        session_affinity(),
-        policy(),
-        policy(),
-        option::of(port(32_000..32_002)),
-    );
+    let policies = (session_affinity(), policy(), policy(), option::of(port(32_000..32_002)));
     (identity, addresses, vec(any_service_port(), 1..4), policies).prop_map(
         |((name, service_type, excluded_by_label), addresses, ports, policies)| Service {
             name,
@@ -171,24 +151,15 @@ pub fn any_slice() -> impl Strategy<Value = EndpointSlice> {
         prop_oneof![6 => Just(AddressType::Ipv4), 3 => Just(AddressType::Ipv6), 1 => Just(AddressType::Fqdn)];
     let owner = option::weighted(0.95, of(&["x", "x", "x", "y", "z"]));
     let time = option::of((1..1_000_u64).prop_map(UnixNanos));
-    (
-        slice_name(),
-        owner,
-        address_type,
-        vec(any_endpoint(), 0..6),
-        vec(any_slice_port(), 1..4),
-        time,
-    )
-        .prop_map(
-            |(name, service, address_type, endpoints, ports, last_change_trigger_time)| EndpointSlice {
-                name,
-                service: service.map(Arc::from),
-                address_type,
-                endpoints,
-                ports,
-                last_change_trigger_time,
-            },
-        )
+    (slice_name(), owner, address_type, vec(any_endpoint(), 0..6), vec(any_slice_port(), 1..4), time)
+        .prop_map(|(name, service, address_type, endpoints, ports, last_change_trigger_time)| EndpointSlice {
+            name,
+            service: service.map(Arc::from),
+            address_type,
+            endpoints,
+            ports,
+            last_change_trigger_time,
+        })
 }
 
 /// Any Node, most often this one.
@@ -196,35 +167,20 @@ pub fn any_node() -> impl Strategy<Value = Node> {
     let ranges = proptest::sample::subsequence(vec!["10.244.1.0/24", "fd44:1::/64"], 0..=2);
     let address_type = of(&[NodeAddressType::InternalIp, NodeAddressType::ExternalIp]);
     let address = address(&["192.168.57.11", "fd57::11", "203.0.113.9", "127.0.0.1"]);
-    (
-        node_name(),
-        option::of(zone()),
-        ranges,
-        vec((address_type, address), 0..4),
-        any::<bool>(),
-    )
-        .prop_map(|(name, zone, ranges, addresses, being_deleted)| Node {
+    (node_name(), option::of(zone()), ranges, vec((address_type, address), 0..4), any::<bool>()).prop_map(
+        |(name, zone, ranges, addresses, being_deleted)| Node {
             zone,
             pod_cidrs: cidrs(&ranges),
             addresses,
             being_deleted,
             ..node(&name)
-        })
+        },
+    )
 }
 
 fn any_service_port() -> impl Strategy<Value = ServicePort> {
-    (
-        port_name(),
-        protocol(),
-        port(80..83),
-        option::of(port(30_001..30_004)),
-    )
-        .prop_map(|(name, protocol, port, node_port)| ServicePort {
-            name,
-            protocol,
-            port,
-            node_port,
-        })
+    (port_name(), protocol(), port(80..83), option::of(port(30_001..30_004)))
+        .prop_map(|(name, protocol, port, node_port)| ServicePort { name, protocol, port, node_port })
 }
 
 fn any_slice_port() -> impl Strategy<Value = SlicePort> {
@@ -233,36 +189,19 @@ fn any_slice_port() -> impl Strategy<Value = SlicePort> {
 }
 
 fn any_endpoint() -> impl Strategy<Value = SliceEndpoint> {
-    let conditions = (
-        prop::bool::weighted(0.6),
-        any::<bool>(),
-        prop::bool::weighted(0.3),
-    );
+    let conditions = (prop::bool::weighted(0.6), any::<bool>(), prop::bool::weighted(0.3));
     let place = (option::weighted(0.8, node_name()), option::of(zone()));
     let hints = (vec(zone(), 0..3), vec(node_name(), 0..2));
     let addresses = prop_oneof![1 => vec(address(&ENDPOINT_IPS), 0), 12 => vec(address(&ENDPOINT_IPS), 1..3)];
     (addresses, conditions, place, hints).prop_map(
         |(addresses, (ready, serving, terminating), (node_name, zone), (zone_hints, node_hints))| {
-            SliceEndpoint {
-                addresses,
-                ready,
-                serving,
-                terminating,
-                node_name,
-                zone,
-                zone_hints,
-                node_hints,
-            }
+            SliceEndpoint { addresses, ready, serving, terminating, node_name, zone, zone_hints, node_hints }
         },
     )
 }
 
 fn ingress() -> impl Strategy<Value = LoadBalancerIngress> {
-    let ip_mode = of(&[
-        LoadBalancerIpMode::Vip,
-        LoadBalancerIpMode::Vip,
-        LoadBalancerIpMode::Proxy,
-    ]);
+    let ip_mode = of(&[LoadBalancerIpMode::Vip, LoadBalancerIpMode::Vip, LoadBalancerIpMode::Proxy]);
     (address(&OUTER_IPS), ip_mode).prop_map(|(ip, ip_mode)| LoadBalancerIngress { ip, ip_mode })
 }
 
@@ -279,12 +218,7 @@ fn delta<T: Debug + Clone + 'static>(
 
 fn session_affinity() -> impl Strategy<Value = SessionAffinity> {
     let seconds = NonZeroU32::MIN.saturating_add(10_799);
-    of(&[
-        SessionAffinity::None,
-        SessionAffinity::ClientIp {
-            timeout_seconds: seconds,
-        },
-    ])
+    of(&[SessionAffinity::None, SessionAffinity::ClientIp { timeout_seconds: seconds }])
 }
 
 fn node_ranges() -> impl Strategy<Value = Vec<ipnet::IpNet>> {
@@ -298,10 +232,7 @@ fn service_name() -> impl Strategy<Value = NamespacedName> {
 }
 
 fn slice_name() -> impl Strategy<Value = NamespacedName> {
-    (
-        of(&["a", "a", "a", "a", "b"]),
-        of(&["s1", "s2", "s3", "s4", "s5", "s6", "s7"]),
-    )
+    (of(&["a", "a", "a", "a", "b"]), of(&["s1", "s2", "s3", "s4", "s5", "s6", "s7"]))
         .prop_map(|(namespace, name)| NamespacedName::new(namespace, name))
 }
 

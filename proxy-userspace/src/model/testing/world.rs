@@ -24,9 +24,7 @@ impl World {
             WatchEvent::Services(delta) => apply(&mut self.services, delta, |object| object.name.clone()),
             WatchEvent::EndpointSlices(delta) => apply(&mut self.slices, delta, |object| object.name.clone()),
             WatchEvent::Nodes(delta) => {
-                apply(&mut self.nodes, delta, |object| {
-                    NamespacedName::new("", object.name.clone())
-                });
+                apply(&mut self.nodes, delta, |object| NamespacedName::new("", object.name.clone()));
             }
         }
     }
@@ -42,21 +40,11 @@ impl World {
 
     /// Each object as an event of its own.
     pub fn single_events(&self) -> Vec<WatchEvent> {
-        let services = self
-            .services
-            .values()
-            .cloned()
-            .map(|object| WatchEvent::Services(Delta::Apply(object)));
-        let slices = self
-            .slices
-            .values()
-            .cloned()
-            .map(|object| WatchEvent::EndpointSlices(Delta::Apply(object)));
-        let nodes = self
-            .nodes
-            .values()
-            .cloned()
-            .map(|object| WatchEvent::Nodes(Delta::Apply(object)));
+        let services =
+            self.services.values().cloned().map(|object| WatchEvent::Services(Delta::Apply(object)));
+        let slices =
+            self.slices.values().cloned().map(|object| WatchEvent::EndpointSlices(Delta::Apply(object)));
+        let nodes = self.nodes.values().cloned().map(|object| WatchEvent::Nodes(Delta::Apply(object)));
         services.chain(slices).chain(nodes).collect()
     }
 

@@ -14,27 +14,18 @@ fn model(services: Vec<Service>, slices: Vec<EndpointSlice>, nodes: Vec<Node>) -
     world.apply(WatchEvent::Services(Delta::Replace(services)));
     world.apply(WatchEvent::EndpointSlices(Delta::Replace(slices)));
     world.apply(WatchEvent::Nodes(Delta::Replace(nodes)));
-    world.model(
-        &settings(),
-        &facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24")]),
-    )
+    world.model(&settings(), &facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24")]))
 }
 
 /// What one Service with these slices resolves to at its unnamed IPv4 TCP port.
 fn resolved(service: Service, slices: Vec<EndpointSlice>) -> ResolvedPort {
     let key = ServicePortKey {
-        name: ServicePortName {
-            service: service.name.clone(),
-            port: "".into(),
-            protocol: Protocol::Tcp,
-        },
+        name: ServicePortName { service: service.name.clone(), port: "".into(), protocol: Protocol::Tcp },
         family: IpFamily::V4,
     };
     let model = model(vec![service], slices, vec![]);
     let port = model.snapshot().ports.get(&key);
-    port.unwrap_or_else(|| panic!("{key} is not in the Snapshot"))
-        .as_ref()
-        .clone()
+    port.unwrap_or_else(|| panic!("{key} is not in the Snapshot")).as_ref().clone()
 }
 
 fn apply_service(model: &mut Model, service: Service) -> Dirty {
@@ -48,20 +39,15 @@ fn apply_slice(model: &mut Model, slice: EndpointSlice) -> Dirty {
 }
 
 fn addresses(endpoints: &[ResolvedEndpoint]) -> Vec<String> {
-    endpoints
-        .iter()
-        .map(|endpoint| endpoint.address.to_string())
-        .collect()
+    endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect()
 }
 
 /// Frontends as `kind address:port`.
 fn shown(port: &ResolvedPort) -> Vec<String> {
     let show = |frontend: &Frontend| match frontend.address {
-        Some(address) => format!(
-            "{:?} {}",
-            frontend.kind,
-            std::net::SocketAddr::new(address, frontend.port.get())
-        ),
+        Some(address) => {
+            format!("{:?} {}", frontend.kind, std::net::SocketAddr::new(address, frontend.port.get()))
+        }
         None => format!("{:?} *:{}", frontend.kind, frontend.port),
     };
     port.frontends.iter().map(show).collect()

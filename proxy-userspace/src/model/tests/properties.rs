@@ -9,18 +9,13 @@ use super::*;
 /// The keys whose ports differ.
 fn difference(before: &Snapshot, after: &Snapshot) -> BTreeSet<ServicePortKey> {
     let keys = before.ports.keys().chain(after.ports.keys());
-    keys.filter(|key| before.ports.get(*key) != after.ports.get(*key))
-        .cloned()
-        .collect()
+    keys.filter(|key| before.ports.get(*key) != after.ports.get(*key)).cloned().collect()
 }
 
 fn same(model: &Model, fresh: &Model) {
     assert_eq!(model.snapshot(), fresh.snapshot());
     assert_eq!(model.health_checks(), fresh.health_checks());
-    assert_eq!(
-        model.conflicts().collect::<Vec<_>>(),
-        fresh.conflicts().collect::<Vec<_>>()
-    );
+    assert_eq!(model.conflicts().collect::<Vec<_>>(), fresh.conflicts().collect::<Vec<_>>());
     assert_eq!(model.service_count(), fresh.service_count());
     assert_eq!(model.endpoint_count(), fresh.endpoint_count());
 }
@@ -31,43 +26,26 @@ fn check_promises(snapshot: &Snapshot) {
     for (key, port) in &snapshot.ports {
         for frontend in &port.frontends {
             let family = frontend.address.map(IpFamily::of);
-            assert!(
-                family.is_none_or(|family| family == key.family),
-                "{key}: {frontend:?}"
-            );
+            assert!(family.is_none_or(|family| family == key.family), "{key}: {frontend:?}");
             let matched = (frontend.address, frontend.port, key.name.protocol, key.family);
             assert!(seen.insert(matched), "{key}: {frontend:?} is another's");
         }
         check_endpoints(key, port);
     }
-    assert!(
-        snapshot
-            .node
-            .node_port_addresses
-            .is_subset(&snapshot.node.local_addresses)
-    );
+    assert!(snapshot.node.node_port_addresses.is_subset(&snapshot.node.local_addresses));
 }
 
 fn check_endpoints(key: &ServicePortKey, port: &ResolvedPort) {
     assert!(port.frontends.is_sorted_by(|a, b| a < b), "{key}: {port:?}");
     for list in [&port.cluster_endpoints, &port.local_endpoints] {
         assert!(list.is_sorted_by(|a, b| a.address < b.address), "{key}: {port:?}");
-        assert!(
-            list.iter().all(|e| IpFamily::of(e.address.ip()) == key.family),
-            "{key}: {port:?}"
-        );
+        assert!(list.iter().all(|e| IpFamily::of(e.address.ip()) == key.family), "{key}: {port:?}");
         assert!(list.is_empty() || port.has_endpoints, "{key}: {port:?}");
         let is_udp = key.name.protocol == Protocol::Udp;
-        assert!(
-            !is_udp || list.iter().all(|e| port.serving.contains(&e.address)),
-            "{key}: {port:?}"
-        );
+        assert!(!is_udp || list.iter().all(|e| port.serving.contains(&e.address)), "{key}: {port:?}");
     }
     assert!(port.serving.is_sorted_by(|a, b| a < b), "{key}: {port:?}");
-    assert!(
-        port.local_endpoints.iter().all(|endpoint| endpoint.is_local),
-        "{key}: {port:?}"
-    );
+    assert!(port.local_endpoints.iter().all(|endpoint| endpoint.is_local), "{key}: {port:?}");
     let uses_local = [port.internal_policy, port.external_policy].contains(&TrafficPolicy::Local);
     assert!(uses_local || port.local_endpoints.is_empty(), "{key}: {port:?}");
 }
@@ -228,10 +206,7 @@ fn generated_worlds_are_not_empty_ones() {
     let mut runner = TestRunner::deterministic();
     let mut seen = [0_usize; 5];
     for _ in 0..300 {
-        let (snapshot, _, dirty) = snapshot_change()
-            .new_tree(&mut runner)
-            .expect("no filters")
-            .current();
+        let (snapshot, _, dirty) = snapshot_change().new_tree(&mut runner).expect("no filters").current();
         let ports = || snapshot.ports.values();
         let facts = [
             ports().any(|port| !port.cluster_endpoints.is_empty()),
@@ -240,13 +215,7 @@ fn generated_worlds_are_not_empty_ones() {
             ports().any(|port| port.frontends.len() > 2),
             !dirty.ports.is_empty(),
         ];
-        facts
-            .iter()
-            .zip(&mut seen)
-            .for_each(|(fact, seen)| *seen += usize::from(*fact));
+        facts.iter().zip(&mut seen).for_each(|(fact, seen)| *seen += usize::from(*fact));
     }
-    assert!(
-        seen.iter().all(|seen| *seen >= 30),
-        "of 300 worlds, so many had what the tests need: {seen:?}"
-    );
+    assert!(seen.iter().all(|seen| *seen >= 30), "of 300 worlds, so many had what the tests need: {seen:?}");
 }

@@ -3,10 +3,7 @@
 use super::*;
 
 fn load_balancer(name: &str, cluster_ip: &str, ingress: &[&str]) -> Service {
-    let vip = |address: &&str| LoadBalancerIngress {
-        ip: ip(address),
-        ip_mode: LoadBalancerIpMode::Vip,
-    };
+    let vip = |address: &&str| LoadBalancerIngress { ip: ip(address), ip_mode: LoadBalancerIpMode::Vip };
     Service {
         service_type: ServiceType::LoadBalancer,
         load_balancer_ingress: ingress.iter().map(vip).collect(),
@@ -15,10 +12,7 @@ fn load_balancer(name: &str, cluster_ip: &str, ingress: &[&str]) -> Service {
 }
 
 fn with_external_ip(name: &str, cluster_ip: &str, external_ip: &str) -> Service {
-    Service {
-        external_ips: ips(&[external_ip]),
-        ..service(name, cluster_ip)
-    }
+    Service { external_ips: ips(&[external_ip]), ..service(name, cluster_ip) }
 }
 
 #[test]
@@ -28,12 +22,8 @@ fn a_service_is_reached_by_all_its_addresses_split_by_family() {
     web.external_ips = ips(&["192.0.2.1", "192.0.2.1", "2001:db8::2"]);
     web.ports[0].node_port = Some(port_number(30_080));
     let model = model(vec![web], vec![], vec![]);
-    let ports: Vec<_> = model
-        .snapshot()
-        .ports
-        .iter()
-        .map(|(key, port)| (key.to_string(), shown(port)))
-        .collect();
+    let ports: Vec<_> =
+        model.snapshot().ports.iter().map(|(key, port)| (key.to_string(), shown(port))).collect();
     let v4 = [
         "ClusterIp 10.96.0.1:80",
         "NodePort *:30080",
@@ -47,35 +37,21 @@ fn a_service_is_reached_by_all_its_addresses_split_by_family() {
         "LoadBalancerIp [2001:db8::1]:80",
     ];
     let wanted = [("a/x TCP IPv4", v4), ("a/x TCP IPv6", v6)];
-    assert_eq!(
-        ports,
-        wanted.map(|(key, list)| (key.to_owned(), list.map(str::to_owned).to_vec()))
-    );
+    assert_eq!(ports, wanted.map(|(key, list)| (key.to_owned(), list.map(str::to_owned).to_vec())));
 }
 
 #[test]
 fn a_family_without_a_cluster_ip_is_not_served() {
     let web = load_balancer("a/x", "10.96.0.1", &["2001:db8::1"]);
     let model = model(vec![web], vec![], vec![]);
-    assert_eq!(
-        model
-            .snapshot()
-            .ports
-            .keys()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>(),
-        ["a/x TCP IPv4"]
-    );
+    assert_eq!(model.snapshot().ports.keys().map(ToString::to_string).collect::<Vec<_>>(), ["a/x TCP IPv4"]);
 }
 
 #[test]
 fn load_balancers_that_proxy_keep_their_address() {
     let mut web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1", "198.51.100.2"]);
     web.load_balancer_ingress[0].ip_mode = LoadBalancerIpMode::Proxy;
-    assert_eq!(
-        shown(&resolved(web, vec![])),
-        ["ClusterIp 10.96.0.1:80", "LoadBalancerIp 198.51.100.2:80"]
-    );
+    assert_eq!(shown(&resolved(web, vec![])), ["ClusterIp 10.96.0.1:80", "LoadBalancerIp 198.51.100.2:80"]);
 }
 
 #[test]
@@ -90,10 +66,7 @@ fn of_two_ports_with_one_name_and_protocol_the_later_counts() {
     web.ports.push(service_port("", Protocol::Tcp, 81));
     web.ports.push(service_port("", Protocol::Udp, 82));
     let model = model(vec![web], vec![], vec![]);
-    assert_eq!(
-        shown(&model.snapshot().ports[&key("a/x", "")]),
-        ["ClusterIp 10.96.0.1:81"]
-    );
+    assert_eq!(shown(&model.snapshot().ports[&key("a/x", "")]), ["ClusterIp 10.96.0.1:81"]);
     assert_eq!(model.snapshot().ports.len(), 2);
 }
 
@@ -101,22 +74,12 @@ fn of_two_ports_with_one_name_and_protocol_the_later_counts() {
 fn source_ranges_are_split_by_family() {
     let ranges_of = |ranges: &[&str]| {
         let web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1"]);
-        resolved(
-            Service {
-                load_balancer_source_ranges: cidrs(ranges),
-                ..web
-            },
-            vec![],
-        )
-        .source_ranges
+        resolved(Service { load_balancer_source_ranges: cidrs(ranges), ..web }, vec![]).source_ranges
     };
     assert!(ranges_of(&[]).is_empty());
     let both = ranges_of(&["203.0.113.0/25", "2001:db8::/32", "10.1.2.3/8", "10.0.0.0/8"]);
     assert_eq!(both, cidrs(&["203.0.113.0/25", "10.0.0.0/8"]));
-    assert!(
-        ranges_of(&["2001:db8::/32"]).is_empty(),
-        "the other family's ranges do not restrict this one"
-    );
+    assert!(ranges_of(&["2001:db8::/32"]).is_empty(), "the other family's ranges do not restrict this one");
     assert_eq!(
         ranges_of(&["203.0.113.0/25", "0.0.0.0/0"]),
         Vec::new(),
@@ -136,28 +99,17 @@ fn affinity_and_policies_are_taken_over() {
     };
     let port = resolved(web, vec![]);
     assert_eq!(port.affinity_timeout, Some(timeout_seconds));
-    assert_eq!(
-        (port.internal_policy, port.external_policy),
-        (TrafficPolicy::Local, TrafficPolicy::Local)
-    );
+    assert_eq!((port.internal_policy, port.external_policy), (TrafficPolicy::Local, TrafficPolicy::Local));
 }
 
 #[test]
 fn external_traffic_policy_means_nothing_without_a_way_in_from_outside() {
     let local = TrafficPolicy::Local;
-    let inside = Service {
-        external_traffic_policy: local,
-        ..service("a/x", "10.96.0.1")
-    };
-    let without_address = Service {
-        external_traffic_policy: local,
-        ..load_balancer("a/x", "10.96.0.1", &["2001:db8::1"])
-    };
+    let inside = Service { external_traffic_policy: local, ..service("a/x", "10.96.0.1") };
+    let without_address =
+        Service { external_traffic_policy: local, ..load_balancer("a/x", "10.96.0.1", &["2001:db8::1"]) };
     for web in [inside, without_address] {
-        let port = resolved(
-            web,
-            vec![slice("a/s", "x", vec![endpoint("10.244.1.1").on(THIS_NODE)])],
-        );
+        let port = resolved(web, vec![slice("a/s", "x", vec![endpoint("10.244.1.1").on(THIS_NODE)])]);
         assert_eq!(port.external_policy, TrafficPolicy::Cluster);
         assert_eq!(port.local_endpoints, []);
     }
@@ -167,10 +119,7 @@ fn external_traffic_policy_means_nothing_without_a_way_in_from_outside() {
 fn an_address_claimed_as_two_kinds_by_one_service_stays_behind_its_source_ranges() {
     let mut web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1"]);
     web.external_ips = ips(&["198.51.100.1", "10.96.0.1"]);
-    assert_eq!(
-        shown(&resolved(web, vec![])),
-        ["ClusterIp 10.96.0.1:80", "LoadBalancerIp 198.51.100.1:80"]
-    );
+    assert_eq!(shown(&resolved(web, vec![])), ["ClusterIp 10.96.0.1:80", "LoadBalancerIp 198.51.100.1:80"]);
 }
 
 #[test]
@@ -187,10 +136,7 @@ fn of_services_that_claim_one_address_the_smaller_name_keeps_it() {
 
     let dirty = apply_service(&mut model, x);
     assert_eq!(dirty_ports(&dirty), ["a/x TCP IPv4", "a/y TCP IPv4"]);
-    assert_eq!(
-        shown(&model.snapshot().ports[&key("a/y", "")]),
-        ["ClusterIp 10.96.0.2:80"]
-    );
+    assert_eq!(shown(&model.snapshot().ports[&key("a/y", "")]), ["ClusterIp 10.96.0.2:80"]);
     let conflict = model.conflicts().next().expect("one conflict");
     assert_eq!((conflict.owner, conflict.loser), (key("a/x", ""), key("a/y", "")));
 
@@ -207,23 +153,10 @@ fn of_services_that_claim_one_address_the_smaller_name_keeps_it() {
 fn nobody_takes_a_cluster_ip_by_claiming_it_as_an_external_one() {
     let thief = with_external_ip("a/thief", "10.96.0.9", "10.96.0.1");
     let other = load_balancer("b/lb", "10.96.0.8", &["10.96.0.1"]);
-    let model = model(
-        vec![thief, other, service("z/victim", "10.96.0.1")],
-        vec![],
-        vec![],
-    );
-    assert_eq!(
-        shown(&model.snapshot().ports[&key("z/victim", "")]),
-        ["ClusterIp 10.96.0.1:80"]
-    );
-    assert_eq!(
-        shown(&model.snapshot().ports[&key("a/thief", "")]),
-        ["ClusterIp 10.96.0.9:80"]
-    );
-    assert_eq!(
-        shown(&model.snapshot().ports[&key("b/lb", "")]),
-        ["ClusterIp 10.96.0.8:80"]
-    );
+    let model = model(vec![thief, other, service("z/victim", "10.96.0.1")], vec![], vec![]);
+    assert_eq!(shown(&model.snapshot().ports[&key("z/victim", "")]), ["ClusterIp 10.96.0.1:80"]);
+    assert_eq!(shown(&model.snapshot().ports[&key("a/thief", "")]), ["ClusterIp 10.96.0.9:80"]);
+    assert_eq!(shown(&model.snapshot().ports[&key("b/lb", "")]), ["ClusterIp 10.96.0.8:80"]);
 }
 
 #[test]
@@ -236,10 +169,7 @@ fn a_load_balancer_address_goes_before_an_external_ip() {
         vec![],
         vec![],
     );
-    assert_eq!(
-        shown(&model.snapshot().ports[&key("a/x", "")]),
-        ["ClusterIp 10.96.0.1:80"]
-    );
+    assert_eq!(shown(&model.snapshot().ports[&key("a/x", "")]), ["ClusterIp 10.96.0.1:80"]);
     assert_eq!(model.snapshot().ports[&key("b/y", "")].frontends.len(), 2);
 }
 
@@ -248,43 +178,21 @@ fn one_port_number_may_be_claimed_for_each_protocol() {
     let mut dns = with_external_ip("a/x", "10.96.0.1", "192.0.2.1");
     dns.service_type = ServiceType::NodePort;
     dns.ports[0].node_port = Some(port_number(30_053));
-    dns.ports.push(ServicePort {
-        name: "udp".into(),
-        protocol: Protocol::Udp,
-        ..dns.ports[0].clone()
-    });
+    dns.ports.push(ServicePort { name: "udp".into(), protocol: Protocol::Udp, ..dns.ports[0].clone() });
     let model = model(vec![dns], vec![], vec![]);
-    assert!(
-        model
-            .snapshot()
-            .ports
-            .values()
-            .all(|port| port.frontends.len() == 3)
-    );
+    assert!(model.snapshot().ports.values().all(|port| port.frontends.len() == 3));
 }
 
 #[test]
 fn of_services_that_claim_one_node_port_the_smaller_name_keeps_it() {
     let with_node_port = |name: &str, cluster_ip: &str| {
-        let mut service = Service {
-            service_type: ServiceType::NodePort,
-            ..service(name, cluster_ip)
-        };
+        let mut service = Service { service_type: ServiceType::NodePort, ..service(name, cluster_ip) };
         service.ports[0].node_port = Some(port_number(30_080));
         service
     };
-    let model = model(
-        vec![
-            with_node_port("b/x", "10.96.0.1"),
-            with_node_port("a/y", "10.96.0.2"),
-        ],
-        vec![],
-        vec![],
-    );
-    assert_eq!(
-        shown(&model.snapshot().ports[&key("b/x", "")]),
-        ["ClusterIp 10.96.0.1:80"]
-    );
+    let model =
+        model(vec![with_node_port("b/x", "10.96.0.1"), with_node_port("a/y", "10.96.0.2")], vec![], vec![]);
+    assert_eq!(shown(&model.snapshot().ports[&key("b/x", "")]), ["ClusterIp 10.96.0.1:80"]);
     assert_eq!(
         shown(&model.snapshot().ports[&key("a/y", "")]),
         ["ClusterIp 10.96.0.2:80", "NodePort *:30080"]
@@ -300,13 +208,7 @@ fn losing_an_address_changes_no_policy_and_no_endpoint() {
     let before = model.snapshot().ports[&key("a/y", "")].as_ref().clone();
     apply_service(&mut model, with_external_ip("a/x", "10.96.0.1", "192.0.2.1"));
     let after = model.snapshot().ports[&key("a/y", "")].as_ref().clone();
-    assert_eq!(
-        ResolvedPort {
-            frontends: before.frontends.clone(),
-            ..after
-        },
-        before
-    );
+    assert_eq!(ResolvedPort { frontends: before.frontends.clone(), ..after }, before);
 }
 
 #[test]
@@ -335,18 +237,8 @@ fn health_checks_count_ready_endpoints_of_this_node_by_address() {
         [("a/x".to_owned(), 32_000, 0)],
         "terminating endpoints fail the health check"
     );
-    assert_eq!(
-        model.snapshot().ports[&key("a/x", "")].local_endpoints.len(),
-        1,
-        "and still take traffic"
-    );
+    assert_eq!(model.snapshot().ports[&key("a/x", "")].local_endpoints.len(), 1, "and still take traffic");
 
-    apply_service(
-        &mut model,
-        Service {
-            external_traffic_policy: TrafficPolicy::Cluster,
-            ..web
-        },
-    );
+    apply_service(&mut model, Service { external_traffic_policy: TrafficPolicy::Cluster, ..web });
     assert_eq!(checks(&model), []);
 }

@@ -14,10 +14,7 @@ fn the_endpoints_of_several_slices_are_one_sorted_list() {
         slice("a/s3", "other", vec![endpoint("10.244.3.1")]),
         slice("b/s1", "x", vec![endpoint("10.244.4.1")]),
     ];
-    assert_eq!(
-        endpoints_of(slices),
-        ["10.244.1.9:8080", "10.244.1.10:8080", "10.244.2.1:8080"]
-    );
+    assert_eq!(endpoints_of(slices), ["10.244.1.9:8080", "10.244.1.10:8080", "10.244.2.1:8080"]);
 }
 
 #[test]
@@ -28,28 +25,19 @@ fn each_slice_has_ports_of_its_own_matched_by_name_and_protocol() {
         slice_port("", Protocol::Tcp, 9090),
         slice_port("", Protocol::Udp, 5353),
         slice_port("admin", Protocol::Tcp, 8443),
-        SlicePort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: None,
-        },
+        SlicePort { name: "".into(), protocol: Protocol::Tcp, port: None },
     ];
     let mut second = slice("a/s2", "x", vec![endpoint("10.244.1.1")]);
     second.ports = vec![slice_port("", Protocol::Tcp, 8081)];
-    assert_eq!(
-        endpoints_of(vec![first, second]),
-        ["10.244.1.1:8080", "10.244.1.1:8081", "10.244.1.1:9090"]
-    );
+    assert_eq!(endpoints_of(vec![first, second]), ["10.244.1.1:8080", "10.244.1.1:8081", "10.244.1.1:9090"]);
 }
 
 #[test]
 fn of_an_address_in_two_slices_the_endpoint_that_does_not_terminate_counts() {
     let (running, terminating) = (endpoint("10.244.1.1"), endpoint("10.244.1.1").terminating());
     for (first, second) in [(running.clone(), terminating.clone()), (terminating, running)] {
-        let slices = vec![
-            slice("a/s1", "x", vec![first, endpoint("10.244.1.2")]),
-            slice("a/s2", "x", vec![second]),
-        ];
+        let slices =
+            vec![slice("a/s1", "x", vec![first, endpoint("10.244.1.2")]), slice("a/s2", "x", vec![second])];
         assert_eq!(endpoints_of(slices), ["10.244.1.1:8080", "10.244.1.2:8080"]);
     }
 }
@@ -57,12 +45,8 @@ fn of_an_address_in_two_slices_the_endpoint_that_does_not_terminate_counts() {
 #[test]
 fn of_two_that_do_not_terminate_the_one_in_the_later_slice_counts() {
     let other = || endpoint("10.244.1.2");
-    let slices = |first, second| {
-        vec![
-            slice("a/s1", "x", vec![first, other()]),
-            slice("a/s2", "x", vec![second]),
-        ]
-    };
+    let slices =
+        |first, second| vec![slice("a/s1", "x", vec![first, other()]), slice("a/s2", "x", vec![second])];
     let (ready, unready) = (endpoint("10.244.1.1"), endpoint("10.244.1.1").not_ready());
     assert_eq!(endpoints_of(slices(unready.clone(), ready.clone())).len(), 2);
     assert_eq!(endpoints_of(slices(ready, unready)), ["10.244.1.2:8080"]);
@@ -78,55 +62,30 @@ fn names_and_addresses_of_the_other_family_are_ignored() {
         vec![
             endpoint("10.244.1.2"),
             endpoint("fd44::1"),
-            SliceEndpoint {
-                addresses: vec![],
-                ..endpoint("10.244.1.3")
-            },
+            SliceEndpoint { addresses: vec![], ..endpoint("10.244.1.3") },
         ],
     );
-    let orphan = EndpointSlice {
-        service: None,
-        ..slice("a/s3", "x", vec![endpoint("10.244.1.4")])
-    };
-    let nameless = EndpointSlice {
-        service: Some("".into()),
-        ..orphan.clone()
-    };
-    assert_eq!(
-        endpoints_of(vec![names, mixed, orphan, nameless]),
-        ["10.244.1.2:8080"]
-    );
+    let orphan = EndpointSlice { service: None, ..slice("a/s3", "x", vec![endpoint("10.244.1.4")]) };
+    let nameless = EndpointSlice { service: Some("".into()), ..orphan.clone() };
+    assert_eq!(endpoints_of(vec![names, mixed, orphan, nameless]), ["10.244.1.2:8080"]);
 }
 
 #[test]
 fn only_the_first_address_of_an_endpoint_counts() {
-    let both = SliceEndpoint {
-        addresses: ips(&["10.244.1.1", "10.244.1.2"]),
-        ..endpoint("10.244.1.1")
-    };
-    assert_eq!(
-        endpoints_of(vec![slice("a/s1", "x", vec![both])]),
-        ["10.244.1.1:8080"]
-    );
+    let both = SliceEndpoint { addresses: ips(&["10.244.1.1", "10.244.1.2"]), ..endpoint("10.244.1.1") };
+    assert_eq!(endpoints_of(vec![slice("a/s1", "x", vec![both])]), ["10.244.1.1:8080"]);
 }
 
 #[test]
 fn each_family_has_its_own_endpoints() {
-    let dual = Service {
-        cluster_ips: ips(&["fd96::1", "10.96.0.1"]),
-        ..service("a/x", "10.96.0.1")
-    };
+    let dual = Service { cluster_ips: ips(&["fd96::1", "10.96.0.1"]), ..service("a/x", "10.96.0.1") };
     let slices = vec![
         slice("a/s1", "x", vec![endpoint("10.244.1.1")]),
         slice("a/s2", "x", vec![endpoint("fd44:1::1")]),
     ];
     let model = model(vec![dual], slices, vec![]);
-    let lists: Vec<_> = model
-        .snapshot()
-        .ports
-        .values()
-        .map(|port| addresses(&port.cluster_endpoints))
-        .collect();
+    let lists: Vec<_> =
+        model.snapshot().ports.values().map(|port| addresses(&port.cluster_endpoints)).collect();
     assert_eq!(lists, [["10.244.1.1:8080"], ["[fd44:1::1]:8080"]]);
 }
 
@@ -135,29 +94,16 @@ fn endpoints_of_this_node_are_local() {
     let slices = vec![slice(
         "a/s1",
         "x",
-        vec![
-            endpoint("10.244.1.1").on(THIS_NODE),
-            endpoint("10.244.1.2").on("n2"),
-            endpoint("10.244.1.3"),
-        ],
+        vec![endpoint("10.244.1.1").on(THIS_NODE), endpoint("10.244.1.2").on("n2"), endpoint("10.244.1.3")],
     )];
     let port = resolved(service("a/x", "10.96.0.1"), slices);
-    assert_eq!(
-        port.cluster_endpoints
-            .iter()
-            .map(|e| e.is_local)
-            .collect::<Vec<_>>(),
-        [true, false, false]
-    );
+    assert_eq!(port.cluster_endpoints.iter().map(|e| e.is_local).collect::<Vec<_>>(), [true, false, false]);
 }
 
 #[test]
 fn serving_endpoints_are_listed_for_udp_only_chosen_or_not() {
     let mut dns = service("a/x", "10.96.0.1");
-    dns.ports = vec![
-        service_port("", Protocol::Tcp, 53),
-        service_port("udp", Protocol::Udp, 53),
-    ];
+    dns.ports = vec![service_port("", Protocol::Tcp, 53), service_port("udp", Protocol::Udp, 53)];
     let mut endpoints = slice(
         "a/s1",
         "x",
@@ -165,16 +111,10 @@ fn serving_endpoints_are_listed_for_udp_only_chosen_or_not() {
             endpoint("10.244.1.1"),
             endpoint("10.244.1.2").terminating(),
             endpoint("10.244.1.3").not_ready(),
-            SliceEndpoint {
-                serving: false,
-                ..endpoint("10.244.1.4")
-            },
+            SliceEndpoint { serving: false, ..endpoint("10.244.1.4") },
         ],
     );
-    endpoints.ports = vec![
-        slice_port("", Protocol::Tcp, 5353),
-        slice_port("udp", Protocol::Udp, 5353),
-    ];
+    endpoints.ports = vec![slice_port("", Protocol::Tcp, 5353), slice_port("udp", Protocol::Udp, 5353)];
     let model = model(vec![dns], vec![endpoints], vec![]);
     let serving: Vec<Vec<_>> = model
         .snapshot()
@@ -182,11 +122,5 @@ fn serving_endpoints_are_listed_for_udp_only_chosen_or_not() {
         .values()
         .map(|port| port.serving.iter().map(ToString::to_string).collect())
         .collect();
-    assert_eq!(
-        serving,
-        [
-            vec![],
-            vec!["10.244.1.1:5353", "10.244.1.2:5353", "10.244.1.4:5353"]
-        ]
-    );
+    assert_eq!(serving, [vec![], vec!["10.244.1.1:5353", "10.244.1.2:5353", "10.244.1.4:5353"]]);
 }

@@ -30,65 +30,42 @@ fn plain() -> Service {
 }
 
 fn internal_local() -> Service {
-    Service {
-        internal_traffic_policy: TrafficPolicy::Local,
-        ..plain()
-    }
+    Service { internal_traffic_policy: TrafficPolicy::Local, ..plain() }
 }
 
 fn node_port() -> Service {
-    let mut service = Service {
-        service_type: ServiceType::NodePort,
-        ..plain()
-    };
+    let mut service = Service { service_type: ServiceType::NodePort, ..plain() };
     service.ports[0].node_port = Some(port_number(30_080));
     service
 }
 
 fn external_local() -> Service {
-    Service {
-        external_traffic_policy: TrafficPolicy::Local,
-        ..node_port()
-    }
+    Service { external_traffic_policy: TrafficPolicy::Local, ..node_port() }
 }
 
 fn internal_local_external_cluster() -> Service {
-    Service {
-        internal_traffic_policy: TrafficPolicy::Local,
-        ..node_port()
-    }
+    Service { internal_traffic_policy: TrafficPolicy::Local, ..node_port() }
 }
 
 fn both_local() -> Service {
-    Service {
-        internal_traffic_policy: TrafficPolicy::Local,
-        ..external_local()
-    }
+    Service { internal_traffic_policy: TrafficPolicy::Local, ..external_local() }
 }
 
 fn external_local_but_unreachable() -> Service {
-    Service {
-        external_traffic_policy: TrafficPolicy::Local,
-        ..plain()
-    }
+    Service { external_traffic_policy: TrafficPolicy::Local, ..plain() }
 }
 
 fn parse(text: &str) -> SliceEndpoint {
     let mut words = text.split_whitespace();
     let last_byte = words.next().unwrap_or_else(|| panic!("{text}: no address"));
     words.fold(endpoint(&format!("10.1.2.{last_byte}")), |endpoint, word| {
-        let list = |names: &'static str| {
-            word.strip_prefix(names)
-                .map(|names| names.split(',').collect::<Vec<_>>())
-        };
+        let list =
+            |names: &'static str| word.strip_prefix(names).map(|names| names.split(',').collect::<Vec<_>>());
         match (word, list("zones="), list("nodes=")) {
             ("here", ..) => endpoint.on(THIS_NODE),
             ("unready", ..) => endpoint.not_ready(),
             ("terminating", ..) => endpoint.terminating(),
-            ("gone", ..) => SliceEndpoint {
-                serving: false,
-                ..endpoint.terminating()
-            },
+            ("gone", ..) => SliceEndpoint { serving: false, ..endpoint.terminating() },
             (_, Some(zones), _) => endpoint.for_zones(&zones),
             (_, _, Some(nodes)) => endpoint.for_nodes(&nodes),
             _ => panic!("{text}: {word}"),
@@ -103,34 +80,13 @@ fn check(cases: &[Case]) {
         let model = model(
             vec![(case.service)()],
             vec![slice("a/s", "x", endpoints)],
-            vec![Node {
-                zone,
-                ..node(THIS_NODE)
-            }],
+            vec![Node { zone, ..node(THIS_NODE) }],
         );
         let port = &model.snapshot().ports[&key("a/x", "")];
-        let wanted = |list: &[u8]| {
-            list.iter()
-                .map(|byte| format!("10.1.2.{byte}:8080"))
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(
-            addresses(&port.cluster_endpoints),
-            wanted(case.cluster),
-            "cluster: {}",
-            case.about
-        );
-        assert_eq!(
-            addresses(&port.local_endpoints),
-            wanted(case.local),
-            "local: {}",
-            case.about
-        );
-        assert_eq!(
-            port.has_endpoints, case.has_endpoints,
-            "has_endpoints: {}",
-            case.about
-        );
+        let wanted = |list: &[u8]| list.iter().map(|byte| format!("10.1.2.{byte}:8080")).collect::<Vec<_>>();
+        assert_eq!(addresses(&port.cluster_endpoints), wanted(case.cluster), "cluster: {}", case.about);
+        assert_eq!(addresses(&port.local_endpoints), wanted(case.local), "local: {}", case.about);
+        assert_eq!(port.has_endpoints, case.has_endpoints, "has_endpoints: {}", case.about);
     }
 }
 
@@ -138,19 +94,8 @@ fn check(cases: &[Case]) {
 fn zone_hints_keep_traffic_in_this_nodes_zone() {
     const ABCA: &[&str] = &["3 zones=a", "4 zones=b", "5 zones=c", "6 zones=a"];
     check(&[
-        Case {
-            about: "in a zone with endpoints",
-            zone: "a",
-            endpoints: ABCA,
-            cluster: &[3, 6],
-            ..BASE
-        },
-        Case {
-            about: "no zone label",
-            endpoints: ABCA,
-            cluster: &[3, 4, 5, 6],
-            ..BASE
-        },
+        Case { about: "in a zone with endpoints", zone: "a", endpoints: ABCA, cluster: &[3, 6], ..BASE },
+        Case { about: "no zone label", endpoints: ABCA, cluster: &[3, 4, 5, 6], ..BASE },
         Case {
             about: "no endpoint for this zone",
             zone: "d",
@@ -198,27 +143,12 @@ fn zone_hints_keep_traffic_in_this_nodes_zone() {
 
 #[test]
 fn node_hints_go_before_zone_hints() {
-    const HINTED: &[&str] = &[
-        "3 zones=a nodes=n1",
-        "4 zones=b nodes=n2",
-        "5 zones=c nodes=n3",
-        "6 zones=a nodes=n4",
-    ];
+    const HINTED: &[&str] =
+        &["3 zones=a nodes=n1", "4 zones=b nodes=n2", "5 zones=c nodes=n3", "6 zones=a nodes=n4"];
     const OF_OTHERS: &[&str] = &["3 zones=a nodes=n7", "4 zones=b nodes=n2", "6 zones=a nodes=n4"];
     check(&[
-        Case {
-            about: "one is for this node",
-            zone: "a",
-            endpoints: HINTED,
-            cluster: &[3],
-            ..BASE
-        },
-        Case {
-            about: "no zone is needed for it",
-            endpoints: HINTED,
-            cluster: &[3],
-            ..BASE
-        },
+        Case { about: "one is for this node", zone: "a", endpoints: HINTED, cluster: &[3], ..BASE },
+        Case { about: "no zone is needed for it", endpoints: HINTED, cluster: &[3], ..BASE },
         Case {
             about: "none for this node: by zone",
             zone: "a",
@@ -243,11 +173,7 @@ fn node_hints_go_before_zone_hints() {
         Case {
             about: "that of this node is not ready: by zone",
             zone: "a",
-            endpoints: &[
-                "3 zones=a nodes=n1 unready",
-                "4 zones=b nodes=n2",
-                "6 zones=a nodes=n4",
-            ],
+            endpoints: &["3 zones=a nodes=n1 unready", "4 zones=b nodes=n2", "6 zones=a nodes=n4"],
             cluster: &[6],
             ..BASE
         },
@@ -273,19 +199,8 @@ fn policy_local_takes_endpoints_of_this_node_whatever_their_hints() {
 fn each_policy_has_its_list_only_where_traffic_uses_it() {
     const BOTH: &[&str] = &["1 here", "2"];
     check(&[
-        Case {
-            about: "plain",
-            endpoints: BOTH,
-            cluster: &[1, 2],
-            ..BASE
-        },
-        Case {
-            about: "iTP Local",
-            service: internal_local,
-            endpoints: BOTH,
-            local: &[1],
-            ..BASE
-        },
+        Case { about: "plain", endpoints: BOTH, cluster: &[1, 2], ..BASE },
+        Case { about: "iTP Local", service: internal_local, endpoints: BOTH, local: &[1], ..BASE },
         Case {
             about: "iTP Local with a node port",
             service: internal_local_external_cluster,
@@ -323,12 +238,7 @@ fn each_policy_has_its_list_only_where_traffic_uses_it() {
 #[test]
 fn endpoints_elsewhere_count_as_endpoints_for_policy_local() {
     check(&[
-        Case {
-            about: "iTP Local, all remote",
-            service: internal_local,
-            endpoints: &["1", "2"],
-            ..BASE
-        },
+        Case { about: "iTP Local, all remote", service: internal_local, endpoints: &["1", "2"], ..BASE },
         Case {
             about: "both Local, all remote",
             service: both_local,
@@ -349,12 +259,7 @@ fn endpoints_elsewhere_count_as_endpoints_for_policy_local() {
             has_endpoints: false,
             ..BASE
         },
-        Case {
-            about: "iTP Local, none",
-            service: internal_local,
-            has_endpoints: false,
-            ..BASE
-        },
+        Case { about: "iTP Local, none", service: internal_local, has_endpoints: false, ..BASE },
     ]);
 }
 
@@ -362,35 +267,16 @@ fn endpoints_elsewhere_count_as_endpoints_for_policy_local() {
 fn terminating_endpoints_serve_only_where_a_policy_has_no_ready_one() {
     const MIXED: &[&str] = &["1", "2 here unready", "3 here terminating", "4 terminating"];
     check(&[
-        Case {
-            about: "none at all",
-            has_endpoints: false,
-            ..BASE
-        },
-        Case {
-            about: "none ready",
-            endpoints: &["1 unready", "2 unready"],
-            has_endpoints: false,
-            ..BASE
-        },
-        Case {
-            about: "one ready",
-            endpoints: &["1 unready", "2"],
-            cluster: &[2],
-            ..BASE
-        },
+        Case { about: "none at all", has_endpoints: false, ..BASE },
+        Case { about: "none ready", endpoints: &["1 unready", "2 unready"], has_endpoints: false, ..BASE },
+        Case { about: "one ready", endpoints: &["1 unready", "2"], cluster: &[2], ..BASE },
         Case {
             about: "all terminate",
             endpoints: &["1 here terminating", "2 terminating"],
             cluster: &[1, 2],
             ..BASE
         },
-        Case {
-            about: "one stopped serving",
-            endpoints: &["1 terminating", "2 gone"],
-            cluster: &[1],
-            ..BASE
-        },
+        Case { about: "one stopped serving", endpoints: &["1 terminating", "2 gone"], cluster: &[1], ..BASE },
         Case {
             about: "hints do not matter once all terminate",
             zone: "a",

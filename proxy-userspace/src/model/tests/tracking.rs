@@ -10,21 +10,14 @@ fn web_slice() -> EndpointSlice {
     slice(
         "a/s1",
         "x",
-        vec![
-            endpoint("10.244.1.1").for_zones(&["east"]),
-            endpoint("10.244.2.1").for_zones(&["west"]),
-        ],
+        vec![endpoint("10.244.1.1").for_zones(&["east"]), endpoint("10.244.2.1").for_zones(&["west"])],
     )
 }
 
 /// Two Services, of which the first has endpoints with hints.
 fn two_services() -> Model {
     let other = slice("a/s2", "y", vec![endpoint("10.244.1.2")]);
-    model(
-        vec![web(), service("a/y", "10.96.0.2")],
-        vec![web_slice(), other],
-        vec![node(THIS_NODE)],
-    )
+    model(vec![web(), service("a/y", "10.96.0.2")], vec![web_slice(), other], vec![node(THIS_NODE)])
 }
 
 fn apply_node(model: &mut Model, node: Node) -> Dirty {
@@ -73,28 +66,15 @@ fn a_slice_dirties_its_service_only() {
     let mut changed = web_slice();
     changed.endpoints.pop();
     assert_eq!(dirty_ports(&apply_slice(&mut model, changed)), ["a/x TCP IPv4"]);
-    assert_eq!(
-        addresses(&model.snapshot().ports[&key("a/x", "")].cluster_endpoints),
-        ["10.244.1.1:8080"]
-    );
+    assert_eq!(addresses(&model.snapshot().ports[&key("a/x", "")].cluster_endpoints), ["10.244.1.1:8080"]);
 }
 
 #[test]
 fn a_slice_that_moves_to_another_service_dirties_both() {
     let mut model = two_services();
-    let moved = EndpointSlice {
-        service: Some("y".into()),
-        ..web_slice()
-    };
-    assert_eq!(
-        dirty_ports(&apply_slice(&mut model, moved)),
-        ["a/x TCP IPv4", "a/y TCP IPv4"]
-    );
-    assert!(
-        model.snapshot().ports[&key("a/x", "")]
-            .cluster_endpoints
-            .is_empty()
-    );
+    let moved = EndpointSlice { service: Some("y".into()), ..web_slice() };
+    assert_eq!(dirty_ports(&apply_slice(&mut model, moved)), ["a/x TCP IPv4", "a/y TCP IPv4"]);
+    assert!(model.snapshot().ports[&key("a/x", "")].cluster_endpoints.is_empty());
     assert_eq!(model.snapshot().ports[&key("a/y", "")].cluster_endpoints.len(), 3);
 }
 
@@ -111,10 +91,7 @@ fn a_port_that_goes_is_dirty_and_gone() {
     let mut model = two_services();
     let mut renamed = web();
     renamed.ports[0].name = "http".into();
-    assert_eq!(
-        dirty_ports(&apply_service(&mut model, renamed)),
-        ["a/x TCP IPv4", "a/x:http TCP IPv4"]
-    );
+    assert_eq!(dirty_ports(&apply_service(&mut model, renamed)), ["a/x TCP IPv4", "a/x:http TCP IPv4"]);
     assert!(!model.snapshot().ports.contains_key(&key("a/x", "")));
     assert!(model.snapshot().ports.contains_key(&key("a/x", "http")));
 }
@@ -122,47 +99,26 @@ fn a_port_that_goes_is_dirty_and_gone() {
 #[test]
 fn a_service_that_becomes_headless_goes() {
     let mut model = two_services();
-    let headless = Service {
-        cluster_ips: Vec::new(),
-        ..web()
-    };
-    assert_eq!(
-        dirty_ports(&apply_service(&mut model, headless)),
-        ["a/x TCP IPv4"]
-    );
+    let headless = Service { cluster_ips: Vec::new(), ..web() };
+    assert_eq!(dirty_ports(&apply_service(&mut model, headless)), ["a/x TCP IPv4"]);
     assert_eq!(model.snapshot().ports.len(), 1);
 }
 
 #[test]
 fn another_zone_dirties_services_with_hints_only() {
     let mut model = two_services();
-    let dirty = apply_node(
-        &mut model,
-        Node {
-            zone: Some("west".into()),
-            ..node(THIS_NODE)
-        },
-    );
+    let dirty = apply_node(&mut model, Node { zone: Some("west".into()), ..node(THIS_NODE) });
     assert_eq!(dirty_ports(&dirty), ["a/x TCP IPv4"]);
     assert!(!dirty.node, "nothing of the node itself changed");
-    assert_eq!(
-        addresses(&model.snapshot().ports[&key("a/x", "")].cluster_endpoints),
-        ["10.244.2.1:8080"]
-    );
-    model.apply(WatchEvent::Nodes(Delta::Delete(NamespacedName::new(
-        "", THIS_NODE,
-    ))));
+    assert_eq!(addresses(&model.snapshot().ports[&key("a/x", "")].cluster_endpoints), ["10.244.2.1:8080"]);
+    model.apply(WatchEvent::Nodes(Delta::Delete(NamespacedName::new("", THIS_NODE))));
     assert_eq!(dirty_ports(&model.resolve()), ["a/x TCP IPv4"]);
 }
 
 #[test]
 fn other_nodes_are_ignored() {
     let mut model = two_services();
-    let west = Node {
-        zone: Some("west".into()),
-        being_deleted: true,
-        ..node("n2")
-    };
+    let west = Node { zone: Some("west".into()), being_deleted: true, ..node("n2") };
     assert!(apply_node(&mut model, west.clone()).is_empty());
     model.apply(WatchEvent::Nodes(Delta::Delete(NamespacedName::new("", "n2"))));
     model.apply(WatchEvent::Nodes(Delta::Replace(vec![node(THIS_NODE), west])));
@@ -173,47 +129,20 @@ fn other_nodes_are_ignored() {
 fn addresses_of_the_node_dirty_the_node_and_no_port() {
     let mut model = two_services();
     model.set_node_facts(facts(&[("eth0", "192.168.57.12/24")]));
-    assert_eq!(
-        model.resolve(),
-        Dirty {
-            node: true,
-            ..Dirty::default()
-        }
-    );
-    assert!(
-        model
-            .snapshot()
-            .node
-            .node_port_addresses
-            .contains(&ip("192.168.57.12"))
-    );
-    let narrowed = ModelSettings {
-        node_port_addresses: NodePortAddresses::Cidrs(cidrs(&["10.0.0.0/8"])),
-        ..settings()
-    };
+    assert_eq!(model.resolve(), Dirty { node: true, ..Dirty::default() });
+    assert!(model.snapshot().node.node_port_addresses.contains(&ip("192.168.57.12")));
+    let narrowed =
+        ModelSettings { node_port_addresses: NodePortAddresses::Cidrs(cidrs(&["10.0.0.0/8"])), ..settings() };
     model.set_settings(narrowed);
-    assert_eq!(
-        model.resolve(),
-        Dirty {
-            node: true,
-            ..Dirty::default()
-        }
-    );
+    assert_eq!(model.resolve(), Dirty { node: true, ..Dirty::default() });
     assert!(model.snapshot().node.node_port_addresses.is_empty());
 }
 
 #[test]
 fn with_another_node_name_other_endpoints_are_local_once_that_node_is_listed() {
     let local = slice("a/s1", "x", vec![endpoint("10.244.1.1").on("n2")]);
-    let mut model = model(
-        vec![web(), service("a/y", "10.96.0.2")],
-        vec![local],
-        vec![node(THIS_NODE)],
-    );
-    model.set_settings(ModelSettings {
-        node_name: "n2".into(),
-        ..settings()
-    });
+    let mut model = model(vec![web(), service("a/y", "10.96.0.2")], vec![local], vec![node(THIS_NODE)]);
+    model.set_settings(ModelSettings { node_name: "n2".into(), ..settings() });
     assert!(model.resolve().is_empty());
     model.apply(WatchEvent::Nodes(Delta::Replace(vec![node("n2")])));
     assert_eq!(dirty_ports(&model.resolve()), ["a/x TCP IPv4"]);
@@ -225,20 +154,11 @@ fn unchanged_ports_stay_the_same_in_memory() {
     let mut model = two_services();
     let before = std::sync::Arc::clone(&model.snapshot().ports[&key("a/x", "")]);
     apply_service(&mut model, service("a/z", "10.96.0.3"));
-    let moved = SliceEndpoint {
-        zone: Some("east".into()),
-        ..endpoint("10.244.1.1").for_zones(&["east"])
-    };
+    let moved = SliceEndpoint { zone: Some("east".into()), ..endpoint("10.244.1.1").for_zones(&["east"]) };
     let mut changed = web_slice();
     changed.endpoints[0] = moved;
-    assert!(
-        apply_slice(&mut model, changed).is_empty(),
-        "an endpoint's own zone decides nothing"
-    );
-    assert!(std::sync::Arc::ptr_eq(
-        &before,
-        &model.snapshot().ports[&key("a/x", "")]
-    ));
+    assert!(apply_slice(&mut model, changed).is_empty(), "an endpoint's own zone decides nothing");
+    assert!(std::sync::Arc::ptr_eq(&before, &model.snapshot().ports[&key("a/x", "")]));
 }
 
 #[test]
@@ -254,29 +174,15 @@ fn trigger_times_are_those_of_slices_that_changed_after_the_first_list() {
 
     let smaller = || slice("a/s1", "x", vec![endpoint("10.244.1.1")]);
     apply_slice(&mut model, timed(smaller(), 3));
-    apply_slice(
-        &mut model,
-        timed(slice("a/s2", "y", vec![endpoint("10.244.1.2")]), 4),
-    );
+    apply_slice(&mut model, timed(slice("a/s2", "y", vec![endpoint("10.244.1.2")]), 4));
     assert_eq!(model.take_trigger_times(), [3, 4].map(UnixNanos));
     assert_eq!(model.take_trigger_times(), []);
 
     model.apply(WatchEvent::EndpointSlices(Delta::Apply(timed(web_slice(), 5))));
     model.apply(WatchEvent::EndpointSlices(Delta::Delete(namespaced("a/s1"))));
-    assert_eq!(
-        model.take_trigger_times(),
-        [],
-        "a slice that goes takes its Service's times along"
-    );
-    model.apply(WatchEvent::EndpointSlices(Delta::Replace(vec![timed(
-        smaller(),
-        6,
-    )])));
-    assert_eq!(
-        model.take_trigger_times(),
-        [UnixNanos(6)],
-        "later lists hold changes"
-    );
+    assert_eq!(model.take_trigger_times(), [], "a slice that goes takes its Service's times along");
+    model.apply(WatchEvent::EndpointSlices(Delta::Replace(vec![timed(smaller(), 6)])));
+    assert_eq!(model.take_trigger_times(), [UnixNanos(6)], "later lists hold changes");
 }
 
 #[test]

@@ -32,41 +32,27 @@ pub async fn kube_client(
     let mut config = match (kubeconfig, master) {
         (Some(path), _) => from_kubeconfig(path).await?,
         (None, Some(master)) => Config::new(server_url(master, "http")?),
-        (None, None) => Config::incluster().map_err(|source| WatchError::InCluster {
-            source: Box::new(source),
-        })?,
+        (None, None) => {
+            Config::incluster().map_err(|source| WatchError::InCluster { source: Box::new(source) })?
+        }
     };
     if let Some(master) = master {
         let default_scheme = config.cluster_url.scheme_str().unwrap_or("https").to_owned();
         config.cluster_url = server_url(master, &default_scheme)?;
     }
-    client(config).map_err(|source| WatchError::Client {
-        source: Box::new(source),
-    })
+    client(config).map_err(|source| WatchError::Client { source: Box::new(source) })
 }
 
 async fn from_kubeconfig(path: &Path) -> Result<Config, WatchError> {
-    let failed = |source| WatchError::Kubeconfig {
-        path: path.to_owned(),
-        source: Box::new(source),
-    };
+    let failed = |source| WatchError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
     let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
-    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-        .await
-        .map_err(failed)
+    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(failed)
 }
 
 /// Accepts what client-go accepts: a URL, or a host with or without a port.
 fn server_url(value: &str, default_scheme: &str) -> Result<http::Uri, WatchError> {
-    let url = if value.contains("://") {
-        value.to_owned()
-    } else {
-        format!("{default_scheme}://{value}")
-    };
-    url.parse().map_err(|source| WatchError::MasterUrl {
-        value: value.to_owned(),
-        source,
-    })
+    let url = if value.contains("://") { value.to_owned() } else { format!("{default_scheme}://{value}") };
+    url.parse().map_err(|source| WatchError::MasterUrl { value: value.to_owned(), source })
 }
 
 /// kube's stack without its retries, which would hide errors from ours, and with TCP keep-alive.
@@ -98,14 +84,8 @@ mod tests {
 
     #[test]
     fn a_master_without_scheme_takes_the_default_one() {
-        assert_eq!(
-            server_url("192.0.2.1:8080", "http").expect("a URL"),
-            "http://192.0.2.1:8080/"
-        );
-        assert_eq!(
-            server_url("https://api.test", "http").expect("a URL"),
-            "https://api.test/"
-        );
+        assert_eq!(server_url("192.0.2.1:8080", "http").expect("a URL"), "http://192.0.2.1:8080/");
+        assert_eq!(server_url("https://api.test", "http").expect("a URL"), "https://api.test/");
     }
 
     #[test]
@@ -132,8 +112,6 @@ mod tests {
         std::fs::write(&path, text).expect("a file");
         let config = from_kubeconfig(&path).await.expect("a good kubeconfig");
         assert_eq!(config.cluster_url, "https://192.0.2.1:6443/");
-        kube_client(Some(&path), Some("192.0.2.2:6443"))
-            .await
-            .expect("a client");
+        kube_client(Some(&path), Some("192.0.2.2:6443")).await.expect("a client");
     }
 }

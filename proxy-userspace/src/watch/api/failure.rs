@@ -53,10 +53,7 @@ impl fmt::Display for Failure {
 
 impl Failure {
     pub(super) fn new(class: FailureClass, message: impl Into<String>) -> Self {
-        Self {
-            class,
-            message: message.into(),
-        }
+        Self { class, message: message.into() }
     }
 
     pub(super) fn garbled(what: impl fmt::Display) -> Self {
@@ -91,10 +88,7 @@ impl Failure {
     /// Whether a server that cannot or will not stream lists answers like this to the request for one: 400 for query
     /// parameters it does not know, 422 when the `WatchList` feature gate is off.
     pub(super) fn refuses_streaming(&self) -> bool {
-        matches!(
-            self.class,
-            FailureClass::Status(400 | 404 | 405 | 406 | 415 | 422 | 501)
-        )
+        matches!(self.class, FailureClass::Status(400 | 404 | 405 | 406 | 415 | 422 | 501))
     }
 }
 

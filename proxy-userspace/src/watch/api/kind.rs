@@ -16,17 +16,11 @@ pub(super) struct Selectors {
 
 impl Selectors {
     pub(super) fn labels(selector: impl Into<String>) -> Self {
-        Self {
-            labels: Some(selector.into()),
-            fields: None,
-        }
+        Self { labels: Some(selector.into()), fields: None }
     }
 
     pub(super) fn fields(selector: impl Into<String>) -> Self {
-        Self {
-            labels: None,
-            fields: Some(selector.into()),
-        }
+        Self { labels: None, fields: Some(selector.into()) }
     }
 }
 
@@ -46,9 +40,7 @@ pub(super) fn list<K: Kind>(
         continue_token: token.map(str::to_owned),
         ..ListParams::default()
     };
-    Request::new(path::<K>())
-        .list(&params)
-        .map_err(kube::Error::BuildRequest)
+    Request::new(path::<K>()).list(&params).map_err(kube::Error::BuildRequest)
 }
 
 /// A watch from `version` on; without one a streaming list (KEP-3157): the objects as they are now, a bookmark that ends
@@ -65,9 +57,7 @@ pub(super) fn watch<K: Kind>(
         bookmarks: true,
         send_initial_events: version.is_none(),
     };
-    Request::new(path::<K>())
-        .watch(&params, version.unwrap_or_default())
-        .map_err(kube::Error::BuildRequest)
+    Request::new(path::<K>()).watch(&params, version.unwrap_or_default()).map_err(kube::Error::BuildRequest)
 }
 
 fn path<K: Kind>() -> String {

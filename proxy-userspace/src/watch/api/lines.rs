@@ -34,10 +34,7 @@ pub(super) async fn send(
 ) -> Result<Answer, Failure> {
     let request = request.map_err(|error| Failure::request(&error))?;
     match timeout(limit, client.request_stream(request)).await {
-        Ok(Ok(body)) => Ok(Answer {
-            body: Box::pin(body),
-            line: Vec::new(),
-        }),
+        Ok(Ok(body)) => Ok(Answer { body: Box::pin(body), line: Vec::new() }),
         Ok(Err(error)) => Err(Failure::request(&error)),
         Err(_) => Err(Failure::slow(limit)),
     }
@@ -72,8 +69,7 @@ impl Answer {
             }
             let end = buffer.iter().position(|byte| *byte == b'\n');
             let length = end.map_or(buffer.len(), |end| end + 1);
-            self.line
-                .extend_from_slice(buffer.get(..length).unwrap_or_default());
+            self.line.extend_from_slice(buffer.get(..length).unwrap_or_default());
             self.body.as_mut().consume(length);
             if end.is_some() {
                 let line = std::mem::take(&mut self.line);

@@ -106,13 +106,7 @@ impl ApiSource {
         status: fn(&mut WatchStatus) -> &mut KindStatus,
     ) -> Reflector<K> {
         let reporter = Reporter::new(K::PLURAL, self.status.clone(), status);
-        Reflector::new(
-            self.client.0.clone(),
-            selectors,
-            self.timing,
-            tx.clone(),
-            reporter,
-        )
+        Reflector::new(self.client.0.clone(), selectors, self.timing, tx.clone(), reporter)
     }
 }
 

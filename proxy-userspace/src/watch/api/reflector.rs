@@ -106,10 +106,7 @@ impl<K: Kind> Reflector<K> {
                 End::Unwanted => return,
                 End::Over => debug!(resource = K::PLURAL, "watch is over; watching on"),
                 End::NotStreaming(why) => {
-                    info!(
-                        resource = K::PLURAL,
-                        "the server does not stream lists, listing by pages: {why}"
-                    );
+                    info!(resource = K::PLURAL, "the server does not stream lists, listing by pages: {why}");
                     self.streaming = false;
                     continue;
                 }
@@ -146,10 +143,7 @@ impl<K: Kind> Reflector<K> {
                 Err(End::Failed(failure))
                     if failure.class == FailureClass::Expired && attempt < LIST_ATTEMPTS =>
                 {
-                    debug!(
-                        resource = K::PLURAL,
-                        attempt, "the list expired between two pages: {failure}"
-                    );
+                    debug!(resource = K::PLURAL, attempt, "the list expired between two pages: {failure}");
                     attempt += 1;
                 }
                 result => return result,
@@ -172,10 +166,7 @@ impl<K: Kind> Reflector<K> {
             }
             token = page.metadata.next.filter(|token| !token.is_empty());
             if token.is_none() {
-                let version = page
-                    .metadata
-                    .resource_version
-                    .filter(|version| !version.is_empty());
+                let version = page.metadata.resource_version.filter(|version| !version.is_empty());
                 let version = version.ok_or_else(|| Failure::garbled("a list without resourceVersion"))?;
                 return self.replace(objects, version).await;
             }
@@ -190,11 +181,7 @@ impl<K: Kind> Reflector<K> {
         let mut settled = false;
         let mut lines = 0_u64;
         loop {
-            let limit = if initial.is_some() {
-                self.timing.response
-            } else {
-                self.timing.idle
-            };
+            let limit = if initial.is_some() { self.timing.response } else { self.timing.idle };
             let line = tokio::select! {
                 line = answer.next(limit) => line,
                 () = sleep_until(opened + self.timing.settled), if !settled && initial.is_none() => {
@@ -208,18 +195,13 @@ impl<K: Kind> Reflector<K> {
                 Ok(Line::Text(line)) => self.line(&line, &mut initial).await?,
                 Ok(Line::Idle) if initial.is_some() => {
                     let limit = self.timing.response;
-                    return Err(End::NotStreaming(format!(
-                        "no end of the initial objects in {limit:?}"
-                    )));
+                    return Err(End::NotStreaming(format!("no end of the initial objects in {limit:?}")));
                 }
                 Ok(Line::Idle) => return Ok(()),
                 Ok(Line::End) if initial.is_none() && (lines > 0 || settled) => return Ok(()),
                 Ok(Line::End) => {
-                    let missing = if initial.is_some() {
-                        "the end of the initial objects"
-                    } else {
-                        "anything"
-                    };
+                    let missing =
+                        if initial.is_some() { "the end of the initial objects" } else { "anything" };
                     let message = format!("the watch was closed before {missing} came");
                     return Err(Failure::new(FailureClass::Cut, message).into());
                 }
@@ -236,15 +218,13 @@ impl<K: Kind> Reflector<K> {
     async fn open(&mut self, initial: bool) -> Result<Answer, End> {
         let seconds = WATCH_SECONDS + retries::random_below(WATCH_SECONDS);
         let request = kind::watch::<K>(&self.selectors, self.version.as_deref(), seconds);
-        lines::send(&self.client, request, self.timing.response)
-            .await
-            .map_err(|failure| {
-                if initial && failure.refuses_streaming() {
-                    End::NotStreaming(failure.message)
-                } else {
-                    End::Failed(failure)
-                }
-            })
+        lines::send(&self.client, request, self.timing.response).await.map_err(|failure| {
+            if initial && failure.refuses_streaming() {
+                End::NotStreaming(failure.message)
+            } else {
+                End::Failed(failure)
+            }
+        })
     }
 
     /// Takes one line of a watch.
@@ -303,24 +283,19 @@ impl<K: Kind> Reflector<K> {
 
     async fn bookmark(&mut self, object: &RawValue, initial: &mut Initial<K>) -> Result<(), End> {
         let bookmark: Bookmark = serde_json::from_str(object.get()).map_err(Failure::garbled)?;
-        let ends_list = bookmark
-            .metadata
-            .annotations
-            .is_some_and(|annotations| annotations.ends_list.is_some());
+        let ends_list =
+            bookmark.metadata.annotations.is_some_and(|annotations| annotations.ends_list.is_some());
         match initial.take_if(|_| ends_list) {
             Some(objects) => {
-                let version = bookmark
-                    .metadata
-                    .resource_version
-                    .filter(|version| !version.is_empty());
+                let version = bookmark.metadata.resource_version.filter(|version| !version.is_empty());
                 let version =
                     version.ok_or_else(|| Failure::garbled("a bookmark without resourceVersion"))?;
                 self.replace(objects, version).await
             }
             // Until the initial objects end, there are no other bookmarks.
-            None if initial.is_some() => Err(End::NotStreaming(
-                "a bookmark came before the end of the initial objects".to_owned(),
-            )),
+            None if initial.is_some() => {
+                Err(End::NotStreaming("a bookmark came before the end of the initial objects".to_owned()))
+            }
             None => {
                 self.moved_on(bookmark.metadata.resource_version);
                 Ok(())
@@ -363,11 +338,7 @@ impl<K: Kind> Reflector<K> {
             return (decoded.resource_version, Found::Nothing);
         };
         self.reporter.decoded(&object.key(), decoded.problems);
-        let found = if decoded.selected {
-            Found::Object(object)
-        } else {
-            Found::Excluded(object.key())
-        };
+        let found = if decoded.selected { Found::Object(object) } else { Found::Excluded(object.key()) };
         (decoded.resource_version, found)
     }
 }

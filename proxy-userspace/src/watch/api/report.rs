@@ -31,13 +31,7 @@ impl Reporter {
         status: watch::Sender<WatchStatus>,
         kind: fn(&mut WatchStatus) -> &mut KindStatus,
     ) -> Self {
-        Self {
-            resource,
-            status,
-            kind,
-            failing: None,
-            faulty: HashMap::new(),
-        }
+        Self { resource, status, kind, failing: None, faulty: HashMap::new() }
     }
 
     /// A complete list has come in.
@@ -60,10 +54,7 @@ impl Reporter {
         if self.failing.replace(failure.class) == Some(failure.class) {
             debug!(resource = self.resource, "{failure}");
         } else {
-            warn!(
-                resource = self.resource,
-                "{failure}; what is known stays, trying again"
-            );
+            warn!(resource = self.resource, "{failure}; what is known stays, trying again");
         }
         let message = failure.to_string();
         self.set(|kind| kind.failed(message));
@@ -145,11 +136,7 @@ mod tests {
         let mut reporter = Reporter::new("services", status::channel(), |status| &mut status.services);
         tracing::subscriber::with_default(subscriber, || acts(&mut reporter));
         let bytes = log.0.lock().unwrap().clone();
-        String::from_utf8(bytes)
-            .unwrap()
-            .lines()
-            .map(str::to_owned)
-            .collect()
+        String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect()
     }
 
     fn failure(class: FailureClass, message: &str) -> Failure {
@@ -161,10 +148,7 @@ mod tests {
         let lines = logged(|reporter| {
             reporter.working();
             for attempt in 0..5 {
-                reporter.failed(&failure(
-                    FailureClass::Unreachable,
-                    &format!("refused, attempt {attempt}"),
-                ));
+                reporter.failed(&failure(FailureClass::Unreachable, &format!("refused, attempt {attempt}")));
             }
             reporter.failed(&failure(FailureClass::Forbidden, "services is forbidden"));
             reporter.failed(&failure(FailureClass::Forbidden, "services is forbidden"));
@@ -173,11 +157,7 @@ mod tests {
             reporter.failed(&failure(FailureClass::Unreachable, "refused"));
         });
         assert_eq!(lines.len(), 4, "{lines:#?}");
-        assert!(
-            lines[0].contains("cannot be reached: refused, attempt 0"),
-            "{}",
-            lines[0]
-        );
+        assert!(lines[0].contains("cannot be reached: refused, attempt 0"), "{}", lines[0]);
         assert!(lines[1].contains("(403): services is forbidden"), "{}", lines[1]);
         assert!(lines[2].contains("being watched again"), "{}", lines[2]);
         assert!(lines[3].contains("cannot be reached: refused"), "{}", lines[3]);
@@ -186,12 +166,8 @@ mod tests {
     #[test]
     fn faulty_objects_are_logged_once_until_they_change() {
         let name = NamespacedName::new("shop", "web");
-        let problem = |what: &str| {
-            vec![Problem {
-                field: "spec.ports[0].port".to_owned(),
-                what: what.to_owned(),
-            }]
-        };
+        let problem =
+            |what: &str| vec![Problem { field: "spec.ports[0].port".to_owned(), what: what.to_owned() }];
         let lines = logged(|reporter| {
             reporter.decoded(&name, problem("0 is not a port number"));
             reporter.decoded(&name, problem("0 is not a port number"));
@@ -200,11 +176,7 @@ mod tests {
             reporter.decoded(&name, Vec::new());
         });
         assert_eq!(lines.len(), 3, "{lines:#?}");
-        assert!(
-            lines[0].contains("spec.ports[0].port: 0 is not a port number; left out"),
-            "{}",
-            lines[0]
-        );
+        assert!(lines[0].contains("spec.ports[0].port: 0 is not a port number; left out"), "{}", lines[0]);
         assert!(lines[0].contains("object=shop/web"), "{}", lines[0]);
         assert!(lines[2].contains("good again"), "{}", lines[2]);
     }

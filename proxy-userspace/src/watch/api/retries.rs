@@ -23,11 +23,7 @@ impl Retries {
             .with_max_delay(timing.last_retry)
             .with_jitter()
             .without_max_times();
-        Self {
-            builder,
-            waits: builder.build(),
-            longest: timing.last_retry,
-        }
+        Self { builder, waits: builder.build(), longest: timing.last_retry }
     }
 
     pub(super) fn next(&mut self) -> Duration {
@@ -56,10 +52,7 @@ mod tests {
         let waits: Vec<Duration> = (0..20).map(|_| retries.next()).collect();
         for (i, wait) in (0..).zip(&waits) {
             let least = timing.first_retry.saturating_mul(1 << i).min(timing.last_retry);
-            assert!(
-                *wait >= least && *wait <= timing.last_retry.min(2 * least),
-                "wait {i}: {wait:?}"
-            );
+            assert!(*wait >= least && *wait <= timing.last_retry.min(2 * least), "wait {i}: {wait:?}");
         }
         retries.reset();
         assert!(retries.next() <= 2 * timing.first_retry);

@@ -49,10 +49,7 @@ impl Problems {
     }
 
     fn add(&mut self, field: impl fmt::Display, what: impl Into<String>) {
-        self.0.push(Problem {
-            field: field.to_string(),
-            what: what.into(),
-        });
+        self.0.push(Problem { field: field.to_string(), what: what.into() });
     }
 }
 
@@ -174,12 +171,7 @@ where
     let resource_version = metadata.and_then(|metadata| metadata.resource_version.clone());
     let mut problems = Problems::default();
     let object = K::from_raw(raw, &mut problems);
-    Ok(Decoded {
-        object,
-        selected,
-        resource_version,
-        problems: problems.0,
-    })
+    Ok(Decoded { object, selected, resource_version, problems: problems.0 })
 }
 
 /// The metadata of an object whose other fields do not matter or do not decode.

@@ -20,11 +20,8 @@ pub(super) fn node(raw: RawNode, problems: &mut Problems) -> Option<Node> {
     parse::check_name("metadata.name", &name.name, problems);
     let spec = raw.spec.unwrap_or_default();
     let addresses = raw.status.and_then(|status| status.addresses).unwrap_or_default();
-    let tainted = spec
-        .taints
-        .unwrap_or_default()
-        .iter()
-        .any(|taint| taint.key.as_deref() == Some(TO_BE_DELETED_TAINT));
+    let tainted =
+        spec.taints.unwrap_or_default().iter().any(|taint| taint.key.as_deref() == Some(TO_BE_DELETED_TAINT));
     let pod_cidrs = match spec.pod_cidrs {
         Some(ranges) if !ranges.is_empty() => parse::cidrs("spec.podCIDRs", Some(&ranges), problems),
         _ => {
@@ -35,20 +32,12 @@ pub(super) fn node(raw: RawNode, problems: &mut Problems) -> Option<Node> {
                 .collect()
         }
     };
-    let zone = metadata
-        .labels
-        .unwrap_or_default()
-        .zone
-        .filter(|zone| !zone.is_empty());
+    let zone = metadata.labels.unwrap_or_default().zone.filter(|zone| !zone.is_empty());
     Some(Node {
         name: name.name,
         zone: zone.map(Into::into),
         pod_cidrs,
-        addresses: addresses
-            .iter()
-            .enumerate()
-            .filter_map(|(i, raw)| address(i, raw, problems))
-            .collect(),
+        addresses: addresses.iter().enumerate().filter_map(|(i, raw)| address(i, raw, problems)).collect(),
         being_deleted: tainted || metadata.deletion_timestamp.is_some(),
     })
 }
@@ -61,8 +50,5 @@ fn address(i: usize, raw: &RawNodeAddress, problems: &mut Problems) -> Option<(N
         _ => return None,
     };
     let value = raw.address.as_deref().unwrap_or_default();
-    Some((
-        address_type,
-        parse::ip(format_args!("status.addresses[{i}].address"), value, problems)?,
-    ))
+    Some((address_type, parse::ip(format_args!("status.addresses[{i}].address"), value, problems)?))
 }

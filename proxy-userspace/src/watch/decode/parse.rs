@@ -26,9 +26,7 @@ pub(super) fn optional_port(
     value: Option<i64>,
     problems: &mut Problems,
 ) -> Option<NonZeroU16> {
-    value
-        .filter(|&value| value != 0)
-        .and_then(|value| port(field, value, problems))
+    value.filter(|&value| value != 0).and_then(|value| port(field, value, problems))
 }
 
 /// A `protocol`; absence means TCP.
@@ -37,11 +35,7 @@ pub(super) fn protocol(
     value: Option<&str>,
     problems: &mut Problems,
 ) -> Option<Protocol> {
-    let words = [
-        ("TCP", Protocol::Tcp),
-        ("UDP", Protocol::Udp),
-        ("SCTP", Protocol::Sctp),
-    ];
+    let words = [("TCP", Protocol::Tcp), ("UDP", Protocol::Udp), ("SCTP", Protocol::Sctp)];
     word(field, value, Protocol::Tcp, &words, problems)
 }
 
@@ -56,10 +50,7 @@ pub(super) fn word<T: Copy>(
     let Some(value) = value.filter(|value| !value.is_empty()) else {
         return Some(default);
     };
-    let found = words
-        .iter()
-        .find(|(word, _)| *word == value)
-        .map(|(_, meaning)| *meaning);
+    let found = words.iter().find(|(word, _)| *word == value).map(|(_, meaning)| *meaning);
     if found.is_none() {
         let allowed: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
         problems.not(field, value, format_args!("one of {}", allowed.join(", ")));
@@ -80,9 +71,7 @@ pub(super) fn ip(field: Arguments<'_>, value: &str, problems: &mut Problems) -> 
 /// A list of addresses, those that parse.
 pub(super) fn ips(field: &str, values: Option<&[String]>, problems: &mut Problems) -> Vec<IpAddr> {
     let values = values.unwrap_or_default().iter().enumerate();
-    values
-        .filter_map(|(i, value)| ip(format_args!("{field}[{i}]"), value, problems))
-        .collect()
+    values.filter_map(|(i, value)| ip(format_args!("{field}[{i}]"), value, problems)).collect()
 }
 
 /// A range in CIDR notation, host bits cleared. Surrounding blanks are dropped: the API server's validation of
@@ -90,11 +79,7 @@ pub(super) fn ips(field: &str, values: Option<&[String]>, problems: &mut Problem
 pub(super) fn cidr(field: Arguments<'_>, value: &str, problems: &mut Problems) -> Option<IpNet> {
     let range = sloppy_cidr(value.trim());
     if range.is_none() {
-        problems.not(
-            field,
-            value,
-            "a range in CIDR notation, like 10.0.0.0/8 or fd00::/64",
-        );
+        problems.not(field, value, "a range in CIDR notation, like 10.0.0.0/8 or fd00::/64");
     }
     range
 }
@@ -102,9 +87,7 @@ pub(super) fn cidr(field: Arguments<'_>, value: &str, problems: &mut Problems) -
 /// A list of ranges, those that parse.
 pub(super) fn cidrs(field: &str, values: Option<&[String]>, problems: &mut Problems) -> Vec<IpNet> {
     let values = values.unwrap_or_default().iter().enumerate();
-    values
-        .filter_map(|(i, value)| cidr(format_args!("{field}[{i}]"), value, problems))
-        .collect()
+    values.filter_map(|(i, value)| cidr(format_args!("{field}[{i}]"), value, problems)).collect()
 }
 
 /// Checks the syntax of an object's name (RFC 1123 subdomain, at most 253 characters).
@@ -113,11 +96,7 @@ pub(super) fn check_name(field: &str, value: &str, problems: &mut Problems) {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     let fits = value.len() <= 253 && value.chars().all(inner);
     if !(fits && edge(value.chars().next()) && edge(value.chars().next_back())) {
-        problems.not(
-            field,
-            value,
-            "a name: lower-case letters, digits, '-' and '.', at most 253",
-        );
+        problems.not(field, value, "a name: lower-case letters, digits, '-' and '.', at most 253");
     }
 }
 
@@ -126,20 +105,13 @@ pub(super) fn time(field: &str, value: &str, problems: &mut Problems) -> Option<
     let time: Option<jiff::Timestamp> = value.parse().ok();
     let nanos = time.and_then(|time| u64::try_from(time.as_nanosecond()).ok());
     if nanos.is_none() {
-        problems.not(
-            field,
-            value,
-            "an RFC 3339 time since 1970, like 2026-01-02T15:04:05.678Z",
-        );
+        problems.not(field, value, "an RFC 3339 time since 1970, like 2026-01-02T15:04:05.678Z");
     }
     nanos.map(UnixNanos)
 }
 
 fn sloppy_ip(value: &str) -> Option<IpAddr> {
-    let address: IpAddr = value
-        .parse()
-        .ok()
-        .or_else(|| without_leading_zeros(value)?.parse().ok())?;
+    let address: IpAddr = value.parse().ok().or_else(|| without_leading_zeros(value)?.parse().ok())?;
     Some(address.to_canonical())
 }
 
@@ -148,32 +120,18 @@ fn sloppy_cidr(value: &str) -> Option<IpNet> {
     if prefix.is_empty() || !prefix.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    let written: IpAddr = address
-        .parse()
-        .ok()
-        .or_else(|| without_leading_zeros(address)?.parse().ok())?;
+    let written: IpAddr = address.parse().ok().or_else(|| without_leading_zeros(address)?.parse().ok())?;
     let prefix: u8 = prefix.parse().ok()?;
     let canonical = written.to_canonical();
     // ::ffff:10.0.0.0/104 is 10.0.0.0/8.
-    let mapped_bits = if written.is_ipv6() && canonical.is_ipv4() {
-        96
-    } else {
-        0
-    };
-    Some(
-        IpNet::new(canonical, prefix.checked_sub(mapped_bits)?)
-            .ok()?
-            .trunc(),
-    )
+    let mapped_bits = if written.is_ipv6() && canonical.is_ipv4() { 96 } else { 0 };
+    Some(IpNet::new(canonical, prefix.checked_sub(mapped_bits)?).ok()?.trunc())
 }
 
 fn without_leading_zeros(value: &str) -> Option<String> {
     let mut stripped = String::new();
     for (i, part) in value.split('.').enumerate() {
-        let number: u8 = part
-            .bytes()
-            .all(|byte| byte.is_ascii_digit())
-            .then(|| part.parse().ok())??;
+        let number: u8 = part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse().ok())??;
         let dot = if i == 0 { "" } else { "." };
         write!(stripped, "{dot}{number}").ok()?;
     }

@@ -36,11 +36,8 @@ impl RawMetadata {
 
     /// The name of a namespaced object; a missing namespace is `default`, as for kubectl.
     pub(in crate::watch) fn namespaced_name(&self) -> Option<NamespacedName> {
-        let namespace = self
-            .namespace
-            .as_deref()
-            .filter(|namespace| !namespace.is_empty())
-            .unwrap_or("default");
+        let namespace =
+            self.namespace.as_deref().filter(|namespace| !namespace.is_empty()).unwrap_or("default");
         Some(NamespacedName::new(namespace, self.given_name()?))
     }
 

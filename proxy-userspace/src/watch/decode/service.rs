@@ -25,10 +25,7 @@ pub(super) fn service(raw: RawService, problems: &mut Problems) -> Option<Servic
     parse::check_name("metadata.name", &name.name, problems);
     parse::check_name("metadata.namespace", &name.namespace, problems);
     let spec = raw.spec.unwrap_or_default();
-    let ingress = raw
-        .status
-        .and_then(|status| status.load_balancer?.ingress)
-        .unwrap_or_default();
+    let ingress = raw.status.and_then(|status| status.load_balancer?.ingress).unwrap_or_default();
     let service_type = service_type(&spec, problems);
     Some(Service {
         service_type,
@@ -70,14 +67,8 @@ fn service_type(spec: &RawServiceSpec, problems: &mut Problems) -> ServiceType {
         ("ExternalName", ServiceType::ExternalName),
     ];
     let value = spec.service_type.as_deref();
-    parse::word(
-        format_args!("spec.type"),
-        value,
-        ServiceType::ClusterIp,
-        &words,
-        problems,
-    )
-    .unwrap_or(ServiceType::ClusterIp)
+    parse::word(format_args!("spec.type"), value, ServiceType::ClusterIp, &words, problems)
+        .unwrap_or(ServiceType::ClusterIp)
 }
 
 /// `clusterIPs`, or `clusterIP` where that is all there is; none for headless Services.
@@ -94,23 +85,13 @@ fn cluster_ips(spec: &RawServiceSpec, service_type: ServiceType, problems: &mut 
     }
     let mut addresses: Vec<IpAddr> = Vec::new();
     for (i, value) in values.into_iter().enumerate() {
-        let field = if listed.is_empty() {
-            "spec.clusterIP".to_owned()
-        } else {
-            format!("spec.clusterIPs[{i}]")
-        };
+        let field =
+            if listed.is_empty() { "spec.clusterIP".to_owned() } else { format!("spec.clusterIPs[{i}]") };
         let Some(address) = parse::ip(format_args!("{field}"), value, problems) else {
             continue;
         };
-        if addresses
-            .iter()
-            .any(|other| IpFamily::of(*other) == IpFamily::of(address))
-        {
-            problems.not(
-                field,
-                value,
-                "of another IP family than the one before; one of each is allowed",
-            );
+        if addresses.iter().any(|other| IpFamily::of(*other) == IpFamily::of(address)) {
+            problems.not(field, value, "of another IP family than the one before; one of each is allowed");
         } else if i == 0 && single.is_some_and(|single| single != value) {
             problems.not(
                 field,
@@ -129,24 +110,16 @@ fn load_balancer_ingress(
     raw: &[RawLoadBalancerIngress],
     problems: &mut Problems,
 ) -> Vec<LoadBalancerIngress> {
-    let words = [
-        ("VIP", LoadBalancerIpMode::Vip),
-        ("Proxy", LoadBalancerIpMode::Proxy),
-    ];
+    let words = [("VIP", LoadBalancerIpMode::Vip), ("Proxy", LoadBalancerIpMode::Proxy)];
     let entry = |(i, ingress): (usize, &RawLoadBalancerIngress)| {
         let field = format!("status.loadBalancer.ingress[{i}]");
         let value = ingress.ip.as_deref().filter(|value| !value.is_empty())?;
         let ip = parse::ip(format_args!("{field}.ip"), value, problems)?;
         let mode = ingress.ip_mode.as_deref();
         // Upstream's IsVIPMode: what is not said to be a VIP is not one.
-        let ip_mode = parse::word(
-            format_args!("{field}.ipMode"),
-            mode,
-            LoadBalancerIpMode::Vip,
-            &words,
-            problems,
-        )
-        .unwrap_or(LoadBalancerIpMode::Proxy);
+        let ip_mode =
+            parse::word(format_args!("{field}.ipMode"), mode, LoadBalancerIpMode::Vip, &words, problems)
+                .unwrap_or(LoadBalancerIpMode::Proxy);
         Some(LoadBalancerIngress { ip, ip_mode })
     };
     raw.iter().enumerate().filter_map(entry).collect()
@@ -160,27 +133,14 @@ fn ports(raw: &[RawServicePort], problems: &mut Problems) -> Vec<ServicePort> {
         };
         let name = &*port.name;
         if name.is_empty() && raw.len() > 1 {
-            problems.add(
-                format_args!("spec.ports[{i}].name"),
-                "missing; with several ports each needs a name",
-            );
+            problems
+                .add(format_args!("spec.ports[{i}].name"), "missing; with several ports each needs a name");
         }
         if ports.iter().any(|other| *other.name == *name) {
-            problems.not(
-                format_args!("spec.ports[{i}].name"),
-                name,
-                "a name that no other port has",
-            );
-        } else if ports
-            .iter()
-            .any(|other| (other.protocol, other.port) == (port.protocol, port.port))
-        {
+            problems.not(format_args!("spec.ports[{i}].name"), name, "a name that no other port has");
+        } else if ports.iter().any(|other| (other.protocol, other.port) == (port.protocol, port.port)) {
             let value = format!("{}/{}", port.port, port.protocol);
-            problems.not(
-                format_args!("spec.ports[{i}]"),
-                value,
-                "a port that no other entry has",
-            );
+            problems.not(format_args!("spec.ports[{i}]"), value, "a port that no other entry has");
         } else {
             ports.push(port);
         }
@@ -189,75 +149,39 @@ fn ports(raw: &[RawServicePort], problems: &mut Problems) -> Vec<ServicePort> {
 }
 
 fn service_port(i: usize, raw: &RawServicePort, problems: &mut Problems) -> Option<ServicePort> {
-    let protocol = parse::protocol(
-        format_args!("spec.ports[{i}].protocol"),
-        raw.protocol.as_deref(),
-        problems,
-    );
+    let protocol =
+        parse::protocol(format_args!("spec.ports[{i}].protocol"), raw.protocol.as_deref(), problems);
     let Some(port) = raw.port else {
-        problems.add(
-            format_args!("spec.ports[{i}].port"),
-            "missing; a port number, 1 to 65535, is needed",
-        );
+        problems.add(format_args!("spec.ports[{i}].port"), "missing; a port number, 1 to 65535, is needed");
         return None;
     };
     let port = parse::port(format_args!("spec.ports[{i}].port"), port, problems);
     let node_port = parse::optional_port(format_args!("spec.ports[{i}].nodePort"), raw.node_port, problems);
     let name: Arc<str> = raw.name.as_deref().unwrap_or_default().into();
-    Some(ServicePort {
-        name,
-        protocol: protocol?,
-        port: port?,
-        node_port,
-    })
+    Some(ServicePort { name, protocol: protocol?, port: port?, node_port })
 }
 
 fn session_affinity(spec: &RawServiceSpec, problems: &mut Problems) -> SessionAffinity {
     let value = spec.session_affinity.as_deref();
     let words = [("None", false), ("ClientIP", true)];
-    let by_client = parse::word(
-        format_args!("spec.sessionAffinity"),
-        value,
-        false,
-        &words,
-        problems,
-    );
+    let by_client = parse::word(format_args!("spec.sessionAffinity"), value, false, &words, problems);
     if by_client != Some(true) {
         return SessionAffinity::None;
     }
-    let config = spec
-        .session_affinity_config
-        .as_ref()
-        .and_then(|config| config.client_ip.as_ref());
+    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
     let Some(seconds) = config.and_then(|config| config.timeout_seconds) else {
-        return SessionAffinity::ClientIp {
-            timeout_seconds: DEFAULT_AFFINITY_SECONDS,
-        };
+        return SessionAffinity::ClientIp { timeout_seconds: DEFAULT_AFFINITY_SECONDS };
     };
-    let timeout = u32::try_from(seconds)
-        .ok()
-        .filter(|seconds| *seconds <= MAX_AFFINITY_SECONDS);
+    let timeout = u32::try_from(seconds).ok().filter(|seconds| *seconds <= MAX_AFFINITY_SECONDS);
     let timeout = timeout.and_then(NonZeroU32::new);
     if timeout.is_none() {
         let field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
         problems.not(field, seconds, "a number of seconds, 1 to 86400");
     }
-    SessionAffinity::ClientIp {
-        timeout_seconds: timeout.unwrap_or(DEFAULT_AFFINITY_SECONDS),
-    }
+    SessionAffinity::ClientIp { timeout_seconds: timeout.unwrap_or(DEFAULT_AFFINITY_SECONDS) }
 }
 
 fn traffic_policy(field: &str, value: Option<&str>, problems: &mut Problems) -> TrafficPolicy {
-    let words = [
-        ("Cluster", TrafficPolicy::Cluster),
-        ("Local", TrafficPolicy::Local),
-    ];
-    parse::word(
-        format_args!("{field}"),
-        value,
-        TrafficPolicy::Cluster,
-        &words,
-        problems,
-    )
-    .unwrap_or_default()
+    let words = [("Cluster", TrafficPolicy::Cluster), ("Local", TrafficPolicy::Local)];
+    parse::word(format_args!("{field}"), value, TrafficPolicy::Cluster, &words, problems).unwrap_or_default()
 }

@@ -17,9 +17,7 @@ pub(super) fn endpoint_slice(raw: RawEndpointSlice, problems: &mut Problems) -> 
     parse::check_name("metadata.name", &name.name, problems);
     parse::check_name("metadata.namespace", &name.namespace, problems);
     let labels = metadata.labels.unwrap_or_default();
-    let trigger_time = metadata
-        .annotations
-        .and_then(|annotations| annotations.last_change_trigger_time);
+    let trigger_time = metadata.annotations.and_then(|annotations| annotations.last_change_trigger_time);
     let address_type = address_type(raw.address_type.as_deref(), problems);
     let endpoints = raw.endpoints.unwrap_or_default();
     let ports = raw.ports.unwrap_or_default();
@@ -32,11 +30,7 @@ pub(super) fn endpoint_slice(raw: RawEndpointSlice, problems: &mut Problems) -> 
             .enumerate()
             .filter_map(|(i, endpoint)| slice_endpoint(i, endpoint, address_type, problems))
             .collect(),
-        ports: ports
-            .iter()
-            .enumerate()
-            .filter_map(|(i, port)| slice_port(i, port, problems))
-            .collect(),
+        ports: ports.iter().enumerate().filter_map(|(i, port)| slice_port(i, port, problems)).collect(),
         last_change_trigger_time: trigger_time.and_then(|value| {
             let field = "metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]";
             parse::time(field, &value, problems)
@@ -46,22 +40,12 @@ pub(super) fn endpoint_slice(raw: RawEndpointSlice, problems: &mut Problems) -> 
 
 /// A slice of an unknown type counts as one of names: proxies ignore it.
 fn address_type(value: Option<&str>, problems: &mut Problems) -> AddressType {
-    let words = [
-        ("IPv4", AddressType::Ipv4),
-        ("IPv6", AddressType::Ipv6),
-        ("FQDN", AddressType::Fqdn),
-    ];
+    let words = [("IPv4", AddressType::Ipv4), ("IPv6", AddressType::Ipv6), ("FQDN", AddressType::Fqdn)];
     if value.is_none_or(str::is_empty) {
         problems.add("addressType", "missing; one of IPv4, IPv6, FQDN is needed");
     }
-    parse::word(
-        format_args!("addressType"),
-        value,
-        AddressType::Fqdn,
-        &words,
-        problems,
-    )
-    .unwrap_or(AddressType::Fqdn)
+    parse::word(format_args!("addressType"), value, AddressType::Fqdn, &words, problems)
+        .unwrap_or(AddressType::Fqdn)
 }
 
 /// None when the first address, the only one that counts, cannot be used.
@@ -73,22 +57,14 @@ fn slice_endpoint(
 ) -> Option<SliceEndpoint> {
     let addresses = raw.addresses.unwrap_or_default();
     if addresses.is_empty() {
-        problems.add(
-            format_args!("endpoints[{i}].addresses"),
-            "missing; an endpoint needs an address",
-        );
+        problems.add(format_args!("endpoints[{i}].addresses"), "missing; an endpoint needs an address");
         return None;
     }
     let parsed: Vec<Option<IpAddr>> = if address_type == AddressType::Fqdn {
         Vec::new()
     } else {
         let address = |(j, value)| endpoint_address(i, j, value, address_type, problems);
-        addresses
-            .iter()
-            .map(String::as_str)
-            .enumerate()
-            .map(address)
-            .collect()
+        addresses.iter().map(String::as_str).enumerate().map(address).collect()
     };
     if let Some(None) = parsed.first() {
         return None;
@@ -117,11 +93,7 @@ fn endpoint_address(
 ) -> Option<IpAddr> {
     let address = parse::ip(format_args!("endpoints[{i}].addresses[{j}]"), value, problems)?;
     if address.is_ipv4() != (address_type == AddressType::Ipv4) {
-        let wanted = if address.is_ipv4() {
-            "an IPv6 address"
-        } else {
-            "an IPv4 address"
-        };
+        let wanted = if address.is_ipv4() { "an IPv6 address" } else { "an IPv4 address" };
         problems.not(
             format_args!("endpoints[{i}].addresses[{j}]"),
             value,
@@ -133,29 +105,17 @@ fn endpoint_address(
 }
 
 fn slice_port(i: usize, raw: &RawEndpointPort, problems: &mut Problems) -> Option<SlicePort> {
-    let protocol = parse::protocol(
-        format_args!("ports[{i}].protocol"),
-        raw.protocol.as_deref(),
-        problems,
-    )?;
+    let protocol = parse::protocol(format_args!("ports[{i}].protocol"), raw.protocol.as_deref(), problems)?;
     let port = match raw.port {
         // None means all ports.
         None => None,
         Some(port) => Some(parse::port(format_args!("ports[{i}].port"), port, problems)?),
     };
-    Some(SlicePort {
-        name: raw.name.as_deref().unwrap_or_default().into(),
-        protocol,
-        port,
-    })
+    Some(SlicePort { name: raw.name.as_deref().unwrap_or_default().into(), protocol, port })
 }
 
 fn hint_names(hints: Option<Vec<RawHint>>) -> Vec<Arc<str>> {
-    hints
-        .unwrap_or_default()
-        .into_iter()
-        .filter_map(|hint| non_empty(hint.name))
-        .collect()
+    hints.unwrap_or_default().into_iter().filter_map(|hint| non_empty(hint.name)).collect()
 }
 
 fn non_empty(value: Option<String>) -> Option<Arc<str>> {

@@ -32,10 +32,7 @@ fn good<K: Kind>(object: &Value) -> K {
 /// The problems as text, and what is left.
 fn faulty<K: Kind>(object: &Value) -> (Vec<String>, K) {
     let decoded = decoded::<K>(object);
-    (
-        decoded.problems.iter().map(ToString::to_string).collect(),
-        decoded.object.unwrap(),
-    )
+    (decoded.problems.iter().map(ToString::to_string).collect(), decoded.object.unwrap())
 }
 
 fn service(spec: &Value) -> Value {
@@ -51,10 +48,7 @@ fn slice(mut fields: Value) -> Value {
 fn a_recorded_load_balancer_service_is_decoded_completely() {
     let services: Vec<Service> = items(SERVICES).iter().map(good).collect();
     let names: Vec<String> = services.iter().map(|service| service.name.to_string()).collect();
-    assert_eq!(
-        names,
-        ["default/dual", "default/kubernetes", "default/lb", "default/web"]
-    );
+    assert_eq!(names, ["default/dual", "default/kubernetes", "default/lb", "default/web"]);
     let expected = Service {
         name: NamespacedName::new("default", "lb"),
         service_type: ServiceType::LoadBalancer,
@@ -71,9 +65,7 @@ fn a_recorded_load_balancer_service_is_decoded_completely() {
             port: 80.try_into().unwrap(),
             node_port: Some(30212.try_into().unwrap()),
         }],
-        session_affinity: SessionAffinity::ClientIp {
-            timeout_seconds: 10_800.try_into().unwrap(),
-        },
+        session_affinity: SessionAffinity::ClientIp { timeout_seconds: 10_800.try_into().unwrap() },
         internal_traffic_policy: TrafficPolicy::Cluster,
         external_traffic_policy: TrafficPolicy::Local,
         health_check_node_port: Some(31212.try_into().unwrap()),
@@ -88,21 +80,11 @@ fn recorded_slices_and_the_recorded_node_are_decoded() {
     assert_eq!(slices[2].name, NamespacedName::new("default", "lb-v4"));
     assert_eq!(slices[2].service.as_deref(), Some("lb"));
     assert_eq!(slices[2].address_type, AddressType::Ipv4);
-    let nodes: Vec<_> = slices[2]
-        .endpoints
-        .iter()
-        .map(|e| e.node_name.as_deref().unwrap())
-        .collect();
+    let nodes: Vec<_> = slices[2].endpoints.iter().map(|e| e.node_name.as_deref().unwrap()).collect();
     assert_eq!(nodes, ["node1", "node2"]);
-    assert_eq!(
-        slices[1].endpoints[0].addresses,
-        ["fd44:2::11".parse::<std::net::IpAddr>().unwrap()]
-    );
+    assert_eq!(slices[1].endpoints[0].addresses, ["fd44:2::11".parse::<std::net::IpAddr>().unwrap()]);
     let node: Node = good(&items(NODES)[0]);
-    assert_eq!(
-        node.pod_cidrs,
-        ["10.244.1.0/24".parse().unwrap(), "fd44:1::/64".parse().unwrap()]
-    );
+    assert_eq!(node.pod_cidrs, ["10.244.1.0/24".parse().unwrap(), "fd44:1::/64".parse().unwrap()]);
     let internal = |ip: &str| (NodeAddressType::InternalIp, ip.parse().unwrap());
     assert_eq!(node.addresses, [internal("192.168.57.11"), internal("fd57::11")]);
     assert!(!node.being_deleted);
@@ -116,16 +98,11 @@ fn absent_fields_of_a_service_get_the_api_servers_defaults() {
     }));
     assert_eq!(service.name, NamespacedName::new("default", "web"));
     assert_eq!(service.service_type, ServiceType::ClusterIp);
-    assert_eq!(
-        service.cluster_ips,
-        ["10.96.0.10".parse::<std::net::IpAddr>().unwrap()]
-    );
+    assert_eq!(service.cluster_ips, ["10.96.0.10".parse::<std::net::IpAddr>().unwrap()]);
     assert_eq!(service.ports[0].protocol, Protocol::Tcp);
     assert_eq!(service.ports[0].node_port, None);
     assert_eq!(service.internal_traffic_policy, TrafficPolicy::Cluster);
-    let three_hours = SessionAffinity::ClientIp {
-        timeout_seconds: 10_800.try_into().unwrap(),
-    };
+    let three_hours = SessionAffinity::ClientIp { timeout_seconds: 10_800.try_into().unwrap() };
     assert_eq!(service.session_affinity, three_hours);
 }
 
@@ -154,18 +131,10 @@ fn absent_conditions_mean_ready_serving_and_not_terminating() {
         {"addresses": ["10.0.0.2"], "conditions": {"ready": false, "terminating": true}},
     ], "ports": [{}]}));
     let slice: EndpointSlice = good(&object);
-    let conditions: Vec<_> = slice
-        .endpoints
-        .iter()
-        .map(|e| (e.ready, e.serving, e.terminating))
-        .collect();
+    let conditions: Vec<_> = slice.endpoints.iter().map(|e| (e.ready, e.serving, e.terminating)).collect();
     assert_eq!(conditions, [(true, true, false), (false, true, true)]);
     assert_eq!(
-        (
-            &*slice.ports[0].name,
-            slice.ports[0].protocol,
-            slice.ports[0].port
-        ),
+        (&*slice.ports[0].name, slice.ports[0].protocol, slice.ports[0].port),
         ("", Protocol::Tcp, None)
     );
     assert_eq!(slice.service, None);
@@ -182,14 +151,8 @@ fn zones_hints_and_the_trigger_time_are_decoded() {
     let slice: EndpointSlice = good(&object);
     let endpoint = &slice.endpoints[0];
     assert_eq!(endpoint.zone.as_deref(), Some("east"));
-    assert_eq!(
-        endpoint.zone_hints.iter().map(|zone| &**zone).collect::<Vec<_>>(),
-        ["east", "west"]
-    );
-    assert_eq!(
-        endpoint.node_hints.iter().map(|node| &**node).collect::<Vec<_>>(),
-        ["n1"]
-    );
+    assert_eq!(endpoint.zone_hints.iter().map(|zone| &**zone).collect::<Vec<_>>(), ["east", "west"]);
+    assert_eq!(endpoint.node_hints.iter().map(|node| &**node).collect::<Vec<_>>(), ["n1"]);
     assert_eq!(slice.last_change_trigger_time, Some(UnixNanos(1_500_000_000)));
 }
 
@@ -203,19 +166,11 @@ fn leading_zeros_blanks_and_host_bits_are_normalised_as_upstream_does() {
     let mut object = service(&spec);
     object["status"] = json!({"loadBalancer": {"ingress": [{"ip": "1.2.3.004"}, {"hostname": "lb.test"}]}});
     let service: Service = good(&object);
-    let addresses = |texts: &[&str]| {
-        texts
-            .iter()
-            .map(|text| text.parse().unwrap())
-            .collect::<Vec<std::net::IpAddr>>()
-    };
+    let addresses =
+        |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<std::net::IpAddr>>();
     assert_eq!(service.cluster_ips, addresses(&["172.30.0.41"]));
     assert_eq!(service.external_ips, addresses(&["192.168.99.22", "10.1.2.3"]));
-    let ranges: Vec<String> = service
-        .load_balancer_source_ranges
-        .iter()
-        .map(ToString::to_string)
-        .collect();
+    let ranges: Vec<String> = service.load_balancer_source_ranges.iter().map(ToString::to_string).collect();
     assert_eq!(ranges, ["203.0.113.0/25", "10.0.0.0/8", "fd00::/16"]);
     assert_eq!(service.load_balancer_ingress.len(), 1);
     assert_eq!(service.load_balancer_ingress[0].ip, addresses(&["1.2.3.4"])[0]);
@@ -278,10 +233,7 @@ fn a_value_of_the_wrong_json_type_is_named_by_its_path() {
 
 #[test]
 fn the_label_selectors_leave_other_proxies_and_headless_services_out() {
-    for label in [
-        "service.kubernetes.io/service-proxy-name",
-        "service.kubernetes.io/headless",
-    ] {
+    for label in ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"] {
         let mut object = service(&json!({"clusterIP": "10.96.0.1"}));
         object["metadata"]["labels"] = json!({label: ""});
         let decoded = decoded::<Service>(&object);

@@ -96,12 +96,7 @@ impl Directory {
     /// Looks for files that have changed without the kernel's telling.
     pub(super) fn scan(&mut self, now: Instant) -> io::Result<()> {
         let there = self.names()?;
-        let gone: Vec<OsString> = self
-            .files
-            .keys()
-            .filter(|name| !there.contains(*name))
-            .cloned()
-            .collect();
+        let gone: Vec<OsString> = self.files.keys().filter(|name| !there.contains(*name)).cloned().collect();
         for name in there.iter().chain(&gone) {
             let stamp = reading::stamp(&self.path.join(name));
             let known = self.files.get(name);
@@ -130,12 +125,8 @@ impl Directory {
     /// Looks again at the files whose time has come.
     pub(super) fn check(&mut self, now: Instant) {
         let due = |file: &ManifestFile| file.check_at.is_some_and(|at| at <= now);
-        let names: Vec<OsString> = self
-            .files
-            .iter()
-            .filter(|(_, file)| due(file))
-            .map(|(name, _)| name.clone())
-            .collect();
+        let names: Vec<OsString> =
+            self.files.iter().filter(|(_, file)| due(file)).map(|(name, _)| name.clone()).collect();
         for name in names {
             if let Some(file) = self.files.get_mut(&name) {
                 // Quiet for long enough.
@@ -154,9 +145,7 @@ impl Directory {
     pub(super) fn errors(&self) -> impl Iterator<Item = String> {
         self.files.iter().flat_map(|(name, file)| {
             let path = self.path.join(name);
-            file.errors
-                .iter()
-                .map(move |error| format!("{}: {error}", path.display()))
+            file.errors.iter().map(move |error| format!("{}: {error}", path.display()))
         })
     }
 
@@ -189,10 +178,7 @@ impl Directory {
     fn names(&self) -> io::Result<BTreeSet<OsString>> {
         let names = fs::read_dir(&self.path)?.map(|entry| entry.map(|entry| entry.file_name()));
         let names: io::Result<BTreeSet<OsString>> = names.collect();
-        Ok(names?
-            .into_iter()
-            .filter(|name| dirty::is_manifest(name))
-            .collect())
+        Ok(names?.into_iter().filter(|name| dirty::is_manifest(name)).collect())
     }
 
     fn refresh(&mut self, name: &OsStr, now: Instant, believe: bool) {
@@ -203,16 +189,8 @@ impl Directory {
         let (seen, contents, patience) = match reading::read(&path) {
             Reading::Unreadable(why) => {
                 file.settle();
-                let problem = Problem {
-                    field: String::new(),
-                    what: why,
-                };
-                let errors = vec![DocumentError {
-                    document: None,
-                    line: 0,
-                    key: None,
-                    problem,
-                }];
+                let problem = Problem { field: String::new(), what: why };
+                let errors = vec![DocumentError { document: None, line: 0, key: None, problem }];
                 return self.report(name, errors, Vec::new());
             }
             // Files that went with their directory stay until it is back.
@@ -220,11 +198,7 @@ impl Directory {
             Reading::Gone => (None, Contents::default(), self.vanishing_patience(now)),
             Reading::Text { text, hash } => {
                 let json = path.extension().is_some_and(|extension| extension == "json");
-                let patience = if text.trim().is_empty() {
-                    EMPTIED
-                } else {
-                    REWRITTEN
-                };
+                let patience = if text.trim().is_empty() { EMPTIED } else { REWRITTEN };
                 (Some(hash), documents::read(&text, json), patience)
             }
         };
@@ -244,14 +218,8 @@ impl Directory {
     }
 
     fn vanishing_patience(&self, now: Instant) -> Duration {
-        let just_made = self
-            .made_anew
-            .is_some_and(|at| now < at + 2 * VANISHED_WITH_DIRECTORY);
-        if just_made {
-            VANISHED_WITH_DIRECTORY
-        } else {
-            VANISHED
-        }
+        let just_made = self.made_anew.is_some_and(|at| now < at + 2 * VANISHED_WITH_DIRECTORY);
+        if just_made { VANISHED_WITH_DIRECTORY } else { VANISHED }
     }
 
     fn accept(&mut self, name: &OsStr, contents: Contents) {
@@ -275,10 +243,7 @@ impl Directory {
     }
 
     fn report_conflicts(&self, name: &OsStr) {
-        let shared = self
-            .touched
-            .iter()
-            .filter_map(|key| Some((key, self.owners.get(key)?)));
+        let shared = self.touched.iter().filter_map(|key| Some((key, self.owners.get(key)?)));
         for (key, owners) in shared.filter(|(_, owners)| owners.len() > 1 && owners.contains(name)) {
             let files: Vec<_> = owners.iter().map(|name| name.to_string_lossy()).collect();
             warn!(
@@ -311,15 +276,8 @@ impl ManifestFile {
     /// Adds the last good version of what the new contents should hold but cannot be read from them.
     fn with_last_good(&self, mut contents: Contents) -> Contents {
         let anything = contents.errors.iter().any(|error| error.key.is_none());
-        let faulty: BTreeSet<&Key> = contents
-            .errors
-            .iter()
-            .filter_map(|error| error.key.as_ref())
-            .collect();
-        let missing = self
-            .objects
-            .iter()
-            .filter(|(key, _)| !contents.objects.contains_key(key));
+        let faulty: BTreeSet<&Key> = contents.errors.iter().filter_map(|error| error.key.as_ref()).collect();
+        let missing = self.objects.iter().filter(|(key, _)| !contents.objects.contains_key(key));
         let kept: Vec<_> = missing
             .filter(|(key, _)| anything || faulty.contains(key))
             .map(|(key, object)| (key.clone(), object.clone()))

@@ -44,11 +44,7 @@ pub(super) struct Dirty {
 
 impl Dirty {
     pub(super) fn new(directory: PathBuf) -> Self {
-        Self {
-            directory,
-            news: Mutex::default(),
-            arrived: Notify::new(),
-        }
+        Self { directory, news: Mutex::default(), arrived: Notify::new() }
     }
 
     /// Waits until there is news.
@@ -90,15 +86,10 @@ pub(super) fn is_manifest(name: &OsStr) -> bool {
 }
 
 fn note_path(news: &mut News, directory: &Path, path: &Path, kind: EventKind) {
-    let name = path
-        .file_name()
-        .filter(|name| path != directory && is_manifest(name));
+    let name = path.file_name().filter(|name| path != directory && is_manifest(name));
     let Some(name) = name else {
         // The directory itself, or a name that manifests may be links through, like a ConfigMap's `..data`.
-        news.everything |= !matches!(
-            kind,
-            EventKind::Access(_) | EventKind::Modify(ModifyKind::Data(_))
-        );
+        news.everything |= !matches!(kind, EventKind::Access(_) | EventKind::Modify(ModifyKind::Data(_)));
         return;
     };
     let (read, writing) = match kind {
@@ -118,6 +109,5 @@ fn note_path(news: &mut News, directory: &Path, path: &Path, kind: EventKind) {
 
 /// Links appear with their content; other files are written to after they appeared.
 fn is_complete(path: &Path) -> bool {
-    path.symlink_metadata()
-        .is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
+    path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
 }

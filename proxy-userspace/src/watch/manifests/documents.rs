@@ -69,11 +69,7 @@ fn read_json(text: &str, contents: &mut Contents) {
         let offset = values.byte_offset();
         let rest = text.get(offset..).unwrap_or_default();
         let blank = rest.len() - rest.trim_start().len();
-        let line = 1 + text
-            .get(..offset + blank)
-            .unwrap_or_default()
-            .matches('\n')
-            .count();
+        let line = 1 + text.get(..offset + blank).unwrap_or_default().matches('\n').count();
         let document = Document { number, line };
         match values.next() {
             None => break,
@@ -89,10 +85,7 @@ fn read_json(text: &str, contents: &mut Contents) {
 
 fn read_yaml(text: &str, contents: &mut Contents) {
     for (index, (line, text)) in yaml_documents(text).enumerate() {
-        let document = Document {
-            number: index + 1,
-            line,
-        };
+        let document = Document { number: index + 1, line };
         let value =
             serde_yaml_ng::from_str::<Yaml>(text).and_then(|mut value| value.apply_merge().map(|()| value));
         match value {
@@ -108,10 +101,7 @@ fn to_json(value: Yaml) -> Value {
         Yaml::Null => Value::Null,
         Yaml::Bool(value) => Value::Bool(value),
         Yaml::Number(number) => {
-            let whole = number
-                .as_i64()
-                .map(Value::from)
-                .or_else(|| number.as_u64().map(Value::from));
+            let whole = number.as_i64().map(Value::from).or_else(|| number.as_u64().map(Value::from));
             whole.unwrap_or_else(|| number.as_f64().map_or(Value::Null, Value::from))
         }
         Yaml::String(text) => Value::String(text),
@@ -142,23 +132,13 @@ fn yaml_documents(text: &str) -> impl Iterator<Item = (usize, &str)> {
         }
         offset += line.len();
     }
-    let ends: Vec<usize> = starts
-        .iter()
-        .skip(1)
-        .map(|(_, offset)| *offset)
-        .chain([text.len()])
-        .collect();
-    let pieces = starts
-        .into_iter()
-        .zip(ends)
-        .map(|((line, start), end)| (line, &text[start..end]));
+    let ends: Vec<usize> = starts.iter().skip(1).map(|(_, offset)| *offset).chain([text.len()]).collect();
+    let pieces = starts.into_iter().zip(ends).map(|((line, start), end)| (line, &text[start..end]));
     pieces.filter(|(_, piece)| !only_comments(piece))
 }
 
 fn only_comments(piece: &str) -> bool {
-    piece
-        .lines()
-        .all(|line| line.trim_start().starts_with(['#', '%']) || line.trim().is_empty())
+    piece.lines().all(|line| line.trim_start().starts_with(['#', '%']) || line.trim().is_empty())
 }
 
 /// The document being read, for its errors.
@@ -169,31 +149,16 @@ struct Document {
 
 impl Document {
     fn fails(&self, key: Option<Key>, field: &str, what: String, contents: &mut Contents) {
-        let problem = Problem {
-            field: field.to_owned(),
-            what,
-        };
-        contents.errors.push(DocumentError {
-            document: Some(self.number),
-            line: self.line,
-            key,
-            problem,
-        });
+        let problem = Problem { field: field.to_owned(), what };
+        contents.errors.push(DocumentError { document: Some(self.number), line: self.line, key, problem });
     }
 
     fn object(&self, value: Value, contents: &mut Contents) {
         if value.is_null() {
             return;
         }
-        let kind = value
-            .get("kind")
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned();
-        let is_list = kind == "List"
-            || kind
-                .strip_suffix("List")
-                .is_some_and(|item| KINDS.contains(&item));
+        let kind = value.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let is_list = kind == "List" || kind.strip_suffix("List").is_some_and(|item| KINDS.contains(&item));
         if is_list && value.get("items").is_some() {
             self.list(&kind, value, contents);
         } else {
@@ -203,10 +168,7 @@ impl Document {
 
     fn list(&self, kind: &str, mut value: Value, contents: &mut Contents) {
         // The items of a ServiceList need not say what they are.
-        let item_kind = kind
-            .strip_suffix("List")
-            .filter(|kind| !kind.is_empty())
-            .map(str::to_owned);
+        let item_kind = kind.strip_suffix("List").filter(|kind| !kind.is_empty()).map(str::to_owned);
         let default_type = item_kind.map(|kind| (kind, string(&value, "apiVersion").unwrap_or_default()));
         match value.get_mut("items").map(Value::take) {
             Some(Value::Array(items)) => {
@@ -251,23 +213,11 @@ impl Document {
             return self.fails(key, &format!("{prefix}apiVersion"), what, contents);
         }
         match object_kind {
-            ObjectKind::Service => self.decoded(
-                prefix,
-                object_kind,
-                key.as_ref(),
-                value,
-                Object::Service,
-                contents,
-            ),
+            ObjectKind::Service => {
+                self.decoded(prefix, object_kind, key.as_ref(), value, Object::Service, contents)
+            }
             ObjectKind::EndpointSlice => {
-                self.decoded(
-                    prefix,
-                    object_kind,
-                    key.as_ref(),
-                    value,
-                    Object::EndpointSlice,
-                    contents,
-                );
+                self.decoded(prefix, object_kind, key.as_ref(), value, Object::EndpointSlice, contents);
             }
             ObjectKind::Node => {
                 self.decoded(prefix, object_kind, key.as_ref(), value, Object::Node, contents);
@@ -285,21 +235,9 @@ impl Document {
         contents: &mut Contents,
     ) {
         let problems = match decode::decode::<K, _>(value) {
-            Ok(Decoded {
-                object: Some(object),
-                selected,
-                problems,
-                ..
-            }) if problems.is_empty() => {
+            Ok(Decoded { object: Some(object), selected, problems, .. }) if problems.is_empty() => {
                 if selected {
-                    self.add(
-                        Key {
-                            kind,
-                            name: object.key(),
-                        },
-                        wrap(object),
-                        contents,
-                    );
+                    self.add(Key { kind, name: object.key() }, wrap(object), contents);
                 }
                 return;
             }
@@ -319,10 +257,7 @@ impl Document {
             }
             Entry::Occupied(entry) => {
                 let key = entry.key().clone();
-                let what = format!(
-                    "{:?} is there already in this file; the first is used",
-                    &*key.name.name
-                );
+                let what = format!("{:?} is there already in this file; the first is used", &*key.name.name);
                 self.fails(Some(key), "metadata.name", what, contents);
             }
         }
@@ -332,11 +267,7 @@ impl Document {
 const KINDS: [&str; 3] = [Service::KIND, EndpointSlice::KIND, Node::KIND];
 
 fn string(value: &Value, field: &str) -> Option<String> {
-    value
-        .get(field)
-        .and_then(Value::as_str)
-        .filter(|text| !text.is_empty())
-        .map(str::to_owned)
+    value.get(field).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
 /// The key of an object that may be invalid otherwise.

@@ -54,10 +54,7 @@ pub struct ManifestSource {
 impl ManifestSource {
     /// A source for `dir`, which has to exist when [`Self::run`] is called.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self {
-            dir: dir.into(),
-            status: status::channel(),
-        }
+        Self { dir: dir.into(), status: status::channel() }
     }
 
     /// The source's state. Errors in manifests count for all kinds.
@@ -71,11 +68,7 @@ impl ManifestSource {
         let following = Following::start(&self.dir)?;
         let directory = Directory::new(self.dir.clone());
         let (mut directory, loaded) = blocking(directory, |directory| directory.load(Instant::now())).await;
-        loaded.map_err(|source| WatchError::ManifestDir {
-            operation: "read",
-            path: self.dir,
-            source,
-        })?;
+        loaded.map_err(|source| WatchError::ManifestDir { operation: "read", path: self.dir, source })?;
         if send(&tx, initial_events(&mut directory)).await.is_ok() {
             tell(&self.status, &directory, None);
             // Ends when the receiver is gone.
@@ -173,23 +166,12 @@ struct Following {
 
 impl Following {
     fn start(dir: &Path) -> Result<Self, WatchError> {
-        let failed = |operation| {
-            move |source| WatchError::ManifestDir {
-                operation,
-                path: dir.to_owned(),
-                source,
-            }
-        };
+        let failed =
+            |operation| move |source| WatchError::ManifestDir { operation, path: dir.to_owned(), source };
         let identity = identity(dir).map_err(failed("open"))?;
         let dirty = Arc::new(Dirty::new(dir.to_owned()));
         let watcher = watch_directory(dir, &dirty).map_err(failed("watch"))?;
-        Ok(Self {
-            dir: dir.to_owned(),
-            dirty,
-            watcher: Some(watcher),
-            identity: Some(identity),
-            lost: None,
-        })
+        Ok(Self { dir: dir.to_owned(), dirty, watcher: Some(watcher), identity: Some(identity), lost: None })
     }
 
     /// Finds out whether the directory is still the one that is watched, and watches the one that is there if not.
@@ -205,9 +187,7 @@ impl Following {
             self.identity = Some(identity);
             Ok(())
         });
-        let lost = watched
-            .err()
-            .map(|error| format!("manifests directory {}: {error}", self.dir.display()));
+        let lost = watched.err().map(|error| format!("manifests directory {}: {error}", self.dir.display()));
         match (&lost, &self.lost) {
             (Some(lost), None) => error!("{lost}; its objects stay as they were"),
             (None, _) => {
@@ -236,9 +216,7 @@ fn watch_directory(dir: &Path, dirty: &Arc<Dirty>) -> io::Result<RecommendedWatc
     };
     let noting = Arc::clone(dirty);
     let mut watcher = notify::recommended_watcher(move |event| noting.note(&event)).map_err(io_error)?;
-    watcher
-        .watch(dir, RecursiveMode::NonRecursive)
-        .map_err(io_error)?;
+    watcher.watch(dir, RecursiveMode::NonRecursive).map_err(io_error)?;
     Ok(watcher)
 }
 
@@ -268,10 +246,7 @@ fn events(mut changes: Vec<(Key, Option<Object>)>) -> Vec<WatchEvent> {
         (None, ObjectKind::EndpointSlice) => 4,
         (None, ObjectKind::Node) => 5,
     });
-    changes
-        .into_iter()
-        .map(|(key, object)| event(key, object))
-        .collect()
+    changes.into_iter().map(|(key, object)| event(key, object)).collect()
 }
 
 fn event(key: Key, object: Option<Object>) -> WatchEvent {
@@ -296,21 +271,14 @@ fn tell(status: &watch::Sender<WatchStatus>, directory: &Directory, lost: Option
     };
     let last_error = (!first.is_empty()).then(|| first.join("; ") + &more);
     status.send_if_modified(|status| {
-        let mut kind = KindStatus {
-            synced: true,
-            ..status.services.clone()
-        };
+        let mut kind = KindStatus { synced: true, ..status.services.clone() };
         if connected {
             kind.connected();
         } else {
             kind.connected_since = None;
         }
         kind.last_error = last_error;
-        let new = WatchStatus {
-            services: kind.clone(),
-            endpoint_slices: kind.clone(),
-            nodes: kind,
-        };
+        let new = WatchStatus { services: kind.clone(), endpoint_slices: kind.clone(), nodes: kind };
         let changed = *status != new;
         *status = new;
         changed

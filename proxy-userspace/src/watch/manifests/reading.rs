@@ -32,10 +32,7 @@ pub(super) fn read(path: &Path) -> Reading {
             Ok(text) => {
                 let mut hasher = DefaultHasher::new();
                 text.hash(&mut hasher);
-                Reading::Text {
-                    text,
-                    hash: hasher.finish(),
-                }
+                Reading::Text { text, hash: hasher.finish() }
             }
             Err(error) => Reading::Unreadable(format!("not UTF-8 text: {error}")),
         },
@@ -53,15 +50,10 @@ pub(super) fn read(path: &Path) -> Reading {
 
 /// The stamp of a regular file; none for anything else.
 pub(super) fn stamp(path: &Path) -> Option<Stamp> {
-    path.metadata().ok().filter(Metadata::is_file).map(|m| {
-        (
-            m.dev(),
-            m.ino(),
-            m.len(),
-            (m.mtime(), m.mtime_nsec()),
-            (m.ctime(), m.ctime_nsec()),
-        )
-    })
+    path.metadata()
+        .ok()
+        .filter(Metadata::is_file)
+        .map(|m| (m.dev(), m.ino(), m.len(), (m.mtime(), m.mtime_nsec()), (m.ctime(), m.ctime_nsec())))
 }
 
 /// None for directories, pipes and the like, which are not opened.
@@ -72,10 +64,7 @@ fn read_bytes(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_SIZE + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_SIZE {
-        return Err(io::Error::new(
-            io::ErrorKind::FileTooLarge,
-            format!("larger than {MAX_SIZE} bytes"),
-        ));
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {MAX_SIZE} bytes")));
     }
     Ok(Some(bytes))
 }

@@ -36,24 +36,13 @@ pub(crate) fn may_install() -> bool {
 
 /// Asks apt for the state of `names`.
 pub(crate) fn policy<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Packages> {
-    let text = apt("apt-cache")
-        .arg("policy")
-        .args(names)
-        .read()
-        .context("cannot ask apt for packages")?;
+    let text = apt("apt-cache").arg("policy").args(names).read().context("cannot ask apt for packages")?;
     Ok(parse_policy(&text))
 }
 
 /// The LLVM major that installing `package` brings along, told by its dependency on libllvmN.
 pub(crate) fn llvm_of(package: &str) -> Option<u32> {
-    let only_depends = [
-        "recommends",
-        "suggests",
-        "conflicts",
-        "breaks",
-        "replaces",
-        "enhances",
-    ];
+    let only_depends = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"];
     let text = apt("apt-cache")
         .args(["depends", "--recurse"])
         .args(only_depends.iter().map(|kind| format!("--no-{kind}")))
@@ -66,10 +55,7 @@ pub(crate) fn llvm_of(package: &str) -> Option<u32> {
 /// Fetches the lists of packages.
 pub(crate) fn update() -> Result<()> {
     let mut progress = Progress::start("apt-get update");
-    let done = apt("apt-get")
-        .arg("update")
-        .limit(LIMIT)
-        .check(&mut |line| progress.line(line));
+    let done = apt("apt-get").arg("update").limit(LIMIT).check(&mut |line| progress.line(line));
     progress.end(if done.is_ok() { "done" } else { "FAILED" });
     done.map(drop)
 }
@@ -78,13 +64,7 @@ pub(crate) fn update() -> Result<()> {
 pub(crate) fn install(names: &[String]) -> Result<()> {
     let mut progress = Progress::start(&format!("apt-get install {}", names.join(" ")));
     let done = apt("apt-get")
-        .args([
-            "install",
-            "--yes",
-            "--no-install-recommends",
-            "--no-remove",
-            "-oDPkg::Lock::Timeout=300",
-        ])
+        .args(["install", "--yes", "--no-install-recommends", "--no-remove", "-oDPkg::Lock::Timeout=300"])
         .args(names)
         .limit(LIMIT)
         .check(&mut |line| progress.line(line));
@@ -99,9 +79,7 @@ pub(crate) fn command(names: &[String]) -> String {
 
 fn apt(program: &str) -> Run {
     // The output is read, so it must not be translated, and no package may ask anything.
-    Run::new(program)
-        .env("LC_ALL", "C")
-        .env("DEBIAN_FRONTEND", "noninteractive")
+    Run::new(program).env("LC_ALL", "C").env("DEBIAN_FRONTEND", "noninteractive")
 }
 
 /// Reads the output of `apt-cache policy NAME...`.
@@ -128,9 +106,7 @@ fn version_or_none(version: &str) -> Option<String> {
 
 /// The highest N of the packages libllvmN named in the output of `apt-cache depends`.
 fn parse_llvm(text: &str) -> Option<u32> {
-    let names = text
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("Depends: libllvm"));
+    let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: libllvm"));
     names.filter_map(|number| number.parse().ok()).max()
 }
 
@@ -162,10 +138,7 @@ linux-tools-common:
     fn policy_tells_installed_and_candidate_versions() {
         let packages = parse_policy(POLICY);
         assert_eq!(packages["rustc-web"].installed, None);
-        assert_eq!(
-            packages["rustc-web"].candidate.as_deref(),
-            Some("1.96.0+dfsg1-1~deb12u2")
-        );
+        assert_eq!(packages["rustc-web"].candidate.as_deref(), Some("1.96.0+dfsg1-1~deb12u2"));
         assert_eq!(packages["bpftool"].installed.as_deref(), Some("7.1.0+6.1.192-2"));
         assert_eq!(packages["linux-tools-common"], Package::default());
         assert_eq!(packages.len(), 3);

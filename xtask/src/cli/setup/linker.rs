@@ -22,14 +22,7 @@ pub(crate) fn install(llvm: u32) -> Result<()> {
 
 fn command(llvm: u32) -> Run {
     steps::cargo(LIMIT)
-        .args([
-            "install",
-            "bpf-linker",
-            "--version",
-            BPF_LINKER,
-            "--locked",
-            "--no-default-features",
-        ])
+        .args(["install", "bpf-linker", "--version", BPF_LINKER, "--locked", "--no-default-features"])
         .args(["--features", &format!("llvm-{llvm}"), "--root"])
         .arg(linker_root(llvm))
         .env("LLVM_PREFIX", format!("/usr/lib/llvm-{llvm}"))
@@ -39,9 +32,7 @@ fn command(llvm: u32) -> Run {
 
 /// Whether the linker, the first file of the stamp, still runs: the LLVM it loads may have been removed.
 pub(crate) fn still_runs(files: &[PathBuf]) -> bool {
-    files
-        .first()
-        .is_some_and(|linker| Run::new(linker).arg("--version").read().is_ok())
+    files.first().is_some_and(|linker| Run::new(linker).arg("--version").read().is_ok())
 }
 
 #[cfg(test)]

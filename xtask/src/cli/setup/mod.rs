@@ -33,11 +33,7 @@ pub(crate) fn run() -> Result<()> {
     ensure()?;
     let toolchain = toolchain::find()?;
     println!("compiler  {}", toolchain.compiler.rustc.display());
-    println!(
-        "linker    {} (LLVM {})",
-        toolchain.linker.path.display(),
-        toolchain.linker.llvm
-    );
+    println!("linker    {} (LLVM {})", toolchain.linker.path.display(), toolchain.linker.llvm);
     for tool in &TOOLS {
         println!("{:<9} {}", tool.name, tool.find().unwrap_or_default().display());
     }
@@ -91,13 +87,11 @@ fn install_packages(needs: &Needs) -> Result<()> {
         bail!("{}", by_hand(needs, Some(&names)));
     }
     // Lists that are too old name packages that the mirror has replaced.
-    apt::install(&names).or_else(|error| {
-        if apt::update().is_ok() {
-            apt::install(&names)
-        } else {
-            Err(error)
-        }
-    })
+    apt::install(&names).or_else(
+        |error| {
+            if apt::update().is_ok() { apt::install(&names) } else { Err(error) }
+        },
+    )
 }
 
 fn apt_knows() -> Result<Packages> {
@@ -127,10 +121,7 @@ fn toolchain_packages(survey: &Survey, known: &Packages) -> Result<Vec<String>> 
     let llvm = apt::llvm_of(&pair.compiler)
         .with_context(|| format!("cannot tell the LLVM of the package {}", pair.compiler))?;
     if !packages::can_link(known, llvm) {
-        bail!(
-            "apt has no llvm-{llvm}-dev to build a bpf-linker for {} with",
-            pair.compiler
-        );
+        bail!("apt has no llvm-{llvm}-dev to build a bpf-linker for {} with", pair.compiler);
     }
     Ok([vec![pair.compiler, pair.source], packages::linker_libraries(llvm)].concat())
 }
@@ -138,18 +129,13 @@ fn toolchain_packages(survey: &Survey, known: &Packages) -> Result<Vec<String>> 
 /// The first compiler for which a linker can be built.
 fn choose<'a>(survey: &'a Survey, known: Option<&Packages>) -> Option<&'a Compiler> {
     let can_link = |llvm| known.is_some_and(|known| packages::can_link(known, llvm));
-    survey
-        .compilers
-        .iter()
-        .find(|compiler| can_link(compiler.version.llvm))
+    survey.compilers.iter().find(|compiler| can_link(compiler.version.llvm))
 }
 
 /// Adds a part of the toolchain that only `cargo xtask test` runs: without it that fails, and all else works.
 fn add_component(name: &str) {
     let mut progress = Progress::start(&format!("rustup component add {name}"));
-    let run = Run::new("rustup")
-        .args(["component", "add", name])
-        .limit(DOWNLOAD);
+    let run = Run::new("rustup").args(["component", "add", name]).limit(DOWNLOAD);
     let added = run.check(&mut |line| progress.line(line));
     if let Err(error) = &added {
         progress.keep(&format!("`cargo xtask test` will fail without {name}: {error:#}"));
@@ -181,12 +167,7 @@ fn by_hand(needs: &Needs, names: Option<&[String]>) -> String {
             llvms.end()
         ));
     }
-    lines.extend(
-        needs
-            .tools
-            .iter()
-            .map(|tool| format!("  {}: {}", tool.name, tool.why)),
-    );
+    lines.extend(needs.tools.iter().map(|tool| format!("  {}: {}", tool.name, tool.why)));
     lines.join("\n")
 }
 
@@ -212,11 +193,7 @@ impl Needs {
         for tool in &TOOLS {
             files.push(search::program(tool.name).filter(|_| !self.tools.contains(&tool))?);
         }
-        files.extend(
-            COMPONENTS
-                .iter()
-                .filter_map(|(_, program)| tools::component(program)),
-        );
+        files.extend(COMPONENTS.iter().filter_map(|(_, program)| tools::component(program)));
         Some(files)
     }
 
@@ -227,14 +204,10 @@ impl Needs {
             lines.push(self.survey.explain());
         }
         lines.extend(
-            self.tools
-                .iter()
-                .map(|tool| format!("{} is missing or does not run: {}", tool.name, tool.why)),
+            self.tools.iter().map(|tool| format!("{} is missing or does not run: {}", tool.name, tool.why)),
         );
         lines.extend(
-            self.components
-                .iter()
-                .map(|name| format!("{name} is missing: `cargo xtask test` runs it")),
+            self.components.iter().map(|name| format!("{name} is missing: `cargo xtask test` runs it")),
         );
         lines.join("\n")
     }

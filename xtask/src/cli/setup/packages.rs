@@ -15,10 +15,8 @@ pub(crate) struct CompilerPackages {
 
 /// Compilers that distributions have: Debian's for browsers, which is new; the default one; Ubuntu's by release.
 pub(crate) fn compilers() -> Vec<CompilerPackages> {
-    let pair = |compiler: &str, source: &str| CompilerPackages {
-        compiler: compiler.into(),
-        source: source.into(),
-    };
+    let pair =
+        |compiler: &str, source: &str| CompilerPackages { compiler: compiler.into(), source: source.into() };
     let mut pairs = vec![pair("rustc-web", "rust-web-src"), pair("rustc", "rust-src")];
     let releases = (95..120).rev();
     pairs.extend(releases.map(|minor| pair(&format!("rustc-1.{minor}"), &format!("rust-1.{minor}-src"))));
@@ -37,14 +35,10 @@ pub(crate) fn linker_libraries(llvm: u32) -> Vec<String> {
 
 /// Every package that setup may want to know about.
 pub(crate) fn all(tools: &[Tool]) -> Vec<String> {
-    let compilers = compilers()
-        .into_iter()
-        .flat_map(|pair| [pair.compiler, pair.source]);
+    let compilers = compilers().into_iter().flat_map(|pair| [pair.compiler, pair.source]);
     let libraries = BPF_LINKER_LLVMS.flat_map(linker_libraries);
-    let tools = tools
-        .iter()
-        .flat_map(|tool| tool.packages.iter().copied().flatten())
-        .map(|&name| name.to_owned());
+    let tools =
+        tools.iter().flat_map(|tool| tool.packages.iter().copied().flatten()).map(|&name| name.to_owned());
     compilers.chain(libraries).chain(tools).collect()
 }
 
@@ -55,10 +49,8 @@ pub(crate) fn compiler(packages: &Packages, oldest: (u32, u32)) -> Option<Compil
         let source = packages.get(&pair.source)?.candidate.as_deref()?;
         (compiler == source && release(compiler)? >= oldest).then_some(())
     };
-    let mut fitting: Vec<CompilerPackages> = compilers()
-        .into_iter()
-        .filter(|pair| fits(pair).is_some())
-        .collect();
+    let mut fitting: Vec<CompilerPackages> =
+        compilers().into_iter().filter(|pair| fits(pair).is_some()).collect();
     fitting.sort_by_key(|pair| !is_installed(packages, &pair.compiler));
     fitting.into_iter().next()
 }
@@ -66,9 +58,7 @@ pub(crate) fn compiler(packages: &Packages, oldest: (u32, u32)) -> Option<Compil
 /// Whether apt has, or has installed, all that a bpf-linker with this LLVM is built with.
 pub(crate) fn can_link(packages: &Packages, llvm: u32) -> bool {
     BPF_LINKER_LLVMS.contains(&llvm)
-        && linker_libraries(llvm)
-            .iter()
-            .all(|name| wanted(packages, name).is_some())
+        && linker_libraries(llvm).iter().all(|name| wanted(packages, name).is_some())
 }
 
 /// The packages that bring a tool.
@@ -90,9 +80,7 @@ pub(crate) fn missing(packages: &Packages, names: Vec<String>) -> Vec<String> {
 }
 
 fn is_installed(packages: &Packages, name: &str) -> bool {
-    packages
-        .get(name)
-        .is_some_and(|package| package.installed.is_some())
+    packages.get(name).is_some_and(|package| package.installed.is_some())
 }
 
 /// The version there would be after an install: an installed package is not upgraded unless asked for.
@@ -115,10 +103,8 @@ mod tests {
 
     fn apt(lines: &[(&str, Option<&str>, &str)]) -> Packages {
         let package = |&(name, installed, candidate): &(&str, Option<&str>, &str)| {
-            let package = Package {
-                installed: installed.map(str::to_owned),
-                candidate: Some(candidate.to_owned()),
-            };
+            let package =
+                Package { installed: installed.map(str::to_owned), candidate: Some(candidate.to_owned()) };
             (name.to_owned(), package)
         };
         lines.iter().map(package).collect()
@@ -163,10 +149,7 @@ mod tests {
 
     #[test]
     fn old_compilers_and_sources_of_another_version_do_not_do() {
-        let old = apt(&[
-            ("rustc", None, "1.85.0+dfsg3-1"),
-            ("rust-src", None, "1.85.0+dfsg3-1"),
-        ]);
+        let old = apt(&[("rustc", None, "1.85.0+dfsg3-1"), ("rust-src", None, "1.85.0+dfsg3-1")]);
         assert_eq!(compiler(&old, (1, 95)), None);
         let apart = apt(&[("rustc-web", Some("1.95.0-1"), WEB), ("rust-web-src", None, WEB)]);
         assert_eq!(compiler(&apart, (1, 95)), None);
@@ -174,14 +157,8 @@ mod tests {
 
     #[test]
     fn a_linker_needs_an_llvm_that_apt_has_and_bpf_linker_knows() {
-        let libraries = [
-            "llvm-22-dev",
-            "libpolly-22-dev",
-            "libzstd-dev",
-            "zlib1g-dev",
-            "llvm-14-dev",
-            "libpolly-14-dev",
-        ];
+        let libraries =
+            ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "zlib1g-dev", "llvm-14-dev", "libpolly-14-dev"];
         let packages = apt(&libraries.map(|name| (name, None, "1")));
         assert!(can_link(&packages, 22));
         assert!(!can_link(&packages, 23), "apt has no llvm-23-dev");
@@ -191,14 +168,8 @@ mod tests {
     #[test]
     fn a_tool_comes_from_the_first_packages_that_all_exist() {
         let bpftool = &TOOLS[0];
-        let ubuntu = apt(&[
-            ("linux-tools-common", None, "6.8"),
-            ("linux-tools-generic", None, "6.8"),
-        ]);
-        assert_eq!(
-            tool(&ubuntu, bpftool).unwrap(),
-            ["linux-tools-common", "linux-tools-generic"]
-        );
+        let ubuntu = apt(&[("linux-tools-common", None, "6.8"), ("linux-tools-generic", None, "6.8")]);
+        assert_eq!(tool(&ubuntu, bpftool).unwrap(), ["linux-tools-common", "linux-tools-generic"]);
         let debian = apt(&[("bpftool", None, "7.1")]);
         assert_eq!(tool(&debian, bpftool).unwrap(), ["bpftool"]);
         assert_eq!(tool(&Packages::new(), bpftool), None);
@@ -207,10 +178,7 @@ mod tests {
     #[test]
     fn installed_packages_and_repetitions_are_left_out() {
         let packages = apt(&[("a", Some("1"), "1"), ("b", None, "1")]);
-        assert_eq!(
-            missing(&packages, vec!["a".into(), "b".into(), "b".into()]),
-            ["b"]
-        );
+        assert_eq!(missing(&packages, vec!["a".into(), "b".into(), "b".into()]), ["b"]);
     }
 
     #[test]

@@ -104,9 +104,7 @@ mod tests {
     #[test]
     fn a_file_that_vanished_is_named() {
         let folder = Folder::new("vanished");
-        let error = write(&folder.0.join("stamp"), &[folder.0.join("gone")])
-            .unwrap_err()
-            .to_string();
+        let error = write(&folder.0.join("stamp"), &[folder.0.join("gone")]).unwrap_err().to_string();
         assert!(error.contains("gone"), "{error}");
     }
 }

@@ -62,11 +62,7 @@ mod tests {
 
     #[test]
     fn every_tool_has_a_package() {
-        assert!(
-            TOOLS
-                .iter()
-                .all(|tool| tool.packages.iter().any(|list| !list.is_empty()))
-        );
+        assert!(TOOLS.iter().all(|tool| tool.packages.iter().any(|list| !list.is_empty())));
     }
 
     #[test]

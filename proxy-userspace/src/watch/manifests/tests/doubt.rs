@@ -38,8 +38,7 @@ impl Slow {
 
     /// What follows from news of the file.
     fn news(&mut self, read: bool, writing: Option<bool>) -> Vec<String> {
-        self.directory
-            .file_news("a.yaml".as_ref(), FileNews { read, writing }, self.now);
+        self.directory.file_news("a.yaml".as_ref(), FileNews { read, writing }, self.now);
         self.changes()
     }
 
@@ -85,10 +84,7 @@ fn a_file_written_in_place_is_not_believed_while_it_is_written() {
     assert_eq!(slow.news(false, Some(true)), NOTHING);
     assert_eq!(slow.news(true, None), NOTHING);
     assert_eq!(slow.after(500), NOTHING);
-    assert_eq!(
-        slow.write(&both.replace("port: 1", "port: 2")),
-        ["Service + a:2", "Service + b:2"]
-    );
+    assert_eq!(slow.write(&both.replace("port: 1", "port: 2")), ["Service + a:2", "Service + b:2"]);
     assert_eq!(slow.after(5000), NOTHING);
 }
 

@@ -36,13 +36,7 @@ impl Scene {
         let status = source.status();
         let (tx, events) = mpsc::channel(16);
         let source = tokio::spawn(async move { source.run(tx).await.unwrap() });
-        let mut scene = Self {
-            root,
-            events,
-            status,
-            source,
-            log: Vec::new(),
-        };
+        let mut scene = Self { root, events, status, source, log: Vec::new() };
         scene.events(3).await;
         scene.status.wait_for(WatchStatus::synced).await.unwrap();
         scene
@@ -60,9 +54,7 @@ impl Scene {
     async fn events(&mut self, number: usize) -> Vec<String> {
         for _ in 0..number {
             let event = timeout(DEADLINE, self.events.recv()).await;
-            let event = event
-                .unwrap_or_else(|_| panic!("no event; so far {:?}", self.log))
-                .unwrap();
+            let event = event.unwrap_or_else(|_| panic!("no event; so far {:?}", self.log)).unwrap();
             self.log.push(brief(&event));
         }
         self.log.split_off(self.log.len() - number)
@@ -70,10 +62,7 @@ impl Scene {
 
     async fn error(&mut self, holds: impl Fn(&str) -> bool) -> String {
         let told = |status: &WatchStatus| holds(status.services.last_error.as_deref().unwrap_or_default());
-        let status = timeout(DEADLINE, self.status.wait_for(told))
-            .await
-            .unwrap()
-            .unwrap();
+        let status = timeout(DEADLINE, self.status.wait_for(told)).await.unwrap().unwrap();
         status.services.last_error.clone().unwrap_or_default()
     }
 }
@@ -88,10 +77,9 @@ impl Drop for Scene {
 fn brief(event: &WatchEvent) -> String {
     fn text<T>(kind: &str, delta: &Delta<T>, object: impl Fn(&T) -> String) -> String {
         match delta {
-            Delta::Replace(list) => format!(
-                "{kind} = {}",
-                list.iter().map(object).collect::<Vec<_>>().join(" ")
-            ),
+            Delta::Replace(list) => {
+                format!("{kind} = {}", list.iter().map(object).collect::<Vec<_>>().join(" "))
+            }
             Delta::Apply(changed) => format!("{kind} + {}", object(changed)),
             Delta::Delete(name) => format!("{kind} - {}", name.name),
         }
@@ -137,12 +125,8 @@ async fn yaml_json_and_lists_are_read_and_other_kinds_and_files_ignored() {
     );
     let typed = r#"{"kind": "NodeList", "apiVersion": "v1", "items": [{"metadata": {"name": "m"}}]}"#;
     let knative = "apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: k}\ndata: {1: one}\n";
-    let mixed = documents(&[
-        "# nothing here\n".to_owned(),
-        service("a", 1),
-        knative.to_owned(),
-        service("b", 2),
-    ]);
+    let mixed =
+        documents(&["# nothing here\n".to_owned(), service("a", 1), knative.to_owned(), service("b", 2)]);
     let root = Scene::start(&[
         ("a.yaml", &mixed),
         ("l.yml", &list),
@@ -157,38 +141,19 @@ async fn yaml_json_and_lists_are_read_and_other_kinds_and_files_ignored() {
     directory.load(Instant::now()).unwrap();
     let events = initial_events(&mut directory);
     let texts: Vec<String> = events.iter().map(brief).collect();
-    assert_eq!(
-        texts,
-        ["Node = m n", "EndpointSlice = s", "Service = a:1 b:2 l:3"]
-    );
+    assert_eq!(texts, ["Node = m n", "EndpointSlice = s", "Service = a:1 b:2 l:3"]);
 }
 
 #[tokio::test]
 async fn only_what_changed_is_told_endpoints_first_and_removals_last() {
     let before = documents(&[service("a", 1), service("b", 2), service("c", 3)]);
     let mut scene = Scene::start(&[("x.yaml", &before)]).await;
-    let after = documents(&[
-        service("d", 4),
-        service("b", 2),
-        service("c", 33),
-        SLICE.to_owned(),
-    ]);
+    let after = documents(&[service("d", 4), service("b", 2), service("c", 33), SLICE.to_owned()]);
     scene.write("x.yaml", &after);
     let events = scene.events(4).await;
-    assert_eq!(
-        events,
-        [
-            "EndpointSlice + s",
-            "Service + c:33",
-            "Service + d:4",
-            "Service - a"
-        ]
-    );
+    assert_eq!(events, ["EndpointSlice + s", "Service + c:33", "Service + d:4", "Service - a"]);
     fs::remove_file(scene.path("x.yaml")).unwrap();
-    assert_eq!(
-        scene.events(4).await,
-        ["Service - b", "Service - c", "Service - d", "EndpointSlice - s"]
-    );
+    assert_eq!(scene.events(4).await, ["Service - b", "Service - c", "Service - d", "EndpointSlice - s"]);
 }
 
 #[tokio::test]
@@ -245,10 +210,7 @@ async fn a_value_of_the_wrong_type_is_named_by_document_and_path() {
 async fn a_file_that_does_not_parse_keeps_what_cannot_be_told_from_it() {
     let mut scene = Scene::start(&[("a.yaml", &documents(&[service("a", 1), service("b", 1)]))]).await;
     // Half of the second document is there.
-    scene.write(
-        "a.yaml",
-        &format!("{}---\nkind: Service\nmetadata: {{name: ", service("a", 2)),
-    );
+    scene.write("a.yaml", &format!("{}---\nkind: Service\nmetadata: {{name: ", service("a", 2)));
     assert_eq!(scene.events(1).await, ["Service + a:2"]);
     let error = scene.error(|error| error.contains("document 2")).await;
     assert!(error.contains("line"), "{error}");
@@ -296,10 +258,7 @@ async fn the_first_of_two_files_with_the_same_object_counts() {
 async fn labels_that_name_another_proxy_take_a_service_away() {
     let mut scene = Scene::start(&[("a.yaml", &service("a", 1))]).await;
     let labels = "  labels: {service.kubernetes.io/service-proxy-name: other}\n";
-    scene.write(
-        "a.yaml",
-        &service("a", 1).replace("spec:\n", &format!("{labels}spec:\n")),
-    );
+    scene.write("a.yaml", &service("a", 1).replace("spec:\n", &format!("{labels}spec:\n")));
     assert_eq!(scene.events(1).await, ["Service - a"]);
 }
 
@@ -327,14 +286,8 @@ async fn a_config_map_volume_is_followed_through_its_data_link() {
 #[tokio::test]
 async fn a_directory_that_is_not_there_is_named_in_the_error() {
     let (tx, _rx) = mpsc::channel(1);
-    let error = ManifestSource::new("/nonexistent/manifests")
-        .run(tx)
-        .await
-        .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "cannot open manifests directory /nonexistent/manifests"
-    );
+    let error = ManifestSource::new("/nonexistent/manifests").run(tx).await.unwrap_err();
+    assert_eq!(error.to_string(), "cannot open manifests directory /nonexistent/manifests");
 }
 
 #[tokio::test]

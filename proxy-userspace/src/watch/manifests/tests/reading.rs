@@ -72,19 +72,11 @@ fn keys_that_are_numbers_are_text_and_merged_maps_are_merged() {
 
 #[test]
 fn namespaces_tell_objects_apart() {
-    let text = documents(&[
-        service("a", 1),
-        service("a", 2).replace("  name: a", "  name: a\n  namespace: other"),
-    ]);
+    let text =
+        documents(&[service("a", 1), service("a", 2).replace("  name: a", "  name: a\n  namespace: other")]);
     let contents = read(&text, false);
     let names: Vec<&NamespacedName> = contents.objects.keys().map(|key| &key.name).collect();
-    assert_eq!(
-        names,
-        [
-            &NamespacedName::new("default", "a"),
-            &NamespacedName::new("other", "a")
-        ]
-    );
+    assert_eq!(names, [&NamespacedName::new("default", "a"), &NamespacedName::new("other", "a")]);
     assert!(contents.errors.is_empty());
 }
 
@@ -100,15 +92,8 @@ fn an_object_that_is_twice_in_a_file_counts_once_and_is_named() {
 fn versions_and_names_that_cannot_be_used_are_named() {
     let old = SLICE.replace("/v1", "/v1beta1");
     let nameless = "apiVersion: v1\nkind: Service\n".to_owned();
-    let contents = read(
-        &documents(&[
-            old,
-            nameless,
-            "metadata: {name: x}\n".to_owned(),
-            "- 1\n".to_owned(),
-        ]),
-        false,
-    );
+    let contents =
+        read(&documents(&[old, nameless, "metadata: {name: x}\n".to_owned(), "- 1\n".to_owned()]), false);
     let errors: Vec<String> = contents.errors.iter().map(ToString::to_string).collect();
     assert_eq!(
         errors,
