@@ -6,6 +6,7 @@
 pub mod config;
 pub mod dataplane;
 pub mod health;
+pub mod inspect;
 pub mod kernel;
 pub mod metrics;
 pub mod model;

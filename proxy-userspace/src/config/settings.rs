@@ -95,7 +95,7 @@ impl Settings {
                 self.values.insert(field.path, setting);
             }
             Err(()) => {
-                self.problem(field.path.into(), written(yaml), format!("must be {}", field.kind.allowed()))
+                self.problem(field.path.into(), written(yaml), format!("must be {}", field.kind.allowed()));
             }
         }
     }

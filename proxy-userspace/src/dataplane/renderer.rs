@@ -81,10 +81,8 @@ where
         };
         let plan = D::plan(state, snapshot, dirty);
         let operations = plan.len();
-        if operations == 0 {
-            return Ok(0);
-        }
         tracing::trace!(?plan, "applying");
+        // Also a plan without changes: it may tell the state what it could not read from the kernel.
         self.dataplane
             .apply(state, plan)
             .map_err(|source| RenderError::Apply { operations, source: source.into() })?;

@@ -39,11 +39,22 @@ pub(super) struct Pace {
     last_full: Option<Instant>,
     failures: u32,
     retry_at: Option<Instant>,
+    /// When something new may be tried after a failure, sooner than the retry: one Service that cannot be programmed must
+    /// not keep the others waiting.
+    retry_new_at: Option<Instant>,
 }
 
 impl Pace {
     pub(super) fn new(periods: SyncPeriods) -> Self {
-        Self { periods, queued: false, paid_at: None, last_full: None, failures: 0, retry_at: None }
+        Self {
+            periods,
+            queued: false,
+            paid_at: None,
+            last_full: None,
+            failures: 0,
+            retry_at: None,
+            retry_new_at: None,
+        }
     }
 
     /// Something may have changed. True if nothing was queued before.
@@ -54,7 +65,8 @@ impl Pace {
     /// When to look again if nothing else happens.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         if self.retry_at.is_some() {
-            return self.retry_at;
+            let new = self.retry_new_at.filter(|_| self.queued);
+            return self.retry_at.into_iter().chain(new).min();
         }
         let reverify = self.last_full.map(|last| last + self.periods.sync_period);
         if !self.queued {
@@ -73,7 +85,8 @@ impl Pace {
     pub(super) fn due(&self, now: Instant) -> Due {
         let passed = |time: Instant| time <= now;
         if let Some(retry_at) = self.retry_at {
-            return if passed(retry_at) { Due::Everything } else { Due::Nothing };
+            let something_new = self.queued && self.retry_new_at.is_none_or(passed);
+            return if passed(retry_at) || something_new { Due::Everything } else { Due::Nothing };
         }
         if self.last_full.is_some_and(|last| passed(last + self.periods.sync_period)) {
             return Due::Everything;
@@ -87,6 +100,7 @@ impl Pace {
         self.queued = false;
         self.failures = 0;
         self.retry_at = None;
+        self.retry_new_at = None;
         if extent == SyncExtent::Full {
             self.last_full = Some(started);
         }
@@ -103,7 +117,9 @@ impl Pace {
         let pause = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(longest);
         let pause = pause.mul_f64(1.0 - JITTER * fastrand::f64());
         self.failures = self.failures.saturating_add(1);
+        self.queued = false;
         self.retry_at = Some(started + pause);
+        self.retry_new_at = Some(started + FIRST_RETRY);
         pause
     }
 }
@@ -158,9 +174,22 @@ mod tests {
         assert!(pauses[3] > pauses[0] * 4, "{pauses:?}");
         assert!(pauses.iter().all(|pause| *pause <= LONGEST_RETRY));
         assert!(pauses[39] >= LONGEST_RETRY.mul_f64(0.79));
-        pace.queue();
-        assert_eq!(pace.due(start), Due::Nothing, "changes wait for the retry");
         assert_eq!(pace.due(start + LONGEST_RETRY), Due::Everything);
+    }
+
+    #[test]
+    fn a_change_after_a_failure_does_not_wait_for_the_retry() {
+        let start = Instant::now();
+        let mut pace = pace();
+        for _ in 0..10 {
+            pace.queue();
+            pace.failed(start);
+        }
+        assert_eq!(pace.due(start + FIRST_RETRY), Due::Nothing, "nothing new");
+        pace.queue();
+        assert_eq!(pace.due(start), Due::Nothing, "not at any rate either");
+        assert_eq!(pace.wake_at(), Some(start + FIRST_RETRY));
+        assert_eq!(pace.due(start + FIRST_RETRY), Due::Everything);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
 
 use proxy_userspace::{
     dataplane::{
-        Dataplane as _, PlanSize as _,
+        Dataplane as _, PlanSize as _, Renderer as _, Rendering,
         ebpf::{Ebpf, Step},
     },
     model::{Dirty, Protocol},
@@ -96,4 +96,20 @@ fn a_change_writes_what_belongs_to_its_service_however_many_others_there_are() {
     }
     // Three new slots, one switch, four old slots.
     assert_eq!(written, [8, 8]);
+}
+
+#[test]
+fn a_service_that_goes_after_the_kernel_was_read_anew_goes_from_the_maps() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.12:80", &[endpoint]);
+    let mut rendering = Rendering::new(bench.dataplane.take().expect("running"));
+    let everything = Dirty::everything();
+    rendering.render(&bench.snapshot, &everything).expect("take over");
+    rendering.observe().expect("read anew");
+    assert_eq!(rendering.render(&bench.snapshot, &everything).expect("compare"), 0, "nothing had changed");
+    let gone = key(&vip.to_string(), Protocol::Tcp, vip.ip());
+    bench.snapshot.ports.remove(&gone);
+    let dirty = Dirty { ports: [gone].into(), ..Dirty::default() };
+    assert_eq!(rendering.render(&bench.snapshot, &dirty).expect("remove"), 2, "the destination and its slot");
 }

@@ -11,6 +11,7 @@ mod tests;
 
 use std::{collections::HashSet, path::PathBuf};
 
+pub(crate) use self::translate::proto;
 pub use self::{
     maps::MapSizes,
     plan::{Plan, Range, Step},

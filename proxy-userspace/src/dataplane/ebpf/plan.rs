@@ -8,14 +8,17 @@ use std::collections::{BTreeSet, HashSet};
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use proxy_common::{
-    Addr, Proto,
+    Addr,
     layout::{Endpoint, EndpointKey, List, MemberKey, ServiceKey, ServiceValue, SourceRange},
 };
 
-use super::{state::State, translate};
+use super::{
+    state::State,
+    translate::{self, proto},
+};
 use crate::{
     dataplane::PlanSize,
-    model::{Dirty, IpFamily, NodeView, Protocol, ResolvedPort, ServicePortKey, Snapshot},
+    model::{Dirty, IpFamily, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
 
 /// A source range of a Service. Prefix bits count from the start of the mapped form: 96 more for IPv4.
@@ -315,14 +318,6 @@ impl<'a> Planner<'a> {
                 self.remove_all(service);
             }
         }
-    }
-}
-
-const fn proto(protocol: Protocol) -> Proto {
-    match protocol {
-        Protocol::Tcp => Proto::Tcp,
-        Protocol::Udp => Proto::Udp,
-        Protocol::Sctp => Proto::Sctp,
     }
 }
 

@@ -12,6 +12,15 @@ use crate::model::{
     TrafficPolicy, WhenEmpty,
 };
 
+/// A protocol as the maps number it.
+pub(crate) const fn proto(protocol: Protocol) -> Proto {
+    match protocol {
+        Protocol::Tcp => Proto::Tcp,
+        Protocol::Udp => Proto::Udp,
+        Protocol::Sctp => Proto::Sctp,
+    }
+}
+
 /// The key of a destination.
 pub(super) fn service_key(frontend: &Frontend, family: IpFamily, proto: Proto) -> ServiceKey {
     let addr = frontend.address.map_or(any(family), Addr::from);

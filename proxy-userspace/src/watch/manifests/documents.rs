@@ -214,7 +214,7 @@ impl Document {
         }
         match object_kind {
             ObjectKind::Service => {
-                self.decoded(prefix, object_kind, key.as_ref(), value, Object::Service, contents)
+                self.decoded(prefix, object_kind, key.as_ref(), value, Object::Service, contents);
             }
             ObjectKind::EndpointSlice => {
                 self.decoded(prefix, object_kind, key.as_ref(), value, Object::EndpointSlice, contents);
