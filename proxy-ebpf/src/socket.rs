@@ -47,25 +47,21 @@ impl Outcome {
 /// A process connects a socket.
 #[inline(always)]
 pub fn connect<F: Family>(ctx: &SockAddr) -> Outcome {
-    let Some(proto) = Proto::from_number(ctx.protocol()) else {
-        return Outcome::Proceed;
-    };
+    let Some(proto) = Proto::from_number(ctx.protocol()) else { return Outcome::Proceed };
     let dialled = ctx.address::<F>();
-    let Some(service) = find(ctx, &dialled, proto) else {
-        forget(ctx, proto);
-        return Outcome::Proceed;
-    };
-    let slots = match admit::<F>(ctx, &service) {
-        Ok(slots) => slots,
-        Err(outcome) => return outcome,
-    };
-    // A slot that is not there was replaced between two reads: the caller sees what it would have seen without it.
-    let Some(endpoint) = service::choose(&service, slots, || ctx.netns()) else {
-        return Outcome::Fail(ECONNREFUSED);
-    };
-    remember(ctx, proto, &service, Connection { dialled, endpoint });
-    ctx.set_address::<F>(&endpoint);
-    Outcome::Proceed
+    let choose = |service: &ServiceValue, slots| service::choose(service, slots, || ctx.netns());
+    match resolve::<F>(ctx, &dialled, proto, choose) {
+        Resolution::NoService => {
+            forget(ctx, proto);
+            Outcome::Proceed
+        }
+        Resolution::Ended(outcome) => outcome,
+        Resolution::Endpoint { service, endpoint } => {
+            remember(ctx, proto, service, Connection { dialled, endpoint });
+            ctx.set_address::<F>(&endpoint);
+            Outcome::Proceed
+        }
+    }
 }
 
 /// A process sends a datagram from an unconnected socket.
@@ -75,18 +71,15 @@ pub fn sendmsg<F: Family>(ctx: &SockAddr) -> Outcome {
         return Outcome::Proceed;
     }
     let dialled = ctx.address::<F>();
-    let Some(service) = find(ctx, &dialled, Proto::Udp) else {
-        return Outcome::Proceed;
-    };
-    let slots = match admit::<F>(ctx, &service) {
-        Ok(slots) => slots,
-        Err(outcome) => return outcome,
-    };
-    let Some(endpoint) = flow_endpoint(ctx, &dialled, &service, slots) else {
-        return Outcome::Fail(ECONNREFUSED);
-    };
-    ctx.set_address::<F>(&endpoint);
-    Outcome::Proceed
+    let choose = |service: &ServiceValue, slots| flow_endpoint(ctx, &dialled, service, slots);
+    match resolve::<F>(ctx, &dialled, Proto::Udp, choose) {
+        Resolution::NoService => Outcome::Proceed,
+        Resolution::Ended(outcome) => outcome,
+        Resolution::Endpoint { endpoint, .. } => {
+            ctx.set_address::<F>(&endpoint);
+            Outcome::Proceed
+        }
+    }
 }
 
 /// A process received a datagram and is told from where.
@@ -114,9 +107,39 @@ pub fn getpeername<F: Family>(ctx: &SockAddr) -> Outcome {
     Outcome::Proceed
 }
 
+/// What a dialled destination comes to.
+enum Resolution {
+    /// It is no Service's.
+    NoService,
+    /// It is, and that is all there is to do.
+    Ended(Outcome),
+    /// It goes to an endpoint of this Service.
+    Endpoint { service: u32, endpoint: Endpoint },
+}
+
+/// A chosen slot may be gone: userspace switched the Service to other slots and removed the old ones between the two reads.
+/// The Service, read again, then leads to slots that are there.
+const READS: u32 = 3;
+
 #[inline(always)]
-fn find(ctx: &SockAddr, dialled: &Endpoint, proto: Proto) -> Option<ServiceValue> {
-    service::find(dialled, proto, || ctx.netns() == maps::node_netns())
+fn resolve<F: Family>(
+    ctx: &SockAddr,
+    dialled: &Endpoint,
+    proto: Proto,
+    choose: impl Fn(&ServiceValue, Slots) -> Option<Endpoint>,
+) -> Resolution {
+    for _ in 0..READS {
+        let found = service::find(dialled, proto, || ctx.netns() == maps::node_netns());
+        let Some(service) = found else { return Resolution::NoService };
+        let slots = match admit::<F>(ctx, &service) {
+            Ok(slots) => slots,
+            Err(outcome) => return Resolution::Ended(outcome),
+        };
+        if let Some(endpoint) = choose(&service, slots) {
+            return Resolution::Endpoint { service: service.service, endpoint };
+        }
+    }
+    Resolution::Ended(Outcome::Fail(ECONNREFUSED))
 }
 
 #[inline(always)]
@@ -156,11 +179,10 @@ fn flow_endpoint(
 }
 
 #[inline(always)]
-fn remember(ctx: &SockAddr, proto: Proto, service: &ServiceValue, connection: Connection) {
+fn remember(ctx: &SockAddr, proto: Proto, service: u32, connection: Connection) {
     maps::set_connection(ctx, connection);
     if proto == Proto::Udp {
-        let socket =
-            UdpSocket { netns: ctx.netns(), service: service.service, endpoint: connection.endpoint };
+        let socket = UdpSocket { netns: ctx.netns(), service, endpoint: connection.endpoint };
         maps::set_udp_socket(ctx.cookie(), &socket);
     }
 }

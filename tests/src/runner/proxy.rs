@@ -51,10 +51,16 @@ impl Proxy {
         }
     }
 
-    /// Starts it and waits until /healthz answers 200: the first full sync is in the kernel.
-    pub fn start(&mut self, world: &mut World) -> Result<()> {
+    /// Starts its process.
+    pub fn spawn(&mut self, world: &World) -> Result<()> {
         ensure!(self.running.is_none(), "the proxy runs already");
         self.running = Some(world.spawn(Host::Node1, &self.program, &self.arguments, &self.open_log()?)?);
+        Ok(())
+    }
+
+    /// Starts it and waits until /healthz answers 200: the first full sync is in the kernel.
+    pub fn start(&mut self, world: &mut World) -> Result<()> {
+        self.spawn(world)?;
         let get = Get { url: HEALTHZ.to_owned(), timeout: LOOK_FOR };
         let mut last = "no answer".to_owned();
         let healthy = Deadline::after(HEALTHY_WITHIN).poll(|| self.look(world, &get, &mut last).transpose());

@@ -103,6 +103,11 @@ impl World {
         self.agents.get_mut(&host).with_context(|| format!("{host} is not in this world"))
     }
 
+    /// Takes the agent of a host out of the world, for use beside it; it must not outlive the world.
+    pub fn lend_agent(&mut self, host: Host) -> Result<Agent> {
+        self.agents.remove(&host).with_context(|| format!("{host} is not in this world"))
+    }
+
     /// Starts a program on a host: in its namespace and its cgroup. Output goes to the end of `log`.
     pub fn spawn(&self, host: Host, program: &Path, arguments: &[String], log: &File) -> Result<Running> {
         let _being_built = BEING_BUILT.read().unwrap_or_else(PoisonError::into_inner);

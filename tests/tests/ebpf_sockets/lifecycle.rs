@@ -3,7 +3,11 @@
 use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use proxy_userspace::{
@@ -112,4 +116,35 @@ fn a_service_that_goes_after_the_kernel_was_read_anew_goes_from_the_maps() {
     bench.snapshot.ports.remove(&gone);
     let dirty = Dirty { ports: [gone].into(), ..Dirty::default() };
     assert_eq!(rendering.render(&bench.snapshot, &dirty).expect("remove"), 2, "the destination and its slot");
+}
+
+#[test]
+fn no_connection_fails_while_the_endpoints_of_its_service_change() {
+    let mut bench = Bench::new();
+    let servers = [tcp_server("127.0.0.1:0"), tcp_server("127.0.0.1:0")];
+    let mut endpoints = servers.each_ref().map(|(_, address)| *address);
+    endpoints.sort();
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.13:80", &endpoints);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (server, _) in &servers {
+            server.set_nonblocking(true).expect("nonblocking");
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    while server.accept().is_ok() {}
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+        let client = scope.spawn(|| (0..20_000).find_map(|_| TcpStream::connect(vip).err()));
+        let mut changes = 0u32;
+        while !client.is_finished() {
+            let one = changes as usize % 2;
+            bench.serve(Protocol::Tcp, "10.96.0.13:80", &endpoints[one..=one]);
+            changes += 1;
+        }
+        done.store(true, Ordering::Relaxed);
+        let failure = client.join().expect("no panic");
+        assert!(failure.is_none(), "after some of {changes} changes: {failure:?}");
+    });
 }
