@@ -61,6 +61,11 @@ pub(crate) fn conformance(what: &Conformance) -> Run {
     run
 }
 
+/// The program that kills and restarts shunt under load, built by [`build_world`].
+pub(crate) fn restarts(mode: &str) -> Run {
+    world_program("restarts", mode)
+}
+
 fn world_program(name: &str, mode: &str) -> Run {
     let release = workspace::release();
     Run::new(release.join(name)).arg("--shunt").arg(release.join("shunt")).args(["--mode", mode])

@@ -93,6 +93,12 @@ fn steps() -> Vec<Step> {
             echo: true,
             ..Step::plain("conformance", steps::conformance(&conformance).limit(LONG))
         },
+        Step {
+            count: counts::conformance_result,
+            counted: true,
+            echo: true,
+            ..Step::plain("restarts", steps::restarts("ebpf").limit(LONG))
+        },
     ]
 }
 
