@@ -46,9 +46,3 @@ fn socket_option_u64(socket: &impl AsRawFd, option: libc::c_int) -> io::Result<u
     };
     if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
-
-/// The cookie of one of our own sockets.
-#[cfg(test)]
-fn socket_cookie(socket: &impl AsRawFd) -> io::Result<sock_diag::SocketCookie> {
-    socket_option_u64(socket, libc::SO_COOKIE).map(sock_diag::SocketCookie)
-}

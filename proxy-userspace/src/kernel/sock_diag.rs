@@ -1,6 +1,6 @@
 //! Finds and destroys connected UDP sockets of a network namespace (`sock_diag` netlink, `CONFIG_INET_DIAG_DESTROY`).
 
-use std::{collections::HashSet, io};
+use std::{collections::HashSet, io, os::fd::AsRawFd};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
@@ -17,6 +17,11 @@ use super::KernelError;
 /// Identifies a socket as long as it lives; what `bpf_get_socket_cookie` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SocketCookie(pub u64);
+
+/// The cookie of one of our own sockets.
+pub fn cookie(socket: &impl AsRawFd) -> io::Result<SocketCookie> {
+    super::socket_option_u64(socket, libc::SO_COOKIE).map(SocketCookie)
+}
 
 /// How long the kernel may take for an answer.
 const ANSWER_TIMEOUT_SECONDS: libc::time_t = 2;
@@ -135,9 +140,9 @@ mod tests {
             client
         };
         let (doomed, spared) = (connect(), connect());
-        let cookie = super::super::socket_cookie(&doomed).expect("SO_COOKIE");
-        let destroyed = destroy_udp(&HashSet::from([cookie])).expect("needs CAP_NET_ADMIN");
-        assert_eq!(destroyed, [cookie]);
+        let doomed_cookie = cookie(&doomed).expect("SO_COOKIE");
+        let destroyed = destroy_udp(&HashSet::from([doomed_cookie])).expect("needs CAP_NET_ADMIN");
+        assert_eq!(destroyed, [doomed_cookie]);
         let error = doomed.send(b"x").expect_err("a destroyed socket");
         assert!(
             [libc::ECONNABORTED, libc::EDESTADDRREQ].contains(&error.raw_os_error().unwrap_or(0)),

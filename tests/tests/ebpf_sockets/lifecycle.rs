@@ -15,6 +15,7 @@ use proxy_userspace::{
         Dataplane as _, PlanSize as _, Renderer as _, Rendering,
         ebpf::{Ebpf, Step},
     },
+    kernel::netns,
     model::{Dirty, Protocol},
 };
 
@@ -147,4 +148,14 @@ fn no_connection_fails_while_the_endpoints_of_its_service_change() {
         let failure = client.join().expect("no panic");
         assert!(failure.is_none(), "after some of {changes} changes: {failure:?}");
     });
+}
+
+#[test]
+fn the_programs_tell_the_namespace_to_a_proxy_whose_kernel_does_not() {
+    let mut bench = Bench::new();
+    bench.sync(&Dirty::everything());
+    let told = bench.dataplane().ask_netns().expect("a connected socket is noted");
+    assert_eq!(Some(told), netns::current_cookie().expect("kernel 5.14 or newer"));
+    bench.state = bench.dataplane().observe().expect("observe");
+    assert_eq!(bench.sync(&Dirty::everything()), 0, "nothing of it stays in the maps");
 }

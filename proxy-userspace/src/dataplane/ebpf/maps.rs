@@ -19,6 +19,7 @@ use crate::kernel::{
     KernelError,
     bpf::{MapSpec, Object},
     netns::NetnsCookie,
+    sock_diag::SocketCookie,
 };
 
 /// Capacities. Those of the first five maps cost 16 bytes an entry while empty; the others take all their memory at once.
@@ -103,6 +104,7 @@ pub(super) struct Maps {
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
     node_addresses: HashMap<MapData, Addr, u8>,
     node: Array<MapData, NodeValue>,
+    udp_sockets: HashMap<MapData, u64, UdpSocket>,
     pub(super) sizes: MapSizes,
 }
 
@@ -145,6 +147,7 @@ impl Maps {
             source_ranges: object.take_map("source_ranges")?,
             node_addresses: object.take_map("node_addresses")?,
             node: object.take_map("node")?,
+            udp_sockets: object.take_map("udp_sockets")?,
             sizes,
         })
     }
@@ -152,6 +155,12 @@ impl Maps {
     pub(super) fn set_node(&mut self, netns: NetnsCookie) -> Result<(), KernelError> {
         let value = NodeValue { netns: netns.0, layout: LAYOUT_VERSION, zero: 0 };
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))
+    }
+
+    /// The network namespace of a connected UDP socket, as the programs noted it.
+    pub(super) fn udp_socket_netns(&self, socket: SocketCookie) -> Result<NetnsCookie, KernelError> {
+        let noted = self.udp_sockets.get(&socket.0, 0).map_err(failed("read", "udp_sockets", 0))?;
+        Ok(NetnsCookie(noted.netns))
     }
 
     pub(super) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) -> Result<(), KernelError> {

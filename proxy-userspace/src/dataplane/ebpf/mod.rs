@@ -1,6 +1,7 @@
 //! The eBPF dataplane: Services as map entries, translated by programs on the cgroup's sockets.
 
 mod maps;
+mod own_netns;
 mod plan;
 mod sockets;
 mod state;
@@ -24,7 +25,7 @@ use crate::{
         KernelError,
         bpf::{self, Object, PinDir},
         cgroup::Cgroup,
-        netns,
+        netns::{self, NetnsCookie},
     },
     model::{Dirty, Snapshot},
 };
@@ -86,7 +87,9 @@ impl Ebpf {
         let directory = staged.as_deref().unwrap_or(pins.path());
         let mut object = Object::load(OBJECT, &specs, directory)?;
         let mut maps = Maps::open(&mut object, settings.map_sizes)?;
-        maps.set_node(netns::current_cookie()?)?;
+        if let Some(netns) = netns::current_cookie()? {
+            maps.set_node(netns)?;
+        }
         let releaser = SocketReleaser::start(directory)?;
         Ok(Self { object, maps, pins, cgroup, releaser, staged, attached: false })
     }
@@ -128,8 +131,17 @@ impl Ebpf {
             self.pins.take_from(staged, &self.maps.sizes.specs())?;
             self.staged = None;
         }
+        if netns::current_cookie()?.is_none() {
+            let netns = self.ask_netns()?;
+            self.maps.set_node(netns)?;
+        }
         self.attached = true;
         Ok(())
+    }
+
+    /// The cookie of this process's network namespace, as the running programs know it.
+    pub fn ask_netns(&mut self) -> Result<NetnsCookie, KernelError> {
+        own_netns::learn(&mut self.maps)
     }
 
     fn is_attached(&mut self) -> bool {

@@ -73,11 +73,7 @@ fn release(sockets: &mut Sockets, departures: &HashSet<Departure>) {
         return;
     }
     for (path, namespace) in netns::handles() {
-        let destroyed =
-            netns::within(&path, &namespace, || match by_namespace.get(&netns::current_cookie()?) {
-                Some(cookies) => sock_diag::destroy_udp(cookies),
-                None => Ok(Vec::new()),
-            });
+        let destroyed = netns::within(&path, &namespace, || destroy(&by_namespace));
         match destroyed {
             Ok(destroyed) => {
                 for cookie in &destroyed {
@@ -91,5 +87,14 @@ fn release(sockets: &mut Sockets, departures: &HashSet<Departure>) {
             }
             Err(error) => tracing::debug!(%error, "cannot destroy UDP sockets"),
         }
+    }
+}
+
+/// Destroys those of the sockets that are in the calling thread's namespace. Where the kernel does not tell which that is, all
+/// are looked for: socket cookies are unique over all namespaces.
+fn destroy(sockets: &HashMap<NetnsCookie, HashSet<SocketCookie>>) -> Result<Vec<SocketCookie>, KernelError> {
+    match netns::current_cookie()? {
+        Some(here) => sockets.get(&here).map_or(Ok(Vec::new()), sock_diag::destroy_udp),
+        None => sock_diag::destroy_udp(&sockets.values().flatten().copied().collect()),
     }
 }

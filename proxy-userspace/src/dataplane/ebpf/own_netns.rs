@@ -1,0 +1,59 @@
+//! Learns the cookie of this process's network namespace on kernels that do not tell it (`SO_NETNS_COOKIE` came with 5.14).
+//!
+//! The programs know it: when a UDP socket connects through a Service they note its namespace. So a Service that nobody else
+//! dials is put into the maps, dialled once, and taken out again. Nothing is sent.
+
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+
+use proxy_common::{
+    Addr, Proto,
+    layout::{Endpoint, EndpointKey, List, ServiceKey, ServiceValue},
+};
+
+use super::maps::Maps;
+use crate::kernel::{KernelError, netns::NetnsCookie, sock_diag};
+
+/// In a range that is kept for documentation (RFC 5737); port discard.
+const DIALLED: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 9);
+/// Where the socket is connected to.
+const NOBODY: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9);
+/// No Service has this identifier: they are given from 1 upwards.
+const SERVICE: u32 = u32::MAX;
+
+/// Asks the programs, which have to run for this process's cgroup.
+pub(super) fn learn(maps: &mut Maps) -> Result<NetnsCookie, KernelError> {
+    let service = ServiceKey::new(addr(DIALLED), DIALLED.port(), Proto::Udp);
+    let slot = EndpointKey { service: SERVICE, generation: 0, slot: 0, list: List::Cluster.number() };
+    let answer = maps
+        .put_endpoint(slot, Endpoint::new(addr(NOBODY), NOBODY.port()))
+        .and_then(|()| maps.put_service(service, one_endpoint()))
+        .and_then(|()| dial(maps));
+    maps.remove_service(&service)?;
+    maps.remove_endpoint(&slot)?;
+    answer
+}
+
+fn dial(maps: &Maps) -> Result<NetnsCookie, KernelError> {
+    let failed = |what| KernelError::call(what, format!("UDP {DIALLED}, to learn the network namespace"));
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed("bind for"))?;
+    socket.connect(DIALLED).map_err(failed("connect to"))?;
+    let cookie = sock_diag::cookie(&socket).map_err(failed("read the cookie of a socket for"))?;
+    maps.udp_socket_netns(cookie)
+}
+
+const fn one_endpoint() -> ServiceValue {
+    ServiceValue {
+        service: SERVICE,
+        generation: 0,
+        inside_count: 1,
+        outside_count: 0,
+        affinity_seconds: 0,
+        inside_list: List::Cluster as u8,
+        outside_list: List::Cluster as u8,
+        flags: 0,
+    }
+}
+
+const fn addr(address: SocketAddrV4) -> Addr {
+    Addr::from_v4(address.ip().octets())
+}
