@@ -131,7 +131,7 @@ fn without_file_and_flags_everything_has_kube_proxys_defaults() {
     assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
     assert_eq!(config.metrics_bind_address, Some("127.0.0.1:10249".parse().unwrap()));
     assert_eq!(config.sync_period, Duration::from_secs(30));
-    assert_eq!(config.min_sync_period, Duration::from_secs(1));
+    assert_eq!(config.min_sync_period, Duration::ZERO);
     assert_eq!(config.config_sync_period, Duration::from_mins(15));
     assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/sys/fs/cgroup/my unified"));
     assert_eq!(config.ebpf.pin_dir, PathBuf::from("/sys/fs/bpf/shunt"));
