@@ -1,10 +1,24 @@
 //! Finds programs the way a shell would, and also where root's PATH usually points.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Folders searched after PATH: `sudo` and `su` often leave them out, and nft, iptables and bpftool live there.
 const ADMIN_FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
+
+/// PATH with the folders for administrators: programs that we run, such as dpkg, look for others there.
+pub fn path() -> OsString {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut folders: Vec<PathBuf> = env::split_paths(&path).collect();
+    for folder in ADMIN_FOLDERS.map(PathBuf::from) {
+        if !folders.contains(&folder) {
+            folders.push(folder);
+        }
+    }
+    // It fails for a folder with a colon in its name, which PATH cannot have brought.
+    env::join_paths(folders).unwrap_or(path)
+}
 
 /// The first executable file called `name`.
 pub fn program(name: &str) -> Option<PathBuf> {
@@ -13,10 +27,8 @@ pub fn program(name: &str) -> Option<PathBuf> {
 
 /// Every executable file called `name`, in the order of PATH.
 pub fn programs(name: &str) -> Vec<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let folders = env::split_paths(&path).chain(ADMIN_FOLDERS.iter().map(PathBuf::from));
     let mut found: Vec<PathBuf> = Vec::new();
-    for file in folders.map(|folder| folder.join(name)) {
+    for file in env::split_paths(&path()).map(|folder| folder.join(name)) {
         if is_executable(&file) && !found.contains(&file) {
             found.push(file);
         }
@@ -47,6 +59,17 @@ mod tests {
     fn a_shell_is_found_and_a_made_up_name_is_not() {
         assert!(program("sh").is_some());
         assert_eq!(program("shunt-no-such-program"), None);
+    }
+
+    #[test]
+    fn folders_for_administrators_come_last_and_once() {
+        let path = path();
+        let folders: Vec<PathBuf> = env::split_paths(&path).collect();
+        for folder in ADMIN_FOLDERS.map(PathBuf::from) {
+            assert!(folders.contains(&folder), "{folders:?}");
+        }
+        let before = env::var_os("PATH").unwrap_or_default();
+        assert!(folders.starts_with(&env::split_paths(&before).collect::<Vec<_>>()), "{folders:?}");
     }
 
     #[test]

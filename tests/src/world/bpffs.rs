@@ -3,7 +3,6 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
 };
 
 use anyhow::{Context as _, Result};
@@ -12,17 +11,16 @@ use nix::mount::{MsFlags, mount, umount};
 /// Where bpffs is mounted by convention.
 const MOUNT_POINT: &str = "/sys/fs/bpf";
 
-/// Whether this process mounted bpffs, and so has to unmount it.
-static MOUNTED: AtomicBool = AtomicBool::new(false);
+/// The name of the mounted "device" of a bpffs that a run mounted. The run that ends last has to unmount it, and that
+/// may be another process's.
+const OURS: &str = "shunt-test";
 
 /// Makes the directory of the run called `name`, mounting bpffs at its usual place if it is not mounted. As long as
 /// the directory is there, no other run takes the mount away.
 pub(super) fn create(name: &str) -> Result<()> {
-    let mounts = fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")?;
-    if super::mounts_of_type(&mounts, "bpf").all(|at| at != Path::new(MOUNT_POINT)) {
-        mount(Some("bpf"), MOUNT_POINT, Some("bpf"), MsFlags::empty(), None::<&str>)
+    if super::mounts_of_type(&super::mounts()?, "bpf").all(|at| at != Path::new(MOUNT_POINT)) {
+        mount(Some(OURS), MOUNT_POINT, Some("bpf"), MsFlags::empty(), None::<&str>)
             .with_context(|| format!("mount bpffs at {MOUNT_POINT}"))?;
-        MOUNTED.store(true, Ordering::Relaxed);
     }
     let path = directory(name);
     fs::create_dir(&path).with_context(|| format!("create {}", path.display()))
@@ -42,9 +40,9 @@ pub(super) fn remove(name: &str) -> Result<()> {
     fs::remove_dir_all(&path).with_context(|| format!("remove {}", path.display()))
 }
 
-/// Unmounts bpffs if this process mounted it and nothing is in it. Not while another run is being created.
+/// Unmounts bpffs if a run mounted it and nothing is in it. Not while another run is being created.
 pub(super) fn unmount_if_unused() -> Result<()> {
-    if !MOUNTED.load(Ordering::Relaxed) {
+    if !is_ours(&super::mounts()?) {
         return Ok(());
     }
     let mut entries = fs::read_dir(MOUNT_POINT).with_context(|| format!("read {MOUNT_POINT}"))?.flatten();
@@ -53,7 +51,22 @@ pub(super) fn unmount_if_unused() -> Result<()> {
         |entry: &fs::DirEntry| entry.path().extension().is_some_and(|suffix| suffix == "debug");
     if entries.all(|entry| is_kernels_own(&entry)) {
         umount(MOUNT_POINT).with_context(|| format!("unmount {MOUNT_POINT}"))?;
-        MOUNTED.store(false, Ordering::Relaxed);
     }
     Ok(())
+}
+
+/// Whether the bpffs in the text of `/proc/self/mounts` was mounted by a run.
+fn is_ours(mounts: &str) -> bool {
+    mounts.lines().any(|line| line.starts_with(&format!("{OURS} {MOUNT_POINT} bpf ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bpffs_that_was_there_is_not_ours() {
+        assert!(!is_ours("bpf /sys/fs/bpf bpf rw,relatime 0 0\n"));
+        assert!(is_ours("proc /proc proc rw 0 0\nshunt-test /sys/fs/bpf bpf rw,relatime 0 0\n"));
+    }
 }

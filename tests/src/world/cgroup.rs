@@ -21,8 +21,7 @@ const KILL_WITHIN: Duration = Duration::from_secs(5);
 
 /// Where the cgroup v2 hierarchy is mounted, whether unified or beside version 1.
 pub(super) fn mount_point() -> Result<Option<PathBuf>> {
-    let mounts = fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")?;
-    Ok(super::mounts_of_type(&mounts, "cgroup2").next().map(Path::to_owned))
+    Ok(super::mounts_of_type(&super::mounts()?, "cgroup2").next().map(Path::to_owned))
 }
 
 /// Makes the subtrees of the run called `name`. Mounts cgroup2 at `private_mount` if it is mounted nowhere.

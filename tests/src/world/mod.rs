@@ -137,6 +137,11 @@ impl World {
     }
 }
 
+/// The text of `/proc/self/mounts`.
+fn mounts() -> Result<String> {
+    std::fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")
+}
+
 /// The mount points of the file systems of this type in the text of `/proc/self/mounts`.
 fn mounts_of_type<'a>(mounts: &'a str, kind: &'a str) -> impl Iterator<Item = &'a Path> {
     mounts.lines().filter_map(move |line| {

@@ -20,6 +20,8 @@ use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
+use crate::search;
+
 /// How many last lines of output an error carries.
 const TAIL_LINES: usize = 100;
 /// How often a running child is looked at while it prints nothing.
@@ -202,7 +204,7 @@ impl Run {
     fn command(&self) -> Command {
         #[expect(clippy::disallowed_methods, reason = "this is the wrapper")]
         let mut command = Command::new(&self.program);
-        command.args(&self.args);
+        command.args(&self.args).env("PATH", search::path());
         for (name, value) in &self.env {
             match value {
                 Some(value) => command.env(name, value),

@@ -62,7 +62,8 @@ pub(crate) fn update() -> Result<()> {
 
 /// Installs packages; removes nothing (rustc-web and rustc exclude each other, for instance).
 pub(crate) fn install(names: &[String]) -> Result<()> {
-    let mut progress = Progress::start(&format!("apt-get install {}", names.join(" ")));
+    let mut progress = Progress::start("apt-get install");
+    progress.keep(&format!("  {}", names.join(" ")));
     let done = apt("apt-get")
         .args(["install", "--yes", "--no-install-recommends", "--no-remove", "-oDPkg::Lock::Timeout=300"])
         .args(names)

@@ -19,20 +19,12 @@ pub(crate) struct Tool {
 }
 
 /// All tools.
-pub(crate) const TOOLS: [Tool; 2] = [
-    Tool {
-        name: "bpftool",
-        why: "the demo and the tests read the BPF maps with it",
-        probe: "version",
-        packages: &[&["bpftool"], &["linux-tools-common", "linux-tools-generic"]],
-    },
-    Tool {
-        name: "ip",
-        why: "the tests look into network namespaces with it",
-        probe: "-V",
-        packages: &[&["iproute2"]],
-    },
-];
+pub(crate) const TOOLS: [Tool; 1] = [Tool {
+    name: "bpftool",
+    why: "the demo shows the BPF maps with it",
+    probe: "version",
+    packages: &[&["bpftool"], &["linux-tools-common", "linux-tools-generic"]],
+}];
 
 /// Parts of the Rust toolchain in use that a minimal installation lacks: rustup's name of each and a program of it.
 pub(crate) const COMPONENTS: [(&str, &str); 2] = [("rustfmt", "cargo-fmt"), ("clippy", "cargo-clippy")];
