@@ -71,6 +71,13 @@ pub fn sendmsg<F: Family>(ctx: &SockAddr) -> Outcome {
         return Outcome::Proceed;
     }
     let dialled = ctx.address::<F>();
+    if let Some(connection) = own_connection(ctx)
+        && connection.dialled == dialled
+    {
+        // A connected socket hears its peer only: an answer from another endpoint would be lost.
+        ctx.set_address::<F>(&connection.endpoint);
+        return Outcome::Proceed;
+    }
     let choose = |service: &ServiceValue, slots| flow_endpoint(ctx, &dialled, service, slots);
     match resolve::<F>(ctx, &dialled, Proto::Udp, choose) {
         Resolution::NoService => Outcome::Proceed,
@@ -86,14 +93,23 @@ pub fn sendmsg<F: Family>(ctx: &SockAddr) -> Outcome {
 #[inline(always)]
 pub fn recvmsg<F: Family>(ctx: &SockAddr) -> Outcome {
     let sender = ctx.address::<F>();
-    if let Some(connection) = maps::connection(ctx) {
-        if connection.endpoint == sender {
-            ctx.set_address::<F>(&connection.dialled);
-        }
-    } else if let Some(dialled) = maps::udp_reply(&SocketPeer::new(ctx.cookie(), sender)) {
+    let dialled = if ctx.socket().is_connected() {
+        maps::connection(ctx)
+            .filter(|connection| connection.endpoint == sender)
+            .map(|connection| connection.dialled)
+    } else {
+        maps::udp_reply(&SocketPeer::new(ctx.cookie(), sender))
+    };
+    if let Some(dialled) = dialled {
         ctx.set_address::<F>(&dialled);
     }
     Outcome::Proceed
+}
+
+/// What a socket is connected to through a Service now.
+#[inline(always)]
+fn own_connection(ctx: &SockAddr) -> Option<Connection> {
+    if ctx.socket().is_connected() { maps::connection(ctx) } else { None }
 }
 
 /// A process asks what its socket is connected to.

@@ -91,3 +91,45 @@ fn a_connected_udp_socket_is_destroyed_when_its_endpoint_leaves_and_an_unconnect
     assert!(destroyed, "the application is told");
     unconnected.send_to(b"q", vip).expect("an unconnected socket lives on");
 }
+
+#[test]
+fn a_udp_socket_that_was_disconnected_or_connected_past_the_service_hears_the_endpoint_by_its_own_address() {
+    let mut bench = Bench::new();
+    let (server, endpoint) = udp_socket("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Udp, "10.96.0.14:53", &[endpoint]);
+    let (client, _) = udp_socket("127.0.0.1:0");
+    let mut buffer = [0; 8];
+    let mut heard_from = |sent: std::io::Result<usize>| {
+        sent.expect("send");
+        let (_, from) = server.recv_from(&mut buffer).expect("question");
+        server.send_to(b"a", from).expect("answer");
+        client.recv_from(&mut buffer).expect("answer").1
+    };
+    client.connect(vip).expect("connect");
+    assert_eq!(heard_from(client.send(b"q")), vip);
+    rustix::net::connect_unspec(&client).expect("disconnect");
+    assert_eq!(heard_from(client.send_to(b"q", endpoint)), endpoint, "disconnected");
+    assert_eq!(heard_from(client.send_to(b"q", vip)), vip, "disconnected, asked by the Service's address");
+    client.connect(endpoint).expect("connect");
+    assert_eq!(heard_from(client.send(b"q")), endpoint, "connected to the endpoint itself");
+}
+
+#[test]
+fn a_connected_udp_socket_that_names_the_service_in_a_datagram_reaches_the_endpoint_it_is_connected_to() {
+    let mut bench = Bench::new();
+    let servers: Vec<_> = (0..4).map(|_| udp_socket("127.0.0.1:0")).collect();
+    let mut endpoints: Vec<SocketAddr> = servers.iter().map(|(_, address)| *address).collect();
+    endpoints.sort();
+    let vip = bench.serve(Protocol::Udp, "10.96.0.15:53", &endpoints);
+    for _ in 0..16 {
+        let (client, _) = udp_socket("127.0.0.1:0");
+        client.connect(vip).expect("connect");
+        client.send(b"q").expect("send");
+        client.send_to(b"q", vip).expect("send");
+        let questions = servers.iter().map(|(server, _)| {
+            server.set_nonblocking(true).expect("nonblocking");
+            std::iter::from_fn(|| server.recv_from(&mut [0; 8]).ok()).count()
+        });
+        assert_eq!(questions.max(), Some(2), "both are in one place");
+    }
+}
