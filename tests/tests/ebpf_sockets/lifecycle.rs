@@ -1,6 +1,7 @@
 //! Restarts, changed map sizes, full maps, and how much a change writes.
 
 use std::{
+    fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     sync::{
@@ -147,4 +148,26 @@ fn no_connection_fails_while_the_endpoints_of_its_service_change() {
         let failure = client.join().expect("no panic");
         assert!(failure.is_none(), "after some of {changes} changes: {failure:?}");
     });
+}
+
+#[test]
+fn cleanup_removes_what_the_proxy_pinned_and_nothing_that_others_put_there() {
+    let mut bench = Bench::new();
+    bench.serve(Protocol::Tcp, "10.96.0.16:80", &[]);
+    let foreign = bench.settings.pin_dir.join("another");
+    fs::create_dir(&foreign).expect("bpffs");
+    assert!(Ebpf::cleanup_at(&bench.settings.pin_dir).is_empty());
+    let left: Vec<_> = fs::read_dir(&bench.settings.pin_dir).expect("still there").flatten().collect();
+    assert_eq!(left.iter().map(|entry| entry.path()).collect::<Vec<_>>(), [foreign.clone()]);
+    fs::remove_dir(foreign).expect("ours");
+}
+
+#[test]
+fn cleanup_refuses_a_directory_that_is_on_no_bpf_filesystem() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    fs::write(directory.path().join("services"), "not a pin").expect("write");
+    let errors = Ebpf::cleanup_at(directory.path());
+    assert!(errors[0].to_string().contains("is not on a bpf filesystem"), "{errors:?}");
+    assert!(directory.path().join("services").exists());
+    assert!(Ebpf::cleanup_at(&directory.path().join("nothing")).is_empty(), "nothing there is no error");
 }

@@ -93,8 +93,11 @@ impl Ebpf {
 
     /// Removes all that any process ever pinned in a directory, without loading anything.
     pub fn cleanup_at(pin_dir: &std::path::Path) -> Vec<EbpfError> {
-        let found = PinDir::existing(pin_dir).into_iter();
-        found.flat_map(|pins| pins.remove_all()).map(EbpfError::from).collect()
+        let removed = match PinDir::existing(pin_dir) {
+            Ok(pins) => pins.map_or_else(Vec::new, |pins| remove_pins(&pins)),
+            Err(error) => vec![error],
+        };
+        removed.into_iter().map(EbpfError::from).collect()
     }
 
     fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
@@ -138,9 +141,17 @@ impl Ebpf {
     }
 }
 
+/// What the programs' names start with, and so the names of their links.
+const LINKS: &str = "shunt_";
+
+fn remove_pins(pins: &PinDir) -> Vec<KernelError> {
+    // Names do not depend on sizes.
+    pins.remove_all(&MapSizes::default().specs(), LINKS)
+}
+
 /// Where to build the maps: beside those that are pinned, if they are of another layout or size.
 fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<PathBuf>, KernelError> {
-    pins.discard_beside()?;
+    pins.discard_beside(specs)?;
     if !pins.holds_any(specs) {
         return Ok(None);
     }
@@ -211,6 +222,6 @@ impl Dataplane for Ebpf {
     }
 
     fn cleanup(&mut self) -> Vec<EbpfError> {
-        self.pins.remove_all().into_iter().map(EbpfError::from).collect()
+        remove_pins(&self.pins).into_iter().map(EbpfError::from).collect()
     }
 }

@@ -39,9 +39,13 @@ impl PinDir {
         Ok(Self { path: path.into() })
     }
 
-    /// An existing directory; none where there is nothing.
-    pub fn existing(path: &Path) -> Option<Self> {
-        path.is_dir().then(|| Self { path: path.into() })
+    /// An existing directory; none where there is nothing. One that is on no bpf filesystem is none of ours.
+    pub fn existing(path: &Path) -> Result<Option<Self>, KernelError> {
+        match path.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            _ if is_bpffs(path) => Ok(Some(Self { path: path.into() })),
+            _ => Err(KernelError::NoBpffs { path: path.into() }),
+        }
     }
 
     /// The directory.
@@ -67,8 +71,8 @@ impl PinDir {
     }
 
     /// Removes what a process left there that ended before it was done. Programs that run with those maps keep them.
-    pub fn discard_beside(&self) -> Result<(), KernelError> {
-        remove_tree(&self.beside()).into_iter().next().map_or(Ok(()), Err)
+    pub fn discard_beside(&self, maps: &[MapSpec]) -> Result<(), KernelError> {
+        remove_pins(&self.beside(), is_one_of(maps)).into_iter().next().map_or(Ok(()), Err)
     }
 
     /// Whether all these maps are pinned here, with the layout and capacity asked for; the first that is not, by name and
@@ -104,15 +108,16 @@ impl PinDir {
             let (from, to) = (other.join(map.name), self.path.join(map.name));
             fs::rename(&from, to).map_err(KernelError::path("move pin", from))?;
         }
-        remove_tree(other).into_iter().next().map_or(Ok(()), Err)
+        remove_pins(other, is_one_of(maps)).into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Removes every pin and the directory; returns all that failed.
-    pub fn remove_all(&self) -> Vec<KernelError> {
+    /// Removes the pins of these maps and of all links whose names start so, and the directories if that leaves nothing in
+    /// them; returns all that failed. What others pinned there stays.
+    pub fn remove_all(&self, maps: &[MapSpec], links: &str) -> Vec<KernelError> {
         // Links first: programs stop before what they read goes.
-        let mut errors = remove_tree(&self.path.join("links"));
-        errors.extend(remove_tree(&self.path));
-        errors.extend(remove_tree(&self.beside()));
+        let mut errors = remove_pins(&self.path.join("links"), |name| name.starts_with(links));
+        errors.extend(remove_pins(&self.path, is_one_of(maps)));
+        errors.extend(remove_pins(&self.beside(), is_one_of(maps)));
         errors
     }
 }
@@ -128,25 +133,32 @@ fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Removes a directory with all that is in it, going on past errors. One that is not there is no error.
-fn remove_tree(path: &Path) -> Vec<KernelError> {
+fn is_one_of(maps: &[MapSpec]) -> impl Fn(&str) -> bool {
+    |name| maps.iter().any(|map| map.name == name)
+}
+
+/// Removes those pins of a directory that are ours, going on past errors, and the directory if nothing is left in it. One that
+/// is not there is no error.
+fn remove_pins(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Vec<KernelError> {
     let mut errors = Vec::new();
-    match fs::read_dir(path) {
+    match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return errors,
-        Err(error) => return vec![KernelError::path("list", path)(error)],
+        Err(error) => return vec![KernelError::path("list", directory)(error)],
         Ok(entries) => {
-            for entry in entries.flatten() {
-                let path = entry.path();
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    errors.extend(remove_tree(&path));
-                } else if let Err(error) = fs::remove_file(&path) {
+            let ours = entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(&is_ours));
+            for path in ours.map(|entry| entry.path()) {
+                if let Err(error) = fs::remove_file(&path) {
                     errors.push(KernelError::path("remove", path)(error));
                 }
             }
         }
     }
-    if let Err(error) = fs::remove_dir(path) {
-        errors.push(KernelError::path("remove", path)(error));
+    match fs::remove_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && errors.is_empty() => {
+            tracing::info!(path = %directory.display(), "left as it is: it holds what shunt did not put there");
+        }
+        Err(error) => errors.push(KernelError::path("remove", directory)(error)),
+        Ok(()) => {}
     }
     errors
 }
