@@ -171,3 +171,23 @@ fn cleanup_refuses_a_directory_that_is_on_no_bpf_filesystem() {
     assert!(directory.path().join("services").exists());
     assert!(Ebpf::cleanup_at(&directory.path().join("nothing")).is_empty(), "nothing there is no error");
 }
+
+#[test]
+fn pins_that_someone_removed_are_back_after_the_next_comparison_and_services_work() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.17:80", &[endpoint]);
+    let pins = bench.settings.pin_dir.clone();
+    for removed in ["everything", "endpoints"] {
+        if removed == "everything" {
+            assert!(Ebpf::cleanup_at(&pins).is_empty() && !pins.exists());
+        } else {
+            fs::remove_file(pins.join(removed)).expect("pinned");
+        }
+        bench.state = bench.dataplane().observe().expect("observe");
+        assert_eq!(bench.sync(&Dirty::everything()), 1, "{removed}: attach");
+        TcpStream::connect(vip).expect("the Service works");
+    }
+    bench.restart();
+    assert_eq!(bench.sync(&Dirty::everything()), 1, "the next process takes the same maps over");
+}

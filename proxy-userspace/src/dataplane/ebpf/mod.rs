@@ -121,6 +121,8 @@ impl Ebpf {
     }
 
     fn attach(&mut self) -> Result<(), KernelError> {
+        // Someone may have removed it, with all that keeps the programs running.
+        self.pins = PinDir::create(self.pins.path())?;
         let mut programs: Vec<_> = self.object.programs_mut().collect();
         // What translates back runs before anything is translated.
         programs.sort_by_key(|(name, _)| name.contains("connect") || name.contains("sendmsg"));
@@ -131,13 +133,16 @@ impl Ebpf {
             self.pins.take_from(staged, &self.maps.sizes.specs())?;
             self.staged = None;
         }
+        self.object.restore_pins(self.pins.path())?;
         self.attached = true;
         Ok(())
     }
 
     fn is_attached(&mut self) -> bool {
         let pins = &self.pins;
-        self.attached && self.object.programs_mut().all(|(name, _)| pins.link(name).exists())
+        self.attached
+            && self.object.is_pinned(pins.path())
+            && self.object.programs_mut().all(|(name, _)| pins.link(name).exists())
     }
 }
 

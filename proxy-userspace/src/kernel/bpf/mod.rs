@@ -4,7 +4,10 @@ mod link;
 mod pins;
 mod syscall;
 
-use std::path::{Path, PathBuf};
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    path::{Path, PathBuf},
+};
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -45,6 +48,8 @@ impl MapSpec {
 #[derive(Debug)]
 pub struct Object {
     ebpf: Ebpf,
+    /// All maps, by name, whoever has taken them out meanwhile.
+    maps: Vec<(&'static str, OwnedFd)>,
 }
 
 impl Object {
@@ -67,7 +72,25 @@ impl Object {
         for (name, program) in ebpf.programs_mut() {
             load_program(program).map_err(KernelError::bpf("load program", name))?;
         }
-        Ok(Self { ebpf })
+        let open = |(map, path): (&MapSpec, &PathBuf)| {
+            let map_fd = syscall::open_pin(path).map_err(KernelError::path("open map", path))?;
+            Ok((map.name, map_fd))
+        };
+        Ok(Self { ebpf, maps: maps.iter().zip(&paths).map(open).collect::<Result<_, KernelError>>()? })
+    }
+
+    /// Every map has a pin in this directory.
+    pub fn is_pinned(&self, directory: &Path) -> bool {
+        self.maps.iter().all(|(name, _)| directory.join(name).exists())
+    }
+
+    /// Pins the maps that someone unpinned.
+    pub fn restore_pins(&self, directory: &Path) -> Result<(), KernelError> {
+        let unpinned = self.maps.iter().map(|(name, map)| (directory.join(name), map));
+        for (path, map) in unpinned.filter(|(path, _)| !path.exists()) {
+            syscall::pin(map.as_fd(), &path).map_err(KernelError::path("pin map", path))?;
+        }
+        Ok(())
     }
 
     /// Takes a map out, to be given its type.
