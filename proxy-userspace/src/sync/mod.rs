@@ -4,16 +4,14 @@
 //! `minSyncPeriod`. After a failure, and every `syncPeriod`, the kernel is read anew and compared with everything. The loop
 //! and the dataplane run on one task: from an event to the kernel there is no other queue.
 
+mod conflicts;
 mod no_local_endpoints;
 mod pace;
 
 #[cfg(test)]
 mod tests;
 
-use std::{
-    error::Error,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::{
     sync::{mpsc, watch},
@@ -21,10 +19,12 @@ use tokio::{
 };
 
 use self::{
+    conflicts::Conflicts,
     no_local_endpoints::NoLocalEndpoints,
     pace::{Due, Pace},
 };
 use crate::{
+    causes::with_causes,
     dataplane::{RenderError, Renderer},
     health::{HealthChecks, ListenOn, ProxyHealth},
     metrics::{Metrics, SyncExtent, WatchedKind},
@@ -84,6 +84,7 @@ pub struct SyncLoop {
     pace: Pace,
     every_node_port_address: bool,
     no_local_endpoints: NoLocalEndpoints,
+    conflicts: Conflicts,
     trigger_times: Vec<UnixNanos>,
     last_error: Option<String>,
     last_logged: Option<Instant>,
@@ -104,6 +105,7 @@ impl SyncLoop {
             outputs,
             pace: Pace::new(periods),
             no_local_endpoints: NoLocalEndpoints::default(),
+            conflicts: Conflicts::default(),
             trigger_times: Vec::new(),
             last_error: None,
             last_logged: None,
@@ -182,6 +184,7 @@ impl SyncLoop {
         let dirty = self.model.resolve();
         // Kept up with here and not on success only: what is dirty is told once.
         self.no_local_endpoints.update(self.model.snapshot(), &dirty);
+        self.conflicts.update(self.model.conflicts());
         self.trigger_times.extend(self.model.take_trigger_times());
         let extent = if dirty.all { SyncExtent::Full } else { wanted };
         let rendered = self.render(extent, &dirty);
@@ -262,7 +265,7 @@ impl SyncLoop {
         self.outputs.metrics.sync_failed();
         self.outputs.health.queued();
         let retry_in = self.pace.failed(started);
-        let message = with_sources(error);
+        let message = with_causes(error);
         if self.last_error.as_ref() == Some(&message) {
             tracing::debug!(error = message, ?retry_in, "still cannot program the kernel");
         } else {
@@ -270,18 +273,6 @@ impl SyncLoop {
         }
         self.last_error = Some(message);
     }
-}
-
-/// An error and all that caused it, on one line.
-pub(crate) fn with_sources(error: &dyn Error) -> String {
-    let mut message = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        message.push_str(": ");
-        message.push_str(&error.to_string());
-        source = error.source();
-    }
-    message
 }
 
 fn unix_now() -> Duration {

@@ -23,6 +23,7 @@ use crate::{
     kernel::{
         KernelError,
         bpf::{self, Object, PinDir},
+        capabilities,
         cgroup::Cgroup,
         netns,
     },
@@ -79,6 +80,7 @@ impl Ebpf {
     /// Loads the programs and opens the maps: those of an earlier process where they are of the same layout and size. Nothing
     /// runs until the first plan is applied.
     pub fn new(settings: &EbpfSettings) -> Result<Self, EbpfError> {
+        capabilities::check_bpf()?;
         let cgroup = Cgroup::open(&settings.cgroup_root)?;
         let pins = PinDir::create(&settings.pin_dir)?;
         let specs = settings.map_sizes.specs();
