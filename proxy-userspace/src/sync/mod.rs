@@ -85,6 +85,7 @@ pub struct SyncLoop {
     every_node_port_address: bool,
     no_local_endpoints: NoLocalEndpoints,
     conflicts: Conflicts,
+    told_missing_node: bool,
     trigger_times: Vec<UnixNanos>,
     last_error: Option<String>,
     last_logged: Option<Instant>,
@@ -106,6 +107,7 @@ impl SyncLoop {
             pace: Pace::new(periods),
             no_local_endpoints: NoLocalEndpoints::default(),
             conflicts: Conflicts::default(),
+            told_missing_node: false,
             trigger_times: Vec::new(),
             last_error: None,
             last_logged: None,
@@ -185,6 +187,7 @@ impl SyncLoop {
         // Kept up with here and not on success only: what is dirty is told once.
         self.no_local_endpoints.update(self.model.snapshot(), &dirty);
         self.conflicts.update(self.model.conflicts());
+        self.tell_missing_node();
         self.trigger_times.extend(self.model.take_trigger_times());
         let extent = if dirty.all { SyncExtent::Full } else { wanted };
         let rendered = self.render(extent, &dirty);
@@ -193,6 +196,18 @@ impl SyncLoop {
             Ok(operations) => self.succeeded(started, extent, &dirty, operations),
             Err(error) => self.failed(started, &error),
         }
+    }
+
+    /// A wrong name is easily given, and what depends on it then fails quietly.
+    fn tell_missing_node(&mut self) {
+        let missing = self.model.missing_node();
+        if let Some(node) = missing.filter(|_| !self.told_missing_node) {
+            tracing::warn!(
+                node,
+                "there is no Node object of this name (--hostname-override): its zone, addresses and pod CIDRs are unknown"
+            );
+        }
+        self.told_missing_node = missing.is_some();
     }
 
     fn render(&mut self, extent: SyncExtent, dirty: &Dirty) -> Result<usize, RenderError> {
