@@ -19,7 +19,7 @@ pub(crate) struct Programmed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Observe,
-    /// An apply of so many changes.
+    /// An apply of so many changes; one without any does not reach the kernel.
     Apply(usize),
     FailedApply,
     Cleanup,
@@ -119,7 +119,9 @@ impl Dataplane for Fake {
             }
             kernel.programmed.make(change);
         }
-        kernel.calls.push(Call::Apply(operations));
+        if operations > 0 {
+            kernel.calls.push(Call::Apply(operations));
+        }
         *state = kernel.programmed.clone();
         Ok(())
     }
