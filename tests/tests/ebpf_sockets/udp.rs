@@ -1,7 +1,7 @@
 //! UDP: conversations of unconnected sockets, and connected ones whose endpoint leaves.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, UdpSocket},
     time::Duration,
 };
 
@@ -49,17 +49,7 @@ fn a_udp_conversation_stays_with_its_endpoint_until_that_leaves() {
     let (client, _) = udp_socket("0.0.0.0:0");
     let ask = || {
         client.send_to(b"q", vip).expect("send");
-        let deadline = std::iter::repeat_n(Duration::from_millis(5), 1000);
-        for pause in deadline {
-            for (server, address) in &servers {
-                server.set_nonblocking(true).expect("nonblocking");
-                if server.recv_from(&mut [0; 8]).is_ok() {
-                    return *address;
-                }
-            }
-            std::thread::sleep(pause);
-        }
-        panic!("nobody was asked")
+        next_asked(&servers)
     };
     let first = ask();
     assert!((0..8).all(|_| ask() == first), "the conversation stays");
@@ -115,6 +105,38 @@ fn a_udp_socket_that_was_disconnected_or_connected_past_the_service_hears_the_en
 }
 
 #[test]
+fn an_endpoint_of_two_services_answers_each_question_from_the_address_that_was_asked() {
+    let mut bench = Bench::new();
+    let (server, endpoint) = udp_socket("127.0.0.1:0");
+    let one = bench.serve(Protocol::Udp, "10.96.0.14:53", &[endpoint]);
+    let other = bench.serve(Protocol::Udp, "10.96.0.15:53", &[endpoint]);
+    let (client, _) = udp_socket("0.0.0.0:0");
+    for asked in [one, other, one, other] {
+        client.send_to(b"q", asked).expect("send");
+        assert_eq!(answered(&server, &client), asked);
+    }
+}
+
+#[test]
+fn a_udp_conversation_leaves_an_endpoint_that_drained_and_then_stopped_serving() {
+    let mut bench = Bench::new();
+    let (drained, old) = udp_socket("127.0.0.1:0");
+    let (server, new) = udp_socket("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Udp, "10.96.0.16:53", &[old]);
+    let (client, _) = udp_socket("0.0.0.0:0");
+    client.send_to(b"q", vip).expect("send");
+    answered(&drained, &client);
+    // It terminates: no new conversation, but those it has go on.
+    bench.serve_as(Protocol::Udp, "10.96.0.16:53", &[new], |port| port.serving.push(old));
+    client.send_to(b"q", vip).expect("send");
+    answered(&drained, &client);
+    // The list of those that may be chosen stays as it is.
+    bench.serve(Protocol::Udp, "10.96.0.16:53", &[new]);
+    client.send_to(b"q", vip).expect("send");
+    answered(&server, &client);
+}
+
+#[test]
 fn a_connected_udp_socket_that_names_the_service_in_a_datagram_reaches_the_endpoint_it_is_connected_to() {
     let mut bench = Bench::new();
     let servers: Vec<_> = (0..4).map(|_| udp_socket("127.0.0.1:0")).collect();
@@ -132,4 +154,49 @@ fn a_connected_udp_socket_that_names_the_service_in_a_datagram_reaches_the_endpo
         });
         assert_eq!(questions.max(), Some(2), "both are in one place");
     }
+}
+
+#[test]
+fn a_udp_socket_that_was_connected_once_has_its_answers_named_by_what_it_asks_now() {
+    let mut bench = Bench::new();
+    let (server, endpoint) = udp_socket("127.0.0.1:0");
+    let (neighbour, other_endpoint) = udp_socket("127.0.0.1:0");
+    let first = bench.serve(Protocol::Udp, "10.96.0.18:53", &[endpoint]);
+    let second = bench.serve(Protocol::Udp, "10.96.0.19:53", &[endpoint]);
+    let third = bench.serve(Protocol::Udp, "10.96.0.20:53", &[other_endpoint]);
+    let (client, _) = udp_socket("0.0.0.0:0");
+    client.connect(first).expect("connect");
+    rustix::net::connect_unspec(&client).expect("disconnect");
+    for (asked, server) in [(second, &server), (third, &neighbour)] {
+        client.send_to(b"q", asked).expect("send");
+        assert_eq!(answered(server, &client), asked);
+    }
+    client.connect(first).expect("connect");
+    rustix::net::connect_unspec(&client).expect("disconnect");
+    client.send_to(b"q", first).expect("send");
+    bench.serve(Protocol::Udp, "10.96.0.18:53", &[other_endpoint]);
+    client.send_to(b"q", first).expect("send");
+    assert_eq!(answered(&neighbour, &client), first, "it is free to move");
+}
+
+/// Takes one question from any of the servers and returns the address of the one that had it.
+fn next_asked(servers: &[(UdpSocket, SocketAddr)]) -> SocketAddr {
+    for _ in 0..1000 {
+        for (server, address) in servers {
+            server.set_nonblocking(true).expect("nonblocking");
+            if server.recv_from(&mut [0; 8]).is_ok() {
+                return *address;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("nobody was asked")
+}
+
+/// Takes one question, answers it, and returns whom the client has the answer from.
+fn answered(server: &UdpSocket, client: &UdpSocket) -> SocketAddr {
+    let mut buffer = [0; 8];
+    let (_, from) = server.recv_from(&mut buffer).expect("question");
+    server.send_to(b"a", from).expect("answer");
+    client.recv_from(&mut buffer).expect("answer").1
 }

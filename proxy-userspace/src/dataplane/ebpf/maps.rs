@@ -10,7 +10,7 @@ use proxy_common::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, LAYOUT_VERSION, MemberKey, NodeValue,
-        ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpFlow, UdpSocket,
+        ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
     },
 };
 
@@ -68,7 +68,7 @@ impl MapSizes {
             spec::<Addr, u8>("node_addresses", self.node_addresses),
             spec::<u32, NodeValue>("node", 0),
             spec::<AffinityKey, AffinityValue>("affinity", self.affinity),
-            spec::<SocketPeer, UdpFlow>("udp_flows", self.udp_flows),
+            spec::<SocketPeer, Endpoint>("udp_flows", self.udp_flows),
             spec::<SocketPeer, Endpoint>("udp_replies", self.udp_flows),
             spec::<u64, UdpSocket>("udp_sockets", self.udp_sockets),
             spec::<i32, Connection>("connections", 0),
