@@ -234,11 +234,16 @@ map_type! {
 map_type! {
     /// The one value of `node`.
     NodeValue, 16 {
-        /// Network namespace cookie of the node.
+        /// Network namespace cookie of the node, or [`NodeValue::NETNS_UNKNOWN`].
         netns: u64,
         /// [`LAYOUT_VERSION`] of all maps beside it.
         layout: u32,
         /// Zero.
         zero: u32,
     }
+}
+
+impl NodeValue {
+    /// Kernels before 5.14 do not tell userspace the cookie. The node is then taken to live in the initial network namespace.
+    pub const NETNS_UNKNOWN: u64 = 0;
 }

@@ -15,7 +15,7 @@ use proxy_common::{
     },
 };
 
-use crate::ctx::{SockAddr, Socket};
+use crate::ctx::{self, SockAddr, Socket};
 
 /// Memory is taken as entries come, so that generous capacities cost nothing.
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
@@ -45,7 +45,7 @@ static UDP_SOCKETS: LruHashMap<u64, UdpSocket, 1024> = LruHashMap::new();
 #[btf_map(name = "connections")]
 static CONNECTIONS: SkStorage<Connection> = SkStorage::new();
 
-/// Set by userspace where the kernel has `bpf_set_retval` (5.18); the verifier never looks at code it rules out.
+/// Set by userspace where the kernel has `bpf_set_retval` for these programs; the verifier never looks at code it rules out.
 #[unsafe(no_mangle)]
 static HAS_SET_RETVAL: Global<u8> = Global::new(0);
 
@@ -100,10 +100,13 @@ pub fn in_source_ranges(service: u32, addr: Addr) -> bool {
     SOURCE_RANGES.get(&Key::new(SourceRange::BITS, SourceRange { service, addr })).is_some()
 }
 
-/// The node's network namespace cookie.
+/// The node's network namespace cookie; the initial namespace's where userspace could not tell it.
 #[inline(always)]
 pub fn node_netns() -> u64 {
-    NODE.get(0).map_or(0, |node| node.netns)
+    match NODE.get(0) {
+        Some(node) if node.netns != NodeValue::NETNS_UNKNOWN => node.netns,
+        _ => ctx::initial_netns(),
+    }
 }
 
 // Writes fail only where a map cannot take memory at that moment. The translation then goes on without its memory: the

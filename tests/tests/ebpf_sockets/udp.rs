@@ -5,6 +5,8 @@ use std::{
     time::Duration,
 };
 
+use aya::maps::{HashMap, MapData};
+use proxy_common::layout::{Endpoint, MemberKey, SocketPeer};
 use proxy_userspace::model::Protocol;
 
 use crate::bench::{Bench, udp_socket};
@@ -80,6 +82,47 @@ fn a_connected_udp_socket_is_destroyed_when_its_endpoint_leaves_and_an_unconnect
     });
     assert!(destroyed, "the application is told");
     unconnected.send_to(b"q", vip).expect("an unconnected socket lives on");
+}
+
+#[test]
+fn a_connected_udp_socket_is_destroyed_by_the_next_process_when_this_one_had_no_time_for_it() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = udp_socket("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Udp, "10.96.0.22:53", &[endpoint]);
+    let (connected, _) = udp_socket("0.0.0.0:0");
+    connected.connect(vip).expect("connect");
+    bench.dataplane = None;
+    // As a process leaves the maps that is killed between its last write and its look at the sockets.
+    let mut members: HashMap<MapData, MemberKey, u8> = bench.pinned("members");
+    let keys: Vec<MemberKey> = members.keys().map(|key| key.expect("read")).collect();
+    for key in keys {
+        members.remove(&key).expect("was there");
+    }
+    let (_other, replacement) = udp_socket("127.0.0.1:0");
+    bench.restart();
+    bench.serve(Protocol::Udp, "10.96.0.22:53", &[replacement]);
+    let destroyed = (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        connected.send(b"q").is_err()
+    });
+    assert!(destroyed, "the application is told");
+}
+
+#[test]
+fn answers_keep_their_name_when_the_map_dropped_it_to_make_room() {
+    let mut bench = Bench::new();
+    let (server, endpoint) = udp_socket("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Udp, "10.96.0.23:53", &[endpoint]);
+    let (client, _) = udp_socket("0.0.0.0:0");
+    client.send_to(b"q", vip).expect("send");
+    assert_eq!(answered(&server, &client), vip);
+    let mut names: HashMap<MapData, SocketPeer, Endpoint> = bench.pinned("udp_replies");
+    let keys: Vec<SocketPeer> = names.keys().map(|key| key.expect("read")).collect();
+    for key in keys {
+        names.remove(&key).expect("was there");
+    }
+    client.send_to(b"q", vip).expect("send");
+    assert_eq!(answered(&server, &client), vip);
 }
 
 #[test]

@@ -149,8 +149,10 @@ impl Maps {
         })
     }
 
-    pub(super) fn set_node(&mut self, netns: NetnsCookie) -> Result<(), KernelError> {
-        let value = NodeValue { netns: netns.0, layout: LAYOUT_VERSION, zero: 0 };
+    /// Says which network namespace is the node's, and that these maps are of our layout.
+    pub(super) fn set_node(&mut self, netns: Option<NetnsCookie>) -> Result<(), KernelError> {
+        let netns = netns.map_or(NodeValue::NETNS_UNKNOWN, |cookie| cookie.0);
+        let value = NodeValue { netns, layout: LAYOUT_VERSION, zero: 0 };
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))
     }
 

@@ -115,8 +115,8 @@ impl Ebpf {
             Step::RemoveMember(key) => self.maps.remove_member(key),
             Step::RemoveRange(range) => self.maps.remove_range(range),
             Step::RemoveNodeAddress(address) => self.maps.remove_node_address(address),
-            Step::ReleaseSockets { service, endpoints } => {
-                self.releaser.release(*service, endpoints.clone());
+            Step::ReleaseSockets { .. } => {
+                self.releaser.look();
                 Ok(())
             }
         }
@@ -137,6 +137,7 @@ impl Ebpf {
         }
         self.object.restore_pins(self.pins.path())?;
         self.attached = true;
+        self.releaser.look();
         Ok(())
     }
 
