@@ -55,6 +55,15 @@ pub enum KernelError {
         /// The directory asked for.
         path: PathBuf,
     },
+    /// Another process has these pins.
+    #[error(
+        "another shunt works with {}: stop that one, or name another directory with --bpf-pin-dir",
+        path.display()
+    )]
+    PinsInUse {
+        /// The directory asked for.
+        path: PathBuf,
+    },
     /// No cgroup v2 hierarchy.
     #[error("no cgroup2 filesystem is mounted; mount one and name it with --cgroup-root")]
     NoCgroup2,

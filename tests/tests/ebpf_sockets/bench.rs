@@ -48,6 +48,10 @@ impl OwnCgroup {
 impl Drop for OwnCgroup {
     fn drop(&mut self) {
         let _ = fs::write(self.home.join("cgroup.procs"), process::id().to_string());
+        // Also those that a test made in it.
+        for path in fs::read_dir(&self.path).into_iter().flatten().flatten().map(|entry| entry.path()) {
+            let _ = fs::remove_dir(path);
+        }
         let _ = fs::remove_dir(&self.path);
     }
 }

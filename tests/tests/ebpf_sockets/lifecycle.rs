@@ -1,9 +1,11 @@
 //! Restarts, changed map sizes, full maps, and how much a change writes.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -190,4 +192,81 @@ fn pins_that_someone_removed_are_back_after_the_next_comparison_and_services_wor
     }
     bench.restart();
     assert_eq!(bench.sync(&Dirty::everything()), 1, "the next process takes the same maps over");
+}
+
+#[test]
+fn a_swap_of_maps_that_was_cut_short_is_finished_by_the_next_process() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.24:80", &[endpoint]);
+    let pins = bench.settings.pin_dir.clone();
+    fs::hard_link(pins.join("endpoints"), pins.join("old-endpoints")).expect("bpffs");
+    bench.settings.map_sizes.services = 128;
+    bench.restart();
+    bench.sync(&Dirty::everything());
+    // Back to where services was moved already, and endpoints was not.
+    bench.dataplane = None;
+    let swap = PathBuf::from(format!("{}-swap", pins.display()));
+    fs::create_dir(&swap).expect("bpffs");
+    fs::rename(pins.join("endpoints"), swap.join("endpoints")).expect("bpffs");
+    fs::rename(pins.join("old-endpoints"), pins.join("endpoints")).expect("bpffs");
+    bench.restart();
+    assert_eq!(bench.sync(&Dirty::everything()), 1, "the maps in use hold everything");
+    TcpStream::connect(vip).expect("connect");
+    assert!(!swap.exists());
+}
+
+#[test]
+fn a_link_of_a_program_that_this_version_lacks_is_removed() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.25:80", &[endpoint]);
+    let links = bench.settings.pin_dir.join("links");
+    let names = || {
+        let entries = fs::read_dir(&links).expect("bpffs").map(|entry| entry.expect("bpffs").file_name());
+        entries.collect::<BTreeSet<_>>()
+    };
+    let ours = names();
+    fs::rename(links.join("shunt_release"), links.join("shunt_former")).expect("bpffs");
+    bench.restart();
+    bench.sync(&Dirty::everything());
+    assert_eq!(names(), ours);
+    TcpStream::connect(vip).expect("connect");
+}
+
+#[test]
+fn a_link_that_serves_another_cgroup_is_replaced_by_the_next_comparison() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "127.96.0.26:80", &[endpoint]);
+    let own = bench.settings.cgroup_root.clone();
+    let other = own.join("other");
+    fs::create_dir(&other).expect("cgroup");
+    bench.settings.cgroup_root = other.clone();
+    bench.restart();
+    bench.sync(&Dirty::everything());
+    // On loopback nobody else answers there.
+    let unserved = || TcpStream::connect(vip).is_err();
+    assert!(unserved(), "this process is not in that cgroup");
+    let link = bench.settings.pin_dir.join("links/shunt_connect4");
+    let saved = bench.settings.pin_dir.join("saved");
+    fs::hard_link(&link, &saved).expect("bpffs");
+    bench.settings.cgroup_root = own;
+    bench.restart();
+    bench.sync(&Dirty::everything());
+    TcpStream::connect(vip).expect("given this cgroup again");
+    fs::rename(&saved, &link).expect("bpffs");
+    assert!(unserved(), "the link that served this cgroup is gone");
+    bench.state = bench.dataplane().observe().expect("observe");
+    assert_eq!(bench.sync(&Dirty::everything()), 1, "the programs are attached again");
+    TcpStream::connect(vip).expect("connect");
+}
+
+#[test]
+fn a_second_proxy_is_refused_while_one_works_with_the_maps() {
+    let mut bench = Bench::new();
+    let error = Ebpf::new(&bench.settings).expect_err("in use").to_string();
+    assert!(error.contains("another shunt works with"), "{error}");
+    bench.restart();
+    assert_eq!(bench.sync(&Dirty::everything()), 1, "when the first has ended it takes over");
 }

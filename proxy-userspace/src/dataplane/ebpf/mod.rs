@@ -72,7 +72,7 @@ pub struct Ebpf {
     releaser: SocketReleaser,
     /// Maps of another layout are in use: this process's are built beside them, and take their place once they are full and its
     /// programs run.
-    staged: Option<PathBuf>,
+    is_staged: bool,
     attached: bool,
 }
 
@@ -90,7 +90,8 @@ impl Ebpf {
         let mut maps = Maps::open(&mut object, settings.map_sizes)?;
         maps.set_node(netns::current_cookie()?)?;
         let releaser = SocketReleaser::start(directory)?;
-        Ok(Self { object, maps, pins, cgroup, releaser, staged, attached: false })
+        let is_staged = staged.is_some();
+        Ok(Self { object, maps, pins, cgroup, releaser, is_staged, attached: false })
     }
 
     /// Removes all that any process ever pinned in a directory, without loading anything.
@@ -124,28 +125,35 @@ impl Ebpf {
 
     fn attach(&mut self) -> Result<(), KernelError> {
         // Someone may have removed it, with all that keeps the programs running.
-        self.pins = PinDir::create(self.pins.path())?;
+        self.pins.restore()?;
         let mut programs: Vec<_> = self.object.programs_mut().collect();
         // What translates back runs before anything is translated.
         programs.sort_by_key(|(name, _)| name.contains("connect") || name.contains("sendmsg"));
         for (name, program) in programs {
             bpf::attach(program, &self.cgroup, &self.pins.link(name))?;
         }
-        if let Some(staged) = &self.staged {
-            self.pins.take_from(staged, &self.maps.sizes.specs())?;
-            self.staged = None;
+        if self.is_staged {
+            self.pins.take_next()?;
+            self.is_staged = false;
         }
+        let names: Vec<String> = self.object.programs_mut().map(|(name, _)| name.to_owned()).collect();
+        self.pins.keep_links(LINKS, &names)?;
         self.object.restore_pins(self.pins.path())?;
         self.attached = true;
         self.releaser.look();
         Ok(())
     }
 
-    fn is_attached(&mut self) -> bool {
-        let pins = &self.pins;
-        self.attached
-            && self.object.is_pinned(pins.path())
-            && self.object.programs_mut().all(|(name, _)| pins.link(name).exists())
+    fn is_attached(&mut self) -> Result<bool, KernelError> {
+        if !self.attached || !self.object.is_pinned(self.pins.path()) {
+            return Ok(false);
+        }
+        for (name, _) in self.object.programs_mut() {
+            if !bpf::is_attached(&self.cgroup, &self.pins.link(name))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -159,7 +167,7 @@ fn remove_pins(pins: &PinDir) -> Vec<KernelError> {
 
 /// Where to build the maps: beside those that are pinned, if they are of another layout or size.
 fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<PathBuf>, KernelError> {
-    pins.discard_beside(specs)?;
+    pins.recover()?;
     if !pins.holds_any(specs) {
         return Ok(None);
     }
@@ -171,7 +179,7 @@ fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<PathBuf>, Kerne
         Err(difference) => difference,
     };
     tracing::info!(%difference, "building new maps beside the pinned ones");
-    pins.create_beside().map(Some)
+    pins.create_next().map(Some)
 }
 
 impl Dataplane for Ebpf {
@@ -181,7 +189,7 @@ impl Dataplane for Ebpf {
 
     fn observe(&mut self) -> Result<State, EbpfError> {
         let mut state = self.maps.read()?;
-        state.attached = self.is_attached();
+        state.attached = self.is_attached()?;
         Ok(state)
     }
 

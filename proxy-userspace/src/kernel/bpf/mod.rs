@@ -18,7 +18,7 @@ use aya::{
 };
 
 pub use self::{
-    link::{Replacement, attach},
+    link::{Replacement, attach, is_attached},
     pins::PinDir,
 };
 use super::KernelError;

@@ -81,7 +81,7 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     bpf(BPF_OBJ_PIN, Obj { pathname: path.as_ptr() as u64, bpf_fd: number(object), file_flags: 0 }).map(drop)
 }
 
-/// The id of the cgroup a link is attached to; 0 once that cgroup is gone. Kernel 5.8.
+/// The id of the cgroup a link is attached to; 0 once it is detached or that cgroup is gone. Kernel 5.8 (f2e10bff16a0).
 pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
     // SAFETY: a plain structure of integers.
     let mut info: CgroupLinkInfo = unsafe { zeroed() };
