@@ -6,7 +6,7 @@
 use crate::addr::{Addr, Proto};
 
 /// Changes with any change to what follows: a process that finds pinned maps of another version builds its own beside them.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Declares a plain map type and asserts that it has the given size, so that no padding slips in.
 macro_rules! map_type {
@@ -32,6 +32,14 @@ pub enum List {
     Local = 1,
     /// Membership only: every endpoint that serves, chosen or not. A UDP flow to it may go on.
     Serving = 2,
+}
+
+impl List {
+    /// As keys hold it.
+    #[inline(always)]
+    pub const fn number(self) -> u32 {
+        self as u32
+    }
 }
 
 map_type! {
@@ -107,7 +115,7 @@ map_type! {
 }
 
 map_type! {
-    /// An address and port: the value of `endpoints`, and part of others.
+    /// An address and port: the value of `endpoints`, `udp_flows` and `udp_replies`, and part of others.
     Endpoint, 20 {
         /// Address.
         addr: Addr,
@@ -186,7 +194,7 @@ map_type! {
     SocketPeer, 32 {
         /// Socket cookie.
         socket: u64,
-        /// `udp_flows`: the address dialled. `udp_replies`: the endpoint.
+        /// `udp_flows`: the address dialled, whose value is the endpoint. `udp_replies`: the other way round.
         peer: Endpoint,
         /// Zero.
         zero: u32,
@@ -198,18 +206,6 @@ impl SocketPeer {
     #[inline(always)]
     pub const fn new(socket: u64, peer: Endpoint) -> Self {
         Self { socket, peer, zero: 0 }
-    }
-}
-
-map_type! {
-    /// Value of `udp_flows`: where an unconnected socket's datagrams to an address go.
-    UdpFlow, 28 {
-        /// [`ServiceValue::service`].
-        service: u32,
-        /// [`ServiceValue::generation`] when the endpoint was last found to serve.
-        generation: u32,
-        /// The endpoint.
-        endpoint: Endpoint,
     }
 }
 
@@ -238,11 +234,16 @@ map_type! {
 map_type! {
     /// The one value of `node`.
     NodeValue, 16 {
-        /// Network namespace cookie of the node.
+        /// Network namespace cookie of the node, or [`NodeValue::NETNS_UNKNOWN`].
         netns: u64,
         /// [`LAYOUT_VERSION`] of all maps beside it.
         layout: u32,
         /// Zero.
         zero: u32,
     }
+}
+
+impl NodeValue {
+    /// Kernels before 5.14 do not tell userspace the cookie. The node is then taken to live in the initial network namespace.
+    pub const NETNS_UNKNOWN: u64 = 0;
 }

@@ -5,7 +5,7 @@ use crate::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, MemberKey, NodeValue, ServiceKey,
-        ServiceValue, SocketPeer, SourceRange, UdpFlow, UdpSocket,
+        ServiceValue, SocketPeer, SourceRange, UdpSocket,
     },
 };
 
@@ -32,6 +32,5 @@ pod!(
     ServiceValue,
     SocketPeer,
     SourceRange,
-    UdpFlow,
     UdpSocket,
 );

@@ -1,11 +1,11 @@
 //! Choosing an endpoint: even over the slots, and sticky where a Service asks for it.
 
-use crate::layout::{AffinityValue, List, ServiceValue};
+use crate::layout::{AffinityValue, ServiceValue};
 
 /// The slots a caller may be given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
-    /// The list, as [`List`] numbers it.
+    /// The list, as [`List`](crate::layout::List) numbers it.
     pub list: u32,
     /// Their number.
     pub count: u32,
@@ -30,14 +30,6 @@ impl Slots {
     #[inline(always)]
     pub const fn pick(&self, random: u32) -> u32 {
         ((random as u64 * self.count as u64) >> 32) as u32
-    }
-}
-
-impl List {
-    /// As keys hold it.
-    #[inline(always)]
-    pub const fn number(self) -> u32 {
-        self as u32
     }
 }
 

@@ -11,16 +11,16 @@ use proxy_common::{
     Addr, Proto,
     layout::{
         AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, MemberKey, NodeValue, ServiceKey,
-        ServiceValue, SocketPeer, SourceRange, UdpFlow, UdpSocket,
+        ServiceValue, SocketPeer, SourceRange, UdpSocket,
     },
 };
 
-use crate::ctx::{SockAddr, Socket};
+use crate::ctx::{self, SockAddr, Socket};
 
 /// Memory is taken as entries come, so that generous capacities cost nothing.
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
-// Capacities here are placeholders: userspace sets them from its configuration when it creates the maps.
+// Capacities here do not matter: userspace sets them from its configuration when it creates the maps.
 
 #[btf_map(name = "services")]
 static SERVICES: HashMap<ServiceKey, ServiceValue, 1024, NO_PREALLOC> = HashMap::new();
@@ -37,7 +37,7 @@ static NODE: Array<NodeValue, 1> = Array::new();
 #[btf_map(name = "affinity")]
 static AFFINITY: LruHashMap<AffinityKey, AffinityValue, 1024> = LruHashMap::new();
 #[btf_map(name = "udp_flows")]
-static UDP_FLOWS: LruHashMap<SocketPeer, UdpFlow, 1024> = LruHashMap::new();
+static UDP_FLOWS: LruHashMap<SocketPeer, Endpoint, 1024> = LruHashMap::new();
 #[btf_map(name = "udp_replies")]
 static UDP_REPLIES: LruHashMap<SocketPeer, Endpoint, 1024> = LruHashMap::new();
 #[btf_map(name = "udp_sockets")]
@@ -45,7 +45,7 @@ static UDP_SOCKETS: LruHashMap<u64, UdpSocket, 1024> = LruHashMap::new();
 #[btf_map(name = "connections")]
 static CONNECTIONS: SkStorage<Connection> = SkStorage::new();
 
-/// Set by userspace where the kernel has `bpf_set_retval` (5.18); the verifier never looks at code it rules out.
+/// Set by userspace where the kernel has `bpf_set_retval` for these programs; the verifier never looks at code it rules out.
 #[unsafe(no_mangle)]
 static HAS_SET_RETVAL: Global<u8> = Global::new(0);
 
@@ -77,7 +77,7 @@ lookup! {
     /// Where a client went last.
     affinity(AFFINITY: AffinityKey) -> AffinityValue;
     /// Where an unconnected socket's datagrams to an address went last.
-    udp_flow(UDP_FLOWS: SocketPeer) -> UdpFlow;
+    udp_flow(UDP_FLOWS: SocketPeer) -> Endpoint;
     /// The address a socket dialled to reach an endpoint.
     udp_reply(UDP_REPLIES: SocketPeer) -> Endpoint;
 }
@@ -100,10 +100,13 @@ pub fn in_source_ranges(service: u32, addr: Addr) -> bool {
     SOURCE_RANGES.get(&Key::new(SourceRange::BITS, SourceRange { service, addr })).is_some()
 }
 
-/// The node's network namespace cookie.
+/// The node's network namespace cookie; the initial namespace's where userspace could not tell it.
 #[inline(always)]
 pub fn node_netns() -> u64 {
-    NODE.get(0).map_or(0, |node| node.netns)
+    match NODE.get(0) {
+        Some(node) if node.netns != NodeValue::NETNS_UNKNOWN => node.netns,
+        _ => ctx::initial_netns(),
+    }
 }
 
 // Writes fail only where a map cannot take memory at that moment. The translation then goes on without its memory: the
@@ -115,11 +118,16 @@ pub fn set_affinity(key: &AffinityKey, value: &AffinityValue) {
     let _ = AFFINITY.insert(key, value, 0);
 }
 
-/// Remembers where a socket's datagrams to an address go, and what to call the endpoint in its answers.
+/// Remembers where a socket's datagrams to an address go.
 #[inline(always)]
-pub fn set_udp_flow(dialled: &SocketPeer, flow: &UdpFlow) {
-    let _ = UDP_FLOWS.insert(dialled, flow, 0);
-    let _ = UDP_REPLIES.insert(SocketPeer::new(dialled.socket, flow.endpoint), dialled.peer, 0);
+pub fn set_udp_flow(dialled: &SocketPeer, endpoint: &Endpoint) {
+    let _ = UDP_FLOWS.insert(dialled, endpoint, 0);
+}
+
+/// Remembers what to call an endpoint in its answers to a socket.
+#[inline(always)]
+pub fn set_udp_reply(endpoint: &SocketPeer, dialled: &Endpoint) {
+    let _ = UDP_REPLIES.insert(endpoint, dialled, 0);
 }
 
 /// Remembers a connected UDP socket, so that userspace can destroy it when its endpoint goes.

@@ -6,7 +6,7 @@
 
 use proxy_common::{
     Proto,
-    layout::{Connection, Endpoint, ServiceValue, SocketPeer, UdpFlow, UdpSocket},
+    layout::{Connection, Endpoint, ServiceValue, SocketPeer, UdpSocket},
     select::Slots,
     verdict::{self, SocketSource, Verdict},
 };
@@ -51,11 +51,12 @@ pub fn connect<F: Family>(ctx: &SockAddr) -> Outcome {
     let dialled = ctx.address::<F>();
     let choose = |service: &ServiceValue, slots| service::choose(service, slots, || ctx.netns());
     match resolve::<F>(ctx, &dialled, proto, choose) {
-        Resolution::NoService => {
+        Resolution::Pass => {
             forget(ctx, proto);
             Outcome::Proceed
         }
-        Resolution::Ended(outcome) => outcome,
+        // The connection the socket may have goes on, as the kernel has it with any connect that fails.
+        Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { service, endpoint } => {
             remember(ctx, proto, service, Connection { dialled, endpoint });
             ctx.set_address::<F>(&endpoint);
@@ -64,17 +65,24 @@ pub fn connect<F: Family>(ctx: &SockAddr) -> Outcome {
     }
 }
 
-/// A process sends a datagram from an unconnected socket.
+/// A process sends a datagram to an address it names. The socket may be connected all the same, perhaps to that address.
 #[inline(always)]
 pub fn sendmsg<F: Family>(ctx: &SockAddr) -> Outcome {
     if Proto::from_number(ctx.protocol()) != Some(Proto::Udp) {
         return Outcome::Proceed;
     }
     let dialled = ctx.address::<F>();
+    if let Some(connection) = own_connection(ctx)
+        && connection.dialled == dialled
+    {
+        // A connected socket hears its peer only: an answer from another endpoint would be lost.
+        ctx.set_address::<F>(&connection.endpoint);
+        return Outcome::Proceed;
+    }
     let choose = |service: &ServiceValue, slots| flow_endpoint(ctx, &dialled, service, slots);
     match resolve::<F>(ctx, &dialled, Proto::Udp, choose) {
-        Resolution::NoService => Outcome::Proceed,
-        Resolution::Ended(outcome) => outcome,
+        Resolution::Pass => Outcome::Proceed,
+        Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { endpoint, .. } => {
             ctx.set_address::<F>(&endpoint);
             Outcome::Proceed
@@ -86,14 +94,21 @@ pub fn sendmsg<F: Family>(ctx: &SockAddr) -> Outcome {
 #[inline(always)]
 pub fn recvmsg<F: Family>(ctx: &SockAddr) -> Outcome {
     let sender = ctx.address::<F>();
-    if let Some(connection) = maps::connection(ctx) {
-        if connection.endpoint == sender {
-            ctx.set_address::<F>(&connection.dialled);
-        }
-    } else if let Some(dialled) = maps::udp_reply(&SocketPeer::new(ctx.cookie(), sender)) {
+    let dialled = if ctx.socket().is_connected() {
+        maps::connection(ctx).filter(|own| own.endpoint == sender).map(|own| own.dialled)
+    } else {
+        maps::udp_reply(&SocketPeer::new(ctx.cookie(), sender))
+    };
+    if let Some(dialled) = dialled {
         ctx.set_address::<F>(&dialled);
     }
     Outcome::Proceed
+}
+
+/// What a socket is connected to through a Service now.
+#[inline(always)]
+fn own_connection(ctx: &SockAddr) -> Option<Connection> {
+    if ctx.socket().is_connected() { maps::connection(ctx) } else { None }
 }
 
 /// A process asks what its socket is connected to.
@@ -109,10 +124,10 @@ pub fn getpeername<F: Family>(ctx: &SockAddr) -> Outcome {
 
 /// What a dialled destination comes to.
 enum Resolution {
-    /// It is no Service's.
-    NoService,
-    /// It is, and that is all there is to do.
-    Ended(Outcome),
+    /// It is no Service's, or one whose packets must tell.
+    Pass,
+    /// It cannot be had.
+    Fail(i32),
     /// It goes to an endpoint of this Service.
     Endpoint { service: u32, endpoint: Endpoint },
 }
@@ -129,36 +144,40 @@ fn resolve<F: Family>(
     choose: impl Fn(&ServiceValue, Slots) -> Option<Endpoint>,
 ) -> Resolution {
     for _ in 0..READS {
-        let found = service::find(dialled, proto, || ctx.netns() == maps::node_netns());
-        let Some(service) = found else { return Resolution::NoService };
-        let slots = match admit::<F>(ctx, &service) {
-            Ok(slots) => slots,
-            Err(outcome) => return Resolution::Ended(outcome),
+        let found = service::find(dialled, proto, || in_node(ctx));
+        let Some(service) = found else { return Resolution::Pass };
+        let slots = match verdict::for_socket(&service, || source::<F>(ctx, &service)) {
+            Verdict::Translate(slots) => slots,
+            Verdict::Pass(_) => return Resolution::Pass,
+            Verdict::Refuse => return Resolution::Fail(ECONNREFUSED),
+            Verdict::Drop(_) => return Resolution::Fail(EHOSTUNREACH),
         };
         if let Some(endpoint) = choose(&service, slots) {
             return Resolution::Endpoint { service: service.service, endpoint };
         }
     }
-    Resolution::Ended(Outcome::Fail(ECONNREFUSED))
+    Resolution::Fail(ECONNREFUSED)
 }
 
+/// Where a socket dials from, as far as it is known before its packets are.
 #[inline(always)]
-fn admit<F: Family>(ctx: &SockAddr, service: &ServiceValue) -> Result<Slots, Outcome> {
-    let source = || match F::bound_source(ctx) {
+fn source<F: Family>(ctx: &SockAddr, service: &ServiceValue) -> SocketSource {
+    match F::bound_source(ctx) {
         Some(address) => SocketSource::Bound { in_ranges: maps::in_source_ranges(service.service, address) },
-        None if ctx.netns() == maps::node_netns() => SocketSource::Node,
+        None if in_node(ctx) => SocketSource::Node,
         None => SocketSource::Pod,
-    };
-    match verdict::for_socket(service, source) {
-        Verdict::Translate(slots) => Ok(slots),
-        Verdict::Pass(_) => Err(Outcome::Proceed),
-        Verdict::Refuse => Err(Outcome::Fail(ECONNREFUSED)),
-        Verdict::Drop(_) => Err(Outcome::Fail(EHOSTUNREACH)),
     }
 }
 
+/// Whether a socket is in the node's network namespace.
+#[inline(always)]
+fn in_node(ctx: &SockAddr) -> bool {
+    ctx.netns() == maps::node_netns()
+}
+
 /// The endpoint for datagrams of an unconnected socket: the last one as long as it serves, so that a conversation stays in
-/// one place as it does with conntrack.
+/// one place as it does with conntrack. Whether it serves is asked anew each time: an endpoint that drains is in no list of
+/// slots any more, so none changes when it is gone.
 #[inline(always)]
 fn flow_endpoint(
     ctx: &SockAddr,
@@ -166,15 +185,21 @@ fn flow_endpoint(
     service: &ServiceValue,
     slots: Slots,
 ) -> Option<Endpoint> {
-    let key = SocketPeer::new(ctx.cookie(), *dialled);
-    let last = maps::udp_flow(&key).filter(|flow| flow.service == service.service);
-    let endpoint = match last {
-        Some(flow) if flow.generation == service.generation => return Some(flow.endpoint),
-        Some(flow) if service::still_serves(service, flow.endpoint) => flow.endpoint,
-        _ => service::choose(service, slots, || ctx.netns())?,
+    let flow = SocketPeer::new(ctx.cookie(), *dialled);
+    let endpoint = match maps::udp_flow(&flow) {
+        Some(last) if service::still_serves(service, last) => last,
+        _ => {
+            let chosen = service::choose(service, slots, || ctx.netns())?;
+            maps::set_udp_flow(&flow, &chosen);
+            chosen
+        }
     };
-    let flow = UdpFlow { service: service.service, generation: service.generation, endpoint };
-    maps::set_udp_flow(&key, &flow);
+    // The name of its answers is looked at each time, too: the socket may have asked the same endpoint under another address
+    // meanwhile, and the map may have dropped the name to make room.
+    let reply = SocketPeer::new(flow.socket, endpoint);
+    if maps::udp_reply(&reply) != Some(*dialled) {
+        maps::set_udp_reply(&reply, dialled);
+    }
     Some(endpoint)
 }
 

@@ -3,6 +3,7 @@
 //! `watch` → `model` → `sync` → `dataplane` → `kernel`; each stage knows only those before it, and `health`,
 //! `metrics` and `inspect` read.
 
+pub mod causes;
 pub mod config;
 pub mod dataplane;
 pub mod health;

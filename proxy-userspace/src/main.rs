@@ -7,7 +7,10 @@ use std::{
     process::ExitCode,
 };
 
-use proxy_userspace::config::{Config, Environment, Flags, LogFormat};
+use proxy_userspace::{
+    causes::with_causes,
+    config::{Config, Environment, Flags, LogFormat},
+};
 use tracing_subscriber::{
     Layer as _, Registry, filter::Targets, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _,
 };
@@ -24,7 +27,7 @@ fn main() -> ExitCode {
     let config = match Config::load(&flags, &Environment::of_this_process()) {
         Ok(config) => config,
         Err(error) => {
-            eprintln!("shunt: {:#}", anyhow::Error::new(error));
+            eprintln!("shunt: {}", with_causes(&error));
             return ExitCode::FAILURE;
         }
     };
@@ -33,7 +36,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = format!("{error:#}"), "exiting");
+            tracing::error!(error = with_causes(error.as_ref()), "exiting");
             ExitCode::FAILURE
         }
     }

@@ -4,7 +4,9 @@
 mod sock_addr;
 mod socket;
 
-use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_set_retval};
+use aya_ebpf::helpers::generated::{
+    bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_set_retval,
+};
 pub use sock_addr::{Family, SockAddr, V4, V6};
 pub use socket::Socket;
 
@@ -22,8 +24,14 @@ pub fn now_ns() -> u64 {
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// Makes the caller of a hooked system call see this error when the program denies it. Needs a kernel with
-/// `bpf_set_retval`, 5.18 (b44123b4a3dc).
+/// Identifies the initial network namespace as long as the kernel runs. Kernel 5.7 (f318903c0bf4).
+#[inline(always)]
+pub fn initial_netns() -> u64 {
+    // SAFETY: without a context the helper answers for the initial namespace.
+    unsafe { bpf_get_netns_cookie(core::ptr::null_mut()) }
+}
+
+/// Makes the caller of a hooked system call see this error when the program denies it. Kernel 6.1 (bed89185af0d).
 #[inline(always)]
 pub fn set_errno(errno: i32) {
     // SAFETY: the helper takes a number; one it does not accept changes nothing.

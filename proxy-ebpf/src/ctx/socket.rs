@@ -2,6 +2,9 @@
 
 use aya_ebpf::{bindings::bpf_sock, helpers::generated::bpf_get_socket_cookie};
 
+/// The state of connected sockets, UDP ones too.
+const TCP_ESTABLISHED: u32 = 1;
+
 /// `struct bpf_sock`.
 pub struct Socket(*mut bpf_sock);
 
@@ -23,6 +26,13 @@ impl Socket {
     pub fn protocol(&self) -> u32 {
         // SAFETY: the kernel's pointer to a socket; the field may be read in every program that has one.
         unsafe { (&raw const (*self.0).protocol).read_volatile() }
+    }
+
+    /// Connected, as a UDP socket is until it is disconnected (connect to `AF_UNSPEC`, of which no hook tells).
+    #[inline(always)]
+    pub fn is_connected(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { (&raw const (*self.0).state).read_volatile() == TCP_ESTABLISHED }
     }
 
     /// The IPv4 address it is bound to, 0 if none; in network byte order.

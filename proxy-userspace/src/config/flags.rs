@@ -240,7 +240,7 @@ fn command() -> Command {
                 .help("A KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1), with shunt's own settings under 'shunt'"),
         )
         .arg(
-            switch(Arg::new("cleanup").long("cleanup").value_parser(clap::value_parser!(bool)))
+            switch(Arg::new("cleanup").long("cleanup").value_name(SWITCH).hide_possible_values(true).value_parser(clap::value_parser!(bool)))
                 .help("Remove everything this program ever put into the kernel, and exit"),
         );
     for flag in FLAGS {

@@ -19,7 +19,7 @@ pub(crate) struct Programmed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Observe,
-    /// An apply of so many changes; one of none leaves the kernel alone and is no call.
+    /// An apply of so many changes; one without any does not reach the kernel.
     Apply(usize),
     FailedApply,
     Cleanup,

@@ -38,11 +38,11 @@ impl Cgroup {
     pub fn open(path: &Path) -> Result<Self, KernelError> {
         let directory = File::open(path).map_err(KernelError::path("open cgroup", path))?;
         let kind = fstatfs(&directory).map_err(|e| KernelError::path("statfs", path)(e.into()))?;
-        if kind.filesystem_type() != CGROUP2_SUPER_MAGIC {
+        let metadata = directory.metadata().map_err(KernelError::path("stat", path))?;
+        if kind.filesystem_type() != CGROUP2_SUPER_MAGIC || !metadata.is_dir() {
             return Err(KernelError::NotCgroup2 { path: path.into() });
         }
-        let id = directory.metadata().map_err(KernelError::path("stat", path))?.ino();
-        Ok(Self { directory, id })
+        Ok(Self { directory, id: metadata.ino() })
     }
 
     /// The open directory.
@@ -66,6 +66,13 @@ mod tests {
             "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
         assert_eq!(cgroup2_mount(mounts), Some("/sys/fs/cgroup/unified"));
         assert_eq!(cgroup2_mount("tmpfs /tmp tmpfs rw 0 0\n"), None);
+    }
+
+    #[test]
+    fn a_file_of_a_cgroup_is_refused() {
+        let file = find_root().expect("cgroup2").join("cgroup.procs");
+        let error = Cgroup::open(&file).expect_err("no directory");
+        assert!(error.to_string().ends_with("is not a directory of a cgroup2 filesystem"), "{error}");
     }
 
     #[test]

@@ -55,9 +55,26 @@ pub enum KernelError {
         /// The directory asked for.
         path: PathBuf,
     },
+    /// Another process has these pins.
+    #[error(
+        "another shunt works with {}: stop that one, or name another directory with --bpf-pin-dir",
+        path.display()
+    )]
+    PinsInUse {
+        /// The directory asked for.
+        path: PathBuf,
+    },
     /// No cgroup v2 hierarchy.
     #[error("no cgroup2 filesystem is mounted; mount one and name it with --cgroup-root")]
     NoCgroup2,
+    /// This process may not use eBPF.
+    #[error(
+        "eBPF needs root, or the capabilities CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; missing: {missing}"
+    )]
+    NotPermitted {
+        /// What it lacks.
+        missing: String,
+    },
     /// Not a cgroup v2 directory.
     #[error("--cgroup-root {} is not a directory of a cgroup2 filesystem", path.display())]
     NotCgroup2 {

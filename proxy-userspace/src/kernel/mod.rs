@@ -4,6 +4,7 @@
 
 pub mod addresses;
 pub mod bpf;
+pub mod capabilities;
 pub mod cgroup;
 mod error;
 pub mod netns;

@@ -3,9 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    mem::zeroed,
-    net::UdpSocket,
-    os::unix::fs::MetadataExt as _,
+    os::unix::{fs::MetadataExt as _, net::UnixDatagram},
     path::{Path, PathBuf},
     thread,
 };
@@ -18,17 +16,15 @@ use super::KernelError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetnsCookie(pub u64);
 
-/// The cookie of the calling thread's namespace; none on kernels before 5.14, which do not tell (`SO_NETNS_COOKIE`,
+/// The cookie of the calling thread's namespace; none on kernels before 5.14, which keep it to programs (`SO_NETNS_COOKIE`,
 /// e8b9eab99232).
 pub fn current_cookie() -> Result<Option<NetnsCookie>, KernelError> {
-    let socket = UdpSocket::bind(("127.0.0.1", 0))
-        .or_else(|_| UdpSocket::bind(("::1", 0)))
-        .or_else(|_| UdpSocket::bind(("0.0.0.0", 0)))
-        .map_err(KernelError::call("open", "a socket"))?;
+    // Any socket does; this kind needs neither an address nor a link that is up.
+    let socket = UnixDatagram::unbound().map_err(KernelError::call("open", "a socket"))?;
     match super::socket_option_u64(&socket, libc::SO_NETNS_COOKIE) {
         Ok(cookie) => Ok(Some(NetnsCookie(cookie))),
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(None),
-        Err(error) => Err(KernelError::call("getsockopt SO_NETNS_COOKIE", "a socket")(error)),
+        Err(error) => Err(KernelError::call("getsockopt SO_NETNS_COOKIE of", "a socket")(error)),
     }
 }
 
@@ -73,26 +69,15 @@ pub fn within<T: Send>(
     })
 }
 
-/// Takes away the limit on locked memory that kernels before 5.11 charge maps to. Newer ones do not care.
-pub fn lift_memlock_limit() {
-    // SAFETY: a plain structure of two integers.
-    let mut limit: libc::rlimit = unsafe { zeroed() };
-    limit.rlim_cur = libc::RLIM_INFINITY;
-    limit.rlim_max = libc::RLIM_INFINITY;
-    // SAFETY: the kernel only reads the structure. Failing is fine: map creation then says what it lacks.
-    unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn this_namespace_has_a_cookie_and_a_handle() {
-        let here = current_cookie().expect("a socket");
-        assert!(here.is_some(), "kernel 5.14 or newer");
+        let here = current_cookie().expect("a socket").expect("kernel 5.14 or newer");
         assert!(
-            handles().iter().any(|(path, file)| within(path, file, current_cookie).ok() == Some(here)),
+            handles().iter().any(|(path, file)| within(path, file, current_cookie).ok() == Some(Some(here))),
             "root can enter its own namespace"
         );
     }

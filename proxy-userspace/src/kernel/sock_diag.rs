@@ -1,6 +1,11 @@
 //! Finds and destroys connected UDP sockets of a network namespace (`sock_diag` netlink, `CONFIG_INET_DIAG_DESTROY`).
 
-use std::{collections::HashSet, io, os::fd::AsRawFd};
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::AsRawFd,
+};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
@@ -10,7 +15,7 @@ use netlink_packet_sock_diag::{
     constants::{AF_INET, AF_INET6, IPPROTO_UDP, SOCK_DESTROY},
     inet::{ExtensionFlags, InetRequest, SocketId, StateFlags},
 };
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG};
+use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_SOCK_DIAG};
 
 use super::KernelError;
 
@@ -26,17 +31,21 @@ pub fn cookie(socket: &impl AsRawFd) -> io::Result<SocketCookie> {
 /// How long the kernel may take for an answer.
 const ANSWER_TIMEOUT_SECONDS: libc::time_t = 2;
 
-/// Destroys those connected UDP sockets of the calling thread's namespace whose cookies are given: their next call fails with
-/// ECONNABORTED, and the application connects anew. Returns those it destroyed. Unconnected sockets are never touched.
+/// Destroys those connected UDP sockets of the calling thread's namespace whose cookies are given, if they are still connected
+/// to the peer given: their next call fails with ECONNABORTED, and the application connects anew. Returns those it destroyed.
+/// Unconnected sockets are never touched.
 #[expect(clippy::implicit_hasher, reason = "one caller, one hasher")]
-pub fn destroy_udp(cookies: &HashSet<SocketCookie>) -> Result<Vec<SocketCookie>, KernelError> {
+pub fn destroy_udp(peers: &HashMap<SocketCookie, SocketAddr>) -> Result<Vec<SocketCookie>, KernelError> {
+    if peers.is_empty() {
+        return Ok(Vec::new());
+    }
     let socket = open().map_err(KernelError::call("open", "a sock_diag socket"))?;
     let mut destroyed = Vec::new();
     for family in [AF_INET, AF_INET6] {
         let connected = dump(&socket, family).map_err(KernelError::call("list", "UDP sockets"))?;
         for id in connected {
             let cookie = SocketCookie(u64::from_ne_bytes(id.cookie));
-            if cookies.contains(&cookie) {
+            if peers.get(&cookie) == Some(&peer(&id)) {
                 let object = format!("UDP socket {}:{}", id.source_address, id.source_port);
                 destroy(&socket, family, id).map_err(KernelError::call("destroy", object))?;
                 destroyed.push(cookie);
@@ -46,10 +55,16 @@ pub fn destroy_udp(cookies: &HashSet<SocketCookie>) -> Result<Vec<SocketCookie>,
     Ok(destroyed)
 }
 
+/// Whom a socket is connected to: an IPv6 socket that talks to an IPv4-mapped address talks to IPv4.
+fn peer(id: &SocketId) -> SocketAddr {
+    let address: IpAddr = id.destination_address;
+    SocketAddr::new(address.to_canonical(), id.destination_port)
+}
+
 fn open() -> io::Result<Socket> {
     let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
     socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
+    socket.connect(&NetlinkAddr::new(0, 0))?;
     super::set_receive_timeout(&socket, ANSWER_TIMEOUT_SECONDS)?;
     Ok(socket)
 }
@@ -132,17 +147,21 @@ mod tests {
 
     /// As root, like every test that changes the kernel.
     #[test]
-    fn a_connected_socket_is_destroyed_by_its_cookie_and_no_other_is() {
+    fn a_connected_socket_is_destroyed_by_its_cookie_and_peer_and_no_other_is() {
         let server = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+        let peer = server.local_addr().expect("bound");
         let connect = || {
             let client = UdpSocket::bind("127.0.0.1:0").expect("loopback");
-            client.connect(server.local_addr().expect("bound")).expect("loopback");
+            client.connect(peer).expect("loopback");
             client
         };
-        let (doomed, spared) = (connect(), connect());
-        let doomed_cookie = cookie(&doomed).expect("SO_COOKIE");
-        let destroyed = destroy_udp(&HashSet::from([doomed_cookie])).expect("needs CAP_NET_ADMIN");
-        assert_eq!(destroyed, [doomed_cookie]);
+        let cookie = |socket| cookie(socket).expect("SO_COOKIE");
+        let (doomed, spared, elsewhere) = (connect(), connect(), connect());
+        let another = SocketAddr::from(([127, 0, 0, 1], 9));
+        let peers = HashMap::from([(cookie(&doomed), peer), (cookie(&elsewhere), another)]);
+        let destroyed = destroy_udp(&peers).expect("needs CAP_NET_ADMIN");
+        assert_eq!(destroyed, [cookie(&doomed)]);
+        elsewhere.send(b"x").expect("it is connected to somebody else by now");
         let error = doomed.send(b"x").expect_err("a destroyed socket");
         assert!(
             [libc::ECONNABORTED, libc::EDESTADDRREQ].contains(&error.raw_os_error().unwrap_or(0)),

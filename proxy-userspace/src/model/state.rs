@@ -144,6 +144,11 @@ impl Model {
         self.claims.conflicts()
     }
 
+    /// The name of this node, if there is no Node object of that name.
+    pub fn missing_node(&self) -> Option<&str> {
+        self.node.is_none().then_some(&*self.settings.node_name)
+    }
+
     /// How many Services this proxy serves.
     pub fn service_count(&self) -> usize {
         self.services.len()

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
+    causes::with_causes,
     config::Config,
     health::{self, ProxyHealth},
     metrics::Metrics,
@@ -55,7 +56,7 @@ pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
     let errors = parts::cleanup(config);
     let count = errors.len();
     for error in errors {
-        tracing::error!(error = format!("{:#}", anyhow::Error::new(error)), "cleanup");
+        tracing::error!(error = with_causes(&error), "cleanup");
     }
     anyhow::ensure!(count == 0, "cleanup left something behind: {count} errors");
     tracing::info!("everything is removed");

@@ -4,16 +4,14 @@
 //! `minSyncPeriod`. After a failure, and every `syncPeriod`, the kernel is read anew and compared with everything. The loop
 //! and the dataplane run on one task: from an event to the kernel there is no other queue.
 
+mod conflicts;
 mod no_local_endpoints;
 mod pace;
 
 #[cfg(test)]
 mod tests;
 
-use std::{
-    error::Error,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::{
     sync::{mpsc, watch},
@@ -21,10 +19,12 @@ use tokio::{
 };
 
 use self::{
+    conflicts::Conflicts,
     no_local_endpoints::NoLocalEndpoints,
     pace::{Due, Pace},
 };
 use crate::{
+    causes::with_causes,
     dataplane::{RenderError, Renderer},
     health::{HealthChecks, ListenOn, ProxyHealth},
     metrics::{Metrics, SyncExtent, WatchedKind},
@@ -84,6 +84,8 @@ pub struct SyncLoop {
     pace: Pace,
     every_node_port_address: bool,
     no_local_endpoints: NoLocalEndpoints,
+    conflicts: Conflicts,
+    told_missing_node: bool,
     trigger_times: Vec<UnixNanos>,
     last_error: Option<String>,
     last_logged: Option<Instant>,
@@ -104,6 +106,8 @@ impl SyncLoop {
             outputs,
             pace: Pace::new(periods),
             no_local_endpoints: NoLocalEndpoints::default(),
+            conflicts: Conflicts::default(),
+            told_missing_node: false,
             trigger_times: Vec::new(),
             last_error: None,
             last_logged: None,
@@ -182,6 +186,8 @@ impl SyncLoop {
         let dirty = self.model.resolve();
         // Kept up with here and not on success only: what is dirty is told once.
         self.no_local_endpoints.update(self.model.snapshot(), &dirty);
+        self.conflicts.update(self.model.conflicts());
+        self.tell_missing_node();
         self.trigger_times.extend(self.model.take_trigger_times());
         let extent = if dirty.all { SyncExtent::Full } else { wanted };
         let rendered = self.render(extent, &dirty);
@@ -190,6 +196,18 @@ impl SyncLoop {
             Ok(operations) => self.succeeded(started, extent, &dirty, operations),
             Err(error) => self.failed(started, &error),
         }
+    }
+
+    /// A wrong name is easily given, and what depends on it then fails quietly.
+    fn tell_missing_node(&mut self) {
+        let missing = self.model.missing_node();
+        if let Some(node) = missing.filter(|_| !self.told_missing_node) {
+            tracing::warn!(
+                node,
+                "there is no Node object of this name (--hostname-override): its zone, addresses and pod CIDRs are unknown"
+            );
+        }
+        self.told_missing_node = missing.is_some();
     }
 
     fn render(&mut self, extent: SyncExtent, dirty: &Dirty) -> Result<usize, RenderError> {
@@ -262,7 +280,7 @@ impl SyncLoop {
         self.outputs.metrics.sync_failed();
         self.outputs.health.queued();
         let retry_in = self.pace.failed(started);
-        let message = with_sources(error);
+        let message = with_causes(error);
         if self.last_error.as_ref() == Some(&message) {
             tracing::debug!(error = message, ?retry_in, "still cannot program the kernel");
         } else {
@@ -270,18 +288,6 @@ impl SyncLoop {
         }
         self.last_error = Some(message);
     }
-}
-
-/// An error and all that caused it, on one line.
-pub(crate) fn with_sources(error: &dyn Error) -> String {
-    let mut message = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        message.push_str(": ");
-        message.push_str(&error.to_string());
-        source = error.source();
-    }
-    message
 }
 
 fn unix_now() -> Duration {

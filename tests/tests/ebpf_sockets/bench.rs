@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use aya::maps::{Map, MapData, MapError};
 use proxy_userspace::{
     dataplane::{
         Dataplane, PlanSize as _,
@@ -47,6 +48,10 @@ impl OwnCgroup {
 impl Drop for OwnCgroup {
     fn drop(&mut self) {
         let _ = fs::write(self.home.join("cgroup.procs"), process::id().to_string());
+        // Also those that a test made in it.
+        for path in fs::read_dir(&self.path).into_iter().flatten().flatten().map(|entry| entry.path()) {
+            let _ = fs::remove_dir(path);
+        }
         let _ = fs::remove_dir(&self.path);
     }
 }
@@ -120,6 +125,17 @@ impl Bench {
         self.dataplane = None;
         self.dataplane = Some(Ebpf::new(&self.settings).expect("load again"));
         self.state = self.dataplane().observe().expect("observe again");
+    }
+}
+
+impl Bench {
+    /// A map as it is pinned, to look into and to break.
+    pub(crate) fn pinned<M>(&self, map: &str) -> M
+    where
+        M: TryFrom<Map, Error = MapError>,
+    {
+        let data = MapData::from_pin(self.settings.pin_dir.join(map)).expect("pinned");
+        Map::from_map_data(data).and_then(M::try_from).expect("of this type")
     }
 }
 

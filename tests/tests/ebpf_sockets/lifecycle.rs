@@ -1,8 +1,11 @@
 //! Restarts, changed map sizes, full maps, and how much a change writes.
 
 use std::{
+    collections::BTreeSet,
+    fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -158,4 +161,123 @@ fn the_programs_tell_the_namespace_to_a_proxy_whose_kernel_does_not() {
     assert_eq!(Some(told), netns::current_cookie().expect("kernel 5.14 or newer"));
     bench.state = bench.dataplane().observe().expect("observe");
     assert_eq!(bench.sync(&Dirty::everything()), 0, "nothing of it stays in the maps");
+}
+
+#[test]
+fn cleanup_removes_what_the_proxy_pinned_and_nothing_that_others_put_there() {
+    let mut bench = Bench::new();
+    bench.serve(Protocol::Tcp, "10.96.0.16:80", &[]);
+    let foreign = bench.settings.pin_dir.join("another");
+    fs::create_dir(&foreign).expect("bpffs");
+    assert!(Ebpf::cleanup_at(&bench.settings.pin_dir).is_empty());
+    let left: Vec<_> = fs::read_dir(&bench.settings.pin_dir).expect("still there").flatten().collect();
+    assert!(matches!(&left[..], [entry] if entry.path() == foreign), "{left:?}");
+    fs::remove_dir(foreign).expect("ours");
+}
+
+#[test]
+fn cleanup_refuses_a_directory_that_is_on_no_bpf_filesystem() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    fs::write(directory.path().join("services"), "not a pin").expect("write");
+    let errors = Ebpf::cleanup_at(directory.path());
+    assert!(errors[0].to_string().contains("is not on a bpf filesystem"), "{errors:?}");
+    assert!(directory.path().join("services").exists());
+    assert!(Ebpf::cleanup_at(&directory.path().join("nothing")).is_empty(), "nothing there is no error");
+}
+
+#[test]
+fn pins_that_someone_removed_are_back_after_the_next_comparison_and_services_work() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.17:80", &[endpoint]);
+    let pins = bench.settings.pin_dir.clone();
+    for removed in ["everything", "endpoints"] {
+        if removed == "everything" {
+            assert!(Ebpf::cleanup_at(&pins).is_empty() && !pins.exists());
+        } else {
+            fs::remove_file(pins.join(removed)).expect("pinned");
+        }
+        bench.state = bench.dataplane().observe().expect("observe");
+        assert_eq!(bench.sync(&Dirty::everything()), 1, "{removed}: attach");
+        TcpStream::connect(vip).expect("the Service works");
+    }
+    bench.restart();
+    assert_eq!(bench.sync(&Dirty::everything()), 1, "the next process takes the same maps over");
+}
+
+#[test]
+fn a_swap_of_maps_that_was_cut_short_is_finished_by_the_next_process() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.24:80", &[endpoint]);
+    let pins = bench.settings.pin_dir.clone();
+    fs::hard_link(pins.join("endpoints"), pins.join("old-endpoints")).expect("bpffs");
+    bench.settings.map_sizes.services = 128;
+    bench.restart();
+    bench.sync(&Dirty::everything());
+    // Back to where services was moved already, and endpoints was not.
+    bench.dataplane = None;
+    let swap = PathBuf::from(format!("{}-swap", pins.display()));
+    fs::create_dir(&swap).expect("bpffs");
+    fs::rename(pins.join("endpoints"), swap.join("endpoints")).expect("bpffs");
+    fs::rename(pins.join("old-endpoints"), pins.join("endpoints")).expect("bpffs");
+    bench.restart();
+    assert_eq!(bench.sync(&Dirty::everything()), 1, "the maps in use hold everything");
+    TcpStream::connect(vip).expect("connect");
+    assert!(!swap.exists());
+}
+
+#[test]
+fn a_link_of_a_program_that_this_version_lacks_is_removed() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.25:80", &[endpoint]);
+    let links = bench.settings.pin_dir.join("links");
+    let names = || {
+        let entries = fs::read_dir(&links).expect("bpffs").map(|entry| entry.expect("bpffs").file_name());
+        entries.collect::<BTreeSet<_>>()
+    };
+    let ours = names();
+    fs::rename(links.join("shunt_release"), links.join("shunt_former")).expect("bpffs");
+    bench.restart();
+    bench.sync(&Dirty::everything());
+    assert_eq!(names(), ours);
+    TcpStream::connect(vip).expect("connect");
+}
+
+#[test]
+fn a_link_that_serves_another_cgroup_is_replaced_by_the_next_comparison() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "127.96.0.26:80", &[endpoint]);
+    let own = bench.settings.cgroup_root.clone();
+    let other = own.join("other");
+    fs::create_dir(&other).expect("cgroup");
+    bench.settings.cgroup_root = other.clone();
+    bench.restart();
+    bench.sync(&Dirty::everything());
+    // On loopback nobody else answers there.
+    let unserved = || TcpStream::connect(vip).is_err();
+    assert!(unserved(), "this process is not in that cgroup");
+    let link = bench.settings.pin_dir.join("links/shunt_connect4");
+    let saved = bench.settings.pin_dir.join("saved");
+    fs::hard_link(&link, &saved).expect("bpffs");
+    bench.settings.cgroup_root = own;
+    bench.restart();
+    bench.sync(&Dirty::everything());
+    TcpStream::connect(vip).expect("given this cgroup again");
+    fs::rename(&saved, &link).expect("bpffs");
+    assert!(unserved(), "the link that served this cgroup is gone");
+    bench.state = bench.dataplane().observe().expect("observe");
+    assert_eq!(bench.sync(&Dirty::everything()), 1, "the programs are attached again");
+    TcpStream::connect(vip).expect("connect");
+}
+
+#[test]
+fn a_second_proxy_is_refused_while_one_works_with_the_maps() {
+    let mut bench = Bench::new();
+    let error = Ebpf::new(&bench.settings).expect_err("in use").to_string();
+    assert!(error.contains("another shunt works with"), "{error}");
+    bench.restart();
+    assert_eq!(bench.sync(&Dirty::everything()), 1, "when the first has ended it takes over");
 }

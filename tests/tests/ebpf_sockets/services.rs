@@ -3,10 +3,12 @@
 use std::{
     io::{ErrorKind, Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpStream},
-    num::{NonZeroU16, NonZeroU32},
+    num::NonZeroU32,
 };
 
-use proxy_userspace::model::{FrontendKind, IpFamily, Protocol, TrafficPolicy};
+use aya::maps::{Array, MapData};
+use proxy_common::layout::NodeValue;
+use proxy_userspace::model::{Dirty, FrontendKind, IpFamily, Protocol, ResolvedPort, TrafficPolicy};
 use socket2::{Domain, Socket, Type};
 
 use crate::bench::{Bench, tcp_server, udp_socket};
@@ -88,8 +90,7 @@ fn with_affinity_every_connection_of_a_namespace_goes_to_one_endpoint_until_that
         });
         accepting.map(|(_, address)| *address).collect::<Vec<_>>()
     };
-    let sticky =
-        |port: &mut proxy_userspace::model::ResolvedPort| port.affinity_timeout = NonZeroU32::new(10_800);
+    let sticky = |port: &mut ResolvedPort| port.affinity_timeout = NonZeroU32::new(10_800);
     let vip = bench.serve_as(Protocol::Tcp, "10.96.0.9:80", &endpoints, sticky);
     let first = used(vip);
     assert_eq!(first.len(), 1, "one of four");
@@ -106,14 +107,7 @@ fn a_node_port_answers_on_the_nodes_addresses_and_loopback_and_nowhere_else() {
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     bench.snapshot.node.node_port_addresses =
         ["127.0.0.1", "192.0.2.7"].map(|a| a.parse().expect("address")).into();
-    bench.serve_as(Protocol::Tcp, "10.96.0.10:30080", &[endpoint], |port| {
-        let node_port = proxy_userspace::model::Frontend {
-            kind: FrontendKind::NodePort,
-            address: None,
-            port: NonZeroU16::new(30_080).expect("port"),
-        };
-        port.frontends = vec![node_port];
-    });
+    bench.serve_as(Protocol::Tcp, "10.96.0.10:30080", &[endpoint], as_node_port);
     for address in ["127.0.0.1:30080", "127.9.9.9:30080", "192.0.2.7:30080", "0.0.0.0:30080"] {
         let client = TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}"));
         assert_eq!(client.peer_addr().expect("peer").to_string(), address);
@@ -123,11 +117,33 @@ fn a_node_port_answers_on_the_nodes_addresses_and_loopback_and_nowhere_else() {
         ErrorKind::ConnectionRefused
     );
     bench.snapshot.node.node_port_addresses.remove(&IpAddr::from([127, 0, 0, 1]));
-    bench.sync(&proxy_userspace::model::Dirty { node: true, ..Default::default() });
+    bench.sync(&Dirty { node: true, ..Default::default() });
     assert_eq!(
         TcpStream::connect("127.0.0.1:30080").expect_err("no longer served").kind(),
         ErrorKind::ConnectionRefused
     );
+}
+
+#[test]
+fn where_the_kernel_does_not_tell_its_cookie_the_nodes_namespace_is_the_initial_one() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    bench.snapshot.node.node_port_addresses = [IpAddr::from([127, 0, 0, 1])].into();
+    bench.serve_as(Protocol::Tcp, "10.96.0.21:30081", &[endpoint], as_node_port);
+    let mut node: Array<MapData, NodeValue> = bench.pinned("node");
+    let NodeValue { netns, layout, zero } = node.get(&0, 0).expect("written at start");
+    // What userspace writes on kernels before 5.14; these tests run in the initial namespace.
+    node.set(0, NodeValue { netns: NodeValue::NETNS_UNKNOWN, layout, zero }, 0).expect("write");
+    TcpStream::connect("127.0.0.1:30081").expect("loopback is the node's");
+    node.set(0, NodeValue { netns: netns + 1, layout, zero }, 0).expect("write");
+    let error = TcpStream::connect("127.0.0.1:30081").expect_err("loopback is a pod's own");
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+}
+
+/// Makes a service port a node port.
+fn as_node_port(port: &mut ResolvedPort) {
+    port.frontends[0].kind = FrontendKind::NodePort;
+    port.frontends[0].address = None;
 }
 
 #[test]

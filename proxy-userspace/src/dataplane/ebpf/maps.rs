@@ -10,7 +10,7 @@ use proxy_common::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, LAYOUT_VERSION, MemberKey, NodeValue,
-        ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpFlow, UdpSocket,
+        ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
     },
 };
 
@@ -69,7 +69,7 @@ impl MapSizes {
             spec::<Addr, u8>("node_addresses", self.node_addresses),
             spec::<u32, NodeValue>("node", 0),
             spec::<AffinityKey, AffinityValue>("affinity", self.affinity),
-            spec::<SocketPeer, UdpFlow>("udp_flows", self.udp_flows),
+            spec::<SocketPeer, Endpoint>("udp_flows", self.udp_flows),
             spec::<SocketPeer, Endpoint>("udp_replies", self.udp_flows),
             spec::<u64, UdpSocket>("udp_sockets", self.udp_sockets),
             spec::<i32, Connection>("connections", 0),
@@ -152,8 +152,13 @@ impl Maps {
         })
     }
 
-    pub(super) fn set_node(&mut self, netns: NetnsCookie) -> Result<(), KernelError> {
-        let value = NodeValue { netns: netns.0, layout: LAYOUT_VERSION, zero: 0 };
+    /// Says which network namespace is the node's, and that these maps are of our layout. While it is not known, what an
+    /// earlier process found out stays: its programs run.
+    pub(super) fn set_node(&mut self, netns: Option<NetnsCookie>) -> Result<(), KernelError> {
+        let known = self.node.get(&0, 0).map_or(0, |value| value.netns);
+        let known = if known == 0 { NodeValue::NETNS_UNKNOWN } else { known };
+        let netns = netns.map_or(known, |cookie| cookie.0);
+        let value = NodeValue { netns, layout: LAYOUT_VERSION, zero: 0 };
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))
     }
 

@@ -24,6 +24,7 @@ use crate::{
     kernel::{
         KernelError,
         bpf::{self, Object, PinDir},
+        capabilities,
         cgroup::Cgroup,
         netns::{self, NetnsCookie},
     },
@@ -72,7 +73,7 @@ pub struct Ebpf {
     releaser: SocketReleaser,
     /// Maps of another layout are in use: this process's are built beside them, and take their place once they are full and its
     /// programs run.
-    staged: Option<PathBuf>,
+    is_staged: bool,
     attached: bool,
 }
 
@@ -80,6 +81,7 @@ impl Ebpf {
     /// Loads the programs and opens the maps: those of an earlier process where they are of the same layout and size. Nothing
     /// runs until the first plan is applied.
     pub fn new(settings: &EbpfSettings) -> Result<Self, EbpfError> {
+        capabilities::check_bpf()?;
         let cgroup = Cgroup::open(&settings.cgroup_root)?;
         let pins = PinDir::create(&settings.pin_dir)?;
         let specs = settings.map_sizes.specs();
@@ -87,17 +89,19 @@ impl Ebpf {
         let directory = staged.as_deref().unwrap_or(pins.path());
         let mut object = Object::load(OBJECT, &specs, directory)?;
         let mut maps = Maps::open(&mut object, settings.map_sizes)?;
-        if let Some(netns) = netns::current_cookie()? {
-            maps.set_node(netns)?;
-        }
+        maps.set_node(netns::current_cookie()?)?;
         let releaser = SocketReleaser::start(directory)?;
-        Ok(Self { object, maps, pins, cgroup, releaser, staged, attached: false })
+        let is_staged = staged.is_some();
+        Ok(Self { object, maps, pins, cgroup, releaser, is_staged, attached: false })
     }
 
     /// Removes all that any process ever pinned in a directory, without loading anything.
     pub fn cleanup_at(pin_dir: &std::path::Path) -> Vec<EbpfError> {
-        let found = PinDir::existing(pin_dir).into_iter();
-        found.flat_map(|pins| pins.remove_all()).map(EbpfError::from).collect()
+        let removed = match PinDir::existing(pin_dir) {
+            Ok(pins) => pins.map_or_else(Vec::new, |pins| remove_pins(&pins)),
+            Err(error) => vec![error],
+        };
+        removed.into_iter().map(EbpfError::from).collect()
     }
 
     fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
@@ -113,29 +117,35 @@ impl Ebpf {
             Step::RemoveMember(key) => self.maps.remove_member(key),
             Step::RemoveRange(range) => self.maps.remove_range(range),
             Step::RemoveNodeAddress(address) => self.maps.remove_node_address(address),
-            Step::ReleaseSockets { service, endpoints } => {
-                self.releaser.release(*service, endpoints.clone());
+            Step::ReleaseSockets { .. } => {
+                self.releaser.look();
                 Ok(())
             }
         }
     }
 
     fn attach(&mut self) -> Result<(), KernelError> {
+        // Someone may have removed it, with all that keeps the programs running.
+        self.pins.restore()?;
         let mut programs: Vec<_> = self.object.programs_mut().collect();
         // What translates back runs before anything is translated.
         programs.sort_by_key(|(name, _)| name.contains("connect") || name.contains("sendmsg"));
         for (name, program) in programs {
             bpf::attach(program, &self.cgroup, &self.pins.link(name))?;
         }
-        if let Some(staged) = &self.staged {
-            self.pins.take_from(staged, &self.maps.sizes.specs())?;
-            self.staged = None;
+        if self.is_staged {
+            self.pins.take_next()?;
+            self.is_staged = false;
         }
+        let names: Vec<String> = self.object.programs_mut().map(|(name, _)| name.to_owned()).collect();
+        self.pins.keep_links(LINKS, &names)?;
+        self.object.restore_pins(self.pins.path())?;
         if netns::current_cookie()?.is_none() {
             let netns = self.ask_netns()?;
-            self.maps.set_node(netns)?;
+            self.maps.set_node(Some(netns))?;
         }
         self.attached = true;
+        self.releaser.look();
         Ok(())
     }
 
@@ -144,15 +154,30 @@ impl Ebpf {
         own_netns::learn(&mut self.maps)
     }
 
-    fn is_attached(&mut self) -> bool {
-        let pins = &self.pins;
-        self.attached && self.object.programs_mut().all(|(name, _)| pins.link(name).exists())
+    fn is_attached(&mut self) -> Result<bool, KernelError> {
+        if !self.attached || !self.object.is_pinned(self.pins.path()) {
+            return Ok(false);
+        }
+        for (name, _) in self.object.programs_mut() {
+            if !bpf::is_attached(&self.cgroup, &self.pins.link(name))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
+}
+
+/// What the programs' names start with, and so the names of their links.
+const LINKS: &str = "shunt_";
+
+fn remove_pins(pins: &PinDir) -> Vec<KernelError> {
+    // Names do not depend on sizes.
+    pins.remove_all(&MapSizes::default().specs(), LINKS)
 }
 
 /// Where to build the maps: beside those that are pinned, if they are of another layout or size.
 fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<PathBuf>, KernelError> {
-    pins.discard_beside()?;
+    pins.recover()?;
     if !pins.holds_any(specs) {
         return Ok(None);
     }
@@ -164,7 +189,7 @@ fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<PathBuf>, Kerne
         Err(difference) => difference,
     };
     tracing::info!(%difference, "building new maps beside the pinned ones");
-    pins.create_beside().map(Some)
+    pins.create_next().map(Some)
 }
 
 impl Dataplane for Ebpf {
@@ -174,7 +199,7 @@ impl Dataplane for Ebpf {
 
     fn observe(&mut self) -> Result<State, EbpfError> {
         let mut state = self.maps.read()?;
-        state.attached = self.is_attached();
+        state.attached = self.is_attached()?;
         Ok(state)
     }
 
@@ -223,6 +248,6 @@ impl Dataplane for Ebpf {
     }
 
     fn cleanup(&mut self) -> Vec<EbpfError> {
-        self.pins.remove_all().into_iter().map(EbpfError::from).collect()
+        remove_pins(&self.pins).into_iter().map(EbpfError::from).collect()
     }
 }

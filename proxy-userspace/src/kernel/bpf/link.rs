@@ -1,6 +1,10 @@
 //! Attaching programs to a cgroup through pinned links.
 
-use std::{fs, io, os::fd::AsFd as _, path::Path};
+use std::{
+    fs, io,
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+};
 
 use aya::programs::{CgroupAttachMode, Program, ProgramError, links::FdLink};
 
@@ -20,24 +24,30 @@ pub enum Replacement {
 }
 
 /// Makes a loaded program run for a cgroup, through a link pinned at `pin`. A link that is pinned there already gets the new
-/// program in place of the old; where it belongs to another cgroup, or to one that is gone, a new link takes its path first.
+/// program in place of the old; where it belongs to another cgroup, or to none any more, a new link takes its path first.
 pub fn attach(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<Replacement, KernelError> {
-    match syscall::open_pin(pin) {
-        Ok(link) => {
-            let attached_to =
-                syscall::link_cgroup(link.as_fd()).map_err(KernelError::path("inspect link", pin))?;
-            if attached_to == cgroup.id() {
-                let fd =
-                    program.fd().map_err(KernelError::bpf("find program for", pin.display().to_string()))?;
-                return syscall::update_link(link.as_fd(), fd.as_fd())
-                    .map(|()| Replacement::Replaced)
-                    .map_err(KernelError::path("replace program of link", pin));
-            }
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(KernelError::path("open link", pin)(error)),
-    }
-    attach_anew(program, cgroup, pin).map(|()| Replacement::Attached)
+    let Some(link) = live_link(cgroup, pin)? else {
+        return attach_anew(program, cgroup, pin).map(|()| Replacement::Attached);
+    };
+    let fd = program.fd().map_err(KernelError::bpf("find program for", pin.display().to_string()))?;
+    syscall::update_link(link.as_fd(), fd.as_fd())
+        .map(|()| Replacement::Replaced)
+        .map_err(KernelError::path("replace program of link", pin))
+}
+
+/// Whether a link is pinned there that runs its program for the cgroup: someone may have removed it, or detached it.
+pub fn is_attached(cgroup: &Cgroup, pin: &Path) -> Result<bool, KernelError> {
+    live_link(cgroup, pin).map(|link| link.is_some())
+}
+
+/// The link pinned there, if it belongs to the cgroup. A detached one belongs to none, nor does one whose cgroup is gone.
+fn live_link(cgroup: &Cgroup, pin: &Path) -> Result<Option<OwnedFd>, KernelError> {
+    let link = match syscall::open_pin(pin) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        link => link.map_err(KernelError::path("open link", pin))?,
+    };
+    let attached_to = syscall::link_cgroup(link.as_fd()).map_err(KernelError::path("inspect link", pin))?;
+    Ok((attached_to == cgroup.id()).then_some(link))
 }
 
 /// The new link is pinned beside and then renamed over the old one, which ends with its last pin.

@@ -1,23 +1,27 @@
 //! Loading a BPF object whose maps and links outlive the process: pinned, taken over, replaced without a gap.
 
 mod link;
+mod memlock;
 mod pins;
 mod syscall;
 
-use std::path::{Path, PathBuf};
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    path::{Path, PathBuf},
+};
 
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapError, MapInfo},
-    programs::Program,
-    util::KernelVersion,
+    programs::{Program, ProgramType},
+    sys::{BpfHelper, is_helper_supported},
 };
 
 pub use self::{
-    link::{Replacement, attach},
+    link::{Replacement, attach, is_attached},
     pins::PinDir,
 };
-use super::{KernelError, netns};
+use super::KernelError;
 
 /// A map of an object: what it must look like for an existing one to be taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,13 +49,15 @@ impl MapSpec {
 #[derive(Debug)]
 pub struct Object {
     ebpf: Ebpf,
+    /// All maps, by name, whoever has taken them out meanwhile.
+    maps: Vec<(&'static str, OwnedFd)>,
 }
 
 impl Object {
     /// Loads an object with its maps pinned in `directory`. Maps that are pinned there already are used as they are, so check
     /// with [`PinDir::holds`] first.
     pub fn load(bytes: &[u8], maps: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
-        netns::lift_memlock_limit();
+        memlock::lift_limit();
         let paths: Vec<PathBuf> = maps.iter().map(|map| directory.join(map.name)).collect();
         let mut loader = EbpfLoader::new();
         for (map, path) in maps.iter().zip(&paths) {
@@ -60,14 +66,31 @@ impl Object {
             }
             loader.map_pin_path(map.name, path);
         }
-        let has_set_retval =
-            u8::from(KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(5, 18, 0)));
+        let has_set_retval = u8::from(has_set_retval());
         loader.override_global("HAS_SET_RETVAL", &has_set_retval, true);
         let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
         for (name, program) in ebpf.programs_mut() {
             load_program(program).map_err(KernelError::bpf("load program", name))?;
         }
-        Ok(Self { ebpf })
+        let open = |(map, path): (&MapSpec, &PathBuf)| {
+            let map_fd = syscall::open_pin(path).map_err(KernelError::path("open map", path))?;
+            Ok((map.name, map_fd))
+        };
+        Ok(Self { ebpf, maps: maps.iter().zip(&paths).map(open).collect::<Result<_, KernelError>>()? })
+    }
+
+    /// Every map has a pin in this directory.
+    pub fn is_pinned(&self, directory: &Path) -> bool {
+        self.maps.iter().all(|(name, _)| directory.join(name).exists())
+    }
+
+    /// Pins the maps that someone unpinned.
+    pub fn restore_pins(&self, directory: &Path) -> Result<(), KernelError> {
+        let unpinned = self.maps.iter().map(|(name, map)| (directory.join(name), map));
+        for (path, map) in unpinned.filter(|(path, _)| !path.exists()) {
+            syscall::pin(map.as_fd(), &path).map_err(KernelError::path("pin map", path))?;
+        }
+        Ok(())
     }
 
     /// Takes a map out, to be given its type.
@@ -84,6 +107,15 @@ impl Object {
     pub fn programs_mut(&mut self) -> impl Iterator<Item = (&str, &mut Program)> {
         self.ebpf.programs_mut()
     }
+}
+
+/// Whether programs that are asked for an address may choose the error their caller sees. The helper came with kernel 5.18
+/// (b44123b4a3dc), but to these programs only with 6.1 (bed89185af0d), so that a version says little.
+fn has_set_retval() -> bool {
+    is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval).unwrap_or_else(|error| {
+        tracing::debug!(%error, "cannot tell whether there is bpf_set_retval; going without");
+        false
+    })
 }
 
 fn load_program(program: &mut Program) -> Result<(), aya::programs::ProgramError> {

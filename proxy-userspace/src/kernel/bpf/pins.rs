@@ -1,7 +1,8 @@
 //! The directory on bpffs that holds what outlives the process.
 
 use std::{
-    fs, io,
+    fs::{self, File, TryLockError},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -17,13 +18,20 @@ use super::{super::KernelError, MapSpec};
 const BPFFS: &str = "/sys/fs/bpf";
 
 /// A directory of pins: maps by their names, links below `links/`.
-#[derive(Clone, Debug)]
+///
+/// Two more stand beside it at times. `-next` holds maps that shall take the place of those here, while they are filled: a
+/// process that finds it there throws it away. `-swap` is the same directory once programs run with its maps: a process that
+/// finds it there moves what is left of it here, since these maps and not those here are in use.
+#[derive(Debug)]
 pub struct PinDir {
     path: PathBuf,
+    /// Locked as long as it is open. Two processes that write the same maps would number Services independently.
+    lock: Option<File>,
 }
 
 impl PinDir {
-    /// Makes the directory. Where it is to be below /sys/fs/bpf and nothing is mounted there, bpffs is.
+    /// Makes the directory, and locks it against other processes. Where it is to be below /sys/fs/bpf and nothing is mounted
+    /// there, bpffs is.
     pub fn create(path: &Path) -> Result<Self, KernelError> {
         if path.starts_with(BPFFS) && !is_bpffs(Path::new(BPFFS)) && Path::new(BPFFS).is_dir() {
             mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)
@@ -36,12 +44,31 @@ impl PinDir {
         }
         let links = path.join("links");
         fs::create_dir_all(&links).map_err(KernelError::path("create directory", links))?;
-        Ok(Self { path: path.into() })
+        let lock = File::open(path).map_err(KernelError::path("open directory", path))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { path: path.into(), lock: Some(lock) }),
+            Err(TryLockError::WouldBlock) => Err(KernelError::PinsInUse { path: path.into() }),
+            Err(TryLockError::Error(error)) => Err(KernelError::path("lock directory", path)(error)),
+        }
     }
 
-    /// An existing directory; none where there is nothing.
-    pub fn existing(path: &Path) -> Option<Self> {
-        path.is_dir().then(|| Self { path: path.into() })
+    /// Makes the directory again if someone removed it.
+    pub fn restore(&mut self) -> Result<(), KernelError> {
+        if !self.path.join("links").is_dir() {
+            // What is locked may be gone, or else be in our own way.
+            self.lock = None;
+            *self = Self::create(&self.path)?;
+        }
+        Ok(())
+    }
+
+    /// An existing directory; none where there is nothing. One that is on no bpf filesystem is none of ours.
+    pub fn existing(path: &Path) -> Result<Option<Self>, KernelError> {
+        match path.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            _ if is_bpffs(path) => Ok(Some(Self { path: path.into(), lock: None })),
+            _ => Err(KernelError::NoBpffs { path: path.into() }),
+        }
     }
 
     /// The directory.
@@ -54,21 +81,61 @@ impl PinDir {
         self.path.join("links").join(program)
     }
 
-    /// The directory in which a set of maps is built that shall replace this one's.
-    fn beside(&self) -> PathBuf {
+    fn next(&self) -> PathBuf {
         suffixed(&self.path, "-next")
     }
 
-    /// Makes that directory.
-    pub fn create_beside(&self) -> Result<PathBuf, KernelError> {
-        let path = self.beside();
+    fn swap(&self) -> PathBuf {
+        suffixed(&self.path, "-swap")
+    }
+
+    /// Makes the directory in which maps are built that shall take the place of those here.
+    pub fn create_next(&self) -> Result<PathBuf, KernelError> {
+        let path = self.next();
         fs::create_dir(&path).map_err(KernelError::path("create directory", &path))?;
         Ok(path)
     }
 
-    /// Removes what a process left there that ended before it was done. Programs that run with those maps keep them.
-    pub fn discard_beside(&self) -> Result<(), KernelError> {
-        remove_tree(&self.beside()).into_iter().next().map_or(Ok(()), Err)
+    /// Puts right what a process left that ended while it replaced the maps. Programs that run with maps that are thrown away
+    /// keep them until they are replaced.
+    pub fn recover(&self) -> Result<(), KernelError> {
+        self.finish_swap()?;
+        remove_pins(&self.next(), |_| true).into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Puts the maps that were built in `-next` in the place of those here. May be tried again after an error, and is finished
+    /// by the next process otherwise.
+    pub fn take_next(&self) -> Result<(), KernelError> {
+        let (next, swap) = (self.next(), self.swap());
+        match fs::rename(&next, swap) {
+            // An earlier try came further.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            renamed => renamed.map_err(KernelError::path("rename directory", next))?,
+        }
+        self.finish_swap()
+    }
+
+    fn finish_swap(&self) -> Result<(), KernelError> {
+        let swap = self.swap();
+        let entries = match fs::read_dir(&swap) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(KernelError::path("list", &swap))?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(KernelError::path("list", &swap))?;
+            let from = entry.path();
+            fs::rename(&from, self.path.join(entry.file_name()))
+                .map_err(KernelError::path("move pin", from))?;
+        }
+        fs::remove_dir(&swap).map_err(KernelError::path("remove", swap))
+    }
+
+    /// Removes the links whose names start so, but for those of these programs: an earlier version had more of them.
+    pub fn keep_links(&self, prefix: &str, programs: &[String]) -> Result<(), KernelError> {
+        let directory = self.path.join("links");
+        let is_left_over =
+            |name: &str| name.starts_with(prefix) && programs.iter().all(|known| known != name);
+        remove_entries(&directory, is_left_over).into_iter().next().map_or(Ok(()), Err)
     }
 
     /// Whether all these maps are pinned here, with the layout and capacity asked for; the first that is not, by name and
@@ -98,21 +165,15 @@ impl PinDir {
         maps.iter().any(|map| self.path.join(map.name).exists())
     }
 
-    /// Moves these maps' pins from another directory to here, over those that are here, and removes that directory.
-    pub fn take_from(&self, other: &Path, maps: &[MapSpec]) -> Result<(), KernelError> {
-        for map in maps {
-            let (from, to) = (other.join(map.name), self.path.join(map.name));
-            fs::rename(&from, to).map_err(KernelError::path("move pin", from))?;
-        }
-        remove_tree(other).into_iter().next().map_or(Ok(()), Err)
-    }
-
-    /// Removes every pin and the directory; returns all that failed.
-    pub fn remove_all(&self) -> Vec<KernelError> {
+    /// Removes the pins of these maps and of all links whose names start so, and the directories if that leaves nothing in
+    /// them; returns all that failed. What others pinned there stays.
+    pub fn remove_all(&self, maps: &[MapSpec], links: &str) -> Vec<KernelError> {
         // Links first: programs stop before what they read goes.
-        let mut errors = remove_tree(&self.path.join("links"));
-        errors.extend(remove_tree(&self.path));
-        errors.extend(remove_tree(&self.beside()));
+        let mut errors = remove_pins(&self.path.join("links"), |name| name.starts_with(links));
+        errors.extend(remove_pins(&self.path, is_one_of(maps)));
+        for beside in [self.next(), self.swap()] {
+            errors.extend(remove_pins(&beside, is_one_of(maps)));
+        }
         errors
     }
 }
@@ -128,25 +189,37 @@ fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Removes a directory with all that is in it, going on past errors. One that is not there is no error.
-fn remove_tree(path: &Path) -> Vec<KernelError> {
-    let mut errors = Vec::new();
-    match fs::read_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return errors,
-        Err(error) => return vec![KernelError::path("list", path)(error)],
-        Ok(entries) => {
-            for entry in entries.flatten() {
-                let path = entry.path();
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    errors.extend(remove_tree(&path));
-                } else if let Err(error) = fs::remove_file(&path) {
-                    errors.push(KernelError::path("remove", path)(error));
-                }
-            }
+fn is_one_of(maps: &[MapSpec]) -> impl Fn(&str) -> bool {
+    |name| maps.iter().any(|map| map.name == name)
+}
+
+/// Removes those pins of a directory that are ours, going on past errors, and the directory if nothing is left in it. One that
+/// is not there is no error.
+fn remove_pins(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Vec<KernelError> {
+    let mut errors = remove_entries(directory, is_ours);
+    match fs::remove_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && errors.is_empty() => {
+            tracing::info!(path = %directory.display(), "left as it is: it holds what shunt did not put there");
         }
-    }
-    if let Err(error) = fs::remove_dir(path) {
-        errors.push(KernelError::path("remove", path)(error));
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            errors.push(KernelError::path("remove", directory)(error));
+        }
+        _ => {}
     }
     errors
+}
+
+/// Removes those pins of a directory whose names are of that kind, going on past errors.
+fn remove_entries(directory: &Path, is_meant: impl Fn(&str) -> bool) -> Vec<KernelError> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
+        Err(error) => return vec![KernelError::path("list", directory)(error)],
+        Ok(entries) => entries.flatten(),
+    };
+    entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(&is_meant))
+        .filter_map(|entry| {
+            fs::remove_file(entry.path()).err().map(KernelError::path("remove", entry.path()))
+        })
+        .collect()
 }

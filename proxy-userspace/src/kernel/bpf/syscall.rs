@@ -11,6 +11,7 @@ use std::{
     path::Path,
 };
 
+const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_LINK_UPDATE: libc::c_int = 29;
@@ -19,7 +20,7 @@ const BPF_LINK_UPDATE: libc::c_int = 29;
 const ATTR_SIZE: usize = 64;
 
 #[repr(C)]
-struct ObjGet {
+struct Obj {
     pathname: u64,
     bpf_fd: u32,
     file_flags: u32,
@@ -69,12 +70,18 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
 /// Opens what is pinned at a path.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let fd = bpf(BPF_OBJ_GET, ObjGet { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 })?;
+    let fd = bpf(BPF_OBJ_GET, Obj { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 })?;
     // SAFETY: a new descriptor that nobody else has; `path` lived until the call returned.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The id of the cgroup a link is attached to; 0 once that cgroup is gone. Kernel 5.8.
+/// Pins an object at a path.
+pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    bpf(BPF_OBJ_PIN, Obj { pathname: path.as_ptr() as u64, bpf_fd: number(object), file_flags: 0 }).map(drop)
+}
+
+/// The id of the cgroup a link is attached to; 0 once it is detached or that cgroup is gone. Kernel 5.8 (f2e10bff16a0).
 pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
     // SAFETY: a plain structure of integers.
     let mut info: CgroupLinkInfo = unsafe { zeroed() };

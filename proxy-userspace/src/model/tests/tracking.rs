@@ -139,6 +139,15 @@ fn addresses_of_the_node_dirty_the_node_and_no_port() {
 }
 
 #[test]
+fn a_node_object_that_is_not_there_is_told_by_name() {
+    let mut model = two_services();
+    apply_node(&mut model, node(THIS_NODE));
+    assert_eq!(model.missing_node(), None);
+    model.apply(WatchEvent::Nodes(Delta::Delete(NamespacedName::new("", THIS_NODE))));
+    assert_eq!(model.missing_node(), Some(THIS_NODE));
+}
+
+#[test]
 fn with_another_node_name_other_endpoints_are_local_once_that_node_is_listed() {
     let local = slice("a/s1", "x", vec![endpoint("10.244.1.1").on("n2")]);
     let mut model = model(vec![web(), service("a/y", "10.96.0.2")], vec![local], vec![node(THIS_NODE)]);

@@ -1,6 +1,8 @@
 //! What goes wrong between us and the API server.
 
-use std::{error::Error, fmt, io, time::Duration};
+use std::{fmt, io, time::Duration};
+
+use crate::causes::with_causes;
 
 /// A failed request or watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,18 +92,4 @@ impl Failure {
     pub(super) fn refuses_streaming(&self) -> bool {
         matches!(self.class, FailureClass::Status(400 | 404 | 405 | 406 | 415 | 422 | 501))
     }
-}
-
-/// An error with its causes, each once: many layers repeat the one below.
-fn with_causes(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
 }

@@ -45,6 +45,8 @@ pub(super) struct Directory {
     told: BTreeMap<Key, Object>,
     /// Objects that may have changed since.
     touched: BTreeSet<Key>,
+    /// Objects that several files hold, as far as told.
+    shared: BTreeMap<Key, BTreeSet<OsString>>,
     /// When the directory was last made anew.
     made_anew: Option<Instant>,
 }
@@ -76,6 +78,7 @@ impl Directory {
             owners: BTreeMap::new(),
             told: BTreeMap::new(),
             touched: BTreeSet::new(),
+            shared: BTreeMap::new(),
             made_anew: None,
         }
     }
@@ -157,6 +160,7 @@ impl Directory {
 
     /// What has changed since the last call: the object, or none if it is gone.
     pub(super) fn changes(&mut self) -> Vec<(Key, Option<Object>)> {
+        self.report_shared();
         let touched = std::mem::take(&mut self.touched);
         let mut changes = Vec::new();
         for key in touched {
@@ -211,6 +215,9 @@ impl Directory {
             return;
         }
         file.settle();
+        if seen.is_none() && !std::mem::take(&mut file.errors).is_empty() {
+            info!(file = %path.display(), "manifest is gone, and its errors with it");
+        }
         self.accept(name, contents);
         if seen.is_none() {
             self.files.remove(name);
@@ -237,21 +244,35 @@ impl Directory {
             owners.insert(name.to_owned());
             self.touched.insert(key);
         }
-        self.report_conflicts(name);
         self.owners.retain(|_, owners| !owners.is_empty());
         self.report(name, contents.errors, contents.ignored);
     }
 
-    fn report_conflicts(&self, name: &OsStr) {
-        let shared = self.touched.iter().filter_map(|key| Some((key, self.owners.get(key)?)));
-        for (key, owners) in shared.filter(|(_, owners)| owners.len() > 1 && owners.contains(name)) {
-            let files: Vec<_> = owners.iter().map(|name| name.to_string_lossy()).collect();
-            warn!(
-                object = %key,
-                files = files.join(", "),
-                "the same object is in several manifests; the first file counts"
-            );
+    /// Logs objects that several files hold, those of the same files together. A file in doubt does not count: it may be
+    /// gone, renamed to the other one.
+    fn report_shared(&mut self) {
+        let mut new: BTreeMap<BTreeSet<OsString>, Vec<&Key>> = BTreeMap::new();
+        for key in &self.touched {
+            let certain = |name: &&OsString| self.files.get(*name).is_some_and(|file| file.doubt.is_none());
+            let files: BTreeSet<OsString> =
+                self.owners.get(key).into_iter().flatten().filter(certain).cloned().collect();
+            if files.len() < 2 {
+                self.shared.remove(key);
+            } else if self.shared.insert(key.clone(), files.clone()).as_ref() != Some(&files) {
+                new.entry(files).or_default().push(key);
+            }
         }
+        for (files, keys) in new {
+            let files: Vec<_> = files.iter().map(|name| name.to_string_lossy()).collect();
+            let (object, more) = (keys[0], keys.len() - 1);
+            warn!(%object, more, files = files.join(", "), "the same object is in several manifests; the first file counts");
+        }
+    }
+
+    /// Objects that several files hold, as far as told.
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> impl Iterator<Item = String> {
+        self.shared.keys().map(ToString::to_string)
     }
 
     /// Logs what is new: an error once when it appears, and once when the file is good again.

@@ -76,6 +76,30 @@ fn a_file_that_stays_away_takes_its_objects_along() {
 }
 
 #[test]
+fn a_renamed_file_is_no_second_manifest_of_its_objects_but_a_copy_is() {
+    let mut slow = Slow::start(&service("a", 1));
+    let (renamed, copy) = (slow.root.path().join("b.yaml"), slow.root.path().join("c.yaml"));
+    let read = |slow: &mut Slow, name: &str| {
+        slow.directory.file_news(name.as_ref(), FileNews { read: true, writing: Some(false) }, slow.now);
+    };
+    fs::rename(slow.path(), &renamed).unwrap();
+    read(&mut slow, "b.yaml");
+    read(&mut slow, "a.yaml");
+    assert_eq!(slow.changes(), NOTHING);
+    assert_eq!(slow.directory.shared().count(), 0);
+    assert_eq!(slow.after(20), NOTHING);
+    assert_eq!(slow.directory.shared().count(), 0);
+    fs::copy(&renamed, &copy).unwrap();
+    read(&mut slow, "c.yaml");
+    assert_eq!(slow.changes(), NOTHING);
+    assert_eq!(slow.directory.shared().collect::<Vec<_>>(), ["Service default/a"]);
+    fs::remove_file(copy).unwrap();
+    read(&mut slow, "c.yaml");
+    slow.after(20);
+    assert_eq!(slow.directory.shared().count(), 0);
+}
+
+#[test]
 fn a_file_written_in_place_is_not_believed_while_it_is_written() {
     let both = documents(&[service("a", 1), service("b", 1)]);
     let mut slow = Slow::start(&both);
