@@ -160,7 +160,7 @@ fn cleanup_removes_what_the_proxy_pinned_and_nothing_that_others_put_there() {
     fs::create_dir(&foreign).expect("bpffs");
     assert!(Ebpf::cleanup_at(&bench.settings.pin_dir).is_empty());
     let left: Vec<_> = fs::read_dir(&bench.settings.pin_dir).expect("still there").flatten().collect();
-    assert_eq!(left.iter().map(|entry| entry.path()).collect::<Vec<_>>(), [foreign.clone()]);
+    assert_eq!(left.iter().map(fs::DirEntry::path).collect::<Vec<_>>(), std::slice::from_ref(&foreign));
     fs::remove_dir(foreign).expect("ours");
 }
 
