@@ -21,7 +21,7 @@ use nix::{
     unistd::{Pid, execv},
 };
 
-use crate::{agent, deadline::Deadline};
+use crate::{agent, deadline::Deadline, interrupt};
 
 /// The first argument that makes a program of this crate something else than its own `main`.
 const INSIDE: &str = "inside";
@@ -68,8 +68,24 @@ struct InsideArguments {
     command: Vec<String>,
 }
 
-/// To be called first by every program that builds a world: when the program was started as an agent or to enter a
-/// host, it does that and says how to exit.
+/// The `main` of every program that builds a world: `run` with logs on standard error and worlds that go when a signal
+/// comes, unless the program was started as an agent or to enter a host.
+pub fn main(name: &str, run: impl FnOnce() -> Result<bool>) -> ExitCode {
+    if let Some(code) = run_if_inside() {
+        return code;
+    }
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    match interrupt::remove_worlds_on_signal().and_then(|()| run()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{name}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// When the program was started as an agent or to enter a host: does that and says how to exit.
 pub fn run_if_inside() -> Option<ExitCode> {
     let mut arguments = std::env::args();
     let result = match arguments.nth(1).as_deref() {

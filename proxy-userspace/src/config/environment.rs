@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::kernel::cgroup;
+
 /// Facts from outside the flags and the file.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
@@ -30,17 +32,6 @@ impl Environment {
 
     /// Where the first cgroup v2 hierarchy is mounted.
     pub(super) fn cgroup_root(&self) -> Option<PathBuf> {
-        self.mounts.lines().find_map(|line| {
-            let mut fields = line.split(' ');
-            let (_, mount_point, file_system) = (fields.next()?, fields.next()?, fields.next()?);
-            (file_system == "cgroup2").then(|| PathBuf::from(unescape(mount_point)))
-        })
+        cgroup::first_mount(&self.mounts)
     }
-}
-
-/// Undoes the kernel's octal escapes in mount points (`fs/proc_namespace.c`, `mangle`).
-fn unescape(text: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .iter()
-        .fold(text.to_owned(), |text, (escape, plain)| text.replace(escape, plain))
 }

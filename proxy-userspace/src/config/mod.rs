@@ -21,7 +21,7 @@ pub use environment::Environment;
 pub use flags::Flags;
 pub use problem::{ConfigError, Problem};
 
-use crate::model::ModelSettings;
+use crate::{dataplane::ebpf::EbpfSettings, model::ModelSettings};
 use settings::Settings;
 
 /// A way of programming the kernel that this build has.
@@ -52,38 +52,6 @@ pub enum ObjectSource {
         /// `--master`.
         master: Option<String>,
     },
-}
-
-/// Capacities of the eBPF maps, in entries; `None` leaves them at the dataplane's default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MapSizes {
-    /// Addresses and ports that are served; a node port counts once.
-    pub services: Option<u32>,
-    /// Endpoints over all Services.
-    pub endpoints: Option<u32>,
-    /// Endpoints of Services that use UDP or affinity.
-    pub members: Option<u32>,
-    /// `loadBalancerSourceRanges` over all Services.
-    pub source_ranges: Option<u32>,
-    /// Addresses of this node.
-    pub node_addresses: Option<u32>,
-    /// Clients that are remembered for session affinity.
-    pub affinity: Option<u32>,
-    /// Conversations of unconnected UDP sockets.
-    pub udp_flows: Option<u32>,
-    /// Connected UDP sockets.
-    pub udp_sockets: Option<u32>,
-}
-
-/// Settings of the eBPF mode.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EbpfConfig {
-    /// The cgroup v2 directory whose processes are served.
-    pub cgroup_root: PathBuf,
-    /// Where maps and links are pinned.
-    pub pin_dir: PathBuf,
-    /// Capacities of the maps.
-    pub map_sizes: MapSizes,
 }
 
 /// How logs are written.
@@ -121,7 +89,7 @@ pub struct Config {
     /// How often objects are refreshed from the API server; above zero.
     pub config_sync_period: Duration,
     /// Settings of the eBPF mode.
-    pub ebpf: EbpfConfig,
+    pub ebpf: EbpfSettings,
     /// How logs are written.
     pub log_format: LogFormat,
     /// Which logs are written, in the syntax of `RUST_LOG`.

@@ -10,10 +10,13 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Config, ConfigError, EbpfConfig, Environment, LogFormat, MapSizes, Mode, ObjectSource,
-    settings::Settings, value::DEFAULT_BIND_ADDRESS,
+    Config, ConfigError, Environment, LogFormat, Mode, ObjectSource, settings::Settings,
+    value::DEFAULT_BIND_ADDRESS,
 };
-use crate::model::{DetectLocalMode, ModelSettings, NodePortAddresses};
+use crate::{
+    dataplane::ebpf::{EbpfSettings, MapSizes},
+    model::{DetectLocalMode, ModelSettings, NodePortAddresses},
+};
 
 /// Upstream's defaults (`pkg/proxy/apis/config/v1alpha1/defaults.go`).
 const SYNC_PERIOD: Duration = Duration::from_secs(30);
@@ -192,7 +195,7 @@ fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr
     )
 }
 
-fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfConfig {
+fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfSettings {
     let cgroup_root =
         settings.text("shunt.ebpf.cgroupRoot").map(PathBuf::from).or_else(|| environment.cgroup_root());
     if cgroup_root.is_none() {
@@ -204,7 +207,7 @@ fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfConfig {
             settings.refuse(path, "must be an absolute path");
         }
     }
-    EbpfConfig {
+    EbpfSettings {
         cgroup_root: cgroup_root.unwrap_or_default(),
         pin_dir: settings.text("shunt.ebpf.pinDir").unwrap_or(PIN_DIR).into(),
         map_sizes: map_sizes(settings),
@@ -212,15 +215,17 @@ fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfConfig {
 }
 
 fn map_sizes(settings: &Settings) -> MapSizes {
+    let default = MapSizes::default();
+    let size = |path, default| settings.integer(path).unwrap_or(default);
     MapSizes {
-        services: settings.integer("shunt.ebpf.mapSizes.services"),
-        endpoints: settings.integer("shunt.ebpf.mapSizes.endpoints"),
-        members: settings.integer("shunt.ebpf.mapSizes.members"),
-        source_ranges: settings.integer("shunt.ebpf.mapSizes.sourceRanges"),
-        node_addresses: settings.integer("shunt.ebpf.mapSizes.nodeAddresses"),
-        affinity: settings.integer("shunt.ebpf.mapSizes.affinity"),
-        udp_flows: settings.integer("shunt.ebpf.mapSizes.udpFlows"),
-        udp_sockets: settings.integer("shunt.ebpf.mapSizes.udpSockets"),
+        services: size("shunt.ebpf.mapSizes.services", default.services),
+        endpoints: size("shunt.ebpf.mapSizes.endpoints", default.endpoints),
+        members: size("shunt.ebpf.mapSizes.members", default.members),
+        source_ranges: size("shunt.ebpf.mapSizes.sourceRanges", default.source_ranges),
+        node_addresses: size("shunt.ebpf.mapSizes.nodeAddresses", default.node_addresses),
+        affinity: size("shunt.ebpf.mapSizes.affinity", default.affinity),
+        udp_flows: size("shunt.ebpf.mapSizes.udpFlows", default.udp_flows),
+        udp_sockets: size("shunt.ebpf.mapSizes.udpSockets", default.udp_sockets),
     }
 }
 

@@ -1,7 +1,10 @@
 //! Configuration files and command lines, and what is said of bad ones.
 
 use super::*;
-use crate::model::{DetectLocalMode, NodePortAddresses};
+use crate::{
+    dataplane::ebpf::MapSizes,
+    model::{DetectLocalMode, NodePortAddresses},
+};
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
@@ -217,7 +220,7 @@ fn our_own_section_and_its_flags_are_read() {
     assert_eq!(config.source, ObjectSource::Manifests("/a".into()));
     assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/d"));
     assert_eq!(config.ebpf.pin_dir, PathBuf::from("/p"));
-    assert_eq!(config.ebpf.map_sizes, MapSizes { services: Some(64), ..MapSizes::default() });
+    assert_eq!(config.ebpf.map_sizes, MapSizes { services: 64, ..MapSizes::default() });
 }
 
 #[test]

@@ -15,15 +15,23 @@ const MOUNTS: &str = "/proc/self/mounts";
 /// The first mounted cgroup2 filesystem.
 pub fn find_root() -> Result<PathBuf, KernelError> {
     let mounts = std::fs::read_to_string(MOUNTS).map_err(KernelError::path("read", MOUNTS))?;
-    cgroup2_mount(&mounts).map(PathBuf::from).ok_or(KernelError::NoCgroup2)
+    first_mount(&mounts).ok_or(KernelError::NoCgroup2)
 }
 
-fn cgroup2_mount(mounts: &str) -> Option<&str> {
+/// The first cgroup2 mount in the text of `/proc/self/mounts`.
+pub fn first_mount(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ');
         let (_, path, kind) = (fields.next()?, fields.next()?, fields.next()?);
-        (kind == "cgroup2").then_some(path)
+        (kind == "cgroup2").then(|| PathBuf::from(unescape(path)))
     })
+}
+
+/// Undoes the kernel's octal escapes in mount points (`fs/proc_namespace.c`, `mangle`).
+fn unescape(text: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(text.to_owned(), |text, (escape, plain)| text.replace(escape, plain))
 }
 
 /// An open directory of a cgroup2 filesystem.
@@ -64,8 +72,8 @@ mod tests {
     fn the_first_cgroup2_mount_is_found_among_version_1_hierarchies() {
         let mounts =
             "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
-        assert_eq!(cgroup2_mount(mounts), Some("/sys/fs/cgroup/unified"));
-        assert_eq!(cgroup2_mount("tmpfs /tmp tmpfs rw 0 0\n"), None);
+        assert_eq!(first_mount(mounts), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(first_mount("tmpfs /tmp tmpfs rw 0 0\n"), None);
     }
 
     #[test]

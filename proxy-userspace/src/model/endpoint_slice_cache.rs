@@ -1,7 +1,7 @@
 //! The EndpointSlices known, reduced to what resolution reads, and how several slices make one list of endpoints.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     mem,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     AddressType, Delta, EndpointSlice, IpFamily, NamespacedName, Protocol, ServicePortKey, SliceEndpoint,
-    UnixNanos, intern::Interner,
+    UnixNanos, intern::Interner, objects::missing,
 };
 
 /// Upstream's `EndpointSliceCache` with the part of `EndpointsChangeTracker` that keeps trigger times.
@@ -83,10 +83,7 @@ impl EndpointSliceCache {
             Delta::Apply(slice) => self.apply(slice, strings),
             Delta::Delete(name) => self.set(name, None, None),
             Delta::Replace(slices) => {
-                let listed: HashSet<_> = slices.iter().map(|slice| slice.name.clone()).collect();
-                let gone: Vec<_> =
-                    self.slices.keys().filter(|name| !listed.contains(name)).cloned().collect();
-                for name in gone {
+                for name in missing(self.slices.keys(), slices.iter().map(|slice| &slice.name)) {
                     self.set(name, None, None);
                 }
                 for slice in slices {

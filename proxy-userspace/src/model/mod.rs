@@ -14,7 +14,7 @@ mod service_port;
 mod settings;
 mod snapshot;
 mod state;
-#[cfg(any(test, feature = "test-objects"))]
+#[cfg(test)]
 pub mod testing;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! The parts of Kubernetes objects that a Service proxy uses, validated and defaulted at the edge by `watch`.
 
 use std::{
+    collections::{BTreeMap, HashSet},
     fmt,
     net::IpAddr,
     num::{NonZeroU16, NonZeroU32},
@@ -280,6 +281,28 @@ pub enum Delta<T> {
     Apply(T),
     /// Gone. Unknown names are ignored.
     Delete(NamespacedName),
+}
+
+impl<T> Delta<T> {
+    /// Makes it happen in a collection by name.
+    pub fn apply_to(self, objects: &mut BTreeMap<NamespacedName, T>, name: impl Fn(&T) -> NamespacedName) {
+        match self {
+            Self::Replace(list) => {
+                *objects = list.into_iter().map(|object| (name(&object), object)).collect();
+            }
+            Self::Apply(object) => drop(objects.insert(name(&object), object)),
+            Self::Delete(name) => drop(objects.remove(&name)),
+        }
+    }
+}
+
+/// Those known objects that a complete list does not name any more.
+pub(super) fn missing<'a>(
+    known: impl Iterator<Item = &'a NamespacedName>,
+    listed: impl Iterator<Item = &'a NamespacedName>,
+) -> Vec<NamespacedName> {
+    let listed: HashSet<_> = listed.collect();
+    known.filter(|name| !listed.contains(name)).cloned().collect()
 }
 
 /// What a source of objects says. Sources may repeat themselves; the model finds out what really changed.

@@ -1,11 +1,11 @@
 //! The Services known, and which of them changed since they were last resolved.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, btree_map::Entry},
+    collections::{BTreeMap, HashMap, btree_map::Entry},
     mem,
 };
 
-use super::{Delta, NamespacedName, Service, ServiceType, intern::Interner};
+use super::{Delta, NamespacedName, Service, ServiceType, intern::Interner, objects::missing};
 
 /// Upstream's `ServiceChangeTracker`: changes to one Service add up, and one that ends where it began is none.
 #[derive(Debug, Default)]
@@ -23,10 +23,7 @@ impl ServiceChangeTracker {
             Delta::Apply(service) => self.apply(service, strings),
             Delta::Delete(name) => self.set(name, None),
             Delta::Replace(services) => {
-                let listed: HashSet<_> = services.iter().map(|service| service.name.clone()).collect();
-                let gone: Vec<_> =
-                    self.services.keys().filter(|name| !listed.contains(name)).cloned().collect();
-                for name in gone {
+                for name in missing(self.services.keys(), services.iter().map(|service| &service.name)) {
                     self.set(name, None);
                 }
                 for service in services {

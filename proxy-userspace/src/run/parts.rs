@@ -1,11 +1,8 @@
 //! Which source and which dataplane a configuration stands for.
 
 use proxy_userspace::{
-    config::{Config, MapSizes, Mode, ObjectSource},
-    dataplane::{
-        RenderError, Renderer, Rendering,
-        ebpf::{self, Ebpf, EbpfSettings},
-    },
+    config::{Config, Mode, ObjectSource},
+    dataplane::{RenderError, Renderer, Rendering, ebpf::Ebpf},
     kernel,
     metrics::{Metrics, WatchedKind},
     model::{NodeFacts, WatchEvent},
@@ -16,7 +13,7 @@ use tokio::sync::{mpsc, watch as channel};
 /// The dataplane of the configured mode.
 pub(super) fn renderer(config: &Config) -> anyhow::Result<Box<dyn Renderer>> {
     match config.mode {
-        Mode::Ebpf => Ok(Box::new(Rendering::new(Ebpf::new(&ebpf_settings(config))?))),
+        Mode::Ebpf => Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf)?))),
     }
 }
 
@@ -24,28 +21,6 @@ pub(super) fn renderer(config: &Config) -> anyhow::Result<Box<dyn Renderer>> {
 pub(super) fn cleanup(config: &Config) -> Vec<RenderError> {
     let errors = Ebpf::cleanup_at(&config.ebpf.pin_dir);
     errors.into_iter().map(|source| RenderError::Cleanup { source: source.into() }).collect()
-}
-
-fn ebpf_settings(config: &Config) -> EbpfSettings {
-    EbpfSettings {
-        cgroup_root: config.ebpf.cgroup_root.clone(),
-        pin_dir: config.ebpf.pin_dir.clone(),
-        map_sizes: map_sizes(&config.ebpf.map_sizes),
-    }
-}
-
-fn map_sizes(given: &MapSizes) -> ebpf::MapSizes {
-    let default = ebpf::MapSizes::default();
-    ebpf::MapSizes {
-        services: given.services.unwrap_or(default.services),
-        endpoints: given.endpoints.unwrap_or(default.endpoints),
-        members: given.members.unwrap_or(default.members),
-        source_ranges: given.source_ranges.unwrap_or(default.source_ranges),
-        node_addresses: given.node_addresses.unwrap_or(default.node_addresses),
-        affinity: given.affinity.unwrap_or(default.affinity),
-        udp_flows: given.udp_flows.unwrap_or(default.udp_flows),
-        udp_sockets: given.udp_sockets.unwrap_or(default.udp_sockets),
-    }
 }
 
 /// Feeds the loop with objects.

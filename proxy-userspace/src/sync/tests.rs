@@ -1,6 +1,6 @@
 //! The loop with the fake dataplane, in tokio's paused time: sleeping lets everything that is ready run first.
 
-use std::{num::NonZeroU16, sync::Arc};
+use std::sync::Arc;
 
 use tokio::{sync::oneshot, task::JoinHandle};
 
@@ -10,10 +10,7 @@ use crate::{
         Rendering,
         fake::{Call, Fake},
     },
-    model::{
-        AddressType, Delta, DetectLocalMode, EndpointSlice, LinkAddress, NamespacedName, Node, Protocol,
-        Service, ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy,
-    },
+    model::{Delta, DetectLocalMode, EndpointSlice, LinkAddress, Node, Protocol, Service, testing},
 };
 
 const MILLI: Duration = Duration::from_millis(1);
@@ -106,50 +103,14 @@ impl Daemon {
     }
 }
 
-fn named(name: &str) -> NamespacedName {
-    NamespacedName::new("default", name)
-}
-
 fn service(name: &str, cluster_ip: &str) -> Service {
-    Service {
-        name: named(name),
-        service_type: ServiceType::ClusterIp,
-        cluster_ips: vec![cluster_ip.parse().unwrap()],
-        external_ips: Vec::new(),
-        load_balancer_ingress: Vec::new(),
-        load_balancer_source_ranges: Vec::new(),
-        ports: vec![ServicePort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: NonZeroU16::new(80).unwrap(),
-            node_port: None,
-        }],
-        session_affinity: SessionAffinity::None,
-        internal_traffic_policy: TrafficPolicy::Cluster,
-        external_traffic_policy: TrafficPolicy::Cluster,
-        health_check_node_port: None,
-        excluded_by_label: false,
-    }
+    testing::service(&format!("default/{name}"), cluster_ip)
 }
 
 fn slice(service: &str, address: &str) -> EndpointSlice {
-    EndpointSlice {
-        name: named(&format!("{service}-1")),
-        service: Some(service.into()),
-        address_type: AddressType::Ipv4,
-        endpoints: vec![SliceEndpoint {
-            addresses: vec![address.parse().unwrap()],
-            ready: true,
-            serving: true,
-            terminating: false,
-            node_name: None,
-            zone: None,
-            zone_hints: Vec::new(),
-            node_hints: Vec::new(),
-        }],
-        ports: vec![SlicePort { name: "".into(), protocol: Protocol::Tcp, port: NonZeroU16::new(80) }],
-        last_change_trigger_time: None,
-    }
+    let name = format!("default/{service}-1");
+    let ports = vec![testing::slice_port("", Protocol::Tcp, 80)];
+    EndpointSlice { ports, ..testing::slice(&name, service, vec![testing::endpoint(address)]) }
 }
 
 fn node() -> Node {

@@ -7,7 +7,7 @@ use clap::Parser;
 use shunt_tests::{
     case::Case,
     deadline::Stopwatch,
-    interrupt, process,
+    process,
     runner::{Pending, Runner, Summary, own_cases},
     world::{Host, World},
 };
@@ -40,18 +40,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = process::run_if_inside() {
-        return code;
-    }
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    match run(Arguments::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("conformance: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    process::main("conformance", || run(Arguments::parse()))
 }
 
 /// Whether everything that had to hold did.
@@ -63,7 +52,6 @@ fn run(arguments: Arguments) -> Result<bool> {
         .shunt
         .map(|path| path.canonicalize().with_context(|| format!("--shunt {}", path.display())));
     let shunt = shunt.transpose()?;
-    interrupt::remove_worlds_on_signal()?;
     let program = std::env::current_exe().context("find the runner's own program")?;
     let world = World::build(&Host::ALL, &program)?;
     let pending = Pending::new(&arguments.mode, pending_from.as_deref());

@@ -16,8 +16,8 @@ use serde_yaml_ng::Mapping;
 use shunt_tests::{
     agent::protocol::{Dial, Protocol, Try},
     deadline::{Deadline, Stopwatch},
-    interrupt, process,
-    runner::{Manifests, Proxy, compose},
+    process,
+    runner::{Manifests, Proxy},
     world::{Host, World},
 };
 
@@ -57,22 +57,11 @@ struct Demo {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = process::run_if_inside() {
-        return code;
-    }
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("\ndemo: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    process::main("demo", || run(&Arguments::parse()).map(|()| true))
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
     let began = Stopwatch::start();
-    interrupt::remove_worlds_on_signal()?;
     let mut demo = build(arguments)?;
     let result = demo.show(arguments);
     if result.is_err() {
@@ -101,9 +90,7 @@ fn build(arguments: &Arguments) -> Result<Demo> {
     println!("  Each is a network namespace; made in {}.", milliseconds(took.elapsed()));
     let manifests = Manifests::create(world.directory())?;
     copy(&arguments.manifests, &manifests)?;
-    let config = world.directory().join("config.yaml");
-    fs::write(&config, compose(&Mapping::new(), &arguments.mode)?)?;
-    let proxy = Proxy::new(&world, &shunt, &arguments.mode, manifests.directory(), &config);
+    let proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
     Ok(Demo { proxy, world, manifests })
 }
 

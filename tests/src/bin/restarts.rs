@@ -1,7 +1,6 @@
 //! Kills the proxy at any moment, again and again, while connections are made all the time: none may fail.
 
 use std::{
-    fs,
     path::PathBuf,
     process::ExitCode,
     sync::atomic::{AtomicBool, Ordering},
@@ -17,8 +16,8 @@ use shunt_tests::{
         Agent,
         protocol::{Dial, Order, Protocol, Send, Try},
     },
-    interrupt, process,
-    runner::{Manifests, Proxy, compose},
+    process,
+    runner::{Manifests, Proxy},
     world::{Host, World},
 };
 
@@ -45,25 +44,18 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = process::run_if_inside() {
-        return code;
+    process::main("restarts", || run(&Arguments::parse()).map(|loads| report(&loads)))
+}
+
+/// Whether nothing failed.
+fn report(loads: &[Load]) -> bool {
+    for load in loads {
+        println!("{}: {} connections, {} failed", load.name, load.connections, load.failures.len());
+        load.failures.iter().take(3).for_each(|failure| println!("    {failure}"));
     }
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    match run(&Arguments::parse()) {
-        Ok(ended) => {
-            for load in &ended {
-                println!("{}: {} connections, {} failed", load.name, load.connections, load.failures.len());
-                load.failures.iter().take(3).for_each(|failure| println!("    {failure}"));
-            }
-            let failed = ended.iter().filter(|load| !load.failures.is_empty()).count();
-            println!("{} passed, {failed} failed, 0 pending", ended.len() - failed);
-            if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
-        Err(error) => {
-            eprintln!("restarts: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    let failed = loads.iter().filter(|load| !load.failures.is_empty()).count();
+    println!("{} passed, {failed} failed, 0 pending", loads.len() - failed);
+    failed == 0
 }
 
 /// What one client saw.
@@ -75,14 +67,11 @@ struct Load {
 
 fn run(arguments: &Arguments) -> Result<Vec<Load>> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
-    interrupt::remove_worlds_on_signal()?;
     let mut world = World::build(&HOSTS, &std::env::current_exe()?)?;
     let manifests = Manifests::create(world.directory())?;
     manifests.place("objects.yaml", include_str!("restarts.yaml"))?;
     set_endpoints(&manifests, &[Host::A1, Host::A2])?;
-    let config = world.directory().join("config.yaml");
-    fs::write(&config, compose(&Mapping::new(), &arguments.mode)?)?;
-    let mut proxy = Proxy::new(&world, &shunt, &arguments.mode, manifests.directory(), &config);
+    let mut proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
     proxy.start(&mut world)?;
     let loads = kill_under_load(&mut world, &mut proxy, &manifests, arguments.kills);
     if loads.is_err() {

@@ -1,3 +1,5 @@
+//! Cases are read, and refused where they say what makes no sense.
+
 use super::*;
 use crate::world::Host;
 

@@ -1,3 +1,5 @@
+//! What a flow expects, held against what was seen.
+
 use std::net::SocketAddr;
 
 use super::*;

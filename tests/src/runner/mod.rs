@@ -8,16 +8,14 @@ mod proxy;
 mod report;
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use self::marker::Marker;
 pub use self::{
-    config::compose,
     manifests::Manifests,
     pending::Pending,
     proxy::Proxy,
@@ -87,13 +85,11 @@ impl Runner {
     fn begin<'a>(&'a mut self, case: &'a Case) -> Result<CaseRun<'a>> {
         let manifests = Manifests::create(self.world.directory())?;
         let marker = Marker::place(&manifests)?;
-        let config = self.world.directory().join("config.yaml");
-        fs::write(&config, compose(&case.config, &self.mode)?)
-            .with_context(|| format!("write {}", config.display()))?;
         let proxy = self
             .shunt
             .as_deref()
-            .map(|shunt| Proxy::new(&self.world, shunt, &self.mode, manifests.directory(), &config));
+            .map(|shunt| Proxy::new(&self.world, shunt, &self.mode, &manifests, &case.config))
+            .transpose()?;
         if let Some(proxy) = &proxy {
             proxy.forget_log()?;
         }

@@ -8,7 +8,9 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::Signal;
+use serde_yaml_ng::Mapping;
 
+use super::{Manifests, config::compose};
 use crate::{
     agent::protocol::Get,
     deadline::Deadline,
@@ -32,23 +34,31 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy on this world's node1, not started yet.
-    pub fn new(world: &World, program: &Path, mode: &str, manifests: &Path, config: &Path) -> Self {
+    /// A proxy on this world's node1, not started yet. Its configuration file is written, with these fields over the base.
+    pub fn new(
+        world: &World,
+        program: &Path,
+        mode: &str,
+        manifests: &Manifests,
+        fields: &Mapping,
+    ) -> Result<Self> {
+        let config = world.directory().join("config.yaml");
+        fs::write(&config, compose(fields, mode)?).with_context(|| format!("write {}", config.display()))?;
         let path = |path: &Path| path.display().to_string();
         let arguments = [
             ("--mode", mode.to_owned()),
-            ("--manifests", path(manifests)),
-            ("--config", path(config)),
+            ("--manifests", path(manifests.directory())),
+            ("--config", path(&config)),
             ("--cgroup-root", path(&world.cgroup_root())),
             ("--bpf-pin-dir", path(&world.pin_directory())),
         ];
-        Self {
+        Ok(Self {
             program: program.to_owned(),
             arguments: arguments.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect(),
             pin_directory: world.pin_directory(),
             log: world.directory().join("proxy.log"),
             running: None,
-        }
+        })
     }
 
     /// Starts its process.

@@ -72,10 +72,12 @@ impl Scene {
         let event = event.context("the source is gone")?;
         self.log.push(brief(&event));
         match event {
-            WatchEvent::Services(delta) => apply(&mut self.services, delta, |object| object.name.clone()),
-            WatchEvent::EndpointSlices(delta) => apply(&mut self.slices, delta, |object| object.name.clone()),
+            WatchEvent::Services(delta) => delta.apply_to(&mut self.services, |object| object.name.clone()),
+            WatchEvent::EndpointSlices(delta) => {
+                delta.apply_to(&mut self.slices, |object| object.name.clone());
+            }
             WatchEvent::Nodes(delta) => {
-                apply(&mut self.nodes, delta, |node| NamespacedName::new("", node.name.clone()));
+                delta.apply_to(&mut self.nodes, |node| NamespacedName::new("", node.name.clone()));
             }
         }
         Ok(())
@@ -140,22 +142,6 @@ impl Scene {
 impl Drop for Scene {
     fn drop(&mut self) {
         self.source.abort();
-    }
-}
-
-pub(crate) fn apply<T>(
-    objects: &mut BTreeMap<NamespacedName, T>,
-    delta: Delta<T>,
-    name: impl Fn(&T) -> NamespacedName,
-) {
-    match delta {
-        Delta::Replace(list) => *objects = list.into_iter().map(|object| (name(&object), object)).collect(),
-        Delta::Apply(object) => {
-            objects.insert(name(&object), object);
-        }
-        Delta::Delete(name) => {
-            objects.remove(&name);
-        }
     }
 }
 

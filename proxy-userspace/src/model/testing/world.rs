@@ -21,10 +21,12 @@ impl World {
     /// Does what an event says.
     pub fn apply(&mut self, event: WatchEvent) {
         match event {
-            WatchEvent::Services(delta) => apply(&mut self.services, delta, |object| object.name.clone()),
-            WatchEvent::EndpointSlices(delta) => apply(&mut self.slices, delta, |object| object.name.clone()),
+            WatchEvent::Services(delta) => delta.apply_to(&mut self.services, |object| object.name.clone()),
+            WatchEvent::EndpointSlices(delta) => {
+                delta.apply_to(&mut self.slices, |object| object.name.clone());
+            }
             WatchEvent::Nodes(delta) => {
-                apply(&mut self.nodes, delta, |object| NamespacedName::new("", object.name.clone()));
+                delta.apply_to(&mut self.nodes, |object| NamespacedName::new("", object.name.clone()));
             }
         }
     }
@@ -55,17 +57,5 @@ impl World {
         model.set_node_facts(facts.clone());
         model.resolve();
         model
-    }
-}
-
-fn apply<T>(objects: &mut BTreeMap<NamespacedName, T>, delta: Delta<T>, name: impl Fn(&T) -> NamespacedName) {
-    match delta {
-        Delta::Replace(list) => *objects = list.into_iter().map(|object| (name(&object), object)).collect(),
-        Delta::Apply(object) => {
-            objects.insert(name(&object), object);
-        }
-        Delta::Delete(name) => {
-            objects.remove(&name);
-        }
     }
 }
