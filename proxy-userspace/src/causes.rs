@@ -1,4 +1,5 @@
 //! Errors as one line of a log.
+#![forbid(unsafe_code)]
 
 use std::error::Error;
 

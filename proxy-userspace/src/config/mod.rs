@@ -2,6 +2,7 @@
 //!
 //! Flags and file end in one table of settings by field, each checked in the same way; flags that are given override the
 //! file. Everything wrong is reported at once.
+#![forbid(unsafe_code)]
 
 mod duration;
 mod environment;

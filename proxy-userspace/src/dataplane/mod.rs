@@ -2,6 +2,7 @@
 //!
 //! Laws that each mode's tests hold it to: after `apply`, planning again yields nothing; planning what is dirty reaches the
 //! same state as planning everything; every prefix of a plan is safe; a plan grows with the change, not with the cluster.
+#![forbid(unsafe_code)]
 
 pub mod ebpf;
 #[cfg(test)]

@@ -1,4 +1,5 @@
 //! What probes and load balancers ask: `/healthz`, `/livez`, `/metrics`, `/proxyMode` and health check node ports.
+#![forbid(unsafe_code)]
 
 mod listen;
 mod proxy_health;

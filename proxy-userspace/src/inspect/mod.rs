@@ -1,4 +1,5 @@
 //! Reads what is in the kernel while the proxy runs, and changes nothing.
+#![forbid(unsafe_code)]
 
 use std::{net::SocketAddr, path::Path};
 

@@ -1,6 +1,7 @@
 //! What Prometheus reads: upstream kube-proxy's metrics under upstream's names, and our own beside them.
 //!
 //! One sync programs both IP families, so metrics that upstream keeps by family get the same observation under each.
+#![forbid(unsafe_code)]
 
 mod exposition;
 mod registration;

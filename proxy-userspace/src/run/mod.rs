@@ -1,4 +1,5 @@
 //! Puts the stages together and runs them until a signal comes or one of them fails for good.
+#![forbid(unsafe_code)]
 
 mod parts;
 

@@ -3,6 +3,7 @@
 //! A change is programmed at once when the loop is idle; under load changes are taken together, no more often than
 //! `minSyncPeriod`. After a failure, and every `syncPeriod`, the kernel is read anew and compared with everything. The loop
 //! and the dataplane run on one task: from an event to the kernel there is no other queue.
+#![forbid(unsafe_code)]
 
 mod conflicts;
 mod no_local_endpoints;

@@ -2,6 +2,7 @@
 //!
 //! Both end in the same [`WatchEvent`](crate::model::WatchEvent)s on a bounded channel: one `Replace` for each of the
 //! three kinds first, then changes. Neither ever takes objects away because of an error: the last known state stays.
+#![forbid(unsafe_code)]
 
 mod api;
 mod decode;
