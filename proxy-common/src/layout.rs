@@ -244,6 +244,7 @@ map_type! {
 }
 
 impl NodeValue {
-    /// Kernels before 5.14 do not tell userspace the cookie. The node is then taken to live in the initial network namespace.
+    /// Kernels before 5.14 do not tell userspace the cookie. Until the programs have told it, the node is taken to live in the
+    /// initial network namespace. What a new map holds.
     pub const NETNS_UNKNOWN: u64 = 0;
 }

@@ -155,8 +155,7 @@ impl Maps {
     /// Says which network namespace is the node's, and that these maps are of our layout. While it is not known, what an
     /// earlier process found out stays: its programs run.
     pub(super) fn set_node(&mut self, netns: Option<NetnsCookie>) -> Result<(), KernelError> {
-        let known = self.node.get(&0, 0).map_or(0, |value| value.netns);
-        let known = if known == 0 { NodeValue::NETNS_UNKNOWN } else { known };
+        let known = self.node.get(&0, 0).map_or(NodeValue::NETNS_UNKNOWN, |value| value.netns);
         let netns = netns.map_or(known, |cookie| cookie.0);
         let value = NodeValue { netns, layout: LAYOUT_VERSION, zero: 0 };
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))

@@ -141,12 +141,19 @@ impl Ebpf {
         self.pins.keep_links(LINKS, &names)?;
         self.object.restore_pins(self.pins.path())?;
         if netns::current_cookie()?.is_none() {
-            let netns = self.ask_netns()?;
-            self.maps.set_node(Some(netns))?;
+            self.learn_netns();
         }
         self.attached = true;
         self.releaser.look();
         Ok(())
+    }
+
+    /// Failing costs little: where the node's namespace is the initial one, as it is but for nodes in containers, the programs
+    /// know it anyhow; and a process outside the cgroup that is served cannot ask them.
+    fn learn_netns(&mut self) {
+        if let Err(error) = self.ask_netns().and_then(|netns| self.maps.set_node(Some(netns))) {
+            tracing::warn!(%error, "cannot tell this network namespace; taking the initial one for the node's");
+        }
     }
 
     /// The cookie of this process's network namespace, as the running programs know it.

@@ -17,8 +17,8 @@ use crate::kernel::{KernelError, netns::NetnsCookie, sock_diag};
 const DIALLED: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 9);
 /// Where the socket is connected to.
 const NOBODY: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9);
-/// No Service has this identifier: they are given from 1 upwards.
-const SERVICE: u32 = u32::MAX;
+/// No Service has this identifier: they are given from 1 upwards, and after a restart from the largest one in the maps.
+const SERVICE: u32 = 0;
 
 /// Asks the programs, which have to run for this process's cgroup.
 pub(super) fn learn(maps: &mut Maps) -> Result<NetnsCookie, KernelError> {

@@ -15,7 +15,7 @@ use super::{
     kind::{self, PAGE_SIZE, Selectors},
     lines::{self, Answer, Line},
     report::Reporter,
-    retries::{self, Retries},
+    retries::Retries,
     wire::{Bookmark, Event, Page, Status},
 };
 use crate::{
@@ -216,7 +216,8 @@ impl<K: Kind> Reflector<K> {
     }
 
     async fn open(&mut self, initial: bool) -> Result<Answer, End> {
-        let seconds = WATCH_SECONDS + retries::random_below(WATCH_SECONDS);
+        // Watches of many nodes shall not end at the same moment.
+        let seconds = WATCH_SECONDS + fastrand::u32(..WATCH_SECONDS);
         let request = kind::watch::<K>(&self.selectors, self.version.as_deref(), seconds);
         lines::send(&self.client, request, self.timing.response).await.map_err(|failure| {
             if initial && failure.refuses_streaming() {

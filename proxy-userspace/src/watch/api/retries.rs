@@ -1,9 +1,6 @@
 //! The waits between attempts: doubling, at random, with an upper limit.
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    time::Duration,
-};
+use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 
@@ -35,12 +32,6 @@ impl Retries {
     }
 }
 
-/// A random number below `limit`, or 0.
-pub(super) fn random_below(limit: u32) -> u32 {
-    let random = RandomState::new().hash_one(limit);
-    u32::try_from(random % u64::from(limit.max(1))).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,12 +47,5 @@ mod tests {
         }
         retries.reset();
         assert!(retries.next() <= 2 * timing.first_retry);
-    }
-
-    #[test]
-    fn watches_of_many_nodes_do_not_end_at_the_same_moment() {
-        let first = random_below(300);
-        assert!((0..1000).any(|_| random_below(300) != first));
-        assert_eq!(random_below(0), 0);
     }
 }
