@@ -6,7 +6,7 @@
 use crate::addr::{Addr, Proto};
 
 /// Changes with any change to what follows: a process that finds pinned maps of another version builds its own beside them.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Declares a plain map type and asserts that it has the given size, so that no padding slips in.
 macro_rules! map_type {
@@ -98,6 +98,10 @@ pub mod flags {
     pub const PODS_IN_RANGES: u16 = 1 << 3;
     /// The ranges hold no pod of this node.
     pub const PODS_OUT_OF_RANGES: u16 = 1 << 4;
+    /// Packets of local callers get one of this node's addresses as their source.
+    pub const MASQUERADE_INSIDE: u16 = 1 << 5;
+    /// Packets of all other callers do.
+    pub const MASQUERADE_OUTSIDE: u16 = 1 << 6;
 }
 
 map_type! {
@@ -232,19 +236,159 @@ map_type! {
 }
 
 map_type! {
+    /// Key of `flows`: the packets of one direction of a translated flow, as they are before translation.
+    FlowKey, 44 {
+        /// Where they come from.
+        source: Endpoint,
+        /// Where they go to.
+        destination: Endpoint,
+        /// IP protocol number.
+        proto: u8,
+        /// [`Direction`].
+        direction: u8,
+        /// Zero.
+        zero: u16,
+    }
+}
+
+/// Which packets of a flow an entry is for.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// From the client to the address it dialled; translated as they come in on a link.
+    Original = 0,
+    /// From the endpoint to the client; translated back as they leave on a link.
+    Reply = 1,
+}
+
+map_type! {
+    /// Value of `flows`. Each of the two entries of a flow says enough to make the other anew: the other's key is this one's
+    /// translated addresses, swapped.
+    Flow, 64 {
+        /// Source after translation.
+        source: Endpoint,
+        /// Destination after translation.
+        destination: Endpoint,
+        /// [`ServiceValue::service`].
+        service: u32,
+        /// [`ServiceValue::generation`] when it began.
+        generation: u32,
+        /// [`flow_state`].
+        state: u32,
+        /// Zero.
+        zero: u32,
+        /// Last packet, to the second or so: nanoseconds of the monotonic clock.
+        used_ns: u64,
+    }
+}
+
+/// Bits of [`Flow::state`].
+pub mod flow_state {
+    /// The endpoint answered.
+    pub const REPLIED: u32 = 1;
+    /// The client closed its side (TCP).
+    pub const CLIENT_CLOSED: u32 = 1 << 1;
+    /// The endpoint closed its side (TCP).
+    pub const ENDPOINT_CLOSED: u32 = 1 << 2;
+    /// One of them reset the connection (TCP).
+    pub const RESET: u32 = 1 << 3;
+    /// Packets of the original direction get an address of the node as their source.
+    pub const MASQUERADE: u32 = 1 << 4;
+    /// No Service's: begun from this side with a node port's number, its answers are left alone (UDP).
+    pub const PASS: u32 = 1 << 5;
+}
+
+map_type! {
+    /// Key of `fragments`: the fragments of one datagram, as they are before translation.
+    FragmentKey, 40 {
+        /// Where they come from.
+        source: Addr,
+        /// Where they go to.
+        destination: Addr,
+        /// The datagram's identification.
+        id: u32,
+        /// IP protocol number, of the first fragment; IPv6 tells it in each.
+        proto: u8,
+        /// [`Direction`].
+        direction: u8,
+        /// Zero.
+        zero: u16,
+    }
+}
+
+map_type! {
+    /// Value of `fragments`: what became of the first fragment, which alone has ports.
+    FragmentValue, 36 {
+        /// Source after translation.
+        source: Addr,
+        /// Destination after translation.
+        destination: Addr,
+        /// Bits that packets of it are marked with.
+        mark: u32,
+    }
+}
+
+/// What the programs count, a slot of `counters` each; packets unless it says otherwise.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Counter {
+    /// Flows begun on a link.
+    FlowsBegun = 0,
+    /// Refused for want of endpoints.
+    Refused = 1,
+    /// Dropped: no endpoint on this node, and the policy is Local.
+    NoLocalEndpoint = 2,
+    /// Dropped: the source is in none of the Service's source ranges.
+    SourceNotAllowed = 3,
+    /// Dropped: the flow could not be recorded.
+    FlowNotRecorded = 4,
+    /// Refused: of a TCP connection nothing is known of.
+    UnknownConnection = 5,
+    /// Dropped: rewriting the packet failed.
+    NotRewritten = 6,
+}
+
+impl Counter {
+    /// The number of slots.
+    pub const COUNT: u32 = 7;
+}
+
+map_type! {
     /// The one value of `node`.
-    NodeValue, 16 {
+    NodeValue, 32 {
         /// Network namespace cookie of the node, or [`NodeValue::NETNS_UNKNOWN`].
         netns: u64,
         /// [`LAYOUT_VERSION`] of all maps beside it.
         layout: u32,
+        /// Bit that asks netfilter to masquerade a packet.
+        masquerade_mark: u32,
+        /// Bit that asks netfilter to reject a packet.
+        reject_mark: u32,
+        /// [`LocalDetection`]: how local callers are told from others.
+        local_detection: u32,
         /// Zero.
-        zero: u32,
+        zero: u64,
     }
+}
+
+/// How packets of local callers are told from those of others: upstream's `detectLocalMode`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LocalDetection {
+    /// They are not; all count as others.
+    None = 0,
+    /// Their source is in `local_sources`.
+    Source = 1,
+    /// They came in on a link of `local_links`.
+    Link = 2,
 }
 
 impl NodeValue {
     /// Kernels before 5.14 do not tell userspace the cookie. Until the programs have told it, the node is taken to live in the
     /// initial network namespace. What a new map holds.
     pub const NETNS_UNKNOWN: u64 = 0;
+    /// Upstream's default masquerade bit, 14.
+    pub const MASQUERADE_MARK: u32 = 1 << 14;
+    /// Upstream's bit for packets to be rejected or dropped, 15.
+    pub const REJECT_MARK: u32 = 1 << 15;
 }

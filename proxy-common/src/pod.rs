@@ -4,8 +4,8 @@
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, MemberKey, NodeValue, ServiceKey,
-        ServiceValue, SocketPeer, SourceRange, UdpSocket,
+        AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
+        FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
     },
 };
 
@@ -26,6 +26,10 @@ pod!(
     Connection,
     Endpoint,
     EndpointKey,
+    Flow,
+    FlowKey,
+    FragmentKey,
+    FragmentValue,
     MemberKey,
     NodeValue,
     ServiceKey,

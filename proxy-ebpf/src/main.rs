@@ -10,6 +10,8 @@
 #[cfg(target_arch = "bpf")]
 mod ctx;
 #[cfg(target_arch = "bpf")]
+mod link;
+#[cfg(target_arch = "bpf")]
 mod maps;
 #[cfg(target_arch = "bpf")]
 mod service;
@@ -22,13 +24,13 @@ fn main() {}
 #[cfg(target_arch = "bpf")]
 mod programs {
     use aya_ebpf::{
-        macros::{cgroup_sock, cgroup_sock_addr},
-        programs::{SockAddrContext, SockContext},
+        macros::{cgroup_sock, cgroup_sock_addr, classifier},
+        programs::{SockAddrContext, SockContext, TcContext},
     };
 
     use crate::{
-        ctx::{SockAddr, Socket, V4, V6},
-        maps, socket,
+        ctx::{Ethernet, Ip, Skb, SockAddr, Socket, V4, V6},
+        link, maps, socket,
     };
 
     /// Declares the entry point of a socket address hook.
@@ -49,6 +51,21 @@ mod programs {
     socket_hook!(shunt_recvmsg6, recvmsg6, socket::recvmsg::<V6>);
     socket_hook!(shunt_getpeer4, getpeername4, socket::getpeername::<V4>);
     socket_hook!(shunt_getpeer6, getpeername6, socket::getpeername::<V6>);
+
+    /// Declares the entry point of a link's hook.
+    macro_rules! link_hook {
+        ($name:ident, $layer:ty, $job:path) => {
+            #[classifier]
+            pub fn $name(ctx: TcContext) -> i32 {
+                $job(&Skb::<$layer>::new(ctx)).code()
+            }
+        };
+    }
+
+    link_hook!(shunt_in_eth, Ethernet, link::ingress);
+    link_hook!(shunt_in_ip, Ip, link::ingress);
+    link_hook!(shunt_out_eth, Ethernet, link::egress);
+    link_hook!(shunt_out_ip, Ip, link::egress);
 
     #[cgroup_sock(sock_release)]
     pub fn shunt_release(ctx: SockContext) -> i32 {

@@ -4,14 +4,14 @@
 use aya_ebpf::{
     Global,
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, SkStorage, lpm_trie::Key},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, SkStorage, lpm_trie::Key},
     macros::btf_map,
 };
 use proxy_common::{
     Addr, Proto,
     layout::{
-        AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, MemberKey, NodeValue, ServiceKey,
-        ServiceValue, SocketPeer, SourceRange, UdpSocket,
+        AffinityKey, AffinityValue, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
+        FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
     },
 };
 
@@ -44,6 +44,16 @@ static UDP_REPLIES: LruHashMap<SocketPeer, Endpoint, 1024> = LruHashMap::new();
 static UDP_SOCKETS: LruHashMap<u64, UdpSocket, 1024> = LruHashMap::new();
 #[btf_map(name = "connections")]
 static CONNECTIONS: SkStorage<Connection> = SkStorage::new();
+#[btf_map(name = "local_sources")]
+static LOCAL_SOURCES: LpmTrie<Addr, u8, 1024> = LpmTrie::new();
+#[btf_map(name = "local_links")]
+static LOCAL_LINKS: HashMap<u32, u8, 1024, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "flows")]
+static FLOWS: LruHashMap<FlowKey, Flow, 1024> = LruHashMap::new();
+#[btf_map(name = "fragments")]
+static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue, 1024> = LruHashMap::new();
+#[btf_map(name = "counters")]
+static COUNTERS: PerCpuArray<u64, { Counter::COUNT as usize }> = PerCpuArray::new();
 
 /// Set by userspace where the kernel has `bpf_set_retval` for these programs; the verifier never looks at code it rules out.
 #[unsafe(no_mangle)]

@@ -1,12 +1,14 @@
 //! Safe views of the contexts the kernel hands to programs; the only other place with `unsafe` is `maps`.
 #![expect(unsafe_code, reason = "contexts are raw pointers whose accesses only the verifier checks")]
 
+mod skb;
 mod sock_addr;
 mod socket;
 
 use aya_ebpf::helpers::generated::{
     bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_set_retval,
 };
+pub use skb::{Ethernet, Ip, Layer, Skb};
 pub use sock_addr::{Family, SockAddr, V4, V6};
 pub use socket::Socket;
 

@@ -226,6 +226,8 @@ fn map_sizes(settings: &Settings) -> MapSizes {
         affinity: size("shunt.ebpf.mapSizes.affinity", default.affinity),
         udp_flows: size("shunt.ebpf.mapSizes.udpFlows", default.udp_flows),
         udp_sockets: size("shunt.ebpf.mapSizes.udpSockets", default.udp_sockets),
+        flows: size("shunt.ebpf.mapSizes.flows", default.flows),
+        fragments: size("shunt.ebpf.mapSizes.fragments", default.fragments),
     }
 }
 

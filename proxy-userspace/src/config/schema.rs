@@ -107,6 +107,8 @@ pub(super) const FIELDS: &[Field] = &[
     read("shunt.ebpf.mapSizes.affinity", MAP_SIZE),
     read("shunt.ebpf.mapSizes.udpFlows", MAP_SIZE),
     read("shunt.ebpf.mapSizes.udpSockets", MAP_SIZE),
+    read("shunt.ebpf.mapSizes.flows", MAP_SIZE),
+    read("shunt.ebpf.mapSizes.fragments", MAP_SIZE),
 ];
 
 /// The field at a path.

@@ -9,8 +9,9 @@ use aya::maps::{
 use proxy_common::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, LAYOUT_VERSION, MemberKey, NodeValue,
-        ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
+        AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
+        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, ServiceKey, ServiceValue,
+        SocketPeer, SourceRange, UdpSocket,
     },
 };
 
@@ -41,6 +42,10 @@ pub struct MapSizes {
     pub udp_flows: u32,
     /// Connected UDP sockets.
     pub udp_sockets: u32,
+    /// Flows translated on links; each takes two.
+    pub flows: u32,
+    /// Fragmented datagrams on links.
+    pub fragments: u32,
 }
 
 impl Default for MapSizes {
@@ -54,13 +59,15 @@ impl Default for MapSizes {
             affinity: 65_536,
             udp_flows: 65_536,
             udp_sockets: 32_768,
+            flows: 262_144,
+            fragments: 8_192,
         }
     }
 }
 
 impl MapSizes {
     /// What every map must look like.
-    pub fn specs(&self) -> [MapSpec; 11] {
+    pub fn specs(&self) -> [MapSpec; 16] {
         [
             spec::<ServiceKey, ServiceValue>("services", self.services),
             spec::<EndpointKey, Endpoint>("endpoints", self.endpoints),
@@ -73,6 +80,11 @@ impl MapSizes {
             spec::<SocketPeer, Endpoint>("udp_replies", self.udp_flows),
             spec::<u64, UdpSocket>("udp_sockets", self.udp_sockets),
             spec::<i32, Connection>("connections", 0),
+            spec::<Key<Addr>, u8>("local_sources", 0),
+            spec::<u32, u8>("local_links", 0),
+            spec::<FlowKey, Flow>("flows", self.flows),
+            spec::<FragmentKey, FragmentValue>("fragments", self.fragments),
+            spec::<u32, u64>("counters", 0),
         ]
     }
 
@@ -157,7 +169,14 @@ impl Maps {
     pub(super) fn set_node(&mut self, netns: Option<NetnsCookie>) -> Result<(), KernelError> {
         let known = self.node.get(&0, 0).map_or(NodeValue::NETNS_UNKNOWN, |value| value.netns);
         let netns = netns.map_or(known, |cookie| cookie.0);
-        let value = NodeValue { netns, layout: LAYOUT_VERSION, zero: 0 };
+        let value = NodeValue {
+            netns,
+            layout: LAYOUT_VERSION,
+            masquerade_mark: NodeValue::MASQUERADE_MARK,
+            reject_mark: NodeValue::REJECT_MARK,
+            local_detection: LocalDetection::None as u32,
+            zero: 0,
+        };
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))
     }
 

@@ -127,7 +127,7 @@ impl Ebpf {
     fn attach(&mut self) -> Result<(), KernelError> {
         // Someone may have removed it, with all that keeps the programs running.
         self.pins.restore()?;
-        let mut programs: Vec<_> = self.object.programs_mut().collect();
+        let mut programs: Vec<_> = self.object.cgroup_programs_mut().collect();
         // What translates back runs before anything is translated.
         programs.sort_by_key(|(name, _)| name.contains("connect") || name.contains("sendmsg"));
         for (name, program) in programs {
@@ -137,7 +137,7 @@ impl Ebpf {
             self.pins.take_next()?;
             self.is_staged = false;
         }
-        let names: Vec<String> = self.object.programs_mut().map(|(name, _)| name.to_owned()).collect();
+        let names: Vec<String> = self.object.cgroup_programs_mut().map(|(name, _)| name.to_owned()).collect();
         self.pins.keep_links(LINKS, &names)?;
         self.object.restore_pins(self.pins.path())?;
         if netns::current_cookie()?.is_none() {
@@ -165,7 +165,7 @@ impl Ebpf {
         if !self.attached || !self.object.is_pinned(self.pins.path()) {
             return Ok(false);
         }
-        for (name, _) in self.object.programs_mut() {
+        for (name, _) in self.object.cgroup_programs_mut() {
             if !bpf::is_attached(&self.cgroup, &self.pins.link(name))? {
                 return Ok(false);
             }

@@ -103,9 +103,9 @@ impl Object {
         M::try_from(map).map_err(KernelError::bpf("open map", name))
     }
 
-    /// The programs, by name.
-    pub fn programs_mut(&mut self) -> impl Iterator<Item = (&str, &mut Program)> {
-        self.ebpf.programs_mut()
+    /// The programs for a cgroup, by name.
+    pub fn cgroup_programs_mut(&mut self) -> impl Iterator<Item = (&str, &mut Program)> {
+        self.ebpf.programs_mut().filter(|(_, program)| !matches!(program, Program::SchedClassifier(_)))
     }
 }
 
@@ -122,6 +122,7 @@ fn load_program(program: &mut Program) -> Result<(), aya::programs::ProgramError
     match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
+        Program::SchedClassifier(program) => program.load(),
         _ => Err(aya::programs::ProgramError::UnexpectedProgramType),
     }
 }
