@@ -2,11 +2,12 @@
 //! Services.
 #![expect(unsafe_code, reason = "raw system calls live here, and nowhere else in this crate")]
 
-pub mod addresses;
 pub mod bpf;
 pub mod capabilities;
 pub mod cgroup;
 mod error;
+pub mod links;
+mod netlink;
 pub mod netns;
 pub mod sock_diag;
 

@@ -3,7 +3,7 @@
 
 mod parts;
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use anyhow::Context as _;
 use axum::Router;
@@ -16,7 +16,7 @@ use proxy_userspace::{
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc, watch},
     task::JoinSet,
 };
 
@@ -111,7 +111,8 @@ fn start_sources(config: &Config, metrics: Metrics, tasks: &mut Tasks) -> Inputs
     let objects = parts::objects(config.clone(), metrics, to_sync);
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
     let (to_sync, node_facts) = watch::channel(None);
-    let facts = parts::node_facts(to_sync);
-    tasks.spawn(async move { facts.await.context("cannot follow this node's addresses") });
-    Inputs { events, node_facts }
+    let disturbed = Arc::new(Notify::new());
+    let facts = parts::node_facts(to_sync, Arc::clone(&disturbed));
+    tasks.spawn(async move { facts.await.context("cannot follow this node's links and addresses") });
+    Inputs { events, node_facts, disturbed }
 }

@@ -1,5 +1,7 @@
 //! Which source and which dataplane a configuration stands for.
 
+use std::sync::Arc;
+
 use proxy_userspace::{
     config::{Config, Mode, ObjectSource},
     dataplane::{RenderError, Renderer, Rendering, ebpf::Ebpf},
@@ -8,7 +10,7 @@ use proxy_userspace::{
     model::{NodeFacts, WatchEvent},
     watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
 };
-use tokio::sync::{mpsc, watch as channel};
+use tokio::sync::{Notify, mpsc, watch as channel};
 
 /// The dataplane of the configured mode.
 pub(super) fn renderer(config: &Config) -> anyhow::Result<Box<dyn Renderer>> {
@@ -62,7 +64,10 @@ async fn measured(
     }
 }
 
-/// Feeds the loop with this node's addresses.
-pub(super) async fn node_facts(to: channel::Sender<Option<NodeFacts>>) -> anyhow::Result<()> {
-    Ok(kernel::addresses::report(to).await?)
+/// Feeds the loop with this node's links and addresses, and tells it when it should look at the kernel.
+pub(super) async fn node_facts(
+    to: channel::Sender<Option<NodeFacts>>,
+    disturbed: Arc<Notify>,
+) -> anyhow::Result<()> {
+    Ok(kernel::links::report(to, disturbed).await?)
 }

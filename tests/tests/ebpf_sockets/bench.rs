@@ -14,7 +14,7 @@ use aya::maps::{Map, MapData, MapError};
 use proxy_userspace::{
     dataplane::{
         Dataplane, PlanSize as _,
-        ebpf::{Ebpf, EbpfSettings, MapSizes, State},
+        ebpf::{Ebpf, EbpfSettings, LinkAttachment, MapSizes, State},
     },
     kernel::cgroup,
     model::{
@@ -75,6 +75,7 @@ impl Bench {
             cgroup_root: cgroup.path.clone(),
             pin_dir: format!("/sys/fs/bpf/shunt-sockets-{}", process::id()).into(),
             map_sizes: MapSizes { services: 64, endpoints: 256, ..MapSizes::default() },
+            link_attachment: LinkAttachment::Probe,
         };
         let mut dataplane = Ebpf::new(&settings).expect("load");
         let state = dataplane.observe().expect("observe");
