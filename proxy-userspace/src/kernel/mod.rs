@@ -6,8 +6,12 @@ pub mod addresses;
 pub mod bpf;
 pub mod capabilities;
 pub mod cgroup;
+pub mod command;
 mod error;
+pub mod iptables;
 pub mod netns;
+pub mod nft;
+pub mod ruleset_changes;
 pub mod sock_diag;
 
 pub use error::KernelError;

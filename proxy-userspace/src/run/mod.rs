@@ -113,5 +113,7 @@ fn start_sources(config: &Config, metrics: Metrics, tasks: &mut Tasks) -> Inputs
     let (to_sync, node_facts) = watch::channel(None);
     let facts = parts::node_facts(to_sync);
     tasks.spawn(async move { facts.await.context("cannot follow this node's addresses") });
-    Inputs { events, node_facts }
+    let (to_sync, doubts) = watch::channel(0);
+    tasks.spawn(parts::removals(to_sync));
+    Inputs { events, node_facts, doubts }
 }

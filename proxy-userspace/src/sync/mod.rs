@@ -64,6 +64,8 @@ pub struct Inputs {
     pub events: mpsc::Receiver<WatchEvent>,
     /// The kernel's addresses; `None` until they were read once.
     pub node_facts: watch::Receiver<Option<NodeFacts>>,
+    /// Changes whenever someone else may have changed what the kernel should hold.
+    pub doubts: watch::Receiver<u64>,
 }
 
 /// What the loop tells.
@@ -136,6 +138,8 @@ impl SyncLoop {
                     changed.map_err(|_| SyncError::NodeFactsEnded)?;
                     self.take_facts(&mut inputs.node_facts);
                 }
+                // Whoever sees this may end; the comparison every syncPeriod does not.
+                Ok(()) = inputs.doubts.changed() => self.pace.doubt(),
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
             self.sync_if_due();

@@ -34,6 +34,8 @@ pub(super) struct Pace {
     periods: SyncPeriods,
     /// Something may have changed since the last sync.
     queued: bool,
+    /// The kernel may not hold what the last sync left there.
+    doubted: bool,
     /// When the syncs so far are paid for, at one a `minSyncPeriod`.
     paid_at: Option<Instant>,
     last_full: Option<Instant>,
@@ -49,6 +51,7 @@ impl Pace {
         Self {
             periods,
             queued: false,
+            doubted: false,
             paid_at: None,
             last_full: None,
             failures: 0,
@@ -62,13 +65,26 @@ impl Pace {
         !std::mem::replace(&mut self.queued, true)
     }
 
+    /// The kernel may not hold any more what was put there.
+    pub(super) fn doubt(&mut self) {
+        self.doubted = true;
+    }
+
+    /// When the kernel is to be compared with everything; `None` before the first time.
+    fn verify_at(&self) -> Option<Instant> {
+        // Whoever undoes all time and again must not keep the loop busy.
+        let soonest = self.periods.min_sync_period.max(FIRST_RETRY).min(self.periods.sync_period);
+        let after = if self.doubted { soonest } else { self.periods.sync_period };
+        self.last_full.map(|last| last + after)
+    }
+
     /// When to look again if nothing else happens.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         if self.retry_at.is_some() {
             let new = self.retry_new_at.filter(|_| self.queued);
             return self.retry_at.into_iter().chain(new).min();
         }
-        let reverify = self.last_full.map(|last| last + self.periods.sync_period);
+        let reverify = self.verify_at();
         if !self.queued {
             return reverify;
         }
@@ -88,7 +104,7 @@ impl Pace {
             let something_new = self.queued && self.retry_new_at.is_none_or(passed);
             return if passed(retry_at) || something_new { Due::Everything } else { Due::Nothing };
         }
-        if self.last_full.is_some_and(|last| passed(last + self.periods.sync_period)) {
+        if self.verify_at().is_some_and(passed) {
             return Due::Everything;
         }
         let allowed = self.allowed_at().is_none_or(passed);
@@ -103,6 +119,7 @@ impl Pace {
         self.retry_new_at = None;
         if extent == SyncExtent::Full {
             self.last_full = Some(started);
+            self.doubted = false;
         }
         // Events that change nothing do not count as load.
         if !nothing_dirty {
@@ -200,5 +217,19 @@ mod tests {
         assert_eq!(pace.wake_at(), Some(start + 30 * SECOND));
         assert_eq!(pace.due(start + 29 * SECOND), Due::Nothing);
         assert_eq!(pace.due(start + 30 * SECOND), Due::Everything);
+    }
+
+    #[test]
+    fn a_doubted_kernel_is_compared_at_once_but_not_all_the_time() {
+        let start = Instant::now();
+        let mut pace = pace();
+        pace.doubt();
+        assert_eq!(pace.due(start), Due::Nothing, "nothing was put there yet");
+        pace.succeeded(start, SyncExtent::Full, true);
+        assert_eq!(pace.due(start + 10 * SECOND), Due::Nothing);
+        pace.doubt();
+        assert_eq!(pace.wake_at(), Some(start + SECOND));
+        assert_eq!(pace.due(start + SECOND / 2), Due::Nothing);
+        assert_eq!(pace.due(start + SECOND), Due::Everything);
     }
 }

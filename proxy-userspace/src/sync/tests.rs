@@ -22,6 +22,7 @@ struct Daemon {
     outputs: Outputs,
     events: mpsc::Sender<WatchEvent>,
     facts: watch::Sender<Option<NodeFacts>>,
+    doubts: watch::Sender<u64>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), SyncError>>,
 }
@@ -45,9 +46,10 @@ impl Daemon {
         let (events, received) = mpsc::channel(1024);
         let (facts, node_facts) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
-        let inputs = Inputs { events: received, node_facts };
+        let (doubts, doubted) = watch::channel(0);
+        let inputs = Inputs { events: received, node_facts, doubts: doubted };
         let task = tokio::spawn(sync.run(inputs, async { stopped.await.unwrap_or_default() }));
-        Self { fake, outputs, events, facts, stop, task }
+        Self { fake, outputs, events, facts, doubts, stop, task }
     }
 
     /// A daemon that has programmed one Service with one endpoint.
@@ -281,4 +283,17 @@ async fn the_time_from_a_change_to_the_kernel_is_measured() {
         ))
     };
     assert_eq!((bucket("2.0"), bucket("+Inf")), ("0".into(), "1".into()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kernel_that_someone_changed_is_compared_before_sync_period() {
+    let daemon = Daemon::synced().await;
+    daemon.doubts.send_modify(|count| *count += 1);
+    daemon.settle().await;
+    assert!(daemon.calls().contains(&Call::Observe), "{:?}", daemon.calls());
+    let Daemon { doubts, fake, .. } = daemon;
+    drop(doubts);
+    fake.kernel().calls.clear();
+    tokio::time::sleep(SYNC / 2).await;
+    assert!(fake.kernel().calls.is_empty(), "nothing is left to doubt");
 }

@@ -15,7 +15,7 @@ use proxy_common::{
     },
 };
 
-use super::{plan::Range, state::State};
+use super::{plan::Range, rules::Marks, state::State};
 use crate::kernel::{
     KernelError,
     bpf::{MapSpec, Object},
@@ -118,6 +118,7 @@ pub(super) struct Maps {
     node: Array<MapData, NodeValue>,
     udp_sockets: HashMap<MapData, u64, UdpSocket>,
     pub(super) sizes: MapSizes,
+    marks: Marks,
 }
 
 impl fmt::Debug for Maps {
@@ -151,7 +152,7 @@ fn removed(map: &'static str) -> impl Fn(Result<(), MapError>) -> Result<(), Ker
 const IN_SET: u8 = 1;
 
 impl Maps {
-    pub(super) fn open(object: &mut Object, sizes: MapSizes) -> Result<Self, KernelError> {
+    pub(super) fn open(object: &mut Object, sizes: MapSizes, marks: Marks) -> Result<Self, KernelError> {
         Ok(Self {
             services: object.take_map("services")?,
             endpoints: object.take_map("endpoints")?,
@@ -161,6 +162,7 @@ impl Maps {
             node: object.take_map("node")?,
             udp_sockets: object.take_map("udp_sockets")?,
             sizes,
+            marks,
         })
     }
 
@@ -172,8 +174,8 @@ impl Maps {
         let value = NodeValue {
             netns,
             layout: LAYOUT_VERSION,
-            masquerade_mark: NodeValue::MASQUERADE_MARK,
-            reject_mark: NodeValue::REJECT_MARK,
+            masquerade_mark: self.marks.masquerade,
+            reject_mark: self.marks.reject,
             local_detection: LocalDetection::None as u32,
             zero: 0,
         };

@@ -3,6 +3,7 @@
 mod maps;
 mod own_netns;
 mod plan;
+mod rules;
 mod sockets;
 mod state;
 mod translate;
@@ -16,6 +17,7 @@ pub(crate) use self::translate::proto;
 pub use self::{
     maps::MapSizes,
     plan::{Plan, Range, Step},
+    rules::{Marks, NAMES as RULE_NAMES, Rules},
     state::State,
 };
 use self::{maps::Maps, sockets::SocketReleaser};
@@ -26,6 +28,7 @@ use crate::{
         bpf::{self, Object, PinDir},
         capabilities,
         cgroup::Cgroup,
+        command::SearchPath,
         netns::{self, NetnsCookie},
     },
     model::{Dirty, Snapshot},
@@ -43,6 +46,16 @@ pub struct EbpfSettings {
     pub pin_dir: PathBuf,
     /// Capacities of the maps.
     pub map_sizes: MapSizes,
+    /// How packets are marked for netfilter.
+    pub marks: Marks,
+    /// Where the commands for netfilter rules are looked for; `None` leaves netfilter alone.
+    pub netfilter: Option<SearchPath>,
+}
+
+impl EbpfSettings {
+    fn rules(&self) -> Option<Rules> {
+        self.netfilter.clone().map(|path| Rules::new(self.marks, path))
+    }
 }
 
 /// What can go wrong.
@@ -51,6 +64,12 @@ pub enum EbpfError {
     /// The kernel refused something.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The netfilter rules are not as they should be; all service ports are.
+    #[error("cannot put the netfilter rules: {source}")]
+    Rules {
+        /// Why.
+        source: KernelError,
+    },
     /// Some service ports are not as they should be; all others are.
     #[error("{failed} service ports could not be programmed; the first is {first}: {source}")]
     Incomplete {
@@ -71,6 +90,7 @@ pub struct Ebpf {
     pins: PinDir,
     cgroup: Cgroup,
     releaser: SocketReleaser,
+    rules: Option<Rules>,
     /// Maps of another layout are in use: this process's are built beside them, and take their place once they are full and its
     /// programs run.
     is_staged: bool,
@@ -88,11 +108,12 @@ impl Ebpf {
         let staged = stage(&pins, &specs)?;
         let directory = staged.as_deref().unwrap_or(pins.path());
         let mut object = Object::load(OBJECT, &specs, directory)?;
-        let mut maps = Maps::open(&mut object, settings.map_sizes)?;
+        let mut maps = Maps::open(&mut object, settings.map_sizes, settings.marks)?;
         maps.set_node(netns::current_cookie()?)?;
         let releaser = SocketReleaser::start(directory)?;
         let is_staged = staged.is_some();
-        Ok(Self { object, maps, pins, cgroup, releaser, is_staged, attached: false })
+        let rules = settings.rules();
+        Ok(Self { object, maps, pins, cgroup, releaser, rules, is_staged, attached: false })
     }
 
     /// Removes all that any process ever pinned in a directory, without loading anything.
@@ -104,6 +125,12 @@ impl Ebpf {
         removed.into_iter().map(EbpfError::from).collect()
     }
 
+    /// Removes the netfilter rules that any process ever put into this network namespace.
+    pub fn remove_rules(settings: &EbpfSettings) -> Vec<EbpfError> {
+        let errors = settings.rules().map_or_else(Vec::new, |mut rules| rules.remove());
+        errors.into_iter().map(EbpfError::from).collect()
+    }
+
     fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
         match step {
             Step::PutNodeAddress(address) => self.maps.put_node_address(*address),
@@ -112,6 +139,7 @@ impl Ebpf {
             Step::PutRange(range) => self.maps.put_range(*range),
             Step::PutService(key, value) => self.maps.put_service(*key, *value),
             Step::Attach => self.attach(),
+            Step::PutRules => self.rules.as_mut().map_or(Ok(()), Rules::put),
             Step::RemoveService(key, _) => self.maps.remove_service(key),
             Step::RemoveEndpoint(key) => self.maps.remove_endpoint(key),
             Step::RemoveMember(key) => self.maps.remove_member(key),
@@ -207,6 +235,7 @@ impl Dataplane for Ebpf {
     fn observe(&mut self) -> Result<State, EbpfError> {
         let mut state = self.maps.read()?;
         state.attached = self.is_attached()?;
+        state.rules_are_put = self.rules.as_mut().is_none_or(Rules::are_put);
         Ok(state)
     }
 
@@ -215,12 +244,14 @@ impl Dataplane for Ebpf {
     }
 
     /// Goes on past a service port that fails: what is left of the plan for that one is left out, so that it stays as it was.
+    /// Rules that fail hold nothing up either.
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), EbpfError> {
         for (name, service) in &plan.names {
             state.record_name(name, *service);
         }
         let mut failed = HashSet::new();
         let mut first = None;
+        let mut rules = None;
         for step in &plan.steps {
             let service = step.service();
             if service.is_some_and(|service| failed.contains(&service)) {
@@ -228,6 +259,7 @@ impl Dataplane for Ebpf {
             }
             match (self.execute(step), service) {
                 (Ok(()), _) => state.record(step),
+                (Err(error), None) if *step == Step::PutRules => rules = Some(error),
                 (Err(error), None) => return Err(error.into()),
                 (Err(error), Some(service)) => {
                     failed.insert(service);
@@ -235,10 +267,11 @@ impl Dataplane for Ebpf {
                 }
             }
         }
-        first.map_or(Ok(()), |(service, source)| {
+        if let Some((service, source)) = first {
             let name = state.name(service).map_or_else(|| format!("service {service}"), ToString::to_string);
-            Err(EbpfError::Incomplete { failed: failed.len(), first: name, source })
-        })
+            return Err(EbpfError::Incomplete { failed: failed.len(), first: name, source });
+        }
+        rules.map_or(Ok(()), |source| Err(EbpfError::Rules { source }))
     }
 
     fn map_fill(&self, state: &State) -> Vec<MapFill> {
@@ -255,6 +288,8 @@ impl Dataplane for Ebpf {
     }
 
     fn cleanup(&mut self) -> Vec<EbpfError> {
-        remove_pins(&self.pins).into_iter().map(EbpfError::from).collect()
+        let mut errors = remove_pins(&self.pins);
+        errors.extend(self.rules.as_mut().map_or_else(Vec::new, Rules::remove));
+        errors.into_iter().map(EbpfError::from).collect()
     }
 }

@@ -64,6 +64,8 @@ pub enum Step {
     PutService(ServiceKey, ServiceValue),
     /// Make the programs run.
     Attach,
+    /// Put the netfilter rules that go with the programs on links where they belong.
+    PutRules,
     /// Stop serving a destination that belonged to this identifier.
     RemoveService(ServiceKey, u32),
     /// Empty a slot.
@@ -92,7 +94,7 @@ impl Step {
             Self::PutRange(range) | Self::RemoveRange(range) => Some(range.service),
             Self::PutService(_, value) => Some(value.service),
             Self::RemoveService(_, service) | Self::ReleaseSockets { service, .. } => Some(*service),
-            Self::PutNodeAddress(_) | Self::RemoveNodeAddress(_) | Self::Attach => None,
+            Self::PutNodeAddress(_) | Self::RemoveNodeAddress(_) | Self::Attach | Self::PutRules => None,
         }
     }
 }
@@ -179,6 +181,8 @@ impl<'a> Planner<'a> {
     fn finish(self) -> Plan {
         let Self { state, names, additions, switches, written, closures, removals, releases, .. } = self;
         let attach = (!state.attached).then_some(Step::Attach);
+        // Sockets do not wait for rules, which only packets need.
+        let rules = (!state.rules_are_put).then_some(Step::PutRules);
         // A destination that another service port took over was switched, and must not be removed for its old owner. Those
         // that go do so before the slots they lead to.
         let closures = closures.into_iter().filter(|(key, _)| !written.contains(key));
@@ -186,6 +190,7 @@ impl<'a> Planner<'a> {
             .into_iter()
             .chain(switches)
             .chain(attach)
+            .chain(rules)
             .chain(closures.map(|(key, service)| Step::RemoveService(key, service)))
             .chain(removals)
             .chain(releases);

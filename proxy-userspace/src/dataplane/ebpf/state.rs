@@ -24,6 +24,8 @@ pub struct State {
     next_service: u32,
     /// The programs run.
     pub(super) attached: bool,
+    /// The netfilter rules are as they should be.
+    pub(super) rules_are_put: bool,
 }
 
 impl State {
@@ -36,6 +38,7 @@ impl State {
             Step::PutRange(range) => drop(self.ranges.insert(*range)),
             Step::PutService(key, value) => self.put_service(*key, *value),
             Step::Attach => self.attached = true,
+            Step::PutRules => self.rules_are_put = true,
             Step::RemoveService(key, service) => {
                 self.services.remove(key);
                 self.destinations.remove(&(*service, *key));
