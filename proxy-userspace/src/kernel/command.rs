@@ -178,7 +178,9 @@ impl Command {
             }
             // Something it left running may keep its output open; what it said itself has come by then.
             if let Some(status) = child.try_wait().map_err(KernelError::call("wait for", self.to_string()))? {
-                read.try_iter().for_each(|chunk| said.take(chunk));
+                for chunk in read.try_iter() {
+                    said.take(chunk);
+                }
                 return Ok(status);
             }
             if !open {

@@ -42,8 +42,8 @@ pub(super) fn removal(family: Family, forward: &str) -> String {
     let table = format!("{} filter", family.nft());
     let handles = rules(forward).into_iter().filter(|rule| rule.contains(CHAIN));
     let handles = handles.filter_map(|rule| rule.rsplit_once("# handle ")).map(|(_, handle)| handle.trim());
-    let jumps: String =
-        handles.map(|handle| format!("delete rule {table} FORWARD handle {handle}\n")).collect();
+    let jumps = handles.map(|handle| format!("delete rule {table} FORWARD handle {handle}\n"));
+    let jumps = jumps.collect::<Vec<_>>().concat();
     format!("{jumps}flush chain {table} {CHAIN}\ndelete chain {table} {CHAIN}\n")
 }
 

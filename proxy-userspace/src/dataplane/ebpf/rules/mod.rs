@@ -33,16 +33,24 @@ pub struct Marks {
     pub reject: u32,
 }
 
+/// Where masquerading and refusing are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Home {
+    /// In nftables, if all goes well; an earlier process may have put them elsewhere.
+    Unknown,
+    /// In nftables, and nothing of it elsewhere.
+    Nftables,
+    /// In iptables, since nftables did not take them.
+    Iptables,
+}
+
 /// The rules of this network namespace.
 #[derive(Debug)]
 pub struct Rules {
     marks: Marks,
     path: SearchPath,
     nft: Nft,
-    /// What of them is in iptables because nftables did not take it.
-    fallback: bool,
-    /// Nothing is left in iptables of what belongs into nftables.
-    is_tidy: bool,
+    home: Home,
     random_fully: bool,
     /// What the commands show of ours after it was put there, since not every version shows the words it was given.
     seen: BTreeMap<(Backend, Family), Vec<String>>,
@@ -95,8 +103,7 @@ impl Rules {
             marks,
             nft: Nft::new(path.clone()),
             path,
-            fallback: false,
-            is_tidy: false,
+            home: Home::Unknown,
             random_fully: true,
             seen: BTreeMap::new(),
             seen_nft: None,
@@ -107,7 +114,9 @@ impl Rules {
     /// Whether all of them are as they should be. What cannot be read counts as not so: putting them there tells why.
     pub fn are_put(&mut self) -> bool {
         let put = self.is_nft_put().and_then(|put| {
-            Ok((put || self.fallback) && self.repairs()?.is_empty() && self.foreign_repairs()?.is_empty())
+            Ok((put || self.home == Home::Iptables)
+                && self.repairs()?.is_empty()
+                && self.foreign_repairs()?.is_empty())
         });
         put.unwrap_or_else(|error| {
             tracing::debug!(%error, "cannot read the netfilter rules");
@@ -116,7 +125,7 @@ impl Rules {
     }
 
     fn is_nft_put(&self) -> Result<bool, KernelError> {
-        if self.fallback {
+        if self.home == Home::Iptables {
             return Ok(false);
         }
         Ok(self.nft.list_table(nft::TABLE)?.is_some_and(|listing| self.is_whole(&listing)))
@@ -133,10 +142,12 @@ impl Rules {
     pub fn put(&mut self) -> Result<(), KernelError> {
         match self.put_nft() {
             Ok(()) => {
-                self.set_fallback(false);
+                if self.home == Home::Iptables {
+                    self.move_to(Home::Unknown);
+                }
                 self.tell_dropping_tables();
                 self.put_iptables()?;
-                self.is_tidy = true;
+                self.home = Home::Nftables;
                 Ok(())
             }
             Err(error @ (KernelError::CommandNotFound { .. } | KernelError::CommandFailed { .. })) => {
@@ -155,13 +166,10 @@ impl Rules {
         Ok(())
     }
 
-    fn set_fallback(&mut self, fallback: bool) {
-        if self.fallback != fallback {
-            // What was seen where another part was put says nothing about this one.
-            self.seen.clear();
-            self.is_tidy = false;
-        }
-        self.fallback = fallback;
+    fn move_to(&mut self, home: Home) {
+        self.home = home;
+        // What was seen where another part was put says nothing about this one.
+        self.seen.clear();
     }
 
     fn fall_back(&mut self, nft: KernelError) -> Result<(), KernelError> {
@@ -170,10 +178,10 @@ impl Rules {
             let iptables = Box::new(KernelError::CommandNotFound { program: iptables.into() });
             return Err(KernelError::NoNetfilter { nft, iptables });
         }
-        if !self.fallback {
+        if self.home != Home::Iptables {
             tracing::warn!(error = %nft, "cannot put netfilter rules into nftables; using iptables");
+            self.move_to(Home::Iptables);
         }
-        self.set_fallback(true);
         self.put_iptables().map_err(|error| KernelError::NoNetfilter { nft, iptables: Box::new(error) })
     }
 
@@ -184,7 +192,7 @@ impl Rules {
                 first.get_or_insert(error);
             }
         }
-        if !self.fallback {
+        if self.home != Home::Iptables {
             for script in self.foreign_repairs()? {
                 self.nft.apply(&script)?;
             }
@@ -209,7 +217,7 @@ impl Rules {
 
     /// Tables that may hold something of ours. nat is the largest by far where another proxy works with iptables.
     fn tables(&self) -> &'static [&'static str] {
-        if self.fallback || !self.is_tidy { &iptables::TABLES } else { &iptables::TABLES[..1] }
+        if self.home == Home::Nftables { &iptables::TABLES[..1] } else { &iptables::TABLES }
     }
 
     /// What iptables' tables lack or have too much, and the text that puts it right.
@@ -238,7 +246,7 @@ impl Rules {
     /// chooses; the first where there are none.
     fn chosen(&self, places: &[Place]) -> Option<usize> {
         let most = places.iter().map(Place::others).max()?;
-        places.iter().position(|place| place.others() == most).filter(|_| self.fallback)
+        places.iter().position(|place| place.others() == most).filter(|_| self.home == Home::Iptables)
     }
 
     /// Every backend of a family that can be read; an error only where there are some and none can.
@@ -269,8 +277,8 @@ impl Rules {
         let is_reached = |family: &Family| {
             Iptables::installed(*family, &self.path).iter().any(|iptables| iptables.backend == Backend::Nft)
         };
-        let fallback = self.fallback;
-        Family::ALL.into_iter().filter(move |family| !fallback && !is_reached(family))
+        let is_nft_there = self.home != Home::Iptables;
+        Family::ALL.into_iter().filter(move |family| is_nft_there && !is_reached(family))
     }
 
     fn tell_dropping_tables(&mut self) {
