@@ -1,5 +1,6 @@
 //! Loading a BPF object whose maps and links outlive the process: pinned, taken over, replaced without a gap.
 
+mod batch;
 mod link;
 mod memlock;
 mod pins;
@@ -20,6 +21,7 @@ use aya::{
 
 use self::tc::LinkProgram;
 pub use self::{
+    batch::Reader,
     link::{Replacement, attach, is_attached},
     pins::PinDir,
 };
@@ -104,6 +106,13 @@ impl Object {
             syscall::pin(map.as_fd(), &path).map_err(KernelError::path("pin map", path))?;
         }
         Ok(())
+    }
+
+    /// Reads a hash map in large pieces. The types' sizes are those of its specification.
+    pub fn reader<K: aya::Pod, V: aya::Pod>(&self, name: &'static str) -> Result<Reader<K, V>, KernelError> {
+        let missing = || KernelError::call("find map", name)(std::io::ErrorKind::NotFound.into());
+        let (_, map) = self.maps.iter().find(|(known, _)| *known == name).ok_or_else(missing)?;
+        map.try_clone().map(Reader::new).map_err(KernelError::call("open map", name))
     }
 
     /// Takes a map out, to be given its type.
