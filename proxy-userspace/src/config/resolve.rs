@@ -8,13 +8,15 @@ use std::{
 };
 
 use ipnet::IpNet;
+use proxy_common::layout::NodeValue;
 
 use super::{
     Config, ConfigError, Environment, LogFormat, Mode, ObjectSource, settings::Settings,
     value::DEFAULT_BIND_ADDRESS,
 };
 use crate::{
-    dataplane::ebpf::{EbpfSettings, LinkAttachment, MapSizes},
+    dataplane::ebpf::{EbpfSettings, LinkAttachment, MapSizes, Marks},
+    kernel::command::SearchPath,
     model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses},
 };
 
@@ -216,7 +218,20 @@ fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfSettings {
         pin_dir: settings.text("shunt.ebpf.pinDir").unwrap_or(PIN_DIR).into(),
         map_sizes: map_sizes(settings),
         link_attachment: LinkAttachment::Probe,
+        marks: marks(settings),
+        netfilter: Some(SearchPath::default()),
     }
+}
+
+/// Upstream's bits, 14 and 15; whoever takes 15 for masquerading gets 14 for the other.
+fn marks(settings: &Settings) -> Marks {
+    let masquerade =
+        settings.integer("iptables.masqueradeBit").map_or(NodeValue::MASQUERADE_MARK, |bit| 1 << bit);
+    let reject = match masquerade {
+        NodeValue::REJECT_MARK => NodeValue::MASQUERADE_MARK,
+        _ => NodeValue::REJECT_MARK,
+    };
+    Marks { masquerade, reject }
 }
 
 fn map_sizes(settings: &Settings) -> MapSizes {

@@ -55,7 +55,7 @@ pub(super) const FIELDS: &[Field] = &[
     unread("enableProfiling", Kind::Bool),
     unread("showHiddenMetricsForVersion", Kind::Text),
     read("mode", Kind::OneOf(MODES)),
-    unread("iptables.masqueradeBit", BIT),
+    read("iptables.masqueradeBit", BIT),
     read("iptables.masqueradeAll", Kind::Bool),
     unread("iptables.localhostNodePorts", Kind::BoolPointer),
     read("iptables.syncPeriod", Kind::Duration),

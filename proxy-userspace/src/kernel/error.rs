@@ -81,6 +81,41 @@ pub enum KernelError {
         /// The directory asked for.
         path: PathBuf,
     },
+    /// A command that is not installed, or not where it is looked for.
+    #[error("the command {program} is not installed: it is not in PATH")]
+    CommandNotFound {
+        /// Its name.
+        program: String,
+    },
+    /// A command that ended with an error.
+    #[error("`{command}` ended with {status}: {stderr}")]
+    CommandFailed {
+        /// The command line.
+        command: String,
+        /// How it ended.
+        status: std::process::ExitStatus,
+        /// The end of what it said on its standard error.
+        stderr: String,
+    },
+    /// A command that took too long, and was killed.
+    #[error("`{command}` did not end within {limit:?} and was killed")]
+    CommandTimedOut {
+        /// The command line.
+        command: String,
+        /// How long it had.
+        limit: std::time::Duration,
+    },
+    /// Packets that programs marked are left as they are.
+    #[error(
+        "traffic from outside that has to be masqueraded or refused is not served right, because neither nft nor iptables can \
+         be used; nft: {nft}; iptables: {iptables}"
+    )]
+    NoNetfilter {
+        /// What came of nft.
+        nft: Box<Self>,
+        /// What came of iptables.
+        iptables: Box<Self>,
+    },
     /// rtnetlink.
     #[error("rtnetlink: {operation}: {source}")]
     Netlink {

@@ -5,10 +5,14 @@
 pub mod bpf;
 pub mod capabilities;
 pub mod cgroup;
+pub mod command;
 mod error;
+pub mod iptables;
 pub mod links;
 mod netlink;
 pub mod netns;
+pub mod nft;
+pub mod ruleset_changes;
 pub mod sock_diag;
 
 pub use error::KernelError;

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use proxy_userspace::{
     config::{Config, Mode, ObjectSource},
-    dataplane::{RenderError, Renderer, Rendering, ebpf::Ebpf},
+    dataplane::{
+        RenderError, Renderer, Rendering,
+        ebpf::{Ebpf, RULE_NAMES},
+    },
     kernel,
     metrics::{Metrics, WatchedKind},
     model::{NodeFacts, WatchEvent},
@@ -21,7 +24,8 @@ pub(super) fn renderer(config: &Config) -> anyhow::Result<Box<dyn Renderer>> {
 
 /// Removes what any mode ever put into the kernel; goes on past errors.
 pub(super) fn cleanup(config: &Config) -> Vec<RenderError> {
-    let errors = Ebpf::cleanup_at(&config.ebpf.pin_dir);
+    let mut errors = Ebpf::cleanup_at(&config.ebpf.pin_dir);
+    errors.extend(Ebpf::remove_rules(&config.ebpf));
     errors.into_iter().map(|source| RenderError::Cleanup { source: source.into() }).collect()
 }
 
@@ -62,6 +66,15 @@ async fn measured(
             Ok(()) = status.changed() => {}
         }
     }
+}
+
+/// Tells the loop when someone else takes away what it put into the kernel. Without, that shows when all is compared.
+pub(super) async fn removals(disturbed: Arc<Notify>) -> anyhow::Result<()> {
+    let ended = kernel::ruleset_changes::report_removals(&RULE_NAMES, disturbed).await;
+    if let Err(error) = ended {
+        tracing::info!(%error, "cannot follow changes of netfilter rules; they are compared every syncPeriod");
+    }
+    std::future::pending().await
 }
 
 /// Feeds the loop with this node's links and addresses, and tells it when it should look at the kernel.

@@ -18,10 +18,11 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcFilterBpfOption, TcMessage, TcOption},
 };
 use nix::sched::{CloneFlags, setns, unshare};
+use proxy_common::layout::NodeValue;
 use proxy_userspace::{
     dataplane::{
         Dataplane as _, PlanSize as _,
-        ebpf::{Ebpf, EbpfError, EbpfSettings, LinkAttachment, MapSizes, State, Step},
+        ebpf::{Ebpf, EbpfError, EbpfSettings, LinkAttachment, MapSizes, Marks, State, Step},
     },
     kernel::{KernelError, bpf::tc::Hook, cgroup, links},
     model::{
@@ -97,6 +98,8 @@ impl Bench {
             pin_dir: Path::new("/sys/fs/bpf").join(name),
             map_sizes: small_maps(),
             link_attachment: attachment,
+            marks: Marks { masquerade: NodeValue::MASQUERADE_MARK, reject: NodeValue::REJECT_MARK },
+            netfilter: None,
         };
         let mut dataplane = Ebpf::new(&settings).expect("load");
         let state = dataplane.observe().expect("observe");

@@ -11,10 +11,11 @@ use std::{
 };
 
 use aya::maps::{Map, MapData, MapError};
+use proxy_common::layout::NodeValue;
 use proxy_userspace::{
     dataplane::{
         Dataplane, PlanSize as _,
-        ebpf::{Ebpf, EbpfSettings, LinkAttachment, MapSizes, State},
+        ebpf::{Ebpf, EbpfSettings, LinkAttachment, MapSizes, Marks, State},
     },
     kernel::cgroup,
     model::{
@@ -76,6 +77,8 @@ impl Bench {
             pin_dir: format!("/sys/fs/bpf/shunt-sockets-{}", process::id()).into(),
             map_sizes: MapSizes { services: 64, endpoints: 256, ..MapSizes::default() },
             link_attachment: LinkAttachment::Probe,
+            marks: Marks { masquerade: NodeValue::MASQUERADE_MARK, reject: NodeValue::REJECT_MARK },
+            netfilter: None,
         };
         let mut dataplane = Ebpf::new(&settings).expect("load");
         let state = dataplane.observe().expect("observe");

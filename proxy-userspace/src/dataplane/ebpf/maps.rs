@@ -17,6 +17,7 @@ use proxy_common::{
 
 use super::{
     plan::{Prefix, Range},
+    rules::Marks,
     state::State,
 };
 use crate::kernel::{
@@ -132,6 +133,7 @@ pub(super) struct Maps {
     local_sources: LpmTrie<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
     pub(super) sizes: MapSizes,
+    marks: Marks,
 }
 
 impl fmt::Debug for Maps {
@@ -165,7 +167,7 @@ fn removed(map: &'static str) -> impl Fn(Result<(), MapError>) -> Result<(), Ker
 const IN_SET: u8 = 1;
 
 impl Maps {
-    pub(super) fn open(object: &mut Object, sizes: MapSizes) -> Result<Self, KernelError> {
+    pub(super) fn open(object: &mut Object, sizes: MapSizes, marks: Marks) -> Result<Self, KernelError> {
         Ok(Self {
             services: object.take_map("services")?,
             endpoints: object.take_map("endpoints")?,
@@ -177,6 +179,7 @@ impl Maps {
             local_sources: object.take_map("local_sources")?,
             local_links: object.take_map("local_links")?,
             sizes,
+            marks,
         })
     }
 
@@ -188,8 +191,8 @@ impl Maps {
         let value = NodeValue {
             netns: netns.map_or(netns_known, |cookie| cookie.0),
             layout: LAYOUT_VERSION,
-            masquerade_mark: NodeValue::MASQUERADE_MARK,
-            reject_mark: NodeValue::REJECT_MARK,
+            masquerade_mark: self.marks.masquerade,
+            reject_mark: self.marks.reject,
             local_detection: known.map_or(LocalDetection::None as u32, |value| value.local_detection),
             zero: 0,
         };

@@ -6,6 +6,7 @@ mod maps;
 mod own_netns;
 mod plan;
 mod room;
+mod rules;
 mod sockets;
 mod state;
 mod translate;
@@ -21,6 +22,7 @@ pub use self::{
     links::{LinkAttachment, LinkHook, Running},
     maps::MapSizes,
     plan::{Plan, Prefix, Range, Step},
+    rules::{Marks, NAMES as RULE_NAMES, Rules},
     state::State,
 };
 use super::{Dataplane, MapFill};
@@ -30,6 +32,7 @@ use crate::{
         bpf::{self, Object, PinDir},
         capabilities,
         cgroup::Cgroup,
+        command::SearchPath,
         netns::{self, NetnsCookie},
     },
     model::{Dirty, Snapshot},
@@ -49,6 +52,16 @@ pub struct EbpfSettings {
     pub map_sizes: MapSizes,
     /// How programs get onto links.
     pub link_attachment: LinkAttachment,
+    /// How packets are marked for netfilter.
+    pub marks: Marks,
+    /// Where the commands for netfilter rules are looked for; `None` leaves netfilter alone.
+    pub netfilter: Option<SearchPath>,
+}
+
+impl EbpfSettings {
+    fn rules(&self) -> Option<Rules> {
+        self.netfilter.clone().map(|path| Rules::new(self.marks, path))
+    }
 }
 
 /// What can go wrong.
@@ -57,6 +70,12 @@ pub enum EbpfError {
     /// The kernel refused something.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The netfilter rules are not as they should be; all service ports are.
+    #[error("cannot put the netfilter rules: {source}")]
+    Rules {
+        /// Why.
+        source: KernelError,
+    },
     /// Some service ports or links are not as they should be; all others are.
     #[error("{what} could not be programmed; the first is {first}: {source}")]
     Incomplete {
@@ -80,6 +99,7 @@ pub struct Ebpf {
     cgroup: Cgroup,
     links: Links,
     releaser: SocketReleaser,
+    rules: Option<Rules>,
     /// Maps of another layout are in use: this process's are built beside them, and take their place once they are full and its
     /// programs run.
     is_staged: bool,
@@ -97,12 +117,13 @@ impl Ebpf {
         let staged = stage(&pins, &specs)?;
         let directory = staged.as_deref().unwrap_or(pins.path());
         let mut object = Object::load(OBJECT, &specs, directory)?;
-        let mut maps = Maps::open(&mut object, settings.map_sizes)?;
+        let mut maps = Maps::open(&mut object, settings.map_sizes, settings.marks)?;
         maps.set_node(netns::current_cookie()?)?;
         let releaser = SocketReleaser::start(directory)?;
         let links = Links::open(settings.link_attachment)?;
         let is_staged = staged.is_some();
-        Ok(Self { object, maps, pins, cgroup, links, releaser, is_staged, attached: false })
+        let rules = settings.rules();
+        Ok(Self { object, maps, pins, cgroup, links, releaser, rules, is_staged, attached: false })
     }
 
     /// Removes all that any process ever pinned in a directory, without loading anything.
@@ -112,6 +133,12 @@ impl Ebpf {
             Err(error) => vec![error],
         };
         removed.into_iter().map(EbpfError::from).collect()
+    }
+
+    /// Removes the netfilter rules that any process ever put into this network namespace.
+    pub fn remove_rules(settings: &EbpfSettings) -> Vec<EbpfError> {
+        let errors = settings.rules().map_or_else(Vec::new, |mut rules| rules.remove());
+        errors.into_iter().map(EbpfError::from).collect()
     }
 
     /// Makes a change; false where what it is for is gone.
@@ -133,6 +160,7 @@ impl Ebpf {
             Step::PutLocalLink(index) => self.maps.put_local_link(*index),
             Step::SetLocalDetection(detection) => self.maps.set_local_detection(*detection),
             Step::Attach => self.attach(),
+            Step::PutRules => self.rules.as_mut().map_or(Ok(()), Rules::put),
             Step::AttachLink(..) => Ok(()),
             Step::DetachLink(at) => self.links.detach(&self.pins, *at),
             Step::RemoveService(key, _) => self.maps.remove_service(key),
@@ -238,6 +266,7 @@ impl Dataplane for Ebpf {
         let mut state = self.maps.read()?;
         state.attached = self.is_attached()?;
         state.links = self.links.observe(&self.object, &self.pins)?;
+        state.rules_are_put = self.rules.as_mut().is_none_or(Rules::are_put);
         Ok(state)
     }
 
@@ -246,22 +275,25 @@ impl Dataplane for Ebpf {
     }
 
     /// Goes on past a service port or link that fails: what is left of the plan for that one is left out, so that it stays as it
-    /// was.
+    /// was. Rules that fail hold nothing up either.
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), EbpfError> {
         for (name, service) in &plan.names {
             state.record_name(name, *service);
         }
         let mut failures = Failures::of_those_without_room(state, &plan, &self.maps.sizes);
+        let mut rules = None;
         for step in &plan.steps {
             let Some(step) = failures.instead_of(step, state) else { continue };
             match self.execute(&step) {
                 Ok(true) => state.record(&step),
                 Ok(false) => {}
+                Err(error) if *step == Step::PutRules => rules = Some(error),
                 Err(error) if *step == Step::Attach => return Err(error.into()),
                 Err(error) => failures.add(&step, error),
             }
         }
-        failures.outcome(state)
+        failures.outcome(state)?;
+        rules.map_or(Ok(()), |source| Err(EbpfError::Rules { source }))
     }
 
     fn is_out_of_room(error: &EbpfError) -> bool {
@@ -285,6 +317,8 @@ impl Dataplane for Ebpf {
     }
 
     fn cleanup(&mut self) -> Vec<EbpfError> {
-        remove_everything(Some(&self.pins)).into_iter().map(EbpfError::from).collect()
+        let mut errors = remove_everything(Some(&self.pins));
+        errors.extend(self.rules.as_mut().map_or_else(Vec::new, Rules::remove));
+        errors.into_iter().map(EbpfError::from).collect()
     }
 }

@@ -97,6 +97,8 @@ pub enum Step {
     SetLocalDetection(LocalDetection),
     /// Make the programs on sockets run.
     Attach,
+    /// Put the netfilter rules that go with the programs on links where they belong.
+    PutRules,
     /// Make a program run on a link.
     AttachLink(LinkHook, ServedLink),
     /// Take our program off a link.
@@ -141,6 +143,7 @@ impl Step {
             | Self::RemoveLocalLink(_)
             | Self::SetLocalDetection(_)
             | Self::Attach
+            | Self::PutRules
             | Self::AttachLink(..)
             | Self::DetachLink(_) => None,
         }
@@ -256,6 +259,8 @@ impl<'a> Planner<'a> {
             ..
         } = self;
         let attach = (!state.attached).then_some(Step::Attach);
+        // Sockets do not wait for rules, which only packets need.
+        let rules = (!state.rules_are_put).then_some(Step::PutRules);
         // A destination that another service port took over was switched, and must not be removed for its old owner. Those
         // that go do so before the slots they lead to.
         let closures = closures.into_iter().filter(|(key, _)| !written.contains(key));
@@ -263,6 +268,7 @@ impl<'a> Planner<'a> {
             .into_iter()
             .chain(switches)
             .chain(attach)
+            .chain(rules)
             .chain(attachments)
             .chain(closures.map(|(key, service)| Step::RemoveService(key, service)))
             .chain(removals)

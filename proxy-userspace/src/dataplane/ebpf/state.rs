@@ -33,6 +33,8 @@ pub struct State {
     pub(super) attached: bool,
     /// What runs on links.
     pub(super) links: BTreeMap<LinkHook, Running>,
+    /// The netfilter rules are as they should be.
+    pub(super) rules_are_put: bool,
 }
 
 impl State {
@@ -50,6 +52,7 @@ impl State {
             Step::Attach => self.attached = true,
             Step::AttachLink(at, link) => drop(self.links.insert(*at, Running::Current(link.framing))),
             Step::DetachLink(at) => drop(self.links.remove(at)),
+            Step::PutRules => self.rules_are_put = true,
             Step::RemoveService(key, service) => {
                 self.services.remove(key);
                 self.destinations.remove(&(*service, *key));

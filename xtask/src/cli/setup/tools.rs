@@ -19,12 +19,26 @@ pub(crate) struct Tool {
 }
 
 /// All tools.
-pub(crate) const TOOLS: [Tool; 1] = [Tool {
-    name: "bpftool",
-    why: "the demo shows the BPF maps with it",
-    probe: "version",
-    packages: &[&["bpftool"], &["linux-tools-common", "linux-tools-generic"]],
-}];
+pub(crate) const TOOLS: [Tool; 3] = [
+    Tool {
+        name: "bpftool",
+        why: "the demo shows the BPF maps with it",
+        probe: "version",
+        packages: &[&["bpftool"], &["linux-tools-common", "linux-tools-generic"]],
+    },
+    Tool {
+        name: "nft",
+        why: "shunt masquerades and refuses with it, and tests look at what it did",
+        probe: "--version",
+        packages: &[&["nftables"]],
+    },
+    Tool {
+        name: "iptables",
+        why: "shunt does the same with it where there is no nft, and tests try both",
+        probe: "--version",
+        packages: &[&["iptables"]],
+    },
+];
 
 /// Parts of the Rust toolchain in use that a minimal installation lacks: rustup's name of each and a program of it.
 pub(crate) const COMPONENTS: [(&str, &str); 2] = [("rustfmt", "cargo-fmt"), ("clippy", "cargo-clippy")];
