@@ -86,7 +86,7 @@ pub enum EbpfError {
         /// A map is full, so that Services are missing until it is made larger.
         out_of_room: bool,
         /// Why.
-        source: KernelError,
+        source: Box<KernelError>,
     },
 }
 

@@ -8,6 +8,7 @@ mod syscall;
 pub mod tc;
 
 use std::{
+    io::ErrorKind,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -15,7 +16,7 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapError, MapInfo},
-    programs::{Program, ProgramType},
+    programs::{Program, ProgramError, ProgramType},
     sys::{BpfHelper, is_helper_supported},
 };
 
@@ -120,14 +121,14 @@ impl Object {
     where
         M: TryFrom<Map, Error = MapError>,
     {
-        let missing = || KernelError::call("find map", name)(std::io::ErrorKind::NotFound.into());
+        let missing = || KernelError::call("find map", name)(ErrorKind::NotFound.into());
         let map = self.ebpf.take_map(name).ok_or_else(missing)?;
         M::try_from(map).map_err(KernelError::bpf("open map", name))
     }
 
     /// The program for links of this name.
     pub fn link_program(&self, name: &str) -> Result<LinkProgram<'_>, KernelError> {
-        let missing = || KernelError::call("find program", name)(std::io::ErrorKind::NotFound.into());
+        let missing = || KernelError::call("find program", name)(ErrorKind::NotFound.into());
         let (name, id) = self.link_programs.iter().find(|(known, _)| known == name).ok_or_else(missing)?;
         let fd = self
             .ebpf
@@ -153,11 +154,22 @@ fn has_set_retval() -> bool {
     })
 }
 
-fn load_program(program: &mut Program) -> Result<(), aya::programs::ProgramError> {
-    match program {
+/// A signal that comes while the kernel verifies a program makes it stop and say EAGAIN (c3494801cd17); libbpf asks as often.
+const LOAD_ATTEMPTS: usize = 5;
+
+fn load_program(program: &mut Program) -> Result<(), ProgramError> {
+    let mut load = || match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::SchedClassifier(program) => program.load(),
-        _ => Err(aya::programs::ProgramError::UnexpectedProgramType),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    };
+    let is_interrupted = |loaded: &Result<(), ProgramError>| matches!(loaded, Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == ErrorKind::WouldBlock);
+    for _ in 1..LOAD_ATTEMPTS {
+        let loaded = load();
+        if !is_interrupted(&loaded) {
+            return loaded;
+        }
     }
+    load()
 }
