@@ -11,6 +11,7 @@ mod error;
 pub mod iptables;
 pub mod netns;
 pub mod nft;
+pub mod probe;
 pub mod ruleset_changes;
 pub mod sock_diag;
 

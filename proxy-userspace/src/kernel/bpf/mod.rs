@@ -21,6 +21,10 @@ pub use self::{
     link::{Replacement, attach, is_attached},
     pins::PinDir,
 };
+pub(super) use self::{
+    pins::{BPFFS, is_bpffs},
+    syscall::try_tcx,
+};
 use super::KernelError;
 
 /// A map of an object: what it must look like for an existing one to be taken over.

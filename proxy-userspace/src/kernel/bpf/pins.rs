@@ -15,7 +15,7 @@ use nix::{
 use super::{super::KernelError, MapSpec};
 
 /// Where distributions and container runtimes mount bpffs.
-const BPFFS: &str = "/sys/fs/bpf";
+pub(in crate::kernel) const BPFFS: &str = "/sys/fs/bpf";
 
 /// A directory of pins: maps by their names, links below `links/`.
 ///
@@ -185,7 +185,8 @@ pub(super) fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-fn is_bpffs(path: &Path) -> bool {
+/// Whether this is a directory or file of a bpf filesystem.
+pub(in crate::kernel) fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC)
 }
 
