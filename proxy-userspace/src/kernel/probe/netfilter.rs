@@ -52,8 +52,8 @@ pub(super) fn iptables(path: &SearchPath) -> Fact {
         }
     }
     if !found.is_empty() {
-        let errors = errors.iter().map(|error| format!("; {error}")).collect::<String>();
-        return Fact::Present(format!("{}{errors}", found.join(", ")));
+        let found = [vec![found.join(", ")], errors].concat();
+        return Fact::Present(found.join("; "));
     }
     if errors.is_empty() {
         let error = KernelError::CommandNotFound { program: "iptables".into() };
