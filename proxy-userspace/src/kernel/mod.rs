@@ -12,6 +12,7 @@ pub mod links;
 mod netlink;
 pub mod netns;
 pub mod nft;
+pub mod probe;
 pub mod ruleset_changes;
 pub mod sock_diag;
 

@@ -26,6 +26,10 @@ pub use self::{
     link::{Replacement, attach, is_attached},
     pins::PinDir,
 };
+pub(super) use self::{
+    pins::{BPFFS, is_bpffs},
+    syscall::try_tcx,
+};
 use super::KernelError;
 
 /// A map of an object: what it must look like for an existing one to be taken over.
@@ -42,6 +46,12 @@ pub struct MapSpec {
 }
 
 impl MapSpec {
+    /// Whether an existing map is the same but for its capacity.
+    fn differs_in_size(&self, info: &MapInfo) -> bool {
+        let resized = Self { max_entries: info.max_entries(), ..*self };
+        !self.matches(info) && resized.matches(info)
+    }
+
     /// Whether an existing map is the same, so that it can be used in place.
     fn matches(&self, info: &MapInfo) -> bool {
         info.key_size() as usize == self.key_size
@@ -111,7 +121,7 @@ impl Object {
 
     /// Reads a hash map in large pieces. The types' sizes are those of its specification.
     pub fn reader<K: aya::Pod, V: aya::Pod>(&self, name: &'static str) -> Result<Reader<K, V>, KernelError> {
-        let missing = || KernelError::call("find map", name)(std::io::ErrorKind::NotFound.into());
+        let missing = || KernelError::call("find map", name)(ErrorKind::NotFound.into());
         let (_, map) = self.maps.iter().find(|(known, _)| *known == name).ok_or_else(missing)?;
         map.try_clone().map(Reader::new).map_err(KernelError::call("open map", name))
     }

@@ -12,6 +12,7 @@ use std::{
     path::Path,
 };
 
+const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
@@ -54,6 +55,14 @@ struct Batch {
     map_fd: u32,
     elem_flags: u64,
     flags: u64,
+}
+
+#[repr(C)]
+struct ProgLoad {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
 }
 
 #[repr(C)]
@@ -274,4 +283,29 @@ pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
         LinkUpdate { link_fd: number(link), new_prog_fd: number(program), flags: 0, old_prog_fd: 0 },
     )
     .map(drop)
+}
+
+/// `BPF_PROG_TYPE_SCHED_CLS`.
+const SCHED_CLS: u32 = 3;
+/// `BPF_TCX_INGRESS`.
+const TCX_INGRESS: u32 = 46;
+/// The first link of every network namespace, lo.
+const LOOPBACK: u32 = 1;
+/// `r0 = 0; exit`.
+const NOTHING: [u64; 2] = [0x0000_0000_0000_00b7, 0x0000_0000_0000_0095];
+
+/// Attaches a program that does nothing to the TCX hook of loopback, and detaches it. Kernel 6.6 (e420bed02507); older ones say
+/// that it is no valid argument.
+pub(in crate::kernel) fn try_tcx() -> io::Result<()> {
+    let load = ProgLoad {
+        prog_type: SCHED_CLS,
+        insn_cnt: 2,
+        insns: NOTHING.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+    };
+    let program = bpf(BPF_PROG_LOAD, load)?;
+    // SAFETY: a new descriptor that nobody else has; what the attribute points to is static.
+    let program = unsafe { OwnedFd::from_raw_fd(program) };
+    // The link ends with its descriptor.
+    create_tcx_link(program.as_fd(), LOOPBACK, TCX_INGRESS).map(drop)
 }
