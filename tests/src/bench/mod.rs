@@ -35,8 +35,21 @@ pub struct Bench {
     pub mode: String,
     /// Numbers of Services to measure with; one measurement of everything for each.
     pub services: Vec<usize>,
+    /// What of it all to measure.
+    pub parts: Vec<Part>,
     /// How much time to spend.
     pub effort: Effort,
+}
+
+/// A part of the benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Connections and conversations against direct ones.
+    Data,
+    /// Changes and the first sync.
+    Changes,
+    /// The process's memory.
+    Memory,
 }
 
 /// How often each thing is measured.
@@ -59,17 +72,33 @@ impl Effort {
     pub const QUICK: Self = Self { pairs: 10, round_ms: 30, turns: 2, changes: 100 };
 }
 
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Data, Self::Changes, Self::Memory];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Data => "data path",
+            Self::Changes => "change path",
+            Self::Memory => "memory",
+        }
+    }
+}
+
 impl Bench {
     /// Measures everything; `tell` hears what is being done.
     pub fn run(&self, tell: &mut dyn FnMut(&str)) -> Result<Report> {
         let mut report = Report::new(&self.mode);
         for &services in &self.services {
-            tell(&format!("{services} Services: data path"));
-            self.data_path(services, &mut report).context("data path")?;
-            tell(&format!("{services} Services: change path"));
-            self.change_path(services, &mut report).context("change path")?;
-            tell(&format!("{services} Services: memory"));
-            self.memory(services, &mut report).context("memory")?;
+            for part in &self.parts {
+                tell(&format!("{services} Services: {}", part.name()));
+                match part {
+                    Part::Data => self.data_path(services, &mut report),
+                    Part::Changes => self.change_path(services, &mut report),
+                    Part::Memory => self.memory(services, &mut report),
+                }
+                .with_context(|| format!("{services} Services: {}", part.name()))?;
+            }
         }
         report.judge();
         Ok(report)

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use shunt_tests::{
-    bench::{Bench, Effort},
+    bench::{Bench, Effort, Part},
     process,
 };
 
@@ -18,6 +18,9 @@ struct Arguments {
     /// Numbers of Services to measure with.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "10,10000")]
     services: Vec<usize>,
+    /// Measure only these parts.
+    #[arg(long, value_name = "PART,...", value_delimiter = ',')]
+    only: Vec<Part>,
     /// Measure a little of everything, to see that it works.
     #[arg(long)]
     quick: bool,
@@ -48,6 +51,7 @@ fn run(arguments: Arguments) -> Result<bool> {
         shunt: arguments.shunt.canonicalize().context("--shunt")?,
         mode: arguments.mode,
         services: arguments.services,
+        parts: if arguments.only.is_empty() { Part::ALL.to_vec() } else { arguments.only },
         effort: if arguments.quick { Effort::QUICK } else { Effort::FULL },
     };
     let report = bench.run(&mut |doing| eprintln!("{doing}"))?;
