@@ -1,18 +1,18 @@
 //! Objects of manifests, whatever their kind.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use crate::{
     model::{EndpointSlice, NamespacedName, Node, Service},
     watch::decode::Kind,
 };
 
-/// An object of one of the three kinds.
-#[derive(Clone, Debug, PartialEq)]
+/// An object of one of the three kinds. Clones share it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Object {
-    Service(Service),
-    EndpointSlice(EndpointSlice),
-    Node(Node),
+    Service(Arc<Service>),
+    EndpointSlice(Arc<EndpointSlice>),
+    Node(Arc<Node>),
 }
 
 /// Which of the three kinds.
