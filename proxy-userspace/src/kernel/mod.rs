@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "raw system calls live here, and nowhere else in this crate")]
 
 pub mod addresses;
+pub mod allocator;
 pub mod bpf;
 pub mod capabilities;
 pub mod cgroup;

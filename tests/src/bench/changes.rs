@@ -156,8 +156,7 @@ async fn run(config: &Config, changes: usize) -> Result<Timings> {
 
 /// There and back again: one address for another.
 fn replace_endpoint(slice: &mut EndpointSlice) -> Option<()> {
-    let address = slice.endpoints.first_mut()?.addresses.first_mut()?;
-    if let std::net::IpAddr::V4(ip) = address {
+    if let std::net::IpAddr::V4(ip) = slice.endpoints.first_mut()?.address.as_mut()? {
         *ip = (ip.to_bits() ^ 1 << 15).into();
     }
     Some(())

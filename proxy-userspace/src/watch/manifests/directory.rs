@@ -22,7 +22,7 @@ use super::{
     object::{Key, Object},
     reading::{self, Reading, Stamp},
 };
-use crate::watch::decode::Problem;
+use crate::{model::Interner, watch::decode::Problem};
 
 /// A rewritten file: time for the kernel's word that it is being written to again.
 const REWRITTEN: Duration = Duration::from_millis(5);
@@ -47,6 +47,7 @@ pub(super) struct Directory {
     owners: BTreeMap<Key, Vec<FileName>>,
     /// Objects that may have changed since the receiver was told of changes, as they were then.
     touched: BTreeMap<Key, Option<Object>>,
+    strings: Interner<str>,
     /// Objects that several files hold, as far as told.
     shared: BTreeMap<Key, BTreeSet<FileName>>,
     /// When the directory was last made anew.
@@ -79,6 +80,7 @@ impl Directory {
             files: BTreeMap::new(),
             owners: BTreeMap::new(),
             touched: BTreeMap::new(),
+            strings: Interner::default(),
             shared: BTreeMap::new(),
             made_anew: None,
         }
@@ -239,12 +241,24 @@ impl Directory {
         for key in old.iter().filter(|key| !contents.objects.contains_key(key)) {
             self.disown(key, name);
         }
+        let objects = self.made_lean(contents.objects);
         if let Some((name, _)) = self.files.get_key_value(name) {
             let name = Arc::clone(name);
-            contents.objects.keys().for_each(|key| self.own(key, &name));
+            objects.keys().for_each(|key| self.own(key, &name));
         }
-        self.file(name).objects = contents.objects;
+        self.file(name).objects = objects;
         self.report(name, contents.errors, contents.ignored);
+    }
+
+    /// Names of objects and nodes are most of what objects hold: each is kept once.
+    fn made_lean(&mut self, objects: BTreeMap<Key, Object>) -> BTreeMap<Key, Object> {
+        let strings = &mut self.strings;
+        let lean = objects.into_iter().map(|(mut key, mut object)| {
+            key.name.share_strings(strings);
+            object.share_strings(strings);
+            (key, object)
+        });
+        lean.collect()
     }
 
     fn own(&mut self, key: &Key, name: &FileName) {
