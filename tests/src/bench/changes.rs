@@ -22,6 +22,7 @@ use tokio::{
 };
 
 use super::{
+    load,
     order::{Changes, Order, Outcome, Sample, Timings},
     ratio::quantile,
 };
@@ -111,6 +112,7 @@ pub(super) fn measure(order: &Changes) -> Result<Timings> {
         Config::load(&flags, &Environment::of_this_process()).context("the proxy's configuration")?;
     let changes = order.changes;
     let measuring = thread::spawn(move || {
+        load::go_first();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let result = runtime.block_on(run(&config, changes));
         runtime.shutdown_background();

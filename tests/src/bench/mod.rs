@@ -44,8 +44,10 @@ pub struct Bench {
 /// A part of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
-    /// Connections and conversations against direct ones.
+    /// Connections and conversations through Services against direct ones.
     Data,
+    /// Routed traffic with the proxy against without.
+    Foreign,
     /// Changes and the first sync.
     Changes,
     /// The process's memory.
@@ -74,11 +76,12 @@ impl Effort {
 
 impl Part {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Data, Self::Changes, Self::Memory];
+    pub const ALL: [Self; 4] = [Self::Data, Self::Foreign, Self::Changes, Self::Memory];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Data => "data path",
+            Self::Foreign => "traffic that is none of the proxy's",
             Self::Changes => "change path",
             Self::Memory => "memory",
         }
@@ -94,6 +97,7 @@ impl Bench {
                 tell(&format!("{services} Services: {}", part.name()));
                 match part {
                     Part::Data => self.data_path(services, &mut report),
+                    Part::Foreign => self.foreign(services, &mut report),
                     Part::Changes => self.change_path(services, &mut report),
                     Part::Memory => self.memory(services, &mut report),
                 }
@@ -105,14 +109,20 @@ impl Bench {
     }
 
     fn data_path(&self, services: usize, report: &mut Report) -> Result<()> {
-        let (mut world, mut proxy) =
-            self.scene(&[Host::Node1, Host::A1, Host::A2, Host::Client], services)?;
+        let hosts = [Host::Node1, Host::A1, Host::A2, Host::Client];
+        let (mut world, mut proxy) = self.scene(&hosts, services)?;
         paths::serve(&mut world)?;
-        report.foreign.extend(foreign::measure(&mut world, &mut proxy, services, self.effort)?);
         proxy.start(&mut world)?;
         report.paths.extend(paths::measure(&mut world, services, self.effort)?);
         proxy.stop()?;
         proxy.clean_up(&world)
+    }
+
+    fn foreign(&self, services: usize, report: &mut Report) -> Result<()> {
+        let (mut world, mut proxy) = self.scene(&[Host::Node1, Host::A2, Host::Client], services)?;
+        paths::serve(&mut world)?;
+        report.foreign.extend(foreign::measure(&mut world, &mut proxy, services, self.effort)?);
+        Ok(())
     }
 
     fn change_path(&self, services: usize, report: &mut Report) -> Result<()> {

@@ -33,7 +33,7 @@ pub enum Workload {
 pub struct Compare {
     /// The operation.
     pub workload: Workload,
-    /// The addresses of each target. Connections (sockets, for UDP) use them in turn.
+    /// The addresses of each target, which connections use by chance, and those that stay in turn.
     pub targets: Vec<Vec<SocketAddr>>,
     /// How many rounds.
     pub rounds: usize,

@@ -40,6 +40,8 @@ pub(super) struct PathResult {
     pub(super) services: usize,
     /// Operations a second against those of the direct connection; none where the Service does not answer.
     pub(super) ratio: Option<Ratio>,
+    /// The direct connection against itself, measured in the same rounds: how far off 1 the rest may be by chance.
+    pub(super) control: Option<Ratio>,
     /// Why there is no ratio.
     pub(super) not_served: Option<String>,
 }
@@ -95,15 +97,15 @@ pub(super) fn measure(world: &mut World, services: usize, effort: Effort) -> Res
     for path in Path::ALL {
         for workload in Workload::ALL {
             let service = path.service(path.measured(workload));
-            let targets = vec![direct(path, workload), vec![service]];
+            let targets = vec![direct(path, workload), vec![service], direct(path, workload)];
             let outcome = load(world, path.from(), workload, targets, effort, effort.pairs)?;
-            let (ratio, not_served) = match outcome {
-                Outcome::Rates(rates) => (Ratio::of(pairs(&rates)), None),
-                Outcome::NotServed { target: 1, why } => (None, Some(why)),
+            let (ratio, control, not_served) = match outcome {
+                Outcome::Rates(rates) => (Ratio::of(pairs(&rates, 1)), Ratio::of(pairs(&rates, 2)), None),
+                Outcome::NotServed { target: 1, why } => (None, None, Some(why)),
                 Outcome::NotServed { why, .. } => bail!("{}: no direct connection: {why}", path.name()),
                 other => bail!("{}: {other:?}", path.name()),
             };
-            results.push(PathResult { path, workload, services, ratio, not_served });
+            results.push(PathResult { path, workload, services, ratio, control, not_served });
         }
     }
     Ok(results)
@@ -124,7 +126,7 @@ pub(super) fn load(
     world.agent(from)?.bench(Order::Compare(Compare { workload, targets, rounds, turn }), within)
 }
 
-/// Of each round the Service and the direct connection.
-fn pairs(rates: &[Vec<f64>]) -> impl Iterator<Item = (f64, f64)> {
-    rates.iter().filter_map(|round| Some((*round.get(1)?, *round.first()?)))
+/// Of each round a target and the direct connection.
+fn pairs(rates: &[Vec<f64>], target: usize) -> impl Iterator<Item = (f64, f64)> {
+    rates.iter().filter_map(move |round| Some((*round.get(target)?, *round.first()?)))
 }

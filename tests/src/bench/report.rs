@@ -49,11 +49,14 @@ impl Report {
     }
 
     fn write_paths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\nOperations a second, by Service against direct: median (quartiles)")?;
+        writeln!(
+            f,
+            "\nOperations a second, through the Service against direct: median (quartiles), and direct against itself"
+        )?;
         for result in &self.paths {
-            let figure = match (&result.ratio, &result.not_served) {
-                (Some(ratio), _) => ratio.to_string(),
-                (None, why) => format!("not served: {}", why.as_deref().unwrap_or("no rounds")),
+            let figure = match (&result.ratio, &result.control, &result.not_served) {
+                (Some(ratio), Some(control), _) => format!("{ratio}  {:.3}", control.median),
+                (.., why) => format!("not served: {}", why.as_deref().unwrap_or("no rounds")),
             };
             let (path, workload) = (result.path.name(), result.workload.name());
             writeln!(f, "  {path:<20}{workload:<24}{:>6} Services  {figure}", result.services)?;

@@ -74,7 +74,7 @@ struct Bench {
     /// Numbers of Services to measure with; by default 10 and 10000.
     #[arg(long, value_name = "N", value_delimiter = ',')]
     services: Vec<usize>,
-    /// Measure only these parts: data, changes, memory.
+    /// Measure only these parts: data, foreign, changes, memory.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
     /// Measure a little of everything, to see that it works.
