@@ -28,10 +28,10 @@ use super::{
 };
 use crate::{agent::Agent, deadline::Stopwatch};
 
-const ALL_WITHIN: Duration = Duration::from_secs(180);
-const ONE_WITHIN: Duration = Duration::from_secs(60);
+const ALL_WITHIN: Duration = Duration::from_mins(3);
+const ONE_WITHIN: Duration = Duration::from_mins(1);
 /// The kernel is compared with everything only at the start.
-const NEVER: Duration = Duration::from_secs(24 * 3600);
+const NEVER: Duration = Duration::from_hours(24);
 const KINDS: usize = 3;
 /// Apart from each other, so that changes are spread over all Services.
 const STRIDE: usize = 7919;
@@ -147,9 +147,9 @@ async fn run(config: &Config, changes: usize) -> Result<Timings> {
         replace_endpoint(&mut slices[slice]).context("a slice without endpoints")?;
         let event = WatchEvent::EndpointSlices(Delta::Apply(slices[slice].clone()));
         endpoint.push(running.time(vec![event]).await.context("a change of one endpoint")?);
-        let changed = number % services.len();
-        change_port(&mut services[changed]).context("a Service without ports")?;
-        let event = WatchEvent::Services(Delta::Apply(services[changed].clone()));
+        let index = number % services.len();
+        change_port(&mut services[index]).context("a Service without ports")?;
+        let event = WatchEvent::Services(Delta::Apply(services[index].clone()));
         service.push(running.time(vec![event]).await.context("a change of one Service")?);
     }
     running.stop().await?;
@@ -236,12 +236,12 @@ impl Running {
         node_facts.wait_for(Option::is_some).await.context("the node's addresses")?;
         node_facts.mark_changed();
         let (done, rendered) = mpsc::unbounded_channel();
-        let renderer = Box::new(Timed { inner: renderer(config)?, done });
+        let timed = Box::new(Timed { inner: renderer(config)?, done });
         let health = ProxyHealth::new(NEVER);
         let outputs =
             Outputs { metrics: Metrics::default(), health, health_checks: watch::Sender::default() };
         let periods = SyncPeriods { min_sync_period: Duration::ZERO, sync_period: NEVER };
-        let sync = SyncLoop::new(config.model.clone(), periods, renderer, outputs);
+        let sync = SyncLoop::new(config.model.clone(), periods, timed, outputs);
         let (events, queue) = mpsc::channel(KINDS);
         let (stop, stopped) = oneshot::channel();
         let looping = tokio::spawn(async move {

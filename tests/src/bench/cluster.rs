@@ -16,7 +16,7 @@ pub(super) const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 80);
 /// The pod behind the measured Service: a2.
 pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 12);
 
-/// Ports of paths are apart, since what one leaves in the server's TIME_WAIT another must not run into.
+/// Ports of paths are apart, since what one leaves in the server's `TIME_WAIT` another must not run into.
 const PATHS: u16 = 3;
 const FIRST_ENDPOINT_PORT: u16 = 9_000;
 const FIRST_PORT: u16 = 1_000;

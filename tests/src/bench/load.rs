@@ -172,7 +172,7 @@ fn count(turn: Duration, mut operation: impl FnMut() -> io::Result<()>) -> io::R
 fn connect_request_close(address: SocketAddr) -> io::Result<()> {
     let stream = TcpStream::connect(address)?;
     ask(&stream)?;
-    // The server closes first, so that no port of the client waits in TIME_WAIT.
+    // The server closes first, so that no port of the client waits in `TIME_WAIT`.
     match (&stream).read(&mut [0])? {
         0 => Ok(()),
         _ => Err(io::Error::other("more than one byte came back")),

@@ -16,7 +16,7 @@ use crate::{
 /// It counts as settled when it has not grown or shrunk for so long.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
-const SERVED_WITHIN: Duration = Duration::from_secs(60);
+const SERVED_WITHIN: Duration = Duration::from_mins(1);
 
 /// The process's memory, in KiB.
 #[derive(Clone, Debug, Serialize)]

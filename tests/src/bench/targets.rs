@@ -104,5 +104,5 @@ pub(super) fn microseconds(us: f64) -> String {
 
 /// For people: "48.1 MiB".
 pub(super) fn mebibytes(kib: u64) -> String {
-    format!("{}.{} MiB", kib >> 10, (kib & 1023) * 10 >> 10)
+    format!("{}.{} MiB", kib >> 10, ((kib & 1023) * 10) >> 10)
 }

@@ -237,14 +237,18 @@ impl Directory {
 
     fn accept(&mut self, name: &OsStr, contents: Contents) {
         let old: Vec<Key> = self.file(name).objects.keys().cloned().collect();
-        old.iter().chain(contents.objects.keys()).for_each(|key| self.touch(key));
+        for key in old.iter().chain(contents.objects.keys()) {
+            self.touch(key);
+        }
         for key in old.iter().filter(|key| !contents.objects.contains_key(key)) {
             self.disown(key, name);
         }
         let objects = self.made_lean(contents.objects);
         if let Some((name, _)) = self.files.get_key_value(name) {
             let name = Arc::clone(name);
-            objects.keys().for_each(|key| self.own(key, &name));
+            for key in objects.keys() {
+                self.own(key, &name);
+            }
         }
         self.file(name).objects = objects;
         self.report(name, contents.errors, contents.ignored);
