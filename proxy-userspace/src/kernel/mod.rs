@@ -2,6 +2,7 @@
 //! Services.
 #![expect(unsafe_code, reason = "raw system calls live here, and nowhere else in this crate")]
 
+pub mod allocator;
 pub mod bpf;
 pub mod capabilities;
 pub mod cgroup;

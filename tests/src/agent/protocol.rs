@@ -8,6 +8,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::bench::{self, order::Outcome};
+
 /// The transport protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -29,6 +31,8 @@ pub enum Request {
     Get(Get),
     /// Close all connections kept open; the answer is [`Response::Tries`] without any.
     Close,
+    /// Take part in the benchmark; the answer is [`Response::Bench`].
+    Bench(bench::Order),
 }
 
 /// Connections to open, one a try.
@@ -100,6 +104,8 @@ pub enum Response {
     Tries(Vec<Try>),
     /// The page.
     Page(Result<Page, Failure>),
+    /// What the benchmark asked for.
+    Bench(Outcome),
     /// The request made no sense.
     Mistake(String),
 }

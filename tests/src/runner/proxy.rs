@@ -61,6 +61,23 @@ impl Proxy {
         })
     }
 
+    /// The flags it is started with.
+    pub fn arguments(&self) -> &[String] {
+        &self.arguments
+    }
+
+    /// Its process id; none while it does not run.
+    pub fn process_id(&self) -> Option<u32> {
+        self.running.as_ref().map(Running::id)
+    }
+
+    /// From its next start on it watches the API server of this URL in place of the manifests.
+    pub fn watch_api(&mut self, url: &str) {
+        if let Some(flag) = self.arguments.iter().position(|argument| argument == "--manifests") {
+            self.arguments.splice(flag..flag + 2, ["--master".to_owned(), url.to_owned()]);
+        }
+    }
+
     /// Starts its process.
     pub fn spawn(&mut self, world: &World) -> Result<()> {
         ensure!(self.running.is_none(), "the proxy runs already");

@@ -1,6 +1,7 @@
 //! The socket programs in this kernel, with real sockets on loopback: what a process sees that dials a Service.
 
 mod bench;
+mod changes;
 mod lifecycle;
 mod services;
 mod udp;

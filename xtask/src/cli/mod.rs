@@ -47,6 +47,8 @@ enum Command {
     Test,
     /// Run the conformance cases: real packets through a real shunt. Needs root.
     Conformance(Conformance),
+    /// Measure what Services and changes cost, and the proxy's memory. Needs root, and a machine that does little else.
+    Bench(Bench),
 }
 
 /// What `cargo xtask conformance` hands on to the conformance program.
@@ -61,6 +63,26 @@ struct Conformance {
     /// Run only the cases of these names, without .yaml.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
+}
+
+/// What `cargo xtask bench` hands on to the bench program.
+#[derive(Debug, Args)]
+struct Bench {
+    /// The dataplane to measure.
+    #[arg(long, default_value = "ebpf")]
+    mode: String,
+    /// Numbers of Services to measure with; by default 10 and 10000.
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    services: Vec<usize>,
+    /// Measure only these parts: data, foreign, changes, memory.
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Measure a little of everything, to see that it works.
+    #[arg(long)]
+    quick: bool,
+    /// Fail when a target is missed.
+    #[arg(long)]
+    check: bool,
 }
 
 /// Runs the command line; the exit code is that of the command, or 128 plus the signal that stopped it.
@@ -93,6 +115,11 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
             privilege::require("conformance")?;
             setup::ensure()?;
             return Err(conformance::conformance(what)?);
+        }
+        Command::Bench(what) => {
+            privilege::require("bench")?;
+            setup::ensure()?;
+            return Err(conformance::bench(what)?);
         }
         Command::Test => {
             privilege::require("test")?;

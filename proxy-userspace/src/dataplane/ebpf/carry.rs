@@ -95,7 +95,7 @@ fn copy<K: Pod, V: Pod>(
 ) -> Result<usize, KernelError> {
     let mut copied = 0;
     loop {
-        for (key, value) in from.next().map_err(KernelError::call("read map", name))? {
+        for (key, value) in from.read().map_err(KernelError::call("read map", name))? {
             // It is there already, or the kernel has no memory for it now: the flow is one of those that begin anew.
             copied += usize::from(to.insert(key, value, BPF_NOEXIST).is_ok());
         }

@@ -64,7 +64,7 @@ impl Flows {
         let now_ns = monotonic_ns()?;
         let mut removed = 0;
         for _ in 0..READS {
-            let entries = self.entries.next().map_err(KernelError::call("read", "map flows"))?;
+            let entries = self.entries.read().map_err(KernelError::call("read", "map flows"))?;
             for (key, flow) in entries {
                 if flow.is_over(key.proto, now_ns) && self.remove(&key, now_ns) {
                     removed += 1;

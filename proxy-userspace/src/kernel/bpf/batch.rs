@@ -30,7 +30,7 @@ impl<K: Pod, V: Pod> Reader<K, V> {
     }
 
     /// The next entries, some thousands at most; at the end, the next call starts anew. Kernel 5.6 (057996380a42).
-    pub fn next(&mut self) -> io::Result<Vec<(K, V)>> {
+    pub fn read(&mut self) -> io::Result<Vec<(K, V)>> {
         let mut keys = vec![MaybeUninit::<K>::uninit(); ENTRIES];
         let mut values = vec![MaybeUninit::<V>::uninit(); ENTRIES];
         let batch = syscall::lookup_batch(&self.map, self.place, &mut keys, &mut values)?;

@@ -45,10 +45,11 @@ struct InfoByFd {
     info: u64,
 }
 
+/// `from` and `next` are `in_batch` and `out_batch` in the kernel's words.
 #[repr(C)]
 struct Batch {
-    in_batch: u64,
-    out_batch: u64,
+    from: u64,
+    next: u64,
     keys: u64,
     values: u64,
     count: u32,
@@ -149,8 +150,8 @@ pub(super) fn lookup_batch<K, V>(
     let mut next = 0u32;
     let from = from.as_ref();
     let attribute = Batch {
-        in_batch: from.map_or(0, |place| std::ptr::from_ref(place) as u64),
-        out_batch: (&raw mut next) as u64,
+        from: from.map_or(0, |place| std::ptr::from_ref(place) as u64),
+        next: (&raw mut next) as u64,
         keys: keys.as_mut_ptr() as u64,
         values: values.as_mut_ptr() as u64,
         count: u32::try_from(keys.len().min(values.len())).unwrap_or(u32::MAX),
