@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::settings::Settings;
+use super::{schema, settings::Settings};
 
 /// A flag that sets the field at `path`.
 struct Flag {
@@ -142,6 +142,20 @@ const FLAGS: &[Flag] = &[
         "Where eBPF maps and links are pinned [default: /sys/fs/bpf/shunt]",
     ),
     flag(
+        MODE,
+        "interfaces",
+        "shunt.ebpf.interfaces",
+        "GLOB,...",
+        "Serve traffic from outside the sockets on links with these names only [default: on all but loopback]",
+    ),
+    flag(
+        MODE,
+        "exclude-interfaces",
+        "shunt.ebpf.excludeInterfaces",
+        "GLOB,...",
+        "Leave links with these names alone, also where --interfaces names them",
+    ),
+    flag(
         OBSERVE,
         "healthz-bind-address",
         "healthzBindAddress",
@@ -230,11 +244,8 @@ impl Flags {
 /// The flag's value; lists may also be given by repeating the flag. Of others the last one counts, as upstream.
 fn joined(matches: &ArgMatches, flag: &Flag) -> Option<String> {
     let values: Vec<_> = matches.get_many::<String>(flag.name)?.map(String::as_str).collect();
-    if flag.path == "nodePortAddresses" {
-        Some(values.join(","))
-    } else {
-        values.last().map(ToString::to_string)
-    }
+    let is_list = schema::field(flag.path).is_some_and(|field| field.kind.is_list());
+    if is_list { Some(values.join(",")) } else { values.last().map(ToString::to_string) }
 }
 
 fn command() -> Command {

@@ -75,8 +75,6 @@ pub struct Config {
     pub source: ObjectSource,
     /// What resolution depends on, the node's name included.
     pub model: ModelSettings,
-    /// `iptables.masqueradeAll`.
-    pub masquerade_all: bool,
     /// Where `/healthz` and `/livez` answer.
     pub healthz_bind_address: Option<SocketAddr>,
     /// Where `/metrics` and `/proxyMode` answer.

@@ -99,6 +99,8 @@ pub(super) const FIELDS: &[Field] = &[
     read("shunt.logFilter", Kind::Text),
     read("shunt.ebpf.cgroupRoot", Kind::Text),
     read("shunt.ebpf.pinDir", Kind::Text),
+    read("shunt.ebpf.interfaces", Kind::InterfaceGlobs),
+    read("shunt.ebpf.excludeInterfaces", Kind::InterfaceGlobs),
     read("shunt.ebpf.mapSizes.services", MAP_SIZE),
     read("shunt.ebpf.mapSizes.endpoints", MAP_SIZE),
     read("shunt.ebpf.mapSizes.members", MAP_SIZE),

@@ -36,14 +36,14 @@ pub enum KernelError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A map cannot take another entry.
-    #[error("map {map} is full: it holds {capacity} entries; raise {setting}")]
+    #[error("map {map} is full: it holds {capacity} entries; {remedy}")]
     MapFull {
         /// The map.
         map: &'static str,
         /// Its capacity.
         capacity: u32,
-        /// The setting that makes it larger.
-        setting: String,
+        /// What to do about it.
+        remedy: String,
     },
     /// Pins can only live on a bpf filesystem.
     #[error(

@@ -2,13 +2,14 @@
 //! Services.
 #![expect(unsafe_code, reason = "raw system calls live here, and nowhere else in this crate")]
 
-pub mod addresses;
 pub mod bpf;
 pub mod capabilities;
 pub mod cgroup;
 pub mod command;
 mod error;
 pub mod iptables;
+pub mod links;
+mod netlink;
 pub mod netns;
 pub mod nft;
 pub mod probe;

@@ -1,12 +1,12 @@
 //! Tells when someone else takes rules away: the kernel's notices about nftables (nfnetlink), iptables on nftables included.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use netlink_packet_core::NetlinkBuffer;
 use netlink_sys::{
     AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_NETFILTER,
 };
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use super::KernelError;
 
@@ -19,26 +19,22 @@ const REMOVALS: [u16; 3] = [2, 5, 8];
 /// More than the kernel puts into one datagram.
 const BUFFER: usize = 64 * 1024;
 
-/// Counts up whenever something is removed that carries one of these names, in the network namespace of the caller. Returns
-/// when netlink fails or nobody listens any more.
-pub async fn report_removals(names: &[&str], to: watch::Sender<u64>) -> Result<(), KernelError> {
+/// Tells whenever something is removed that carries one of these names, in the network namespace of the caller. Returns when
+/// netlink fails.
+pub async fn report_removals(names: &[&str], disturbed: Arc<Notify>) -> Result<(), KernelError> {
     let failed = |operation| KernelError::call(operation, "an nfnetlink socket");
     let socket = open().map_err(failed("open"))?;
     let mut buffer = Vec::with_capacity(BUFFER);
     loop {
         buffer.clear();
-        let received = tokio::select! {
-            received = socket.recv(&mut buffer) => received,
-            () = to.closed() => return Ok(()),
-        };
-        let is_removal = match received {
+        let is_removal = match socket.recv(&mut buffer).await {
             Ok(()) => has_removal(&buffer, names),
             // More notices than the socket could hold: there may have been one.
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => true,
             Err(error) => return Err(failed("receive from")(error)),
         };
         if is_removal {
-            to.send_modify(|count| *count += 1);
+            disturbed.notify_one();
         }
     }
 }

@@ -3,7 +3,7 @@
 
 mod parts;
 
-use std::{net::SocketAddr, process::ExitCode};
+use std::{net::SocketAddr, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
 use axum::Router;
@@ -18,7 +18,7 @@ use proxy_userspace::{
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc, watch},
     task::JoinSet,
 };
 
@@ -127,9 +127,9 @@ fn start_sources(config: &Config, metrics: Metrics, tasks: &mut Tasks) -> Inputs
     let objects = parts::objects(config.clone(), metrics, to_sync);
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
     let (to_sync, node_facts) = watch::channel(None);
-    let facts = parts::node_facts(to_sync);
-    tasks.spawn(async move { facts.await.context("cannot follow this node's addresses") });
-    let (to_sync, doubts) = watch::channel(0);
-    tasks.spawn(parts::removals(to_sync));
-    Inputs { events, node_facts, doubts }
+    let disturbed = Arc::new(Notify::new());
+    let facts = parts::node_facts(to_sync, Arc::clone(&disturbed));
+    tasks.spawn(async move { facts.await.context("cannot follow this node's links and addresses") });
+    tasks.spawn(parts::removals(Arc::clone(&disturbed)));
+    Inputs { events, node_facts, disturbed }
 }

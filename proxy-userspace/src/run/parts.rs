@@ -1,5 +1,7 @@
 //! Which source and which dataplane a configuration stands for.
 
+use std::sync::Arc;
+
 use proxy_userspace::{
     config::{Config, Mode, ObjectSource},
     dataplane::{
@@ -12,7 +14,7 @@ use proxy_userspace::{
     model::{NodeFacts, WatchEvent},
     watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
 };
-use tokio::sync::{mpsc, watch as channel};
+use tokio::sync::{Notify, mpsc, watch as channel};
 
 /// The dataplane of the configured mode.
 pub(super) fn renderer(config: &Config) -> anyhow::Result<Box<dyn Renderer>> {
@@ -83,15 +85,18 @@ async fn measured(
 }
 
 /// Tells the loop when someone else takes away what it put into the kernel. Without, that shows when all is compared.
-pub(super) async fn removals(to: channel::Sender<u64>) -> anyhow::Result<()> {
-    let ended = kernel::ruleset_changes::report_removals(&RULE_NAMES, to).await;
+pub(super) async fn removals(disturbed: Arc<Notify>) -> anyhow::Result<()> {
+    let ended = kernel::ruleset_changes::report_removals(&RULE_NAMES, disturbed).await;
     if let Err(error) = ended {
         tracing::info!(%error, "cannot follow changes of netfilter rules; they are compared every syncPeriod");
     }
     std::future::pending().await
 }
 
-/// Feeds the loop with this node's addresses.
-pub(super) async fn node_facts(to: channel::Sender<Option<NodeFacts>>) -> anyhow::Result<()> {
-    Ok(kernel::addresses::report(to).await?)
+/// Feeds the loop with this node's links and addresses, and tells it when it should look at the kernel.
+pub(super) async fn node_facts(
+    to: channel::Sender<Option<NodeFacts>>,
+    disturbed: Arc<Notify>,
+) -> anyhow::Result<()> {
+    Ok(kernel::links::report(to, disturbed).await?)
 }

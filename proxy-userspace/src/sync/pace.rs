@@ -14,6 +14,8 @@ const BURST: u32 = 2;
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// The longest pause after a failure, unless `syncPeriod` is shorter.
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
+/// The least time from one reading of the whole kernel to one that somebody else's change asks for.
+const LEAST_BETWEEN_READINGS: Duration = Duration::from_secs(1);
 /// Pauses vary by up to this part, so that nodes that failed together do not retry together.
 const JITTER: f64 = 0.2;
 
@@ -34,11 +36,11 @@ pub(super) struct Pace {
     periods: SyncPeriods,
     /// Something may have changed since the last sync.
     queued: bool,
-    /// The kernel may not hold what the last sync left there.
-    doubted: bool,
     /// When the syncs so far are paid for, at one a `minSyncPeriod`.
     paid_at: Option<Instant>,
     last_full: Option<Instant>,
+    /// The kernel may hold something else than was written.
+    distrusted: bool,
     failures: u32,
     retry_at: Option<Instant>,
     /// When something new may be tried after a failure, sooner than the retry: one Service that cannot be programmed must
@@ -51,9 +53,9 @@ impl Pace {
         Self {
             periods,
             queued: false,
-            doubted: false,
             paid_at: None,
             last_full: None,
+            distrusted: false,
             failures: 0,
             retry_at: None,
             retry_new_at: None,
@@ -65,17 +67,15 @@ impl Pace {
         !std::mem::replace(&mut self.queued, true)
     }
 
-    /// The kernel may not hold any more what was put there.
-    pub(super) fn doubt(&mut self) {
-        self.doubted = true;
+    /// Somebody changed what the kernel held: it is to be read anew, soon.
+    pub(super) fn distrust(&mut self) {
+        self.distrusted = true;
     }
 
-    /// When the kernel is to be compared with everything; `None` before the first time.
-    fn verify_at(&self) -> Option<Instant> {
-        // Whoever undoes all time and again must not keep the loop busy.
-        let soonest = self.periods.min_sync_period.max(FIRST_RETRY).min(self.periods.sync_period);
-        let after = if self.doubted { soonest } else { self.periods.sync_period };
-        self.last_full.map(|last| last + after)
+    /// When everything is due if nothing fails.
+    fn reverify_at(&self) -> Option<Instant> {
+        let pause = if self.distrusted { LEAST_BETWEEN_READINGS } else { self.periods.sync_period };
+        self.last_full.map(|last| last + pause.min(self.periods.sync_period))
     }
 
     /// When to look again if nothing else happens.
@@ -84,7 +84,7 @@ impl Pace {
             let new = self.retry_new_at.filter(|_| self.queued);
             return self.retry_at.into_iter().chain(new).min();
         }
-        let reverify = self.verify_at();
+        let reverify = self.reverify_at();
         if !self.queued {
             return reverify;
         }
@@ -104,7 +104,7 @@ impl Pace {
             let something_new = self.queued && self.retry_new_at.is_none_or(passed);
             return if passed(retry_at) || something_new { Due::Everything } else { Due::Nothing };
         }
-        if self.verify_at().is_some_and(passed) {
+        if self.reverify_at().is_some_and(passed) {
             return Due::Everything;
         }
         let allowed = self.allowed_at().is_none_or(passed);
@@ -119,7 +119,7 @@ impl Pace {
         self.retry_new_at = None;
         if extent == SyncExtent::Full {
             self.last_full = Some(started);
-            self.doubted = false;
+            self.distrusted = false;
         }
         // Events that change nothing do not count as load.
         if !nothing_dirty {
@@ -210,6 +210,19 @@ mod tests {
     }
 
     #[test]
+    fn what_somebody_else_changed_is_looked_at_soon_and_not_all_the_time() {
+        let start = Instant::now();
+        let mut pace = pace();
+        pace.succeeded(start, SyncExtent::Full, false);
+        pace.distrust();
+        assert_eq!(pace.due(start), Due::Nothing);
+        assert_eq!(pace.wake_at(), Some(start + LEAST_BETWEEN_READINGS));
+        assert_eq!(pace.due(start + LEAST_BETWEEN_READINGS), Due::Everything);
+        pace.succeeded(start + SECOND, SyncExtent::Full, true);
+        assert_eq!(pace.wake_at(), Some(start + 31 * SECOND));
+    }
+
+    #[test]
     fn everything_is_due_each_sync_period() {
         let start = Instant::now();
         let mut pace = pace();
@@ -217,19 +230,5 @@ mod tests {
         assert_eq!(pace.wake_at(), Some(start + 30 * SECOND));
         assert_eq!(pace.due(start + 29 * SECOND), Due::Nothing);
         assert_eq!(pace.due(start + 30 * SECOND), Due::Everything);
-    }
-
-    #[test]
-    fn a_doubted_kernel_is_compared_at_once_but_not_all_the_time() {
-        let start = Instant::now();
-        let mut pace = pace();
-        pace.doubt();
-        assert_eq!(pace.due(start), Due::Nothing, "nothing was put there yet");
-        pace.succeeded(start, SyncExtent::Full, true);
-        assert_eq!(pace.due(start + 10 * SECOND), Due::Nothing);
-        pace.doubt();
-        assert_eq!(pace.wake_at(), Some(start + SECOND));
-        assert_eq!(pace.due(start + SECOND / 2), Due::Nothing);
-        assert_eq!(pace.due(start + SECOND), Due::Everything);
     }
 }

@@ -10,7 +10,9 @@ use crate::{
         Rendering,
         fake::{Call, Fake},
     },
-    model::{Delta, DetectLocalMode, EndpointSlice, LinkAddress, Node, Protocol, Service, testing},
+    model::{
+        Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, Protocol, Service, testing,
+    },
 };
 
 const MILLI: Duration = Duration::from_millis(1);
@@ -22,7 +24,7 @@ struct Daemon {
     outputs: Outputs,
     events: mpsc::Sender<WatchEvent>,
     facts: watch::Sender<Option<NodeFacts>>,
-    doubts: watch::Sender<u64>,
+    disturbed: Arc<Notify>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), SyncError>>,
 }
@@ -40,16 +42,18 @@ impl Daemon {
             cluster_cidrs: Vec::new(),
             detect_local: DetectLocalMode::ClusterCidr,
             node_port_addresses: NodePortAddresses::All,
+            masquerade_all: false,
+            interfaces: InterfaceGlobs::default(),
         };
         let renderer = Box::new(Rendering::new(fake.clone()));
         let sync = SyncLoop::new(settings, periods, renderer, outputs.clone());
         let (events, received) = mpsc::channel(1024);
         let (facts, node_facts) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
-        let (doubts, doubted) = watch::channel(0);
-        let inputs = Inputs { events: received, node_facts, doubts: doubted };
+        let disturbed = Arc::new(Notify::new());
+        let inputs = Inputs { events: received, node_facts, disturbed: Arc::clone(&disturbed) };
         let task = tokio::spawn(sync.run(inputs, async { stopped.await.unwrap_or_default() }));
-        Self { fake, outputs, events, facts, doubts, stop, task }
+        Self { fake, outputs, events, facts, disturbed, stop, task }
     }
 
     /// A daemon that has programmed one Service with one endpoint.
@@ -77,7 +81,7 @@ impl Daemon {
             prefix_len,
         };
         let addresses = vec![address("eth0", "192.0.2.1", 24), address("lo", "127.0.0.1", 8)];
-        self.facts.send_replace(Some(NodeFacts { addresses }));
+        self.facts.send_replace(Some(NodeFacts { addresses, links: Vec::new() }));
     }
 
     async fn settle(&self) {
@@ -238,6 +242,29 @@ async fn drift_is_repaired_at_sync_period() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_somebody_else_removed_is_put_back_long_before_sync_period() {
+    let daemon = Daemon::synced().await;
+    daemon.fake.kernel().programmed.ports.clear();
+    daemon.disturbed.notify_one();
+    daemon.settle().await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_map_is_unhealthy_at_once_though_alive_and_healthy_at_once_when_everything_fits_again() {
+    let daemon = Daemon::synced().await;
+    assert!(daemon.outputs.health.is_ready());
+    daemon.fake.kernel().full = true;
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
+    daemon.settle().await;
+    assert!(!daemon.outputs.health.is_ready() && daemon.outputs.health.is_live());
+    daemon.fake.kernel().full = false;
+    daemon.send(WatchEvent::Services(Delta::Delete(testing::namespaced("default/b")))).await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    assert!(daemon.outputs.health.is_ready());
+}
+
+#[tokio::test(start_paused = true)]
 async fn shutting_down_leaves_the_kernel_as_it_is() {
     let daemon = Daemon::synced().await;
     let before = daemon.fake.kernel().programmed.clone();
@@ -283,17 +310,4 @@ async fn the_time_from_a_change_to_the_kernel_is_measured() {
         ))
     };
     assert_eq!((bucket("2.0"), bucket("+Inf")), ("0".into(), "1".into()));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_kernel_that_someone_changed_is_compared_before_sync_period() {
-    let daemon = Daemon::synced().await;
-    daemon.doubts.send_modify(|count| *count += 1);
-    daemon.settle().await;
-    assert!(daemon.calls().contains(&Call::Observe), "{:?}", daemon.calls());
-    let Daemon { doubts, fake, .. } = daemon;
-    drop(doubts);
-    fake.kernel().calls.clear();
-    tokio::time::sleep(SYNC / 2).await;
-    assert!(fake.kernel().calls.is_empty(), "nothing is left to doubt");
 }

@@ -15,7 +15,7 @@ use proxy_common::layout::NodeValue;
 use proxy_userspace::{
     dataplane::{
         Dataplane, PlanSize as _,
-        ebpf::{Ebpf, EbpfSettings, MapSizes, Marks, State},
+        ebpf::{Ebpf, EbpfSettings, LinkAttachment, MapSizes, Marks, State},
     },
     kernel::cgroup,
     model::{
@@ -76,6 +76,7 @@ impl Bench {
             cgroup_root: cgroup.path.clone(),
             pin_dir: format!("/sys/fs/bpf/shunt-sockets-{}", process::id()).into(),
             map_sizes: MapSizes { services: 64, endpoints: 256, ..MapSizes::default() },
+            link_attachment: LinkAttachment::Probe,
             marks: Marks { masquerade: NodeValue::MASQUERADE_MARK, reject: NodeValue::REJECT_MARK },
             netfilter: None,
         };

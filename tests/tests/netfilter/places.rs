@@ -1,6 +1,6 @@
 //! Where rules are put and stay: drift, restarts, changes of backend, and cleanup.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use proxy_userspace::{
     dataplane::ebpf::{Marks, RULE_NAMES, Rules},
@@ -10,7 +10,7 @@ use proxy_userspace::{
         ruleset_changes,
     },
 };
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use crate::node::{MARKS, Node, Seen};
 
@@ -88,17 +88,18 @@ fn the_kernel_tells_at_once_that_rules_are_gone() {
     node.within(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
         runtime.block_on(async {
-            let (to, mut removals) = watch::channel(0);
-            let follow = ruleset_changes::report_removals(&RULE_NAMES, to);
+            let removals = Arc::new(Notify::new());
+            let follow = ruleset_changes::report_removals(&RULE_NAMES, Arc::clone(&removals));
             let changes = async {
                 // Following begins with its first poll, which comes first.
                 tokio::task::yield_now().await;
                 add.run().and_then(|_| delete.run()).expect("others do as they like");
                 tokio::task::yield_now().await;
-                assert!(!removals.has_changed().expect("following"), "others' tables are theirs");
+                let told = futures::FutureExt::now_or_never(removals.notified());
+                assert!(told.is_none(), "others' tables are theirs");
                 flush.run().expect("flushed");
-                let changed = tokio::time::timeout(Duration::from_secs(10), removals.changed()).await;
-                changed.expect("told in time").expect("following");
+                let told = tokio::time::timeout(Duration::from_secs(10), removals.notified()).await;
+                told.expect("told in time");
             };
             tokio::select! {
                 biased;

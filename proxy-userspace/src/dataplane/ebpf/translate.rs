@@ -1,15 +1,17 @@
 //! A resolved service port in the words of the map layout.
 
+use std::collections::BTreeSet;
+
 use ipnet::IpNet;
 use proxy_common::{
     Addr, Proto,
-    layout::{Endpoint, EndpointKey, List, MemberKey, ServiceKey, ServiceValue, flags},
+    layout::{Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
 };
 
-use super::plan::any;
+use super::plan::{Prefix, any};
 use crate::model::{
-    Caller, Frontend, FrontendKind, IpFamily, NodeView, Protocol, ResolvedEndpoint, ResolvedPort,
-    TrafficPolicy, WhenEmpty,
+    Caller, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, Protocol, ResolvedEndpoint,
+    ResolvedPort, TrafficPolicy, WhenEmpty,
 };
 
 /// A protocol as the maps number it.
@@ -46,7 +48,9 @@ pub(super) fn service_value(
         affinity_seconds: port.affinity_timeout.map_or(0, Into::into),
         inside_list: list(inside) as u8,
         outside_list: list(outside) as u8,
-        flags: empty_flags(port) | range_flags(port, kind, node, family),
+        flags: empty_flags(port)
+            | range_flags(port, kind, node, family)
+            | masquerade_flags(port, kind, node, family),
     }
 }
 
@@ -105,6 +109,37 @@ fn empty_flags(port: &ResolvedPort) -> u16 {
     match port.when_empty() {
         WhenEmpty::Drop => flags::DROP_WHEN_EMPTY,
         WhenEmpty::Refuse => 0,
+    }
+}
+
+/// As upstream masquerades (`pkg/proxy/iptables/proxier.go` and `pkg/proxy/nftables/proxier.go`, the rules of
+/// `internalTrafficChain` and `externalTrafficChain`). Traffic to a cluster IP that is not a local pod's may leave this node
+/// again, and its answers must come back here; so must those of all traffic from outside under policy Cluster. Under policy
+/// Local only endpoints of this node are chosen and sources are kept, and pods that take the short cut past it are not
+/// masqueraded either. That of the node itself is, but it is translated at its sockets, and never comes in on a link.
+fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> u16 {
+    const BOTH: u16 = flags::MASQUERADE_INSIDE | flags::MASQUERADE_OUTSIDE;
+    match (kind, port.external_policy) {
+        (FrontendKind::ClusterIp, _) if node.masquerade_all => BOTH,
+        (FrontendKind::ClusterIp, _) if node.local_detector.is_implemented(family) => {
+            flags::MASQUERADE_OUTSIDE
+        }
+        (FrontendKind::ClusterIp, _) => 0,
+        (_, TrafficPolicy::Cluster) => BOTH,
+        (_, TrafficPolicy::Local) => 0,
+    }
+}
+
+/// How local callers are told from others, and the sources that are theirs where that tells.
+pub(super) fn local_detection(node: &NodeView) -> (LocalDetection, BTreeSet<Prefix>) {
+    match &node.local_detector {
+        LocalTrafficDetector::None => (LocalDetection::None, BTreeSet::new()),
+        LocalTrafficDetector::Cidrs(cidrs) => {
+            (LocalDetection::Source, cidrs.iter().map(Prefix::new).collect())
+        }
+        LocalTrafficDetector::BridgeInterface(_) | LocalTrafficDetector::InterfaceNamePrefix(_) => {
+            (LocalDetection::Link, BTreeSet::new())
+        }
     }
 }
 

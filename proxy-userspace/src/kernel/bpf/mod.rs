@@ -4,6 +4,7 @@ mod link;
 mod memlock;
 mod pins;
 mod syscall;
+pub mod tc;
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},
@@ -17,6 +18,7 @@ use aya::{
     sys::{BpfHelper, is_helper_supported},
 };
 
+use self::tc::LinkProgram;
 pub use self::{
     link::{Replacement, attach, is_attached},
     pins::PinDir,
@@ -55,6 +57,8 @@ pub struct Object {
     ebpf: Ebpf,
     /// All maps, by name, whoever has taken them out meanwhile.
     maps: Vec<(&'static str, OwnedFd)>,
+    /// Ids of the programs for links, by name.
+    link_programs: Vec<(String, u32)>,
 }
 
 impl Object {
@@ -76,11 +80,20 @@ impl Object {
         for (name, program) in ebpf.programs_mut() {
             load_program(program).map_err(KernelError::bpf("load program", name))?;
         }
+        let link_programs = ebpf
+            .programs()
+            .filter(|(_, program)| matches!(program, Program::SchedClassifier(_)))
+            .map(|(name, program)| {
+                let info = program.info().map_err(KernelError::bpf("inspect program", name))?;
+                Ok((name.to_owned(), info.id()))
+            })
+            .collect::<Result<_, KernelError>>()?;
         let open = |(map, path): (&MapSpec, &PathBuf)| {
             let map_fd = syscall::open_pin(path).map_err(KernelError::path("open map", path))?;
             Ok((map.name, map_fd))
         };
-        Ok(Self { ebpf, maps: maps.iter().zip(&paths).map(open).collect::<Result<_, KernelError>>()? })
+        let maps = maps.iter().zip(&paths).map(open).collect::<Result<_, KernelError>>()?;
+        Ok(Self { ebpf, maps, link_programs })
     }
 
     /// Every map has a pin in this directory.
@@ -105,6 +118,19 @@ impl Object {
         let missing = || KernelError::call("find map", name)(std::io::ErrorKind::NotFound.into());
         let map = self.ebpf.take_map(name).ok_or_else(missing)?;
         M::try_from(map).map_err(KernelError::bpf("open map", name))
+    }
+
+    /// The program for links of this name.
+    pub fn link_program(&self, name: &str) -> Result<LinkProgram<'_>, KernelError> {
+        let missing = || KernelError::call("find program", name)(std::io::ErrorKind::NotFound.into());
+        let (name, id) = self.link_programs.iter().find(|(known, _)| known == name).ok_or_else(missing)?;
+        let fd = self
+            .ebpf
+            .program(name)
+            .ok_or_else(missing)?
+            .fd()
+            .map_err(KernelError::bpf("find program", name))?;
+        Ok(LinkProgram { name, fd: fd.as_fd(), id: *id })
     }
 
     /// The programs for a cgroup, by name.

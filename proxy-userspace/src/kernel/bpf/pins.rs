@@ -130,12 +130,19 @@ impl PinDir {
         fs::remove_dir(&swap).map_err(KernelError::path("remove", swap))
     }
 
-    /// Removes the links whose names start so, but for those of these programs: an earlier version had more of them.
-    pub fn keep_links(&self, prefix: &str, programs: &[String]) -> Result<(), KernelError> {
-        let directory = self.path.join("links");
-        let is_left_over =
-            |name: &str| name.starts_with(prefix) && programs.iter().all(|known| known != name);
-        remove_entries(&directory, is_left_over).into_iter().next().map_or(Ok(()), Err)
+    /// Removes the pins of those links that are meant.
+    pub fn remove_links(&self, is_meant: impl Fn(&str) -> bool) -> Result<(), KernelError> {
+        remove_entries(&self.path.join("links"), is_meant).into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// The names under which links are pinned.
+    pub fn link_names(&self) -> Result<Vec<String>, KernelError> {
+        let links = self.path.join("links");
+        let entries = match fs::read_dir(&links) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(KernelError::path("list", links))?,
+        };
+        Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
     }
 
     /// Whether all these maps are pinned here, with the layout and capacity asked for; the first that is not, by name and

@@ -1,11 +1,11 @@
-//! The commands of bpf(2) that the BPF library does not offer for cgroup links.
+//! The commands of bpf(2) that the BPF library does not offer as they are needed here: on links of cgroups and of network links.
 
 use std::{
     ffi::CString,
     io,
     mem::{size_of, zeroed},
     os::{
-        fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::ffi::OsStrExt as _,
     },
     path::Path,
@@ -15,8 +15,16 @@ const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const BPF_PROG_QUERY: libc::c_int = 16;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
+const BPF_LINK_DETACH: libc::c_int = 34;
+
+/// Before all that are attached already.
+const BPF_F_BEFORE: u32 = 1 << 3;
+const BPF_LINK_TYPE_TCX: u32 = 11;
+/// As many as one hook of a link takes (`BPF_MPROG_MAX`).
+const MOST_ON_A_HOOK: usize = 64;
 
 /// The largest of the attributes used here, with room: the kernel wants what it does not know to be zero.
 const ATTR_SIZE: usize = 64;
@@ -44,14 +52,6 @@ struct ProgLoad {
 }
 
 #[repr(C)]
-struct LinkCreate {
-    prog_fd: u32,
-    target_ifindex: u32,
-    attach_type: u32,
-    flags: u32,
-}
-
-#[repr(C)]
 struct LinkUpdate {
     link_fd: u32,
     new_prog_fd: u32,
@@ -59,16 +59,45 @@ struct LinkUpdate {
     old_prog_fd: u32,
 }
 
-/// The head of `struct bpf_link_info` and, for cgroup links, what follows it.
 #[repr(C)]
-struct CgroupLinkInfo {
+struct LinkCreate {
+    prog_fd: u32,
+    target_ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    relative_fd: u32,
+    padding: u32,
+    expected_revision: u64,
+}
+
+#[repr(C)]
+struct LinkDetach {
+    link_fd: u32,
+}
+
+#[repr(C)]
+struct ProgQuery {
+    target_ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    count: u32,
+    padding: u32,
+    prog_attach_flags: u64,
+    link_ids: u64,
+    link_attach_flags: u64,
+    revision: u64,
+}
+
+/// The head of `struct bpf_link_info`, and what follows it for each type of link.
+#[repr(C)]
+struct LinkInfo {
     link_type: u32,
     id: u32,
     prog_id: u32,
     padding: u32,
-    cgroup_id: u64,
-    attach_type: u32,
-    rest: [u32; 9],
+    body: [u8; 48],
 }
 
 fn bpf<A>(command: libc::c_int, attribute: A) -> io::Result<RawFd> {
@@ -99,13 +128,94 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     bpf(BPF_OBJ_PIN, Obj { pathname: path.as_ptr() as u64, bpf_fd: number(object), file_flags: 0 }).map(drop)
 }
 
+fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    // SAFETY: a plain structure of integers.
+    let mut info: LinkInfo = unsafe { zeroed() };
+    let info_len = u32::try_from(size_of::<LinkInfo>()).map_err(io::Error::other)?;
+    bpf(BPF_OBJ_GET_INFO_BY_FD, InfoByFd { bpf_fd: number(link), info_len, info: (&raw mut info) as u64 })?;
+    Ok(info)
+}
+
 /// The id of the cgroup a link is attached to; 0 once it is detached or that cgroup is gone. Kernel 5.8 (f2e10bff16a0).
 pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
-    // SAFETY: a plain structure of integers.
-    let mut info: CgroupLinkInfo = unsafe { zeroed() };
-    let info_len = u32::try_from(size_of::<CgroupLinkInfo>()).map_err(io::Error::other)?;
-    bpf(BPF_OBJ_GET_INFO_BY_FD, InfoByFd { bpf_fd: number(link), info_len, info: (&raw mut info) as u64 })?;
-    Ok(info.cgroup_id)
+    link_info(link).map(|info| u64::from_ne_bytes(first(&info.body)))
+}
+
+/// What a link of type TCX says of itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TcxLink {
+    /// Its own id.
+    pub(super) id: u32,
+    /// The id of its program.
+    pub(super) program: u32,
+    /// The index of the network link it is on; 0 once that is gone.
+    pub(super) ifindex: u32,
+    /// On which hook of that.
+    pub(super) attach_type: u32,
+}
+
+/// What a link says of itself if it is of type TCX. Kernel 6.6 (e420bed02507).
+pub(super) fn tcx_link(link: BorrowedFd<'_>) -> io::Result<Option<TcxLink>> {
+    let info = link_info(link)?;
+    let tcx = TcxLink {
+        id: info.id,
+        program: info.prog_id,
+        ifindex: u32::from_ne_bytes(first(&info.body)),
+        attach_type: u32::from_ne_bytes(first(&info.body[4..])),
+    };
+    Ok((info.link_type == BPF_LINK_TYPE_TCX).then_some(tcx))
+}
+
+fn first<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    bytes.first_chunk().copied().unwrap_or([0; N])
+}
+
+/// Attaches a program to a hook of a network link, before all that are there. Kernel 6.6 (e420bed02507).
+pub(super) fn create_tcx_link(
+    program: BorrowedFd<'_>,
+    target_ifindex: u32,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
+    let attribute = LinkCreate {
+        prog_fd: number(program),
+        target_ifindex,
+        attach_type,
+        flags: BPF_F_BEFORE,
+        relative_fd: 0,
+        padding: 0,
+        expected_revision: 0,
+    };
+    let fd = bpf(BPF_LINK_CREATE, attribute)?;
+    // SAFETY: a new descriptor that nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The ids of the links on a hook of a network link of this network namespace. Kernel 6.6 (e420bed02507): older ones say
+/// EINVAL.
+pub(super) fn tcx_links(target_ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
+    let mut links = [0u32; MOST_ON_A_HOOK];
+    let mut programs = [0u32; MOST_ON_A_HOOK];
+    let attribute = ProgQuery {
+        target_ifindex,
+        attach_type,
+        query_flags: 0,
+        attach_flags: 0,
+        prog_ids: programs.as_mut_ptr() as u64,
+        count: u32::try_from(MOST_ON_A_HOOK).map_err(io::Error::other)?,
+        padding: 0,
+        prog_attach_flags: 0,
+        link_ids: links.as_mut_ptr() as u64,
+        link_attach_flags: 0,
+        revision: 0,
+    };
+    bpf(BPF_PROG_QUERY, attribute)?;
+    // Programs that are attached without a link have 0.
+    Ok(links.into_iter().filter(|id| *id != 0).collect())
+}
+
+/// Takes the program off at once: removing a pin does so only some time later. Kernel 5.9 (73b11c2ab072).
+pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
+    bpf(BPF_LINK_DETACH, LinkDetach { link_fd: number(link) }).map(drop)
 }
 
 /// Replaces the program of a link: one runs or the other, never none. Kernel 5.7 (0c991ebc8c69).
@@ -138,10 +248,5 @@ pub(in crate::kernel) fn try_tcx() -> io::Result<()> {
     let program = bpf(BPF_PROG_LOAD, load)?;
     // SAFETY: a new descriptor that nobody else has; what the attribute points to is static.
     let program = unsafe { OwnedFd::from_raw_fd(program) };
-    let prog_fd = program.as_raw_fd().cast_unsigned();
-    let create = LinkCreate { prog_fd, target_ifindex: LOOPBACK, attach_type: TCX_INGRESS, flags: 0 };
-    let link = bpf(BPF_LINK_CREATE, create)?;
-    // SAFETY: a new descriptor that nobody else has; the link ends with it.
-    drop(unsafe { OwnedFd::from_raw_fd(link) });
-    Ok(())
+    create_tcx_link(program.as_fd(), LOOPBACK, TCX_INGRESS).map(drop)
 }

@@ -12,9 +12,9 @@ pub use strategies::*;
 pub use world::World;
 
 use super::{
-    AddressType, DetectLocalMode, EndpointSlice, IpFamily, LinkAddress, ModelSettings, NamespacedName, Node,
-    NodeFacts, NodePortAddresses, Protocol, Service, ServicePort, ServicePortKey, ServicePortName,
-    ServiceType, SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy,
+    AddressType, DetectLocalMode, EndpointSlice, InterfaceGlobs, IpFamily, Link, LinkAddress, LinkHeader,
+    ModelSettings, NamespacedName, Node, NodeFacts, NodePortAddresses, Protocol, Service, ServicePort,
+    ServicePortKey, ServicePortName, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy,
 };
 
 /// The node that [`settings`] says this is.
@@ -155,7 +155,14 @@ pub fn settings() -> ModelSettings {
         cluster_cidrs: Vec::new(),
         detect_local: DetectLocalMode::ClusterCidr,
         node_port_addresses: NodePortAddresses::All,
+        masquerade_all: false,
+        interfaces: InterfaceGlobs::default(),
     }
+}
+
+/// A link with Ethernet frames that is no port of another.
+pub fn link(index: u32, name: &str) -> Link {
+    Link { index, name: name.into(), master: None, header: LinkHeader::Ethernet, is_loopback: false }
 }
 
 /// The kernel's addresses as link and address with prefix.
@@ -168,7 +175,7 @@ pub fn facts(addresses: &[(&str, &str)]) -> NodeFacts {
         })
         .collect();
     addresses.sort();
-    NodeFacts { addresses }
+    NodeFacts { addresses, links: Vec::new() }
 }
 
 fn names(names: &[&str]) -> Vec<Arc<str>> {
