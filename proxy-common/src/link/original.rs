@@ -241,7 +241,8 @@ fn record(tables: &impl Tables, key: &FlowKey, flow: &mut Flow) -> bool {
             tables.count(Counter::FlowsBegun);
             return tables.put_flow(key, flow);
         }
-        flow.source.port = FIRST_PORT | tables.random() as u16;
+        let [a, b, ..] = tables.random().to_ne_bytes();
+        flow.source.port = FIRST_PORT | u16::from_ne_bytes([a, b]);
     }
     false
 }

@@ -10,8 +10,8 @@ use proxy_common::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, ServiceKey, ServiceValue,
-        SocketPeer, SourceRange, UdpSocket,
+        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, STATE_LAYOUT_VERSION,
+        ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
     },
 };
 
@@ -194,6 +194,7 @@ impl Maps {
             masquerade_mark: self.marks.masquerade,
             reject_mark: self.marks.reject,
             local_detection: known.map_or(LocalDetection::None as u32, |value| value.local_detection),
+            state_layout: STATE_LAYOUT_VERSION,
             zero: 0,
         };
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))
@@ -310,9 +311,10 @@ impl Maps {
     }
 }
 
-/// The layout version of the maps pinned in a directory; none where there is no such map.
-pub(super) fn pinned_layout(directory: &std::path::Path) -> Option<u32> {
+/// The layout version of the maps pinned in a directory, and that of those among them which programs write; none where there is
+/// no such map.
+pub(super) fn pinned_layouts(directory: &std::path::Path) -> Option<(u32, u32)> {
     let map = aya::maps::Map::from_map_data(MapData::from_pin(directory.join("node")).ok()?).ok()?;
     let node: Array<MapData, NodeValue> = map.try_into().ok()?;
-    node.get(&0, 0).ok().map(|value| value.layout)
+    node.get(&0, 0).ok().map(|value| (value.layout, value.state_layout))
 }

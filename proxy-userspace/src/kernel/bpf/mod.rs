@@ -1,5 +1,6 @@
 //! Loading a BPF object whose maps and links outlive the process: pinned, taken over, replaced without a gap.
 
+mod batch;
 mod link;
 mod memlock;
 mod pins;
@@ -7,6 +8,7 @@ mod syscall;
 pub mod tc;
 
 use std::{
+    io::ErrorKind,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -14,12 +16,13 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapError, MapInfo},
-    programs::{Program, ProgramType},
+    programs::{Program, ProgramError, ProgramType},
     sys::{BpfHelper, is_helper_supported},
 };
 
 use self::tc::LinkProgram;
 pub use self::{
+    batch::Reader,
     link::{Replacement, attach, is_attached},
     pins::PinDir,
 };
@@ -43,6 +46,12 @@ pub struct MapSpec {
 }
 
 impl MapSpec {
+    /// Whether an existing map is the same but for its capacity.
+    fn differs_in_size(&self, info: &MapInfo) -> bool {
+        let resized = Self { max_entries: info.max_entries(), ..*self };
+        !self.matches(info) && resized.matches(info)
+    }
+
     /// Whether an existing map is the same, so that it can be used in place.
     fn matches(&self, info: &MapInfo) -> bool {
         info.key_size() as usize == self.key_size
@@ -110,19 +119,26 @@ impl Object {
         Ok(())
     }
 
+    /// Reads a hash map in large pieces. The types' sizes are those of its specification.
+    pub fn reader<K: aya::Pod, V: aya::Pod>(&self, name: &'static str) -> Result<Reader<K, V>, KernelError> {
+        let missing = || KernelError::call("find map", name)(ErrorKind::NotFound.into());
+        let (_, map) = self.maps.iter().find(|(known, _)| *known == name).ok_or_else(missing)?;
+        map.try_clone().map(Reader::new).map_err(KernelError::call("open map", name))
+    }
+
     /// Takes a map out, to be given its type.
     pub fn take_map<M>(&mut self, name: &'static str) -> Result<M, KernelError>
     where
         M: TryFrom<Map, Error = MapError>,
     {
-        let missing = || KernelError::call("find map", name)(std::io::ErrorKind::NotFound.into());
+        let missing = || KernelError::call("find map", name)(ErrorKind::NotFound.into());
         let map = self.ebpf.take_map(name).ok_or_else(missing)?;
         M::try_from(map).map_err(KernelError::bpf("open map", name))
     }
 
     /// The program for links of this name.
     pub fn link_program(&self, name: &str) -> Result<LinkProgram<'_>, KernelError> {
-        let missing = || KernelError::call("find program", name)(std::io::ErrorKind::NotFound.into());
+        let missing = || KernelError::call("find program", name)(ErrorKind::NotFound.into());
         let (name, id) = self.link_programs.iter().find(|(known, _)| known == name).ok_or_else(missing)?;
         let fd = self
             .ebpf
@@ -148,11 +164,22 @@ fn has_set_retval() -> bool {
     })
 }
 
-fn load_program(program: &mut Program) -> Result<(), aya::programs::ProgramError> {
-    match program {
+/// A signal that comes while the kernel verifies a program makes it stop and say EAGAIN (c3494801cd17); libbpf asks as often.
+const LOAD_ATTEMPTS: usize = 5;
+
+fn load_program(program: &mut Program) -> Result<(), ProgramError> {
+    let mut load = || match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::SchedClassifier(program) => program.load(),
-        _ => Err(aya::programs::ProgramError::UnexpectedProgramType),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    };
+    let is_interrupted = |loaded: &Result<(), ProgramError>| matches!(loaded, Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == ErrorKind::WouldBlock);
+    for _ in 1..LOAD_ATTEMPTS {
+        let loaded = load();
+        if !is_interrupted(&loaded) {
+            return loaded;
+        }
     }
+    load()
 }

@@ -13,8 +13,9 @@ pub use world::World;
 
 use super::{
     AddressType, DetectLocalMode, EndpointSlice, InterfaceGlobs, IpFamily, Link, LinkAddress, LinkHeader,
-    ModelSettings, NamespacedName, Node, NodeFacts, NodePortAddresses, Protocol, Service, ServicePort,
-    ServicePortKey, ServicePortName, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy,
+    ModelSettings, NamespacedName, Node, NodeFacts, NodePortAddresses, Protocol, ResolvedPort, Service,
+    ServicePort, ServicePortKey, ServicePortName, ServiceType, SessionAffinity, SliceEndpoint, SlicePort,
+    TrafficPolicy,
 };
 
 /// The node that [`settings`] says this is.
@@ -146,6 +147,22 @@ impl SliceEndpoint {
 /// A Node about which nothing is known.
 pub fn node(name: &str) -> Node {
     Node { name: name.into(), zone: None, pod_cidrs: Vec::new(), addresses: Vec::new(), being_deleted: false }
+}
+
+/// A resolved service port without addresses and endpoints.
+pub fn resolved_port() -> ResolvedPort {
+    ResolvedPort {
+        frontends: Vec::new(),
+        cluster_endpoints: Vec::new(),
+        local_endpoints: Vec::new(),
+        serving: Vec::new(),
+        has_endpoints: false,
+        affinity_timeout: None,
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    }
 }
 
 /// The default configuration on [`THIS_NODE`].

@@ -121,7 +121,7 @@ fn any_links() -> impl Strategy<Value = Vec<Link>> {
     let headers = of(&[LinkHeader::Ethernet, LinkHeader::Ethernet, LinkHeader::Ip, LinkHeader::Other(32)]);
     let names = of(&["eth0", "cbr0", "veth1", "veth2", "wg0"]);
     let any_link = (2..7_u32, names, headers, option::of(2..4_u32))
-        .prop_map(|(index, name, header, master)| Link { header, master, ..link(index, name) });
+        .prop_map(|(index, name, header, master)| Link { master, header, ..link(index, name) });
     vec(any_link, 0..6).prop_map(|mut links| {
         links.push(Link { is_loopback: true, ..link(1, "lo") });
         links.sort();
