@@ -3,9 +3,9 @@
 use std::io;
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkBuffer};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_GENERIC};
+use netlink_sys::protocols::NETLINK_GENERIC;
 
-use super::Fact;
+use super::{super::netlink, Fact};
 
 /// `GENL_ID_CTRL`, whom families are asked of.
 const CONTROLLER: u16 = 16;
@@ -16,7 +16,6 @@ const FAMILY_NAME: u16 = 2;
 /// `NLMSG_ERROR`, which also says that all is well.
 const ERROR: u16 = 2;
 const HEADER: usize = 16;
-const ANSWER_TIMEOUT_SECONDS: libc::time_t = 5;
 
 /// Asks for a family; the kernel loads the module that brings it, if there is one.
 pub(super) fn generic_family(name: &str) -> Fact {
@@ -30,10 +29,7 @@ pub(super) fn generic_family(name: &str) -> Fact {
 }
 
 fn ask(name: &str) -> io::Result<()> {
-    let mut socket = Socket::new(NETLINK_GENERIC)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    crate::kernel::set_receive_timeout(&socket, ANSWER_TIMEOUT_SECONDS)?;
+    let socket = netlink::open(NETLINK_GENERIC)?;
     socket.send(&request(name)?, 0)?;
     let (answer, _) = socket.recv_from_full()?;
     let message = NetlinkBuffer::new_checked(&answer).map_err(io::Error::other)?;
