@@ -13,7 +13,8 @@ pub(crate) struct Tool {
     /// Who runs it.
     pub(crate) why: &'static str,
     /// An argument with which it does nothing but succeed; Ubuntu's bpftool is a script that may not find the real one.
-    probe: &'static str,
+    /// None for a file that is no program, whose name is its path.
+    probe: Option<&'static str>,
     /// Debian packages that bring it: the first list of which all exist is installed.
     pub(crate) packages: &'static [&'static [&'static str]],
 }
@@ -22,9 +23,41 @@ pub(crate) struct Tool {
 pub(crate) const TOOLS: [Tool; 1] = [Tool {
     name: "bpftool",
     why: "the demo shows the BPF maps with it",
-    probe: "version",
+    probe: Some("version"),
     packages: &[&["bpftool"], &["linux-tools-common", "linux-tools-generic"]],
 }];
+
+/// The keys that Debian signs its packages with, also those of other releases than this machine's.
+pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// What virtual machines need besides: qemu, the tools that guests get copies of, and what fetches kernels.
+pub(crate) const VM_TOOLS: [Tool; 11] = [
+    vm_tool("qemu-system-x86_64", "virtual machines run in it", "--version", &[&["qemu-system-x86"]]),
+    vm_tool("busybox", "it is most of what guests have", "true", &[&["busybox-static"]]),
+    vm_tool("bash", "it is the guests' shell", "--version", &[&["bash"]]),
+    vm_tool("depmod", "it makes the table of a kernel's modules", "--version", &[&["kmod"]]),
+    vm_tool("kmod", "guests load modules with it", "--version", &[&["kmod"]]),
+    vm_tool("ip", "guests get it", "-V", &[&["iproute2"]]),
+    vm_tool("nft", "guests get it", "--version", &[&["nftables"]]),
+    vm_tool("iptables", "guests get it", "--version", &[&["iptables"]]),
+    vm_tool("ipset", "guests get it", "--version", &[&["ipset"]]),
+    vm_tool("dpkg", "it unpacks kernels", "--version", &[&["dpkg"]]),
+    Tool {
+        name: KEYRING,
+        why: "it tells that kernels are Debian's",
+        probe: None,
+        packages: &[&["debian-archive-keyring"]],
+    },
+];
+
+const fn vm_tool(
+    name: &'static str,
+    why: &'static str,
+    probe: &'static str,
+    packages: &'static [&'static [&'static str]],
+) -> Tool {
+    Tool { name, why, probe: Some(probe), packages }
+}
 
 /// Parts of the Rust toolchain in use that a minimal installation lacks: rustup's name of each and a program of it.
 pub(crate) const COMPONENTS: [(&str, &str); 2] = [("rustfmt", "cargo-fmt"), ("clippy", "cargo-clippy")];
@@ -32,8 +65,11 @@ pub(crate) const COMPONENTS: [(&str, &str); 2] = [("rustfmt", "cargo-fmt"), ("cl
 impl Tool {
     /// The program, if it is there and runs.
     pub(crate) fn find(&self) -> Option<PathBuf> {
+        let Some(probe) = self.probe else {
+            return Some(self.name.into()).filter(|path: &PathBuf| path.is_file());
+        };
         let path = search::program(self.name)?;
-        Run::new(&path).arg(self.probe).read().is_ok().then_some(path)
+        Run::new(&path).arg(probe).read().is_ok().then_some(path)
     }
 }
 
@@ -54,7 +90,15 @@ mod tests {
 
     #[test]
     fn every_tool_has_a_package() {
-        assert!(TOOLS.iter().all(|tool| tool.packages.iter().any(|list| !list.is_empty())));
+        let mut tools = TOOLS.iter().chain(&VM_TOOLS);
+        assert!(tools.all(|tool| tool.packages.iter().any(|list| !list.is_empty())));
+    }
+
+    #[test]
+    fn a_file_that_is_no_program_is_found_by_its_path() {
+        let tool = |name| Tool { name, why: "", probe: None, packages: &[] };
+        assert_eq!(tool("/etc/passwd").find(), Some("/etc/passwd".into()));
+        assert_eq!(tool("/etc/no-such-file").find(), None);
     }
 
     #[test]
