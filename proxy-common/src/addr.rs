@@ -15,6 +15,8 @@ pub struct Addr {
 }
 
 impl Addr {
+    /// Bits of an address.
+    pub const BITS: u32 = 128;
     /// `0.0.0.0`: stands for "any address of the node" in the key of an IPv4 node port.
     pub const UNSPECIFIED_V4: Self = Self::from_v4([0; 4]);
     /// `::`: the same for IPv6.

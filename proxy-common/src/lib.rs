@@ -9,10 +9,17 @@
 extern crate std;
 
 mod addr;
+pub mod checksum;
+pub mod flow;
 pub mod layout;
+pub mod link;
+pub mod packet;
 #[cfg(feature = "user")]
 mod pod;
+pub mod rewrite;
 pub mod select;
+pub mod service;
+pub mod tables;
 pub mod verdict;
 
 pub use addr::{Addr, Proto};

@@ -58,7 +58,21 @@ pub fn for_socket(service: &ServiceValue, source: impl FnOnce() -> SocketSource)
             None => return Verdict::Pass(PassReason::SourceUnknown),
         }
     }
-    let slots = Slots::inside(service);
+    to_slots(service, Slots::inside(service))
+}
+
+/// The verdict on a packet that comes in on a link for `service`. `is_local`: local detection counts the caller among the
+/// cluster's own. `in_ranges` is asked only where source ranges apply.
+#[inline(always)]
+pub fn for_packet(service: &ServiceValue, is_local: bool, in_ranges: impl FnOnce() -> bool) -> Verdict {
+    if service.flags & flags::SOURCE_RANGES != 0 && !in_ranges() {
+        return Verdict::Drop(DropReason::SourceNotAllowed);
+    }
+    to_slots(service, if is_local { Slots::inside(service) } else { Slots::outside(service) })
+}
+
+#[inline(always)]
+const fn to_slots(service: &ServiceValue, slots: Slots) -> Verdict {
     if slots.count > 0 {
         Verdict::Translate(slots)
     } else if service.flags & flags::DROP_WHEN_EMPTY != 0 {

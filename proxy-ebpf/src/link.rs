@@ -1,38 +1,44 @@
-//! The hooks of links: what no socket hook saw is translated as it comes in, and back as it leaves.
+//! The hooks of links: what no socket hook saw. What becomes of each packet is decided in `proxy_common::link`.
 #![forbid(unsafe_code)]
 
-use crate::ctx::{Layer, Skb};
+use proxy_common::link::{self, Outcome};
 
-/// What becomes of a packet.
-#[derive(Clone, Copy)]
-pub enum Outcome {
-    /// It goes on, to other programs on the link too.
-    Proceed,
-    /// It ends here.
-    Drop,
-}
+use crate::{
+    ctx::{Layer, Skb},
+    maps::Kernel,
+};
 
-impl Outcome {
-    /// What the kernel expects of the program: `TC_ACT_UNSPEC`, which is `TCX_NEXT` too, or `TC_ACT_SHOT`.
-    #[inline(always)]
-    pub const fn code(self) -> i32 {
-        match self {
-            Self::Proceed => -1,
-            Self::Drop => 2,
-        }
-    }
-}
+/// `TC_ACT_UNSPEC`, `TCX_NEXT`: other programs on the link see the packet too.
+const NEXT: i32 = -1;
+/// `TC_ACT_SHOT`, `TCX_DROP`.
+const DROP: i32 = 2;
 
 /// A packet comes in on a link.
 #[inline(always)]
-pub fn ingress<L: Layer>(skb: &Skb<L>) -> Outcome {
-    let _ = skb;
-    Outcome::Proceed
+pub fn ingress<L: Layer>(skb: &Skb<L>) -> i32 {
+    // What a bridge passes on, or another host is meant to have, is not this node's to translate.
+    if !skb.is_for_this_host() {
+        return NEXT;
+    }
+    match skb.ip() {
+        Some((header, version)) => code(link::ingress(skb, &Kernel, header, version)),
+        None => NEXT,
+    }
 }
 
 /// A packet leaves on a link.
 #[inline(always)]
-pub fn egress<L: Layer>(skb: &Skb<L>) -> Outcome {
-    let _ = skb;
-    Outcome::Proceed
+pub fn egress<L: Layer>(skb: &Skb<L>) -> i32 {
+    match skb.ip() {
+        Some((header, version)) => code(link::egress(skb, &Kernel, header, version)),
+        None => NEXT,
+    }
+}
+
+#[inline(always)]
+const fn code(outcome: Outcome) -> i32 {
+    match outcome {
+        Outcome::Proceed => NEXT,
+        Outcome::Drop => DROP,
+    }
 }

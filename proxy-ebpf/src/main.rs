@@ -14,8 +14,6 @@ mod link;
 #[cfg(target_arch = "bpf")]
 mod maps;
 #[cfg(target_arch = "bpf")]
-mod service;
-#[cfg(target_arch = "bpf")]
 mod socket;
 
 #[cfg(not(target_arch = "bpf"))]
@@ -57,7 +55,7 @@ mod programs {
         ($name:ident, $layer:ty, $job:path) => {
             #[classifier]
             pub fn $name(ctx: TcContext) -> i32 {
-                $job(&Skb::<$layer>::new(ctx)).code()
+                $job(&Skb::<$layer>::new(ctx))
             }
         };
     }

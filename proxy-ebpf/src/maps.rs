@@ -3,7 +3,7 @@
 
 use aya_ebpf::{
     Global,
-    bindings::BPF_F_NO_PREALLOC,
+    bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST},
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, SkStorage, lpm_trie::Key},
     macros::btf_map,
 };
@@ -13,6 +13,7 @@ use proxy_common::{
         AffinityKey, AffinityValue, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
     },
+    tables::Tables,
 };
 
 use crate::ctx::{self, SockAddr, Socket};
@@ -65,49 +66,139 @@ pub fn has_set_retval() -> bool {
     HAS_SET_RETVAL.load() != 0
 }
 
-/// Functions that copy a value out of a hash-like map.
-macro_rules! lookup {
-    ($($(#[$doc:meta])* $function:ident($map:ident: $key:ty) -> $value:ty;)*) => {
-        $(
-            $(#[$doc])*
-            #[inline(always)]
-            pub fn $function(key: &$key) -> Option<$value> {
-                // SAFETY: the value is copied before any other map operation, so the reference is never stale.
-                unsafe { $map.get(key) }.copied()
-            }
-        )*
+/// Copies a value out of a hash-like map.
+macro_rules! copy {
+    ($map:ident, $key:expr) => {
+        // SAFETY: the value is copied before any other map operation, so the reference is never stale.
+        unsafe { $map.get($key) }.copied()
     };
 }
 
-lookup! {
-    /// The Service a destination belongs to.
-    service(SERVICES: ServiceKey) -> ServiceValue;
-    /// The endpoint in a slot.
-    endpoint(ENDPOINTS: EndpointKey) -> Endpoint;
-    /// Where a client went last.
-    affinity(AFFINITY: AffinityKey) -> AffinityValue;
-    /// Where an unconnected socket's datagrams to an address went last.
-    udp_flow(UDP_FLOWS: SocketPeer) -> Endpoint;
-    /// The address a socket dialled to reach an endpoint.
-    udp_reply(UDP_REPLIES: SocketPeer) -> Endpoint;
+/// The kernel's maps, clock and chance.
+pub struct Kernel;
+
+impl Tables for Kernel {
+    #[inline(always)]
+    fn service(&self, key: &ServiceKey) -> Option<ServiceValue> {
+        copy!(SERVICES, key)
+    }
+
+    #[inline(always)]
+    fn endpoint(&self, key: &EndpointKey) -> Option<Endpoint> {
+        copy!(ENDPOINTS, key)
+    }
+
+    #[inline(always)]
+    fn is_member(&self, key: &MemberKey) -> bool {
+        MEMBERS.get_ptr(key).is_some()
+    }
+
+    #[inline(always)]
+    fn is_node_address(&self, address: &Addr) -> bool {
+        NODE_ADDRESSES.get_ptr(address).is_some()
+    }
+
+    #[inline(always)]
+    fn in_source_ranges(&self, service: u32, addr: Addr) -> bool {
+        SOURCE_RANGES.get(&Key::new(SourceRange::BITS, SourceRange { service, addr })).is_some()
+    }
+
+    #[inline(always)]
+    fn is_local_source(&self, address: Addr) -> bool {
+        LOCAL_SOURCES.get(&Key::new(Addr::BITS, address)).is_some()
+    }
+
+    #[inline(always)]
+    fn is_local_link(&self, link: u32) -> bool {
+        LOCAL_LINKS.get_ptr(&link).is_some()
+    }
+
+    #[inline(always)]
+    fn node(&self) -> Option<NodeValue> {
+        NODE.get(0).copied()
+    }
+
+    #[inline(always)]
+    fn affinity(&self, key: &AffinityKey) -> Option<AffinityValue> {
+        copy!(AFFINITY, key)
+    }
+
+    #[inline(always)]
+    fn set_affinity(&self, key: &AffinityKey, value: &AffinityValue) {
+        let _ = AFFINITY.insert(key, value, 0);
+    }
+
+    #[inline(always)]
+    fn flow(&self, key: &FlowKey) -> Option<Flow> {
+        copy!(FLOWS, key)
+    }
+
+    #[inline(always)]
+    fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
+        FLOWS.insert(key, flow, 0).is_ok()
+    }
+
+    #[inline(always)]
+    fn add_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
+        FLOWS.insert(key, flow, u64::from(BPF_NOEXIST)).is_ok()
+    }
+
+    #[inline(always)]
+    fn touch_flow(&self, key: &FlowKey, state: u32, now_ns: u64) -> bool {
+        let Some(flow) = FLOWS.get_ptr_mut(key) else { return false };
+        // SAFETY: the pointer is good until the program ends. Two CPUs may write at once, and one of the bits be lost: the flow
+        // is then kept for longer than need be.
+        unsafe {
+            (*flow).state |= state;
+            (*flow).used_ns = now_ns;
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn remove_flow(&self, key: &FlowKey) {
+        let _ = FLOWS.remove(key);
+    }
+
+    #[inline(always)]
+    fn fragment(&self, key: &FragmentKey) -> Option<FragmentValue> {
+        copy!(FRAGMENTS, key)
+    }
+
+    #[inline(always)]
+    fn set_fragment(&self, key: &FragmentKey, value: &FragmentValue) {
+        let _ = FRAGMENTS.insert(key, value, 0);
+    }
+
+    #[inline(always)]
+    fn count(&self, counter: Counter) {
+        if let Some(count) = COUNTERS.get_ptr_mut(counter as u32) {
+            // SAFETY: the pointer is good until the program ends, and the slot is this CPU's.
+            unsafe { *count += 1 };
+        }
+    }
+
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        ctx::now_ns()
+    }
+
+    #[inline(always)]
+    fn random(&self) -> u32 {
+        ctx::random()
+    }
 }
 
-/// Whether an endpoint is in a list.
+/// Where an unconnected socket's datagrams to an address went last.
 #[inline(always)]
-pub fn is_member(key: &MemberKey) -> bool {
-    MEMBERS.get_ptr(key).is_some()
+pub fn udp_flow(key: &SocketPeer) -> Option<Endpoint> {
+    copy!(UDP_FLOWS, key)
 }
 
-/// Whether node ports are served on an address.
+/// The address a socket dialled to reach an endpoint.
 #[inline(always)]
-pub fn is_node_address(address: &Addr) -> bool {
-    NODE_ADDRESSES.get_ptr(address).is_some()
-}
-
-/// Whether a source is in a Service's ranges.
-#[inline(always)]
-pub fn in_source_ranges(service: u32, addr: Addr) -> bool {
-    SOURCE_RANGES.get(&Key::new(SourceRange::BITS, SourceRange { service, addr })).is_some()
+pub fn udp_reply(key: &SocketPeer) -> Option<Endpoint> {
+    copy!(UDP_REPLIES, key)
 }
 
 /// The node's network namespace cookie; the initial namespace's where userspace could not tell it.
@@ -121,12 +212,6 @@ pub fn node_netns() -> u64 {
 
 // Writes fail only where a map cannot take memory at that moment. The translation then goes on without its memory: the
 // connection works, and at worst a name or stickiness is lost.
-
-/// Remembers where a client went.
-#[inline(always)]
-pub fn set_affinity(key: &AffinityKey, value: &AffinityValue) {
-    let _ = AFFINITY.insert(key, value, 0);
-}
 
 /// Remembers where a socket's datagrams to an address go.
 #[inline(always)]

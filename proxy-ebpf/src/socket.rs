@@ -6,14 +6,16 @@
 
 use proxy_common::{
     Proto,
-    layout::{Connection, Endpoint, ServiceValue, SocketPeer, UdpSocket},
+    layout::{AffinityKey, Connection, Endpoint, ServiceValue, SocketPeer, UdpSocket},
     select::Slots,
+    service,
+    tables::Tables as _,
     verdict::{self, SocketSource, Verdict},
 };
 
 use crate::{
     ctx::{self, Family, SockAddr},
-    maps, service,
+    maps::{self, Kernel},
 };
 
 const ECONNREFUSED: i32 = 111;
@@ -49,7 +51,9 @@ impl Outcome {
 pub fn connect<F: Family>(ctx: &SockAddr) -> Outcome {
     let Some(proto) = Proto::from_number(ctx.protocol()) else { return Outcome::Proceed };
     let dialled = ctx.address::<F>();
-    let choose = |service: &ServiceValue, slots| service::choose(service, slots, || ctx.netns());
+    let choose = |service: &ServiceValue, slots| {
+        service::choose(&Kernel, service, slots, || AffinityKey::of_sockets(ctx.netns(), service.service))
+    };
     match resolve::<F>(ctx, &dialled, proto, choose) {
         Resolution::Pass => {
             forget(ctx, proto);
@@ -144,7 +148,7 @@ fn resolve<F: Family>(
     choose: impl Fn(&ServiceValue, Slots) -> Option<Endpoint>,
 ) -> Resolution {
     for _ in 0..READS {
-        let found = service::find(dialled, proto, || in_node(ctx));
+        let found = service::find(&Kernel, dialled, proto, || in_node(ctx));
         let Some(service) = found else { return Resolution::Pass };
         let slots = match verdict::for_socket(&service, || source::<F>(ctx, &service)) {
             Verdict::Translate(slots) => slots,
@@ -163,7 +167,7 @@ fn resolve<F: Family>(
 #[inline(always)]
 fn source<F: Family>(ctx: &SockAddr, service: &ServiceValue) -> SocketSource {
     match F::bound_source(ctx) {
-        Some(address) => SocketSource::Bound { in_ranges: maps::in_source_ranges(service.service, address) },
+        Some(address) => SocketSource::Bound { in_ranges: Kernel.in_source_ranges(service.service, address) },
         None if in_node(ctx) => SocketSource::Node,
         None => SocketSource::Pod,
     }
@@ -187,9 +191,11 @@ fn flow_endpoint(
 ) -> Option<Endpoint> {
     let flow = SocketPeer::new(ctx.cookie(), *dialled);
     let endpoint = match maps::udp_flow(&flow) {
-        Some(last) if service::still_serves(service, last) => last,
+        Some(last) if service::still_serves(&Kernel, service.service, last) => last,
         _ => {
-            let chosen = service::choose(service, slots, || ctx.netns())?;
+            let chosen = service::choose(&Kernel, service, slots, || {
+                AffinityKey::of_sockets(ctx.netns(), service.service)
+            })?;
             maps::set_udp_flow(&flow, &chosen);
             chosen
         }

@@ -1,12 +1,22 @@
 //! The context of the link hooks: a packet.
 
-use core::marker::PhantomData;
+use core::{marker::PhantomData, mem::MaybeUninit};
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
+    helpers::generated::{
+        bpf_csum_update, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_load_bytes, bpf_skb_store_bytes,
+    },
+    programs::TcContext,
+};
+use proxy_common::{
+    checksum::Difference,
+    packet::{Covered, Frame, IpVersion},
+};
 
 /// What a link's packets begin with.
 pub trait Layer {
-    /// Bytes before the IP header.
+    /// Bytes before the IP header, or before a VLAN tag.
     const HEADER: u32;
 }
 
@@ -24,9 +34,18 @@ impl Layer for Ip {
     const HEADER: u32 = 0;
 }
 
+const ETH_P_IP: u16 = 0x0800;
+const ETH_P_IPV6: u16 = 0x86dd;
+const ETH_P_8021Q: u16 = 0x8100;
+const ETH_P_8021AD: u16 = 0x88a8;
+const VLAN_TAG: u32 = 4;
+/// Tags that are stepped over, at most.
+const VLAN_TAGS: usize = 2;
+const PACKET_HOST: u32 = 0;
+
 /// `struct __sk_buff`: a packet on a link.
 pub struct Skb<L> {
-    ctx: TcContext,
+    skb: *mut __sk_buff,
     layer: PhantomData<L>,
 }
 
@@ -34,6 +53,113 @@ impl<L: Layer> Skb<L> {
     /// Takes a program's context.
     #[inline(always)]
     pub const fn new(ctx: TcContext) -> Self {
-        Self { ctx, layer: PhantomData }
+        Self { skb: ctx.skb.skb, layer: PhantomData }
     }
+
+    /// The link layer says it is for this host, not one that is bridged or meant for another.
+    #[inline(always)]
+    pub fn is_for_this_host(&self) -> bool {
+        // SAFETY: the kernel's context.
+        unsafe { (&raw const (*self.skb).pkt_type).read_volatile() == PACKET_HOST }
+    }
+
+    /// Where the IP header begins, and its version; none of packets of other kinds. Tags that the kernel or the link's hardware
+    /// has taken off are not in the way.
+    #[inline(always)]
+    pub fn ip(&self) -> Option<(u32, IpVersion)> {
+        // SAFETY: the kernel's context. The field is 16 bits in network byte order within a word.
+        let protocol = unsafe { (&raw const (*self.skb).protocol).read_volatile() };
+        let mut ethertype = u16::from_be(protocol as u16);
+        let mut header = L::HEADER;
+        for _ in 0..VLAN_TAGS {
+            if !matches!(ethertype, ETH_P_8021Q | ETH_P_8021AD) {
+                break;
+            }
+            ethertype = u16::from_be_bytes(self.load(header + 2)?);
+            header += VLAN_TAG;
+        }
+        match ethertype {
+            ETH_P_IP => Some((header, IpVersion::V4)),
+            ETH_P_IPV6 => Some((header, IpVersion::V6)),
+            _ => None,
+        }
+    }
+
+    /// The link's hardware took a checksum of the whole packet (`CHECKSUM_COMPLETE`).
+    #[inline(always)]
+    fn has_sum_of_all(&self) -> bool {
+        // SAFETY: the helper fails for all other packets, and adding nothing changes nothing.
+        unsafe { bpf_csum_update(self.skb, 0) >= 0 }
+    }
+}
+
+impl<L: Layer> Frame for Skb<L> {
+    #[inline(always)]
+    fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
+        let mut bytes = MaybeUninit::<[u8; N]>::uninit();
+        // SAFETY: the helper writes N bytes, which there is room for, or fails.
+        unsafe {
+            (bpf_skb_load_bytes(self.skb.cast(), offset, bytes.as_mut_ptr().cast(), N as u32) == 0)
+                .then(|| bytes.assume_init())
+        }
+    }
+
+    #[inline(always)]
+    fn store<const N: usize>(&self, offset: u32, bytes: &[u8; N]) -> Option<()> {
+        // SAFETY: the helper reads the N bytes there are, or fails.
+        let result = unsafe { bpf_skb_store_bytes(self.skb, offset, bytes.as_ptr().cast(), N as u32, 0) };
+        succeeded(result)
+    }
+
+    #[inline(always)]
+    fn fix_header_checksum(&self, offset: u32, difference: Difference) -> Option<()> {
+        // SAFETY: the helper checks the offset. Size 0 says that the last value is a difference.
+        succeeded(unsafe { bpf_l3_csum_replace(self.skb, offset, 0, difference.wsum().into(), 0) })
+    }
+
+    #[inline(always)]
+    fn fix_checksum(&self, offset: u32, difference: Difference, covered: Covered) -> Option<()> {
+        let may_be_absent = if covered.may_be_absent { BPF_F_MARK_MANGLED_0 } else { 0 };
+        // The flag also takes the change to the IP header, for which the header's own checksum makes up, out of a sum the
+        // hardware took. IPv6 headers have none: there the sum stays as it is (kernel commit ead7f9b8de65, which has a flag for
+        // this from 6.16).
+        let in_pseudo_header = match covered.pseudo_header {
+            Some(IpVersion::V4) => true,
+            Some(IpVersion::V6) => !self.has_sum_of_all(),
+            None => false,
+        };
+        let in_pseudo_header = if in_pseudo_header { BPF_F_PSEUDO_HDR } else { 0 };
+        let flags = u64::from(may_be_absent | in_pseudo_header);
+        // SAFETY: the helper checks the offset. Size 0 says that the last value is a difference.
+        succeeded(unsafe { bpf_l4_csum_replace(self.skb, offset, 0, difference.wsum().into(), flags) })
+    }
+
+    #[inline(always)]
+    fn note_uncovered(&self, difference: Difference) {
+        // SAFETY: the helper changes the sum the hardware took, if there is one.
+        unsafe { bpf_csum_update(self.skb, difference.wsum()) };
+    }
+
+    #[inline(always)]
+    fn link(&self) -> u32 {
+        // SAFETY: the kernel's context.
+        unsafe { (&raw const (*self.skb).ifindex).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn mark(&self) -> u32 {
+        // SAFETY: the kernel's context.
+        unsafe { (&raw const (*self.skb).mark).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn set_mark(&self, mark: u32) {
+        // SAFETY: the kernel's context; programs on links may write the field.
+        unsafe { (&raw mut (*self.skb).mark).write_volatile(mark) };
+    }
+}
+
+#[inline(always)]
+const fn succeeded(result: i64) -> Option<()> {
+    if result == 0 { Some(()) } else { None }
 }

@@ -131,11 +131,11 @@ fn where_the_kernel_does_not_tell_its_cookie_the_nodes_namespace_is_the_initial_
     bench.snapshot.node.node_port_addresses = [IpAddr::from([127, 0, 0, 1])].into();
     bench.serve_as(Protocol::Tcp, "10.96.0.21:30081", &[endpoint], as_node_port);
     let mut node: Array<MapData, NodeValue> = bench.pinned("node");
-    let NodeValue { netns, layout, zero } = node.get(&0, 0).expect("written at start");
+    let known: NodeValue = node.get(&0, 0).expect("written at start");
     // What userspace writes on kernels before 5.14; these tests run in the initial namespace.
-    node.set(0, NodeValue { netns: NodeValue::NETNS_UNKNOWN, layout, zero }, 0).expect("write");
+    node.set(0, NodeValue { netns: NodeValue::NETNS_UNKNOWN, ..known }, 0).expect("write");
     TcpStream::connect("127.0.0.1:30081").expect("loopback is the node's");
-    node.set(0, NodeValue { netns: netns + 1, layout, zero }, 0).expect("write");
+    node.set(0, NodeValue { netns: known.netns + 1, ..known }, 0).expect("write");
     let error = TcpStream::connect("127.0.0.1:30081").expect_err("loopback is a pod's own");
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
 }

@@ -1,0 +1,144 @@
+//! The life of a translated flow: its two entries, what its packets say of its state, and when it is over.
+
+use crate::{
+    Addr, Proto,
+    layout::{Direction, Endpoint, Flow, FlowKey, flow_state as state},
+    packet::{TcpFlags, Tuple},
+    tables::Tables,
+};
+
+const SECOND: u64 = 1_000_000_000;
+
+impl FlowKey {
+    /// The key of packets of one direction.
+    #[inline(always)]
+    pub const fn new(direction: Direction, proto: u8, tuple: Tuple) -> Self {
+        Self {
+            source: tuple.source,
+            destination: tuple.destination,
+            proto,
+            direction: direction as u8,
+            zero: 0,
+        }
+    }
+
+    /// Its packets before translation.
+    #[inline(always)]
+    pub const fn tuple(&self) -> Tuple {
+        Tuple { source: self.source, destination: self.destination }
+    }
+}
+
+impl Direction {
+    #[inline(always)]
+    const fn number_of_other(number: u8) -> u8 {
+        number ^ 1
+    }
+}
+
+impl Flow {
+    /// Stands for no flow.
+    pub const NONE: Self = Self {
+        source: Endpoint::new(Addr::UNSPECIFIED_V6, 0),
+        destination: Endpoint::new(Addr::UNSPECIFIED_V6, 0),
+        service: 0,
+        generation: 0,
+        state: 0,
+        zero: 0,
+        used_ns: 0,
+    };
+
+    /// Is [`Flow::NONE`]: a flow was used at some time.
+    #[inline(always)]
+    pub const fn is_none(&self) -> bool {
+        self.used_ns == 0
+    }
+
+    /// Its packets after translation.
+    #[inline(always)]
+    pub const fn tuple(&self) -> Tuple {
+        Tuple { source: self.source, destination: self.destination }
+    }
+
+    /// The key of the other direction of the flow whose one direction has this key and value.
+    #[inline(always)]
+    pub const fn partner_key(&self, key: &FlowKey) -> FlowKey {
+        let direction = Direction::number_of_other(key.direction);
+        FlowKey { source: self.destination, destination: self.source, direction, ..*key }
+    }
+
+    /// The value of the other direction.
+    #[inline(always)]
+    pub const fn partner(&self, key: &FlowKey) -> Self {
+        Self { source: key.destination, destination: key.source, ..*self }
+    }
+
+    /// A TCP connection that both sides have closed, or one has reset: what comes after on the same ports is a new one.
+    #[inline(always)]
+    pub const fn is_closing(&self) -> bool {
+        const BOTH: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
+        self.state & BOTH == BOTH || self.state & state::RESET != 0
+    }
+
+    /// Whether it was silent for longer than flows of its kind are kept.
+    #[inline(always)]
+    pub const fn is_over(&self, proto: u8, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.used_ns) > self.lifetime_seconds(proto) * SECOND
+    }
+
+    /// How long it is kept without a packet. No shorter than the kernel keeps its own entry for the flow, which masquerades it:
+    /// the defaults of nf_conntrack, and for TCP those that kube-proxy sets (KubeProxyConntrackConfiguration).
+    #[inline(always)]
+    const fn lifetime_seconds(&self, proto: u8) -> u64 {
+        const CLOSED: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
+        let has_replied = self.state & state::REPLIED != 0;
+        if proto != Proto::Tcp as u8 {
+            if has_replied { 120 } else { 30 }
+        } else if self.is_closing() || !has_replied {
+            120
+        } else if self.state & CLOSED != 0 {
+            3_600
+        } else {
+            86_400
+        }
+    }
+}
+
+/// What a packet says of its flow.
+#[inline(always)]
+pub const fn observed(direction: Direction, tcp: TcpFlags) -> u32 {
+    let (seen, closed) = match direction {
+        Direction::Original => (0, state::CLIENT_CLOSED),
+        Direction::Reply => (state::REPLIED, state::ENDPOINT_CLOSED),
+    };
+    let closed = if tcp.closes() { closed } else { 0 };
+    let reset = if tcp.resets() { state::RESET } else { 0 };
+    seen | closed | reset
+}
+
+/// The time of the last packet is noted no more often, so that most packets write nothing.
+const TOUCH_NS: u64 = SECOND;
+
+/// Notes a packet of a flow. Both directions are kept as long as packets of one pass, and one that the map dropped to make
+/// room comes back.
+#[inline(always)]
+pub fn touch(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
+    if observed & !flow.state == 0 && now_ns.saturating_sub(flow.used_ns) < TOUCH_NS {
+        return;
+    }
+    refresh(tables, key, flow, observed, now_ns);
+}
+
+/// A call of its own, as few packets need it.
+#[inline(never)]
+fn refresh<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
+    tables.touch_flow(key, observed, now_ns);
+    if flow.state & state::PASS != 0 {
+        return;
+    }
+    let partner = flow.partner_key(key);
+    if !tables.touch_flow(&partner, observed, now_ns) {
+        let flow = Flow { state: flow.state | observed, used_ns: now_ns, ..flow.partner(key) };
+        tables.put_flow(&partner, &flow);
+    }
+}

@@ -1,0 +1,47 @@
+//! Fragments: only a datagram's first has ports; the others follow it.
+
+use super::{Outcome, rewritten};
+use crate::{
+    layout::{Direction, FragmentKey, FragmentValue},
+    packet::{Fragment, Frame, Packet, Tuple},
+    rewrite,
+    tables::Tables,
+};
+
+/// Remembers what becomes of a first fragment; of a whole packet nothing.
+#[inline(never)]
+pub(super) fn note<T: Tables>(tables: &T, packet: &Packet, direction: Direction, after: &Tuple, mark: u32) {
+    if let Fragment::First { id } = packet.fragment {
+        let value = FragmentValue { source: after.source.addr, destination: after.destination.addr, mark };
+        tables.set_fragment(&key(packet, direction, id), &value);
+    }
+}
+
+/// Does with a later fragment what was done with the first. Where that was never seen, the fragment is left alone: of those
+/// that overtake it, as of those whose datagram is nobody's here, nothing is known.
+#[inline(never)]
+pub(super) fn follow<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    direction: Direction,
+    id: u32,
+) -> Outcome {
+    let Some(first) = tables.fragment(&key(packet, direction, id)) else { return Outcome::Proceed };
+    if first.mark != 0 {
+        frame.set_mark(frame.mark() | first.mark);
+    }
+    rewritten(tables, rewrite::later_fragment(frame, packet, first.source, first.destination))
+}
+
+#[inline(always)]
+const fn key(packet: &Packet, direction: Direction, id: u32) -> FragmentKey {
+    FragmentKey {
+        source: packet.source,
+        destination: packet.destination,
+        id,
+        proto: packet.proto,
+        direction: direction as u8,
+        zero: 0,
+    }
+}

@@ -1,0 +1,80 @@
+//! What becomes of packets on links: translated as they come in, before netfilter sees them, and back as they leave, after it.
+//!
+//! Either way the kernel's own connection tracking sees one consistent flow, between client and endpoint.
+
+mod error;
+mod fragment;
+mod original;
+mod reply;
+
+use crate::{
+    layout::Counter,
+    packet::{Frame, ICMP, ICMPV6, IpVersion, Packet, TCP, UDP},
+    tables::Tables,
+};
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It goes on, to other programs on the link too.
+    Proceed,
+    /// It ends here.
+    Drop,
+}
+
+/// A packet for this node comes in on a link.
+#[inline(always)]
+pub fn ingress(frame: &impl Frame, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
+    let mut packet = Packet::at(header, version);
+    if packet.read(frame).is_none() {
+        return Outcome::Proceed;
+    }
+    match packet.proto {
+        TCP | UDP => original::transport(frame, tables, &packet),
+        ICMP | ICMPV6 => error::about_reply(frame, tables, &packet),
+        _ => Outcome::Proceed,
+    }
+}
+
+/// A packet leaves on a link.
+#[inline(always)]
+pub fn egress(frame: &impl Frame, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
+    forget_marks(frame, tables);
+    let mut packet = Packet::at(header, version);
+    if packet.read(frame).is_none() {
+        return Outcome::Proceed;
+    }
+    match packet.proto {
+        TCP | UDP => reply::transport(frame, tables, &packet),
+        ICMP | ICMPV6 => error::about_original(frame, tables, &packet),
+        _ => Outcome::Proceed,
+    }
+}
+
+/// What a packet asked of netfilter is done when it leaves. The packets of a tunnel, which inherit its mark, must not ask
+/// again.
+#[inline(always)]
+fn forget_marks(frame: &impl Frame, tables: &impl Tables) {
+    let mark = frame.mark();
+    if mark != 0
+        && let Some(node) = tables.node()
+        && mark & (node.masquerade_mark | node.reject_mark) != 0
+    {
+        frame.set_mark(mark & !(node.masquerade_mark | node.reject_mark));
+    }
+}
+
+/// Lets a packet go on as it was rewritten. One that could not be, and may be half changed, ends here.
+#[inline(always)]
+fn rewritten(tables: &impl Tables, done: Option<()>) -> Outcome {
+    match done {
+        Some(()) => Outcome::Proceed,
+        None => dropped(tables, Counter::NotRewritten),
+    }
+}
+
+#[inline(always)]
+fn dropped(tables: &impl Tables, why: Counter) -> Outcome {
+    tables.count(why);
+    Outcome::Drop
+}

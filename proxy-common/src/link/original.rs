@@ -1,0 +1,264 @@
+//! Packets that come in for a Service: a flow begins, goes on or is turned away.
+
+use super::{Outcome, dropped, fragment, rewritten};
+use crate::{
+    Addr, Proto,
+    flow::{self, observed},
+    layout::{
+        AffinityKey, Counter, Direction, Endpoint, Flow, FlowKey, LocalDetection, NodeValue, ServiceValue,
+        flags, flow_state,
+    },
+    packet::{Fragment, Frame, Packet, TCP, TcpFlags, UDP},
+    rewrite, service,
+    tables::Tables,
+    verdict::{self, DropReason, Verdict},
+};
+
+/// A TCP or UDP packet comes in on a link.
+#[inline(never)]
+pub(super) fn transport<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> Outcome {
+    if let Fragment::Later { id } = packet.fragment {
+        return fragment::follow(frame, tables, packet, Direction::Original, id);
+    }
+    let Some(ports) = packet.ports(frame) else { return Outcome::Proceed };
+    let Some(tcp) = packet.tcp_flags(frame) else { return Outcome::Proceed };
+    let key = FlowKey::new(Direction::Original, packet.proto, packet.tuple(ports));
+    let mut arrival = Arrival { key, flow: Flow::NONE, tcp, now_ns: tables.now_ns() };
+    if let Some(flow) = tables.flow(&arrival.key) {
+        arrival.flow = flow;
+    }
+    if goes_on(tables, &arrival) {
+        flow::touch(tables, &arrival.key, &arrival.flow, observed(Direction::Original, tcp), arrival.now_ns);
+    } else {
+        match begin(frame, tables, &mut arrival) {
+            Beginning::Repeated => {}
+            Beginning::New => {
+                if !record(tables, &arrival.key, &mut arrival.flow) {
+                    return dropped(tables, Counter::FlowNotRecorded);
+                }
+            }
+            Beginning::Proceed => return Outcome::Proceed,
+            Beginning::Drop => return Outcome::Drop,
+        }
+    }
+    if arrival.flow.state & flow_state::PASS != 0 {
+        return Outcome::Proceed;
+    }
+    translate(frame, tables, packet, &arrival)
+}
+
+/// A packet that came in, with the flow it belongs to or begins.
+struct Arrival {
+    key: FlowKey,
+    /// [`Flow::NONE`] if none is known.
+    flow: Flow,
+    tcp: TcpFlags,
+    now_ns: u64,
+}
+
+#[inline(never)]
+fn translate<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, arrival: &Arrival) -> Outcome {
+    let mark = if arrival.flow.state & flow_state::MASQUERADE == 0 {
+        0
+    } else {
+        mark(frame, tables, |node| node.masquerade_mark)
+    };
+    let after = arrival.flow.tuple();
+    fragment::note(tables, packet, Direction::Original, &after, mark);
+    rewritten(tables, rewrite::transport(frame, packet, &arrival.key.tuple(), &after))
+}
+
+/// Whether a packet belongs to the flow that is known for its addresses and ports, and the flow goes on. A TCP connection stays
+/// where it is; whether its first packet is repeated or opens another is asked in [`begin`].
+#[inline(always)]
+fn goes_on(tables: &impl Tables, arrival: &Arrival) -> bool {
+    let Arrival { key, flow, tcp, now_ns } = arrival;
+    if flow.is_none() {
+        false
+    } else if key.proto == UDP {
+        !flow.is_over(UDP, *now_ns)
+            && (flow.state & flow_state::PASS != 0
+                || service::still_serves(tables, flow.service, flow.destination))
+    } else {
+        !tcp.begins()
+    }
+}
+
+/// What comes of a packet that no flow goes on with.
+enum Beginning {
+    /// The flow that was known.
+    Repeated,
+    /// A new flow, which is still to be noted.
+    New,
+    /// Nothing; the packet goes on.
+    Proceed,
+    /// Nothing; the packet ends here.
+    Drop,
+}
+
+/// A chosen slot may be gone: userspace switched the Service to other slots and removed the old ones between the two reads.
+/// The Service, read again, then leads to slots that are there.
+const READS: u32 = 3;
+
+/// A call of its own: few packets need it, and its stack is not that of all others.
+#[inline(never)]
+fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, arrival: &mut Arrival) -> Beginning {
+    let proto = if arrival.key.proto == TCP { Proto::Tcp } else { Proto::Udp };
+    if proto == Proto::Tcp && !arrival.tcp.begins() {
+        return stray(frame, tables, arrival);
+    }
+    let is_local = is_local(frame, tables, &arrival.key);
+    for _ in 0..READS {
+        let Some(service) = service::find(tables, &arrival.key.destination, proto, || false) else {
+            forget(tables, arrival);
+            return Beginning::Proceed;
+        };
+        if repeats(arrival, &service) {
+            return Beginning::Repeated;
+        }
+        forget(tables, arrival);
+        let source = arrival.key.source.addr;
+        let in_ranges = || tables.in_source_ranges(service.service, source);
+        let slots = match verdict::for_packet(&service, is_local, in_ranges) {
+            Verdict::Translate(slots) => slots,
+            Verdict::Pass(_) => return Beginning::Proceed,
+            Verdict::Refuse => break,
+            Verdict::Drop(why) => {
+                tables.count(counter(why));
+                return Beginning::Drop;
+            }
+        };
+        let client = || AffinityKey::of_packets(source, service.service);
+        if let Some(endpoint) = service::choose(tables, &service, slots, client) {
+            arrival.flow = Flow {
+                source: arrival.key.source,
+                destination: endpoint,
+                service: service.service,
+                generation: service.generation,
+                state: masquerade(&service, is_local, source, endpoint),
+                zero: 0,
+                used_ns: arrival.now_ns,
+            };
+            return Beginning::New;
+        }
+    }
+    refuse(frame, tables, Counter::Refused)
+}
+
+/// Whether the first packet of a connection comes again. Where the Service's endpoints have changed since, it may as well be
+/// that of a new client on an old port, and the old endpoint gone.
+#[inline(always)]
+fn repeats(arrival: &Arrival, service: &ServiceValue) -> bool {
+    let Arrival { key, flow, .. } = arrival;
+    key.proto == TCP
+        && !flow.is_none()
+        && !flow.is_closing()
+        && (service.service, service.generation) == (flow.service, flow.generation)
+}
+
+/// A segment of a connection nobody knows: the node came up anew, or the flow was silent for too long. A client that dials an
+/// address of the node hears so from the node itself; for other addresses a reset saves it from waiting.
+#[inline(always)]
+fn stray(frame: &impl Frame, tables: &impl Tables, arrival: &Arrival) -> Beginning {
+    if arrival.tcp.resets() || service::exact(tables, &arrival.key.destination, Proto::Tcp).is_none() {
+        return Beginning::Proceed;
+    }
+    refuse(frame, tables, Counter::UnknownConnection)
+}
+
+/// Asks netfilter to reject the packet.
+#[inline(always)]
+fn refuse(frame: &impl Frame, tables: &impl Tables, why: Counter) -> Beginning {
+    tables.count(why);
+    mark(frame, tables, |node| node.reject_mark);
+    Beginning::Proceed
+}
+
+/// Marks a packet; says with what.
+#[inline(always)]
+fn mark(frame: &impl Frame, tables: &impl Tables, bits: impl FnOnce(&NodeValue) -> u32) -> u32 {
+    let bits = tables.node().map_or(0, |node| bits(&node));
+    frame.set_mark(frame.mark() | bits);
+    bits
+}
+
+/// Forgets a flow that does not go on.
+#[inline(always)]
+fn forget(tables: &impl Tables, arrival: &mut Arrival) {
+    let Arrival { key, flow, .. } = arrival;
+    if flow.is_none() {
+        return;
+    }
+    tables.remove_flow(key);
+    if flow.state & flow_state::PASS == 0 {
+        tables.remove_flow(&flow.partner_key(key));
+    }
+    *flow = Flow::NONE;
+}
+
+const fn counter(why: DropReason) -> Counter {
+    match why {
+        DropReason::SourceNotAllowed => Counter::SourceNotAllowed,
+        DropReason::NoLocalEndpoint => Counter::NoLocalEndpoint,
+    }
+}
+
+/// Whether the caller counts as local to the cluster or node, as `detectLocalMode` has it.
+#[inline(always)]
+fn is_local(frame: &impl Frame, tables: &impl Tables, key: &FlowKey) -> bool {
+    const SOURCE: u32 = LocalDetection::Source as u32;
+    const LINK: u32 = LocalDetection::Link as u32;
+    match tables.node().map(|node| node.local_detection) {
+        Some(SOURCE) => tables.is_local_source(key.source.addr),
+        Some(LINK) => tables.is_local_link(frame.link()),
+        _ => false,
+    }
+}
+
+/// Whether the endpoint sees the node as its client: where the Service says so, and where it is its own client, which would
+/// else answer itself past this node.
+#[inline(always)]
+fn masquerade(service: &ServiceValue, is_local: bool, source: Addr, endpoint: Endpoint) -> u32 {
+    let flag = if is_local { flags::MASQUERADE_INSIDE } else { flags::MASQUERADE_OUTSIDE };
+    if service.flags & flag != 0 || endpoint.addr == source { flow_state::MASQUERADE } else { 0 }
+}
+
+/// Ports that are tried for a client whose own would make its packets look like those of another flow to the same endpoint.
+const PORTS: u32 = 8;
+
+/// The first of the ports that programs may use without privileges (RFC 6335, section 6).
+const FIRST_PORT: u16 = 1024;
+
+/// Notes both directions of a new flow, answers first. Where the client has another flow to the endpoint from the same port,
+/// through another address, this one gets a port of its own.
+#[inline(always)]
+fn record(tables: &impl Tables, key: &FlowKey, flow: &mut Flow) -> bool {
+    for _ in 0..PORTS {
+        if claim(tables, key, flow) {
+            tables.count(Counter::FlowsBegun);
+            return tables.put_flow(key, flow);
+        }
+        flow.source.port = FIRST_PORT | tables.random() as u16;
+    }
+    false
+}
+
+/// Notes the answers' direction, unless another flow that is not over has it.
+#[inline(never)]
+fn claim<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) -> bool {
+    let reply_key = flow.partner_key(key);
+    let reply = flow.partner(key);
+    if tables.add_flow(&reply_key, &reply) {
+        return true;
+    }
+    if let Some(other) = tables.flow(&reply_key) {
+        let other_key = other.partner_key(&reply_key);
+        if other_key != *key {
+            if !other.is_closing() && !other.is_over(key.proto, flow.used_ns) {
+                return false;
+            }
+            tables.remove_flow(&other_key);
+        }
+    }
+    tables.put_flow(&reply_key, &reply)
+}

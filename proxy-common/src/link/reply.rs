@@ -1,0 +1,76 @@
+//! Packets that leave: an endpoint's answers get the address back that the client dialled.
+
+use super::{Outcome, fragment, rewritten};
+use crate::{
+    Proto,
+    flow::{self, observed},
+    layout::{Direction, Flow, FlowKey, ServiceKey, flow_state},
+    packet::{Fragment, Frame, Packet, Tuple, UDP},
+    rewrite,
+    tables::Tables,
+};
+
+/// A TCP or UDP packet leaves on a link.
+#[inline(never)]
+pub(super) fn transport<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> Outcome {
+    if let Fragment::Later { id } = packet.fragment {
+        return fragment::follow(frame, tables, packet, Direction::Reply, id);
+    }
+    let Some(ports) = packet.ports(frame) else { return Outcome::Proceed };
+    let Some(tcp) = packet.tcp_flags(frame) else { return Outcome::Proceed };
+    let key = FlowKey::new(Direction::Reply, packet.proto, packet.tuple(ports));
+    let Some(flow) = tables.flow(&key) else {
+        if packet.proto == UDP {
+            note_own_flow(tables, &key.tuple());
+        }
+        return Outcome::Proceed;
+    };
+    if flow.is_closing() && tcp.agrees() {
+        // The client uses its port anew, past the Service.
+        tables.remove_flow(&key);
+        return Outcome::Proceed;
+    }
+    flow::touch(tables, &key, &flow, observed(Direction::Reply, tcp), tables.now_ns());
+    translate(frame, tables, packet, &key, &flow)
+}
+
+#[inline(never)]
+fn translate<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    key: &FlowKey,
+    flow: &Flow,
+) -> Outcome {
+    let after = flow.tuple();
+    fragment::note(tables, packet, Direction::Reply, &after, 0);
+    rewritten(tables, rewrite::transport(frame, packet, &key.tuple(), &after))
+}
+
+/// A datagram that leaves from a node port's number: of a process of the node, or of a pod that something else masqueraded.
+/// Its answers look like a client's datagrams to the node port, and must not be taken for them. TCP needs no such note: its
+/// first packet tells who began.
+#[inline(never)]
+fn note_own_flow<T: Tables>(tables: &T, tuple: &Tuple) {
+    let Tuple { source, .. } = tuple;
+    if tables.service(&ServiceKey::new(source.addr.any(), source.port, Proto::Udp)).is_none()
+        || !tables.is_node_address(&source.addr)
+    {
+        return;
+    }
+    let answers = tuple.swapped();
+    let key = FlowKey::new(Direction::Original, UDP, answers);
+    let now_ns = tables.now_ns();
+    match tables.flow(&key) {
+        // A client's flow, whose translated answer leaves through another link on top of the first.
+        Some(flow) if flow.state & flow_state::PASS == 0 && !flow.is_over(UDP, now_ns) => {}
+        Some(flow) if flow.state & flow_state::PASS != 0 => flow::touch(tables, &key, &flow, 0, now_ns),
+        _ => {
+            let (source, destination) = (answers.source, answers.destination);
+            let state = flow_state::PASS;
+            let flow =
+                Flow { source, destination, service: 0, generation: 0, state, zero: 0, used_ns: now_ns };
+            tables.put_flow(&key, &flow);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Changing a packet's addresses and ports, with all checksums that cover them.
+
+use crate::{
+    Addr,
+    checksum::Difference,
+    packet::{Covered, Frame, IpVersion, Packet, TCP, Tuple, UDP},
+};
+
+/// Changes addresses and ports of a TCP or UDP packet, or of a first fragment of one. None if the packet is too short; it may
+/// be half changed then.
+#[inline(never)]
+pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &Tuple, after: &Tuple) -> Option<()> {
+    let checksum = packet.payload + if packet.proto == TCP { 16 } else { 6 };
+    let may_be_absent = packet.proto == UDP;
+    let difference = addresses(
+        frame,
+        packet,
+        (before.source.addr, after.source.addr),
+        (before.destination.addr, after.destination.addr),
+    )?;
+    if !difference.is_none() {
+        let covered = Covered { pseudo_header: Some(packet.version), may_be_absent };
+        frame.fix_checksum(checksum, difference, covered)?;
+    }
+    let difference = ports(frame, packet, before, after)?;
+    if !difference.is_none() {
+        frame.fix_checksum(checksum, difference, Covered { pseudo_header: None, may_be_absent })?;
+    }
+    Some(())
+}
+
+/// Changes the addresses of a later fragment. The checksum of what it carries is in the first one.
+#[inline(always)]
+pub fn later_fragment(frame: &impl Frame, packet: &Packet, source: Addr, destination: Addr) -> Option<()> {
+    let difference = addresses(frame, packet, (packet.source, source), (packet.destination, destination))?;
+    if packet.version == IpVersion::V6 {
+        frame.note_uncovered(difference);
+    }
+    Some(())
+}
+
+/// An ICMP error: what it tells of, and how both change.
+pub struct Error<'a> {
+    /// The error itself.
+    pub outer: &'a Packet,
+    /// Its source after translation.
+    pub source: Addr,
+    /// Its destination after translation.
+    pub destination: Addr,
+    /// The packet it tells of, whose beginning it carries.
+    pub inner: &'a Packet,
+    /// That packet's addresses and ports.
+    pub before: &'a Tuple,
+    /// The same after translation.
+    pub after: &'a Tuple,
+}
+
+/// Changes an ICMP error and the packet within it. The inner packet's own transport checksum, of which the rest may be cut
+/// off, is left: nobody can check it.
+#[inline(always)]
+pub fn error(frame: &impl Frame, error: &Error<'_>) -> Option<()> {
+    let Error { outer, inner, before, after, .. } = error;
+    let checksum = outer.payload + 2;
+    let in_payload = Covered { pseudo_header: None, may_be_absent: false };
+    let moved =
+        addresses(frame, outer, (outer.source, error.source), (outer.destination, error.destination))?;
+    let changed = addresses(
+        frame,
+        inner,
+        (before.source.addr, after.source.addr),
+        (before.destination.addr, after.destination.addr),
+    )?;
+    let changed = match outer.version {
+        // The inner header's checksum changed the other way, and the outer addresses are not covered.
+        IpVersion::V4 => Difference::default(),
+        IpVersion::V6 => {
+            let covered = Covered { pseudo_header: Some(IpVersion::V6), may_be_absent: false };
+            if !moved.is_none() {
+                frame.fix_checksum(checksum, moved, covered)?;
+            }
+            changed
+        }
+    };
+    let changed = changed.and(ports(frame, inner, before, after)?);
+    if changed.is_none() { Some(()) } else { frame.fix_checksum(checksum, changed, in_payload) }
+}
+
+/// Writes the addresses that differ, and brings the IPv4 header's checksum up to date.
+#[inline(always)]
+fn addresses(
+    frame: &impl Frame,
+    packet: &Packet,
+    source: (Addr, Addr),
+    destination: (Addr, Addr),
+) -> Option<Difference> {
+    if source.0 != source.1 {
+        address(frame, packet, Field::Source, &source.1)?;
+    }
+    if destination.0 != destination.1 {
+        address(frame, packet, Field::Destination, &destination.1)?;
+    }
+    let difference = Difference::of_addresses(&source.0, &source.1)
+        .and(Difference::of_addresses(&destination.0, &destination.1));
+    if packet.version == IpVersion::V4 && !difference.is_none() {
+        frame.fix_header_checksum(packet.header + 10, difference)?;
+    }
+    Some(difference)
+}
+
+#[derive(Clone, Copy)]
+enum Field {
+    Source,
+    Destination,
+}
+
+#[inline(always)]
+fn address(frame: &impl Frame, packet: &Packet, field: Field, new: &Addr) -> Option<()> {
+    match packet.version {
+        IpVersion::V4 => {
+            let offset = packet.header + if matches!(field, Field::Source) { 12 } else { 16 };
+            frame.store(offset, &new.words()[3].to_ne_bytes())
+        }
+        IpVersion::V6 => {
+            let offset = packet.header + if matches!(field, Field::Source) { 8 } else { 24 };
+            frame.store(offset, &new.octets)
+        }
+    }
+}
+
+/// Writes the ports that differ.
+#[inline(always)]
+fn ports(frame: &impl Frame, packet: &Packet, before: &Tuple, after: &Tuple) -> Option<Difference> {
+    if before.source.port != after.source.port {
+        frame.store(packet.payload, &after.source.port.to_be_bytes())?;
+    }
+    if before.destination.port != after.destination.port {
+        frame.store(packet.payload + 2, &after.destination.port.to_be_bytes())?;
+    }
+    Some(
+        Difference::of_ports(before.source.port, after.source.port)
+            .and(Difference::of_ports(before.destination.port, after.destination.port)),
+    )
+}

@@ -1,0 +1,106 @@
+//! From a dialled destination to a Service, and from a Service to one of its endpoints.
+
+use crate::{
+    Addr, Proto,
+    layout::{AffinityKey, AffinityValue, Endpoint, EndpointKey, List, MemberKey, ServiceKey, ServiceValue},
+    select::Slots,
+    tables::Tables,
+};
+
+/// Finds the Service of a destination. `on_node` tells whether who dials shares the node's loopback; it is asked only where
+/// that matters.
+#[inline(always)]
+pub fn find(
+    tables: &impl Tables,
+    dialled: &Endpoint,
+    proto: Proto,
+    on_node: impl FnOnce() -> bool,
+) -> Option<ServiceValue> {
+    if let Some(service) = exact(tables, dialled, proto) {
+        return Some(service);
+    }
+    node_port(tables, dialled, proto, on_node)
+}
+
+/// Finds the Service that has this very address: any but a node port.
+#[inline(always)]
+pub fn exact(tables: &impl Tables, dialled: &Endpoint, proto: Proto) -> Option<ServiceValue> {
+    let Endpoint { addr, port, .. } = *dialled;
+    if addr.is_unspecified() { None } else { tables.service(&ServiceKey::new(addr, port, proto)) }
+}
+
+#[inline(always)]
+fn node_port(
+    tables: &impl Tables,
+    dialled: &Endpoint,
+    proto: Proto,
+    on_node: impl FnOnce() -> bool,
+) -> Option<ServiceValue> {
+    let service = tables.service(&ServiceKey::new(dialled.addr.any(), dialled.port, proto))?;
+    let node_address = dialled.addr.node_address();
+    if node_address.is_loopback() && !on_node() {
+        return None;
+    }
+    tables.is_node_address(&node_address).then_some(service)
+}
+
+impl AffinityKey {
+    /// All sockets of a network namespace, a pod's or the node's, count as one client.
+    #[inline(always)]
+    pub const fn of_sockets(netns: u64, service: u32) -> Self {
+        Self { addr: Addr::UNSPECIFIED_V6, netns, service, zero: 0 }
+    }
+
+    /// All packets from an address do.
+    #[inline(always)]
+    pub const fn of_packets(source: Addr, service: u32) -> Self {
+        Self { addr: source, netns: 0, service, zero: 0 }
+    }
+}
+
+/// Chooses an endpoint for a new connection; `client` is asked where the Service has affinity.
+#[inline(always)]
+pub fn choose(
+    tables: &impl Tables,
+    service: &ServiceValue,
+    slots: Slots,
+    client: impl FnOnce() -> AffinityKey,
+) -> Option<Endpoint> {
+    if service.affinity_seconds == 0 {
+        return random(tables, service, slots);
+    }
+    let key = client();
+    let now = tables.now_ns();
+    let endpoint = match tables.affinity(&key) {
+        Some(last)
+            if last.is_fresh(now, service.affinity_seconds)
+                && is_in(tables, service.service, slots.list, last.endpoint) =>
+        {
+            last.endpoint
+        }
+        _ => random(tables, service, slots)?,
+    };
+    tables.set_affinity(&key, &AffinityValue { endpoint, zero: 0, used_ns: now });
+    Some(endpoint)
+}
+
+/// Whether a UDP flow to an endpoint may go on: the endpoint still serves.
+#[inline(always)]
+pub fn still_serves(tables: &impl Tables, service: u32, endpoint: Endpoint) -> bool {
+    is_in(tables, service, List::Serving.number(), endpoint)
+}
+
+#[inline(always)]
+fn is_in(tables: &impl Tables, service: u32, list: u32, endpoint: Endpoint) -> bool {
+    tables.is_member(&MemberKey { service, list, endpoint })
+}
+
+#[inline(always)]
+fn random(tables: &impl Tables, service: &ServiceValue, slots: Slots) -> Option<Endpoint> {
+    tables.endpoint(&EndpointKey {
+        service: service.service,
+        generation: service.generation,
+        slot: slots.pick(tables.random()),
+        list: slots.list,
+    })
+}
