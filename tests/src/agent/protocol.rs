@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use proxy_userspace::kernel::bpf;
 use serde::{Deserialize, Serialize};
 
 /// The transport protocol of a connection.
@@ -196,6 +197,8 @@ impl Failure {
         use std::io::ErrorKind;
         let kind = match error.kind() {
             ErrorKind::ConnectionRefused => FailureKind::Refused,
+            // All that programs of the socket hooks can say before kernel 6.1.
+            ErrorKind::PermissionDenied if !bpf::may_choose_errors() => FailureKind::Refused,
             // The kernel's own timeout, ETIMEDOUT.
             ErrorKind::TimedOut => FailureKind::TimedOut,
             ErrorKind::HostUnreachable

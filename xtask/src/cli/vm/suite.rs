@@ -12,9 +12,8 @@ use super::guest::Guest;
 use crate::cli::progress::Progress;
 use crate::cli::steps;
 
-/// Test targets of the package `shunt-tests` that exercise the kernel.
+/// Test targets that exercise the kernel.
 const TARGETS: [&str; 1] = ["ebpf_sockets"];
-const PACKAGE: &str = "shunt-tests";
 /// Conformance cases.
 const CASES: [&str; 14] = [
     "affinity-clientip",
@@ -74,10 +73,18 @@ fn quote(words: &[&Path]) -> String {
 }
 
 fn build_tests(each: &mut dyn FnMut(&str)) -> Result<Vec<PathBuf>> {
-    let build = steps::cargo(BUILD).args(["test", "--release", "--no-run", "--package", PACKAGE]);
+    // Of the whole workspace, as `cargo test` builds them: then there is nothing left to do in a test run.
+    let build = steps::cargo(BUILD).args(["test", "--no-run", "--message-format", "json-render-diagnostics"]);
     let build = TARGETS.iter().fold(build, |build, target| build.args(["--test", target]));
-    let printed = build.args(["--message-format", "json-render-diagnostics"]).check(each)?.stdout;
-    let tests = executables(&printed);
+    let mut said = Vec::new();
+    let built = build.watch(&mut |line| {
+        if !line.starts_with('{') {
+            said.push(line.to_owned());
+            each(line);
+        }
+    })?;
+    ensure!(built.status.success(), "the tests for the guest cannot be built:\n{}", said.join("\n"));
+    let tests = executables(&built.stdout);
     ensure!(tests.len() == TARGETS.len(), "cargo built {tests:?}, and {TARGETS:?} were asked for");
     Ok(tests)
 }
