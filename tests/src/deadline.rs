@@ -65,12 +65,17 @@ impl Stopwatch {
 /// How long to wait for what is done within `wait` on an ordinary machine: as many times longer as the variable
 /// `SHUNT_TEST_PATIENCE` says.
 pub fn patient(wait: Duration) -> Duration {
+    wait.saturating_mul(slowness())
+}
+
+/// How many times slower than on an ordinary machine everything is; 1 or more. What is repeated only to be sure may be
+/// repeated that much less.
+pub fn slowness() -> u32 {
     static TIMES: OnceLock<u32> = OnceLock::new();
-    let times = TIMES.get_or_init(|| {
+    *TIMES.get_or_init(|| {
         let text = env::var_os(PATIENCE).and_then(|text| text.into_string().ok());
-        text.and_then(|text| text.parse().ok()).unwrap_or(1)
-    });
-    wait.saturating_mul(*times)
+        text.and_then(|text| text.parse().ok()).unwrap_or(1).max(1)
+    })
 }
 
 #[expect(clippy::disallowed_methods, reason = "tests measure and wait for real things; this file is where")]

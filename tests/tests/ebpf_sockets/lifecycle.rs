@@ -23,6 +23,8 @@ use proxy_userspace::{
     model::{Dirty, Protocol},
 };
 
+use shunt_tests::deadline::slowness;
+
 use crate::bench::{Bench, key, port, soon, tcp_server};
 
 #[test]
@@ -141,7 +143,8 @@ fn no_connection_fails_while_the_endpoints_of_its_service_change() {
                 }
             });
         }
-        let client = scope.spawn(|| (0..20_000).find_map(|_| TcpStream::connect(vip).err()));
+        let connections = 20_000 / slowness();
+        let client = scope.spawn(move || (0..connections).find_map(|_| TcpStream::connect(vip).err()));
         let mut changes = 0u32;
         while !client.is_finished() {
             let one = changes as usize % 2;
