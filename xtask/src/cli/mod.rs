@@ -59,7 +59,6 @@ enum Command {
     /// has busybox, bash, kmod with all modules of the kernel's networking, ip, tc, ss, nft, iptables and ip6tables (-nft
     /// and -legacy too) and ipset, and where this machine has them also bpftool, conntrack, ethtool, ipvsadm, strace and
     /// tcpdump. proc, sysfs, devtmpfs, cgroup2, bpffs and tracefs are mounted where they belong.
-    #[command(verbatim_doc_comment)]
     Vm(vm::Vm),
     /// Run the conformance cases: real packets through a real shunt. Needs root.
     Conformance(Conformance),

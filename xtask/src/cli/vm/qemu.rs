@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use xtask::run::Run;
 use xtask::workspace;
 
@@ -36,12 +36,12 @@ pub(crate) fn run(
             each(output);
         }
     });
-    let said = || last_lines(&console);
-    let ended = ended.map_err(|error| error.context(said()))?;
+    let said = || format!("its kernel's last messages:\n{}", last_lines(&console));
+    let ended = ended.map_err(|error| anyhow!("{}; {}", error.root_cause(), said()))?;
     match code {
         Some(code) => Ok(code),
         None => bail!(
-            "the guest went away before its command ended (qemu: {}); its kernel's last messages:\n{}\n{}",
+            "the guest went away before its command ended (qemu: {}); {}\n{}",
             ended.status,
             said(),
             ended.tail

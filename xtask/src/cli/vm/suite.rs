@@ -77,14 +77,14 @@ fn build_tests(each: &mut dyn FnMut(&str)) -> Result<Vec<PathBuf>> {
     let build = steps::cargo(BUILD).args(["test", "--no-run", "--message-format", "json-render-diagnostics"]);
     let build = TARGETS.iter().fold(build, |build, target| build.args(["--test", target]));
     let mut said = Vec::new();
-    let built = build.watch(&mut |line| {
+    let finished = build.watch(&mut |line| {
         if !line.starts_with('{') {
             said.push(line.to_owned());
             each(line);
         }
     })?;
-    ensure!(built.status.success(), "the tests for the guest cannot be built:\n{}", said.join("\n"));
-    let tests = executables(&built.stdout);
+    ensure!(finished.status.success(), "the tests for the guest cannot be built:\n{}", said.join("\n"));
+    let tests = executables(&finished.stdout);
     ensure!(tests.len() == TARGETS.len(), "cargo built {tests:?}, and {TARGETS:?} were asked for");
     Ok(tests)
 }
