@@ -59,12 +59,14 @@ impl Difference {
 
 /// Ones' complement addition.
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "what the cast cuts off is added again")]
 const fn add(a: u32, b: u32) -> u32 {
     let sum = a as u64 + b as u64;
     (sum as u32).wrapping_add((sum >> 32) as u32)
 }
 
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "folded twice, a sum of two halves fits one")]
 const fn fold(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);
     ((sum & 0xffff) + (sum >> 16)) as u16

@@ -87,7 +87,7 @@ impl Flow {
     }
 
     /// How long it is kept without a packet. No shorter than the kernel keeps its own entry for the flow, which masquerades it:
-    /// the defaults of nf_conntrack, and for TCP those that kube-proxy sets (KubeProxyConntrackConfiguration).
+    /// the defaults of `nf_conntrack`, and for TCP those that kube-proxy sets (`KubeProxyConntrackConfiguration`).
     #[inline(always)]
     const fn lifetime_seconds(&self, proto: u8) -> u64 {
         const CLOSED: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;

@@ -8,6 +8,10 @@ use crate::addr::{Addr, Proto};
 /// Changes with any change to what follows: a process that finds pinned maps of another version builds its own beside them.
 pub const LAYOUT_VERSION: u32 = 3;
 
+/// Changes with any change to the keys and values of the maps that programs write: the next version's process takes those over
+/// as they are while this is the same, so that flows and connections outlive an upgrade.
+pub const STATE_LAYOUT_VERSION: u32 = 1;
+
 /// Declares a plain map type and asserts that it has the given size, so that no padding slips in.
 macro_rules! map_type {
     ($(#[$doc:meta])* $name:ident, $size:literal { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
@@ -366,8 +370,10 @@ map_type! {
         reject_mark: u32,
         /// [`LocalDetection`]: how local callers are told from others.
         local_detection: u32,
+        /// [`STATE_LAYOUT_VERSION`] of the maps beside it that programs write.
+        state_layout: u32,
         /// Zero.
-        zero: u64,
+        zero: u32,
     }
 }
 

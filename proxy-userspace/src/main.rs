@@ -24,6 +24,9 @@ fn main() -> ExitCode {
         Ok(flags) => flags,
         Err(error) => error.exit(),
     };
+    if let Some(output) = flags.probe {
+        return run::probe(output);
+    }
     let config = match Config::load(&flags, &Environment::of_this_process()) {
         Ok(config) => config,
         Err(error) => {

@@ -97,8 +97,9 @@ enum Beginning {
 }
 
 /// A chosen slot may be gone: userspace switched the Service to other slots and removed the old ones between the two reads.
-/// The Service, read again, then leads to slots that are there.
-const READS: u32 = 3;
+/// The Service, read again, then leads to slots that are there; should it change once more, the client's next try finds them.
+/// Every turn of a loop multiplies what the verifier has to look at.
+const READS: u32 = 2;
 
 /// A call of its own: few packets need it, and its stack is not that of all others.
 #[inline(never)]
@@ -122,7 +123,7 @@ fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, arrival: &mut Arrival) -> B
         let slots = match verdict::for_packet(&service, is_local, in_ranges) {
             Verdict::Translate(slots) => slots,
             Verdict::Pass(_) => return Beginning::Proceed,
-            Verdict::Refuse => break,
+            Verdict::Refuse => return refuse(frame, tables, Counter::Refused),
             Verdict::Drop(why) => {
                 tables.count(counter(why));
                 return Beginning::Drop;
@@ -142,7 +143,8 @@ fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, arrival: &mut Arrival) -> B
             return Beginning::New;
         }
     }
-    refuse(frame, tables, Counter::Refused)
+    tables.count(Counter::FlowNotRecorded);
+    Beginning::Drop
 }
 
 /// Whether the first packet of a connection comes again. Where the Service's endpoints have changed since, it may as well be
@@ -223,8 +225,9 @@ fn masquerade(service: &ServiceValue, is_local: bool, source: Addr, endpoint: En
     if service.flags & flag != 0 || endpoint.addr == source { flow_state::MASQUERADE } else { 0 }
 }
 
-/// Ports that are tried for a client whose own would make its packets look like those of another flow to the same endpoint.
-const PORTS: u32 = 8;
+/// Ports that are tried for a client: its own, and another if its packets would look like those of another flow to the same
+/// endpoint. Should that be taken too, which is one in thousands, the client's next try gets another.
+const PORTS: u32 = 2;
 
 /// The first of the ports that programs may use without privileges (RFC 6335, section 6).
 const FIRST_PORT: u16 = 1024;
@@ -238,7 +241,8 @@ fn record(tables: &impl Tables, key: &FlowKey, flow: &mut Flow) -> bool {
             tables.count(Counter::FlowsBegun);
             return tables.put_flow(key, flow);
         }
-        flow.source.port = FIRST_PORT | tables.random() as u16;
+        let [a, b, ..] = tables.random().to_ne_bytes();
+        flow.source.port = FIRST_PORT | u16::from_ne_bytes([a, b]);
     }
     false
 }

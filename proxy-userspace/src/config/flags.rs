@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::settings::Settings;
+use super::{schema, settings::Settings};
 
 /// A flag that sets the field at `path`.
 struct Flag {
@@ -142,6 +142,20 @@ const FLAGS: &[Flag] = &[
         "Where eBPF maps and links are pinned [default: /sys/fs/bpf/shunt]",
     ),
     flag(
+        MODE,
+        "interfaces",
+        "shunt.ebpf.interfaces",
+        "GLOB,...",
+        "Serve traffic from outside the sockets on links with these names only [default: on all but loopback]",
+    ),
+    flag(
+        MODE,
+        "exclude-interfaces",
+        "shunt.ebpf.excludeInterfaces",
+        "GLOB,...",
+        "Leave links with these names alone, also where --interfaces names them",
+    ),
+    flag(
         OBSERVE,
         "healthz-bind-address",
         "healthzBindAddress",
@@ -182,6 +196,15 @@ const FLAGS: &[Flag] = &[
         .alias(&["logging-format"]),
 ];
 
+/// How `shunt probe` reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ProbeOutput {
+    /// A table for people.
+    Table,
+    /// One JSON document.
+    Json,
+}
+
 /// The command line, read but not yet checked.
 #[derive(Clone, Debug)]
 pub struct Flags {
@@ -189,6 +212,8 @@ pub struct Flags {
     pub config: Option<PathBuf>,
     /// `--cleanup`.
     pub cleanup: bool,
+    /// The subcommand `probe`, and how it reports.
+    pub probe: Option<ProbeOutput>,
     given: Vec<(&'static str, &'static str, String)>,
 }
 
@@ -202,6 +227,7 @@ impl Flags {
             FLAGS.iter().filter_map(|flag| Some((flag.name, flag.path, joined(&matches, flag)?))).collect();
         Ok(Self {
             config: matches.get_one("config").cloned(),
+            probe: matches.subcommand_matches("probe").and_then(|probe| probe.get_one("output").copied()),
             cleanup: matches.get_one("cleanup").copied().unwrap_or(false),
             given,
         })
@@ -218,11 +244,8 @@ impl Flags {
 /// The flag's value; lists may also be given by repeating the flag. Of others the last one counts, as upstream.
 fn joined(matches: &ArgMatches, flag: &Flag) -> Option<String> {
     let values: Vec<_> = matches.get_many::<String>(flag.name)?.map(String::as_str).collect();
-    if flag.path == "nodePortAddresses" {
-        Some(values.join(","))
-    } else {
-        values.last().map(ToString::to_string)
-    }
+    let is_list = schema::field(flag.path).is_some_and(|field| field.kind.is_list());
+    if is_list { Some(values.join(",")) } else { values.last().map(ToString::to_string) }
 }
 
 fn command() -> Command {
@@ -243,6 +266,7 @@ fn command() -> Command {
             switch(Arg::new("cleanup").long("cleanup").value_name(SWITCH).hide_possible_values(true).value_parser(clap::value_parser!(bool)))
                 .help("Remove everything this program ever put into the kernel, and exit"),
         );
+    command = command.subcommand(probe());
     for flag in FLAGS {
         let mut arg = Arg::new(flag.name)
             .long(flag.name)
@@ -257,6 +281,21 @@ fn command() -> Command {
         command = command.arg(if flag.value == SWITCH { switch(arg) } else { arg });
     }
     command
+}
+
+fn probe() -> Command {
+    Command::new("probe")
+        .about("Tell what this kernel offers, what each mode lacks and what to do about it, and which mode auto takes")
+        .after_help("Everything is tried, in a network namespace of its own where it would change something, and nothing is left behind. Exits with 1 if no mode works.")
+        .arg(
+            Arg::new("output")
+                .short('o')
+                .long("output")
+                .value_name("FORMAT")
+                .value_parser(clap::value_parser!(ProbeOutput))
+                .default_value("table")
+                .help("How to report"),
+        )
 }
 
 /// `--flag` alone for true, and `--flag=false`, as Go's flags are.

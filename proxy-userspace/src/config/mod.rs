@@ -19,7 +19,7 @@ mod tests;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 pub use environment::Environment;
-pub use flags::Flags;
+pub use flags::{Flags, ProbeOutput};
 pub use problem::{ConfigError, Problem};
 
 use crate::{dataplane::ebpf::EbpfSettings, model::ModelSettings};
@@ -75,8 +75,6 @@ pub struct Config {
     pub source: ObjectSource,
     /// What resolution depends on, the node's name included.
     pub model: ModelSettings,
-    /// `iptables.masqueradeAll`.
-    pub masquerade_all: bool,
     /// Where `/healthz` and `/livez` answer.
     pub healthz_bind_address: Option<SocketAddr>,
     /// Where `/metrics` and `/proxyMode` answer.

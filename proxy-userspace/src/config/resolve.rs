@@ -8,14 +8,16 @@ use std::{
 };
 
 use ipnet::IpNet;
+use proxy_common::layout::NodeValue;
 
 use super::{
     Config, ConfigError, Environment, LogFormat, Mode, ObjectSource, settings::Settings,
     value::DEFAULT_BIND_ADDRESS,
 };
 use crate::{
-    dataplane::ebpf::{EbpfSettings, MapSizes},
-    model::{DetectLocalMode, ModelSettings, NodePortAddresses},
+    dataplane::ebpf::{EbpfSettings, LinkAttachment, MapSizes, Marks},
+    kernel::command::SearchPath,
+    model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses},
 };
 
 /// Upstream's defaults (`pkg/proxy/apis/config/v1alpha1/defaults.go`).
@@ -38,8 +40,12 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
             cluster_cidrs: cluster_cidrs(&mut settings),
             detect_local: detect_local(&mut settings),
             node_port_addresses: node_port_addresses(&settings),
+            masquerade_all: settings.is_true("iptables.masqueradeAll"),
+            interfaces: InterfaceGlobs {
+                only: settings.globs("shunt.ebpf.interfaces"),
+                except: settings.globs("shunt.ebpf.excludeInterfaces"),
+            },
         },
-        masquerade_all: settings.is_true("iptables.masqueradeAll"),
         healthz_bind_address,
         metrics_bind_address,
         bind_address_hard_fail: settings.is_true("bindAddressHardFail"),
@@ -211,7 +217,21 @@ fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfSettings {
         cgroup_root: cgroup_root.unwrap_or_default(),
         pin_dir: settings.text("shunt.ebpf.pinDir").unwrap_or(PIN_DIR).into(),
         map_sizes: map_sizes(settings),
+        link_attachment: LinkAttachment::Probe,
+        marks: marks(settings),
+        netfilter: Some(SearchPath::default()),
     }
+}
+
+/// Upstream's bits, 14 and 15; whoever takes 15 for masquerading gets 14 for the other.
+fn marks(settings: &Settings) -> Marks {
+    let masquerade =
+        settings.integer("iptables.masqueradeBit").map_or(NodeValue::MASQUERADE_MARK, |bit| 1 << bit);
+    let reject = match masquerade {
+        NodeValue::REJECT_MARK => NodeValue::MASQUERADE_MARK,
+        _ => NodeValue::REJECT_MARK,
+    };
+    Marks { masquerade, reject }
 }
 
 fn map_sizes(settings: &Settings) -> MapSizes {

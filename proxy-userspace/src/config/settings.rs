@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use glob::Pattern;
 use ipnet::IpNet;
 use serde_yaml_ng::Value as Yaml;
 
@@ -191,6 +192,14 @@ impl Settings {
         match self.value(path)? {
             Value::Cidrs { cidrs, primary } => Some((cidrs.clone(), *primary)),
             _ => None,
+        }
+    }
+
+    /// Patterns of interface names; empty where none are set.
+    pub(super) fn globs(&self, path: &'static str) -> Vec<Pattern> {
+        match self.value(path) {
+            Some(Value::Globs(globs)) => globs.clone(),
+            _ => Vec::new(),
         }
     }
 

@@ -163,7 +163,7 @@ fn the_conformance_file_is_accepted_and_fields_of_other_modes_are_named() {
         config.model.node_port_addresses,
         NodePortAddresses::Cidrs(vec!["192.168.57.111/32".parse().unwrap()])
     );
-    assert!(config.masquerade_all);
+    assert!(config.model.masquerade_all);
     assert_eq!(config.min_sync_period, Duration::ZERO);
     assert_eq!(config.unread_fields, ["ipvs.syncPeriod", "nftables.syncPeriod"]);
 }
@@ -214,9 +214,12 @@ fn defaults_of_listeners_follow_the_family_of_the_bind_address() {
 #[test]
 fn our_own_section_and_its_flags_are_read() {
     let file = format!(
-        "{HEAD}shunt: {{manifests: /a, ebpf: {{pinDir: /p, cgroupRoot: /c, mapSizes: {{services: 64}}}}}}\n"
+        "{HEAD}shunt: {{manifests: /a, ebpf: {{pinDir: /p, cgroupRoot: /c, mapSizes: {{services: 64}}, interfaces: [eth*], excludeInterfaces: [eth1, eth2]}}}}\n"
     );
-    let config = load(&file, &["--cgroup-root=/d"]);
+    let config =
+        load(&file, &["--cgroup-root=/d", "--exclude-interfaces=docker0", "--exclude-interfaces=br-*, eth3"]);
+    let served = ["eth0", "eth1", "eth3", "wg0", "docker0"].map(|name| config.model.interfaces.allow(name));
+    assert_eq!(served, [true, true, false, false, false]);
     assert_eq!(config.source, ObjectSource::Manifests("/a".into()));
     assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/d"));
     assert_eq!(config.ebpf.pin_dir, PathBuf::from("/p"));
@@ -286,6 +289,14 @@ const BAD_FLAGS: &[(&str, &str)] = &[
         r#"--log-filter: "shunt=loud": must be a level or targets with levels, such as info,proxy_userspace=debug"#,
     ),
     ("-v=high", r#"--v: "high": must be a whole number from 0 to 2147483647"#),
+    (
+        "--interfaces=eth0,",
+        r#"--interfaces: "eth0,": must be a list of interface names or globs, such as eth0 or cali*"#,
+    ),
+    (
+        "--exclude-interfaces=eth[0",
+        r#"--exclude-interfaces: "eth[0": must be a list of interface names or globs, such as eth0 or cali*"#,
+    ),
     ("--bpf-pin-dir=here", r#"--bpf-pin-dir: "here": must be an absolute path"#),
 ];
 

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use glob::Pattern;
 use ipnet::IpNet;
 use serde_yaml_ng::Value as Yaml;
 
@@ -45,6 +46,8 @@ pub(super) enum Kind {
     CommaCidrs,
     /// A list of CIDRs and the word `primary`.
     NodePortAddresses,
+    /// A list of patterns of interface names.
+    InterfaceGlobs,
     /// Whatever: the field is not looked into.
     Anything,
 }
@@ -71,6 +74,8 @@ pub(super) enum Value {
         /// The word `primary` was there.
         primary: bool,
     },
+    /// Patterns of interface names.
+    Globs(Vec<Pattern>),
     /// Checked, and of no further use.
     Unread,
 }
@@ -92,6 +97,7 @@ impl Kind {
             Self::Cidrs => "a list of CIDRs such as 10.0.0.0/8 or fd00::/8".into(),
             Self::CommaCidrs => "CIDRs such as 10.244.0.0/16 or 10.244.0.0/16,fd44::/16".into(),
             Self::NodePortAddresses => "a list of CIDRs such as 192.168.0.0/16, or primary".into(),
+            Self::InterfaceGlobs => "a list of interface names or globs, such as eth0 or cali*".into(),
             Self::Anything => "anything".into(),
         }
     }
@@ -117,7 +123,7 @@ impl Kind {
             (Self::Duration, Yaml::Number(number)) if number.as_i64() == Some(0) => {
                 Ok(Some(Value::Duration(Duration::ZERO)))
             }
-            (Self::Cidrs | Self::NodePortAddresses, Yaml::Sequence(items)) => {
+            (Self::Cidrs | Self::NodePortAddresses | Self::InterfaceGlobs, Yaml::Sequence(items)) => {
                 let texts: Option<Vec<_>> = items.iter().map(Yaml::as_str).collect();
                 self.read_list(&texts.ok_or(())?)
             }
@@ -144,7 +150,7 @@ impl Kind {
             Self::BindAddress { default_port } => {
                 Value::BindAddress(bind_address(text, default_port).ok_or(())?)
             }
-            Self::Cidrs | Self::CommaCidrs | Self::NodePortAddresses => {
+            Self::Cidrs | Self::CommaCidrs | Self::NodePortAddresses | Self::InterfaceGlobs => {
                 return self.read_list(&text.split(',').map(str::trim).collect::<Vec<_>>());
             }
             Self::Anything => Value::Unread,
@@ -156,6 +162,10 @@ impl Kind {
         if texts.is_empty() {
             return Ok(None);
         }
+        if matches!(self, Self::InterfaceGlobs) {
+            let globs = texts.iter().map(|text| glob(text)).collect::<Option<_>>().ok_or(())?;
+            return Ok(Some(Value::Globs(globs)));
+        }
         let is_primary = |text: &&str| matches!(self, Self::NodePortAddresses) && **text == *"primary";
         let primary = texts.iter().any(is_primary);
         let cidrs = texts
@@ -165,6 +175,11 @@ impl Kind {
             .collect::<Result<_, _>>()
             .map_err(drop)?;
         Ok(Some(Value::Cidrs { cidrs, primary }))
+    }
+
+    /// Whether it is a list in the file, so that its flag may be repeated.
+    pub(super) const fn is_list(self) -> bool {
+        matches!(self, Self::Cidrs | Self::NodePortAddresses | Self::InterfaceGlobs)
     }
 
     /// Whether YAML holds it as a string.
@@ -183,6 +198,10 @@ impl Kind {
     fn holds(self, value: i64) -> bool {
         matches!(self, Self::Integer { min, max } if (min..=max).contains(&value))
     }
+}
+
+fn glob(text: &str) -> Option<Pattern> {
+    Pattern::new(text).ok().filter(|_| !text.is_empty())
 }
 
 /// Upstream's `AppendPortIfNeeded` and `validateHostPort` in one.

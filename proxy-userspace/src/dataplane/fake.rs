@@ -32,6 +32,8 @@ pub(crate) struct Kernel {
     pub(crate) calls: Vec<Call>,
     /// How many applies to come fail, each after its first change.
     pub(crate) failing: usize,
+    /// It has no room for what is to be put in.
+    pub(crate) full: bool,
 }
 
 /// The dataplane; clones work on the same kernel.
@@ -48,8 +50,12 @@ pub(crate) enum Change {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the fake kernel was told to fail")]
-pub(crate) struct FakeError;
+pub(crate) enum FakeError {
+    #[error("the fake kernel was told to fail")]
+    Told,
+    #[error("the fake kernel is full")]
+    Full,
+}
 
 impl Fake {
     pub(crate) fn kernel(&self) -> MutexGuard<'_, Kernel> {
@@ -115,7 +121,11 @@ impl Dataplane for Fake {
             if kernel.failing > 0 {
                 kernel.failing -= 1;
                 kernel.calls.push(Call::FailedApply);
-                return Err(FakeError);
+                return Err(FakeError::Told);
+            }
+            if kernel.full && matches!(change, Change::Set(..)) {
+                kernel.calls.push(Call::FailedApply);
+                return Err(FakeError::Full);
             }
             kernel.programmed.make(change);
         }
@@ -131,6 +141,10 @@ impl Dataplane for Fake {
         kernel.calls.push(Call::Cleanup);
         kernel.programmed = Programmed::default();
         Vec::new()
+    }
+
+    fn is_out_of_room(error: &FakeError) -> bool {
+        matches!(error, FakeError::Full)
     }
 
     fn map_fill(&self, state: &Programmed) -> Vec<MapFill> {

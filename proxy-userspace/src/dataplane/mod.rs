@@ -34,6 +34,12 @@ pub trait Dataplane {
     /// Removes all that this mode ever put into the kernel; goes on past errors and returns them all.
     fn cleanup(&mut self) -> Vec<Self::Error>;
 
+    /// Whether an error of `apply` means that Services are not served until a table of the kernel is made larger.
+    fn is_out_of_room(error: &Self::Error) -> bool {
+        let _ = error;
+        false
+    }
+
     /// How full the kernel's tables are, for metrics.
     fn map_fill(&self, state: &Self::State) -> Vec<MapFill> {
         let _ = state;

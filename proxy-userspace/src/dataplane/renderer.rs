@@ -19,6 +19,8 @@ pub enum RenderError {
     Apply {
         /// How many changes the plan had.
         operations: usize,
+        /// Services are not served until a table of the kernel is made larger.
+        out_of_room: bool,
         /// Why.
         source: Box<dyn Error + Send + Sync>,
     },
@@ -83,9 +85,11 @@ where
         let operations = plan.len();
         tracing::trace!(?plan, "applying");
         // Also a plan without changes: it may tell the state what it could not read from the kernel.
-        self.dataplane
-            .apply(state, plan)
-            .map_err(|source| RenderError::Apply { operations, source: source.into() })?;
+        self.dataplane.apply(state, plan).map_err(|source| RenderError::Apply {
+            operations,
+            out_of_room: D::is_out_of_room(&source),
+            source: source.into(),
+        })?;
         Ok(operations)
     }
 

@@ -36,14 +36,14 @@ pub enum KernelError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A map cannot take another entry.
-    #[error("map {map} is full: it holds {capacity} entries; raise {setting}")]
+    #[error("map {map} is full: it holds {capacity} entries; {remedy}")]
     MapFull {
         /// The map.
         map: &'static str,
         /// Its capacity.
         capacity: u32,
-        /// The setting that makes it larger.
-        setting: String,
+        /// What to do about it.
+        remedy: String,
     },
     /// Pins can only live on a bpf filesystem.
     #[error(
@@ -80,6 +80,41 @@ pub enum KernelError {
     NotCgroup2 {
         /// The directory asked for.
         path: PathBuf,
+    },
+    /// A command that is not installed, or not where it is looked for.
+    #[error("the command {program} is not installed: it is not in PATH")]
+    CommandNotFound {
+        /// Its name.
+        program: String,
+    },
+    /// A command that ended with an error.
+    #[error("`{command}` ended with {status}: {stderr}")]
+    CommandFailed {
+        /// The command line.
+        command: String,
+        /// How it ended.
+        status: std::process::ExitStatus,
+        /// The end of what it said on its standard error.
+        stderr: String,
+    },
+    /// A command that took too long, and was killed.
+    #[error("`{command}` did not end within {limit:?} and was killed")]
+    CommandTimedOut {
+        /// The command line.
+        command: String,
+        /// How long it had.
+        limit: std::time::Duration,
+    },
+    /// Packets that programs marked are left as they are.
+    #[error(
+        "traffic from outside that has to be masqueraded or refused is not served right, because neither nft nor iptables can \
+         be used; nft: {nft}; iptables: {iptables}"
+    )]
+    NoNetfilter {
+        /// What came of nft.
+        nft: Box<Self>,
+        /// What came of iptables.
+        iptables: Box<Self>,
     },
     /// rtnetlink.
     #[error("rtnetlink: {operation}: {source}")]

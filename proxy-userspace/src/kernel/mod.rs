@@ -2,12 +2,18 @@
 //! Services.
 #![expect(unsafe_code, reason = "raw system calls live here, and nowhere else in this crate")]
 
-pub mod addresses;
 pub mod bpf;
 pub mod capabilities;
 pub mod cgroup;
+pub mod command;
 mod error;
+pub mod iptables;
+pub mod links;
+mod netlink;
 pub mod netns;
+pub mod nft;
+pub mod probe;
+pub mod ruleset_changes;
 pub mod sock_diag;
 
 pub use error::KernelError;

@@ -1,12 +1,16 @@
 //! What this node knows of itself: the Node object, the kernel's addresses and the configuration in one.
 
-use std::net::IpAddr;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 
 use super::{
-    IpFamily, ModelSettings, Node, NodeAddressType, NodeFacts, NodeView,
-    local_detector::local_traffic_detector, node_port_addresses::node_port_addresses,
+    Framing, IpFamily, Link, LinkHeader, LocalTrafficDetector, ModelSettings, Node, NodeAddressType,
+    NodeFacts, NodeView, ServedLink, local_detector::local_traffic_detector,
+    node_port_addresses::node_port_addresses,
 };
 
 /// Resolves the node's view of itself.
@@ -14,12 +18,16 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
     let local_addresses = facts.addresses.iter().map(|entry| entry.address).collect();
     let primary =
         |family| Some((family, node.and_then(|n| node_ip(n, family)).or_else(|| kernel_ip(facts, family))?));
+    let local_detector = local_traffic_detector(settings, node);
     NodeView {
         node_port_addresses: node_port_addresses(&settings.node_port_addresses, node, &local_addresses),
         local_addresses,
         primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
         pod_cidrs: pod_cidrs(settings, node),
-        local_detector: local_traffic_detector(settings, node),
+        links: served_links(settings, facts),
+        local_links: local_links(&local_detector, facts),
+        local_detector,
+        masquerade_all: settings.masquerade_all,
         being_deleted: node.is_some_and(|node| node.being_deleted),
     }
 }
@@ -57,10 +65,91 @@ fn pod_cidrs(settings: &ModelSettings, node: Option<&Node>) -> Vec<IpNet> {
     cidrs
 }
 
+fn served_links(settings: &ModelSettings, facts: &NodeFacts) -> BTreeMap<u32, ServedLink> {
+    let served = |link: &Link| {
+        let framing = match link.header {
+            LinkHeader::Ethernet => Framing::Ethernet,
+            LinkHeader::Ip => Framing::Ip,
+            LinkHeader::Other(_) => return None,
+        };
+        let is_served = !link.is_loopback && settings.interfaces.allow(&link.name);
+        is_served.then(|| (link.index, ServedLink { name: link.name.clone(), framing }))
+    };
+    facts.links.iter().filter_map(served).collect()
+}
+
+/// Where packets of local pods come in: as with upstream's `-i`, which for packets through a bridge names the bridge. On a
+/// port of it they are seen before that.
+fn local_links(detector: &LocalTrafficDetector, facts: &NodeFacts) -> BTreeSet<u32> {
+    let named = |matches: &dyn Fn(&str) -> bool| -> BTreeSet<u32> {
+        facts.links.iter().filter(|link| matches(&link.name)).map(|link| link.index).collect()
+    };
+    match detector {
+        LocalTrafficDetector::None | LocalTrafficDetector::Cidrs(_) => BTreeSet::new(),
+        LocalTrafficDetector::InterfaceNamePrefix(prefix) => named(&|name| name.starts_with(&**prefix)),
+        LocalTrafficDetector::BridgeInterface(bridge) => {
+            let bridge = named(&|name| name == &**bridge);
+            let is_port = |link: &&Link| link.master.is_some_and(|master| bridge.contains(&master));
+            let ports = facts.links.iter().filter(is_port).map(|link| link.index);
+            bridge.iter().copied().chain(ports).collect()
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::testing::{cidrs, facts, ip, node, settings};
+    use crate::model::{
+        DetectLocalMode, InterfaceGlobs,
+        testing::{cidrs, facts, ip, link, node, settings},
+    };
+
+    fn names(view: &NodeView) -> Vec<&str> {
+        view.links.values().map(|link| &*link.name).collect()
+    }
+
+    fn some_links() -> NodeFacts {
+        let links = vec![
+            Link { is_loopback: true, ..link(1, "lo") },
+            link(2, "eth0"),
+            Link { header: LinkHeader::Ip, ..link(3, "wg0") },
+            Link { header: LinkHeader::Other(32), ..link(4, "ib0") },
+            link(5, "cbr0"),
+            Link { master: Some(5), ..link(6, "veth1") },
+            Link { master: Some(9), ..link(7, "veth2") },
+        ];
+        NodeFacts { links, ..NodeFacts::default() }
+    }
+
+    #[test]
+    fn every_link_is_served_but_loopback_and_those_of_an_unknown_kind() {
+        let view = node_view(&settings(), None, &some_links());
+        assert_eq!(names(&view), ["eth0", "wg0", "cbr0", "veth1", "veth2"]);
+        assert_eq!(view.links[&3].framing, Framing::Ip);
+        assert!(view.local_links.is_empty());
+    }
+
+    #[test]
+    fn globs_choose_links_and_what_is_excluded_is_so_even_if_it_is_included_too() {
+        let glob = |glob: &str| glob.parse().unwrap();
+        let interfaces = InterfaceGlobs {
+            only: vec![glob("veth*"), glob("eth[0-9]"), glob("lo")],
+            except: vec![glob("*2")],
+        };
+        let view = node_view(&ModelSettings { interfaces, ..settings() }, None, &some_links());
+        assert_eq!(names(&view), ["eth0", "veth1"]);
+    }
+
+    #[test]
+    fn local_pods_come_in_on_the_bridge_its_ports_or_links_named_so_served_or_not() {
+        let local = |detect_local| {
+            let interfaces = InterfaceGlobs { only: vec!["eth0".parse().unwrap()], except: Vec::new() };
+            let settings = ModelSettings { detect_local, interfaces, ..settings() };
+            node_view(&settings, None, &some_links()).local_links.into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(local(DetectLocalMode::BridgeInterface("cbr0".into())), [5, 6]);
+        assert_eq!(local(DetectLocalMode::InterfaceNamePrefix("veth".into())), [6, 7]);
+    }
 
     #[test]
     fn internal_addresses_of_the_node_object_go_before_external_ones() {

@@ -1,7 +1,8 @@
-//! Facts from outside that the model resolves with: this node's configuration and its kernel's addresses.
+//! Facts from outside that the model resolves with: this node's configuration, and its kernel's links and addresses.
 
 use std::{net::IpAddr, sync::Arc};
 
+use glob::Pattern;
 use ipnet::IpNet;
 
 /// `nodePortAddresses`: on which of the node's addresses node ports are served.
@@ -44,6 +45,53 @@ pub struct ModelSettings {
     pub detect_local: DetectLocalMode,
     /// `nodePortAddresses`.
     pub node_port_addresses: NodePortAddresses,
+    /// `masqueradeAll`: all traffic to cluster IPs is masqueraded.
+    pub masquerade_all: bool,
+    /// Which links are served.
+    pub interfaces: InterfaceGlobs,
+}
+
+/// Which links are served, by their names. Loopback never is: what a process of the node dials is translated at its socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InterfaceGlobs {
+    /// `interfaces`; empty for all.
+    pub only: Vec<Pattern>,
+    /// `excludeInterfaces`; wins over `only`.
+    pub except: Vec<Pattern>,
+}
+
+impl InterfaceGlobs {
+    /// Whether a link of this name is served.
+    pub fn allow(&self, name: &str) -> bool {
+        let named_in = |globs: &[Pattern]| globs.iter().any(|glob| glob.matches(name));
+        (self.only.is_empty() || named_in(&self.only)) && !named_in(&self.except)
+    }
+}
+
+/// What a link's packets begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LinkHeader {
+    /// An Ethernet header.
+    Ethernet,
+    /// The IP header: tunnels.
+    Ip,
+    /// Something that shunt does not know, as on InfiniBand: the number that Linux gives the kind of link (`ARPHRD_*`).
+    Other(u16),
+}
+
+/// A link of the node's network namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Link {
+    /// Its index: unlike its name, it stays while the link lives.
+    pub index: u32,
+    /// Its name.
+    pub name: Arc<str>,
+    /// The index of the bridge, bond or VRF that it is a port of.
+    pub master: Option<u32>,
+    /// What its packets begin with.
+    pub header: LinkHeader,
+    /// It is loopback.
+    pub is_loopback: bool,
 }
 
 /// One address on a link of the node's namespace.
@@ -62,4 +110,6 @@ pub struct LinkAddress {
 pub struct NodeFacts {
     /// Every address on every link that is not an IPv6 link-local one; sorted.
     pub addresses: Vec<LinkAddress>,
+    /// Every link; sorted.
+    pub links: Vec<Link>,
 }

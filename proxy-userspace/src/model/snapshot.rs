@@ -162,8 +162,33 @@ pub struct NodeView {
     pub pod_cidrs: Vec<IpNet>,
     /// How traffic of local pods is told from other traffic.
     pub local_detector: LocalTrafficDetector,
+    /// The links that packets are translated on, by index: all but loopback, links of an unknown kind, and those that the
+    /// configuration leaves out.
+    pub links: BTreeMap<u32, ServedLink>,
+    /// Indexes of the links that traffic of local pods comes in on, where [`Self::local_detector`] goes by links.
+    pub local_links: BTreeSet<u32>,
+    /// All traffic to cluster IPs is masqueraded.
+    pub masquerade_all: bool,
     /// The Node is going away: `/healthz` answers 503.
     pub being_deleted: bool,
+}
+
+/// A link that packets are translated on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedLink {
+    /// Its name.
+    pub name: Arc<str>,
+    /// What its packets begin with.
+    pub framing: Framing,
+}
+
+/// What the packets of a link begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Framing {
+    /// An Ethernet header.
+    Ethernet,
+    /// The IP header.
+    Ip,
 }
 
 /// Upstream's `detectLocalMode`, resolved: which source counts as a pod of this node.
@@ -178,6 +203,17 @@ pub enum LocalTrafficDetector {
     BridgeInterface(Arc<str>),
     /// Packets that came in through links whose name starts so.
     InterfaceNamePrefix(Arc<str>),
+}
+
+impl LocalTrafficDetector {
+    /// Upstream's `IsImplemented`, for one family: traffic of this family can be told to be a local pod's or not.
+    pub fn is_implemented(&self, family: IpFamily) -> bool {
+        match self {
+            Self::None => false,
+            Self::Cidrs(cidrs) => cidrs.iter().any(|cidr| IpFamily::of(cidr.addr()) == family),
+            Self::BridgeInterface(_) | Self::InterfaceNamePrefix(_) => true,
+        }
+    }
 }
 
 /// Everything this node has to serve.

@@ -3,20 +3,22 @@
 
 mod parts;
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
-    config::Config,
+    config::{Config, ProbeOutput},
     health::{self, ProxyHealth},
+    inspect,
+    kernel::{self, command::SearchPath},
     metrics::Metrics,
     sync::{Inputs, Outputs, SyncLoop, SyncPeriods},
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc, watch},
     task::JoinSet,
 };
 
@@ -62,6 +64,20 @@ pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
     anyhow::ensure!(count == 0, "cleanup left something behind: {count} errors");
     tracing::info!("everything is removed");
     Ok(())
+}
+
+/// Tells what this machine offers to each mode, on standard output.
+pub(crate) fn probe(output: ProbeOutput) -> ExitCode {
+    let facts = kernel::probe::facts(&SearchPath::default());
+    let verdict = inspect::probe::judge(&facts);
+    match output {
+        ProbeOutput::Table => print!("{}", inspect::probe::table(&facts, &verdict)),
+        ProbeOutput::Json => match inspect::probe::json(&facts, &verdict) {
+            Ok(json) => println!("{json}"),
+            Err(error) => eprintln!("shunt: cannot write the report: {error}"),
+        },
+    }
+    if verdict.auto.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn announce(config: &Config) {
@@ -111,7 +127,9 @@ fn start_sources(config: &Config, metrics: Metrics, tasks: &mut Tasks) -> Inputs
     let objects = parts::objects(config.clone(), metrics, to_sync);
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
     let (to_sync, node_facts) = watch::channel(None);
-    let facts = parts::node_facts(to_sync);
-    tasks.spawn(async move { facts.await.context("cannot follow this node's addresses") });
-    Inputs { events, node_facts }
+    let disturbed = Arc::new(Notify::new());
+    let facts = parts::node_facts(to_sync, Arc::clone(&disturbed));
+    tasks.spawn(async move { facts.await.context("cannot follow this node's links and addresses") });
+    tasks.spawn(parts::removals(Arc::clone(&disturbed)));
+    Inputs { events, node_facts, disturbed }
 }

@@ -1,25 +1,47 @@
 //! Which source and which dataplane a configuration stands for.
 
+use std::sync::Arc;
+
 use proxy_userspace::{
     config::{Config, Mode, ObjectSource},
-    dataplane::{RenderError, Renderer, Rendering, ebpf::Ebpf},
-    kernel,
+    dataplane::{
+        RenderError, Renderer, Rendering,
+        ebpf::{Ebpf, RULE_NAMES},
+    },
+    inspect,
+    kernel::{self, command::SearchPath},
     metrics::{Metrics, WatchedKind},
     model::{NodeFacts, WatchEvent},
     watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
 };
-use tokio::sync::{mpsc, watch as channel};
+use tokio::sync::{Notify, mpsc, watch as channel};
 
 /// The dataplane of the configured mode.
 pub(super) fn renderer(config: &Config) -> anyhow::Result<Box<dyn Renderer>> {
     match config.mode {
-        Mode::Ebpf => Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf)?))),
+        Mode::Ebpf => {
+            Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf).map_err(|e| explained(e, config))?)))
+        }
     }
+}
+
+/// An error of the kernel's own seldom says what is missing: what trying everything shows is said with it.
+fn explained(error: impl std::error::Error + Send + Sync + 'static, config: &Config) -> anyhow::Error {
+    let verdict = inspect::probe::judge(&kernel::probe::facts(&SearchPath::default()));
+    let of_mode = verdict.modes.into_iter().find(|mode| mode.mode == config.mode.name());
+    let missing: Vec<_> =
+        of_mode.into_iter().flat_map(|mode| mode.missing).map(|lack| lack.to_string()).collect();
+    let error = anyhow::Error::new(error);
+    if missing.is_empty() {
+        return error;
+    }
+    error.context(format!("the mode {} does not work here: {}", config.mode.name(), missing.join("; ")))
 }
 
 /// Removes what any mode ever put into the kernel; goes on past errors.
 pub(super) fn cleanup(config: &Config) -> Vec<RenderError> {
-    let errors = Ebpf::cleanup_at(&config.ebpf.pin_dir);
+    let mut errors = Ebpf::cleanup_at(&config.ebpf.pin_dir);
+    errors.extend(Ebpf::remove_rules(&config.ebpf));
     errors.into_iter().map(|source| RenderError::Cleanup { source: source.into() }).collect()
 }
 
@@ -62,7 +84,19 @@ async fn measured(
     }
 }
 
-/// Feeds the loop with this node's addresses.
-pub(super) async fn node_facts(to: channel::Sender<Option<NodeFacts>>) -> anyhow::Result<()> {
-    Ok(kernel::addresses::report(to).await?)
+/// Tells the loop when someone else takes away what it put into the kernel. Without, that shows when all is compared.
+pub(super) async fn removals(disturbed: Arc<Notify>) -> anyhow::Result<()> {
+    let ended = kernel::ruleset_changes::report_removals(&RULE_NAMES, disturbed).await;
+    if let Err(error) = ended {
+        tracing::info!(%error, "cannot follow changes of netfilter rules; they are compared every syncPeriod");
+    }
+    std::future::pending().await
+}
+
+/// Feeds the loop with this node's links and addresses, and tells it when it should look at the kernel.
+pub(super) async fn node_facts(
+    to: channel::Sender<Option<NodeFacts>>,
+    disturbed: Arc<Notify>,
+) -> anyhow::Result<()> {
+    Ok(kernel::links::report(to, disturbed).await?)
 }

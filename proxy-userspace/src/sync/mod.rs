@@ -12,10 +12,13 @@ mod pace;
 #[cfg(test)]
 mod tests;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc, watch},
     time::Instant,
 };
 
@@ -62,8 +65,10 @@ pub struct SyncPeriods {
 pub struct Inputs {
     /// Objects.
     pub events: mpsc::Receiver<WatchEvent>,
-    /// The kernel's addresses; `None` until they were read once.
+    /// The kernel's links and addresses; `None` until they were read once.
     pub node_facts: watch::Receiver<Option<NodeFacts>>,
+    /// Somebody else changed what this proxy put into the kernel: the kernel is to be read anew.
+    pub disturbed: Arc<Notify>,
 }
 
 /// What the loop tells.
@@ -136,6 +141,7 @@ impl SyncLoop {
                     changed.map_err(|_| SyncError::NodeFactsEnded)?;
                     self.take_facts(&mut inputs.node_facts);
                 }
+                () = inputs.disturbed.notified() => self.pace.distrust(),
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
             self.sync_if_due();
@@ -225,6 +231,7 @@ impl SyncLoop {
     fn succeeded(&mut self, started: Instant, extent: SyncExtent, dirty: &Dirty, operations: usize) {
         let now = Instant::now();
         let took = now - started;
+        self.outputs.health.set_out_of_room(false);
         let was_failing = self.last_error.take().is_some();
         let is_first = !self.outputs.health.is_programmed();
         self.pace.succeeded(started, extent, dirty.is_empty());
@@ -280,6 +287,9 @@ impl SyncLoop {
     fn failed(&mut self, started: Instant, error: &RenderError) {
         self.outputs.metrics.sync_failed();
         self.outputs.health.queued();
+        if let RenderError::Apply { out_of_room, .. } = error {
+            self.outputs.health.set_out_of_room(*out_of_room);
+        }
         let retry_in = self.pace.failed(started);
         let message = with_causes(error);
         if self.last_error.as_ref() == Some(&message) {

@@ -14,6 +14,8 @@ const BURST: u32 = 2;
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// The longest pause after a failure, unless `syncPeriod` is shorter.
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
+/// The least time from one reading of the whole kernel to one that somebody else's change asks for.
+const LEAST_BETWEEN_READINGS: Duration = Duration::from_secs(1);
 /// Pauses vary by up to this part, so that nodes that failed together do not retry together.
 const JITTER: f64 = 0.2;
 
@@ -37,6 +39,8 @@ pub(super) struct Pace {
     /// When the syncs so far are paid for, at one a `minSyncPeriod`.
     paid_at: Option<Instant>,
     last_full: Option<Instant>,
+    /// The kernel may hold something else than was written.
+    distrusted: bool,
     failures: u32,
     retry_at: Option<Instant>,
     /// When something new may be tried after a failure, sooner than the retry: one Service that cannot be programmed must
@@ -51,6 +55,7 @@ impl Pace {
             queued: false,
             paid_at: None,
             last_full: None,
+            distrusted: false,
             failures: 0,
             retry_at: None,
             retry_new_at: None,
@@ -62,13 +67,24 @@ impl Pace {
         !std::mem::replace(&mut self.queued, true)
     }
 
+    /// Somebody changed what the kernel held: it is to be read anew, soon.
+    pub(super) fn distrust(&mut self) {
+        self.distrusted = true;
+    }
+
+    /// When everything is due if nothing fails.
+    fn reverify_at(&self) -> Option<Instant> {
+        let pause = if self.distrusted { LEAST_BETWEEN_READINGS } else { self.periods.sync_period };
+        self.last_full.map(|last| last + pause.min(self.periods.sync_period))
+    }
+
     /// When to look again if nothing else happens.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         if self.retry_at.is_some() {
             let new = self.retry_new_at.filter(|_| self.queued);
             return self.retry_at.into_iter().chain(new).min();
         }
-        let reverify = self.last_full.map(|last| last + self.periods.sync_period);
+        let reverify = self.reverify_at();
         if !self.queued {
             return reverify;
         }
@@ -88,7 +104,7 @@ impl Pace {
             let something_new = self.queued && self.retry_new_at.is_none_or(passed);
             return if passed(retry_at) || something_new { Due::Everything } else { Due::Nothing };
         }
-        if self.last_full.is_some_and(|last| passed(last + self.periods.sync_period)) {
+        if self.reverify_at().is_some_and(passed) {
             return Due::Everything;
         }
         let allowed = self.allowed_at().is_none_or(passed);
@@ -103,6 +119,7 @@ impl Pace {
         self.retry_new_at = None;
         if extent == SyncExtent::Full {
             self.last_full = Some(started);
+            self.distrusted = false;
         }
         // Events that change nothing do not count as load.
         if !nothing_dirty {
@@ -190,6 +207,19 @@ mod tests {
         assert_eq!(pace.due(start), Due::Nothing, "not at any rate either");
         assert_eq!(pace.wake_at(), Some(start + FIRST_RETRY));
         assert_eq!(pace.due(start + FIRST_RETRY), Due::Everything);
+    }
+
+    #[test]
+    fn what_somebody_else_changed_is_looked_at_soon_and_not_all_the_time() {
+        let start = Instant::now();
+        let mut pace = pace();
+        pace.succeeded(start, SyncExtent::Full, false);
+        pace.distrust();
+        assert_eq!(pace.due(start), Due::Nothing);
+        assert_eq!(pace.wake_at(), Some(start + LEAST_BETWEEN_READINGS));
+        assert_eq!(pace.due(start + LEAST_BETWEEN_READINGS), Due::Everything);
+        pace.succeeded(start + SECOND, SyncExtent::Full, true);
+        assert_eq!(pace.wake_at(), Some(start + 31 * SECOND));
     }
 
     #[test]

@@ -10,7 +10,9 @@ use crate::{
         Rendering,
         fake::{Call, Fake},
     },
-    model::{Delta, DetectLocalMode, EndpointSlice, LinkAddress, Node, Protocol, Service, testing},
+    model::{
+        Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, Protocol, Service, testing,
+    },
 };
 
 const MILLI: Duration = Duration::from_millis(1);
@@ -22,6 +24,7 @@ struct Daemon {
     outputs: Outputs,
     events: mpsc::Sender<WatchEvent>,
     facts: watch::Sender<Option<NodeFacts>>,
+    disturbed: Arc<Notify>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), SyncError>>,
 }
@@ -39,15 +42,18 @@ impl Daemon {
             cluster_cidrs: Vec::new(),
             detect_local: DetectLocalMode::ClusterCidr,
             node_port_addresses: NodePortAddresses::All,
+            masquerade_all: false,
+            interfaces: InterfaceGlobs::default(),
         };
         let renderer = Box::new(Rendering::new(fake.clone()));
         let sync = SyncLoop::new(settings, periods, renderer, outputs.clone());
         let (events, received) = mpsc::channel(1024);
         let (facts, node_facts) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
-        let inputs = Inputs { events: received, node_facts };
+        let disturbed = Arc::new(Notify::new());
+        let inputs = Inputs { events: received, node_facts, disturbed: Arc::clone(&disturbed) };
         let task = tokio::spawn(sync.run(inputs, async { stopped.await.unwrap_or_default() }));
-        Self { fake, outputs, events, facts, stop, task }
+        Self { fake, outputs, events, facts, disturbed, stop, task }
     }
 
     /// A daemon that has programmed one Service with one endpoint.
@@ -75,7 +81,7 @@ impl Daemon {
             prefix_len,
         };
         let addresses = vec![address("eth0", "192.0.2.1", 24), address("lo", "127.0.0.1", 8)];
-        self.facts.send_replace(Some(NodeFacts { addresses }));
+        self.facts.send_replace(Some(NodeFacts { addresses, links: Vec::new() }));
     }
 
     async fn settle(&self) {
@@ -233,6 +239,29 @@ async fn drift_is_repaired_at_sync_period() {
     daemon.fake.kernel().calls.clear();
     tokio::time::sleep(SYNC).await;
     assert_eq!(daemon.calls(), [Call::Observe], "without drift the kernel is only read");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_else_removed_is_put_back_long_before_sync_period() {
+    let daemon = Daemon::synced().await;
+    daemon.fake.kernel().programmed.ports.clear();
+    daemon.disturbed.notify_one();
+    daemon.settle().await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_map_is_unhealthy_at_once_though_alive_and_healthy_at_once_when_everything_fits_again() {
+    let daemon = Daemon::synced().await;
+    assert!(daemon.outputs.health.is_ready());
+    daemon.fake.kernel().full = true;
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
+    daemon.settle().await;
+    assert!(!daemon.outputs.health.is_ready() && daemon.outputs.health.is_live());
+    daemon.fake.kernel().full = false;
+    daemon.send(WatchEvent::Services(Delta::Delete(testing::namespaced("default/b")))).await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    assert!(daemon.outputs.health.is_ready());
 }
 
 #[tokio::test(start_paused = true)]

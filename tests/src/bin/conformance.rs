@@ -31,9 +31,9 @@ struct Arguments {
     /// Run without a proxy, to see that the checks fail then.
     #[arg(long, conflicts_with = "shunt")]
     no_proxy: bool,
-    /// Flows from these hosts are counted as pending and not run; "" for none. Default: what the mode does not do yet.
+    /// Flows from these hosts are counted as pending and not run: for a mode that does not carry them yet.
     #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
-    pending_from: Option<Vec<String>>,
+    pending_from: Vec<String>,
     /// Print one JSON document in place of text.
     #[arg(long)]
     json: bool,
@@ -47,14 +47,14 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<bool> {
     let began = Stopwatch::start();
     let cases = Case::read_directory(&arguments.cases, &arguments.only)?;
-    let pending_from = arguments.pending_from.as_deref().map(hosts).transpose()?;
+    let pending_from = hosts(&arguments.pending_from)?;
     let shunt = arguments
         .shunt
         .map(|path| path.canonicalize().with_context(|| format!("--shunt {}", path.display())));
     let shunt = shunt.transpose()?;
     let program = std::env::current_exe().context("find the runner's own program")?;
     let world = World::build(&Host::ALL, &program)?;
-    let pending = Pending::new(&arguments.mode, pending_from.as_deref());
+    let pending = Pending::new(&arguments.mode, &pending_from);
     let mut runner = Runner { world, shunt, mode: arguments.mode, pending };
     let mut reports = Vec::new();
     for case in &cases {
@@ -75,8 +75,8 @@ fn run(arguments: Arguments) -> Result<bool> {
 }
 
 fn hosts(names: &[String]) -> Result<Vec<Host>> {
-    let given = names.iter().filter(|name| !name.is_empty());
-    given
+    names
+        .iter()
         .map(|name| match Host::by_name(name) {
             Some(host) => Ok(host),
             None => bail!(

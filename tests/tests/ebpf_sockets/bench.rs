@@ -12,10 +12,11 @@ use std::{
 };
 
 use aya::maps::{Map, MapData, MapError};
+use proxy_common::layout::NodeValue;
 use proxy_userspace::{
     dataplane::{
         Dataplane, PlanSize as _,
-        ebpf::{Ebpf, EbpfSettings, MapSizes, State},
+        ebpf::{Ebpf, EbpfSettings, LinkAttachment, MapSizes, Marks, State},
     },
     kernel::{bpf, cgroup},
     model::{
@@ -76,6 +77,9 @@ impl Bench {
             cgroup_root: cgroup.path.clone(),
             pin_dir: format!("/sys/fs/bpf/shunt-sockets-{}", process::id()).into(),
             map_sizes: MapSizes { services: 64, endpoints: 256, ..MapSizes::default() },
+            link_attachment: LinkAttachment::Probe,
+            marks: Marks { masquerade: NodeValue::MASQUERADE_MARK, reject: NodeValue::REJECT_MARK },
+            netfilter: None,
         };
         let mut dataplane = Ebpf::new(&settings).expect("load");
         let state = dataplane.observe().expect("observe");

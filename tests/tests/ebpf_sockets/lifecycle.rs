@@ -13,16 +13,16 @@ use std::{
     time::Duration,
 };
 
-use proxy_common::layout::NodeValue;
+use aya::maps::{HashMap, MapData};
+use proxy_common::layout::{NodeValue, ServiceKey, ServiceValue};
 use proxy_userspace::{
     dataplane::{
         Dataplane as _, PlanSize as _, Renderer as _, Rendering,
         ebpf::{Ebpf, Step},
     },
     kernel::netns,
-    model::{Dirty, Protocol},
+    model::{Dirty, Frontend, Protocol},
 };
-
 use shunt_tests::deadline::slowness;
 
 use crate::bench::{Bench, key, port, soon, tcp_server};
@@ -78,6 +78,44 @@ fn a_full_map_names_itself_and_the_service_and_leaves_the_others_alone() {
     bench.sync(&Dirty::everything());
     let rest = Ebpf::plan(&bench.state, &bench.snapshot, &Dirty::everything());
     assert!(rest.is_empty(), "what was half written is gone: {rest:?}");
+}
+
+#[test]
+fn a_service_with_several_addresses_that_do_not_all_fit_has_none_and_has_all_once_there_is_room() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    for last in 1..=60u8 {
+        let address = SocketAddr::from(([10, 96, 5, last], 80));
+        let key = key(&format!("one-{last}"), Protocol::Tcp, address.ip());
+        bench.snapshot.ports.insert(key, Arc::new(port(address, &[endpoint])));
+    }
+    bench.sync(&Dirty::everything());
+    let first = SocketAddr::from(([10, 96, 6, 1], 80));
+    let mut large = port(first, &[endpoint]);
+    let of_large = large.frontends[0];
+    large.frontends =
+        (1..=8u8).map(|last| Frontend { address: Some([10, 96, 6, last].into()), ..of_large }).collect();
+    let large_key = key("large", Protocol::Tcp, first.ip());
+    let dirty = Dirty { ports: [large_key.clone()].into(), ..Dirty::default() };
+    bench.snapshot.ports.insert(large_key, Arc::new(large));
+    let destinations =
+        |bench: &Bench| bench.pinned::<HashMap<MapData, ServiceKey, ServiceValue>>("services").keys().count();
+    for dirty in [dirty, Dirty::everything()] {
+        let plan = Ebpf::plan(&bench.state, &bench.snapshot, &dirty);
+        let Bench { dataplane, state, .. } = &mut bench;
+        let error = dataplane.as_mut().expect("running").apply(state, plan).expect_err("4 would fit");
+        assert!(Ebpf::is_out_of_room(&error) && error.to_string().contains("test/large"), "{error}");
+        assert_eq!(destinations(&bench), 60, "none of it");
+        bench.state = bench.dataplane().observe().expect("observe");
+    }
+    bench.snapshot.ports.retain(|key, _| !key.name.service.name.starts_with("one-1"));
+    // What goes makes room for what comes only afterwards.
+    let plan = Ebpf::plan(&bench.state, &bench.snapshot, &Dirty::everything());
+    let Bench { dataplane, state, .. } = &mut bench;
+    assert!(dataplane.as_mut().expect("running").apply(state, plan).is_err());
+    bench.sync(&Dirty::everything());
+    assert_eq!(destinations(&bench), 49 + 8);
+    TcpStream::connect(first).expect("connect");
 }
 
 #[test]

@@ -10,12 +10,16 @@ use proxy_common::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, ServiceKey, ServiceValue,
-        SocketPeer, SourceRange, UdpSocket,
+        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, STATE_LAYOUT_VERSION,
+        ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
     },
 };
 
-use super::{plan::Range, state::State};
+use super::{
+    plan::{Prefix, Range},
+    rules::Marks,
+    state::State,
+};
 use crate::kernel::{
     KernelError,
     bpf::{MapSpec, Object},
@@ -80,29 +84,38 @@ impl MapSizes {
             spec::<SocketPeer, Endpoint>("udp_replies", self.udp_flows),
             spec::<u64, UdpSocket>("udp_sockets", self.udp_sockets),
             spec::<i32, Connection>("connections", 0),
-            spec::<Key<Addr>, u8>("local_sources", 0),
-            spec::<u32, u8>("local_links", 0),
+            spec::<Key<Addr>, u8>("local_sources", MOST_LOCAL),
+            spec::<u32, u8>("local_links", MOST_LOCAL),
             spec::<FlowKey, Flow>("flows", self.flows),
             spec::<FragmentKey, FragmentValue>("fragments", self.fragments),
             spec::<u32, u64>("counters", 0),
         ]
     }
 
-    fn setting(map: &str) -> String {
-        format!("mapSizes.{} of section shunt.ebpf in --config", setting_name(map))
+    /// The error of a map that has no room.
+    pub(super) fn full(map: &'static str, capacity: u32) -> KernelError {
+        let remedy = match setting_name(map) {
+            Some(setting) => format!("raise mapSizes.{setting} of section shunt.ebpf in --config"),
+            None => "its size is fixed, and another --detect-local-mode needs none of it".into(),
+        };
+        KernelError::MapFull { map, capacity, remedy }
     }
 }
 
-/// The name of a map's size in the configuration.
-fn setting_name(map: &str) -> &'static str {
+/// The name of a map's size in the configuration; none of those without one.
+fn setting_name(map: &str) -> Option<&'static str> {
     match map {
-        "services" => "services",
-        "endpoints" => "endpoints",
-        "members" => "members",
-        "source_ranges" => "sourceRanges",
-        _ => "nodeAddresses",
+        "services" => Some("services"),
+        "endpoints" => Some("endpoints"),
+        "members" => Some("members"),
+        "source_ranges" => Some("sourceRanges"),
+        "node_addresses" => Some("nodeAddresses"),
+        _ => None,
     }
 }
+
+/// Ranges, or links, of local pods: one range a family, and more links than a node has pods.
+const MOST_LOCAL: u32 = 4_096;
 
 const fn spec<K, V>(name: &'static str, max_entries: u32) -> MapSpec {
     MapSpec { name, key_size: size_of::<K>(), value_size: size_of::<V>(), max_entries }
@@ -117,7 +130,10 @@ pub(super) struct Maps {
     node_addresses: HashMap<MapData, Addr, u8>,
     node: Array<MapData, NodeValue>,
     udp_sockets: HashMap<MapData, u64, UdpSocket>,
+    local_sources: LpmTrie<MapData, Addr, u8>,
+    local_links: HashMap<MapData, u32, u8>,
     pub(super) sizes: MapSizes,
+    marks: Marks,
 }
 
 impl fmt::Debug for Maps {
@@ -133,7 +149,7 @@ fn failed(operation: &'static str, map: &'static str, capacity: u32) -> impl FnO
         MapError::SyscallError(call)
             if matches!(call.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)) =>
         {
-            KernelError::MapFull { map, capacity, setting: MapSizes::setting(map) }
+            MapSizes::full(map, capacity)
         }
         _ => KernelError::bpf(operation, format!("map {map}"))(error),
     }
@@ -151,7 +167,7 @@ fn removed(map: &'static str) -> impl Fn(Result<(), MapError>) -> Result<(), Ker
 const IN_SET: u8 = 1;
 
 impl Maps {
-    pub(super) fn open(object: &mut Object, sizes: MapSizes) -> Result<Self, KernelError> {
+    pub(super) fn open(object: &mut Object, sizes: MapSizes, marks: Marks) -> Result<Self, KernelError> {
         Ok(Self {
             services: object.take_map("services")?,
             endpoints: object.take_map("endpoints")?,
@@ -160,23 +176,34 @@ impl Maps {
             node_addresses: object.take_map("node_addresses")?,
             node: object.take_map("node")?,
             udp_sockets: object.take_map("udp_sockets")?,
+            local_sources: object.take_map("local_sources")?,
+            local_links: object.take_map("local_links")?,
             sizes,
+            marks,
         })
     }
 
     /// Says which network namespace is the node's, and that these maps are of our layout. While it is not known, what an
-    /// earlier process found out stays: its programs run.
+    /// earlier process found out stays, and so does how local callers are told: its programs run.
     pub(super) fn set_node(&mut self, netns: Option<NetnsCookie>) -> Result<(), KernelError> {
-        let known = self.node.get(&0, 0).map_or(NodeValue::NETNS_UNKNOWN, |value| value.netns);
-        let netns = netns.map_or(known, |cookie| cookie.0);
+        let known = self.node.get(&0, 0).ok();
+        let netns_known = known.map_or(NodeValue::NETNS_UNKNOWN, |value| value.netns);
         let value = NodeValue {
-            netns,
+            netns: netns.map_or(netns_known, |cookie| cookie.0),
             layout: LAYOUT_VERSION,
-            masquerade_mark: NodeValue::MASQUERADE_MARK,
-            reject_mark: NodeValue::REJECT_MARK,
-            local_detection: LocalDetection::None as u32,
+            masquerade_mark: self.marks.masquerade,
+            reject_mark: self.marks.reject,
+            local_detection: known.map_or(LocalDetection::None as u32, |value| value.local_detection),
+            state_layout: STATE_LAYOUT_VERSION,
             zero: 0,
         };
+        self.node.set(0, value, 0).map_err(failed("write", "node", 1))
+    }
+
+    /// Says how local callers are told from others.
+    pub(super) fn set_local_detection(&mut self, detection: LocalDetection) -> Result<(), KernelError> {
+        let known = self.node.get(&0, 0).map_err(failed("read", "node", 1))?;
+        let value = NodeValue { local_detection: detection as u32, ..known };
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))
     }
 
@@ -210,6 +237,26 @@ impl Maps {
     pub(super) fn put_node_address(&mut self, address: Addr) -> Result<(), KernelError> {
         let capacity = self.sizes.node_addresses;
         self.node_addresses.insert(address, IN_SET, 0).map_err(failed("write", "node_addresses", capacity))
+    }
+
+    pub(super) fn put_local_source(&mut self, source: Prefix) -> Result<(), KernelError> {
+        self.local_sources.insert(&source.key(), IN_SET, 0).map_err(failed(
+            "write",
+            "local_sources",
+            MOST_LOCAL,
+        ))
+    }
+
+    pub(super) fn put_local_link(&mut self, index: u32) -> Result<(), KernelError> {
+        self.local_links.insert(index, IN_SET, 0).map_err(failed("write", "local_links", MOST_LOCAL))
+    }
+
+    pub(super) fn remove_local_source(&mut self, source: &Prefix) -> Result<(), KernelError> {
+        removed("local_sources")(self.local_sources.remove(&source.key()))
+    }
+
+    pub(super) fn remove_local_link(&mut self, index: u32) -> Result<(), KernelError> {
+        removed("local_links")(self.local_links.remove(&index))
     }
 
     pub(super) fn remove_service(&mut self, key: &ServiceKey) -> Result<(), KernelError> {
@@ -252,14 +299,22 @@ impl Maps {
         for key in self.node_addresses.keys() {
             state.node_addresses.insert(key.map_err(failed("read", "node_addresses", 0))?);
         }
+        for key in self.local_sources.keys() {
+            state.local_sources.insert(Prefix::from_key(&key.map_err(failed("read", "local_sources", 0))?));
+        }
+        for key in self.local_links.keys() {
+            state.local_links.insert(key.map_err(failed("read", "local_links", 0))?);
+        }
+        state.local_detection = self.node.get(&0, 0).map_err(failed("read", "node", 1))?.local_detection;
         state.forget_names();
         Ok(state)
     }
 }
 
-/// The layout version of the maps pinned in a directory; none where there is no such map.
-pub(super) fn pinned_layout(directory: &std::path::Path) -> Option<u32> {
+/// The layout version of the maps pinned in a directory, and that of those among them which programs write; none where there is
+/// no such map.
+pub(super) fn pinned_layouts(directory: &std::path::Path) -> Option<(u32, u32)> {
     let map = aya::maps::Map::from_map_data(MapData::from_pin(directory.join("node")).ok()?).ok()?;
     let node: Array<MapData, NodeValue> = map.try_into().ok()?;
-    node.get(&0, 0).ok().map(|value| value.layout)
+    node.get(&0, 0).ok().map(|value| (value.layout, value.state_layout))
 }

@@ -1,8 +1,14 @@
-//! The eBPF dataplane: Services as map entries, translated by programs on the cgroup's sockets.
+//! The eBPF dataplane: Services as map entries, translated by programs on the cgroup's sockets and on the node's links.
 
+mod carry;
+mod failures;
+mod flows;
+mod links;
 mod maps;
 mod own_netns;
 mod plan;
+mod room;
+mod rules;
 mod sockets;
 mod state;
 mod translate;
@@ -10,15 +16,21 @@ mod translate;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::HashSet, path::PathBuf};
+use std::path::PathBuf;
 
 pub(crate) use self::translate::proto;
+use self::{
+    carry::Copies, failures::Failures, flows::FlowSweeper, links::Links, maps::Maps, sockets::SocketReleaser,
+};
 pub use self::{
+    links::{LinkAttachment, LinkHook, Running},
     maps::MapSizes,
-    plan::{Plan, Range, Step},
+    plan::{Plan, Prefix, Range, Step},
+    rules::{Marks, NAMES as RULE_NAMES, Rules},
     state::State,
 };
-use self::{maps::Maps, sockets::SocketReleaser};
+use proxy_common::layout::{LAYOUT_VERSION, STATE_LAYOUT_VERSION};
+
 use super::{Dataplane, MapFill};
 use crate::{
     kernel::{
@@ -26,6 +38,7 @@ use crate::{
         bpf::{self, Object, PinDir},
         capabilities,
         cgroup::Cgroup,
+        command::SearchPath,
         netns::{self, NetnsCookie},
     },
     model::{Dirty, Snapshot},
@@ -43,6 +56,18 @@ pub struct EbpfSettings {
     pub pin_dir: PathBuf,
     /// Capacities of the maps.
     pub map_sizes: MapSizes,
+    /// How programs get onto links.
+    pub link_attachment: LinkAttachment,
+    /// How packets are marked for netfilter.
+    pub marks: Marks,
+    /// Where the commands for netfilter rules are looked for; `None` leaves netfilter alone.
+    pub netfilter: Option<SearchPath>,
+}
+
+impl EbpfSettings {
+    fn rules(&self) -> Option<Rules> {
+        self.netfilter.clone().map(|path| Rules::new(self.marks, path))
+    }
 }
 
 /// What can go wrong.
@@ -51,15 +76,23 @@ pub enum EbpfError {
     /// The kernel refused something.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Some service ports are not as they should be; all others are.
-    #[error("{failed} service ports could not be programmed; the first is {first}: {source}")]
-    Incomplete {
-        /// How many.
-        failed: usize,
-        /// One of them.
-        first: String,
+    /// The netfilter rules are not as they should be; all service ports are.
+    #[error("cannot put the netfilter rules: {source}")]
+    Rules {
         /// Why.
         source: KernelError,
+    },
+    /// Some service ports or links are not as they should be; all others are.
+    #[error("{what} could not be programmed; the first is {first}: {source}")]
+    Incomplete {
+        /// How many of which.
+        what: String,
+        /// One of them, and what may help.
+        first: String,
+        /// A map is full, so that Services are missing until it is made larger.
+        out_of_room: bool,
+        /// Why.
+        source: Box<KernelError>,
     },
 }
 
@@ -70,7 +103,12 @@ pub struct Ebpf {
     maps: Maps,
     pins: PinDir,
     cgroup: Cgroup,
+    links: Links,
     releaser: SocketReleaser,
+    _sweeper: FlowSweeper,
+    /// To be made when this process's programs take over.
+    copies: Copies,
+    rules: Option<Rules>,
     /// Maps of another layout are in use: this process's are built beside them, and take their place once they are full and its
     /// programs run.
     is_staged: bool,
@@ -86,37 +124,78 @@ impl Ebpf {
         let pins = PinDir::create(&settings.pin_dir)?;
         let specs = settings.map_sizes.specs();
         let staged = stage(&pins, &specs)?;
-        let directory = staged.as_deref().unwrap_or(pins.path());
+        let directory = staged.as_ref().map_or(pins.path(), |staged| &*staged.directory);
         let mut object = Object::load(OBJECT, &specs, directory)?;
-        let mut maps = Maps::open(&mut object, settings.map_sizes)?;
+        let copies = match &staged {
+            Some(Staged { directory, keeps_state: true }) => Copies::between(&pins, &specs, directory)?,
+            _ => Copies::default(),
+        };
+        let sweeper = FlowSweeper::start(&mut object)?;
+        let mut maps = Maps::open(&mut object, settings.map_sizes, settings.marks)?;
         maps.set_node(netns::current_cookie()?)?;
         let releaser = SocketReleaser::start(directory)?;
+        let links = Links::open(settings.link_attachment)?;
         let is_staged = staged.is_some();
-        Ok(Self { object, maps, pins, cgroup, releaser, is_staged, attached: false })
+        let rules = settings.rules();
+        Ok(Self {
+            object,
+            maps,
+            pins,
+            cgroup,
+            links,
+            releaser,
+            _sweeper: sweeper,
+            rules,
+            copies,
+            is_staged,
+            attached: false,
+        })
     }
 
     /// Removes all that any process ever pinned in a directory, without loading anything.
     pub fn cleanup_at(pin_dir: &std::path::Path) -> Vec<EbpfError> {
         let removed = match PinDir::existing(pin_dir) {
-            Ok(pins) => pins.map_or_else(Vec::new, |pins| remove_pins(&pins)),
+            Ok(pins) => remove_everything(pins.as_ref()),
             Err(error) => vec![error],
         };
         removed.into_iter().map(EbpfError::from).collect()
     }
 
-    fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
+    /// Removes the netfilter rules that any process ever put into this network namespace.
+    pub fn remove_rules(settings: &EbpfSettings) -> Vec<EbpfError> {
+        let errors = settings.rules().map_or_else(Vec::new, |mut rules| rules.remove());
+        errors.into_iter().map(EbpfError::from).collect()
+    }
+
+    /// Makes a change; false where what it is for is gone.
+    fn execute(&mut self, step: &Step) -> Result<bool, KernelError> {
+        let Step::AttachLink(at, link) = step else {
+            return self.write(step).map(|()| true);
+        };
+        self.links.attach(&self.object, &self.pins, *at, link.framing)
+    }
+
+    fn write(&mut self, step: &Step) -> Result<(), KernelError> {
         match step {
             Step::PutNodeAddress(address) => self.maps.put_node_address(*address),
             Step::PutEndpoint(key, endpoint) => self.maps.put_endpoint(*key, *endpoint),
             Step::PutMember(key) => self.maps.put_member(*key),
             Step::PutRange(range) => self.maps.put_range(*range),
             Step::PutService(key, value) => self.maps.put_service(*key, *value),
+            Step::PutLocalSource(source) => self.maps.put_local_source(*source),
+            Step::PutLocalLink(index) => self.maps.put_local_link(*index),
+            Step::SetLocalDetection(detection) => self.maps.set_local_detection(*detection),
             Step::Attach => self.attach(),
+            Step::PutRules => self.rules.as_mut().map_or(Ok(()), Rules::put),
+            Step::AttachLink(..) => Ok(()),
+            Step::DetachLink(at) => self.links.detach(&self.pins, *at),
             Step::RemoveService(key, _) => self.maps.remove_service(key),
             Step::RemoveEndpoint(key) => self.maps.remove_endpoint(key),
             Step::RemoveMember(key) => self.maps.remove_member(key),
             Step::RemoveRange(range) => self.maps.remove_range(range),
             Step::RemoveNodeAddress(address) => self.maps.remove_node_address(address),
+            Step::RemoveLocalSource(source) => self.maps.remove_local_source(source),
+            Step::RemoveLocalLink(index) => self.maps.remove_local_link(*index),
             Step::ReleaseSockets { .. } => {
                 self.releaser.look();
                 Ok(())
@@ -127,6 +206,7 @@ impl Ebpf {
     fn attach(&mut self) -> Result<(), KernelError> {
         // Someone may have removed it, with all that keeps the programs running.
         self.pins.restore()?;
+        self.copies.run();
         let mut programs: Vec<_> = self.object.cgroup_programs_mut().collect();
         // What translates back runs before anything is translated.
         programs.sort_by_key(|(name, _)| name.contains("connect") || name.contains("sendmsg"));
@@ -138,7 +218,10 @@ impl Ebpf {
             self.is_staged = false;
         }
         let names: Vec<String> = self.object.cgroup_programs_mut().map(|(name, _)| name.to_owned()).collect();
-        self.pins.keep_links(LINKS, &names)?;
+        // An earlier version may have had more of them.
+        let is_known =
+            |name: &str| names.iter().any(|known| known == name) || links::from_pin_name(name).is_some();
+        self.pins.remove_links(|name| name.starts_with(LINKS) && !is_known(name))?;
         self.object.restore_pins(self.pins.path())?;
         if netns::current_cookie()?.is_none() {
             self.learn_netns();
@@ -174,29 +257,43 @@ impl Ebpf {
     }
 }
 
-/// What the programs' names start with, and so the names of their links.
+/// What the programs' names start with, and so the names of their links and filters.
 const LINKS: &str = "shunt_";
 
-fn remove_pins(pins: &PinDir) -> Vec<KernelError> {
+fn remove_everything(pins: Option<&PinDir>) -> Vec<KernelError> {
+    let mut errors = links::remove_all(pins);
     // Names do not depend on sizes.
-    pins.remove_all(&MapSizes::default().specs(), LINKS)
+    errors.extend(pins.into_iter().flat_map(|pins| pins.remove_all(&MapSizes::default().specs(), LINKS)));
+    errors
+}
+
+/// Maps that are built beside those in use.
+struct Staged {
+    directory: PathBuf,
+    /// What programs noted in those in use can be taken along.
+    keeps_state: bool,
 }
 
 /// Where to build the maps: beside those that are pinned, if they are of another layout or size.
-fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<PathBuf>, KernelError> {
+fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<Staged>, KernelError> {
     pins.recover()?;
     if !pins.holds_any(specs) {
         return Ok(None);
     }
-    let layout = maps::pinned_layout(pins.path());
-    let wanted = proxy_common::layout::LAYOUT_VERSION;
+    let (layout, state_layout) = maps::pinned_layouts(pins.path()).unzip();
+    let wanted = LAYOUT_VERSION;
     let difference = match pins.holds(specs) {
         Ok(()) if layout == Some(wanted) => return Ok(None),
         Ok(()) => format!("their layout is {layout:?}, and this program's is {wanted}"),
         Err(difference) => difference,
     };
     tracing::info!(%difference, "building new maps beside the pinned ones");
-    pins.create_next().map(Some)
+    let directory = pins.create_next()?;
+    let keeps_state = state_layout == Some(STATE_LAYOUT_VERSION);
+    if keeps_state {
+        carry::share(pins, specs, &directory)?;
+    }
+    Ok(Some(Staged { directory, keeps_state }))
 }
 
 impl Dataplane for Ebpf {
@@ -207,6 +304,8 @@ impl Dataplane for Ebpf {
     fn observe(&mut self) -> Result<State, EbpfError> {
         let mut state = self.maps.read()?;
         state.attached = self.is_attached()?;
+        state.links = self.links.observe(&self.object, &self.pins)?;
+        state.rules_are_put = self.rules.as_mut().is_none_or(Rules::are_put);
         Ok(state)
     }
 
@@ -214,31 +313,35 @@ impl Dataplane for Ebpf {
         plan::plan(state, snapshot, dirty)
     }
 
-    /// Goes on past a service port that fails: what is left of the plan for that one is left out, so that it stays as it was.
+    /// Goes on past a service port or link that fails: what is left of the plan for that one is left out, so that it stays as it
+    /// was. Rules that fail hold nothing up either.
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), EbpfError> {
         for (name, service) in &plan.names {
             state.record_name(name, *service);
         }
-        let mut failed = HashSet::new();
-        let mut first = None;
+        let mut failures = Failures::of_those_without_room(state, &plan, &self.maps.sizes);
+        let mut rules = None;
         for step in &plan.steps {
-            let service = step.service();
-            if service.is_some_and(|service| failed.contains(&service)) {
-                continue;
-            }
-            match (self.execute(step), service) {
-                (Ok(()), _) => state.record(step),
-                (Err(error), None) => return Err(error.into()),
-                (Err(error), Some(service)) => {
-                    failed.insert(service);
-                    first.get_or_insert((service, error));
-                }
+            let Some(step) = failures.instead_of(step, state) else { continue };
+            match self.execute(&step) {
+                Ok(true) => state.record(&step),
+                Ok(false) => {}
+                Err(error) if *step == Step::PutRules => rules = Some(error),
+                Err(error) if *step == Step::Attach => return Err(error.into()),
+                Err(error) => failures.add(&step, error),
             }
         }
-        first.map_or(Ok(()), |(service, source)| {
-            let name = state.name(service).map_or_else(|| format!("service {service}"), ToString::to_string);
-            Err(EbpfError::Incomplete { failed: failed.len(), first: name, source })
-        })
+        // The programs on links have been replaced too.
+        std::mem::take(&mut self.copies).run();
+        failures.outcome(state)?;
+        rules.map_or(Ok(()), |source| Err(EbpfError::Rules { source }))
+    }
+
+    fn is_out_of_room(error: &EbpfError) -> bool {
+        matches!(
+            error,
+            EbpfError::Incomplete { out_of_room: true, .. } | EbpfError::Kernel(KernelError::MapFull { .. })
+        )
     }
 
     fn map_fill(&self, state: &State) -> Vec<MapFill> {
@@ -255,6 +358,8 @@ impl Dataplane for Ebpf {
     }
 
     fn cleanup(&mut self) -> Vec<EbpfError> {
-        remove_pins(&self.pins).into_iter().map(EbpfError::from).collect()
+        let mut errors = remove_everything(Some(&self.pins));
+        errors.extend(self.rules.as_mut().map_or_else(Vec::new, Rules::remove));
+        errors.into_iter().map(EbpfError::from).collect()
     }
 }

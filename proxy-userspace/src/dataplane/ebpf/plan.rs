@@ -1,7 +1,8 @@
 //! From a Snapshot to the map writes that make it true: pure, and in an order whose every prefix is safe.
 //!
 //! Endpoints, members and ranges are added first, under a generation that nothing reads yet; then each destination is
-//! written once, which switches it over; destinations that go are removed next, and what nothing reads any more last.
+//! written once, which switches it over; then programs are attached, those that translate back before those that translate;
+//! destinations that go are removed next, and what nothing reads any more last.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -9,17 +10,43 @@ use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use proxy_common::{
     Addr,
-    layout::{Endpoint, EndpointKey, List, MemberKey, ServiceKey, ServiceValue, SourceRange},
+    layout::{Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, SourceRange},
 };
 
 use super::{
+    links::{LinkHook, Running},
     state::State,
     translate::{self, proto},
 };
 use crate::{
     dataplane::PlanSize,
-    model::{Dirty, IpFamily, NodeView, ResolvedPort, ServicePortKey, Snapshot},
+    kernel::bpf::tc::Hook,
+    model::{Dirty, IpFamily, NodeView, ResolvedPort, ServedLink, ServicePortKey, Snapshot},
 };
+
+/// A range of addresses. Prefix bits count from the start of the mapped form: 96 more for IPv4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Prefix {
+    /// The range's first address.
+    pub addr: Addr,
+    /// Bits of `addr` that count.
+    pub prefix_len: u32,
+}
+
+impl Prefix {
+    pub(super) fn new(net: &IpNet) -> Self {
+        let mapped = if net.addr().is_ipv4() { 96 } else { 0 };
+        Self { addr: net.network().into(), prefix_len: mapped + u32::from(net.prefix_len()) }
+    }
+
+    pub(super) const fn key(&self) -> Key<Addr> {
+        Key::new(self.prefix_len, self.addr)
+    }
+
+    pub(super) fn from_key(key: &Key<Addr>) -> Self {
+        Self { addr: key.data(), prefix_len: key.prefix_len() }
+    }
+}
 
 /// A source range of a Service. Prefix bits count from the start of the mapped form: 96 more for IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,8 +61,8 @@ pub struct Range {
 
 impl Range {
     pub(super) fn new(service: u32, net: &IpNet) -> Self {
-        let mapped = if net.addr().is_ipv4() { 96 } else { 0 };
-        Self { service, addr: net.network().into(), prefix_len: mapped + u32::from(net.prefix_len()) }
+        let Prefix { addr, prefix_len } = Prefix::new(net);
+        Self { service, addr, prefix_len }
     }
 
     pub(super) fn key(&self) -> Key<SourceRange> {
@@ -62,8 +89,20 @@ pub enum Step {
     PutRange(Range),
     /// Switch a destination to what it shall lead to.
     PutService(ServiceKey, ServiceValue),
-    /// Make the programs run.
+    /// Count sources in this range as local callers.
+    PutLocalSource(Prefix),
+    /// Count what comes in on the link of this index as local callers'.
+    PutLocalLink(u32),
+    /// Tell local callers from others in this way.
+    SetLocalDetection(LocalDetection),
+    /// Make the programs on sockets run.
     Attach,
+    /// Put the netfilter rules that go with the programs on links where they belong.
+    PutRules,
+    /// Make a program run on a link.
+    AttachLink(LinkHook, ServedLink),
+    /// Take our program off a link.
+    DetachLink(LinkHook),
     /// Stop serving a destination that belonged to this identifier.
     RemoveService(ServiceKey, u32),
     /// Empty a slot.
@@ -74,6 +113,10 @@ pub enum Step {
     RemoveRange(Range),
     /// No longer serve node ports on an address.
     RemoveNodeAddress(Addr),
+    /// No longer count sources in this range as local callers.
+    RemoveLocalSource(Prefix),
+    /// No longer count what comes in on the link of this index as local callers'.
+    RemoveLocalLink(u32),
     /// Destroy UDP sockets that are connected to endpoints which no longer serve.
     ReleaseSockets {
         /// The Service they dialled.
@@ -92,7 +135,25 @@ impl Step {
             Self::PutRange(range) | Self::RemoveRange(range) => Some(range.service),
             Self::PutService(_, value) => Some(value.service),
             Self::RemoveService(_, service) | Self::ReleaseSockets { service, .. } => Some(*service),
-            Self::PutNodeAddress(_) | Self::RemoveNodeAddress(_) | Self::Attach => None,
+            Self::PutNodeAddress(_)
+            | Self::RemoveNodeAddress(_)
+            | Self::PutLocalSource(_)
+            | Self::RemoveLocalSource(_)
+            | Self::PutLocalLink(_)
+            | Self::RemoveLocalLink(_)
+            | Self::SetLocalDetection(_)
+            | Self::Attach
+            | Self::PutRules
+            | Self::AttachLink(..)
+            | Self::DetachLink(_) => None,
+        }
+    }
+
+    /// The index of the link it is for; none for others.
+    pub const fn link(&self) -> Option<u32> {
+        match self {
+            Self::AttachLink(at, _) | Self::DetachLink(at) => Some(at.index),
+            _ => None,
         }
     }
 }
@@ -115,8 +176,11 @@ impl PlanSize for Plan {
 /// What has to change.
 pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
     let mut planner = Planner::new(state, &snapshot.node);
+    let mut detection_changes = false;
     if dirty.all || dirty.node {
         planner.node_addresses();
+        detection_changes = planner.local_callers();
+        planner.links();
     }
     if dirty.all {
         for (name, port) in &snapshot.ports {
@@ -128,9 +192,12 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
         planner.leftovers();
     } else {
         if dirty.node {
-            // What source ranges mean for the node and its pods changes with the node.
-            let ranged = snapshot.ports.iter().filter(|(_, port)| !port.source_ranges.is_empty());
-            for (name, port) in ranged.filter(|(name, _)| !dirty.ports.contains(name)) {
+            // What source ranges mean for the node and its pods changes with the node, and what is masqueraded with what can
+            // be told of callers.
+            let touched = snapshot.ports.iter().filter(|(name, port)| {
+                (detection_changes || !port.source_ranges.is_empty()) && !dirty.ports.contains(name)
+            });
+            for (name, port) in touched {
                 planner.port(name, port);
             }
         }
@@ -153,6 +220,7 @@ struct Planner<'a> {
     last_service: u32,
     additions: Vec<Step>,
     switches: Vec<Step>,
+    attachments: Vec<Step>,
     written: HashSet<ServiceKey>,
     closures: Vec<(ServiceKey, u32)>,
     removals: Vec<Step>,
@@ -169,6 +237,7 @@ impl<'a> Planner<'a> {
             last_service: state.last_service(),
             additions: Vec::new(),
             switches: Vec::new(),
+            attachments: Vec::new(),
             written: HashSet::new(),
             closures: Vec::new(),
             removals: Vec::new(),
@@ -177,8 +246,21 @@ impl<'a> Planner<'a> {
     }
 
     fn finish(self) -> Plan {
-        let Self { state, names, additions, switches, written, closures, removals, releases, .. } = self;
+        let Self {
+            state,
+            names,
+            additions,
+            switches,
+            attachments,
+            written,
+            closures,
+            removals,
+            releases,
+            ..
+        } = self;
         let attach = (!state.attached).then_some(Step::Attach);
+        // Sockets do not wait for rules, which only packets need.
+        let rules = (!state.rules_are_put).then_some(Step::PutRules);
         // A destination that another service port took over was switched, and must not be removed for its old owner. Those
         // that go do so before the slots they lead to.
         let closures = closures.into_iter().filter(|(key, _)| !written.contains(key));
@@ -186,6 +268,8 @@ impl<'a> Planner<'a> {
             .into_iter()
             .chain(switches)
             .chain(attach)
+            .chain(rules)
+            .chain(attachments)
             .chain(closures.map(|(key, service)| Step::RemoveService(key, service)))
             .chain(removals)
             .chain(releases);
@@ -198,6 +282,36 @@ impl<'a> Planner<'a> {
         let have = &self.state.node_addresses;
         self.additions.extend(wanted.difference(have).copied().map(Step::PutNodeAddress));
         self.removals.extend(have.difference(&wanted).copied().map(Step::RemoveNodeAddress));
+    }
+
+    /// Whether it differs from before.
+    fn local_callers(&mut self) -> bool {
+        let (detection, wanted) = translate::local_detection(self.node);
+        let have = &self.state.local_sources;
+        self.additions.extend(wanted.difference(have).copied().map(Step::PutLocalSource));
+        self.removals.extend(have.difference(&wanted).copied().map(Step::RemoveLocalSource));
+        let sources_differ = *have != wanted;
+        let (have, wanted) = (&self.state.local_links, &self.node.local_links);
+        self.additions.extend(wanted.difference(have).copied().map(Step::PutLocalLink));
+        self.removals.extend(have.difference(wanted).copied().map(Step::RemoveLocalLink));
+        let way_differs = self.state.local_detection != detection as u32;
+        // Between the sources it looks at and the Services that rely on it.
+        self.additions.extend(way_differs.then_some(Step::SetLocalDetection(detection)));
+        sources_differ || way_differs
+    }
+
+    fn links(&mut self) {
+        let (node, state) = (self.node, self.state);
+        for hook in [Hook::Egress, Hook::Ingress] {
+            for (&index, link) in &node.links {
+                let at = LinkHook { hook, index };
+                if state.links.get(&at) != Some(&Running::Current(link.framing)) {
+                    self.attachments.push(Step::AttachLink(at, link.clone()));
+                }
+            }
+        }
+        let unwanted = state.links.keys().rev().filter(|at| !node.links.contains_key(&at.index));
+        self.attachments.extend(unwanted.copied().map(Step::DetachLink));
     }
 
     fn port(&mut self, name: &ServicePortKey, port: &ResolvedPort) {

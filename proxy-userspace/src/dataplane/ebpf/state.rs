@@ -7,7 +7,10 @@ use proxy_common::{
     layout::{Endpoint, EndpointKey, MemberKey, ServiceKey, ServiceValue},
 };
 
-use super::plan::{Range, Step};
+use super::{
+    links::{LinkHook, Running},
+    plan::{Prefix, Range, Step},
+};
 use crate::model::ServicePortKey;
 
 /// A mirror of the maps. Keys begin with the service identifier, so that all a service port has is one range of each.
@@ -22,8 +25,16 @@ pub struct State {
     names: HashMap<ServicePortKey, u32>,
     named: HashSet<u32>,
     next_service: u32,
-    /// The programs run.
+    pub(super) local_sources: BTreeSet<Prefix>,
+    pub(super) local_links: BTreeSet<u32>,
+    /// How local callers are told: [`proxy_common::layout::LocalDetection`], as the map holds it.
+    pub(super) local_detection: u32,
+    /// The programs on sockets run.
     pub(super) attached: bool,
+    /// What runs on links.
+    pub(super) links: BTreeMap<LinkHook, Running>,
+    /// The netfilter rules are as they should be.
+    pub(super) rules_are_put: bool,
 }
 
 impl State {
@@ -35,7 +46,13 @@ impl State {
             Step::PutMember(key) => drop(self.members.insert(*key)),
             Step::PutRange(range) => drop(self.ranges.insert(*range)),
             Step::PutService(key, value) => self.put_service(*key, *value),
+            Step::PutLocalSource(source) => drop(self.local_sources.insert(*source)),
+            Step::PutLocalLink(index) => drop(self.local_links.insert(*index)),
+            Step::SetLocalDetection(detection) => self.local_detection = *detection as u32,
             Step::Attach => self.attached = true,
+            Step::AttachLink(at, link) => drop(self.links.insert(*at, Running::Current(link.framing))),
+            Step::DetachLink(at) => drop(self.links.remove(at)),
+            Step::PutRules => self.rules_are_put = true,
             Step::RemoveService(key, service) => {
                 self.services.remove(key);
                 self.destinations.remove(&(*service, *key));
@@ -44,6 +61,8 @@ impl State {
             Step::RemoveMember(key) => drop(self.members.remove(key)),
             Step::RemoveRange(range) => drop(self.ranges.remove(range)),
             Step::RemoveNodeAddress(address) => drop(self.node_addresses.remove(address)),
+            Step::RemoveLocalSource(source) => drop(self.local_sources.remove(source)),
+            Step::RemoveLocalLink(index) => drop(self.local_links.remove(index)),
             Step::ReleaseSockets { .. } => {}
         }
     }

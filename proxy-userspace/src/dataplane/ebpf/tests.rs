@@ -1,14 +1,17 @@
 //! The laws of every dataplane, held to the eBPF plan over generated Snapshots, and a packet's view of every prefix of a plan.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use proptest::prelude::*;
 use proxy_common::{
     layout::{Endpoint, EndpointKey, ServiceKey, flags},
     select::Slots,
 };
 
-use super::{Plan, State, Step, plan::plan};
+use super::{LinkHook, MapSizes, Plan, Running, State, Step, failures::Failures, plan::plan, room};
 use crate::{
     dataplane::PlanSize as _,
+    kernel::bpf::tc::Hook,
     model::{Dirty, Snapshot, testing},
 };
 
@@ -33,6 +36,7 @@ fn restarted(state: &State) -> State {
     let mut state = state.clone();
     state.forget_names();
     state.attached = false;
+    state.links.values_mut().for_each(|running| *running = Running::Outdated);
     state
 }
 
@@ -107,7 +111,9 @@ proptest! {
     fn a_restarted_proxy_writes_nothing_but_the_programs(snapshot in testing::snapshot()) {
         let mut state = restarted(&programmed(&snapshot));
         let takeover = plan(&state, &snapshot, &Dirty::everything());
-        prop_assert_eq!(&takeover.steps, &[Step::Attach]);
+        prop_assert_eq!(takeover.steps.first(), Some(&Step::Attach));
+        prop_assert!(takeover.steps.iter().skip(1).all(|step| matches!(step, Step::AttachLink(..))));
+        prop_assert_eq!(takeover.steps.len(), 1 + 2 * snapshot.node.links.len());
         apply(&mut state, &takeover);
         prop_assert_eq!(state, programmed(&snapshot));
     }
@@ -152,10 +158,93 @@ proptest! {
     }
 
     #[test]
+    fn nothing_is_translated_on_a_link_before_all_links_translate_back_and_all_services_are_there(
+        (before, after, dirty) in testing::snapshot_change()
+    ) {
+        let mut state = programmed(&before);
+        let changes = plan(&state, &after, &dirty);
+        for (at, step) in changes.steps.iter().enumerate() {
+            let later = &changes.steps[at..];
+            if matches!(step, Step::AttachLink(..)) {
+                prop_assert!(later.iter().all(|step| !matches!(step, Step::PutService(..) | Step::PutEndpoint(..))));
+            }
+            state.record(step);
+            let ingress = LinkHook { hook: Hook::Ingress, index: step.link().unwrap_or_default() };
+            if matches!(step, Step::AttachLink(at, _) if *at == ingress) {
+                for (index, link) in &after.node.links {
+                    let egress = LinkHook { hook: Hook::Egress, index: *index };
+                    prop_assert_eq!(state.links.get(&egress), Some(&Running::Current(link.framing)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn links_have_the_programs_of_their_kind_and_what_is_not_wanted_any_more_is_taken_off(
+        (before, after, dirty) in testing::snapshot_change(),
+        is_restarted in any::<bool>(),
+    ) {
+        let mut state = programmed(&before);
+        let dirty = if is_restarted { state = restarted(&state); Dirty::everything() } else { dirty };
+        let change = plan(&state, &after, &dirty);
+        apply(&mut state, &change);
+        let hooks = [Hook::Egress, Hook::Ingress].into_iter();
+        let wanted: BTreeMap<LinkHook, Running> = hooks
+            .flat_map(|hook| {
+                after.node.links.iter().map(move |(index, link)| {
+                    (LinkHook { hook, index: *index }, Running::Current(link.framing))
+                })
+            })
+            .collect();
+        prop_assert_eq!(&state.links, &wanted);
+        prop_assert_eq!(&state.local_links, &after.node.local_links);
+    }
+
+    #[test]
+    fn a_service_port_without_room_stays_as_it_was_and_the_others_change(
+        (before, after, dirty) in testing::snapshot_change(),
+        (services, endpoints, members) in (0..12_u32, 0..24_u32, 0..8_u32),
+    ) {
+        let old = programmed(&before);
+        let change = plan(&old, &after, &dirty);
+        let sizes = MapSizes {
+            services: services + u32::try_from(old.service_count()).unwrap(),
+            endpoints: endpoints + u32::try_from(old.endpoints.len()).unwrap(),
+            members: members + u32::try_from(old.members.len()).unwrap(),
+            ..MapSizes::default()
+        };
+        let mut state = old.clone();
+        for (name, service) in &change.names {
+            state.record_name(name, *service);
+        }
+        let failures = Failures::of_those_without_room(&state, &change, &sizes);
+        let refused: BTreeSet<u32> = room::refused(&state, &change, &sizes).into_keys().collect();
+        for step in &change.steps {
+            if let Some(step) = failures.instead_of(step, &state) {
+                state.record(&step);
+                prop_assert!(state.service_count() <= sizes.services as usize);
+                prop_assert!(state.endpoints.len() <= sizes.endpoints as usize);
+                prop_assert!(state.members.len() <= sizes.members as usize);
+            }
+        }
+        let mut new = old.clone();
+        apply(&mut new, &change);
+        for key in destinations(&state) {
+            let owner = state.service(&key).map_or(0, |value| value.service);
+            let whole = if refused.contains(&owner) { &old } else { &new };
+            prop_assert_eq!(offer(&state, &key), offer(whole, &key), "{:?} of {}", key, owner);
+            prop_assert!(offer(&state, &key).is_some_and(|(slots, _)| slots.iter().all(Option::is_some)), "a hole");
+        }
+        prop_assert_eq!(failures.outcome(&state).is_err(), !refused.is_empty());
+    }
+
+    #[test]
     fn undoing_everything_leaves_empty_maps(snapshot in testing::snapshot()) {
         let mut state = programmed(&snapshot);
         let removal = plan(&state, &Snapshot::default(), &Dirty::everything());
         apply(&mut state, &removal);
         prop_assert!(state.services_in_use().is_empty() && state.node_addresses.is_empty());
+        prop_assert!(state.local_sources.is_empty() && state.local_links.is_empty());
+        prop_assert!(state.links.is_empty());
     }
 }

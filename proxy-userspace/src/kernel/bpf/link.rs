@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::Path,
 };
 
@@ -30,7 +30,16 @@ pub fn attach(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<Repl
         return attach_anew(program, cgroup, pin).map(|()| Replacement::Attached);
     };
     let fd = program.fd().map_err(KernelError::bpf("find program for", pin.display().to_string()))?;
-    syscall::update_link(link.as_fd(), fd.as_fd())
+    replace(link.as_fd(), fd.as_fd(), pin)
+}
+
+/// Puts a program into a link in place of another.
+pub(super) fn replace(
+    link: BorrowedFd<'_>,
+    program: BorrowedFd<'_>,
+    pin: &Path,
+) -> Result<Replacement, KernelError> {
+    syscall::update_link(link, program)
         .map(|()| Replacement::Replaced)
         .map_err(KernelError::path("replace program of link", pin))
 }
@@ -42,18 +51,32 @@ pub fn is_attached(cgroup: &Cgroup, pin: &Path) -> Result<bool, KernelError> {
 
 /// The link pinned there, if it belongs to the cgroup. A detached one belongs to none, nor does one whose cgroup is gone.
 fn live_link(cgroup: &Cgroup, pin: &Path) -> Result<Option<OwnedFd>, KernelError> {
-    let link = match syscall::open_pin(pin) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        link => link.map_err(KernelError::path("open link", pin))?,
-    };
+    let Some(link) = open(pin)? else { return Ok(None) };
     let attached_to = syscall::link_cgroup(link.as_fd()).map_err(KernelError::path("inspect link", pin))?;
     Ok((attached_to == cgroup.id()).then_some(link))
 }
 
-/// The new link is pinned beside and then renamed over the old one, which ends with its last pin.
+/// The link pinned there; none where there is no such pin.
+pub(super) fn open(pin: &Path) -> Result<Option<OwnedFd>, KernelError> {
+    match syscall::open_pin(pin) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        link => link.map(Some).map_err(KernelError::path("open link", pin)),
+    }
+}
+
 fn attach_anew(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<(), KernelError> {
     let link = create(program, cgroup)
         .map_err(KernelError::bpf("attach program to cgroup for", pin.display().to_string()))?;
+    pin_over(pin, |beside| {
+        link.pin(beside).map(drop).map_err(KernelError::bpf("pin link", beside.display().to_string()))
+    })
+}
+
+/// Pins a new link, through `pin_at`, beside and then renames it over the old one, which ends with its last pin.
+pub(super) fn pin_over(
+    pin: &Path,
+    pin_at: impl FnOnce(&Path) -> Result<(), KernelError>,
+) -> Result<(), KernelError> {
     let beside = suffixed(pin, "-new");
     match fs::remove_file(&beside) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -61,7 +84,7 @@ fn attach_anew(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<(),
         }
         _ => {}
     }
-    link.pin(&beside).map_err(KernelError::bpf("pin link", beside.display().to_string()))?;
+    pin_at(&beside)?;
     fs::rename(&beside, pin).map_err(KernelError::path("rename link to", pin))
 }
 

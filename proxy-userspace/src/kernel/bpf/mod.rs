@@ -1,11 +1,14 @@
 //! Loading a BPF object whose maps and links outlive the process: pinned, taken over, replaced without a gap.
 
+mod batch;
 mod link;
 mod memlock;
 mod pins;
 mod syscall;
+pub mod tc;
 
 use std::{
+    io::ErrorKind,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::OnceLock,
@@ -14,13 +17,19 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapError, MapInfo},
-    programs::{Program, ProgramType},
+    programs::{Program, ProgramError, ProgramType},
     sys::{BpfHelper, is_helper_supported},
 };
 
+use self::tc::LinkProgram;
 pub use self::{
+    batch::Reader,
     link::{Replacement, attach, is_attached},
     pins::PinDir,
+};
+pub(super) use self::{
+    pins::{BPFFS, is_bpffs},
+    syscall::try_tcx,
 };
 use super::KernelError;
 
@@ -38,6 +47,12 @@ pub struct MapSpec {
 }
 
 impl MapSpec {
+    /// Whether an existing map is the same but for its capacity.
+    fn differs_in_size(&self, info: &MapInfo) -> bool {
+        let resized = Self { max_entries: info.max_entries(), ..*self };
+        !self.matches(info) && resized.matches(info)
+    }
+
     /// Whether an existing map is the same, so that it can be used in place.
     fn matches(&self, info: &MapInfo) -> bool {
         info.key_size() as usize == self.key_size
@@ -52,6 +67,8 @@ pub struct Object {
     ebpf: Ebpf,
     /// All maps, by name, whoever has taken them out meanwhile.
     maps: Vec<(&'static str, OwnedFd)>,
+    /// Ids of the programs for links, by name.
+    link_programs: Vec<(String, u32)>,
 }
 
 impl Object {
@@ -73,11 +90,20 @@ impl Object {
         for (name, program) in ebpf.programs_mut() {
             load_program(program).map_err(KernelError::bpf("load program", name))?;
         }
+        let link_programs = ebpf
+            .programs()
+            .filter(|(_, program)| matches!(program, Program::SchedClassifier(_)))
+            .map(|(name, program)| {
+                let info = program.info().map_err(KernelError::bpf("inspect program", name))?;
+                Ok((name.to_owned(), info.id()))
+            })
+            .collect::<Result<_, KernelError>>()?;
         let open = |(map, path): (&MapSpec, &PathBuf)| {
             let map_fd = syscall::open_pin(path).map_err(KernelError::path("open map", path))?;
             Ok((map.name, map_fd))
         };
-        Ok(Self { ebpf, maps: maps.iter().zip(&paths).map(open).collect::<Result<_, KernelError>>()? })
+        let maps = maps.iter().zip(&paths).map(open).collect::<Result<_, KernelError>>()?;
+        Ok(Self { ebpf, maps, link_programs })
     }
 
     /// Every map has a pin in this directory.
@@ -94,14 +120,34 @@ impl Object {
         Ok(())
     }
 
+    /// Reads a hash map in large pieces. The types' sizes are those of its specification.
+    pub fn reader<K: aya::Pod, V: aya::Pod>(&self, name: &'static str) -> Result<Reader<K, V>, KernelError> {
+        let missing = || KernelError::call("find map", name)(ErrorKind::NotFound.into());
+        let (_, map) = self.maps.iter().find(|(known, _)| *known == name).ok_or_else(missing)?;
+        map.try_clone().map(Reader::new).map_err(KernelError::call("open map", name))
+    }
+
     /// Takes a map out, to be given its type.
     pub fn take_map<M>(&mut self, name: &'static str) -> Result<M, KernelError>
     where
         M: TryFrom<Map, Error = MapError>,
     {
-        let missing = || KernelError::call("find map", name)(std::io::ErrorKind::NotFound.into());
+        let missing = || KernelError::call("find map", name)(ErrorKind::NotFound.into());
         let map = self.ebpf.take_map(name).ok_or_else(missing)?;
         M::try_from(map).map_err(KernelError::bpf("open map", name))
+    }
+
+    /// The program for links of this name.
+    pub fn link_program(&self, name: &str) -> Result<LinkProgram<'_>, KernelError> {
+        let missing = || KernelError::call("find program", name)(ErrorKind::NotFound.into());
+        let (name, id) = self.link_programs.iter().find(|(known, _)| known == name).ok_or_else(missing)?;
+        let fd = self
+            .ebpf
+            .program(name)
+            .ok_or_else(missing)?
+            .fd()
+            .map_err(KernelError::bpf("find program", name))?;
+        Ok(LinkProgram { name, fd: fd.as_fd(), id: *id })
     }
 
     /// The programs for a cgroup, by name.
@@ -123,11 +169,22 @@ pub fn may_choose_errors() -> bool {
     })
 }
 
-fn load_program(program: &mut Program) -> Result<(), aya::programs::ProgramError> {
-    match program {
+/// A signal that comes while the kernel verifies a program makes it stop and say EAGAIN (c3494801cd17); libbpf asks as often.
+const LOAD_ATTEMPTS: usize = 5;
+
+fn load_program(program: &mut Program) -> Result<(), ProgramError> {
+    let mut load = || match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::SchedClassifier(program) => program.load(),
-        _ => Err(aya::programs::ProgramError::UnexpectedProgramType),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    };
+    let is_interrupted = |loaded: &Result<(), ProgramError>| matches!(loaded, Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == ErrorKind::WouldBlock);
+    for _ in 1..LOAD_ATTEMPTS {
+        let loaded = load();
+        if !is_interrupted(&loaded) {
+            return loaded;
+        }
     }
+    load()
 }

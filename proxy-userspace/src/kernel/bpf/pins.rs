@@ -3,19 +3,20 @@
 use std::{
     fs::{self, File, TryLockError},
     io,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
-use aya::maps::MapInfo;
+use aya::{Pod, maps::MapInfo};
 use nix::{
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
-use super::{super::KernelError, MapSpec};
+use super::{super::KernelError, MapSpec, Reader, syscall};
 
 /// Where distributions and container runtimes mount bpffs.
-const BPFFS: &str = "/sys/fs/bpf";
+pub(in crate::kernel) const BPFFS: &str = "/sys/fs/bpf";
 
 /// A directory of pins: maps by their names, links below `links/`.
 ///
@@ -96,6 +97,30 @@ impl PinDir {
         Ok(path)
     }
 
+    /// Pins a map in another directory too, if it is pinned here and is as asked for.
+    pub fn share(&self, map: &MapSpec, directory: &Path) -> Result<(), KernelError> {
+        let path = self.path.join(map.name);
+        if !MapInfo::from_pin(&path).is_ok_and(|info| map.matches(&info)) {
+            return Ok(());
+        }
+        let opened = syscall::open_pin(&path).map_err(KernelError::path("open map", path))?;
+        let beside = directory.join(map.name);
+        syscall::pin(opened.as_fd(), &beside).map_err(KernelError::path("pin map", beside))
+    }
+
+    /// Reads a map that is pinned here, if all but its capacity is as asked for.
+    pub fn reader_of_other_size<K: Pod, V: Pod>(
+        &self,
+        map: &MapSpec,
+    ) -> Result<Option<Reader<K, V>>, KernelError> {
+        let path = self.path.join(map.name);
+        if !MapInfo::from_pin(&path).is_ok_and(|info| map.differs_in_size(&info)) {
+            return Ok(None);
+        }
+        let opened = syscall::open_pin(&path).map_err(KernelError::path("open map", path))?;
+        Ok(Some(Reader::new(opened)))
+    }
+
     /// Puts right what a process left that ended while it replaced the maps. Programs that run with maps that are thrown away
     /// keep them until they are replaced.
     pub fn recover(&self) -> Result<(), KernelError> {
@@ -130,12 +155,19 @@ impl PinDir {
         fs::remove_dir(&swap).map_err(KernelError::path("remove", swap))
     }
 
-    /// Removes the links whose names start so, but for those of these programs: an earlier version had more of them.
-    pub fn keep_links(&self, prefix: &str, programs: &[String]) -> Result<(), KernelError> {
-        let directory = self.path.join("links");
-        let is_left_over =
-            |name: &str| name.starts_with(prefix) && programs.iter().all(|known| known != name);
-        remove_entries(&directory, is_left_over).into_iter().next().map_or(Ok(()), Err)
+    /// Removes the pins of those links that are meant.
+    pub fn remove_links(&self, is_meant: impl Fn(&str) -> bool) -> Result<(), KernelError> {
+        remove_entries(&self.path.join("links"), is_meant).into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// The names under which links are pinned.
+    pub fn link_names(&self) -> Result<Vec<String>, KernelError> {
+        let links = self.path.join("links");
+        let entries = match fs::read_dir(&links) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(KernelError::path("list", links))?,
+        };
+        Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
     }
 
     /// Whether all these maps are pinned here, with the layout and capacity asked for; the first that is not, by name and
@@ -185,7 +217,8 @@ pub(super) fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-fn is_bpffs(path: &Path) -> bool {
+/// Whether this is a directory or file of a bpf filesystem.
+pub(in crate::kernel) fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC)
 }
 

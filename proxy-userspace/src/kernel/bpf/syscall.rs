@@ -1,20 +1,32 @@
-//! The commands of bpf(2) that the BPF library does not offer for cgroup links.
+//! The commands of bpf(2) that the BPF library does not offer as they are needed here: on links of cgroups and of network links,
+//! and on many entries of a map at once.
 
 use std::{
     ffi::CString,
     io,
-    mem::{size_of, zeroed},
+    mem::{MaybeUninit, size_of, zeroed},
     os::{
-        fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::ffi::OsStrExt as _,
     },
     path::Path,
 };
 
+const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const BPF_PROG_QUERY: libc::c_int = 16;
+const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
+const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
+const BPF_LINK_DETACH: libc::c_int = 34;
+
+/// Before all that are attached already.
+const BPF_F_BEFORE: u32 = 1 << 3;
+const BPF_LINK_TYPE_TCX: u32 = 11;
+/// As many as one hook of a link takes (`BPF_MPROG_MAX`).
+const MOST_ON_A_HOOK: usize = 64;
 
 /// The largest of the attributes used here, with room: the kernel wants what it does not know to be zero.
 const ATTR_SIZE: usize = 64;
@@ -34,6 +46,26 @@ struct InfoByFd {
 }
 
 #[repr(C)]
+struct Batch {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct ProgLoad {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
+}
+
+#[repr(C)]
 struct LinkUpdate {
     link_fd: u32,
     new_prog_fd: u32,
@@ -41,26 +73,99 @@ struct LinkUpdate {
     old_prog_fd: u32,
 }
 
-/// The head of `struct bpf_link_info` and, for cgroup links, what follows it.
 #[repr(C)]
-struct CgroupLinkInfo {
+struct LinkCreate {
+    prog_fd: u32,
+    target_ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    relative_fd: u32,
+    padding: u32,
+    expected_revision: u64,
+}
+
+#[repr(C)]
+struct LinkDetach {
+    link_fd: u32,
+}
+
+#[repr(C)]
+struct ProgQuery {
+    target_ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    count: u32,
+    padding: u32,
+    prog_attach_flags: u64,
+    link_ids: u64,
+    link_attach_flags: u64,
+    revision: u64,
+}
+
+/// The head of `struct bpf_link_info`, and what follows it for each type of link.
+#[repr(C)]
+struct LinkInfo {
     link_type: u32,
     id: u32,
     prog_id: u32,
     padding: u32,
-    cgroup_id: u64,
-    attach_type: u32,
-    rest: [u32; 9],
+    body: [u8; 48],
 }
 
 fn bpf<A>(command: libc::c_int, attribute: A) -> io::Result<RawFd> {
+    bpf_inout(command, attribute).1
+}
+
+/// Makes a call whose attribute the kernel writes to; returns that too.
+fn bpf_inout<A>(command: libc::c_int, attribute: A) -> (A, io::Result<RawFd>) {
     const { assert!(size_of::<A>() <= ATTR_SIZE, "the attribute fits") };
     let mut buffer = [0u64; ATTR_SIZE / 8];
     // SAFETY: `buffer` is as large as `A` at least and aligned to 8, which no field here exceeds.
     unsafe { buffer.as_mut_ptr().cast::<A>().write(attribute) };
     // SAFETY: the kernel reads ATTR_SIZE bytes; what pointers the attribute holds are the callers' to vouch for.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, buffer.as_mut_ptr(), ATTR_SIZE) };
-    RawFd::try_from(result).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)
+    let result = RawFd::try_from(result).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error);
+    // SAFETY: it was written there, and the kernel changes integers only.
+    (unsafe { buffer.as_ptr().cast::<A>().read() }, result)
+}
+
+/// What one call read of a map.
+pub(super) struct BatchRead {
+    /// Entries that were filled in.
+    pub(super) count: usize,
+    /// Where to go on; none at the end.
+    pub(super) next: Option<u32>,
+}
+
+/// Reads entries of a hash map into as many keys as values, from a place on that an earlier call told.
+pub(super) fn lookup_batch<K, V>(
+    map: &OwnedFd,
+    from: Option<u32>,
+    keys: &mut [MaybeUninit<K>],
+    values: &mut [MaybeUninit<V>],
+) -> io::Result<BatchRead> {
+    let mut next = 0u32;
+    let from = from.as_ref();
+    let attribute = Batch {
+        in_batch: from.map_or(0, |place| std::ptr::from_ref(place) as u64),
+        out_batch: (&raw mut next) as u64,
+        keys: keys.as_mut_ptr() as u64,
+        values: values.as_mut_ptr() as u64,
+        count: u32::try_from(keys.len().min(values.len())).unwrap_or(u32::MAX),
+        map_fd: number(map.as_fd()),
+        elem_flags: 0,
+        flags: 0,
+    };
+    let (attribute, result) = bpf_inout(BPF_MAP_LOOKUP_BATCH, attribute);
+    let count = attribute.count as usize;
+    match result {
+        Ok(_) => Ok(BatchRead { count, next: Some(next) }),
+        // The end; what it read until there it has written.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(BatchRead { count, next: None }),
+        Err(error) => Err(error),
+    }
 }
 
 fn number(fd: BorrowedFd<'_>) -> u32 {
@@ -81,13 +186,94 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     bpf(BPF_OBJ_PIN, Obj { pathname: path.as_ptr() as u64, bpf_fd: number(object), file_flags: 0 }).map(drop)
 }
 
+fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    // SAFETY: a plain structure of integers.
+    let mut info: LinkInfo = unsafe { zeroed() };
+    let info_len = u32::try_from(size_of::<LinkInfo>()).map_err(io::Error::other)?;
+    bpf(BPF_OBJ_GET_INFO_BY_FD, InfoByFd { bpf_fd: number(link), info_len, info: (&raw mut info) as u64 })?;
+    Ok(info)
+}
+
 /// The id of the cgroup a link is attached to; 0 once it is detached or that cgroup is gone. Kernel 5.8 (f2e10bff16a0).
 pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
-    // SAFETY: a plain structure of integers.
-    let mut info: CgroupLinkInfo = unsafe { zeroed() };
-    let info_len = u32::try_from(size_of::<CgroupLinkInfo>()).map_err(io::Error::other)?;
-    bpf(BPF_OBJ_GET_INFO_BY_FD, InfoByFd { bpf_fd: number(link), info_len, info: (&raw mut info) as u64 })?;
-    Ok(info.cgroup_id)
+    link_info(link).map(|info| u64::from_ne_bytes(first(&info.body)))
+}
+
+/// What a link of type TCX says of itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TcxLink {
+    /// Its own id.
+    pub(super) id: u32,
+    /// The id of its program.
+    pub(super) program: u32,
+    /// The index of the network link it is on; 0 once that is gone.
+    pub(super) ifindex: u32,
+    /// On which hook of that.
+    pub(super) attach_type: u32,
+}
+
+/// What a link says of itself if it is of type TCX. Kernel 6.6 (e420bed02507).
+pub(super) fn tcx_link(link: BorrowedFd<'_>) -> io::Result<Option<TcxLink>> {
+    let info = link_info(link)?;
+    let tcx = TcxLink {
+        id: info.id,
+        program: info.prog_id,
+        ifindex: u32::from_ne_bytes(first(&info.body)),
+        attach_type: u32::from_ne_bytes(first(&info.body[4..])),
+    };
+    Ok((info.link_type == BPF_LINK_TYPE_TCX).then_some(tcx))
+}
+
+fn first<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    bytes.first_chunk().copied().unwrap_or([0; N])
+}
+
+/// Attaches a program to a hook of a network link, before all that are there. Kernel 6.6 (e420bed02507).
+pub(super) fn create_tcx_link(
+    program: BorrowedFd<'_>,
+    target_ifindex: u32,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
+    let attribute = LinkCreate {
+        prog_fd: number(program),
+        target_ifindex,
+        attach_type,
+        flags: BPF_F_BEFORE,
+        relative_fd: 0,
+        padding: 0,
+        expected_revision: 0,
+    };
+    let fd = bpf(BPF_LINK_CREATE, attribute)?;
+    // SAFETY: a new descriptor that nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The ids of the links on a hook of a network link of this network namespace. Kernel 6.6 (e420bed02507): older ones say
+/// EINVAL.
+pub(super) fn tcx_links(target_ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
+    let mut links = [0u32; MOST_ON_A_HOOK];
+    let mut programs = [0u32; MOST_ON_A_HOOK];
+    let attribute = ProgQuery {
+        target_ifindex,
+        attach_type,
+        query_flags: 0,
+        attach_flags: 0,
+        prog_ids: programs.as_mut_ptr() as u64,
+        count: u32::try_from(MOST_ON_A_HOOK).map_err(io::Error::other)?,
+        padding: 0,
+        prog_attach_flags: 0,
+        link_ids: links.as_mut_ptr() as u64,
+        link_attach_flags: 0,
+        revision: 0,
+    };
+    bpf(BPF_PROG_QUERY, attribute)?;
+    // Programs that are attached without a link have 0.
+    Ok(links.into_iter().filter(|id| *id != 0).collect())
+}
+
+/// Takes the program off at once: removing a pin does so only some time later. Kernel 5.9 (73b11c2ab072).
+pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
+    bpf(BPF_LINK_DETACH, LinkDetach { link_fd: number(link) }).map(drop)
 }
 
 /// Replaces the program of a link: one runs or the other, never none. Kernel 5.7 (0c991ebc8c69).
@@ -97,4 +283,29 @@ pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
         LinkUpdate { link_fd: number(link), new_prog_fd: number(program), flags: 0, old_prog_fd: 0 },
     )
     .map(drop)
+}
+
+/// `BPF_PROG_TYPE_SCHED_CLS`.
+const SCHED_CLS: u32 = 3;
+/// `BPF_TCX_INGRESS`.
+const TCX_INGRESS: u32 = 46;
+/// The first link of every network namespace, lo.
+const LOOPBACK: u32 = 1;
+/// `r0 = 0; exit`.
+const NOTHING: [u64; 2] = [0x0000_0000_0000_00b7, 0x0000_0000_0000_0095];
+
+/// Attaches a program that does nothing to the TCX hook of loopback, and detaches it. Kernel 6.6 (e420bed02507); older ones say
+/// that it is no valid argument.
+pub(in crate::kernel) fn try_tcx() -> io::Result<()> {
+    let load = ProgLoad {
+        prog_type: SCHED_CLS,
+        insn_cnt: 2,
+        insns: NOTHING.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+    };
+    let program = bpf(BPF_PROG_LOAD, load)?;
+    // SAFETY: a new descriptor that nobody else has; what the attribute points to is static.
+    let program = unsafe { OwnedFd::from_raw_fd(program) };
+    // The link ends with its descriptor.
+    create_tcx_link(program.as_fd(), LOOPBACK, TCX_INGRESS).map(drop)
 }

@@ -12,9 +12,10 @@ pub use strategies::*;
 pub use world::World;
 
 use super::{
-    AddressType, DetectLocalMode, EndpointSlice, IpFamily, LinkAddress, ModelSettings, NamespacedName, Node,
-    NodeFacts, NodePortAddresses, Protocol, Service, ServicePort, ServicePortKey, ServicePortName,
-    ServiceType, SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy,
+    AddressType, DetectLocalMode, EndpointSlice, InterfaceGlobs, IpFamily, Link, LinkAddress, LinkHeader,
+    ModelSettings, NamespacedName, Node, NodeFacts, NodePortAddresses, Protocol, ResolvedPort, Service,
+    ServicePort, ServicePortKey, ServicePortName, ServiceType, SessionAffinity, SliceEndpoint, SlicePort,
+    TrafficPolicy,
 };
 
 /// The node that [`settings`] says this is.
@@ -148,6 +149,22 @@ pub fn node(name: &str) -> Node {
     Node { name: name.into(), zone: None, pod_cidrs: Vec::new(), addresses: Vec::new(), being_deleted: false }
 }
 
+/// A resolved service port without addresses and endpoints.
+pub fn resolved_port() -> ResolvedPort {
+    ResolvedPort {
+        frontends: Vec::new(),
+        cluster_endpoints: Vec::new(),
+        local_endpoints: Vec::new(),
+        serving: Vec::new(),
+        has_endpoints: false,
+        affinity_timeout: None,
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    }
+}
+
 /// The default configuration on [`THIS_NODE`].
 pub fn settings() -> ModelSettings {
     ModelSettings {
@@ -155,7 +172,14 @@ pub fn settings() -> ModelSettings {
         cluster_cidrs: Vec::new(),
         detect_local: DetectLocalMode::ClusterCidr,
         node_port_addresses: NodePortAddresses::All,
+        masquerade_all: false,
+        interfaces: InterfaceGlobs::default(),
     }
+}
+
+/// A link with Ethernet frames that is no port of another.
+pub fn link(index: u32, name: &str) -> Link {
+    Link { index, name: name.into(), master: None, header: LinkHeader::Ethernet, is_loopback: false }
 }
 
 /// The kernel's addresses as link and address with prefix.
@@ -168,7 +192,7 @@ pub fn facts(addresses: &[(&str, &str)]) -> NodeFacts {
         })
         .collect();
     addresses.sort();
-    NodeFacts { addresses }
+    NodeFacts { addresses, links: Vec::new() }
 }
 
 fn names(names: &[&str]) -> Vec<Arc<str>> {

@@ -3,14 +3,15 @@
 
 use std::{fmt::Debug, net::IpAddr, num::NonZeroU32, sync::Arc};
 
+use glob::Pattern;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
-use super::{THIS_NODE, World, cidrs, facts, ip, node, port_number};
+use super::{THIS_NODE, World, cidrs, facts, ip, link, node, port_number};
 use crate::model::{
-    AddressType, Delta, DetectLocalMode, Dirty, EndpointSlice, LoadBalancerIngress, LoadBalancerIpMode,
-    ModelSettings, NamespacedName, Node, NodeAddressType, NodeFacts, NodePortAddresses, Protocol, Service,
-    ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, Snapshot, TrafficPolicy, UnixNanos,
-    WatchEvent,
+    AddressType, Delta, DetectLocalMode, Dirty, EndpointSlice, InterfaceGlobs, Link, LinkHeader,
+    LoadBalancerIngress, LoadBalancerIpMode, ModelSettings, NamespacedName, Node, NodeAddressType, NodeFacts,
+    NodePortAddresses, Protocol, Service, ServicePort, ServiceType, SessionAffinity, SliceEndpoint,
+    SlicePort, Snapshot, TrafficPolicy, UnixNanos, WatchEvent,
 };
 
 const CLUSTER_IPS: [&str; 6] =
@@ -63,15 +64,18 @@ pub fn snapshot() -> impl Strategy<Value = Snapshot> {
 
 /// A Snapshot, the next one, and what differs.
 pub fn snapshot_change() -> impl Strategy<Value = (Snapshot, Snapshot, Dirty)> {
-    (world(), any_settings(), any_facts(), events(0..6)).prop_map(|(world, settings, facts, events)| {
-        let mut model = world.model(&settings, &facts);
-        let before = model.snapshot().clone();
-        for event in events {
-            model.apply(event);
-        }
-        let dirty = model.resolve();
-        (before, model.snapshot().clone(), dirty)
-    })
+    (world(), any_settings(), (any_facts(), any_facts()), events(0..6)).prop_map(
+        |(world, settings, (facts, next_facts), events)| {
+            let mut model = world.model(&settings, &facts);
+            let before = model.snapshot().clone();
+            for event in events {
+                model.apply(event);
+            }
+            model.set_node_facts(next_facts);
+            let dirty = model.resolve();
+            (before, model.snapshot().clone(), dirty)
+        },
+    )
 }
 
 /// Any configuration, always on [`THIS_NODE`].
@@ -87,15 +91,19 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
         1 => node_ranges().prop_map(|cidrs| NodePortAddresses::Primary { cidrs }),
         1 => node_ranges().prop_map(NodePortAddresses::Cidrs),
     ];
-    (detect_local, node_port_addresses).prop_map(|(detect_local, node_port_addresses)| ModelSettings {
-        node_name: THIS_NODE.into(),
-        cluster_cidrs: cidrs(&["10.244.0.0/16", "fd44::/16"]),
-        detect_local,
-        node_port_addresses,
-    })
+    (detect_local, node_port_addresses, any::<bool>(), interface_globs()).prop_map(
+        |(detect_local, node_port_addresses, masquerade_all, interfaces)| ModelSettings {
+            node_name: THIS_NODE.into(),
+            cluster_cidrs: cidrs(&["10.244.0.0/16", "fd44::/16"]),
+            detect_local,
+            node_port_addresses,
+            masquerade_all,
+            interfaces,
+        },
+    )
 }
 
-/// Any addresses of this node.
+/// Any addresses and links of this node.
 pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
     let addresses = [
         ("lo", "127.0.0.1/8"),
@@ -104,8 +112,31 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
         ("eth0", "fd57::11/64"),
         ("veth1", "10.244.1.1/32"),
     ];
-    proptest::sample::subsequence(addresses.to_vec(), 0..=addresses.len())
-        .prop_map(|addresses| facts(&addresses))
+    let addresses = proptest::sample::subsequence(addresses.to_vec(), 0..=addresses.len());
+    (addresses, any_links()).prop_map(|(addresses, links)| NodeFacts { links, ..facts(&addresses) })
+}
+
+/// Any links; an index may stand for another link the next time.
+fn any_links() -> impl Strategy<Value = Vec<Link>> {
+    let headers = of(&[LinkHeader::Ethernet, LinkHeader::Ethernet, LinkHeader::Ip, LinkHeader::Other(32)]);
+    let names = of(&["eth0", "cbr0", "veth1", "veth2", "wg0"]);
+    let any_link = (2..7_u32, names, headers, option::of(2..4_u32))
+        .prop_map(|(index, name, header, master)| Link { master, header, ..link(index, name) });
+    vec(any_link, 0..6).prop_map(|mut links| {
+        links.push(Link { is_loopback: true, ..link(1, "lo") });
+        links.sort();
+        links.dedup_by_key(|link| link.index);
+        links
+    })
+}
+
+fn interface_globs() -> impl Strategy<Value = InterfaceGlobs> {
+    let globs = |choices: &[&'static str]| {
+        let globs = choices.iter().filter_map(|glob| Pattern::new(glob).ok()).collect::<Vec<_>>();
+        proptest::sample::subsequence(globs.clone(), 0..=globs.len())
+    };
+    let only = prop_oneof![3 => Just(Vec::new()), 1 => globs(&["eth*", "veth?", "cbr0"])];
+    (only, globs(&["*2", "wg*"])).prop_map(|(only, except)| InterfaceGlobs { only, except })
 }
 
 /// Any Service.

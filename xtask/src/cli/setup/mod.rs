@@ -64,7 +64,8 @@ pub(crate) fn ensure_vm() -> Result<()> {
     if !cfg!(target_arch = "x86_64") {
         bail!("virtual machines run the programs of this machine, and the kernels for them are for x86-64");
     }
-    let missing: Vec<&Tool> = VM_TOOLS.iter().filter(|tool| tool.find().is_none()).collect();
+    let tools = || TOOLS.iter().chain(&VM_TOOLS);
+    let missing: Vec<&Tool> = tools().filter(|tool| tool.find().is_none()).collect();
     if !missing.is_empty() {
         install_all(&|known| Ok(packages::missing(known, tool_packages(&missing, known)?)), &|names| {
             tools_by_hand(&missing, names)
@@ -73,7 +74,7 @@ pub(crate) fn ensure_vm() -> Result<()> {
     let find = |tool: &Tool| {
         tool.find().with_context(|| format!("{} is missing or does not run: {}", tool.name, tool.why))
     };
-    let files = VM_TOOLS.iter().map(find).collect::<Result<Vec<_>>>()?;
+    let files = tools().map(find).collect::<Result<Vec<_>>>()?;
     fs::create_dir_all(workspace::tools()).context("cannot make the folder for tools")?;
     stamp::write(&stamp, &files)
 }

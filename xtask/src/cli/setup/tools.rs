@@ -20,28 +20,40 @@ pub(crate) struct Tool {
 }
 
 /// All tools.
-pub(crate) const TOOLS: [Tool; 1] = [Tool {
-    name: "bpftool",
-    why: "the demo shows the BPF maps with it",
-    probe: Some("version"),
-    packages: &[&["bpftool"], &["linux-tools-common", "linux-tools-generic"]],
-}];
+pub(crate) const TOOLS: [Tool; 3] = [
+    tool(
+        "bpftool",
+        "the demo shows the BPF maps with it",
+        "version",
+        &[&["bpftool"], &["linux-tools-common", "linux-tools-generic"]],
+    ),
+    tool(
+        "nft",
+        "shunt masquerades and refuses with it, and tests look at what it did",
+        "--version",
+        &[&["nftables"]],
+    ),
+    tool(
+        "iptables",
+        "shunt does the same with it where there is no nft, and tests try both",
+        "--version",
+        &[&["iptables"]],
+    ),
+];
 
 /// The keys that Debian signs its packages with, also those of other releases than this machine's.
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// What virtual machines need besides: qemu, the tools that guests get copies of, and what fetches kernels.
-pub(crate) const VM_TOOLS: [Tool; 11] = [
-    vm_tool("qemu-system-x86_64", "virtual machines run in it", "--version", &[&["qemu-system-x86"]]),
-    vm_tool("busybox", "it is most of what guests have", "true", &[&["busybox-static"]]),
-    vm_tool("bash", "it is the guests' shell", "--version", &[&["bash"]]),
-    vm_tool("depmod", "it makes the table of a kernel's modules", "--version", &[&["kmod"]]),
-    vm_tool("kmod", "guests load modules with it", "--version", &[&["kmod"]]),
-    vm_tool("ip", "guests get it", "-V", &[&["iproute2"]]),
-    vm_tool("nft", "guests get it", "--version", &[&["nftables"]]),
-    vm_tool("iptables", "guests get it", "--version", &[&["iptables"]]),
-    vm_tool("ipset", "guests get it", "--version", &[&["ipset"]]),
-    vm_tool("dpkg", "it unpacks kernels", "--version", &[&["dpkg"]]),
+/// What virtual machines need besides those: qemu, the tools that guests get copies of, and what fetches kernels.
+pub(crate) const VM_TOOLS: [Tool; 9] = [
+    tool("qemu-system-x86_64", "virtual machines run in it", "--version", &[&["qemu-system-x86"]]),
+    tool("busybox", "it is most of what guests have", "true", &[&["busybox-static"]]),
+    tool("bash", "it is the guests' shell", "--version", &[&["bash"]]),
+    tool("depmod", "it makes the table of a kernel's modules", "--version", &[&["kmod"]]),
+    tool("kmod", "guests load modules with it", "--version", &[&["kmod"]]),
+    tool("ip", "guests get it", "-V", &[&["iproute2"]]),
+    tool("ipset", "guests get it", "--version", &[&["ipset"]]),
+    tool("dpkg", "it unpacks kernels", "--version", &[&["dpkg"]]),
     Tool {
         name: KEYRING,
         why: "it tells that kernels are Debian's",
@@ -50,7 +62,7 @@ pub(crate) const VM_TOOLS: [Tool; 11] = [
     },
 ];
 
-const fn vm_tool(
+const fn tool(
     name: &'static str,
     why: &'static str,
     probe: &'static str,

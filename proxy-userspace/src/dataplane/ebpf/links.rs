@@ -1,0 +1,211 @@
+//! The programs on the node's links: which one a link needs, attaching and detaching it, and what runs there.
+
+use std::collections::BTreeMap;
+
+use nix::net::if_::if_nameindex;
+
+use crate::{
+    kernel::{
+        KernelError,
+        bpf::{
+            Object, PinDir,
+            tc::{
+                Attached, Hook,
+                clsact::{Clsact, Filter},
+                tcx,
+            },
+        },
+    },
+    model::Framing,
+};
+
+/// How programs get onto links.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkAttachment {
+    /// Through TCX, where the kernel has it (6.6), else as filters of a clsact qdisc.
+    #[default]
+    Probe,
+    /// As filters of a clsact qdisc, which every kernel has: for tests.
+    Clsact,
+}
+
+/// A hook of one link. Orders as hooks are to be filled: what translates back runs, on every link, before anything is
+/// translated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkHook {
+    /// Which hook.
+    pub hook: Hook,
+    /// The link's index.
+    pub index: u32,
+}
+
+/// What runs on a hook of a link, as far as it is ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Running {
+    /// This process's program for links of this kind.
+    Current(Framing),
+    /// An earlier process's program, or none any more although one is pinned.
+    Outdated,
+}
+
+/// Attaches and detaches, in the way that the kernel offers.
+#[derive(Debug)]
+pub(super) enum Links {
+    Tcx,
+    Clsact(Clsact),
+}
+
+impl Links {
+    pub(super) fn open(attachment: LinkAttachment) -> Result<Self, KernelError> {
+        if attachment == LinkAttachment::Probe && tcx::is_supported() {
+            return Ok(Self::Tcx);
+        }
+        Clsact::open().map(Self::Clsact)
+    }
+
+    /// Makes this process's program run; false where the link is gone.
+    pub(super) fn attach(
+        &self,
+        object: &Object,
+        pins: &PinDir,
+        at: LinkHook,
+        framing: Framing,
+    ) -> Result<bool, KernelError> {
+        let program = object.link_program(program_name(at.hook, framing))?;
+        let attached = match self {
+            Self::Tcx => tcx::attach(program, at.index, at.hook, &pins.link(&pin_name(at)))?,
+            Self::Clsact(clsact) => clsact.attach(program, at.index, at.hook)?,
+        };
+        if attached == Attached::LinkGone {
+            tracing::debug!(link = at.index, "gone before a program was attached to it");
+        }
+        Ok(attached == Attached::Runs)
+    }
+
+    pub(super) fn detach(&self, pins: &PinDir, at: LinkHook) -> Result<(), KernelError> {
+        match self {
+            Self::Tcx => tcx::detach(&pins.link(&pin_name(at))),
+            Self::Clsact(clsact) => clsact.detach(at.index, at.hook),
+        }
+    }
+
+    /// What is ours on all links.
+    pub(super) fn observe(
+        &self,
+        object: &Object,
+        pins: &PinDir,
+    ) -> Result<BTreeMap<LinkHook, Running>, KernelError> {
+        let running = |at: LinkHook, program| {
+            let is_it = |framing: &Framing| {
+                let program_of = object.link_program(program_name(at.hook, *framing));
+                program_of.is_ok_and(|known| Some(known.id) == program)
+            };
+            let framing = [Framing::Ethernet, Framing::Ip].into_iter().find(is_it);
+            (at, framing.map_or(Running::Outdated, Running::Current))
+        };
+        match self {
+            Self::Tcx => pinned(pins)?
+                .map(|at| {
+                    let program = tcx::attached(at.index, at.hook, &pins.link(&pin_name(at)))?;
+                    Ok(running(at, program))
+                })
+                .collect(),
+            Self::Clsact(clsact) => {
+                let filters = filters(clsact)?.into_iter();
+                Ok(filters.map(|(at, filter)| running(at, Some(filter.program))).collect())
+            }
+        }
+    }
+}
+
+/// Takes all off that any process of ours ever put onto links of this network namespace; goes on past errors.
+pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
+    let mut errors = Vec::new();
+    if let Some(pins) = pins {
+        match pinned(pins) {
+            // What is last to be attached goes first.
+            Ok(hooks) => {
+                errors
+                    .extend(last_first(hooks).filter_map(|at| tcx::detach(&pins.link(&pin_name(at))).err()));
+            }
+            Err(error) => errors.push(error),
+        }
+    }
+    match Clsact::open().and_then(|clsact| Ok((filters(&clsact)?, clsact))) {
+        Ok((filters, clsact)) => {
+            let hooks = last_first(filters.into_iter().map(|(at, _)| at));
+            errors.extend(hooks.filter_map(|at| clsact.detach(at.index, at.hook).err()));
+        }
+        Err(error) => errors.push(error),
+    }
+    errors
+}
+
+fn last_first(hooks: impl Iterator<Item = LinkHook>) -> impl Iterator<Item = LinkHook> {
+    let mut hooks: Vec<LinkHook> = hooks.collect();
+    hooks.sort_unstable();
+    hooks.into_iter().rev()
+}
+
+fn pinned(pins: &PinDir) -> Result<impl Iterator<Item = LinkHook>, KernelError> {
+    Ok(pins.link_names()?.into_iter().filter_map(|name| from_pin_name(&name)))
+}
+
+/// Our filters on all links of this network namespace.
+fn filters(clsact: &Clsact) -> Result<Vec<(LinkHook, Filter)>, KernelError> {
+    let links = if_nameindex().map_err(|error| KernelError::call("list", "links")(error.into()))?;
+    let mut found = Vec::new();
+    for link in &links {
+        for hook in [Hook::Egress, Hook::Ingress] {
+            let at = LinkHook { hook, index: link.index() };
+            let filter = clsact.attached(at.index, hook)?;
+            found.extend(
+                filter.filter(|filter| filter.name.starts_with(super::LINKS)).map(|filter| (at, filter)),
+            );
+        }
+    }
+    Ok(found)
+}
+
+const fn program_name(hook: Hook, framing: Framing) -> &'static str {
+    match (hook, framing) {
+        (Hook::Ingress, Framing::Ethernet) => "shunt_in_eth",
+        (Hook::Ingress, Framing::Ip) => "shunt_in_ip",
+        (Hook::Egress, Framing::Ethernet) => "shunt_out_eth",
+        (Hook::Egress, Framing::Ip) => "shunt_out_ip",
+    }
+}
+
+const IN: &str = "shunt_in_";
+const OUT: &str = "shunt_out_";
+
+/// Where a BPF link is pinned: by the index, since names of links may hold what bpffs does not take, such as dots.
+fn pin_name(at: LinkHook) -> String {
+    let hook = match at.hook {
+        Hook::Ingress => IN,
+        Hook::Egress => OUT,
+    };
+    format!("{hook}{}", at.index)
+}
+
+/// Which hook of which link a name is for; none for other names.
+pub(super) fn from_pin_name(name: &str) -> Option<LinkHook> {
+    let of = |hook, prefix| Some(LinkHook { hook, index: name.strip_prefix(prefix)?.parse().ok()? });
+    of(Hook::Ingress, IN).or_else(|| of(Hook::Egress, OUT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_pin_tells_its_hook_and_link_and_names_of_programs_are_none() {
+        for hook in [Hook::Ingress, Hook::Egress] {
+            let at = LinkHook { hook, index: 4711 };
+            assert_eq!(from_pin_name(&pin_name(at)), Some(at));
+        }
+        for other in ["shunt_in_eth", "shunt_out_7-new", "shunt_connect4", "in_7"] {
+            assert_eq!(from_pin_name(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Links that come and go, globs, restarts, and what somebody removes.
+
+use std::{
+    fs,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
+use nix::sched::{CloneFlags, setns};
+use proxy_userspace::{
+    dataplane::{
+        Dataplane as _,
+        ebpf::{Ebpf, LinkAttachment, Plan, Step},
+    },
+    kernel::bpf::tc::Hook,
+    model::InterfaceGlobs,
+};
+
+use crate::bench::{ATTACHMENTS, Bench, HOOKS, has_clsact, run, tc};
+
+#[test]
+fn links_that_come_get_programs_on_both_hooks_and_those_that_go_leave_nothing() {
+    for attachment in ATTACHMENTS {
+        let mut bench = Bench::new(attachment);
+        bench.sync();
+        bench.add_veth("v0", "v1");
+        assert_eq!(bench.sync(), 4, "two links, two hooks each");
+        for link in ["v0", "v1"] {
+            assert_eq!(bench.names(link, Hook::Ingress), ["shunt_in_eth"], "{attachment:?}");
+            assert_eq!(bench.names(link, Hook::Egress), ["shunt_out_eth"], "{attachment:?}");
+        }
+        assert_eq!(bench.names("lo", Hook::Ingress), [""; 0]);
+        assert_eq!(bench.verify(), 0, "nothing is left to do");
+        bench.remove("v0");
+        assert_eq!(bench.sync(), 4, "pins go with their links");
+        assert_eq!(bench.verify(), 0);
+        let links = fs::read_dir(bench.settings.pin_dir.join("links")).expect("bpffs").flatten();
+        let names: Vec<String> = links.map(|entry| entry.file_name().display().to_string()).collect();
+        let of_links =
+            names.iter().filter(|name| name.starts_with("shunt_in") || name.starts_with("shunt_out"));
+        assert_eq!(of_links.count(), 0, "{names:?}");
+    }
+}
+
+#[test]
+fn a_link_without_ethernet_headers_gets_the_programs_for_those() {
+    for attachment in ATTACHMENTS {
+        let mut bench = Bench::new(attachment);
+        run("ip", &["tuntap", "add", "tun0", "mode", "tun"]);
+        bench.sync();
+        assert_eq!(bench.names("tun0", Hook::Ingress), ["shunt_in_ip"]);
+        assert_eq!(bench.names("tun0", Hook::Egress), ["shunt_out_ip"]);
+    }
+}
+
+#[test]
+fn links_that_globs_leave_out_have_no_programs_also_if_an_earlier_process_put_them_there() {
+    for attachment in ATTACHMENTS {
+        let mut bench = Bench::new(attachment);
+        bench.add_veth("eth0", "v.1");
+        bench.add_bridge("br0", &[]);
+        bench.sync();
+        assert_eq!(bench.names("v.1", Hook::Ingress), ["shunt_in_eth"], "a dot in the name does no harm");
+        let globs = |globs: &[&str]| globs.iter().map(|glob| glob.parse().expect("glob")).collect();
+        bench.model_settings.interfaces =
+            InterfaceGlobs { only: globs(&["eth*", "br*"]), except: globs(&["*r0"]) };
+        bench.restart();
+        bench.sync();
+        for hook in HOOKS {
+            assert_eq!(bench.names("eth0", hook).len(), 1);
+            assert_eq!(bench.names("v.1", hook).len() + bench.names("br0", hook).len(), 0, "{attachment:?}");
+        }
+        assert!(!has_clsact("br0"), "an empty qdisc goes too");
+    }
+}
+
+#[test]
+fn what_somebody_took_off_is_put_back_by_the_next_comparison() {
+    for attachment in ATTACHMENTS {
+        let mut bench = Bench::new(attachment);
+        bench.add_veth("v0", "v1");
+        bench.sync();
+        let index = bench.index("v0");
+        match attachment {
+            LinkAttachment::Clsact => drop(tc(&["qdisc", "del", "dev", "v0", "clsact"])),
+            LinkAttachment::Probe => {
+                let pin = bench.settings.pin_dir.join(format!("links/shunt_in_{index}"));
+                fs::remove_file(pin).expect("pinned");
+                let pin = bench.settings.pin_dir.join(format!("links/shunt_out_{index}"));
+                run("bpftool", &["link", "detach", "pinned", pin.to_str().expect("text")]);
+            }
+        }
+        assert_eq!(bench.verify(), 2, "{attachment:?}");
+        for hook in HOOKS {
+            assert_eq!(bench.names("v0", hook).len(), 1, "{attachment:?}");
+        }
+    }
+}
+
+#[test]
+fn an_index_that_stands_for_another_link_by_now_gets_programs_anew() {
+    for attachment in ATTACHMENTS {
+        let mut bench = Bench::new(attachment);
+        let add = |name| run("ip", &["link", "add", name, "index", "77", "type", "bridge"]);
+        add("one");
+        bench.sync();
+        bench.remove("one");
+        add("two");
+        bench.restart();
+        bench.sync();
+        for hook in HOOKS {
+            assert_eq!(bench.names("two", hook).len(), 1, "{attachment:?}");
+        }
+        assert_eq!(bench.verify(), 0);
+    }
+}
+
+#[test]
+fn a_link_that_vanishes_before_its_programs_are_attached_is_no_error_and_keeps_no_other_from_its_own() {
+    for attachment in ATTACHMENTS {
+        let mut bench = Bench::new(attachment);
+        bench.add_veth("v0", "v1");
+        bench.add_bridge("br0", &[]);
+        let steps = bench.planned();
+        bench.remove("v0");
+        let Bench { dataplane, state, .. } = &mut bench;
+        let plan = Plan { steps, names: Vec::new() };
+        dataplane.as_mut().expect("running").apply(state, plan).expect("no error");
+        assert_eq!(bench.names("br0", Hook::Ingress), ["shunt_in_eth"]);
+        assert_eq!(bench.verify(), 0);
+    }
+}
+
+#[test]
+fn a_restarted_proxy_puts_its_programs_in_place_of_the_old_ones_with_no_moment_without() {
+    for attachment in ATTACHMENTS {
+        let mut bench = Bench::new(attachment);
+        bench.add_veth("v0", "v1");
+        bench.sync();
+        let ids = |bench: &Bench| {
+            HOOKS.map(|hook| bench.programs("v0", hook).iter().map(ProgramInfo::id).collect::<Vec<_>>())
+        };
+        let before = ids(&bench);
+        let here = fs::File::open("/proc/thread-self/ns/net").expect("procfs");
+        let done = AtomicBool::new(false);
+        let mut steps = Vec::new();
+        let (looks, gaps) = std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                setns(&here, CloneFlags::CLONE_NEWNET).expect("same namespace");
+                let (mut looks, mut gaps) = (0u32, 0u32);
+                while !done.load(Ordering::Relaxed) {
+                    looks += 1;
+                    gaps += u32::from(!runs_on(attachment, "v0"));
+                }
+                (looks, gaps)
+            });
+            let ended = Ended(&done);
+            for services in [64, 64, 128] {
+                // In the end with other maps too, as after an upgrade.
+                bench.settings.map_sizes.services = services;
+                bench.restart();
+                steps.push(bench.sync());
+            }
+            drop(ended);
+            watcher.join().expect("no panic")
+        });
+        assert_eq!(steps, [5; 3], "the programs on sockets, and those on two links");
+        assert!(looks > 10 && gaps == 0, "{attachment:?}: {gaps} of {looks}");
+        let after = ids(&bench);
+        assert!(before.iter().zip(&after).all(|(a, b)| a != b && b.len() == 1), "{before:?} {after:?}");
+    }
+}
+
+/// Sets a flag in the end, also when a test fails.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether a program of ours is at ingress, asked as often as possible.
+fn runs_on(attachment: LinkAttachment, link: &str) -> bool {
+    match attachment {
+        // Programs may go between the list and the look at each.
+        LinkAttachment::Probe => {
+            SchedClassifier::query_tcx(link, TcAttachType::Ingress).map_or(true, |(_, p)| !p.is_empty())
+        }
+        LinkAttachment::Clsact => tc(&["filter", "show", "dev", link, "ingress"]).contains("shunt_in_eth"),
+    }
+}
+
+#[test]
+fn programs_go_on_while_no_proxy_runs_and_cleanup_takes_everything_off() {
+    for attachment in ATTACHMENTS {
+        let mut bench = Bench::new(attachment);
+        bench.add_veth("v0", "v1");
+        bench.sync();
+        bench.stop();
+        assert_eq!(bench.names("v0", Hook::Ingress), ["shunt_in_eth"], "{attachment:?}");
+        let errors = Ebpf::cleanup_at(&bench.settings.pin_dir);
+        assert!(errors.is_empty(), "{errors:?}");
+        for link in ["v0", "v1"] {
+            for hook in HOOKS {
+                assert_eq!(bench.names(link, hook), [""; 0], "{attachment:?}");
+            }
+            assert!(!has_clsact(link));
+        }
+        assert!(!bench.settings.pin_dir.exists());
+    }
+}
+
+#[test]
+fn programs_are_attached_to_egress_before_ingress_and_after_those_on_sockets() {
+    let bench = Bench::new(LinkAttachment::Probe);
+    bench.add_veth("v0", "v1");
+    let hooks: Vec<Option<Hook>> = bench
+        .planned()
+        .iter()
+        .filter_map(|step| match step {
+            Step::Attach => Some(None),
+            Step::AttachLink(at, _) => Some(Some(at.hook)),
+            _ => None,
+        })
+        .collect();
+    let (out, into) = (Some(Hook::Egress), Some(Hook::Ingress));
+    assert_eq!(hooks, [None, out, out, into, into]);
+}

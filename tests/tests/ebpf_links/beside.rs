@@ -1,0 +1,108 @@
+//! Beside programs and filters of others: a CNI's, a firewall's.
+
+use std::net::UdpSocket;
+
+use aya::{
+    programs::ProgramInfo,
+    sys::{Stats, enable_stats},
+};
+use proxy_userspace::{
+    dataplane::{
+        Dataplane as _,
+        ebpf::{Ebpf, EbpfSettings, LinkAttachment, Plan},
+    },
+    kernel::bpf::tc::Hook,
+};
+
+use crate::bench::{Bench, HOOKS, has_clsact, run, tc};
+
+/// Sends a packet out on `v0`.
+fn send() {
+    let socket = UdpSocket::bind("192.0.2.1:0").expect("an address of v0");
+    socket.set_broadcast(true).expect("broadcast");
+    socket.send_to(b"x", "192.0.2.255:9").expect("send");
+}
+
+#[test]
+fn a_filter_of_somebody_else_stays_and_runs_after_ours_and_keeps_the_qdisc() {
+    let mut bench = Bench::new(LinkAttachment::Clsact);
+    let _counting = enable_stats(Stats::RunTime).expect("kernel 5.8");
+    bench.add_veth("v0", "v1");
+    run("ip", &["address", "add", "192.0.2.1/24", "brd", "+", "dev", "v0"]);
+    bench.sync();
+    send();
+    let received = bench.received("v1");
+    assert!(received > 0, "ours let it pass");
+    // Classic BPF for "drop".
+    let drop_all =
+        ["filter", "add", "dev", "v0", "egress", "prio", "2", "bpf", "bytecode", "1,6 0 0 2", "da"];
+    tc(&drop_all);
+    let received = bench.received("v1");
+    let ours = bench.programs("v0", Hook::Egress)[0].run_count();
+    send();
+    assert_eq!(bench.received("v1"), received, "the other runs after ours");
+    assert!(bench.programs("v0", Hook::Egress)[0].run_count() > ours, "and ours before it");
+    bench.restart();
+    bench.sync();
+    assert_eq!(bench.filters("v0", Hook::Egress).len(), 2);
+    assert!(Ebpf::cleanup_at(&bench.settings.pin_dir).is_empty());
+    let left = tc(&["filter", "show", "dev", "v0", "egress"]);
+    assert!(left.contains("pref 2") && !left.contains("shunt"), "{left}");
+    assert!(has_clsact("v0") && !has_clsact("v1"));
+    send();
+    assert_eq!(bench.received("v1"), received);
+}
+
+#[test]
+fn a_qdisc_without_egress_in_the_way_is_an_error_that_names_the_link_and_keeps_no_other_from_its_programs() {
+    let mut bench = Bench::new(LinkAttachment::Clsact);
+    bench.add_veth("v0", "v1");
+    tc(&["qdisc", "add", "dev", "v0", "ingress"]);
+    let steps = bench.planned();
+    let plan = Plan { steps, names: Vec::new() };
+    let Bench { dataplane, state, .. } = &mut bench;
+    let error = dataplane.as_mut().expect("running").apply(state, plan).expect_err("no egress").to_string();
+    assert!(
+        error.contains("1 links") && error.contains("link v0") && error.contains("--exclude-interfaces"),
+        "{error}"
+    );
+    assert_eq!(bench.names("v1", Hook::Ingress), ["shunt_in_eth"]);
+    assert_eq!(bench.names("v0", Hook::Ingress), [""; 0], "what cannot be translated back is not translated");
+    tc(&["qdisc", "del", "dev", "v0", "ingress"]);
+    assert_eq!(bench.verify(), 2);
+}
+
+#[test]
+fn programs_of_somebody_else_on_tcx_stay_and_ours_run_before_those_that_were_there_first() {
+    let mut bench = Bench::new(LinkAttachment::Probe);
+    let _counting = enable_stats(Stats::RunTime).expect("kernel 5.8");
+    bench.add_veth("v0", "v1");
+    run("ip", &["address", "add", "192.0.2.1/24", "brd", "+", "dev", "v0"]);
+    bench.sync();
+    let first = HOOKS.map(|hook| bench.programs("v0", hook)[0].id());
+    // For one that pins elsewhere, the others are somebody else's.
+    let name = bench
+        .settings
+        .pin_dir
+        .with_file_name(format!("{}-other", bench.settings.pin_dir.file_name().unwrap().display()));
+    let settings = EbpfSettings { pin_dir: name.clone(), ..bench.settings.clone() };
+    let mut other = Ebpf::new(&settings).expect("load");
+    let mut state = other.observe().expect("observe");
+    let plan = Plan { steps: bench.planned_from(&state), names: Vec::new() };
+    other.apply(&mut state, plan).expect("apply");
+    for (hook, first) in HOOKS.into_iter().zip(first) {
+        let ids: Vec<u32> = bench.programs("v0", hook).iter().map(ProgramInfo::id).collect();
+        assert!(ids.len() == 2 && ids[1] == first && ids[0] != first, "{ids:?}");
+    }
+    send();
+    assert!(
+        bench.programs("v0", Hook::Egress).iter().all(|program| program.run_count() > 0),
+        "both let it pass"
+    );
+    drop(other);
+    assert!(Ebpf::cleanup_at(&name).is_empty() && !name.exists());
+    for (hook, first) in HOOKS.into_iter().zip(first) {
+        let ids: Vec<u32> = bench.programs("v0", hook).iter().map(ProgramInfo::id).collect();
+        assert_eq!(ids, [first]);
+    }
+}
