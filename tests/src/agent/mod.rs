@@ -24,6 +24,7 @@ use self::{
 };
 use crate::{
     bench::{self, Order, order::Outcome},
+    deadline::patient,
     process::{Inside, Running, describe},
     world::Host,
 };
@@ -59,7 +60,7 @@ impl Agent {
 
     /// Waits until the host's servers are up.
     pub fn wait_until_ready(&mut self) -> Result<()> {
-        match self.answer(READY_WITHIN)? {
+        match self.answer(patient(READY_WITHIN))? {
             Response::Ready => Ok(()),
             other => bail!("expected the agent to be ready, it says {other:?}"),
         }
@@ -67,19 +68,19 @@ impl Agent {
 
     /// Opens connections; one [`Try`] for each that was begun.
     pub fn dial(&mut self, dial: Dial) -> Result<Vec<Try>> {
-        let within = dial.longest().saturating_add(ANSWER_WITHIN);
+        let within = dial.longest().saturating_add(patient(ANSWER_WITHIN));
         self.tries(&Request::Dial(dial), within)
     }
 
     /// Sends on a connection that was kept open.
     pub fn send(&mut self, send: Send) -> Result<Try> {
-        let within = send.timeout.saturating_add(ANSWER_WITHIN);
+        let within = send.timeout.saturating_add(patient(ANSWER_WITHIN));
         self.tries(&Request::Send(send), within)?.pop().context("the agent answered without a try")
     }
 
     /// Fetches a page.
     pub fn get(&mut self, get: Get) -> Result<Result<Page, Failure>> {
-        let within = get.timeout.saturating_add(ANSWER_WITHIN);
+        let within = get.timeout.saturating_add(patient(ANSWER_WITHIN));
         match self.ask(&Request::Get(get), within)? {
             Response::Page(page) => Ok(page),
             other => bail!("expected a page, the agent says {other:?}"),
@@ -97,7 +98,7 @@ impl Agent {
 
     /// Closes the connections kept open.
     pub fn close(&mut self) -> Result<()> {
-        self.tries(&Request::Close, ANSWER_WITHIN).map(drop)
+        self.tries(&Request::Close, patient(ANSWER_WITHIN)).map(drop)
     }
 
     fn tries(&mut self, request: &Request, within: Duration) -> Result<Vec<Try>> {

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use proxy_userspace::kernel::bpf;
 use serde::{Deserialize, Serialize};
 
 use crate::bench::{self, order::Outcome};
@@ -202,6 +203,8 @@ impl Failure {
         use std::io::ErrorKind;
         let kind = match error.kind() {
             ErrorKind::ConnectionRefused => FailureKind::Refused,
+            // All that programs of the socket hooks can say before kernel 6.1.
+            ErrorKind::PermissionDenied if !bpf::may_choose_errors() => FailureKind::Refused,
             // The kernel's own timeout, ETIMEDOUT.
             ErrorKind::TimedOut => FailureKind::TimedOut,
             ErrorKind::HostUnreachable

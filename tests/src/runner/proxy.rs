@@ -13,7 +13,7 @@ use serde_yaml_ng::Mapping;
 use super::{Manifests, config::compose};
 use crate::{
     agent::protocol::Get,
-    deadline::Deadline,
+    deadline::{Deadline, patient},
     process::{Running, describe},
     world::{Host, World},
 };
@@ -88,7 +88,7 @@ impl Proxy {
     /// Starts it and waits until /healthz answers 200: the first full sync is in the kernel.
     pub fn start(&mut self, world: &mut World) -> Result<()> {
         self.spawn(world)?;
-        let get = Get { url: HEALTHZ.to_owned(), timeout: LOOK_FOR };
+        let get = Get { url: HEALTHZ.to_owned(), timeout: patient(LOOK_FOR) };
         let mut last = "no answer".to_owned();
         let healthy = Deadline::after(HEALTHY_WITHIN).poll(|| self.look(world, &get, &mut last).transpose());
         match healthy {

@@ -14,7 +14,7 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData};
-use proxy_common::layout::{ServiceKey, ServiceValue};
+use proxy_common::layout::{NodeValue, ServiceKey, ServiceValue};
 use proxy_userspace::{
     dataplane::{
         Dataplane as _, PlanSize as _, Renderer as _, Rendering,
@@ -23,8 +23,9 @@ use proxy_userspace::{
     kernel::netns,
     model::{Dirty, Frontend, Protocol},
 };
+use shunt_tests::deadline::slowness;
 
-use crate::bench::{Bench, key, port, tcp_server};
+use crate::bench::{Bench, key, port, soon, tcp_server};
 
 #[test]
 fn a_restarted_proxy_takes_over_with_nothing_to_write_and_connections_go_on() {
@@ -180,7 +181,8 @@ fn no_connection_fails_while_the_endpoints_of_its_service_change() {
                 }
             });
         }
-        let client = scope.spawn(|| (0..20_000).find_map(|_| TcpStream::connect(vip).err()));
+        let connections = 20_000 / slowness();
+        let client = scope.spawn(move || (0..connections).find_map(|_| TcpStream::connect(vip).err()));
         let mut changes = 0u32;
         while !client.is_finished() {
             let one = changes as usize % 2;
@@ -198,7 +200,10 @@ fn the_programs_tell_the_namespace_to_a_proxy_whose_kernel_does_not() {
     let mut bench = Bench::new();
     bench.sync(&Dirty::everything());
     let told = bench.dataplane().ask_netns().expect("a connected socket is noted");
-    assert_eq!(Some(told), netns::current_cookie().expect("kernel 5.14 or newer"));
+    // Kernels before 5.14 tell programs alone.
+    let known = netns::current_cookie().expect("a socket");
+    assert_eq!(told, known.unwrap_or(told));
+    assert_ne!(told.0, NodeValue::NETNS_UNKNOWN);
     bench.state = bench.dataplane().observe().expect("observe");
     assert_eq!(bench.sync(&Dirty::everything()), 0, "nothing of it stays in the maps");
 }
@@ -298,7 +303,8 @@ fn a_link_that_serves_another_cgroup_is_replaced_by_the_next_comparison() {
     bench.sync(&Dirty::everything());
     // On loopback nobody else answers there.
     let unserved = || TcpStream::connect(vip).is_err();
-    assert!(unserved(), "this process is not in that cgroup");
+    // Links end a moment after their last pin.
+    assert!(soon(unserved), "this process is not in that cgroup");
     let link = bench.settings.pin_dir.join("links/shunt_connect4");
     let saved = bench.settings.pin_dir.join("saved");
     fs::hard_link(&link, &saved).expect("bpffs");
@@ -307,7 +313,7 @@ fn a_link_that_serves_another_cgroup_is_replaced_by_the_next_comparison() {
     bench.sync(&Dirty::everything());
     TcpStream::connect(vip).expect("given this cgroup again");
     fs::rename(&saved, &link).expect("bpffs");
-    assert!(unserved(), "the link that served this cgroup is gone");
+    assert!(soon(unserved), "the link that served this cgroup is gone");
     bench.state = bench.dataplane().observe().expect("observe");
     assert_eq!(bench.sync(&Dirty::everything()), 1, "the programs are attached again");
     TcpStream::connect(vip).expect("connect");

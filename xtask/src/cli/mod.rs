@@ -8,6 +8,7 @@ mod setup;
 mod steps;
 mod summary;
 mod test;
+mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,8 +44,22 @@ enum Command {
         #[arg(long, default_value = "ebpf")]
         mode: String,
     },
-    /// Check format and lints, run every test and the conformance cases. Needs root.
-    Test,
+    /// Check format and lints, run every test and the conformance cases; the kernel tests also on kernel 5.10. Needs root.
+    Test {
+        /// Run the kernel tests on every kernel that `cargo xtask vm` knows.
+        #[arg(long)]
+        all_kernels: bool,
+    },
+    /// Run the kernel tests, or COMMAND, on another kernel: in a virtual machine, without KVM and without root.
+    ///
+    /// The guest is of memory alone, has no network but lo and nothing on its standard input, and runs COMMAND as root. Its
+    /// output, standard error included, is printed as it comes, and its exit status is passed on.
+    ///
+    /// COMMAND given by a path is copied into the guest with the libraries it loads; a name is looked for there. The guest
+    /// has busybox, bash, kmod with all modules of the kernel's networking, ip, tc, ss, nft, iptables and ip6tables (-nft
+    /// and -legacy too) and ipset, and where this machine has them also bpftool, conntrack, ethtool, ipvsadm, strace and
+    /// tcpdump. proc, sysfs, devtmpfs, cgroup2, bpffs and tracefs are mounted where they belong.
+    Vm(vm::Vm),
     /// Run the conformance cases: real packets through a real shunt. Needs root.
     Conformance(Conformance),
     /// Measure what Services and changes cost, and the proxy's memory. Needs root, and a machine that does little else.
@@ -121,10 +136,11 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
             setup::ensure()?;
             return Err(conformance::bench(what)?);
         }
-        Command::Test => {
+        Command::Test { all_kernels } => {
             privilege::require("test")?;
-            return test::run();
+            return test::run(*all_kernels);
         }
+        Command::Vm(what) => return vm::run(what),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -145,6 +161,12 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory as _;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_machines_command_keeps_its_own_flags() {
+        let cli = Cli::parse_from(["cargo xtask", "vm", "--kernel", "5.10", "--", "ip", "--kernel", "x"]);
+        assert!(matches!(cli.command, Command::Vm(_)));
     }
 
     #[test]

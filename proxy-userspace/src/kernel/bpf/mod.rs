@@ -11,6 +11,7 @@ use std::{
     io::ErrorKind,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
+    sync::OnceLock,
 };
 
 use aya::{
@@ -83,7 +84,7 @@ impl Object {
             }
             loader.map_pin_path(map.name, path);
         }
-        let has_set_retval = u8::from(has_set_retval());
+        let has_set_retval = u8::from(may_choose_errors());
         loader.override_global("HAS_SET_RETVAL", &has_set_retval, true);
         let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
         for (name, program) in ebpf.programs_mut() {
@@ -155,12 +156,16 @@ impl Object {
     }
 }
 
-/// Whether programs that are asked for an address may choose the error their caller sees. The helper came with kernel 5.18
+/// Whether programs that are asked for an address may choose the error their caller sees; else it sees EPERM. The helper came with kernel 5.18
 /// (b44123b4a3dc), but to these programs only with 6.1 (bed89185af0d), so that a version says little.
-fn has_set_retval() -> bool {
-    is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval).unwrap_or_else(|error| {
-        tracing::debug!(%error, "cannot tell whether there is bpf_set_retval; going without");
-        false
+pub fn may_choose_errors() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    let ask = || is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval);
+    *ANSWER.get_or_init(|| {
+        ask().unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot tell whether there is bpf_set_retval; going without");
+            false
+        })
     })
 }
 
