@@ -353,8 +353,18 @@ pub enum Counter {
 }
 
 impl Counter {
+    /// All of them, with the names that people see.
+    pub const ALL: [(Self, &str); 7] = [
+        (Self::FlowsBegun, "flow_begun"),
+        (Self::Refused, "refused"),
+        (Self::NoLocalEndpoint, "no_local_endpoint"),
+        (Self::SourceNotAllowed, "source_not_allowed"),
+        (Self::FlowNotRecorded, "flow_not_recorded"),
+        (Self::UnknownConnection, "unknown_connection"),
+        (Self::NotRewritten, "not_rewritten"),
+    ];
     /// The number of slots.
-    pub const COUNT: u32 = 7;
+    pub const COUNT: usize = Self::ALL.len();
 }
 
 map_type! {

@@ -54,7 +54,7 @@ static FLOWS: LruHashMap<FlowKey, Flow, 1024> = LruHashMap::new();
 #[btf_map(name = "fragments")]
 static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue, 1024> = LruHashMap::new();
 #[btf_map(name = "counters")]
-static COUNTERS: PerCpuArray<u64, { Counter::COUNT as usize }> = PerCpuArray::new();
+static COUNTERS: PerCpuArray<u64, { Counter::COUNT }> = PerCpuArray::new();
 
 /// Set by userspace where the kernel has `bpf_set_retval` for these programs; the verifier never looks at code it rules out.
 #[unsafe(no_mangle)]

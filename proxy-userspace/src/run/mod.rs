@@ -40,7 +40,10 @@ pub(crate) async fn run(config: Config) -> anyhow::Result<()> {
     let mut tasks = Tasks::new();
     start_endpoints(&config, &outputs, &mut tasks);
     let inputs = start_sources(&config, outputs.metrics.clone(), &mut tasks);
-    let renderer = parts::renderer(&config)?;
+    let mut renderer = parts::renderer(&config)?;
+    if let Some(counts) = renderer.packet_counts() {
+        outputs.metrics.set_packet_counts(counts);
+    }
     let periods = SyncPeriods { min_sync_period: config.min_sync_period, sync_period: config.sync_period };
     let sync = SyncLoop::new(config.model, periods, renderer, outputs);
     tokio::select! {

@@ -1,6 +1,7 @@
 //! The eBPF dataplane: Services as map entries, translated by programs on the cgroup's sockets and on the node's links.
 
 mod carry;
+mod counters;
 mod failures;
 mod flows;
 mod links;
@@ -31,7 +32,7 @@ pub use self::{
 };
 use proxy_common::layout::{LAYOUT_VERSION, STATE_LAYOUT_VERSION};
 
-use super::{Dataplane, MapFill};
+use super::{Dataplane, MapFill, PacketCounts};
 use crate::{
     kernel::{
         KernelError,
@@ -342,6 +343,12 @@ impl Dataplane for Ebpf {
             error,
             EbpfError::Incomplete { out_of_room: true, .. } | EbpfError::Kernel(KernelError::MapFull { .. })
         )
+    }
+
+    fn packet_counts(&mut self) -> Option<PacketCounts> {
+        counters::reader(&mut self.object)
+            .inspect_err(|error| tracing::warn!(%error, "packets are not counted in metrics"))
+            .ok()
     }
 
     fn map_fill(&self, state: &State) -> Vec<MapFill> {
