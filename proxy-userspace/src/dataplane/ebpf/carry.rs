@@ -16,8 +16,17 @@ use crate::kernel::{
 };
 
 /// The maps that programs write.
-const STATE: [&str; 8] =
-    ["affinity", "udp_flows", "udp_replies", "udp_sockets", "connections", "flows", "fragments", "counters"];
+const STATE: [&str; 9] = [
+    "affinity",
+    "udp_flows",
+    "udp_replies",
+    "udp_sockets",
+    "connections",
+    "flows",
+    "fragments",
+    "counters",
+    "known",
+];
 
 /// Keeps an entry that the new programs wrote meanwhile.
 const BPF_NOEXIST: u64 = 1;

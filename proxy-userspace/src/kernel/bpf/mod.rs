@@ -2,6 +2,7 @@
 
 mod batch;
 mod link;
+mod mapped;
 mod memlock;
 mod pins;
 mod syscall;
@@ -25,6 +26,7 @@ use self::tc::LinkProgram;
 pub use self::{
     batch::Reader,
     link::{Replacement, attach, is_attached},
+    mapped::MappedWords,
     pins::PinDir,
 };
 pub(super) use self::{
@@ -122,9 +124,18 @@ impl Object {
 
     /// Reads a hash map in large pieces. The types' sizes are those of its specification.
     pub fn reader<K: aya::Pod, V: aya::Pod>(&self, name: &'static str) -> Result<Reader<K, V>, KernelError> {
+        self.map(name)?.try_clone().map(Reader::new).map_err(KernelError::call("open map", name))
+    }
+
+    /// An array of so many words as memory.
+    pub fn mapped(&self, name: &'static str, words: u32) -> Result<MappedWords, KernelError> {
+        let map = self.map(name)?;
+        MappedWords::new(map, words).map_err(KernelError::call("map into memory", name))
+    }
+
+    fn map(&self, name: &'static str) -> Result<&OwnedFd, KernelError> {
         let missing = || KernelError::call("find map", name)(ErrorKind::NotFound.into());
-        let (_, map) = self.maps.iter().find(|(known, _)| *known == name).ok_or_else(missing)?;
-        map.try_clone().map(Reader::new).map_err(KernelError::call("open map", name))
+        self.maps.iter().find_map(|(known, map)| (*known == name).then_some(map)).ok_or_else(missing)
     }
 
     /// Takes a map out, to be given its type.
