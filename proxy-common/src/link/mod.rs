@@ -29,9 +29,9 @@ pub fn ingress(frame: &impl Frame, tables: &impl Tables, header: u32, version: I
     if packet.read(frame).is_none() {
         return Outcome::Proceed;
     }
-    match packet.proto {
-        TCP | UDP => original::transport(frame, tables, &packet),
-        ICMP | ICMPV6 => error::about_reply(frame, tables, &packet),
+    match (packet.version, packet.proto) {
+        (_, TCP | UDP) => original::transport(frame, tables, &packet),
+        (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => error::about_reply(frame, tables, &packet),
         _ => Outcome::Proceed,
     }
 }
@@ -44,9 +44,9 @@ pub fn egress(frame: &impl Frame, tables: &impl Tables, header: u32, version: Ip
     if packet.read(frame).is_none() {
         return Outcome::Proceed;
     }
-    match packet.proto {
-        TCP | UDP => reply::transport(frame, tables, &packet),
-        ICMP | ICMPV6 => error::about_original(frame, tables, &packet),
+    match (packet.version, packet.proto) {
+        (_, TCP | UDP) => reply::transport(frame, tables, &packet),
+        (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => error::about_original(frame, tables, &packet),
         _ => Outcome::Proceed,
     }
 }
