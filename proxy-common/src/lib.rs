@@ -5,7 +5,7 @@
     reason = "in a BPF program a call costs stack, of which there are 512 bytes"
 )]
 
-#[cfg(any(test, feature = "user"))]
+#[cfg(any(test, feature = "testing", feature = "user"))]
 extern crate std;
 
 mod addr;
@@ -21,6 +21,8 @@ pub mod rewrite;
 pub mod select;
 pub mod service;
 pub mod tables;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod verdict;
 
 pub use addr::{Addr, Proto};

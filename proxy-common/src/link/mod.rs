@@ -29,8 +29,8 @@ pub fn ingress(frame: &impl Frame, tables: &impl Tables, header: u32, version: I
     if packet.read(frame).is_none() {
         return Outcome::Proceed;
     }
-    match packet.proto {
-        TCP | UDP => {
+    match (packet.version, packet.proto) {
+        (_, TCP | UDP) => {
             if let Fragment::Later { id } = packet.fragment {
                 return fragment::follow(frame, tables, &packet, Direction::Original, id);
             }
@@ -41,7 +41,7 @@ pub fn ingress(frame: &impl Frame, tables: &impl Tables, header: u32, version: I
                 _ => Outcome::Proceed,
             }
         }
-        ICMP | ICMPV6 => error::about_reply(frame, tables, &packet),
+        (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => error::about_reply(frame, tables, &packet),
         _ => Outcome::Proceed,
     }
 }
@@ -54,8 +54,8 @@ pub fn egress(frame: &impl Frame, tables: &impl Tables, header: u32, version: Ip
     if packet.read(frame).is_none() {
         return Outcome::Proceed;
     }
-    match packet.proto {
-        TCP | UDP => {
+    match (packet.version, packet.proto) {
+        (_, TCP | UDP) => {
             if let Fragment::Later { id } = packet.fragment {
                 return fragment::follow(frame, tables, &packet, Direction::Reply, id);
             }
@@ -66,7 +66,7 @@ pub fn egress(frame: &impl Frame, tables: &impl Tables, header: u32, version: Ip
                 _ => Outcome::Proceed,
             }
         }
-        ICMP | ICMPV6 => error::about_original(frame, tables, &packet),
+        (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => error::about_original(frame, tables, &packet),
         _ => Outcome::Proceed,
     }
 }

@@ -55,15 +55,14 @@ fn translate<F: Frame, T: Tables>(
     rewritten(tables, rewrite::transport(frame, packet, key, flow))
 }
 
-/// A datagram that leaves from a node port's number: of a process of the node, or of a pod that something else masqueraded.
-/// Its answers look like a client's datagrams to the node port, and must not be taken for them. TCP needs no such note: its
-/// first packet tells who began.
+/// A datagram that leaves from a node port's number, or from the port of a Service whose address is the node's: of a process of
+/// the node, or of a pod that something else masqueraded. Its answers look like a client's datagrams to the Service, and must
+/// not be taken for them. TCP needs no such note: its first packet tells who began.
 #[inline(never)]
 fn note_own_flow<T: Tables>(tables: &T, tuple: &Tuple) {
     let Tuple { source, .. } = tuple;
-    if tables.service(&ServiceKey::new(source.addr.any(), source.port, Proto::Udp)).is_none()
-        || !tables.is_node_address(&source.addr)
-    {
+    let is_service = |addr| tables.service(&ServiceKey::new(addr, source.port, Proto::Udp)).is_some();
+    if !tables.is_node_address(&source.addr) || !(is_service(source.addr.any()) || is_service(source.addr)) {
         return;
     }
     let answers = tuple.swapped();
