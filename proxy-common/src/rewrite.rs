@@ -9,13 +9,20 @@ use crate::{
 
 /// Changes addresses and ports of a TCP or UDP packet, or of a first fragment of one. None if the packet is too short; it may
 /// be half changed then.
-#[inline(never)]
-pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: &Flow) -> Option<()> {
+#[inline(always)]
+pub fn transport(frame: &impl Frame, packet: &Packet, before: &FlowKey, after: &Flow) -> Option<()> {
     let checksum = packet.payload + if packet.proto == TCP { 16 } else { 6 };
-    let may_be_absent = packet.proto == UDP;
-    if may_be_absent && frame.load(checksum)? == [0; 2] {
-        return unsummed(frame, packet, before, after);
+    if packet.proto == UDP && frame.load(checksum)? == [0; 2] {
+        unsummed(frame, packet, before, after)
+    } else {
+        summed(frame, packet, before, after, checksum)
     }
+}
+
+/// The same where there is a checksum, at this offset.
+#[inline(never)]
+fn summed<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: &Flow, checksum: u32) -> Option<()> {
+    let may_be_absent = packet.proto == UDP;
     let difference = addresses(
         frame,
         packet,
