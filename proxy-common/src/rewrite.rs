@@ -12,29 +12,6 @@ use crate::{
 pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &Tuple, after: &Tuple) -> Option<()> {
     let checksum = packet.payload + if packet.proto == TCP { 16 } else { 6 };
     let may_be_absent = packet.proto == UDP;
-    if may_be_absent && frame.load(checksum)? == [0; 2] {
-        return unsummed(frame, packet, before, after);
-    }
-    let difference = addresses(
-        frame,
-        packet,
-        (before.source.addr, after.source.addr),
-        (before.destination.addr, after.destination.addr),
-    )?;
-    if !difference.is_none() {
-        let covered = Covered { pseudo_header: Some(packet.version), may_be_absent };
-        frame.fix_checksum(checksum, difference, covered)?;
-    }
-    let difference = ports(frame, packet, before, after)?;
-    if !difference.is_none() {
-        frame.fix_checksum(checksum, difference, Covered { pseudo_header: None, may_be_absent })?;
-    }
-    Some(())
-}
-
-/// The same for a datagram without a checksum.
-#[inline(never)]
-fn unsummed<F: Frame>(frame: &F, packet: &Packet, before: &Tuple, after: &Tuple) -> Option<()> {
     let moved = addresses(
         frame,
         packet,
@@ -42,11 +19,19 @@ fn unsummed<F: Frame>(frame: &F, packet: &Packet, before: &Tuple, after: &Tuple)
         (before.destination.addr, after.destination.addr),
     )?;
     let changed = ports(frame, packet, before, after)?;
-    frame.note_uncovered(match packet.version {
-        // The header's own checksum made up for the addresses.
-        IpVersion::V4 => changed,
-        IpVersion::V6 => changed.and(moved),
-    });
+    if may_be_absent && frame.load(checksum)? == [0; 2] {
+        // The header's own checksum made up for IPv4 addresses.
+        let is_v4 = packet.version == IpVersion::V4;
+        frame.note_uncovered(if is_v4 { changed } else { changed.and(moved) });
+        return Some(());
+    }
+    if !moved.is_none() {
+        let covered = Covered { pseudo_header: Some(packet.version), may_be_absent };
+        frame.fix_checksum(checksum, moved, covered)?;
+    }
+    if !changed.is_none() {
+        frame.fix_checksum(checksum, changed, Covered { pseudo_header: None, may_be_absent })?;
+    }
     Some(())
 }
 
