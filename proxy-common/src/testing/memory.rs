@@ -25,6 +25,8 @@ pub struct Memory {
     pub now_ns: Cell<u64>,
     /// What chance says next.
     pub random: Cell<u32>,
+    /// What it adds to that each time.
+    pub random_step: u32,
 }
 
 /// Late enough that tests can look back for days.
@@ -37,6 +39,7 @@ impl Default for Memory {
             noted: RefCell::default(),
             now_ns: Cell::new(START_NS),
             random: Cell::new(0),
+            random_step: 0x9e37_79b9,
         }
     }
 }
@@ -151,9 +154,8 @@ impl Tables for Memory {
         self.now_ns.get()
     }
 
-    /// What was set, then all other numbers.
     fn random(&self) -> u32 {
-        self.random.replace(self.random.get().wrapping_add(0x9e37_79b9))
+        self.random.replace(self.random.get().wrapping_add(self.random_step))
     }
 }
 

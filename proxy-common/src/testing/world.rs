@@ -67,15 +67,13 @@ pub struct Noted {
 }
 
 impl Noted {
-    /// The same, as if it had been noted so much earlier.
-    #[must_use]
-    pub fn aged(mut self, seconds: u64) -> Self {
-        let earlier = |time: &mut u64| {
-            *time = time.checked_sub(seconds * 1_000_000_000).expect("the clock reads more than that");
-        };
-        self.flows.values_mut().for_each(|flow| earlier(&mut flow.used_ns));
-        self.affinity.values_mut().for_each(|value| earlier(&mut value.used_ns));
-        self
+    /// The same, as if it had been noted so much earlier. None if that is before the clock began.
+    pub fn aged(mut self, seconds: u64) -> Option<Self> {
+        let flows = self.flows.values_mut().map(|flow| &mut flow.used_ns);
+        for time in flows.chain(self.affinity.values_mut().map(|value| &mut value.used_ns)) {
+            *time = time.checked_sub(seconds * 1_000_000_000)?;
+        }
+        Some(self)
     }
 
     /// The same without times, which no two clocks agree on.

@@ -5,6 +5,7 @@ mod memlock;
 mod pins;
 mod syscall;
 pub mod tc;
+pub mod test_run;
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},

@@ -13,6 +13,7 @@ use std::{
 
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
+const BPF_PROG_TEST_RUN: libc::c_int = 10;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_PROG_QUERY: libc::c_int = 16;
 const BPF_LINK_CREATE: libc::c_int = 28;
@@ -26,7 +27,7 @@ const BPF_LINK_TYPE_TCX: u32 = 11;
 const MOST_ON_A_HOOK: usize = 64;
 
 /// The largest of the attributes used here, with room: the kernel wants what it does not know to be zero.
-const ATTR_SIZE: usize = 64;
+const ATTR_SIZE: usize = 80;
 
 #[repr(C)]
 struct Obj {
@@ -91,13 +92,40 @@ struct LinkInfo {
     body: [u8; 48],
 }
 
-fn bpf<A>(command: libc::c_int, attribute: A) -> io::Result<RawFd> {
+#[repr(C)]
+struct TestRun {
+    prog_fd: u32,
+    retval: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    ctx_size_in: u32,
+    ctx_size_out: u32,
+    ctx_in: u64,
+    ctx_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    padding: u32,
+}
+
+fn bpf<A>(command: libc::c_int, mut attribute: A) -> io::Result<RawFd> {
+    bpf_answers(command, &mut attribute)
+}
+
+/// The same for a command that writes into its attribute.
+fn bpf_answers<A>(command: libc::c_int, attribute: &mut A) -> io::Result<RawFd> {
     const { assert!(size_of::<A>() <= ATTR_SIZE, "the attribute fits") };
     let mut buffer = [0u64; ATTR_SIZE / 8];
     // SAFETY: `buffer` is as large as `A` at least and aligned to 8, which no field here exceeds.
-    unsafe { buffer.as_mut_ptr().cast::<A>().write(attribute) };
+    unsafe { buffer.as_mut_ptr().cast::<A>().copy_from_nonoverlapping(attribute, 1) };
     // SAFETY: the kernel reads ATTR_SIZE bytes; what pointers the attribute holds are the callers' to vouch for.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, buffer.as_mut_ptr(), ATTR_SIZE) };
+    // SAFETY: as above; the attributes here are integers, of which every bit pattern is one.
+    unsafe { buffer.as_ptr().cast::<A>().copy_to_nonoverlapping(attribute, 1) };
     RawFd::try_from(result).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)
 }
 
@@ -216,4 +244,37 @@ pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
         LinkUpdate { link_fd: number(link), new_prog_fd: number(program), flags: 0, old_prog_fd: 0 },
     )
     .map(drop)
+}
+
+/// Runs a program over a frame and its context, and puts what they become in place of them; says what the program returned.
+/// The frame may not grow.
+pub(super) fn test_run(
+    program: BorrowedFd<'_>,
+    frame: &mut [u8],
+    context: &mut [u8],
+    flags: u32,
+) -> io::Result<u32> {
+    let [frame_size, context_size] = [frame.len(), context.len()].map(u32::try_from);
+    let [frame_size, context_size] =
+        [frame_size.map_err(io::Error::other)?, context_size.map_err(io::Error::other)?];
+    let mut attribute = TestRun {
+        prog_fd: number(program),
+        retval: 0,
+        data_size_in: frame_size,
+        data_size_out: frame_size,
+        data_in: frame.as_ptr() as u64,
+        data_out: frame.as_mut_ptr() as u64,
+        repeat: 1,
+        duration: 0,
+        ctx_size_in: context_size,
+        ctx_size_out: context_size,
+        ctx_in: context.as_ptr() as u64,
+        ctx_out: context.as_mut_ptr() as u64,
+        flags,
+        cpu: 0,
+        batch_size: 0,
+        padding: 0,
+    };
+    bpf_answers(BPF_PROG_TEST_RUN, &mut attribute)?;
+    Ok(attribute.retval)
 }
