@@ -9,45 +9,10 @@ use crate::{
 
 /// Changes addresses and ports of a TCP or UDP packet, or of a first fragment of one. None if the packet is too short; it may
 /// be half changed then.
-#[inline(always)]
-pub fn transport(frame: &impl Frame, packet: &Packet, before: &FlowKey, after: &Flow) -> Option<()> {
+#[inline(never)]
+pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: &Flow) -> Option<()> {
     let checksum = packet.payload + if packet.proto == TCP { 16 } else { 6 };
-    if packet.proto == UDP && frame.load(checksum)? == [0; 2] {
-        unsummed(frame, packet, before, after)
-    } else {
-        summed(frame, packet, before, after, checksum)
-    }
-}
-
-/// The same where there is a checksum, at this offset.
-#[inline(never)]
-fn summed<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: &Flow, checksum: u32) -> Option<()> {
     let may_be_absent = packet.proto == UDP;
-    let difference = addresses(
-        frame,
-        packet,
-        (before.source.addr, after.source.addr),
-        (before.destination.addr, after.destination.addr),
-    )?;
-    if !difference.is_none() {
-        let covered = Covered { pseudo_header: Some(packet.version), may_be_absent };
-        frame.fix_checksum(checksum, difference, covered)?;
-    }
-    let difference = ports(
-        frame,
-        packet,
-        (before.source.port, after.source.port),
-        (before.destination.port, after.destination.port),
-    )?;
-    if !difference.is_none() {
-        frame.fix_checksum(checksum, difference, Covered { pseudo_header: None, may_be_absent })?;
-    }
-    Some(())
-}
-
-/// The same for a datagram without a checksum.
-#[inline(never)]
-fn unsummed<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: &Flow) -> Option<()> {
     let moved = addresses(
         frame,
         packet,
@@ -60,11 +25,19 @@ fn unsummed<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: &Flow
         (before.source.port, after.source.port),
         (before.destination.port, after.destination.port),
     )?;
-    frame.note_uncovered(match packet.version {
-        // The header's own checksum made up for the addresses.
-        IpVersion::V4 => changed,
-        IpVersion::V6 => changed.and(moved),
-    });
+    if may_be_absent && frame.load(checksum)? == [0; 2] {
+        // The header's own checksum made up for IPv4 addresses.
+        let is_v4 = packet.version == IpVersion::V4;
+        frame.note_uncovered(if is_v4 { changed } else { changed.and(moved) });
+        return Some(());
+    }
+    if !moved.is_none() {
+        let covered = Covered { pseudo_header: Some(packet.version), may_be_absent };
+        frame.fix_checksum(checksum, moved, covered)?;
+    }
+    if !changed.is_none() {
+        frame.fix_checksum(checksum, changed, Covered { pseudo_header: None, may_be_absent })?;
+    }
     Some(())
 }
 

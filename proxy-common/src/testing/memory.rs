@@ -26,6 +26,8 @@ pub struct Memory {
     pub now_ns: Cell<u64>,
     /// What chance says next.
     pub random: Cell<u32>,
+    /// What it adds to that each time.
+    pub random_step: u32,
 }
 
 /// Late enough that tests can look back for days.
@@ -38,6 +40,7 @@ impl Default for Memory {
             noted: RefCell::default(),
             now_ns: Cell::new(START_NS),
             random: Cell::new(0),
+            random_step: 0x9e37_79b9,
         }
     }
 }
@@ -70,19 +73,9 @@ impl Bed for Memory {
 }
 
 impl Tables for Memory {
-    /// As the kernel's bitmap, without its accidents; what services and endpoints had that are gone is known by their flows.
+    /// As the kernel's bitmap, without its accidents; what Services and endpoints had that are gone is known by their flows.
     fn may_be_known(&self, place: Place) -> bool {
-        let noted = self.noted.borrow();
-        let of_services = self.world.services.keys().map(|key| Place::of(&key.addr, key.port));
-        let of_endpoints =
-            self.world.endpoints.values().map(|endpoint| Place::of(&endpoint.addr, endpoint.port));
-        let of_flows = noted.flows.iter().flat_map(|(key, flow)| {
-            [key.source, key.destination, flow.source, flow.destination]
-                .map(|end| [Place::of(&end.addr, end.port), Place::of_node_port(&end.addr, end.port)])
-                .into_iter()
-                .flatten()
-        });
-        of_services.chain(of_endpoints).chain(of_flows).any(|known| known == place)
+        self.world.known().chain(self.noted.borrow().known()).any(|known| known == place)
     }
 
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue> {
@@ -167,9 +160,8 @@ impl Tables for Memory {
         self.now_ns.get()
     }
 
-    /// What was set, then all other numbers.
     fn random(&self) -> u32 {
-        self.random.replace(self.random.get().wrapping_add(0x9e37_79b9))
+        self.random.replace(self.random.get().wrapping_add(self.random_step))
     }
 }
 

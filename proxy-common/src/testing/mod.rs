@@ -5,14 +5,18 @@ mod bed;
 mod frame;
 pub mod generate;
 mod memory;
+#[cfg(test)]
+mod properties;
 pub mod scenarios;
 mod scene;
 mod sent;
+mod sums;
 mod world;
 
 pub use bed::{Bed, Given, Hook, Ran, Sum};
 pub use frame::Bytes;
 pub use memory::Memory;
-pub use scene::{Places, Scene, Service};
-pub use sent::{Carries, Extension, Part, Sent, assert_checksums};
+pub use scene::{Places, Scene, Service, TooYoung};
+pub use sent::{Carries, Extension, Part, Sent};
+pub use sums::checksums_are_right;
 pub use world::{Noted, World};

@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    panic::panic_any,
     vec::Vec,
 };
 
@@ -115,6 +116,13 @@ impl Service {
     }
 }
 
+/// The clock of this bed's kernel began less than so long ago, so that nothing can be that old.
+#[derive(Clone, Copy, Debug)]
+pub struct TooYoung {
+    /// How old something had to be.
+    pub seconds: u64,
+}
+
 /// A node, and a bed that plays it.
 pub struct Scene<'a> {
     bed: &'a mut dyn Bed,
@@ -215,10 +223,12 @@ impl<'a> Scene<'a> {
         self.bed.run(hook, given)
     }
 
-    /// Time passes.
+    /// Time passes: what was noted gets older. Panics with [`TooYoung`] where the machine was not up long enough for that.
     pub fn wait(&mut self, seconds: u64) {
-        let noted = self.bed.noted().aged(seconds);
-        self.bed.set_noted(&noted);
+        match self.bed.noted().aged(seconds) {
+            Some(noted) => self.bed.set_noted(&noted),
+            None => panic_any(TooYoung { seconds }),
+        }
     }
 
     /// What the programs noted of packets of a direction.

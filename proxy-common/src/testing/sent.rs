@@ -10,8 +10,7 @@ use std::{
 
 use etherparse::{
     Icmpv4Header, Icmpv4Type, Icmpv6Header, Icmpv6Type, IpFragOffset, IpNumber, Ipv4Header, Ipv4Options,
-    Ipv6FragmentHeader, Ipv6Header, LaxSlicedPacket, NetSlice, SlicedPacket, TcpHeader, TransportSlice,
-    UdpHeader,
+    Ipv6FragmentHeader, Ipv6Header, TcpHeader, UdpHeader,
 };
 
 use crate::packet::TcpFlags;
@@ -339,60 +338,4 @@ impl Sent {
 fn offset(bytes: usize) -> IpFragOffset {
     assert!(bytes.is_multiple_of(8), "fragments begin at multiples of 8 bytes");
     IpFragOffset::try_new(u16::try_from(bytes / 8).expect("short")).expect("short")
-}
-
-/// Checks the checksums of a frame, as far as it is whole and well-formed; says whether it is.
-#[track_caller]
-pub fn assert_checksums(frame: &[u8]) -> bool {
-    let Ok(sliced) = SlicedPacket::from_ethernet(frame) else { return false };
-    if let Some(NetSlice::Ipv4(v4)) = &sliced.net {
-        let header = v4.header().to_header();
-        assert_eq!(header.header_checksum, header.calc_header_checksum(), "of the IPv4 header");
-    }
-    if sliced.is_ip_payload_fragmented() {
-        return false;
-    }
-    let (Some(net), Some(transport)) = (&sliced.net, &sliced.transport) else { return false };
-    match (net, transport) {
-        (NetSlice::Ipv4(ip), TransportSlice::Tcp(tcp)) => {
-            let (from, to) = (ip.header().source(), ip.header().destination());
-            assert_eq!(Ok(tcp.checksum()), tcp.calc_checksum_ipv4(from, to), "of TCP");
-        }
-        (NetSlice::Ipv6(ip), TransportSlice::Tcp(tcp)) => {
-            let (from, to) = (ip.header().source(), ip.header().destination());
-            assert_eq!(Ok(tcp.checksum()), tcp.calc_checksum_ipv6(from, to), "of TCP");
-        }
-        (NetSlice::Ipv4(ip), TransportSlice::Udp(udp)) if udp.checksum() != 0 => {
-            let (from, to) = (ip.header().source(), ip.header().destination());
-            let right = udp.to_header().calc_checksum_ipv4_raw(from, to, udp.payload());
-            assert_eq!(Ok(udp.checksum()), right, "of UDP");
-        }
-        (NetSlice::Ipv6(ip), TransportSlice::Udp(udp)) if udp.checksum() != 0 => {
-            let (from, to) = (ip.header().source(), ip.header().destination());
-            let right = udp.to_header().calc_checksum_ipv6_raw(from, to, udp.payload());
-            assert_eq!(Ok(udp.checksum()), right, "of UDP");
-        }
-        (NetSlice::Ipv4(_), TransportSlice::Icmpv4(icmp)) => {
-            let header = icmp.header();
-            assert_eq!(header.checksum, header.icmp_type.calc_checksum(icmp.payload()), "of ICMP");
-            assert_told(icmp.payload());
-        }
-        (NetSlice::Ipv6(ip), TransportSlice::Icmpv6(icmp)) => {
-            let (from, to) = (ip.header().source(), ip.header().destination());
-            assert!(icmp.is_checksum_valid(from, to), "of ICMPv6");
-        }
-        _ => return false,
-    }
-    true
-}
-
-/// The IPv4 header that an ICMP message tells of has a right checksum.
-#[track_caller]
-fn assert_told(told: &[u8]) {
-    if let Ok(sliced) = LaxSlicedPacket::from_ip(told)
-        && let Some(etherparse::LaxNetSlice::Ipv4(v4)) = &sliced.net
-    {
-        let header = v4.header().to_header();
-        assert_eq!(header.header_checksum, header.calc_header_checksum(), "of the header told of");
-    }
 }

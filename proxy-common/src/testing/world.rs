@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     Addr,
+    known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, STATE_LAYOUT_VERSION,
@@ -68,16 +69,31 @@ pub struct Noted {
     pub counters: [u64; Counter::COUNT],
 }
 
+impl World {
+    /// The addresses and ports of Services and endpoints.
+    pub fn known(&self) -> impl Iterator<Item = Place> {
+        let services = self.services.keys().map(|key| Place::of(&key.addr, key.port));
+        services.chain(self.endpoints.values().map(|endpoint| Place::of(&endpoint.addr, endpoint.port)))
+    }
+}
+
 impl Noted {
-    /// The same, as if it had been noted so much earlier.
-    #[must_use]
-    pub fn aged(mut self, seconds: u64) -> Self {
-        let earlier = |time: &mut u64| {
-            *time = time.checked_sub(seconds * 1_000_000_000).expect("the clock reads more than that");
-        };
-        self.flows.values_mut().for_each(|flow| earlier(&mut flow.used_ns));
-        self.affinity.values_mut().for_each(|value| earlier(&mut value.used_ns));
-        self
+    /// Addresses and ports that were those of a Service or an endpoint when a flow began.
+    pub fn known(&self) -> impl Iterator<Item = Place> {
+        let ends = self
+            .flows
+            .iter()
+            .flat_map(|(key, flow)| [key.source, key.destination, flow.source, flow.destination]);
+        ends.flat_map(|end| [Place::of(&end.addr, end.port), Place::of_node_port(&end.addr, end.port)])
+    }
+
+    /// The same, as if it had been noted so much earlier. None if that is before the clock began.
+    pub fn aged(mut self, seconds: u64) -> Option<Self> {
+        let flows = self.flows.values_mut().map(|flow| &mut flow.used_ns);
+        for time in flows.chain(self.affinity.values_mut().map(|value| &mut value.used_ns)) {
+            *time = time.checked_sub(seconds * 1_000_000_000)?;
+        }
+        Some(self)
     }
 
     /// The same without times, which no two clocks agree on.

@@ -45,8 +45,8 @@ use crate::{
     model::{Dirty, Snapshot},
 };
 
-/// The object that the build made of proxy-ebpf.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/shunt-ebpf"));
+/// The object that the build made of proxy-ebpf. Tests load it too.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/shunt-ebpf"));
 
 /// What the eBPF dataplane needs to know.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,6 +7,7 @@ mod memlock;
 mod pins;
 mod syscall;
 pub mod tc;
+pub mod test_run;
 
 use std::{
     io::ErrorKind,

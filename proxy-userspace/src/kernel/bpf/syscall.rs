@@ -15,6 +15,7 @@ use std::{
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
+const BPF_PROG_TEST_RUN: libc::c_int = 10;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_PROG_QUERY: libc::c_int = 16;
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
@@ -29,7 +30,7 @@ const BPF_LINK_TYPE_TCX: u32 = 11;
 const MOST_ON_A_HOOK: usize = 64;
 
 /// The largest of the attributes used here, with room: the kernel wants what it does not know to be zero.
-const ATTR_SIZE: usize = 64;
+const ATTR_SIZE: usize = 80;
 
 #[repr(C)]
 struct Obj {
@@ -115,21 +116,41 @@ struct LinkInfo {
     body: [u8; 48],
 }
 
-fn bpf<A>(command: libc::c_int, attribute: A) -> io::Result<RawFd> {
-    bpf_inout(command, attribute).1
+#[repr(C)]
+struct TestRun {
+    prog_fd: u32,
+    retval: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    ctx_size_in: u32,
+    ctx_size_out: u32,
+    ctx_in: u64,
+    ctx_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    padding: u32,
 }
 
-/// Makes a call whose attribute the kernel writes to; returns that too.
-fn bpf_inout<A>(command: libc::c_int, attribute: A) -> (A, io::Result<RawFd>) {
+fn bpf<A>(command: libc::c_int, mut attribute: A) -> io::Result<RawFd> {
+    bpf_answers(command, &mut attribute)
+}
+
+/// The same for a command that writes into its attribute.
+fn bpf_answers<A>(command: libc::c_int, attribute: &mut A) -> io::Result<RawFd> {
     const { assert!(size_of::<A>() <= ATTR_SIZE, "the attribute fits") };
     let mut buffer = [0u64; ATTR_SIZE / 8];
     // SAFETY: `buffer` is as large as `A` at least and aligned to 8, which no field here exceeds.
-    unsafe { buffer.as_mut_ptr().cast::<A>().write(attribute) };
+    unsafe { buffer.as_mut_ptr().cast::<A>().copy_from_nonoverlapping(attribute, 1) };
     // SAFETY: the kernel reads ATTR_SIZE bytes; what pointers the attribute holds are the callers' to vouch for.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, buffer.as_mut_ptr(), ATTR_SIZE) };
-    let result = RawFd::try_from(result).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error);
-    // SAFETY: it was written there, and the kernel changes integers only.
-    (unsafe { buffer.as_ptr().cast::<A>().read() }, result)
+    // SAFETY: as above; the attributes here are integers, of which every bit pattern is one.
+    unsafe { buffer.as_ptr().cast::<A>().copy_to_nonoverlapping(attribute, 1) };
+    RawFd::try_from(result).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)
 }
 
 /// What one call read of a map.
@@ -149,7 +170,7 @@ pub(super) fn lookup_batch<K, V>(
 ) -> io::Result<BatchRead> {
     let mut next = 0u32;
     let from = from.as_ref();
-    let attribute = Batch {
+    let mut attribute = Batch {
         from: from.map_or(0, |place| std::ptr::from_ref(place) as u64),
         next: (&raw mut next) as u64,
         keys: keys.as_mut_ptr() as u64,
@@ -159,7 +180,7 @@ pub(super) fn lookup_batch<K, V>(
         elem_flags: 0,
         flags: 0,
     };
-    let (attribute, result) = bpf_inout(BPF_MAP_LOOKUP_BATCH, attribute);
+    let result = bpf_answers(BPF_MAP_LOOKUP_BATCH, &mut attribute);
     let count = attribute.count as usize;
     match result {
         Ok(_) => Ok(BatchRead { count, next: Some(next) }),
@@ -309,4 +330,37 @@ pub(in crate::kernel) fn try_tcx() -> io::Result<()> {
     let program = unsafe { OwnedFd::from_raw_fd(program) };
     // The link ends with its descriptor.
     create_tcx_link(program.as_fd(), LOOPBACK, TCX_INGRESS).map(drop)
+}
+
+/// Runs a program over a frame and its context, and puts what they become in place of them; says what the program returned.
+/// The frame may not grow.
+pub(super) fn test_run(
+    program: BorrowedFd<'_>,
+    frame: &mut [u8],
+    context: &mut [u8],
+    flags: u32,
+) -> io::Result<u32> {
+    let [frame_size, context_size] = [frame.len(), context.len()].map(u32::try_from);
+    let [frame_size, context_size] =
+        [frame_size.map_err(io::Error::other)?, context_size.map_err(io::Error::other)?];
+    let mut attribute = TestRun {
+        prog_fd: number(program),
+        retval: 0,
+        data_size_in: frame_size,
+        data_size_out: frame_size,
+        data_in: frame.as_ptr() as u64,
+        data_out: frame.as_mut_ptr() as u64,
+        repeat: 1,
+        duration: 0,
+        ctx_size_in: context_size,
+        ctx_size_out: context_size,
+        ctx_in: context.as_ptr() as u64,
+        ctx_out: context.as_mut_ptr() as u64,
+        flags,
+        cpu: 0,
+        batch_size: 0,
+        padding: 0,
+    };
+    bpf_answers(BPF_PROG_TEST_RUN, &mut attribute)?;
+    Ok(attribute.retval)
 }

@@ -1,0 +1,3 @@
+//! Framing.
+
+pub(crate) const TESTS: &[(&str, fn())] = &[];

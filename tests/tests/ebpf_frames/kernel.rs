@@ -1,0 +1,242 @@
+//! The programs in the kernel, loaded once, with maps of their own that nothing else sees.
+
+use std::{
+    borrow::Borrow,
+    collections::{BTreeMap, BTreeSet},
+    hash::Hash,
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+};
+
+use aya::{
+    Ebpf, EbpfLoader, Pod,
+    maps::{
+        Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues,
+        lpm_trie::{Key, LpmTrie},
+    },
+    programs::SchedClassifier,
+    util::{KernelVersion, nr_cpus},
+};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use proxy_common::{
+    Addr,
+    known::Place,
+    layout::{
+        AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
+        FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SourceRange,
+    },
+    link::Outcome,
+    testing::{Bed, Given, Hook, Noted, Ran, Sum, World},
+};
+use proxy_userspace::{
+    dataplane::ebpf::OBJECT,
+    kernel::bpf::test_run::{TestFrame, test_run},
+};
+
+/// One for all tests: the verifier takes its time.
+static KERNEL: LazyLock<Mutex<Kernel>> = LazyLock::new(|| Mutex::new(Kernel::load()));
+
+/// The programs for links, and their maps.
+pub(crate) struct Kernel {
+    ebpf: Ebpf,
+    world: Option<World>,
+    services: HashMap<MapData, ServiceKey, ServiceValue>,
+    endpoints: HashMap<MapData, EndpointKey, Endpoint>,
+    members: HashMap<MapData, MemberKey, u8>,
+    source_ranges: LpmTrie<MapData, SourceRange, u32>,
+    node_addresses: HashMap<MapData, Addr, u8>,
+    local_sources: LpmTrie<MapData, Addr, u8>,
+    local_links: HashMap<MapData, u32, u8>,
+    node: Array<MapData, NodeValue>,
+    flows: HashMap<MapData, FlowKey, Flow>,
+    fragments: HashMap<MapData, FragmentKey, FragmentValue>,
+    affinity: HashMap<MapData, AffinityKey, AffinityValue>,
+    counters: PerCpuArray<MapData, u64>,
+    known: Array<MapData, u64>,
+}
+
+/// The links' programs.
+pub(crate) const PROGRAMS: [&str; 4] = ["shunt_in_eth", "shunt_in_ip", "shunt_out_eth", "shunt_out_ip"];
+
+impl Kernel {
+    /// Waits for its turn.
+    pub(crate) fn lock() -> MutexGuard<'static, Self> {
+        KERNEL.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn load() -> Self {
+        // Kernels before 5.11 charge maps to it. Where it cannot be lifted, loading says what it lacks.
+        let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+        let mut loader = EbpfLoader::new();
+        for map in ["endpoints", "members", "flows"] {
+            loader.map_max_entries(map, 4_096);
+        }
+        let mut ebpf = loader.load(OBJECT).expect("root may load maps");
+        for name in PROGRAMS {
+            let program: &mut SchedClassifier =
+                ebpf.program_mut(name).expect("in the object").try_into().expect("for links");
+            program.load().expect("the verifier lets it through");
+        }
+        Self {
+            world: None,
+            services: map(&mut ebpf, "services"),
+            endpoints: map(&mut ebpf, "endpoints"),
+            members: map(&mut ebpf, "members"),
+            source_ranges: map(&mut ebpf, "source_ranges"),
+            node_addresses: map(&mut ebpf, "node_addresses"),
+            local_sources: map(&mut ebpf, "local_sources"),
+            local_links: map(&mut ebpf, "local_links"),
+            node: map(&mut ebpf, "node"),
+            flows: map(&mut ebpf, "flows"),
+            fragments: map(&mut ebpf, "fragments"),
+            affinity: map(&mut ebpf, "affinity"),
+            counters: map(&mut ebpf, "counters"),
+            known: map(&mut ebpf, "known"),
+            ebpf,
+        }
+    }
+
+    /// Bits stay, as they do in the proxy's own map.
+    fn make_known(&mut self, places: impl Iterator<Item = Place>) {
+        for Place { word, mask } in places {
+            let bits = self.known.get(&word, 0).expect("there are so many");
+            if bits & mask == 0 {
+                self.known.set(word, bits | mask, 0).expect("there are so many");
+            }
+        }
+    }
+
+    /// Runs a program over a frame. None if the kernel does not take such a frame.
+    pub(crate) fn run_program(&mut self, name: &str, frame: &mut TestFrame) -> Option<Outcome> {
+        let program: &SchedClassifier =
+            self.ebpf.program(name).expect("in the object").try_into().expect("for links");
+        let program = program.fd().expect("loaded");
+        match test_run(std::os::fd::AsFd::as_fd(program), frame) {
+            Ok(-1) => Some(Outcome::Proceed),
+            Ok(2) => Some(Outcome::Drop),
+            Ok(code) => panic!("{name} returned {code}, which is neither next nor drop"),
+            Err(error) if error.raw_os_error() == Some(EINVAL) => None,
+            Err(error) => panic!("{name} over {frame:?}: {error}"),
+        }
+    }
+}
+
+const EINVAL: i32 = nix::errno::Errno::EINVAL as i32;
+
+fn map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &str) -> M {
+    M::try_from(ebpf.take_map(name).expect("in the object")).expect("of this type")
+}
+
+/// Makes a map hold this and nothing else.
+fn fill<K, V>(map: &mut HashMap<MapData, K, V>, wanted: &BTreeMap<K, V>)
+where
+    K: Pod + Ord + Hash,
+    V: Pod + PartialEq,
+{
+    let held = read(map);
+    for key in held.keys().filter(|key| !wanted.contains_key(key)) {
+        map.remove(key).expect("it is there");
+    }
+    for (key, value) in wanted.iter().filter(|(key, value)| held.get(key) != Some(*value)) {
+        map.insert(key, value, 0).expect("there is room");
+    }
+}
+
+fn read<K, V>(map: &HashMap<impl Borrow<MapData>, K, V>) -> BTreeMap<K, V>
+where
+    K: Pod + Ord,
+    V: Pod,
+{
+    map.iter().collect::<Result<_, _>>().expect("nothing else writes")
+}
+
+fn members<K: Ord + Copy>(set: &BTreeSet<K>) -> BTreeMap<K, u8> {
+    set.iter().map(|key| (*key, 0)).collect()
+}
+
+/// Makes a trie of prefixes hold this and nothing else.
+fn fill_trie<K: Pod, V: Pod>(
+    trie: &mut LpmTrie<MapData, K, V>,
+    wanted: impl IntoIterator<Item = (u32, K, V)>,
+) {
+    let held: Vec<Key<K>> = trie.keys().collect::<Result<_, _>>().expect("nothing else writes");
+    for key in held {
+        trie.remove(&key).expect("it is there");
+    }
+    for (length, key, value) in wanted {
+        trie.insert(&Key::new(length, key), value, 0).expect("there is room");
+    }
+}
+
+impl Bed for Kernel {
+    fn configure(&mut self, world: &World) {
+        if self.world.as_ref() == Some(world) {
+            return;
+        }
+        fill(&mut self.services, &world.services);
+        fill(&mut self.endpoints, &world.endpoints);
+        fill(&mut self.members, &members(&world.members));
+        fill(&mut self.node_addresses, &members(&world.node_addresses));
+        fill(&mut self.local_links, &members(&world.local_links));
+        let ranges = world.source_ranges.iter().map(|(service, addr, length)| {
+            (SourceRange::SERVICE_BITS + length, SourceRange { service: *service, addr: *addr }, *service)
+        });
+        fill_trie(&mut self.source_ranges, ranges);
+        fill_trie(
+            &mut self.local_sources,
+            world.local_sources.iter().map(|(addr, length)| (*length, *addr, 0)),
+        );
+        self.node.set(0, world.node, 0).expect("it has one");
+        self.make_known(world.known());
+        self.world = Some(world.clone());
+    }
+
+    fn noted(&mut self) -> Noted {
+        let count = |number| -> u64 {
+            let values = self.counters.get(&number, 0).expect("there are so many");
+            values.iter().sum()
+        };
+        Noted {
+            flows: read(&self.flows),
+            fragments: read(&self.fragments),
+            affinity: read(&self.affinity),
+            counters: std::array::from_fn(|number| count(u32::try_from(number).expect("few"))),
+        }
+    }
+
+    fn set_noted(&mut self, noted: &Noted) {
+        fill(&mut self.flows, &noted.flows);
+        fill(&mut self.fragments, &noted.fragments);
+        fill(&mut self.affinity, &noted.affinity);
+        self.make_known(noted.known());
+        for (counter, _) in Counter::ALL {
+            let zeros = PerCpuValues::try_from(vec![0; nr_cpus().expect("sysfs")]).expect("one a CPU");
+            self.counters.set(counter as u32, zeros, 0).expect("there are so many");
+        }
+    }
+
+    fn run(&mut self, hook: Hook, given: &Given) -> Option<Ran> {
+        let has_sum = match given.sum {
+            Sum::None => false,
+            // Nothing makes the kernel take a test frame for such a one.
+            Sum::Partial => return None,
+            Sum::Complete => true,
+        };
+        let mut frame = TestFrame {
+            bytes: given.bytes.clone(),
+            mark: given.mark,
+            ifindex: 0,
+            segments: given.segments.unwrap_or_default(),
+            has_sum,
+        };
+        let name = match hook {
+            Hook::Ingress => "shunt_in_eth",
+            Hook::Egress => "shunt_out_eth",
+        };
+        let Some(outcome) = self.run_program(name, &mut frame) else {
+            let knows_sums = KernelVersion::current().expect("uname") >= KernelVersion::new(6, 18, 0);
+            assert!(!(has_sum && knows_sums), "this kernel should take {given:?}");
+            return None;
+        };
+        Some(Ran { given: given.clone(), bytes: frame.bytes, mark: frame.mark, outcome })
+    }
+}

@@ -1,0 +1,46 @@
+//! The programs on links, one by one in the kernel: frames in, frames out (`BPF_PROG_TEST_RUN`). Needs root.
+
+mod differential;
+mod framing;
+mod kernel;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    process::ExitCode,
+};
+
+use libtest_mimic::{Arguments, Trial};
+use proxy_common::testing::{
+    Places, Scene, TooYoung,
+    scenarios::{ALL, Scenario},
+};
+
+use self::kernel::Kernel;
+
+fn main() -> ExitCode {
+    let scenarios = ALL.iter().copied().flatten().map(trial);
+    let others = differential::TESTS.iter().chain(framing::TESTS);
+    let others = others.map(|(name, test)| Trial::test(*name, || Ok(test())));
+    libtest_mimic::run(&Arguments::from_args(), scenarios.chain(others).collect()).exit_code()
+}
+
+fn trial(scenario: &'static Scenario) -> Trial {
+    let name = scenario.name.rsplit("scenarios::").next().unwrap_or(scenario.name);
+    Trial::test(name, move || {
+        for places in Places::BOTH {
+            let mut kernel = Kernel::lock();
+            let played = catch_unwind(AssertUnwindSafe(|| {
+                (scenario.play)(&mut Scene::new(&mut *kernel, places));
+            }));
+            match played.map_err(|panic| panic.downcast::<TooYoung>()) {
+                Ok(()) => {}
+                // The same lines of code run on the host, where the clock can be set.
+                Err(Ok(young)) => {
+                    println!("{name}: not to its end, the kernel is up for less than {} s", young.seconds)
+                }
+                Err(Err(panic)) => resume_unwind(panic),
+            }
+        }
+        Ok(())
+    })
+}
