@@ -11,6 +11,7 @@ extern crate std;
 mod addr;
 pub mod checksum;
 pub mod flow;
+pub mod known;
 pub mod layout;
 pub mod link;
 pub mod packet;

@@ -3,13 +3,14 @@
 use crate::{
     Addr,
     checksum::Difference,
+    layout::{Flow, FlowKey},
     packet::{Covered, Frame, IpVersion, Packet, TCP, Tuple, UDP},
 };
 
 /// Changes addresses and ports of a TCP or UDP packet, or of a first fragment of one. None if the packet is too short; it may
 /// be half changed then.
 #[inline(never)]
-pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &Tuple, after: &Tuple) -> Option<()> {
+pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: &Flow) -> Option<()> {
     let checksum = packet.payload + if packet.proto == TCP { 16 } else { 6 };
     let may_be_absent = packet.proto == UDP;
     let moved = addresses(
@@ -18,7 +19,12 @@ pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &Tuple, after: &T
         (before.source.addr, after.source.addr),
         (before.destination.addr, after.destination.addr),
     )?;
-    let changed = ports(frame, packet, before, after)?;
+    let changed = ports(
+        frame,
+        packet,
+        (before.source.port, after.source.port),
+        (before.destination.port, after.destination.port),
+    )?;
     if may_be_absent && frame.load(checksum)? == [0; 2] {
         // The header's own checksum made up for IPv4 addresses.
         let is_v4 = packet.version == IpVersion::V4;
@@ -87,7 +93,12 @@ pub fn error(frame: &impl Frame, error: &Error<'_>) -> Option<()> {
             changed
         }
     };
-    let changed = changed.and(ports(frame, inner, before, after)?);
+    let changed = changed.and(ports(
+        frame,
+        inner,
+        (before.source.port, after.source.port),
+        (before.destination.port, after.destination.port),
+    )?);
     if changed.is_none() { Some(()) } else { frame.fix_checksum(checksum, changed, in_payload) }
 }
 
@@ -135,15 +146,17 @@ fn address(frame: &impl Frame, packet: &Packet, field: Field, new: &Addr) -> Opt
 
 /// Writes the ports that differ.
 #[inline(always)]
-fn ports(frame: &impl Frame, packet: &Packet, before: &Tuple, after: &Tuple) -> Option<Difference> {
-    if before.source.port != after.source.port {
-        frame.store(packet.payload, &after.source.port.to_be_bytes())?;
+fn ports(
+    frame: &impl Frame,
+    packet: &Packet,
+    source: (u16, u16),
+    destination: (u16, u16),
+) -> Option<Difference> {
+    if source.0 != source.1 {
+        frame.store(packet.payload, &source.1.to_be_bytes())?;
     }
-    if before.destination.port != after.destination.port {
-        frame.store(packet.payload + 2, &after.destination.port.to_be_bytes())?;
+    if destination.0 != destination.1 {
+        frame.store(packet.payload + 2, &destination.1.to_be_bytes())?;
     }
-    Some(
-        Difference::of_ports(before.source.port, after.source.port)
-            .and(Difference::of_ports(before.destination.port, after.destination.port)),
-    )
+    Some(Difference::of_ports(source.0, source.1).and(Difference::of_ports(destination.0, destination.1)))
 }

@@ -4,23 +4,32 @@ use super::{Outcome, dropped, fragment, rewritten};
 use crate::{
     Addr, Proto,
     flow::{self, observed},
+    known::Place,
     layout::{
         AffinityKey, Counter, Direction, Endpoint, Flow, FlowKey, LocalDetection, NodeValue, ServiceValue,
         flags, flow_state,
     },
-    packet::{Fragment, Frame, Packet, TCP, TcpFlags, UDP},
+    packet::{Frame, Packet, TCP, TcpFlags, UDP},
     rewrite, service,
     tables::Tables,
     verdict::{self, DropReason, Verdict},
 };
 
-/// A TCP or UDP packet comes in on a link.
+/// Whether a packet may be for a Service, by where it goes.
+#[inline(always)]
+pub(super) fn may_concern(tables: &impl Tables, packet: &Packet, [_, port]: [u16; 2]) -> bool {
+    tables.may_be_known(Place::of(&packet.destination, port))
+        || tables.may_be_known(Place::of_node_port(&packet.destination, port))
+}
+
+/// A TCP or UDP packet that may be for a Service comes in on a link.
 #[inline(never)]
-pub(super) fn transport<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> Outcome {
-    if let Fragment::Later { id } = packet.fragment {
-        return fragment::follow(frame, tables, packet, Direction::Original, id);
-    }
-    let Some(ports) = packet.ports(frame) else { return Outcome::Proceed };
+pub(super) fn transport<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    ports: [u16; 2],
+) -> Outcome {
     let Some(tcp) = packet.tcp_flags(frame) else { return Outcome::Proceed };
     let key = FlowKey::new(Direction::Original, packet.proto, packet.tuple(ports));
     let mut arrival = Arrival { key, flow: Flow::NONE, tcp, now_ns: tables.now_ns() };
@@ -64,9 +73,8 @@ fn translate<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, arriva
     } else {
         mark(frame, tables, |node| node.masquerade_mark)
     };
-    let after = arrival.flow.tuple();
-    fragment::note(tables, packet, Direction::Original, &after, mark);
-    rewritten(tables, rewrite::transport(frame, packet, &arrival.key.tuple(), &after))
+    fragment::note(tables, packet, Direction::Original, &arrival.flow, mark);
+    rewritten(tables, rewrite::transport(frame, packet, &arrival.key, &arrival.flow))
 }
 
 /// Whether a packet belongs to the flow that is known for its addresses and ports, and the flow goes on. A TCP connection stays

@@ -14,7 +14,7 @@ use crate::{
 /// A frame in memory.
 #[derive(Debug)]
 pub struct Bytes {
-    all: RefCell<Vec<u8>>,
+    octets: RefCell<Vec<u8>>,
     mark: Cell<u32>,
     sum: Sum,
     /// The sum that the hardware took of all but the Ethernet header (`skb->csum`).
@@ -29,7 +29,7 @@ impl Bytes {
     /// Takes a frame.
     pub fn new(given: &Given) -> Self {
         Self {
-            all: RefCell::new(given.bytes.clone()),
+            octets: RefCell::new(given.bytes.clone()),
             mark: Cell::new(given.mark),
             sum: given.sum,
             taken: Cell::new(sum(&given.bytes)),
@@ -38,7 +38,7 @@ impl Bytes {
 
     /// The frame as it is now.
     pub fn into_bytes(self) -> Vec<u8> {
-        self.all.into_inner()
+        self.octets.into_inner()
     }
 
     /// Where the IP header begins, and its version; none of other frames.
@@ -54,7 +54,7 @@ impl Bytes {
     /// The sum that the hardware took would still be right.
     pub fn is_sum_right(&self) -> bool {
         // Both are zero, of which ones' complement has two forms, or none is.
-        self.sum != Sum::Complete || self.taken.get() % 0xffff == sum(&self.all.borrow()) % 0xffff
+        self.sum != Sum::Complete || self.taken.get() % 0xffff == sum(&self.octets.borrow()) % 0xffff
     }
 
     fn take_up(&self, words: u32) {
@@ -76,11 +76,11 @@ const fn is_checksum_offset(offset: u32) -> bool {
 
 impl Frame for Bytes {
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
-        self.all.borrow().get(offset as usize..)?.first_chunk().copied()
+        self.octets.borrow().get(offset as usize..)?.first_chunk().copied()
     }
 
     fn store<const N: usize>(&self, offset: u32, bytes: &[u8; N]) -> Option<()> {
-        let mut all = self.all.borrow_mut();
+        let mut all = self.octets.borrow_mut();
         *all.get_mut(offset as usize..)?.first_chunk_mut()? = *bytes;
         Some(())
     }

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use super::{Bed, Bytes, Given, Hook, Noted, Ran, World};
 use crate::{
     Addr,
+    known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue,
@@ -72,6 +73,11 @@ impl Bed for Memory {
 }
 
 impl Tables for Memory {
+    /// As the kernel's bitmap, without its accidents; what Services and endpoints had that are gone is known by their flows.
+    fn may_be_known(&self, place: Place) -> bool {
+        self.world.known().chain(self.noted.borrow().known()).any(|known| known == place)
+    }
+
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue> {
         self.world.services.get(key).copied()
     }

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     Addr,
+    known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, ServiceKey, ServiceValue,
+        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, STATE_LAYOUT_VERSION,
+        ServiceKey, ServiceValue,
     },
 };
 
@@ -47,6 +49,7 @@ impl Default for World {
                 masquerade_mark: NodeValue::MASQUERADE_MARK,
                 reject_mark: NodeValue::REJECT_MARK,
                 local_detection: LocalDetection::None as u32,
+                state_layout: STATE_LAYOUT_VERSION,
                 zero: 0,
             },
         }
@@ -63,10 +66,27 @@ pub struct Noted {
     /// Where clients went.
     pub affinity: BTreeMap<AffinityKey, AffinityValue>,
     /// Counters, by number.
-    pub counters: [u64; Counter::COUNT as usize],
+    pub counters: [u64; Counter::COUNT],
+}
+
+impl World {
+    /// The addresses and ports of Services and endpoints.
+    pub fn known(&self) -> impl Iterator<Item = Place> {
+        let services = self.services.keys().map(|key| Place::of(&key.addr, key.port));
+        services.chain(self.endpoints.values().map(|endpoint| Place::of(&endpoint.addr, endpoint.port)))
+    }
 }
 
 impl Noted {
+    /// Addresses and ports that were those of a Service or an endpoint when a flow began.
+    pub fn known(&self) -> impl Iterator<Item = Place> {
+        let ends = self
+            .flows
+            .iter()
+            .flat_map(|(key, flow)| [key.source, key.destination, flow.source, flow.destination]);
+        ends.flat_map(|end| [Place::of(&end.addr, end.port), Place::of_node_port(&end.addr, end.port)])
+    }
+
     /// The same, as if it had been noted so much earlier. None if that is before the clock began.
     pub fn aged(mut self, seconds: u64) -> Option<Self> {
         let flows = self.flows.values_mut().map(|flow| &mut flow.used_ns);

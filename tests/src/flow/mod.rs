@@ -12,7 +12,7 @@ pub use self::verdict::{Seen, describe, judge};
 use crate::{
     agent::protocol::{Dial, Get, Order, Protocol, Send},
     case::{self, Action, Expect, Flow},
-    deadline::{Deadline, Stopwatch},
+    deadline::{Deadline, Stopwatch, patient},
     world::World,
 };
 
@@ -122,7 +122,7 @@ fn carry_out(world: &mut World, flow: &Flow) -> Result<Seen> {
 /// Sends up to so many times; what is seen is the last.
 fn send_until_it_holds(world: &mut World, flow: &Flow, send: &case::Send) -> Result<Seen> {
     let agent = world.agent(flow.from)?;
-    let request = Send { id: send.id.clone(), size: send.size, timeout: SEND_WITHIN };
+    let request = Send { id: send.id.clone(), size: send.size, timeout: patient(SEND_WITHIN) };
     let mut seen = Seen::Tries(vec![agent.send(request.clone())?]);
     for _ in 1..send.tries {
         if judge_action(flow, &seen).is_ok() {
@@ -161,8 +161,8 @@ fn request(dial: &case::Dial, expect: &Expect) -> Dial {
 
 fn timeout(expect: &Expect) -> Duration {
     match expect {
-        Expect::Reach(_) | Expect::Page(_) => ANSWER_WITHIN,
-        Expect::Refused => REFUSED_WITHIN,
+        Expect::Reach(_) | Expect::Page(_) => patient(ANSWER_WITHIN),
+        Expect::Refused => patient(REFUSED_WITHIN),
         Expect::Blocked => BLOCKED_WITHIN,
     }
 }

@@ -19,6 +19,7 @@ use aya::{
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     Addr,
+    known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SourceRange,
@@ -50,6 +51,7 @@ pub(crate) struct Kernel {
     fragments: HashMap<MapData, FragmentKey, FragmentValue>,
     affinity: HashMap<MapData, AffinityKey, AffinityValue>,
     counters: PerCpuArray<MapData, u64>,
+    known: Array<MapData, u64>,
 }
 
 /// The links' programs.
@@ -88,7 +90,18 @@ impl Kernel {
             fragments: map(&mut ebpf, "fragments"),
             affinity: map(&mut ebpf, "affinity"),
             counters: map(&mut ebpf, "counters"),
+            known: map(&mut ebpf, "known"),
             ebpf,
+        }
+    }
+
+    /// Bits stay, as they do in the proxy's own map.
+    fn make_known(&mut self, places: impl Iterator<Item = Place>) {
+        for Place { word, mask } in places {
+            let bits = self.known.get(&word, 0).expect("there are so many");
+            if bits & mask == 0 {
+                self.known.set(word, bits | mask, 0).expect("there are so many");
+            }
         }
     }
 
@@ -173,6 +186,7 @@ impl Bed for Kernel {
             world.local_sources.iter().map(|(addr, length)| (*length, *addr, 0)),
         );
         self.node.set(0, world.node, 0).expect("it has one");
+        self.make_known(world.known());
         self.world = Some(world.clone());
     }
 
@@ -193,9 +207,10 @@ impl Bed for Kernel {
         fill(&mut self.flows, &noted.flows);
         fill(&mut self.fragments, &noted.fragments);
         fill(&mut self.affinity, &noted.affinity);
-        for number in 0..Counter::COUNT {
+        self.make_known(noted.known());
+        for (counter, _) in Counter::ALL {
             let zeros = PerCpuValues::try_from(vec![0; nr_cpus().expect("sysfs")]).expect("one a CPU");
-            self.counters.set(number, zeros, 0).expect("there are so many");
+            self.counters.set(counter as u32, zeros, 0).expect("there are so many");
         }
     }
 
