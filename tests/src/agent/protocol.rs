@@ -44,6 +44,8 @@ pub struct Dial {
     pub tries: usize,
     /// Bytes to send, at least 1.
     pub size: usize,
+    /// Bytes to ask for; 0: as many as the answer needs.
+    pub answer: usize,
     /// A fixed source port.
     pub source_port: Option<u16>,
     /// Source addresses to use in turn; empty: the kernel's choice.
@@ -78,6 +80,8 @@ pub struct Send {
     pub id: String,
     /// Bytes to send, at least 1.
     pub size: usize,
+    /// Bytes to ask for, as in [`Dial`].
+    pub answer: usize,
     /// How long to wait for the answer.
     pub timeout: Duration,
 }
@@ -146,8 +150,12 @@ pub enum FailureKind {
     Refused,
     /// Nothing came within the try's timeout.
     TimedOut,
-    /// The network or the kernel said no: EHOSTUNREACH, ENETUNREACH, EPERM, EACCES, or a reset or aborted connection.
+    /// The network or the kernel said no: EHOSTUNREACH, ENETUNREACH, EPERM, EACCES, or an aborted connection.
     Unreachable,
+    /// The peer, or someone in its name, reset the connection.
+    Reset,
+    /// What was sent is too big for the path to the peer.
+    TooBig,
     /// Something that does not come from the network: an address in use, an answer that is no answer.
     Other,
 }
@@ -172,6 +180,7 @@ impl Dial {
             unconnected: false,
             tries,
             size: 1,
+            answer: 0,
             source_port: None,
             sources: Vec::new(),
             pause: Duration::ZERO,
@@ -198,13 +207,14 @@ impl Failure {
             ErrorKind::ConnectionRefused => FailureKind::Refused,
             // The kernel's own timeout, ETIMEDOUT.
             ErrorKind::TimedOut => FailureKind::TimedOut,
+            ErrorKind::ConnectionReset => FailureKind::Reset,
             ErrorKind::HostUnreachable
             | ErrorKind::NetworkUnreachable
             | ErrorKind::PermissionDenied
-            | ErrorKind::ConnectionReset
             | ErrorKind::ConnectionAborted
             | ErrorKind::NotConnected
             | ErrorKind::BrokenPipe => FailureKind::Unreachable,
+            _ if error.raw_os_error() == Some(nix::libc::EMSGSIZE) => FailureKind::TooBig,
             // What a UDP socket says that the proxy has destroyed.
             _ if error.raw_os_error() == Some(nix::libc::EDESTADDRREQ) => FailureKind::Unreachable,
             _ => FailureKind::Other,

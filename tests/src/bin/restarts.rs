@@ -161,7 +161,7 @@ impl Client {
     }
 
     fn ensure_held(&mut self) -> Result<()> {
-        let send = Send { id: HELD.into(), size: 1, timeout: ANSWERED_WITHIN };
+        let send = Send { id: HELD.into(), size: 1, answer: 0, timeout: ANSWERED_WITHIN };
         let answer = self.agent.send(send)?;
         ensure!(matches!(answer, Try::Answered(_)), "an established connection has ended: {answer:?}");
         Ok(())
