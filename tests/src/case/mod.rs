@@ -19,7 +19,7 @@ pub use self::flow::{Action, Answers, Dial, Expect, ExpectPage, Flow, Send, Sour
 use crate::world::{CgroupSubtree, Host};
 
 /// Tags of `requires` that cases may use.
-pub const TAGS: [&str; 3] = ["ipv6", "localhost-nodeports", "nodeports-on-all-addresses"];
+pub const TAGS: [&str; 4] = ["ipv6", "localhost-nodeports", "nodeports-on-all-addresses", "vlan-links"];
 
 /// A case.
 #[derive(Clone, Debug, Deserialize)]
