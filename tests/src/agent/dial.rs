@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     message,
-    protocol::{Answer, Dial, Failure, Protocol, Send},
+    protocol::{Answer, Dial, Failure, FailureKind, Protocol, Send},
 };
 
 /// The longest answer that UDP can carry.
@@ -57,7 +57,7 @@ pub(super) async fn one(dial: &Dial, number: usize) -> (Option<Held>, Result<Ans
         Ok(socket) => {
             let mut held =
                 Held { dialled: dial.to, source: source(dial, number), socket, send_again: dial.send_again };
-            let answer = held.ask(Size { question: dial.size, answer: dial.answer }, dial.timeout).await;
+            let answer = held.ask_again_and_again(dial).await;
             (Some(held), answer)
         }
     }
@@ -138,6 +138,21 @@ impl Size {
 }
 
 impl Held {
+    async fn ask_again_and_again(&mut self, dial: &Dial) -> Result<Answer, Failure> {
+        let size = Size { question: dial.size, answer: dial.answer };
+        let first = self.ask(size, dial.timeout).await?;
+        for _ in 0..dial.again {
+            sleep(dial.between).await;
+            let now = self.ask(size, dial.timeout).await?;
+            if now != first {
+                let message =
+                    format!("{} saw {}, then {} saw {}", first.host, first.seen, now.host, now.seen);
+                return Err(Failure { kind: FailureKind::Moved, ..Failure::other("receive", message) });
+            }
+        }
+        Ok(first)
+    }
+
     /// Asks with as many bytes and reads the answer.
     pub(super) async fn ask(&mut self, size: Size, within: Duration) -> Result<Answer, Failure> {
         let (dialled, again) = (self.dialled, self.send_again);

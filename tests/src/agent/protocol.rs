@@ -56,6 +56,10 @@ pub struct Dial {
     pub order: Order,
     /// Keep the connection open under this name.
     pub hold: Option<String>,
+    /// How often each connection is used again; the same host must answer and see the same client.
+    pub again: usize,
+    /// The time before each further use.
+    pub between: Duration,
     /// UDP: send once more after a second, as TCP does with its first packet.
     pub send_again: bool,
     /// How long a try waits for its answer.
@@ -154,6 +158,8 @@ pub enum FailureKind {
     Unreachable,
     /// The peer, or someone in its name, reset the connection.
     Reset,
+    /// Another host answers than before, or the host sees another client than before.
+    Moved,
     /// What was sent is too big for the path to the peer.
     TooBig,
     /// Something that does not come from the network: an address in use, an answer that is no answer.
@@ -186,6 +192,8 @@ impl Dial {
             pause: Duration::ZERO,
             order: Order::AtOnce,
             hold: None,
+            again: 0,
+            between: Duration::ZERO,
             send_again: false,
             timeout: Duration::from_secs(3),
         }
@@ -194,7 +202,8 @@ impl Dial {
     /// An upper bound of the time all tries take.
     pub fn longest(&self) -> Duration {
         // Connecting and answering each have the timeout.
-        let one = self.pause + 2 * self.timeout;
+        let uses = u32::try_from(self.again).unwrap_or(u32::MAX).saturating_add(2);
+        let one = self.pause + (self.timeout + self.between).saturating_mul(uses);
         one.saturating_mul(u32::try_from(self.tries).unwrap_or(u32::MAX))
     }
 }

@@ -66,6 +66,11 @@ pub(crate) fn restarts(mode: &str) -> Run {
     world_program("restarts", mode)
 }
 
+/// The program that changes endpoints and restarts shunt under load, built by [`build_world`].
+pub(crate) fn churn(mode: &str) -> Run {
+    world_program("churn", mode)
+}
+
 fn world_program(name: &str, mode: &str) -> Run {
     let release = workspace::release();
     Run::new(release.join(name)).arg("--shunt").arg(release.join("shunt")).args(["--mode", mode])

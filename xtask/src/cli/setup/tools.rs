@@ -19,7 +19,7 @@ pub(crate) struct Tool {
 }
 
 /// All tools.
-pub(crate) const TOOLS: [Tool; 3] = [
+pub(crate) const TOOLS: [Tool; 5] = [
     Tool {
         name: "bpftool",
         why: "the demo shows the BPF maps with it",
@@ -37,6 +37,18 @@ pub(crate) const TOOLS: [Tool; 3] = [
         why: "shunt does the same with it where there is no nft, and tests try both",
         probe: "--version",
         packages: &[&["iptables"]],
+    },
+    Tool {
+        name: "ip",
+        why: "conformance cases change their world with it",
+        probe: "-V",
+        packages: &[&["iproute2"]],
+    },
+    Tool {
+        name: "ethtool",
+        why: "conformance cases switch the offloading of links with it",
+        probe: "--version",
+        packages: &[&["ethtool"]],
     },
 ];
 
