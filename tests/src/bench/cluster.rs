@@ -187,6 +187,19 @@ fn nth(first: Ipv4Addr, number: usize) -> Ipv4Addr {
     Ipv4Addr::from_bits(first.to_bits().saturating_add(u32::try_from(number).unwrap_or(u32::MAX)))
 }
 
+const COMMAND_WITHIN: Duration = Duration::from_secs(10);
+
+/// Runs a command on the node.
+pub(super) fn run_on_node(world: &World, command: &[&str]) -> Result<()> {
+    let log = File::create(world.directory().join("command.log")).context("a log")?;
+    let arguments: Vec<String> = command.iter().map(ToString::to_string).collect();
+    let mut running = world.spawn(Host::Node1, Path::new("/usr/bin/env"), &arguments, &log)?;
+    match running.wait(COMMAND_WITHIN)? {
+        Some(status) if status.success() => Ok(()),
+        status => bail!("{command:?} on the node ended with {status:?}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -209,18 +222,5 @@ mod tests {
         let ports = server_ports();
         let distinct: BTreeSet<u16> = ports.iter().map(|(_, port)| *port).collect();
         assert_eq!((distinct.len(), ports.len()), (36, 36));
-    }
-}
-
-const COMMAND_WITHIN: Duration = Duration::from_secs(10);
-
-/// Runs a command on the node.
-pub(super) fn run_on_node(world: &World, command: &[&str]) -> Result<()> {
-    let log = File::create(world.directory().join("command.log")).context("a log")?;
-    let arguments: Vec<String> = command.iter().map(ToString::to_string).collect();
-    let mut running = world.spawn(Host::Node1, Path::new("/usr/bin/env"), &arguments, &log)?;
-    match running.wait(COMMAND_WITHIN)? {
-        Some(status) if status.success() => Ok(()),
-        status => bail!("{command:?} on the node ended with {status:?}"),
     }
 }

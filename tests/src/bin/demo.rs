@@ -18,12 +18,10 @@ use shunt_tests::{
     deadline::{Deadline, Stopwatch},
     process,
     runner::{Manifests, Proxy},
+    small_cluster::{CLUSTER_IP, HOSTS, NODE_PORT},
     world::{Host, World},
 };
 
-const HOSTS: [Host; 4] = [Host::Node1, Host::A1, Host::A2, Host::A3];
-const CLUSTER_IP: &str = "10.96.0.80:80";
-const NODE_PORT: &str = "192.168.57.11:30080";
 const LOCALHOST_NODE_PORT: &str = "127.0.0.1:30080";
 const CONNECTIONS: usize = 60;
 const NEW_ENDPOINT: Host = Host::A3;

@@ -13,7 +13,7 @@ use crate::cli::progress::Progress;
 use crate::cli::steps;
 
 /// Test targets that exercise the kernel.
-const TARGETS: [&str; 3] = ["ebpf_sockets", "ebpf_links", "netfilter"];
+const TARGETS: [&str; 4] = ["ebpf_sockets", "ebpf_frames", "ebpf_links", "netfilter"];
 /// Conformance cases.
 const CASES: [&str; 14] = [
     "affinity-clientip",
