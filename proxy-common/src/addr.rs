@@ -128,7 +128,7 @@ impl Proto {
     }
 }
 
-#[cfg(feature = "user")]
+#[cfg(any(test, feature = "testing", feature = "user"))]
 mod user {
     use std::{
         fmt,

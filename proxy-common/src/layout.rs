@@ -8,6 +8,10 @@ use crate::addr::{Addr, Proto};
 /// Changes with any change to what follows: a process that finds pinned maps of another version builds its own beside them.
 pub const LAYOUT_VERSION: u32 = 3;
 
+/// Changes with any change to the keys and values of the maps that programs write: the next version's process takes those over
+/// as they are while this is the same, so that flows and connections outlive an upgrade.
+pub const STATE_LAYOUT_VERSION: u32 = 1;
+
 /// Declares a plain map type and asserts that it has the given size, so that no padding slips in.
 macro_rules! map_type {
     ($(#[$doc:meta])* $name:ident, $size:literal { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
@@ -349,8 +353,18 @@ pub enum Counter {
 }
 
 impl Counter {
+    /// All of them, with the names that people see.
+    pub const ALL: [(Self, &str); 7] = [
+        (Self::FlowsBegun, "flow_begun"),
+        (Self::Refused, "refused"),
+        (Self::NoLocalEndpoint, "no_local_endpoint"),
+        (Self::SourceNotAllowed, "source_not_allowed"),
+        (Self::FlowNotRecorded, "flow_not_recorded"),
+        (Self::UnknownConnection, "unknown_connection"),
+        (Self::NotRewritten, "not_rewritten"),
+    ];
     /// The number of slots.
-    pub const COUNT: u32 = 7;
+    pub const COUNT: usize = Self::ALL.len();
 }
 
 map_type! {
@@ -366,8 +380,10 @@ map_type! {
         reject_mark: u32,
         /// [`LocalDetection`]: how local callers are told from others.
         local_detection: u32,
+        /// [`STATE_LAYOUT_VERSION`] of the maps beside it that programs write.
+        state_layout: u32,
         /// Zero.
-        zero: u64,
+        zero: u32,
     }
 }
 

@@ -5,12 +5,13 @@
     reason = "in a BPF program a call costs stack, of which there are 512 bytes"
 )]
 
-#[cfg(any(test, feature = "user"))]
+#[cfg(any(test, feature = "testing", feature = "user"))]
 extern crate std;
 
 mod addr;
 pub mod checksum;
 pub mod flow;
+pub mod known;
 pub mod layout;
 pub mod link;
 pub mod packet;
@@ -20,6 +21,8 @@ pub mod rewrite;
 pub mod select;
 pub mod service;
 pub mod tables;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod verdict;
 
 pub use addr::{Addr, Proto};

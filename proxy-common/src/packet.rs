@@ -94,6 +94,32 @@ impl Tuple {
     }
 }
 
+const ETH_P_IP: u16 = 0x0800;
+const ETH_P_IPV6: u16 = 0x86dd;
+const ETH_P_8021Q: u16 = 0x8100;
+const ETH_P_8021AD: u16 = 0x88a8;
+const VLAN_TAG: u32 = 4;
+/// Tags that are stepped over, at most.
+const VLAN_TAGS: usize = 2;
+
+/// Where the IP header begins, and its version, behind VLAN tags that are in the frame; none of other packets. `ethertype` is
+/// that of what begins at `offset`.
+#[inline(always)]
+pub fn ip_header(frame: &impl Frame, mut ethertype: u16, mut offset: u32) -> Option<(u32, IpVersion)> {
+    for _ in 0..VLAN_TAGS {
+        if !matches!(ethertype, ETH_P_8021Q | ETH_P_8021AD) {
+            break;
+        }
+        ethertype = u16::from_be_bytes(frame.load(offset + 2)?);
+        offset += VLAN_TAG;
+    }
+    match ethertype {
+        ETH_P_IP => Some((offset, IpVersion::V4)),
+        ETH_P_IPV6 => Some((offset, IpVersion::V6)),
+        _ => None,
+    }
+}
+
 /// IPv6 extension headers that are stepped over, at most.
 const EXTENSION_HEADERS: usize = 6;
 
@@ -160,18 +186,20 @@ impl Packet {
     #[inline(always)]
     fn step_over_extensions(&mut self, frame: &impl Frame) -> Option<()> {
         for _ in 0..EXTENSION_HEADERS {
-            let length = match self.proto {
-                HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | FRAGMENT | AUTHENTICATION => {
-                    self.extension_length(frame)?
-                }
-                _ => return Some(()),
-            };
-            self.payload += length;
+            if !self.is_at_extension() {
+                return Some(());
+            }
+            self.payload += self.extension_length(frame)?;
             if matches!(self.fragment, Fragment::Later { .. }) {
                 return Some(());
             }
         }
-        None
+        if self.is_at_extension() { None } else { Some(()) }
+    }
+
+    #[inline(always)]
+    const fn is_at_extension(&self) -> bool {
+        matches!(self.proto, HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | FRAGMENT | AUTHENTICATION)
     }
 
     /// Reads one extension header, and says how long it is.

@@ -3,14 +3,25 @@
 use crate::{
     Addr,
     checksum::Difference,
+    layout::{Flow, FlowKey},
     packet::{Covered, Frame, IpVersion, Packet, TCP, Tuple, UDP},
 };
 
 /// Changes addresses and ports of a TCP or UDP packet, or of a first fragment of one. None if the packet is too short; it may
 /// be half changed then.
-#[inline(never)]
-pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &Tuple, after: &Tuple) -> Option<()> {
+#[inline(always)]
+pub fn transport(frame: &impl Frame, packet: &Packet, before: &FlowKey, after: &Flow) -> Option<()> {
     let checksum = packet.payload + if packet.proto == TCP { 16 } else { 6 };
+    if packet.proto == UDP && frame.load(checksum)? == [0; 2] {
+        unsummed(frame, packet, before, after)
+    } else {
+        summed(frame, packet, before, after, checksum)
+    }
+}
+
+/// The same where there is a checksum, at this offset.
+#[inline(never)]
+fn summed<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: &Flow, checksum: u32) -> Option<()> {
     let may_be_absent = packet.proto == UDP;
     let difference = addresses(
         frame,
@@ -22,10 +33,38 @@ pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &Tuple, after: &T
         let covered = Covered { pseudo_header: Some(packet.version), may_be_absent };
         frame.fix_checksum(checksum, difference, covered)?;
     }
-    let difference = ports(frame, packet, before, after)?;
+    let difference = ports(
+        frame,
+        packet,
+        (before.source.port, after.source.port),
+        (before.destination.port, after.destination.port),
+    )?;
     if !difference.is_none() {
         frame.fix_checksum(checksum, difference, Covered { pseudo_header: None, may_be_absent })?;
     }
+    Some(())
+}
+
+/// The same for a datagram without a checksum.
+#[inline(never)]
+fn unsummed<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: &Flow) -> Option<()> {
+    let moved = addresses(
+        frame,
+        packet,
+        (before.source.addr, after.source.addr),
+        (before.destination.addr, after.destination.addr),
+    )?;
+    let changed = ports(
+        frame,
+        packet,
+        (before.source.port, after.source.port),
+        (before.destination.port, after.destination.port),
+    )?;
+    frame.note_uncovered(match packet.version {
+        // The header's own checksum made up for the addresses.
+        IpVersion::V4 => changed,
+        IpVersion::V6 => changed.and(moved),
+    });
     Some(())
 }
 
@@ -81,7 +120,12 @@ pub fn error(frame: &impl Frame, error: &Error<'_>) -> Option<()> {
             changed
         }
     };
-    let changed = changed.and(ports(frame, inner, before, after)?);
+    let changed = changed.and(ports(
+        frame,
+        inner,
+        (before.source.port, after.source.port),
+        (before.destination.port, after.destination.port),
+    )?);
     if changed.is_none() { Some(()) } else { frame.fix_checksum(checksum, changed, in_payload) }
 }
 
@@ -129,15 +173,17 @@ fn address(frame: &impl Frame, packet: &Packet, field: Field, new: &Addr) -> Opt
 
 /// Writes the ports that differ.
 #[inline(always)]
-fn ports(frame: &impl Frame, packet: &Packet, before: &Tuple, after: &Tuple) -> Option<Difference> {
-    if before.source.port != after.source.port {
-        frame.store(packet.payload, &after.source.port.to_be_bytes())?;
+fn ports(
+    frame: &impl Frame,
+    packet: &Packet,
+    source: (u16, u16),
+    destination: (u16, u16),
+) -> Option<Difference> {
+    if source.0 != source.1 {
+        frame.store(packet.payload, &source.1.to_be_bytes())?;
     }
-    if before.destination.port != after.destination.port {
-        frame.store(packet.payload + 2, &after.destination.port.to_be_bytes())?;
+    if destination.0 != destination.1 {
+        frame.store(packet.payload + 2, &destination.1.to_be_bytes())?;
     }
-    Some(
-        Difference::of_ports(before.source.port, after.source.port)
-            .and(Difference::of_ports(before.destination.port, after.destination.port)),
-    )
+    Some(Difference::of_ports(source.0, source.1).and(Difference::of_ports(destination.0, destination.1)))
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     Addr,
+    known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue,
@@ -11,6 +12,8 @@ use crate::{
 /// The maps, a clock and chance. Writes may fail when the kernel has no memory at that moment; what then is lost is said at
 /// each.
 pub trait Tables {
+    /// Whether an address and port may be, or have been, those of a Service or an endpoint.
+    fn may_be_known(&self, place: Place) -> bool;
     /// The Service a destination belongs to.
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue>;
     /// The endpoint in a slot.

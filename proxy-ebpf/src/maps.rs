@@ -3,12 +3,13 @@
 
 use aya_ebpf::{
     Global,
-    bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST},
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_NOEXIST},
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, SkStorage, lpm_trie::Key},
     macros::btf_map,
 };
 use proxy_common::{
     Addr, Proto,
+    known::{Place, WORDS},
     layout::{
         AffinityKey, AffinityValue, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
@@ -53,8 +54,10 @@ static LOCAL_LINKS: HashMap<u32, u8, 1024, NO_PREALLOC> = HashMap::new();
 static FLOWS: LruHashMap<FlowKey, Flow, 1024> = LruHashMap::new();
 #[btf_map(name = "fragments")]
 static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue, 1024> = LruHashMap::new();
+#[btf_map(name = "known")]
+static KNOWN: Array<u64, { WORDS as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
 #[btf_map(name = "counters")]
-static COUNTERS: PerCpuArray<u64, { Counter::COUNT as usize }> = PerCpuArray::new();
+static COUNTERS: PerCpuArray<u64, { Counter::COUNT }> = PerCpuArray::new();
 
 /// Set by userspace where the kernel has `bpf_set_retval` for these programs; the verifier never looks at code it rules out.
 #[unsafe(no_mangle)]
@@ -78,6 +81,11 @@ macro_rules! copy {
 pub struct Kernel;
 
 impl Tables for Kernel {
+    #[inline(always)]
+    fn may_be_known(&self, Place { word, mask }: Place) -> bool {
+        KNOWN.get(word).is_some_and(|bits| bits & mask != 0)
+    }
+
     #[inline(always)]
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue> {
         copy!(SERVICES, key)

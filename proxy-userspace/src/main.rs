@@ -10,6 +10,7 @@ use std::{
 use proxy_userspace::{
     causes::with_causes,
     config::{Config, Environment, Flags, LogFormat},
+    kernel::allocator,
 };
 use tracing_subscriber::{
     Layer as _, Registry, filter::Targets, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _,
@@ -20,10 +21,14 @@ use tracing_subscriber::{
 const WORKERS: usize = 2;
 
 fn main() -> ExitCode {
+    allocator::keep_little();
     let flags = match Flags::parse(std::env::args_os()) {
         Ok(flags) => flags,
         Err(error) => error.exit(),
     };
+    if let Some(output) = flags.probe {
+        return run::probe(output);
+    }
     let config = match Config::load(&flags, &Environment::of_this_process()) {
         Ok(config) => config,
         Err(error) => {

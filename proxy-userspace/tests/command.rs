@@ -41,3 +41,21 @@ fn unknown_flags_end_it_and_version_and_help_are_answered() {
     );
     assert!(text(&shunt(&["--help"]).stdout).contains("--manifests <DIR>"));
 }
+
+#[test]
+fn probe_reports_every_mode_and_exits_by_what_auto_finds() {
+    let table = shunt(&["probe"]);
+    assert_eq!(table.status.code(), Some(0), "{}", text(&table.stderr));
+    let said = text(&table.stdout);
+    for word in
+        ["programs on sockets", "ebpf", "nftables", "iptables", "ipvs", "not in this build", "auto: ebpf"]
+    {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    let json = text(&shunt(&["probe", "--output", "json"]).stdout);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("one JSON document");
+    assert_eq!(json["auto"], "ebpf");
+    assert_eq!(json["modes"][1]["inThisBuild"], false);
+    assert!(json["features"]["bpffs"]["present"].is_string(), "{json}");
+    assert_eq!(shunt(&["probe", "--output=xml"]).status.code(), Some(2));
+}

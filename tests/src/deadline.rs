@@ -1,9 +1,15 @@
 //! The one place that reads the clock: deadlines for polling, and how long something took.
 
 use std::{
+    env,
+    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
+
+/// How many times as long as usual to wait, a whole number: set where everything is slow, as in a virtual machine without
+/// KVM.
+const PATIENCE: &str = "SHUNT_TEST_PATIENCE";
 
 /// How long to wait between two looks at something that is about to change.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -17,9 +23,9 @@ pub struct Deadline(Instant);
 pub struct Stopwatch(Instant);
 
 impl Deadline {
-    /// The point `wait` from now.
+    /// The point `wait` from now; later where everything is slow, see [`patient`].
     pub fn after(wait: Duration) -> Self {
-        Self(now() + wait)
+        Self(now() + patient(wait))
     }
 
     /// Whether it is reached.
@@ -54,6 +60,22 @@ impl Stopwatch {
     pub fn elapsed(self) -> Duration {
         self.0.elapsed()
     }
+}
+
+/// How long to wait for what is done within `wait` on an ordinary machine: as many times longer as the variable
+/// `SHUNT_TEST_PATIENCE` says.
+pub fn patient(wait: Duration) -> Duration {
+    wait.saturating_mul(slowness())
+}
+
+/// How many times slower than on an ordinary machine everything is; 1 or more. What is repeated only to be sure may be
+/// repeated that much less.
+pub fn slowness() -> u32 {
+    static TIMES: OnceLock<u32> = OnceLock::new();
+    *TIMES.get_or_init(|| {
+        let text = env::var_os(PATIENCE).and_then(|text| text.into_string().ok());
+        text.and_then(|text| text.parse().ok()).unwrap_or(1).max(1)
+    })
 }
 
 #[expect(clippy::disallowed_methods, reason = "tests measure and wait for real things; this file is where")]

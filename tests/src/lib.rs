@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod apiserver;
+pub mod bench;
 pub mod case;
 pub mod deadline;
 pub mod flow;

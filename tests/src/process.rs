@@ -143,6 +143,11 @@ impl Running {
         &mut self.child
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// How it ended; None while it runs.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("wait for {}", self.name))

@@ -20,6 +20,11 @@ pub fn bpf_target() -> PathBuf {
     root().join("target/bpf")
 }
 
+/// Kernels for virtual machines, and the machines' files while they run.
+pub fn vm() -> PathBuf {
+    root().join("target/vm")
+}
+
 /// Logs of the steps that `cargo xtask` ran.
 pub fn logs() -> PathBuf {
     root().join("target/xtask-logs")

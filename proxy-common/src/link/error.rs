@@ -59,7 +59,8 @@ fn is_told(frame: &impl Frame, inner: &mut Packet) -> bool {
         && !matches!(inner.fragment, Fragment::Later { .. })
 }
 
-/// Whether an ICMP packet is of a type that carries the beginning of another (RFC 792, RFC 4443).
+/// Whether an ICMP packet is of a type that tells of trouble with another (RFC 792, RFC 4443). Redirects are not: they are about
+/// the way to an endpoint, and a client that took one for the way to the address it dialled would go past this node.
 #[inline(always)]
 fn is_error(frame: &impl Frame, packet: &Packet) -> bool {
     if matches!(packet.fragment, Fragment::Later { .. }) {
@@ -67,8 +68,8 @@ fn is_error(frame: &impl Frame, packet: &Packet) -> bool {
     }
     let Some([kind]) = frame.load(packet.payload) else { return false };
     match packet.version {
-        // Destination unreachable, source quench, redirect, time exceeded, parameter problem.
-        IpVersion::V4 => matches!(kind, 3 | 4 | 5 | 11 | 12),
+        // Destination unreachable, source quench, time exceeded, parameter problem.
+        IpVersion::V4 => matches!(kind, 3 | 4 | 11 | 12),
         // Destination unreachable, packet too big, time exceeded, parameter problem.
         IpVersion::V6 => matches!(kind, 1..=4),
     }

@@ -2,17 +2,17 @@
 
 use super::{Outcome, rewritten};
 use crate::{
-    layout::{Direction, FragmentKey, FragmentValue},
-    packet::{Fragment, Frame, Packet, Tuple},
+    layout::{Direction, Flow, FragmentKey, FragmentValue},
+    packet::{Fragment, Frame, Packet},
     rewrite,
     tables::Tables,
 };
 
 /// Remembers what becomes of a first fragment; of a whole packet nothing.
 #[inline(never)]
-pub(super) fn note<T: Tables>(tables: &T, packet: &Packet, direction: Direction, after: &Tuple, mark: u32) {
+pub(super) fn note<T: Tables>(tables: &T, packet: &Packet, direction: Direction, flow: &Flow, mark: u32) {
     if let Fragment::First { id } = packet.fragment {
-        let value = FragmentValue { source: after.source.addr, destination: after.destination.addr, mark };
+        let value = FragmentValue { source: flow.source.addr, destination: flow.destination.addr, mark };
         tables.set_fragment(&key(packet, direction, id), &value);
     }
 }

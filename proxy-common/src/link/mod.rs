@@ -8,8 +8,8 @@ mod original;
 mod reply;
 
 use crate::{
-    layout::Counter,
-    packet::{Frame, ICMP, ICMPV6, IpVersion, Packet, TCP, UDP},
+    layout::{Counter, Direction},
+    packet::{Fragment, Frame, ICMP, ICMPV6, IpVersion, Packet, TCP, UDP},
     tables::Tables,
 };
 
@@ -29,9 +29,19 @@ pub fn ingress(frame: &impl Frame, tables: &impl Tables, header: u32, version: I
     if packet.read(frame).is_none() {
         return Outcome::Proceed;
     }
-    match packet.proto {
-        TCP | UDP => original::transport(frame, tables, &packet),
-        ICMP | ICMPV6 => error::about_reply(frame, tables, &packet),
+    match (packet.version, packet.proto) {
+        (_, TCP | UDP) => {
+            if let Fragment::Later { id } = packet.fragment {
+                return fragment::follow(frame, tables, &packet, Direction::Original, id);
+            }
+            match packet.ports(frame) {
+                Some(ports) if original::may_concern(tables, &packet, ports) => {
+                    original::transport(frame, tables, &packet, ports)
+                }
+                _ => Outcome::Proceed,
+            }
+        }
+        (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => error::about_reply(frame, tables, &packet),
         _ => Outcome::Proceed,
     }
 }
@@ -44,9 +54,19 @@ pub fn egress(frame: &impl Frame, tables: &impl Tables, header: u32, version: Ip
     if packet.read(frame).is_none() {
         return Outcome::Proceed;
     }
-    match packet.proto {
-        TCP | UDP => reply::transport(frame, tables, &packet),
-        ICMP | ICMPV6 => error::about_original(frame, tables, &packet),
+    match (packet.version, packet.proto) {
+        (_, TCP | UDP) => {
+            if let Fragment::Later { id } = packet.fragment {
+                return fragment::follow(frame, tables, &packet, Direction::Reply, id);
+            }
+            match packet.ports(frame) {
+                Some(ports) if reply::may_concern(tables, &packet, ports) => {
+                    reply::transport(frame, tables, &packet, ports)
+                }
+                _ => Outcome::Proceed,
+            }
+        }
+        (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => error::about_original(frame, tables, &packet),
         _ => Outcome::Proceed,
     }
 }

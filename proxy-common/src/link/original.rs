@@ -4,42 +4,52 @@ use super::{Outcome, dropped, fragment, rewritten};
 use crate::{
     Addr, Proto,
     flow::{self, observed},
+    known::Place,
     layout::{
         AffinityKey, Counter, Direction, Endpoint, Flow, FlowKey, LocalDetection, NodeValue, ServiceValue,
         flags, flow_state,
     },
-    packet::{Fragment, Frame, Packet, TCP, TcpFlags, UDP},
+    packet::{Frame, Packet, TCP, TcpFlags, UDP},
     rewrite, service,
     tables::Tables,
     verdict::{self, DropReason, Verdict},
 };
 
-/// A TCP or UDP packet comes in on a link.
+/// Whether a packet may be for a Service, by where it goes.
+#[inline(always)]
+pub(super) fn may_concern(tables: &impl Tables, packet: &Packet, [_, port]: [u16; 2]) -> bool {
+    tables.may_be_known(Place::of(&packet.destination, port))
+        || tables.may_be_known(Place::of_node_port(&packet.destination, port))
+}
+
+/// A TCP or UDP packet that may be for a Service comes in on a link.
 #[inline(never)]
-pub(super) fn transport<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> Outcome {
-    if let Fragment::Later { id } = packet.fragment {
-        return fragment::follow(frame, tables, packet, Direction::Original, id);
-    }
-    let Some(ports) = packet.ports(frame) else { return Outcome::Proceed };
+pub(super) fn transport<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    ports: [u16; 2],
+) -> Outcome {
     let Some(tcp) = packet.tcp_flags(frame) else { return Outcome::Proceed };
     let key = FlowKey::new(Direction::Original, packet.proto, packet.tuple(ports));
     let mut arrival = Arrival { key, flow: Flow::NONE, tcp, now_ns: tables.now_ns() };
     if let Some(flow) = tables.flow(&arrival.key) {
         arrival.flow = flow;
     }
-    if goes_on(tables, &arrival) {
-        flow::touch(tables, &arrival.key, &arrival.flow, observed(Direction::Original, tcp), arrival.now_ns);
-    } else {
-        match begin(frame, tables, &mut arrival) {
-            Beginning::Repeated => {}
-            Beginning::New => {
-                if !record(tables, &arrival.key, &mut arrival.flow) {
-                    return dropped(tables, Counter::FlowNotRecorded);
-                }
-            }
-            Beginning::Proceed => return Outcome::Proceed,
-            Beginning::Drop => return Outcome::Drop,
+    let beginning =
+        if goes_on(tables, &arrival) { Beginning::Known } else { begin(frame, tables, &mut arrival) };
+    match beginning {
+        Beginning::Known => {
+            let Arrival { key, flow, now_ns, .. } = &arrival;
+            flow::touch(tables, key, flow, observed(Direction::Original, tcp), *now_ns);
         }
+        Beginning::New => {
+            if !record(tables, &arrival.key, &mut arrival.flow) {
+                return dropped(tables, Counter::FlowNotRecorded);
+            }
+        }
+        Beginning::Proceed => return Outcome::Proceed,
+        Beginning::Drop => return Outcome::Drop,
     }
     if arrival.flow.state & flow_state::PASS != 0 {
         return Outcome::Proceed;
@@ -63,9 +73,8 @@ fn translate<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, arriva
     } else {
         mark(frame, tables, |node| node.masquerade_mark)
     };
-    let after = arrival.flow.tuple();
-    fragment::note(tables, packet, Direction::Original, &after, mark);
-    rewritten(tables, rewrite::transport(frame, packet, &arrival.key.tuple(), &after))
+    fragment::note(tables, packet, Direction::Original, &arrival.flow, mark);
+    rewritten(tables, rewrite::transport(frame, packet, &arrival.key, &arrival.flow))
 }
 
 /// Whether a packet belongs to the flow that is known for its addresses and ports, and the flow goes on. A TCP connection stays
@@ -84,10 +93,10 @@ fn goes_on(tables: &impl Tables, arrival: &Arrival) -> bool {
     }
 }
 
-/// What comes of a packet that no flow goes on with.
+/// What a packet begins.
 enum Beginning {
-    /// The flow that was known.
-    Repeated,
+    /// Nothing; it goes on with the flow that is known, or repeats its first packet.
+    Known,
     /// A new flow, which is still to be noted.
     New,
     /// Nothing; the packet goes on.
@@ -115,7 +124,7 @@ fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, arrival: &mut Arrival) -> B
             return Beginning::Proceed;
         };
         if repeats(arrival, &service) {
-            return Beginning::Repeated;
+            return Beginning::Known;
         }
         forget(tables, arrival);
         let source = arrival.key.source.addr;
@@ -159,10 +168,15 @@ fn repeats(arrival: &Arrival, service: &ServiceValue) -> bool {
 }
 
 /// A segment of a connection nobody knows: the node came up anew, or the flow was silent for too long. A client that dials an
-/// address of the node hears so from the node itself; for other addresses a reset saves it from waiting.
+/// address of the node hears so from the node itself, to which the segment may belong: the port of a load balancer's address may
+/// be one that the node dials from. For other addresses a reset saves the client from waiting.
 #[inline(always)]
 fn stray(frame: &impl Frame, tables: &impl Tables, arrival: &Arrival) -> Beginning {
-    if arrival.tcp.resets() || service::exact(tables, &arrival.key.destination, Proto::Tcp).is_none() {
+    let dialled = &arrival.key.destination;
+    if arrival.tcp.resets()
+        || service::exact(tables, dialled, Proto::Tcp).is_none()
+        || tables.is_node_address(&dialled.addr)
+    {
         return Beginning::Proceed;
     }
     refuse(frame, tables, Counter::UnknownConnection)
@@ -238,13 +252,28 @@ const FIRST_PORT: u16 = 1024;
 fn record(tables: &impl Tables, key: &FlowKey, flow: &mut Flow) -> bool {
     for _ in 0..PORTS {
         if claim(tables, key, flow) {
-            tables.count(Counter::FlowsBegun);
-            return tables.put_flow(key, flow);
+            return settle(tables, key, flow);
         }
         let [a, b, ..] = tables.random().to_ne_bytes();
         flow.source.port = FIRST_PORT | u16::from_ne_bytes([a, b]);
     }
     false
+}
+
+/// Notes the direction of the client's packets. Where another CPU just did so for another packet of the same client, that one's
+/// flow counts: it may have another endpoint.
+#[inline(never)]
+fn settle<T: Tables>(tables: &T, key: &FlowKey, flow: &mut Flow) -> bool {
+    if tables.add_flow(key, flow) {
+        tables.count(Counter::FlowsBegun);
+        return true;
+    }
+    let Some(first) = tables.flow(key) else { return false };
+    if first.tuple() != flow.tuple() {
+        tables.remove_flow(&flow.partner_key(key));
+    }
+    *flow = first;
+    true
 }
 
 /// Notes the answers' direction, unless another flow that is not over has it.

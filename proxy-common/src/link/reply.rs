@@ -4,19 +4,28 @@ use super::{Outcome, fragment, rewritten};
 use crate::{
     Proto,
     flow::{self, observed},
+    known::Place,
     layout::{Direction, Flow, FlowKey, ServiceKey, flow_state},
-    packet::{Fragment, Frame, Packet, Tuple, UDP},
+    packet::{Frame, Packet, Tuple, UDP},
     rewrite,
     tables::Tables,
 };
 
-/// A TCP or UDP packet leaves on a link.
+/// Whether a packet may be of a flow, by where it comes from.
+#[inline(always)]
+pub(super) fn may_concern(tables: &impl Tables, packet: &Packet, [port, _]: [u16; 2]) -> bool {
+    tables.may_be_known(Place::of(&packet.source, port))
+        || packet.proto == UDP && tables.may_be_known(Place::of_node_port(&packet.source, port))
+}
+
+/// A TCP or UDP packet that may be of a flow leaves on a link.
 #[inline(never)]
-pub(super) fn transport<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> Outcome {
-    if let Fragment::Later { id } = packet.fragment {
-        return fragment::follow(frame, tables, packet, Direction::Reply, id);
-    }
-    let Some(ports) = packet.ports(frame) else { return Outcome::Proceed };
+pub(super) fn transport<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    ports: [u16; 2],
+) -> Outcome {
     let Some(tcp) = packet.tcp_flags(frame) else { return Outcome::Proceed };
     let key = FlowKey::new(Direction::Reply, packet.proto, packet.tuple(ports));
     let Some(flow) = tables.flow(&key) else {
@@ -42,20 +51,18 @@ fn translate<F: Frame, T: Tables>(
     key: &FlowKey,
     flow: &Flow,
 ) -> Outcome {
-    let after = flow.tuple();
-    fragment::note(tables, packet, Direction::Reply, &after, 0);
-    rewritten(tables, rewrite::transport(frame, packet, &key.tuple(), &after))
+    fragment::note(tables, packet, Direction::Reply, flow, 0);
+    rewritten(tables, rewrite::transport(frame, packet, key, flow))
 }
 
-/// A datagram that leaves from a node port's number: of a process of the node, or of a pod that something else masqueraded.
-/// Its answers look like a client's datagrams to the node port, and must not be taken for them. TCP needs no such note: its
-/// first packet tells who began.
+/// A datagram that leaves from a node port's number, or from the port of a Service whose address is the node's: of a process of
+/// the node, or of a pod that something else masqueraded. Its answers look like a client's datagrams to the Service, and must
+/// not be taken for them. TCP needs no such note: its first packet tells who began.
 #[inline(never)]
 fn note_own_flow<T: Tables>(tables: &T, tuple: &Tuple) {
     let Tuple { source, .. } = tuple;
-    if tables.service(&ServiceKey::new(source.addr.any(), source.port, Proto::Udp)).is_none()
-        || !tables.is_node_address(&source.addr)
-    {
+    let is_service = |addr| tables.service(&ServiceKey::new(addr, source.port, Proto::Udp)).is_some();
+    if !tables.is_node_address(&source.addr) || !(is_service(source.addr.any()) || is_service(source.addr)) {
         return;
     }
     let answers = tuple.swapped();

@@ -11,7 +11,7 @@ use aya_ebpf::{
 };
 use proxy_common::{
     checksum::Difference,
-    packet::{Covered, Frame, IpVersion},
+    packet::{self, Covered, Frame, IpVersion},
 };
 
 /// What a link's packets begin with.
@@ -34,13 +34,6 @@ impl Layer for Ip {
     const HEADER: u32 = 0;
 }
 
-const ETH_P_IP: u16 = 0x0800;
-const ETH_P_IPV6: u16 = 0x86dd;
-const ETH_P_8021Q: u16 = 0x8100;
-const ETH_P_8021AD: u16 = 0x88a8;
-const VLAN_TAG: u32 = 4;
-/// Tags that are stepped over, at most.
-const VLAN_TAGS: usize = 2;
 const PACKET_HOST: u32 = 0;
 
 /// `struct __sk_buff`: a packet on a link.
@@ -69,20 +62,7 @@ impl<L: Layer> Skb<L> {
     pub fn ip(&self) -> Option<(u32, IpVersion)> {
         // SAFETY: the kernel's context. The field is 16 bits in network byte order within a word.
         let protocol = unsafe { (&raw const (*self.skb).protocol).read_volatile() };
-        let mut ethertype = u16::from_be(protocol as u16);
-        let mut header = L::HEADER;
-        for _ in 0..VLAN_TAGS {
-            if !matches!(ethertype, ETH_P_8021Q | ETH_P_8021AD) {
-                break;
-            }
-            ethertype = u16::from_be_bytes(self.load(header + 2)?);
-            header += VLAN_TAG;
-        }
-        match ethertype {
-            ETH_P_IP => Some((header, IpVersion::V4)),
-            ETH_P_IPV6 => Some((header, IpVersion::V6)),
-            _ => None,
-        }
+        packet::ip_header(self, u16::from_be(protocol as u16), L::HEADER)
     }
 
     /// The link's hardware took a checksum of the whole packet (`CHECKSUM_COMPLETE`).

@@ -196,6 +196,15 @@ const FLAGS: &[Flag] = &[
         .alias(&["logging-format"]),
 ];
 
+/// How `shunt probe` reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ProbeOutput {
+    /// A table for people.
+    Table,
+    /// One JSON document.
+    Json,
+}
+
 /// The command line, read but not yet checked.
 #[derive(Clone, Debug)]
 pub struct Flags {
@@ -203,6 +212,8 @@ pub struct Flags {
     pub config: Option<PathBuf>,
     /// `--cleanup`.
     pub cleanup: bool,
+    /// The subcommand `probe`, and how it reports.
+    pub probe: Option<ProbeOutput>,
     given: Vec<(&'static str, &'static str, String)>,
 }
 
@@ -216,6 +227,7 @@ impl Flags {
             FLAGS.iter().filter_map(|flag| Some((flag.name, flag.path, joined(&matches, flag)?))).collect();
         Ok(Self {
             config: matches.get_one("config").cloned(),
+            probe: matches.subcommand_matches("probe").and_then(|probe| probe.get_one("output").copied()),
             cleanup: matches.get_one("cleanup").copied().unwrap_or(false),
             given,
         })
@@ -254,6 +266,7 @@ fn command() -> Command {
             switch(Arg::new("cleanup").long("cleanup").value_name(SWITCH).hide_possible_values(true).value_parser(clap::value_parser!(bool)))
                 .help("Remove everything this program ever put into the kernel, and exit"),
         );
+    command = command.subcommand(probe());
     for flag in FLAGS {
         let mut arg = Arg::new(flag.name)
             .long(flag.name)
@@ -268,6 +281,21 @@ fn command() -> Command {
         command = command.arg(if flag.value == SWITCH { switch(arg) } else { arg });
     }
     command
+}
+
+fn probe() -> Command {
+    Command::new("probe")
+        .about("Tell what this kernel offers, what each mode lacks and what to do about it, and which mode auto takes")
+        .after_help("Everything is tried, in a network namespace of its own where it would change something, and nothing is left behind. Exits with 1 if no mode works.")
+        .arg(
+            Arg::new("output")
+                .short('o')
+                .long("output")
+                .value_name("FORMAT")
+                .value_parser(clap::value_parser!(ProbeOutput))
+                .default_value("table")
+                .help("How to report"),
+        )
 }
 
 /// `--flag` alone for true, and `--flag=false`, as Go's flags are.

@@ -19,7 +19,7 @@ mod tests;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 pub use environment::Environment;
-pub use flags::Flags;
+pub use flags::{Flags, ProbeOutput};
 pub use problem::{ConfigError, Problem};
 
 use crate::{dataplane::ebpf::EbpfSettings, model::ModelSettings};

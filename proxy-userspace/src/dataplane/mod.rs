@@ -40,12 +40,21 @@ pub trait Dataplane {
         false
     }
 
+    /// What became of packets, for metrics.
+    fn packet_counts(&mut self) -> Option<PacketCounts> {
+        None
+    }
+
     /// How full the kernel's tables are, for metrics.
     fn map_fill(&self, state: &Self::State) -> Vec<MapFill> {
         let _ = state;
         Vec::new()
     }
 }
+
+/// Reads how many packets met which fate since the tables were made, a name each. Called whenever metrics are asked for, from any
+/// thread.
+pub type PacketCounts = Box<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>;
 
 /// How full one of a dataplane's tables is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use super::{Dataplane, MapFill, PlanSize};
+use super::{Dataplane, MapFill, PacketCounts, PlanSize};
 use crate::model::{Dirty, Snapshot};
 
 /// What went wrong in the dataplane, with what it was doing.
@@ -46,6 +46,11 @@ pub trait Renderer: Send {
 
     /// How full the kernel's tables are, as far as was seen.
     fn map_fill(&self) -> Vec<MapFill>;
+
+    /// What became of packets. There is one reader: who asks again gets none.
+    fn packet_counts(&mut self) -> Option<PacketCounts> {
+        None
+    }
 }
 
 /// A [`Dataplane`] as a [`Renderer`].
@@ -104,5 +109,9 @@ where
 
     fn map_fill(&self) -> Vec<MapFill> {
         self.state.as_ref().map_or_else(Vec::new, |state| self.dataplane.map_fill(state))
+    }
+
+    fn packet_counts(&mut self) -> Option<PacketCounts> {
+        self.dataplane.packet_counts()
     }
 }

@@ -1,6 +1,8 @@
 //! Reads what is in the kernel while the proxy runs, and changes nothing.
 #![forbid(unsafe_code)]
 
+pub mod probe;
+
 use std::{net::SocketAddr, path::Path};
 
 use aya::maps::{HashMap, Map, MapData, MapError};

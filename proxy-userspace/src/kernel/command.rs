@@ -25,6 +25,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(50);
 /// The first wait for one that has, and so is about to end; doubles up to [`TICK`].
 const CLOSING_TICK: Duration = Duration::from_micros(200);
+/// How long output may stay open after the command ended.
+const DRAIN: Duration = Duration::from_secs(2);
 /// What of its standard error an error carries, in characters from the end.
 const KEPT_OF_STDERR: usize = 2000;
 /// Where administrators' commands are; a service's `PATH` may lack them.
@@ -164,30 +166,30 @@ impl Command {
         said: &mut Said,
     ) -> Result<ExitStatus, KernelError> {
         let deadline = Instant::now() + self.limit;
-        let (mut open, mut pause) = (true, CLOSING_TICK);
+        let (mut open, mut pause, mut ended) = (true, CLOSING_TICK, None);
         loop {
             if open {
                 match read.recv_timeout(TICK) {
-                    Ok(chunk) => {
-                        said.take(chunk);
-                        continue;
-                    }
+                    Ok(chunk) => said.take(chunk),
                     Err(mpsc::RecvTimeoutError::Timeout) => {}
                     Err(mpsc::RecvTimeoutError::Disconnected) => open = false,
                 }
             }
-            // Something it left running may keep its output open; what it said itself has come by then.
-            if let Some(status) = child.try_wait().map_err(KernelError::call("wait for", self.to_string()))? {
-                for chunk in read.try_iter() {
-                    said.take(chunk);
-                }
+            if ended.is_none() {
+                let status = child.try_wait().map_err(KernelError::call("wait for", self.to_string()))?;
+                ended = status.map(|status| (status, Instant::now()));
+            }
+            // Something it left running may keep its output open. On a busy machine it may also just not be read yet.
+            if let Some((status, at)) = ended
+                && (!open || at.elapsed() >= DRAIN)
+            {
                 return Ok(status);
             }
             if !open {
                 thread::sleep(pause);
                 pause = TICK.min(pause * 2);
             }
-            if Instant::now() >= deadline {
+            if ended.is_none() && Instant::now() >= deadline {
                 kill(child);
                 return Err(KernelError::CommandTimedOut { command: self.to_string(), limit: self.limit });
             }
@@ -297,6 +299,8 @@ mod tests {
     fn a_command_past_its_limit_is_killed_with_what_it_started() {
         let limit = Duration::from_millis(300);
         let error = sh("sleep 60 & sleep 60").limit(limit).run().expect_err("too long");
+        assert!(matches!(error, KernelError::CommandTimedOut { .. }), "{error}");
+        let error = sh("while :; do echo talking; done").limit(limit).run().expect_err("too long");
         assert!(matches!(error, KernelError::CommandTimedOut { .. }), "{error}");
     }
 

@@ -2,6 +2,7 @@
 //! Services.
 #![expect(unsafe_code, reason = "raw system calls live here, and nowhere else in this crate")]
 
+pub mod allocator;
 pub mod bpf;
 pub mod capabilities;
 pub mod cgroup;
@@ -12,6 +13,7 @@ pub mod links;
 mod netlink;
 pub mod netns;
 pub mod nft;
+pub mod probe;
 pub mod ruleset_changes;
 pub mod sock_diag;
 

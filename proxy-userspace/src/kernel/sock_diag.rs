@@ -50,6 +50,16 @@ pub fn destroy_udp(peers: &HashMap<SocketCookie, SocketAddr>) -> Result<Vec<Sock
     Ok(destroyed)
 }
 
+/// Whether this kernel destroys sockets on request: asked for one that nobody has, it says so, or that it cannot.
+pub fn can_destroy() -> Result<bool, KernelError> {
+    let failed = KernelError::call("ask to destroy", "a socket");
+    match netlink::open(NETLINK_SOCK_DIAG).and_then(|socket| destroy(&socket, AF_INET, SocketId::new_v4())) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+        Err(error) => Err(failed(error)),
+    }
+}
+
 /// Whom a socket is connected to: an IPv6 socket that talks to an IPv4-mapped address talks to IPv4.
 fn peer(id: &SocketId) -> SocketAddr {
     let address: IpAddr = id.destination_address;

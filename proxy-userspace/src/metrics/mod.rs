@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod exposition;
+mod packets;
 mod registration;
 
 #[cfg(test)]
@@ -20,7 +21,11 @@ use prometheus_client::metrics::{
 
 pub use exposition::Exposition;
 
-use crate::{dataplane::MapFill, model::IpFamily};
+use self::packets::Packets;
+use crate::{
+    dataplane::{MapFill, PacketCounts},
+    model::IpFamily,
+};
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Seconds = Gauge<f64, AtomicU64>;
@@ -84,6 +89,7 @@ pub struct Metrics {
     mode: Family<Labels<1>, Gauge>,
     map_entries: Family<Labels<1>, Gauge>,
     map_capacity: Family<Labels<1>, Gauge>,
+    packets: Packets,
     operations: Counter,
     failures: Counter,
     drift: Counter,
@@ -111,6 +117,7 @@ impl Default for Metrics {
             mode: Family::default(),
             map_entries: Family::default(),
             map_capacity: Family::default(),
+            packets: Packets::default(),
             operations: Counter::default(),
             failures: Counter::default(),
             drift: Counter::default(),
@@ -127,6 +134,12 @@ impl Metrics {
     /// All metrics, ready to be written out.
     pub fn exposition(&self) -> Exposition {
         Exposition::new(registration::registry(self))
+    }
+
+    /// Where to read what became of packets; the first one given stays.
+    pub fn set_packet_counts(&self, counts: PacketCounts) {
+        // A process has one dataplane at a time, and this build one in its life.
+        let _ = self.packets.set(counts);
     }
 
     /// How full one of the dataplane's maps is.

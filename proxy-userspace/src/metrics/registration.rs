@@ -81,6 +81,7 @@ fn counts(metrics: &Metrics, to: &mut Registry) {
 }
 
 fn own(metrics: &Metrics, to: &mut Registry) {
+    to.register_collector(Box::new(metrics.packets.clone()));
     to.register("mode", "The mode that runs", metrics.mode.clone());
     to.register("map_entries", "Entries a map of the dataplane holds", metrics.map_entries.clone());
     to.register("map_capacity", "Entries a map of the dataplane can hold", metrics.map_capacity.clone());

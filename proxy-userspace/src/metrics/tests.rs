@@ -103,3 +103,19 @@ fn scrapers_that_ask_for_openmetrics_get_it() {
     assert!(content_type.starts_with("application/openmetrics-text"));
     assert!(text.ends_with("# EOF\n"));
 }
+
+#[test]
+fn packets_are_counted_when_they_are_asked_for_and_missing_where_nothing_counts() {
+    let metrics = Metrics::default();
+    let text = |metrics: &Metrics| metrics.exposition().encode(None).expect("text").1;
+    assert!(!text(&metrics).contains("shunt_link_packets"));
+    metrics.set_packet_counts(Box::new(|| vec![("flow_begun", 7), ("refused", 0)]));
+    let text = text(&metrics);
+    for line in [
+        "# TYPE shunt_link_packets_total counter",
+        "shunt_link_packets_total{fate=\"flow_begun\"} 7",
+        "shunt_link_packets_total{fate=\"refused\"} 0",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in {text}");
+    }
+}

@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    AddressType, Delta, EndpointSlice, IpFamily, NamespacedName, Protocol, ServicePortKey, SliceEndpoint,
-    UnixNanos, intern::Interner, objects::missing,
+    AddressType, Delta, EndpointSlice, Hints, IpFamily, NamespacedName, Protocol, ServicePortKey,
+    SliceEndpoint, UnixNanos, intern::Interner, objects::missing,
 };
 
 /// Upstream's `EndpointSliceCache` with the part of `EndpointsChangeTracker` that keeps trigger times.
@@ -26,13 +26,6 @@ pub(super) struct EndpointSliceCache {
     /// Services whose slices changed since [`Self::checkout_changes`].
     changed: BTreeSet<NamespacedName>,
     trigger_times: BTreeMap<NamespacedName, Vec<UnixNanos>>,
-}
-
-/// The hints of an endpoint; the many endpoints of a zone share one.
-#[derive(Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Hints {
-    pub(super) zones: Box<[Arc<str>]>,
-    pub(super) nodes: Box<[Arc<str>]>,
 }
 
 /// A slice with addresses of a family and a Service it belongs to.
@@ -262,12 +255,10 @@ impl CachedEndpoint {
         strings: &mut Interner<str>,
         hints: &mut Interner<Hints>,
     ) -> Option<Self> {
-        let address = endpoint.addresses.first()?.to_canonical();
+        let address = endpoint.address?.to_canonical();
         if IpFamily::of(address) != family {
             return None;
         }
-        let mut shared = |names: Vec<Arc<str>>| names.iter().map(|name| strings.intern(name)).collect();
-        let kept = Hints { zones: shared(endpoint.zone_hints), nodes: shared(endpoint.node_hints) };
         Some(Self {
             address,
             conditions: Conditions {
@@ -276,7 +267,7 @@ impl CachedEndpoint {
                 terminating: endpoint.terminating,
             },
             node_name: endpoint.node_name.map(|name| strings.intern(&name)),
-            hints: (kept != Hints::default()).then(|| hints.intern(&Arc::new(kept))),
+            hints: endpoint.hints.map(|kept| hints.intern(&kept)),
         })
     }
 

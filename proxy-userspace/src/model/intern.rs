@@ -8,14 +8,14 @@ const SMALLEST_SWEEP: usize = 1024;
 /// A set of shared values. Values nobody else holds are dropped whenever the set has doubled, so it neither leaks nor
 /// costs more than constant time a value.
 #[derive(Debug)]
-pub(super) struct Interner<T: ?Sized> {
+pub(crate) struct Interner<T: ?Sized> {
     known: HashSet<Arc<T>>,
     sweep_at: usize,
 }
 
 impl<T: ?Sized + Eq + Hash> Interner<T> {
     /// The one copy of `value`.
-    pub(super) fn intern(&mut self, value: &Arc<T>) -> Arc<T> {
+    pub(crate) fn intern(&mut self, value: &Arc<T>) -> Arc<T> {
         if let Some(known) = self.known.get(value.as_ref()) {
             return Arc::clone(known);
         }
@@ -28,7 +28,7 @@ impl<T: ?Sized + Eq + Hash> Interner<T> {
     }
 
     /// Replaces `value` with its one copy.
-    pub(super) fn share(&mut self, value: &mut Arc<T>) {
+    pub(crate) fn share(&mut self, value: &mut Arc<T>) {
         *value = self.intern(value);
     }
 }

@@ -21,6 +21,7 @@ mod tests;
 mod topology;
 
 pub use frontend_claims::FrontendConflict;
+pub(crate) use intern::Interner;
 pub use objects::*;
 pub use resolve::HealthCheck;
 pub use settings::*;

@@ -10,6 +10,8 @@ use std::{
 
 use ipnet::IpNet;
 
+use super::intern::Interner;
+
 /// A namespace and name; upstream's `types.NamespacedName`. Nodes have an empty namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespacedName {
@@ -23,6 +25,14 @@ impl NamespacedName {
     /// A name within a namespace.
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl NamespacedName {
+    /// Replaces both parts by their one copy.
+    pub(crate) fn share_strings(&mut self, strings: &mut Interner<str>) {
+        strings.share(&mut self.namespace);
+        strings.share(&mut self.name);
     }
 }
 
@@ -183,6 +193,14 @@ pub struct Service {
     pub excluded_by_label: bool,
 }
 
+impl Service {
+    /// Replaces names by their one copy.
+    pub(crate) fn share_strings(&mut self, strings: &mut Interner<str>) {
+        self.name.share_strings(strings);
+        self.ports.iter_mut().for_each(|port| strings.share(&mut port.name));
+    }
+}
+
 /// An EndpointSlice's `addressType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddressType {
@@ -197,8 +215,8 @@ pub enum AddressType {
 /// One `endpoints` of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceEndpoint {
-    /// `addresses`; as upstream, only the first is used.
-    pub addresses: Vec<IpAddr>,
+    /// The first of `addresses`, as upstream uses no other; none where it is a name.
+    pub address: Option<IpAddr>,
     /// `conditions.ready`; absent counts as true.
     pub ready: bool,
     /// `conditions.serving`; absent counts as true.
@@ -207,12 +225,17 @@ pub struct SliceEndpoint {
     pub terminating: bool,
     /// `nodeName`.
     pub node_name: Option<Arc<str>>,
-    /// `zone`.
-    pub zone: Option<Arc<str>>,
+    /// `hints`, if it has any.
+    pub hints: Option<Arc<Hints>>,
+}
+
+/// For whom an endpoint is meant. The many endpoints of a zone share one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Hints {
     /// `hints.forZones[].name`.
-    pub zone_hints: Vec<Arc<str>>,
+    pub zones: Box<[Arc<str>]>,
     /// `hints.forNodes[].name`.
-    pub node_hints: Vec<Arc<str>>,
+    pub nodes: Box<[Arc<str>]>,
 }
 
 /// One `ports` of an EndpointSlice.
@@ -242,6 +265,16 @@ pub struct EndpointSlice {
     /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`, nanoseconds since 1970; the programming latency
     /// metric starts here.
     pub last_change_trigger_time: Option<UnixNanos>,
+}
+
+impl EndpointSlice {
+    /// Replaces names by their one copy.
+    pub(crate) fn share_strings(&mut self, strings: &mut Interner<str>) {
+        self.name.share_strings(strings);
+        let nodes = self.endpoints.iter_mut().filter_map(|endpoint| endpoint.node_name.as_mut());
+        let ports = self.ports.iter_mut().map(|port| &mut port.name);
+        self.service.iter_mut().chain(nodes).chain(ports).for_each(|name| strings.share(name));
+    }
 }
 
 /// Nanoseconds since 1970-01-01 UTC.

@@ -91,9 +91,7 @@ fn should_skip(service: &Service) -> bool {
 
 /// Shares the strings and gives back memory that decoding left over.
 fn make_lean(service: &mut Service, strings: &mut Interner<str>) {
-    strings.share(&mut service.name.namespace);
-    strings.share(&mut service.name.name);
-    service.ports.iter_mut().for_each(|port| strings.share(&mut port.name));
+    service.share_strings(strings);
     service.cluster_ips.shrink_to_fit();
     service.external_ips.shrink_to_fit();
     service.load_balancer_ingress.shrink_to_fit();

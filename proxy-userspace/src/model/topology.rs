@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    ResolvedEndpoint,
-    endpoint_slice_cache::{EndpointInfo, Hints},
-};
+use super::{Hints, ResolvedEndpoint, endpoint_slice_cache::EndpointInfo};
 
 /// Where this node is.
 #[derive(Clone, Copy, Debug)]

@@ -3,14 +3,16 @@
 
 mod parts;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
-    config::Config,
+    config::{Config, ProbeOutput},
     health::{self, ProxyHealth},
+    inspect,
+    kernel::{self, command::SearchPath},
     metrics::Metrics,
     sync::{Inputs, Outputs, SyncLoop, SyncPeriods},
 };
@@ -38,7 +40,10 @@ pub(crate) async fn run(config: Config) -> anyhow::Result<()> {
     let mut tasks = Tasks::new();
     start_endpoints(&config, &outputs, &mut tasks);
     let inputs = start_sources(&config, outputs.metrics.clone(), &mut tasks);
-    let renderer = parts::renderer(&config)?;
+    let mut renderer = parts::renderer(&config)?;
+    if let Some(counts) = renderer.packet_counts() {
+        outputs.metrics.set_packet_counts(counts);
+    }
     let periods = SyncPeriods { min_sync_period: config.min_sync_period, sync_period: config.sync_period };
     let sync = SyncLoop::new(config.model, periods, renderer, outputs);
     tokio::select! {
@@ -62,6 +67,20 @@ pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
     anyhow::ensure!(count == 0, "cleanup left something behind: {count} errors");
     tracing::info!("everything is removed");
     Ok(())
+}
+
+/// Tells what this machine offers to each mode, on standard output.
+pub(crate) fn probe(output: ProbeOutput) -> ExitCode {
+    let facts = kernel::probe::facts(&SearchPath::default());
+    let verdict = inspect::probe::judge(&facts);
+    match output {
+        ProbeOutput::Table => print!("{}", inspect::probe::table(&facts, &verdict)),
+        ProbeOutput::Json => match inspect::probe::json(&facts, &verdict) {
+            Ok(json) => println!("{json}"),
+            Err(error) => eprintln!("shunt: cannot write the report: {error}"),
+        },
+    }
+    if verdict.auto.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn announce(config: &Config) {

@@ -8,7 +8,8 @@ use proxy_userspace::{
         RenderError, Renderer, Rendering,
         ebpf::{Ebpf, RULE_NAMES},
     },
-    kernel,
+    inspect,
+    kernel::{self, command::SearchPath},
     metrics::{Metrics, WatchedKind},
     model::{NodeFacts, WatchEvent},
     watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
@@ -18,8 +19,23 @@ use tokio::sync::{Notify, mpsc, watch as channel};
 /// The dataplane of the configured mode.
 pub(super) fn renderer(config: &Config) -> anyhow::Result<Box<dyn Renderer>> {
     match config.mode {
-        Mode::Ebpf => Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf)?))),
+        Mode::Ebpf => {
+            Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf).map_err(|e| explained(e, config))?)))
+        }
     }
+}
+
+/// An error of the kernel's own seldom says what is missing: what trying everything shows is said with it.
+fn explained(error: impl std::error::Error + Send + Sync + 'static, config: &Config) -> anyhow::Error {
+    let verdict = inspect::probe::judge(&kernel::probe::facts(&SearchPath::default()));
+    let of_mode = verdict.modes.into_iter().find(|mode| mode.mode == config.mode.name());
+    let missing: Vec<_> =
+        of_mode.into_iter().flat_map(|mode| mode.missing).map(|lack| lack.to_string()).collect();
+    let error = anyhow::Error::new(error);
+    if missing.is_empty() {
+        return error;
+    }
+    error.context(format!("the mode {} does not work here: {}", config.mode.name(), missing.join("; ")))
 }
 
 /// Removes what any mode ever put into the kernel; goes on past errors.

@@ -21,9 +21,11 @@ use futures::{StreamExt as _, stream};
 
 use self::{
     dial::{Held, Size},
-    protocol::{Dial, Failure, Get, Order, Page, Request, Response, Send, Try},
+    protocol::{Dial, Failure, Get, Page, Request, Response, Send, Try},
 };
 use crate::{
+    bench::{self, Order, order::Outcome},
+    deadline::patient,
     process::{Inside, Running, describe},
     world::Host,
 };
@@ -64,7 +66,7 @@ impl Agent {
 
     /// Waits until the host's servers are up.
     pub fn wait_until_ready(&mut self) -> Result<()> {
-        match self.answer(READY_WITHIN)? {
+        match self.answer(patient(READY_WITHIN))? {
             Response::Ready => Ok(()),
             other => bail!("expected the agent to be ready, it says {other:?}"),
         }
@@ -72,28 +74,37 @@ impl Agent {
 
     /// Opens connections; one [`Try`] for each that was begun.
     pub fn dial(&mut self, dial: Dial) -> Result<Vec<Try>> {
-        let within = dial.longest().saturating_add(ANSWER_WITHIN);
+        let within = dial.longest().saturating_add(patient(ANSWER_WITHIN));
         self.tries(&Request::Dial(dial), within)
     }
 
     /// Sends on a connection that was kept open.
     pub fn send(&mut self, send: Send) -> Result<Try> {
-        let within = send.timeout.saturating_add(ANSWER_WITHIN);
+        let within = send.timeout.saturating_add(patient(ANSWER_WITHIN));
         self.tries(&Request::Send(send), within)?.pop().context("the agent answered without a try")
     }
 
     /// Fetches a page.
     pub fn get(&mut self, get: Get) -> Result<Result<Page, Failure>> {
-        let within = get.timeout.saturating_add(ANSWER_WITHIN);
+        let within = get.timeout.saturating_add(patient(ANSWER_WITHIN));
         match self.ask(&Request::Get(get), within)? {
             Response::Page(page) => Ok(page),
             other => bail!("expected a page, the agent says {other:?}"),
         }
     }
 
+    /// Has it take part in the benchmark.
+    pub fn bench(&mut self, order: Order, within: Duration) -> Result<Outcome> {
+        match self.ask(&Request::Bench(order), within)? {
+            Response::Bench(Outcome::Failed(why)) => bail!(why),
+            Response::Bench(outcome) => Ok(outcome),
+            other => bail!("expected figures, the agent says {other:?}"),
+        }
+    }
+
     /// Closes the connections kept open.
     pub fn close(&mut self) -> Result<()> {
-        self.tries(&Request::Close, ANSWER_WITHIN).map(drop)
+        self.tries(&Request::Close, patient(ANSWER_WITHIN)).map(drop)
     }
 
     fn tries(&mut self, request: &Request, within: Duration) -> Result<Vec<Try>> {
@@ -137,8 +148,10 @@ pub fn serve(host: &str) -> Result<()> {
             lines.map(|line| sender.blocking_send(line)).find(Result::is_err)
         });
         let mut held = HashMap::new();
+        let mut benching = bench::Benching::default();
         while let Some(line) = requests.recv().await {
             let response = match serde_json::from_str(&line) {
+                Ok(Request::Bench(order)) => Response::Bench(benching.obey(order)),
                 Ok(request) => execute(request, &mut held).await,
                 Err(error) => Response::Mistake(error.to_string()),
             };
@@ -157,6 +170,7 @@ async fn execute(request: Request, held: &mut HashMap<String, Held>) -> Response
     match request {
         Request::Dial(dial) => Response::Tries(dial_all(&dial, held).await),
         Request::Get(get) => Response::Page(http::get(&get).await),
+        Request::Bench(_) => Response::Mistake("the benchmark is not for this part".to_owned()),
         Request::Close => {
             held.clear();
             Response::Tries(Vec::new())
@@ -171,7 +185,7 @@ async fn execute(request: Request, held: &mut HashMap<String, Held>) -> Response
 }
 
 async fn dial_all(dial: &Dial, held: &mut HashMap<String, Held>) -> Vec<Try> {
-    if dial.order == Order::AtOnce && dial.hold.is_none() {
+    if dial.order == protocol::Order::AtOnce && dial.hold.is_none() {
         let tries = (0..dial.tries).map(|number| dial::one(dial, number));
         return stream::iter(tries).buffered(AT_ONCE).map(|(_, result)| outcome(result)).collect().await;
     }
@@ -186,7 +200,7 @@ async fn dial_all(dial: &Dial, held: &mut HashMap<String, Held>) -> Vec<Try> {
         }
         let failed = result.is_err();
         tries.push(outcome(result));
-        if failed && dial.order == Order::UntilFailure {
+        if failed && dial.order == protocol::Order::UntilFailure {
             break;
         }
     }

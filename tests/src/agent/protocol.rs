@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
+use proxy_userspace::kernel::bpf;
 use serde::{Deserialize, Serialize};
+
+use crate::bench::{self, order::Outcome};
 
 /// The transport protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +32,8 @@ pub enum Request {
     Get(Get),
     /// Close all connections kept open; the answer is [`Response::Tries`] without any.
     Close,
+    /// Take part in the benchmark; the answer is [`Response::Bench`].
+    Bench(bench::Order),
 }
 
 /// Connections to open, one a try.
@@ -108,6 +113,8 @@ pub enum Response {
     Tries(Vec<Try>),
     /// The page.
     Page(Result<Page, Failure>),
+    /// What the benchmark asked for.
+    Bench(Outcome),
     /// The request made no sense.
     Mistake(String),
 }
@@ -214,6 +221,8 @@ impl Failure {
         use std::io::ErrorKind;
         let kind = match error.kind() {
             ErrorKind::ConnectionRefused => FailureKind::Refused,
+            // All that programs of the socket hooks can say before kernel 6.1.
+            ErrorKind::PermissionDenied if !bpf::may_choose_errors() => FailureKind::Refused,
             // The kernel's own timeout, ETIMEDOUT.
             ErrorKind::TimedOut => FailureKind::TimedOut,
             ErrorKind::ConnectionReset => FailureKind::Reset,

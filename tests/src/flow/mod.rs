@@ -12,7 +12,7 @@ pub use self::verdict::{Seen, describe, judge};
 use crate::{
     agent::protocol::{Dial, Get, Order, Protocol, Send},
     case::{self, Action, Expect, Flow},
-    deadline::{Deadline, Stopwatch},
+    deadline::{Deadline, Stopwatch, patient},
     world::World,
 };
 
@@ -134,7 +134,7 @@ fn carry_out(world: &mut World, flow: &Flow) -> Result<Seen> {
 /// Sends up to so many times; what is seen is the last.
 fn send_until_it_holds(world: &mut World, flow: &Flow, send: &case::Send) -> Result<Seen> {
     let agent = world.agent(flow.from)?;
-    let timeout = SEND_WITHIN + time_for(send.size + send.answer);
+    let timeout = patient(SEND_WITHIN) + time_for(send.size + send.answer);
     let request = Send { id: send.id.clone(), size: send.size, answer: send.answer, timeout };
     let mut seen = Seen::Tries(vec![agent.send(request.clone())?]);
     for _ in 1..send.tries {
@@ -175,8 +175,8 @@ fn request(dial: &case::Dial, expect: &Expect) -> Dial {
 
 fn timeout(expect: &Expect) -> Duration {
     match expect {
-        Expect::Reach(_) | Expect::Page(_) => ANSWER_WITHIN,
-        Expect::Refused | Expect::Reset | Expect::TooBig => REFUSED_WITHIN,
+        Expect::Reach(_) | Expect::Page(_) => patient(ANSWER_WITHIN),
+        Expect::Refused | Expect::Reset | Expect::TooBig => patient(REFUSED_WITHIN),
         Expect::Blocked | Expect::Silent => BLOCKED_WITHIN,
     }
 }

@@ -12,7 +12,7 @@ use super::manifests::Manifests;
 use crate::{
     agent::protocol::{Dial, Protocol, Try},
     case::ObjectKey,
-    deadline::{Deadline, Stopwatch},
+    deadline::{Deadline, Stopwatch, patient},
     world::{Host, World},
 };
 
@@ -56,7 +56,7 @@ impl Marker {
         let address = SocketAddr::new(CLUSTER_IP.parse()?, self.port);
         let agent = world.agent(Host::Node1)?;
         let found = Deadline::after(within).poll(|| {
-            match agent.dial(Dial { timeout: LOOK_FOR, ..Dial::new(address, Protocol::Tcp, 1) }) {
+            match agent.dial(Dial { timeout: patient(LOOK_FOR), ..Dial::new(address, Protocol::Tcp, 1) }) {
                 Err(error) => Some(Err(error)),
                 Ok(tries) => tries.iter().any(|one| matches!(one, Try::Answered(_))).then_some(Ok(())),
             }

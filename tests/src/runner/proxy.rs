@@ -13,7 +13,7 @@ use serde_yaml_ng::Mapping;
 use super::{Manifests, config::compose};
 use crate::{
     agent::protocol::Get,
-    deadline::Deadline,
+    deadline::{Deadline, patient},
     process::{Running, describe},
     world::{Host, World},
 };
@@ -64,6 +64,23 @@ impl Proxy {
         Ok(this)
     }
 
+    /// The flags it is started with.
+    pub fn arguments(&self) -> &[String] {
+        &self.arguments
+    }
+
+    /// Its process id; none while it does not run.
+    pub fn process_id(&self) -> Option<u32> {
+        self.running.as_ref().map(Running::id)
+    }
+
+    /// From its next start on it watches the API server of this URL in place of the manifests.
+    pub fn watch_api(&mut self, url: &str) {
+        if let Some(flag) = self.arguments.iter().position(|argument| argument == "--manifests") {
+            self.arguments.splice(flag..flag + 2, ["--master".to_owned(), url.to_owned()]);
+        }
+    }
+
     /// Starts its process.
     pub fn spawn(&mut self, world: &World) -> Result<()> {
         ensure!(self.running.is_none(), "the proxy runs already");
@@ -74,7 +91,7 @@ impl Proxy {
     /// Starts it and waits until /healthz answers 200: the first full sync is in the kernel.
     pub fn start(&mut self, world: &mut World) -> Result<()> {
         self.spawn(world)?;
-        let get = Get { url: HEALTHZ.to_owned(), timeout: LOOK_FOR };
+        let get = Get { url: HEALTHZ.to_owned(), timeout: patient(LOOK_FOR) };
         let mut last = "no answer".to_owned();
         let healthy = Deadline::after(HEALTHY_WITHIN).poll(|| self.look(world, &get, &mut last).transpose());
         match healthy {

@@ -159,6 +159,11 @@ impl World {
         })
     }
 
+    /// Adds a route through a gateway to a host.
+    pub fn route(&self, host: Host, to: IpNet, via: IpAddr) -> Result<()> {
+        self.namespace(host)?.run(|| Netlink::open()?.add_route(Route { to, via }))
+    }
+
     fn namespace(&self, host: Host) -> Result<&Netns> {
         self.namespaces.get(&host).with_context(|| format!("{host} is not in this world"))
     }

@@ -5,16 +5,18 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
+use nix::sched::{CloneFlags, setns};
 use proxy_userspace::{
     dataplane::{
         Dataplane as _,
-        ebpf::{Ebpf, LinkAttachment, Step},
+        ebpf::{Ebpf, LinkAttachment, Plan, Step},
     },
     kernel::bpf::tc::Hook,
     model::InterfaceGlobs,
 };
 
-use crate::bench::{ATTACHMENTS, Bench, HOOKS, run, tc};
+use crate::bench::{ATTACHMENTS, Bench, HOOKS, has_clsact, run, tc};
 
 #[test]
 fn links_that_come_get_programs_on_both_hooks_and_those_that_go_leave_nothing() {
@@ -32,17 +34,11 @@ fn links_that_come_get_programs_on_both_hooks_and_those_that_go_leave_nothing() 
         bench.remove("v0");
         assert_eq!(bench.sync(), 4, "pins go with their links");
         assert_eq!(bench.verify(), 0);
-        let links = fs::read_dir(bench.settings.pin_dir.join("links")).expect("pinned").flatten();
-        let left: Vec<_> = links
-            .map(|entry| entry.file_name())
-            .filter(|n| n.to_string_lossy().ends_with(char::is_numeric))
-            .collect();
-        assert!(
-            left.iter()
-                .all(|name| !name.to_string_lossy().contains("_in_")
-                    && !name.to_string_lossy().contains("_out_")),
-            "{left:?}"
-        );
+        let links = fs::read_dir(bench.settings.pin_dir.join("links")).expect("bpffs").flatten();
+        let names: Vec<String> = links.map(|entry| entry.file_name().display().to_string()).collect();
+        let of_links =
+            names.iter().filter(|name| name.starts_with("shunt_in") || name.starts_with("shunt_out"));
+        assert_eq!(of_links.count(), 0, "{names:?}");
     }
 }
 
@@ -74,7 +70,7 @@ fn links_that_globs_leave_out_have_no_programs_also_if_an_earlier_process_put_th
             assert_eq!(bench.names("eth0", hook).len(), 1);
             assert_eq!(bench.names("v.1", hook).len() + bench.names("br0", hook).len(), 0, "{attachment:?}");
         }
-        assert!(!bench.has_clsact("br0"), "an empty qdisc goes too");
+        assert!(!has_clsact("br0"), "an empty qdisc goes too");
     }
 }
 
@@ -128,7 +124,7 @@ fn a_link_that_vanishes_before_its_programs_are_attached_is_no_error_and_keeps_n
         let steps = bench.planned();
         bench.remove("v0");
         let Bench { dataplane, state, .. } = &mut bench;
-        let plan = proxy_userspace::dataplane::ebpf::Plan { steps, names: Vec::new() };
+        let plan = Plan { steps, names: Vec::new() };
         dataplane.as_mut().expect("running").apply(state, plan).expect("no error");
         assert_eq!(bench.names("br0", Hook::Ingress), ["shunt_in_eth"]);
         assert_eq!(bench.verify(), 0);
@@ -142,14 +138,15 @@ fn a_restarted_proxy_puts_its_programs_in_place_of_the_old_ones_with_no_moment_w
         bench.add_veth("v0", "v1");
         bench.sync();
         let ids = |bench: &Bench| {
-            HOOKS.map(|hook| bench.programs("v0", hook).iter().map(|p| p.id()).collect::<Vec<_>>())
+            HOOKS.map(|hook| bench.programs("v0", hook).iter().map(ProgramInfo::id).collect::<Vec<_>>())
         };
         let before = ids(&bench);
         let here = fs::File::open("/proc/thread-self/ns/net").expect("procfs");
         let done = AtomicBool::new(false);
+        let mut steps = Vec::new();
         let (looks, gaps) = std::thread::scope(|scope| {
             let watcher = scope.spawn(|| {
-                nix::sched::setns(&here, nix::sched::CloneFlags::CLONE_NEWNET).expect("same namespace");
+                setns(&here, CloneFlags::CLONE_NEWNET).expect("same namespace");
                 let (mut looks, mut gaps) = (0u32, 0u32);
                 while !done.load(Ordering::Relaxed) {
                     looks += 1;
@@ -157,22 +154,34 @@ fn a_restarted_proxy_puts_its_programs_in_place_of_the_old_ones_with_no_moment_w
                 }
                 (looks, gaps)
             });
-            for _ in 0..3 {
+            let ended = Ended(&done);
+            for services in [64, 64, 128] {
+                // In the end with other maps too, as after an upgrade.
+                bench.settings.map_sizes.services = services;
                 bench.restart();
-                assert_eq!(bench.sync(), 5, "the programs on sockets, and those on two links");
+                steps.push(bench.sync());
             }
-            done.store(true, Ordering::Relaxed);
+            drop(ended);
             watcher.join().expect("no panic")
         });
+        assert_eq!(steps, [5; 3], "the programs on sockets, and those on two links");
         assert!(looks > 10 && gaps == 0, "{attachment:?}: {gaps} of {looks}");
         let after = ids(&bench);
         assert!(before.iter().zip(&after).all(|(a, b)| a != b && b.len() == 1), "{before:?} {after:?}");
     }
 }
 
+/// Sets a flag in the end, also when a test fails.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Whether a program of ours is at ingress, asked as often as possible.
 fn runs_on(attachment: LinkAttachment, link: &str) -> bool {
-    use aya::programs::{SchedClassifier, TcAttachType};
     match attachment {
         // Programs may go between the list and the look at each.
         LinkAttachment::Probe => {
@@ -196,7 +205,7 @@ fn programs_go_on_while_no_proxy_runs_and_cleanup_takes_everything_off() {
             for hook in HOOKS {
                 assert_eq!(bench.names(link, hook), [""; 0], "{attachment:?}");
             }
-            assert!(!bench.has_clsact(link));
+            assert!(!has_clsact(link));
         }
         assert!(!bench.settings.pin_dir.exists());
     }
@@ -204,7 +213,7 @@ fn programs_go_on_while_no_proxy_runs_and_cleanup_takes_everything_off() {
 
 #[test]
 fn programs_are_attached_to_egress_before_ingress_and_after_those_on_sockets() {
-    let mut bench = Bench::new(LinkAttachment::Probe);
+    let bench = Bench::new(LinkAttachment::Probe);
     bench.add_veth("v0", "v1");
     let hooks: Vec<Option<Hook>> = bench
         .planned()

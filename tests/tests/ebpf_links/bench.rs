@@ -22,9 +22,9 @@ use proxy_common::layout::NodeValue;
 use proxy_userspace::{
     dataplane::{
         Dataplane as _, PlanSize as _,
-        ebpf::{Ebpf, EbpfSettings, LinkAttachment, MapSizes, Marks, State, Step},
+        ebpf::{Ebpf, EbpfError, EbpfSettings, LinkAttachment, MapSizes, Marks, State, Step},
     },
-    kernel::{bpf::tc::Hook, cgroup, links},
+    kernel::{KernelError, bpf::tc::Hook, cgroup, links},
     model::{
         Delta, DetectLocalMode, Dirty, InterfaceGlobs, Model, ModelSettings, NodeFacts, NodePortAddresses,
         WatchEvent,
@@ -120,9 +120,14 @@ impl Bench {
     }
 
     /// What a sync would do for the links as they are now.
-    pub(crate) fn planned(&mut self) -> Vec<Step> {
-        let snapshot = model(&self.model_settings, self.facts()).snapshot().clone();
-        Ebpf::plan(&self.state, &snapshot, &Dirty::everything()).steps
+    pub(crate) fn planned(&self) -> Vec<Step> {
+        self.planned_from(&self.state)
+    }
+
+    /// The same, where the kernel holds this.
+    pub(crate) fn planned_from(&self, state: &State) -> Vec<Step> {
+        let model = model(&self.model_settings, self.facts());
+        Ebpf::plan(state, model.snapshot(), &Dirty::everything()).steps
     }
 
     /// Makes true what this node is now, and says how many steps that took.
@@ -147,7 +152,7 @@ impl Bench {
 
     pub(crate) fn restart(&mut self) {
         self.stop();
-        self.dataplane = Some(Ebpf::new(&self.settings).expect("load again"));
+        self.dataplane = Some(start(&self.settings));
         self.state = self.dataplane().observe().expect("observe again");
     }
 
@@ -162,7 +167,21 @@ impl Bench {
     }
 }
 
-pub(crate) fn small_maps() -> MapSizes {
+/// Starts a dataplane. A command that is being started elsewhere in this process has, until it is executed, a copy of all
+/// descriptors, and so of the lock that the last dataplane had.
+fn start(settings: &EbpfSettings) -> Ebpf {
+    for _ in 0..500 {
+        match Ebpf::new(settings) {
+            Err(EbpfError::Kernel(KernelError::PinsInUse { .. })) => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            started => return started.expect("load again"),
+        }
+    }
+    panic!("the pins are in use for five seconds")
+}
+
+fn small_maps() -> MapSizes {
     MapSizes { flows: 64, affinity: 64, udp_flows: 64, udp_sockets: 64, fragments: 64, ..MapSizes::default() }
 }
 
@@ -180,7 +199,9 @@ fn model_settings() -> ModelSettings {
 /// A model that knows no object.
 fn model(settings: &ModelSettings, facts: NodeFacts) -> Model {
     let mut model = Model::new(settings.clone());
-    no_objects().into_iter().for_each(|event| model.apply(event));
+    for event in no_objects() {
+        model.apply(event);
+    }
     model.set_node_facts(facts);
     model.resolve();
     model
@@ -275,10 +296,10 @@ impl Bench {
             self.runtime.block_on(request.execute().try_collect()).expect("filters");
         filters.into_iter().filter(|filter| u32::from(filter.header.handle) != 0).collect()
     }
+}
 
-    pub(crate) fn has_clsact(&self, link: &str) -> bool {
-        tc(&["qdisc", "show", "dev", link]).contains("clsact")
-    }
+pub(crate) fn has_clsact(link: &str) -> bool {
+    tc(&["qdisc", "show", "dev", link]).contains("clsact")
 }
 
 fn program_id(filter: &TcMessage) -> Option<u32> {

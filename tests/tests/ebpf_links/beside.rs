@@ -2,15 +2,19 @@
 
 use std::net::UdpSocket;
 
+use aya::{
+    programs::ProgramInfo,
+    sys::{Stats, enable_stats},
+};
 use proxy_userspace::{
     dataplane::{
         Dataplane as _,
-        ebpf::{Ebpf, EbpfSettings, LinkAttachment},
+        ebpf::{Ebpf, EbpfSettings, LinkAttachment, Plan},
     },
     kernel::bpf::tc::Hook,
 };
 
-use crate::bench::{Bench, HOOKS, run, tc};
+use crate::bench::{Bench, HOOKS, has_clsact, run, tc};
 
 /// Sends a packet out on `v0`.
 fn send() {
@@ -22,7 +26,7 @@ fn send() {
 #[test]
 fn a_filter_of_somebody_else_stays_and_runs_after_ours_and_keeps_the_qdisc() {
     let mut bench = Bench::new(LinkAttachment::Clsact);
-    let _counting = aya::sys::enable_stats(aya::sys::Stats::RunTime).expect("kernel 5.8");
+    let _counting = enable_stats(Stats::RunTime).expect("kernel 5.8");
     bench.add_veth("v0", "v1");
     run("ip", &["address", "add", "192.0.2.1/24", "brd", "+", "dev", "v0"]);
     bench.sync();
@@ -44,7 +48,7 @@ fn a_filter_of_somebody_else_stays_and_runs_after_ours_and_keeps_the_qdisc() {
     assert!(Ebpf::cleanup_at(&bench.settings.pin_dir).is_empty());
     let left = tc(&["filter", "show", "dev", "v0", "egress"]);
     assert!(left.contains("pref 2") && !left.contains("shunt"), "{left}");
-    assert!(bench.has_clsact("v0") && !bench.has_clsact("v1"));
+    assert!(has_clsact("v0") && !has_clsact("v1"));
     send();
     assert_eq!(bench.received("v1"), received);
 }
@@ -55,7 +59,7 @@ fn a_qdisc_without_egress_in_the_way_is_an_error_that_names_the_link_and_keeps_n
     bench.add_veth("v0", "v1");
     tc(&["qdisc", "add", "dev", "v0", "ingress"]);
     let steps = bench.planned();
-    let plan = proxy_userspace::dataplane::ebpf::Plan { steps, names: Vec::new() };
+    let plan = Plan { steps, names: Vec::new() };
     let Bench { dataplane, state, .. } = &mut bench;
     let error = dataplane.as_mut().expect("running").apply(state, plan).expect_err("no egress").to_string();
     assert!(
@@ -71,7 +75,7 @@ fn a_qdisc_without_egress_in_the_way_is_an_error_that_names_the_link_and_keeps_n
 #[test]
 fn programs_of_somebody_else_on_tcx_stay_and_ours_run_before_those_that_were_there_first() {
     let mut bench = Bench::new(LinkAttachment::Probe);
-    let _counting = aya::sys::enable_stats(aya::sys::Stats::RunTime).expect("kernel 5.8");
+    let _counting = enable_stats(Stats::RunTime).expect("kernel 5.8");
     bench.add_veth("v0", "v1");
     run("ip", &["address", "add", "192.0.2.1/24", "brd", "+", "dev", "v0"]);
     bench.sync();
@@ -84,16 +88,10 @@ fn programs_of_somebody_else_on_tcx_stay_and_ours_run_before_those_that_were_the
     let settings = EbpfSettings { pin_dir: name.clone(), ..bench.settings.clone() };
     let mut other = Ebpf::new(&settings).expect("load");
     let mut state = other.observe().expect("observe");
-    let steps = {
-        std::mem::swap(&mut bench.state, &mut state);
-        let steps = bench.planned();
-        std::mem::swap(&mut bench.state, &mut state);
-        steps
-    };
-    let plan = proxy_userspace::dataplane::ebpf::Plan { steps, names: Vec::new() };
+    let plan = Plan { steps: bench.planned_from(&state), names: Vec::new() };
     other.apply(&mut state, plan).expect("apply");
     for (hook, first) in HOOKS.into_iter().zip(first) {
-        let ids: Vec<u32> = bench.programs("v0", hook).iter().map(|program| program.id()).collect();
+        let ids: Vec<u32> = bench.programs("v0", hook).iter().map(ProgramInfo::id).collect();
         assert!(ids.len() == 2 && ids[1] == first && ids[0] != first, "{ids:?}");
     }
     send();
@@ -104,7 +102,7 @@ fn programs_of_somebody_else_on_tcx_stay_and_ours_run_before_those_that_were_the
     drop(other);
     assert!(Ebpf::cleanup_at(&name).is_empty() && !name.exists());
     for (hook, first) in HOOKS.into_iter().zip(first) {
-        let ids: Vec<u32> = bench.programs("v0", hook).iter().map(|program| program.id()).collect();
+        let ids: Vec<u32> = bench.programs("v0", hook).iter().map(ProgramInfo::id).collect();
         assert_eq!(ids, [first]);
     }
 }

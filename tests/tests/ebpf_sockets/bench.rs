@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::ErrorKind,
     net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
     num::NonZeroU16,
     path::PathBuf,
@@ -17,7 +18,7 @@ use proxy_userspace::{
         Dataplane, PlanSize as _,
         ebpf::{Ebpf, EbpfSettings, LinkAttachment, MapSizes, Marks, State},
     },
-    kernel::cgroup,
+    kernel::{bpf, cgroup},
     model::{
         Dirty, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedEndpoint, ResolvedPort,
         ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
@@ -183,6 +184,19 @@ pub(crate) fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPor
         source_ranges: Vec::new(),
         health_check_node_port: None,
     }
+}
+
+/// What a caller sees that the programs fail with this error: EPERM where they cannot choose, as before kernel 6.1.
+pub(crate) fn failure(chosen: ErrorKind) -> ErrorKind {
+    if bpf::may_choose_errors() { chosen } else { ErrorKind::PermissionDenied }
+}
+
+/// Looks for a few seconds whether something comes true.
+pub(crate) fn soon(mut is_true: impl FnMut() -> bool) -> bool {
+    (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        is_true()
+    })
 }
 
 /// A listener and its address.

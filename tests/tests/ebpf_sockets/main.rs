@@ -1,6 +1,8 @@
 //! The socket programs in this kernel, with real sockets on loopback: what a process sees that dials a Service.
 
 mod bench;
+mod changes;
+mod flows;
 mod lifecycle;
 mod services;
 mod udp;

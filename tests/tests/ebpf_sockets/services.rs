@@ -11,7 +11,7 @@ use proxy_common::layout::NodeValue;
 use proxy_userspace::model::{Dirty, FrontendKind, IpFamily, Protocol, ResolvedPort, TrafficPolicy};
 use socket2::{Domain, Socket, Type};
 
-use crate::bench::{Bench, tcp_server, udp_socket};
+use crate::bench::{Bench, failure, tcp_server, udp_socket};
 
 #[test]
 fn a_tcp_connection_reaches_the_endpoint_and_its_peer_is_the_address_dialled() {
@@ -52,10 +52,16 @@ fn an_ipv4_mapped_address_on_an_ipv6_socket_is_the_ipv4_service() {
 fn without_endpoints_connect_and_send_are_refused() {
     let mut bench = Bench::new();
     let vip = bench.serve(Protocol::Tcp, "10.96.0.2:80", &[]);
-    assert_eq!(TcpStream::connect(vip).expect_err("no endpoint").kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(
+        TcpStream::connect(vip).expect_err("no endpoint").kind(),
+        failure(ErrorKind::ConnectionRefused)
+    );
     let vip = bench.serve(Protocol::Udp, "10.96.0.2:53", &[]);
     let (client, _) = udp_socket("0.0.0.0:0");
-    assert_eq!(client.send_to(b"q", vip).expect_err("no endpoint").kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(
+        client.send_to(b"q", vip).expect_err("no endpoint").kind(),
+        failure(ErrorKind::ConnectionRefused)
+    );
 }
 
 #[test]
@@ -154,7 +160,7 @@ fn without_a_local_endpoint_under_policy_local_connect_fails_and_reaches_nobody(
         port.internal_policy = TrafficPolicy::Local;
     });
     let error = TcpStream::connect(vip).expect_err("no local endpoint");
-    assert_eq!(error.kind(), ErrorKind::HostUnreachable);
+    assert_eq!(error.kind(), failure(ErrorKind::HostUnreachable));
     server.set_nonblocking(true).expect("nonblocking");
     assert!(server.accept().is_err());
 }
@@ -178,9 +184,9 @@ fn source_ranges_are_held_against_the_address_a_socket_is_bound_to_else_against_
     };
     let vip = ranged(&mut bench, "127.5.0.0/16");
     assert_eq!(connect_from("127.5.5.5:0", vip), Ok(()));
-    assert_eq!(connect_from("127.6.6.6:0", vip), Err(ErrorKind::HostUnreachable));
+    assert_eq!(connect_from("127.6.6.6:0", vip), Err(failure(ErrorKind::HostUnreachable)));
     let unbound = || TcpStream::connect(vip).map(drop).map_err(|error| error.kind());
-    assert_eq!(unbound(), Err(ErrorKind::HostUnreachable), "the node's address is not in the range");
+    assert_eq!(unbound(), Err(failure(ErrorKind::HostUnreachable)), "the node's address is not in the range");
     ranged(&mut bench, "192.0.2.0/24");
     assert_eq!(unbound(), Ok(()), "now it is");
 }

@@ -9,7 +9,7 @@ use aya::maps::{HashMap, MapData};
 use proxy_common::layout::{Endpoint, MemberKey, SocketPeer};
 use proxy_userspace::model::Protocol;
 
-use crate::bench::{Bench, udp_socket};
+use crate::bench::{Bench, soon, udp_socket};
 
 #[test]
 fn answers_to_an_unconnected_udp_socket_come_from_the_address_that_was_asked() {
@@ -76,11 +76,7 @@ fn a_connected_udp_socket_is_destroyed_when_its_endpoint_leaves_and_an_unconnect
 
     let (_other, replacement) = udp_socket("127.0.0.1:0");
     bench.serve(Protocol::Udp, "10.96.0.5:53", &[replacement]);
-    let destroyed = (0..500).any(|_| {
-        std::thread::sleep(Duration::from_millis(10));
-        connected.send(b"q").is_err()
-    });
-    assert!(destroyed, "the application is told");
+    assert!(soon(|| connected.send(b"q").is_err()), "the application is told");
     unconnected.send_to(b"q", vip).expect("an unconnected socket lives on");
 }
 
@@ -101,11 +97,7 @@ fn a_connected_udp_socket_is_destroyed_by_the_next_process_when_this_one_had_no_
     let (_other, replacement) = udp_socket("127.0.0.1:0");
     bench.restart();
     bench.serve(Protocol::Udp, "10.96.0.22:53", &[replacement]);
-    let destroyed = (0..500).any(|_| {
-        std::thread::sleep(Duration::from_millis(10));
-        connected.send(b"q").is_err()
-    });
-    assert!(destroyed, "the application is told");
+    assert!(soon(|| connected.send(b"q").is_err()), "the application is told");
 }
 
 #[test]

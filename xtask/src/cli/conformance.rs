@@ -4,7 +4,7 @@
 
 use anyhow::{Error, Result};
 
-use super::{Conformance, steps};
+use super::{Bench, Conformance, steps};
 
 /// Builds and runs the demo; returns only the error that kept it from starting.
 pub(crate) fn demo(mode: &str) -> Result<Error> {
@@ -16,4 +16,10 @@ pub(crate) fn demo(mode: &str) -> Result<Error> {
 pub(crate) fn conformance(what: &Conformance) -> Result<Error> {
     steps::build_world().show()?;
     Ok(steps::conformance(what).exec())
+}
+
+/// Builds and runs the benchmark; returns only the error that kept it from starting.
+pub(crate) fn bench(what: &Bench) -> Result<Error> {
+    steps::build_world().show()?;
+    Ok(steps::bench(what).exec())
 }

@@ -8,6 +8,7 @@ mod setup;
 mod steps;
 mod summary;
 mod test;
+mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,10 +44,26 @@ enum Command {
         #[arg(long, default_value = "ebpf")]
         mode: String,
     },
-    /// Check format and lints, run every test and the conformance cases. Needs root.
-    Test,
+    /// Check format and lints, run every test and the conformance cases; the kernel tests also on kernel 5.10. Needs root.
+    Test {
+        /// Run the kernel tests on every kernel that `cargo xtask vm` knows.
+        #[arg(long)]
+        all_kernels: bool,
+    },
+    /// Run the kernel tests, or COMMAND, on another kernel: in a virtual machine, without KVM and without root.
+    ///
+    /// The guest is of memory alone, has no network but lo and nothing on its standard input, and runs COMMAND as root. Its
+    /// output, standard error included, is printed as it comes, and its exit status is passed on.
+    ///
+    /// COMMAND given by a path is copied into the guest with the libraries it loads; a name is looked for there. The guest
+    /// has busybox, bash, kmod with all modules of the kernel's networking, ip, tc, ss, nft, iptables and ip6tables (-nft
+    /// and -legacy too) and ipset, and where this machine has them also bpftool, conntrack, ethtool, ipvsadm, strace and
+    /// tcpdump. proc, sysfs, devtmpfs, cgroup2, bpffs and tracefs are mounted where they belong.
+    Vm(vm::Vm),
     /// Run the conformance cases: real packets through a real shunt. Needs root.
     Conformance(Conformance),
+    /// Measure what Services and changes cost, and the proxy's memory. Needs root, and a machine that does little else.
+    Bench(Bench),
 }
 
 /// What `cargo xtask conformance` hands on to the conformance program.
@@ -61,6 +78,26 @@ struct Conformance {
     /// Run only the cases of these names, without .yaml.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
+}
+
+/// What `cargo xtask bench` hands on to the bench program.
+#[derive(Debug, Args)]
+struct Bench {
+    /// The dataplane to measure.
+    #[arg(long, default_value = "ebpf")]
+    mode: String,
+    /// Numbers of Services to measure with; by default 10 and 10000.
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    services: Vec<usize>,
+    /// Measure only these parts: data, foreign, changes, memory.
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Measure a little of everything, to see that it works.
+    #[arg(long)]
+    quick: bool,
+    /// Fail when a target is missed.
+    #[arg(long)]
+    check: bool,
 }
 
 /// Runs the command line; the exit code is that of the command, or 128 plus the signal that stopped it.
@@ -94,10 +131,16 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
             setup::ensure()?;
             return Err(conformance::conformance(what)?);
         }
-        Command::Test => {
-            privilege::require("test")?;
-            return test::run();
+        Command::Bench(what) => {
+            privilege::require("bench")?;
+            setup::ensure()?;
+            return Err(conformance::bench(what)?);
         }
+        Command::Test { all_kernels } => {
+            privilege::require("test")?;
+            return test::run(*all_kernels);
+        }
+        Command::Vm(what) => return vm::run(what),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -118,6 +161,12 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory as _;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_machines_command_keeps_its_own_flags() {
+        let cli = Cli::parse_from(["cargo xtask", "vm", "--kernel", "5.10", "--", "ip", "--kernel", "x"]);
+        assert!(matches!(cli.command, Command::Vm(_)));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use xtask::run::Run;
 use xtask::{search, workspace};
 
-use super::Conformance;
+use super::{Bench, Conformance};
 
 /// Variables that `cargo run` sets for xtask itself; crates that read them would be rebuilt for no reason.
 const OURS: [&str; 6] = [
@@ -71,6 +71,21 @@ pub(crate) fn churn(mode: &str) -> Run {
     world_program("churn", mode)
 }
 
+/// The benchmark, built by [`build_world`]. It leaves its figures in the target folder.
+pub(crate) fn bench(what: &Bench) -> Run {
+    let mut run = world_program("bench", &what.mode);
+    run = run.arg("--json").arg(workspace::target().join(format!("bench-{}.json", what.mode)));
+    if !what.services.is_empty() {
+        let numbers: Vec<String> = what.services.iter().map(ToString::to_string).collect();
+        run = run.arg("--services").arg(numbers.join(","));
+    }
+    if !what.only.is_empty() {
+        run = run.arg("--only").arg(what.only.join(","));
+    }
+    let switches = [("--quick", what.quick), ("--check", what.check)];
+    run.args(switches.into_iter().filter_map(|(switch, on)| on.then_some(switch)))
+}
+
 fn world_program(name: &str, mode: &str) -> Run {
     let release = workspace::release();
     Run::new(release.join(name)).arg("--shunt").arg(release.join("shunt")).args(["--mode", mode])
@@ -93,6 +108,19 @@ mod tests {
         let shown = conformance(&what).to_string();
         assert!(shown.contains("/release/conformance --shunt /"), "{shown}");
         assert!(shown.ends_with("--mode ebpf --cases my cases --only hairpin,dual-stack"), "{shown}");
+    }
+
+    #[test]
+    fn bench_gets_numbers_and_switches_and_a_place_for_its_figures() {
+        let what = Bench {
+            mode: "ebpf".into(),
+            services: vec![10, 500],
+            only: Vec::new(),
+            quick: true,
+            check: false,
+        };
+        let shown = bench(&what).to_string();
+        assert!(shown.ends_with("/bench-ebpf.json --services 10,500 --quick"), "{shown}");
     }
 
     #[test]

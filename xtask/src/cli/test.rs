@@ -1,17 +1,20 @@
 //! `cargo xtask test`: every check there is, one step after the other, and a table of how they came out.
 
+use std::env;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use clap::ValueEnum as _;
 use xtask::run::{self, Run};
 use xtask::{ebpf, workspace};
 
 use super::counts::{self, Counts};
 use super::progress::Progress;
 use super::summary::{Outcome, Summary};
+use super::vm::Kernel;
 use super::{Conformance, setup, steps};
 
 const SHORT: Duration = Duration::from_mins(2);
@@ -32,12 +35,16 @@ struct Step {
 }
 
 /// Runs all steps; one that fails does not keep the later ones from running.
-pub(crate) fn run() -> Result<ExitCode> {
+///
+/// The kernel tests run on this machine's kernel and on the oldest one that is supported, or on all there are.
+pub(crate) fn run(all_kernels: bool) -> Result<ExitCode> {
     let mut summary = Summary::default();
     summary.add(setup_step()?);
     fs::create_dir_all(workspace::logs()).context("cannot make the folder for logs")?;
     summary.add(ebpf_step());
-    for step in steps() {
+    let kernels = if all_kernels { Kernel::value_variants() } else { &[Kernel::V5_10] };
+    let kernels = kernels.iter().map(|kernel| kernel_step(*kernel)).collect::<Result<Vec<_>>>()?;
+    for step in steps().into_iter().chain(kernels) {
         summary.add(step.take()?);
         if let Some(signal) = run::interrupted() {
             anyhow::bail!("stopped by signal {signal}");
@@ -108,6 +115,14 @@ fn steps() -> Vec<Step> {
     ]
 }
 
+/// The kernel tests in a virtual machine: another run of this program, since only the guest tells how they ended.
+fn kernel_step(kernel: Kernel) -> Result<Step> {
+    let this = env::current_exe().context("cannot find this program")?;
+    let run = Run::new(this).args(["vm", "--kernel", kernel.name()]).limit(LONG);
+    let count = |line: &str| counts::test_result(line).or_else(|| counts::conformance_result(line));
+    Ok(Step { count, counted: true, ..Step::plain(kernel.step(), run) })
+}
+
 impl Step {
     fn plain(name: &'static str, run: Run) -> Self {
         Self { name, run, count: |_| None, counted: false, echo: false }
@@ -154,7 +169,8 @@ mod tests {
 
     #[test]
     fn every_step_has_a_name_of_its_own() {
-        let mut names: Vec<&str> = steps().iter().map(|step| step.name).collect();
+        let kernels = Kernel::value_variants().iter().map(|kernel| kernel.step());
+        let mut names: Vec<&str> = steps().iter().map(|step| step.name).chain(kernels).collect();
         names.sort_unstable();
         let all = names.len();
         names.dedup();

@@ -92,7 +92,7 @@ impl Failures {
             ),
             Subject::Node => "this node's own".into(),
         };
-        Err(EbpfError::Incomplete { what, first, out_of_room: self.out_of_room, source })
+        Err(EbpfError::Incomplete { what, first, out_of_room: self.out_of_room, source: Box::new(source) })
     }
 
     fn what(&self) -> String {

@@ -125,7 +125,8 @@ pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
         match pinned(pins) {
             // What is last to be attached goes first.
             Ok(hooks) => {
-                errors.extend(last_first(hooks).filter_map(|at| tcx::detach(&pins.link(&pin_name(at))).err()))
+                errors
+                    .extend(last_first(hooks).filter_map(|at| tcx::detach(&pins.link(&pin_name(at))).err()));
             }
             Err(error) => errors.push(error),
         }

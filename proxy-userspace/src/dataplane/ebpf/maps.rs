@@ -8,10 +8,11 @@ use aya::maps::{
 };
 use proxy_common::{
     Addr,
+    known::{self, Place},
     layout::{
         AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, ServiceKey, ServiceValue,
-        SocketPeer, SourceRange, UdpSocket,
+        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, STATE_LAYOUT_VERSION,
+        ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
     },
 };
 
@@ -22,7 +23,7 @@ use super::{
 };
 use crate::kernel::{
     KernelError,
-    bpf::{MapSpec, Object},
+    bpf::{MapSpec, MappedWords, Object},
     netns::NetnsCookie,
     sock_diag::SocketCookie,
 };
@@ -71,7 +72,7 @@ impl Default for MapSizes {
 
 impl MapSizes {
     /// What every map must look like.
-    pub fn specs(&self) -> [MapSpec; 16] {
+    pub fn specs(&self) -> [MapSpec; 17] {
         [
             spec::<ServiceKey, ServiceValue>("services", self.services),
             spec::<EndpointKey, Endpoint>("endpoints", self.endpoints),
@@ -89,6 +90,7 @@ impl MapSizes {
             spec::<FlowKey, Flow>("flows", self.flows),
             spec::<FragmentKey, FragmentValue>("fragments", self.fragments),
             spec::<u32, u64>("counters", 0),
+            spec::<u32, u64>("known", 0),
         ]
     }
 
@@ -129,6 +131,7 @@ pub(super) struct Maps {
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
     node_addresses: HashMap<MapData, Addr, u8>,
     node: Array<MapData, NodeValue>,
+    known: MappedWords,
     udp_sockets: HashMap<MapData, u64, UdpSocket>,
     local_sources: LpmTrie<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
@@ -175,6 +178,7 @@ impl Maps {
             source_ranges: object.take_map("source_ranges")?,
             node_addresses: object.take_map("node_addresses")?,
             node: object.take_map("node")?,
+            known: object.mapped("known", known::WORDS)?,
             udp_sockets: object.take_map("udp_sockets")?,
             local_sources: object.take_map("local_sources")?,
             local_links: object.take_map("local_links")?,
@@ -194,6 +198,7 @@ impl Maps {
             masquerade_mark: self.marks.masquerade,
             reject_mark: self.marks.reject,
             local_detection: known.map_or(LocalDetection::None as u32, |value| value.local_detection),
+            state_layout: STATE_LAYOUT_VERSION,
             zero: 0,
         };
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))
@@ -212,11 +217,19 @@ impl Maps {
         Ok(NetnsCookie(noted.netns))
     }
 
+    /// Packets of an address and port are looked at from now on.
+    fn make_known(&self, addr: &Addr, port: u16) {
+        let Place { word, mask } = Place::of(addr, port);
+        self.known.set(word, mask);
+    }
+
     pub(super) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) -> Result<(), KernelError> {
+        self.make_known(&key.addr, key.port);
         self.services.insert(key, value, 0).map_err(failed("write", "services", self.sizes.services))
     }
 
     pub(super) fn put_endpoint(&mut self, key: EndpointKey, value: Endpoint) -> Result<(), KernelError> {
+        self.make_known(&value.addr, value.port);
         self.endpoints.insert(key, value, 0).map_err(failed("write", "endpoints", self.sizes.endpoints))
     }
 
@@ -310,9 +323,10 @@ impl Maps {
     }
 }
 
-/// The layout version of the maps pinned in a directory; none where there is no such map.
-pub(super) fn pinned_layout(directory: &std::path::Path) -> Option<u32> {
+/// The layout version of the maps pinned in a directory, and that of those among them which programs write; none where there is
+/// no such map.
+pub(super) fn pinned_layouts(directory: &std::path::Path) -> Option<(u32, u32)> {
     let map = aya::maps::Map::from_map_data(MapData::from_pin(directory.join("node")).ok()?).ok()?;
     let node: Array<MapData, NodeValue> = map.try_into().ok()?;
-    node.get(&0, 0).ok().map(|value| value.layout)
+    node.get(&0, 0).ok().map(|value| (value.layout, value.state_layout))
 }

@@ -1,6 +1,9 @@
 //! The eBPF dataplane: Services as map entries, translated by programs on the cgroup's sockets and on the node's links.
 
+mod carry;
+mod counters;
 mod failures;
+mod flows;
 mod links;
 mod maps;
 mod own_netns;
@@ -17,7 +20,9 @@ mod tests;
 use std::path::PathBuf;
 
 pub(crate) use self::translate::proto;
-use self::{failures::Failures, links::Links, maps::Maps, sockets::SocketReleaser};
+use self::{
+    carry::Copies, failures::Failures, flows::FlowSweeper, links::Links, maps::Maps, sockets::SocketReleaser,
+};
 pub use self::{
     links::{LinkAttachment, LinkHook, Running},
     maps::MapSizes,
@@ -25,7 +30,9 @@ pub use self::{
     rules::{Marks, NAMES as RULE_NAMES, Rules},
     state::State,
 };
-use super::{Dataplane, MapFill};
+use proxy_common::layout::{LAYOUT_VERSION, STATE_LAYOUT_VERSION};
+
+use super::{Dataplane, MapFill, PacketCounts};
 use crate::{
     kernel::{
         KernelError,
@@ -86,7 +93,7 @@ pub enum EbpfError {
         /// A map is full, so that Services are missing until it is made larger.
         out_of_room: bool,
         /// Why.
-        source: KernelError,
+        source: Box<KernelError>,
     },
 }
 
@@ -99,6 +106,9 @@ pub struct Ebpf {
     cgroup: Cgroup,
     links: Links,
     releaser: SocketReleaser,
+    _sweeper: FlowSweeper,
+    /// To be made when this process's programs take over.
+    copies: Copies,
     rules: Option<Rules>,
     /// Maps of another layout are in use: this process's are built beside them, and take their place once they are full and its
     /// programs run.
@@ -115,15 +125,32 @@ impl Ebpf {
         let pins = PinDir::create(&settings.pin_dir)?;
         let specs = settings.map_sizes.specs();
         let staged = stage(&pins, &specs)?;
-        let directory = staged.as_deref().unwrap_or(pins.path());
+        let directory = staged.as_ref().map_or(pins.path(), |staged| &*staged.directory);
         let mut object = Object::load(OBJECT, &specs, directory)?;
+        let copies = match &staged {
+            Some(Staged { directory, keeps_state: true }) => Copies::between(&pins, &specs, directory)?,
+            _ => Copies::default(),
+        };
+        let sweeper = FlowSweeper::start(&mut object)?;
         let mut maps = Maps::open(&mut object, settings.map_sizes, settings.marks)?;
         maps.set_node(netns::current_cookie()?)?;
         let releaser = SocketReleaser::start(directory)?;
         let links = Links::open(settings.link_attachment)?;
         let is_staged = staged.is_some();
         let rules = settings.rules();
-        Ok(Self { object, maps, pins, cgroup, links, releaser, rules, is_staged, attached: false })
+        Ok(Self {
+            object,
+            maps,
+            pins,
+            cgroup,
+            links,
+            releaser,
+            _sweeper: sweeper,
+            rules,
+            copies,
+            is_staged,
+            attached: false,
+        })
     }
 
     /// Removes all that any process ever pinned in a directory, without loading anything.
@@ -180,6 +207,7 @@ impl Ebpf {
     fn attach(&mut self) -> Result<(), KernelError> {
         // Someone may have removed it, with all that keeps the programs running.
         self.pins.restore()?;
+        self.copies.run();
         let mut programs: Vec<_> = self.object.cgroup_programs_mut().collect();
         // What translates back runs before anything is translated.
         programs.sort_by_key(|(name, _)| name.contains("connect") || name.contains("sendmsg"));
@@ -240,21 +268,33 @@ fn remove_everything(pins: Option<&PinDir>) -> Vec<KernelError> {
     errors
 }
 
+/// Maps that are built beside those in use.
+struct Staged {
+    directory: PathBuf,
+    /// What programs noted in those in use can be taken along.
+    keeps_state: bool,
+}
+
 /// Where to build the maps: beside those that are pinned, if they are of another layout or size.
-fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<PathBuf>, KernelError> {
+fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<Staged>, KernelError> {
     pins.recover()?;
     if !pins.holds_any(specs) {
         return Ok(None);
     }
-    let layout = maps::pinned_layout(pins.path());
-    let wanted = proxy_common::layout::LAYOUT_VERSION;
+    let (layout, state_layout) = maps::pinned_layouts(pins.path()).unzip();
+    let wanted = LAYOUT_VERSION;
     let difference = match pins.holds(specs) {
         Ok(()) if layout == Some(wanted) => return Ok(None),
         Ok(()) => format!("their layout is {layout:?}, and this program's is {wanted}"),
         Err(difference) => difference,
     };
     tracing::info!(%difference, "building new maps beside the pinned ones");
-    pins.create_next().map(Some)
+    let directory = pins.create_next()?;
+    let keeps_state = state_layout == Some(STATE_LAYOUT_VERSION);
+    if keeps_state {
+        carry::share(pins, specs, &directory)?;
+    }
+    Ok(Some(Staged { directory, keeps_state }))
 }
 
 impl Dataplane for Ebpf {
@@ -292,6 +332,8 @@ impl Dataplane for Ebpf {
                 Err(error) => failures.add(&step, error),
             }
         }
+        // The programs on links have been replaced too.
+        std::mem::take(&mut self.copies).run();
         failures.outcome(state)?;
         rules.map_or(Ok(()), |source| Err(EbpfError::Rules { source }))
     }
@@ -301,6 +343,12 @@ impl Dataplane for Ebpf {
             error,
             EbpfError::Incomplete { out_of_room: true, .. } | EbpfError::Kernel(KernelError::MapFull { .. })
         )
+    }
+
+    fn packet_counts(&mut self) -> Option<PacketCounts> {
+        counters::reader(&mut self.object)
+            .inspect_err(|error| tracing::warn!(%error, "packets are not counted in metrics"))
+            .ok()
     }
 
     fn map_fill(&self, state: &State) -> Vec<MapFill> {

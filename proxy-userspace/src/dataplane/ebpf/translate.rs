@@ -118,16 +118,18 @@ fn empty_flags(port: &ResolvedPort) -> u16 {
 /// Local only endpoints of this node are chosen and sources are kept, and pods that take the short cut past it are not
 /// masqueraded either. That of the node itself is, but it is translated at its sockets, and never comes in on a link.
 fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> u16 {
-    const BOTH: u16 = flags::MASQUERADE_INSIDE | flags::MASQUERADE_OUTSIDE;
-    match (kind, port.external_policy) {
-        (FrontendKind::ClusterIp, _) if node.masquerade_all => BOTH,
-        (FrontendKind::ClusterIp, _) if node.local_detector.is_implemented(family) => {
-            flags::MASQUERADE_OUTSIDE
+    let (inside, outside) = match kind {
+        FrontendKind::ClusterIp => {
+            let outside = node.masquerade_all || node.local_detector.is_implemented(family);
+            (node.masquerade_all, outside)
         }
-        (FrontendKind::ClusterIp, _) => 0,
-        (_, TrafficPolicy::Cluster) => BOTH,
-        (_, TrafficPolicy::Local) => 0,
-    }
+        FrontendKind::NodePort | FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp => {
+            let may_leave = port.external_policy == TrafficPolicy::Cluster;
+            (may_leave, may_leave)
+        }
+    };
+    let flag = |is_set, flag| if is_set { flag } else { 0 };
+    flag(inside, flags::MASQUERADE_INSIDE) | flag(outside, flags::MASQUERADE_OUTSIDE)
 }
 
 /// How local callers are told from others, and the sources that are theirs where that tells.
@@ -172,5 +174,70 @@ fn pod_flag(ranges: &[IpNet], pods: &[IpNet]) -> u16 {
         (false, true, _) => flags::PODS_IN_RANGES,
         (false, _, true) => flags::PODS_OUT_OF_RANGES,
         _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing::{cidrs, resolved_port};
+
+    const NONE: u16 = 0;
+    const OUTSIDE: u16 = flags::MASQUERADE_OUTSIDE;
+    const BOTH: u16 = flags::MASQUERADE_INSIDE | flags::MASQUERADE_OUTSIDE;
+
+    fn node(local_detector: LocalTrafficDetector, masquerade_all: bool) -> NodeView {
+        NodeView { local_detector, masquerade_all, ..NodeView::default() }
+    }
+
+    #[test]
+    fn traffic_to_a_cluster_ip_is_masqueraded_where_it_is_known_not_to_be_a_local_pods_or_all_is() {
+        let cidrs = LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16"]));
+        let bridge = LocalTrafficDetector::BridgeInterface("cbr0".into());
+        for (detector, masquerade_all, v4, v6) in [
+            (LocalTrafficDetector::None, false, NONE, NONE),
+            (LocalTrafficDetector::None, true, BOTH, BOTH),
+            (cidrs.clone(), false, OUTSIDE, NONE),
+            (cidrs, true, BOTH, BOTH),
+            (bridge, false, OUTSIDE, OUTSIDE),
+        ] {
+            let node = node(detector, masquerade_all);
+            for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
+                let port =
+                    ResolvedPort { internal_policy: policy, external_policy: policy, ..resolved_port() };
+                let flags = IpFamily::ALL
+                    .map(|family| masquerade_flags(&port, FrontendKind::ClusterIp, &node, family));
+                assert_eq!(flags, [v4, v6], "{node:?} {policy:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn traffic_from_outside_is_masqueraded_under_policy_cluster_and_keeps_its_source_under_local() {
+        let detector = LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16"]));
+        for (policy, expected) in [(TrafficPolicy::Cluster, BOTH), (TrafficPolicy::Local, NONE)] {
+            let port = ResolvedPort { external_policy: policy, ..resolved_port() };
+            for kind in [FrontendKind::NodePort, FrontendKind::ExternalIp, FrontendKind::LoadBalancerIp] {
+                for node in [node(LocalTrafficDetector::None, false), node(detector.clone(), true)] {
+                    assert_eq!(
+                        masquerade_flags(&port, kind, &node, IpFamily::V4),
+                        expected,
+                        "{kind:?} {node:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn local_callers_are_told_by_mapped_ranges_or_by_links() {
+        let (detection, sources) = local_detection(&node(
+            LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16", "fd44::/64"])),
+            false,
+        ));
+        let lengths: Vec<u32> = sources.iter().map(|source| source.prefix_len).collect();
+        assert_eq!((detection, lengths), (LocalDetection::Source, vec![112, 64]));
+        let by_link = node(LocalTrafficDetector::InterfaceNamePrefix("veth".into()), false);
+        assert_eq!(local_detection(&by_link), (LocalDetection::Link, BTreeSet::new()));
     }
 }

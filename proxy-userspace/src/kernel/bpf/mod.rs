@@ -1,27 +1,37 @@
 //! Loading a BPF object whose maps and links outlive the process: pinned, taken over, replaced without a gap.
 
+mod batch;
 mod link;
+mod mapped;
 mod memlock;
 mod pins;
 mod syscall;
 pub mod tc;
 
 use std::{
+    io::ErrorKind,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
+    sync::OnceLock,
 };
 
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapError, MapInfo},
-    programs::{Program, ProgramType},
+    programs::{Program, ProgramError, ProgramType},
     sys::{BpfHelper, is_helper_supported},
 };
 
 use self::tc::LinkProgram;
 pub use self::{
+    batch::Reader,
     link::{Replacement, attach, is_attached},
+    mapped::MappedWords,
     pins::PinDir,
+};
+pub(super) use self::{
+    pins::{BPFFS, is_bpffs},
+    syscall::try_tcx,
 };
 use super::KernelError;
 
@@ -39,6 +49,12 @@ pub struct MapSpec {
 }
 
 impl MapSpec {
+    /// Whether an existing map is the same but for its capacity.
+    fn differs_in_size(&self, info: &MapInfo) -> bool {
+        let resized = Self { max_entries: info.max_entries(), ..*self };
+        !self.matches(info) && resized.matches(info)
+    }
+
     /// Whether an existing map is the same, so that it can be used in place.
     fn matches(&self, info: &MapInfo) -> bool {
         info.key_size() as usize == self.key_size
@@ -70,7 +86,7 @@ impl Object {
             }
             loader.map_pin_path(map.name, path);
         }
-        let has_set_retval = u8::from(has_set_retval());
+        let has_set_retval = u8::from(may_choose_errors());
         loader.override_global("HAS_SET_RETVAL", &has_set_retval, true);
         let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
         for (name, program) in ebpf.programs_mut() {
@@ -106,19 +122,35 @@ impl Object {
         Ok(())
     }
 
+    /// Reads a hash map in large pieces. The types' sizes are those of its specification.
+    pub fn reader<K: aya::Pod, V: aya::Pod>(&self, name: &'static str) -> Result<Reader<K, V>, KernelError> {
+        self.map(name)?.try_clone().map(Reader::new).map_err(KernelError::call("open map", name))
+    }
+
+    /// An array of so many words as memory.
+    pub fn mapped(&self, name: &'static str, words: u32) -> Result<MappedWords, KernelError> {
+        let map = self.map(name)?;
+        MappedWords::new(map, words).map_err(KernelError::call("map into memory", name))
+    }
+
+    fn map(&self, name: &'static str) -> Result<&OwnedFd, KernelError> {
+        let missing = || KernelError::call("find map", name)(ErrorKind::NotFound.into());
+        self.maps.iter().find_map(|(known, map)| (*known == name).then_some(map)).ok_or_else(missing)
+    }
+
     /// Takes a map out, to be given its type.
     pub fn take_map<M>(&mut self, name: &'static str) -> Result<M, KernelError>
     where
         M: TryFrom<Map, Error = MapError>,
     {
-        let missing = || KernelError::call("find map", name)(std::io::ErrorKind::NotFound.into());
+        let missing = || KernelError::call("find map", name)(ErrorKind::NotFound.into());
         let map = self.ebpf.take_map(name).ok_or_else(missing)?;
         M::try_from(map).map_err(KernelError::bpf("open map", name))
     }
 
     /// The program for links of this name.
     pub fn link_program(&self, name: &str) -> Result<LinkProgram<'_>, KernelError> {
-        let missing = || KernelError::call("find program", name)(std::io::ErrorKind::NotFound.into());
+        let missing = || KernelError::call("find program", name)(ErrorKind::NotFound.into());
         let (name, id) = self.link_programs.iter().find(|(known, _)| known == name).ok_or_else(missing)?;
         let fd = self
             .ebpf
@@ -135,20 +167,35 @@ impl Object {
     }
 }
 
-/// Whether programs that are asked for an address may choose the error their caller sees. The helper came with kernel 5.18
+/// Whether programs that are asked for an address may choose the error their caller sees; else it sees EPERM. The helper came with kernel 5.18
 /// (b44123b4a3dc), but to these programs only with 6.1 (bed89185af0d), so that a version says little.
-fn has_set_retval() -> bool {
-    is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval).unwrap_or_else(|error| {
-        tracing::debug!(%error, "cannot tell whether there is bpf_set_retval; going without");
-        false
+pub fn may_choose_errors() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    let ask = || is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval);
+    *ANSWER.get_or_init(|| {
+        ask().unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot tell whether there is bpf_set_retval; going without");
+            false
+        })
     })
 }
 
-fn load_program(program: &mut Program) -> Result<(), aya::programs::ProgramError> {
-    match program {
+/// A signal that comes while the kernel verifies a program makes it stop and say EAGAIN (c3494801cd17); libbpf asks as often.
+const LOAD_ATTEMPTS: usize = 5;
+
+fn load_program(program: &mut Program) -> Result<(), ProgramError> {
+    let mut load = || match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::SchedClassifier(program) => program.load(),
-        _ => Err(aya::programs::ProgramError::UnexpectedProgramType),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    };
+    let is_interrupted = |loaded: &Result<(), ProgramError>| matches!(loaded, Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == ErrorKind::WouldBlock);
+    for _ in 1..LOAD_ATTEMPTS {
+        let loaded = load();
+        if !is_interrupted(&loaded) {
+            return loaded;
+        }
     }
+    load()
 }

@@ -3,19 +3,20 @@
 use std::{
     fs::{self, File, TryLockError},
     io,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
-use aya::maps::MapInfo;
+use aya::{Pod, maps::MapInfo};
 use nix::{
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
-use super::{super::KernelError, MapSpec};
+use super::{super::KernelError, MapSpec, Reader, syscall};
 
 /// Where distributions and container runtimes mount bpffs.
-const BPFFS: &str = "/sys/fs/bpf";
+pub(in crate::kernel) const BPFFS: &str = "/sys/fs/bpf";
 
 /// A directory of pins: maps by their names, links below `links/`.
 ///
@@ -94,6 +95,30 @@ impl PinDir {
         let path = self.next();
         fs::create_dir(&path).map_err(KernelError::path("create directory", &path))?;
         Ok(path)
+    }
+
+    /// Pins a map in another directory too, if it is pinned here and is as asked for.
+    pub fn share(&self, map: &MapSpec, directory: &Path) -> Result<(), KernelError> {
+        let path = self.path.join(map.name);
+        if !MapInfo::from_pin(&path).is_ok_and(|info| map.matches(&info)) {
+            return Ok(());
+        }
+        let opened = syscall::open_pin(&path).map_err(KernelError::path("open map", path))?;
+        let beside = directory.join(map.name);
+        syscall::pin(opened.as_fd(), &beside).map_err(KernelError::path("pin map", beside))
+    }
+
+    /// Reads a map that is pinned here, if all but its capacity is as asked for.
+    pub fn reader_of_other_size<K: Pod, V: Pod>(
+        &self,
+        map: &MapSpec,
+    ) -> Result<Option<Reader<K, V>>, KernelError> {
+        let path = self.path.join(map.name);
+        if !MapInfo::from_pin(&path).is_ok_and(|info| map.differs_in_size(&info)) {
+            return Ok(None);
+        }
+        let opened = syscall::open_pin(&path).map_err(KernelError::path("open map", path))?;
+        Ok(Some(Reader::new(opened)))
     }
 
     /// Puts right what a process left that ended while it replaced the maps. Programs that run with maps that are thrown away
@@ -192,7 +217,8 @@ pub(super) fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-fn is_bpffs(path: &Path) -> bool {
+/// Whether this is a directory or file of a bpf filesystem.
+pub(in crate::kernel) fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC)
 }
 

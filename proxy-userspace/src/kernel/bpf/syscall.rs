@@ -1,20 +1,23 @@
-//! The commands of bpf(2) that the BPF library does not offer as they are needed here: on links of cgroups and of network links.
+//! The commands of bpf(2) that the BPF library does not offer as they are needed here: on links of cgroups and of network links,
+//! and on many entries of a map at once.
 
 use std::{
     ffi::CString,
     io,
-    mem::{size_of, zeroed},
+    mem::{MaybeUninit, size_of, zeroed},
     os::{
-        fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::ffi::OsStrExt as _,
     },
     path::Path,
 };
 
+const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_PROG_QUERY: libc::c_int = 16;
+const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
 const BPF_LINK_DETACH: libc::c_int = 34;
@@ -40,6 +43,27 @@ struct InfoByFd {
     bpf_fd: u32,
     info_len: u32,
     info: u64,
+}
+
+/// `from` and `next` are `in_batch` and `out_batch` in the kernel's words.
+#[repr(C)]
+struct Batch {
+    from: u64,
+    next: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct ProgLoad {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
 }
 
 #[repr(C)]
@@ -92,13 +116,57 @@ struct LinkInfo {
 }
 
 fn bpf<A>(command: libc::c_int, attribute: A) -> io::Result<RawFd> {
+    bpf_inout(command, attribute).1
+}
+
+/// Makes a call whose attribute the kernel writes to; returns that too.
+fn bpf_inout<A>(command: libc::c_int, attribute: A) -> (A, io::Result<RawFd>) {
     const { assert!(size_of::<A>() <= ATTR_SIZE, "the attribute fits") };
     let mut buffer = [0u64; ATTR_SIZE / 8];
     // SAFETY: `buffer` is as large as `A` at least and aligned to 8, which no field here exceeds.
     unsafe { buffer.as_mut_ptr().cast::<A>().write(attribute) };
     // SAFETY: the kernel reads ATTR_SIZE bytes; what pointers the attribute holds are the callers' to vouch for.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, buffer.as_mut_ptr(), ATTR_SIZE) };
-    RawFd::try_from(result).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)
+    let result = RawFd::try_from(result).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error);
+    // SAFETY: it was written there, and the kernel changes integers only.
+    (unsafe { buffer.as_ptr().cast::<A>().read() }, result)
+}
+
+/// What one call read of a map.
+pub(super) struct BatchRead {
+    /// Entries that were filled in.
+    pub(super) count: usize,
+    /// Where to go on; none at the end.
+    pub(super) next: Option<u32>,
+}
+
+/// Reads entries of a hash map into as many keys as values, from a place on that an earlier call told.
+pub(super) fn lookup_batch<K, V>(
+    map: &OwnedFd,
+    from: Option<u32>,
+    keys: &mut [MaybeUninit<K>],
+    values: &mut [MaybeUninit<V>],
+) -> io::Result<BatchRead> {
+    let mut next = 0u32;
+    let from = from.as_ref();
+    let attribute = Batch {
+        from: from.map_or(0, |place| std::ptr::from_ref(place) as u64),
+        next: (&raw mut next) as u64,
+        keys: keys.as_mut_ptr() as u64,
+        values: values.as_mut_ptr() as u64,
+        count: u32::try_from(keys.len().min(values.len())).unwrap_or(u32::MAX),
+        map_fd: number(map.as_fd()),
+        elem_flags: 0,
+        flags: 0,
+    };
+    let (attribute, result) = bpf_inout(BPF_MAP_LOOKUP_BATCH, attribute);
+    let count = attribute.count as usize;
+    match result {
+        Ok(_) => Ok(BatchRead { count, next: Some(next) }),
+        // The end; what it read until there it has written.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(BatchRead { count, next: None }),
+        Err(error) => Err(error),
+    }
 }
 
 fn number(fd: BorrowedFd<'_>) -> u32 {
@@ -216,4 +284,29 @@ pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
         LinkUpdate { link_fd: number(link), new_prog_fd: number(program), flags: 0, old_prog_fd: 0 },
     )
     .map(drop)
+}
+
+/// `BPF_PROG_TYPE_SCHED_CLS`.
+const SCHED_CLS: u32 = 3;
+/// `BPF_TCX_INGRESS`.
+const TCX_INGRESS: u32 = 46;
+/// The first link of every network namespace, lo.
+const LOOPBACK: u32 = 1;
+/// `r0 = 0; exit`.
+const NOTHING: [u64; 2] = [0x0000_0000_0000_00b7, 0x0000_0000_0000_0095];
+
+/// Attaches a program that does nothing to the TCX hook of loopback, and detaches it. Kernel 6.6 (e420bed02507); older ones say
+/// that it is no valid argument.
+pub(in crate::kernel) fn try_tcx() -> io::Result<()> {
+    let load = ProgLoad {
+        prog_type: SCHED_CLS,
+        insn_cnt: 2,
+        insns: NOTHING.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+    };
+    let program = bpf(BPF_PROG_LOAD, load)?;
+    // SAFETY: a new descriptor that nobody else has; what the attribute points to is static.
+    let program = unsafe { OwnedFd::from_raw_fd(program) };
+    // The link ends with its descriptor.
+    create_tcx_link(program.as_fd(), LOOPBACK, TCX_INGRESS).map(drop)
 }

@@ -12,9 +12,10 @@ pub use strategies::*;
 pub use world::World;
 
 use super::{
-    AddressType, DetectLocalMode, EndpointSlice, InterfaceGlobs, IpFamily, Link, LinkAddress, LinkHeader,
-    ModelSettings, NamespacedName, Node, NodeFacts, NodePortAddresses, Protocol, Service, ServicePort,
-    ServicePortKey, ServicePortName, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy,
+    AddressType, DetectLocalMode, EndpointSlice, Hints, InterfaceGlobs, IpFamily, Link, LinkAddress,
+    LinkHeader, ModelSettings, NamespacedName, Node, NodeFacts, NodePortAddresses, Protocol, ResolvedPort,
+    Service, ServicePort, ServicePortKey, ServicePortName, ServiceType, SessionAffinity, SliceEndpoint,
+    SlicePort, TrafficPolicy,
 };
 
 /// The node that [`settings`] says this is.
@@ -80,8 +81,9 @@ pub fn key(service: &str, port: &str) -> ServicePortKey {
 
 /// A slice of a Service in the same namespace, of the first endpoint's family, with one unnamed TCP port 8080.
 pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> EndpointSlice {
-    let first = endpoints.first().and_then(|endpoint| endpoint.addresses.first());
-    let address_type = if first.is_some_and(IpAddr::is_ipv6) { AddressType::Ipv6 } else { AddressType::Ipv4 };
+    let first = endpoints.first().and_then(|endpoint| endpoint.address);
+    let address_type =
+        if first.is_some_and(|address| address.is_ipv6()) { AddressType::Ipv6 } else { AddressType::Ipv4 };
     EndpointSlice {
         name: namespaced(name),
         service: Some(service.into()),
@@ -100,14 +102,12 @@ pub fn slice_port(name: &str, protocol: Protocol, port: u16) -> SlicePort {
 /// A ready endpoint on no node in particular.
 pub fn endpoint(address: &str) -> SliceEndpoint {
     SliceEndpoint {
-        addresses: vec![ip(address)],
+        address: Some(ip(address)),
         ready: true,
         serving: true,
         terminating: false,
         node_name: None,
-        zone: None,
-        zone_hints: Vec::new(),
-        node_hints: Vec::new(),
+        hints: None,
     }
 }
 
@@ -133,19 +133,37 @@ impl SliceEndpoint {
     /// Meant for these zones.
     #[must_use]
     pub fn for_zones(self, zones: &[&str]) -> Self {
-        Self { zone_hints: names(zones), ..self }
+        let hints = self.hints.as_deref().cloned().unwrap_or_default();
+        Self { hints: Some(Hints { zones: names(zones), ..hints }.into()), ..self }
     }
 
     /// Meant for these nodes.
     #[must_use]
     pub fn for_nodes(self, nodes: &[&str]) -> Self {
-        Self { node_hints: names(nodes), ..self }
+        let hints = self.hints.as_deref().cloned().unwrap_or_default();
+        Self { hints: Some(Hints { nodes: names(nodes), ..hints }.into()), ..self }
     }
 }
 
 /// A Node about which nothing is known.
 pub fn node(name: &str) -> Node {
     Node { name: name.into(), zone: None, pod_cidrs: Vec::new(), addresses: Vec::new(), being_deleted: false }
+}
+
+/// A resolved service port without addresses and endpoints.
+pub fn resolved_port() -> ResolvedPort {
+    ResolvedPort {
+        frontends: Vec::new(),
+        cluster_endpoints: Vec::new(),
+        local_endpoints: Vec::new(),
+        serving: Vec::new(),
+        has_endpoints: false,
+        affinity_timeout: None,
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    }
 }
 
 /// The default configuration on [`THIS_NODE`].
@@ -178,6 +196,6 @@ pub fn facts(addresses: &[(&str, &str)]) -> NodeFacts {
     NodeFacts { addresses, links: Vec::new() }
 }
 
-fn names(names: &[&str]) -> Vec<Arc<str>> {
+fn names(names: &[&str]) -> Box<[Arc<str>]> {
     names.iter().map(|name| Arc::from(*name)).collect()
 }

@@ -8,7 +8,7 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{THIS_NODE, World, cidrs, facts, ip, link, node, port_number};
 use crate::model::{
-    AddressType, Delta, DetectLocalMode, Dirty, EndpointSlice, InterfaceGlobs, Link, LinkHeader,
+    AddressType, Delta, DetectLocalMode, Dirty, EndpointSlice, Hints, InterfaceGlobs, Link, LinkHeader,
     LoadBalancerIngress, LoadBalancerIpMode, ModelSettings, NamespacedName, Node, NodeAddressType, NodeFacts,
     NodePortAddresses, Protocol, Service, ServicePort, ServiceType, SessionAffinity, SliceEndpoint,
     SlicePort, Snapshot, TrafficPolicy, UnixNanos, WatchEvent,
@@ -121,7 +121,7 @@ fn any_links() -> impl Strategy<Value = Vec<Link>> {
     let headers = of(&[LinkHeader::Ethernet, LinkHeader::Ethernet, LinkHeader::Ip, LinkHeader::Other(32)]);
     let names = of(&["eth0", "cbr0", "veth1", "veth2", "wg0"]);
     let any_link = (2..7_u32, names, headers, option::of(2..4_u32))
-        .prop_map(|(index, name, header, master)| Link { header, master, ..link(index, name) });
+        .prop_map(|(index, name, header, master)| Link { master, header, ..link(index, name) });
     vec(any_link, 0..6).prop_map(|mut links| {
         links.push(Link { is_loopback: true, ..link(1, "lo") });
         links.sort();
@@ -221,12 +221,13 @@ fn any_slice_port() -> impl Strategy<Value = SlicePort> {
 
 fn any_endpoint() -> impl Strategy<Value = SliceEndpoint> {
     let conditions = (prop::bool::weighted(0.6), any::<bool>(), prop::bool::weighted(0.3));
-    let place = (option::weighted(0.8, node_name()), option::of(zone()));
     let hints = (vec(zone(), 0..3), vec(node_name(), 0..2));
-    let addresses = prop_oneof![1 => vec(address(&ENDPOINT_IPS), 0), 12 => vec(address(&ENDPOINT_IPS), 1..3)];
-    (addresses, conditions, place, hints).prop_map(
-        |(addresses, (ready, serving, terminating), (node_name, zone), (zone_hints, node_hints))| {
-            SliceEndpoint { addresses, ready, serving, terminating, node_name, zone, zone_hints, node_hints }
+    let address = option::weighted(0.9, address(&ENDPOINT_IPS));
+    (address, conditions, option::weighted(0.8, node_name()), hints).prop_map(
+        |(address, (ready, serving, terminating), node_name, (zones, nodes))| {
+            let hints = Hints { zones: zones.into(), nodes: nodes.into() };
+            let hints = (hints != Hints::default()).then(|| hints.into());
+            SliceEndpoint { address, ready, serving, terminating, node_name, hints }
         },
     )
 }

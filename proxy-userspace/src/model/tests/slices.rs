@@ -62,18 +62,12 @@ fn names_and_addresses_of_the_other_family_are_ignored() {
         vec![
             endpoint("10.244.1.2"),
             endpoint("fd44::1"),
-            SliceEndpoint { addresses: vec![], ..endpoint("10.244.1.3") },
+            SliceEndpoint { address: None, ..endpoint("10.244.1.3") },
         ],
     );
     let orphan = EndpointSlice { service: None, ..slice("a/s3", "x", vec![endpoint("10.244.1.4")]) };
     let nameless = EndpointSlice { service: Some("".into()), ..orphan.clone() };
     assert_eq!(endpoints_of(vec![names, mixed, orphan, nameless]), ["10.244.1.2:8080"]);
-}
-
-#[test]
-fn only_the_first_address_of_an_endpoint_counts() {
-    let both = SliceEndpoint { addresses: ips(&["10.244.1.1", "10.244.1.2"]), ..endpoint("10.244.1.1") };
-    assert_eq!(endpoints_of(vec![slice("a/s1", "x", vec![both])]), ["10.244.1.1:8080"]);
 }
 
 #[test]

@@ -152,7 +152,6 @@ pub(super) struct RawEndpoint {
     pub(super) addresses: Option<Vec<String>>,
     pub(super) conditions: Option<RawEndpointConditions>,
     pub(super) node_name: Option<String>,
-    pub(super) zone: Option<String>,
     pub(super) hints: Option<RawEndpointHints>,
 }
 

@@ -6,7 +6,7 @@ use super::{
     Problems, parse,
     raw::{RawEndpoint, RawEndpointPort, RawEndpointSlice, RawHint},
 };
-use crate::model::{AddressType, EndpointSlice, SliceEndpoint, SlicePort};
+use crate::model::{AddressType, EndpointSlice, Hints, SliceEndpoint, SlicePort};
 
 pub(super) fn endpoint_slice(raw: RawEndpointSlice, problems: &mut Problems) -> Option<EndpointSlice> {
     let metadata = raw.metadata.unwrap_or_default();
@@ -71,16 +71,15 @@ fn slice_endpoint(
     }
     let conditions = raw.conditions.unwrap_or_default();
     let hints = raw.hints.unwrap_or_default();
+    let hints = Hints { zones: hint_names(hints.for_zones), nodes: hint_names(hints.for_nodes) };
     Some(SliceEndpoint {
-        addresses: parsed.into_iter().flatten().collect(),
+        address: parsed.into_iter().next().flatten(),
         // Absent means true, true and false: discovery/v1 types.go and upstream's endpointslicecache.go, 1.36.
         ready: conditions.ready.unwrap_or(true),
         serving: conditions.serving.unwrap_or(true),
         terminating: conditions.terminating.unwrap_or(false),
         node_name: non_empty(raw.node_name),
-        zone: non_empty(raw.zone),
-        zone_hints: hint_names(hints.for_zones),
-        node_hints: hint_names(hints.for_nodes),
+        hints: (hints != Hints::default()).then(|| Arc::new(hints)),
     })
 }
 
@@ -114,7 +113,7 @@ fn slice_port(i: usize, raw: &RawEndpointPort, problems: &mut Problems) -> Optio
     Some(SlicePort { name: raw.name.as_deref().unwrap_or_default().into(), protocol, port })
 }
 
-fn hint_names(hints: Option<Vec<RawHint>>) -> Vec<Arc<str>> {
+fn hint_names(hints: Option<Vec<RawHint>>) -> Box<[Arc<str>]> {
     hints.unwrap_or_default().into_iter().filter_map(|hint| non_empty(hint.name)).collect()
 }
 

@@ -9,6 +9,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs, io,
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -21,7 +22,7 @@ use super::{
     object::{Key, Object},
     reading::{self, Reading, Stamp},
 };
-use crate::watch::decode::Problem;
+use crate::{model::Interner, watch::decode::Problem};
 
 /// A rewritten file: time for the kernel's word that it is being written to again.
 const REWRITTEN: Duration = Duration::from_millis(5);
@@ -34,19 +35,21 @@ const EMPTIED: Duration = Duration::from_millis(500);
 /// A file that is open for writing and has not been written to for so long counts as complete.
 const QUIET: Duration = Duration::from_secs(1);
 
+/// The name of a file in the directory.
+type FileName = Arc<OsStr>;
+
 /// The state of the directory.
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
-    files: BTreeMap<OsString, ManifestFile>,
-    /// The files that hold an object; the first one counts.
-    owners: BTreeMap<Key, BTreeSet<OsString>>,
-    /// What was told to the receiver.
-    told: BTreeMap<Key, Object>,
-    /// Objects that may have changed since.
-    touched: BTreeSet<Key>,
+    files: BTreeMap<FileName, ManifestFile>,
+    /// The files that hold an object, sorted; the first one counts. Hardly any object is in two.
+    owners: BTreeMap<Key, Vec<FileName>>,
+    /// Objects that may have changed since the receiver was told of changes, as they were then.
+    touched: BTreeMap<Key, Option<Object>>,
+    strings: Interner<str>,
     /// Objects that several files hold, as far as told.
-    shared: BTreeMap<Key, BTreeSet<OsString>>,
+    shared: BTreeMap<Key, BTreeSet<FileName>>,
     /// When the directory was last made anew.
     made_anew: Option<Instant>,
 }
@@ -76,8 +79,8 @@ impl Directory {
             path,
             files: BTreeMap::new(),
             owners: BTreeMap::new(),
-            told: BTreeMap::new(),
-            touched: BTreeSet::new(),
+            touched: BTreeMap::new(),
+            strings: Interner::default(),
             shared: BTreeMap::new(),
             made_anew: None,
         }
@@ -99,10 +102,11 @@ impl Directory {
     /// Looks for files that have changed without the kernel's telling.
     pub(super) fn scan(&mut self, now: Instant) -> io::Result<()> {
         let there = self.names()?;
-        let gone: Vec<OsString> = self.files.keys().filter(|name| !there.contains(*name)).cloned().collect();
+        let known = self.files.keys().map(|name| &**name);
+        let gone: Vec<OsString> = known.filter(|name| !there.contains(*name)).map(OsStr::to_owned).collect();
         for name in there.iter().chain(&gone) {
             let stamp = reading::stamp(&self.path.join(name));
-            let known = self.files.get(name);
+            let known = self.files.get(&**name);
             let writing = known.is_some_and(|file| file.writing);
             if !writing && known.is_none_or(|file| file.stamp != stamp || stamp.is_none()) {
                 self.refresh(name, now, false);
@@ -114,7 +118,7 @@ impl Directory {
     /// Takes news of a file.
     pub(super) fn file_news(&mut self, name: &OsStr, news: FileNews, now: Instant) {
         if let Some(writing) = news.writing {
-            let file = self.files.entry(name.to_owned()).or_default();
+            let file = self.file(name);
             file.writing = writing;
             if writing {
                 file.check_at = Some(now + QUIET);
@@ -128,8 +132,8 @@ impl Directory {
     /// Looks again at the files whose time has come.
     pub(super) fn check(&mut self, now: Instant) {
         let due = |file: &ManifestFile| file.check_at.is_some_and(|at| at <= now);
-        let names: Vec<OsString> =
-            self.files.iter().filter(|(_, file)| due(file)).map(|(name, _)| name.clone()).collect();
+        let names: Vec<FileName> =
+            self.files.iter().filter(|(_, file)| due(file)).map(|(name, _)| Arc::clone(name)).collect();
         for name in names {
             if let Some(file) = self.files.get_mut(&name) {
                 // Quiet for long enough.
@@ -147,36 +151,39 @@ impl Directory {
     /// The errors there are now, for people.
     pub(super) fn errors(&self) -> impl Iterator<Item = String> {
         self.files.iter().flat_map(|(name, file)| {
-            let path = self.path.join(name);
+            let path = self.path.join(&**name);
             file.errors.iter().map(move |error| format!("{}: {error}", path.display()))
         })
     }
 
-    /// Everything that counts.
+    /// Everything that counts. The receiver is told all of it, so that changes begin here.
     pub(super) fn objects(&mut self) -> impl Iterator<Item = (&Key, &Object)> {
         self.changes();
-        self.told.iter()
+        self.owners.keys().filter_map(|key| Some((key, self.counting(key)?)))
     }
 
     /// What has changed since the last call: the object, or none if it is gone.
     pub(super) fn changes(&mut self) -> Vec<(Key, Option<Object>)> {
         self.report_shared();
-        let touched = std::mem::take(&mut self.touched);
-        let mut changes = Vec::new();
-        for key in touched {
-            let owner = self.owners.get(&key).and_then(|owners| owners.first());
-            let object = owner.and_then(|name| self.files.get(name)?.objects.get(&key));
-            if object == self.told.get(&key) {
-                continue;
-            }
-            let object = object.cloned();
-            match &object {
-                Some(object) => self.told.insert(key.clone(), object.clone()),
-                None => self.told.remove(&key),
-            };
-            changes.push((key, object));
+        let touched = std::mem::take(&mut self.touched).into_iter();
+        let changes = touched.filter_map(|(key, told)| {
+            let object = self.counting(&key);
+            (object != told.as_ref()).then(|| (key, object.cloned()))
+        });
+        changes.collect()
+    }
+
+    /// The object as the file has it that counts.
+    fn counting(&self, key: &Key) -> Option<&Object> {
+        let owner = self.owners.get(key)?.first()?;
+        self.files.get(owner)?.objects.get(key)
+    }
+
+    /// To be called before the object changes.
+    fn touch(&mut self, key: &Key) {
+        if !self.touched.contains_key(key) {
+            self.touched.insert(key.clone(), self.counting(key).cloned());
         }
-        changes
     }
 
     fn names(&self) -> io::Result<BTreeSet<OsString>> {
@@ -188,17 +195,16 @@ impl Directory {
     fn refresh(&mut self, name: &OsStr, now: Instant, believe: bool) {
         let path = self.path.join(name);
         let stamp = reading::stamp(&path);
-        let file = self.files.entry(name.to_owned()).or_default();
-        file.stamp = stamp;
+        self.file(name).stamp = stamp;
         let (seen, contents, patience) = match reading::read(&path) {
             Reading::Unreadable(why) => {
-                file.settle();
+                self.file(name).settle();
                 let problem = Problem { field: String::new(), what: why };
                 let errors = vec![DocumentError { document: None, line: 0, key: None, problem }];
                 return self.report(name, errors, Vec::new());
             }
             // Files that went with their directory stay until it is back.
-            Reading::Gone if !self.path.is_dir() => return file.settle(),
+            Reading::Gone if !self.path.is_dir() => return self.file(name).settle(),
             Reading::Gone => (None, Contents::default(), self.vanishing_patience(now)),
             Reading::Text { text, hash } => {
                 let json = path.extension().is_some_and(|extension| extension == "json");
@@ -206,7 +212,7 @@ impl Directory {
                 (Some(hash), documents::read(&text, json), patience)
             }
         };
-        let file = self.files.entry(name.to_owned()).or_default();
+        let file = self.file(name);
         let contents = file.with_last_good(contents);
         let takes_away = file.objects.keys().any(|key| !contents.objects.contains_key(key));
         let new_errors = contents.errors.iter().any(|error| !file.errors.contains(error));
@@ -230,31 +236,62 @@ impl Directory {
     }
 
     fn accept(&mut self, name: &OsStr, contents: Contents) {
-        let file = self.files.entry(name.to_owned()).or_default();
-        let old = std::mem::replace(&mut file.objects, contents.objects);
-        let new: Vec<Key> = file.objects.keys().cloned().collect();
-        for key in old.into_keys() {
-            if let Some(owners) = self.owners.get_mut(&key) {
-                owners.remove(name);
+        let old: Vec<Key> = self.file(name).objects.keys().cloned().collect();
+        for key in old.iter().chain(contents.objects.keys()) {
+            self.touch(key);
+        }
+        for key in old.iter().filter(|key| !contents.objects.contains_key(key)) {
+            self.disown(key, name);
+        }
+        let objects = self.made_lean(contents.objects);
+        if let Some((name, _)) = self.files.get_key_value(name) {
+            let name = Arc::clone(name);
+            for key in objects.keys() {
+                self.own(key, &name);
             }
-            self.touched.insert(key);
         }
-        for key in new {
-            let owners = self.owners.entry(key.clone()).or_default();
-            owners.insert(name.to_owned());
-            self.touched.insert(key);
-        }
-        self.owners.retain(|_, owners| !owners.is_empty());
+        self.file(name).objects = objects;
         self.report(name, contents.errors, contents.ignored);
+    }
+
+    /// Names of objects and nodes are most of what objects hold: each is kept once.
+    fn made_lean(&mut self, objects: BTreeMap<Key, Object>) -> BTreeMap<Key, Object> {
+        let strings = &mut self.strings;
+        let lean = objects.into_iter().map(|(mut key, mut object)| {
+            key.name.share_strings(strings);
+            object.share_strings(strings);
+            (key, object)
+        });
+        lean.collect()
+    }
+
+    fn own(&mut self, key: &Key, name: &FileName) {
+        let owners = self.owners.entry(key.clone()).or_insert_with(|| Vec::with_capacity(1));
+        if let Err(index) = owners.binary_search(name) {
+            owners.insert(index, Arc::clone(name));
+        }
+    }
+
+    fn disown(&mut self, key: &Key, name: &OsStr) {
+        let Some(owners) = self.owners.get_mut(key) else { return };
+        owners.retain(|owner| **owner != *name);
+        if owners.is_empty() {
+            self.owners.remove(key);
+        }
+    }
+
+    /// What is known of a file.
+    fn file(&mut self, name: &OsStr) -> &mut ManifestFile {
+        self.files.entry(name.into()).or_default()
     }
 
     /// Logs objects that several files hold, those of the same files together. A file in doubt does not count: it may be
     /// gone, renamed to the other one.
     fn report_shared(&mut self) {
-        let mut new: BTreeMap<BTreeSet<OsString>, Vec<&Key>> = BTreeMap::new();
-        for key in &self.touched {
-            let certain = |name: &&OsString| self.files.get(*name).is_some_and(|file| file.doubt.is_none());
-            let files: BTreeSet<OsString> =
+        let mut new: BTreeMap<BTreeSet<FileName>, Vec<&Key>> = BTreeMap::new();
+        for key in self.touched.keys() {
+            let certain = |name: &&FileName| self.files.get(*name).is_some_and(|file| file.doubt.is_none());
+            let files: BTreeSet<FileName> =
                 self.owners.get(key).into_iter().flatten().filter(certain).cloned().collect();
             if files.len() < 2 {
                 self.shared.remove(key);
@@ -278,7 +315,7 @@ impl Directory {
     /// Logs what is new: an error once when it appears, and once when the file is good again.
     fn report(&mut self, name: &OsStr, errors: Vec<DocumentError>, ignored: Vec<String>) {
         let path = self.path.join(name);
-        let file = self.files.entry(name.to_owned()).or_default();
+        let file = self.file(name);
         for problem in errors.iter().filter(|error| !file.errors.contains(error)) {
             error!(file = %path.display(), "{problem}; what was good before stays");
         }

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, btree_map::Entry},
     fmt,
+    sync::Arc,
 };
 
 use serde_json::Value;
@@ -214,13 +215,34 @@ impl Document {
         }
         match object_kind {
             ObjectKind::Service => {
-                self.decoded(prefix, object_kind, key.as_ref(), value, Object::Service, contents);
+                self.decoded(
+                    prefix,
+                    object_kind,
+                    key.as_ref(),
+                    value,
+                    |object| Object::Service(Arc::new(object)),
+                    contents,
+                );
             }
             ObjectKind::EndpointSlice => {
-                self.decoded(prefix, object_kind, key.as_ref(), value, Object::EndpointSlice, contents);
+                self.decoded(
+                    prefix,
+                    object_kind,
+                    key.as_ref(),
+                    value,
+                    |object| Object::EndpointSlice(Arc::new(object)),
+                    contents,
+                );
             }
             ObjectKind::Node => {
-                self.decoded(prefix, object_kind, key.as_ref(), value, Object::Node, contents);
+                self.decoded(
+                    prefix,
+                    object_kind,
+                    key.as_ref(),
+                    value,
+                    |object| Object::Node(Arc::new(object)),
+                    contents,
+                );
             }
         }
     }

@@ -33,7 +33,7 @@ use super::{
     WatchError,
     status::{self, KindStatus, WatchStatus},
 };
-use crate::model::{Delta, WatchEvent};
+use crate::model::{Delta, EndpointSlice, Node, Service, WatchEvent};
 
 /// How often the directory is looked for: it may be moved, removed or mounted over without a word.
 const LOOK_FOR_DIRECTORY: Duration = Duration::from_secs(1);
@@ -223,10 +223,10 @@ fn watch_directory(dir: &Path, dirty: &Arc<Dirty>) -> io::Result<RecommendedWatc
 fn initial_events(directory: &mut Directory) -> [WatchEvent; 3] {
     let (mut services, mut slices, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
     for (_, object) in directory.objects() {
-        match object.clone() {
-            Object::Service(service) => services.push(service),
-            Object::EndpointSlice(slice) => slices.push(slice),
-            Object::Node(node) => nodes.push(node),
+        match object {
+            Object::Service(service) => services.push(Service::clone(service)),
+            Object::EndpointSlice(slice) => slices.push(EndpointSlice::clone(slice)),
+            Object::Node(node) => nodes.push(Node::clone(node)),
         }
     }
     [
@@ -251,9 +251,13 @@ fn events(mut changes: Vec<(Key, Option<Object>)>) -> Vec<WatchEvent> {
 
 fn event(key: Key, object: Option<Object>) -> WatchEvent {
     match (object, key.kind) {
-        (Some(Object::Service(service)), _) => WatchEvent::Services(Delta::Apply(service)),
-        (Some(Object::EndpointSlice(slice)), _) => WatchEvent::EndpointSlices(Delta::Apply(slice)),
-        (Some(Object::Node(node)), _) => WatchEvent::Nodes(Delta::Apply(node)),
+        (Some(Object::Service(service)), _) => {
+            WatchEvent::Services(Delta::Apply(Arc::unwrap_or_clone(service)))
+        }
+        (Some(Object::EndpointSlice(slice)), _) => {
+            WatchEvent::EndpointSlices(Delta::Apply(Arc::unwrap_or_clone(slice)))
+        }
+        (Some(Object::Node(node)), _) => WatchEvent::Nodes(Delta::Apply(Arc::unwrap_or_clone(node))),
         (None, ObjectKind::Service) => WatchEvent::Services(Delta::Delete(key.name)),
         (None, ObjectKind::EndpointSlice) => WatchEvent::EndpointSlices(Delta::Delete(key.name)),
         (None, ObjectKind::Node) => WatchEvent::Nodes(Delta::Delete(key.name)),

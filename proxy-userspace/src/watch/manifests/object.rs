@@ -1,18 +1,38 @@
 //! Objects of manifests, whatever their kind.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use crate::{
-    model::{EndpointSlice, NamespacedName, Node, Service},
+    model::{EndpointSlice, Interner, NamespacedName, Node, Service},
     watch::decode::Kind,
 };
 
-/// An object of one of the three kinds.
-#[derive(Clone, Debug, PartialEq)]
+/// An object of one of the three kinds. Clones share it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Object {
-    Service(Service),
-    EndpointSlice(EndpointSlice),
-    Node(Node),
+    Service(Arc<Service>),
+    EndpointSlice(Arc<EndpointSlice>),
+    Node(Arc<Node>),
+}
+
+impl Object {
+    /// Replaces names by their one copy; those of an object that is shared itself are left as they are.
+    pub(super) fn share_strings(&mut self, strings: &mut Interner<str>) {
+        match self {
+            Self::Service(service) => {
+                if let Some(service) = Arc::get_mut(service) {
+                    service.share_strings(strings);
+                }
+            }
+            Self::EndpointSlice(slice) => {
+                if let Some(slice) = Arc::get_mut(slice) {
+                    slice.share_strings(strings);
+                }
+            }
+            // There are few.
+            Self::Node(_) => {}
+        }
+    }
 }
 
 /// Which of the three kinds.

@@ -16,7 +16,8 @@ use xtask::toolchain::{self, Compiler, Survey};
 use xtask::{search, workspace};
 
 use self::apt::Packages;
-use self::tools::{COMPONENTS, TOOLS, Tool};
+pub(crate) use self::tools::KEYRING;
+use self::tools::{COMPONENTS, TOOLS, Tool, VM_TOOLS};
 use super::progress::Progress;
 
 const DOWNLOAD: Duration = Duration::from_mins(10);
@@ -54,6 +55,30 @@ pub(crate) fn ensure() -> Result<()> {
     stamp::write(&stamp, &files)
 }
 
+/// Makes this machine able to run virtual ones, which few commands need.
+pub(crate) fn ensure_vm() -> Result<()> {
+    let stamp = workspace::tools().join("vm.stamp");
+    if stamp::read(&stamp).is_some() {
+        return Ok(());
+    }
+    if !cfg!(target_arch = "x86_64") {
+        bail!("virtual machines run the programs of this machine, and the kernels for them are for x86-64");
+    }
+    let tools = || TOOLS.iter().chain(&VM_TOOLS);
+    let missing: Vec<&Tool> = tools().filter(|tool| tool.find().is_none()).collect();
+    if !missing.is_empty() {
+        install_all(&|known| Ok(packages::missing(known, tool_packages(&missing, known)?)), &|names| {
+            tools_by_hand(&missing, names)
+        })?;
+    }
+    let find = |tool: &Tool| {
+        tool.find().with_context(|| format!("{} is missing or does not run: {}", tool.name, tool.why))
+    };
+    let files = tools().map(find).collect::<Result<Vec<_>>>()?;
+    fs::create_dir_all(workspace::tools()).context("cannot make the folder for tools")?;
+    stamp::write(&stamp, &files)
+}
+
 /// Installs in three steps: packages, the linker, and parts of the Rust toolchain.
 fn install_missing() -> Result<()> {
     let needs = Needs::look();
@@ -69,22 +94,30 @@ fn install_missing() -> Result<()> {
     Ok(())
 }
 
-/// Installs the missing packages that apt has, after an update where it does not know them.
 fn install_packages(needs: &Needs) -> Result<()> {
+    install_all(&|known| wanted(needs, known), &|names| by_hand(needs, names))
+}
+
+/// Installs the packages that `wanted` picks out of those that apt has, after an update where it does not know them;
+/// `by_hand` says what a person has to do where we cannot.
+fn install_all(
+    wanted: &dyn Fn(&Packages) -> Result<Vec<String>>,
+    by_hand: &dyn Fn(Option<&[String]>) -> String,
+) -> Result<()> {
     if !apt::is_there() {
-        bail!("{}", by_hand(needs, None));
+        bail!("{}", by_hand(None));
     }
-    let mut names = wanted(needs, &apt_knows()?);
+    let mut names = wanted(&apt_knows()?);
     if names.is_err() && apt::may_install() {
         apt::update()?;
-        names = wanted(needs, &apt_knows()?);
+        names = wanted(&apt_knows()?);
     }
-    let names = names.with_context(|| by_hand(needs, None))?;
+    let names = names.with_context(|| by_hand(None))?;
     if names.is_empty() {
         return Ok(());
     }
     if !apt::may_install() {
-        bail!("{}", by_hand(needs, Some(&names)));
+        bail!("{}", by_hand(Some(&names)));
     }
     // Lists that are too old name packages that the mirror has replaced.
     apt::install(&names).or_else(
@@ -95,20 +128,26 @@ fn install_packages(needs: &Needs) -> Result<()> {
 }
 
 fn apt_knows() -> Result<Packages> {
-    apt::policy(packages::all(&TOOLS).iter().map(String::as_str))
+    let names = [packages::all(&TOOLS), packages::of_tools(&VM_TOOLS)].concat();
+    apt::policy(names.iter().map(String::as_str))
 }
 
 /// The packages to install; an error names what apt does not have.
 fn wanted(needs: &Needs, known: &Packages) -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    for tool in &needs.tools {
-        let found = packages::tool(known, tool);
-        names.extend(found.with_context(|| format!("apt has no package for {}", tool.name))?);
-    }
+    let mut names = tool_packages(&needs.tools, known)?;
     if needs.survey.toolchain().is_none() {
         names.extend(toolchain_packages(&needs.survey, known)?);
     }
     Ok(packages::missing(known, names))
+}
+
+fn tool_packages(tools: &[&Tool], known: &Packages) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for tool in tools {
+        let found = packages::tool(known, tool);
+        names.extend(found.with_context(|| format!("apt has no package for {}", tool.name))?);
+    }
+    Ok(names)
 }
 
 fn toolchain_packages(survey: &Survey, known: &Packages) -> Result<Vec<String>> {
@@ -168,6 +207,19 @@ fn by_hand(needs: &Needs, names: Option<&[String]>) -> String {
         ));
     }
     lines.extend(needs.tools.iter().map(|tool| format!("  {}: {}", tool.name, tool.why)));
+    lines.join("\n")
+}
+
+/// The same for tools alone.
+fn tools_by_hand(tools: &[&Tool], names: Option<&[String]>) -> String {
+    let missing = |tool: &&Tool| format!("{} is missing or does not run: {}", tool.name, tool.why);
+    let mut lines: Vec<String> = tools.iter().map(missing).collect();
+    lines.push(match names {
+        Some(names) => format!("Install it as root: {}", apt::command(names)),
+        None => {
+            "Install what is missing. Virtual machines need apt, with which their kernels are fetched.".into()
+        }
+    });
     lines.join("\n")
 }
 

@@ -37,9 +37,16 @@ pub(crate) fn linker_libraries(llvm: u32) -> Vec<String> {
 pub(crate) fn all(tools: &[Tool]) -> Vec<String> {
     let compilers = compilers().into_iter().flat_map(|pair| [pair.compiler, pair.source]);
     let libraries = BPF_LINKER_LLVMS.flat_map(linker_libraries);
-    let tools =
-        tools.iter().flat_map(|tool| tool.packages.iter().copied().flatten()).map(|&name| name.to_owned());
-    compilers.chain(libraries).chain(tools).collect()
+    compilers.chain(libraries).chain(of_tools(tools)).collect()
+}
+
+/// Every package that may bring one of these tools.
+pub(crate) fn of_tools(tools: &[Tool]) -> Vec<String> {
+    tools
+        .iter()
+        .flat_map(|tool| tool.packages.iter().copied().flatten())
+        .map(|&name| name.to_owned())
+        .collect()
 }
 
 /// The first compiler that apt has new enough, with its source in the same version; one installed goes before others.

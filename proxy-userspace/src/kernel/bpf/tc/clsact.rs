@@ -1,7 +1,7 @@
 //! Filters of a clsact qdisc (kernel 4.5), over rtnetlink: each under a handle of our own, so that a new program takes the
 //! place of the old without a moment in which none runs.
 
-use std::io;
+use std::{io, os::fd::AsRawFd as _};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_DUMP};
 use netlink_packet_route::{
@@ -19,6 +19,8 @@ use super::{
 const PRIORITY: u32 = 1;
 /// Of no meaning but that it is ours: "shnt".
 const HANDLE: u32 = 0x7368_6e74;
+/// Packets of every protocol.
+const ETH_P_ALL: u16 = 3;
 const CLSACT: &str = "clsact";
 /// The qdisc's own handle.
 const QDISC: TcHandle = TcHandle { major: 0xffff, minor: 0 };
@@ -70,7 +72,7 @@ impl Clsact {
             return unless_gone(error, KernelError::call("add a clsact qdisc to", described(index, hook)));
         }
         let options = [
-            TcFilterBpfOption::ProgFd(std::os::fd::AsRawFd::as_raw_fd(&program.fd).cast_unsigned()),
+            TcFilterBpfOption::ProgFd(program.fd.as_raw_fd().cast_unsigned()),
             TcFilterBpfOption::ProgName(program.name.into()),
             TcFilterBpfOption::Flags(TcBpfFlags::DirectAction),
         ];
@@ -171,13 +173,13 @@ fn our_filter(message: &TcMessage) -> Option<Filter> {
     Some(Filter { name, program })
 }
 
-/// There is no such filter, qdisc or link. The kernel says EINVAL where there is no qdisc.
+/// There is no such filter, qdisc or link. The kernel says EINVAL where there is no qdisc, and EOPNOTSUPP where it knows none.
 fn is_gone(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::ENODEV))
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::ENODEV | libc::EOPNOTSUPP))
 }
 
 fn filter(index: u32, hook: Hook, attributes: Vec<TcAttribute>) -> TcMessage {
-    let every_protocol = u32::from(u16::to_be(libc::ETH_P_ALL as u16));
+    let every_protocol = u32::from(ETH_P_ALL.to_be());
     TcMessage::from_parts(
         header(index, HANDLE.into(), hook.parent(), PRIORITY << 16 | every_protocol),
         attributes,

@@ -1,0 +1,179 @@
+//! The maps in memory, with a clock and chance that tests set.
+
+use std::cell::{Cell, RefCell};
+
+use super::{Bed, Bytes, Given, Hook, Noted, Ran, World};
+use crate::{
+    Addr,
+    known::Place,
+    layout::{
+        AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
+        FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue,
+    },
+    link::{self, Outcome},
+    packet::Frame as _,
+    tables::Tables,
+};
+
+/// The maps in memory. They take whatever is put in them.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    /// What userspace wrote.
+    pub world: World,
+    /// What the decisions noted.
+    pub noted: RefCell<Noted>,
+    /// The clock, in nanoseconds.
+    pub now_ns: Cell<u64>,
+    /// What chance says next.
+    pub random: Cell<u32>,
+}
+
+/// Late enough that tests can look back for days.
+const START_NS: u64 = 10 * 86_400 * 1_000_000_000;
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            world: World::default(),
+            noted: RefCell::default(),
+            now_ns: Cell::new(START_NS),
+            random: Cell::new(0),
+        }
+    }
+}
+
+impl Bed for Memory {
+    fn configure(&mut self, world: &World) {
+        self.world = world.clone();
+    }
+
+    fn noted(&mut self) -> Noted {
+        self.noted.borrow().clone()
+    }
+
+    fn set_noted(&mut self, noted: &Noted) {
+        *self.noted.borrow_mut() = Noted { counters: Default::default(), ..noted.clone() };
+    }
+
+    fn run(&mut self, hook: Hook, given: &Given) -> Option<Ran> {
+        let frame = Bytes::new(given);
+        let is_ours = hook == Hook::Egress || frame.is_for_this_host();
+        let outcome = match (frame.ip().filter(|_| is_ours), hook) {
+            (None, _) => Outcome::Proceed,
+            (Some((header, version)), Hook::Ingress) => link::ingress(&frame, self, header, version),
+            (Some((header, version)), Hook::Egress) => link::egress(&frame, self, header, version),
+        };
+        assert!(outcome == Outcome::Drop || frame.is_sum_right(), "the hardware's sum is off: {given:?}");
+        let mark = frame.mark();
+        Some(Ran { given: given.clone(), bytes: frame.into_bytes(), mark, outcome })
+    }
+}
+
+impl Tables for Memory {
+    /// As the kernel's bitmap, without its accidents; what services and endpoints had that are gone is known by their flows.
+    fn may_be_known(&self, place: Place) -> bool {
+        let noted = self.noted.borrow();
+        let of_services = self.world.services.keys().map(|key| Place::of(&key.addr, key.port));
+        let of_endpoints =
+            self.world.endpoints.values().map(|endpoint| Place::of(&endpoint.addr, endpoint.port));
+        let of_flows = noted.flows.iter().flat_map(|(key, flow)| {
+            [key.source, key.destination, flow.source, flow.destination]
+                .map(|end| [Place::of(&end.addr, end.port), Place::of_node_port(&end.addr, end.port)])
+                .into_iter()
+                .flatten()
+        });
+        of_services.chain(of_endpoints).chain(of_flows).any(|known| known == place)
+    }
+
+    fn service(&self, key: &ServiceKey) -> Option<ServiceValue> {
+        self.world.services.get(key).copied()
+    }
+
+    fn endpoint(&self, key: &EndpointKey) -> Option<Endpoint> {
+        self.world.endpoints.get(key).copied()
+    }
+
+    fn is_member(&self, key: &MemberKey) -> bool {
+        self.world.members.contains(key)
+    }
+
+    fn is_node_address(&self, address: &Addr) -> bool {
+        self.world.node_addresses.contains(address)
+    }
+
+    fn in_source_ranges(&self, service: u32, address: Addr) -> bool {
+        let ranges = self.world.source_ranges.iter();
+        ranges.filter(|range| range.0 == service).any(|(_, range, length)| holds(range, *length, address))
+    }
+
+    fn is_local_source(&self, address: Addr) -> bool {
+        self.world.local_sources.iter().any(|(range, length)| holds(range, *length, address))
+    }
+
+    fn is_local_link(&self, link: u32) -> bool {
+        self.world.local_links.contains(&link)
+    }
+
+    fn node(&self) -> Option<NodeValue> {
+        Some(self.world.node)
+    }
+
+    fn affinity(&self, key: &AffinityKey) -> Option<AffinityValue> {
+        self.noted.borrow().affinity.get(key).copied()
+    }
+
+    fn set_affinity(&self, key: &AffinityKey, value: &AffinityValue) {
+        self.noted.borrow_mut().affinity.insert(*key, *value);
+    }
+
+    fn flow(&self, key: &FlowKey) -> Option<Flow> {
+        self.noted.borrow().flows.get(key).copied()
+    }
+
+    fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
+        self.noted.borrow_mut().flows.insert(*key, *flow);
+        true
+    }
+
+    fn add_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
+        self.flow(key).is_none() && self.put_flow(key, flow)
+    }
+
+    fn touch_flow(&self, key: &FlowKey, state: u32, now_ns: u64) -> bool {
+        let mut noted = self.noted.borrow_mut();
+        let Some(flow) = noted.flows.get_mut(key) else { return false };
+        flow.state |= state;
+        flow.used_ns = now_ns;
+        true
+    }
+
+    fn remove_flow(&self, key: &FlowKey) {
+        self.noted.borrow_mut().flows.remove(key);
+    }
+
+    fn fragment(&self, key: &FragmentKey) -> Option<FragmentValue> {
+        self.noted.borrow().fragments.get(key).copied()
+    }
+
+    fn set_fragment(&self, key: &FragmentKey, value: &FragmentValue) {
+        self.noted.borrow_mut().fragments.insert(*key, *value);
+    }
+
+    fn count(&self, counter: Counter) {
+        self.noted.borrow_mut().counters[counter as usize] += 1;
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns.get()
+    }
+
+    /// What was set, then all other numbers.
+    fn random(&self) -> u32 {
+        self.random.replace(self.random.get().wrapping_add(0x9e37_79b9))
+    }
+}
+
+fn holds(range: &Addr, length: u32, address: Addr) -> bool {
+    let [range, address] = [range.octets, address.octets].map(u128::from_be_bytes);
+    length == 0 || (range ^ address) >> (Addr::BITS - length) == 0
+}

@@ -1,0 +1,90 @@
+//! What the maps hold, as plain data: what userspace writes, and what the programs note.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    Addr,
+    layout::{
+        AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
+        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, STATE_LAYOUT_VERSION,
+        ServiceKey, ServiceValue,
+    },
+};
+
+/// What userspace writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct World {
+    /// Destinations.
+    pub services: BTreeMap<ServiceKey, ServiceValue>,
+    /// Slots.
+    pub endpoints: BTreeMap<EndpointKey, Endpoint>,
+    /// Lists' members.
+    pub members: BTreeSet<MemberKey>,
+    /// Source ranges: the service, the range's address and the length of its prefix, of 128 bits.
+    pub source_ranges: BTreeSet<(u32, Addr, u32)>,
+    /// Where node ports are served.
+    pub node_addresses: BTreeSet<Addr>,
+    /// Sources that count as local: addresses and lengths of prefixes, of 128 bits.
+    pub local_sources: BTreeSet<(Addr, u32)>,
+    /// Links that do.
+    pub local_links: BTreeSet<u32>,
+    /// The node.
+    pub node: NodeValue,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self {
+            services: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
+            members: BTreeSet::new(),
+            source_ranges: BTreeSet::new(),
+            node_addresses: BTreeSet::new(),
+            local_sources: BTreeSet::new(),
+            local_links: BTreeSet::new(),
+            node: NodeValue {
+                netns: NodeValue::NETNS_UNKNOWN,
+                layout: LAYOUT_VERSION,
+                masquerade_mark: NodeValue::MASQUERADE_MARK,
+                reject_mark: NodeValue::REJECT_MARK,
+                local_detection: LocalDetection::None as u32,
+                state_layout: STATE_LAYOUT_VERSION,
+                zero: 0,
+            },
+        }
+    }
+}
+
+/// What the programs note.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Noted {
+    /// Flows, both directions.
+    pub flows: BTreeMap<FlowKey, Flow>,
+    /// What became of first fragments.
+    pub fragments: BTreeMap<FragmentKey, FragmentValue>,
+    /// Where clients went.
+    pub affinity: BTreeMap<AffinityKey, AffinityValue>,
+    /// Counters, by number.
+    pub counters: [u64; Counter::COUNT],
+}
+
+impl Noted {
+    /// The same, as if it had been noted so much earlier.
+    #[must_use]
+    pub fn aged(mut self, seconds: u64) -> Self {
+        let earlier = |time: &mut u64| {
+            *time = time.checked_sub(seconds * 1_000_000_000).expect("the clock reads more than that");
+        };
+        self.flows.values_mut().for_each(|flow| earlier(&mut flow.used_ns));
+        self.affinity.values_mut().for_each(|value| earlier(&mut value.used_ns));
+        self
+    }
+
+    /// The same without times, which no two clocks agree on.
+    #[must_use]
+    pub fn timeless(mut self) -> Self {
+        self.flows.values_mut().for_each(|flow| flow.used_ns = 0);
+        self.affinity.values_mut().for_each(|value| value.used_ns = 0);
+        self
+    }
+}

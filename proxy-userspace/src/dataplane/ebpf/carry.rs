@@ -1,0 +1,115 @@
+//! What programs noted of flows and sockets, taken along when maps are built anew.
+
+use std::{fmt, path::Path};
+
+use aya::{
+    Pod,
+    maps::{HashMap, Map, MapData},
+};
+use proxy_common::layout::{
+    AffinityKey, AffinityValue, Endpoint, Flow, FlowKey, FragmentKey, FragmentValue, SocketPeer, UdpSocket,
+};
+
+use crate::kernel::{
+    KernelError,
+    bpf::{MapSpec, PinDir, Reader},
+};
+
+/// The maps that programs write.
+const STATE: [&str; 9] = [
+    "affinity",
+    "udp_flows",
+    "udp_replies",
+    "udp_sockets",
+    "connections",
+    "flows",
+    "fragments",
+    "counters",
+    "known",
+];
+
+/// Keeps an entry that the new programs wrote meanwhile.
+const BPF_NOEXIST: u64 = 1;
+
+/// Uses the pinned maps of state among the new ones too, where they are of the same size: old and new programs then work with
+/// one and the same while the new take the places of the old.
+pub(super) fn share(pins: &PinDir, specs: &[MapSpec], directory: &Path) -> Result<(), KernelError> {
+    specs.iter().filter(|spec| STATE.contains(&spec.name)).try_for_each(|spec| pins.share(spec, directory))
+}
+
+type Copying = Box<dyn FnMut() -> Result<usize, KernelError> + Send>;
+
+/// Maps of state whose size changes: their entries are copied.
+#[derive(Default)]
+pub(super) struct Copies(Vec<(&'static str, Copying)>);
+
+impl fmt::Debug for Copies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
+    }
+}
+
+impl Copies {
+    /// From the maps pinned in one directory to those of another that are not the same.
+    pub(super) fn between(pins: &PinDir, specs: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
+        let mut copies = Self::default();
+        copies.add::<AffinityKey, AffinityValue>("affinity", pins, specs, directory)?;
+        copies.add::<SocketPeer, Endpoint>("udp_flows", pins, specs, directory)?;
+        copies.add::<SocketPeer, Endpoint>("udp_replies", pins, specs, directory)?;
+        copies.add::<u64, UdpSocket>("udp_sockets", pins, specs, directory)?;
+        copies.add::<FlowKey, Flow>("flows", pins, specs, directory)?;
+        copies.add::<FragmentKey, FragmentValue>("fragments", pins, specs, directory)?;
+        Ok(copies)
+    }
+
+    fn add<K, V>(
+        &mut self,
+        name: &'static str,
+        pins: &PinDir,
+        specs: &[MapSpec],
+        directory: &Path,
+    ) -> Result<(), KernelError>
+    where
+        K: Pod + Send + 'static,
+        V: Pod + Send + 'static,
+    {
+        let spec = specs.iter().find(|spec| spec.name == name);
+        let Some(mut from) = spec.map_or(Ok(None), |spec| pins.reader_of_other_size::<K, V>(spec))? else {
+            return Ok(());
+        };
+        let failed = || KernelError::bpf("open map", name);
+        let map = MapData::from_pin(directory.join(name)).map_err(failed())?;
+        let map = Map::from_map_data(map).map_err(failed())?;
+        let mut to: HashMap<MapData, K, V> = map.try_into().map_err(failed())?;
+        self.0.push((name, Box::new(move || copy(name, &mut from, &mut to))));
+        Ok(())
+    }
+
+    /// Copies what is not there yet. Called before programs are replaced and once more after it, it misses only what an old
+    /// program notes while the new is put in its place.
+    pub(super) fn run(&mut self) {
+        for (map, copying) in &mut self.0 {
+            match copying() {
+                Ok(entries) => tracing::info!(map, entries, "copied to a map of another size"),
+                Err(error) => tracing::warn!(map, %error, "what it held is not all taken along"),
+            }
+        }
+    }
+}
+
+fn copy<K: Pod, V: Pod>(
+    name: &'static str,
+    from: &mut Reader<K, V>,
+    to: &mut HashMap<MapData, K, V>,
+) -> Result<usize, KernelError> {
+    let mut copied = 0;
+    loop {
+        for (key, value) in from.read().map_err(KernelError::call("read map", name))? {
+            // It is there already, or the kernel has no memory for it now: the flow is one of those that begin anew.
+            copied += usize::from(to.insert(key, value, BPF_NOEXIST).is_ok());
+        }
+        if from.is_at_beginning() {
+            return Ok(copied);
+        }
+    }
+}

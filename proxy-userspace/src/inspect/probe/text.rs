@@ -1,0 +1,69 @@
+//! The verdict for people: a line for each feature, and for each mode with what it lacks.
+
+use std::fmt::Write as _;
+
+use super::{ModeVerdict, Verdict};
+use crate::kernel::probe::{Fact, Facts, Feature};
+
+/// What people call a feature.
+pub(super) const fn name(feature: Feature) -> &'static str {
+    match feature {
+        Feature::Capabilities => "capabilities",
+        Feature::SocketPrograms => "programs on sockets",
+        Feature::LinkPrograms => "programs on links",
+        Feature::Maps => "BPF maps",
+        Feature::Bpffs => "bpf filesystem",
+        Feature::Cgroup2 => "cgroup v2",
+        Feature::Btf => "kernel BTF",
+        Feature::Tcx => "TCX",
+        Feature::Clsact => "clsact",
+        Feature::SetRetval => "bpf_set_retval",
+        Feature::NetnsCookie => "SO_NETNS_COOKIE",
+        Feature::SocketDestroy => "INET_DIAG_DESTROY",
+        Feature::Nftables => "nftables",
+        Feature::Iptables => "iptables",
+        Feature::Ipset => "ipset",
+        Feature::Ipvs => "IPVS",
+    }
+}
+
+/// The whole report.
+pub fn table(facts: &Facts, verdict: &Verdict) -> String {
+    let mut text = format!("kernel {}\n\n", facts.kernel);
+    for (feature, fact) in &facts.features {
+        let mark = match fact {
+            Fact::Present(_) => "yes",
+            Fact::Missing(_) => "no",
+            Fact::Unknown(_) => "?",
+        };
+        line(&mut text, &[name(*feature), mark, fact.detail()]);
+    }
+    text.push('\n');
+    for mode in &verdict.modes {
+        line(&mut text, &[mode.mode, "", state(mode)]);
+        for lack in &mode.missing {
+            _ = writeln!(text, "    needs   {lack}");
+        }
+        for lack in &mode.limits {
+            _ = writeln!(text, "    limit   {lack}");
+        }
+    }
+    _ = writeln!(text, "\nauto: {}, because {}", verdict.auto.unwrap_or("none"), verdict.why);
+    text
+}
+
+fn state(mode: &ModeVerdict) -> &'static str {
+    match (mode.in_this_build, mode.missing.is_empty(), mode.limits.is_empty()) {
+        (true, true, true) => "works",
+        (true, true, false) => "works, with limits",
+        (true, false, _) => "does not work here",
+        (false, true, _) => "could work here, but is not in this build",
+        (false, false, _) => "does not work here, and is not in this build",
+    }
+}
+
+fn line(text: &mut String, [name, mark, detail]: &[&str; 3]) {
+    let written = format!("{name:<22}{mark:<5}{}", detail.replace('\n', " "));
+    text.push_str(written.trim_end());
+    text.push('\n');
+}

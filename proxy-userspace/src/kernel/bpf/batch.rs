@@ -1,0 +1,42 @@
+//! Reading a hash map many entries a call, from where the last call ended.
+
+use std::{io, marker::PhantomData, mem::MaybeUninit, os::fd::OwnedFd};
+
+use aya::Pod;
+
+use super::syscall;
+
+/// Entries a call. More than any bucket of a hash map has, whose entries come together.
+const ENTRIES: usize = 4096;
+
+/// A place in a hash map, from which on it is read. Entries that come or go meanwhile may be met or not.
+#[derive(Debug)]
+pub struct Reader<K, V> {
+    map: OwnedFd,
+    /// Where the kernel goes on; none at the beginning.
+    place: Option<u32>,
+    entry: PhantomData<(K, V)>,
+}
+
+impl<K: Pod, V: Pod> Reader<K, V> {
+    /// Begins at the beginning. The map's keys and values are of these types' sizes.
+    pub(super) const fn new(map: OwnedFd) -> Self {
+        Self { map, place: None, entry: PhantomData }
+    }
+
+    /// Whether the next call starts from the beginning.
+    pub const fn is_at_beginning(&self) -> bool {
+        self.place.is_none()
+    }
+
+    /// The next entries, some thousands at most; at the end, the next call starts anew. Kernel 5.6 (057996380a42).
+    pub fn read(&mut self) -> io::Result<Vec<(K, V)>> {
+        let mut keys = vec![MaybeUninit::<K>::uninit(); ENTRIES];
+        let mut values = vec![MaybeUninit::<V>::uninit(); ENTRIES];
+        let batch = syscall::lookup_batch(&self.map, self.place, &mut keys, &mut values)?;
+        self.place = batch.next;
+        let entries = keys.into_iter().zip(values).take(batch.count);
+        // SAFETY: the kernel filled as many keys and values; every bit pattern of a `Pod` is a value.
+        Ok(entries.map(|(key, value)| unsafe { (key.assume_init(), value.assume_init()) }).collect())
+    }
+}

@@ -1,0 +1,50 @@
+//! An array map as memory of this process: written without a system call.
+
+use std::{
+    io,
+    num::NonZeroUsize,
+    os::fd::AsFd,
+    ptr::NonNull,
+    slice,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+/// An array of 64-bit words that programs read at the same time. Kernel 5.5 (fc9702273e2e).
+#[derive(Debug)]
+pub struct MappedWords {
+    start: NonNull<AtomicU64>,
+    count: usize,
+}
+
+// SAFETY: the memory is the kernel's, and reached through atomic operations alone.
+unsafe impl Send for MappedWords {}
+
+impl MappedWords {
+    /// Maps an array that was made to be mapped (`BPF_F_MMAPABLE`) and has so many words.
+    pub(super) fn new(map: impl AsFd, count: u32) -> io::Result<Self> {
+        let count = count as usize;
+        let length = NonZeroUsize::new(count * size_of::<u64>()).ok_or(io::ErrorKind::InvalidInput)?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping, at a place the kernel chooses; the kernel refuses one that is longer than the map.
+        let start = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, map, 0) }?;
+        Ok(Self { start: start.cast(), count })
+    }
+
+    /// Sets bits of a word; those of none that is not there.
+    pub fn set(&self, word: u32, mask: u64) {
+        // SAFETY: so many words were mapped, the mapping lives as long as this, and all access is atomic.
+        let words = unsafe { slice::from_raw_parts(self.start.as_ptr(), self.count) };
+        if let Some(word) = words.get(word as usize) {
+            word.fetch_or(mask, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for MappedWords {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length, and nothing borrows from it any more. It fails for no mapping that is there.
+        let _ = unsafe { munmap(self.start.cast(), self.count * size_of::<u64>()) };
+    }
+}

@@ -1,0 +1,243 @@
+//! What this kernel and machine offer, found out by trying. Where trying would change a network namespace, it is done in a fresh
+//! one that goes with its thread; nothing stays.
+
+mod netfilter;
+mod netlink;
+
+use std::{collections::BTreeMap, fs, path::Path, thread};
+
+use aya::{
+    maps::MapType,
+    programs::{ProgramType, tc::qdisc_add_clsact},
+    sys::{BpfHelper, is_helper_supported, is_map_supported, is_program_supported},
+};
+use nix::{
+    sched::{CloneFlags, unshare},
+    sys::utsname::uname,
+};
+use serde::Serialize;
+
+use super::{bpf, capabilities, cgroup, command::SearchPath, netns, sock_diag};
+
+/// Something that a mode may want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Feature {
+    /// What this process may do.
+    Capabilities,
+    /// Programs on sockets of a cgroup (`cgroup/connect4` and the like).
+    SocketPrograms,
+    /// Programs on links.
+    LinkPrograms,
+    /// Every type of map that the programs use.
+    Maps,
+    /// A bpf filesystem for pins.
+    Bpffs,
+    /// A cgroup v2 hierarchy.
+    Cgroup2,
+    /// The kernel's own types, `/sys/kernel/btf/vmlinux`.
+    Btf,
+    /// Attaching to a link's TCX hook; kernel 6.6.
+    Tcx,
+    /// Attaching through the clsact qdisc.
+    Clsact,
+    /// `bpf_set_retval` for programs on sockets; kernel 6.1.
+    SetRetval,
+    /// `SO_NETNS_COOKIE`; kernel 5.14.
+    NetnsCookie,
+    /// Destroying sockets of others (`CONFIG_INET_DIAG_DESTROY`).
+    SocketDestroy,
+    /// The command nft and nftables behind it.
+    Nftables,
+    /// iptables' commands and tables behind them, of either backend.
+    Iptables,
+    /// The ipset command.
+    Ipset,
+    /// The kernel's virtual server.
+    Ipvs,
+}
+
+/// What came of trying.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Fact {
+    /// It is there; with what is worth knowing of it.
+    Present(String),
+    /// It is not there, for this reason.
+    Missing(String),
+    /// It could not be tried, for this reason.
+    Unknown(String),
+}
+
+/// All that was found out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Facts {
+    /// The kernel's release.
+    pub kernel: String,
+    /// By feature.
+    pub features: BTreeMap<Feature, Fact>,
+}
+
+impl Fact {
+    /// It is there.
+    pub const fn is_present(&self) -> bool {
+        matches!(self, Self::Present(_))
+    }
+
+    /// It was tried, and is not there.
+    pub const fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing(_))
+    }
+
+    /// What there is to say about it.
+    pub fn detail(&self) -> &str {
+        match self {
+            Self::Present(detail) | Self::Missing(detail) | Self::Unknown(detail) => detail,
+        }
+    }
+
+    fn of<T, E: std::fmt::Display>(result: Result<T, E>) -> Self {
+        match result {
+            Ok(_) => Self::Present(String::new()),
+            Err(error) => Self::Missing(error.to_string()),
+        }
+    }
+
+    fn supported<E: std::fmt::Display>(result: Result<bool, E>) -> Self {
+        match result {
+            Ok(true) => Self::Present(String::new()),
+            Ok(false) => Self::Missing("this kernel does not have it".into()),
+            Err(error) => Self::Unknown(error.to_string()),
+        }
+    }
+}
+
+/// Tries everything; commands are looked for in `path`.
+pub fn facts(path: &SearchPath) -> Facts {
+    let kernel = uname().map_or_else(|_| String::new(), |name| name.release().to_string_lossy().into_owned());
+    let mut features = BTreeMap::from([
+        (Feature::Capabilities, Fact::of(capabilities::check_bpf())),
+        (Feature::SocketPrograms, Fact::supported(is_program_supported(ProgramType::CgroupSockAddr))),
+        (Feature::LinkPrograms, Fact::supported(is_program_supported(ProgramType::SchedClassifier))),
+        (Feature::Maps, maps()),
+        (Feature::Bpffs, bpffs()),
+        (Feature::Cgroup2, cgroup2()),
+        (Feature::Btf, btf()),
+        (
+            Feature::SetRetval,
+            Fact::supported(is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval)),
+        ),
+        (Feature::NetnsCookie, Fact::supported(netns::current_cookie().map(|cookie| cookie.is_some()))),
+        (Feature::Ipset, installed(path, "ipset")),
+    ]);
+    features.extend(in_fresh_namespace(path));
+    Facts { kernel, features }
+}
+
+/// What would leave something behind on the node's own network namespace.
+fn in_fresh_namespace(path: &SearchPath) -> Vec<(Feature, Fact)> {
+    let tried = || match unshare(CloneFlags::CLONE_NEWNET) {
+        Ok(()) => vec![
+            (Feature::Tcx, Fact::of(bpf::try_tcx())),
+            (Feature::Clsact, Fact::of(qdisc_add_clsact("lo"))),
+            (Feature::SocketDestroy, Fact::supported(sock_diag::can_destroy())),
+            (Feature::Nftables, netfilter::nftables(path)),
+            (Feature::Iptables, netfilter::iptables(path)),
+            (Feature::Ipvs, netlink::generic_family("IPVS")),
+        ],
+        Err(error) => {
+            let fact = Fact::Unknown(format!("a network namespace to try it in needs root: {error}"));
+            [
+                Feature::Tcx,
+                Feature::Clsact,
+                Feature::SocketDestroy,
+                Feature::Nftables,
+                Feature::Iptables,
+                Feature::Ipvs,
+            ]
+            .map(|feature| (feature, fact.clone()))
+            .into()
+        }
+    };
+    // Commands are started by this thread too, so that they are in its namespace.
+    thread::scope(|scope| scope.spawn(tried).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn maps() -> Fact {
+    let types = [MapType::Hash, MapType::Array, MapType::LruHash, MapType::LpmTrie, MapType::SkStorage];
+    let per_cpu = [MapType::PerCpuArray];
+    let mut missing = Vec::new();
+    for map in types.into_iter().chain(per_cpu) {
+        match is_map_supported(map) {
+            Ok(true) => {}
+            Ok(false) => missing.push(format!("{map:?}")),
+            Err(error) => return Fact::Unknown(format!("{map:?}: {error}")),
+        }
+    }
+    if missing.is_empty() {
+        Fact::Present(String::new())
+    } else {
+        Fact::Missing(format!("no {}", missing.join(", ")))
+    }
+}
+
+fn bpffs() -> Fact {
+    let path = bpf::BPFFS;
+    if bpf::is_bpffs(Path::new(path)) {
+        return Fact::Present(path.into());
+    }
+    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    if known.lines().any(|line| line.split_whitespace().last() == Some("bpf")) && Path::new(path).is_dir() {
+        return Fact::Present(format!("not mounted on {path}; shunt mounts it when it starts"));
+    }
+    Fact::Missing(format!("no bpf filesystem is mounted on {path}"))
+}
+
+fn cgroup2() -> Fact {
+    match cgroup::find_root() {
+        Ok(root) => Fact::Present(root.display().to_string()),
+        Err(error) => Fact::Missing(error.to_string()),
+    }
+}
+
+fn btf() -> Fact {
+    const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+    if Path::new(VMLINUX).exists() {
+        Fact::Present(VMLINUX.into())
+    } else {
+        Fact::Missing(format!("no {VMLINUX}"))
+    }
+}
+
+fn installed(path: &SearchPath, program: &str) -> Fact {
+    match path.find(program) {
+        Some(found) => Fact::Present(found.display().to_string()),
+        None => Fact::Missing(format!("the command {program} is not installed")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As root, like every test that asks the kernel.
+    #[test]
+    fn probing_tries_every_feature_and_leaves_this_namespace_as_it_was() {
+        let links = || fs::read_to_string("/proc/thread-self/net/dev").expect("procfs").lines().count();
+        let tables = || fs::read_to_string("/proc/thread-self/net/ip_tables_names").unwrap_or_default();
+        let before = (links(), tables());
+        let facts = facts(&SearchPath::default());
+        assert_eq!(facts.features.len(), 16);
+        for feature in [Feature::SocketPrograms, Feature::LinkPrograms, Feature::Maps, Feature::Clsact] {
+            assert!(facts.features[&feature].is_present(), "{feature:?}: {:?}", facts.features[&feature]);
+        }
+        for feature in [Feature::Nftables, Feature::Iptables] {
+            assert!(facts.features[&feature].is_present(), "{feature:?}: {:?}", facts.features[&feature]);
+        }
+        let none = super::facts(&SearchPath::only([]));
+        assert!(
+            none.features[&Feature::Nftables].is_missing() && none.features[&Feature::Iptables].is_missing()
+        );
+        assert_eq!((links(), tables()), before);
+    }
+}

@@ -1,0 +1,63 @@
+//! Whether nft and iptables reach a kernel that takes what rules for Services are made of.
+
+use super::Fact;
+use crate::kernel::{
+    KernelError,
+    command::SearchPath,
+    iptables::{Family, Iptables},
+    nft::Nft,
+};
+
+/// The hooks and statements that need a module or a kernel of some age.
+const NFT_TRIAL: &str = "
+table inet shunt_probe {
+    chain prerouting {
+        type filter hook prerouting priority mangle;
+        meta mark 1 meta l4proto tcp reject with tcp reset
+        meta mark 1 reject with icmpx type port-unreachable
+    }
+    chain forward {
+        type filter hook forward priority filter;
+        meta mark 1 ct state invalid drop
+    }
+    chain postrouting {
+        type nat hook postrouting priority srcnat - 1;
+        meta mark 1 masquerade fully-random
+    }
+}
+";
+
+const IPTABLES_TRIAL: &str = "\
+*filter
+-A FORWARD -m mark --mark 1 -m conntrack --ctstate INVALID -m comment --comment shunt -j DROP
+-A FORWARD -m mark --mark 1 -p tcp -j REJECT --reject-with tcp-reset
+COMMIT
+*nat
+-A POSTROUTING -m mark --mark 1 -j MASQUERADE
+COMMIT
+";
+
+pub(super) fn nftables(path: &SearchPath) -> Fact {
+    Fact::of(Nft::new(path.clone()).apply(NFT_TRIAL))
+}
+
+/// One family and backend that works makes it present; what does not work is said too.
+pub(super) fn iptables(path: &SearchPath) -> Fact {
+    let mut found = Vec::new();
+    let mut errors = Vec::new();
+    for iptables in Family::ALL.into_iter().flat_map(|family| Iptables::installed(family, path)) {
+        match iptables.restore(IPTABLES_TRIAL) {
+            Ok(()) => found.push(iptables.to_string()),
+            Err(error) => errors.push(error.to_string()),
+        }
+    }
+    if !found.is_empty() {
+        let found = [vec![found.join(", ")], errors].concat();
+        return Fact::Present(found.join("; "));
+    }
+    if errors.is_empty() {
+        let error = KernelError::CommandNotFound { program: "iptables".into() };
+        return Fact::Missing(error.to_string());
+    }
+    Fact::Missing(errors.join("; "))
+}

@@ -1,0 +1,311 @@
+//! The change path: the proxy's own model, loop and dataplane, run in an agent on the node with decoded events at one end
+//! and the kernel at the other.
+
+use std::{num::NonZeroU16, sync::Arc, thread, time::Duration};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::time::{ClockId, clock_gettime};
+use proxy_userspace::{
+    config::{Config, Environment, Flags, Mode, ObjectSource},
+    dataplane::{MapFill, RenderError, Renderer, Rendering, ebpf::Ebpf},
+    health::ProxyHealth,
+    kernel,
+    metrics::Metrics,
+    model::{Delta, Dirty, EndpointSlice, Service, Snapshot, WatchEvent},
+    sync::{Inputs, Outputs, SyncLoop, SyncPeriods},
+    watch::ManifestSource,
+};
+use serde::Serialize;
+use tokio::{
+    sync::{Notify, mpsc, oneshot, watch},
+    time::timeout,
+};
+
+use super::{
+    load,
+    order::{Changes, Order, Outcome, Sample, Timings},
+    ratio::quantile,
+};
+use crate::{agent::Agent, deadline::Stopwatch};
+
+const ALL_WITHIN: Duration = Duration::from_mins(3);
+const ONE_WITHIN: Duration = Duration::from_mins(1);
+/// The kernel is compared with everything only at the start.
+const NEVER: Duration = Duration::from_hours(24);
+const KINDS: usize = 3;
+/// Apart from each other, so that changes are spread over all Services.
+const STRIDE: usize = 7919;
+
+/// What was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Changed {
+    Endpoint,
+    Service,
+    Everything,
+}
+
+/// What a kind of change costs.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct ChangeResult {
+    pub(super) services: usize,
+    pub(super) changed: Changed,
+    pub(super) changes: usize,
+    /// Microseconds from the decoded event to the changed kernel.
+    pub(super) median_us: f64,
+    pub(super) p99_us: f64,
+    /// Microseconds of CPU, the median.
+    pub(super) cpu_us: f64,
+    /// Changes to the kernel, the least and the most of any change; one system call each.
+    pub(super) operations: (usize, usize),
+}
+
+impl Changed {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Endpoint => "one endpoint",
+            Self::Service => "one Service",
+            Self::Everything => "first full sync",
+        }
+    }
+}
+
+/// Has an agent on the node measure.
+pub(super) fn ask(agent: &mut Agent, services: usize, order: Changes) -> Result<Vec<ChangeResult>> {
+    match agent.bench(Order::Changes(order), ALL_WITHIN)? {
+        Outcome::Changes(Timings { first, endpoint, service }) => Ok(vec![
+            summary(services, Changed::Endpoint, &endpoint)?,
+            summary(services, Changed::Service, &service)?,
+            summary(services, Changed::Everything, &[first])?,
+        ]),
+        other => bail!("expected timings, the agent says {other:?}"),
+    }
+}
+
+fn summary(services: usize, changed: Changed, samples: &[Sample]) -> Result<ChangeResult> {
+    let sorted = |value: fn(&Sample) -> Duration| {
+        let mut values: Vec<Duration> = samples.iter().map(value).collect();
+        values.sort_unstable();
+        values
+    };
+    let (took, cpu) = (sorted(|sample| sample.took), sorted(|sample| sample.cpu));
+    let of = |sorted: &[Duration], percent| {
+        quantile(sorted, percent).map(|value| value.as_secs_f64() * 1e6).context("no changes")
+    };
+    let operations = samples.iter().map(|sample| sample.operations);
+    Ok(ChangeResult {
+        services,
+        changed,
+        changes: samples.len(),
+        median_us: of(&took, 50)?,
+        p99_us: of(&took, 99)?,
+        cpu_us: of(&cpu, 50)?,
+        operations: (operations.clone().min().unwrap_or(0), operations.max().unwrap_or(0)),
+    })
+}
+
+/// In the agent: measures on a thread of its own, which does all of the work.
+pub(super) fn measure(order: &Changes) -> Result<Timings> {
+    let words = std::iter::once("shunt").chain(order.arguments.iter().map(String::as_str));
+    let flags = Flags::parse(words).context("the proxy's flags")?;
+    let config =
+        Config::load(&flags, &Environment::of_this_process()).context("the proxy's configuration")?;
+    let changes = order.changes;
+    let measuring = thread::spawn(move || {
+        load::go_first();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let result = runtime.block_on(run(&config, changes));
+        runtime.shutdown_background();
+        let errors = clean_up(&config);
+        ensure!(errors.is_empty(), "cleanup: {errors:?}");
+        result
+    });
+    measuring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn renderer(config: &Config) -> Result<Box<dyn Renderer>> {
+    match config.mode {
+        Mode::Ebpf => Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf)?))),
+    }
+}
+
+fn clean_up(config: &Config) -> Vec<String> {
+    match config.mode {
+        Mode::Ebpf => Ebpf::cleanup_at(&config.ebpf.pin_dir).iter().map(ToString::to_string).collect(),
+    }
+}
+
+async fn run(config: &Config, changes: usize) -> Result<Timings> {
+    let objects = Objects::read(config).await?;
+    let mut running = Running::start(config).await?;
+    let first = running.time(objects.all()).await.context("the first sync")?;
+    let mut endpoint = Vec::with_capacity(changes);
+    let mut service = Vec::with_capacity(changes);
+    let Objects { mut services, mut slices, .. } = objects;
+    for number in (0..changes).map(|number| number * STRIDE) {
+        let slice = number % slices.len();
+        replace_endpoint(&mut slices[slice]).context("a slice without endpoints")?;
+        let event = WatchEvent::EndpointSlices(Delta::Apply(slices[slice].clone()));
+        endpoint.push(running.time(vec![event]).await.context("a change of one endpoint")?);
+        let index = number % services.len();
+        change_port(&mut services[index]).context("a Service without ports")?;
+        let event = WatchEvent::Services(Delta::Apply(services[index].clone()));
+        service.push(running.time(vec![event]).await.context("a change of one Service")?);
+    }
+    running.stop().await?;
+    Ok(Timings { first, endpoint, service })
+}
+
+/// There and back again: one address for another.
+fn replace_endpoint(slice: &mut EndpointSlice) -> Option<()> {
+    if let std::net::IpAddr::V4(ip) = slice.endpoints.first_mut()?.address.as_mut()? {
+        *ip = (ip.to_bits() ^ 1 << 15).into();
+    }
+    Some(())
+}
+
+fn change_port(service: &mut Service) -> Option<()> {
+    let port = service.ports.first_mut()?;
+    port.port = NonZeroU16::new(port.port.get() ^ 1 << 14)?;
+    Some(())
+}
+
+/// What the manifests hold, decoded.
+struct Objects {
+    events: Vec<WatchEvent>,
+    services: Vec<Service>,
+    slices: Vec<EndpointSlice>,
+}
+
+impl Objects {
+    async fn read(config: &Config) -> Result<Self> {
+        let ObjectSource::Manifests(directory) = &config.source else { bail!("no --manifests") };
+        let (to, mut from) = mpsc::channel(KINDS);
+        let source = tokio::spawn(ManifestSource::new(directory).run(to));
+        let mut objects = Self { events: Vec::new(), services: Vec::new(), slices: Vec::new() };
+        for _ in 0..KINDS {
+            let event = from.recv().await.context("the manifests end early")?;
+            // The Service under load is another kind than all the rest; changes are timed on what there are many of.
+            let is_one_of_many = |namespace: &str| namespace != "bench";
+            match &event {
+                WatchEvent::Services(Delta::Replace(list)) => {
+                    let many = list.iter().filter(|service| is_one_of_many(&service.name.namespace));
+                    objects.services.extend(many.cloned());
+                }
+                WatchEvent::EndpointSlices(Delta::Replace(list)) => {
+                    let many = list.iter().filter(|slice| is_one_of_many(&slice.name.namespace));
+                    objects.slices.extend(many.cloned());
+                }
+                _ => {}
+            }
+            objects.events.push(event);
+        }
+        drop(from);
+        source.await??;
+        ensure!(
+            !objects.services.is_empty() && !objects.slices.is_empty(),
+            "nothing to change: two Services at least"
+        );
+        Ok(objects)
+    }
+
+    fn all(&self) -> Vec<WatchEvent> {
+        self.events.clone()
+    }
+}
+
+/// The proxy's loop at work.
+struct Running {
+    events: mpsc::Sender<WatchEvent>,
+    rendered: mpsc::UnboundedReceiver<Rendered>,
+    stop: oneshot::Sender<()>,
+    looping: tokio::task::JoinHandle<Result<()>>,
+}
+
+/// The kernel was changed.
+struct Rendered {
+    result: Result<usize, String>,
+    since: Stopwatch,
+    cpu: Duration,
+}
+
+impl Running {
+    async fn start(config: &Config) -> Result<Self> {
+        let (to_loop, mut node_facts) = watch::channel(None);
+        let disturbed = Arc::new(Notify::new());
+        let _following = tokio::spawn(kernel::links::report(to_loop, Arc::clone(&disturbed)));
+        node_facts.wait_for(Option::is_some).await.context("the node's links and addresses")?;
+        node_facts.mark_changed();
+        let (done, rendered) = mpsc::unbounded_channel();
+        let timed = Box::new(Timed { inner: renderer(config)?, done });
+        let health = ProxyHealth::new(NEVER);
+        let outputs =
+            Outputs { metrics: Metrics::default(), health, health_checks: watch::Sender::default() };
+        let periods = SyncPeriods { min_sync_period: Duration::ZERO, sync_period: NEVER };
+        let sync = SyncLoop::new(config.model.clone(), periods, timed, outputs);
+        let (events, queue) = mpsc::channel(KINDS);
+        let (stop, stopped) = oneshot::channel();
+        let looping = tokio::spawn(async move {
+            let stopped = async { drop(stopped.await) };
+            Ok(sync.run(Inputs { events: queue, node_facts, disturbed }, stopped).await?)
+        });
+        Ok(Self { events, rendered, stop, looping })
+    }
+
+    /// From the first event to the changed kernel.
+    async fn time(&mut self, events: Vec<WatchEvent>) -> Result<Sample> {
+        let (began, cpu) = (Stopwatch::start(), thread_cpu()?);
+        for event in events {
+            self.events.send(event).await.context("the loop has ended")?;
+        }
+        let rendered = timeout(ONE_WITHIN, self.rendered.recv()).await;
+        let rendered = rendered.context("the kernel was not changed")?.context("the loop has ended")?;
+        let took = began.elapsed().saturating_sub(rendered.since.elapsed());
+        match rendered.result {
+            Ok(operations) => Ok(Sample { took, cpu: rendered.cpu.saturating_sub(cpu), operations }),
+            Err(error) => bail!(error),
+        }
+    }
+
+    async fn stop(self) -> Result<()> {
+        // It has ended if nobody hears it.
+        let _heard = self.stop.send(());
+        self.looping.await?
+    }
+}
+
+/// A renderer that says when it is done.
+struct Timed {
+    inner: Box<dyn Renderer>,
+    done: mpsc::UnboundedSender<Rendered>,
+}
+
+impl Renderer for Timed {
+    fn observe(&mut self) -> Result<(), RenderError> {
+        self.inner.observe()
+    }
+
+    fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {
+        let result = self.inner.render(snapshot, dirty);
+        let cpu = thread_cpu().unwrap_or_default();
+        let told = result
+            .as_ref()
+            .map(|operations| *operations)
+            .map_err(|error| proxy_userspace::causes::with_causes(error));
+        // Nobody listens once all is measured.
+        let _heard = self.done.send(Rendered { result: told, since: Stopwatch::start(), cpu });
+        result
+    }
+
+    fn cleanup(&mut self) -> Vec<RenderError> {
+        self.inner.cleanup()
+    }
+
+    fn map_fill(&self) -> Vec<MapFill> {
+        self.inner.map_fill()
+    }
+}
+
+fn thread_cpu() -> Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
+}

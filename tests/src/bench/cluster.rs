@@ -1,0 +1,210 @@
+//! The cluster that is measured: one Service under load, and as many others as wanted, with four endpoints each.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use super::order::Workload;
+use crate::runner::Manifests;
+
+/// Endpoints of every Service. Those of the measured one are ports of the same pod, so that the direct connection goes to
+/// the same places.
+pub(super) const ENDPOINTS: u16 = 4;
+/// The measured Service's cluster IP.
+pub(super) const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 80);
+/// The pod behind the measured Service: a2.
+pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 12);
+
+/// Ports of paths are apart, since what one leaves in the server's `TIME_WAIT` another must not run into.
+const PATHS: u16 = 3;
+const FIRST_ENDPOINT_PORT: u16 = 9_000;
+const FIRST_PORT: u16 = 1_000;
+const FIRST_NODE_PORT: u16 = 30_000;
+const OBJECTS_A_FILE: usize = 100;
+const NODES: usize = 100;
+
+/// One port of the measured Service, by which a path is measured with a workload.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MeasuredPort {
+    number: u16,
+    /// The workload.
+    pub(super) workload: Workload,
+}
+
+impl MeasuredPort {
+    /// That of the `path`th path.
+    pub(super) fn new(path: u16, workload: Workload) -> Self {
+        Self { number: path * 3 + workload as u16, workload }
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        (0..PATHS).flat_map(|path| Workload::ALL.map(|workload| Self::new(path, workload)))
+    }
+
+    /// The port on the cluster IP.
+    pub(super) fn port(self) -> u16 {
+        FIRST_PORT + self.number
+    }
+
+    /// The port on nodes.
+    pub(super) fn node_port(self) -> u16 {
+        FIRST_NODE_PORT + self.number
+    }
+
+    /// The ports of its endpoints on the server's pod.
+    pub(super) fn endpoint_ports(self) -> impl Iterator<Item = u16> {
+        (0..ENDPOINTS).map(move |slice| self.endpoint_port(slice))
+    }
+
+    fn endpoint_port(self, slice: u16) -> u16 {
+        FIRST_ENDPOINT_PORT + self.number * ENDPOINTS + slice
+    }
+
+    fn name(self) -> String {
+        format!("p{}", self.number)
+    }
+
+    fn protocol(self) -> &'static str {
+        if self.workload == Workload::UdpRequestResponse { "UDP" } else { "TCP" }
+    }
+}
+
+/// The ports the server's pod has to answer on.
+pub(super) fn server_ports() -> Vec<(Workload, u16)> {
+    MeasuredPort::all()
+        .flat_map(|port| port.endpoint_ports().map(move |number| (port.workload, number)))
+        .collect()
+}
+
+/// Puts a cluster of so many Services into manifests, the measured one among them.
+pub(super) fn write(manifests: &Manifests, services: usize) -> Result<()> {
+    let objects: Vec<Value> = objects(services).collect();
+    for (number, some) in objects.chunks(OBJECTS_A_FILE).enumerate() {
+        let documents: Vec<String> =
+            some.iter().map(serde_yaml_ng::to_string).collect::<Result<_, _>>().context("write YAML")?;
+        manifests.place(&format!("cluster-{number:04}.yaml"), &documents.join("---\n"))?;
+    }
+    Ok(())
+}
+
+/// The objects of a cluster of so many Services.
+pub(super) fn objects(services: usize) -> impl Iterator<Item = Value> {
+    let others = (0..services.saturating_sub(1)).flat_map(|number| [service(number), slice(number)]);
+    measured().into_iter().chain(others)
+}
+
+/// The measured Service, the slices of its endpoints, and the node.
+fn measured() -> Vec<Value> {
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"},
+        "spec": {"podCIDRs": ["10.244.1.0/24"]},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.168.57.11"}]},
+    });
+    let ports: Vec<Value> = MeasuredPort::all()
+        .map(|port| {
+            json!({"name": port.name(), "protocol": port.protocol(), "port": port.port(), "nodePort": port.node_port()})
+        })
+        .collect();
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "measured", "namespace": "bench"},
+        "spec": {"type": "NodePort", "clusterIP": CLUSTER_IP, "clusterIPs": [CLUSTER_IP], "ports": ports},
+    });
+    let slices = (0..ENDPOINTS).map(|slice| {
+        let ports: Vec<Value> = MeasuredPort::all()
+            .map(|port| {
+                json!({"name": port.name(), "protocol": port.protocol(), "port": port.endpoint_port(slice)})
+            })
+            .collect();
+        let endpoints = json!([endpoint(SERVER, "node1")]);
+        endpoint_slice("bench", "measured", &format!("measured-{slice}"), &endpoints, &ports.into())
+    });
+    [node, service].into_iter().chain(slices).collect()
+}
+
+fn service(number: usize) -> Value {
+    let address = cluster_ip(number);
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": service_name(number), "namespace": namespace(number)},
+        "spec": {
+            "type": "ClusterIP", "clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"],
+            "ipFamilyPolicy": "SingleStack", "internalTrafficPolicy": "Cluster", "sessionAffinity": "None",
+            "selector": {"app": service_name(number)},
+            "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}],
+        },
+    })
+}
+
+fn slice(number: usize) -> Value {
+    let endpoints: Vec<Value> = (0..usize::from(ENDPOINTS))
+        .map(|index| number * usize::from(ENDPOINTS) + index)
+        .map(|pod| endpoint(pod_ip(pod), &format!("node-{}", pod % NODES)))
+        .collect();
+    let ports = json!([{"name": "http", "protocol": "TCP", "port": 8080}]);
+    let service = service_name(number);
+    endpoint_slice(&namespace(number), &service, &format!("{service}-x7k2p"), &endpoints.into(), &ports)
+}
+
+fn endpoint_slice(namespace: &str, service: &str, name: &str, endpoints: &Value, ports: &Value) -> Value {
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {"name": name, "namespace": namespace, "labels": {"kubernetes.io/service-name": service}},
+        "addressType": "IPv4", "endpoints": endpoints, "ports": ports,
+    })
+}
+
+fn endpoint(address: Ipv4Addr, node: &str) -> Value {
+    json!({
+        "addresses": [address], "nodeName": node, "zone": "zone-a",
+        "conditions": {"ready": true, "serving": true, "terminating": false},
+    })
+}
+
+fn namespace(number: usize) -> String {
+    format!("team-{}", number % 50)
+}
+
+fn service_name(number: usize) -> String {
+    format!("backend-{number:05}")
+}
+
+/// 10.96.1.0 and up.
+fn cluster_ip(number: usize) -> Ipv4Addr {
+    nth(Ipv4Addr::new(10, 96, 1, 0), number)
+}
+
+/// 10.244.16.0 and up: pods of other nodes, which nobody dials.
+fn pod_ip(number: usize) -> Ipv4Addr {
+    nth(Ipv4Addr::new(10, 244, 16, 0), number)
+}
+
+fn nth(first: Ipv4Addr, number: usize) -> Ipv4Addr {
+    Ipv4Addr::from_bits(first.to_bits().saturating_add(u32::try_from(number).unwrap_or(u32::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_cluster_has_as_many_services_as_wanted_and_none_twice() {
+        let objects: Vec<Value> = objects(10_000).collect();
+        let services: BTreeSet<String> = objects
+            .iter()
+            .filter(|object| object["kind"] == "Service")
+            .map(|object| object["spec"]["clusterIP"].to_string())
+            .collect();
+        assert_eq!(services.len(), 10_000);
+    }
+
+    #[test]
+    fn no_two_servers_share_a_port() {
+        let ports = server_ports();
+        let distinct: BTreeSet<u16> = ports.iter().map(|(_, port)| *port).collect();
+        assert_eq!((distinct.len(), ports.len()), (36, 36));
+    }
+}

@@ -1,0 +1,70 @@
+//! Ratios of rounds that ran next to each other: their median and their spread.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// The distribution of pairwise ratios.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Ratio {
+    /// Half of the pairs are below.
+    pub(super) median: f64,
+    /// A quarter of the pairs is below.
+    pub(super) lower_quartile: f64,
+    /// A quarter of the pairs is above.
+    pub(super) upper_quartile: f64,
+    /// How many pairs there were.
+    pub(super) pairs: usize,
+}
+
+impl Ratio {
+    /// Of some pairs, each a measured value and the one it is compared with; none without any.
+    pub(super) fn of(pairs: impl Iterator<Item = (f64, f64)>) -> Option<Self> {
+        let mut ratios: Vec<f64> = pairs.map(|(value, base)| value / base).collect();
+        ratios.sort_by(f64::total_cmp);
+        Some(Self {
+            median: quantile(&ratios, 50)?,
+            lower_quartile: quantile(&ratios, 25)?,
+            upper_quartile: quantile(&ratios, 75)?,
+            pairs: ratios.len(),
+        })
+    }
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.3}  ({:.3} to {:.3})", self.median, self.lower_quartile, self.upper_quartile)
+    }
+}
+
+/// The value that so many percent of a sorted list are not above.
+pub(super) fn quantile<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_of_the_ratios_and_not_of_the_values() {
+        let ratio = Ratio::of([(10.0, 10.0), (9.0, 10.0), (400.0, 500.0)].into_iter()).unwrap();
+        assert!((ratio.median - 0.9).abs() < 1e-9, "{ratio}");
+        assert!(
+            (ratio.lower_quartile - 0.8).abs() < 1e-9 && (ratio.upper_quartile - 1.0).abs() < 1e-9,
+            "{ratio}"
+        );
+    }
+
+    #[test]
+    fn nothing_has_no_ratio() {
+        assert_eq!(Ratio::of(std::iter::empty()), None);
+    }
+
+    #[test]
+    fn of_a_hundred_the_99th_percentile_is_the_last_but_one() {
+        let sorted: Vec<u32> = (1..=100).collect();
+        assert_eq!(quantile(&sorted, 99), Some(99));
+    }
+}

@@ -1,0 +1,117 @@
+//! All that was measured: JSON for programs, a table for people.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::{
+    changes::ChangeResult,
+    foreign::ForeignResult,
+    memory::Memory,
+    paths::PathResult,
+    ratio::Ratio,
+    targets::{self, Judged, Verdict, mebibytes, microseconds},
+};
+
+/// A report.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    mode: String,
+    kernel: String,
+    pub(super) paths: Vec<PathResult>,
+    pub(super) foreign: Vec<ForeignResult>,
+    pub(super) changes: Vec<ChangeResult>,
+    pub(super) memory: Vec<Memory>,
+    targets: Vec<Judged>,
+}
+
+impl Report {
+    pub(super) fn new(mode: &str) -> Self {
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Self {
+            mode: mode.to_owned(),
+            kernel: kernel.trim().to_owned(),
+            paths: Vec::new(),
+            foreign: Vec::new(),
+            changes: Vec::new(),
+            memory: Vec::new(),
+            targets: Vec::new(),
+        }
+    }
+
+    pub(super) fn judge(&mut self) {
+        self.targets = targets::judge(self);
+    }
+
+    /// Nothing that was measured misses its target.
+    pub fn reaches_all(&self) -> bool {
+        self.targets.iter().all(|judged| judged.verdict != Verdict::Missed)
+    }
+
+    fn write_paths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "\nOperations a second, through the Service against direct: median (quartiles), and direct against itself"
+        )?;
+        for result in &self.paths {
+            let figure = match (&result.ratio, &result.control, &result.not_served) {
+                (Some(ratio), Some(control), _) => format!("{ratio}  {:.3}", control.median),
+                (.., why) => format!("not served: {}", why.as_deref().unwrap_or("no rounds")),
+            };
+            let (path, workload) = (result.path.name(), result.workload.name());
+            writeln!(f, "  {path:<20}{workload:<24}{:>6} Services  {figure}", result.services)?;
+        }
+        writeln!(f, "\nRouted traffic that is none of ours, with the proxy against without")?;
+        for result in &self.foreign {
+            let figure = result.ratio.as_ref().map_or_else(|| "-".to_owned(), Ratio::to_string);
+            writeln!(f, "  {:<44}{:>6} Services  {figure}", result.workload.name(), result.services)?;
+        }
+        Ok(())
+    }
+
+    fn write_changes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\nFrom a decoded event to the changed kernel")?;
+        writeln!(f, "  {:<44}{:>6}             median       p99       CPU  system calls", "", "")?;
+        for result in &self.changes {
+            let (least, most) = result.operations;
+            let calls = if least == most { least.to_string() } else { format!("{least} to {most}") };
+            let times = [result.median_us, result.p99_us, result.cpu_us].map(microseconds);
+            let [median, p99, cpu] = &times;
+            let (what, services) = (result.changed.name(), result.services);
+            writeln!(f, "  {what:<44}{services:>6} Services  {median:>8}  {p99:>8}  {cpu:>8}  {calls:>12}")?;
+        }
+        Ok(())
+    }
+
+    fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "\nMemory of the process: resident, of that its own (anonymous), and the most that was resident"
+        )?;
+        for memory in &self.memory {
+            let [settled, anonymous, peak] =
+                [memory.settled_kib, memory.anonymous_kib, memory.peak_kib].map(mebibytes);
+            let (source, services) = (memory.source, memory.services);
+            writeln!(
+                f,
+                "  objects from {source:<31}{services:>6} Services  {settled:>9}  {anonymous:>9}  {peak:>9}"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Mode {}, kernel {}", self.mode, self.kernel)?;
+        self.write_paths(f)?;
+        self.write_changes(f)?;
+        self.write_memory(f)?;
+        writeln!(f, "\nTargets")?;
+        for judged in &self.targets {
+            let Judged { what, target, measured, verdict } = judged;
+            writeln!(f, "  {what:<44}{target:<18}{measured:>12}  {verdict}")?;
+        }
+        Ok(())
+    }
+}

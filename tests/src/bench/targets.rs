@@ -1,0 +1,108 @@
+//! What is aimed at, and whether a report reaches it.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::{changes::Changed, order::Workload, paths::Path, report::Report};
+
+/// From so many Services on, the targets of a large cluster count.
+const LARGE: usize = 10_000;
+
+/// Whether a target is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Verdict {
+    Reached,
+    Missed,
+    /// The path does not answer, or this was not measured.
+    NotMeasured,
+}
+
+/// A target and what was measured.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Judged {
+    pub(super) what: String,
+    pub(super) target: &'static str,
+    pub(super) measured: String,
+    pub(super) verdict: Verdict,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Reached => "reached",
+            Self::Missed => "missed",
+            Self::NotMeasured => "not measured",
+        })
+    }
+}
+
+/// Holds a report to the targets. Of a kind of figure that was measured with several numbers of Services, the worst counts.
+pub(super) fn judge(report: &Report) -> Vec<Judged> {
+    let mut all = vec![
+        path(report, Path::PodToClusterIp, "at least 0.99", 0.99),
+        path(report, Path::NodeToClusterIp, "at least 0.98", 0.98),
+        path(report, Path::ClientToNodePort, "at least 0.95", 0.95),
+        change(report, Changed::Endpoint, "p99 under 1 ms", 1e3, 0),
+        change(report, Changed::Everything, "under 1 s", 1e6, LARGE),
+    ];
+    let memory = || report.memory.iter().filter(|memory| memory.services >= LARGE);
+    let settled = memory().map(|memory| memory.settled_kib).max();
+    let peak = memory().map(|memory| memory.peak_kib).max();
+    all.push(kib("RSS settled, 10,000 Services", "under 50 MiB", 50, settled));
+    all.push(kib("RSS peak, 10,000 Services", "under 100 MiB", 100, peak));
+    all
+}
+
+fn path(report: &Report, path: Path, target: &'static str, least: f64) -> Judged {
+    let ours = report
+        .paths
+        .iter()
+        .filter(|result| result.path == path && result.workload == Workload::ConnectRequestClose);
+    let worst = ours.filter_map(|result| result.ratio).min_by(|a, b| a.median.total_cmp(&b.median));
+    Judged {
+        what: format!("{}, connect-request-close", path.name()),
+        target,
+        measured: worst.map_or_else(|| "not served".to_owned(), |ratio| format!("{:.3}", ratio.median)),
+        verdict: verdict(worst.map(|ratio| ratio.median >= least)),
+    }
+}
+
+fn change(report: &Report, changed: Changed, target: &'static str, most_us: f64, from: usize) -> Judged {
+    let ours = report.changes.iter().filter(|result| result.changed == changed && result.services >= from);
+    let worst = ours.map(|result| result.p99_us).max_by(f64::total_cmp);
+    Judged {
+        what: changed.name().to_owned(),
+        target,
+        measured: worst.map_or_else(|| "-".to_owned(), microseconds),
+        verdict: verdict(worst.map(|worst| worst < most_us)),
+    }
+}
+
+fn kib(what: &str, target: &'static str, most_mib: u64, measured: Option<u64>) -> Judged {
+    Judged {
+        what: what.to_owned(),
+        target,
+        measured: measured.map_or_else(|| "-".to_owned(), mebibytes),
+        verdict: verdict(measured.map(|kib| kib < most_mib << 10)),
+    }
+}
+
+fn verdict(reached: Option<bool>) -> Verdict {
+    match reached {
+        Some(true) => Verdict::Reached,
+        Some(false) => Verdict::Missed,
+        None => Verdict::NotMeasured,
+    }
+}
+
+/// For people: "85 us", "3.1 ms".
+pub(super) fn microseconds(us: f64) -> String {
+    if us < 1e3 { format!("{us:.0} us") } else { format!("{:.1} ms", us / 1e3) }
+}
+
+/// For people: "48.1 MiB".
+pub(super) fn mebibytes(kib: u64) -> String {
+    format!("{}.{} MiB", kib >> 10, ((kib & 1023) * 10) >> 10)
+}

@@ -1,0 +1,65 @@
+//! Measures the proxy in a world of network namespaces.
+
+use std::{fs, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use shunt_tests::{
+    bench::{Bench, Effort, Part},
+    process,
+};
+
+/// Measures what Services cost against direct connections, what a change costs, and what the proxy holds in memory.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The proxy's mode.
+    #[arg(long, default_value = "ebpf")]
+    mode: String,
+    /// Numbers of Services to measure with.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "10,10000")]
+    services: Vec<usize>,
+    /// Measure only these parts.
+    #[arg(long, value_name = "PART,...", value_delimiter = ',')]
+    only: Vec<Part>,
+    /// Measure a little of everything, to see that it works.
+    #[arg(long)]
+    quick: bool,
+    /// Fail when a target is missed.
+    #[arg(long)]
+    check: bool,
+    /// The proxy's binary.
+    #[arg(long, value_name = "PATH")]
+    shunt: PathBuf,
+    /// Write all figures to this file.
+    #[arg(long, value_name = "PATH")]
+    json: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    process::main("bench", || run(Arguments::parse()))
+}
+
+fn run(arguments: Arguments) -> Result<bool> {
+    for services in &arguments.services {
+        // Cluster IPs of the test world are 16 bits, and pods have four each.
+        ensure!(
+            (2..=14_000).contains(services),
+            "--services {services}: 2 to 14000 is what the world has room for"
+        );
+    }
+    let bench = Bench {
+        shunt: arguments.shunt.canonicalize().context("--shunt")?,
+        mode: arguments.mode,
+        services: arguments.services,
+        parts: if arguments.only.is_empty() { Part::ALL.to_vec() } else { arguments.only },
+        effort: if arguments.quick { Effort::QUICK } else { Effort::FULL },
+    };
+    let report = bench.run(&mut |doing| eprintln!("{doing}"))?;
+    println!("{report}");
+    if let Some(path) = &arguments.json {
+        let text = serde_json::to_string_pretty(&report)?;
+        fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
+        println!("All figures are in {}", path.display());
+    }
+    Ok(!arguments.check || report.reaches_all())
+}

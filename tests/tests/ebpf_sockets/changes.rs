@@ -1,0 +1,78 @@
+//! What a change costs: the Service that changes, whatever else there is.
+
+use std::net::SocketAddr;
+
+use aya::maps::{HashMap, MapData};
+use proxy_common::layout::{Endpoint, EndpointKey};
+use proxy_userspace::model::{Dirty, Protocol, ServicePortKey};
+
+use crate::bench::{Bench, key, port};
+
+const CHANGED: &str = "10.96.0.1:80";
+
+#[test]
+fn one_endpoint_costs_as_many_map_updates_with_many_services_as_with_few() {
+    for others in [1, 50] {
+        let mut bench = among(others);
+        let mut endpoints = endpoints(0);
+        endpoints[2] = address("10.9.9.9:8080");
+        // Four slots of a new generation, the destination, and the four slots of the old one; each is one bpf(2).
+        assert_eq!(change(&mut bench, &endpoints), 4 + 1 + 4, "among {others}");
+        assert_eq!(slots(&bench), (others + 1) * 4, "nothing is left over");
+    }
+}
+
+#[test]
+fn another_port_costs_the_destination_that_comes_and_the_one_that_goes() {
+    for others in [1, 50] {
+        let mut bench = among(others);
+        let moved = port(address("10.96.0.1:81"), &endpoints(0));
+        bench.snapshot.ports.insert(changed(), moved.into());
+        assert_eq!(sync(&mut bench), 1 + 1, "among {others}");
+    }
+}
+
+#[test]
+fn a_service_that_is_dirty_but_the_same_costs_nothing() {
+    let mut bench = among(50);
+    assert_eq!(change(&mut bench, &endpoints(0)), 0);
+}
+
+/// A Service among others, all with four endpoints.
+fn among(others: usize) -> Bench {
+    let mut bench = Bench::new();
+    for number in 0..=others {
+        let service = address(&format!("10.96.0.{}:80", number + 1));
+        let name = key(&service.to_string(), Protocol::Tcp, service.ip());
+        bench.snapshot.ports.insert(name, port(service, &endpoints(number)).into());
+    }
+    bench.sync(&Dirty::everything());
+    bench
+}
+
+fn endpoints(service: usize) -> Vec<SocketAddr> {
+    (0..4).map(|number| address(&format!("10.1.{service}.{}:8080", number + 1))).collect()
+}
+
+fn changed() -> ServicePortKey {
+    key(CHANGED, Protocol::Tcp, address(CHANGED).ip())
+}
+
+fn change(bench: &mut Bench, endpoints: &[SocketAddr]) -> usize {
+    bench.snapshot.ports.insert(changed(), port(address(CHANGED), endpoints).into());
+    sync(bench)
+}
+
+/// The number of changes to the kernel.
+fn sync(bench: &mut Bench) -> usize {
+    bench.sync(&Dirty { ports: [changed()].into(), ..Dirty::default() })
+}
+
+fn slots(bench: &Bench) -> usize {
+    let map: HashMap<MapData, EndpointKey, Endpoint> = bench.pinned("endpoints");
+    map.keys().filter_map(Result::ok).count()
+}
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().expect("address")
+}

@@ -1,0 +1,71 @@
+//! What programs noted of flows: swept when it is over, and taken along when maps are built anew.
+
+use std::{net::TcpStream, time::Duration};
+
+use aya::maps::{HashMap, MapData};
+use nix::time::{ClockId, clock_gettime};
+use proxy_common::{
+    Addr,
+    layout::{Direction, Endpoint, Flow, FlowKey, flow_state},
+};
+use proxy_userspace::model::{Dirty, Protocol};
+use shunt_tests::deadline::Deadline;
+
+use crate::bench::{Bench, tcp_server};
+
+const UDP: u8 = 17;
+
+fn flow(client_port: u16, used_ns: u64) -> (FlowKey, Flow) {
+    let source = Endpoint::new(Addr::from_v4([192, 0, 2, 1]), client_port);
+    let destination = Endpoint::new(Addr::from_v4([10, 96, 0, 1]), 53);
+    let key = FlowKey { source, destination, proto: UDP, direction: Direction::Original as u8, zero: 0 };
+    let destination = Endpoint::new(Addr::from_v4([10, 244, 1, 11]), 53);
+    let state = flow_state::REPLIED;
+    (key, Flow { source, destination, service: 1, generation: 1, state, zero: 0, used_ns })
+}
+
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock");
+    u64::try_from(Duration::from(now).as_nanos()).expect("fits")
+}
+
+fn flows(bench: &Bench) -> HashMap<MapData, FlowKey, Flow> {
+    bench.pinned("flows")
+}
+
+#[test]
+fn a_flow_that_was_silent_for_long_is_removed_and_one_that_was_not_stays() {
+    let mut bench = Bench::new();
+    bench.sync(&Dirty::everything());
+    let mut map = flows(&bench);
+    let (silent, silent_flow) = flow(1000, now_ns().saturating_sub(600_000_000_000).max(1));
+    let (busy, busy_flow) = flow(2000, now_ns());
+    map.insert(silent, silent_flow, 0).expect("room");
+    map.insert(busy, busy_flow, 0).expect("room");
+    let removed = Deadline::after(Duration::from_mins(1)).poll(|| map.get(&silent, 0).err());
+    assert!(removed.is_some(), "the silent flow is still there");
+    assert_eq!(map.get(&busy, 0).expect("still there"), busy_flow);
+}
+
+#[test]
+fn flows_and_open_connections_outlive_maps_that_are_built_anew() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.31:80", &[endpoint]);
+    let client = TcpStream::connect(vip).expect("connect");
+    let (key, noted) = flow(3000, now_ns());
+    flows(&bench).insert(key, noted, 0).expect("room");
+    // Another map's size, then that of the flows.
+    for change in [
+        |bench: &mut Bench| bench.settings.map_sizes.services = 128,
+        |bench: &mut Bench| {
+            bench.settings.map_sizes.flows = 2048;
+        },
+    ] {
+        change(&mut bench);
+        bench.restart();
+        bench.sync(&Dirty::everything());
+        assert_eq!(flows(&bench).get(&key, 0).expect("taken along"), noted);
+        assert_eq!(client.peer_addr().expect("peer"), vip);
+    }
+}

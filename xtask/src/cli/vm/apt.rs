@@ -1,0 +1,144 @@
+//! Fetches a kernel's packages with apt, under a state of its own: the machine's lists and packages stay as they are.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use xtask::run::Run;
+
+use crate::cli::setup::KEYRING;
+
+const LIMIT: Duration = Duration::from_mins(15);
+/// Depends on the newest kernel.
+const NEWEST: &str = "linux-image-cloud-amd64";
+/// What packages hold parts of a kernel: one up to 6.12, several since.
+const PARTS: [&str; 4] = ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"];
+
+/// Where packages come from.
+#[derive(Debug)]
+pub(crate) struct Mirror {
+    /// Of releases.
+    pub(crate) main: &'static str,
+    /// Of security updates.
+    pub(crate) security: &'static str,
+}
+
+/// apt with a state of its own.
+pub(crate) struct Apt {
+    folder: PathBuf,
+}
+
+impl Apt {
+    /// Makes the state in a folder.
+    pub(crate) fn prepare(folder: &Path, sources: &[String]) -> Result<Self> {
+        for name in ["lists/partial", "cache/archives/partial", "empty", "packages"] {
+            fs::create_dir_all(folder.join(name)).context("cannot make a folder for apt")?;
+        }
+        let line =
+            |source| format!("deb [signed-by={KEYRING} arch=amd64 lang=none target=Packages] {source}\n");
+        let files = [
+            ("status", String::new()),
+            ("sources.list", sources.iter().map(line).collect()),
+            ("apt.conf", configuration(folder)),
+        ];
+        for (name, text) in files {
+            fs::write(folder.join(name), text).with_context(|| format!("cannot write {name} for apt"))?;
+        }
+        Ok(Self { folder: folder.to_owned() })
+    }
+
+    /// Fetches the newest kernel and unpacks it; nothing is installed.
+    pub(crate) fn unpack_kernel(&self, to: &Path, each: &mut dyn FnMut(&str)) -> Result<()> {
+        self.run("apt-get").arg("update").check(each)?;
+        let names = self.kernel_packages()?;
+        self.run("apt-get").arg("download").args(names).check(each)?;
+        for entry in fs::read_dir(self.packages()).context("cannot list the packages")? {
+            let package = entry.context("cannot list the packages")?.path();
+            Run::new("dpkg").arg("--extract").arg(package).arg(to).limit(LIMIT).check(each)?;
+        }
+        Ok(())
+    }
+
+    fn kernel_packages(&self) -> Result<Vec<String>> {
+        let others = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"];
+        let text = self
+            .run("apt-cache")
+            .args(["depends", "--recurse"])
+            .args(others.iter().map(|kind| format!("--no-{kind}")))
+            .arg(NEWEST)
+            .read()?;
+        let names: Vec<String> = text.lines().filter(|name| is_part(name)).map(str::to_owned).collect();
+        ensure!(!names.is_empty(), "{NEWEST} depends on no kernel");
+        Ok(names)
+    }
+
+    fn packages(&self) -> PathBuf {
+        self.folder.join("packages")
+    }
+
+    fn run(&self, program: &str) -> Run {
+        // Packages are downloaded into the current folder.
+        let run = Run::new(program).dir(self.packages()).env("LC_ALL", "C").limit(LIMIT);
+        run.arg("--config-file").arg(self.folder.join("apt.conf"))
+    }
+}
+
+/// Read after the machine's own configuration, of which proxies stay.
+fn configuration(folder: &Path) -> String {
+    let folder = folder.display();
+    format!(
+        "#clear APT::Update;
+#clear DPkg::Post-Invoke;
+Dir::State \"{folder}\";
+Dir::State::lists \"{folder}/lists\";
+Dir::State::status \"{folder}/status\";
+Dir::Cache \"{folder}/cache\";
+Dir::Etc::sourcelist \"{folder}/sources.list\";
+Dir::Etc::sourceparts \"{folder}/empty\";
+Dir::Etc::preferences \"{folder}/none\";
+Dir::Etc::preferencesparts \"{folder}/empty\";
+APT::Architecture \"amd64\";
+APT::Architectures {{ \"amd64\"; }};
+APT::Default-Release \"\";
+APT::Sandbox::User \"root\";
+APT::Update::Error-Mode \"any\";
+Acquire::Retries \"2\";
+// Lists of old releases are not signed anew any more.
+Acquire::Check-Valid-Until \"false\";
+"
+    )
+}
+
+/// Whether a package holds a part of one kernel, named by its version.
+fn is_part(name: &str) -> bool {
+    let version = |prefix| name.strip_prefix(prefix)?.strip_suffix("-cloud-amd64");
+    PARTS.iter().filter_map(version).any(|version: &str| version.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_in_one_package_or_in_several_and_never_in_another() {
+        let text = "linux-image-cloud-amd64\n  Depends: linux-base-cloud-amd64\nlinux-base-cloud-amd64\n\
+                    linux-image-7.2.13+deb14-cloud-amd64\n  Depends: linux-modules-7.2.13+deb14-cloud-amd64\nlinux-base\n\
+                    linux-modules-7.2.13+deb14-cloud-amd64\nlinux-binary-unsigned-7.2.13+deb14-cloud-amd64\nkmod\n";
+        let parts: Vec<&str> = text.lines().filter(|name| is_part(name)).collect();
+        assert_eq!(parts, ["linux-image-7.2.13+deb14-cloud-amd64", "linux-modules-7.2.13+deb14-cloud-amd64"]);
+        assert!(is_part("linux-image-5.10.0-46-cloud-amd64"));
+    }
+
+    #[test]
+    fn the_machines_lists_and_packages_are_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let apt = Apt::prepare(folder.path(), &["http://deb.example/debian sid main".into()]).unwrap();
+        let shown = apt.run("apt-get").to_string();
+        assert!(shown.contains(&format!("--config-file {}", folder.path().display())), "{shown}");
+        let sources = fs::read_to_string(folder.path().join("sources.list")).unwrap();
+        assert!(
+            sources.contains("signed-by=") && sources.ends_with("] http://deb.example/debian sid main\n")
+        );
+    }
+}

@@ -1,0 +1,193 @@
+//! Debian's cloud kernels: which there are, and the cache of those that were fetched.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::ValueEnum;
+use xtask::workspace;
+
+use super::apt::{Apt, Mirror};
+use super::modules;
+use crate::cli::progress::Progress;
+
+/// A kernel to boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kernel {
+    /// Of Debian 11.
+    #[value(name = "5.10")]
+    V5_10,
+    /// Of Debian 12.
+    #[value(name = "6.1")]
+    V6_1,
+    /// Of Debian 13.
+    #[value(name = "6.12")]
+    V6_12,
+    /// The newest that Debian ships.
+    #[value(name = "latest")]
+    Latest,
+}
+
+/// Where packages come from; the archive has what the mirrors no longer have.
+const MIRRORS: [Mirror; 2] = [
+    Mirror { main: "http://deb.debian.org/debian", security: "http://deb.debian.org/debian-security" },
+    Mirror {
+        main: "http://archive.debian.org/debian",
+        security: "http://archive.debian.org/debian-security",
+    },
+];
+
+/// A kernel in the cache.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    /// The compressed kernel.
+    pub(crate) vmlinuz: PathBuf,
+    /// An archive with its modules.
+    pub(crate) modules: PathBuf,
+    /// Its release, as `uname -r` tells it.
+    pub(crate) release: String,
+}
+
+impl Kernel {
+    /// The name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::V5_10 => "5.10",
+            Self::V6_1 => "6.1",
+            Self::V6_12 => "6.12",
+            Self::Latest => "latest",
+        }
+    }
+
+    /// The name of its step in a test run.
+    pub(crate) fn step(self) -> &'static str {
+        match self {
+            Self::V5_10 => "kernel 5.10",
+            Self::V6_1 => "kernel 6.1",
+            Self::V6_12 => "kernel 6.12",
+            Self::Latest => "kernel latest",
+        }
+    }
+
+    fn suite(self) -> &'static str {
+        match self {
+            Self::V5_10 => "bullseye",
+            Self::V6_1 => "bookworm",
+            Self::V6_12 => "trixie",
+            Self::Latest => "sid",
+        }
+    }
+
+    /// Sources for apt; stable releases get their new kernels as security updates.
+    fn sources(self, mirror: &Mirror) -> Vec<String> {
+        let suite = self.suite();
+        let main = format!("{} {suite} main", mirror.main);
+        let security = format!("{} {suite}-security main", mirror.security);
+        if self == Self::Latest { vec![main] } else { vec![main, security] }
+    }
+
+    fn is(self, release: &str) -> bool {
+        self == Self::Latest || release.starts_with(&format!("{}.", self.name()))
+    }
+
+    /// The processor that qemu imitates.
+    ///
+    /// qemu 7.2 does the instruction cmpxchg16b such that kernels with a memory allocator built on it (6.12's is, if it has
+    /// it) soon crash. Newer ones use it seldom, and get memory for socket storage only where there is it
+    /// (`kmalloc_nolock`).
+    pub(crate) fn cpu(self) -> &'static str {
+        if self == Self::Latest { "max" } else { "max,-cx16" }
+    }
+
+    /// The kernel from the cache; fetched from Debian if it is not there.
+    pub(crate) fn fetch(self) -> Result<Fetched> {
+        let cache = workspace::vm();
+        fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
+        let lock = File::create(cache.join("lock")).context("cannot make the lock of the cache")?;
+        lock.lock().context("cannot lock the cache")?;
+        let folder = cache.join(format!("kernel-{}", self.name()));
+        if let Some(fetched) = Fetched::read(&folder) {
+            return Ok(fetched);
+        }
+        let mut progress =
+            Progress::start(&format!("fetch kernel {} of Debian {}", self.name(), self.suite()));
+        let fetched = self.fetch_into(&folder, &mut |line| progress.line(line));
+        progress.end(fetched.as_ref().map_or("FAILED", |fetched| &fetched.release));
+        fetched.with_context(|| {
+            format!(
+                "cannot fetch kernel {} (it needs the network once; then it is in {})",
+                self.name(),
+                folder.display()
+            )
+        })
+    }
+
+    fn fetch_into(self, folder: &Path, each: &mut dyn FnMut(&str)) -> Result<Fetched> {
+        let work = tempfile::tempdir_in(workspace::vm()).context("cannot make a folder to unpack in")?;
+        let mut failures = Vec::new();
+        for mirror in &MIRRORS {
+            let unpacked = work.path().join("unpacked");
+            let fetched = Apt::prepare(work.path(), &self.sources(mirror))
+                .and_then(|apt| apt.unpack_kernel(&unpacked, each))
+                .and_then(|()| self.keep(&unpacked, &work.path().join("kept"), each));
+            match fetched {
+                Ok(()) => {
+                    // Whatever is there is not complete.
+                    drop(fs::remove_dir_all(folder));
+                    fs::rename(work.path().join("kept"), folder).context("cannot move it into the cache")?;
+                    return Fetched::read(folder).context("it is not complete");
+                }
+                Err(error) => failures.push(format!("{}: {error:#}", mirror.main)),
+            }
+        }
+        bail!("{}", failures.join("\n"))
+    }
+
+    /// Takes what a guest needs out of the unpacked packages.
+    fn keep(self, unpacked: &Path, kept: &Path, each: &mut dyn FnMut(&str)) -> Result<()> {
+        fs::create_dir_all(kept).context("cannot make a folder")?;
+        let (release, tree) = modules::find(unpacked)?;
+        ensure!(self.is(&release), "its newest cloud kernel is {release}");
+        let places = [unpacked.join(format!("boot/vmlinuz-{release}")), tree.join("vmlinuz")];
+        let vmlinuz = places.iter().find(|path| path.is_file());
+        let vmlinuz = vmlinuz.with_context(|| format!("the packages of {release} hold no vmlinuz"))?;
+        each(&format!("modules of {release}"));
+        modules::pack(unpacked, &tree, &release, &kept.join("modules.cpio"))?;
+        fs::copy(vmlinuz, kept.join("vmlinuz")).context("cannot copy vmlinuz")?;
+        fs::write(kept.join("release"), &release).context("cannot write the release")
+    }
+}
+
+impl Fetched {
+    fn read(folder: &Path) -> Option<Self> {
+        let release = fs::read_to_string(folder.join("release")).ok()?;
+        let (vmlinuz, modules) = (folder.join("vmlinuz"), folder.join("modules.cpio"));
+        (vmlinuz.is_file() && modules.is_file()).then_some(Self { vmlinuz, modules, release })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_told_by_its_release() {
+        assert!(Kernel::V5_10.is("5.10.0-46-cloud-amd64"));
+        assert!(!Kernel::V6_1.is("6.12.94+deb13-cloud-amd64"));
+        assert!(Kernel::Latest.is("7.2.13+deb14-cloud-amd64"));
+    }
+
+    #[test]
+    fn names_on_the_command_line_are_those_shown() {
+        for kernel in Kernel::value_variants() {
+            assert_eq!(Kernel::from_str(kernel.name(), false).as_ref(), Ok(kernel));
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_was_fetched_halfway_does_not_count() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("release"), "6.1.0-50-cloud-amd64").unwrap();
+        assert!(Fetched::read(folder.path()).is_none());
+    }
+}

@@ -1,0 +1,72 @@
+//! `cargo xtask vm`: runs the kernel tests, or any command, in a virtual machine with another kernel.
+
+mod apt;
+mod archive;
+mod guest;
+mod kernel;
+mod modules;
+mod qemu;
+mod suite;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+
+pub(crate) use self::guest::Guest;
+pub(crate) use self::kernel::Kernel;
+use super::progress::Progress;
+use super::setup;
+
+/// A machine and what runs in it.
+#[derive(Debug, Args)]
+pub(crate) struct Vm {
+    /// The kernel: Debian's cloud kernel of that version, fetched once and kept in target/vm.
+    #[arg(long)]
+    kernel: Kernel,
+    /// Also copy this file or folder into the guest, to the same path.
+    #[arg(long, value_name = "PATH")]
+    copy: Vec<PathBuf>,
+    /// Stop the machine after so many minutes.
+    #[arg(long, value_name = "MINUTES", default_value_t = 20)]
+    limit: u64,
+    /// The command to run in place of the kernel tests.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Runs what was asked for; the exit code is that of the command in the guest.
+pub(crate) fn run(what: &Vm) -> Result<ExitCode> {
+    let guest = if what.command.is_empty() {
+        setup::ensure()?;
+        let mut guest = suite::guest()?;
+        guest.copies.extend_from_slice(&what.copy);
+        guest
+    } else {
+        Guest { copies: what.copy.clone(), ..Guest::new(what.command.clone())? }
+    };
+    let limit = Duration::from_mins(what.limit);
+    boot(what.kernel, &guest, limit, &mut |line| println!("{line}")).map(ExitCode::from)
+}
+
+/// Boots a kernel with a guest, calling `each` with every line its command prints; returns the command's exit code.
+pub(crate) fn boot(kernel: Kernel, guest: &Guest, limit: Duration, each: &mut dyn FnMut(&str)) -> Result<u8> {
+    setup::ensure_vm()?;
+    let fetched = kernel.fetch()?;
+    let progress = Progress::start(&format!("kernel {}", fetched.release));
+    let mut progress = Some(progress);
+    let code = qemu::run(kernel, &fetched, guest, limit, &mut |line| {
+        // The command's output takes the place of the spinner.
+        if let Some(progress) = progress.take() {
+            progress.end("started");
+        }
+        each(line);
+    });
+    if let Some(progress) = progress {
+        progress.end(if code.is_ok() { "ended without a word" } else { "FAILED" });
+    }
+    code
+}

@@ -1,0 +1,105 @@
+//! Boots a kernel with a guest's file system in qemu, without KVM, and reads how its command ended.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use xtask::run::Run;
+use xtask::workspace;
+
+use super::guest::{Guest, MARKER};
+use super::kernel::{Fetched, Kernel};
+
+/// Memory in MiB: the file system is in it twice while the kernel starts.
+const MEMORY: &str = "1024";
+const CONSOLE_LINES: usize = 40;
+
+/// Runs a guest for at most `limit`, calling `each` with every line its command prints; returns the command's exit code.
+pub(crate) fn run(
+    kernel: Kernel,
+    fetched: &Fetched,
+    guest: &Guest,
+    limit: Duration,
+    each: &mut dyn FnMut(&str),
+) -> Result<u8> {
+    let work = tempfile::tempdir_in(workspace::vm()).context("cannot make a folder for the guest")?;
+    let (initrd, console) = (work.path().join("initrd"), work.path().join("console"));
+    guest.write(&initrd).context("cannot write the guest's file system")?;
+    append(&initrd, &fetched.modules)?;
+    let mut code = None;
+    let ended = command(kernel, &fetched.vmlinuz, &initrd, &console).limit(limit).watch(&mut |line| {
+        let (output, marked) = parse(line);
+        code = marked.or(code);
+        if marked.is_none() || !output.is_empty() {
+            each(output);
+        }
+    });
+    let said = || format!("its kernel's last messages:\n{}", last_lines(&console));
+    let ended = ended.map_err(|error| anyhow!("{}; {}", error.root_cause(), said()))?;
+    match code {
+        Some(code) => Ok(code),
+        None => bail!(
+            "the guest went away before its command ended (qemu: {}); {}\n{}",
+            ended.status,
+            said(),
+            ended.tail
+        ),
+    }
+}
+
+fn command(kernel: Kernel, vmlinuz: &Path, initrd: &Path, console: &Path) -> Run {
+    Run::new("qemu-system-x86_64")
+        // One thread for all processors: with a thread each, a processor now and then runs an instruction that another
+        // one is patching (jump labels), and the kernel dies of a breakpoint.
+        .args(["-accel", "tcg,thread=single", "-cpu", kernel.cpu(), "-smp", "2", "-m", MEMORY])
+        .args(["-nodefaults", "-no-user-config", "-no-reboot", "-nographic", "-monitor", "none"])
+        .arg("-serial")
+        .arg(format!("file:{}", console.display()))
+        .args(["-serial", "stdio", "-kernel"])
+        .arg(vmlinuz)
+        .arg("-initrd")
+        .arg(initrd)
+        // Without oops=panic a kernel that is broken hangs until the time is up.
+        .args(["-append", "console=ttyS0 panic=-1 oops=panic quiet"])
+}
+
+fn append(archive: &Path, more: &Path) -> Result<()> {
+    let failed = || format!("cannot append {}", more.display());
+    let mut archive = fs::File::options().append(true).open(archive).with_context(failed)?;
+    let mut more = fs::File::open(more).with_context(failed)?;
+    io::copy(&mut more, &mut archive).with_context(failed).map(drop)
+}
+
+/// What a line holds of the command's output, and the exit code if it is the last.
+fn parse(line: &str) -> (&str, Option<u8>) {
+    let marked =
+        line.rsplit_once(MARKER).and_then(|(output, code)| Some((output, code.trim().parse().ok()?)));
+    marked.map_or((line, None), |(output, code)| (output, Some(code)))
+}
+
+fn last_lines(console: &Path) -> String {
+    let text = fs::read(console).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_marker_tells_the_exit_code_also_after_output_without_an_end_of_line() {
+        assert_eq!(parse("shunt-vm: exit 3"), ("", Some(3)));
+        assert_eq!(parse("half a lineshunt-vm: exit 0"), ("half a line", Some(0)));
+    }
+
+    #[test]
+    fn other_lines_are_output() {
+        for line in ["", "test a ... ok", "shunt-vm: exit", "shunt-vm: exit 300", "shunt-vm: exit no"] {
+            assert_eq!(parse(line), (line, None));
+        }
+    }
+}

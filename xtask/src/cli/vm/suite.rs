@@ -1,0 +1,136 @@
+//! What is tested in every kernel: the programs with real sockets and links, and conformance cases that together use each
+//! of them.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use serde_json::Value;
+use xtask::workspace;
+
+use super::guest::Guest;
+use crate::cli::progress::Progress;
+use crate::cli::steps;
+
+/// Test targets that exercise the kernel.
+const TARGETS: [&str; 3] = ["ebpf_sockets", "ebpf_links", "netfilter"];
+/// Conformance cases.
+const CASES: [&str; 14] = [
+    "affinity-clientip",
+    "clusterip-tcp",
+    "clusterip-udp",
+    "externalip-cluster",
+    "fragmented-udp",
+    "hairpin",
+    "loadbalancer-source-ranges-node",
+    "no-endpoints",
+    "nodeport-cluster",
+    "nodeport-udp",
+    "restart",
+    "udp-endpoint-replaced",
+    "v6-clusterip",
+    "v6-loadbalancer-source-ranges",
+];
+const MODE: &str = "ebpf";
+/// How many times as long as on the machine itself the tests wait for things: guests run without KVM.
+const PATIENCE: &str = "6";
+const BUILD: Duration = Duration::from_mins(40);
+
+/// Builds the programs; returns the guest that runs them one after the other.
+pub(crate) fn guest() -> Result<Guest> {
+    let mut progress = Progress::start("build for the guest");
+    let built = steps::build_world()
+        .check(&mut |line| progress.line(line))
+        .and_then(|_| build_tests(&mut |line| progress.line(line)));
+    progress.end(if built.is_ok() { "ok" } else { "FAILED" });
+    let tests = built?;
+    let [shunt, conformance] = ["shunt", "conformance"].map(|name| workspace::release().join(name));
+    let cases = workspace::root().join("tests/cases");
+    let script = script(&tests, &shunt, &conformance);
+    let mut guest = Guest::new(["bash", "-c", &script].map(Into::into).into())?;
+    guest.copies = [tests, vec![shunt, conformance, cases]].concat();
+    guest.environment = vec![("SHUNT_TEST_PATIENCE".into(), PATIENCE.into())];
+    Ok(guest)
+}
+
+/// Runs all of them, whether or not those before failed.
+fn script(tests: &[PathBuf], shunt: &Path, conformance: &Path) -> String {
+    let cases = CASES.join(",");
+    let flags = [Path::new("--shunt"), shunt, Path::new("--mode"), Path::new(MODE)];
+    let only = [Path::new("--only"), Path::new(&cases)];
+    let conformance = [&[conformance][..], &flags, &only].concat();
+    let commands = tests.iter().map(|test| vec![test.as_path()]).chain([conformance]);
+    let mut lines: Vec<String> = commands.map(|words| format!("{} || failed=1", quote(&words))).collect();
+    lines.insert(0, "uname -r; failed=0".into());
+    lines.push("exit $failed".into());
+    lines.join("\n")
+}
+
+/// Words for a shell that takes each as it is.
+fn quote(words: &[&Path]) -> String {
+    let quote = |word: &&Path| format!("'{}'", word.display().to_string().replace('\'', r"'\''"));
+    words.iter().map(quote).collect::<Vec<_>>().join(" ")
+}
+
+fn build_tests(each: &mut dyn FnMut(&str)) -> Result<Vec<PathBuf>> {
+    // Of the whole workspace, as `cargo test` builds them: then there is nothing left to do in a test run.
+    let build = steps::cargo(BUILD).args(["test", "--no-run", "--message-format", "json-render-diagnostics"]);
+    let build = TARGETS.iter().fold(build, |build, target| build.args(["--test", target]));
+    let mut said = Vec::new();
+    let finished = build.watch(&mut |line| {
+        if !line.starts_with('{') {
+            said.push(line.to_owned());
+            each(line);
+        }
+    })?;
+    ensure!(finished.status.success(), "the tests for the guest cannot be built:\n{}", said.join("\n"));
+    let tests = executables(&finished.stdout);
+    ensure!(tests.len() == TARGETS.len(), "cargo built {tests:?}, and {TARGETS:?} were asked for");
+    Ok(tests)
+}
+
+/// The test programs in cargo's messages, a JSON document a line.
+fn executables(messages: &str) -> Vec<PathBuf> {
+    let path = |line: &str| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        let is_test = message["profile"]["test"] == true;
+        Some(PathBuf::from(message["executable"].as_str().filter(|_| is_test)?))
+    };
+    messages.lines().filter_map(path).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_programs_are_found_among_cargos_messages() {
+        let messages = r#"{"reason":"compiler-artifact","profile":{"test":false},"executable":"/target/release/shunt"}
+{"reason":"compiler-artifact","profile":{"test":true},"executable":"/target/release/deps/ebpf_sockets-1"}
+{"reason":"compiler-artifact","profile":{"test":false},"executable":null}
+{"reason":"build-finished","success":true}
+"#;
+        assert_eq!(executables(messages), [PathBuf::from("/target/release/deps/ebpf_sockets-1")]);
+    }
+
+    #[test]
+    fn one_that_fails_does_not_keep_the_others_from_running() {
+        let script = script(&["/a".into(), "/b".into()], Path::new("/shunt"), Path::new("/conformance"));
+        assert_eq!(script.matches(" || failed=1").count(), 3, "{script}");
+        assert!(script.ends_with("exit $failed"));
+    }
+
+    #[test]
+    fn a_path_stays_one_word() {
+        assert_eq!(quote(&[Path::new("/a b/it's"), Path::new("c")]), r"'/a b/it'\''s' 'c'");
+    }
+
+    #[test]
+    fn every_case_is_there() -> Result<()> {
+        for case in CASES {
+            let path = workspace::root().join("tests/cases").join(case).with_extension("yaml");
+            ensure!(path.is_file(), "there is no {}", path.display());
+        }
+        Ok(())
+    }
+}
