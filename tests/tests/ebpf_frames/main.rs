@@ -5,6 +5,7 @@ mod framing;
 mod kernel;
 
 use std::{
+    any::Any,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     process::ExitCode,
 };
@@ -37,7 +38,7 @@ fn trial(scenario: &'static Scenario) -> Trial {
             let played = catch_unwind(AssertUnwindSafe(|| {
                 (scenario.play)(&mut Scene::new(&mut *kernel, places));
             }));
-            match played.map_err(Box::downcast::<TooYoung>) {
+            match played.map_err(Box::<dyn Any + Send>::downcast::<TooYoung>) {
                 Ok(()) => {}
                 // The same lines of code run on the host, where the clock can be set.
                 Err(Ok(young)) => {
