@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use crate::{runner::Manifests, world::Host};
 
-/// A node and its three pods.
-pub const HOSTS: [Host; 4] = [Host::Node1, Host::A1, Host::A2, Host::A3];
+/// A node, its three pods, and a client outside the cluster.
+pub const HOSTS: [Host; 5] = [Host::Node1, Host::A1, Host::A2, Host::A3, Host::Client];
 /// The Service's own address.
 pub const CLUSTER_IP: &str = "10.96.0.80:80";
 /// The Service's port of the node, at the node's first address.
