@@ -92,10 +92,10 @@ fn build_tests(each: &mut dyn FnMut(&str)) -> Result<Built> {
         }
     })?;
     ensure!(finished.status.success(), "the tests for the guest cannot be built:\n{}", said.join("\n"));
-    let built = executables(&finished.stdout);
-    let tests = &built.tests;
+    let programs = executables(&finished.stdout);
+    let tests = &programs.tests;
     ensure!(tests.len() == TARGETS.len(), "cargo built {tests:?}, and {TARGETS:?} were asked for");
-    Ok(built)
+    Ok(programs)
 }
 
 /// The programs in cargo's messages, a JSON document a line.
