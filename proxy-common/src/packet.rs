@@ -238,13 +238,14 @@ impl Packet {
         }
     }
 
-    /// The flags of a TCP segment; none at all for other protocols.
+    /// The flags of a TCP segment, if all up to its checksum is there, so that what is judged by them can also be changed; none
+    /// at all for other protocols.
     #[inline(always)]
     pub fn tcp_flags(&self, frame: &impl Frame) -> Option<TcpFlags> {
         if self.proto != TCP {
             return Some(TcpFlags(0));
         }
-        let [flags] = frame.load(self.payload + 13)?;
+        let [flags, _, _, _, _] = frame.load(self.payload + 13)?;
         Some(TcpFlags(flags))
     }
 }

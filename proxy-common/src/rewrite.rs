@@ -7,12 +7,14 @@ use crate::{
     packet::{Covered, Frame, IpVersion, Packet, TCP, Tuple, UDP},
 };
 
-/// Changes addresses and ports of a TCP or UDP packet, or of a first fragment of one. None if the packet is too short; it may
-/// be half changed then.
+/// Changes addresses and ports of a TCP or UDP packet, or of a first fragment of one. None if the packet is too short, or, half
+/// changed, if the kernel has no memory for it.
 #[inline(never)]
 pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: &Flow) -> Option<()> {
     let checksum = packet.payload + if packet.proto == TCP { 16 } else { 6 };
     let may_be_absent = packet.proto == UDP;
+    // That of TCP was there when its flags were read.
+    let is_absent = may_be_absent && frame.load(checksum)? == [0; 2];
     let moved = addresses(
         frame,
         packet,
@@ -25,7 +27,7 @@ pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: 
         (before.source.port, after.source.port),
         (before.destination.port, after.destination.port),
     )?;
-    if may_be_absent && frame.load(checksum)? == [0; 2] {
+    if is_absent {
         // The header's own checksum made up for IPv4 addresses.
         let is_v4 = packet.version == IpVersion::V4;
         frame.note_uncovered(if is_v4 { changed } else { changed.and(moved) });

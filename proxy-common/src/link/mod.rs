@@ -98,3 +98,6 @@ fn dropped(tables: &impl Tables, why: Counter) -> Outcome {
     tables.count(why);
     Outcome::Drop
 }
+
+#[cfg(test)]
+mod tests;

@@ -49,8 +49,12 @@ pub fn given(at: Places) -> impl Strategy<Value = Given> {
         2 => damaged(at),
         1 => vec_of(any::<u8>(), 15..200),
     ];
-    (frame, select(&[0u32, 0, 0, 0x4000, 0x8001, 0xc000][..]))
-        .prop_map(|(bytes, mark)| Given { mark, ..Given::new(bytes) })
+    (
+        frame,
+        select(&[0u32, 0, 0, 0x4000, 0x8001, 0xc000][..]),
+        select(&[Sum::None, Sum::None, Sum::Complete][..]),
+    )
+        .prop_map(|(bytes, mark, sum)| Given { mark, sum, ..Given::new(bytes) })
 }
 
 /// A packet, cut short or with some bytes changed.
@@ -250,9 +254,4 @@ fn put(world: &mut World, number: u32, proto: Proto, dialled: SocketAddr, servic
         let endpoint = Endpoint::new(endpoint.ip().into(), endpoint.port());
         world.members.insert(MemberKey { service: number, list: List::Serving.number(), endpoint });
     }
-}
-
-/// What the kernel may know of a frame's checksum, where it is in the frame.
-pub fn sum() -> impl Strategy<Value = Sum> {
-    select(&[Sum::None, Sum::Complete][..])
 }

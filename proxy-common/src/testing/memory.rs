@@ -28,6 +28,8 @@ pub struct Memory {
     pub random: Cell<u32>,
     /// What it adds to that each time.
     pub random_step: u32,
+    /// What another CPU does while chance is asked, once.
+    pub meanwhile: Cell<Option<fn(&Self)>>,
 }
 
 /// Late enough that tests can look back for days.
@@ -41,6 +43,7 @@ impl Default for Memory {
             now_ns: Cell::new(START_NS),
             random: Cell::new(0),
             random_step: 0x9e37_79b9,
+            meanwhile: Cell::new(None),
         }
     }
 }
@@ -161,6 +164,9 @@ impl Tables for Memory {
     }
 
     fn random(&self) -> u32 {
+        if let Some(meanwhile) = self.meanwhile.take() {
+            meanwhile(self);
+        }
         self.random.replace(self.random.get().wrapping_add(self.random_step))
     }
 }
