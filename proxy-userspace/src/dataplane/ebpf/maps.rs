@@ -17,7 +17,7 @@ use proxy_common::{
 };
 
 use super::{
-    plan::{Prefix, Range},
+    ranges::{Prefix, Range},
     rules::Marks,
     state::State,
 };

@@ -8,6 +8,7 @@ mod links;
 mod maps;
 mod own_netns;
 mod plan;
+mod ranges;
 mod room;
 mod rules;
 mod sockets;
@@ -26,7 +27,8 @@ use self::{
 pub use self::{
     links::{LinkAttachment, LinkHook, Running},
     maps::MapSizes,
-    plan::{Plan, Prefix, Range, Step},
+    plan::{Plan, Step},
+    ranges::{Prefix, Range},
     rules::{Marks, NAMES as RULE_NAMES, Rules},
     state::State,
 };

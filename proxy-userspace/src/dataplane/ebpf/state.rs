@@ -9,7 +9,8 @@ use proxy_common::{
 
 use super::{
     links::{LinkHook, Running},
-    plan::{Prefix, Range, Step},
+    plan::Step,
+    ranges::{Prefix, Range},
 };
 use crate::model::ServicePortKey;
 

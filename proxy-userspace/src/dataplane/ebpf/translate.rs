@@ -8,7 +8,7 @@ use proxy_common::{
     layout::{Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
 };
 
-use super::plan::{Prefix, any};
+use super::{plan::any, ranges::Prefix};
 use crate::model::{
     Caller, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, Protocol, ResolvedEndpoint,
     ResolvedPort, TrafficPolicy, WhenEmpty,

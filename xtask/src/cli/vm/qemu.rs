@@ -13,7 +13,7 @@ use super::guest::{Guest, MARKER};
 use super::kernel::{Fetched, Kernel};
 
 /// Memory in MiB: the file system is in it twice while the kernel starts.
-const MEMORY: &str = "1024";
+const MEMORY: &str = "2048";
 const CONSOLE_LINES: usize = 40;
 
 /// Runs a guest for at most `limit`, calling `each` with every line its command prints; returns the command's exit code.
