@@ -109,7 +109,9 @@ fn errors_about_later_fragments_are_left_alone(scene: &mut Scene<'_>) {
     let served = Served::new(scene, Udp);
     served.begin(scene);
     let mut told = served.first.clone().to(served.endpoint);
-    told.carries = Carries::Udp { data: [0; 64].to_vec() };
+    // The later part begins with what would be the flow's ports.
+    let ports = [40_000u16, 8080].map(u16::to_be_bytes).concat();
+    told.carries = Carries::Udp { data: ports.repeat(16) };
     let later = told.clone().part(4, 16..32);
     scene.leaves(&about(kinds(&at)[0], at.router, at.client, later, 64)).is_left_alone();
     let first = summed_as(told.clone().part(4, 0..32), &told);
