@@ -9,4 +9,5 @@ pub mod flow;
 pub mod interrupt;
 pub mod process;
 pub mod runner;
+pub mod small_cluster;
 pub mod world;

@@ -1,7 +1,7 @@
 //! Processes of the test world: started in a host's namespace and cgroup, and commands with a time limit.
 
 use std::{
-    ffi::CString,
+    ffi::{CString, OsStr},
     fs::{self, File},
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
@@ -118,7 +118,12 @@ impl Inside {
         Running::start(command, &self.program)
     }
 
-    fn command(&self, program: &Path, arguments: &[String]) -> Command {
+    /// Runs a command to its end or for at most `limit`, and keeps its output.
+    pub fn run_to_end(&self, program: &Path, arguments: &[&str], limit: Duration) -> Result<Finished> {
+        finish(self.command(program, arguments), program, limit)
+    }
+
+    fn command(&self, program: &Path, arguments: &[impl AsRef<OsStr>]) -> Command {
         let mut command = command(&self.program);
         command.arg(INSIDE).arg("--namespace").arg(&self.namespace).arg("--cgroup").arg(&self.cgroup);
         command.arg("--").arg(program).args(arguments);
@@ -180,7 +185,12 @@ impl Drop for Running {
 /// Runs a command to its end or for at most `limit`, and keeps its output.
 pub fn run_to_end(program: &Path, arguments: &[&str], limit: Duration) -> Result<Finished> {
     let mut command = command(program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(arguments);
+    finish(command, program, limit)
+}
+
+fn finish(mut command: Command, program: &Path, limit: Duration) -> Result<Finished> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = Running::start(command, program)?;
     let stdout = running.child.stdout.take().map(|pipe| thread::spawn(move || read_all(pipe)));
     let stderr = running.child.stderr.take().map(|pipe| thread::spawn(move || read_all(pipe)));

@@ -14,10 +14,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::protocol::{Answer, Dial, Failure, Protocol};
+use super::{
+    message,
+    protocol::{Answer, Dial, Failure, FailureKind, Protocol, Send},
+};
 
-/// Longest answer: a host name and an address.
-const ANSWER_SIZE: usize = 512;
+/// The longest answer that UDP can carry.
+const ANSWER_SIZE: usize = 65_536;
 /// As long as TCP waits before it sends its first packet again; UDP tries do the same.
 const RETRANSMIT_AFTER: Duration = Duration::from_secs(1);
 
@@ -27,6 +30,14 @@ pub(super) struct Held {
     source: Option<IpAddr>,
     socket: Open,
     send_again: bool,
+}
+
+/// How many bytes go either way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    question: usize,
+    /// 0: as many as it needs.
+    answer: usize,
 }
 
 enum Open {
@@ -46,7 +57,7 @@ pub(super) async fn one(dial: &Dial, number: usize) -> (Option<Held>, Result<Ans
         Ok(socket) => {
             let mut held =
                 Held { dialled: dial.to, source: source(dial, number), socket, send_again: dial.send_again };
-            let answer = held.ask(dial.size, dial.timeout).await;
+            let answer = held.ask_again_and_again(dial).await;
             (Some(held), answer)
         }
     }
@@ -92,6 +103,8 @@ fn bind_udp(local: SocketAddr) -> io::Result<UdpSocket> {
         socket.set_only_v6(true)?;
     }
     if is_chosen(local) {
+        // One port may have conversations with several peers.
+        socket.set_reuse_address(true)?;
         socket.bind(&local.into())?;
     }
     socket.set_nonblocking(true)?;
@@ -113,28 +126,62 @@ fn is_chosen(local: SocketAddr) -> bool {
     local.port() != 0 || !local.ip().is_unspecified()
 }
 
+impl Size {
+    /// As asked for.
+    pub(super) fn of_send(send: &Send) -> Self {
+        Self { question: send.size, answer: send.answer }
+    }
+
+    fn message(self) -> Vec<u8> {
+        message::question(self.question, self.answer)
+    }
+}
+
 impl Held {
-    /// Sends `size` bytes and reads the answer.
-    pub(super) async fn ask(&mut self, size: usize, within: Duration) -> Result<Answer, Failure> {
+    async fn ask_again_and_again(&mut self, dial: &Dial) -> Result<Answer, Failure> {
+        let size = Size { question: dial.size, answer: dial.answer };
+        let first = self.ask(size, dial.timeout).await?;
+        for _ in 0..dial.again {
+            sleep(dial.between).await;
+            let now = self.ask(size, dial.timeout).await?;
+            if now != first {
+                let message =
+                    format!("{} saw {}, then {} saw {}", first.host, first.seen, now.host, now.seen);
+                return Err(Failure { kind: FailureKind::Moved, ..Failure::other("receive", message) });
+            }
+        }
+        Ok(first)
+    }
+
+    /// Asks with as many bytes and reads the answer.
+    pub(super) async fn ask(&mut self, size: Size, within: Duration) -> Result<Answer, Failure> {
         let (dialled, again) = (self.dialled, self.send_again);
         let asked = match &mut self.socket {
-            Open::Tcp(stream) => timeout(within, ask_tcp(stream, size)).await,
-            Open::Connected(socket) => timeout(within, ask_udp(socket, size, None, again)).await,
-            Open::Unconnected(socket) => timeout(within, ask_udp(socket, size, Some(dialled), again)).await,
+            Open::Tcp(stream) => timeout(within, ask_tcp(stream, &size.message())).await,
+            Open::Connected(socket) => timeout(within, ask_udp(socket, &size.message(), None, again)).await,
+            Open::Unconnected(socket) => {
+                timeout(within, ask_udp(socket, &size.message(), Some(dialled), again)).await
+            }
         };
         let (text, reported) = asked.unwrap_or_else(|_| Err(Failure::timed_out("receive", within)))?;
-        let Some((host, seen)) = parse(&text) else {
-            return Err(Failure::other("receive", format!("{text:?} is no answer of a host of this world")));
+        let Some((host, seen)) = message::read_answer(&text) else {
+            let head = String::from_utf8_lossy(text.get(..80).unwrap_or(&text)).into_owned();
+            let length = text.len();
+            let message = format!("{length} bytes, {head:?}, are no answer of a host of this world");
+            return Err(Failure::other("receive", message));
         };
         Ok(Answer { host, seen, dialled, source: self.source, reported })
     }
 }
 
-async fn ask_tcp(stream: &mut BufReader<TcpStream>, size: usize) -> Result<(String, SocketAddr), Failure> {
+async fn ask_tcp(
+    stream: &mut BufReader<TcpStream>,
+    question: &[u8],
+) -> Result<(Vec<u8>, SocketAddr), Failure> {
     let failed = |doing| move |error| Failure::new(doing, &error);
-    stream.write_all(&message(size)).await.map_err(failed("send"))?;
-    let mut line = String::new();
-    let length = stream.read_line(&mut line).await.map_err(failed("receive"))?;
+    stream.write_all(question).await.map_err(failed("send"))?;
+    let mut line = Vec::new();
+    let length = stream.read_until(b'\n', &mut line).await.map_err(failed("receive"))?;
     if length == 0 {
         return Err(Failure::new("receive", &io::ErrorKind::ConnectionReset.into()));
     }
@@ -145,48 +192,35 @@ async fn ask_tcp(stream: &mut BufReader<TcpStream>, size: usize) -> Result<(Stri
 /// Waits for as long as the caller lets it.
 async fn ask_udp(
     socket: &UdpSocket,
-    size: usize,
+    question: &[u8],
     to: Option<SocketAddr>,
     send_again: bool,
-) -> Result<(String, SocketAddr), Failure> {
-    send_udp(socket, size, to).await?;
+) -> Result<(Vec<u8>, SocketAddr), Failure> {
+    send_udp(socket, question, to).await?;
     let answer = tokio::select! {
         answer = receive_udp(socket, to) => answer,
         () = sleep(RETRANSMIT_AFTER), if send_again => {
-            send_udp(socket, size, to).await?;
+            send_udp(socket, question, to).await?;
             receive_udp(socket, to).await
         }
     };
     answer.map_err(|error| Failure::new("receive", &error))
 }
 
-async fn send_udp(socket: &UdpSocket, size: usize, to: Option<SocketAddr>) -> Result<(), Failure> {
-    let message = message(size);
+async fn send_udp(socket: &UdpSocket, question: &[u8], to: Option<SocketAddr>) -> Result<(), Failure> {
     let sent = match to {
-        Some(to) => socket.send_to(&message, to).await,
-        None => socket.send(&message).await,
+        Some(to) => socket.send_to(question, to).await,
+        None => socket.send(question).await,
     };
     sent.map(drop).map_err(|error| Failure::new("send", &error))
 }
 
-async fn receive_udp(socket: &UdpSocket, to: Option<SocketAddr>) -> io::Result<(String, SocketAddr)> {
-    let mut buffer = [0; ANSWER_SIZE];
+async fn receive_udp(socket: &UdpSocket, to: Option<SocketAddr>) -> io::Result<(Vec<u8>, SocketAddr)> {
+    let mut buffer = vec![0; ANSWER_SIZE];
     let (length, reported) = match to {
         Some(_) => socket.recv_from(&mut buffer).await?,
         None => (socket.recv(&mut buffer).await?, socket.peer_addr()?),
     };
-    let bytes = buffer.get(..length).unwrap_or_default();
-    Ok((String::from_utf8_lossy(bytes).into_owned(), reported))
-}
-
-/// A message of `size` bytes. Its end is a line's end, which servers on TCP wait for.
-fn message(size: usize) -> Vec<u8> {
-    let mut bytes = vec![b'x'; size.saturating_sub(1)];
-    bytes.push(b'\n');
-    bytes
-}
-
-fn parse(answer: &str) -> Option<(String, SocketAddr)> {
-    let (host, seen) = answer.trim_end().split_once(' ')?;
-    Some((host.to_owned(), seen.parse().ok()?))
+    buffer.truncate(length);
+    Ok((buffer, reported))
 }

@@ -21,6 +21,8 @@ use tokio::{
     net::{TcpListener, TcpStream, UdpSocket},
 };
 
+use super::message;
+
 /// The ports every pod and node answers on.
 const PORTS: [u16; 3] = [8080, 8081, 5353];
 const BACKLOG: i32 = 512;
@@ -89,7 +91,7 @@ async fn serve_connection(stream: TcpStream, client: SocketAddr, host: &'static 
     let mut stream = BufReader::new(stream);
     let mut line = Vec::new();
     while stream.read_until(b'\n', &mut line).await? > 0 {
-        stream.write_all(format!("{host} {client}\n").as_bytes()).await?;
+        stream.write_all(&message::answer(host, client, &line)).await?;
         line.clear();
     }
     Ok(())
@@ -107,18 +109,24 @@ async fn serve_udp(socket: UdpSocket, host: &'static str) {
 fn answer_datagram(socket: &UdpSocket, host: &str) -> io::Result<()> {
     let mut buffer = vec![0; LARGEST_DATAGRAM];
     let mut control = cmsg_space!(in_pktinfo, in6_pktinfo);
-    let (client, asked) = {
+    let (length, client, asked) = {
         let mut parts = [IoSliceMut::new(&mut buffer)];
         let flags = MsgFlags::MSG_DONTWAIT;
         let received = recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags)?;
-        (received.address, received.cmsgs()?.find_map(|message| asked(&message)))
+        (received.bytes, received.address, received.cmsgs()?.find_map(|message| asked(&message)))
     };
     let client = client.ok_or(io::ErrorKind::AddrNotAvailable)?;
-    let text = format!("{host} {client}");
+    let client_address = socket_address(&client).ok_or(io::ErrorKind::AddrNotAvailable)?;
+    let text = message::answer(host, client_address, buffer.get(..length).unwrap_or_default());
     let from: Vec<_> = asked.iter().map(Asked::control_message).collect();
-    let parts = [IoSlice::new(text.as_bytes())];
+    let parts = [IoSlice::new(&text)];
     sendmsg(socket.as_raw_fd(), &parts, &from, MsgFlags::MSG_DONTWAIT, Some(&client))?;
     Ok(())
+}
+
+fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = address.as_sockaddr_in().map(|address| SocketAddr::V4((*address).into()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|address| SocketAddr::V6((*address).into())))
 }
 
 /// The packet information to answer with: the address asked, any interface.

@@ -4,6 +4,7 @@
 mod dial;
 mod echo;
 mod http;
+mod message;
 pub mod protocol;
 
 use std::{
@@ -19,7 +20,7 @@ use anyhow::{Context as _, Result, bail};
 use futures::{StreamExt as _, stream};
 
 use self::{
-    dial::Held,
+    dial::{Held, Size},
     protocol::{Dial, Failure, Get, Page, Request, Response, Send, Try},
 };
 use crate::{
@@ -56,6 +57,11 @@ impl Agent {
             lines.map(|line| sender.send(line)).find(Result::is_err)
         });
         Ok(Self { requests, answers, process })
+    }
+
+    /// The agent's process.
+    pub fn process_id(&mut self) -> u32 {
+        self.process.child().id()
     }
 
     /// Waits until the host's servers are up.
@@ -170,7 +176,9 @@ async fn execute(request: Request, held: &mut HashMap<String, Held>) -> Response
             Response::Tries(Vec::new())
         }
         Request::Send(send) => match held.get_mut(&send.id) {
-            Some(connection) => Response::Tries(vec![outcome(connection.ask(send.size, send.timeout).await)]),
+            Some(connection) => {
+                Response::Tries(vec![outcome(connection.ask(Size::of_send(&send), send.timeout).await)])
+            }
             None => Response::Mistake(format!("no connection is kept under {:?}", send.id)),
         },
     }

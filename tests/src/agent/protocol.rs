@@ -49,6 +49,8 @@ pub struct Dial {
     pub tries: usize,
     /// Bytes to send, at least 1.
     pub size: usize,
+    /// Bytes to ask for; 0: as many as the answer needs.
+    pub answer: usize,
     /// A fixed source port.
     pub source_port: Option<u16>,
     /// Source addresses to use in turn; empty: the kernel's choice.
@@ -59,6 +61,10 @@ pub struct Dial {
     pub order: Order,
     /// Keep the connection open under this name.
     pub hold: Option<String>,
+    /// How often each connection is used again; the same host must answer and see the same client.
+    pub again: usize,
+    /// The time before each further use.
+    pub between: Duration,
     /// UDP: send once more after a second, as TCP does with its first packet.
     pub send_again: bool,
     /// How long a try waits for its answer.
@@ -83,6 +89,8 @@ pub struct Send {
     pub id: String,
     /// Bytes to send, at least 1.
     pub size: usize,
+    /// Bytes to ask for, as in [`Dial`].
+    pub answer: usize,
     /// How long to wait for the answer.
     pub timeout: Duration,
 }
@@ -153,8 +161,14 @@ pub enum FailureKind {
     Refused,
     /// Nothing came within the try's timeout.
     TimedOut,
-    /// The network or the kernel said no: EHOSTUNREACH, ENETUNREACH, EPERM, EACCES, or a reset or aborted connection.
+    /// The network or the kernel said no: EHOSTUNREACH, ENETUNREACH, EPERM, EACCES, or an aborted connection.
     Unreachable,
+    /// The peer, or someone in its name, reset the connection.
+    Reset,
+    /// Another host answers than before, or the host sees another client than before.
+    Moved,
+    /// What was sent is too big for the path to the peer.
+    TooBig,
     /// Something that does not come from the network: an address in use, an answer that is no answer.
     Other,
 }
@@ -179,11 +193,14 @@ impl Dial {
             unconnected: false,
             tries,
             size: 1,
+            answer: 0,
             source_port: None,
             sources: Vec::new(),
             pause: Duration::ZERO,
             order: Order::AtOnce,
             hold: None,
+            again: 0,
+            between: Duration::ZERO,
             send_again: false,
             timeout: Duration::from_secs(3),
         }
@@ -192,7 +209,8 @@ impl Dial {
     /// An upper bound of the time all tries take.
     pub fn longest(&self) -> Duration {
         // Connecting and answering each have the timeout.
-        let one = self.pause + 2 * self.timeout;
+        let uses = u32::try_from(self.again).unwrap_or(u32::MAX).saturating_add(2);
+        let one = self.pause + (self.timeout + self.between).saturating_mul(uses);
         one.saturating_mul(u32::try_from(self.tries).unwrap_or(u32::MAX))
     }
 }
@@ -207,13 +225,14 @@ impl Failure {
             ErrorKind::PermissionDenied if !bpf::may_choose_errors() => FailureKind::Refused,
             // The kernel's own timeout, ETIMEDOUT.
             ErrorKind::TimedOut => FailureKind::TimedOut,
+            ErrorKind::ConnectionReset => FailureKind::Reset,
             ErrorKind::HostUnreachable
             | ErrorKind::NetworkUnreachable
             | ErrorKind::PermissionDenied
-            | ErrorKind::ConnectionReset
             | ErrorKind::ConnectionAborted
             | ErrorKind::NotConnected
             | ErrorKind::BrokenPipe => FailureKind::Unreachable,
+            _ if error.raw_os_error() == Some(nix::libc::EMSGSIZE) => FailureKind::TooBig,
             // What a UDP socket says that the proxy has destroyed.
             _ if error.raw_os_error() == Some(nix::libc::EDESTADDRREQ) => FailureKind::Unreachable,
             _ => FailureKind::Other,

@@ -1,12 +1,15 @@
 //! The cluster that is measured: one Service under load, and as many others as wanted, with four endpoints each.
 
-use std::net::Ipv4Addr;
+use std::{fs::File, net::Ipv4Addr, path::Path, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
 use super::order::Workload;
-use crate::runner::Manifests;
+use crate::{
+    runner::Manifests,
+    world::{Host, World},
+};
 
 /// Endpoints of every Service. Those of the measured one are ports of the same pod, so that the direct connection goes to
 /// the same places.
@@ -182,6 +185,19 @@ fn pod_ip(number: usize) -> Ipv4Addr {
 
 fn nth(first: Ipv4Addr, number: usize) -> Ipv4Addr {
     Ipv4Addr::from_bits(first.to_bits().saturating_add(u32::try_from(number).unwrap_or(u32::MAX)))
+}
+
+const COMMAND_WITHIN: Duration = Duration::from_secs(10);
+
+/// Runs a command on the node.
+pub(super) fn run_on_node(world: &World, command: &[&str]) -> Result<()> {
+    let log = File::create(world.directory().join("command.log")).context("a log")?;
+    let arguments: Vec<String> = command.iter().map(ToString::to_string).collect();
+    let mut running = world.spawn(Host::Node1, Path::new("/usr/bin/env"), &arguments, &log)?;
+    match running.wait(COMMAND_WITHIN)? {
+        Some(status) if status.success() => Ok(()),
+        status => bail!("{command:?} on the node ended with {status:?}"),
+    }
 }
 
 #[cfg(test)]

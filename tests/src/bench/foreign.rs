@@ -3,12 +3,16 @@
 //! One world in which the proxy comes and goes, rather than two worlds side by side: two worlds differ in where their
 //! sockets and routes lie in memory, which is more than what is looked for here. A turn with the proxy is compared with the
 //! mean of those before and after it without, so that a machine that gets slower or faster meanwhile favours neither.
+//!
+//! A node tracks connections with or without the proxy, since its firewall or its network plugin does: the first such rule makes
+//! the kernel do so, and costs more than all that is looked for here. What the proxy adds to that is one figure; what it
+//! costs on a node where it is the first is the other.
 
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
 use super::{
-    Effort,
+    Effort, cluster,
     order::{Outcome, Workload},
     paths::{self, Path},
     ratio::{Ratio, quantile},
@@ -23,6 +27,8 @@ use crate::{
 pub(super) struct ForeignResult {
     pub(super) workload: Workload,
     pub(super) services: usize,
+    /// The node tracked connections without the proxy too.
+    pub(super) tracked: bool,
     /// Operations a second with the proxy against those without.
     pub(super) ratio: Option<Ratio>,
 }
@@ -33,6 +39,23 @@ pub(super) fn measure(
     proxy: &mut Proxy,
     services: usize,
     effort: Effort,
+) -> Result<Vec<ForeignResult>> {
+    let mut results = compare(world, proxy, services, effort, false)?;
+    cluster::run_on_node(world, &["nft", TRACKING])?;
+    results.extend(compare(world, proxy, services, effort, true)?);
+    Ok(results)
+}
+
+/// The least that a node's firewall has.
+const TRACKING: &str = "table inet firewall { chain forward { type filter hook forward priority filter; ct state invalid drop; }; \
+     chain postrouting { type nat hook postrouting priority srcnat; }; }";
+
+fn compare(
+    world: &mut World,
+    proxy: &mut Proxy,
+    services: usize,
+    effort: Effort,
+    tracked: bool,
 ) -> Result<Vec<ForeignResult>> {
     let mut without = vec![rates(world, effort)?];
     let mut with = Vec::new();
@@ -49,7 +72,7 @@ pub(super) fn measure(
             let of = |rates: &[f64; 3]| rates[workload as usize];
             let pairs = with.iter().zip(without.windows(2));
             let pairs = pairs.map(|(with, around)| (of(with), around.iter().map(of).sum::<f64>() / 2.0));
-            ForeignResult { workload, services, ratio: Ratio::of(pairs) }
+            ForeignResult { workload, services, tracked, ratio: Ratio::of(pairs) }
         })
         .collect())
 }

@@ -64,7 +64,9 @@ impl Report {
         writeln!(f, "\nRouted traffic that is none of ours, with the proxy against without")?;
         for result in &self.foreign {
             let figure = result.ratio.as_ref().map_or_else(|| "-".to_owned(), Ratio::to_string);
-            writeln!(f, "  {:<44}{:>6} Services  {figure}", result.workload.name(), result.services)?;
+            let node = if result.tracked { "tracking already" } else { "tracking nothing" };
+            let (workload, services) = (result.workload.name(), result.services);
+            writeln!(f, "  {workload:<24}node {node:<15}{services:>6} Services  {figure}")?;
         }
         Ok(())
     }

@@ -54,7 +54,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     let shunt = shunt.transpose()?;
     let program = std::env::current_exe().context("find the runner's own program")?;
     let world = World::build(&Host::ALL, &program)?;
-    let pending = Pending::new(&arguments.mode, &pending_from);
+    let pending = Pending::new(&arguments.mode, &pending_from).on_machine(&world);
     let mut runner = Runner { world, shunt, mode: arguments.mode, pending };
     let mut reports = Vec::new();
     for case in &cases {

@@ -18,12 +18,10 @@ use shunt_tests::{
     deadline::{Deadline, Stopwatch},
     process,
     runner::{Manifests, Proxy},
+    small_cluster::{CLUSTER_IP, HOSTS, NODE_PORT},
     world::{Host, World},
 };
 
-const HOSTS: [Host; 4] = [Host::Node1, Host::A1, Host::A2, Host::A3];
-const CLUSTER_IP: &str = "10.96.0.80:80";
-const NODE_PORT: &str = "192.168.57.11:30080";
 const LOCALHOST_NODE_PORT: &str = "127.0.0.1:30080";
 const CONNECTIONS: usize = 60;
 const NEW_ENDPOINT: Host = Host::A3;
@@ -87,6 +85,7 @@ fn build(arguments: &Arguments) -> Result<Demo> {
             pod.addresses().first().map(ipnet::IpNet::addr).context("a pod without address")?
         );
     }
+    println!("  client  192.168.57.50   a host outside the cluster");
     println!("  Each is a network namespace; made in {}.", milliseconds(took.elapsed()));
     let manifests = Manifests::create(world.directory())?;
     copy(&arguments.manifests, &manifests)?;
@@ -109,6 +108,7 @@ impl Demo {
         // Modes that translate packets do not see those to 127.0.0.1 everywhere; sockets have no such limit.
         let from_node = if arguments.mode == "ebpf" { LOCALHOST_NODE_PORT } else { NODE_PORT };
         self.show_answers(Host::Node1, from_node, "the node to the node port")?;
+        self.show_answers(Host::Client, NODE_PORT, "a client outside the cluster to the node port")?;
 
         heading("A third endpoint");
         self.add_endpoint(&arguments.manifests.join("later"))?;

@@ -18,12 +18,10 @@ use shunt_tests::{
     },
     process,
     runner::{Manifests, Proxy},
+    small_cluster::{CLUSTER_IP, DNS_PORT, HOSTS, NODE, NODE_PORT, Slices, WEB_PORT},
     world::{Host, World},
 };
 
-const HOSTS: [Host; 4] = [Host::Node1, Host::A1, Host::A2, Host::A3];
-const CLUSTER_IP: &str = "10.96.0.80:80";
-const NODE_PORT: &str = "192.168.57.11:30080";
 const DNS: &str = "10.96.0.53:53";
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 const BATCH: usize = 50;
@@ -69,7 +67,8 @@ fn run(arguments: &Arguments) -> Result<Vec<Load>> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
     let mut world = World::build(&HOSTS, &std::env::current_exe()?)?;
     let manifests = Manifests::create(world.directory())?;
-    manifests.place("objects.yaml", include_str!("restarts.yaml"))?;
+    manifests.place("node.yaml", NODE)?;
+    manifests.place("services.yaml", include_str!("restarts.yaml"))?;
     set_endpoints(&manifests, &[Host::A1, Host::A2])?;
     let mut proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
     proxy.start(&mut world)?;
@@ -161,7 +160,7 @@ impl Client {
     }
 
     fn ensure_held(&mut self) -> Result<()> {
-        let send = Send { id: HELD.into(), size: 1, timeout: ANSWERED_WITHIN };
+        let send = Send { id: HELD.into(), size: 1, answer: 0, timeout: ANSWERED_WITHIN };
         let answer = self.agent.send(send)?;
         ensure!(matches!(answer, Try::Answered(_)), "an established connection has ended: {answer:?}");
         Ok(())
@@ -191,21 +190,8 @@ fn dial(to: &str, protocol: Protocol, unconnected: bool) -> Result<Dial> {
 }
 
 fn set_endpoints(manifests: &Manifests, pods: &[Host]) -> Result<()> {
-    let slice = |service: &str, port: &str| {
-        let endpoints: Vec<String> = pods
-            .iter()
-            .filter_map(|pod| pod.addresses().first().map(ipnet::IpNet::addr))
-            .map(|address| {
-                format!("{{addresses: [{address}], nodeName: node1, conditions: {{ready: true}}}}")
-            })
-            .collect();
-        format!(
-            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: {service}, namespace: default, \
-             labels: {{kubernetes.io/service-name: {service}}}}}\naddressType: IPv4\nendpoints: [{}]\nports: [{port}]\n",
-            endpoints.join(", ")
-        )
-    };
-    let web = slice("web", "{name: '', protocol: TCP, port: 8080}");
-    let dns = slice("dns", "{name: '', protocol: UDP, port: 5353}");
-    manifests.place("endpoints.yaml", &format!("{web}---\n{dns}"))
+    let mut slices = Slices::default();
+    slices.add("web", false, WEB_PORT, pods);
+    slices.add("dns", false, DNS_PORT, pods);
+    slices.place(manifests)
 }

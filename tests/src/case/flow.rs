@@ -47,6 +47,8 @@ pub struct Dial {
     pub n: usize,
     /// Bytes to send on each.
     pub size: usize,
+    /// Bytes to ask for; 0: as many as the answer needs.
+    pub answer: usize,
     /// Fixed source port.
     pub source_port: Option<u16>,
     /// Source addresses to use in turn.
@@ -64,6 +66,8 @@ pub struct Send {
     pub id: String,
     /// Bytes to send.
     pub size: usize,
+    /// Bytes to ask for, as in [`Dial`].
+    pub answer: usize,
     /// Up to so many sends until the expectation holds.
     pub tries: usize,
     /// Whether a prompt error is as good as an answer.
@@ -79,6 +83,12 @@ pub enum Expect {
     Refused,
     /// No try is answered.
     Blocked,
+    /// No try hears anything, not even an error.
+    Silent,
+    /// Every try ends with a reset of its connection.
+    Reset,
+    /// Every try hears that what it sends is too big for the path.
+    TooBig,
     /// The page is like this.
     Page(ExpectPage),
 }
@@ -94,6 +104,8 @@ pub struct Answers {
     pub share: Option<(f64, f64)>,
     /// The client address that answering hosts must have seen.
     pub source: Option<Source>,
+    /// The most TCP segments that all hosts together may send again.
+    pub retransmits: Option<u64>,
 }
 
 /// A client address as the answering host sees it.
@@ -129,6 +141,8 @@ struct Keys {
     mode: Option<Mode>,
     n: Option<usize>,
     size: Option<usize>,
+    answer: Option<usize>,
+    retransmits: Option<u64>,
     sport: Option<u16>,
     sources: Option<Vec<IpAddr>>,
     pause: Option<f64>,
@@ -156,10 +170,13 @@ enum Mode {
 }
 
 #[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 enum Outcome {
     Refused,
     Blocked,
+    Silent,
+    Reset,
+    TooBig,
 }
 
 impl TryFrom<Keys> for Flow {
@@ -204,14 +221,16 @@ impl Keys {
         let pause =
             Duration::try_from_secs_f64(seconds).map_err(|error| format!("`pause` {seconds}: {error}"))?;
         let size = at_least_one("size", self.size.take())?;
+        let answer = self.answer.take().unwrap_or(0);
         let source_port = self.sport.take();
-        Ok(Dial { to, protocol, unconnected, n, size, source_port, sources, pause, hold })
+        Ok(Dial { to, protocol, unconnected, n, size, answer, source_port, sources, pause, hold })
     }
 
     fn send(&mut self, id: String) -> Result<Send, String> {
         let size = at_least_one("size", self.size.take())?;
         let tries = at_least_one("tries", self.tries.take())?;
-        Ok(Send { id, size, tries, or_error: self.or_error.take().unwrap_or(false) })
+        let answer = self.answer.take().unwrap_or(0);
+        Ok(Send { id, size, answer, tries, or_error: self.or_error.take().unwrap_or(false) })
     }
 
     fn expect_answers(&mut self) -> Result<Expect, String> {
@@ -220,7 +239,8 @@ impl Keys {
             (Some(hosts), None) if !hosts.is_empty() => {
                 let share = self.share.take();
                 let sticky = self.sticky.take().unwrap_or(false);
-                Ok(Expect::Reach(Answers { hosts, sticky, share, source: self.source.take() }))
+                let (source, retransmits) = (self.source.take(), self.retransmits.take());
+                Ok(Expect::Reach(Answers { hosts, sticky, share, source, retransmits }))
             }
             (Some(_), None) => Err("`reach` names no host".to_owned()),
             _ => Err("a flow needs exactly one of `reach` and `result`".to_owned()),
@@ -251,6 +271,8 @@ impl Keys {
             ("mode", self.mode.is_some()),
             ("n", self.n.is_some()),
             ("size", self.size.is_some()),
+            ("answer", self.answer.is_some()),
+            ("retransmits", self.retransmits.is_some()),
             ("sport", self.sport.is_some()),
             ("sources", self.sources.is_some()),
             ("pause", self.pause.is_some()),
@@ -275,6 +297,9 @@ impl From<Outcome> for Expect {
         match outcome {
             Outcome::Refused => Self::Refused,
             Outcome::Blocked => Self::Blocked,
+            Outcome::Silent => Self::Silent,
+            Outcome::Reset => Self::Reset,
+            Outcome::TooBig => Self::TooBig,
         }
     }
 }
@@ -312,6 +337,9 @@ impl fmt::Display for Expect {
         match self {
             Self::Refused => write!(f, "every try refused"),
             Self::Blocked => write!(f, "no try answered"),
+            Self::Silent => write!(f, "every try without an answer or an error"),
+            Self::Reset => write!(f, "every try reset"),
+            Self::TooBig => write!(f, "every try too big"),
             Self::Reach(answers) => answers.fmt(f),
             Self::Page(page) => page.fmt(f),
         }
@@ -330,7 +358,8 @@ impl fmt::Display for Answers {
             Some(Source::Client) => write!(f, ", seeing the caller's own address"),
             Some(Source::Node) => write!(f, ", seeing an address of node1"),
             None => Ok(()),
-        }
+        }?;
+        self.retransmits.iter().try_for_each(|most| write!(f, ", at most {most} segments sent again"))
     }
 }
 

@@ -16,9 +16,10 @@ use serde::Deserialize;
 use serde_yaml_ng::{Mapping, Value};
 
 pub use self::flow::{Action, Answers, Dial, Expect, ExpectPage, Flow, Send, Source};
+use crate::world::{CgroupSubtree, Host};
 
 /// Tags of `requires` that cases may use.
-pub const TAGS: [&str; 3] = ["ipv6", "localhost-nodeports", "nodeports-on-all-addresses"];
+pub const TAGS: [&str; 4] = ["ipv6", "localhost-nodeports", "nodeports-on-all-addresses", "vlan-links"];
 
 /// A case.
 #[derive(Clone, Debug, Deserialize)]
@@ -34,6 +35,12 @@ pub struct Case {
     /// What the mode or the machine must have; of [`TAGS`].
     #[serde(default)]
     pub requires: Vec<String>,
+    /// Hosts of node1 whose processes run outside the cgroup that the proxy is given.
+    #[serde(default, rename = "outside-cgroup")]
+    pub outside_cgroup: Vec<Host>,
+    /// What is different in this case's world, done before the proxy starts.
+    #[serde(default)]
+    pub world: Vec<Commands>,
     /// What to do, in order.
     pub steps: Vec<Step>,
 }
@@ -45,6 +52,9 @@ pub struct Step {
     /// Stop the proxy.
     #[serde(default)]
     pub stop: bool,
+    /// Have it remove all it made; it must be stopped.
+    #[serde(default)]
+    pub cleanup: bool,
     /// Objects to delete.
     #[serde(default)]
     pub delete: Vec<ObjectKey>,
@@ -54,9 +64,22 @@ pub struct Step {
     /// Start the proxy again.
     #[serde(default)]
     pub start: bool,
+    /// What is done to hosts once the proxy has programmed the changes.
+    #[serde(default)]
+    pub run: Vec<Commands>,
     /// What must hold.
     #[serde(default)]
     pub flows: Vec<Flow>,
+}
+
+/// Command lines for a host's shell, in its network namespace; each must succeed.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Commands {
+    /// The host.
+    pub on: Host,
+    /// Each is one line for `sh -c`.
+    pub run: Vec<String>,
 }
 
 /// What an object is found by. Written `Kind/namespace/name`, or `Kind/name` for what has no namespace.
@@ -88,7 +111,14 @@ impl Case {
         text.parse().with_context(|| path.display().to_string())
     }
 
-    /// Reads all cases of a directory; `only` picks some by name, and must name no other.
+    /// Whether it needs a world of its own, for it changes more than the proxy removes.
+    pub fn changes_the_world(&self) -> bool {
+        !self.outside_cgroup.is_empty()
+            || !self.world.is_empty()
+            || self.steps.iter().any(|step| !step.run.is_empty())
+    }
+
+    /// Reads all cases of a directory and those below it; `only` picks some by name, and must name no other.
     pub fn read_directory(directory: &Path, only: &[String]) -> Result<Vec<Self>> {
         let paths = yaml_files(directory)?;
         ensure!(!paths.is_empty(), "--cases: no .yaml files in {}", directory.display());
@@ -105,6 +135,9 @@ impl Case {
     fn check(&self) -> Result<()> {
         if let Some(unknown) = self.requires.iter().find(|tag| !TAGS.contains(&tag.as_str())) {
             bail!("requires: unknown tag {unknown:?}; known are {}", TAGS.join(", "));
+        }
+        if let Some(host) = self.outside_cgroup.iter().find(|host| host.cgroup() != CgroupSubtree::Node1) {
+            bail!("outside-cgroup: {host} is outside anyway; node1 and its pods are inside");
         }
         ensure!(!self.steps.is_empty(), "steps: there are none");
         let mut held = BTreeSet::new();
@@ -139,12 +172,17 @@ impl FromStr for Case {
     }
 }
 
+/// Those of the directory itself first, then those of the directories in it.
 fn yaml_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let entries =
         fs::read_dir(directory).with_context(|| format!("--cases: read {}", directory.display()))?;
     let mut paths: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
     paths.sort();
+    let directories: Vec<_> = paths.extract_if(.., |path| path.is_dir()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
+    for directory in directories {
+        paths.extend(yaml_files(&directory)?);
+    }
     Ok(paths)
 }
 

@@ -28,6 +28,8 @@ const SEND_WITHIN: Duration = Duration::from_secs(1);
 const BETWEEN_REPEATS: Duration = Duration::from_millis(250);
 /// How often a flow that did not hold at first has to hold, then.
 const HOLDS_IN_A_ROW: usize = 3;
+/// How fast large transfers are at least.
+const BYTES_A_MICROSECOND: u64 = 5;
 /// Between the sends of a flow with `tries`.
 const BETWEEN_SENDS: Duration = Duration::from_millis(100);
 
@@ -78,8 +80,18 @@ fn attempts(world: &mut World, flow: &Flow, count: usize) -> Result<Result<(), V
 }
 
 fn attempt(world: &mut World, flow: &Flow) -> Result<Result<(), Verdict>> {
+    let most_again = match &flow.expect {
+        Expect::Reach(answers) => answers.retransmits,
+        _ => None,
+    };
+    let before = most_again.map_or(Ok(0), |_| world.retransmitted())?;
     let seen = carry_out(world, flow)?;
-    Ok(judge_action(flow, &seen).map_err(|why| Verdict::Failed { why, seen: describe(&seen) }))
+    let mut judged = judge_action(flow, &seen);
+    if let Some(most) = most_again {
+        let again = world.retransmitted()?.saturating_sub(before);
+        judged = judged.and_then(|()| verdict::sent_again(again, most));
+    }
+    Ok(judged.map_err(|why| Verdict::Failed { why, seen: describe(&seen) }))
 }
 
 /// Open connections are used up by a try, and a distribution tried often enough comes out right by chance.
@@ -122,7 +134,8 @@ fn carry_out(world: &mut World, flow: &Flow) -> Result<Seen> {
 /// Sends up to so many times; what is seen is the last.
 fn send_until_it_holds(world: &mut World, flow: &Flow, send: &case::Send) -> Result<Seen> {
     let agent = world.agent(flow.from)?;
-    let request = Send { id: send.id.clone(), size: send.size, timeout: patient(SEND_WITHIN) };
+    let timeout = patient(SEND_WITHIN) + time_for(send.size + send.answer);
+    let request = Send { id: send.id.clone(), size: send.size, answer: send.answer, timeout };
     let mut seen = Seen::Tries(vec![agent.send(request.clone())?]);
     for _ in 1..send.tries {
         if judge_action(flow, &seen).is_ok() {
@@ -148,13 +161,14 @@ fn request(dial: &case::Dial, expect: &Expect) -> Dial {
     Dial {
         unconnected: dial.unconnected,
         size: dial.size,
+        answer: dial.answer,
         source_port: dial.source_port,
         sources: dial.sources.clone(),
         pause: dial.pause,
         order,
         hold: dial.hold.clone(),
         send_again: dial.protocol == Protocol::Udp && !answered,
-        timeout: timeout(expect),
+        timeout: timeout(expect) + time_for(dial.size + dial.answer),
         ..Dial::new(dial.to, dial.protocol, dial.n)
     }
 }
@@ -162,7 +176,12 @@ fn request(dial: &case::Dial, expect: &Expect) -> Dial {
 fn timeout(expect: &Expect) -> Duration {
     match expect {
         Expect::Reach(_) | Expect::Page(_) => patient(ANSWER_WITHIN),
-        Expect::Refused => patient(REFUSED_WITHIN),
-        Expect::Blocked => BLOCKED_WITHIN,
+        Expect::Refused | Expect::Reset | Expect::TooBig => patient(REFUSED_WITHIN),
+        Expect::Blocked | Expect::Silent => BLOCKED_WITHIN,
     }
+}
+
+/// What so many bytes may take on top, on a slow and busy machine.
+fn time_for(bytes: usize) -> Duration {
+    Duration::from_micros(bytes as u64 / BYTES_A_MICROSECOND)
 }

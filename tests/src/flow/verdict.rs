@@ -24,14 +24,14 @@ pub fn judge(from: Host, expect: &Expect, seen: &Seen) -> Result<(), String> {
     match (expect, seen) {
         (_, Seen::Tries(tries)) if tries.is_empty() => Err("nothing was tried".to_owned()),
         (Expect::Reach(answers), Seen::Tries(tries)) => reached(from, answers, tries),
-        (Expect::Refused, Seen::Tries(tries)) => tries.iter().try_for_each(|one| match one {
-            Try::Failed(failure) => refused(failure),
-            Try::Answered(answer) => Err(format!("{} answered", answer.host)),
-        }),
+        (Expect::Refused, Seen::Tries(tries)) => all_fail_with(FailureKind::Refused, tries),
         (Expect::Blocked, Seen::Tries(tries)) => tries.iter().try_for_each(|one| match one {
             Try::Failed(failure) => blocked(failure),
             Try::Answered(answer) => Err(format!("{} answered", answer.host)),
         }),
+        (Expect::Silent, Seen::Tries(tries)) => all_fail_with(FailureKind::TimedOut, tries),
+        (Expect::Reset, Seen::Tries(tries)) => all_fail_with(FailureKind::Reset, tries),
+        (Expect::TooBig, Seen::Tries(tries)) => all_fail_with(FailureKind::TooBig, tries),
         (Expect::Refused, Seen::Page(Err(failure))) => refused(failure),
         (Expect::Blocked, Seen::Page(Err(failure))) => blocked(failure),
         (Expect::Refused | Expect::Blocked, Seen::Page(Ok(page))) => {
@@ -39,7 +39,8 @@ pub fn judge(from: Host, expect: &Expect, seen: &Seen) -> Result<(), String> {
         }
         (Expect::Page(wanted), Seen::Page(Ok(page))) => holds(wanted, page),
         (Expect::Page(_), Seen::Page(Err(failure))) => Err(describe_failure(failure)),
-        (Expect::Page(_), Seen::Tries(_)) | (Expect::Reach(_), Seen::Page(_)) => {
+        (Expect::Page(_), Seen::Tries(_))
+        | (Expect::Reach(_) | Expect::Silent | Expect::Reset | Expect::TooBig, Seen::Page(_)) => {
             Err("the flow's expectation is of another kind than its action".to_owned())
         }
     }
@@ -67,9 +68,14 @@ pub fn describe(seen: &Seen) -> String {
     }
 }
 
+/// Whether TCP had to send few enough segments again.
+pub(super) fn sent_again(segments: u64, most: u64) -> Result<(), String> {
+    if segments <= most { Ok(()) } else { Err(format!("{segments} segments were sent again")) }
+}
+
 /// Whether a failure is an error that came at once, not silence.
 pub(super) fn is_prompt_error(one: &Try) -> bool {
-    matches!(one, Try::Failed(Failure { kind: FailureKind::Refused | FailureKind::Unreachable, .. }))
+    matches!(one, Try::Failed(Failure { kind, .. }) if [FailureKind::Refused, FailureKind::Reset, FailureKind::Unreachable].contains(kind))
 }
 
 fn reached(from: Host, wanted: &Answers, tries: &[Try]) -> Result<(), String> {
@@ -136,6 +142,14 @@ fn source_is(from: Host, wanted: Option<Source>, answer: &Answer) -> Result<(), 
         Some(Source::Node) => Host::Node1.owns(address),
     };
     if right { Ok(()) } else { Err(format!("{} saw the client address {address}", answer.host)) }
+}
+
+fn all_fail_with(kind: FailureKind, tries: &[Try]) -> Result<(), String> {
+    tries.iter().try_for_each(|one| match one {
+        Try::Failed(failure) if failure.kind == kind => Ok(()),
+        Try::Failed(failure) => Err(describe_failure(failure)),
+        Try::Answered(answer) => Err(format!("{} answered", answer.host)),
+    })
 }
 
 fn refused(failure: &Failure) -> Result<(), String> {

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use self::marker::Marker;
 pub use self::{
@@ -23,7 +23,7 @@ pub use self::{
 };
 use crate::{
     agent::Agent,
-    case::{Case, Flow, Step},
+    case::{Case, Commands, Flow, Step},
     deadline::Stopwatch,
     flow::{self, Verdict},
     world::World,
@@ -70,8 +70,8 @@ impl Runner {
         if all_pending {
             report.leave_pending(case, &self.pending);
         } else {
-            match self.begin(case) {
-                Ok(run) => report = run.complete(),
+            match self.run_in_its_world(case) {
+                Ok(ended) => report = ended,
                 Err(error) => {
                     report.problem("prepare the case", &error);
                     report.leave_unrun(case, 0, &self.pending, &error);
@@ -79,6 +79,20 @@ impl Runner {
             }
         }
         report.took = began.elapsed();
+        report
+    }
+
+    /// In the world of all, or in one of its own that goes with it.
+    fn run_in_its_world(&mut self, case: &Case) -> Result<CaseReport> {
+        if !case.changes_the_world() {
+            return Ok(self.begin(case)?.complete());
+        }
+        let mut world = World::build(&self.world.hosts(), self.world.program())?;
+        case.outside_cgroup.iter().try_for_each(|host| world.leave_cgroup(*host))?;
+        run_commands(&world, &case.world)?;
+        std::mem::swap(&mut self.world, &mut world);
+        let report = self.begin(case).map(CaseRun::complete);
+        std::mem::swap(&mut self.world, &mut world);
         report
     }
 
@@ -137,10 +151,16 @@ impl CaseRun<'_> {
             proxy.stop()?;
             self.proxy_is_up = false;
         }
+        if step.cleanup
+            && let Some(proxy) = &self.proxy
+        {
+            ensure!(!self.proxy_is_up, "cleanup: the proxy runs; stop it first");
+            proxy.clean_up(self.world)?;
+        }
         step.delete.iter().try_for_each(|key| self.manifests.delete(key))?;
         step.apply.iter().try_for_each(|object| self.manifests.apply(&object.key, &object.manifest))?;
         let Some(proxy) = &mut self.proxy else {
-            return Ok(());
+            return run_commands(self.world, &step.run);
         };
         if number == 0 || step.start {
             proxy.start(self.world)?;
@@ -148,7 +168,7 @@ impl CaseRun<'_> {
         } else if self.proxy_is_up {
             self.marker.wait_until_programmed(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
         }
-        Ok(())
+        run_commands(self.world, &step.run)
     }
 
     fn run_flow(&mut self, flow: &Flow) -> FlowResult {
@@ -179,6 +199,11 @@ impl CaseRun<'_> {
             self.report.log_tail = proxy.log_tail(LOG_LINES);
         }
     }
+}
+
+fn run_commands(world: &World, commands: &[Commands]) -> Result<()> {
+    let lines = commands.iter().flat_map(|of| of.run.iter().map(|line| (of.on, line)));
+    lines.map(|(host, line)| world.run(host, line)).try_for_each(|done| done.map(drop))
 }
 
 /// The directory of the cases that come with the project.

@@ -2,7 +2,7 @@
 
 use crate::{
     case::{Action, Case, Flow},
-    world::Host,
+    world::{Host, World},
 };
 
 /// What upstream's mode of this name does not do either; a case that requires it is not for that mode.
@@ -17,17 +17,30 @@ const NOT_IN_MODE: &[(&str, &str)] = &[
 pub struct Pending {
     mode: String,
     hosts: Vec<Host>,
+    not_on_machine: Vec<&'static str>,
 }
+
+/// What not every kernel has, and the command on a host that fails where it has not.
+const MACHINES: &[(&str, &str)] =
+    &[("vlan-links", "ip link add link lo name probe type vlan id 1 && ip link delete probe")];
 
 impl Pending {
     /// Flows from `hosts`, and what the mode has not.
     pub fn new(mode: &str, hosts: &[Host]) -> Self {
-        Self { mode: mode.to_owned(), hosts: hosts.to_vec() }
+        Self { mode: mode.to_owned(), hosts: hosts.to_vec(), not_on_machine: Vec::new() }
+    }
+
+    /// And what this machine has not.
+    #[must_use]
+    pub fn on_machine(self, world: &World) -> Self {
+        let missing = MACHINES.iter().filter(|(_, probe)| world.run(Host::Node1, probe).is_err());
+        Self { not_on_machine: missing.map(|(tag, _)| *tag).collect(), ..self }
     }
 
     /// Why a flow of a case is pending; None if it has to hold.
     pub fn reason(&self, case: &Case, flow: &Flow) -> Option<String> {
         self.tag_not_in_mode(case)
+            .or_else(|| self.tag_not_on_machine(case))
             .or_else(|| self.is_from_pending_host(flow).then(|| "asked for with --pending-from".to_owned()))
     }
 
@@ -40,6 +53,11 @@ impl Pending {
         let missing = |tag: &str| NOT_IN_MODE.iter().any(|(mode, no)| *mode == self.mode && *no == tag);
         let tag = case.requires.iter().find(|tag| missing(tag))?;
         Some(format!("mode {} has no {tag}, as upstream", self.mode))
+    }
+
+    fn tag_not_on_machine(&self, case: &Case) -> Option<String> {
+        let tag = case.requires.iter().find(|tag| self.not_on_machine.contains(&tag.as_str()))?;
+        Some(format!("this kernel has no {tag}"))
     }
 }
 

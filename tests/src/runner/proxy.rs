@@ -30,6 +30,7 @@ pub struct Proxy {
     arguments: Vec<String>,
     pin_directory: PathBuf,
     log: PathBuf,
+    config: PathBuf,
     running: Option<Running>,
 }
 
@@ -43,7 +44,6 @@ impl Proxy {
         fields: &Mapping,
     ) -> Result<Self> {
         let config = world.directory().join("config.yaml");
-        fs::write(&config, compose(fields, mode)?).with_context(|| format!("write {}", config.display()))?;
         let path = |path: &Path| path.display().to_string();
         let arguments = [
             ("--mode", mode.to_owned()),
@@ -52,13 +52,16 @@ impl Proxy {
             ("--cgroup-root", path(&world.cgroup_root())),
             ("--bpf-pin-dir", path(&world.pin_directory())),
         ];
-        Ok(Self {
+        let this = Self {
             program: program.to_owned(),
             arguments: arguments.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect(),
             pin_directory: world.pin_directory(),
             log: world.directory().join("proxy.log"),
             running: None,
-        })
+            config,
+        };
+        this.configure(mode, fields)?;
+        Ok(this)
     }
 
     /// The flags it is started with.
@@ -118,6 +121,12 @@ impl Proxy {
         running.signal(Signal::SIGKILL)?;
         running.wait(STOPPED_WITHIN)?.context("the proxy survives SIGKILL")?;
         Ok(())
+    }
+
+    /// Has it start with these fields from now on.
+    pub fn configure(&self, mode: &str, fields: &Mapping) -> Result<()> {
+        let path = &self.config;
+        fs::write(path, compose(fields, mode)?).with_context(|| format!("write {}", path.display()))
     }
 
     /// Runs it with `--cleanup`, and checks that its pin directory is gone.

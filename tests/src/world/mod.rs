@@ -3,6 +3,7 @@
 
 mod bpffs;
 mod cgroup;
+mod counters;
 mod netlink;
 mod netns;
 mod run;
@@ -11,11 +12,12 @@ mod topology;
 
 use std::{
     collections::BTreeMap,
-    fs::File,
+    fs::{self, File},
     net::IpAddr,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::{PoisonError, RwLock},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -28,12 +30,14 @@ pub use self::{
 };
 use crate::{
     agent::Agent,
-    process::{Inside, Running},
+    process::{Inside, Running, describe},
 };
 
 /// The link of every host: to the bridge, or to its node.
 const LINK: &str = "eth0";
 const BRIDGE: &str = "br0";
+/// How long a command of [`World::run`] may take.
+const COMMAND_WITHIN: Duration = Duration::from_secs(10);
 
 /// Held to read while namespaces or processes are made, and to write by the thread that removes all on a signal.
 pub(crate) static BEING_BUILT: RwLock<()> = RwLock::new(());
@@ -71,6 +75,11 @@ impl World {
             agent.wait_until_ready().with_context(|| format!("agent of {host}"))?;
         }
         Ok(world)
+    }
+
+    /// The program whose processes the agents are.
+    pub fn program(&self) -> &Path {
+        &self.program
     }
 
     /// The name that everything of this world carries.
@@ -114,6 +123,32 @@ impl World {
         self.inside(host)?.spawn(program, arguments, log)
     }
 
+    /// Runs a shell's command line on a host: in its namespace and its cgroup. It must succeed.
+    pub fn run(&self, host: Host, line: &str) -> Result<String> {
+        let _being_built = BEING_BUILT.read().unwrap_or_else(PoisonError::into_inner);
+        let finished = self.inside(host)?.run_to_end(Path::new("/bin/sh"), &["-ec", line], COMMAND_WITHIN)?;
+        ensure!(
+            finished.status.success(),
+            "{host}: {line}: {}: {}",
+            describe(finished.status),
+            finished.stderr.trim()
+        );
+        Ok(finished.stdout)
+    }
+
+    /// Moves the agent of a host of node1 out of the proxy's cgroup; sockets it opens from then on are not under it.
+    pub fn leave_cgroup(&mut self, host: Host) -> Result<()> {
+        let procs = self.cgroup.join(CgroupSubtree::Others.name()).join("cgroup.procs");
+        let agent = self.agent(host)?.process_id();
+        fs::write(&procs, agent.to_string()).with_context(|| format!("move {host} to {}", procs.display()))
+    }
+
+    /// The TCP segments that all hosts together have sent again so far.
+    pub fn retransmitted(&self) -> Result<u64> {
+        let counts = self.namespaces.values().map(|namespace| namespace.run(counters::retransmitted));
+        counts.sum()
+    }
+
     /// Adds addresses to a host's link; those it has already are left as they are.
     pub fn add_addresses(&self, host: Host, addresses: &[IpAddr]) -> Result<()> {
         let namespace = self.namespace(host)?;
@@ -144,7 +179,7 @@ impl World {
 
 /// The text of `/proc/self/mounts`.
 fn mounts() -> Result<String> {
-    std::fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")
+    fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")
 }
 
 /// The mount points of the file systems of this type in the text of `/proc/self/mounts`.

@@ -16,7 +16,7 @@ use proxy_userspace::{
     model::InterfaceGlobs,
 };
 
-use crate::bench::{ATTACHMENTS, Bench, HOOKS, has_clsact, run, tc};
+use crate::bench::{ATTACHMENTS, Bench, HOOKS, has_clsact, in_this_kernel, run, tc};
 
 #[test]
 fn links_that_come_get_programs_on_both_hooks_and_those_that_go_leave_nothing() {
@@ -81,7 +81,7 @@ fn what_somebody_took_off_is_put_back_by_the_next_comparison() {
         bench.add_veth("v0", "v1");
         bench.sync();
         let index = bench.index("v0");
-        match attachment {
+        match in_this_kernel(attachment) {
             LinkAttachment::Clsact => drop(tc(&["qdisc", "del", "dev", "v0", "clsact"])),
             LinkAttachment::Probe => {
                 let pin = bench.settings.pin_dir.join(format!("links/shunt_in_{index}"));
@@ -182,7 +182,7 @@ impl Drop for Ended<'_> {
 
 /// Whether a program of ours is at ingress, asked as often as possible.
 fn runs_on(attachment: LinkAttachment, link: &str) -> bool {
-    match attachment {
+    match in_this_kernel(attachment) {
         // Programs may go between the list and the look at each.
         LinkAttachment::Probe => {
             SchedClassifier::query_tcx(link, TcAttachType::Ingress).map_or(true, |(_, p)| !p.is_empty())

@@ -24,7 +24,11 @@ use proxy_userspace::{
         Dataplane as _, PlanSize as _,
         ebpf::{Ebpf, EbpfError, EbpfSettings, LinkAttachment, MapSizes, Marks, State, Step},
     },
-    kernel::{KernelError, bpf::tc::Hook, cgroup, links},
+    kernel::{
+        KernelError,
+        bpf::tc::{Hook, tcx},
+        cgroup, links,
+    },
     model::{
         Delta, DetectLocalMode, Dirty, InterfaceGlobs, Model, ModelSettings, NodeFacts, NodePortAddresses,
         WatchEvent,
@@ -261,7 +265,7 @@ impl Bench {
 
     /// The programs on a hook of a link, whoever's, in the order in which they run.
     pub(crate) fn programs(&self, link: &str, hook: Hook) -> Vec<ProgramInfo> {
-        match self.settings.link_attachment {
+        match in_this_kernel(self.settings.link_attachment) {
             LinkAttachment::Probe => {
                 let attach_type = match hook {
                     Hook::Ingress => TcAttachType::Ingress,
@@ -296,6 +300,11 @@ impl Bench {
             self.runtime.block_on(request.execute().try_collect()).expect("filters");
         filters.into_iter().filter(|filter| u32::from(filter.header.handle) != 0).collect()
     }
+}
+
+/// What an attachment comes to here: kernels before 6.6 have no TCX, and programs become filters.
+pub(crate) fn in_this_kernel(attachment: LinkAttachment) -> LinkAttachment {
+    if tcx::is_supported() { attachment } else { LinkAttachment::Clsact }
 }
 
 pub(crate) fn has_clsact(link: &str) -> bool {

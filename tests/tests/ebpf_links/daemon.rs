@@ -11,7 +11,7 @@ use proxy_userspace::{
 };
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::bench::{ATTACHMENTS, Bench, no_objects, tc};
+use crate::bench::{ATTACHMENTS, Bench, in_this_kernel, no_objects, tc};
 
 /// Lets the loop run until this is so; for at most ten seconds.
 fn wait_until(bench: &Bench, what: &str, is_so: impl Fn(&Bench) -> bool) {
@@ -55,7 +55,7 @@ fn a_running_proxy_follows_links_and_puts_back_what_is_removed_long_before_sync_
             wait_until(&bench, "programs on a new link", runs);
             bench.remove("v0");
         }
-        if attachment == LinkAttachment::Clsact {
+        if in_this_kernel(attachment) == LinkAttachment::Clsact {
             bench.add_veth("v0", "v1");
             wait_until(&bench, "programs on a new link", runs);
             tc(&["qdisc", "del", "dev", "v1", "clsact"]);

@@ -81,6 +81,11 @@ pub(crate) fn bench(what: &Bench) -> Run {
     run.args(switches.into_iter().filter_map(|(switch, on)| on.then_some(switch)))
 }
 
+/// The program that changes endpoints and restarts shunt under load, built by [`build_world`].
+pub(crate) fn churn(mode: &str) -> Run {
+    world_program("churn", mode)
+}
+
 fn world_program(name: &str, mode: &str) -> Run {
     let release = workspace::release();
     Run::new(release.join(name)).arg("--shunt").arg(release.join("shunt")).args(["--mode", mode])

@@ -106,6 +106,12 @@ fn steps() -> Vec<Step> {
             echo: true,
             ..Step::plain("restarts", steps::restarts("ebpf").limit(LONG))
         },
+        Step {
+            count: counts::conformance_result,
+            counted: true,
+            echo: true,
+            ..Step::plain("churn", steps::churn("ebpf").limit(LONG))
+        },
     ]
 }
 

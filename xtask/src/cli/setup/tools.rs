@@ -20,7 +20,7 @@ pub(crate) struct Tool {
 }
 
 /// All tools.
-pub(crate) const TOOLS: [Tool; 3] = [
+pub(crate) const TOOLS: [Tool; 5] = [
     tool(
         "bpftool",
         "the demo shows the BPF maps with it",
@@ -39,6 +39,8 @@ pub(crate) const TOOLS: [Tool; 3] = [
         "--version",
         &[&["iptables"]],
     ),
+    tool("ip", "conformance cases change their world with it", "-V", &[&["iproute2"]]),
+    tool("ethtool", "conformance cases switch the offloading of links with it", "--version", &[&["ethtool"]]),
 ];
 
 /// The keys that Debian signs its packages with, also those of other releases than this machine's.

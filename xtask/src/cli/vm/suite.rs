@@ -13,7 +13,7 @@ use crate::cli::progress::Progress;
 use crate::cli::steps;
 
 /// Test targets that exercise the kernel.
-const TARGETS: [&str; 3] = ["ebpf_sockets", "ebpf_links", "netfilter"];
+const TARGETS: [&str; 4] = ["ebpf_sockets", "ebpf_frames", "ebpf_links", "netfilter"];
 /// Conformance cases.
 const CASES: [&str; 14] = [
     "affinity-clientip",
@@ -43,12 +43,12 @@ pub(crate) fn guest() -> Result<Guest> {
         .check(&mut |line| progress.line(line))
         .and_then(|_| build_tests(&mut |line| progress.line(line)));
     progress.end(if built.is_ok() { "ok" } else { "FAILED" });
-    let tests = built?;
+    let built = built?;
     let [shunt, conformance] = ["shunt", "conformance"].map(|name| workspace::release().join(name));
     let cases = workspace::root().join("tests/cases");
-    let script = script(&tests, &shunt, &conformance);
+    let script = script(&built.tests, &shunt, &conformance);
     let mut guest = Guest::new(["bash", "-c", &script].map(Into::into).into())?;
-    guest.copies = [tests, vec![shunt, conformance, cases]].concat();
+    guest.copies = [built.tests, built.programs, vec![shunt, conformance, cases]].concat();
     guest.environment = vec![("SHUNT_TEST_PATIENCE".into(), PATIENCE.into())];
     Ok(guest)
 }
@@ -72,7 +72,15 @@ fn quote(words: &[&Path]) -> String {
     words.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
-fn build_tests(each: &mut dyn FnMut(&str)) -> Result<Vec<PathBuf>> {
+/// What cargo built.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Built {
+    tests: Vec<PathBuf>,
+    /// Programs that the tests start.
+    programs: Vec<PathBuf>,
+}
+
+fn build_tests(each: &mut dyn FnMut(&str)) -> Result<Built> {
     // Of the whole workspace, as `cargo test` builds them: then there is nothing left to do in a test run.
     let build = steps::cargo(BUILD).args(["test", "--no-run", "--message-format", "json-render-diagnostics"]);
     let build = TARGETS.iter().fold(build, |build, target| build.args(["--test", target]));
@@ -84,19 +92,21 @@ fn build_tests(each: &mut dyn FnMut(&str)) -> Result<Vec<PathBuf>> {
         }
     })?;
     ensure!(finished.status.success(), "the tests for the guest cannot be built:\n{}", said.join("\n"));
-    let tests = executables(&finished.stdout);
+    let programs = executables(&finished.stdout);
+    let tests = &programs.tests;
     ensure!(tests.len() == TARGETS.len(), "cargo built {tests:?}, and {TARGETS:?} were asked for");
-    Ok(tests)
+    Ok(programs)
 }
 
-/// The test programs in cargo's messages, a JSON document a line.
-fn executables(messages: &str) -> Vec<PathBuf> {
-    let path = |line: &str| {
-        let message: Value = serde_json::from_str(line).ok()?;
+/// The programs in cargo's messages, a JSON document a line.
+fn executables(messages: &str) -> Built {
+    let mut built = Built::default();
+    for message in messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        let Some(path) = message["executable"].as_str() else { continue };
         let is_test = message["profile"]["test"] == true;
-        Some(PathBuf::from(message["executable"].as_str().filter(|_| is_test)?))
-    };
-    messages.lines().filter_map(path).collect()
+        if is_test { &mut built.tests } else { &mut built.programs }.push(path.into());
+    }
+    built
 }
 
 #[cfg(test)]
@@ -104,13 +114,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn test_programs_are_found_among_cargos_messages() {
-        let messages = r#"{"reason":"compiler-artifact","profile":{"test":false},"executable":"/target/release/shunt"}
-{"reason":"compiler-artifact","profile":{"test":true},"executable":"/target/release/deps/ebpf_sockets-1"}
+    fn tests_and_the_programs_they_start_are_found_among_cargos_messages() {
+        let messages = r#"{"reason":"compiler-artifact","profile":{"test":false},"executable":"/target/debug/conformance"}
+{"reason":"compiler-artifact","profile":{"test":true},"executable":"/target/debug/deps/ebpf_sockets-1"}
 {"reason":"compiler-artifact","profile":{"test":false},"executable":null}
 {"reason":"build-finished","success":true}
 "#;
-        assert_eq!(executables(messages), [PathBuf::from("/target/release/deps/ebpf_sockets-1")]);
+        let expected = Built {
+            tests: vec!["/target/debug/deps/ebpf_sockets-1".into()],
+            programs: vec!["/target/debug/conformance".into()],
+        };
+        assert_eq!(executables(messages), expected);
     }
 
     #[test]

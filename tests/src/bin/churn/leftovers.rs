@@ -1,0 +1,112 @@
+//! What a proxy has in the kernel: what commands show on its node, and the objects it has pinned.
+
+use std::{collections::BTreeMap, fmt, path::Path, time::Duration};
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+use shunt_tests::{
+    deadline::Deadline,
+    process,
+    world::{Host, World},
+};
+
+const BPFTOOL_WITHIN: Duration = Duration::from_secs(10);
+/// The kernel frees programs and maps a while after the last reference is gone.
+const FREED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Command lines for node1. Each shows one kind of traces; `$CGROUP` is the proxy's.
+const SHOWN: [(&str, &str); 6] = [
+    ("nftables", "nft list ruleset"),
+    (
+        "iptables-legacy",
+        "if [ -s /proc/net/ip_tables_names ]; then iptables-legacy-save | grep -e -A -e '^:[A-Z-]* -' || true; fi",
+    ),
+    (
+        "ip6tables-legacy",
+        "if [ -s /proc/net/ip6_tables_names ]; then ip6tables-legacy-save | grep -e -A -e '^:[A-Z-]* -' || true; fi",
+    ),
+    (
+        "tc",
+        "tc qdisc show; for link in $(ip -o link | cut -d: -f2 | cut -d@ -f1); do tc filter show dev $link ingress; tc filter show dev $link egress; done",
+    ),
+    ("bpftool net", "bpftool net list"),
+    ("bpftool cgroup", "bpftool cgroup show $CGROUP"),
+];
+
+/// What commands show on the node.
+#[derive(Debug)]
+pub(crate) struct Leftovers {
+    shown: BTreeMap<&'static str, String>,
+}
+
+/// Objects that are pinned, by kind and identifier.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    objects: Vec<(&'static str, u64)>,
+}
+
+impl Leftovers {
+    /// Looks now.
+    pub(crate) fn look(world: &World) -> Result<Self> {
+        let cgroup = format!("CGROUP={}; ", world.cgroup_root().display());
+        let look = |(name, line): &(&'static str, &str)| {
+            Ok((*name, world.run(Host::Node1, &(cgroup.clone() + line))?))
+        };
+        Ok(Self { shown: SHOWN.iter().map(look).collect::<Result<_>>()? })
+    }
+
+    /// What is shown now and was not before.
+    pub(crate) fn beyond(&self, before: &Self) -> Vec<String> {
+        let differ = self.shown.iter().filter(|(name, text)| before.shown.get(*name) != Some(text));
+        differ.map(|(name, text)| format!("{name} shows: {}", text.trim().replace('\n', "; "))).collect()
+    }
+}
+
+impl Pinned {
+    /// All below the proxy's pin directory; links with their programs.
+    pub(crate) fn look(world: &World) -> Result<Self> {
+        let files = world.run(Host::Node1, &format!("find {} -type f", world.pin_directory().display()))?;
+        let mut objects = Vec::new();
+        for file in files.lines() {
+            objects.extend(identify(file).with_context(|| format!("what is pinned at {file}"))?);
+        }
+        Ok(Self { objects })
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// Those that the kernel has still.
+    pub(crate) fn still_there(&self) -> Vec<String> {
+        let deadline = Deadline::after(FREED_WITHIN);
+        let is_there = |(kind, id): &&(&str, u64)| {
+            deadline.poll(|| show(&[kind, "show", "id", &id.to_string()]).is_err().then_some(())).is_none()
+        };
+        self.objects.iter().filter(is_there).map(|(kind, id)| format!("{kind} {id} is still there")).collect()
+    }
+}
+
+fn identify(file: &str) -> Result<Vec<(&'static str, u64)>> {
+    if let Ok(map) = show(&["map", "show", "pinned", file]) {
+        return Ok(vec![("map", map["id"].as_u64().context("a map without id")?)]);
+    }
+    let link = show(&["link", "show", "pinned", file])?;
+    let id = |name| link[name].as_u64().with_context(|| format!("a link without {name}"));
+    Ok(vec![("link", id("id")?), ("prog", id("prog_id")?)])
+}
+
+/// What bpftool shows of one object; an error if there is none.
+fn show(arguments: &[&str]) -> Result<Value> {
+    let arguments = [&["-j"], arguments].concat();
+    let finished = process::run_to_end(Path::new("bpftool"), &arguments, BPFTOOL_WITHIN)?;
+    anyhow::ensure!(finished.status.success(), "bpftool: {}{}", finished.stdout, finished.stderr);
+    serde_json::from_str(&finished.stdout).context("bpftool's JSON")
+}
+
+impl fmt::Display for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = |kind| self.objects.iter().filter(|(of, _)| *of == kind).count();
+        write!(f, "{} maps, {} links and their programs", count("map"), count("link"))
+    }
+}

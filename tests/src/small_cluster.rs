@@ -1,0 +1,55 @@
+//! The node, its pods and the Service that the programs beside the conformance runner share.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use crate::{runner::Manifests, world::Host};
+
+/// A node, its three pods, and a client outside the cluster.
+pub const HOSTS: [Host; 5] = [Host::Node1, Host::A1, Host::A2, Host::A3, Host::Client];
+/// The Service's own address.
+pub const CLUSTER_IP: &str = "10.96.0.80:80";
+/// The Service's port of the node, at the node's first address.
+pub const NODE_PORT: &str = "192.168.57.11:30080";
+/// The Node object of node1.
+pub const NODE: &str = include_str!("../demo/node.yaml");
+
+/// Ports of a slice, as in its manifest.
+pub const WEB_PORT: &str = "{name: '', protocol: TCP, port: 8080}";
+/// Ports of a slice, as in its manifest.
+pub const DNS_PORT: &str = "{name: '', protocol: UDP, port: 5353}";
+
+/// A file of slices.
+#[derive(Debug, Default)]
+pub struct Slices {
+    text: String,
+}
+
+impl Slices {
+    /// Adds the slice of a Service in one family, with these hosts as endpoints.
+    pub fn add(&mut self, service: &str, is_v6: bool, port: &str, hosts: &[Host]) {
+        let endpoints: Vec<String> = hosts.iter().map(|host| endpoint(*host, is_v6)).collect();
+        let family = if is_v6 { "IPv6" } else { "IPv4" };
+        let _infallible = write!(
+            self.text,
+            "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: {service}-{}, namespace: default, \
+             labels: {{kubernetes.io/service-name: {service}}}}}\naddressType: {family}\nendpoints: [{}]\nports: [{port}]\n",
+            family.to_lowercase(),
+            endpoints.join(", ")
+        );
+    }
+
+    /// Puts them in place of those of before, in one step.
+    pub fn place(&self, manifests: &Manifests) -> Result<()> {
+        manifests.place("endpoints.yaml", &self.text)
+    }
+}
+
+fn endpoint(host: Host, is_v6: bool) -> String {
+    let addresses = host.addresses();
+    let address = addresses.iter().map(ipnet::IpNet::addr).find(|address| address.is_ipv6() == is_v6);
+    let address = address.map(|address| address.to_string()).unwrap_or_default();
+    let node = host.node().unwrap_or(host);
+    format!("{{addresses: ['{address}'], nodeName: {node}, conditions: {{ready: true}}}}")
+}
