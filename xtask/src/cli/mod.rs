@@ -2,6 +2,7 @@
 
 mod conformance;
 mod counts;
+mod fuzz;
 mod privilege;
 mod progress;
 mod setup;
@@ -62,6 +63,12 @@ enum Command {
     Vm(vm::Vm),
     /// Run the conformance cases: real packets through a real shunt. Needs root.
     Conformance(Conformance),
+    /// Try what holds for any packet on a link with packets that nobody thought of, on the host and in the kernel. Needs root.
+    Fuzz {
+        /// For how long, to the end of a round.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+    },
     /// Measure what Services and changes cost, and the proxy's memory. Needs root, and a machine that does little else.
     Bench(Bench),
 }
@@ -125,6 +132,10 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
             privilege::require("demo")?;
             setup::ensure()?;
             return Err(conformance::demo(mode)?);
+        }
+        Command::Fuzz { seconds } => {
+            setup::ensure()?;
+            fuzz::run(*seconds)?;
         }
         Command::Conformance(what) => {
             privilege::require("conformance")?;

@@ -74,6 +74,16 @@ fn an_endpoint_is_told_of_its_answer_as_it_sent_it(scene: &mut Scene<'_>) {
     }
 }
 
+fn an_error_about_an_answer_that_is_for_another_host_stays_for_that_one(scene: &mut Scene<'_>) {
+    let at = scene.at;
+    let served = Served::new(scene, Udp);
+    served.begin(scene);
+    let sent = served.answer();
+    let translated = summed_as(sent.clone().from(served.dialled), &sent);
+    let error = about(kinds(&at)[0], at.router, at.node, translated, 8);
+    scene.enters(&error).becomes(&about(kinds(&at)[0], at.router, at.node, sent, 8));
+}
+
 fn errors_about_what_is_nobodys_are_left_alone(scene: &mut Scene<'_>) {
     let at = scene.at;
     let served = Served::new(scene, Udp);
@@ -109,7 +119,9 @@ fn errors_about_later_fragments_are_left_alone(scene: &mut Scene<'_>) {
     let served = Served::new(scene, Udp);
     served.begin(scene);
     let mut told = served.first.clone().to(served.endpoint);
-    told.carries = Carries::Udp { data: [0; 64].to_vec() };
+    // The later part begins with what would be the flow's ports.
+    let ports = [40_000u16, 8080].map(u16::to_be_bytes).concat();
+    told.carries = Carries::Udp { data: ports.repeat(16) };
     let later = told.clone().part(4, 16..32);
     scene.leaves(&about(kinds(&at)[0], at.router, at.client, later, 64)).is_left_alone();
     let first = summed_as(told.clone().part(4, 0..32), &told);
@@ -180,6 +192,7 @@ fn errors_about_packets_with_options_or_extensions_are_translated(scene: &mut Sc
 super::scenarios! {
     a_client_is_told_of_its_packet_as_it_sent_it,
     an_endpoint_is_told_of_its_answer_as_it_sent_it,
+    an_error_about_an_answer_that_is_for_another_host_stays_for_that_one,
     errors_about_what_is_nobodys_are_left_alone,
     errors_that_hold_too_little_are_left_alone,
     errors_about_later_fragments_are_left_alone,
