@@ -114,7 +114,12 @@ fn large_datagrams_and_kept_connections_work() {
         ..Dial::new("10.244.2.11:8080".parse().unwrap(), Protocol::Tcp, 1)
     };
     assert!(matches!(dial(&mut world, Host::A1, kept).as_slice(), [Try::Answered(_)]));
-    let send = |id: &str| Send { id: id.to_owned(), size: 3000, timeout: std::time::Duration::from_secs(1) };
+    let send = |id: &str| Send {
+        id: id.to_owned(),
+        size: 3000,
+        answer: 0,
+        timeout: std::time::Duration::from_secs(1),
+    };
     let agent = world.agent(Host::A1).unwrap();
     for _ in 0..2 {
         assert!(matches!(agent.send(send("c")).unwrap(), Try::Answered(answer) if answer.host == "b1"));

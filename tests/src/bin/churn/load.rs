@@ -86,7 +86,9 @@ impl Client {
             let tries = self.agent.dial(dial)?;
             until.made.fetch_add(tries.len(), Ordering::Relaxed);
             let name = format!("{} to {to}", self.host);
-            tries.iter().for_each(|one| counts.add(&name, one));
+            for one in &tries {
+                counts.add(&name, one);
+            }
         }
         Ok(counts)
     }

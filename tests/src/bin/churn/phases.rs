@@ -1,6 +1,7 @@
 //! What happens to the proxy and to its Service while clients dial.
 
 use std::{
+    fmt::Write as _,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::Duration,
@@ -34,7 +35,7 @@ const CHANGE_EVERY: Duration = Duration::from_millis(100);
 const RESTART_EVERY: Duration = Duration::from_secs(2);
 /// How many connections a second there are at least, or something hangs.
 const SLOWEST: u64 = 50;
-const AT_LEAST: Duration = Duration::from_secs(60);
+const AT_LEAST: Duration = Duration::from_mins(1);
 /// Before and after a change of map sizes, and around the removal.
 const MEANWHILE: Duration = Duration::from_secs(1);
 const FOLLOWS_WITHIN: Duration = Duration::from_secs(10);
@@ -80,10 +81,11 @@ impl Scene {
         self.proxy.kill()?;
         self.proxy.start(&mut self.world)?;
         let mut check = Check::of_load("churn", &counts);
-        check.name += &format!(
+        write!(
+            check.name,
             "; {restarts} proxy restarts, {changes} endpoint changes, {again} segments sent again, {:.0} s",
             took.elapsed().as_secs_f32()
-        );
+        )?;
         Ok(check)
     }
 
@@ -189,9 +191,9 @@ fn kill_and_change(
         ensure!(!deadline.passed(), "clients have not made {connections} connections within {limit:?}");
         if restart.passed() {
             if done.restarts.is_multiple_of(2) {
-                proxy.kill()?
+                proxy.kill()?;
             } else {
-                proxy.stop()?
+                proxy.stop()?;
             }
             proxy.spawn(world)?;
             done.restarts += 1;
