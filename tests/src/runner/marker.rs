@@ -76,7 +76,7 @@ impl Marker {
     pub(super) fn delete(world: &mut World, manifests: &Manifests, within: Duration) -> Result<()> {
         manifests.delete(&key("deleted"))?;
         let address: SocketAddr = DELETED.parse()?;
-        match Deadline::after(patient(within))
+        match Deadline::after(within)
             .poll(|| is_reached(world, address).map(|is| (!is).then_some(())).transpose())
         {
             Some(result) => result,
@@ -92,9 +92,7 @@ fn is_reached(world: &mut World, address: SocketAddr) -> Result<bool> {
 }
 
 fn wait_until_reached(world: &mut World, address: SocketAddr, within: Duration) -> Result<()> {
-    match Deadline::after(patient(within))
-        .poll(|| is_reached(world, address).map(|is| is.then_some(())).transpose())
-    {
+    match Deadline::after(within).poll(|| is_reached(world, address).map(|is| is.then_some(())).transpose()) {
         Some(result) => result,
         None => bail!(
             "the proxy has not programmed the change: after {within:?} node1 does not reach {address}, a Service of \
