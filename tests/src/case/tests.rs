@@ -73,7 +73,7 @@ fn a_case_that_changes_more_than_the_proxy_removes_needs_a_world_of_its_own() {
 
 #[test]
 fn a_flow_may_ask_for_a_large_answer_or_for_a_certain_failure() {
-    let flow =
+    let large =
         flow("{from: client, to: '10.0.0.1:80', proto: tcp, answer: 9000, retransmits: 3, reach: [a1]}");
     assert!(matches!(&large.action, Action::Dial(dial) if dial.answer == 9000));
     assert!(matches!(&large.expect, Expect::Reach(answers) if answers.retransmits == Some(3)));
