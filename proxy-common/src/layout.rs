@@ -369,7 +369,7 @@ impl Counter {
 
 map_type! {
     /// The one value of `node`.
-    NodeValue, 32 {
+    NodeValue, 40 {
         /// Network namespace cookie of the node, or [`NodeValue::NETNS_UNKNOWN`].
         netns: u64,
         /// [`LAYOUT_VERSION`] of all maps beside it.
@@ -384,6 +384,8 @@ map_type! {
         state_layout: u32,
         /// Zero.
         zero: u32,
+        /// Until then, on the monotonic clock, flows may be missing: these maps take the place of others of another size.
+        settling_until_ns: u64,
     }
 }
 

@@ -84,6 +84,13 @@ fn forget_marks(frame: &impl Frame, tables: &impl Tables) {
     }
 }
 
+/// Whether a TCP connection that nothing is known of may be one that is about to be: while a map of flows of another size takes the
+/// place of the old one. Its segment is dropped, and sent again a moment later.
+#[inline(always)]
+fn is_settling(tables: &impl Tables, now_ns: u64) -> bool {
+    tables.node().is_some_and(|node| now_ns < node.settling_until_ns)
+}
+
 /// Lets a packet go on as it was rewritten. One that could not be, and may be half changed, ends here.
 #[inline(always)]
 fn rewritten(tables: &impl Tables, done: Option<()>) -> Outcome {

@@ -1,6 +1,6 @@
 //! Packets that come in for a Service: a flow begins, goes on or is turned away.
 
-use super::{Outcome, dropped, fragment, rewritten};
+use super::{Outcome, dropped, fragment, is_settling, rewritten};
 use crate::{
     Addr, Proto,
     flow::{self, observed},
@@ -173,6 +173,9 @@ fn repeats(arrival: &Arrival, service: &ServiceValue) -> bool {
 #[inline(always)]
 fn stray(frame: &impl Frame, tables: &impl Tables, arrival: &Arrival) -> Beginning {
     let dialled = &arrival.key.destination;
+    if is_settling(tables, arrival.now_ns) {
+        return Beginning::Drop;
+    }
     if arrival.tcp.resets()
         || service::exact(tables, dialled, Proto::Tcp).is_none()
         || tables.is_node_address(&dialled.addr)

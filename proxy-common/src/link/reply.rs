@@ -1,6 +1,6 @@
 //! Packets that leave: an endpoint's answers get the address back that the client dialled.
 
-use super::{Outcome, fragment, rewritten};
+use super::{Outcome, fragment, is_settling, rewritten};
 use crate::{
     Proto,
     flow::{self, observed},
@@ -31,6 +31,8 @@ pub(super) fn transport<F: Frame, T: Tables>(
     let Some(flow) = tables.flow(&key) else {
         if packet.proto == UDP {
             note_own_flow(tables, &key.tuple());
+        } else if is_settling(tables, tables.now_ns()) {
+            return Outcome::Drop;
         }
         return Outcome::Proceed;
     };

@@ -51,6 +51,7 @@ impl Default for World {
                 local_detection: LocalDetection::None as u32,
                 state_layout: STATE_LAYOUT_VERSION,
                 zero: 0,
+                settling_until_ns: 0,
             },
         }
     }

@@ -6,6 +6,7 @@ pub mod allocator;
 pub mod bpf;
 pub mod capabilities;
 pub mod cgroup;
+pub mod clock;
 pub mod command;
 mod error;
 pub mod iptables;

@@ -21,6 +21,8 @@ use super::{
 
 /// The longest answer that UDP can carry.
 const ANSWER_SIZE: usize = 65_536;
+/// Between two tries to use a port that is busy.
+const PORT_BUSY: Duration = Duration::from_millis(2);
 /// As long as TCP waits before it sends its first packet again; UDP tries do the same.
 const RETRANSMIT_AFTER: Duration = Duration::from_secs(1);
 
@@ -71,17 +73,27 @@ async fn open(dial: &Dial, number: usize) -> Result<Open, Failure> {
     }
 }
 
+/// A chosen port is free only when the peer has closed the last connection from it too: until then it is asked for again.
 async fn open_tcp(to: SocketAddr, local: SocketAddr) -> Result<Open, Failure> {
-    let failed = |doing| move |error| Failure::new(doing, &error);
-    let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-    let socket = socket.map_err(failed("open a socket"))?;
+    loop {
+        match connect_tcp(to, local).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable && local.port() != 0 => {
+                sleep(PORT_BUSY).await;
+            }
+            Err(error) => return Err(Failure::new("connect", &error)),
+            Ok(stream) => return Ok(Open::Tcp(BufReader::new(stream))),
+        }
+    }
+}
+
+async fn connect_tcp(to: SocketAddr, local: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     if is_chosen(local) {
         // The last try with this port may still be in TIME_WAIT.
-        socket.set_reuseaddr(true).map_err(failed("bind"))?;
-        socket.bind(local).map_err(failed("bind"))?;
+        socket.set_reuseaddr(true)?;
+        socket.bind(local)?;
     }
-    let stream = socket.connect(to).await.map_err(failed("connect"))?;
-    Ok(Open::Tcp(BufReader::new(stream)))
+    socket.connect(to).await
 }
 
 async fn open_udp(dial: &Dial, local: SocketAddr) -> Result<Open, Failure> {

@@ -61,6 +61,31 @@ fn values_that_mean_nothing_are_errors_that_name_them() {
 }
 
 #[test]
+fn a_case_that_changes_more_than_the_proxy_removes_needs_a_world_of_its_own() {
+    let case =
+        |head: &str| -> Case { format!("{{name: x, about: y, {head} steps: [{{}}]}}").parse().unwrap() };
+    assert!(!case("").changes_the_world());
+    assert!(case("outside-cgroup: [a1],").changes_the_world());
+    assert!(case("world: [{on: node2, run: ['ip link set vethb1 mtu 1300']}],").changes_the_world());
+    let outside: Result<Case> = "{name: x, about: y, outside-cgroup: [b1], steps: [{}]}".parse();
+    assert!(outside.unwrap_err().to_string().contains("b1 is outside anyway"));
+}
+
+#[test]
+fn a_flow_may_ask_for_a_large_answer_or_for_a_certain_failure() {
+    let large =
+        flow("{from: client, to: '10.0.0.1:80', proto: tcp, answer: 9000, retransmits: 3, reach: [a1]}");
+    assert!(matches!(&large.action, Action::Dial(dial) if dial.answer == 9000));
+    assert!(matches!(&large.expect, Expect::Reach(answers) if answers.retransmits == Some(3)));
+    for (result, expect) in
+        [("silent", Expect::Silent), ("reset", Expect::Reset), ("too-big", Expect::TooBig)]
+    {
+        let text = format!("{{from: client, to: '10.0.0.1:80', proto: udp, result: {result}}}");
+        assert_eq!(flow(&text).expect, expect);
+    }
+}
+
+#[test]
 fn keys_that_contradict_each_other_are_errors_that_name_them() {
     errors_name(&[
         ("{from: a1, to: '10.0.0.1:80', proto: tcp, mode: unconnected, reach: [a1]}", "needs `proto: udp`"),

@@ -2,11 +2,13 @@
 //!
 //! It is changed after the objects of a step; once node1 reaches its new port, the proxy has seen the step. Then it is
 //! changed again: by the time the second port answers, the sync that took up the step has ended.
+//!
+//! A source may doubt for a while that a file is gone for good. So a step that deletes objects deletes one more, another
+//! Service of the runner's own, and nothing else counts until node1 reaches that no more.
 
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Result, bail};
-use serde_yaml_ng::Mapping;
 
 use super::manifests::Manifests;
 use crate::{
@@ -18,6 +20,8 @@ use crate::{
 
 /// An address in the cluster's range that no case uses.
 const CLUSTER_IP: &str = "10.96.255.254";
+/// That of the Service that is deleted.
+const DELETED: &str = "10.96.255.253:20000";
 const FIRST_PORT: u16 = 20_000;
 /// How long one look waits: a packet to an unknown address may vanish.
 const LOOK_FOR: Duration = Duration::from_millis(100);
@@ -30,7 +34,7 @@ pub(super) struct Marker {
 impl Marker {
     /// Adds the marker to the manifests.
     pub(super) fn place(manifests: &Manifests) -> Result<Self> {
-        manifests.place("marker-endpoints.yaml", &endpoints())?;
+        manifests.place("marker-endpoints.yaml", &(endpoints("marker") + "---" + &endpoints("deleted")))?;
         let marker = Self { port: FIRST_PORT };
         marker.write(manifests)?;
         Ok(marker)
@@ -47,50 +51,71 @@ impl Marker {
         for _ in 0..2 {
             self.port += 1;
             self.write(manifests)?;
-            self.wait_until_reached(world, within)?;
+            wait_until_reached(world, self.address()?, within)?;
         }
         Ok(began.elapsed())
     }
 
-    fn wait_until_reached(&self, world: &mut World, within: Duration) -> Result<()> {
-        let address = SocketAddr::new(CLUSTER_IP.parse()?, self.port);
-        let agent = world.agent(Host::Node1)?;
-        let found = Deadline::after(within).poll(|| {
-            match agent.dial(Dial { timeout: patient(LOOK_FOR), ..Dial::new(address, Protocol::Tcp, 1) }) {
-                Err(error) => Some(Err(error)),
-                Ok(tries) => tries.iter().any(|one| matches!(one, Try::Answered(_))).then_some(Ok(())),
-            }
-        });
-        match found {
-            Some(result) => result,
-            None => bail!(
-                "the proxy has not programmed the change: after {within:?} node1 does not reach {address}, \
-                 the Service conformance/marker that the runner changes last"
-            ),
-        }
+    fn write(&self, manifests: &Manifests) -> Result<()> {
+        let address = self.address()?;
+        manifests.apply(&key("marker"), &serde_yaml_ng::from_str(&service("marker", address))?)
     }
 
-    fn write(&self, manifests: &Manifests) -> Result<()> {
-        let manifest: Mapping = serde_yaml_ng::from_str(&service(self.port))?;
-        let key = ObjectKey {
-            kind: "Service".to_owned(),
-            namespace: Some("conformance".to_owned()),
-            name: "marker".to_owned(),
-        };
-        manifests.apply(&key, &manifest)
+    fn address(&self) -> Result<SocketAddr> {
+        Ok(SocketAddr::new(CLUSTER_IP.parse()?, self.port))
+    }
+
+    /// Adds what is to be deleted with the objects of a step, and waits until it is programmed.
+    pub(super) fn prepare_deletion(world: &mut World, manifests: &Manifests, within: Duration) -> Result<()> {
+        let address: SocketAddr = DELETED.parse()?;
+        manifests.apply(&key("deleted"), &serde_yaml_ng::from_str(&service("deleted", address))?)?;
+        wait_until_reached(world, address, within)
+    }
+
+    /// Deletes it, after the objects of the step, and waits until it is gone.
+    pub(super) fn delete(world: &mut World, manifests: &Manifests, within: Duration) -> Result<()> {
+        manifests.delete(&key("deleted"))?;
+        let address: SocketAddr = DELETED.parse()?;
+        match Deadline::after(within)
+            .poll(|| is_reached(world, address).map(|is| (!is).then_some(())).transpose())
+        {
+            Some(result) => result,
+            None => bail!("the proxy has not removed the deleted Service {address} after {within:?}"),
+        }
     }
 }
 
-fn service(port: u16) -> String {
+fn is_reached(world: &mut World, address: SocketAddr) -> Result<bool> {
+    let dial = Dial { timeout: patient(LOOK_FOR), ..Dial::new(address, Protocol::Tcp, 1) };
+    let tries = world.agent(Host::Node1)?.dial(dial)?;
+    Ok(tries.iter().any(|one| matches!(one, Try::Answered(_))))
+}
+
+fn wait_until_reached(world: &mut World, address: SocketAddr, within: Duration) -> Result<()> {
+    match Deadline::after(within).poll(|| is_reached(world, address).map(|is| is.then_some(())).transpose()) {
+        Some(result) => result,
+        None => bail!(
+            "the proxy has not programmed the change: after {within:?} node1 does not reach {address}, a Service of \
+             the runner's own that it changes with each step"
+        ),
+    }
+}
+
+fn key(name: &str) -> ObjectKey {
+    ObjectKey { kind: "Service".into(), namespace: Some("conformance".into()), name: name.into() }
+}
+
+fn service(name: &str, address: SocketAddr) -> String {
+    let (ip, port) = (address.ip(), address.port());
     format!(
         "
 apiVersion: v1
 kind: Service
-metadata: {{name: marker, namespace: conformance}}
+metadata: {{name: {name}, namespace: conformance}}
 spec:
   type: ClusterIP
-  clusterIP: {CLUSTER_IP}
-  clusterIPs: [{CLUSTER_IP}]
+  clusterIP: {ip}
+  clusterIPs: [{ip}]
   ipFamilies: [IPv4]
   ipFamilyPolicy: SingleStack
   internalTrafficPolicy: Cluster
@@ -101,20 +126,21 @@ spec:
 }
 
 /// A pod of node1 answers for the marker: that holds in every mode and needs no other node.
-fn endpoints() -> String {
-    "
+fn endpoints(name: &str) -> String {
+    format!(
+        "
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata:
-  name: marker
+  name: {name}
   namespace: conformance
-  labels: {kubernetes.io/service-name: marker}
+  labels: {{kubernetes.io/service-name: {name}}}
 addressType: IPv4
 endpoints:
 - addresses: [10.244.1.13]
-  conditions: {ready: true, serving: true, terminating: false}
+  conditions: {{ready: true, serving: true, terminating: false}}
   nodeName: node1
-ports: [{name: '', port: 8080, protocol: TCP}]
+ports: [{{name: '', port: 8080, protocol: TCP}}]
 "
-    .to_owned()
+    )
 }

@@ -157,6 +157,10 @@ impl CaseRun<'_> {
             ensure!(!self.proxy_is_up, "cleanup: the proxy runs; stop it first");
             proxy.clean_up(self.world)?;
         }
+        let deletes = self.proxy_is_up && !step.delete.is_empty();
+        if deletes {
+            Marker::prepare_deletion(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
+        }
         step.delete.iter().try_for_each(|key| self.manifests.delete(key))?;
         step.apply.iter().try_for_each(|object| self.manifests.apply(&object.key, &object.manifest))?;
         let Some(proxy) = &mut self.proxy else {
@@ -166,6 +170,9 @@ impl CaseRun<'_> {
             proxy.start(self.world)?;
             self.proxy_is_up = true;
         } else if self.proxy_is_up {
+            if deletes {
+                Marker::delete(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
+            }
             self.marker.wait_until_programmed(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
         }
         run_commands(self.world, &step.run)

@@ -85,6 +85,11 @@ impl Copies {
         Ok(())
     }
 
+    /// There is nothing to copy.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Copies what is not there yet. Called before programs are replaced and once more after it, it misses only what an old
     /// program notes while the new is put in its place.
     pub(super) fn run(&mut self) {

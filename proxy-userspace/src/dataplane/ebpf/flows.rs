@@ -10,12 +10,12 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData};
-use nix::time::{ClockId, clock_gettime};
 use proxy_common::layout::{Flow, FlowKey};
 
 use crate::kernel::{
     KernelError,
     bpf::{Object, Reader},
+    clock,
 };
 
 /// Between two looks.
@@ -61,7 +61,7 @@ struct Flows {
 impl Flows {
     /// Looks at a part of the map; returns how many entries it removed.
     fn sweep(&mut self) -> Result<usize, KernelError> {
-        let now_ns = monotonic_ns()?;
+        let now_ns = u64::try_from(clock::monotonic()?.as_nanos()).unwrap_or(u64::MAX);
         let mut removed = 0;
         for _ in 0..READS {
             let entries = self.entries.read().map_err(KernelError::call("read", "map flows"))?;
@@ -82,11 +82,4 @@ impl Flows {
         let is_still_over = self.map.get(key, 0).is_ok_and(|flow| flow.is_over(key.proto, now_ns));
         is_still_over && self.map.remove(key).is_ok()
     }
-}
-
-/// The clock that programs read (`bpf_ktime_get_ns`).
-fn monotonic_ns() -> Result<u64, KernelError> {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC)
-        .map_err(|error| KernelError::call("read", "the monotonic clock")(error.into()))?;
-    Ok(u64::try_from(Duration::from(now).as_nanos()).unwrap_or(u64::MAX))
 }

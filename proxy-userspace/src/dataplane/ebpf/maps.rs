@@ -1,6 +1,6 @@
 //! The maps of the eBPF programs as userspace sees them: their sizes, their types, and one write each.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use aya::maps::{
     Array, HashMap, MapData, MapError,
@@ -24,6 +24,7 @@ use super::{
 use crate::kernel::{
     KernelError,
     bpf::{MapSpec, MappedWords, Object},
+    clock,
     netns::NetnsCookie,
     sock_diag::SocketCookie,
 };
@@ -200,6 +201,7 @@ impl Maps {
             local_detection: known.map_or(LocalDetection::None as u32, |value| value.local_detection),
             state_layout: STATE_LAYOUT_VERSION,
             zero: 0,
+            settling_until_ns: 0,
         };
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))
     }
@@ -209,6 +211,14 @@ impl Maps {
         let known = self.node.get(&0, 0).map_err(failed("read", "node", 1))?;
         let value = NodeValue { local_detection: detection as u32, ..known };
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))
+    }
+
+    /// Says that flows may be missing for so long from now on; zero once they are all there.
+    pub(super) fn set_settling(&mut self, how_long: Duration) -> Result<(), KernelError> {
+        let known = self.node.get(&0, 0).map_err(failed("read", "node", 1))?;
+        let until = if how_long.is_zero() { Duration::ZERO } else { clock::monotonic()? + how_long };
+        let settling_until_ns = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
+        self.node.set(0, NodeValue { settling_until_ns, ..known }, 0).map_err(failed("write", "node", 1))
     }
 
     /// The network namespace of a connected UDP socket, as the programs noted it.

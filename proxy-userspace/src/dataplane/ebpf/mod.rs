@@ -18,7 +18,7 @@ mod translate;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 pub(crate) use self::translate::proto;
 use self::{
@@ -209,6 +209,9 @@ impl Ebpf {
     fn attach(&mut self) -> Result<(), KernelError> {
         // Someone may have removed it, with all that keeps the programs running.
         self.pins.restore()?;
+        if !self.copies.is_empty() {
+            self.maps.set_settling(SETTLING)?;
+        }
         self.copies.run();
         let mut programs: Vec<_> = self.object.cgroup_programs_mut().collect();
         // What translates back runs before anything is translated.
@@ -232,6 +235,17 @@ impl Ebpf {
         self.attached = true;
         self.releaser.look();
         Ok(())
+    }
+
+    /// The programs on links have been replaced too: what the old ones noted meanwhile is copied.
+    fn settle(&mut self) {
+        if self.copies.is_empty() || !self.attached {
+            return;
+        }
+        std::mem::take(&mut self.copies).run();
+        if let Err(error) = self.maps.set_settling(Duration::ZERO) {
+            tracing::warn!(%error, "connections that nothing is known of are not told so for some seconds");
+        }
     }
 
     /// Failing costs little: where the node's namespace is the initial one, as it is but for nodes in containers, the programs
@@ -259,6 +273,9 @@ impl Ebpf {
         Ok(true)
     }
 }
+
+/// What taking over from maps of another size may take, before segments of unknown connections are answered again.
+const SETTLING: Duration = Duration::from_secs(5);
 
 /// What the programs' names start with, and so the names of their links and filters.
 const LINKS: &str = "shunt_";
@@ -334,8 +351,7 @@ impl Dataplane for Ebpf {
                 Err(error) => failures.add(&step, error),
             }
         }
-        // The programs on links have been replaced too.
-        std::mem::take(&mut self.copies).run();
+        self.settle();
         failures.outcome(state)?;
         rules.map_or(Ok(()), |source| Err(EbpfError::Rules { source }))
     }

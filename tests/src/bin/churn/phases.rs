@@ -1,6 +1,7 @@
 //! What happens to the proxy and to its Service while clients dial.
 
 use std::{
+    fmt::Write as _,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::Duration,
@@ -80,10 +81,11 @@ impl Scene {
         self.proxy.kill()?;
         self.proxy.start(&mut self.world)?;
         let mut check = Check::of_load("churn", &counts);
-        let (name, seconds) = (check.name, took.elapsed().as_secs());
-        check.name = format!(
-            "{name}; {restarts} proxy restarts, {changes} endpoint changes, {again} segments sent again, {seconds} s"
-        );
+        write!(
+            check.name,
+            "; {restarts} proxy restarts, {changes} endpoint changes, {again} segments sent again, {:.0} s",
+            took.elapsed().as_secs_f32()
+        )?;
         Ok(check)
     }
 
