@@ -8,7 +8,7 @@ use proptest::{
     test_runner::{FileFailurePersistence, TestCaseResult, TestRunner},
 };
 use proxy_common::{
-    layout::Direction,
+    layout::{Direction, Flow},
     testing::{
         Bed as _, Memory, Noted, World,
         generate::{self, Step},
@@ -86,11 +86,14 @@ fn compare(world: &World, steps: &[Step]) -> Result<Option<()>, TestCaseError> {
     Ok(Some(()))
 }
 
-/// What chance must have said in the kernel: the client port of the flow that is new there, if that was changed.
+/// What chance must have said in the kernel: the client port of the flow that is new there, or was placed anew, if that was
+/// changed.
 fn chance(in_kernel: &Noted, on_host: &Noted) -> u32 {
-    let is_new = |key: &&_| !on_host.flows.contains_key(*key);
-    let new = in_kernel.flows.keys().filter(is_new).find(|key| key.direction == Direction::Original as u8);
-    let [low, high] = new.map_or(0, |key| in_kernel.flows[key].source.port).to_ne_bytes();
+    let ends = |flow: &Flow| (flow.source, flow.destination);
+    let new = in_kernel.flows.iter().find(|(key, flow)| {
+        key.direction == Direction::Original as u8 && on_host.flows.get(key).map(ends) != Some(ends(flow))
+    });
+    let [low, high] = new.map_or(0, |(_, flow)| flow.source.port).to_ne_bytes();
     u32::from_ne_bytes([low, high, 0, 0])
 }
 

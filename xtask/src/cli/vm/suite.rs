@@ -15,7 +15,7 @@ use crate::cli::steps;
 /// Test targets that exercise the kernel.
 const TARGETS: [&str; 4] = ["ebpf_sockets", "ebpf_frames", "ebpf_links", "netfilter"];
 /// Conformance cases.
-const CASES: [&str; 14] = [
+const CASES: [&str; 16] = [
     "affinity-clientip",
     "clusterip-tcp",
     "clusterip-udp",
@@ -26,10 +26,12 @@ const CASES: [&str; 14] = [
     "no-endpoints",
     "nodeport-cluster",
     "nodeport-udp",
+    "path-mtu-behind-other-node",
     "restart",
     "udp-endpoint-replaced",
     "v6-clusterip",
     "v6-loadbalancer-source-ranges",
+    "vlan",
 ];
 const MODE: &str = "ebpf";
 /// How many times as long as on the machine itself the tests wait for things: guests run without KVM.
