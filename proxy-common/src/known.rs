@@ -23,11 +23,22 @@ pub struct Place {
 /// Odd numbers with well mixed bits (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 const FACTORS: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
 
+/// Tells an endpoint's place from a Service's at the same address: any word that no address here begins with.
+const ENDPOINT: u32 = 0x5bd1_e995;
+
 impl Place {
-    /// The place of an address and port, the port in host byte order.
+    /// The place of an address and port of a Service: packets that come in for it are looked at. The port is in host byte order.
     #[inline(always)]
-    pub const fn of(addr: &Addr, port: u16) -> Self {
+    pub const fn of_service(addr: &Addr, port: u16) -> Self {
         Self::of_words(addr.words(), port)
+    }
+
+    /// The place of an endpoint: packets that leave from it are looked at. A place of its own, so that who dials endpoints past
+    /// all Services is not held up as they come in.
+    #[inline(always)]
+    pub const fn of_endpoint(addr: &Addr, port: u16) -> Self {
+        let [a, b, c, d] = addr.words();
+        Self::of_words([a ^ ENDPOINT, b, c, d], port)
     }
 
     /// The place of a node port: of the unspecified address of the same family as this one.
@@ -88,12 +99,12 @@ mod tests {
         for (addr, any) in
             [(Addr::from_v4([192, 0, 2, 1]), Addr::UNSPECIFIED_V4), (Addr::LOOPBACK_V6, Addr::UNSPECIFIED_V6)]
         {
-            assert_eq!(Place::of_node_port(&addr, 30_080), Place::of(&any, 30_080));
+            assert_eq!(Place::of_node_port(&addr, 30_080), Place::of_service(&any, 30_080));
         }
     }
 
     fn bit(addr: &Addr, port: u16) -> u32 {
-        let Place { word, mask } = Place::of(addr, port);
+        let Place { word, mask } = Place::of_service(addr, port);
         assert!(word < WORDS);
         word * 64 + mask.trailing_zeros()
     }

@@ -18,7 +18,7 @@ use crate::{
 /// Whether a packet may be for a Service, by where it goes.
 #[inline(always)]
 pub(super) fn may_concern(tables: &impl Tables, packet: &Packet, [_, port]: [u16; 2]) -> bool {
-    tables.may_be_known(Place::of(&packet.destination, port))
+    tables.may_be_known(Place::of_service(&packet.destination, port))
         || tables.may_be_known(Place::of_node_port(&packet.destination, port))
 }
 

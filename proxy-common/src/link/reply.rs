@@ -14,8 +14,11 @@ use crate::{
 /// Whether a packet may be of a flow, by where it comes from.
 #[inline(always)]
 pub(super) fn may_concern(tables: &impl Tables, packet: &Packet, [port, _]: [u16; 2]) -> bool {
-    tables.may_be_known(Place::of(&packet.source, port))
-        || packet.proto == UDP && tables.may_be_known(Place::of_node_port(&packet.source, port))
+    let may_be_own = || {
+        tables.may_be_known(Place::of_service(&packet.source, port))
+            || tables.may_be_known(Place::of_node_port(&packet.source, port))
+    };
+    tables.may_be_known(Place::of_endpoint(&packet.source, port)) || packet.proto == UDP && may_be_own()
 }
 
 /// A TCP or UDP packet that may be of a flow leaves on a link.

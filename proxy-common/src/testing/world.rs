@@ -73,8 +73,9 @@ pub struct Noted {
 impl World {
     /// The addresses and ports of Services and endpoints.
     pub fn known(&self) -> impl Iterator<Item = Place> {
-        let services = self.services.keys().map(|key| Place::of(&key.addr, key.port));
-        services.chain(self.endpoints.values().map(|endpoint| Place::of(&endpoint.addr, endpoint.port)))
+        let services = self.services.keys().map(|key| Place::of_service(&key.addr, key.port));
+        services
+            .chain(self.endpoints.values().map(|endpoint| Place::of_endpoint(&endpoint.addr, endpoint.port)))
     }
 }
 
@@ -85,7 +86,13 @@ impl Noted {
             .flows
             .iter()
             .flat_map(|(key, flow)| [key.source, key.destination, flow.source, flow.destination]);
-        ends.flat_map(|end| [Place::of(&end.addr, end.port), Place::of_node_port(&end.addr, end.port)])
+        ends.flat_map(|end| {
+            [
+                Place::of_service(&end.addr, end.port),
+                Place::of_endpoint(&end.addr, end.port),
+                Place::of_node_port(&end.addr, end.port),
+            ]
+        })
     }
 
     /// The same, as if it had been noted so much earlier. None if that is before the clock began.

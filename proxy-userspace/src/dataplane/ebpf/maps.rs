@@ -228,18 +228,17 @@ impl Maps {
     }
 
     /// Packets of an address and port are looked at from now on.
-    fn make_known(&self, addr: &Addr, port: u16) {
-        let Place { word, mask } = Place::of(addr, port);
+    fn make_known(&self, Place { word, mask }: Place) {
         self.known.set(word, mask);
     }
 
     pub(super) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) -> Result<(), KernelError> {
-        self.make_known(&key.addr, key.port);
+        self.make_known(Place::of_service(&key.addr, key.port));
         self.services.insert(key, value, 0).map_err(failed("write", "services", self.sizes.services))
     }
 
     pub(super) fn put_endpoint(&mut self, key: EndpointKey, value: Endpoint) -> Result<(), KernelError> {
-        self.make_known(&value.addr, value.port);
+        self.make_known(Place::of_endpoint(&value.addr, value.port));
         self.endpoints.insert(key, value, 0).map_err(failed("write", "endpoints", self.sizes.endpoints))
     }
 
