@@ -14,11 +14,16 @@ use crate::{
 /// Whether a packet may be of a flow, by where it comes from.
 #[inline(always)]
 pub(super) fn may_concern(tables: &impl Tables, packet: &Packet, [port, _]: [u16; 2]) -> bool {
-    let may_be_own = || {
-        tables.may_be_known(Place::of_service(&packet.source, port))
-            || tables.may_be_known(Place::of_node_port(&packet.source, port))
-    };
-    tables.may_be_known(Place::of_endpoint(&packet.source, port)) || packet.proto == UDP && may_be_own()
+    tables.may_be_known(Place::of_endpoint(&packet.source, port))
+        || packet.proto == UDP && may_be_own(tables, packet, port)
+}
+
+/// Whether a datagram may leave from the number of a node port, or from the port of a Service at an address of the node. A call of
+/// its own, for its stack.
+#[inline(never)]
+fn may_be_own<T: Tables>(tables: &T, packet: &Packet, port: u16) -> bool {
+    tables.may_be_known(Place::of_service(&packet.source, port))
+        || tables.may_be_known(Place::of_node_port(&packet.source, port))
 }
 
 /// A TCP or UDP packet that may be of a flow leaves on a link.
