@@ -25,31 +25,25 @@ pub enum Outcome {
 /// A packet for this node comes in on a link.
 #[inline(always)]
 pub fn ingress(frame: &impl Frame, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
-    let mut packet = Packet::at(header, version);
-    if packet.read(frame).is_none() {
-        return Outcome::Proceed;
-    }
-    match (packet.version, packet.proto) {
-        (_, TCP | UDP) => {
-            if let Fragment::Later { id } = packet.fragment {
-                return fragment::follow(frame, tables, &packet, Direction::Original, id);
-            }
-            match packet.ports(frame) {
-                Some(ports) if original::may_concern(tables, &packet, ports) => {
-                    original::transport(frame, tables, &packet, ports)
-                }
-                _ => Outcome::Proceed,
-            }
-        }
-        (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => error::about_reply(frame, tables, &packet),
-        _ => Outcome::Proceed,
-    }
+    pass(frame, tables, header, version, Direction::Original)
 }
 
 /// A packet leaves on a link.
 #[inline(always)]
 pub fn egress(frame: &impl Frame, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
     forget_marks(frame, tables);
+    pass(frame, tables, header, version, Direction::Reply)
+}
+
+/// A packet passes where those of a direction are translated; the direction is known where this is built.
+#[inline(always)]
+fn pass(
+    frame: &impl Frame,
+    tables: &impl Tables,
+    header: u32,
+    version: IpVersion,
+    direction: Direction,
+) -> Outcome {
     let mut packet = Packet::at(header, version);
     if packet.read(frame).is_none() {
         return Outcome::Proceed;
@@ -57,16 +51,22 @@ pub fn egress(frame: &impl Frame, tables: &impl Tables, header: u32, version: Ip
     match (packet.version, packet.proto) {
         (_, TCP | UDP) => {
             if let Fragment::Later { id } = packet.fragment {
-                return fragment::follow(frame, tables, &packet, Direction::Reply, id);
+                return fragment::follow(frame, tables, &packet, direction, id);
             }
-            match packet.ports(frame) {
-                Some(ports) if reply::may_concern(tables, &packet, ports) => {
+            match (packet.ports(frame), direction) {
+                (Some(ports), Direction::Original) if original::may_concern(tables, &packet, ports) => {
+                    original::transport(frame, tables, &packet, ports)
+                }
+                (Some(ports), Direction::Reply) if reply::may_concern(tables, &packet, ports) => {
                     reply::transport(frame, tables, &packet, ports)
                 }
                 _ => Outcome::Proceed,
             }
         }
-        (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => error::about_original(frame, tables, &packet),
+        (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => match direction {
+            Direction::Original => error::about_reply(frame, tables, &packet),
+            Direction::Reply => error::about_original(frame, tables, &packet),
+        },
         _ => Outcome::Proceed,
     }
 }

@@ -3,12 +3,14 @@
 use std::{net::TcpStream, time::Duration};
 
 use aya::maps::{HashMap, MapData};
-use nix::time::{ClockId, clock_gettime};
 use proxy_common::{
     Addr,
     layout::{Direction, Endpoint, Flow, FlowKey, flow_state},
 };
-use proxy_userspace::model::{Dirty, Protocol};
+use proxy_userspace::{
+    kernel::clock,
+    model::{Dirty, Protocol},
+};
 use shunt_tests::deadline::Deadline;
 
 use crate::bench::{Bench, tcp_server};
@@ -25,8 +27,7 @@ fn flow(client_port: u16, used_ns: u64) -> (FlowKey, Flow) {
 }
 
 fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock");
-    u64::try_from(Duration::from(now).as_nanos()).expect("fits")
+    u64::try_from(clock::monotonic().expect("a clock").as_nanos()).expect("fits")
 }
 
 fn flows(bench: &Bench) -> HashMap<MapData, FlowKey, Flow> {
