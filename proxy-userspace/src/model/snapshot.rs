@@ -10,7 +10,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{IpFamily, NamespacedName, Protocol, TrafficPolicy};
+use super::{IpFamily, MacAddress, NamespacedName, Protocol, TrafficPolicy};
 
 /// Upstream's `ServicePortName`: shown as `namespace/name:port`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -167,6 +167,8 @@ pub struct NodeView {
     pub links: BTreeMap<u32, ServedLink>,
     /// Indexes of the links that traffic of local pods comes in on, where [`Self::local_detector`] goes by links.
     pub local_links: BTreeSet<u32>,
+    /// The address of the bridge, for every link that is a port of one, by the port's index.
+    pub bridge_ports: BTreeMap<u32, MacAddress>,
     /// All traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
     /// The Node is going away: `/healthz` answers 503.
