@@ -37,13 +37,13 @@ pub struct Suspects<'a> {
     former_node_ports: &'a NodePorts,
 }
 
-/// A destination: what it leads to now and, if to nothing, what it led to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Suspect<'a> {
-    Served(FrontendKind, &'a ResolvedPort),
-    Gone(&'a ResolvedPort),
-    /// It led to endpoints that nobody remembers.
-    Inherited,
+/// What a destination leads to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Suspect<'a> {
+    now: Option<(FrontendKind, &'a ResolvedPort)>,
+    before: Option<&'a ResolvedPort>,
+    /// Before that, it led to endpoints that nobody remembers.
+    is_inherited: bool,
 }
 
 /// Whether a service port is UDP: the others are nobody's business here.
@@ -77,7 +77,8 @@ impl Memory {
             node_ports,
             former_node_ports: &self.node_ports,
         };
-        suspects.destinations.extend(self.inherited.iter().map(|to| (*to, Suspect::Inherited)));
+        let inherited = Suspect { is_inherited: true, ..Suspect::default() };
+        suspects.destinations.extend(self.inherited.iter().map(|to| (*to, inherited)));
         let keys: Box<dyn Iterator<Item = &ServicePortKey>> = if everything || dirty.all {
             Box::new(self.ports.keys().chain(snapshot.ports.keys()).filter(|key| is_udp(key)))
         } else {
@@ -90,12 +91,9 @@ impl Memory {
         if node_ports_moved {
             changes.extend(self.with_node_port(snapshot));
         }
-        // What is served goes last: it may have been another's before.
-        for (family, before, _) in &changes {
-            suspects.add(*family, *before, |_, port| Suspect::Gone(port));
-        }
-        for (family, _, now) in &changes {
-            suspects.add(*family, *now, Suspect::Served);
+        for (family, before, now) in changes {
+            suspects.add(family, before, |suspect, _, port| suspect.before = Some(port));
+            suspects.add(family, now, |suspect, kind, port| suspect.now = Some((kind, port)));
         }
         suspects
     }
@@ -168,13 +166,13 @@ impl<'a> Suspects<'a> {
         &mut self,
         family: IpFamily,
         port: Option<&'a Arc<ResolvedPort>>,
-        suspect: impl Fn(FrontendKind, &'a ResolvedPort) -> Suspect<'a>,
+        note: impl Fn(&mut Suspect<'a>, FrontendKind, &'a ResolvedPort),
     ) {
         let Some(port) = port else { return };
         for frontend in &port.frontends {
             let address = frontend.address.unwrap_or_else(|| unspecified(family));
             let destination = SocketAddr::new(address, frontend.port.get());
-            self.destinations.insert(destination, suspect(frontend.kind, port));
+            note(self.destinations.entry(destination).or_default(), frontend.kind, port);
         }
     }
 
@@ -193,30 +191,27 @@ impl<'a> Suspects<'a> {
         self.destinations.is_empty()
     }
 
-    /// A rule that is in the kernel now would not have made this flow, and one that was there made it or should have.
+    /// No rule that is in the kernel now would have made this flow, and one that was there made it or should have.
     pub fn is_stale(&self, flow: &UdpFlow) -> bool {
-        if let Some(suspect) = self.destinations.get(&flow.destination) {
-            return self.leads_astray(*suspect, flow);
-        }
         let address = flow.destination.ip();
-        let is_served = self.node_ports.contains(address);
-        if !is_served && !self.former_node_ports.contains(address) {
-            return false;
-        }
-        let node_port = SocketAddr::new(unspecified(IpFamily::of(address)), flow.destination.port());
-        match self.destinations.get(&node_port) {
-            None => false,
-            Some(Suspect::Served(_, port)) if !is_served => self.leads_astray(Suspect::Gone(port), flow),
-            Some(suspect) => self.leads_astray(*suspect, flow),
+        let node_port = || SocketAddr::new(unspecified(IpFamily::of(address)), flow.destination.port());
+        if let Some(suspect) = self.destinations.get(&flow.destination) {
+            self.leads_astray(suspect, flow, true)
+        } else if self.node_ports.contains(address) {
+            self.destinations.get(&node_port()).is_some_and(|suspect| self.leads_astray(suspect, flow, true))
+        } else if self.former_node_ports.contains(address) {
+            self.destinations.get(&node_port()).is_some_and(|suspect| self.leads_astray(suspect, flow, false))
+        } else {
+            false
         }
     }
 
-    fn leads_astray(&self, suspect: Suspect<'_>, flow: &UdpFlow) -> bool {
-        match suspect {
-            Suspect::Served(kind, port) => !self.may_lead_to(port, kind, flow),
-            // Whoever has the address now may have flows of his own.
-            Suspect::Gone(port) => serving(port, flow.reply_source).is_some(),
-            Suspect::Inherited => flow.is_translated(),
+    /// Where nothing is served any more, somebody else may have flows of his own, to the same address and port.
+    fn leads_astray(&self, suspect: &Suspect<'_>, flow: &UdpFlow, is_served: bool) -> bool {
+        match (suspect.now.filter(|_| is_served), suspect.before) {
+            (Some((kind, port)), _) => !self.may_lead_to(port, kind, flow),
+            (None, Some(port)) => serving(port, flow.reply_source).is_some(),
+            (None, None) => suspect.is_inherited && flow.is_translated(),
         }
     }
 
