@@ -142,6 +142,7 @@ fn concerns_udp(dirty: &Dirty) -> bool {
 }
 
 /// One walk a family, and none for a family without suspects.
+#[expect(clippy::disallowed_methods, reason = "how long a walk takes is measured")]
 fn delete(flows: &mut dyn UdpFlows, suspects: &Suspects<'_>) -> Result<Vec<Forgotten>, KernelError> {
     let mut forgotten = Vec::new();
     for filter in suspects.filters() {
