@@ -240,7 +240,9 @@ impl SyncLoop {
         let dirty = if extent == SyncExtent::Full { &everything } else { dirty };
         match self.renderer.forget_stale_udp(self.model.snapshot(), dirty) {
             Ok(forgotten) => {
-                forgotten.into_iter().for_each(|forgotten| self.outputs.metrics.flows_forgotten(forgotten));
+                for forgotten in forgotten {
+                    self.outputs.metrics.flows_forgotten(forgotten);
+                }
                 self.last_stale_udp_error = None;
             }
             Err(error) => {

@@ -347,11 +347,7 @@ fn what_failed_is_made_good_with_the_next_change_of_udp() {
 }
 
 /// Who serves a destination; the other way round than the plan goes about it.
-fn served<'a>(
-    snapshot: &'a Snapshot,
-    loopback: bool,
-    to: SocketAddr,
-) -> Option<(FrontendKind, &'a ResolvedPort)> {
+fn served(snapshot: &Snapshot, loopback: bool, to: SocketAddr) -> Option<(FrontendKind, &ResolvedPort)> {
     let node_address =
         if matches!(to.ip(), IpAddr::V4(v4) if v4.is_loopback()) { ip("127.0.0.1") } else { to.ip() };
     let has_node_ports =
