@@ -240,6 +240,19 @@ fn who_cannot_be_told_to_be_outside_keeps_his_flows() {
 }
 
 #[test]
+fn an_address_that_a_service_got_is_cleared_of_untranslated_flows_and_one_that_it_lost_of_its_own() {
+    let external = "198.51.100.1:53";
+    let mut scene = Scene::serving(&[OLD]);
+    let mut port = service(&[OLD]);
+    port.frontends.push(at(FrontendKind::ExternalIp, external));
+    let [untranslated, own] = [external, OLD].map(|reply_source| flow(CLIENT, external, reply_source));
+    let dirty = scene.set("dns", port);
+    assert_eq!(scene.left(&dirty, &[untranslated, own, to_vip(OLD)]), [own, to_vip(OLD)]);
+    scene.set("dns", service(&[OLD]));
+    assert_eq!(scene.left(&dirty, &[untranslated, own, to_vip(OLD)]), [untranslated, to_vip(OLD)]);
+}
+
+#[test]
 fn node_ports_are_those_of_the_addresses_they_are_served_on() {
     let to = |destination| flow(CLIENT, destination, OLD);
     let mut scene = Scene::new();
