@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::kernel::conntrack::Deleted;
+use crate::dataplane::conntrack::Deleted;
 
 fn text(metrics: &Metrics, accept: Option<&str>) -> (&'static str, String) {
     metrics.exposition().encode(accept).expect("metrics can be written")

@@ -8,9 +8,9 @@ use super::*;
 use crate::{
     dataplane::{
         Rendering,
+        conntrack::UdpFlow,
         fake::{Call, Fake},
     },
-    kernel::conntrack::UdpFlow,
     model::{
         Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, Protocol, Service, testing,
     },

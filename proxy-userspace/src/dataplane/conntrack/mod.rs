@@ -22,11 +22,9 @@ use std::{
 
 use self::plan::Memory;
 pub use self::plan::Suspects;
+pub use crate::kernel::conntrack::{Deleted, UdpFilter, UdpFlow};
 use crate::{
-    kernel::{
-        KernelError,
-        conntrack::{self, Deleted, UdpFilter, UdpFlow},
-    },
+    kernel::{KernelError, conntrack},
     model::{Dirty, IpFamily, Snapshot},
 };
 

@@ -6,12 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use crate::{
-    kernel::conntrack::{UdpFilter, UdpFlow},
-    model::{
-        Caller, Dirty, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, Protocol, ResolvedPort,
-        ServicePortKey, Snapshot, TrafficPolicy,
-    },
+use super::{UdpFilter, UdpFlow};
+use crate::model::{
+    Caller, Dirty, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, Protocol, ResolvedPort,
+    ServicePortKey, Snapshot, TrafficPolicy,
 };
 
 /// What the rules made of UDP when flows were last looked at.
