@@ -2,12 +2,13 @@
 
 use std::{io, sync::Arc};
 
+use netlink_packet_core::NetlinkBuffer;
 use netlink_sys::{
     AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_NETFILTER,
 };
 use tokio::sync::Notify;
 
-use super::{KernelError, netlink};
+use super::KernelError;
 
 /// `NFNLGRP_NFTABLES` of `linux/netfilter/nfnetlink.h`.
 const GROUP: u32 = 7;
@@ -15,13 +16,15 @@ const GROUP: u32 = 7;
 const SUBSYSTEM: u16 = 10;
 /// `NFT_MSG_DELTABLE`, `NFT_MSG_DELCHAIN` and `NFT_MSG_DELRULE`, the lower byte.
 const REMOVALS: [u16; 3] = [2, 5, 8];
+/// More than the kernel puts into one datagram.
+const BUFFER: usize = 64 * 1024;
 
 /// Tells whenever something is removed that carries one of these names, in the network namespace of the caller. Returns when
 /// netlink fails.
 pub async fn report_removals(names: &[&str], disturbed: Arc<Notify>) -> Result<(), KernelError> {
     let failed = |operation| KernelError::call(operation, "an nfnetlink socket");
     let socket = open().map_err(failed("open"))?;
-    let mut buffer = Vec::with_capacity(netlink::LARGEST_DATAGRAM);
+    let mut buffer = Vec::with_capacity(BUFFER);
     loop {
         buffer.clear();
         let is_removal = match socket.recv(&mut buffer).await {
@@ -45,12 +48,18 @@ fn open() -> io::Result<TokioSocket> {
 
 /// Whether a datagram tells of the removal of something that carries one of these names. Names are texts with a zero after
 /// them wherever they stand, so that nothing else of a message has to be understood.
-fn has_removal(datagram: &[u8], names: &[&str]) -> bool {
-    netlink::borrowed_messages(datagram).any(|message| {
+fn has_removal(mut datagram: &[u8], names: &[&str]) -> bool {
+    while let Ok(message) = NetlinkBuffer::new_checked(datagram) {
         let kind = message.message_type();
         let is_removal = kind >> 8 == SUBSYSTEM && REMOVALS.contains(&(kind & 0xff));
-        is_removal && names.iter().any(|name| holds_name(message.payload(), name))
-    })
+        if is_removal && names.iter().any(|name| holds_name(message.payload(), name)) {
+            return true;
+        }
+        // Messages are aligned to four bytes, but for the end of the last.
+        let length = (message.length() as usize).next_multiple_of(4);
+        datagram = datagram.get(length..).unwrap_or_default();
+    }
+    false
 }
 
 fn holds_name(payload: &[u8], name: &str) -> bool {
