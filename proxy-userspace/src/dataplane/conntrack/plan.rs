@@ -192,21 +192,23 @@ impl<'a> Suspects<'a> {
     /// No rule that is in the kernel now would have made this flow, and one that was there made it or should have.
     pub fn is_stale(&self, flow: &UdpFlow) -> bool {
         let address = flow.destination.ip();
-        let node_port = || SocketAddr::new(unspecified(IpFamily::of(address)), flow.destination.port());
         if let Some(suspect) = self.destinations.get(&flow.destination) {
-            self.leads_astray(suspect, flow, true)
-        } else if self.node_ports.contains(address) {
-            self.destinations.get(&node_port()).is_some_and(|suspect| self.leads_astray(suspect, flow, true))
-        } else if self.former_node_ports.contains(address) {
-            self.destinations.get(&node_port()).is_some_and(|suspect| self.leads_astray(suspect, flow, false))
-        } else {
-            false
+            return self.leads_astray(suspect, flow);
         }
+        let (is_served, was_served) =
+            (self.node_ports.contains(address), self.former_node_ports.contains(address));
+        let node_port = SocketAddr::new(unspecified(IpFamily::of(address)), flow.destination.port());
+        let suspect = self.destinations.get(&node_port).filter(|_| is_served || was_served);
+        suspect.is_some_and(|suspect| {
+            let now = suspect.now.filter(|_| is_served);
+            let before = suspect.before.filter(|_| was_served);
+            self.leads_astray(&Suspect { now, before, ..*suspect }, flow)
+        })
     }
 
     /// Where nothing is served any more, somebody else may have flows of his own, to the same address and port.
-    fn leads_astray(&self, suspect: &Suspect<'_>, flow: &UdpFlow, is_served: bool) -> bool {
-        match (suspect.now.filter(|_| is_served), suspect.before) {
+    fn leads_astray(&self, suspect: &Suspect<'_>, flow: &UdpFlow) -> bool {
+        match (suspect.now, suspect.before) {
             (Some((kind, port)), _) => !self.may_lead_to(port, kind, flow),
             (None, Some(port)) => serving(port, flow.reply_source).is_some(),
             (None, None) => suspect.is_inherited && flow.is_translated(),

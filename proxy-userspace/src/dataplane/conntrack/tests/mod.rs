@@ -279,6 +279,17 @@ fn an_address_that_node_ports_are_no_longer_served_on_is_cleared_of_ours_and_a_n
 }
 
 #[test]
+fn a_node_port_that_goes_was_served_on_the_addresses_of_that_time_only() {
+    let mut scene = Scene::new();
+    scene.set("dns", node_port(&[OLD]));
+    scene.forget_all();
+    scene.snapshot.node.node_port_addresses.insert(ip("192.168.57.12"));
+    let dirty = Dirty { node: true, ..scene.remove("dns") };
+    let [own, strangers] = ["192.168.57.11:30053", "192.168.57.12:30053"].map(|to| flow(CLIENT, to, OLD));
+    assert_eq!(scene.left(&dirty, &[own, strangers]), [strangers]);
+}
+
+#[test]
 fn an_address_that_moved_to_another_service_counts_for_that_one() {
     let mut scene = Scene::serving(&[OLD]);
     scene.remove("dns");
