@@ -107,9 +107,9 @@ pub struct ResolvedPort {
     /// Endpoints of this node for policy Local, after readiness and termination fallback; sorted. Empty unless a policy
     /// of the Service is Local.
     pub local_endpoints: Vec<ResolvedEndpoint>,
-    /// Addresses of every endpoint that still serves (`conditions.serving`) or is ready, chosen or not: a UDP flow to any
-    /// other address of this service port has lost its endpoint. Sorted; kept for UDP only.
-    pub serving: Vec<SocketAddr>,
+    /// Every endpoint that still serves (`conditions.serving`) or is ready, chosen or not: a UDP flow of this service port to
+    /// any other address has lost its endpoint. Sorted by address, none twice; kept for UDP only.
+    pub serving: Vec<ResolvedEndpoint>,
     /// There is an endpoint somewhere that is usable under some policy: upstream's `hasEndpoints`.
     pub has_endpoints: bool,
     /// Affinity by client, with its timeout in seconds.
