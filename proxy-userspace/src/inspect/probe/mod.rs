@@ -90,7 +90,7 @@ const IPVS_MODE: &[Wish] = &[
 /// Every mode, in the order in which `auto` prefers them, and what it wants. `auto` never takes ipvs, which upstream gives up.
 const MODES: [(&str, bool, &[Wish]); 4] = [
     ("ebpf", true, EBPF),
-    ("nftables", false, NFTABLES_MODE),
+    ("nftables", true, NFTABLES_MODE),
     ("iptables", false, IPTABLES_MODE),
     ("ipvs", false, IPVS_MODE),
 ];

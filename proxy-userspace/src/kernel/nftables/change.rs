@@ -75,6 +75,13 @@ pub struct Hook {
     pub priority: i32,
 }
 
+impl Change {
+    /// As nft would be told it.
+    pub fn show<'a>(&'a self, family: Family, table: &'a str) -> impl fmt::Display + 'a {
+        Shown(self, family, table)
+    }
+}
+
 impl Hook {
     fn name(self) -> &'static str {
         ["prerouting", "input", "forward", "output", "postrouting"]

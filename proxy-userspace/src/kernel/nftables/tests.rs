@@ -177,7 +177,7 @@ fn a_table_is_found_with_its_chains_and_the_shapes_of_its_sets() {
         let mut nftables = Nftables::open().expect("nf_tables");
         for family in Family::ALL {
             assert!(!nftables.find(family, TABLE).unwrap().is_there);
-            nft(&["-f", "-"], &format!("table {} other {{ chain here {{ }} }}", family.word()));
+            nft(&["-f", "-"], &format!("table {} other {{ chain here {{ }}; }}", family.word()));
             nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));
             let mut found = nftables.find(family, TABLE).unwrap();
             found.chains.sort();
