@@ -1,1 +1,545 @@
+//! The laws of every dataplane, held to the nftables plan over generated Snapshots, what a packet meets in every prefix of a
+//! plan, and plans as people read them.
 
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    sync::Arc,
+};
+
+use proptest::prelude::*;
+
+use super::{
+    Plan, State,
+    plan::plan,
+    service,
+    state::{Held, Table},
+    table::{Base, Destination},
+};
+use crate::{
+    dataplane::PlanSize as _,
+    kernel::nftables::{Change, Family, Key, Name, Statement, Value, Verdict},
+    model::{
+        Caller, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, ResolvedEndpoint,
+        ResolvedPort, ServicePortKey, Snapshot, TrafficPolicy, testing,
+        testing::{cidrs, ip, key, port_number, resolved_port},
+    },
+};
+
+const MASQUERADE: u32 = 0x4000;
+
+fn empty() -> State {
+    State { masquerade: MASQUERADE, ..State::default() }
+}
+
+/// What `apply` does to the mirror when the kernel takes everything.
+fn apply(state: &mut State, plan: Plan) {
+    for (family, change) in plan.transactions.into_iter().flatten() {
+        check(state, family, &change);
+        state.record(family, change);
+    }
+    state.learn(plan.facts);
+}
+
+/// The kernel refuses what is there already or is not there, and to remove what is in use.
+fn check(state: &State, family: Family, change: &Change) {
+    let table = state.table(family);
+    let base = |set| Base::of(set).expect("one of ours");
+    let has_set = |name: &Name| table.sets.contains_key(name);
+    let has_chain = |name: &Name| table.chains.contains_key(name);
+    match change {
+        Change::AddTable(_) => assert!(!table.is_there),
+        Change::DeleteTable => assert!(table.is_there),
+        Change::AddChain(chain) => assert!(table.is_there && !has_chain(&chain.name), "{}", chain.name),
+        Change::FlushChain(chain) => assert!(has_chain(chain), "{chain}"),
+        Change::DeleteChain(chain) => {
+            assert!(has_chain(chain), "{chain}");
+            assert!(!leads_to(table, chain), "{chain} is in use");
+        }
+        Change::AddRule(chain, rule) => {
+            assert!(has_chain(chain), "{chain}");
+            for name in needs(&rule.statements) {
+                assert!(has_set(&name) || has_chain(&name), "{chain}: there is no {name}");
+            }
+        }
+        Change::AddSet(set) => assert!(table.is_there && !has_set(&set.name), "{}", set.name),
+        Change::DeleteSet(set) => {
+            assert!(has_set(set), "{set}");
+            let rules = table.chains.values().flatten().flatten();
+            assert!(
+                rules.flat_map(|rule| needs(&rule.statements)).all(|name| name != *set),
+                "{set} is in use"
+            );
+        }
+        Change::AddElement(set, key, value) => {
+            assert!(has_set(&set.name) && !table.elements.contains_key(&(base(set), *key)));
+            if let Value::Verdict(Verdict::Goto(chain), _) = value {
+                assert!(has_chain(chain), "there is no {chain}");
+            }
+        }
+        Change::DeleteElement(set, key) => assert!(table.elements.contains_key(&(base(set), *key))),
+    }
+}
+
+fn needs(statements: &[Statement]) -> Vec<Name> {
+    let named = |statement: &Statement| match statement {
+        Statement::In(_, name)
+        | Statement::VerdictMap(_, name)
+        | Statement::DnatByMap(_, name)
+        | Statement::Update(name, _)
+        | Statement::Verdict(Verdict::Goto(name) | Verdict::Jump(name)) => Some(name.clone()),
+        _ => None,
+    };
+    statements.iter().filter_map(named).collect()
+}
+
+fn leads_to(table: &Table, chain: &Name) -> bool {
+    let rules = table.chains.values().flatten().flatten();
+    let by_rule = rules.flat_map(|rule| needs(&rule.statements)).any(|name| name == *chain);
+    let goto = |held: &Held| matches!(&held.value, Value::Verdict(Verdict::Goto(name), _) if name == chain);
+    by_rule || table.elements.values().any(goto)
+}
+
+fn programmed(snapshot: &Snapshot) -> State {
+    let mut state = empty();
+    let all = plan(&state, snapshot, &Dirty::everything());
+    apply(&mut state, all);
+    state
+}
+
+/// What a process that starts finds.
+fn restarted(state: &State) -> State {
+    let mut found = empty();
+    for family in Family::ALL {
+        let table = state.table(family);
+        let held = |(key, held): (&(Base, Key), &Held)| (*key, Held { value: held.value.clone(), claims: 0 });
+        *found.table_mut(family) = Table {
+            is_there: table.is_there,
+            is_foreign: false,
+            elements: table.elements.iter().map(held).collect(),
+            chains: table.chains.keys().map(|name| (name.clone(), None)).collect(),
+            sets: table.sets.clone(),
+            shared: BTreeSet::new(),
+        };
+    }
+    found
+}
+
+/// Without shared chains, which stay when nothing leads to them.
+fn without_shared(state: &State) -> State {
+    let mut state = state.clone();
+    for family in Family::ALL {
+        let table = state.table_mut(family);
+        for shared in std::mem::take(&mut table.shared) {
+            table.chains.remove(&shared.name());
+        }
+        // Which number an endpoint has is of no importance.
+        let slots = |(base, _): &(Base, Key)| {
+            matches!(
+                base,
+                Base::ServiceEndpoints
+                    | Base::ServiceLocalEndpoints
+                    | Base::NodePortEndpoints
+                    | Base::NodePortLocalEndpoints
+            )
+        };
+        table.elements.retain(|key, _| !slots(key));
+    }
+    for owned in state.owned.values_mut() {
+        owned.elements.sort_unstable();
+    }
+    state
+}
+
+/// What a packet meets at a destination: the chain it is sent to, with all endpoints that may be chosen there and are in the map,
+/// and what becomes of it if none is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Offer {
+    chain: Option<Name>,
+    endpoints: Vec<BTreeSet<SocketAddr>>,
+    holes: usize,
+    without: Option<Verdict>,
+}
+
+fn offer(state: &State, family: Family, destination: &Destination) -> Offer {
+    let table = state.table(family);
+    let (lead, without) = match destination.address {
+        Some(_) => (Base::ServiceIps, Base::NoEndpointServices),
+        None => (Base::ServiceNodePorts, Base::NoEndpointNodePorts),
+    };
+    let verdict = |base| match table.elements.get(&(base, destination.key())).map(|held| &held.value) {
+        Some(Value::Verdict(verdict, _)) => Some(verdict.clone()),
+        _ => None,
+    };
+    let mut offer = Offer { without: verdict(without), ..Offer::default() };
+    if let Some(Verdict::Goto(chain)) = verdict(lead) {
+        choices(table, destination, &chain, &mut offer);
+        offer.chain = Some(chain);
+    }
+    offer
+}
+
+fn choices(table: &Table, destination: &Destination, chain: &Name, offer: &mut Offer) {
+    let rules = table.chains.get(chain).expect("the chain").as_ref().expect("its rules");
+    // The number that is there in any case is drawn from lists with others, in another rule.
+    let is_first_choice =
+        |at: &usize| *at == 0 || !matches!(rules[at - 1].statements[..], [Statement::DnatByMap(..)]);
+    let rules = (0..rules.len()).filter(is_first_choice).map(|at| &rules[at]);
+    for statement in rules.flat_map(|rule| &rule.statements) {
+        match statement {
+            Statement::Verdict(Verdict::Goto(next)) => choices(table, destination, next, offer),
+            Statement::Dnat(endpoint) => offer.endpoints.push(BTreeSet::from([*endpoint])),
+            Statement::DnatByMap(key, map) => {
+                let Some(crate::kernel::nftables::Selector::Random(count)) = key.last() else { continue };
+                let base = Base::ALL.into_iter().find(|base| base.name() == *map).expect("a map");
+                let slots = (0..*count).map(|number| table.elements.get(&(base, destination.slot(number))));
+                let found: Vec<_> = slots.collect();
+                offer.holes += found.iter().filter(|slot| slot.is_none()).count();
+                let endpoint = |held: &Held| match held.value {
+                    Value::Data(data) => data.to_endpoint(),
+                    _ => None,
+                };
+                offer.endpoints.push(found.into_iter().flatten().filter_map(endpoint).collect());
+            }
+            _ => {}
+        }
+    }
+}
+
+fn destinations(snapshot: &Snapshot) -> Vec<(Family, Destination, ServicePortKey, Frontend)> {
+    let of = |(key, port): (&ServicePortKey, &Arc<ResolvedPort>)| {
+        let protocol = match key.name.protocol {
+            crate::model::Protocol::Tcp => 6,
+            crate::model::Protocol::Udp => 17,
+            crate::model::Protocol::Sctp => 132,
+        };
+        let family = service::family(key.family);
+        let of_frontend = move |frontend: &Frontend| {
+            (
+                family,
+                Destination { address: frontend.address, protocol, port: frontend.port.get() },
+                *frontend,
+            )
+        };
+        port.frontends.iter().map(of_frontend).map(|(f, d, e)| (f, d, key.clone(), e)).collect::<Vec<_>>()
+    };
+    snapshot.ports.iter().flat_map(of).collect()
+}
+
+/// All that is dialled before and after.
+fn dialled(before: &Snapshot, after: &Snapshot) -> Vec<(Family, Destination)> {
+    let all = [before, after].into_iter().flat_map(destinations);
+    let mut all: Vec<_> = all.map(|(family, destination, ..)| (family, destination)).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// The endpoints a Snapshot has for callers from outside, which every chain ends with.
+fn outside(port: &ResolvedPort, kind: FrontendKind) -> BTreeSet<SocketAddr> {
+    port.endpoints(port.policy(kind, Caller::Outside)).iter().map(|endpoint| endpoint.address).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn after_apply_nothing_is_left_to_plan(snapshot in testing::snapshot()) {
+        let state = programmed(&snapshot);
+        let again = plan(&state, &snapshot, &Dirty::everything());
+        prop_assert!(again.is_empty(), "{again}");
+    }
+
+    #[test]
+    fn planning_what_is_dirty_reaches_what_planning_everything_reaches(
+        (before, after, dirty) in testing::snapshot_change()
+    ) {
+        let mut state = programmed(&before);
+        let incremental = plan(&state, &after, &dirty);
+        apply(&mut state, incremental);
+        let rest = plan(&state, &after, &Dirty::everything());
+        prop_assert!(rest.is_empty(), "left out: {rest}");
+        let fresh = programmed(&after);
+        for (family, destination) in dialled(&before, &after) {
+            prop_assert_eq!(offer(&state, family, &destination), offer(&fresh, family, &destination));
+        }
+        prop_assert_eq!(without_shared(&state), without_shared(&fresh));
+    }
+
+    #[test]
+    fn every_destination_leads_to_its_endpoints_and_to_no_hole(snapshot in testing::snapshot()) {
+        let state = programmed(&snapshot);
+        for (family, destination, key, frontend) in destinations(&snapshot) {
+            let port = &snapshot.ports[&key];
+            let offered = offer(&state, family, &destination);
+            let wanted = outside(port, frontend.kind);
+            prop_assert_eq!(offered.holes, 0);
+            prop_assert_eq!(offered.without.is_some(), wanted.is_empty(), "{} {:?}", key, frontend);
+            let all: BTreeSet<_> = port.cluster_endpoints.iter().chain(&port.local_endpoints).map(|e| e.address).collect();
+            for endpoints in &offered.endpoints {
+                prop_assert!(endpoints.is_subset(&all), "{offered:?}");
+            }
+            let is_inside_only = frontend.kind == FrontendKind::ClusterIp;
+            if is_inside_only && port.affinity_timeout.is_none() && !wanted.is_empty() {
+                prop_assert_eq!(&offered.endpoints[0], &wanted);
+            }
+            if frontend.kind == FrontendKind::LoadBalancerIp {
+                let guarded = state.table(family).elements.contains_key(&(Base::FirewallIps, destination.key()));
+                prop_assert_eq!(guarded, !port.source_ranges.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn every_prefix_of_a_plan_offers_the_old_or_the_new_and_never_a_mixture(
+        (before, after, dirty) in testing::snapshot_change(),
+        is_restarted in any::<bool>(),
+    ) {
+        let old = programmed(&before);
+        let start = if is_restarted { restarted(&old) } else { old.clone() };
+        let dirty = if is_restarted { Dirty::everything() } else { dirty };
+        let change = plan(&start, &after, &dirty);
+        let mut new = start.clone();
+        apply(&mut new, plan(&start, &after, &dirty));
+        let mut prefix = start;
+        // As if each group were a transaction of its own.
+        for transaction in split(&change, &before, &after) {
+            for (family, change) in transaction {
+                check(&prefix, family, &change);
+                prefix.record(family, change);
+            }
+            for (family, destination) in dialled(&before, &after) {
+                if prefix.table(family).chains.values().any(Option::is_none) {
+                    continue;
+                }
+                let offered = offer(&prefix, family, &destination);
+                prop_assert_eq!(offered.holes, 0, "{:?}", destination);
+            }
+        }
+    }
+
+    #[test]
+    fn a_restarted_proxy_writes_rules_and_touches_no_element_and_no_client(snapshot in testing::snapshot()) {
+        let before = programmed(&snapshot);
+        let mut state = restarted(&before);
+        let takeover = plan(&state, &snapshot, &Dirty::everything());
+        for (_, change) in takeover.transactions.iter().flatten() {
+            prop_assert!(matches!(change, Change::FlushChain(_) | Change::AddRule(..)), "{change:?}");
+        }
+        apply(&mut state, takeover);
+        prop_assert_eq!(without_shared(&state), without_shared(&before));
+    }
+
+    #[test]
+    fn what_changed_while_the_proxy_was_away_is_put_right(
+        (before, after, _) in testing::snapshot_change()
+    ) {
+        let mut state = restarted(&programmed(&before));
+        let catching_up = plan(&state, &after, &Dirty::everything());
+        apply(&mut state, catching_up);
+        prop_assert_eq!(without_shared(&state), without_shared(&programmed(&after)));
+        prop_assert!(plan(&state, &after, &Dirty::everything()).is_empty());
+    }
+
+    #[test]
+    fn a_plan_grows_with_the_change_and_not_with_the_cluster(snapshot in testing::snapshot()) {
+        let state = programmed(&snapshot);
+        let mut more = snapshot.clone();
+        let added = key("new/service", "");
+        more.ports.insert(added.clone(), Arc::new(web(&["10.244.9.1:80", "10.244.9.2:80"])));
+        let dirty = Dirty { ports: BTreeSet::from([added]), ..Dirty::default() };
+        let change = plan(&state, &more, &dirty);
+        // Where packets are masqueraded to, where they lead, two endpoints, and what is shared if it is new.
+        prop_assert!((4..=7).contains(&change.len()), "{change}");
+    }
+
+    #[test]
+    fn undoing_everything_leaves_the_base(snapshot in testing::snapshot()) {
+        let mut state = programmed(&snapshot);
+        let nothing = Snapshot { node: NodeView { node_port_addresses: BTreeSet::new(), ..snapshot.node }, ..Snapshot::default() };
+        let removal = plan(&state, &nothing, &Dirty::everything());
+        apply(&mut state, removal);
+        for family in Family::ALL {
+            prop_assert!(state.table(family).elements.is_empty());
+        }
+        prop_assert_eq!(without_shared(&state), without_shared(&programmed(&nothing)));
+    }
+}
+
+/// The transactions of a plan, cut wherever a destination ends.
+fn split(plan: &Plan, _: &Snapshot, _: &Snapshot) -> Vec<Vec<(Family, Change)>> {
+    let place = |(family, change): &(Family, Change)| match change {
+        Change::AddElement(set, key, _) | Change::DeleteElement(set, key) => {
+            Base::of(set).and_then(|base| base.place(*family, key)).map(|place| (*family, place))
+        }
+        _ => None,
+    };
+    let mut all: Vec<Vec<(Family, Change)>> = Vec::new();
+    for change in plan.transactions.iter().flatten() {
+        match all.last_mut() {
+            Some(last)
+                if place(change).is_some() == place(&last[0]).is_some()
+                    && place(&last[0]) == place(change) =>
+            {
+                last.push(change.clone());
+            }
+            _ => all.push(vec![change.clone()]),
+        }
+    }
+    all
+}
+
+fn endpoints(addresses: &[&str]) -> Vec<ResolvedEndpoint> {
+    let parse = |text: &&str| {
+        let (text, is_local) = text.strip_suffix('!').map_or((*text, false), |text| (text, true));
+        ResolvedEndpoint { address: text.parse().expect("an endpoint"), is_local }
+    };
+    addresses.iter().map(parse).collect()
+}
+
+/// 10.99.0.1:80 with these endpoints; those that end in `!` run on this node.
+fn web(addresses: &[&str]) -> ResolvedPort {
+    let frontend =
+        Frontend { kind: FrontendKind::ClusterIp, address: Some(ip("10.99.0.1")), port: port_number(80) };
+    ResolvedPort {
+        frontends: vec![frontend],
+        cluster_endpoints: endpoints(addresses),
+        has_endpoints: !addresses.is_empty(),
+        ..resolved_port()
+    }
+}
+
+fn with(port: ResolvedPort) -> Snapshot {
+    let node = NodeView {
+        local_detector: LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16", "fd44::/16"])),
+        node_port_addresses: BTreeSet::from([ip("192.168.57.11"), ip("127.0.0.1")]),
+        primary_addresses: BTreeMap::from([(IpFamily::V4, ip("192.168.57.11"))]),
+        ..NodeView::default()
+    };
+    Snapshot { ports: BTreeMap::from([(key("default/web", "http"), Arc::new(port))]), node }
+}
+
+/// A load balancer of all kinds of address.
+fn everywhere(port: ResolvedPort) -> ResolvedPort {
+    let at = |kind, address: Option<&str>, port| Frontend {
+        kind,
+        address: address.map(ip),
+        port: port_number(port),
+    };
+    let frontends = vec![
+        at(FrontendKind::ClusterIp, Some("10.99.0.1"), 80),
+        at(FrontendKind::NodePort, None, 30080),
+        at(FrontendKind::LoadBalancerIp, Some("198.51.100.1"), 80),
+    ];
+    ResolvedPort { frontends, ..port }
+}
+
+/// What changes from one Snapshot to another, as text.
+fn change(before: ResolvedPort, after: ResolvedPort) -> String {
+    let dirty = Dirty { ports: BTreeSet::from([key("default/web", "http")]), ..Dirty::default() };
+    let mut state = programmed(&with(before));
+    let change = plan(&state, &with(after), &dirty);
+    let text = change.to_string();
+    apply(&mut state, change);
+    text
+}
+
+#[test]
+fn a_first_plan_reads_as_what_nft_would_be_told() {
+    let port = ResolvedPort {
+        local_endpoints: endpoints(&["10.244.1.11:8080!"]),
+        external_policy: TrafficPolicy::Local,
+        source_ranges: cidrs(&["192.168.57.0/24", "203.0.113.7/32"]),
+        ..everywhere(web(&["10.244.1.11:8080!", "10.244.2.11:8080"]))
+    };
+    let first = plan(&empty(), &with(port), &Dirty::everything());
+    let of_ip: Vec<String> =
+        first.to_string().lines().filter(|line| line.contains(" ip ")).map(Into::into).collect();
+    insta::assert_snapshot!("first", of_ip.join("\n"));
+}
+
+#[test]
+fn one_endpoint_for_another_is_one_element() {
+    let before = web(&["10.244.1.11:8080!", "10.244.2.11:8080", "10.244.2.12:8080"]);
+    let after = web(&["10.244.1.11:8080!", "10.244.2.12:8080", "10.244.2.13:8080"]);
+    insta::assert_snapshot!("replaced", change(before, after));
+}
+
+#[test]
+fn fewer_endpoints_are_another_chain_and_the_last_one_takes_the_place_that_is_free() {
+    let before = web(&["10.244.1.11:8080!", "10.244.2.11:8080", "10.244.2.12:8080"]);
+    insta::assert_snapshot!("fewer", change(before, web(&["10.244.2.11:8080", "10.244.2.12:8080"])));
+}
+
+#[test]
+fn the_last_endpoint_leaves_and_connections_are_refused() {
+    insta::assert_snapshot!("none", change(everywhere(web(&["10.244.2.11:8080"])), everywhere(web(&[]))));
+}
+
+#[test]
+fn affinity_has_a_set_of_clients_for_each_endpoint() {
+    let sticky = |addresses: &[&str]| ResolvedPort {
+        affinity_timeout: std::num::NonZeroU32::new(10800),
+        ..everywhere(web(addresses))
+    };
+    let before = sticky(&["10.244.1.11:8080!", "10.244.2.11:8080"]);
+    let without = with(web(&["10.244.1.11:8080!", "10.244.2.11:8080"]));
+    let state = programmed(&without);
+    let dirty = Dirty { ports: without.ports.keys().cloned().collect(), ..Dirty::default() };
+    let turned_on = plan(&state, &with(before.clone()), &dirty).to_string();
+    let left = change(before, sticky(&["10.244.2.11:8080", "10.244.2.12:8080"]));
+    insta::assert_snapshot!("affinity", format!("{turned_on}\nan endpoint leaves, another comes:\n{left}"));
+}
+
+#[test]
+fn another_timeout_makes_the_sets_anew() {
+    let sticky = |seconds| ResolvedPort {
+        affinity_timeout: std::num::NonZeroU32::new(seconds),
+        ..web(&["10.244.2.11:8080"])
+    };
+    insta::assert_snapshot!("timeout", change(sticky(10800), sticky(60)));
+}
+
+#[test]
+fn other_pod_ranges_rewrite_the_rules_that_name_them() {
+    let port = ResolvedPort {
+        local_endpoints: endpoints(&["10.244.1.11:8080!"]),
+        external_policy: TrafficPolicy::Local,
+        ..everywhere(web(&["10.244.1.11:8080!", "10.244.2.11:8080"]))
+    };
+    let before = with(port);
+    let mut state = programmed(&before);
+    let mut after = before;
+    after.node.local_detector = LocalTrafficDetector::InterfaceNamePrefix("veth".into());
+    let change = plan(&state, &after, &Dirty { node: true, ..Dirty::default() });
+    insta::assert_snapshot!("detector", change.to_string());
+    apply(&mut state, change);
+    assert!(plan(&state, &after, &Dirty::everything()).is_empty());
+}
+
+#[test]
+fn what_kube_proxy_left_is_taken_over_and_removed() {
+    let snapshot = with(web(&["10.244.2.11:8080"]));
+    let mut state = restarted(&programmed(&snapshot));
+    let theirs = ["service-UEU3GDQ7-default/af/tcp/", "endpoint-UPR4LYLF-default/af/tcp/__10.244.1.11/8080"];
+    let table = state.table_mut(Family::Ip);
+    table.chains.extend(theirs.map(|name| (Name::from(name), None)));
+    let element = table.elements.iter_mut().find(|((base, _), _)| *base == Base::ServiceIps);
+    element.expect("10.99.0.1").1.value = Value::Verdict(Verdict::Goto(theirs[0].into()), None);
+    let takeover = plan(&state, &snapshot, &Dirty::everything());
+    let text = takeover.to_string();
+    assert!(text.contains("delete chain ip kube-proxy service-UEU3GDQ7-default/af/tcp/\n"), "{text}");
+    apply(&mut state, takeover);
+    assert_eq!(without_shared(&state), without_shared(&programmed(&snapshot)));
+}
+
+#[test]
+fn a_table_with_other_sets_is_made_anew() {
+    let snapshot = with(web(&["10.244.2.11:8080"]));
+    let mut state = restarted(&programmed(&snapshot));
+    state.table_mut(Family::Ip).is_foreign = true;
+    let anew = plan(&state, &snapshot, &Dirty::everything());
+    assert_eq!(anew.transactions[0][0], (Family::Ip, Change::DeleteTable));
+    apply(&mut state, anew);
+    assert_eq!(without_shared(&state), without_shared(&programmed(&snapshot)));
+}
