@@ -11,7 +11,7 @@ mod table;
 mod tests;
 
 use crate::{
-    dataplane::Dataplane,
+    dataplane::{Dataplane, conntrack::StaleUdp},
     kernel::{
         KernelError,
         nftables::{self, Change, Family},
@@ -19,14 +19,20 @@ use crate::{
     },
     model::{Dirty, Snapshot},
 };
-use std::sync::Arc;
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
 
 pub use self::table::TABLE;
 pub use self::{plan::Plan, state::State};
 use self::{
     state::{Held, Table},
-    table::Base,
+    table::{Base, Destination},
 };
+
+/// The number that IP has for UDP.
+const UDP: u8 = 17;
 
 /// What the nftables dataplane needs to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,17 +47,39 @@ pub struct Nftables {
     socket: nftables::Nftables,
     masquerade: u32,
     touched: Arc<Touched>,
+    stale_udp: StaleUdp,
+    has_observed: bool,
 }
 
 impl Nftables {
     /// Opens a socket. Nothing is changed until the first plan is applied. `touched` is asked whether others changed the tables.
     pub fn new(settings: &NftablesSettings, touched: Arc<Touched>) -> Result<Self, KernelError> {
-        Ok(Self { socket: nftables::Nftables::open()?, masquerade: settings.masquerade, touched })
+        Ok(Self {
+            socket: nftables::Nftables::open()?,
+            masquerade: settings.masquerade,
+            touched,
+            stale_udp: StaleUdp::new(&[]),
+            has_observed: false,
+        })
     }
 
     /// Who the kernel says made this dataplane's changes: what a follower of the ruleset's changes has to leave out.
     pub const fn port(&self) -> u32 {
         self.socket.port()
+    }
+
+    /// Where an earlier process led UDP flows, of Services that may be gone by now.
+    fn suspect_udp(&mut self, tables: &[Table; 2]) {
+        for (family, table) in Family::ALL.into_iter().zip(tables) {
+            let unspecified = match family {
+                Family::Ip => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+                Family::Ip6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+            };
+            let found = table.elements.keys().filter_map(|(base, key)| Destination::read(*base, key));
+            for Destination { address, port, .. } in found.filter(|destination| destination.protocol == UDP) {
+                self.stale_udp.suspect(SocketAddr::new(address.unwrap_or(unspecified), port));
+            }
+        }
     }
 
     fn read(&mut self, family: Family) -> Result<Table, KernelError> {
@@ -80,6 +108,9 @@ impl Dataplane for Nftables {
         // Before it is read: what is changed meanwhile is read again.
         self.touched.take();
         let tables = [self.read(Family::Ip)?, self.read(Family::Ip6)?];
+        if !std::mem::replace(&mut self.has_observed, true) {
+            self.suspect_udp(&tables);
+        }
         Ok(State { tables, masquerade: self.masquerade, ..State::default() })
     }
 
@@ -102,6 +133,10 @@ impl Dataplane for Nftables {
         }
         state.learn(plan.facts);
         Ok(())
+    }
+
+    fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
+        Some(&mut self.stale_udp)
     }
 
     fn cleanup(&mut self) -> Vec<KernelError> {

@@ -16,7 +16,7 @@ use super::{
     service::{self, List, Wanted},
     shared::Shared,
     state::{Held, Owned, State, Table},
-    table::{self, Base, Basis, COMMENT},
+    table::{self, Base, Basis, COMMENT, Place},
 };
 use crate::{
     dataplane::PlanSize,
@@ -403,56 +403,61 @@ impl<'a> Draft<'a> {
     }
 
     fn finish(mut self) -> Plan {
-        let mut first = Group::new();
-        let mut last = Group::new();
-        let mut destinations: BTreeMap<(Family, Vec<u8>), Group> = BTreeMap::new();
+        let mut transactions = Packing::default();
+        std::mem::take(&mut self.structure).into_iter().for_each(|group| transactions.add(group));
+        // By destination, in the order of its sets; none is for what no destination has to itself.
+        let mut changes: Vec<(Family, Option<Place>, Change)> = Vec::new();
         for ((family, base, key), touch) in std::mem::take(&mut self.touched) {
-            let changes = self.settle(family, base, key, touch);
-            match base.place(family, &key) {
-                Some(destination) if !changes.is_empty() => {
-                    destinations.entry((family, destination)).or_default().extend(changes);
-                }
-                Some(_) => {}
-                None => {
-                    let is_removal =
-                        |(_, change): &(Family, Change)| matches!(change, Change::DeleteElement(..));
-                    let (removed, added): (Group, Group) = changes.into_iter().partition(is_removal);
-                    first.extend(added);
-                    last.extend(removed);
-                }
-            }
+            let place = base.place(family, &key);
+            changes.extend(
+                self.settle(family, base, key, touch).into_iter().flatten().map(|c| (family, place, c)),
+            );
         }
-        let mut groups = self.structure;
-        groups.extend(first.chunks(MOST_IN_TRANSACTION).map(<[_]>::to_vec));
-        groups.extend(destinations.into_values());
-        groups.extend(last.chunks(MOST_IN_TRANSACTION).map(<[_]>::to_vec));
-        let flush =
-            self.unneeded.iter().cloned().map(|(family, chain)| vec![(family, Change::FlushChain(chain))]);
-        groups.extend(flush);
-        let delete =
-            self.unneeded.iter().cloned().map(|(family, chain)| vec![(family, Change::DeleteChain(chain))]);
-        groups.extend(delete);
-        let sets = self.unneeded_sets.into_iter().map(|(family, set)| vec![(family, Change::DeleteSet(set))]);
-        groups.extend(sets);
-        Plan { transactions: pack(groups), facts: self.facts }
+        changes.sort_by_key(|(family, place, _)| (*family, *place));
+        let is_removal = |change: &Change| matches!(change, Change::DeleteElement(..));
+        let (shared, destinations): (Vec<_>, Vec<_>) =
+            changes.into_iter().partition(|(_, place, _)| place.is_none());
+        let (removed, added): (Vec<_>, Vec<_>) =
+            shared.into_iter().partition(|(.., change)| is_removal(change));
+        added.into_iter().for_each(|(family, _, change)| transactions.add(vec![(family, change)]));
+        let mut destinations = destinations.into_iter().peekable();
+        while let Some((family, place, change)) = destinations.next() {
+            let mut group = vec![(family, change)];
+            while let Some((.., change)) = destinations.next_if(|next| (next.0, next.1) == (family, place)) {
+                group.push((family, change));
+            }
+            transactions.add(group);
+        }
+        removed.into_iter().for_each(|(family, _, change)| transactions.add(vec![(family, change)]));
+        for (family, chain) in &self.unneeded {
+            transactions.add(vec![(*family, Change::FlushChain(chain.clone()))]);
+        }
+        for (family, chain) in self.unneeded {
+            transactions.add(vec![(family, Change::DeleteChain(chain))]);
+        }
+        for (family, set) in self.unneeded_sets {
+            transactions.add(vec![(family, Change::DeleteSet(set))]);
+        }
+        Plan { transactions: transactions.0, facts: self.facts }
     }
 
     /// The changes that an element takes, if any.
-    fn settle(&mut self, family: Family, base: Base, key: Key, touch: Touch) -> Group {
+    fn settle(&mut self, family: Family, base: Base, key: Key, touch: Touch) -> [Option<Change>; 2] {
         let held = self.table(family).elements.get(&(base, key));
         let claims = i64::from(held.map_or(0, |held| held.claims)) + touch.claims;
         let claims = u32::try_from(claims).unwrap_or(0);
         let set = base.set();
-        let removal = (family, Change::DeleteElement(set, key));
+        let removal = Change::DeleteElement(set, key);
         let changes = match (held, touch.value) {
-            (Some(_), _) if claims == 0 => return vec![removal],
+            (Some(_), _) if claims == 0 => return [Some(removal), None],
             (Some(Held { value: there, .. }), Some(value)) if *there != value => {
-                vec![removal, (family, Change::AddElement(set, key, value))]
+                [Some(removal), Some(Change::AddElement(set, key, value))]
             }
-            (None, Some(value)) if claims > 0 => vec![(family, Change::AddElement(set, key, value))],
-            _ => Vec::new(),
+            (None, Some(value)) if claims > 0 => [None, Some(Change::AddElement(set, key, value))],
+            _ => [None, None],
         };
-        let recorded = if changes.is_empty() { held.map_or(0, |held| held.claims) } else { 1 };
+        let is_added = changes[1].is_some();
+        let recorded = if is_added { 1 } else { held.map_or(0, |held| held.claims) };
         if claims != recorded {
             self.facts.claims.push((family, base, key, claims));
         }
@@ -464,15 +469,16 @@ fn plain(name: Name) -> Chain {
     Chain { name, hook: None, comment: "" }
 }
 
-/// Groups into transactions.
-fn pack(groups: Vec<Group>) -> Vec<Group> {
-    let mut transactions: Vec<Group> = Vec::new();
-    for group in groups {
-        match transactions.last_mut() {
+/// Groups become transactions.
+#[derive(Default)]
+struct Packing(Vec<Group>);
+
+impl Packing {
+    fn add(&mut self, group: Group) {
+        match self.0.last_mut() {
+            _ if group.is_empty() => {}
             Some(last) if last.len() + group.len() <= MOST_IN_TRANSACTION => last.extend(group),
-            _ => transactions.push(group),
+            _ => self.0.push(group),
         }
     }
-    transactions.retain(|transaction| !transaction.is_empty());
-    transactions
 }

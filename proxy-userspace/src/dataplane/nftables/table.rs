@@ -80,7 +80,7 @@ impl Base {
     }
 
     /// The part of a key that is the destination it is for; none where elements are not of one destination.
-    pub(super) fn place(self, family: Family, key: &Key) -> Option<Vec<u8>> {
+    pub(super) fn place(self, family: Family, key: &Key) -> Option<Place> {
         let address = if family == Family::Ip { 4 } else { 16 };
         let length = match self {
             Self::ClusterIps | Self::NodePortIps | Self::HairpinConnections => return None,
@@ -94,7 +94,9 @@ impl Base {
             | Self::NodePortEndpoints
             | Self::NodePortLocalEndpoints => 8,
         };
-        key.bytes().get(..length).map(<[u8]>::to_vec)
+        let mut place = [0; 24];
+        place.get_mut(..length)?.copy_from_slice(key.bytes().get(..length)?);
+        Some(place)
     }
 
     fn describe(self) -> Set {
@@ -160,6 +162,9 @@ impl Base {
     }
 }
 
+/// A destination as the bytes that keys begin with.
+pub(super) type Place = [u8; 24];
+
 /// Where a packet goes to: what the first parts of keys are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Destination {
@@ -176,6 +181,27 @@ impl Destination {
 
     pub(super) fn slot(&self, number: u32) -> Key {
         Key::new(&self.fields().chain([Field::Number(number)]).collect::<Vec<_>>())
+    }
+
+    /// That of an element of [`Base::ServiceIps`] or [`Base::ServiceNodePorts`].
+    pub(super) fn read(base: Base, key: &Key) -> Option<Self> {
+        let (address, rest) = match (base, key.bytes().len()) {
+            (Base::ServiceNodePorts, 8) => (None, key.bytes()),
+            (Base::ServiceIps, 12) => {
+                let (octets, rest) = key.bytes().split_first_chunk::<4>()?;
+                (Some(IpAddr::from(*octets)), rest)
+            }
+            (Base::ServiceIps, 24) => {
+                let (octets, rest) = key.bytes().split_first_chunk::<16>()?;
+                (Some(IpAddr::from(*octets)), rest)
+            }
+            _ => return None,
+        };
+        Some(Self {
+            address,
+            protocol: *rest.first()?,
+            port: u16::from_be_bytes([*rest.get(4)?, *rest.get(5)?]),
+        })
     }
 
     fn fields(&self) -> impl Iterator<Item = Field> {

@@ -370,7 +370,8 @@ proptest! {
 fn split(plan: &Plan, _: &Snapshot, _: &Snapshot) -> Vec<Vec<(Family, Change)>> {
     let place = |(family, change): &(Family, Change)| match change {
         Change::AddElement(set, key, _) | Change::DeleteElement(set, key) => {
-            Base::of(set).and_then(|base| base.place(*family, key)).map(|place| (*family, place))
+            let place = Base::of(set).and_then(|base| base.place(*family, key));
+            place.map(|place| (*family, place))
         }
         _ => None,
     };
