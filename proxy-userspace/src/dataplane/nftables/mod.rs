@@ -1,4 +1,5 @@
 //! The nftables dataplane.
+mod draft;
 mod names;
 mod own;
 mod plan;

@@ -16,13 +16,13 @@ const BASE32: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
 
 /// What the names of a service port end in: a hash of it, and as much of it as there is room for.
 pub(super) fn of_port(name: &ServicePortName) -> String {
-    hashed(text(name))
+    hashed(&text(name))
 }
 
 /// The same of one of its endpoints. Colons are not allowed in names.
 pub(super) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> String {
     let address = endpoint.ip().to_string().replace(':', ".");
-    hashed(format!("{}__{address}/{}", text(name), endpoint.port()))
+    hashed(&format!("{}__{address}/{}", text(name), endpoint.port()))
 }
 
 /// A name of this kind: `service-UEU3GDQ7-default/web/tcp/http`.
@@ -39,7 +39,7 @@ fn text(name: &ServicePortName) -> String {
     format!("{}/{}/{protocol}/{}", name.service.namespace, name.service.name, name.port)
 }
 
-fn hashed(text: String) -> String {
+fn hashed(text: &str) -> String {
     let digest = Sha256::digest(text.as_bytes());
     let mut name: String = base32(&digest).chain(['-']).chain(text.chars()).collect();
     if name.len() > LONGEST {

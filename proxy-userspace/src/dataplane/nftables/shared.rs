@@ -88,7 +88,7 @@ pub(super) fn external(basis: &Basis, to: Name) -> Vec<Rule> {
 /// What does not come from outside goes past externalTrafficPolicy Local.
 pub(super) fn short_circuit(basis: &Basis, family: Family, all: &Name) -> Vec<Rule> {
     let goto = || Statement::Verdict(Verdict::Goto(all.clone()));
-    let pod = basis.from_pod(family, true);
+    let pod = basis.is_from_pod(family, true);
     let pod = pod.map(|pod| Rule::new([pod, goto()]).comment("short-circuit pod traffic"));
     let marked = Rule::new([Statement::SourceIsLocal, Statement::SetMark(basis.masquerade)]);
     let local = Rule::new([Statement::SourceIsLocal, goto()]);

@@ -238,7 +238,7 @@ impl Basis {
     }
 
     /// That the packet comes from a pod of this node, or does not; none where that cannot be told.
-    pub(super) fn from_pod(&self, family: Family, inside: bool) -> Option<Statement> {
+    pub(super) fn is_from_pod(&self, family: Family, inside: bool) -> Option<Statement> {
         match &self.detector {
             LocalTrafficDetector::None => None,
             LocalTrafficDetector::Cidrs(cidrs) => {
@@ -261,7 +261,7 @@ impl Basis {
             let rule = Rule::new([to_cluster_ip, mark]);
             return Some(rule.comment("masquerade all clusterIP traffic"));
         }
-        let outside = self.from_pod(family, false)?;
+        let outside = self.is_from_pod(family, false)?;
         let rule = Rule::new([to_cluster_ip, outside, mark]);
         Some(rule.comment("masquerade clusterIP traffic from outside cluster"))
     }

@@ -1,4 +1,4 @@
-//! Netlink attributes of nf_tables: written into one buffer, and read out of an answer.
+//! Netlink attributes of `nf_tables`: written into one buffer, and read out of an answer.
 //!
 //! Numbers are in network order, as everywhere in `linux/netfilter/nf_tables.h`; what registers hold is in the order the packet
 //! or the kernel has it.

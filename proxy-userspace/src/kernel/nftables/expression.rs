@@ -151,7 +151,7 @@ impl Expressions<'_> {
     fn load(&mut self, selector: Selector, register: u32) {
         match selector {
             Selector::Source => {
-                self.payload(NETWORK, self.family.source_offset(), self.family.address_length(), register)
+                self.payload(NETWORK, self.family.source_offset(), self.family.address_length(), register);
             }
             Selector::Destination => {
                 let offset = self.family.source_offset() + self.family.address_length();
@@ -211,7 +211,7 @@ impl Expressions<'_> {
     fn in_range(&mut self, selector: Selector, range: &IpNet, inside: bool) {
         let network = octets(range.network());
         let whole = usize::from(range.prefix_len() / 8);
-        if range.prefix_len() % 8 == 0 && whole > 0 {
+        if range.prefix_len().is_multiple_of(8) && whole > 0 {
             let length = u32::try_from(whole).unwrap_or_default();
             let offset = match selector {
                 Selector::Destination => self.family.source_offset() + self.family.address_length(),
@@ -228,13 +228,12 @@ impl Expressions<'_> {
 
     fn interface(&mut self, name: &str, inside: bool) {
         self.load_meta(META_INPUT_NAME, FIRST);
-        let bytes = match name.strip_suffix('*') {
-            Some(prefix) => prefix.as_bytes().to_vec(),
-            None => {
-                let mut bytes = name.as_bytes().to_vec();
-                bytes.resize(INTERFACE_NAME, 0);
-                bytes
-            }
+        let bytes = if let Some(prefix) = name.strip_suffix('*') {
+            prefix.as_bytes().to_vec()
+        } else {
+            let mut bytes = name.as_bytes().to_vec();
+            bytes.resize(INTERFACE_NAME, 0);
+            bytes
         };
         self.compare(comparison(inside), &bytes);
     }

@@ -1,4 +1,4 @@
-//! nf_tables over netlink: whole transactions in, and what a table holds out. Knows nothing of Services.
+//! `nf_tables` over netlink: whole transactions in, and what a table holds out. Knows nothing of Services.
 //!
 //! No crate was found that does this: rustables is under the GPL, nftnl needs the C library libnftnl and has no concatenated
 //! keys, and the crate nftables runs nft. A process of nft costs 2.3 ms of CPU and 12 to 15 ms of time a change (most of it waiting for an

@@ -42,7 +42,7 @@ const SEND_BUFFER: usize = 64 << 20;
 /// A listing that others' changes interrupt is begun anew so often.
 const TRIES: usize = 20;
 
-/// A socket to nf_tables in the network namespace of the thread that opened it.
+/// A socket to `nf_tables` in the network namespace of the thread that opened it.
 pub struct Nftables {
     socket: Socket,
     port: u32,
@@ -259,7 +259,9 @@ impl Nftables {
             sent.map_err(failed)?;
             let mut messages = Vec::new();
             if self.receive_listing(&mut messages).map_err(failed)? {
-                messages.iter().for_each(|message| take(message));
+                for message in &messages {
+                    take(message);
+                }
                 return Ok(());
             }
         }

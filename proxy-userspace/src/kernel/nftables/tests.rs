@@ -41,9 +41,9 @@ fn slot(address: &str, number: u32) -> Key {
 
 /// Every statement there is, by family.
 fn rules(family: Family) -> Vec<Rule> {
-    let (range, odd, one, endpoint) = match family {
-        Family::Ip => ("10.244.0.0/16", "10.128.0.0/9", "192.0.2.7/32", "10.244.1.11:8080"),
-        Family::Ip6 => ("fd44::/16", "fd80::/9", "2001:db8::7/128", "[fd44:1::11]:8080"),
+    let (odd, one, endpoint) = match family {
+        Family::Ip => ("10.128.0.0/9", "192.0.2.7/32", "10.244.1.11:8080"),
+        Family::Ip6 => ("fd80::/9", "2001:db8::7/128", "[fd44:1::11]:8080"),
     };
     let range = |text: &str| text.parse().expect("a range");
     let interface = |name: &str, inside| Statement::InputInterface { name: name.into(), inside };
