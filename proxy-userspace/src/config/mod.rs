@@ -22,7 +22,10 @@ pub use environment::Environment;
 pub use flags::{Flags, ProbeOutput};
 pub use problem::{ConfigError, Problem};
 
-use crate::{dataplane::ebpf::EbpfSettings, model::ModelSettings};
+use crate::{
+    dataplane::{ebpf::EbpfSettings, nftables::NftablesSettings},
+    model::ModelSettings,
+};
 use settings::Settings;
 
 /// A way of programming the kernel that this build has.
@@ -30,13 +33,19 @@ use settings::Settings;
 pub enum Mode {
     /// eBPF.
     Ebpf,
+    /// nftables.
+    Nftables,
 }
 
 impl Mode {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Ebpf, Self::Nftables];
+
     /// The name it is chosen by, and that `/proxyMode` answers.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ebpf => "ebpf",
+            Self::Nftables => "nftables",
         }
     }
 }
@@ -89,6 +98,8 @@ pub struct Config {
     pub config_sync_period: Duration,
     /// Settings of the eBPF mode.
     pub ebpf: EbpfSettings,
+    /// Settings of the nftables mode.
+    pub nftables: NftablesSettings,
     /// How logs are written.
     pub log_format: LogFormat,
     /// Which logs are written, in the syntax of `RUST_LOG`.

@@ -15,7 +15,10 @@ use super::{
     value::DEFAULT_BIND_ADDRESS,
 };
 use crate::{
-    dataplane::ebpf::{EbpfSettings, LinkAttachment, MapSizes, Marks},
+    dataplane::{
+        ebpf::{EbpfSettings, LinkAttachment, MapSizes, Marks},
+        nftables::NftablesSettings,
+    },
     kernel::command::SearchPath,
     model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses},
 };
@@ -29,7 +32,8 @@ const PIN_DIR: &str = "/sys/fs/bpf/shunt";
 
 pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Result<Config, ConfigError> {
     let (mode, mode_is_auto) = mode(&mut settings);
-    let (min_sync_period, sync_period) = sync_periods(&mut settings);
+    let section = Section::of(mode);
+    let (min_sync_period, sync_period) = sync_periods(&mut settings, section);
     let (healthz_bind_address, metrics_bind_address) = bind_addresses(&settings);
     let config = Config {
         mode,
@@ -39,8 +43,8 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
             node_name: node_name(&mut settings, environment),
             cluster_cidrs: cluster_cidrs(&mut settings),
             detect_local: detect_local(&mut settings),
-            node_port_addresses: node_port_addresses(&settings),
-            masquerade_all: settings.is_true("iptables.masqueradeAll"),
+            node_port_addresses: node_port_addresses(&settings, mode),
+            masquerade_all: masquerade_all(&settings, section),
             interfaces: InterfaceGlobs {
                 only: settings.globs("shunt.ebpf.interfaces"),
                 except: settings.globs("shunt.ebpf.excludeInterfaces"),
@@ -52,7 +56,8 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
         sync_period,
         min_sync_period,
         config_sync_period: above_zero(settings.duration("configSyncPeriod")).unwrap_or(CONFIG_SYNC_PERIOD),
-        ebpf: ebpf(&mut settings, environment),
+        ebpf: ebpf(&mut settings, environment, mode),
+        nftables: NftablesSettings { masquerade: marks(&settings, section).masquerade },
         log_format: if settings.text("logging.format") == Some("json") {
             LogFormat::Json
         } else {
@@ -61,6 +66,7 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
         log_filter: log_filter(&mut settings, environment),
         unread_fields: Vec::new(),
     };
+    settings.leave_unread(section.other);
     let (problems, unread_fields) = settings.finish();
     if problems.is_empty() {
         Ok(Config { unread_fields, ..config })
@@ -72,10 +78,51 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
 fn mode(settings: &mut Settings) -> (Mode, bool) {
     let name = settings.text("mode").unwrap_or("auto");
     let is_auto = name == "auto";
-    if !is_auto && name != Mode::Ebpf.name() {
-        settings.refuse("mode", "this build does not have this mode; must be auto or ebpf");
+    let mode = Mode::ALL.into_iter().find(|mode| mode.name() == name);
+    if !is_auto && mode.is_none() {
+        let names = Mode::ALL.map(Mode::name).join(" or ");
+        settings.refuse("mode", format!("this build does not have this mode; must be auto or {names}"));
     }
-    (Mode::Ebpf, is_auto)
+    (mode.unwrap_or(Mode::Ebpf), is_auto)
+}
+
+/// The section of the file that a mode reads. Those without one of their own read that of iptables, as upstream's conversion
+/// does.
+#[derive(Clone, Copy)]
+struct Section {
+    masquerade_all: &'static str,
+    masquerade_bit: &'static str,
+    sync_period: &'static str,
+    min_sync_period: &'static str,
+    /// The section that goes unread instead.
+    other: &'static str,
+}
+
+impl Section {
+    const fn of(mode: Mode) -> Self {
+        match mode {
+            Mode::Ebpf => Self {
+                masquerade_all: "iptables.masqueradeAll",
+                masquerade_bit: "iptables.masqueradeBit",
+                sync_period: "iptables.syncPeriod",
+                min_sync_period: "iptables.minSyncPeriod",
+                other: "nftables",
+            },
+            Mode::Nftables => Self {
+                masquerade_all: "nftables.masqueradeAll",
+                masquerade_bit: "nftables.masqueradeBit",
+                sync_period: "nftables.syncPeriod",
+                min_sync_period: "nftables.minSyncPeriod",
+                other: "iptables",
+            },
+        }
+    }
+}
+
+/// The flag is for all modes.
+fn masquerade_all(settings: &Settings, section: Section) -> bool {
+    const BY_FLAG: &str = "iptables.masqueradeAll";
+    settings.is_true(if settings.is_by_flag(BY_FLAG) { BY_FLAG } else { section.masquerade_all })
 }
 
 fn source(settings: &mut Settings) -> ObjectSource {
@@ -155,24 +202,26 @@ fn interface(settings: &mut Settings, path: &'static str, mode: &str) -> Arc<str
     name
 }
 
-fn node_port_addresses(settings: &Settings) -> NodePortAddresses {
+/// Upstream's default is every address, but for the nftables mode.
+fn node_port_addresses(settings: &Settings, mode: Mode) -> NodePortAddresses {
     match settings.cidrs("nodePortAddresses") {
+        None if mode == Mode::Nftables => NodePortAddresses::Primary { cidrs: Vec::new() },
         None => NodePortAddresses::All,
         Some((cidrs, true)) => NodePortAddresses::Primary { cidrs },
         Some((cidrs, false)) => NodePortAddresses::Cidrs(cidrs),
     }
 }
 
-/// Modes without a section of their own read the `iptables` section, as upstream's conversion does. A period of zero is
-/// Go's "unset" for `syncPeriod`; for `minSyncPeriod` it is taken at its word, which upstream documents as "at once".
-fn sync_periods(settings: &mut Settings) -> (Duration, Duration) {
-    let sync_period = above_zero(settings.duration("iptables.syncPeriod")).unwrap_or(SYNC_PERIOD);
+/// A period of zero is Go's "unset" for `syncPeriod`; for `minSyncPeriod` it is taken at its word, which upstream documents as
+/// "at once".
+fn sync_periods(settings: &mut Settings, section: Section) -> (Duration, Duration) {
+    let sync_period = above_zero(settings.duration(section.sync_period)).unwrap_or(SYNC_PERIOD);
     // Upstream's default is a second, because a change costs it that much. Here one costs a tenth of a millisecond at 10,000
     // Services, and what comes faster than that is taken together anyhow.
-    let min_sync_period = settings.duration("iptables.minSyncPeriod").unwrap_or(Duration::ZERO);
+    let min_sync_period = settings.duration(section.min_sync_period).unwrap_or(Duration::ZERO);
     if min_sync_period > sync_period {
-        let allowed = format!("must not be longer than iptables.syncPeriod, which is {sync_period:?}");
-        settings.refuse("iptables.minSyncPeriod", allowed);
+        let allowed = format!("must not be longer than {}, which is {sync_period:?}", section.sync_period);
+        settings.refuse(section.min_sync_period, allowed);
     }
     (min_sync_period, sync_period)
 }
@@ -201,10 +250,10 @@ fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr
     )
 }
 
-fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfSettings {
+fn ebpf(settings: &mut Settings, environment: &Environment, mode: Mode) -> EbpfSettings {
     let cgroup_root =
         settings.text("shunt.ebpf.cgroupRoot").map(PathBuf::from).or_else(|| environment.cgroup_root());
-    if cgroup_root.is_none() {
+    if cgroup_root.is_none() && mode == Mode::Ebpf {
         let allowed = "must name a cgroup v2 directory, because none is mounted; mount one with: mount -t cgroup2 none /sys/fs/cgroup";
         settings.refuse("shunt.ebpf.cgroupRoot", allowed);
     }
@@ -218,15 +267,15 @@ fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfSettings {
         pin_dir: settings.text("shunt.ebpf.pinDir").unwrap_or(PIN_DIR).into(),
         map_sizes: map_sizes(settings),
         link_attachment: LinkAttachment::Probe,
-        marks: marks(settings),
+        marks: marks(settings, Section::of(Mode::Ebpf)),
         netfilter: Some(SearchPath::default()),
     }
 }
 
 /// Upstream's bits, 14 and 15; whoever takes 15 for masquerading gets 14 for the other.
-fn marks(settings: &Settings) -> Marks {
+fn marks(settings: &Settings, section: Section) -> Marks {
     let masquerade =
-        settings.integer("iptables.masqueradeBit").map_or(NodeValue::MASQUERADE_MARK, |bit| 1 << bit);
+        settings.integer(section.masquerade_bit).map_or(NodeValue::MASQUERADE_MARK, |bit| 1 << bit);
     let reject = match masquerade {
         NodeValue::REJECT_MARK => NodeValue::MASQUERADE_MARK,
         _ => NodeValue::REJECT_MARK,

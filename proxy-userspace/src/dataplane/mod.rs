@@ -8,6 +8,7 @@ pub mod conntrack;
 pub mod ebpf;
 #[cfg(test)]
 pub(crate) mod fake;
+pub mod nftables;
 mod renderer;
 
 pub use renderer::{RenderError, Renderer, Rendering};
@@ -24,8 +25,14 @@ pub trait Dataplane {
     /// What can go wrong.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Reads what the kernel holds: at start, and after a failed `apply`.
+    /// Reads what the kernel holds: at start, after a failed `apply`, and whenever [`Self::is_certain`] is not.
     fn observe(&mut self) -> Result<Self::State, Self::Error>;
+
+    /// Whether the kernel certainly holds what the state says, so that it need not be read anew.
+    fn is_certain(&mut self, state: &Self::State) -> bool {
+        let _ = state;
+        false
+    }
 
     /// What has to change. Pure: takes no `self`.
     fn plan(state: &Self::State, snapshot: &Snapshot, dirty: &Dirty) -> Self::Plan;

@@ -15,6 +15,7 @@ pub mod links;
 mod netlink;
 pub mod netns;
 pub mod nft;
+pub mod nftables;
 pub mod probe;
 pub mod ruleset_changes;
 pub mod sock_diag;

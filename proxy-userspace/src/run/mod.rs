@@ -40,7 +40,7 @@ pub(crate) async fn run(config: Config) -> anyhow::Result<()> {
     let mut tasks = Tasks::new();
     start_endpoints(&config, &outputs, &mut tasks);
     let inputs = start_sources(&config, outputs.metrics.clone(), &mut tasks);
-    let mut renderer = parts::renderer(&config)?;
+    let mut renderer = parts::renderer(&config, &inputs.disturbed)?;
     if let Some(counts) = renderer.packet_counts() {
         outputs.metrics.set_packet_counts(counts);
     }

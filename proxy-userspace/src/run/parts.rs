@@ -7,30 +7,58 @@ use proxy_userspace::{
     dataplane::{
         RenderError, Renderer, Rendering,
         ebpf::{Ebpf, RULE_NAMES},
+        nftables::{self, Nftables},
     },
     inspect,
-    kernel::{self, command::SearchPath},
+    kernel::{
+        self,
+        command::SearchPath,
+        ruleset_changes::{TableChanges, Touched},
+    },
     metrics::{Metrics, WatchedKind},
     model::{NodeFacts, WatchEvent},
     watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
 };
 use tokio::sync::{Notify, mpsc, watch as channel};
 
-/// The dataplane of the configured mode.
-pub(super) fn renderer(config: &Config) -> anyhow::Result<Box<dyn Renderer>> {
+/// The dataplane of the configured mode. `disturbed` is told when others change what it put into the kernel.
+pub(super) fn renderer(config: &Config, disturbed: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
     match config.mode {
         Mode::Ebpf => {
             Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf).map_err(|e| explained(e, config))?)))
         }
+        Mode::Nftables => {
+            refuse_without_needs(config)?;
+            let touched = Arc::new(Touched::default());
+            let dataplane = Nftables::new(&config.nftables, Arc::clone(&touched))?;
+            let changes = TableChanges::open(nftables::TABLE, dataplane.port(), touched)?;
+            tokio::spawn(follow(changes, Arc::clone(disturbed)));
+            Ok(Box::new(Rendering::new(dataplane)))
+        }
+    }
+}
+
+/// A kernel that lacks something would refuse only the rule that needs it, when there is one.
+fn refuse_without_needs(config: &Config) -> anyhow::Result<()> {
+    let missing = missing(config);
+    anyhow::ensure!(
+        missing.is_empty(),
+        "the mode {} does not work here: {}",
+        config.mode.name(),
+        missing.join("; ")
+    );
+    Ok(())
+}
+
+async fn follow(changes: TableChanges, disturbed: Arc<Notify>) {
+    if let Err(error) = changes.report(disturbed).await {
+        tracing::warn!(%error, "cannot follow what others do to our tables; they are read every syncPeriod");
     }
 }
 
 /// An error of the kernel's own seldom says what is missing: what trying everything shows is said with it.
 fn explained(error: impl std::error::Error + Send + Sync + 'static, config: &Config) -> anyhow::Error {
-    let verdict = inspect::probe::judge(&kernel::probe::facts(&SearchPath::default()));
-    let of_mode = verdict.modes.into_iter().find(|mode| mode.mode == config.mode.name());
-    let missing: Vec<_> =
-        of_mode.into_iter().flat_map(|mode| mode.missing).map(|lack| lack.to_string()).collect();
+    let missing = missing(config);
     let error = anyhow::Error::new(error);
     if missing.is_empty() {
         return error;
@@ -38,11 +66,19 @@ fn explained(error: impl std::error::Error + Send + Sync + 'static, config: &Con
     error.context(format!("the mode {} does not work here: {}", config.mode.name(), missing.join("; ")))
 }
 
+fn missing(config: &Config) -> Vec<String> {
+    let verdict = inspect::probe::judge(&kernel::probe::facts(&SearchPath::default()));
+    let of_mode = verdict.modes.into_iter().find(|mode| mode.mode == config.mode.name());
+    of_mode.into_iter().flat_map(|mode| mode.missing).map(|lack| lack.to_string()).collect()
+}
+
 /// Removes what any mode ever put into the kernel; goes on past errors.
 pub(super) fn cleanup(config: &Config) -> Vec<RenderError> {
     let mut errors = Ebpf::cleanup_at(&config.ebpf.pin_dir);
     errors.extend(Ebpf::remove_rules(&config.ebpf));
-    errors.into_iter().map(|source| RenderError::Cleanup { source: source.into() }).collect()
+    let of_ebpf = errors.into_iter().map(|source| RenderError::Cleanup { source: source.into() });
+    let of_nftables = Nftables::cleanup_tables().into_iter();
+    of_ebpf.chain(of_nftables.map(|source| RenderError::Cleanup { source: source.into() })).collect()
 }
 
 /// Feeds the loop with objects.

@@ -39,7 +39,8 @@ impl Pending {
 
     /// Why a flow of a case is pending; None if it has to hold.
     pub fn reason(&self, case: &Case, flow: &Flow) -> Option<String> {
-        self.tag_not_in_mode(case)
+        self.other_mode(case)
+            .or_else(|| self.tag_not_in_mode(case))
             .or_else(|| self.tag_not_on_machine(case))
             .or_else(|| self.is_from_pending_host(flow).then(|| "asked for with --pending-from".to_owned()))
     }
@@ -47,6 +48,11 @@ impl Pending {
     /// Probes of the proxy itself need no translation.
     fn is_from_pending_host(&self, flow: &Flow) -> bool {
         self.hosts.contains(&flow.from) && !matches!(flow.action, Action::Get(_))
+    }
+
+    fn other_mode(&self, case: &Case) -> Option<String> {
+        let is_for = case.modes.is_empty() || case.modes.contains(&self.mode);
+        (!is_for).then(|| format!("is for {}", case.modes.join(" and ")))
     }
 
     fn tag_not_in_mode(&self, case: &Case) -> Option<String> {
@@ -86,6 +92,13 @@ mod tests {
     fn flows_from_the_hosts_asked_for_are_pending_but_probes_of_the_proxy_are_not() {
         assert_eq!(pending(&case(""), "nftables", &[Host::Client]), [true, false, false]);
         assert_eq!(pending(&case(""), "nftables", &[Host::A1]), [false, false, true]);
+    }
+
+    #[test]
+    fn a_case_for_other_modes_is_pending() {
+        let case = case("modes: [ebpf, ipvs],");
+        assert_eq!(pending(&case, "nftables", &[]), [true; 3]);
+        assert_eq!(pending(&case, "ipvs", &[]), [false; 3]);
     }
 
     #[test]
