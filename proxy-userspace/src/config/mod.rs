@@ -22,7 +22,10 @@ pub use environment::Environment;
 pub use flags::{Flags, ProbeOutput};
 pub use problem::{ConfigError, Problem};
 
-use crate::{dataplane::ebpf::EbpfSettings, model::ModelSettings};
+use crate::{
+    dataplane::{ebpf::EbpfSettings, iptables::IptablesSettings},
+    model::ModelSettings,
+};
 use settings::Settings;
 
 /// A way of programming the kernel that this build has.
@@ -30,6 +33,8 @@ use settings::Settings;
 pub enum Mode {
     /// eBPF.
     Ebpf,
+    /// iptables.
+    Iptables,
 }
 
 impl Mode {
@@ -37,6 +42,7 @@ impl Mode {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ebpf => "ebpf",
+            Self::Iptables => "iptables",
         }
     }
 }
@@ -89,6 +95,8 @@ pub struct Config {
     pub config_sync_period: Duration,
     /// Settings of the eBPF mode.
     pub ebpf: EbpfSettings,
+    /// Settings of the iptables mode.
+    pub iptables: IptablesSettings,
     /// How logs are written.
     pub log_format: LogFormat,
     /// Which logs are written, in the syntax of `RUST_LOG`.

@@ -15,7 +15,10 @@ use super::{
     value::DEFAULT_BIND_ADDRESS,
 };
 use crate::{
-    dataplane::ebpf::{EbpfSettings, LinkAttachment, MapSizes, Marks},
+    dataplane::{
+        ebpf::{EbpfSettings, LinkAttachment, MapSizes, Marks},
+        iptables::IptablesSettings,
+    },
     kernel::command::SearchPath,
     model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses},
 };
@@ -25,6 +28,8 @@ const SYNC_PERIOD: Duration = Duration::from_secs(30);
 const CONFIG_SYNC_PERIOD: Duration = Duration::from_mins(15);
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
+/// The modes of this build.
+const MODES: [Mode; 2] = [Mode::Ebpf, Mode::Iptables];
 const PIN_DIR: &str = "/sys/fs/bpf/shunt";
 
 pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Result<Config, ConfigError> {
@@ -53,6 +58,11 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
         min_sync_period,
         config_sync_period: above_zero(settings.duration("configSyncPeriod")).unwrap_or(CONFIG_SYNC_PERIOD),
         ebpf: ebpf(&mut settings, environment),
+        iptables: IptablesSettings {
+            masquerade_mark: marks(&settings).masquerade,
+            localhost_node_ports: settings.flag("iptables.localhostNodePorts").unwrap_or(true),
+            path: SearchPath::default(),
+        },
         log_format: if settings.text("logging.format") == Some("json") {
             LogFormat::Json
         } else {
@@ -72,10 +82,12 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
 fn mode(settings: &mut Settings) -> (Mode, bool) {
     let name = settings.text("mode").unwrap_or("auto");
     let is_auto = name == "auto";
-    if !is_auto && name != Mode::Ebpf.name() {
-        settings.refuse("mode", "this build does not have this mode; must be auto or ebpf");
+    let mode = MODES.into_iter().find(|mode| mode.name() == name);
+    if !is_auto && mode.is_none() {
+        let built = MODES.map(Mode::name).join(" or ");
+        settings.refuse("mode", format!("this build does not have this mode; must be auto or {built}"));
     }
-    (Mode::Ebpf, is_auto)
+    (mode.unwrap_or(Mode::Ebpf), is_auto)
 }
 
 fn source(settings: &mut Settings) -> ObjectSource {

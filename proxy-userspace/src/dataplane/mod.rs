@@ -7,6 +7,7 @@
 pub mod ebpf;
 #[cfg(test)]
 pub(crate) mod fake;
+pub mod iptables;
 mod renderer;
 
 pub use renderer::{RenderError, Renderer, Rendering};
@@ -22,8 +23,14 @@ pub trait Dataplane {
     /// What can go wrong.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Reads what the kernel holds: at start, and after a failed `apply`.
+    /// Reads what the kernel holds.
     fn observe(&mut self) -> Result<Self::State, Self::Error>;
+
+    /// The same, where something was read and written before: a mode may rely on what it still knows of it.
+    fn observe_again(&mut self, held: Self::State) -> Result<Self::State, Self::Error> {
+        drop(held);
+        self.observe()
+    }
 
     /// What has to change. Pure: takes no `self`.
     fn plan(state: &Self::State, snapshot: &Snapshot, dirty: &Dirty) -> Self::Plan;

@@ -73,8 +73,10 @@ where
     D::State: Send,
 {
     fn observe(&mut self) -> Result<(), RenderError> {
-        self.state = None;
-        let observed = self.dataplane.observe();
+        let observed = match self.state.take() {
+            Some(held) => self.dataplane.observe_again(held),
+            None => self.dataplane.observe(),
+        };
         self.state = Some(observed.map_err(|source| RenderError::Observe { source: source.into() })?);
         Ok(())
     }

@@ -133,6 +133,6 @@ fn start_sources(config: &Config, metrics: Metrics, tasks: &mut Tasks) -> Inputs
     let disturbed = Arc::new(Notify::new());
     let facts = parts::node_facts(to_sync, Arc::clone(&disturbed));
     tasks.spawn(async move { facts.await.context("cannot follow this node's links and addresses") });
-    tasks.spawn(parts::removals(Arc::clone(&disturbed)));
+    tasks.spawn(parts::removals(config.mode, Arc::clone(&disturbed)));
     Inputs { events, node_facts, disturbed }
 }

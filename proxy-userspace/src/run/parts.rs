@@ -7,6 +7,7 @@ use proxy_userspace::{
     dataplane::{
         RenderError, Renderer, Rendering,
         ebpf::{Ebpf, RULE_NAMES},
+        iptables::{self, Iptables},
     },
     inspect,
     kernel::{self, command::SearchPath},
@@ -21,6 +22,10 @@ pub(super) fn renderer(config: &Config) -> anyhow::Result<Box<dyn Renderer>> {
     match config.mode {
         Mode::Ebpf => {
             Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf).map_err(|e| explained(e, config))?)))
+        }
+        Mode::Iptables => {
+            let iptables = Iptables::new(config.iptables.clone()).map_err(|e| explained(e, config))?;
+            Ok(Box::new(Rendering::new(iptables)))
         }
     }
 }
@@ -40,9 +45,11 @@ fn explained(error: impl std::error::Error + Send + Sync + 'static, config: &Con
 
 /// Removes what any mode ever put into the kernel; goes on past errors.
 pub(super) fn cleanup(config: &Config) -> Vec<RenderError> {
-    let mut errors = Ebpf::cleanup_at(&config.ebpf.pin_dir);
-    errors.extend(Ebpf::remove_rules(&config.ebpf));
-    errors.into_iter().map(|source| RenderError::Cleanup { source: source.into() }).collect()
+    let mut ebpf = Ebpf::cleanup_at(&config.ebpf.pin_dir);
+    ebpf.extend(Ebpf::remove_rules(&config.ebpf));
+    let ebpf = ebpf.into_iter().map(|source| RenderError::Cleanup { source: source.into() });
+    let iptables = Iptables::remove(&config.iptables).into_iter();
+    ebpf.chain(iptables.map(|source| RenderError::Cleanup { source: source.into() })).collect()
 }
 
 /// Feeds the loop with objects.
@@ -85,8 +92,12 @@ async fn measured(
 }
 
 /// Tells the loop when someone else takes away what it put into the kernel. Without, that shows when all is compared.
-pub(super) async fn removals(disturbed: Arc<Notify>) -> anyhow::Result<()> {
-    let ended = kernel::ruleset_changes::report_removals(&RULE_NAMES, disturbed).await;
+pub(super) async fn removals(mode: Mode, disturbed: Arc<Notify>) -> anyhow::Result<()> {
+    let names: &[&str] = match mode {
+        Mode::Ebpf => &RULE_NAMES,
+        Mode::Iptables => &iptables::RULE_NAMES,
+    };
+    let ended = kernel::ruleset_changes::report_removals(names, disturbed).await;
     if let Err(error) = ended {
         tracing::info!(%error, "cannot follow changes of netfilter rules; they are compared every syncPeriod");
     }

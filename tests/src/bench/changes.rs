@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nix::time::{ClockId, clock_gettime};
 use proxy_userspace::{
     config::{Config, Environment, Flags, Mode, ObjectSource},
-    dataplane::{MapFill, RenderError, Renderer, Rendering, ebpf::Ebpf},
+    dataplane::{MapFill, RenderError, Renderer, Rendering, ebpf::Ebpf, iptables::Iptables},
     health::ProxyHealth,
     kernel,
     metrics::Metrics,
@@ -126,12 +126,14 @@ pub(super) fn measure(order: &Changes) -> Result<Timings> {
 fn renderer(config: &Config) -> Result<Box<dyn Renderer>> {
     match config.mode {
         Mode::Ebpf => Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf)?))),
+        Mode::Iptables => Ok(Box::new(Rendering::new(Iptables::new(config.iptables.clone())?))),
     }
 }
 
 fn clean_up(config: &Config) -> Vec<String> {
     match config.mode {
         Mode::Ebpf => Ebpf::cleanup_at(&config.ebpf.pin_dir).iter().map(ToString::to_string).collect(),
+        Mode::Iptables => Iptables::remove(&config.iptables).iter().map(ToString::to_string).collect(),
     }
 }
 

@@ -1,0 +1,237 @@
+//! The iptables dataplane: upstream kube-proxy's rules in upstream's chains, written by iptables-restore.
+//!
+//! One input a family and sync; rules are compared chain by chain with what was written before, and only chains that change are
+//! written. What was there before this process is read once; afterwards its own memory is relied on as long as nobody has
+//! flushed the tables, which the canary chains and the jumps tell.
+
+mod detect;
+mod failure;
+mod fixed;
+mod input;
+mod jumps;
+mod names;
+mod plan;
+mod removal;
+mod rules;
+mod saved;
+mod state;
+mod terms;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+pub use self::{failure::IptablesError, plan::Plan, state::State};
+use self::{
+    jumps::JUMPS,
+    names::{CANARY, Table},
+    plan::FamilyPlan,
+    rules::{INVALID_DROPPED, LOCALHOST_ACCEPTED},
+    state::{FamilyState, TableState},
+    terms::Offer,
+};
+use super::Dataplane;
+use crate::{
+    kernel::{
+        KernelError,
+        command::SearchPath,
+        iptables::{Backend, Iptables as Commands},
+        nfacct,
+        sysctl::NetSetting,
+    },
+    model::{Dirty, IpFamily, Snapshot},
+};
+
+const ROUTE_LOCALNET: NetSetting = NetSetting("ipv4/conf/all/route_localnet");
+const BE_LIBERAL: NetSetting = NetSetting("netfilter/nf_conntrack_tcp_be_liberal");
+/// `MASQUERADE --random-fully` came with it.
+const RANDOM_FULLY: [u32; 3] = [1, 6, 2];
+
+/// A name that rules of ours carry and that we never remove: where it goes, somebody flushes the tables.
+pub const RULE_NAMES: [&str; 1] = ["KUBE-PROXY-CANARY"];
+
+/// What the iptables dataplane needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IptablesSettings {
+    /// The bit of a packet's mark that has it masqueraded.
+    pub masquerade_mark: u32,
+    /// Node ports are served on 127.0.0.1 too, if `nodePortAddresses` has it.
+    pub localhost_node_ports: bool,
+    /// Where commands are looked for.
+    pub path: SearchPath,
+}
+
+/// The dataplane: which commands to use, and what they turned out not to take.
+#[derive(Debug)]
+pub struct Iptables {
+    settings: IptablesSettings,
+    commands: BTreeMap<IpFamily, Commands>,
+    /// Words that a restore failed for.
+    refused: Vec<&'static str>,
+}
+
+impl Iptables {
+    /// Finds out which iptables the node uses. Nothing is changed yet.
+    pub fn new(settings: IptablesSettings) -> Result<Self, IptablesError> {
+        let commands = detect::in_use(&settings.path)?;
+        for family in IpFamily::ALL {
+            match commands.get(&family) {
+                Some(commands) => tracing::info!(%family, %commands, "working with"),
+                None => tracing::warn!(%family, "Services of this family are not served: it has no iptables here"),
+            }
+        }
+        Ok(Self { settings, commands, refused: Vec::new() })
+    }
+
+    /// Removes all that any process ever wrote, in both kinds of iptables; goes on past errors and returns them all.
+    pub fn remove(settings: &IptablesSettings) -> Vec<IptablesError> {
+        let installed = detect::installed(&settings.path);
+        installed.iter().flat_map(|(_, commands)| remove(commands)).map(IptablesError::Kernel).collect()
+    }
+
+    fn offer(&self, commands: &Commands) -> Result<Offer, KernelError> {
+        let takes = |word: &str| !self.refused.contains(&word);
+        let is_new_enough = commands.version()?.is_none_or(|version| version >= RANDOM_FULLY);
+        Ok(Offer {
+            masquerade_mark: self.settings.masquerade_mark,
+            localhost_node_ports: self.settings.localhost_node_ports,
+            random_fully: is_new_enough && takes(failure::RANDOM_FULLY),
+            be_liberal: BE_LIBERAL.read()?.is_some_and(|value| value != 0),
+            counters: takes(failure::NFACCT) && has_counters(),
+        })
+    }
+
+    fn observe_family(&self, commands: &Commands) -> Result<FamilyState, KernelError> {
+        let offer = self.offer(commands)?;
+        let read = |table: Table| Ok((table, saved::table(table, &commands.save(table.name())?)));
+        let tables = Table::ALL.into_iter().map(read).collect::<Result<_, KernelError>>()?;
+        Ok(FamilyState::observed(offer, tables, routes_localnet()?))
+    }
+
+    /// Whether what was written is there still, as far as a look at canaries and jumps tells. Reading all rules takes
+    /// too long to do it now and then.
+    fn is_undisturbed(&self, commands: &Commands, held: &FamilyState) -> Result<bool, KernelError> {
+        if self.offer(commands)? != held.offer || (held.routes_localnet && !routes_localnet()?) {
+            return Ok(false);
+        }
+        for table in Table::ALL {
+            let seen = glance(commands, table)?;
+            if !seen.chains.contains_key(&CANARY) || !seen.missing_jumps(table).is_empty() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn apply_family(&mut self, plan: &FamilyPlan) -> Result<(), IptablesError> {
+        let Some(commands) = self.commands.get(&plan.family) else { return Ok(()) };
+        if !plan.tables.is_empty() {
+            let text = input::text(&plan.tables, commands.backend);
+            tracing::trace!(family = %plan.family, text, "restoring");
+            if let Err(source) = commands.restore_all(text.clone()) {
+                let failure = failure::of_restore(plan.family, &text, source);
+                self.refused.extend(failure.refused());
+                return Err(failure);
+            }
+        }
+        if plan.route_localnet {
+            tracing::info!("setting route_localnet: node ports are served on 127.0.0.1 (iptables.localhostNodePorts)");
+            ROUTE_LOCALNET.write(1)?;
+        }
+        Ok(())
+    }
+}
+
+/// The kubelet's own chain stays with it, and so it does where loopback addresses are routed: whoever wants them to be, it keeps
+/// others from them.
+fn remove(commands: &Commands) -> Vec<KernelError> {
+    let mangle = commands.save(Table::Mangle.name()).unwrap_or_default();
+    let keeps_firewall = removal::has_kubelet(&mangle) || routes_localnet().unwrap_or(true);
+    let remove_from = |table: Table| {
+        let saved = commands.save(table.name())?;
+        let is_to_go = |chain: &str| removal::is_of_iptables_mode(chain, keeps_firewall);
+        let input = removal::input(table, &saved, commands.backend, is_to_go);
+        input.map_or(Ok(()), |input| commands.restore_all(input))
+    };
+    Table::ALL.into_iter().filter_map(|table| remove_from(table).err()).collect()
+}
+
+fn has_counters() -> bool {
+    let made = [INVALID_DROPPED, LOCALHOST_ACCEPTED].into_iter().try_for_each(nfacct::ensure);
+    made.inspect_err(|error| tracing::debug!(%error, "packets are not counted")).is_ok()
+}
+
+fn routes_localnet() -> Result<bool, KernelError> {
+    Ok(ROUTE_LOCALNET.read()?.is_some_and(|value| value != 0))
+}
+
+/// The canary and the jumps of a table. To list a chain costs nftables next to nothing, and the old iptables as much as
+/// to save the table.
+fn glance(commands: &Commands, table: Table) -> Result<TableState, KernelError> {
+    if commands.backend == Backend::Legacy {
+        return Ok(saved::table(table, &commands.save(table.name())?));
+    }
+    let canary = CANARY.to_string();
+    let mut chains: Vec<&str> = JUMPS.iter().filter(|jump| jump.table == table).map(|jump| jump.from).collect();
+    chains.sort_unstable();
+    chains.dedup();
+    chains.push(&canary);
+    let listed = chains.into_iter().map(|chain| commands.list(table.name(), chain));
+    let text: String = listed.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    Ok(saved::table(table, &text))
+}
+
+impl Dataplane for Iptables {
+    type State = State;
+    type Plan = Plan;
+    type Error = IptablesError;
+
+    fn observe(&mut self) -> Result<State, IptablesError> {
+        self.observe_again(State::default())
+    }
+
+    fn observe_again(&mut self, mut held: State) -> Result<State, IptablesError> {
+        let mut state = State::default();
+        for (family, commands) in &self.commands {
+            let known = match held.families.remove(family) {
+                Some(held) if self.is_undisturbed(commands, &held)? => Some(held),
+                Some(_) => {
+                    tracing::warn!(%family, "somebody removed rules of ours, or changed what they depend on: reading all of them");
+                    None
+                }
+                None => None,
+            };
+            let read = known.map_or_else(|| self.observe_family(commands), Ok);
+            state.families.insert(*family, read?);
+        }
+        Ok(state)
+    }
+
+    fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
+        plan::plan(state, snapshot, dirty)
+    }
+
+    /// Goes on with the other family where one fails; nothing of that one is relied on any more.
+    fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), IptablesError> {
+        let mut first = None;
+        for plan in plan.families {
+            match self.apply_family(&plan) {
+                Ok(()) => {
+                    if let Some(family) = state.families.get_mut(&plan.family) {
+                        plan.record(family);
+                    }
+                }
+                Err(error) => {
+                    state.families.remove(&plan.family);
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    fn cleanup(&mut self) -> Vec<IptablesError> {
+        Self::remove(&self.settings)
+    }
+}
