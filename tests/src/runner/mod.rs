@@ -16,6 +16,7 @@ use anyhow::{Result, ensure};
 
 use self::marker::Marker;
 pub use self::{
+    config::compose,
     manifests::Manifests,
     pending::Pending,
     proxy::Proxy,

@@ -22,14 +22,13 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-pub use self::{failure::IptablesError, plan::Plan, state::State};
+pub use self::{failure::IptablesError, plan::Plan, state::State, terms::Offer};
 use self::{
     jumps::JUMPS,
     names::{CANARY, Table},
     plan::FamilyPlan,
     rules::{INVALID_DROPPED, LOCALHOST_ACCEPTED},
     state::{FamilyState, TableState},
-    terms::Offer,
 };
 use super::Dataplane;
 use crate::{

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     fixed,
-    input::TableInput,
+    input::{self, TableInput},
     names::{Chain, Table},
     rules::{Contributions, Lines, PortRules, SHARED, Terms},
     state::{Content, FamilyState, PortState, State},
@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     dataplane::PlanSize,
+    kernel::iptables::Backend,
     model::{Dirty, FrontendKind, IpFamily, ResolvedPort, ServicePortKey, Snapshot},
 };
 
@@ -34,12 +35,26 @@ pub(super) struct FamilyPlan {
     pub(super) tables: Vec<TableInput>,
     /// Then the kernel is to route loopback addresses that come from elsewhere.
     pub(super) route_localnet: bool,
-    /// All service ports were looked at.
-    pub(super) is_full: bool,
     /// What is then written for service ports; none where they are gone.
     ports: Vec<(ServicePortKey, Option<PortState>)>,
     node: Node,
     is_large: bool,
+}
+
+impl Plan {
+    /// What iptables-restore of a backend is given, by family; nothing where nothing changes.
+    pub fn inputs(&self, backend: Backend) -> Vec<(IpFamily, String)> {
+        self.families.iter().map(|plan| (plan.family, input::text(&plan.tables, backend))).collect()
+    }
+
+    /// All of it was done.
+    pub fn record(self, state: &mut State) {
+        for plan in self.families {
+            if let Some(family) = state.families.get_mut(&plan.family) {
+                plan.record(family);
+            }
+        }
+    }
 }
 
 impl PlanSize for Plan {
@@ -53,7 +68,7 @@ impl FamilyPlan {
         self.tables.iter().map(TableInput::len).sum::<usize>() + usize::from(self.route_localnet)
     }
 
-    /// Nothing of this was in the kernel's way.
+    /// All of it was done.
     pub(super) fn record(self, state: &mut FamilyState) {
         for input in &self.tables {
             state.tables.entry(input.table).or_default().record(input);
@@ -100,7 +115,7 @@ fn of_family(family: IpFamily, held: &FamilyState, snapshot: &Snapshot, dirty: &
         planner.everything();
     }
     let (tables, route_localnet, ports) = planner.finish();
-    FamilyPlan { family, tables, route_localnet, is_full: !partial, ports, node, is_large }
+    FamilyPlan { family, tables, route_localnet, ports, node, is_large }
 }
 
 fn count_endpoints(port: &ResolvedPort) -> usize {

@@ -141,3 +141,12 @@ pub struct State {
     /// By family.
     pub(super) families: BTreeMap<IpFamily, FamilyState>,
 }
+
+impl State {
+    /// Empty tables of both families.
+    pub fn of_empty_tables(offer: Offer) -> Self {
+        let tables = || Table::ALL.into_iter().map(|table| (table, TableState::default())).collect();
+        let empty = |family| (family, FamilyState::observed(offer, tables(), false));
+        Self { families: IpFamily::ALL.into_iter().map(empty).collect() }
+    }
+}

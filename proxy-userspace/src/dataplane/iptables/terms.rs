@@ -10,17 +10,17 @@ pub(super) const LARGE: usize = 1000;
 
 /// What is the same as long as the process runs, and what the kernel said when it was observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Offer {
+pub struct Offer {
     /// The bit that marks packets to be masqueraded.
-    pub(super) masquerade_mark: u32,
+    pub masquerade_mark: u32,
     /// Node ports are served on 127.0.0.1 too, if `nodePortAddresses` has it.
-    pub(super) localhost_node_ports: bool,
+    pub localhost_node_ports: bool,
     /// `MASQUERADE --random-fully`: iptables 1.6.2.
-    pub(super) random_fully: bool,
+    pub random_fully: bool,
     /// `nf_conntrack_tcp_be_liberal` is on: packets that conntrack calls invalid are not dropped.
-    pub(super) be_liberal: bool,
+    pub be_liberal: bool,
     /// The kernel counts packets by nfacct objects.
-    pub(super) counters: bool,
+    pub counters: bool,
 }
 
 /// The node, as far as rules of one family depend on it.

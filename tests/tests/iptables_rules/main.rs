@@ -1,0 +1,5 @@
+//! The rules of the iptables mode as text, without a kernel: against upstream's, and traced with the packets of the cases.
+
+mod recorded;
+mod scene;
+mod tables;
