@@ -34,7 +34,9 @@ pub fn ensure(name: &str) -> Result<(), KernelError> {
 /// How many packets a counter has counted.
 pub fn packets(name: &str) -> Result<u64, KernelError> {
     let failed = KernelError::call("read nfacct counter", name);
-    ask(GET, 0, name).and_then(|answer| answer.ok_or_else(|| io::ErrorKind::InvalidData.into())).map_err(failed)
+    ask(GET, 0, name)
+        .and_then(|answer| answer.ok_or_else(|| io::ErrorKind::InvalidData.into()))
+        .map_err(failed)
 }
 
 /// Asks about a counter, and returns the packets that the answer tells of.

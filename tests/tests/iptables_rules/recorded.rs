@@ -18,7 +18,8 @@ use crate::{scene::Scene, tables::Tables};
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/recorded/iptables");
 const FAMILIES: [&str; 2] = ["v4", "v6"];
 /// Chains that all Services add to.
-const SHARED: [&str; 4] = ["KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL"];
+const SHARED: [&str; 4] =
+    ["KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL"];
 
 /// Rules that only one side has: the case, a part of the rule, and why.
 const EXPLAINED: &[(&str, &str, &str)] = &[];
@@ -29,7 +30,9 @@ type Chains = BTreeMap<String, Vec<String>>;
 fn rules_are_upstreams_in_every_case_and_step() {
     let names: Vec<String> = fs::read_dir(RECORDED)
         .expect("recordings")
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok()?.strip_suffix(".txt").map(str::to_owned))
+        .filter_map(|entry| {
+            entry.ok()?.file_name().into_string().ok()?.strip_suffix(".txt").map(str::to_owned)
+        })
         .filter(|name| !name.starts_with("common-"))
         .collect();
     assert_eq!(names.len(), 50, "every case that comes with the project, but its own");
@@ -88,10 +91,17 @@ fn compare(at: &str, theirs: &Chains, ours: &Chains) -> Vec<String> {
     for name in names {
         let (theirs, ours) = (theirs.get(name).unwrap_or(&empty), ours.get(name).unwrap_or(&empty));
         let is_shared = SHARED.iter().any(|shared| name.ends_with(shared));
-        let (their_set, our_set): (BTreeSet<_>, BTreeSet<_>) = (theirs.iter().collect(), ours.iter().collect());
-        differences.extend(their_set.difference(&our_set).map(|rule| format!("{at}: only theirs: {name} {rule}")));
-        differences.extend(our_set.difference(&their_set).map(|rule| format!("{at}: only ours: {name} {rule}")));
-        let is_ordered = if is_shared { theirs.last() == ours.last() || !name.starts_with("nat KUBE-SERVICES") } else { theirs == ours };
+        let (their_set, our_set): (BTreeSet<_>, BTreeSet<_>) =
+            (theirs.iter().collect(), ours.iter().collect());
+        differences
+            .extend(their_set.difference(&our_set).map(|rule| format!("{at}: only theirs: {name} {rule}")));
+        differences
+            .extend(our_set.difference(&their_set).map(|rule| format!("{at}: only ours: {name} {rule}")));
+        let is_ordered = if is_shared {
+            theirs.last() == ours.last() || !name.starts_with("nat KUBE-SERVICES")
+        } else {
+            theirs == ours
+        };
         if their_set == our_set && !is_ordered {
             differences.push(format!("{at}: in another order: {name}:\n  {theirs:#?}\n  {ours:#?}"));
         }

@@ -10,7 +10,7 @@ use proxy_userspace::{
         iptables::{Iptables, Offer, State},
     },
     kernel::iptables::Backend,
-    model::{Dirty, IpFamily, LinkAddress, Model, NodeFacts, Snapshot},
+    model::{Dirty, IpFamily, LinkAddress, Model, NodeFacts},
     watch::ManifestSource,
 };
 use shunt_tests::{
@@ -38,7 +38,7 @@ const KINDS: usize = 3;
 
 /// A case in the middle of its steps.
 pub(crate) struct Scene {
-    directory: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     manifests: Manifests,
     model: Model,
     state: State,
@@ -63,7 +63,7 @@ impl Scene {
             counters: true,
         };
         Ok(Self {
-            directory,
+            _directory: directory,
             manifests,
             model,
             state: State::of_empty_tables(offer),
@@ -72,8 +72,8 @@ impl Scene {
         })
     }
 
-    /// Makes the changes of a step, plans what changed, and has the tables take it. Returns the lengths of the inputs.
-    pub(crate) fn play(&mut self, step: &Step) -> Result<usize> {
+    /// Makes the changes of a step, plans what changed, and has the tables take it.
+    pub(crate) fn play(&mut self, step: &Step) -> Result<()> {
         step.delete.iter().try_for_each(|key| self.manifests.delete(key))?;
         step.apply.iter().try_for_each(|object| self.manifests.apply(&object.key, &object.manifest))?;
         let (to, mut from) = mpsc::channel(KINDS);
@@ -89,25 +89,13 @@ impl Scene {
         })?;
         let dirty = self.model.resolve();
         let plan = Iptables::plan(&self.state, self.model.snapshot(), &dirty);
-        let mut length = 0;
         for (family, input) in plan.inputs(Backend::Nft) {
             self.tables[usize::from(family == IpFamily::V6)].restore(&input);
-            length += input.len();
         }
         plan.record(&mut self.state);
         let rest = Iptables::plan(&self.state, self.model.snapshot(), &Dirty::everything());
         anyhow::ensure!(rest.is_empty(), "left out: {rest:#?}");
-        Ok(length)
-    }
-
-    /// What is to be served.
-    pub(crate) fn snapshot(&self) -> &Snapshot {
-        self.model.snapshot()
-    }
-
-    /// Where the case's files are.
-    pub(crate) fn directory(&self) -> &std::path::Path {
-        self.directory.path()
+        Ok(())
     }
 }
 
@@ -116,7 +104,8 @@ fn config(case: &Case, directory: &std::path::Path) -> Result<Config> {
     fs::write(&file, compose(&case.config, "iptables")?)?;
     let file = file.display().to_string();
     let manifests = directory.display().to_string();
-    let words = ["shunt", "--mode", "iptables", "--cgroup-root", "/", "--config", &file, "--manifests", &manifests];
+    let words =
+        ["shunt", "--mode", "iptables", "--cgroup-root", "/", "--config", &file, "--manifests", &manifests];
     Ok(Config::load(&Flags::parse(words)?, &Environment::of_this_process())?)
 }
 

@@ -62,11 +62,6 @@ impl Tables {
     pub(crate) fn of(&self, table: &str, chain: &str) -> &[String] {
         self.chains.get(&key(table, chain)).map_or(&[], Vec::as_slice)
     }
-
-    /// The names of the chains of a table that start so.
-    pub(crate) fn named(&self, table: &str, prefix: &str) -> usize {
-        self.chains.keys().filter(|(of, chain)| of == table && chain.starts_with(prefix)).count()
-    }
 }
 
 fn key(table: &str, chain: &str) -> (String, String) {

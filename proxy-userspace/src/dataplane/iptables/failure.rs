@@ -34,9 +34,8 @@ impl IptablesError {
     pub(super) fn refused(&self) -> Option<&'static str> {
         let Self::Restore { line, source, .. } = self else { return None };
         let said = source.to_string();
-        let is_named = |word: &&str| {
-            said.contains(*word) || line.as_ref().is_some_and(|(_, text)| text.contains(*word))
-        };
+        let is_named =
+            |word: &&str| said.contains(*word) || line.as_ref().is_some_and(|(_, text)| text.contains(*word));
         let word = [RANDOM_FULLY, NFACCT].into_iter().find(is_named);
         word.inspect(|word| tracing::warn!(word, "iptables or the kernel does not take it; going without"))
     }
@@ -48,7 +47,8 @@ pub(super) fn of_restore(family: IpFamily, input: &str, source: KernelError) -> 
         KernelError::CommandFailed { stderr, .. } => line_number(stderr),
         _ => None,
     };
-    let line = number.and_then(|number| Some((number, input.lines().nth(number.checked_sub(1)?)?.to_owned())));
+    let line =
+        number.and_then(|number| Some((number, input.lines().nth(number.checked_sub(1)?)?.to_owned())));
     IptablesError::Restore { family, line, source }
 }
 

@@ -34,8 +34,7 @@ pub(super) fn tail(shared: usize, terms: Terms<'_>) -> Lines {
     if SHARED[shared] != (Table::Nat, SERVICES) {
         return lines;
     }
-    let comment =
-        "-m comment --comment \"kubernetes service nodeports; NOTE: this must be the last rule in this chain\"";
+    let comment = "-m comment --comment \"kubernetes service nodeports; NOTE: this must be the last rule in this chain\"";
     match &terms.node.node_ports {
         NodePortsOn::EveryAddress { loopback } => {
             let except = match (terms.family, loopback) {
@@ -61,13 +60,17 @@ pub(super) fn tail(shared: usize, terms: Terms<'_>) -> Lines {
 fn forward(terms: Terms<'_>) -> Lines {
     let (mut lines, mark) = (Lines::new(), terms.offer.masquerade_mark);
     if !terms.offer.be_liberal {
-        let counted =
-            if terms.offer.counters { format!("-m nfacct --nfacct-name {INVALID_DROPPED} ") } else { String::new() };
+        let counted = if terms.offer.counters {
+            format!("-m nfacct --nfacct-name {INVALID_DROPPED} ")
+        } else {
+            String::new()
+        };
         rule(&mut lines, FORWARD, format_args!("-m conntrack --ctstate INVALID {counted}-j DROP"));
     }
     let comment = "-m comment --comment \"kubernetes forwarding";
     rule(&mut lines, FORWARD, format_args!("{comment} rules\" -m mark --mark {mark:#x}/{mark:#x} -j ACCEPT"));
-    let known = format_args!("{comment} conntrack rule\" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT");
+    let known =
+        format_args!("{comment} conntrack rule\" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT");
     rule(&mut lines, FORWARD, known);
     lines
 }

@@ -62,7 +62,8 @@ impl TableInput {
         let _ = writeln!(text, "*{}", self.table.name());
         let filled = self.filled.iter().map(|(chain, _)| chain);
         let is_target = |chain: &Chain| self.jumps.iter().any(|jump| JUMPS[*jump].to == *chain);
-        let (targets, others): (Vec<_>, Vec<_>) = filled.chain(&self.removed).partition(|chain| is_target(chain));
+        let (targets, others): (Vec<_>, Vec<_>) =
+            filled.chain(&self.removed).partition(|chain| is_target(chain));
         write_heads(text, targets);
         for jump in self.jumps.iter().map(|jump| JUMPS[*jump]) {
             let _ = writeln!(text, "-I {} {}", jump.from, jump.rule());

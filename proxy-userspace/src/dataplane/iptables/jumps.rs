@@ -1,7 +1,8 @@
 //! The rules of built-in chains that lead to ours.
 
 use super::names::{
-    Chain, EXTERNAL_SERVICES, FORWARD, KUBELET_FIREWALL, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, SERVICES, Table,
+    Chain, EXTERNAL_SERVICES, FORWARD, KUBELET_FIREWALL, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, SERVICES,
+    Table,
 };
 
 /// A rule of a built-in chain that leads to one of ours.
@@ -17,7 +18,13 @@ pub(super) struct Jump {
     comment: &'static str,
 }
 
-const fn jump(table: Table, from: &'static str, to: Chain, matches: &'static str, comment: &'static str) -> Jump {
+const fn jump(
+    table: Table,
+    from: &'static str,
+    to: Chain,
+    matches: &'static str,
+    comment: &'static str,
+) -> Jump {
     Jump { table, from, to, matches, comment }
 }
 

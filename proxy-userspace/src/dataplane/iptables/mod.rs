@@ -77,7 +77,9 @@ impl Iptables {
         for family in IpFamily::ALL {
             match commands.get(&family) {
                 Some(commands) => tracing::info!(%family, %commands, "working with"),
-                None => tracing::warn!(%family, "Services of this family are not served: it has no iptables here"),
+                None => {
+                    tracing::warn!(%family, "Services of this family are not served: it has no iptables here")
+                }
             }
         }
         Ok(Self { settings, commands, refused: Vec::new() })
@@ -135,7 +137,9 @@ impl Iptables {
             }
         }
         if plan.route_localnet {
-            tracing::info!("setting route_localnet: node ports are served on 127.0.0.1 (iptables.localhostNodePorts)");
+            tracing::info!(
+                "setting route_localnet: node ports are served on 127.0.0.1 (iptables.localhostNodePorts)"
+            );
             ROUTE_LOCALNET.write(1)?;
         }
         Ok(())
@@ -172,7 +176,8 @@ fn glance(commands: &Commands, table: Table) -> Result<TableState, KernelError> 
         return Ok(saved::table(table, &commands.save(table.name())?));
     }
     let canary = CANARY.to_string();
-    let mut chains: Vec<&str> = JUMPS.iter().filter(|jump| jump.table == table).map(|jump| jump.from).collect();
+    let mut chains: Vec<&str> =
+        JUMPS.iter().filter(|jump| jump.table == table).map(|jump| jump.from).collect();
     chains.sort_unstable();
     chains.dedup();
     chains.push(&canary);

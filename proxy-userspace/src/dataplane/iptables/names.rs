@@ -81,7 +81,11 @@ impl NameHash {
     fn of(text: &str) -> Self {
         const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
         let hash = digest::digest(&digest::SHA256, text.as_bytes());
-        let bits = hash.as_ref().iter().take(DIGITS * 5 / 8).fold(0_u128, |bits, byte| bits << 8 | u128::from(*byte));
+        let bits = hash
+            .as_ref()
+            .iter()
+            .take(DIGITS * 5 / 8)
+            .fold(0_u128, |bits, byte| bits << 8 | u128::from(*byte));
         let mut digits = [0; DIGITS];
         for (place, digit) in digits.iter_mut().rev().enumerate() {
             *digit = ALPHABET[(bits >> (5 * place)) as usize & 31];
@@ -196,17 +200,28 @@ mod tests {
     #[test]
     fn hashes_are_upstreams() {
         let lbs = key("default/lbs", "").name;
-        assert_eq!(Chain::Of(Purpose::Cluster, NameHash::of_port(&lbs)).to_string(), "KUBE-SVC-FYZB2HTOW53NRIPL");
+        assert_eq!(
+            Chain::Of(Purpose::Cluster, NameHash::of_port(&lbs)).to_string(),
+            "KUBE-SVC-FYZB2HTOW53NRIPL"
+        );
         let endpoint = NameHash::of_endpoint(&lbs, "10.244.2.11:8080".parse().unwrap());
         assert_eq!(Chain::Of(Purpose::Endpoint, endpoint).to_string(), "KUBE-SEP-HFWLTVTPDOVGG2MS");
     }
 
     #[test]
     fn names_are_read_as_they_are_written_and_those_of_others_are_not_ours() {
-        for name in ["KUBE-SERVICES", "KUBE-FIREWALL", "KUBE-FW-FYZB2HTOW53NRIPL", "KUBE-SEP-HFWLTVTPDOVGG2MS"] {
+        for name in
+            ["KUBE-SERVICES", "KUBE-FIREWALL", "KUBE-FW-FYZB2HTOW53NRIPL", "KUBE-SEP-HFWLTVTPDOVGG2MS"]
+        {
             assert_eq!(Chain::parse(name).expect(name).to_string(), name);
         }
-        for name in ["KUBE-KUBELET-CANARY", "KUBE-SVC-", "KUBE-SVC-fyzb2htow53nripl", "KUBE-POD-FW-AAAAAAAAAAAAAAAA", ""] {
+        for name in [
+            "KUBE-KUBELET-CANARY",
+            "KUBE-SVC-",
+            "KUBE-SVC-fyzb2htow53nripl",
+            "KUBE-POD-FW-AAAAAAAAAAAAAAAA",
+            "",
+        ] {
             assert_eq!(Chain::parse(name), None, "{name}");
         }
     }

@@ -93,7 +93,8 @@ fn of_family(family: IpFamily, held: &FamilyState, snapshot: &Snapshot, dirty: &
     let ports = || snapshot.ports.iter().filter(move |(key, _)| key.family == family);
     let changed: BTreeSet<&ServicePortKey> = dirty.ports.iter().filter(|key| key.family == family).collect();
     let endpoints = |keys: &BTreeSet<&ServicePortKey>| -> usize {
-        let endpoints_of = |key: &&ServicePortKey| snapshot.ports.get(*key).map_or(0, |port| count_endpoints(port));
+        let endpoints_of =
+            |key: &&ServicePortKey| snapshot.ports.get(*key).map_or(0, |port| count_endpoints(port));
         let was = |key: &&ServicePortKey| held.ports.get(*key).map_or(0, |port| port.endpoints);
         held.endpoints + keys.iter().map(endpoints_of).sum::<usize>() - keys.iter().map(was).sum::<usize>()
     };
@@ -186,8 +187,8 @@ impl<'a> Planner<'a> {
             shared: rules.contributions().each_ref().map(|lines| Content::of(lines)),
             endpoints: count_endpoints(port),
         };
-        self.serves_node_ports |=
-            port.has_endpoints && port.frontends.iter().any(|frontend| frontend.kind == FrontendKind::NodePort);
+        self.serves_node_ports |= port.has_endpoints
+            && port.frontends.iter().any(|frontend| frontend.kind == FrontendKind::NodePort);
         for (chain, lines) in chains {
             self.wanted.insert(chain);
             self.fill(Table::Nat, chain, lines);
@@ -262,7 +263,8 @@ impl<'a> Planner<'a> {
         if !stale.is_empty() {
             self.input(Table::Nat).removed = stale.into_iter().collect();
         }
-        let mut tables: Vec<TableInput> = self.tables.into_values().filter(|input| !input.is_empty()).collect();
+        let mut tables: Vec<TableInput> =
+            self.tables.into_values().filter(|input| !input.is_empty()).collect();
         if !self.filter_grows {
             tables.reverse();
         }

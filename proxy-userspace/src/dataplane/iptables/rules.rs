@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, fmt, net::SocketAddr};
 
 use super::{
     names::{
-        Chain, EXTERNAL_SERVICES, MARK_MASQ, NODE_PORTS, NameHash, PROXY_FIREWALL, Purpose, SERVICES, Table, protocol,
+        Chain, EXTERNAL_SERVICES, MARK_MASQ, NODE_PORTS, NameHash, PROXY_FIREWALL, Purpose, SERVICES, Table,
+        protocol,
     },
     terms::{LocalMatch, Node, Offer},
 };
@@ -106,7 +107,9 @@ impl<'a> PortRules<'a> {
     }
 
     fn uses_firewall(&self) -> bool {
-        self.port.has_endpoints && self.has(FrontendKind::LoadBalancerIp) && !self.port.source_ranges.is_empty()
+        self.port.has_endpoints
+            && self.has(FrontendKind::LoadBalancerIp)
+            && !self.port.source_ranges.is_empty()
     }
 
     /// What it adds to the shared chains.
@@ -149,7 +152,11 @@ impl<'a> PortRules<'a> {
         }
         if !self.serves(self.port.external_policy) {
             let matches = self.destination(frontend, self.why_not());
-            rule(&mut lines[FILTER_EXTERNAL], EXTERNAL_SERVICES, format_args!("{matches} -j {}", self.refusal()));
+            rule(
+                &mut lines[FILTER_EXTERNAL],
+                EXTERNAL_SERVICES,
+                format_args!("{matches} -j {}", self.refusal()),
+            );
         }
     }
 
@@ -157,7 +164,11 @@ impl<'a> PortRules<'a> {
         let policy = self.port.internal_policy;
         if self.serves(policy) {
             let matches = self.destination(frontend, "cluster IP");
-            rule(&mut lines[NAT_SERVICES], SERVICES, format_args!("{matches} -j {}", self.policy_chain(policy)));
+            rule(
+                &mut lines[NAT_SERVICES],
+                SERVICES,
+                format_args!("{matches} -j {}", self.policy_chain(policy)),
+            );
         } else {
             let matches = self.destination(frontend, self.why_not());
             rule(&mut lines[FILTER_SERVICES], SERVICES, format_args!("{matches} -j {}", self.refusal()));
@@ -169,7 +180,8 @@ impl<'a> PortRules<'a> {
         let port = frontend.port;
         let external = self.chain(Purpose::External);
         if self.port.has_endpoints {
-            let comment = format!("-p {protocol} -m comment --comment \"{shown}\" -m {protocol} --dport {port}");
+            let comment =
+                format!("-p {protocol} -m comment --comment \"{shown}\" -m {protocol} --dport {port}");
             let lines = &mut lines[NAT_NODE_PORTS];
             if self.terms.offer.counters && self.terms.node.has_localhost_node_ports() {
                 let counted = format_args!(
@@ -210,7 +222,8 @@ impl<'a> PortRules<'a> {
     fn destination_but(&self, frontend: &Frontend, comment: &str, source: &str, link: &str) -> String {
         let Self { protocol, shown, .. } = self;
         let Frontend { address, port, .. } = frontend;
-        let to = address.map_or_else(String::new, |address| format!("-d {address}/{} ", self.terms.host_bits()));
+        let to =
+            address.map_or_else(String::new, |address| format!("-d {address}/{} ", self.terms.host_bits()));
         format!(
             "{source}{to}{link}-p {protocol} -m comment --comment \"{shown} {comment}\" -m {protocol} --dport {port}"
         )
@@ -246,7 +259,8 @@ impl<'a> PortRules<'a> {
     fn external(&self) -> Lines {
         let (mut lines, shown) = (Lines::new(), &self.shown);
         let chain = self.chain(Purpose::External);
-        let commented = |text: &str| format!("-m comment --comment \"{text} for {shown} external destinations\"");
+        let commented =
+            |text: &str| format!("-m comment --comment \"{text} for {shown} external destinations\"");
         if self.port.external_policy == TrafficPolicy::Cluster {
             // It may leave by another node than it came in on.
             rule(&mut lines, chain, format_args!("{} -j {MARK_MASQ}", commented("masquerade traffic")));
@@ -265,7 +279,11 @@ impl<'a> PortRules<'a> {
                 chain,
                 format_args!("{} {from_node} -j {MARK_MASQ}", commented("masquerade LOCAL traffic")),
             );
-            rule(&mut lines, chain, format_args!("{} {from_node} -j {cluster}", commented("route LOCAL traffic")));
+            rule(
+                &mut lines,
+                chain,
+                format_args!("{} {from_node} -j {cluster}", commented("route LOCAL traffic")),
+            );
         }
         if self.serves(self.port.external_policy) {
             rule(&mut lines, chain, format_args!("-j {}", self.policy_chain(self.port.external_policy)));
@@ -283,9 +301,11 @@ impl<'a> PortRules<'a> {
         };
         self.port.source_ranges.iter().for_each(|range| allow(range));
         let primary = self.terms.node.primary;
-        if self.port.source_ranges.iter().any(|range| primary.is_some_and(|address| range.contains(&address))) {
+        if self.port.source_ranges.iter().any(|range| primary.is_some_and(|address| range.contains(&address)))
+        {
             // Where the address is one of the node's own, what the node sends there comes from it.
-            let addresses = self.frontends(FrontendKind::LoadBalancerIp).filter_map(|frontend| frontend.address);
+            let addresses =
+                self.frontends(FrontendKind::LoadBalancerIp).filter_map(|frontend| frontend.address);
             addresses.for_each(|address| allow(&format_args!("{address}/{}", self.terms.host_bits())));
         }
         let rest = format!("other traffic to {shown} will be dropped by {PROXY_FIREWALL}");
@@ -303,7 +323,8 @@ impl<'a> PortRules<'a> {
         let endpoints = self.port.endpoints(policy);
         if let Some(timeout) = self.port.affinity_timeout {
             for endpoint in endpoints {
-                let (comment, to) = (self.endpoint_comment(endpoint.address), self.endpoint_chain(endpoint.address));
+                let (comment, to) =
+                    (self.endpoint_comment(endpoint.address), self.endpoint_chain(endpoint.address));
                 let mask = self.terms.host_mask();
                 let recent = format_args!(
                     "{comment}-m recent --rcheck --seconds {timeout} --reap --name {to} --mask {mask} --rsource -j {to}"
@@ -312,7 +333,8 @@ impl<'a> PortRules<'a> {
             }
         }
         for (index, endpoint) in endpoints.iter().enumerate() {
-            let (comment, to) = (self.endpoint_comment(endpoint.address), self.endpoint_chain(endpoint.address));
+            let (comment, to) =
+                (self.endpoint_comment(endpoint.address), self.endpoint_chain(endpoint.address));
             let left = endpoints.len() - index;
             if left > 1 {
                 let chance = format_args!(

@@ -47,7 +47,8 @@ fn single_spaced(line: &str) -> String {
 /// The jump that a rule of a built-in chain is.
 fn jump(table: Table, from: &str, rule: &str) -> Option<usize> {
     let words = words(rule);
-    let is_this = |jump: &Jump| jump.table == table && jump.from == from && self::words(&jump.rule()) == words;
+    let is_this =
+        |jump: &Jump| jump.table == table && jump.from == from && self::words(&jump.rule()) == words;
     JUMPS.iter().position(is_this)
 }
 
