@@ -19,7 +19,16 @@ pub use self::flow::{Action, Answers, Dial, Expect, ExpectPage, Flow, Send, Sour
 use crate::world::{CgroupSubtree, Host};
 
 /// Tags of `requires` that cases may use.
-pub const TAGS: [&str; 4] = ["ipv6", "localhost-nodeports", "nodeports-on-all-addresses", "vlan-links"];
+pub const TAGS: [&str; 8] = [
+    "bridged-pods",
+    "flows-of-its-own",
+    "forward-of-legacy",
+    "forward-of-nft",
+    "ipv6",
+    "localhost-nodeports",
+    "nodeports-on-all-addresses",
+    "vlan-links",
+];
 
 /// A case.
 #[derive(Clone, Debug, Deserialize)]

@@ -79,6 +79,9 @@ struct Conformance {
     /// The dataplane to test.
     #[arg(long)]
     mode: String,
+    /// The iptables that the node shows to use: nft or legacy.
+    #[arg(long)]
+    iptables: Option<String>,
     /// A folder of cases to run instead of tests/cases.
     #[arg(long, value_name = "DIR")]
     cases: Option<PathBuf>,

@@ -52,6 +52,9 @@ pub(crate) fn demo(mode: &str) -> Run {
 /// The conformance runner, built by [`build_world`].
 pub(crate) fn conformance(what: &Conformance) -> Run {
     let mut run = world_program("conformance", &what.mode);
+    if let Some(iptables) = &what.iptables {
+        run = run.arg("--iptables").arg(iptables);
+    }
     if let Some(cases) = &what.cases {
         run = run.arg("--cases").arg(cases);
     }
@@ -102,6 +105,7 @@ mod tests {
     fn conformance_gets_mode_cases_and_names() {
         let what = Conformance {
             mode: "ebpf".into(),
+            iptables: None,
             cases: Some("my cases".into()),
             only: vec!["hairpin".into(), "dual-stack".into()],
         };
@@ -125,7 +129,7 @@ mod tests {
 
     #[test]
     fn without_cases_and_names_the_runner_takes_its_own() {
-        let what = Conformance { mode: "ebpf".into(), cases: None, only: Vec::new() };
+        let what = Conformance { mode: "ebpf".into(), iptables: None, cases: None, only: Vec::new() };
         assert!(conformance(&what).to_string().ends_with("--mode ebpf"));
     }
 }

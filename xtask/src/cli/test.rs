@@ -82,7 +82,7 @@ fn verdict(ok: bool) -> &'static str {
 
 fn steps() -> Vec<Step> {
     let deny = ["--all-targets", "--", "-D", "warnings"];
-    let conformance = Conformance { mode: "ebpf".into(), cases: None, only: Vec::new() };
+    let conformance = Conformance { mode: "ebpf".into(), iptables: None, cases: None, only: Vec::new() };
     vec![
         Step::plain("format", steps::cargo(SHORT).args(["fmt", "--all", "--check"])),
         Step::plain("clippy", steps::cargo(LONG).arg("clippy").args(deny)),
