@@ -47,6 +47,23 @@ impl List {
 }
 
 map_type! {
+    /// Value of `bridge_ports`, whose keys are indexes of links: the hardware address of the bridge that the link is a port of.
+    BridgeAddress, 8 {
+        /// The address.
+        bytes: [u8; 6],
+        /// Zero.
+        zero: [u8; 2],
+    }
+}
+
+impl BridgeAddress {
+    /// An address as the map holds it.
+    pub const fn new(bytes: [u8; 6]) -> Self {
+        Self { bytes, zero: [0; 2] }
+    }
+}
+
+map_type! {
     /// Key of `services`: a destination that someone dials. Node ports have the family's unspecified address.
     ServiceKey, 20 {
         /// Destination address.
@@ -218,7 +235,8 @@ impl SocketPeer {
 }
 
 map_type! {
-    /// Value of `connections` (socket storage): what a connected socket dialled and what it got.
+    /// Value of `tcp_connections`, whose keys are sockets' cookies, and of `udp_connections` (socket storage): what a connected
+    /// socket dialled and what it got.
     Connection, 40 {
         /// The address dialled: what `getpeername` shows.
         dialled: Endpoint,

@@ -4,8 +4,9 @@
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
+        AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, Flow, FlowKey,
+        FragmentKey, FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SocketPeer, SourceRange,
+        UdpSocket,
     },
 };
 
@@ -23,6 +24,7 @@ pod!(
     Addr,
     AffinityKey,
     AffinityValue,
+    BridgeAddress,
     Connection,
     Endpoint,
     EndpointKey,

@@ -5,7 +5,7 @@ use proxy_common::link::{self, Outcome};
 
 use crate::{
     ctx::{Layer, Skb},
-    maps::Kernel,
+    maps::{self, Kernel},
 };
 
 /// `TC_ACT_UNSPEC`, `TCX_NEXT`: other programs on the link see the packet too.
@@ -17,7 +17,7 @@ const DROP: i32 = 2;
 #[inline(always)]
 pub fn ingress<L: Layer>(skb: &Skb<L>) -> i32 {
     // What a bridge passes on, or another host is meant to have, is not this node's to translate.
-    if !skb.is_for_this_host() {
+    if !skb.is_for_this_host(maps::bridge_of) {
         return NEXT;
     }
     match skb.ip() {

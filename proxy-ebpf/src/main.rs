@@ -28,7 +28,7 @@ mod programs {
 
     use crate::{
         ctx::{Ethernet, Ip, Skb, SockAddr, Socket, V4, V6},
-        link, maps, socket,
+        link, socket,
     };
 
     /// Declares the entry point of a socket address hook.
@@ -67,7 +67,7 @@ mod programs {
 
     #[cgroup_sock(sock_release)]
     pub fn shunt_release(ctx: SockContext) -> i32 {
-        maps::release(&Socket::new(ctx.sock));
+        socket::release(&Socket::new(ctx.sock));
         1
     }
 

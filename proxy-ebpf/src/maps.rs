@@ -8,16 +8,17 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use proxy_common::{
-    Addr, Proto,
+    Addr,
     known::{Place, WORDS},
     layout::{
-        AffinityKey, AffinityValue, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
+        AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey,
+        FragmentKey, FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SocketPeer, SourceRange,
+        UdpSocket,
     },
     tables::Tables,
 };
 
-use crate::ctx::{self, SockAddr, Socket};
+use crate::ctx::{self, SockAddr};
 
 /// Memory is taken as entries come, so that generous capacities cost nothing.
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
@@ -44,12 +45,16 @@ static UDP_FLOWS: LruHashMap<SocketPeer, Endpoint, 1024> = LruHashMap::new();
 static UDP_REPLIES: LruHashMap<SocketPeer, Endpoint, 1024> = LruHashMap::new();
 #[btf_map(name = "udp_sockets")]
 static UDP_SOCKETS: LruHashMap<u64, UdpSocket, 1024> = LruHashMap::new();
-#[btf_map(name = "connections")]
-static CONNECTIONS: SkStorage<Connection> = SkStorage::new();
+#[btf_map(name = "udp_connections")]
+static UDP_CONNECTIONS: SkStorage<Connection> = SkStorage::new();
+#[btf_map(name = "tcp_connections")]
+static TCP_CONNECTIONS: LruHashMap<u64, Connection, 1024> = LruHashMap::new();
 #[btf_map(name = "local_sources")]
 static LOCAL_SOURCES: LpmTrie<Addr, u8, 1024> = LpmTrie::new();
 #[btf_map(name = "local_links")]
 static LOCAL_LINKS: HashMap<u32, u8, 1024, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "bridge_ports")]
+static BRIDGE_PORTS: HashMap<u32, BridgeAddress, 1024, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "flows")]
 static FLOWS: LruHashMap<FlowKey, Flow, 1024> = LruHashMap::new();
 #[btf_map(name = "fragments")]
@@ -197,6 +202,16 @@ impl Tables for Kernel {
     }
 }
 
+/// The hardware address of the bridge that a link is a port of.
+#[inline(always)]
+pub fn bridge_of(link: u32) -> Option<[u8; 6]> {
+    BRIDGE_PORTS.get_ptr(&link).map(|address| {
+        // SAFETY: copied at once, so the pointer is good; userspace may write it meanwhile, and then one packet is taken for
+        // another host's.
+        unsafe { (*address).bytes }
+    })
+}
+
 /// Where an unconnected socket's datagrams to an address went last.
 #[inline(always)]
 pub fn udp_flow(key: &SocketPeer) -> Option<Endpoint> {
@@ -245,35 +260,45 @@ pub fn remove_udp_socket(cookie: u64) {
     let _ = UDP_SOCKETS.remove(cookie);
 }
 
-/// What a socket was connected to through a Service.
+/// What a UDP socket was connected to through a Service.
 #[inline(always)]
-pub fn connection(ctx: &SockAddr) -> Option<Connection> {
+pub fn udp_connection(ctx: &SockAddr) -> Option<Connection> {
     // SAFETY: the pointer is null or good until the program ends; the socket is locked by its caller meanwhile.
-    unsafe { CONNECTIONS.get_ptr_mut(ctx.raw()).as_ref() }.copied()
+    unsafe { UDP_CONNECTIONS.get_ptr_mut(ctx.raw()).as_ref() }.copied()
 }
 
-/// Remembers what a socket is being connected to.
+/// Remembers what a UDP socket is being connected to.
 #[inline(always)]
-pub fn set_connection(ctx: &SockAddr, mut connection: Connection) {
+pub fn set_udp_connection(ctx: &SockAddr, mut connection: Connection) {
     // SAFETY: as above; an existing value is overwritten in place.
     if let Some(stored) =
-        unsafe { CONNECTIONS.get_or_insert_ptr_mut(ctx.raw(), Some(&mut connection)).as_mut() }
+        unsafe { UDP_CONNECTIONS.get_or_insert_ptr_mut(ctx.raw(), Some(&mut connection)).as_mut() }
     {
         *stored = connection;
     }
 }
 
-/// Forgets what a socket was connected to.
+/// Forgets what a UDP socket was connected to.
 #[inline(always)]
-pub fn remove_connection(ctx: &SockAddr) {
+pub fn remove_udp_connection(ctx: &SockAddr) {
     // SAFETY: the context's socket is valid while the program runs.
-    let _ = unsafe { CONNECTIONS.delete(ctx.socket().raw()) };
+    let _ = unsafe { UDP_CONNECTIONS.delete(ctx.socket().raw()) };
 }
 
-/// Forgets a closing socket.
+/// What a TCP socket was connected to through a Service.
 #[inline(always)]
-pub fn release(socket: &Socket) {
-    if socket.protocol() == u32::from(Proto::Udp.number()) {
-        remove_udp_socket(socket.cookie());
-    }
+pub fn tcp_connection(socket: u64) -> Option<Connection> {
+    copy!(TCP_CONNECTIONS, &socket)
+}
+
+/// Remembers what a TCP socket is being connected to.
+#[inline(always)]
+pub fn set_tcp_connection(socket: u64, connection: &Connection) {
+    let _ = TCP_CONNECTIONS.insert(&socket, connection, 0);
+}
+
+/// Forgets what a TCP socket was connected to.
+#[inline(always)]
+pub fn remove_tcp_connection(socket: u64) {
+    let _ = TCP_CONNECTIONS.remove(&socket);
 }

@@ -1,11 +1,14 @@
 //! The socket hooks: an address is translated once, when a process dials it, and its packets cost nothing after that.
 //!
-//! A connected socket keeps what it dialled in socket storage. An unconnected UDP socket keeps, an address it sends to, the
-//! endpoint (`udp_flows`), and, an endpoint that answers, the address (`udp_replies`).
+//! A connected UDP socket keeps what it dialled in socket storage: it must not be lost, since datagrams are translated by it. Of a TCP
+//! socket only its name for the other end depends on it; a map does, which costs half as much a connection. An
+//! unconnected UDP socket keeps, an address it sends to, the endpoint (`udp_flows`), and, an endpoint that answers, the
+//! address (`udp_replies`).
 #![forbid(unsafe_code)]
 
 use proxy_common::{
     Proto,
+    known::Place,
     layout::{AffinityKey, Connection, Endpoint, ServiceValue, SocketPeer, UdpSocket},
     select::Slots,
     service,
@@ -14,7 +17,7 @@ use proxy_common::{
 };
 
 use crate::{
-    ctx::{self, Family, SockAddr},
+    ctx::{self, Family, SockAddr, Socket},
     maps::{self, Kernel},
 };
 
@@ -99,7 +102,7 @@ pub fn sendmsg<F: Family>(ctx: &SockAddr) -> Outcome {
 pub fn recvmsg<F: Family>(ctx: &SockAddr) -> Outcome {
     let sender = ctx.address::<F>();
     let dialled = if ctx.socket().is_connected() {
-        maps::connection(ctx).filter(|own| own.endpoint == sender).map(|own| own.dialled)
+        maps::udp_connection(ctx).filter(|own| own.endpoint == sender).map(|own| own.dialled)
     } else {
         maps::udp_reply(&SocketPeer::new(ctx.cookie(), sender))
     };
@@ -109,16 +112,20 @@ pub fn recvmsg<F: Family>(ctx: &SockAddr) -> Outcome {
     Outcome::Proceed
 }
 
-/// What a socket is connected to through a Service now.
+/// What a UDP socket is connected to through a Service now.
 #[inline(always)]
 fn own_connection(ctx: &SockAddr) -> Option<Connection> {
-    if ctx.socket().is_connected() { maps::connection(ctx) } else { None }
+    if ctx.socket().is_connected() { maps::udp_connection(ctx) } else { None }
 }
 
 /// A process asks what its socket is connected to.
 #[inline(always)]
 pub fn getpeername<F: Family>(ctx: &SockAddr) -> Outcome {
-    if let Some(connection) = maps::connection(ctx)
+    let connection = match Proto::from_number(ctx.protocol()) {
+        Some(Proto::Tcp) => maps::tcp_connection(ctx.cookie()),
+        _ => maps::udp_connection(ctx),
+    };
+    if let Some(connection) = connection
         && connection.endpoint == ctx.address::<F>()
     {
         ctx.set_address::<F>(&connection.dialled);
@@ -211,20 +218,40 @@ fn flow_endpoint(
 
 #[inline(always)]
 fn remember(ctx: &SockAddr, proto: Proto, service: u32, connection: Connection) {
-    maps::set_connection(ctx, connection);
-    if proto == Proto::Udp {
-        let socket = UdpSocket { netns: ctx.netns(), service, endpoint: connection.endpoint };
-        maps::set_udp_socket(ctx.cookie(), &socket);
+    if proto == Proto::Tcp {
+        return maps::set_tcp_connection(ctx.cookie(), &connection);
     }
+    maps::set_udp_connection(ctx, connection);
+    let socket = UdpSocket { netns: ctx.netns(), service, endpoint: connection.endpoint };
+    maps::set_udp_socket(ctx.cookie(), &socket);
 }
 
 /// A socket that was connected through a Service may be connected anew, past any Service.
 #[inline(always)]
 fn forget(ctx: &SockAddr, proto: Proto) {
-    if maps::connection(ctx).is_some() {
-        maps::remove_connection(ctx);
-        if proto == Proto::Udp {
-            maps::remove_udp_socket(ctx.cookie());
+    if proto == Proto::Tcp {
+        let socket = ctx.cookie();
+        if maps::tcp_connection(socket).is_some() {
+            maps::remove_tcp_connection(socket);
         }
+    } else if maps::udp_connection(ctx).is_some() {
+        maps::remove_udp_connection(ctx);
+        maps::remove_udp_socket(ctx.cookie());
     }
+}
+
+/// A process closes a socket.
+#[inline(always)]
+pub fn release(socket: &Socket) {
+    match Proto::from_number(socket.protocol()) {
+        Some(Proto::Udp) => maps::remove_udp_socket(socket.cookie()),
+        // Most are connected to no endpoint, and have nothing to be forgotten.
+        Some(Proto::Tcp) if leads_to_endpoint(&socket.peer()) => maps::remove_tcp_connection(socket.cookie()),
+        _ => {}
+    }
+}
+
+#[inline(always)]
+fn leads_to_endpoint(peer: &Endpoint) -> bool {
+    Kernel.may_be_known(Place::of_endpoint(&peer.addr, peer.port))
 }

@@ -35,6 +35,7 @@ impl Layer for Ip {
 }
 
 const PACKET_HOST: u32 = 0;
+const PACKET_OTHERHOST: u32 = 3;
 
 /// `struct __sk_buff`: a packet on a link.
 pub struct Skb<L> {
@@ -49,11 +50,20 @@ impl<L: Layer> Skb<L> {
         Self { skb: ctx.skb.skb, layer: PhantomData }
     }
 
-    /// The link layer says it is for this host, not one that is bridged or meant for another.
+    /// The link layer says it is for this host, not one that is bridged or meant for another. On a port of a bridge, that also
+    /// goes for what is for the bridge itself, which the kernel says only once the bridge hands it up: by then
+    /// `br_netfilter` has shown it to conntrack.
     #[inline(always)]
-    pub fn is_for_this_host(&self) -> bool {
+    pub fn is_for_this_host(&self, bridge_of: impl FnOnce(u32) -> Option<[u8; 6]>) -> bool {
         // SAFETY: the kernel's context.
-        unsafe { (&raw const (*self.skb).pkt_type).read_volatile() == PACKET_HOST }
+        match unsafe { (&raw const (*self.skb).pkt_type).read_volatile() } {
+            PACKET_HOST => true,
+            PACKET_OTHERHOST if L::HEADER != 0 => {
+                let bridge = bridge_of(self.link());
+                bridge.is_some() && bridge == self.load(0)
+            }
+            _ => false,
+        }
     }
 
     /// Where the IP header begins, and its version; none of packets of other kinds. Tags that the kernel or the link's hardware

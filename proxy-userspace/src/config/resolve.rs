@@ -257,6 +257,7 @@ fn map_sizes(settings: &Settings) -> MapSizes {
         node_addresses: size("shunt.ebpf.mapSizes.nodeAddresses", default.node_addresses),
         affinity: size("shunt.ebpf.mapSizes.affinity", default.affinity),
         udp_flows: size("shunt.ebpf.mapSizes.udpFlows", default.udp_flows),
+        tcp_connections: size("shunt.ebpf.mapSizes.tcpConnections", default.tcp_connections),
         udp_sockets: size("shunt.ebpf.mapSizes.udpSockets", default.udp_sockets),
         flows: size("shunt.ebpf.mapSizes.flows", default.flows),
         fragments: size("shunt.ebpf.mapSizes.fragments", default.fragments),

@@ -109,6 +109,7 @@ pub(super) const FIELDS: &[Field] = &[
     read("shunt.ebpf.mapSizes.affinity", MAP_SIZE),
     read("shunt.ebpf.mapSizes.udpFlows", MAP_SIZE),
     read("shunt.ebpf.mapSizes.udpSockets", MAP_SIZE),
+    read("shunt.ebpf.mapSizes.tcpConnections", MAP_SIZE),
     read("shunt.ebpf.mapSizes.flows", MAP_SIZE),
     read("shunt.ebpf.mapSizes.fragments", MAP_SIZE),
 ];

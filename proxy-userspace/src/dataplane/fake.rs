@@ -2,11 +2,21 @@
 
 use std::{
     collections::BTreeMap,
+    io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Dataplane, MapFill, PlanSize};
-use crate::model::{Dirty, NodeView, ResolvedPort, ServicePortKey, Snapshot};
+use super::{
+    Dataplane, MapFill, PlanSize,
+    conntrack::{StaleUdp, UdpFlows},
+};
+use crate::{
+    kernel::{
+        KernelError,
+        conntrack::{Deleted, UdpFilter, UdpFlow},
+    },
+    model::{Dirty, NodeView, ResolvedPort, ServicePortKey, Snapshot},
+};
 
 /// What the fake kernel holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,12 +44,69 @@ pub(crate) struct Kernel {
     pub(crate) failing: usize,
     /// It has no room for what is to be put in.
     pub(crate) full: bool,
+    /// Tracked UDP flows.
+    pub(crate) flows: Vec<UdpFlow>,
+    /// What the flows were looked through for.
+    pub(crate) looks: Vec<UdpFilter>,
+    /// Flows can neither be listed nor deleted.
+    pub(crate) without_conntrack: bool,
 }
 
 /// The dataplane; clones work on the same kernel.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Fake {
-    kernel: Arc<Mutex<Kernel>>,
+    kernel: Shared,
+    stale_udp: StaleUdp,
+}
+
+/// Shares the kernel.
+#[derive(Clone, Debug, Default)]
+struct Shared(Arc<Mutex<Kernel>>);
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Kernel> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl From<Shared> for Fake {
+    fn from(kernel: Shared) -> Self {
+        Self { stale_udp: StaleUdp::with_flows(kernel.clone(), &[]), kernel }
+    }
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        Shared::default().into()
+    }
+}
+
+impl Clone for Fake {
+    fn clone(&self) -> Self {
+        self.kernel.clone().into()
+    }
+}
+
+impl UdpFlows for Shared {
+    fn delete(
+        &mut self,
+        filter: UdpFilter,
+        is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
+    ) -> Result<Deleted, KernelError> {
+        let mut kernel = self.lock();
+        if kernel.without_conntrack {
+            return Err(KernelError::NoConntrackNetlink { source: io::ErrorKind::InvalidInput.into() });
+        }
+        kernel.looks.push(filter);
+        let before = kernel.flows.len();
+        let mut seen = 0;
+        kernel.flows.retain(|flow| {
+            let passes = filter.lets_pass(flow);
+            seen += usize::from(passes);
+            !passes || !is_stale(flow)
+        });
+        Ok(Deleted { seen, deleted: before - kernel.flows.len() })
+    }
 }
 
 #[derive(Debug)]
@@ -59,7 +126,7 @@ pub(crate) enum FakeError {
 
 impl Fake {
     pub(crate) fn kernel(&self) -> MutexGuard<'_, Kernel> {
-        self.kernel.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kernel.lock()
     }
 }
 
@@ -141,6 +208,10 @@ impl Dataplane for Fake {
         kernel.calls.push(Call::Cleanup);
         kernel.programmed = Programmed::default();
         Vec::new()
+    }
+
+    fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
+        Some(&mut self.stale_udp)
     }
 
     fn is_out_of_room(error: &FakeError) -> bool {

@@ -4,6 +4,7 @@
 //! same state as planning everything; every prefix of a plan is safe; a plan grows with the change, not with the cluster.
 #![forbid(unsafe_code)]
 
+pub mod conntrack;
 pub mod ebpf;
 #[cfg(test)]
 pub(crate) mod fake;
@@ -12,6 +13,7 @@ mod renderer;
 
 pub use renderer::{RenderError, Renderer, Rendering};
 
+use self::conntrack::StaleUdp;
 use crate::model::{Dirty, Snapshot};
 
 /// One way of making the kernel serve a Snapshot.
@@ -45,6 +47,12 @@ pub trait Dataplane {
     fn is_out_of_room(error: &Self::Error) -> bool {
         let _ = error;
         false
+    }
+
+    /// What finds stale UDP flows, in modes that translate in netfilter. It has to live as long as the dataplane: its memory
+    /// of what was served must outlast [`Self::observe`].
+    fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
+        None
     }
 
     /// What became of packets, for metrics.

@@ -2,8 +2,11 @@
 
 use std::error::Error;
 
-use super::{Dataplane, MapFill, PacketCounts, PlanSize};
-use crate::model::{Dirty, Snapshot};
+use super::{Dataplane, MapFill, PacketCounts, PlanSize, conntrack::Forgotten};
+use crate::{
+    kernel::KernelError,
+    model::{Dirty, Snapshot},
+};
 
 /// What went wrong in the dataplane, with what it was doing.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +27,12 @@ pub enum RenderError {
         /// Why.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// The rules are right, but UDP flows may go on to endpoints that left.
+    #[error("cannot delete stale UDP entries of conntrack")]
+    StaleUdp {
+        /// Why.
+        source: KernelError,
+    },
     /// Something could not be removed.
     #[error("cannot clean up")]
     Cleanup {
@@ -40,6 +49,17 @@ pub trait Renderer: Send {
     /// Makes the kernel serve what is dirty of the Snapshot and returns how many changes that took. Without an
     /// observation to go by it observes first.
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError>;
+
+    /// Makes conntrack forget UDP flows that became stale by what was rendered, a value for each family that was looked at. To
+    /// be called after each [`Self::render`] that succeeded, with the same arguments.
+    fn forget_stale_udp(
+        &mut self,
+        snapshot: &Snapshot,
+        dirty: &Dirty,
+    ) -> Result<Vec<Forgotten>, RenderError> {
+        let _ = (snapshot, dirty);
+        Ok(Vec::new())
+    }
 
     /// Removes all that this mode ever put into the kernel; goes on past errors and returns them all.
     fn cleanup(&mut self) -> Vec<RenderError>;
@@ -97,7 +117,25 @@ where
             out_of_room: D::is_out_of_room(&source),
             source: source.into(),
         })?;
+        // What had to be repaired let packets pass as they were, of Services that did not change too.
+        if dirty.all
+            && operations > 0
+            && let Some(stale_udp) = self.dataplane.stale_udp()
+        {
+            stale_udp.distrust();
+        }
         Ok(operations)
+    }
+
+    fn forget_stale_udp(
+        &mut self,
+        snapshot: &Snapshot,
+        dirty: &Dirty,
+    ) -> Result<Vec<Forgotten>, RenderError> {
+        let Some(stale_udp) = self.dataplane.stale_udp() else {
+            return Ok(Vec::new());
+        };
+        stale_udp.forget(snapshot, dirty).map_err(|source| RenderError::StaleUdp { source })
     }
 
     fn cleanup(&mut self) -> Vec<RenderError> {

@@ -116,6 +116,15 @@ pub enum KernelError {
         /// What came of iptables.
         iptables: Box<Self>,
     },
+    /// The table of tracked connections cannot be read or changed.
+    #[error(
+        "this kernel does not let conntrack entries be listed or deleted: it needs the module nf_conntrack_netlink \
+         (CONFIG_NF_CT_NETLINK); try `modprobe nf_conntrack_netlink`: {source}"
+    )]
+    NoConntrackNetlink {
+        /// What it said.
+        source: io::Error,
+    },
     /// rtnetlink.
     #[error("rtnetlink: {operation}: {source}")]
     Netlink {

@@ -11,13 +11,13 @@ use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage},
-    link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage},
+    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
 };
 use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
 use tokio::sync::{Notify, watch};
 
 use super::{KernelError, bpf::tc};
-use crate::model::{Link, LinkAddress, LinkHeader, NodeFacts};
+use crate::model::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts};
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
@@ -147,7 +147,19 @@ fn link(message: &LinkMessage) -> Option<Link> {
         master,
         header: header(message.header.link_layer_type),
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
+        bridge_address: bridge_address(message),
     })
+}
+
+fn bridge_address(message: &LinkMessage) -> Option<MacAddress> {
+    let is_bridge = message.attributes.iter().any(|attribute| {
+        matches!(attribute, LinkAttribute::LinkInfo(infos) if infos.contains(&LinkInfo::Kind(InfoKind::Bridge)))
+    });
+    let address = message.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Address(address) => Some(MacAddress(address.as_slice().try_into().ok()?)),
+        _ => None,
+    });
+    address.filter(|_| is_bridge)
 }
 
 /// Those that the kernel's `dev_is_mac_header_xmit` (`include/linux/if_arp.h`) names have no header below IP's.

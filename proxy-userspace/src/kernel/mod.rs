@@ -8,6 +8,7 @@ pub mod capabilities;
 pub mod cgroup;
 pub mod clock;
 pub mod command;
+pub mod conntrack;
 mod error;
 pub mod iptables;
 pub mod links;

@@ -3,13 +3,15 @@
 use std::io;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
-    NetlinkSerializable,
+    NLM_F_ACK, NLM_F_REQUEST, NetlinkBuffer, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload, NetlinkSerializable,
 };
 use netlink_sys::{Socket, SocketAddr};
 
 /// How long the kernel may take for an answer.
 const ANSWER_TIMEOUT_SECONDS: libc::time_t = 2;
+/// More than the kernel puts into one datagram.
+pub(super) const LARGEST_DATAGRAM: usize = 64 * 1024;
 
 /// Opens a socket to the kernel, in the calling thread's network namespace.
 pub(super) fn open(protocol: isize) -> io::Result<Socket> {
@@ -77,5 +79,17 @@ fn messages<M: NetlinkDeserializable>(bytes: &[u8]) -> impl Iterator<Item = io::
             rest.first_chunk().map_or(rest.len(), |length| u32::from_ne_bytes(*length) as usize).max(1);
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some(message.map_err(io::Error::other))
+    })
+}
+
+/// The messages of one datagram, read in place, up to the first that is damaged.
+pub(super) fn borrowed_messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        let message = NetlinkBuffer::new_checked(rest).ok()?;
+        // Messages are aligned to four bytes, but for the end of the last.
+        let length = (message.length() as usize).next_multiple_of(4);
+        rest = rest.get(length..).unwrap_or_default();
+        Some(message)
     })
 }

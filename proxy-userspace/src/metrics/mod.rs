@@ -23,7 +23,7 @@ pub use exposition::Exposition;
 
 use self::packets::Packets;
 use crate::{
-    dataplane::{MapFill, PacketCounts},
+    dataplane::{MapFill, PacketCounts, conntrack::Forgotten},
     model::IpFamily,
 };
 
@@ -87,6 +87,8 @@ pub struct Metrics {
     healthz: Family<Labels<1>, Counter>,
     livez: Family<Labels<1>, Counter>,
     mode: Family<Labels<1>, Gauge>,
+    conntrack_duration: Histograms,
+    conntrack_deleted: Family<Labels<1>, Counter>,
     map_entries: Family<Labels<1>, Gauge>,
     map_capacity: Family<Labels<1>, Gauge>,
     packets: Packets,
@@ -115,6 +117,8 @@ impl Default for Metrics {
             healthz: Family::default(),
             livez: Family::default(),
             mode: Family::default(),
+            conntrack_duration: histograms(sync_buckets),
+            conntrack_deleted: Family::default(),
             map_entries: Family::default(),
             map_capacity: Family::default(),
             packets: Packets::default(),
@@ -212,6 +216,13 @@ impl Metrics {
         observe_for_each_family(&self.programming_duration, after.as_secs_f64());
     }
 
+    /// Conntrack was looked through for stale flows.
+    pub fn flows_forgotten(&self, forgotten: Forgotten) {
+        let label = [ip_family(forgotten.family)];
+        self.conntrack_duration.get_or_create(&label).observe(forgotten.took.as_secs_f64());
+        self.conntrack_deleted.get_or_create(&label).inc_by(forgotten.flows.deleted as u64);
+    }
+
     /// Service ports whose policy is Local, that have endpoints, but none here.
     pub fn set_no_local_endpoints(&self, side: PolicySide, family: IpFamily, ports: usize) {
         let side = match side {
@@ -250,10 +261,12 @@ impl Metrics {
                 &self.sync_full_duration,
                 &self.sync_partial_duration,
                 &self.programming_duration,
+                &self.conntrack_duration,
             ];
             for histogram in histograms {
                 drop(histogram.get_or_create(&label));
             }
+            drop(self.conntrack_deleted.get_or_create(&label));
             self.set_no_local_endpoints(PolicySide::Internal, family, 0);
             self.set_no_local_endpoints(PolicySide::External, family, 0);
         }

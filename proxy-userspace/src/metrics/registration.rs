@@ -48,6 +48,11 @@ fn durations(metrics: &Metrics, to: &mut Registry) {
         "In Cluster Network Programming Latency in seconds",
         metrics.programming_duration.clone(),
     );
+    to.register(
+        "conntrack_reconciler_sync_duration_seconds",
+        "ReconcileConntrackFlowsLatency latency in seconds",
+        metrics.conntrack_duration.clone(),
+    );
 }
 
 fn counts(metrics: &Metrics, to: &mut Registry) {
@@ -75,6 +80,11 @@ fn counts(metrics: &Metrics, to: &mut Registry) {
         "sync_proxy_rules_no_local_endpoints_total",
         "Number of services with a Local traffic policy and no endpoints",
         metrics.no_local_endpoints.clone(),
+    );
+    to.register(
+        "conntrack_reconciler_deleted_entries",
+        "Cumulative conntrack flows deleted by conntrack reconciler",
+        metrics.conntrack_deleted.clone(),
     );
     to.register("proxy_healthz", "Cumulative proxy healthz HTTP status", metrics.healthz.clone());
     to.register("proxy_livez", "Cumulative proxy livez HTTP status", metrics.livez.clone());

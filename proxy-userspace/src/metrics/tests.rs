@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::dataplane::conntrack::Deleted;
 
 fn text(metrics: &Metrics, accept: Option<&str>) -> (&'static str, String) {
     metrics.exposition().encode(accept).expect("metrics can be written")
@@ -18,6 +19,11 @@ fn used() -> Metrics {
     metrics.sync_succeeded(SyncExtent::Full, Duration::from_millis(3), 7, 2.5);
     metrics.endpoints_programmed(Duration::from_millis(300));
     metrics.set_no_local_endpoints(PolicySide::External, IpFamily::V6, 2);
+    metrics.flows_forgotten(Forgotten {
+        family: IpFamily::V4,
+        flows: Deleted { seen: 9, deleted: 4 },
+        took: Duration::from_millis(2),
+    });
     metrics.healthz_answered(false);
     metrics
 }
@@ -28,6 +34,8 @@ fn every_metric_has_upstreams_name_and_kind() {
     let kinds: BTreeMap<_, _> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
     let expected = [
+        ("kubeproxy_conntrack_reconciler_deleted_entries_total", "counter"),
+        ("kubeproxy_conntrack_reconciler_sync_duration_seconds", "histogram"),
         ("kubeproxy_network_programming_duration_seconds", "histogram"),
         ("kubeproxy_proxy_healthz_total", "counter"),
         ("kubeproxy_proxy_livez_total", "counter"),
@@ -61,6 +69,8 @@ fn samples_carry_upstreams_labels() {
         r#"kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1"#,
         r#"kubeproxy_sync_full_proxy_rules_duration_seconds_bucket{le="0.004",ip_family="IPv6"} 1"#,
         r#"kubeproxy_network_programming_duration_seconds_bucket{le="0.5",ip_family="IPv4"} 1"#,
+        r#"kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family="IPv4"} 4"#,
+        r#"kubeproxy_conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv6"} 0"#,
         r#"kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 2.5"#,
         r#"kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy="external",ip_family="IPv6"} 2"#,
         "kubeproxy_sync_proxy_rules_service_changes_total 1",

@@ -8,8 +8,8 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Framing, IpFamily, Link, LinkHeader, LocalTrafficDetector, ModelSettings, Node, NodeAddressType,
-    NodeFacts, NodeView, ServedLink, local_detector::local_traffic_detector,
+    Framing, IpFamily, Link, LinkHeader, LocalTrafficDetector, MacAddress, ModelSettings, Node,
+    NodeAddressType, NodeFacts, NodeView, ServedLink, local_detector::local_traffic_detector,
     node_port_addresses::node_port_addresses,
 };
 
@@ -26,6 +26,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         pod_cidrs: pod_cidrs(settings, node),
         links: served_links(settings, facts),
         local_links: local_links(&local_detector, facts),
+        bridge_ports: bridge_ports(facts),
         local_detector,
         masquerade_all: settings.masquerade_all,
         being_deleted: node.is_some_and(|node| node.being_deleted),
@@ -96,6 +97,13 @@ fn local_links(detector: &LocalTrafficDetector, facts: &NodeFacts) -> BTreeSet<u
     }
 }
 
+fn bridge_ports(facts: &NodeFacts) -> BTreeMap<u32, MacAddress> {
+    let bridges: BTreeMap<u32, MacAddress> =
+        facts.links.iter().filter_map(|link| Some((link.index, link.bridge_address?))).collect();
+    let of_bridge = |link: &Link| Some((link.index, *bridges.get(&link.master?)?));
+    facts.links.iter().filter_map(of_bridge).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,6 +157,16 @@ mod tests {
         };
         assert_eq!(local(DetectLocalMode::BridgeInterface("cbr0".into())), [5, 6]);
         assert_eq!(local(DetectLocalMode::InterfaceNamePrefix("veth".into())), [6, 7]);
+    }
+
+    #[test]
+    fn a_port_of_a_bridge_is_known_with_the_bridges_address_and_one_of_a_bond_is_not() {
+        let address = MacAddress([2, 0, 0, 0, 0, 5]);
+        let mut facts = some_links();
+        let bridge = facts.links.iter_mut().find(|link| &*link.name == "cbr0").unwrap();
+        bridge.bridge_address = Some(address);
+        let view = node_view(&settings(), None, &facts);
+        assert_eq!(view.bridge_ports, BTreeMap::from([(6, address)]));
     }
 
     #[test]

@@ -2,12 +2,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     num::NonZeroU16,
 };
 
 use super::{
-    IpFamily, NamespacedName, Protocol, ResolvedPort, Service, ServicePort, ServicePortKey,
+    IpFamily, NamespacedName, Protocol, ResolvedEndpoint, ResolvedPort, Service, ServicePort, ServicePortKey,
     endpoint_slice_cache::{EndpointInfo, EndpointSliceCache},
     frontend_claims::FrontendClaims,
     service_port::{self, ServicePortInfo},
@@ -89,12 +89,16 @@ impl Resolver<'_> {
 
 /// Upstream's `CleanStaleEntries` (`pkg/proxy/conntrack/cleanup.go`) asks for `serving` alone. Ready ones are listed too:
 /// with publishNotReadyAddresses an endpoint may take traffic without serving, and its flows are not stale.
-fn serving(protocol: Protocol, endpoints: &[EndpointInfo<'_>]) -> Vec<SocketAddr> {
+fn serving(protocol: Protocol, endpoints: &[EndpointInfo<'_>]) -> Vec<ResolvedEndpoint> {
     if protocol != Protocol::Udp {
         return Vec::new();
     }
     let serving = endpoints.iter().filter(|endpoint| endpoint.conditions.serving || endpoint.is_ready());
-    let mut addresses: Vec<_> = serving.map(|endpoint| endpoint.address).collect();
-    addresses.shrink_to_fit();
-    addresses
+    let resolved = |endpoint: &EndpointInfo<'_>| ResolvedEndpoint {
+        address: endpoint.address,
+        is_local: endpoint.is_local,
+    };
+    let mut serving: Vec<_> = serving.map(resolved).collect();
+    serving.shrink_to_fit();
+    serving
 }

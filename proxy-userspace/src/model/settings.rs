@@ -79,6 +79,10 @@ pub enum LinkHeader {
     Other(u16),
 }
 
+/// An Ethernet address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MacAddress(pub [u8; 6]);
+
 /// A link of the node's network namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Link {
@@ -92,6 +96,8 @@ pub struct Link {
     pub header: LinkHeader,
     /// It is loopback.
     pub is_loopback: bool,
+    /// It is a bridge, and this is its own address, which need not be that of any of its ports.
+    pub bridge_address: Option<MacAddress>,
 }
 
 /// One address on a link of the node's namespace.

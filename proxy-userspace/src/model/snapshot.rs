@@ -10,7 +10,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{IpFamily, NamespacedName, Protocol, TrafficPolicy};
+use super::{IpFamily, MacAddress, NamespacedName, Protocol, TrafficPolicy};
 
 /// Upstream's `ServicePortName`: shown as `namespace/name:port`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -107,9 +107,9 @@ pub struct ResolvedPort {
     /// Endpoints of this node for policy Local, after readiness and termination fallback; sorted. Empty unless a policy
     /// of the Service is Local.
     pub local_endpoints: Vec<ResolvedEndpoint>,
-    /// Addresses of every endpoint that still serves (`conditions.serving`) or is ready, chosen or not: a UDP flow to any
-    /// other address of this service port has lost its endpoint. Sorted; kept for UDP only.
-    pub serving: Vec<SocketAddr>,
+    /// Every endpoint that still serves (`conditions.serving`) or is ready, chosen or not: a UDP flow of this service port to
+    /// any other address has lost its endpoint. Sorted by address, none twice; kept for UDP only.
+    pub serving: Vec<ResolvedEndpoint>,
     /// There is an endpoint somewhere that is usable under some policy: upstream's `hasEndpoints`.
     pub has_endpoints: bool,
     /// Affinity by client, with its timeout in seconds.
@@ -167,6 +167,8 @@ pub struct NodeView {
     pub links: BTreeMap<u32, ServedLink>,
     /// Indexes of the links that traffic of local pods comes in on, where [`Self::local_detector`] goes by links.
     pub local_links: BTreeSet<u32>,
+    /// The address of the bridge, for every link that is a port of one, by the port's index.
+    pub bridge_ports: BTreeMap<u32, MacAddress>,
     /// All traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
     /// The Node is going away: `/healthz` answers 503.

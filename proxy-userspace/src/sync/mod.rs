@@ -94,6 +94,7 @@ pub struct SyncLoop {
     told_missing_node: bool,
     trigger_times: Vec<UnixNanos>,
     last_error: Option<String>,
+    last_stale_udp_error: Option<String>,
     last_logged: Option<Instant>,
 }
 
@@ -116,6 +117,7 @@ impl SyncLoop {
             told_missing_node: false,
             trigger_times: Vec::new(),
             last_error: None,
+            last_stale_udp_error: None,
             last_logged: None,
         }
     }
@@ -200,7 +202,10 @@ impl SyncLoop {
         let rendered = self.render(extent, &dirty);
         self.renderer.map_fill().into_iter().for_each(|fill| self.outputs.metrics.set_map_fill(fill));
         match rendered {
-            Ok(operations) => self.succeeded(started, extent, &dirty, operations),
+            Ok(operations) => {
+                self.succeeded(started, extent, &dirty, operations);
+                self.forget_stale_udp(extent, &dirty);
+            }
             Err(error) => self.failed(started, &error),
         }
     }
@@ -224,6 +229,28 @@ impl SyncLoop {
             SyncExtent::Full => {
                 self.renderer.observe()?;
                 self.renderer.render(self.model.snapshot(), &Dirty::everything())
+            }
+        }
+    }
+
+    /// After all else: traffic to come needs the rules, and only flows of old this. A failure is no reason to program the
+    /// rules again.
+    fn forget_stale_udp(&mut self, extent: SyncExtent, dirty: &Dirty) {
+        let everything = Dirty::everything();
+        let dirty = if extent == SyncExtent::Full { &everything } else { dirty };
+        match self.renderer.forget_stale_udp(self.model.snapshot(), dirty) {
+            Ok(forgotten) => {
+                for forgotten in forgotten {
+                    self.outputs.metrics.flows_forgotten(forgotten);
+                }
+                self.last_stale_udp_error = None;
+            }
+            Err(error) => {
+                let message = with_causes(&error);
+                if self.last_stale_udp_error.as_ref() != Some(&message) {
+                    tracing::warn!(error = message, "UDP senders may go on to endpoints that left");
+                }
+                self.last_stale_udp_error = Some(message);
             }
         }
     }

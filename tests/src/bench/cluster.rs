@@ -1,15 +1,12 @@
 //! The cluster that is measured: one Service under load, and as many others as wanted, with four endpoints each.
 
-use std::{fs::File, net::Ipv4Addr, path::Path, time::Duration};
+use std::net::Ipv4Addr;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::order::Workload;
-use crate::{
-    runner::Manifests,
-    world::{Host, World},
-};
+use crate::runner::Manifests;
 
 /// Endpoints of every Service. Those of the measured one are ports of the same pod, so that the direct connection goes to
 /// the same places.
@@ -20,7 +17,8 @@ pub(super) const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 80);
 pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 12);
 
 /// Ports of paths are apart, since what one leaves in the server's `TIME_WAIT` another must not run into.
-const PATHS: u16 = 3;
+const PATHS: u16 = 5;
+const SPARE: u16 = PATHS;
 const FIRST_ENDPOINT_PORT: u16 = 9_000;
 const FIRST_PORT: u16 = 1_000;
 const FIRST_NODE_PORT: u16 = 30_000;
@@ -41,8 +39,13 @@ impl MeasuredPort {
         Self { number: path * 3 + workload as u16, workload }
     }
 
+    /// That of no path.
+    pub(super) fn spare(workload: Workload) -> Self {
+        Self::new(SPARE, workload)
+    }
+
     fn all() -> impl Iterator<Item = Self> {
-        (0..PATHS).flat_map(|path| Workload::ALL.map(|workload| Self::new(path, workload)))
+        (0..=SPARE).flat_map(|path| Workload::ALL.map(|workload| Self::new(path, workload)))
     }
 
     /// The port on the cluster IP.
@@ -68,7 +71,8 @@ impl MeasuredPort {
         format!("p{}", self.number)
     }
 
-    fn protocol(self) -> &'static str {
+    /// The protocol, as Kubernetes names it.
+    pub(super) fn protocol(self) -> &'static str {
         if self.workload == Workload::UdpRequestResponse { "UDP" } else { "TCP" }
     }
 }
@@ -185,19 +189,6 @@ fn pod_ip(number: usize) -> Ipv4Addr {
 
 fn nth(first: Ipv4Addr, number: usize) -> Ipv4Addr {
     Ipv4Addr::from_bits(first.to_bits().saturating_add(u32::try_from(number).unwrap_or(u32::MAX)))
-}
-
-const COMMAND_WITHIN: Duration = Duration::from_secs(10);
-
-/// Runs a command on the node.
-pub(super) fn run_on_node(world: &World, command: &[&str]) -> Result<()> {
-    let log = File::create(world.directory().join("command.log")).context("a log")?;
-    let arguments: Vec<String> = command.iter().map(ToString::to_string).collect();
-    let mut running = world.spawn(Host::Node1, Path::new("/usr/bin/env"), &arguments, &log)?;
-    match running.wait(COMMAND_WITHIN)? {
-        Some(status) if status.success() => Ok(()),
-        status => bail!("{command:?} on the node ended with {status:?}"),
-    }
 }
 
 #[cfg(test)]

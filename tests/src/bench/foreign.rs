@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
 use super::{
-    Effort, cluster,
+    Effort,
     order::{Outcome, Workload},
     paths::{self, Path},
     ratio::{Ratio, quantile},
@@ -41,7 +41,7 @@ pub(super) fn measure(
     effort: Effort,
 ) -> Result<Vec<ForeignResult>> {
     let mut results = compare(world, proxy, services, effort, false)?;
-    cluster::run_on_node(world, &["nft", TRACKING])?;
+    world.run(Host::Node1, &format!("nft '{TRACKING}'"))?;
     results.extend(compare(world, proxy, services, effort, true)?);
     Ok(results)
 }

@@ -113,10 +113,7 @@ impl Bench {
         let (mut world, mut proxy) = self.scene(&hosts, services)?;
         paths::serve(&mut world)?;
         // Else the connections of a minute fill the kernel's table, and the rest of the figures are those of a full one.
-        cluster::run_on_node(
-            &world,
-            &["sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_timeout_time_wait=5"],
-        )?;
+        world.run(Host::Node1, "sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=5")?;
         proxy.start(&mut world)?;
         report.paths.extend(paths::measure(&mut world, services, self.effort)?);
         proxy.stop()?;

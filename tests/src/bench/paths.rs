@@ -30,6 +30,11 @@ pub(super) enum Path {
     NodeToClusterIp,
     /// From outside to a port of the node, against the pod reached by a route through the node.
     ClientToNodePort,
+    /// No Service: from outside to the pod, which a single rule of the kernel's masquerades. That much of the way to a node port
+    /// is the kernel's in every mode.
+    ClientMasqueraded,
+    /// No Service: from outside to a port of the node, which two rules of the kernel's lead to the pod and masquerade.
+    ClientToKernelNat,
 }
 
 /// How one way compares.
@@ -47,13 +52,21 @@ pub(super) struct PathResult {
 }
 
 impl Path {
-    pub(super) const ALL: [Self; 3] = [Self::PodToClusterIp, Self::NodeToClusterIp, Self::ClientToNodePort];
+    pub(super) const ALL: [Self; 5] = [
+        Self::PodToClusterIp,
+        Self::NodeToClusterIp,
+        Self::ClientToNodePort,
+        Self::ClientMasqueraded,
+        Self::ClientToKernelNat,
+    ];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::PodToClusterIp => "pod to ClusterIP",
             Self::NodeToClusterIp => "node to ClusterIP",
             Self::ClientToNodePort => "client to NodePort",
+            Self::ClientMasqueraded => "kernel: masqueraded",
+            Self::ClientToKernelNat => "kernel: two NAT rules",
         }
     }
 
@@ -61,7 +74,7 @@ impl Path {
         match self {
             Self::PodToClusterIp => Host::A1,
             Self::NodeToClusterIp => Host::Node1,
-            Self::ClientToNodePort => Host::Client,
+            Self::ClientToNodePort | Self::ClientMasqueraded | Self::ClientToKernelNat => Host::Client,
         }
     }
 
@@ -69,17 +82,68 @@ impl Path {
         MeasuredPort::new(self as u16, workload)
     }
 
-    fn service(self, port: MeasuredPort) -> SocketAddr {
+    /// What is dialled for the translated way.
+    fn translated(self, port: MeasuredPort) -> Vec<SocketAddr> {
         match self {
-            Self::PodToClusterIp | Self::NodeToClusterIp => (CLUSTER_IP, port.port()).into(),
-            Self::ClientToNodePort => (NODE, port.node_port()).into(),
+            Self::PodToClusterIp | Self::NodeToClusterIp => vec![(CLUSTER_IP, port.port()).into()],
+            Self::ClientToNodePort => vec![(NODE, port.node_port()).into()],
+            Self::ClientMasqueraded => endpoints(port),
+            Self::ClientToKernelNat => vec![(NODE, kernel_nat_port(port)).into()],
         }
     }
+
+    /// The port whose endpoints the direct connection goes to. Those of the kernel's own ways are translated.
+    fn untranslated(self, workload: Workload) -> MeasuredPort {
+        match self {
+            Self::ClientMasqueraded | Self::ClientToKernelNat => MeasuredPort::spare(workload),
+            served => served.measured(workload),
+        }
+    }
+}
+
+fn endpoints(port: MeasuredPort) -> Vec<SocketAddr> {
+    port.endpoint_ports().map(|port| (SERVER, port).into()).collect()
+}
+
+/// A port of the node that is no Service's.
+fn kernel_nat_port(port: MeasuredPort) -> u16 {
+    port.node_port() + 1_000
+}
+
+/// Rules of the kernel's own, as few as can do it.
+fn kernel_nat() -> String {
+    let ports = |path: Path| Workload::ALL.map(|workload| path.measured(workload));
+    let joined = |list: &mut dyn Iterator<Item = String>| list.collect::<Vec<_>>().join(", ");
+    let masqueraded = [Path::ClientMasqueraded, Path::ClientToKernelNat].into_iter().flat_map(ports);
+    let masqueraded =
+        joined(&mut masqueraded.flat_map(endpoints).map(|endpoint| endpoint.port().to_string()));
+    let lead = |port: MeasuredPort| {
+        let chosen = joined(
+            &mut endpoints(port).iter().enumerate().map(|(slot, to)| format!("{slot} : {}", to.port())),
+        );
+        let count = endpoints(port).len();
+        let protocol = port.protocol().to_lowercase();
+        let from = kernel_nat_port(port);
+        format!(
+            "ip daddr {NODE} {protocol} dport {from} dnat to {SERVER} : numgen random mod {count} map {{ {chosen} }}; "
+        )
+    };
+    let leading: String = ports(Path::ClientToKernelNat).into_iter().map(lead).collect();
+    format!(
+        "table ip bench {{ \
+         chain prerouting {{ type nat hook prerouting priority dstnat; {leading}}}; \
+         chain postrouting {{ type nat hook postrouting priority srcnat; \
+         ip daddr {SERVER} th dport {{ {masqueraded} }} masquerade fully-random; }}; }}"
+    )
 }
 
 /// Starts the servers, and gives the client a route to the pods behind the node.
 pub(super) fn serve(world: &mut World) -> Result<()> {
     world.route(Host::Client, IpAddr::from(SERVER).into(), NODE.into())?;
+    world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;
+    // The node masquerades with ports that it chooses by chance. Of thousands a second some meet a connection that waits in the
+    // server's `TIME_WAIT`, and the client then tries again after a second: what that costs has nothing to do with CPU.
+    world.run(Host::A2, "sysctl -qw net.ipv4.tcp_max_tw_buckets=0")?;
     match world.agent(Host::A2)?.bench(Order::Serve(cluster::server_ports()), BESIDE_ROUNDS)? {
         Outcome::Done => Ok(()),
         other => bail!("expected the servers to be up, the agent says {other:?}"),
@@ -88,7 +152,7 @@ pub(super) fn serve(world: &mut World) -> Result<()> {
 
 /// Where a direct connection goes: the endpoints of the Service, each as often.
 pub(super) fn direct(path: Path, workload: Workload) -> Vec<SocketAddr> {
-    path.measured(workload).endpoint_ports().map(|port| (SERVER, port).into()).collect()
+    endpoints(path.untranslated(workload))
 }
 
 /// Measures every way with every workload.
@@ -96,8 +160,8 @@ pub(super) fn measure(world: &mut World, services: usize, effort: Effort) -> Res
     let mut results = Vec::new();
     for path in Path::ALL {
         for workload in Workload::ALL {
-            let service = path.service(path.measured(workload));
-            let targets = vec![direct(path, workload), vec![service], direct(path, workload)];
+            let translated = path.translated(path.measured(workload));
+            let targets = vec![direct(path, workload), translated, direct(path, workload)];
             let outcome = load(world, path.from(), workload, targets, effort, effort.pairs)?;
             let (ratio, control, not_served) = match outcome {
                 Outcome::Rates(rates) => (Ratio::of(pairs(&rates, 1)), Ratio::of(pairs(&rates, 2)), None),

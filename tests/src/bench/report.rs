@@ -59,7 +59,7 @@ impl Report {
                 (.., why) => format!("not served: {}", why.as_deref().unwrap_or("no rounds")),
             };
             let (path, workload) = (result.path.name(), result.workload.name());
-            writeln!(f, "  {path:<20}{workload:<24}{:>6} Services  {figure}", result.services)?;
+            writeln!(f, "  {path:<23}{workload:<24}{:>6} Services  {figure}", result.services)?;
         }
         writeln!(f, "\nRouted traffic that is none of ours, with the proxy against without")?;
         for result in &self.foreign {

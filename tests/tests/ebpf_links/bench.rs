@@ -186,7 +186,15 @@ fn start(settings: &EbpfSettings) -> Ebpf {
 }
 
 fn small_maps() -> MapSizes {
-    MapSizes { flows: 64, affinity: 64, udp_flows: 64, udp_sockets: 64, fragments: 64, ..MapSizes::default() }
+    MapSizes {
+        flows: 64,
+        affinity: 64,
+        udp_flows: 64,
+        udp_sockets: 64,
+        tcp_connections: 64,
+        fragments: 64,
+        ..MapSizes::default()
+    }
 }
 
 fn model_settings() -> ModelSettings {

@@ -165,19 +165,18 @@ pub(crate) fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePor
 
 /// A service port at a cluster IP with these endpoints, all of them on this node and serving.
 pub(crate) fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
+    let endpoints: Vec<_> =
+        endpoints.iter().map(|address| ResolvedEndpoint { address: *address, is_local: true }).collect();
     ResolvedPort {
         frontends: vec![Frontend {
             kind: FrontendKind::ClusterIp,
             address: Some(address.ip()),
             port: NonZeroU16::new(address.port()).expect("port"),
         }],
-        cluster_endpoints: endpoints
-            .iter()
-            .map(|address| ResolvedEndpoint { address: *address, is_local: true })
-            .collect(),
         local_endpoints: Vec::new(),
-        serving: endpoints.to_vec(),
+        serving: endpoints.clone(),
         has_endpoints: !endpoints.is_empty(),
+        cluster_endpoints: endpoints,
         affinity_timeout: None,
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,

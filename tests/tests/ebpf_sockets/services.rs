@@ -6,8 +6,8 @@ use std::{
     num::NonZeroU32,
 };
 
-use aya::maps::{Array, MapData};
-use proxy_common::layout::NodeValue;
+use aya::maps::{Array, HashMap, MapData};
+use proxy_common::layout::{Connection, NodeValue};
 use proxy_userspace::model::{Dirty, FrontendKind, IpFamily, Protocol, ResolvedPort, TrafficPolicy};
 use socket2::{Domain, Socket, Type};
 
@@ -26,6 +26,44 @@ fn a_tcp_connection_reaches_the_endpoint_and_its_peer_is_the_address_dialled() {
         let mut answer = [0];
         client.read_exact(&mut answer).expect("answer");
     }
+}
+
+#[test]
+fn a_tcp_socket_that_closed_leaves_nothing_behind_and_one_that_stays_is_still_known() {
+    let mut bench = Bench::new();
+    let known: HashMap<MapData, u64, Connection> = bench.pinned("tcp_connections");
+    for (service, local) in [
+        ("10.96.0.1:80", "127.0.0.1:0"),
+        ("[fd96::1]:80", "[::1]:0"),
+        ("[::ffff:10.96.0.1]:80", "127.0.0.1:0"),
+    ] {
+        let (_server, endpoint) = tcp_server(local);
+        let dialled: SocketAddr = service.parse().expect("address");
+        bench.serve(
+            Protocol::Tcp,
+            &SocketAddr::new(dialled.ip().to_canonical(), 80).to_string(),
+            &[endpoint],
+        );
+        let stays = TcpStream::connect(dialled).expect("connect");
+        let closes: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(dialled).expect("connect")).collect();
+        assert_eq!(known.keys().count(), 6, "{service}");
+        drop(closes);
+        let left: Vec<Connection> = known.iter().map(|entry| entry.expect("read").1).collect();
+        assert_eq!(left.len(), 1, "{service}");
+        assert_eq!(left[0].endpoint.port, endpoint.port());
+        assert_eq!(stays.peer_addr().expect("peer"), dialled);
+    }
+}
+
+#[test]
+fn a_tcp_socket_that_was_disconnected_and_connected_past_the_service_is_told_so() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.0.1:80", &[endpoint]);
+    let client = TcpStream::connect(vip).expect("connect");
+    rustix::net::connect_unspec(&client).expect("disconnect");
+    rustix::net::connect(&client, &endpoint).expect("connect again");
+    assert_eq!(client.peer_addr().expect("peer"), endpoint);
 }
 
 #[test]

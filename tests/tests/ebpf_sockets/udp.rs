@@ -7,7 +7,7 @@ use std::{
 
 use aya::maps::{HashMap, MapData};
 use proxy_common::layout::{Endpoint, MemberKey, SocketPeer};
-use proxy_userspace::model::Protocol;
+use proxy_userspace::model::{Protocol, ResolvedEndpoint};
 
 use crate::bench::{Bench, soon, udp_socket};
 
@@ -162,7 +162,9 @@ fn a_udp_conversation_leaves_an_endpoint_that_drained_and_then_stopped_serving()
     client.send_to(b"q", vip).expect("send");
     answered(&drained, &client);
     // It terminates: no new conversation, but those it has go on.
-    bench.serve_as(Protocol::Udp, "10.96.0.16:53", &[new], |port| port.serving.push(old));
+    bench.serve_as(Protocol::Udp, "10.96.0.16:53", &[new], |port| {
+        port.serving.push(ResolvedEndpoint { address: old, is_local: true });
+    });
     client.send_to(b"q", vip).expect("send");
     answered(&drained, &client);
     // The list of those that may be chosen stays as it is.

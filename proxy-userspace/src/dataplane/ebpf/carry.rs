@@ -7,7 +7,8 @@ use aya::{
     maps::{HashMap, Map, MapData},
 };
 use proxy_common::layout::{
-    AffinityKey, AffinityValue, Endpoint, Flow, FlowKey, FragmentKey, FragmentValue, SocketPeer, UdpSocket,
+    AffinityKey, AffinityValue, Connection, Endpoint, Flow, FlowKey, FragmentKey, FragmentValue, SocketPeer,
+    UdpSocket,
 };
 
 use crate::kernel::{
@@ -16,12 +17,13 @@ use crate::kernel::{
 };
 
 /// The maps that programs write.
-const STATE: [&str; 9] = [
+const STATE: [&str; 10] = [
     "affinity",
     "udp_flows",
     "udp_replies",
     "udp_sockets",
-    "connections",
+    "udp_connections",
+    "tcp_connections",
     "flows",
     "fragments",
     "counters",
@@ -57,6 +59,7 @@ impl Copies {
         copies.add::<SocketPeer, Endpoint>("udp_flows", pins, specs, directory)?;
         copies.add::<SocketPeer, Endpoint>("udp_replies", pins, specs, directory)?;
         copies.add::<u64, UdpSocket>("udp_sockets", pins, specs, directory)?;
+        copies.add::<u64, Connection>("tcp_connections", pins, specs, directory)?;
         copies.add::<FlowKey, Flow>("flows", pins, specs, directory)?;
         copies.add::<FragmentKey, FragmentValue>("fragments", pins, specs, directory)?;
         Ok(copies)

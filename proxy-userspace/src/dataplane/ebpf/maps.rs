@@ -10,9 +10,9 @@ use proxy_common::{
     Addr,
     known::{self, Place},
     layout::{
-        AffinityKey, AffinityValue, Connection, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, STATE_LAYOUT_VERSION,
-        ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
+        AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, Flow, FlowKey,
+        FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue,
+        STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
     },
 };
 
@@ -48,6 +48,8 @@ pub struct MapSizes {
     pub udp_flows: u32,
     /// Connected UDP sockets.
     pub udp_sockets: u32,
+    /// Connected TCP sockets.
+    pub tcp_connections: u32,
     /// Flows translated on links; each takes two.
     pub flows: u32,
     /// Fragmented datagrams on links.
@@ -65,6 +67,7 @@ impl Default for MapSizes {
             affinity: 65_536,
             udp_flows: 65_536,
             udp_sockets: 32_768,
+            tcp_connections: 131_072,
             flows: 262_144,
             fragments: 8_192,
         }
@@ -73,7 +76,7 @@ impl Default for MapSizes {
 
 impl MapSizes {
     /// What every map must look like.
-    pub fn specs(&self) -> [MapSpec; 17] {
+    pub fn specs(&self) -> [MapSpec; 19] {
         [
             spec::<ServiceKey, ServiceValue>("services", self.services),
             spec::<EndpointKey, Endpoint>("endpoints", self.endpoints),
@@ -85,9 +88,11 @@ impl MapSizes {
             spec::<SocketPeer, Endpoint>("udp_flows", self.udp_flows),
             spec::<SocketPeer, Endpoint>("udp_replies", self.udp_flows),
             spec::<u64, UdpSocket>("udp_sockets", self.udp_sockets),
-            spec::<i32, Connection>("connections", 0),
+            spec::<i32, Connection>("udp_connections", 0),
+            spec::<u64, Connection>("tcp_connections", self.tcp_connections),
             spec::<Key<Addr>, u8>("local_sources", MOST_LOCAL),
             spec::<u32, u8>("local_links", MOST_LOCAL),
+            spec::<u32, BridgeAddress>("bridge_ports", MOST_LOCAL),
             spec::<FlowKey, Flow>("flows", self.flows),
             spec::<FragmentKey, FragmentValue>("fragments", self.fragments),
             spec::<u32, u64>("counters", 0),
@@ -99,6 +104,7 @@ impl MapSizes {
     pub(super) fn full(map: &'static str, capacity: u32) -> KernelError {
         let remedy = match setting_name(map) {
             Some(setting) => format!("raise mapSizes.{setting} of section shunt.ebpf in --config"),
+            None if map == "bridge_ports" => "its size is fixed".into(),
             None => "its size is fixed, and another --detect-local-mode needs none of it".into(),
         };
         KernelError::MapFull { map, capacity, remedy }
@@ -117,7 +123,7 @@ fn setting_name(map: &str) -> Option<&'static str> {
     }
 }
 
-/// Ranges, or links, of local pods: one range a family, and more links than a node has pods.
+/// Ranges, or links, of local pods, or ports of bridges: one range a family, and more links than a node has pods.
 const MOST_LOCAL: u32 = 4_096;
 
 const fn spec<K, V>(name: &'static str, max_entries: u32) -> MapSpec {
@@ -136,6 +142,7 @@ pub(super) struct Maps {
     udp_sockets: HashMap<MapData, u64, UdpSocket>,
     local_sources: LpmTrie<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
+    bridge_ports: HashMap<MapData, u32, BridgeAddress>,
     pub(super) sizes: MapSizes,
     marks: Marks,
 }
@@ -183,6 +190,7 @@ impl Maps {
             udp_sockets: object.take_map("udp_sockets")?,
             local_sources: object.take_map("local_sources")?,
             local_links: object.take_map("local_links")?,
+            bridge_ports: object.take_map("bridge_ports")?,
             sizes,
             marks,
         })
@@ -272,6 +280,14 @@ impl Maps {
         self.local_links.insert(index, IN_SET, 0).map_err(failed("write", "local_links", MOST_LOCAL))
     }
 
+    pub(super) fn put_bridge_port(&mut self, index: u32, bridge: BridgeAddress) -> Result<(), KernelError> {
+        self.bridge_ports.insert(index, bridge, 0).map_err(failed("write", "bridge_ports", MOST_LOCAL))
+    }
+
+    pub(super) fn remove_bridge_port(&mut self, index: u32) -> Result<(), KernelError> {
+        removed("bridge_ports")(self.bridge_ports.remove(&index))
+    }
+
     pub(super) fn remove_local_source(&mut self, source: &Prefix) -> Result<(), KernelError> {
         removed("local_sources")(self.local_sources.remove(&source.key()))
     }
@@ -325,6 +341,10 @@ impl Maps {
         }
         for key in self.local_links.keys() {
             state.local_links.insert(key.map_err(failed("read", "local_links", 0))?);
+        }
+        for entry in &self.bridge_ports {
+            let (index, bridge) = entry.map_err(failed("read", "bridge_ports", 0))?;
+            state.bridge_ports.insert(index, bridge);
         }
         state.local_detection = self.node.get(&0, 0).map_err(failed("read", "node", 1))?.local_detection;
         state.forget_names();

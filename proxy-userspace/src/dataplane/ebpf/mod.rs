@@ -187,6 +187,7 @@ impl Ebpf {
             Step::PutService(key, value) => self.maps.put_service(*key, *value),
             Step::PutLocalSource(source) => self.maps.put_local_source(*source),
             Step::PutLocalLink(index) => self.maps.put_local_link(*index),
+            Step::PutBridgePort(index, bridge) => self.maps.put_bridge_port(*index, *bridge),
             Step::SetLocalDetection(detection) => self.maps.set_local_detection(*detection),
             Step::Attach => self.attach(),
             Step::PutRules => self.rules.as_mut().map_or(Ok(()), Rules::put),
@@ -199,6 +200,7 @@ impl Ebpf {
             Step::RemoveNodeAddress(address) => self.maps.remove_node_address(address),
             Step::RemoveLocalSource(source) => self.maps.remove_local_source(source),
             Step::RemoveLocalLink(index) => self.maps.remove_local_link(*index),
+            Step::RemoveBridgePort(index) => self.maps.remove_bridge_port(*index),
             Step::ReleaseSockets { .. } => {
                 self.releaser.look();
                 Ok(())

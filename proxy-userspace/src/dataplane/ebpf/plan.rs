@@ -8,7 +8,9 @@ use std::collections::{BTreeSet, HashSet};
 
 use proxy_common::{
     Addr,
-    layout::{Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue},
+    layout::{
+        BridgeAddress, Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue,
+    },
 };
 
 use super::{
@@ -40,6 +42,8 @@ pub enum Step {
     PutLocalSource(Prefix),
     /// Count what comes in on the link of this index as local callers'.
     PutLocalLink(u32),
+    /// Count packets that come in on the link of this index as the node's own if they are for this bridge.
+    PutBridgePort(u32, BridgeAddress),
     /// Tell local callers from others in this way.
     SetLocalDetection(LocalDetection),
     /// Make the programs on sockets run.
@@ -64,6 +68,8 @@ pub enum Step {
     RemoveLocalSource(Prefix),
     /// No longer count what comes in on the link of this index as local callers'.
     RemoveLocalLink(u32),
+    /// The link of this index is no port of a bridge any more.
+    RemoveBridgePort(u32),
     /// Destroy UDP sockets that are connected to endpoints which no longer serve.
     ReleaseSockets {
         /// The Service they dialled.
@@ -88,6 +94,8 @@ impl Step {
             | Self::RemoveLocalSource(_)
             | Self::PutLocalLink(_)
             | Self::RemoveLocalLink(_)
+            | Self::PutBridgePort(..)
+            | Self::RemoveBridgePort(_)
             | Self::SetLocalDetection(_)
             | Self::Attach
             | Self::PutRules
@@ -249,6 +257,14 @@ impl<'a> Planner<'a> {
 
     fn links(&mut self) {
         let (node, state) = (self.node, self.state);
+        for (&index, bridge) in &node.bridge_ports {
+            let wanted = BridgeAddress::new(bridge.0);
+            if state.bridge_ports.get(&index) != Some(&wanted) {
+                self.additions.push(Step::PutBridgePort(index, wanted));
+            }
+        }
+        let unwanted = state.bridge_ports.keys().filter(|index| !node.bridge_ports.contains_key(index));
+        self.removals.extend(unwanted.copied().map(Step::RemoveBridgePort));
         for hook in [Hook::Egress, Hook::Ingress] {
             for (&index, link) in &node.links {
                 let at = LinkHook { hook, index };

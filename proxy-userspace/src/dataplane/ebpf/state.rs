@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use proxy_common::{
     Addr,
-    layout::{Endpoint, EndpointKey, MemberKey, ServiceKey, ServiceValue},
+    layout::{BridgeAddress, Endpoint, EndpointKey, MemberKey, ServiceKey, ServiceValue},
 };
 
 use super::{
@@ -28,6 +28,7 @@ pub struct State {
     next_service: u32,
     pub(super) local_sources: BTreeSet<Prefix>,
     pub(super) local_links: BTreeSet<u32>,
+    pub(super) bridge_ports: BTreeMap<u32, BridgeAddress>,
     /// How local callers are told: [`proxy_common::layout::LocalDetection`], as the map holds it.
     pub(super) local_detection: u32,
     /// The programs on sockets run.
@@ -49,6 +50,7 @@ impl State {
             Step::PutService(key, value) => self.put_service(*key, *value),
             Step::PutLocalSource(source) => drop(self.local_sources.insert(*source)),
             Step::PutLocalLink(index) => drop(self.local_links.insert(*index)),
+            Step::PutBridgePort(index, bridge) => drop(self.bridge_ports.insert(*index, *bridge)),
             Step::SetLocalDetection(detection) => self.local_detection = *detection as u32,
             Step::Attach => self.attached = true,
             Step::AttachLink(at, link) => drop(self.links.insert(*at, Running::Current(link.framing))),
@@ -64,6 +66,7 @@ impl State {
             Step::RemoveNodeAddress(address) => drop(self.node_addresses.remove(address)),
             Step::RemoveLocalSource(source) => drop(self.local_sources.remove(source)),
             Step::RemoveLocalLink(index) => drop(self.local_links.remove(index)),
+            Step::RemoveBridgePort(index) => drop(self.bridge_ports.remove(index)),
             Step::ReleaseSockets { .. } => {}
         }
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use proxy_common::{
-    layout::{Endpoint, EndpointKey, ServiceKey, flags},
+    layout::{BridgeAddress, Endpoint, EndpointKey, ServiceKey, flags},
     select::Slots,
 };
 
@@ -198,6 +198,9 @@ proptest! {
             .collect();
         prop_assert_eq!(&state.links, &wanted);
         prop_assert_eq!(&state.local_links, &after.node.local_links);
+        let bridge_ports = after.node.bridge_ports.iter();
+        let bridge_ports = bridge_ports.map(|(index, address)| (*index, BridgeAddress::new(address.0)));
+        prop_assert_eq!(&state.bridge_ports, &bridge_ports.collect::<BTreeMap<_, _>>());
     }
 
     #[test]
@@ -245,6 +248,7 @@ proptest! {
         apply(&mut state, &removal);
         prop_assert!(state.services_in_use().is_empty() && state.node_addresses.is_empty());
         prop_assert!(state.local_sources.is_empty() && state.local_links.is_empty());
+        prop_assert!(state.bridge_ports.is_empty());
         prop_assert!(state.links.is_empty());
     }
 }

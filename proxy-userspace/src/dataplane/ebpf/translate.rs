@@ -86,7 +86,7 @@ pub(super) fn members(
         .serving
         .iter()
         .filter(move |_| protocol == Protocol::Udp)
-        .map(|address| (List::Serving, Endpoint::new(address.ip().into(), address.port())));
+        .map(|endpoint| (List::Serving, address(endpoint)));
     of_lists.chain(serving).map(move |(list, endpoint)| MemberKey { service, list: list.number(), endpoint })
 }
 

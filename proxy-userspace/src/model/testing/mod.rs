@@ -180,7 +180,14 @@ pub fn settings() -> ModelSettings {
 
 /// A link with Ethernet frames that is no port of another.
 pub fn link(index: u32, name: &str) -> Link {
-    Link { index, name: name.into(), master: None, header: LinkHeader::Ethernet, is_loopback: false }
+    Link {
+        index,
+        name: name.into(),
+        master: None,
+        header: LinkHeader::Ethernet,
+        is_loopback: false,
+        bridge_address: None,
+    }
 }
 
 /// The kernel's addresses as link and address with prefix.

@@ -9,9 +9,9 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 use super::{THIS_NODE, World, cidrs, facts, ip, link, node, port_number};
 use crate::model::{
     AddressType, Delta, DetectLocalMode, Dirty, EndpointSlice, Hints, InterfaceGlobs, Link, LinkHeader,
-    LoadBalancerIngress, LoadBalancerIpMode, ModelSettings, NamespacedName, Node, NodeAddressType, NodeFacts,
-    NodePortAddresses, Protocol, Service, ServicePort, ServiceType, SessionAffinity, SliceEndpoint,
-    SlicePort, Snapshot, TrafficPolicy, UnixNanos, WatchEvent,
+    LoadBalancerIngress, LoadBalancerIpMode, MacAddress, ModelSettings, NamespacedName, Node,
+    NodeAddressType, NodeFacts, NodePortAddresses, Protocol, Service, ServicePort, ServiceType,
+    SessionAffinity, SliceEndpoint, SlicePort, Snapshot, TrafficPolicy, UnixNanos, WatchEvent,
 };
 
 const CLUSTER_IPS: [&str; 6] =
@@ -120,8 +120,15 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
 fn any_links() -> impl Strategy<Value = Vec<Link>> {
     let headers = of(&[LinkHeader::Ethernet, LinkHeader::Ethernet, LinkHeader::Ip, LinkHeader::Other(32)]);
     let names = of(&["eth0", "cbr0", "veth1", "veth2", "wg0"]);
-    let any_link = (2..7_u32, names, headers, option::of(2..4_u32))
-        .prop_map(|(index, name, header, master)| Link { master, header, ..link(index, name) });
+    let addresses = option::of((0..2_u8).prop_map(|last| MacAddress([2, 0, 0, 0, 0, last])));
+    let any_link = (2..7_u32, names, headers, option::of(2..4_u32), addresses).prop_map(
+        |(index, name, header, master, bridge_address)| Link {
+            master,
+            header,
+            bridge_address,
+            ..link(index, name)
+        },
+    );
     vec(any_link, 0..6).prop_map(|mut links| {
         links.push(Link { is_loopback: true, ..link(1, "lo") });
         links.sort();

@@ -42,9 +42,9 @@ fn check_endpoints(key: &ServicePortKey, port: &ResolvedPort) {
         assert!(list.iter().all(|e| IpFamily::of(e.address.ip()) == key.family), "{key}: {port:?}");
         assert!(list.is_empty() || port.has_endpoints, "{key}: {port:?}");
         let is_udp = key.name.protocol == Protocol::Udp;
-        assert!(!is_udp || list.iter().all(|e| port.serving.contains(&e.address)), "{key}: {port:?}");
+        assert!(!is_udp || list.iter().all(|e| port.serving.contains(e)), "{key}: {port:?}");
     }
-    assert!(port.serving.is_sorted_by(|a, b| a < b), "{key}: {port:?}");
+    assert!(port.serving.is_sorted_by(|a, b| a.address < b.address), "{key}: {port:?}");
     assert!(port.local_endpoints.iter().all(|endpoint| endpoint.is_local), "{key}: {port:?}");
     let uses_local = [port.internal_policy, port.external_policy].contains(&TrafficPolicy::Local);
     assert!(uses_local || port.local_endpoints.is_empty(), "{key}: {port:?}");

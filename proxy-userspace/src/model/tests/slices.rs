@@ -114,7 +114,7 @@ fn serving_endpoints_are_listed_for_udp_only_chosen_or_not() {
         .snapshot()
         .ports
         .values()
-        .map(|port| port.serving.iter().map(ToString::to_string).collect())
+        .map(|port| port.serving.iter().map(|endpoint| endpoint.address.to_string()).collect())
         .collect();
     assert_eq!(serving, [vec![], vec!["10.244.1.1:5353", "10.244.1.2:5353", "10.244.1.4:5353"]]);
 }

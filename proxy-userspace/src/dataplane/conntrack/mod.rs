@@ -1,0 +1,152 @@
+//! Makes conntrack forget UDP flows that lead where their Service leads no longer, for the modes that translate in netfilter.
+//!
+//! Rules decide about the first packet of a flow; those after it go where conntrack remembers. A UDP sender that never pauses
+//! keeps its entry for ever, so entries that no rule would make any more are deleted: to endpoints that left, the last one
+//! included, to the Service's own address from before its first endpoint came, and of Services that went. TCP connections end
+//! with their endpoint and are never touched. Upstream: `CleanStaleEntries` (`pkg/proxy/conntrack/cleanup.go`), which in 1.36
+//! leaves the entries of Services without endpoints and of those that went.
+//!
+//! What is not found: entries of a Service that went while no proxy ran look like anybody's translation. They are left, unless
+//! the dataplane found the Service's address in the rules of its predecessor and says so ([`StaleUdp::suspect`]).
+
+mod plan;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use self::plan::Memory;
+pub use self::plan::Suspects;
+pub use crate::kernel::conntrack::{Deleted, UdpFilter, UdpFlow};
+use crate::{
+    kernel::{KernelError, conntrack},
+    model::{Dirty, IpFamily, Snapshot},
+};
+
+/// Deletes tracked UDP flows: the kernel's table, or one that a test made.
+pub trait UdpFlows: Send + fmt::Debug {
+    /// Deletes those that pass the filter and that `is_stale` chooses.
+    fn delete(
+        &mut self,
+        filter: UdpFilter,
+        is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
+    ) -> Result<Deleted, KernelError>;
+}
+
+/// The table of the calling thread's network namespace.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelTable;
+
+impl UdpFlows for KernelTable {
+    fn delete(
+        &mut self,
+        filter: UdpFilter,
+        is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
+    ) -> Result<Deleted, KernelError> {
+        conntrack::delete_udp(filter, is_stale)
+    }
+}
+
+/// What one look at the flows of a family came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forgotten {
+    /// The family.
+    pub family: IpFamily,
+    /// How many were looked at and deleted.
+    pub flows: Deleted,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Finds stale flows by what changed since the last time.
+#[derive(Debug)]
+pub struct StaleUdp {
+    flows: Box<dyn UdpFlows>,
+    memory: Memory,
+    owed: Owed,
+}
+
+/// What a look at the table has still to be about.
+#[derive(Debug, Default)]
+struct Owed {
+    /// Every service port, changed or not.
+    everything: bool,
+    /// What changed when it last failed.
+    dirty: Dirty,
+}
+
+impl StaleUdp {
+    /// For this process's network namespace. `loopback` are the families whose node ports the rules serve on loopback
+    /// addresses too; in the others, flows there are not ours.
+    pub fn new(loopback: &[IpFamily]) -> Self {
+        Self::with_flows(KernelTable, loopback)
+    }
+
+    /// Over another table.
+    pub fn with_flows(flows: impl UdpFlows + 'static, loopback: &[IpFamily]) -> Self {
+        Self {
+            flows: Box::new(flows),
+            memory: Memory::new(loopback),
+            owed: Owed { everything: true, dirty: Dirty::default() },
+        }
+    }
+
+    /// The next look is at the flows of every Service: rules were missing for a while, so that packets passed untranslated.
+    pub fn distrust(&mut self) {
+        self.owed.everything = true;
+    }
+
+    /// Rules of an earlier process led this UDP destination somewhere. Should no Service have it at the next look, which is
+    /// one at everything, all flows to it that are translated are stale. A node port has the unspecified address of its
+    /// family. For what is found in the kernel at start-up.
+    pub fn suspect(&mut self, destination: SocketAddr) {
+        self.memory.suspect(destination);
+        self.owed.everything = true;
+    }
+
+    /// Deletes what became stale. To be called when the rules for `dirty` are in the kernel, never before: deleted earlier, a
+    /// flow would come back as it was. Nothing is read from the kernel unless a UDP service port changed in a way that
+    /// matters; the first call looks at all of them. What fails is tried again at the next call with UDP changes, or with
+    /// `dirty.all`.
+    pub fn forget(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<Vec<Forgotten>, KernelError> {
+        if !self.owed.everything && !concerns_udp(dirty) {
+            return Ok(Vec::new());
+        }
+        self.owed.add(dirty);
+        let suspects = self.memory.plan(snapshot, &self.owed.dirty, self.owed.everything);
+        let forgotten = delete(&mut *self.flows, &suspects)?;
+        drop(suspects);
+        self.memory.keep(snapshot, &self.owed.dirty, self.owed.everything);
+        self.owed = Owed::default();
+        Ok(forgotten)
+    }
+}
+
+impl Owed {
+    fn add(&mut self, dirty: &Dirty) {
+        self.dirty.all |= dirty.all;
+        self.dirty.node |= dirty.node;
+        self.dirty.ports.extend(dirty.ports.iter().filter(|key| plan::is_udp(key)).cloned());
+    }
+}
+
+fn concerns_udp(dirty: &Dirty) -> bool {
+    dirty.all || dirty.node || dirty.ports.iter().any(plan::is_udp)
+}
+
+/// One walk a family, and none for a family without suspects.
+#[expect(clippy::disallowed_methods, reason = "how long a walk takes is measured")]
+fn delete(flows: &mut dyn UdpFlows, suspects: &Suspects<'_>) -> Result<Vec<Forgotten>, KernelError> {
+    let mut forgotten = Vec::new();
+    for filter in suspects.filters() {
+        let began = Instant::now();
+        let deleted = flows.delete(filter, &mut |flow| suspects.is_stale(flow))?;
+        forgotten.push(Forgotten { family: filter.family, flows: deleted, took: began.elapsed() });
+    }
+    Ok(forgotten)
+}

@@ -1,0 +1,369 @@
+//! Which flows are stale after which change.
+
+mod properties;
+
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::model::{
+    Frontend, FrontendKind, LocalTrafficDetector, NodeView, Protocol, ResolvedEndpoint, ResolvedPort,
+    ServicePortKey, ServicePortName, TrafficPolicy,
+    testing::{cidrs, ip, key, namespaced, port_number, resolved_port},
+};
+
+const VIP: &str = "10.96.0.10:53";
+const OLD: &str = "10.244.1.1:5353";
+const NEW: &str = "10.244.1.2:5353";
+const REMOTE: &str = "10.244.2.1:5353";
+const POD: &str = "10.244.1.9:4000";
+const CLIENT: &str = "203.0.113.2:4000";
+
+/// A table in memory; clones are the same one.
+#[derive(Clone, Debug, Default)]
+struct Table(Arc<Mutex<Contents>>);
+
+#[derive(Debug, Default)]
+struct Contents {
+    flows: Vec<UdpFlow>,
+    looks: Vec<UdpFilter>,
+    is_broken: bool,
+}
+
+impl UdpFlows for Table {
+    fn delete(
+        &mut self,
+        filter: UdpFilter,
+        is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
+    ) -> Result<Deleted, KernelError> {
+        let mut contents = self.0.lock().unwrap();
+        if contents.is_broken {
+            return Err(KernelError::NoConntrackNetlink { source: std::io::ErrorKind::InvalidInput.into() });
+        }
+        contents.looks.push(filter);
+        let before = contents.flows.len();
+        contents.flows.retain(|flow| !(filter.lets_pass(flow) && is_stale(flow)));
+        Ok(Deleted { seen: before, deleted: before - contents.flows.len() })
+    }
+}
+
+/// A node, its Services and its flows.
+#[derive(Debug)]
+struct Scene {
+    table: Table,
+    stale_udp: StaleUdp,
+    snapshot: Snapshot,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let table = Table::default();
+        let node = NodeView {
+            local_addresses: ["127.0.0.1", "192.168.57.11", "192.168.57.12"].map(ip).into(),
+            node_port_addresses: ["127.0.0.1", "192.168.57.11"].map(ip).into(),
+            local_detector: LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16"])),
+            ..NodeView::default()
+        };
+        let stale_udp = StaleUdp::with_flows(table.clone(), &[]);
+        Self { table, stale_udp, snapshot: Snapshot { node, ..Snapshot::default() } }
+    }
+
+    /// One Service with a cluster IP, looked through once.
+    fn serving(endpoints: &[&str]) -> Self {
+        let mut scene = Self::new();
+        scene.set("dns", service(endpoints));
+        scene.forget_all();
+        scene
+    }
+
+    fn set(&mut self, name: &str, port: ResolvedPort) -> Dirty {
+        self.snapshot.ports.insert(udp(name), Arc::new(port));
+        dirty(name)
+    }
+
+    fn remove(&mut self, name: &str) -> Dirty {
+        self.snapshot.ports.remove(&udp(name));
+        dirty(name)
+    }
+
+    /// What is left of these flows after a look at what changed.
+    fn left(&mut self, dirty: &Dirty, flows: &[UdpFlow]) -> Vec<UdpFlow> {
+        self.table.0.lock().unwrap().flows = flows.to_vec();
+        self.stale_udp.forget(&self.snapshot, dirty).expect("the table works");
+        self.table.0.lock().unwrap().flows.clone()
+    }
+
+    fn forget_all(&mut self) {
+        self.left(&Dirty::everything(), &[]);
+        self.looks();
+    }
+
+    /// What the table was looked through for since the last time.
+    fn looks(&mut self) -> Vec<UdpFilter> {
+        std::mem::take(&mut self.table.0.lock().unwrap().looks)
+    }
+}
+
+fn udp(name: &str) -> ServicePortKey {
+    let name = ServicePortName {
+        service: namespaced(&format!("default/{name}")),
+        port: "".into(),
+        protocol: Protocol::Udp,
+    };
+    ServicePortKey { name, ..key("default/x", "") }
+}
+
+fn dirty(name: &str) -> Dirty {
+    Dirty { ports: [udp(name)].into(), ..Dirty::default() }
+}
+
+fn at(kind: FrontendKind, destination: &str) -> Frontend {
+    let address: SocketAddr = destination.parse().unwrap();
+    let address_of_kind = (kind != FrontendKind::NodePort).then_some(address.ip());
+    Frontend { kind, address: address_of_kind, port: port_number(address.port()) }
+}
+
+/// Endpoints in 10.244.2.0/24 are on another node.
+fn service(endpoints: &[&str]) -> ResolvedPort {
+    let endpoint = |address: &&str| ResolvedEndpoint {
+        address: address.parse().unwrap(),
+        is_local: !address.starts_with("10.244.2."),
+    };
+    let endpoints: Vec<_> = endpoints.iter().map(endpoint).collect();
+    ResolvedPort {
+        frontends: vec![at(FrontendKind::ClusterIp, VIP)],
+        cluster_endpoints: endpoints.clone(),
+        has_endpoints: !endpoints.is_empty(),
+        serving: endpoints,
+        ..resolved_port()
+    }
+}
+
+fn node_port(endpoints: &[&str]) -> ResolvedPort {
+    let frontends = vec![at(FrontendKind::ClusterIp, VIP), at(FrontendKind::NodePort, "0.0.0.0:30053")];
+    ResolvedPort { frontends, ..service(endpoints) }
+}
+
+fn flow(source: &str, destination: &str, reply_source: &str) -> UdpFlow {
+    let [source, destination, reply_source] = [source, destination, reply_source].map(|a| a.parse().unwrap());
+    UdpFlow { source, destination, reply_source, zone: 0 }
+}
+
+fn to_vip(reply_source: &str) -> UdpFlow {
+    flow(POD, VIP, reply_source)
+}
+
+#[test]
+fn flows_to_an_endpoint_that_left_go_and_those_to_the_others_stay() {
+    let mut scene = Scene::serving(&[OLD, REMOTE]);
+    let dirty = scene.set("dns", service(&[NEW, REMOTE]));
+    let left = scene.left(&dirty, &[to_vip(OLD), to_vip(NEW), to_vip(REMOTE)]);
+    assert_eq!(left, [to_vip(NEW), to_vip(REMOTE)]);
+}
+
+#[test]
+fn flows_to_the_last_endpoint_go_with_it() {
+    let mut scene = Scene::serving(&[OLD]);
+    let dirty = scene.set("dns", service(&[]));
+    assert_eq!(scene.left(&dirty, &[to_vip(OLD)]), []);
+}
+
+#[test]
+fn flows_that_went_to_the_service_itself_go_when_its_first_endpoint_comes() {
+    let mut scene = Scene::serving(&[]);
+    let dirty = scene.set("dns", service(&[NEW]));
+    assert_eq!(scene.left(&dirty, &[to_vip(VIP)]), []);
+}
+
+#[test]
+fn flows_of_a_service_that_went_go_and_untranslated_ones_to_its_address_stay() {
+    let mut scene = Scene::serving(&[OLD]);
+    let dirty = scene.remove("dns");
+    let other_translation = to_vip("192.0.2.1:53");
+    let left = scene.left(&dirty, &[to_vip(OLD), to_vip(VIP), other_translation]);
+    assert_eq!(left, [to_vip(VIP), other_translation], "whoever has the address now has flows of his own");
+    assert_eq!(scene.left(&dirty, &[to_vip(OLD)]), [to_vip(OLD)], "it was forgotten with its flows");
+}
+
+#[test]
+fn an_endpoint_that_drains_keeps_its_flows() {
+    let mut scene = Scene::serving(&[OLD]);
+    let mut draining = service(&[OLD, NEW]);
+    draining.cluster_endpoints.remove(0);
+    let dirty = scene.set("dns", draining);
+    assert_eq!(scene.left(&dirty, &[to_vip(OLD)]), [to_vip(OLD)]);
+}
+
+#[test]
+fn another_port_of_the_same_pod_is_another_endpoint() {
+    let mut scene = Scene::serving(&[OLD]);
+    let dirty = scene.set("dns", service(&["10.244.1.1:5354"]));
+    assert_eq!(scene.left(&dirty, &[to_vip(OLD)]), []);
+}
+
+#[test]
+fn a_local_policy_leaves_no_flow_on_other_nodes_but_those_of_callers_it_does_not_bind() {
+    let internal = ResolvedPort { internal_policy: TrafficPolicy::Local, ..node_port(&[OLD, REMOTE]) };
+    let external = ResolvedPort { external_policy: TrafficPolicy::Local, ..node_port(&[OLD, REMOTE]) };
+    let from = |source, destination| flow(source, destination, REMOTE);
+    let at_node = "192.168.57.11:30053";
+    for (policy, stale) in [
+        (internal, vec![from(POD, VIP), from(CLIENT, VIP)]),
+        // Pods and the node itself take the short cut.
+        (external, vec![from(CLIENT, at_node)]),
+    ] {
+        let mut scene = Scene::new();
+        scene.set("dns", node_port(&[OLD, REMOTE]));
+        scene.forget_all();
+        let dirty = scene.set("dns", policy);
+        let all = [
+            from(POD, VIP),
+            from(CLIENT, VIP),
+            from(POD, at_node),
+            from(CLIENT, at_node),
+            from("192.168.57.12:9", at_node),
+            to_vip(OLD),
+        ];
+        let stays: Vec<_> = all.into_iter().filter(|flow| !stale.contains(flow)).collect();
+        assert_eq!(scene.left(&dirty, &all), stays);
+    }
+}
+
+#[test]
+fn who_cannot_be_told_to_be_outside_keeps_his_flows() {
+    let mut scene = Scene::new();
+    scene.snapshot.node.local_detector = LocalTrafficDetector::InterfaceNamePrefix("cali".into());
+    scene.set("dns", ResolvedPort { external_policy: TrafficPolicy::Local, ..node_port(&[OLD, REMOTE]) });
+    let flow = flow(CLIENT, "192.168.57.11:30053", REMOTE);
+    assert_eq!(scene.left(&Dirty::everything(), &[flow]), [flow]);
+}
+
+#[test]
+fn an_address_that_a_service_got_is_cleared_of_untranslated_flows_and_one_that_it_lost_of_its_own() {
+    let external = "198.51.100.1:53";
+    let mut scene = Scene::serving(&[OLD]);
+    let mut port = service(&[OLD]);
+    port.frontends.push(at(FrontendKind::ExternalIp, external));
+    let [untranslated, own] = [external, OLD].map(|reply_source| flow(CLIENT, external, reply_source));
+    let dirty = scene.set("dns", port);
+    assert_eq!(scene.left(&dirty, &[untranslated, own, to_vip(OLD)]), [own, to_vip(OLD)]);
+    scene.set("dns", service(&[OLD]));
+    assert_eq!(scene.left(&dirty, &[untranslated, own, to_vip(OLD)]), [untranslated, to_vip(OLD)]);
+}
+
+#[test]
+fn node_ports_are_those_of_the_addresses_they_are_served_on() {
+    let to = |destination| flow(CLIENT, destination, OLD);
+    let mut scene = Scene::new();
+    scene.set("dns", node_port(&[NEW]));
+    let elsewhere = [to("192.168.57.12:30053"), to("192.168.57.11:30054"), to("127.0.0.1:30053")];
+    let all = [&elsewhere[..], &[to("192.168.57.11:30053")]].concat();
+    assert_eq!(scene.left(&Dirty::everything(), &all), elsewhere, "loopback is others' in this mode");
+
+    scene.stale_udp = StaleUdp::with_flows(scene.table.clone(), &[IpFamily::V4]);
+    let all = [to("127.0.0.1:30053"), to("127.0.0.7:30053"), to("127.0.0.7:30054")];
+    assert_eq!(scene.left(&Dirty::everything(), &all), [to("127.0.0.7:30054")]);
+}
+
+#[test]
+fn an_address_that_node_ports_are_no_longer_served_on_is_cleared_of_ours_and_a_new_one_of_untranslated_flows()
+{
+    let mut scene = Scene::new();
+    scene.set("dns", node_port(&[OLD]));
+    scene.forget_all();
+    scene.snapshot.node.node_port_addresses = [ip("192.168.57.12")].into();
+    let [former, now] = ["192.168.57.11:30053", "192.168.57.12:30053"];
+    let stay = [flow(CLIENT, former, former), flow(CLIENT, now, OLD)];
+    let go = [flow(CLIENT, former, OLD), flow(CLIENT, now, now)];
+    let left = scene.left(&Dirty { node: true, ..Dirty::default() }, &[stay, go].concat());
+    assert_eq!(left, stay);
+}
+
+#[test]
+fn a_node_port_that_goes_was_served_on_the_addresses_of_that_time_only() {
+    let mut scene = Scene::new();
+    scene.set("dns", node_port(&[OLD]));
+    scene.forget_all();
+    scene.snapshot.node.node_port_addresses.insert(ip("192.168.57.12"));
+    let dirty = Dirty { node: true, ..scene.remove("dns") };
+    let [own, strangers] = ["192.168.57.11:30053", "192.168.57.12:30053"].map(|to| flow(CLIENT, to, OLD));
+    assert_eq!(scene.left(&dirty, &[own, strangers]), [strangers]);
+}
+
+#[test]
+fn an_address_that_moved_to_another_service_counts_for_that_one() {
+    let mut scene = Scene::serving(&[OLD]);
+    scene.remove("dns");
+    let mut dirty = scene.set("other", service(&[NEW]));
+    dirty.ports.insert(udp("dns"));
+    assert_eq!(scene.left(&dirty, &[to_vip(OLD), to_vip(NEW), to_vip(VIP)]), [to_vip(NEW)]);
+}
+
+#[test]
+fn strangers_flows_stay() {
+    let mut scene = Scene::serving(&[OLD]);
+    let strangers = [
+        flow(POD, "10.96.0.10:54", "10.96.0.10:54"),
+        flow(POD, "10.96.0.11:53", OLD),
+        flow(POD, OLD, OLD),
+        flow(CLIENT, "192.168.57.11:53", "192.168.57.11:53"),
+    ];
+    let dirty = scene.set("dns", service(&[]));
+    assert_eq!(scene.left(&dirty, &strangers), strangers);
+    assert_eq!(scene.left(&Dirty::everything(), &strangers), strangers);
+}
+
+#[test]
+fn what_an_earlier_process_served_loses_its_translated_flows_unless_it_is_served_still() {
+    let mut scene = Scene::new();
+    scene.set("dns", service(&[OLD]));
+    for inherited in [VIP, "10.96.0.11:53", "0.0.0.0:30053"] {
+        scene.stale_udp.suspect(inherited.parse().unwrap());
+    }
+    let stay = [to_vip(OLD), flow(POD, "10.96.0.11:53", "10.96.0.11:53"), flow(POD, "10.96.0.12:53", OLD)];
+    let go = [flow(POD, "10.96.0.11:53", OLD), flow(CLIENT, "192.168.57.11:30053", OLD)];
+    let all = [&stay[..], &go].concat();
+    assert_eq!(scene.left(&Dirty::everything(), &all), stay);
+    assert_eq!(scene.left(&Dirty::everything(), &all), all, "it is asked once");
+}
+
+#[test]
+fn the_table_is_looked_through_only_if_udp_changed_in_a_way_that_matters() {
+    let mut scene = Scene::serving(&[OLD, NEW]);
+    let mut unchosen = service(&[OLD, NEW]);
+    unchosen.cluster_endpoints.pop();
+    scene.set("dns", unchosen);
+    let tcp = Dirty { ports: [key("default/web", "")].into(), ..Dirty::default() };
+    for dirty in [&dirty("dns"), &tcp, &Dirty::everything(), &Dirty { node: true, ..Dirty::default() }] {
+        scene.left(dirty, &[]);
+        assert_eq!(scene.looks(), [], "{dirty:?}");
+    }
+    let change = scene.set("dns", service(&[NEW]));
+    scene.left(&change, &[]);
+    let only = UdpFilter { family: IpFamily::V4, destination_port: Some(53) };
+    assert_eq!(scene.looks(), [only], "one family, and one port that the kernel can look for");
+    let change = scene.set("dns", node_port(&[OLD]));
+    scene.left(&change, &[]);
+    assert_eq!(scene.looks(), [UdpFilter { destination_port: None, ..only }]);
+}
+
+#[test]
+fn who_distrusts_the_rules_has_all_flows_looked_at_once() {
+    let mut scene = Scene::serving(&[OLD]);
+    scene.stale_udp.distrust();
+    assert_eq!(scene.left(&Dirty::default(), &[to_vip(VIP), to_vip(OLD)]), [to_vip(OLD)]);
+    assert_eq!(scene.left(&Dirty::everything(), &[to_vip(VIP)]), [to_vip(VIP)]);
+}
+
+#[test]
+fn what_failed_is_made_good_with_the_next_change_of_udp() {
+    let mut scene = Scene::serving(&[OLD]);
+    scene.set("web", ResolvedPort { frontends: vec![], ..service(&[]) });
+    scene.forget_all();
+    let dirty_dns = scene.remove("dns");
+    scene.table.0.lock().unwrap().is_broken = true;
+    scene.table.0.lock().unwrap().flows = vec![to_vip(OLD)];
+    assert!(scene.stale_udp.forget(&scene.snapshot, &dirty_dns).is_err());
+    scene.table.0.lock().unwrap().is_broken = false;
+    assert_eq!(scene.left(&Dirty::default(), &[to_vip(OLD)]), [to_vip(OLD)], "nothing of UDP changed");
+    assert_eq!(scene.left(&dirty("web"), &[to_vip(OLD)]), []);
+}
