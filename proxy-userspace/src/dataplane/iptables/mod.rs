@@ -30,7 +30,7 @@ use self::{
     rules::{INVALID_DROPPED, LOCALHOST_ACCEPTED},
     state::{FamilyState, TableState},
 };
-use super::Dataplane;
+use super::{Dataplane, conntrack::StaleUdp};
 use crate::{
     kernel::{
         KernelError,
@@ -68,6 +68,7 @@ pub struct Iptables {
     commands: BTreeMap<IpFamily, Commands>,
     /// Words that a restore failed for.
     refused: Vec<&'static str>,
+    stale_udp: StaleUdp,
 }
 
 impl Iptables {
@@ -82,7 +83,8 @@ impl Iptables {
                 }
             }
         }
-        Ok(Self { settings, commands, refused: Vec::new() })
+        let loopback: &[IpFamily] = if settings.localhost_node_ports { &[IpFamily::V4] } else { &[] };
+        Ok(Self { settings, commands, refused: Vec::new(), stale_udp: StaleUdp::new(loopback) })
     }
 
     /// Removes all that any process ever wrote, in both kinds of iptables; goes on past errors and returns them all.
@@ -103,11 +105,16 @@ impl Iptables {
         })
     }
 
-    fn observe_family(&self, commands: &Commands) -> Result<FamilyState, KernelError> {
-        let offer = self.offer(commands)?;
-        let read = |table: Table| Ok((table, saved::table(table, &commands.save(table.name())?)));
-        let tables = Table::ALL.into_iter().map(read).collect::<Result<_, KernelError>>()?;
-        Ok(FamilyState::observed(offer, tables, routes_localnet()?))
+    fn observe_family(&mut self, family: IpFamily, commands: &Commands) -> Result<FamilyState, KernelError> {
+        let mut tables = BTreeMap::new();
+        for table in Table::ALL {
+            let saved = commands.save(table.name())?;
+            if table == Table::Nat {
+                saved::udp_destinations(&saved, family).into_iter().for_each(|to| self.stale_udp.suspect(to));
+            }
+            tables.insert(table, saved::table(table, &saved));
+        }
+        Ok(FamilyState::observed(self.offer(commands)?, tables, routes_localnet()?))
     }
 
     /// Whether what was written is there still, as far as a look at canaries and jumps tells. Reading all rules takes
@@ -197,17 +204,17 @@ impl Dataplane for Iptables {
 
     fn observe_again(&mut self, mut held: State) -> Result<State, IptablesError> {
         let mut state = State::default();
-        for (family, commands) in &self.commands {
-            let known = match held.families.remove(family) {
-                Some(held) if self.is_undisturbed(commands, &held)? => Some(held),
+        for (family, commands) in self.commands.clone() {
+            let known = match held.families.remove(&family) {
+                Some(held) if self.is_undisturbed(&commands, &held)? => Some(held),
                 Some(_) => {
                     tracing::warn!(%family, "somebody removed rules of ours, or changed what they depend on: reading all of them");
                     None
                 }
                 None => None,
             };
-            let read = known.map_or_else(|| self.observe_family(commands), Ok);
-            state.families.insert(*family, read?);
+            let read = known.map_or_else(|| self.observe_family(family, &commands), Ok);
+            state.families.insert(family, read?);
         }
         Ok(state)
     }
@@ -233,6 +240,10 @@ impl Dataplane for Iptables {
             }
         }
         first.map_or(Ok(()), Err)
+    }
+
+    fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
+        Some(&mut self.stale_udp)
     }
 
     fn cleanup(&mut self) -> Vec<IptablesError> {
