@@ -38,6 +38,9 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// All of them, in the order in which `auto` prefers them.
+    pub const ALL: [Self; 2] = [Self::Ebpf, Self::Iptables];
+
     /// The name it is chosen by, and that `/proxyMode` answers.
     pub const fn name(self) -> &'static str {
         match self {
@@ -73,7 +76,7 @@ pub enum LogFormat {
 /// The whole configuration, checked and with defaults filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The mode; `auto` is already decided.
+    /// The mode; the preferred one where it is for the kernel to decide.
     pub mode: Mode,
     /// The mode was `auto`.
     pub mode_is_auto: bool,

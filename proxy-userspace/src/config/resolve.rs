@@ -28,8 +28,6 @@ const SYNC_PERIOD: Duration = Duration::from_secs(30);
 const CONFIG_SYNC_PERIOD: Duration = Duration::from_mins(15);
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
-/// The modes of this build.
-const MODES: [Mode; 2] = [Mode::Ebpf, Mode::Iptables];
 const PIN_DIR: &str = "/sys/fs/bpf/shunt";
 
 pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Result<Config, ConfigError> {
@@ -57,7 +55,7 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
         sync_period,
         min_sync_period,
         config_sync_period: above_zero(settings.duration("configSyncPeriod")).unwrap_or(CONFIG_SYNC_PERIOD),
-        ebpf: ebpf(&mut settings, environment),
+        ebpf: ebpf(&mut settings, environment, mode == Mode::Ebpf && !mode_is_auto),
         iptables: IptablesSettings {
             masquerade_mark: marks(&settings).masquerade,
             localhost_node_ports: settings.flag("iptables.localhostNodePorts").unwrap_or(true),
@@ -82,9 +80,9 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
 fn mode(settings: &mut Settings) -> (Mode, bool) {
     let name = settings.text("mode").unwrap_or("auto");
     let is_auto = name == "auto";
-    let mode = MODES.into_iter().find(|mode| mode.name() == name);
+    let mode = Mode::ALL.into_iter().find(|mode| mode.name() == name);
     if !is_auto && mode.is_none() {
-        let built = MODES.map(Mode::name).join(" or ");
+        let built = Mode::ALL.map(Mode::name).join(" or ");
         settings.refuse("mode", format!("this build does not have this mode; must be auto or {built}"));
     }
     (mode.unwrap_or(Mode::Ebpf), is_auto)
@@ -213,10 +211,10 @@ fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr
     )
 }
 
-fn ebpf(settings: &mut Settings, environment: &Environment) -> EbpfSettings {
+fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> EbpfSettings {
     let cgroup_root =
         settings.text("shunt.ebpf.cgroupRoot").map(PathBuf::from).or_else(|| environment.cgroup_root());
-    if cgroup_root.is_none() {
+    if cgroup_root.is_none() && is_needed {
         let allowed = "must name a cgroup v2 directory, because none is mounted; mount one with: mount -t cgroup2 none /sys/fs/cgroup";
         settings.refuse("shunt.ebpf.cgroupRoot", allowed);
     }

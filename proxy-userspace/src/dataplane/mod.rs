@@ -25,13 +25,13 @@ pub trait Dataplane {
     /// What can go wrong.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Reads what the kernel holds.
+    /// Reads what the kernel holds: at start, after a failed `apply`, and whenever [`Self::is_certain`] is not.
     fn observe(&mut self) -> Result<Self::State, Self::Error>;
 
-    /// The same, where something was read and written before: a mode may rely on what it still knows of it.
-    fn observe_again(&mut self, held: Self::State) -> Result<Self::State, Self::Error> {
-        drop(held);
-        self.observe()
+    /// Whether the kernel certainly holds what the state says, so that it need not be read anew.
+    fn is_certain(&mut self, state: &Self::State) -> bool {
+        let _ = state;
+        false
     }
 
     /// What has to change. Pure: takes no `self`.
@@ -60,6 +60,11 @@ pub trait Dataplane {
         None
     }
 
+    /// What this mode has for metrics besides what all have.
+    fn readings(&mut self) -> Option<Readings> {
+        None
+    }
+
     /// How full the kernel's tables are, for metrics.
     fn map_fill(&self, state: &Self::State) -> Vec<MapFill> {
         let _ = state;
@@ -70,6 +75,31 @@ pub trait Dataplane {
 /// Reads how many packets met which fate since the tables were made, a name each. Called whenever metrics are asked for, from any
 /// thread.
 pub type PacketCounts = Box<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>;
+
+/// Reads a mode's own metrics. Called whenever metrics are asked for, from any thread.
+pub type Readings = Box<dyn Fn() -> Vec<Reading> + Send + Sync>;
+
+/// A metric of one mode, with upstream's name. Those of one name stand together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// Without `kubeproxy_`, and without the `_total` of a counter.
+    pub name: &'static str,
+    /// Upstream's help.
+    pub help: &'static str,
+    /// Labels with their values.
+    pub labels: Vec<(&'static str, &'static str)>,
+    /// What was read.
+    pub value: ReadingValue,
+}
+
+/// The value of a [`Reading`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadingValue {
+    /// It only grows.
+    Counter(u64),
+    /// It is what it is.
+    Gauge(i64),
+}
 
 /// How full one of a dataplane's tables is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

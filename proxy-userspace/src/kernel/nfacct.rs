@@ -48,7 +48,8 @@ fn ask(kind: u16, flags: u16, name: &str) -> io::Result<Option<u64>> {
     socket.send(&message(kind, NLM_F_REQUEST | flags, name), 0)?;
     let (answer, _) = socket.recv_from_full()?;
     let answer = NetlinkBuffer::new_checked(&answer[..]).map_err(io::Error::other)?;
-    if answer.message_type() == kind {
+    // What it tells of a counter is of the kind that makes one.
+    if answer.message_type() == NEW {
         return Ok(counted(answer.payload()));
     }
     // An error, or its absence: the first four bytes are its negated number.

@@ -35,7 +35,7 @@ pub(super) fn tail(shared: usize, terms: Terms<'_>) -> Lines {
         return lines;
     }
     let comment = "-m comment --comment \"kubernetes service nodeports; NOTE: this must be the last rule in this chain\"";
-    match &terms.node.node_ports {
+    match &terms.node.ports_on {
         NodePortsOn::EveryAddress { loopback } => {
             let except = match (terms.family, loopback) {
                 (_, true) => "",

@@ -89,6 +89,8 @@ fn write_heads(text: &mut String, chains: Vec<&Chain>) {
 /// The whole input for a backend.
 pub(super) fn text(tables: &[TableInput], backend: Backend) -> String {
     let mut text = String::new();
-    tables.iter().for_each(|table| table.write(backend, &mut text));
+    for table in tables {
+        table.write(backend, &mut text);
+    }
     text
 }

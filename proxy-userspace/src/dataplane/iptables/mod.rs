@@ -4,6 +4,7 @@
 //! written. What was there before this process is read once; afterwards its own memory is relied on as long as nobody has
 //! flushed the tables, which the canary chains and the jumps tell.
 
+mod counters;
 mod detect;
 mod failure;
 mod fixed;
@@ -22,15 +23,16 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-pub use self::{failure::IptablesError, plan::Plan, state::State, terms::Offer};
 use self::{
+    counters::Counters,
     jumps::JUMPS,
     names::{CANARY, Table},
     plan::FamilyPlan,
     rules::{INVALID_DROPPED, LOCALHOST_ACCEPTED},
     state::{FamilyState, TableState},
 };
-use super::{Dataplane, conntrack::StaleUdp};
+pub use self::{failure::IptablesError, plan::Plan, state::State, terms::Offer};
+use super::{Dataplane, Readings, conntrack::StaleUdp};
 use crate::{
     kernel::{
         KernelError,
@@ -69,6 +71,7 @@ pub struct Iptables {
     /// Words that a restore failed for.
     refused: Vec<&'static str>,
     stale_udp: StaleUdp,
+    counters: Counters,
 }
 
 impl Iptables {
@@ -79,12 +82,16 @@ impl Iptables {
             match commands.get(&family) {
                 Some(commands) => tracing::info!(%family, %commands, "working with"),
                 None => {
-                    tracing::warn!(%family, "Services of this family are not served: it has no iptables here")
+                    tracing::warn!(%family, "Services of this family are not served: it has no iptables here");
                 }
             }
         }
+        let counters = Counters::default();
+        for family in commands.keys() {
+            counters.add(*family);
+        }
         let loopback: &[IpFamily] = if settings.localhost_node_ports { &[IpFamily::V4] } else { &[] };
-        Ok(Self { settings, commands, refused: Vec::new(), stale_udp: StaleUdp::new(loopback) })
+        Ok(Self { settings, commands, refused: Vec::new(), stale_udp: StaleUdp::new(loopback), counters })
     }
 
     /// Removes all that any process ever wrote, in both kinds of iptables; goes on past errors and returns them all.
@@ -110,7 +117,9 @@ impl Iptables {
         for table in Table::ALL {
             let saved = commands.save(table.name())?;
             if table == Table::Nat {
-                saved::udp_destinations(&saved, family).into_iter().for_each(|to| self.stale_udp.suspect(to));
+                for destination in saved::udp_destinations(&saved, family) {
+                    self.stale_udp.suspect(destination);
+                }
             }
             tables.insert(table, saved::table(table, &saved));
         }
@@ -138,6 +147,7 @@ impl Iptables {
             let text = input::text(&plan.tables, commands.backend);
             tracing::trace!(family = %plan.family, text, "restoring");
             if let Err(source) = commands.restore_all(text.clone()) {
+                self.counters.failed(plan);
                 let failure = failure::of_restore(plan.family, &text, source);
                 self.refused.extend(failure.refused());
                 return Err(failure);
@@ -199,24 +209,19 @@ impl Dataplane for Iptables {
     type Error = IptablesError;
 
     fn observe(&mut self) -> Result<State, IptablesError> {
-        self.observe_again(State::default())
-    }
-
-    fn observe_again(&mut self, mut held: State) -> Result<State, IptablesError> {
         let mut state = State::default();
         for (family, commands) in self.commands.clone() {
-            let known = match held.families.remove(&family) {
-                Some(held) if self.is_undisturbed(&commands, &held)? => Some(held),
-                Some(_) => {
-                    tracing::warn!(%family, "somebody removed rules of ours, or changed what they depend on: reading all of them");
-                    None
-                }
-                None => None,
-            };
-            let read = known.map_or_else(|| self.observe_family(family, &commands), Ok);
-            state.families.insert(family, read?);
+            state.families.insert(family, self.observe_family(family, &commands)?);
         }
         Ok(state)
+    }
+
+    /// A family whose rules were refused is not in the state any more.
+    fn is_certain(&mut self, state: &State) -> bool {
+        self.commands.iter().all(|(family, commands)| {
+            let held = state.families.get(family);
+            held.is_some_and(|held| self.is_undisturbed(commands, held).unwrap_or(false))
+        })
     }
 
     fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
@@ -229,8 +234,11 @@ impl Dataplane for Iptables {
         for plan in plan.families {
             match self.apply_family(&plan) {
                 Ok(()) => {
-                    if let Some(family) = state.families.get_mut(&plan.family) {
-                        plan.record(family);
+                    if let Some(held) = state.families.get_mut(&plan.family) {
+                        let family = plan.family;
+                        let written = plan.tables.iter().map(|input| (input.table, input.rules())).collect();
+                        plan.record(held);
+                        self.counters.wrote(family, &written, held);
                     }
                 }
                 Err(error) => {
@@ -240,6 +248,10 @@ impl Dataplane for Iptables {
             }
         }
         first.map_or(Ok(()), Err)
+    }
+
+    fn readings(&mut self) -> Option<Readings> {
+        Some(self.counters.readings())
     }
 
     fn stale_udp(&mut self) -> Option<&mut StaleUdp> {

@@ -26,6 +26,9 @@ pub struct Plan {
     pub(super) families: Vec<FamilyPlan>,
 }
 
+/// What is then written for service ports; none where they are gone.
+type PortChanges = Vec<(ServicePortKey, Option<PortState>)>;
+
 /// Changes in one family.
 #[derive(Debug)]
 pub(super) struct FamilyPlan {
@@ -35,8 +38,9 @@ pub(super) struct FamilyPlan {
     pub(super) tables: Vec<TableInput>,
     /// Then the kernel is to route loopback addresses that come from elsewhere.
     pub(super) route_localnet: bool,
-    /// What is then written for service ports; none where they are gone.
-    ports: Vec<(ServicePortKey, Option<PortState>)>,
+    /// All service ports were looked at.
+    pub(super) is_full: bool,
+    ports: PortChanges,
     node: Node,
     is_large: bool,
 }
@@ -89,7 +93,7 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
 }
 
 fn of_family(family: IpFamily, held: &FamilyState, snapshot: &Snapshot, dirty: &Dirty) -> FamilyPlan {
-    let node = Node::of(snapshot, family, &held.offer);
+    let node = Node::of(snapshot, family, held.offer);
     let ports = || snapshot.ports.iter().filter(move |(key, _)| key.family == family);
     let changed: BTreeSet<&ServicePortKey> = dirty.ports.iter().filter(|key| key.family == family).collect();
     let endpoints = |keys: &BTreeSet<&ServicePortKey>| -> usize {
@@ -108,15 +112,19 @@ fn of_family(family: IpFamily, held: &FamilyState, snapshot: &Snapshot, dirty: &
     let terms = Terms { family, offer: &held.offer, node: &node, is_large };
     let mut planner = Planner::new(terms, held, snapshot);
     if partial {
-        changed.into_iter().for_each(|key| planner.port(key));
+        for key in changed {
+            planner.port(key);
+        }
         planner.rewrite_shared();
     } else {
         let gone = held.ports.keys().filter(|key| !snapshot.ports.contains_key(key));
-        ports().map(|(key, _)| key).chain(gone).for_each(|key| planner.port(key));
+        for key in ports().map(|(key, _)| key).chain(gone) {
+            planner.port(key);
+        }
         planner.everything();
     }
     let (tables, route_localnet, ports) = planner.finish();
-    FamilyPlan { family, tables, route_localnet, ports, node, is_large }
+    FamilyPlan { family, tables, route_localnet, is_full: !partial, ports, node, is_large }
 }
 
 fn count_endpoints(port: &ResolvedPort) -> usize {
@@ -139,7 +147,7 @@ struct Planner<'a> {
     /// The table filter gets rules that it did not have.
     filter_grows: bool,
     serves_node_ports: bool,
-    ports: Vec<(ServicePortKey, Option<PortState>)>,
+    ports: PortChanges,
 }
 
 impl<'a> Planner<'a> {
@@ -257,7 +265,7 @@ impl<'a> Planner<'a> {
 
     /// Where Services lose what they had, the table filter refuses before the table nat stops to translate; where they only
     /// gain, it goes on refusing until nat translates.
-    fn finish(mut self) -> (Vec<TableInput>, bool, Vec<(ServicePortKey, Option<PortState>)>) {
+    fn finish(mut self) -> (Vec<TableInput>, bool, PortChanges) {
         let stale: BTreeSet<Chain> =
             self.were.iter().copied().filter(|chain| !self.wanted.contains(chain)).collect();
         if !stale.is_empty() {

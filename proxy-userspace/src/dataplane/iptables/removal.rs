@@ -41,7 +41,9 @@ pub(super) fn input(
     }
     // Named, it is empty, so that nothing leads from one to another when they go.
     for head in [":{} - [0:0]", "-X {}"] {
-        chains.iter().for_each(|chain| text.extend([&*head.replace("{}", chain), "\n"]));
+        for chain in &chains {
+            text.extend([&*head.replace("{}", chain), "\n"]);
+        }
     }
     (text.len() > before).then(|| text + "COMMIT\n")
 }

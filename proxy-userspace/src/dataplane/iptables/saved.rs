@@ -33,7 +33,9 @@ pub(super) fn table(table: Table, saved: &str) -> TableState {
             }
         }
     }
-    chains.into_iter().for_each(|(chain, lines)| state.fill(chain, Content::of(&lines)));
+    for (chain, lines) in chains {
+        state.fill(chain, Content::of(&lines));
+    }
     state
 }
 

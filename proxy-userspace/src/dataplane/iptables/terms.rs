@@ -10,6 +10,7 @@ pub(super) const LARGE: usize = 1000;
 
 /// What is the same as long as the process runs, and what the kernel said when it was observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
 pub struct Offer {
     /// The bit that marks packets to be masqueraded.
     pub masquerade_mark: u32,
@@ -33,7 +34,7 @@ pub(super) struct Node {
     /// The node's own address.
     pub(super) primary: Option<IpAddr>,
     /// Where node ports are served.
-    pub(super) node_ports: NodePortsOn,
+    pub(super) ports_on: NodePortsOn,
 }
 
 /// Matches of packets of local pods, and of all others. Sources stand before destinations in iptables-save, links after.
@@ -59,19 +60,19 @@ pub(super) enum NodePortsOn {
 
 impl Node {
     /// The node of a Snapshot, to a family.
-    pub(super) fn of(snapshot: &Snapshot, family: IpFamily, offer: &Offer) -> Self {
+    pub(super) fn of(snapshot: &Snapshot, family: IpFamily, offer: Offer) -> Self {
         let node = &snapshot.node;
         Self {
             local: local_match(&node.local_detector, family),
             masquerade_all: node.masquerade_all,
             primary: node.primary_addresses.get(&family).copied(),
-            node_ports: node_ports(node, family, offer),
+            ports_on: ports_on(node, family, offer),
         }
     }
 
     /// Node ports are served on 127.0.0.1, for which the kernel has to route loopback addresses.
     pub(super) fn has_localhost_node_ports(&self) -> bool {
-        match &self.node_ports {
+        match &self.ports_on {
             NodePortsOn::EveryAddress { loopback } => *loopback,
             NodePortsOn::Addresses(addresses) => addresses.iter().any(IpAddr::is_loopback),
         }
@@ -93,7 +94,7 @@ fn local_match(detector: &LocalTrafficDetector, family: IpFamily) -> Option<Loca
 
 /// Upstream goes by the configuration (`MatchAll`). By what it resolves to is the same: where all addresses are served, each
 /// new one comes with a new Snapshot. Loopback is served in IPv4 alone, and only if asked for.
-fn node_ports(node: &NodeView, family: IpFamily, offer: &Offer) -> NodePortsOn {
+fn ports_on(node: &NodeView, family: IpFamily, offer: Offer) -> NodePortsOn {
     let of_family = |address: &&IpAddr| IpFamily::of(**address) == family;
     let serves_loopback = family == IpFamily::V4 && offer.localhost_node_ports;
     let served: Vec<IpAddr> = node.node_port_addresses.iter().filter(of_family).copied().collect();
