@@ -9,6 +9,7 @@ pub mod ebpf;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod iptables;
+pub mod leftovers;
 mod renderer;
 
 pub use renderer::{RenderError, Renderer, Rendering};

@@ -2,14 +2,17 @@
 #![forbid(unsafe_code)]
 
 mod parts;
+mod succession;
 
 use std::{net::SocketAddr, process::ExitCode, sync::Arc};
 
+use self::succession::Successor;
 use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
     config::{Config, ProbeOutput},
+    dataplane::Renderer,
     health::{self, ProxyHealth},
     inspect,
     kernel::{self, command::SearchPath},
@@ -41,7 +44,8 @@ pub(crate) async fn run(mut config: Config) -> anyhow::Result<()> {
     let mut tasks = Tasks::new();
     start_endpoints(&config, &outputs, &mut tasks);
     let inputs = start_sources(&config, outputs.metrics.clone(), &mut tasks);
-    let mut renderer = parts::renderer(&config)?;
+    let renderer = parts::renderer(&config)?;
+    let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, &config));
     if let Some(counts) = renderer.packet_counts() {
         outputs.metrics.set_packet_counts(counts);
     }

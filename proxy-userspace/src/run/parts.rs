@@ -8,6 +8,7 @@ use proxy_userspace::{
         RenderError, Renderer, Rendering,
         ebpf::{Ebpf, RULE_NAMES},
         iptables::{self, Iptables},
+        leftovers,
     },
     inspect,
     kernel::{self, command::SearchPath},
@@ -57,11 +58,43 @@ fn explained(error: impl std::error::Error + Send + Sync + 'static, config: &Con
 
 /// Removes what any mode ever put into the kernel; goes on past errors.
 pub(super) fn cleanup(config: &Config) -> Vec<RenderError> {
-    let mut ebpf = Ebpf::cleanup_at(&config.ebpf.pin_dir);
-    ebpf.extend(Ebpf::remove_rules(&config.ebpf));
-    let ebpf = ebpf.into_iter().map(|source| RenderError::Cleanup { source: source.into() });
-    let iptables = Iptables::remove(&config.iptables).into_iter();
-    ebpf.chain(iptables.map(|source| RenderError::Cleanup { source: source.into() })).collect()
+    let mut errors = of_ebpf(config);
+    errors.extend(told(Iptables::remove(&config.iptables)));
+    errors.extend(of_other_proxies(config));
+    errors
+}
+
+/// Removes what modes other than the configured one, and kube-proxy before, put into the kernel; goes on past errors. Connections
+/// that netfilter translates stay with conntrack.
+pub(super) fn remove_other_modes(config: &Config) -> Vec<RenderError> {
+    let mut errors = match config.mode {
+        Mode::Ebpf => told(Iptables::remove(&config.iptables)),
+        Mode::Iptables => {
+            let mut errors = of_ebpf(config);
+            errors.extend(told(Iptables::remove_others(&config.iptables)));
+            errors
+        }
+    };
+    errors.extend(of_other_proxies(config));
+    errors
+}
+
+fn of_ebpf(config: &Config) -> Vec<RenderError> {
+    let mut errors = Ebpf::cleanup_at(&config.ebpf.pin_dir);
+    errors.extend(Ebpf::remove_rules(&config.ebpf));
+    told(errors)
+}
+
+/// After the chains that use the sets.
+fn of_other_proxies(config: &Config) -> Vec<RenderError> {
+    let path = &config.iptables.path;
+    let mut errors = leftovers::remove_nftables(path);
+    errors.extend(leftovers::remove_ipvs(path));
+    told(errors)
+}
+
+fn told<E: std::error::Error + Send + Sync + 'static>(errors: Vec<E>) -> Vec<RenderError> {
+    errors.into_iter().map(|source| RenderError::Cleanup { source: source.into() }).collect()
 }
 
 /// Feeds the loop with objects.

@@ -28,6 +28,7 @@ use self::{
     jumps::JUMPS,
     names::{CANARY, Table},
     plan::FamilyPlan,
+    removal::Left,
     rules::{INVALID_DROPPED, LOCALHOST_ACCEPTED},
     state::{FamilyState, TableState},
 };
@@ -97,6 +98,18 @@ impl Iptables {
     /// Removes all that any process ever wrote, in both kinds of iptables; goes on past errors and returns them all.
     pub fn remove(settings: &IptablesSettings) -> Vec<IptablesError> {
         let installed = detect::installed(&settings.path);
+        let remove = |commands: &Commands| remove(commands, nothing_left(commands));
+        installed.iter().flat_map(|(_, commands)| remove(commands)).map(IptablesError::Kernel).collect()
+    }
+
+    /// Removes what other modes and the iptables that the node does not use hold beside the rules of this mode.
+    pub fn remove_others(settings: &IptablesSettings) -> Vec<IptablesError> {
+        let used = detect::in_use(&settings.path).unwrap_or_default();
+        let is_used = |commands: &Commands| used.values().any(|used| used == commands);
+        let remove = |commands: &Commands| {
+            remove(commands, if is_used(commands) { Left::IptablesMode } else { nothing_left(commands) })
+        };
+        let installed = detect::installed(&settings.path);
         installed.iter().flat_map(|(_, commands)| remove(commands)).map(IptablesError::Kernel).collect()
     }
 
@@ -165,13 +178,16 @@ impl Iptables {
 
 /// The kubelet's own chain stays with it, and so it does where loopback addresses are routed: whoever wants them to be, it keeps
 /// others from them.
-fn remove(commands: &Commands) -> Vec<KernelError> {
+fn nothing_left(commands: &Commands) -> Left {
     let mangle = commands.save(Table::Mangle.name()).unwrap_or_default();
-    let keeps_firewall = removal::has_kubelet(&mangle) || routes_localnet().unwrap_or(true);
+    let but_kubelet_firewall = removal::has_kubelet(&mangle) || routes_localnet().unwrap_or(true);
+    Left::Nothing { but_kubelet_firewall }
+}
+
+fn remove(commands: &Commands, left: Left) -> Vec<KernelError> {
     let remove_from = |table: Table| {
         let saved = commands.save(table.name())?;
-        let is_to_go = |chain: &str| removal::is_of_iptables_mode(chain, keeps_firewall);
-        let input = removal::input(table, &saved, commands.backend, is_to_go);
+        let input = removal::input(table, &saved, commands.backend, left);
         input.map_or(Ok(()), |input| commands.restore_all(input))
     };
     Table::ALL.into_iter().filter_map(|table| remove_from(table).err()).collect()

@@ -73,7 +73,7 @@ fn single_spaced(line: &str) -> String {
 }
 
 /// The jump that a rule of a built-in chain is.
-fn jump(table: Table, from: &str, rule: &str) -> Option<usize> {
+pub(super) fn jump(table: Table, from: &str, rule: &str) -> Option<usize> {
     let words = words(rule);
     let is_this =
         |jump: &Jump| jump.table == table && jump.from == from && self::words(&jump.rule()) == words;
