@@ -284,7 +284,7 @@ fn cleanup_leaves_what_is_others_and_nothing_else() {
 
 /// In the words of the recordings: what kube-proxy's other modes leave, in short.
 const OF_NFTABLES: &str =
-    "table ip kube-proxy { chain services { } }\ntable ip6 kube-proxy { chain services { } }\n";
+    "add table ip kube-proxy\nadd table ip6 kube-proxy\nadd chain ip kube-proxy services\n";
 const OF_IPVS: &str = "*nat
 :KUBE-SERVICES - [0:0]
 :KUBE-NODE-PORT - [0:0]
