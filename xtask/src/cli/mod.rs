@@ -96,6 +96,9 @@ struct Bench {
     /// The dataplane to measure.
     #[arg(long, default_value = "ebpf")]
     mode: String,
+    /// The iptables that the node shows to use: nft or legacy.
+    #[arg(long)]
+    iptables: Option<String>,
     /// Numbers of Services to measure with; by default 10 and 10000.
     #[arg(long, value_name = "N", value_delimiter = ',')]
     services: Vec<usize>,

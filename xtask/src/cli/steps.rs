@@ -73,6 +73,9 @@ pub(crate) fn restarts(mode: &str) -> Run {
 pub(crate) fn bench(what: &Bench) -> Run {
     let mut run = world_program("bench", &what.mode);
     run = run.arg("--json").arg(workspace::target().join(format!("bench-{}.json", what.mode)));
+    if let Some(iptables) = &what.iptables {
+        run = run.arg("--iptables").arg(iptables);
+    }
     if !what.services.is_empty() {
         let numbers: Vec<String> = what.services.iter().map(ToString::to_string).collect();
         run = run.arg("--services").arg(numbers.join(","));
@@ -118,6 +121,7 @@ mod tests {
     fn bench_gets_numbers_and_switches_and_a_place_for_its_figures() {
         let what = Bench {
             mode: "ebpf".into(),
+            iptables: None,
             services: vec![10, 500],
             only: Vec::new(),
             quick: true,
