@@ -64,6 +64,9 @@ pub struct Step {
     /// Have it remove all it made; it must be stopped.
     #[serde(default)]
     pub cleanup: bool,
+    /// Start it in this mode from now on; it must be stopped, and the mode is that of the run until a step says so.
+    #[serde(default)]
+    pub mode: Option<String>,
     /// Objects to delete.
     #[serde(default)]
     pub delete: Vec<ObjectKey>,
@@ -124,7 +127,7 @@ impl Case {
     pub fn changes_the_world(&self) -> bool {
         !self.outside_cgroup.is_empty()
             || !self.world.is_empty()
-            || self.steps.iter().any(|step| !step.run.is_empty())
+            || self.steps.iter().any(|step| !step.run.is_empty() || step.mode.is_some())
     }
 
     /// Reads all cases of a directory and those below it; `only` picks some by name, and must name no other.

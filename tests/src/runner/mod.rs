@@ -161,6 +161,12 @@ impl CaseRun<'_> {
             ensure!(!self.proxy_is_up, "cleanup: the proxy runs; stop it first");
             proxy.clean_up(self.world)?;
         }
+        if let Some(mode) = &step.mode
+            && let Some(proxy) = &mut self.proxy
+        {
+            ensure!(!self.proxy_is_up, "mode: the proxy runs; stop it first");
+            proxy.set_mode(mode, &self.case.config)?;
+        }
         let deletes = self.proxy_is_up && !step.delete.is_empty();
         if deletes {
             Marker::prepare_deletion(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
