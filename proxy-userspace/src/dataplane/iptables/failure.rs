@@ -1,5 +1,6 @@
 //! What can go wrong, and what a failed iptables-restore says of its input.
 
+use super::names::Chain;
 use crate::{kernel::KernelError, model::IpFamily};
 
 /// Options that a restore can go without.
@@ -30,6 +31,12 @@ fn shown(line: Option<&(usize, String)>) -> String {
 }
 
 impl IptablesError {
+    /// The chain that could not be removed.
+    pub(super) fn unremovable(&self) -> Option<Chain> {
+        let Self::Restore { line: Some((_, text)), .. } = self else { return None };
+        Chain::parse(text.strip_prefix("-X ")?)
+    }
+
     /// What is to be left out of rules from now on.
     pub(super) fn refused(&self) -> Option<&'static str> {
         let Self::Restore { line, source, .. } = self else { return None };

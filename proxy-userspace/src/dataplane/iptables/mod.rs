@@ -21,12 +21,12 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use self::{
     counters::Counters,
     jumps::JUMPS,
-    names::{CANARY, Table},
+    names::{CANARY, Chain, Table},
     plan::FamilyPlan,
     removal::Left,
     rules::{INVALID_DROPPED, LOCALHOST_ACCEPTED},
@@ -71,6 +71,8 @@ pub struct Iptables {
     commands: BTreeMap<IpFamily, Commands>,
     /// Words that a restore failed for.
     refused: Vec<&'static str>,
+    /// Chains that a restore failed to remove.
+    held_by_others: BTreeMap<IpFamily, BTreeSet<Chain>>,
     stale_udp: StaleUdp,
     counters: Counters,
 }
@@ -92,7 +94,14 @@ impl Iptables {
             counters.add(*family);
         }
         let loopback: &[IpFamily] = if settings.localhost_node_ports { &[IpFamily::V4] } else { &[] };
-        Ok(Self { settings, commands, refused: Vec::new(), stale_udp: StaleUdp::new(loopback), counters })
+        Ok(Self {
+            settings,
+            commands,
+            refused: Vec::new(),
+            held_by_others: BTreeMap::new(),
+            stale_udp: StaleUdp::new(loopback),
+            counters,
+        })
     }
 
     /// Removes all that any process ever wrote, in both kinds of iptables; goes on past errors and returns them all.
@@ -136,7 +145,9 @@ impl Iptables {
             }
             tables.insert(table, saved::table(table, &saved));
         }
-        Ok(FamilyState::observed(self.offer(commands)?, tables, routes_localnet()?))
+        let mut state = FamilyState::observed(self.offer(commands)?, tables, routes_localnet()?);
+        state.held_by_others = self.held_by_others.get(&family).cloned().unwrap_or_default();
+        Ok(state)
     }
 
     /// Whether what was written is there still, as far as a look at canaries and jumps tells. Reading all rules takes
@@ -163,6 +174,13 @@ impl Iptables {
                 self.counters.failed(plan);
                 let failure = failure::of_restore(plan.family, &text, source);
                 self.refused.extend(failure.refused());
+                if let Some(chain) = failure.unremovable() {
+                    tracing::warn!(
+                        ?chain,
+                        "rules of others lead to this chain: it stays until the next start"
+                    );
+                    self.held_by_others.entry(plan.family).or_default().insert(chain);
+                }
                 return Err(failure);
             }
         }

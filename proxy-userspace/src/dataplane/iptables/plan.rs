@@ -266,10 +266,16 @@ impl<'a> Planner<'a> {
     /// Where Services lose what they had, the table filter refuses before the table nat stops to translate; where they only
     /// gain, it goes on refusing until nat translates.
     fn finish(mut self) -> (Vec<TableInput>, bool, PortChanges) {
+        let wanted = std::mem::take(&mut self.wanted);
         let stale: BTreeSet<Chain> =
-            self.were.iter().copied().filter(|chain| !self.wanted.contains(chain)).collect();
-        if !stale.is_empty() {
-            self.input(Table::Nat).removed = stale.into_iter().collect();
+            self.were.iter().copied().filter(|chain| !wanted.contains(chain)).collect();
+        let (held, removed): (Vec<_>, Vec<_>) =
+            stale.into_iter().partition(|chain| self.held.held_by_others.contains(chain));
+        for chain in held {
+            self.fill(Table::Nat, chain, Lines::new());
+        }
+        if !removed.is_empty() {
+            self.input(Table::Nat).removed = removed;
         }
         let mut tables: Vec<TableInput> =
             self.tables.into_values().filter(|input| !input.is_empty()).collect();

@@ -103,6 +103,8 @@ pub(super) struct FamilyState {
     pub(super) node: Option<Node>,
     /// Rules of endpoints went without comments.
     pub(super) is_large: bool,
+    /// Chains that cannot be removed, since rules of others lead to them.
+    pub(super) held_by_others: BTreeSet<Chain>,
 }
 
 impl FamilyState {
@@ -116,6 +118,7 @@ impl FamilyState {
             endpoints: 0,
             node: None,
             is_large: false,
+            held_by_others: BTreeSet::new(),
         }
     }
 
