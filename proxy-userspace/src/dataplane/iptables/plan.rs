@@ -133,6 +133,16 @@ fn count_endpoints(port: &ResolvedPort) -> usize {
     port.cluster_endpoints.len() + locals.count()
 }
 
+/// Rules of different service ports exclude each other, so that their order is free; upstream's is that of a hash map. This one
+/// spares iptables-nft the walk through its sorted list of chains that [`TableInput::write`] tells of. Rules of one target stay
+/// as they were to each other.
+fn by_target(lines: &str) -> Lines {
+    let target = |line: &&str| line.rsplit_once(" -j ").map_or("", |(_, target)| target).to_owned();
+    let mut lines: Vec<&str> = lines.lines().collect();
+    lines.sort_by_cached_key(|line| std::cmp::Reverse(target(line)));
+    lines.into_iter().flat_map(|line| [line, "\n"]).collect()
+}
+
 /// Puts the changes of a family together.
 struct Planner<'a> {
     terms: Terms<'a>,
@@ -236,6 +246,9 @@ impl<'a> Planner<'a> {
         for (index, mut lines) in lines.into_iter().enumerate() {
             if self.shared_changes[index] {
                 let (table, chain) = SHARED[index];
+                if table == Table::Nat {
+                    lines = by_target(&lines);
+                }
                 lines.push_str(&fixed::tail(index, self.terms));
                 self.fill(table, chain, lines);
             }
