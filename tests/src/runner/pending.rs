@@ -58,7 +58,7 @@ pub struct Pending {
 
 /// What not every kernel has, and the command on a host that fails where it has not.
 const MACHINES: &[(&str, &str)] =
-    &[("vlan-links", "ip link add link lo name probe type vlan id 1 && ip link delete probe")];
+    &[("vlan-links", "ip link add link eth0 name probe type vlan id 1 && ip link delete probe")];
 
 impl Pending {
     /// Flows from `hosts`, and what the mode has not.
