@@ -39,7 +39,27 @@ pub(super) fn share(pins: &PinDir, specs: &[MapSpec], directory: &Path) -> Resul
     specs.iter().filter(|spec| STATE.contains(&spec.name)).try_for_each(|spec| pins.share(spec, directory))
 }
 
-type Copying = Box<dyn FnMut() -> Result<usize, KernelError> + Send>;
+/// When entries are copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// The old programs still run, and change what they noted.
+    Before,
+    /// Only the new ones run.
+    After,
+}
+
+type Copying = Box<dyn FnMut(Pass) -> Result<usize, KernelError> + Send>;
+
+/// Whether a flow is copied. One that has closed is left for the second pass: an old program may yet put the next connection of the
+/// client's port in its place, which the new ones would then take for the closed one, and send to its endpoint. Until the
+/// second pass they know of neither, and wait.
+const fn is_copied(flow: &Flow, pass: Pass) -> bool {
+    matches!(pass, Pass::After) || !flow.is_closing()
+}
+
+const fn always<V>(_: &V, _: Pass) -> bool {
+    true
+}
 
 /// Maps of state whose size changes: their entries are copied.
 #[derive(Default)]
@@ -55,13 +75,13 @@ impl Copies {
     /// From the maps pinned in one directory to those of another that are not the same.
     pub(super) fn between(pins: &PinDir, specs: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
         let mut copies = Self::default();
-        copies.add::<AffinityKey, AffinityValue>("affinity", pins, specs, directory)?;
-        copies.add::<SocketPeer, Endpoint>("udp_flows", pins, specs, directory)?;
-        copies.add::<SocketPeer, Endpoint>("udp_replies", pins, specs, directory)?;
-        copies.add::<u64, UdpSocket>("udp_sockets", pins, specs, directory)?;
-        copies.add::<u64, Connection>("tcp_connections", pins, specs, directory)?;
-        copies.add::<FlowKey, Flow>("flows", pins, specs, directory)?;
-        copies.add::<FragmentKey, FragmentValue>("fragments", pins, specs, directory)?;
+        copies.add::<AffinityKey, AffinityValue>("affinity", pins, specs, directory, always)?;
+        copies.add::<SocketPeer, Endpoint>("udp_flows", pins, specs, directory, always)?;
+        copies.add::<SocketPeer, Endpoint>("udp_replies", pins, specs, directory, always)?;
+        copies.add::<u64, UdpSocket>("udp_sockets", pins, specs, directory, always)?;
+        copies.add::<u64, Connection>("tcp_connections", pins, specs, directory, always)?;
+        copies.add::<FlowKey, Flow>("flows", pins, specs, directory, is_copied)?;
+        copies.add::<FragmentKey, FragmentValue>("fragments", pins, specs, directory, always)?;
         Ok(copies)
     }
 
@@ -71,6 +91,7 @@ impl Copies {
         pins: &PinDir,
         specs: &[MapSpec],
         directory: &Path,
+        is_copied: fn(&V, Pass) -> bool,
     ) -> Result<(), KernelError>
     where
         K: Pod + Send + 'static,
@@ -84,7 +105,10 @@ impl Copies {
         let map = MapData::from_pin(directory.join(name)).map_err(failed())?;
         let map = Map::from_map_data(map).map_err(failed())?;
         let mut to: HashMap<MapData, K, V> = map.try_into().map_err(failed())?;
-        self.0.push((name, Box::new(move || copy(name, &mut from, &mut to))));
+        self.0.push((
+            name,
+            Box::new(move |pass| copy(name, &mut from, &mut to, |value| is_copied(value, pass))),
+        ));
         Ok(())
     }
 
@@ -95,9 +119,9 @@ impl Copies {
 
     /// Copies what is not there yet. Called before programs are replaced and once more after it, it misses only what an old
     /// program notes while the new is put in its place.
-    pub(super) fn run(&mut self) {
+    pub(super) fn run(&mut self, pass: Pass) {
         for (map, copying) in &mut self.0 {
-            match copying() {
+            match copying(pass) {
                 Ok(entries) => tracing::info!(map, entries, "copied to a map of another size"),
                 Err(error) => tracing::warn!(map, %error, "what it held is not all taken along"),
             }
@@ -109,15 +133,32 @@ fn copy<K: Pod, V: Pod>(
     name: &'static str,
     from: &mut Reader<K, V>,
     to: &mut HashMap<MapData, K, V>,
+    is_copied: impl Fn(&V) -> bool,
 ) -> Result<usize, KernelError> {
     let mut copied = 0;
     loop {
-        for (key, value) in from.read().map_err(KernelError::call("read map", name))? {
+        let entries = from.read().map_err(KernelError::call("read map", name))?;
+        for (key, value) in entries.into_iter().filter(|(_, value)| is_copied(value)) {
             // It is there already, or the kernel has no memory for it now: the flow is one of those that begin anew.
             copied += usize::from(to.insert(key, value, BPF_NOEXIST).is_ok());
         }
         if from.is_at_beginning() {
             return Ok(copied);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy_common::layout::flow_state;
+
+    use super::*;
+
+    #[test]
+    fn a_closed_flow_is_copied_only_once_no_old_program_can_put_another_in_its_place() {
+        let closed = Flow { state: flow_state::CLIENT_CLOSED | flow_state::ENDPOINT_CLOSED, ..Flow::NONE };
+        let open = Flow { state: flow_state::REPLIED | flow_state::CLIENT_CLOSED, ..Flow::NONE };
+        assert_eq!([Pass::Before, Pass::After].map(|pass| is_copied(&closed, pass)), [false, true]);
+        assert_eq!([Pass::Before, Pass::After].map(|pass| is_copied(&open, pass)), [true, true]);
     }
 }

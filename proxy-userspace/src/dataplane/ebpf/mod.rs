@@ -22,7 +22,12 @@ use std::{path::PathBuf, time::Duration};
 
 pub(crate) use self::translate::proto;
 use self::{
-    carry::Copies, failures::Failures, flows::FlowSweeper, links::Links, maps::Maps, sockets::SocketReleaser,
+    carry::{Copies, Pass},
+    failures::Failures,
+    flows::FlowSweeper,
+    links::Links,
+    maps::Maps,
+    sockets::SocketReleaser,
 };
 pub use self::{
     links::{LinkAttachment, LinkHook, Running},
@@ -214,7 +219,7 @@ impl Ebpf {
         if !self.copies.is_empty() {
             self.maps.set_settling(SETTLING)?;
         }
-        self.copies.run();
+        self.copies.run(Pass::Before);
         let mut programs: Vec<_> = self.object.cgroup_programs_mut().collect();
         // What translates back runs before anything is translated.
         programs.sort_by_key(|(name, _)| name.contains("connect") || name.contains("sendmsg"));
@@ -244,7 +249,7 @@ impl Ebpf {
         if self.copies.is_empty() || !self.attached {
             return;
         }
-        std::mem::take(&mut self.copies).run();
+        std::mem::take(&mut self.copies).run(Pass::After);
         if let Err(error) = self.maps.set_settling(Duration::ZERO) {
             tracing::warn!(%error, "connections that nothing is known of are not told so for some seconds");
         }
