@@ -13,13 +13,13 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn a_bad_configuration_ends_it_with_all_that_is_wrong() {
-    let output = shunt(&["--mode=nftables", "--hostname-override=n", "--cgroup-root=/", "--log-format=xml"]);
+    let output = shunt(&["--mode=ipvs", "--hostname-override=n", "--cgroup-root=/", "--log-format=xml"]);
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stderr);
     assert_eq!(
         said,
         "shunt: invalid configuration:\n  --log-format: \"xml\": must be one of text, json\n  \
-         --mode: \"nftables\": this build does not have this mode; must be auto or ebpf or iptables\n"
+         --mode: \"ipvs\": this build does not have this mode; must be auto or ebpf or nftables or iptables\n"
     );
 }
 
@@ -55,7 +55,7 @@ fn probe_reports_every_mode_and_exits_by_what_auto_finds() {
     let json = text(&shunt(&["probe", "--output", "json"]).stdout);
     let json: serde_json::Value = serde_json::from_str(&json).expect("one JSON document");
     assert_eq!(json["auto"], "ebpf");
-    assert_eq!(json["modes"][1]["inThisBuild"], false);
+    assert_eq!(json["modes"][3]["inThisBuild"], false);
     assert!(json["features"]["bpffs"]["present"].is_string(), "{json}");
     assert_eq!(shunt(&["probe", "--output=xml"]).status.code(), Some(2));
 }

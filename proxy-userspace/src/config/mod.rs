@@ -23,7 +23,7 @@ pub use flags::{Flags, ProbeOutput};
 pub use problem::{ConfigError, Problem};
 
 use crate::{
-    dataplane::{ebpf::EbpfSettings, iptables::IptablesSettings},
+    dataplane::{ebpf::EbpfSettings, iptables::IptablesSettings, nftables::NftablesSettings},
     model::ModelSettings,
 };
 use settings::Settings;
@@ -33,18 +33,21 @@ use settings::Settings;
 pub enum Mode {
     /// eBPF.
     Ebpf,
+    /// nftables.
+    Nftables,
     /// iptables.
     Iptables,
 }
 
 impl Mode {
     /// All of them, in the order in which `auto` prefers them.
-    pub const ALL: [Self; 2] = [Self::Ebpf, Self::Iptables];
+    pub const ALL: [Self; 3] = [Self::Ebpf, Self::Nftables, Self::Iptables];
 
     /// The name it is chosen by, and that `/proxyMode` answers.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ebpf => "ebpf",
+            Self::Nftables => "nftables",
             Self::Iptables => "iptables",
         }
     }
@@ -98,6 +101,8 @@ pub struct Config {
     pub config_sync_period: Duration,
     /// Settings of the eBPF mode.
     pub ebpf: EbpfSettings,
+    /// Settings of the nftables mode.
+    pub nftables: NftablesSettings,
     /// Settings of the iptables mode.
     pub iptables: IptablesSettings,
     /// How logs are written.

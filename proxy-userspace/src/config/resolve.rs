@@ -18,6 +18,7 @@ use crate::{
     dataplane::{
         ebpf::{EbpfSettings, LinkAttachment, MapSizes, Marks},
         iptables::IptablesSettings,
+        nftables::NftablesSettings,
     },
     kernel::command::SearchPath,
     model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses},
@@ -32,7 +33,8 @@ const PIN_DIR: &str = "/sys/fs/bpf/shunt";
 
 pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Result<Config, ConfigError> {
     let (mode, mode_is_auto) = mode(&mut settings);
-    let (min_sync_period, sync_period) = sync_periods(&mut settings);
+    let section = Section::of(mode);
+    let (min_sync_period, sync_period) = sync_periods(&mut settings, section);
     let (healthz_bind_address, metrics_bind_address) = bind_addresses(&settings);
     let config = Config {
         mode,
@@ -42,8 +44,8 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
             node_name: node_name(&mut settings, environment),
             cluster_cidrs: cluster_cidrs(&mut settings),
             detect_local: detect_local(&mut settings),
-            node_port_addresses: node_port_addresses(&settings),
-            masquerade_all: settings.is_true("iptables.masqueradeAll"),
+            node_port_addresses: node_port_addresses(&settings, mode),
+            masquerade_all: masquerade_all(&settings, section),
             interfaces: InterfaceGlobs {
                 only: settings.globs("shunt.ebpf.interfaces"),
                 except: settings.globs("shunt.ebpf.excludeInterfaces"),
@@ -56,8 +58,9 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
         min_sync_period,
         config_sync_period: above_zero(settings.duration("configSyncPeriod")).unwrap_or(CONFIG_SYNC_PERIOD),
         ebpf: ebpf(&mut settings, environment, mode == Mode::Ebpf && !mode_is_auto),
+        nftables: NftablesSettings { masquerade: marks(&settings, section).masquerade },
         iptables: IptablesSettings {
-            masquerade_mark: marks(&settings).masquerade,
+            masquerade_mark: marks(&settings, section).masquerade,
             localhost_node_ports: settings.flag("iptables.localhostNodePorts").unwrap_or(true),
             path: SearchPath::default(),
         },
@@ -69,6 +72,7 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
         log_filter: log_filter(&mut settings, environment),
         unread_fields: Vec::new(),
     };
+    settings.leave_unread(section.other);
     let (problems, unread_fields) = settings.finish();
     if problems.is_empty() {
         Ok(Config { unread_fields, ..config })
@@ -82,10 +86,49 @@ fn mode(settings: &mut Settings) -> (Mode, bool) {
     let is_auto = name == "auto";
     let mode = Mode::ALL.into_iter().find(|mode| mode.name() == name);
     if !is_auto && mode.is_none() {
-        let built = Mode::ALL.map(Mode::name).join(" or ");
-        settings.refuse("mode", format!("this build does not have this mode; must be auto or {built}"));
+        let names = Mode::ALL.map(Mode::name).join(" or ");
+        settings.refuse("mode", format!("this build does not have this mode; must be auto or {names}"));
     }
     (mode.unwrap_or(Mode::Ebpf), is_auto)
+}
+
+/// The section of the file that a mode reads. Those without one of their own read that of iptables, as upstream's conversion
+/// does.
+#[derive(Clone, Copy)]
+struct Section {
+    masquerade_all: &'static str,
+    masquerade_bit: &'static str,
+    sync_period: &'static str,
+    min_sync_period: &'static str,
+    /// The section that goes unread instead.
+    other: &'static str,
+}
+
+impl Section {
+    const fn of(mode: Mode) -> Self {
+        match mode {
+            Mode::Ebpf | Mode::Iptables => Self {
+                masquerade_all: "iptables.masqueradeAll",
+                masquerade_bit: "iptables.masqueradeBit",
+                sync_period: "iptables.syncPeriod",
+                min_sync_period: "iptables.minSyncPeriod",
+                other: "nftables",
+            },
+            Mode::Nftables => Self {
+                masquerade_all: "nftables.masqueradeAll",
+                masquerade_bit: "nftables.masqueradeBit",
+                sync_period: "nftables.syncPeriod",
+                min_sync_period: "nftables.minSyncPeriod",
+                other: "iptables",
+            },
+        }
+    }
+}
+
+/// The flag is for all modes.
+fn masquerade_all(settings: &Settings, section: Section) -> bool {
+    const BY_FLAG: &str = "iptables.masqueradeAll";
+    settings.is_true(if settings.is_by_flag(BY_FLAG) { BY_FLAG } else { section.masquerade_all })
 }
 
 fn source(settings: &mut Settings) -> ObjectSource {
@@ -165,24 +208,26 @@ fn interface(settings: &mut Settings, path: &'static str, mode: &str) -> Arc<str
     name
 }
 
-fn node_port_addresses(settings: &Settings) -> NodePortAddresses {
+/// Upstream's default is every address, but for the nftables mode.
+fn node_port_addresses(settings: &Settings, mode: Mode) -> NodePortAddresses {
     match settings.cidrs("nodePortAddresses") {
+        None if mode == Mode::Nftables => NodePortAddresses::Primary { cidrs: Vec::new() },
         None => NodePortAddresses::All,
         Some((cidrs, true)) => NodePortAddresses::Primary { cidrs },
         Some((cidrs, false)) => NodePortAddresses::Cidrs(cidrs),
     }
 }
 
-/// Modes without a section of their own read the `iptables` section, as upstream's conversion does. A period of zero is
-/// Go's "unset" for `syncPeriod`; for `minSyncPeriod` it is taken at its word, which upstream documents as "at once".
-fn sync_periods(settings: &mut Settings) -> (Duration, Duration) {
-    let sync_period = above_zero(settings.duration("iptables.syncPeriod")).unwrap_or(SYNC_PERIOD);
+/// A period of zero is Go's "unset" for `syncPeriod`; for `minSyncPeriod` it is taken at its word, which upstream documents as
+/// "at once".
+fn sync_periods(settings: &mut Settings, section: Section) -> (Duration, Duration) {
+    let sync_period = above_zero(settings.duration(section.sync_period)).unwrap_or(SYNC_PERIOD);
     // Upstream's default is a second, because a change costs it that much. Here one costs a tenth of a millisecond at 10,000
     // Services, and what comes faster than that is taken together anyhow.
-    let min_sync_period = settings.duration("iptables.minSyncPeriod").unwrap_or(Duration::ZERO);
+    let min_sync_period = settings.duration(section.min_sync_period).unwrap_or(Duration::ZERO);
     if min_sync_period > sync_period {
-        let allowed = format!("must not be longer than iptables.syncPeriod, which is {sync_period:?}");
-        settings.refuse("iptables.minSyncPeriod", allowed);
+        let allowed = format!("must not be longer than {}, which is {sync_period:?}", section.sync_period);
+        settings.refuse(section.min_sync_period, allowed);
     }
     (min_sync_period, sync_period)
 }
@@ -228,15 +273,15 @@ fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> 
         pin_dir: settings.text("shunt.ebpf.pinDir").unwrap_or(PIN_DIR).into(),
         map_sizes: map_sizes(settings),
         link_attachment: LinkAttachment::Probe,
-        marks: marks(settings),
+        marks: marks(settings, Section::of(Mode::Ebpf)),
         netfilter: Some(SearchPath::default()),
     }
 }
 
 /// Upstream's bits, 14 and 15; whoever takes 15 for masquerading gets 14 for the other.
-fn marks(settings: &Settings) -> Marks {
+fn marks(settings: &Settings, section: Section) -> Marks {
     let masquerade =
-        settings.integer("iptables.masqueradeBit").map_or(NodeValue::MASQUERADE_MARK, |bit| 1 << bit);
+        settings.integer(section.masquerade_bit).map_or(NodeValue::MASQUERADE_MARK, |bit| 1 << bit);
     let reject = match masquerade {
         NodeValue::REJECT_MARK => NodeValue::MASQUERADE_MARK,
         _ => NodeValue::REJECT_MARK,

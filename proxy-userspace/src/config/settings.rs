@@ -148,6 +148,23 @@ impl Settings {
         matches!(self.values.get(path), Some(Setting { origin: Origin::Flag(_), value: None, .. }))
     }
 
+    /// The setting was given as a flag.
+    pub(super) fn is_by_flag(&self, path: &'static str) -> bool {
+        matches!(self.values.get(path), Some(Setting { origin: Origin::Flag(_), .. }))
+    }
+
+    /// Nothing in this mode depends on a section: what the file has there is to be warned of.
+    pub(super) fn leave_unread(&mut self, section: &str) {
+        let is_worth_it = |path: &str, setting: &Setting| {
+            let is_in_section = path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'));
+            let value = setting.value.as_ref().filter(|_| setting.origin == Origin::File);
+            is_in_section && value.is_some_and(value::is_worth_a_warning)
+        };
+        let given = self.values.iter().filter(|(path, setting)| is_worth_it(path, setting));
+        let given: Vec<_> = given.map(|(path, _)| *path).filter(|path| !self.unread.contains(path)).collect();
+        self.unread.extend(given);
+    }
+
     pub(super) fn text(&self, path: &'static str) -> Option<&str> {
         match self.value(path)? {
             Value::Text(text) => Some(text),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    dataplane::ebpf::MapSizes,
+    dataplane::{ebpf::MapSizes, nftables::NftablesSettings},
     model::{DetectLocalMode, NodePortAddresses},
 };
 
@@ -199,9 +199,26 @@ fn a_mode_this_build_lacks_is_refused_and_a_flag_may_choose_another() {
     let file = format!("{HEAD}mode: ipvs\n");
     assert_eq!(
         problems(Some(&file), &[]),
-        [r#"mode: "ipvs": this build does not have this mode; must be auto or ebpf or iptables"#]
+        [r#"mode: "ipvs": this build does not have this mode; must be auto or ebpf or nftables or iptables"#]
     );
     assert_eq!(load(&file, &["--mode", "ebpf"]).mode, Mode::Ebpf);
+}
+
+#[test]
+fn the_nftables_mode_has_a_section_of_its_own_and_serves_node_ports_on_the_primary_addresses() {
+    let sections =
+        "iptables: {masqueradeAll: true, syncPeriod: 7s}\nnftables: {masqueradeBit: 9, syncPeriod: 8s}\n";
+    let config = load(&format!("{HEAD}mode: nftables\n{sections}"), &[]);
+    assert_eq!(config.mode, Mode::Nftables);
+    assert_eq!(config.model.node_port_addresses, NodePortAddresses::Primary { cidrs: Vec::new() });
+    assert_eq!(config.nftables, NftablesSettings { masquerade: 1 << 9 });
+    assert_eq!((config.model.masquerade_all, config.sync_period), (false, Duration::from_secs(8)));
+    assert_eq!(config.unread_fields, ["iptables.masqueradeAll", "iptables.syncPeriod"]);
+    let by_flag =
+        load(&format!("{HEAD}mode: nftables\nnftables: {{masqueradeAll: false}}\n"), &["--masquerade-all"]);
+    assert!(by_flag.model.masquerade_all);
+    let asked_for = load(&format!("{HEAD}mode: nftables\nnodePortAddresses: [10.0.0.0/8]\n"), &[]);
+    assert!(matches!(asked_for.model.node_port_addresses, NodePortAddresses::Cidrs(_)));
 }
 
 #[test]
@@ -256,8 +273,8 @@ portForward: {a: 1}
 /// A flag that is wrong, and what is said of it.
 const BAD_FLAGS: &[(&str, &str)] = &[
     (
-        "--mode=nftables",
-        r#"--mode: "nftables": this build does not have this mode; must be auto or ebpf or iptables"#,
+        "--mode=ipvs",
+        r#"--mode: "ipvs": this build does not have this mode; must be auto or ebpf or nftables or iptables"#,
     ),
     ("--mode=fast", r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#),
     (

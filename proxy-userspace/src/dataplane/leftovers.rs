@@ -1,28 +1,16 @@
-//! What kube-proxy's nftables and ipvs modes leave in the kernel, and its removal.
+//! What kube-proxy's ipvs mode leaves in the kernel, and its removal.
 
 use std::fs;
 
 use crate::kernel::{
     KernelError,
     command::{Command, SearchPath},
-    nft::Nft,
 };
 
 /// The link that holds the addresses of Services in ipvs mode.
 const DUMMY_LINK: &str = "kube-ipvs0";
 /// What the names of its ipsets begin with.
 const SETS: &str = "KUBE-";
-
-/// Removes the tables of the nftables mode; goes on past errors and returns them all.
-pub fn remove_nftables(path: &SearchPath) -> Vec<KernelError> {
-    let nft = Nft::new(path.clone());
-    let remove = |table: &str| match nft.list_table(table) {
-        Ok(Some(_)) => nft.apply(&format!("delete table {table}\n")),
-        Ok(None) | Err(KernelError::CommandNotFound { .. }) => Ok(()),
-        Err(error) => Err(error),
-    };
-    ["ip kube-proxy", "ip6 kube-proxy"].into_iter().filter_map(|table| remove(table).err()).collect()
-}
 
 /// Removes the link, the virtual servers and the sets of the ipvs mode; its chains must be gone before, since they use the sets.
 /// Where the link is, virtual servers are kube-proxy's, as upstream's own cleanup takes them.

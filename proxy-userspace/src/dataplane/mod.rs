@@ -10,6 +10,7 @@ pub mod ebpf;
 pub(crate) mod fake;
 pub mod iptables;
 pub mod leftovers;
+pub mod nftables;
 mod renderer;
 
 pub use renderer::{RenderError, Renderer, Rendering};

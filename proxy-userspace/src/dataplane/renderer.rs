@@ -43,7 +43,7 @@ pub enum RenderError {
 
 /// A dataplane that remembers what it last saw in the kernel.
 pub trait Renderer: Send {
-    /// Reads what the kernel holds. Needed before the first [`Self::render`] and after one that failed.
+    /// Reads what the kernel holds, unless that is certain. Needed before the first [`Self::render`] and after one that failed.
     fn observe(&mut self) -> Result<(), RenderError>;
 
     /// Makes the kernel serve what is dirty of the Snapshot and returns how many changes that took. Without an

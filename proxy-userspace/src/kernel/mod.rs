@@ -16,6 +16,7 @@ mod netlink;
 pub mod netns;
 pub mod nfacct;
 pub mod nft;
+pub mod nftables;
 pub mod probe;
 pub mod ruleset_changes;
 pub mod sock_diag;

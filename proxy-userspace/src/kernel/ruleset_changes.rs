@@ -1,11 +1,19 @@
-//! Tells when someone else takes rules away: the kernel's notices about nftables (nfnetlink), iptables on nftables included.
+//! Tells when someone else takes rules away, or changes a table: the kernel's notices about nftables (nfnetlink), iptables on
+//! nftables included.
 
-use std::{io, sync::Arc};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use netlink_packet_core::NetlinkBuffer;
 use netlink_sys::{
     AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_NETFILTER,
 };
+use socket2::{SockFilter, SockRef};
 use tokio::sync::Notify;
 
 use super::KernelError;
@@ -16,6 +24,8 @@ const GROUP: u32 = 7;
 const SUBSYSTEM: u16 = 10;
 /// `NFT_MSG_DELTABLE`, `NFT_MSG_DELCHAIN` and `NFT_MSG_DELRULE`, the lower byte.
 const REMOVALS: [u16; 3] = [2, 5, 8];
+/// A message's head.
+const HEAD: usize = 16;
 /// More than the kernel puts into one datagram.
 const BUFFER: usize = 64 * 1024;
 
@@ -39,6 +49,87 @@ pub async fn report_removals(names: &[&str], disturbed: Arc<Notify>) -> Result<(
     }
 }
 
+/// Whether somebody else changed a table since it was read last. Until it is followed, and once that fails, it may be so.
+#[derive(Debug)]
+pub struct Touched(AtomicBool);
+
+impl Default for Touched {
+    fn default() -> Self {
+        Self(AtomicBool::new(true))
+    }
+}
+
+impl Touched {
+    /// It was changed, or may have been.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// It is about to be read: only what is changed from now on counts.
+    pub fn take(&self) -> bool {
+        self.0.swap(false, Ordering::AcqRel)
+    }
+
+    fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// What others do to the tables of one name, in the network namespace of the caller.
+pub struct TableChanges {
+    socket: TokioSocket,
+    table: &'static str,
+    touched: Arc<Touched>,
+}
+
+impl TableChanges {
+    /// Listens from now on. What the socket with the netlink port `own` does is not heard: of that the kernel would say more than
+    /// a socket can hold.
+    pub fn open(table: &'static str, own: u32, touched: Arc<Touched>) -> Result<Self, KernelError> {
+        let failed = |operation| KernelError::call(operation, "an nfnetlink socket");
+        let socket = open().map_err(failed("open"))?;
+        leave_out(&socket, own).map_err(failed("filter"))?;
+        Ok(Self { socket, table, touched })
+    }
+
+    /// Tells whenever something of the table is added or removed. Returns when netlink fails; the table then counts as touched.
+    pub async fn report(self, disturbed: Arc<Notify>) -> Result<(), KernelError> {
+        let mut buffer = Vec::with_capacity(BUFFER);
+        loop {
+            buffer.clear();
+            let is_of_table = match self.socket.recv(&mut buffer).await {
+                Ok(()) => messages(&buffer)
+                    .any(|(kind, payload)| kind >> 8 == SUBSYSTEM && holds_name(payload, self.table)),
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => true,
+                Err(error) => {
+                    self.touched.set();
+                    return Err(KernelError::call("receive from", "an nfnetlink socket")(error));
+                }
+            };
+            if is_of_table {
+                self.touched.set();
+                disturbed.notify_one();
+            }
+        }
+    }
+}
+
+/// Has the kernel drop messages of this netlink port (`nlmsg_pid`, the fourth word): a classic BPF program of four instructions.
+fn leave_out(socket: &TokioSocket, own: u32) -> io::Result<()> {
+    const LOAD_WORD: u16 = 0x20;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const PORT: u32 = 12;
+    let filter = [
+        SockFilter::new(LOAD_WORD, 0, 0, PORT),
+        // Words are loaded as if they were in network order.
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, own.to_be()),
+        SockFilter::new(RETURN, 0, 0, 0),
+        SockFilter::new(RETURN, 0, 0, u32::MAX),
+    ];
+    SockRef::from(socket.socket_ref()).attach_filter(&filter)
+}
+
 fn open() -> io::Result<TokioSocket> {
     let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
     socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
@@ -48,18 +139,23 @@ fn open() -> io::Result<TokioSocket> {
 
 /// Whether a datagram tells of the removal of something that carries one of these names. Names are texts with a zero after
 /// them wherever they stand, so that nothing else of a message has to be understood.
-fn has_removal(mut datagram: &[u8], names: &[&str]) -> bool {
-    while let Ok(message) = NetlinkBuffer::new_checked(datagram) {
-        let kind = message.message_type();
+fn has_removal(datagram: &[u8], names: &[&str]) -> bool {
+    messages(datagram).any(|(kind, payload)| {
         let is_removal = kind >> 8 == SUBSYSTEM && REMOVALS.contains(&(kind & 0xff));
-        if is_removal && names.iter().any(|name| holds_name(message.payload(), name)) {
-            return true;
-        }
+        is_removal && names.iter().any(|name| holds_name(payload, name))
+    })
+}
+
+/// Type and payload of each message of a datagram.
+fn messages(mut datagram: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let message = NetlinkBuffer::new_checked(datagram).ok()?;
+        let (kind, length) = (message.message_type(), message.length() as usize);
+        let payload = datagram.get(HEAD..length).unwrap_or_default();
         // Messages are aligned to four bytes, but for the end of the last.
-        let length = (message.length() as usize).next_multiple_of(4);
-        datagram = datagram.get(length..).unwrap_or_default();
-    }
-    false
+        datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, payload))
+    })
 }
 
 fn holds_name(payload: &[u8], name: &str) -> bool {

@@ -44,7 +44,7 @@ pub(crate) async fn run(mut config: Config) -> anyhow::Result<()> {
     let mut tasks = Tasks::new();
     start_endpoints(&config, &outputs, &mut tasks);
     let inputs = start_sources(&config, outputs.metrics.clone(), &mut tasks);
-    let renderer = parts::renderer(&config)?;
+    let renderer = parts::renderer(&config, &inputs.disturbed)?;
     let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, &config));
     if let Some(counts) = renderer.packet_counts() {
         outputs.metrics.set_packet_counts(counts);

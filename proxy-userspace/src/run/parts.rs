@@ -9,9 +9,14 @@ use proxy_userspace::{
         ebpf::{Ebpf, RULE_NAMES},
         iptables::{self, Iptables},
         leftovers,
+        nftables::{self, Nftables},
     },
     inspect,
-    kernel::{self, command::SearchPath},
+    kernel::{
+        self,
+        command::SearchPath,
+        ruleset_changes::{TableChanges, Touched},
+    },
     metrics::{Metrics, WatchedKind},
     model::{NodeFacts, WatchEvent},
     watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
@@ -30,11 +35,19 @@ pub(super) fn choose_mode(config: &mut Config) -> String {
     format!("auto: {}", verdict.why)
 }
 
-/// The dataplane of the configured mode.
-pub(super) fn renderer(config: &Config) -> anyhow::Result<Box<dyn Renderer>> {
+/// The dataplane of the configured mode. `disturbed` is told when others change what it put into the kernel.
+pub(super) fn renderer(config: &Config, disturbed: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
     match config.mode {
         Mode::Ebpf => {
             Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf).map_err(|e| explained(e, config))?)))
+        }
+        Mode::Nftables => {
+            refuse_without_needs(config)?;
+            let touched = Arc::new(Touched::default());
+            let dataplane = Nftables::new(&config.nftables, Arc::clone(&touched))?;
+            let changes = TableChanges::open(nftables::TABLE, dataplane.port(), touched)?;
+            tokio::spawn(follow(changes, Arc::clone(disturbed)));
+            Ok(Box::new(Rendering::new(dataplane)))
         }
         Mode::Iptables => {
             let iptables = Iptables::new(config.iptables.clone()).map_err(|e| explained(e, config))?;
@@ -43,12 +56,27 @@ pub(super) fn renderer(config: &Config) -> anyhow::Result<Box<dyn Renderer>> {
     }
 }
 
+/// A kernel that lacks something would refuse only the rule that needs it, when there is one.
+fn refuse_without_needs(config: &Config) -> anyhow::Result<()> {
+    let missing = missing(config);
+    anyhow::ensure!(
+        missing.is_empty(),
+        "the mode {} does not work here: {}",
+        config.mode.name(),
+        missing.join("; ")
+    );
+    Ok(())
+}
+
+async fn follow(changes: TableChanges, disturbed: Arc<Notify>) {
+    if let Err(error) = changes.report(disturbed).await {
+        tracing::warn!(%error, "cannot follow what others do to our tables; they are read every syncPeriod");
+    }
+}
+
 /// An error of the kernel's own seldom says what is missing: what trying everything shows is said with it.
 fn explained(error: impl std::error::Error + Send + Sync + 'static, config: &Config) -> anyhow::Error {
-    let verdict = inspect::probe::judge(&kernel::probe::facts(&SearchPath::default()));
-    let of_mode = verdict.modes.into_iter().find(|mode| mode.mode == config.mode.name());
-    let missing: Vec<_> =
-        of_mode.into_iter().flat_map(|mode| mode.missing).map(|lack| lack.to_string()).collect();
+    let missing = missing(config);
     let error = anyhow::Error::new(error);
     if missing.is_empty() {
         return error;
@@ -56,26 +84,34 @@ fn explained(error: impl std::error::Error + Send + Sync + 'static, config: &Con
     error.context(format!("the mode {} does not work here: {}", config.mode.name(), missing.join("; ")))
 }
 
-/// Removes what any mode ever put into the kernel; goes on past errors.
+fn missing(config: &Config) -> Vec<String> {
+    let verdict = inspect::probe::judge(&kernel::probe::facts(&SearchPath::default()));
+    let of_mode = verdict.modes.into_iter().find(|mode| mode.mode == config.mode.name());
+    of_mode.into_iter().flat_map(|mode| mode.missing).map(|lack| lack.to_string()).collect()
+}
+
+/// Removes what any mode ever put into the kernel, and kube-proxy before; goes on past errors.
 pub(super) fn cleanup(config: &Config) -> Vec<RenderError> {
     let mut errors = of_ebpf(config);
+    errors.extend(told(Nftables::cleanup_tables()));
     errors.extend(told(Iptables::remove(&config.iptables)));
-    errors.extend(of_other_proxies(config));
+    errors.extend(of_ipvs(config));
     errors
 }
 
 /// Removes what modes other than the configured one, and kube-proxy before, put into the kernel; goes on past errors. Connections
 /// that netfilter translates stay with conntrack.
 pub(super) fn remove_other_modes(config: &Config) -> Vec<RenderError> {
-    let mut errors = match config.mode {
-        Mode::Ebpf => told(Iptables::remove(&config.iptables)),
-        Mode::Iptables => {
-            let mut errors = of_ebpf(config);
-            errors.extend(told(Iptables::remove_others(&config.iptables)));
-            errors
-        }
-    };
-    errors.extend(of_other_proxies(config));
+    let mut errors = if config.mode == Mode::Ebpf { Vec::new() } else { of_ebpf(config) };
+    if config.mode != Mode::Nftables {
+        errors.extend(told(Nftables::cleanup_tables()));
+    }
+    errors.extend(told(if config.mode == Mode::Iptables {
+        Iptables::remove_others(&config.iptables)
+    } else {
+        Iptables::remove(&config.iptables)
+    }));
+    errors.extend(of_ipvs(config));
     errors
 }
 
@@ -86,11 +122,8 @@ fn of_ebpf(config: &Config) -> Vec<RenderError> {
 }
 
 /// After the chains that use the sets.
-fn of_other_proxies(config: &Config) -> Vec<RenderError> {
-    let path = &config.iptables.path;
-    let mut errors = leftovers::remove_nftables(path);
-    errors.extend(leftovers::remove_ipvs(path));
-    told(errors)
+fn of_ipvs(config: &Config) -> Vec<RenderError> {
+    told(leftovers::remove_ipvs(&config.iptables.path))
 }
 
 fn told<E: std::error::Error + Send + Sync + 'static>(errors: Vec<E>) -> Vec<RenderError> {
@@ -140,6 +173,8 @@ async fn measured(
 pub(super) async fn removals(mode: Mode, disturbed: Arc<Notify>) -> anyhow::Result<()> {
     let names: &[&str] = match mode {
         Mode::Ebpf => &RULE_NAMES,
+        // Its tables are followed change by change.
+        Mode::Nftables => return std::future::pending().await,
         Mode::Iptables => &iptables::RULE_NAMES,
     };
     let ended = kernel::ruleset_changes::report_removals(names, disturbed).await;

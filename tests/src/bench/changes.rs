@@ -4,10 +4,18 @@
 use std::{num::NonZeroU16, sync::Arc, thread, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use nix::time::{ClockId, clock_gettime};
+use nix::{
+    sys::{
+        resource::{UsageWho, getrusage},
+        time::{TimeVal, TimeValLike as _},
+    },
+    time::{ClockId, clock_gettime},
+};
 use proxy_userspace::{
     config::{Config, Environment, Flags, Mode, ObjectSource},
-    dataplane::{MapFill, RenderError, Renderer, Rendering, ebpf::Ebpf, iptables::Iptables},
+    dataplane::{
+        MapFill, RenderError, Renderer, Rendering, ebpf::Ebpf, iptables::Iptables, nftables::Nftables,
+    },
     health::ProxyHealth,
     kernel,
     metrics::Metrics,
@@ -22,6 +30,7 @@ use tokio::{
 };
 
 use super::{
+    cluster::ENDPOINTS,
     load,
     order::{Changes, Order, Outcome, Sample, Timings},
     ratio::quantile,
@@ -41,6 +50,7 @@ const STRIDE: usize = 7919;
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Changed {
     Endpoint,
+    Scaled,
     Service,
     Everything,
 }
@@ -56,7 +66,7 @@ pub(super) struct ChangeResult {
     pub(super) p99_us: f64,
     /// Microseconds of CPU, the median.
     pub(super) cpu_us: f64,
-    /// Changes to the kernel, the least and the most of any change; one system call each.
+    /// Changes to the kernel, the least and the most of any change.
     pub(super) operations: (usize, usize),
 }
 
@@ -64,6 +74,7 @@ impl Changed {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Endpoint => "one endpoint",
+            Self::Scaled => "one endpoint more or less",
             Self::Service => "one Service",
             Self::Everything => "first full sync",
         }
@@ -73,8 +84,9 @@ impl Changed {
 /// Has an agent on the node measure.
 pub(super) fn ask(agent: &mut Agent, services: usize, order: Changes) -> Result<Vec<ChangeResult>> {
     match agent.bench(Order::Changes(order), ALL_WITHIN)? {
-        Outcome::Changes(Timings { first, endpoint, service }) => Ok(vec![
+        Outcome::Changes(Timings { first, endpoint, scaled, service }) => Ok(vec![
             summary(services, Changed::Endpoint, &endpoint)?,
+            summary(services, Changed::Scaled, &scaled)?,
             summary(services, Changed::Service, &service)?,
             summary(services, Changed::Everything, &[first])?,
         ]),
@@ -126,6 +138,7 @@ pub(super) fn measure(order: &Changes) -> Result<Timings> {
 fn renderer(config: &Config) -> Result<Box<dyn Renderer>> {
     match config.mode {
         Mode::Ebpf => Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf)?))),
+        Mode::Nftables => Ok(Box::new(Rendering::new(Nftables::new(&config.nftables, Arc::default())?))),
         Mode::Iptables => Ok(Box::new(Rendering::new(Iptables::new(config.iptables.clone())?))),
     }
 }
@@ -133,6 +146,7 @@ fn renderer(config: &Config) -> Result<Box<dyn Renderer>> {
 fn clean_up(config: &Config) -> Vec<String> {
     match config.mode {
         Mode::Ebpf => Ebpf::cleanup_at(&config.ebpf.pin_dir).iter().map(ToString::to_string).collect(),
+        Mode::Nftables => Nftables::cleanup_tables().iter().map(ToString::to_string).collect(),
         Mode::Iptables => Iptables::remove(&config.iptables).iter().map(ToString::to_string).collect(),
     }
 }
@@ -142,6 +156,7 @@ async fn run(config: &Config, changes: usize) -> Result<Timings> {
     let mut running = Running::start(config).await?;
     let first = running.time(objects.all()).await.context("the first sync")?;
     let mut endpoint = Vec::with_capacity(changes);
+    let mut scaled = Vec::with_capacity(changes);
     let mut service = Vec::with_capacity(changes);
     let Objects { mut services, mut slices, .. } = objects;
     for number in (0..changes).map(|number| number * STRIDE) {
@@ -149,13 +164,16 @@ async fn run(config: &Config, changes: usize) -> Result<Timings> {
         replace_endpoint(&mut slices[slice]).context("a slice without endpoints")?;
         let event = WatchEvent::EndpointSlices(Delta::Apply(slices[slice].clone()));
         endpoint.push(running.time(vec![event]).await.context("a change of one endpoint")?);
+        scale(&mut slices[slice]).context("a slice without endpoints")?;
+        let event = WatchEvent::EndpointSlices(Delta::Apply(slices[slice].clone()));
+        scaled.push(running.time(vec![event]).await.context("an endpoint more or less")?);
         let index = number % services.len();
         change_port(&mut services[index]).context("a Service without ports")?;
         let event = WatchEvent::Services(Delta::Apply(services[index].clone()));
         service.push(running.time(vec![event]).await.context("a change of one Service")?);
     }
     running.stop().await?;
-    Ok(Timings { first, endpoint, service })
+    Ok(Timings { first, endpoint, scaled, service })
 }
 
 /// There and back again: one address for another.
@@ -163,6 +181,20 @@ fn replace_endpoint(slice: &mut EndpointSlice) -> Option<()> {
     if let std::net::IpAddr::V4(ip) = slice.endpoints.first_mut()?.address.as_mut()? {
         *ip = (ip.to_bits() ^ 1 << 15).into();
     }
+    Some(())
+}
+
+/// One endpoint more than there were at first, or as many again.
+fn scale(slice: &mut EndpointSlice) -> Option<()> {
+    if slice.endpoints.len() > usize::from(ENDPOINTS) {
+        slice.endpoints.pop();
+        return Some(());
+    }
+    let mut more = slice.endpoints.first()?.clone();
+    if let std::net::IpAddr::V4(ip) = more.address.as_mut()? {
+        *ip = (ip.to_bits() ^ 1 << 14).into();
+    }
+    slice.endpoints.push(more);
     Some(())
 }
 
@@ -308,6 +340,10 @@ impl Renderer for Timed {
     }
 }
 
+/// That of this thread, and of the commands that ended.
 fn thread_cpu() -> Result<Duration> {
-    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
+    let own: Duration = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into();
+    let children = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+    let of = |time: TimeVal| u64::try_from(time.num_microseconds()).map(Duration::from_micros);
+    Ok(own + of(children.user_time())? + of(children.system_time())?)
 }

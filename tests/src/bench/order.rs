@@ -79,6 +79,8 @@ pub struct Timings {
     pub first: Sample,
     /// One endpoint of a Service was replaced by another.
     pub endpoint: Vec<Sample>,
+    /// A Service got an endpoint more, or lost it again.
+    pub scaled: Vec<Sample>,
     /// The port of a Service changed.
     pub service: Vec<Sample>,
 }
@@ -88,9 +90,10 @@ pub struct Timings {
 pub struct Sample {
     /// Time.
     pub took: Duration,
-    /// CPU time of the thread that does all of it.
+    /// CPU time of the thread that does all of it, in the program and in the kernel, and of the commands it ran.
     pub cpu: Duration,
-    /// Changes to the kernel; in the eBPF mode each is one map update or removal by one bpf(2).
+    /// Changes to the kernel: in the eBPF mode map updates or removals, each by one bpf(2); in the nftables mode elements, chains and
+    /// rules, all in one transaction if they are few.
     pub operations: usize,
 }
 

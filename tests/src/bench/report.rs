@@ -16,7 +16,7 @@ use super::{
 /// A report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    mode: String,
+    pub(super) mode: String,
     kernel: String,
     pub(super) paths: Vec<PathResult>,
     pub(super) foreign: Vec<ForeignResult>,
@@ -73,7 +73,7 @@ impl Report {
 
     fn write_changes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\nFrom a decoded event to the changed kernel")?;
-        writeln!(f, "  {:<44}{:>6}             median       p99       CPU  system calls", "", "")?;
+        writeln!(f, "  {:<44}{:>6}             median       p99       CPU       changes", "", "")?;
         for result in &self.changes {
             let (least, most) = result.operations;
             let calls = if least == most { least.to_string() } else { format!("{least} to {most}") };

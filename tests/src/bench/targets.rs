@@ -8,6 +8,7 @@ use super::{changes::Changed, order::Workload, paths::Path, report::Report};
 
 /// From so many Services on, the targets of a large cluster count.
 const LARGE: usize = 10_000;
+const LARGEST: usize = 30_000;
 
 /// Whether a target is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -44,15 +45,35 @@ pub(super) fn judge(report: &Report) -> Vec<Judged> {
         path(report, Path::PodToClusterIp, "at least 0.99", 0.99),
         path(report, Path::NodeToClusterIp, "at least 0.98", 0.98),
         path(report, Path::ClientToNodePort, "at least 0.95", 0.95),
+    ];
+    all.extend(if report.mode == "nftables" { of_nftables(report) } else { of_ebpf(report) });
+    all
+}
+
+fn of_ebpf(report: &Report) -> Vec<Judged> {
+    let (settled, peak) = memory(report, LARGE);
+    vec![
         change(report, Changed::Endpoint, "p99 under 1 ms", 1e3, 0),
         change(report, Changed::Everything, "under 1 s", 1e6, LARGE),
-    ];
-    let memory = || report.memory.iter().filter(|memory| memory.services >= LARGE);
-    let settled = memory().map(|memory| memory.settled_kib).max();
-    let peak = memory().map(|memory| memory.peak_kib).max();
-    all.push(kib("RSS settled, 10,000 Services", "under 50 MiB", 50, settled));
-    all.push(kib("RSS peak, 10,000 Services", "under 100 MiB", 100, peak));
-    all
+        kib("RSS settled, 10,000 Services", "under 50 MiB", 50, settled),
+        kib("RSS peak, 10,000 Services", "under 100 MiB", 100, peak),
+    ]
+}
+
+fn of_nftables(report: &Report) -> Vec<Judged> {
+    let (_, peak) = memory(report, LARGEST);
+    vec![
+        change(report, Changed::Endpoint, "p99 under 5 ms", 5e3, 0),
+        change(report, Changed::Scaled, "p99 under 5 ms", 5e3, 0),
+        change(report, Changed::Everything, "under 20 s", 20e6, LARGE),
+        kib("RSS peak, 30,000 Services", "under 200 MiB", 200, peak),
+    ]
+}
+
+/// The most of any measurement with as many Services: settled and at its peak.
+fn memory(report: &Report, from: usize) -> (Option<u64>, Option<u64>) {
+    let memory = || report.memory.iter().filter(|memory| memory.services >= from);
+    (memory().map(|memory| memory.settled_kib).max(), memory().map(|memory| memory.peak_kib).max())
 }
 
 fn path(report: &Report, path: Path, target: &'static str, least: f64) -> Judged {

@@ -28,6 +28,9 @@ struct Arguments {
     /// Only these cases.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     only: Vec<String>,
+    /// Not these cases.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    except: Vec<String>,
     /// The proxy's binary.
     #[arg(long, value_name = "PATH", required_unless_present = "no_proxy")]
     shunt: Option<PathBuf>,
@@ -49,7 +52,8 @@ fn main() -> ExitCode {
 /// Whether everything that had to hold did.
 fn run(arguments: Arguments) -> Result<bool> {
     let began = Stopwatch::start();
-    let cases = Case::read_directory(&arguments.cases, &arguments.only)?;
+    let mut cases = Case::read_directory(&arguments.cases, &arguments.only)?;
+    cases.retain(|case| !arguments.except.contains(&case.name));
     let pending_from = hosts(&arguments.pending_from)?;
     let shunt = arguments
         .shunt

@@ -30,6 +30,9 @@ pub const TAGS: [&str; 8] = [
     "vlan-links",
 ];
 
+/// The modes that a case may name.
+pub const MODES: [&str; 4] = ["ebpf", "nftables", "iptables", "ipvs"];
+
 /// A case.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -44,6 +47,9 @@ pub struct Case {
     /// What the mode or the machine must have; of [`TAGS`].
     #[serde(default)]
     pub requires: Vec<String>,
+    /// The modes it is for; empty for all of them.
+    #[serde(default)]
+    pub modes: Vec<String>,
     /// Hosts of node1 whose processes run outside the cgroup that the proxy is given.
     #[serde(default, rename = "outside-cgroup")]
     pub outside_cgroup: Vec<Host>,
@@ -147,6 +153,9 @@ impl Case {
     fn check(&self) -> Result<()> {
         if let Some(unknown) = self.requires.iter().find(|tag| !TAGS.contains(&tag.as_str())) {
             bail!("requires: unknown tag {unknown:?}; known are {}", TAGS.join(", "));
+        }
+        if let Some(unknown) = self.modes.iter().find(|mode| !MODES.contains(&mode.as_str())) {
+            bail!("modes: unknown mode {unknown:?}; known are {}", MODES.join(", "));
         }
         if let Some(host) = self.outside_cgroup.iter().find(|host| host.cgroup() != CgroupSubtree::Node1) {
             bail!("outside-cgroup: {host} is outside anyway; node1 and its pods are inside");

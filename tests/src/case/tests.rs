@@ -111,6 +111,8 @@ fn errors_name(of: &[(&str, &str)]) {
 
 #[test]
 fn unknown_tags_and_objects_without_a_name_are_errors() {
+    let mode: Result<Case> = "{name: x, about: y, modes: [fast], steps: [{}]}".parse();
+    assert!(format!("{:#}", mode.unwrap_err()).contains("known are ebpf"));
     let tag: Result<Case> = "{name: x, about: y, requires: [ipv7], steps: [{}]}".parse();
     assert!(format!("{:#}", tag.unwrap_err()).contains("ipv7"));
     let object: Result<Case> = "{name: x, about: y, steps: [{apply: [{kind: Service}]}]}".parse();

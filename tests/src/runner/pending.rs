@@ -10,6 +10,10 @@ const NOT_IN_MODE: &[(&str, &str)] = &[
     ("nftables", "localhost-nodeports"),
     ("nftables", "nodeports-on-all-addresses"),
     ("ipvs", "localhost-nodeports"),
+    ("nftables", "bridged-pods"),
+    ("nftables", "flows-of-its-own"),
+    ("nftables", "forward-of-legacy"),
+    ("nftables", "forward-of-nft"),
     ("iptables", "bridged-pods"),
     ("iptables", "flows-of-its-own"),
     // The rules are in one of the two.
@@ -54,7 +58,7 @@ pub struct Pending {
 
 /// What not every kernel has, and the command on a host that fails where it has not.
 const MACHINES: &[(&str, &str)] =
-    &[("vlan-links", "ip link add link lo name probe type vlan id 1 && ip link delete probe")];
+    &[("vlan-links", "ip link add link eth0 name probe type vlan id 1 && ip link delete probe")];
 
 impl Pending {
     /// Flows from `hosts`, and what the mode has not.
@@ -78,7 +82,8 @@ impl Pending {
 
     /// Why a flow of a case is pending; None if it has to hold.
     pub fn reason(&self, case: &Case, flow: &Flow) -> Option<String> {
-        self.tag_not_in_mode(case)
+        self.other_mode(case)
+            .or_else(|| self.tag_not_in_mode(case))
             .or_else(|| self.tag_not_on_machine(case))
             .or_else(|| self.is_from_pending_host(flow).then(|| "asked for with --pending-from".to_owned()))
     }
@@ -86,6 +91,11 @@ impl Pending {
     /// Probes of the proxy itself need no translation.
     fn is_from_pending_host(&self, flow: &Flow) -> bool {
         self.hosts.contains(&flow.from) && !matches!(flow.action, Action::Get(_))
+    }
+
+    fn other_mode(&self, case: &Case) -> Option<String> {
+        let is_for = case.modes.is_empty() || case.modes.contains(&self.mode);
+        (!is_for).then(|| format!("is for {}", case.modes.join(" and ")))
     }
 
     fn tag_not_in_mode(&self, case: &Case) -> Option<String> {
@@ -127,6 +137,13 @@ mod tests {
     fn flows_from_the_hosts_asked_for_are_pending_but_probes_of_the_proxy_are_not() {
         assert_eq!(pending(&case(""), "nftables", &[Host::Client]), [true, false, false]);
         assert_eq!(pending(&case(""), "nftables", &[Host::A1]), [false, false, true]);
+    }
+
+    #[test]
+    fn a_case_for_other_modes_is_pending() {
+        let case = case("modes: [ebpf, ipvs],");
+        assert_eq!(pending(&case, "nftables", &[]), [true; 3]);
+        assert_eq!(pending(&case, "ipvs", &[]), [false; 3]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use proxy_userspace::{
         Dataplane as _, PlanSize as _, Reading, ReadingValue,
         iptables::{Iptables, IptablesSettings, State},
         leftovers,
+        nftables::Nftables,
     },
     kernel::command::SearchPath,
     model::{
@@ -358,7 +359,7 @@ fn what_kube_proxy_left_in_other_modes_goes_and_our_rules_stay() {
             let mut errors: Vec<String> =
                 Iptables::remove_others(&settings).iter().map(ToString::to_string).collect();
             let everywhere = SearchPath::default();
-            errors.extend(leftovers::remove_nftables(&everywhere).iter().map(ToString::to_string));
+            errors.extend(Nftables::cleanup_tables().iter().map(ToString::to_string));
             errors.extend(leftovers::remove_ipvs(&everywhere).iter().map(ToString::to_string));
             Ok(errors)
         });

@@ -74,7 +74,7 @@ enum Command {
 }
 
 /// What `cargo xtask conformance` hands on to the conformance program.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 struct Conformance {
     /// The dataplane to test.
     #[arg(long)]
@@ -88,6 +88,9 @@ struct Conformance {
     /// Run only the cases of these names, without .yaml.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
+    /// Run all cases but those of these names.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    except: Vec<String>,
 }
 
 /// What `cargo xtask bench` hands on to the bench program.

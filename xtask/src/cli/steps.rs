@@ -61,6 +61,9 @@ pub(crate) fn conformance(what: &Conformance) -> Run {
     if !what.only.is_empty() {
         run = run.arg("--only").arg(what.only.join(","));
     }
+    if !what.except.is_empty() {
+        run = run.arg("--except").arg(what.except.join(","));
+    }
     run
 }
 
@@ -111,6 +114,7 @@ mod tests {
             iptables: None,
             cases: Some("my cases".into()),
             only: vec!["hairpin".into(), "dual-stack".into()],
+            except: Vec::new(),
         };
         let shown = conformance(&what).to_string();
         assert!(shown.contains("/release/conformance --shunt /"), "{shown}");
@@ -133,7 +137,7 @@ mod tests {
 
     #[test]
     fn without_cases_and_names_the_runner_takes_its_own() {
-        let what = Conformance { mode: "ebpf".into(), iptables: None, cases: None, only: Vec::new() };
+        let what = Conformance { mode: "ebpf".into(), ..Conformance::default() };
         assert!(conformance(&what).to_string().ends_with("--mode ebpf"));
     }
 }

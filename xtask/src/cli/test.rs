@@ -19,6 +19,13 @@ use super::{Conformance, setup, steps};
 
 const SHORT: Duration = Duration::from_mins(2);
 const LONG: Duration = Duration::from_mins(30);
+/// Cases that wait for silence again and again; `cargo xtask conformance --mode nftables` runs them too.
+const SLOW: [&str; 4] = [
+    "outside-cgroup-internal-local",
+    "outside-cgroup-local",
+    "refused-or-dropped",
+    "source-ranges-of-some-pods",
+];
 
 /// Reads a count out of a line of output.
 type Count = fn(&str) -> Option<Counts>;
@@ -82,7 +89,12 @@ fn verdict(ok: bool) -> &'static str {
 
 fn steps() -> Vec<Step> {
     let deny = ["--all-targets", "--", "-D", "warnings"];
-    let conformance = Conformance { mode: "ebpf".into(), iptables: None, cases: None, only: Vec::new() };
+    let conformance = Conformance { mode: "ebpf".into(), ..Conformance::default() };
+    let nftables = Conformance {
+        mode: "nftables".into(),
+        except: SLOW.map(Into::into).into(),
+        ..Conformance::default()
+    };
     vec![
         Step::plain("format", steps::cargo(SHORT).args(["fmt", "--all", "--check"])),
         Step::plain("clippy", steps::cargo(LONG).arg("clippy").args(deny)),
@@ -111,6 +123,18 @@ fn steps() -> Vec<Step> {
             counted: true,
             echo: true,
             ..Step::plain("churn", steps::churn("ebpf").limit(LONG))
+        },
+        Step {
+            count: counts::conformance_result,
+            counted: true,
+            echo: true,
+            ..Step::plain("conformance nftables", steps::conformance(&nftables).limit(LONG))
+        },
+        Step {
+            count: counts::conformance_result,
+            counted: true,
+            echo: true,
+            ..Step::plain("restarts nftables", steps::restarts("nftables").limit(LONG))
         },
     ]
 }

@@ -40,6 +40,7 @@ const PRIVILEGES: &str =
 const KERNEL: &str =
     "use a kernel from 5.10 on, with CONFIG_BPF_SYSCALL, CONFIG_CGROUP_BPF and CONFIG_NET_CLS_BPF";
 const NFT: &str = "install nft (the package nftables); the kernel needs CONFIG_NF_TABLES_INET, CONFIG_NFT_MASQ, CONFIG_NFT_CT and CONFIG_NFT_REJECT";
+const NFT_MAPS: &str = "use a kernel from 5.13 on, with CONFIG_NF_TABLES_IPV4, CONFIG_NF_TABLES_IPV6, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_NUMGEN, CONFIG_NFT_CT, CONFIG_NFT_REJECT, CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6";
 const IPTABLES: &str = "install iptables, of the backend that the node uses";
 
 const EBPF: &[Wish] = &[
@@ -77,7 +78,7 @@ const EBPF: &[Wish] = &[
 
 const LEGACY_PRIVILEGES: &str = "run it as root";
 const NFTABLES_MODE: &[Wish] =
-    &[needed(&[Feature::Capabilities], LEGACY_PRIVILEGES), needed(&[Feature::Nftables], NFT)];
+    &[needed(&[Feature::Capabilities], LEGACY_PRIVILEGES), needed(&[Feature::NftablesMaps], NFT_MAPS)];
 const IPTABLES_MODE: &[Wish] =
     &[needed(&[Feature::Capabilities], LEGACY_PRIVILEGES), needed(&[Feature::Iptables], IPTABLES)];
 const IPVS_MODE: &[Wish] = &[
@@ -90,7 +91,7 @@ const IPVS_MODE: &[Wish] = &[
 /// Every mode, in the order in which `auto` prefers them, and what it wants. `auto` never takes ipvs, which upstream gives up.
 const MODES: [(&str, bool, &[Wish]); 4] = [
     ("ebpf", true, EBPF),
-    ("nftables", false, NFTABLES_MODE),
+    ("nftables", true, NFTABLES_MODE),
     ("iptables", true, IPTABLES_MODE),
     ("ipvs", false, IPVS_MODE),
 ];

@@ -7,7 +7,7 @@ use insta::assert_snapshot;
 use super::{judge, table};
 use crate::kernel::probe::{Fact, Facts, Feature};
 
-const ALL: [Feature; 16] = [
+const ALL: [Feature; 17] = [
     Feature::Capabilities,
     Feature::SocketPrograms,
     Feature::LinkPrograms,
@@ -21,6 +21,7 @@ const ALL: [Feature; 16] = [
     Feature::NetnsCookie,
     Feature::SocketDestroy,
     Feature::Nftables,
+    Feature::NftablesMaps,
     Feature::Iptables,
     Feature::Ipset,
     Feature::Ipvs,
@@ -62,9 +63,12 @@ fn each_feature_that_ebpf_needs_keeps_it_from_working_alone() {
     for feature in needed {
         assert_eq!(ebpf_lacks(&[feature]), (1, 0), "{feature:?}");
         let verdict = judge(&without(&[feature]));
+        let next = (feature != Feature::Capabilities).then_some("nftables");
+        assert_eq!(verdict.auto, next, "every mode needs the capabilities");
+        let verdict = judge(&without(&[feature, Feature::NftablesMaps]));
         let next = (feature != Feature::Capabilities).then_some("iptables");
         assert_eq!(verdict.auto, next, "every mode needs the capabilities");
-        assert!(verdict.why.contains("ebpf lacks") && verdict.why.contains("nftables is not in this build"));
+        assert!(verdict.why.contains("ebpf lacks") && verdict.why.contains("nftables lacks"));
     }
 }
 
@@ -76,6 +80,13 @@ fn one_of_two_that_do_the_same_is_enough() {
     }
     assert_eq!(ebpf_lacks(&[Feature::Tcx, Feature::Clsact]), (1, 0));
     assert_eq!(ebpf_lacks(&[Feature::Nftables, Feature::Iptables]), (0, 1), "sockets are served anyhow");
+}
+
+#[test]
+fn auto_takes_nftables_where_ebpf_does_not_work() {
+    let verdict = judge(&without(&[Feature::Bpffs]));
+    assert_eq!(verdict.auto, Some("nftables"));
+    assert!(verdict.why.contains("ebpf lacks bpf filesystem"), "{}", verdict.why);
 }
 
 #[test]
@@ -91,6 +102,6 @@ fn what_could_not_be_tried_keeps_nothing_from_working() {
 fn reports_tell_people_what_is_there_and_what_to_do() {
     let facts = without(&[Feature::Tcx, Feature::SetRetval, Feature::Ipvs, Feature::Ipset]);
     assert_snapshot!("an_older_kernel", table(&facts, &judge(&facts)));
-    let facts = without(&[Feature::Bpffs, Feature::Nftables, Feature::Iptables]);
+    let facts = without(&[Feature::Bpffs, Feature::Nftables, Feature::NftablesMaps, Feature::Iptables]);
     assert_snapshot!("nothing_works", table(&facts, &judge(&facts)));
 }

@@ -21,6 +21,7 @@ pub(super) const fn name(feature: Feature) -> &'static str {
         Feature::NetnsCookie => "SO_NETNS_COOKIE",
         Feature::SocketDestroy => "INET_DIAG_DESTROY",
         Feature::Nftables => "nftables",
+        Feature::NftablesMaps => "nftables maps",
         Feature::Iptables => "iptables",
         Feature::Ipset => "ipset",
         Feature::Ipvs => "IPVS",

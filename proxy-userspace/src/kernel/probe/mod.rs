@@ -1,6 +1,7 @@
 //! What this kernel and machine offer, found out by trying. Where trying would change a network namespace, it is done in a fresh
 //! one that goes with its thread; nothing stays.
 
+mod maps;
 mod netfilter;
 mod netlink;
 
@@ -49,6 +50,8 @@ pub enum Feature {
     SocketDestroy,
     /// The command nft and nftables behind it.
     Nftables,
+    /// Translation by maps of nftables, over netlink; kernel 5.13.
+    NftablesMaps,
     /// iptables' commands and tables behind them, of either backend.
     Iptables,
     /// The ipset command.
@@ -130,18 +133,19 @@ pub fn facts(path: &SearchPath) -> Facts {
         (Feature::NetnsCookie, Fact::supported(netns::current_cookie().map(|cookie| cookie.is_some()))),
         (Feature::Ipset, installed(path, "ipset")),
     ]);
-    features.extend(in_fresh_namespace(path));
+    features.extend(in_fresh_namespace(path, &kernel));
     Facts { kernel, features }
 }
 
 /// What would leave something behind on the node's own network namespace.
-fn in_fresh_namespace(path: &SearchPath) -> Vec<(Feature, Fact)> {
+fn in_fresh_namespace(path: &SearchPath, kernel: &str) -> Vec<(Feature, Fact)> {
     let tried = || match unshare(CloneFlags::CLONE_NEWNET) {
         Ok(()) => vec![
             (Feature::Tcx, Fact::of(bpf::try_tcx())),
             (Feature::Clsact, Fact::of(qdisc_add_clsact("lo"))),
             (Feature::SocketDestroy, Fact::supported(sock_diag::can_destroy())),
             (Feature::Nftables, netfilter::nftables(path)),
+            (Feature::NftablesMaps, maps::nftables(kernel)),
             (Feature::Iptables, netfilter::iptables(path)),
             (Feature::Ipvs, netlink::generic_family("IPVS")),
         ],
@@ -152,6 +156,7 @@ fn in_fresh_namespace(path: &SearchPath) -> Vec<(Feature, Fact)> {
                 Feature::Clsact,
                 Feature::SocketDestroy,
                 Feature::Nftables,
+                Feature::NftablesMaps,
                 Feature::Iptables,
                 Feature::Ipvs,
             ]
@@ -227,11 +232,11 @@ mod tests {
         let tables = || fs::read_to_string("/proc/thread-self/net/ip_tables_names").unwrap_or_default();
         let before = (links(), tables());
         let facts = facts(&SearchPath::default());
-        assert_eq!(facts.features.len(), 16);
+        assert_eq!(facts.features.len(), 17);
         for feature in [Feature::SocketPrograms, Feature::LinkPrograms, Feature::Maps, Feature::Clsact] {
             assert!(facts.features[&feature].is_present(), "{feature:?}: {:?}", facts.features[&feature]);
         }
-        for feature in [Feature::Nftables, Feature::Iptables] {
+        for feature in [Feature::Nftables, Feature::NftablesMaps, Feature::Iptables] {
             assert!(facts.features[&feature].is_present(), "{feature:?}: {:?}", facts.features[&feature]);
         }
         let none = super::facts(&SearchPath::only([]));

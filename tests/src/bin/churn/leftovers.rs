@@ -65,7 +65,12 @@ impl Leftovers {
 impl Pinned {
     /// All below the proxy's pin directory; links with their programs.
     pub(crate) fn look(world: &World) -> Result<Self> {
-        let files = world.run(Host::Node1, &format!("find {} -type f", world.pin_directory().display()))?;
+        // Only the eBPF mode has one.
+        let directory = world.pin_directory();
+        if !directory.exists() {
+            return Ok(Self { objects: Vec::new() });
+        }
+        let files = world.run(Host::Node1, &format!("find {} -type f", directory.display()))?;
         let mut objects = Vec::new();
         for file in files.lines() {
             objects.extend(identify(file).with_context(|| format!("what is pinned at {file}"))?);

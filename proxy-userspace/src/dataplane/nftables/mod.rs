@@ -1,0 +1,177 @@
+//! The nftables dataplane.
+mod draft;
+mod names;
+mod own;
+mod plan;
+mod service;
+mod shared;
+mod state;
+mod table;
+
+#[cfg(test)]
+mod tests;
+
+use crate::{
+    dataplane::{Dataplane, conntrack::StaleUdp},
+    kernel::{
+        KernelError,
+        nftables::{self, Change, Family},
+        ruleset_changes::Touched,
+    },
+    model::{Dirty, Snapshot},
+};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+pub use self::table::TABLE;
+pub use self::{plan::Plan, state::State};
+use self::{
+    state::{Held, Table},
+    table::{Base, Destination},
+};
+
+/// The number that IP has for UDP.
+const UDP: u8 = 17;
+
+/// What the nftables dataplane needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NftablesSettings {
+    /// The bit of a packet's mark that has it masqueraded; one bit is set.
+    pub masquerade: u32,
+}
+
+/// The dataplane: a socket.
+#[derive(Debug)]
+pub struct Nftables {
+    socket: nftables::Nftables,
+    masquerade: u32,
+    touched: Arc<Touched>,
+    stale_udp: StaleUdp,
+    has_observed: bool,
+}
+
+impl Nftables {
+    /// Opens a socket. Nothing is changed until the first plan is applied. `touched` is asked whether others changed the tables.
+    pub fn new(settings: &NftablesSettings, touched: Arc<Touched>) -> Result<Self, KernelError> {
+        Ok(Self {
+            socket: nftables::Nftables::open()?,
+            masquerade: settings.masquerade,
+            touched,
+            stale_udp: StaleUdp::new(&[]),
+            has_observed: false,
+        })
+    }
+
+    /// Who the kernel says made this dataplane's changes: what a follower of the ruleset's changes has to leave out.
+    pub const fn port(&self) -> u32 {
+        self.socket.port()
+    }
+
+    /// Where an earlier process led UDP flows, of Services that may be gone by now.
+    fn suspect_udp(&mut self, tables: &[Table; 2]) {
+        for (family, table) in Family::ALL.into_iter().zip(tables) {
+            let unspecified = match family {
+                Family::Ip => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+                Family::Ip6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+            };
+            let found = table.elements.keys().filter_map(|(base, key)| Destination::read(*base, key));
+            for Destination { address, port, .. } in found.filter(|destination| destination.protocol == UDP) {
+                self.stale_udp.suspect(SocketAddr::new(address.unwrap_or(unspecified), port));
+            }
+        }
+    }
+
+    fn read(&mut self, family: Family) -> Result<Table, KernelError> {
+        let found = self.socket.find(family, TABLE)?;
+        let mut table = Table::found(family, found);
+        if table.is_foreign {
+            return Ok(table);
+        }
+        for base in Base::ALL {
+            if table.sets.contains_key(&base.name()) {
+                let elements = self.socket.elements(family, TABLE, &base.name())?;
+                let held = elements.into_iter().map(|(key, value)| ((base, key), Held { value, claims: 0 }));
+                table.elements.extend(held);
+            }
+        }
+        Ok(table)
+    }
+}
+
+impl Dataplane for Nftables {
+    type State = State;
+    type Plan = Plan;
+    type Error = KernelError;
+
+    fn observe(&mut self) -> Result<State, KernelError> {
+        // Before it is read: what is changed meanwhile is read again.
+        self.touched.take();
+        let tables = [self.read(Family::Ip)?, self.read(Family::Ip6)?];
+        if !std::mem::replace(&mut self.has_observed, true) {
+            self.suspect_udp(&tables);
+        }
+        Ok(State { tables, masquerade: self.masquerade, ..State::default() })
+    }
+
+    fn is_certain(&mut self, state: &State) -> bool {
+        !state.is_doubtful && !self.touched.is_set()
+    }
+
+    fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
+        plan::plan(state, snapshot, dirty)
+    }
+
+    fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), KernelError> {
+        for transaction in plan.transactions {
+            let made = self.socket.commit(TABLE, &transaction);
+            state.is_doubtful |= made.is_err();
+            made?;
+            for (family, change) in transaction {
+                state.record(family, change);
+            }
+        }
+        state.learn(plan.facts);
+        Ok(())
+    }
+
+    fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
+        Some(&mut self.stale_udp)
+    }
+
+    fn cleanup(&mut self) -> Vec<KernelError> {
+        remove_tables(&mut self.socket)
+    }
+}
+
+impl Nftables {
+    /// Removes the tables that any process made, this one's or kube-proxy's.
+    pub fn cleanup_tables() -> Vec<KernelError> {
+        match nftables::Nftables::open() {
+            Ok(mut socket) => remove_tables(&mut socket),
+            Err(error) => vec![error],
+        }
+    }
+}
+
+fn remove_tables(socket: &mut nftables::Nftables) -> Vec<KernelError> {
+    let mut errors = Vec::new();
+    for family in Family::ALL {
+        match socket.find(family, TABLE) {
+            Ok(found) if found.is_there => {
+                errors.extend(socket.commit(TABLE, &[(family, Change::DeleteTable)]).err());
+            }
+            Ok(_) => {}
+            Err(error) if is_without_nftables(&error) => {}
+            Err(error) => errors.push(error),
+        }
+    }
+    errors
+}
+
+/// A kernel without `nf_tables` has none of our tables.
+fn is_without_nftables(error: &KernelError) -> bool {
+    let KernelError::Call { source, .. } = error else { return false };
+    matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT))
+}

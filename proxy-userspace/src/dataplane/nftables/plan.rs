@@ -1,0 +1,120 @@
+//! From a Snapshot to the transactions that make it true: pure.
+//!
+//! Changes come in groups that belong together, such as all that is known of one destination, and a transaction is some groups.
+//! The first groups make what others need: sets and chains, the addresses that are masqueraded to. Then come the
+//! destinations, each with its endpoints, so that a packet sees the old list or the new one. What nothing needs any more goes last.
+//! However many of the transactions are made, what is served is served right.
+
+use std::{collections::BTreeSet, fmt};
+
+use super::{
+    draft::Draft,
+    shared::Shared,
+    state::{Owned, State},
+    table::{self, Base, Basis},
+};
+use crate::{
+    dataplane::PlanSize,
+    kernel::nftables::{Change, Family, Key},
+    model::{Dirty, ServicePortKey, Snapshot},
+};
+
+/// Transactions, in the order in which they are made, and what is known once they are.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// Each is made as a whole or not at all.
+    pub transactions: Vec<Vec<(Family, Change)>>,
+    pub(super) facts: Facts,
+}
+
+/// What is known once a plan is made.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    pub(super) owned: Vec<(ServicePortKey, Option<Owned>)>,
+    pub(super) claims: Vec<(Family, Base, Key, u32)>,
+    pub(super) shared: Vec<(Family, Shared)>,
+    pub(super) node_port_ips: Option<BTreeSet<(Family, Key)>>,
+    pub(super) basis: Option<Basis>,
+}
+
+impl PlanSize for Plan {
+    fn len(&self) -> usize {
+        self.transactions.iter().map(Vec::len).sum()
+    }
+}
+
+/// In the words of nft, a line a change; transactions are apart by an empty line.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, transaction) in self.transactions.iter().enumerate() {
+            if number > 0 {
+                writeln!(f)?;
+            }
+            for (family, change) in transaction {
+                writeln!(f, "{}", change.show(*family, table::TABLE))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Learns what is known once a plan was made.
+    pub(super) fn learn(&mut self, facts: Facts) {
+        for (key, owned) in facts.owned {
+            match owned {
+                Some(owned) => drop(self.owned.insert(key, owned)),
+                None => drop(self.owned.remove(&key)),
+            }
+        }
+        for (family, base, key, claims) in facts.claims {
+            if let Some(held) = self.table_mut(family).elements.get_mut(&(base, key)) {
+                held.claims = claims;
+            }
+        }
+        for (family, shared) in facts.shared {
+            self.table_mut(family).shared.insert(shared);
+        }
+        if let Some(addresses) = facts.node_port_ips {
+            self.node_port_ips = addresses;
+        }
+        if let Some(basis) = facts.basis {
+            self.basis = Some(basis);
+        }
+    }
+}
+
+/// Plans what is dirty.
+pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
+    let basis = Basis::new(state.masquerade, &snapshot.node);
+    let is_other_basis = state.basis.as_ref() != Some(&basis);
+    let mut draft = Draft::new(state, &basis);
+    if is_other_basis {
+        draft.write_base();
+    }
+    if dirty.all || dirty.node {
+        draft.set_node_port_ips(snapshot);
+    }
+    for key in ports(state, snapshot, dirty, is_other_basis) {
+        draft.set_port(&key, snapshot, is_other_basis);
+    }
+    if dirty.all {
+        draft.remove_strays();
+    }
+    draft.finish()
+}
+
+/// The service ports to look at; where rules depend on what has changed of the node, also those with rules of their own.
+fn ports(
+    state: &State,
+    snapshot: &Snapshot,
+    dirty: &Dirty,
+    is_other_basis: bool,
+) -> BTreeSet<ServicePortKey> {
+    if dirty.all {
+        return state.owned.keys().chain(snapshot.ports.keys()).cloned().collect();
+    }
+    let has_rules = |(_, owned): &(&ServicePortKey, &Owned)| is_other_basis && !owned.chains.is_empty();
+    let with_rules = state.owned.iter().filter(has_rules).map(|(key, _)| key.clone());
+    dirty.ports.iter().cloned().chain(with_rules).collect()
+}

@@ -1,0 +1,208 @@
+//! Against the kernel, in network namespaces of their own: what is written is what nft lists. As root.
+
+use std::{thread, time::Duration};
+
+use nix::sched::{CloneFlags, unshare};
+
+use super::{
+    Chain, Change, Data, Family, Field, FieldKind, Holds, Hook, Key, Name, Nftables, Rule, Selector, Set,
+    Statement, Value, Verdict,
+};
+use crate::kernel::command::{Command, SearchPath};
+
+const TABLE: &str = "kube-proxy";
+const KEY: &[FieldKind] = &[FieldKind::Address, FieldKind::Protocol, FieldKind::Port];
+const SLOT: &[FieldKind] = &[FieldKind::Address, FieldKind::Protocol, FieldKind::Port, FieldKind::Number];
+const ENDPOINT: &[FieldKind] = &[FieldKind::Address, FieldKind::Port];
+const DIALLED: [Selector; 3] = [Selector::Destination, Selector::Protocol, Selector::DestinationPort];
+
+fn set(name: &str, key: &'static [FieldKind], holds: Holds) -> &'static Set {
+    Box::leak(Box::new(Set { name: name.into(), key, holds, comment: "what it is" }))
+}
+
+/// Runs a test on a thread in a network namespace of its own, which goes with it.
+fn alone<T: Send>(test: impl FnOnce() -> T + Send) -> T {
+    let run = || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace, as root");
+        test()
+    };
+    thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn nft(args: &[&str], input: &str) -> String {
+    let command = Command::new("nft", &SearchPath::default()).args(args).stdin(input);
+    command.run().unwrap_or_else(|error| panic!("{error}")).stdout
+}
+
+fn slot(address: &str, number: u32) -> Key {
+    let address = address.parse().expect("an address");
+    Key::new(&[Field::Address(address), Field::Protocol(6), Field::Port(80), Field::Number(number)])
+}
+
+/// Every statement there is, by family.
+fn rules(family: Family) -> Vec<Rule> {
+    let (odd, one, endpoint) = match family {
+        Family::Ip => ("10.128.0.0/9", "192.0.2.7/32", "10.244.1.11:8080"),
+        Family::Ip6 => ("fd80::/9", "2001:db8::7/128", "[fd44:1::11]:8080"),
+    };
+    let range = |text: &str| text.parse().expect("a range");
+    let interface = |name: &str, inside| Statement::InputInterface { name: name.into(), inside };
+    let slots = DIALLED.into_iter().chain([Selector::Random(4)]).collect();
+    let source = |text, inside| Statement::Source { range: range(text), inside };
+    [
+        vec![
+            Statement::In(vec![Selector::Destination], "cluster-ips".into()),
+            source(range_text(family), false),
+            Statement::SetMark(0x4000),
+        ],
+        vec![source(odd, true), Statement::Destination(range(one)), Statement::Verdict(Verdict::Drop)],
+        vec![interface("veth*", false), interface("cbr0", true), Statement::Verdict(Verdict::Return)],
+        vec![Statement::SourceIsLocal, Statement::Verdict(Verdict::Goto("there".into()))],
+        vec![Statement::StateNew, Statement::Verdict(Verdict::Jump("there".into()))],
+        vec![Statement::Marked(0x4000), Statement::FlipMark(0x4000), Statement::Masquerade],
+        vec![Statement::StatusDnat, Statement::OneIn(3), Statement::Reject],
+        vec![Statement::VerdictMap(DIALLED.into(), "service-ips".into())],
+        vec![Statement::DnatByMap(slots, "service-endpoints".into())],
+        vec![Statement::Update("clients".into(), vec![Selector::Source])],
+        vec![Statement::Protocol(6), Statement::Dnat(endpoint.parse().expect("an endpoint"))],
+        vec![Statement::Destination(range(range_text(family))), Statement::Verdict(Verdict::Drop)],
+    ]
+    .map(|statements| Rule::new(statements).comment("why it is"))
+    .into()
+}
+
+fn range_text(family: Family) -> &'static str {
+    match family {
+        Family::Ip => "10.244.0.0/16",
+        Family::Ip6 => "fd44::/16",
+    }
+}
+
+fn structure() -> Vec<Change> {
+    let chain = |name: &str, hook| Change::AddChain(Chain { name: name.into(), hook, comment: "a chain" });
+    let hook = Hook { kind: "nat", number: 4, priority: 100 };
+    let sets = [
+        set("cluster-ips", &[FieldKind::Address], Holds::Members),
+        set("clients", &[FieldKind::Address], Holds::MembersFor(Duration::from_hours(3), 65535)),
+        set("service-ips", KEY, Holds::Verdicts),
+        set("service-endpoints", SLOT, Holds::Data(ENDPOINT)),
+    ];
+    let mut changes = vec![Change::AddTable("rules")];
+    changes.extend(sets.map(|set| Change::AddSet(set.clone())));
+    changes.extend([chain("hooked", Some(hook)), chain("there", None), chain("here", None)]);
+    changes
+}
+
+fn whole_table(family: Family) -> Vec<(Family, Change)> {
+    let chain = Name::from("here");
+    let rules = rules(family).into_iter().map(|rule| Change::AddRule(chain.clone(), rule));
+    structure().into_iter().chain(rules).map(|change| (family, change)).collect()
+}
+
+#[test]
+fn what_is_written_is_what_nft_lists_and_nft_takes_its_listing_back() {
+    alone(|| {
+        let mut nftables = Nftables::open().expect("nf_tables");
+        for family in Family::ALL {
+            nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));
+            let listing = nft(&["list", "table", family.word(), TABLE], "");
+            for rule in rules(family) {
+                let shown = rule.show(family).to_string();
+                assert!(listing.lines().any(|line| line.trim() == shown), "no {shown}\n{listing}");
+            }
+            assert!(
+                listing.contains("type nat hook postrouting priority srcnat; policy accept;"),
+                "{listing}"
+            );
+            nft(&["delete", "table", family.word(), TABLE], "");
+            nft(&["-f", "-"], &listing);
+            assert_eq!(nft(&["list", "table", family.word(), TABLE], ""), listing);
+        }
+    });
+}
+
+#[test]
+fn elements_are_added_replaced_and_removed_as_a_whole_or_not_at_all() {
+    alone(|| {
+        let mut nftables = Nftables::open().expect("nf_tables");
+        let map = set("service-endpoints", SLOT, Holds::Data(ENDPOINT));
+        let verdicts = set("service-ips", KEY, Holds::Verdicts);
+        for (family, address, first, second) in [
+            (Family::Ip, "10.96.0.1", "10.244.1.1:8080", "10.244.1.2:8080"),
+            (Family::Ip6, "fd96::1", "[fd44::1]:8080", "[fd44::2]:8080"),
+        ] {
+            let to = |text: &str| Value::Data(Data::endpoint(text.parse().expect("an endpoint")));
+            let goto = Value::Verdict(Verdict::Goto("there".into()), Some("a/b:c".into()));
+            let key =
+                Key::new(&[Field::Address(address.parse().unwrap()), Field::Protocol(17), Field::Port(53)]);
+            let mut changes = structure();
+            changes.extend([
+                Change::AddElement(map, slot(address, 0), to(first)),
+                Change::AddElement(map, slot(address, 1), to(second)),
+                Change::AddElement(verdicts, key, goto.clone()),
+            ]);
+            let changes: Vec<_> = changes.into_iter().map(|change| (family, change)).collect();
+            nftables.commit(TABLE, &changes).unwrap_or_else(|error| panic!("{error}"));
+            let listing = nft(&["list", "map", family.word(), TABLE, &map.name], "");
+            assert!(listing.contains(&format!("{address} . tcp . 80 . 1 : ")), "{listing}");
+            assert_eq!(nftables.elements(family, TABLE, &verdicts.name).unwrap(), [(key, goto)]);
+
+            let replace = [
+                (family, Change::DeleteElement(map, slot(address, 1))),
+                (family, Change::AddElement(map, slot(address, 1), to(first))),
+            ];
+            nftables.commit(TABLE, &replace).unwrap_or_else(|error| panic!("{error}"));
+            let expected = [(slot(address, 0), to(first)), (slot(address, 1), to(first))];
+            let sorted = |nftables: &mut Nftables| {
+                let mut elements = nftables.elements(family, TABLE, &map.name).unwrap();
+                elements.sort_by_key(|(key, _)| *key);
+                elements
+            };
+            assert_eq!(sorted(&mut nftables), expected);
+
+            let refused = [
+                (family, Change::DeleteElement(map, slot(address, 0))),
+                (family, Change::DeleteElement(map, slot(address, 7))),
+            ];
+            let error = nftables.commit(TABLE, &refused).expect_err("there is no slot 7").to_string();
+            assert!(error.contains("delete element") && error.contains(". tcp . 80 . "), "{error}");
+            assert_eq!(sorted(&mut nftables), expected, "nothing of it was done");
+        }
+    });
+}
+
+#[test]
+fn a_table_is_found_with_its_chains_and_the_shapes_of_its_sets() {
+    alone(|| {
+        let mut nftables = Nftables::open().expect("nf_tables");
+        for family in Family::ALL {
+            assert!(!nftables.find(family, TABLE).unwrap().is_there);
+            nft(&["-f", "-"], &format!("table {} other {{ chain here {{ }}; }}", family.word()));
+            nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));
+            let mut found = nftables.find(family, TABLE).unwrap();
+            found.chains.sort();
+            assert_eq!(found.chains, ["here", "hooked", "there"].map(Name::from));
+            for change in structure() {
+                if let Change::AddSet(set) = change {
+                    assert_eq!(found.sets.get(&set.name), Some(&set.shape(family)), "{}", set.name);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn thousands_of_elements_are_one_transaction() {
+    alone(|| {
+        let mut nftables = Nftables::open().expect("nf_tables");
+        let map = set("service-endpoints", SLOT, Holds::Data(ENDPOINT));
+        let endpoint = Value::Data(Data::endpoint("10.244.1.1:8080".parse().unwrap()));
+        let slots =
+            (0..20_000).map(|number| Change::AddElement(map, slot("10.96.0.1", number), endpoint.clone()));
+        let changes: Vec<_> =
+            structure().into_iter().chain(slots).map(|change| (Family::Ip, change)).collect();
+        nftables.commit(TABLE, &changes).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(nftables.elements(Family::Ip, TABLE, &map.name).unwrap().len(), 20_000);
+        assert_eq!(nftables.find(Family::Ip, "other").unwrap().sets.len(), 0);
+    });
+}

@@ -1,0 +1,76 @@
+//! Whether nftables takes, over netlink, what the rules of its mode are made of: translation by maps, drawn numbers in keys, sets
+//! that packets add to.
+
+use super::Fact;
+use crate::kernel::{
+    KernelError,
+    nftables::{
+        Chain, Change, Family, FieldKind, Holds, Hook, Name, Nftables, Rule, Selector, Set, Statement,
+        Verdict,
+    },
+};
+
+/// As kube-proxy asks for; older ones have bugs in what is tried here that trying does not show.
+const OLDEST: (u32, u32) = (5, 13);
+const TABLE: &str = "shunt-probe";
+
+/// In a network namespace that nobody else uses.
+pub(super) fn nftables(release: &str) -> Fact {
+    if version(release).is_some_and(|version| version < OLDEST) {
+        let (major, minor) = OLDEST;
+        return Fact::Missing(format!("kernel {release} is older than {major}.{minor}"));
+    }
+    let tried = Nftables::open().and_then(|mut nftables| {
+        Family::ALL.into_iter().try_for_each(|family| nftables.commit(TABLE, &trial(family)))
+    });
+    Fact::of::<(), KernelError>(tried)
+}
+
+/// Major and minor number of a release such as `6.1.0-37-cloud-amd64`; none of one that is not written so.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+const KEY: &[FieldKind] = &[FieldKind::Address, FieldKind::Number];
+const DATA: &[FieldKind] = &[FieldKind::Address, FieldKind::Port];
+
+fn trial(family: Family) -> Vec<(Family, Change)> {
+    let set = |name: &str, key, holds| Change::AddSet(Set { name: name.into(), key, holds, comment: "" });
+    let chain = |name: &str, hook| Change::AddChain(Chain { name: name.into(), hook, comment: "" });
+    let rule = |chain: &str, statements: Vec<Statement>| Change::AddRule(chain.into(), Rule::new(statements));
+    let hook = |kind, number, priority| Some(Hook { kind, number, priority });
+    let slot = vec![Selector::Destination, Selector::Random(2)];
+    let clients: Name = "clients".into();
+    let changes = vec![
+        Change::AddTable(""),
+        set("clients", &[FieldKind::Address], Holds::MembersFor(std::time::Duration::from_secs(1), 16)),
+        set("verdicts", &[FieldKind::Address], Holds::Verdicts),
+        set("endpoints", KEY, Holds::Data(DATA)),
+        chain("forward", hook("filter", 2, 0)),
+        chain("prerouting", hook("nat", 0, -100)),
+        chain("postrouting", hook("nat", 4, 100)),
+        rule("forward", vec![Statement::StateNew, Statement::Reject]),
+        rule("prerouting", vec![Statement::VerdictMap(vec![Selector::Destination], "verdicts".into())]),
+        rule("prerouting", vec![Statement::SourceIsLocal, Statement::SetMark(1)]),
+        rule("prerouting", vec![Statement::Update(clients, vec![Selector::Source])]),
+        rule("prerouting", vec![Statement::OneIn(2), Statement::Verdict(Verdict::Return)]),
+        rule("prerouting", vec![Statement::DnatByMap(slot, "endpoints".into())]),
+        rule("postrouting", vec![Statement::StatusDnat, Statement::Masquerade]),
+    ];
+    changes.into_iter().map(|change| (family, change)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_before_the_oldest_are_refused_by_name() {
+        let fact = nftables("5.10.0-37-cloud-amd64");
+        assert_eq!(fact, Fact::Missing("kernel 5.10.0-37-cloud-amd64 is older than 5.13".into()));
+        assert!(nftables("4.19.1").is_missing());
+        assert_eq!(version("6.18.44-fc-v657"), Some((6, 18)));
+        assert_eq!(version("unknown"), None);
+    }
+}

@@ -1,0 +1,246 @@
+//! The nftables mode beside others who change its table: what they take is put back at once, and what it does itself is not
+//! taken for theirs. As root, in network namespaces of its own.
+
+use std::{
+    fs::File,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use nix::sched::{CloneFlags, setns, unshare};
+use proxy_userspace::{
+    dataplane::{
+        Dataplane, Rendering,
+        nftables::{Nftables, NftablesSettings, Plan, State, TABLE},
+    },
+    health::ProxyHealth,
+    kernel::{
+        KernelError,
+        ruleset_changes::{TableChanges, Touched},
+    },
+    metrics::Metrics,
+    model::{DetectLocalMode, Dirty, InterfaceGlobs, ModelSettings, NodeFacts, NodePortAddresses, Snapshot},
+    sync::{Inputs, Outputs, SyncLoop, SyncPeriods},
+    watch::ManifestSource,
+};
+use shunt_tests::{deadline::Deadline, process::run_to_end};
+use tempfile::TempDir;
+use tokio::{
+    runtime::Runtime,
+    sync::{Notify, mpsc, oneshot, watch},
+};
+
+const WITHIN: Duration = Duration::from_secs(20);
+const SERVICE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec: {type: ClusterIP, clusterIP: 10.96.0.80, clusterIPs: [10.96.0.80], ports: [{port: 80, protocol: TCP}]}
+";
+
+/// A network namespace for the calling thread, which goes back when it is dropped.
+struct Namespace {
+    home: File,
+}
+
+impl Namespace {
+    fn enter() -> Self {
+        let home = File::open("/proc/thread-self/ns/net").expect("procfs");
+        unshare(CloneFlags::CLONE_NEWNET).expect("root may make network namespaces");
+        Self { home }
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _home_again = setns(&self.home, CloneFlags::CLONE_NEWNET);
+    }
+}
+
+/// The dataplane, and how often it read the kernel.
+struct Counted {
+    inner: Nftables,
+    observed: Arc<AtomicUsize>,
+}
+
+impl Dataplane for Counted {
+    type State = State;
+    type Plan = Plan;
+    type Error = KernelError;
+
+    fn observe(&mut self) -> Result<State, KernelError> {
+        self.observed.fetch_add(1, Ordering::SeqCst);
+        self.inner.observe()
+    }
+
+    fn is_certain(&mut self, state: &State) -> bool {
+        self.inner.is_certain(state)
+    }
+
+    fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
+        Nftables::plan(state, snapshot, dirty)
+    }
+
+    fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), KernelError> {
+        self.inner.apply(state, plan)
+    }
+
+    fn cleanup(&mut self) -> Vec<KernelError> {
+        self.inner.cleanup()
+    }
+}
+
+/// A proxy that runs, with manifests to change.
+struct Daemon {
+    manifests: TempDir,
+    disturbed: Arc<Notify>,
+    observed: Arc<AtomicUsize>,
+    stop: oneshot::Sender<()>,
+    running: tokio::task::JoinHandle<()>,
+    runtime: Runtime,
+    _namespace: Namespace,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let namespace = Namespace::enter();
+        let manifests = TempDir::new().expect("a directory");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let touched = Arc::new(Touched::default());
+        let dataplane = Nftables::new(&NftablesSettings { masquerade: 1 << 14 }, Arc::clone(&touched))
+            .expect("nf_tables");
+        let disturbed = Arc::new(Notify::new());
+        let (to_loop, events) = mpsc::channel(64);
+        let (facts, node_facts) = watch::channel(Some(NodeFacts::default()));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let observed = Arc::new(AtomicUsize::new(0));
+        let port = dataplane.port();
+        let renderer =
+            Box::new(Rendering::new(Counted { inner: dataplane, observed: Arc::clone(&observed) }));
+        let outputs = Outputs {
+            metrics: Metrics::default(),
+            health: ProxyHealth::new(Duration::from_mins(10)),
+            health_checks: watch::Sender::default(),
+        };
+        let periods = SyncPeriods { min_sync_period: Duration::ZERO, sync_period: Duration::from_hours(1) };
+        let daemon = SyncLoop::new(settings(), periods, renderer, outputs);
+        let inputs = Inputs { events, node_facts, disturbed: Arc::clone(&disturbed) };
+        std::fs::write(manifests.path().join("service.yaml"), SERVICE).expect("written");
+        let running = {
+            let _inside = runtime.enter();
+            let changes = TableChanges::open(TABLE, port, touched).expect("notices");
+            tokio::spawn(changes.report(Arc::clone(&disturbed)));
+            tokio::spawn(ManifestSource::new(manifests.path()).run(to_loop));
+            tokio::spawn(async move {
+                daemon.run(inputs, async { stopped.await.unwrap_or_default() }).await.expect("the loop runs");
+                drop(facts);
+            })
+        };
+        Self { manifests, disturbed, observed, stop, running, runtime, _namespace: namespace }
+    }
+
+    /// Lets the loop run until this is so.
+    fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
+        let deadline = Deadline::after(WITHIN);
+        let reached = deadline.poll(|| {
+            self.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(5)).await });
+            is_so().then_some(())
+        });
+        assert!(reached.is_some(), "not within {WITHIN:?}: {what}");
+    }
+
+    fn set_endpoint(&self, address: &str) {
+        let slice = format!(
+            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: web-1, namespace: default, labels: \
+             {{kubernetes.io/service-name: web}}}}\naddressType: IPv4\nendpoints: [{{addresses: ['{address}'], conditions: \
+             {{ready: true}}}}]\nports: [{{name: '', port: 8080, protocol: TCP}}]\n"
+        );
+        let written = self.manifests.path().join("slice.tmp");
+        std::fs::write(&written, slice).expect("written");
+        std::fs::rename(written, self.manifests.path().join("slice.yaml")).expect("renamed");
+    }
+
+    fn stop(self) {
+        self.stop.send(()).expect("the loop runs");
+        self.runtime.block_on(self.running).expect("no panic");
+    }
+}
+
+fn settings() -> ModelSettings {
+    ModelSettings {
+        node_name: "node1".into(),
+        cluster_cidrs: Vec::new(),
+        detect_local: DetectLocalMode::ClusterCidr,
+        node_port_addresses: NodePortAddresses::All,
+        masquerade_all: false,
+        interfaces: InterfaceGlobs::default(),
+    }
+}
+
+/// What nft says; nothing where it fails.
+fn nft(arguments: &[&str]) -> String {
+    run_to_end(Path::new("nft"), arguments, WITHIN).map_or_else(|_| String::new(), |finished| finished.stdout)
+}
+
+fn leads_to(endpoint: &str) -> bool {
+    nft(&["list", "map", "ip", TABLE, "service-endpoints"])
+        .contains(&format!("10.96.0.80 . tcp . 80 . 0 : {endpoint}"))
+}
+
+fn listing() -> String {
+    nft(&["list", "ruleset"])
+}
+
+#[test]
+fn what_others_remove_is_put_back_long_before_sync_period() {
+    let daemon = Daemon::start();
+    daemon.set_endpoint("10.244.1.1");
+    daemon.wait_until("the endpoint is served", || leads_to("10.244.1.1 . 8080"));
+    let whole = listing();
+    let damages: [&[&str]; 6] = [
+        &["delete", "table", "ip", TABLE],
+        &["delete", "table", "ip6", TABLE],
+        &["flush", "ruleset"],
+        &["flush", "chain", "ip", TABLE, "services"],
+        &["delete", "element", "ip", TABLE, "service-ips", "{ 10.96.0.80 . tcp . 80 }"],
+        &["add", "element", "ip", TABLE, "cluster-ips", "{ 10.96.0.99 }"],
+    ];
+    for damage in damages {
+        nft(damage);
+        assert_ne!(listing(), whole, "{damage:?} changes nothing");
+        daemon.wait_until(&format!("repaired after {damage:?}"), || same(&listing(), &whole));
+    }
+    daemon.stop();
+}
+
+/// Chains and sets are listed in the order they were made.
+fn same(listing: &str, other: &str) -> bool {
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    };
+    sorted(listing) == sorted(other)
+}
+
+#[test]
+fn its_own_changes_are_not_taken_for_those_of_others_and_nothing_is_read_again() {
+    let daemon = Daemon::start();
+    for number in 1..=20 {
+        let endpoint = format!("10.244.1.{number}");
+        daemon.set_endpoint(&endpoint);
+        daemon.wait_until("the endpoint is served", || leads_to(&format!("{endpoint} . 8080")));
+        daemon.disturbed.notify_one();
+    }
+    nft(&["add", "table", "ip", "other"]);
+    nft(&["delete", "table", "ip", "other"]);
+    assert_eq!(daemon.observed.load(Ordering::SeqCst), 1, "the kernel was read again");
+    nft(&["delete", "table", "ip", TABLE]);
+    daemon.wait_until("the table is back", || leads_to("10.244.1.20 . 8080"));
+    assert_eq!(daemon.observed.load(Ordering::SeqCst), 2);
+    daemon.stop();
+}
