@@ -15,7 +15,7 @@ use super::{
 use crate::{
     dataplane::PlanSize as _,
     kernel::iptables::Backend,
-    model::{Delta, Dirty, Snapshot, WatchEvent, testing},
+    model::{Dirty, Snapshot, testing},
 };
 
 fn offer() -> impl Strategy<Value = Offer> {
@@ -168,14 +168,11 @@ proptest! {
 #[test]
 fn the_first_input_is_as_upstream_would_write_it() {
     let mut world = testing::World::default();
-    world.apply(WatchEvent::Services(Delta::Replace(vec![testing::service("default/web", "10.96.0.80")])));
-    let slice = testing::slice(
-        "default/web-1",
-        "web",
-        vec![testing::endpoint("10.244.1.11"), testing::endpoint("10.244.2.11")],
-    );
-    world.apply(WatchEvent::EndpointSlices(Delta::Replace(vec![slice])));
-    world.apply(WatchEvent::Nodes(Delta::Replace(Vec::new())));
+    let service = testing::service("default/web", "10.96.0.80");
+    world.services.insert(service.name.clone(), service);
+    let endpoints = ["10.244.1.11", "10.244.2.11"].map(testing::endpoint);
+    let slice = testing::slice("default/web-1", "web", endpoints.into());
+    world.slices.insert(slice.name.clone(), slice);
     let model = world
         .model(&testing::settings(), &testing::facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24")]));
     let offer = Offer {
