@@ -36,17 +36,18 @@ impl Renderer for Successor {
     }
 
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {
-        let operations = self.renderer.render(snapshot, dirty)?;
-        self.remove_other_modes();
-        Ok(operations)
+        self.renderer.render(snapshot, dirty)
     }
 
+    /// What comes after a success, and holds up nobody who waits for it.
     fn forget_stale_udp(
         &mut self,
         snapshot: &Snapshot,
         dirty: &Dirty,
     ) -> Result<Vec<Forgotten>, RenderError> {
-        self.renderer.forget_stale_udp(snapshot, dirty)
+        let forgotten = self.renderer.forget_stale_udp(snapshot, dirty);
+        self.remove_other_modes();
+        forgotten
     }
 
     fn cleanup(&mut self) -> Vec<RenderError> {

@@ -21,8 +21,10 @@ use crate::{
 fn the_first_packet_of_every_flow_goes_where_the_case_says() {
     let mut traced = 0;
     let mut wrong = Vec::new();
-    let is_for_mode = |case: &Case| case.modes.is_empty() || case.modes.iter().any(|mode| mode == "iptables");
-    for case in Case::read_directory(own_cases(), &[]).expect("cases").into_iter().filter(is_for_mode) {
+    let is_for_this_mode =
+        |case: &Case| case.modes.is_empty() || case.modes.iter().any(|mode| mode == "iptables");
+    let cases = Case::read_directory(own_cases(), &[]).expect("cases");
+    for case in cases.into_iter().filter(is_for_this_mode) {
         let mut scene = Scene::new(&case).expect("a scene");
         for (number, step) in case.steps.iter().enumerate() {
             scene.play(step).unwrap_or_else(|error| panic!("{} step {}: {error:#}", case.name, number + 1));

@@ -250,6 +250,35 @@ fn rules_that_are_refused_are_told_with_their_line_and_all_is_written_once_they_
     });
 }
 
+#[test]
+fn a_service_whose_rules_are_refused_is_left_out_and_keeps_no_other_from_being_served() {
+    on_each_kind(|kind, node| {
+        let mut mode = mode(node);
+        let mut state = observe(node, &mut mode);
+        let mut snapshot = services();
+        // An address of the other family, which no Service has.
+        let frontends = vec![frontend(FrontendKind::ClusterIp, Some("fd96::99"), 80)];
+        let bad = port(frontends, IpFamily::V4, TrafficPolicy::Cluster, 1);
+        let (bad_key, bad) = add(IpFamily::V4, "bad", Protocol::Tcp, bad);
+        snapshot.ports.insert(bad_key.clone(), bad);
+        let apply = |mode: &mut Iptables, state: &mut State, snapshot: &Snapshot| {
+            let plan = Iptables::plan(state, snapshot, &Dirty::everything());
+            node.within(|| Ok(mode.apply(state, plan))).map_err(|error| error.to_string())
+        };
+        let refused = apply(&mut mode, &mut state, &snapshot).expect_err("a rule is refused");
+        assert!(refused.contains("refused at line"), "{refused}");
+        let mut state = observe(node, &mut mode);
+        let told = apply(&mut mode, &mut state, &snapshot).expect_err("it is told as long as it is so");
+        assert!(told.starts_with("1 service ports are left out"), "{told}");
+        let shown = kind.saved(node);
+        assert!(shown.contains("default/open:p cluster IP") && !shown.contains("default/bad"), "{shown}");
+        assert!(node.within(|| Ok(mode.is_certain(&state))), "all else is as it should be");
+        snapshot.ports.remove(&bad_key);
+        apply(&mut mode, &mut state, &snapshot).expect("nothing is refused any more");
+        assert_eq!(sync(node, &mut mode, &mut state, &services()), 0);
+    });
+}
+
 fn counted(mode: &mut Iptables, name: &str) -> u64 {
     let readings: Vec<Reading> = mode.readings().expect("the mode counts")();
     let values = readings.iter().filter(|reading| reading.name == name).map(|reading| match reading.value {

@@ -19,7 +19,7 @@ use super::{Conformance, setup, steps};
 
 const SHORT: Duration = Duration::from_mins(2);
 const LONG: Duration = Duration::from_mins(30);
-/// Cases that wait for silence again and again; `cargo xtask conformance --mode nftables` runs them too.
+/// Cases that wait for silence again and again; `cargo xtask conformance --mode MODE` runs them too.
 const SLOW: [&str; 4] = [
     "outside-cgroup-internal-local",
     "outside-cgroup-local",
@@ -90,8 +90,8 @@ fn verdict(ok: bool) -> &'static str {
 fn steps() -> Vec<Step> {
     let deny = ["--all-targets", "--", "-D", "warnings"];
     let conformance = Conformance { mode: "ebpf".into(), ..Conformance::default() };
-    let nftables = Conformance {
-        mode: "nftables".into(),
+    let of_netfilter = |mode: &str| Conformance {
+        mode: mode.into(),
         except: SLOW.map(Into::into).into(),
         ..Conformance::default()
     };
@@ -128,13 +128,25 @@ fn steps() -> Vec<Step> {
             count: counts::conformance_result,
             counted: true,
             echo: true,
-            ..Step::plain("conformance nftables", steps::conformance(&nftables).limit(LONG))
+            ..Step::plain("conformance nftables", steps::conformance(&of_netfilter("nftables")).limit(LONG))
+        },
+        Step {
+            count: counts::conformance_result,
+            counted: true,
+            echo: true,
+            ..Step::plain("conformance iptables", steps::conformance(&of_netfilter("iptables")).limit(LONG))
         },
         Step {
             count: counts::conformance_result,
             counted: true,
             echo: true,
             ..Step::plain("restarts nftables", steps::restarts("nftables").limit(LONG))
+        },
+        Step {
+            count: counts::conformance_result,
+            counted: true,
+            echo: true,
+            ..Step::plain("restarts iptables", steps::restarts("iptables").limit(LONG))
         },
     ]
 }

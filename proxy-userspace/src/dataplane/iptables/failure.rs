@@ -1,7 +1,10 @@
 //! What can go wrong, and what a failed iptables-restore says of its input.
 
 use super::names::Chain;
-use crate::{kernel::KernelError, model::IpFamily};
+use crate::{
+    kernel::KernelError,
+    model::{IpFamily, ServicePortKey},
+};
 
 /// Options that a restore can go without.
 pub(super) const RANDOM_FULLY: &str = "random-fully";
@@ -24,6 +27,14 @@ pub enum IptablesError {
         /// Why.
         source: KernelError,
     },
+    /// Some service ports are not served; all others are.
+    #[error("{count} service ports are left out because their rules were refused; the first is {first}")]
+    LeftOut {
+        /// How many.
+        count: usize,
+        /// One of them.
+        first: ServicePortKey,
+    },
 }
 
 fn shown(line: Option<&(usize, String)>) -> String {
@@ -31,6 +42,12 @@ fn shown(line: Option<&(usize, String)>) -> String {
 }
 
 impl IptablesError {
+    /// The rule that was refused.
+    pub(super) fn rule(&self) -> Option<&str> {
+        let Self::Restore { line: Some((_, text)), .. } = self else { return None };
+        text.starts_with("-A ").then_some(text)
+    }
+
     /// The chain that could not be removed.
     pub(super) fn unremovable(&self) -> Option<Chain> {
         let Self::Restore { line: Some((_, text)), .. } = self else { return None };

@@ -30,7 +30,7 @@ use self::{
     plan::FamilyPlan,
     removal::Left,
     rules::{INVALID_DROPPED, LOCALHOST_ACCEPTED},
-    state::{FamilyState, TableState},
+    state::{FamilyState, PortState, TableState},
 };
 pub use self::{failure::IptablesError, plan::Plan, state::State, terms::Offer};
 use super::{Dataplane, Readings, conntrack::StaleUdp};
@@ -42,7 +42,7 @@ use crate::{
         nfacct,
         sysctl::NetSetting,
     },
-    model::{Dirty, IpFamily, Snapshot},
+    model::{Dirty, IpFamily, ServicePortKey, Snapshot},
 };
 
 const ROUTE_LOCALNET: NetSetting = NetSetting("ipv4/conf/all/route_localnet");
@@ -71,6 +71,8 @@ pub struct Iptables {
     commands: BTreeMap<IpFamily, Commands>,
     /// Words that a restore failed for.
     refused: Vec<&'static str>,
+    /// Service ports that a restore failed for.
+    left_out: BTreeMap<IpFamily, BTreeMap<ServicePortKey, PortState>>,
     /// Chains that a restore failed to remove.
     held_by_others: BTreeMap<IpFamily, BTreeSet<Chain>>,
     stale_udp: StaleUdp,
@@ -98,6 +100,7 @@ impl Iptables {
             settings,
             commands,
             refused: Vec::new(),
+            left_out: BTreeMap::new(),
             held_by_others: BTreeMap::new(),
             stale_udp: StaleUdp::new(loopback),
             counters,
@@ -146,6 +149,7 @@ impl Iptables {
             tables.insert(table, saved::table(table, &saved));
         }
         let mut state = FamilyState::observed(self.offer(commands)?, tables, routes_localnet()?);
+        state.left_out = self.left_out.get(&family).cloned().unwrap_or_default();
         state.held_by_others = self.held_by_others.get(&family).cloned().unwrap_or_default();
         Ok(state)
     }
@@ -165,6 +169,30 @@ impl Iptables {
         Ok(true)
     }
 
+    /// What the next plan is to go without.
+    fn learn(&mut self, plan: &FamilyPlan, failure: &IptablesError) {
+        let refused = failure.refused();
+        self.refused.extend(refused);
+        if let Some(chain) = failure.unremovable() {
+            tracing::warn!(?chain, "rules of others lead to this chain: it stays until the next start");
+            self.held_by_others.entry(plan.family).or_default().insert(chain);
+        }
+        let owner = failure.rule().filter(|_| refused.is_none()).and_then(|rule| plan.owner(rule));
+        if let Some((key, port)) = owner {
+            self.left_out.entry(plan.family).or_default().insert(key.clone(), port.clone());
+        }
+    }
+
+    /// What is left out is an error as long as it is there, but of no other service port.
+    fn tell_left_out(&mut self, state: &State) -> Result<(), IptablesError> {
+        for (family, held) in &state.families {
+            self.left_out.insert(*family, held.left_out.clone());
+        }
+        let mut keys = self.left_out.values().flat_map(BTreeMap::keys);
+        let count = keys.clone().count();
+        keys.next().map_or(Ok(()), |first| Err(IptablesError::LeftOut { count, first: first.clone() }))
+    }
+
     fn apply_family(&mut self, plan: &FamilyPlan) -> Result<(), IptablesError> {
         let Some(commands) = self.commands.get(&plan.family) else { return Ok(()) };
         if !plan.tables.is_empty() {
@@ -173,14 +201,7 @@ impl Iptables {
             if let Err(source) = commands.restore_all(text.clone()) {
                 self.counters.failed(plan);
                 let failure = failure::of_restore(plan.family, &text, source);
-                self.refused.extend(failure.refused());
-                if let Some(chain) = failure.unremovable() {
-                    tracing::warn!(
-                        ?chain,
-                        "rules of others lead to this chain: it stays until the next start"
-                    );
-                    self.held_by_others.entry(plan.family).or_default().insert(chain);
-                }
+                self.learn(plan, &failure);
                 return Err(failure);
             }
         }
@@ -281,7 +302,7 @@ impl Dataplane for Iptables {
                 }
             }
         }
-        first.map_or(Ok(()), Err)
+        first.map_or_else(|| self.tell_left_out(state), Err)
     }
 
     fn readings(&mut self) -> Option<Readings> {

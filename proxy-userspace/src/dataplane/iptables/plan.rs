@@ -41,6 +41,8 @@ pub(super) struct FamilyPlan {
     /// All service ports were looked at.
     pub(super) is_full: bool,
     ports: PortChanges,
+    /// Service ports that were left out before and are so no more.
+    no_longer_left_out: Vec<ServicePortKey>,
     node: Node,
     is_large: bool,
 }
@@ -72,6 +74,20 @@ impl FamilyPlan {
         self.tables.iter().map(TableInput::len).sum::<usize>() + usize::from(self.route_localnet)
     }
 
+    /// The service port that a rule is of, and what was to be written for it.
+    pub(super) fn owner(&self, rule: &str) -> Option<(&ServicePortKey, &PortState)> {
+        let chains = rule.split(' ').filter_map(Chain::parse);
+        let chains: Vec<Chain> = chains.filter(|chain| matches!(chain, Chain::Of(..))).collect();
+        let is_named = |key: &ServicePortKey| {
+            let name = key.name.to_string();
+            rule.contains(&format!("\"{name} ")) || rule.contains(&format!("\"{name}\""))
+        };
+        let changed = self.ports.iter().filter_map(|(key, port)| Some((key, port.as_ref()?)));
+        let mut owners = changed
+            .filter(|(key, port)| chains.iter().any(|chain| port.chains.contains(chain)) || is_named(key));
+        owners.next()
+    }
+
     /// All of it was done.
     pub(super) fn record(self, state: &mut FamilyState) {
         for input in &self.tables {
@@ -79,6 +95,9 @@ impl FamilyPlan {
         }
         for (key, port) in &self.ports {
             state.record_port(key, port.as_ref());
+        }
+        for key in &self.no_longer_left_out {
+            state.left_out.remove(key);
         }
         state.routes_localnet |= self.route_localnet;
         state.node = Some(self.node);
@@ -117,14 +136,33 @@ fn of_family(family: IpFamily, held: &FamilyState, snapshot: &Snapshot, dirty: &
         }
         planner.rewrite_shared();
     } else {
-        let gone = held.ports.keys().filter(|key| !snapshot.ports.contains_key(key));
+        let known = held.ports.keys().chain(held.left_out.keys());
+        let gone = known.filter(|key| !snapshot.ports.contains_key(key));
         for key in ports().map(|(key, _)| key).chain(gone) {
             planner.port(key);
         }
         planner.everything();
     }
+    let no_longer_left_out = std::mem::take(&mut planner.no_longer_left_out);
     let (tables, route_localnet, ports) = planner.finish();
-    FamilyPlan { family, tables, route_localnet, is_full: !partial, ports, node, is_large }
+    FamilyPlan {
+        family,
+        tables,
+        route_localnet,
+        is_full: !partial,
+        ports,
+        no_longer_left_out,
+        node,
+        is_large,
+    }
+}
+
+fn port_state(port: &ResolvedPort, rules: &PortRules<'_>, chains: &[(Chain, Lines)]) -> PortState {
+    PortState {
+        chains: chains.iter().map(|(chain, _)| *chain).collect(),
+        shared: rules.contributions().each_ref().map(|lines| Content::of(lines)),
+        endpoints: count_endpoints(port),
+    }
 }
 
 fn count_endpoints(port: &ResolvedPort) -> usize {
@@ -158,6 +196,7 @@ struct Planner<'a> {
     filter_grows: bool,
     serves_node_ports: bool,
     ports: PortChanges,
+    no_longer_left_out: Vec<ServicePortKey>,
 }
 
 impl<'a> Planner<'a> {
@@ -173,7 +212,14 @@ impl<'a> Planner<'a> {
             filter_grows: false,
             serves_node_ports: false,
             ports: Vec::new(),
+            no_longer_left_out: Vec::new(),
         }
+    }
+
+    /// It was refused as it is.
+    fn is_left_out(&self, key: &ServicePortKey, port: &ResolvedPort, rules: &PortRules<'_>) -> bool {
+        let refused = self.held.left_out.get(key);
+        refused.is_some_and(|refused| *refused == port_state(port, rules, &rules.chains()))
     }
 
     fn holds(&self, table: Table, chain: Chain) -> Option<&'a Content> {
@@ -194,17 +240,21 @@ impl<'a> Planner<'a> {
     /// One service port: its own chains are written as far as they change, and what it adds to shared ones is noted.
     fn port(&mut self, key: &ServicePortKey) {
         let was = self.held.ports.get(key);
-        let Some((key, port)) = self.snapshot.ports.get_key_value(key) else {
+        let found = self.snapshot.ports.get_key_value(key);
+        let found = found.map(|(key, port)| (key, port, PortRules::new(self.terms, key, port)));
+        let Some((key, port, rules)) = found.filter(|(key, port, rules)| !self.is_left_out(key, port, rules))
+        else {
+            if !self.snapshot.ports.contains_key(key) {
+                self.no_longer_left_out.push(key.clone());
+            }
             self.note(key, was, None);
             return;
         };
-        let rules = PortRules::new(self.terms, key, port);
+        if self.held.left_out.contains_key(key) {
+            self.no_longer_left_out.push(key.clone());
+        }
         let chains = rules.chains();
-        let now = PortState {
-            chains: chains.iter().map(|(chain, _)| *chain).collect(),
-            shared: rules.contributions().each_ref().map(|lines| Content::of(lines)),
-            endpoints: count_endpoints(port),
-        };
+        let now = port_state(port, &rules, &chains);
         self.serves_node_ports |= port.has_endpoints
             && port.frontends.iter().any(|frontend| frontend.kind == FrontendKind::NodePort);
         for (chain, lines) in chains {
@@ -236,7 +286,11 @@ impl<'a> Planner<'a> {
         }
         let mut lines = Contributions::default();
         for (key, port) in self.snapshot.ports.iter().filter(|(key, _)| key.family == self.terms.family) {
-            let added = PortRules::new(self.terms, key, port).contributions();
+            let rules = PortRules::new(self.terms, key, port);
+            if self.is_left_out(key, port, &rules) {
+                continue;
+            }
+            let added = rules.contributions();
             for (index, added) in added.iter().enumerate() {
                 if self.shared_changes[index] {
                     lines[index].push_str(added);

@@ -103,6 +103,8 @@ pub(super) struct FamilyState {
     pub(super) node: Option<Node>,
     /// Rules of endpoints went without comments.
     pub(super) is_large: bool,
+    /// Service ports whose rules were refused, with what was refused; they are left out until they change.
+    pub(super) left_out: BTreeMap<ServicePortKey, PortState>,
     /// Chains that cannot be removed, since rules of others lead to them.
     pub(super) held_by_others: BTreeSet<Chain>,
 }
@@ -118,6 +120,7 @@ impl FamilyState {
             endpoints: 0,
             node: None,
             is_large: false,
+            left_out: BTreeMap::new(),
             held_by_others: BTreeSet::new(),
         }
     }

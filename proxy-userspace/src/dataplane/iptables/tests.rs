@@ -167,9 +167,13 @@ proptest! {
 
 #[test]
 fn the_first_input_is_as_upstream_would_write_it() {
-    let endpoints = vec![testing::endpoint("10.244.1.11"), testing::endpoint("10.244.2.11")];
-    let slice = testing::slice("default/web-1", "web", endpoints);
-    let model = testing::World::of(testing::service("default/web", "10.96.0.80"), slice)
+    let mut world = testing::World::default();
+    let service = testing::service("default/web", "10.96.0.80");
+    world.services.insert(service.name.clone(), service);
+    let endpoints = ["10.244.1.11", "10.244.2.11"].map(testing::endpoint);
+    let slice = testing::slice("default/web-1", "web", endpoints.into());
+    world.slices.insert(slice.name.clone(), slice);
+    let model = world
         .model(&testing::settings(), &testing::facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24")]));
     let offer = Offer {
         masquerade_mark: 1 << 14,

@@ -18,15 +18,6 @@ pub struct World {
 }
 
 impl World {
-    /// A world with one Service.
-    pub fn of(service: Service, slice: EndpointSlice) -> Self {
-        Self {
-            services: BTreeMap::from([(service.name.clone(), service)]),
-            slices: BTreeMap::from([(slice.name.clone(), slice)]),
-            nodes: BTreeMap::new(),
-        }
-    }
-
     /// Does what an event says.
     pub fn apply(&mut self, event: WatchEvent) {
         match event {
