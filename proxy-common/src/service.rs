@@ -2,10 +2,23 @@
 
 use crate::{
     Addr, Proto,
+    known::Place,
     layout::{AffinityKey, AffinityValue, Endpoint, EndpointKey, List, MemberKey, ServiceKey, ServiceValue},
     select::Slots,
     tables::Tables,
 };
+
+/// Whether an address and port may be a Service's: most are not, and a bitmap tells.
+#[inline(always)]
+pub fn may_be(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
+    tables.may_be_known(Place::of_service(addr, port)) || tables.may_be_known(Place::of_node_port(addr, port))
+}
+
+/// Whether an address and port may be an endpoint's, or may have been.
+#[inline(always)]
+pub fn may_be_endpoint(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
+    tables.may_be_known(Place::of_endpoint(addr, port))
+}
 
 /// Finds the Service of a destination. `on_node` tells whether who dials shares the node's loopback; it is asked only where
 /// that matters.

@@ -8,7 +8,6 @@
 
 use proxy_common::{
     Proto,
-    known::Place,
     layout::{AffinityKey, Connection, Endpoint, ServiceValue, SocketPeer, UdpSocket},
     select::Slots,
     service,
@@ -101,6 +100,9 @@ pub fn sendmsg<F: Family>(ctx: &SockAddr) -> Outcome {
 #[inline(always)]
 pub fn recvmsg<F: Family>(ctx: &SockAddr) -> Outcome {
     let sender = ctx.address::<F>();
+    if !may_be_endpoint(&sender) {
+        return Outcome::Proceed;
+    }
     let dialled = if ctx.socket().is_connected() {
         maps::udp_connection(ctx).filter(|own| own.endpoint == sender).map(|own| own.dialled)
     } else {
@@ -154,6 +156,9 @@ fn resolve<F: Family>(
     proto: Proto,
     choose: impl Fn(&ServiceValue, Slots) -> Option<Endpoint>,
 ) -> Resolution {
+    if !service::may_be(&Kernel, &dialled.addr, dialled.port) {
+        return Resolution::Pass;
+    }
     for _ in 0..READS {
         let found = service::find(&Kernel, dialled, proto, || in_node(ctx));
         let Some(service) = found else { return Resolution::Pass };
@@ -246,12 +251,12 @@ pub fn release(socket: &Socket) {
     match Proto::from_number(socket.protocol()) {
         Some(Proto::Udp) => maps::remove_udp_socket(socket.cookie()),
         // Most are connected to no endpoint, and have nothing to be forgotten.
-        Some(Proto::Tcp) if leads_to_endpoint(&socket.peer()) => maps::remove_tcp_connection(socket.cookie()),
+        Some(Proto::Tcp) if may_be_endpoint(&socket.peer()) => maps::remove_tcp_connection(socket.cookie()),
         _ => {}
     }
 }
 
 #[inline(always)]
-fn leads_to_endpoint(peer: &Endpoint) -> bool {
-    Kernel.may_be_known(Place::of_endpoint(&peer.addr, peer.port))
+fn may_be_endpoint(address: &Endpoint) -> bool {
+    service::may_be_endpoint(&Kernel, &address.addr, address.port)
 }

@@ -19,7 +19,7 @@ fn a_bad_configuration_ends_it_with_all_that_is_wrong() {
     assert_eq!(
         said,
         "shunt: invalid configuration:\n  --log-format: \"xml\": must be one of text, json\n  \
-         --mode: \"ipvs\": this build does not have this mode; must be auto or ebpf or nftables\n"
+         --mode: \"ipvs\": this build does not have this mode; must be auto or ebpf or nftables or iptables\n"
     );
 }
 

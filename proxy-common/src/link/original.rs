@@ -4,7 +4,6 @@ use super::{Outcome, dropped, fragment, is_settling, rewritten};
 use crate::{
     Addr, Proto,
     flow::{self, observed},
-    known::Place,
     layout::{
         AffinityKey, Counter, Direction, Endpoint, Flow, FlowKey, LocalDetection, NodeValue, ServiceValue,
         flags, flow_state,
@@ -18,8 +17,7 @@ use crate::{
 /// Whether a packet may be for a Service, by where it goes.
 #[inline(always)]
 pub(super) fn may_concern(tables: &impl Tables, packet: &Packet, [_, port]: [u16; 2]) -> bool {
-    tables.may_be_known(Place::of_service(&packet.destination, port))
-        || tables.may_be_known(Place::of_node_port(&packet.destination, port))
+    service::may_be(tables, &packet.destination, port)
 }
 
 /// A TCP or UDP packet that may be for a Service comes in on a link.

@@ -4,17 +4,16 @@ use super::{Outcome, fragment, is_settling, rewritten};
 use crate::{
     Proto,
     flow::{self, observed},
-    known::Place,
     layout::{Direction, Flow, FlowKey, ServiceKey, flow_state},
     packet::{Frame, Packet, Tuple, UDP},
-    rewrite,
+    rewrite, service,
     tables::Tables,
 };
 
 /// Whether a packet may be of a flow, by where it comes from.
 #[inline(always)]
 pub(super) fn may_concern(tables: &impl Tables, packet: &Packet, [port, _]: [u16; 2]) -> bool {
-    tables.may_be_known(Place::of_endpoint(&packet.source, port))
+    service::may_be_endpoint(tables, &packet.source, port)
         || packet.proto == UDP && may_be_own(tables, packet, port)
 }
 
@@ -22,8 +21,7 @@ pub(super) fn may_concern(tables: &impl Tables, packet: &Packet, [port, _]: [u16
 /// its own, for its stack.
 #[inline(never)]
 fn may_be_own<T: Tables>(tables: &T, packet: &Packet, port: u16) -> bool {
-    tables.may_be_known(Place::of_service(&packet.source, port))
-        || tables.may_be_known(Place::of_node_port(&packet.source, port))
+    service::may_be(tables, &packet.source, port)
 }
 
 /// A TCP or UDP packet that may be of a flow leaves on a link.

@@ -126,6 +126,20 @@ const FLAGS: &[Flag] = &[
         "DURATION",
         "Under load, the least time between two changes of the kernel; modes without a period of their own use it too [default: 1s]",
     ),
+    flag(
+        MODE,
+        "iptables-masquerade-bit",
+        "iptables.masqueradeBit",
+        "BIT",
+        "The bit of a packet's mark that has it masqueraded, 0 to 31 [default: 14]",
+    ),
+    flag(
+        MODE,
+        "iptables-localhost-nodeports",
+        "iptables.localhostNodePorts",
+        SWITCH,
+        "Serve node ports on 127.0.0.1 in iptables mode too [default: true]",
+    ),
     flag(MODE, "masquerade-all", "iptables.masqueradeAll", SWITCH, "Masquerade all traffic to cluster IPs"),
     flag(
         MODE,

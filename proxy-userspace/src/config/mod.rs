@@ -23,7 +23,7 @@ pub use flags::{Flags, ProbeOutput};
 pub use problem::{ConfigError, Problem};
 
 use crate::{
-    dataplane::{ebpf::EbpfSettings, nftables::NftablesSettings},
+    dataplane::{ebpf::EbpfSettings, iptables::IptablesSettings, nftables::NftablesSettings},
     model::ModelSettings,
 };
 use settings::Settings;
@@ -35,17 +35,20 @@ pub enum Mode {
     Ebpf,
     /// nftables.
     Nftables,
+    /// iptables.
+    Iptables,
 }
 
 impl Mode {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::Ebpf, Self::Nftables];
+    /// All of them, in the order in which `auto` prefers them.
+    pub const ALL: [Self; 3] = [Self::Ebpf, Self::Nftables, Self::Iptables];
 
     /// The name it is chosen by, and that `/proxyMode` answers.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ebpf => "ebpf",
             Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
         }
     }
 }
@@ -76,7 +79,7 @@ pub enum LogFormat {
 /// The whole configuration, checked and with defaults filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The mode; `auto` is already decided.
+    /// The mode; the preferred one where it is for the kernel to decide.
     pub mode: Mode,
     /// The mode was `auto`.
     pub mode_is_auto: bool,
@@ -100,6 +103,8 @@ pub struct Config {
     pub ebpf: EbpfSettings,
     /// Settings of the nftables mode.
     pub nftables: NftablesSettings,
+    /// Settings of the iptables mode.
+    pub iptables: IptablesSettings,
     /// How logs are written.
     pub log_format: LogFormat,
     /// Which logs are written, in the syntax of `RUST_LOG`.

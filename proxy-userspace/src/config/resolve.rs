@@ -17,6 +17,7 @@ use super::{
 use crate::{
     dataplane::{
         ebpf::{EbpfSettings, LinkAttachment, MapSizes, Marks},
+        iptables::IptablesSettings,
         nftables::NftablesSettings,
     },
     kernel::command::SearchPath,
@@ -56,8 +57,13 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
         sync_period,
         min_sync_period,
         config_sync_period: above_zero(settings.duration("configSyncPeriod")).unwrap_or(CONFIG_SYNC_PERIOD),
-        ebpf: ebpf(&mut settings, environment, mode),
+        ebpf: ebpf(&mut settings, environment, mode == Mode::Ebpf && !mode_is_auto),
         nftables: NftablesSettings { masquerade: marks(&settings, section).masquerade },
+        iptables: IptablesSettings {
+            masquerade_mark: marks(&settings, section).masquerade,
+            localhost_node_ports: settings.flag("iptables.localhostNodePorts").unwrap_or(true),
+            path: SearchPath::default(),
+        },
         log_format: if settings.text("logging.format") == Some("json") {
             LogFormat::Json
         } else {
@@ -101,7 +107,7 @@ struct Section {
 impl Section {
     const fn of(mode: Mode) -> Self {
         match mode {
-            Mode::Ebpf => Self {
+            Mode::Ebpf | Mode::Iptables => Self {
                 masquerade_all: "iptables.masqueradeAll",
                 masquerade_bit: "iptables.masqueradeBit",
                 sync_period: "iptables.syncPeriod",
@@ -250,10 +256,10 @@ fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr
     )
 }
 
-fn ebpf(settings: &mut Settings, environment: &Environment, mode: Mode) -> EbpfSettings {
+fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> EbpfSettings {
     let cgroup_root =
         settings.text("shunt.ebpf.cgroupRoot").map(PathBuf::from).or_else(|| environment.cgroup_root());
-    if cgroup_root.is_none() && mode == Mode::Ebpf {
+    if cgroup_root.is_none() && is_needed {
         let allowed = "must name a cgroup v2 directory, because none is mounted; mount one with: mount -t cgroup2 none /sys/fs/cgroup";
         settings.refuse("shunt.ebpf.cgroupRoot", allowed);
     }

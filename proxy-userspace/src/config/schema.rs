@@ -57,7 +57,7 @@ pub(super) const FIELDS: &[Field] = &[
     read("mode", Kind::OneOf(MODES)),
     read("iptables.masqueradeBit", BIT),
     read("iptables.masqueradeAll", Kind::Bool),
-    unread("iptables.localhostNodePorts", Kind::BoolPointer),
+    read("iptables.localhostNodePorts", Kind::BoolPointer),
     read("iptables.syncPeriod", Kind::Duration),
     read("iptables.minSyncPeriod", Kind::Duration),
     unread("ipvs.syncPeriod", Kind::Duration),

@@ -176,6 +176,14 @@ impl Settings {
         matches!(self.value(path), Some(Value::Bool(true)))
     }
 
+    /// A switch that is neither on nor off where nobody set it.
+    pub(super) fn flag(&self, path: &'static str) -> Option<bool> {
+        match self.value(path)? {
+            Value::Bool(value) => Some(*value),
+            _ => None,
+        }
+    }
+
     pub(super) fn integer(&self, path: &'static str) -> Option<u32> {
         match self.value(path)? {
             Value::Integer(value) => u32::try_from(*value).ok(),

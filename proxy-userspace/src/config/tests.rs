@@ -199,7 +199,7 @@ fn a_mode_this_build_lacks_is_refused_and_a_flag_may_choose_another() {
     let file = format!("{HEAD}mode: ipvs\n");
     assert_eq!(
         problems(Some(&file), &[]),
-        [r#"mode: "ipvs": this build does not have this mode; must be auto or ebpf or nftables"#]
+        [r#"mode: "ipvs": this build does not have this mode; must be auto or ebpf or nftables or iptables"#]
     );
     assert_eq!(load(&file, &["--mode", "ebpf"]).mode, Mode::Ebpf);
 }
@@ -274,7 +274,7 @@ portForward: {a: 1}
 const BAD_FLAGS: &[(&str, &str)] = &[
     (
         "--mode=ipvs",
-        r#"--mode: "ipvs": this build does not have this mode; must be auto or ebpf or nftables"#,
+        r#"--mode: "ipvs": this build does not have this mode; must be auto or ebpf or nftables or iptables"#,
     ),
     ("--mode=fast", r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#),
     (
@@ -329,7 +329,8 @@ fn flags_are_reported_by_their_own_name() {
 
 #[test]
 fn what_a_machine_lacks_is_named_with_the_setting_that_helps() {
-    let Err(ConfigError::Invalid { problems }) = load_with(None, &[], &Environment::default()) else {
+    let Err(ConfigError::Invalid { problems }) = load_with(None, &["--mode=ebpf"], &Environment::default())
+    else {
         panic!("neither a host name nor a cgroup2 mount, and still a configuration");
     };
     let settings: Vec<_> =

@@ -8,6 +8,8 @@ pub mod conntrack;
 pub mod ebpf;
 #[cfg(test)]
 pub(crate) mod fake;
+pub mod iptables;
+pub mod leftovers;
 pub mod nftables;
 mod renderer;
 
@@ -60,6 +62,11 @@ pub trait Dataplane {
         None
     }
 
+    /// What this mode has for metrics besides what all have.
+    fn readings(&mut self) -> Option<Readings> {
+        None
+    }
+
     /// How full the kernel's tables are, for metrics.
     fn map_fill(&self, state: &Self::State) -> Vec<MapFill> {
         let _ = state;
@@ -70,6 +77,31 @@ pub trait Dataplane {
 /// Reads how many packets met which fate since the tables were made, a name each. Called whenever metrics are asked for, from any
 /// thread.
 pub type PacketCounts = Box<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>;
+
+/// Reads a mode's own metrics. Called whenever metrics are asked for, from any thread.
+pub type Readings = Box<dyn Fn() -> Vec<Reading> + Send + Sync>;
+
+/// A metric of one mode, with upstream's name. Those of one name stand together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// Without `kubeproxy_`, and without the `_total` of a counter.
+    pub name: &'static str,
+    /// Upstream's help.
+    pub help: &'static str,
+    /// Labels with their values.
+    pub labels: Vec<(&'static str, &'static str)>,
+    /// What was read.
+    pub value: ReadingValue,
+}
+
+/// The value of a [`Reading`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadingValue {
+    /// It only grows.
+    Counter(u64),
+    /// It is what it is.
+    Gauge(i64),
+}
 
 /// How full one of a dataplane's tables is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use super::{Dataplane, MapFill, PacketCounts, PlanSize, conntrack::Forgotten};
+use super::{Dataplane, MapFill, PacketCounts, PlanSize, Readings, conntrack::Forgotten};
 use crate::{
     kernel::KernelError,
     model::{Dirty, Snapshot},
@@ -66,6 +66,11 @@ pub trait Renderer: Send {
 
     /// How full the kernel's tables are, as far as was seen.
     fn map_fill(&self) -> Vec<MapFill>;
+
+    /// What the mode has for metrics besides what all have. There is one reader, too.
+    fn readings(&mut self) -> Option<Readings> {
+        None
+    }
 
     /// What became of packets. There is one reader: who asks again gets none.
     fn packet_counts(&mut self) -> Option<PacketCounts> {
@@ -154,5 +159,9 @@ where
 
     fn packet_counts(&mut self) -> Option<PacketCounts> {
         self.dataplane.packet_counts()
+    }
+
+    fn readings(&mut self) -> Option<Readings> {
+        self.dataplane.readings()
     }
 }

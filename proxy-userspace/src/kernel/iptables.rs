@@ -11,6 +11,8 @@ use super::{
 const LOCK_SECONDS: &str = "5";
 /// With many thousand rules, as another proxy may have left them, saving and restoring take their time.
 const LIMIT: Duration = Duration::from_mins(1);
+/// For an input of unknown size.
+const LARGE_LIMIT: Duration = Duration::from_mins(5);
 
 /// What keeps the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -138,7 +140,53 @@ impl Iptables {
         self.command("restore", &["-w", LOCK_SECONDS, "--noflush"]).stdin(text).run().map(drop)
     }
 
+    /// The same, with a time limit of its own: a first input of another proxy's size takes a while. A rule's or chain's counter
+    /// is set to what stands before or after it in brackets. What commands of the input print is left out.
+    pub fn restore_all(&self, text: String) -> Result<(), KernelError> {
+        let args = ["-w", LOCK_SECONDS, "--noflush", "--counters"];
+        self.command("restore", &args).limit(LARGE_LIMIT).stdin(text).run().map(drop)
+    }
+
+    /// A chain as commands that make it; none where it is not there.
+    pub fn list(&self, table: &str, chain: &str) -> Result<Option<String>, KernelError> {
+        if !self.has_table(table) {
+            return Ok(None);
+        }
+        let args = ["-w", LOCK_SECONDS, "-t", table, "-S", chain];
+        match Command::new(self.prefix.clone(), &self.path).args(args).limit(LIMIT).run() {
+            Ok(output) => Ok(Some(output.stdout)),
+            // All other errors have other numbers.
+            Err(KernelError::CommandFailed { status, .. }) if status.code() == Some(1) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The commands' version, as in 1.8.9; none where they do not say.
+    pub fn version(&self) -> Result<Option<[u32; 3]>, KernelError> {
+        Ok(version(&self.command("restore", &["--version"]).run()?.stdout))
+    }
+
     fn command(&self, verb: &str, args: &[&str]) -> Command {
         Command::new(format!("{}-{verb}", self.prefix), &self.path).args(args).limit(LIMIT)
+    }
+}
+
+/// Reads `iptables-restore v1.8.9 (nf_tables)`.
+fn version(text: &str) -> Option<[u32; 3]> {
+    let numbers = text.split_whitespace().find_map(|word| word.strip_prefix('v'))?;
+    let mut numbers = numbers.split('.').map(str::parse);
+    let mut next = || numbers.next().unwrap_or(Ok(0)).ok();
+    Some([next()?, next()?, next()?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_as_they_are_printed() {
+        assert_eq!(version("iptables-restore v1.8.9 (nf_tables)\n"), Some([1, 8, 9]));
+        assert_eq!(version("iptables-restore v1.6\n"), Some([1, 6, 0]));
+        assert_eq!(version("something else"), None);
     }
 }

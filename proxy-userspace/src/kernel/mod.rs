@@ -14,11 +14,13 @@ pub mod iptables;
 pub mod links;
 mod netlink;
 pub mod netns;
+pub mod nfacct;
 pub mod nft;
 pub mod nftables;
 pub mod probe;
 pub mod ruleset_changes;
 pub mod sock_diag;
+pub mod sysctl;
 
 pub use error::KernelError;
 

@@ -5,6 +5,7 @@
 
 mod exposition;
 mod packets;
+mod readings;
 mod registration;
 
 #[cfg(test)]
@@ -21,9 +22,9 @@ use prometheus_client::metrics::{
 
 pub use exposition::Exposition;
 
-use self::packets::Packets;
+use self::{packets::Packets, readings::OfMode};
 use crate::{
-    dataplane::{MapFill, PacketCounts, conntrack::Forgotten},
+    dataplane::{MapFill, PacketCounts, Readings, conntrack::Forgotten},
     model::IpFamily,
 };
 
@@ -92,6 +93,7 @@ pub struct Metrics {
     map_entries: Family<Labels<1>, Gauge>,
     map_capacity: Family<Labels<1>, Gauge>,
     packets: Packets,
+    of_mode: OfMode,
     operations: Counter,
     failures: Counter,
     drift: Counter,
@@ -122,6 +124,7 @@ impl Default for Metrics {
             map_entries: Family::default(),
             map_capacity: Family::default(),
             packets: Packets::default(),
+            of_mode: OfMode::default(),
             operations: Counter::default(),
             failures: Counter::default(),
             drift: Counter::default(),
@@ -144,6 +147,11 @@ impl Metrics {
     pub fn set_packet_counts(&self, counts: PacketCounts) {
         // A process has one dataplane at a time, and this build one in its life.
         let _ = self.packets.set(counts);
+    }
+
+    /// Where to read the mode's own metrics; the first one given stays.
+    pub fn set_readings(&self, readings: Readings) {
+        let _ = self.of_mode.set(readings);
     }
 
     /// How full one of the dataplane's maps is.

@@ -56,6 +56,7 @@ fn durations(metrics: &Metrics, to: &mut Registry) {
 }
 
 fn counts(metrics: &Metrics, to: &mut Registry) {
+    to.register_collector(Box::new(metrics.of_mode.clone()));
     to.register(
         "sync_proxy_rules_endpoint_changes",
         "Cumulative proxy rules Endpoint changes",

@@ -2,14 +2,17 @@
 #![forbid(unsafe_code)]
 
 mod parts;
+mod succession;
 
 use std::{net::SocketAddr, process::ExitCode, sync::Arc};
 
+use self::succession::Successor;
 use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
     config::{Config, ProbeOutput},
+    dataplane::Renderer,
     health::{self, ProxyHealth},
     inspect,
     kernel::{self, command::SearchPath},
@@ -29,10 +32,11 @@ const EVENTS_QUEUED: usize = 4096;
 type Tasks = JoinSet<anyhow::Result<()>>;
 
 /// Runs the proxy. `Ok` after SIGTERM or SIGINT; what is in the kernel then stays there.
-pub(crate) async fn run(config: Config) -> anyhow::Result<()> {
+pub(crate) async fn run(mut config: Config) -> anyhow::Result<()> {
     // First of all: from here on a signal ends the process in order.
     let shutdown = shutdown(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    announce(&config);
+    let why = parts::choose_mode(&mut config);
+    announce(&config, &why);
     let metrics = Metrics::default();
     metrics.set_mode(config.mode.name());
     let health = ProxyHealth::new(config.sync_period * 2);
@@ -40,9 +44,13 @@ pub(crate) async fn run(config: Config) -> anyhow::Result<()> {
     let mut tasks = Tasks::new();
     start_endpoints(&config, &outputs, &mut tasks);
     let inputs = start_sources(&config, outputs.metrics.clone(), &mut tasks);
-    let mut renderer = parts::renderer(&config, &inputs.disturbed)?;
+    let renderer = parts::renderer(&config, &inputs.disturbed)?;
+    let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, &config));
     if let Some(counts) = renderer.packet_counts() {
         outputs.metrics.set_packet_counts(counts);
+    }
+    if let Some(readings) = renderer.readings() {
+        outputs.metrics.set_readings(readings);
     }
     let periods = SyncPeriods { min_sync_period: config.min_sync_period, sync_period: config.sync_period };
     let sync = SyncLoop::new(config.model, periods, renderer, outputs);
@@ -83,12 +91,11 @@ pub(crate) fn probe(output: ProbeOutput) -> ExitCode {
     if verdict.auto.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn announce(config: &Config) {
+fn announce(config: &Config, why: &str) {
     let version = env!("CARGO_PKG_VERSION");
     let mode = config.mode.name();
-    let chosen = if config.mode_is_auto { "auto: the only mode of this build" } else { "as configured" };
     let node = &*config.model.node_name;
-    tracing::info!(version, mode, chosen, node, source = ?config.source, "starting");
+    tracing::info!(version, mode, why, node, source = ?config.source, "starting");
     if !config.unread_fields.is_empty() {
         let fields = config.unread_fields.join(", ");
         tracing::warn!(fields, "these fields of the configuration file have no effect in this mode");
@@ -133,6 +140,6 @@ fn start_sources(config: &Config, metrics: Metrics, tasks: &mut Tasks) -> Inputs
     let disturbed = Arc::new(Notify::new());
     let facts = parts::node_facts(to_sync, Arc::clone(&disturbed));
     tasks.spawn(async move { facts.await.context("cannot follow this node's links and addresses") });
-    tasks.spawn(parts::removals(Arc::clone(&disturbed)));
+    tasks.spawn(parts::removals(config.mode, Arc::clone(&disturbed)));
     Inputs { events, node_facts, disturbed }
 }

@@ -7,6 +7,8 @@ use proxy_userspace::{
     dataplane::{
         RenderError, Renderer, Rendering,
         ebpf::{Ebpf, RULE_NAMES},
+        iptables::{self, Iptables},
+        leftovers,
         nftables::{self, Nftables},
     },
     inspect,
@@ -21,6 +23,18 @@ use proxy_userspace::{
 };
 use tokio::sync::{Notify, mpsc, watch as channel};
 
+/// Decides what `auto` stands for here, and says why the mode is what it is. Where nothing works, starting the preferred mode
+/// tells what is missing.
+pub(super) fn choose_mode(config: &mut Config) -> String {
+    if !config.mode_is_auto {
+        return "as configured".into();
+    }
+    let verdict = inspect::probe::judge(&kernel::probe::facts(&SearchPath::default()));
+    let found = verdict.auto.and_then(|name| Mode::ALL.into_iter().find(|mode| mode.name() == name));
+    config.mode = found.unwrap_or(config.mode);
+    format!("auto: {}", verdict.why)
+}
+
 /// The dataplane of the configured mode. `disturbed` is told when others change what it put into the kernel.
 pub(super) fn renderer(config: &Config, disturbed: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
     match config.mode {
@@ -34,6 +48,10 @@ pub(super) fn renderer(config: &Config, disturbed: &Arc<Notify>) -> anyhow::Resu
             let changes = TableChanges::open(nftables::TABLE, dataplane.port(), touched)?;
             tokio::spawn(follow(changes, Arc::clone(disturbed)));
             Ok(Box::new(Rendering::new(dataplane)))
+        }
+        Mode::Iptables => {
+            let iptables = Iptables::new(config.iptables.clone()).map_err(|e| explained(e, config))?;
+            Ok(Box::new(Rendering::new(iptables)))
         }
     }
 }
@@ -72,13 +90,44 @@ fn missing(config: &Config) -> Vec<String> {
     of_mode.into_iter().flat_map(|mode| mode.missing).map(|lack| lack.to_string()).collect()
 }
 
-/// Removes what any mode ever put into the kernel; goes on past errors.
+/// Removes what any mode ever put into the kernel, and kube-proxy before; goes on past errors.
 pub(super) fn cleanup(config: &Config) -> Vec<RenderError> {
+    let mut errors = of_ebpf(config);
+    errors.extend(told(Nftables::cleanup_tables()));
+    errors.extend(told(Iptables::remove(&config.iptables)));
+    errors.extend(of_ipvs(config));
+    errors
+}
+
+/// Removes what modes other than the configured one, and kube-proxy before, put into the kernel; goes on past errors. Connections
+/// that netfilter translates stay with conntrack.
+pub(super) fn remove_other_modes(config: &Config) -> Vec<RenderError> {
+    let mut errors = if config.mode == Mode::Ebpf { Vec::new() } else { of_ebpf(config) };
+    if config.mode != Mode::Nftables {
+        errors.extend(told(Nftables::cleanup_tables()));
+    }
+    errors.extend(told(if config.mode == Mode::Iptables {
+        Iptables::remove_others(&config.iptables)
+    } else {
+        Iptables::remove(&config.iptables)
+    }));
+    errors.extend(of_ipvs(config));
+    errors
+}
+
+fn of_ebpf(config: &Config) -> Vec<RenderError> {
     let mut errors = Ebpf::cleanup_at(&config.ebpf.pin_dir);
     errors.extend(Ebpf::remove_rules(&config.ebpf));
-    let of_ebpf = errors.into_iter().map(|source| RenderError::Cleanup { source: source.into() });
-    let of_nftables = Nftables::cleanup_tables().into_iter();
-    of_ebpf.chain(of_nftables.map(|source| RenderError::Cleanup { source: source.into() })).collect()
+    told(errors)
+}
+
+/// After the chains that use the sets.
+fn of_ipvs(config: &Config) -> Vec<RenderError> {
+    told(leftovers::remove_ipvs(&config.iptables.path))
+}
+
+fn told<E: std::error::Error + Send + Sync + 'static>(errors: Vec<E>) -> Vec<RenderError> {
+    errors.into_iter().map(|source| RenderError::Cleanup { source: source.into() }).collect()
 }
 
 /// Feeds the loop with objects.
@@ -121,8 +170,14 @@ async fn measured(
 }
 
 /// Tells the loop when someone else takes away what it put into the kernel. Without, that shows when all is compared.
-pub(super) async fn removals(disturbed: Arc<Notify>) -> anyhow::Result<()> {
-    let ended = kernel::ruleset_changes::report_removals(&RULE_NAMES, disturbed).await;
+pub(super) async fn removals(mode: Mode, disturbed: Arc<Notify>) -> anyhow::Result<()> {
+    let names: &[&str] = match mode {
+        Mode::Ebpf => &RULE_NAMES,
+        // Its tables are followed change by change.
+        Mode::Nftables => return std::future::pending().await,
+        Mode::Iptables => &iptables::RULE_NAMES,
+    };
+    let ended = kernel::ruleset_changes::report_removals(names, disturbed).await;
     if let Err(error) = ended {
         tracing::info!(%error, "cannot follow changes of netfilter rules; they are compared every syncPeriod");
     }

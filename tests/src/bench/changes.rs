@@ -13,7 +13,9 @@ use nix::{
 };
 use proxy_userspace::{
     config::{Config, Environment, Flags, Mode, ObjectSource},
-    dataplane::{MapFill, RenderError, Renderer, Rendering, ebpf::Ebpf, nftables::Nftables},
+    dataplane::{
+        MapFill, RenderError, Renderer, Rendering, ebpf::Ebpf, iptables::Iptables, nftables::Nftables,
+    },
     health::ProxyHealth,
     kernel,
     metrics::Metrics,
@@ -137,6 +139,7 @@ fn renderer(config: &Config) -> Result<Box<dyn Renderer>> {
     match config.mode {
         Mode::Ebpf => Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf)?))),
         Mode::Nftables => Ok(Box::new(Rendering::new(Nftables::new(&config.nftables, Arc::default())?))),
+        Mode::Iptables => Ok(Box::new(Rendering::new(Iptables::new(config.iptables.clone())?))),
     }
 }
 
@@ -144,6 +147,7 @@ fn clean_up(config: &Config) -> Vec<String> {
     match config.mode {
         Mode::Ebpf => Ebpf::cleanup_at(&config.ebpf.pin_dir).iter().map(ToString::to_string).collect(),
         Mode::Nftables => Nftables::cleanup_tables().iter().map(ToString::to_string).collect(),
+        Mode::Iptables => Iptables::remove(&config.iptables).iter().map(ToString::to_string).collect(),
     }
 }
 

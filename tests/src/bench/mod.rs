@@ -22,7 +22,7 @@ use self::order::Outcome;
 pub use self::{order::Order, report::Report};
 use crate::{
     apiserver::ApiServer,
-    runner::{Manifests, Proxy},
+    runner::{IptablesInUse, Manifests, Proxy},
     world::{Host, World},
 };
 
@@ -33,6 +33,8 @@ pub struct Bench {
     pub shunt: PathBuf,
     /// Its mode.
     pub mode: String,
+    /// The iptables that the node shows to use.
+    pub iptables: Option<IptablesInUse>,
     /// Numbers of Services to measure with; one measurement of everything for each.
     pub services: Vec<usize>,
     /// What of it all to measure.
@@ -146,6 +148,7 @@ impl Bench {
     /// A world with the proxy ready to be started on a cluster of so many Services.
     fn scene(&self, hosts: &[Host], services: usize) -> Result<(World, Proxy)> {
         let world = World::build(hosts, &std::env::current_exe()?)?;
+        self.iptables.map_or(Ok(()), |iptables| iptables.hint(&world))?;
         let manifests = Manifests::create(world.directory())?;
         cluster::write(&manifests, services)?;
         let proxy = Proxy::new(&world, &self.shunt, &self.mode, &manifests, &serde_yaml_ng::Mapping::new())?;

@@ -7,6 +7,7 @@ use clap::Parser;
 use shunt_tests::{
     bench::{Bench, Effort, Part},
     process,
+    runner::IptablesInUse,
 };
 
 /// Measures what Services cost against direct connections, what a change costs, and what the proxy holds in memory.
@@ -15,6 +16,9 @@ struct Arguments {
     /// The proxy's mode.
     #[arg(long, default_value = "ebpf")]
     mode: String,
+    /// The node shows, as the kubelet does, that it uses this iptables.
+    #[arg(long)]
+    iptables: Option<IptablesInUse>,
     /// Numbers of Services to measure with.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "10,10000")]
     services: Vec<usize>,
@@ -51,6 +55,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     let bench = Bench {
         shunt: arguments.shunt.canonicalize().context("--shunt")?,
         mode: arguments.mode,
+        iptables: arguments.iptables,
         services: arguments.services,
         parts: if arguments.only.is_empty() { Part::ALL.to_vec() } else { arguments.only },
         effort: if arguments.quick { Effort::QUICK } else { Effort::FULL },

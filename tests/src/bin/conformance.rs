@@ -8,7 +8,7 @@ use shunt_tests::{
     case::Case,
     deadline::Stopwatch,
     process,
-    runner::{Pending, Runner, Summary, own_cases},
+    runner::{IptablesInUse, Pending, Runner, Summary, own_cases},
     world::{Host, World},
 };
 
@@ -19,6 +19,9 @@ struct Arguments {
     /// The proxy's mode: ebpf, nftables, iptables or ipvs.
     #[arg(long)]
     mode: String,
+    /// Node1 shows, as the kubelet does, that it uses this iptables.
+    #[arg(long)]
+    iptables: Option<IptablesInUse>,
     /// A directory of cases.
     #[arg(long, value_name = "DIR", default_value = own_cases().as_os_str())]
     cases: PathBuf,
@@ -58,8 +61,11 @@ fn run(arguments: Arguments) -> Result<bool> {
     let shunt = shunt.transpose()?;
     let program = std::env::current_exe().context("find the runner's own program")?;
     let world = World::build(&Host::ALL, &program)?;
+    let iptables = arguments.iptables;
+    iptables.map_or(Ok(()), |iptables| iptables.hint(&world))?;
     let pending = Pending::new(&arguments.mode, &pending_from).on_machine(&world);
-    let mut runner = Runner { world, shunt, mode: arguments.mode, pending };
+    let pending = pending.beside(iptables.unwrap_or(IptablesInUse::Nft));
+    let mut runner = Runner { world, shunt, mode: arguments.mode, pending, iptables };
     let mut reports = Vec::new();
     for case in &cases {
         let report = runner.run(case);

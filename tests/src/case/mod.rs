@@ -19,7 +19,16 @@ pub use self::flow::{Action, Answers, Dial, Expect, ExpectPage, Flow, Send, Sour
 use crate::world::{CgroupSubtree, Host};
 
 /// Tags of `requires` that cases may use.
-pub const TAGS: [&str; 4] = ["ipv6", "localhost-nodeports", "nodeports-on-all-addresses", "vlan-links"];
+pub const TAGS: [&str; 8] = [
+    "bridged-pods",
+    "flows-of-its-own",
+    "forward-of-legacy",
+    "forward-of-nft",
+    "ipv6",
+    "localhost-nodeports",
+    "nodeports-on-all-addresses",
+    "vlan-links",
+];
 
 /// The modes that a case may name.
 pub const MODES: [&str; 4] = ["ebpf", "nftables", "iptables", "ipvs"];
@@ -61,6 +70,9 @@ pub struct Step {
     /// Have it remove all it made; it must be stopped.
     #[serde(default)]
     pub cleanup: bool,
+    /// Start it in this mode from now on; it must be stopped, and the mode is that of the run until a step says so.
+    #[serde(default)]
+    pub mode: Option<String>,
     /// Objects to delete.
     #[serde(default)]
     pub delete: Vec<ObjectKey>,
@@ -121,7 +133,7 @@ impl Case {
     pub fn changes_the_world(&self) -> bool {
         !self.outside_cgroup.is_empty()
             || !self.world.is_empty()
-            || self.steps.iter().any(|step| !step.run.is_empty())
+            || self.steps.iter().any(|step| !step.run.is_empty() || step.mode.is_some())
     }
 
     /// Reads all cases of a directory and those below it; `only` picks some by name, and must name no other.

@@ -24,7 +24,7 @@ conntrack:
 ";
 
 /// The configuration file's text for a case with these fields, in a mode.
-pub(super) fn compose(overlay: &Mapping, mode: &str) -> Result<String> {
+pub fn compose(overlay: &Mapping, mode: &str) -> Result<String> {
     let mut config: Mapping = serde_yaml_ng::from_str(BASE).context("the base configuration")?;
     let mut overlay = overlay.clone();
     if let Some(linux) = overlay.remove("linux") {

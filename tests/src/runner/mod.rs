@@ -16,8 +16,9 @@ use anyhow::{Result, ensure};
 
 use self::marker::Marker;
 pub use self::{
+    config::compose,
     manifests::Manifests,
-    pending::Pending,
+    pending::{IptablesInUse, Pending},
     proxy::Proxy,
     report::{CaseReport, FlowReport, FlowResult, Summary},
 };
@@ -43,6 +44,8 @@ pub struct Runner {
     pub mode: String,
     /// What does not have to hold yet.
     pub pending: Pending,
+    /// What worlds of cases are to show of the iptables that node1 uses; the runner's own world shows it already.
+    pub iptables: Option<IptablesInUse>,
 }
 
 /// A case while it runs.
@@ -88,6 +91,7 @@ impl Runner {
             return Ok(self.begin(case)?.complete());
         }
         let mut world = World::build(&self.world.hosts(), self.world.program())?;
+        self.iptables.map_or(Ok(()), |iptables| iptables.hint(&world))?;
         case.outside_cgroup.iter().try_for_each(|host| world.leave_cgroup(*host))?;
         run_commands(&world, &case.world)?;
         std::mem::swap(&mut self.world, &mut world);
@@ -156,6 +160,12 @@ impl CaseRun<'_> {
         {
             ensure!(!self.proxy_is_up, "cleanup: the proxy runs; stop it first");
             proxy.clean_up(self.world)?;
+        }
+        if let Some(mode) = &step.mode
+            && let Some(proxy) = &mut self.proxy
+        {
+            ensure!(!self.proxy_is_up, "mode: the proxy runs; stop it first");
+            proxy.set_mode(mode, &self.case.config)?;
         }
         let deletes = self.proxy_is_up && !step.delete.is_empty();
         if deletes {

@@ -10,12 +10,48 @@ const NOT_IN_MODE: &[(&str, &str)] = &[
     ("nftables", "localhost-nodeports"),
     ("nftables", "nodeports-on-all-addresses"),
     ("ipvs", "localhost-nodeports"),
+    ("nftables", "bridged-pods"),
+    ("nftables", "flows-of-its-own"),
+    ("nftables", "forward-of-legacy"),
+    ("nftables", "forward-of-nft"),
+    ("iptables", "bridged-pods"),
+    ("iptables", "flows-of-its-own"),
+    // The rules are in one of the two.
+    ("iptables nft", "forward-of-legacy"),
+    ("iptables legacy", "forward-of-nft"),
 ];
+
+/// Which iptables a node uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum IptablesInUse {
+    /// That of nftables.
+    Nft,
+    /// The old one.
+    Legacy,
+}
+
+impl IptablesInUse {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Nft => "nft",
+            Self::Legacy => "legacy",
+        }
+    }
+
+    /// Has node1 show that it uses this one, as the kubelet does.
+    pub fn hint(self, world: &World) -> anyhow::Result<()> {
+        ["iptables", "ip6tables"].iter().try_for_each(|command| {
+            let line = format!("{command}-{} -t mangle -N KUBE-IPTABLES-HINT", self.name());
+            world.run(Host::Node1, &line).map(drop)
+        })
+    }
+}
 
 /// What is pending in a run.
 #[derive(Clone, Debug)]
 pub struct Pending {
     mode: String,
+    iptables: IptablesInUse,
     hosts: Vec<Host>,
     not_on_machine: Vec<&'static str>,
 }
@@ -27,7 +63,14 @@ const MACHINES: &[(&str, &str)] =
 impl Pending {
     /// Flows from `hosts`, and what the mode has not.
     pub fn new(mode: &str, hosts: &[Host]) -> Self {
-        Self { mode: mode.to_owned(), hosts: hosts.to_vec(), not_on_machine: Vec::new() }
+        let iptables = IptablesInUse::Nft;
+        Self { mode: mode.to_owned(), iptables, hosts: hosts.to_vec(), not_on_machine: Vec::new() }
+    }
+
+    /// On a node that uses this iptables.
+    #[must_use]
+    pub fn beside(self, iptables: IptablesInUse) -> Self {
+        Self { iptables, ..self }
     }
 
     /// And what this machine has not.
@@ -56,7 +99,9 @@ impl Pending {
     }
 
     fn tag_not_in_mode(&self, case: &Case) -> Option<String> {
-        let missing = |tag: &str| NOT_IN_MODE.iter().any(|(mode, no)| *mode == self.mode && *no == tag);
+        let with_iptables = format!("{} {}", self.mode, self.iptables.name());
+        let is_meant = |mode: &str| mode == self.mode || mode == with_iptables;
+        let missing = |tag: &str| NOT_IN_MODE.iter().any(|(mode, no)| is_meant(mode) && *no == tag);
         let tag = case.requires.iter().find(|tag| missing(tag))?;
         Some(format!("mode {} has no {tag}, as upstream", self.mode))
     }

@@ -123,6 +123,14 @@ impl Proxy {
         Ok(())
     }
 
+    /// Has it start in another mode from now on, with these fields.
+    pub fn set_mode(&mut self, mode: &str, fields: &Mapping) -> Result<()> {
+        if let Some(flag) = self.arguments.iter().position(|argument| argument == "--mode") {
+            mode.clone_into(&mut self.arguments[flag + 1]);
+        }
+        self.configure(mode, fields)
+    }
+
     /// Has it start with these fields from now on.
     pub fn configure(&self, mode: &str, fields: &Mapping) -> Result<()> {
         let path = &self.config;

@@ -2,6 +2,7 @@
 //! masqueraded, refused or let through; and what conntrack forgets of UDP flows. Needs root, nft and iptables.
 
 mod conntrack;
+mod iptables_mode;
 mod node;
 mod packets;
 mod places;

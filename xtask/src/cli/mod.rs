@@ -79,6 +79,9 @@ struct Conformance {
     /// The dataplane to test.
     #[arg(long)]
     mode: String,
+    /// The iptables that the node shows to use: nft or legacy.
+    #[arg(long)]
+    iptables: Option<String>,
     /// A folder of cases to run instead of tests/cases.
     #[arg(long, value_name = "DIR")]
     cases: Option<PathBuf>,
@@ -96,6 +99,9 @@ struct Bench {
     /// The dataplane to measure.
     #[arg(long, default_value = "ebpf")]
     mode: String,
+    /// The iptables that the node shows to use: nft or legacy.
+    #[arg(long)]
+    iptables: Option<String>,
     /// Numbers of Services to measure with; by default 10 and 10000.
     #[arg(long, value_name = "N", value_delimiter = ',')]
     services: Vec<usize>,

@@ -52,6 +52,9 @@ pub(crate) fn demo(mode: &str) -> Run {
 /// The conformance runner, built by [`build_world`].
 pub(crate) fn conformance(what: &Conformance) -> Run {
     let mut run = world_program("conformance", &what.mode);
+    if let Some(iptables) = &what.iptables {
+        run = run.arg("--iptables").arg(iptables);
+    }
     if let Some(cases) = &what.cases {
         run = run.arg("--cases").arg(cases);
     }
@@ -73,6 +76,9 @@ pub(crate) fn restarts(mode: &str) -> Run {
 pub(crate) fn bench(what: &Bench) -> Run {
     let mut run = world_program("bench", &what.mode);
     run = run.arg("--json").arg(workspace::target().join(format!("bench-{}.json", what.mode)));
+    if let Some(iptables) = &what.iptables {
+        run = run.arg("--iptables").arg(iptables);
+    }
     if !what.services.is_empty() {
         let numbers: Vec<String> = what.services.iter().map(ToString::to_string).collect();
         run = run.arg("--services").arg(numbers.join(","));
@@ -105,6 +111,7 @@ mod tests {
     fn conformance_gets_mode_cases_and_names() {
         let what = Conformance {
             mode: "ebpf".into(),
+            iptables: None,
             cases: Some("my cases".into()),
             only: vec!["hairpin".into(), "dual-stack".into()],
             except: Vec::new(),
@@ -118,6 +125,7 @@ mod tests {
     fn bench_gets_numbers_and_switches_and_a_place_for_its_figures() {
         let what = Bench {
             mode: "ebpf".into(),
+            iptables: None,
             services: vec![10, 500],
             only: Vec::new(),
             quick: true,

@@ -163,8 +163,15 @@ fn remove_tables(socket: &mut nftables::Nftables) -> Vec<KernelError> {
                 errors.extend(socket.commit(TABLE, &[(family, Change::DeleteTable)]).err());
             }
             Ok(_) => {}
+            Err(error) if is_without_nftables(&error) => {}
             Err(error) => errors.push(error),
         }
     }
     errors
+}
+
+/// A kernel without `nf_tables` has none of our tables.
+fn is_without_nftables(error: &KernelError) -> bool {
+    let KernelError::Call { source, .. } = error else { return false };
+    matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT))
 }

@@ -92,7 +92,7 @@ const IPVS_MODE: &[Wish] = &[
 const MODES: [(&str, bool, &[Wish]); 4] = [
     ("ebpf", true, EBPF),
     ("nftables", true, NFTABLES_MODE),
-    ("iptables", false, IPTABLES_MODE),
+    ("iptables", true, IPTABLES_MODE),
     ("ipvs", false, IPVS_MODE),
 ];
 

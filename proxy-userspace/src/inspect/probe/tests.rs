@@ -62,8 +62,12 @@ fn each_feature_that_ebpf_needs_keeps_it_from_working_alone() {
     ];
     for feature in needed {
         assert_eq!(ebpf_lacks(&[feature]), (1, 0), "{feature:?}");
+        let verdict = judge(&without(&[feature]));
+        let next = (feature != Feature::Capabilities).then_some("nftables");
+        assert_eq!(verdict.auto, next, "every mode needs the capabilities");
         let verdict = judge(&without(&[feature, Feature::NftablesMaps]));
-        assert_eq!(verdict.auto, None, "no other mode is in this build");
+        let next = (feature != Feature::Capabilities).then_some("iptables");
+        assert_eq!(verdict.auto, next, "every mode needs the capabilities");
         assert!(verdict.why.contains("ebpf lacks") && verdict.why.contains("nftables lacks"));
     }
 }

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
@@ -44,7 +45,7 @@ pub(super) struct Directory {
     path: PathBuf,
     files: BTreeMap<FileName, ManifestFile>,
     /// The files that hold an object, sorted; the first one counts. Hardly any object is in two.
-    owners: BTreeMap<Key, Vec<FileName>>,
+    owners: BTreeMap<Key, SmallVec<[FileName; 1]>>,
     /// Objects that may have changed since the receiver was told of changes, as they were then.
     touched: BTreeMap<Key, Option<Object>>,
     strings: Interner<str>,
@@ -266,7 +267,7 @@ impl Directory {
     }
 
     fn own(&mut self, key: &Key, name: &FileName) {
-        let owners = self.owners.entry(key.clone()).or_insert_with(|| Vec::with_capacity(1));
+        let owners = self.owners.entry(key.clone()).or_default();
         if let Err(index) = owners.binary_search(name) {
             owners.insert(index, Arc::clone(name));
         }

@@ -1,0 +1,298 @@
+//! The iptables dataplane: upstream kube-proxy's rules in upstream's chains, written by iptables-restore.
+//!
+//! One input a family and sync; rules are compared chain by chain with what was written before, and only chains that change are
+//! written. What was there before this process is read once; afterwards its own memory is relied on as long as nobody has
+//! flushed the tables, which the canary chains and the jumps tell.
+
+mod counters;
+mod detect;
+mod failure;
+mod fixed;
+mod input;
+mod jumps;
+mod names;
+mod plan;
+mod removal;
+mod rules;
+mod saved;
+mod state;
+mod terms;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use self::{
+    counters::Counters,
+    jumps::JUMPS,
+    names::{CANARY, Chain, Table},
+    plan::FamilyPlan,
+    removal::Left,
+    rules::{INVALID_DROPPED, LOCALHOST_ACCEPTED},
+    state::{FamilyState, TableState},
+};
+pub use self::{failure::IptablesError, plan::Plan, state::State, terms::Offer};
+use super::{Dataplane, Readings, conntrack::StaleUdp};
+use crate::{
+    kernel::{
+        KernelError,
+        command::SearchPath,
+        iptables::{Backend, Iptables as Commands},
+        nfacct,
+        sysctl::NetSetting,
+    },
+    model::{Dirty, IpFamily, Snapshot},
+};
+
+const ROUTE_LOCALNET: NetSetting = NetSetting("ipv4/conf/all/route_localnet");
+const BE_LIBERAL: NetSetting = NetSetting("netfilter/nf_conntrack_tcp_be_liberal");
+/// `MASQUERADE --random-fully` came with it.
+const RANDOM_FULLY: [u32; 3] = [1, 6, 2];
+
+/// A name that rules of ours carry and that we never remove: where it goes, somebody flushes the tables.
+pub const RULE_NAMES: [&str; 1] = ["KUBE-PROXY-CANARY"];
+
+/// What the iptables dataplane needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IptablesSettings {
+    /// The bit of a packet's mark that has it masqueraded.
+    pub masquerade_mark: u32,
+    /// Node ports are served on 127.0.0.1 too, if `nodePortAddresses` has it.
+    pub localhost_node_ports: bool,
+    /// Where commands are looked for.
+    pub path: SearchPath,
+}
+
+/// The dataplane: which commands to use, and what they turned out not to take.
+#[derive(Debug)]
+pub struct Iptables {
+    settings: IptablesSettings,
+    commands: BTreeMap<IpFamily, Commands>,
+    /// Words that a restore failed for.
+    refused: Vec<&'static str>,
+    /// Chains that a restore failed to remove.
+    held_by_others: BTreeMap<IpFamily, BTreeSet<Chain>>,
+    stale_udp: StaleUdp,
+    counters: Counters,
+}
+
+impl Iptables {
+    /// Finds out which iptables the node uses. Nothing is changed yet.
+    pub fn new(settings: IptablesSettings) -> Result<Self, IptablesError> {
+        let commands = detect::in_use(&settings.path)?;
+        for family in IpFamily::ALL {
+            match commands.get(&family) {
+                Some(commands) => tracing::info!(%family, %commands, "working with"),
+                None => {
+                    tracing::warn!(%family, "Services of this family are not served: it has no iptables here");
+                }
+            }
+        }
+        let counters = Counters::default();
+        for family in commands.keys() {
+            counters.add(*family);
+        }
+        let loopback: &[IpFamily] = if settings.localhost_node_ports { &[IpFamily::V4] } else { &[] };
+        Ok(Self {
+            settings,
+            commands,
+            refused: Vec::new(),
+            held_by_others: BTreeMap::new(),
+            stale_udp: StaleUdp::new(loopback),
+            counters,
+        })
+    }
+
+    /// Removes all that any process ever wrote, in both kinds of iptables; goes on past errors and returns them all.
+    pub fn remove(settings: &IptablesSettings) -> Vec<IptablesError> {
+        let installed = detect::installed(&settings.path);
+        let remove = |commands: &Commands| remove(commands, nothing_left(commands));
+        installed.iter().flat_map(|(_, commands)| remove(commands)).map(IptablesError::Kernel).collect()
+    }
+
+    /// Removes what other modes and the iptables that the node does not use hold beside the rules of this mode.
+    pub fn remove_others(settings: &IptablesSettings) -> Vec<IptablesError> {
+        let used = detect::in_use(&settings.path).unwrap_or_default();
+        let is_used = |commands: &Commands| used.values().any(|used| used == commands);
+        let remove = |commands: &Commands| {
+            remove(commands, if is_used(commands) { Left::IptablesMode } else { nothing_left(commands) })
+        };
+        let installed = detect::installed(&settings.path);
+        installed.iter().flat_map(|(_, commands)| remove(commands)).map(IptablesError::Kernel).collect()
+    }
+
+    fn offer(&self, commands: &Commands) -> Result<Offer, KernelError> {
+        let takes = |word: &str| !self.refused.contains(&word);
+        let is_new_enough = commands.version()?.is_none_or(|version| version >= RANDOM_FULLY);
+        Ok(Offer {
+            masquerade_mark: self.settings.masquerade_mark,
+            localhost_node_ports: self.settings.localhost_node_ports,
+            random_fully: is_new_enough && takes(failure::RANDOM_FULLY),
+            be_liberal: BE_LIBERAL.read()?.is_some_and(|value| value != 0),
+            counters: takes(failure::NFACCT) && has_counters(),
+        })
+    }
+
+    fn observe_family(&mut self, family: IpFamily, commands: &Commands) -> Result<FamilyState, KernelError> {
+        let mut tables = BTreeMap::new();
+        for table in Table::ALL {
+            let saved = commands.save(table.name())?;
+            if table == Table::Nat {
+                for destination in saved::udp_destinations(&saved, family) {
+                    self.stale_udp.suspect(destination);
+                }
+            }
+            tables.insert(table, saved::table(table, &saved));
+        }
+        let mut state = FamilyState::observed(self.offer(commands)?, tables, routes_localnet()?);
+        state.held_by_others = self.held_by_others.get(&family).cloned().unwrap_or_default();
+        Ok(state)
+    }
+
+    /// Whether what was written is there still, as far as a look at canaries and jumps tells. Reading all rules takes
+    /// too long to do it now and then.
+    fn is_undisturbed(&self, commands: &Commands, held: &FamilyState) -> Result<bool, KernelError> {
+        if self.offer(commands)? != held.offer || (held.routes_localnet && !routes_localnet()?) {
+            return Ok(false);
+        }
+        for table in Table::ALL {
+            let seen = glance(commands, table)?;
+            if !seen.chains.contains_key(&CANARY) || !seen.missing_jumps(table).is_empty() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn apply_family(&mut self, plan: &FamilyPlan) -> Result<(), IptablesError> {
+        let Some(commands) = self.commands.get(&plan.family) else { return Ok(()) };
+        if !plan.tables.is_empty() {
+            let text = input::text(&plan.tables, commands.backend);
+            tracing::trace!(family = %plan.family, text, "restoring");
+            if let Err(source) = commands.restore_all(text.clone()) {
+                self.counters.failed(plan);
+                let failure = failure::of_restore(plan.family, &text, source);
+                self.refused.extend(failure.refused());
+                if let Some(chain) = failure.unremovable() {
+                    tracing::warn!(
+                        ?chain,
+                        "rules of others lead to this chain: it stays until the next start"
+                    );
+                    self.held_by_others.entry(plan.family).or_default().insert(chain);
+                }
+                return Err(failure);
+            }
+        }
+        if plan.route_localnet {
+            tracing::info!(
+                "setting route_localnet: node ports are served on 127.0.0.1 (iptables.localhostNodePorts)"
+            );
+            ROUTE_LOCALNET.write(1)?;
+        }
+        Ok(())
+    }
+}
+
+/// The kubelet's own chain stays with it, and so it does where loopback addresses are routed: whoever wants them to be, it keeps
+/// others from them.
+fn nothing_left(commands: &Commands) -> Left {
+    let mangle = commands.save(Table::Mangle.name()).unwrap_or_default();
+    let but_kubelet_firewall = removal::has_kubelet(&mangle) || routes_localnet().unwrap_or(true);
+    Left::Nothing { but_kubelet_firewall }
+}
+
+fn remove(commands: &Commands, left: Left) -> Vec<KernelError> {
+    let remove_from = |table: Table| {
+        let saved = commands.save(table.name())?;
+        let input = removal::input(table, &saved, commands.backend, left);
+        input.map_or(Ok(()), |input| commands.restore_all(input))
+    };
+    Table::ALL.into_iter().filter_map(|table| remove_from(table).err()).collect()
+}
+
+fn has_counters() -> bool {
+    let made = [INVALID_DROPPED, LOCALHOST_ACCEPTED].into_iter().try_for_each(nfacct::ensure);
+    made.inspect_err(|error| tracing::debug!(%error, "packets are not counted")).is_ok()
+}
+
+fn routes_localnet() -> Result<bool, KernelError> {
+    Ok(ROUTE_LOCALNET.read()?.is_some_and(|value| value != 0))
+}
+
+/// The canary and the jumps of a table. To list a chain costs nftables next to nothing, and the old iptables as much as
+/// to save the table.
+fn glance(commands: &Commands, table: Table) -> Result<TableState, KernelError> {
+    if commands.backend == Backend::Legacy {
+        return Ok(saved::table(table, &commands.save(table.name())?));
+    }
+    let canary = CANARY.to_string();
+    let mut chains: Vec<&str> =
+        JUMPS.iter().filter(|jump| jump.table == table).map(|jump| jump.from).collect();
+    chains.sort_unstable();
+    chains.dedup();
+    chains.push(&canary);
+    let listed = chains.into_iter().map(|chain| commands.list(table.name(), chain));
+    let text: String = listed.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    Ok(saved::table(table, &text))
+}
+
+impl Dataplane for Iptables {
+    type State = State;
+    type Plan = Plan;
+    type Error = IptablesError;
+
+    fn observe(&mut self) -> Result<State, IptablesError> {
+        let mut state = State::default();
+        for (family, commands) in self.commands.clone() {
+            state.families.insert(family, self.observe_family(family, &commands)?);
+        }
+        Ok(state)
+    }
+
+    /// A family whose rules were refused is not in the state any more.
+    fn is_certain(&mut self, state: &State) -> bool {
+        self.commands.iter().all(|(family, commands)| {
+            let held = state.families.get(family);
+            held.is_some_and(|held| self.is_undisturbed(commands, held).unwrap_or(false))
+        })
+    }
+
+    fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
+        plan::plan(state, snapshot, dirty)
+    }
+
+    /// Goes on with the other family where one fails; nothing of that one is relied on any more.
+    fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), IptablesError> {
+        let mut first = None;
+        for plan in plan.families {
+            match self.apply_family(&plan) {
+                Ok(()) => {
+                    if let Some(held) = state.families.get_mut(&plan.family) {
+                        let family = plan.family;
+                        let written = plan.tables.iter().map(|input| (input.table, input.rules())).collect();
+                        plan.record(held);
+                        self.counters.wrote(family, &written, held);
+                    }
+                }
+                Err(error) => {
+                    state.families.remove(&plan.family);
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    fn readings(&mut self) -> Option<Readings> {
+        Some(self.counters.readings())
+    }
+
+    fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
+        Some(&mut self.stale_udp)
+    }
+
+    fn cleanup(&mut self) -> Vec<IptablesError> {
+        Self::remove(&self.settings)
+    }
+}

@@ -1,0 +1,52 @@
+//! Metrics that only one mode has, read from it when they are asked for.
+
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+};
+
+use crate::dataplane::{Reading, ReadingValue, Readings};
+
+/// Where to read them, once there is a dataplane that has any.
+#[derive(Clone, Default)]
+pub(super) struct OfMode(Arc<OnceLock<Readings>>);
+
+impl fmt::Debug for OfMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OfMode").field(&self.0.get().is_some()).finish()
+    }
+}
+
+impl OfMode {
+    pub(super) fn set(&self, readings: Readings) -> Result<(), Readings> {
+        self.0.set(readings)
+    }
+}
+
+impl Collector for OfMode {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let readings = self.0.get().map_or_else(Vec::new, |read| read());
+        for same_name in readings.chunk_by(|one, other| one.name == other.name) {
+            let Some(Reading { name, help, value, .. }) = same_name.first() else { continue };
+            let kind = match value {
+                ReadingValue::Counter(_) => MetricType::Counter,
+                ReadingValue::Gauge(_) => MetricType::Gauge,
+            };
+            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+            for Reading { labels, value, .. } in same_name {
+                let labelled = family.encode_family(labels)?;
+                match value {
+                    ReadingValue::Counter(value) => ConstCounter::new(*value).encode(labelled)?,
+                    ReadingValue::Gauge(value) => ConstGauge::new(*value).encode(labelled)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}

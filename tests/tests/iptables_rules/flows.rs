@@ -1,0 +1,126 @@
+//! The flows of the conformance cases, traced through the rules: the first packet of each must go where the case says.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
+
+use shunt_tests::{
+    agent::protocol::Protocol,
+    case::{Action, Case, Dial, Expect, Flow, Source},
+    runner::own_cases,
+    world::Host,
+};
+
+use crate::{
+    scene::Scene,
+    trace::{Fate, Node, Packet},
+};
+
+#[test]
+fn the_first_packet_of_every_flow_goes_where_the_case_says() {
+    let mut traced = 0;
+    let mut wrong = Vec::new();
+    for case in Case::read_directory(own_cases(), &[]).expect("cases") {
+        let mut scene = Scene::new(&case).expect("a scene");
+        for (number, step) in case.steps.iter().enumerate() {
+            scene.play(step).unwrap_or_else(|error| panic!("{} step {}: {error:#}", case.name, number + 1));
+            for flow in &step.flows {
+                if let Some(result) = trace(&case, flow, &scene) {
+                    traced += 1;
+                    wrong.extend(result.err().map(|why| format!("{} step {}: {why}", case.name, number + 1)));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {traced} flows:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(traced > 200, "only {traced} flows were traced");
+}
+
+fn trace(case: &Case, flow: &Flow, scene: &Scene) -> Option<Result<(), String>> {
+    let Action::Dial(dial) = &flow.action else { return None };
+    let is_through_node1 = |host: Host| host == Host::Node1 || host.node() == Some(Host::Node1);
+    let passes_by =
+        !is_through_node1(flow.from) && !Host::Node1.owns(dial.to.ip()) && is_a_host(dial.to.ip());
+    if case.changes_the_world() || passes_by {
+        return None;
+    }
+    let addresses: Vec<IpAddr> =
+        Host::Node1.addresses().into_iter().chain(Host::Node1.gateways()).map(|net| net.addr()).collect();
+    let tables = &scene.tables[usize::from(dial.to.is_ipv6())];
+    let node = Node { tables, addresses: &addresses };
+    let fates: BTreeSet<Fate> = sources(flow.from, dial)
+        .into_iter()
+        .flat_map(|source| node.fates(packet(flow.from, source, dial)))
+        .collect();
+    let held = holds(&flow.expect, &fates);
+    held.map(|held| if held { Ok(()) } else { Err(format!("{flow:?}\n    {fates:?}")) })
+}
+
+fn packet(from: Host, source: IpAddr, dial: &Dial) -> Packet {
+    Packet {
+        source,
+        to: dial.to,
+        protocol: if dial.protocol == Protocol::Tcp { "tcp" } else { "udp" },
+        link: match (from, from.node()) {
+            (Host::Node1, _) => None,
+            (pod, Some(Host::Node1)) => Some(pod.node_link()),
+            _ => Some("eth0".into()),
+        },
+        mark: 0,
+        is_translated: false,
+        is_masqueraded: false,
+    }
+}
+
+/// What a host's kernel takes for the source: what is dialled itself, where it is the host's own.
+fn sources(from: Host, dial: &Dial) -> Vec<IpAddr> {
+    let to = dial.to.ip();
+    if from == Host::Node1 && (to.is_loopback() || from.owns(to)) {
+        return vec![to];
+    }
+    if !dial.sources.is_empty() {
+        return dial.sources.clone();
+    }
+    let of_family = |address: &IpAddr| address.is_ipv4() == to.is_ipv4();
+    from.addresses().into_iter().map(|net| net.addr()).filter(of_family).take(1).collect()
+}
+
+fn is_a_host(address: IpAddr) -> bool {
+    Host::ALL.into_iter().any(|host| host.owns(address))
+}
+
+/// Whether the fates are what is expected; none where that takes more than a first packet to tell.
+fn holds(expect: &Expect, fates: &BTreeSet<Fate>) -> Option<bool> {
+    let reached = |fate: &Fate| match fate {
+        Fate::Passes(packet) => host_at(packet.to),
+        Fate::Refused | Fate::Dropped => None,
+    };
+    match expect {
+        Expect::Reach(answers) => {
+            let hosts: Option<BTreeSet<Host>> = fates.iter().map(reached).collect();
+            let Some(hosts) = hosts else { return Some(false) };
+            let is_node = |source: IpAddr| Host::Node1.owns(source) || source.is_loopback();
+            let sources = fates.iter().all(|fate| match (fate, answers.source) {
+                (Fate::Passes(packet), Some(Source::Node)) => packet.is_masqueraded || is_node(packet.source),
+                (Fate::Passes(packet), Some(Source::Client)) => !packet.is_masqueraded,
+                _ => true,
+            });
+            Some(hosts == answers.hosts && sources)
+        }
+        // Where nothing listens, the host itself refuses.
+        Expect::Refused => Some(fates.iter().all(|fate| *fate == Fate::Refused || is_closed(fate))),
+        Expect::Blocked | Expect::Silent => Some(fates.iter().all(|fate| reached(fate).is_none())),
+        Expect::Reset | Expect::TooBig | Expect::Page(_) => None,
+    }
+}
+
+fn is_closed(fate: &Fate) -> bool {
+    matches!(fate, Fate::Passes(packet) if is_a_host(packet.to.ip()) && host_at(packet.to).is_none())
+}
+
+fn host_at(to: SocketAddr) -> Option<Host> {
+    // Where nothing listens, nobody is reached.
+    let listens = [8080, 8081, 5353].contains(&to.port());
+    Host::ALL.into_iter().find(|host| listens && host.owns(to.ip()))
+}

@@ -1,0 +1,8 @@
+//! The rules of the iptables mode as text, without a kernel: against upstream's, and traced with the packets of the cases.
+
+mod flows;
+mod recorded;
+mod scene;
+mod size;
+mod tables;
+mod trace;
