@@ -29,15 +29,15 @@ fn main() -> ExitCode {
     if let Some(output) = flags.probe {
         return run::probe(output);
     }
-    let config = match Config::load(&flags, &Environment::of_this_process()) {
-        Ok(config) => config,
+    let (config, why) = match run::configure(&flags, &Environment::of_this_process()) {
+        Ok(configured) => configured,
         Err(error) => {
             eprintln!("shunt: {}", with_causes(&error));
             return ExitCode::FAILURE;
         }
     };
     set_up_logs(&config);
-    let done = if flags.cleanup { run::cleanup(&config) } else { run_daemon(config) };
+    let done = if flags.cleanup { run::cleanup(&config) } else { run_daemon(config, &why) };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -47,9 +47,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_daemon(config: Config) -> anyhow::Result<()> {
+fn run_daemon(config: Config, why: &str) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
-    let result = runtime.block_on(run::run(config));
+    let result = runtime.block_on(run::run(config, why));
     // Whatever still reads a file or resolves a name must not hold up the end.
     runtime.shutdown_background();
     result

@@ -107,7 +107,10 @@ struct Daemon {
 
 impl Daemon {
     fn start() -> Self {
-        let namespace = Namespace::enter();
+        Self::start_in(Namespace::enter())
+    }
+
+    fn start_in(namespace: Namespace) -> Self {
         let manifests = TempDir::new().expect("a directory");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let touched = Arc::new(Touched::default());
@@ -214,6 +217,51 @@ fn what_others_remove_is_put_back_long_before_sync_period() {
         assert_ne!(listing(), whole, "{damage:?} changes nothing");
         daemon.wait_until(&format!("repaired after {damage:?}"), || same(&listing(), &whole));
     }
+    daemon.stop();
+}
+
+/// A table as kube-proxy has it for a Service that is gone by now, with what it needs of sets.
+const KUBE_PROXYS: &str = "
+table ip kube-proxy {
+    comment \"rules for kube-proxy\"
+    set cluster-ips { type ipv4_addr; comment \"Active ClusterIPs\"; elements = { 10.96.0.81 }; }
+    map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }
+    set affinity-43MH3RY4-default/af/tcp/__10.244.1.12/8080 {
+        type ipv4_addr; size 65535; flags dynamic,timeout; timeout 3h
+    }
+    chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
+    chain services { ip daddr . meta l4proto . th dport vmap @service-ips; }
+    chain endpoint-43MH3RY4-default/af/tcp/__10.244.1.12/8080 {
+        update @affinity-43MH3RY4-default/af/tcp/__10.244.1.12/8080 { ip saddr }
+        meta l4proto tcp dnat to 10.244.1.12:8080
+    }
+    chain service-UEU3GDQ7-default/af/tcp/ {
+        ip saddr @affinity-43MH3RY4-default/af/tcp/__10.244.1.12/8080 goto endpoint-43MH3RY4-default/af/tcp/__10.244.1.12/8080
+        numgen random mod 1 vmap { 0 : goto endpoint-43MH3RY4-default/af/tcp/__10.244.1.12/8080 }
+    }
+    chain external-UEU3GDQ7-default/af/tcp/ {
+        meta mark set meta mark | 0x00004000 comment \"masquerade\"
+        goto service-UEU3GDQ7-default/af/tcp/
+    }
+}
+add element ip kube-proxy service-ips { 10.96.0.81 . tcp . 80 : goto service-UEU3GDQ7-default/af/tcp/ }
+";
+
+#[test]
+fn what_kube_proxy_left_is_taken_over_and_what_nothing_needs_of_it_is_removed() {
+    let namespace = Namespace::enter();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), KUBE_PROXYS).expect("written");
+    nft(&["-f", &file.path().display().to_string()]);
+    assert!(listing().contains("__10.244.1.12/8080"), "nft takes it");
+    let daemon = Daemon::start_in(namespace);
+    daemon.set_endpoint("10.244.1.1");
+    daemon.wait_until("the endpoint is served", || leads_to("10.244.1.1 . 8080"));
+    let left = listing();
+    assert!(
+        !left.contains("UEU3GDQ7") && !left.contains("43MH3RY4") && !left.contains("10.96.0.81"),
+        "{left}"
+    );
     daemon.stop();
 }
 

@@ -116,24 +116,30 @@ pub struct Config {
 impl Config {
     /// Reads the file that the flags name, if any, and puts flags, file and defaults together.
     pub fn load(flags: &Flags, environment: &Environment) -> Result<Self, ConfigError> {
+        Self::load_with_auto(flags, environment, Mode::Ebpf)
+    }
+
+    /// The same where `auto` stands for this mode: sections and defaults are that mode's.
+    pub fn load_with_auto(flags: &Flags, environment: &Environment, auto: Mode) -> Result<Self, ConfigError> {
         let file = match &flags.config {
             Some(path) => Some(read_file(path)?),
             None => None,
         };
-        Self::from_parts(flags, file.as_ref(), environment)
+        Self::from_parts(flags, file.as_ref(), environment, auto)
     }
 
     fn from_parts(
         flags: &Flags,
         file: Option<&serde_yaml_ng::Value>,
         environment: &Environment,
+        auto: Mode,
     ) -> Result<Self, ConfigError> {
         let mut settings = Settings::default();
         if let Some(file) = file {
             settings.add_file(file);
         }
         flags.add_to(&mut settings);
-        resolve::resolve(settings, environment)
+        resolve::resolve(settings, environment, auto)
     }
 }
 

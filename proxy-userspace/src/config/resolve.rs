@@ -31,8 +31,12 @@ const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
 const PIN_DIR: &str = "/sys/fs/bpf/shunt";
 
-pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Result<Config, ConfigError> {
-    let (mode, mode_is_auto) = mode(&mut settings);
+pub(super) fn resolve(
+    mut settings: Settings,
+    environment: &Environment,
+    auto: Mode,
+) -> Result<Config, ConfigError> {
+    let (mode, mode_is_auto) = mode(&mut settings, auto);
     let section = Section::of(mode);
     let (min_sync_period, sync_period) = sync_periods(&mut settings, section);
     let (healthz_bind_address, metrics_bind_address) = bind_addresses(&settings);
@@ -81,7 +85,8 @@ pub(super) fn resolve(mut settings: Settings, environment: &Environment) -> Resu
     }
 }
 
-fn mode(settings: &mut Settings) -> (Mode, bool) {
+/// The mode, and whether it is what `auto` stands for.
+fn mode(settings: &mut Settings, auto: Mode) -> (Mode, bool) {
     let name = settings.text("mode").unwrap_or("auto");
     let is_auto = name == "auto";
     let mode = Mode::ALL.into_iter().find(|mode| mode.name() == name);
@@ -89,7 +94,7 @@ fn mode(settings: &mut Settings) -> (Mode, bool) {
         let names = Mode::ALL.map(Mode::name).join(" or ");
         settings.refuse("mode", format!("this build does not have this mode; must be auto or {names}"));
     }
-    (mode.unwrap_or(Mode::Ebpf), is_auto)
+    (mode.unwrap_or(auto), is_auto)
 }
 
 /// The section of the file that a mode reads. Those without one of their own read that of iptables, as upstream's conversion

@@ -109,7 +109,7 @@ fn environment() -> Environment {
 fn load_with(file: Option<&str>, flags: &[&str], environment: &Environment) -> Result<Config, ConfigError> {
     let flags = Flags::parse([&["shunt"], flags].concat()).expect("the command line is well-formed");
     let file = file.map(|text| serde_yaml_ng::from_str(text).expect("the file is YAML"));
-    Config::from_parts(&flags, file.as_ref(), environment)
+    Config::from_parts(&flags, file.as_ref(), environment, Mode::Ebpf)
 }
 
 fn load(file: &str, flags: &[&str]) -> Config {
@@ -219,6 +219,14 @@ fn the_nftables_mode_has_a_section_of_its_own_and_serves_node_ports_on_the_prima
     assert!(by_flag.model.masquerade_all);
     let asked_for = load(&format!("{HEAD}mode: nftables\nnodePortAddresses: [10.0.0.0/8]\n"), &[]);
     assert!(matches!(asked_for.model.node_port_addresses, NodePortAddresses::Cidrs(_)));
+}
+
+#[test]
+fn what_auto_stands_for_has_its_own_defaults() {
+    let flags = Flags::parse(["shunt", "--hostname-override=n"]).unwrap();
+    let config = Config::from_parts(&flags, None, &environment(), Mode::Nftables).unwrap();
+    assert_eq!((config.mode, config.mode_is_auto), (Mode::Nftables, true));
+    assert_eq!(config.model.node_port_addresses, NodePortAddresses::Primary { cidrs: Vec::new() });
 }
 
 #[test]

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
-    config::{Config, ProbeOutput},
+    config::{Config, ConfigError, Environment, Flags, ProbeOutput},
     dataplane::Renderer,
     health::{self, ProxyHealth},
     inspect,
@@ -32,11 +32,11 @@ const EVENTS_QUEUED: usize = 4096;
 type Tasks = JoinSet<anyhow::Result<()>>;
 
 /// Runs the proxy. `Ok` after SIGTERM or SIGINT; what is in the kernel then stays there.
-pub(crate) async fn run(mut config: Config) -> anyhow::Result<()> {
+/// `why` tells why the mode is what it is.
+pub(crate) async fn run(config: Config, why: &str) -> anyhow::Result<()> {
     // First of all: from here on a signal ends the process in order.
     let shutdown = shutdown(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let why = parts::choose_mode(&mut config);
-    announce(&config, &why);
+    announce(&config, why);
     let metrics = Metrics::default();
     metrics.set_mode(config.mode.name());
     let health = ProxyHealth::new(config.sync_period * 2);
@@ -63,6 +63,17 @@ pub(crate) async fn run(mut config: Config) -> anyhow::Result<()> {
         },
         done = sync.run(inputs, shutdown) => Ok(done?),
     }
+}
+
+/// The configuration, of the mode that `auto` stands for here, and why it is that one.
+pub(crate) fn configure(flags: &Flags, environment: &Environment) -> Result<(Config, String), ConfigError> {
+    let config = Config::load(flags, environment)?;
+    if flags.cleanup {
+        return Ok((config, String::new()));
+    }
+    let (mode, why) = parts::choose_mode(&config);
+    let config = if mode == config.mode { config } else { Config::load_with_auto(flags, environment, mode)? };
+    Ok((config, why))
 }
 
 /// Removes what any process of ours put into the kernel. Every error is reported, not just the first.

@@ -114,7 +114,11 @@ fn ports(
     if dirty.all {
         return state.owned.keys().chain(snapshot.ports.keys()).cloned().collect();
     }
-    let has_rules = |(_, owned): &(&ServicePortKey, &Owned)| is_other_basis && !owned.chains.is_empty();
-    let with_rules = state.owned.iter().filter(has_rules).map(|(key, _)| key.clone());
-    dirty.ports.iter().cloned().chain(with_rules).collect()
+    let mut ports = dirty.ports.clone();
+    // All that there is is not looked through for a change of one.
+    if is_other_basis {
+        let with_rules = state.owned.iter().filter(|(_, owned)| !owned.chains.is_empty());
+        ports.extend(with_rules.map(|(key, _)| key.clone()));
+    }
+    ports
 }

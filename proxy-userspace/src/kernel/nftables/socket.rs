@@ -31,6 +31,8 @@ const GET_TABLE: u16 = 1;
 const GET_CHAIN: u16 = 4;
 const GET_SET: u16 = 10;
 const GET_ELEMENT: u16 = 13;
+/// `NFT_SET_ANONYMOUS`.
+const ANONYMOUS: u32 = 1;
 /// `NLM_F_DUMP_INTR`: the ruleset changed while it was listed.
 const INTERRUPTED: u16 = 0x10;
 /// A message's head, and what nfnetlink has after it.
@@ -215,8 +217,11 @@ impl Nftables {
             table,
             |to| to.text(1, table),
             |message| {
-                let name = name_of(message, 2).filter(|_| name_of(message, 1) == Some(table));
-                found.sets.extend(name.map(|name| (Name::from(name), shape(message))));
+                let shape = shape(message);
+                // Those without a name of their own belong to a rule, and go with it.
+                let is_named = name_of(message, 1) == Some(table) && shape.flags & ANONYMOUS == 0;
+                let name = name_of(message, 2).filter(|_| is_named);
+                found.sets.extend(name.map(|name| (Name::from(name), shape)));
             },
         )?;
         Ok(found)

@@ -178,10 +178,17 @@ fn a_table_is_found_with_its_chains_and_the_shapes_of_its_sets() {
         for family in Family::ALL {
             assert!(!nftables.find(family, TABLE).unwrap().is_there);
             nft(&["-f", "-"], &format!("table {} other {{ chain here {{ }}; }}", family.word()));
+            // A set without a name belongs to its rule.
+            let unnamed = format!(
+                "table {} {TABLE} {{ chain mapped {{ meta l4proto vmap {{ tcp : drop }}; }}; }}",
+                family.word()
+            );
+            nft(&["-f", "-"], &unnamed);
             nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));
             let mut found = nftables.find(family, TABLE).unwrap();
             found.chains.sort();
-            assert_eq!(found.chains, ["here", "hooked", "there"].map(Name::from));
+            assert_eq!(found.chains, ["here", "hooked", "mapped", "there"].map(Name::from));
+            assert_eq!(found.sets.len(), 4, "{:?}", found.sets);
             for change in structure() {
                 if let Change::AddSet(set) = change {
                     assert_eq!(found.sets.get(&set.name), Some(&set.shape(family)), "{}", set.name);
