@@ -31,6 +31,11 @@ impl Summary {
         self.0.push(outcome);
     }
 
+    /// Adds all steps of another table behind these.
+    pub(crate) fn append(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
     /// The sum over all steps.
     pub(crate) fn totals(&self) -> Counts {
         let mut sum = Counts::default();
