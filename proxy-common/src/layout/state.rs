@@ -5,7 +5,7 @@ use crate::addr::Addr;
 
 /// Changes with any change to the keys and values of the maps that programs write: the next version's process takes those over
 /// as they are while this is the same, so that flows and connections outlive an upgrade.
-pub const STATE_LAYOUT_VERSION: u32 = 1;
+pub const STATE_LAYOUT_VERSION: u32 = 2;
 
 map_type! {
     /// Key of `affinity`: a client of a Service port.
@@ -123,7 +123,7 @@ map_type! {
     }
 }
 
-/// Bits of [`Flow::state`].
+/// Bits of [`Flow::state`]. Packets set them; all but [`RESET`](flow_state::RESET) stay for the life of the flow.
 pub mod flow_state {
     /// The endpoint answered.
     pub const REPLIED: u32 = 1;
@@ -131,12 +131,19 @@ pub mod flow_state {
     pub const CLIENT_CLOSED: u32 = 1 << 1;
     /// The endpoint closed its side (TCP).
     pub const ENDPOINT_CLOSED: u32 = 1 << 2;
-    /// One of them reset the connection (TCP).
+    /// One of them reset the connection (TCP), and no other segment came since: of a reset that was forged, or came too late, both
+    /// sides take no notice.
     pub const RESET: u32 = 1 << 3;
     /// Packets of the original direction get an address of the node as their source.
     pub const MASQUERADE: u32 = 1 << 4;
     /// No Service's: begun from this side with a node port's number, its answers are left alone (UDP).
     pub const PASS: u32 = 1 << 5;
+
+    /// The state after a packet that says this of its flow.
+    #[inline(always)]
+    pub const fn after(state: u32, observed: u32) -> u32 {
+        state & !RESET | observed
+    }
 }
 
 map_type! {
@@ -159,12 +166,14 @@ map_type! {
 
 map_type! {
     /// Value of `fragments`: what became of the first fragment, which alone has ports.
-    FragmentValue, 36 {
+    FragmentValue, 40 {
         /// Source after translation.
         source: Addr,
         /// Destination after translation.
         destination: Addr,
         /// Bits that packets of it are marked with.
         mark: u32,
+        /// When it passed: seconds of the monotonic clock.
+        noted_seconds: u32,
     }
 }
