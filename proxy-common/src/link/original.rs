@@ -39,6 +39,9 @@ pub(super) fn transport<F: Frame, T: Tables>(
     match beginning {
         Beginning::Known => {
             let Arrival { key, flow, now_ns, .. } = &arrival;
+            if flow.is_held(*now_ns) {
+                return Outcome::Drop;
+            }
             flow::touch(tables, key, flow, observed(Direction::Original, tcp), *now_ns);
         }
         Beginning::New => {

@@ -161,6 +161,18 @@ fn packets_that_are_nobodys_are_left_alone(scene: &mut Scene<'_>) {
     assert_eq!(scene.flows(), 0);
 }
 
+fn what_is_kept_back_is_dropped_and_goes_on_should_nobody_end_that(scene: &mut Scene<'_>) {
+    let served = Served::new(scene, Tcp);
+    served.begin(scene);
+    scene.hold(&served.first);
+    scene.wait(3);
+    scene.enters(&served.next()).is_dropped();
+    scene.leaves(&served.answer()).becomes(&served.answer().from(served.dialled));
+    scene.hold(&served.first);
+    scene.wait(11);
+    scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
+}
+
 super::scenarios! {
     a_connection_goes_to_an_endpoint_and_answers_come_from_the_address_dialled,
     a_connection_stays_with_its_endpoint_when_the_service_has_others_or_is_gone,
@@ -174,4 +186,5 @@ super::scenarios! {
     what_a_full_map_forgot_of_a_connection_comes_back_with_a_packet_the_other_way,
     what_a_full_map_forgot_of_an_opening_comes_back_with_the_repeated_syn,
     packets_that_are_nobodys_are_left_alone,
+    what_is_kept_back_is_dropped_and_goes_on_should_nobody_end_that,
 }
