@@ -37,7 +37,13 @@ fn main() -> ExitCode {
         }
     };
     set_up_logs(&config);
-    let done = if flags.cleanup { run::cleanup(&config) } else { run_daemon(config, &why) };
+    let done = if let Some(path) = &flags.write_config_to {
+        run::write_config(&config, path)
+    } else if flags.cleanup {
+        run::cleanup(&config)
+    } else {
+        run_daemon(config, &why)
+    };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

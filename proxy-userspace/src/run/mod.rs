@@ -4,14 +4,14 @@
 mod parts;
 mod succession;
 
-use std::{net::SocketAddr, process::ExitCode, sync::Arc};
+use std::{net::SocketAddr, path::Path, process::ExitCode, sync::Arc};
 
 use self::succession::Successor;
 use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
-    config::{Config, ConfigError, Environment, Flags, ProbeOutput},
+    config::{Config, ConfigError, Environment, Flags, Note, ProbeOutput},
     dataplane::Renderer,
     health::{self, ProxyHealth},
     inspect,
@@ -68,12 +68,20 @@ pub(crate) async fn run(config: Config, why: &str) -> anyhow::Result<()> {
 /// The configuration, of the mode that `auto` stands for here, and why it is that one.
 pub(crate) fn configure(flags: &Flags, environment: &Environment) -> Result<(Config, String), ConfigError> {
     let config = Config::load(flags, environment)?;
-    if flags.cleanup {
+    if flags.cleanup || flags.write_config_to.is_some() {
         return Ok((config, String::new()));
     }
     let (mode, why) = parts::choose_mode(&config);
     let config = if mode == config.mode { config } else { Config::load_with_auto(flags, environment, mode)? };
     Ok((config, why))
+}
+
+/// Writes the configuration in effect, as kube-proxy does: its own fields with their defaults, ours where they were given.
+pub(crate) fn write_config(config: &Config, path: &Path) -> anyhow::Result<()> {
+    let text = serde_yaml_ng::to_string(&config.effective.document())?;
+    std::fs::write(path, text).with_context(|| format!("--write-config-to: {}", path.display()))?;
+    tracing::info!(file = %path.display(), "the configuration is written");
+    Ok(())
 }
 
 /// Removes what any process of ours put into the kernel. Every error is reported, not just the first.
@@ -107,9 +115,13 @@ fn announce(config: &Config, why: &str) {
     let mode = config.mode.name();
     let node = &*config.model.node_name;
     tracing::info!(version, mode, why, node, source = ?config.source, "starting");
-    if !config.unread_fields.is_empty() {
-        let fields = config.unread_fields.join(", ");
-        tracing::warn!(fields, "these fields of the configuration file have no effect in this mode");
+    tell_what_is_in_vain(config);
+}
+
+/// One line each, so that nobody waits for an effect that does not come.
+pub(super) fn tell_what_is_in_vain(config: &Config) {
+    for Note { setting, why } in &config.notes {
+        tracing::warn!(setting, why, "this setting has no effect");
     }
 }
 

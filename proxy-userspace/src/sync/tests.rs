@@ -44,6 +44,7 @@ impl Daemon {
             detect_local: DetectLocalMode::ClusterCidr,
             node_port_addresses: NodePortAddresses::All,
             masquerade_all: false,
+            bind_address: None,
             interfaces: InterfaceGlobs::default(),
         };
         let renderer = Box::new(Rendering::new(fake.clone()));
