@@ -188,9 +188,14 @@ impl ApiServer {
     /// Brings it up again at the same address.
     pub async fn up(&mut self) -> Result<()> {
         let listener = TcpListener::bind(self.address).await.context("listen again")?;
+        self.up_on(listener);
+        Ok(())
+    }
+
+    /// Brings it up again on a socket that listens at the same address.
+    pub fn up_on(&mut self, listener: TcpListener) {
         self.shared.down.send_replace(false);
         self.serving = Some(serve(listener, Arc::clone(&self.shared)));
-        Ok(())
     }
 
     fn changing<T>(&self, change: impl FnOnce(&mut Store) -> Result<T>) -> Result<T> {
