@@ -7,6 +7,7 @@
 mod duration;
 mod environment;
 mod flags;
+mod node;
 mod problem;
 mod resolve;
 mod schema;
@@ -25,6 +26,7 @@ pub use problem::{ConfigError, Problem};
 use crate::{
     dataplane::{ebpf::EbpfSettings, iptables::IptablesSettings, nftables::NftablesSettings},
     model::ModelSettings,
+    node::NodeSettings,
 };
 use settings::Settings;
 
@@ -87,6 +89,8 @@ pub struct Config {
     pub source: ObjectSource,
     /// What resolution depends on, the node's name included.
     pub model: ModelSettings,
+    /// What is set on the node at start.
+    pub node: NodeSettings,
     /// Where `/healthz` and `/livez` answer.
     pub healthz_bind_address: Option<SocketAddr>,
     /// Where `/metrics` and `/proxyMode` answer.

@@ -55,6 +55,7 @@ pub(super) fn resolve(
                 except: settings.globs("shunt.ebpf.excludeInterfaces"),
             },
         },
+        node: super::node::node_settings(&settings),
         healthz_bind_address,
         metrics_bind_address,
         bind_address_hard_fail: settings.is_true("bindAddressHardFail"),

@@ -191,6 +191,13 @@ impl Settings {
         }
     }
 
+    pub(super) fn signed(&self, path: &'static str) -> Option<i32> {
+        match self.value(path)? {
+            Value::Integer(value) => i32::try_from(*value).ok(),
+            _ => None,
+        }
+    }
+
     pub(super) fn duration(&self, path: &'static str) -> Option<Duration> {
         match self.value(path)? {
             Value::Duration(duration) => Some(*duration),

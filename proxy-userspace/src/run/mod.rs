@@ -17,6 +17,7 @@ use proxy_userspace::{
     inspect,
     kernel::{self, command::SearchPath},
     metrics::Metrics,
+    node,
     sync::{Inputs, Outputs, SyncLoop, SyncPeriods},
 };
 use tokio::{
@@ -37,6 +38,7 @@ pub(crate) async fn run(config: Config, why: &str) -> anyhow::Result<()> {
     // First of all: from here on a signal ends the process in order.
     let shutdown = shutdown(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     announce(&config, why);
+    set_up_node(&config);
     let metrics = Metrics::default();
     metrics.set_mode(config.mode.name());
     let health = ProxyHealth::new(config.sync_period * 2);
@@ -110,6 +112,13 @@ fn announce(config: &Config, why: &str) {
     if !config.unread_fields.is_empty() {
         let fields = config.unread_fields.join(", ");
         tracing::warn!(fields, "these fields of the configuration file have no effect in this mode");
+    }
+}
+
+/// What cannot be set is told and no reason to stop: a container often has a read-only `/proc/sys`.
+fn set_up_node(config: &Config) {
+    for error in node::set_up(&config.node) {
+        tracing::warn!(error = with_causes(&error), "a setting of the node stays as it was");
     }
 }
 

@@ -122,7 +122,10 @@ mod tests {
         };
         let shown = conformance(&what).to_string();
         assert!(shown.contains("/release/conformance --shunt /"), "{shown}");
-        assert!(shown.ends_with("--mode ebpf --source api --cases my cases --only hairpin,dual-stack"), "{shown}");
+        assert!(
+            shown.ends_with("--mode ebpf --source api --cases my cases --only hairpin,dual-stack"),
+            "{shown}"
+        );
     }
 
     #[test]
