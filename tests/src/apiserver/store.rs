@@ -77,7 +77,7 @@ pub(super) struct Change {
 }
 
 /// Everything the server knows.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Store {
     version: u64,
     /// Changes up to this version are forgotten.
