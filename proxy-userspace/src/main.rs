@@ -29,20 +29,21 @@ fn main() -> ExitCode {
     if let Some(output) = flags.probe {
         return run::probe(output);
     }
-    let (config, why) = match run::configure(&flags, &Environment::of_this_process()) {
-        Ok(configured) => configured,
+    let (is_cleanup, write_config_to) = (flags.cleanup, flags.write_config_to.clone());
+    let chosen = match run::Chosen::new(flags, Environment::of_this_process()) {
+        Ok(chosen) => chosen,
         Err(error) => {
             eprintln!("shunt: {}", with_causes(&error));
             return ExitCode::FAILURE;
         }
     };
-    set_up_logs(&config);
-    let done = if let Some(path) = &flags.write_config_to {
-        run::write_config(&config, path)
-    } else if flags.cleanup {
-        run::cleanup(&config)
+    set_up_logs(&chosen.config);
+    let done = if let Some(path) = write_config_to {
+        run::write_config(&chosen.config, &path)
+    } else if is_cleanup {
+        run::cleanup(&chosen.config)
     } else {
-        run_daemon(config, &why)
+        run_daemon(chosen)
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -53,9 +54,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_daemon(config: Config, why: &str) -> anyhow::Result<()> {
+fn run_daemon(chosen: run::Chosen) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
-    let result = runtime.block_on(run::run(config, why));
+    let result = runtime.block_on(run::run(chosen));
     // Whatever still reads a file or resolves a name must not hold up the end.
     runtime.shutdown_background();
     result

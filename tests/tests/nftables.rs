@@ -129,7 +129,11 @@ impl Daemon {
             health: ProxyHealth::new(Duration::from_mins(10)),
             health_checks: watch::Sender::default(),
         };
-        let periods = SyncPeriods { min_sync_period: Duration::ZERO, sync_period: Duration::from_hours(1) };
+        let periods = SyncPeriods {
+            min_sync_period: Duration::ZERO,
+            sync_period: Duration::from_hours(1),
+            give_up_after: None,
+        };
         let daemon = SyncLoop::new(settings(), periods, renderer, outputs);
         let inputs = Inputs { events, node_facts, disturbed: Arc::clone(&disturbed) };
         std::fs::write(manifests.path().join("service.yaml"), SERVICE).expect("written");

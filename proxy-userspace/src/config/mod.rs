@@ -10,6 +10,7 @@ mod environment;
 mod file;
 mod flags;
 mod lists;
+mod node;
 mod problem;
 mod resolve;
 mod schema;
@@ -34,6 +35,7 @@ pub use written::Effective;
 use crate::{
     dataplane::{ebpf::EbpfSettings, iptables::IptablesSettings, nftables::NftablesSettings},
     model::ModelSettings,
+    node::NodeSettings,
 };
 use settings::Settings;
 
@@ -85,25 +87,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// What conntrack is told, as sysctls. Zero leaves what the kernel has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConntrackSettings {
-    /// Connections for each core; with 0, `min` does not count either.
-    pub max_per_core: u32,
-    /// The least number of connections.
-    pub min: u32,
-    /// Of idle established TCP connections.
-    pub tcp_established_timeout: Duration,
-    /// Of TCP connections in `CLOSE_WAIT`.
-    pub tcp_close_wait_timeout: Duration,
-    /// Packets outside the TCP window are valid.
-    pub tcp_be_liberal: bool,
-    /// Of UDP flows without an answer.
-    pub udp_timeout: Duration,
-    /// Of UDP flows with answers.
-    pub udp_stream_timeout: Duration,
-}
-
 /// What is for the ipvs mode alone. Timeouts of zero leave what the kernel has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IpvsSettings {
@@ -132,6 +115,8 @@ pub struct Config {
     pub source: ObjectSource,
     /// What resolution depends on, the node's name included.
     pub model: ModelSettings,
+    /// What is set on the node at start.
+    pub node: NodeSettings,
     /// Where `/healthz` and `/livez` answer.
     pub healthz_bind_address: Option<SocketAddr>,
     /// Where `/metrics` and `/proxyMode` answer.
@@ -144,10 +129,6 @@ pub struct Config {
     pub sync_period: Duration,
     /// Under load, the least time between two changes of the kernel; may be zero.
     pub min_sync_period: Duration,
-    /// How readily the kernel ends this process when memory runs out, -1000 to 1000.
-    pub oom_score_adj: i32,
-    /// What conntrack is told.
-    pub conntrack: ConntrackSettings,
     /// Settings of the eBPF mode.
     pub ebpf: EbpfSettings,
     /// Settings of the nftables mode.

@@ -1,23 +1,26 @@
 //! Puts the stages together and runs them until a signal comes or one of them fails for good.
 #![forbid(unsafe_code)]
 
+mod chosen;
 mod parts;
 mod succession;
 
-use std::{net::SocketAddr, path::Path, process::ExitCode, sync::Arc};
+use std::{net::SocketAddr, path::Path, process::ExitCode, sync::Arc, time::Duration};
 
+pub(crate) use self::chosen::Chosen;
 use self::succession::Successor;
 use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
-    config::{Config, ConfigError, Environment, Flags, Note, ProbeOutput},
-    dataplane::Renderer,
+    config::{Config, Note, ProbeOutput},
+    dataplane::{Renderer, ebpf::EbpfError},
     health::{self, ProxyHealth},
     inspect,
-    kernel::{self, command::SearchPath},
+    kernel::{self, KernelError, command::SearchPath},
     metrics::Metrics,
-    sync::{Inputs, Outputs, SyncLoop, SyncPeriods},
+    node,
+    sync::{Inputs, Outputs, SyncError, SyncLoop, SyncPeriods},
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -28,52 +31,100 @@ use tokio::{
 /// Events that may wait for the loop; a source that is faster waits too.
 const EVENTS_QUEUED: usize = 4096;
 
+/// How long a mode of `auto`'s may fail before the next one takes over. A lock that is held, or a kernel that is short of memory
+/// for a while, is no reason.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(30);
+
 /// Everything that runs beside the sync loop. None of it is meant to end.
 type Tasks = JoinSet<anyhow::Result<()>>;
 
+/// How a mode ended.
+enum Ended {
+    /// By a signal.
+    Stopped,
+    /// It does not work any more, or never did.
+    Broken(anyhow::Error),
+}
+
 /// Runs the proxy. `Ok` after SIGTERM or SIGINT; what is in the kernel then stays there.
-/// `why` tells why the mode is what it is.
-pub(crate) async fn run(config: Config, why: &str) -> anyhow::Result<()> {
+pub(crate) async fn run(mut chosen: Chosen) -> anyhow::Result<()> {
     // First of all: from here on a signal ends the process in order.
     let shutdown = shutdown(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    announce(&config, why);
-    let metrics = Metrics::default();
-    metrics.set_mode(config.mode.name());
-    let health = ProxyHealth::new(config.sync_period * 2);
-    let outputs = Outputs { metrics, health, health_checks: watch::Sender::default() };
-    let mut tasks = Tasks::new();
-    start_endpoints(&config, &outputs, &mut tasks);
-    let inputs = start_sources(&config, outputs.metrics.clone(), &mut tasks);
-    let renderer = parts::renderer(&config, &inputs.disturbed)?;
-    let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, &config));
-    if let Some(counts) = renderer.packet_counts() {
-        outputs.metrics.set_packet_counts(counts);
-    }
-    if let Some(readings) = renderer.readings() {
-        outputs.metrics.set_readings(readings);
-    }
-    let periods = SyncPeriods { min_sync_period: config.min_sync_period, sync_period: config.sync_period };
-    let sync = SyncLoop::new(config.model, periods, renderer, outputs);
-    tokio::select! {
-        // An ended task closes its channel too; what it says is worth more than that it has ended.
-        biased;
-        ended = tasks.join_next() => match ended {
-            Some(ended) => ended?.and_then(|()| anyhow::bail!("a part of the proxy ended by itself")),
-            None => anyhow::bail!("all parts of the proxy ended by themselves"),
-        },
-        done = sync.run(inputs, shutdown) => Ok(done?),
+    tokio::pin!(shutdown);
+    announce(&chosen.config, &chosen.why);
+    set_up_node(&chosen.config);
+    let outputs = Outputs {
+        metrics: Metrics::default(),
+        health: ProxyHealth::new(chosen.config.sync_period * 2),
+        health_checks: watch::Sender::default(),
+    };
+    let mut endpoints = Tasks::new();
+    start_endpoints(&chosen.config, &outputs, &mut endpoints);
+    loop {
+        let ended = tokio::select! {
+            biased;
+            ended = first_ended(&mut endpoints) => return ended,
+            ended = run_mode(&chosen, outputs.clone(), &mut shutdown) => ended?,
+        };
+        let Ended::Broken(error) = ended else { return Ok(()) };
+        let broken = chosen.config.mode.name();
+        let why = with_causes(error.as_ref());
+        if !chosen.next_mode(&why)? {
+            return Err(error);
+        }
+        outputs.metrics.mode_broke(broken);
+        let mode = chosen.config.mode.name();
+        tracing::error!(broken, mode, error = why, "THE MODE DOES NOT WORK ANY MORE; another one takes over");
     }
 }
 
-/// The configuration, of the mode that `auto` stands for here, and why it is that one.
-pub(crate) fn configure(flags: &Flags, environment: &Environment) -> Result<(Config, String), ConfigError> {
-    let config = Config::load(flags, environment)?;
-    if flags.cleanup || flags.write_config_to.is_some() {
-        return Ok((config, String::new()));
+/// Runs one mode until it breaks. What it put into the kernel stays, for the next one to remove once it serves everything.
+async fn run_mode(
+    chosen: &Chosen,
+    outputs: Outputs,
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<Ended> {
+    let config = &chosen.config;
+    outputs.metrics.set_mode(config.mode.name(), &chosen.why);
+    let mut tasks = Tasks::new();
+    let inputs = start_sources(config, outputs.metrics.clone(), &mut tasks);
+    let renderer = match parts::renderer(config, &inputs.disturbed) {
+        Ok(renderer) => renderer,
+        Err(error) if chosen.has_others() && !is_in_use(&error) => return Ok(Ended::Broken(error)),
+        Err(error) => return Err(error),
+    };
+    let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, config));
+    outputs.metrics.set_packet_counts(renderer.packet_counts());
+    outputs.metrics.set_readings(renderer.readings());
+    let periods = SyncPeriods {
+        min_sync_period: config.min_sync_period,
+        sync_period: config.sync_period,
+        give_up_after: chosen.has_others().then_some(GIVE_UP_AFTER),
+    };
+    let sync = SyncLoop::new(config.model.clone(), periods, renderer, outputs);
+    tokio::select! {
+        // An ended task closes its channel too; what it says is worth more than that it has ended.
+        biased;
+        ended = first_ended(&mut tasks) => ended.map(|()| Ended::Stopped),
+        done = sync.run(inputs, shutdown) => match done {
+            Ok(()) => Ok(Ended::Stopped),
+            Err(error @ SyncError::Broken { .. }) => Ok(Ended::Broken(error.into())),
+            Err(error) => Err(error.into()),
+        },
     }
-    let (mode, why) = parts::choose_mode(&config);
-    let config = if mode == config.mode { config } else { Config::load_with_auto(flags, environment, mode)? };
-    Ok((config, why))
+}
+
+/// Waits for what is not meant to end.
+async fn first_ended(tasks: &mut Tasks) -> anyhow::Result<()> {
+    match tasks.join_next().await {
+        Some(ended) => ended?.and_then(|()| anyhow::bail!("a part of the proxy ended by itself")),
+        None => anyhow::bail!("all parts of the proxy ended by themselves"),
+    }
+}
+
+/// Another process of ours is at work: no mode would be right beside it.
+fn is_in_use(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(EbpfError::Kernel(KernelError::PinsInUse { .. })))
 }
 
 /// Writes the configuration in effect, as kube-proxy does: its own fields with their defaults, ours where they were given.
@@ -125,6 +176,13 @@ pub(super) fn tell_what_is_in_vain(config: &Config) {
     }
 }
 
+/// What cannot be set is told and no reason to stop: a container often has a read-only `/proc/sys`.
+fn set_up_node(config: &Config) {
+    for error in node::set_up(&config.node) {
+        tracing::warn!(error = with_causes(&error), "a setting of the node stays as it was");
+    }
+}
+
 async fn shutdown(mut terminate: Signal, mut interrupt: Signal) {
     let name = tokio::select! {
         _ = terminate.recv() => "SIGTERM",
@@ -147,7 +205,7 @@ fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
         }
     };
     serve("healthz", config.healthz_bind_address, health::healthz_routes(health.clone(), metrics.clone()));
-    serve("metrics", config.metrics_bind_address, health::metrics_routes(metrics, config.mode.name()));
+    serve("metrics", config.metrics_bind_address, health::metrics_routes(metrics));
     let answering = health::answer_health_checks(health_checks.subscribe(), health.clone());
     tasks.spawn(async move {
         answering.await;

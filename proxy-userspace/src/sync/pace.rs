@@ -72,6 +72,11 @@ impl Pace {
         self.distrusted = true;
     }
 
+    /// See [`SyncPeriods::give_up_after`].
+    pub(super) fn give_up_after(&self) -> Option<Duration> {
+        self.periods.give_up_after
+    }
+
     /// When everything is due if nothing fails.
     fn reverify_at(&self) -> Option<Instant> {
         let pause = if self.distrusted { LEAST_BETWEEN_READINGS } else { self.periods.sync_period };
@@ -148,7 +153,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn pace() -> Pace {
-        Pace::new(SyncPeriods { min_sync_period: SECOND, sync_period: 30 * SECOND })
+        Pace::new(SyncPeriods { min_sync_period: SECOND, sync_period: 30 * SECOND, give_up_after: None })
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::{
 const MILLI: Duration = Duration::from_millis(1);
 const MIN_SYNC: Duration = Duration::from_secs(1);
 const SYNC: Duration = Duration::from_secs(30);
+const GIVE_UP: Duration = Duration::from_secs(40);
 
 struct Daemon {
     fake: Fake,
@@ -32,12 +33,16 @@ struct Daemon {
 
 impl Daemon {
     fn start(fake: Fake) -> Self {
+        Self::start_giving_up(fake, Some(GIVE_UP))
+    }
+
+    fn start_giving_up(fake: Fake, give_up_after: Option<Duration>) -> Self {
         let outputs = Outputs {
             metrics: Metrics::default(),
             health: ProxyHealth::new(2 * SYNC),
             health_checks: watch::Sender::default(),
         };
-        let periods = SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC };
+        let periods = SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC, give_up_after };
         let settings = ModelSettings {
             node_name: "node1".into(),
             cluster_cidrs: Vec::new(),
@@ -60,7 +65,16 @@ impl Daemon {
 
     /// A daemon that has programmed one Service with one endpoint.
     async fn synced() -> Self {
-        let daemon = Self::start(Fake::default());
+        Self::start(Fake::default()).programmed().await
+    }
+
+    /// The same, of one that never gives up.
+    async fn keeping_on() -> Self {
+        Self::start_giving_up(Fake::default(), None).programmed().await
+    }
+
+    async fn programmed(self) -> Self {
+        let daemon = self;
         daemon.tell_facts();
         for event in lists() {
             daemon.send(event).await;
@@ -216,8 +230,26 @@ async fn a_retry_starts_from_what_the_kernel_really_holds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lasting_failure_makes_the_proxy_unhealthy_until_it_is_over() {
+async fn a_dataplane_that_fails_for_too_long_is_given_up_and_one_that_fails_in_part_is_not() {
     let daemon = Daemon::synced().await;
+    daemon.fake.kernel().full = true;
+    daemon.send(endpoint_is("10.0.0.2")).await;
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
+    tokio::time::sleep(3 * GIVE_UP).await;
+    assert!(!daemon.task.is_finished(), "some Services are served");
+    daemon.fake.kernel().full = false;
+    daemon.fake.kernel().failing = usize::MAX;
+    daemon.send(endpoint_is("10.0.0.3")).await;
+    tokio::time::sleep(GIVE_UP / 2).await;
+    assert!(!daemon.task.is_finished());
+    tokio::time::sleep(GIVE_UP).await;
+    let ended = daemon.task.await.expect("no panic").expect_err("given up");
+    assert!(matches!(ended, SyncError::Broken { after, .. } if after >= GIVE_UP), "{ended:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lasting_failure_makes_the_proxy_unhealthy_until_it_is_over() {
+    let daemon = Daemon::keeping_on().await;
     daemon.fake.kernel().failing = usize::MAX;
     daemon.send(endpoint_is("10.0.0.2")).await;
     tokio::time::sleep(SYNC).await;

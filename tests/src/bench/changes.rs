@@ -275,7 +275,8 @@ impl Running {
         let health = ProxyHealth::new(NEVER);
         let outputs =
             Outputs { metrics: Metrics::default(), health, health_checks: watch::Sender::default() };
-        let periods = SyncPeriods { min_sync_period: Duration::ZERO, sync_period: NEVER };
+        let periods =
+            SyncPeriods { min_sync_period: Duration::ZERO, sync_period: NEVER, give_up_after: None };
         let sync = SyncLoop::new(config.model.clone(), periods, timed, outputs);
         let (events, queue) = mpsc::channel(KINDS);
         let (stop, stopped) = oneshot::channel();

@@ -13,8 +13,8 @@ use ipnet::IpNet;
 use proxy_common::layout::NodeValue;
 
 use super::{
-    Config, ConfigError, ConntrackSettings, Environment, IpvsSettings, LogFormat, Mode, ObjectSource,
-    settings::Settings, written::Effective,
+    Config, ConfigError, Environment, IpvsSettings, LogFormat, Mode, ObjectSource, settings::Settings,
+    written::Effective,
 };
 use crate::{
     dataplane::{
@@ -48,14 +48,13 @@ pub(super) fn resolve(
         mode_is_auto,
         source: source(&mut settings),
         model: model(&mut settings, environment, mode, section),
+        node: super::node::node_settings(&settings),
         healthz_bind_address,
         metrics_bind_address,
         bind_address_hard_fail: settings.is_true("bindAddressHardFail"),
         profiling: settings.is_true("enableProfiling"),
         sync_period,
         min_sync_period,
-        oom_score_adj: settings.integer("oomScoreAdj"),
-        conntrack: conntrack(&settings),
         ebpf: ebpf(&mut settings, environment, mode == Mode::Ebpf && !mode_is_auto),
         nftables: NftablesSettings { masquerade: marks(&settings, section).masquerade },
         iptables: IptablesSettings {
@@ -139,18 +138,6 @@ fn model(settings: &mut Settings, environment: &Environment, mode: Mode, section
 /// The first path if it was given by flag, which is for all modes.
 fn either(settings: &Settings, by_flag: &'static str, otherwise: &'static str) -> &'static str {
     if settings.is_by_flag(by_flag) { by_flag } else { otherwise }
-}
-
-fn conntrack(settings: &Settings) -> ConntrackSettings {
-    ConntrackSettings {
-        max_per_core: settings.integer("conntrack.maxPerCore"),
-        min: settings.integer("conntrack.min"),
-        tcp_established_timeout: settings.duration("conntrack.tcpEstablishedTimeout"),
-        tcp_close_wait_timeout: settings.duration("conntrack.tcpCloseWaitTimeout"),
-        tcp_be_liberal: settings.is_true("conntrack.tcpBeLiberal"),
-        udp_timeout: settings.duration("conntrack.udpTimeout"),
-        udp_stream_timeout: settings.duration("conntrack.udpStreamTimeout"),
-    }
 }
 
 fn ipvs(settings: &Settings) -> IpvsSettings {

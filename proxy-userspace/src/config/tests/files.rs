@@ -17,7 +17,7 @@ fn k3s_file_is_accepted_and_the_kernels_conntrack_is_left_alone() {
     assert_eq!(names(&config), Vec::<&str>::new());
     assert_eq!((config.mode, config.sync_period), (Mode::Iptables, Duration::from_secs(30)));
     assert_eq!(
-        (config.conntrack.max_per_core, config.conntrack.tcp_established_timeout),
+        (config.node.conntrack.max_per_core, config.node.conntrack.tcp_established_timeout),
         (0, Duration::ZERO)
     );
     assert_eq!(config.healthz_bind_address, Some("127.0.0.1:10256".parse().unwrap()));
@@ -37,7 +37,7 @@ fn k3s_flags_are_accepted() {
     ];
     let config = load_with(None, &flags, &environment()).unwrap();
     assert_eq!(names(&config), Vec::<&str>::new());
-    assert_eq!(config.conntrack.tcp_close_wait_timeout, Duration::ZERO);
+    assert_eq!(config.node.conntrack.tcp_close_wait_timeout, Duration::ZERO);
 }
 
 #[test]

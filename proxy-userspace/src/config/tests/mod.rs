@@ -7,6 +7,7 @@ use super::*;
 use crate::{
     dataplane::{ebpf::MapSizes, nftables::NftablesSettings},
     model::{DetectLocalMode, NodePortAddresses},
+    node::NodeSettings,
 };
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
@@ -70,12 +71,13 @@ fn without_file_and_flags_everything_has_kube_proxys_defaults() {
     assert_eq!(config.metrics_bind_address, Some("127.0.0.1:10249".parse().unwrap()));
     assert_eq!(config.sync_period, Duration::from_secs(30));
     assert_eq!(config.min_sync_period, Duration::ZERO);
-    assert_eq!((config.oom_score_adj, config.profiling), (-999, false));
-    assert_eq!((config.conntrack.max_per_core, config.conntrack.min), (32 << 10, 128 << 10));
-    assert_eq!(config.conntrack.tcp_established_timeout, Duration::from_hours(24));
-    assert_eq!(config.conntrack.tcp_close_wait_timeout, Duration::from_hours(1));
-    assert_eq!((config.conntrack.udp_timeout, config.ipvs.scheduler.as_str()), (Duration::ZERO, "rr"));
+    assert_eq!((config.node.oom_score_adj, config.profiling), (-999, false));
+    assert_eq!((config.node.conntrack.max_per_core, config.node.conntrack.min), (32 << 10, 128 << 10));
+    assert_eq!(config.node.conntrack.tcp_established_timeout, Duration::from_hours(24));
+    assert_eq!(config.node.conntrack.tcp_close_wait_timeout, Duration::from_hours(1));
+    assert_eq!((config.node.conntrack.udp_timeout, config.ipvs.scheduler.as_str()), (Duration::ZERO, "rr"));
     assert_eq!(config.ebpf.map_sizes, MapSizes::default());
+    assert_eq!(config.node, NodeSettings::default());
     assert_eq!(config.notes, []);
     assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/sys/fs/cgroup/my unified"));
     assert_eq!(config.ebpf.pin_dir, PathBuf::from("/sys/fs/bpf/shunt"));
@@ -163,7 +165,7 @@ fn without_a_file_flags_say_all() {
     assert_eq!(config.sync_period, Duration::from_secs(90));
     assert_eq!(config.metrics_bind_address, None);
     assert_eq!(config.healthz_bind_address, Some("127.0.0.1:1234".parse().unwrap()));
-    assert_eq!((config.oom_score_adj, config.conntrack.max_per_core), (-5, 0));
+    assert_eq!((config.node.oom_score_adj, config.node.conntrack.max_per_core), (-5, 0));
     let noted: Vec<_> = config.notes.iter().map(|note| note.setting.as_str()).collect();
     assert_eq!(noted, ["--feature-gates", "--ipvs-exclude-cidrs"]);
 }
