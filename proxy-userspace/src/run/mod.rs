@@ -3,12 +3,16 @@
 
 mod chosen;
 mod parts;
+mod reload;
 mod succession;
 
-use std::{net::SocketAddr, path::Path, process::ExitCode, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::Path, process::ExitCode, sync::Arc};
 
-pub(crate) use self::chosen::Chosen;
-use self::succession::Successor;
+pub(crate) use self::{chosen::Chosen, reload::LogFilter};
+use self::{
+    reload::{Asked, Reload},
+    succession::Successor,
+};
 use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
@@ -20,7 +24,7 @@ use proxy_userspace::{
     kernel::{self, KernelError, command::SearchPath},
     metrics::Metrics,
     node,
-    sync::{Inputs, Outputs, SyncError, SyncLoop, SyncPeriods},
+    sync::{Inputs, Outputs, SyncError, SyncLoop, SyncSettings},
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -31,10 +35,6 @@ use tokio::{
 /// Events that may wait for the loop; a source that is faster waits too.
 const EVENTS_QUEUED: usize = 4096;
 
-/// How long a mode of `auto`'s may fail before the next one takes over. A lock that is held, or a kernel that is short of memory
-/// for a while, is no reason.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(30);
-
 /// Everything that runs beside the sync loop. None of it is meant to end.
 type Tasks = JoinSet<anyhow::Result<()>>;
 
@@ -44,10 +44,22 @@ enum Ended {
     Stopped,
     /// It does not work any more, or never did.
     Broken(anyhow::Error),
+    /// The configuration changed.
+    Changed(Asked),
 }
 
-/// Runs the proxy. `Ok` after SIGTERM or SIGINT; what is in the kernel then stays there.
-pub(crate) async fn run(mut chosen: Chosen) -> anyhow::Result<()> {
+/// Why the proxy ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// A signal came.
+    Signal,
+    /// The configuration changed: the program is to be started anew.
+    Restart,
+}
+
+/// Runs the proxy, until SIGTERM, SIGINT or a configuration that needs another process; what is in the kernel then stays
+/// there.
+pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow::Result<End> {
     // First of all: from here on a signal ends the process in order.
     let shutdown = shutdown(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::pin!(shutdown);
@@ -60,18 +72,29 @@ pub(crate) async fn run(mut chosen: Chosen) -> anyhow::Result<()> {
     };
     let mut endpoints = Tasks::new();
     start_endpoints(&chosen.config, &outputs, &mut endpoints);
+    let mut reload =
+        Reload::new(chosen.origin(), chosen.config.clone(), set_log_filter, outputs.health.clone());
     loop {
+        let settings = reload.settings.subscribe();
         let ended = tokio::select! {
             biased;
-            ended = first_ended(&mut endpoints) => return ended,
-            ended = run_mode(&chosen, outputs.clone(), &mut shutdown) => ended?,
+            ended = first_ended(&mut endpoints) => return ended.map(|()| End::Signal),
+            ended = run_mode(&chosen, outputs.clone(), settings, &mut shutdown) => ended?,
+            asked = reload.follow() => Ended::Changed(asked),
         };
-        let Ended::Broken(error) = ended else { return Ok(()) };
+        chosen.config = reload.config.clone();
+        let error = match ended {
+            Ended::Stopped => return Ok(End::Signal),
+            Ended::Changed(Asked::Restart) => return Ok(End::Restart),
+            Ended::Changed(Asked::Rebuild) => continue,
+            Ended::Broken(error) => error,
+        };
         let broken = chosen.config.mode.name();
         let why = with_causes(error.as_ref());
         if !chosen.next_mode(&why)? {
             return Err(error);
         }
+        reload.config = chosen.config.clone();
         outputs.metrics.mode_broke(broken);
         let mode = chosen.config.mode.name();
         tracing::error!(broken, mode, error = why, "THE MODE DOES NOT WORK ANY MORE; another one takes over");
@@ -82,12 +105,13 @@ pub(crate) async fn run(mut chosen: Chosen) -> anyhow::Result<()> {
 async fn run_mode(
     chosen: &Chosen,
     outputs: Outputs,
+    settings: watch::Receiver<SyncSettings>,
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<Ended> {
     let config = &chosen.config;
     outputs.metrics.set_mode(config.mode.name(), &chosen.why);
     let mut tasks = Tasks::new();
-    let inputs = start_sources(config, outputs.metrics.clone(), &mut tasks);
+    let inputs = start_sources(config, outputs.metrics.clone(), settings, &mut tasks);
     let renderer = match parts::renderer(config, &inputs.disturbed) {
         Ok(renderer) => renderer,
         Err(error) if chosen.has_others() && !is_in_use(&error) => return Ok(Ended::Broken(error)),
@@ -96,12 +120,8 @@ async fn run_mode(
     let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, config));
     outputs.metrics.set_packet_counts(renderer.packet_counts());
     outputs.metrics.set_readings(renderer.readings());
-    let periods = SyncPeriods {
-        min_sync_period: config.min_sync_period,
-        sync_period: config.sync_period,
-        give_up_after: chosen.has_others().then_some(GIVE_UP_AFTER),
-    };
-    let sync = SyncLoop::new(config.model.clone(), periods, renderer, outputs);
+    let SyncSettings { model, periods } = reload::settings(config, chosen.give_up_after());
+    let sync = SyncLoop::new(model, periods, renderer, outputs);
     tokio::select! {
         // An ended task closes its channel too; what it says is worth more than that it has ended.
         biased;
@@ -213,7 +233,12 @@ fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
     });
 }
 
-fn start_sources(config: &Config, metrics: Metrics, tasks: &mut Tasks) -> Inputs {
+fn start_sources(
+    config: &Config,
+    metrics: Metrics,
+    settings: watch::Receiver<SyncSettings>,
+    tasks: &mut Tasks,
+) -> Inputs {
     let (to_sync, events) = mpsc::channel(EVENTS_QUEUED);
     let objects = parts::objects(config.clone(), metrics, to_sync);
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
@@ -222,5 +247,5 @@ fn start_sources(config: &Config, metrics: Metrics, tasks: &mut Tasks) -> Inputs
     let facts = parts::node_facts(to_sync, Arc::clone(&disturbed));
     tasks.spawn(async move { facts.await.context("cannot follow this node's links and addresses") });
     tasks.spawn(parts::removals(config.mode, Arc::clone(&disturbed)));
-    Inputs { events, node_facts, disturbed }
+    Inputs { events, node_facts, disturbed, settings }
 }

@@ -27,6 +27,7 @@ struct Daemon {
     events: mpsc::Sender<WatchEvent>,
     facts: watch::Sender<Option<NodeFacts>>,
     disturbed: Arc<Notify>,
+    settings: watch::Sender<SyncSettings>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), SyncError>>,
 }
@@ -53,14 +54,21 @@ impl Daemon {
             interfaces: InterfaceGlobs::default(),
         };
         let renderer = Box::new(Rendering::new(fake.clone()));
-        let sync = SyncLoop::new(settings, periods, renderer, outputs.clone());
+        let settings = watch::Sender::new(SyncSettings { model: settings, periods });
+        let SyncSettings { model, periods } = settings.borrow().clone();
+        let sync = SyncLoop::new(model, periods, renderer, outputs.clone());
         let (events, received) = mpsc::channel(1024);
         let (facts, node_facts) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
         let disturbed = Arc::new(Notify::new());
-        let inputs = Inputs { events: received, node_facts, disturbed: Arc::clone(&disturbed) };
+        let inputs = Inputs {
+            events: received,
+            node_facts,
+            disturbed: Arc::clone(&disturbed),
+            settings: settings.subscribe(),
+        };
         let task = tokio::spawn(sync.run(inputs, async { stopped.await.unwrap_or_default() }));
-        Self { fake, outputs, events, facts, disturbed, stop, task }
+        Self { fake, outputs, events, facts, disturbed, settings, stop, task }
     }
 
     /// A daemon that has programmed one Service with one endpoint.
@@ -409,4 +417,21 @@ async fn the_time_from_a_change_to_the_kernel_is_measured() {
         ))
     };
     assert_eq!((bucket("2.0"), bucket("+Inf")), ("0".into(), "1".into()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_settings_are_taken_on_by_the_loop_that_runs() {
+    let daemon = Daemon::synced().await;
+    daemon.settings.send_modify(|settings| {
+        settings.model.node_port_addresses = NodePortAddresses::Cidrs(vec!["192.0.2.0/24".parse().unwrap()]);
+        settings.periods.sync_period = 2 * SYNC;
+    });
+    daemon.settle().await;
+    let served = daemon.fake.kernel().programmed.node.node_port_addresses.clone();
+    assert_eq!(Vec::from_iter(served), ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
+    daemon.fake.kernel().calls.clear();
+    tokio::time::sleep(SYNC + SYNC / 2).await;
+    assert_eq!(daemon.calls(), [], "the kernel is compared as often as the new period says");
+    tokio::time::sleep(SYNC).await;
+    assert_ne!(daemon.calls(), []);
 }
