@@ -20,7 +20,7 @@ use proxy_userspace::{
     kernel,
     metrics::Metrics,
     model::{Delta, Dirty, EndpointSlice, Service, Snapshot, WatchEvent},
-    sync::{Inputs, Outputs, SyncLoop, SyncPeriods},
+    sync::{Inputs, Outputs, SyncLoop, SyncPeriods, SyncSettings},
     watch::ManifestSource,
 };
 use serde::Serialize;
@@ -278,11 +278,12 @@ impl Running {
         let periods =
             SyncPeriods { min_sync_period: Duration::ZERO, sync_period: NEVER, give_up_after: None };
         let sync = SyncLoop::new(config.model.clone(), periods, timed, outputs);
+        let (_, settings) = watch::channel(SyncSettings { model: config.model.clone(), periods });
         let (events, queue) = mpsc::channel(KINDS);
         let (stop, stopped) = oneshot::channel();
         let looping = tokio::spawn(async move {
             let stopped = async { drop(stopped.await) };
-            Ok(sync.run(Inputs { events: queue, node_facts, disturbed }, stopped).await?)
+            Ok(sync.run(Inputs { events: queue, node_facts, disturbed, settings }, stopped).await?)
         });
         Ok(Self { events, rendered, stop, looping })
     }
