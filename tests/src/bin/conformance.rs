@@ -8,7 +8,7 @@ use shunt_tests::{
     case::Case,
     deadline::Stopwatch,
     process,
-    runner::{IptablesInUse, Runner, Selection, Summary, own_cases},
+    runner::{IptablesInUse, ObjectsFrom, Runner, Selection, Summary, own_cases},
     world::{Host, World},
 };
 
@@ -22,6 +22,9 @@ struct Arguments {
     /// Node1 shows, as the kubelet does, that it uses this iptables.
     #[arg(long)]
     iptables: Option<IptablesInUse>,
+    /// Where the proxy has objects from: manifests, or an API server on node1.
+    #[arg(long, value_name = "manifests|api", default_value = "manifests")]
+    source: ObjectsFrom,
     /// A directory of cases.
     #[arg(long, value_name = "DIR", default_value = own_cases().as_os_str())]
     cases: PathBuf,
@@ -64,7 +67,8 @@ fn run(arguments: Arguments) -> Result<bool> {
     iptables.map_or(Ok(()), |iptables| iptables.hint(&world))?;
     let selection = Selection::new(&arguments.mode).beside(iptables.unwrap_or(IptablesInUse::Nft));
     let selection = if arguments.whole { selection } else { selection.on_machine(&world) };
-    let mut runner = Runner { world, shunt, mode: arguments.mode, selection, iptables };
+    let (mode, source) = (arguments.mode, arguments.source);
+    let mut runner = Runner { world, shunt, mode, source, selection, iptables };
     let mut reports = Vec::new();
     for case in &cases {
         let report = runner.run(case);

@@ -1,8 +1,10 @@
 //! The conformance runner: for each case, the real proxy on node1, objects in its manifests, and flows that must hold.
 
+mod cluster;
 mod config;
 mod manifests;
 mod marker;
+mod objects;
 mod proxy;
 mod report;
 mod selection;
@@ -16,8 +18,10 @@ use anyhow::{Result, ensure};
 
 use self::marker::Marker;
 pub use self::{
+    cluster::Cluster,
     config::compose,
     manifests::Manifests,
+    objects::{Objects, ObjectsFrom},
     proxy::Proxy,
     report::{CaseReport, FlowReport, FlowResult, Summary},
     selection::{IptablesInUse, Selection},
@@ -42,6 +46,8 @@ pub struct Runner {
     pub shunt: Option<PathBuf>,
     /// The mode to run it in.
     pub mode: String,
+    /// Where it has objects from.
+    pub source: ObjectsFrom,
     /// Which cases have to hold.
     pub selection: Selection,
     /// What worlds of cases are to show of the iptables that node1 uses; the runner's own world shows it already.
@@ -52,7 +58,7 @@ pub struct Runner {
 struct CaseRun<'a> {
     world: &'a mut World,
     case: &'a Case,
-    manifests: Manifests,
+    objects: Objects,
     marker: Marker,
     proxy: Option<Proxy>,
     proxy_is_up: bool,
@@ -94,12 +100,12 @@ impl Runner {
     }
 
     fn begin<'a>(&'a mut self, case: &'a Case) -> Result<CaseRun<'a>> {
-        let manifests = Manifests::create(self.world.directory())?;
-        let marker = Marker::place(&manifests)?;
+        let objects = Objects::create(self.source, &self.world)?;
+        let marker = Marker::place(&objects)?;
         let proxy = self
             .shunt
             .as_deref()
-            .map(|shunt| Proxy::new(&self.world, shunt, &self.mode, &manifests, &case.config))
+            .map(|shunt| Proxy::new(&self.world, shunt, &self.mode, &objects, &case.config))
             .transpose()?;
         if let Some(proxy) = &proxy {
             proxy.forget_log()?;
@@ -107,7 +113,7 @@ impl Runner {
         Ok(CaseRun {
             world: &mut self.world,
             case,
-            manifests,
+            objects,
             marker,
             proxy,
             proxy_is_up: false,
@@ -160,10 +166,10 @@ impl CaseRun<'_> {
         }
         let deletes = self.proxy_is_up && !step.delete.is_empty();
         if deletes {
-            Marker::prepare_deletion(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
+            Marker::prepare_deletion(self.world, &self.objects, PROGRAMMED_WITHIN)?;
         }
-        step.delete.iter().try_for_each(|key| self.manifests.delete(key))?;
-        step.apply.iter().try_for_each(|object| self.manifests.apply(&object.key, &object.manifest))?;
+        step.delete.iter().try_for_each(|key| self.objects.delete(key))?;
+        step.apply.iter().try_for_each(|object| self.objects.apply(&object.key, &object.manifest))?;
         let Some(proxy) = &mut self.proxy else {
             return run_commands(self.world, &step.run);
         };
@@ -172,9 +178,9 @@ impl CaseRun<'_> {
             self.proxy_is_up = true;
         } else if self.proxy_is_up {
             if deletes {
-                Marker::delete(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
+                Marker::delete(self.world, &self.objects, PROGRAMMED_WITHIN)?;
             }
-            self.marker.wait_until_programmed(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
+            self.marker.wait_until_programmed(self.world, &self.objects, PROGRAMMED_WITHIN)?;
         }
         run_commands(self.world, &step.run)
     }

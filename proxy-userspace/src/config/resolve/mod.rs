@@ -1,5 +1,7 @@
 //! From settings to [`Config`]: upstream's defaults, and the checks that look at several settings at once.
 
+mod logging;
+
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
@@ -11,8 +13,8 @@ use ipnet::IpNet;
 use proxy_common::layout::NodeValue;
 
 use super::{
-    Config, ConfigError, Environment, LogFormat, Mode, ObjectSource, settings::Settings,
-    value::DEFAULT_BIND_ADDRESS,
+    Config, ConfigError, Environment, IpvsSettings, LogFormat, Mode, ObjectSource, settings::Settings,
+    written::Effective,
 };
 use crate::{
     dataplane::{
@@ -21,15 +23,15 @@ use crate::{
         nftables::NftablesSettings,
     },
     kernel::command::SearchPath,
-    model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses},
+    model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses, sloppy_cidr},
 };
 
-/// Upstream's defaults (`pkg/proxy/apis/config/v1alpha1/defaults.go`).
-const SYNC_PERIOD: Duration = Duration::from_secs(30);
-const CONFIG_SYNC_PERIOD: Duration = Duration::from_mins(15);
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
-const PIN_DIR: &str = "/sys/fs/bpf/shunt";
+
+/// Fields whose flags count in every mode but ipvs, as upstream's `processV1Alpha1Flags` has it, or in all.
+pub(super) const FLAGS_FOR_ALL_BUT_IPVS: [&str; 3] =
+    ["iptables.syncPeriod", "iptables.minSyncPeriod", "iptables.masqueradeAll"];
 
 pub(super) fn resolve(
     mut settings: Settings,
@@ -38,51 +40,39 @@ pub(super) fn resolve(
 ) -> Result<Config, ConfigError> {
     let (mode, mode_is_auto) = mode(&mut settings, auto);
     let section = Section::of(mode);
-    let (min_sync_period, sync_period) = sync_periods(&mut settings, section);
+    let (min_sync_period, sync_period) = sync_periods(&mut settings, mode, section);
     let (healthz_bind_address, metrics_bind_address) = bind_addresses(&settings);
-    let config = Config {
+    logging::check_options(&mut settings);
+    let mut config = Config {
         mode,
         mode_is_auto,
         source: source(&mut settings),
-        model: ModelSettings {
-            node_name: node_name(&mut settings, environment),
-            cluster_cidrs: cluster_cidrs(&mut settings),
-            detect_local: detect_local(&mut settings),
-            node_port_addresses: node_port_addresses(&settings, mode),
-            masquerade_all: masquerade_all(&settings, section),
-            interfaces: InterfaceGlobs {
-                only: settings.globs("shunt.ebpf.interfaces"),
-                except: settings.globs("shunt.ebpf.excludeInterfaces"),
-            },
-        },
+        model: model(&mut settings, environment, mode, section),
+        node: super::node::node_settings(&settings),
         healthz_bind_address,
         metrics_bind_address,
         bind_address_hard_fail: settings.is_true("bindAddressHardFail"),
+        profiling: settings.is_true("enableProfiling"),
         sync_period,
         min_sync_period,
-        config_sync_period: above_zero(settings.duration("configSyncPeriod")).unwrap_or(CONFIG_SYNC_PERIOD),
         ebpf: ebpf(&mut settings, environment, mode == Mode::Ebpf && !mode_is_auto),
         nftables: NftablesSettings { masquerade: marks(&settings, section).masquerade },
         iptables: IptablesSettings {
             masquerade_mark: marks(&settings, section).masquerade,
-            localhost_node_ports: settings.flag("iptables.localhostNodePorts").unwrap_or(true),
+            localhost_node_ports: settings.is_true("iptables.localhostNodePorts"),
             path: SearchPath::default(),
         },
-        log_format: if settings.text("logging.format") == Some("json") {
-            LogFormat::Json
-        } else {
-            LogFormat::Text
-        },
-        log_filter: log_filter(&mut settings, environment),
-        unread_fields: Vec::new(),
+        ipvs: ipvs(&settings),
+        log_format: logging::format(&settings),
+        log_filter: logging::filter(&mut settings, environment),
+        notes: Vec::new(),
+        effective: Effective::default(),
+        file: None,
     };
-    settings.leave_unread(section.other);
-    let (problems, unread_fields) = settings.finish();
-    if problems.is_empty() {
-        Ok(Config { unread_fields, ..config })
-    } else {
-        Err(ConfigError::Invalid { problems })
-    }
+    settings.note_what_has_no_effect(mode.name());
+    config.effective = Effective::of(&settings, healthz_bind_address, metrics_bind_address);
+    let (problems, notes) = settings.finish();
+    if problems.is_empty() { Ok(Config { notes, ..config }) } else { Err(ConfigError::Invalid { problems }) }
 }
 
 /// The mode, and whether it is what `auto` stands for.
@@ -105,35 +95,60 @@ struct Section {
     masquerade_bit: &'static str,
     sync_period: &'static str,
     min_sync_period: &'static str,
-    /// The section that goes unread instead.
-    other: &'static str,
 }
 
 impl Section {
-    const fn of(mode: Mode) -> Self {
-        match mode {
-            Mode::Ebpf | Mode::Iptables => Self {
-                masquerade_all: "iptables.masqueradeAll",
-                masquerade_bit: "iptables.masqueradeBit",
-                sync_period: "iptables.syncPeriod",
-                min_sync_period: "iptables.minSyncPeriod",
-                other: "nftables",
-            },
-            Mode::Nftables => Self {
+    fn of(mode: Mode) -> Self {
+        let iptables = Self {
+            masquerade_all: "iptables.masqueradeAll",
+            masquerade_bit: "iptables.masqueradeBit",
+            sync_period: "iptables.syncPeriod",
+            min_sync_period: "iptables.minSyncPeriod",
+        };
+        match mode.name() {
+            "nftables" => Self {
                 masquerade_all: "nftables.masqueradeAll",
                 masquerade_bit: "nftables.masqueradeBit",
                 sync_period: "nftables.syncPeriod",
                 min_sync_period: "nftables.minSyncPeriod",
-                other: "iptables",
             },
+            "ipvs" => {
+                Self { sync_period: "ipvs.syncPeriod", min_sync_period: "ipvs.minSyncPeriod", ..iptables }
+            }
+            _ => iptables,
         }
     }
 }
 
-/// The flag is for all modes.
-fn masquerade_all(settings: &Settings, section: Section) -> bool {
-    const BY_FLAG: &str = "iptables.masqueradeAll";
-    settings.is_true(if settings.is_by_flag(BY_FLAG) { BY_FLAG } else { section.masquerade_all })
+fn model(settings: &mut Settings, environment: &Environment, mode: Mode, section: Section) -> ModelSettings {
+    ModelSettings {
+        node_name: node_name(settings, environment),
+        bind_address: settings.address("bindAddress").filter(|address| !address.is_unspecified()),
+        cluster_cidrs: cluster_cidrs(settings),
+        detect_local: detect_local(settings),
+        node_port_addresses: node_port_addresses(settings, mode),
+        masquerade_all: settings.is_true(either(settings, "iptables.masqueradeAll", section.masquerade_all)),
+        interfaces: InterfaceGlobs {
+            only: settings.globs("shunt.ebpf.interfaces"),
+            except: settings.globs("shunt.ebpf.excludeInterfaces"),
+        },
+    }
+}
+
+/// The first path if it was given by flag, which is for all modes.
+fn either(settings: &Settings, by_flag: &'static str, otherwise: &'static str) -> &'static str {
+    if settings.is_by_flag(by_flag) { by_flag } else { otherwise }
+}
+
+fn ipvs(settings: &Settings) -> IpvsSettings {
+    IpvsSettings {
+        scheduler: settings.text("ipvs.scheduler").unwrap_or("rr").into(),
+        exclude_cidrs: settings.cidrs("ipvs.excludeCIDRs").unwrap_or_default().0,
+        strict_arp: settings.is_true("ipvs.strictARP"),
+        tcp_timeout: settings.duration("ipvs.tcpTimeout"),
+        tcp_fin_timeout: settings.duration("ipvs.tcpFinTimeout"),
+        udp_timeout: settings.duration("ipvs.udpTimeout"),
+    }
 }
 
 fn source(settings: &mut Settings) -> ObjectSource {
@@ -177,15 +192,25 @@ fn node_name(settings: &mut Settings, environment: &Environment) -> Arc<str> {
     name.into()
 }
 
+/// Upstream looks at them only if local traffic is told by them.
 fn cluster_cidrs(settings: &mut Settings) -> Vec<IpNet> {
-    let (cidrs, _) = settings.cidrs("clusterCIDR").unwrap_or_default();
-    let is_pair = cidrs.len() == 2 && cidrs[0].network().is_ipv4() != cidrs[1].network().is_ipv4();
-    if cidrs.len() > 1 && !is_pair {
-        settings.refuse(
-            "clusterCIDR",
-            "must be one CIDR, or one of each family, such as 10.244.0.0/16,fd44::/16",
-        );
-    }
+    const PATH: &str = "clusterCIDR";
+    let Some(text) = settings.text(PATH) else { return Vec::new() };
+    let cidrs: Option<Vec<_>> = text.split(',').map(|cidr| sloppy_cidr(cidr.trim())).collect();
+    let cidrs = cidrs.filter(|cidrs| match cidrs[..] {
+        [_] => true,
+        [one, other] => one.addr().is_ipv4() != other.addr().is_ipv4(),
+        _ => false,
+    });
+    let Some(cidrs) = cidrs else {
+        let needed = "one CIDR, or one of each family, such as 10.244.0.0/16,fd44::/16";
+        if settings.text("detectLocalMode") == Some("ClusterCIDR") {
+            settings.refuse(PATH, format!("must be {needed}"));
+        } else {
+            settings.note(PATH, format!("not {needed}; detectLocalMode does not need it"));
+        }
+        return Vec::new();
+    };
     cidrs
 }
 
@@ -223,28 +248,35 @@ fn node_port_addresses(settings: &Settings, mode: Mode) -> NodePortAddresses {
     }
 }
 
-/// A period of zero is Go's "unset" for `syncPeriod`; for `minSyncPeriod` it is taken at its word, which upstream documents as
-/// "at once".
-fn sync_periods(settings: &mut Settings, section: Section) -> (Duration, Duration) {
-    let sync_period = above_zero(settings.duration(section.sync_period)).unwrap_or(SYNC_PERIOD);
-    // Upstream's default is a second, because a change costs it that much. Here one costs a tenth of a millisecond at 10,000
-    // Services, and what comes faster than that is taken together anyhow.
-    let min_sync_period = settings.duration(section.min_sync_period).unwrap_or(Duration::ZERO);
+/// `minSyncPeriod` of zero is taken at its word, which upstream documents as "at once", also in the file. Where nobody sets it, the
+/// eBPF mode has no use for upstream's second: a change costs a tenth of a millisecond at 10,000 Services, and what comes
+/// faster than that is taken together anyhow.
+fn sync_periods(settings: &mut Settings, mode: Mode, section: Section) -> (Duration, Duration) {
+    let by_flag = |settings: &Settings, flag, own| match mode.name() {
+        "ipvs" => own,
+        _ => either(settings, flag, own),
+    };
+    let period = by_flag(settings, "iptables.syncPeriod", section.sync_period);
+    let least = by_flag(settings, "iptables.minSyncPeriod", section.min_sync_period);
+    let is_unset = !settings.is_given(least) && !settings.is_by_flag(least);
+    let sync_period = settings.duration(period);
+    let min_sync_period =
+        if is_unset && mode == Mode::Ebpf { Duration::ZERO } else { settings.duration(least) };
     if min_sync_period > sync_period {
-        let allowed = format!("must not be longer than {}, which is {sync_period:?}", section.sync_period);
-        settings.refuse(section.min_sync_period, allowed);
+        if is_unset {
+            settings
+                .refuse(period, format!("must not be shorter than {least}, which is {min_sync_period:?}"));
+        } else {
+            settings.refuse(least, format!("must not be longer than {period}, which is {sync_period:?}"));
+        }
     }
     (min_sync_period, sync_period)
-}
-
-fn above_zero(duration: Option<Duration>) -> Option<Duration> {
-    duration.filter(|duration| !duration.is_zero())
 }
 
 /// Upstream's `getDefaultAddresses`: of the family of `bindAddress`, metrics on loopback only.
 fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr>) {
     let (everywhere, loopback): (IpAddr, IpAddr) =
-        if settings.address("bindAddress").unwrap_or(DEFAULT_BIND_ADDRESS).is_ipv4() {
+        if settings.address("bindAddress").is_none_or(|address| address.is_ipv4()) {
             (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into())
         } else {
             (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into())
@@ -275,7 +307,7 @@ fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> 
     }
     EbpfSettings {
         cgroup_root: cgroup_root.unwrap_or_default(),
-        pin_dir: settings.text("shunt.ebpf.pinDir").unwrap_or(PIN_DIR).into(),
+        pin_dir: settings.text("shunt.ebpf.pinDir").unwrap_or_default().into(),
         map_sizes: map_sizes(settings),
         link_attachment: LinkAttachment::Probe,
         marks: marks(settings, Section::of(Mode::Ebpf)),
@@ -285,8 +317,7 @@ fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> 
 
 /// Upstream's bits, 14 and 15; whoever takes 15 for masquerading gets 14 for the other.
 fn marks(settings: &Settings, section: Section) -> Marks {
-    let masquerade =
-        settings.integer(section.masquerade_bit).map_or(NodeValue::MASQUERADE_MARK, |bit| 1 << bit);
+    let masquerade = 1 << settings.integer::<u32>(section.masquerade_bit);
     let reject = match masquerade {
         NodeValue::REJECT_MARK => NodeValue::MASQUERADE_MARK,
         _ => NodeValue::REJECT_MARK,
@@ -295,45 +326,17 @@ fn marks(settings: &Settings, section: Section) -> Marks {
 }
 
 fn map_sizes(settings: &Settings) -> MapSizes {
-    let default = MapSizes::default();
-    let size = |path, default| settings.integer(path).unwrap_or(default);
     MapSizes {
-        services: size("shunt.ebpf.mapSizes.services", default.services),
-        endpoints: size("shunt.ebpf.mapSizes.endpoints", default.endpoints),
-        members: size("shunt.ebpf.mapSizes.members", default.members),
-        source_ranges: size("shunt.ebpf.mapSizes.sourceRanges", default.source_ranges),
-        node_addresses: size("shunt.ebpf.mapSizes.nodeAddresses", default.node_addresses),
-        affinity: size("shunt.ebpf.mapSizes.affinity", default.affinity),
-        udp_flows: size("shunt.ebpf.mapSizes.udpFlows", default.udp_flows),
-        tcp_connections: size("shunt.ebpf.mapSizes.tcpConnections", default.tcp_connections),
-        udp_sockets: size("shunt.ebpf.mapSizes.udpSockets", default.udp_sockets),
-        flows: size("shunt.ebpf.mapSizes.flows", default.flows),
-        fragments: size("shunt.ebpf.mapSizes.fragments", default.fragments),
-    }
-}
-
-/// A filter if one is set, else the level that the verbosity stands for; kube-proxy is commonly run at 2. What libraries
-/// say comes only at the highest.
-fn log_filter(settings: &mut Settings, environment: &Environment) -> String {
-    if let Some(filter) = settings.text("shunt.logFilter") {
-        let filter = filter.to_owned();
-        if filter.parse::<tracing_subscriber::filter::Targets>().is_err() {
-            settings.refuse(
-                "shunt.logFilter",
-                "must be a level or targets with levels, such as info,proxy_userspace=debug",
-            );
-        }
-        return filter;
-    }
-    match settings.integer("logging.verbosity") {
-        None => environment
-            .log_filter
-            .clone()
-            .filter(|filter| !filter.is_empty())
-            .unwrap_or_else(|| "info".into()),
-        Some(0..=3) => "info".into(),
-        Some(4..=5) => "info,shunt=debug,proxy_userspace=debug".into(),
-        Some(6..=7) => "info,shunt=trace,proxy_userspace=trace".into(),
-        Some(_) => "trace".into(),
+        services: settings.integer("shunt.ebpf.mapSizes.services"),
+        endpoints: settings.integer("shunt.ebpf.mapSizes.endpoints"),
+        members: settings.integer("shunt.ebpf.mapSizes.members"),
+        source_ranges: settings.integer("shunt.ebpf.mapSizes.sourceRanges"),
+        node_addresses: settings.integer("shunt.ebpf.mapSizes.nodeAddresses"),
+        affinity: settings.integer("shunt.ebpf.mapSizes.affinity"),
+        udp_flows: settings.integer("shunt.ebpf.mapSizes.udpFlows"),
+        tcp_connections: settings.integer("shunt.ebpf.mapSizes.tcpConnections"),
+        udp_sockets: settings.integer("shunt.ebpf.mapSizes.udpSockets"),
+        flows: settings.integer("shunt.ebpf.mapSizes.flows"),
+        fragments: settings.integer("shunt.ebpf.mapSizes.fragments"),
     }
 }

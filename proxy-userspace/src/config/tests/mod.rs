@@ -1,83 +1,19 @@
 //! Configuration files and command lines, and what is said of bad ones.
 
+mod changes;
+mod files;
+
 use super::*;
 use crate::{
     dataplane::{ebpf::MapSizes, nftables::NftablesSettings},
     model::{DetectLocalMode, NodePortAddresses},
+    node::NodeSettings,
 };
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
 /// What kubeadm writes into kube-proxy's `ConfigMap`: every field of v1alpha1, most of them Go's zero values.
-const KUBEADM: &str = r#"
-apiVersion: kubeproxy.config.k8s.io/v1alpha1
-bindAddress: 0.0.0.0
-bindAddressHardFail: false
-clientConnection:
-  acceptContentTypes: ""
-  burst: 0
-  contentType: ""
-  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
-  qps: 0
-clusterCIDR: 10.244.0.0/16
-configSyncPeriod: 0s
-conntrack:
-  maxPerCore: null
-  min: null
-  tcpBeLiberal: false
-  tcpCloseWaitTimeout: null
-  tcpEstablishedTimeout: null
-  udpStreamTimeout: 0s
-  udpTimeout: 0s
-detectLocal:
-  bridgeInterface: ""
-  interfaceNamePrefix: ""
-detectLocalMode: ""
-enableProfiling: false
-healthzBindAddress: ""
-hostnameOverride: ""
-iptables:
-  localhostNodePorts: null
-  masqueradeAll: false
-  masqueradeBit: null
-  minSyncPeriod: 0s
-  syncPeriod: 0s
-ipvs:
-  excludeCIDRs: null
-  minSyncPeriod: 0s
-  scheduler: ""
-  strictARP: false
-  syncPeriod: 0s
-  tcpFinTimeout: 0s
-  tcpTimeout: 0s
-  udpTimeout: 0s
-kind: KubeProxyConfiguration
-logging:
-  flushFrequency: 0
-  options:
-    json:
-      infoBufferSize: "0"
-    text:
-      infoBufferSize: "0"
-  verbosity: 0
-metricsBindAddress: ""
-mode: ""
-nftables:
-  masqueradeAll: false
-  masqueradeBit: null
-  minSyncPeriod: 0s
-  syncPeriod: 0s
-nodePortAddresses: null
-oomScoreAdj: null
-portRange: ""
-showHiddenMetricsForVersion: ""
-winkernel:
-  enableDSR: false
-  forwardHealthCheckVip: false
-  networkName: ""
-  rootHnsEndpointName: ""
-  sourceVip: ""
-"#;
+const KUBEADM: &str = include_str!("good/kubeadm.yaml");
 
 /// What a conformance run lays under every case.
 const CONFORMANCE: &str = r"
@@ -135,7 +71,14 @@ fn without_file_and_flags_everything_has_kube_proxys_defaults() {
     assert_eq!(config.metrics_bind_address, Some("127.0.0.1:10249".parse().unwrap()));
     assert_eq!(config.sync_period, Duration::from_secs(30));
     assert_eq!(config.min_sync_period, Duration::ZERO);
-    assert_eq!(config.config_sync_period, Duration::from_mins(15));
+    assert_eq!((config.node.oom_score_adj, config.profiling), (-999, false));
+    assert_eq!((config.node.conntrack.max_per_core, config.node.conntrack.min), (32 << 10, 128 << 10));
+    assert_eq!(config.node.conntrack.tcp_established_timeout, Duration::from_hours(24));
+    assert_eq!(config.node.conntrack.tcp_close_wait_timeout, Duration::from_hours(1));
+    assert_eq!((config.node.conntrack.udp_timeout, config.ipvs.scheduler.as_str()), (Duration::ZERO, "rr"));
+    assert_eq!(config.ebpf.map_sizes, MapSizes::default());
+    assert_eq!(config.node, NodeSettings::default());
+    assert_eq!(config.notes, []);
     assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/sys/fs/cgroup/my unified"));
     assert_eq!(config.ebpf.pin_dir, PathBuf::from("/sys/fs/bpf/shunt"));
     assert_eq!(config.log_filter, "info");
@@ -144,7 +87,7 @@ fn without_file_and_flags_everything_has_kube_proxys_defaults() {
 #[test]
 fn kubeadms_file_is_accepted_without_a_word_about_fields_nobody_set() {
     let config = load(KUBEADM, &[]);
-    assert_eq!(config.unread_fields, Vec::<&str>::new());
+    assert_eq!(config.notes, []);
     let kubeconfig = Some(PathBuf::from("/var/lib/kube-proxy/kubeconfig.conf"));
     assert_eq!(config.source, ObjectSource::Api { kubeconfig, master: None });
     assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
@@ -153,7 +96,7 @@ fn kubeadms_file_is_accepted_without_a_word_about_fields_nobody_set() {
 }
 
 #[test]
-fn the_conformance_file_is_accepted_and_fields_of_other_modes_are_named() {
+fn the_conformance_file_is_accepted_without_a_word_about_defaults_of_other_modes() {
     let config = load(CONFORMANCE, &["--manifests", "/m"]);
     assert_eq!(config.source, ObjectSource::Manifests("/m".into()));
     assert_eq!(&*config.model.node_name, "node1");
@@ -165,33 +108,66 @@ fn the_conformance_file_is_accepted_and_fields_of_other_modes_are_named() {
     );
     assert!(config.model.masquerade_all);
     assert_eq!(config.min_sync_period, Duration::ZERO);
-    assert_eq!(config.unread_fields, ["ipvs.syncPeriod", "nftables.syncPeriod"]);
+    assert_eq!(config.notes, []);
 }
 
 #[test]
-fn flags_that_are_given_override_the_file() {
+fn beside_a_file_only_the_flags_count_that_do_with_kube_proxy_and_ours_and_the_others_are_named() {
     let file = format!(
-        "{HEAD}mode: ebpf\nhostnameOverride: from-file\nnodePortAddresses: [primary]\nbindAddressHardFail: true\n"
+        "{HEAD}mode: iptables\nhostnameOverride: from-file\nnodePortAddresses: [primary]\nlogging: {{verbosity: 1}}\n"
     );
     let flags = [
         "--hostname-override= From-Flag ",
+        "--nodeport-addresses=10.0.0.0/8",
+        "--kubeconfig=/k",
+        "--master=https://api",
+        "--proxy-mode=ebpf",
+        "-v=4",
+        "--cgroup-root=/c",
+    ];
+    let config = load(&file, &[&["--config=unread"], &flags[..]].concat());
+    assert_eq!(&*config.model.node_name, "from-flag");
+    assert_eq!(config.model.node_port_addresses, NodePortAddresses::Primary { cidrs: Vec::new() });
+    assert_eq!(config.source, ObjectSource::Api { kubeconfig: None, master: Some("https://api".into()) });
+    assert_eq!((config.mode, config.mode_is_auto), (Mode::Ebpf, false));
+    assert_eq!(config.log_filter, "info,shunt=debug,proxy_userspace=debug");
+    assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/c"));
+    let noted: Vec<_> = config.notes.iter().map(ToString::to_string).collect();
+    let why = "not looked at beside --config, as with kube-proxy";
+    assert_eq!(noted, [format!("--kubeconfig: {why}"), format!("--nodeport-addresses: {why}")]);
+}
+
+#[test]
+fn without_a_file_flags_say_all() {
+    let flags = [
+        "--hostname-override= From-Flag ",
         "--nodeport-addresses=10.0.0.0/8,primary",
-        "--bind-address-hard-fail=false",
+        "--bind_address_hard_fail=T",
         "--iptables-sync-period=1m30s",
         "--proxy-mode=auto",
-        "-v=4",
         "--metrics-bind-address=",
+        "--healthz-bind-address=127.0.0.1",
+        "--healthz-port=1234",
+        "--oom-score-adj",
+        "-5",
+        "--conntrack-max-per-core=0",
+        "--feature-gates=A=true,B=false",
+        "--feature-gates=C=true",
+        "--ipvs-exclude-cidrs=010.0.0.0/8",
     ];
-    let config = load(&file, &flags);
+    let config = load_with(None, &flags, &environment()).unwrap();
     assert_eq!(&*config.model.node_name, "from-flag");
     assert_eq!(
         config.model.node_port_addresses,
         NodePortAddresses::Primary { cidrs: vec!["10.0.0.0/8".parse().unwrap()] }
     );
-    assert!(!config.bind_address_hard_fail && config.mode_is_auto);
+    assert!(config.bind_address_hard_fail && config.mode_is_auto);
     assert_eq!(config.sync_period, Duration::from_secs(90));
-    assert_eq!(config.log_filter, "info,shunt=debug,proxy_userspace=debug");
     assert_eq!(config.metrics_bind_address, None);
+    assert_eq!(config.healthz_bind_address, Some("127.0.0.1:1234".parse().unwrap()));
+    assert_eq!((config.node.oom_score_adj, config.node.conntrack.max_per_core), (-5, 0));
+    let noted: Vec<_> = config.notes.iter().map(|note| note.setting.as_str()).collect();
+    assert_eq!(noted, ["--feature-gates", "--ipvs-exclude-cidrs"]);
 }
 
 #[test]
@@ -213,10 +189,12 @@ fn the_nftables_mode_has_a_section_of_its_own_and_serves_node_ports_on_the_prima
     assert_eq!(config.model.node_port_addresses, NodePortAddresses::Primary { cidrs: Vec::new() });
     assert_eq!(config.nftables, NftablesSettings { masquerade: 1 << 9 });
     assert_eq!((config.model.masquerade_all, config.sync_period), (false, Duration::from_secs(8)));
-    assert_eq!(config.unread_fields, ["iptables.masqueradeAll", "iptables.syncPeriod"]);
-    let by_flag =
-        load(&format!("{HEAD}mode: nftables\nnftables: {{masqueradeAll: false}}\n"), &["--masquerade-all"]);
-    assert!(by_flag.model.masquerade_all);
+    let noted: Vec<_> = config.notes.iter().map(|note| note.setting.as_str()).collect();
+    assert_eq!(noted, ["iptables.masqueradeAll", "iptables.syncPeriod"]);
+    let by_flag = ["--proxy-mode=nftables", "--masquerade-all", "--iptables-sync-period=7s"];
+    let by_flag = load_with(None, &by_flag, &environment()).unwrap();
+    assert_eq!((by_flag.model.masquerade_all, by_flag.sync_period), (true, Duration::from_secs(7)));
+    assert_eq!((by_flag.min_sync_period, by_flag.notes), (Duration::from_secs(1), vec![]));
     let asked_for = load(&format!("{HEAD}mode: nftables\nnodePortAddresses: [10.0.0.0/8]\n"), &[]);
     assert!(matches!(asked_for.model.node_port_addresses, NodePortAddresses::Cidrs(_)));
 }
@@ -264,14 +242,13 @@ apiVersion: kubeproxy.config.k8s.io/v1beta1
 mode: epbf
 bindAddress: host
 healthzBindAddress: 1.2.3.4:99999
-iptables: {masqueradeBit: 32, syncPeriod: 30, minSyncPeriod: -1s, masqueradeAll: 'yes', speed: 3}
+iptables: {masqueradeBit: 32, syncPeriod: 30, minSyncPeriod: -1s, masqueradeAll: 'yes'}
 clusterCIDR: 10.0.0.0/8,11.0.0.0/8
 nodePortAddresses: [10.0.0.1, primary]
 detectLocalMode: BridgeInterface
 conntrack: 7
 oomScoreAdj: -1001
 shunt: {ebpf: {mapSizes: {services: 0}}}
-portForward: {a: 1}
 ";
     let got =
         problems(Some(file), &["--metrics-bind-address=localhost:1", "--cgroup-root=relative"]).join("\n");
@@ -291,11 +268,11 @@ const BAD_FLAGS: &[(&str, &str)] = &[
     ),
     (
         "--cluster-cidr=10.0.0.0/33",
-        r#"--cluster-cidr: "10.0.0.0/33": must be CIDRs such as 10.244.0.0/16 or 10.244.0.0/16,fd44::/16"#,
+        r#"--cluster-cidr: "10.0.0.0/33": must be one CIDR, or one of each family, such as 10.244.0.0/16,fd44::/16"#,
     ),
     (
         "--nodeport-addresses=eth0",
-        r#"--nodeport-addresses: "eth0": must be a list of CIDRs such as 192.168.0.0/16, or primary"#,
+        r#"--nodeport-addresses: "eth0": must be a list of CIDRs such as 192.168.0.0/16, or the word primary in a list"#,
     ),
     (
         "--healthz-bind-address=:10256",
@@ -303,7 +280,7 @@ const BAD_FLAGS: &[(&str, &str)] = &[
     ),
     (
         "--iptables-sync-period=30",
-        r#"--iptables-sync-period: "30": must be a duration that is not negative, such as 30s or 1m30s"#,
+        r#"--iptables-sync-period: "30": must be a duration above zero, such as 30s or 1m30s"#,
     ),
     (
         "--iptables-min-sync-period=1m",
@@ -311,7 +288,7 @@ const BAD_FLAGS: &[(&str, &str)] = &[
     ),
     ("--master=192.168.0.1", r#"--master: "192.168.0.1": must be a URL such as https://192.168.0.1:6443"#),
     ("--hostname-override= ", r#"--hostname-override: " ": must be the name of a Node"#),
-    ("--log-format=xml", r#"--log-format: "xml": must be one of text, json"#),
+    ("--log-format=xml", r#"--logging-format: "xml": must be one of text, json"#),
     (
         "--log-filter=shunt=loud",
         r#"--log-filter: "shunt=loud": must be a level or targets with levels, such as info,proxy_userspace=debug"#,
@@ -366,14 +343,16 @@ fn files_that_are_no_configuration_are_named() {
 }
 
 #[test]
-fn every_flag_sets_a_field_that_is_read() {
+fn every_flag_sets_a_field_and_stands_in_the_help_under_a_group() {
     // Flags::parse builds the command, whose own checks run in debug builds.
     let help = Flags::parse(["shunt", "--help"]).unwrap_err().to_string();
-    for (flag, path) in flags::paths() {
-        assert!(
-            schema::field(path).is_some_and(|field| field.read),
-            "--{flag} sets {path}, which nothing reads"
-        );
-        assert!(help.contains(&format!("--{flag}")), "--{flag} is missing in --help");
+    for flag in flags::FLAGS {
+        assert!(flag.path().is_none_or(|path| schema::field(path).is_some()), "--{}", flag.name);
+        assert!(help.contains(&format!("--{}", flag.name)), "--{} is missing in --help", flag.name);
+        assert!(!flags::help(flag).is_empty(), "--{} says nothing", flag.name);
+    }
+    let (before, once) = help.split_once("Do one thing and exit:").expect("a group");
+    for flag in ["--cleanup", "--init-only", "--write-config-to", "--version", "--help"] {
+        assert!(once.contains(flag) && !before.contains(&format!("{flag} ")), "{flag}");
     }
 }
