@@ -13,18 +13,18 @@ use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
-    config::{Config, ProbeOutput},
+    config::{Config, ObjectSource, ProbeOutput},
     dataplane::{Renderer, ebpf::EbpfError},
     health::{self, ProxyHealth},
     inspect,
     kernel::{self, KernelError, command::SearchPath},
     metrics::Metrics,
-    node,
+    node::{self, NodeEvent, NodeEvents},
     sync::{Inputs, Outputs, SyncError, SyncLoop, SyncPeriods},
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::{Notify, mpsc, watch},
+    sync::{Mutex, Notify, mpsc, watch},
     task::JoinSet,
 };
 
@@ -35,6 +35,9 @@ const EVENTS_QUEUED: usize = 4096;
 /// for a while, is no reason.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(30);
 
+/// Events that wait to be written, whichever mode runs.
+type Told = Arc<Mutex<mpsc::Receiver<NodeEvent>>>;
+
 /// Everything that runs beside the sync loop. None of it is meant to end.
 type Tasks = JoinSet<anyhow::Result<()>>;
 
@@ -42,8 +45,8 @@ type Tasks = JoinSet<anyhow::Result<()>>;
 enum Ended {
     /// By a signal.
     Stopped,
-    /// It does not work any more, or never did.
-    Broken(anyhow::Error),
+    /// It does not work any more, or never did. What ran can still clean up.
+    Broken(anyhow::Error, Option<Box<dyn Renderer>>),
 }
 
 /// Runs the proxy. `Ok` after SIGTERM or SIGINT; what is in the kernel then stays there.
@@ -52,21 +55,27 @@ pub(crate) async fn run(mut chosen: Chosen) -> anyhow::Result<()> {
     let shutdown = shutdown(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::pin!(shutdown);
     announce(&chosen.config, &chosen.why);
-    set_up_node(&chosen.config);
+    let (events, told) = NodeEvents::channel();
+    let told = Arc::new(Mutex::new(told));
+    set_up_node(&chosen.config, &events);
+    events.normal("Starting", format!("shunt in the mode {}, {}", chosen.config.mode.name(), chosen.why));
     let outputs = Outputs {
+        events,
         metrics: Metrics::default(),
         health: ProxyHealth::new(chosen.config.sync_period * 2),
         health_checks: watch::Sender::default(),
     };
     let mut endpoints = Tasks::new();
     start_endpoints(&chosen.config, &outputs, &mut endpoints);
+    let mut before = None;
     loop {
         let ended = tokio::select! {
             biased;
             ended = first_ended(&mut endpoints) => return ended,
-            ended = run_mode(&chosen, outputs.clone(), &mut shutdown) => ended?,
+            ended = run_mode(&chosen, outputs.clone(), &told, before.take(), &mut shutdown) => ended?,
         };
-        let Ended::Broken(error) = ended else { return Ok(()) };
+        let Ended::Broken(error, ran) = ended else { return Ok(()) };
+        before = ran;
         let broken = chosen.config.mode.name();
         let why = with_causes(error.as_ref());
         if !chosen.next_mode(&why)? {
@@ -74,6 +83,10 @@ pub(crate) async fn run(mut chosen: Chosen) -> anyhow::Result<()> {
         }
         outputs.metrics.mode_broke(broken);
         let mode = chosen.config.mode.name();
+        outputs.events.warning(
+            "ModeBroke",
+            format!("the mode {broken} does not work any more, {mode} takes over: {why}"),
+        );
         tracing::error!(broken, mode, error = why, "THE MODE DOES NOT WORK ANY MORE; another one takes over");
     }
 }
@@ -82,33 +95,36 @@ pub(crate) async fn run(mut chosen: Chosen) -> anyhow::Result<()> {
 async fn run_mode(
     chosen: &Chosen,
     outputs: Outputs,
+    told: &Told,
+    before: Option<Box<dyn Renderer>>,
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<Ended> {
     let config = &chosen.config;
     outputs.metrics.set_mode(config.mode.name(), &chosen.why);
     let mut tasks = Tasks::new();
-    let inputs = start_sources(config, outputs.metrics.clone(), &mut tasks);
+    let inputs = start_sources(config, outputs.metrics.clone(), told, &mut tasks);
     let renderer = match parts::renderer(config, &inputs.disturbed) {
         Ok(renderer) => renderer,
-        Err(error) if chosen.has_others() && !is_in_use(&error) => return Ok(Ended::Broken(error)),
+        Err(error) if chosen.has_others() && !is_in_use(&error) => return Ok(Ended::Broken(error, before)),
         Err(error) => return Err(error),
     };
-    let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, config));
+    let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, before, config));
     outputs.metrics.set_packet_counts(renderer.packet_counts());
     outputs.metrics.set_readings(renderer.readings());
     let periods = SyncPeriods {
         min_sync_period: config.min_sync_period,
         sync_period: config.sync_period,
         give_up_after: chosen.has_others().then_some(GIVE_UP_AFTER),
+        wait_for_node: matches!(config.source, ObjectSource::Api { .. }),
     };
-    let sync = SyncLoop::new(config.model.clone(), periods, renderer, outputs);
+    let mut sync = SyncLoop::new(config.model.clone(), periods, renderer, outputs);
     tokio::select! {
         // An ended task closes its channel too; what it says is worth more than that it has ended.
         biased;
         ended = first_ended(&mut tasks) => ended.map(|()| Ended::Stopped),
-        done = sync.run(inputs, shutdown) => match done {
+        done = sync.run_until_broken(inputs, shutdown) => match done {
             Ok(()) => Ok(Ended::Stopped),
-            Err(error @ SyncError::Broken { .. }) => Ok(Ended::Broken(error.into())),
+            Err(error @ SyncError::Broken { .. }) => Ok(Ended::Broken(error.into(), Some(sync.into_renderer()))),
             Err(error) => Err(error.into()),
         },
     }
@@ -165,9 +181,16 @@ fn announce(config: &Config, why: &str) {
 }
 
 /// What cannot be set is told and no reason to stop: a container often has a read-only `/proc/sys`.
-fn set_up_node(config: &Config) {
-    for error in node::set_up(&config.node) {
-        tracing::warn!(error = with_causes(&error), "a setting of the node stays as it was");
+fn set_up_node(config: &Config, events: &NodeEvents) {
+    let errors: Vec<String> = node::set_up(&config.node).iter().map(|error| with_causes(error)).collect();
+    for error in &errors {
+        tracing::warn!(error, "a setting of the node stays as it was");
+    }
+    if !errors.is_empty() {
+        events.warning(
+            "SettingsRefused",
+            format!("settings of the node stay as they were: {}", errors.join("; ")),
+        );
     }
 }
 
@@ -180,7 +203,7 @@ async fn shutdown(mut terminate: Signal, mut interrupt: Signal) {
 }
 
 fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
-    let Outputs { metrics, health, health_checks } = outputs;
+    let Outputs { metrics, health, health_checks, .. } = outputs;
     let hard_fail = config.bind_address_hard_fail;
     let mut serve = |server: &'static str, address: Option<SocketAddr>, routes: Router| {
         if let Some(address) = address {
@@ -201,9 +224,9 @@ fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
     });
 }
 
-fn start_sources(config: &Config, metrics: Metrics, tasks: &mut Tasks) -> Inputs {
+fn start_sources(config: &Config, metrics: Metrics, events_of_node: &Told, tasks: &mut Tasks) -> Inputs {
     let (to_sync, events) = mpsc::channel(EVENTS_QUEUED);
-    let objects = parts::objects(config.clone(), metrics, to_sync);
+    let objects = parts::objects(config.clone(), metrics, Arc::clone(events_of_node), to_sync);
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
     let (to_sync, node_facts) = watch::channel(None);
     let disturbed = Arc::new(Notify::new());

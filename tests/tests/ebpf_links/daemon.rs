@@ -33,6 +33,7 @@ fn a_running_proxy_follows_links_and_puts_back_what_is_removed_long_before_sync_
             metrics: Metrics::default(),
             health: ProxyHealth::new(Duration::from_mins(10)),
             health_checks: watch::Sender::default(),
+            events: proxy_userspace::node::NodeEvents::default(),
         };
         let periods = SyncPeriods {
             min_sync_period: Duration::ZERO,

@@ -89,7 +89,10 @@ fn verdict(ok: bool) -> &'static str {
 
 fn steps() -> Vec<Step> {
     let deny = ["--all-targets", "--", "-D", "warnings"];
-    let conformance = Conformance { mode: "ebpf".into(), ..Conformance::default() };
+    let of_ebpf = || Conformance { mode: "ebpf".into(), ..Conformance::default() };
+    let conformance = of_ebpf();
+    let with_api =
+        Conformance { source: Some("api".into()), except: SLOW.map(Into::into).into(), ..of_ebpf() };
     let of_netfilter = |mode: &str| Conformance {
         mode: mode.into(),
         except: SLOW.map(Into::into).into(),
@@ -123,6 +126,36 @@ fn steps() -> Vec<Step> {
             counted: true,
             echo: true,
             ..Step::plain("churn", steps::churn("ebpf").limit(LONG))
+        },
+        Step {
+            count: counts::conformance_result,
+            counted: true,
+            echo: true,
+            ..Step::plain("daemon", steps::daemon("ebpf").limit(LONG))
+        },
+        Step {
+            count: counts::conformance_result,
+            counted: true,
+            echo: true,
+            ..Step::plain(
+                "daemon nftables",
+                steps::daemon("nftables").args(["--only", "repairs,shutdown"]).limit(LONG),
+            )
+        },
+        Step {
+            count: counts::conformance_result,
+            counted: true,
+            echo: true,
+            ..Step::plain(
+                "daemon iptables",
+                steps::daemon("iptables").args(["--only", "repairs,shutdown"]).limit(LONG),
+            )
+        },
+        Step {
+            count: counts::conformance_result,
+            counted: true,
+            echo: true,
+            ..Step::plain("conformance with the API", steps::conformance(&with_api).limit(LONG))
         },
         Step {
             count: counts::conformance_result,
