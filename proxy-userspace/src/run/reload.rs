@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proxy_userspace::{
     causes::with_causes,
-    config::{Change, Config, ConfigError, ConfigFile, Environment, FileChanges, Flags},
+    config::{Change, Config, ConfigError, ConfigFile, Environment, FileChanges, Flags, ObjectSource},
     health::ProxyHealth,
     sync::{SyncPeriods, SyncSettings},
 };
@@ -104,6 +104,11 @@ pub(super) fn settings(config: &Config, give_up_after: Option<Duration>) -> Sync
     let Config { min_sync_period, sync_period, .. } = *config;
     SyncSettings {
         model: config.model.clone(),
-        periods: SyncPeriods { min_sync_period, sync_period, give_up_after },
+        periods: SyncPeriods {
+            min_sync_period,
+            sync_period,
+            give_up_after,
+            wait_for_node: matches!(config.source, ObjectSource::Api { .. }),
+        },
     }
 }

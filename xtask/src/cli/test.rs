@@ -128,11 +128,18 @@ fn packets() -> Vec<Step> {
         except: SLOW.map(Into::into).into(),
         ..Conformance::default()
     };
-    let all = Conformance { mode: "ebpf".into(), ..Conformance::default() };
+    let of_ebpf = || Conformance { mode: "ebpf".into(), ..Conformance::default() };
+    let with_api =
+        Conformance { source: Some("api".into()), except: SLOW.map(Into::into).into(), ..of_ebpf() };
+    let daemon_of = |mode: &str| steps::daemon(mode).args(["--only", "repairs,shutdown"]);
     [
-        ("conformance", steps::conformance(&all)),
+        ("conformance", steps::conformance(&of_ebpf())),
         ("restarts", steps::restarts("ebpf")),
         ("churn", steps::churn("ebpf")),
+        ("daemon", steps::daemon("ebpf")),
+        ("daemon nftables", daemon_of("nftables")),
+        ("daemon iptables", daemon_of("iptables")),
+        ("conformance with the API", steps::conformance(&with_api)),
         ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),
         ("conformance iptables", steps::conformance(&of_netfilter("iptables"))),
         ("restarts nftables", steps::restarts("nftables")),
