@@ -1,5 +1,7 @@
 //! Which mode runs: the configured one, or the one that `auto` takes, and the next after it when that breaks for good.
 
+use std::time::Duration;
+
 use proxy_userspace::{
     config::{Config, ConfigError, Environment, Flags, Mode},
     inspect::probe::{self, ModeVerdict},
@@ -8,6 +10,10 @@ use proxy_userspace::{
 
 /// A mode that `auto` never takes: upstream gives it up.
 const NEVER_TAKEN: &str = "ipvs";
+
+/// How long a mode of `auto`'s may fail before the next one takes over. A lock that is held, or a kernel that is short of memory
+/// for a while, is no reason.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(30);
 
 /// The configuration of the mode that is to run, and what it was chosen from.
 pub(crate) struct Chosen {
@@ -27,7 +33,8 @@ impl Chosen {
     pub(crate) fn new(flags: Flags, environment: Environment) -> Result<Self, ConfigError> {
         let config = Config::load(&flags, &environment)?;
         let mut this = Self { flags, environment, config, why: "as configured".into(), broken: Vec::new() };
-        if this.config.mode_is_auto && !this.flags.cleanup {
+        let runs = !this.flags.cleanup && this.flags.write_config_to.is_none();
+        if this.config.mode_is_auto && runs {
             let verdict = probe::judge(&kernel::probe::facts(&SearchPath::default()));
             this.why = format!("auto: {}", verdict.why);
             if let Some(mode) = verdict.modes.iter().find_map(|mode| this.takes(mode)) {
@@ -35,6 +42,16 @@ impl Chosen {
             }
         }
         Ok(this)
+    }
+
+    /// What the configuration is made from besides the file.
+    pub(crate) fn origin(&self) -> (Flags, Environment) {
+        (self.flags.clone(), self.environment.clone())
+    }
+
+    /// How long the mode may fail before another takes over, if one may.
+    pub(crate) fn give_up_after(&self) -> Option<Duration> {
+        self.has_others().then_some(GIVE_UP_AFTER)
     }
 
     /// Whether another mode may take over from one that breaks.
@@ -62,7 +79,9 @@ impl Chosen {
 
     fn run_mode(&mut self, mode: Mode) -> Result<(), ConfigError> {
         if mode != self.config.mode {
-            self.config = Config::load_with_auto(&self.flags, &self.environment, mode)?;
+            // As the file was read: it may be a bad one by now.
+            let file = self.config.file.clone();
+            self.config = Config::load_from(&self.flags, file, &self.environment, mode)?;
         }
         Ok(())
     }

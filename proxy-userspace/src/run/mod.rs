@@ -3,24 +3,28 @@
 
 mod chosen;
 mod parts;
+mod reload;
 mod succession;
 
-use std::{net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::Path, process::ExitCode, sync::Arc};
 
-pub(crate) use self::chosen::Chosen;
-use self::succession::Successor;
+pub(crate) use self::{chosen::Chosen, reload::LogFilter};
+use self::{
+    reload::{Asked, Reload},
+    succession::Successor,
+};
 use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
-    config::{Config, ObjectSource, ProbeOutput},
+    config::{Config, Note, ProbeOutput},
     dataplane::{Renderer, ebpf::EbpfError},
     health::{self, ProxyHealth},
     inspect,
     kernel::{self, KernelError, command::SearchPath},
     metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
-    sync::{Inputs, Outputs, SyncError, SyncLoop, SyncPeriods},
+    sync::{Inputs, Outputs, SyncError, SyncLoop, SyncSettings},
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -30,10 +34,6 @@ use tokio::{
 
 /// Events that may wait for the loop; a source that is faster waits too.
 const EVENTS_QUEUED: usize = 4096;
-
-/// How long a mode of `auto`'s may fail before the next one takes over. A lock that is held, or a kernel that is short of memory
-/// for a while, is no reason.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(30);
 
 /// Events that wait to be written, whichever mode runs.
 type Told = Arc<Mutex<mpsc::Receiver<NodeEvent>>>;
@@ -47,10 +47,22 @@ enum Ended {
     Stopped,
     /// It does not work any more, or never did. What ran can still clean up.
     Broken(anyhow::Error, Option<Box<dyn Renderer>>),
+    /// The configuration changed.
+    Changed(Asked),
 }
 
-/// Runs the proxy. `Ok` after SIGTERM or SIGINT; what is in the kernel then stays there.
-pub(crate) async fn run(mut chosen: Chosen) -> anyhow::Result<()> {
+/// Why the proxy ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// A signal came.
+    Signal,
+    /// The configuration changed: the program is to be started anew.
+    Restart,
+}
+
+/// Runs the proxy, until SIGTERM, SIGINT or a configuration that needs another process; what is in the kernel then stays
+/// there.
+pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow::Result<End> {
     // First of all: from here on a signal ends the process in order.
     let shutdown = shutdown(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::pin!(shutdown);
@@ -68,19 +80,31 @@ pub(crate) async fn run(mut chosen: Chosen) -> anyhow::Result<()> {
     let mut endpoints = Tasks::new();
     start_endpoints(&chosen.config, &outputs, &mut endpoints);
     let mut before = None;
+    let mut reload = Reload::new(&chosen, set_log_filter, outputs.health.clone());
     loop {
+        let settings = reload.settings.subscribe();
         let ended = tokio::select! {
             biased;
-            ended = first_ended(&mut endpoints) => return ended,
-            ended = run_mode(&chosen, outputs.clone(), &told, before.take(), &mut shutdown) => ended?,
+            ended = first_ended(&mut endpoints) => return ended.map(|()| End::Signal),
+            ended = run_mode(&chosen, outputs.clone(), settings, &told, before.take(), &mut shutdown) => ended?,
+            asked = reload.follow() => Ended::Changed(asked),
         };
-        let Ended::Broken(error, ran) = ended else { return Ok(()) };
-        before = ran;
+        chosen.config = reload.config.clone();
+        let error = match ended {
+            Ended::Stopped => return Ok(End::Signal),
+            Ended::Changed(Asked::Restart) => return Ok(End::Restart),
+            Ended::Changed(Asked::Rebuild) => continue,
+            Ended::Broken(error, ran) => {
+                before = ran;
+                error
+            }
+        };
         let broken = chosen.config.mode.name();
         let why = with_causes(error.as_ref());
         if !chosen.next_mode(&why)? {
             return Err(error);
         }
+        reload.config = chosen.config.clone();
         outputs.metrics.mode_broke(broken);
         let mode = chosen.config.mode.name();
         outputs.events.warning(
@@ -95,6 +119,7 @@ pub(crate) async fn run(mut chosen: Chosen) -> anyhow::Result<()> {
 async fn run_mode(
     chosen: &Chosen,
     outputs: Outputs,
+    settings: watch::Receiver<SyncSettings>,
     told: &Told,
     before: Option<Box<dyn Renderer>>,
     shutdown: impl Future<Output = ()>,
@@ -102,7 +127,7 @@ async fn run_mode(
     let config = &chosen.config;
     outputs.metrics.set_mode(config.mode.name(), &chosen.why);
     let mut tasks = Tasks::new();
-    let inputs = start_sources(config, outputs.metrics.clone(), told, &mut tasks);
+    let inputs = start_sources(config, outputs.metrics.clone(), settings, told, &mut tasks);
     let renderer = match parts::renderer(config, &inputs.disturbed) {
         Ok(renderer) => renderer,
         Err(error) if chosen.has_others() && !is_in_use(&error) => return Ok(Ended::Broken(error, before)),
@@ -111,13 +136,8 @@ async fn run_mode(
     let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, before, config));
     outputs.metrics.set_packet_counts(renderer.packet_counts());
     outputs.metrics.set_readings(renderer.readings());
-    let periods = SyncPeriods {
-        min_sync_period: config.min_sync_period,
-        sync_period: config.sync_period,
-        give_up_after: chosen.has_others().then_some(GIVE_UP_AFTER),
-        wait_for_node: matches!(config.source, ObjectSource::Api { .. }),
-    };
-    let mut sync = SyncLoop::new(config.model.clone(), periods, renderer, outputs);
+    let SyncSettings { model, periods } = reload::settings(config, chosen.give_up_after());
+    let mut sync = SyncLoop::new(model, periods, renderer, outputs);
     tokio::select! {
         // An ended task closes its channel too; what it says is worth more than that it has ended.
         biased;
@@ -141,6 +161,14 @@ async fn first_ended(tasks: &mut Tasks) -> anyhow::Result<()> {
 /// Another process of ours is at work: no mode would be right beside it.
 fn is_in_use(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(EbpfError::Kernel(KernelError::PinsInUse { .. })))
+}
+
+/// Writes the configuration in effect, as kube-proxy does: its own fields with their defaults, ours where they were given.
+pub(crate) fn write_config(config: &Config, path: &Path) -> anyhow::Result<()> {
+    let text = serde_yaml_ng::to_string(&config.effective.document())?;
+    std::fs::write(path, text).with_context(|| format!("--write-config-to: {}", path.display()))?;
+    tracing::info!(file = %path.display(), "the configuration is written");
+    Ok(())
 }
 
 /// Removes what any process of ours put into the kernel. Every error is reported, not just the first.
@@ -174,9 +202,13 @@ fn announce(config: &Config, why: &str) {
     let mode = config.mode.name();
     let node = &*config.model.node_name;
     tracing::info!(version, mode, why, node, source = ?config.source, "starting");
-    if !config.unread_fields.is_empty() {
-        let fields = config.unread_fields.join(", ");
-        tracing::warn!(fields, "these fields of the configuration file have no effect in this mode");
+    tell_what_is_in_vain(config);
+}
+
+/// One line each, so that nobody waits for an effect that does not come.
+pub(super) fn tell_what_is_in_vain(config: &Config) {
+    for Note { setting, why } in &config.notes {
+        tracing::warn!(setting, why, "this setting has no effect");
     }
 }
 
@@ -224,14 +256,20 @@ fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
     });
 }
 
-fn start_sources(config: &Config, metrics: Metrics, events_of_node: &Told, tasks: &mut Tasks) -> Inputs {
+fn start_sources(
+    config: &Config,
+    metrics: Metrics,
+    settings: watch::Receiver<SyncSettings>,
+    told: &Told,
+    tasks: &mut Tasks,
+) -> Inputs {
     let (to_sync, events) = mpsc::channel(EVENTS_QUEUED);
-    let objects = parts::objects(config.clone(), metrics, Arc::clone(events_of_node), to_sync);
+    let objects = parts::objects(config.clone(), metrics, Arc::clone(told), to_sync);
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
     let (to_sync, node_facts) = watch::channel(None);
     let disturbed = Arc::new(Notify::new());
     let facts = parts::node_facts(to_sync, Arc::clone(&disturbed));
     tasks.spawn(async move { facts.await.context("cannot follow this node's links and addresses") });
     tasks.spawn(parts::removals(config.mode, Arc::clone(&disturbed)));
-    Inputs { events, node_facts, disturbed }
+    Inputs { events, node_facts, disturbed, settings }
 }

@@ -85,6 +85,15 @@ pub struct SyncPeriods {
     pub wait_for_node: bool,
 }
 
+/// What the loop is told by the configuration, and may be told anew while it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SyncSettings {
+    /// What resolution depends on.
+    pub model: ModelSettings,
+    /// How often it acts.
+    pub periods: SyncPeriods,
+}
+
 /// What the loop listens to.
 #[derive(Debug)]
 pub struct Inputs {
@@ -94,6 +103,8 @@ pub struct Inputs {
     pub node_facts: watch::Receiver<Option<NodeFacts>>,
     /// Somebody else changed what this proxy put into the kernel: the kernel is to be read anew.
     pub disturbed: Arc<Notify>,
+    /// Settings that differ from those the loop began with.
+    pub settings: watch::Receiver<SyncSettings>,
 }
 
 /// What the loop tells.
@@ -189,6 +200,11 @@ impl SyncLoop {
                     changed.map_err(|_| SyncError::NodeFactsEnded)?;
                     self.take_facts(&mut inputs.node_facts);
                 }
+                // Without a sender they stay as they are.
+                Ok(()) = inputs.settings.changed() => {
+                    let settings = inputs.settings.borrow_and_update().clone();
+                    self.take_settings(settings);
+                }
                 () = inputs.disturbed.notified() => self.pace.distrust(),
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
@@ -200,6 +216,13 @@ impl SyncLoop {
                 return Err(broken);
             }
         }
+    }
+
+    fn take_settings(&mut self, SyncSettings { model, periods }: SyncSettings) {
+        self.every_node_port_address = model.node_port_addresses == NodePortAddresses::All;
+        self.model.set_settings(model);
+        self.pace.set_periods(periods);
+        self.queue();
     }
 
     fn take_queued_events(&mut self, events: &mut mpsc::Receiver<WatchEvent>) {

@@ -62,6 +62,13 @@ impl Pace {
         }
     }
 
+    /// Other periods, from now on.
+    pub(super) fn set_periods(&mut self, periods: SyncPeriods) {
+        self.periods = periods;
+        // Counted with the old ones.
+        self.paid_at = None;
+    }
+
     /// Something may have changed. True if nothing was queued before.
     pub(super) fn queue(&mut self) -> bool {
         !std::mem::replace(&mut self.queued, true)

@@ -27,6 +27,7 @@ struct Daemon {
     events: mpsc::Sender<WatchEvent>,
     facts: watch::Sender<Option<NodeFacts>>,
     disturbed: Arc<Notify>,
+    settings: watch::Sender<SyncSettings>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), SyncError>>,
 }
@@ -55,17 +56,25 @@ impl Daemon {
             detect_local,
             node_port_addresses: NodePortAddresses::All,
             masquerade_all: false,
+            bind_address: None,
             interfaces: InterfaceGlobs::default(),
         };
         let renderer = Box::new(Rendering::new(fake.clone()));
-        let sync = SyncLoop::new(settings, periods, renderer, outputs.clone());
+        let settings = watch::Sender::new(SyncSettings { model: settings, periods });
+        let SyncSettings { model, periods } = settings.borrow().clone();
+        let sync = SyncLoop::new(model, periods, renderer, outputs.clone());
         let (events, received) = mpsc::channel(1024);
         let (facts, node_facts) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
         let disturbed = Arc::new(Notify::new());
-        let inputs = Inputs { events: received, node_facts, disturbed: Arc::clone(&disturbed) };
+        let inputs = Inputs {
+            events: received,
+            node_facts,
+            disturbed: Arc::clone(&disturbed),
+            settings: settings.subscribe(),
+        };
         let task = tokio::spawn(sync.run(inputs, async { stopped.await.unwrap_or_default() }));
-        Self { fake, outputs, events, facts, disturbed, stop, task }
+        Self { fake, outputs, events, facts, disturbed, settings, stop, task }
     }
 
     /// A daemon that has programmed one Service with one endpoint.
@@ -481,4 +490,21 @@ async fn where_pods_are_told_by_the_nodes_cidrs_these_are_waited_for_and_must_no
     tokio::time::sleep(Duration::from_mins(6)).await;
     let ended = daemon.task.await.expect("no panic").expect_err("without them no rule is right");
     assert!(ended.to_string().contains("no pod CIDRs"), "{ended}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_settings_are_taken_on_by_the_loop_that_runs() {
+    let daemon = Daemon::synced().await;
+    daemon.settings.send_modify(|settings| {
+        settings.model.node_port_addresses = NodePortAddresses::Cidrs(vec!["192.0.2.0/24".parse().unwrap()]);
+        settings.periods.sync_period = 2 * SYNC;
+    });
+    daemon.settle().await;
+    let served = daemon.fake.kernel().programmed.node.node_port_addresses.clone();
+    assert_eq!(Vec::from_iter(served), ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
+    daemon.fake.kernel().calls.clear();
+    tokio::time::sleep(SYNC + SYNC / 2).await;
+    assert_eq!(daemon.calls(), [], "the kernel is compared as often as the new period says");
+    tokio::time::sleep(SYNC).await;
+    assert_ne!(daemon.calls(), []);
 }
