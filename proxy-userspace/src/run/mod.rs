@@ -79,25 +79,26 @@ pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow
     };
     let mut endpoints = Tasks::new();
     start_endpoints(&chosen.config, &outputs, &mut endpoints);
-    let mut reload =
-        Reload::new(chosen.origin(), chosen.config.clone(), set_log_filter, outputs.health.clone());
     let mut before = None;
+    let mut reload = Reload::new(&chosen, set_log_filter, outputs.health.clone());
     loop {
         let settings = reload.settings.subscribe();
         let ended = tokio::select! {
             biased;
             ended = first_ended(&mut endpoints) => return ended.map(|()| End::Signal),
-            ended = run_mode(&chosen, outputs.clone(), &told, settings, before.take(), &mut shutdown) => ended?,
+            ended = run_mode(&chosen, outputs.clone(), settings, &told, before.take(), &mut shutdown) => ended?,
             asked = reload.follow() => Ended::Changed(asked),
         };
         chosen.config = reload.config.clone();
-        let (error, ran) = match ended {
+        let error = match ended {
             Ended::Stopped => return Ok(End::Signal),
             Ended::Changed(Asked::Restart) => return Ok(End::Restart),
             Ended::Changed(Asked::Rebuild) => continue,
-            Ended::Broken(error, ran) => (error, ran),
+            Ended::Broken(error, ran) => {
+                before = ran;
+                error
+            }
         };
-        before = ran;
         let broken = chosen.config.mode.name();
         let why = with_causes(error.as_ref());
         if !chosen.next_mode(&why)? {
@@ -118,15 +119,15 @@ pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow
 async fn run_mode(
     chosen: &Chosen,
     outputs: Outputs,
-    told: &Told,
     settings: watch::Receiver<SyncSettings>,
+    told: &Told,
     before: Option<Box<dyn Renderer>>,
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<Ended> {
     let config = &chosen.config;
     outputs.metrics.set_mode(config.mode.name(), &chosen.why);
     let mut tasks = Tasks::new();
-    let inputs = start_sources(config, outputs.metrics.clone(), told, settings, &mut tasks);
+    let inputs = start_sources(config, outputs.metrics.clone(), settings, told, &mut tasks);
     let renderer = match parts::renderer(config, &inputs.disturbed) {
         Ok(renderer) => renderer,
         Err(error) if chosen.has_others() && !is_in_use(&error) => return Ok(Ended::Broken(error, before)),
@@ -258,12 +259,12 @@ fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
 fn start_sources(
     config: &Config,
     metrics: Metrics,
-    events_of_node: &Told,
     settings: watch::Receiver<SyncSettings>,
+    told: &Told,
     tasks: &mut Tasks,
 ) -> Inputs {
     let (to_sync, events) = mpsc::channel(EVENTS_QUEUED);
-    let objects = parts::objects(config.clone(), metrics, Arc::clone(events_of_node), to_sync);
+    let objects = parts::objects(config.clone(), metrics, Arc::clone(told), to_sync);
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
     let (to_sync, node_facts) = watch::channel(None);
     let disturbed = Arc::new(Notify::new());

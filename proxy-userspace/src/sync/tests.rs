@@ -426,23 +426,6 @@ async fn the_time_from_a_change_to_the_kernel_is_measured() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changed_settings_are_taken_on_by_the_loop_that_runs() {
-    let daemon = Daemon::synced().await;
-    daemon.settings.send_modify(|settings| {
-        settings.model.node_port_addresses = NodePortAddresses::Cidrs(vec!["192.0.2.0/24".parse().unwrap()]);
-        settings.periods.sync_period = 2 * SYNC;
-    });
-    daemon.settle().await;
-    let served = daemon.fake.kernel().programmed.node.node_port_addresses.clone();
-    assert_eq!(Vec::from_iter(served), ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
-    daemon.fake.kernel().calls.clear();
-    tokio::time::sleep(SYNC + SYNC / 2).await;
-    assert_eq!(daemon.calls(), [], "the kernel is compared as often as the new period says");
-    tokio::time::sleep(SYNC).await;
-    assert_ne!(daemon.calls(), []);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_dataplane_that_seems_certain_is_read_anew_every_hour() {
     let daemon = Daemon::synced().await;
     daemon.fake.kernel().certain = true;
@@ -507,4 +490,21 @@ async fn where_pods_are_told_by_the_nodes_cidrs_these_are_waited_for_and_must_no
     tokio::time::sleep(Duration::from_mins(6)).await;
     let ended = daemon.task.await.expect("no panic").expect_err("without them no rule is right");
     assert!(ended.to_string().contains("no pod CIDRs"), "{ended}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_settings_are_taken_on_by_the_loop_that_runs() {
+    let daemon = Daemon::synced().await;
+    daemon.settings.send_modify(|settings| {
+        settings.model.node_port_addresses = NodePortAddresses::Cidrs(vec!["192.0.2.0/24".parse().unwrap()]);
+        settings.periods.sync_period = 2 * SYNC;
+    });
+    daemon.settle().await;
+    let served = daemon.fake.kernel().programmed.node.node_port_addresses.clone();
+    assert_eq!(Vec::from_iter(served), ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
+    daemon.fake.kernel().calls.clear();
+    tokio::time::sleep(SYNC + SYNC / 2).await;
+    assert_eq!(daemon.calls(), [], "the kernel is compared as often as the new period says");
+    tokio::time::sleep(SYNC).await;
+    assert_ne!(daemon.calls(), []);
 }

@@ -128,20 +128,21 @@ fn packets() -> Vec<Step> {
         except: SLOW.map(Into::into).into(),
         ..Conformance::default()
     };
-    let of_ebpf = || Conformance { mode: "ebpf".into(), ..Conformance::default() };
-    let with_api =
-        Conformance { source: Some("api".into()), except: SLOW.map(Into::into).into(), ..of_ebpf() };
-    let daemon_of = |mode: &str| steps::daemon(mode).args(["--only", "repairs,shutdown"]);
+    let all = Conformance { mode: "ebpf".into(), ..Conformance::default() };
+    let with_api = |mode: &str| Conformance { source: Some("api".into()), ..of_netfilter(mode) };
+    let repairs = |mode| steps::daemon(mode).args(["--only", "repairs,shutdown"]);
     [
-        ("conformance", steps::conformance(&of_ebpf())),
+        ("conformance", steps::conformance(&all)),
         ("restarts", steps::restarts("ebpf")),
         ("churn", steps::churn("ebpf")),
-        ("daemon", steps::daemon("ebpf")),
-        ("daemon nftables", daemon_of("nftables")),
-        ("daemon iptables", daemon_of("iptables")),
-        ("conformance with the API", steps::conformance(&with_api)),
         ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),
         ("conformance iptables", steps::conformance(&of_netfilter("iptables"))),
+        ("conformance API", steps::conformance(&with_api("ebpf"))),
+        ("conformance API nftables", steps::conformance(&with_api("nftables"))),
+        ("conformance API iptables", steps::conformance(&with_api("iptables"))),
+        ("daemon", steps::daemon("ebpf")),
+        ("daemon nftables", repairs("nftables")),
+        ("daemon iptables", repairs("iptables")),
         ("restarts nftables", steps::restarts("nftables")),
         ("restarts iptables", steps::restarts("iptables")),
     ]
