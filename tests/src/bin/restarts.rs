@@ -1,4 +1,5 @@
-//! Kills the proxy at any moment, again and again, while connections are made all the time: none may fail.
+//! Kills the proxy at any moment, again and again, while connections are made and used all the time: none may fail. With
+//! several modes it starts in another one each time, and is given the time to take over.
 
 use std::{
     path::PathBuf,
@@ -24,15 +25,17 @@ use shunt_tests::{
 
 const DNS: &str = "10.96.0.53:53";
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
+/// From its start in another mode.
+const TAKES_OVER_WITHIN: Duration = Duration::from_secs(2);
 const BATCH: usize = 50;
 const HELD: &str = "held";
 
 /// Kills and restarts the proxy under a load of connections from pods and the node; needs root.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The proxy's mode.
-    #[arg(long, default_value = "ebpf")]
-    mode: String,
+    /// The proxy's modes, taken in turn.
+    #[arg(long, value_name = "MODE,...", value_delimiter = ',', default_value = "ebpf")]
+    mode: Vec<String>,
     /// The proxy's binary.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
@@ -70,9 +73,15 @@ fn run(arguments: &Arguments) -> Result<Vec<Load>> {
     manifests.place("node.yaml", NODE)?;
     manifests.place("services.yaml", include_str!("restarts.yaml"))?;
     set_endpoints(&manifests, &[Host::A1, Host::A2])?;
-    let mut proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
+    let modes = &arguments.mode;
+    let mode = modes.first().context("--mode names none")?;
+    let mut proxy = Proxy::new(&world, &shunt, mode, &manifests, &Mapping::new())?;
+    if modes.len() > 1 {
+        // What it dials is translated on links.
+        world.leave_cgroup(Host::A2)?;
+    }
     proxy.start(&mut world)?;
-    let loads = kill_under_load(&mut world, &mut proxy, &manifests, arguments.kills);
+    let loads = kill_under_load(&mut world, &mut proxy, &manifests, arguments);
     if loads.is_err() {
         eprintln!("the end of the proxy's log:\n{}", proxy.log_tail(20));
     }
@@ -86,7 +95,7 @@ fn kill_under_load(
     world: &mut World,
     proxy: &mut Proxy,
     manifests: &Manifests,
-    kills: u32,
+    arguments: &Arguments,
 ) -> Result<Vec<Load>> {
     let mut clients = [
         Client::new(world, Host::A1, dial(CLUSTER_IP, Protocol::Tcp, false)?)?,
@@ -94,12 +103,13 @@ fn kill_under_load(
         Client::new(world, Host::A3, dial(DNS, Protocol::Udp, true)?)?,
     ];
     for client in &mut clients {
+        client.switches = arguments.mode.len() > 1;
         client.hold()?;
     }
     let done = AtomicBool::new(false);
     let loads = thread::scope(|scope| {
         let running: Vec<_> = clients.iter_mut().map(|client| scope.spawn(|| client.load(&done))).collect();
-        let killed = kill_again_and_again(world, proxy, manifests, kills);
+        let killed = kill_again_and_again(world, proxy, manifests, arguments);
         done.store(true, Ordering::Relaxed);
         let loads: Result<Vec<Load>> = running
             .into_iter()
@@ -117,13 +127,23 @@ fn kill_under_load(
 
 /// Kills it after a time that differs each round: while it loads its programs, reads the manifests, writes maps, replaces
 /// programs, and while it runs. What is served changes each round too, in the end to a3 alone.
-fn kill_again_and_again(world: &World, proxy: &mut Proxy, manifests: &Manifests, kills: u32) -> Result<()> {
+fn kill_again_and_again(
+    world: &World,
+    proxy: &mut Proxy,
+    manifests: &Manifests,
+    Arguments { mode: modes, kills, .. }: &Arguments,
+) -> Result<()> {
     let served = [&[Host::A1, Host::A2][..], &[Host::A2, Host::A3], &[Host::A1, Host::A3]];
-    for round in 0..kills {
+    for (round, mode) in (0..*kills).zip(modes.iter().cycle().skip(1)) {
         proxy.kill()?;
         set_endpoints(manifests, served[round as usize % served.len()])?;
+        let mut pause = Duration::from_millis(u64::from(round * 7 % 120));
+        if modes.len() > 1 {
+            proxy.set_mode(mode, &Mapping::new())?;
+            pause += TAKES_OVER_WITHIN;
+        }
         proxy.spawn(world)?;
-        thread::sleep(Duration::from_millis(u64::from(round * 7 % 120)));
+        thread::sleep(pause);
     }
     proxy.kill()?;
     set_endpoints(manifests, &[Host::A3])
@@ -134,11 +154,13 @@ struct Client {
     host: Host,
     dial: Dial,
     agent: Agent,
+    /// Modes change meanwhile: programs that go take along what a socket says of its peer.
+    switches: bool,
 }
 
 impl Client {
     fn new(world: &mut World, host: Host, dial: Dial) -> Result<Self> {
-        Ok(Self { host, dial, agent: world.lend_agent(host)? })
+        Ok(Self { host, dial, agent: world.lend_agent(host)?, switches: false })
     }
 
     fn load(&mut self, done: &AtomicBool) -> Result<Load> {
@@ -147,7 +169,10 @@ impl Client {
         while !done.load(Ordering::Relaxed) {
             let tries = self.agent.dial(self.dial.clone())?;
             load.connections += tries.len();
-            load.failures.extend(tries.into_iter().filter_map(failure));
+            load.failures.extend(tries.into_iter().filter_map(|one| failure(one, self.switches)));
+            if self.switches {
+                load.failures.extend(self.ensure_held().err().map(|error| error.to_string()));
+            }
         }
         Ok(load)
     }
@@ -175,9 +200,9 @@ impl Client {
     }
 }
 
-fn failure(one: Try) -> Option<String> {
+fn failure(one: Try, any_peer: bool) -> Option<String> {
     match one {
-        Try::Answered(answer) if answer.reported == answer.dialled => None,
+        Try::Answered(answer) if any_peer || answer.reported == answer.dialled => None,
         Try::Answered(answer) => Some(format!("the peer is {}", answer.reported)),
         Try::Failed(failure) => Some(format!("{}: {}", failure.doing, failure.message)),
     }

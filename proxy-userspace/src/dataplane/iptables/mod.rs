@@ -9,6 +9,7 @@ mod detect;
 mod failure;
 mod fixed;
 mod input;
+mod isolation;
 mod jumps;
 mod names;
 mod plan;
@@ -25,6 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use self::{
     counters::Counters,
+    input::TableInput,
     jumps::JUMPS,
     names::{CANARY, Chain, Table},
     plan::FamilyPlan,
@@ -180,17 +182,24 @@ impl Iptables {
     }
 
     /// What the next plan is to go without.
-    fn learn(&mut self, plan: &FamilyPlan, failure: &IptablesError) {
+    fn learn(&mut self, plan: &FamilyPlan, failure: &IptablesError, commands: &Commands) {
         let refused = failure.refused();
         self.refused.extend(refused);
-        if let Some(chain) = failure.unremovable() {
+        let unremovable = failure.unremovable();
+        if let Some(chain) = unremovable {
             tracing::warn!(?chain, "rules of others lead to this chain: it stays until the next start");
             self.held_by_others.entry(plan.family).or_default().insert(chain);
         }
         let owner = failure.rule().filter(|_| refused.is_none()).and_then(|rule| plan.owner(rule));
-        if let Some((key, port)) = owner {
-            self.left_out.entry(plan.family).or_default().insert(key.clone(), port.clone());
+        let mut guilty: Vec<_> = owner.into_iter().collect();
+        if guilty.is_empty() && refused.is_none() && unremovable.is_none() && failure.is_refusal() {
+            tracing::warn!(family = %plan.family, "no rule is named: looking for the Services that are refused");
+            let mut restore =
+                |part: &[TableInput]| commands.restore_all(input::text(part, commands.backend)).is_ok();
+            guilty = isolation::isolate(plan, &mut restore);
         }
+        let guilty = guilty.into_iter().map(|(key, port)| (key.clone(), port.clone()));
+        self.left_out.entry(plan.family).or_default().extend(guilty);
     }
 
     /// What is left out is an error as long as it is there, but of no other service port.
@@ -204,14 +213,14 @@ impl Iptables {
     }
 
     fn apply_family(&mut self, plan: &FamilyPlan) -> Result<(), IptablesError> {
-        let Some(commands) = self.commands.get(&plan.family) else { return Ok(()) };
+        let Some(commands) = self.commands.get(&plan.family).cloned() else { return Ok(()) };
         if !plan.tables.is_empty() {
             let text = input::text(&plan.tables, commands.backend);
             tracing::trace!(family = %plan.family, text, "restoring");
             if let Err(source) = commands.restore_all(text.clone()) {
                 self.counters.failed(plan);
                 let failure = failure::of_restore(plan.family, &text, source);
-                self.learn(plan, &failure);
+                self.learn(plan, &failure, &commands);
                 return Err(failure);
             }
         }
