@@ -18,7 +18,7 @@ fn a_bad_configuration_ends_it_with_all_that_is_wrong() {
     let said = text(&output.stderr);
     assert_eq!(
         said,
-        "shunt: invalid configuration:\n  --log-format: \"xml\": must be one of text, json\n  \
+        "shunt: invalid configuration:\n  --logging-format: \"xml\": must be one of text, json\n  \
          --mode: \"ipvs\": this build does not have this mode; must be auto or ebpf or nftables or iptables\n"
     );
 }

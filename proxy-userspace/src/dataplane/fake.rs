@@ -218,6 +218,10 @@ impl Dataplane for Fake {
         matches!(error, FakeError::Full)
     }
 
+    fn is_partial(error: &FakeError) -> bool {
+        matches!(error, FakeError::Full)
+    }
+
     fn map_fill(&self, state: &Programmed) -> Vec<MapFill> {
         vec![MapFill { map: "ports", entries: state.ports.len(), capacity: 64 }]
     }

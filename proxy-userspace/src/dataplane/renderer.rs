@@ -24,6 +24,8 @@ pub enum RenderError {
         operations: usize,
         /// Services are not served until a table of the kernel is made larger.
         out_of_room: bool,
+        /// Some service ports or links are not as they should be; all else is.
+        partial: bool,
         /// Why.
         source: Box<dyn Error + Send + Sync>,
     },
@@ -121,6 +123,7 @@ where
         self.dataplane.apply(state, plan).map_err(|source| RenderError::Apply {
             operations,
             out_of_room: D::is_out_of_room(&source),
+            partial: D::is_partial(&source),
             source: source.into(),
         })?;
         // What had to be repaired let packets pass as they were, of Services that did not change too.

@@ -23,17 +23,6 @@ use proxy_userspace::{
 };
 use tokio::sync::{Notify, mpsc, watch as channel};
 
-/// Decides what `auto` stands for here, and says why the mode is what it is. Where nothing works, starting the preferred mode
-/// tells what is missing.
-pub(super) fn choose_mode(config: &Config) -> (Mode, String) {
-    if !config.mode_is_auto {
-        return (config.mode, "as configured".into());
-    }
-    let verdict = inspect::probe::judge(&kernel::probe::facts(&SearchPath::default()));
-    let found = verdict.auto.and_then(|name| Mode::ALL.into_iter().find(|mode| mode.name() == name));
-    (found.unwrap_or(config.mode), format!("auto: {}", verdict.why))
-}
-
 /// The dataplane of the configured mode. `disturbed` is told when others change what it put into the kernel.
 pub(super) fn renderer(config: &Config, disturbed: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
     match config.mode {

@@ -49,6 +49,14 @@ pub enum SyncError {
     /// Nothing can say what the node's addresses are any more.
     #[error("the source of the node's addresses has ended")]
     NodeFactsEnded,
+    /// The dataplane has failed for so long that it is not waited for any more.
+    #[error("the kernel could not be programmed for {}: {error}", format_args!("{} s", after.as_secs()))]
+    Broken {
+        /// For how long.
+        after: Duration,
+        /// Why the last try failed.
+        error: String,
+    },
 }
 
 /// How often the loop acts.
@@ -58,6 +66,18 @@ pub struct SyncPeriods {
     pub min_sync_period: Duration,
     /// How often the kernel is compared with what it should hold.
     pub sync_period: Duration,
+    /// After how long without a success the dataplane is given up, for another one to take over; none for never. A dataplane that
+    /// serves all but some Services has not failed.
+    pub give_up_after: Option<Duration>,
+}
+
+/// What the loop is told by the configuration, and may be told anew while it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SyncSettings {
+    /// What resolution depends on.
+    pub model: ModelSettings,
+    /// How often it acts.
+    pub periods: SyncPeriods,
 }
 
 /// What the loop listens to.
@@ -69,6 +89,8 @@ pub struct Inputs {
     pub node_facts: watch::Receiver<Option<NodeFacts>>,
     /// Somebody else changed what this proxy put into the kernel: the kernel is to be read anew.
     pub disturbed: Arc<Notify>,
+    /// Settings that differ from those the loop began with.
+    pub settings: watch::Receiver<SyncSettings>,
 }
 
 /// What the loop tells.
@@ -94,6 +116,8 @@ pub struct SyncLoop {
     told_missing_node: bool,
     trigger_times: Vec<UnixNanos>,
     last_error: Option<String>,
+    failing_since: Option<Instant>,
+    broken: Option<SyncError>,
     last_stale_udp_error: Option<String>,
     last_logged: Option<Instant>,
 }
@@ -117,6 +141,8 @@ impl SyncLoop {
             told_missing_node: false,
             trigger_times: Vec::new(),
             last_error: None,
+            failing_since: None,
+            broken: None,
             last_stale_udp_error: None,
             last_logged: None,
         }
@@ -143,11 +169,26 @@ impl SyncLoop {
                     changed.map_err(|_| SyncError::NodeFactsEnded)?;
                     self.take_facts(&mut inputs.node_facts);
                 }
+                // Without a sender they stay as they are.
+                Ok(()) = inputs.settings.changed() => {
+                    let settings = inputs.settings.borrow_and_update().clone();
+                    self.take_settings(settings);
+                }
                 () = inputs.disturbed.notified() => self.pace.distrust(),
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
             self.sync_if_due();
+            if let Some(broken) = self.broken.take() {
+                return Err(broken);
+            }
         }
+    }
+
+    fn take_settings(&mut self, SyncSettings { model, periods }: SyncSettings) {
+        self.every_node_port_address = model.node_port_addresses == NodePortAddresses::All;
+        self.model.set_settings(model);
+        self.pace.set_periods(periods);
+        self.queue();
     }
 
     fn take_queued_events(&mut self, events: &mut mpsc::Receiver<WatchEvent>) {
@@ -260,6 +301,7 @@ impl SyncLoop {
         let took = now - started;
         self.outputs.health.set_out_of_room(false);
         let was_failing = self.last_error.take().is_some();
+        self.failing_since = None;
         let is_first = !self.outputs.health.is_programmed();
         self.pace.succeeded(started, extent, dirty.is_empty());
         self.report(extent, took, operations);
@@ -311,14 +353,26 @@ impl SyncLoop {
         }
     }
 
+    fn give_up_if_broken(&mut self, now: Instant, error: &RenderError, message: &str) {
+        if matches!(error, RenderError::Apply { partial: true, .. }) {
+            self.failing_since = None;
+            return;
+        }
+        let after = now - *self.failing_since.get_or_insert(now);
+        if self.pace.give_up_after().is_some_and(|limit| after >= limit) {
+            self.broken = Some(SyncError::Broken { after, error: message.to_owned() });
+        }
+    }
+
     fn failed(&mut self, started: Instant, error: &RenderError) {
         self.outputs.metrics.sync_failed();
         self.outputs.health.queued();
+        let message = with_causes(error);
         if let RenderError::Apply { out_of_room, .. } = error {
             self.outputs.health.set_out_of_room(*out_of_room);
         }
+        self.give_up_if_broken(started, error, &message);
         let retry_in = self.pace.failed(started);
-        let message = with_causes(error);
         if self.last_error.as_ref() == Some(&message) {
             tracing::debug!(error = message, ?retry_in, "still cannot program the kernel");
         } else {

@@ -16,6 +16,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -37,9 +38,12 @@ use tokio::{
 
 use self::{misbehaviour::Fault, store::Store};
 pub use self::{
-    misbehaviour::{Interruption, Misbehaviour, Verb},
+    misbehaviour::{Interruption, Lie, Misbehaviour, Verb},
     store::Resource,
 };
+
+/// How long a slow answer takes.
+const SLOWNESS: Duration = Duration::from_secs(3);
 
 /// A running server. Dropping it takes it down.
 #[derive(Debug)]
@@ -48,6 +52,10 @@ pub struct ApiServer {
     shared: Arc<Shared>,
     serving: Option<JoinHandle<()>>,
 }
+
+/// What a server knew at some time.
+#[derive(Clone, Debug)]
+pub struct Backup(Store);
 
 #[derive(Debug)]
 struct Shared {
@@ -172,6 +180,16 @@ impl ApiServer {
         let _ = self.shared.interruptions.send(interruption);
     }
 
+    /// All that it knows now, to go back to.
+    pub fn backup(&self) -> Backup {
+        Backup(self.shared.store().clone())
+    }
+
+    /// Goes back to older data, with its versions, as a cluster does that is restored from a backup; best while it is down.
+    pub fn go_back_to(&self, backup: Backup) {
+        *self.shared.store() = backup.0;
+    }
+
     /// The requests so far.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.shared.requests).clone()
@@ -188,9 +206,14 @@ impl ApiServer {
     /// Brings it up again at the same address.
     pub async fn up(&mut self) -> Result<()> {
         let listener = TcpListener::bind(self.address).await.context("listen again")?;
+        self.up_on(listener);
+        Ok(())
+    }
+
+    /// Brings it up again on a socket that listens at the same address.
+    pub fn up_on(&mut self, listener: TcpListener) {
         self.shared.down.send_replace(false);
         self.serving = Some(serve(listener, Arc::clone(&self.shared)));
-        Ok(())
     }
 
     fn changing<T>(&self, change: impl FnOnce(&mut Store) -> Result<T>) -> Result<T> {
@@ -252,7 +275,18 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query)
     let request = Request { plural: resource.plural, verb, query };
     lock(&shared.requests).push(request.clone());
     let query = &request.query;
-    match shared.fault(&request) {
+    let fault = shared.fault(&request);
+    if fault == Some(Misbehaviour::Slow) {
+        tokio::time::sleep(SLOWNESS).await;
+    }
+    if query
+        .get("resourceVersion")
+        .is_some_and(|version| !version.is_empty() && version.parse::<u64>().is_err())
+    {
+        let message = format!("resourceVersion: Invalid value: {:?}", query.get("resourceVersion"));
+        return answers::failure(&answers::status(422, "Invalid", message));
+    }
+    match fault {
         Some(Misbehaviour::Unauthorized) => answers::failure(&answers::unauthorized()),
         Some(Misbehaviour::Forbidden) => answers::failure(&answers::forbidden(resource, verb)),
         Some(Misbehaviour::Gone | Misbehaviour::ExpireContinue) => {

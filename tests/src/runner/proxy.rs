@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde_yaml_ng::Mapping;
 
-use super::{Manifests, config::compose};
+use super::{config::compose, objects::Source};
 use crate::{
     agent::protocol::Get,
     deadline::{Deadline, patient},
@@ -40,14 +40,14 @@ impl Proxy {
         world: &World,
         program: &Path,
         mode: &str,
-        manifests: &Manifests,
+        source: &impl Source,
         fields: &Mapping,
     ) -> Result<Self> {
         let config = world.directory().join("config.yaml");
         let path = |path: &Path| path.display().to_string();
         let arguments = [
             ("--mode", mode.to_owned()),
-            ("--manifests", path(manifests.directory())),
+            source.flag(),
             ("--config", path(&config)),
             ("--cgroup-root", path(&world.cgroup_root())),
             ("--bpf-pin-dir", path(&world.pin_directory())),

@@ -55,6 +55,9 @@ pub(crate) fn conformance(what: &Conformance) -> Run {
     if let Some(iptables) = &what.iptables {
         run = run.arg("--iptables").arg(iptables);
     }
+    if let Some(source) = &what.source {
+        run = run.arg("--source").arg(source);
+    }
     if let Some(cases) = &what.cases {
         run = run.arg("--cases").arg(cases);
     }
@@ -112,13 +115,17 @@ mod tests {
         let what = Conformance {
             mode: "ebpf".into(),
             iptables: None,
+            source: Some("api".into()),
             cases: Some("my cases".into()),
             only: vec!["hairpin".into(), "dual-stack".into()],
             except: Vec::new(),
         };
         let shown = conformance(&what).to_string();
         assert!(shown.contains("/release/conformance --shunt /"), "{shown}");
-        assert!(shown.ends_with("--mode ebpf --cases my cases --only hairpin,dual-stack"), "{shown}");
+        assert!(
+            shown.ends_with("--mode ebpf --source api --cases my cases --only hairpin,dual-stack"),
+            "{shown}"
+        );
     }
 
     #[test]

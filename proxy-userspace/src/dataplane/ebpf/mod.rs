@@ -381,6 +381,13 @@ impl Dataplane for Ebpf {
         )
     }
 
+    fn is_partial(error: &EbpfError) -> bool {
+        match error {
+            EbpfError::Incomplete { .. } | EbpfError::Rules { .. } => true,
+            EbpfError::Kernel(error) => matches!(error, KernelError::MapFull { .. }),
+        }
+    }
+
     fn packet_counts(&mut self) -> Option<PacketCounts> {
         counters::reader(&mut self.object)
             .inspect_err(|error| tracing::warn!(%error, "packets are not counted in metrics"))

@@ -345,6 +345,10 @@ impl Dataplane for Iptables {
         Some(&mut self.stale_udp)
     }
 
+    fn is_partial(error: &IptablesError) -> bool {
+        matches!(error, IptablesError::LeftOut { .. })
+    }
+
     fn cleanup(&mut self) -> Vec<IptablesError> {
         Self::remove(&self.settings)
     }
