@@ -324,6 +324,42 @@ fn a_refusal_that_names_no_rule_is_traced_to_its_service_and_all_others_are_serv
     });
 }
 
+#[test]
+fn beside_rules_that_iptables_cannot_show_all_is_served_and_nothing_is_there_twice() {
+    // The old iptables shares its tables with nobody.
+    let (kind, directory) = (KINDS[0], tempfile::tempdir().expect("a directory"));
+    let node = &kind.node(directory.path());
+    kind.both(node, "-t nat -N MINE");
+    let foreign =
+        "add rule ip nat MINE ct state new masquerade\nadd rule ip6 nat MINE ct state new masquerade\n";
+    node.run("nft", &["-f", "-"], foreign);
+    assert!(!kind.saved(node).contains("*nat"), "it is shown");
+    let mut snapshot = services();
+    // More rules than iptables-nft is given without further ado.
+    for number in 20..26_u16 {
+        let frontends = vec![frontend(FrontendKind::ClusterIp, Some(&format!("10.96.1.{number}")), 80)];
+        let large = port(frontends, IpFamily::V4, TrafficPolicy::Cluster, 250);
+        snapshot.ports.extend([add(IpFamily::V4, &format!("large-{number}"), Protocol::Tcp, large)]);
+    }
+    let mut first = mode(node);
+    let mut state = observe(node, &mut first);
+    sync(node, &mut first, &mut state, &snapshot);
+    assert!(node.within(|| Ok(first.is_certain(&state))));
+    let mut next = mode(node);
+    let mut state = observe(node, &mut next);
+    sync(node, &mut next, &mut state, &services());
+    let listed = node.run("iptables-nft", &["-t", "nat", "-S", "PREROUTING"], "");
+    assert_eq!(listed.matches("-j KUBE-SERVICES").count(), 1, "{listed}");
+    let settings = settings(&node.path);
+    let errors = node.within(|| Ok(Iptables::remove(&settings)));
+    let told: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 2, "one a family: {told:?}");
+    assert!(told[0].contains("table nat of iptables-nft"), "{told:?}");
+    node.run("nft", &["-f", "-"], "flush chain ip nat MINE\nflush chain ip6 nat MINE\n");
+    assert!(node.within(|| Ok(Iptables::remove(&settings))).is_empty());
+    assert!(!kind.saved(node).contains("KUBE-"), "{}", kind.saved(node));
+}
+
 fn counted(mode: &mut Iptables, name: &str) -> u64 {
     let readings: Vec<Reading> = mode.readings().expect("the mode counts")();
     let values = readings.iter().filter(|reading| reading.name == name).map(|reading| match reading.value {

@@ -22,7 +22,10 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
 
 use self::{
     counters::Counters,
@@ -77,6 +80,8 @@ pub struct Iptables {
     left_out: BTreeMap<IpFamily, BTreeMap<ServicePortKey, PortState>>,
     /// Chains that a restore failed to remove.
     held_by_others: BTreeMap<IpFamily, BTreeSet<Chain>>,
+    /// Families of which a table cannot be shown as a whole.
+    not_shown: BTreeSet<IpFamily>,
     /// `route_localnet` was off before this mode, also if the chain that tells so is flushed.
     set_route_localnet: bool,
     stale_udp: StaleUdp,
@@ -106,6 +111,7 @@ impl Iptables {
             refused: Vec::new(),
             left_out: BTreeMap::new(),
             held_by_others: BTreeMap::new(),
+            not_shown: BTreeSet::new(),
             set_route_localnet: false,
             stale_udp: StaleUdp::new(loopback),
             counters,
@@ -149,8 +155,15 @@ impl Iptables {
 
     fn observe_family(&mut self, family: IpFamily, commands: &Commands) -> Result<FamilyState, KernelError> {
         let mut tables = BTreeMap::new();
+        self.not_shown.remove(&family);
         for table in Table::ALL {
             let saved = commands.save(table.name())?;
+            if !Commands::is_shown(&saved) {
+                tracing::warn!(%family, table = table.name(), "it holds rules that iptables does not know: chains that an earlier process left may stay");
+                self.not_shown.insert(family);
+                tables.insert(table, glance(commands, table)?);
+                continue;
+            }
             if table == Table::Nat {
                 for destination in saved::udp_destinations(&saved, family) {
                     self.stale_udp.suspect(destination);
@@ -181,6 +194,11 @@ impl Iptables {
         Ok(true)
     }
 
+    /// To iptables-nft, an input that asks for all chains would be an error where it cannot show them; the old iptables needs none.
+    fn written_for(&self, family: IpFamily, commands: &Commands) -> Backend {
+        if self.not_shown.contains(&family) { Backend::Legacy } else { commands.backend }
+    }
+
     /// What the next plan is to go without.
     fn learn(&mut self, plan: &FamilyPlan, failure: &IptablesError, commands: &Commands) {
         let refused = failure.refused();
@@ -194,8 +212,8 @@ impl Iptables {
         let mut guilty: Vec<_> = owner.into_iter().collect();
         if guilty.is_empty() && refused.is_none() && unremovable.is_none() && failure.is_refusal() {
             tracing::warn!(family = %plan.family, "no rule is named: looking for the Services that are refused");
-            let mut restore =
-                |part: &[TableInput]| commands.restore_all(input::text(part, commands.backend)).is_ok();
+            let backend = self.written_for(plan.family, commands);
+            let mut restore = |part: &[TableInput]| commands.restore_all(input::text(part, backend)).is_ok();
             guilty = isolation::isolate(plan, &mut restore);
         }
         let guilty = guilty.into_iter().map(|(key, port)| (key.clone(), port.clone()));
@@ -215,7 +233,7 @@ impl Iptables {
     fn apply_family(&mut self, plan: &FamilyPlan) -> Result<(), IptablesError> {
         let Some(commands) = self.commands.get(&plan.family).cloned() else { return Ok(()) };
         if !plan.tables.is_empty() {
-            let text = input::text(&plan.tables, commands.backend);
+            let text = input::text(&plan.tables, self.written_for(plan.family, &commands));
             tracing::trace!(family = %plan.family, text, "restoring");
             if let Err(source) = commands.restore_all(text.clone()) {
                 self.counters.failed(plan);
@@ -258,6 +276,11 @@ fn set_route_localnet_back(installed: &[(IpFamily, Commands)]) -> Result<(), Ker
 fn remove(commands: &Commands, left: Left) -> Vec<KernelError> {
     let remove_from = |table: Table| {
         let saved = commands.save(table.name())?;
+        if !Commands::is_shown(&saved) {
+            let why = "it holds rules that iptables does not know; remove those with nft first";
+            let table = format!("table {} of {commands}", table.name());
+            return Err(KernelError::call("list", table)(io::Error::other(why)));
+        }
         let input = removal::input(table, &saved, commands.backend, left);
         input.map_or(Ok(()), |input| commands.restore_all(input))
     };
