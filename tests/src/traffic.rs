@@ -57,6 +57,11 @@ impl Clients {
         Ok(Self(clients))
     }
 
+    /// Modes will change: programs that go take along what a socket says of its peer, and what is held must live on all the while.
+    pub fn modes_change(&mut self) {
+        self.0.iter_mut().for_each(|client| client.modes_change = true);
+    }
+
     /// Has all dial while something is done.
     pub fn dial_while(&mut self, job: impl FnOnce() -> Result<()>) -> Result<Vec<Load>> {
         let done = AtomicBool::new(false);
@@ -89,11 +94,12 @@ struct Client {
     host: Host,
     dial: Dial,
     agent: Agent,
+    modes_change: bool,
 }
 
 impl Client {
     fn new(world: &mut World, host: Host, dial: Dial) -> Result<Self> {
-        Ok(Self { host, dial, agent: world.lend_agent(host)? })
+        Ok(Self { host, dial, agent: world.lend_agent(host)?, modes_change: false })
     }
 
     fn load(&mut self, done: &AtomicBool) -> Result<Load> {
@@ -102,7 +108,10 @@ impl Client {
         while !done.load(Ordering::Relaxed) {
             let tries = self.agent.dial(self.dial.clone())?;
             load.connections += tries.len();
-            load.failures.extend(tries.into_iter().filter_map(failure));
+            load.failures.extend(tries.into_iter().filter_map(|one| failure(one, self.modes_change)));
+            if self.modes_change {
+                load.failures.extend(self.ensure_held().err().map(|error| error.to_string()));
+            }
         }
         Ok(load)
     }
@@ -130,9 +139,9 @@ impl Client {
     }
 }
 
-fn failure(one: Try) -> Option<String> {
+fn failure(one: Try, any_peer: bool) -> Option<String> {
     match one {
-        Try::Answered(answer) if answer.reported == answer.dialled => None,
+        Try::Answered(answer) if any_peer || answer.reported == answer.dialled => None,
         Try::Answered(answer) => Some(format!("the peer is {}", answer.reported)),
         Try::Failed(failure) => Some(format!("{}: {}", failure.doing, failure.message)),
     }

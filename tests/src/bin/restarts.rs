@@ -1,4 +1,5 @@
-//! Kills the proxy at any moment, again and again, while connections are made all the time: none may fail.
+//! Kills the proxy at any moment, again and again, while connections are made and used all the time: none may fail. With
+//! several modes it starts in another one each time, and is given the time to take over.
 
 use std::{path::PathBuf, process::ExitCode, thread, time::Duration};
 
@@ -13,12 +14,15 @@ use shunt_tests::{
     world::{Host, World},
 };
 
+/// From its start in another mode.
+const TAKES_OVER_WITHIN: Duration = Duration::from_secs(2);
+
 /// Kills and restarts the proxy under a load of connections from pods and the node; needs root.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The proxy's mode.
-    #[arg(long, default_value = "ebpf")]
-    mode: String,
+    /// The proxy's modes, taken in turn.
+    #[arg(long, value_name = "MODE,...", value_delimiter = ',', default_value = "ebpf")]
+    mode: Vec<String>,
     /// The proxy's binary.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
@@ -45,9 +49,15 @@ fn run(arguments: &Arguments) -> Result<Vec<Load>> {
     manifests.place("node.yaml", NODE)?;
     manifests.place("services.yaml", SERVICES)?;
     set_endpoints(&manifests, &[Host::A1, Host::A2])?;
-    let mut proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
+    let modes = &arguments.mode;
+    let mode = modes.first().context("--mode names none")?;
+    let mut proxy = Proxy::new(&world, &shunt, mode, &manifests, &Mapping::new())?;
+    if modes.len() > 1 {
+        // What it dials is translated on links.
+        world.leave_cgroup(Host::A2)?;
+    }
     proxy.start(&mut world)?;
-    let loads = kill_under_load(&mut world, &mut proxy, &manifests, arguments.kills);
+    let loads = kill_under_load(&mut world, &mut proxy, &manifests, arguments);
     if loads.is_err() {
         eprintln!("the end of the proxy's log:\n{}", proxy.log_tail(20));
     }
@@ -61,10 +71,13 @@ fn kill_under_load(
     world: &mut World,
     proxy: &mut Proxy,
     manifests: &Manifests,
-    kills: u32,
+    arguments: &Arguments,
 ) -> Result<Vec<Load>> {
     let mut clients = Clients::take(world)?;
-    let loads = clients.dial_while(|| kill_again_and_again(world, proxy, manifests, kills))?;
+    if arguments.mode.len() > 1 {
+        clients.modes_change();
+    }
+    let loads = clients.dial_while(|| kill_again_and_again(world, proxy, manifests, arguments))?;
     proxy.start(world)?;
     clients.ensure_held()?;
     clients.ensure_only(Host::A3)?;
@@ -73,13 +86,23 @@ fn kill_under_load(
 
 /// Kills it after a time that differs each round: while it loads its programs, reads the manifests, writes maps, replaces
 /// programs, and while it runs. What is served changes each round too, in the end to a3 alone.
-fn kill_again_and_again(world: &World, proxy: &mut Proxy, manifests: &Manifests, kills: u32) -> Result<()> {
+fn kill_again_and_again(
+    world: &World,
+    proxy: &mut Proxy,
+    manifests: &Manifests,
+    Arguments { mode: modes, kills, .. }: &Arguments,
+) -> Result<()> {
     let served = [&[Host::A1, Host::A2][..], &[Host::A2, Host::A3], &[Host::A1, Host::A3]];
-    for round in 0..kills {
+    for (round, mode) in (0..*kills).zip(modes.iter().cycle().skip(1)) {
         proxy.kill()?;
         set_endpoints(manifests, served[round as usize % served.len()])?;
+        let mut pause = Duration::from_millis(u64::from(round * 7 % 120));
+        if modes.len() > 1 {
+            proxy.set_mode(mode, &Mapping::new())?;
+            pause += TAKES_OVER_WITHIN;
+        }
         proxy.spawn(world)?;
-        thread::sleep(Duration::from_millis(u64::from(round * 7 % 120)));
+        thread::sleep(pause);
     }
     proxy.kill()?;
     set_endpoints(manifests, &[Host::A3])
