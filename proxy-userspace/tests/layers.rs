@@ -26,7 +26,7 @@ const KUBE: &[&str] = &["kube::", "k8s_openapi"];
 
 const LAYERS: &[Layer] = &[
     layer("causes", &[], KUBE),
-    layer("config", &["dataplane", "kernel", "model", "node"], KUBE),
+    layer("config", &["causes", "dataplane", "kernel", "model", "node"], KUBE),
     // Everything about Kubernetes is decided already.
     layer(
         "dataplane",

@@ -5,9 +5,9 @@ mod config;
 mod manifests;
 mod marker;
 mod objects;
-mod pending;
 mod proxy;
 mod report;
+mod selection;
 
 use std::{
     path::{Path, PathBuf},
@@ -22,9 +22,9 @@ pub use self::{
     config::compose,
     manifests::Manifests,
     objects::{Objects, ObjectsFrom},
-    pending::{IptablesInUse, Pending},
     proxy::Proxy,
     report::{CaseReport, FlowReport, FlowResult, Summary},
+    selection::{IptablesInUse, Selection},
 };
 use crate::{
     agent::Agent,
@@ -48,8 +48,8 @@ pub struct Runner {
     pub mode: String,
     /// Where it has objects from.
     pub source: ObjectsFrom,
-    /// What does not have to hold yet.
-    pub pending: Pending,
+    /// Which cases have to hold.
+    pub selection: Selection,
     /// What worlds of cases are to show of the iptables that node1 uses; the runner's own world shows it already.
     pub iptables: Option<IptablesInUse>,
 }
@@ -57,7 +57,6 @@ pub struct Runner {
 /// A case while it runs.
 struct CaseRun<'a> {
     world: &'a mut World,
-    pending: &'a Pending,
     case: &'a Case,
     objects: Objects,
     marker: Marker,
@@ -71,19 +70,13 @@ impl Runner {
     pub fn run(&mut self, case: &Case) -> CaseReport {
         let began = Stopwatch::start();
         let mut report = CaseReport::new(case);
-        let all_pending = case
-            .steps
-            .iter()
-            .flat_map(|step| &step.flows)
-            .all(|flow| self.pending.reason(case, flow).is_some());
-        if all_pending {
-            report.leave_pending(case, &self.pending);
-        } else {
+        report.left_out = self.selection.leaves_out(case);
+        if report.left_out.is_none() {
             match self.run_in_its_world(case) {
                 Ok(ended) => report = ended,
                 Err(error) => {
                     report.problem("prepare the case", &error);
-                    report.leave_unrun(case, 0, &self.pending, &error);
+                    report.leave_unrun(case, 0, &error);
                 }
             }
         }
@@ -119,7 +112,6 @@ impl Runner {
         }
         Ok(CaseRun {
             world: &mut self.world,
-            pending: &self.pending,
             case,
             objects,
             marker,
@@ -136,16 +128,15 @@ impl CaseRun<'_> {
         for (number, step) in case.steps.iter().enumerate() {
             let changed = self.change(number, step);
             for (flow_number, flow) in step.flows.iter().enumerate() {
-                let result = match (self.pending.reason(case, flow), &changed) {
-                    (Some(why), _) => FlowResult::Pending { why },
-                    (None, Err(error)) => FlowResult::not_run(error),
-                    (None, Ok(())) => self.run_flow(flow),
+                let result = match &changed {
+                    Err(error) => FlowResult::not_run(error),
+                    Ok(()) => self.run_flow(flow),
                 };
                 self.report.flows.push(FlowReport::new(number, flow_number, flow, result));
             }
             if let Err(error) = changed {
                 self.report.problem(&format!("step {}", number + 1), &error);
-                self.report.leave_unrun(case, number + 1, self.pending, &error);
+                self.report.leave_unrun(case, number + 1, &error);
                 break;
             }
         }

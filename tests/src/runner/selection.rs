@@ -1,7 +1,7 @@
-//! Which flows a mode does not have to carry yet, and why. They are counted and listed, never passed.
+//! Which cases a run leaves out: those for other modes, and those that need what this kernel has not. They are listed, with the reason.
 
 use crate::{
-    case::{Action, Case, Flow},
+    case::Case,
     world::{Host, World},
 };
 
@@ -47,12 +47,11 @@ impl IptablesInUse {
     }
 }
 
-/// What is pending in a run.
+/// Which cases a run has.
 #[derive(Clone, Debug)]
-pub struct Pending {
+pub struct Selection {
     mode: String,
     iptables: IptablesInUse,
-    hosts: Vec<Host>,
     not_on_machine: Vec<&'static str>,
 }
 
@@ -60,11 +59,10 @@ pub struct Pending {
 const MACHINES: &[(&str, &str)] =
     &[("vlan-links", "ip link add link eth0 name probe type vlan id 1 && ip link delete probe")];
 
-impl Pending {
-    /// Flows from `hosts`, and what the mode has not.
-    pub fn new(mode: &str, hosts: &[Host]) -> Self {
-        let iptables = IptablesInUse::Nft;
-        Self { mode: mode.to_owned(), iptables, hosts: hosts.to_vec(), not_on_machine: Vec::new() }
+impl Selection {
+    /// All cases for this mode.
+    pub fn new(mode: &str) -> Self {
+        Self { mode: mode.to_owned(), iptables: IptablesInUse::Nft, not_on_machine: Vec::new() }
     }
 
     /// On a node that uses this iptables.
@@ -73,29 +71,21 @@ impl Pending {
         Self { iptables, ..self }
     }
 
-    /// And what this machine has not.
+    /// Without those that need what this machine has not.
     #[must_use]
     pub fn on_machine(self, world: &World) -> Self {
         let missing = MACHINES.iter().filter(|(_, probe)| world.run(Host::Node1, probe).is_err());
         Self { not_on_machine: missing.map(|(tag, _)| *tag).collect(), ..self }
     }
 
-    /// Why a flow of a case is pending; None if it has to hold.
-    pub fn reason(&self, case: &Case, flow: &Flow) -> Option<String> {
-        self.other_mode(case)
-            .or_else(|| self.tag_not_in_mode(case))
-            .or_else(|| self.tag_not_on_machine(case))
-            .or_else(|| self.is_from_pending_host(flow).then(|| "asked for with --pending-from".to_owned()))
-    }
-
-    /// Probes of the proxy itself need no translation.
-    fn is_from_pending_host(&self, flow: &Flow) -> bool {
-        self.hosts.contains(&flow.from) && !matches!(flow.action, Action::Get(_))
+    /// Why a case is left out; None if its flows have to hold.
+    pub fn leaves_out(&self, case: &Case) -> Option<String> {
+        self.other_mode(case).or_else(|| self.tag_not_in_mode(case)).or_else(|| self.tag_not_on_machine(case))
     }
 
     fn other_mode(&self, case: &Case) -> Option<String> {
         let is_for = case.modes.is_empty() || case.modes.contains(&self.mode);
-        (!is_for).then(|| format!("is for {}", case.modes.join(" and ")))
+        (!is_for).then(|| format!("for {}", case.modes.join(" and ")))
     }
 
     fn tag_not_in_mode(&self, case: &Case) -> Option<String> {
@@ -108,7 +98,7 @@ impl Pending {
 
     fn tag_not_on_machine(&self, case: &Case) -> Option<String> {
         let tag = case.requires.iter().find(|tag| self.not_on_machine.contains(&tag.as_str()))?;
-        Some(format!("this kernel has no {tag}"))
+        Some(format!("this kernel has no {tag}; `cargo xtask vm` runs it"))
     }
 }
 
@@ -116,40 +106,26 @@ impl Pending {
 mod tests {
     use super::*;
 
-    fn case(head: &str) -> Case {
-        let flows = "{from: client, to: '10.96.0.1:80', proto: tcp, reach: [a1]}, \
-                     {from: client, http: 'http://192.168.57.11/', status: 200}, \
-                     {from: a1, to: '10.96.0.1:80', proto: tcp, reach: [a1]}";
-        format!("{{name: x, about: y, {head} steps: [{{flows: [{flows}]}}]}}").parse().unwrap()
-    }
-
-    fn pending(case: &Case, mode: &str, hosts: &[Host]) -> Vec<bool> {
-        let pending = Pending::new(mode, hosts);
-        case.steps[0].flows.iter().map(|flow| pending.reason(case, flow).is_some()).collect()
+    fn is_run(head: &str, mode: &str) -> bool {
+        let flow = "{from: client, to: '10.96.0.1:80', proto: tcp, reach: [a1]}";
+        let case = format!("{{name: x, about: y, {head} steps: [{{flows: [{flow}]}}]}}").parse().unwrap();
+        Selection::new(mode).leaves_out(&case).is_none()
     }
 
     #[test]
-    fn no_mode_has_flows_pending_by_itself() {
-        assert_eq!(pending(&case(""), "ebpf", &[]), [false; 3]);
+    fn a_case_that_asks_for_nothing_is_for_every_mode() {
+        assert!(["ebpf", "nftables", "iptables", "ipvs"].iter().all(|mode| is_run("", mode)));
     }
 
     #[test]
-    fn flows_from_the_hosts_asked_for_are_pending_but_probes_of_the_proxy_are_not() {
-        assert_eq!(pending(&case(""), "nftables", &[Host::Client]), [true, false, false]);
-        assert_eq!(pending(&case(""), "nftables", &[Host::A1]), [false, false, true]);
+    fn a_case_for_other_modes_is_left_out() {
+        assert!(!is_run("modes: [ebpf, ipvs],", "nftables"));
+        assert!(is_run("modes: [ebpf, ipvs],", "ipvs"));
     }
 
     #[test]
-    fn a_case_for_other_modes_is_pending() {
-        let case = case("modes: [ebpf, ipvs],");
-        assert_eq!(pending(&case, "nftables", &[]), [true; 3]);
-        assert_eq!(pending(&case, "ipvs", &[]), [false; 3]);
-    }
-
-    #[test]
-    fn a_case_that_requires_what_the_mode_has_not_is_pending_there() {
-        let case = case("requires: [localhost-nodeports],");
-        assert_eq!(pending(&case, "ipvs", &[]), [true; 3]);
-        assert_eq!(pending(&case, "iptables", &[]), [false; 3]);
+    fn a_case_that_requires_what_the_mode_has_not_is_left_out_there() {
+        assert!(!is_run("requires: [localhost-nodeports],", "ipvs"));
+        assert!(is_run("requires: [localhost-nodeports],", "iptables"));
     }
 }
