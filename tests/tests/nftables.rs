@@ -24,7 +24,7 @@ use proxy_userspace::{
     },
     metrics::Metrics,
     model::{DetectLocalMode, Dirty, InterfaceGlobs, ModelSettings, NodeFacts, NodePortAddresses, Snapshot},
-    sync::{Inputs, Outputs, SyncLoop, SyncPeriods},
+    sync::{Inputs, Outputs, SyncLoop, SyncPeriods, SyncSettings},
     watch::ManifestSource,
 };
 use shunt_tests::{deadline::Deadline, process::run_to_end};
@@ -135,7 +135,8 @@ impl Daemon {
             give_up_after: None,
         };
         let daemon = SyncLoop::new(settings(), periods, renderer, outputs);
-        let inputs = Inputs { events, node_facts, disturbed: Arc::clone(&disturbed) };
+        let (_, settings) = watch::channel(SyncSettings { model: settings(), periods });
+        let inputs = Inputs { events, node_facts, disturbed: Arc::clone(&disturbed), settings };
         std::fs::write(manifests.path().join("service.yaml"), SERVICE).expect("written");
         let running = {
             let _inside = runtime.enter();
