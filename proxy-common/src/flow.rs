@@ -9,6 +9,9 @@ use crate::{
 
 const SECOND: u64 = 1_000_000_000;
 
+/// The longest that packets of a flow are kept back; a thousandth of it is usual.
+const HELD_NS: u64 = 10 * SECOND;
+
 impl FlowKey {
     /// The key of packets of one direction.
     #[inline(always)]
@@ -93,6 +96,12 @@ impl Flow {
     #[inline(always)]
     pub const fn is_over(&self, proto: u8, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.used_ns) > self.lifetime_seconds(proto) * SECOND
+    }
+
+    /// Its packets are kept back. That ends by itself, should userspace not come to end it.
+    #[inline(always)]
+    pub const fn is_held(&self, now_ns: u64) -> bool {
+        self.state & state::HELD != 0 && now_ns.saturating_sub(self.used_ns) < HELD_NS
     }
 
     /// How long it is kept without a packet. No shorter than the kernel keeps its own entry for the flow, which masquerades it:

@@ -138,6 +138,9 @@ pub mod flow_state {
     pub const MASQUERADE: u32 = 1 << 4;
     /// No Service's: begun from this side with a node port's number, its answers are left alone (UDP).
     pub const PASS: u32 = 1 << 5;
+    /// Packets of the original direction are dropped for a moment, to be sent again: userspace is telling the kernel's
+    /// connection tracking of the flow, which is to translate it from then on.
+    pub const HELD: u32 = 1 << 6;
 
     /// The state after a packet that says this of its flow.
     #[inline(always)]

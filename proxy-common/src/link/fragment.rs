@@ -52,8 +52,11 @@ pub(super) fn follow<F: Frame, T: Tables>(
 /// How long a datagram is waited for: as long as hosts wait for its fragments (RFC 8200, section 4.5; Linux 30 s for IPv4).
 const LIFETIME_SECONDS: u32 = 60;
 
-/// Wraps after 136 years of uptime.
 #[inline(always)]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "it wraps after 136 years of uptime, as the comparison does"
+)]
 fn seconds(tables: &impl Tables) -> u32 {
     (tables.now_ns() / 1_000_000_000) as u32
 }

@@ -39,6 +39,9 @@ pub(super) fn transport<F: Frame, T: Tables>(
     match beginning {
         Beginning::Known => {
             let Arrival { key, flow, now_ns, .. } = &arrival;
+            if flow.is_held(*now_ns) {
+                return Outcome::Drop;
+            }
             // Else SYNs of a client that forgot its connection would keep it from ever falling silent.
             if !tcp.begins() || flow.state & flow_state::REPLIED == 0 {
                 flow::touch(tables, key, flow, observed(Direction::Original, tcp), *now_ns);

@@ -1,9 +1,11 @@
-//! Taking a node over from another mode or another proxy: once all Services are served, what the other left is removed.
+//! Taking a node over from another mode or another proxy: once all Services are served, the other's connections are taken along, and
+//! what it left is removed.
 
 use proxy_userspace::{
     causes::with_causes,
-    config::Config,
-    dataplane::{MapFill, PacketCounts, Readings, RenderError, Renderer, conntrack::Forgotten},
+    config::{Config, Mode},
+    dataplane::{MapFill, PacketCounts, Readings, RenderError, Renderer, conntrack::Forgotten, ebpf::Ebpf},
+    kernel::conntrack::HandedOver,
     model::{Dirty, Snapshot},
 };
 
@@ -19,6 +21,23 @@ pub(super) struct Successor {
 impl Successor {
     pub(super) fn new(renderer: Box<dyn Renderer>, config: &Config) -> Self {
         Self { renderer, config: Some(config.clone()) }
+    }
+
+    /// Rules leave connections to conntrack, which goes on with them; programs have to hand theirs over.
+    fn take_connections_along(&self) {
+        let Some(config) = self.config.as_ref().filter(|config| config.mode != Mode::Ebpf) else { return };
+        match Ebpf::hand_over(&config.ebpf.pin_dir) {
+            Ok(done) if done == HandedOver::default() => {}
+            Ok(HandedOver { connections, lost: 0 }) => {
+                tracing::info!(connections, "conntrack translates what programs on links did");
+            }
+            Ok(HandedOver { connections, lost }) => {
+                tracing::warn!(connections, lost, "not all connections that programs translated go on");
+            }
+            Err(error) => {
+                tracing::warn!(error = with_causes(&error), "connections that programs translated may end");
+            }
+        }
     }
 
     /// What cannot be removed is told, and is no reason to serve nothing.
@@ -45,6 +64,8 @@ impl Renderer for Successor {
         snapshot: &Snapshot,
         dirty: &Dirty,
     ) -> Result<Vec<Forgotten>, RenderError> {
+        // Before it: flows to endpoints that left are none to go on with.
+        self.take_connections_along();
         let forgotten = self.renderer.forget_stale_udp(snapshot, dirty);
         self.remove_other_modes();
         forgotten

@@ -126,8 +126,9 @@ impl World {
     /// Runs a shell's command line on a host: in its namespace and its cgroup. It must succeed.
     pub fn run(&self, host: Host, line: &str) -> Result<String> {
         let _being_built = BEING_BUILT.read().unwrap_or_else(PoisonError::into_inner);
+        let command = format!("PINS={}\n{line}", self.pin_directory().display());
         let finished =
-            self.inside(host)?.run_to_end(Path::new("/bin/bash"), &["-ec", line], COMMAND_WITHIN)?;
+            self.inside(host)?.run_to_end(Path::new("/bin/bash"), &["-ec", &command], COMMAND_WITHIN)?;
         ensure!(
             finished.status.success(),
             "{host}: {line}: {}: {}",

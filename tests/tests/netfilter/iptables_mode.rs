@@ -319,6 +319,36 @@ fn cleanup_leaves_what_is_others_and_nothing_else() {
     });
 }
 
+#[test]
+fn without_a_kubelet_cleanup_leaves_nothing_and_sets_back_what_it_set_itself() {
+    const SETTING: &str = "net.ipv4.conf.all.route_localnet";
+    let is_routed = |node: &Node| node.run("sysctl", &["-n", SETTING], "").trim() == "1";
+    on_each_kind(|kind, node| {
+        for set_by_others in [false, true] {
+            node.run("sysctl", &["-w", &format!("{SETTING}={}", u8::from(set_by_others))], "");
+            let mut mode = mode(node);
+            let mut state = observe(node, &mut mode);
+            sync(node, &mut mode, &mut state, &services());
+            assert!(is_routed(node), "{}", kind.name);
+            // The next process knows no more than what is there.
+            let mut next = self::mode(node);
+            let mut state = observe(node, &mut next);
+            assert_eq!(sync(node, &mut next, &mut state, &services()), 0, "{}", kind.name);
+            let settings = settings(&node.path);
+            let errors = node.within(|| Ok(Iptables::remove(&settings)));
+            assert!(errors.is_empty(), "{errors:?}");
+            assert_eq!(is_routed(node), set_by_others, "{}", kind.name);
+            // Where loopback addresses are routed still, others must not reach them.
+            let left = kind.saved(node);
+            assert_eq!(left.contains("KUBE-FIREWALL"), set_by_others, "{}: {left}", kind.name);
+            assert!(
+                !left.lines().any(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL")),
+                "{left}"
+            );
+        }
+    });
+}
+
 /// In the words of the recordings: what kube-proxy's other modes leave, in short.
 const OF_NFTABLES: &str =
     "add table ip kube-proxy\nadd table ip6 kube-proxy\nadd chain ip kube-proxy services\n";

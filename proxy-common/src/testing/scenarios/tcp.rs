@@ -185,6 +185,18 @@ fn a_forged_reset_does_not_shorten_a_connection(scene: &mut Scene<'_>) {
     );
 }
 
+fn what_is_kept_back_is_dropped_and_goes_on_should_nobody_end_that(scene: &mut Scene<'_>) {
+    let served = Served::new(scene, Tcp);
+    served.begin(scene);
+    scene.hold(&served.first);
+    scene.wait(3);
+    scene.enters(&served.next()).is_dropped();
+    scene.leaves(&served.answer()).becomes(&served.answer().from(served.dialled));
+    scene.hold(&served.first);
+    scene.wait(11);
+    scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
+}
+
 super::scenarios! {
     an_old_syn_does_not_move_a_connection,
     a_forged_reset_does_not_shorten_a_connection,
@@ -200,4 +212,5 @@ super::scenarios! {
     what_a_full_map_forgot_of_a_connection_comes_back_with_a_packet_the_other_way,
     what_a_full_map_forgot_of_an_opening_comes_back_with_the_repeated_syn,
     packets_that_are_nobodys_are_left_alone,
+    what_is_kept_back_is_dropped_and_goes_on_should_nobody_end_that,
 }

@@ -167,7 +167,7 @@ fn failed(operation: &'static str, map: &'static str, capacity: u32) -> impl FnO
 }
 
 /// Removing what is not there is what was wanted.
-fn removed(map: &'static str) -> impl Fn(Result<(), MapError>) -> Result<(), KernelError> {
+pub(super) fn removed(map: &'static str) -> impl Fn(Result<(), MapError>) -> Result<(), KernelError> {
     move |result| match result {
         Err(MapError::KeyNotFound) | Ok(()) => Ok(()),
         Err(MapError::SyscallError(call)) if call.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),

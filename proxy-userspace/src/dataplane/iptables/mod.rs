@@ -75,6 +75,8 @@ pub struct Iptables {
     left_out: BTreeMap<IpFamily, BTreeMap<ServicePortKey, PortState>>,
     /// Chains that a restore failed to remove.
     held_by_others: BTreeMap<IpFamily, BTreeSet<Chain>>,
+    /// `route_localnet` was off before this mode, also if the chain that tells so is flushed.
+    set_route_localnet: bool,
     stale_udp: StaleUdp,
     counters: Counters,
 }
@@ -102,6 +104,7 @@ impl Iptables {
             refused: Vec::new(),
             left_out: BTreeMap::new(),
             held_by_others: BTreeMap::new(),
+            set_route_localnet: false,
             stale_udp: StaleUdp::new(loopback),
             counters,
         })
@@ -110,8 +113,10 @@ impl Iptables {
     /// Removes all that any process ever wrote, in both kinds of iptables; goes on past errors and returns them all.
     pub fn remove(settings: &IptablesSettings) -> Vec<IptablesError> {
         let installed = detect::installed(&settings.path);
-        let remove = |commands: &Commands| remove(commands, nothing_left(commands));
-        installed.iter().flat_map(|(_, commands)| remove(commands)).map(IptablesError::Kernel).collect()
+        let mut errors: Vec<KernelError> = set_route_localnet_back(&installed).err().into_iter().collect();
+        let remove = |commands: &Commands| remove(commands, nothing_left(commands, false));
+        errors.extend(installed.iter().flat_map(|(_, commands)| remove(commands)));
+        errors.into_iter().map(IptablesError::Kernel).collect()
     }
 
     /// Removes what other modes and the iptables that the node does not use hold beside the rules of this mode.
@@ -119,7 +124,10 @@ impl Iptables {
         let used = detect::in_use(&settings.path).unwrap_or_default();
         let is_used = |commands: &Commands| used.values().any(|used| used == commands);
         let remove = |commands: &Commands| {
-            remove(commands, if is_used(commands) { Left::IptablesMode } else { nothing_left(commands) })
+            remove(
+                commands,
+                if is_used(commands) { Left::IptablesMode } else { nothing_left(commands, true) },
+            )
         };
         let installed = detect::installed(&settings.path);
         installed.iter().flat_map(|(_, commands)| remove(commands)).map(IptablesError::Kernel).collect()
@@ -149,6 +157,8 @@ impl Iptables {
             tables.insert(table, saved::table(table, &saved));
         }
         let mut state = FamilyState::observed(self.offer(commands)?, tables, routes_localnet()?);
+        self.set_route_localnet |= state.set_route_localnet;
+        state.set_route_localnet = self.set_route_localnet && family == IpFamily::V4;
         state.left_out = self.left_out.get(&family).cloned().unwrap_or_default();
         state.held_by_others = self.held_by_others.get(&family).cloned().unwrap_or_default();
         Ok(state)
@@ -210,6 +220,7 @@ impl Iptables {
                 "setting route_localnet: node ports are served on 127.0.0.1 (iptables.localhostNodePorts)"
             );
             ROUTE_LOCALNET.write(1)?;
+            self.set_route_localnet = true;
         }
         Ok(())
     }
@@ -217,10 +228,22 @@ impl Iptables {
 
 /// The kubelet's own chain stays with it, and so it does where loopback addresses are routed: whoever wants them to be, it keeps
 /// others from them.
-fn nothing_left(commands: &Commands) -> Left {
+fn nothing_left(commands: &Commands, but_note: bool) -> Left {
     let mangle = commands.save(Table::Mangle.name()).unwrap_or_default();
     let but_kubelet_firewall = removal::has_kubelet(&mangle) || routes_localnet().unwrap_or(true);
-    Left::Nothing { but_kubelet_firewall }
+    Left::Nothing { but_kubelet_firewall, but_note }
+}
+
+/// If it was this mode that set it. Before the chain goes that keeps others from loopback addresses.
+fn set_route_localnet_back(installed: &[(IpFamily, Commands)]) -> Result<(), KernelError> {
+    let is_noted = |commands: &Commands| {
+        commands.save(Table::Mangle.name()).is_ok_and(|saved| removal::has_set_route_localnet(&saved))
+    };
+    if routes_localnet()? && installed.iter().any(|(_, commands)| is_noted(commands)) {
+        tracing::info!("setting route_localnet back to 0: node ports are no longer served on 127.0.0.1");
+        ROUTE_LOCALNET.write(0)?;
+    }
+    Ok(())
 }
 
 fn remove(commands: &Commands, left: Left) -> Vec<KernelError> {

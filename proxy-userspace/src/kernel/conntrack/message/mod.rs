@@ -1,4 +1,4 @@
-//! ctnetlink's messages, as far as UDP entries need them: read in place, and written by copying what the kernel said of an entry.
+//! ctnetlink's messages, as far as entries of UDP and of taken over connections need them: read in place, and written by copying what the kernel said of an entry.
 //!
 //! The types of netlink-packet-netfilter own every attribute, which is a dozen allocations an entry, and know neither zone
 //! nor identifier.
@@ -12,21 +12,21 @@ use netlink_packet_core::{
     NLA_F_NESTED, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NlasIterator,
 };
 
-use super::{UdpFilter, UdpFlow};
+use super::{Ends, UdpFilter, UdpFlow};
 use crate::model::IpFamily;
 
 /// `NFNL_SUBSYS_CTNETLINK`, the upper byte of a message's type.
 const SUBSYSTEM: u16 = 1 << 8;
 /// `IPCTNL_MSG_CT_*`, the lower byte.
-const NEW: u16 = SUBSYSTEM;
-const GET: u16 = SUBSYSTEM | 1;
-const DELETE: u16 = SUBSYSTEM | 2;
+pub(super) const NEW: u16 = SUBSYSTEM;
+pub(super) const GET: u16 = SUBSYSTEM | 1;
+pub(super) const DELETE: u16 = SUBSYSTEM | 2;
 
 /// `enum ctattr_type` and what is nested in it (`linux/netfilter/nfnetlink_conntrack.h`).
-const TUPLE_ORIG: u16 = 1;
-const TUPLE_REPLY: u16 = 2;
+pub(super) const TUPLE_ORIG: u16 = 1;
+pub(super) const TUPLE_REPLY: u16 = 2;
 const ID: u16 = 12;
-const ZONE: u16 = 18;
+pub(super) const ZONE: u16 = 18;
 const FILTER: u16 = 25;
 const FILTER_ORIG_FLAGS: u16 = 1;
 const TUPLE_IP: u16 = 1;
@@ -43,10 +43,10 @@ const PROTO_DST_PORT: u16 = 3;
 const BY_PROTO_NUM: u32 = 1 << 3;
 const BY_PROTO_DST_PORT: u32 = 1 << 5;
 
-const UDP: u8 = 17;
+pub(super) const UDP: u8 = 17;
 /// `struct nlmsghdr`, `struct nfgenmsg` and `struct nlattr`.
 const HEADER: usize = 16;
-const NFGENMSG: usize = 4;
+pub(super) const NFGENMSG: usize = 4;
 const ATTRIBUTE: usize = 4;
 
 /// An entry, with what the kernel needs to find it again.
@@ -61,29 +61,34 @@ pub(super) struct Entry<'a> {
 /// What a message says.
 #[derive(Debug)]
 pub(super) enum Answer<'a> {
-    /// There is this UDP entry.
-    Entry(Entry<'a>),
+    /// There is this entry; a payload.
+    Entry(&'a [u8]),
     /// That was all.
     Done,
     /// Something failed.
     Error(io::Error),
-    /// Something that none of this is about, such as a success or an entry of another protocol.
+    /// Something that none of this is about, such as a success.
     Other,
 }
 
 /// Asks for all UDP entries that pass the filter.
 pub(super) fn dump_request(filter: UdpFilter) -> Vec<u8> {
+    dump_request_of(filter.family, UDP, filter.destination_port)
+}
+
+/// Asks for all entries of a protocol, and of a port that was dialled if there is one.
+pub(super) fn dump_request_of(family: IpFamily, protocol: u8, destination_port: Option<u16>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    message(&mut bytes, GET, NLM_F_DUMP, 0, filter.family, |bytes| {
+    message(&mut bytes, GET, NLM_F_DUMP, 0, family, |bytes| {
         nest(bytes, TUPLE_ORIG, |bytes| {
             nest(bytes, TUPLE_PROTO, |bytes| {
-                attribute(bytes, PROTO_NUM, &[UDP]);
-                if let Some(port) = filter.destination_port {
+                attribute(bytes, PROTO_NUM, &[protocol]);
+                if let Some(port) = destination_port {
                     attribute(bytes, PROTO_DST_PORT, &port.to_be_bytes());
                 }
             });
         });
-        let by_port = filter.destination_port.map_or(0, |_| BY_PROTO_DST_PORT);
+        let by_port = destination_port.map_or(0, |_| BY_PROTO_DST_PORT);
         nest(bytes, FILTER, |bytes| {
             attribute(bytes, FILTER_ORIG_FLAGS, &(BY_PROTO_NUM | by_port).to_ne_bytes());
         });
@@ -94,7 +99,7 @@ pub(super) fn dump_request(filter: UdpFilter) -> Vec<u8> {
 /// Reads a message.
 pub(super) fn answer<'a>(message: &NetlinkBuffer<&'a [u8]>) -> Answer<'a> {
     match message.message_type() {
-        NEW => entry(message.payload()).map_or(Answer::Other, Answer::Entry),
+        NEW => Answer::Entry(message.payload()),
         NLMSG_DONE => done(message.payload(), Answer::Done),
         NLMSG_ERROR => done(message.payload(), Answer::Other),
         _ => Answer::Other,
@@ -160,39 +165,64 @@ impl Batch {
     }
 }
 
-/// Reads an entry; none of other protocols.
-fn entry(payload: &[u8]) -> Option<Entry<'_>> {
+/// Reads a UDP entry; none of other protocols.
+pub(super) fn entry(payload: &[u8]) -> Option<Entry<'_>> {
     let (mut original, mut reply, mut tuple, mut zone, mut id) = (None, None, None, None, None);
     for (kind, value) in attributes(payload.get(NFGENMSG..)?) {
         match kind {
-            TUPLE_ORIG => (original, tuple) = (Some(read_tuple(value)?), Some(value)),
-            TUPLE_REPLY => reply = Some(read_tuple(value)?),
+            TUPLE_ORIG => (original, tuple) = (Some(read_tuple(value, UDP)?), Some(value)),
+            TUPLE_REPLY => reply = Some(read_tuple(value, UDP)?),
             ZONE => zone = Some(value),
             ID => id = Some(value),
             _ => {}
         }
     }
-    let (source, destination) = original?;
+    let Ends { source, destination } = original?;
     let flow = UdpFlow {
         source,
         destination,
-        reply_source: reply?.0,
+        reply_source: reply?.source,
         zone: zone.and_then(<[u8]>::first_chunk).map_or(0, |zone| u16::from_be_bytes(*zone)),
     };
     Some(Entry { flow, tuple: tuple?, zone, id })
 }
 
-/// Source and destination of one direction; none unless it is UDP.
-fn read_tuple(value: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
+/// Source and destination of one direction; none unless it is of this protocol.
+pub(super) fn read_tuple(value: &[u8], protocol: u8) -> Option<Ends> {
     let (mut addresses, mut ports) = ((None, None), (None, None));
     for (kind, value) in attributes(value) {
         match kind {
             TUPLE_IP => addresses = read_addresses(value),
-            TUPLE_PROTO => ports = read_ports(value)?,
+            TUPLE_PROTO => ports = read_ports(value, protocol)?,
             _ => {}
         }
     }
-    Some((SocketAddr::new(addresses.0?, ports.0?), SocketAddr::new(addresses.1?, ports.1?)))
+    let (source, destination) =
+        (SocketAddr::new(addresses.0?, ports.0?), SocketAddr::new(addresses.1?, ports.1?));
+    Some(Ends { source, destination })
+}
+
+/// Writes one direction of a connection.
+pub(super) fn put_tuple(bytes: &mut Vec<u8>, kind: u16, protocol: u8, ends: Ends) {
+    nest(bytes, kind, |bytes| {
+        nest(bytes, TUPLE_IP, |bytes| {
+            put_address(bytes, [IP_V4_SRC, IP_V6_SRC], ends.source.ip());
+            put_address(bytes, [IP_V4_DST, IP_V6_DST], ends.destination.ip());
+        });
+        nest(bytes, TUPLE_PROTO, |bytes| {
+            attribute(bytes, PROTO_NUM, &[protocol]);
+            attribute(bytes, PROTO_SRC_PORT, &ends.source.port().to_be_bytes());
+            attribute(bytes, PROTO_DST_PORT, &ends.destination.port().to_be_bytes());
+        });
+    });
+}
+
+/// Writes an address under the kind of its family.
+pub(super) fn put_address(bytes: &mut Vec<u8>, [v4, v6]: [u16; 2], address: IpAddr) {
+    match address {
+        IpAddr::V4(address) => attribute(bytes, v4, &address.octets()),
+        IpAddr::V6(address) => attribute(bytes, v6, &address.octets()),
+    }
 }
 
 fn read_addresses(value: &[u8]) -> (Option<IpAddr>, Option<IpAddr>) {
@@ -211,12 +241,12 @@ fn read_addresses(value: &[u8]) -> (Option<IpAddr>, Option<IpAddr>) {
     (source, destination)
 }
 
-fn read_ports(value: &[u8]) -> Option<(Option<u16>, Option<u16>)> {
+fn read_ports(value: &[u8], protocol: u8) -> Option<(Option<u16>, Option<u16>)> {
     let (mut source, mut destination) = (None, None);
     for (kind, value) in attributes(value) {
         let port = || value.first_chunk().map(|port| u16::from_be_bytes(*port));
         match kind {
-            PROTO_NUM if value != [UDP] => return None,
+            PROTO_NUM if value != [protocol] => return None,
             PROTO_SRC_PORT => source = port(),
             PROTO_DST_PORT => destination = port(),
             _ => {}
@@ -226,14 +256,15 @@ fn read_ports(value: &[u8]) -> Option<(Option<u16>, Option<u16>)> {
 }
 
 /// Kinds and values, up to the first that is damaged.
-fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(bytes).map_while(Result::ok).map(|attribute| {
         let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
         (kind, attribute.into_inner().get(ATTRIBUTE..length).unwrap_or_default())
     })
 }
 
-fn message(
+/// Adds a message to a datagram.
+pub(super) fn message(
     bytes: &mut Vec<u8>,
     kind: u16,
     flags: u16,
@@ -259,14 +290,16 @@ fn message(
     message.set_sequence_number(sequence_number);
 }
 
-fn nest(bytes: &mut Vec<u8>, kind: u16, body: impl FnOnce(&mut Vec<u8>)) {
+/// Adds an attribute that holds others.
+pub(super) fn nest(bytes: &mut Vec<u8>, kind: u16, body: impl FnOnce(&mut Vec<u8>)) {
     let start = bytes.len();
     bytes.resize(start + ATTRIBUTE, 0);
     body(bytes);
     put_attribute_header(bytes, start, kind | NLA_F_NESTED);
 }
 
-fn attribute(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
+/// Adds an attribute.
+pub(super) fn attribute(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
     let start = bytes.len();
     bytes.resize(start + ATTRIBUTE, 0);
     bytes.extend(value);
@@ -282,103 +315,4 @@ fn put_attribute_header(bytes: &mut Vec<u8>, start: usize, kind: u16) {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::kernel::netlink::borrowed_messages;
-
-    /// An entry as the kernel tells of it.
-    fn told(protocol: u8, family: IpFamily) -> Vec<u8> {
-        let (source, destination) = match family {
-            IpFamily::V4 => (vec![10, 244, 1, 9], vec![10, 96, 0, 10]),
-            IpFamily::V6 => (vec![0xfd; 16], vec![0xfe; 16]),
-        };
-        let first = if family == IpFamily::V4 { IP_V4_SRC } else { IP_V6_SRC };
-        let tuple = |bytes: &mut Vec<u8>, kind, [from, to]: [(&[u8], u16); 2]| {
-            nest(bytes, kind, |bytes| {
-                nest(bytes, TUPLE_IP, |bytes| {
-                    attribute(bytes, first, from.0);
-                    attribute(bytes, first + 1, to.0);
-                });
-                nest(bytes, TUPLE_PROTO, |bytes| {
-                    attribute(bytes, PROTO_NUM, &[protocol]);
-                    attribute(bytes, PROTO_SRC_PORT, &from.1.to_be_bytes());
-                    attribute(bytes, PROTO_DST_PORT, &to.1.to_be_bytes());
-                });
-            });
-        };
-        let mut bytes = Vec::new();
-        message(&mut bytes, NEW, 0, 0, family, |bytes| {
-            tuple(bytes, TUPLE_ORIG, [(&source, 4000), (&destination, 53)]);
-            tuple(bytes, TUPLE_REPLY, [(&source, 5353), (&source, 4000)]);
-            attribute(bytes, ID, &[1, 2, 3, 4]);
-            attribute(bytes, ZONE, &7_u16.to_be_bytes());
-        });
-        bytes
-    }
-
-    fn entries(datagram: &[u8]) -> Vec<Entry<'_>> {
-        let entry = |message: NetlinkBuffer<_>| match answer(&message) {
-            Answer::Entry(entry) => Some(entry),
-            _ => None,
-        };
-        borrowed_messages(datagram).filter_map(entry).collect()
-    }
-
-    #[test]
-    fn udp_entries_of_both_families_are_read_and_those_of_other_protocols_are_not() {
-        let datagram = [told(UDP, IpFamily::V4), told(6, IpFamily::V4), told(UDP, IpFamily::V6)].concat();
-        let flows: Vec<_> = entries(&datagram).into_iter().map(|entry| entry.flow).collect();
-        let [source, destination, reply_source] =
-            ["10.244.1.9:4000", "10.96.0.10:53", "10.244.1.9:5353"].map(|text| text.parse().unwrap());
-        assert_eq!(flows[0], UdpFlow { source, destination, reply_source, zone: 7 });
-        assert_eq!(flows.len(), 2);
-        assert!(flows[1].destination.is_ipv6());
-    }
-
-    #[test]
-    fn a_deletion_names_the_entry_as_the_kernel_did_and_only_the_last_is_answered_in_any_case() {
-        let datagram = told(UDP, IpFamily::V4);
-        let mut batch = Batch::default();
-        let entry = &entries(&datagram)[0];
-        batch.push(entry);
-        batch.push(entry);
-        let last = batch.last_sequence_number();
-        let sent = batch.finish();
-        let deletions: Vec<_> = borrowed_messages(sent).collect();
-        let flags: Vec<_> = deletions.iter().map(NetlinkBuffer::flags).collect();
-        assert_eq!(flags, [NLM_F_REQUEST, NLM_F_REQUEST | NLM_F_ACK]);
-        assert_eq!(deletions[1].sequence_number(), last);
-        for deletion in deletions {
-            assert_eq!(deletion.message_type(), DELETE);
-            let sent: Vec<_> = attributes(&deletion.payload()[NFGENMSG..]).collect();
-            let wanted = [(TUPLE_ORIG, entry.tuple), (ZONE, &[0, 7][..]), (ID, &[1, 2, 3, 4])];
-            assert_eq!(sent, wanted);
-        }
-    }
-
-    #[test]
-    fn errors_end_a_dump_also_where_they_come_with_its_end() {
-        for (kind, code) in [(NLMSG_ERROR, -libc::EPERM), (NLMSG_DONE, -libc::EPERM)] {
-            let mut bytes = Vec::new();
-            message(&mut bytes, kind, 0, 0, IpFamily::V4, |_| {});
-            bytes[HEADER..].copy_from_slice(&code.to_ne_bytes());
-            let message = borrowed_messages(&bytes).next().unwrap();
-            assert!(matches!(answer(&message), Answer::Error(e) if e.raw_os_error() == Some(libc::EPERM)));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn damaged_datagrams_are_read_without_panic_and_to_their_end(
-            at in 0..200_usize, byte in any::<u8>(), length in 0..400_usize,
-        ) {
-            let mut datagram = [told(UDP, IpFamily::V4), told(UDP, IpFamily::V6)].concat();
-            let at = at % datagram.len();
-            datagram[at] = byte;
-            datagram.truncate(length);
-            entries(&datagram);
-        }
-    }
-}
+mod tests;
