@@ -30,7 +30,12 @@ impl Default for NodeSettings {
 
 /// Sets all, going on past errors, which are returned.
 pub fn set_up(settings: &NodeSettings) -> Vec<KernelError> {
-    let mut errors = settings.conntrack.set(kernel::sysctl::processors());
+    let mut errors = set_up_kernel(settings);
     errors.extend(kernel::sysctl::set_oom_score_adj(settings.oom_score_adj).err());
     errors
+}
+
+/// The same without what is of this process alone.
+pub fn set_up_kernel(settings: &NodeSettings) -> Vec<KernelError> {
+    settings.conntrack.set(kernel::sysctl::processors())
 }

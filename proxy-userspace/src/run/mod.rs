@@ -125,6 +125,7 @@ async fn run_mode(
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<Ended> {
     let config = &chosen.config;
+    parts::check_capabilities(config.mode)?;
     outputs.metrics.set_mode(config.mode.name(), &chosen.why);
     let mut tasks = Tasks::new();
     let inputs = start_sources(config, outputs.metrics.clone(), settings, told, &mut tasks);
@@ -168,6 +169,19 @@ pub(crate) fn write_config(config: &Config, path: &Path) -> anyhow::Result<()> {
     let text = serde_yaml_ng::to_string(&config.effective.document())?;
     std::fs::write(path, text).with_context(|| format!("--write-config-to: {}", path.display()))?;
     tracing::info!(file = %path.display(), "the configuration is written");
+    Ok(())
+}
+
+/// `--init-only`: what a process with few privileges cannot do later. `route_localnet` is not set here: without the rules that come
+/// with it, others could reach what listens on loopback.
+pub(crate) fn init_only(config: &Config) -> anyhow::Result<()> {
+    let errors = node::set_up_kernel(&config.node);
+    let count = errors.len();
+    for error in errors {
+        tracing::error!(error = with_causes(&error), "a setting of the node stays as it was");
+    }
+    anyhow::ensure!(count == 0, "not all that needs privileges is done: {count} errors");
+    tracing::info!("what needs privileges is done");
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use proxy_userspace::{
     },
     inspect,
     kernel::{
-        self,
+        self, KernelError, capabilities,
         command::SearchPath,
         ruleset_changes::{TableChanges, Touched},
     },
@@ -23,6 +23,26 @@ use proxy_userspace::{
     watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
 };
 use tokio::sync::{Mutex, Notify, mpsc, watch as channel};
+
+/// Fails where no mode could work, and tells what will not, for want of capabilities.
+pub(super) fn check_capabilities(mode: Mode) -> Result<(), KernelError> {
+    capabilities::check_net_admin()?;
+    let wanted = match mode {
+        Mode::Ebpf => (
+            capabilities::SYS_ADMIN,
+            "CAP_SYS_ADMIN is missing: UDP sockets of pods that are connected to an endpoint that is gone are left as they are",
+        ),
+        Mode::Nftables => return Ok(()),
+        Mode::Iptables => (
+            capabilities::NET_RAW,
+            "CAP_NET_RAW is missing: the old iptables, if this node uses it, cannot be used",
+        ),
+    };
+    if !capabilities::is_held(wanted.0)? {
+        tracing::warn!("{}", wanted.1);
+    }
+    Ok(())
+}
 
 /// The dataplane of the configured mode. `disturbed` is told when others change what it put into the kernel.
 pub(super) fn renderer(config: &Config, disturbed: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {

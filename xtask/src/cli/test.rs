@@ -145,6 +145,7 @@ fn packets() -> Vec<Step> {
         ("daemon iptables", repairs("iptables")),
         ("restarts nftables", steps::restarts("nftables")),
         ("restarts iptables", steps::restarts("iptables")),
+        ("deployment", steps::deployment()),
     ]
     .map(|(name, run)| Step {
         count: counts::conformance_result,

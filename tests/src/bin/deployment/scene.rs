@@ -19,6 +19,7 @@ use shunt_tests::{
 };
 
 const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
+const PROXY_MODE: &str = "http://127.0.0.1:10249/proxyMode";
 const WITHIN: Duration = Duration::from_secs(20);
 const LOOK_FOR: Duration = Duration::from_secs(1);
 /// A container's way to a process with fewer capabilities: the bounding set is what root gets by execve(2).
@@ -125,6 +126,12 @@ impl Scene {
             }
             Ok(scene.world.agent(Host::Node1)?.get(get.clone())?.is_ok_and(|page| page.status == 200))
         })
+    }
+
+    /// What /proxyMode says; empty where nobody answers.
+    pub(crate) fn mode(&mut self) -> Result<String> {
+        let get = Get { url: PROXY_MODE.to_owned(), timeout: patient(LOOK_FOR) };
+        Ok(self.world.agent(Host::Node1)?.get(get)?.map(|page| page.body).unwrap_or_default())
     }
 
     /// Waits until the proxy has ended, and returns whether it did so with an error.
