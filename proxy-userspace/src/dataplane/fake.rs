@@ -186,6 +186,7 @@ impl Dataplane for Fake {
     fn apply(&mut self, state: &mut Programmed, plan: Vec<Change>) -> Result<(), FakeError> {
         let mut kernel = self.kernel();
         let operations = plan.len();
+        let mut left_out = 0;
         for change in plan {
             if kernel.failing > 0 {
                 kernel.failing -= 1;
@@ -193,14 +194,18 @@ impl Dataplane for Fake {
                 return Err(FakeError::Told);
             }
             if kernel.full && matches!(change, Change::Set(..)) {
-                kernel.calls.push(Call::FailedApply);
-                return Err(FakeError::Full);
+                left_out += 1;
+            } else {
+                kernel.programmed.make(change);
             }
-            kernel.programmed.make(change);
         }
-        if operations > 0 {
-            kernel.calls.push(Call::Apply(operations));
+        if operations > left_out {
+            kernel.calls.push(Call::Apply(operations - left_out));
             *state = kernel.programmed.clone();
+        }
+        if left_out > 0 {
+            kernel.calls.push(Call::FailedApply);
+            return Err(FakeError::Full);
         }
         Ok(())
     }
@@ -214,10 +219,6 @@ impl Dataplane for Fake {
 
     fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
         Some(&mut self.stale_udp)
-    }
-
-    fn is_out_of_room(error: &FakeError) -> bool {
-        matches!(error, FakeError::Full)
     }
 
     fn is_certain(&mut self, _: &Programmed) -> bool {

@@ -45,12 +45,6 @@ pub trait Dataplane {
     /// Removes all that this mode ever put into the kernel; goes on past errors and returns them all.
     fn cleanup(&mut self) -> Vec<Self::Error>;
 
-    /// Whether an error of `apply` means that Services are not served until a table of the kernel is made larger.
-    fn is_out_of_room(error: &Self::Error) -> bool {
-        let _ = error;
-        false
-    }
-
     /// Whether an error of `apply` concerns some service ports or links only, and all else is as it should be.
     fn is_partial(error: &Self::Error) -> bool {
         let _ = error;

@@ -18,12 +18,8 @@ pub enum RenderError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// The kernel could not be changed; some of the changes may have been made.
-    #[error("cannot make {operations} changes to the kernel")]
+    #[error("cannot make all changes to the kernel")]
     Apply {
-        /// How many changes the plan had.
-        operations: usize,
-        /// Services are not served until a table of the kernel is made larger.
-        out_of_room: bool,
         /// Some service ports or links are not as they should be; all else is.
         partial: bool,
         /// Why.
@@ -41,6 +37,13 @@ pub enum RenderError {
         /// Why.
         source: Box<dyn Error + Send + Sync>,
     },
+}
+
+impl RenderError {
+    /// Some service ports or links are not as they should be; all else is.
+    pub fn is_partial(&self) -> bool {
+        matches!(self, Self::Apply { partial: true, .. })
+    }
 }
 
 /// A dataplane that remembers what it last saw in the kernel.
@@ -128,8 +131,6 @@ where
         tracing::trace!(?plan, "applying");
         // Also a plan without changes: it may tell the state what it could not read from the kernel.
         self.dataplane.apply(state, plan).map_err(|source| RenderError::Apply {
-            operations,
-            out_of_room: D::is_out_of_room(&source),
             partial: D::is_partial(&source),
             source: source.into(),
         })?;

@@ -11,7 +11,7 @@ use crate::model::IpFamily;
 /// The proxy's health, shared by the sync loop, which writes it, and the endpoints, which read it.
 ///
 /// Live: no change waits for longer than the timeout. Ready (`/healthz`): live, the first full sync is in the kernel, no
-/// Service lacks room there, and the Node is not going away.
+/// Service is missing there, and the Node is not going away.
 #[derive(Clone, Debug)]
 pub struct ProxyHealth {
     state: Arc<watch::Sender<State>>,
@@ -23,7 +23,7 @@ struct State {
     last_updated: Option<Timestamp>,
     oldest_pending: Option<Instant>,
     node_being_deleted: bool,
-    out_of_room: bool,
+    incomplete: bool,
 }
 
 /// The body of `/healthz` and `/livez`, as upstream's `ProxyHealth`.
@@ -78,9 +78,10 @@ impl ProxyHealth {
         });
     }
 
-    /// Whether Services are not served for want of room in the kernel: waiting does not help, nor does a restart.
-    pub fn set_out_of_room(&self, out_of_room: bool) {
-        self.state.send_modify(|state| state.out_of_room = out_of_room);
+    /// Whether some Services are not served while all others are, be it for want of room in the kernel: a restart does not help,
+    /// and the others are kept up to date.
+    pub fn set_incomplete(&self, incomplete: bool) {
+        self.state.send_modify(|state| state.incomplete = incomplete);
     }
 
     /// What the Node says of itself.
@@ -101,8 +102,8 @@ impl ProxyHealth {
 
     /// It serves all Services, as far as it knows, and may have the node's traffic: what `/healthz` answers.
     pub fn is_ready(&self) -> bool {
-        let State { node_being_deleted, out_of_room, .. } = *self.state.borrow();
-        self.is_programmed() && !node_being_deleted && !out_of_room && self.is_live()
+        let State { node_being_deleted, incomplete, .. } = *self.state.borrow();
+        self.is_programmed() && !node_being_deleted && !incomplete && self.is_live()
     }
 
     pub(super) fn livez(&self) -> Report {
@@ -118,7 +119,7 @@ impl ProxyHealth {
         let last_updated =
             self.state.borrow().last_updated.map_or_else(|| NEVER.into(), |time| time.to_string());
         let now = Timestamp::now().to_string();
-        let healthy = self.is_live() && !self.state.borrow().out_of_room;
+        let healthy = self.is_live() && !self.state.borrow().incomplete;
         let family = FamilyReport { last_updated: last_updated.clone(), healthy };
         let status = if self.is_programmed() {
             IpFamily::ALL.map(|of| (if of == IpFamily::V4 { "IPv4" } else { "IPv6" }, family.clone())).into()

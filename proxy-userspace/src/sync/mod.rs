@@ -272,7 +272,7 @@ impl SyncLoop {
         self.no_local_endpoints.update(self.model.snapshot(), &dirty);
         self.conflicts.update(self.model.conflicts());
         self.trigger_times.extend(self.model.take_trigger_times());
-        let extent = if dirty.all { SyncExtent::Full } else { wanted };
+        let extent = if dirty.all || self.may_have_made_room(&dirty) { SyncExtent::Full } else { wanted };
         let rendered = self.render(extent, &dirty);
         self.renderer.map_fill().into_iter().for_each(|fill| self.outputs.metrics.set_map_fill(fill));
         match rendered {
@@ -280,7 +280,12 @@ impl SyncLoop {
                 self.succeeded(started, extent, &dirty, operations);
                 self.forget_stale_udp(extent, &dirty);
             }
-            Err(error) => self.failed(started, &error),
+            Err(error) => {
+                self.failed(started, &error);
+                if error.is_partial() {
+                    self.forget_stale_udp(extent, &dirty);
+                }
+            }
         }
     }
 
@@ -325,10 +330,9 @@ impl SyncLoop {
     fn succeeded(&mut self, started: Instant, extent: SyncExtent, dirty: &Dirty, operations: usize) {
         let now = Instant::now();
         let took = now - started;
-        self.outputs.health.set_out_of_room(false);
-        let was_failing = self.last_error.take().is_some();
-        self.failing_since = None;
-        self.lasting.is_over(&self.outputs.events);
+        // Changes can be made while something else still fails, which only a look at everything tells to be over.
+        let was_failing = extent == SyncExtent::Full || !self.pace.is_partial();
+        let was_failing = was_failing && self.nothing_fails();
         let is_first = !self.outputs.health.is_programmed();
         self.pace.succeeded(started, extent, dirty.is_empty());
         self.report(extent, took, operations);
@@ -343,17 +347,37 @@ impl SyncLoop {
         }
     }
 
+    /// Whether what failed may be possible now that something went.
+    fn may_have_made_room(&self, dirty: &Dirty) -> bool {
+        let goes = |key| !self.model.snapshot().ports.contains_key(key);
+        self.pace.is_partial() && dirty.ports.iter().any(goes)
+    }
+
+    /// Whether anything failed until now.
+    fn nothing_fails(&mut self) -> bool {
+        self.outputs.health.set_incomplete(false);
+        self.failing_since = None;
+        self.lasting.is_over(&self.outputs.events);
+        self.last_error.take().is_some()
+    }
+
     fn report(&mut self, extent: SyncExtent, took: Duration, operations: usize) {
+        let now = unix_now();
+        let metrics = &self.outputs.metrics;
+        metrics.sync_succeeded(extent, took, operations, now.as_secs_f64());
+        for UnixNanos(changed) in self.trigger_times.drain(..) {
+            metrics.endpoints_programmed(now.saturating_sub(Duration::from_nanos(changed)));
+        }
+        self.report_served();
+    }
+
+    /// What load balancers and the kubelet are told, whether all Services are in the kernel or all but some.
+    fn report_served(&self) {
         let Outputs { metrics, health, health_checks, .. } = &self.outputs;
         let snapshot = self.model.snapshot();
         health.set_node_being_deleted(snapshot.node.being_deleted);
         health.updated();
-        let now = unix_now();
-        metrics.sync_succeeded(extent, took, operations, now.as_secs_f64());
         self.no_local_endpoints.report(metrics);
-        for UnixNanos(changed) in self.trigger_times.drain(..) {
-            metrics.endpoints_programmed(now.saturating_sub(Duration::from_nanos(changed)));
-        }
         let listen_on = if self.every_node_port_address {
             ListenOn::EveryAddress
         } else {
@@ -381,7 +405,7 @@ impl SyncLoop {
     }
 
     fn give_up_if_broken(&mut self, now: Instant, error: &RenderError, message: &str) {
-        if matches!(error, RenderError::Apply { partial: true, .. }) {
+        if error.is_partial() {
             self.failing_since = None;
             return;
         }
@@ -393,14 +417,16 @@ impl SyncLoop {
 
     fn failed(&mut self, started: Instant, error: &RenderError) {
         self.outputs.metrics.sync_failed();
-        self.outputs.health.queued();
-        let message = with_causes(error);
-        if let RenderError::Apply { out_of_room, .. } = error {
-            self.outputs.health.set_out_of_room(*out_of_room);
+        if error.is_partial() {
+            self.outputs.health.set_incomplete(true);
+            self.report_served();
+        } else {
+            self.outputs.health.queued();
         }
+        let message = with_causes(error);
         self.give_up_if_broken(started, error, &message);
         self.lasting.goes_on(started, &message, &self.outputs.events);
-        let retry_in = self.pace.failed(started);
+        let retry_in = self.pace.failed(started, error.is_partial());
         if self.last_error.as_ref() == Some(&message) {
             tracing::debug!(error = message, ?retry_in, "still cannot program the kernel");
         } else {

@@ -46,6 +46,8 @@ pub(super) struct Pace {
     /// When something new may be tried after a failure, sooner than the retry: one Service that cannot be programmed must
     /// not keep the others waiting.
     retry_new_at: Option<Instant>,
+    /// Some things failed, and the kernel has all else: changes of others can be made as ever.
+    partial: bool,
 }
 
 impl Pace {
@@ -59,6 +61,7 @@ impl Pace {
             failures: 0,
             retry_at: None,
             retry_new_at: None,
+            partial: false,
         }
     }
 
@@ -93,7 +96,8 @@ impl Pace {
     /// When to look again if nothing else happens.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         if self.retry_at.is_some() {
-            let new = self.retry_new_at.filter(|_| self.queued);
+            let new = if self.partial { self.allowed_at() } else { self.retry_new_at };
+            let new = new.filter(|_| self.queued);
             return self.retry_at.into_iter().chain(new).min();
         }
         let reverify = self.reverify_at();
@@ -113,8 +117,13 @@ impl Pace {
     pub(super) fn due(&self, now: Instant) -> Due {
         let passed = |time: Instant| time <= now;
         if let Some(retry_at) = self.retry_at {
-            let something_new = self.queued && self.retry_new_at.is_none_or(passed);
-            return if passed(retry_at) || something_new { Due::Everything } else { Due::Nothing };
+            let new_at = if self.partial { self.allowed_at() } else { self.retry_new_at };
+            let something_new = self.queued && new_at.is_none_or(passed);
+            return match (passed(retry_at), something_new) {
+                (false, false) => Due::Nothing,
+                (false, true) if self.partial => Due::Changes,
+                _ => Due::Everything,
+            };
         }
         if self.reverify_at().is_some_and(passed) {
             return Due::Everything;
@@ -126,9 +135,12 @@ impl Pace {
     /// A sync that started then reached the kernel, or found `nothing_dirty` and had no need to.
     pub(super) fn succeeded(&mut self, started: Instant, extent: SyncExtent, nothing_dirty: bool) {
         self.queued = false;
-        self.failures = 0;
-        self.retry_at = None;
-        self.retry_new_at = None;
+        if extent == SyncExtent::Full || !self.partial {
+            self.failures = 0;
+            self.retry_at = None;
+            self.retry_new_at = None;
+            self.partial = false;
+        }
         if extent == SyncExtent::Full {
             self.last_full = Some(started);
             self.distrusted = false;
@@ -140,8 +152,14 @@ impl Pace {
         }
     }
 
-    /// A sync that started then failed. Returns how long it is to the next try.
-    pub(super) fn failed(&mut self, started: Instant) -> Duration {
+    /// Something still fails, and the kernel has all else.
+    pub(super) fn is_partial(&self) -> bool {
+        self.partial
+    }
+
+    /// A sync that started then failed, or only a part of it did. Returns how long it is to the next try of everything.
+    pub(super) fn failed(&mut self, started: Instant, partial: bool) -> Duration {
+        self.partial = partial;
         let longest = LONGEST_RETRY.min(self.periods.sync_period);
         let pause = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(longest);
         let pause = pause.mul_f64(1.0 - JITTER * fastrand::f64());
@@ -203,7 +221,7 @@ mod tests {
     fn retries_come_later_and_later_up_to_a_bound() {
         let start = Instant::now();
         let mut pace = pace();
-        let pauses: Vec<_> = (0..40).map(|_| pace.failed(start)).collect();
+        let pauses: Vec<_> = (0..40).map(|_| pace.failed(start, false)).collect();
         assert!(pauses[0] <= FIRST_RETRY && pauses[0] >= FIRST_RETRY.mul_f64(0.79));
         assert!(pauses[3] > pauses[0] * 4, "{pauses:?}");
         assert!(pauses.iter().all(|pause| *pause <= LONGEST_RETRY));
@@ -217,7 +235,7 @@ mod tests {
         let mut pace = pace();
         for _ in 0..10 {
             pace.queue();
-            pace.failed(start);
+            pace.failed(start, false);
         }
         assert_eq!(pace.due(start + FIRST_RETRY), Due::Nothing, "nothing new");
         pace.queue();

@@ -1,6 +1,6 @@
 //! The loop with the fake dataplane, in tokio's paused time: sleeping lets everything that is ready run first.
 
-use std::sync::Arc;
+use std::{num::NonZeroU16, sync::Arc};
 
 use tokio::{sync::oneshot, task::JoinHandle};
 
@@ -12,7 +12,8 @@ use crate::{
         fake::{Call, Fake},
     },
     model::{
-        Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, Protocol, Service, testing,
+        Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, Protocol, Service,
+        ServiceType, TrafficPolicy, testing,
     },
 };
 
@@ -141,6 +142,15 @@ impl Daemon {
 
 fn service(name: &str, cluster_ip: &str) -> Service {
     testing::service(&format!("default/{name}"), cluster_ip)
+}
+
+fn with_health_check(name: &str, port: u16) -> Service {
+    Service {
+        service_type: ServiceType::LoadBalancer,
+        external_traffic_policy: TrafficPolicy::Local,
+        health_check_node_port: NonZeroU16::new(port),
+        ..service(name, "10.96.0.1")
+    }
 }
 
 fn slice(service: &str, address: &str) -> EndpointSlice {
@@ -296,6 +306,27 @@ async fn what_somebody_else_removed_is_put_back_long_before_sync_period() {
     daemon.disturbed.notify_one();
     daemon.settle().await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_some_services_fail_all_others_are_kept_up_to_date_and_so_is_what_load_balancers_are_told() {
+    let daemon = Daemon::synced().await;
+    daemon.fake.kernel().full = true;
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
+    daemon.settle().await;
+    let health_checks = daemon.outputs.health_checks.subscribe();
+    daemon.send(WatchEvent::Services(Delta::Apply(with_health_check("a", 31_710)))).await;
+    daemon.settle().await;
+    assert_eq!(health_checks.borrow().checks.len(), 1);
+    daemon.fake.kernel().calls.clear();
+    daemon.fake.kernel().full = false;
+    daemon.send(endpoint_is("10.0.0.2")).await;
+    daemon.settle().await;
+    assert_eq!(daemon.calls(), [Call::Apply(1)], "what changed, and the kernel is not read for it");
+    assert!(!daemon.outputs.health.is_ready(), "what failed was not tried again yet");
+    daemon.fake.kernel().full = true;
+    tokio::time::sleep(5 * SYNC).await;
+    assert!(daemon.outputs.health.is_live() && !daemon.outputs.health.is_ready());
 }
 
 #[tokio::test(start_paused = true)]

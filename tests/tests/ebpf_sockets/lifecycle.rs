@@ -104,7 +104,7 @@ fn a_service_with_several_addresses_that_do_not_all_fit_has_none_and_has_all_onc
         let plan = Ebpf::plan(&bench.state, &bench.snapshot, &dirty);
         let Bench { dataplane, state, .. } = &mut bench;
         let error = dataplane.as_mut().expect("running").apply(state, plan).expect_err("4 would fit");
-        assert!(Ebpf::is_out_of_room(&error) && error.to_string().contains("test/large"), "{error}");
+        assert!(Ebpf::is_partial(&error) && error.to_string().contains("test/large"), "{error}");
         assert_eq!(destinations(&bench), 60, "none of it");
         bench.state = bench.dataplane().observe().expect("observe");
     }

@@ -18,7 +18,6 @@ pub(super) struct Failures {
     links: HashMap<u32, String>,
     /// Addresses of the node, and how local callers are told.
     of_node: usize,
-    out_of_room: bool,
     first: Option<(Subject, KernelError)>,
 }
 
@@ -26,7 +25,8 @@ pub(super) struct Failures {
 enum Subject {
     Service(u32),
     Link(String),
-    Node,
+    /// An address of the node, or how local callers are told.
+    Node(String),
 }
 
 impl Failures {
@@ -37,8 +37,7 @@ impl Failures {
             .iter()
             .min_by_key(|(service, _)| **service)
             .map(|(service, full)| (Subject::Service(*service), MapSizes::full(full.map, full.capacity)));
-        let out_of_room = first.is_some();
-        Self { services: refused.into_keys().collect(), out_of_room, first, ..Self::default() }
+        Self { services: refused.into_keys().collect(), first, ..Self::default() }
     }
 
     /// What to do for a step, if anything, after what failed before it. A destination that a failed service port was to take over
@@ -56,7 +55,6 @@ impl Failures {
 
     /// A step failed.
     pub(super) fn add(&mut self, step: &Step, error: KernelError) {
-        self.out_of_room |= matches!(error, KernelError::MapFull { .. });
         let subject = match (step.service(), step) {
             (Some(service), _) => {
                 self.services.insert(service);
@@ -71,9 +69,9 @@ impl Failures {
                 self.links.insert(at.index, name.clone());
                 Subject::Link(name)
             }
-            _ => {
+            (None, step) => {
                 self.of_node += 1;
-                Subject::Node
+                Subject::Node(fact(step))
             }
         };
         self.first.get_or_insert((subject, error));
@@ -90,18 +88,40 @@ impl Failures {
             Subject::Link(name) => format!(
                 "link {name} (`bpftool net` and `tc filter show` tell what else is on it; --exclude-interfaces leaves it alone)"
             ),
-            Subject::Node => "this node's own".into(),
+            Subject::Node(fact) => fact,
         };
-        Err(EbpfError::Incomplete { what, first, out_of_room: self.out_of_room, source: Box::new(source) })
+        Err(EbpfError::Incomplete { what, first, source: Box::new(source) })
     }
 
     fn what(&self) -> String {
         let counts = [
-            (self.services.len(), "service ports"),
-            (self.links.len(), "links"),
-            (self.of_node, "addresses or links of the node"),
+            (self.services.len(), "service port"),
+            (self.links.len(), "link"),
+            (self.of_node, "fact of the node"),
         ];
         let counted = counts.iter().filter(|(count, _)| *count > 0);
-        counted.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(" and ")
+        counted
+            .map(|(count, what)| format!("{count} {what}{}", if *count == 1 { "" } else { "s" }))
+            .collect::<Vec<_>>()
+            .join(" and ")
+    }
+}
+
+/// What a step says of the node.
+fn fact(step: &Step) -> String {
+    match step {
+        Step::PutNodeAddress(address) | Step::RemoveNodeAddress(address) => {
+            format!("the node's address {address}")
+        }
+        Step::PutLocalSource(range) | Step::RemoveLocalSource(range) => {
+            format!("the range of pods that begins at {}", range.addr)
+        }
+        Step::PutLocalLink(index) | Step::RemoveLocalLink(index) => {
+            format!("the pods' link of index {index}")
+        }
+        Step::PutBridgePort(index, _) | Step::RemoveBridgePort(index) => {
+            format!("the bridge's port of index {index}")
+        }
+        _ => "how pods' traffic is told".into(),
     }
 }

@@ -102,8 +102,6 @@ pub enum EbpfError {
         what: String,
         /// One of them, and what may help.
         first: String,
-        /// A map is full, so that Services are missing until it is made larger.
-        out_of_room: bool,
         /// Why.
         source: Box<KernelError>,
     },
@@ -372,13 +370,6 @@ impl Dataplane for Ebpf {
         self.settle();
         failures.outcome(state)?;
         rules.map_or(Ok(()), |source| Err(EbpfError::Rules { source }))
-    }
-
-    fn is_out_of_room(error: &EbpfError) -> bool {
-        matches!(
-            error,
-            EbpfError::Incomplete { out_of_room: true, .. } | EbpfError::Kernel(KernelError::MapFull { .. })
-        )
     }
 
     fn is_partial(error: &EbpfError) -> bool {
