@@ -146,6 +146,15 @@ fn steps() -> Vec<Step> {
             count: counts::conformance_result,
             counted: true,
             echo: true,
+            ..Step::plain(
+                "churn nftables",
+                steps::churn("nftables").args(["--connections", "20000"]).limit(LONG),
+            )
+        },
+        Step {
+            count: counts::conformance_result,
+            counted: true,
+            echo: true,
             ..Step::plain("restarts iptables", steps::restarts("iptables").limit(LONG))
         },
     ]

@@ -26,11 +26,12 @@
 //! our own socket are filtered out. Nothing is listed otherwise ([`Dataplane::is_certain`]).
 
 mod draft;
+mod lists;
 mod names;
 mod own;
 mod plan;
 mod service;
-mod shared;
+mod sets;
 mod state;
 mod table;
 
@@ -54,8 +55,8 @@ use std::{
 pub use self::table::TABLE;
 pub use self::{plan::Plan, state::State};
 use self::{
+    sets::{Base, Destination},
     state::{Held, Table},
-    table::{Base, Destination},
 };
 
 /// The number that IP has for UDP.
@@ -102,7 +103,7 @@ impl Nftables {
                 Family::Ip => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
                 Family::Ip6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
             };
-            let found = table.elements.keys().filter_map(|(base, key)| Destination::read(*base, key));
+            let found = table.elements.keys().filter_map(|(base, key)| Destination::read(*base, family, key));
             for Destination { address, port, .. } in found.filter(|destination| destination.protocol == UDP) {
                 self.stale_udp.suspect(SocketAddr::new(address.unwrap_or(unspecified), port));
             }
@@ -115,7 +116,7 @@ impl Nftables {
         if table.is_foreign {
             return Ok(table);
         }
-        for base in Base::ALL {
+        for base in Base::every() {
             if table.sets.contains_key(&base.name()) {
                 let elements = self.socket.elements(family, TABLE, &base.name())?;
                 let held = elements.into_iter().map(|(key, value)| ((base, key), Held { value, claims: 0 }));
@@ -146,7 +147,7 @@ impl Dataplane for Nftables {
     }
 
     fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
-        plan::plan(state, snapshot, dirty)
+        plan::plan(state, snapshot, dirty, plan::MOST_IN_TRANSACTION)
     }
 
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), KernelError> {
