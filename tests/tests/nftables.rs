@@ -212,12 +212,13 @@ fn what_others_remove_is_put_back_long_before_sync_period() {
     daemon.set_endpoint("10.244.1.1");
     daemon.wait_until("the endpoint is served", || leads_to("10.244.1.1 . 8080"));
     let whole = listing();
-    let damages: [&[&str]; 6] = [
+    let damages: [&[&str]; 7] = [
         &["delete", "table", "ip", TABLE],
         &["delete", "table", "ip6", TABLE],
         &["flush", "ruleset"],
         &["flush", "chain", "ip", TABLE, "services"],
-        &["delete", "element", "ip", TABLE, "service-ips", "{ 10.96.0.80 . tcp . 80 }"],
+        &["flush", "chain", "ip", TABLE, "endpoints"],
+        &["delete", "element", "ip", TABLE, "service-ips-1", "{ 10.96.0.80 . tcp . 80 }"],
         &["add", "element", "ip", TABLE, "cluster-ips", "{ 10.96.0.99 }"],
     ];
     for damage in damages {
@@ -298,5 +299,28 @@ fn its_own_changes_are_not_taken_for_those_of_others_and_nothing_is_read_again()
     nft(&["delete", "table", "ip", TABLE]);
     daemon.wait_until("the table is back", || leads_to("10.244.1.20 . 8080"));
     assert_eq!(daemon.observed.load(Ordering::SeqCst), 2);
+    daemon.stop();
+}
+
+/// A table of the same name that somebody made with another idea of its sets is replaced as a whole: nobody who lists it ever
+/// finds less than one of both.
+#[test]
+fn a_table_with_sets_of_another_shape_is_replaced_at_once() {
+    let namespace = Namespace::enter();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let foreign = format!(
+        "table ip {TABLE} {{ set cluster-ips {{ type inet_service; elements = {{ 80 }}; }}; chain theirs {{ }}; }}"
+    );
+    std::fs::write(file.path(), foreign).expect("written");
+    nft(&["-f", &file.path().display().to_string()]);
+    let whose = |listing: &str| (listing.contains("chain theirs"), listing.contains("chain nat-prerouting"));
+    assert_eq!(whose(&nft(&["list", "table", "ip", TABLE])), (true, false));
+    let daemon = Daemon::start_in(namespace);
+    daemon.set_endpoint("10.244.1.1");
+    daemon.wait_until("the endpoint is served", || {
+        let (is_theirs, is_ours) = whose(&nft(&["list", "table", "ip", TABLE]));
+        assert!(is_theirs != is_ours, "theirs {is_theirs}, ours {is_ours}");
+        leads_to("10.244.1.1 . 8080")
+    });
     daemon.stop();
 }

@@ -28,6 +28,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         local_links: local_links(&local_detector, facts),
         bridge_ports: bridge_ports(facts),
         local_detector,
+        service_cidrs: Vec::new(),
         masquerade_all: settings.masquerade_all,
         being_deleted: node.is_some_and(|node| node.being_deleted),
     }

@@ -305,6 +305,15 @@ pub struct Node {
     pub being_deleted: bool,
 }
 
+/// A ServiceCIDR: ranges that addresses of Services are taken from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceCidr {
+    /// The name.
+    pub name: Arc<str>,
+    /// `spec.cidrs`.
+    pub cidrs: Vec<IpNet>,
+}
+
 /// What happened to the objects of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delta<T> {
@@ -347,4 +356,6 @@ pub enum WatchEvent {
     EndpointSlices(Delta<EndpointSlice>),
     /// Nodes; sources may send only this node.
     Nodes(Delta<Node>),
+    /// ServiceCIDRs. Not every cluster has them, and nothing waits for them.
+    ServiceCidrs(Delta<ServiceCidr>),
 }

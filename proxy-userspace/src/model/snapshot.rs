@@ -169,6 +169,9 @@ pub struct NodeView {
     pub local_links: BTreeSet<u32>,
     /// The address of the bridge, for every link that is a port of one, by the port's index.
     pub bridge_ports: BTreeMap<u32, MacAddress>,
+    /// Where addresses of Services are taken from: what the ServiceCIDRs name, each once and in order. None where they are not
+    /// known.
+    pub service_cidrs: Vec<IpNet>,
     /// All traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
     /// The Node is going away: `/healthz` answers 503.

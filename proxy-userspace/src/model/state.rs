@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Delta, Dirty, FrontendConflict, HealthCheck, IpFamily, ModelSettings, NamespacedName, Node, NodeFacts,
-    Protocol, ServicePortKey, ServicePortName, Snapshot, UnixNanos, WatchEvent,
+    NodeView, Protocol, ServiceCidr, ServicePortKey, ServicePortName, Snapshot, UnixNanos, WatchEvent,
     endpoint_slice_cache::EndpointSliceCache,
     frontend_claims::FrontendClaims,
     intern::Interner,
@@ -27,6 +27,7 @@ pub struct Model {
     settings: ModelSettings,
     facts: Option<NodeFacts>,
     node: Option<Node>,
+    service_cidrs: BTreeMap<NamespacedName, ServiceCidr>,
     services: ServiceChangeTracker,
     slices: EndpointSliceCache,
     claims: FrontendClaims,
@@ -63,6 +64,7 @@ impl Model {
             settings,
             facts: None,
             node: None,
+            service_cidrs: BTreeMap::new(),
             services: ServiceChangeTracker::default(),
             slices: EndpointSliceCache::default(),
             claims: FrontendClaims::default(),
@@ -84,6 +86,7 @@ impl Model {
             }
             WatchEvent::EndpointSlices(delta) => self.slices.update(delta, &mut self.strings),
             WatchEvent::Nodes(delta) => self.apply_node(delta),
+            WatchEvent::ServiceCidrs(delta) => self.apply_service_cidrs(delta),
         }
     }
 
@@ -182,6 +185,11 @@ impl Model {
         }
     }
 
+    fn apply_service_cidrs(&mut self, delta: Delta<ServiceCidr>) {
+        delta.apply_to(&mut self.service_cidrs, |object| NamespacedName::new("", object.name.clone()));
+        self.pending.node = true;
+    }
+
     fn set_node(&mut self, node: Option<Node>) {
         if node == self.node {
             return;
@@ -251,7 +259,9 @@ impl Model {
     /// Whether it differs.
     fn resolve_node(&mut self) -> bool {
         let Some(facts) = &self.facts else { return false };
-        let node = node_view(&self.settings, self.node.as_ref(), facts);
+        let ranges: BTreeSet<_> = self.service_cidrs.values().flat_map(|object| &object.cidrs).collect();
+        let service_cidrs = ranges.into_iter().copied().collect();
+        let node = NodeView { service_cidrs, ..node_view(&self.settings, self.node.as_ref(), facts) };
         let differs = node != self.snapshot.node;
         self.snapshot.node = node;
         differs

@@ -155,6 +155,9 @@ pub(super) async fn objects(
         ObjectSource::Api { kubeconfig, master } => {
             let client = watch::kube_client(kubeconfig.as_deref(), master.as_deref()).await?;
             let source = ApiSource::new(client.clone(), &*config.model.node_name);
+            // No other mode has rules about them.
+            let is_used = config.mode == Mode::Nftables;
+            let source = if is_used { source.with_service_cidrs() } else { source };
             let status = source.status();
             let mut events = events.lock().await;
             // Does not end the source, should it end.
@@ -177,7 +180,7 @@ async fn measured(
     metrics: &Metrics,
 ) -> anyhow::Result<()> {
     loop {
-        let WatchStatus { services, endpoint_slices, nodes } = status.borrow_and_update().clone();
+        let WatchStatus { services, endpoint_slices, nodes, .. } = status.borrow_and_update().clone();
         metrics.set_watch_connected(WatchedKind::Service, services.connected_since.is_some());
         metrics.set_watch_connected(WatchedKind::EndpointSlice, endpoint_slices.connected_since.is_some());
         metrics.set_watch_connected(WatchedKind::Node, nodes.connected_since.is_some());

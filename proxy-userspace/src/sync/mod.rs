@@ -233,11 +233,15 @@ impl SyncLoop {
     }
 
     fn take_event(&mut self, event: WatchEvent) {
-        self.outputs.metrics.event_received(match event {
-            WatchEvent::Services(_) => WatchedKind::Service,
-            WatchEvent::EndpointSlices(_) => WatchedKind::EndpointSlice,
-            WatchEvent::Nodes(_) => WatchedKind::Node,
-        });
+        let kind = match event {
+            WatchEvent::Services(_) => Some(WatchedKind::Service),
+            WatchEvent::EndpointSlices(_) => Some(WatchedKind::EndpointSlice),
+            WatchEvent::Nodes(_) => Some(WatchedKind::Node),
+            WatchEvent::ServiceCidrs(_) => None,
+        };
+        if let Some(kind) = kind {
+            self.outputs.metrics.event_received(kind);
+        }
         self.model.apply(event);
         self.queue();
     }

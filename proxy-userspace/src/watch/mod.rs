@@ -1,7 +1,7 @@
 //! Where Services, EndpointSlices and Nodes come from: a directory of manifests, or the Kubernetes API.
 //!
 //! Both end in the same [`WatchEvent`](crate::model::WatchEvent)s on a bounded channel: one `Replace` for each of the
-//! three kinds first, then changes. Neither ever takes objects away because of an error: the last known state stays.
+//! three kinds first, then changes; of ServiceCIDRs, which not all clusters have, whenever they come. Neither ever takes objects away because of an error: the last known state stays.
 #![forbid(unsafe_code)]
 
 mod api;

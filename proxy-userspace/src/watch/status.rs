@@ -13,10 +13,12 @@ pub struct WatchStatus {
     pub endpoint_slices: KindStatus,
     /// Nodes.
     pub nodes: KindStatus,
+    /// ServiceCIDRs, which may not be there.
+    pub service_cidrs: KindStatus,
 }
 
 impl WatchStatus {
-    /// Whether each kind was listed at least once.
+    /// Whether each kind was listed at least once, but ServiceCIDRs, which need not be there.
     pub fn synced(&self) -> bool {
         self.services.synced && self.endpoint_slices.synced && self.nodes.synced
     }

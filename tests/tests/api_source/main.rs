@@ -1,6 +1,7 @@
 //! The API source against a real HTTP server that lists and watches as a kube-apiserver does, and misbehaves.
 
 mod scene;
+mod service_cidrs;
 
 use std::time::Duration;
 

@@ -79,6 +79,7 @@ impl Scene {
             WatchEvent::Nodes(delta) => {
                 delta.apply_to(&mut self.nodes, |node| NamespacedName::new("", node.name.clone()));
             }
+            WatchEvent::ServiceCidrs(_) => {}
         }
         Ok(())
     }
@@ -160,6 +161,7 @@ pub(crate) fn brief(event: &WatchEvent) -> String {
         WatchEvent::Services(delta) => text("services", delta, |service| service.name.name.to_string()),
         WatchEvent::EndpointSlices(delta) => text("slices", delta, |slice| slice.name.name.to_string()),
         WatchEvent::Nodes(delta) => text("nodes", delta, |node| node.name.to_string()),
+        WatchEvent::ServiceCidrs(delta) => text("servicecidrs", delta, |object| object.name.to_string()),
     }
 }
 

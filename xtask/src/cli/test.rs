@@ -144,6 +144,7 @@ fn packets() -> Vec<Step> {
         ("daemon nftables", repairs("nftables")),
         ("daemon iptables", repairs("iptables")),
         ("restarts nftables", steps::restarts("nftables")),
+        ("churn nftables", steps::churn("nftables").args(["--connections", "20000"])),
         ("restarts iptables", steps::restarts("iptables")),
         ("deployment", steps::deployment()),
     ]

@@ -5,8 +5,8 @@
 use std::{net::SocketAddr, num::NonZeroU32, time::Duration};
 
 use super::{
+    lists::{external, short_circuit},
     names::{self, name},
-    shared::{external, short_circuit},
     table::Basis,
 };
 use crate::{

@@ -5,18 +5,20 @@
 //! destinations, each with its endpoints, so that a packet sees the old list or the new one. What nothing needs any more goes last.
 //! However many of the transactions are made, what is served is served right.
 
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use super::{
     draft::Draft,
-    shared::Shared,
-    state::{Owned, State},
-    table::{self, Base, Basis},
+    lists::Sized,
+    service,
+    sets::Base,
+    state::State,
+    table::{self, Basis},
 };
 use crate::{
     dataplane::PlanSize,
     kernel::nftables::{Change, Family, Key},
-    model::{Dirty, ServicePortKey, Snapshot},
+    model::{Dirty, ResolvedPort, ServicePortKey, Snapshot},
 };
 
 /// Transactions, in the order in which they are made, and what is known once they are.
@@ -30,9 +32,9 @@ pub struct Plan {
 /// What is known once a plan is made.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    pub(super) owned: Vec<(ServicePortKey, Option<Owned>)>,
+    pub(super) owned: Vec<(ServicePortKey, Option<Arc<ResolvedPort>>)>,
     pub(super) claims: Vec<(Family, Base, Key, u32)>,
-    pub(super) shared: Vec<(Family, Shared)>,
+    pub(super) sizes: Vec<(Family, Sized)>,
     pub(super) node_port_ips: Option<BTreeSet<(Family, Key)>>,
     pub(super) basis: Option<Basis>,
 }
@@ -72,8 +74,8 @@ impl State {
                 held.claims = claims;
             }
         }
-        for (family, shared) in facts.shared {
-            self.table_mut(family).shared.insert(shared);
+        for (family, sized) in facts.sizes {
+            self.table_mut(family).sizes.insert(sized);
         }
         if let Some(addresses) = facts.node_port_ips {
             self.node_port_ips = addresses;
@@ -84,8 +86,14 @@ impl State {
     }
 }
 
-/// Plans what is dirty.
-pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
+/// How many changes a transaction has at most, if its groups allow it: few megabytes of messages.
+pub(super) const MOST_IN_TRANSACTION: usize = 10_000;
+/// The same where a table has to be made anew, which happens at once, so that there is always a whole one. More is more than the
+/// socket takes, and 50,000 Services with four endpoints.
+const MOST_AT_ONCE: usize = 400_000;
+
+/// Plans what is dirty, in transactions of at most so many changes, unless one group has more.
+pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty, most: usize) -> Plan {
     let basis = Basis::new(state.masquerade, &snapshot.node);
     let is_other_basis = state.basis.as_ref() != Some(&basis);
     let mut draft = Draft::new(state, &basis);
@@ -101,7 +109,8 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
     if dirty.all {
         draft.remove_strays();
     }
-    draft.finish()
+    let is_foreign = state.tables.iter().any(|table| table.is_foreign);
+    draft.finish(if is_foreign { MOST_AT_ONCE } else { most })
 }
 
 /// The service ports to look at; where rules depend on what has changed of the node, also those with rules of their own.
@@ -117,7 +126,7 @@ fn ports(
     let mut ports = dirty.ports.clone();
     // All that there is is not looked through for a change of one.
     if is_other_basis {
-        let with_rules = state.owned.iter().filter(|(_, owned)| !owned.chains.is_empty());
+        let with_rules = state.owned.iter().filter(|(_, port)| service::has_rules(port));
         ports.extend(with_rules.map(|(key, _)| key.clone()));
     }
     ports

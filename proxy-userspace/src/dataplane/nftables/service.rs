@@ -3,12 +3,13 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use super::{
+    lists::{List, Size, Sized},
     own::{self, ChainRules, Sticky, is_load_balancer},
-    shared::{By, Shared},
-    table::{Base, Basis, Destination, REJECT_CHAIN},
+    sets::{Base, Destination},
+    table::Basis,
 };
 use crate::{
-    kernel::nftables::{Family, Field, Key, Name, Set, Value, Verdict},
+    kernel::nftables::{self, Family, Field, Key, Name, Set, Value, Verdict},
     model::{
         Frontend, FrontendKind, IpFamily, Protocol, ResolvedPort, ServicePortKey, TrafficPolicy, WhenEmpty,
     },
@@ -20,9 +21,7 @@ pub(super) struct Wanted {
     /// Elements; some may be others' too.
     pub(super) elements: Vec<(Base, Key, Value)>,
     /// Endpoints by number.
-    pub(super) lists: Vec<List>,
-    /// Chains that others may use too.
-    pub(super) shared: Vec<Shared>,
+    pub(super) lists: Vec<Listed>,
     /// Chains of its own, those that others lead to first.
     pub(super) chains: Vec<ChainRules>,
     /// Sets of its own.
@@ -31,10 +30,23 @@ pub(super) struct Wanted {
 
 /// Endpoints that a destination leads to.
 #[derive(Debug)]
-pub(super) struct List {
-    pub(super) map: Base,
+pub(super) struct Listed {
+    pub(super) list: List,
     pub(super) destination: Destination,
     pub(super) endpoints: Vec<SocketAddr>,
+}
+
+impl Listed {
+    /// The list and its size.
+    pub(super) fn sized(&self) -> Sized {
+        Sized { list: self.list, size: Size::of(self.endpoints.len()) }
+    }
+
+    /// How many of them have a number: from 0 on.
+    pub(super) fn numbers(&self) -> u32 {
+        let most = self.sized().size.numbers();
+        u32::try_from(self.endpoints.len()).map_or(most, |count| count.min(most))
+    }
 }
 
 /// The family of a service port, as the kernel's tables have it.
@@ -54,6 +66,11 @@ const fn number(protocol: Protocol) -> u8 {
     }
 }
 
+/// Whether there may be chains of its own.
+pub(super) fn has_rules(port: &ResolvedPort) -> bool {
+    port.affinity_timeout.is_some() || !port.source_ranges.is_empty()
+}
+
 /// What this service port needs.
 pub(super) fn wanted(key: &ServicePortKey, port: &ResolvedPort, basis: &Basis) -> Wanted {
     let family = family(key.family);
@@ -69,7 +86,7 @@ pub(super) fn wanted(key: &ServicePortKey, port: &ResolvedPort, basis: &Basis) -
         port,
         protocol,
         sticky: sticky.as_ref(),
-        comment: key.name.to_string().into(),
+        comment: nftables::comment(&key.name.to_string()),
     };
     for frontend in &port.frontends {
         filling.add(frontend);
@@ -84,6 +101,21 @@ pub(super) fn wanted(key: &ServicePortKey, port: &ResolvedPort, basis: &Basis) -
 }
 
 impl Wanted {
+    /// All elements, endpoints included.
+    pub(super) fn keys(&self) -> impl Iterator<Item = (Base, Key)> {
+        let slots = self.lists.iter().flat_map(|listed| {
+            let numbers = 0..listed.numbers();
+            numbers.map(|number| (listed.list.endpoints(), listed.destination.slot(number)))
+        });
+        self.elements.iter().map(|(base, key, _)| (*base, *key)).chain(slots)
+    }
+
+    /// The chains and sets of its own.
+    pub(super) fn into_names(self) -> impl Iterator<Item = Name> {
+        let chains = self.chains.into_iter().map(|(name, _)| name);
+        chains.chain(self.sets.into_iter().map(|set| set.name))
+    }
+
     fn add_firewall(
         &mut self,
         key: &ServicePortKey,
@@ -97,10 +129,10 @@ impl Wanted {
             return;
         }
         let (chain, rules) = own::firewall(&key.name, port, basis, family);
-        let comment: Arc<str> = key.name.to_string().into();
+        let comment = nftables::comment(&key.name.to_string());
         for frontend in guarded {
             let destination = destination(frontend, protocol);
-            let verdict = Value::Verdict(Verdict::Goto(chain.clone()), Some(Arc::clone(&comment)));
+            let verdict = Value::verdict(Verdict::Goto(chain.clone()), Some(Arc::clone(&comment)));
             self.elements.push((Base::FirewallIps, destination.key(), verdict));
         }
         self.chains.push((chain, rules));
@@ -125,82 +157,89 @@ impl Filling<'_> {
         let destination = destination(frontend, self.protocol);
         match frontend.kind {
             FrontendKind::ClusterIp => self.add_cluster_ip(destination),
-            FrontendKind::NodePort => self.add_external(destination, By::NodePort),
-            FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp => {
-                self.add_external(destination, By::Address);
+            FrontendKind::NodePort | FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp => {
+                self.add_external(destination);
             }
         }
     }
 
     fn add_cluster_ip(&mut self, destination: Destination) {
         let address = destination.address.map(Field::Address);
-        self.wanted.elements.extend(address.map(|ip| (Base::ClusterIps, Key::new(&[ip]), Value::Member)));
-        let policy = self.port.internal_policy;
-        match self.count(policy) {
-            0 => self.add_without_endpoints(destination),
-            count => {
-                let shared = Shared::Endpoints(By::Address, count);
-                let chain = self.sticky.map(|sticky| sticky.list(policy));
-                self.lead(destination, chain, shared);
-                self.add_list(Base::ServiceEndpoints, destination, policy);
-            }
+        let member = |ip| (Base::ClusterIps, Key::new(&[ip]), Value::Member(None));
+        self.wanted.elements.extend(address.map(member));
+        let endpoints = self.addresses(self.port.internal_policy);
+        match self.sticky {
+            _ if endpoints.is_empty() => self.add_without_endpoints(destination),
+            Some(sticky) => self.lead(destination, sticky.list(self.port.internal_policy)),
+            None => self.add_list(List::Services, destination, endpoints),
         }
     }
 
-    fn add_external(&mut self, destination: Destination, by: By) {
-        let (local, cluster) = (self.count(TrafficPolicy::Local), self.count(TrafficPolicy::Cluster));
-        let chain = self.sticky.map(Sticky::external);
-        match self.port.external_policy {
-            TrafficPolicy::Cluster if cluster == 0 => self.add_without_endpoints(destination),
-            TrafficPolicy::Cluster => {
-                self.lead(destination, chain, Shared::External(by, cluster));
-                self.add_list(by.endpoints(), destination, TrafficPolicy::Cluster);
-            }
-            TrafficPolicy::Local => {
-                if local == 0 {
-                    self.add_without_endpoints(destination);
-                }
-                if local + cluster > 0 {
-                    self.lead(destination, chain, Shared::Local { by, local, cluster });
-                    self.add_list(by.endpoints(), destination, TrafficPolicy::Cluster);
-                    self.add_list(by.local_endpoints(), destination, TrafficPolicy::Local);
-                }
-            }
+    fn add_external(&mut self, destination: Destination) {
+        let cluster = self.addresses(TrafficPolicy::Cluster);
+        let local = self.addresses(TrafficPolicy::Local);
+        let is_local = self.port.external_policy == TrafficPolicy::Local;
+        if (if is_local { &local } else { &cluster }).is_empty() {
+            self.add_without_endpoints(destination);
         }
+        if cluster.is_empty() && (local.is_empty() || !is_local) {
+            return;
+        }
+        if let Some(sticky) = self.sticky {
+            return self.lead(destination, sticky.external());
+        }
+        let is_address = destination.address.is_some();
+        let (all, near) = if is_address {
+            (List::Services, List::LocalServices)
+        } else {
+            (List::NodePorts, List::LocalNodePorts)
+        };
+        let kind = match (is_local, is_address) {
+            (true, true) => Base::PolicyLocalServices,
+            (true, false) => Base::PolicyLocalNodePorts,
+            (false, true) => Base::ExternalServices,
+            (false, false) => Base::ExternalNodePorts,
+        };
+        self.wanted.elements.push((kind, destination.key(), Value::Member(None)));
+        if is_local {
+            self.add_list(near, destination, local.clone());
+        }
+        // What comes from this node is led somewhere wherever there is an endpoint.
+        self.add_list(all, destination, if cluster.is_empty() { local } else { cluster });
     }
 
-    fn count(&self, policy: TrafficPolicy) -> u32 {
-        u32::try_from(self.port.endpoints(policy).len()).unwrap_or(u32::MAX)
+    fn addresses(&self, policy: TrafficPolicy) -> Vec<SocketAddr> {
+        self.port.endpoints(policy).iter().map(|endpoint| endpoint.address).collect()
     }
 
-    /// To a chain of the service port's own if there is one, else to the shared one.
-    fn lead(&mut self, destination: Destination, own: Option<Name>, shared: Shared) {
-        let chain = own.unwrap_or_else(|| {
-            self.wanted.shared.extend(shared.leads_to().into_iter().chain([shared]));
-            shared.name()
-        });
+    /// To a chain of the service port's own.
+    fn lead(&mut self, destination: Destination, chain: Name) {
         let map = if destination.address.is_some() { Base::ServiceIps } else { Base::ServiceNodePorts };
-        let verdict = Value::Verdict(Verdict::Goto(chain), Some(Arc::clone(&self.comment)));
+        let verdict = Value::verdict(Verdict::Goto(chain), Some(Arc::clone(&self.comment)));
         self.wanted.elements.push((map, destination.key(), verdict));
     }
 
-    fn add_list(&mut self, map: Base, destination: Destination, policy: TrafficPolicy) {
-        if self.sticky.is_none() {
-            let endpoints = self.port.endpoints(policy).iter().map(|endpoint| endpoint.address).collect();
-            self.wanted.lists.push(List { map, destination, endpoints });
+    fn add_list(&mut self, list: List, destination: Destination, endpoints: Vec<SocketAddr>) {
+        if endpoints.is_empty() {
+            return;
         }
+        let listed = Listed { list, destination, endpoints };
+        let member = Value::Member(Some(Arc::clone(&self.comment)));
+        self.wanted.elements.push((Base::Sized(listed.sized()), destination.key(), member));
+        self.wanted.lists.push(listed);
     }
 
     fn add_without_endpoints(&mut self, destination: Destination) {
+        // What goes on is refused by the rest of the rule.
         let verdict = match self.port.when_empty() {
-            WhenEmpty::Refuse => Verdict::Goto(REJECT_CHAIN.into()),
+            WhenEmpty::Refuse => Verdict::Continue,
             WhenEmpty::Drop => Verdict::Drop,
         };
         let map = match destination.address {
             Some(_) => Base::NoEndpointServices,
             None => Base::NoEndpointNodePorts,
         };
-        let verdict = Value::Verdict(verdict, Some(Arc::clone(&self.comment)));
+        let verdict = Value::verdict(verdict, Some(Arc::clone(&self.comment)));
         self.wanted.elements.push((map, destination.key(), verdict));
     }
 
@@ -213,7 +252,7 @@ impl Filling<'_> {
         for endpoint in local {
             let address = Field::Address(endpoint.ip());
             let key = [address, address, Field::Protocol(self.protocol), Field::Port(endpoint.port())];
-            self.wanted.elements.push((Base::HairpinConnections, Key::new(&key), Value::Member));
+            self.wanted.elements.push((Base::HairpinConnections, Key::new(&key), Value::Member(None)));
         }
     }
 }

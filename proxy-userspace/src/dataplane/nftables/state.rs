@@ -5,11 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    own::ChainRules,
-    shared::Shared,
-    table::{Base, Basis},
-};
+use super::{lists::Sized, own::ChainRules, sets::Base, table::Basis};
 use crate::{
     kernel::nftables::{Change, Family, Found, Key, Name, Rule, Shape, Value},
     model::{ResolvedPort, ServicePortKey},
@@ -20,8 +16,8 @@ use crate::{
 pub struct State {
     /// By family.
     pub(super) tables: [Table; 2],
-    /// What service ports have in them.
-    pub(super) owned: HashMap<ServicePortKey, Owned>,
+    /// The service ports they were made for.
+    pub(super) owned: HashMap<ServicePortKey, Arc<ResolvedPort>>,
     /// The addresses of node ports that are in them on behalf of the node.
     pub(super) node_port_ips: BTreeSet<(Family, Key)>,
     /// What the rules were written for; none where that is not known.
@@ -42,8 +38,8 @@ pub(super) struct Table {
     /// With their rules, where those are known.
     pub(super) chains: HashMap<Name, Option<Vec<Rule>>>,
     pub(super) sets: HashMap<Name, Shape>,
-    /// The shared chains among them whose rules are known.
-    pub(super) shared: BTreeSet<Shared>,
+    /// The lists whose sets and chains are known to be there.
+    pub(super) sizes: BTreeSet<Sized>,
 }
 
 /// An element.
@@ -52,16 +48,6 @@ pub(super) struct Held {
     pub(super) value: Value,
     /// How many service ports need it; 0 where it was found there.
     pub(super) claims: u32,
-}
-
-/// What a service port has in the table of its family.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Owned {
-    /// What it was made for.
-    pub(super) port: Arc<ResolvedPort>,
-    pub(super) elements: Vec<(Base, Key)>,
-    pub(super) chains: Vec<Name>,
-    pub(super) sets: Vec<Name>,
 }
 
 impl State {
@@ -90,12 +76,12 @@ impl State {
             Change::AddSet(set) => drop(table.sets.insert(set.name.clone(), set.shape(family))),
             Change::DeleteSet(set) => drop(table.sets.remove(&set)),
             Change::AddElement(set, key, value) => {
-                if let Some(base) = Base::of(set) {
+                if let Some(base) = Base::of(&set.name) {
                     table.elements.insert((base, key), Held { value, claims: 1 });
                 }
             }
             Change::DeleteElement(set, key) => {
-                if let Some(base) = Base::of(set) {
+                if let Some(base) = Base::of(&set.name) {
                     table.elements.remove(&(base, key));
                 }
             }
@@ -111,11 +97,11 @@ impl Table {
         };
         Self {
             is_there: found.is_there,
-            is_foreign: Base::ALL.iter().any(is_other),
+            is_foreign: Base::every().any(|base| is_other(&base)),
             elements: HashMap::new(),
             chains: found.chains.into_iter().map(|name| (name, None)).collect(),
             sets: found.sets.into_iter().collect(),
-            shared: BTreeSet::new(),
+            sizes: BTreeSet::new(),
         }
     }
 

@@ -1,15 +1,16 @@
-//! What the table has whatever the Services: sets and maps, base chains with kube-proxy's names and priorities, and the chains
-//! that these lead to.
+//! What the table has whatever the Services: base chains with kube-proxy's names and priorities, and the chains that these
+//! lead to.
 
-use std::{
-    net::IpAddr,
-    sync::{Arc, LazyLock},
+use std::{net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+
+use super::{
+    lists::{self, List},
+    sets::{Base, DIALLED, DIALLED_PORT},
 };
-
 use crate::{
-    kernel::nftables::{
-        Chain, Family, Field, FieldKind, Holds, Hook, Key, Name, Rule, Selector, Set, Statement, Verdict,
-    },
+    kernel::nftables::{Chain, Family, Hook, Rule, Selector, Statement, Verdict},
     model::{IpFamily, LocalTrafficDetector, NodeView},
 };
 
@@ -17,204 +18,6 @@ use crate::{
 pub const TABLE: &str = "kube-proxy";
 /// What people read of them.
 pub(super) const COMMENT: &str = "rules for kube-proxy";
-/// The chain that refuses connections.
-pub(super) const REJECT_CHAIN: &str = "reject-chain";
-
-/// A set or map that is always there; maps of service-ips and below are what a Service's addresses lead to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Base {
-    ClusterIps,
-    NodePortIps,
-    HairpinConnections,
-    NoEndpointServices,
-    NoEndpointNodePorts,
-    FirewallIps,
-    ServiceIps,
-    ServiceNodePorts,
-    ServiceEndpoints,
-    ServiceLocalEndpoints,
-    NodePortEndpoints,
-    NodePortLocalEndpoints,
-}
-
-const ADDRESS: &[FieldKind] = &[FieldKind::Address];
-const PORT: &[FieldKind] = &[FieldKind::Protocol, FieldKind::Port];
-const ADDRESS_PORT: &[FieldKind] = &[FieldKind::Address, FieldKind::Protocol, FieldKind::Port];
-const CONNECTION: &[FieldKind] =
-    &[FieldKind::Address, FieldKind::Address, FieldKind::Protocol, FieldKind::Port];
-const PORT_SLOT: &[FieldKind] = &[FieldKind::Protocol, FieldKind::Port, FieldKind::Number];
-const ADDRESS_PORT_SLOT: &[FieldKind] =
-    &[FieldKind::Address, FieldKind::Protocol, FieldKind::Port, FieldKind::Number];
-const ENDPOINT: &[FieldKind] = &[FieldKind::Address, FieldKind::Port];
-
-static SETS: LazyLock<Vec<Set>> = LazyLock::new(|| Base::ALL.map(Base::describe).into());
-
-impl Base {
-    pub(super) const ALL: [Self; 12] = [
-        Self::ClusterIps,
-        Self::NodePortIps,
-        Self::HairpinConnections,
-        Self::NoEndpointServices,
-        Self::NoEndpointNodePorts,
-        Self::FirewallIps,
-        Self::ServiceIps,
-        Self::ServiceNodePorts,
-        Self::ServiceEndpoints,
-        Self::ServiceLocalEndpoints,
-        Self::NodePortEndpoints,
-        Self::NodePortLocalEndpoints,
-    ];
-
-    /// The set, as the kernel is told it.
-    pub(super) fn set(self) -> &'static Set {
-        &SETS[self as usize]
-    }
-
-    pub(super) fn name(self) -> Name {
-        self.set().name.clone()
-    }
-
-    /// The one that this set is.
-    pub(super) fn of(set: &Set) -> Option<Self> {
-        Self::ALL.into_iter().find(|base| base.set().name == set.name)
-    }
-
-    /// The part of a key that is the destination it is for; none where elements are not of one destination.
-    pub(super) fn place(self, family: Family, key: &Key) -> Option<Place> {
-        let address = if family == Family::Ip { 4 } else { 16 };
-        let length = match self {
-            Self::ClusterIps | Self::NodePortIps | Self::HairpinConnections => return None,
-            Self::NoEndpointServices
-            | Self::FirewallIps
-            | Self::ServiceIps
-            | Self::ServiceEndpoints
-            | Self::ServiceLocalEndpoints => address + 8,
-            Self::NoEndpointNodePorts
-            | Self::ServiceNodePorts
-            | Self::NodePortEndpoints
-            | Self::NodePortLocalEndpoints => 8,
-        };
-        let mut place = [0; 24];
-        place.get_mut(..length)?.copy_from_slice(key.bytes().get(..length)?);
-        Some(place)
-    }
-
-    fn describe(self) -> Set {
-        let (name, key, holds, comment) = match self {
-            Self::ClusterIps => ("cluster-ips", ADDRESS, Holds::Members, "Active ClusterIPs"),
-            Self::NodePortIps => {
-                ("nodeport-ips", ADDRESS, Holds::Members, "IPs that accept NodePort traffic")
-            }
-            Self::HairpinConnections => {
-                ("hairpin-connections", CONNECTION, Holds::Members, "service hairpin connections")
-            }
-            Self::NoEndpointServices => (
-                "no-endpoint-services",
-                ADDRESS_PORT,
-                Holds::Verdicts,
-                "vmap to drop or reject packets to services with no endpoints",
-            ),
-            Self::NoEndpointNodePorts => (
-                "no-endpoint-nodeports",
-                PORT,
-                Holds::Verdicts,
-                "vmap to drop or reject packets to service nodeports with no endpoints",
-            ),
-            Self::FirewallIps => (
-                "firewall-ips",
-                ADDRESS_PORT,
-                Holds::Verdicts,
-                "destinations that are subject to LoadBalancerSourceRanges",
-            ),
-            Self::ServiceIps => (
-                "service-ips",
-                ADDRESS_PORT,
-                Holds::Verdicts,
-                "ClusterIP, ExternalIP and LoadBalancer IP traffic",
-            ),
-            Self::ServiceNodePorts => ("service-nodeports", PORT, Holds::Verdicts, "NodePort traffic"),
-            Self::ServiceEndpoints => (
-                "service-endpoints",
-                ADDRESS_PORT_SLOT,
-                Holds::Data(ENDPOINT),
-                "endpoints of each destination in service-ips, by number",
-            ),
-            Self::ServiceLocalEndpoints => (
-                "service-local-endpoints",
-                ADDRESS_PORT_SLOT,
-                Holds::Data(ENDPOINT),
-                "the same of this node, for traffic policy Local",
-            ),
-            Self::NodePortEndpoints => (
-                "nodeport-endpoints",
-                PORT_SLOT,
-                Holds::Data(ENDPOINT),
-                "endpoints of each port in service-nodeports, by number",
-            ),
-            Self::NodePortLocalEndpoints => (
-                "nodeport-local-endpoints",
-                PORT_SLOT,
-                Holds::Data(ENDPOINT),
-                "the same of this node, for traffic policy Local",
-            ),
-        };
-        Set { name: name.into(), key, holds, comment }
-    }
-}
-
-/// A destination as the bytes that keys begin with.
-pub(super) type Place = [u8; 24];
-
-/// Where a packet goes to: what the first parts of keys are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Destination {
-    /// None for a node port.
-    pub(super) address: Option<IpAddr>,
-    pub(super) protocol: u8,
-    pub(super) port: u16,
-}
-
-impl Destination {
-    pub(super) fn key(&self) -> Key {
-        Key::new(&self.fields().collect::<Vec<_>>())
-    }
-
-    pub(super) fn slot(&self, number: u32) -> Key {
-        Key::new(&self.fields().chain([Field::Number(number)]).collect::<Vec<_>>())
-    }
-
-    /// That of an element of [`Base::ServiceIps`] or [`Base::ServiceNodePorts`].
-    pub(super) fn read(base: Base, key: &Key) -> Option<Self> {
-        let (address, rest) = match (base, key.bytes().len()) {
-            (Base::ServiceNodePorts, 8) => (None, key.bytes()),
-            (Base::ServiceIps, 12) => {
-                let (octets, rest) = key.bytes().split_first_chunk::<4>()?;
-                (Some(IpAddr::from(*octets)), rest)
-            }
-            (Base::ServiceIps, 24) => {
-                let (octets, rest) = key.bytes().split_first_chunk::<16>()?;
-                (Some(IpAddr::from(*octets)), rest)
-            }
-            _ => return None,
-        };
-        Some(Self {
-            address,
-            protocol: *rest.first()?,
-            port: u16::from_be_bytes([*rest.get(4)?, *rest.get(5)?]),
-        })
-    }
-
-    fn fields(&self) -> impl Iterator<Item = Field> {
-        let address = self.address.map(Field::Address);
-        address.into_iter().chain([Field::Protocol(self.protocol), Field::Port(self.port)])
-    }
-}
-
-/// What the key of a destination is made of.
-pub(super) const DIALLED: [Selector; 3] =
-    [Selector::Destination, Selector::Protocol, Selector::DestinationPort];
-/// The same of a node port.
-pub(super) const DIALLED_PORT: [Selector; 2] = [Selector::Protocol, Selector::DestinationPort];
 
 /// What rules depend on besides Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -223,6 +26,8 @@ pub(super) struct Basis {
     pub(super) masquerade: u32,
     pub(super) masquerade_all: bool,
     pub(super) detector: LocalTrafficDetector,
+    /// Where addresses of Services are taken from.
+    pub(super) service_cidrs: Vec<IpNet>,
     /// The node's own address, by family: V4 and V6.
     pub(super) primary: [Option<IpAddr>; 2],
 }
@@ -233,6 +38,7 @@ impl Basis {
             masquerade,
             masquerade_all: node.masquerade_all,
             detector: node.local_detector.clone(),
+            service_cidrs: node.service_cidrs.clone(),
             primary: IpFamily::ALL.map(|family| node.primary_addresses.get(&family).copied()),
         }
     }
@@ -280,18 +86,18 @@ const POSTROUTING: u32 = 4;
 /// translation found nothing to translate to, as an answer of a nat chain would not belong to the connection.
 pub(super) fn chains(basis: &Basis, family: Family) -> Vec<(Chain, Vec<Rule>)> {
     let mut chains = vec![
+        helper("firewall-check", vec![Rule::new([by_address(Base::FirewallIps)])]),
         helper(
-            REJECT_CHAIN,
-            "helper for @no-endpoint-services / @no-endpoint-nodeports",
-            vec![Rule::new([Statement::Reject])],
+            "service-endpoints-check",
+            vec![Rule::new([by_address(Base::NoEndpointServices), Statement::Reject])],
         ),
-        helper("firewall-check", "", vec![Rule::new([by_address(Base::FirewallIps)])]),
-        helper("service-endpoints-check", "", vec![Rule::new([by_address(Base::NoEndpointServices)])]),
-        helper("nodeport-endpoints-check", "", vec![by_node_port(Base::NoEndpointNodePorts)]),
-        helper("cluster-ips-check", "", vec![invalid_port()]),
-        helper("services", "", services(basis, family)),
-        helper("masquerading", "", masquerading(basis)),
+        helper("nodeport-endpoints-check", vec![node_port_without_endpoints()]),
+        helper("cluster-ips-check", cluster_ips_check(basis, family)),
     ];
+    chains.extend(kinds(basis, family));
+    chains.push(helper("nodeports", node_ports()));
+    chains.push(helper("services", services(basis, family)));
+    chains.push(helper("masquerading", masquerading(basis)));
     let new = |to: &str| Rule::new([Statement::StateNew, jump(to)]);
     let all = |to: &str| Rule::new([jump(to)]);
     chains.extend([
@@ -325,8 +131,8 @@ pub(super) fn chains(basis: &Basis, family: Family) -> Vec<(Chain, Vec<Rule>)> {
     chains
 }
 
-fn helper(name: &str, comment: &'static str, rules: Vec<Rule>) -> (Chain, Vec<Rule>) {
-    (Chain { name: name.into(), hook: None, comment }, rules)
+fn helper(name: &str, rules: Vec<Rule>) -> (Chain, Vec<Rule>) {
+    (Chain { name: name.into(), hook: None, comment: "" }, rules)
 }
 
 fn base(name: &str, kind: &'static str, number: u32, priority: i32, rules: Vec<Rule>) -> (Chain, Vec<Rule>) {
@@ -341,22 +147,66 @@ fn by_address(map: Base) -> Statement {
     Statement::VerdictMap(DIALLED.into(), map.name())
 }
 
-fn by_node_port(map: Base) -> Rule {
+/// The element says to drop the packet, or to go on with the rule.
+fn node_port_without_endpoints() -> Rule {
     Rule::new([
         Statement::In(vec![Selector::Destination], Base::NodePortIps.name()),
-        Statement::VerdictMap(DIALLED_PORT.into(), map.name()),
+        Statement::VerdictMap(DIALLED_PORT.into(), Base::NoEndpointNodePorts.name()),
+        Statement::Reject,
     ])
 }
 
-fn invalid_port() -> Rule {
+/// What gets here was translated nowhere: to a port that no Service has is refused, to an address that none has dropped, since it may
+/// be one that is just being made.
+fn cluster_ips_check(basis: &Basis, family: Family) -> Vec<Rule> {
     let to_cluster_ip = Statement::In(vec![Selector::Destination], Base::ClusterIps.name());
-    Rule::new([to_cluster_ip, Statement::Reject]).comment("Reject traffic to invalid ports of ClusterIPs")
+    let invalid_port = Rule::new([to_cluster_ip, Statement::Reject]);
+    let of_family = basis.service_cidrs.iter().filter(|range| Family::of(range.addr()) == family);
+    let drop = |range: &IpNet| {
+        let rule = Rule::new([Statement::Destination(*range), Statement::Verdict(Verdict::Drop)]);
+        rule.comment("Drop traffic to unallocated ClusterIPs")
+    };
+    let invalid_port = invalid_port.comment("Reject traffic to invalid ports of ClusterIPs");
+    [invalid_port].into_iter().chain(of_family.map(drop)).collect()
 }
 
+/// What the addresses of a Service lead to, cluster IPs last, since others may be the same.
 fn services(basis: &Basis, family: Family) -> Vec<Rule> {
     let masquerading = basis.cluster_ip_masquerading(family);
-    let by_address = Rule::new([by_address(Base::ServiceIps)]);
-    masquerading.into_iter().chain([by_address, by_node_port(Base::ServiceNodePorts)]).collect()
+    let to = |set: Base| Statement::In(vec![Selector::Destination], set.name());
+    let rules = [
+        Rule::new([by_address(Base::ServiceIps)]),
+        Rule::new([List::Services.is_in(Base::ExternalServices), goto("external")]),
+        Rule::new([List::Services.is_in(Base::PolicyLocalServices), goto("policy-local")]),
+        Rule::new([to(Base::ClusterIps), goto(List::Services.chain())]),
+        Rule::new([to(Base::NodePortIps), goto("nodeports")]),
+    ];
+    masquerading.into_iter().chain(rules).collect()
+}
+
+fn node_ports() -> Vec<Rule> {
+    vec![
+        Rule::new([Statement::VerdictMap(DIALLED_PORT.into(), Base::ServiceNodePorts.name())]),
+        Rule::new([List::NodePorts.is_in(Base::ExternalNodePorts), goto("nodeport-external")]),
+        Rule::new([List::NodePorts.is_in(Base::PolicyLocalNodePorts), goto("nodeport-policy-local")]),
+    ]
+}
+
+/// What becomes of traffic from outside before an endpoint is chosen.
+fn kinds(basis: &Basis, family: Family) -> Vec<(Chain, Vec<Rule>)> {
+    let of = |all: List, local: List, external: &str, policy_local: &str| {
+        let mut rules = lists::short_circuit(basis, family, &all.chain().into());
+        rules.push(Rule::new([goto(local.chain())]));
+        let external = helper(external, lists::external(basis, all.chain().into()));
+        [external, helper(policy_local, rules)]
+    };
+    let addresses = of(List::Services, List::LocalServices, "external", "policy-local");
+    let ports = of(List::NodePorts, List::LocalNodePorts, "nodeport-external", "nodeport-policy-local");
+    addresses.into_iter().chain(ports).collect()
+}
+
+fn goto(chain: &str) -> Statement {
+    Statement::Verdict(Verdict::Goto(chain.into()))
 }
 
 /// The mark is taken off, since the packet may pass here again, as when it is put into a tunnel.

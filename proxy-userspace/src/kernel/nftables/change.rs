@@ -1,6 +1,6 @@
 //! Changes to a table, in the words of nft and as the kernel's messages.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use super::{
     Family,
@@ -134,10 +134,10 @@ impl Chain {
 
 impl Value {
     fn show(&self, set: &Set, family: Family) -> String {
+        let comment = self.comment().map_or_else(String::new, |comment| format!(" comment \"{comment}\""));
         match self {
-            Self::Member => String::new(),
-            Self::Verdict(verdict, None) => format!(" : {verdict}"),
-            Self::Verdict(verdict, Some(comment)) => format!(" comment \"{comment}\" : {verdict}"),
+            Self::Member(_) => comment,
+            Self::Verdict(led) => format!("{comment} : {}", led.verdict),
             Self::Data(data) => match set.holds {
                 super::Holds::Data(kinds) => format!(" : {}", element::show(data.bytes(), kinds, family)),
                 _ => format!(" : {data:?}"),
@@ -201,30 +201,37 @@ pub(super) fn write_element(key: &Key, value: Option<&Value>, to: &mut Attribute
     to.nested(1, |to| {
         to.nested(1, |to| to.bytes(expression::DATA_VALUE, key.bytes()));
         match value {
-            None | Some(Value::Member) => {}
+            None | Some(Value::Member(_)) => {}
             Some(Value::Data(data)) => to.nested(2, |to| to.bytes(expression::DATA_VALUE, data.bytes())),
-            Some(Value::Verdict(verdict, comment)) => {
-                to.nested(2, |to| expression::write_verdict(verdict, to));
-                if let Some(comment) = comment {
-                    to.bytes(6, &comment_data(0, comment));
-                }
-            }
+            Some(Value::Verdict(led)) => to.nested(2, |to| expression::write_verdict(&led.verdict, to)),
+        }
+        if let Some(comment) = value.and_then(Value::comment) {
+            to.bytes(6, &comment_data(0, comment));
         }
     });
 }
 
-/// The longest comment that fits.
+/// The longest comment that fits, with the zero at its end.
 const MOST: usize = 128;
 
-/// A comment among user data, where nft looks for it; a longer one than fits is cut.
-fn comment_data(kind: u8, comment: &str) -> Vec<u8> {
-    let mut end = comment.len().min(MOST - 1);
-    while !comment.is_char_boundary(end) {
+/// What people read of an element, cut to what fits.
+pub fn comment(text: &str) -> Arc<str> {
+    cut(text).into()
+}
+
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(MOST - 1);
+    while !text.is_char_boundary(end) {
         end -= 1;
     }
-    let comment = &comment.as_bytes()[..end];
-    let mut data = vec![kind, u8::try_from(comment.len() + 1).unwrap_or(u8::MAX)];
-    data.extend_from_slice(comment);
+    &text[..end]
+}
+
+/// A comment among user data, where nft looks for it.
+fn comment_data(kind: u8, text: &str) -> Vec<u8> {
+    let text = cut(text);
+    let mut data = vec![kind, u8::try_from(text.len() + 1).unwrap_or(u8::MAX)];
+    data.extend_from_slice(text.as_bytes());
     data.push(0);
     data
 }

@@ -60,12 +60,37 @@ pub struct Data(Short<DATA>);
 /// What an element is besides its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Of a set: nothing.
-    Member,
-    /// Of a verdict map: what becomes of the packet, and what people read of the element.
-    Verdict(Verdict, Option<Arc<str>>),
+    /// Of a set: nothing but what people read of it.
+    Member(Option<Arc<str>>),
+    /// Of a verdict map. In one piece elsewhere: most elements are no verdicts, and there are very many.
+    Verdict(Arc<Led>),
     /// Of any other map.
     Data(Data),
+}
+
+/// Where a verdict map leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Led {
+    /// What becomes of the packet.
+    pub verdict: Verdict,
+    /// What people read of the element.
+    pub comment: Option<Arc<str>>,
+}
+
+impl Value {
+    /// Of a verdict map.
+    pub fn verdict(verdict: Verdict, comment: Option<Arc<str>>) -> Self {
+        Self::Verdict(Arc::new(Led { verdict, comment }))
+    }
+
+    /// What people read of the element.
+    pub(super) fn comment(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Member(comment) => comment.as_ref(),
+            Self::Verdict(led) => led.comment.as_ref(),
+            Self::Data(_) => None,
+        }
+    }
 }
 
 impl FieldKind {

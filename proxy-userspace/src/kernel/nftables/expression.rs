@@ -22,8 +22,9 @@ pub(super) const DATA_VERDICT: u16 = 2;
 /// `NFTA_VERDICT_CODE` and `NFTA_VERDICT_CHAIN`.
 pub(super) const VERDICT_CODE: u16 = 1;
 pub(super) const VERDICT_CHAIN: u16 = 2;
-/// `NF_DROP`, `NFT_RETURN`, `NFT_JUMP` and `NFT_GOTO`; all but the first are negative.
+/// `NF_DROP`, `NFT_CONTINUE`, `NFT_RETURN`, `NFT_JUMP` and `NFT_GOTO`; all but the first are negative.
 pub(super) const DROP: u32 = 0;
+pub(super) const CONTINUE: u32 = 1_u32.wrapping_neg();
 pub(super) const RETURN: u32 = 5_u32.wrapping_neg();
 pub(super) const JUMP: u32 = 3_u32.wrapping_neg();
 pub(super) const GOTO: u32 = 4_u32.wrapping_neg();
@@ -81,6 +82,7 @@ pub(super) fn write(rule: &Rule, family: Family, to: &mut Attributes) {
 pub(super) fn write_verdict(verdict: &Verdict, to: &mut Attributes) {
     let (code, chain) = match verdict {
         Verdict::Drop => (DROP, None),
+        Verdict::Continue => (CONTINUE, None),
         Verdict::Return => (RETURN, None),
         Verdict::Jump(chain) => (JUMP, Some(chain)),
         Verdict::Goto(chain) => (GOTO, Some(chain)),

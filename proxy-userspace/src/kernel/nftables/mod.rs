@@ -9,6 +9,7 @@ mod attributes;
 mod change;
 mod element;
 mod expression;
+mod listing;
 mod set;
 mod socket;
 mod statement;
@@ -17,10 +18,11 @@ mod statement;
 mod tests;
 
 pub use self::{
-    change::{Chain, Change, Hook},
-    element::{Data, Field, FieldKind, Key, Value},
+    change::{Chain, Change, Hook, comment},
+    element::{Data, Field, FieldKind, Key, Led, Value},
+    listing::Found,
     set::{Holds, Set, Shape},
-    socket::{Found, Nftables},
+    socket::Nftables,
     statement::{Name, Rule, Selector, Statement, Verdict},
 };
 

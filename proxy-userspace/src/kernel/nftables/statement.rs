@@ -88,6 +88,8 @@ pub enum Statement {
 pub enum Verdict {
     /// It is dropped.
     Drop,
+    /// The rest of the rule decides.
+    Continue,
     /// The calling chain goes on.
     Return,
     /// Another chain decides, and then this one goes on.
@@ -130,6 +132,7 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Drop => f.write_str("drop"),
+            Self::Continue => f.write_str("continue"),
             Self::Return => f.write_str("return"),
             Self::Jump(chain) => write!(f, "jump {chain}"),
             Self::Goto(chain) => write!(f, "goto {chain}"),

@@ -132,7 +132,7 @@ fn elements_are_added_replaced_and_removed_as_a_whole_or_not_at_all() {
             (Family::Ip6, "fd96::1", "[fd44::1]:8080", "[fd44::2]:8080"),
         ] {
             let to = |text: &str| Value::Data(Data::endpoint(text.parse().expect("an endpoint")));
-            let goto = Value::Verdict(Verdict::Goto("there".into()), Some("a/b:c".into()));
+            let goto = Value::verdict(Verdict::Goto("there".into()), Some("a/b:c".into()));
             let key =
                 Key::new(&[Field::Address(address.parse().unwrap()), Field::Protocol(17), Field::Port(53)]);
             let mut changes = structure();

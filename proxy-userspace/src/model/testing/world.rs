@@ -28,6 +28,8 @@ impl World {
             WatchEvent::Nodes(delta) => {
                 delta.apply_to(&mut self.nodes, |object| NamespacedName::new("", object.name.clone()));
             }
+            // No generated history has any.
+            WatchEvent::ServiceCidrs(_) => {}
         }
     }
 

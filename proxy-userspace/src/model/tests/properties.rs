@@ -63,6 +63,7 @@ fn inverse(before: &World, event: &WatchEvent) -> WatchEvent {
         WatchEvent::Services(_) => services,
         WatchEvent::EndpointSlices(_) => slices,
         WatchEvent::Nodes(_) => nodes,
+        WatchEvent::ServiceCidrs(_) => WatchEvent::ServiceCidrs(Delta::Replace(Vec::new())),
     }
 }
 

@@ -204,3 +204,21 @@ fn services_and_endpoints_are_counted() {
     model.apply(WatchEvent::Services(Delta::Replace(vec![web()])));
     assert_eq!((model.service_count(), model.endpoint_count()), (1, 1));
 }
+
+#[test]
+fn the_ranges_of_all_service_cidrs_are_the_nodes_and_nothing_waits_for_them() {
+    let mut model = two_services();
+    assert!(model.is_synced());
+    let object = |name: &str, ranges: &[&str]| ServiceCidr { name: name.into(), cidrs: cidrs(ranges) };
+    let both =
+        vec![object("a", &["10.96.0.0/16", "fd96::/112"]), object("b", &["10.0.0.0/16", "10.96.0.0/16"])];
+    model.apply(WatchEvent::ServiceCidrs(Delta::Replace(both)));
+    let dirty = model.resolve();
+    assert!(dirty.node && dirty.ports.is_empty());
+    assert_eq!(model.snapshot().node.service_cidrs, cidrs(&["10.0.0.0/16", "10.96.0.0/16", "fd96::/112"]));
+    model.apply(WatchEvent::ServiceCidrs(Delta::Delete(NamespacedName::new("", "a"))));
+    assert!(model.resolve().node);
+    assert_eq!(model.snapshot().node.service_cidrs, cidrs(&["10.0.0.0/16", "10.96.0.0/16"]));
+    model.apply(WatchEvent::ServiceCidrs(Delta::Apply(object("b", &["10.96.0.0/16", "10.0.0.0/16"]))));
+    assert!(!model.resolve().node, "the same ranges in another order");
+}

@@ -34,6 +34,13 @@ pub(super) enum FailureClass {
     Garbled,
 }
 
+impl FailureClass {
+    /// The server does not have the kind, or does not let us have it.
+    pub(super) const fn is_refusal(self) -> bool {
+        matches!(self, Self::Forbidden | Self::Status(404))
+    }
+}
+
 impl fmt::Display for FailureClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -24,7 +24,7 @@ use super::{
     decode::Kind,
     status::{self, KindStatus, WatchStatus},
 };
-use crate::model::{EndpointSlice, Node, Service, WatchEvent};
+use crate::model::{EndpointSlice, Node, Service, ServiceCidr, WatchEvent};
 
 /// How long the API source waits for what. [`Timing::default`] is for production; tests hurry it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,7 @@ pub struct ApiSource {
     client: DebuggableClient,
     node_name: String,
     timing: Timing,
+    has_service_cidrs: bool,
     status: watch::Sender<WatchStatus>,
 }
 
@@ -70,6 +71,7 @@ impl ApiSource {
             client: DebuggableClient(client),
             node_name: node_name.into(),
             timing: Timing::default(),
+            has_service_cidrs: false,
             status: status::channel(),
         }
     }
@@ -78,6 +80,13 @@ impl ApiSource {
     #[must_use]
     pub fn with_timing(mut self, timing: Timing) -> Self {
         self.timing = timing;
+        self
+    }
+
+    /// The same source that watches ServiceCIDRs too, as far as the server has them and lets us.
+    #[must_use]
+    pub fn with_service_cidrs(mut self) -> Self {
+        self.has_service_cidrs = true;
         self
     }
 
@@ -95,8 +104,17 @@ impl ApiSource {
         let services = self.reflector::<Service>(by_label.clone(), &tx, |status| &mut status.services);
         let slices = self.reflector::<EndpointSlice>(by_label, &tx, |status| &mut status.endpoint_slices);
         let nodes = self.reflector::<Node>(this_node, &tx, |status| &mut status.nodes);
+        let service_cidrs = self.has_service_cidrs.then(|| {
+            let all = Selectors::default();
+            self.reflector::<ServiceCidr>(all, &tx, |status| &mut status.service_cidrs).optional()
+        });
         drop(tx);
-        tokio::join!(services.run(), slices.run(), nodes.run());
+        let service_cidrs = async {
+            if let Some(reflector) = service_cidrs {
+                reflector.run().await;
+            }
+        };
+        tokio::join!(services.run(), slices.run(), nodes.run(), service_cidrs);
         Ok(())
     }
 

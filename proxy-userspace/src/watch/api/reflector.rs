@@ -40,6 +40,8 @@ pub(super) struct Reflector<K> {
     version: Option<String>,
     /// Whether the server is thought to stream lists.
     streaming: bool,
+    /// Whether the server may be without the kind, or not let us have it.
+    optional: bool,
     kind: std::marker::PhantomData<fn() -> K>,
 }
 
@@ -90,8 +92,15 @@ impl<K: Kind> Reflector<K> {
             retries: Retries::new(timing),
             version: None,
             streaming: true,
+            optional: false,
             kind: std::marker::PhantomData,
         }
+    }
+
+    /// The same for a kind that the server may be without, or not let us have.
+    pub(super) fn optional(mut self) -> Self {
+        self.optional = true;
+        self
     }
 
     /// Runs until the receiver is gone.
@@ -114,7 +123,11 @@ impl<K: Kind> Reflector<K> {
                     if failure.spoils_version() {
                         self.version = None;
                     }
-                    self.reporter.failed(&failure);
+                    if self.optional && failure.class.is_refusal() {
+                        self.reporter.absent(&failure);
+                    } else {
+                        self.reporter.failed(&failure);
+                    }
                 }
             }
             tokio::select! {

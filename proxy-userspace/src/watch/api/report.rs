@@ -49,6 +49,14 @@ impl Reporter {
         self.set(KindStatus::connected);
     }
 
+    /// The server does not have the kind, or does not let us have it, and that is all right.
+    pub(super) fn absent(&mut self, failure: &Failure) {
+        if self.failing.replace(failure.class) != Some(failure.class) {
+            info!(resource = self.resource, "{failure}; going on without");
+        }
+        self.set(|kind| *kind = KindStatus::default());
+    }
+
     /// Something failed. The last known state stays; the next attempt follows.
     pub(super) fn failed(&mut self, failure: &Failure) {
         if self.failing.replace(failure.class) == Some(failure.class) {

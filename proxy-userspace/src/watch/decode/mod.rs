@@ -8,6 +8,7 @@ mod node;
 mod parse;
 mod raw;
 mod service;
+mod service_cidr;
 mod slice;
 #[cfg(test)]
 mod tests;
@@ -17,7 +18,7 @@ use std::fmt;
 use serde::{Deserialize, de::DeserializeOwned};
 
 pub(super) use self::raw::RawMetadata;
-use crate::model::{Delta, EndpointSlice, NamespacedName, Node, Service, WatchEvent};
+use crate::model::{Delta, EndpointSlice, NamespacedName, Node, Service, ServiceCidr, WatchEvent};
 
 /// What is wrong with one field of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -143,6 +144,30 @@ impl Kind for Node {
     }
     fn event(delta: Delta<Self>) -> WatchEvent {
         WatchEvent::Nodes(delta)
+    }
+}
+
+impl Kind for ServiceCidr {
+    type Raw = raw::RawServiceCidr;
+    const KIND: &'static str = "ServiceCIDR";
+    const GROUP: &'static str = "networking.k8s.io";
+    const VERSION: &'static str = "v1";
+    const PLURAL: &'static str = "servicecidrs";
+
+    fn metadata(raw: &Self::Raw) -> Option<&RawMetadata> {
+        raw.metadata.as_ref()
+    }
+    fn from_raw(raw: Self::Raw, problems: &mut Problems) -> Option<Self> {
+        service_cidr::service_cidr(raw, problems)
+    }
+    fn name_in(metadata: &RawMetadata) -> Option<NamespacedName> {
+        metadata.cluster_scoped_name()
+    }
+    fn key(&self) -> NamespacedName {
+        NamespacedName::new("", self.name.clone())
+    }
+    fn event(delta: Delta<Self>) -> WatchEvent {
+        WatchEvent::ServiceCidrs(delta)
     }
 }
 

@@ -188,6 +188,17 @@ pub(in crate::watch) struct RawNode {
     pub(super) status: Option<RawNodeStatus>,
 }
 
+#[derive(Deserialize)]
+pub(in crate::watch) struct RawServiceCidr {
+    pub(super) metadata: Option<RawMetadata>,
+    pub(super) spec: Option<RawServiceCidrSpec>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct RawServiceCidrSpec {
+    pub(super) cidrs: Option<Vec<String>>,
+}
+
 #[derive(Default, Deserialize)]
 pub(super) struct RawNodeSpec {
     #[serde(rename = "podCIDR")]

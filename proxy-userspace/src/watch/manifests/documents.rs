@@ -11,7 +11,7 @@ use serde_yaml_ng::Value as Yaml;
 
 use super::object::{Key, Object, ObjectKind};
 use crate::{
-    model::{EndpointSlice, Node, Service},
+    model::{EndpointSlice, Node, Service, ServiceCidr},
     watch::decode::{self, Decoded, Kind, Problem},
 };
 
@@ -244,6 +244,16 @@ impl Document {
                     contents,
                 );
             }
+            ObjectKind::ServiceCidr => {
+                self.decoded(
+                    prefix,
+                    object_kind,
+                    key.as_ref(),
+                    value,
+                    |object| Object::ServiceCidr(Arc::new(object)),
+                    contents,
+                );
+            }
         }
     }
 
@@ -286,7 +296,7 @@ impl Document {
     }
 }
 
-const KINDS: [&str; 3] = [Service::KIND, EndpointSlice::KIND, Node::KIND];
+const KINDS: [&str; 4] = [Service::KIND, EndpointSlice::KIND, Node::KIND, ServiceCidr::KIND];
 
 fn string(value: &Value, field: &str) -> Option<String> {
     value.get(field).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
@@ -299,6 +309,7 @@ fn key_of(kind: ObjectKind, value: &Value) -> Option<Key> {
         ObjectKind::Service => Service::name_in(&metadata),
         ObjectKind::EndpointSlice => EndpointSlice::name_in(&metadata),
         ObjectKind::Node => Node::name_in(&metadata),
+        ObjectKind::ServiceCidr => ServiceCidr::name_in(&metadata),
     };
     Some(Key { kind, name: name? })
 }

@@ -33,7 +33,7 @@ use super::{
     WatchError,
     status::{self, KindStatus, WatchStatus},
 };
-use crate::model::{Delta, EndpointSlice, Node, Service, WatchEvent};
+use crate::model::{Delta, EndpointSlice, Node, Service, ServiceCidr, WatchEvent};
 
 /// How often the directory is looked for: it may be moved, removed or mounted over without a word.
 const LOOK_FOR_DIRECTORY: Duration = Duration::from_secs(1);
@@ -220,31 +220,37 @@ fn watch_directory(dir: &Path, dirty: &Arc<Dirty>) -> io::Result<RecommendedWatc
     Ok(watcher)
 }
 
-fn initial_events(directory: &mut Directory) -> [WatchEvent; 3] {
+fn initial_events(directory: &mut Directory) -> Vec<WatchEvent> {
     let (mut services, mut slices, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
+    let mut service_cidrs = Vec::new();
     for (_, object) in directory.objects() {
         match object {
             Object::Service(service) => services.push(Service::clone(service)),
             Object::EndpointSlice(slice) => slices.push(EndpointSlice::clone(slice)),
             Object::Node(node) => nodes.push(Node::clone(node)),
+            Object::ServiceCidr(object) => service_cidrs.push(ServiceCidr::clone(object)),
         }
     }
-    [
+    // Most directories have none.
+    let service_cidrs =
+        (!service_cidrs.is_empty()).then(|| WatchEvent::ServiceCidrs(Delta::Replace(service_cidrs)));
+    let kinds = [
         WatchEvent::Nodes(Delta::Replace(nodes)),
         WatchEvent::EndpointSlices(Delta::Replace(slices)),
         WatchEvent::Services(Delta::Replace(services)),
-    ]
+    ];
+    service_cidrs.into_iter().chain(kinds).collect()
 }
 
 /// Endpoints before the Services that need them; what is gone comes last, Services first.
 fn events(mut changes: Vec<(Key, Option<Object>)>) -> Vec<WatchEvent> {
     changes.sort_by_key(|(key, object)| match (object, key.kind) {
-        (Some(_), ObjectKind::Node) => 0,
+        (Some(_), ObjectKind::Node | ObjectKind::ServiceCidr) => 0,
         (Some(_), ObjectKind::EndpointSlice) => 1,
         (Some(_), ObjectKind::Service) => 2,
         (None, ObjectKind::Service) => 3,
         (None, ObjectKind::EndpointSlice) => 4,
-        (None, ObjectKind::Node) => 5,
+        (None, ObjectKind::Node | ObjectKind::ServiceCidr) => 5,
     });
     changes.into_iter().map(|(key, object)| event(key, object)).collect()
 }
@@ -258,9 +264,13 @@ fn event(key: Key, object: Option<Object>) -> WatchEvent {
             WatchEvent::EndpointSlices(Delta::Apply(Arc::unwrap_or_clone(slice)))
         }
         (Some(Object::Node(node)), _) => WatchEvent::Nodes(Delta::Apply(Arc::unwrap_or_clone(node))),
+        (Some(Object::ServiceCidr(object)), _) => {
+            WatchEvent::ServiceCidrs(Delta::Apply(Arc::unwrap_or_clone(object)))
+        }
         (None, ObjectKind::Service) => WatchEvent::Services(Delta::Delete(key.name)),
         (None, ObjectKind::EndpointSlice) => WatchEvent::EndpointSlices(Delta::Delete(key.name)),
         (None, ObjectKind::Node) => WatchEvent::Nodes(Delta::Delete(key.name)),
+        (None, ObjectKind::ServiceCidr) => WatchEvent::ServiceCidrs(Delta::Delete(key.name)),
     }
 }
 
@@ -282,7 +292,13 @@ fn tell(status: &watch::Sender<WatchStatus>, directory: &Directory, lost: Option
             kind.connected_since = None;
         }
         kind.last_error = last_error;
-        let new = WatchStatus { services: kind.clone(), endpoint_slices: kind.clone(), nodes: kind };
+        let of_all = || kind.clone();
+        let new = WatchStatus {
+            services: of_all(),
+            endpoint_slices: of_all(),
+            nodes: of_all(),
+            service_cidrs: of_all(),
+        };
         let changed = *status != new;
         *status = new;
         changed

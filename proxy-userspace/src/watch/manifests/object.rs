@@ -3,16 +3,17 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    model::{EndpointSlice, Interner, NamespacedName, Node, Service},
+    model::{EndpointSlice, Interner, NamespacedName, Node, Service, ServiceCidr},
     watch::decode::Kind,
 };
 
-/// An object of one of the three kinds. Clones share it.
+/// An object of one of the kinds. Clones share it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Object {
     Service(Arc<Service>),
     EndpointSlice(Arc<EndpointSlice>),
     Node(Arc<Node>),
+    ServiceCidr(Arc<ServiceCidr>),
 }
 
 impl Object {
@@ -30,26 +31,28 @@ impl Object {
                 }
             }
             // There are few.
-            Self::Node(_) => {}
+            Self::Node(_) | Self::ServiceCidr(_) => {}
         }
     }
 }
 
-/// Which of the three kinds.
+/// Which of the kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ObjectKind {
     Service,
     EndpointSlice,
     Node,
+    ServiceCidr,
 }
 
 impl ObjectKind {
-    /// The kind with this `kind` and API group, if it is one of the three.
+    /// The kind with this `kind` and API group, if it is one of these.
     pub(super) fn of(kind: &str, group: &str) -> Option<Self> {
         [
             (Service::KIND, Service::GROUP, Self::Service),
             (EndpointSlice::KIND, EndpointSlice::GROUP, Self::EndpointSlice),
             (Node::KIND, Node::GROUP, Self::Node),
+            (ServiceCidr::KIND, ServiceCidr::GROUP, Self::ServiceCidr),
         ]
         .into_iter()
         .find_map(|(name, of_group, this)| (name == kind && of_group == group).then_some(this))
@@ -60,6 +63,7 @@ impl ObjectKind {
             Self::Service => Service::KIND,
             Self::EndpointSlice => EndpointSlice::KIND,
             Self::Node => Node::KIND,
+            Self::ServiceCidr => ServiceCidr::KIND,
         }
     }
 }

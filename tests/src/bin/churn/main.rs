@@ -1,5 +1,6 @@
 //! Connections from outside and from pods, all the time, while endpoints come and go and the proxy is killed and started
-//! again: none that had an endpoint to go to may be refused, lost or moved. Then other map sizes, and the removal of all.
+//! again: none that had an endpoint to go to may be refused, lost or moved. Then other map sizes, where there are maps, and
+//! the removal of all.
 
 mod leftovers;
 mod load;

@@ -27,6 +27,7 @@ fn with(port: ResolvedPort) -> Snapshot {
         local_detector: LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16", "fd44::/16"])),
         node_port_addresses: BTreeSet::from([ip("192.168.57.11"), ip("127.0.0.1")]),
         primary_addresses: BTreeMap::from([(IpFamily::V4, ip("192.168.57.11"))]),
+        service_cidrs: cidrs(&["10.96.0.0/12", "fd96::/112"]),
         ..NodeView::default()
     };
     Snapshot { ports: BTreeMap::from([(key("default/web", "http"), Arc::new(port))]), node }
@@ -79,9 +80,18 @@ fn one_endpoint_for_another_is_one_element() {
 }
 
 #[test]
-fn fewer_endpoints_are_another_chain_and_the_last_one_takes_the_place_that_is_free() {
+fn one_endpoint_less_is_another_size_at_times_and_the_last_one_takes_the_place_that_is_free() {
     let before = web(&["10.244.1.11:8080!", "10.244.2.11:8080", "10.244.2.12:8080"]);
     insta::assert_snapshot!("fewer", change(before, web(&["10.244.2.11:8080", "10.244.2.12:8080"])));
+}
+
+#[test]
+fn one_endpoint_more_is_one_element_and_the_lists_of_another_size_are_made_once() {
+    let of = |count: usize| {
+        web(&["10.244.2.1:80", "10.244.2.2:80", "10.244.2.3:80", "10.244.2.4:80", "10.244.2.5:80"][..count])
+    };
+    let another_size = change(of(4), of(5));
+    insta::assert_snapshot!("more", format!("{}\na fifth:\n{another_size}", change(of(3), of(4))));
 }
 
 #[test]
@@ -137,13 +147,14 @@ fn what_kube_proxy_left_is_taken_over_and_removed() {
     let theirs = ["service-UEU3GDQ7-default/af/tcp/", "endpoint-UPR4LYLF-default/af/tcp/__10.244.1.11/8080"];
     let table = state.table_mut(Family::Ip);
     table.chains.extend(theirs.map(|name| (Name::from(name), None)));
-    let element = table.elements.iter_mut().find(|((base, _), _)| *base == Base::ServiceIps);
-    element.expect("10.99.0.1").1.value = Value::Verdict(Verdict::Goto(theirs[0].into()), None);
+    let key = Destination { address: Some(ip("10.99.0.1")), protocol: 6, port: 80 }.key();
+    let value = Value::verdict(Verdict::Goto(theirs[0].into()), Some("default/af".into()));
+    table.elements.insert((Base::ServiceIps, key), Held { value, claims: 0 });
     let takeover = plan(&state, &snapshot, &Dirty::everything());
     let text = takeover.to_string();
     assert!(text.contains("delete chain ip kube-proxy service-UEU3GDQ7-default/af/tcp/\n"), "{text}");
     apply(&mut state, takeover);
-    assert_eq!(without_shared(&state), without_shared(&programmed(&snapshot)));
+    assert_eq!(without_sizes(&state), without_sizes(&programmed(&snapshot)));
 }
 
 #[test]
@@ -154,5 +165,5 @@ fn a_table_with_other_sets_is_made_anew() {
     let anew = plan(&state, &snapshot, &Dirty::everything());
     assert_eq!(anew.transactions[0][0], (Family::Ip, Change::DeleteTable));
     apply(&mut state, anew);
-    assert_eq!(without_shared(&state), without_shared(&programmed(&snapshot)));
+    assert_eq!(without_sizes(&state), without_sizes(&programmed(&snapshot)));
 }
