@@ -32,7 +32,8 @@ fn main() -> ExitCode {
     if let Some(output) = flags.probe {
         return run::probe(output);
     }
-    let (is_cleanup, write_config_to) = (flags.cleanup, flags.write_config_to.clone());
+    let (is_cleanup, init_only, write_config_to) =
+        (flags.cleanup, flags.init_only, flags.write_config_to.clone());
     let chosen = match run::Chosen::new(flags, Environment::of_this_process()) {
         Ok(chosen) => chosen,
         Err(error) => {
@@ -45,6 +46,8 @@ fn main() -> ExitCode {
         run::write_config(&chosen.config, &path)
     } else if is_cleanup {
         run::cleanup(&chosen.config)
+    } else if init_only {
+        run::init_only(&chosen.config)
     } else {
         run_daemon(chosen, set_log_filter)
     };

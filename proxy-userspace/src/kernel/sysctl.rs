@@ -1,9 +1,25 @@
 //! Settings that the kernel keeps in files: those of the calling thread's network namespace below `/proc/sys/net`, conntrack's
 //! table, and this process's own.
 
-use std::{fs, io, path::PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
 
 use super::KernelError;
+
+/// Where a manifest mounts the host's `/proc/sys/net`: a container's own is read-only unless it is privileged.
+const MOUNTED: &str = "/host/proc/sys/net";
+
+/// Where settings are. They are those of the process's network namespace, through either path.
+fn root() -> &'static Path {
+    static ROOT: OnceLock<&Path> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let mounted = Path::new(MOUNTED);
+        if mounted.is_dir() { mounted } else { Path::new("/proc/sys/net") }
+    })
+}
 
 /// A setting below `/proc/sys/net`, such as `ipv4/conf/all/route_localnet`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +27,7 @@ pub struct NetSetting(pub &'static str);
 
 impl NetSetting {
     fn path(self) -> PathBuf {
-        PathBuf::from("/proc/sys/net").join(self.0)
+        root().join(self.0)
     }
 
     /// Its value; none where this kernel does not have it.

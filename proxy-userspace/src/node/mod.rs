@@ -1,10 +1,12 @@
-//! What is set on the node once, at start, beside all that is done for Services: conntrack's limits, and how soon the kernel
-//! may kill this process for want of memory.
+//! What is done on the node beside all that is done for Services: what is set at start, conntrack's limits and how soon the kernel
+//! may kill this process for want of memory, and what is told of it.
 #![forbid(unsafe_code)]
 
 mod conntrack;
+mod event;
 
 pub use conntrack::ConntrackSettings;
+pub use event::{NodeEvent, NodeEvents};
 
 use crate::kernel::{self, KernelError};
 
@@ -28,7 +30,12 @@ impl Default for NodeSettings {
 
 /// Sets all, going on past errors, which are returned.
 pub fn set_up(settings: &NodeSettings) -> Vec<KernelError> {
-    let mut errors = settings.conntrack.set(kernel::sysctl::processors());
+    let mut errors = set_up_kernel(settings);
     errors.extend(kernel::sysctl::set_oom_score_adj(settings.oom_score_adj).err());
     errors
+}
+
+/// The same without what is of this process alone.
+pub fn set_up_kernel(settings: &NodeSettings) -> Vec<KernelError> {
+    settings.conntrack.set(kernel::sysctl::processors())
 }

@@ -33,7 +33,8 @@ impl Chosen {
     pub(crate) fn new(flags: Flags, environment: Environment) -> Result<Self, ConfigError> {
         let config = Config::load(&flags, &environment)?;
         let mut this = Self { flags, environment, config, why: "as configured".into(), broken: Vec::new() };
-        let runs = !this.flags.cleanup && this.flags.write_config_to.is_none();
+        let Flags { cleanup, init_only, .. } = this.flags;
+        let runs = !cleanup && !init_only && this.flags.write_config_to.is_none();
         if this.config.mode_is_auto && runs {
             let verdict = probe::judge(&kernel::probe::facts(&SearchPath::default()));
             this.why = format!("auto: {}", verdict.why);

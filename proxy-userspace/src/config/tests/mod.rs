@@ -1,6 +1,7 @@
 //! Configuration files and command lines, and what is said of bad ones.
 
 mod changes;
+mod documents;
 mod files;
 
 use super::*;

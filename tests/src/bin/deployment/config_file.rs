@@ -53,7 +53,7 @@ pub(crate) fn what_can_be_taken_on_in_place_is(shunt: &Path) -> Result<()> {
     scene.configure("ebpf", wide)?;
     scene.until("widened", |scene| scene.reaches(Host::Client, OTHER_NODE_PORT))?;
     scene.says("shunt.ebpf.mapSizes.services")?;
-    let pinned = scene.world.pin_directory().join("shunt/services");
+    let pinned = scene.world.pin_directory().join("services");
     scene.until("grown", |scene| {
         let shown = scene.world.run(Host::Node1, &format!("bpftool map show pinned {}", pinned.display()));
         Ok(shown?.contains("max_entries 200000"))
@@ -78,6 +78,11 @@ pub(crate) fn what_cannot_starts_the_program_anew_and_bad_files_change_nothing(s
     scene.configure("nftables", "{clusterCIDR: '10.0.0.0/8,fd44::/16'}")?;
     scene.says("starting anew")?;
     scene.until("started anew", |scene| Ok(starts(scene)? == 2))?;
+    scene.healthy()?;
+    scene.serves()?;
+    is_held(&mut scene)?;
+    scene.configure("iptables", "{}")?;
+    scene.until("in the other mode", |scene| Ok(scene.mode()? == "iptables"))?;
     scene.healthy()?;
     scene.serves()?;
     is_held(&mut scene)?;

@@ -14,11 +14,12 @@ use shunt_tests::{
     deadline::{Deadline, patient},
     process::Running,
     runner::{Manifests, compose},
-    small_cluster::{CLUSTER_IP, DNS_PORT, HOSTS, NODE, NODE_PORT, Slices, WEB_PORT},
+    small_cluster::{CLUSTER_IP, DNS_PORT, HOSTS, NODE, NODE_PORT, SERVICES, Slices, WEB_PORT},
     world::{Host, World},
 };
 
 const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
+const PROXY_MODE: &str = "http://127.0.0.1:10249/proxyMode";
 const WITHIN: Duration = Duration::from_secs(20);
 const LOOK_FOR: Duration = Duration::from_secs(1);
 /// A container's way to a process with fewer capabilities: the bounding set is what root gets by execve(2).
@@ -39,7 +40,7 @@ impl Scene {
         let world = World::build(&HOSTS, &std::env::current_exe()?)?;
         let manifests = Manifests::create(world.directory())?;
         manifests.place("node.yaml", NODE)?;
-        manifests.place("services.yaml", include_str!("../restarts.yaml"))?;
+        manifests.place("services.yaml", SERVICES)?;
         let mut slices = Slices::default();
         slices.add("web", false, WEB_PORT, &[Host::A1, Host::A2]);
         slices.add("dns", false, DNS_PORT, &[Host::A1]);
@@ -125,6 +126,12 @@ impl Scene {
             }
             Ok(scene.world.agent(Host::Node1)?.get(get.clone())?.is_ok_and(|page| page.status == 200))
         })
+    }
+
+    /// What /proxyMode says; empty where nobody answers.
+    pub(crate) fn mode(&mut self) -> Result<String> {
+        let get = Get { url: PROXY_MODE.to_owned(), timeout: patient(LOOK_FOR) };
+        Ok(self.world.agent(Host::Node1)?.get(get)?.map(|page| page.body).unwrap_or_default())
     }
 
     /// Waits until the proxy has ended, and returns whether it did so with an error.
