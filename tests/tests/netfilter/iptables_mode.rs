@@ -21,15 +21,15 @@ use crate::node::Node;
 
 /// Commands of one kind of iptables.
 #[derive(Clone, Copy)]
-struct Kind {
-    name: &'static str,
+pub(crate) struct Kind {
+    pub(crate) name: &'static str,
 }
 
-const KINDS: [Kind; 2] = [Kind { name: "nft" }, Kind { name: "legacy" }];
+pub(crate) const KINDS: [Kind; 2] = [Kind { name: "nft" }, Kind { name: "legacy" }];
 
 impl Kind {
     /// A node on which only this kind is installed.
-    fn node(self, directory: &std::path::Path) -> Node {
+    pub(crate) fn node(self, directory: &std::path::Path) -> Node {
         let commands = ["iptables", "ip6tables"]
             .map(|family| ["", "-save", "-restore"].map(|verb| format!("{family}-{}{verb}", self.name)));
         let names: Vec<&str> = commands.iter().flatten().map(String::as_str).collect();
@@ -37,11 +37,11 @@ impl Kind {
     }
 
     /// A command line for the kind's iptables of both families.
-    fn both(self, node: &Node, line: &str) {
+    pub(crate) fn both(self, node: &Node, line: &str) {
         node.both_families(&format!("iptables-{} {line}", self.name));
     }
 
-    fn saved(self, node: &Node) -> String {
+    pub(crate) fn saved(self, node: &Node) -> String {
         let commands = [format!("iptables-{}-save", self.name), format!("ip6tables-{}-save", self.name)];
         let saved = commands.map(|command| node.run(&command, &[], ""));
         // Comments tell the time, and counters change.
@@ -50,28 +50,28 @@ impl Kind {
     }
 }
 
-fn on_each_kind(test: impl Fn(Kind, &Node)) {
+pub(crate) fn on_each_kind(test: impl Fn(Kind, &Node)) {
     for kind in KINDS {
         let directory = tempfile::tempdir().expect("a directory");
         test(kind, &kind.node(directory.path()));
     }
 }
 
-fn mode(node: &Node) -> Iptables {
+pub(crate) fn mode(node: &Node) -> Iptables {
     let settings = settings(&node.path);
     node.within(|| Ok(Iptables::new(settings))).expect("iptables is installed")
 }
 
-fn settings(path: &SearchPath) -> IptablesSettings {
+pub(crate) fn settings(path: &SearchPath) -> IptablesSettings {
     IptablesSettings { masquerade_mark: 1 << 14, localhost_node_ports: true, path: path.clone() }
 }
 
-fn observe(node: &Node, mode: &mut Iptables) -> State {
+pub(crate) fn observe(node: &Node, mode: &mut Iptables) -> State {
     node.within(|| Ok(mode.observe())).expect("rules can be read")
 }
 
 /// Plans everything and applies it; how many changes it took.
-fn sync(node: &Node, mode: &mut Iptables, state: &mut State, snapshot: &Snapshot) -> usize {
+pub(crate) fn sync(node: &Node, mode: &mut Iptables, state: &mut State, snapshot: &Snapshot) -> usize {
     let plan = Iptables::plan(state, snapshot, &Dirty::everything());
     let changes = plan.len();
     node.within(|| Ok(mode.apply(state, plan))).expect("rules are taken");
@@ -79,7 +79,7 @@ fn sync(node: &Node, mode: &mut Iptables, state: &mut State, snapshot: &Snapshot
 }
 
 /// Rules for all that Services can be, in both families.
-fn services() -> Snapshot {
+pub(crate) fn services() -> Snapshot {
     let mut snapshot = Snapshot::default();
     let node = &mut snapshot.node;
     node.local_detector = LocalTrafficDetector::Cidrs(vec![net("10.244.1.0/24"), net("fd44:1::/64")]);
@@ -119,7 +119,7 @@ fn services() -> Snapshot {
     snapshot
 }
 
-fn add(
+pub(crate) fn add(
     family: IpFamily,
     name: &str,
     protocol: Protocol,
@@ -129,7 +129,7 @@ fn add(
     (ServicePortKey { name, family }, Arc::new(port))
 }
 
-fn port(
+pub(crate) fn port(
     frontends: Vec<Frontend>,
     family: IpFamily,
     external_policy: TrafficPolicy,
@@ -157,7 +157,7 @@ fn port(
     }
 }
 
-fn frontend(kind: FrontendKind, address: Option<&str>, port: u16) -> Frontend {
+pub(crate) fn frontend(kind: FrontendKind, address: Option<&str>, port: u16) -> Frontend {
     Frontend { kind, address: address.map(ip), port: port.try_into().expect("not 0") }
 }
 
@@ -213,160 +213,6 @@ fn what_others_flush_is_noticed_and_put_back_and_jumps_are_never_there_twice() {
             assert_eq!(sorted(&kind.saved(node)), sorted(&whole), "{}: after {flush:?}", kind.name);
         }
     });
-}
-
-#[test]
-fn rules_that_are_refused_are_told_with_their_line_and_all_is_written_once_they_are_taken() {
-    on_each_kind(|kind, node| {
-        let mut mode = mode(node);
-        let mut state = observe(node, &mut mode);
-        sync(node, &mut mode, &mut state, &services());
-        // Somebody holds on to a chain, so that it cannot be removed.
-        let mut less = services();
-        less.ports.retain(|key, _| !key.to_string().contains("guarded"));
-        let shown = kind.saved(node);
-        let chain =
-            shown.lines().find_map(|line| line.strip_prefix(":")?.strip_prefix("KUBE-FW-")).expect("a chain");
-        let chain = format!("KUBE-FW-{}", chain.split(' ').next().expect("a name"));
-        kind.both(node, "-t nat -N MINE");
-        kind.both(node, &format!("-t nat -A MINE -j {chain}"));
-        let plan = Iptables::plan(&state, &less, &Dirty::everything());
-        let refused = node.within(|| Ok(mode.apply(&mut state, plan))).expect_err("the chain is held on to");
-        let told = refused.to_string();
-        assert!(told.contains("IPv4 rules were refused at line "), "{told}");
-        assert!(counted(&mut mode, "sync_proxy_rules_iptables_restore_failures") >= 1);
-        assert!(!node.within(|| Ok(mode.is_certain(&state))));
-        // It is left to them, and all else is written.
-        let mut state = observe(node, &mut mode);
-        assert!(sync(node, &mut mode, &mut state, &less) > 0);
-        assert_eq!(sync(node, &mut mode, &mut state, &less), 0);
-        assert!(kind.saved(node).contains(&format!(":{chain}")));
-        // The next process tries again.
-        kind.both(node, "-t nat -F MINE");
-        let mut next = self::mode(node);
-        let mut state = observe(node, &mut next);
-        sync(node, &mut next, &mut state, &less);
-        assert!(!kind.saved(node).contains(&chain));
-    });
-}
-
-#[test]
-fn a_service_whose_rules_are_refused_is_left_out_and_keeps_no_other_from_being_served() {
-    on_each_kind(|kind, node| {
-        let mut mode = mode(node);
-        let mut state = observe(node, &mut mode);
-        let mut snapshot = services();
-        // An address of the other family, which no Service has.
-        let frontends = vec![frontend(FrontendKind::ClusterIp, Some("fd96::99"), 80)];
-        let bad = port(frontends, IpFamily::V4, TrafficPolicy::Cluster, 1);
-        let (bad_key, bad) = add(IpFamily::V4, "bad", Protocol::Tcp, bad);
-        snapshot.ports.insert(bad_key.clone(), bad);
-        let apply = |mode: &mut Iptables, state: &mut State, snapshot: &Snapshot| {
-            let plan = Iptables::plan(state, snapshot, &Dirty::everything());
-            node.within(|| Ok(mode.apply(state, plan))).map_err(|error| error.to_string())
-        };
-        let refused = apply(&mut mode, &mut state, &snapshot).expect_err("a rule is refused");
-        assert!(refused.contains("refused at line"), "{refused}");
-        let mut state = observe(node, &mut mode);
-        let told = apply(&mut mode, &mut state, &snapshot).expect_err("it is told as long as it is so");
-        assert!(told.starts_with("1 service ports are left out"), "{told}");
-        let shown = kind.saved(node);
-        assert!(shown.contains("default/open:p cluster IP") && !shown.contains("default/bad"), "{shown}");
-        assert!(node.within(|| Ok(mode.is_certain(&state))), "all else is as it should be");
-        snapshot.ports.remove(&bad_key);
-        apply(&mut mode, &mut state, &snapshot).expect("nothing is refused any more");
-        assert_eq!(sync(node, &mut mode, &mut state, &services()), 0);
-    });
-}
-
-#[test]
-fn a_refusal_that_names_no_rule_is_traced_to_its_service_and_all_others_are_served() {
-    on_each_kind(|kind, node| {
-        // Where it leads to a Service's chain, this refuses what translates destinations there.
-        let bad = "KUBE-SVC-WOF25GF5VX2POM23";
-        kind.both(node, &format!("-t nat -N {bad}"));
-        kind.both(node, &format!("-t nat -A POSTROUTING -j {bad}"));
-        let mut mode = mode(node);
-        let mut state = observe(node, &mut mode);
-        let apply = |mode: &mut Iptables, state: &mut State, snapshot: &Snapshot| {
-            let plan = Iptables::plan(state, snapshot, &Dirty::everything());
-            node.within(|| Ok(mode.apply(state, plan))).map_err(|error| error.to_string())
-        };
-        let refused = apply(&mut mode, &mut state, &services()).expect_err("it is refused");
-        assert!(refused.contains("rules were refused"), "{}: {refused}", kind.name);
-        // That its chain cannot be removed is found out next.
-        let mut tries = (0..3).map(|_| {
-            let mut state = observe(node, &mut mode);
-            apply(&mut mode, &mut state, &services()).expect_err("it is told as long as it is so")
-        });
-        let expected =
-            "2 service ports are left out because their rules were refused; the first is default/open:p";
-        let told: Vec<String> = tries.by_ref().take(3).collect();
-        assert!(told[2].starts_with(expected), "{}: {told:?}", kind.name);
-        let shown = kind.saved(node);
-        // The same name with UDP is another service port.
-        for there in
-            ["-p udp -m comment --comment \"default/open:p cluster IP", "default/guarded:p cluster IP"]
-        {
-            assert_eq!(shown.matches(there).count(), 4, "{}: {there}: {shown}", kind.name);
-        }
-        assert!(
-            !shown.contains("-p tcp -m comment --comment \"default/open:p cluster IP"),
-            "{}: {shown}",
-            kind.name
-        );
-        // Whoever is in the way goes, and a process that starts then serves all.
-        kind.both(node, &format!("-t nat -D POSTROUTING -j {bad}"));
-        let mut next = self::mode(node);
-        let mut state = observe(node, &mut next);
-        sync(node, &mut next, &mut state, &services());
-        assert!(kind.saved(node).contains("-p tcp -m comment --comment \"default/open:p cluster IP"));
-    });
-}
-
-#[test]
-fn beside_rules_that_iptables_cannot_show_all_is_served_and_nothing_is_there_twice() {
-    // The old iptables shares its tables with nobody.
-    let (kind, directory) = (KINDS[0], tempfile::tempdir().expect("a directory"));
-    let node = &kind.node(directory.path());
-    kind.both(node, "-t nat -N MINE");
-    let foreign =
-        "add rule ip nat MINE ct state new masquerade\nadd rule ip6 nat MINE ct state new masquerade\n";
-    node.run("nft", &["-f", "-"], foreign);
-    assert!(!kind.saved(node).contains("*nat"), "it is shown");
-    let mut snapshot = services();
-    // More rules than iptables-nft is given without further ado.
-    for number in 20..26_u16 {
-        let frontends = vec![frontend(FrontendKind::ClusterIp, Some(&format!("10.96.1.{number}")), 80)];
-        let large = port(frontends, IpFamily::V4, TrafficPolicy::Cluster, 250);
-        snapshot.ports.extend([add(IpFamily::V4, &format!("large-{number}"), Protocol::Tcp, large)]);
-    }
-    let mut first = mode(node);
-    let mut state = observe(node, &mut first);
-    sync(node, &mut first, &mut state, &snapshot);
-    assert!(node.within(|| Ok(first.is_certain(&state))));
-    let mut next = mode(node);
-    let mut state = observe(node, &mut next);
-    sync(node, &mut next, &mut state, &services());
-    let listed = node.run("iptables-nft", &["-t", "nat", "-S", "PREROUTING"], "");
-    assert_eq!(listed.matches("-j KUBE-SERVICES").count(), 1, "{listed}");
-    let settings = settings(&node.path);
-    let errors = node.within(|| Ok(Iptables::remove(&settings)));
-    let told: Vec<String> = errors.iter().map(ToString::to_string).collect();
-    assert_eq!(told.len(), 2, "one a family: {told:?}");
-    assert!(told[0].contains("table nat of iptables-nft"), "{told:?}");
-    node.run("nft", &["-f", "-"], "flush chain ip nat MINE\nflush chain ip6 nat MINE\n");
-    assert!(node.within(|| Ok(Iptables::remove(&settings))).is_empty());
-    assert!(!kind.saved(node).contains("KUBE-"), "{}", kind.saved(node));
-}
-
-fn counted(mode: &mut Iptables, name: &str) -> u64 {
-    let readings: Vec<Reading> = mode.readings().expect("the mode counts")();
-    let values = readings.iter().filter(|reading| reading.name == name).map(|reading| match reading.value {
-        ReadingValue::Counter(value) => value,
-        ReadingValue::Gauge(value) => value.unsigned_abs(),
-    });
-    values.sum()
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod conntrack;
 mod iptables_mode;
+mod iptables_refused;
 mod node;
 mod packets;
 mod places;
