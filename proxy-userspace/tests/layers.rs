@@ -56,8 +56,8 @@ const LAYERS: &[Layer] = &[
         ],
     ),
     layer("node", &["kernel"], KUBE),
-    layer("sync", &["causes", "dataplane", "health", "metrics", "model"], KUBE),
-    layer("watch", &["causes", "model"], &[]),
+    layer("sync", &["causes", "dataplane", "health", "metrics", "model", "node"], KUBE),
+    layer("watch", &["causes", "model", "node"], &[]),
 ];
 
 /// The command puts the layers together.

@@ -128,11 +128,13 @@ impl Daemon {
             metrics: Metrics::default(),
             health: ProxyHealth::new(Duration::from_mins(10)),
             health_checks: watch::Sender::default(),
+            events: proxy_userspace::node::NodeEvents::default(),
         };
         let periods = SyncPeriods {
             min_sync_period: Duration::ZERO,
             sync_period: Duration::from_hours(1),
             give_up_after: None,
+            wait_for_node: false,
         };
         let daemon = SyncLoop::new(settings(), periods, renderer, outputs);
         let (_, settings) = watch::channel(SyncSettings { model: settings(), periods });

@@ -48,6 +48,9 @@ pub trait Renderer: Send {
     /// Reads what the kernel holds, unless that is certain. Needed before the first [`Self::render`] and after one that failed.
     fn observe(&mut self) -> Result<(), RenderError>;
 
+    /// The next [`Self::observe`] reads all that the kernel holds, however certain it seems.
+    fn distrust(&mut self) {}
+
     /// Makes the kernel serve what is dirty of the Snapshot and returns how many changes that took. Without an
     /// observation to go by it observes first.
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError>;
@@ -107,6 +110,10 @@ where
         let observed = self.dataplane.observe();
         self.state = Some(observed.map_err(|source| RenderError::Observe { source: source.into() })?);
         Ok(())
+    }
+
+    fn distrust(&mut self) {
+        self.state = None;
     }
 
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {

@@ -1,10 +1,12 @@
-//! What is set on the node once, at start, beside all that is done for Services: conntrack's limits, and how soon the kernel
-//! may kill this process for want of memory.
+//! What is done on the node beside all that is done for Services: what is set at start, conntrack's limits and how soon the kernel
+//! may kill this process for want of memory, and what is told of it.
 #![forbid(unsafe_code)]
 
 mod conntrack;
+mod event;
 
 pub use conntrack::ConntrackSettings;
+pub use event::{NodeEvent, NodeEvents};
 
 use crate::kernel::{self, KernelError};
 

@@ -23,17 +23,20 @@ use proxy_userspace::{
     inspect,
     kernel::{self, KernelError, command::SearchPath},
     metrics::Metrics,
-    node,
+    node::{self, NodeEvent, NodeEvents},
     sync::{Inputs, Outputs, SyncError, SyncLoop, SyncSettings},
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::{Notify, mpsc, watch},
+    sync::{Mutex, Notify, mpsc, watch},
     task::JoinSet,
 };
 
 /// Events that may wait for the loop; a source that is faster waits too.
 const EVENTS_QUEUED: usize = 4096;
+
+/// Events that wait to be written, whichever mode runs.
+type Told = Arc<Mutex<mpsc::Receiver<NodeEvent>>>;
 
 /// Everything that runs beside the sync loop. None of it is meant to end.
 type Tasks = JoinSet<anyhow::Result<()>>;
@@ -42,8 +45,8 @@ type Tasks = JoinSet<anyhow::Result<()>>;
 enum Ended {
     /// By a signal.
     Stopped,
-    /// It does not work any more, or never did.
-    Broken(anyhow::Error),
+    /// It does not work any more, or never did. What ran can still clean up.
+    Broken(anyhow::Error, Option<Box<dyn Renderer>>),
     /// The configuration changed.
     Changed(Asked),
 }
@@ -64,22 +67,26 @@ pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow
     let shutdown = shutdown(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::pin!(shutdown);
     announce(&chosen.config, &chosen.why);
-    set_up_node(&chosen.config);
+    let (events, told) = NodeEvents::channel();
+    let told = Arc::new(Mutex::new(told));
+    set_up_node(&chosen.config, &events);
+    events.normal("Starting", format!("shunt in the mode {}, {}", chosen.config.mode.name(), chosen.why));
     let outputs = Outputs {
+        events,
         metrics: Metrics::default(),
         health: ProxyHealth::new(chosen.config.sync_period * 2),
         health_checks: watch::Sender::default(),
     };
     let mut endpoints = Tasks::new();
     start_endpoints(&chosen.config, &outputs, &mut endpoints);
-    let mut reload =
-        Reload::new(chosen.origin(), chosen.config.clone(), set_log_filter, outputs.health.clone());
+    let mut before = None;
+    let mut reload = Reload::new(&chosen, set_log_filter, outputs.health.clone());
     loop {
         let settings = reload.settings.subscribe();
         let ended = tokio::select! {
             biased;
             ended = first_ended(&mut endpoints) => return ended.map(|()| End::Signal),
-            ended = run_mode(&chosen, outputs.clone(), settings, &mut shutdown) => ended?,
+            ended = run_mode(&chosen, outputs.clone(), settings, &told, before.take(), &mut shutdown) => ended?,
             asked = reload.follow() => Ended::Changed(asked),
         };
         chosen.config = reload.config.clone();
@@ -87,7 +94,10 @@ pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow
             Ended::Stopped => return Ok(End::Signal),
             Ended::Changed(Asked::Restart) => return Ok(End::Restart),
             Ended::Changed(Asked::Rebuild) => continue,
-            Ended::Broken(error) => error,
+            Ended::Broken(error, ran) => {
+                before = ran;
+                error
+            }
         };
         let broken = chosen.config.mode.name();
         let why = with_causes(error.as_ref());
@@ -97,6 +107,10 @@ pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow
         reload.config = chosen.config.clone();
         outputs.metrics.mode_broke(broken);
         let mode = chosen.config.mode.name();
+        outputs.events.warning(
+            "ModeBroke",
+            format!("the mode {broken} does not work any more, {mode} takes over: {why}"),
+        );
         tracing::error!(broken, mode, error = why, "THE MODE DOES NOT WORK ANY MORE; another one takes over");
     }
 }
@@ -106,30 +120,32 @@ async fn run_mode(
     chosen: &Chosen,
     outputs: Outputs,
     settings: watch::Receiver<SyncSettings>,
+    told: &Told,
+    before: Option<Box<dyn Renderer>>,
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<Ended> {
     let config = &chosen.config;
     parts::check_capabilities(config.mode)?;
     outputs.metrics.set_mode(config.mode.name(), &chosen.why);
     let mut tasks = Tasks::new();
-    let inputs = start_sources(config, outputs.metrics.clone(), settings, &mut tasks);
+    let inputs = start_sources(config, outputs.metrics.clone(), settings, told, &mut tasks);
     let renderer = match parts::renderer(config, &inputs.disturbed) {
         Ok(renderer) => renderer,
-        Err(error) if chosen.has_others() && !is_in_use(&error) => return Ok(Ended::Broken(error)),
+        Err(error) if chosen.has_others() && !is_in_use(&error) => return Ok(Ended::Broken(error, before)),
         Err(error) => return Err(error),
     };
-    let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, config));
+    let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, before, config));
     outputs.metrics.set_packet_counts(renderer.packet_counts());
     outputs.metrics.set_readings(renderer.readings());
     let SyncSettings { model, periods } = reload::settings(config, chosen.give_up_after());
-    let sync = SyncLoop::new(model, periods, renderer, outputs);
+    let mut sync = SyncLoop::new(model, periods, renderer, outputs);
     tokio::select! {
         // An ended task closes its channel too; what it says is worth more than that it has ended.
         biased;
         ended = first_ended(&mut tasks) => ended.map(|()| Ended::Stopped),
-        done = sync.run(inputs, shutdown) => match done {
+        done = sync.run_until_broken(inputs, shutdown) => match done {
             Ok(()) => Ok(Ended::Stopped),
-            Err(error @ SyncError::Broken { .. }) => Ok(Ended::Broken(error.into())),
+            Err(error @ SyncError::Broken { .. }) => Ok(Ended::Broken(error.into(), Some(sync.into_renderer()))),
             Err(error) => Err(error.into()),
         },
     }
@@ -211,9 +227,16 @@ pub(super) fn tell_what_is_in_vain(config: &Config) {
 }
 
 /// What cannot be set is told and no reason to stop: a container often has a read-only `/proc/sys`.
-fn set_up_node(config: &Config) {
-    for error in node::set_up(&config.node) {
-        tracing::warn!(error = with_causes(&error), "a setting of the node stays as it was");
+fn set_up_node(config: &Config, events: &NodeEvents) {
+    let errors: Vec<String> = node::set_up(&config.node).iter().map(|error| with_causes(error)).collect();
+    for error in &errors {
+        tracing::warn!(error, "a setting of the node stays as it was");
+    }
+    if !errors.is_empty() {
+        events.warning(
+            "SettingsRefused",
+            format!("settings of the node stay as they were: {}", errors.join("; ")),
+        );
     }
 }
 
@@ -226,7 +249,7 @@ async fn shutdown(mut terminate: Signal, mut interrupt: Signal) {
 }
 
 fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
-    let Outputs { metrics, health, health_checks } = outputs;
+    let Outputs { metrics, health, health_checks, .. } = outputs;
     let hard_fail = config.bind_address_hard_fail;
     let mut serve = |server: &'static str, address: Option<SocketAddr>, routes: Router| {
         if let Some(address) = address {
@@ -251,10 +274,11 @@ fn start_sources(
     config: &Config,
     metrics: Metrics,
     settings: watch::Receiver<SyncSettings>,
+    told: &Told,
     tasks: &mut Tasks,
 ) -> Inputs {
     let (to_sync, events) = mpsc::channel(EVENTS_QUEUED);
-    let objects = parts::objects(config.clone(), metrics, to_sync);
+    let objects = parts::objects(config.clone(), metrics, Arc::clone(told), to_sync);
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
     let (to_sync, node_facts) = watch::channel(None);
     let disturbed = Arc::new(Notify::new());

@@ -19,9 +19,10 @@ use proxy_userspace::{
     },
     metrics::{Metrics, WatchedKind},
     model::{NodeFacts, WatchEvent},
+    node::NodeEvent,
     watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
 };
-use tokio::sync::{Notify, mpsc, watch as channel};
+use tokio::sync::{Mutex, Notify, mpsc, watch as channel};
 
 /// Fails where no mode could work, and tells what will not, for want of capabilities.
 pub(super) fn check_capabilities(mode: Mode) -> Result<(), KernelError> {
@@ -142,6 +143,7 @@ fn told<E: std::error::Error + Send + Sync + 'static>(errors: Vec<E>) -> Vec<Ren
 pub(super) async fn objects(
     config: Config,
     metrics: Metrics,
+    events: Arc<Mutex<mpsc::Receiver<NodeEvent>>>,
     to: mpsc::Sender<WatchEvent>,
 ) -> anyhow::Result<()> {
     match config.source {
@@ -152,9 +154,18 @@ pub(super) async fn objects(
         }
         ObjectSource::Api { kubeconfig, master } => {
             let client = watch::kube_client(kubeconfig.as_deref(), master.as_deref()).await?;
-            let source = ApiSource::new(client, &*config.model.node_name);
+            let source = ApiSource::new(client.clone(), &*config.model.node_name);
             let status = source.status();
-            measured(Box::pin(source.run(to)), status, &metrics).await
+            let mut events = events.lock().await;
+            // Does not end the source, should it end.
+            let recording = async {
+                watch::record_events(&client, &config.model.node_name, &mut events).await;
+                std::future::pending().await
+            };
+            tokio::select! {
+                ended = measured(Box::pin(source.run(to)), status, &metrics) => ended,
+                () = recording => Ok(()),
+            }
         }
     }
 }

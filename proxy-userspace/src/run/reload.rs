@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use proxy_userspace::{
     causes::with_causes,
-    config::{Change, Config, ConfigError, ConfigFile, Environment, FileChanges, Flags},
+    config::{Change, Config, ConfigError, ConfigFile, Environment, FileChanges, Flags, ObjectSource},
     health::ProxyHealth,
     sync::{SyncPeriods, SyncSettings},
 };
 use tokio::sync::watch;
 
-use super::tell_what_is_in_vain;
+use super::{Chosen, tell_what_is_in_vain};
 
 /// Sets which logs are written.
 pub(crate) type LogFilter = Box<dyn Fn(&str) + Send + Sync>;
@@ -38,14 +38,11 @@ pub(super) struct Reload {
 }
 
 impl Reload {
-    pub(super) fn new(
-        (flags, environment): (Flags, Environment),
-        config: Config,
-        set_log_filter: LogFilter,
-        health: ProxyHealth,
-    ) -> Self {
+    pub(super) fn new(chosen: &Chosen, set_log_filter: LogFilter, health: ProxyHealth) -> Self {
+        let (flags, environment) = chosen.origin();
+        let config = chosen.config.clone();
         let changes = config.file.clone().map(FileChanges::since);
-        let settings = watch::Sender::new(settings(&config, None));
+        let settings = watch::Sender::new(settings(&config, chosen.give_up_after()));
         Self { flags, environment, changes, set_log_filter, health, config, settings }
     }
 
@@ -102,8 +99,9 @@ impl Reload {
 /// What a configuration means to the sync loop.
 pub(super) fn settings(config: &Config, give_up_after: Option<Duration>) -> SyncSettings {
     let Config { min_sync_period, sync_period, .. } = *config;
+    let wait_for_node = matches!(config.source, ObjectSource::Api { .. });
     SyncSettings {
         model: config.model.clone(),
-        periods: SyncPeriods { min_sync_period, sync_period, give_up_after },
+        periods: SyncPeriods { min_sync_period, sync_period, give_up_after, wait_for_node },
     }
 }

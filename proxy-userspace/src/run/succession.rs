@@ -14,13 +14,19 @@ use super::parts;
 /// A renderer that clears up after the modes before it, once, when it has succeeded for the first time.
 pub(super) struct Successor {
     renderer: Box<dyn Renderer>,
+    /// The mode before this one, where it broke in this process.
+    broken: Option<Box<dyn Renderer>>,
     /// Until it is done.
     config: Option<Config>,
 }
 
 impl Successor {
-    pub(super) fn new(renderer: Box<dyn Renderer>, config: &Config) -> Self {
-        Self { renderer, config: Some(config.clone()) }
+    pub(super) fn new(
+        renderer: Box<dyn Renderer>,
+        broken: Option<Box<dyn Renderer>>,
+        config: &Config,
+    ) -> Self {
+        Self { renderer, broken, config: Some(config.clone()) }
     }
 
     /// Rules leave connections to conntrack, which goes on with them; programs have to hand theirs over.
@@ -43,7 +49,8 @@ impl Successor {
     /// What cannot be removed is told, and is no reason to serve nothing.
     fn remove_other_modes(&mut self) {
         let Some(config) = self.config.take() else { return };
-        for error in parts::remove_other_modes(&config) {
+        let by_itself = self.broken.take().map_or_else(Vec::new, |mut broken| broken.cleanup());
+        for error in by_itself.into_iter().chain(parts::remove_other_modes(&config)) {
             tracing::warn!(error = with_causes(&error), "something of another mode is left");
         }
     }
@@ -52,6 +59,10 @@ impl Successor {
 impl Renderer for Successor {
     fn observe(&mut self) -> Result<(), RenderError> {
         self.renderer.observe()
+    }
+
+    fn distrust(&mut self) {
+        self.renderer.distrust();
     }
 
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {
@@ -72,7 +83,9 @@ impl Renderer for Successor {
     }
 
     fn cleanup(&mut self) -> Vec<RenderError> {
-        self.renderer.cleanup()
+        let mut errors = self.broken.take().map_or_else(Vec::new, |mut broken| broken.cleanup());
+        errors.extend(self.renderer.cleanup());
+        errors
     }
 
     fn map_fill(&self) -> Vec<MapFill> {

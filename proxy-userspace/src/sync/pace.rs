@@ -160,7 +160,12 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn pace() -> Pace {
-        Pace::new(SyncPeriods { min_sync_period: SECOND, sync_period: 30 * SECOND, give_up_after: None })
+        Pace::new(SyncPeriods {
+            min_sync_period: SECOND,
+            sync_period: 30 * SECOND,
+            give_up_after: None,
+            wait_for_node: false,
+        })
     }
 
     #[test]

@@ -38,16 +38,22 @@ impl Daemon {
     }
 
     fn start_giving_up(fake: Fake, give_up_after: Option<Duration>) -> Self {
+        Self::start_with(fake, give_up_after, DetectLocalMode::ClusterCidr)
+    }
+
+    fn start_with(fake: Fake, give_up_after: Option<Duration>, detect_local: DetectLocalMode) -> Self {
         let outputs = Outputs {
             metrics: Metrics::default(),
             health: ProxyHealth::new(2 * SYNC),
             health_checks: watch::Sender::default(),
+            events: NodeEvents::default(),
         };
-        let periods = SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC, give_up_after };
+        let periods =
+            SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC, give_up_after, wait_for_node: true };
         let settings = ModelSettings {
             node_name: "node1".into(),
             cluster_cidrs: Vec::new(),
-            detect_local: DetectLocalMode::ClusterCidr,
+            detect_local,
             node_port_addresses: NodePortAddresses::All,
             masquerade_all: false,
             bind_address: None,
@@ -417,6 +423,73 @@ async fn the_time_from_a_change_to_the_kernel_is_measured() {
         ))
     };
     assert_eq!((bucket("2.0"), bucket("+Inf")), ("0".into(), "1".into()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dataplane_that_seems_certain_is_read_anew_every_hour() {
+    let daemon = Daemon::synced().await;
+    daemon.fake.kernel().certain = true;
+    daemon.fake.kernel().programmed.ports.clear();
+    tokio::time::sleep(10 * SYNC).await;
+    assert_eq!(daemon.endpoints("a"), [""; 0]);
+    tokio::time::sleep(WHOLE_READING).await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+}
+
+fn with_pod_cidrs(cidrs: &[&str]) -> Node {
+    Node { pod_cidrs: testing::cidrs(cidrs), ..node() }
+}
+
+async fn list(daemon: &Daemon, nodes: Vec<Node>) {
+    daemon.tell_facts();
+    let [services, slices, _] = lists();
+    for event in [services, slices, WatchEvent::Nodes(Delta::Replace(nodes))] {
+        daemon.send(event).await;
+    }
+    daemon.settle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_node_is_waited_for_for_a_while() {
+    let daemon = Daemon::start(Fake::default());
+    list(&daemon, Vec::new()).await;
+    assert_eq!(daemon.calls(), []);
+    daemon.send(WatchEvent::Nodes(Delta::Apply(node()))).await;
+    daemon.settle().await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+
+    let daemon = Daemon::start(Fake::default());
+    list(&daemon, Vec::new()).await;
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    assert_eq!(daemon.calls(), []);
+    // It is looked at every ten seconds.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_pods_are_told_by_the_nodes_cidrs_these_are_waited_for_and_must_not_change() {
+    let daemon = Daemon::start_with(Fake::default(), None, DetectLocalMode::NodeCidr);
+    list(&daemon, vec![node()]).await;
+    tokio::time::sleep(Duration::from_mins(2)).await;
+    assert_eq!(daemon.calls(), []);
+    daemon.send(WatchEvent::Nodes(Delta::Apply(with_pod_cidrs(&["10.244.1.0/24"])))).await;
+    daemon.settle().await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+    // A Node that went and came back is no change.
+    list(&daemon, Vec::new()).await;
+    list(&daemon, vec![with_pod_cidrs(&["10.244.1.0/24"])]).await;
+    assert!(!daemon.task.is_finished());
+    daemon.send(WatchEvent::Nodes(Delta::Apply(with_pod_cidrs(&["10.244.2.0/24"])))).await;
+    let ended = daemon.task.await.expect("no panic").expect_err("a new process is needed");
+    let said = ended.to_string();
+    assert!(said.contains("10.244.1.0/24") && said.contains("10.244.2.0/24"), "{said}");
+
+    let daemon = Daemon::start_with(Fake::default(), None, DetectLocalMode::NodeCidr);
+    list(&daemon, vec![node()]).await;
+    tokio::time::sleep(Duration::from_mins(6)).await;
+    let ended = daemon.task.await.expect("no panic").expect_err("without them no rule is right");
+    assert!(ended.to_string().contains("no pod CIDRs"), "{ended}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -21,11 +21,11 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use axum::{
-    Router,
+    Json, Router,
     body::Body,
     extract::{Query as QueryParameters, State},
     response::Response,
-    routing::get,
+    routing::{get, post},
 };
 use futures::stream;
 use http::StatusCode;
@@ -42,6 +42,8 @@ pub use self::{
     store::Resource,
 };
 
+/// Where Events of Nodes are written.
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 /// How long a slow answer takes.
 const SLOWNESS: Duration = Duration::from_secs(3);
 
@@ -62,6 +64,7 @@ struct Shared {
     store: Mutex<Store>,
     faults: Mutex<Vec<Fault>>,
     requests: Mutex<Vec<Request>>,
+    events: Mutex<Vec<Value>>,
     changed: channel::Sender<u64>,
     interruptions: broadcast::Sender<Interruption>,
     down: channel::Sender<bool>,
@@ -114,6 +117,7 @@ impl ApiServer {
             store: Mutex::new(Store::new()),
             faults: Mutex::default(),
             requests: Mutex::default(),
+            events: Mutex::default(),
             changed: channel::Sender::new(0),
             interruptions: broadcast::Sender::new(16),
             down: channel::Sender::new(false),
@@ -190,6 +194,11 @@ impl ApiServer {
         *self.shared.store() = backup.0;
     }
 
+    /// The Events that were written so far.
+    pub fn events(&self) -> Vec<Value> {
+        lock(&self.shared.events).clone()
+    }
+
     /// The requests so far.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.shared.requests).clone()
@@ -255,6 +264,7 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
         router = router.route(&resource.path(), get(answer));
     }
     let mut down = shared.down.subscribe();
+    router = router.route(EVENTS, post(take_event));
     let service = router.fallback(not_found).with_state(shared);
     tokio::spawn(async move {
         let shutdown = async move {
@@ -264,6 +274,11 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
         // Serving does not fail; errors of single connections end those.
         let _ = axum::serve(listener, service).with_graceful_shutdown(shutdown).await;
     })
+}
+
+async fn take_event(State(shared): State<Arc<Shared>>, Json(event): Json<Value>) -> Response {
+    lock(&shared.events).push(event.clone());
+    answers::whole(StatusCode::CREATED, &event)
 }
 
 async fn not_found() -> Response {

@@ -273,10 +273,18 @@ impl Running {
         let (done, rendered) = mpsc::unbounded_channel();
         let timed = Box::new(Timed { inner: renderer(config)?, done });
         let health = ProxyHealth::new(NEVER);
-        let outputs =
-            Outputs { metrics: Metrics::default(), health, health_checks: watch::Sender::default() };
-        let periods =
-            SyncPeriods { min_sync_period: Duration::ZERO, sync_period: NEVER, give_up_after: None };
+        let outputs = Outputs {
+            metrics: Metrics::default(),
+            health,
+            health_checks: watch::Sender::default(),
+            events: proxy_userspace::node::NodeEvents::default(),
+        };
+        let periods = SyncPeriods {
+            min_sync_period: Duration::ZERO,
+            sync_period: NEVER,
+            give_up_after: None,
+            wait_for_node: false,
+        };
         let sync = SyncLoop::new(config.model.clone(), periods, timed, outputs);
         let (_, settings) = watch::channel(SyncSettings { model: config.model.clone(), periods });
         let (events, queue) = mpsc::channel(KINDS);

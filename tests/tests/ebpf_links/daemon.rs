@@ -33,11 +33,13 @@ fn a_running_proxy_follows_links_and_puts_back_what_is_removed_long_before_sync_
             metrics: Metrics::default(),
             health: ProxyHealth::new(Duration::from_mins(10)),
             health_checks: watch::Sender::default(),
+            events: proxy_userspace::node::NodeEvents::default(),
         };
         let periods = SyncPeriods {
             min_sync_period: Duration::ZERO,
             sync_period: Duration::from_mins(5),
             give_up_after: None,
+            wait_for_node: false,
         };
         let daemon = SyncLoop::new(bench.model_settings.clone(), periods, renderer, outputs);
         let (events, received) = mpsc::channel(8);

@@ -279,6 +279,87 @@ fn a_service_whose_rules_are_refused_is_left_out_and_keeps_no_other_from_being_s
     });
 }
 
+#[test]
+fn a_refusal_that_names_no_rule_is_traced_to_its_service_and_all_others_are_served() {
+    on_each_kind(|kind, node| {
+        // Where it leads to a Service's chain, this refuses what translates destinations there.
+        let bad = "KUBE-SVC-WOF25GF5VX2POM23";
+        kind.both(node, &format!("-t nat -N {bad}"));
+        kind.both(node, &format!("-t nat -A POSTROUTING -j {bad}"));
+        let mut mode = mode(node);
+        let mut state = observe(node, &mut mode);
+        let apply = |mode: &mut Iptables, state: &mut State, snapshot: &Snapshot| {
+            let plan = Iptables::plan(state, snapshot, &Dirty::everything());
+            node.within(|| Ok(mode.apply(state, plan))).map_err(|error| error.to_string())
+        };
+        let refused = apply(&mut mode, &mut state, &services()).expect_err("it is refused");
+        assert!(refused.contains("rules were refused"), "{}: {refused}", kind.name);
+        // That its chain cannot be removed is found out next.
+        let mut tries = (0..3).map(|_| {
+            let mut state = observe(node, &mut mode);
+            apply(&mut mode, &mut state, &services()).expect_err("it is told as long as it is so")
+        });
+        let expected =
+            "2 service ports are left out because their rules were refused; the first is default/open:p";
+        let told: Vec<String> = tries.by_ref().take(3).collect();
+        assert!(told[2].starts_with(expected), "{}: {told:?}", kind.name);
+        let shown = kind.saved(node);
+        // The same name with UDP is another service port.
+        for there in
+            ["-p udp -m comment --comment \"default/open:p cluster IP", "default/guarded:p cluster IP"]
+        {
+            assert_eq!(shown.matches(there).count(), 4, "{}: {there}: {shown}", kind.name);
+        }
+        assert!(
+            !shown.contains("-p tcp -m comment --comment \"default/open:p cluster IP"),
+            "{}: {shown}",
+            kind.name
+        );
+        // Whoever is in the way goes, and a process that starts then serves all.
+        kind.both(node, &format!("-t nat -D POSTROUTING -j {bad}"));
+        let mut next = self::mode(node);
+        let mut state = observe(node, &mut next);
+        sync(node, &mut next, &mut state, &services());
+        assert!(kind.saved(node).contains("-p tcp -m comment --comment \"default/open:p cluster IP"));
+    });
+}
+
+#[test]
+fn beside_rules_that_iptables_cannot_show_all_is_served_and_nothing_is_there_twice() {
+    // The old iptables shares its tables with nobody.
+    let (kind, directory) = (KINDS[0], tempfile::tempdir().expect("a directory"));
+    let node = &kind.node(directory.path());
+    kind.both(node, "-t nat -N MINE");
+    let foreign =
+        "add rule ip nat MINE ct state new masquerade\nadd rule ip6 nat MINE ct state new masquerade\n";
+    node.run("nft", &["-f", "-"], foreign);
+    assert!(!kind.saved(node).contains("*nat"), "it is shown");
+    let mut snapshot = services();
+    // More rules than iptables-nft is given without further ado.
+    for number in 20..26_u16 {
+        let frontends = vec![frontend(FrontendKind::ClusterIp, Some(&format!("10.96.1.{number}")), 80)];
+        let large = port(frontends, IpFamily::V4, TrafficPolicy::Cluster, 250);
+        snapshot.ports.extend([add(IpFamily::V4, &format!("large-{number}"), Protocol::Tcp, large)]);
+    }
+    let mut first = mode(node);
+    let mut state = observe(node, &mut first);
+    sync(node, &mut first, &mut state, &snapshot);
+    assert!(node.within(|| Ok(first.is_certain(&state))));
+    let mut next = mode(node);
+    let mut state = observe(node, &mut next);
+    sync(node, &mut next, &mut state, &services());
+    let listed = node.run("iptables-nft", &["-t", "nat", "-S", "PREROUTING"], "");
+    assert_eq!(listed.matches("-j KUBE-SERVICES").count(), 1, "{listed}");
+    let settings = settings(&node.path);
+    let errors = node.within(|| Ok(Iptables::remove(&settings)));
+    let told: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 2, "one a family: {told:?}");
+    assert!(told[0].contains("table nat of iptables-nft"), "{told:?}");
+    node.run("nft", &["-f", "-"], "flush chain ip nat MINE\nflush chain ip6 nat MINE\n");
+    assert!(node.within(|| Ok(Iptables::remove(&settings))).is_empty());
+    assert!(!kind.saved(node).contains("KUBE-"), "{}", kind.saved(node));
+}
+
 fn counted(mode: &mut Iptables, name: &str) -> u64 {
     let readings: Vec<Reading> = mode.readings().expect("the mode counts")();
     let values = readings.iter().filter(|reading| reading.name == name).map(|reading| match reading.value {

@@ -93,6 +93,11 @@ pub(crate) fn bench(what: &Bench) -> Run {
     run.args(switches.into_iter().filter_map(|(switch, on)| on.then_some(switch)))
 }
 
+/// The program with the scenes of the daemon, built by [`build_world`].
+pub(crate) fn daemon(mode: &str) -> Run {
+    world_program("daemon", mode)
+}
+
 /// The program that changes endpoints and restarts shunt under load, built by [`build_world`].
 pub(crate) fn churn(mode: &str) -> Run {
     world_program("churn", mode)

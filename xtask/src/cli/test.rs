@@ -129,12 +129,20 @@ fn packets() -> Vec<Step> {
         ..Conformance::default()
     };
     let all = Conformance { mode: "ebpf".into(), ..Conformance::default() };
+    let with_api = |mode: &str| Conformance { source: Some("api".into()), ..of_netfilter(mode) };
+    let repairs = |mode| steps::daemon(mode).args(["--only", "repairs,shutdown"]);
     [
         ("conformance", steps::conformance(&all)),
         ("restarts", steps::restarts("ebpf")),
         ("churn", steps::churn("ebpf")),
         ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),
         ("conformance iptables", steps::conformance(&of_netfilter("iptables"))),
+        ("conformance API", steps::conformance(&with_api("ebpf"))),
+        ("conformance API nftables", steps::conformance(&with_api("nftables"))),
+        ("conformance API iptables", steps::conformance(&with_api("iptables"))),
+        ("daemon", steps::daemon("ebpf")),
+        ("daemon nftables", repairs("nftables")),
+        ("daemon iptables", repairs("iptables")),
         ("restarts nftables", steps::restarts("nftables")),
         ("restarts iptables", steps::restarts("iptables")),
         ("deployment", steps::deployment()),

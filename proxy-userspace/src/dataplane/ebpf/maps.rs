@@ -300,6 +300,12 @@ impl Maps {
         removed("services")(self.services.remove(key))
     }
 
+    pub(super) fn remove_all_services(&mut self) -> Result<(), KernelError> {
+        let keys: Result<Vec<_>, _> = self.services.keys().collect();
+        let keys = keys.map_err(failed("read", "services", 0))?;
+        keys.iter().try_for_each(|key| self.remove_service(key))
+    }
+
     pub(super) fn remove_endpoint(&mut self, key: &EndpointKey) -> Result<(), KernelError> {
         removed("endpoints")(self.endpoints.remove(key))
     }

@@ -409,6 +409,10 @@ impl Dataplane for Ebpf {
 
     fn cleanup(&mut self) -> Vec<EbpfError> {
         let mut errors = remove_everything(Some(&self.pins));
+        if !errors.is_empty() {
+            // Programs that cannot be removed find no Service any more; flows that they know go on.
+            errors.extend(self.maps.remove_all_services().err());
+        }
         errors.extend(self.rules.as_mut().map_or_else(Vec::new, Rules::remove));
         errors.into_iter().map(EbpfError::from).collect()
     }

@@ -9,6 +9,7 @@ mod detect;
 mod failure;
 mod fixed;
 mod input;
+mod isolation;
 mod jumps;
 mod names;
 mod plan;
@@ -21,10 +22,14 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
 
 use self::{
     counters::Counters,
+    input::TableInput,
     jumps::JUMPS,
     names::{CANARY, Chain, Table},
     plan::FamilyPlan,
@@ -75,6 +80,8 @@ pub struct Iptables {
     left_out: BTreeMap<IpFamily, BTreeMap<ServicePortKey, PortState>>,
     /// Chains that a restore failed to remove.
     held_by_others: BTreeMap<IpFamily, BTreeSet<Chain>>,
+    /// Families of which a table cannot be shown as a whole.
+    not_shown: BTreeSet<IpFamily>,
     /// `route_localnet` was off before this mode, also if the chain that tells so is flushed.
     set_route_localnet: bool,
     stale_udp: StaleUdp,
@@ -104,6 +111,7 @@ impl Iptables {
             refused: Vec::new(),
             left_out: BTreeMap::new(),
             held_by_others: BTreeMap::new(),
+            not_shown: BTreeSet::new(),
             set_route_localnet: false,
             stale_udp: StaleUdp::new(loopback),
             counters,
@@ -147,8 +155,15 @@ impl Iptables {
 
     fn observe_family(&mut self, family: IpFamily, commands: &Commands) -> Result<FamilyState, KernelError> {
         let mut tables = BTreeMap::new();
+        self.not_shown.remove(&family);
         for table in Table::ALL {
             let saved = commands.save(table.name())?;
+            if !Commands::is_shown(&saved) {
+                tracing::warn!(%family, table = table.name(), "it holds rules that iptables does not know: chains that an earlier process left may stay");
+                self.not_shown.insert(family);
+                tables.insert(table, glance(commands, table)?);
+                continue;
+            }
             if table == Table::Nat {
                 for destination in saved::udp_destinations(&saved, family) {
                     self.stale_udp.suspect(destination);
@@ -179,18 +194,30 @@ impl Iptables {
         Ok(true)
     }
 
+    /// To iptables-nft, an input that asks for all chains would be an error where it cannot show them; the old iptables needs none.
+    fn written_for(&self, family: IpFamily, commands: &Commands) -> Backend {
+        if self.not_shown.contains(&family) { Backend::Legacy } else { commands.backend }
+    }
+
     /// What the next plan is to go without.
-    fn learn(&mut self, plan: &FamilyPlan, failure: &IptablesError) {
+    fn learn(&mut self, plan: &FamilyPlan, failure: &IptablesError, commands: &Commands) {
         let refused = failure.refused();
         self.refused.extend(refused);
-        if let Some(chain) = failure.unremovable() {
+        let unremovable = failure.unremovable();
+        if let Some(chain) = unremovable {
             tracing::warn!(?chain, "rules of others lead to this chain: it stays until the next start");
             self.held_by_others.entry(plan.family).or_default().insert(chain);
         }
         let owner = failure.rule().filter(|_| refused.is_none()).and_then(|rule| plan.owner(rule));
-        if let Some((key, port)) = owner {
-            self.left_out.entry(plan.family).or_default().insert(key.clone(), port.clone());
+        let mut guilty: Vec<_> = owner.into_iter().collect();
+        if guilty.is_empty() && refused.is_none() && unremovable.is_none() && failure.is_refusal() {
+            tracing::warn!(family = %plan.family, "no rule is named: looking for the Services that are refused");
+            let backend = self.written_for(plan.family, commands);
+            let mut restore = |part: &[TableInput]| commands.restore_all(input::text(part, backend)).is_ok();
+            guilty = isolation::isolate(plan, &mut restore);
         }
+        let guilty = guilty.into_iter().map(|(key, port)| (key.clone(), port.clone()));
+        self.left_out.entry(plan.family).or_default().extend(guilty);
     }
 
     /// What is left out is an error as long as it is there, but of no other service port.
@@ -204,14 +231,14 @@ impl Iptables {
     }
 
     fn apply_family(&mut self, plan: &FamilyPlan) -> Result<(), IptablesError> {
-        let Some(commands) = self.commands.get(&plan.family) else { return Ok(()) };
+        let Some(commands) = self.commands.get(&plan.family).cloned() else { return Ok(()) };
         if !plan.tables.is_empty() {
-            let text = input::text(&plan.tables, commands.backend);
+            let text = input::text(&plan.tables, self.written_for(plan.family, &commands));
             tracing::trace!(family = %plan.family, text, "restoring");
             if let Err(source) = commands.restore_all(text.clone()) {
                 self.counters.failed(plan);
                 let failure = failure::of_restore(plan.family, &text, source);
-                self.learn(plan, &failure);
+                self.learn(plan, &failure, &commands);
                 return Err(failure);
             }
         }
@@ -249,6 +276,11 @@ fn set_route_localnet_back(installed: &[(IpFamily, Commands)]) -> Result<(), Ker
 fn remove(commands: &Commands, left: Left) -> Vec<KernelError> {
     let remove_from = |table: Table| {
         let saved = commands.save(table.name())?;
+        if !Commands::is_shown(&saved) {
+            let why = "it holds rules that iptables does not know; remove those with nft first";
+            let table = format!("table {} of {commands}", table.name());
+            return Err(KernelError::call("list", table)(io::Error::other(why)));
+        }
         let input = removal::input(table, &saved, commands.backend, left);
         input.map_or(Ok(()), |input| commands.restore_all(input))
     };

@@ -80,6 +80,11 @@ impl FamilyPlan {
         changes - self.no_longer_deferred + usize::from(self.route_localnet)
     }
 
+    /// Service ports that are written.
+    pub(super) fn written(&self) -> impl Iterator<Item = (&ServicePortKey, &PortState)> {
+        self.ports.iter().filter_map(|(key, port)| Some((key, port.as_ref()?)))
+    }
+
     /// The service port that a rule is of, and what was to be written for it.
     pub(super) fn owner(&self, rule: &str) -> Option<(&ServicePortKey, &PortState)> {
         let chains = rule.split(' ').filter_map(Chain::parse);
@@ -88,8 +93,8 @@ impl FamilyPlan {
             let name = key.name.to_string();
             rule.contains(&format!("\"{name} ")) || rule.contains(&format!("\"{name}\""))
         };
-        let changed = self.ports.iter().filter_map(|(key, port)| Some((key, port.as_ref()?)));
-        let mut owners = changed
+        let mut owners = self
+            .written()
             .filter(|(key, port)| chains.iter().any(|chain| port.chains.contains(chain)) || is_named(key));
         owners.next()
     }

@@ -14,7 +14,7 @@ use shunt_tests::{
     deadline::{Deadline, patient},
     process::Running,
     runner::{Manifests, compose},
-    small_cluster::{CLUSTER_IP, DNS_PORT, HOSTS, NODE, NODE_PORT, Slices, WEB_PORT},
+    small_cluster::{CLUSTER_IP, DNS_PORT, HOSTS, NODE, NODE_PORT, SERVICES, Slices, WEB_PORT},
     world::{Host, World},
 };
 
@@ -40,7 +40,7 @@ impl Scene {
         let world = World::build(&HOSTS, &std::env::current_exe()?)?;
         let manifests = Manifests::create(world.directory())?;
         manifests.place("node.yaml", NODE)?;
-        manifests.place("services.yaml", include_str!("../restarts.yaml"))?;
+        manifests.place("services.yaml", SERVICES)?;
         let mut slices = Slices::default();
         slices.add("web", false, WEB_PORT, &[Host::A1, Host::A2]);
         slices.add("dns", false, DNS_PORT, &[Host::A1]);
