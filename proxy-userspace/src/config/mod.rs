@@ -1,7 +1,7 @@
 //! What the operator wants: kube-proxy's flags and its `KubeProxyConfiguration` file, with our own settings beside them.
 //!
-//! Flags and file end in one table of settings by field, each checked in the same way; flags that are given override the
-//! file. Everything wrong is reported at once.
+//! Flags and file end in one table of settings by field, each checked in the same way; flags that count beside the file override
+//! it. Everything wrong is reported at once, and so is what was given in vain.
 #![forbid(unsafe_code)]
 
 mod change;
