@@ -1,4 +1,4 @@
-//! The capabilities that the DaemonSet lists.
+//! The capabilities that the `DaemonSet` lists.
 
 use std::{path::Path, time::Duration};
 
