@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     core::v1::{ConfigMap, ServiceAccount},
-    rbac::v1::{ClusterRole, ClusterRoleBinding},
+    rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding},
 };
 use proxy_userspace::config::{Config, ConfigFile, Environment, Flags, Mode};
 use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
@@ -85,6 +85,8 @@ fn every_object_is_one_of_kubernetes_and_has_no_field_that_it_does_not_know() {
             "ServiceAccount" => check::<ServiceAccount>(&object),
             "ClusterRole" => check::<ClusterRole>(&object),
             "ClusterRoleBinding" => check::<ClusterRoleBinding>(&object),
+            "Role" => check::<Role>(&object),
+            "RoleBinding" => check::<RoleBinding>(&object),
             other => panic!("{other}: say above what it is"),
         }
     }
@@ -146,12 +148,10 @@ fn the_flags_and_the_file_of_the_daemon_set_are_accepted_without_a_word() {
     assert_eq!(config.ebpf.cgroup_root, Path::new("/host/cgroup"));
 }
 
-/// What the program asks for: `watch/api` lists and watches three kinds, and events are written.
-#[test]
-fn the_role_allows_what_is_asked_for_and_nothing_more() {
-    let role: ClusterRole = object("ClusterRole");
+/// What rules allow, sorted.
+fn allowed(rules: Option<Vec<PolicyRule>>) -> Vec<String> {
     let mut allowed = Vec::new();
-    for rule in role.rules.expect("rules") {
+    for rule in rules.expect("rules") {
         for group in rule.api_groups.iter().flatten() {
             for resource in rule.resources.iter().flatten() {
                 allowed.push(format!("{group}/{resource}: {}", rule.verbs.join(" ")));
@@ -159,24 +159,31 @@ fn the_role_allows_what_is_asked_for_and_nothing_more() {
         }
     }
     allowed.sort();
+    allowed
+}
+
+/// What the program asks for: `watch/api` lists and watches three kinds, and writes Events about the Node.
+#[test]
+fn the_roles_allow_what_is_asked_for_and_nothing_more() {
+    let role: ClusterRole = object("ClusterRole");
     assert_eq!(
-        allowed,
-        [
-            "/events: create patch update",
-            "/nodes: get list watch",
-            "/services: list watch",
-            "discovery.k8s.io/endpointslices: list watch",
-            "events.k8s.io/events: create patch update",
-        ]
+        allowed(role.rules),
+        ["/nodes: list watch", "/services: list watch", "discovery.k8s.io/endpointslices: list watch"]
     );
-    let binding: ClusterRoleBinding = object("ClusterRoleBinding");
-    let subjects = binding.subjects.expect("subjects");
+    let in_default: Role = object("Role");
+    assert_eq!(allowed(in_default.rules), ["events.k8s.io/events: create"]);
+    assert_eq!(in_default.metadata.namespace.as_deref(), Some("default"));
     let account: ServiceAccount = object("ServiceAccount");
-    assert_eq!((&binding.role_ref.name, subjects.len()), (role.metadata.name.as_ref().expect("a name"), 1));
-    assert_eq!(
-        (Some(&subjects[0].name), &subjects[0].namespace),
-        (account.metadata.name.as_ref(), &account.metadata.namespace)
-    );
+    let (cluster, of_events) =
+        (object::<ClusterRoleBinding>("ClusterRoleBinding"), object::<RoleBinding>("RoleBinding"));
+    for (referred, subjects) in
+        [(cluster.role_ref.name, cluster.subjects), (of_events.role_ref.name, of_events.subjects)]
+    {
+        let subjects = subjects.expect("subjects");
+        assert_eq!((referred.as_str(), subjects.len()), ("shunt", 1));
+        assert_eq!(Some(&subjects[0].name), account.metadata.name.as_ref());
+        assert_eq!(subjects[0].namespace, account.metadata.namespace);
+    }
 }
 
 #[test]
@@ -262,4 +269,43 @@ fn lookup(path: &str, values: &Value) -> Value {
     let path = path.strip_prefix(".Values.").unwrap_or_else(|| panic!("{path}: not known here"));
     let found = path.split('.').try_fold(values, |value, name| value.get(name));
     found.unwrap_or_else(|| panic!("{path} has no value")).clone()
+}
+
+/// The pages at the root of the repository, by name.
+fn page(name: &str) -> String {
+    fs::read_to_string(deploy().join("..").join(name)).expect(name)
+}
+
+#[test]
+fn the_commands_of_the_pages_are_understood() {
+    let mut found = 0;
+    for name in ["README.md", "docs/migration.md"] {
+        let page = page(name);
+        let commands = page.lines().filter_map(|line| line.strip_prefix("    shunt "));
+        for command in commands {
+            let words = command.split(" #").next().unwrap_or_default().split_whitespace();
+            match Flags::parse(["shunt"].into_iter().chain(words)) {
+                Ok(_) => found += 1,
+                Err(error) if command.starts_with("--help") => drop(error),
+                Err(error) => panic!("{name}: shunt {command}: {error}"),
+            }
+        }
+        for file in page.lines().flat_map(str::split_whitespace).filter(|word| word.starts_with("deploy/")) {
+            assert!(deploy().join("..").join(file.trim_end_matches(['.', ','])).exists(), "{name}: {file}");
+        }
+    }
+    assert!(found >= 5, "{found} commands");
+}
+
+#[test]
+fn the_file_of_the_readme_is_accepted_without_a_word() {
+    let page = page("README.md");
+    let text = page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a file");
+    let path = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
+    fs::write(&path, text).expect("written");
+    let flags = Flags::parse(["shunt", "--config", "unread"]).expect("flags");
+    let file = Some(ConfigFile::read(&path).expect("the file"));
+    let config =
+        Config::load_from(&flags, file, &Environment::default(), Mode::Ebpf).expect("a configuration");
+    assert_eq!((config.notes, &*config.model.node_name), (Vec::new(), "node1"));
 }

@@ -88,12 +88,11 @@ impl FileChanges {
                         self.last = file.clone();
                         return Ok(file);
                     }
-                    Ok(_) => {}
                     Err(error) if was_readable => {
                         self.stamp = None;
                         return Err(error);
                     }
-                    Err(_) => {}
+                    Ok(_) | Err(_) => {}
                 }
             }
             tokio::time::sleep(LOOK).await;

@@ -1,7 +1,7 @@
 //! What the operator wants: kube-proxy's flags and its `KubeProxyConfiguration` file, with our own settings beside them.
 //!
-//! Flags and file end in one table of settings by field, each checked in the same way; flags that are given override the
-//! file. Everything wrong is reported at once.
+//! Flags and file end in one table of settings by field, each checked in the same way; flags that count beside the file override
+//! it. Everything wrong is reported at once, and so is what was given in vain.
 #![forbid(unsafe_code)]
 
 mod change;
@@ -123,8 +123,6 @@ pub struct Config {
     pub metrics_bind_address: Option<SocketAddr>,
     /// Exit where an address to listen on is taken.
     pub bind_address_hard_fail: bool,
-    /// Answer profiling requests where metrics are.
-    pub profiling: bool,
     /// How often the kernel is compared with what it should hold; above zero.
     pub sync_period: Duration,
     /// Under load, the least time between two changes of the kernel; may be zero.

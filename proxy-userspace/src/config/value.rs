@@ -218,9 +218,8 @@ impl Kind {
     pub(super) fn unset(self) -> Json {
         match self {
             Self::FeatureGates => json!({}),
-            Self::Bool | Self::Integer { .. } | Self::Number | Self::VModule => Json::Null,
-            Self::Cidrs | Self::NodePortAddresses | Self::InterfaceGlobs => Json::Null,
-            _ => json!(""),
+            kind if kind.is_written_as_text() => json!(""),
+            _ => Json::Null,
         }
     }
 }

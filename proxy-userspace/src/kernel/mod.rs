@@ -28,8 +28,8 @@ pub use error::KernelError;
 use std::{io, mem::size_of, os::fd::AsRawFd};
 
 /// Ends a blocking receive after so many seconds, so that no answer is waited for without end.
-fn set_receive_timeout(socket: &impl AsRawFd, seconds: libc::time_t) -> io::Result<()> {
-    let timeout = libc::timeval { tv_sec: seconds, tv_usec: 0 };
+fn set_receive_timeout(socket: &impl AsRawFd, seconds: i32) -> io::Result<()> {
+    let timeout = libc::timeval { tv_sec: seconds.into(), tv_usec: 0 };
     let length = libc::socklen_t::try_from(size_of::<libc::timeval>()).map_err(io::Error::other)?;
     // SAFETY: the kernel reads `length` bytes from `timeout`, which has as many.
     let result = unsafe {

@@ -9,7 +9,7 @@ use netlink_packet_core::{
 use netlink_sys::{Socket, SocketAddr};
 
 /// How long the kernel may take for an answer.
-const ANSWER_TIMEOUT_SECONDS: libc::time_t = 2;
+const ANSWER_TIMEOUT_SECONDS: i32 = 2;
 /// More than the kernel puts into one datagram.
 pub(super) const LARGEST_DATAGRAM: usize = 64 * 1024;
 

@@ -72,7 +72,7 @@ fn without_file_and_flags_everything_has_kube_proxys_defaults() {
     assert_eq!(config.metrics_bind_address, Some("127.0.0.1:10249".parse().unwrap()));
     assert_eq!(config.sync_period, Duration::from_secs(30));
     assert_eq!(config.min_sync_period, Duration::ZERO);
-    assert_eq!((config.node.oom_score_adj, config.profiling), (-999, false));
+    assert_eq!(config.node.oom_score_adj, -999);
     assert_eq!((config.node.conntrack.max_per_core, config.node.conntrack.min), (32 << 10, 128 << 10));
     assert_eq!(config.node.conntrack.tcp_established_timeout, Duration::from_hours(24));
     assert_eq!(config.node.conntrack.tcp_close_wait_timeout, Duration::from_hours(1));

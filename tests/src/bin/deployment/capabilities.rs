@@ -1,4 +1,4 @@
-//! The capabilities that the DaemonSet lists.
+//! The capabilities that the `DaemonSet` lists.
 
 use std::{path::Path, time::Duration};
 
@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize as _;
 use serde_yaml_ng::Value;
 
-use shunt_tests::process;
+use shunt_tests::{process, world::Host};
 
 use crate::scene::Scene;
 
@@ -96,6 +96,20 @@ pub(crate) fn without_sys_resource_the_oom_score_stays_and_that_is_said(shunt: &
     scene.says("oom_score_adj")?;
     scene.serves()?;
     scene.stop()
+}
+
+/// A setting of the network namespace, and none of the whole machine.
+pub(crate) fn what_needs_privileges_is_done_ahead_and_the_program_ends(shunt: &Path) -> Result<()> {
+    const SETTING: &str = "cat /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait";
+    let scene = Scene::build(shunt)?;
+    let before = scene.world.run(Host::Node1, SETTING)?;
+    ensure!(before.trim() != "1234", "it is that already");
+    let flags = "--init-only --mode nftables --hostname-override node1 --conntrack-max-per-core 0 \
+                 --conntrack-tcp-timeout-established 0 --conntrack-tcp-timeout-close-wait 20m34s";
+    scene.world.run(Host::Node1, &format!("{} {flags}", shunt.display()))?;
+    let after = scene.world.run(Host::Node1, SETTING)?;
+    ensure!(after.trim() == "1234", "it is {after} after {before}");
+    Ok(())
 }
 
 fn ends_and_names(shunt: &Path, mode: &str, missing: &str, named: &str) -> Result<()> {

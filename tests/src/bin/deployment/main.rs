@@ -24,7 +24,7 @@ struct Arguments {
 
 type Scene = fn(&std::path::Path) -> Result<()>;
 
-const SCENES: [(&str, Scene); 9] = [
+const SCENES: [(&str, Scene); 10] = [
     ("capabilities-ebpf", |shunt| capabilities::those_of_the_manifest_are_enough(shunt, "ebpf")),
     ("capabilities-nftables", |shunt| capabilities::those_of_the_manifest_are_enough(shunt, "nftables")),
     ("capabilities-iptables", |shunt| capabilities::those_of_the_manifest_are_enough(shunt, "iptables")),
@@ -32,6 +32,7 @@ const SCENES: [(&str, Scene); 9] = [
     ("without-sys-admin", capabilities::without_sys_admin_ebpf_says_what_is_missing_and_the_others_run),
     ("without-net-raw", capabilities::without_net_raw_the_old_iptables_cannot_be_used_and_that_is_said),
     ("without-sys-resource", capabilities::without_sys_resource_the_oom_score_stays_and_that_is_said),
+    ("init-only", capabilities::what_needs_privileges_is_done_ahead_and_the_program_ends),
     ("config-in-place", config_file::what_can_be_taken_on_in_place_is),
     ("config-restart", config_file::what_cannot_starts_the_program_anew_and_bad_files_change_nothing),
 ];

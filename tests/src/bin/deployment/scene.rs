@@ -48,7 +48,7 @@ impl Scene {
         Ok(Self { world, shunt: shunt.to_owned(), manifests, running: None, version: 0 })
     }
 
-    /// The mount of a ConfigMap: the file is a link into a directory that a link names, which is replaced in one step.
+    /// The mount of a `ConfigMap`: the file is a link into a directory that a link names, which is replaced in one step.
     fn mount(&self) -> PathBuf {
         self.world.directory().join("config-map")
     }
