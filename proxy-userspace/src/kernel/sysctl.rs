@@ -49,8 +49,8 @@ pub fn processors() -> u32 {
 /// Of a list such as `0-3,6`.
 fn count_processors(list: &str) -> Option<u32> {
     let count = |range: &str| -> Option<u32> {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
+        let (from, to) = range.split_once('-').unwrap_or((range, range));
+        to.parse::<u32>().ok()?.checked_sub(from.parse().ok()?)?.checked_add(1)
     };
     list.trim().split(',').map(count).sum()
 }
