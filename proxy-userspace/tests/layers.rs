@@ -33,7 +33,7 @@ const LAYERS: &[Layer] = &[
         &["kernel", "model"],
         &["kube::", "k8s_openapi", "EndpointSlice", "WatchEvent", "tokio"],
     ),
-    layer("health", &["metrics", "model"], KUBE),
+    layer("health", &["kernel", "metrics", "model"], KUBE),
     layer("inspect", &["dataplane", "kernel", "model"], KUBE),
     // Of Services it knows nothing; of the model, what it has to say about the node.
     layer("kernel", &["model"], &["kube::", "k8s_openapi", "Service", "Snapshot"]),

@@ -13,7 +13,7 @@ use std::{io, net::SocketAddr};
 
 pub use listen::{bind, serve};
 pub use proxy_health::ProxyHealth;
-pub use routes::{healthz_routes, metrics_routes};
+pub use routes::{Introspection, healthz_routes, introspection_routes, metrics_routes};
 pub use service_health::{HealthChecks, ListenOn, answer_health_checks};
 
 /// What keeps an endpoint from answering.

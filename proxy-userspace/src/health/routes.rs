@@ -9,9 +9,14 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use serde_json::json;
+use tokio::sync::watch;
 
 use super::{ProxyHealth, proxy_health::Report};
-use crate::metrics::{Exposition, Metrics};
+use crate::{
+    kernel::{KernelError, own_process},
+    metrics::{Exposition, Metrics},
+};
 
 pub(super) const NO_SNIFF: (HeaderName, &str) = (header::X_CONTENT_TYPE_OPTIONS, "nosniff");
 
@@ -36,6 +41,44 @@ pub(super) fn status(ok: bool) -> StatusCode {
 
 fn answer(report: Report) -> Response {
     (status(report.ok), [NO_SNIFF], Json(report)).into_response()
+}
+
+/// What is told of the process itself, where metrics are.
+#[derive(Clone, Debug)]
+pub struct Introspection {
+    /// The configuration in effect, for `/configz`.
+    pub config: watch::Receiver<serde_json::Value>,
+    /// Whether `/debug/pprof/` answers: what its threads cost and where its memory is. The profiles that upstream has there are
+    /// those of Go's runtime; for this program, `perf record -g -p PID` makes them.
+    pub profiling: bool,
+}
+
+/// The name that upstream's configuration has in `/configz`.
+const CONFIG_NAME: &str = "kubeproxy.config.k8s.io";
+const PROFILES: &str = "cmdline: the command line\nmemory: where the memory is, in kB\nthreads: each thread, and the seconds it has \
+                        run\n\nCPU and heap profiles are those of Go's runtime; use perf record -g -p PID\n";
+
+/// `/configz`, and `/debug/pprof/` where that is wanted.
+pub fn introspection_routes(of: Introspection) -> Router {
+    let Introspection { config, profiling } = of;
+    let configz = move || async move { ([NO_SNIFF], Json(json!({ CONFIG_NAME: *config.borrow() }))) };
+    let routes = Router::new().route("/configz", get(configz));
+    if !profiling {
+        return routes;
+    }
+    let command_line = || async { std::env::args().collect::<Vec<_>>().join("\0") };
+    routes
+        .route("/debug/pprof/", get(|| async { PROFILES }))
+        .route("/debug/pprof/cmdline", get(command_line))
+        .route("/debug/pprof/memory", get(|| async { told(own_process::memory()) }))
+        .route("/debug/pprof/threads", get(|| async { told(own_process::threads()) }))
+}
+
+fn told(read: Result<String, KernelError>) -> Response {
+    match read {
+        Ok(text) => text.into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
 }
 
 /// `/metrics`, `/proxyMode`, and a `/healthz` that only says that this server answers, as upstream has it there too.

@@ -19,7 +19,7 @@ use proxy_userspace::{
     causes::with_causes,
     config::{Config, Note, ProbeOutput},
     dataplane::{Renderer, ebpf::EbpfError},
-    health::{self, ProxyHealth},
+    health::{self, Introspection, ProxyHealth},
     inspect,
     kernel::{self, KernelError, command::SearchPath},
     metrics::Metrics,
@@ -78,9 +78,9 @@ pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow
         health_checks: watch::Sender::default(),
     };
     let mut endpoints = Tasks::new();
-    start_endpoints(&chosen.config, &outputs, &mut endpoints);
     let mut before = None;
     let mut reload = Reload::new(&chosen, set_log_filter, outputs.health.clone());
+    start_endpoints(&chosen.config, &outputs, reload.effective.subscribe(), &mut endpoints);
     loop {
         let settings = reload.settings.subscribe();
         let ended = tokio::select! {
@@ -104,7 +104,7 @@ pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow
         if !chosen.next_mode(&why)? {
             return Err(error);
         }
-        reload.config = chosen.config.clone();
+        reload.runs(chosen.config.clone());
         outputs.metrics.mode_broke(broken);
         let mode = chosen.config.mode.name();
         outputs.events.warning(
@@ -248,7 +248,12 @@ async fn shutdown(mut terminate: Signal, mut interrupt: Signal) {
     tracing::info!(signal = name, "stopping; Services go on working as they are");
 }
 
-fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
+fn start_endpoints(
+    config: &Config,
+    outputs: &Outputs,
+    effective: watch::Receiver<serde_json::Value>,
+    tasks: &mut Tasks,
+) {
     let Outputs { metrics, health, health_checks, .. } = outputs;
     let hard_fail = config.bind_address_hard_fail;
     let mut serve = |server: &'static str, address: Option<SocketAddr>, routes: Router| {
@@ -262,7 +267,9 @@ fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
         }
     };
     serve("healthz", config.healthz_bind_address, health::healthz_routes(health.clone(), metrics.clone()));
-    serve("metrics", config.metrics_bind_address, health::metrics_routes(metrics));
+    let introspection = Introspection { config: effective, profiling: config.profiling };
+    let routes = health::metrics_routes(metrics).merge(health::introspection_routes(introspection));
+    serve("metrics", config.metrics_bind_address, routes);
     let answering = health::answer_health_checks(health_checks.subscribe(), health.clone());
     tasks.spawn(async move {
         answering.await;

@@ -33,6 +33,8 @@ pub(super) struct Reload {
     health: ProxyHealth,
     /// What runs; written anew with each change.
     pub(super) config: Config,
+    /// To whoever asks for it.
+    pub(super) effective: watch::Sender<serde_json::Value>,
     /// To the sync loop.
     pub(super) settings: watch::Sender<SyncSettings>,
 }
@@ -43,7 +45,14 @@ impl Reload {
         let config = chosen.config.clone();
         let changes = config.file.clone().map(FileChanges::since);
         let settings = watch::Sender::new(settings(&config, chosen.give_up_after()));
-        Self { flags, environment, changes, set_log_filter, health, config, settings }
+        let effective = watch::Sender::new(config.effective.document());
+        Self { flags, environment, changes, set_log_filter, health, config, effective, settings }
+    }
+
+    /// Another configuration runs, that of another mode.
+    pub(super) fn runs(&mut self, config: Config) {
+        self.effective.send_replace(config.effective.document());
+        self.config = config;
     }
 
     /// Takes changes on until one asks for more. A file that cannot be used is told of, and changes nothing.
@@ -74,7 +83,7 @@ impl Reload {
         let change = Change::between(&self.config, &new);
         if change.is_empty() {
             tracing::info!("the configuration file has changed, but nothing that has an effect here");
-            self.config = new;
+            self.runs(new);
             return None;
         }
         if !change.restart.is_empty() {
@@ -91,7 +100,7 @@ impl Reload {
         self.health.set_timeout(new.sync_period * 2);
         let give_up_after = self.settings.borrow().periods.give_up_after;
         self.settings.send_replace(settings(&new, give_up_after));
-        self.config = new;
+        self.runs(new);
         change.grows.then_some(Asked::Rebuild)
     }
 }

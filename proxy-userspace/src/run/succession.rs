@@ -5,7 +5,7 @@ use proxy_userspace::{
     causes::with_causes,
     config::{Config, Mode},
     dataplane::{MapFill, PacketCounts, Readings, RenderError, Renderer, conntrack::Forgotten, ebpf::Ebpf},
-    kernel::conntrack::HandedOver,
+    kernel::{self, conntrack::HandedOver},
     model::{Dirty, Snapshot},
 };
 
@@ -52,6 +52,10 @@ impl Successor {
         let by_itself = self.broken.take().map_or_else(Vec::new, |mut broken| broken.cleanup());
         for error in by_itself.into_iter().chain(parts::remove_other_modes(&config)) {
             tracing::warn!(error = with_causes(&error), "something of another mode is left");
+        }
+        // From here on little runs but changes.
+        if let Err(error) = kernel::program_text::forget() {
+            tracing::debug!(%error, "what ran at start stays in memory");
         }
     }
 }

@@ -5,6 +5,7 @@ mod auto;
 mod bed;
 mod node;
 mod outages;
+mod pages;
 mod repairs;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -31,7 +32,7 @@ struct Arguments {
 
 type Scene = fn(&Setting) -> Result<()>;
 
-const SCENES: [(&str, Scene); 9] = [
+const SCENES: [(&str, Scene); 10] = [
     ("outages", outages::the_api_server_may_do_anything_while_traffic_goes_on),
     ("repairs", repairs::what_others_change_by_hand_is_put_right),
     ("broken-mode", auto::a_mode_that_breaks_is_followed_by_the_next_with_traffic_kept),
@@ -40,6 +41,7 @@ const SCENES: [(&str, Scene); 9] = [
     ("read-only-sysctls", node::settings_that_cannot_be_made_are_told_and_no_reason_to_stop),
     ("late-node", node::the_node_object_is_waited_for),
     ("events", node::events_tell_of_a_start_and_of_what_is_refused),
+    ("pages", pages::metrics_are_valid_and_the_configuration_is_shown),
     ("shutdown", node::sigterm_leaves_traffic_alone),
 ];
 
