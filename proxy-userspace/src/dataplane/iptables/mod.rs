@@ -23,6 +23,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub(in crate::dataplane) use self::detect::in_use as commands_in_use;
 use self::{
     counters::Counters,
     jumps::JUMPS,
@@ -127,11 +128,10 @@ impl Iptables {
 
     fn offer(&self, commands: &Commands) -> Result<Offer, KernelError> {
         let takes = |word: &str| !self.refused.contains(&word);
-        let is_new_enough = commands.version()?.is_none_or(|version| version >= RANDOM_FULLY);
         Ok(Offer {
             masquerade_mark: self.settings.masquerade_mark,
             localhost_node_ports: self.settings.localhost_node_ports,
-            random_fully: is_new_enough && takes(failure::RANDOM_FULLY),
+            random_fully: masquerades_randomly(commands)? && takes(failure::RANDOM_FULLY),
             be_liberal: BE_LIBERAL.read()?.is_some_and(|value| value != 0),
             counters: takes(failure::NFACCT) && has_counters(),
         })
@@ -230,6 +230,11 @@ fn remove(commands: &Commands, left: Left) -> Vec<KernelError> {
         input.map_or(Ok(()), |input| commands.restore_all(input))
     };
     Table::ALL.into_iter().filter_map(|table| remove_from(table).err()).collect()
+}
+
+/// Whether iptables takes `MASQUERADE --random-fully`.
+pub(in crate::dataplane) fn masquerades_randomly(commands: &Commands) -> Result<bool, KernelError> {
+    Ok(commands.version()?.is_none_or(|version| version >= RANDOM_FULLY))
 }
 
 fn has_counters() -> bool {

@@ -5,6 +5,8 @@ mod maps;
 mod netfilter;
 mod netlink;
 
+pub use maps::version;
+
 use std::{collections::BTreeMap, fs, path::Path, thread};
 
 use aya::{
