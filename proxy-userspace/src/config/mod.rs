@@ -23,7 +23,9 @@ pub use flags::{Flags, ProbeOutput};
 pub use problem::{ConfigError, Problem};
 
 use crate::{
-    dataplane::{ebpf::EbpfSettings, iptables::IptablesSettings, nftables::NftablesSettings},
+    dataplane::{
+        ebpf::EbpfSettings, iptables::IptablesSettings, ipvs::IpvsSettings, nftables::NftablesSettings,
+    },
     model::ModelSettings,
 };
 use settings::Settings;
@@ -37,11 +39,13 @@ pub enum Mode {
     Nftables,
     /// iptables.
     Iptables,
+    /// IPVS, the kernel's virtual server. `auto` never stands for it.
+    Ipvs,
 }
 
 impl Mode {
     /// All of them, in the order in which `auto` prefers them.
-    pub const ALL: [Self; 3] = [Self::Ebpf, Self::Nftables, Self::Iptables];
+    pub const ALL: [Self; 4] = [Self::Ebpf, Self::Nftables, Self::Iptables, Self::Ipvs];
 
     /// The name it is chosen by, and that `/proxyMode` answers.
     pub const fn name(self) -> &'static str {
@@ -49,6 +53,7 @@ impl Mode {
             Self::Ebpf => "ebpf",
             Self::Nftables => "nftables",
             Self::Iptables => "iptables",
+            Self::Ipvs => "ipvs",
         }
     }
 }
@@ -105,6 +110,8 @@ pub struct Config {
     pub nftables: NftablesSettings,
     /// Settings of the iptables mode.
     pub iptables: IptablesSettings,
+    /// Settings of the ipvs mode.
+    pub ipvs: IpvsSettings,
     /// How logs are written.
     pub log_format: LogFormat,
     /// Which logs are written, in the syntax of `RUST_LOG`.

@@ -18,9 +18,10 @@ use crate::{
     dataplane::{
         ebpf::{EbpfSettings, LinkAttachment, MapSizes, Marks},
         iptables::IptablesSettings,
+        ipvs::IpvsSettings,
         nftables::NftablesSettings,
     },
-    kernel::command::SearchPath,
+    kernel::{command::SearchPath, ipvs::Timeouts},
     model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses},
 };
 
@@ -68,6 +69,7 @@ pub(super) fn resolve(
             localhost_node_ports: settings.flag("iptables.localhostNodePorts").unwrap_or(true),
             path: SearchPath::default(),
         },
+        ipvs: ipvs(&mut settings, section),
         log_format: if settings.text("logging.format") == Some("json") {
             LogFormat::Json
         } else {
@@ -76,7 +78,7 @@ pub(super) fn resolve(
         log_filter: log_filter(&mut settings, environment),
         unread_fields: Vec::new(),
     };
-    settings.leave_unread(section.other);
+    section.others.iter().for_each(|other| settings.leave_unread(other));
     let (problems, unread_fields) = settings.finish();
     if problems.is_empty() {
         Ok(Config { unread_fields, ..config })
@@ -105,8 +107,8 @@ struct Section {
     masquerade_bit: &'static str,
     sync_period: &'static str,
     min_sync_period: &'static str,
-    /// The section that goes unread instead.
-    other: &'static str,
+    /// The sections that go unread instead.
+    others: &'static [&'static str],
 }
 
 impl Section {
@@ -117,14 +119,21 @@ impl Section {
                 masquerade_bit: "iptables.masqueradeBit",
                 sync_period: "iptables.syncPeriod",
                 min_sync_period: "iptables.minSyncPeriod",
-                other: "nftables",
+                others: &["nftables", "ipvs"],
             },
             Mode::Nftables => Self {
                 masquerade_all: "nftables.masqueradeAll",
                 masquerade_bit: "nftables.masqueradeBit",
                 sync_period: "nftables.syncPeriod",
                 min_sync_period: "nftables.minSyncPeriod",
-                other: "iptables",
+                others: &["iptables", "ipvs"],
+            },
+            Mode::Ipvs => Self {
+                masquerade_all: "iptables.masqueradeAll",
+                masquerade_bit: "iptables.masqueradeBit",
+                sync_period: "ipvs.syncPeriod",
+                min_sync_period: "ipvs.minSyncPeriod",
+                others: &["nftables"],
             },
         }
     }
@@ -292,6 +301,40 @@ fn marks(settings: &Settings, section: Section) -> Marks {
         _ => NodeValue::REJECT_MARK,
     };
     Marks { masquerade, reject }
+}
+
+fn ipvs(settings: &mut Settings, section: Section) -> IpvsSettings {
+    let default = IpvsSettings::default();
+    let scheduler = settings.text("ipvs.scheduler").filter(|name| !name.is_empty());
+    let scheduler: Arc<str> = scheduler.map_or(default.scheduler, Into::into);
+    // `IP_VS_SCHEDNAME_MAXLEN`, with the zero that ends it.
+    if scheduler.len() > 15 || !scheduler.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+        settings.refuse("ipvs.scheduler", "must be the name of a scheduler, such as rr, wrr, lc, sh or mh");
+    }
+    let (exclude_cidrs, _) = settings.cidrs("ipvs.excludeCIDRs").unwrap_or_default();
+    let timeouts = Timeouts {
+        tcp: whole_seconds(settings, "ipvs.tcpTimeout"),
+        tcp_fin: whole_seconds(settings, "ipvs.tcpFinTimeout"),
+        udp: whole_seconds(settings, "ipvs.udpTimeout"),
+    };
+    IpvsSettings {
+        scheduler,
+        exclude_cidrs,
+        strict_arp: settings.is_true("ipvs.strictARP"),
+        timeouts,
+        masquerade_mark: marks(settings, section).masquerade,
+        path: SearchPath::default(),
+    }
+}
+
+/// Parts of a second are dropped, as upstream does. The kernel counts in a number of its own that is shorter.
+fn whole_seconds(settings: &mut Settings, path: &'static str) -> u32 {
+    const MOST: u64 = i32::MAX as u64 / 1000;
+    let seconds = settings.duration(path).map_or(0, |duration| duration.as_secs());
+    if seconds > MOST {
+        settings.refuse(path, format!("must not be longer than {MOST}s"));
+    }
+    u32::try_from(seconds).unwrap_or_default()
 }
 
 fn map_sizes(settings: &Settings) -> MapSizes {

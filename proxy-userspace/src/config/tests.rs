@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::{
-    dataplane::{ebpf::MapSizes, nftables::NftablesSettings},
+    dataplane::{ebpf::MapSizes, ipvs::IpvsSettings, nftables::NftablesSettings},
+    kernel::ipvs::Timeouts,
     model::{DetectLocalMode, NodePortAddresses},
 };
 
@@ -165,7 +166,7 @@ fn the_conformance_file_is_accepted_and_fields_of_other_modes_are_named() {
     );
     assert!(config.model.masquerade_all);
     assert_eq!(config.min_sync_period, Duration::ZERO);
-    assert_eq!(config.unread_fields, ["ipvs.syncPeriod", "nftables.syncPeriod"]);
+    assert_eq!(config.unread_fields, ["nftables.syncPeriod", "ipvs.syncPeriod"]);
 }
 
 #[test]
@@ -195,13 +196,34 @@ fn flags_that_are_given_override_the_file() {
 }
 
 #[test]
-fn a_mode_this_build_lacks_is_refused_and_a_flag_may_choose_another() {
-    let file = format!("{HEAD}mode: ipvs\n");
+fn the_ipvs_mode_reads_its_own_section_and_takes_masquerading_from_that_of_iptables() {
+    let file = format!(
+        "{HEAD}mode: ipvs\niptables: {{masqueradeAll: true, masqueradeBit: 9}}\nipvs: {{syncPeriod: 7s, minSyncPeriod: 1s, \
+         scheduler: lc, excludeCIDRs: [192.0.2.0/24], strictARP: true, tcpTimeout: 15m, udpTimeout: 1500ms}}\n"
+    );
+    let config = load(&file, &[]);
+    assert_eq!((config.mode, config.sync_period), (Mode::Ipvs, Duration::from_secs(7)));
+    assert_eq!((config.min_sync_period, config.model.masquerade_all), (Duration::from_secs(1), true));
+    let IpvsSettings { scheduler, exclude_cidrs, strict_arp, timeouts, masquerade_mark, .. } = config.ipvs;
+    assert_eq!((&*scheduler, strict_arp, masquerade_mark), ("lc", true, 1 << 9));
+    assert_eq!(exclude_cidrs, ["192.0.2.0/24".parse().unwrap()]);
+    assert_eq!(timeouts, Timeouts { tcp: 900, tcp_fin: 0, udp: 1 });
+    assert!(config.unread_fields.is_empty(), "{:?}", config.unread_fields);
+    assert_eq!(load(&file, &["--mode", "ebpf"]).mode, Mode::Ebpf);
+    let by_flag = load(&file, &["--ipvs-scheduler=sh", "--ipvs-exclude-cidrs=10.0.0.0/8"]);
+    assert_eq!(&*by_flag.ipvs.scheduler, "sh");
+}
+
+#[test]
+fn a_scheduler_or_timeout_that_no_kernel_takes_is_refused() {
+    let file = format!("{HEAD}mode: ipvs\nipvs: {{scheduler: 'no such', tcpTimeout: 9999h}}\n");
     assert_eq!(
         problems(Some(&file), &[]),
-        [r#"mode: "ipvs": this build does not have this mode; must be auto or ebpf or nftables or iptables"#]
+        [
+            r#"ipvs.scheduler: "no such": must be the name of a scheduler, such as rr, wrr, lc, sh or mh"#,
+            r#"ipvs.tcpTimeout: "9999h": must not be longer than 2147483s"#,
+        ]
     );
-    assert_eq!(load(&file, &["--mode", "ebpf"]).mode, Mode::Ebpf);
 }
 
 #[test]
@@ -280,10 +302,6 @@ portForward: {a: 1}
 
 /// A flag that is wrong, and what is said of it.
 const BAD_FLAGS: &[(&str, &str)] = &[
-    (
-        "--mode=ipvs",
-        r#"--mode: "ipvs": this build does not have this mode; must be auto or ebpf or nftables or iptables"#,
-    ),
     ("--mode=fast", r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#),
     (
         "--detect-local-mode=Pod",

@@ -8,7 +8,7 @@ use proxy_userspace::{
         RenderError, Renderer, Rendering,
         ebpf::{Ebpf, RULE_NAMES},
         iptables::{self, Iptables},
-        leftovers,
+        ipvs::{self, Ipvs},
         nftables::{self, Nftables},
     },
     inspect,
@@ -51,6 +51,10 @@ pub(super) fn renderer(config: &Config, disturbed: &Arc<Notify>) -> anyhow::Resu
         Mode::Iptables => {
             let iptables = Iptables::new(config.iptables.clone()).map_err(|e| explained(e, config))?;
             Ok(Box::new(Rendering::new(iptables)))
+        }
+        Mode::Ipvs => {
+            let ipvs = Ipvs::new(config.ipvs.clone()).map_err(|e| explained(e, config))?;
+            Ok(Box::new(Rendering::new(ipvs)))
         }
     }
 }
@@ -105,12 +109,14 @@ pub(super) fn remove_other_modes(config: &Config) -> Vec<RenderError> {
     if config.mode != Mode::Nftables {
         errors.extend(told(Nftables::cleanup_tables()));
     }
-    errors.extend(told(if config.mode == Mode::Iptables {
-        Iptables::remove_others(&config.iptables)
-    } else {
-        Iptables::remove(&config.iptables)
+    errors.extend(told(match config.mode {
+        Mode::Iptables => Iptables::remove_others(&config.iptables),
+        Mode::Ipvs => Iptables::remove_beside_ipvs(&config.iptables),
+        Mode::Ebpf | Mode::Nftables => Iptables::remove(&config.iptables),
     }));
-    errors.extend(of_ipvs(config));
+    if config.mode != Mode::Ipvs {
+        errors.extend(of_ipvs(config));
+    }
     errors
 }
 
@@ -122,7 +128,7 @@ fn of_ebpf(config: &Config) -> Vec<RenderError> {
 
 /// After the chains that use the sets.
 fn of_ipvs(config: &Config) -> Vec<RenderError> {
-    told(leftovers::remove_ipvs(&config.iptables.path))
+    told(Ipvs::remove(&config.ipvs))
 }
 
 fn told<E: std::error::Error + Send + Sync + 'static>(errors: Vec<E>) -> Vec<RenderError> {
@@ -175,6 +181,7 @@ pub(super) async fn removals(mode: Mode, disturbed: Arc<Notify>) -> anyhow::Resu
         // Its tables are followed change by change.
         Mode::Nftables => return std::future::pending().await,
         Mode::Iptables => &iptables::RULE_NAMES,
+        Mode::Ipvs => &ipvs::RULE_NAMES,
     };
     let ended = kernel::ruleset_changes::report_removals(names, disturbed).await;
     if let Err(error) = ended {

@@ -117,10 +117,23 @@ impl Iptables {
 
     /// Removes what other modes and the iptables that the node does not use hold beside the rules of this mode.
     pub fn remove_others(settings: &IptablesSettings) -> Vec<IptablesError> {
+        Self::remove_but(settings, |_| Left::IptablesMode)
+    }
+
+    /// Removes what this mode and others hold beside the rules of the ipvs mode, in both kinds of iptables.
+    pub fn remove_beside_ipvs(settings: &IptablesSettings) -> Vec<IptablesError> {
+        Self::remove_but(settings, |commands| match nothing_left(commands) {
+            Left::Nothing { but_kubelet_firewall } => Left::IpvsMode { but_kubelet_firewall },
+            left => left,
+        })
+    }
+
+    /// Of the iptables that the node uses something is left; of the other kind nothing.
+    fn remove_but(settings: &IptablesSettings, left: impl Fn(&Commands) -> Left) -> Vec<IptablesError> {
         let used = detect::in_use(&settings.path).unwrap_or_default();
         let is_used = |commands: &Commands| used.values().any(|used| used == commands);
         let remove = |commands: &Commands| {
-            remove(commands, if is_used(commands) { Left::IptablesMode } else { nothing_left(commands) })
+            remove(commands, if is_used(commands) { left(commands) } else { nothing_left(commands) })
         };
         let installed = detect::installed(&settings.path);
         installed.iter().flat_map(|(_, commands)| remove(commands)).map(IptablesError::Kernel).collect()

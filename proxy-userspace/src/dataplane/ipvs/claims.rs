@@ -4,7 +4,7 @@ use std::{fmt, net::SocketAddr};
 
 use super::{
     node::{Node, Terms},
-    sets::{Destination, Entry, Set},
+    sets::{Destination, Entry, Set, protocol_number},
 };
 use crate::{
     kernel::ipvs::{VirtualKey, VirtualServer},
@@ -47,11 +47,7 @@ impl fmt::Display for Item {
             Self::Entry(family, set, entry) => write!(f, "{} {entry}", set.name(*family)),
             Self::NodeDenied(_, Destination { address, protocol, port }) => {
                 let bits = if address.is_ipv4() { 32 } else { 128 };
-                let number = match protocol {
-                    Protocol::Tcp => 6,
-                    Protocol::Udp => 17,
-                    Protocol::Sctp => 132,
-                };
+                let number = protocol_number(*protocol);
                 write!(
                     f,
                     "-s {address}/{bits} -m ipvs --vproto {number} --vaddr {address} --vport {port} -j DROP"
@@ -147,7 +143,7 @@ impl Claiming<'_> {
 
     fn node_port(&mut self, port: u16) {
         let family = self.key.family;
-        let addresses = self.node.node_port_addresses.iter().filter(|it| IpFamily::of(**it) == family);
+        let addresses = self.node.served_on.iter().filter(|it| IpFamily::of(**it) == family);
         let addresses: Vec<_> = addresses.copied().collect();
         let (all, local) = match self.protocol() {
             Protocol::Tcp => (Set::NodePortTcp, Set::NodePortLocalTcp),

@@ -23,6 +23,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 use ipnet::IpNet;
 use nix::sys::utsname::uname;
 
+pub(in crate::dataplane) use self::rules::{has_chain, has_jump};
 pub use self::{failure::IpvsError, plan::Plan, state::State};
 use self::{
     node::Terms,

@@ -37,7 +37,7 @@ impl Terms {
 pub(super) struct Node {
     /// Where node ports are served. Not on loopback: the kernel's virtual server does not send packets from there elsewhere
     /// (`crosses_local_route_boundary` of `net/netfilter/ipvs/ip_vs_xmit.c`).
-    pub(super) node_port_addresses: Vec<IpAddr>,
+    pub(super) served_on: Vec<IpAddr>,
     /// Addresses on other links than the dummy one, which it must not have too.
     pub(super) local_addresses: BTreeSet<IpAddr>,
     /// The node's own address, a family.
@@ -55,7 +55,7 @@ impl Node {
         let served = node.node_port_addresses.iter().filter(|address| !address.is_loopback());
         let not_local = |family| Some((family, not_local(&node.local_detector, family)?));
         Self {
-            node_port_addresses: served.copied().collect(),
+            served_on: served.copied().collect(),
             local_addresses: node.local_addresses.clone(),
             primary: node.primary_addresses.clone(),
             not_local: IpFamily::ALL.into_iter().filter_map(not_local).collect(),

@@ -8,10 +8,9 @@ use super::{DUMMY_LINK, IpvsError, IpvsSettings};
 use crate::{
     kernel::{
         KernelError,
-        command::{Command, SearchPath},
         dummy_link::DummyLink,
         ipset::Ipset,
-        ipvs::{Change, Ipvs, VirtualKey, VirtualServer},
+        ipvs::{self, Change, Ipvs, VirtualKey, VirtualServer},
     },
     model::Protocol,
 };
@@ -21,7 +20,7 @@ const NOWHERE: &str = "198.51.100.0:20000";
 
 /// An error tells what is missing and what to do about it.
 pub(super) fn check(settings: &IpvsSettings) -> Result<(), IpvsError> {
-    load(&settings.path);
+    ipvs::load_module(&settings.path);
     let tried = || {
         unshare(CloneFlags::CLONE_NEWNET)
             .map_err(|error| KernelError::call("make", "a network namespace to try IPVS in")(error.into()))?;
@@ -29,14 +28,6 @@ pub(super) fn check(settings: &IpvsSettings) -> Result<(), IpvsError> {
     };
     // Commands are started by this thread too, so that they are in its namespace.
     thread::scope(|scope| scope.spawn(tried).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-/// Nothing else loads it: it has no name that the kernel asks modprobe for by itself. Built in, it needs no module, and a container
-/// need not have any.
-fn load(path: &SearchPath) {
-    if let Err(error) = Command::new("modprobe", path).args(["--", "ip_vs"]).run() {
-        tracing::debug!(%error, "the module ip_vs is not loaded from here");
-    }
 }
 
 fn try_ipvs(settings: &IpvsSettings) -> Result<(), IpvsError> {

@@ -80,6 +80,23 @@ pub(super) fn jump_rule((_, _, comment, to): (Table, &str, &str, &str)) -> Strin
     format!("-m comment --comment \"{comment}\" -j {to}")
 }
 
+/// Whether a chain of a table is one of ours.
+pub(in crate::dataplane) fn has_chain(table: &str, chain: &str) -> bool {
+    CHAINS.iter().any(|(of, name)| of.name() == table && *name == chain)
+}
+
+/// Whether a rule of a built-in chain is one of our jumps.
+pub(in crate::dataplane) fn has_jump(table: &str, from: &str, rule: &str) -> bool {
+    jump(table, from, rule).is_some()
+}
+
+fn jump(table: &str, from: &str, rule: &str) -> Option<usize> {
+    let words = words(rule);
+    JUMPS
+        .iter()
+        .position(|jump| jump.0.name() == table && jump.1 == from && self::words(&jump_rule(*jump)) == words)
+}
+
 /// The rules of a chain without its name, in the words of iptables-save.
 pub(super) type Lines = Vec<String>;
 
@@ -288,7 +305,7 @@ pub(super) struct Held {
 impl Held {
     /// Adds what a table holds.
     pub(super) fn read(&mut self, table: Table, saved: &str) {
-        let ours = |chain: &str| CHAINS.iter().any(|(of, name)| *of == table && *name == chain);
+        let ours = |chain: &str| has_chain(table.name(), chain);
         for line in saved.lines() {
             if let Some(chain) = line.strip_prefix(':').and_then(|rest| rest.split(' ').next()) {
                 if ours(chain) {
@@ -299,10 +316,7 @@ impl Held {
                 if ours(chain) {
                     self.chains.entry((table, chain.to_owned())).or_default().push(words(rule));
                 } else {
-                    let is_this = |jump: &(Table, &str, &str, &str)| {
-                        jump.0 == table && jump.1 == chain && words(&jump_rule(*jump)) == words(rule)
-                    };
-                    self.jumps.extend(JUMPS.iter().position(is_this));
+                    self.jumps.extend(jump(table.name(), chain, rule));
                 }
             }
         }

@@ -218,8 +218,19 @@ pub(super) enum Entry {
     Within(Destination, IpNet),
 }
 
-/// iptables' and ipset's word for a protocol.
-pub(super) const fn protocol_word(protocol: Protocol) -> &'static str {
+const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
+/// The number of a protocol (RFC 1700).
+pub(super) const fn protocol_number(protocol: Protocol) -> u8 {
+    match protocol {
+        Protocol::Tcp => 6,
+        Protocol::Udp => 17,
+        Protocol::Sctp => 132,
+    }
+}
+
+/// ipset's word for a protocol, where it can look one up.
+const fn protocol_word(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "tcp",
         Protocol::Udp => "udp",
@@ -227,9 +238,11 @@ pub(super) const fn protocol_word(protocol: Protocol) -> &'static str {
     }
 }
 
+/// With the protocol's number: to ipset words mean something only where there is a file `/etc/protocols`, which small container
+/// images lack.
 impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{},{}:{}", self.address, protocol_word(self.protocol), self.port)
+        write!(f, "{},{}:{}", self.address, protocol_number(self.protocol), self.port)
     }
 }
 
@@ -239,10 +252,10 @@ impl FromStr for Destination {
     fn from_str(text: &str) -> Result<Self, ()> {
         let (address, rest) = text.split_once(',').ok_or(())?;
         let (word, port) = rest.split_once(':').ok_or(())?;
-        let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+        let is_named = |it: &Protocol| protocol_word(*it) == word || protocol_number(*it).to_string() == word;
         Ok(Self {
             address: address.parse().map_err(drop)?,
-            protocol: protocols.into_iter().find(|it| protocol_word(*it) == word).ok_or(())?,
+            protocol: PROTOCOLS.into_iter().find(is_named).ok_or(())?,
             port: port.parse().map_err(drop)?,
         })
     }
@@ -308,10 +321,11 @@ mod tests {
             (Set::LoopBack, "fd44:1::11,tcp:8080,fd44:1::11"),
             (Set::LoadBalancerSourceCidr, "198.51.100.25,sctp:80,192.0.2.0/24"),
         ] {
-            assert_eq!(Entry::read(set, text).expect(text).to_string(), text);
+            let entry = Entry::read(set, text).expect(text);
+            assert_eq!(Entry::read(set, &entry.to_string()), Some(entry), "with a number too");
         }
         let single = Entry::read(Set::LoadBalancerSourceCidr, "198.51.100.25,tcp:80,192.0.2.1").unwrap();
-        assert_eq!(single.to_string(), "198.51.100.25,tcp:80,192.0.2.1/32");
+        assert_eq!(single.to_string(), "198.51.100.25,6:80,192.0.2.1/32");
         assert_eq!(Entry::read(Set::ClusterIp, "10.96.0.10,icmp:ping"), None);
     }
 

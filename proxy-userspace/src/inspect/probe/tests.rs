@@ -7,7 +7,7 @@ use insta::assert_snapshot;
 use super::{judge, table};
 use crate::kernel::probe::{Fact, Facts, Feature};
 
-const ALL: [Feature; 17] = [
+const ALL: [Feature; 18] = [
     Feature::Capabilities,
     Feature::SocketPrograms,
     Feature::LinkPrograms,
@@ -25,6 +25,7 @@ const ALL: [Feature; 17] = [
     Feature::Iptables,
     Feature::Ipset,
     Feature::Ipvs,
+    Feature::DummyLinks,
 ];
 
 fn without(missing: &[Feature]) -> Facts {

@@ -195,11 +195,7 @@ fn read_address(value: &[u8], is_v6: bool) -> Option<IpAddr> {
 
 const fn family(address: IpAddr) -> u16 {
     // Both are below 16 bits.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "AF_INET is 2, AF_INET6 is 10"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "AF_INET is 2, AF_INET6 is 10")]
     match address {
         IpAddr::V4(_) => libc::AF_INET as u16,
         IpAddr::V6(_) => libc::AF_INET6 as u16,

@@ -2,12 +2,22 @@
 
 mod message;
 
-use std::{collections::BTreeMap, fmt, io, net::IpAddr, net::SocketAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
 use netlink_sys::Socket;
 
-use super::{KernelError, generic_netlink, netlink, nftables::attributes::Attributes};
+use super::{
+    KernelError,
+    command::{Command, SearchPath},
+    generic_netlink, netlink,
+    nftables::attributes::Attributes,
+};
 use crate::model::Protocol;
 
 /// The family's name, and the version of its messages.
@@ -19,6 +29,14 @@ const MOST_AT_ONCE: usize = 64;
 const PERSISTENT: u32 = 1;
 /// `IP_VS_SVC_F_SCHED2`, which is `IP_VS_SVC_F_SCHED_MH_PORT` to the scheduler `mh`.
 const HASH_PORTS: u32 = 0x10;
+
+/// Loads the kernel's module, if it is one. The kernel does so by itself for none of IPVS' sockets; built in, or loaded on the node
+/// that this container is on, it needs no command.
+pub fn load_module(path: &SearchPath) {
+    if let Err(error) = Command::new("modprobe", path).args(["--", "ip_vs"]).run() {
+        tracing::debug!(%error, "the module ip_vs is not loaded from here");
+    }
+}
 
 /// What a virtual server is found by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

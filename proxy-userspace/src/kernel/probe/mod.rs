@@ -20,7 +20,7 @@ use nix::{
 };
 use serde::Serialize;
 
-use super::{bpf, capabilities, cgroup, command::SearchPath, netns, sock_diag};
+use super::{bpf, capabilities, cgroup, command::SearchPath, dummy_link::DummyLink, netns, sock_diag};
 
 /// Something that a mode may want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -60,6 +60,8 @@ pub enum Feature {
     Ipset,
     /// The kernel's virtual server.
     Ipvs,
+    /// Links that hold addresses and lead nowhere.
+    DummyLinks,
 }
 
 /// What came of trying.
@@ -149,7 +151,11 @@ fn in_fresh_namespace(path: &SearchPath, kernel: &str) -> Vec<(Feature, Fact)> {
             (Feature::Nftables, netfilter::nftables(path)),
             (Feature::NftablesMaps, maps::nftables(kernel)),
             (Feature::Iptables, netfilter::iptables(path)),
-            (Feature::Ipvs, netlink::generic_family("IPVS")),
+            (Feature::Ipvs, netlink::ipvs(path)),
+            (
+                Feature::DummyLinks,
+                Fact::of(DummyLink::open("shunt-probe").and_then(|mut link| link.create())),
+            ),
         ],
         Err(error) => {
             let fact = Fact::Unknown(format!("a network namespace to try it in needs root: {error}"));
@@ -161,6 +167,7 @@ fn in_fresh_namespace(path: &SearchPath, kernel: &str) -> Vec<(Feature, Fact)> {
                 Feature::NftablesMaps,
                 Feature::Iptables,
                 Feature::Ipvs,
+                Feature::DummyLinks,
             ]
             .map(|feature| (feature, fact.clone()))
             .into()

@@ -1,9 +1,16 @@
 //! Whether the kernel has a generic netlink family, which is how its subsystems are reached.
 
-use super::{super::generic_netlink, Fact};
+use super::Fact;
+use crate::kernel::{command::SearchPath, generic_netlink, ipvs};
+
+/// The kernel's virtual server, which has to be loaded where it is a module.
+pub(super) fn ipvs(path: &SearchPath) -> Fact {
+    ipvs::load_module(path);
+    generic_family(ipvs::FAMILY)
+}
 
 /// Asks for a family; the kernel loads the module that brings it, if there is one.
-pub(super) fn generic_family(name: &str) -> Fact {
+fn generic_family(name: &str) -> Fact {
     match generic_netlink::open().and_then(|socket| generic_netlink::family(&socket, name)) {
         Ok(_) => Fact::Present(String::new()),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {

@@ -35,7 +35,7 @@ const CASES: [&str; 16] = [
 ];
 const MODE: &str = "ebpf";
 /// How many times as long as on the machine itself the tests wait for things: guests run without KVM.
-const PATIENCE: &str = "6";
+pub(crate) const PATIENCE: &str = "6";
 const BUILD: Duration = Duration::from_mins(40);
 
 /// Builds the programs; returns the guest that runs them one after the other.

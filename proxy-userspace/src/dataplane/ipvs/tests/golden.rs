@@ -1,7 +1,5 @@
 //! A cluster with every kind of Service, as it is planned; and what upstream's kube-proxy 1.36 wrote in the same place.
 
-use std::fmt::Write as _;
-
 use super::{carry_out, plan, programmed, terms};
 use crate::{
     dataplane::{
@@ -33,7 +31,9 @@ fn ingress(address: &str) -> Vec<LoadBalancerIngress> {
 
 fn snapshot_of(services: Vec<Service>) -> Snapshot {
     let mut world = World::default();
-    services.into_iter().for_each(|service| add(&mut world, service));
+    for service in services {
+        add(&mut world, service);
+    }
     let facts = facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24"), ("cbr0", "10.244.1.1/24")]);
     world.model(&settings(), &facts).snapshot().clone()
 }
@@ -65,30 +65,28 @@ pub(super) fn snapshot() -> Snapshot {
 }
 
 fn text(plan: &Plan) -> String {
-    let mut text = String::new();
-    for step in &plan.steps {
-        let _ = match step {
-            Step::Setting(setting, value) => writeln!(text, "set {} = {value}", setting.0),
-            Step::Timeouts(timeouts) => writeln!(text, "{timeouts:?}"),
-            Step::Link => writeln!(text, "make the link"),
-            Step::Sets(changes) => {
-                let lines: String = changes.iter().map(|change| change.line()).collect();
-                write!(text, "ipset restore\n{lines}")
-            }
-            Step::Rules(family, change) => write!(text, "restore {family}\n{}", change.input()),
-            Step::Servers(changes) => {
-                let lines: String = changes.iter().map(|change| format!("{change}\n")).collect();
-                write!(text, "{lines}")
-            }
-            Step::Retire(reals) => {
-                let lines = reals.iter().map(|(key, real)| format!("retire {real} of {key}\n"));
-                write!(text, "{}", lines.collect::<String>())
-            }
-            Step::AddAddresses(addresses) => writeln!(text, "add {addresses:?}"),
-            Step::DeleteAddresses(addresses) => writeln!(text, "delete {addresses:?}"),
-        };
+    let lines: Vec<String> = plan.steps.iter().flat_map(lines).collect();
+    lines.join("\n")
+}
+
+fn lines(step: &Step) -> Vec<String> {
+    match step {
+        Step::Setting(setting, value) => vec![format!("set {} = {value}", setting.0)],
+        Step::Timeouts(timeouts) => vec![format!("{timeouts:?}")],
+        Step::Link => vec!["make the link".into()],
+        Step::Sets(changes) => {
+            let lines = changes.iter().map(|change| change.line().trim_end().to_owned());
+            ["ipset restore".into()].into_iter().chain(lines).collect()
+        }
+        Step::Rules(family, change) => {
+            let input = change.input();
+            [format!("restore {family}")].into_iter().chain(input.lines().map(String::from)).collect()
+        }
+        Step::Servers(changes) => changes.iter().map(ToString::to_string).collect(),
+        Step::Retire(reals) => reals.iter().map(|(key, real)| format!("retire {real} of {key}")).collect(),
+        Step::AddAddresses(addresses) => vec![format!("add {addresses:?}")],
+        Step::DeleteAddresses(addresses) => vec![format!("delete {addresses:?}")],
     }
-    text
 }
 
 #[test]
