@@ -8,7 +8,7 @@ use shunt_tests::{
     case::Case,
     deadline::Stopwatch,
     process,
-    runner::{IptablesInUse, Pending, Runner, Summary, own_cases},
+    runner::{IptablesInUse, Pending, Runner, Summary, in_mode, own_cases},
     world::{Host, World},
 };
 
@@ -54,6 +54,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     let began = Stopwatch::start();
     let mut cases = Case::read_directory(&arguments.cases, &arguments.only)?;
     cases.retain(|case| !arguments.except.contains(&case.name));
+    let cases: Vec<Case> = cases.into_iter().map(|case| in_mode(case, &arguments.mode)).collect();
     let pending_from = hosts(&arguments.pending_from)?;
     let shunt = arguments
         .shunt

@@ -1,6 +1,7 @@
 //! The conformance runner: for each case, the real proxy on node1, objects in its manifests, and flows that must hold.
 
 mod config;
+mod differences;
 mod manifests;
 mod marker;
 mod pending;
@@ -17,6 +18,7 @@ use anyhow::{Result, ensure};
 use self::marker::Marker;
 pub use self::{
     config::compose,
+    differences::in_mode,
     manifests::Manifests,
     pending::{IptablesInUse, Pending},
     proxy::Proxy,

@@ -9,7 +9,6 @@ use crate::{
 const NOT_IN_MODE: &[(&str, &str)] = &[
     ("nftables", "localhost-nodeports"),
     ("nftables", "nodeports-on-all-addresses"),
-    ("ipvs", "localhost-nodeports"),
     ("nftables", "bridged-pods"),
     ("nftables", "flows-of-its-own"),
     ("nftables", "forward-of-legacy"),
@@ -149,7 +148,7 @@ mod tests {
     #[test]
     fn a_case_that_requires_what_the_mode_has_not_is_pending_there() {
         let case = case("requires: [localhost-nodeports],");
-        assert_eq!(pending(&case, "ipvs", &[]), [true; 3]);
+        assert_eq!(pending(&case, "nftables", &[]), [true; 3]);
         assert_eq!(pending(&case, "iptables", &[]), [false; 3]);
     }
 }
