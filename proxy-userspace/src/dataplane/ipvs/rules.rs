@@ -399,10 +399,50 @@ impl RulesChange {
     }
 }
 
-/// The order of matches and what stands in quotation marks differ between versions.
+/// The order of matches and what stands in quotation marks differ between versions, and quotation marks within others are escaped.
 fn words(rule: &str) -> Vec<String> {
     let mut words: Vec<_> =
-        rule.split([' ', '"']).filter(|word| !word.is_empty()).map(String::from).collect();
+        rule.split([' ', '"', '\'', '\\']).filter(|word| !word.is_empty()).map(String::from).collect();
     words.sort_unstable();
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAVED: &str = "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-NODE-PORT - [0:0]\n:KUBE-SVC-X - [0:0]\n\
+        -A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
+        -A PREROUTING -j KUBE-SERVICES\n\
+        -A KUBE-NODE-PORT -p sctp -m comment --comment \"Kubernetes nodeport SCTP port for masquerade purpose with type \\'hash ip:port\\'\" \
+        -m set --match-set KUBE-NODE-PORT-SCTP-HASH dst,dst -j KUBE-MARK-MASQ\nCOMMIT\n";
+
+    #[test]
+    fn what_is_saved_is_told_from_what_is_wanted_whatever_its_quotation_marks() {
+        let mut held = Held::default();
+        held.read(Table::Nat, SAVED);
+        assert_eq!(held.jumps.len(), 1, "that of others is none of ours");
+        let terms = Terms {
+            families: vec![IpFamily::V4],
+            scheduler: "rr".into(),
+            exclude_cidrs: Vec::new(),
+            masquerade_mark: 1 << 14,
+            random_fully: true,
+        };
+        let needs = Needs { filled: [Set::NodePortSctp].into(), denied: BTreeSet::new() };
+        let wanted = chains(IpFamily::V4, &terms, &Node::default(), &needs);
+        let change = held.difference(&wanted).expect("other chains are missing");
+        assert!(change.chains.iter().all(|(table, chain, _)| (*table, *chain) != (Table::Nat, NODE_PORT)));
+        assert_eq!(change.chains.len(), CHAINS.len() - 1);
+        assert_eq!(change.jumps.len(), JUMPS.len() - 1);
+    }
+
+    #[test]
+    fn rules_of_the_iptables_mode_are_told_apart() {
+        let mut held = Held::default();
+        held.read(Table::Nat, "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN\n");
+        assert!(!held.is_of_another_mode());
+        held.read(Table::Nat, "*nat\n-A KUBE-SERVICES -d 10.96.0.1/32 -j KUBE-SVC-FYZB2HTOW53NRIPL\n");
+        assert!(held.is_of_another_mode());
+    }
 }

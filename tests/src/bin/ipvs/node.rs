@@ -114,7 +114,7 @@ impl Mode {
     pub(super) fn plan(&mut self, node: &Node, snapshot: &Snapshot) -> Result<Shown> {
         let state = node.within(|| Ok(self.dataplane.observe()))??;
         let plan = Ipvs::plan(&state, snapshot, &Dirty::everything());
-        Ok(Shown { changes: plan.len(), text: format!("{plan:#?}") })
+        Ok(Shown { changes: plan.len(), text: format!("{plan:?}").chars().take(2000).collect() })
     }
 
     /// Looks at the kernel and makes it serve the Snapshot; how many changes that took.
