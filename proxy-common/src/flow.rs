@@ -9,6 +9,9 @@ use crate::{
 
 const SECOND: u64 = 1_000_000_000;
 
+/// The longest that packets of a flow are kept back; a thousandth of it is usual.
+const HELD_NS: u64 = 10 * SECOND;
+
 impl FlowKey {
     /// The key of packets of one direction.
     #[inline(always)]
@@ -80,10 +83,25 @@ impl Flow {
         self.state & BOTH == BOTH || self.state & state::RESET != 0
     }
 
+    /// A TCP connection that an endpoint has accepted, that is not over, and that had packets in the last minute.
+    #[inline(always)]
+    pub const fn is_in_use(&self, now_ns: u64) -> bool {
+        const SILENT: u64 = 60 * SECOND;
+        self.state & state::REPLIED != 0
+            && !self.is_closing()
+            && now_ns.saturating_sub(self.used_ns) <= SILENT
+    }
+
     /// Whether it was silent for longer than flows of its kind are kept.
     #[inline(always)]
     pub const fn is_over(&self, proto: u8, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.used_ns) > self.lifetime_seconds(proto) * SECOND
+    }
+
+    /// Its packets are kept back. That ends by itself, should userspace not come to end it.
+    #[inline(always)]
+    pub const fn is_held(&self, now_ns: u64) -> bool {
+        self.state & state::HELD != 0 && now_ns.saturating_sub(self.used_ns) < HELD_NS
     }
 
     /// How long it is kept without a packet. No shorter than the kernel keeps its own entry for the flow, which masquerades it:
@@ -93,7 +111,7 @@ impl Flow {
         const CLOSED: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
         let has_replied = self.state & state::REPLIED != 0;
         if proto != Proto::Tcp as u8 {
-            if has_replied { 120 } else { 30 }
+            if has_replied || self.state & state::PASS != 0 { 120 } else { 30 }
         } else if self.is_closing() || !has_replied {
             120
         } else if self.state & CLOSED != 0 {
@@ -123,7 +141,8 @@ const TOUCH_NS: u64 = SECOND;
 /// room comes back.
 #[inline(always)]
 pub fn touch(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
-    if observed & !flow.state == 0 && now_ns.saturating_sub(flow.used_ns) < TOUCH_NS {
+    let news = observed & !flow.state | flow.state & !observed & state::RESET;
+    if news == 0 && now_ns.saturating_sub(flow.used_ns) < TOUCH_NS {
         return;
     }
     refresh(tables, key, flow, observed, now_ns);
@@ -138,7 +157,7 @@ fn refresh<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now
     }
     let partner = flow.partner_key(key);
     if !tables.touch_flow(&partner, observed, now_ns) {
-        let flow = Flow { state: flow.state | observed, used_ns: now_ns, ..flow.partner(key) };
+        let flow = Flow { state: state::after(flow.state, observed), used_ns: now_ns, ..flow.partner(key) };
         tables.put_flow(&partner, &flow);
     }
 }

@@ -42,8 +42,9 @@ pub trait Tables {
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
     /// Notes one direction of a flow if there is none; whether that is so.
     fn add_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
-    /// Adds bits to the state of one direction, and the time; whether there is one.
-    fn touch_flow(&self, key: &FlowKey, state: u32, now_ns: u64) -> bool;
+    /// Notes what a packet says of one direction's state ([`flow_state::after`](crate::layout::flow_state::after)), and the time;
+    /// whether there is one.
+    fn touch_flow(&self, key: &FlowKey, observed: u32, now_ns: u64) -> bool;
     /// Forgets one direction of a flow.
     fn remove_flow(&self, key: &FlowKey);
 
@@ -51,6 +52,8 @@ pub trait Tables {
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentValue>;
     /// Notes what became of a first fragment. Failing, those that follow get lost.
     fn set_fragment(&self, key: &FragmentKey, value: &FragmentValue);
+    /// Forgets what became of a first fragment.
+    fn remove_fragment(&self, key: &FragmentKey);
 
     /// Counts one.
     fn count(&self, counter: Counter);

@@ -13,7 +13,7 @@ use proxy_common::{
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey,
         FragmentKey, FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SocketPeer, SourceRange,
-        UdpSocket,
+        UdpSocket, flow_state,
     },
     tables::Tables,
 };
@@ -157,12 +157,12 @@ impl Tables for Kernel {
     }
 
     #[inline(always)]
-    fn touch_flow(&self, key: &FlowKey, state: u32, now_ns: u64) -> bool {
+    fn touch_flow(&self, key: &FlowKey, observed: u32, now_ns: u64) -> bool {
         let Some(flow) = FLOWS.get_ptr_mut(key) else { return false };
         // SAFETY: the pointer is good until the program ends. Two CPUs may write at once, and one of the bits be lost: the flow
         // is then kept for longer than need be.
         unsafe {
-            (*flow).state |= state;
+            (*flow).state = flow_state::after((*flow).state, observed);
             (*flow).used_ns = now_ns;
         }
         true
@@ -181,6 +181,11 @@ impl Tables for Kernel {
     #[inline(always)]
     fn set_fragment(&self, key: &FragmentKey, value: &FragmentValue) {
         let _ = FRAGMENTS.insert(key, value, 0);
+    }
+
+    #[inline(always)]
+    fn remove_fragment(&self, key: &FragmentKey) {
+        let _ = FRAGMENTS.remove(key);
     }
 
     #[inline(always)]

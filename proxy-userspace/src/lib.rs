@@ -11,5 +11,6 @@ pub mod inspect;
 pub mod kernel;
 pub mod metrics;
 pub mod model;
+pub mod node;
 pub mod sync;
 pub mod watch;

@@ -18,7 +18,7 @@ fn a_bad_configuration_ends_it_with_all_that_is_wrong() {
     let said = text(&output.stderr);
     assert_eq!(
         said,
-        "shunt: invalid configuration:\n  --log-format: \"xml\": must be one of text, json\n  \
+        "shunt: invalid configuration:\n  --logging-format: \"xml\": must be one of text, json\n  \
          --mode: \"ipvs\": this build does not have this mode; must be auto or ebpf or nftables or iptables\n"
     );
 }
@@ -58,4 +58,28 @@ fn probe_reports_every_mode_and_exits_by_what_auto_finds() {
     assert_eq!(json["modes"][3]["inThisBuild"], false);
     assert!(json["features"]["bpffs"]["present"].is_string(), "{json}");
     assert_eq!(shunt(&["probe", "--output=xml"]).status.code(), Some(2));
+}
+
+#[test]
+fn the_configuration_in_effect_is_written_and_reading_it_changes_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let written = |from: &[&str], to: &str| {
+        let output = shunt(&[from, &["--write-config-to", &path(to)]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        std::fs::read_to_string(path(to)).expect("written")
+    };
+    let flags =
+        ["--hostname-override=n", "--conntrack-min=7", "--nodeport-addresses=10.0.0.0/8", "--mode=nftables"];
+    let first = written(&flags, "first");
+    for line in [
+        "mode: nftables",
+        "  min: 7",
+        "- 10.0.0.0/8",
+        "  tcpEstablishedTimeout: 24h0m0s",
+        "oomScoreAdj: -999",
+    ] {
+        assert!(first.contains(line), "{line}: {first}");
+    }
+    assert_eq!(written(&["--config", &path("first")], "second"), first);
 }

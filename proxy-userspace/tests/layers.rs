@@ -26,7 +26,7 @@ const KUBE: &[&str] = &["kube::", "k8s_openapi"];
 
 const LAYERS: &[Layer] = &[
     layer("causes", &[], KUBE),
-    layer("config", &["dataplane", "kernel", "model"], KUBE),
+    layer("config", &["causes", "dataplane", "kernel", "model", "node"], KUBE),
     // Everything about Kubernetes is decided already.
     layer(
         "dataplane",
@@ -55,8 +55,9 @@ const LAYERS: &[Layer] = &[
             "SystemTime",
         ],
     ),
-    layer("sync", &["causes", "dataplane", "health", "metrics", "model"], KUBE),
-    layer("watch", &["causes", "model"], &[]),
+    layer("node", &["kernel"], KUBE),
+    layer("sync", &["causes", "dataplane", "health", "metrics", "model", "node"], KUBE),
+    layer("watch", &["causes", "model", "node"], &[]),
 ];
 
 /// The command puts the layers together.

@@ -10,4 +10,5 @@ pub mod interrupt;
 pub mod process;
 pub mod runner;
 pub mod small_cluster;
+pub mod traffic;
 pub mod world;

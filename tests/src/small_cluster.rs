@@ -12,6 +12,10 @@ pub const HOSTS: [Host; 5] = [Host::Node1, Host::A1, Host::A2, Host::A3, Host::C
 pub const CLUSTER_IP: &str = "10.96.0.80:80";
 /// The Service's port of the node, at the node's first address.
 pub const NODE_PORT: &str = "192.168.57.11:30080";
+/// The address of a second Service, over UDP.
+pub const DNS: &str = "10.96.0.53:53";
+/// Both Services.
+pub const SERVICES: &str = include_str!("small_cluster.yaml");
 /// The Node object of node1.
 pub const NODE: &str = include_str!("../demo/node.yaml");
 
@@ -38,6 +42,19 @@ impl Slices {
             family.to_lowercase(),
             endpoints.join(", ")
         );
+    }
+
+    /// Both Services' slices, with these hosts as endpoints.
+    pub fn of_all(pods: &[Host]) -> Self {
+        let mut slices = Self::default();
+        slices.add("web", false, WEB_PORT, pods);
+        slices.add("dns", false, DNS_PORT, pods);
+        slices
+    }
+
+    /// The manifests' text.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// Puts them in place of those of before, in one step.

@@ -24,7 +24,7 @@ use proxy_userspace::{
     },
     metrics::Metrics,
     model::{DetectLocalMode, Dirty, InterfaceGlobs, ModelSettings, NodeFacts, NodePortAddresses, Snapshot},
-    sync::{Inputs, Outputs, SyncLoop, SyncPeriods},
+    sync::{Inputs, Outputs, SyncLoop, SyncPeriods, SyncSettings},
     watch::ManifestSource,
 };
 use shunt_tests::{deadline::Deadline, process::run_to_end};
@@ -128,10 +128,17 @@ impl Daemon {
             metrics: Metrics::default(),
             health: ProxyHealth::new(Duration::from_mins(10)),
             health_checks: watch::Sender::default(),
+            events: proxy_userspace::node::NodeEvents::default(),
         };
-        let periods = SyncPeriods { min_sync_period: Duration::ZERO, sync_period: Duration::from_hours(1) };
+        let periods = SyncPeriods {
+            min_sync_period: Duration::ZERO,
+            sync_period: Duration::from_hours(1),
+            give_up_after: None,
+            wait_for_node: false,
+        };
         let daemon = SyncLoop::new(settings(), periods, renderer, outputs);
-        let inputs = Inputs { events, node_facts, disturbed: Arc::clone(&disturbed) };
+        let (_, settings) = watch::channel(SyncSettings { model: settings(), periods });
+        let inputs = Inputs { events, node_facts, disturbed: Arc::clone(&disturbed), settings };
         std::fs::write(manifests.path().join("service.yaml"), SERVICE).expect("written");
         let running = {
             let _inside = runtime.enter();
@@ -180,6 +187,7 @@ fn settings() -> ModelSettings {
         detect_local: DetectLocalMode::ClusterCidr,
         node_port_addresses: NodePortAddresses::All,
         masquerade_all: false,
+        bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }
 }

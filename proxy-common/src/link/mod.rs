@@ -50,8 +50,10 @@ fn pass(
     }
     match (packet.version, packet.proto) {
         (_, TCP | UDP) => {
-            if let Fragment::Later { id } = packet.fragment {
-                return fragment::follow(frame, tables, &packet, direction, id);
+            match packet.fragment {
+                Fragment::Whole => {}
+                Fragment::First { id } => fragment::forget(tables, &packet, direction, id),
+                Fragment::Later { id } => return fragment::follow(frame, tables, &packet, direction, id),
             }
             match (packet.ports(frame), direction) {
                 (Some(ports), Direction::Original) if original::may_concern(tables, &packet, ports) => {

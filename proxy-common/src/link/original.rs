@@ -39,7 +39,13 @@ pub(super) fn transport<F: Frame, T: Tables>(
     match beginning {
         Beginning::Known => {
             let Arrival { key, flow, now_ns, .. } = &arrival;
-            flow::touch(tables, key, flow, observed(Direction::Original, tcp), *now_ns);
+            if flow.is_held(*now_ns) {
+                return Outcome::Drop;
+            }
+            // Else SYNs of a client that forgot its connection would keep it from ever falling silent.
+            if !tcp.begins() || flow.state & flow_state::REPLIED == 0 {
+                flow::touch(tables, key, flow, observed(Direction::Original, tcp), *now_ns);
+            }
         }
         Beginning::New => {
             if !record(tables, &arrival.key, &mut arrival.flow) {
@@ -76,7 +82,9 @@ fn translate<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, arriva
 }
 
 /// Whether a packet belongs to the flow that is known for its addresses and ports, and the flow goes on. A TCP connection stays
-/// where it is; whether its first packet is repeated or opens another is asked in [`begin`].
+/// where it is, whatever becomes of the Service. A SYN on top of one that is in use changes nothing: it is an old copy, or forged,
+/// and else the endpoint asks the client back (RFC 9293, section 3.10.7.4). Whether any other SYN is repeated or opens another
+/// connection is asked in [`begin`].
 #[inline(always)]
 fn goes_on(tables: &impl Tables, arrival: &Arrival) -> bool {
     let Arrival { key, flow, tcp, now_ns } = arrival;
@@ -87,7 +95,7 @@ fn goes_on(tables: &impl Tables, arrival: &Arrival) -> bool {
             && (flow.state & flow_state::PASS != 0
                 || service::still_serves(tables, flow.service, flow.destination))
     } else {
-        !tcp.begins()
+        !tcp.begins() || flow.is_in_use(*now_ns)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue,
+        FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, flow_state,
     },
     link::{self, Outcome},
     packet::Frame as _,
@@ -135,10 +135,10 @@ impl Tables for Memory {
         self.flow(key).is_none() && self.put_flow(key, flow)
     }
 
-    fn touch_flow(&self, key: &FlowKey, state: u32, now_ns: u64) -> bool {
+    fn touch_flow(&self, key: &FlowKey, observed: u32, now_ns: u64) -> bool {
         let mut noted = self.noted.borrow_mut();
         let Some(flow) = noted.flows.get_mut(key) else { return false };
-        flow.state |= state;
+        flow.state = flow_state::after(flow.state, observed);
         flow.used_ns = now_ns;
         true
     }
@@ -153,6 +153,10 @@ impl Tables for Memory {
 
     fn set_fragment(&self, key: &FragmentKey, value: &FragmentValue) {
         self.noted.borrow_mut().fragments.insert(*key, *value);
+    }
+
+    fn remove_fragment(&self, key: &FragmentKey) {
+        self.noted.borrow_mut().fragments.remove(key);
     }
 
     fn count(&self, counter: Counter) {

@@ -11,6 +11,7 @@ use crate::{
     Proto,
     layout::{
         Counter, Direction, Endpoint, EndpointKey, Flow, FlowKey, List, MemberKey, ServiceKey, ServiceValue,
+        flow_state,
     },
     packet::Tuple,
 };
@@ -246,6 +247,15 @@ impl<'a> Scene<'a> {
     pub fn forget(&mut self, direction: Direction, sent: &Sent) {
         let mut noted = self.bed.noted();
         assert!(noted.flows.remove(&key(direction, sent)).is_some(), "{noted:?}");
+        self.bed.set_noted(&noted);
+    }
+
+    /// Userspace keeps back what comes in of a flow.
+    #[track_caller]
+    pub fn hold(&mut self, sent: &Sent) {
+        let mut noted = self.bed.noted();
+        let flow = noted.flows.get_mut(&key(Direction::Original, sent)).expect("a flow");
+        flow.state |= flow_state::HELD;
         self.bed.set_noted(&noted);
     }
 

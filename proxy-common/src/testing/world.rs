@@ -109,6 +109,7 @@ impl Noted {
     pub fn timeless(mut self) -> Self {
         self.flows.values_mut().for_each(|flow| flow.used_ns = 0);
         self.affinity.values_mut().for_each(|value| value.used_ns = 0);
+        self.fragments.values_mut().for_each(|value| value.noted_seconds = 0);
         self
     }
 }

@@ -37,6 +37,32 @@ pub(super) fn parse(text: &str) -> Option<Duration> {
     Some(Duration::from_nanos(whole))
 }
 
+/// As Go's `Duration.String` writes it: `1h0m0s`, `1.5s`, `250ms`, `0s`.
+pub(super) fn written(duration: Duration) -> String {
+    let nanos = duration.as_nanos();
+    let seconds = duration.as_secs();
+    let fraction = |nanos: u128, unit: u128| {
+        let digits = unit.to_string().len() - 1;
+        let text = format!("{}.{:0digits$}", nanos / unit, nanos % unit);
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    };
+    match nanos {
+        0 => "0s".into(),
+        1..1_000 => format!("{nanos}ns"),
+        1_000..1_000_000 => format!("{}µs", fraction(nanos, 1_000)),
+        1_000_000..1_000_000_000 => format!("{}ms", fraction(nanos, 1_000_000)),
+        _ => {
+            let rest = fraction(nanos - u128::from(seconds / 60 * 60) * 1_000_000_000, 1_000_000_000);
+            let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+            match (hours, minutes) {
+                (0, 0) => format!("{rest}s"),
+                (0, _) => format!("{minutes}m{rest}s"),
+                _ => format!("{hours}h{minutes}m{rest}s"),
+            }
+        }
+    }
+}
+
 fn split_number(text: &str) -> Option<(f64, &str)> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (digits, rest) = text.split_at(end);
@@ -75,6 +101,26 @@ mod tests {
         }
         assert_eq!(parse("7ns"), Some(Duration::from_nanos(7)));
         assert_eq!(parse("7µs"), Some(Duration::from_micros(7)));
+    }
+
+    #[test]
+    fn durations_are_written_as_go_writes_them() {
+        for text in [
+            "0s",
+            "30s",
+            "1m30s",
+            "15m0s",
+            "24h0m0s",
+            "1.5s",
+            "1m0.25s",
+            "250ms",
+            "1.5ms",
+            "7µs",
+            "7ns",
+            "1h0m1.001s",
+        ] {
+            assert_eq!(written(parse(text).unwrap()), text);
+        }
     }
 
     #[test]

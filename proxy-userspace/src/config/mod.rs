@@ -4,29 +4,38 @@
 //! file. Everything wrong is reported at once.
 #![forbid(unsafe_code)]
 
+mod change;
 mod duration;
 mod environment;
+mod file;
 mod flags;
+mod lists;
+mod node;
 mod problem;
 mod resolve;
 mod schema;
 mod settings;
 mod value;
+mod written;
 
 #[cfg(test)]
 mod tests;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+pub use change::Change;
 pub use environment::Environment;
+pub use file::{ConfigFile, FileChanges};
 pub use flags::{Flags, ProbeOutput};
-pub use problem::{ConfigError, Problem};
+pub use problem::{ConfigError, Note, Problem};
+pub use written::Effective;
 
 use crate::{
     dataplane::{
         ebpf::EbpfSettings, iptables::IptablesSettings, ipvs::IpvsSettings, nftables::NftablesSettings,
     },
     model::ModelSettings,
+    node::NodeSettings,
 };
 use settings::Settings;
 
@@ -92,18 +101,20 @@ pub struct Config {
     pub source: ObjectSource,
     /// What resolution depends on, the node's name included.
     pub model: ModelSettings,
+    /// What is set on the node at start.
+    pub node: NodeSettings,
     /// Where `/healthz` and `/livez` answer.
     pub healthz_bind_address: Option<SocketAddr>,
     /// Where `/metrics` and `/proxyMode` answer.
     pub metrics_bind_address: Option<SocketAddr>,
     /// Exit where an address to listen on is taken.
     pub bind_address_hard_fail: bool,
+    /// Answer profiling requests where metrics are.
+    pub profiling: bool,
     /// How often the kernel is compared with what it should hold; above zero.
     pub sync_period: Duration,
     /// Under load, the least time between two changes of the kernel; may be zero.
     pub min_sync_period: Duration,
-    /// How often objects are refreshed from the API server; above zero.
-    pub config_sync_period: Duration,
     /// Settings of the eBPF mode.
     pub ebpf: EbpfSettings,
     /// Settings of the nftables mode.
@@ -116,8 +127,12 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Which logs are written, in the syntax of `RUST_LOG`.
     pub log_filter: String,
-    /// Fields of the file that are set but that nothing here reads.
-    pub unread_fields: Vec<&'static str>,
+    /// What was given in vain, each with the reason.
+    pub notes: Vec<Note>,
+    /// All settings in effect, to be written.
+    pub effective: Effective,
+    /// The file that was read.
+    pub file: Option<ConfigFile>,
 }
 
 impl Config {
@@ -128,11 +143,20 @@ impl Config {
 
     /// The same where `auto` stands for this mode: sections and defaults are that mode's.
     pub fn load_with_auto(flags: &Flags, environment: &Environment, auto: Mode) -> Result<Self, ConfigError> {
-        let file = match &flags.config {
-            Some(path) => Some(read_file(path)?),
-            None => None,
-        };
-        Self::from_parts(flags, file.as_ref(), environment, auto)
+        let file = flags.config.as_ref().map(ConfigFile::read).transpose()?;
+        Self::load_from(flags, file, environment, auto)
+    }
+
+    /// The same from a file that was read already.
+    pub fn load_from(
+        flags: &Flags,
+        file: Option<ConfigFile>,
+        environment: &Environment,
+        auto: Mode,
+    ) -> Result<Self, ConfigError> {
+        let yaml = file.as_ref().map(ConfigFile::yaml).transpose()?;
+        let config = Self::from_parts(flags, yaml.as_ref(), environment, auto)?;
+        Ok(Self { file, ..config })
     }
 
     fn from_parts(
@@ -148,10 +172,4 @@ impl Config {
         flags.add_to(&mut settings);
         resolve::resolve(settings, environment, auto)
     }
-}
-
-fn read_file(path: &PathBuf) -> Result<serde_yaml_ng::Value, ConfigError> {
-    let text =
-        std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
-    serde_yaml_ng::from_str(&text).map_err(|source| ConfigError::Syntax { path: path.clone(), source })
 }

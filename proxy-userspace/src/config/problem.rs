@@ -19,6 +19,21 @@ impl fmt::Display for Problem {
     }
 }
 
+/// One setting that was given in vain: unknown, without an effect, or not looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// The flag (`--kube-api-qps`) or the path in the file (`clientConnection.qps`).
+    pub setting: String,
+    /// Why it has no effect.
+    pub why: String,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.setting, self.why)
+    }
+}
+
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {

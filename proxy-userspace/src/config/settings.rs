@@ -11,9 +11,10 @@ use ipnet::IpNet;
 use serde_yaml_ng::Value as Yaml;
 
 use super::{
-    problem::Problem,
-    schema::{self, Field},
-    value::{self, Value},
+    problem::{Note, Problem},
+    resolve,
+    schema::{self, Effect, Field},
+    value::Value,
 };
 
 /// Where a setting was given.
@@ -33,12 +34,21 @@ struct Setting {
     written: String,
 }
 
-/// All settings given, and what is wrong with them.
-#[derive(Debug, Default)]
+/// All settings given, and what is wrong with them or in vain.
+#[derive(Debug)]
 pub(super) struct Settings {
     values: BTreeMap<&'static str, Setting>,
+    defaults: BTreeMap<&'static str, Value>,
     problems: Vec<Problem>,
-    unread: Vec<&'static str>,
+    notes: Vec<Note>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let default = |field: &Field| Some((field.path, field.kind.read_text(field.default).ok()??));
+        let defaults = schema::FIELDS.iter().filter_map(default).collect();
+        Self { values: BTreeMap::new(), defaults, problems: Vec::new(), notes: Vec::new() }
+    }
 }
 
 impl Settings {
@@ -76,10 +86,10 @@ impl Settings {
             match schema::field(&path) {
                 Some(field) => self.add_file_field(field, yaml),
                 None if !schema::names_in(&path).is_empty() => self.add_section(&path, yaml),
+                // As upstream, which decodes strictly, and leniently with a warning where that fails.
                 None => {
-                    let allowed =
-                        format!("unknown field; known here: {}", schema::names_in(section).join(", "));
-                    self.problem(path, written(yaml), allowed);
+                    let known = schema::names_in(section).join(", ");
+                    self.note(path, format!("unknown field, ignored; known here: {known}"));
                 }
             }
         }
@@ -88,10 +98,8 @@ impl Settings {
     fn add_file_field(&mut self, field: &'static Field, yaml: &Yaml) {
         match field.kind.read_yaml(yaml) {
             Ok(None) => {}
+            Ok(Some(value)) if value.is_zero() && (field.zero_is_unset || field.kind.is_period()) => {}
             Ok(Some(value)) => {
-                if !field.read && value::is_worth_a_warning(&value) {
-                    self.unread.push(field.path);
-                }
                 let setting = Setting { origin: Origin::File, value: Some(value), written: written(yaml) };
                 self.values.insert(field.path, setting);
             }
@@ -109,23 +117,14 @@ impl Settings {
                 let written = format!("{text:?}");
                 self.values.insert(path, Setting { origin: Origin::Flag(flag), value, written });
             }
-            Err(()) => {
-                self.problem(
-                    format!("--{flag}"),
-                    format!("{text:?}"),
-                    format!("must be {}", field.kind.allowed()),
-                );
-            }
+            Err(()) => self.refuse_flag(flag, text, &field.kind.allowed()),
         }
     }
 
     /// Notes a setting that is wrong only beside others.
     pub(super) fn refuse(&mut self, path: &'static str, allowed: impl Into<String>) {
         let (setting, value) = match self.values.get(path) {
-            Some(Setting { origin: Origin::Flag(flag), written, .. }) => {
-                (format!("--{flag}"), written.clone())
-            }
-            Some(Setting { origin: Origin::File, written, .. }) => (path.into(), written.clone()),
+            Some(setting) => (name(path, &setting.origin), setting.written.clone()),
             None => (path.into(), "not set".into()),
         };
         self.problem(setting, value, allowed.into());
@@ -135,12 +134,69 @@ impl Settings {
         self.problems.push(Problem { setting, value, allowed });
     }
 
+    /// A flag that holds none of what is allowed.
+    pub(super) fn refuse_flag(&mut self, flag: &str, text: &str, allowed: &str) {
+        self.problem(format!("--{flag}"), format!("{text:?}"), format!("must be {allowed}"));
+    }
+
+    /// Something that was given in vain.
+    pub(super) fn note(&mut self, setting: impl Into<String>, why: impl Into<String>) {
+        self.notes.push(Note { setting: setting.into(), why: why.into() });
+    }
+
+    /// Notes what was given, differs from the default, and has no effect in this mode.
+    pub(super) fn note_what_has_no_effect(&mut self, mode: &str) {
+        let mut notes = Vec::new();
+        for (path, setting) in &self.values {
+            let (Some(field), Some(value)) = (schema::field(path), &setting.value) else { continue };
+            let why = match field.effect {
+                Effect::Everywhere => continue,
+                Effect::In(modes) if modes.contains(&mode) => continue,
+                // These flags are for modes that have a section of their own too.
+                Effect::In(_)
+                    if setting.origin != Origin::File
+                        && resolve::FLAGS_FOR_ALL_BUT_IPVS.contains(path)
+                        && mode != "ipvs" =>
+                {
+                    continue;
+                }
+                Effect::In(modes) => {
+                    format!("only {} reads it, and the mode is {mode}", modes.join(" or "))
+                }
+                Effect::Nowhere(why) => why.into(),
+            };
+            // Go writes zeros for fields nobody set.
+            if self.defaults.get(path) != Some(value) && !value.is_zero() {
+                notes.push(Note { setting: name(path, &setting.origin), why });
+            }
+        }
+        self.notes.extend(notes);
+    }
+
+    /// What is given there, or the default.
     fn value(&self, path: &'static str) -> Option<&Value> {
-        debug_assert!(
-            schema::field(path).is_some_and(|field| field.read),
-            "{path} is not in the schema as read"
-        );
+        debug_assert!(schema::field(path).is_some_and(Field::is_read), "{path} is not in the schema as read");
+        self.given_or_default(path)
+    }
+
+    /// The same of a field that may have no effect.
+    pub(super) fn given_or_default(&self, path: &'static str) -> Option<&Value> {
+        self.given(path).or_else(|| self.defaults.get(path))
+    }
+
+    /// What is given there.
+    pub(super) fn given(&self, path: &str) -> Option<&Value> {
         self.values.get(path)?.value.as_ref()
+    }
+
+    /// Whether something is given there that is not the default.
+    pub(super) fn is_set_apart_from_default(&self, path: &'static str) -> bool {
+        self.given(path).is_some_and(|value| self.defaults.get(path) != Some(value))
+    }
+
+    /// Whether anything is given there.
+    pub(super) fn is_given(&self, path: &str) -> bool {
+        self.given(path).is_some()
     }
 
     /// The setting was given as an explicitly empty flag, which upstream takes for "off".
@@ -151,18 +207,6 @@ impl Settings {
     /// The setting was given as a flag.
     pub(super) fn is_by_flag(&self, path: &'static str) -> bool {
         matches!(self.values.get(path), Some(Setting { origin: Origin::Flag(_), .. }))
-    }
-
-    /// Nothing in this mode depends on a section: what the file has there is to be warned of.
-    pub(super) fn leave_unread(&mut self, section: &str) {
-        let is_worth_it = |path: &str, setting: &Setting| {
-            let is_in_section = path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'));
-            let value = setting.value.as_ref().filter(|_| setting.origin == Origin::File);
-            is_in_section && value.is_some_and(value::is_worth_a_warning)
-        };
-        let given = self.values.iter().filter(|(path, setting)| is_worth_it(path, setting));
-        let given: Vec<_> = given.map(|(path, _)| *path).filter(|path| !self.unread.contains(path)).collect();
-        self.unread.extend(given);
     }
 
     pub(super) fn text(&self, path: &'static str) -> Option<&str> {
@@ -176,25 +220,19 @@ impl Settings {
         matches!(self.value(path), Some(Value::Bool(true)))
     }
 
-    /// A switch that is neither on nor off where nobody set it.
-    pub(super) fn flag(&self, path: &'static str) -> Option<bool> {
-        match self.value(path)? {
-            Value::Bool(value) => Some(*value),
-            _ => None,
+    /// 0 where it has no default.
+    pub(super) fn integer<T: TryFrom<i64> + Default>(&self, path: &'static str) -> T {
+        match self.value(path) {
+            Some(Value::Integer(value)) => T::try_from(*value).unwrap_or_default(),
+            _ => T::default(),
         }
     }
 
-    pub(super) fn integer(&self, path: &'static str) -> Option<u32> {
-        match self.value(path)? {
-            Value::Integer(value) => u32::try_from(*value).ok(),
-            _ => None,
-        }
-    }
-
-    pub(super) fn duration(&self, path: &'static str) -> Option<Duration> {
-        match self.value(path)? {
-            Value::Duration(duration) => Some(*duration),
-            _ => None,
+    /// Zero where it has no default.
+    pub(super) fn duration(&self, path: &'static str) -> Duration {
+        match self.value(path) {
+            Some(Value::Duration(duration)) => *duration,
+            _ => Duration::ZERO,
         }
     }
 
@@ -228,9 +266,24 @@ impl Settings {
         }
     }
 
-    /// What is wrong, and which fields of the file were set although nothing reads them.
-    pub(super) fn finish(self) -> (Vec<Problem>, Vec<&'static str>) {
-        (self.problems, self.unread)
+    /// Whether a feature gate is on; they are off by default where that matters here.
+    pub(super) fn gate(&self, name: &str) -> bool {
+        match self.given("featureGates") {
+            Some(Value::Gates(gates)) => gates.get(name).copied().unwrap_or_default(),
+            _ => false,
+        }
+    }
+
+    /// What is wrong, and what was given in vain.
+    pub(super) fn finish(self) -> (Vec<Problem>, Vec<Note>) {
+        (self.problems, self.notes)
+    }
+}
+
+fn name(path: &str, origin: &Origin) -> String {
+    match origin {
+        Origin::Flag(flag) => format!("--{flag}"),
+        Origin::File => path.into(),
     }
 }
 

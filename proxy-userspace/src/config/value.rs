@@ -1,15 +1,18 @@
 //! What a setting may hold, checked the same way whether it came from a flag or from the file.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
 use glob::Pattern;
 use ipnet::IpNet;
+use serde_json::{Value as Json, json};
 use serde_yaml_ng::Value as Yaml;
 
-use super::duration;
+use super::{duration, lists};
+use crate::model::{sloppy_cidr, sloppy_ip};
 
 /// What a field holds.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +23,6 @@ pub(super) enum Kind {
     OneOf(&'static [&'static str]),
     /// true or false.
     Bool,
-    /// true or false, where false differs from unset.
-    BoolPointer,
     /// A whole number within bounds.
     Integer {
         /// The least.
@@ -33,6 +34,10 @@ pub(super) enum Kind {
     Number,
     /// A duration in Go's syntax, not negative.
     Duration,
+    /// A duration above zero; zero in the file stands for the default, as upstream has it.
+    Period,
+    /// A duration above zero, or a number of nanoseconds; zero in the file stands for the default.
+    FlushFrequency,
     /// An IP address.
     Address,
     /// IP and port; an IP alone gets the default port.
@@ -42,14 +47,16 @@ pub(super) enum Kind {
     },
     /// A list of CIDRs.
     Cidrs,
-    /// CIDRs in one text, with commas between.
-    CommaCidrs,
     /// A list of CIDRs and the word `primary`.
     NodePortAddresses,
     /// A list of patterns of interface names.
     InterfaceGlobs,
-    /// Whatever: the field is not looked into.
-    Anything,
+    /// Names with true or false.
+    FeatureGates,
+    /// Patterns of file names with a verbosity each.
+    VModule,
+    /// A number of bytes, as `512`, `4Ki` or `1M`.
+    Quantity,
 }
 
 /// A value that was checked against its [`Kind`].
@@ -61,6 +68,8 @@ pub(super) enum Value {
     Bool(bool),
     /// A whole number.
     Integer(i64),
+    /// Another number.
+    Number(f64),
     /// A duration.
     Duration(Duration),
     /// An IP address.
@@ -76,8 +85,10 @@ pub(super) enum Value {
     },
     /// Patterns of interface names.
     Globs(Vec<Pattern>),
-    /// Checked, and of no further use.
-    Unread,
+    /// Feature gates.
+    Gates(BTreeMap<String, bool>),
+    /// Patterns of file names and verbosities.
+    Levels(Vec<(String, u32)>),
 }
 
 impl Kind {
@@ -85,48 +96,56 @@ impl Kind {
     pub(super) fn allowed(self) -> String {
         match self {
             Self::Text => "a text".into(),
+            Self::OneOf([word]) => (*word).into(),
             Self::OneOf(words) => format!("one of {}", words.join(", ")),
-            Self::Bool | Self::BoolPointer => "true or false".into(),
+            Self::Bool => "true or false".into(),
             Self::Integer { min, max } => format!("a whole number from {min} to {max}"),
             Self::Number => "a number".into(),
             Self::Duration => "a duration that is not negative, such as 30s or 1m30s".into(),
+            Self::Period => "a duration above zero, such as 30s or 1m30s".into(),
+            Self::FlushFrequency => "a duration above zero, such as 5s, or a number of nanoseconds".into(),
             Self::Address => "an IP address".into(),
             Self::BindAddress { default_port } => {
                 format!("IP:port with a port from 1 to 65535, or an IP alone for port {default_port}")
             }
             Self::Cidrs => "a list of CIDRs such as 10.0.0.0/8 or fd00::/8".into(),
-            Self::CommaCidrs => "CIDRs such as 10.244.0.0/16 or 10.244.0.0/16,fd44::/16".into(),
-            Self::NodePortAddresses => "a list of CIDRs such as 192.168.0.0/16, or primary".into(),
+            Self::NodePortAddresses => {
+                "a list of CIDRs such as 192.168.0.0/16, or the word primary in a list".into()
+            }
             Self::InterfaceGlobs => "a list of interface names or globs, such as eth0 or cali*".into(),
-            Self::Anything => "anything".into(),
+            Self::FeatureGates => "names with true or false, such as SomeFeature: true".into(),
+            Self::VModule => "a list of filePattern, without = and commas, and verbosity".into(),
+            Self::Quantity => "a number of bytes, such as 512 or 4Ki".into(),
         }
     }
 
-    /// Reads a value of the file. `Ok(None)` where it stands for "unset": null, and the zero values that Go writes for
-    /// fields nobody set. `Err` where it is none of what is allowed.
+    /// Reads a value of the file. `Ok(None)` where it stands for "unset": null and what is empty. `Err` where it is none of
+    /// what is allowed.
     pub(super) fn read_yaml(self, yaml: &Yaml) -> Result<Option<Value>, ()> {
         if yaml.is_null() {
             return Ok(None);
         }
         match (self, yaml) {
-            (Self::Anything, _) => Ok((!is_zero(yaml)).then_some(Value::Unread)),
-            (Self::Bool, Yaml::Bool(value)) => Ok(value.then_some(Value::Bool(true))),
-            (Self::BoolPointer, Yaml::Bool(value)) => Ok(Some(Value::Bool(*value))),
-            (Self::Integer { .. }, Yaml::Number(number)) => number
-                .as_i64()
-                .filter(|value| self.holds(*value))
-                .map(|value| Some(Value::Integer(value)))
-                .ok_or(()),
-            (Self::Number, Yaml::Number(number)) => {
-                Ok((number.as_f64() != Some(0.0)).then_some(Value::Unread))
+            (Self::Bool, Yaml::Bool(value)) => Ok(Some(Value::Bool(*value))),
+            (Self::Integer { .. }, Yaml::Number(number)) => {
+                let value = number.as_i64().filter(|value| self.holds(*value)).ok_or(())?;
+                Ok(Some(Value::Integer(value)))
             }
-            (Self::Duration, Yaml::Number(number)) if number.as_i64() == Some(0) => {
+            (Self::Number, Yaml::Number(number)) => Ok(Some(Value::Number(number.as_f64().ok_or(())?))),
+            (Self::Duration | Self::Period, Yaml::Number(number)) if number.as_i64() == Some(0) => {
                 Ok(Some(Value::Duration(Duration::ZERO)))
             }
+            (Self::FlushFrequency, Yaml::Number(number)) => {
+                Ok(Some(Value::Duration(Duration::from_nanos(number.as_u64().ok_or(())?))))
+            }
+            (Self::Period | Self::FlushFrequency, Yaml::String(text)) => Self::Duration.read_text(text),
+            (Self::Quantity, Yaml::Number(number)) => self.read_text(&number.to_string()),
             (Self::Cidrs | Self::NodePortAddresses | Self::InterfaceGlobs, Yaml::Sequence(items)) => {
                 let texts: Option<Vec<_>> = items.iter().map(Yaml::as_str).collect();
                 self.read_list(&texts.ok_or(())?)
             }
+            (Self::FeatureGates, Yaml::Mapping(gates)) => lists::gates_of_file(gates).map(Some).ok_or(()),
+            (Self::VModule, Yaml::Sequence(items)) => lists::levels_of_file(items).map(Some).ok_or(()),
             (kind, Yaml::String(text)) if kind.is_written_as_text() => self.read_text(text),
             _ => Err(()),
         }
@@ -138,24 +157,25 @@ impl Kind {
             return Ok(None);
         }
         let value = match self {
-            Self::Text => Value::Text(text.into()),
-            Self::OneOf(words) => Value::Text((*words.iter().find(|word| **word == text).ok_or(())?).into()),
-            Self::Bool | Self::BoolPointer => Value::Bool(text.parse().map_err(drop)?),
-            Self::Integer { .. } => {
-                Value::Integer(text.parse().ok().filter(|value| self.holds(*value)).ok_or(())?)
+            Self::Text => Some(Value::Text(text.into())),
+            Self::OneOf(words) => words.contains(&text).then(|| Value::Text(text.into())),
+            Self::Bool => go_bool(text).map(Value::Bool),
+            Self::Integer { .. } => text.parse().ok().filter(|value| self.holds(*value)).map(Value::Integer),
+            Self::Number => text.parse().ok().map(Value::Number),
+            Self::Duration => duration::parse(text).map(Value::Duration),
+            Self::Period | Self::FlushFrequency => {
+                duration::parse(text).filter(|duration| !duration.is_zero()).map(Value::Duration)
             }
-            Self::Number => text.parse::<f64>().map(|_| Value::Unread).map_err(drop)?,
-            Self::Duration => Value::Duration(duration::parse(text).ok_or(())?),
-            Self::Address => Value::Address(text.parse().map_err(drop)?),
-            Self::BindAddress { default_port } => {
-                Value::BindAddress(bind_address(text, default_port).ok_or(())?)
-            }
-            Self::Cidrs | Self::CommaCidrs | Self::NodePortAddresses | Self::InterfaceGlobs => {
+            Self::Address => sloppy_ip(text).map(Value::Address),
+            Self::BindAddress { default_port } => bind_address(text, default_port).map(Value::BindAddress),
+            Self::Cidrs | Self::NodePortAddresses | Self::InterfaceGlobs => {
                 return self.read_list(&text.split(',').map(str::trim).collect::<Vec<_>>());
             }
-            Self::Anything => Value::Unread,
+            Self::FeatureGates => lists::gates_of_flag(text),
+            Self::VModule => lists::levels_of_flag(text),
+            Self::Quantity => lists::is_quantity(text).then(|| Value::Text(text.into())),
         };
-        Ok(Some(value))
+        value.map(Some).ok_or(())
     }
 
     fn read_list(self, texts: &[&str]) -> Result<Option<Value>, ()> {
@@ -168,35 +188,80 @@ impl Kind {
         }
         let is_primary = |text: &&str| matches!(self, Self::NodePortAddresses) && **text == *"primary";
         let primary = texts.iter().any(is_primary);
-        let cidrs = texts
-            .iter()
-            .filter(|text| !is_primary(text))
-            .map(|text| text.parse::<IpNet>().map(|cidr| cidr.trunc()))
-            .collect::<Result<_, _>>()
-            .map_err(drop)?;
+        let cidrs = texts.iter().filter(|text| !is_primary(text)).map(|text| sloppy_cidr(text));
+        let cidrs = cidrs.collect::<Option<_>>().ok_or(())?;
         Ok(Some(Value::Cidrs { cidrs, primary }))
     }
 
-    /// Whether it is a list in the file, so that its flag may be repeated.
+    /// Whether repeating its flag adds to it.
     pub(super) const fn is_list(self) -> bool {
-        matches!(self, Self::Cidrs | Self::NodePortAddresses | Self::InterfaceGlobs)
+        matches!(self, Self::Cidrs | Self::NodePortAddresses | Self::InterfaceGlobs | Self::FeatureGates)
+    }
+
+    /// Whether it is a time above zero.
+    pub(super) const fn is_period(self) -> bool {
+        matches!(self, Self::Period | Self::FlushFrequency)
     }
 
     /// Whether YAML holds it as a string.
     fn is_written_as_text(self) -> bool {
-        matches!(
-            self,
-            Self::Text
-                | Self::OneOf(_)
-                | Self::Duration
-                | Self::Address
-                | Self::BindAddress { .. }
-                | Self::CommaCidrs
-        )
+        let is_other = matches!(self, Self::Bool | Self::Integer { .. } | Self::Number);
+        let is_list = matches!(self, Self::FeatureGates | Self::VModule) || self.is_list();
+        !is_other && !is_list
     }
 
     fn holds(self, value: i64) -> bool {
         matches!(self, Self::Integer { min, max } if (min..=max).contains(&value))
+    }
+
+    /// What stands in a written configuration where nothing is set.
+    pub(super) fn unset(self) -> Json {
+        match self {
+            Self::FeatureGates => json!({}),
+            Self::Bool | Self::Integer { .. } | Self::Number | Self::VModule => Json::Null,
+            Self::Cidrs | Self::NodePortAddresses | Self::InterfaceGlobs => Json::Null,
+            _ => json!(""),
+        }
+    }
+}
+
+impl Value {
+    /// As the file holds it.
+    pub(super) fn to_json(&self) -> Json {
+        match self {
+            Self::Text(text) => json!(text),
+            Self::Bool(value) => json!(value),
+            Self::Integer(value) => json!(value),
+            Self::Number(value) if value.fract() == 0.0 && value.abs() < 1e9 => {
+                #[expect(clippy::cast_possible_truncation, reason = "whole and small")]
+                let whole = *value as i64;
+                json!(whole)
+            }
+            Self::Number(value) => json!(value),
+            Self::Duration(value) => json!(duration::written(*value)),
+            Self::Address(value) => json!(value.to_string()),
+            Self::BindAddress(value) => json!(value.to_string()),
+            Self::Cidrs { cidrs, primary } => {
+                let keyword = primary.then(|| "primary".to_owned());
+                keyword.into_iter().chain(cidrs.iter().map(ToString::to_string)).collect()
+            }
+            Self::Globs(globs) => globs.iter().map(|glob| json!(glob.as_str())).collect(),
+            Self::Gates(gates) => json!(gates),
+            Self::Levels(levels) => levels
+                .iter()
+                .map(|(pattern, level)| json!({"filePattern": pattern, "verbosity": level}))
+                .collect(),
+        }
+    }
+
+    /// Go's zero value.
+    pub(super) fn is_zero(&self) -> bool {
+        match self {
+            Self::Integer(value) => *value == 0,
+            Self::Number(value) => *value == 0.0,
+            Self::Duration(value) => value.is_zero(),
+            _ => false,
+        }
     }
 }
 
@@ -204,37 +269,25 @@ fn glob(text: &str) -> Option<Pattern> {
     Pattern::new(text).ok().filter(|_| !text.is_empty())
 }
 
+/// The words of Go's `strconv.ParseBool`.
+pub(super) fn go_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
 /// Upstream's `AppendPortIfNeeded` and `validateHostPort` in one.
 fn bind_address(text: &str, default_port: u16) -> Option<SocketAddr> {
-    if let Ok(address) = text.parse::<IpAddr>() {
+    if let Some(address) = sloppy_ip(text) {
         return Some(SocketAddr::new(address, default_port));
     }
     // Go splits ":10256" into no host and a port, and upstream then refuses the host.
-    let address = text.parse::<SocketAddr>().ok()?;
-    (address.port() != 0).then_some(address)
+    let (host, port) = text.rsplit_once(':')?;
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let port = port.parse().ok().filter(|port| *port != 0)?;
+    // An IPv6 address needs its brackets.
+    let is_bare_v6 = host.contains(':') && !text.starts_with('[');
+    Some(SocketAddr::new(sloppy_ip(host).filter(|_| !is_bare_v6)?, port))
 }
-
-/// Go's zero values: what a marshalled configuration holds where nobody set anything.
-fn is_zero(yaml: &Yaml) -> bool {
-    match yaml {
-        Yaml::Null => true,
-        Yaml::Bool(value) => !value,
-        Yaml::Number(number) => number.as_f64() == Some(0.0),
-        Yaml::String(text) => matches!(text.as_str(), "" | "0" | "0s"),
-        Yaml::Sequence(items) => items.iter().all(is_zero),
-        Yaml::Mapping(entries) => entries.values().all(is_zero),
-        Yaml::Tagged(_) => false,
-    }
-}
-
-/// Whether a value that nothing reads says more than "unset" or upstream's default, so that it is worth a warning.
-pub(super) fn is_worth_a_warning(value: &Value) -> bool {
-    match value {
-        Value::Duration(duration) => !duration.is_zero(),
-        Value::Integer(value) => *value != 0,
-        _ => true,
-    }
-}
-
-/// The wildcard address that upstream derives its default listeners from.
-pub(super) const DEFAULT_BIND_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);

@@ -42,6 +42,8 @@ pub(crate) struct Kernel {
     pub(crate) calls: Vec<Call>,
     /// How many applies to come fail, each after its first change.
     pub(crate) failing: usize,
+    /// It is not read anew as long as it seems as it was.
+    pub(crate) certain: bool,
     /// It has no room for what is to be put in.
     pub(crate) full: bool,
     /// Tracked UDP flows.
@@ -198,8 +200,8 @@ impl Dataplane for Fake {
         }
         if operations > 0 {
             kernel.calls.push(Call::Apply(operations));
+            *state = kernel.programmed.clone();
         }
-        *state = kernel.programmed.clone();
         Ok(())
     }
 
@@ -215,6 +217,14 @@ impl Dataplane for Fake {
     }
 
     fn is_out_of_room(error: &FakeError) -> bool {
+        matches!(error, FakeError::Full)
+    }
+
+    fn is_certain(&mut self, _: &Programmed) -> bool {
+        self.kernel().certain
+    }
+
+    fn is_partial(error: &FakeError) -> bool {
         matches!(error, FakeError::Full)
     }
 

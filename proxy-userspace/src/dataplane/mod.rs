@@ -52,6 +52,12 @@ pub trait Dataplane {
         false
     }
 
+    /// Whether an error of `apply` concerns some service ports or links only, and all else is as it should be.
+    fn is_partial(error: &Self::Error) -> bool {
+        let _ = error;
+        false
+    }
+
     /// What finds stale UDP flows, in modes that translate in netfilter. It has to live as long as the dataplane: its memory
     /// of what was served must outlast [`Self::observe`].
     fn stale_udp(&mut self) -> Option<&mut StaleUdp> {

@@ -24,6 +24,8 @@ pub enum RenderError {
         operations: usize,
         /// Services are not served until a table of the kernel is made larger.
         out_of_room: bool,
+        /// Some service ports or links are not as they should be; all else is.
+        partial: bool,
         /// Why.
         source: Box<dyn Error + Send + Sync>,
     },
@@ -45,6 +47,9 @@ pub enum RenderError {
 pub trait Renderer: Send {
     /// Reads what the kernel holds, unless that is certain. Needed before the first [`Self::render`] and after one that failed.
     fn observe(&mut self) -> Result<(), RenderError>;
+
+    /// The next [`Self::observe`] reads all that the kernel holds, however certain it seems.
+    fn distrust(&mut self) {}
 
     /// Makes the kernel serve what is dirty of the Snapshot and returns how many changes that took. Without an
     /// observation to go by it observes first.
@@ -107,6 +112,10 @@ where
         Ok(())
     }
 
+    fn distrust(&mut self) {
+        self.state = None;
+    }
+
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {
         if self.state.is_none() {
             self.observe()?;
@@ -121,6 +130,7 @@ where
         self.dataplane.apply(state, plan).map_err(|source| RenderError::Apply {
             operations,
             out_of_room: D::is_out_of_room(&source),
+            partial: D::is_partial(&source),
             source: source.into(),
         })?;
         // What had to be repaired let packets pass as they were, of Services that did not change too.

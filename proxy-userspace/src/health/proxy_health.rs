@@ -15,11 +15,11 @@ use crate::model::IpFamily;
 #[derive(Clone, Debug)]
 pub struct ProxyHealth {
     state: Arc<watch::Sender<State>>,
-    timeout: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
+    timeout: Duration,
     last_updated: Option<Timestamp>,
     oldest_pending: Option<Instant>,
     node_being_deleted: bool,
@@ -54,7 +54,13 @@ const NEVER: &str = "0001-01-01T00:00:00Z";
 impl ProxyHealth {
     /// Healthy, and not yet ready. Upstream's timeout is twice the sync period.
     pub fn new(timeout: Duration) -> Self {
-        Self { state: Arc::new(watch::Sender::new(State::default())), timeout }
+        let state = State { timeout, ..State::default() };
+        Self { state: Arc::new(watch::Sender::new(state)) }
+    }
+
+    /// Another timeout, from now on.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.state.send_modify(|state| state.timeout = timeout);
     }
 
     /// There is a change that the kernel does not have yet.
@@ -84,7 +90,8 @@ impl ProxyHealth {
 
     /// No change waits for too long.
     pub fn is_live(&self) -> bool {
-        self.state.borrow().oldest_pending.is_none_or(|since| since.elapsed() < self.timeout)
+        let State { oldest_pending, timeout, .. } = *self.state.borrow();
+        oldest_pending.is_none_or(|since| since.elapsed() < timeout)
     }
 
     /// The first full sync is in the kernel.

@@ -39,11 +39,12 @@ fn answer(report: Report) -> Response {
 }
 
 /// `/metrics`, `/proxyMode`, and a `/healthz` that only says that this server answers, as upstream has it there too.
-pub fn metrics_routes(metrics: &Metrics, mode: &'static str) -> Router {
+pub fn metrics_routes(metrics: &Metrics) -> Router {
+    let running = metrics.clone();
     Router::new()
         .route("/metrics", get(scrape))
         .with_state(Arc::new(metrics.exposition()))
-        .route("/proxyMode", get(move || async move { ([NO_SNIFF], mode) }))
+        .route("/proxyMode", get(move || async move { ([NO_SNIFF], running.mode()) }))
         .route("/healthz", get(|| async { ([NO_SNIFF], "ok") }))
 }
 

@@ -121,9 +121,15 @@ async fn a_change_that_waits_too_long_makes_both_unhealthy() {
     assert!(health.livez().ok && health.healthz().ok);
 }
 
+fn of_ebpf() -> Metrics {
+    let metrics = Metrics::default();
+    metrics.set_mode("ebpf", "as configured");
+    metrics
+}
+
 #[tokio::test]
 async fn the_metrics_server_answers_metrics_proxy_mode_and_healthz() {
-    let address = start(metrics_routes(&Metrics::default(), "ebpf"));
+    let address = start(metrics_routes(&of_ebpf()));
     let metrics = get(address, "/metrics").await.unwrap();
     assert_eq!(metrics.status, 200);
     assert!(metrics.headers.contains("content-type: text/plain; version=0.0.4"), "{}", metrics.headers);
@@ -137,7 +143,7 @@ async fn the_metrics_server_answers_metrics_proxy_mode_and_healthz() {
 async fn an_address_that_is_taken_is_reported_or_waited_for() {
     let taken = bind("test", SocketAddr::new(LOOPBACK, 0)).unwrap();
     let address = taken.local_addr().unwrap();
-    let routes = metrics_routes(&Metrics::default(), "ebpf");
+    let routes = metrics_routes(&of_ebpf());
     let error = serve("metrics", address, routes.clone(), true).await.unwrap_err();
     assert_eq!(error.to_string(), format!("cannot listen on {address} for metrics"));
     let serving = tokio::spawn(async move { serve("metrics", address, routes, false).await });
@@ -151,7 +157,7 @@ async fn an_address_that_is_taken_is_reported_or_waited_for() {
 async fn a_wildcard_address_answers_in_both_families() {
     let listener = bind("test", SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    tokio::spawn(axum::serve(listener, metrics_routes(&Metrics::default(), "ebpf")).into_future());
+    tokio::spawn(axum::serve(listener, metrics_routes(&of_ebpf())).into_future());
     for address in ["127.0.0.1", "::1"] {
         let address = SocketAddr::new(address.parse().unwrap(), port);
         assert_eq!(get(address, "/proxyMode").await.unwrap().body, "ebpf", "{address}");

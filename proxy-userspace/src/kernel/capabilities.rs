@@ -1,27 +1,51 @@
-//! Whether this process may do with eBPF what is asked of it: the kernel's own answers do not say what is missing.
+//! Whether this process may do what is asked of it: the kernel's own answers do not say what is missing.
 
 use super::KernelError;
 
 const STATUS: &str = "/proc/self/status";
 
-const CAP_SYS_ADMIN: u32 = 21;
+/// A capability by its name and number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability(&'static str, u32);
+
+/// Netfilter, traffic control, links, sysctls of the network: no mode works without.
+pub const NET_ADMIN: Capability = Capability("CAP_NET_ADMIN", 12);
+/// Raw sockets, which the old iptables opens.
+pub const NET_RAW: Capability = Capability("CAP_NET_RAW", 13);
+/// Entering network namespaces, and all that [`FOR_BPF`] allows.
+pub const SYS_ADMIN: Capability = Capability("CAP_SYS_ADMIN", 21);
 /// What has taken the place of `CAP_SYS_ADMIN` for eBPF: kernel 5.8 (2c78ee898d8f, c9d516cefe65).
-const FOR_BPF: [(&str, u32); 3] = [("CAP_NET_ADMIN", 12), ("CAP_PERFMON", 38), ("CAP_BPF", 39)];
+const FOR_BPF: [Capability; 2] = [Capability("CAP_PERFMON", 38), Capability("CAP_BPF", 39)];
 
 /// Whether this process may load and attach programs.
 pub fn check_bpf() -> Result<(), KernelError> {
-    let status = std::fs::read_to_string(STATUS).map_err(KernelError::path("read", STATUS))?;
-    let effective = effective(&status).unwrap_or(u64::MAX);
-    let missing = missing_for_bpf(effective);
+    let missing = missing_for_bpf(own()?);
     if missing.is_empty() { Ok(()) } else { Err(KernelError::NotPermitted { missing: missing.join(", ") }) }
 }
 
+/// Whether this process may change anything of the network.
+pub fn check_net_admin() -> Result<(), KernelError> {
+    if is_held(NET_ADMIN)? { Ok(()) } else { Err(KernelError::NoNetAdmin) }
+}
+
+/// Whether this process has it.
+pub fn is_held(capability: Capability) -> Result<bool, KernelError> {
+    own().map(|effective| has(effective, capability))
+}
+
+fn own() -> Result<u64, KernelError> {
+    let status = std::fs::read_to_string(STATUS).map_err(KernelError::path("read", STATUS))?;
+    Ok(effective(&status).unwrap_or(u64::MAX))
+}
+
+fn has(effective: u64, Capability(_, number): Capability) -> bool {
+    effective & (1 << number) != 0
+}
+
 fn missing_for_bpf(effective: u64) -> Vec<&'static str> {
-    let has = |capability: u32| effective & (1 << capability) != 0;
-    if has(CAP_SYS_ADMIN) {
-        return Vec::new();
-    }
-    FOR_BPF.iter().filter(|(_, capability)| !has(*capability)).map(|(name, _)| *name).collect()
+    let for_bpf = FOR_BPF.into_iter().filter(|_| !has(effective, SYS_ADMIN));
+    let needed = [NET_ADMIN].into_iter().chain(for_bpf);
+    needed.filter(|capability| !has(effective, *capability)).map(|Capability(name, _)| name).collect()
 }
 
 /// The effective capabilities: bits by number.
@@ -38,7 +62,8 @@ mod tests {
     fn either_sys_admin_or_all_that_replaced_it_will_do() {
         for (set, missing) in [
             ("000001ffffffffff", vec![]),
-            ("0000000000200000", vec![]),
+            ("0000000000201000", vec![]),
+            ("0000000000200000", vec!["CAP_NET_ADMIN"]),
             ("000000c000001000", vec![]),
             ("0000008000001000", vec!["CAP_PERFMON"]),
             ("0000000000000000", vec!["CAP_NET_ADMIN", "CAP_PERFMON", "CAP_BPF"]),

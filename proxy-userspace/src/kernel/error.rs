@@ -75,6 +75,9 @@ pub enum KernelError {
         /// What it lacks.
         missing: String,
     },
+    /// This process may change nothing of the network.
+    #[error("every mode needs root, or the capability CAP_NET_ADMIN, which is missing")]
+    NoNetAdmin,
     /// Not a cgroup v2 directory.
     #[error("--cgroup-root {} is not a directory of a cgroup2 filesystem", path.display())]
     NotCgroup2 {

@@ -135,6 +135,12 @@ impl Iptables {
         }
     }
 
+    /// Whether a table is in what [`Self::save`] returned for it. iptables-nft leaves out one with a rule in it that it does not know,
+    /// such as one that nft put there; chains without such rules it lists all the same, and takes changes to them.
+    pub fn is_shown(saved: &str) -> bool {
+        !saved.contains("' is incompatible, use 'nft' tool")
+    }
+
     /// Takes in text of iptables-save, leaving all that it does not name as it is. A table is changed at once or not at all.
     pub fn restore(&self, text: &str) -> Result<(), KernelError> {
         self.command("restore", &["-w", LOCK_SECONDS, "--noflush"]).stdin(text).run().map(drop)

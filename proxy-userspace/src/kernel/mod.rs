@@ -22,6 +22,7 @@ pub mod nfacct;
 pub mod nft;
 pub mod nftables;
 pub mod probe;
+pub mod restart;
 pub mod ruleset_changes;
 pub mod sock_diag;
 pub mod sysctl;

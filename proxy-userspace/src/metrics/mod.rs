@@ -11,7 +11,10 @@ mod registration;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::atomic::AtomicU64, time::Duration};
+use std::{
+    sync::{Arc, PoisonError, RwLock, atomic::AtomicU64},
+    time::Duration,
+};
 
 use prometheus_client::metrics::{
     counter::Counter,
@@ -88,6 +91,9 @@ pub struct Metrics {
     healthz: Family<Labels<1>, Counter>,
     livez: Family<Labels<1>, Counter>,
     mode: Family<Labels<1>, Gauge>,
+    mode_info: Family<Vec<(&'static str, String)>, Gauge>,
+    modes_broken: Family<Labels<1>, Counter>,
+    running_mode: Arc<RwLock<&'static str>>,
     conntrack_duration: Histograms,
     conntrack_deleted: Family<Labels<1>, Counter>,
     map_entries: Family<Labels<1>, Gauge>,
@@ -119,6 +125,9 @@ impl Default for Metrics {
             healthz: Family::default(),
             livez: Family::default(),
             mode: Family::default(),
+            mode_info: Family::default(),
+            modes_broken: Family::default(),
+            running_mode: Arc::default(),
             conntrack_duration: histograms(sync_buckets),
             conntrack_deleted: Family::default(),
             map_entries: Family::default(),
@@ -143,15 +152,14 @@ impl Metrics {
         Exposition::new(registration::registry(self))
     }
 
-    /// Where to read what became of packets; the first one given stays.
-    pub fn set_packet_counts(&self, counts: PacketCounts) {
-        // A process has one dataplane at a time, and this build one in its life.
-        let _ = self.packets.set(counts);
+    /// Where to read what became of packets, of the mode that runs now.
+    pub fn set_packet_counts(&self, counts: Option<PacketCounts>) {
+        self.packets.set(counts);
     }
 
-    /// Where to read the mode's own metrics; the first one given stays.
-    pub fn set_readings(&self, readings: Readings) {
-        let _ = self.of_mode.set(readings);
+    /// Where to read the metrics of the mode that runs now.
+    pub fn set_readings(&self, readings: Option<Readings>) {
+        self.of_mode.set(readings);
     }
 
     /// How full one of the dataplane's maps is.
@@ -160,10 +168,26 @@ impl Metrics {
         self.map_capacity.get_or_create(&[("map", fill.map)]).set(fill.capacity.into());
     }
 
-    /// The mode that runs.
-    pub fn set_mode(&self, mode: &'static str) {
+    /// The mode that runs, and why it is this one.
+    pub fn set_mode(&self, mode: &'static str, why: &str) {
         self.mode.clear();
         self.mode.get_or_create(&[("mode", mode)]).set(1);
+        self.mode_info.clear();
+        self.mode_info.get_or_create(&vec![("mode", mode.into()), ("why", why.into())]).set(1);
+        *self.running_mode.write().unwrap_or_else(PoisonError::into_inner) = mode;
+        // Maps are a mode's own.
+        self.map_entries.clear();
+        self.map_capacity.clear();
+    }
+
+    /// The mode that runs; empty before one does.
+    pub fn mode(&self) -> &'static str {
+        *self.running_mode.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A mode broke for good, and another one takes over.
+    pub fn mode_broke(&self, mode: &'static str) {
+        self.modes_broken.get_or_create(&[("mode", mode)]).inc();
     }
 
     /// An event of a source came in.

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, OnceLock},
+    sync::{Arc, PoisonError, RwLock},
 };
 
 use prometheus_client::{
@@ -15,23 +15,24 @@ use crate::dataplane::PacketCounts;
 
 /// Where to read them, once there is a dataplane that counts.
 #[derive(Clone, Default)]
-pub(super) struct Packets(Arc<OnceLock<PacketCounts>>);
+pub(super) struct Packets(Arc<RwLock<Option<PacketCounts>>>);
 
 impl fmt::Debug for Packets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Packets").field(&self.0.get().is_some()).finish()
+        f.write_str("Packets")
     }
 }
 
 impl Packets {
-    pub(super) fn set(&self, counts: PacketCounts) -> Result<(), PacketCounts> {
-        self.0.set(counts)
+    pub(super) fn set(&self, read: Option<PacketCounts>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = read;
     }
 }
 
 impl Collector for Packets {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(counts) = self.0.get() else { return Ok(()) };
+        let counts = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(counts) = &*counts else { return Ok(()) };
         let help = "Packets to Services that came in on links, by what became of them";
         let mut family = encoder.encode_descriptor("link_packets", help, None, MetricType::Counter)?;
         for (fate, count) in counts() {

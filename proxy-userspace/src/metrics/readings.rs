@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, OnceLock},
+    sync::{Arc, PoisonError, RwLock},
 };
 
 use prometheus_client::{
@@ -15,23 +15,24 @@ use crate::dataplane::{Reading, ReadingValue, Readings};
 
 /// Where to read them, once there is a dataplane that has any.
 #[derive(Clone, Default)]
-pub(super) struct OfMode(Arc<OnceLock<Readings>>);
+pub(super) struct OfMode(Arc<RwLock<Option<Readings>>>);
 
 impl fmt::Debug for OfMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("OfMode").field(&self.0.get().is_some()).finish()
+        f.write_str("OfMode")
     }
 }
 
 impl OfMode {
-    pub(super) fn set(&self, readings: Readings) -> Result<(), Readings> {
-        self.0.set(readings)
+    pub(super) fn set(&self, read: Option<Readings>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = read;
     }
 }
 
 impl Collector for OfMode {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let readings = self.0.get().map_or_else(Vec::new, |read| read());
+        let read = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let readings = read.as_ref().map_or_else(Vec::new, |read| read());
         for same_name in readings.chunk_by(|one, other| one.name == other.name) {
             let Some(Reading { name, help, value, .. }) = same_name.first() else { continue };
             let kind = match value {

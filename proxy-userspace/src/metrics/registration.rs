@@ -94,6 +94,12 @@ fn counts(metrics: &Metrics, to: &mut Registry) {
 fn own(metrics: &Metrics, to: &mut Registry) {
     to.register_collector(Box::new(metrics.packets.clone()));
     to.register("mode", "The mode that runs", metrics.mode.clone());
+    to.register("mode_info", "Why this mode runs", metrics.mode_info.clone());
+    to.register(
+        "modes_broken",
+        "Modes that broke for good, so that another took over",
+        metrics.modes_broken.clone(),
+    );
     to.register("map_entries", "Entries a map of the dataplane holds", metrics.map_entries.clone());
     to.register("map_capacity", "Entries a map of the dataplane can hold", metrics.map_capacity.clone());
     to.register("sync_operations", "Changes made to the kernel", metrics.operations.clone());

@@ -11,7 +11,8 @@ fn text(metrics: &Metrics, accept: Option<&str>) -> (&'static str, String) {
 
 fn used() -> Metrics {
     let metrics = Metrics::default();
-    metrics.set_mode("ebpf");
+    metrics.set_mode("ebpf", "as configured");
+    metrics.mode_broke("nftables");
     metrics.set_map_fill(MapFill { map: "services", entries: 3, capacity: 64 });
     metrics.event_received(WatchedKind::Service);
     metrics.event_received(WatchedKind::EndpointSlice);
@@ -52,6 +53,8 @@ fn every_metric_has_upstreams_name_and_kind() {
         ("shunt_map_capacity", "gauge"),
         ("shunt_map_entries", "gauge"),
         ("shunt_mode", "gauge"),
+        ("shunt_mode_info", "gauge"),
+        ("shunt_modes_broken_total", "counter"),
         ("shunt_sync_drift_operations_total", "counter"),
         ("shunt_sync_failures_total", "counter"),
         ("shunt_sync_operations_total", "counter"),
@@ -77,6 +80,7 @@ fn samples_carry_upstreams_labels() {
         "kubeproxy_sync_proxy_rules_service_changes_pending 0",
         r#"kubeproxy_proxy_healthz_total{code="503"} 1"#,
         r#"shunt_mode{mode="ebpf"} 1"#,
+        r#"shunt_mode_info{mode="ebpf",why="as configured"} 1"#,
         r#"shunt_map_capacity{map="services"} 64"#,
         "shunt_sync_operations_total 7",
     ] {
@@ -119,7 +123,7 @@ fn packets_are_counted_when_they_are_asked_for_and_missing_where_nothing_counts(
     let metrics = Metrics::default();
     let text = |metrics: &Metrics| metrics.exposition().encode(None).expect("text").1;
     assert!(!text(&metrics).contains("shunt_link_packets"));
-    metrics.set_packet_counts(Box::new(|| vec![("flow_begun", 7), ("refused", 0)]));
+    metrics.set_packet_counts(Some(Box::new(|| vec![("flow_begun", 7), ("refused", 0)])));
     let text = text(&metrics);
     for line in [
         "# TYPE shunt_link_packets_total counter",

@@ -12,6 +12,7 @@ mod resolve;
 mod service_change_tracker;
 mod service_port;
 mod settings;
+mod sloppy;
 mod snapshot;
 mod state;
 #[cfg(test)]
@@ -25,5 +26,6 @@ pub(crate) use intern::Interner;
 pub use objects::*;
 pub use resolve::HealthCheck;
 pub use settings::*;
+pub use sloppy::{sloppy_cidr, sloppy_ip};
 pub use snapshot::*;
 pub use state::Model;

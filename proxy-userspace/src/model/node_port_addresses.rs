@@ -4,12 +4,12 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 
-use super::{IpFamily, Node, NodePortAddresses, node_view::node_ip};
+use super::{IpFamily, ModelSettings, Node, NodePortAddresses, node_view::own_ip};
 
 /// Upstream's `NodePortAddresses.GetNodeIPs` (`pkg/proxy/util/nodeport_addresses.go`): a family without a range serves all
 /// its addresses, even when the other family has one.
 pub(super) fn node_port_addresses(
-    settings: &NodePortAddresses,
+    settings: &ModelSettings,
     node: Option<&Node>,
     local: &BTreeSet<IpAddr>,
 ) -> BTreeSet<IpAddr> {
@@ -22,13 +22,13 @@ pub(super) fn node_port_addresses(
     local.iter().copied().filter(served).collect()
 }
 
-/// As upstream, `primary` means the addresses in the Node object, read as ranges; loopback ones do not count.
-fn ranges(settings: &NodePortAddresses, node: Option<&Node>) -> Vec<IpNet> {
-    match settings {
+/// As upstream, `primary` means the addresses in the Node object or `bindAddress`, read as ranges; loopback ones do not count.
+fn ranges(settings: &ModelSettings, node: Option<&Node>) -> Vec<IpNet> {
+    match &settings.node_port_addresses {
         NodePortAddresses::All => Vec::new(),
         NodePortAddresses::Cidrs(cidrs) => cidrs.clone(),
         NodePortAddresses::Primary { cidrs } => {
-            let own = IpFamily::ALL.into_iter().filter_map(|family| node_ip(node?, family));
+            let own = IpFamily::ALL.into_iter().filter_map(|family| own_ip(settings, node, family));
             own.filter(|ip| !ip.is_loopback()).map(IpNet::from).chain(cidrs.iter().copied()).collect()
         }
     }
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
     use crate::model::{
         NodeAddressType,
-        testing::{cidrs, ip, node},
+        testing::{self, cidrs, ip, node},
     };
 
     const LOCAL: [&str; 6] =
@@ -47,6 +47,7 @@ mod tests {
 
     fn served(settings: &NodePortAddresses, node: Option<&Node>) -> Vec<String> {
         let local = LOCAL.into_iter().map(ip).collect();
+        let settings = &ModelSettings { node_port_addresses: settings.clone(), ..testing::settings() };
         node_port_addresses(settings, node, &local).iter().map(ToString::to_string).collect()
     }
 
@@ -81,6 +82,22 @@ mod tests {
         assert_eq!(
             served(&primary(&["127.0.0.0/8"]), Some(&node)),
             ["127.0.0.1", "192.168.57.11", "fd57::11"]
+        );
+    }
+
+    #[test]
+    fn primary_is_the_bind_address_where_there_is_one() {
+        let addresses = vec![(NodeAddressType::InternalIp, ip("192.168.57.11"))];
+        let node = Node { addresses, ..node("n1") };
+        let settings = ModelSettings {
+            bind_address: Some(ip("192.168.57.111")),
+            node_port_addresses: NodePortAddresses::Primary { cidrs: Vec::new() },
+            ..testing::settings()
+        };
+        let local = ["192.168.57.11", "192.168.57.111"].into_iter().map(ip).collect();
+        assert_eq!(
+            Vec::from_iter(node_port_addresses(&settings, Some(&node), &local)),
+            [ip("192.168.57.111")]
         );
     }
 

@@ -17,10 +17,10 @@ use super::{
 pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &NodeFacts) -> NodeView {
     let local_addresses = facts.addresses.iter().map(|entry| entry.address).collect();
     let primary =
-        |family| Some((family, node.and_then(|n| node_ip(n, family)).or_else(|| kernel_ip(facts, family))?));
+        |family| Some((family, own_ip(settings, node, family).or_else(|| kernel_ip(facts, family))?));
     let local_detector = local_traffic_detector(settings, node);
     NodeView {
-        node_port_addresses: node_port_addresses(&settings.node_port_addresses, node, &local_addresses),
+        node_port_addresses: node_port_addresses(settings, node, &local_addresses),
         local_addresses,
         primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
         pod_cidrs: pod_cidrs(settings, node),
@@ -33,9 +33,15 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
     }
 }
 
+/// Upstream's `detectNodeIPs` (`cmd/kube-proxy/app/server.go`), for one family: `bindAddress`, else what the Node object says.
+pub(super) fn own_ip(settings: &ModelSettings, node: Option<&Node>, family: IpFamily) -> Option<IpAddr> {
+    let of_bind = settings.bind_address.filter(|address| IpFamily::of(*address) == family);
+    of_bind.or_else(|| node_ip(node?, family))
+}
+
 /// Upstream's `GetNodeHostIPs` (`pkg/util/node/node.go`), for one family: the first internal address, else the first
 /// external one.
-pub(super) fn node_ip(node: &Node, family: IpFamily) -> Option<IpAddr> {
+fn node_ip(node: &Node, family: IpFamily) -> Option<IpAddr> {
     let of_type = |wanted| {
         let addresses = node.addresses.iter().filter(move |(address_type, _)| *address_type == wanted);
         addresses.map(|(_, address)| *address).find(|address| IpFamily::of(*address) == family)

@@ -39,6 +39,8 @@ pub enum DetectLocalMode {
 pub struct ModelSettings {
     /// This node's name.
     pub node_name: Arc<str>,
+    /// `bindAddress`, unless it is the unspecified one: the node's own address of its family, whatever the Node object says.
+    pub bind_address: Option<IpAddr>,
     /// `clusterCIDR`, split; may be empty.
     pub cluster_cidrs: Vec<IpNet>,
     /// `detectLocalMode`.

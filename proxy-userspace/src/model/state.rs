@@ -149,6 +149,11 @@ impl Model {
         self.node.is_none().then_some(&*self.settings.node_name)
     }
 
+    /// This node's Node object, if there is one.
+    pub fn node(&self) -> Option<&Node> {
+        self.node.as_ref()
+    }
+
     /// How many Services this proxy serves.
     pub fn service_count(&self) -> usize {
         self.services.len()

@@ -1,79 +1,188 @@
 //! Puts the stages together and runs them until a signal comes or one of them fails for good.
 #![forbid(unsafe_code)]
 
+mod chosen;
 mod parts;
+mod reload;
 mod succession;
 
-use std::{net::SocketAddr, process::ExitCode, sync::Arc};
+use std::{net::SocketAddr, path::Path, process::ExitCode, sync::Arc};
 
-use self::succession::Successor;
+pub(crate) use self::{chosen::Chosen, reload::LogFilter};
+use self::{
+    reload::{Asked, Reload},
+    succession::Successor,
+};
 use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
-    config::{Config, ConfigError, Environment, Flags, ProbeOutput},
-    dataplane::Renderer,
+    config::{Config, Note, ProbeOutput},
+    dataplane::{Renderer, ebpf::EbpfError},
     health::{self, ProxyHealth},
     inspect,
-    kernel::{self, command::SearchPath},
+    kernel::{self, KernelError, command::SearchPath},
     metrics::Metrics,
-    sync::{Inputs, Outputs, SyncLoop, SyncPeriods},
+    node::{self, NodeEvent, NodeEvents},
+    sync::{Inputs, Outputs, SyncError, SyncLoop, SyncSettings},
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::{Notify, mpsc, watch},
+    sync::{Mutex, Notify, mpsc, watch},
     task::JoinSet,
 };
 
 /// Events that may wait for the loop; a source that is faster waits too.
 const EVENTS_QUEUED: usize = 4096;
 
+/// Events that wait to be written, whichever mode runs.
+type Told = Arc<Mutex<mpsc::Receiver<NodeEvent>>>;
+
 /// Everything that runs beside the sync loop. None of it is meant to end.
 type Tasks = JoinSet<anyhow::Result<()>>;
 
-/// Runs the proxy. `Ok` after SIGTERM or SIGINT; what is in the kernel then stays there.
-/// `why` tells why the mode is what it is.
-pub(crate) async fn run(config: Config, why: &str) -> anyhow::Result<()> {
+/// How a mode ended.
+enum Ended {
+    /// By a signal.
+    Stopped,
+    /// It does not work any more, or never did. What ran can still clean up.
+    Broken(anyhow::Error, Option<Box<dyn Renderer>>),
+    /// The configuration changed.
+    Changed(Asked),
+}
+
+/// Why the proxy ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// A signal came.
+    Signal,
+    /// The configuration changed: the program is to be started anew.
+    Restart,
+}
+
+/// Runs the proxy, until SIGTERM, SIGINT or a configuration that needs another process; what is in the kernel then stays
+/// there.
+pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow::Result<End> {
     // First of all: from here on a signal ends the process in order.
     let shutdown = shutdown(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    announce(&config, why);
-    let metrics = Metrics::default();
-    metrics.set_mode(config.mode.name());
-    let health = ProxyHealth::new(config.sync_period * 2);
-    let outputs = Outputs { metrics, health, health_checks: watch::Sender::default() };
-    let mut tasks = Tasks::new();
-    start_endpoints(&config, &outputs, &mut tasks);
-    let inputs = start_sources(&config, outputs.metrics.clone(), &mut tasks);
-    let renderer = parts::renderer(&config, &inputs.disturbed)?;
-    let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, &config));
-    if let Some(counts) = renderer.packet_counts() {
-        outputs.metrics.set_packet_counts(counts);
-    }
-    if let Some(readings) = renderer.readings() {
-        outputs.metrics.set_readings(readings);
-    }
-    let periods = SyncPeriods { min_sync_period: config.min_sync_period, sync_period: config.sync_period };
-    let sync = SyncLoop::new(config.model, periods, renderer, outputs);
-    tokio::select! {
-        // An ended task closes its channel too; what it says is worth more than that it has ended.
-        biased;
-        ended = tasks.join_next() => match ended {
-            Some(ended) => ended?.and_then(|()| anyhow::bail!("a part of the proxy ended by itself")),
-            None => anyhow::bail!("all parts of the proxy ended by themselves"),
-        },
-        done = sync.run(inputs, shutdown) => Ok(done?),
+    tokio::pin!(shutdown);
+    announce(&chosen.config, &chosen.why);
+    let (events, told) = NodeEvents::channel();
+    let told = Arc::new(Mutex::new(told));
+    set_up_node(&chosen.config, &events);
+    events.normal("Starting", format!("shunt in the mode {}, {}", chosen.config.mode.name(), chosen.why));
+    let outputs = Outputs {
+        events,
+        metrics: Metrics::default(),
+        health: ProxyHealth::new(chosen.config.sync_period * 2),
+        health_checks: watch::Sender::default(),
+    };
+    let mut endpoints = Tasks::new();
+    start_endpoints(&chosen.config, &outputs, &mut endpoints);
+    let mut before = None;
+    let mut reload = Reload::new(&chosen, set_log_filter, outputs.health.clone());
+    loop {
+        let settings = reload.settings.subscribe();
+        let ended = tokio::select! {
+            biased;
+            ended = first_ended(&mut endpoints) => return ended.map(|()| End::Signal),
+            ended = run_mode(&chosen, outputs.clone(), settings, &told, before.take(), &mut shutdown) => ended?,
+            asked = reload.follow() => Ended::Changed(asked),
+        };
+        chosen.config = reload.config.clone();
+        let error = match ended {
+            Ended::Stopped => return Ok(End::Signal),
+            Ended::Changed(Asked::Restart) => return Ok(End::Restart),
+            Ended::Changed(Asked::Rebuild) => continue,
+            Ended::Broken(error, ran) => {
+                before = ran;
+                error
+            }
+        };
+        let broken = chosen.config.mode.name();
+        let why = with_causes(error.as_ref());
+        if !chosen.next_mode(&why)? {
+            return Err(error);
+        }
+        reload.config = chosen.config.clone();
+        outputs.metrics.mode_broke(broken);
+        let mode = chosen.config.mode.name();
+        outputs.events.warning(
+            "ModeBroke",
+            format!("the mode {broken} does not work any more, {mode} takes over: {why}"),
+        );
+        tracing::error!(broken, mode, error = why, "THE MODE DOES NOT WORK ANY MORE; another one takes over");
     }
 }
 
-/// The configuration, of the mode that `auto` stands for here, and why it is that one.
-pub(crate) fn configure(flags: &Flags, environment: &Environment) -> Result<(Config, String), ConfigError> {
-    let config = Config::load(flags, environment)?;
-    if flags.cleanup {
-        return Ok((config, String::new()));
+/// Runs one mode until it breaks. What it put into the kernel stays, for the next one to remove once it serves everything.
+async fn run_mode(
+    chosen: &Chosen,
+    outputs: Outputs,
+    settings: watch::Receiver<SyncSettings>,
+    told: &Told,
+    before: Option<Box<dyn Renderer>>,
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<Ended> {
+    let config = &chosen.config;
+    parts::check_capabilities(config.mode)?;
+    outputs.metrics.set_mode(config.mode.name(), &chosen.why);
+    let mut tasks = Tasks::new();
+    let inputs = start_sources(config, outputs.metrics.clone(), settings, told, &mut tasks);
+    let renderer = match parts::renderer(config, &inputs.disturbed) {
+        Ok(renderer) => renderer,
+        Err(error) if chosen.has_others() && !is_in_use(&error) => return Ok(Ended::Broken(error, before)),
+        Err(error) => return Err(error),
+    };
+    let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, before, config));
+    outputs.metrics.set_packet_counts(renderer.packet_counts());
+    outputs.metrics.set_readings(renderer.readings());
+    let SyncSettings { model, periods } = reload::settings(config, chosen.give_up_after());
+    let mut sync = SyncLoop::new(model, periods, renderer, outputs);
+    tokio::select! {
+        // An ended task closes its channel too; what it says is worth more than that it has ended.
+        biased;
+        ended = first_ended(&mut tasks) => ended.map(|()| Ended::Stopped),
+        done = sync.run_until_broken(inputs, shutdown) => match done {
+            Ok(()) => Ok(Ended::Stopped),
+            Err(error @ SyncError::Broken { .. }) => Ok(Ended::Broken(error.into(), Some(sync.into_renderer()))),
+            Err(error) => Err(error.into()),
+        },
     }
-    let (mode, why) = parts::choose_mode(&config);
-    let config = if mode == config.mode { config } else { Config::load_with_auto(flags, environment, mode)? };
-    Ok((config, why))
+}
+
+/// Waits for what is not meant to end.
+async fn first_ended(tasks: &mut Tasks) -> anyhow::Result<()> {
+    match tasks.join_next().await {
+        Some(ended) => ended?.and_then(|()| anyhow::bail!("a part of the proxy ended by itself")),
+        None => anyhow::bail!("all parts of the proxy ended by themselves"),
+    }
+}
+
+/// Another process of ours is at work: no mode would be right beside it.
+fn is_in_use(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(EbpfError::Kernel(KernelError::PinsInUse { .. })))
+}
+
+/// Writes the configuration in effect, as kube-proxy does: its own fields with their defaults, ours where they were given.
+pub(crate) fn write_config(config: &Config, path: &Path) -> anyhow::Result<()> {
+    let text = serde_yaml_ng::to_string(&config.effective.document())?;
+    std::fs::write(path, text).with_context(|| format!("--write-config-to: {}", path.display()))?;
+    tracing::info!(file = %path.display(), "the configuration is written");
+    Ok(())
+}
+
+/// `--init-only`: what a process with few privileges cannot do later. `route_localnet` is not set here: without the rules that come
+/// with it, others could reach what listens on loopback.
+pub(crate) fn init_only(config: &Config) -> anyhow::Result<()> {
+    let errors = node::set_up_kernel(&config.node);
+    let count = errors.len();
+    for error in errors {
+        tracing::error!(error = with_causes(&error), "a setting of the node stays as it was");
+    }
+    anyhow::ensure!(count == 0, "not all that needs privileges is done: {count} errors");
+    tracing::info!("what needs privileges is done");
+    Ok(())
 }
 
 /// Removes what any process of ours put into the kernel. Every error is reported, not just the first.
@@ -107,9 +216,27 @@ fn announce(config: &Config, why: &str) {
     let mode = config.mode.name();
     let node = &*config.model.node_name;
     tracing::info!(version, mode, why, node, source = ?config.source, "starting");
-    if !config.unread_fields.is_empty() {
-        let fields = config.unread_fields.join(", ");
-        tracing::warn!(fields, "these fields of the configuration file have no effect in this mode");
+    tell_what_is_in_vain(config);
+}
+
+/// One line each, so that nobody waits for an effect that does not come.
+pub(super) fn tell_what_is_in_vain(config: &Config) {
+    for Note { setting, why } in &config.notes {
+        tracing::warn!(setting, why, "this setting has no effect");
+    }
+}
+
+/// What cannot be set is told and no reason to stop: a container often has a read-only `/proc/sys`.
+fn set_up_node(config: &Config, events: &NodeEvents) {
+    let errors: Vec<String> = node::set_up(&config.node).iter().map(|error| with_causes(error)).collect();
+    for error in &errors {
+        tracing::warn!(error, "a setting of the node stays as it was");
+    }
+    if !errors.is_empty() {
+        events.warning(
+            "SettingsRefused",
+            format!("settings of the node stay as they were: {}", errors.join("; ")),
+        );
     }
 }
 
@@ -122,7 +249,7 @@ async fn shutdown(mut terminate: Signal, mut interrupt: Signal) {
 }
 
 fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
-    let Outputs { metrics, health, health_checks } = outputs;
+    let Outputs { metrics, health, health_checks, .. } = outputs;
     let hard_fail = config.bind_address_hard_fail;
     let mut serve = |server: &'static str, address: Option<SocketAddr>, routes: Router| {
         if let Some(address) = address {
@@ -135,7 +262,7 @@ fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
         }
     };
     serve("healthz", config.healthz_bind_address, health::healthz_routes(health.clone(), metrics.clone()));
-    serve("metrics", config.metrics_bind_address, health::metrics_routes(metrics, config.mode.name()));
+    serve("metrics", config.metrics_bind_address, health::metrics_routes(metrics));
     let answering = health::answer_health_checks(health_checks.subscribe(), health.clone());
     tasks.spawn(async move {
         answering.await;
@@ -143,14 +270,20 @@ fn start_endpoints(config: &Config, outputs: &Outputs, tasks: &mut Tasks) {
     });
 }
 
-fn start_sources(config: &Config, metrics: Metrics, tasks: &mut Tasks) -> Inputs {
+fn start_sources(
+    config: &Config,
+    metrics: Metrics,
+    settings: watch::Receiver<SyncSettings>,
+    told: &Told,
+    tasks: &mut Tasks,
+) -> Inputs {
     let (to_sync, events) = mpsc::channel(EVENTS_QUEUED);
-    let objects = parts::objects(config.clone(), metrics, to_sync);
+    let objects = parts::objects(config.clone(), metrics, Arc::clone(told), to_sync);
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
     let (to_sync, node_facts) = watch::channel(None);
     let disturbed = Arc::new(Notify::new());
     let facts = parts::node_facts(to_sync, Arc::clone(&disturbed));
     tasks.spawn(async move { facts.await.context("cannot follow this node's links and addresses") });
     tasks.spawn(parts::removals(config.mode, Arc::clone(&disturbed)));
-    Inputs { events, node_facts, disturbed }
+    Inputs { events, node_facts, disturbed, settings }
 }

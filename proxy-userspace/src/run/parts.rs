@@ -13,25 +13,35 @@ use proxy_userspace::{
     },
     inspect,
     kernel::{
-        self,
+        self, KernelError, capabilities,
         command::SearchPath,
         ruleset_changes::{TableChanges, Touched},
     },
     metrics::{Metrics, WatchedKind},
     model::{NodeFacts, WatchEvent},
+    node::NodeEvent,
     watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
 };
-use tokio::sync::{Notify, mpsc, watch as channel};
+use tokio::sync::{Mutex, Notify, mpsc, watch as channel};
 
-/// Decides what `auto` stands for here, and says why the mode is what it is. Where nothing works, starting the preferred mode
-/// tells what is missing.
-pub(super) fn choose_mode(config: &Config) -> (Mode, String) {
-    if !config.mode_is_auto {
-        return (config.mode, "as configured".into());
+/// Fails where no mode could work, and tells what will not, for want of capabilities.
+pub(super) fn check_capabilities(mode: Mode) -> Result<(), KernelError> {
+    capabilities::check_net_admin()?;
+    let wanted = match mode {
+        Mode::Ebpf => (
+            capabilities::SYS_ADMIN,
+            "CAP_SYS_ADMIN is missing: UDP sockets of pods that are connected to an endpoint that is gone are left as they are",
+        ),
+        Mode::Nftables => return Ok(()),
+        Mode::Iptables | Mode::Ipvs => (
+            capabilities::NET_RAW,
+            "CAP_NET_RAW is missing: the old iptables, if this node uses it, cannot be used",
+        ),
+    };
+    if !capabilities::is_held(wanted.0)? {
+        tracing::warn!("{}", wanted.1);
     }
-    let verdict = inspect::probe::judge(&kernel::probe::facts(&SearchPath::default()));
-    let found = verdict.auto.and_then(|name| Mode::ALL.into_iter().find(|mode| mode.name() == name));
-    (found.unwrap_or(config.mode), format!("auto: {}", verdict.why))
+    Ok(())
 }
 
 /// The dataplane of the configured mode. `disturbed` is told when others change what it put into the kernel.
@@ -139,6 +149,7 @@ fn told<E: std::error::Error + Send + Sync + 'static>(errors: Vec<E>) -> Vec<Ren
 pub(super) async fn objects(
     config: Config,
     metrics: Metrics,
+    events: Arc<Mutex<mpsc::Receiver<NodeEvent>>>,
     to: mpsc::Sender<WatchEvent>,
 ) -> anyhow::Result<()> {
     match config.source {
@@ -149,9 +160,18 @@ pub(super) async fn objects(
         }
         ObjectSource::Api { kubeconfig, master } => {
             let client = watch::kube_client(kubeconfig.as_deref(), master.as_deref()).await?;
-            let source = ApiSource::new(client, &*config.model.node_name);
+            let source = ApiSource::new(client.clone(), &*config.model.node_name);
             let status = source.status();
-            measured(Box::pin(source.run(to)), status, &metrics).await
+            let mut events = events.lock().await;
+            // Does not end the source, should it end.
+            let recording = async {
+                watch::record_events(&client, &config.model.node_name, &mut events).await;
+                std::future::pending().await
+            };
+            tokio::select! {
+                ended = measured(Box::pin(source.run(to)), status, &metrics) => ended,
+                () = recording => Ok(()),
+            }
         }
     }
 }

@@ -1,9 +1,11 @@
-//! Taking a node over from another mode or another proxy: once all Services are served, what the other left is removed.
+//! Taking a node over from another mode or another proxy: once all Services are served, the other's connections are taken along, and
+//! what it left is removed.
 
 use proxy_userspace::{
     causes::with_causes,
-    config::Config,
-    dataplane::{MapFill, PacketCounts, Readings, RenderError, Renderer, conntrack::Forgotten},
+    config::{Config, Mode},
+    dataplane::{MapFill, PacketCounts, Readings, RenderError, Renderer, conntrack::Forgotten, ebpf::Ebpf},
+    kernel::conntrack::HandedOver,
     model::{Dirty, Snapshot},
 };
 
@@ -12,19 +14,43 @@ use super::parts;
 /// A renderer that clears up after the modes before it, once, when it has succeeded for the first time.
 pub(super) struct Successor {
     renderer: Box<dyn Renderer>,
+    /// The mode before this one, where it broke in this process.
+    broken: Option<Box<dyn Renderer>>,
     /// Until it is done.
     config: Option<Config>,
 }
 
 impl Successor {
-    pub(super) fn new(renderer: Box<dyn Renderer>, config: &Config) -> Self {
-        Self { renderer, config: Some(config.clone()) }
+    pub(super) fn new(
+        renderer: Box<dyn Renderer>,
+        broken: Option<Box<dyn Renderer>>,
+        config: &Config,
+    ) -> Self {
+        Self { renderer, broken, config: Some(config.clone()) }
+    }
+
+    /// Rules leave connections to conntrack, which goes on with them; programs have to hand theirs over.
+    fn take_connections_along(&self) {
+        let Some(config) = self.config.as_ref().filter(|config| config.mode != Mode::Ebpf) else { return };
+        match Ebpf::hand_over(&config.ebpf.pin_dir) {
+            Ok(done) if done == HandedOver::default() => {}
+            Ok(HandedOver { connections, lost: 0 }) => {
+                tracing::info!(connections, "conntrack translates what programs on links did");
+            }
+            Ok(HandedOver { connections, lost }) => {
+                tracing::warn!(connections, lost, "not all connections that programs translated go on");
+            }
+            Err(error) => {
+                tracing::warn!(error = with_causes(&error), "connections that programs translated may end");
+            }
+        }
     }
 
     /// What cannot be removed is told, and is no reason to serve nothing.
     fn remove_other_modes(&mut self) {
         let Some(config) = self.config.take() else { return };
-        for error in parts::remove_other_modes(&config) {
+        let by_itself = self.broken.take().map_or_else(Vec::new, |mut broken| broken.cleanup());
+        for error in by_itself.into_iter().chain(parts::remove_other_modes(&config)) {
             tracing::warn!(error = with_causes(&error), "something of another mode is left");
         }
     }
@@ -33,6 +59,10 @@ impl Successor {
 impl Renderer for Successor {
     fn observe(&mut self) -> Result<(), RenderError> {
         self.renderer.observe()
+    }
+
+    fn distrust(&mut self) {
+        self.renderer.distrust();
     }
 
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {
@@ -45,13 +75,17 @@ impl Renderer for Successor {
         snapshot: &Snapshot,
         dirty: &Dirty,
     ) -> Result<Vec<Forgotten>, RenderError> {
+        // Before it: flows to endpoints that left are none to go on with.
+        self.take_connections_along();
         let forgotten = self.renderer.forget_stale_udp(snapshot, dirty);
         self.remove_other_modes();
         forgotten
     }
 
     fn cleanup(&mut self) -> Vec<RenderError> {
-        self.renderer.cleanup()
+        let mut errors = self.broken.take().map_or_else(Vec::new, |mut broken| broken.cleanup());
+        errors.extend(self.renderer.cleanup());
+        errors
     }
 
     fn map_fill(&self) -> Vec<MapFill> {

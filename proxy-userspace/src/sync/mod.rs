@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 
 mod conflicts;
+mod lasting;
 mod no_local_endpoints;
+mod node_wait;
 mod pace;
 
 #[cfg(test)]
@@ -22,9 +24,12 @@ use tokio::{
     time::Instant,
 };
 
+pub use self::node_wait::PodCidrsError;
 use self::{
     conflicts::Conflicts,
+    lasting::Lasting,
     no_local_endpoints::NoLocalEndpoints,
+    node_wait::NodeWait,
     pace::{Due, Pace},
 };
 use crate::{
@@ -33,10 +38,13 @@ use crate::{
     health::{HealthChecks, ListenOn, ProxyHealth},
     metrics::{Metrics, SyncExtent, WatchedKind},
     model::{Dirty, Model, ModelSettings, NodeFacts, NodePortAddresses, UnixNanos, WatchEvent},
+    node::NodeEvents,
 };
 
 /// Events taken in before the kernel gets its turn, so that a source that never pauses cannot starve it.
 const MOST_EVENTS_AT_ONCE: usize = 4096;
+/// Modes that only glance at the kernel every `syncPeriod` read it all so often: upstream's `FullSyncPeriod`.
+const WHOLE_READING: Duration = Duration::from_hours(1);
 /// Syncs that come faster than this are logged at debug.
 const FREQUENT: Duration = Duration::from_secs(1);
 
@@ -49,6 +57,17 @@ pub enum SyncError {
     /// Nothing can say what the node's addresses are any more.
     #[error("the source of the node's addresses has ended")]
     NodeFactsEnded,
+    /// The node's pods are elsewhere than rules say, or it is not known where they are.
+    #[error(transparent)]
+    PodCidrs(#[from] PodCidrsError),
+    /// The dataplane has failed for so long that it is not waited for any more.
+    #[error("the kernel could not be programmed for {}: {error}", format_args!("{} s", after.as_secs()))]
+    Broken {
+        /// For how long.
+        after: Duration,
+        /// Why the last try failed.
+        error: String,
+    },
 }
 
 /// How often the loop acts.
@@ -58,6 +77,21 @@ pub struct SyncPeriods {
     pub min_sync_period: Duration,
     /// How often the kernel is compared with what it should hold.
     pub sync_period: Duration,
+    /// After how long without a success the dataplane is given up, for another one to take over; none for never. A dataplane that
+    /// serves all but some Services has not failed.
+    pub give_up_after: Option<Duration>,
+    /// Nothing is programmed before this node's Node object is known and has what rules depend on, for a while at least: where
+    /// objects come from an API server, it comes with the others, or soon after on a new node.
+    pub wait_for_node: bool,
+}
+
+/// What the loop is told by the configuration, and may be told anew while it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SyncSettings {
+    /// What resolution depends on.
+    pub model: ModelSettings,
+    /// How often it acts.
+    pub periods: SyncPeriods,
 }
 
 /// What the loop listens to.
@@ -69,6 +103,8 @@ pub struct Inputs {
     pub node_facts: watch::Receiver<Option<NodeFacts>>,
     /// Somebody else changed what this proxy put into the kernel: the kernel is to be read anew.
     pub disturbed: Arc<Notify>,
+    /// Settings that differ from those the loop began with.
+    pub settings: watch::Receiver<SyncSettings>,
 }
 
 /// What the loop tells.
@@ -78,6 +114,8 @@ pub struct Outputs {
     pub metrics: Metrics,
     /// Health.
     pub health: ProxyHealth,
+    /// What people who look at the Node are told.
+    pub events: NodeEvents,
     /// Health check node ports.
     pub health_checks: watch::Sender<HealthChecks>,
 }
@@ -91,9 +129,13 @@ pub struct SyncLoop {
     every_node_port_address: bool,
     no_local_endpoints: NoLocalEndpoints,
     conflicts: Conflicts,
-    told_missing_node: bool,
+    node_wait: NodeWait,
+    lasting: Lasting,
+    last_whole_reading: Option<Instant>,
     trigger_times: Vec<UnixNanos>,
     last_error: Option<String>,
+    failing_since: Option<Instant>,
+    broken: Option<SyncError>,
     last_stale_udp_error: Option<String>,
     last_logged: Option<Instant>,
 }
@@ -106,6 +148,7 @@ impl SyncLoop {
         renderer: Box<dyn Renderer>,
         outputs: Outputs,
     ) -> Self {
+        let node_wait = NodeWait::new(&settings, periods.wait_for_node);
         Self {
             every_node_port_address: settings.node_port_addresses == NodePortAddresses::All,
             model: Model::new(settings),
@@ -114,24 +157,38 @@ impl SyncLoop {
             pace: Pace::new(periods),
             no_local_endpoints: NoLocalEndpoints::default(),
             conflicts: Conflicts::default(),
-            told_missing_node: false,
+            node_wait,
+            lasting: Lasting::default(),
+            last_whole_reading: None,
             trigger_times: Vec::new(),
             last_error: None,
+            failing_since: None,
+            broken: None,
             last_stale_udp_error: None,
             last_logged: None,
         }
     }
 
     /// Runs until `shutdown` is ready. What the kernel holds then stays.
-    pub async fn run(
-        mut self,
+    pub async fn run(mut self, inputs: Inputs, shutdown: impl Future<Output = ()>) -> Result<(), SyncError> {
+        self.run_until_broken(inputs, shutdown).await
+    }
+
+    /// The dataplane, to clean up with.
+    pub fn into_renderer(self) -> Box<dyn Renderer> {
+        self.renderer
+    }
+
+    /// The same as [`Self::run`]; afterwards the dataplane is still there.
+    pub async fn run_until_broken(
+        &mut self,
         mut inputs: Inputs,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), SyncError> {
         tokio::pin!(shutdown);
         self.take_facts(&mut inputs.node_facts);
         loop {
-            let wake = self.pace.wake_at();
+            let wake = self.pace.wake_at().into_iter().chain(self.node_wait.wake_at()).min();
             tokio::select! {
                 biased;
                 () = &mut shutdown => return Ok(()),
@@ -143,11 +200,29 @@ impl SyncLoop {
                     changed.map_err(|_| SyncError::NodeFactsEnded)?;
                     self.take_facts(&mut inputs.node_facts);
                 }
+                // Without a sender they stay as they are.
+                Ok(()) = inputs.settings.changed() => {
+                    let settings = inputs.settings.borrow_and_update().clone();
+                    self.take_settings(settings);
+                }
                 () = inputs.disturbed.notified() => self.pace.distrust(),
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
+            if self.node_wait.look(&self.model, Instant::now())? {
+                self.queue();
+            }
             self.sync_if_due();
+            if let Some(broken) = self.broken.take() {
+                return Err(broken);
+            }
         }
+    }
+
+    fn take_settings(&mut self, SyncSettings { model, periods }: SyncSettings) {
+        self.every_node_port_address = model.node_port_addresses == NodePortAddresses::All;
+        self.model.set_settings(model);
+        self.pace.set_periods(periods);
+        self.queue();
     }
 
     fn take_queued_events(&mut self, events: &mut mpsc::Receiver<WatchEvent>) {
@@ -176,7 +251,7 @@ impl SyncLoop {
 
     /// Something may have to be programmed. Before everything is listed nothing can be late.
     fn queue(&mut self) {
-        if self.model.is_synced() && self.pace.queue() {
+        if self.model.is_synced() && self.node_wait.is_over() && self.pace.queue() {
             self.outputs.health.queued();
             self.outputs.metrics.sync_queued(unix_now().as_secs_f64());
         }
@@ -196,7 +271,6 @@ impl SyncLoop {
         // Kept up with here and not on success only: what is dirty is told once.
         self.no_local_endpoints.update(self.model.snapshot(), &dirty);
         self.conflicts.update(self.model.conflicts());
-        self.tell_missing_node();
         self.trigger_times.extend(self.model.take_trigger_times());
         let extent = if dirty.all { SyncExtent::Full } else { wanted };
         let rendered = self.render(extent, &dirty);
@@ -210,23 +284,16 @@ impl SyncLoop {
         }
     }
 
-    /// A wrong name is easily given, and what depends on it then fails quietly.
-    fn tell_missing_node(&mut self) {
-        let missing = self.model.missing_node();
-        if let Some(node) = missing.filter(|_| !self.told_missing_node) {
-            tracing::warn!(
-                node,
-                "there is no Node object of this name (--hostname-override): its zone, addresses and pod CIDRs are unknown"
-            );
-        }
-        self.told_missing_node = missing.is_some();
-    }
-
     fn render(&mut self, extent: SyncExtent, dirty: &Dirty) -> Result<usize, RenderError> {
         match extent {
             SyncExtent::Partial if dirty.is_empty() => Ok(0),
             SyncExtent::Partial => self.renderer.render(self.model.snapshot(), dirty),
             SyncExtent::Full => {
+                let is_old = |at: Instant| at.elapsed() >= WHOLE_READING;
+                if self.last_whole_reading.is_none_or(is_old) {
+                    self.renderer.distrust();
+                    self.last_whole_reading = Some(Instant::now());
+                }
                 self.renderer.observe()?;
                 self.renderer.render(self.model.snapshot(), &Dirty::everything())
             }
@@ -260,6 +327,8 @@ impl SyncLoop {
         let took = now - started;
         self.outputs.health.set_out_of_room(false);
         let was_failing = self.last_error.take().is_some();
+        self.failing_since = None;
+        self.lasting.is_over(&self.outputs.events);
         let is_first = !self.outputs.health.is_programmed();
         self.pace.succeeded(started, extent, dirty.is_empty());
         self.report(extent, took, operations);
@@ -275,7 +344,7 @@ impl SyncLoop {
     }
 
     fn report(&mut self, extent: SyncExtent, took: Duration, operations: usize) {
-        let Outputs { metrics, health, health_checks } = &self.outputs;
+        let Outputs { metrics, health, health_checks, .. } = &self.outputs;
         let snapshot = self.model.snapshot();
         health.set_node_being_deleted(snapshot.node.being_deleted);
         health.updated();
@@ -311,14 +380,27 @@ impl SyncLoop {
         }
     }
 
+    fn give_up_if_broken(&mut self, now: Instant, error: &RenderError, message: &str) {
+        if matches!(error, RenderError::Apply { partial: true, .. }) {
+            self.failing_since = None;
+            return;
+        }
+        let after = now - *self.failing_since.get_or_insert(now);
+        if self.pace.give_up_after().is_some_and(|limit| after >= limit) {
+            self.broken = Some(SyncError::Broken { after, error: message.to_owned() });
+        }
+    }
+
     fn failed(&mut self, started: Instant, error: &RenderError) {
         self.outputs.metrics.sync_failed();
         self.outputs.health.queued();
+        let message = with_causes(error);
         if let RenderError::Apply { out_of_room, .. } = error {
             self.outputs.health.set_out_of_room(*out_of_room);
         }
+        self.give_up_if_broken(started, error, &message);
+        self.lasting.goes_on(started, &message, &self.outputs.events);
         let retry_in = self.pace.failed(started);
-        let message = with_causes(error);
         if self.last_error.as_ref() == Some(&message) {
             tracing::debug!(error = message, ?retry_in, "still cannot program the kernel");
         } else {

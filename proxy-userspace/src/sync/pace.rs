@@ -62,6 +62,13 @@ impl Pace {
         }
     }
 
+    /// Other periods, from now on.
+    pub(super) fn set_periods(&mut self, periods: SyncPeriods) {
+        self.periods = periods;
+        // Counted with the old ones.
+        self.paid_at = None;
+    }
+
     /// Something may have changed. True if nothing was queued before.
     pub(super) fn queue(&mut self) -> bool {
         !std::mem::replace(&mut self.queued, true)
@@ -70,6 +77,11 @@ impl Pace {
     /// Somebody changed what the kernel held: it is to be read anew, soon.
     pub(super) fn distrust(&mut self) {
         self.distrusted = true;
+    }
+
+    /// See [`SyncPeriods::give_up_after`].
+    pub(super) fn give_up_after(&self) -> Option<Duration> {
+        self.periods.give_up_after
     }
 
     /// When everything is due if nothing fails.
@@ -148,7 +160,12 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn pace() -> Pace {
-        Pace::new(SyncPeriods { min_sync_period: SECOND, sync_period: 30 * SECOND })
+        Pace::new(SyncPeriods {
+            min_sync_period: SECOND,
+            sync_period: 30 * SECOND,
+            give_up_after: None,
+            wait_for_node: false,
+        })
     }
 
     #[test]

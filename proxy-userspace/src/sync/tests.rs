@@ -19,6 +19,7 @@ use crate::{
 const MILLI: Duration = Duration::from_millis(1);
 const MIN_SYNC: Duration = Duration::from_secs(1);
 const SYNC: Duration = Duration::from_secs(30);
+const GIVE_UP: Duration = Duration::from_secs(40);
 
 struct Daemon {
     fake: Fake,
@@ -26,40 +27,68 @@ struct Daemon {
     events: mpsc::Sender<WatchEvent>,
     facts: watch::Sender<Option<NodeFacts>>,
     disturbed: Arc<Notify>,
+    settings: watch::Sender<SyncSettings>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), SyncError>>,
 }
 
 impl Daemon {
     fn start(fake: Fake) -> Self {
+        Self::start_giving_up(fake, Some(GIVE_UP))
+    }
+
+    fn start_giving_up(fake: Fake, give_up_after: Option<Duration>) -> Self {
+        Self::start_with(fake, give_up_after, DetectLocalMode::ClusterCidr)
+    }
+
+    fn start_with(fake: Fake, give_up_after: Option<Duration>, detect_local: DetectLocalMode) -> Self {
         let outputs = Outputs {
             metrics: Metrics::default(),
             health: ProxyHealth::new(2 * SYNC),
             health_checks: watch::Sender::default(),
+            events: NodeEvents::default(),
         };
-        let periods = SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC };
+        let periods =
+            SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC, give_up_after, wait_for_node: true };
         let settings = ModelSettings {
             node_name: "node1".into(),
             cluster_cidrs: Vec::new(),
-            detect_local: DetectLocalMode::ClusterCidr,
+            detect_local,
             node_port_addresses: NodePortAddresses::All,
             masquerade_all: false,
+            bind_address: None,
             interfaces: InterfaceGlobs::default(),
         };
         let renderer = Box::new(Rendering::new(fake.clone()));
-        let sync = SyncLoop::new(settings, periods, renderer, outputs.clone());
+        let settings = watch::Sender::new(SyncSettings { model: settings, periods });
+        let SyncSettings { model, periods } = settings.borrow().clone();
+        let sync = SyncLoop::new(model, periods, renderer, outputs.clone());
         let (events, received) = mpsc::channel(1024);
         let (facts, node_facts) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
         let disturbed = Arc::new(Notify::new());
-        let inputs = Inputs { events: received, node_facts, disturbed: Arc::clone(&disturbed) };
+        let inputs = Inputs {
+            events: received,
+            node_facts,
+            disturbed: Arc::clone(&disturbed),
+            settings: settings.subscribe(),
+        };
         let task = tokio::spawn(sync.run(inputs, async { stopped.await.unwrap_or_default() }));
-        Self { fake, outputs, events, facts, disturbed, stop, task }
+        Self { fake, outputs, events, facts, disturbed, settings, stop, task }
     }
 
     /// A daemon that has programmed one Service with one endpoint.
     async fn synced() -> Self {
-        let daemon = Self::start(Fake::default());
+        Self::start(Fake::default()).programmed().await
+    }
+
+    /// The same, of one that never gives up.
+    async fn keeping_on() -> Self {
+        Self::start_giving_up(Fake::default(), None).programmed().await
+    }
+
+    async fn programmed(self) -> Self {
+        let daemon = self;
         daemon.tell_facts();
         for event in lists() {
             daemon.send(event).await;
@@ -215,8 +244,26 @@ async fn a_retry_starts_from_what_the_kernel_really_holds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lasting_failure_makes_the_proxy_unhealthy_until_it_is_over() {
+async fn a_dataplane_that_fails_for_too_long_is_given_up_and_one_that_fails_in_part_is_not() {
     let daemon = Daemon::synced().await;
+    daemon.fake.kernel().full = true;
+    daemon.send(endpoint_is("10.0.0.2")).await;
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
+    tokio::time::sleep(3 * GIVE_UP).await;
+    assert!(!daemon.task.is_finished(), "some Services are served");
+    daemon.fake.kernel().full = false;
+    daemon.fake.kernel().failing = usize::MAX;
+    daemon.send(endpoint_is("10.0.0.3")).await;
+    tokio::time::sleep(GIVE_UP / 2).await;
+    assert!(!daemon.task.is_finished());
+    tokio::time::sleep(GIVE_UP).await;
+    let ended = daemon.task.await.expect("no panic").expect_err("given up");
+    assert!(matches!(ended, SyncError::Broken { after, .. } if after >= GIVE_UP), "{ended:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lasting_failure_makes_the_proxy_unhealthy_until_it_is_over() {
+    let daemon = Daemon::keeping_on().await;
     daemon.fake.kernel().failing = usize::MAX;
     daemon.send(endpoint_is("10.0.0.2")).await;
     tokio::time::sleep(SYNC).await;
@@ -376,4 +423,88 @@ async fn the_time_from_a_change_to_the_kernel_is_measured() {
         ))
     };
     assert_eq!((bucket("2.0"), bucket("+Inf")), ("0".into(), "1".into()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dataplane_that_seems_certain_is_read_anew_every_hour() {
+    let daemon = Daemon::synced().await;
+    daemon.fake.kernel().certain = true;
+    daemon.fake.kernel().programmed.ports.clear();
+    tokio::time::sleep(10 * SYNC).await;
+    assert_eq!(daemon.endpoints("a"), [""; 0]);
+    tokio::time::sleep(WHOLE_READING).await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+}
+
+fn with_pod_cidrs(cidrs: &[&str]) -> Node {
+    Node { pod_cidrs: testing::cidrs(cidrs), ..node() }
+}
+
+async fn list(daemon: &Daemon, nodes: Vec<Node>) {
+    daemon.tell_facts();
+    let [services, slices, _] = lists();
+    for event in [services, slices, WatchEvent::Nodes(Delta::Replace(nodes))] {
+        daemon.send(event).await;
+    }
+    daemon.settle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_node_is_waited_for_for_a_while() {
+    let daemon = Daemon::start(Fake::default());
+    list(&daemon, Vec::new()).await;
+    assert_eq!(daemon.calls(), []);
+    daemon.send(WatchEvent::Nodes(Delta::Apply(node()))).await;
+    daemon.settle().await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+
+    let daemon = Daemon::start(Fake::default());
+    list(&daemon, Vec::new()).await;
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    assert_eq!(daemon.calls(), []);
+    // It is looked at every ten seconds.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_pods_are_told_by_the_nodes_cidrs_these_are_waited_for_and_must_not_change() {
+    let daemon = Daemon::start_with(Fake::default(), None, DetectLocalMode::NodeCidr);
+    list(&daemon, vec![node()]).await;
+    tokio::time::sleep(Duration::from_mins(2)).await;
+    assert_eq!(daemon.calls(), []);
+    daemon.send(WatchEvent::Nodes(Delta::Apply(with_pod_cidrs(&["10.244.1.0/24"])))).await;
+    daemon.settle().await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+    // A Node that went and came back is no change.
+    list(&daemon, Vec::new()).await;
+    list(&daemon, vec![with_pod_cidrs(&["10.244.1.0/24"])]).await;
+    assert!(!daemon.task.is_finished());
+    daemon.send(WatchEvent::Nodes(Delta::Apply(with_pod_cidrs(&["10.244.2.0/24"])))).await;
+    let ended = daemon.task.await.expect("no panic").expect_err("a new process is needed");
+    let said = ended.to_string();
+    assert!(said.contains("10.244.1.0/24") && said.contains("10.244.2.0/24"), "{said}");
+
+    let daemon = Daemon::start_with(Fake::default(), None, DetectLocalMode::NodeCidr);
+    list(&daemon, vec![node()]).await;
+    tokio::time::sleep(Duration::from_mins(6)).await;
+    let ended = daemon.task.await.expect("no panic").expect_err("without them no rule is right");
+    assert!(ended.to_string().contains("no pod CIDRs"), "{ended}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_settings_are_taken_on_by_the_loop_that_runs() {
+    let daemon = Daemon::synced().await;
+    daemon.settings.send_modify(|settings| {
+        settings.model.node_port_addresses = NodePortAddresses::Cidrs(vec!["192.0.2.0/24".parse().unwrap()]);
+        settings.periods.sync_period = 2 * SYNC;
+    });
+    daemon.settle().await;
+    let served = daemon.fake.kernel().programmed.node.node_port_addresses.clone();
+    assert_eq!(Vec::from_iter(served), ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
+    daemon.fake.kernel().calls.clear();
+    tokio::time::sleep(SYNC + SYNC / 2).await;
+    assert_eq!(daemon.calls(), [], "the kernel is compared as often as the new period says");
+    tokio::time::sleep(SYNC).await;
+    assert_ne!(daemon.calls(), []);
 }

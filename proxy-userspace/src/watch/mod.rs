@@ -12,7 +12,7 @@ mod status;
 use std::{io, path::PathBuf};
 
 pub use self::{
-    api::{ApiSource, Timing, kube_client},
+    api::{ApiSource, Timing, kube_client, record_events},
     manifests::ManifestSource,
     status::{KindStatus, WatchStatus},
 };

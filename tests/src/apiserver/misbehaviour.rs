@@ -43,6 +43,35 @@ pub enum Misbehaviour {
     ExpiredInStream,
     /// 200 and a body that is no JSON.
     Garbage,
+    /// Answers as it should, after a while.
+    Slow,
+    /// A watch whose changes carry wrong versions.
+    Lie(Lie),
+}
+
+/// How versions of changes are wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lie {
+    /// Each is 1.
+    Low,
+    /// They are far ahead.
+    High,
+    /// They are no numbers.
+    Nonsense,
+    /// There are none.
+    Missing,
+}
+
+impl Lie {
+    /// What is told in place of a version.
+    pub(super) fn told(self, version: u64) -> String {
+        match self {
+            Self::Low => "1".to_owned(),
+            Self::High => (version + 1_000_000).to_string(),
+            Self::Nonsense => "nonsense".to_owned(),
+            Self::Missing => String::new(),
+        }
+    }
 }
 
 /// What to do to the watches that are open now.

@@ -16,15 +16,16 @@ use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 use axum::{
-    Router,
+    Json, Router,
     body::Body,
     extract::{Query as QueryParameters, State},
     response::Response,
-    routing::get,
+    routing::{get, post},
 };
 use futures::stream;
 use http::StatusCode;
@@ -37,9 +38,14 @@ use tokio::{
 
 use self::{misbehaviour::Fault, store::Store};
 pub use self::{
-    misbehaviour::{Interruption, Misbehaviour, Verb},
+    misbehaviour::{Interruption, Lie, Misbehaviour, Verb},
     store::Resource,
 };
+
+/// Where Events of Nodes are written.
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
+/// How long a slow answer takes.
+const SLOWNESS: Duration = Duration::from_secs(3);
 
 /// A running server. Dropping it takes it down.
 #[derive(Debug)]
@@ -49,11 +55,16 @@ pub struct ApiServer {
     serving: Option<JoinHandle<()>>,
 }
 
+/// What a server knew at some time.
+#[derive(Clone, Debug)]
+pub struct Backup(Store);
+
 #[derive(Debug)]
 struct Shared {
     store: Mutex<Store>,
     faults: Mutex<Vec<Fault>>,
     requests: Mutex<Vec<Request>>,
+    events: Mutex<Vec<Value>>,
     changed: channel::Sender<u64>,
     interruptions: broadcast::Sender<Interruption>,
     down: channel::Sender<bool>,
@@ -106,6 +117,7 @@ impl ApiServer {
             store: Mutex::new(Store::new()),
             faults: Mutex::default(),
             requests: Mutex::default(),
+            events: Mutex::default(),
             changed: channel::Sender::new(0),
             interruptions: broadcast::Sender::new(16),
             down: channel::Sender::new(false),
@@ -172,6 +184,21 @@ impl ApiServer {
         let _ = self.shared.interruptions.send(interruption);
     }
 
+    /// All that it knows now, to go back to.
+    pub fn backup(&self) -> Backup {
+        Backup(self.shared.store().clone())
+    }
+
+    /// Goes back to older data, with its versions, as a cluster does that is restored from a backup; best while it is down.
+    pub fn go_back_to(&self, backup: Backup) {
+        *self.shared.store() = backup.0;
+    }
+
+    /// The Events that were written so far.
+    pub fn events(&self) -> Vec<Value> {
+        lock(&self.shared.events).clone()
+    }
+
     /// The requests so far.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.shared.requests).clone()
@@ -188,9 +215,14 @@ impl ApiServer {
     /// Brings it up again at the same address.
     pub async fn up(&mut self) -> Result<()> {
         let listener = TcpListener::bind(self.address).await.context("listen again")?;
+        self.up_on(listener);
+        Ok(())
+    }
+
+    /// Brings it up again on a socket that listens at the same address.
+    pub fn up_on(&mut self, listener: TcpListener) {
         self.shared.down.send_replace(false);
         self.serving = Some(serve(listener, Arc::clone(&self.shared)));
-        Ok(())
     }
 
     fn changing<T>(&self, change: impl FnOnce(&mut Store) -> Result<T>) -> Result<T> {
@@ -232,6 +264,7 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
         router = router.route(&resource.path(), get(answer));
     }
     let mut down = shared.down.subscribe();
+    router = router.route(EVENTS, post(take_event));
     let service = router.fallback(not_found).with_state(shared);
     tokio::spawn(async move {
         let shutdown = async move {
@@ -243,6 +276,11 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
     })
 }
 
+async fn take_event(State(shared): State<Arc<Shared>>, Json(event): Json<Value>) -> Response {
+    lock(&shared.events).push(event.clone());
+    answers::whole(StatusCode::CREATED, &event)
+}
+
 async fn not_found() -> Response {
     answers::failure(&answers::status(404, "NotFound", "the server could not find the requested resource"))
 }
@@ -252,7 +290,18 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query)
     let request = Request { plural: resource.plural, verb, query };
     lock(&shared.requests).push(request.clone());
     let query = &request.query;
-    match shared.fault(&request) {
+    let fault = shared.fault(&request);
+    if fault == Some(Misbehaviour::Slow) {
+        tokio::time::sleep(SLOWNESS).await;
+    }
+    if query
+        .get("resourceVersion")
+        .is_some_and(|version| !version.is_empty() && version.parse::<u64>().is_err())
+    {
+        let message = format!("resourceVersion: Invalid value: {:?}", query.get("resourceVersion"));
+        return answers::failure(&answers::status(422, "Invalid", message));
+    }
+    match fault {
         Some(Misbehaviour::Unauthorized) => answers::failure(&answers::unauthorized()),
         Some(Misbehaviour::Forbidden) => answers::failure(&answers::forbidden(resource, verb)),
         Some(Misbehaviour::Gone | Misbehaviour::ExpireContinue) => {

@@ -22,9 +22,10 @@ pub struct Resource {
 
 impl Resource {
     /// All there are.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self { group: "", version: "v1", plural: "services", kind: "Service", namespaced: true },
         Self { group: "", version: "v1", plural: "nodes", kind: "Node", namespaced: false },
+        Self { group: "", version: "v1", plural: "namespaces", kind: "Namespace", namespaced: false },
         Self {
             group: "discovery.k8s.io",
             version: "v1",
@@ -76,7 +77,7 @@ pub(super) struct Change {
 }
 
 /// Everything the server knows.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Store {
     version: u64,
     /// Changes up to this version are forgotten.

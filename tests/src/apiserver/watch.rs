@@ -14,7 +14,7 @@ use tokio::{
 
 use super::{
     Query, Resource, Shared, answers,
-    misbehaviour::{Interruption, Misbehaviour},
+    misbehaviour::{Interruption, Lie, Misbehaviour},
     selectors::Selectors,
     store::{Change, Store},
 };
@@ -32,6 +32,9 @@ struct Watch {
     bookmarks: bool,
     /// All changes up to this version were sent.
     version: u64,
+    /// What it was asked to begin after; a version that is yet to come is waited for, as upstream does.
+    from: u64,
+    lie: Option<Lie>,
     out: mpsc::Sender<io::Result<Bytes>>,
 }
 
@@ -59,6 +62,11 @@ pub(super) fn answer(
         selectors: query.selectors(),
         bookmarks: query.is("allowWatchBookmarks"),
         version: from,
+        from,
+        lie: match fault {
+            Some(Misbehaviour::Lie(lie)) => Some(lie),
+            _ => None,
+        },
         out,
     };
     let seconds: u32 = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(LONGEST);
@@ -154,6 +162,7 @@ impl Watch {
         let (lines, version) = {
             let store = self.shared.store();
             let changes = store.since(self.resource.plural, self.version);
+            let changes = changes.filter(|change| change.version > self.from);
             let lines: Vec<String> = changes.filter_map(|change| self.line(change)).collect();
             (lines, store.version())
         };
@@ -168,15 +177,15 @@ impl Watch {
     fn line(&self, change: &Change) -> Option<String> {
         let selected =
             |object: &Option<Value>| object.clone().filter(|object| self.selectors.matches(object));
-        match (selected(&change.old), selected(&change.new)) {
-            (None, Some(new)) => Some(answers::event("ADDED", &new)),
-            (Some(_), Some(new)) => Some(answers::event("MODIFIED", &new)),
-            (Some(mut old), None) => {
-                old["metadata"]["resourceVersion"] = change.version.to_string().into();
-                Some(answers::event("DELETED", &old))
-            }
-            (None, None) => None,
-        }
+        let (event, mut object) = match (selected(&change.old), selected(&change.new)) {
+            (None, Some(new)) => ("ADDED", new),
+            (Some(_), Some(new)) => ("MODIFIED", new),
+            (Some(old), None) => ("DELETED", old),
+            (None, None) => return None,
+        };
+        let version = self.lie.map_or_else(|| change.version.to_string(), |lie| lie.told(change.version));
+        object["metadata"]["resourceVersion"] = version.into();
+        Some(answers::event(event, &object))
     }
 
     async fn bookmark(&mut self, ends_list: bool) -> Result<(), Done> {

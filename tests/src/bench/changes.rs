@@ -21,7 +21,7 @@ use proxy_userspace::{
     kernel,
     metrics::Metrics,
     model::{Delta, Dirty, EndpointSlice, Service, Snapshot, WatchEvent},
-    sync::{Inputs, Outputs, SyncLoop, SyncPeriods},
+    sync::{Inputs, Outputs, SyncLoop, SyncPeriods, SyncSettings},
     watch::ManifestSource,
 };
 use serde::Serialize;
@@ -279,15 +279,25 @@ impl Running {
         let (done, rendered) = mpsc::unbounded_channel();
         let timed = Box::new(Timed { inner: renderer(config)?, done });
         let health = ProxyHealth::new(NEVER);
-        let outputs =
-            Outputs { metrics: Metrics::default(), health, health_checks: watch::Sender::default() };
-        let periods = SyncPeriods { min_sync_period: Duration::ZERO, sync_period: NEVER };
+        let outputs = Outputs {
+            metrics: Metrics::default(),
+            health,
+            health_checks: watch::Sender::default(),
+            events: proxy_userspace::node::NodeEvents::default(),
+        };
+        let periods = SyncPeriods {
+            min_sync_period: Duration::ZERO,
+            sync_period: NEVER,
+            give_up_after: None,
+            wait_for_node: false,
+        };
         let sync = SyncLoop::new(config.model.clone(), periods, timed, outputs);
+        let (_, settings) = watch::channel(SyncSettings { model: config.model.clone(), periods });
         let (events, queue) = mpsc::channel(KINDS);
         let (stop, stopped) = oneshot::channel();
         let looping = tokio::spawn(async move {
             let stopped = async { drop(stopped.await) };
-            Ok(sync.run(Inputs { events: queue, node_facts, disturbed }, stopped).await?)
+            Ok(sync.run(Inputs { events: queue, node_facts, disturbed, settings }, stopped).await?)
         });
         Ok(Self { events, rendered, stop, looping })
     }

@@ -2,13 +2,13 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Parser;
 use shunt_tests::{
     case::Case,
     deadline::Stopwatch,
     process,
-    runner::{IptablesInUse, Pending, Runner, Summary, in_mode, own_cases},
+    runner::{IptablesInUse, ObjectsFrom, Runner, Selection, Summary, in_mode, own_cases},
     world::{Host, World},
 };
 
@@ -22,6 +22,9 @@ struct Arguments {
     /// Node1 shows, as the kubelet does, that it uses this iptables.
     #[arg(long)]
     iptables: Option<IptablesInUse>,
+    /// Where the proxy has objects from: manifests, or an API server on node1.
+    #[arg(long, value_name = "manifests|api", default_value = "manifests")]
+    source: ObjectsFrom,
     /// A directory of cases.
     #[arg(long, value_name = "DIR", default_value = own_cases().as_os_str())]
     cases: PathBuf,
@@ -37,9 +40,9 @@ struct Arguments {
     /// Run without a proxy, to see that the checks fail then.
     #[arg(long, conflicts_with = "shunt")]
     no_proxy: bool,
-    /// Flows from these hosts are counted as pending and not run: for a mode that does not carry them yet.
-    #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
-    pending_from: Vec<String>,
+    /// Leave out no case for what this kernel has not: it fails then.
+    #[arg(long)]
+    whole: bool,
     /// Print one JSON document in place of text.
     #[arg(long)]
     json: bool,
@@ -55,7 +58,6 @@ fn run(arguments: Arguments) -> Result<bool> {
     let mut cases = Case::read_directory(&arguments.cases, &arguments.only)?;
     cases.retain(|case| !arguments.except.contains(&case.name));
     let cases: Vec<Case> = cases.into_iter().map(|case| in_mode(case, &arguments.mode)).collect();
-    let pending_from = hosts(&arguments.pending_from)?;
     let shunt = arguments
         .shunt
         .map(|path| path.canonicalize().with_context(|| format!("--shunt {}", path.display())));
@@ -64,9 +66,10 @@ fn run(arguments: Arguments) -> Result<bool> {
     let world = World::build(&Host::ALL, &program)?;
     let iptables = arguments.iptables;
     iptables.map_or(Ok(()), |iptables| iptables.hint(&world))?;
-    let pending = Pending::new(&arguments.mode, &pending_from).on_machine(&world);
-    let pending = pending.beside(iptables.unwrap_or(IptablesInUse::Nft));
-    let mut runner = Runner { world, shunt, mode: arguments.mode, pending, iptables };
+    let selection = Selection::new(&arguments.mode).beside(iptables.unwrap_or(IptablesInUse::Nft));
+    let selection = if arguments.whole { selection } else { selection.on_machine(&world) };
+    let (mode, source) = (arguments.mode, arguments.source);
+    let mut runner = Runner { world, shunt, mode, source, selection, iptables };
     let mut reports = Vec::new();
     for case in &cases {
         let report = runner.run(case);
@@ -83,17 +86,4 @@ fn run(arguments: Arguments) -> Result<bool> {
         println!("\n{summary}");
     }
     Ok(summary.is_success())
-}
-
-fn hosts(names: &[String]) -> Result<Vec<Host>> {
-    names
-        .iter()
-        .map(|name| match Host::by_name(name) {
-            Some(host) => Ok(host),
-            None => bail!(
-                "--pending-from: there is no host {name:?}; hosts are {}",
-                Host::ALL.map(Host::name).join(", ")
-            ),
-        })
-        .collect()
 }

@@ -106,6 +106,19 @@ pub struct Answers {
     pub source: Option<Source>,
     /// The most TCP segments that all hosts together may send again.
     pub retransmits: Option<u64>,
+    /// What the socket says of its peer.
+    pub peer: Peer,
+}
+
+/// What a caller's own socket must say of its peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Peer {
+    /// The address that was dialled.
+    #[default]
+    Dialled,
+    /// Anything: it was connected to an endpoint by a program that is no more.
+    Any,
 }
 
 /// A client address as the answering host sees it.
@@ -143,6 +156,7 @@ struct Keys {
     size: Option<usize>,
     answer: Option<usize>,
     retransmits: Option<u64>,
+    peer: Option<Peer>,
     sport: Option<u16>,
     sources: Option<Vec<IpAddr>>,
     pause: Option<f64>,
@@ -240,7 +254,8 @@ impl Keys {
                 let share = self.share.take();
                 let sticky = self.sticky.take().unwrap_or(false);
                 let (source, retransmits) = (self.source.take(), self.retransmits.take());
-                Ok(Expect::Reach(Answers { hosts, sticky, share, source, retransmits }))
+                let peer = self.peer.take().unwrap_or_default();
+                Ok(Expect::Reach(Answers { hosts, sticky, share, source, retransmits, peer }))
             }
             (Some(_), None) => Err("`reach` names no host".to_owned()),
             _ => Err("a flow needs exactly one of `reach` and `result`".to_owned()),
@@ -273,6 +288,7 @@ impl Keys {
             ("size", self.size.is_some()),
             ("answer", self.answer.is_some()),
             ("retransmits", self.retransmits.is_some()),
+            ("peer", self.peer.is_some()),
             ("sport", self.sport.is_some()),
             ("sources", self.sources.is_some()),
             ("pause", self.pause.is_some()),

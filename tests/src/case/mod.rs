@@ -1,6 +1,7 @@
 //! A conformance case as its file says it: configuration, steps that change the objects, and the flows that must hold.
 
 mod flow;
+mod pairs;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +16,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
 use serde_yaml_ng::{Mapping, Value};
 
-pub use self::flow::{Action, Answers, Dial, Expect, ExpectPage, Flow, Send, Source};
+pub use self::flow::{Action, Answers, Dial, Expect, ExpectPage, Flow, Peer, Send, Source};
 use crate::world::{CgroupSubtree, Host};
 
 /// Tags of `requires` that cases may use.
@@ -123,10 +124,13 @@ pub struct Object {
 }
 
 impl Case {
-    /// Reads and checks a case. The error names the file, the field and what is wrong with it.
-    pub fn read(path: &Path) -> Result<Self> {
+    /// Reads and checks the cases of a file: one, or one for each pair of modes. The error names the file, the field and what is
+    /// wrong with it.
+    pub fn read(path: &Path) -> Result<Vec<Self>> {
         let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-        text.parse().with_context(|| path.display().to_string())
+        pairs::texts(&text)
+            .and_then(|texts| texts.iter().map(|text| text.parse()).collect())
+            .with_context(|| path.display().to_string())
     }
 
     /// Whether it needs a world of its own, for it changes more than the proxy removes.
@@ -140,7 +144,7 @@ impl Case {
     pub fn read_directory(directory: &Path, only: &[String]) -> Result<Vec<Self>> {
         let paths = yaml_files(directory)?;
         ensure!(!paths.is_empty(), "--cases: no .yaml files in {}", directory.display());
-        let mut cases = paths.iter().map(|path| Self::read(path)).collect::<Result<Vec<_>>>()?;
+        let mut cases = paths.iter().map(|path| Self::read(path)).collect::<Result<Vec<_>>>()?.concat();
         if let Some(unknown) = only.iter().find(|name| cases.iter().all(|case| case.name != **name)) {
             bail!("--only: there is no case {unknown:?} in {}", directory.display());
         }

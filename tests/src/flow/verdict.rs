@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{
     agent::protocol::{Answer, Failure, FailureKind, Page, Try},
-    case::{Answers, Expect, ExpectPage, Source},
+    case::{Answers, Expect, ExpectPage, Peer, Source},
     world::Host,
 };
 
@@ -84,7 +84,7 @@ fn reached(from: Host, wanted: &Answers, tries: &[Try]) -> Result<(), String> {
         match one {
             Try::Failed(failure) => return Err(describe_failure(failure)),
             Try::Answered(answer) => {
-                own_socket_agrees(answer)?;
+                own_socket_agrees(wanted.peer, answer)?;
                 source_is(from, wanted.source, answer)?;
                 *counts.entry(answer.host.as_str()).or_default() += 1;
             }
@@ -126,9 +126,9 @@ fn shares_lie_in(
     Ok(())
 }
 
-/// The caller's own socket must report the address it dialled.
-fn own_socket_agrees(answer: &Answer) -> Result<(), String> {
-    if answer.reported == answer.dialled {
+/// The caller's own socket must report the address it dialled, unless the flow says otherwise.
+fn own_socket_agrees(wanted: Peer, answer: &Answer) -> Result<(), String> {
+    if wanted == Peer::Any || answer.reported == answer.dialled {
         return Ok(());
     }
     Err(format!("the socket reports {} as its peer, not the address dialled", answer.reported))

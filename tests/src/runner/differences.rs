@@ -2,7 +2,7 @@
 //! else is.
 
 use crate::{
-    case::{Answers, Case, Expect, Source},
+    case::{Answers, Case, Expect, Peer, Source},
     world::Host,
 };
 
@@ -37,7 +37,14 @@ const fn difference(
 }
 
 fn only(host: Host, source: Option<Source>) -> Expect {
-    Expect::Reach(Answers { hosts: [host].into(), sticky: false, share: None, source, retransmits: None })
+    Expect::Reach(Answers {
+        hosts: [host].into(),
+        sticky: false,
+        share: None,
+        source,
+        retransmits: None,
+        peer: Peer::default(),
+    })
 }
 
 /// The case as it is to be in a mode.

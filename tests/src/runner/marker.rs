@@ -1,7 +1,8 @@
 //! A Service of the runner's own that tells when the proxy has programmed a change.
 //!
-//! It is changed after the objects of a step; once node1 reaches its new port, the proxy has seen the step. Then it is
-//! changed again: by the time the second port answers, the sync that took up the step has ended.
+//! It and its slice are changed after the objects of a step; once node1 reaches the new endpoint at the new port, the proxy
+//! has seen the step, also where Services and slices come to it by different ways. Then both are changed again: by the time
+//! the second port answers, the sync that took up the step has ended.
 //!
 //! A source may doubt for a while that a file is gone for good. So a step that deletes objects deletes one more, another
 //! Service of the runner's own, and nothing else counts until node1 reaches that no more.
@@ -10,7 +11,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Result, bail};
 
-use super::manifests::Manifests;
+use super::Objects;
 use crate::{
     agent::protocol::{Dial, Protocol, Try},
     case::ObjectKey,
@@ -23,6 +24,8 @@ const CLUSTER_IP: &str = "10.96.255.254";
 /// That of the Service that is deleted.
 const DELETED: &str = "10.96.255.253:20000";
 const FIRST_PORT: u16 = 20_000;
+/// Who answers for the marker, in turn: pods of node1, which holds in every mode and needs no other node.
+const ENDPOINTS: [Host; 2] = [Host::A3, Host::A2];
 /// How long one look waits: a packet to an unknown address may vanish.
 const LOOK_FOR: Duration = Duration::from_millis(100);
 
@@ -32,33 +35,39 @@ pub(super) struct Marker {
 }
 
 impl Marker {
-    /// Adds the marker to the manifests.
-    pub(super) fn place(manifests: &Manifests) -> Result<Self> {
-        manifests.place("marker-endpoints.yaml", &(endpoints("marker") + "---" + &endpoints("deleted")))?;
+    /// Adds the marker to the objects.
+    pub(super) fn place(objects: &Objects) -> Result<Self> {
+        objects.place("deleted-endpoints.yaml", &endpoints("deleted", ENDPOINTS[0]))?;
         let marker = Self { port: FIRST_PORT };
-        marker.write(manifests)?;
+        marker.write(objects)?;
         Ok(marker)
     }
 
-    /// Waits until the proxy has programmed all that is in the manifests now. Returns how long that took.
+    /// Waits until the proxy has programmed all that is in the objects now. Returns how long that took.
     pub(super) fn wait_until_programmed(
         &mut self,
         world: &mut World,
-        manifests: &Manifests,
+        objects: &Objects,
         within: Duration,
     ) -> Result<Duration> {
         let began = Stopwatch::start();
         for _ in 0..2 {
             self.port += 1;
-            self.write(manifests)?;
-            wait_until_reached(world, self.address()?, within)?;
+            self.write(objects)?;
+            wait_until_reached(world, self.address()?, self.endpoint(), within)?;
         }
         Ok(began.elapsed())
     }
 
-    fn write(&self, manifests: &Manifests) -> Result<()> {
+    fn write(&self, objects: &Objects) -> Result<()> {
         let address = self.address()?;
-        manifests.apply(&key("marker"), &serde_yaml_ng::from_str(&service("marker", address))?)
+        let slice = serde_yaml_ng::from_str(&endpoints("marker", self.endpoint()))?;
+        objects.apply(&key("EndpointSlice", "marker"), &slice)?;
+        objects.apply(&key("Service", "marker"), &serde_yaml_ng::from_str(&service("marker", address))?)
+    }
+
+    fn endpoint(&self) -> Host {
+        ENDPOINTS[usize::from(self.port) % ENDPOINTS.len()]
     }
 
     fn address(&self) -> Result<SocketAddr> {
@@ -66,18 +75,18 @@ impl Marker {
     }
 
     /// Adds what is to be deleted with the objects of a step, and waits until it is programmed.
-    pub(super) fn prepare_deletion(world: &mut World, manifests: &Manifests, within: Duration) -> Result<()> {
+    pub(super) fn prepare_deletion(world: &mut World, objects: &Objects, within: Duration) -> Result<()> {
         let address: SocketAddr = DELETED.parse()?;
-        manifests.apply(&key("deleted"), &serde_yaml_ng::from_str(&service("deleted", address))?)?;
-        wait_until_reached(world, address, within)
+        objects.apply(&key("Service", "deleted"), &serde_yaml_ng::from_str(&service("deleted", address))?)?;
+        wait_until_reached(world, address, ENDPOINTS[0], within)
     }
 
     /// Deletes it, after the objects of the step, and waits until it is gone.
-    pub(super) fn delete(world: &mut World, manifests: &Manifests, within: Duration) -> Result<()> {
-        manifests.delete(&key("deleted"))?;
+    pub(super) fn delete(world: &mut World, objects: &Objects, within: Duration) -> Result<()> {
+        objects.delete(&key("Service", "deleted"))?;
         let address: SocketAddr = DELETED.parse()?;
         match Deadline::after(within)
-            .poll(|| is_reached(world, address).map(|is| (!is).then_some(())).transpose())
+            .poll(|| is_reached(world, address, ENDPOINTS[0]).map(|is| (!is).then_some(())).transpose())
         {
             Some(result) => result,
             None => bail!("the proxy has not removed the deleted Service {address} after {within:?}"),
@@ -85,24 +94,30 @@ impl Marker {
     }
 }
 
-fn is_reached(world: &mut World, address: SocketAddr) -> Result<bool> {
+fn is_reached(world: &mut World, address: SocketAddr, endpoint: Host) -> Result<bool> {
     let dial = Dial { timeout: patient(LOOK_FOR), ..Dial::new(address, Protocol::Tcp, 1) };
     let tries = world.agent(Host::Node1)?.dial(dial)?;
-    Ok(tries.iter().any(|one| matches!(one, Try::Answered(_))))
+    Ok(tries.iter().any(|one| matches!(one, Try::Answered(answer) if answer.host == endpoint.name())))
 }
 
-fn wait_until_reached(world: &mut World, address: SocketAddr, within: Duration) -> Result<()> {
-    match Deadline::after(within).poll(|| is_reached(world, address).map(|is| is.then_some(())).transpose()) {
+fn wait_until_reached(
+    world: &mut World,
+    address: SocketAddr,
+    endpoint: Host,
+    within: Duration,
+) -> Result<()> {
+    let mut look = || is_reached(world, address, endpoint).map(|is| is.then_some(())).transpose();
+    match Deadline::after(within).poll(&mut look) {
         Some(result) => result,
         None => bail!(
-            "the proxy has not programmed the change: after {within:?} node1 does not reach {address}, a Service of \
-             the runner's own that it changes with each step"
+            "the proxy has not programmed the change: after {within:?} node1 does not reach {endpoint} at {address}, a \
+             Service of the runner's own that it changes with each step"
         ),
     }
 }
 
-fn key(name: &str) -> ObjectKey {
-    ObjectKey { kind: "Service".into(), namespace: Some("conformance".into()), name: name.into() }
+fn key(kind: &str, name: &str) -> ObjectKey {
+    ObjectKey { kind: kind.into(), namespace: Some("conformance".into()), name: name.into() }
 }
 
 fn service(name: &str, address: SocketAddr) -> String {
@@ -125,8 +140,8 @@ spec:
     )
 }
 
-/// A pod of node1 answers for the marker: that holds in every mode and needs no other node.
-fn endpoints(name: &str) -> String {
+fn endpoints(name: &str, endpoint: Host) -> String {
+    let address = endpoint.addresses()[0].addr();
     format!(
         "
 apiVersion: discovery.k8s.io/v1
@@ -137,7 +152,7 @@ metadata:
   labels: {{kubernetes.io/service-name: {name}}}
 addressType: IPv4
 endpoints:
-- addresses: [10.244.1.13]
+- addresses: [{address}]
   conditions: {{ready: true, serving: true, terminating: false}}
   nodeName: node1
 ports: [{{name: '', port: 8080, protocol: TCP}}]

@@ -1,12 +1,14 @@
 //! The conformance runner: for each case, the real proxy on node1, objects in its manifests, and flows that must hold.
 
+mod cluster;
 mod config;
 mod differences;
 mod manifests;
 mod marker;
-mod pending;
+mod objects;
 mod proxy;
 mod report;
+mod selection;
 
 use std::{
     path::{Path, PathBuf},
@@ -17,12 +19,14 @@ use anyhow::{Result, ensure};
 
 use self::marker::Marker;
 pub use self::{
+    cluster::Cluster,
     config::compose,
     differences::in_mode,
     manifests::Manifests,
-    pending::{IptablesInUse, Pending},
+    objects::{Objects, ObjectsFrom},
     proxy::Proxy,
     report::{CaseReport, FlowReport, FlowResult, Summary},
+    selection::{IptablesInUse, Selection},
 };
 use crate::{
     agent::Agent,
@@ -44,8 +48,10 @@ pub struct Runner {
     pub shunt: Option<PathBuf>,
     /// The mode to run it in.
     pub mode: String,
-    /// What does not have to hold yet.
-    pub pending: Pending,
+    /// Where it has objects from.
+    pub source: ObjectsFrom,
+    /// Which cases have to hold.
+    pub selection: Selection,
     /// What worlds of cases are to show of the iptables that node1 uses; the runner's own world shows it already.
     pub iptables: Option<IptablesInUse>,
 }
@@ -53,9 +59,8 @@ pub struct Runner {
 /// A case while it runs.
 struct CaseRun<'a> {
     world: &'a mut World,
-    pending: &'a Pending,
     case: &'a Case,
-    manifests: Manifests,
+    objects: Objects,
     marker: Marker,
     proxy: Option<Proxy>,
     proxy_is_up: bool,
@@ -67,19 +72,13 @@ impl Runner {
     pub fn run(&mut self, case: &Case) -> CaseReport {
         let began = Stopwatch::start();
         let mut report = CaseReport::new(case);
-        let all_pending = case
-            .steps
-            .iter()
-            .flat_map(|step| &step.flows)
-            .all(|flow| self.pending.reason(case, flow).is_some());
-        if all_pending {
-            report.leave_pending(case, &self.pending);
-        } else {
+        report.left_out = self.selection.leaves_out(case);
+        if report.left_out.is_none() {
             match self.run_in_its_world(case) {
                 Ok(ended) => report = ended,
                 Err(error) => {
                     report.problem("prepare the case", &error);
-                    report.leave_unrun(case, 0, &self.pending, &error);
+                    report.leave_unrun(case, 0, &error);
                 }
             }
         }
@@ -103,21 +102,20 @@ impl Runner {
     }
 
     fn begin<'a>(&'a mut self, case: &'a Case) -> Result<CaseRun<'a>> {
-        let manifests = Manifests::create(self.world.directory())?;
-        let marker = Marker::place(&manifests)?;
+        let objects = Objects::create(self.source, &self.world)?;
+        let marker = Marker::place(&objects)?;
         let proxy = self
             .shunt
             .as_deref()
-            .map(|shunt| Proxy::new(&self.world, shunt, &self.mode, &manifests, &case.config))
+            .map(|shunt| Proxy::new(&self.world, shunt, &self.mode, &objects, &case.config))
             .transpose()?;
         if let Some(proxy) = &proxy {
             proxy.forget_log()?;
         }
         Ok(CaseRun {
             world: &mut self.world,
-            pending: &self.pending,
             case,
-            manifests,
+            objects,
             marker,
             proxy,
             proxy_is_up: false,
@@ -132,16 +130,15 @@ impl CaseRun<'_> {
         for (number, step) in case.steps.iter().enumerate() {
             let changed = self.change(number, step);
             for (flow_number, flow) in step.flows.iter().enumerate() {
-                let result = match (self.pending.reason(case, flow), &changed) {
-                    (Some(why), _) => FlowResult::Pending { why },
-                    (None, Err(error)) => FlowResult::not_run(error),
-                    (None, Ok(())) => self.run_flow(flow),
+                let result = match &changed {
+                    Err(error) => FlowResult::not_run(error),
+                    Ok(()) => self.run_flow(flow),
                 };
                 self.report.flows.push(FlowReport::new(number, flow_number, flow, result));
             }
             if let Err(error) = changed {
                 self.report.problem(&format!("step {}", number + 1), &error);
-                self.report.leave_unrun(case, number + 1, self.pending, &error);
+                self.report.leave_unrun(case, number + 1, &error);
                 break;
             }
         }
@@ -171,10 +168,10 @@ impl CaseRun<'_> {
         }
         let deletes = self.proxy_is_up && !step.delete.is_empty();
         if deletes {
-            Marker::prepare_deletion(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
+            Marker::prepare_deletion(self.world, &self.objects, PROGRAMMED_WITHIN)?;
         }
-        step.delete.iter().try_for_each(|key| self.manifests.delete(key))?;
-        step.apply.iter().try_for_each(|object| self.manifests.apply(&object.key, &object.manifest))?;
+        step.delete.iter().try_for_each(|key| self.objects.delete(key))?;
+        step.apply.iter().try_for_each(|object| self.objects.apply(&object.key, &object.manifest))?;
         let Some(proxy) = &mut self.proxy else {
             return run_commands(self.world, &step.run);
         };
@@ -183,9 +180,9 @@ impl CaseRun<'_> {
             self.proxy_is_up = true;
         } else if self.proxy_is_up {
             if deletes {
-                Marker::delete(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
+                Marker::delete(self.world, &self.objects, PROGRAMMED_WITHIN)?;
             }
-            self.marker.wait_until_programmed(self.world, &self.manifests, PROGRAMMED_WITHIN)?;
+            self.marker.wait_until_programmed(self.world, &self.objects, PROGRAMMED_WITHIN)?;
         }
         run_commands(self.world, &step.run)
     }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde_yaml_ng::Mapping;
 
-use super::{Manifests, config::compose};
+use super::{config::compose, objects::Source};
 use crate::{
     agent::protocol::Get,
     deadline::{Deadline, patient},
@@ -40,14 +40,14 @@ impl Proxy {
         world: &World,
         program: &Path,
         mode: &str,
-        manifests: &Manifests,
+        source: &impl Source,
         fields: &Mapping,
     ) -> Result<Self> {
         let config = world.directory().join("config.yaml");
         let path = |path: &Path| path.display().to_string();
         let arguments = [
             ("--mode", mode.to_owned()),
-            ("--manifests", path(manifests.directory())),
+            source.flag(),
             ("--config", path(&config)),
             ("--cgroup-root", path(&world.cgroup_root())),
             ("--bpf-pin-dir", path(&world.pin_directory())),
@@ -125,10 +125,16 @@ impl Proxy {
 
     /// Has it start in another mode from now on, with these fields.
     pub fn set_mode(&mut self, mode: &str, fields: &Mapping) -> Result<()> {
-        if let Some(flag) = self.arguments.iter().position(|argument| argument == "--mode") {
-            mode.clone_into(&mut self.arguments[flag + 1]);
-        }
+        self.set_flag("--mode", mode);
         self.configure(mode, fields)
+    }
+
+    /// Has it start with another value of a flag from now on.
+    pub fn set_flag(&mut self, flag: &str, value: &str) {
+        match self.arguments.iter().position(|argument| argument == flag) {
+            Some(at) => value.clone_into(&mut self.arguments[at + 1]),
+            None => self.arguments.extend([flag.to_owned(), value.to_owned()]),
+        }
     }
 
     /// Has it start with these fields from now on.

@@ -9,7 +9,6 @@ use std::{
 use anyhow::Error;
 use serde::Serialize;
 
-use super::Pending;
 use crate::{
     case::{Case, Flow},
     world::Host,
@@ -20,6 +19,8 @@ use crate::{
 pub struct CaseReport {
     /// The case.
     pub name: String,
+    /// Why it was not run at all, if so.
+    pub left_out: Option<String>,
     /// Its flows, in order.
     pub flows: Vec<FlowReport>,
     /// What went wrong beside flows: the proxy did not start, did not stop, left something behind.
@@ -63,11 +64,6 @@ pub enum FlowResult {
         /// What was seen.
         seen: String,
     },
-    /// It does not have to hold yet.
-    Pending {
-        /// Why not.
-        why: String,
-    },
 }
 
 /// Counts over cases, and the table by case and host.
@@ -75,7 +71,6 @@ pub enum FlowResult {
 pub struct Summary<'a> {
     passed: usize,
     failed: usize,
-    pending: usize,
     took: Duration,
     cases: &'a [CaseReport],
 }
@@ -84,7 +79,6 @@ pub struct Summary<'a> {
 struct Counts {
     held: usize,
     failed: usize,
-    pending: usize,
 }
 
 impl CaseReport {
@@ -92,6 +86,7 @@ impl CaseReport {
     pub fn new(case: &Case) -> Self {
         Self {
             name: case.name.clone(),
+            left_out: None,
             flows: Vec::new(),
             problems: Vec::new(),
             log_tail: String::new(),
@@ -104,19 +99,11 @@ impl CaseReport {
         self.problems.push(format!("{doing}: {error:#}"));
     }
 
-    /// Adds all flows of a case none of which has to hold.
-    pub(super) fn leave_pending(&mut self, case: &Case, pending: &Pending) {
-        self.leave_unrun(case, 0, pending, &Error::msg("the case did not run"));
-    }
-
     /// Adds the flows from `first_step` on, which were not run because of `error`.
-    pub(super) fn leave_unrun(&mut self, case: &Case, first_step: usize, pending: &Pending, error: &Error) {
+    pub(super) fn leave_unrun(&mut self, case: &Case, first_step: usize, error: &Error) {
         for (number, step) in case.steps.iter().enumerate().skip(first_step) {
             for (flow_number, flow) in step.flows.iter().enumerate() {
-                let result = match pending.reason(case, flow) {
-                    Some(why) => FlowResult::Pending { why },
-                    None => FlowResult::not_run(error),
-                };
+                let result = FlowResult::not_run(error);
                 self.flows.push(FlowReport::new(number, flow_number, flow, result));
             }
         }
@@ -132,11 +119,6 @@ impl CaseReport {
         self.counts().failed + self.problems.len()
     }
 
-    /// Flows that are pending.
-    pub fn pending(&self) -> usize {
-        self.counts().pending
-    }
-
     fn counts(&self) -> Counts {
         self.flows.iter().fold(Counts::default(), |mut counts, flow| {
             counts.add(&flow.result);
@@ -145,11 +127,7 @@ impl CaseReport {
     }
 
     fn verdict(&self) -> &'static str {
-        match (self.failed(), self.held()) {
-            (0, 0) => "PENDING",
-            (0, _) => "PASS",
-            _ => "FAIL",
-        }
+        if self.failed() == 0 { "PASS" } else { "FAIL" }
     }
 }
 
@@ -183,18 +161,15 @@ impl Counts {
         match result {
             FlowResult::Held { .. } => self.held += 1,
             FlowResult::Failed { .. } => self.failed += 1,
-            FlowResult::Pending { .. } => self.pending += 1,
         }
     }
 
-    /// As in "3"; "2 (1)" with one pending; "1/3 FAIL" when one of three held.
+    /// As in "3"; "1/3 FAIL" when one of three held.
     fn cell(self) -> String {
         match self {
-            Self { held: 0, failed: 0, pending: 0 } => String::new(),
-            Self { held: 0, failed: 0, pending } => format!("({pending})"),
-            Self { held, failed: 0, pending: 0 } => format!("{held}"),
-            Self { held, failed: 0, pending } => format!("{held} ({pending})"),
-            Self { held, failed, .. } => format!("{held}/{} FAIL", held + failed),
+            Self { held: 0, failed: 0 } => String::new(),
+            Self { held, failed: 0 } => format!("{held}"),
+            Self { held, failed } => format!("{held}/{} FAIL", held + failed),
         }
     }
 }
@@ -202,8 +177,11 @@ impl Counts {
 /// One line; for a failure, lines that say what, where and what the proxy wrote.
 impl fmt::Display for CaseReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (held, failed, pending) = (self.held(), self.failed(), self.pending());
-        let counts = format!("{held:>3} passed {failed:>3} failed {pending:>3} pending");
+        if let Some(why) = &self.left_out {
+            return write!(f, "{:<8}{:<34}{why}", "-", self.name);
+        }
+        let (held, failed) = (self.held(), self.failed());
+        let counts = format!("{held:>3} passed {failed:>3} failed");
         write!(f, "{:<8}{:<34}{counts} {:>6.2} s", self.verdict(), self.name, self.took.as_secs_f32())?;
         for flow in &self.flows {
             match &flow.result {
@@ -219,7 +197,7 @@ impl fmt::Display for CaseReport {
                     write!(f, "\n    step {}, flow {}: {}", flow.step, flow.flow, flow.action)?;
                     write!(f, "\n        held only after {:.2} s", late.as_secs_f32())?;
                 }
-                FlowResult::Held { late: None } | FlowResult::Pending { .. } => {}
+                FlowResult::Held { late: None } => {}
             }
         }
         for problem in &self.problems {
@@ -237,9 +215,8 @@ impl<'a> Summary<'a> {
     /// Of cases that took so long together.
     pub fn new(cases: &'a [CaseReport], took: Duration) -> Self {
         let total = |count: fn(&CaseReport) -> usize| cases.iter().map(count).sum();
-        let (passed, failed, pending) =
-            (total(CaseReport::held), total(CaseReport::failed), total(CaseReport::pending));
-        Self { passed, failed, pending, took, cases }
+        let (passed, failed) = (total(CaseReport::held), total(CaseReport::failed));
+        Self { passed, failed, took, cases }
     }
 
     /// Whether nothing failed.
@@ -250,10 +227,10 @@ impl<'a> Summary<'a> {
     fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts: BTreeSet<Host> =
             self.cases.iter().flat_map(|r| r.flows.iter().map(|flow| flow.from)).collect();
-        write!(f, "{:<34}", "flows by case and host; (pending)")?;
+        write!(f, "{:<34}", "flows by case and host")?;
         hosts.iter().try_for_each(|host| write!(f, "{host:>10}"))?;
         writeln!(f)?;
-        for report in self.cases {
+        for report in self.cases.iter().filter(|report| report.left_out.is_none()) {
             let mut counts: BTreeMap<Host, Counts> = BTreeMap::new();
             for flow in &report.flows {
                 counts.entry(flow.from).or_default().add(&flow.result);
@@ -268,29 +245,30 @@ impl<'a> Summary<'a> {
         Ok(())
     }
 
-    fn pending_reasons(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-        for flow in self.cases.iter().flat_map(|report| &report.flows) {
-            if let FlowResult::Pending { why } = &flow.result {
-                *reasons.entry(why).or_default() += 1;
+    fn left_out(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for case in self.cases {
+            if let Some(why) = &case.left_out {
+                reasons.entry(why).or_default().push(&case.name);
             }
         }
-        reasons.iter().try_for_each(|(why, count)| writeln!(f, "{count} pending: {why}"))
+        reasons.iter().try_for_each(|(why, names)| writeln!(f, "left out, {why}: {}", names.join(", ")))
     }
 }
 
-/// The table, why flows are pending, and the totals in the last line.
+/// The table, which cases were left out and why, and the totals in the last line.
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.table(f)?;
         writeln!(f)?;
-        self.pending_reasons(f)?;
-        let Self { passed, failed, pending, took, cases } = self;
+        self.left_out(f)?;
+        let Self { passed, failed, took, cases } = self;
         let late = cases.iter().flat_map(|case| &case.flows).filter(|flow| flow.result.is_late()).count();
         if late > 0 {
             writeln!(f, "{late} of those that passed held only after a while")?;
         }
-        writeln!(f, "{} cases in {:.1} s", cases.len(), took.as_secs_f32())?;
-        write!(f, "{passed} passed, {failed} failed, {pending} pending")
+        let run = cases.iter().filter(|case| case.left_out.is_none()).count();
+        writeln!(f, "{run} cases in {:.1} s", took.as_secs_f32())?;
+        write!(f, "{passed} passed, {failed} failed")
     }
 }

@@ -13,7 +13,7 @@ mod topology;
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr, TcpListener},
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::{PoisonError, RwLock},
@@ -126,8 +126,9 @@ impl World {
     /// Runs a shell's command line on a host: in its namespace and its cgroup. It must succeed.
     pub fn run(&self, host: Host, line: &str) -> Result<String> {
         let _being_built = BEING_BUILT.read().unwrap_or_else(PoisonError::into_inner);
+        let command = format!("PINS={}\n{line}", self.pin_directory().display());
         let finished =
-            self.inside(host)?.run_to_end(Path::new("/bin/bash"), &["-ec", line], COMMAND_WITHIN)?;
+            self.inside(host)?.run_to_end(Path::new("/bin/bash"), &["-ec", &command], COMMAND_WITHIN)?;
         ensure!(
             finished.status.success(),
             "{host}: {line}: {}: {}",
@@ -157,6 +158,15 @@ impl World {
             let netlink = Netlink::open()?;
             let absent = addresses.iter().filter(|address| !is_local(**address));
             absent.copied().try_for_each(|address| netlink.add_address(LINK, IpNet::from(address)))
+        })
+    }
+
+    /// A socket that listens on a host, for a server in this process; it does not block.
+    pub fn listen(&self, host: Host, address: SocketAddr) -> Result<TcpListener> {
+        self.namespace(host)?.run(|| {
+            let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
         })
     }
 

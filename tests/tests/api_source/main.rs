@@ -10,7 +10,7 @@ use proxy_userspace::{
     watch::{ApiSource, KindStatus, kube_client},
 };
 use serde_json::json;
-use shunt_tests::apiserver::{Interruption, Misbehaviour, Request, Verb};
+use shunt_tests::apiserver::{Interruption, Lie, Misbehaviour, Request, Verb};
 use tokio::{sync::mpsc, time::timeout};
 
 use self::scene::{
@@ -284,6 +284,47 @@ async fn a_watch_that_makes_no_sense_from_some_version_on_is_listed_anew() -> Re
     scene.requested("services", Verb::WatchList, 2).await?;
     scene.server.put(service("web", 81))?;
     scene.port("web", 81).await
+}
+
+#[tokio::test]
+async fn a_server_that_went_back_to_older_data_is_listed_anew() -> Result<()> {
+    let mut scene = Scene::start(&objects(), quick()).await?;
+    let backup = scene.server.backup();
+    scene.server.put(service("web", 81))?;
+    scene.server.put(service("lost", 80))?;
+    scene.port("lost", 80).await?;
+    scene.server.down().await;
+    scene.server.go_back_to(backup);
+    scene.server.up().await?;
+    // Nothing is changed on the server: only its bookmarks tell, which come by themselves once a minute.
+    let listed = async {
+        while scene.requests("services", Verb::WatchList).len() < 2 {
+            scene.server.interrupt(Interruption::Bookmark);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(DEADLINE, listed).await.context("no bookmark led to a new list")?;
+    scene.port("web", 80).await?;
+    assert_eq!(scene.services.len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn versions_that_are_lies_cost_a_list_at_most() -> Result<()> {
+    for lie in [Lie::Low, Lie::High, Lie::Nonsense, Lie::Missing] {
+        let mut scene = Scene::start(&objects(), quick()).await?;
+        scene.server.misbehave(SERVICES, None, Misbehaviour::Lie(lie), 1);
+        scene.server.interrupt(Interruption::End);
+        scene.requested("services", Verb::Watch, 1).await?;
+        for port in 100..103 {
+            scene.server.put(service("web", port))?;
+            scene.port("web", port).await.with_context(|| format!("{lie:?}"))?;
+        }
+        scene.server.interrupt(Interruption::End);
+        scene.server.put(service("web", 200))?;
+        scene.port("web", 200).await.with_context(|| format!("after {lie:?}"))?;
+    }
+    Ok(())
 }
 
 #[tokio::test]

@@ -204,6 +204,7 @@ fn model_settings() -> ModelSettings {
         detect_local: DetectLocalMode::ClusterCidr,
         node_port_addresses: NodePortAddresses::All,
         masquerade_all: false,
+        bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }
 }

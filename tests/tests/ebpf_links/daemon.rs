@@ -7,7 +7,7 @@ use proxy_userspace::{
     health::ProxyHealth,
     kernel::{bpf::tc::Hook, links},
     metrics::Metrics,
-    sync::{Inputs, Outputs, SyncLoop, SyncPeriods},
+    sync::{Inputs, Outputs, SyncLoop, SyncPeriods, SyncSettings},
 };
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
@@ -33,14 +33,22 @@ fn a_running_proxy_follows_links_and_puts_back_what_is_removed_long_before_sync_
             metrics: Metrics::default(),
             health: ProxyHealth::new(Duration::from_mins(10)),
             health_checks: watch::Sender::default(),
+            events: proxy_userspace::node::NodeEvents::default(),
         };
-        let periods = SyncPeriods { min_sync_period: Duration::ZERO, sync_period: Duration::from_mins(5) };
+        let periods = SyncPeriods {
+            min_sync_period: Duration::ZERO,
+            sync_period: Duration::from_mins(5),
+            give_up_after: None,
+            wait_for_node: false,
+        };
         let daemon = SyncLoop::new(bench.model_settings.clone(), periods, renderer, outputs);
         let (events, received) = mpsc::channel(8);
         let (facts, node_facts) = watch::channel(None);
         let (stop, stopped) = oneshot::channel::<()>();
         let disturbed = Arc::new(Notify::new());
-        let inputs = Inputs { events: received, node_facts, disturbed: Arc::clone(&disturbed) };
+        let settings = watch::Sender::new(SyncSettings { model: bench.model_settings.clone(), periods });
+        let settings = settings.subscribe();
+        let inputs = Inputs { events: received, node_facts, disturbed: Arc::clone(&disturbed), settings };
         let running = {
             let _inside = bench.runtime.enter();
             tokio::spawn(links::report(facts, disturbed));

@@ -2,10 +2,10 @@
 
 use std::{
     fs,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
     num::NonZeroU16,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -24,6 +24,7 @@ use proxy_userspace::{
         ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
     },
 };
+use shunt_tests::deadline::Deadline;
 
 /// Tests here move their process into a cgroup of their own, so they take turns.
 static TURN: Mutex<()> = Mutex::new(());
@@ -50,12 +51,20 @@ impl OwnCgroup {
 impl Drop for OwnCgroup {
     fn drop(&mut self) {
         let _ = fs::write(self.home.join("cgroup.procs"), process::id().to_string());
-        // Also those that a test made in it.
-        for path in fs::read_dir(&self.path).into_iter().flatten().flatten().map(|entry| entry.path()) {
-            let _ = fs::remove_dir(path);
-        }
-        let _ = fs::remove_dir(&self.path);
+        // Newer kernels keep a cgroup until the last of a process that ended in it is gone.
+        Deadline::after(Duration::from_secs(5)).poll(|| remove_directories(&self.path).ok());
     }
+}
+
+/// With those that a test made in it.
+fn remove_directories(cgroup: &Path) -> io::Result<()> {
+    for child in fs::read_dir(cgroup)? {
+        let child = child?;
+        if child.file_type()?.is_dir() {
+            fs::remove_dir(child.path())?;
+        }
+    }
+    fs::remove_dir(cgroup)
 }
 
 /// The dataplane, attached to a cgroup of its own.

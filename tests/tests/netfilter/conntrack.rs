@@ -11,7 +11,7 @@ use std::{
 };
 
 use proxy_userspace::{
-    dataplane::conntrack::{Forgotten, StaleUdp},
+    dataplane::conntrack::{Forgotten, KernelTable, StaleUdp},
     kernel::{
         KernelError,
         conntrack::{self, UdpFilter, UdpFlow},
@@ -62,7 +62,8 @@ impl Scene {
                 node.run("ip", &[&["address", "add"], &address[..], nodad].concat(), "");
             }
         }
-        let mut scene = Self { node, snapshot: Snapshot::default(), stale_udp: StaleUdp::new(&[]) };
+        let mut scene =
+            Self { node, snapshot: Snapshot::default(), stale_udp: StaleUdp::with_flows(KernelTable, &[]) };
         scene.rules("");
         // However slow the machine: no entry ends by itself.
         scene.node.within(|| {

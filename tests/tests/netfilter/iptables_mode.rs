@@ -279,6 +279,87 @@ fn a_service_whose_rules_are_refused_is_left_out_and_keeps_no_other_from_being_s
     });
 }
 
+#[test]
+fn a_refusal_that_names_no_rule_is_traced_to_its_service_and_all_others_are_served() {
+    on_each_kind(|kind, node| {
+        // Where it leads to a Service's chain, this refuses what translates destinations there.
+        let bad = "KUBE-SVC-WOF25GF5VX2POM23";
+        kind.both(node, &format!("-t nat -N {bad}"));
+        kind.both(node, &format!("-t nat -A POSTROUTING -j {bad}"));
+        let mut mode = mode(node);
+        let mut state = observe(node, &mut mode);
+        let apply = |mode: &mut Iptables, state: &mut State, snapshot: &Snapshot| {
+            let plan = Iptables::plan(state, snapshot, &Dirty::everything());
+            node.within(|| Ok(mode.apply(state, plan))).map_err(|error| error.to_string())
+        };
+        let refused = apply(&mut mode, &mut state, &services()).expect_err("it is refused");
+        assert!(refused.contains("rules were refused"), "{}: {refused}", kind.name);
+        // That its chain cannot be removed is found out next.
+        let mut tries = (0..3).map(|_| {
+            let mut state = observe(node, &mut mode);
+            apply(&mut mode, &mut state, &services()).expect_err("it is told as long as it is so")
+        });
+        let expected =
+            "2 service ports are left out because their rules were refused; the first is default/open:p";
+        let told: Vec<String> = tries.by_ref().take(3).collect();
+        assert!(told[2].starts_with(expected), "{}: {told:?}", kind.name);
+        let shown = kind.saved(node);
+        // The same name with UDP is another service port.
+        for there in
+            ["-p udp -m comment --comment \"default/open:p cluster IP", "default/guarded:p cluster IP"]
+        {
+            assert_eq!(shown.matches(there).count(), 4, "{}: {there}: {shown}", kind.name);
+        }
+        assert!(
+            !shown.contains("-p tcp -m comment --comment \"default/open:p cluster IP"),
+            "{}: {shown}",
+            kind.name
+        );
+        // Whoever is in the way goes, and a process that starts then serves all.
+        kind.both(node, &format!("-t nat -D POSTROUTING -j {bad}"));
+        let mut next = self::mode(node);
+        let mut state = observe(node, &mut next);
+        sync(node, &mut next, &mut state, &services());
+        assert!(kind.saved(node).contains("-p tcp -m comment --comment \"default/open:p cluster IP"));
+    });
+}
+
+#[test]
+fn beside_rules_that_iptables_cannot_show_all_is_served_and_nothing_is_there_twice() {
+    // The old iptables shares its tables with nobody.
+    let (kind, directory) = (KINDS[0], tempfile::tempdir().expect("a directory"));
+    let node = &kind.node(directory.path());
+    kind.both(node, "-t nat -N MINE");
+    let foreign =
+        "add rule ip nat MINE ct state new masquerade\nadd rule ip6 nat MINE ct state new masquerade\n";
+    node.run("nft", &["-f", "-"], foreign);
+    assert!(!kind.saved(node).contains("*nat"), "it is shown");
+    let mut snapshot = services();
+    // More rules than iptables-nft is given without further ado.
+    for number in 20..26_u16 {
+        let frontends = vec![frontend(FrontendKind::ClusterIp, Some(&format!("10.96.1.{number}")), 80)];
+        let large = port(frontends, IpFamily::V4, TrafficPolicy::Cluster, 250);
+        snapshot.ports.extend([add(IpFamily::V4, &format!("large-{number}"), Protocol::Tcp, large)]);
+    }
+    let mut first = mode(node);
+    let mut state = observe(node, &mut first);
+    sync(node, &mut first, &mut state, &snapshot);
+    assert!(node.within(|| Ok(first.is_certain(&state))));
+    let mut next = mode(node);
+    let mut state = observe(node, &mut next);
+    sync(node, &mut next, &mut state, &services());
+    let listed = node.run("iptables-nft", &["-t", "nat", "-S", "PREROUTING"], "");
+    assert_eq!(listed.matches("-j KUBE-SERVICES").count(), 1, "{listed}");
+    let settings = settings(&node.path);
+    let errors = node.within(|| Ok(Iptables::remove(&settings)));
+    let told: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 2, "one a family: {told:?}");
+    assert!(told[0].contains("table nat of iptables-nft"), "{told:?}");
+    node.run("nft", &["-f", "-"], "flush chain ip nat MINE\nflush chain ip6 nat MINE\n");
+    assert!(node.within(|| Ok(Iptables::remove(&settings))).is_empty());
+    assert!(!kind.saved(node).contains("KUBE-"), "{}", kind.saved(node));
+}
+
 fn counted(mode: &mut Iptables, name: &str) -> u64 {
     let readings: Vec<Reading> = mode.readings().expect("the mode counts")();
     let values = readings.iter().filter(|reading| reading.name == name).map(|reading| match reading.value {
@@ -316,6 +397,36 @@ fn cleanup_leaves_what_is_others_and_nothing_else() {
             text.lines().filter(|line| !line.contains("KUBE-FIREWALL")).map(str::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(others(&after), others(&before), "{}", kind.name);
+    });
+}
+
+#[test]
+fn without_a_kubelet_cleanup_leaves_nothing_and_sets_back_what_it_set_itself() {
+    const SETTING: &str = "net.ipv4.conf.all.route_localnet";
+    let is_routed = |node: &Node| node.run("sysctl", &["-n", SETTING], "").trim() == "1";
+    on_each_kind(|kind, node| {
+        for set_by_others in [false, true] {
+            node.run("sysctl", &["-w", &format!("{SETTING}={}", u8::from(set_by_others))], "");
+            let mut mode = mode(node);
+            let mut state = observe(node, &mut mode);
+            sync(node, &mut mode, &mut state, &services());
+            assert!(is_routed(node), "{}", kind.name);
+            // The next process knows no more than what is there.
+            let mut next = self::mode(node);
+            let mut state = observe(node, &mut next);
+            assert_eq!(sync(node, &mut next, &mut state, &services()), 0, "{}", kind.name);
+            let settings = settings(&node.path);
+            let errors = node.within(|| Ok(Iptables::remove(&settings)));
+            assert!(errors.is_empty(), "{errors:?}");
+            assert_eq!(is_routed(node), set_by_others, "{}", kind.name);
+            // Where loopback addresses are routed still, others must not reach them.
+            let left = kind.saved(node);
+            assert_eq!(left.contains("KUBE-FIREWALL"), set_by_others, "{}: {left}", kind.name);
+            assert!(
+                !left.lines().any(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL")),
+                "{left}"
+            );
+        }
     });
 }
 

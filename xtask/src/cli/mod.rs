@@ -84,6 +84,9 @@ struct Conformance {
     /// The iptables that the node shows to use: nft or legacy.
     #[arg(long)]
     iptables: Option<String>,
+    /// Where the proxy has Services from: manifests, or api, a list-and-watch server. By default manifests.
+    #[arg(long)]
+    source: Option<String>,
     /// A folder of cases to run instead of tests/cases.
     #[arg(long, value_name = "DIR")]
     cases: Option<PathBuf>,

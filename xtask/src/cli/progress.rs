@@ -1,14 +1,18 @@
-//! Shows that something is happening: a spinner with the last line of output on a terminal, plain lines elsewhere.
+//! Shows that something is happening: a spinner a step with the last line of its output on a terminal, plain lines elsewhere.
 
 use std::io::{IsTerminal as _, stderr};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use xtask::run;
 
 /// How often a plain log hears of a step that goes on.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 const SPIN: Duration = Duration::from_millis(100);
+
+/// The spinners of all steps that run, so that none draws over another's.
+static SPINNERS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
 /// One step's progress.
 pub(crate) struct Progress {
@@ -55,14 +59,15 @@ impl Progress {
         let took = self.started.elapsed();
         if let Some(spinner) = &self.spinner {
             spinner.finish_and_clear();
+            SPINNERS.remove(spinner);
         }
-        eprintln!("{}: {outcome} ({:.1} s)", self.label, took.as_secs_f64());
+        SPINNERS.suspend(|| eprintln!("{}: {outcome} ({:.1} s)", self.label, took.as_secs_f64()));
         took
     }
 }
 
 fn spinner(label: &str) -> ProgressBar {
-    let spinner = ProgressBar::new_spinner().with_prefix(label.to_owned());
+    let spinner = SPINNERS.add(ProgressBar::new_spinner().with_prefix(label.to_owned()));
     let style = ProgressStyle::with_template("{spinner} {prefix} {elapsed:.dim} {wide_msg:.dim}");
     spinner.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
     spinner.enable_steady_tick(SPIN);

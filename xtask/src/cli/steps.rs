@@ -55,6 +55,9 @@ pub(crate) fn conformance(what: &Conformance) -> Run {
     if let Some(iptables) = &what.iptables {
         run = run.arg("--iptables").arg(iptables);
     }
+    if let Some(source) = &what.source {
+        run = run.arg("--source").arg(source);
+    }
     if let Some(cases) = &what.cases {
         run = run.arg("--cases").arg(cases);
     }
@@ -90,14 +93,28 @@ pub(crate) fn bench(what: &Bench) -> Run {
     run.args(switches.into_iter().filter_map(|(switch, on)| on.then_some(switch)))
 }
 
+/// The program with the scenes of the daemon, built by [`build_world`].
+pub(crate) fn daemon(mode: &str) -> Run {
+    world_program("daemon", mode)
+}
+
 /// The program that changes endpoints and restarts shunt under load, built by [`build_world`].
 pub(crate) fn churn(mode: &str) -> Run {
     world_program("churn", mode)
 }
 
+/// The program that runs shunt under the capabilities of its manifest and changes its configuration, built by [`build_world`].
+pub(crate) fn deployment() -> Run {
+    with_shunt("deployment")
+}
+
 fn world_program(name: &str, mode: &str) -> Run {
+    with_shunt(name).args(["--mode", mode])
+}
+
+fn with_shunt(name: &str) -> Run {
     let release = workspace::release();
-    Run::new(release.join(name)).arg("--shunt").arg(release.join("shunt")).args(["--mode", mode])
+    Run::new(release.join(name)).arg("--shunt").arg(release.join("shunt"))
 }
 
 /// The longest a build from scratch may take, on two slow cores.
@@ -112,13 +129,17 @@ mod tests {
         let what = Conformance {
             mode: "ebpf".into(),
             iptables: None,
+            source: Some("api".into()),
             cases: Some("my cases".into()),
             only: vec!["hairpin".into(), "dual-stack".into()],
             except: Vec::new(),
         };
         let shown = conformance(&what).to_string();
         assert!(shown.contains("/release/conformance --shunt /"), "{shown}");
-        assert!(shown.ends_with("--mode ebpf --cases my cases --only hairpin,dual-stack"), "{shown}");
+        assert!(
+            shown.ends_with("--mode ebpf --source api --cases my cases --only hairpin,dual-stack"),
+            "{shown}"
+        );
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! `cargo xtask test`: every check there is, one step after the other, and a table of how they came out.
+//! `cargo xtask test`: every check there is, and a table of how they came out.
 
 use std::env;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -51,14 +52,32 @@ pub(crate) fn run(all_kernels: bool) -> Result<ExitCode> {
     summary.add(ebpf_step());
     let kernels = if all_kernels { Kernel::value_variants() } else { &[Kernel::V5_10] };
     let kernels = kernels.iter().map(|kernel| kernel_step(*kernel)).collect::<Result<Vec<_>>>()?;
-    for step in steps().into_iter().chain([ipvs_step()?]).chain(kernels) {
+    let ipvs = ipvs_step()?;
+    take_all(checks(), &mut summary)?;
+    // A guest keeps one CPU busy, and packets between namespaces wait most of their time.
+    thread::scope(|scope| {
+        let guests = scope.spawn(|| {
+            let mut outcomes = Summary::default();
+            take_all(vec![ipvs], &mut outcomes)?;
+            take_all(kernels, &mut outcomes).map(|()| outcomes)
+        });
+        take_all(packets(), &mut summary)?;
+        let guests = guests.join().map_err(|_| anyhow::anyhow!("the steps in guests panicked"))?;
+        guests.map(|outcomes| summary.append(outcomes))
+    })?;
+    println!("\n{summary}");
+    Ok(if summary.totals().failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Takes steps one after the other.
+fn take_all(steps: Vec<Step>, summary: &mut Summary) -> Result<()> {
+    for step in steps {
         summary.add(step.take()?);
         if let Some(signal) = run::interrupted() {
             anyhow::bail!("stopped by signal {signal}");
         }
     }
-    println!("\n{summary}");
-    Ok(if summary.totals().failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(())
 }
 
 fn setup_step() -> Result<Outcome> {
@@ -87,14 +106,9 @@ fn verdict(ok: bool) -> &'static str {
     if ok { "ok" } else { "FAILED" }
 }
 
-fn steps() -> Vec<Step> {
+/// What compiles, one after the other: cargo would make them wait for each other anyway.
+fn checks() -> Vec<Step> {
     let deny = ["--all-targets", "--", "-D", "warnings"];
-    let conformance = Conformance { mode: "ebpf".into(), ..Conformance::default() };
-    let of_netfilter = |mode: &str| Conformance {
-        mode: mode.into(),
-        except: SLOW.map(Into::into).into(),
-        ..Conformance::default()
-    };
     vec![
         Step::plain("format", steps::cargo(SHORT).args(["fmt", "--all", "--check"])),
         Step::plain("clippy", steps::cargo(LONG).arg("clippy").args(deny)),
@@ -106,49 +120,42 @@ fn steps() -> Vec<Step> {
             ..Step::plain("tests", steps::cargo(LONG).args(["test", "--no-fail-fast"]))
         },
         Step::plain("build", steps::build_world()),
-        Step {
-            count: counts::conformance_result,
-            counted: true,
-            echo: true,
-            ..Step::plain("conformance", steps::conformance(&conformance).limit(LONG))
-        },
-        Step {
-            count: counts::conformance_result,
-            counted: true,
-            echo: true,
-            ..Step::plain("restarts", steps::restarts("ebpf").limit(LONG))
-        },
-        Step {
-            count: counts::conformance_result,
-            counted: true,
-            echo: true,
-            ..Step::plain("churn", steps::churn("ebpf").limit(LONG))
-        },
-        Step {
-            count: counts::conformance_result,
-            counted: true,
-            echo: true,
-            ..Step::plain("conformance nftables", steps::conformance(&of_netfilter("nftables")).limit(LONG))
-        },
-        Step {
-            count: counts::conformance_result,
-            counted: true,
-            echo: true,
-            ..Step::plain("conformance iptables", steps::conformance(&of_netfilter("iptables")).limit(LONG))
-        },
-        Step {
-            count: counts::conformance_result,
-            counted: true,
-            echo: true,
-            ..Step::plain("restarts nftables", steps::restarts("nftables").limit(LONG))
-        },
-        Step {
-            count: counts::conformance_result,
-            counted: true,
-            echo: true,
-            ..Step::plain("restarts iptables", steps::restarts("iptables").limit(LONG))
-        },
     ]
+}
+
+/// What sends packets on this machine's kernel, with what [`checks`] built.
+fn packets() -> Vec<Step> {
+    let of_netfilter = |mode: &str| Conformance {
+        mode: mode.into(),
+        except: SLOW.map(Into::into).into(),
+        ..Conformance::default()
+    };
+    let all = Conformance { mode: "ebpf".into(), ..Conformance::default() };
+    let with_api = |mode: &str| Conformance { source: Some("api".into()), ..of_netfilter(mode) };
+    let repairs = |mode| steps::daemon(mode).args(["--only", "repairs,shutdown"]);
+    [
+        ("conformance", steps::conformance(&all)),
+        ("restarts", steps::restarts("ebpf")),
+        ("churn", steps::churn("ebpf")),
+        ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),
+        ("conformance iptables", steps::conformance(&of_netfilter("iptables"))),
+        ("conformance API", steps::conformance(&with_api("ebpf"))),
+        ("conformance API nftables", steps::conformance(&with_api("nftables"))),
+        ("conformance API iptables", steps::conformance(&with_api("iptables"))),
+        ("daemon", steps::daemon("ebpf")),
+        ("daemon nftables", repairs("nftables")),
+        ("daemon iptables", repairs("iptables")),
+        ("restarts nftables", steps::restarts("nftables")),
+        ("restarts iptables", steps::restarts("iptables")),
+        ("deployment", steps::deployment()),
+    ]
+    .map(|(name, run)| Step {
+        count: counts::conformance_result,
+        counted: true,
+        echo: true,
+        ..Step::plain(name, run.limit(LONG))
+    })
+    .into()
 }
 
 /// The cases of all modes in mode ipvs, in a virtual machine where this machine's kernel lacks what it needs: another run of this
@@ -161,12 +168,8 @@ fn ipvs_step() -> Result<Step> {
         ours.flatten().filter_map(|entry| Some(entry.path().file_stem()?.to_string_lossy().into_owned()));
     let except: Vec<String> = names.collect();
     let run = Run::new(this).args(["conformance", "--mode", "ipvs", "--except", &except.join(",")]);
-    Ok(Step {
-        count: counts::conformance_result,
-        counted: true,
-        echo: true,
-        ..Step::plain("conformance ipvs", run.limit(LONG))
-    })
+    let count = counts::conformance_result;
+    Ok(Step { count, counted: true, ..Step::plain("conformance ipvs", run.limit(LONG)) })
 }
 
 /// The kernel tests in a virtual machine: another run of this program, since only the guest tells how they ended.
@@ -224,9 +227,13 @@ mod tests {
     #[test]
     fn every_step_has_a_name_of_its_own() {
         let kernels = Kernel::value_variants().iter().map(|kernel| kernel.step());
-        let ipvs = ipvs_step().unwrap();
-        let mut names: Vec<&str> =
-            steps().iter().chain([&ipvs]).map(|step| step.name).chain(kernels).collect();
+        let mut names: Vec<&str> = checks()
+            .iter()
+            .chain(&packets())
+            .map(|step| step.name)
+            .chain(kernels)
+            .chain([ipvs_step().unwrap().name])
+            .collect();
         names.sort_unstable();
         let all = names.len();
         names.dedup();

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,8 +36,8 @@ const STOP: Duration = Duration::from_secs(10);
 
 /// The signal that asked us to stop, 0 while none did.
 static INTERRUPTED: AtomicI32 = AtomicI32::new(0);
-/// The process group of the running child, 0 while there is none.
-static CHILD: AtomicI32 = AtomicI32::new(0);
+/// The process groups of the running children.
+static CHILDREN: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 /// Whether children get groups of their own, because somebody passes signals on to them.
 static OWN_GROUPS: AtomicBool = AtomicBool::new(false);
@@ -52,15 +53,19 @@ pub fn take_signals() {
     OWN_GROUPS.store(true, Ordering::SeqCst);
 }
 
-/// Notes that we were asked to stop and passes the signal on to the running child; every later run fails at once.
+/// Notes that we were asked to stop and passes the signal on to the running children; every later run fails at once.
 ///
 /// Call it from a signal-watching thread.
 pub fn interrupt(signal: i32) {
     INTERRUPTED.store(signal, Ordering::SeqCst);
-    let group = CHILD.load(Ordering::SeqCst);
-    if let (true, Ok(signal)) = (group > 0, Signal::try_from(signal)) {
-        signal_group(group, signal);
+    if let Ok(signal) = Signal::try_from(signal) {
+        children().iter().for_each(|group| signal_group(*group, signal));
     }
+}
+
+/// A list of numbers is whole whatever happened to a thread that had it.
+fn children() -> MutexGuard<'static, Vec<i32>> {
+    CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The signal given to [`interrupt`], if any.
@@ -182,7 +187,6 @@ impl Run {
             kept.take(stream, line);
             each(line);
         });
-        CHILD.store(0, Ordering::SeqCst);
         let status = status.with_context(|| kept.tail())?;
         Ok(Finished { status, tail: kept.tail(), stdout: kept.stdout })
     }
@@ -191,9 +195,7 @@ impl Run {
     pub fn show(self) -> Result<()> {
         let command = self.command();
         let mut child = self.spawn(command)?;
-        let status = self.wait(&mut child, None, &mut |_, _| ());
-        CHILD.store(0, Ordering::SeqCst);
-        let status = status?;
+        let status = self.wait(&mut child, None, &mut |_, _| ())?;
         if !status.success() {
             bail!("`{self}` ended with {status}");
         }
@@ -232,16 +234,29 @@ impl Run {
         }
         let child = command.stdin(Stdio::null()).spawn().with_context(|| format!("cannot run `{self}`"))?;
         if own_group {
-            CHILD.store(pid(&child).as_raw(), Ordering::SeqCst);
+            children().push(pid(&child).as_raw());
         }
-        // A signal between the check above and the store had no group to go to yet.
+        // A signal between the check above and the entry had no group to go to yet.
         if let Some(signal) = interrupted() {
             interrupt(signal);
         }
         Ok(child)
     }
 
+    /// Waits for the child's end, after which no signal is passed on to its group.
     fn wait(
+        &self,
+        child: &mut Child,
+        lines: Option<&Receiver<(Stream, String)>>,
+        each: &mut dyn FnMut(Stream, &str),
+    ) -> Result<ExitStatus> {
+        let status = self.wait_for_end(child, lines, each);
+        let group = pid(child).as_raw();
+        children().retain(|running| *running != group);
+        status
+    }
+
+    fn wait_for_end(
         &self,
         child: &mut Child,
         mut lines: Option<&Receiver<(Stream, String)>>,

@@ -110,7 +110,25 @@ fn an_identification_used_again_follows_the_newest_first_fragment(scene: &mut Sc
     scene.enters(&segment).becomes(&segment.clone().to(other));
 }
 
+fn fragments_of_a_datagram_that_is_nobodys_do_not_follow_an_older_one(scene: &mut Scene<'_>) {
+    let at = scene.at;
+    let own = addr(at.node, 30_080);
+    let served = Served::at(scene, Udp, own, addr(any(at.node), 30_080));
+    let one = long(served.first.clone());
+    for part in PARTS {
+        let sent = one.clone().part(77, part);
+        scene.enters(&sent).becomes(&sent.clone().to(served.endpoint));
+    }
+    scene.wait(600);
+    // To another port of the node, which is no Service's; the identification came round.
+    let mut other = one;
+    other.to = addr(at.node, 4500);
+    scene.enters(&other.clone().part(77, PARTS[0].clone())).is_left_alone();
+    scene.enters(&other.clone().part(77, PARTS[1].clone())).is_left_alone();
+}
+
 super::scenarios! {
+    fragments_of_a_datagram_that_is_nobodys_do_not_follow_an_older_one,
     fragments_follow_their_first_one,
     later_fragments_are_masqueraded_like_their_first_one,
     later_fragments_whose_first_one_nobody_saw_are_left_alone,

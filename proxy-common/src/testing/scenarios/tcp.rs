@@ -161,7 +161,45 @@ fn packets_that_are_nobodys_are_left_alone(scene: &mut Scene<'_>) {
     assert_eq!(scene.flows(), 0);
 }
 
+fn an_old_syn_does_not_move_a_connection(scene: &mut Scene<'_>) {
+    let served = Served::new(scene, Tcp);
+    served.begin(scene);
+    scene.put(&served.service.clone().moved_to(&[served.endpoint, addr(scene.at.other_pod, 8080)]));
+    scene.put(&served.service.clone().moved_to(&[addr(scene.at.other_pod, 8080)]));
+    scene.enters(&served.first);
+    scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
+}
+
+fn a_forged_reset_does_not_shorten_a_connection(scene: &mut Scene<'_>) {
+    let served = Served::new(scene, Tcp);
+    served.begin(scene);
+    scene.enters(&served.first.clone().flags(TcpFlags::RST_ALONE));
+    for _ in 0..3 {
+        scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
+        scene.leaves(&served.answer().flags(TcpFlags::ACK_ALONE));
+    }
+    let flow = scene.flow(Direction::Original, &served.first).expect("noted");
+    assert!(
+        !flow.is_over(6, flow.used_ns + 121_000_000_000),
+        "over after 2 min although it went on: {flow:?}"
+    );
+}
+
+fn what_is_kept_back_is_dropped_and_goes_on_should_nobody_end_that(scene: &mut Scene<'_>) {
+    let served = Served::new(scene, Tcp);
+    served.begin(scene);
+    scene.hold(&served.first);
+    scene.wait(3);
+    scene.enters(&served.next()).is_dropped();
+    scene.leaves(&served.answer()).becomes(&served.answer().from(served.dialled));
+    scene.hold(&served.first);
+    scene.wait(11);
+    scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
+}
+
 super::scenarios! {
+    an_old_syn_does_not_move_a_connection,
+    a_forged_reset_does_not_shorten_a_connection,
     a_connection_goes_to_an_endpoint_and_answers_come_from_the_address_dialled,
     a_connection_stays_with_its_endpoint_when_the_service_has_others_or_is_gone,
     a_repeated_syn_goes_where_the_first_one_went,
@@ -174,4 +212,5 @@ super::scenarios! {
     what_a_full_map_forgot_of_a_connection_comes_back_with_a_packet_the_other_way,
     what_a_full_map_forgot_of_an_opening_comes_back_with_the_repeated_syn,
     packets_that_are_nobodys_are_left_alone,
+    what_is_kept_back_is_dropped_and_goes_on_should_nobody_end_that,
 }

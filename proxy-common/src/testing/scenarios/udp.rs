@@ -111,13 +111,13 @@ fn answers_to_the_nodes_own_datagrams_are_left_alone(scene: &mut Scene<'_>) {
 fn who_answered_the_node_is_a_client_again_after_a_while(scene: &mut Scene<'_>) {
     let (served, question) = asks_from_a_node_port(scene);
     scene.leaves(&question).is_left_alone();
-    scene.wait(29);
+    scene.wait(119);
     scene.enters(&question.clone().reversed()).is_left_alone();
-    scene.wait(29);
+    scene.wait(119);
     scene.leaves(&question).is_left_alone();
-    scene.wait(29);
+    scene.wait(119);
     scene.enters(&question.clone().reversed()).is_left_alone();
-    scene.wait(31);
+    scene.wait(121);
     let asked = question.reversed();
     scene.enters(&asked).becomes(&asked.clone().to(served.endpoint));
 }
@@ -167,7 +167,18 @@ fn datagrams_from_other_ports_of_the_node_are_not_noted(scene: &mut Scene<'_>) {
     assert_eq!(scene.flows(), 1);
 }
 
+fn the_nodes_own_conversation_outlives_a_minute_of_silence(scene: &mut Scene<'_>) {
+    let (_served, question) = asks_from_a_node_port(scene);
+    for _ in 0..5 {
+        scene.leaves(&question).is_left_alone();
+        scene.enters(&question.clone().reversed()).is_left_alone();
+    }
+    scene.wait(60);
+    scene.enters(&question.clone().reversed()).is_left_alone();
+}
+
 super::scenarios! {
+    the_nodes_own_conversation_outlives_a_minute_of_silence,
     datagrams_go_to_one_endpoint_and_answers_come_from_the_address_dialled,
     datagrams_stay_with_an_endpoint_that_still_serves,
     datagrams_move_on_when_their_endpoint_serves_no_more,

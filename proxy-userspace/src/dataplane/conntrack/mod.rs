@@ -10,6 +10,7 @@
 //! the dataplane found the Service's address in the rules of its predecessor and says so ([`StaleUdp::suspect`]).
 
 mod plan;
+mod thread;
 
 #[cfg(test)]
 mod tests;
@@ -20,8 +21,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::plan::Memory;
 pub use self::plan::Suspects;
+use self::{plan::Memory, thread::LookThread};
 pub use crate::kernel::conntrack::{Deleted, UdpFilter, UdpFlow};
 use crate::{
     kernel::{KernelError, conntrack},
@@ -63,9 +64,64 @@ pub struct Forgotten {
     pub took: Duration,
 }
 
-/// Finds stale flows by what changed since the last time.
+/// Finds stale flows by what changed since the last time, and makes conntrack forget them.
 #[derive(Debug)]
-pub struct StaleUdp {
+pub struct StaleUdp(Place);
+
+/// Where the work is done.
+#[derive(Debug)]
+enum Place {
+    /// On a thread of its own: a walk through a large table must not hold up the next change.
+    Thread(LookThread),
+    /// In the call, over a table that is not this process's own.
+    Here(Looks),
+}
+
+impl StaleUdp {
+    /// For this process's network namespace. `loopback` are the families whose node ports the rules serve on loopback
+    /// addresses too; in the others, flows there are not ours.
+    pub fn new(loopback: &[IpFamily]) -> Self {
+        Self(Place::Thread(LookThread::new(Looks::new(KernelTable, loopback))))
+    }
+
+    /// Over another table, and at once.
+    pub fn with_flows(flows: impl UdpFlows + 'static, loopback: &[IpFamily]) -> Self {
+        Self(Place::Here(Looks::new(flows, loopback)))
+    }
+
+    /// The next look is at the flows of every Service: rules were missing for a while, so that packets passed untranslated.
+    pub fn distrust(&mut self) {
+        match &mut self.0 {
+            Place::Thread(thread) => thread.distrust(),
+            Place::Here(looks) => looks.distrust(),
+        }
+    }
+
+    /// Rules of an earlier process led this UDP destination somewhere. Should no Service have it at the next look, which is
+    /// one at everything, all flows to it that are translated are stale. A node port has the unspecified address of its
+    /// family. For what is found in the kernel at start-up.
+    pub fn suspect(&mut self, destination: SocketAddr) {
+        match &mut self.0 {
+            Place::Thread(thread) => thread.suspect(destination),
+            Place::Here(looks) => looks.suspect(destination),
+        }
+    }
+
+    /// Has what became stale deleted, and tells what came of looks that have ended: of earlier ones where they are made on a thread.
+    /// To be called when the rules for `dirty` are in the kernel, never before: deleted earlier, a flow would come back as it
+    /// was. Nothing is read from the kernel unless a UDP service port changed in a way that matters; the first call looks at all
+    /// of them. What fails is tried again at the next call with UDP changes, or with `dirty.all`.
+    pub fn forget(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<Vec<Forgotten>, KernelError> {
+        match &mut self.0 {
+            Place::Thread(thread) => thread.forget(snapshot, dirty),
+            Place::Here(looks) => looks.forget(snapshot, dirty),
+        }
+    }
+}
+
+/// Looks for stale flows, one after the other.
+#[derive(Debug)]
+struct Looks {
     flows: Box<dyn UdpFlows>,
     memory: Memory,
     owed: Owed,
@@ -80,15 +136,8 @@ struct Owed {
     dirty: Dirty,
 }
 
-impl StaleUdp {
-    /// For this process's network namespace. `loopback` are the families whose node ports the rules serve on loopback
-    /// addresses too; in the others, flows there are not ours.
-    pub fn new(loopback: &[IpFamily]) -> Self {
-        Self::with_flows(KernelTable, loopback)
-    }
-
-    /// Over another table.
-    pub fn with_flows(flows: impl UdpFlows + 'static, loopback: &[IpFamily]) -> Self {
+impl Looks {
+    fn new(flows: impl UdpFlows + 'static, loopback: &[IpFamily]) -> Self {
         Self {
             flows: Box::new(flows),
             memory: Memory::new(loopback),
@@ -96,24 +145,16 @@ impl StaleUdp {
         }
     }
 
-    /// The next look is at the flows of every Service: rules were missing for a while, so that packets passed untranslated.
-    pub fn distrust(&mut self) {
+    fn distrust(&mut self) {
         self.owed.everything = true;
     }
 
-    /// Rules of an earlier process led this UDP destination somewhere. Should no Service have it at the next look, which is
-    /// one at everything, all flows to it that are translated are stale. A node port has the unspecified address of its
-    /// family. For what is found in the kernel at start-up.
-    pub fn suspect(&mut self, destination: SocketAddr) {
+    fn suspect(&mut self, destination: SocketAddr) {
         self.memory.suspect(destination);
         self.owed.everything = true;
     }
 
-    /// Deletes what became stale. To be called when the rules for `dirty` are in the kernel, never before: deleted earlier, a
-    /// flow would come back as it was. Nothing is read from the kernel unless a UDP service port changed in a way that
-    /// matters; the first call looks at all of them. What fails is tried again at the next call with UDP changes, or with
-    /// `dirty.all`.
-    pub fn forget(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<Vec<Forgotten>, KernelError> {
+    fn forget(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<Vec<Forgotten>, KernelError> {
         if !self.owed.everything && !concerns_udp(dirty) {
             return Ok(Vec::new());
         }

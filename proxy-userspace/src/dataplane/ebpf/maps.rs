@@ -167,7 +167,7 @@ fn failed(operation: &'static str, map: &'static str, capacity: u32) -> impl FnO
 }
 
 /// Removing what is not there is what was wanted.
-fn removed(map: &'static str) -> impl Fn(Result<(), MapError>) -> Result<(), KernelError> {
+pub(super) fn removed(map: &'static str) -> impl Fn(Result<(), MapError>) -> Result<(), KernelError> {
     move |result| match result {
         Err(MapError::KeyNotFound) | Ok(()) => Ok(()),
         Err(MapError::SyscallError(call)) if call.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
@@ -298,6 +298,12 @@ impl Maps {
 
     pub(super) fn remove_service(&mut self, key: &ServiceKey) -> Result<(), KernelError> {
         removed("services")(self.services.remove(key))
+    }
+
+    pub(super) fn remove_all_services(&mut self) -> Result<(), KernelError> {
+        let keys: Result<Vec<_>, _> = self.services.keys().collect();
+        let keys = keys.map_err(failed("read", "services", 0))?;
+        keys.iter().try_for_each(|key| self.remove_service(key))
     }
 
     pub(super) fn remove_endpoint(&mut self, key: &EndpointKey) -> Result<(), KernelError> {

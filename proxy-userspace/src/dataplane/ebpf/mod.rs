@@ -4,6 +4,7 @@ mod carry;
 mod counters;
 mod failures;
 mod flows;
+mod handover;
 mod links;
 mod maps;
 mod own_netns;
@@ -18,7 +19,10 @@ mod translate;
 #[cfg(test)]
 mod tests;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 pub(crate) use self::translate::proto;
 use self::{
@@ -47,6 +51,7 @@ use crate::{
         capabilities,
         cgroup::Cgroup,
         command::SearchPath,
+        conntrack::HandedOver,
         netns::{self, NetnsCookie},
     },
     model::{Dirty, Snapshot},
@@ -160,8 +165,14 @@ impl Ebpf {
         })
     }
 
+    /// Makes conntrack translate the connections that programs on links do, if any are pinned in a directory, and has these take no
+    /// new ones: another mode serves all Services by now.
+    pub fn hand_over(pin_dir: &Path) -> Result<HandedOver, EbpfError> {
+        Ok(handover::hand_over(pin_dir)?)
+    }
+
     /// Removes all that any process ever pinned in a directory, without loading anything.
-    pub fn cleanup_at(pin_dir: &std::path::Path) -> Vec<EbpfError> {
+    pub fn cleanup_at(pin_dir: &Path) -> Vec<EbpfError> {
         let removed = match PinDir::existing(pin_dir) {
             Ok(pins) => remove_everything(pins.as_ref()),
             Err(error) => vec![error],
@@ -370,6 +381,13 @@ impl Dataplane for Ebpf {
         )
     }
 
+    fn is_partial(error: &EbpfError) -> bool {
+        match error {
+            EbpfError::Incomplete { .. } | EbpfError::Rules { .. } => true,
+            EbpfError::Kernel(error) => matches!(error, KernelError::MapFull { .. }),
+        }
+    }
+
     fn packet_counts(&mut self) -> Option<PacketCounts> {
         counters::reader(&mut self.object)
             .inspect_err(|error| tracing::warn!(%error, "packets are not counted in metrics"))
@@ -391,6 +409,10 @@ impl Dataplane for Ebpf {
 
     fn cleanup(&mut self) -> Vec<EbpfError> {
         let mut errors = remove_everything(Some(&self.pins));
+        if !errors.is_empty() {
+            // Programs that cannot be removed find no Service any more; flows that they know go on.
+            errors.extend(self.maps.remove_all_services().err());
+        }
         errors.extend(self.rules.as_mut().map_or_else(Vec::new, Rules::remove));
         errors.into_iter().map(EbpfError::from).collect()
     }

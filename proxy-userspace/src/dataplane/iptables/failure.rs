@@ -48,6 +48,14 @@ impl IptablesError {
         text.starts_with("-A ").then_some(text)
     }
 
+    /// The input was looked at and refused; it was not the lock, or time, that was missing.
+    pub(super) fn is_refusal(&self) -> bool {
+        // `RESOURCE_PROBLEM` of `include/xtables.h`; iptables-nft ends so too where the kernel refuses, but names a line then.
+        const BUSY: i32 = 4;
+        matches!(self, Self::Restore { line, source: KernelError::CommandFailed { status, .. }, .. }
+            if line.is_some() || status.code().is_some_and(|code| code != BUSY))
+    }
+
     /// The chain that could not be removed.
     pub(super) fn unremovable(&self) -> Option<Chain> {
         let Self::Restore { line: Some((_, text)), .. } = self else { return None };

@@ -9,6 +9,7 @@ mod detect;
 mod failure;
 mod fixed;
 mod input;
+mod isolation;
 mod jumps;
 mod names;
 mod plan;
@@ -21,11 +22,15 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
 
 pub(in crate::dataplane) use self::detect::in_use as commands_in_use;
 use self::{
     counters::Counters,
+    input::TableInput,
     jumps::JUMPS,
     names::{CANARY, Chain, Table},
     plan::FamilyPlan,
@@ -76,6 +81,10 @@ pub struct Iptables {
     left_out: BTreeMap<IpFamily, BTreeMap<ServicePortKey, PortState>>,
     /// Chains that a restore failed to remove.
     held_by_others: BTreeMap<IpFamily, BTreeSet<Chain>>,
+    /// Families of which a table cannot be shown as a whole.
+    not_shown: BTreeSet<IpFamily>,
+    /// `route_localnet` was off before this mode, also if the chain that tells so is flushed.
+    set_route_localnet: bool,
     stale_udp: StaleUdp,
     counters: Counters,
 }
@@ -103,6 +112,8 @@ impl Iptables {
             refused: Vec::new(),
             left_out: BTreeMap::new(),
             held_by_others: BTreeMap::new(),
+            not_shown: BTreeSet::new(),
+            set_route_localnet: false,
             stale_udp: StaleUdp::new(loopback),
             counters,
         })
@@ -111,29 +122,41 @@ impl Iptables {
     /// Removes all that any process ever wrote, in both kinds of iptables; goes on past errors and returns them all.
     pub fn remove(settings: &IptablesSettings) -> Vec<IptablesError> {
         let installed = detect::installed(&settings.path);
-        let remove = |commands: &Commands| remove(commands, nothing_left(commands));
-        installed.iter().flat_map(|(_, commands)| remove(commands)).map(IptablesError::Kernel).collect()
+        let mut errors: Vec<KernelError> = set_route_localnet_back(&installed).err().into_iter().collect();
+        let remove = |commands: &Commands| remove(commands, nothing_left(commands, false));
+        errors.extend(installed.iter().flat_map(|(_, commands)| remove(commands)));
+        errors.into_iter().map(IptablesError::Kernel).collect()
     }
 
     /// Removes what other modes and the iptables that the node does not use hold beside the rules of this mode.
     pub fn remove_others(settings: &IptablesSettings) -> Vec<IptablesError> {
-        Self::remove_but(settings, |_| Left::IptablesMode)
+        Self::remove_but(settings, true, |_| Left::IptablesMode)
     }
 
     /// Removes what this mode and others hold beside the rules of the ipvs mode, in both kinds of iptables.
     pub fn remove_beside_ipvs(settings: &IptablesSettings) -> Vec<IptablesError> {
-        Self::remove_but(settings, |commands| match nothing_left(commands) {
-            Left::Nothing { but_kubelet_firewall } => Left::IpvsMode { but_kubelet_firewall },
+        let routes = set_route_localnet_back(&detect::installed(&settings.path));
+        let mut errors: Vec<_> = routes.err().into_iter().map(IptablesError::Kernel).collect();
+        errors.extend(Self::remove_but(settings, false, |commands| match nothing_left(commands, false) {
+            Left::Nothing { but_kubelet_firewall, .. } => Left::IpvsMode { but_kubelet_firewall },
             left => left,
-        })
+        }));
+        errors
     }
 
     /// Of the iptables that the node uses something is left; of the other kind nothing.
-    fn remove_but(settings: &IptablesSettings, left: impl Fn(&Commands) -> Left) -> Vec<IptablesError> {
+    fn remove_but(
+        settings: &IptablesSettings,
+        but_note: bool,
+        left: impl Fn(&Commands) -> Left,
+    ) -> Vec<IptablesError> {
         let used = detect::in_use(&settings.path).unwrap_or_default();
         let is_used = |commands: &Commands| used.values().any(|used| used == commands);
         let remove = |commands: &Commands| {
-            remove(commands, if is_used(commands) { left(commands) } else { nothing_left(commands) })
+            remove(
+                commands,
+                if is_used(commands) { left(commands) } else { nothing_left(commands, but_note) },
+            )
         };
         let installed = detect::installed(&settings.path);
         installed.iter().flat_map(|(_, commands)| remove(commands)).map(IptablesError::Kernel).collect()
@@ -152,8 +175,15 @@ impl Iptables {
 
     fn observe_family(&mut self, family: IpFamily, commands: &Commands) -> Result<FamilyState, KernelError> {
         let mut tables = BTreeMap::new();
+        self.not_shown.remove(&family);
         for table in Table::ALL {
             let saved = commands.save(table.name())?;
+            if !Commands::is_shown(&saved) {
+                tracing::warn!(%family, table = table.name(), "it holds rules that iptables does not know: chains that an earlier process left may stay");
+                self.not_shown.insert(family);
+                tables.insert(table, glance(commands, table)?);
+                continue;
+            }
             if table == Table::Nat {
                 for destination in saved::udp_destinations(&saved, family) {
                     self.stale_udp.suspect(destination);
@@ -162,6 +192,8 @@ impl Iptables {
             tables.insert(table, saved::table(table, &saved));
         }
         let mut state = FamilyState::observed(self.offer(commands)?, tables, routes_localnet()?);
+        self.set_route_localnet |= state.set_route_localnet;
+        state.set_route_localnet = self.set_route_localnet && family == IpFamily::V4;
         state.left_out = self.left_out.get(&family).cloned().unwrap_or_default();
         state.held_by_others = self.held_by_others.get(&family).cloned().unwrap_or_default();
         Ok(state)
@@ -182,18 +214,30 @@ impl Iptables {
         Ok(true)
     }
 
+    /// To iptables-nft, an input that asks for all chains would be an error where it cannot show them; the old iptables needs none.
+    fn written_for(&self, family: IpFamily, commands: &Commands) -> Backend {
+        if self.not_shown.contains(&family) { Backend::Legacy } else { commands.backend }
+    }
+
     /// What the next plan is to go without.
-    fn learn(&mut self, plan: &FamilyPlan, failure: &IptablesError) {
+    fn learn(&mut self, plan: &FamilyPlan, failure: &IptablesError, commands: &Commands) {
         let refused = failure.refused();
         self.refused.extend(refused);
-        if let Some(chain) = failure.unremovable() {
+        let unremovable = failure.unremovable();
+        if let Some(chain) = unremovable {
             tracing::warn!(?chain, "rules of others lead to this chain: it stays until the next start");
             self.held_by_others.entry(plan.family).or_default().insert(chain);
         }
         let owner = failure.rule().filter(|_| refused.is_none()).and_then(|rule| plan.owner(rule));
-        if let Some((key, port)) = owner {
-            self.left_out.entry(plan.family).or_default().insert(key.clone(), port.clone());
+        let mut guilty: Vec<_> = owner.into_iter().collect();
+        if guilty.is_empty() && refused.is_none() && unremovable.is_none() && failure.is_refusal() {
+            tracing::warn!(family = %plan.family, "no rule is named: looking for the Services that are refused");
+            let backend = self.written_for(plan.family, commands);
+            let mut restore = |part: &[TableInput]| commands.restore_all(input::text(part, backend)).is_ok();
+            guilty = isolation::isolate(plan, &mut restore);
         }
+        let guilty = guilty.into_iter().map(|(key, port)| (key.clone(), port.clone()));
+        self.left_out.entry(plan.family).or_default().extend(guilty);
     }
 
     /// What is left out is an error as long as it is there, but of no other service port.
@@ -207,14 +251,14 @@ impl Iptables {
     }
 
     fn apply_family(&mut self, plan: &FamilyPlan) -> Result<(), IptablesError> {
-        let Some(commands) = self.commands.get(&plan.family) else { return Ok(()) };
+        let Some(commands) = self.commands.get(&plan.family).cloned() else { return Ok(()) };
         if !plan.tables.is_empty() {
-            let text = input::text(&plan.tables, commands.backend);
+            let text = input::text(&plan.tables, self.written_for(plan.family, &commands));
             tracing::trace!(family = %plan.family, text, "restoring");
             if let Err(source) = commands.restore_all(text.clone()) {
                 self.counters.failed(plan);
                 let failure = failure::of_restore(plan.family, &text, source);
-                self.learn(plan, &failure);
+                self.learn(plan, &failure, &commands);
                 return Err(failure);
             }
         }
@@ -223,6 +267,7 @@ impl Iptables {
                 "setting route_localnet: node ports are served on 127.0.0.1 (iptables.localhostNodePorts)"
             );
             ROUTE_LOCALNET.write(1)?;
+            self.set_route_localnet = true;
         }
         Ok(())
     }
@@ -230,15 +275,32 @@ impl Iptables {
 
 /// The kubelet's own chain stays with it, and so it does where loopback addresses are routed: whoever wants them to be, it keeps
 /// others from them.
-fn nothing_left(commands: &Commands) -> Left {
+fn nothing_left(commands: &Commands, but_note: bool) -> Left {
     let mangle = commands.save(Table::Mangle.name()).unwrap_or_default();
     let but_kubelet_firewall = removal::has_kubelet(&mangle) || routes_localnet().unwrap_or(true);
-    Left::Nothing { but_kubelet_firewall }
+    Left::Nothing { but_kubelet_firewall, but_note }
+}
+
+/// If it was this mode that set it. Before the chain goes that keeps others from loopback addresses.
+fn set_route_localnet_back(installed: &[(IpFamily, Commands)]) -> Result<(), KernelError> {
+    let is_noted = |commands: &Commands| {
+        commands.save(Table::Mangle.name()).is_ok_and(|saved| removal::has_set_route_localnet(&saved))
+    };
+    if routes_localnet()? && installed.iter().any(|(_, commands)| is_noted(commands)) {
+        tracing::info!("setting route_localnet back to 0: node ports are no longer served on 127.0.0.1");
+        ROUTE_LOCALNET.write(0)?;
+    }
+    Ok(())
 }
 
 fn remove(commands: &Commands, left: Left) -> Vec<KernelError> {
     let remove_from = |table: Table| {
         let saved = commands.save(table.name())?;
+        if !Commands::is_shown(&saved) {
+            let why = "it holds rules that iptables does not know; remove those with nft first";
+            let table = format!("table {} of {commands}", table.name());
+            return Err(KernelError::call("list", table)(io::Error::other(why)));
+        }
         let input = removal::input(table, &saved, commands.backend, left);
         input.map_or(Ok(()), |input| commands.restore_all(input))
     };
@@ -329,6 +391,10 @@ impl Dataplane for Iptables {
 
     fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
         Some(&mut self.stale_udp)
+    }
+
+    fn is_partial(error: &IptablesError) -> bool {
+        matches!(error, IptablesError::LeftOut { .. })
     }
 
     fn cleanup(&mut self) -> Vec<IptablesError> {

@@ -136,10 +136,12 @@ pub(super) const FORWARD: Chain = Chain::Fixed("KUBE-FORWARD");
 pub(super) const PROXY_FIREWALL: Chain = Chain::Fixed("KUBE-PROXY-FIREWALL");
 /// The kubelet's, which upstream's proxy fills too: it keeps other hosts from loopback addresses while `route_localnet` is on.
 pub(super) const KUBELET_FIREWALL: Chain = Chain::Fixed("KUBE-FIREWALL");
+/// Empty, in the table mangle: it was this mode, and nobody else, that set `route_localnet`. Not upstream's, which never sets it back.
+pub(super) const ROUTES_LOCALNET: Chain = Chain::Fixed("KUBE-PROXY-ROUTE-LOCALNET");
 /// Empty; where it is gone, somebody has flushed the table.
 pub(super) const CANARY: Chain = Chain::Fixed("KUBE-PROXY-CANARY");
 
-const FIXED: [Chain; 9] = [
+const FIXED: [Chain; 10] = [
     SERVICES,
     EXTERNAL_SERVICES,
     NODE_PORTS,
@@ -148,6 +150,7 @@ const FIXED: [Chain; 9] = [
     FORWARD,
     PROXY_FIREWALL,
     KUBELET_FIREWALL,
+    ROUTES_LOCALNET,
     CANARY,
 ];
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     fixed,
     input::{self, TableInput},
-    names::{Chain, Table},
+    names::{Chain, ROUTES_LOCALNET, Table},
     rules::{Contributions, Lines, PortRules, SHARED, Terms},
     state::{Content, FamilyState, PortState, State},
     terms::{LARGE, Node},
@@ -36,13 +36,17 @@ pub(super) struct FamilyPlan {
     pub(super) family: IpFamily,
     /// Tables that change, in the order in which they must.
     pub(super) tables: Vec<TableInput>,
-    /// Then the kernel is to route loopback addresses that come from elsewhere.
+    /// Then the kernel is to route loopback addresses that come from elsewhere; a chain tells that it was this mode that set it.
     pub(super) route_localnet: bool,
     /// All service ports were looked at.
     pub(super) is_full: bool,
     ports: PortChanges,
     /// Service ports that were left out before and are so no more.
     no_longer_left_out: Vec<ServicePortKey>,
+    /// Chains that nothing leads to any more and that stay for now.
+    deferred: Vec<Chain>,
+    /// Chains of earlier plans that stayed, and go.
+    no_longer_deferred: usize,
     node: Node,
     is_large: bool,
 }
@@ -70,8 +74,15 @@ impl PlanSize for Plan {
 }
 
 impl FamilyPlan {
+    /// Without what was put off: that it is done now is no change.
     fn len(&self) -> usize {
-        self.tables.iter().map(TableInput::len).sum::<usize>() + usize::from(self.route_localnet)
+        let changes = self.tables.iter().map(TableInput::len).sum::<usize>();
+        changes - self.no_longer_deferred + usize::from(self.route_localnet)
+    }
+
+    /// Service ports that are written.
+    pub(super) fn written(&self) -> impl Iterator<Item = (&ServicePortKey, &PortState)> {
+        self.ports.iter().filter_map(|(key, port)| Some((key, port.as_ref()?)))
     }
 
     /// The service port that a rule is of, and what was to be written for it.
@@ -82,8 +93,8 @@ impl FamilyPlan {
             let name = key.name.to_string();
             rule.contains(&format!("\"{name} ")) || rule.contains(&format!("\"{name}\""))
         };
-        let changed = self.ports.iter().filter_map(|(key, port)| Some((key, port.as_ref()?)));
-        let mut owners = changed
+        let mut owners = self
+            .written()
             .filter(|(key, port)| chains.iter().any(|chain| port.chains.contains(chain)) || is_named(key));
         owners.next()
     }
@@ -99,7 +110,12 @@ impl FamilyPlan {
         for key in &self.no_longer_left_out {
             state.left_out.remove(key);
         }
+        if self.is_full {
+            state.deferred.clear();
+        }
+        state.deferred.extend(self.deferred);
         state.routes_localnet |= self.route_localnet;
+        state.set_route_localnet |= self.route_localnet;
         state.node = Some(self.node);
         state.is_large = self.is_large;
     }
@@ -144,17 +160,28 @@ fn of_family(family: IpFamily, held: &FamilyState, snapshot: &Snapshot, dirty: &
         planner.everything();
     }
     let no_longer_left_out = std::mem::take(&mut planner.no_longer_left_out);
+    let stale = planner.remove_stale(partial && is_large);
     let (tables, route_localnet, ports) = planner.finish();
+    let is_full = !partial;
+    let Stale { deferred, no_longer_deferred } = stale;
     FamilyPlan {
         family,
         tables,
         route_localnet,
-        is_full: !partial,
+        is_full,
         ports,
         no_longer_left_out,
+        deferred,
+        no_longer_deferred,
         node,
         is_large,
     }
+}
+
+/// What becomes of chains that nothing leads to any more.
+struct Stale {
+    deferred: Vec<Chain>,
+    no_longer_deferred: usize,
 }
 
 fn port_state(port: &ResolvedPort, rules: &PortRules<'_>, chains: &[(Chain, Lines)]) -> PortState {
@@ -330,29 +357,43 @@ impl<'a> Planner<'a> {
         self.were = nat.copied().filter(|chain| matches!(chain, Chain::Of(..))).collect();
     }
 
-    /// Where Services lose what they had, the table filter refuses before the table nat stops to translate; where they only
-    /// gain, it goes on refusing until nat translates.
-    fn finish(mut self) -> (Vec<TableInput>, bool, PortChanges) {
+    /// Removes chains that nothing leads to any more; in large clusters not at once but when everything is looked at, every
+    /// `syncPeriod`, as upstream (`largeClusterMode`, `lastIPTablesCleanup`).
+    fn remove_stale(&mut self, defer: bool) -> Stale {
         let wanted = std::mem::take(&mut self.wanted);
         let stale: BTreeSet<Chain> =
             self.were.iter().copied().filter(|chain| !wanted.contains(chain)).collect();
+        if defer {
+            return Stale { deferred: stale.into_iter().collect(), no_longer_deferred: 0 };
+        }
         let (held, removed): (Vec<_>, Vec<_>) =
             stale.into_iter().partition(|chain| self.held.held_by_others.contains(chain));
         for chain in held {
             self.fill(Table::Nat, chain, Lines::new());
         }
+        let no_longer_deferred = removed.iter().filter(|chain| self.held.deferred.contains(chain)).count();
         if !removed.is_empty() {
             self.input(Table::Nat).removed = removed;
+        }
+        Stale { deferred: Vec::new(), no_longer_deferred }
+    }
+
+    /// Where Services lose what they had, the table filter refuses before the table nat stops to translate; where they only
+    /// gain, it goes on refusing until nat translates.
+    fn finish(mut self) -> (Vec<TableInput>, bool, PortChanges) {
+        let route_localnet = self.terms.family == IpFamily::V4
+            && self.serves_node_ports
+            && self.terms.node.has_localhost_node_ports()
+            && !self.held.routes_localnet;
+        let is_noted = self.holds(Table::Mangle, ROUTES_LOCALNET).is_some();
+        if !is_noted && (route_localnet || self.held.set_route_localnet) {
+            self.input(Table::Mangle).filled.push((ROUTES_LOCALNET, Lines::new()));
         }
         let mut tables: Vec<TableInput> =
             self.tables.into_values().filter(|input| !input.is_empty()).collect();
         if !self.filter_grows {
             tables.reverse();
         }
-        let route_localnet = self.terms.family == IpFamily::V4
-            && self.serves_node_ports
-            && self.terms.node.has_localhost_node_ports()
-            && !self.held.routes_localnet;
         (tables, route_localnet, self.ports)
     }
 }

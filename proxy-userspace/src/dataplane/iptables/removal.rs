@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{
-    names::{Chain, KUBELET_FIREWALL, Table},
+    names::{Chain, KUBELET_FIREWALL, ROUTES_LOCALNET, Table},
     saved,
 };
 use crate::{dataplane::ipvs, kernel::iptables::Backend};
@@ -28,6 +28,11 @@ pub(super) fn has_kubelet(saved: &str) -> bool {
     saved.lines().any(|line| line.starts_with(KUBELET_CANARY))
 }
 
+/// Whether it was the iptables mode that set `route_localnet`.
+pub(super) fn has_set_route_localnet(saved: &str) -> bool {
+    saved.lines().any(|line| line.starts_with(&format!(":{ROUTES_LOCALNET} ")))
+}
+
 /// What is to be left of what kube-proxy writes into iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
@@ -35,6 +40,8 @@ pub(super) enum Left {
     Nothing {
         /// Somebody does.
         but_kubelet_firewall: bool,
+        /// And for the note that it was the iptables mode that set `route_localnet`, which it still needs.
+        but_note: bool,
     },
     /// What the iptables mode writes.
     IptablesMode,
@@ -51,10 +58,12 @@ impl Left {
             (Self::IpvsMode { .. }, _) if ipvs::has_chain(table.name(), chain) => false,
             (_, None) => OF_IPVS.contains(&chain),
             (Self::IptablesMode, Some(_)) => false,
-            (
-                Self::Nothing { but_kubelet_firewall } | Self::IpvsMode { but_kubelet_firewall },
-                Some(chain),
-            ) => !(but_kubelet_firewall && chain == KUBELET_FIREWALL),
+            (Self::IpvsMode { but_kubelet_firewall }, Some(chain)) => {
+                !(but_kubelet_firewall && chain == KUBELET_FIREWALL)
+            }
+            (Self::Nothing { but_kubelet_firewall, but_note }, Some(chain)) => {
+                !(but_kubelet_firewall && chain == KUBELET_FIREWALL || but_note && chain == ROUTES_LOCALNET)
+            }
         }
     }
 
@@ -132,7 +141,12 @@ COMMIT
 
     #[test]
     fn chains_go_with_all_that_leads_to_them_and_nothing_else_does() {
-        let input = input(Table::Nat, SAVED, Backend::Nft, Left::Nothing { but_kubelet_firewall: false });
+        let input = input(
+            Table::Nat,
+            SAVED,
+            Backend::Nft,
+            Left::Nothing { but_kubelet_firewall: false, but_note: false },
+        );
         let expected = "*nat
 -D PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
 -D MINE -j KUBE-SERVICES
@@ -148,7 +162,12 @@ COMMIT
     #[test]
     fn where_there_is_nothing_nothing_is_done() {
         let empty = "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n";
-        let input = input(Table::Nat, empty, Backend::Nft, Left::Nothing { but_kubelet_firewall: false });
+        let input = input(
+            Table::Nat,
+            empty,
+            Backend::Nft,
+            Left::Nothing { but_kubelet_firewall: false, but_note: false },
+        );
         assert_eq!(input, None);
     }
 

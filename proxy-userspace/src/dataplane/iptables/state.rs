@@ -8,7 +8,7 @@ use std::{
 use super::{
     input::TableInput,
     jumps::{JUMPS, Jump},
-    names::{Chain, Table},
+    names::{Chain, ROUTES_LOCALNET, Table},
     rules::SHARED,
     terms::{Node, Offer},
 };
@@ -95,6 +95,8 @@ pub(super) struct FamilyState {
     pub(super) tables: BTreeMap<Table, TableState>,
     /// The kernel routes loopback addresses that come from elsewhere.
     pub(super) routes_localnet: bool,
+    /// It was this mode that had it do so, which a chain tells.
+    pub(super) set_route_localnet: bool,
     /// By service port; those that were written since the kernel was read.
     pub(super) ports: BTreeMap<ServicePortKey, PortState>,
     /// Endpoints of all of them.
@@ -107,21 +109,27 @@ pub(super) struct FamilyState {
     pub(super) left_out: BTreeMap<ServicePortKey, PortState>,
     /// Chains that cannot be removed, since rules of others lead to them.
     pub(super) held_by_others: BTreeSet<Chain>,
+    /// Chains that nothing leads to any more, and whose removal was put off.
+    pub(super) deferred: BTreeSet<Chain>,
 }
 
 impl FamilyState {
     /// What was read from the kernel.
     pub(super) fn observed(offer: Offer, tables: BTreeMap<Table, TableState>, routes_localnet: bool) -> Self {
+        let mangle = tables.get(&Table::Mangle);
+        let set_route_localnet = mangle.is_some_and(|mangle| mangle.chains.contains_key(&ROUTES_LOCALNET));
         Self {
             offer,
             tables,
             routes_localnet,
+            set_route_localnet,
             ports: BTreeMap::new(),
             endpoints: 0,
             node: None,
             is_large: false,
             left_out: BTreeMap::new(),
             held_by_others: BTreeSet::new(),
+            deferred: BTreeSet::new(),
         }
     }
 

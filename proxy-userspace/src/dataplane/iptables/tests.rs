@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::{
     input::TableInput,
-    names::{Chain, Table},
+    names::{Chain, KUBELET_FIREWALL, ROUTES_LOCALNET, Table},
     plan::{Plan, plan},
     state::{FamilyState, State},
     terms::Offer,
@@ -68,9 +68,11 @@ proptest! {
         let mut fresh = programmed(offer, &after);
         for (family, held) in &mut fresh.families {
             held.routes_localnet |= state.families[family].routes_localnet;
-            let localhost = |state: &FamilyState| state.tables[&Table::Filter].chains.get(&super::names::KUBELET_FIREWALL).copied();
-            if let Some(content) = localhost(&state.families[family]) {
-                held.tables.get_mut(&Table::Filter).unwrap().fill(super::names::KUBELET_FIREWALL, content);
+            held.set_route_localnet |= state.families[family].set_route_localnet;
+            for (table, chain) in [(Table::Filter, KUBELET_FIREWALL), (Table::Mangle, ROUTES_LOCALNET)] {
+                if let Some(content) = state.families[family].tables[&table].chains.get(&chain) {
+                    held.tables.get_mut(&table).unwrap().fill(chain, *content);
+                }
             }
         }
         prop_assert_eq!(&state, &fresh);
@@ -165,6 +167,50 @@ proptest! {
     }
 }
 
+/// A Service with so many endpoints.
+fn served_by(endpoints: usize) -> Snapshot {
+    let mut world = testing::World::default();
+    let service = testing::service("default/web", "10.96.0.80");
+    world.services.insert(service.name.clone(), service);
+    let numbers: Vec<usize> = (0..endpoints).collect();
+    for (number, part) in numbers.chunks(100).enumerate() {
+        let addresses =
+            part.iter().map(|at| testing::endpoint(&format!("10.244.{}.{}", at / 200, at % 200 + 1)));
+        let slice = testing::slice(&format!("default/web-{number}"), "web", addresses.collect());
+        world.slices.insert(slice.name.clone(), slice);
+    }
+    let facts = testing::facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24")]);
+    world.model(&testing::settings(), &facts).snapshot().clone()
+}
+
+#[test]
+fn in_a_large_cluster_stale_chains_go_when_everything_is_looked_at_and_in_a_small_one_at_once() {
+    for (endpoints, is_large) in [(1_002, true), (12, false)] {
+        let [before, after] = [endpoints, endpoints - 1].map(served_by);
+        let dirty = Dirty { ports: before.ports.keys().cloned().collect(), ..Dirty::default() };
+        let mut state = programmed(OFFER, &before);
+        let removed = |plan: &Plan| -> usize {
+            plan.families.iter().flat_map(|plan| &plan.tables).map(|input| input.removed.len()).sum()
+        };
+        let change = plan(&state, &after, &dirty);
+        assert_eq!(removed(&change), usize::from(!is_large), "of {endpoints}");
+        change.record(&mut state);
+        let later = plan(&state, &after, &Dirty::everything());
+        assert_eq!(removed(&later), usize::from(is_large), "of {endpoints}");
+        assert!(later.is_empty(), "what was put off is no change");
+        later.record(&mut state);
+        assert_eq!(state, programmed(OFFER, &after));
+    }
+}
+
+const OFFER: Offer = Offer {
+    masquerade_mark: 1 << 14,
+    localhost_node_ports: true,
+    random_fully: true,
+    be_liberal: false,
+    counters: true,
+};
+
 #[test]
 fn the_first_input_is_as_upstream_would_write_it() {
     let mut world = testing::World::default();
@@ -175,14 +221,7 @@ fn the_first_input_is_as_upstream_would_write_it() {
     world.slices.insert(slice.name.clone(), slice);
     let model = world
         .model(&testing::settings(), &testing::facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24")]));
-    let offer = Offer {
-        masquerade_mark: 1 << 14,
-        localhost_node_ports: true,
-        random_fully: true,
-        be_liberal: false,
-        counters: true,
-    };
-    let first = plan(&State::of_empty_tables(offer), model.snapshot(), &Dirty::everything());
+    let first = plan(&State::of_empty_tables(OFFER), model.snapshot(), &Dirty::everything());
     let (_, input) = first.inputs(Backend::Legacy).into_iter().next().unwrap();
     insta::assert_snapshot!(input);
 }

@@ -36,7 +36,7 @@ const fn useful(any_of: &'static [Feature], without: &'static str, remedy: &'sta
 }
 
 const PRIVILEGES: &str =
-    "run it as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (a privileged container)";
+    "run it as root, or with CAP_NET_ADMIN, and CAP_SYS_ADMIN or CAP_BPF and CAP_PERFMON";
 const KERNEL: &str =
     "use a kernel from 5.10 on, with CONFIG_BPF_SYSCALL, CONFIG_CGROUP_BPF and CONFIG_NET_CLS_BPF";
 const NFT: &str = "install nft (the package nftables); the kernel needs CONFIG_NF_TABLES_INET, CONFIG_NFT_MASQ, CONFIG_NFT_CT and CONFIG_NFT_REJECT";
@@ -76,13 +76,13 @@ const EBPF: &[Wish] = &[
     ),
 ];
 
-const LEGACY_PRIVILEGES: &str = "run it as root";
+const LEGACY_PRIVILEGES: &str = "run it as root, or with CAP_NET_ADMIN";
 const NFTABLES_MODE: &[Wish] =
-    &[needed(&[Feature::Capabilities], LEGACY_PRIVILEGES), needed(&[Feature::NftablesMaps], NFT_MAPS)];
+    &[needed(&[Feature::NetAdmin], LEGACY_PRIVILEGES), needed(&[Feature::NftablesMaps], NFT_MAPS)];
 const IPTABLES_MODE: &[Wish] =
-    &[needed(&[Feature::Capabilities], LEGACY_PRIVILEGES), needed(&[Feature::Iptables], IPTABLES)];
+    &[needed(&[Feature::NetAdmin], LEGACY_PRIVILEGES), needed(&[Feature::Iptables], IPTABLES)];
 const IPVS_MODE: &[Wish] = &[
-    needed(&[Feature::Capabilities], LEGACY_PRIVILEGES),
+    needed(&[Feature::NetAdmin], LEGACY_PRIVILEGES),
     needed(&[Feature::Ipvs], "load the module: modprobe ip_vs; the kernel needs CONFIG_IP_VS"),
     needed(&[Feature::DummyLinks], "load the module: modprobe dummy; the kernel needs CONFIG_DUMMY"),
     needed(&[Feature::Iptables], IPTABLES),

@@ -7,7 +7,8 @@ use insta::assert_snapshot;
 use super::{judge, table};
 use crate::kernel::probe::{Fact, Facts, Feature};
 
-const ALL: [Feature; 18] = [
+const ALL: [Feature; 19] = [
+    Feature::NetAdmin,
     Feature::Capabilities,
     Feature::SocketPrograms,
     Feature::LinkPrograms,
@@ -63,12 +64,11 @@ fn each_feature_that_ebpf_needs_keeps_it_from_working_alone() {
     ];
     for feature in needed {
         assert_eq!(ebpf_lacks(&[feature]), (1, 0), "{feature:?}");
-        let verdict = judge(&without(&[feature]));
-        let next = (feature != Feature::Capabilities).then_some("nftables");
-        assert_eq!(verdict.auto, next, "every mode needs the capabilities");
+        // Without it the process may not do what the other modes do either.
+        assert_eq!(judge(&without(&[feature, Feature::NetAdmin])).auto, None);
+        assert_eq!(judge(&without(&[feature])).auto, Some("nftables"));
         let verdict = judge(&without(&[feature, Feature::NftablesMaps]));
-        let next = (feature != Feature::Capabilities).then_some("iptables");
-        assert_eq!(verdict.auto, next, "every mode needs the capabilities");
+        assert_eq!(verdict.auto, Some("iptables"));
         assert!(verdict.why.contains("ebpf lacks") && verdict.why.contains("nftables lacks"));
     }
 }

@@ -8,7 +8,8 @@ use crate::kernel::probe::{Fact, Facts, Feature};
 /// What people call a feature.
 pub(super) const fn name(feature: Feature) -> &'static str {
     match feature {
-        Feature::Capabilities => "capabilities",
+        Feature::NetAdmin => "CAP_NET_ADMIN",
+        Feature::Capabilities => "capabilities for eBPF",
         Feature::SocketPrograms => "programs on sockets",
         Feature::LinkPrograms => "programs on links",
         Feature::Maps => "BPF maps",

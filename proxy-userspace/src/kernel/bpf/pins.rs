@@ -13,7 +13,7 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
-use super::{super::KernelError, MapSpec, Reader, syscall};
+use super::{super::KernelError, MapSpec, MappedWords, Reader, syscall};
 
 /// Where distributions and container runtimes mount bpffs.
 pub(in crate::kernel) const BPFFS: &str = "/sys/fs/bpf";
@@ -106,6 +106,13 @@ impl PinDir {
         let opened = syscall::open_pin(&path).map_err(KernelError::path("open map", path))?;
         let beside = directory.join(map.name);
         syscall::pin(opened.as_fd(), &beside).map_err(KernelError::path("pin map", beside))
+    }
+
+    /// A pinned array of so many words as memory.
+    pub fn mapped(&self, name: &'static str, words: u32) -> Result<MappedWords, KernelError> {
+        let path = self.path.join(name);
+        let opened = syscall::open_pin(&path).map_err(KernelError::path("open map", path))?;
+        MappedWords::new(opened, words).map_err(KernelError::call("map into memory", name))
     }
 
     /// Reads a map that is pinned here, if all but its capacity is as asked for.

@@ -1,21 +1,33 @@
-//! UDP entries of the connection tracking table (ctnetlink): walks over them, and deletes those that the caller chooses.
+//! The connection tracking table (ctnetlink): walks over its UDP entries and deletes those that the caller chooses, and replaces
+//! entries of connections that it is to translate from then on ([`hand_over`]).
 //!
 //! Entries are looked at as the kernel hands them over, some hundred at a time, and deleted in batches meanwhile: neither costs
 //! memory that grows with the table. From kernel 5.8 on the kernel itself leaves out other families, protocols and ports
 //! (`CTA_FILTER`, cb8aa9a3affb); older ones hand over all entries of the family, and the rest is left out here.
 
+mod handover;
 mod message;
 
 use std::{io, net::SocketAddr};
 
 use netlink_sys::{Socket, protocols::NETLINK_NETFILTER};
 
+pub use self::handover::{Connection, HandedOver, Tracked, Translator, hand_over};
 use self::message::{Batch, Entry};
 use super::{KernelError, netlink};
 use crate::model::IpFamily;
 
 /// Deletions sent at once: their errors, at most one each, fit into a socket's default buffer.
 const MOST_AT_ONCE: usize = 64;
+
+/// Where packets of one direction come from and go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ends {
+    /// Where they come from.
+    pub source: SocketAddr,
+    /// Where they go to.
+    pub destination: SocketAddr,
+}
 
 /// A tracked UDP flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,18 +108,26 @@ fn dump(
     filter: UdpFilter,
     each: &mut dyn FnMut(&Entry<'_>) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
+    walk(&message::dump_request(filter), &mut |payload| match message::entry(payload) {
+        Some(entry) if filter.lets_pass(&entry.flow) => each(&entry),
+        _ => Ok(()),
+    })
+}
+
+/// Asks for entries, and shows the payload of each.
+fn walk(request: &[u8], each: &mut dyn FnMut(&[u8]) -> Result<(), KernelError>) -> Result<(), KernelError> {
     let socket = open()?;
-    socket.send(&message::dump_request(filter), 0).map_err(failed("list"))?;
+    socket.send(request, 0).map_err(failed("list"))?;
     let mut buffer = Vec::with_capacity(netlink::LARGEST_DATAGRAM);
     loop {
         buffer.clear();
         socket.recv(&mut buffer, 0).map_err(failed("list"))?;
         for message in netlink::borrowed_messages(&buffer) {
             match message::answer(&message) {
-                message::Answer::Entry(entry) if filter.lets_pass(&entry.flow) => each(&entry)?,
+                message::Answer::Entry(payload) => each(payload)?,
                 message::Answer::Done => return Ok(()),
                 message::Answer::Error(error) => return Err(failed("list")(error)),
-                message::Answer::Entry(_) | message::Answer::Other => {}
+                message::Answer::Other => {}
             }
         }
     }
@@ -121,7 +141,7 @@ fn open() -> Result<Socket, KernelError> {
 fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> KernelError {
     move |source| match source.raw_os_error() {
         Some(libc::EINVAL | libc::EPROTONOSUPPORT) => KernelError::NoConntrackNetlink { source },
-        _ => KernelError::call(operation, "UDP entries of conntrack")(source),
+        _ => KernelError::call(operation, "entries of conntrack")(source),
     }
 }
 

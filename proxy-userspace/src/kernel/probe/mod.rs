@@ -26,7 +26,9 @@ use super::{bpf, capabilities, cgroup, command::SearchPath, dummy_link::DummyLin
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Feature {
-    /// What this process may do.
+    /// This process may change the network.
+    NetAdmin,
+    /// This process may use eBPF.
     Capabilities,
     /// Programs on sockets of a cgroup (`cgroup/connect4` and the like).
     SocketPrograms,
@@ -123,6 +125,7 @@ impl Fact {
 pub fn facts(path: &SearchPath) -> Facts {
     let kernel = uname().map_or_else(|_| String::new(), |name| name.release().to_string_lossy().into_owned());
     let mut features = BTreeMap::from([
+        (Feature::NetAdmin, Fact::of(capabilities::check_net_admin())),
         (Feature::Capabilities, Fact::of(capabilities::check_bpf())),
         (Feature::SocketPrograms, Fact::supported(is_program_supported(ProgramType::CgroupSockAddr))),
         (Feature::LinkPrograms, Fact::supported(is_program_supported(ProgramType::SchedClassifier))),

@@ -174,6 +174,7 @@ pub fn settings() -> ModelSettings {
         detect_local: DetectLocalMode::ClusterCidr,
         node_port_addresses: NodePortAddresses::All,
         masquerade_all: false,
+        bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }
 }

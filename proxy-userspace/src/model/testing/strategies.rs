@@ -93,6 +93,7 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
     ];
     (detect_local, node_port_addresses, any::<bool>(), interface_globs()).prop_map(
         |(detect_local, node_port_addresses, masquerade_all, interfaces)| ModelSettings {
+            bind_address: None,
             node_name: THIS_NODE.into(),
             cluster_cidrs: cidrs(&["10.244.0.0/16", "fd44::/16"]),
             detect_local,

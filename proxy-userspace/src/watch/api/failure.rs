@@ -26,6 +26,8 @@ pub(super) enum FailureClass {
     Forbidden,
     /// HTTP 410: the resource version or continue token is too old.
     Expired,
+    /// A version that is lower than one before: the server has older data than it had.
+    WentBack,
     /// Any other error status.
     Status(u16),
     /// An answer that makes no sense.
@@ -41,6 +43,7 @@ impl fmt::Display for FailureClass {
             Self::Unauthorized => f.write_str("the API server does not accept the credentials (401)"),
             Self::Forbidden => f.write_str("the credentials do not allow to list and watch (403)"),
             Self::Expired => f.write_str("the server no longer has the history asked for (410)"),
+            Self::WentBack => f.write_str("the API server has gone back to older data"),
             Self::Status(code) => write!(f, "the API server answers with an error ({code})"),
             Self::Garbled => f.write_str("the answer of the API server makes no sense"),
         }
@@ -85,6 +88,18 @@ impl Failure {
             kube::Error::Api(status) => Self::status(status.code, &status.message),
             error => Self::new(FailureClass::Unreachable, with_causes(error)),
         }
+    }
+
+    /// Whether the version that was asked from is of no use any more: watching from it again would fail or mislead for ever.
+    pub(super) fn spoils_version(&self) -> bool {
+        // 400 and 422 are the answers to a version that is no number.
+        matches!(
+            self.class,
+            FailureClass::Expired
+                | FailureClass::Garbled
+                | FailureClass::WentBack
+                | FailureClass::Status(400 | 422)
+        )
     }
 
     /// Whether a server that cannot or will not stream lists answers like this to the request for one: 400 for query

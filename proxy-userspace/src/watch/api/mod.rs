@@ -7,6 +7,7 @@ mod client;
 mod failure;
 mod kind;
 mod lines;
+mod record;
 mod reflector;
 mod report;
 mod retries;
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc::Sender, watch};
 
-pub use self::client::kube_client;
+pub use self::{client::kube_client, record::record_events};
 use self::{kind::Selectors, reflector::Reflector, report::Reporter};
 use super::{
     WatchError,

@@ -111,8 +111,7 @@ impl<K: Kind> Reflector<K> {
                     continue;
                 }
                 End::Failed(failure) => {
-                    // What makes no sense might be sent again from this version on, for ever.
-                    if matches!(failure.class, FailureClass::Expired | FailureClass::Garbled) {
+                    if failure.spoils_version() {
                         self.version = None;
                     }
                     self.reporter.failed(&failure);
@@ -252,17 +251,17 @@ impl<K: Kind> Reflector<K> {
             }
             (Found::Object(object), None) => {
                 self.send(Delta::Apply(object)).await?;
-                self.moved_on(version);
+                self.moved_on(version)?;
             }
             (Found::Excluded(name), Some(objects)) => {
                 objects.remove(&name);
             }
             (Found::Excluded(name), None) => {
                 self.send(Delta::Delete(name)).await?;
-                self.moved_on(version);
+                self.moved_on(version)?;
             }
             (Found::Nothing, Some(_)) => {}
-            (Found::Nothing, None) => self.moved_on(version),
+            (Found::Nothing, None) => self.moved_on(version)?,
         }
         Ok(())
     }
@@ -278,8 +277,7 @@ impl<K: Kind> Reflector<K> {
             return Ok(());
         }
         self.send(Delta::Delete(name)).await?;
-        self.moved_on(metadata.resource_version);
-        Ok(())
+        self.moved_on(metadata.resource_version)
     }
 
     async fn bookmark(&mut self, object: &RawValue, initial: &mut Initial<K>) -> Result<(), End> {
@@ -297,10 +295,7 @@ impl<K: Kind> Reflector<K> {
             None if initial.is_some() => {
                 Err(End::NotStreaming("a bookmark came before the end of the initial objects".to_owned()))
             }
-            None => {
-                self.moved_on(bookmark.metadata.resource_version);
-                Ok(())
-            }
+            None => self.moved_on(bookmark.metadata.resource_version),
         }
     }
 
@@ -312,12 +307,22 @@ impl<K: Kind> Reflector<K> {
         Ok(())
     }
 
-    /// A change was taken, and all before it.
-    fn moved_on(&mut self, version: Option<String>) {
+    /// A change was taken, and all before it. Versions only grow (KEP-5504); where one does not, the server was restored from
+    /// a backup for example, and what it has lost meanwhile will be in no watch.
+    fn moved_on(&mut self, version: Option<String>) -> Result<(), End> {
         if let Some(version) = version.filter(|version| !version.is_empty()) {
+            let number = |version: &str| version.parse::<u64>().ok();
+            let before = self.version.as_deref().and_then(number);
+            if let (Some(before), Some(now)) = (before, number(&version))
+                && now < before
+            {
+                let message = format!("resource version {now} comes after {before}");
+                return Err(Failure::new(FailureClass::WentBack, message).into());
+            }
             self.version = Some(version);
         }
         self.reporter.working();
+        Ok(())
     }
 
     async fn send(&self, delta: Delta<K>) -> Result<(), End> {

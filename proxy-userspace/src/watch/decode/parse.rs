@@ -1,15 +1,11 @@
 //! The values of fields: ports, addresses, ranges, words of a fixed set, names and times.
 
-use std::{
-    fmt::{Arguments, Write as _},
-    net::IpAddr,
-    num::NonZeroU16,
-};
+use std::{fmt::Arguments, net::IpAddr, num::NonZeroU16};
 
 use ipnet::IpNet;
 
 use super::Problems;
-use crate::model::{Protocol, UnixNanos};
+use crate::model::{Protocol, UnixNanos, sloppy_cidr, sloppy_ip};
 
 /// A port number, 1 to 65,535.
 pub(super) fn port(field: Arguments<'_>, value: i64, problems: &mut Problems) -> Option<NonZeroU16> {
@@ -108,32 +104,4 @@ pub(super) fn time(field: &str, value: &str, problems: &mut Problems) -> Option<
         problems.not(field, value, "an RFC 3339 time since 1970, like 2026-01-02T15:04:05.678Z");
     }
     nanos.map(UnixNanos)
-}
-
-fn sloppy_ip(value: &str) -> Option<IpAddr> {
-    let address: IpAddr = value.parse().ok().or_else(|| without_leading_zeros(value)?.parse().ok())?;
-    Some(address.to_canonical())
-}
-
-fn sloppy_cidr(value: &str) -> Option<IpNet> {
-    let (address, prefix) = value.split_once('/')?;
-    if prefix.is_empty() || !prefix.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    let written: IpAddr = address.parse().ok().or_else(|| without_leading_zeros(address)?.parse().ok())?;
-    let prefix: u8 = prefix.parse().ok()?;
-    let canonical = written.to_canonical();
-    // ::ffff:10.0.0.0/104 is 10.0.0.0/8.
-    let mapped_bits = if written.is_ipv6() && canonical.is_ipv4() { 96 } else { 0 };
-    Some(IpNet::new(canonical, prefix.checked_sub(mapped_bits)?).ok()?.trunc())
-}
-
-fn without_leading_zeros(value: &str) -> Option<String> {
-    let mut stripped = String::new();
-    for (i, part) in value.split('.').enumerate() {
-        let number: u8 = part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse().ok())??;
-        let dot = if i == 0 { "" } else { "." };
-        write!(stripped, "{dot}{number}").ok()?;
-    }
-    Some(stripped)
 }

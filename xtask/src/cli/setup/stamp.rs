@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 /// Changes when setup begins to need something new; older stamps then do not count.
-const FIRST_LINE: &str = "shunt setup 3";
+const FIRST_LINE: &str = "shunt setup 4";
 
 /// Writes the stamp for `files`.
 pub(crate) fn write(stamp: &Path, files: &[PathBuf]) -> Result<()> {

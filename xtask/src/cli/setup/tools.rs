@@ -20,7 +20,7 @@ pub(crate) struct Tool {
 }
 
 /// All tools.
-pub(crate) const TOOLS: [Tool; 5] = [
+pub(crate) const TOOLS: [Tool; 6] = [
     tool(
         "bpftool",
         "the demo shows the BPF maps with it",
@@ -40,6 +40,7 @@ pub(crate) const TOOLS: [Tool; 5] = [
         &[&["iptables"]],
     ),
     tool("ip", "conformance cases change their world with it", "-V", &[&["iproute2"]]),
+    tool("ipset", "tests leave behind what kube-proxy leaves", "--version", &[&["ipset"]]),
     tool("ethtool", "conformance cases switch the offloading of links with it", "--version", &[&["ethtool"]]),
 ];
 
@@ -47,14 +48,13 @@ pub(crate) const TOOLS: [Tool; 5] = [
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// What virtual machines need besides those: qemu, the tools that guests get copies of, and what fetches kernels.
-pub(crate) const VM_TOOLS: [Tool; 9] = [
+pub(crate) const VM_TOOLS: [Tool; 8] = [
     tool("qemu-system-x86_64", "virtual machines run in it", "--version", &[&["qemu-system-x86"]]),
     tool("busybox", "it is most of what guests have", "true", &[&["busybox-static"]]),
     tool("bash", "it is the guests' shell", "--version", &[&["bash"]]),
     tool("depmod", "it makes the table of a kernel's modules", "--version", &[&["kmod"]]),
     tool("kmod", "guests load modules with it", "--version", &[&["kmod"]]),
     tool("ip", "guests get it", "-V", &[&["iproute2"]]),
-    tool("ipset", "guests get it", "--version", &[&["ipset"]]),
     tool("dpkg", "it unpacks kernels", "--version", &[&["dpkg"]]),
     Tool {
         name: KEYRING,

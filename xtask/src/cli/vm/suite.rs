@@ -59,7 +59,7 @@ pub(crate) fn guest() -> Result<Guest> {
 fn script(tests: &[PathBuf], shunt: &Path, conformance: &Path) -> String {
     let cases = CASES.join(",");
     let flags = [Path::new("--shunt"), shunt, Path::new("--mode"), Path::new(MODE)];
-    let only = [Path::new("--only"), Path::new(&cases)];
+    let only = [Path::new("--whole"), Path::new("--only"), Path::new(&cases)];
     let conformance = [&[conformance][..], &flags, &only].concat();
     let commands = tests.iter().map(|test| vec![test.as_path()]).chain([conformance]);
     let words = |command: Vec<&Path>| command.into_iter().map(OsString::from).collect();

@@ -1,5 +1,6 @@
 //! Which flows are stale after which change.
 
+mod on_a_thread;
 mod properties;
 
 use std::sync::{Arc, Mutex};

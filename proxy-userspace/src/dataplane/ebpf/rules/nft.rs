@@ -13,14 +13,18 @@ pub(super) const TABLE: &str = "inet shunt";
 ///   (f53b9b0bdc59) is the first that can refuse before routing, which may know no way to a Service's address.
 /// - What conntrack calls invalid is not masqueraded: it would leave with the client's address, and its endpoint would reset a
 ///   connection it knows nothing of (kubernetes/kubernetes#74839).
+/// - A connection of which the programs know nothing may be one that rules of another mode translated as it began. Conntrack goes on
+///   with it without those rules, so it is not refused.
 pub(super) fn script(marks: Marks, is_there: bool) -> String {
     let Marks { masquerade, reject } = marks;
     let keep = !masquerade;
     let removal = if is_there { removal() } else { String::new() };
-    let [refused_tcp, refused, to_refuse, invalid, masqueraded] = comments(marks);
+    let not_refused = !reject;
+    let [translated, refused_tcp, refused, to_refuse, invalid, masqueraded] = comments(marks);
     format!(
         r#"{removal}table {TABLE} {{
 	chain refuse {{
+		meta l4proto tcp ct status dnat meta mark set meta mark & {not_refused:#010x} accept comment "{translated}"
 		meta l4proto tcp reject with tcp reset comment "{refused_tcp}"
 		reject with icmpx type port-unreachable comment "{refused}"
 	}}
@@ -47,8 +51,9 @@ pub(super) fn removal() -> String {
 }
 
 /// A comment for each rule, in their order. nft versions print rules differently, but comments alike; they tell the marks too.
-fn comments(Marks { masquerade, reject }: Marks) -> [String; 5] {
+fn comments(Marks { masquerade, reject }: Marks) -> [String; 6] {
     [
+        "shunt: but conntrack goes on with what other rules translated".into(),
         "shunt: a Service without endpoints resets connections".into(),
         "shunt: and is unreachable to all else".into(),
         format!("shunt: to a Service without endpoints ({reject:#x})"),

@@ -1,0 +1,369 @@
+//! Configuration files and command lines, and what is said of bad ones.
+
+mod changes;
+mod documents;
+mod files;
+
+use super::*;
+use crate::{
+    dataplane::{ebpf::MapSizes, nftables::NftablesSettings},
+    model::{DetectLocalMode, NodePortAddresses},
+    node::NodeSettings,
+};
+
+const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+/// What kubeadm writes into kube-proxy's `ConfigMap`: every field of v1alpha1, most of them Go's zero values.
+const KUBEADM: &str = include_str!("good/kubeadm.yaml");
+
+/// What a conformance run lays under every case.
+const CONFORMANCE: &str = r"
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+hostnameOverride: node1
+mode: ebpf
+clusterCIDR: 10.244.0.0/16,fd44::/16
+healthzBindAddress: 0.0.0.0:10256
+metricsBindAddress: 127.0.0.1:10249
+iptables: {masqueradeAll: true, minSyncPeriod: 0s, syncPeriod: 30s}
+ipvs: {minSyncPeriod: 0s, syncPeriod: 30s}
+nftables: {minSyncPeriod: 0s, syncPeriod: 30s}
+nodePortAddresses: [192.168.57.111/32]
+detectLocalMode: InterfaceNamePrefix
+detectLocal: {interfaceNamePrefix: veth}
+conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s, udpTimeout: 0s, udpStreamTimeout: 0s}
+";
+
+fn environment() -> Environment {
+    Environment {
+        host_name: "Node-A\n".into(),
+        mounts: "proc /proc proc rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/my\\040unified cgroup2 rw 0 0\n"
+            .into(),
+        ..Environment::default()
+    }
+}
+
+fn load_with(file: Option<&str>, flags: &[&str], environment: &Environment) -> Result<Config, ConfigError> {
+    let flags = Flags::parse([&["shunt"], flags].concat()).expect("the command line is well-formed");
+    let file = file.map(|text| serde_yaml_ng::from_str(text).expect("the file is YAML"));
+    Config::from_parts(&flags, file.as_ref(), environment, Mode::Ebpf)
+}
+
+fn load(file: &str, flags: &[&str]) -> Config {
+    load_with(Some(file), flags, &environment()).expect("the configuration is good")
+}
+
+fn problems(file: Option<&str>, flags: &[&str]) -> Vec<String> {
+    match load_with(file, flags, &environment()) {
+        Err(ConfigError::Invalid { problems }) => problems.iter().map(ToString::to_string).collect(),
+        other => panic!("expected an invalid configuration, got {other:?}"),
+    }
+}
+
+#[test]
+fn without_file_and_flags_everything_has_kube_proxys_defaults() {
+    let config = load_with(None, &[], &environment()).expect("defaults are good");
+    assert_eq!((config.mode, config.mode_is_auto), (Mode::Ebpf, true));
+    assert_eq!(config.source, ObjectSource::Api { kubeconfig: None, master: None });
+    assert_eq!(&*config.model.node_name, "node-a");
+    assert_eq!(config.model.detect_local, DetectLocalMode::ClusterCidr);
+    assert_eq!(config.model.node_port_addresses, NodePortAddresses::All);
+    assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
+    assert_eq!(config.metrics_bind_address, Some("127.0.0.1:10249".parse().unwrap()));
+    assert_eq!(config.sync_period, Duration::from_secs(30));
+    assert_eq!(config.min_sync_period, Duration::ZERO);
+    assert_eq!((config.node.oom_score_adj, config.profiling), (-999, false));
+    assert_eq!((config.node.conntrack.max_per_core, config.node.conntrack.min), (32 << 10, 128 << 10));
+    assert_eq!(config.node.conntrack.tcp_established_timeout, Duration::from_hours(24));
+    assert_eq!(config.node.conntrack.tcp_close_wait_timeout, Duration::from_hours(1));
+    assert_eq!((config.node.conntrack.udp_timeout, &*config.ipvs.scheduler), (Duration::ZERO, "rr"));
+    assert_eq!(config.ebpf.map_sizes, MapSizes::default());
+    assert_eq!(config.node, NodeSettings::default());
+    assert_eq!(config.notes, []);
+    assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/sys/fs/cgroup/my unified"));
+    assert_eq!(config.ebpf.pin_dir, PathBuf::from("/sys/fs/bpf/shunt"));
+    assert_eq!(config.log_filter, "info");
+}
+
+#[test]
+fn kubeadms_file_is_accepted_without_a_word_about_fields_nobody_set() {
+    let config = load(KUBEADM, &[]);
+    assert_eq!(config.notes, []);
+    let kubeconfig = Some(PathBuf::from("/var/lib/kube-proxy/kubeconfig.conf"));
+    assert_eq!(config.source, ObjectSource::Api { kubeconfig, master: None });
+    assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
+    assert_eq!(config.sync_period, Duration::from_secs(30));
+    assert_eq!(config.min_sync_period, Duration::ZERO);
+}
+
+#[test]
+fn the_conformance_file_is_accepted_without_a_word_about_defaults_of_other_modes() {
+    let config = load(CONFORMANCE, &["--manifests", "/m"]);
+    assert_eq!(config.source, ObjectSource::Manifests("/m".into()));
+    assert_eq!(&*config.model.node_name, "node1");
+    assert_eq!(config.model.cluster_cidrs, ["10.244.0.0/16", "fd44::/16"].map(|cidr| cidr.parse().unwrap()));
+    assert_eq!(config.model.detect_local, DetectLocalMode::InterfaceNamePrefix("veth".into()));
+    assert_eq!(
+        config.model.node_port_addresses,
+        NodePortAddresses::Cidrs(vec!["192.168.57.111/32".parse().unwrap()])
+    );
+    assert!(config.model.masquerade_all);
+    assert_eq!(config.min_sync_period, Duration::ZERO);
+    assert_eq!(config.notes, []);
+}
+
+#[test]
+fn beside_a_file_only_the_flags_count_that_do_with_kube_proxy_and_ours_and_the_others_are_named() {
+    let file = format!(
+        "{HEAD}mode: iptables\nhostnameOverride: from-file\nnodePortAddresses: [primary]\nlogging: {{verbosity: 1}}\n"
+    );
+    let flags = [
+        "--hostname-override= From-Flag ",
+        "--nodeport-addresses=10.0.0.0/8",
+        "--kubeconfig=/k",
+        "--master=https://api",
+        "--proxy-mode=ebpf",
+        "-v=4",
+        "--cgroup-root=/c",
+    ];
+    let config = load(&file, &[&["--config=unread"], &flags[..]].concat());
+    assert_eq!(&*config.model.node_name, "from-flag");
+    assert_eq!(config.model.node_port_addresses, NodePortAddresses::Primary { cidrs: Vec::new() });
+    assert_eq!(config.source, ObjectSource::Api { kubeconfig: None, master: Some("https://api".into()) });
+    assert_eq!((config.mode, config.mode_is_auto), (Mode::Ebpf, false));
+    assert_eq!(config.log_filter, "info,shunt=debug,proxy_userspace=debug");
+    assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/c"));
+    let noted: Vec<_> = config.notes.iter().map(ToString::to_string).collect();
+    let why = "not looked at beside --config, as with kube-proxy";
+    assert_eq!(noted, [format!("--kubeconfig: {why}"), format!("--nodeport-addresses: {why}")]);
+}
+
+#[test]
+fn without_a_file_flags_say_all() {
+    let flags = [
+        "--hostname-override= From-Flag ",
+        "--nodeport-addresses=10.0.0.0/8,primary",
+        "--bind_address_hard_fail=T",
+        "--iptables-sync-period=1m30s",
+        "--proxy-mode=auto",
+        "--metrics-bind-address=",
+        "--healthz-bind-address=127.0.0.1",
+        "--healthz-port=1234",
+        "--oom-score-adj",
+        "-5",
+        "--conntrack-max-per-core=0",
+        "--feature-gates=A=true,B=false",
+        "--feature-gates=C=true",
+        "--ipvs-exclude-cidrs=010.0.0.0/8",
+    ];
+    let config = load_with(None, &flags, &environment()).unwrap();
+    assert_eq!(&*config.model.node_name, "from-flag");
+    assert_eq!(
+        config.model.node_port_addresses,
+        NodePortAddresses::Primary { cidrs: vec!["10.0.0.0/8".parse().unwrap()] }
+    );
+    assert!(config.bind_address_hard_fail && config.mode_is_auto);
+    assert_eq!(config.sync_period, Duration::from_secs(90));
+    assert_eq!(config.metrics_bind_address, None);
+    assert_eq!(config.healthz_bind_address, Some("127.0.0.1:1234".parse().unwrap()));
+    assert_eq!((config.node.oom_score_adj, config.node.conntrack.max_per_core), (-5, 0));
+    let noted: Vec<_> = config.notes.iter().map(|note| note.setting.as_str()).collect();
+    assert_eq!(noted, ["--feature-gates", "--ipvs-exclude-cidrs"]);
+}
+
+#[test]
+fn the_ipvs_mode_reads_its_own_section_and_takes_masquerading_from_that_of_iptables() {
+    let file = format!(
+        "{HEAD}mode: ipvs\niptables: {{masqueradeAll: true, masqueradeBit: 9}}\nipvs: {{syncPeriod: 7s, minSyncPeriod: 1s, \
+         scheduler: lc, excludeCIDRs: [192.0.2.0/24], strictARP: true, tcpTimeout: 15m, udpTimeout: 1500ms}}\n"
+    );
+    let config = load(&file, &[]);
+    assert_eq!((config.mode, config.sync_period), (Mode::Ipvs, Duration::from_secs(7)));
+    assert_eq!((config.min_sync_period, config.model.masquerade_all), (Duration::from_secs(1), true));
+    let ipvs = config.ipvs;
+    assert_eq!((&*ipvs.scheduler, ipvs.strict_arp, ipvs.masquerade_mark), ("lc", true, 1 << 9));
+    assert_eq!(ipvs.exclude_cidrs, ["192.0.2.0/24".parse().unwrap()]);
+    assert_eq!((ipvs.timeouts.tcp, ipvs.timeouts.tcp_fin, ipvs.timeouts.udp), (900, 0, 1));
+    assert_eq!(load(&file, &["--mode", "ebpf"]).mode, Mode::Ebpf);
+}
+
+#[test]
+fn a_scheduler_or_timeout_that_no_kernel_takes_is_refused() {
+    let file = format!("{HEAD}mode: ipvs\nipvs: {{scheduler: 'no such', tcpTimeout: 9999h}}\n");
+    let said = problems(Some(&file), &[]);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said[0].contains("must be the name of a scheduler") && said[1].contains("2147483s"), "{said:?}");
+}
+
+#[test]
+fn the_nftables_mode_has_a_section_of_its_own_and_serves_node_ports_on_the_primary_addresses() {
+    let sections =
+        "iptables: {masqueradeAll: true, syncPeriod: 7s}\nnftables: {masqueradeBit: 9, syncPeriod: 8s}\n";
+    let config = load(&format!("{HEAD}mode: nftables\n{sections}"), &[]);
+    assert_eq!(config.mode, Mode::Nftables);
+    assert_eq!(config.model.node_port_addresses, NodePortAddresses::Primary { cidrs: Vec::new() });
+    assert_eq!(config.nftables, NftablesSettings { masquerade: 1 << 9 });
+    assert_eq!((config.model.masquerade_all, config.sync_period), (false, Duration::from_secs(8)));
+    let noted: Vec<_> = config.notes.iter().map(|note| note.setting.as_str()).collect();
+    assert_eq!(noted, ["iptables.masqueradeAll", "iptables.syncPeriod"]);
+    let by_flag = ["--proxy-mode=nftables", "--masquerade-all", "--iptables-sync-period=7s"];
+    let by_flag = load_with(None, &by_flag, &environment()).unwrap();
+    assert_eq!((by_flag.model.masquerade_all, by_flag.sync_period), (true, Duration::from_secs(7)));
+    assert_eq!((by_flag.min_sync_period, by_flag.notes), (Duration::from_secs(1), vec![]));
+    let asked_for = load(&format!("{HEAD}mode: nftables\nnodePortAddresses: [10.0.0.0/8]\n"), &[]);
+    assert!(matches!(asked_for.model.node_port_addresses, NodePortAddresses::Cidrs(_)));
+}
+
+#[test]
+fn what_auto_stands_for_has_its_own_defaults() {
+    let flags = Flags::parse(["shunt", "--hostname-override=n"]).unwrap();
+    let config = Config::from_parts(&flags, None, &environment(), Mode::Nftables).unwrap();
+    assert_eq!((config.mode, config.mode_is_auto), (Mode::Nftables, true));
+    assert_eq!(config.model.node_port_addresses, NodePortAddresses::Primary { cidrs: Vec::new() });
+}
+
+#[test]
+fn defaults_of_listeners_follow_the_family_of_the_bind_address() {
+    let config = load(&format!("{HEAD}bindAddress: '::'\nhealthzBindAddress: '::1'\n"), &[]);
+    assert_eq!(config.healthz_bind_address, Some("[::1]:10256".parse().unwrap()));
+    assert_eq!(config.metrics_bind_address, Some("[::1]:10249".parse().unwrap()));
+}
+
+#[test]
+fn our_own_section_and_its_flags_are_read() {
+    let file = format!(
+        "{HEAD}shunt: {{manifests: /a, ebpf: {{pinDir: /p, cgroupRoot: /c, mapSizes: {{services: 64}}, interfaces: [eth*], excludeInterfaces: [eth1, eth2]}}}}\n"
+    );
+    let config =
+        load(&file, &["--cgroup-root=/d", "--exclude-interfaces=docker0", "--exclude-interfaces=br-*, eth3"]);
+    let served = ["eth0", "eth1", "eth3", "wg0", "docker0"].map(|name| config.model.interfaces.allow(name));
+    assert_eq!(served, [true, true, false, false, false]);
+    assert_eq!(config.source, ObjectSource::Manifests("/a".into()));
+    assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/d"));
+    assert_eq!(config.ebpf.pin_dir, PathBuf::from("/p"));
+    assert_eq!(config.ebpf.map_sizes, MapSizes { services: 64, ..MapSizes::default() });
+}
+
+#[test]
+fn the_node_name_comes_from_the_environment_before_the_host_name() {
+    let environment = Environment { node_name: Some(" Worker-7 ".into()), ..environment() };
+    assert_eq!(&*load_with(None, &[], &environment).unwrap().model.node_name, "worker-7");
+}
+
+#[test]
+fn all_problems_are_reported_at_once_with_setting_value_and_what_is_allowed() {
+    let file = "
+apiVersion: kubeproxy.config.k8s.io/v1beta1
+mode: epbf
+bindAddress: host
+healthzBindAddress: 1.2.3.4:99999
+iptables: {masqueradeBit: 32, syncPeriod: 30, minSyncPeriod: -1s, masqueradeAll: 'yes'}
+clusterCIDR: 10.0.0.0/8,11.0.0.0/8
+nodePortAddresses: [10.0.0.1, primary]
+detectLocalMode: BridgeInterface
+conntrack: 7
+oomScoreAdj: -1001
+shunt: {ebpf: {mapSizes: {services: 0}}}
+";
+    let got =
+        problems(Some(file), &["--metrics-bind-address=localhost:1", "--cgroup-root=relative"]).join("\n");
+    insta::assert_snapshot!("every_problem_at_once", got);
+}
+
+/// A flag that is wrong, and what is said of it.
+const BAD_FLAGS: &[(&str, &str)] = &[
+    ("--mode=fast", r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#),
+    (
+        "--detect-local-mode=Pod",
+        r#"--detect-local-mode: "Pod": must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"#,
+    ),
+    (
+        "--cluster-cidr=10.0.0.0/33",
+        r#"--cluster-cidr: "10.0.0.0/33": must be one CIDR, or one of each family, such as 10.244.0.0/16,fd44::/16"#,
+    ),
+    (
+        "--nodeport-addresses=eth0",
+        r#"--nodeport-addresses: "eth0": must be a list of CIDRs such as 192.168.0.0/16, or the word primary in a list"#,
+    ),
+    (
+        "--healthz-bind-address=:10256",
+        r#"--healthz-bind-address: ":10256": must be IP:port with a port from 1 to 65535, or an IP alone for port 10256"#,
+    ),
+    (
+        "--iptables-sync-period=30",
+        r#"--iptables-sync-period: "30": must be a duration above zero, such as 30s or 1m30s"#,
+    ),
+    (
+        "--iptables-min-sync-period=1m",
+        r#"--iptables-min-sync-period: "1m": must not be longer than iptables.syncPeriod, which is 30s"#,
+    ),
+    ("--master=192.168.0.1", r#"--master: "192.168.0.1": must be a URL such as https://192.168.0.1:6443"#),
+    ("--hostname-override= ", r#"--hostname-override: " ": must be the name of a Node"#),
+    ("--log-format=xml", r#"--logging-format: "xml": must be one of text, json"#),
+    (
+        "--log-filter=shunt=loud",
+        r#"--log-filter: "shunt=loud": must be a level or targets with levels, such as info,proxy_userspace=debug"#,
+    ),
+    ("-v=high", r#"--v: "high": must be a whole number from 0 to 2147483647"#),
+    (
+        "--interfaces=eth0,",
+        r#"--interfaces: "eth0,": must be a list of interface names or globs, such as eth0 or cali*"#,
+    ),
+    (
+        "--exclude-interfaces=eth[0",
+        r#"--exclude-interfaces: "eth[0": must be a list of interface names or globs, such as eth0 or cali*"#,
+    ),
+    ("--bpf-pin-dir=here", r#"--bpf-pin-dir: "here": must be an absolute path"#),
+];
+
+#[test]
+fn flags_are_reported_by_their_own_name() {
+    for (flag, message) in BAD_FLAGS {
+        assert_eq!(problems(None, &[flag]), [*message]);
+    }
+}
+
+#[test]
+fn what_a_machine_lacks_is_named_with_the_setting_that_helps() {
+    let Err(ConfigError::Invalid { problems }) = load_with(None, &["--mode=ebpf"], &Environment::default())
+    else {
+        panic!("neither a host name nor a cgroup2 mount, and still a configuration");
+    };
+    let settings: Vec<_> =
+        problems.iter().map(|problem| (problem.setting.as_str(), problem.value.as_str())).collect();
+    assert_eq!(settings, [("hostnameOverride", "not set"), ("shunt.ebpf.cgroupRoot", "not set")]);
+}
+
+#[test]
+fn files_that_are_no_configuration_are_named() {
+    assert_eq!(
+        problems(Some("[]"), &[]),
+        ["--config: not a mapping: must be one KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1"]
+    );
+    let read = |path: &str| {
+        let flags = Flags::parse(["shunt", "--config", path]).unwrap();
+        Config::load(&flags, &environment()).unwrap_err().to_string()
+    };
+    assert_eq!(
+        read("/nonexistent/config"),
+        "--config: /nonexistent/config: cannot be read; must be a KubeProxyConfiguration file"
+    );
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "a: [").unwrap();
+    assert!(read(file.path().to_str().unwrap()).ends_with("is neither YAML nor JSON"));
+}
+
+#[test]
+fn every_flag_sets_a_field_and_stands_in_the_help_under_a_group() {
+    // Flags::parse builds the command, whose own checks run in debug builds.
+    let help = Flags::parse(["shunt", "--help"]).unwrap_err().to_string();
+    for flag in flags::FLAGS {
+        assert!(flag.path().is_none_or(|path| schema::field(path).is_some()), "--{}", flag.name);
+        assert!(help.contains(&format!("--{}", flag.name)), "--{} is missing in --help", flag.name);
+        assert!(!flags::help(flag).is_empty(), "--{} says nothing", flag.name);
+    }
+    let (before, once) = help.split_once("Do one thing and exit:").expect("a group");
+    for flag in ["--cleanup", "--init-only", "--write-config-to", "--version", "--help"] {
+        assert!(once.contains(flag) && !before.contains(&format!("{flag} ")), "{flag}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Leaving eBPF for a mode that translates in netfilter: connections that programs on links translate are handed over to conntrack,
+//! one by one, while the programs run. Afterwards nothing needs them.
+//!
+//! The programs take no new flows from then on, since no Service is left in their maps. A flow that is handed over is first held:
+//! both what the client sends and what the endpoint sends to where it sees its client is dropped as it comes in, and sent
+//! again a moment later. Once conntrack has the connection, the programs let all of it pass.
+
+use std::{net::SocketAddr, path::Path, time::Duration};
+
+use aya::{
+    Pod,
+    maps::{HashMap, Map, MapData},
+};
+use proxy_common::{
+    known::{self, Place},
+    layout::{
+        Direction, Endpoint, Flow, FlowKey, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, flow_state,
+    },
+    packet::{TCP, Tuple, UDP},
+};
+
+use super::maps;
+use crate::{
+    kernel::{
+        KernelError,
+        bpf::{MappedWords, PinDir},
+        clock,
+        conntrack::{self, Connection, Ends, HandedOver, Tracked, Translator},
+    },
+    model::IpFamily,
+};
+
+/// Hands over what the programs pinned in this directory translate, and has them translate nothing else. Without programs, or
+/// where they are of another layout, there is nothing to do.
+pub(super) fn hand_over(pin_dir: &Path) -> Result<HandedOver, KernelError> {
+    let mut done = HandedOver::default();
+    let Some(pins) = PinDir::existing(pin_dir)? else { return Ok(done) };
+    if maps::pinned_layouts(pins.path()).is_none_or(|(_, state)| state != STATE_LAYOUT_VERSION) {
+        return Ok(done);
+    }
+    remove_services(&pins)?;
+    let mut flows = Flows::open(&pins)?;
+    for family in IpFamily::ALL {
+        for protocol in [TCP, UDP] {
+            let HandedOver { connections, lost } = conntrack::hand_over(family, protocol, &mut flows)?;
+            done.connections += connections;
+            done.lost += lost;
+        }
+    }
+    Ok(done)
+}
+
+fn open<K: Pod, V: Pod>(pins: &PinDir, name: &str) -> Result<HashMap<MapData, K, V>, KernelError> {
+    let failed = || KernelError::bpf("open map", name);
+    let map = MapData::from_pin(pins.path().join(name)).map_err(failed())?;
+    Map::from_map_data(map).map_err(failed())?.try_into().map_err(failed())
+}
+
+fn remove_services(pins: &PinDir) -> Result<(), KernelError> {
+    let mut services: HashMap<MapData, ServiceKey, ServiceValue> = open(pins, "services")?;
+    let keys: Vec<ServiceKey> = services.keys().filter_map(Result::ok).collect();
+    keys.iter().try_for_each(|key| maps::removed("services")(services.remove(key)))
+}
+
+/// What the programs noted.
+struct Flows {
+    flows: HashMap<MapData, FlowKey, Flow>,
+    known: MappedWords,
+}
+
+impl Flows {
+    fn open(pins: &PinDir) -> Result<Self, KernelError> {
+        Ok(Self { flows: open(pins, "flows")?, known: pins.mapped("known", known::WORDS)? })
+    }
+
+    fn flow(&self, key: &FlowKey) -> Option<Flow> {
+        self.flows.get(key, 0).ok().filter(|flow| flow.state & flow_state::PASS == 0)
+    }
+
+    /// Notes what becomes of packets with these ends as they come in.
+    fn note(&mut self, protocol: u8, ends: Ends, flow: Flow) {
+        let key = key(Direction::Original, protocol, ends);
+        let used_ns = clock::monotonic().unwrap_or(Duration::ZERO).as_nanos();
+        let flow = Flow { used_ns: u64::try_from(used_ns).unwrap_or(u64::MAX), ..flow };
+        if let Err(error) = self.flows.insert(key, flow, 0) {
+            tracing::debug!(%error, "cannot note a flow that is handed over");
+        }
+        let Place { word, mask } = Place::of_service(&key.destination.addr, key.destination.port);
+        self.known.set(word, mask);
+    }
+}
+
+impl Translator for Flows {
+    fn dialled(&mut self, tracked: &Tracked) -> Option<Ends> {
+        let Ends { source, destination } = tracked.original;
+        let answer = Ends { source: destination, destination: source };
+        let flow = self.flow(&key(Direction::Reply, tracked.protocol, answer))?;
+        Some(Ends { source: address(flow.destination), destination: address(flow.source) })
+    }
+
+    fn hold(&mut self, connection: &Connection) {
+        let Tracked { protocol, reply, .. } = connection.tracked;
+        for ends in [connection.dialled, reply] {
+            let held = passing(protocol, ends, flow_state::HELD);
+            let flow = self.flow(&key(Direction::Original, protocol, ends)).unwrap_or(held);
+            self.note(protocol, ends, Flow { state: flow.state | flow_state::HELD, ..flow });
+        }
+    }
+
+    fn release(&mut self, connection: &Connection) {
+        let Tracked { protocol, reply, .. } = connection.tracked;
+        for ends in [connection.dialled, reply] {
+            self.note(protocol, ends, passing(protocol, ends, 0));
+        }
+    }
+}
+
+/// A flow that is left as it is.
+fn passing(protocol: u8, ends: Ends, state: u32) -> Flow {
+    let FlowKey { source, destination, .. } = key(Direction::Original, protocol, ends);
+    Flow { source, destination, state: flow_state::PASS | flow_state::REPLIED | state, ..Flow::NONE }
+}
+
+fn key(direction: Direction, protocol: u8, ends: Ends) -> FlowKey {
+    let Ends { source, destination } = ends;
+    let [source, destination] = [source, destination].map(|end| Endpoint::new(end.ip().into(), end.port()));
+    FlowKey::new(direction, protocol, Tuple { source, destination })
+}
+
+fn address(endpoint: Endpoint) -> SocketAddr {
+    SocketAddr::new(endpoint.addr.into(), endpoint.port)
+}

@@ -1,0 +1,63 @@
+//! `auto`: a mode that cannot run is passed over, and one that breaks is followed by the next.
+
+use std::{fs, path::Path, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use shunt_tests::world::Host;
+
+use super::bed::{Bed, Setting};
+
+/// The time that a mode may fail, and the time that the next one takes.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(60);
+const OFTEN: &str = "{iptables: {syncPeriod: 1s}, nftables: {syncPeriod: 1s}}";
+
+/// Pins cannot be made any more, so that programs that are gone from them cannot be put back; those on sockets still run.
+pub(crate) fn a_mode_that_breaks_is_followed_by_the_next_with_traffic_kept(setting: &Setting) -> Result<()> {
+    let mut bed = Bed::started(setting, "auto", OFTEN)?;
+    bed.wait_for_metric("shunt_mode{mode=\"ebpf\"} 1", GIVEN_UP_WITHIN)?;
+    let pins = bed.world.pin_directory();
+    bed.under_load(|bed| {
+        let _covered = Covered::new(&pins)?;
+        bed.wait_for_metric("shunt_mode{mode=\"nftables\"} 1", GIVEN_UP_WITHIN)?;
+        bed.wait_for_metric("shunt_modes_broken_total{mode=\"ebpf\"} 1", GIVEN_UP_WITHIN)?;
+        // What the old programs know of must not decide any more.
+        bed.serve(&[Host::A2, Host::A3])?;
+        bed.wait_until_served(&[Host::A2, Host::A3], GIVEN_UP_WITHIN)?;
+        ensure!(bed.page("/proxyMode")?.body == "nftables");
+        bed.wait_for_log("another one takes over", Duration::ZERO)
+    })?;
+    bed.end()
+}
+
+/// The probe finds all that the eBPF mode needs; but pins are to be where no bpf filesystem is.
+pub(crate) fn a_mode_that_cannot_start_is_passed_over(setting: &Setting) -> Result<()> {
+    let mut bed = Bed::new(setting, "auto", "{}")?;
+    let elsewhere = bed.world.directory().join("no-bpffs");
+    bed.proxy.set_flag("--bpf-pin-dir", &elsewhere.display().to_string());
+    bed.proxy.start(&mut bed.world)?;
+    bed.wait_until_served(&[Host::A1, Host::A2], GIVEN_UP_WITHIN)?;
+    bed.wait_for_metric("shunt_mode{mode=\"nftables\"} 1", GIVEN_UP_WITHIN)?;
+    bed.wait_for_log("is not on a bpf filesystem", Duration::ZERO)?;
+    bed.end()
+}
+
+/// An empty file system mounted over a directory; it goes when this is dropped.
+struct Covered<'a>(&'a Path);
+
+impl<'a> Covered<'a> {
+    fn new(path: &'a Path) -> Result<Self> {
+        ensure!(fs::exists(path)?, "{} is not there", path.display());
+        let none = None::<&str>;
+        mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), none).context("mount over the pins")?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Covered<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = umount2(self.0, MntFlags::MNT_DETACH) {
+            eprintln!("cannot unmount {}: {error}", self.0.display());
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What the daemon sets on the node, and what it leaves there.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use shunt_tests::{deadline::Deadline, small_cluster::NODE, world::Host};
+
+use super::bed::{Bed, Setting};
+
+const SOON: Duration = Duration::from_secs(10);
+
+const CONNTRACK_MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
+
+/// A size for conntrack's table that it has not, and that needs no more buckets, which could be set.
+fn other_size(now: u32) -> Result<u32> {
+    let buckets: u32 =
+        std::fs::read_to_string("/sys/module/nf_conntrack/parameters/hashsize")?.trim().parse()?;
+    Ok(if buckets == now { now / 2 } else { buckets })
+}
+
+pub(crate) fn settings_of_the_node_are_made(setting: &Setting) -> Result<()> {
+    // Above zero: less would need CAP_SYS_RESOURCE, which not every machine gives its containers.
+    let fields = "{oomScoreAdj: 300, conntrack: {tcpEstablishedTimeout: 2h, tcpCloseWaitTimeout: 10m, udpTimeout: 40s, \
+                  udpStreamTimeout: 50s, tcpBeLiberal: true}}";
+    let bed = Bed::started(setting, &setting.mode, fields)?;
+    for (name, value) in [
+        ("tcp_timeout_established", "7200"),
+        ("tcp_timeout_close_wait", "600"),
+        ("udp_timeout", "40"),
+        ("udp_timeout_stream", "50"),
+        ("tcp_be_liberal", "1"),
+    ] {
+        let path = format!("/proc/sys/net/netfilter/nf_conntrack_{name}");
+        let seen = bed.world.run(Host::Node1, &format!("cat {path}"))?;
+        ensure!(seen.trim() == value, "{path} is {seen:?}, not {value}");
+    }
+    let process = bed.proxy.process_id().unwrap_or_default();
+    let score = std::fs::read_to_string(format!("/proc/{process}/oom_score_adj"))?;
+    ensure!(score.trim() == "300", "oom_score_adj is {score}");
+    bed.end()
+}
+
+/// The table's size is all namespaces', and cannot be set from one.
+pub(crate) fn settings_that_cannot_be_made_are_told_and_no_reason_to_stop(setting: &Setting) -> Result<()> {
+    let size = "/proc/sys/net/netfilter/nf_conntrack_max";
+    let buckets: u32 =
+        std::fs::read_to_string("/sys/module/nf_conntrack/parameters/hashsize")?.trim().parse()?;
+    // Other than it is, and with no need for more buckets, which could be set.
+    let now: u32 = std::fs::read_to_string(size)?.trim().parse()?;
+    let wanted = if buckets == now { now / 2 } else { buckets };
+    let fields = format!("{{conntrack: {{maxPerCore: 1, min: {wanted}}}}}");
+    let mut bed = Bed::started(setting, &setting.mode, &fields)?;
+    bed.wait_for_log(CONNTRACK_MAX, SOON)?;
+    bed.wait_for_log("a setting of the node stays as it was", SOON)?;
+    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
+    bed.end()
+}
+
+pub(crate) fn sigterm_leaves_traffic_alone(setting: &Setting) -> Result<()> {
+    let mut bed = Bed::started(setting, &setting.mode, "{}")?;
+    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
+    bed.proxy.stop()?;
+    bed.wait_until_served(&[Host::A1, Host::A2], Duration::ZERO)?;
+    bed.under_load(|bed| bed.wait_until_served(&[Host::A1, Host::A2], SOON))?;
+    bed.wait_for_log("Services go on working as they are", Duration::ZERO)?;
+    bed.end()
+}
+
+pub(crate) fn the_node_object_is_waited_for(setting: &Setting) -> Result<()> {
+    let mut bed = Bed::new(setting, &setting.mode, "{}")?;
+    bed.cluster.server().delete("Node", "", "node1")?;
+    bed.proxy.spawn(&bed.world)?;
+    bed.wait_for_log("waiting for the Node object", SOON)?;
+    ensure!(bed.wait_until_served(&[Host::A1, Host::A2], Duration::ZERO).is_err(), "it does not wait");
+    bed.cluster.apply_all(NODE)?;
+    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
+    bed.end()
+}
+
+pub(crate) fn events_tell_of_a_start_and_of_what_is_refused(setting: &Setting) -> Result<()> {
+    let now: u32 = std::fs::read_to_string(CONNTRACK_MAX)?.trim().parse()?;
+    let fields = format!("{{conntrack: {{maxPerCore: 1, min: {}}}}}", other_size(now)?);
+    let bed = Bed::started(setting, &setting.mode, &fields)?;
+    let reasons = || {
+        let events = bed.cluster.server().events();
+        let reason = |event: &serde_json::Value| event["reason"].as_str().unwrap_or_default().to_owned();
+        events.iter().map(reason).collect::<Vec<_>>()
+    };
+    let wanted = ["SettingsRefused", "Starting"];
+    let told = || wanted.iter().all(|reason| reasons().iter().any(|told| told == reason)).then_some(());
+    Deadline::after(SOON).poll(told).with_context(|| format!("events: {:?}", reasons()))?;
+    for event in bed.cluster.server().events() {
+        ensure!(event["regarding"]["name"] == "node1" && event["type"].is_string(), "{event}");
+    }
+    bed.end()
+}

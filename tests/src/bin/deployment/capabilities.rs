@@ -1,0 +1,110 @@
+//! The capabilities that the DaemonSet lists.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize as _;
+use serde_yaml_ng::Value;
+
+use shunt_tests::process;
+
+use crate::scene::Scene;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+const MODES: [&str; 3] = ["ebpf", "nftables", "iptables"];
+
+/// Those of the manifest, without `CAP_`.
+fn listed() -> Result<Vec<String>> {
+    let text = include_str!("../../../../deploy/kubernetes/daemonset.yaml");
+    let daemon_set = Value::deserialize(serde_yaml_ng::Deserializer::from_str(text))?;
+    let context = &daemon_set["spec"]["template"]["spec"]["containers"][0]["securityContext"];
+    ensure!(context["privileged"] == Value::Bool(false), "the container is privileged");
+    let names = context["capabilities"]["add"].as_sequence().context("capabilities")?;
+    names.iter().map(|name| name.as_str().map(String::from).context("a name")).collect()
+}
+
+/// The capabilities of this process, as capsh names them.
+fn held() -> Result<String> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:")).context("CapEff")?;
+    let decoded =
+        process::run_to_end(Path::new("/usr/sbin/capsh"), &[&format!("--decode={}", set.trim())], LIMIT)?;
+    Ok(decoded.stdout)
+}
+
+fn all_but(missing: &str) -> Result<Vec<String>> {
+    let mut all = listed()?;
+    let before = all.len();
+    all.retain(|name| name != missing);
+    ensure!(all.len() < before, "the manifest does not list {missing}");
+    Ok(all)
+}
+
+/// The program serves with them and nothing more, and complains of nothing.
+pub(crate) fn those_of_the_manifest_are_enough(shunt: &Path, mode: &str) -> Result<()> {
+    let mut scene = Scene::build(shunt)?;
+    scene.configure(mode, "{}")?;
+    scene.spawn(Some(&listed()?), &[])?;
+    scene.healthy()?;
+    scene.serves()?;
+    scene.stop()?;
+    let said = scene.said()?;
+    // What this machine itself may not do, nobody on it can be given.
+    let may_adjust = held()?.contains("cap_sys_resource");
+    let counts = |line: &&str| may_adjust || !line.contains("oom_score_adj");
+    let refused = |line: &&str| line.contains("denied") || line.contains("not permitted");
+    let complaints: Vec<_> = said.lines().filter(refused).filter(counts).collect();
+    ensure!(complaints.is_empty(), "it complains: {complaints:?}");
+    Ok(())
+}
+
+pub(crate) fn without_net_admin_no_mode_starts_and_each_says_so(shunt: &Path) -> Result<()> {
+    for mode in MODES {
+        ends_and_names(shunt, mode, "NET_ADMIN", "CAP_NET_ADMIN")?;
+    }
+    Ok(())
+}
+
+pub(crate) fn without_sys_admin_ebpf_says_what_is_missing_and_the_others_run(shunt: &Path) -> Result<()> {
+    ends_and_names(shunt, "ebpf", "SYS_ADMIN", "CAP_PERFMON, CAP_BPF")?;
+    for mode in ["nftables", "iptables"] {
+        let mut scene = Scene::build(shunt)?;
+        scene.configure(mode, "{}")?;
+        scene.spawn(Some(&all_but("SYS_ADMIN")?), &[])?;
+        scene.healthy()?;
+        scene.serves()?;
+        scene.stop()?;
+    }
+    Ok(())
+}
+
+pub(crate) fn without_net_raw_the_old_iptables_cannot_be_used_and_that_is_said(shunt: &Path) -> Result<()> {
+    let mut scene = Scene::build(shunt)?;
+    shunt_tests::runner::IptablesInUse::Legacy.hint(&scene.world)?;
+    scene.configure("iptables", "{}")?;
+    scene.spawn(Some(&all_but("NET_RAW")?), &[])?;
+    scene.says("CAP_NET_RAW")?;
+    scene.stop().or_else(|_| scene.ended().map(drop))
+}
+
+pub(crate) fn without_sys_resource_the_oom_score_stays_and_that_is_said(shunt: &Path) -> Result<()> {
+    let mut scene = Scene::build(shunt)?;
+    scene.configure("nftables", "{}")?;
+    scene.spawn(Some(&all_but("SYS_RESOURCE")?), &[])?;
+    scene.healthy()?;
+    scene.says("oom_score_adj")?;
+    scene.serves()?;
+    scene.stop()
+}
+
+fn ends_and_names(shunt: &Path, mode: &str, missing: &str, named: &str) -> Result<()> {
+    let mut scene = Scene::build(shunt)?;
+    scene.configure(mode, "{}")?;
+    scene.spawn(Some(&all_but(missing)?), &[])?;
+    ensure!(scene.ended()?, "{mode} without {missing} ends well");
+    let said = scene.said()?;
+    let last = said.lines().last().unwrap_or_default();
+    ensure!(last.contains(named), "{mode} without {missing} does not name it: {last}");
+    Ok(())
+}

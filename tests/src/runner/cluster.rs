@@ -1,0 +1,70 @@
+//! An API server on node1, for a proxy that watches it.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Context as _, Result};
+use serde::Deserialize as _;
+use serde_yaml_ng::Mapping;
+use tokio::{net::TcpListener, runtime::Runtime};
+
+use crate::{
+    apiserver::ApiServer,
+    case::ObjectKey,
+    world::{Host, World},
+};
+
+/// A server on node1's loopback, in this process; it ends with it.
+pub struct Cluster {
+    server: ApiServer,
+    runtime: Runtime,
+}
+
+impl Cluster {
+    /// Starts a server without objects.
+    pub fn start(world: &World) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let listener = world.listen(Host::Node1, (Ipv4Addr::LOCALHOST, 0).into())?;
+        let server = {
+            let _entered = runtime.enter();
+            ApiServer::start_on(TcpListener::from_std(listener)?)?
+        };
+        Ok(Self { server, runtime })
+    }
+
+    /// The server.
+    pub fn server(&self) -> &ApiServer {
+        &self.server
+    }
+
+    /// Adds or replaces an object.
+    pub fn apply(&self, manifest: &Mapping) -> Result<()> {
+        self.server.put(serde_json::to_value(manifest).context("an object as JSON")?).map(drop)
+    }
+
+    /// Adds or replaces all objects of a text.
+    pub fn apply_all(&self, text: &str) -> Result<()> {
+        for document in serde_yaml_ng::Deserializer::from_str(text) {
+            self.apply(&Mapping::deserialize(document)?)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes an object.
+    pub fn delete(&self, key: &ObjectKey) -> Result<()> {
+        let namespace = key.namespace.as_deref().unwrap_or_default();
+        self.server.delete(&key.kind, namespace, &key.name).map(drop)
+    }
+
+    /// Takes the server down: connections break, new ones are refused. Objects stay.
+    pub fn down(&mut self) {
+        self.runtime.block_on(self.server.down());
+    }
+
+    /// Brings it up again at the same address.
+    pub fn up(&mut self, world: &World) -> Result<()> {
+        let listener = world.listen(Host::Node1, self.server.address())?;
+        let _entered = self.runtime.enter();
+        self.server.up_on(TcpListener::from_std(listener)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! Where the proxy's objects are: a directory of manifests, or an API server.
+
+use anyhow::Result;
+use serde_yaml_ng::Mapping;
+
+use super::{Cluster, Manifests};
+use crate::{case::ObjectKey, world::World};
+
+/// What a proxy can have its objects from.
+pub trait Source {
+    /// The flag that tells the proxy, and its value.
+    fn flag(&self) -> (&'static str, String);
+}
+
+/// The kinds of sources.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ObjectsFrom {
+    /// A directory of manifests.
+    #[default]
+    Manifests,
+    /// An API server on node1.
+    Api,
+}
+
+impl std::str::FromStr for ObjectsFrom {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "manifests" => Ok(Self::Manifests),
+            "api" => Ok(Self::Api),
+            _ => Err("must be manifests or api".to_owned()),
+        }
+    }
+}
+
+/// The objects of a case.
+pub enum Objects {
+    /// In a directory.
+    Manifests(Manifests),
+    /// In an API server.
+    Api(Cluster),
+}
+
+impl Objects {
+    /// No objects yet.
+    pub fn create(from: ObjectsFrom, world: &World) -> Result<Self> {
+        match from {
+            ObjectsFrom::Manifests => Manifests::create(world.directory()).map(Self::Manifests),
+            ObjectsFrom::Api => Cluster::start(world).map(Self::Api),
+        }
+    }
+
+    /// Adds or replaces an object.
+    pub fn apply(&self, key: &ObjectKey, manifest: &Mapping) -> Result<()> {
+        match self {
+            Self::Manifests(manifests) => manifests.apply(key, manifest),
+            Self::Api(cluster) => cluster.apply(manifest),
+        }
+    }
+
+    /// Adds or replaces the objects of a text; a directory has them in a file of this name.
+    pub fn place(&self, name: &str, text: &str) -> Result<()> {
+        match self {
+            Self::Manifests(manifests) => manifests.place(name, text),
+            Self::Api(cluster) => cluster.apply_all(text),
+        }
+    }
+
+    /// Deletes an object.
+    pub fn delete(&self, key: &ObjectKey) -> Result<()> {
+        match self {
+            Self::Manifests(manifests) => manifests.delete(key),
+            Self::Api(cluster) => cluster.delete(key),
+        }
+    }
+}
+
+impl Source for Objects {
+    fn flag(&self) -> (&'static str, String) {
+        match self {
+            Self::Manifests(manifests) => manifests.flag(),
+            Self::Api(cluster) => cluster.flag(),
+        }
+    }
+}
+
+impl Source for Manifests {
+    fn flag(&self) -> (&'static str, String) {
+        ("--manifests", self.directory().display().to_string())
+    }
+}
+
+impl Source for Cluster {
+    fn flag(&self) -> (&'static str, String) {
+        ("--master", self.server().url())
+    }
+}

@@ -1,0 +1,154 @@
+//! Clients that dial all the time, from pods: while something is done to the proxy, no connection may fail.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+
+use crate::{
+    agent::{
+        Agent,
+        protocol::{Dial, Order, Protocol, Send, Try},
+    },
+    small_cluster::{CLUSTER_IP, DNS, NODE_PORT},
+    world::{Host, World},
+};
+
+const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
+const BATCH: usize = 50;
+const HELD: &str = "held";
+
+/// What one client saw.
+pub struct Load {
+    /// Who dialled what.
+    pub name: String,
+    /// How many connections were made.
+    pub connections: usize,
+    /// What went wrong.
+    pub failures: Vec<String>,
+}
+
+impl Load {
+    /// Whether nothing failed; prints how it went.
+    pub fn report(loads: &[Self]) -> bool {
+        for load in loads {
+            println!("{}: {} connections, {} failed", load.name, load.connections, load.failures.len());
+            load.failures.iter().take(3).for_each(|failure| println!("    {failure}"));
+        }
+        loads.iter().all(|load| load.failures.is_empty() && load.connections > 0)
+    }
+}
+
+/// Three pods of node1: one dials a cluster IP, one a node port, one sends UDP. Each holds a connection besides.
+pub struct Clients([Client; 3]);
+
+impl Clients {
+    /// Takes the pods out of the world, for use beside it.
+    pub fn take(world: &mut World) -> Result<Self> {
+        let mut clients = [
+            Client::new(world, Host::A1, dial(CLUSTER_IP, Protocol::Tcp, false)?)?,
+            Client::new(world, Host::A2, dial(NODE_PORT, Protocol::Tcp, false)?)?,
+            Client::new(world, Host::A3, dial(DNS, Protocol::Udp, true)?)?,
+        ];
+        clients.iter_mut().try_for_each(Client::hold)?;
+        Ok(Self(clients))
+    }
+
+    /// Modes will change: programs that go take along what a socket says of its peer, and what is held must live on all the while.
+    pub fn modes_change(&mut self) {
+        self.0.iter_mut().for_each(|client| client.modes_change = true);
+    }
+
+    /// Has all dial while something is done.
+    pub fn dial_while(&mut self, job: impl FnOnce() -> Result<()>) -> Result<Vec<Load>> {
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let running: Vec<_> =
+                self.0.iter_mut().map(|client| scope.spawn(|| client.load(&done))).collect();
+            let ended = job();
+            done.store(true, Ordering::Relaxed);
+            let loads: Result<Vec<Load>> = running
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect();
+            ended.and(loads)
+        })
+    }
+
+    /// The connections that were held from the beginning still work.
+    pub fn ensure_held(&mut self) -> Result<()> {
+        self.0.iter_mut().try_for_each(Client::ensure_held)
+    }
+
+    /// New connections reach this host alone.
+    pub fn ensure_only(&mut self, host: Host) -> Result<()> {
+        self.0.iter_mut().take(1).try_for_each(|client| client.ensure_only(host))
+    }
+}
+
+/// A pod that dials one address, over and over.
+struct Client {
+    host: Host,
+    dial: Dial,
+    agent: Agent,
+    modes_change: bool,
+}
+
+impl Client {
+    fn new(world: &mut World, host: Host, dial: Dial) -> Result<Self> {
+        Ok(Self { host, dial, agent: world.lend_agent(host)?, modes_change: false })
+    }
+
+    fn load(&mut self, done: &AtomicBool) -> Result<Load> {
+        let name = format!("{} to {}", self.host, self.dial.to);
+        let mut load = Load { name, connections: 0, failures: Vec::new() };
+        while !done.load(Ordering::Relaxed) {
+            let tries = self.agent.dial(self.dial.clone())?;
+            load.connections += tries.len();
+            load.failures.extend(tries.into_iter().filter_map(|one| failure(one, self.modes_change)));
+            if self.modes_change {
+                load.failures.extend(self.ensure_held().err().map(|error| error.to_string()));
+            }
+        }
+        Ok(load)
+    }
+
+    fn hold(&mut self) -> Result<()> {
+        let held = Dial { hold: Some(HELD.into()), tries: 1, ..dial(CLUSTER_IP, Protocol::Tcp, false)? };
+        let tries = self.agent.dial(held)?;
+        ensure!(matches!(tries[..], [Try::Answered(_)]), "the first connection fails: {tries:?}");
+        Ok(())
+    }
+
+    fn ensure_held(&mut self) -> Result<()> {
+        let send = Send { id: HELD.into(), size: 1, answer: 0, timeout: ANSWERED_WITHIN };
+        let answer = self.agent.send(send)?;
+        ensure!(matches!(answer, Try::Answered(_)), "an established connection has ended: {answer:?}");
+        Ok(())
+    }
+
+    fn ensure_only(&mut self, host: Host) -> Result<()> {
+        for one in self.agent.dial(self.dial.clone())? {
+            let is_right = matches!(&one, Try::Answered(answer) if answer.host == host.name());
+            ensure!(is_right, "{host} is the only endpoint left, and not what this reached: {one:?}");
+        }
+        Ok(())
+    }
+}
+
+fn failure(one: Try, any_peer: bool) -> Option<String> {
+    match one {
+        Try::Answered(answer) if any_peer || answer.reported == answer.dialled => None,
+        Try::Answered(answer) => Some(format!("the peer is {}", answer.reported)),
+        Try::Failed(failure) => Some(format!("{}: {}", failure.doing, failure.message)),
+    }
+}
+
+fn dial(to: &str, protocol: Protocol, unconnected: bool) -> Result<Dial> {
+    let order = Order::InSequence;
+    let timeout = ANSWERED_WITHIN;
+    Ok(Dial { unconnected, order, timeout, ..Dial::new(to.parse()?, protocol, BATCH) })
+}

@@ -1,0 +1,265 @@
+//! What is in deploy/: objects that the API server would take, roles with just what is asked for, a chart that yields the same.
+
+use std::{fs, path::Path};
+
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{ConfigMap, ServiceAccount},
+    rbac::v1::{ClusterRole, ClusterRoleBinding},
+};
+use proxy_userspace::config::{Config, ConfigFile, Environment, Flags, Mode};
+use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+fn deploy() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy"))
+}
+
+fn documents(text: &str) -> Vec<Value> {
+    let documents = serde_yaml_ng::Deserializer::from_str(text);
+    documents.map(|document| Value::deserialize(document).expect("YAML")).collect()
+}
+
+fn files(directory: &Path) -> Vec<(String, String)> {
+    let entries = fs::read_dir(directory).expect("a directory");
+    let mut files: Vec<_> = entries
+        .map(|entry| entry.expect("an entry"))
+        .map(|entry| {
+            (
+                entry.file_name().to_string_lossy().into_owned(),
+                fs::read_to_string(entry.path()).expect("text"),
+            )
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+/// All objects of the plain manifests.
+fn objects() -> Vec<Value> {
+    files(&deploy().join("kubernetes")).iter().flat_map(|(_, text)| documents(text)).collect()
+}
+
+fn object<T: DeserializeOwned>(kind: &str) -> T {
+    let found = objects().into_iter().find(|object| object["kind"] == kind).expect(kind);
+    serde_json::from_value(found).expect(kind)
+}
+
+/// Reads an object as Kubernetes' type: what the type does not know is lost on the way, and so shows.
+fn check<T: DeserializeOwned + Serialize>(object: &Value) {
+    let typed: T =
+        serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object:#}"));
+    let back = serde_json::to_value(&typed).expect("JSON");
+    assert_holds(&back, object, "");
+}
+
+/// Every field of `wanted` is in `object`, at any depth.
+fn assert_holds(object: &Value, wanted: &Value, path: &str) {
+    match (object, wanted) {
+        (Value::Object(object), Value::Object(wanted)) => {
+            for (name, value) in wanted {
+                let path = format!("{path}.{name}");
+                assert_holds(
+                    object.get(name).unwrap_or_else(|| panic!("{path}: no such field")),
+                    value,
+                    &path,
+                );
+            }
+        }
+        (Value::Array(object), Value::Array(wanted)) => {
+            assert_eq!(object.len(), wanted.len(), "{path}");
+            for (i, (object, wanted)) in object.iter().zip(wanted).enumerate() {
+                assert_holds(object, wanted, &format!("{path}[{i}]"));
+            }
+        }
+        _ => assert_eq!(object, wanted, "{path}"),
+    }
+}
+
+#[test]
+fn every_object_is_one_of_kubernetes_and_has_no_field_that_it_does_not_know() {
+    for object in objects() {
+        match object["kind"].as_str().expect("a kind") {
+            "ConfigMap" => check::<ConfigMap>(&object),
+            "DaemonSet" => check::<DaemonSet>(&object),
+            "ServiceAccount" => check::<ServiceAccount>(&object),
+            "ClusterRole" => check::<ClusterRole>(&object),
+            "ClusterRoleBinding" => check::<ClusterRoleBinding>(&object),
+            other => panic!("{other}: say above what it is"),
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "hostNetworks: no such field")]
+fn a_field_that_kubernetes_does_not_know_is_found() {
+    let mut object = objects().into_iter().find(|object| object["kind"] == "DaemonSet").expect("a DaemonSet");
+    object["spec"]["template"]["spec"]["hostNetworks"] = true.into();
+    check::<DaemonSet>(&object);
+}
+
+#[test]
+fn the_daemon_set_selects_its_own_pods_mounts_what_it_defines_and_is_not_privileged() {
+    let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");
+    let labels = set.template.metadata.and_then(|metadata| metadata.labels).expect("labels");
+    for (name, value) in set.selector.match_labels.expect("a selector") {
+        assert_eq!(labels.get(&name), Some(&value));
+    }
+    let pod = set.template.spec.expect("a pod");
+    assert_eq!((pod.host_network, pod.service_account_name.as_deref()), (Some(true), Some("shunt")));
+    let [container] = &pod.containers[..] else { panic!("one container") };
+    let mut mounts: Vec<_> =
+        container.volume_mounts.iter().flatten().map(|mount| mount.name.as_str()).collect();
+    let mut volumes: Vec<_> = pod.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
+    mounts.sort_unstable();
+    volumes.sort_unstable();
+    assert_eq!(mounts, volumes);
+    let context = container.security_context.as_ref().expect("a context");
+    assert_eq!((context.privileged, context.allow_privilege_escalation), (Some(false), Some(false)));
+    let capabilities = context.capabilities.as_ref().expect("capabilities");
+    assert_eq!(capabilities.drop.as_deref(), Some(&["ALL".to_owned()][..]));
+    let added = capabilities.add.as_deref().expect("some");
+    let names = ["NET_ADMIN", "NET_RAW", "SYS_ADMIN", "SYS_RESOURCE"];
+    assert_eq!(added, names, "the program `deployment` tries these");
+}
+
+#[test]
+fn the_flags_and_the_file_of_the_daemon_set_are_accepted_without_a_word() {
+    let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");
+    let arguments = set.template.spec.expect("a pod").containers.remove(0).args.expect("arguments");
+    let map: ConfigMap = object("ConfigMap");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("config.conf");
+    fs::write(&path, &map.data.expect("data")["config.conf"]).expect("written");
+    let arguments: Vec<String> = arguments
+        .iter()
+        .map(|argument| {
+            argument.replace("/etc/shunt", &directory.path().to_string_lossy()).replace("$(NODE_NAME)", "n")
+        })
+        .collect();
+    let flags = Flags::parse(["shunt".to_owned()].into_iter().chain(arguments)).expect("flags");
+    let file = ConfigFile::read(&path).expect("the file");
+    let environment = Environment::default();
+    let config = Config::load_from(&flags, Some(file), &environment, Mode::Ebpf).expect("a configuration");
+    assert_eq!(config.notes, []);
+    assert!(config.mode_is_auto && &*config.model.node_name == "n");
+    assert_eq!(config.ebpf.cgroup_root, Path::new("/host/cgroup"));
+}
+
+/// What the program asks for: `watch/api` lists and watches three kinds, and events are written.
+#[test]
+fn the_role_allows_what_is_asked_for_and_nothing_more() {
+    let role: ClusterRole = object("ClusterRole");
+    let mut allowed = Vec::new();
+    for rule in role.rules.expect("rules") {
+        for group in rule.api_groups.iter().flatten() {
+            for resource in rule.resources.iter().flatten() {
+                allowed.push(format!("{group}/{resource}: {}", rule.verbs.join(" ")));
+            }
+        }
+    }
+    allowed.sort();
+    assert_eq!(
+        allowed,
+        [
+            "/events: create patch update",
+            "/nodes: get list watch",
+            "/services: list watch",
+            "discovery.k8s.io/endpointslices: list watch",
+            "events.k8s.io/events: create patch update",
+        ]
+    );
+    let binding: ClusterRoleBinding = object("ClusterRoleBinding");
+    let subjects = binding.subjects.expect("subjects");
+    let account: ServiceAccount = object("ServiceAccount");
+    assert_eq!((&binding.role_ref.name, subjects.len()), (role.metadata.name.as_ref().expect("a name"), 1));
+    assert_eq!(
+        (Some(&subjects[0].name), &subjects[0].namespace),
+        (account.metadata.name.as_ref(), &account.metadata.namespace)
+    );
+}
+
+#[test]
+fn the_chart_with_its_defaults_yields_the_plain_manifests() {
+    let chart = deploy().join("chart/shunt");
+    let values = fs::read_to_string(chart.join("values.yaml")).expect("values");
+    for (name, template) in files(&chart.join("templates")) {
+        let plain = fs::read_to_string(deploy().join("kubernetes").join(&name)).expect("the plain manifest");
+        let rendered = render(&template, &documents(&values)[0]);
+        assert_eq!(with_config_parsed(documents(&rendered)), with_config_parsed(documents(&plain)), "{name}");
+    }
+    assert_eq!(files(&chart.join("templates")).len(), files(&deploy().join("kubernetes")).len());
+    let about = &documents(&fs::read_to_string(chart.join("Chart.yaml")).expect("Chart.yaml"))[0];
+    assert_eq!((about["apiVersion"].as_str(), about["name"].as_str()), (Some("v2"), Some("shunt")));
+    assert_eq!(about["appVersion"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn values_of_the_chart_reach_what_they_are_for() {
+    let template =
+        fs::read_to_string(deploy().join("chart/shunt/templates/daemonset.yaml")).expect("a template");
+    let mut values =
+        documents(&fs::read_to_string(deploy().join("chart/shunt/values.yaml")).expect("values")).remove(0);
+    values["image"]["tag"] = "9.9".into();
+    values["apiServer"]["host"] = "192.0.2.1".into();
+    values["cgroup"] = "/sys/fs/cgroup/unified".into();
+    values["tolerations"] = serde_json::json!([{"key": "a", "effect": "NoSchedule"}]);
+    let rendered = render(&template, &values);
+    check::<DaemonSet>(&documents(&rendered)[0]);
+    for part in ["shunt:9.9", "value: 192.0.2.1", "path: /sys/fs/cgroup/unified", "effect: NoSchedule"] {
+        assert!(rendered.contains(part), "{part}: {rendered}");
+    }
+}
+
+/// Comments of the file in the map differ, and do not count.
+fn with_config_parsed(mut objects: Vec<Value>) -> Vec<Value> {
+    for object in &mut objects {
+        if let Some(text) = object["data"]["config.conf"].as_str() {
+            object["data"]["config.conf"] = documents(text).remove(0);
+        } else if object["data"].is_null()
+            && let Some(object) = object.as_object_mut()
+        {
+            object.remove("data");
+        }
+    }
+    objects
+}
+
+/// Renders a template as `helm template shunt --namespace kube-system` does, as far as the chart's templates go: `.Values` and
+/// `.Release`, and `toYaml VALUE | indent N`. Anything else in braces is an error.
+fn render(template: &str, values: &Value) -> String {
+    let mut rendered = String::new();
+    let mut rest = template;
+    while let Some((before, after)) = rest.split_once("{{") {
+        let (action, after) = after.split_once("}}").expect("an action ends");
+        rendered.push_str(before);
+        rendered.push_str(&action_value(action.trim(), values));
+        rest = after;
+    }
+    rendered + rest
+}
+
+fn action_value(action: &str, values: &Value) -> String {
+    let words: Vec<&str> = action.split_whitespace().collect();
+    match words[..] {
+        [path] => match lookup(path, values) {
+            Value::String(text) => text,
+            other => other.to_string(),
+        },
+        ["toYaml", path, "|", "indent", width] => {
+            let yaml = serde_yaml_ng::to_string(&lookup(path, values)).expect("YAML");
+            let indent = " ".repeat(width.parse().expect("a width"));
+            yaml.trim_end().lines().map(|line| format!("{indent}{line}")).collect::<Vec<_>>().join("\n")
+        }
+        _ => panic!("{{{{ {action} }}}}: not known here"),
+    }
+}
+
+fn lookup(path: &str, values: &Value) -> Value {
+    if path == ".Release.Namespace" {
+        return "kube-system".into();
+    }
+    let path = path.strip_prefix(".Values.").unwrap_or_else(|| panic!("{path}: not known here"));
+    let found = path.split('.').try_fold(values, |value, name| value.get(name));
+    found.unwrap_or_else(|| panic!("{path} has no value")).clone()
+}
