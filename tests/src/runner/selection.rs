@@ -15,9 +15,13 @@ const NOT_IN_MODE: &[(&str, &str)] = &[
     ("nftables", "forward-of-nft"),
     ("iptables", "bridged-pods"),
     ("iptables", "flows-of-its-own"),
+    ("ipvs", "bridged-pods"),
+    ("ipvs", "flows-of-its-own"),
     // The rules are in one of the two.
     ("iptables nft", "forward-of-legacy"),
     ("iptables legacy", "forward-of-nft"),
+    ("ipvs nft", "forward-of-legacy"),
+    ("ipvs legacy", "forward-of-nft"),
 ];
 
 /// Which iptables a node uses.
