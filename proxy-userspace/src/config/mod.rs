@@ -23,8 +23,6 @@ mod tests;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use ipnet::IpNet;
-
 pub use change::Change;
 pub use environment::Environment;
 pub use file::{ConfigFile, FileChanges};
@@ -33,7 +31,9 @@ pub use problem::{ConfigError, Note, Problem};
 pub use written::Effective;
 
 use crate::{
-    dataplane::{ebpf::EbpfSettings, iptables::IptablesSettings, nftables::NftablesSettings},
+    dataplane::{
+        ebpf::EbpfSettings, iptables::IptablesSettings, ipvs::IpvsSettings, nftables::NftablesSettings,
+    },
     model::ModelSettings,
     node::NodeSettings,
 };
@@ -48,11 +48,13 @@ pub enum Mode {
     Nftables,
     /// iptables.
     Iptables,
+    /// IPVS, the kernel's virtual server. `auto` never stands for it.
+    Ipvs,
 }
 
 impl Mode {
     /// All of them, in the order in which `auto` prefers them.
-    pub const ALL: [Self; 3] = [Self::Ebpf, Self::Nftables, Self::Iptables];
+    pub const ALL: [Self; 4] = [Self::Ebpf, Self::Nftables, Self::Iptables, Self::Ipvs];
 
     /// The name it is chosen by, and that `/proxyMode` answers.
     pub const fn name(self) -> &'static str {
@@ -60,6 +62,7 @@ impl Mode {
             Self::Ebpf => "ebpf",
             Self::Nftables => "nftables",
             Self::Iptables => "iptables",
+            Self::Ipvs => "ipvs",
         }
     }
 }
@@ -85,23 +88,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
-}
-
-/// What is for the ipvs mode alone. Timeouts of zero leave what the kernel has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IpvsSettings {
-    /// The scheduler of virtual servers.
-    pub scheduler: String,
-    /// Virtual servers in these ranges are somebody else's.
-    pub exclude_cidrs: Vec<IpNet>,
-    /// Do not answer ARP for Service addresses.
-    pub strict_arp: bool,
-    /// Of idle TCP connections.
-    pub tcp_timeout: Duration,
-    /// Of TCP connections after a FIN.
-    pub tcp_fin_timeout: Duration,
-    /// Of UDP flows.
-    pub udp_timeout: Duration,
 }
 
 /// The whole configuration, checked and with defaults filled in.

@@ -9,6 +9,7 @@ pub mod ebpf;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod iptables;
+pub mod ipvs;
 pub mod leftovers;
 pub mod nftables;
 mod renderer;

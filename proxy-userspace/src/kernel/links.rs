@@ -21,6 +21,9 @@ use crate::model::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts};
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
+/// kube-proxy's ipvs mode, upstream's as ours, makes this link for addresses that the node serves and does not have for its own.
+const VIRTUAL_LINK: &str = "kube-ipvs0";
+
 /// Reports all links and addresses, sorted, at once and after every change; and on `disturbed` that someone removed a filter
 /// which may have been ours. Returns when rtnetlink fails or nobody listens any more.
 ///
@@ -35,7 +38,7 @@ pub async fn report(to: watch::Sender<Option<NodeFacts>>, disturbed: Arc<Notify>
     let outcome = async {
         let mut told = BTreeSet::new();
         loop {
-            let facts = list(&handle).await?;
+            let (facts, virtual_link) = list(&handle).await?;
             tell_unsupported(&facts.links, &mut told);
             to.send_if_modified(|known| {
                 let differs = known.as_ref() != Some(&facts);
@@ -51,7 +54,7 @@ pub async fn report(to: watch::Sender<Option<NodeFacts>>, disturbed: Arc<Notify>
                 let Some((change, _)) = change else { return Ok(()) };
                 let rest = std::iter::from_fn(|| changes.next().now_or_never().flatten());
                 for message in std::iter::once(change).chain(rest.map(|(message, _)| message)) {
-                    is_listed &= is_of_traffic_control(&message);
+                    is_listed &= is_of_traffic_control(&message) || is_address_of(&message, virtual_link);
                     if is_removed_filter(&message) {
                         disturbed.notify_one();
                     }
@@ -81,6 +84,16 @@ fn is_of_traffic_control(message: &Message) -> bool {
     )
 }
 
+/// Addresses that come to this link and go are no news.
+fn is_address_of(message: &Message, link: Option<u32>) -> bool {
+    match &message.payload {
+        NetlinkPayload::InnerMessage(
+            RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address),
+        ) => Some(address.header.index) == link,
+        _ => false,
+    }
+}
+
 fn is_removed_filter(message: &Message) -> bool {
     match &message.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelQueueDiscipline(removed)) => {
@@ -108,7 +121,8 @@ fn tell_unsupported(links: &[Link], told: &mut BTreeSet<u32>) {
     }
 }
 
-async fn list(handle: &Handle) -> Result<NodeFacts, KernelError> {
+/// All links and addresses, and the index of the virtual link: its addresses are not the node's.
+async fn list(handle: &Handle) -> Result<(NodeFacts, Option<u32>), KernelError> {
     let failed = |operation| move |source| KernelError::Netlink { operation, source };
     let links = handle.link().get().execute().map_err(failed("list links"));
     let mut links: Vec<Link> =
@@ -127,9 +141,11 @@ async fn list(handle: &Handle) -> Result<NodeFacts, KernelError> {
         })
         .try_collect()
         .await?;
+    addresses.retain(|address| &*address.link != VIRTUAL_LINK);
     addresses.sort();
     addresses.dedup();
-    Ok(NodeFacts { addresses, links })
+    let virtual_link = links.iter().find(|link| &*link.name == VIRTUAL_LINK).map(|link| link.index);
+    Ok((NodeFacts { addresses, links }, virtual_link))
 }
 
 fn link(message: &LinkMessage) -> Option<Link> {

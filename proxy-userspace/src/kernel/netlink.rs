@@ -93,3 +93,9 @@ pub(super) fn borrowed_messages(datagram: &[u8]) -> impl Iterator<Item = Netlink
         Some(message)
     })
 }
+
+/// What a message of type `NLMSG_ERROR` or `NLMSG_DONE` says; none where all is well.
+pub(super) fn error_of(payload: &[u8]) -> Option<io::Error> {
+    let code = payload.first_chunk().map_or(-libc::EBADMSG, |code| i32::from_ne_bytes(*code));
+    (code != 0).then(|| io::Error::from_raw_os_error(-code))
+}

@@ -8,7 +8,7 @@ use proxy_userspace::{
         RenderError, Renderer, Rendering,
         ebpf::{Ebpf, RULE_NAMES},
         iptables::{self, Iptables},
-        leftovers,
+        ipvs::{self, Ipvs},
         nftables::{self, Nftables},
     },
     inspect,
@@ -33,7 +33,7 @@ pub(super) fn check_capabilities(mode: Mode) -> Result<(), KernelError> {
             "CAP_SYS_ADMIN is missing: UDP sockets of pods that are connected to an endpoint that is gone are left as they are",
         ),
         Mode::Nftables => return Ok(()),
-        Mode::Iptables => (
+        Mode::Iptables | Mode::Ipvs => (
             capabilities::NET_RAW,
             "CAP_NET_RAW is missing: the old iptables, if this node uses it, cannot be used",
         ),
@@ -61,6 +61,10 @@ pub(super) fn renderer(config: &Config, disturbed: &Arc<Notify>) -> anyhow::Resu
         Mode::Iptables => {
             let iptables = Iptables::new(config.iptables.clone()).map_err(|e| explained(e, config))?;
             Ok(Box::new(Rendering::new(iptables)))
+        }
+        Mode::Ipvs => {
+            let ipvs = Ipvs::new(config.ipvs.clone()).map_err(|e| explained(e, config))?;
+            Ok(Box::new(Rendering::new(ipvs)))
         }
     }
 }
@@ -115,12 +119,14 @@ pub(super) fn remove_other_modes(config: &Config) -> Vec<RenderError> {
     if config.mode != Mode::Nftables {
         errors.extend(told(Nftables::cleanup_tables()));
     }
-    errors.extend(told(if config.mode == Mode::Iptables {
-        Iptables::remove_others(&config.iptables)
-    } else {
-        Iptables::remove(&config.iptables)
+    errors.extend(told(match config.mode {
+        Mode::Iptables => Iptables::remove_others(&config.iptables),
+        Mode::Ipvs => Iptables::remove_beside_ipvs(&config.iptables),
+        Mode::Ebpf | Mode::Nftables => Iptables::remove(&config.iptables),
     }));
-    errors.extend(of_ipvs(config));
+    if config.mode != Mode::Ipvs {
+        errors.extend(of_ipvs(config));
+    }
     errors
 }
 
@@ -132,7 +138,7 @@ fn of_ebpf(config: &Config) -> Vec<RenderError> {
 
 /// After the chains that use the sets.
 fn of_ipvs(config: &Config) -> Vec<RenderError> {
-    told(leftovers::remove_ipvs(&config.iptables.path))
+    told(Ipvs::remove(&config.ipvs))
 }
 
 fn told<E: std::error::Error + Send + Sync + 'static>(errors: Vec<E>) -> Vec<RenderError> {
@@ -198,6 +204,7 @@ pub(super) async fn removals(mode: Mode, disturbed: Arc<Notify>) -> anyhow::Resu
         // Its tables are followed change by change.
         Mode::Nftables => return std::future::pending().await,
         Mode::Iptables => &iptables::RULE_NAMES,
+        Mode::Ipvs => &ipvs::RULE_NAMES,
     };
     let ended = kernel::ruleset_changes::report_removals(names, disturbed).await;
     if let Err(error) = ended {

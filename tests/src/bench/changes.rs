@@ -14,7 +14,8 @@ use nix::{
 use proxy_userspace::{
     config::{Config, Environment, Flags, Mode, ObjectSource},
     dataplane::{
-        MapFill, RenderError, Renderer, Rendering, ebpf::Ebpf, iptables::Iptables, nftables::Nftables,
+        MapFill, RenderError, Renderer, Rendering, ebpf::Ebpf, iptables::Iptables, ipvs::Ipvs,
+        nftables::Nftables,
     },
     health::ProxyHealth,
     kernel,
@@ -140,6 +141,7 @@ fn renderer(config: &Config) -> Result<Box<dyn Renderer>> {
         Mode::Ebpf => Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf)?))),
         Mode::Nftables => Ok(Box::new(Rendering::new(Nftables::new(&config.nftables, Arc::default())?))),
         Mode::Iptables => Ok(Box::new(Rendering::new(Iptables::new(config.iptables.clone())?))),
+        Mode::Ipvs => Ok(Box::new(Rendering::new(Ipvs::new(config.ipvs.clone())?))),
     }
 }
 
@@ -148,6 +150,10 @@ fn clean_up(config: &Config) -> Vec<String> {
         Mode::Ebpf => Ebpf::cleanup_at(&config.ebpf.pin_dir).iter().map(ToString::to_string).collect(),
         Mode::Nftables => Nftables::cleanup_tables().iter().map(ToString::to_string).collect(),
         Mode::Iptables => Iptables::remove(&config.iptables).iter().map(ToString::to_string).collect(),
+        Mode::Ipvs => {
+            let rules = Iptables::remove(&config.iptables).into_iter().map(|error| error.to_string());
+            rules.chain(Ipvs::remove(&config.ipvs).into_iter().map(|error| error.to_string())).collect()
+        }
     }
 }
 

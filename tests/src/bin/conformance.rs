@@ -8,7 +8,7 @@ use shunt_tests::{
     case::Case,
     deadline::Stopwatch,
     process,
-    runner::{IptablesInUse, ObjectsFrom, Runner, Selection, Summary, own_cases},
+    runner::{IptablesInUse, ObjectsFrom, Runner, Selection, Summary, in_mode, own_cases},
     world::{Host, World},
 };
 
@@ -57,6 +57,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     let began = Stopwatch::start();
     let mut cases = Case::read_directory(&arguments.cases, &arguments.only)?;
     cases.retain(|case| !arguments.except.contains(&case.name));
+    let cases: Vec<Case> = cases.into_iter().map(|case| in_mode(case, &arguments.mode)).collect();
     let shunt = arguments
         .shunt
         .map(|path| path.canonicalize().with_context(|| format!("--shunt {}", path.display())));

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod config;
+mod differences;
 mod manifests;
 mod marker;
 mod objects;
@@ -20,6 +21,7 @@ use self::marker::Marker;
 pub use self::{
     cluster::Cluster,
     config::compose,
+    differences::in_mode,
     manifests::Manifests,
     objects::{Objects, ObjectsFrom},
     proxy::Proxy,

@@ -9,16 +9,19 @@ use crate::{
 const NOT_IN_MODE: &[(&str, &str)] = &[
     ("nftables", "localhost-nodeports"),
     ("nftables", "nodeports-on-all-addresses"),
-    ("ipvs", "localhost-nodeports"),
     ("nftables", "bridged-pods"),
     ("nftables", "flows-of-its-own"),
     ("nftables", "forward-of-legacy"),
     ("nftables", "forward-of-nft"),
     ("iptables", "bridged-pods"),
     ("iptables", "flows-of-its-own"),
+    ("ipvs", "bridged-pods"),
+    ("ipvs", "flows-of-its-own"),
     // The rules are in one of the two.
     ("iptables nft", "forward-of-legacy"),
     ("iptables legacy", "forward-of-nft"),
+    ("ipvs nft", "forward-of-legacy"),
+    ("ipvs legacy", "forward-of-nft"),
 ];
 
 /// Which iptables a node uses.
@@ -125,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_case_that_requires_what_the_mode_has_not_is_left_out_there() {
-        assert!(!is_run("requires: [localhost-nodeports],", "ipvs"));
+        assert!(!is_run("requires: [localhost-nodeports],", "nftables"));
         assert!(is_run("requires: [localhost-nodeports],", "iptables"));
     }
 }

@@ -2,9 +2,23 @@
 //!
 //! Becoming, not starting: terminal, signals and exit status are then the program's own, and it cleans up after ctrl-C.
 
-use anyhow::{Error, Result};
+use std::process::ExitCode;
+use std::time::Duration;
 
+use anyhow::{Context as _, Error, Result};
+use serde_json::Value;
+use xtask::run::Run;
+use xtask::workspace;
+
+use super::vm::{self, Guest, Kernel, PATIENCE};
 use super::{Bench, Conformance, steps};
+
+/// The mode that not every machine's kernel can work in.
+const IPVS: &str = "ipvs";
+/// Where this machine's kernel cannot.
+const KERNEL: Kernel = Kernel::V6_1;
+/// A guest's processor is many times slower.
+const LIMIT: Duration = Duration::from_hours(1);
 
 /// Builds and runs the demo; returns only the error that kept it from starting.
 pub(crate) fn demo(mode: &str) -> Result<Error> {
@@ -12,14 +26,76 @@ pub(crate) fn demo(mode: &str) -> Result<Error> {
     Ok(steps::demo(mode).exec())
 }
 
-/// Builds and runs the conformance runner; returns only the error that kept it from starting.
-pub(crate) fn conformance(what: &Conformance) -> Result<Error> {
+/// Builds the conformance runner and becomes it, or runs it in a virtual machine where this machine's kernel lacks what the mode
+/// needs.
+pub(crate) fn conformance(what: &Conformance) -> Result<ExitCode> {
     steps::build_world().show()?;
-    Ok(steps::conformance(what).exec())
+    if what.mode == IPVS && !has_ipvs()? {
+        println!("this machine's kernel cannot work in mode ipvs: the cases run in a virtual machine");
+        return vm::boot(KERNEL, &guest(what)?, LIMIT, &mut |line| println!("{line}")).map(ExitCode::from);
+    }
+    Err(steps::conformance(what).exec())
+}
+
+/// Whether the proxy itself finds all that the mode needs here.
+fn has_ipvs() -> Result<bool> {
+    // It ends with an error where no mode works, and tells which all the same.
+    let probe = Run::new(workspace::release().join("shunt")).args(["probe", "--output", "json"]);
+    let printed = probe.watch(&mut |_| ())?.stdout;
+    works(&printed).context("`shunt probe --output json` says nothing of the mode ipvs")
+}
+
+/// What a report says of the mode.
+fn works(report: &str) -> Option<bool> {
+    let report: Value = serde_json::from_str(report).ok()?;
+    let mode = report["modes"].as_array()?.iter().find(|mode| mode["mode"] == IPVS)?;
+    Some(mode["missing"].as_array()?.is_empty())
+}
+
+/// A guest that runs the cases, and unless some are chosen what else is tried of the mode in the kernel.
+fn guest(what: &Conformance) -> Result<Guest> {
+    let cases = what.cases.clone().unwrap_or_else(|| workspace::root().join("tests/cases"));
+    let programs = ["shunt", "conformance", IPVS].map(|name| workspace::release().join(name));
+    let mut commands = vec![steps::conformance(what).words()];
+    if what.only.is_empty() && what.cases.is_none() {
+        commands.push(vec![programs[2].clone().into()]);
+    }
+    let mut guest =
+        Guest::new(["bash".into(), "-c".into(), vm::one_after_the_other(&commands).into()].into())?;
+    guest.copies = [&programs[..], &[cases]].concat();
+    guest.environment = vec![("SHUNT_TEST_PATIENCE".into(), PATIENCE.into())];
+    Ok(guest)
 }
 
 /// Builds and runs the benchmark; returns only the error that kept it from starting.
 pub(crate) fn bench(what: &Bench) -> Result<Error> {
     steps::build_world().show()?;
     Ok(steps::bench(what).exec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_proxys_own_report_tells_whether_the_mode_works() {
+        let report = |missing: &str| {
+            format!(r#"{{"modes":[{{"mode":"ebpf","missing":[]}},{{"mode":"ipvs","missing":[{missing}]}}]}}"#)
+        };
+        assert_eq!(works(&report("")), Some(true));
+        assert_eq!(works(&report(r#"{"anyOf":["ipvs"]}"#)), Some(false));
+        assert_eq!(works("{}"), None);
+    }
+
+    #[test]
+    fn the_guest_gets_the_proxy_and_the_cases_and_the_runner_its_flags() {
+        let what = Conformance { mode: IPVS.into(), only: vec!["hairpin".into()], ..Conformance::default() };
+        let guest = guest(&what).unwrap();
+        let script = guest.command[2].to_string_lossy();
+        assert!(script.contains("/release/conformance' '--shunt'"), "{script}");
+        assert!(script.contains("'--only' 'hairpin' || failed=1\nexit"), "{script}");
+        assert!(guest.copies[3].ends_with("tests/cases") && guest.copies[0].ends_with("shunt"));
+        let all = super::guest(&Conformance { only: Vec::new(), ..what }).unwrap();
+        assert!(all.command[2].to_string_lossy().contains("/release/ipvs' || failed=1\nexit"));
+    }
 }

@@ -52,11 +52,13 @@ pub(crate) fn run(all_kernels: bool) -> Result<ExitCode> {
     summary.add(ebpf_step());
     let kernels = if all_kernels { Kernel::value_variants() } else { &[Kernel::V5_10] };
     let kernels = kernels.iter().map(|kernel| kernel_step(*kernel)).collect::<Result<Vec<_>>>()?;
+    let ipvs = ipvs_step()?;
     take_all(checks(), &mut summary)?;
     // A guest keeps one CPU busy, and packets between namespaces wait most of their time.
     thread::scope(|scope| {
         let guests = scope.spawn(|| {
             let mut outcomes = Summary::default();
+            take_all(vec![ipvs], &mut outcomes)?;
             take_all(kernels, &mut outcomes).map(|()| outcomes)
         });
         take_all(packets(), &mut summary)?;
@@ -157,6 +159,20 @@ fn packets() -> Vec<Step> {
     .into()
 }
 
+/// The cases of all modes in mode ipvs, in a virtual machine where this machine's kernel lacks what it needs: another run of this
+/// program, which tells by itself. What is ours alone is left to `cargo xtask conformance --mode ipvs`, since guests are slow.
+fn ipvs_step() -> Result<Step> {
+    let this = env::current_exe().context("cannot find this program")?;
+    let ours = workspace::root().join("tests/cases/shunt");
+    let ours = fs::read_dir(&ours).with_context(|| format!("cannot read {}", ours.display()))?;
+    let names =
+        ours.flatten().filter_map(|entry| Some(entry.path().file_stem()?.to_string_lossy().into_owned()));
+    let except: Vec<String> = names.collect();
+    let run = Run::new(this).args(["conformance", "--mode", "ipvs", "--except", &except.join(",")]);
+    let count = counts::conformance_result;
+    Ok(Step { count, counted: true, ..Step::plain("conformance ipvs", run.limit(LONG)) })
+}
+
 /// The kernel tests in a virtual machine: another run of this program, since only the guest tells how they ended.
 fn kernel_step(kernel: Kernel) -> Result<Step> {
     let this = env::current_exe().context("cannot find this program")?;
@@ -212,8 +228,13 @@ mod tests {
     #[test]
     fn every_step_has_a_name_of_its_own() {
         let kernels = Kernel::value_variants().iter().map(|kernel| kernel.step());
-        let mut names: Vec<&str> =
-            checks().iter().chain(&packets()).map(|step| step.name).chain(kernels).collect();
+        let mut names: Vec<&str> = checks()
+            .iter()
+            .chain(&packets())
+            .map(|step| step.name)
+            .chain(kernels)
+            .chain([ipvs_step().unwrap().name])
+            .collect();
         names.sort_unstable();
         let all = names.len();
         names.dedup();

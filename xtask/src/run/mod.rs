@@ -119,6 +119,11 @@ impl Run {
         self
     }
 
+    /// The program and its arguments.
+    pub fn words(&self) -> Vec<OsString> {
+        std::iter::once(&self.program).chain(&self.args).cloned().collect()
+    }
+
     /// Adds arguments.
     #[must_use]
     pub fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {

@@ -13,16 +13,16 @@ use ipnet::IpNet;
 use proxy_common::layout::NodeValue;
 
 use super::{
-    Config, ConfigError, Environment, IpvsSettings, LogFormat, Mode, ObjectSource, settings::Settings,
-    written::Effective,
+    Config, ConfigError, Environment, LogFormat, Mode, ObjectSource, settings::Settings, written::Effective,
 };
 use crate::{
     dataplane::{
         ebpf::{EbpfSettings, LinkAttachment, MapSizes, Marks},
         iptables::IptablesSettings,
+        ipvs::IpvsSettings,
         nftables::NftablesSettings,
     },
-    kernel::command::SearchPath,
+    kernel::{command::SearchPath, ipvs::Timeouts},
     model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses, sloppy_cidr},
 };
 
@@ -61,7 +61,7 @@ pub(super) fn resolve(
             localhost_node_ports: settings.is_true("iptables.localhostNodePorts"),
             path: SearchPath::default(),
         },
-        ipvs: ipvs(&settings),
+        ipvs: ipvs(&mut settings, section),
         log_format: logging::format(&settings),
         log_filter: logging::filter(&mut settings, environment),
         notes: Vec::new(),
@@ -139,15 +139,36 @@ fn either(settings: &Settings, by_flag: &'static str, otherwise: &'static str) -
     if settings.is_by_flag(by_flag) { by_flag } else { otherwise }
 }
 
-fn ipvs(settings: &Settings) -> IpvsSettings {
+fn ipvs(settings: &mut Settings, section: Section) -> IpvsSettings {
+    let scheduler: Arc<str> =
+        settings.text("ipvs.scheduler").filter(|name| !name.is_empty()).unwrap_or("rr").into();
+    // `IP_VS_SCHEDNAME_MAXLEN`, with the zero that ends it.
+    if scheduler.len() > 15 || !scheduler.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+        settings.refuse("ipvs.scheduler", "must be the name of a scheduler, such as rr, wrr, lc, sh or mh");
+    }
+    let timeouts = Timeouts {
+        tcp: whole_seconds(settings, "ipvs.tcpTimeout"),
+        tcp_fin: whole_seconds(settings, "ipvs.tcpFinTimeout"),
+        udp: whole_seconds(settings, "ipvs.udpTimeout"),
+    };
     IpvsSettings {
-        scheduler: settings.text("ipvs.scheduler").unwrap_or("rr").into(),
+        scheduler,
         exclude_cidrs: settings.cidrs("ipvs.excludeCIDRs").unwrap_or_default().0,
         strict_arp: settings.is_true("ipvs.strictARP"),
-        tcp_timeout: settings.duration("ipvs.tcpTimeout"),
-        tcp_fin_timeout: settings.duration("ipvs.tcpFinTimeout"),
-        udp_timeout: settings.duration("ipvs.udpTimeout"),
+        timeouts,
+        masquerade_mark: marks(settings, section).masquerade,
+        path: SearchPath::default(),
     }
+}
+
+/// Parts of a second are dropped, as upstream does. The kernel counts in a number of its own that is shorter.
+fn whole_seconds(settings: &mut Settings, path: &'static str) -> u32 {
+    const MOST: u64 = i32::MAX as u64 / 1000;
+    let seconds = settings.duration(path).as_secs();
+    if seconds > MOST {
+        settings.refuse(path, format!("must not be longer than {MOST}s"));
+    }
+    u32::try_from(seconds).unwrap_or_default()
 }
 
 fn source(settings: &mut Settings) -> ObjectSource {

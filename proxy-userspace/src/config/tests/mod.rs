@@ -76,7 +76,7 @@ fn without_file_and_flags_everything_has_kube_proxys_defaults() {
     assert_eq!((config.node.conntrack.max_per_core, config.node.conntrack.min), (32 << 10, 128 << 10));
     assert_eq!(config.node.conntrack.tcp_established_timeout, Duration::from_hours(24));
     assert_eq!(config.node.conntrack.tcp_close_wait_timeout, Duration::from_hours(1));
-    assert_eq!((config.node.conntrack.udp_timeout, config.ipvs.scheduler.as_str()), (Duration::ZERO, "rr"));
+    assert_eq!((config.node.conntrack.udp_timeout, &*config.ipvs.scheduler), (Duration::ZERO, "rr"));
     assert_eq!(config.ebpf.map_sizes, MapSizes::default());
     assert_eq!(config.node, NodeSettings::default());
     assert_eq!(config.notes, []);
@@ -172,13 +172,27 @@ fn without_a_file_flags_say_all() {
 }
 
 #[test]
-fn a_mode_this_build_lacks_is_refused_and_a_flag_may_choose_another() {
-    let file = format!("{HEAD}mode: ipvs\n");
-    assert_eq!(
-        problems(Some(&file), &[]),
-        [r#"mode: "ipvs": this build does not have this mode; must be auto or ebpf or nftables or iptables"#]
+fn the_ipvs_mode_reads_its_own_section_and_takes_masquerading_from_that_of_iptables() {
+    let file = format!(
+        "{HEAD}mode: ipvs\niptables: {{masqueradeAll: true, masqueradeBit: 9}}\nipvs: {{syncPeriod: 7s, minSyncPeriod: 1s, \
+         scheduler: lc, excludeCIDRs: [192.0.2.0/24], strictARP: true, tcpTimeout: 15m, udpTimeout: 1500ms}}\n"
     );
+    let config = load(&file, &[]);
+    assert_eq!((config.mode, config.sync_period), (Mode::Ipvs, Duration::from_secs(7)));
+    assert_eq!((config.min_sync_period, config.model.masquerade_all), (Duration::from_secs(1), true));
+    let ipvs = config.ipvs;
+    assert_eq!((&*ipvs.scheduler, ipvs.strict_arp, ipvs.masquerade_mark), ("lc", true, 1 << 9));
+    assert_eq!(ipvs.exclude_cidrs, ["192.0.2.0/24".parse().unwrap()]);
+    assert_eq!((ipvs.timeouts.tcp, ipvs.timeouts.tcp_fin, ipvs.timeouts.udp), (900, 0, 1));
     assert_eq!(load(&file, &["--mode", "ebpf"]).mode, Mode::Ebpf);
+}
+
+#[test]
+fn a_scheduler_or_timeout_that_no_kernel_takes_is_refused() {
+    let file = format!("{HEAD}mode: ipvs\nipvs: {{scheduler: 'no such', tcpTimeout: 9999h}}\n");
+    let said = problems(Some(&file), &[]);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said[0].contains("must be the name of a scheduler") && said[1].contains("2147483s"), "{said:?}");
 }
 
 #[test]
@@ -258,10 +272,6 @@ shunt: {ebpf: {mapSizes: {services: 0}}}
 
 /// A flag that is wrong, and what is said of it.
 const BAD_FLAGS: &[(&str, &str)] = &[
-    (
-        "--mode=ipvs",
-        r#"--mode: "ipvs": this build does not have this mode; must be auto or ebpf or nftables or iptables"#,
-    ),
     ("--mode=fast", r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#),
     (
         "--detect-local-mode=Pod",

@@ -33,7 +33,7 @@ pub(super) fn installed(path: &SearchPath) -> Vec<(IpFamily, Iptables)> {
 }
 
 /// The commands to use, by family; an error where there are none for IPv4.
-pub(super) fn in_use(path: &SearchPath) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
+pub(in crate::dataplane) fn in_use(path: &SearchPath) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
     let installed = installed(path);
     let backend = backend(&installed);
     let used = installed.into_iter().filter(|(_, iptables)| iptables.backend == backend);

@@ -27,6 +27,7 @@ use std::{
     io,
 };
 
+pub(in crate::dataplane) use self::detect::in_use as commands_in_use;
 use self::{
     counters::Counters,
     input::TableInput,
@@ -129,12 +130,32 @@ impl Iptables {
 
     /// Removes what other modes and the iptables that the node does not use hold beside the rules of this mode.
     pub fn remove_others(settings: &IptablesSettings) -> Vec<IptablesError> {
+        Self::remove_but(settings, true, |_| Left::IptablesMode)
+    }
+
+    /// Removes what this mode and others hold beside the rules of the ipvs mode, in both kinds of iptables.
+    pub fn remove_beside_ipvs(settings: &IptablesSettings) -> Vec<IptablesError> {
+        let routes = set_route_localnet_back(&detect::installed(&settings.path));
+        let mut errors: Vec<_> = routes.err().into_iter().map(IptablesError::Kernel).collect();
+        errors.extend(Self::remove_but(settings, false, |commands| match nothing_left(commands, false) {
+            Left::Nothing { but_kubelet_firewall, .. } => Left::IpvsMode { but_kubelet_firewall },
+            left => left,
+        }));
+        errors
+    }
+
+    /// Of the iptables that the node uses something is left; of the other kind nothing.
+    fn remove_but(
+        settings: &IptablesSettings,
+        but_note: bool,
+        left: impl Fn(&Commands) -> Left,
+    ) -> Vec<IptablesError> {
         let used = detect::in_use(&settings.path).unwrap_or_default();
         let is_used = |commands: &Commands| used.values().any(|used| used == commands);
         let remove = |commands: &Commands| {
             remove(
                 commands,
-                if is_used(commands) { Left::IptablesMode } else { nothing_left(commands, true) },
+                if is_used(commands) { left(commands) } else { nothing_left(commands, but_note) },
             )
         };
         let installed = detect::installed(&settings.path);
@@ -143,11 +164,10 @@ impl Iptables {
 
     fn offer(&self, commands: &Commands) -> Result<Offer, KernelError> {
         let takes = |word: &str| !self.refused.contains(&word);
-        let is_new_enough = commands.version()?.is_none_or(|version| version >= RANDOM_FULLY);
         Ok(Offer {
             masquerade_mark: self.settings.masquerade_mark,
             localhost_node_ports: self.settings.localhost_node_ports,
-            random_fully: is_new_enough && takes(failure::RANDOM_FULLY),
+            random_fully: masquerades_randomly(commands)? && takes(failure::RANDOM_FULLY),
             be_liberal: BE_LIBERAL.read()?.is_some_and(|value| value != 0),
             counters: takes(failure::NFACCT) && has_counters(),
         })
@@ -285,6 +305,11 @@ fn remove(commands: &Commands, left: Left) -> Vec<KernelError> {
         input.map_or(Ok(()), |input| commands.restore_all(input))
     };
     Table::ALL.into_iter().filter_map(|table| remove_from(table).err()).collect()
+}
+
+/// Whether iptables takes `MASQUERADE --random-fully`.
+pub(in crate::dataplane) fn masquerades_randomly(commands: &Commands) -> Result<bool, KernelError> {
+    Ok(commands.version()?.is_none_or(|version| version >= RANDOM_FULLY))
 }
 
 fn has_counters() -> bool {

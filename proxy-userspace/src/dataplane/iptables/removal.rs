@@ -6,7 +6,7 @@ use super::{
     names::{Chain, KUBELET_FIREWALL, ROUTES_LOCALNET, Table},
     saved,
 };
-use crate::kernel::iptables::Backend;
+use crate::{dataplane::ipvs, kernel::iptables::Backend};
 
 /// So many chains, and iptables-nft is to look at all of them; [`super::input`] tells why.
 const MANY_CHAINS: usize = 1000;
@@ -45,13 +45,22 @@ pub(super) enum Left {
     },
     /// What the iptables mode writes.
     IptablesMode,
+    /// What the ipvs mode writes, and `KUBE-FIREWALL` where somebody else wants it.
+    IpvsMode {
+        /// Somebody does.
+        but_kubelet_firewall: bool,
+    },
 }
 
 impl Left {
-    fn takes_chain(self, chain: &str) -> bool {
+    fn takes_chain(self, table: Table, chain: &str) -> bool {
         match (self, Chain::parse(chain)) {
+            (Self::IpvsMode { .. }, _) if ipvs::has_chain(table.name(), chain) => false,
             (_, None) => OF_IPVS.contains(&chain),
             (Self::IptablesMode, Some(_)) => false,
+            (Self::IpvsMode { but_kubelet_firewall }, Some(chain)) => {
+                !(but_kubelet_firewall && chain == KUBELET_FIREWALL)
+            }
             (Self::Nothing { but_kubelet_firewall, but_note }, Some(chain)) => {
                 !(but_kubelet_firewall && chain == KUBELET_FIREWALL || but_note && chain == ROUTES_LOCALNET)
             }
@@ -60,11 +69,17 @@ impl Left {
 
     /// A rule of somebody else's chain that leads to one of ours.
     fn takes_jump(self, table: Table, from: &str, target: &str, rule: &str) -> bool {
-        let is_stray = self == Self::IptablesMode
-            && Chain::parse(target).is_some_and(|chain| chain != KUBELET_FIREWALL)
-            && saved::jump(table, from, rule).is_none()
-            && is_built_in(from);
-        self.takes_chain(target) || is_stray
+        let is_stray = match self {
+            Self::Nothing { .. } => false,
+            Self::IptablesMode => {
+                Chain::parse(target).is_some_and(|chain| chain != KUBELET_FIREWALL)
+                    && saved::jump(table, from, rule).is_none()
+            }
+            Self::IpvsMode { .. } => {
+                ipvs::has_chain(table.name(), target) && !ipvs::has_jump(table.name(), from, rule)
+            }
+        };
+        self.takes_chain(table, target) || (is_stray && is_built_in(from))
     }
 }
 
@@ -75,10 +90,10 @@ fn is_built_in(chain: &str) -> bool {
 /// The input that removes chains of a table, and the rules of others that lead to them; none where there are none.
 pub(super) fn input(table: Table, saved: &str, backend: Backend, left: Left) -> Option<String> {
     let declared = saved.lines().filter_map(|line| line.strip_prefix(':')?.split(' ').next());
-    let chains: Vec<&str> = declared.filter(|chain| left.takes_chain(chain)).collect();
+    let chains: Vec<&str> = declared.filter(|chain| left.takes_chain(table, chain)).collect();
     let jumps = saved.lines().filter_map(|line| {
         let (from, rule) = line.strip_prefix("-A ")?.split_once(' ')?;
-        let is_ours = left.takes_chain(from) || Chain::parse(from).is_some();
+        let is_ours = left.takes_chain(table, from) || Chain::parse(from).is_some();
         let is_jump = !is_ours && left.takes_jump(table, from, target(rule)?, rule);
         is_jump.then(|| &line["-A".len()..])
     });
@@ -154,6 +169,22 @@ COMMIT
             Left::Nothing { but_kubelet_firewall: false, but_note: false },
         );
         assert_eq!(input, None);
+    }
+
+    #[test]
+    fn beside_the_ipvs_mode_its_chains_stay_with_what_leads_to_them() {
+        let saved = "*filter\n:KUBE-SERVICES - [0:0]\n:KUBE-PROXY-FIREWALL - [0:0]\n:KUBE-FIREWALL - [0:0]\n\
+            -A INPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL\n\
+            -A INPUT -m comment --comment \"kube-proxy firewall rules\" -j KUBE-PROXY-FIREWALL\n\
+            -A FORWARD -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
+            -A INPUT -j KUBE-FIREWALL\nCOMMIT\n";
+        let left = Left::IpvsMode { but_kubelet_firewall: true };
+        let input = input(Table::Filter, saved, Backend::Legacy, left);
+        let expected = "*filter\n\
+            -D INPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL\n\
+            -D FORWARD -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
+            :KUBE-SERVICES - [0:0]\n-X KUBE-SERVICES\nCOMMIT\n";
+        assert_eq!(input.as_deref(), Some(expected));
     }
 
     #[test]

@@ -84,8 +84,9 @@ const IPTABLES_MODE: &[Wish] =
 const IPVS_MODE: &[Wish] = &[
     needed(&[Feature::NetAdmin], LEGACY_PRIVILEGES),
     needed(&[Feature::Ipvs], "load the module: modprobe ip_vs; the kernel needs CONFIG_IP_VS"),
+    needed(&[Feature::DummyLinks], "load the module: modprobe dummy; the kernel needs CONFIG_DUMMY"),
     needed(&[Feature::Iptables], IPTABLES),
-    needed(&[Feature::Ipset], "install ipset"),
+    needed(&[Feature::Ipset], "install ipset; the kernel needs CONFIG_IP_SET"),
 ];
 
 /// Every mode, in the order in which `auto` prefers them, and what it wants. `auto` never takes ipvs, which upstream gives up.
@@ -93,7 +94,7 @@ const MODES: [(&str, bool, &[Wish]); 4] = [
     ("ebpf", true, EBPF),
     ("nftables", true, NFTABLES_MODE),
     ("iptables", true, IPTABLES_MODE),
-    ("ipvs", false, IPVS_MODE),
+    ("ipvs", true, IPVS_MODE),
 ];
 
 /// Something a mode wants and does not find.

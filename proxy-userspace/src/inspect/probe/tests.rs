@@ -7,7 +7,7 @@ use insta::assert_snapshot;
 use super::{judge, table};
 use crate::kernel::probe::{Fact, Facts, Feature};
 
-const ALL: [Feature; 18] = [
+const ALL: [Feature; 19] = [
     Feature::NetAdmin,
     Feature::Capabilities,
     Feature::SocketPrograms,
@@ -26,6 +26,7 @@ const ALL: [Feature; 18] = [
     Feature::Iptables,
     Feature::Ipset,
     Feature::Ipvs,
+    Feature::DummyLinks,
 ];
 
 fn without(missing: &[Feature]) -> Facts {

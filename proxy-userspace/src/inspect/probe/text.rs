@@ -26,6 +26,7 @@ pub(super) const fn name(feature: Feature) -> &'static str {
         Feature::Iptables => "iptables",
         Feature::Ipset => "ipset",
         Feature::Ipvs => "IPVS",
+        Feature::DummyLinks => "dummy links",
     }
 }
 

@@ -1,7 +1,7 @@
-//! Netlink attributes of `nf_tables`: written into one buffer, and read out of an answer.
+//! Netlink attributes: written into one buffer, and read out of an answer.
 //!
 //! Numbers are in network order, as everywhere in `linux/netfilter/nf_tables.h`; what registers hold is in the order the packet
-//! or the kernel has it.
+//! or the kernel has it. Subsystems with numbers in the kernel's order write them as bytes.
 
 use netlink_packet_core::{NLA_F_NESTED, NLA_TYPE_MASK};
 
@@ -10,47 +10,47 @@ const HEAD: usize = 4;
 
 /// Attributes in the making.
 #[derive(Debug, Default)]
-pub(super) struct Attributes {
+pub(in crate::kernel) struct Attributes {
     bytes: Vec<u8>,
 }
 
 impl Attributes {
-    pub(super) const fn len(&self) -> usize {
+    pub(in crate::kernel) const fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    pub(super) fn as_bytes(&self) -> &[u8] {
+    pub(in crate::kernel) fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(in crate::kernel) fn clear(&mut self) {
         self.bytes.clear();
     }
 
-    pub(super) fn bytes(&mut self, kind: u16, value: &[u8]) {
+    pub(in crate::kernel) fn bytes(&mut self, kind: u16, value: &[u8]) {
         self.head(kind, HEAD + value.len());
         self.bytes.extend_from_slice(value);
         self.pad();
     }
 
     /// A text with the zero that ends it.
-    pub(super) fn text(&mut self, kind: u16, value: &str) {
+    pub(in crate::kernel) fn text(&mut self, kind: u16, value: &str) {
         self.head(kind, HEAD + value.len() + 1);
         self.bytes.extend_from_slice(value.as_bytes());
         self.bytes.push(0);
         self.pad();
     }
 
-    pub(super) fn number(&mut self, kind: u16, value: u32) {
+    pub(in crate::kernel) fn number(&mut self, kind: u16, value: u32) {
         self.bytes(kind, &value.to_be_bytes());
     }
 
-    pub(super) fn number64(&mut self, kind: u16, value: u64) {
+    pub(in crate::kernel) fn number64(&mut self, kind: u16, value: u64) {
         self.bytes(kind, &value.to_be_bytes());
     }
 
     /// An attribute that holds others.
-    pub(super) fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
+    pub(in crate::kernel) fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.head(kind | NLA_F_NESTED, HEAD);
         fill(self);
@@ -60,7 +60,7 @@ impl Attributes {
     }
 
     /// Begins a message of nfnetlink and tells where; [`Self::end_message`] has to follow.
-    pub(super) fn begin_message(
+    pub(in crate::kernel) fn begin_message(
         &mut self,
         kind: u16,
         flags: u16,
@@ -68,19 +68,35 @@ impl Attributes {
         family: u8,
         resource: u16,
     ) -> usize {
+        let [high, low] = resource.to_ne_bytes();
+        self.begin(kind, flags, number, [family, 0, high, low])
+    }
+
+    /// Begins a message of generic netlink and tells where; [`Self::end_message`] has to follow.
+    pub(in crate::kernel) fn begin_generic(
+        &mut self,
+        family: u16,
+        flags: u16,
+        number: u32,
+        command: u8,
+        version: u8,
+    ) -> usize {
+        self.begin(family, flags, number, [command, version, 0, 0])
+    }
+
+    fn begin(&mut self, kind: u16, flags: u16, number: u32, head: [u8; 4]) -> usize {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 4]);
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
         self.bytes.extend_from_slice(&flags.to_ne_bytes());
         self.bytes.extend_from_slice(&number.to_ne_bytes());
         self.bytes.extend_from_slice(&[0; 4]);
-        self.bytes.extend_from_slice(&[family, 0]);
-        self.bytes.extend_from_slice(&resource.to_ne_bytes());
+        self.bytes.extend_from_slice(&head);
         start
     }
 
     /// Ends a message: now its length is known, and which flags it has.
-    pub(super) fn end_message(&mut self, start: usize, flags: u16) {
+    pub(in crate::kernel) fn end_message(&mut self, start: usize, flags: u16) {
         let length = u32::try_from(self.bytes.len() - start).unwrap_or(u32::MAX);
         self.bytes[start..start + 4].copy_from_slice(&length.to_ne_bytes());
         self.bytes[start + 6..start + 8].copy_from_slice(&flags.to_ne_bytes());
@@ -98,7 +114,7 @@ impl Attributes {
 }
 
 /// The attributes of an answer: type and value of each, up to the first that is damaged.
-pub(super) fn read(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(in crate::kernel) fn read(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (length, rest) = bytes.split_first_chunk::<2>()?;
         let kind = rest.first_chunk::<2>()?;
@@ -110,17 +126,17 @@ pub(super) fn read(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 }
 
 /// The value of an attribute of this type.
-pub(super) fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+pub(in crate::kernel) fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     read(bytes).find_map(|(found, value)| (found == kind).then_some(value))
 }
 
 /// A number in network order.
-pub(super) fn number(value: &[u8]) -> Option<u32> {
+pub(in crate::kernel) fn number(value: &[u8]) -> Option<u32> {
     value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
 /// A text without the zero that ends it.
-pub(super) fn text(value: &[u8]) -> Option<&str> {
+pub(in crate::kernel) fn text(value: &[u8]) -> Option<&str> {
     std::str::from_utf8(value.strip_suffix(&[0]).unwrap_or(value)).ok()
 }
 

@@ -5,7 +5,7 @@
 //! RCU grace period when it ends), and 350 to 470 MiB of memory to add or list the elements of 30,000 Services with four
 //! endpoints; this costs what the kernel takes for the change.
 
-mod attributes;
+pub(in crate::kernel) mod attributes;
 mod change;
 mod element;
 mod expression;

@@ -27,7 +27,7 @@ pub(super) fn nftables(release: &str) -> Fact {
 }
 
 /// Major and minor number of a release such as `6.1.0-37-cloud-amd64`; none of one that is not written so.
-fn version(release: &str) -> Option<(u32, u32)> {
+pub fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }

@@ -5,6 +5,8 @@ mod maps;
 mod netfilter;
 mod netlink;
 
+pub use maps::version;
+
 use std::{collections::BTreeMap, fs, path::Path, thread};
 
 use aya::{
@@ -18,7 +20,7 @@ use nix::{
 };
 use serde::Serialize;
 
-use super::{bpf, capabilities, cgroup, command::SearchPath, netns, sock_diag};
+use super::{bpf, capabilities, cgroup, command::SearchPath, dummy_link::DummyLink, netns, sock_diag};
 
 /// Something that a mode may want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -60,6 +62,8 @@ pub enum Feature {
     Ipset,
     /// The kernel's virtual server.
     Ipvs,
+    /// Links that hold addresses and lead nowhere.
+    DummyLinks,
 }
 
 /// What came of trying.
@@ -150,7 +154,11 @@ fn in_fresh_namespace(path: &SearchPath, kernel: &str) -> Vec<(Feature, Fact)> {
             (Feature::Nftables, netfilter::nftables(path)),
             (Feature::NftablesMaps, maps::nftables(kernel)),
             (Feature::Iptables, netfilter::iptables(path)),
-            (Feature::Ipvs, netlink::generic_family("IPVS")),
+            (Feature::Ipvs, netlink::ipvs(path)),
+            (
+                Feature::DummyLinks,
+                Fact::of(DummyLink::open("shunt-probe").and_then(|mut link| link.create())),
+            ),
         ],
         Err(error) => {
             let fact = Fact::Unknown(format!("a network namespace to try it in needs root: {error}"));
@@ -162,6 +170,7 @@ fn in_fresh_namespace(path: &SearchPath, kernel: &str) -> Vec<(Feature, Fact)> {
                 Feature::NftablesMaps,
                 Feature::Iptables,
                 Feature::Ipvs,
+                Feature::DummyLinks,
             ]
             .map(|feature| (feature, fact.clone()))
             .into()
@@ -235,7 +244,7 @@ mod tests {
         let tables = || fs::read_to_string("/proc/thread-self/net/ip_tables_names").unwrap_or_default();
         let before = (links(), tables());
         let facts = facts(&SearchPath::default());
-        assert_eq!(facts.features.len(), 17);
+        assert_eq!(facts.features.len(), 18);
         for feature in [Feature::SocketPrograms, Feature::LinkPrograms, Feature::Maps, Feature::Clsact] {
             assert!(facts.features[&feature].is_present(), "{feature:?}: {:?}", facts.features[&feature]);
         }

@@ -18,6 +18,7 @@ use clap::Args;
 
 pub(crate) use self::guest::Guest;
 pub(crate) use self::kernel::Kernel;
+pub(crate) use self::suite::{PATIENCE, one_after_the_other};
 use super::progress::Progress;
 use super::setup;
 

@@ -1,6 +1,7 @@
 //! What is tested in every kernel: the programs with real sockets and links, and conformance cases that together use each
 //! of them.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ const CASES: [&str; 16] = [
 ];
 const MODE: &str = "ebpf";
 /// How many times as long as on the machine itself the tests wait for things: guests run without KVM.
-const PATIENCE: &str = "6";
+pub(crate) const PATIENCE: &str = "6";
 const BUILD: Duration = Duration::from_mins(40);
 
 /// Builds the programs; returns the guest that runs them one after the other.
@@ -55,22 +56,26 @@ pub(crate) fn guest() -> Result<Guest> {
     Ok(guest)
 }
 
-/// Runs all of them, whether or not those before failed.
 fn script(tests: &[PathBuf], shunt: &Path, conformance: &Path) -> String {
     let cases = CASES.join(",");
     let flags = [Path::new("--shunt"), shunt, Path::new("--mode"), Path::new(MODE)];
     let only = [Path::new("--whole"), Path::new("--only"), Path::new(&cases)];
     let conformance = [&[conformance][..], &flags, &only].concat();
     let commands = tests.iter().map(|test| vec![test.as_path()]).chain([conformance]);
-    let mut lines: Vec<String> = commands.map(|words| format!("{} || failed=1", quote(&words))).collect();
-    lines.insert(0, "uname -r; failed=0".into());
-    lines.push("exit $failed".into());
-    lines.join("\n")
+    let words = |command: Vec<&Path>| command.into_iter().map(OsString::from).collect();
+    one_after_the_other(&commands.map(words).collect::<Vec<_>>())
+}
+
+/// A shell's script that runs these commands, whether or not those before failed.
+pub(crate) fn one_after_the_other(commands: &[Vec<OsString>]) -> String {
+    let commands = commands.iter().map(|words| format!("{} || failed=1", quote(words)));
+    let lines = ["uname -r; failed=0".into()].into_iter().chain(commands).chain(["exit $failed".into()]);
+    lines.collect::<Vec<String>>().join("\n")
 }
 
 /// Words for a shell that takes each as it is.
-fn quote(words: &[&Path]) -> String {
-    let quote = |word: &&Path| format!("'{}'", word.display().to_string().replace('\'', r"'\''"));
+fn quote(words: &[OsString]) -> String {
+    let quote = |word: &OsString| format!("'{}'", word.display().to_string().replace('\'', r"'\''"));
     words.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
@@ -138,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_path_stays_one_word() {
-        assert_eq!(quote(&[Path::new("/a b/it's"), Path::new("c")]), r"'/a b/it'\''s' 'c'");
+        assert_eq!(quote(&["/a b/it's".into(), "c".into()]), r"'/a b/it'\''s' 'c'");
     }
 
     #[test]

@@ -1,0 +1,331 @@
+//! The ipvs dataplane: upstream kube-proxy's virtual servers, dummy link, ipsets and chains.
+//!
+//! Each service port's addresses are virtual servers of the kernel's IPVS, and its endpoints their real servers. Addresses are on a
+//! dummy link, so that packets to them come to IPVS at all; rules, which match by sets, masquerade and filter. Changes are
+//! messages and set entries of what differs, whatever the number of Services.
+
+mod claims;
+mod failure;
+mod node;
+mod plan;
+mod removal;
+mod requirements;
+mod rules;
+mod sets;
+mod settings;
+mod state;
+
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+
+use ipnet::IpNet;
+use nix::sys::utsname::uname;
+
+pub(in crate::dataplane) use self::rules::{has_chain, has_jump};
+pub use self::{failure::IpvsError, plan::Plan, state::State};
+use self::{
+    node::Terms,
+    plan::{SetChange, Step},
+    rules::{Held, Table},
+    sets::{Entry, Set},
+    state::{Real, Running},
+};
+use super::{Dataplane, conntrack::StaleUdp, iptables};
+use crate::{
+    kernel::{
+        KernelError,
+        command::SearchPath,
+        dummy_link::DummyLink,
+        ipset::Ipset,
+        iptables::Iptables as Commands,
+        ipvs::{Change, Ipvs as Socket, RealServer, Timeouts, VirtualKey},
+        probe,
+    },
+    model::{Dirty, IpFamily, Snapshot},
+};
+
+/// The link that holds the addresses of Services.
+const DUMMY_LINK: &str = "kube-ipvs0";
+/// Names that rules of ours carry and that we never remove: where one goes, somebody flushes the tables.
+pub const RULE_NAMES: [&str; 1] = [rules::MARK_MASQ];
+
+/// What the ipvs dataplane needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IpvsSettings {
+    /// The name of the scheduler of all virtual servers, as in `rr`.
+    pub scheduler: Arc<str>,
+    /// Virtual servers in these ranges that no Service has are somebody else's.
+    pub exclude_cidrs: Vec<IpNet>,
+    /// ARP requests for addresses of Services are not answered.
+    pub strict_arp: bool,
+    /// Timeouts of connections; where zero, they stay as they are.
+    pub timeouts: Timeouts,
+    /// The bit of a packet's mark that has it masqueraded.
+    pub masquerade_mark: u32,
+    /// Where commands are looked for.
+    pub path: SearchPath,
+}
+
+impl Default for IpvsSettings {
+    fn default() -> Self {
+        Self {
+            scheduler: "rr".into(),
+            exclude_cidrs: Vec::new(),
+            strict_arp: false,
+            timeouts: Timeouts::default(),
+            masquerade_mark: 1 << 14,
+            path: SearchPath::default(),
+        }
+    }
+}
+
+/// What was sent to the kernel since the dataplane was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Netlink messages to IPVS.
+    pub ipvs: u64,
+    /// Messages about the dummy link and its addresses.
+    pub addresses: u64,
+    /// Times that ipset ran.
+    pub ipset: u64,
+    /// Times that iptables-restore ran.
+    pub iptables: u64,
+}
+
+/// The dataplane.
+#[derive(Debug)]
+pub struct Ipvs {
+    settings: IpvsSettings,
+    commands: BTreeMap<IpFamily, Commands>,
+    socket: Socket,
+    link: DummyLink,
+    ipset: Ipset,
+    terms: Terms,
+    stale_udp: StaleUdp,
+    runs: (u64, u64),
+}
+
+impl Ipvs {
+    /// Tries whether all is there that the mode needs, and loads the kernel's modules for it. Nothing else is changed yet.
+    pub fn new(settings: IpvsSettings) -> Result<Self, IpvsError> {
+        requirements::check(&settings)?;
+        let commands = iptables::commands_in_use(&settings.path)?;
+        for family in IpFamily::ALL {
+            match commands.get(&family) {
+                Some(commands) => tracing::info!(%family, %commands, "working with"),
+                None => {
+                    tracing::warn!(%family, "Services of this family are not served: it has no iptables here");
+                }
+            }
+        }
+        let mut random_fully = true;
+        for commands in commands.values() {
+            random_fully &= iptables::masquerades_randomly(commands)?;
+        }
+        let terms = Terms {
+            families: commands.keys().copied().collect(),
+            scheduler: Arc::clone(&settings.scheduler),
+            exclude_cidrs: settings.exclude_cidrs.clone(),
+            masquerade_mark: settings.masquerade_mark,
+            random_fully,
+        };
+        Ok(Self {
+            socket: Socket::open()?,
+            link: DummyLink::open(DUMMY_LINK)?,
+            ipset: Ipset::new(&settings.path),
+            settings,
+            commands,
+            terms,
+            stale_udp: StaleUdp::new(&[]),
+            runs: (0, 0),
+        })
+    }
+
+    /// Removes what any process of this mode left but for rules, which must be gone before; goes on past errors and returns them all.
+    /// So does upstream's `--cleanup`.
+    pub fn remove(settings: &IpvsSettings) -> Vec<IpvsError> {
+        removal::remove(settings).into_iter().map(IpvsError::Kernel).collect()
+    }
+
+    /// What was sent so far.
+    pub fn sent(&self) -> Sent {
+        let (ipset, iptables) = self.runs;
+        Sent { ipvs: self.socket.sent(), addresses: self.link.sent(), ipset, iptables }
+    }
+
+    fn observe_sets(&mut self, state: &mut State) -> Result<(), KernelError> {
+        self.runs.0 += 1;
+        for (name, saved) in self.ipset.save()? {
+            let Some((family, set)) = Set::named(&name) else { continue };
+            if !set.fits(family, &saved.made_as) {
+                return Err(KernelError::call("use the ipset", name)(std::io::Error::other(format!(
+                    "it is made as {}, and not as {}",
+                    saved.made_as,
+                    set.made_as(family)
+                ))));
+            }
+            state.sets.insert((family, set));
+            for entry in saved.entries.iter().filter_map(|text| Entry::read(set, text)) {
+                state.found(family, set, entry);
+            }
+        }
+        Ok(())
+    }
+
+    fn observe_rules(&self, state: &mut State) -> Result<(), KernelError> {
+        for (family, commands) in &self.commands {
+            let mut held = Held::default();
+            for table in Table::ALL {
+                held.read(table, &commands.save(table.name())?);
+            }
+            state.rules.insert(*family, held);
+        }
+        Ok(())
+    }
+
+    fn observe_servers(&mut self, state: &mut State) -> Result<(), KernelError> {
+        for (key, server) in self.socket.servers()? {
+            let mut reals: Vec<Real> = self.socket.real_servers(key)?.into_iter().map(Real::from).collect();
+            reals.sort_unstable_by_key(|real| real.address);
+            state.servers.insert(key, Running { server, reals });
+        }
+        Ok(())
+    }
+
+    /// What the kernel does not have yet of the timeouts asked for.
+    fn timeouts_to_change(&mut self) -> Result<Timeouts, KernelError> {
+        let held = self.socket.timeouts()?;
+        let wanted = self.settings.timeouts;
+        let differs = |wanted: u32, held: u32| if wanted == held { 0 } else { wanted };
+        Ok(Timeouts {
+            tcp: differs(wanted.tcp, held.tcp),
+            tcp_fin: differs(wanted.tcp_fin, held.tcp_fin),
+            udp: differs(wanted.udp, held.udp),
+        })
+    }
+
+    /// Makes one step and notes what came of it; of changes that can fail by themselves all others are made.
+    fn step(&mut self, state: &mut State, step: Step) -> Result<(), IpvsError> {
+        match &step {
+            Step::Setting(setting, value) => {
+                tracing::info!(setting = setting.0, value, "setting");
+                setting.write(*value)?;
+            }
+            Step::Timeouts(timeouts) => self.socket.set_timeouts(*timeouts)?,
+            Step::Link => self.link.create()?,
+            Step::Sets(changes) => {
+                self.runs.0 += 1;
+                self.ipset.restore(changes.iter().map(SetChange::line).collect())?;
+            }
+            Step::Rules(family, change) => {
+                let Some(commands) = self.commands.get(family) else { return Ok(()) };
+                self.runs.1 += 1;
+                let restored = commands.restore_all(change.input());
+                restored.map_err(|source| IpvsError::Rules { family: *family, source })?;
+            }
+            Step::Servers(changes) => return self.change_servers(state, changes),
+            Step::Retire(reals) => return self.retire(state, reals),
+            Step::AddAddresses(addresses) => {
+                addresses.iter().try_for_each(|address| self.link.add(*address))?;
+            }
+            Step::DeleteAddresses(addresses) => {
+                addresses.iter().try_for_each(|address| self.link.delete(*address))?;
+            }
+        }
+        state.record(step);
+        Ok(())
+    }
+
+    fn change_servers(&mut self, state: &mut State, changes: &[Change]) -> Result<(), IpvsError> {
+        let mut failures = self.socket.commit(changes)?.into_iter().peekable();
+        let mut first = None;
+        let mut count = 0;
+        for (index, change) in changes.iter().enumerate() {
+            if let Some((_, source)) = failures.next_if(|(failed, _)| *failed == index) {
+                first.get_or_insert(source);
+                count += 1;
+            } else {
+                state.record_server(change.clone());
+            }
+        }
+        first.map_or(Ok(()), |source| Err(IpvsError::Refused { count, all: changes.len(), source }))
+    }
+
+    /// No new connections first, so that none comes between the look and the removal.
+    fn retire(&mut self, state: &mut State, reals: &[(VirtualKey, SocketAddr)]) -> Result<(), IpvsError> {
+        let quiet: Vec<Change> = reals.iter().map(|(key, real)| Change::SetReal(*key, *real, 0)).collect();
+        self.change_servers(state, &quiet)?;
+        let mut idle = Vec::new();
+        let mut looked_at: BTreeMap<VirtualKey, Vec<RealServer>> = BTreeMap::new();
+        for (key, real) in reals {
+            if !looked_at.contains_key(key) {
+                looked_at.insert(*key, self.socket.real_servers(*key)?);
+            }
+            let found = looked_at.get(key).and_then(|all| all.iter().find(|found| found.address == *real));
+            if found.is_some_and(|found| found.connections == 0) {
+                idle.push(Change::RemoveReal(*key, *real));
+            }
+        }
+        self.change_servers(state, &idle)
+    }
+}
+
+impl From<RealServer> for Real {
+    fn from(real: RealServer) -> Self {
+        Self { address: real.address, weight: real.weight, is_idle: real.connections == 0 }
+    }
+}
+
+impl Dataplane for Ipvs {
+    type State = State;
+    type Plan = Plan;
+    type Error = IpvsError;
+
+    fn observe(&mut self) -> Result<State, IpvsError> {
+        let mut state = State::empty(self.terms.clone());
+        let release =
+            uname().map_or_else(|_| String::new(), |name| name.release().to_string_lossy().into_owned());
+        state.settings = settings::to_change(&self.settings, probe::version(&release))?;
+        state.timeouts = self.timeouts_to_change()?;
+        state.has_link = self.link.is_there();
+        state.addresses = self.link.addresses()?;
+        self.observe_sets(&mut state)?;
+        self.observe_rules(&mut state)?;
+        self.observe_servers(&mut state)?;
+        Ok(state)
+    }
+
+    fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
+        plan::plan(state, snapshot, dirty)
+    }
+
+    /// Goes on past steps that fail, so that one address or rule does not keep all else from being served.
+    fn apply(&mut self, state: &mut State, mut plan: Plan) -> Result<(), IpvsError> {
+        let mut first = None;
+        for step in std::mem::take(&mut plan.steps) {
+            if let Err(error) = self.step(state, step) {
+                first.get_or_insert(error);
+            }
+        }
+        match first {
+            None => {
+                plan.note(state);
+                Ok(())
+            }
+            Some(error) => {
+                state.node = None;
+                Err(error)
+            }
+        }
+    }
+
+    fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
+        Some(&mut self.stale_udp)
+    }
+
+    fn cleanup(&mut self) -> Vec<IpvsError> {
+        Self::remove(&self.settings)
+    }
+}

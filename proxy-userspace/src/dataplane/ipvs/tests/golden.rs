@@ -1,0 +1,158 @@
+//! A cluster with every kind of Service, as it is planned; and what upstream's kube-proxy 1.36 wrote in the same place.
+
+use super::{carry_out, plan, programmed, terms};
+use crate::{
+    dataplane::{
+        PlanSize as _,
+        ipvs::{
+            plan::{Plan, Step},
+            state::State,
+        },
+    },
+    kernel::ipvs::Change,
+    model::{
+        Dirty, LoadBalancerIngress, LoadBalancerIpMode, Protocol, Service, ServicePortKey, ServiceType,
+        Snapshot, TrafficPolicy,
+        testing::{self, World, cidrs, endpoint, facts, ips, service, service_port, settings, slice},
+    },
+};
+
+fn add(world: &mut World, service: Service) {
+    let name = service.name.name.to_string();
+    world.services.insert(service.name.clone(), service);
+    let endpoints = vec![endpoint("10.244.1.11").on(testing::THIS_NODE), endpoint("10.244.2.11").on("n2")];
+    let slice = slice(&format!("default/{name}-1"), &name, endpoints);
+    world.slices.insert(slice.name.clone(), slice);
+}
+
+fn ingress(address: &str) -> Vec<LoadBalancerIngress> {
+    vec![LoadBalancerIngress { ip: testing::ip(address), ip_mode: LoadBalancerIpMode::Vip }]
+}
+
+fn snapshot_of(services: Vec<Service>) -> Snapshot {
+    let mut world = World::default();
+    for service in services {
+        add(&mut world, service);
+    }
+    let facts = facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24"), ("cbr0", "10.244.1.1/24")]);
+    world.model(&settings(), &facts).snapshot().clone()
+}
+
+/// A Service of each kind.
+pub(super) fn snapshot() -> Snapshot {
+    let named = |name: &str, ip: &str| service(&format!("default/{name}"), ip);
+    let mut affinity = named("affinity", "10.96.0.11");
+    affinity.session_affinity =
+        crate::model::SessionAffinity::ClientIp { timeout_seconds: 10_800.try_into().unwrap() };
+    let mut dns = named("dns", "10.96.0.10");
+    dns.ports = vec![service_port("", Protocol::Udp, 53)];
+    let mut external = named("external", "10.96.0.12");
+    external.external_ips = ips(&["198.51.100.12", "192.168.57.11"]);
+    let mut node_port = named("node-port", "10.96.0.13");
+    node_port.service_type = ServiceType::NodePort;
+    node_port.ports[0].node_port = Some(testing::port_number(30_113));
+    let mut balanced = named("balanced", "10.96.0.14");
+    balanced.service_type = ServiceType::LoadBalancer;
+    balanced.load_balancer_ingress = ingress("198.51.100.14");
+    balanced.load_balancer_source_ranges = cidrs(&["192.0.2.0/24"]);
+    let mut local = named("local", "10.96.0.15");
+    local.service_type = ServiceType::LoadBalancer;
+    local.external_traffic_policy = TrafficPolicy::Local;
+    local.ports[0].node_port = Some(testing::port_number(30_115));
+    local.health_check_node_port = Some(testing::port_number(31_115));
+    local.load_balancer_ingress = ingress("198.51.100.15");
+    snapshot_of(vec![affinity, dns, external, node_port, balanced, local])
+}
+
+fn text(plan: &Plan) -> String {
+    let lines: Vec<String> = plan.steps.iter().flat_map(lines).collect();
+    lines.join("\n")
+}
+
+fn lines(step: &Step) -> Vec<String> {
+    match step {
+        Step::Setting(setting, value) => vec![format!("set {} = {value}", setting.0)],
+        Step::Timeouts(timeouts) => vec![format!("{timeouts:?}")],
+        Step::Link => vec!["make the link".into()],
+        Step::Sets(changes) => {
+            let lines = changes.iter().map(|change| change.line().trim_end().to_owned());
+            ["ipset restore".into()].into_iter().chain(lines).collect()
+        }
+        Step::Rules(family, change) => {
+            let input = change.input();
+            [format!("restore {family}")].into_iter().chain(input.lines().map(String::from)).collect()
+        }
+        Step::Servers(changes) => changes.iter().map(ToString::to_string).collect(),
+        Step::Retire(reals) => reals.iter().map(|(key, real)| format!("retire {real} of {key}")).collect(),
+        Step::AddAddresses(addresses) => vec![format!("add {addresses:?}")],
+        Step::DeleteAddresses(addresses) => vec![format!("delete {addresses:?}")],
+    }
+}
+
+#[test]
+fn every_kind_of_service_is_written_as_upstream_would() {
+    let state = State::empty(terms());
+    let first = plan(&state, &snapshot(), &Dirty::everything());
+    let shown = text(&first);
+    // Of IPv6 there is only what is there without Services.
+    let shown: Vec<&str> = shown.lines().filter(|line| !line.starts_with("create KUBE-6-")).collect();
+    insta::assert_snapshot!(shown.join("\n"));
+}
+
+fn many(count: u16) -> Vec<Service> {
+    (0..count)
+        .map(|i| service(&format!("default/s{i}"), &format!("10.97.{}.{}", i / 250, i % 250 + 1)))
+        .collect()
+}
+
+fn dirty(key: &str) -> Dirty {
+    Dirty { ports: [testing::key(key, "")].into(), ..Dirty::default() }
+}
+
+#[test]
+fn a_change_is_planned_alike_at_ten_and_at_a_thousand_services() {
+    let plans = [10, 1000].map(|count| {
+        let before = snapshot_of(many(count));
+        let state = programmed(&before);
+        let mut services = many(count);
+        let added = service("default/new", "10.96.0.99");
+        services.push(added);
+        let with_one_more = snapshot_of(services);
+        let one = plan(&state, &with_one_more, &dirty("default/new"));
+        let mut more = state.clone();
+        let again = plan(&more, &with_one_more, &dirty("default/new"));
+        carry_out(&mut more, again);
+        let gone = plan(&more, &before, &dirty("default/new"));
+        let mut moved = before.clone();
+        let key: ServicePortKey = testing::key("default/s3", "");
+        let port = std::sync::Arc::make_mut(moved.ports.get_mut(&key).unwrap());
+        port.cluster_endpoints.pop();
+        let endpoint = plan(&state, &moved, &dirty("default/s3"));
+        [one, gone, endpoint].map(|plan| (plan.len(), text(&plan)))
+    });
+    assert_eq!(plans[0], plans[1]);
+    let lengths = plans[0].each_ref().map(|(length, _)| *length);
+    // A virtual server, two real ones, an address, and entries for cluster IP and address; the same but for the real servers, which
+    // go with their virtual one; a real server.
+    assert_eq!(lengths, [6, 4, 1], "{:#?}", plans[0]);
+}
+
+#[test]
+fn a_service_added_is_a_step_of_each_kind_in_the_order_that_serves_it_last() {
+    let before = snapshot_of(many(3));
+    let state = programmed(&before);
+    let mut services = many(3);
+    services.push(service("default/new", "10.96.0.99"));
+    let change = plan(&state, &snapshot_of(services), &dirty("default/new"));
+    let kinds: Vec<&str> = change
+        .steps
+        .iter()
+        .map(|step| match step {
+            Step::Sets(_) => "sets",
+            Step::Servers(changes) if matches!(changes[0], Change::AddServer(..)) => "servers",
+            Step::AddAddresses(_) => "addresses",
+            _ => "other",
+        })
+        .collect();
+    assert_eq!(kinds, ["sets", "servers", "addresses"]);
+}

@@ -1,0 +1,277 @@
+//! A node with pods and a client in front of it, the mode on it, and Services for it.
+
+use std::{
+    fs::File,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    num::NonZeroU16,
+    path::PathBuf,
+    sync::Arc,
+};
+
+use anyhow::{Result, ensure};
+use proxy_userspace::{
+    dataplane::{
+        Dataplane as _, PlanSize as _,
+        iptables::{Iptables, IptablesSettings},
+        ipvs::{Ipvs, IpvsError, IpvsSettings, Sent, State},
+    },
+    kernel::{
+        KernelError,
+        ipvs::{Change, Ipvs as Socket, VirtualKey, VirtualServer},
+        netns,
+    },
+    model::{
+        Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName, Protocol,
+        ResolvedEndpoint, ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
+    },
+};
+use shunt_tests::{
+    agent::Agent,
+    world::{Host, World},
+};
+
+/// node1 with its pods, and the client.
+pub(super) struct Node {
+    world: World,
+    namespace: (PathBuf, File),
+}
+
+/// The mode on a node, with what it knows of the kernel.
+pub(super) struct Mode {
+    settings: IpvsSettings,
+    dataplane: Ipvs,
+    state: State,
+}
+
+impl Node {
+    pub(super) fn new() -> Result<Self> {
+        let hosts = [Host::Node1, Host::A1, Host::A2, Host::A3, Host::Client];
+        let world = World::build(&hosts, &std::env::current_exe()?)?;
+        let path = PathBuf::from(format!("/run/netns/{}-node1", world.name()));
+        let file = File::open(&path)?;
+        Ok(Self { world, namespace: (path, file) })
+    }
+
+    /// Runs something in node1's network namespace.
+    fn within<T: Send>(&self, job: impl FnOnce() -> Result<T, KernelError> + Send) -> Result<T> {
+        Ok(netns::within(&self.namespace.0, &self.namespace.1, job)?)
+    }
+
+    pub(super) fn agent(&mut self, host: Host) -> Result<&mut Agent> {
+        self.world.agent(host)
+    }
+
+    pub(super) fn run(&self, line: &str) -> Result<String> {
+        self.world.run(Host::Node1, line)
+    }
+
+    pub(super) fn try_mode(&self, settings: IpvsSettings) -> Result<Mode, IpvsError> {
+        let made = self.within(|| {
+            let mut dataplane = match Ipvs::new(settings.clone()) {
+                Ok(dataplane) => dataplane,
+                Err(error) => return Ok(Err(error)),
+            };
+            Ok(dataplane.observe().map(|state| Mode { settings, dataplane, state }))
+        });
+        made.unwrap_or_else(|error| {
+            let message = std::io::Error::other(format!("{error:#}"));
+            Err(KernelError::Call { operation: "enter", object: "node1".into(), source: message }.into())
+        })
+    }
+
+    /// The mode, which has looked at the kernel.
+    pub(super) fn mode(&self, settings: IpvsSettings) -> Result<Mode> {
+        Ok(self.try_mode(settings)?)
+    }
+
+    /// Asks IPVS itself.
+    pub(super) fn ipvs<T: Send>(
+        &self,
+        ask: impl FnOnce(&mut Socket) -> Result<T, KernelError> + Send,
+    ) -> Result<T> {
+        self.within(|| ask(&mut Socket::open()?))
+    }
+
+    /// Changes IPVS beside the mode.
+    pub(super) fn change(&self, changes: &[Change]) -> Result<()> {
+        let failures = self.ipvs(|ipvs| ipvs.commit(changes))?;
+        ensure!(failures.is_empty(), "{failures:?}");
+        Ok(())
+    }
+
+    /// All that the mode and others have in the kernel.
+    pub(super) fn everything(&self) -> Result<String> {
+        self.run("iptables-save -t filter | sed 's/ \\[.*//; /^#/d'; iptables-save -t nat | sed 's/ \\[.*//; /^#/d'; ipset save | sed 's/ initval.*//'; ip -o link | cut -d: -f2; cat /proc/net/ip_vs")
+    }
+}
+
+impl Mode {
+    pub(super) fn sent(&self) -> Sent {
+        self.dataplane.sent()
+    }
+
+    /// Looks at the kernel and plans everything, without doing it.
+    pub(super) fn plan(&mut self, node: &Node, snapshot: &Snapshot) -> Result<Shown> {
+        let state = node.within(|| Ok(self.dataplane.observe()))??;
+        let plan = Ipvs::plan(&state, snapshot, &Dirty::everything());
+        Ok(Shown { changes: plan.len(), text: format!("{plan:?}").chars().take(2000).collect() })
+    }
+
+    /// Looks at the kernel and makes it serve the Snapshot; how many changes that took.
+    pub(super) fn sync(&mut self, node: &Node, snapshot: &Snapshot) -> Result<usize> {
+        self.state = node.within(|| Ok(self.dataplane.observe()))??;
+        self.apply(node, snapshot, &Dirty::everything())
+    }
+
+    /// Makes the kernel serve the Snapshot in which this Service changed, without a look at it.
+    pub(super) fn change(&mut self, node: &Node, snapshot: &Snapshot, service: &str) -> Result<usize> {
+        let keys = [Protocol::Tcp, Protocol::Udp].map(|protocol| port_key(service, protocol, IpFamily::V4));
+        self.apply(node, snapshot, &Dirty { ports: keys.into(), ..Dirty::default() })
+    }
+
+    fn apply(&mut self, node: &Node, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize> {
+        let plan = Ipvs::plan(&self.state, snapshot, dirty);
+        let changes = plan.len();
+        node.within(|| Ok(self.dataplane.apply(&mut self.state, plan)))??;
+        Ok(changes)
+    }
+
+    /// Removes everything, as `--cleanup` does.
+    pub(super) fn clean_up(&self, node: &Node) -> Result<()> {
+        let path = self.settings.path.clone();
+        let iptables = IptablesSettings { masquerade_mark: 1 << 14, localhost_node_ports: false, path };
+        let settings = &self.settings;
+        let errors = node.within(|| {
+            let rules = Iptables::remove(&iptables).into_iter().map(|error| error.to_string());
+            let rest = Ipvs::remove(settings).into_iter().map(|error| error.to_string());
+            Ok(rules.chain(rest).collect::<Vec<_>>())
+        })?;
+        ensure!(errors.is_empty(), "{errors:?}");
+        Ok(())
+    }
+}
+
+/// A plan for people.
+pub(super) struct Shown {
+    changes: usize,
+    text: String,
+}
+
+impl Shown {
+    pub(super) fn is_empty(&self) -> bool {
+        self.changes == 0
+    }
+}
+
+impl std::fmt::Display for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} changes: {}", self.changes, self.text)
+    }
+}
+
+/// The `number`th cluster IP.
+pub(super) fn cluster_ip(number: u16) -> IpAddr {
+    let [high, low] = (number + 1).to_be_bytes();
+    Ipv4Addr::new(10, 96, high, low).into()
+}
+
+/// Port 8080 of pods of this node, by number from 1 on.
+pub(super) fn endpoints(pods: &[u8]) -> Vec<ResolvedEndpoint> {
+    let address = |pod: &u8| SocketAddr::from(([10, 244, 1, 10 + pod], 8080));
+    pods.iter().map(|pod| ResolvedEndpoint { address: address(pod), is_local: true }).collect()
+}
+
+fn port_key(name: &str, protocol: Protocol, family: IpFamily) -> ServicePortKey {
+    let name = ServicePortName { service: NamespacedName::new("default", name), port: "".into(), protocol };
+    ServicePortKey { name, family }
+}
+
+/// A port of a Service with a cluster IP.
+pub(super) fn service(
+    name: &str,
+    address: IpAddr,
+    protocol: Protocol,
+    endpoints: &[ResolvedEndpoint],
+) -> (ServicePortKey, Arc<ResolvedPort>) {
+    let frontends = vec![frontend(FrontendKind::ClusterIp, Some(address), 80)];
+    (port_key(name, protocol, IpFamily::of(address)), Arc::new(port(frontends, endpoints)))
+}
+
+fn frontend(kind: FrontendKind, address: Option<IpAddr>, port: u16) -> Frontend {
+    Frontend { kind, address, port: NonZeroU16::new(port).unwrap_or(NonZeroU16::MIN) }
+}
+
+fn port(frontends: Vec<Frontend>, endpoints: &[ResolvedEndpoint]) -> ResolvedPort {
+    ResolvedPort {
+        frontends,
+        cluster_endpoints: endpoints.to_vec(),
+        local_endpoints: Vec::new(),
+        serving: endpoints.to_vec(),
+        has_endpoints: !endpoints.is_empty(),
+        affinity_timeout: None,
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    }
+}
+
+/// A Snapshot of these on node1.
+pub(super) fn of_ports(ports: impl IntoIterator<Item = (ServicePortKey, Arc<ResolvedPort>)>) -> Snapshot {
+    let mut snapshot = Snapshot { ports: ports.into_iter().collect(), ..Snapshot::default() };
+    let of = |texts: &[&str]| texts.iter().filter_map(|text| text.parse::<IpAddr>().ok()).collect();
+    let node = &mut snapshot.node;
+    node.local_addresses = of(&["127.0.0.1", "::1", "192.168.57.11", "fd57::11", "10.244.1.1"]);
+    node.node_port_addresses = node.local_addresses.clone();
+    let cidrs = ["10.244.0.0/16", "fd44::/16"].iter().filter_map(|text| text.parse().ok());
+    node.local_detector = LocalTrafficDetector::Cidrs(cidrs.collect());
+    snapshot
+}
+
+/// So many Services with two endpoints each.
+pub(super) fn services(count: u16) -> Snapshot {
+    let all = 1..=count;
+    of_ports(all.map(|i| service(&format!("s{i}"), cluster_ip(i), Protocol::Tcp, &endpoints(&[1, 2]))))
+}
+
+/// A virtual server of nobody we know.
+pub(super) fn server_of(protocol: Protocol, address: &str) -> (VirtualKey, VirtualServer) {
+    let address = address.parse().unwrap_or(SocketAddr::from(([192, 0, 2, 1], 1)));
+    (VirtualKey { protocol, address }, VirtualServer::new("rr", address.ip()))
+}
+
+/// All that Services can be, in both families.
+pub(super) fn every_kind() -> Snapshot {
+    let mut ports = Vec::new();
+    for (family, inner, outer, pod, range) in [
+        (IpFamily::V4, "10.96.0.", "198.51.100.", "10.244.1.11", "192.0.2.0/24"),
+        (IpFamily::V6, "fd96::", "2001:db8:51::", "fd44:1::11", "2001:db8:9::/64"),
+    ] {
+        let address = |prefix: &str, number: u16| format!("{prefix}{number}").parse().ok();
+        let pods: Vec<_> = pod.parse().ok().map(|ip: IpAddr| SocketAddr::new(ip, 8080)).into_iter().collect();
+        let local: Vec<_> =
+            pods.iter().map(|address| ResolvedEndpoint { address: *address, is_local: true }).collect();
+        let all = |number: u16| {
+            vec![
+                frontend(FrontendKind::ClusterIp, address(inner, number), 80),
+                frontend(FrontendKind::NodePort, None, 30_000 + number),
+                frontend(FrontendKind::ExternalIp, address(outer, number), 80),
+                frontend(FrontendKind::LoadBalancerIp, address(outer, number + 10), 80),
+            ]
+        };
+        for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
+            ports.push((port_key("open", protocol, family), Arc::new(port(all(1), &local))));
+        }
+        let guarded = ResolvedPort {
+            source_ranges: range.parse().ok().into_iter().collect(),
+            affinity_timeout: 10_800.try_into().ok(),
+            external_policy: TrafficPolicy::Local,
+            local_endpoints: local.clone(),
+            health_check_node_port: NonZeroU16::new(31_002),
+            ..port(all(2), &local)
+        };
+        ports.push((port_key("guarded", Protocol::Tcp, family), Arc::new(guarded)));
+        ports.push((port_key("empty", Protocol::Tcp, family), Arc::new(port(all(3), &[]))));
+    }
+    of_ports(ports)
+}

@@ -1,0 +1,80 @@
+//! Where a mode does something else than the cases of all modes say, by design: what holds there instead, which is asserted as all
+//! else is.
+
+use crate::{
+    case::{Answers, Case, Expect, Peer, Source},
+    world::Host,
+};
+
+/// A flow that ends in another way in one mode.
+struct Difference {
+    mode: &'static str,
+    case: &'static str,
+    /// Step and flow, both counted from 1.
+    flow: (usize, usize),
+    expect: fn() -> Expect,
+}
+
+/// One virtual server serves all callers, so that pods and the node reach endpoints of this node only, as callers from outside do,
+/// by an external address of a Service with externalTrafficPolicy Local that has one here. The node's own connections to
+/// a load-balancer address come from that address, which is the node's too.
+const DIFFERENCES: &[Difference] = &[
+    difference("ipvs", "loadbalancer-local", (1, 2), || only(Host::A1, None)),
+    difference("ipvs", "loadbalancer-local", (1, 3), || only(Host::A1, None)),
+    difference("ipvs", "nodeport-local-with-endpoint", (1, 2), || only(Host::A1, None)),
+    difference("ipvs", "nodeport-local-with-endpoint", (1, 3), || only(Host::A1, Some(Source::Node))),
+    // The kernel's virtual server sends nothing from loopback to elsewhere: node ports are not there.
+    difference("ipvs", "nodeport-localhost", (1, 1), || Expect::Refused),
+];
+
+const fn difference(
+    mode: &'static str,
+    case: &'static str,
+    flow: (usize, usize),
+    expect: fn() -> Expect,
+) -> Difference {
+    Difference { mode, case, flow, expect }
+}
+
+fn only(host: Host, source: Option<Source>) -> Expect {
+    Expect::Reach(Answers {
+        hosts: [host].into(),
+        sticky: false,
+        share: None,
+        source,
+        retransmits: None,
+        peer: Peer::default(),
+    })
+}
+
+/// The case as it is to be in a mode.
+pub fn in_mode(mut case: Case, mode: &str) -> Case {
+    for Difference { flow: (step, flow), expect, .. } in of(&case.name, mode) {
+        let step = case.steps.get_mut(step - 1);
+        if let Some(flow) = step.and_then(|step| step.flows.get_mut(flow - 1)) {
+            flow.expect = expect();
+        }
+    }
+    case
+}
+
+fn of<'a>(case: &'a str, mode: &'a str) -> impl Iterator<Item = &'static Difference> + use<'a> {
+    DIFFERENCES.iter().filter(move |difference| difference.case == case && difference.mode == mode)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runner::own_cases;
+
+    #[test]
+    fn every_difference_is_of_a_flow_that_is_there_and_says_something_else() {
+        let cases = Case::read_directory(own_cases(), &[]).unwrap();
+        for Difference { mode, case, flow: (step, flow), expect } in DIFFERENCES {
+            let found = cases.iter().find(|found| found.name == *case).expect(case);
+            let flow = &found.steps[step - 1].flows[flow - 1];
+            assert_ne!(flow.expect, expect(), "{mode} {case}");
+            assert_eq!(in_mode(found.clone(), "ebpf").steps[step - 1].flows, found.steps[step - 1].flows);
+        }
+    }
+}
