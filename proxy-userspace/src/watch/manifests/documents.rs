@@ -208,17 +208,28 @@ impl Document {
             return;
         };
         let key = key_of(object_kind, &value);
-        // All three kinds are used in their v1.
+        // All kinds are used in their v1.
         if version != "v1" {
             let what = format!("{api_version:?} is not a known version of {kind}; v1 is");
             return self.fails(key, &format!("{prefix}apiVersion"), what, contents);
         }
+        self.item_of(object_kind, prefix, key.as_ref(), value, contents);
+    }
+
+    fn item_of(
+        &self,
+        object_kind: ObjectKind,
+        prefix: &str,
+        key: Option<&Key>,
+        value: Value,
+        contents: &mut Contents,
+    ) {
         match object_kind {
             ObjectKind::Service => {
                 self.decoded(
                     prefix,
                     object_kind,
-                    key.as_ref(),
+                    key,
                     value,
                     |object| Object::Service(Arc::new(object)),
                     contents,
@@ -228,7 +239,7 @@ impl Document {
                 self.decoded(
                     prefix,
                     object_kind,
-                    key.as_ref(),
+                    key,
                     value,
                     |object| Object::EndpointSlice(Arc::new(object)),
                     contents,
@@ -238,7 +249,7 @@ impl Document {
                 self.decoded(
                     prefix,
                     object_kind,
-                    key.as_ref(),
+                    key,
                     value,
                     |object| Object::Node(Arc::new(object)),
                     contents,
@@ -248,7 +259,7 @@ impl Document {
                 self.decoded(
                     prefix,
                     object_kind,
-                    key.as_ref(),
+                    key,
                     value,
                     |object| Object::ServiceCidr(Arc::new(object)),
                     contents,

@@ -233,7 +233,7 @@ fn initial_events(directory: &mut Directory) -> Vec<WatchEvent> {
     }
     // Most directories have none.
     let service_cidrs =
-        (!service_cidrs.is_empty()).then(|| WatchEvent::ServiceCidrs(Delta::Replace(service_cidrs)));
+        (!service_cidrs.is_empty()).then_some(WatchEvent::ServiceCidrs(Delta::Replace(service_cidrs)));
     let kinds = [
         WatchEvent::Nodes(Delta::Replace(nodes)),
         WatchEvent::EndpointSlices(Delta::Replace(slices)),

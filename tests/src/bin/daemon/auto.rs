@@ -9,7 +9,7 @@ use shunt_tests::world::Host;
 use super::bed::{Bed, Setting};
 
 /// The time that a mode may fail, and the time that the next one takes.
-const GIVEN_UP_WITHIN: Duration = Duration::from_secs(60);
+const GIVEN_UP_WITHIN: Duration = Duration::from_mins(1);
 const OFTEN: &str = "{iptables: {syncPeriod: 1s}, nftables: {syncPeriod: 1s}}";
 
 /// Pins cannot be made any more, so that programs that are gone from them cannot be put back; those on sockets still run.
