@@ -8,6 +8,7 @@ use std::{
         mpsc::{self, Receiver, Sender},
     },
     thread,
+    time::Duration,
 };
 
 use super::{Forgotten, Looks, Owed, concerns_udp, plan};
@@ -15,6 +16,9 @@ use crate::{
     kernel::KernelError,
     model::{Dirty, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
+
+/// A look at a table of ordinary size has ended by then: flows and rules change together, as long as that holds up nobody.
+const SHORT: Duration = Duration::from_millis(50);
 
 /// What the thread is to know and look for.
 #[derive(Debug, Default)]
@@ -54,7 +58,7 @@ impl LookThread {
         self.suspects.push(destination);
     }
 
-    /// Hands a change over, and returns what came of those before.
+    /// Hands a change over, and returns what came of it, if that is known in a moment, and of those before.
     pub(super) fn forget(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Ended {
         if let Some(looks) = self.looks.take() {
             self.running = Some(start(looks)?);
@@ -62,11 +66,13 @@ impl LookThread {
         let owes = self.distrust || !self.suspects.is_empty() || concerns_udp(dirty);
         let change = owes.then(|| self.change(snapshot, dirty));
         let Some((to, from)) = &self.running else { return Ok(Vec::new()) };
+        let mut soon = None;
         if let Some(change) = change {
             // The thread lives as long as this does.
             let _ = to.send(change);
+            soon = from.recv_timeout(SHORT).ok();
         }
-        from.try_iter().try_fold(Vec::new(), |mut all, ended| {
+        soon.into_iter().chain(from.try_iter()).try_fold(Vec::new(), |mut all, ended| {
             all.extend(ended?);
             Ok(all)
         })

@@ -82,7 +82,7 @@ fn a_look_that_failed_is_told_and_made_good_with_the_next_change() {
     go.send(()).unwrap();
     assert!(ended(&mut thread).is_err());
     table.0.lock().unwrap().is_broken = false;
-    go.send(()).unwrap();
     thread.forget(&snapshot, &dirty("dns")).unwrap();
+    go.send(()).unwrap();
     assert_eq!(ended(&mut thread).unwrap()[0].flows.deleted, 1);
 }
