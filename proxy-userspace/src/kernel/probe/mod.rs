@@ -244,7 +244,7 @@ mod tests {
         let tables = || fs::read_to_string("/proc/thread-self/net/ip_tables_names").unwrap_or_default();
         let before = (links(), tables());
         let facts = facts(&SearchPath::default());
-        assert_eq!(facts.features.len(), 18);
+        assert_eq!(facts.features.len(), 19);
         for feature in [Feature::SocketPrograms, Feature::LinkPrograms, Feature::Maps, Feature::Clsact] {
             assert!(facts.features[&feature].is_present(), "{feature:?}: {:?}", facts.features[&feature]);
         }
