@@ -109,6 +109,8 @@ pub struct Config {
     pub metrics_bind_address: Option<SocketAddr>,
     /// Exit where an address to listen on is taken.
     pub bind_address_hard_fail: bool,
+    /// Answer profiling requests where metrics are.
+    pub profiling: bool,
     /// How often the kernel is compared with what it should hold; above zero.
     pub sync_period: Duration,
     /// Under load, the least time between two changes of the kernel; may be zero.

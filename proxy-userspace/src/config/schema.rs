@@ -109,8 +109,7 @@ pub(super) const FIELDS: &[Field] = &[
     field_of("healthzBindAddress", Kind::BindAddress { default_port: 10256 }),
     field_of("metricsBindAddress", Kind::BindAddress { default_port: 10249 }),
     field_of("bindAddressHardFail", Kind::Bool).default("false"),
-    without_effect("enableProfiling", Kind::Bool, "it is about Go's profiles; perf shows what shunt does")
-        .default("false"),
+    field_of("enableProfiling", Kind::Bool).default("false"),
     without_effect(
         "showHiddenMetricsForVersion",
         Kind::OneOf(&["1.35"]),

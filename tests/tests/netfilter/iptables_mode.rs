@@ -5,7 +5,7 @@ use std::{net::IpAddr, num::NonZeroU32, sync::Arc};
 
 use proxy_userspace::{
     dataplane::{
-        Dataplane as _, PlanSize as _, Reading, ReadingValue,
+        Dataplane as _, PlanSize as _,
         iptables::{Iptables, IptablesSettings, State},
         leftovers,
         nftables::Nftables,

@@ -42,7 +42,7 @@ fn rules_that_are_refused_are_told_with_their_line_and_all_is_written_once_they_
         assert!(kind.saved(node).contains(&format!(":{chain}")));
         // The next process tries again.
         kind.both(node, "-t nat -F MINE");
-        let mut next = mode(node);
+        let mut next = crate::iptables_mode::mode(node);
         let mut state = observe(node, &mut next);
         sync(node, &mut next, &mut state, &less);
         assert!(!kind.saved(node).contains(&chain));
@@ -116,7 +116,7 @@ fn a_refusal_that_names_no_rule_is_traced_to_its_service_and_all_others_are_serv
         );
         // Whoever is in the way goes, and a process that starts then serves all.
         kind.both(node, &format!("-t nat -D POSTROUTING -j {bad}"));
-        let mut next = mode(node);
+        let mut next = crate::iptables_mode::mode(node);
         let mut state = observe(node, &mut next);
         sync(node, &mut next, &mut state, &services());
         assert!(kind.saved(node).contains("-p tcp -m comment --comment \"default/open:p cluster IP"));

@@ -321,6 +321,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         SWITCH,
         "Exit where an address to listen on is taken, instead of trying again",
     ),
+    flag(OBSERVE, "profiling", "enableProfiling", SWITCH, "Answer profiling requests where metrics are"),
     flag(
         OBSERVE,
         "healthz-port",
@@ -360,7 +361,6 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     always(VAIN, "log-text-info-buffer-size", "logging.options.text.infoBufferSize", "BYTES", ""),
     always(VAIN, "log-json-split-stream", "logging.options.json.splitStream", SWITCH, ""),
     always(VAIN, "log-json-info-buffer-size", "logging.options.json.infoBufferSize", "BYTES", ""),
-    flag(VAIN, "profiling", "enableProfiling", SWITCH, ""),
     flag(VAIN, "feature-gates", "featureGates", "NAME=true|false,...", ""),
     flag(VAIN, "kube-api-content-type", "clientConnection.contentType", "TYPE", ""),
     flag(VAIN, "kube-api-qps", "clientConnection.qps", "NUMBER", ""),

@@ -52,6 +52,7 @@ pub(super) fn resolve(
         healthz_bind_address,
         metrics_bind_address,
         bind_address_hard_fail: settings.is_true("bindAddressHardFail"),
+        profiling: settings.is_true("enableProfiling"),
         sync_period,
         min_sync_period,
         ebpf: ebpf(&mut settings, environment, mode == Mode::Ebpf && !mode_is_auto),
