@@ -169,7 +169,7 @@ pub(super) async fn objects(
             // Does not end the source, should it end.
             let recording = async {
                 watch::record_events(&client, &config.model.node_name, &mut events).await;
-                std::future::pending().await;
+                std::future::pending::<()>().await;
             };
             tokio::select! {
                 ended = measured(Box::pin(source.run(to)), status, &metrics) => ended,

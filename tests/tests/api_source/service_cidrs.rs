@@ -66,7 +66,7 @@ async fn a_server_that_keeps_its_service_cidrs_is_watched_all_the_same_and_asked
     let server = server_with(&all).await?;
     server.misbehave(Some("servicecidrs"), None, Misbehaviour::Forbidden, 3);
     let (mut events, mut status) = start(&server).await?;
-    timeout(DEADLINE, status.wait_for(|status| status.synced())).await??;
+    timeout(DEADLINE, status.wait_for(proxy_userspace::watch::WatchStatus::synced)).await??;
     assert_eq!(status.borrow().service_cidrs.last_error, None);
     assert_eq!(ranges(&mut events).await?, ["10.96.0.0/16"]);
     Ok(())

@@ -53,6 +53,7 @@ pub(crate) fn run(all_kernels: bool) -> Result<ExitCode> {
     let kernels = if all_kernels { Kernel::value_variants() } else { &[Kernel::V5_10] };
     let kernels = kernels.iter().map(|kernel| kernel_step(*kernel)).collect::<Result<Vec<_>>>()?;
     let ipvs = ipvs_step()?;
+    let packets = packets()?;
     take_all(checks(), &mut summary)?;
     // A guest keeps one CPU busy, and packets between namespaces wait most of their time.
     thread::scope(|scope| {
@@ -61,7 +62,7 @@ pub(crate) fn run(all_kernels: bool) -> Result<ExitCode> {
             take_all(vec![ipvs], &mut outcomes)?;
             take_all(kernels, &mut outcomes).map(|()| outcomes)
         });
-        take_all(packets(), &mut summary)?;
+        take_all(packets, &mut summary)?;
         let guests = guests.join().map_err(|_| anyhow::anyhow!("the steps in guests panicked"))?;
         guests.map(|outcomes| summary.append(outcomes))
     })?;
@@ -124,16 +125,22 @@ fn checks() -> Vec<Step> {
 }
 
 /// What sends packets on this machine's kernel, with what [`checks`] built.
-fn packets() -> Vec<Step> {
+fn packets() -> Result<Vec<Step>> {
     let of_netfilter = |mode: &str| Conformance {
         mode: mode.into(),
         except: SLOW.map(Into::into).into(),
         ..Conformance::default()
     };
     let all = Conformance { mode: "ebpf".into(), ..Conformance::default() };
-    let with_api = |mode: &str| Conformance { source: Some("api".into()), ..of_netfilter(mode) };
+    let ours = ours()?;
+    let with_api = |mode: &str| Conformance {
+        mode: mode.into(),
+        source: Some("api".into()),
+        except: ours.clone(),
+        ..Conformance::default()
+    };
     let repairs = |mode| steps::daemon(mode).args(["--only", "repairs,shutdown"]);
-    [
+    Ok([
         ("conformance", steps::conformance(&all)),
         ("restarts", steps::restarts("ebpf")),
         ("churn", steps::churn("ebpf")),
@@ -156,19 +163,22 @@ fn packets() -> Vec<Step> {
         echo: true,
         ..Step::plain(name, run.limit(LONG))
     })
-    .into()
+    .into())
+}
+
+/// The cases of shunt's own: about what it does with packets, wherever it has objects from.
+fn ours() -> Result<Vec<String>> {
+    let ours = workspace::root().join("tests/cases/shunt");
+    let ours = fs::read_dir(&ours).with_context(|| format!("cannot read {}", ours.display()))?;
+    let names = |entry: fs::DirEntry| Some(entry.path().file_stem()?.to_string_lossy().into_owned());
+    Ok(ours.flatten().filter_map(names).collect())
 }
 
 /// The cases of all modes in mode ipvs, in a virtual machine where this machine's kernel lacks what it needs: another run of this
 /// program, which tells by itself. What is ours alone is left to `cargo xtask conformance --mode ipvs`, since guests are slow.
 fn ipvs_step() -> Result<Step> {
     let this = env::current_exe().context("cannot find this program")?;
-    let ours = workspace::root().join("tests/cases/shunt");
-    let ours = fs::read_dir(&ours).with_context(|| format!("cannot read {}", ours.display()))?;
-    let names =
-        ours.flatten().filter_map(|entry| Some(entry.path().file_stem()?.to_string_lossy().into_owned()));
-    let except: Vec<String> = names.collect();
-    let run = Run::new(this).args(["conformance", "--mode", "ipvs", "--except", &except.join(",")]);
+    let run = Run::new(this).args(["conformance", "--mode", "ipvs", "--except", &ours()?.join(",")]);
     let count = counts::conformance_result;
     Ok(Step { count, counted: true, ..Step::plain("conformance ipvs", run.limit(LONG)) })
 }
@@ -230,7 +240,7 @@ mod tests {
         let kernels = Kernel::value_variants().iter().map(|kernel| kernel.step());
         let mut names: Vec<&str> = checks()
             .iter()
-            .chain(&packets())
+            .chain(&packets().unwrap())
             .map(|step| step.name)
             .chain(kernels)
             .chain([ipvs_step().unwrap().name])
