@@ -7,7 +7,7 @@ pub use self::state::*;
 use crate::addr::{Addr, Proto};
 
 /// Changes with any change to what follows: a process that finds pinned maps of another version builds its own beside them.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// Declares a plain map type and asserts that it has the given size, so that no padding slips in.
 macro_rules! map_type {
@@ -223,20 +223,20 @@ impl Counter {
 }
 
 map_type! {
-    /// The one value of `node`.
+    /// The one value of `node`. It may grow; its first two fields are where they are in every version.
     NodeValue, 40 {
-        /// Network namespace cookie of the node, or [`NodeValue::NETNS_UNKNOWN`].
-        netns: u64,
         /// [`LAYOUT_VERSION`] of all maps beside it.
         layout: u32,
+        /// [`STATE_LAYOUT_VERSION`] of the maps beside it that programs write.
+        state_layout: u32,
+        /// Network namespace cookie of the node, or [`NodeValue::NETNS_UNKNOWN`].
+        netns: u64,
         /// Bit that asks netfilter to masquerade a packet.
         masquerade_mark: u32,
         /// Bit that asks netfilter to reject a packet.
         reject_mark: u32,
         /// [`LocalDetection`]: how local callers are told from others.
         local_detection: u32,
-        /// [`STATE_LAYOUT_VERSION`] of the maps beside it that programs write.
-        state_layout: u32,
         /// Zero.
         zero: u32,
         /// Until then, on the monotonic clock, flows may be missing: these maps take the place of others of another size.
@@ -257,6 +257,9 @@ pub enum LocalDetection {
 }
 
 impl NodeValue {
+    /// How many bytes at the beginning of a value of any version are [`Self::layout`] and [`Self::state_layout`].
+    pub const VERSIONS: usize = 8;
+
     /// Kernels before 5.14 do not tell userspace the cookie. Until the programs have told it, the node is taken to live in the
     /// initial network namespace. What a new map holds.
     pub const NETNS_UNKNOWN: u64 = 0;

@@ -1,17 +1,19 @@
 //! What programs noted of flows: swept when it is over, and taken along when maps are built anew.
 
-use std::{net::TcpStream, time::Duration};
+use std::{net::TcpStream, path::Path, time::Duration};
 
-use aya::maps::{HashMap, MapData};
+use aya::maps::{Array, HashMap, MapData};
 use proxy_common::{
     Addr,
-    layout::{Direction, Endpoint, Flow, FlowKey, flow_state},
+    layout::{
+        Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, NodeValue, STATE_LAYOUT_VERSION, flow_state,
+    },
 };
 use proxy_userspace::{
     kernel::clock,
     model::{Dirty, Protocol},
 };
-use shunt_tests::deadline::Deadline;
+use shunt_tests::{deadline::Deadline, process::run_to_end};
 
 use crate::bench::{Bench, tcp_server};
 
@@ -62,11 +64,38 @@ fn flows_and_open_connections_outlive_maps_that_are_built_anew() {
         |bench: &mut Bench| {
             bench.settings.map_sizes.flows = 2048;
         },
+        was_of_another_layout,
+        was_of_another_layout_that_says_more_of_the_node,
     ] {
         change(&mut bench);
         bench.restart();
         bench.sync(&Dirty::everything());
         assert_eq!(flows(&bench).get(&key, 0).expect("taken along"), noted);
         assert_eq!(client.peer_addr().expect("peer"), vip);
+        let node: Array<MapData, NodeValue> = bench.pinned("node");
+        assert_eq!(node.get(&0, 0).expect("written").layout, LAYOUT_VERSION);
+    }
+}
+
+/// What a process of a version leaves whose flows are noted as they are here, and other things are not.
+fn was_of_another_layout(bench: &mut Bench) {
+    let mut node: Array<MapData, NodeValue> = bench.pinned("node");
+    let value = node.get(&0, 0).expect("written");
+    node.set(0, NodeValue { layout: LAYOUT_VERSION + 1, ..value }, 0).expect("room");
+}
+
+fn was_of_another_layout_that_says_more_of_the_node(bench: &mut Bench) {
+    let pin = bench.settings.pin_dir.join("node");
+    let pin_text = pin.display();
+    let versions = [LAYOUT_VERSION + 1, STATE_LAYOUT_VERSION].map(u32::to_ne_bytes).concat();
+    let value: Vec<String> = versions.iter().chain(&[0; 40]).map(u8::to_string).collect();
+    std::fs::remove_file(&pin).expect("pinned");
+    for line in [
+        format!("map create {pin_text} type array key 4 value {} entries 1 name node", value.len()),
+        format!("map update pinned {pin_text} key 0 0 0 0 value {}", value.join(" ")),
+    ] {
+        let arguments: Vec<&str> = line.split(' ').collect();
+        let ran = run_to_end(Path::new("bpftool"), &arguments, Duration::from_secs(10)).expect("bpftool");
+        assert!(ran.status.success(), "{line}: {}", ran.stderr);
     }
 }

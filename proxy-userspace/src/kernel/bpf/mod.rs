@@ -28,7 +28,7 @@ pub use self::{
     batch::Reader,
     link::{Replacement, attach, is_attached},
     mapped::MappedWords,
-    pins::PinDir,
+    pins::{PinDir, first_bytes},
 };
 pub(super) use self::{
     pins::{BPFFS, is_bpffs},

@@ -217,6 +217,16 @@ impl PinDir {
     }
 }
 
+/// The first bytes of the first value of the array that is pinned at a path, however large its values are.
+pub fn first_bytes<const N: usize>(path: &Path) -> Result<[u8; N], KernelError> {
+    let failed = || KernelError::path("read map", path);
+    let size = MapInfo::from_pin(path).map_err(|error| failed()(io::Error::other(error)))?.value_size();
+    let map = syscall::open_pin(path).map_err(failed())?;
+    let mut value = vec![0; size as usize];
+    syscall::lookup_first(map.as_fd(), &mut value).map_err(failed())?;
+    value.first_chunk().copied().ok_or_else(|| failed()(io::ErrorKind::UnexpectedEof.into()))
+}
+
 /// A path beside another. bpffs refuses names with a dot.
 pub(super) fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();

@@ -18,6 +18,7 @@ const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_PROG_QUERY: libc::c_int = 16;
+const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
@@ -117,6 +118,15 @@ struct LinkInfo {
 }
 
 #[repr(C)]
+struct Element {
+    map_fd: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
 struct TestRun {
     prog_fd: u32,
     retval: u32,
@@ -188,6 +198,19 @@ pub(super) fn lookup_batch<K, V>(
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(BatchRead { count, next: None }),
         Err(error) => Err(error),
     }
+}
+
+/// Reads the first value of an array whose values are as large as `value`.
+pub(super) fn lookup_first(map: BorrowedFd<'_>, value: &mut [u8]) -> io::Result<()> {
+    let key = 0u32;
+    let attribute = Element {
+        map_fd: number(map),
+        padding: 0,
+        key: (&raw const key) as u64,
+        value: value.as_mut_ptr() as u64,
+        flags: 0,
+    };
+    bpf(BPF_MAP_LOOKUP_ELEM, attribute).map(drop)
 }
 
 fn number(fd: BorrowedFd<'_>) -> u32 {
