@@ -54,6 +54,33 @@ fn a_filter_of_somebody_else_stays_and_runs_after_ours_and_keeps_the_qdisc() {
 }
 
 #[test]
+fn a_filter_that_somebody_puts_before_ours_later_is_behind_it_after_the_next_comparison() {
+    let mut bench = Bench::new(LinkAttachment::Clsact);
+    let _counting = enable_stats(Stats::RunTime).expect("kernel 5.8");
+    bench.add_veth("v0", "v1");
+    run("ip", &["address", "add", "192.0.2.1/24", "brd", "+", "dev", "v0"]);
+    bench.sync();
+    let runs = |bench: &Bench| bench.programs("v0", Hook::Egress)[0].run_count();
+    for round in 0..2 {
+        // Classic BPF for "go on, and ask nobody else".
+        let pass_all =
+            ["filter", "add", "dev", "v0", "egress", "prio", "1", "bpf", "bytecode", "1,6 0 0 0", "da"];
+        tc(&pass_all);
+        let before = runs(&bench);
+        send();
+        assert_eq!(runs(&bench), before, "round {round}: the newest of a priority is asked first, and alone");
+        assert_eq!(bench.verify(), 1, "round {round}");
+        send();
+        assert!(runs(&bench) > before, "round {round}");
+        assert_eq!(bench.verify(), 0, "round {round}");
+    }
+    assert_eq!(bench.filters("v0", Hook::Egress).len(), 3);
+    assert!(Ebpf::cleanup_at(&bench.settings.pin_dir).is_empty());
+    let left = tc(&["filter", "show", "dev", "v0", "egress"]);
+    assert!(left.contains("bytecode") && !left.contains("shunt"), "{left}");
+}
+
+#[test]
 fn a_qdisc_without_egress_in_the_way_is_an_error_that_names_the_link_and_keeps_no_other_from_its_programs() {
     let mut bench = Bench::new(LinkAttachment::Clsact);
     bench.add_veth("v0", "v1");
@@ -63,7 +90,7 @@ fn a_qdisc_without_egress_in_the_way_is_an_error_that_names_the_link_and_keeps_n
     let Bench { dataplane, state, .. } = &mut bench;
     let error = dataplane.as_mut().expect("running").apply(state, plan).expect_err("no egress").to_string();
     assert!(
-        error.contains("1 links") && error.contains("link v0") && error.contains("--exclude-interfaces"),
+        error.contains("1 link could") && error.contains("link v0") && error.contains("--exclude-interfaces"),
         "{error}"
     );
     assert_eq!(bench.names("v1", Hook::Ingress), ["shunt_in_eth"]);

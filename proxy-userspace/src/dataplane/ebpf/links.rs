@@ -44,7 +44,7 @@ pub struct LinkHook {
 pub enum Running {
     /// This process's program for links of this kind.
     Current(Framing),
-    /// An earlier process's program, or none any more although one is pinned.
+    /// An earlier process's program, or one behind somebody else's, or none any more although one is pinned.
     Outdated,
 }
 
@@ -112,7 +112,8 @@ impl Links {
                 .collect(),
             Self::Clsact(clsact) => {
                 let filters = filters(clsact)?.into_iter();
-                Ok(filters.map(|(at, filter)| running(at, Some(filter.program))).collect())
+                let program = |filter: Filter| filter.is_first.then_some(filter.program);
+                Ok(filters.map(|(at, filter)| running(at, program(filter))).collect())
             }
         }
     }

@@ -15,10 +15,12 @@ use super::{
     Attached, Hook, LinkProgram, unless_gone,
 };
 
-/// The first of all priorities: others are asked after ours.
+/// The first of all priorities. Among filters of one priority the kernel asks the newest first (`cls_bpf_change`), so that one that
+/// somebody adds later comes before ours, and may keep packets from it.
 const PRIORITY: u32 = 1;
-/// Of no meaning but that it is ours: "shnt".
-const HANDLE: u32 = 0x7368_6e74;
+/// Of no meaning but that they are ours: "shnt", and the next. With two of them a program can come to stand before somebody else's
+/// newer filter before it goes from behind it.
+const HANDLES: [u32; 2] = [0x7368_6e74, 0x7368_6e75];
 /// Packets of every protocol.
 const ETH_P_ALL: u16 = 3;
 const CLSACT: &str = "clsact";
@@ -42,6 +44,8 @@ pub struct Filter {
     pub name: String,
     /// The id of its program.
     pub program: u32,
+    /// No filter of somebody else is asked before it.
+    pub is_first: bool,
 }
 
 /// A socket to ask and tell through, in the network namespace of the thread that opened it.
@@ -63,7 +67,7 @@ impl Clsact {
         Ok(Self { socket })
     }
 
-    /// Makes a program run on a link, in the place of what is there under our handle. Makes the qdisc if there is none.
+    /// Makes a program run on a link before all others, in the place of ours that is there. Makes the qdisc if there is none.
     pub fn attach(&self, program: LinkProgram<'_>, index: u32, hook: Hook) -> Result<Attached, KernelError> {
         let qdisc = TcMessage::from_parts(header(index, QDISC, TcHandle::CLSACT, 0), vec![kind(CLSACT)]);
         // Without NLM_F_EXCL one that is there is fine, and one of kind ingress, which has no egress, is an error.
@@ -77,37 +81,64 @@ impl Clsact {
             TcFilterBpfOption::Flags(TcBpfFlags::DirectAction),
         ];
         let options = TcAttribute::Options(options.map(TcOption::Bpf).into());
-        let filter = filter(index, hook, vec![kind(TcFilterBpf::KIND), options]);
-        match self.tell(NLM_F_CREATE, RouteNetlinkMessage::NewTrafficFilter(filter)) {
-            Ok(()) => Ok(Attached::Runs),
+        let (handle, behind) = self.place(index, hook)?;
+        let message = filter(index, hook, handle, vec![kind(TcFilterBpf::KIND), options]);
+        match self.tell(NLM_F_CREATE, RouteNetlinkMessage::NewTrafficFilter(message)) {
+            Ok(()) => behind.map_or(Ok(Attached::Runs), |behind| {
+                self.remove(index, hook, behind).map(|()| Attached::Runs)
+            }),
             Err(error) => {
                 unless_gone(error, KernelError::call("add a filter of priority 1 to", described(index, hook)))
             }
         }
     }
 
+    /// The handle under which a filter is asked first: that of ours that is the first already, else one that is free. With it the
+    /// handle of ours that stands behind somebody else's.
+    fn place(&self, index: u32, hook: Hook) -> Result<(u32, Option<u32>), KernelError> {
+        let filters = self.list(index, hook)?;
+        let handle = |message: &TcMessage| u32::from(message.header.handle);
+        let ours = filters.iter().position(is_ours);
+        Ok(match ours.map(|place| (place, handle(&filters[place]))) {
+            None => (HANDLES[0], None),
+            Some((0, ours)) => (ours, None),
+            Some((_, behind)) => (HANDLES[usize::from(behind == HANDLES[0])], Some(behind)),
+        })
+    }
+
+    /// The filters of a hook in the order in which they are asked, without what stands for a whole priority, which has no handle.
+    fn list(&self, index: u32, hook: Hook) -> Result<Vec<TcMessage>, KernelError> {
+        let listed = self.filters(index, hook);
+        let mut filters = listed.map_err(KernelError::call("list filters of", described(index, hook)))?;
+        filters.retain(|message| u32::from(message.header.handle) != 0);
+        Ok(filters)
+    }
+
     /// Our filter on a hook of a link, if there is one.
     pub fn attached(&self, index: u32, hook: Hook) -> Result<Option<Filter>, KernelError> {
-        let filters = self
-            .filters(index, hook)
-            .map_err(KernelError::call("list filters of", described(index, hook)))?;
-        Ok(filters.iter().filter(|message| is_ours(message)).find_map(our_filter))
+        let filters = self.list(index, hook)?;
+        let ours = filters.iter().position(is_ours);
+        Ok(ours.and_then(|place| our_filter(&filters[place], place == 0)))
+    }
+
+    /// Removes our filter of a handle; none is no error.
+    fn remove(&self, index: u32, hook: Hook, handle: u32) -> Result<(), KernelError> {
+        let filter = filter(index, hook, handle, vec![kind(TcFilterBpf::KIND)]);
+        match self.tell(0, RouteNetlinkMessage::DelTrafficFilter(filter)) {
+            Err(error) if !is_gone(&error) => {
+                Err(KernelError::call("remove the filter of", described(index, hook))(error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Takes our filter off a hook of a link, and the qdisc if that leaves no filter in it: an empty one does nothing. What is
     /// not there is no error.
     pub fn detach(&self, index: u32, hook: Hook) -> Result<(), KernelError> {
-        let removed = self.tell(
-            0,
-            RouteNetlinkMessage::DelTrafficFilter(filter(index, hook, vec![kind(TcFilterBpf::KIND)])),
-        );
-        match removed {
-            Ok(()) => {}
-            Err(error) if is_gone(&error) => return Ok(()),
-            Err(error) => {
-                return Err(KernelError::call("remove the filter of", described(index, hook))(error));
-            }
+        if !self.list(index, hook)?.iter().any(is_ours) {
+            return Ok(());
         }
+        HANDLES.iter().try_for_each(|handle| self.remove(index, hook, *handle))?;
         for hook in [Hook::Ingress, Hook::Egress] {
             if !self.filters(index, hook).is_ok_and(|filters| filters.is_empty()) {
                 return Ok(());
@@ -145,7 +176,8 @@ impl Clsact {
 pub fn may_be_ours(removed: &TcMessage) -> bool {
     let TcHeader { handle, parent, info, .. } = &removed.header;
     let is_of_clsact = [Hook::Ingress, Hook::Egress].iter().any(|hook| hook.parent() == *parent);
-    is_of_clsact && info >> 16 <= PRIORITY && [0, HANDLE].contains(&u32::from(*handle))
+    let handle = u32::from(*handle);
+    is_of_clsact && info >> 16 <= PRIORITY && (handle == 0 || HANDLES.contains(&handle))
 }
 
 /// Whether a qdisc that was removed may have held filters of ours.
@@ -154,10 +186,10 @@ pub fn may_have_held_ours(removed: &TcMessage) -> bool {
 }
 
 fn is_ours(filter: &TcMessage) -> bool {
-    filter.header.info >> 16 == PRIORITY && u32::from(filter.header.handle) == HANDLE
+    filter.header.info >> 16 == PRIORITY && HANDLES.contains(&u32::from(filter.header.handle))
 }
 
-fn our_filter(message: &TcMessage) -> Option<Filter> {
+fn our_filter(message: &TcMessage, is_first: bool) -> Option<Filter> {
     let options = message.attributes.iter().find_map(|attribute| match attribute {
         TcAttribute::Options(options) => Some(options),
         _ => None,
@@ -170,7 +202,7 @@ fn our_filter(message: &TcMessage) -> Option<Filter> {
         TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(*id),
         _ => None,
     })?;
-    Some(Filter { name, program })
+    Some(Filter { name, program, is_first })
 }
 
 /// There is no such filter, qdisc or link. The kernel says EINVAL where there is no qdisc, and EOPNOTSUPP where it knows none.
@@ -178,10 +210,10 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::ENODEV | libc::EOPNOTSUPP))
 }
 
-fn filter(index: u32, hook: Hook, attributes: Vec<TcAttribute>) -> TcMessage {
+fn filter(index: u32, hook: Hook, handle: u32, attributes: Vec<TcAttribute>) -> TcMessage {
     let every_protocol = u32::from(ETH_P_ALL.to_be());
     TcMessage::from_parts(
-        header(index, HANDLE.into(), hook.parent(), PRIORITY << 16 | every_protocol),
+        header(index, handle.into(), hook.parent(), PRIORITY << 16 | every_protocol),
         attributes,
     )
 }
