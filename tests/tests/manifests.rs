@@ -162,13 +162,18 @@ fn allowed(rules: Option<Vec<PolicyRule>>) -> Vec<String> {
     allowed
 }
 
-/// What the program asks for: `watch/api` lists and watches three kinds, and writes Events about the Node.
+/// What the program asks for: `watch/api` lists and watches three kinds, and in nftables mode a fourth, and writes Events about the Node.
 #[test]
 fn the_roles_allow_what_is_asked_for_and_nothing_more() {
     let role: ClusterRole = object("ClusterRole");
     assert_eq!(
         allowed(role.rules),
-        ["/nodes: list watch", "/services: list watch", "discovery.k8s.io/endpointslices: list watch"]
+        [
+            "/nodes: list watch",
+            "/services: list watch",
+            "discovery.k8s.io/endpointslices: list watch",
+            "networking.k8s.io/servicecidrs: list watch"
+        ]
     );
     let in_default: Role = object("Role");
     assert_eq!(allowed(in_default.rules), ["events.k8s.io/events: create"]);

@@ -257,9 +257,6 @@ pub enum LocalDetection {
 }
 
 impl NodeValue {
-    /// How many bytes at the beginning of a value of any version are [`Self::layout`] and [`Self::state_layout`].
-    pub const VERSIONS: usize = 8;
-
     /// Kernels before 5.14 do not tell userspace the cookie. Until the programs have told it, the node is taken to live in the
     /// initial network namespace. What a new map holds.
     pub const NETNS_UNKNOWN: u64 = 0;

@@ -78,13 +78,9 @@ pub(super) fn resolve(
 /// The mode, and whether it is what `auto` stands for.
 fn mode(settings: &mut Settings, auto: Mode) -> (Mode, bool) {
     let name = settings.text("mode").unwrap_or("auto");
-    let is_auto = name == "auto";
+    // What is neither was refused as it was read.
     let mode = Mode::ALL.into_iter().find(|mode| mode.name() == name);
-    if !is_auto && mode.is_none() {
-        let names = Mode::ALL.map(Mode::name).join(" or ");
-        settings.refuse("mode", format!("this build does not have this mode; must be auto or {names}"));
-    }
-    (mode.unwrap_or(auto), is_auto)
+    (mode.unwrap_or(auto), name == "auto")
 }
 
 /// The section of the file that a mode reads. Those without one of their own read that of iptables, as upstream's conversion

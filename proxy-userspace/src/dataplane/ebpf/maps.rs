@@ -23,7 +23,7 @@ use super::{
 };
 use crate::kernel::{
     KernelError,
-    bpf::{MapSpec, MappedWords, Object, first_bytes},
+    bpf::{MapSpec, MappedWords, Object, first_words},
     clock,
     netns::NetnsCookie,
     sock_diag::SocketCookie,
@@ -361,6 +361,5 @@ impl Maps {
 /// The layout version of the maps pinned in a directory, and that of those among them which programs write; none where there is
 /// no such map. Whatever else their version says of the node is none of this one's business.
 pub(super) fn pinned_layouts(directory: &std::path::Path) -> Option<(u32, u32)> {
-    let [a, b, c, d, e, f, g, h] = first_bytes::<{ NodeValue::VERSIONS }>(&directory.join("node")).ok()?;
-    Some((u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h])))
+    first_words(&directory.join("node")).ok().map(|[layout, state_layout]| (layout, state_layout))
 }

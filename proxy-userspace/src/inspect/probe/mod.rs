@@ -90,12 +90,8 @@ const IPVS_MODE: &[Wish] = &[
 ];
 
 /// Every mode, in the order in which `auto` prefers them, and what it wants. `auto` never takes ipvs, which upstream gives up.
-const MODES: [(&str, bool, &[Wish]); 4] = [
-    ("ebpf", true, EBPF),
-    ("nftables", true, NFTABLES_MODE),
-    ("iptables", true, IPTABLES_MODE),
-    ("ipvs", true, IPVS_MODE),
-];
+const MODES: [(&str, &[Wish]); 4] =
+    [("ebpf", EBPF), ("nftables", NFTABLES_MODE), ("iptables", IPTABLES_MODE), ("ipvs", IPVS_MODE)];
 
 /// Something a mode wants and does not find.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -117,8 +113,6 @@ pub struct Lack {
 pub struct ModeVerdict {
     /// The mode's name.
     pub mode: &'static str,
-    /// Whether this build has it.
-    pub in_this_build: bool,
     /// What keeps it from working.
     pub missing: Vec<Lack>,
     /// What it works without.
@@ -138,9 +132,9 @@ pub struct Verdict {
 }
 
 impl ModeVerdict {
-    /// It is built, and nothing keeps it from working.
+    /// Nothing keeps it from working.
     pub const fn works(&self) -> bool {
-        self.in_this_build && self.missing.is_empty()
+        self.missing.is_empty()
     }
 }
 
@@ -157,10 +151,7 @@ impl fmt::Display for Lack {
 
 /// What these facts mean. Pure.
 pub fn judge(facts: &Facts) -> Verdict {
-    let modes: Vec<_> = MODES
-        .iter()
-        .map(|(mode, in_this_build, wishes)| verdict(mode, *in_this_build, wishes, facts))
-        .collect();
+    let modes: Vec<_> = MODES.iter().map(|(mode, wishes)| verdict(mode, wishes, facts)).collect();
     let auto = modes.iter().find(|mode| mode.works() && mode.mode != "ipvs").map(|mode| mode.mode);
     let why = match auto {
         Some(mode) if mode == MODES[0].0 => "it is preferred, and all it needs is there".into(),
@@ -172,13 +163,12 @@ pub fn judge(facts: &Facts) -> Verdict {
     Verdict { modes, auto, why }
 }
 
-fn verdict(mode: &'static str, in_this_build: bool, wishes: &[Wish], facts: &Facts) -> ModeVerdict {
+fn verdict(mode: &'static str, wishes: &[Wish], facts: &Facts) -> ModeVerdict {
     let lacking = |is_meant: fn(Want) -> bool| {
         wishes.iter().filter(|wish| is_meant(wish.want)).filter_map(|wish| lack(wish, facts)).collect()
     };
     ModeVerdict {
         mode,
-        in_this_build,
         missing: lacking(|want| want == Want::Needed),
         limits: lacking(|want| want != Want::Needed),
     }
@@ -202,7 +192,6 @@ fn lack(wish: &Wish, facts: &Facts) -> Option<Lack> {
 fn obstacles(modes: &[ModeVerdict], before: Option<&str>) -> String {
     let earlier = modes.iter().take_while(|mode| Some(mode.mode) != before).filter(|mode| !mode.works());
     let described = earlier.map(|mode| match mode.missing.first() {
-        _ if !mode.in_this_build => format!("{} is not in this build", mode.mode),
         Some(lack) => format!("{} lacks {}", mode.mode, text::name(lack.any_of[0])),
         None => mode.mode.to_owned(),
     });

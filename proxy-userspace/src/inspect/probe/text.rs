@@ -56,12 +56,10 @@ pub fn table(facts: &Facts, verdict: &Verdict) -> String {
 }
 
 fn state(mode: &ModeVerdict) -> &'static str {
-    match (mode.in_this_build, mode.missing.is_empty(), mode.limits.is_empty()) {
-        (true, true, true) => "works",
-        (true, true, false) => "works, with limits",
-        (true, false, _) => "does not work here",
-        (false, true, _) => "could work here, but is not in this build",
-        (false, false, _) => "does not work here, and is not in this build",
+    match (mode.missing.is_empty(), mode.limits.is_empty()) {
+        (true, true) => "works",
+        (true, false) => "works, with limits",
+        (false, _) => "does not work here",
     }
 }
 

@@ -28,7 +28,7 @@ pub use self::{
     batch::Reader,
     link::{Replacement, attach, is_attached},
     mapped::MappedWords,
-    pins::{PinDir, first_bytes},
+    pins::{PinDir, first_words},
 };
 pub(super) use self::{
     pins::{BPFFS, is_bpffs},

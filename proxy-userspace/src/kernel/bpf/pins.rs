@@ -217,14 +217,15 @@ impl PinDir {
     }
 }
 
-/// The first bytes of the first value of the array that is pinned at a path, however large its values are.
-pub fn first_bytes<const N: usize>(path: &Path) -> Result<[u8; N], KernelError> {
+/// The first words, in host byte order, of the first value of the array that is pinned at a path, however large its values are.
+pub fn first_words<const N: usize>(path: &Path) -> Result<[u32; N], KernelError> {
     let failed = || KernelError::path("read map", path);
     let size = MapInfo::from_pin(path).map_err(|error| failed()(io::Error::other(error)))?.value_size();
     let map = syscall::open_pin(path).map_err(failed())?;
     let mut value = vec![0; size as usize];
     syscall::lookup_first(map.as_fd(), &mut value).map_err(failed())?;
-    value.first_chunk().copied().ok_or_else(|| failed()(io::ErrorKind::UnexpectedEof.into()))
+    let words: Vec<u32> = value.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word)).collect();
+    words.first_chunk().copied().ok_or_else(|| failed()(io::ErrorKind::UnexpectedEof.into()))
 }
 
 /// A path beside another. bpffs refuses names with a dot.
