@@ -73,6 +73,9 @@ fn lying(bed: &mut Bed) -> Result<()> {
 fn refusing(bed: &mut Bed) -> Result<()> {
     bed.cluster.server().misbehave(None, None, Misbehaviour::Unauthorized, ALWAYS);
     bed.cluster.server().interrupt(Interruption::End);
+    // Until then the watch from before may bring the change.
+    let refused = "Unauthorized; what is known stays, trying again resource=\"endpointslices\"";
+    bed.wait_for_log(refused, WITHIN)?;
     bed.serve(&[Host::A1, Host::A3])?;
     thread::sleep(REFUSED_FOR);
     bed.wait_until_served(&[Host::A2, Host::A3], Duration::ZERO).context("while it refuses")?;
