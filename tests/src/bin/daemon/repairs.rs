@@ -44,7 +44,8 @@ fn damages(mode: &str, bed: &Bed) -> Result<Vec<String>> {
             format!("rm {pins}/services"),
         ],
         "nftables" => vec![
-            "nft delete element ip kube-proxy service-ips { 10.96.0.80 . tcp . 80 }".into(),
+            // Those of two endpoints.
+            "nft delete element ip kube-proxy service-ips-2 { 10.96.0.80 . tcp . 80 }".into(),
             "nft flush chain ip kube-proxy services".into(),
             "nft delete table ip kube-proxy".into(),
         ],
