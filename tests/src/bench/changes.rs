@@ -117,6 +117,9 @@ fn summary(services: usize, changed: Changed, samples: &[Sample]) -> Result<Chan
     })
 }
 
+/// How long changes are made at most; modes that run commands make fewer of them.
+const LONGEST: Duration = Duration::from_mins(1);
+
 /// In the agent: measures on a thread of its own, which does all of the work.
 pub(super) fn measure(order: &Changes) -> Result<Timings> {
     let words = std::iter::once("shunt").chain(order.arguments.iter().map(String::as_str));
@@ -165,7 +168,9 @@ async fn run(config: &Config, changes: usize) -> Result<Timings> {
     let mut scaled = Vec::with_capacity(changes);
     let mut service = Vec::with_capacity(changes);
     let Objects { mut services, mut slices, .. } = objects;
-    for number in (0..changes).map(|number| number * STRIDE) {
+    let began = Stopwatch::start();
+    let is_time_left = |number: &usize| *number == 0 || began.elapsed() < LONGEST;
+    for number in (0..changes).map(|number| number * STRIDE).take_while(is_time_left) {
         let slice = number % slices.len();
         replace_endpoint(&mut slices[slice]).context("a slice without endpoints")?;
         let event = WatchEvent::EndpointSlices(Delta::Apply(slices[slice].clone()));
