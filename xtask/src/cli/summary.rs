@@ -46,12 +46,12 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<22}{:<8}{:>8}{:>8}{:>8}{:>9}", "step", "", "passed", "failed", "ignored", "time")?;
+        writeln!(f, "{:<26}{:<8}{:>8}{:>8}{:>8}{:>9}", "step", "", "passed", "failed", "ignored", "time")?;
         for Outcome { step, counts, ok, took } in &self.0 {
             let Counts { passed, failed, ignored } = counts;
             let ok = if *ok { "ok" } else { "FAILED" };
             let took = format!("{:.1} s", took.as_secs_f64());
-            writeln!(f, "{step:<22}{ok:<8}{passed:>8}{failed:>8}{ignored:>8}{took:>9}")?;
+            writeln!(f, "{step:<26}{ok:<8}{passed:>8}{failed:>8}{ignored:>8}{took:>9}")?;
         }
         let totals = self.totals();
         write!(f, "{} passed, {} failed", totals.passed, totals.failed)
