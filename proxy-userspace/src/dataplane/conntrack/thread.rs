@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// A look at a table of ordinary size has ended by then: flows and rules change together, as long as that holds up nobody.
-const SHORT: Duration = Duration::from_millis(50);
+const SHORT: Duration = Duration::from_millis(250);
 
 /// What the thread is to know and look for.
 #[derive(Debug, Default)]
@@ -66,13 +66,15 @@ impl LookThread {
         let owes = self.distrust || !self.suspects.is_empty() || concerns_udp(dirty);
         let change = owes.then(|| self.change(snapshot, dirty));
         let Some((to, from)) = &self.running else { return Ok(Vec::new()) };
+        // What ended since the last time is no answer to this change.
+        let earlier: Vec<Ended> = from.try_iter().collect();
         let mut soon = None;
         if let Some(change) = change {
             // The thread lives as long as this does.
             let _ = to.send(change);
             soon = from.recv_timeout(SHORT).ok();
         }
-        soon.into_iter().chain(from.try_iter()).try_fold(Vec::new(), |mut all, ended| {
+        earlier.into_iter().chain(soon).try_fold(Vec::new(), |mut all, ended| {
             all.extend(ended?);
             Ok(all)
         })
