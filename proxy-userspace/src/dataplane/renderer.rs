@@ -59,7 +59,7 @@ pub trait Renderer: Send {
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError>;
 
     /// Makes conntrack forget UDP flows that became stale by what was rendered, a value for each family that was looked at. To
-    /// be called after each [`Self::render`] that succeeded, with the same arguments.
+    /// be called after each [`Self::render`] that succeeded, or failed in part only, with the same arguments.
     fn forget_stale_udp(
         &mut self,
         snapshot: &Snapshot,

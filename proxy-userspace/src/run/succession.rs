@@ -18,6 +18,9 @@ pub(super) struct Successor {
     broken: Option<Box<dyn Renderer>>,
     /// Until it is done.
     config: Option<Config>,
+    /// The last look at everything left no Service out, nor did a change since. Until then the other's rules serve what this one
+    /// does not.
+    serves_all: bool,
 }
 
 impl Successor {
@@ -26,7 +29,7 @@ impl Successor {
         broken: Option<Box<dyn Renderer>>,
         config: &Config,
     ) -> Self {
-        Self { renderer, broken, config: Some(config.clone()) }
+        Self { renderer, broken, config: Some(config.clone()), serves_all: false }
     }
 
     /// Rules leave connections to conntrack, which goes on with them; programs have to hand theirs over.
@@ -70,7 +73,9 @@ impl Renderer for Successor {
     }
 
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {
-        self.renderer.render(snapshot, dirty)
+        let rendered = self.renderer.render(snapshot, dirty);
+        self.serves_all = rendered.is_ok() && (self.serves_all || dirty.all);
+        rendered
     }
 
     /// What comes after a success, and holds up nobody who waits for it.
@@ -79,6 +84,9 @@ impl Renderer for Successor {
         snapshot: &Snapshot,
         dirty: &Dirty,
     ) -> Result<Vec<Forgotten>, RenderError> {
+        if !self.serves_all {
+            return self.renderer.forget_stale_udp(snapshot, dirty);
+        }
         // Before it: flows to endpoints that left are none to go on with.
         self.take_connections_along();
         let forgotten = self.renderer.forget_stale_udp(snapshot, dirty);
