@@ -9,6 +9,7 @@ pub mod flow;
 pub mod interrupt;
 pub mod process;
 pub mod runner;
+pub mod scenes;
 pub mod small_cluster;
 pub mod traffic;
 pub mod world;

@@ -42,6 +42,39 @@ pub(crate) fn a_mode_that_cannot_start_is_passed_over(setting: &Setting) -> Resu
     bed.end()
 }
 
+/// A Service whose addresses do not fit into a map of [`FEW`] destinations.
+fn too_large() -> String {
+    let addresses: Vec<String> = (1..=FEW).map(|last| format!("198.51.100.{last}")).collect();
+    format!(
+        "{{apiVersion: v1, kind: Service, metadata: {{name: zz, namespace: default}}, \
+         spec: {{clusterIP: 10.96.0.90, externalIPs: [{}], ports: [{{port: 80}}]}}}}",
+        addresses.join(", ")
+    )
+}
+
+/// The smallest size there is for the map of destinations.
+const FEW: u32 = 16;
+
+/// As long as a Service is left out, another mode's rules may be what serves it.
+pub(crate) fn a_mode_that_leaves_a_service_out_leaves_others_their_rules(setting: &Setting) -> Result<()> {
+    let mut bed =
+        Bed::new(setting, "ebpf", &format!("{{shunt: {{ebpf: {{mapSizes: {{services: {FEW}}}}}}}}}"))?;
+    bed.cluster.apply_all(&too_large())?;
+    for line in ["add table ip kube-proxy", "add chain ip kube-proxy services"] {
+        bed.world.run(Host::Node1, &format!("nft {line}"))?;
+    }
+    bed.proxy.spawn(&bed.world)?;
+    bed.wait_for_log("mapSizes.services", GIVEN_UP_WITHIN)?;
+    // Changes of what does fit are made meanwhile, and are no success of the whole.
+    for pods in [[Host::A2, Host::A3], [Host::A1, Host::A3]] {
+        bed.serve(&pods)?;
+        bed.wait_until_served(&pods, GIVEN_UP_WITHIN)?;
+        let there = "nft list chain ip kube-proxy services";
+        bed.world.run(Host::Node1, there).context("the other mode's chain is gone")?;
+    }
+    bed.end()
+}
+
 /// An empty file system mounted over a directory; it goes when this is dropped.
 struct Covered<'a>(&'a Path);
 

@@ -10,9 +10,9 @@ mod repairs;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use clap::Parser;
-use shunt_tests::{deadline::Stopwatch, process};
+use shunt_tests::{process, scenes};
 
 use self::bed::Setting;
 
@@ -32,10 +32,11 @@ struct Arguments {
 
 type Scene = fn(&Setting) -> Result<()>;
 
-const SCENES: [(&str, Scene); 10] = [
+const SCENES: [(&str, Scene); 11] = [
     ("outages", outages::the_api_server_may_do_anything_while_traffic_goes_on),
     ("repairs", repairs::what_others_change_by_hand_is_put_right),
     ("broken-mode", auto::a_mode_that_breaks_is_followed_by_the_next_with_traffic_kept),
+    ("incomplete-mode", auto::a_mode_that_leaves_a_service_out_leaves_others_their_rules),
     ("unstartable-mode", auto::a_mode_that_cannot_start_is_passed_over),
     ("sysctls", node::settings_of_the_node_are_made),
     ("read-only-sysctls", node::settings_that_cannot_be_made_are_told_and_no_reason_to_stop),
@@ -53,31 +54,6 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<bool> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
     let setting = Setting { shunt, mode: arguments.mode };
-    let is_known = |name: &String| SCENES.iter().any(|(scene, _)| scene == name);
-    ensure!(
-        arguments.only.iter().all(is_known),
-        "--only: scenes are {}",
-        SCENES.map(|(name, _)| name).join(", ")
-    );
-    let chosen = SCENES
-        .iter()
-        .filter(|(name, _)| arguments.only.is_empty() || arguments.only.iter().any(|only| only == name));
-    let (mut passed, mut failed) = (0, 0);
-    for (name, scene) in chosen {
-        let began = Stopwatch::start();
-        let ended = scene(&setting);
-        let took = began.elapsed().as_secs_f32();
-        match ended {
-            Ok(()) => {
-                passed += 1;
-                println!("PASS    {name} ({took:.1} s)");
-            }
-            Err(error) => {
-                failed += 1;
-                println!("FAIL    {name} ({took:.1} s)\n    {error:#}");
-            }
-        }
-    }
-    println!("{passed} passed, {failed} failed");
-    Ok(failed == 0)
+    let scenes = scenes::chosen(&SCENES, &arguments.only)?;
+    Ok(scenes::play(scenes, |scene: Scene| scene(&setting)))
 }

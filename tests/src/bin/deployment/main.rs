@@ -7,9 +7,9 @@ mod scene;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use clap::Parser;
-use shunt_tests::{deadline::Stopwatch, process};
+use shunt_tests::{process, scenes};
 
 /// Runs the scenes of deployment with the real program; needs root.
 #[derive(Debug, Parser)]
@@ -44,28 +44,6 @@ fn main() -> ExitCode {
 /// Whether all scenes went well.
 fn run(arguments: &Arguments) -> Result<bool> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
-    let is_known = |name: &String| SCENES.iter().any(|(scene, _)| scene == name);
-    let names = SCENES.map(|(name, _)| name).join(", ");
-    ensure!(arguments.only.iter().all(is_known), "--only: scenes are {names}");
-    let (mut passed, mut failed) = (0, 0);
-    for (name, scene) in SCENES {
-        if !arguments.only.is_empty() && !arguments.only.iter().any(|only| only == name) {
-            continue;
-        }
-        let began = Stopwatch::start();
-        let ended = scene(&shunt);
-        let took = began.elapsed().as_secs_f32();
-        match ended {
-            Ok(()) => {
-                passed += 1;
-                println!("PASS    {name} ({took:.1} s)");
-            }
-            Err(error) => {
-                failed += 1;
-                println!("FAIL    {name} ({took:.1} s)\n    {error:#}");
-            }
-        }
-    }
-    println!("{passed} passed, {failed} failed");
-    Ok(failed == 0)
+    let scenes = scenes::chosen(&SCENES, &arguments.only)?;
+    Ok(scenes::play(scenes, |scene: Scene| scene(&shunt)))
 }

@@ -15,7 +15,7 @@ use proxy_userspace::{
 use shunt_tests::{
     agent::protocol::{Dial, Protocol as Transport, Send, Try},
     deadline::patient,
-    process,
+    process, scenes,
     world::Host,
 };
 
@@ -53,20 +53,8 @@ fn main() -> ExitCode {
 
 /// Whether nothing failed.
 fn run(arguments: &Arguments) -> bool {
-    let (mut passed, mut failed) = (0, 0);
-    for (name, check) in CHECKS.iter().filter(|(name, _)| name.contains(&arguments.only)) {
-        let outcome = Node::new().and_then(|mut node| check(&mut node));
-        match outcome {
-            Ok(()) => passed += 1,
-            Err(_) => failed += 1,
-        }
-        match outcome {
-            Ok(()) => println!("PASS    {name}"),
-            Err(error) => println!("FAIL    {name}\n    {error:#}"),
-        }
-    }
-    println!("{passed} passed, {failed} failed");
-    failed == 0
+    let chosen = CHECKS.iter().filter(|(name, _)| name.contains(&arguments.only)).copied();
+    scenes::play(chosen, |check| Node::new().and_then(|mut node| check(&mut node)))
 }
 
 fn difference(before: Sent, after: Sent) -> Sent {
