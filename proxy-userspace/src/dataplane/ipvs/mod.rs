@@ -6,6 +6,7 @@
 
 mod claims;
 mod failure;
+mod listing;
 mod node;
 mod plan;
 mod removal;
@@ -124,13 +125,7 @@ impl Ipvs {
         for commands in commands.values() {
             random_fully &= iptables::masquerades_randomly(commands)?;
         }
-        let terms = Terms {
-            families: commands.keys().copied().collect(),
-            scheduler: Arc::clone(&settings.scheduler),
-            exclude_cidrs: settings.exclude_cidrs.clone(),
-            masquerade_mark: settings.masquerade_mark,
-            random_fully,
-        };
+        let terms = Terms::new(&settings, commands.keys().copied().collect(), random_fully);
         Ok(Self {
             socket: Socket::open()?,
             link: DummyLink::open(DUMMY_LINK)?,
