@@ -36,6 +36,9 @@ const PROTOCOLS: [(u8, Protocol); 3] = [(6, Protocol::Tcp), (17, Protocol::Udp),
 /// all Services by now.
 pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandedOver, KernelError> {
     let mut done = HandedOver::default();
+    if !removal::has_link() {
+        return Ok(done);
+    }
     let sets = removal::sets(&Ipset::new(&settings.path))?;
     let Some((mut ipvs, servers)) = removal::servers(settings, &sets)? else { return Ok(done) };
     if servers.is_empty() {
