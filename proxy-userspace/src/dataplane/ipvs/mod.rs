@@ -6,6 +6,8 @@
 
 mod claims;
 mod failure;
+mod handover;
+mod hold;
 mod listing;
 mod node;
 mod plan;
@@ -29,6 +31,7 @@ pub use self::{failure::IpvsError, plan::Plan, state::State};
 use self::{
     node::Terms,
     plan::{SetChange, Step},
+    removal::LinkGoes,
     rules::{Held, Table},
     sets::{Entry, Set},
     state::{Real, Running},
@@ -38,6 +41,7 @@ use crate::{
     kernel::{
         KernelError,
         command::SearchPath,
+        conntrack::HandedOver,
         dummy_link::DummyLink,
         ipset::Ipset,
         iptables::Iptables as Commands,
@@ -141,7 +145,26 @@ impl Ipvs {
     /// Removes what any process of this mode left but for rules, which must be gone before; goes on past errors and returns them all.
     /// So does upstream's `--cleanup`.
     pub fn remove(settings: &IpvsSettings) -> Vec<IpvsError> {
-        removal::remove(settings).into_iter().map(IpvsError::Kernel).collect()
+        removal::remove(settings, LinkGoes::AtOnce).into_iter().map(IpvsError::Kernel).collect()
+    }
+
+    /// The same, but that addresses of Services stay from which this node's own connections were made, until
+    /// [`Self::remove_link_if_unused`] finds no such connection any more.
+    pub fn remove_unused(settings: &IpvsSettings) -> Vec<IpvsError> {
+        removal::remove(settings, LinkGoes::Unused).into_iter().map(IpvsError::Kernel).collect()
+    }
+
+    /// Removes from the dummy link those addresses from which this node has no connections, and the link with the last of them;
+    /// whether it is gone.
+    pub fn remove_link_if_unused() -> Result<bool, IpvsError> {
+        removal::remove_link(LinkGoes::Unused)?;
+        Ok(!removal::has_link())
+    }
+
+    /// Removes the virtual servers of this mode, and makes conntrack translate the connections that IPVS carries to them: another
+    /// mode serves all Services by now.
+    pub fn hand_over(settings: &IpvsSettings) -> Result<HandedOver, IpvsError> {
+        Ok(handover::hand_over(settings)?)
     }
 
     /// What was sent so far.
