@@ -2,6 +2,7 @@
 
 mod conformance;
 mod counts;
+mod failures;
 mod fuzz;
 mod privilege;
 mod progress;
