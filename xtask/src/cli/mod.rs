@@ -118,6 +118,13 @@ struct Bench {
     /// Measure only these parts: data, foreign, changes, memory.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
+    /// Measure only these ways of the data path: pod-to-cluster-ip, node-to-cluster-ip, client-to-node-port,
+    /// client-masqueraded, client-to-kernel-nat.
+    #[arg(long, value_name = "PATH", value_delimiter = ',')]
+    path: Vec<String>,
+    /// Measure the data path only with these operations: connect-request-close, request-response, udp-request-response.
+    #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
+    workload: Vec<String>,
     /// Measure a little of everything, to see that it works.
     #[arg(long)]
     quick: bool,
