@@ -131,6 +131,7 @@ mod tests {
             iptables: None,
             source: Some("api".into()),
             cases: Some("my cases".into()),
+            kernel: None,
             only: vec!["hairpin".into(), "dual-stack".into()],
             except: Vec::new(),
         };
