@@ -15,7 +15,7 @@ use super::{Bench, Conformance, steps};
 
 /// The mode that not every machine's kernel can work in.
 const IPVS: &str = "ipvs";
-/// Where this machine's kernel cannot.
+/// Where this machine's kernel cannot, and none is asked for.
 const KERNEL: Kernel = Kernel::V6_1;
 /// A guest's processor is many times slower.
 const LIMIT: Duration = Duration::from_hours(1);
@@ -30,11 +30,17 @@ pub(crate) fn demo(mode: &str) -> Result<Error> {
 /// needs.
 pub(crate) fn conformance(what: &Conformance) -> Result<ExitCode> {
     steps::build_world().show()?;
-    if what.mode == IPVS && !has_ipvs()? {
-        println!("this machine's kernel cannot work in mode ipvs: the cases run in a virtual machine");
-        return vm::boot(KERNEL, &guest(what)?, LIMIT, &mut |line| println!("{line}")).map(ExitCode::from);
+    let Some(kernel) = kernel(what)? else { return Err(steps::conformance(what).exec()) };
+    vm::boot(kernel, &guest(what)?, LIMIT, &mut |line| println!("{line}")).map(ExitCode::from)
+}
+
+/// The kernel of the virtual machine to run in; none where this machine will do.
+fn kernel(what: &Conformance) -> Result<Option<Kernel>> {
+    if what.kernel.is_some() || what.mode != IPVS || has_ipvs()? {
+        return Ok(what.kernel);
     }
-    Err(steps::conformance(what).exec())
+    println!("this machine's kernel cannot work in mode ipvs: the cases run in a virtual machine");
+    Ok(Some(KERNEL))
 }
 
 /// Whether the proxy itself finds all that the mode needs here.
@@ -57,7 +63,7 @@ fn guest(what: &Conformance) -> Result<Guest> {
     let cases = what.cases.clone().unwrap_or_else(|| workspace::root().join("tests/cases"));
     let programs = ["shunt", "conformance", IPVS].map(|name| workspace::release().join(name));
     let mut commands = vec![steps::conformance(what).words()];
-    if what.only.is_empty() && what.cases.is_none() {
+    if what.mode == IPVS && what.only.is_empty() && what.cases.is_none() {
         commands.push(vec![programs[2].clone().into(), "--shunt".into(), programs[0].clone().into()]);
     }
     let mut guest =
@@ -85,6 +91,17 @@ mod tests {
         assert_eq!(works(&report("")), Some(true));
         assert_eq!(works(&report(r#"{"anyOf":["ipvs"]}"#)), Some(false));
         assert_eq!(works("{}"), None);
+    }
+
+    #[test]
+    fn a_kernel_that_is_asked_for_is_booted_in_any_mode() {
+        for mode in ["ebpf", IPVS] {
+            let what =
+                Conformance { mode: mode.into(), kernel: Some(Kernel::V5_10), ..Conformance::default() };
+            assert_eq!(kernel(&what).unwrap(), Some(Kernel::V5_10));
+        }
+        let what = Conformance { mode: "ebpf".into(), ..Conformance::default() };
+        assert_eq!(kernel(&what).unwrap(), None);
     }
 
     #[test]

@@ -95,6 +95,9 @@ struct Conformance {
     /// A folder of cases to run instead of tests/cases.
     #[arg(long, value_name = "DIR")]
     cases: Option<PathBuf>,
+    /// Run in a virtual machine with this kernel; by default that of Debian 12 where the mode needs one.
+    #[arg(long)]
+    kernel: Option<vm::Kernel>,
     /// Run only the cases of these names, without .yaml.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,

@@ -132,6 +132,7 @@ mod tests {
             iptables: None,
             source: Some("api".into()),
             cases: Some("my cases".into()),
+            kernel: None,
             only: vec!["hairpin".into(), "dual-stack".into()],
             except: Vec::new(),
         };
@@ -156,7 +157,10 @@ mod tests {
             check: false,
         };
         let shown = bench(&what).to_string();
-        assert!(shown.ends_with("/bench-ebpf.json --services 10,500 --workload request-response --quick"), "{shown}");
+        assert!(
+            shown.ends_with("/bench-ebpf.json --services 10,500 --workload request-response --quick"),
+            "{shown}"
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::{fmt, net::SocketAddr};
 
 use super::{
     node::{Node, Terms},
+    refusals::{Refusals, Refused},
     sets::{Destination, Entry, Set, protocol_number},
 };
 use crate::{
@@ -57,15 +58,25 @@ impl fmt::Display for Item {
     }
 }
 
-/// What a service port wants on a node.
-pub(super) fn claims(key: &ServicePortKey, port: &ResolvedPort, node: &Node) -> Claims {
-    let mut claiming = Claiming { key, port, node, claims: Claims::default() };
-    port.frontends.iter().for_each(|frontend| claiming.frontend(frontend));
+/// What a service port wants on a node. An address of its own of which the kernel refuses anything is left out whole, so that nothing is
+/// served without what guards it.
+pub(super) fn claims(key: &ServicePortKey, port: &ResolvedPort, node: &Node, refused: &Refusals) -> Claims {
+    let mut claiming = Claiming { key, port, node, refused, claims: Claims::default() };
+    for frontend in &port.frontends {
+        let Claims { servers, items } = &claiming.claims;
+        let (servers, items) = (servers.len(), items.len());
+        claiming.frontend(frontend);
+        if claiming.has_refused(servers, items) {
+            claiming.claims.servers.truncate(servers);
+            claiming.claims.items.truncate(items);
+        }
+    }
     if let Some(port) = port.health_check_node_port {
         claiming.entry(Set::HealthCheckNodePort, Entry::Port(port.get()));
     }
     claiming.local_endpoints();
     let Claims { mut servers, mut items } = claiming.claims;
+    items.retain(|item| !refused.has(key, Refused::Item(*item)));
     servers.sort_unstable();
     servers.dedup_by_key(|(key, _)| *key);
     items.sort_unstable();
@@ -77,12 +88,21 @@ struct Claiming<'a> {
     key: &'a ServicePortKey,
     port: &'a ResolvedPort,
     node: &'a Node,
+    refused: &'a Refusals,
     claims: Claims,
 }
 
 impl Claiming<'_> {
     fn is_local(&self) -> bool {
         self.port.external_policy == TrafficPolicy::Local
+    }
+
+    /// Whether anything is refused from these places on.
+    fn has_refused(&self, servers: usize, items: usize) -> bool {
+        let is_refused = |what| self.refused.has(self.key, what);
+        let Claims { servers: all_servers, items: all_items } = &self.claims;
+        all_servers[servers..].iter().any(|(key, _)| is_refused(Refused::Server(*key)))
+            || all_items[items..].iter().any(|item| is_refused(Refused::Item(*item)))
     }
 
     fn protocol(&self) -> Protocol {
@@ -162,8 +182,12 @@ impl Claiming<'_> {
                 self.entry(local, entry);
             }
         }
+        let protocol = self.protocol();
         for address in addresses {
-            self.server(SocketAddr::new(address, port), Reason::NodePort);
+            let key = VirtualKey { protocol, address: SocketAddr::new(address, port) };
+            if !self.refused.has(self.key, Refused::Server(key)) {
+                self.server(key.address, Reason::NodePort);
+            }
         }
     }
 

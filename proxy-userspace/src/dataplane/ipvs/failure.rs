@@ -1,6 +1,9 @@
 //! What can go wrong.
 
-use crate::{kernel::KernelError, model::IpFamily};
+use crate::{
+    kernel::KernelError,
+    model::{IpFamily, ServicePortKey},
+};
 
 /// What can go wrong.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +47,24 @@ pub enum IpvsError {
     NoIpset {
         /// What it said.
         source: KernelError,
+    },
+    /// Some service ports are not served as asked for; all others are.
+    #[error(
+        "the kernel refuses something of {count} service ports, which is left out; the first is {first}: {said}"
+    )]
+    LeftOut {
+        /// How many.
+        count: usize,
+        /// One of them.
+        first: ServicePortKey,
+        /// What was said of it.
+        said: String,
+    },
+    /// More than can be told apart at once.
+    #[error("more than {most} entries of ipsets are refused at once")]
+    TooManyRefused {
+        /// So many were left out, and those after them are not there.
+        most: usize,
     },
     /// Some changes were refused; all others were made.
     #[error("{count} of {all} changes to IPVS were refused; the first: {source}")]

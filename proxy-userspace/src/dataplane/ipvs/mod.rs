@@ -11,17 +11,19 @@ mod hold;
 mod listing;
 mod node;
 mod plan;
+mod refusals;
 mod removal;
 mod requirements;
 mod rules;
 mod sets;
 mod settings;
 mod state;
+mod steps;
 
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use ipnet::IpNet;
 use nix::sys::utsname::uname;
@@ -30,7 +32,7 @@ pub(in crate::dataplane) use self::rules::{has_chain, has_jump};
 pub use self::{failure::IpvsError, plan::Plan, state::State};
 use self::{
     node::Terms,
-    plan::{SetChange, Step},
+    refusals::{Refusals, Refusing},
     removal::LinkGoes,
     rules::{Held, Table},
     sets::{Entry, Set},
@@ -45,7 +47,7 @@ use crate::{
         dummy_link::DummyLink,
         ipset::Ipset,
         iptables::Iptables as Commands,
-        ipvs::{self, Change, Ipvs as Socket, RealServer, Timeouts, VirtualKey},
+        ipvs::{self, Ipvs as Socket, RealServer, Timeouts},
         probe,
         sysctl::NetSetting,
     },
@@ -110,6 +112,8 @@ pub struct Ipvs {
     ipset: Ipset,
     terms: Terms,
     stale_udp: StaleUdp,
+    /// What outlasts [`Dataplane::observe`].
+    refused: Refusals,
     runs: (u64, u64),
 }
 
@@ -139,6 +143,7 @@ impl Ipvs {
             commands,
             terms,
             stale_udp: StaleUdp::new(&[]),
+            refused: Refusals::default(),
             runs: (0, 0),
         })
     }
@@ -236,68 +241,6 @@ impl Ipvs {
             udp: differs(wanted.udp, held.udp),
         })
     }
-
-    /// Makes one step and notes what came of it; of changes that can fail by themselves all others are made.
-    fn step(&mut self, state: &mut State, step: Step) -> Result<(), IpvsError> {
-        match &step {
-            Step::Setting(setting, value) => set(*setting, *value)?,
-            Step::Timeouts(timeouts) => self.socket.set_timeouts(*timeouts)?,
-            Step::Link => self.link.create()?,
-            Step::Sets(changes) => {
-                self.runs.0 += 1;
-                self.ipset.restore(changes.iter().map(SetChange::line).collect())?;
-            }
-            Step::Rules(family, change) => {
-                let Some(commands) = self.commands.get(family) else { return Ok(()) };
-                self.runs.1 += 1;
-                let restored = commands.restore_all(change.input());
-                restored.map_err(|source| IpvsError::Rules { family: *family, source })?;
-            }
-            Step::Servers(changes) => return self.change_servers(state, changes),
-            Step::Retire(reals) => return self.retire(state, reals),
-            Step::AddAddresses(addresses) => {
-                addresses.iter().try_for_each(|address| self.link.add(*address))?;
-            }
-            Step::DeleteAddresses(addresses) => {
-                addresses.iter().try_for_each(|address| self.link.delete(*address))?;
-            }
-        }
-        state.record(step);
-        Ok(())
-    }
-
-    fn change_servers(&mut self, state: &mut State, changes: &[Change]) -> Result<(), IpvsError> {
-        let mut failures = self.socket.commit(changes)?.into_iter().peekable();
-        let mut first = None;
-        let mut count = 0;
-        for (index, change) in changes.iter().enumerate() {
-            if let Some((_, source)) = failures.next_if(|(failed, _)| *failed == index) {
-                first.get_or_insert(source);
-                count += 1;
-            } else {
-                state.record_server(change.clone());
-            }
-        }
-        first.map_or(Ok(()), |source| Err(IpvsError::Refused { count, all: changes.len(), source }))
-    }
-
-    /// No new connections first, so that none comes between the look and the removal.
-    fn retire(&mut self, state: &mut State, reals: &[(VirtualKey, SocketAddr)]) -> Result<(), IpvsError> {
-        let quiet: Vec<Change> = reals.iter().map(|(key, real)| Change::SetReal(*key, *real, 0)).collect();
-        self.change_servers(state, &quiet)?;
-        let mut idle = Vec::new();
-        let mut looked_at: BTreeMap<VirtualKey, Vec<RealServer>> = BTreeMap::new();
-        for (key, real) in reals {
-            if !looked_at.contains_key(key) {
-                looked_at.insert(*key, self.socket.real_servers(*key)?);
-            }
-            let found = looked_at.get(key).and_then(|all| all.iter().find(|found| found.address == *real));
-            if found.is_some_and(|found| found.connections == 0) {
-                idle.push(Change::RemoveReal(*key, *real));
-            }
-        }
-        self.change_servers(state, &idle)
-    }
 }
 
 fn kernel_version() -> Option<(u32, u32)> {
@@ -325,6 +268,7 @@ impl Dataplane for Ipvs {
         state.settings = settings::to_change(&self.settings, kernel_version())?;
         state.timeouts = self.timeouts_to_change()?;
         state.has_link = self.link.is_there();
+        state.refused.clone_from(&self.refused);
         state.addresses = self.link.addresses()?;
         self.observe_sets(&mut state)?;
         self.observe_rules(&mut state)?;
@@ -339,21 +283,24 @@ impl Dataplane for Ipvs {
     /// Goes on past steps that fail, so that one address or rule does not keep all else from being served.
     fn apply(&mut self, state: &mut State, mut plan: Plan) -> Result<(), IpvsError> {
         let mut first = None;
+        let mut refusing = Refusing::default();
         for step in std::mem::take(&mut plan.steps) {
-            if let Err(error) = self.step(state, step) {
+            let step = refusing.rest_of(step, state);
+            if let Err(error) = self.step(state, step, &mut refusing) {
                 first.get_or_insert(error);
             }
         }
-        match first {
-            None => {
-                plan.note(state);
-                Ok(())
-            }
-            Some(error) => {
-                state.node = None;
-                Err(error)
-            }
+        let noted = plan.note(state, refusing, first.is_none());
+        self.refused.clone_from(&state.refused);
+        let outcome = first.map_or(noted, Err);
+        if outcome.is_err() {
+            state.node = None;
         }
+        outcome.and_then(|()| state.refused.outcome())
+    }
+
+    fn is_partial(error: &IpvsError) -> bool {
+        matches!(error, IpvsError::LeftOut { .. })
     }
 
     fn stale_udp(&mut self) -> Option<&mut StaleUdp> {

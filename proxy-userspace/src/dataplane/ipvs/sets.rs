@@ -1,10 +1,17 @@
 //! Upstream's ipsets (`pkg/proxy/ipvs/ipset.go`): their names, types and comments, and what is in them.
 
-use std::{fmt, net::IpAddr, str::FromStr};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+};
 
 use ipnet::IpNet;
 
-use crate::model::{IpFamily, Protocol};
+use crate::{
+    kernel::ipvs::VirtualKey,
+    model::{IpFamily, Protocol},
+};
 
 /// A set, of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -186,6 +193,17 @@ impl Set {
         }
     }
 
+    /// Whether one frontend of a service port wants both of these in the set.
+    pub(super) fn are_of_one_frontend(self, one: Entry, other: Entry) -> bool {
+        let (one, other) = (one.server(), other.server());
+        match self {
+            Self::NodePortSctp | Self::NodePortLocalSctp => {
+                one.map(|key| key.address.port()) == other.map(|key| key.address.port())
+            }
+            _ => one.is_some() && one == other,
+        }
+    }
+
     /// Whether taking something out of it opens what was closed: then it must go after what it guards.
     pub(super) const fn is_guard(self) -> bool {
         matches!(self, Self::LoadBalancerFirewall | Self::Addresses)
@@ -274,6 +292,16 @@ impl fmt::Display for Entry {
 }
 
 impl Entry {
+    /// The virtual server that it is about.
+    pub(super) fn server(self) -> Option<VirtualKey> {
+        match self {
+            Self::Destination(to) | Self::From(to, _) | Self::Within(to, _) => {
+                Some(VirtualKey { protocol: to.protocol, address: SocketAddr::new(to.address, to.port) })
+            }
+            Self::Port(_) | Self::Address(_) => None,
+        }
+    }
+
     /// Reads what `ipset save` prints of a set; none of what no rule of ours could have put there.
     pub(super) fn read(set: Set, text: &str) -> Option<Self> {
         let last = || text.rsplit_once(',');

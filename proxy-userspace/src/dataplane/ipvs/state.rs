@@ -10,6 +10,7 @@ use super::{
     claims::{Claims, Item, Reason},
     node::{Node, Terms},
     plan::{SetChange, Step},
+    refusals::Refusals,
     rules::{Held, Needs},
     sets::{Entry, Set},
 };
@@ -80,6 +81,8 @@ pub struct State {
     pub(super) owners: BTreeMap<VirtualKey, Owners>,
     /// What each service port wants.
     pub(super) ports: BTreeMap<ServicePortKey, Claims>,
+    /// What the kernel does not take.
+    pub(super) refused: Refusals,
     /// The node that everything was planned for; none as long as not everything was.
     pub(super) node: Option<Node>,
 }
@@ -105,6 +108,7 @@ impl State {
             servers: BTreeMap::new(),
             owners: BTreeMap::new(),
             ports: BTreeMap::new(),
+            refused: Refusals::default(),
             node: None,
         }
     }
@@ -138,6 +142,7 @@ impl State {
             SetChange::Add(family, set, entry) => self.found(family, set, entry),
             SetChange::Delete(family, set, entry) => {
                 let item = Item::Entry(family, set, entry);
+                self.refused.has_left(family, set, entry);
                 if let Some(presence) = self.items.get_mut(&item) {
                     presence.is_there = false;
                     if presence.users == 0 {

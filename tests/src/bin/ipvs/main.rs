@@ -3,6 +3,7 @@
 
 mod leftovers;
 mod node;
+mod refused;
 
 use std::{
     path::{Path, PathBuf},
@@ -68,6 +69,8 @@ const CHECKS: &[Check] = &[
     ("timeouts and settings are made as asked for", settings_are_made),
     ("a scheduler that the kernel lacks is refused by name", a_missing_scheduler_is_refused),
     ("a scheduler of choice is loaded and used", schedulers_are_loaded),
+    ("what the kernel refuses of one Service keeps no other from being served", refused::one_of_many),
+    ("a full set leaves out what it has no room for until it has", refused::full_set),
     ("cleanup takes all of ours and nothing of others", cleanup_leaves_others_alone),
 ];
 

@@ -127,6 +127,12 @@ impl Mode {
         self.apply(node, snapshot, &Dirty::everything())
     }
 
+    /// The same, where the mode may fail.
+    pub(super) fn try_sync(&mut self, node: &Node, snapshot: &Snapshot) -> Result<Result<usize, IpvsError>> {
+        self.state = node.within(|| Ok(self.dataplane.observe()))??;
+        self.try_apply(node, snapshot, &Dirty::everything())
+    }
+
     /// Makes the kernel serve the Snapshot in which this Service changed, without a look at it.
     pub(super) fn change(&mut self, node: &Node, snapshot: &Snapshot, service: &str) -> Result<usize> {
         let keys = [Protocol::Tcp, Protocol::Udp].map(|protocol| port_key(service, protocol, IpFamily::V4));
@@ -134,10 +140,19 @@ impl Mode {
     }
 
     fn apply(&mut self, node: &Node, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize> {
+        Ok(self.try_apply(node, snapshot, dirty)??)
+    }
+
+    fn try_apply(
+        &mut self,
+        node: &Node,
+        snapshot: &Snapshot,
+        dirty: &Dirty,
+    ) -> Result<Result<usize, IpvsError>> {
         let plan = Ipvs::plan(&self.state, snapshot, dirty);
         let changes = plan.len();
-        node.within(|| Ok(self.dataplane.apply(&mut self.state, plan)))??;
-        Ok(changes)
+        let applied = node.within(|| Ok(self.dataplane.apply(&mut self.state, plan)))?;
+        Ok(applied.map(|()| changes))
     }
 
     /// Removes everything, as `--cleanup` does.
@@ -199,6 +214,15 @@ pub(super) fn service(
 ) -> (ServicePortKey, Arc<ResolvedPort>) {
     let frontends = vec![frontend(FrontendKind::ClusterIp, Some(address), 80)];
     (port_key(name, protocol, IpFamily::of(address)), Arc::new(port(frontends, endpoints)))
+}
+
+/// The same port by an external IP too.
+pub(super) fn with_external_ip(
+    (key, mut port): (ServicePortKey, Arc<ResolvedPort>),
+    address: IpAddr,
+) -> (ServicePortKey, Arc<ResolvedPort>) {
+    Arc::make_mut(&mut port).frontends.push(frontend(FrontendKind::ExternalIp, Some(address), 80));
+    (key, port)
 }
 
 fn frontend(kind: FrontendKind, address: Option<IpAddr>, port: u16) -> Frontend {

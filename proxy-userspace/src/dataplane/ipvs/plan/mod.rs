@@ -12,8 +12,10 @@ use std::{
 
 use self::servers::ServerChanges;
 use super::{
+    IpvsError,
     claims::{Claims, Item, claims},
     node::Node,
+    refusals::{Refusals, Refusing},
     rules::{self, Needs, RulesChange},
     sets::{Entry, Set},
     state::{Owners, State},
@@ -89,6 +91,8 @@ struct Noted {
     users: Vec<(Item, usize)>,
     owners: BTreeMap<VirtualKey, Owners>,
     needs: BTreeMap<IpFamily, Needs>,
+    /// What is left out.
+    refused: Refusals,
     node: Node,
 }
 
@@ -123,13 +127,30 @@ impl Plan {
 
     /// All of it was done.
     pub fn record(mut self, state: &mut State) {
-        std::mem::take(&mut self.steps).into_iter().for_each(|step| state.record(step));
-        self.note(state);
+        for step in std::mem::take(&mut self.steps) {
+            state.record(step);
+        }
+        self.noted.record(state);
     }
 
-    /// All steps are done and recorded.
-    pub(super) fn note(self, state: &mut State) {
-        let Noted { ports, users, owners, needs, node } = self.noted;
+    /// The steps are done and recorded, but for what was refused; or some are not at all.
+    pub(super) fn note(
+        self,
+        state: &mut State,
+        refusing: Refusing,
+        is_complete: bool,
+    ) -> Result<(), IpvsError> {
+        let found = refusing.of(state, &self.noted.ports);
+        if is_complete {
+            self.noted.record(state);
+        }
+        found.record(&mut state.refused)
+    }
+}
+
+impl Noted {
+    fn record(self, state: &mut State) {
+        let Self { ports, users, owners, needs, refused, node } = self;
         for (key, claims) in ports {
             match claims {
                 Some(claims) => drop(state.ports.insert(key, claims)),
@@ -151,6 +172,7 @@ impl Plan {
             }
         }
         state.needs.extend(needs);
+        state.refused.keep(&refused);
         state.node = Some(node);
     }
 }
@@ -159,7 +181,9 @@ impl Plan {
 pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
     let node = Node::of(snapshot);
     let is_full = dirty.all || state.node.as_ref() != Some(&node);
-    let mut planner = Planner::new(state, snapshot, node);
+    let refused =
+        if is_full { state.refused.of_everything(snapshot) } else { state.refused.of_others(&dirty.ports) };
+    let mut planner = Planner::new(state, snapshot, node, refused);
     if is_full {
         snapshot.ports.keys().for_each(|key| planner.port(key));
         let gone = state.ports.keys().filter(|key| !snapshot.ports.contains_key(key));
@@ -174,6 +198,8 @@ struct Planner<'a> {
     state: &'a State,
     snapshot: &'a Snapshot,
     node: Node,
+    /// What is left out.
+    refused: Refusals,
     /// How many users items get and lose.
     changes: BTreeMap<Item, isize>,
     owners: BTreeMap<VirtualKey, Owners>,
@@ -190,16 +216,16 @@ struct ItemChanges {
 }
 
 impl<'a> Planner<'a> {
-    fn new(state: &'a State, snapshot: &'a Snapshot, node: Node) -> Self {
+    fn new(state: &'a State, snapshot: &'a Snapshot, node: Node, refused: Refusals) -> Self {
         let (changes, owners) = (BTreeMap::new(), BTreeMap::new());
-        Self { state, snapshot, node, changes, owners, ports: Vec::new() }
+        Self { state, snapshot, node, refused, changes, owners, ports: Vec::new() }
     }
 
     /// One service port.
     fn port(&mut self, key: &ServicePortKey) {
         let is_served = self.state.terms.families.contains(&key.family);
         let port = self.snapshot.ports.get(key).filter(|_| is_served);
-        let new = port.map(|port| claims(key, port, &self.node));
+        let new = port.map(|port| claims(key, port, &self.node, &self.refused));
         let old = self.state.ports.get(key);
         for (claims, by) in [(old, -1), (new.as_ref(), 1)] {
             for (server, reason) in claims.into_iter().flat_map(|claims| &claims.servers) {
@@ -231,25 +257,23 @@ impl<'a> Planner<'a> {
 
     fn finish(self, is_full: bool) -> Plan {
         let items = self.items(is_full);
-        let servers = ServerChanges::new(self.state, self.snapshot, &self.owners, is_full);
+        let servers = ServerChanges::new(self.state, self.snapshot, &self.owners, &self.refused, is_full);
         let needs = self.needs();
         let (rules_first, rules_last) = self.rules(&needs, is_full);
         let mut steps = Vec::new();
         if is_full {
             steps.extend(self.foundations());
         }
-        let ItemChanges { mut added, deleted, new_addresses, old_addresses } = items;
-        // Whatever does not guard may go at once: then one process does it all.
-        let (guards, others): (Vec<_>, Vec<_>) = deleted.into_iter().partition(is_guard);
-        let mut last = guards;
+        let ItemChanges { added, deleted, new_addresses, old_addresses } = items;
+        // Whatever does not guard may go at once: then one process does it all, and makes room for what comes.
+        let (mut last, mut first): (Vec<_>, Vec<_>) = deleted.into_iter().partition(is_guard);
         if added.is_empty() {
-            last.extend(others);
-        } else {
-            added.extend(others);
+            last.append(&mut first);
         }
+        first.extend(added);
         let is_takeover = self.state.rules.values().any(rules::Held::is_of_another_mode);
         let (early, late) = if is_takeover { (Vec::new(), rules_first) } else { (rules_first, Vec::new()) };
-        steps.push(Step::Sets(added));
+        steps.push(Step::Sets(first));
         steps.extend(early);
         steps.push(Step::Servers(servers.added));
         steps.push(Step::AddAddresses(new_addresses));
@@ -265,7 +289,8 @@ impl<'a> Planner<'a> {
 
     fn noted(self, needs: BTreeMap<IpFamily, Needs>) -> Noted {
         let users = self.changes.keys().map(|item| (*item, self.users(item))).collect();
-        Noted { ports: self.ports, users, owners: self.owners, needs, node: self.node }
+        let Self { ports, owners, refused, node, .. } = self;
+        Noted { ports, users, owners, needs, refused, node }
     }
 
     /// What all else stands on.

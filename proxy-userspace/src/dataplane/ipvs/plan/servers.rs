@@ -7,6 +7,7 @@ use std::{
 
 use super::super::{
     claims,
+    refusals::{Refusals, Refused},
     state::{Owners, Running, State},
 };
 use crate::{
@@ -35,6 +36,7 @@ impl ServerChanges {
         state: &State,
         snapshot: &Snapshot,
         owners: &BTreeMap<VirtualKey, Owners>,
+        refused: &Refusals,
         is_full: bool,
     ) -> Self {
         let mut changes = Self::default();
@@ -43,7 +45,8 @@ impl ServerChanges {
             let wanted = owners.first().and_then(|(reason, owner)| {
                 let port = snapshot.ports.get(owner)?;
                 let endpoints = claims::endpoints(*reason, port).iter().map(|endpoint| endpoint.address);
-                Some((claims::server(*key, port, &state.terms), endpoints.collect()))
+                let is_taken = |real: &SocketAddr| !refused.has(owner, Refused::Real(*key, *real));
+                Some((claims::server(*key, port, &state.terms), endpoints.filter(is_taken).collect()))
             });
             match (held, wanted) {
                 (held, Some((server, endpoints))) => changes.put(*key, held, server, &endpoints),

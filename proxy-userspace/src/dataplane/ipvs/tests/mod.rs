@@ -2,6 +2,7 @@
 //! wrote for a few.
 
 mod golden;
+mod refused;
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,7 @@ use proptest::prelude::*;
 use super::{
     claims::Item,
     node::Terms,
-    plan::{Plan, SetChange, Step, plan},
+    plan::{SetChange, Step, plan},
     sets::{Entry, Set},
     state::{Presence, State},
 };
@@ -157,7 +158,7 @@ proptest! {
                 state.record(step);
                 prop_assert!(is_safe(&state));
             }
-            change.note(&mut state);
+            change.record(&mut state);
         }
     }
 

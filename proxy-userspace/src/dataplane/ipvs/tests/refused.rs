@@ -1,0 +1,190 @@
+//! What is planned around what the kernel refuses, over generated Snapshots and for some that are known.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::{plan, programmed, terms};
+use crate::{
+    dataplane::{
+        PlanSize as _,
+        ipvs::{
+            IpvsError,
+            claims::Item,
+            plan::{Plan, SetChange, Step},
+            refusals::{Refused, Refusing},
+            sets::{Entry, Set},
+            state::State,
+        },
+    },
+    kernel::{KernelError, ipvs::Change},
+    model::{Dirty, IpFamily, ServicePortKey, Snapshot, testing},
+};
+
+/// A kernel that refuses one thing.
+struct Kernel {
+    refuses: Option<Refused>,
+    state: State,
+}
+
+fn error() -> KernelError {
+    KernelError::call("add", "it")(std::io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+impl Kernel {
+    fn new(refuses: Option<Refused>) -> Self {
+        Self { refuses, state: State::empty(terms()) }
+    }
+
+    fn sync(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, IpvsError> {
+        let plan = plan(&self.state, snapshot, dirty);
+        let changes = plan.len();
+        self.carry_out(plan).map(|()| changes)
+    }
+
+    fn carry_out(&mut self, mut plan: Plan) -> Result<(), IpvsError> {
+        let mut refusing = Refusing::default();
+        for step in std::mem::take(&mut plan.steps) {
+            let step = refusing.rest_of(step, &self.state);
+            let step = self.taken(step, &mut refusing);
+            self.state.record(step);
+        }
+        plan.note(&mut self.state, refusing, true)?;
+        self.state.refused.outcome()
+    }
+
+    fn takes(&self, what: Refused, refusing: &mut Refusing) -> bool {
+        let is_refused = self.refuses == Some(what);
+        if is_refused {
+            refusing.add(what, error());
+        }
+        !is_refused
+    }
+
+    fn taken(&self, step: Step, refusing: &mut Refusing) -> Step {
+        match step {
+            Step::Sets(mut changes) => {
+                changes.retain(|change| match *change {
+                    SetChange::Add(family, set, entry) => {
+                        self.takes(Refused::Item(Item::Entry(family, set, entry)), refusing)
+                    }
+                    _ => true,
+                });
+                Step::Sets(changes)
+            }
+            Step::Servers(mut changes) => {
+                changes.retain(|change| match change {
+                    Change::AddServer(key, _) => self.takes(Refused::Server(*key), refusing),
+                    Change::AddReal(key, real, _) => {
+                        !refusing.has(Refused::Server(*key))
+                            && self.takes(Refused::Real(*key, *real), refusing)
+                    }
+                    _ => true,
+                });
+                Step::Servers(changes)
+            }
+            step => step,
+        }
+    }
+
+    /// Whether every address leads to a virtual server, and what the refused entry should guard is not there.
+    fn is_safe(&self) -> bool {
+        let servers = &self.state.servers;
+        let leads = |address| servers.keys().any(|key| key.address.ip() == address);
+        let is_guarded = match self.refuses {
+            Some(Refused::Item(Item::Entry(_, set, entry))) if set != Set::LoopBack => {
+                entry.server().is_none_or(|key| !servers.contains_key(&key))
+            }
+            _ => true,
+        };
+        is_guarded && self.state.addresses.iter().all(|address| leads(*address))
+    }
+}
+
+/// All that could be refused of what a Snapshot has in the kernel. The kernel has all numbers of ports.
+fn all_of(state: &State) -> Vec<Refused> {
+    let items = state
+        .items
+        .keys()
+        .filter(|item| matches!(item, Item::Entry(_, _, entry) if !matches!(entry, Entry::Port(_))));
+    let servers = state.servers.iter().flat_map(|(key, running)| {
+        let reals = running.reals.iter().map(|real| Refused::Real(*key, real.address));
+        reals.chain([Refused::Server(*key)])
+    });
+    items.map(|item| Refused::Item(*item)).chain(servers).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn what_is_refused_keeps_nothing_else_from_being_served(
+        snapshot in testing::snapshot(),
+        choice in any::<prop::sample::Index>(),
+    ) {
+        let whole = programmed(&snapshot);
+        let all = all_of(&whole);
+        prop_assume!(!all.is_empty());
+        let refused = all[choice.index(all.len())];
+        let mut kernel = Kernel::new(Some(refused));
+        let first = kernel.sync(&snapshot, &Dirty::everything());
+        prop_assert!(matches!(first, Err(IpvsError::LeftOut { .. })), "{refused:?}: {first:?}");
+        prop_assert!(kernel.is_safe(), "{refused:?}");
+        // What is left of it goes, and then there is nothing to do, but to tell.
+        prop_assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
+        prop_assert!(plan(&kernel.state, &snapshot, &Dirty::everything()).is_empty(), "{refused:?}");
+        prop_assert!(kernel.is_safe(), "{refused:?}");
+        let blamed: BTreeSet<&ServicePortKey> =
+            snapshot.ports.keys().filter(|key| kernel.state.refused.has(key, refused)).collect();
+        prop_assert!(!blamed.is_empty());
+        for (key, claims) in &whole.ports {
+            if !blamed.contains(key) {
+                prop_assert_eq!(kernel.state.ports.get(key), Some(claims));
+            }
+        }
+        // When they change and the kernel takes it, all is as if nothing had been.
+        kernel.refuses = None;
+        let dirty = Dirty { ports: blamed.into_iter().cloned().collect(), ..Dirty::default() };
+        let last = kernel.sync(&snapshot, &dirty);
+        prop_assert!(last.is_ok(), "{refused:?}: {last:?}");
+        prop_assert_eq!(kernel.state, whole, "{:?}", refused);
+    }
+}
+
+#[test]
+fn what_a_full_set_lacked_room_for_is_tried_when_something_leaves_it() {
+    let snapshot = super::golden::snapshot();
+    let whole = programmed(&snapshot);
+    let refused = all_of(&whole)
+        .into_iter()
+        .find(|what| matches!(what, Refused::Item(Item::Entry(_, Set::ClusterIp, _))))
+        .expect("a cluster IP");
+    let mut kernel = Kernel::new(Some(refused));
+    assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
+    assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
+    // Still full: a look at everything does not try it.
+    kernel.refuses = None;
+    assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
+    let mut fewer = snapshot.clone();
+    let blamed = |key: &ServicePortKey| kernel.state.refused.has(key, refused);
+    let gone = fewer.ports.keys().find(|key| !blamed(key)).expect("another").clone();
+    fewer.ports.remove(&gone);
+    let dirty = Dirty { ports: [gone].into(), ..Dirty::default() };
+    assert!(kernel.sync(&fewer, &dirty).is_err(), "it is not there yet");
+    assert!(kernel.sync(&fewer, &Dirty::everything()).is_ok());
+    assert_eq!(kernel.state, programmed(&fewer));
+}
+
+#[test]
+fn a_service_port_that_is_left_out_is_named_with_what_the_kernel_said() {
+    let snapshot = super::golden::snapshot();
+    let key = testing::key("default/external", "");
+    let address = testing::ip("198.51.100.12");
+    let refused = Refused::Item(Item::Entry(IpFamily::V4, Set::Addresses, Entry::Address(address)));
+    let mut kernel = Kernel::new(Some(refused));
+    let told = kernel.sync(&snapshot, &Dirty::everything()).expect_err("it is refused").to_string();
+    assert!(told.contains("of 1 service port") && told.contains(&key.to_string()), "{told}");
+    assert!(told.contains("Invalid argument"), "{told}");
+    let servers: Vec<String> = kernel.state.servers.keys().map(ToString::to_string).collect();
+    assert!(servers.contains(&"TCP 10.96.0.12:80".to_owned()), "its cluster IP is served: {servers:?}");
+}

@@ -1,0 +1,88 @@
+//! What the kernel refuses of one Service: it is left out by name, and all others are served.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::{Result, bail, ensure};
+use proxy_userspace::{
+    dataplane::ipvs::{IpvsError, IpvsSettings},
+    model::{Protocol, ResolvedEndpoint, Snapshot},
+};
+use shunt_tests::{
+    agent::protocol::{Dial, Protocol as Transport, Try},
+    world::Host,
+};
+
+use crate::node::{Mode, Node, cluster_ip, endpoints, of_ports, service, with_external_ip};
+
+/// How many are left out, and what was told.
+fn left_out(mode: &mut Mode, node: &Node, snapshot: &Snapshot) -> Result<(usize, String)> {
+    match mode.try_sync(node, snapshot)? {
+        Err(error @ IpvsError::LeftOut { count, .. }) => Ok((count, error.to_string())),
+        other => bail!("{other:?}"),
+    }
+}
+
+fn is_answered(node: &mut Node, number: u16) -> Result<bool> {
+    let to = SocketAddr::new(cluster_ip(number), 80);
+    let tries = node.agent(Host::Client)?.dial(Dial::new(to, Transport::Tcp, 1))?;
+    Ok(matches!(tries[..], [Try::Answered(_)]))
+}
+
+pub(super) fn one_of_many(node: &mut Node) -> Result<()> {
+    let mut mode = node.mode(IpvsSettings::default())?;
+    let web = |name, number| service(name, cluster_ip(number), Protocol::Tcp, &endpoints(&[1]));
+    // Not the address of one host, and not one that a link can have.
+    let nobody = ResolvedEndpoint { address: "239.1.1.1:8080".parse()?, is_local: false };
+    let (key, mut group) = web("group", 1);
+    Arc::make_mut(&mut group).cluster_endpoints.push(nobody);
+    let outside =
+        with_external_ip(service("outside", "fd96::2".parse()?, Protocol::Tcp, &[]), "ff05::1".parse()?);
+    let wrong = of_ports([web("web", 0), (key, group), outside, web("last", 3)]);
+    let (count, told) = left_out(&mut mode, node, &wrong)?;
+    ensure!(count == 2 && told.contains("default/group"), "{told}");
+    for number in [0, 1, 3] {
+        ensure!(is_answered(node, number)?, "Service {number} is not served: {told}");
+    }
+    // A look at everything tries nothing anew, and goes on telling.
+    let (count, _) = left_out(&mut mode, node, &wrong)?;
+    ensure!(count == 2);
+    // What was made of it before something was refused has gone.
+    let servers = node.run("cat /proc/net/ip_vs")?;
+    ensure!(!servers.contains("[ff05:"), "{servers}");
+    let sent = mode.sent();
+    let (count, _) = left_out(&mut mode, node, &wrong)?;
+    ensure!(count == 2 && mode.sent().iptables == sent.iptables, "{:?}, {sent:?}", mode.sent());
+    let right = of_ports([web("web", 0), web("group", 1), web("last", 3)]);
+    mode.sync(node, &right)?;
+    mode.clean_up(node)
+}
+
+pub(super) fn full_set(node: &mut Node) -> Result<()> {
+    node.run("ipset create KUBE-CLUSTER-IP hash:ip,port family inet hashsize 64 maxelem 3")?;
+    let mut mode = node.mode(IpvsSettings::default())?;
+    let web =
+        |number: u16| service(&format!("s{number}"), cluster_ip(number), Protocol::Tcp, &endpoints(&[1]));
+    let five = of_ports([0, 1, 2, 3, 4].map(web));
+    let (count, told) = left_out(&mut mode, node, &five)?;
+    ensure!(count == 2 && told.contains("KUBE-CLUSTER-IP") || told.contains("full"), "{told}");
+    let mut served = Vec::new();
+    for number in 0..5 {
+        if is_answered(node, number)? {
+            served.push(number);
+        }
+    }
+    ensure!(served.len() == 3, "{served:?} are served: {told}");
+    // Those that stay have room when others went.
+    let fewer: Vec<u16> = (0..5).filter(|number| !served[..2].contains(number)).collect();
+    let few = of_ports(fewer.iter().map(|number| web(*number)));
+    for _ in 0..3 {
+        if mode.try_sync(node, &few)?.is_ok() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    for number in fewer {
+        ensure!(is_answered(node, number)?, "Service {number} is not served");
+    }
+    mode.clean_up(node)
+}
