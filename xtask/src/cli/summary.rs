@@ -1,4 +1,4 @@
-//! The table at the end of `cargo xtask test`.
+//! The end of `cargo xtask test`: what failed, and the table.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,19 +6,31 @@ use std::time::Duration;
 use super::counts::Counts;
 
 /// How a step ended.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Outcome {
     /// The step's name.
     pub(crate) step: &'static str,
     /// Tests counted in it; a step that failed without a failed test counts as one.
     pub(crate) counts: Counts,
+    /// What failed in it, each with the lines that say why.
+    pub(crate) failures: Vec<Vec<String>>,
     /// Whether the step held.
     pub(crate) ok: bool,
     /// How long it took.
     pub(crate) took: Duration,
 }
 
-/// All steps, shown as a table with the totals as its last line.
+impl Outcome {
+    /// A paragraph for each failure, and an empty line behind it.
+    fn tell_failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for failure in &self.failures {
+            writeln!(f, "{}: {}\n", self.step, failure.join("\n    "))?;
+        }
+        Ok(())
+    }
+}
+
+/// All steps, shown as what failed and a table with the totals as its last line.
 #[derive(Debug, Default)]
 pub(crate) struct Summary(Vec<Outcome>);
 
@@ -46,8 +58,9 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|outcome| outcome.tell_failures(f))?;
         writeln!(f, "{:<26}{:<8}{:>8}{:>8}{:>8}{:>9}", "step", "", "passed", "failed", "ignored", "time")?;
-        for Outcome { step, counts, ok, took } in &self.0 {
+        for Outcome { step, counts, ok, took, .. } in &self.0 {
             let Counts { passed, failed, ignored } = counts;
             let ok = if *ok { "ok" } else { "FAILED" };
             let took = format!("{:.1} s", took.as_secs_f64());
@@ -64,7 +77,7 @@ mod tests {
 
     fn outcome(step: &'static str, passed: u64, failed: u64, ok: bool) -> Outcome {
         let counts = Counts { passed, failed, ..Counts::default() };
-        Outcome { step, counts, ok, took: Duration::from_millis(1500) }
+        Outcome { step, counts, ok, took: Duration::from_millis(1500), ..Outcome::default() }
     }
 
     #[test]
@@ -80,6 +93,15 @@ mod tests {
         let mut summary = Summary::default();
         summary.add(outcome("format", 0, 0, false));
         assert_eq!(summary.totals().failed, 1);
+    }
+
+    #[test]
+    fn what_failed_is_told_before_the_table() {
+        let mut summary = Summary::default();
+        let failures = vec![vec!["links::one".to_owned(), "no link after 30s".to_owned()]];
+        summary.add(Outcome { failures, ..outcome("kernel 5.10", 254, 1, false) });
+        let text = summary.to_string();
+        assert!(text.starts_with("kernel 5.10: links::one\n    no link after 30s\n\nstep "), "{text}");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use xtask::run::{self, Run};
 use xtask::{ebpf, workspace};
 
 use super::counts::{self, Counts};
+use super::failures::Failures;
 use super::progress::Progress;
 use super::summary::{Outcome, Summary};
 use super::vm::Kernel;
@@ -84,7 +85,7 @@ fn take_all(steps: Vec<Step>, summary: &mut Summary) -> Result<()> {
 fn setup_step() -> Result<Outcome> {
     let started = run::now();
     setup::ensure()?;
-    Ok(Outcome { step: "setup", counts: Counts::default(), ok: true, took: started.elapsed() })
+    Ok(Outcome { step: "setup", ok: true, took: started.elapsed(), ..Outcome::default() })
 }
 
 /// Compiles the eBPF programs, without warnings: cargo shows them on every build but goes on, and clippy, which belongs
@@ -100,7 +101,7 @@ fn ebpf_step() -> Outcome {
         progress.keep(&complaint);
     }
     let took = progress.end(verdict(ok));
-    Outcome { step: "ebpf", counts: Counts::default(), ok, took }
+    Outcome { step: "ebpf", ok, took, ..Outcome::default() }
 }
 
 fn verdict(ok: bool) -> &'static str {
@@ -201,6 +202,7 @@ impl Step {
         let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
         let mut progress = Progress::start(self.name);
         let mut counts = None;
+        let mut failures = Failures::default();
         let ended = self.run.watch(&mut |line| {
             if let Some(more) = (self.count)(line) {
                 *counts.get_or_insert_default() += more;
@@ -209,6 +211,7 @@ impl Step {
                 progress.keep(line);
             }
             progress.line(line);
+            failures.line(line);
             // The log is a help; a full disk shows itself in the step.
             drop(writeln!(log, "{line}"));
         });
@@ -227,7 +230,7 @@ impl Step {
             progress.keep(&format!("{complaint}\n(the whole output is in {})", path.display()));
         }
         let took = progress.end(verdict(ok));
-        Ok(Outcome { step: self.name, counts, ok, took })
+        Ok(Outcome { step: self.name, counts, failures: failures.into_told(), ok, took })
     }
 }
 

@@ -29,10 +29,7 @@ impl Ipvs {
         refusing: &mut Refusing,
     ) -> Result<(), IpvsError> {
         match &step {
-            Step::Setting(setting, value) => {
-                tracing::info!(setting = setting.0, value, "setting");
-                setting.write(*value)?;
-            }
+            Step::Setting(setting, value) => super::set(*setting, *value)?,
             Step::Timeouts(timeouts) => self.socket.set_timeouts(*timeouts)?,
             Step::Link => self.link.create()?,
             Step::Rules(family, change) => {
