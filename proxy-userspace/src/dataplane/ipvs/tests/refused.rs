@@ -65,7 +65,8 @@ impl Kernel {
         match step {
             Step::Sets(mut changes) => {
                 changes.retain(|change| match *change {
-                    SetChange::Add(family, set, entry) => {
+                    // The set takes any address, and the link does not.
+                    SetChange::Add(family, set, entry) if set != Set::Addresses => {
                         self.takes(Refused::Item(Item::Entry(family, set, entry)), refusing)
                     }
                     _ => true,
@@ -82,6 +83,14 @@ impl Kernel {
                     _ => true,
                 });
                 Step::Servers(changes)
+            }
+            Step::AddAddresses(mut addresses) => {
+                addresses.retain(|address| {
+                    let entry = Entry::Address(*address);
+                    let item = Item::Entry(IpFamily::of(*address), Set::Addresses, entry);
+                    self.takes(Refused::Item(item), refusing)
+                });
+                Step::AddAddresses(addresses)
             }
             step => step,
         }
