@@ -197,3 +197,20 @@ fn a_service_port_that_is_left_out_is_named_with_what_the_kernel_said() {
     let servers: Vec<String> = kernel.state.servers.keys().map(ToString::to_string).collect();
     assert!(servers.contains(&"TCP 10.96.0.12:80".to_owned()), "its cluster IP is served: {servers:?}");
 }
+
+#[test]
+fn what_was_refused_and_is_not_wanted_any_more_is_forgotten_by_a_look_at_everything() {
+    let snapshot = super::golden::snapshot();
+    let whole = programmed(&snapshot);
+    let real = all_of(&whole).into_iter().find(|what| matches!(what, Refused::Real(..))).expect("one");
+    let mut kernel = Kernel::new(Some(real));
+    assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
+    let mut changed = snapshot.clone();
+    let Refused::Real(_, address) = real else { panic!("{real:?}") };
+    for port in changed.ports.values_mut() {
+        let port = std::sync::Arc::make_mut(port);
+        port.cluster_endpoints.retain(|endpoint| endpoint.address != address);
+        port.local_endpoints.retain(|endpoint| endpoint.address != address);
+    }
+    assert!(kernel.sync(&changed, &Dirty::everything()).is_ok());
+}
