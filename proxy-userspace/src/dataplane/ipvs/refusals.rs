@@ -8,7 +8,8 @@ use std::{
 
 use super::{
     IpvsError,
-    claims::{Claims, Item},
+    claims::{Claims, Item, claims, endpoints},
+    node::Node,
     plan::{SetChange, Step},
     sets::{Entry, Set},
     state::State,
@@ -18,7 +19,7 @@ use crate::{
         KernelError,
         ipvs::{Change, VirtualKey},
     },
-    model::{IpFamily, ServicePortKey, Snapshot},
+    model::{IpFamily, ResolvedPort, ServicePortKey, Snapshot},
 };
 
 /// Something that the kernel does not take.
@@ -52,13 +53,15 @@ impl Refusals {
         self.by_port.get(port).is_some_and(|refused| refused.contains_key(&what))
     }
 
-    /// What a plan about everything leaves out.
-    pub(super) fn of_everything(&self, snapshot: &Snapshot) -> Self {
+    /// What a plan about everything leaves out: what is still wanted, and not to be tried again.
+    pub(super) fn of_everything(&self, snapshot: &Snapshot, node: &Node) -> Self {
         let mut left = self.clone();
-        for refused in left.by_port.values_mut() {
-            refused.retain(|_, why| !why.is_to_be_tried);
-        }
-        left.by_port.retain(|key, refused| !refused.is_empty() && snapshot.ports.contains_key(key));
+        left.by_port.retain(|key, refused| {
+            let Some(port) = snapshot.ports.get(key) else { return false };
+            let all = claims(key, port, node, &Self::default());
+            refused.retain(|what, why| !why.is_to_be_tried && is_wanted(&all, port, *what));
+            !refused.is_empty()
+        });
         left
     }
 
@@ -186,6 +189,13 @@ impl Blamed {
         }
         nobodys.map_or(Ok(()), |error| Err(error.into()))
     }
+}
+
+/// Whether a service port wants this, if everything is taken.
+fn is_wanted(all: &Claims, port: &ResolvedPort, what: Refused) -> bool {
+    let Refused::Real(server, real) = what else { return wants(all, what) };
+    let reason = all.servers.iter().find_map(|(key, reason)| (*key == server).then_some(*reason));
+    reason.is_some_and(|reason| endpoints(reason, port).iter().any(|endpoint| endpoint.address == real))
 }
 
 fn wants(claims: &Claims, what: Refused) -> bool {

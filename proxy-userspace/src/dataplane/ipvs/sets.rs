@@ -195,12 +195,10 @@ impl Set {
 
     /// Whether one frontend of a service port wants both of these in the set.
     pub(super) fn are_of_one_frontend(self, one: Entry, other: Entry) -> bool {
-        let (one, other) = (one.server(), other.server());
+        let (Some(first), Some(second)) = (one.server(), other.server()) else { return one == other };
         match self {
-            Self::NodePortSctp | Self::NodePortLocalSctp => {
-                one.map(|key| key.address.port()) == other.map(|key| key.address.port())
-            }
-            _ => one.is_some() && one == other,
+            Self::NodePortSctp | Self::NodePortLocalSctp => first.address.port() == second.address.port(),
+            _ => first == second,
         }
     }
 

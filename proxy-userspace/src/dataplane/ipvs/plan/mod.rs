@@ -181,8 +181,11 @@ impl Noted {
 pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
     let node = Node::of(snapshot);
     let is_full = dirty.all || state.node.as_ref() != Some(&node);
-    let refused =
-        if is_full { state.refused.of_everything(snapshot) } else { state.refused.of_others(&dirty.ports) };
+    let refused = if is_full {
+        state.refused.of_everything(snapshot, &node)
+    } else {
+        state.refused.of_others(&dirty.ports)
+    };
     let mut planner = Planner::new(state, snapshot, node, refused);
     if is_full {
         snapshot.ports.keys().for_each(|key| planner.port(key));

@@ -65,7 +65,8 @@ impl Kernel {
         match step {
             Step::Sets(mut changes) => {
                 changes.retain(|change| match *change {
-                    SetChange::Add(family, set, entry) => {
+                    // The set takes any address, and the link does not.
+                    SetChange::Add(family, set, entry) if set != Set::Addresses => {
                         self.takes(Refused::Item(Item::Entry(family, set, entry)), refusing)
                     }
                     _ => true,
@@ -82,6 +83,14 @@ impl Kernel {
                     _ => true,
                 });
                 Step::Servers(changes)
+            }
+            Step::AddAddresses(mut addresses) => {
+                addresses.retain(|address| {
+                    let entry = Entry::Address(*address);
+                    let item = Item::Entry(IpFamily::of(*address), Set::Addresses, entry);
+                    self.takes(Refused::Item(item), refusing)
+                });
+                Step::AddAddresses(addresses)
             }
             step => step,
         }
@@ -187,4 +196,21 @@ fn a_service_port_that_is_left_out_is_named_with_what_the_kernel_said() {
     assert!(told.contains("Invalid argument"), "{told}");
     let servers: Vec<String> = kernel.state.servers.keys().map(ToString::to_string).collect();
     assert!(servers.contains(&"TCP 10.96.0.12:80".to_owned()), "its cluster IP is served: {servers:?}");
+}
+
+#[test]
+fn what_was_refused_and_is_not_wanted_any_more_is_forgotten_by_a_look_at_everything() {
+    let snapshot = super::golden::snapshot();
+    let whole = programmed(&snapshot);
+    let real = all_of(&whole).into_iter().find(|what| matches!(what, Refused::Real(..))).expect("one");
+    let mut kernel = Kernel::new(Some(real));
+    assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
+    let mut changed = snapshot.clone();
+    let Refused::Real(_, address) = real else { panic!("{real:?}") };
+    for port in changed.ports.values_mut() {
+        let port = std::sync::Arc::make_mut(port);
+        port.cluster_endpoints.retain(|endpoint| endpoint.address != address);
+        port.local_endpoints.retain(|endpoint| endpoint.address != address);
+    }
+    assert!(kernel.sync(&changed, &Dirty::everything()).is_ok());
 }
