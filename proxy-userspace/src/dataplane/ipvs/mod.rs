@@ -8,6 +8,7 @@ mod claims;
 mod failure;
 mod handover;
 mod hold;
+mod listing;
 mod node;
 mod plan;
 mod removal;
@@ -44,8 +45,9 @@ use crate::{
         dummy_link::DummyLink,
         ipset::Ipset,
         iptables::Iptables as Commands,
-        ipvs::{Change, Ipvs as Socket, RealServer, Timeouts, VirtualKey},
+        ipvs::{self, Change, Ipvs as Socket, RealServer, Timeouts, VirtualKey},
         probe,
+        sysctl::NetSetting,
     },
     model::{Dirty, IpFamily, Snapshot},
 };
@@ -128,13 +130,7 @@ impl Ipvs {
         for commands in commands.values() {
             random_fully &= iptables::masquerades_randomly(commands)?;
         }
-        let terms = Terms {
-            families: commands.keys().copied().collect(),
-            scheduler: Arc::clone(&settings.scheduler),
-            exclude_cidrs: settings.exclude_cidrs.clone(),
-            masquerade_mark: settings.masquerade_mark,
-            random_fully,
-        };
+        let terms = Terms::new(&settings, commands.keys().copied().collect(), random_fully);
         Ok(Self {
             socket: Socket::open()?,
             link: DummyLink::open(DUMMY_LINK)?,
@@ -170,6 +166,18 @@ impl Ipvs {
     /// mode serves all Services by now.
     pub fn hand_over(settings: &IpvsSettings) -> Result<HandedOver, IpvsError> {
         Ok(handover::hand_over(settings)?)
+    }
+
+    /// Makes the kernel's settings for this mode, which a process that may not write them relies on; goes on past errors.
+    pub fn set_up_kernel(settings: &IpvsSettings) -> Vec<IpvsError> {
+        ipvs::load_module(&settings.path);
+        match settings::to_change(settings, kernel_version()) {
+            Ok(changes) => {
+                let failed = changes.into_iter().filter_map(|(setting, value)| set(setting, value).err());
+                failed.map(IpvsError::Kernel).collect()
+            }
+            Err(error) => vec![IpvsError::Kernel(error)],
+        }
     }
 
     /// What was sent so far.
@@ -232,10 +240,7 @@ impl Ipvs {
     /// Makes one step and notes what came of it; of changes that can fail by themselves all others are made.
     fn step(&mut self, state: &mut State, step: Step) -> Result<(), IpvsError> {
         match &step {
-            Step::Setting(setting, value) => {
-                tracing::info!(setting = setting.0, value, "setting");
-                setting.write(*value)?;
-            }
+            Step::Setting(setting, value) => set(*setting, *value)?,
             Step::Timeouts(timeouts) => self.socket.set_timeouts(*timeouts)?,
             Step::Link => self.link.create()?,
             Step::Sets(changes) => {
@@ -295,6 +300,15 @@ impl Ipvs {
     }
 }
 
+fn kernel_version() -> Option<(u32, u32)> {
+    probe::version(&uname().ok()?.release().to_string_lossy())
+}
+
+fn set(setting: NetSetting, value: i64) -> Result<(), KernelError> {
+    tracing::info!(setting = setting.0, value, "setting");
+    setting.write(value)
+}
+
 impl From<RealServer> for Real {
     fn from(real: RealServer) -> Self {
         Self { address: real.address, weight: real.weight, is_idle: real.connections == 0 }
@@ -308,9 +322,7 @@ impl Dataplane for Ipvs {
 
     fn observe(&mut self) -> Result<State, IpvsError> {
         let mut state = State::empty(self.terms.clone());
-        let release =
-            uname().map_or_else(|_| String::new(), |name| name.release().to_string_lossy().into_owned());
-        state.settings = settings::to_change(&self.settings, probe::version(&release))?;
+        state.settings = settings::to_change(&self.settings, kernel_version())?;
         state.timeouts = self.timeouts_to_change()?;
         state.has_link = self.link.is_there();
         state.addresses = self.link.addresses()?;

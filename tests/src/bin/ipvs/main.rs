@@ -235,6 +235,7 @@ fn settings_are_made(node: &mut Node) -> Result<()> {
                      net.ipv4.ip_forward net.ipv4.conf.all.arp_ignore net.ipv4.conf.all.arp_announce";
         Ok(node.run(&format!("sysctl -n {names}"))?.lines().map(String::from).collect())
     };
+    node.run("sysctl -q net.ipv4.ip_forward=0")?;
     let mut plain = node.mode(IpvsSettings::default())?;
     plain.sync(node, &of_pods(Protocol::Tcp, &[1]))?;
     let values = read(node)?;
