@@ -23,7 +23,8 @@ const UPSTREAM: &str = include_str!("leftovers.sh");
 /// Others' things, which have to stay.
 const OTHERS: &str = "ipset create OTHERS hash:ip && ipset add OTHERS 192.0.2.1 && iptables -N OTHERS && \
                       iptables -A INPUT -j OTHERS && nft add table ip others";
-const FIELDS: &str = "{iptables: {syncPeriod: 1s}, nftables: {syncPeriod: 1s}, ipvs: {syncPeriod: 1s, excludeCIDRs: [203.0.113.0/24]}}";
+const FIELDS: &str = "{iptables: {syncPeriod: 1s}, nftables: {syncPeriod: 1s}, \
+                      ipvs: {syncPeriod: 1s, excludeCIDRs: [203.0.113.0/24]}}";
 const IPVS: &str = "ipvs";
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 const GONE_WITHIN: Duration = Duration::from_secs(30);
@@ -32,7 +33,7 @@ const CALLERS: [Host; 3] = [Host::A3, Host::Node1, Host::Client];
 const PODS: [&str; 2] = ["10.244.1.11", "10.244.1.12"];
 
 /// What is left of upstream's ipvs mode and of ours, a line each; `$mode` is the mode that runs.
-const LEFT: &str = r#"set +e
+const LEFT: &str = r"set +e
 tail -n +4 /proc/net/ip_vs | grep -v -e C0A8390B:0019
 ipset list -n | grep KUBE-
 nft list tables | grep shunt-handover
@@ -42,7 +43,7 @@ for family in iptables ip6tables; do $family-nft-save; $family-legacy-save; done
 esac
 ip -o addr show dev kube-ipvs0 2>&- | grep -v -e fe80:: $kept
 true
-"#;
+";
 
 /// All connections that were made by upstream's virtual servers go on, and nothing of them is left.
 pub(super) fn are_taken_over(shunt: &Path, mode: &str) -> Result<()> {
@@ -97,7 +98,7 @@ fn take_over(node: &mut Node, proxy: &mut Proxy, mode: &str) -> Result<()> {
         ensure!(seen == ["a1", "a2"], "{host} reaches {seen:?}");
     }
     node.agent(Host::Node1)?.close()?;
-    if mode != IPVS { wait_until_gone(node, mode, "") } else { Ok(()) }
+    if mode == IPVS { Ok(()) } else { wait_until_gone(node, mode, "") }
 }
 
 /// Upstream's virtual servers and the rest.
