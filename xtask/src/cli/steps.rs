@@ -156,7 +156,10 @@ mod tests {
             check: false,
         };
         let shown = bench(&what).to_string();
-        assert!(shown.ends_with("/bench-ebpf.json --services 10,500 --workload request-response --quick"), "{shown}");
+        assert!(
+            shown.ends_with("/bench-ebpf.json --services 10,500 --workload request-response --quick"),
+            "{shown}"
+        );
     }
 
     #[test]
