@@ -33,7 +33,11 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Make this machine able to build shunt and to run its demo and tests; the other commands do it by themselves.
-    Setup,
+    Setup {
+        /// Only what building needs.
+        #[arg(long)]
+        build_only: bool,
+    },
     /// Build the shunt binary.
     Build {
         /// Optimise: target/release/shunt instead of target/debug/shunt.
@@ -145,9 +149,10 @@ pub(crate) fn main() -> ExitCode {
 
 fn dispatch(command: &Command) -> Result<ExitCode> {
     match command {
-        Command::Setup => setup::run()?,
+        Command::Setup { build_only: true } => setup::ensure_build()?,
+        Command::Setup { build_only: false } => setup::run()?,
         Command::Build { release } => {
-            setup::ensure()?;
+            setup::ensure_build()?;
             steps::build(*release).show()?;
         }
         Command::Demo { mode } => {
