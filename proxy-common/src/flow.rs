@@ -47,7 +47,7 @@ impl Flow {
         service: 0,
         generation: 0,
         state: 0,
-        zero: 0,
+        list: 0,
         used_ns: 0,
     };
 
@@ -81,6 +81,13 @@ impl Flow {
     pub const fn is_closing(&self) -> bool {
         const BOTH: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
         self.state & BOTH == BOTH || self.state & state::RESET != 0
+    }
+
+    /// A TCP connection that both sides have closed in good order.
+    #[inline(always)]
+    pub const fn is_finished(&self) -> bool {
+        const BOTH: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
+        self.state & (BOTH | state::RESET) == BOTH
     }
 
     /// A TCP connection that an endpoint has accepted, that is not over, and that had packets in the last minute.

@@ -69,6 +69,8 @@ pub struct Packet {
     pub payload: u32,
     /// What it carries: an IP protocol number.
     pub proto: u8,
+    /// The checksum of an IPv4 header, as it stands there.
+    pub checksum: [u8; 2],
     /// Whether that is all of it.
     pub fragment: Fragment,
     /// Source.
@@ -132,6 +134,7 @@ impl Packet {
             header,
             payload: header,
             proto: 0,
+            checksum: [0; 2],
             fragment: Fragment::Whole,
             source: Addr::UNSPECIFIED_V6,
             destination: Addr::UNSPECIFIED_V6,
@@ -159,6 +162,7 @@ impl Packet {
         let place = u16::from_be_bytes([ip[6], ip[7]]);
         self.payload = self.header + length;
         self.proto = ip[9];
+        self.checksum = [ip[10], ip[11]];
         self.fragment = Fragment::at(place & 0x1fff != 0, place & 0x2000 != 0, id);
         self.source = Addr::from_v4([ip[12], ip[13], ip[14], ip[15]]);
         self.destination = Addr::from_v4([ip[16], ip[17], ip[18], ip[19]]);
@@ -227,6 +231,12 @@ impl Packet {
     pub fn ports(&self, frame: &impl Frame) -> Option<[u16; 2]> {
         let [a, b, c, d] = frame.load(self.payload)?;
         Some([u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])])
+    }
+
+    /// An IPv4 header without options, so that the ports come right behind the addresses.
+    #[inline(always)]
+    pub const fn is_plain_v4(&self) -> bool {
+        matches!(self.version, IpVersion::V4) && self.payload == self.header + 20
     }
 
     /// Source and destination with their ports.

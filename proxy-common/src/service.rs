@@ -35,6 +35,18 @@ pub fn find(
     node_port(tables, dialled, proto, on_node)
 }
 
+/// Finds the Service of a packet's destination, for which [`may_be`] holds: by the bitmap, most that go to a node port are spared one
+/// of two looks.
+#[inline(always)]
+pub fn find_on_link(tables: &impl Tables, dialled: &Endpoint, proto: Proto) -> Option<ServiceValue> {
+    if tables.may_be_known(Place::of_service(&dialled.addr, dialled.port))
+        && let Some(service) = exact(tables, dialled, proto)
+    {
+        return Some(service);
+    }
+    node_port(tables, dialled, proto, || false)
+}
+
 /// Finds the Service that has this very address: any but a node port.
 #[inline(always)]
 pub fn exact(tables: &impl Tables, dialled: &Endpoint, proto: Proto) -> Option<ServiceValue> {

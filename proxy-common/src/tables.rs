@@ -45,6 +45,9 @@ pub trait Tables {
     /// Notes what a packet says of one direction's state ([`flow_state::after`](crate::layout::flow_state::after)), and the time;
     /// whether there is one.
     fn touch_flow(&self, key: &FlowKey, observed: u32, now_ns: u64) -> bool;
+    /// Puts a flow in the place of one direction of one that translated packets likewise; whether there was one. No memory is taken
+    /// and none given back.
+    fn reopen_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
     /// Forgets one direction of a flow.
     fn remove_flow(&self, key: &FlowKey);
 

@@ -68,6 +68,10 @@ static COUNTERS: PerCpuArray<u64, { Counter::COUNT }> = PerCpuArray::new();
 #[unsafe(no_mangle)]
 static HAS_SET_RETVAL: Global<u8> = Global::new(0);
 
+/// Set by userspace where the kernel has `bpf_ktime_get_coarse_ns`.
+#[unsafe(no_mangle)]
+static HAS_COARSE_CLOCK: Global<u8> = Global::new(0);
+
 /// Whether a program may choose the error its caller sees.
 #[inline(always)]
 pub fn has_set_retval() -> bool {
@@ -169,6 +173,23 @@ impl Tables for Kernel {
     }
 
     #[inline(always)]
+    fn reopen_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
+        let Some(before) = FLOWS.get_ptr_mut(key) else { return false };
+        // SAFETY: as above. The addresses are those that are there, and stay.
+        unsafe {
+            if (*before).tuple() != flow.tuple() {
+                return false;
+            }
+            (*before).service = flow.service;
+            (*before).generation = flow.generation;
+            (*before).state = flow.state;
+            (*before).list = flow.list;
+            (*before).used_ns = flow.used_ns;
+        }
+        true
+    }
+
+    #[inline(always)]
     fn remove_flow(&self, key: &FlowKey) {
         let _ = FLOWS.remove(key);
     }
@@ -198,7 +219,7 @@ impl Tables for Kernel {
 
     #[inline(always)]
     fn now_ns(&self) -> u64 {
-        ctx::now_ns()
+        if HAS_COARSE_CLOCK.load() == 0 { ctx::now_ns() } else { ctx::coarse_now_ns() }
     }
 
     #[inline(always)]

@@ -116,8 +116,8 @@ map_type! {
         generation: u32,
         /// [`flow_state`].
         state: u32,
-        /// Zero.
-        zero: u32,
+        /// [`List`](super::List) that the destination was chosen from.
+        list: u32,
         /// Last packet, to the second or so: nanoseconds of the monotonic clock.
         used_ns: u64,
     }

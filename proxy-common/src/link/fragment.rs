@@ -3,23 +3,28 @@
 use super::{Outcome, rewritten};
 use crate::{
     layout::{Direction, Flow, FragmentKey, FragmentValue},
-    packet::{Fragment, Frame, Packet},
+    packet::{Frame, Packet},
     rewrite,
     tables::Tables,
 };
 
-/// Remembers what becomes of a first fragment; of a whole packet nothing.
+/// Remembers what becomes of a first fragment.
 #[inline(never)]
-pub(super) fn note<T: Tables>(tables: &T, packet: &Packet, direction: Direction, flow: &Flow, mark: u32) {
-    if let Fragment::First { id } = packet.fragment {
-        let value = FragmentValue {
-            source: flow.source.addr,
-            destination: flow.destination.addr,
-            mark,
-            noted_seconds: seconds(tables),
-        };
-        tables.set_fragment(&key(packet, direction, id), &value);
-    }
+pub(super) fn note<T: Tables>(
+    tables: &T,
+    packet: &Packet,
+    direction: Direction,
+    id: u32,
+    flow: &Flow,
+    mark: u32,
+) {
+    let value = FragmentValue {
+        source: flow.source.addr,
+        destination: flow.destination.addr,
+        mark,
+        noted_seconds: seconds(tables),
+    };
+    tables.set_fragment(&key(packet, direction, id), &value);
 }
 
 /// Forgets an older datagram that had the same identification: there are only 65,536 of them in IPv4, for all that a host sends

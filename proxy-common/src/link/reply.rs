@@ -5,7 +5,7 @@ use crate::{
     Proto,
     flow::{self, observed},
     layout::{Direction, Flow, FlowKey, ServiceKey, flow_state},
-    packet::{Frame, Packet, Tuple, UDP},
+    packet::{Fragment, Frame, Packet, Tuple, UDP},
     rewrite, service,
     tables::Tables,
 };
@@ -59,7 +59,9 @@ fn translate<F: Frame, T: Tables>(
     key: &FlowKey,
     flow: &Flow,
 ) -> Outcome {
-    fragment::note(tables, packet, Direction::Reply, flow, 0);
+    if let Fragment::First { id } = packet.fragment {
+        fragment::note(tables, packet, Direction::Reply, id, flow, 0);
+    }
     rewritten(tables, rewrite::transport(frame, packet, key, flow))
 }
 
@@ -84,7 +86,7 @@ fn note_own_flow<T: Tables>(tables: &T, tuple: &Tuple) {
             let (source, destination) = (answers.source, answers.destination);
             let state = flow_state::PASS;
             let flow =
-                Flow { source, destination, service: 0, generation: 0, state, zero: 0, used_ns: now_ns };
+                Flow { source, destination, service: 0, generation: 0, state, list: 0, used_ns: now_ns };
             tables.put_flow(&key, &flow);
         }
     }

@@ -143,6 +143,12 @@ impl Tables for Memory {
         true
     }
 
+    fn reopen_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
+        let mut noted = self.noted.borrow_mut();
+        let before = noted.flows.get_mut(key).filter(|before| before.tuple() == flow.tuple());
+        before.map(|before| *before = *flow).is_some()
+    }
+
     fn remove_flow(&self, key: &FlowKey) {
         self.noted.borrow_mut().flows.remove(key);
     }

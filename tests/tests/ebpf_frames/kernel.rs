@@ -29,7 +29,10 @@ use proxy_common::{
 };
 use proxy_userspace::{
     dataplane::ebpf::OBJECT,
-    kernel::bpf::test_run::{TestFrame, test_run},
+    kernel::bpf::{
+        self,
+        test_run::{TestFrame, test_run},
+    },
 };
 
 /// One for all tests: the verifier takes its time.
@@ -70,6 +73,8 @@ impl Kernel {
         for map in ["endpoints", "members", "flows"] {
             loader.map_max_entries(map, 4_096);
         }
+        let has_coarse_clock = u8::from(bpf::has_coarse_clock());
+        loader.override_global("HAS_COARSE_CLOCK", &has_coarse_clock, true);
         let mut ebpf = loader.load(OBJECT).expect("root may load maps");
         for name in PROGRAMS {
             let program: &mut SchedClassifier =

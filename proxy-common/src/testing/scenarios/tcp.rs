@@ -5,7 +5,7 @@ use std::vec::Vec;
 use super::{Served, addr};
 use crate::{
     Proto::Tcp,
-    layout::{Counter, Direction, flow_state as state},
+    layout::{Counter, Direction, flags, flow_state as state},
     packet::TcpFlags,
     testing::Scene,
 };
@@ -101,6 +101,77 @@ fn a_syn_begins_another_connection_once_both_sides_have_closed(scene: &mut Scene
     assert_eq!(scene.count(Counter::FlowsBegun), 2);
     let flow = scene.flow(Direction::Reply, &served.answer()).expect("noted");
     assert_eq!(flow.state, 0, "of the new connection nothing is known yet");
+}
+
+/// Any of 64 endpoints: which one it was, of what came out.
+fn begin_at_any(scene: &mut Scene<'_>) -> (Served, std::net::SocketAddr) {
+    let mut served = Served::new(scene, Tcp);
+    let endpoints: Vec<_> = (1..=64).map(|port| addr(scene.at.pod, port)).collect();
+    served.service = served.service.moved_to(&endpoints);
+    scene.put(&served.service);
+    scene.enters(&served.first);
+    let flow = scene.flow(Direction::Original, &served.first).expect("noted");
+    let endpoint = addr(scene.at.pod, flow.destination.port);
+    scene.leaves(&served.answer_from(endpoint)).becomes(&served.answer_from(endpoint).from(served.dialled));
+    (served, endpoint)
+}
+
+fn close(scene: &mut Scene<'_>, served: &Served, endpoint: std::net::SocketAddr) {
+    scene.enters(&served.first.clone().flags(TcpFlags::FIN_ACK));
+    scene.leaves(&served.answer_from(endpoint).flags(TcpFlags::FIN_ACK));
+}
+
+fn a_client_port_used_anew_after_an_orderly_end_leads_there_again_in_the_entries_that_there_are(
+    scene: &mut Scene<'_>,
+) {
+    let (served, endpoint) = begin_at_any(scene);
+    for connection in 2..6 {
+        close(scene, &served, endpoint);
+        scene.enters(&served.first).becomes(&served.first.clone().to(endpoint));
+        scene
+            .leaves(&served.answer_from(endpoint))
+            .becomes(&served.answer_from(endpoint).from(served.dialled));
+        assert_eq!((scene.count(Counter::FlowsBegun), scene.flows()), (connection, 2));
+    }
+}
+
+fn a_client_port_used_anew_is_led_by_the_service_as_it_is_by_then(scene: &mut Scene<'_>) {
+    let (served, endpoint) = begin_at_any(scene);
+    close(scene, &served, endpoint);
+    let other = addr(scene.at.other_pod, 8080);
+    scene.put(&served.service.clone().moved_to(&[other]));
+    scene.enters(&served.first).becomes(&served.first.clone().to(other));
+    scene.leaves(&served.answer_from(endpoint)).is_left_alone();
+    assert_eq!(scene.flows(), 2);
+}
+
+fn a_client_port_used_anew_is_masqueraded_if_the_service_says_so_by_then(scene: &mut Scene<'_>) {
+    let (served, endpoint) = begin_at_any(scene);
+    close(scene, &served, endpoint);
+    scene.put(&served.service.clone().flagged(flags::MASQUERADE_OUTSIDE));
+    let masquerade = scene.world.node.masquerade_mark;
+    scene.enters(&served.first).becomes(&served.first.clone().to(endpoint)).is_marked(masquerade);
+}
+
+fn a_client_port_used_anew_works_though_a_full_map_forgot_one_direction(scene: &mut Scene<'_>) {
+    let (served, endpoint) = begin_at_any(scene);
+    for direction in [Direction::Original, Direction::Reply] {
+        let flow = scene.flow(Direction::Original, &served.first).expect("noted");
+        let endpoint = addr(endpoint.ip(), flow.destination.port);
+        close(scene, &served, endpoint);
+        let forgotten = if direction == Direction::Original {
+            served.first.clone()
+        } else {
+            served.answer_from(endpoint)
+        };
+        scene.forget(direction, &forgotten);
+        scene.enters(&served.first);
+        let flow = scene.flow(Direction::Original, &served.first).expect("noted");
+        let endpoint = addr(endpoint.ip(), flow.destination.port);
+        let answer = served.answer_from(endpoint);
+        scene.leaves(&answer).becomes(&answer.clone().from(served.dialled));
+        assert_eq!(flow.state, 0);
+    }
 }
 
 fn a_syn_begins_another_connection_after_a_reset(scene: &mut Scene<'_>) {
@@ -207,6 +278,10 @@ super::scenarios! {
     a_repeated_syn_goes_to_another_endpoint_when_those_of_the_service_changed,
     packets_tell_how_far_a_connection_is,
     a_syn_begins_another_connection_once_both_sides_have_closed,
+    a_client_port_used_anew_after_an_orderly_end_leads_there_again_in_the_entries_that_there_are,
+    a_client_port_used_anew_is_led_by_the_service_as_it_is_by_then,
+    a_client_port_used_anew_is_masqueraded_if_the_service_says_so_by_then,
+    a_client_port_used_anew_works_though_a_full_map_forgot_one_direction,
     a_syn_begins_another_connection_after_a_reset,
     a_client_that_goes_past_the_service_from_an_old_port_is_answered_by_the_endpoint_itself,
     what_a_full_map_forgot_of_a_connection_comes_back_with_a_packet_the_other_way,

@@ -1,10 +1,15 @@
 //! Removes flows that are over, a part of the map at a time, away from the thread that programs Services.
 //!
 //! The map drops what was not used for longest when it needs room; but until then a flow that ended stands in the way of
-//! another between the same addresses and ports, and in the way of who reads the map.
+//! another between the same addresses and ports, and in the way of who reads the map. A map that is more than half full loses its
+//! finished connections sooner, so that they do not push out idle ones that go on.
 
 use std::{
-    sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
+    },
     thread,
     time::Duration,
 };
@@ -23,23 +28,36 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// Calls that read some thousand entries each, at most, a look: a full map of the default size is seen in a minute, at some
 /// milliseconds each look.
 const READS: usize = 16;
+/// How long a finished connection is kept in a map that is more than half full: for the last segments, should they be sent again.
+const FINISHED_NS: u64 = 10_000_000_000;
 
 /// A thread that removes flows. Ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct FlowSweeper {
     _alive: SyncSender<()>,
+    entries: Arc<AtomicUsize>,
 }
 
 impl FlowSweeper {
-    /// Starts the thread.
-    pub(super) fn start(object: &mut Object) -> Result<Self, KernelError> {
-        let mut flows = Flows { entries: object.reader("flows")?, map: object.take_map("flows")? };
+    /// Starts the thread for a map of this capacity.
+    pub(super) fn start(object: &mut Object, capacity: u32) -> Result<Self, KernelError> {
+        let entries = Arc::new(AtomicUsize::new(0));
+        let mut flows = Flows {
+            entries: object.reader("flows")?,
+            map: object.take_map("flows")?,
+            fill: Fill { seen: 0, capacity, last: Arc::clone(&entries) },
+        };
         let (alive, ended) = mpsc::sync_channel(1);
         thread::Builder::new()
             .name("flows".into())
             .spawn(move || run(&mut flows, &ended))
             .map_err(KernelError::call("start", "thread flows"))?;
-        Ok(Self { _alive: alive })
+        Ok(Self { _alive: alive, entries })
+    }
+
+    /// How many entries the map held when it was last seen as a whole, which is up to a minute ago: two a flow.
+    pub(super) fn entries(&self) -> usize {
+        self.entries.load(Ordering::Relaxed)
     }
 }
 
@@ -56,6 +74,33 @@ fn run(flows: &mut Flows, ended: &Receiver<()>) {
 struct Flows {
     entries: Reader<FlowKey, Flow>,
     map: HashMap<MapData, FlowKey, Flow>,
+    fill: Fill,
+}
+
+/// How full the map is.
+struct Fill {
+    /// Entries seen since the beginning of the map.
+    seen: usize,
+    capacity: u32,
+    /// Entries of the whole map, the last time.
+    last: Arc<AtomicUsize>,
+}
+
+impl Fill {
+    fn is_over_half(&self) -> bool {
+        let entries = self.seen.max(self.last.load(Ordering::Relaxed));
+        entries > self.capacity as usize / 2
+    }
+
+    fn end(&mut self) {
+        self.last.store(std::mem::take(&mut self.seen), Ordering::Relaxed);
+    }
+}
+
+/// Whether an entry is of no more use.
+fn is_over(key: &FlowKey, flow: &Flow, now_ns: u64, is_over_half: bool) -> bool {
+    flow.is_over(key.proto, now_ns)
+        || is_over_half && flow.is_finished() && now_ns.saturating_sub(flow.used_ns) > FINISHED_NS
 }
 
 impl Flows {
@@ -65,12 +110,16 @@ impl Flows {
         let mut removed = 0;
         for _ in 0..READS {
             let entries = self.entries.read().map_err(KernelError::call("read", "map flows"))?;
+            self.fill.seen += entries.len();
+            let is_over_half = self.fill.is_over_half();
             for (key, flow) in entries {
-                if flow.is_over(key.proto, now_ns) && self.remove(&key, now_ns) {
+                if is_over(&key, &flow, now_ns, is_over_half) && self.remove(&key, now_ns, is_over_half) {
+                    self.fill.seen -= 1;
                     removed += 1;
                 }
             }
             if self.entries.is_at_beginning() {
+                self.fill.end();
                 break;
             }
         }
@@ -78,8 +127,52 @@ impl Flows {
     }
 
     /// A flow may have begun anew since it was read. Should that happen after this look, its other direction brings it back.
-    fn remove(&mut self, key: &FlowKey, now_ns: u64) -> bool {
-        let is_still_over = self.map.get(key, 0).is_ok_and(|flow| flow.is_over(key.proto, now_ns));
+    fn remove(&mut self, key: &FlowKey, now_ns: u64, is_over_half: bool) -> bool {
+        let is_still_over = self.map.get(key, 0).is_ok_and(|flow| is_over(key, &flow, now_ns, is_over_half));
         is_still_over && self.map.remove(key).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy_common::{
+        layout::{Direction, flow_state},
+        packet::{TCP, Tuple},
+    };
+
+    use super::*;
+
+    const CLOSED: u32 = flow_state::REPLIED | flow_state::CLIENT_CLOSED | flow_state::ENDPOINT_CLOSED;
+
+    /// Whether a connection in this state is removed that was silent for so many seconds.
+    fn is_removed(state: u32, seconds: u64, is_over_half: bool) -> bool {
+        let tuple = Tuple { source: Flow::NONE.source, destination: Flow::NONE.destination };
+        let key = FlowKey::new(Direction::Original, TCP, tuple);
+        let flow = Flow { state, used_ns: 1, ..Flow::NONE };
+        is_over(&key, &flow, 1 + seconds * 1_000_000_000, is_over_half)
+    }
+
+    #[test]
+    fn a_map_that_is_over_half_full_loses_finished_connections_sooner_and_no_others() {
+        assert!(is_removed(CLOSED, 11, true));
+        assert!(!is_removed(CLOSED, 9, true), "its last segments may be sent again");
+        assert!(!is_removed(CLOSED, 11, false));
+        assert!(is_removed(CLOSED, 121, false));
+        for open in [0, flow_state::REPLIED, flow_state::REPLIED | flow_state::CLIENT_CLOSED] {
+            assert!(!is_removed(open, 11, true), "{open:#x}");
+        }
+    }
+
+    #[test]
+    fn a_map_fills_as_its_entries_are_seen_and_stays_full_until_the_next_whole_look() {
+        let mut fill = Fill { seen: 0, capacity: 10, last: Arc::default() };
+        assert!(!fill.is_over_half());
+        fill.seen = 6;
+        assert!(fill.is_over_half());
+        fill.end();
+        assert!(fill.is_over_half());
+        fill.seen = 3;
+        fill.end();
+        assert!(!fill.is_over_half());
     }
 }

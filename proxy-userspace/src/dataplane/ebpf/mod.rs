@@ -116,7 +116,7 @@ pub struct Ebpf {
     cgroup: Cgroup,
     links: Links,
     releaser: SocketReleaser,
-    _sweeper: FlowSweeper,
+    sweeper: FlowSweeper,
     /// To be made when this process's programs take over.
     copies: Copies,
     rules: Option<Rules>,
@@ -141,7 +141,7 @@ impl Ebpf {
             Some(Staged { directory, keeps_state: true }) => Copies::between(&pins, &specs, directory)?,
             _ => Copies::default(),
         };
-        let sweeper = FlowSweeper::start(&mut object)?;
+        let sweeper = FlowSweeper::start(&mut object, settings.map_sizes.flows)?;
         let mut maps = Maps::open(&mut object, settings.map_sizes, settings.marks)?;
         maps.set_node(netns::current_cookie()?)?;
         let releaser = SocketReleaser::start(directory)?;
@@ -155,7 +155,7 @@ impl Ebpf {
             cgroup,
             links,
             releaser,
-            _sweeper: sweeper,
+            sweeper,
             rules,
             copies,
             is_staged,
@@ -393,6 +393,7 @@ impl Dataplane for Ebpf {
             ("members", state.members.len(), sizes.members),
             ("source_ranges", state.ranges.len(), sizes.source_ranges),
             ("node_addresses", state.node_addresses.len(), sizes.node_addresses),
+            ("flows", self.sweeper.entries(), sizes.flows),
         ]
         .map(|(map, entries, capacity)| MapFill { map, entries, capacity })
         .into()
