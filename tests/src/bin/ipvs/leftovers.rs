@@ -23,7 +23,8 @@ const UPSTREAM: &str = include_str!("leftovers.sh");
 /// Others' things, which have to stay.
 const OTHERS: &str = "ipset create OTHERS hash:ip && ipset add OTHERS 192.0.2.1 && iptables -N OTHERS && \
                       iptables -A INPUT -j OTHERS && nft add table ip others";
-const FIELDS: &str = "{iptables: {syncPeriod: 1s}, nftables: {syncPeriod: 1s}, ipvs: {syncPeriod: 1s}}";
+const FIELDS: &str = "{iptables: {syncPeriod: 1s}, nftables: {syncPeriod: 1s}, ipvs: {syncPeriod: 1s, excludeCIDRs: [203.0.113.0/24]}}";
+const IPVS: &str = "ipvs";
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 const GONE_WITHIN: Duration = Duration::from_secs(30);
 const ANSWER: usize = 100_000;
@@ -47,7 +48,9 @@ true
 pub(super) fn are_taken_over(shunt: &Path, mode: &str) -> Result<()> {
     let mut node = Node::new()?;
     node.run(OTHERS)?;
-    let (foreign, server) = node::server_of(Protocol::Tcp, "192.168.57.11:25");
+    // The ipvs mode takes all virtual servers for its own but for those in excludeCIDRs, as upstream's.
+    let foreign = if mode == IPVS { "203.0.113.7:25" } else { "192.168.57.11:25" };
+    let (foreign, server) = node::server_of(Protocol::Tcp, foreign);
     node.change(&[Change::AddServer(foreign, server)])?;
     let before = node.everything()?;
     put(&node)?;
@@ -71,7 +74,7 @@ pub(super) fn are_taken_over(shunt: &Path, mode: &str) -> Result<()> {
 fn take_over(node: &mut Node, proxy: &mut Proxy, mode: &str) -> Result<()> {
     proxy.start(node.world())?;
     // From these the node's own connections come.
-    if mode != "ipvs" {
+    if mode != IPVS {
         wait_until_gone(node, mode, "-e 10.96.0.80/32")?;
     }
     answer(node)?;
@@ -94,7 +97,7 @@ fn take_over(node: &mut Node, proxy: &mut Proxy, mode: &str) -> Result<()> {
         ensure!(seen == ["a1", "a2"], "{host} reaches {seen:?}");
     }
     node.agent(Host::Node1)?.close()?;
-    if mode != "ipvs" { wait_until_gone(node, mode, "") } else { Ok(()) }
+    if mode != IPVS { wait_until_gone(node, mode, "") } else { Ok(()) }
 }
 
 /// Upstream's virtual servers and the rest.
