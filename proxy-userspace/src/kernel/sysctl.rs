@@ -88,7 +88,16 @@ pub fn set_oom_score_adj(score: i32) -> Result<(), KernelError> {
     if has.trim() == score.to_string() {
         return Ok(());
     }
-    fs::write(PATH, score.to_string()).map_err(KernelError::path("write", PATH))
+    fs::write(PATH, score.to_string()).map_err(|error| KernelError::path("write", PATH)(explained(error)))
+}
+
+fn explained(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            io::Error::new(error.kind(), format!("{error}; a lower score than before needs CAP_SYS_RESOURCE"))
+        }
+        _ => error,
+    }
 }
 
 #[cfg(test)]

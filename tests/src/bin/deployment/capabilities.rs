@@ -94,6 +94,7 @@ pub(crate) fn without_sys_resource_the_oom_score_stays_and_that_is_said(shunt: &
     scene.spawn(Some(&all_but("SYS_RESOURCE")?), &[])?;
     scene.healthy()?;
     scene.says("oom_score_adj")?;
+    scene.says("CAP_SYS_RESOURCE")?;
     scene.serves()?;
     scene.stop()
 }
