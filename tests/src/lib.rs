@@ -7,6 +7,7 @@ pub mod case;
 pub mod deadline;
 pub mod flow;
 pub mod interrupt;
+pub mod planned;
 pub mod process;
 pub mod runner;
 pub mod scenes;

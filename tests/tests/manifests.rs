@@ -1,13 +1,16 @@
 //! What is in deploy/: objects that the API server would take, roles with just what is asked for, a chart that yields the same.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     core::v1::{ConfigMap, ServiceAccount},
     rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding},
 };
-use proxy_userspace::config::{Config, ConfigFile, Environment, Flags, Mode};
+use proxy_userspace::{
+    config::{Config, ConfigFile, Environment, Flags, Mode},
+    kernel::command::{Command, SearchPath},
+};
 use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
@@ -199,6 +202,13 @@ fn the_chart_with_its_defaults_yields_the_plain_manifests() {
         let plain = fs::read_to_string(deploy().join("kubernetes").join(&name)).expect("the plain manifest");
         let rendered = render(&template, &documents(&values)[0]);
         assert_eq!(with_config_parsed(documents(&rendered)), with_config_parsed(documents(&plain)), "{name}");
+        if let Some(rendered) = render_with_helm(&name) {
+            assert_eq!(
+                with_config_parsed(documents(&rendered)),
+                with_config_parsed(documents(&plain)),
+                "{name}"
+            );
+        }
     }
     assert_eq!(files(&chart.join("templates")).len(), files(&deploy().join("kubernetes")).len());
     let about = &documents(&fs::read_to_string(chart.join("Chart.yaml")).expect("Chart.yaml"))[0];
@@ -235,6 +245,16 @@ fn with_config_parsed(mut objects: Vec<Value>) -> Vec<Value> {
         }
     }
     objects
+}
+
+/// The same by helm itself, where this machine has it.
+fn render_with_helm(template: &str) -> Option<String> {
+    let path = SearchPath::default();
+    path.find("helm")?;
+    let (chart, template) = (deploy().join("chart/shunt"), format!("templates/{template}"));
+    let helm = Command::new("helm", &path).args(["template", "shunt", "--namespace", "kube-system"]);
+    let helm = helm.args(["--show-only", &template]).args([chart]).limit(Duration::from_mins(1));
+    Some(helm.run().expect("helm renders it").stdout)
 }
 
 /// Renders a template as `helm template shunt --namespace kube-system` does, as far as the chart's templates go: `.Values` and

@@ -5,17 +5,25 @@ use std::net::SocketAddr;
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{schema, settings::Settings};
+use super::{Mode, resolve::FLAGS_FOR_ALL_BUT_IPVS, schema, settings::Settings};
 
 /// Every setting with the value in effect, in the order of the schema; settings of ours only where they were given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Effective(Vec<(&'static str, Json)>);
 
 impl Effective {
-    pub(super) fn of(settings: &Settings, healthz: Option<SocketAddr>, metrics: Option<SocketAddr>) -> Self {
+    pub(super) fn of(
+        settings: &Settings,
+        mode: Mode,
+        healthz: Option<SocketAddr>,
+        metrics: Option<SocketAddr>,
+    ) -> Self {
         let value = |field: &schema::Field| {
-            let (given, value) = (settings.given(field.path), settings.given_or_default(field.path));
+            let path = flag_in_place_of(settings, field.path);
+            let (given, value) = (settings.given(path), settings.given_or_default(path));
             let json = match field.path {
+                // The ebpf mode has another default than the one that the file would get.
+                "iptables.minSyncPeriod" if given.is_none() && mode == Mode::Ebpf => return None,
                 "apiVersion" => json!("kubeproxy.config.k8s.io/v1alpha1"),
                 "kind" => json!("KubeProxyConfiguration"),
                 "healthzBindAddress" => json!(address(healthz)),
@@ -48,6 +56,13 @@ impl Effective {
     pub(super) fn number(&self, path: &str) -> Option<i64> {
         self.0.iter().find(|(p, _)| *p == path)?.1.as_i64()
     }
+}
+
+/// Flags of the iptables mode that count in the nftables mode too, which reads its own section of a file.
+fn flag_in_place_of(settings: &Settings, path: &'static str) -> &'static str {
+    let same =
+        FLAGS_FOR_ALL_BUT_IPVS.into_iter().find(|flag| path.strip_prefix("nf") == flag.strip_prefix("ip"));
+    same.filter(|flag| path.starts_with("nf") && settings.is_by_flag(flag)).unwrap_or(path)
 }
 
 /// An address in the file may be empty only where it has its default, so one that is off cannot be written, as upstream.

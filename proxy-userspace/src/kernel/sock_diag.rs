@@ -1,7 +1,8 @@
-//! Finds and destroys connected UDP sockets of a network namespace (`sock_diag` netlink, `CONFIG_INET_DIAG_DESTROY`).
+//! Finds connected sockets of a network namespace, and destroys those of UDP (`sock_diag` netlink,
+//! `CONFIG_INET_DIAG_DESTROY`).
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io,
     net::{IpAddr, SocketAddr},
     os::fd::AsRawFd,
@@ -10,7 +11,7 @@ use std::{
 use netlink_packet_core::NLM_F_DUMP;
 use netlink_packet_sock_diag::{
     SockDiagMessage,
-    constants::{AF_INET, AF_INET6, IPPROTO_UDP, SOCK_DESTROY},
+    constants::{AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DESTROY},
     inet::{ExtensionFlags, InetRequest, SocketId, StateFlags},
 };
 use netlink_sys::{Socket, protocols::NETLINK_SOCK_DIAG};
@@ -37,7 +38,8 @@ pub fn destroy_udp(peers: &HashMap<SocketCookie, SocketAddr>) -> Result<Vec<Sock
     let socket = netlink::open(NETLINK_SOCK_DIAG).map_err(KernelError::call("open", "a sock_diag socket"))?;
     let mut destroyed = Vec::new();
     for family in [AF_INET, AF_INET6] {
-        let connected = dump(&socket, family).map_err(KernelError::call("list", "UDP sockets"))?;
+        let connected = dump(&socket, family, IPPROTO_UDP, StateFlags::ESTABLISHED)
+            .map_err(KernelError::call("list", "UDP sockets"))?;
         for id in connected {
             let cookie = SocketCookie(u64::from_ne_bytes(id.cookie));
             if peers.get(&cookie) == Some(&peer(&id)) {
@@ -48,6 +50,22 @@ pub fn destroy_udp(peers: &HashMap<SocketCookie, SocketAddr>) -> Result<Vec<Sock
         }
     }
     Ok(destroyed)
+}
+
+/// The addresses of the calling thread's namespace from which TCP and UDP sockets are connected, or are being so, or are not yet
+/// done with it.
+pub fn connected_from() -> Result<BTreeSet<IpAddr>, KernelError> {
+    let socket = netlink::open(NETLINK_SOCK_DIAG).map_err(KernelError::call("open", "a sock_diag socket"))?;
+    let open = StateFlags::all().difference(StateFlags::TIME_WAIT | StateFlags::CLOSE | StateFlags::LISTEN);
+    let mut addresses = BTreeSet::new();
+    for family in [AF_INET, AF_INET6] {
+        for (protocol, states) in [(IPPROTO_TCP, open.clone()), (IPPROTO_UDP, StateFlags::ESTABLISHED)] {
+            let sockets = dump(&socket, family, protocol, states);
+            let sockets = sockets.map_err(KernelError::call("list", "connected sockets"))?;
+            addresses.extend(sockets.into_iter().map(|id| id.source_address.to_canonical()));
+        }
+    }
+    Ok(addresses)
 }
 
 /// Whether this kernel destroys sockets on request: asked for one that nobody has, it says so, or that it cannot.
@@ -66,20 +84,20 @@ fn peer(id: &SocketId) -> SocketAddr {
     SocketAddr::new(address.to_canonical(), id.destination_port)
 }
 
-fn request(family: u8, socket_id: SocketId, states: StateFlags) -> SockDiagMessage {
+fn request(family: u8, protocol: u8, socket_id: SocketId, states: StateFlags) -> SockDiagMessage {
     SockDiagMessage::InetRequest(InetRequest {
         family,
-        protocol: IPPROTO_UDP,
+        protocol,
         extensions: ExtensionFlags::empty(),
         states,
         socket_id,
     })
 }
 
-/// The connected sockets of a family.
-fn dump(socket: &Socket, family: u8) -> io::Result<Vec<SocketId>> {
+/// The sockets of a family and protocol in these states.
+fn dump(socket: &Socket, family: u8, protocol: u8, states: StateFlags) -> io::Result<Vec<SocketId>> {
     let any = if family == AF_INET { SocketId::new_v4() } else { SocketId::new_v6() };
-    let answers = netlink::ask(socket, None, NLM_F_DUMP, request(family, any, StateFlags::ESTABLISHED))?;
+    let answers = netlink::ask(socket, None, NLM_F_DUMP, request(family, protocol, any, states))?;
     let id = |message| match message {
         SockDiagMessage::InetResponse(response) => Some(response.header.socket_id),
         _ => None,
@@ -88,7 +106,7 @@ fn dump(socket: &Socket, family: u8) -> io::Result<Vec<SocketId>> {
 }
 
 fn destroy(socket: &Socket, family: u8, id: SocketId) -> io::Result<()> {
-    match netlink::tell(socket, Some(SOCK_DESTROY), 0, request(family, id, StateFlags::all())) {
+    match netlink::tell(socket, Some(SOCK_DESTROY), 0, request(family, IPPROTO_UDP, id, StateFlags::all())) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         done => done,
     }

@@ -8,7 +8,9 @@ mod event;
 pub use conntrack::ConntrackSettings;
 pub use event::{NodeEvent, NodeEvents};
 
-use crate::kernel::{self, KernelError};
+use crate::kernel::{self, KernelError, sysctl::NetSetting};
+
+const FORWARD: NetSetting = NetSetting("ipv4/ip_forward");
 
 /// Upstream's default (`KubeProxyOOMScoreAdj` in `pkg/kubelet/qos/policy.go`): one of the last.
 const OOM_SCORE_ADJ: i32 = -999;
@@ -38,4 +40,10 @@ pub fn set_up(settings: &NodeSettings) -> Vec<KernelError> {
 /// The same without what is of this process alone.
 pub fn set_up_kernel(settings: &NodeSettings) -> Vec<KernelError> {
     settings.conntrack.set(kernel::sysctl::processors())
+}
+
+/// Whether this node passes IPv4 packets on. One that does not lets nobody from outside reach its pods. Upstream sees to it in the
+/// ipvs mode only: in others it is for whoever gives pods their network to turn it on.
+pub fn forwards() -> Result<bool, KernelError> {
+    Ok(FORWARD.read()? != Some(0))
 }

@@ -17,8 +17,8 @@ use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
-    config::{Config, Note, ProbeOutput},
-    dataplane::{Renderer, ebpf::EbpfError},
+    config::{Config, Mode, Note, ProbeOutput},
+    dataplane::{Renderer, ebpf::EbpfError, ipvs::Ipvs},
     health::{self, Introspection, ProxyHealth},
     inspect,
     kernel::{self, KernelError, command::SearchPath},
@@ -172,13 +172,17 @@ pub(crate) fn write_config(config: &Config, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `--init-only`: what a process with few privileges cannot do later. `route_localnet` is not set here: without the rules that come
+/// `--init-only`: what a process with few privileges cannot do later: conntrack's settings and those of the ipvs mode. `route_localnet` is not set here: without the rules that come
 /// with it, others could reach what listens on loopback.
 pub(crate) fn init_only(config: &Config) -> anyhow::Result<()> {
-    let errors = node::set_up_kernel(&config.node);
+    let mut errors: Vec<String> =
+        node::set_up_kernel(&config.node).iter().map(|error| with_causes(error)).collect();
+    if config.mode == Mode::Ipvs {
+        errors.extend(Ipvs::set_up_kernel(&config.ipvs).iter().map(|error| with_causes(error)));
+    }
     let count = errors.len();
     for error in errors {
-        tracing::error!(error = with_causes(&error), "a setting of the node stays as it was");
+        tracing::error!(error, "a setting of the node stays as it was");
     }
     anyhow::ensure!(count == 0, "not all that needs privileges is done: {count} errors");
     tracing::info!("what needs privileges is done");
@@ -226,11 +230,19 @@ pub(super) fn tell_what_is_in_vain(config: &Config) {
     }
 }
 
+/// Only the ipvs mode changes it, as with kube-proxy: whether a node routes is for those to say who give pods their network.
+const NOT_FORWARDING: &str = "net.ipv4.ip_forward is 0: this node passes no IPv4 packets on, so that clients outside do not reach pods through it";
+
 /// What cannot be set is told and no reason to stop: a container often has a read-only `/proc/sys`.
 fn set_up_node(config: &Config, events: &NodeEvents) {
     let errors: Vec<String> = node::set_up(&config.node).iter().map(|error| with_causes(error)).collect();
     for error in &errors {
         tracing::warn!(error, "a setting of the node stays as it was");
+    }
+    // The ipvs mode turns it on itself.
+    if config.mode != Mode::Ipvs && matches!(node::forwards(), Ok(false)) {
+        tracing::warn!("{NOT_FORWARDING}");
+        events.warning("NotForwarding", NOT_FORWARDING);
     }
     if !errors.is_empty() {
         events.warning(

@@ -108,7 +108,8 @@ pub(super) fn cleanup(config: &Config) -> Vec<RenderError> {
     let mut errors = of_ebpf(config);
     errors.extend(told(Nftables::cleanup_tables()));
     errors.extend(told(Iptables::remove(&config.iptables)));
-    errors.extend(of_ipvs(config));
+    // After the chains that use its sets.
+    errors.extend(told(Ipvs::remove(&config.ipvs)));
     errors
 }
 
@@ -125,7 +126,7 @@ pub(super) fn remove_other_modes(config: &Config) -> Vec<RenderError> {
         Mode::Ebpf | Mode::Nftables => Iptables::remove(&config.iptables),
     }));
     if config.mode != Mode::Ipvs {
-        errors.extend(of_ipvs(config));
+        errors.extend(told(Ipvs::remove_unused(&config.ipvs)));
     }
     errors
 }
@@ -134,11 +135,6 @@ fn of_ebpf(config: &Config) -> Vec<RenderError> {
     let mut errors = Ebpf::cleanup_at(&config.ebpf.pin_dir);
     errors.extend(Ebpf::remove_rules(&config.ebpf));
     told(errors)
-}
-
-/// After the chains that use the sets.
-fn of_ipvs(config: &Config) -> Vec<RenderError> {
-    told(Ipvs::remove(&config.ipvs))
 }
 
 fn told<E: std::error::Error + Send + Sync + 'static>(errors: Vec<E>) -> Vec<RenderError> {

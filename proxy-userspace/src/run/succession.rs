@@ -4,7 +4,9 @@
 use proxy_userspace::{
     causes::with_causes,
     config::{Config, Mode},
-    dataplane::{KernelCounts, MapFill, Readings, RenderError, Renderer, conntrack::Forgotten, ebpf::Ebpf},
+    dataplane::{
+        KernelCounts, MapFill, Readings, RenderError, Renderer, conntrack::Forgotten, ebpf::Ebpf, ipvs::Ipvs,
+    },
     kernel::{self, conntrack::HandedOver},
     model::{Dirty, Snapshot},
 };
@@ -18,6 +20,8 @@ pub(super) struct Successor {
     broken: Option<Box<dyn Renderer>>,
     /// Until it is done.
     config: Option<Config>,
+    /// The ipvs mode's link may still be there, since this node's own connections need its addresses.
+    waits_for_link: bool,
     /// The last look at everything left no Service out, nor did a change since. Until then the other's rules serve what this one
     /// does not.
     serves_all: bool,
@@ -29,22 +33,26 @@ impl Successor {
         broken: Option<Box<dyn Renderer>>,
         config: &Config,
     ) -> Self {
-        Self { renderer, broken, config: Some(config.clone()), serves_all: false }
+        Self { renderer, broken, config: Some(config.clone()), waits_for_link: false, serves_all: false }
     }
 
-    /// Rules leave connections to conntrack, which goes on with them; programs have to hand theirs over.
+    /// Rules leave connections to conntrack, which goes on with them; programs and IPVS have to hand theirs over.
     fn take_connections_along(&self) {
-        let Some(config) = self.config.as_ref().filter(|config| config.mode != Mode::Ebpf) else { return };
-        match Ebpf::hand_over(&config.ebpf.pin_dir) {
-            Ok(done) if done == HandedOver::default() => {}
-            Ok(HandedOver { connections, lost: 0 }) => {
-                tracing::info!(connections, "conntrack translates what programs on links did");
-            }
-            Ok(HandedOver { connections, lost }) => {
-                tracing::warn!(connections, lost, "not all connections that programs translated go on");
-            }
-            Err(error) => {
-                tracing::warn!(error = with_causes(&error), "connections that programs translated may end");
+        let Some(config) = &self.config else { return };
+        if config.mode != Mode::Ebpf {
+            told("programs on links", Ebpf::hand_over(&config.ebpf.pin_dir));
+        }
+        if config.mode != Mode::Ipvs {
+            told("IPVS", Ipvs::hand_over(&config.ipvs));
+        }
+    }
+
+    /// A look at every comparison, until it is gone.
+    fn remove_unused_link(&mut self) {
+        if self.waits_for_link {
+            match Ipvs::remove_link_if_unused() {
+                Ok(is_gone) => self.waits_for_link = !is_gone,
+                Err(error) => tracing::debug!(error = with_causes(&error), "the ipvs mode's link stays"),
             }
         }
     }
@@ -56,10 +64,25 @@ impl Successor {
         for error in by_itself.into_iter().chain(parts::remove_other_modes(&config)) {
             tracing::warn!(error = with_causes(&error), "something of another mode is left");
         }
+        self.waits_for_link = config.mode != Mode::Ipvs;
         // From here on little runs but changes.
         if let Err(error) = kernel::program_text::forget() {
             tracing::debug!(%error, "what ran at start stays in memory");
         }
+    }
+}
+
+/// What became of the connections that something else translated.
+fn told<E: std::error::Error + 'static>(of: &'static str, outcome: Result<HandedOver, E>) {
+    match outcome {
+        Ok(done) if done == HandedOver::default() => {}
+        Ok(HandedOver { connections, lost: 0 }) => {
+            tracing::info!(of, connections, "conntrack translates connections from now on");
+        }
+        Ok(HandedOver { connections, lost }) => {
+            tracing::warn!(of, connections, lost, "not all connections go on");
+        }
+        Err(error) => tracing::warn!(of, error = with_causes(&error), "connections may end"),
     }
 }
 
@@ -91,6 +114,9 @@ impl Renderer for Successor {
         self.take_connections_along();
         let forgotten = self.renderer.forget_stale_udp(snapshot, dirty);
         self.remove_other_modes();
+        if dirty.all {
+            self.remove_unused_link();
+        }
         forgotten
     }
 

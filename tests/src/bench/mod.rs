@@ -19,7 +19,11 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 
 use self::order::Outcome;
-pub use self::{order::Order, report::Report};
+pub use self::{
+    order::{Order, Workload},
+    paths::Path,
+    report::Report,
+};
 use crate::{
     apiserver::ApiServer,
     runner::{IptablesInUse, Manifests, Proxy},
@@ -39,6 +43,10 @@ pub struct Bench {
     pub services: Vec<usize>,
     /// What of it all to measure.
     pub parts: Vec<Part>,
+    /// Ways to a Service that the data path is measured by.
+    pub paths: Vec<Path>,
+    /// What it is measured with.
+    pub workloads: Vec<Workload>,
     /// How much time to spend.
     pub effort: Effort,
 }
@@ -117,7 +125,8 @@ impl Bench {
         // Else the connections of a minute fill the kernel's table, and the rest of the figures are those of a full one.
         world.run(Host::Node1, "sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=5")?;
         proxy.start(&mut world)?;
-        report.paths.extend(paths::measure(&mut world, services, self.effort)?);
+        let what = (&*self.paths, &*self.workloads);
+        report.paths.extend(paths::measure(&mut world, services, what, self.effort)?);
         proxy.stop()?;
         proxy.clean_up(&world)
     }

@@ -18,7 +18,7 @@ pub enum Order {
 }
 
 /// What one operation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum Workload {
     /// TCP: connect, one byte there and one back, closed by the server first and then by the client.
     ConnectRequestClose,

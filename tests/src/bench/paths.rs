@@ -21,9 +21,9 @@ const NODE: Ipv4Addr = Ipv4Addr::new(192, 168, 57, 11);
 const BESIDE_ROUNDS: Duration = Duration::from_secs(30);
 
 /// A way to a Service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Path {
+pub enum Path {
     /// From a pod of the node, against that pod to the other pod.
     PodToClusterIp,
     /// From the node itself, against the node to the pod.
@@ -52,7 +52,8 @@ pub(super) struct PathResult {
 }
 
 impl Path {
-    pub(super) const ALL: [Self; 5] = [
+    /// All of them.
+    pub const ALL: [Self; 5] = [
         Self::PodToClusterIp,
         Self::NodeToClusterIp,
         Self::ClientToNodePort,
@@ -155,11 +156,16 @@ pub(super) fn direct(path: Path, workload: Workload) -> Vec<SocketAddr> {
     endpoints(path.untranslated(workload))
 }
 
-/// Measures every way with every workload.
-pub(super) fn measure(world: &mut World, services: usize, effort: Effort) -> Result<Vec<PathResult>> {
+/// Measures ways with workloads.
+pub(super) fn measure(
+    world: &mut World,
+    services: usize,
+    (paths, workloads): (&[Path], &[Workload]),
+    effort: Effort,
+) -> Result<Vec<PathResult>> {
     let mut results = Vec::new();
-    for path in Path::ALL {
-        for workload in Workload::ALL {
+    for &path in paths {
+        for &workload in workloads {
             let translated = path.translated(path.measured(workload));
             let targets = vec![direct(path, workload), translated, direct(path, workload)];
             let outcome = load(world, path.from(), workload, targets, effort, effort.pairs)?;

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use shunt_tests::{
-    bench::{Bench, Effort, Part},
+    bench::{Bench, Effort, Part, Path, Workload},
     process,
     runner::IptablesInUse,
 };
@@ -25,6 +25,12 @@ struct Arguments {
     /// Measure only these parts.
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
     only: Vec<Part>,
+    /// Measure only these ways of the data path.
+    #[arg(long = "path", value_name = "PATH,...", value_delimiter = ',')]
+    paths: Vec<Path>,
+    /// Measure the data path only with these operations.
+    #[arg(long = "workload", value_name = "WORKLOAD,...", value_delimiter = ',')]
+    workloads: Vec<Workload>,
     /// Measure a little of everything, to see that it works.
     #[arg(long)]
     quick: bool,
@@ -57,7 +63,9 @@ fn run(arguments: Arguments) -> Result<bool> {
         mode: arguments.mode,
         iptables: arguments.iptables,
         services: arguments.services,
-        parts: if arguments.only.is_empty() { Part::ALL.to_vec() } else { arguments.only },
+        parts: or_all(arguments.only, &Part::ALL),
+        paths: or_all(arguments.paths, &Path::ALL),
+        workloads: or_all(arguments.workloads, &Workload::ALL),
         effort: if arguments.quick { Effort::QUICK } else { Effort::FULL },
     };
     let report = bench.run(&mut |doing| eprintln!("{doing}"))?;
@@ -68,4 +76,8 @@ fn run(arguments: Arguments) -> Result<bool> {
         println!("All figures are in {}", path.display());
     }
     Ok(!arguments.check || report.reaches_all())
+}
+
+fn or_all<T: Clone>(chosen: Vec<T>, all: &[T]) -> Vec<T> {
+    if chosen.is_empty() { all.to_vec() } else { chosen }
 }

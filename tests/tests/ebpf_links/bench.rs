@@ -35,12 +35,15 @@ use proxy_userspace::{
     },
 };
 use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth};
-use shunt_tests::process::run_to_end;
+use shunt_tests::{deadline::Deadline, process::run_to_end};
 use tokio::{runtime::Runtime, sync::watch};
 
 /// Both ways in which programs get onto links; this kernel has both.
 pub(crate) const ATTACHMENTS: [LinkAttachment; 2] = [LinkAttachment::Probe, LinkAttachment::Clsact];
 pub(crate) const HOOKS: [Hook; 2] = [Hook::Egress, Hook::Ingress];
+
+/// How long anything may take; what takes longer hangs.
+pub(crate) const WITHIN: Duration = Duration::from_secs(30);
 
 /// A network namespace for the calling thread, which goes back when it is dropped.
 struct Namespace {
@@ -51,6 +54,8 @@ impl Namespace {
     fn enter() -> Self {
         let home = File::open("/proc/thread-self/ns/net").expect("procfs");
         unshare(CloneFlags::CLONE_NEWNET).expect("root may make network namespaces");
+        // Links that come up would send for seconds what no test asked for, and tests count what runs.
+        fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").expect("a namespace of its own");
         Self { home }
     }
 }
@@ -174,15 +179,11 @@ impl Bench {
 /// Starts a dataplane. A command that is being started elsewhere in this process has, until it is executed, a copy of all
 /// descriptors, and so of the lock that the last dataplane had.
 fn start(settings: &EbpfSettings) -> Ebpf {
-    for _ in 0..500 {
-        match Ebpf::new(settings) {
-            Err(EbpfError::Kernel(KernelError::PinsInUse { .. })) => {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            started => return started.expect("load again"),
-        }
-    }
-    panic!("the pins are in use for five seconds")
+    let start = || match Ebpf::new(settings) {
+        Err(EbpfError::Kernel(KernelError::PinsInUse { .. })) => None,
+        started => Some(started.expect("load again")),
+    };
+    Deadline::after(WITHIN).poll(start).expect("nobody uses the pins any more")
 }
 
 fn small_maps() -> MapSizes {
@@ -336,7 +337,7 @@ pub(crate) fn tc(arguments: &[&str]) -> String {
 }
 
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
-    let finished = run_to_end(Path::new(program), arguments, Duration::from_secs(10)).expect("iproute2");
+    let finished = run_to_end(Path::new(program), arguments, WITHIN).expect("iproute2");
     assert!(finished.status.success(), "{program} {arguments:?}: {}", finished.stderr);
     finished.stdout
 }

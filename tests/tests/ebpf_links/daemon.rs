@@ -9,19 +9,18 @@ use proxy_userspace::{
     metrics::Metrics,
     sync::{Inputs, Outputs, SyncLoop, SyncPeriods, SyncSettings},
 };
+use shunt_tests::deadline::Deadline;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::bench::{ATTACHMENTS, Bench, in_this_kernel, no_objects, tc};
+use crate::bench::{ATTACHMENTS, Bench, WITHIN, in_this_kernel, no_objects, tc};
 
-/// Lets the loop run until this is so; for at most ten seconds.
+/// Lets the loop run until this is so.
 fn wait_until(bench: &Bench, what: &str, is_so: impl Fn(&Bench) -> bool) {
-    for _ in 0..1000 {
-        if is_so(bench) {
-            return;
-        }
+    let look = || {
         bench.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
-    }
-    panic!("not within ten seconds: {what}");
+        is_so(bench).then_some(())
+    };
+    assert!(Deadline::after(WITHIN).poll(look).is_some(), "not within {WITHIN:?}: {what}");
 }
 
 #[test]

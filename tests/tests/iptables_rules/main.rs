@@ -4,5 +4,4 @@ mod flows;
 mod recorded;
 mod scene;
 mod size;
-mod tables;
 mod trace;

@@ -11,9 +11,9 @@ use std::{
     path::Path,
 };
 
-use shunt_tests::{case::Case, runner::own_cases};
+use shunt_tests::{case::Case, planned::Tables, runner::own_cases};
 
-use crate::{scene::Scene, tables::Tables};
+use crate::scene::Scene;
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/recorded/iptables");
 const FAMILIES: [&str; 2] = ["v4", "v6"];

@@ -6,8 +6,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-
-use crate::tables::{Tables, target};
+use shunt_tests::planned::{Tables, target};
 
 /// A packet, and what was done to it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

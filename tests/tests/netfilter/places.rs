@@ -10,6 +10,7 @@ use proxy_userspace::{
         ruleset_changes,
     },
 };
+use shunt_tests::deadline::patient;
 use tokio::sync::Notify;
 
 use crate::node::{MARKS, Node, Seen};
@@ -98,7 +99,7 @@ fn the_kernel_tells_at_once_that_rules_are_gone() {
                 let told = futures::FutureExt::now_or_never(removals.notified());
                 assert!(told.is_none(), "others' tables are theirs");
                 flush.run().expect("flushed");
-                let told = tokio::time::timeout(Duration::from_secs(10), removals.notified()).await;
+                let told = tokio::time::timeout(patient(Duration::from_secs(10)), removals.notified()).await;
                 told.expect("told in time");
             };
             tokio::select! {

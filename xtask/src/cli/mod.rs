@@ -33,7 +33,11 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Make this machine able to build shunt and to run its demo and tests; the other commands do it by themselves.
-    Setup,
+    Setup {
+        /// Only what building needs.
+        #[arg(long)]
+        build_only: bool,
+    },
     /// Build the shunt binary.
     Build {
         /// Optimise: target/release/shunt instead of target/debug/shunt.
@@ -114,6 +118,13 @@ struct Bench {
     /// Measure only these parts: data, foreign, changes, memory.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
+    /// Measure only these ways of the data path: pod-to-cluster-ip, node-to-cluster-ip, client-to-node-port,
+    /// client-masqueraded, client-to-kernel-nat.
+    #[arg(long, value_name = "PATH", value_delimiter = ',')]
+    path: Vec<String>,
+    /// Measure the data path only with these operations: connect-request-close, request-response, udp-request-response.
+    #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
+    workload: Vec<String>,
     /// Measure a little of everything, to see that it works.
     #[arg(long)]
     quick: bool,
@@ -138,9 +149,10 @@ pub(crate) fn main() -> ExitCode {
 
 fn dispatch(command: &Command) -> Result<ExitCode> {
     match command {
-        Command::Setup => setup::run()?,
+        Command::Setup { build_only: true } => setup::ensure_build()?,
+        Command::Setup { build_only: false } => setup::run()?,
         Command::Build { release } => {
-            setup::ensure()?;
+            setup::ensure_build()?;
             steps::build(*release).show()?;
         }
         Command::Demo { mode } => {

@@ -86,8 +86,9 @@ pub(crate) fn bench(what: &Bench) -> Run {
         let numbers: Vec<String> = what.services.iter().map(ToString::to_string).collect();
         run = run.arg("--services").arg(numbers.join(","));
     }
-    if !what.only.is_empty() {
-        run = run.arg("--only").arg(what.only.join(","));
+    let lists = [("--only", &what.only), ("--path", &what.path), ("--workload", &what.workload)];
+    for (flag, list) in lists.into_iter().filter(|(_, list)| !list.is_empty()) {
+        run = run.arg(flag).arg(list.join(","));
     }
     let switches = [("--quick", what.quick), ("--check", what.check)];
     run.args(switches.into_iter().filter_map(|(switch, on)| on.then_some(switch)))
@@ -149,11 +150,16 @@ mod tests {
             iptables: None,
             services: vec![10, 500],
             only: Vec::new(),
+            path: Vec::new(),
+            workload: vec!["request-response".into()],
             quick: true,
             check: false,
         };
         let shown = bench(&what).to_string();
-        assert!(shown.ends_with("/bench-ebpf.json --services 10,500 --quick"), "{shown}");
+        assert!(
+            shown.ends_with("/bench-ebpf.json --services 10,500 --workload request-response --quick"),
+            "{shown}"
+        );
     }
 
     #[test]

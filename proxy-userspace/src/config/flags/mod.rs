@@ -138,7 +138,7 @@ fn command() -> Command {
         toggle("cleanup", "Remove everything this program or kube-proxy ever put into the kernel, and exit"),
         toggle(
             "init-only",
-            "Set the sysctls of conntrack, which a process with few privileges cannot do later, and exit",
+            "Set the sysctls of conntrack and of the ipvs mode, which a process with few privileges cannot do later, and exit",
         ),
         file("write-config-to", "Write the configuration, with defaults and flags, to this file and exit"),
         Arg::new("version")

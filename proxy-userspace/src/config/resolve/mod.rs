@@ -70,7 +70,7 @@ pub(super) fn resolve(
         file: None,
     };
     settings.note_what_has_no_effect(mode.name());
-    config.effective = Effective::of(&settings, healthz_bind_address, metrics_bind_address);
+    config.effective = Effective::of(&settings, mode, healthz_bind_address, metrics_bind_address);
     let (problems, notes) = settings.finish();
     if problems.is_empty() { Ok(Config { notes, ..config }) } else { Err(ConfigError::Invalid { problems }) }
 }

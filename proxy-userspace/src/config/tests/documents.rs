@@ -27,7 +27,7 @@ const ONCE: &[(&str, &str)] = &[
     ("--cleanup", "Removes everything that this program or kube-proxy ever put into the kernel, and exits"),
     (
         "--init-only",
-        "Sets the sysctls of conntrack, which a process with few privileges cannot do later, and exits",
+        "Sets the sysctls of conntrack and of the ipvs mode, which a process with few privileges cannot do later, and exits",
     ),
     ("--write-config-to", "Writes the configuration in effect to this file, and exits"),
     ("--version", "Prints the version, and exits"),

@@ -139,6 +139,23 @@ fn beside_a_file_only_the_flags_count_that_do_with_kube_proxy_and_ours_and_the_o
 }
 
 #[test]
+fn what_is_written_of_flags_means_the_same_when_it_is_read() {
+    let flags = ["--iptables-sync-period=1m", "--masquerade-all", "--cluster-cidr=10.0.0.0/8", "--v=2"];
+    for mode in ["auto", "ebpf", "nftables", "iptables", "ipvs"] {
+        let flags = [&flags[..], &["--mode", mode]].concat();
+        let by_flags = load_with(None, &flags, &environment()).expect("flags");
+        let written = by_flags.effective.document().to_string();
+        let by_file = load(&written, &[]);
+        assert_eq!(
+            (by_file.sync_period, by_file.min_sync_period, &by_file.model, &by_file.node),
+            (by_flags.sync_period, by_flags.min_sync_period, &by_flags.model, &by_flags.node),
+            "{mode}: {written}"
+        );
+        assert_eq!(by_file.log_filter, by_flags.log_filter);
+    }
+}
+
+#[test]
 fn without_a_file_flags_say_all() {
     let flags = [
         "--hostname-override= From-Flag ",

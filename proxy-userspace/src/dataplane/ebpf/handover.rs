@@ -42,9 +42,7 @@ pub(super) fn hand_over(pin_dir: &Path) -> Result<HandedOver, KernelError> {
     let mut flows = Flows::open(&pins)?;
     for family in IpFamily::ALL {
         for protocol in [TCP, UDP] {
-            let HandedOver { connections, lost } = conntrack::hand_over(family, protocol, &mut flows)?;
-            done.connections += connections;
-            done.lost += lost;
+            done += conntrack::hand_over(family, protocol, &mut flows)?;
         }
     }
     Ok(done)

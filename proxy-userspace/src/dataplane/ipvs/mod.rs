@@ -6,6 +6,9 @@
 
 mod claims;
 mod failure;
+mod handover;
+mod hold;
+mod listing;
 mod node;
 mod plan;
 mod removal;
@@ -28,6 +31,7 @@ pub use self::{failure::IpvsError, plan::Plan, state::State};
 use self::{
     node::Terms,
     plan::{SetChange, Step},
+    removal::LinkGoes,
     rules::{Held, Table},
     sets::{Entry, Set},
     state::{Real, Running},
@@ -37,11 +41,13 @@ use crate::{
     kernel::{
         KernelError,
         command::SearchPath,
+        conntrack::HandedOver,
         dummy_link::DummyLink,
         ipset::Ipset,
         iptables::Iptables as Commands,
-        ipvs::{Change, Ipvs as Socket, RealServer, Timeouts, VirtualKey},
+        ipvs::{self, Change, Ipvs as Socket, RealServer, Timeouts, VirtualKey},
         probe,
+        sysctl::NetSetting,
     },
     model::{Dirty, IpFamily, Snapshot},
 };
@@ -124,13 +130,7 @@ impl Ipvs {
         for commands in commands.values() {
             random_fully &= iptables::masquerades_randomly(commands)?;
         }
-        let terms = Terms {
-            families: commands.keys().copied().collect(),
-            scheduler: Arc::clone(&settings.scheduler),
-            exclude_cidrs: settings.exclude_cidrs.clone(),
-            masquerade_mark: settings.masquerade_mark,
-            random_fully,
-        };
+        let terms = Terms::new(&settings, commands.keys().copied().collect(), random_fully);
         Ok(Self {
             socket: Socket::open()?,
             link: DummyLink::open(DUMMY_LINK)?,
@@ -146,7 +146,38 @@ impl Ipvs {
     /// Removes what any process of this mode left but for rules, which must be gone before; goes on past errors and returns them all.
     /// So does upstream's `--cleanup`.
     pub fn remove(settings: &IpvsSettings) -> Vec<IpvsError> {
-        removal::remove(settings).into_iter().map(IpvsError::Kernel).collect()
+        removal::remove(settings, LinkGoes::AtOnce).into_iter().map(IpvsError::Kernel).collect()
+    }
+
+    /// The same, but that addresses of Services stay from which this node's own connections were made, until
+    /// [`Self::remove_link_if_unused`] finds no such connection any more.
+    pub fn remove_unused(settings: &IpvsSettings) -> Vec<IpvsError> {
+        removal::remove(settings, LinkGoes::Unused).into_iter().map(IpvsError::Kernel).collect()
+    }
+
+    /// Removes from the dummy link those addresses from which this node has no connections, and the link with the last of them;
+    /// whether it is gone.
+    pub fn remove_link_if_unused() -> Result<bool, IpvsError> {
+        removal::remove_link(LinkGoes::Unused)?;
+        Ok(!removal::has_link())
+    }
+
+    /// Removes the virtual servers of this mode, and makes conntrack translate the connections that IPVS carries to them: another
+    /// mode serves all Services by now.
+    pub fn hand_over(settings: &IpvsSettings) -> Result<HandedOver, IpvsError> {
+        Ok(handover::hand_over(settings)?)
+    }
+
+    /// Makes the kernel's settings for this mode, which a process that may not write them relies on; goes on past errors.
+    pub fn set_up_kernel(settings: &IpvsSettings) -> Vec<IpvsError> {
+        ipvs::load_module(&settings.path);
+        match settings::to_change(settings, kernel_version()) {
+            Ok(changes) => {
+                let failed = changes.into_iter().filter_map(|(setting, value)| set(setting, value).err());
+                failed.map(IpvsError::Kernel).collect()
+            }
+            Err(error) => vec![IpvsError::Kernel(error)],
+        }
     }
 
     /// What was sent so far.
@@ -209,10 +240,7 @@ impl Ipvs {
     /// Makes one step and notes what came of it; of changes that can fail by themselves all others are made.
     fn step(&mut self, state: &mut State, step: Step) -> Result<(), IpvsError> {
         match &step {
-            Step::Setting(setting, value) => {
-                tracing::info!(setting = setting.0, value, "setting");
-                setting.write(*value)?;
-            }
+            Step::Setting(setting, value) => set(*setting, *value)?,
             Step::Timeouts(timeouts) => self.socket.set_timeouts(*timeouts)?,
             Step::Link => self.link.create()?,
             Step::Sets(changes) => {
@@ -272,6 +300,15 @@ impl Ipvs {
     }
 }
 
+fn kernel_version() -> Option<(u32, u32)> {
+    probe::version(&uname().ok()?.release().to_string_lossy())
+}
+
+fn set(setting: NetSetting, value: i64) -> Result<(), KernelError> {
+    tracing::info!(setting = setting.0, value, "setting");
+    setting.write(value)
+}
+
 impl From<RealServer> for Real {
     fn from(real: RealServer) -> Self {
         Self { address: real.address, weight: real.weight, is_idle: real.connections == 0 }
@@ -285,9 +322,7 @@ impl Dataplane for Ipvs {
 
     fn observe(&mut self) -> Result<State, IpvsError> {
         let mut state = State::empty(self.terms.clone());
-        let release =
-            uname().map_or_else(|_| String::new(), |name| name.release().to_string_lossy().into_owned());
-        state.settings = settings::to_change(&self.settings, probe::version(&release))?;
+        state.settings = settings::to_change(&self.settings, kernel_version())?;
         state.timeouts = self.timeouts_to_change()?;
         state.has_link = self.link.is_there();
         state.addresses = self.link.addresses()?;

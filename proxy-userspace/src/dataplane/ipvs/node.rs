@@ -8,6 +8,7 @@ use std::{
 
 use ipnet::IpNet;
 
+use super::IpvsSettings;
 use crate::model::{IpFamily, LocalTrafficDetector, Snapshot};
 
 /// What is the same as long as the process runs.
@@ -26,6 +27,17 @@ pub(super) struct Terms {
 }
 
 impl Terms {
+    /// Those of these settings, for these families.
+    pub(super) fn new(settings: &IpvsSettings, families: Vec<IpFamily>, random_fully: bool) -> Self {
+        Self {
+            families,
+            scheduler: Arc::clone(&settings.scheduler),
+            exclude_cidrs: settings.exclude_cidrs.clone(),
+            masquerade_mark: settings.masquerade_mark,
+            random_fully,
+        }
+    }
+
     /// Whether somebody else's virtual servers may be on this address.
     pub(super) fn excludes(&self, address: IpAddr) -> bool {
         self.exclude_cidrs.iter().any(|range| range.contains(&address))

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    DUMMY_LINK, IpvsSettings,
+    DUMMY_LINK, IpvsSettings, hold,
     sets::{Entry, Set},
 };
 use crate::{
@@ -15,40 +15,77 @@ use crate::{
         dummy_link::DummyLink,
         ipset::{Ipset, Saved},
         ipvs::{Change, Ipvs, VirtualKey},
+        sock_diag,
     },
     model::Protocol,
 };
+
+/// What becomes of the dummy link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkGoes {
+    /// At once.
+    AtOnce,
+    /// Its addresses stay from which sockets of this node are connected, and it does as long as it has one. A socket that dialled
+    /// one of its addresses has this address for its own too, and can neither send (`ip_route_output_key_hash_rcu`) nor hear without
+    /// it.
+    Unused,
+}
 
 /// Removes virtual servers, the dummy link and sets; rules that use the sets must be gone before. Goes on past errors and returns
 /// them all.
 ///
 /// Ours are the virtual servers on addresses of the dummy link, and those of node ports. Others on this node stay, and so do those
 /// in `excludeCIDRs`.
-pub(super) fn remove(settings: &IpvsSettings) -> Vec<KernelError> {
+pub(super) fn remove(settings: &IpvsSettings, goes: LinkGoes) -> Vec<KernelError> {
     let mut errors = Vec::new();
     let ipset = Ipset::new(&settings.path);
-    let sets = match sets(&ipset) {
-        Ok(sets) => sets,
-        Err(error) => {
-            errors.push(error);
-            BTreeMap::new()
-        }
-    };
-    match DummyLink::open(DUMMY_LINK) {
-        Ok(mut link) if link.is_there() => {
-            errors.extend(remove_servers(settings, &mut link, &sets));
-            errors.extend(link.remove().err());
-        }
-        Ok(_) => {}
+    let sets = sets(&ipset).unwrap_or_else(|error| {
+        errors.push(error);
+        BTreeMap::new()
+    });
+    match servers(settings, &sets) {
+        Ok(Some((mut ipvs, servers))) => errors.extend(remove_servers(&mut ipvs, &servers)),
+        Ok(None) => {}
         Err(error) => errors.push(error),
     }
+    errors.extend(remove_link(goes).err());
     let ours = sets.keys().filter(|name| Set::named(name).is_some());
     errors.extend(ours.filter_map(|name| ipset.destroy(name).err()));
+    errors.extend(hold::remove_left(&settings.path).err());
     errors
 }
 
+/// Whether the dummy link is there.
+pub(super) fn has_link() -> bool {
+    DummyLink::open(DUMMY_LINK).is_ok_and(|link| link.is_there())
+}
+
+/// Removes the dummy link, or what of it is not used.
+pub(super) fn remove_link(goes: LinkGoes) -> Result<(), KernelError> {
+    let mut link = DummyLink::open(DUMMY_LINK)?;
+    if !link.is_there() {
+        return Ok(());
+    }
+    let used = match goes {
+        LinkGoes::AtOnce => BTreeSet::new(),
+        LinkGoes::Unused => sock_diag::connected_from()?,
+    };
+    let held = link.addresses()?;
+    if held.is_disjoint(&used) {
+        return link.remove();
+    }
+    held.difference(&used).try_for_each(|address| link.delete(*address))?;
+    let addresses: Vec<_> = held.intersection(&used).collect();
+    tracing::info!(
+        link = DUMMY_LINK,
+        ?addresses,
+        "stays as long as this node's own connections from these addresses last"
+    );
+    Ok(())
+}
+
 /// Where there is no ipset, there are no sets that we could have a name for.
-fn sets(ipset: &Ipset) -> Result<BTreeMap<String, Saved>, KernelError> {
+pub(super) fn sets(ipset: &Ipset) -> Result<BTreeMap<String, Saved>, KernelError> {
     match ipset.save() {
         Err(KernelError::CommandNotFound { .. }) => Ok(BTreeMap::new()),
         // A kernel without ipset.
@@ -59,22 +96,27 @@ fn sets(ipset: &Ipset) -> Result<BTreeMap<String, Saved>, KernelError> {
     }
 }
 
-fn remove_servers(
+/// IPVS, and our virtual servers, sorted; none where there is no IPVS, or no dummy link.
+pub(super) fn servers(
     settings: &IpvsSettings,
-    link: &mut DummyLink,
     sets: &BTreeMap<String, Saved>,
-) -> Vec<KernelError> {
+) -> Result<Option<(Ipvs, Vec<VirtualKey>)>, KernelError> {
+    let mut link = DummyLink::open(DUMMY_LINK)?;
+    if !link.is_there() {
+        return Ok(None);
+    }
     // A kernel without IPVS has no virtual servers.
-    let Ok(mut ipvs) = Ipvs::open() else { return Vec::new() };
-    let (addresses, servers) = match (link.addresses(), ipvs.servers()) {
-        (Ok(addresses), Ok(servers)) => (addresses, servers),
-        (addresses, servers) => return addresses.err().into_iter().chain(servers.err()).collect(),
-    };
-    let ours = Ours { addresses, node_ports: node_ports(sets) };
+    let Ok(mut ipvs) = Ipvs::open() else { return Ok(None) };
+    let ours = Ours { addresses: link.addresses()?, node_ports: node_ports(sets) };
     let is_excluded =
         |key: &VirtualKey| settings.exclude_cidrs.iter().any(|range| range.contains(&key.address.ip()));
-    let removed = servers.into_keys().filter(|key| ours.have(key) && !is_excluded(key));
-    let removed: Vec<Change> = removed.map(Change::RemoveServer).collect();
+    let found = ipvs.servers()?.into_keys().filter(|key| ours.have(key) && !is_excluded(key)).collect();
+    Ok(Some((ipvs, found)))
+}
+
+/// Removes these; goes on past those that fail.
+pub(super) fn remove_servers(ipvs: &mut Ipvs, servers: &[VirtualKey]) -> Vec<KernelError> {
+    let removed: Vec<Change> = servers.iter().copied().map(Change::RemoveServer).collect();
     match ipvs.commit(&removed) {
         Ok(failures) => failures.into_iter().map(|(_, error)| error).collect(),
         Err(error) => vec![error],

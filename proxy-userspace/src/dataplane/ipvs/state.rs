@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    IpvsSettings,
     claims::{Claims, Item, Reason},
     node::{Node, Terms},
     plan::{SetChange, Step},
@@ -84,6 +85,11 @@ pub struct State {
 }
 
 impl State {
+    /// A kernel without anything of ours, on a node with both families and an iptables that masquerades to random ports.
+    pub fn of_empty_kernel(settings: &IpvsSettings) -> Self {
+        Self::empty(Terms::new(settings, IpFamily::ALL.to_vec(), true))
+    }
+
     /// A kernel without anything of ours.
     pub(super) fn empty(terms: Terms) -> Self {
         Self {

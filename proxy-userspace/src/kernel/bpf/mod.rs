@@ -14,6 +14,8 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::OnceLock,
+    thread,
+    time::Duration,
 };
 
 use aya::{
@@ -196,8 +198,11 @@ pub fn cpus() -> Result<u32, KernelError> {
     u32::try_from(count).map_err(|error| KernelError::call("count", "CPUs")(io::Error::other(error)))
 }
 
-/// A signal that comes while the kernel verifies a program makes it stop and say EAGAIN (c3494801cd17); libbpf asks as often.
-const LOAD_ATTEMPTS: usize = 5;
+/// A signal that comes while the kernel verifies a program makes it stop and say EAGAIN (c3494801cd17). libbpf asks five times, which on
+/// a busy machine was seen not to be enough: there one look takes tenths of a second.
+const LOAD_ATTEMPTS: usize = 50;
+/// Lets a burst of signals pass.
+const LOAD_PAUSE: Duration = Duration::from_millis(10);
 
 fn load_program(program: &mut Program) -> Result<(), ProgramError> {
     let mut load = || match program {
@@ -212,6 +217,7 @@ fn load_program(program: &mut Program) -> Result<(), ProgramError> {
         if !is_interrupted(&loaded) {
             return loaded;
         }
+        thread::sleep(LOAD_PAUSE);
     }
     load()
 }

@@ -2,12 +2,12 @@
 //! replaced by such as translate.
 //!
 //! The kernel changes no addresses of an entry that it has, so the old one is deleted and another made. In between, a packet
-//! would be tracked as something new: whoever hands over keeps packets back meanwhile ([`Translator::hold`]). The order of
-//! attributes and what the kernel makes of them is that of `ctnetlink_create_conntrack` and `ctnetlink_setup_nat`.
+//! would be tracked as something new: whoever hands over keeps packets back meanwhile ([`Translator::hold`], or all the while
+//! between [`find`] and [`replace`]). The order of attributes and what the kernel makes of them is that of `ctnetlink_create_conntrack` and `ctnetlink_setup_nat`.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_core::{NLA_F_NESTED, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_sys::Socket;
 
 use super::{
@@ -26,6 +26,7 @@ const AT_ONCE: usize = 32;
 const TRIES: usize = 4;
 
 const TCP: u8 = 6;
+const SCTP: u8 = 132;
 
 /// `enum ctattr_type`.
 const STATUS: u16 = 3;
@@ -55,7 +56,7 @@ const TCP_ESTABLISHED: u8 = 3;
 const SEEN_REPLY: u32 = 1 << 1;
 const ASSURED: u32 = 1 << 2;
 const CONFIRMED: u32 = 1 << 3;
-const NAT: u32 = 1 << 4 | 1 << 5;
+const DST_NAT: u32 = 1 << 5;
 /// `IP_CT_TCP_FLAG_BE_LIBERAL`: of windows nothing is known.
 const BE_LIBERAL: u8 = 1 << 3;
 /// What conntrack allows established connections that it did not say otherwise of; kube-proxy's figure for TCP.
@@ -70,8 +71,8 @@ pub struct Tracked {
     pub original: Ends,
     /// What conntrack takes for an answer.
     pub reply: Ends,
-    /// Conntrack translates it.
-    pub is_translated: bool,
+    /// Conntrack itself translates where it goes (`IPS_DST_NAT`).
+    pub is_dnat: bool,
 }
 
 /// A connection that is handed over.
@@ -94,6 +95,8 @@ struct Kept {
     zone: Option<Vec<u8>>,
     /// `enum tcp_conntrack`.
     tcp_state: Option<u8>,
+    /// `CTA_PROTOINFO` as it was.
+    protocol: Option<Vec<u8>>,
 }
 
 /// Who translated connections so far.
@@ -117,6 +120,13 @@ pub struct HandedOver {
     pub lost: usize,
 }
 
+impl std::ops::AddAssign for HandedOver {
+    fn add_assign(&mut self, other: Self) {
+        self.connections += other.connections;
+        self.lost += other.lost;
+    }
+}
+
 /// Hands over those connections of a family and protocol that the translator chooses, in the calling thread's network namespace.
 /// Entries that come meanwhile may be met or not.
 pub fn hand_over(
@@ -135,6 +145,33 @@ pub fn hand_over(
     Ok(replacement.done)
 }
 
+/// The connections of a family and protocol for which `dialled` has client and address dialled, in the calling thread's network
+/// namespace: to be replaced once nothing translates them any more.
+pub fn find(
+    family: IpFamily,
+    protocol: u8,
+    dialled: &mut dyn FnMut(&Tracked) -> Option<Ends>,
+) -> Result<Vec<Connection>, KernelError> {
+    let mut found = Vec::new();
+    walk(&message::dump_request_of(family, protocol, None), &mut |payload| {
+        found.extend(
+            read(payload, protocol).and_then(|(tracked, state)| {
+                Some(Connection { dialled: dialled(&tracked)?, tracked, state })
+            }),
+        );
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Makes conntrack translate these connections of a family. Their entries may be there still, or not. No packet of theirs may
+/// come by meanwhile.
+pub fn replace(family: IpFamily, connections: &[Connection]) -> Result<HandedOver, KernelError> {
+    let mut replacement = Replacement::new(family)?;
+    connections.chunks(AT_ONCE).try_for_each(|some| replacement.replace(some))?;
+    Ok(replacement.done)
+}
+
 fn read(payload: &[u8], protocol: u8) -> Option<(Tracked, Kept)> {
     let (mut original, mut reply, mut kept) = (None, None, Kept::default());
     let number = |value: &[u8]| value.first_chunk().map(|value| u32::from_be_bytes(*value));
@@ -146,12 +183,12 @@ fn read(payload: &[u8], protocol: u8) -> Option<(Tracked, Kept)> {
             STATUS => kept.status = number(value)?,
             TIMEOUT => kept.timeout = number(value),
             MARK => kept.mark = Some(value.to_vec()),
-            PROTOINFO => kept.tcp_state = tcp_state(value),
+            PROTOINFO => (kept.tcp_state, kept.protocol) = (tcp_state(value), Some(value.to_vec())),
             _ => {}
         }
     }
-    let is_translated = kept.status & NAT != 0;
-    Some((Tracked { protocol, original: original?, reply: reply?, is_translated }, kept))
+    let is_dnat = kept.status & DST_NAT != 0;
+    Some((Tracked { protocol, original: original?, reply: reply?, is_dnat }, kept))
 }
 
 fn tcp_state(value: &[u8]) -> Option<u8> {
@@ -275,8 +312,11 @@ fn create(datagram: &mut Vec<u8>, family: IpFamily, number: u32, connection: &Co
         if let Some(mark) = &state.mark {
             attribute(bytes, MARK, mark);
         }
-        if tracked.protocol == TCP {
-            put_tcp(bytes, state.tcp_state);
+        match (tracked.protocol, &state.protocol) {
+            (TCP, _) => put_tcp(bytes, state.tcp_state),
+            // Without its verification tags, the kernel would take all packets for those of another association.
+            (SCTP, Some(protocol)) => attribute(bytes, PROTOINFO | NLA_F_NESTED, protocol),
+            _ => {}
         }
         put_zone(bytes, connection);
     });

@@ -12,7 +12,7 @@ use std::{io, net::SocketAddr};
 
 use netlink_sys::{Socket, protocols::NETLINK_NETFILTER};
 
-pub use self::handover::{Connection, HandedOver, Tracked, Translator, hand_over};
+pub use self::handover::{Connection, HandedOver, Tracked, Translator, find, hand_over, replace};
 use self::message::{Batch, Entry};
 use super::{KernelError, netlink};
 use crate::model::IpFamily;

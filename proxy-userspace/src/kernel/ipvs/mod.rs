@@ -1,5 +1,6 @@
 //! IPVS, the kernel's virtual server: its virtual and real servers and its timeouts, over generic netlink.
 
+mod connections;
 mod message;
 
 use std::{
@@ -12,6 +13,7 @@ use std::{
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
 use netlink_sys::Socket;
 
+pub use self::connections::connections_to;
 use super::{
     KernelError,
     command::{Command, SearchPath},

@@ -3,6 +3,7 @@
 
 mod auto;
 mod bed;
+mod missing;
 mod node;
 mod outages;
 mod pages;
@@ -32,12 +33,15 @@ struct Arguments {
 
 type Scene = fn(&Setting) -> Result<()>;
 
-const SCENES: [(&str, Scene); 11] = [
+const SCENES: [(&str, Scene); 14] = [
     ("outages", outages::the_api_server_may_do_anything_while_traffic_goes_on),
     ("repairs", repairs::what_others_change_by_hand_is_put_right),
     ("broken-mode", auto::a_mode_that_breaks_is_followed_by_the_next_with_traffic_kept),
     ("incomplete-mode", auto::a_mode_that_leaves_a_service_out_leaves_others_their_rules),
     ("unstartable-mode", auto::a_mode_that_cannot_start_is_passed_over),
+    ("refused-nftables", missing::nftables_that_is_refused_is_followed_by_iptables),
+    ("no-iptables", missing::a_node_without_iptables_is_told_what_is_missing),
+    ("failed-restores", missing::a_restore_that_fails_is_tried_again_later_and_later),
     ("sysctls", node::settings_of_the_node_are_made),
     ("read-only-sysctls", node::settings_that_cannot_be_made_are_told_and_no_reason_to_stop),
     ("late-node", node::the_node_object_is_waited_for),

@@ -80,17 +80,21 @@ pub(crate) fn the_node_object_is_waited_for(setting: &Setting) -> Result<()> {
 pub(crate) fn events_tell_of_a_start_and_of_what_is_refused(setting: &Setting) -> Result<()> {
     let now: u32 = std::fs::read_to_string(CONNTRACK_MAX)?.trim().parse()?;
     let fields = format!("{{conntrack: {{maxPerCore: 1, min: {}}}}}", other_size(now)?);
-    let bed = Bed::started(setting, &setting.mode, &fields)?;
+    let mut bed = Bed::new(setting, &setting.mode, &fields)?;
+    bed.world.run(Host::Node1, "sysctl -q net.ipv4.ip_forward=0")?;
+    bed.proxy.start(&mut bed.world)?;
     let reasons = || {
         let events = bed.cluster.server().events();
         let reason = |event: &serde_json::Value| event["reason"].as_str().unwrap_or_default().to_owned();
         events.iter().map(reason).collect::<Vec<_>>()
     };
-    let wanted = ["SettingsRefused", "Starting"];
+    let wanted = ["SettingsRefused", "NotForwarding", "Starting"];
     let told = || wanted.iter().all(|reason| reasons().iter().any(|told| told == reason)).then_some(());
     Deadline::after(SOON).poll(told).with_context(|| format!("events: {:?}", reasons()))?;
     for event in bed.cluster.server().events() {
         ensure!(event["regarding"]["name"] == "node1" && event["type"].is_string(), "{event}");
     }
+    let forwards = bed.world.run(Host::Node1, "sysctl -n net.ipv4.ip_forward")?;
+    ensure!(forwards.trim() == "0", "ip_forward, which kube-proxy leaves alone too, is {forwards}");
     bed.end()
 }

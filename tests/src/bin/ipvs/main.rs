@@ -1,9 +1,14 @@
 //! What the ipvs mode does in the kernel that conformance cases cannot see: how much it sends, what becomes of real servers that
 //! leave, what it refuses, and what it leaves to others. Runs where the kernel has IPVS.
 
+mod leftovers;
 mod node;
 
-use std::{process::ExitCode, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
@@ -27,12 +32,31 @@ struct Arguments {
     /// Only checks with this in their name.
     #[arg(default_value = "")]
     only: String,
+    /// The proxy's binary: it takes a node over, too, on which upstream's ipvs mode ran.
+    #[arg(long, value_name = "PATH")]
+    shunt: Option<PathBuf>,
 }
 
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A check and its name.
 type Check = (&'static str, fn(&mut Node) -> Result<()>);
+
+/// What is tried.
+enum Scene<'a> {
+    /// A check of the mode's parts.
+    Check(fn(&mut Node) -> Result<()>),
+    /// The proxy, by its path, takes over in this mode.
+    TakenOver(&'a Path, &'static str),
+}
+
+/// Names of checks, and the modes that they are of.
+const TAKEN_OVER: [(&str, &str); 4] = [
+    ("mode ebpf takes over from upstream's ipvs mode with its connections", "ebpf"),
+    ("mode nftables takes over from upstream's ipvs mode with its connections", "nftables"),
+    ("mode iptables takes over from upstream's ipvs mode with its connections", "iptables"),
+    ("mode ipvs takes over from upstream's ipvs mode with its connections", "ipvs"),
+];
 
 const CHECKS: &[Check] = &[
     ("a change sends as many messages at a thousand Services as at ten", a_change_is_as_large_at_any_size),
@@ -53,8 +77,16 @@ fn main() -> ExitCode {
 
 /// Whether nothing failed.
 fn run(arguments: &Arguments) -> bool {
-    let chosen = CHECKS.iter().filter(|(name, _)| name.contains(&arguments.only)).copied();
-    scenes::play(chosen, |check| Node::new().and_then(|mut node| check(&mut node)))
+    let checks = CHECKS.iter().map(|(name, check)| (*name, Scene::Check(*check)));
+    let taken_over = arguments
+        .shunt
+        .iter()
+        .flat_map(|shunt| TAKEN_OVER.map(|(name, mode)| (name, Scene::TakenOver(shunt, mode))));
+    let chosen = checks.chain(taken_over).filter(|(name, _)| name.contains(&arguments.only));
+    scenes::play(chosen, |scene| match scene {
+        Scene::Check(check) => Node::new().and_then(|mut node| check(&mut node)),
+        Scene::TakenOver(shunt, mode) => leftovers::are_taken_over(shunt, mode),
+    })
 }
 
 fn difference(before: Sent, after: Sent) -> Sent {
@@ -203,6 +235,7 @@ fn settings_are_made(node: &mut Node) -> Result<()> {
                      net.ipv4.ip_forward net.ipv4.conf.all.arp_ignore net.ipv4.conf.all.arp_announce";
         Ok(node.run(&format!("sysctl -n {names}"))?.lines().map(String::from).collect())
     };
+    node.run("sysctl -q net.ipv4.ip_forward=0")?;
     let mut plain = node.mode(IpvsSettings::default())?;
     plain.sync(node, &of_pods(Protocol::Tcp, &[1]))?;
     let values = read(node)?;

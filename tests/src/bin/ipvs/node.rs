@@ -61,6 +61,10 @@ impl Node {
         self.world.agent(host)
     }
 
+    pub(super) fn world(&mut self) -> &mut World {
+        &mut self.world
+    }
+
     pub(super) fn run(&self, line: &str) -> Result<String> {
         self.world.run(Host::Node1, line)
     }

@@ -48,11 +48,21 @@ pub(crate) fn ensure() -> Result<()> {
     if stamp::read(&stamp).is_some_and(|files| linker::still_runs(&files)) {
         return Ok(());
     }
-    install_missing()?;
+    install_missing(&Needs::look())?;
     let needs = Needs::look();
     let files = needs.files().with_context(|| needs.explain())?;
     fs::create_dir_all(workspace::tools()).context("cannot make the folder for tools")?;
     stamp::write(&stamp, &files)
+}
+
+/// Makes this machine able to build and no more: without what only the demo and tests run, some of which an unprivileged container
+/// cannot.
+pub(crate) fn ensure_build() -> Result<()> {
+    let needs = Needs::to_build();
+    if needs.survey.toolchain().is_none() {
+        install_missing(&needs)?;
+    }
+    toolchain::find().map(drop)
 }
 
 /// Makes this machine able to run virtual ones, which few commands need.
@@ -80,15 +90,14 @@ pub(crate) fn ensure_vm() -> Result<()> {
 }
 
 /// Installs in three steps: packages, the linker, and parts of the Rust toolchain.
-fn install_missing() -> Result<()> {
-    let needs = Needs::look();
+fn install_missing(needs: &Needs) -> Result<()> {
     if !needs.tools.is_empty() || needs.survey.toolchain().is_none() {
-        install_packages(&needs)?;
+        install_packages(needs)?;
     }
     let survey = toolchain::survey();
     if survey.toolchain().is_none() {
-        let compiler = choose(&survey, apt_knows().ok().as_ref()).with_context(|| by_hand(&needs, None))?;
-        linker::install(compiler.version.llvm).with_context(|| by_hand(&needs, None))?;
+        let compiler = choose(&survey, apt_knows().ok().as_ref()).with_context(|| by_hand(needs, None))?;
+        linker::install(compiler.version.llvm).with_context(|| by_hand(needs, None))?;
     }
     needs.components.iter().for_each(|name| add_component(name));
     Ok(())
@@ -224,6 +233,11 @@ fn tools_by_hand(tools: &[&Tool], names: Option<&[String]>) -> String {
 }
 
 impl Needs {
+    /// Those of building alone.
+    fn to_build() -> Self {
+        Self { survey: toolchain::survey(), tools: Vec::new(), components: Vec::new() }
+    }
+
     /// Looks at the machine and changes nothing.
     fn look() -> Self {
         Self {

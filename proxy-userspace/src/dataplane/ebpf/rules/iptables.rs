@@ -160,7 +160,7 @@ fn wanted(table: &str, family: Family, extent: Extent, marks: Marks) -> Wanted {
         ("filter", Extent::All { .. }) => {
             let (chain, jump) = forward();
             let refuse = vec![
-                "-p tcp -m conntrack --ctstate DNAT -j RETURN".into(),
+                "-p tcp -m conntrack --ctstate ESTABLISHED,DNAT -j RETURN".into(),
                 "-p tcp -j REJECT --reject-with tcp-reset".into(),
                 format!("-j REJECT --reject-with {unreachable}"),
             ];

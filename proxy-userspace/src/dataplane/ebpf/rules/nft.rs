@@ -14,17 +14,18 @@ pub(super) const TABLE: &str = "inet shunt";
 /// - What conntrack calls invalid is not masqueraded: it would leave with the client's address, and its endpoint would reset a
 ///   connection it knows nothing of (kubernetes/kubernetes#74839).
 /// - A connection of which the programs know nothing may be one that rules of another mode translated as it began. Conntrack goes on
-///   with it without those rules, so it is not refused.
+///   with it without those rules, so it is not refused. Nor is one that IPVS carries, until it is handed over to conntrack.
 pub(super) fn script(marks: Marks, is_there: bool) -> String {
     let Marks { masquerade, reject } = marks;
     let keep = !masquerade;
     let removal = if is_there { removal() } else { String::new() };
     let not_refused = !reject;
-    let [translated, refused_tcp, refused, to_refuse, invalid, masqueraded] = comments(marks);
+    let [translated, carried, refused_tcp, refused, to_refuse, invalid, masqueraded] = comments(marks);
     format!(
         r#"{removal}table {TABLE} {{
 	chain refuse {{
 		meta l4proto tcp ct status dnat meta mark set meta mark & {not_refused:#010x} accept comment "{translated}"
+		meta l4proto tcp ct state established meta mark set meta mark & {not_refused:#010x} accept comment "{carried}"
 		meta l4proto tcp reject with tcp reset comment "{refused_tcp}"
 		reject with icmpx type port-unreachable comment "{refused}"
 	}}
@@ -51,9 +52,10 @@ pub(super) fn removal() -> String {
 }
 
 /// A comment for each rule, in their order. nft versions print rules differently, but comments alike; they tell the marks too.
-fn comments(Marks { masquerade, reject }: Marks) -> [String; 6] {
+fn comments(Marks { masquerade, reject }: Marks) -> [String; 7] {
     [
         "shunt: but conntrack goes on with what other rules translated".into(),
+        "shunt: and IPVS with what it carries".into(),
         "shunt: a Service without endpoints resets connections".into(),
         "shunt: and is unreachable to all else".into(),
         format!("shunt: to a Service without endpoints ({reject:#x})"),

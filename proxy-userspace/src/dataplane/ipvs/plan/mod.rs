@@ -112,6 +112,21 @@ impl PlanSize for Plan {
 }
 
 impl Plan {
+    /// What iptables-restore is given, in order.
+    pub fn rules(&self) -> Vec<(IpFamily, String)> {
+        let rules = self.steps.iter().filter_map(|step| match step {
+            Step::Rules(family, change) => Some((*family, change.input())),
+            _ => None,
+        });
+        rules.collect()
+    }
+
+    /// All of it was done.
+    pub fn record(mut self, state: &mut State) {
+        std::mem::take(&mut self.steps).into_iter().for_each(|step| state.record(step));
+        self.note(state);
+    }
+
     /// All steps are done and recorded.
     pub(super) fn note(self, state: &mut State) {
         let Noted { ports, users, owners, needs, node } = self.noted;

@@ -1,6 +1,6 @@
 //! A cluster with every kind of Service, as it is planned; and what upstream's kube-proxy 1.36 wrote in the same place.
 
-use super::{carry_out, plan, programmed, terms};
+use super::{plan, programmed, terms};
 use crate::{
     dataplane::{
         PlanSize as _,
@@ -121,7 +121,7 @@ fn a_change_is_planned_alike_at_ten_and_at_a_thousand_services() {
         let one = plan(&state, &with_one_more, &dirty("default/new"));
         let mut more = state.clone();
         let again = plan(&more, &with_one_more, &dirty("default/new"));
-        carry_out(&mut more, again);
+        again.record(&mut more);
         let gone = plan(&more, &before, &dirty("default/new"));
         let mut moved = before.clone();
         let key: ServicePortKey = testing::key("default/s3", "");

@@ -30,17 +30,10 @@ fn terms() -> Terms {
     }
 }
 
-fn carry_out(state: &mut State, mut plan: Plan) {
-    for step in std::mem::take(&mut plan.steps) {
-        state.record(step);
-    }
-    plan.note(state);
-}
-
 fn programmed(snapshot: &Snapshot) -> State {
     let mut state = State::empty(terms());
     let first = plan(&state, snapshot, &Dirty::everything());
-    carry_out(&mut state, first);
+    first.record(&mut state);
     state
 }
 
@@ -94,7 +87,7 @@ proptest! {
     ) {
         let mut state = programmed(&before);
         let change = plan(&state, &after, &dirty);
-        carry_out(&mut state, change);
+        change.record(&mut state);
         prop_assert_eq!(settled(state), programmed(&after));
     }
 
@@ -104,7 +97,7 @@ proptest! {
         let mut again = restarted(&state, false);
         let takeover = plan(&again, &snapshot, &Dirty::everything());
         prop_assert!(takeover.is_empty(), "{takeover:#?}");
-        carry_out(&mut again, takeover);
+        takeover.record(&mut again);
         prop_assert_eq!(again, state);
     }
 
@@ -114,7 +107,7 @@ proptest! {
     ) {
         let mut state = restarted(&programmed(&before), true);
         let change = plan(&state, &after, &Dirty::everything());
-        carry_out(&mut state, change);
+        change.record(&mut state);
         prop_assert_eq!(settled(state), programmed(&after));
     }
 
@@ -124,13 +117,13 @@ proptest! {
     ) {
         let mut state = programmed(&before);
         let change = plan(&state, &after, &dirty);
-        carry_out(&mut state, change);
+        change.record(&mut state);
         for is_idle in [false, true] {
             let mut again = restarted(&state, is_idle);
             let late = plan(&again, &after, &Dirty::everything());
             let removals = late.steps.iter().all(|step| matches!(step, Step::Servers(changes) if changes.iter().all(|change| matches!(change, Change::RemoveReal(..)))));
             prop_assert!(removals && (is_idle || late.is_empty()), "{late:#?}");
-            carry_out(&mut again, late);
+            late.record(&mut again);
             prop_assert!(!is_idle || again.servers.values().flat_map(|running| &running.reals).all(|real| real.weight > 0));
         }
     }
@@ -188,7 +181,7 @@ proptest! {
         let mut state = programmed(&snapshot);
         let nothing = Snapshot { node: snapshot.node.clone(), ..Snapshot::default() };
         let change = plan(&state, &nothing, &Dirty::everything());
-        carry_out(&mut state, change);
+        change.record(&mut state);
         prop_assert_eq!(state, programmed(&nothing));
     }
 }

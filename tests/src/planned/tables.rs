@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 /// Rules by table and chain, without their `-A` and chain.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tables {
+pub struct Tables {
     chains: BTreeMap<(String, String), Vec<String>>,
 }
 
 impl Tables {
     /// Takes an input in, as `iptables-restore --noflush` does. What it refuses ends the test.
-    pub(crate) fn restore(&mut self, input: &str) {
+    pub fn restore(&mut self, input: &str) {
         let mut table = "";
         for line in input.lines() {
             let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
@@ -52,14 +52,14 @@ impl Tables {
     }
 
     /// All rules, with their table and chain.
-    pub(crate) fn rules(&self) -> impl Iterator<Item = ((&str, &str), &str)> {
+    pub fn rules(&self) -> impl Iterator<Item = ((&str, &str), &str)> {
         self.chains.iter().flat_map(|((table, chain), rules)| {
             rules.iter().map(move |rule| ((table.as_str(), chain.as_str()), rule.as_str()))
         })
     }
 
     /// The rules of a chain; none of one that is not there.
-    pub(crate) fn of(&self, table: &str, chain: &str) -> &[String] {
+    pub fn of(&self, table: &str, chain: &str) -> &[String] {
         self.chains.get(&key(table, chain)).map_or(&[], Vec::as_slice)
     }
 }
@@ -69,7 +69,7 @@ fn key(table: &str, chain: &str) -> (String, String) {
 }
 
 /// The target of a rule.
-pub(crate) fn target(rule: &str) -> Option<&str> {
+pub fn target(rule: &str) -> Option<&str> {
     let words = rule.rsplit_once('"').map_or(rule, |(_, after)| after);
     let (_, after) = words.rsplit_once("-j ")?;
     after.split(' ').next()

@@ -1,0 +1,81 @@
+//! The connections that IPVS carries, as the kernel shows them in a file (`ip_vs_conn_seq_show` of
+//! `net/netfilter/ipvs/ip_vs_conn.c`).
+
+use std::{
+    fs::File,
+    io::{self, BufRead as _, BufReader},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use super::VirtualKey;
+use crate::{kernel::KernelError, model::Protocol};
+
+/// Those of the calling thread's network namespace.
+const PATH: &str = "/proc/thread-self/net/ip_vs_conn";
+
+/// How many connections were made to these virtual servers and are there still. What only keeps clients with their real
+/// servers does not count.
+pub fn connections_to(is_meant: &dyn Fn(&VirtualKey) -> bool) -> Result<usize, KernelError> {
+    let count = || -> io::Result<usize> {
+        let file = match File::open(PATH) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            file => BufReader::new(file?),
+        };
+        let mut count = 0;
+        for line in file.lines() {
+            count += usize::from(server(&line?).is_some_and(|key| is_meant(&key)));
+        }
+        Ok(count)
+    };
+    count().map_err(KernelError::path("read", PATH))
+}
+
+/// Whose connection a line is; none of a heading, and of what is no connection.
+fn server(line: &str) -> Option<VirtualKey> {
+    let mut words = line.split_ascii_whitespace();
+    let protocol = match words.next()? {
+        "TCP" => Protocol::Tcp,
+        "UDP" => Protocol::Udp,
+        "SCTP" => Protocol::Sctp,
+        _ => return None,
+    };
+    let [_client, client_port, address, port] = [words.next()?, words.next()?, words.next()?, words.next()?];
+    let number = |text| u16::from_str_radix(text, 16).ok();
+    // What keeps a client with its real server has no port of the client's.
+    (number(client_port)? != 0).then_some(())?;
+    Some(VirtualKey { protocol, address: SocketAddr::new(read_address(address)?, number(port)?) })
+}
+
+/// Eight hexadecimal digits, or an IPv6 address in full.
+fn read_address(text: &str) -> Option<IpAddr> {
+    if text.contains(':') {
+        return text.trim_matches(['[', ']']).parse::<Ipv6Addr>().ok().map(IpAddr::from);
+    }
+    u32::from_str_radix(text, 16).ok().map(|bits| Ipv4Addr::from_bits(bits).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_told_from_headings_and_from_what_keeps_clients_where_they_are() {
+        let key = |protocol, address: &str| {
+            Some(VirtualKey { protocol, address: address.parse().expect("an address") })
+        };
+        for (line, expected) in [
+            ("Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData", None),
+            (
+                "TCP C0A83932 9C5E 0A602A01 0050 0AF4010B 1F90 ESTABLISHED     899",
+                key(Protocol::Tcp, "10.96.42.1:80"),
+            ),
+            ("TCP C0A83932 0000 0A602A01 0050 0AF4010B 1F90 NONE            899", None),
+            (
+                "UDP fd57:0000:0000:0000:0000:0000:0000:0050 9C5E fd96:0000:0000:0000:0000:0000:0000:4201 0035 fd44:0001:0000:0000:0000:0000:0000:0011 14E9 UDP 299",
+                key(Protocol::Udp, "[fd96::4201]:53"),
+            ),
+        ] {
+            assert_eq!(server(line), expected, "{line}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What a mode needs and the node has not, or will not give: what follows, and what is said.
+
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use shunt_tests::{
+    deadline::Deadline,
+    process::Running,
+    world::{Host, World},
+};
+
+use super::bed::{Bed, Setting};
+
+const SOON: Duration = Duration::from_secs(30);
+/// The time that a mode may fail, and the time that the next one takes.
+const GIVEN_UP_WITHIN: Duration = Duration::from_mins(2);
+const OFTEN: &str = "{iptables: {syncPeriod: 30s}, nftables: {syncPeriod: 30s}}";
+const FAILURES: &str = "sync_proxy_rules_iptables_restore_failures_total";
+const FAILED_FOR: Duration = Duration::from_secs(8);
+
+/// Its tables belong to somebody else, while iptables' are free.
+pub(crate) fn nftables_that_is_refused_is_followed_by_iptables(setting: &Setting) -> Result<()> {
+    let mut bed = Bed::new(setting, "auto", OFTEN)?;
+    // Programs cannot be pinned where no bpf filesystem is.
+    let elsewhere = bed.world.directory().join("no-bpffs");
+    bed.proxy.set_flag("--bpf-pin-dir", &elsewhere.display().to_string());
+    let owned = Owned::tables(&bed.world, &["ip kube-proxy", "ip6 kube-proxy"])?;
+    bed.proxy.spawn(&bed.world)?;
+    bed.wait_for_metric("shunt_mode{mode=\"iptables\"} 1", GIVEN_UP_WITHIN)?;
+    bed.wait_for_metric("shunt_modes_broken_total{mode=\"nftables\"} 1", SOON)?;
+    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
+    bed.wait_for_log("another one takes over", Duration::ZERO)?;
+    drop(owned);
+    bed.end()
+}
+
+pub(crate) fn a_node_without_iptables_is_told_what_is_missing(setting: &Setting) -> Result<()> {
+    let folder = Folder::new(&std::env::temp_dir())?;
+    let shunt = without_iptables(&folder.0, &setting.shunt)?;
+    let mut bed = Bed::new(&Setting { shunt, mode: "iptables".into() }, "iptables", "{}")?;
+    ensure!(bed.proxy.start(&mut bed.world).is_err(), "it started without iptables");
+    let log = bed.proxy.log();
+    ensure!(log.contains("the mode iptables does not work here"), "{log}");
+    ensure!(log.contains("iptables-restore"), "{log}");
+    Ok(())
+}
+
+/// What is refused is tried again, later and later; once it is taken, all is served.
+pub(crate) fn a_restore_that_fails_is_tried_again_later_and_later(setting: &Setting) -> Result<()> {
+    let mut bed = Bed::new(setting, "iptables", OFTEN)?;
+    // Of iptables' own, so that neither family can be written.
+    let owned = Owned::tables(&bed.world, &["ip nat", "ip6 nat"])?;
+    bed.proxy.spawn(&bed.world)?;
+    let failures = |bed: &mut Bed| -> Option<f64> {
+        let body = bed.page("/metrics").ok()?.body;
+        let lines = body.lines().filter(|line| line.contains(FAILURES) && !line.starts_with('#'));
+        Some(lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum())
+    };
+    Deadline::after(SOON)
+        .poll(|| (failures(&mut bed)? >= 3.0).then_some(()))
+        .with_context(|| format!("no failures are counted: {}", bed.proxy.log_tail(10)))?;
+    let first = failures(&mut bed).context("/metrics")?;
+    Deadline::after(FAILED_FOR).poll(|| None::<()>);
+    let later = failures(&mut bed).context("/metrics")? - first;
+    // Pauses double from a tenth of a second on: ten times as many without.
+    ensure!(later <= 12.0, "{later} failures in {FAILED_FOR:?}");
+    drop(owned);
+    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
+    bed.end()
+}
+
+/// Tables of nftables that only the process that holds them may change (kernel 5.12). They go when this is dropped.
+struct Owned {
+    _commands: File,
+    _holder: Running,
+}
+
+impl Owned {
+    fn tables(world: &World, tables: &[&str]) -> Result<Self> {
+        let path = world.directory().join("commands");
+        let [shown, log] =
+            [path.display().to_string(), world.directory().join("nft.log").display().to_string()];
+        world.run(Host::Node1, &format!("mkfifo {shown}"))?;
+        let mut commands = File::options().read(true).write(true).open(&path)?;
+        let line = ["-c".to_owned(), format!("exec nft -i < {shown}")];
+        let holder = world.spawn(Host::Node1, Path::new("/bin/bash"), &line, &File::create(&log)?)?;
+        for table in tables {
+            writeln!(commands, "add table {table} {{ flags owner; }}")?;
+        }
+        let is_held = || {
+            let listed = world.run(Host::Node1, "nft list ruleset").unwrap_or_default();
+            (listed.matches("flags owner").count() == tables.len()).then_some(())
+        };
+        Deadline::after(SOON).poll(is_held).with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
+        Ok(Self { _commands: commands, _holder: holder })
+    }
+}
+
+/// A folder that goes when this is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(parent: &Path) -> Result<Self> {
+        let path = parent.join(format!("shunt-test-{}", std::process::id()));
+        fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// A program that becomes this one, in a mount namespace in which iptables of both kinds are no programs.
+fn without_iptables(folder: &Path, shunt: &Path) -> Result<PathBuf> {
+    let path = folder.join("shunt-without-iptables");
+    let hide = "for name in xtables-nft-multi xtables-legacy-multi; do \
+                mount --bind /dev/null \"$(readlink -f \"$(command -v $name)\")\" || exit; done; exec \"$@\"";
+    let script =
+        format!("#!/bin/bash\nexec unshare --mount bash -c '{hide}' hide {} \"$@\"\n", shunt.display());
+    fs::write(&path, script)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    Ok(path)
+}
