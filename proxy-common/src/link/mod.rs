@@ -103,13 +103,11 @@ fn is_settling(tables: &impl Tables, now_ns: u64) -> bool {
 /// Lets a packet go on as it was rewritten. One that could not be, and may be half changed, ends here.
 #[inline(always)]
 fn rewritten(tables: &impl Tables, done: Option<()>) -> Outcome {
-    match done {
-        Some(()) => Outcome::Proceed,
-        None => {
-            tables.failed(ProgramError::NotRewritten);
-            dropped(tables, Counter::NotRewritten)
-        }
+    if done.is_some() {
+        return Outcome::Proceed;
     }
+    tables.failed(ProgramError::NotRewritten);
+    dropped(tables, Counter::NotRewritten)
 }
 
 /// The same, and counts it for the Service whose flow it is of.
