@@ -68,10 +68,14 @@ fn a_conversation_over_udp_counts_once_however_many_datagrams_it_has() {
     let service = bench.serve(Protocol::Udp, "10.96.0.1:53", &[endpoint]);
     for _ in 0..3 {
         let (unconnected, _) = udp_socket("127.0.0.1:0");
-        (0..5).for_each(|_| assert_eq!(unconnected.send_to(b"?", service).expect("send"), 1));
+        for _ in 0..5 {
+            assert_eq!(unconnected.send_to(b"?", service).expect("send"), 1);
+        }
         let (connected, _) = udp_socket("127.0.0.1:0");
         connected.connect(service).expect("connect");
-        (0..5).for_each(|_| assert_eq!(connected.send(b"?").expect("send"), 1));
+        for _ in 0..5 {
+            assert_eq!(connected.send(b"?").expect("send"), 1);
+        }
     }
     assert_eq!(counts(&*reader, "10.96.0.1:53", Protocol::Udp, service), [6, 0, 0]);
 }
@@ -107,7 +111,9 @@ fn services_beyond_those_that_are_counted_apart_are_counted_together() {
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let services = ["10.96.0.1:80", "10.96.0.2:80", "10.96.0.3:80"];
     let addresses = services.map(|service| bench.serve(Protocol::Tcp, service, &[endpoint]));
-    addresses.iter().for_each(|address| connect(*address, 2));
+    for address in addresses {
+        connect(address, 2);
+    }
     assert_eq!(counts(&*reader, services[0], Protocol::Tcp, addresses[0]), [2, 0, 0]);
     assert_eq!(others(&*reader), [4, 0, 0]);
     assert_eq!(reader.services().len(), 2);

@@ -64,7 +64,9 @@ impl Ids {
     pub(super) fn restart(&mut self, in_use: impl IntoIterator<Item = u32>) {
         self.taken.clear();
         self.cursors = Cursors::default();
-        in_use.into_iter().for_each(|service| self.take(service));
+        for service in in_use {
+            self.take(service);
+        }
     }
 
     /// Gives new ones, without changing what is in use.
@@ -125,7 +127,9 @@ mod tests {
         let mut fresh = ids.fresh();
         let given: Vec<u32> = (0..5).map(|_| fresh.next()).collect();
         assert_eq!(given, [1, 2, 3, 4, 8]);
-        given.iter().for_each(|id| ids.take(*id));
+        for id in &given {
+            ids.take(*id);
+        }
         let slots: Vec<_> = given.iter().map(|id| ids.own_slot(*id)).collect();
         assert_eq!(slots, [Some(1), Some(2), Some(3), None, None]);
     }
@@ -133,7 +137,9 @@ mod tests {
     #[test]
     fn a_slot_that_was_given_back_is_given_again_under_another_identifier() {
         let mut ids = Ids::counting(3);
-        [1, 2, 3, 4].iter().for_each(|id| ids.take(*id));
+        for id in [1, 2, 3, 4] {
+            ids.take(id);
+        }
         ids.release(2);
         assert_eq!(ids.fresh().next(), 6, "slot 2 of 4");
         ids.take(6);
