@@ -15,6 +15,8 @@ pub trait Frame {
     /// Bytes changed that no checksum within the packet makes up for, but one the link's hardware took may cover.
     fn note_uncovered(&self, difference: Difference);
 
+    /// The bytes of all of it.
+    fn length(&self) -> u32;
     /// The link.
     fn link(&self) -> u32;
     /// The mark, which netfilter sees.

@@ -5,8 +5,8 @@ use crate::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, Flow, FlowKey,
-        FragmentKey, FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SocketPeer, SourceRange,
-        UdpSocket,
+        FragmentKey, FragmentValue, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
+        ServiceValue, SocketPeer, SourceRange, UdpSocket,
     },
 };
 
@@ -34,6 +34,8 @@ pod!(
     FragmentValue,
     MemberKey,
     NodeValue,
+    ProgramErrors,
+    ServiceCounts,
     ServiceKey,
     ServiceValue,
     SocketPeer,

@@ -5,7 +5,7 @@ use crate::{
     known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue,
+        FragmentValue, MemberKey, NodeValue, ProgramError, ServiceKey, ServiceValue, Tally,
     },
 };
 
@@ -60,6 +60,10 @@ pub trait Tables {
 
     /// Counts one.
     fn count(&self, counter: Counter);
+    /// Counts something of a Service port, by its identifier.
+    fn tally(&self, service: u32, tally: Tally);
+    /// Counts something that went wrong.
+    fn failed(&self, error: ProgramError);
     /// Nanoseconds of the monotonic clock.
     fn now_ns(&self) -> u64;
     /// 32 random bits.

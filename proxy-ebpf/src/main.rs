@@ -26,48 +26,67 @@ mod programs {
         programs::{SockAddrContext, SockContext, TcContext},
     };
 
+    use proxy_common::layout::Program;
+
     use crate::{
         ctx::{Ethernet, Ip, Skb, SockAddr, Socket, V4, V6},
-        link, socket,
+        link,
+        maps::Running,
+        socket::{self, Hook},
     };
 
     /// Declares the entry point of a socket address hook.
     macro_rules! socket_hook {
-        ($name:ident, $attach:ident, $job:path) => {
+        ($name:ident, $attach:ident, $program:ident, $job:ident::<$family:ty>) => {
             #[cgroup_sock_addr($attach)]
             pub fn $name(ctx: SockAddrContext) -> i32 {
-                $job(&SockAddr::new(ctx)).code()
+                enum This {}
+                impl Running for This {
+                    const PROGRAM: Program = Program::$program;
+                }
+                impl Hook for This {
+                    type Family = $family;
+                }
+                socket::$job::<This>(&SockAddr::new(ctx)).code()
             }
         };
     }
 
-    socket_hook!(shunt_connect4, connect4, socket::connect::<V4>);
-    socket_hook!(shunt_connect6, connect6, socket::connect::<V6>);
-    socket_hook!(shunt_sendmsg4, sendmsg4, socket::sendmsg::<V4>);
-    socket_hook!(shunt_sendmsg6, sendmsg6, socket::sendmsg::<V6>);
-    socket_hook!(shunt_recvmsg4, recvmsg4, socket::recvmsg::<V4>);
-    socket_hook!(shunt_recvmsg6, recvmsg6, socket::recvmsg::<V6>);
-    socket_hook!(shunt_getpeer4, getpeername4, socket::getpeername::<V4>);
-    socket_hook!(shunt_getpeer6, getpeername6, socket::getpeername::<V6>);
+    socket_hook!(shunt_connect4, connect4, Connect4, connect::<V4>);
+    socket_hook!(shunt_connect6, connect6, Connect6, connect::<V6>);
+    socket_hook!(shunt_sendmsg4, sendmsg4, Sendmsg4, sendmsg::<V4>);
+    socket_hook!(shunt_sendmsg6, sendmsg6, Sendmsg6, sendmsg::<V6>);
+    socket_hook!(shunt_recvmsg4, recvmsg4, Recvmsg4, recvmsg::<V4>);
+    socket_hook!(shunt_recvmsg6, recvmsg6, Recvmsg6, recvmsg::<V6>);
+    socket_hook!(shunt_getpeer4, getpeername4, Getpeer4, getpeername::<V4>);
+    socket_hook!(shunt_getpeer6, getpeername6, Getpeer6, getpeername::<V6>);
 
     /// Declares the entry point of a link's hook.
     macro_rules! link_hook {
-        ($name:ident, $layer:ty, $job:path) => {
+        ($name:ident, $program:ident, $job:ident::<$layer:ty>) => {
             #[classifier]
             pub fn $name(ctx: TcContext) -> i32 {
-                $job(&Skb::<$layer>::new(ctx))
+                enum This {}
+                impl Running for This {
+                    const PROGRAM: Program = Program::$program;
+                }
+                link::$job::<$layer, This>(&Skb::new(ctx))
             }
         };
     }
 
-    link_hook!(shunt_in_eth, Ethernet, link::ingress);
-    link_hook!(shunt_in_ip, Ip, link::ingress);
-    link_hook!(shunt_out_eth, Ethernet, link::egress);
-    link_hook!(shunt_out_ip, Ip, link::egress);
+    link_hook!(shunt_in_eth, InEth, ingress::<Ethernet>);
+    link_hook!(shunt_in_ip, InIp, ingress::<Ip>);
+    link_hook!(shunt_out_eth, OutEth, egress::<Ethernet>);
+    link_hook!(shunt_out_ip, OutIp, egress::<Ip>);
 
     #[cgroup_sock(sock_release)]
     pub fn shunt_release(ctx: SockContext) -> i32 {
-        socket::release(&Socket::new(ctx.sock));
+        enum This {}
+        impl Running for This {
+            const PROGRAM: Program = Program::Release;
+        }
+        socket::release::<This>(&Socket::new(ctx.sock));
         1
     }
 

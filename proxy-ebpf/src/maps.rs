@@ -1,6 +1,8 @@
 //! Every map of the eBPF programs, behind functions that copy values out: nothing keeps a pointer into a map.
 #![expect(unsafe_code, reason = "map values are reached through pointers that only the verifier checks")]
 
+use core::marker::PhantomData;
+
 use aya_ebpf::{
     Global,
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_NOEXIST},
@@ -12,8 +14,9 @@ use proxy_common::{
     known::{Place, WORDS},
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey,
-        FragmentKey, FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SocketPeer, SourceRange,
-        UdpSocket, flow_state,
+        FragmentKey, FragmentValue, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
+        ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, Tally, UdpSocket, flow_state,
+        service_slot,
     },
     tables::Tables,
 };
@@ -63,6 +66,10 @@ static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue, 1024> = LruHashMap::new
 static KNOWN: Array<u64, { WORDS as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
 #[btf_map(name = "counters")]
 static COUNTERS: PerCpuArray<u64, { Counter::COUNT }> = PerCpuArray::new();
+#[btf_map(name = "service_counts")]
+static SERVICE_COUNTS: Array<ServiceCounts, 1> = Array::new();
+#[btf_map(name = "program_errors")]
+static PROGRAM_ERRORS: PerCpuArray<ProgramErrors, { Program::COUNT }> = PerCpuArray::new();
 
 /// Set by userspace where the kernel has `bpf_set_retval` for these programs; the verifier never looks at code it rules out.
 #[unsafe(no_mangle)]
@@ -71,6 +78,11 @@ static HAS_SET_RETVAL: Global<u8> = Global::new(0);
 /// Set by userspace where the kernel has `bpf_ktime_get_coarse_ns`.
 #[unsafe(no_mangle)]
 static HAS_COARSE_CLOCK: Global<u8> = Global::new(0);
+
+/// How many slots `service_counts` has for each CPU: a power of two, or 0 where Services are not counted, which the verifier then
+/// never looks at.
+#[unsafe(no_mangle)]
+static SERVICE_SLOTS: Global<u32> = Global::new(0);
 
 /// Whether a program may choose the error its caller sees.
 #[inline(always)]
@@ -86,10 +98,69 @@ macro_rules! copy {
     };
 }
 
-/// The kernel's maps, clock and chance.
-pub struct Kernel;
+/// A program, by the type that stands for it.
+pub trait Running {
+    /// Which it is.
+    const PROGRAM: Program;
+}
 
-impl Tables for Kernel {
+/// The kernel's maps, clock and chance, as one program uses them.
+pub struct Kernel<P>(PhantomData<P>);
+
+impl<P> Kernel<P> {
+    /// There is nothing in it.
+    pub const NEW: Self = Self(PhantomData);
+}
+
+impl<P: Running> Kernel<P> {
+    /// Counts a write that failed. Writes fail only where a map cannot take memory at that moment. The translation then goes on
+    /// without its memory: the connection works, and at worst a name or stickiness is lost.
+    #[inline(always)]
+    fn wrote<T>(&self, result: Result<T, i32>, error: ProgramError) -> bool {
+        if result.is_err() {
+            self.failed(error);
+        }
+        result.is_ok()
+    }
+
+    /// Remembers where a socket's datagrams to an address go.
+    #[inline(always)]
+    pub fn set_udp_flow(&self, dialled: &SocketPeer, endpoint: &Endpoint) {
+        self.wrote(UDP_FLOWS.insert(dialled, endpoint, 0), ProgramError::UdpFlows);
+    }
+
+    /// Remembers what to call an endpoint in its answers to a socket.
+    #[inline(always)]
+    pub fn set_udp_reply(&self, endpoint: &SocketPeer, dialled: &Endpoint) {
+        self.wrote(UDP_REPLIES.insert(endpoint, dialled, 0), ProgramError::UdpReplies);
+    }
+
+    /// Remembers a connected UDP socket, so that userspace can destroy it when its endpoint goes.
+    #[inline(always)]
+    pub fn set_udp_socket(&self, cookie: u64, socket: &UdpSocket) {
+        self.wrote(UDP_SOCKETS.insert(cookie, socket, 0), ProgramError::UdpSockets);
+    }
+
+    /// Remembers what a UDP socket is being connected to.
+    #[inline(always)]
+    pub fn set_udp_connection(&self, ctx: &SockAddr, mut connection: Connection) {
+        // SAFETY: as in `udp_connection`; an existing value is overwritten in place.
+        match unsafe { UDP_CONNECTIONS.get_or_insert_ptr_mut(ctx.raw(), Some(&mut connection)).as_mut() } {
+            Some(stored) => *stored = connection,
+            None => self.failed(ProgramError::UdpConnections),
+        }
+    }
+
+    /// Remembers what a TCP socket is being connected to.
+    #[inline(always)]
+    pub fn set_tcp_connection(&self, socket: u64, connection: &Connection) {
+        self.wrote(TCP_CONNECTIONS.insert(&socket, connection, 0), ProgramError::TcpConnections);
+    }
+}
+
+const EEXIST: i32 = -17;
+
+impl<P: Running> Tables for Kernel<P> {
     #[inline(always)]
     fn may_be_known(&self, Place { word, mask }: Place) -> bool {
         KNOWN.get(word).is_some_and(|bits| bits & mask != 0)
@@ -142,7 +213,7 @@ impl Tables for Kernel {
 
     #[inline(always)]
     fn set_affinity(&self, key: &AffinityKey, value: &AffinityValue) {
-        let _ = AFFINITY.insert(key, value, 0);
+        self.wrote(AFFINITY.insert(key, value, 0), ProgramError::Affinity);
     }
 
     #[inline(always)]
@@ -152,12 +223,13 @@ impl Tables for Kernel {
 
     #[inline(always)]
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
-        FLOWS.insert(key, flow, 0).is_ok()
+        self.wrote(FLOWS.insert(key, flow, 0), ProgramError::Flows)
     }
 
     #[inline(always)]
     fn add_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
-        FLOWS.insert(key, flow, u64::from(BPF_NOEXIST)).is_ok()
+        let result = FLOWS.insert(key, flow, u64::from(BPF_NOEXIST));
+        if result == Err(EEXIST) { false } else { self.wrote(result, ProgramError::Flows) }
     }
 
     #[inline(always)]
@@ -201,7 +273,7 @@ impl Tables for Kernel {
 
     #[inline(always)]
     fn set_fragment(&self, key: &FragmentKey, value: &FragmentValue) {
-        let _ = FRAGMENTS.insert(key, value, 0);
+        self.wrote(FRAGMENTS.insert(key, value, 0), ProgramError::Fragments);
     }
 
     #[inline(always)]
@@ -214,6 +286,28 @@ impl Tables for Kernel {
         if let Some(count) = COUNTERS.get_ptr_mut(counter as u32) {
             // SAFETY: the pointer is good until the program ends, and the slot is this CPU's.
             unsafe { *count += 1 };
+        }
+    }
+
+    #[inline(always)]
+    fn tally(&self, service: u32, tally: Tally) {
+        let slots = SERVICE_SLOTS.load();
+        // No Service has the identifier 0.
+        if slots == 0 || service == 0 {
+            return;
+        }
+        let slot = ctx::cpu().wrapping_mul(slots).wrapping_add(service_slot(service, slots));
+        if let Some(counts) = SERVICE_COUNTS.get_ptr_mut(slot) {
+            // SAFETY: the pointer is good until the program ends, and the slot is this CPU's.
+            unsafe { (*counts).add(tally) };
+        }
+    }
+
+    #[inline(always)]
+    fn failed(&self, error: ProgramError) {
+        if let Some(errors) = PROGRAM_ERRORS.get_ptr_mut(P::PROGRAM as u32) {
+            // SAFETY: as above.
+            unsafe { (*errors).counts[error as usize] += 1 };
         }
     }
 
@@ -259,27 +353,6 @@ pub fn node_netns() -> u64 {
     }
 }
 
-// Writes fail only where a map cannot take memory at that moment. The translation then goes on without its memory: the
-// connection works, and at worst a name or stickiness is lost.
-
-/// Remembers where a socket's datagrams to an address go.
-#[inline(always)]
-pub fn set_udp_flow(dialled: &SocketPeer, endpoint: &Endpoint) {
-    let _ = UDP_FLOWS.insert(dialled, endpoint, 0);
-}
-
-/// Remembers what to call an endpoint in its answers to a socket.
-#[inline(always)]
-pub fn set_udp_reply(endpoint: &SocketPeer, dialled: &Endpoint) {
-    let _ = UDP_REPLIES.insert(endpoint, dialled, 0);
-}
-
-/// Remembers a connected UDP socket, so that userspace can destroy it when its endpoint goes.
-#[inline(always)]
-pub fn set_udp_socket(cookie: u64, socket: &UdpSocket) {
-    let _ = UDP_SOCKETS.insert(cookie, socket, 0);
-}
-
 /// Forgets a connected UDP socket.
 #[inline(always)]
 pub fn remove_udp_socket(cookie: u64) {
@@ -293,17 +366,6 @@ pub fn udp_connection(ctx: &SockAddr) -> Option<Connection> {
     unsafe { UDP_CONNECTIONS.get_ptr_mut(ctx.raw()).as_ref() }.copied()
 }
 
-/// Remembers what a UDP socket is being connected to.
-#[inline(always)]
-pub fn set_udp_connection(ctx: &SockAddr, mut connection: Connection) {
-    // SAFETY: as above; an existing value is overwritten in place.
-    if let Some(stored) =
-        unsafe { UDP_CONNECTIONS.get_or_insert_ptr_mut(ctx.raw(), Some(&mut connection)).as_mut() }
-    {
-        *stored = connection;
-    }
-}
-
 /// Forgets what a UDP socket was connected to.
 #[inline(always)]
 pub fn remove_udp_connection(ctx: &SockAddr) {
@@ -315,12 +377,6 @@ pub fn remove_udp_connection(ctx: &SockAddr) {
 #[inline(always)]
 pub fn tcp_connection(socket: u64) -> Option<Connection> {
     copy!(TCP_CONNECTIONS, &socket)
-}
-
-/// Remembers what a TCP socket is being connected to.
-#[inline(always)]
-pub fn set_tcp_connection(socket: u64, connection: &Connection) {
-    let _ = TCP_CONNECTIONS.insert(&socket, connection, 0);
 }
 
 /// Forgets what a TCP socket was connected to.

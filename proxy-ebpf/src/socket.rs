@@ -8,7 +8,7 @@
 
 use proxy_common::{
     Proto,
-    layout::{AffinityKey, Connection, Endpoint, ServiceValue, SocketPeer, UdpSocket},
+    layout::{AffinityKey, Connection, Endpoint, ProgramError, ServiceValue, SocketPeer, Tally, UdpSocket},
     select::Slots,
     service,
     tables::Tables as _,
@@ -17,11 +17,17 @@ use proxy_common::{
 
 use crate::{
     ctx::{self, Family, SockAddr, Socket},
-    maps::{self, Kernel},
+    maps::{self, Kernel, Running},
 };
 
 const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
+
+/// A program on a hook of socket addresses.
+pub trait Hook: Running {
+    /// The sockets it is for.
+    type Family: Family;
+}
 
 /// What the hooked system call does next.
 #[derive(Clone, Copy)]
@@ -50,13 +56,15 @@ impl Outcome {
 
 /// A process connects a socket.
 #[inline(always)]
-pub fn connect<F: Family>(ctx: &SockAddr) -> Outcome {
+pub fn connect<H: Hook>(ctx: &SockAddr) -> Outcome {
     let Some(proto) = Proto::from_number(ctx.protocol()) else { return Outcome::Proceed };
-    let dialled = ctx.address::<F>();
+    let dialled = ctx.address::<H::Family>();
     let choose = |service: &ServiceValue, slots| {
-        service::choose(&Kernel, service, slots, || AffinityKey::of_sockets(ctx.netns(), service.service))
+        service::choose(&Kernel::<H>::NEW, service, slots, || {
+            AffinityKey::of_sockets(ctx.netns(), service.service)
+        })
     };
-    match resolve::<F>(ctx, &dialled, proto, choose) {
+    match resolve::<H>(ctx, &dialled, proto, choose) {
         Resolution::Pass => {
             forget(ctx, proto);
             Outcome::Proceed
@@ -64,8 +72,9 @@ pub fn connect<F: Family>(ctx: &SockAddr) -> Outcome {
         // The connection the socket may have goes on, as the kernel has it with any connect that fails.
         Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { service, endpoint } => {
-            remember(ctx, proto, service, Connection { dialled, endpoint });
-            ctx.set_address::<F>(&endpoint);
+            Kernel::<H>::NEW.tally(service, Tally::Connection);
+            remember::<H>(ctx, proto, service, Connection { dialled, endpoint });
+            ctx.set_address::<H::Family>(&endpoint);
             Outcome::Proceed
         }
     }
@@ -73,24 +82,24 @@ pub fn connect<F: Family>(ctx: &SockAddr) -> Outcome {
 
 /// A process sends a datagram to an address it names. The socket may be connected all the same, perhaps to that address.
 #[inline(always)]
-pub fn sendmsg<F: Family>(ctx: &SockAddr) -> Outcome {
+pub fn sendmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
     if Proto::from_number(ctx.protocol()) != Some(Proto::Udp) {
         return Outcome::Proceed;
     }
-    let dialled = ctx.address::<F>();
+    let dialled = ctx.address::<H::Family>();
     if let Some(connection) = own_connection(ctx)
         && connection.dialled == dialled
     {
         // A connected socket hears its peer only: an answer from another endpoint would be lost.
-        ctx.set_address::<F>(&connection.endpoint);
+        ctx.set_address::<H::Family>(&connection.endpoint);
         return Outcome::Proceed;
     }
-    let choose = |service: &ServiceValue, slots| flow_endpoint(ctx, &dialled, service, slots);
-    match resolve::<F>(ctx, &dialled, Proto::Udp, choose) {
+    let choose = |service: &ServiceValue, slots| flow_endpoint::<H>(ctx, &dialled, service, slots);
+    match resolve::<H>(ctx, &dialled, Proto::Udp, choose) {
         Resolution::Pass => Outcome::Proceed,
         Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { endpoint, .. } => {
-            ctx.set_address::<F>(&endpoint);
+            ctx.set_address::<H::Family>(&endpoint);
             Outcome::Proceed
         }
     }
@@ -98,9 +107,9 @@ pub fn sendmsg<F: Family>(ctx: &SockAddr) -> Outcome {
 
 /// A process received a datagram and is told from where.
 #[inline(always)]
-pub fn recvmsg<F: Family>(ctx: &SockAddr) -> Outcome {
-    let sender = ctx.address::<F>();
-    if !may_be_endpoint(&sender) {
+pub fn recvmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
+    let sender = ctx.address::<H::Family>();
+    if !may_be_endpoint::<H>(&sender) {
         return Outcome::Proceed;
     }
     let dialled = if ctx.socket().is_connected() {
@@ -109,7 +118,7 @@ pub fn recvmsg<F: Family>(ctx: &SockAddr) -> Outcome {
         maps::udp_reply(&SocketPeer::new(ctx.cookie(), sender))
     };
     if let Some(dialled) = dialled {
-        ctx.set_address::<F>(&dialled);
+        ctx.set_address::<H::Family>(&dialled);
     }
     Outcome::Proceed
 }
@@ -122,15 +131,15 @@ fn own_connection(ctx: &SockAddr) -> Option<Connection> {
 
 /// A process asks what its socket is connected to.
 #[inline(always)]
-pub fn getpeername<F: Family>(ctx: &SockAddr) -> Outcome {
+pub fn getpeername<H: Hook>(ctx: &SockAddr) -> Outcome {
     let connection = match Proto::from_number(ctx.protocol()) {
         Some(Proto::Tcp) => maps::tcp_connection(ctx.cookie()),
         _ => maps::udp_connection(ctx),
     };
     if let Some(connection) = connection
-        && connection.endpoint == ctx.address::<F>()
+        && connection.endpoint == ctx.address::<H::Family>()
     {
-        ctx.set_address::<F>(&connection.dialled);
+        ctx.set_address::<H::Family>(&connection.dialled);
     }
     Outcome::Proceed
 }
@@ -150,36 +159,49 @@ enum Resolution {
 const READS: u32 = 3;
 
 #[inline(always)]
-fn resolve<F: Family>(
+fn resolve<H: Hook>(
     ctx: &SockAddr,
     dialled: &Endpoint,
     proto: Proto,
     choose: impl Fn(&ServiceValue, Slots) -> Option<Endpoint>,
 ) -> Resolution {
-    if !service::may_be(&Kernel, &dialled.addr, dialled.port) {
+    if !service::may_be(&Kernel::<H>::NEW, &dialled.addr, dialled.port) {
         return Resolution::Pass;
     }
+    let tables = Kernel::<H>::NEW;
+    let mut last = 0;
     for _ in 0..READS {
-        let found = service::find(&Kernel, dialled, proto, || in_node(ctx));
+        let found = service::find(&tables, dialled, proto, || in_node(ctx));
         let Some(service) = found else { return Resolution::Pass };
-        let slots = match verdict::for_socket(&service, || source::<F>(ctx, &service)) {
+        last = service.service;
+        let slots = match verdict::for_socket(&service, || source::<H>(ctx, &service)) {
             Verdict::Translate(slots) => slots,
             Verdict::Pass(_) => return Resolution::Pass,
-            Verdict::Refuse => return Resolution::Fail(ECONNREFUSED),
-            Verdict::Drop(_) => return Resolution::Fail(EHOSTUNREACH),
+            Verdict::Refuse => {
+                tables.tally(service.service, Tally::Refusal);
+                return Resolution::Fail(ECONNREFUSED);
+            }
+            Verdict::Drop(_) => {
+                tables.tally(service.service, Tally::Drop);
+                return Resolution::Fail(EHOSTUNREACH);
+            }
         };
         if let Some(endpoint) = choose(&service, slots) {
             return Resolution::Endpoint { service: service.service, endpoint };
         }
     }
+    tables.tally(last, Tally::Refusal);
+    tables.failed(ProgramError::EndpointMissing);
     Resolution::Fail(ECONNREFUSED)
 }
 
 /// Where a socket dials from, as far as it is known before its packets are.
 #[inline(always)]
-fn source<F: Family>(ctx: &SockAddr, service: &ServiceValue) -> SocketSource {
-    match F::bound_source(ctx) {
-        Some(address) => SocketSource::Bound { in_ranges: Kernel.in_source_ranges(service.service, address) },
+fn source<H: Hook>(ctx: &SockAddr, service: &ServiceValue) -> SocketSource {
+    match H::Family::bound_source(ctx) {
+        Some(address) => {
+            SocketSource::Bound { in_ranges: Kernel::<H>::NEW.in_source_ranges(service.service, address) }
+        }
         None if in_node(ctx) => SocketSource::Node,
         None => SocketSource::Pod,
     }
@@ -195,7 +217,7 @@ fn in_node(ctx: &SockAddr) -> bool {
 /// one place as it does with conntrack. Whether it serves is asked anew each time: an endpoint that drains is in no list of
 /// slots any more, so none changes when it is gone.
 #[inline(always)]
-fn flow_endpoint(
+fn flow_endpoint<H: Hook>(
     ctx: &SockAddr,
     dialled: &Endpoint,
     service: &ServiceValue,
@@ -203,12 +225,13 @@ fn flow_endpoint(
 ) -> Option<Endpoint> {
     let flow = SocketPeer::new(ctx.cookie(), *dialled);
     let endpoint = match maps::udp_flow(&flow) {
-        Some(last) if service::still_serves(&Kernel, service.service, last) => last,
+        Some(last) if service::still_serves(&Kernel::<H>::NEW, service.service, last) => last,
         _ => {
-            let chosen = service::choose(&Kernel, service, slots, || {
+            let chosen = service::choose(&Kernel::<H>::NEW, service, slots, || {
                 AffinityKey::of_sockets(ctx.netns(), service.service)
             })?;
-            maps::set_udp_flow(&flow, &chosen);
+            Kernel::<H>::NEW.set_udp_flow(&flow, &chosen);
+            Kernel::<H>::NEW.tally(service.service, Tally::Connection);
             chosen
         }
     };
@@ -216,19 +239,19 @@ fn flow_endpoint(
     // meanwhile, and the map may have dropped the name to make room.
     let reply = SocketPeer::new(flow.socket, endpoint);
     if maps::udp_reply(&reply) != Some(*dialled) {
-        maps::set_udp_reply(&reply, dialled);
+        Kernel::<H>::NEW.set_udp_reply(&reply, dialled);
     }
     Some(endpoint)
 }
 
 #[inline(always)]
-fn remember(ctx: &SockAddr, proto: Proto, service: u32, connection: Connection) {
+fn remember<H: Hook>(ctx: &SockAddr, proto: Proto, service: u32, connection: Connection) {
     if proto == Proto::Tcp {
-        return maps::set_tcp_connection(ctx.cookie(), &connection);
+        return Kernel::<H>::NEW.set_tcp_connection(ctx.cookie(), &connection);
     }
-    maps::set_udp_connection(ctx, connection);
+    Kernel::<H>::NEW.set_udp_connection(ctx, connection);
     let socket = UdpSocket { netns: ctx.netns(), service, endpoint: connection.endpoint };
-    maps::set_udp_socket(ctx.cookie(), &socket);
+    Kernel::<H>::NEW.set_udp_socket(ctx.cookie(), &socket);
 }
 
 /// A socket that was connected through a Service may be connected anew, past any Service.
@@ -247,16 +270,18 @@ fn forget(ctx: &SockAddr, proto: Proto) {
 
 /// A process closes a socket.
 #[inline(always)]
-pub fn release(socket: &Socket) {
+pub fn release<P: Running>(socket: &Socket) {
     match Proto::from_number(socket.protocol()) {
         Some(Proto::Udp) => maps::remove_udp_socket(socket.cookie()),
         // Most are connected to no endpoint, and have nothing to be forgotten.
-        Some(Proto::Tcp) if may_be_endpoint(&socket.peer()) => maps::remove_tcp_connection(socket.cookie()),
+        Some(Proto::Tcp) if may_be_endpoint::<P>(&socket.peer()) => {
+            maps::remove_tcp_connection(socket.cookie())
+        }
         _ => {}
     }
 }
 
 #[inline(always)]
-fn may_be_endpoint(address: &Endpoint) -> bool {
-    service::may_be_endpoint(&Kernel, &address.addr, address.port)
+fn may_be_endpoint<P: Running>(address: &Endpoint) -> bool {
+    service::may_be_endpoint(&Kernel::<P>::NEW, &address.addr, address.port)
 }

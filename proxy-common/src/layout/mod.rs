@@ -3,11 +3,11 @@
 //!
 //! Identifiers and flags are plain integers here because BTF shows newtypes as nested structs; accessors give them types.
 
-pub use self::state::*;
+pub use self::{counts::*, state::*};
 use crate::addr::{Addr, Proto};
 
 /// Changes with any change to what follows: a process that finds pinned maps of another version builds its own beside them.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 5;
 
 /// Declares a plain map type and asserts that it has the given size, so that no padding slips in.
 macro_rules! map_type {
@@ -23,6 +23,7 @@ macro_rules! map_type {
     };
 }
 
+mod counts;
 mod state;
 
 /// Which endpoint list of a Service port; also the third set, of all that still serve.

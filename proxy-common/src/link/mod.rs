@@ -8,7 +8,7 @@ mod original;
 mod reply;
 
 use crate::{
-    layout::{Counter, Direction},
+    layout::{Counter, Direction, ProgramError, Tally},
     packet::{Fragment, Frame, ICMP, ICMPV6, IpVersion, Packet, TCP, UDP},
     tables::Tables,
 };
@@ -73,6 +73,13 @@ fn pass(
     }
 }
 
+/// Lets a packet go on that may be for a Service, or an answer, and is cut short. A call of its own, for its stack.
+#[inline(never)]
+fn malformed<T: Tables>(tables: &T) -> Outcome {
+    tables.failed(ProgramError::Malformed);
+    Outcome::Proceed
+}
+
 /// What a packet asked of netfilter is done when it leaves. The packets of a tunnel, which inherit its mark, must not ask
 /// again.
 #[inline(always)]
@@ -96,10 +103,24 @@ fn is_settling(tables: &impl Tables, now_ns: u64) -> bool {
 /// Lets a packet go on as it was rewritten. One that could not be, and may be half changed, ends here.
 #[inline(always)]
 fn rewritten(tables: &impl Tables, done: Option<()>) -> Outcome {
-    match done {
-        Some(()) => Outcome::Proceed,
-        None => dropped(tables, Counter::NotRewritten),
+    if done.is_some() {
+        return Outcome::Proceed;
     }
+    tables.failed(ProgramError::NotRewritten);
+    dropped(tables, Counter::NotRewritten)
+}
+
+/// The same, and counts it for the Service whose flow it is of.
+#[inline(always)]
+fn delivered(tables: &impl Tables, service: u32, tally: Tally, done: Option<()>) -> Outcome {
+    tables.tally(service, if done.is_some() { tally } else { Tally::Drop });
+    rewritten(tables, done)
+}
+
+/// The bytes of an IP packet.
+#[inline(always)]
+fn bytes(frame: &impl Frame, packet: &Packet) -> u32 {
+    frame.length().wrapping_sub(packet.header)
 }
 
 #[inline(always)]

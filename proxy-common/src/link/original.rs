@@ -1,12 +1,12 @@
 //! Packets that come in for a Service: a flow begins, goes on or is turned away.
 
-use super::{Outcome, dropped, fragment, is_settling, rewritten};
+use super::{Outcome, bytes, delivered, dropped, fragment, is_settling, malformed};
 use crate::{
     Addr, Proto,
     flow::{self, observed},
     layout::{
-        AffinityKey, Counter, Direction, Endpoint, Flow, FlowKey, LocalDetection, NodeValue, ServiceValue,
-        flags, flow_state,
+        AffinityKey, Counter, Direction, Endpoint, Flow, FlowKey, LocalDetection, NodeValue, ProgramError,
+        ServiceValue, Tally, flags, flow_state,
     },
     packet::{Fragment, Frame, Packet, TCP, TcpFlags, UDP},
     rewrite,
@@ -16,9 +16,9 @@ use crate::{
     verdict::{self, DropReason, Verdict},
 };
 
-/// Whether a packet may be for a Service, by where it goes.
-#[inline(always)]
-pub(super) fn may_concern(tables: &impl Tables, packet: &Packet, [_, port]: [u16; 2]) -> bool {
+/// Whether a packet may be for a Service, by where it goes. A call of its own, for its stack.
+#[inline(never)]
+pub(super) fn may_concern<T: Tables>(tables: &T, packet: &Packet, [_, port]: [u16; 2]) -> bool {
     service::may_be(tables, &packet.destination, port)
 }
 
@@ -30,7 +30,7 @@ pub(super) fn transport<F: Frame, T: Tables>(
     packet: &Packet,
     ports: [u16; 2],
 ) -> Outcome {
-    let Some(tcp) = packet.tcp_flags(frame) else { return Outcome::Proceed };
+    let Some(tcp) = packet.tcp_flags(frame) else { return malformed(tables) };
     let key = FlowKey::new(Direction::Original, packet.proto, packet.tuple(ports));
     let mut arrival = Arrival { key, flow: Flow::NONE, tcp, now_ns: tables.now_ns() };
     if let Some(flow) = tables.flow(&arrival.key) {
@@ -53,6 +53,7 @@ pub(super) fn transport<F: Frame, T: Tables>(
             let is_noted = matches!(beginning, Beginning::Again) && reopen(tables, &arrival)
                 || record(tables, &arrival.key, &mut arrival.flow);
             if !is_noted {
+                tables.tally(arrival.flow.service, Tally::Drop);
                 return dropped(tables, Counter::FlowNotRecorded);
             }
         }
@@ -84,7 +85,10 @@ fn translate<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, arriva
     if let Fragment::First { id } = packet.fragment {
         fragment::note(tables, packet, Direction::Original, id, &arrival.flow, mark);
     }
-    rewritten(tables, rewrite::transport(frame, packet, &arrival.key, &arrival.flow))
+    // As it came in: what is rewritten keeps its length.
+    let tally = Tally::ToEndpoint(bytes(frame, packet));
+    let done = rewrite::transport(frame, packet, &arrival.key, &arrival.flow);
+    delivered(tables, arrival.flow.service, tally, done)
 }
 
 /// Whether a packet belongs to the flow that is known for its addresses and ports, and the flow goes on. A TCP connection stays
@@ -132,11 +136,13 @@ fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, arrival: &mut Arrival) -> B
         return stray(frame, tables, arrival);
     }
     let is_local = is_local(frame, tables, &arrival.key);
+    let mut found = 0;
     for _ in 0..READS {
         let Some(service) = service::find_on_link(tables, &arrival.key.destination, proto) else {
             forget(tables, arrival);
             return Beginning::Proceed;
         };
+        found = service.service;
         if repeats(arrival, &service) {
             return Beginning::Known;
         }
@@ -154,9 +160,10 @@ fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, arrival: &mut Arrival) -> B
         let slots = match verdict {
             Verdict::Translate(slots) => slots,
             Verdict::Pass(_) => return Beginning::Proceed,
-            Verdict::Refuse => return refuse(frame, tables, Counter::Refused),
+            Verdict::Refuse => return refuse(frame, tables, service.service, Counter::Refused),
             Verdict::Drop(why) => {
                 tables.count(counter(why));
+                tables.tally(service.service, Tally::Drop);
                 return Beginning::Drop;
             }
         };
@@ -175,6 +182,8 @@ fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, arrival: &mut Arrival) -> B
         }
     }
     tables.count(Counter::FlowNotRecorded);
+    tables.tally(found, Tally::Drop);
+    tables.failed(ProgramError::EndpointMissing);
     Beginning::Drop
 }
 
@@ -224,19 +233,22 @@ fn stray(frame: &impl Frame, tables: &impl Tables, arrival: &Arrival) -> Beginni
     if is_settling(tables, arrival.now_ns) {
         return Beginning::Drop;
     }
-    if arrival.tcp.resets()
-        || service::exact(tables, dialled, Proto::Tcp).is_none()
-        || tables.is_node_address(&dialled.addr)
-    {
+    if arrival.tcp.resets() {
         return Beginning::Proceed;
     }
-    refuse(frame, tables, Counter::UnknownConnection)
+    match service::exact(tables, dialled, Proto::Tcp) {
+        Some(service) if !tables.is_node_address(&dialled.addr) => {
+            refuse(frame, tables, service.service, Counter::UnknownConnection)
+        }
+        _ => Beginning::Proceed,
+    }
 }
 
 /// Asks netfilter to reject the packet.
 #[inline(always)]
-fn refuse(frame: &impl Frame, tables: &impl Tables, why: Counter) -> Beginning {
+fn refuse(frame: &impl Frame, tables: &impl Tables, service: u32, why: Counter) -> Beginning {
     tables.count(why);
+    tables.tally(service, Tally::Refusal);
     mark(frame, tables, |node| node.reject_mark);
     Beginning::Proceed
 }
@@ -317,6 +329,7 @@ fn record(tables: &impl Tables, key: &FlowKey, flow: &mut Flow) -> bool {
 fn settle<T: Tables>(tables: &T, key: &FlowKey, flow: &mut Flow) -> bool {
     if tables.add_flow(key, flow) {
         tables.count(Counter::FlowsBegun);
+        tables.tally(flow.service, Tally::Connection);
         return true;
     }
     let Some(first) = tables.flow(key) else { return false };

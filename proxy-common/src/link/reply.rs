@@ -1,10 +1,10 @@
 //! Packets that leave: an endpoint's answers get the address back that the client dialled.
 
-use super::{Outcome, fragment, is_settling, rewritten};
+use super::{Outcome, bytes, delivered, fragment, is_settling, malformed};
 use crate::{
     Proto,
     flow::{self, observed},
-    layout::{Direction, Flow, FlowKey, ServiceKey, flow_state},
+    layout::{Direction, Flow, FlowKey, ServiceKey, Tally, flow_state},
     packet::{Fragment, Frame, Packet, Tuple, UDP},
     rewrite, service,
     tables::Tables,
@@ -32,7 +32,7 @@ pub(super) fn transport<F: Frame, T: Tables>(
     packet: &Packet,
     ports: [u16; 2],
 ) -> Outcome {
-    let Some(tcp) = packet.tcp_flags(frame) else { return Outcome::Proceed };
+    let Some(tcp) = packet.tcp_flags(frame) else { return malformed(tables) };
     let key = FlowKey::new(Direction::Reply, packet.proto, packet.tuple(ports));
     let Some(flow) = tables.flow(&key) else {
         if packet.proto == UDP {
@@ -62,7 +62,8 @@ fn translate<F: Frame, T: Tables>(
     if let Fragment::First { id } = packet.fragment {
         fragment::note(tables, packet, Direction::Reply, id, flow, 0);
     }
-    rewritten(tables, rewrite::transport(frame, packet, key, flow))
+    let tally = Tally::ToClient(bytes(frame, packet));
+    delivered(tables, flow.service, tally, rewrite::transport(frame, packet, key, flow))
 }
 
 /// A datagram that leaves from a node port's number, or from the port of a Service whose address is the node's: of a process of

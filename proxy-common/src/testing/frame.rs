@@ -114,6 +114,10 @@ impl Frame for Bytes {
         self.take_up(difference.wsum());
     }
 
+    fn length(&self) -> u32 {
+        u32::try_from(self.octets.borrow().len()).expect("no frame is that long")
+    }
+
     fn link(&self) -> u32 {
         LINK
     }

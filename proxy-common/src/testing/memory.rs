@@ -8,7 +8,8 @@ use crate::{
     known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, flow_state,
+        FragmentValue, MemberKey, NodeValue, ProgramError, ServiceCounts, ServiceKey, ServiceValue, Tally,
+        flow_state,
     },
     link::{self, Outcome},
     packet::Frame as _,
@@ -58,7 +59,7 @@ impl Bed for Memory {
     }
 
     fn set_noted(&mut self, noted: &Noted) {
-        *self.noted.borrow_mut() = Noted { counters: Default::default(), ..noted.clone() };
+        *self.noted.borrow_mut() = noted.clone().uncounted();
     }
 
     fn run(&mut self, hook: Hook, given: &Given) -> Option<Ran> {
@@ -167,6 +168,16 @@ impl Tables for Memory {
 
     fn count(&self, counter: Counter) {
         self.noted.borrow_mut().counters[counter as usize] += 1;
+    }
+
+    fn tally(&self, service: u32, tally: Tally) {
+        if service != 0 {
+            self.noted.borrow_mut().services.entry(service).or_insert(ServiceCounts::NONE).add(tally);
+        }
+    }
+
+    fn failed(&self, error: ProgramError) {
+        self.noted.borrow_mut().errors[error as usize] += 1;
     }
 
     fn now_ns(&self) -> u64 {

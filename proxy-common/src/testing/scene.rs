@@ -10,8 +10,8 @@ use super::{Bed, Given, Hook, Noted, Ran, Sent, World};
 use crate::{
     Proto,
     layout::{
-        Counter, Direction, Endpoint, EndpointKey, Flow, FlowKey, List, MemberKey, ServiceKey, ServiceValue,
-        flow_state,
+        Counter, Direction, Endpoint, EndpointKey, Flow, FlowKey, List, MemberKey, ProgramError,
+        ServiceCounts, ServiceKey, ServiceValue, flow_state,
     },
     packet::Tuple,
 };
@@ -262,6 +262,16 @@ impl<'a> Scene<'a> {
     /// What was counted since the start, or since [`Scene::wait`] or [`Scene::forget`].
     pub fn count(&mut self, counter: Counter) -> u64 {
         self.bed.noted().counters[counter as usize]
+    }
+
+    /// The same of a Service, by its identifier.
+    pub fn counts_of(&mut self, service: u32) -> ServiceCounts {
+        self.bed.noted().services.get(&service).copied().unwrap_or(ServiceCounts::NONE)
+    }
+
+    /// How often something went wrong since.
+    pub fn errors(&mut self, error: ProgramError) -> u64 {
+        self.bed.noted().errors[error as usize]
     }
 }
 

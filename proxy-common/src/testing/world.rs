@@ -7,8 +7,8 @@ use crate::{
     known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, STATE_LAYOUT_VERSION,
-        ServiceKey, ServiceValue,
+        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, ProgramError,
+        STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue,
     },
 };
 
@@ -68,6 +68,10 @@ pub struct Noted {
     pub affinity: BTreeMap<AffinityKey, AffinityValue>,
     /// Counters, by number.
     pub counters: [u64; Counter::COUNT],
+    /// What was counted of Services, by their identifiers; of those of which something was.
+    pub services: BTreeMap<u32, ServiceCounts>,
+    /// What went wrong, by [`ProgramError`].
+    pub errors: [u64; ProgramError::COUNT],
 }
 
 impl World {
@@ -93,6 +97,12 @@ impl Noted {
                 Place::of_node_port(&end.addr, end.port),
             ]
         })
+    }
+
+    /// The same with nothing counted.
+    #[must_use]
+    pub fn uncounted(self) -> Self {
+        Self { counters: Default::default(), services: BTreeMap::new(), errors: Default::default(), ..self }
     }
 
     /// The same, as if it had been noted so much earlier. None if that is before the clock began.

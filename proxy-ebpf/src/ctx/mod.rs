@@ -6,7 +6,8 @@ mod sock_addr;
 mod socket;
 
 use aya_ebpf::helpers::generated::{
-    bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns, bpf_set_retval,
+    bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_smp_processor_id, bpf_ktime_get_coarse_ns,
+    bpf_ktime_get_ns, bpf_set_retval,
 };
 pub use skb::{Ethernet, Ip, Layer, Skb};
 pub use sock_addr::{Family, SockAddr, V4, V6};
@@ -17,6 +18,13 @@ pub use socket::Socket;
 pub fn random() -> u32 {
     // SAFETY: the helper takes nothing and cannot fail.
     unsafe { bpf_get_prandom_u32() }
+}
+
+/// The number of the CPU that runs the program.
+#[inline(always)]
+pub fn cpu() -> u32 {
+    // SAFETY: the helper takes nothing and cannot fail.
+    unsafe { bpf_get_smp_processor_id() }
 }
 
 /// Nanoseconds of the monotonic clock.

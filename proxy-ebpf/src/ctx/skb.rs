@@ -131,6 +131,12 @@ impl<L: Layer> Frame for Skb<L> {
     }
 
     #[inline(always)]
+    fn length(&self) -> u32 {
+        // SAFETY: the kernel's context.
+        unsafe { (&raw const (*self.skb).len).read_volatile() }
+    }
+
+    #[inline(always)]
     fn link(&self) -> u32 {
         // SAFETY: the kernel's context.
         unsafe { (&raw const (*self.skb).ifindex).read_volatile() }

@@ -61,6 +61,7 @@ pub(super) const MODES: &[&str] = &["auto", "ebpf", "nftables", "iptables", "ipv
 pub(super) const DETECT_LOCAL_MODES: &[&str] =
     &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"];
 
+const EBPF: &[&str] = &["ebpf"];
 const IPTABLES: &[&str] = &["iptables"];
 const IPVS: &[&str] = &["ipvs"];
 const NFTABLES: &[&str] = &["nftables"];
@@ -72,6 +73,9 @@ const NOT_NEGATIVE: Kind = Kind::Integer { min: 0, max: i32::MAX as i64 };
 const BIT: Kind = Kind::Integer { min: 0, max: 31 };
 /// A map holds at least something; 2^26 entries are beyond what a node has memory for.
 const MAP_SIZE: Kind = Kind::Integer { min: 16, max: 1 << 26 };
+
+/// At 80 bytes for each, a CPU has 5 MiB of them at most.
+const COUNTED: Kind = Kind::Integer { min: 1, max: 65_535 };
 
 const WINDOWS: &str = "it is for Windows";
 const JSON_ONLY: &str = "objects are read from the API server as JSON";
@@ -163,6 +167,8 @@ pub(super) const FIELDS: &[Field] = &[
     field_of("shunt.manifests", Kind::Text),
     field_of("shunt.master", Kind::Text),
     field_of("shunt.logFilter", Kind::Text),
+    field_of("shunt.serviceMetrics.enabled", Kind::Bool).default("true").only_in(EBPF),
+    field_of("shunt.serviceMetrics.maxServices", COUNTED).default("4000").only_in(EBPF),
     field_of("shunt.ebpf.cgroupRoot", Kind::Text),
     field_of("shunt.ebpf.pinDir", Kind::Text).default("/sys/fs/bpf/shunt"),
     field_of("shunt.ebpf.interfaces", Kind::InterfaceGlobs),

@@ -17,7 +17,7 @@ mod renderer;
 pub use renderer::{RenderError, Renderer, Rendering};
 
 use self::conntrack::StaleUdp;
-use crate::model::{Dirty, Snapshot};
+use crate::model::{Dirty, ServicePortKey, Snapshot};
 
 /// One way of making the kernel serve a Snapshot.
 pub trait Dataplane {
@@ -58,8 +58,8 @@ pub trait Dataplane {
         None
     }
 
-    /// What became of packets, for metrics.
-    fn packet_counts(&mut self) -> Option<PacketCounts> {
+    /// What the kernel counts, for metrics.
+    fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {
         None
     }
 
@@ -75,9 +75,45 @@ pub trait Dataplane {
     }
 }
 
-/// Reads how many packets met which fate since the tables were made, a name each. Called whenever metrics are asked for, from any
-/// thread.
-pub type PacketCounts = Box<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>;
+/// What the kernel counts since the tables were made. Read whenever metrics are asked for, from any thread.
+pub trait KernelCounts: Send + Sync {
+    /// How many packets met which fate, a name each.
+    fn packets(&self) -> Vec<(&'static str, u64)>;
+
+    /// How often something went wrong in a program of the kernel's.
+    fn errors(&self) -> Vec<ProgramErrorCount>;
+
+    /// What became of traffic to Services; empty where that is not counted.
+    fn services(&self) -> Vec<ServiceCount>;
+}
+
+/// How often a program met an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramErrorCount {
+    /// The program's name in the kernel.
+    pub program: &'static str,
+    /// What went wrong.
+    pub reason: &'static str,
+    /// How often.
+    pub count: u64,
+}
+
+/// What became of traffic to a service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceCount {
+    /// The service port; none stands for all that are not counted apart.
+    pub port: Option<ServicePortKey>,
+    /// Connections, and flows of UDP.
+    pub connections: u64,
+    /// Tries that were refused.
+    pub refusals: u64,
+    /// Tries that were dropped.
+    pub drops: u64,
+    /// Bytes to endpoints, where packets are seen.
+    pub bytes_to_endpoints: u64,
+    /// Bytes to clients, where packets are seen.
+    pub bytes_to_clients: u64,
+}
 
 /// Reads a mode's own metrics. Called whenever metrics are asked for, from any thread.
 pub type Readings = Box<dyn Fn() -> Vec<Reading> + Send + Sync>;

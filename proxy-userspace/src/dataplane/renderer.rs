@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use super::{Dataplane, MapFill, PacketCounts, PlanSize, Readings, conntrack::Forgotten};
+use super::{Dataplane, KernelCounts, MapFill, PlanSize, Readings, conntrack::Forgotten};
 use crate::{
     kernel::KernelError,
     model::{Dirty, Snapshot},
@@ -80,8 +80,8 @@ pub trait Renderer: Send {
         None
     }
 
-    /// What became of packets. There is one reader: who asks again gets none.
-    fn packet_counts(&mut self) -> Option<PacketCounts> {
+    /// What the kernel counts. There is one reader: who asks again gets none.
+    fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {
         None
     }
 }
@@ -168,8 +168,8 @@ where
         self.state.as_ref().map_or_else(Vec::new, |state| self.dataplane.map_fill(state))
     }
 
-    fn packet_counts(&mut self) -> Option<PacketCounts> {
-        self.dataplane.packet_counts()
+    fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {
+        self.dataplane.kernel_counts()
     }
 
     fn readings(&mut self) -> Option<Readings> {

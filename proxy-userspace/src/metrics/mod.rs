@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod exposition;
-mod packets;
+mod kernel_counts;
 mod readings;
 mod registration;
 
@@ -25,9 +25,9 @@ use prometheus_client::metrics::{
 
 pub use exposition::Exposition;
 
-use self::{packets::Packets, readings::OfMode};
+use self::{kernel_counts::OfKernel, readings::OfMode};
 use crate::{
-    dataplane::{MapFill, PacketCounts, Readings, conntrack::Forgotten},
+    dataplane::{KernelCounts, MapFill, Readings, conntrack::Forgotten},
     model::IpFamily,
 };
 
@@ -98,7 +98,7 @@ pub struct Metrics {
     conntrack_deleted: Family<Labels<1>, Counter>,
     map_entries: Family<Labels<1>, Gauge>,
     map_capacity: Family<Labels<1>, Gauge>,
-    packets: Packets,
+    of_kernel: OfKernel,
     of_mode: OfMode,
     operations: Counter,
     failures: Counter,
@@ -132,7 +132,7 @@ impl Default for Metrics {
             conntrack_deleted: Family::default(),
             map_entries: Family::default(),
             map_capacity: Family::default(),
-            packets: Packets::default(),
+            of_kernel: OfKernel::default(),
             of_mode: OfMode::default(),
             operations: Counter::default(),
             failures: Counter::default(),
@@ -152,9 +152,9 @@ impl Metrics {
         Exposition::new(registration::registry(self))
     }
 
-    /// Where to read what became of packets, of the mode that runs now.
-    pub fn set_packet_counts(&self, counts: Option<PacketCounts>) {
-        self.packets.set(counts);
+    /// Where to read what the kernel counts in the mode that runs now.
+    pub fn set_kernel_counts(&self, counts: Option<Box<dyn KernelCounts>>) {
+        self.of_kernel.set(counts);
     }
 
     /// Where to read the metrics of the mode that runs now.

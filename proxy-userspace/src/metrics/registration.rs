@@ -92,7 +92,7 @@ fn counts(metrics: &Metrics, to: &mut Registry) {
 }
 
 fn own(metrics: &Metrics, to: &mut Registry) {
-    to.register_collector(Box::new(metrics.packets.clone()));
+    to.register_collector(Box::new(metrics.of_kernel.clone()));
     to.register("mode", "The mode that runs", metrics.mode.clone());
     to.register("mode_info", "Why this mode runs", metrics.mode_info.clone());
     to.register(

@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::dataplane::conntrack::Deleted;
+use crate::{
+    dataplane::{ProgramErrorCount, ServiceCount, conntrack::Deleted},
+    model::{NamespacedName, Protocol, ServicePortKey, ServicePortName},
+};
 
 fn text(metrics: &Metrics, accept: Option<&str>) -> (&'static str, String) {
     metrics.exposition().encode(accept).expect("metrics can be written")
@@ -123,12 +126,63 @@ fn packets_are_counted_when_they_are_asked_for_and_missing_where_nothing_counts(
     let metrics = Metrics::default();
     let text = |metrics: &Metrics| metrics.exposition().encode(None).expect("text").1;
     assert!(!text(&metrics).contains("shunt_link_packets"));
-    metrics.set_packet_counts(Some(Box::new(|| vec![("flow_begun", 7), ("refused", 0)])));
+    metrics.set_kernel_counts(Some(Box::new(Counted(Vec::new()))));
     let text = text(&metrics);
+    assert!(!text.contains("shunt_service_"), "nothing is counted of Services");
     for line in [
         "# TYPE shunt_link_packets_total counter",
         "shunt_link_packets_total{fate=\"flow_begun\"} 7",
         "shunt_link_packets_total{fate=\"refused\"} 0",
+        "# TYPE shunt_program_errors_total counter",
+        "shunt_program_errors_total{program=\"shunt_in_eth\",reason=\"packet_malformed\"} 3",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in {text}");
+    }
+}
+
+/// A kernel that counted this of Services.
+struct Counted(Vec<ServiceCount>);
+
+impl KernelCounts for Counted {
+    fn packets(&self) -> Vec<(&'static str, u64)> {
+        vec![("flow_begun", 7), ("refused", 0)]
+    }
+
+    fn errors(&self) -> Vec<ProgramErrorCount> {
+        vec![ProgramErrorCount { program: "shunt_in_eth", reason: "packet_malformed", count: 3 }]
+    }
+
+    fn services(&self) -> Vec<ServiceCount> {
+        self.0.clone()
+    }
+}
+
+fn service_count(port: Option<ServicePortKey>, connections: u64) -> ServiceCount {
+    let (refusals, drops, bytes_to_endpoints, bytes_to_clients) = (1, 2, 3000, 4000);
+    ServiceCount { port, connections, refusals, drops, bytes_to_endpoints, bytes_to_clients }
+}
+
+#[test]
+fn what_became_of_traffic_to_services_has_their_names_and_the_rest_is_other() {
+    let metrics = Metrics::default();
+    let name = ServicePortName {
+        service: NamespacedName::new("shop", "web"),
+        port: "http".into(),
+        protocol: Protocol::Tcp,
+    };
+    let web = ServicePortKey { name, family: IpFamily::V6 };
+    let counted = vec![service_count(Some(web), 5), service_count(None, 9)];
+    metrics.set_kernel_counts(Some(Box::new(Counted(counted))));
+    let (_, text) = metrics.exposition().encode(None).expect("text");
+    let labels = r#"namespace="shop",name="web",port_name="http",protocol="TCP",ip_family="IPv6""#;
+    for line in [
+        format!("shunt_service_connections_total{{{labels}}} 5"),
+        format!("shunt_service_refusals_total{{{labels}}} 1"),
+        format!("shunt_service_drops_total{{{labels}}} 2"),
+        format!("shunt_service_bytes_total{{{labels},direction=\"to_endpoint\"}} 3000"),
+        format!("shunt_service_bytes_total{{{labels},direction=\"to_client\"}} 4000"),
+        r#"shunt_service_connections_total{namespace="",name="other",port_name="",protocol="",ip_family=""} 9"#
+            .into(),
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in {text}");
     }

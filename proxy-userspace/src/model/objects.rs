@@ -57,13 +57,20 @@ pub enum Protocol {
     Sctp,
 }
 
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Protocol {
+    /// As objects name it.
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Tcp => "TCP",
             Self::Udp => "UDP",
             Self::Sctp => "SCTP",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

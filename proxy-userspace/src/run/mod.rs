@@ -135,7 +135,7 @@ async fn run_mode(
         Err(error) => return Err(error),
     };
     let mut renderer: Box<dyn Renderer> = Box::new(Successor::new(renderer, before, config));
-    outputs.metrics.set_packet_counts(renderer.packet_counts());
+    outputs.metrics.set_kernel_counts(renderer.kernel_counts());
     outputs.metrics.set_readings(renderer.readings());
     let SyncSettings { model, periods } = reload::settings(config, chosen.give_up_after());
     let mut sync = SyncLoop::new(model, periods, renderer, outputs);

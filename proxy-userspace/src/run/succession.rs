@@ -5,7 +5,7 @@ use proxy_userspace::{
     causes::with_causes,
     config::{Config, Mode},
     dataplane::{
-        MapFill, PacketCounts, Readings, RenderError, Renderer, conntrack::Forgotten, ebpf::Ebpf, ipvs::Ipvs,
+        KernelCounts, MapFill, Readings, RenderError, Renderer, conntrack::Forgotten, ebpf::Ebpf, ipvs::Ipvs,
     },
     kernel::{self, conntrack::HandedOver},
     model::{Dirty, Snapshot},
@@ -134,7 +134,7 @@ impl Renderer for Successor {
         self.renderer.readings()
     }
 
-    fn packet_counts(&mut self) -> Option<PacketCounts> {
-        self.renderer.packet_counts()
+    fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {
+        self.renderer.kernel_counts()
     }
 }

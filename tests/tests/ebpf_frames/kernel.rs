@@ -22,7 +22,8 @@ use proxy_common::{
     known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, MemberKey, NodeValue, ServiceKey, ServiceValue, SourceRange,
+        FragmentValue, MemberKey, NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts, ServiceKey,
+        ServiceValue, SourceRange,
     },
     link::Outcome,
     testing::{Bed, Given, Hook, Noted, Ran, Sum, World},
@@ -54,7 +55,21 @@ pub(crate) struct Kernel {
     fragments: HashMap<MapData, FragmentKey, FragmentValue>,
     affinity: HashMap<MapData, AffinityKey, AffinityValue>,
     counters: PerCpuArray<MapData, u64>,
+    service_counts: Array<MapData, ServiceCounts>,
+    errors: PerCpuArray<MapData, ProgramErrors>,
     known: Array<MapData, u64>,
+}
+
+/// Slots of a CPU, more than there are Services in any test.
+const SLOTS: u32 = 64;
+
+/// Their places in the map of errors.
+fn programs() -> std::ops::Range<u32> {
+    0..u32::try_from(Program::COUNT).expect("few")
+}
+
+fn cpus() -> u32 {
+    u32::try_from(nr_cpus().expect("sysfs")).expect("few")
 }
 
 /// The links' programs.
@@ -75,6 +90,11 @@ impl Kernel {
         }
         let has_coarse_clock = u8::from(bpf::has_coarse_clock());
         loader.override_global("HAS_COARSE_CLOCK", &has_coarse_clock, true);
+        loader.map_max_entries("service_counts", SLOTS * cpus()).override_global(
+            "SERVICE_SLOTS",
+            &SLOTS,
+            true,
+        );
         let mut ebpf = loader.load(OBJECT).expect("root may load maps");
         for name in PROGRAMS {
             let program: &mut SchedClassifier =
@@ -95,6 +115,8 @@ impl Kernel {
             fragments: map(&mut ebpf, "fragments"),
             affinity: map(&mut ebpf, "affinity"),
             counters: map(&mut ebpf, "counters"),
+            service_counts: map(&mut ebpf, "service_counts"),
+            errors: map(&mut ebpf, "program_errors"),
             known: map(&mut ebpf, "known"),
             ebpf,
         }
@@ -107,6 +129,43 @@ impl Kernel {
             if bits & mask == 0 {
                 self.known.set(word, bits | mask, 0).expect("there are so many");
             }
+        }
+    }
+
+    /// What was counted of Services, by their identifiers.
+    fn services(&self) -> BTreeMap<u32, ServiceCounts> {
+        let mut services = BTreeMap::new();
+        for entry in 0..SLOTS * cpus() {
+            let counts = self.service_counts.get(&entry, 0).expect("there are so many");
+            if counts != ServiceCounts::NONE {
+                services.entry(entry % SLOTS).or_insert(ServiceCounts::NONE).merge(&counts);
+            }
+        }
+        services
+    }
+
+    fn errors(&self) -> [u64; ProgramError::COUNT] {
+        let of_cpus =
+            programs().flat_map(|program| self.errors.get(&program, 0).expect("there are so many").to_vec());
+        let mut sums = [0; ProgramError::COUNT];
+        for errors in of_cpus {
+            sums.iter_mut().zip(errors.counts).for_each(|(sum, count)| *sum += count);
+        }
+        sums
+    }
+
+    fn uncount(&mut self) {
+        for (counter, _) in Counter::ALL {
+            self.counters.set(counter as u32, one_a_cpu(0), 0).expect("there are so many");
+        }
+        let none = ProgramErrors { counts: [0; ProgramError::COUNT] };
+        for program in programs() {
+            self.errors.set(program, one_a_cpu(none), 0).expect("there are so many");
+        }
+        let counted: Vec<u32> = self.services().into_keys().collect();
+        for (service, cpu) in counted.iter().flat_map(|service| (0..cpus()).map(move |cpu| (service, cpu))) {
+            let entry = cpu * SLOTS + service;
+            self.service_counts.set(entry, ServiceCounts::NONE, 0).expect("there are so many");
         }
     }
 
@@ -126,6 +185,10 @@ impl Kernel {
 }
 
 const EINVAL: i32 = nix::errno::Errno::EINVAL as i32;
+
+fn one_a_cpu<V: Pod>(value: V) -> PerCpuValues<V> {
+    PerCpuValues::try_from(vec![value; nr_cpus().expect("sysfs")]).expect("one a CPU")
+}
 
 fn map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &str) -> M {
     M::try_from(ebpf.take_map(name).expect("in the object")).expect("of this type")
@@ -205,6 +268,8 @@ impl Bed for Kernel {
             fragments: read(&self.fragments),
             affinity: read(&self.affinity),
             counters: std::array::from_fn(|number| count(u32::try_from(number).expect("few"))),
+            services: self.services(),
+            errors: self.errors(),
         }
     }
 
@@ -213,10 +278,7 @@ impl Bed for Kernel {
         fill(&mut self.fragments, &noted.fragments);
         fill(&mut self.affinity, &noted.affinity);
         self.make_known(noted.known());
-        for (counter, _) in Counter::ALL {
-            let zeros = PerCpuValues::try_from(vec![0; nr_cpus().expect("sysfs")]).expect("one a CPU");
-            self.counters.set(counter as u32, zeros, 0).expect("there are so many");
-        }
+        self.uncount();
     }
 
     fn run(&mut self, hook: Hook, given: &Given) -> Option<Ran> {

@@ -2,6 +2,7 @@
 
 mod bench;
 mod changes;
+mod counts;
 mod flows;
 mod lifecycle;
 mod services;

@@ -2,6 +2,7 @@
 //! the programs in the kernel.
 
 mod affinity;
+mod counted;
 mod errors;
 mod fragments;
 mod headers;
@@ -26,8 +27,9 @@ pub struct Scenario {
 }
 
 /// All of them, file by file.
-pub const ALL: [&[Scenario]; 9] = [
+pub const ALL: [&[Scenario]; 10] = [
     affinity::ALL,
+    counted::ALL,
     errors::ALL,
     fragments::ALL,
     headers::ALL,

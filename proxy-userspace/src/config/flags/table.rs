@@ -321,6 +321,13 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         SWITCH,
         "Exit where an address to listen on is taken, instead of trying again",
     ),
+    always(
+        OBSERVE,
+        "service-metrics",
+        "shunt.serviceMetrics.enabled",
+        SWITCH,
+        "In the ebpf mode, count connections, refusals, drops and bytes for each Service",
+    ),
     flag(OBSERVE, "profiling", "enableProfiling", SWITCH, "Answer profiling requests where metrics are"),
     flag(
         OBSERVE,

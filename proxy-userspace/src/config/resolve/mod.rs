@@ -355,5 +355,10 @@ fn map_sizes(settings: &Settings) -> MapSizes {
         udp_sockets: settings.integer("shunt.ebpf.mapSizes.udpSockets"),
         flows: settings.integer("shunt.ebpf.mapSizes.flows"),
         fragments: settings.integer("shunt.ebpf.mapSizes.fragments"),
+        counted_services: if settings.is_true("shunt.serviceMetrics.enabled") {
+            settings.integer("shunt.serviceMetrics.maxServices")
+        } else {
+            0
+        },
     }
 }

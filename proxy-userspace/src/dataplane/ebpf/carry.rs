@@ -17,7 +17,7 @@ use crate::kernel::{
 };
 
 /// The maps that programs write.
-const STATE: [&str; 10] = [
+const STATE: [&str; 11] = [
     "affinity",
     "udp_flows",
     "udp_replies",
@@ -28,6 +28,7 @@ const STATE: [&str; 10] = [
     "fragments",
     "counters",
     "known",
+    "program_errors",
 ];
 
 /// Keeps an entry that the new programs wrote meanwhile.

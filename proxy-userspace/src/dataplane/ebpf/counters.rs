@@ -1,19 +1,56 @@
-//! What the programs on links count.
+//! What the programs count, for metrics: packets, errors, and traffic to Services.
 
 use aya::maps::{MapData, PerCpuArray};
-use proxy_common::layout::Counter;
+use proxy_common::layout::{Counter, Program, ProgramErrors};
 
+use super::service_counts::ServiceReader;
 use crate::{
-    dataplane::PacketCounts,
+    dataplane::{KernelCounts, ProgramErrorCount, ServiceCount},
     kernel::{KernelError, bpf::Object},
 };
 
-/// Adds up what all CPUs counted, whenever it is called.
-pub(super) fn reader(object: &mut Object) -> Result<PacketCounts, KernelError> {
-    let counters: PerCpuArray<MapData, u64> = object.take_map("counters")?;
-    let sum = move |counter: Counter| {
-        // A slot of an array is always there; should reading fail, nothing is better than a wrong number.
-        counters.get(&(counter as u32), 0).map_or(0, |of_cpus| of_cpus.iter().sum())
-    };
-    Ok(Box::new(move || Counter::ALL.map(|(counter, name)| (name, sum(counter))).into()))
+/// Adds up what all CPUs counted, whenever it is asked.
+pub(super) struct Counters {
+    packets: PerCpuArray<MapData, u64>,
+    errors: PerCpuArray<MapData, ProgramErrors>,
+    services: ServiceReader,
+}
+
+impl Counters {
+    pub(super) fn open(object: &mut Object, services: ServiceReader) -> Result<Self, KernelError> {
+        Ok(Self {
+            packets: object.take_map("counters")?,
+            errors: object.take_map("program_errors")?,
+            services,
+        })
+    }
+}
+
+// A slot of an array is always there; should reading fail, nothing is better than a wrong number.
+impl KernelCounts for Counters {
+    fn packets(&self) -> Vec<(&'static str, u64)> {
+        let sum = |counter: Counter| {
+            self.packets.get(&(counter as u32), 0).map_or(0, |of_cpus| of_cpus.iter().sum())
+        };
+        Counter::ALL.map(|(counter, name)| (name, sum(counter))).into()
+    }
+
+    fn errors(&self) -> Vec<ProgramErrorCount> {
+        let of_program = |(program, name): (Program, &'static str)| {
+            let of_cpus = self.errors.get(&(program as u32), 0).ok();
+            program.errors().iter().map(move |error| {
+                let of_cpus = of_cpus.iter().flat_map(|of_cpus| of_cpus.iter());
+                let count = of_cpus.map(|errors| errors.counts[*error as usize]).sum();
+                ProgramErrorCount { program: name, reason: error.name(), count }
+            })
+        };
+        Program::ALL.into_iter().flat_map(of_program).collect()
+    }
+
+    fn services(&self) -> Vec<ServiceCount> {
+        self.services.read().unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot read what was counted of Services");
+            Vec::new()
+        })
+    }
 }

@@ -11,12 +11,14 @@ use proxy_common::{
     known::{self, Place},
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, Flow, FlowKey,
-        FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue,
-        STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
+        FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, ProgramErrors,
+        STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
+        service_slots,
     },
 };
 
 use super::{
+    ids::Ids,
     ranges::{Prefix, Range},
     rules::Marks,
     state::State,
@@ -54,6 +56,8 @@ pub struct MapSizes {
     pub flows: u32,
     /// Fragmented datagrams on links.
     pub fragments: u32,
+    /// Service ports that are counted apart from others; 0 counts none. Each takes 40 bytes a CPU, and twice that at most.
+    pub counted_services: u32,
 }
 
 impl Default for MapSizes {
@@ -70,13 +74,14 @@ impl Default for MapSizes {
             tcp_connections: 131_072,
             flows: 262_144,
             fragments: 8_192,
+            counted_services: 4_000,
         }
     }
 }
 
 impl MapSizes {
-    /// What every map must look like.
-    pub fn specs(&self) -> [MapSpec; 19] {
+    /// What every map must look like where there are so many CPUs.
+    pub fn specs(&self, cpus: u32) -> [MapSpec; 21] {
         [
             spec::<ServiceKey, ServiceValue>("services", self.services),
             spec::<EndpointKey, Endpoint>("endpoints", self.endpoints),
@@ -97,6 +102,11 @@ impl MapSizes {
             spec::<FragmentKey, FragmentValue>("fragments", self.fragments),
             spec::<u32, u64>("counters", 0),
             spec::<u32, u64>("known", 0),
+            spec::<u32, ServiceCounts>(
+                "service_counts",
+                (service_slots(self.counted_services) * cpus).max(1),
+            ),
+            spec::<u32, ProgramErrors>("program_errors", 0),
         ]
     }
 
@@ -323,8 +333,8 @@ impl Maps {
     }
 
     /// Everything the maps hold.
-    pub(super) fn read(&self) -> Result<State, KernelError> {
-        let mut state = State::default();
+    pub(super) fn read(&self, ids: Ids) -> Result<State, KernelError> {
+        let mut state = State::with_ids(ids);
         for entry in &self.services {
             let (key, value) = entry.map_err(failed("read", "services", 0))?;
             state.put_service(key, value);

@@ -5,6 +5,7 @@ mod counters;
 mod failures;
 mod flows;
 mod handover;
+mod ids;
 mod links;
 mod maps;
 mod own_netns;
@@ -12,6 +13,7 @@ mod plan;
 mod ranges;
 mod room;
 mod rules;
+mod service_counts;
 mod sockets;
 mod state;
 mod translate;
@@ -27,10 +29,12 @@ use std::{
 pub(crate) use self::translate::proto;
 use self::{
     carry::{Copies, Pass},
+    counters::Counters,
     failures::Failures,
     flows::FlowSweeper,
     links::Links,
     maps::Maps,
+    service_counts::{ServiceReader, ServiceSlots},
     sockets::SocketReleaser,
 };
 pub use self::{
@@ -41,9 +45,9 @@ pub use self::{
     rules::{Marks, NAMES as RULE_NAMES, Rules},
     state::State,
 };
-use proxy_common::layout::{LAYOUT_VERSION, STATE_LAYOUT_VERSION};
+use proxy_common::layout::{LAYOUT_VERSION, STATE_LAYOUT_VERSION, service_slots};
 
-use super::{Dataplane, MapFill, PacketCounts};
+use super::{Dataplane, KernelCounts, MapFill};
 use crate::{
     kernel::{
         KernelError,
@@ -119,6 +123,9 @@ pub struct Ebpf {
     sweeper: FlowSweeper,
     /// To be made when this process's programs take over.
     copies: Copies,
+    service_slots: ServiceSlots,
+    /// To be given away once.
+    service_reader: Option<ServiceReader>,
     rules: Option<Rules>,
     /// Maps of another layout are in use: this process's are built beside them, and take their place once they are full and its
     /// programs run.
@@ -133,16 +140,19 @@ impl Ebpf {
         capabilities::check_bpf()?;
         let cgroup = Cgroup::open(&settings.cgroup_root)?;
         let pins = PinDir::create(&settings.pin_dir)?;
-        let specs = settings.map_sizes.specs();
+        let (sizes, cpus) = (settings.map_sizes, bpf::cpus()?);
+        let specs = sizes.specs(cpus);
         let staged = stage(&pins, &specs)?;
         let directory = staged.as_ref().map_or(pins.path(), |staged| &*staged.directory);
-        let mut object = Object::load(OBJECT, &specs, directory)?;
+        let slots = service_slots(sizes.counted_services);
+        let mut object = Object::load(OBJECT, &specs, &[("SERVICE_SLOTS", slots)], directory)?;
         let copies = match &staged {
             Some(Staged { directory, keeps_state: true }) => Copies::between(&pins, &specs, directory)?,
             _ => Copies::default(),
         };
-        let sweeper = FlowSweeper::start(&mut object, settings.map_sizes.flows)?;
-        let mut maps = Maps::open(&mut object, settings.map_sizes, settings.marks)?;
+        let sweeper = FlowSweeper::start(&mut object, sizes.flows)?;
+        let mut maps = Maps::open(&mut object, sizes, settings.marks)?;
+        let (service_slots, reader) = ServiceSlots::open(&mut object, sizes.counted_services, cpus)?;
         maps.set_node(netns::current_cookie()?)?;
         let releaser = SocketReleaser::start(directory)?;
         let links = Links::open(settings.link_attachment)?;
@@ -158,6 +168,8 @@ impl Ebpf {
             sweeper,
             rules,
             copies,
+            service_slots,
+            service_reader: Some(reader),
             is_staged,
             attached: false,
         })
@@ -190,6 +202,21 @@ impl Ebpf {
             return self.write(step).map(|()| true);
         };
         self.links.attach(&self.object, &self.pins, *at, link.framing)
+    }
+
+    /// Gives identifiers to service ports and takes them away, as a plan says, with what is counted under them.
+    fn name(&mut self, state: &mut State, plan: &Plan) {
+        for (name, service) in &plan.names {
+            match service {
+                Some(service) => {
+                    let is_new = state.destinations(*service).next().is_none();
+                    self.service_slots.give(name, *service, is_new);
+                }
+                None => state.id(name).into_iter().for_each(|before| self.service_slots.take_back(before)),
+            }
+            state.record_name(name, *service);
+        }
+        self.service_slots.settle(|service| state.is_named(service));
     }
 
     fn write(&mut self, step: &Step) -> Result<(), KernelError> {
@@ -299,7 +326,7 @@ const LINKS: &str = "shunt_";
 fn remove_everything(pins: Option<&PinDir>) -> Vec<KernelError> {
     let mut errors = links::remove_all(pins);
     // Names do not depend on sizes.
-    errors.extend(pins.into_iter().flat_map(|pins| pins.remove_all(&MapSizes::default().specs(), LINKS)));
+    errors.extend(pins.into_iter().flat_map(|pins| pins.remove_all(&MapSizes::default().specs(1), LINKS)));
     errors
 }
 
@@ -338,7 +365,8 @@ impl Dataplane for Ebpf {
     type Error = EbpfError;
 
     fn observe(&mut self) -> Result<State, EbpfError> {
-        let mut state = self.maps.read()?;
+        let mut state = self.maps.read(self.service_slots.ids())?;
+        self.service_slots.reread();
         state.attached = self.is_attached()?;
         state.links = self.links.observe(&self.object, &self.pins)?;
         state.rules_are_put = self.rules.as_mut().is_none_or(Rules::are_put);
@@ -352,9 +380,7 @@ impl Dataplane for Ebpf {
     /// Goes on past a service port or link that fails: what is left of the plan for that one is left out, so that it stays as it
     /// was. Rules that fail hold nothing up either.
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), EbpfError> {
-        for (name, service) in &plan.names {
-            state.record_name(name, *service);
-        }
+        self.name(state, &plan);
         let mut failures = Failures::of_those_without_room(state, &plan, &self.maps.sizes);
         let mut rules = None;
         for step in &plan.steps {
@@ -379,10 +405,10 @@ impl Dataplane for Ebpf {
         }
     }
 
-    fn packet_counts(&mut self) -> Option<PacketCounts> {
-        counters::reader(&mut self.object)
-            .inspect_err(|error| tracing::warn!(%error, "packets are not counted in metrics"))
-            .ok()
+    fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {
+        let counters = Counters::open(&mut self.object, self.service_reader.take()?)
+            .inspect_err(|error| tracing::warn!(%error, "what programs count is not in metrics"));
+        counters.ok().map(|counters| Box::new(counters) as Box<dyn KernelCounts>)
     }
 
     fn map_fill(&self, state: &State) -> Vec<MapFill> {

@@ -14,6 +14,7 @@ use proxy_common::{
 };
 
 use super::{
+    ids::Fresh,
     links::{LinkHook, Running},
     ranges::{Prefix, Range},
     state::State,
@@ -172,7 +173,7 @@ struct Planner<'a> {
     node: &'a NodeView,
     names: Vec<(ServicePortKey, Option<u32>)>,
     claimed: HashSet<u32>,
-    last_service: u32,
+    fresh: Fresh<'a>,
     additions: Vec<Step>,
     switches: Vec<Step>,
     attachments: Vec<Step>,
@@ -189,7 +190,7 @@ impl<'a> Planner<'a> {
             node,
             names: Vec::new(),
             claimed: HashSet::new(),
-            last_service: state.last_service(),
+            fresh: state.fresh_ids(),
             additions: Vec::new(),
             switches: Vec::new(),
             attachments: Vec::new(),
@@ -310,10 +311,7 @@ impl<'a> Planner<'a> {
             .filter_map(|key| self.state.service(key))
             .map(|value| value.service)
             .find(|service| !self.state.is_named(*service) && !self.claimed.contains(service));
-        let service = adopted.unwrap_or_else(|| {
-            self.last_service += 1;
-            self.last_service
-        });
+        let service = adopted.unwrap_or_else(|| self.fresh.next());
         self.claimed.insert(service);
         self.names.push((name.clone(), Some(service)));
         service

@@ -8,6 +8,7 @@ use proxy_common::{
 };
 
 use super::{
+    ids::{Fresh, Ids},
     links::{LinkHook, Running},
     plan::Step,
     ranges::{Prefix, Range},
@@ -25,7 +26,7 @@ pub struct State {
     pub(super) node_addresses: BTreeSet<Addr>,
     names: HashMap<ServicePortKey, u32>,
     named: HashSet<u32>,
-    next_service: u32,
+    ids: Ids,
     pub(super) local_sources: BTreeSet<Prefix>,
     pub(super) local_links: BTreeSet<u32>,
     pub(super) bridge_ports: BTreeMap<u32, BridgeAddress>,
@@ -40,6 +41,11 @@ pub struct State {
 }
 
 impl State {
+    /// Empty maps, with what decides which identifiers are given.
+    pub(super) fn with_ids(ids: Ids) -> Self {
+        Self { ids, ..Self::default() }
+    }
+
     /// Records a change that was made to the maps.
     pub(super) fn record(&mut self, step: &Step) {
         match step {
@@ -78,14 +84,14 @@ impl State {
             self.destinations.remove(&(before.service, key));
         }
         self.destinations.insert((value.service, key));
-        self.next_service = self.next_service.max(value.service);
+        self.ids.see(value.service);
     }
 
     /// Gives a service port its identifier, or takes it away.
     pub(super) fn record_name(&mut self, name: &ServicePortKey, service: Option<u32>) {
         let before = match service {
             Some(service) => {
-                self.next_service = self.next_service.max(service);
+                self.ids.take(service);
                 self.named.insert(service);
                 self.names.insert(name.clone(), service)
             }
@@ -93,6 +99,7 @@ impl State {
         };
         if let Some(before) = before.filter(|before| Some(*before) != service) {
             self.named.remove(&before);
+            self.ids.release(before);
         }
     }
 
@@ -100,7 +107,8 @@ impl State {
     pub(super) fn forget_names(&mut self) {
         self.names.clear();
         self.named.clear();
-        self.next_service = self.services_in_use().last().copied().unwrap_or(0);
+        let in_use = self.services_in_use();
+        self.ids.restart(in_use);
     }
 
     /// The identifier of a service port.
@@ -123,9 +131,9 @@ impl State {
         self.named.contains(&service)
     }
 
-    /// The largest identifier ever seen.
-    pub(super) const fn last_service(&self) -> u32 {
-        self.next_service
+    /// Gives new identifiers.
+    pub(super) fn fresh_ids(&self) -> Fresh<'_> {
+        self.ids.fresh()
     }
 
     /// What a destination leads to.

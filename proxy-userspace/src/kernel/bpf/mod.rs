@@ -10,7 +10,7 @@ pub mod tc;
 pub mod test_run;
 
 use std::{
-    io::ErrorKind,
+    io::{self, ErrorKind},
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::OnceLock,
@@ -79,7 +79,13 @@ pub struct Object {
 impl Object {
     /// Loads an object with its maps pinned in `directory`. Maps that are pinned there already are used as they are, so check
     /// with [`PinDir::holds`] first.
-    pub fn load(bytes: &[u8], maps: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
+    /// `constants` are what the verifier shall take for given, by their names.
+    pub fn load(
+        bytes: &[u8],
+        maps: &[MapSpec],
+        constants: &[(&'static str, u32)],
+        directory: &Path,
+    ) -> Result<Self, KernelError> {
         memlock::lift_limit();
         let paths: Vec<PathBuf> = maps.iter().map(|map| directory.join(map.name)).collect();
         let mut loader = EbpfLoader::new();
@@ -93,6 +99,9 @@ impl Object {
         loader.override_global("HAS_SET_RETVAL", &has_set_retval, true);
         let has_coarse_clock = u8::from(has_coarse_clock());
         loader.override_global("HAS_COARSE_CLOCK", &has_coarse_clock, true);
+        for (name, value) in constants {
+            loader.override_global(name, value, true);
+        }
         let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
         for (name, program) in ebpf.programs_mut() {
             load_program(program).map_err(KernelError::bpf("load program", name))?;
@@ -191,6 +200,12 @@ fn has_helper(program: ProgramType, helper: BpfHelper) -> bool {
         tracing::debug!(%error, ?helper, "cannot tell whether there is this helper; going without");
         false
     })
+}
+
+/// How many CPUs this machine may have: their numbers are smaller than that.
+pub fn cpus() -> Result<u32, KernelError> {
+    let count = aya::util::nr_cpus().map_err(|(path, error)| KernelError::path("read", path)(error))?;
+    u32::try_from(count).map_err(|error| KernelError::call("count", "CPUs")(io::Error::other(error)))
 }
 
 /// A signal that comes while the kernel verifies a program makes it stop and say EAGAIN (c3494801cd17). libbpf asks five times, which on
