@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::{
     claims::Item,
     node::Terms,
-    plan::{Plan, SetChange, Step, plan},
+    plan::{SetChange, Step, plan},
     sets::{Entry, Set},
     state::{Presence, State},
 };
