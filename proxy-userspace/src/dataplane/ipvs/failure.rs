@@ -45,6 +45,14 @@ pub enum IpvsError {
         /// What it said.
         source: KernelError,
     },
+    /// The rules of one family alone failed; all else is as it should be.
+    #[error("{family} alone failed: {source}")]
+    OfFamily {
+        /// The family.
+        family: IpFamily,
+        /// Why.
+        source: Box<IpvsError>,
+    },
     /// Some changes were refused; all others were made.
     #[error("{count} of {all} changes to IPVS were refused; the first: {source}")]
     Refused {

@@ -309,6 +309,21 @@ fn set(setting: NetSetting, value: i64) -> Result<(), KernelError> {
     setting.write(value)
 }
 
+/// The first error; that of a family where no other failed.
+fn one_of(errors: Vec<IpvsError>) -> Option<IpvsError> {
+    let family_of = |error: &IpvsError| match error {
+        IpvsError::Rules { family, .. } => Some(*family),
+        _ => None,
+    };
+    let family = errors.first().and_then(family_of);
+    let is_alone = errors.iter().all(|error| family_of(error) == family);
+    let first = errors.into_iter().next()?;
+    Some(match family {
+        Some(family) if is_alone => IpvsError::OfFamily { family, source: Box::new(first) },
+        _ => first,
+    })
+}
+
 impl From<RealServer> for Real {
     fn from(real: RealServer) -> Self {
         Self { address: real.address, weight: real.weight, is_idle: real.connections == 0 }
@@ -338,13 +353,11 @@ impl Dataplane for Ipvs {
 
     /// Goes on past steps that fail, so that one address or rule does not keep all else from being served.
     fn apply(&mut self, state: &mut State, mut plan: Plan) -> Result<(), IpvsError> {
-        let mut first = None;
+        let mut errors = Vec::new();
         for step in std::mem::take(&mut plan.steps) {
-            if let Err(error) = self.step(state, step) {
-                first.get_or_insert(error);
-            }
+            errors.extend(self.step(state, step).err());
         }
-        match first {
+        match one_of(errors) {
             None => {
                 plan.note(state);
                 Ok(())
@@ -354,6 +367,10 @@ impl Dataplane for Ipvs {
                 Err(error)
             }
         }
+    }
+
+    fn failed_family(error: &IpvsError) -> Option<IpFamily> {
+        if let IpvsError::OfFamily { family, .. } = error { Some(*family) } else { None }
     }
 
     fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
