@@ -15,15 +15,18 @@ use nix::sched::{CloneFlags, setns, unshare};
 use proxy_userspace::{
     dataplane::{
         Dataplane, Rendering,
-        nftables::{Nftables, NftablesSettings, Plan, State, TABLE},
+        nftables::{Nftables, NftablesError, NftablesSettings, Plan, State, TABLE},
     },
     health::ProxyHealth,
     kernel::{
-        KernelError,
+        nftables::{Change, Family},
         ruleset_changes::{TableChanges, Touched},
     },
     metrics::Metrics,
-    model::{DetectLocalMode, Dirty, InterfaceGlobs, ModelSettings, NodeFacts, NodePortAddresses, Snapshot},
+    model::{
+        DetectLocalMode, Dirty, InterfaceGlobs, IpFamily, ModelSettings, NodeFacts, NodePortAddresses,
+        Snapshot,
+    },
     sync::{Inputs, Outputs, SyncLoop, SyncPeriods, SyncSettings},
     watch::ManifestSource,
 };
@@ -70,9 +73,9 @@ struct Counted {
 impl Dataplane for Counted {
     type State = State;
     type Plan = Plan;
-    type Error = KernelError;
+    type Error = NftablesError;
 
-    fn observe(&mut self) -> Result<State, KernelError> {
+    fn observe(&mut self) -> Result<State, NftablesError> {
         self.observed.fetch_add(1, Ordering::SeqCst);
         self.inner.observe()
     }
@@ -85,11 +88,11 @@ impl Dataplane for Counted {
         Nftables::plan(state, snapshot, dirty)
     }
 
-    fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), KernelError> {
+    fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), NftablesError> {
         self.inner.apply(state, plan)
     }
 
-    fn cleanup(&mut self) -> Vec<KernelError> {
+    fn cleanup(&mut self) -> Vec<NftablesError> {
         self.inner.cleanup()
     }
 }
@@ -323,4 +326,26 @@ fn a_table_with_sets_of_another_shape_is_replaced_at_once() {
         leads_to("10.244.1.1 . 8080")
     });
     daemon.stop();
+}
+
+#[test]
+fn a_transaction_that_one_family_refuses_is_made_in_the_other() {
+    let _namespace = Namespace::enter();
+    let settings = NftablesSettings { masquerade: 1 << 14 };
+    let mut dataplane = Nftables::new(&settings, Arc::default()).expect("nf_tables");
+    let mut state = dataplane.observe().expect("the tables can be read");
+    let snapshot = Snapshot::default();
+    let mut plan = Nftables::plan(&state, &snapshot, &Dirty::everything());
+    let transaction = plan.transactions.first_mut().expect("there is nothing yet");
+    assert!(Family::ALL.iter().all(|of| transaction.iter().any(|(family, _)| family == of)));
+    // There is no such table any more by then.
+    transaction.extend([(Family::Ip6, Change::DeleteTable), (Family::Ip6, Change::DeleteTable)]);
+    let refused = dataplane.apply(&mut state, plan).expect_err("a table goes once");
+    assert_eq!(Nftables::failed_family(&refused), Some(IpFamily::V6), "{refused}");
+    assert_eq!(nft(&["list", "tables"]).trim(), format!("table ip {TABLE}"));
+    assert!(!dataplane.is_certain(&state), "what there is of IPv6 has to be read");
+    let mut state = dataplane.observe().expect("the tables can be read");
+    let plan = Nftables::plan(&state, &snapshot, &Dirty::everything());
+    dataplane.apply(&mut state, plan).expect("both take it now");
+    assert!(nft(&["list", "tables"]).contains(&format!("table ip6 {TABLE}")));
 }

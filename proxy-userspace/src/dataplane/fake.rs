@@ -15,7 +15,7 @@ use crate::{
         KernelError,
         conntrack::{Deleted, UdpFilter, UdpFlow},
     },
-    model::{Dirty, NodeView, ResolvedPort, ServicePortKey, Snapshot},
+    model::{Dirty, IpFamily, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
 
 /// What the fake kernel holds.
@@ -46,6 +46,8 @@ pub(crate) struct Kernel {
     pub(crate) certain: bool,
     /// It has no room for what is to be put in.
     pub(crate) full: bool,
+    /// It takes nothing of this family.
+    pub(crate) failing_family: Option<IpFamily>,
     /// Tracked UDP flows.
     pub(crate) flows: Vec<UdpFlow>,
     /// What the flows were looked through for.
@@ -124,6 +126,8 @@ pub(crate) enum FakeError {
     Told,
     #[error("the fake kernel is full")]
     Full,
+    #[error("the fake kernel takes nothing of {0}")]
+    OfFamily(IpFamily),
 }
 
 impl Fake {
@@ -187,13 +191,19 @@ impl Dataplane for Fake {
         let mut kernel = self.kernel();
         let operations = plan.len();
         let mut left_out = 0;
+        let mut failed = None;
         for change in plan {
             if kernel.failing > 0 {
                 kernel.failing -= 1;
                 kernel.calls.push(Call::FailedApply);
                 return Err(FakeError::Told);
             }
-            if kernel.full && matches!(change, Change::Set(..)) {
+            if let Change::Set(key, _) | Change::Remove(key) = &change
+                && kernel.failing_family == Some(key.family)
+            {
+                failed = kernel.failing_family;
+                left_out += 1;
+            } else if kernel.full && matches!(change, Change::Set(..)) {
                 left_out += 1;
             } else {
                 kernel.programmed.make(change);
@@ -202,6 +212,10 @@ impl Dataplane for Fake {
         if operations > left_out {
             kernel.calls.push(Call::Apply(operations - left_out));
             *state = kernel.programmed.clone();
+        }
+        if let Some(family) = failed {
+            kernel.calls.push(Call::FailedApply);
+            return Err(FakeError::OfFamily(family));
         }
         if left_out > 0 {
             kernel.calls.push(Call::FailedApply);
@@ -227,6 +241,10 @@ impl Dataplane for Fake {
 
     fn is_partial(error: &FakeError) -> bool {
         matches!(error, FakeError::Full)
+    }
+
+    fn failed_family(error: &FakeError) -> Option<IpFamily> {
+        if let FakeError::OfFamily(family) = error { Some(*family) } else { None }
     }
 
     fn map_fill(&self, state: &Programmed) -> Vec<MapFill> {

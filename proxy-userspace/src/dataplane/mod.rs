@@ -17,7 +17,7 @@ mod renderer;
 pub use renderer::{RenderError, Renderer, Rendering};
 
 use self::conntrack::StaleUdp;
-use crate::model::{Dirty, ServicePortKey, Snapshot};
+use crate::model::{Dirty, IpFamily, ServicePortKey, Snapshot};
 
 /// One way of making the kernel serve a Snapshot.
 pub trait Dataplane {
@@ -50,6 +50,12 @@ pub trait Dataplane {
     fn is_partial(error: &Self::Error) -> bool {
         let _ = error;
         false
+    }
+
+    /// The family of which nothing is known to be as it should be, where an error of `apply` is of one alone: all of the other is.
+    fn failed_family(error: &Self::Error) -> Option<IpFamily> {
+        let _ = error;
+        None
     }
 
     /// What finds stale UDP flows, in modes that translate in netfilter. It has to live as long as the dataplane: its memory

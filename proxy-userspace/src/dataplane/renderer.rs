@@ -5,7 +5,7 @@ use std::error::Error;
 use super::{Dataplane, KernelCounts, MapFill, PlanSize, Readings, conntrack::Forgotten};
 use crate::{
     kernel::KernelError,
-    model::{Dirty, Snapshot},
+    model::{Dirty, IpFamily, Snapshot},
 };
 
 /// What went wrong in the dataplane, with what it was doing.
@@ -22,6 +22,8 @@ pub enum RenderError {
     Apply {
         /// Some service ports or links are not as they should be; all else is.
         partial: bool,
+        /// Nothing of this family is known to be as it should be; all of the other is.
+        family: Option<IpFamily>,
         /// Why.
         source: Box<dyn Error + Send + Sync>,
     },
@@ -43,6 +45,11 @@ impl RenderError {
     /// Some service ports or links are not as they should be; all else is.
     pub fn is_partial(&self) -> bool {
         matches!(self, Self::Apply { partial: true, .. })
+    }
+
+    /// The family that failed, where the other did not.
+    pub fn family(&self) -> Option<IpFamily> {
+        if let Self::Apply { family, .. } = self { *family } else { None }
     }
 }
 
@@ -132,6 +139,7 @@ where
         // Also a plan without changes: it may tell the state what it could not read from the kernel.
         self.dataplane.apply(state, plan).map_err(|source| RenderError::Apply {
             partial: D::is_partial(&source),
+            family: D::failed_family(&source),
             source: source.into(),
         })?;
         // What had to be repaired let packets pass as they were, of Services that did not change too.

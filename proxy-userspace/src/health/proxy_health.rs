@@ -10,7 +10,7 @@ use crate::model::IpFamily;
 
 /// The proxy's health, shared by the sync loop, which writes it, and the endpoints, which read it.
 ///
-/// Live: no change waits for longer than the timeout. Ready (`/healthz`): live, the first full sync is in the kernel, no
+/// Live: no change of either family waits for longer than the timeout. Ready (`/healthz`): live, the first full sync is in the kernel, no
 /// Service is missing there, and the Node is not going away.
 #[derive(Clone, Debug)]
 pub struct ProxyHealth {
@@ -20,10 +20,32 @@ pub struct ProxyHealth {
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
     timeout: Duration,
-    last_updated: Option<Timestamp>,
-    oldest_pending: Option<Instant>,
+    /// By family, as in [`IpFamily::ALL`].
+    families: [FamilyState; 2],
     node_being_deleted: bool,
     incomplete: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct FamilyState {
+    last_updated: Option<Timestamp>,
+    oldest_pending: Option<Instant>,
+}
+
+impl State {
+    fn family_mut(&mut self, family: IpFamily) -> &mut FamilyState {
+        &mut self.families[usize::from(family == IpFamily::V6)]
+    }
+
+    fn is_live(&self, family: &FamilyState) -> bool {
+        family.oldest_pending.is_none_or(|since| since.elapsed() < self.timeout)
+    }
+
+    /// When the family that waits for longer was updated; none until both were.
+    fn last_updated(&self) -> Option<Timestamp> {
+        let [v4, v6] = self.families.map(|family| family.last_updated);
+        v4.min(v6)
+    }
 }
 
 /// The body of `/healthz` and `/livez`, as upstream's `ProxyHealth`.
@@ -41,7 +63,7 @@ pub(super) struct Report {
     pub(super) ok: bool,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FamilyReport {
     last_updated: String,
@@ -63,18 +85,22 @@ impl ProxyHealth {
         self.state.send_modify(|state| state.timeout = timeout);
     }
 
-    /// There is a change that the kernel does not have yet.
-    pub fn queued(&self) {
+    /// There is a change of these families that the kernel does not have yet.
+    pub fn queued(&self, families: &[IpFamily]) {
         self.state.send_modify(|state| {
-            state.oldest_pending.get_or_insert_with(Instant::now);
+            for family in families {
+                state.family_mut(*family).oldest_pending.get_or_insert_with(Instant::now);
+            }
         });
     }
 
-    /// The kernel has everything.
-    pub fn updated(&self) {
+    /// The kernel has everything of these families.
+    pub fn updated(&self, families: &[IpFamily]) {
         self.state.send_modify(|state| {
-            state.oldest_pending = None;
-            state.last_updated = Some(Timestamp::now());
+            for family in families {
+                let last_updated = Some(Timestamp::now());
+                *state.family_mut(*family) = FamilyState { last_updated, oldest_pending: None };
+            }
         });
     }
 
@@ -89,15 +115,21 @@ impl ProxyHealth {
         self.state.send_modify(|state| state.node_being_deleted = being_deleted);
     }
 
-    /// No change waits for too long.
+    /// No change of either family waits for too long.
     pub fn is_live(&self) -> bool {
-        let State { oldest_pending, timeout, .. } = *self.state.borrow();
-        oldest_pending.is_none_or(|since| since.elapsed() < timeout)
+        let state = self.state.borrow();
+        state.families.iter().all(|family| state.is_live(family))
+    }
+
+    /// No change of a family does.
+    pub fn is_live_for(&self, family: IpFamily) -> bool {
+        let state = self.state.borrow();
+        state.is_live(&state.families[usize::from(family == IpFamily::V6)])
     }
 
     /// The first full sync is in the kernel.
     pub fn is_programmed(&self) -> bool {
-        self.state.borrow().last_updated.is_some()
+        self.state.borrow().last_updated().is_some()
     }
 
     /// It serves all Services, as far as it knows, and may have the node's traffic: what `/healthz` answers.
@@ -116,16 +148,19 @@ impl ProxyHealth {
     }
 
     fn report(&self, node_eligible: Option<bool>, ok: bool) -> Report {
-        let last_updated =
-            self.state.borrow().last_updated.map_or_else(|| NEVER.into(), |time| time.to_string());
+        let state = *self.state.borrow();
+        let shown = |time: Option<Timestamp>| time.map_or_else(|| NEVER.into(), |time| time.to_string());
+        let last_updated = shown(state.last_updated());
         let now = Timestamp::now().to_string();
-        let healthy = self.is_live() && !self.state.borrow().incomplete;
-        let family = FamilyReport { last_updated: last_updated.clone(), healthy };
-        let status = if self.is_programmed() {
-            IpFamily::ALL.map(|of| (if of == IpFamily::V4 { "IPv4" } else { "IPv6" }, family.clone())).into()
-        } else {
-            BTreeMap::new()
-        };
+        let healthy = self.is_live() && !state.incomplete;
+        // As upstream, whose proxiers of both families tell of themselves: who never was updated is not there.
+        let families = ["IPv4", "IPv6"].into_iter().zip(&state.families);
+        let known = families.filter(|(_, family)| family.last_updated.is_some());
+        let status = known.map(|(name, family)| {
+            let healthy = state.is_live(family) && !state.incomplete;
+            (name, FamilyReport { last_updated: shown(family.last_updated), healthy })
+        });
+        let status = status.collect();
         // As upstream: who is healthy was updated just now, whether or not there was anything to do.
         let last_updated = if ok { now.clone() } else { last_updated };
         Report { last_updated, current_time: now, node_eligible, healthy, status, ok }

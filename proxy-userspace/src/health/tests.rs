@@ -82,7 +82,7 @@ async fn healthz_turns_200_with_the_first_full_sync_and_livez_is_200_from_the_st
     assert_eq!(answer.json()["nodeEligible"], json!(false));
     assert_eq!(answer.json()["lastUpdated"], json!("0001-01-01T00:00:00Z"));
     assert_eq!(get(address, "/livez").await.unwrap().status, 200);
-    health.updated();
+    health.updated(&IpFamily::ALL);
     let answer = get(address, "/healthz").await.unwrap();
     assert_eq!(answer.status, 200);
     assert!(answer.headers.contains("content-type: application/json"), "{}", answer.headers);
@@ -99,7 +99,7 @@ async fn healthz_turns_200_with_the_first_full_sync_and_livez_is_200_from_the_st
 #[tokio::test]
 async fn a_node_that_is_being_deleted_is_live_but_not_healthy() {
     let (health, _, address) = start_healthz();
-    health.updated();
+    health.updated(&IpFamily::ALL);
     health.set_node_being_deleted(true);
     let answer = get(address, "/healthz").await.unwrap();
     assert_eq!((answer.status, &answer.json()["nodeEligible"]), (503, &json!(false)));
@@ -110,15 +110,30 @@ async fn a_node_that_is_being_deleted_is_live_but_not_healthy() {
 #[tokio::test(start_paused = true)]
 async fn a_change_that_waits_too_long_makes_both_unhealthy() {
     let health = ProxyHealth::new(TIMEOUT);
-    health.updated();
-    health.queued();
+    health.updated(&IpFamily::ALL);
+    health.queued(&IpFamily::ALL);
     sleep(TIMEOUT / 2).await;
-    health.queued();
+    health.queued(&IpFamily::ALL);
     assert!(health.is_live());
     sleep(TIMEOUT / 2).await;
     assert!(!health.livez().ok && !health.healthz().ok, "the oldest change counts");
-    health.updated();
+    health.updated(&IpFamily::ALL);
     assert!(health.livez().ok && health.healthz().ok);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_family_tells_of_itself_and_one_that_waits_too_long_makes_the_whole_unhealthy() {
+    let health = ProxyHealth::new(TIMEOUT);
+    health.updated(&[IpFamily::V4]);
+    assert!(!health.is_programmed(), "IPv6 was not");
+    health.updated(&[IpFamily::V6]);
+    health.queued(&[IpFamily::V6]);
+    sleep(TIMEOUT).await;
+    health.updated(&[IpFamily::V4]);
+    let report = serde_json::to_value(health.healthz()).expect("JSON");
+    assert!(!health.healthz().ok && !health.livez().ok);
+    let healthy = ["IPv4", "IPv6"].map(|family| report["status"][family]["healthy"].clone());
+    assert_eq!(healthy, [json!(true), json!(false)], "{report}");
 }
 
 fn of_ebpf() -> Metrics {
@@ -219,7 +234,7 @@ async fn health_check_node_ports_tell_of_local_endpoints_and_come_and_go() {
 #[tokio::test]
 async fn a_health_check_node_port_fails_while_the_proxy_is_not_live() {
     let health = ProxyHealth::new(Duration::ZERO);
-    health.queued();
+    health.queued(&IpFamily::ALL);
     let port = free_port();
     let wanted = watch::Sender::new(checks(&[("a", port, 2)]));
     tokio::spawn(answer_health_checks(wanted.subscribe(), health));

@@ -1,6 +1,7 @@
 //! What Prometheus reads: upstream kube-proxy's metrics under upstream's names, and our own beside them.
 //!
-//! One sync programs both IP families, so metrics that upstream keeps by family get the same observation under each.
+//! One sync programs both IP families, so metrics that upstream keeps by family get the same observation under each, but for one
+//! that failed.
 #![forbid(unsafe_code)]
 
 mod exposition;
@@ -101,7 +102,7 @@ pub struct Metrics {
     of_kernel: OfKernel,
     of_mode: OfMode,
     operations: Counter,
-    failures: Counter,
+    failures: Family<Labels<1>, Counter>,
     drift: Counter,
     watch_events: Family<Labels<1>, Counter>,
     watch_synced: Gauge,
@@ -135,7 +136,7 @@ impl Default for Metrics {
             of_kernel: OfKernel::default(),
             of_mode: OfMode::default(),
             operations: Counter::default(),
-            failures: Counter::default(),
+            failures: Family::default(),
             drift: Counter::default(),
             watch_events: Family::default(),
             watch_synced: Gauge::default(),
@@ -214,28 +215,39 @@ impl Metrics {
 
     /// A sync was asked for at this time, in seconds since 1970.
     pub fn sync_queued(&self, unix_seconds: f64) {
-        set_for_each_family(&self.last_queued, unix_seconds);
+        set_for_families(&IpFamily::ALL, &self.last_queued, unix_seconds);
     }
 
-    /// A sync succeeded.
-    pub fn sync_succeeded(&self, extent: SyncExtent, took: Duration, operations: usize, unix_seconds: f64) {
+    /// A sync of these families succeeded.
+    pub fn sync_succeeded(
+        &self,
+        families: &[IpFamily],
+        extent: SyncExtent,
+        took: Duration,
+        operations: usize,
+        unix_seconds: f64,
+    ) {
         let by_extent = match extent {
             SyncExtent::Full => &self.sync_full_duration,
             SyncExtent::Partial => &self.sync_partial_duration,
         };
         for histograms in [&self.sync_duration, by_extent] {
-            observe_for_each_family(histograms, took.as_secs_f64());
+            observe_for_families(families, histograms, took.as_secs_f64());
         }
-        set_for_each_family(&self.last_sync, unix_seconds);
+        set_for_families(families, &self.last_sync, unix_seconds);
         self.operations.inc_by(operations as u64);
-        self.endpoint_changes_pending.set(0);
-        self.service_changes_pending.set(0);
-        self.watch_synced.set(1);
+        if families == IpFamily::ALL {
+            self.endpoint_changes_pending.set(0);
+            self.service_changes_pending.set(0);
+            self.watch_synced.set(1);
+        }
     }
 
-    /// A sync failed.
-    pub fn sync_failed(&self) {
-        self.failures.inc();
+    /// A sync of these families failed.
+    pub fn sync_failed(&self, families: &[IpFamily]) {
+        for family in families {
+            self.failures.get_or_create(&[ip_family(*family)]).inc();
+        }
     }
 
     /// The kernel held something else than it should, and so many changes put it right.
@@ -243,9 +255,9 @@ impl Metrics {
         self.drift.inc_by(operations as u64);
     }
 
-    /// A change of endpoints reached the kernel so long after it happened.
-    pub fn endpoints_programmed(&self, after: Duration) {
-        observe_for_each_family(&self.programming_duration, after.as_secs_f64());
+    /// A change of endpoints of these families reached the kernel so long after it happened.
+    pub fn endpoints_programmed(&self, families: &[IpFamily], after: Duration) {
+        observe_for_families(families, &self.programming_duration, after.as_secs_f64());
     }
 
     /// Conntrack was looked through for stale flows.
@@ -298,6 +310,7 @@ impl Metrics {
             for histogram in histograms {
                 drop(histogram.get_or_create(&label));
             }
+            drop(self.failures.get_or_create(&label));
             drop(self.conntrack_deleted.get_or_create(&label));
             self.set_no_local_endpoints(PolicySide::Internal, family, 0);
             self.set_no_local_endpoints(PolicySide::External, family, 0);
@@ -320,15 +333,15 @@ const fn code(healthy: bool) -> (&'static str, &'static str) {
     ("code", if healthy { "200" } else { "503" })
 }
 
-fn observe_for_each_family(histograms: &Histograms, seconds: f64) {
-    for family in IpFamily::ALL {
-        histograms.get_or_create(&[ip_family(family)]).observe(seconds);
+fn observe_for_families(families: &[IpFamily], histograms: &Histograms, seconds: f64) {
+    for family in families {
+        histograms.get_or_create(&[ip_family(*family)]).observe(seconds);
     }
 }
 
-fn set_for_each_family(gauges: &Family<Labels<1>, Seconds>, seconds: f64) {
-    for family in IpFamily::ALL {
-        gauges.get_or_create(&[ip_family(family)]).set(seconds);
+fn set_for_families(families: &[IpFamily], gauges: &Family<Labels<1>, Seconds>, seconds: f64) {
+    for family in families {
+        gauges.get_or_create(&[ip_family(*family)]).set(seconds);
     }
 }
 

@@ -20,8 +20,9 @@ fn used() -> Metrics {
     metrics.event_received(WatchedKind::Service);
     metrics.event_received(WatchedKind::EndpointSlice);
     metrics.sync_queued(1.5);
-    metrics.sync_succeeded(SyncExtent::Full, Duration::from_millis(3), 7, 2.5);
-    metrics.endpoints_programmed(Duration::from_millis(300));
+    metrics.sync_failed(&[IpFamily::V6]);
+    metrics.sync_succeeded(&IpFamily::ALL, SyncExtent::Full, Duration::from_millis(3), 7, 2.5);
+    metrics.endpoints_programmed(&IpFamily::ALL, Duration::from_millis(300));
     metrics.set_no_local_endpoints(PolicySide::External, IpFamily::V6, 2);
     metrics.flows_forgotten(Forgotten {
         family: IpFamily::V4,

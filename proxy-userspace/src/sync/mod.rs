@@ -37,7 +37,7 @@ use crate::{
     dataplane::{RenderError, Renderer},
     health::{HealthChecks, ListenOn, ProxyHealth},
     metrics::{Metrics, SyncExtent, WatchedKind},
-    model::{Dirty, Model, ModelSettings, NodeFacts, NodePortAddresses, UnixNanos, WatchEvent},
+    model::{Dirty, IpFamily, Model, ModelSettings, NodeFacts, NodePortAddresses, UnixNanos, WatchEvent},
     node::NodeEvents,
 };
 
@@ -134,6 +134,8 @@ pub struct SyncLoop {
     last_whole_reading: Option<Instant>,
     trigger_times: Vec<UnixNanos>,
     last_error: Option<String>,
+    /// The family that failed, where the other did not.
+    failing_family: Option<IpFamily>,
     failing_since: Option<Instant>,
     broken: Option<SyncError>,
     last_stale_udp_error: Option<String>,
@@ -162,6 +164,7 @@ impl SyncLoop {
             last_whole_reading: None,
             trigger_times: Vec::new(),
             last_error: None,
+            failing_family: None,
             failing_since: None,
             broken: None,
             last_stale_udp_error: None,
@@ -256,7 +259,7 @@ impl SyncLoop {
     /// Something may have to be programmed. Before everything is listed nothing can be late.
     fn queue(&mut self) {
         if self.model.is_synced() && self.node_wait.is_over() && self.pace.queue() {
-            self.outputs.health.queued();
+            self.outputs.health.queued(&IpFamily::ALL);
             self.outputs.metrics.sync_queued(unix_now().as_secs_f64());
         }
     }
@@ -285,8 +288,8 @@ impl SyncLoop {
                 self.forget_stale_udp(extent, &dirty);
             }
             Err(error) => {
-                self.failed(started, &error);
-                if error.is_partial() {
+                self.failed(started, extent, &error);
+                if error.is_partial() || error.family().is_some() {
                     self.forget_stale_udp(extent, &dirty);
                 }
             }
@@ -361,26 +364,28 @@ impl SyncLoop {
     fn nothing_fails(&mut self) -> bool {
         self.outputs.health.set_incomplete(false);
         self.failing_since = None;
+        self.failing_family = None;
         self.lasting.is_over(&self.outputs.events);
         self.last_error.take().is_some()
     }
 
     fn report(&mut self, extent: SyncExtent, took: Duration, operations: usize) {
         let now = unix_now();
-        let metrics = &self.outputs.metrics;
-        metrics.sync_succeeded(extent, took, operations, now.as_secs_f64());
+        let (metrics, families) = (&self.outputs.metrics, served_families(self.failing_family));
+        metrics.sync_succeeded(families, extent, took, operations, now.as_secs_f64());
         for UnixNanos(changed) in self.trigger_times.drain(..) {
-            metrics.endpoints_programmed(now.saturating_sub(Duration::from_nanos(changed)));
+            metrics.endpoints_programmed(families, now.saturating_sub(Duration::from_nanos(changed)));
         }
         self.report_served();
     }
 
-    /// What load balancers and the kubelet are told, whether all Services are in the kernel or all but some.
+    /// What load balancers and the kubelet are told, whether all Services are in the kernel or all but some, or but those of a
+    /// family.
     fn report_served(&self) {
         let Outputs { metrics, health, health_checks, .. } = &self.outputs;
         let snapshot = self.model.snapshot();
         health.set_node_being_deleted(snapshot.node.being_deleted);
-        health.updated();
+        health.updated(served_families(self.failing_family));
         self.no_local_endpoints.report(metrics);
         let listen_on = if self.every_node_port_address {
             ListenOn::EveryAddress
@@ -419,24 +424,45 @@ impl SyncLoop {
         }
     }
 
-    fn failed(&mut self, started: Instant, error: &RenderError) {
-        self.outputs.metrics.sync_failed();
-        if error.is_partial() {
-            self.outputs.health.set_incomplete(true);
-            self.report_served();
-        } else {
-            self.outputs.health.queued();
+    /// The family that did not fail goes on: what changes of it is programmed at once, and the other is tried later and later.
+    fn failed(&mut self, started: Instant, extent: SyncExtent, error: &RenderError) {
+        self.failing_family = error.family();
+        match self.failing_family {
+            Some(family) => {
+                self.outputs.metrics.sync_failed(&[family]);
+                self.outputs.health.queued(&[family]);
+                self.report(extent, Instant::now() - started, 0);
+            }
+            None if error.is_partial() => {
+                self.outputs.metrics.sync_failed(&IpFamily::ALL);
+                self.outputs.health.set_incomplete(true);
+                self.report_served();
+            }
+            None => {
+                self.outputs.metrics.sync_failed(&IpFamily::ALL);
+                self.outputs.health.queued(&IpFamily::ALL);
+            }
         }
         let message = with_causes(error);
         self.give_up_if_broken(started, error, &message);
         self.lasting.goes_on(started, &message, &self.outputs.events);
-        let retry_in = self.pace.failed(started, error.is_partial());
+        let goes_on = error.is_partial() || error.family().is_some();
+        let retry_in = self.pace.failed(started, goes_on);
         if self.last_error.as_ref() == Some(&message) {
             tracing::debug!(error = message, ?retry_in, "still cannot program the kernel");
         } else {
             tracing::error!(error = message, ?retry_in, "cannot program the kernel");
         }
         self.last_error = Some(message);
+    }
+}
+
+/// The families that are served: all but one that failed.
+const fn served_families(failing: Option<IpFamily>) -> &'static [IpFamily] {
+    match failing {
+        None => &IpFamily::ALL,
+        Some(IpFamily::V4) => &[IpFamily::V6],
+        Some(IpFamily::V6) => &[IpFamily::V4],
     }
 }
 

@@ -240,7 +240,7 @@ async fn a_retry_starts_from_what_the_kernel_really_holds() {
     daemon.send(endpoint_is("10.0.0.2")).await;
     daemon.settle().await;
     assert_eq!(daemon.calls(), [Call::FailedApply]);
-    assert_eq!(daemon.metric("shunt_sync_failures_total"), "1");
+    assert_eq!(daemon.metric("shunt_sync_failures_total{ip_family=\"IPv4\"}"), "1");
     // Something else happens to the kernel meanwhile, and a change comes in.
     daemon.fake.kernel().programmed.ports.clear();
     daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
@@ -284,6 +284,34 @@ async fn a_lasting_failure_makes_the_proxy_unhealthy_until_it_is_over() {
     tokio::time::sleep(SYNC).await;
     assert!(daemon.outputs.health.is_live());
     assert_eq!(daemon.endpoints("a"), ["10.0.0.2:80"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_family_that_fails_is_tried_later_and_later_and_the_other_goes_on() {
+    let daemon = Daemon::keeping_on().await;
+    daemon.fake.kernel().failing_family = Some(IpFamily::V6);
+    daemon.send(WatchEvent::Services(Delta::Apply(service("six", "fd96::6")))).await;
+    tokio::time::sleep(SYNC / 2).await;
+    let failures = |family: &str| {
+        let count = daemon.metric(&format!("shunt_sync_failures_total{{ip_family=\"{family}\"}}"));
+        count.parse::<u32>().expect("a number")
+    };
+    assert_eq!(failures("IPv4"), 0);
+    assert!((2..20).contains(&failures("IPv6")), "{}", failures("IPv6"));
+    for address in ["10.0.0.2", "10.0.0.3"] {
+        daemon.send(endpoint_is(address)).await;
+        tokio::time::sleep(MIN_SYNC).await;
+        assert_eq!(daemon.endpoints("a"), [format!("{address}:80")]);
+    }
+    // Upstream's time, twice the sync period, is over for one of them.
+    tokio::time::sleep(2 * SYNC).await;
+    let health = &daemon.outputs.health;
+    assert_eq!(IpFamily::ALL.map(|family| health.is_live_for(family)), [true, false]);
+    assert!(!health.is_live() && !health.is_ready());
+    daemon.fake.kernel().failing_family = None;
+    tokio::time::sleep(SYNC).await;
+    assert!(health.is_live() && health.is_ready());
+    assert_eq!(daemon.fake.kernel().programmed.ports.len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -426,7 +454,7 @@ async fn without_conntrack_rules_are_programmed_and_healthy_all_the_same() {
     tokio::time::sleep(MIN_SYNC).await;
     assert_eq!(daemon.endpoints("dns"), ["10.0.0.1:53"]);
     assert!(daemon.outputs.health.is_ready());
-    assert_eq!(daemon.metric("shunt_sync_failures_total"), "0");
+    assert_eq!(daemon.metric("shunt_sync_failures_total{ip_family=\"IPv4\"}"), "0");
     daemon.fake.kernel().flows = vec![flow_to_dns("10.96.0.53:53")];
     daemon.fake.kernel().without_conntrack = false;
     tokio::time::sleep(2 * SYNC).await;

@@ -50,6 +50,38 @@ fn rules_that_are_refused_are_told_with_their_line_and_all_is_written_once_they_
 }
 
 #[test]
+fn rules_of_one_family_that_are_refused_hold_up_none_of_the_other() {
+    on_each_kind(|kind, node| {
+        let mut mode = mode(node);
+        let mut state = observe(node, &mut mode);
+        sync(node, &mut mode, &mut state, &services());
+        let mut less = services();
+        less.ports.retain(|key, _| !key.to_string().contains("guarded"));
+        // Somebody holds on to a chain that is to go, of IPv6 alone.
+        let ip6tables = format!("ip6tables-{}", kind.name);
+        let shown = node.run(&format!("{ip6tables}-save"), &[], "");
+        let chain =
+            shown.lines().find_map(|line| line.strip_prefix(":")?.strip_prefix("KUBE-FW-")).expect("a chain");
+        let chain = format!("KUBE-FW-{}", chain.split(' ').next().expect("a name"));
+        node.run(&ip6tables, &["-t", "nat", "-N", "MINE"], "");
+        node.run(&ip6tables, &["-t", "nat", "-A", "MINE", "-j", &chain], "");
+        let plan = Iptables::plan(&state, &less, &Dirty::everything());
+        let refused = node.within(|| Ok(mode.apply(&mut state, plan))).expect_err("the chain is held on to");
+        assert_eq!(Iptables::failed_family(&refused), Some(IpFamily::V6), "{refused}");
+        let guarded = |command: &str| {
+            node.run(&format!("{command}-{}-save", kind.name), &[], "").contains("default/guarded")
+        };
+        assert_eq!([guarded("iptables"), guarded("ip6tables")], [false, true]);
+        // Changes of the other family are made all the same.
+        let key = services().ports.keys().find(|key| key.to_string().contains("guarded")).cloned();
+        let dirty = Dirty { ports: key.into_iter().collect(), ..Dirty::default() };
+        let plan = Iptables::plan(&state, &services(), &dirty);
+        node.within(|| Ok(mode.apply(&mut state, plan))).expect("nothing of IPv6 is tried");
+        assert!(guarded("iptables"));
+    });
+}
+
+#[test]
 fn a_service_whose_rules_are_refused_is_left_out_and_keeps_no_other_from_being_served() {
     on_each_kind(|kind, node| {
         let mut mode = mode(node);

@@ -87,6 +87,8 @@ pub struct Iptables {
     set_route_localnet: bool,
     stale_udp: StaleUdp,
     counters: Counters,
+    /// Families that could not be read, and why; not told yet.
+    unread: Vec<(IpFamily, IptablesError)>,
 }
 
 impl Iptables {
@@ -116,6 +118,7 @@ impl Iptables {
             set_route_localnet: false,
             stale_udp: StaleUdp::new(loopback),
             counters,
+            unread: Vec::new(),
         })
     }
 
@@ -343,12 +346,23 @@ impl Dataplane for Iptables {
     type Plan = Plan;
     type Error = IptablesError;
 
+    /// A family that cannot be read is left out, and told of by `apply`: the other goes on.
     fn observe(&mut self) -> Result<State, IptablesError> {
         let mut state = State::default();
+        self.unread.clear();
         for (family, commands) in self.commands.clone() {
-            state.families.insert(family, self.observe_family(family, &commands)?);
+            match self.observe_family(family, &commands) {
+                Ok(held) => drop(state.families.insert(family, held)),
+                Err(error) => self.unread.push((family, error.into())),
+            }
         }
-        Ok(state)
+        match self.unread.pop() {
+            Some((_, error)) if state.families.is_empty() => Err(error),
+            unread => {
+                self.unread.extend(unread);
+                Ok(state)
+            }
+        }
     }
 
     /// A family whose rules were refused is not in the state any more.
@@ -365,7 +379,7 @@ impl Dataplane for Iptables {
 
     /// Goes on with the other family where one fails; nothing of that one is relied on any more.
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), IptablesError> {
-        let mut first = None;
+        let mut errors = std::mem::take(&mut self.unread);
         for plan in plan.families {
             match self.apply_family(&plan) {
                 Ok(()) => {
@@ -378,11 +392,16 @@ impl Dataplane for Iptables {
                 }
                 Err(error) => {
                     state.families.remove(&plan.family);
-                    first.get_or_insert(error);
+                    errors.push((plan.family, error));
                 }
             }
         }
-        first.map_or_else(|| self.tell_left_out(state), Err)
+        let failed = IptablesError::of_families(errors);
+        failed.map_or_else(|| self.tell_left_out(state), Err)
+    }
+
+    fn failed_family(error: &IptablesError) -> Option<IpFamily> {
+        if let IptablesError::OfFamily { family, .. } = error { Some(*family) } else { None }
     }
 
     fn readings(&mut self) -> Option<Readings> {

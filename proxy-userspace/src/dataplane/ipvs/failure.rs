@@ -66,6 +66,14 @@ pub enum IpvsError {
         /// So many were left out, and those after them are not there.
         most: usize,
     },
+    /// The rules of one family alone failed; all else is as it should be.
+    #[error("{family} alone failed: {source}")]
+    OfFamily {
+        /// The family.
+        family: IpFamily,
+        /// Why.
+        source: Box<IpvsError>,
+    },
     /// Some changes were refused; all others were made.
     #[error("{count} of {all} changes to IPVS were refused; the first: {source}")]
     Refused {

@@ -252,6 +252,21 @@ fn set(setting: NetSetting, value: i64) -> Result<(), KernelError> {
     setting.write(value)
 }
 
+/// The first error; that of a family where no other failed.
+fn one_of(errors: Vec<IpvsError>) -> Option<IpvsError> {
+    let family_of = |error: &IpvsError| match error {
+        IpvsError::Rules { family, .. } => Some(*family),
+        _ => None,
+    };
+    let family = errors.first().and_then(family_of);
+    let is_alone = errors.iter().all(|error| family_of(error) == family);
+    let first = errors.into_iter().next()?;
+    Some(match family {
+        Some(family) if is_alone => IpvsError::OfFamily { family, source: Box::new(first) },
+        _ => first,
+    })
+}
+
 impl From<RealServer> for Real {
     fn from(real: RealServer) -> Self {
         Self { address: real.address, weight: real.weight, is_idle: real.connections == 0 }
@@ -282,17 +297,15 @@ impl Dataplane for Ipvs {
 
     /// Goes on past steps that fail, so that one address or rule does not keep all else from being served.
     fn apply(&mut self, state: &mut State, mut plan: Plan) -> Result<(), IpvsError> {
-        let mut first = None;
+        let mut errors = Vec::new();
         let mut refusing = Refusing::default();
         for step in std::mem::take(&mut plan.steps) {
             let step = refusing.rest_of(step, state);
-            if let Err(error) = self.step(state, step, &mut refusing) {
-                first.get_or_insert(error);
-            }
+            errors.extend(self.step(state, step, &mut refusing).err());
         }
-        let noted = plan.note(state, refusing, first.is_none());
+        let noted = plan.note(state, refusing, errors.is_empty());
         self.refused.clone_from(&state.refused);
-        let outcome = first.map_or(noted, Err);
+        let outcome = one_of(errors).map_or(noted, Err);
         if outcome.is_err() {
             state.node = None;
         }
@@ -301,6 +314,10 @@ impl Dataplane for Ipvs {
 
     fn is_partial(error: &IpvsError) -> bool {
         matches!(error, IpvsError::LeftOut { .. })
+    }
+
+    fn failed_family(error: &IpvsError) -> Option<IpFamily> {
+        if let IpvsError::OfFamily { family, .. } = error { Some(*family) } else { None }
     }
 
     fn stale_udp(&mut self) -> Option<&mut StaleUdp> {

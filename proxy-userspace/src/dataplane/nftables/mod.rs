@@ -49,7 +49,7 @@ use crate::{
         nftables::{self, Change, Family},
         ruleset_changes::Touched,
     },
-    model::{Dirty, Snapshot},
+    model::{Dirty, IpFamily, Snapshot},
 };
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -81,6 +81,34 @@ pub struct Nftables {
     touched: Arc<Touched>,
     stale_udp: StaleUdp,
     has_observed: bool,
+    /// Families whose table could not be read, and why; not told yet.
+    unread: Vec<(Family, KernelError)>,
+}
+
+/// What can go wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum NftablesError {
+    /// The kernel refused something.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// One family's table alone is not as it should be; all of the other's is.
+    #[error("{family} alone failed: {source}")]
+    OfFamily {
+        /// The family.
+        family: IpFamily,
+        /// Why.
+        source: KernelError,
+    },
+}
+
+impl NftablesError {
+    /// The error of those that families met, none where none did.
+    fn of_families(errors: Vec<(Family, KernelError)>) -> Option<Self> {
+        let is_alone = errors.len() == 1;
+        let (family, source) = errors.into_iter().next()?;
+        let family = if family == Family::Ip { IpFamily::V4 } else { IpFamily::V6 };
+        Some(if is_alone { Self::OfFamily { family, source } } else { source.into() })
+    }
 }
 
 impl Nftables {
@@ -92,6 +120,7 @@ impl Nftables {
             touched,
             stale_udp: StaleUdp::new(&[]),
             has_observed: false,
+            unread: Vec::new(),
         })
     }
 
@@ -134,16 +163,30 @@ impl Nftables {
 impl Dataplane for Nftables {
     type State = State;
     type Plan = Plan;
-    type Error = KernelError;
+    type Error = NftablesError;
 
-    fn observe(&mut self) -> Result<State, KernelError> {
+    /// A table that cannot be read is left as it is, and told of by `apply`: the other goes on.
+    fn observe(&mut self) -> Result<State, NftablesError> {
         // Before it is read: what is changed meanwhile is read again.
         self.touched.take();
-        let tables = [self.read(Family::Ip)?, self.read(Family::Ip6)?];
+        self.unread.clear();
+        let tables = Family::ALL.map(|family| {
+            self.read(family).unwrap_or_else(|error| {
+                self.unread.push((family, error));
+                Table::default()
+            })
+        });
+        let unread: Vec<Family> = self.unread.iter().map(|(family, _)| *family).collect();
+        if unread.len() == Family::ALL.len()
+            && let Some((_, error)) = self.unread.pop()
+        {
+            return Err(error.into());
+        }
         if !std::mem::replace(&mut self.has_observed, true) {
             self.suspect_udp(&tables);
         }
-        Ok(State { tables, masquerade: self.masquerade, ..State::default() })
+        let is_doubtful = !unread.is_empty();
+        Ok(State { tables, masquerade: self.masquerade, is_doubtful, unread, ..State::default() })
     }
 
     fn is_certain(&mut self, state: &State) -> bool {
@@ -154,29 +197,53 @@ impl Dataplane for Nftables {
         plan::plan(state, snapshot, dirty, plan::MOST_IN_TRANSACTION)
     }
 
-    fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), KernelError> {
-        for transaction in plan.transactions {
-            let made = self.socket.commit(TABLE, &transaction);
-            state.is_doubtful |= made.is_err();
-            made?;
-            for (family, change) in transaction {
-                state.record(family, change);
+    /// Goes on with the other family where one fails.
+    fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), NftablesError> {
+        let mut errors = std::mem::take(&mut self.unread);
+        let mut failed = state.unread.clone();
+        for mut transaction in plan.transactions {
+            transaction.retain(|(family, _)| !failed.contains(family));
+            for (family, error) in self.make(state, transaction) {
+                failed.push(family);
+                errors.push((family, error));
             }
         }
-        state.learn(plan.facts);
-        Ok(())
+        state.learn(plan.facts, &failed);
+        NftablesError::of_families(errors).map_or(Ok(()), Err)
+    }
+
+    fn failed_family(error: &NftablesError) -> Option<IpFamily> {
+        if let NftablesError::OfFamily { family, .. } = error { Some(*family) } else { None }
     }
 
     fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
         Some(&mut self.stale_udp)
     }
 
-    fn cleanup(&mut self) -> Vec<KernelError> {
-        remove_tables(&mut self.socket)
+    fn cleanup(&mut self) -> Vec<NftablesError> {
+        remove_tables(&mut self.socket).into_iter().map(NftablesError::from).collect()
     }
 }
 
 impl Nftables {
+    /// Makes a transaction, of both families at once if that is possible; says which of them failed.
+    fn make(&mut self, state: &mut State, transaction: Vec<(Family, Change)>) -> Vec<(Family, KernelError)> {
+        let Some(&(first, _)) = transaction.first() else { return Vec::new() };
+        let Err(error) = self.socket.commit(TABLE, &transaction) else {
+            for (family, change) in transaction {
+                state.record(family, change);
+            }
+            return Vec::new();
+        };
+        state.is_doubtful = true;
+        if transaction.iter().all(|(family, _)| *family == first) {
+            return vec![(first, error)];
+        }
+        let (one, other): (Vec<_>, Vec<_>) =
+            transaction.into_iter().partition(|(family, _)| *family == first);
+        [one, other].into_iter().flat_map(|part| self.make(state, part)).collect()
+    }
+
     /// Removes the tables that any process made, this one's or kube-proxy's.
     pub fn cleanup_tables() -> Vec<KernelError> {
         match nftables::Nftables::open() {

@@ -61,26 +61,30 @@ impl fmt::Display for Plan {
 }
 
 impl State {
-    /// Learns what is known once a plan was made.
-    pub(super) fn learn(&mut self, facts: Facts) {
-        for (key, owned) in facts.owned {
+    /// Learns what is known once a plan was made, but for these families.
+    pub(super) fn learn(&mut self, facts: Facts, failed: &[Family]) {
+        let is_made = |family: Family| !failed.contains(&family);
+        for (key, owned) in facts.owned.into_iter().filter(|(key, _)| is_made(service::family(key.family))) {
             match owned {
                 Some(owned) => drop(self.owned.insert(key, owned)),
                 None => drop(self.owned.remove(&key)),
             }
         }
-        for (family, base, key, claims) in facts.claims {
+        for (family, base, key, claims) in facts.claims.into_iter().filter(|(family, ..)| is_made(*family)) {
             if let Some(held) = self.table_mut(family).elements.get_mut(&(base, key)) {
                 held.claims = claims;
             }
         }
-        for (family, sized) in facts.sizes {
+        for (family, sized) in facts.sizes.into_iter().filter(|(family, _)| is_made(*family)) {
             self.table_mut(family).sizes.insert(sized);
         }
-        if let Some(addresses) = facts.node_port_ips {
+        if let Some(mut addresses) = facts.node_port_ips {
+            addresses.retain(|(family, _)| is_made(*family));
+            let held = std::mem::take(&mut self.node_port_ips).into_iter();
+            addresses.extend(held.filter(|(family, _)| !is_made(*family)));
             self.node_port_ips = addresses;
         }
-        if let Some(basis) = facts.basis {
+        if let Some(basis) = facts.basis.filter(|_| failed.is_empty()) {
             self.basis = Some(basis);
         }
     }

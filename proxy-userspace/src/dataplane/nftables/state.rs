@@ -26,6 +26,8 @@ pub struct State {
     pub(super) masquerade: u32,
     /// A transaction failed, or others changed something: what is here may not be true.
     pub(super) is_doubtful: bool,
+    /// Families whose table could not be read.
+    pub(super) unread: Vec<Family>,
 }
 
 /// What one table holds.

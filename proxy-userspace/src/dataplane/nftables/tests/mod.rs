@@ -40,7 +40,7 @@ fn apply(state: &mut State, plan: Plan) {
         check(state, family, &change);
         state.record(family, change);
     }
-    state.learn(plan.facts);
+    state.learn(plan.facts, &[]);
 }
 
 /// The kernel refuses what is there already or is not there, and to remove what is in use.
