@@ -217,6 +217,7 @@ fn reopen<T: Tables>(tables: &T, arrival: &Arrival) -> bool {
     let partner = flow.partner_key(key);
     if tables.reopen_flow(&partner, &flow.partner(key)) && tables.reopen_flow(key, flow) {
         tables.count(Counter::FlowsBegun);
+        tables.tally(flow.service, Tally::Connection);
         return true;
     }
     // The answers' entry, if there is one, may be that of another flow by now.

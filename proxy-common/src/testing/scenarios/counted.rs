@@ -29,6 +29,15 @@ fn a_connection_is_counted_once_and_its_packets_by_their_bytes(scene: &mut Scene
     }
 }
 
+fn a_connection_from_a_port_that_is_used_anew_is_another_one(scene: &mut Scene<'_>) {
+    let served = Served::new(scene, Tcp);
+    served.begin(scene);
+    scene.enters(&served.first.clone().flags(TcpFlags::FIN_ACK));
+    scene.leaves(&served.answer().flags(TcpFlags::FIN_ACK));
+    scene.enters(&served.first);
+    assert_eq!(scene.counts_of(served.service.value.service).connections, 2);
+}
+
 fn each_service_is_counted_by_itself(scene: &mut Scene<'_>) {
     let one = Served::new(scene, Tcp);
     let other = Served::at(scene, Tcp, addr(scene.at.external_ip, 80), addr(scene.at.external_ip, 80));
@@ -80,6 +89,7 @@ fn a_segment_to_a_service_that_is_cut_short_is_left_alone_and_counted(scene: &mu
 
 super::scenarios! {
     a_connection_is_counted_once_and_its_packets_by_their_bytes,
+    a_connection_from_a_port_that_is_used_anew_is_another_one,
     each_service_is_counted_by_itself,
     tries_that_are_refused_or_dropped_are_counted_each,
     a_segment_of_an_unknown_connection_is_counted_as_refused,
