@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::kernel::{
-    KernelError,
+    KernelError, conntrack,
     sysctl::{self, NetSetting},
 };
 
@@ -56,6 +56,10 @@ impl Default for ConntrackSettings {
 impl ConntrackSettings {
     pub(super) fn set(&self, processors: u32) -> Vec<KernelError> {
         let mut errors = Vec::new();
+        // On a node that just came up.
+        if matches!(MAX.read(), Ok(None)) {
+            errors.extend(conntrack::load_module().err());
+        }
         for (setting, value) in self.values(processors) {
             match setting.ensure(value) {
                 Ok(changed) if changed => tracing::info!(setting = setting.0, value, "set"),

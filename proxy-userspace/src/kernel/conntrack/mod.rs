@@ -84,6 +84,12 @@ pub fn for_each_udp(filter: UdpFilter, show: &mut dyn FnMut(&UdpFlow)) -> Result
     })
 }
 
+/// Has the kernel load connection tracking where that is a module which nothing has asked for yet. nfnetlink loads what is asked of
+/// it (`nfnetlink_rcv_msg`), for which `CAP_NET_ADMIN` is enough.
+pub fn load_module() -> Result<(), KernelError> {
+    for_each_udp(UdpFilter { family: IpFamily::V4, destination_port: None }, &mut |_| ())
+}
+
 /// Deletes those entries that pass the filter and that `is_stale` chooses, in the calling thread's network namespace. Only the
 /// entry that was chosen goes (`CTA_ID`): one that took its place meanwhile stays. An entry that cannot be deleted
 /// does not keep the others from it; the first such error is returned in the end.
