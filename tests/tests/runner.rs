@@ -127,7 +127,7 @@ fn nothing_is_left_when_the_runner_is_told_to_stop() {
         signal(&child, stop);
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(128 + stop as i32), "{}", text(&output));
-        assert_eq!(traces(&name), Vec::<PathBuf>::new());
+        assert_eq!(traces(&name), Vec::<PathBuf>::new(), "{}", text(&output));
     }
 }
 

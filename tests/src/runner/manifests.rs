@@ -23,7 +23,8 @@ impl Manifests {
         for path in [&this.directory, &this.staging] {
             match fs::remove_dir_all(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => fs::create_dir_all(path),
+                // Not with its parents, which are gone when the world is removed.
+                _ => fs::create_dir(path),
             }
             .with_context(|| format!("create {}", path.display()))?;
         }

@@ -158,12 +158,18 @@ fn remove(name: &str) -> Vec<Error> {
         errors.push(Error::new(error).context(format!("unmount {}", private_cgroup2.display())));
         return errors;
     }
-    if directory.exists()
-        && let Err(error) = fs::remove_dir_all(&directory)
-    {
-        errors.push(Error::new(error).context(format!("remove {}", directory.display())));
+    if directory.exists() {
+        errors.extend(remove_directory(&directory).err());
     }
     errors
+}
+
+/// Under another name first: a thread that is not told to stop may put a file into it at any moment.
+fn remove_directory(directory: &Path) -> Result<()> {
+    let removed = directory.with_added_extension("removed");
+    fs::rename(directory, &removed)
+        .and_then(|()| fs::remove_dir_all(&removed))
+        .with_context(|| format!("remove {}", directory.display()))
 }
 
 fn cgroup_of(name: &str) -> Option<PathBuf> {
