@@ -187,7 +187,8 @@ fn ipvs_step() -> Result<Step> {
 /// The kernel tests in a virtual machine: another run of this program, since only the guest tells how they ended.
 fn kernel_step(kernel: Kernel) -> Result<Step> {
     let this = env::current_exe().context("cannot find this program")?;
-    let run = Run::new(this).args(["vm", "--kernel", kernel.name()]).limit(LONG);
+    // Longer than alone: other steps run beside it.
+    let run = Run::new(this).args(["vm", "--kernel", kernel.name(), "--limit", "28"]).limit(LONG);
     let count = |line: &str| counts::test_result(line).or_else(|| counts::conformance_result(line));
     Ok(Step { count, counted: true, ..Step::plain(kernel.step(), run) })
 }
