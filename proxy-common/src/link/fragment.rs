@@ -3,21 +3,16 @@
 use super::{Outcome, rewritten};
 use crate::{
     layout::{Direction, Flow, FragmentKey, FragmentValue},
-    packet::{Frame, Packet},
+    packet::{Fragment, Frame, Packet},
     rewrite,
     tables::Tables,
 };
 
-/// Remembers what becomes of a first fragment.
+/// Remembers what becomes of a first fragment; of other packets nothing, for which callers need not ask. Five parameters: of a
+/// function with more, the verifier of kernel 7.2 awaits them on the stack, though the compiler may have dropped one.
 #[inline(never)]
-pub(super) fn note<T: Tables>(
-    tables: &T,
-    packet: &Packet,
-    direction: Direction,
-    id: u32,
-    flow: &Flow,
-    mark: u32,
-) {
+pub(super) fn note<T: Tables>(tables: &T, packet: &Packet, direction: Direction, flow: &Flow, mark: u32) {
+    let Fragment::First { id } = packet.fragment else { return };
     let value = FragmentValue {
         source: flow.source.addr,
         destination: flow.destination.addr,

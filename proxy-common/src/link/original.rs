@@ -82,8 +82,8 @@ fn translate<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, arriva
     } else {
         mark(frame, tables, |node| node.masquerade_mark)
     };
-    if let Fragment::First { id } = packet.fragment {
-        fragment::note(tables, packet, Direction::Original, id, &arrival.flow, mark);
+    if let Fragment::First { .. } = packet.fragment {
+        fragment::note(tables, packet, Direction::Original, &arrival.flow, mark);
     }
     // As it came in: what is rewritten keeps its length.
     let tally = Tally::ToEndpoint(bytes(frame, packet));

@@ -59,8 +59,8 @@ fn translate<F: Frame, T: Tables>(
     key: &FlowKey,
     flow: &Flow,
 ) -> Outcome {
-    if let Fragment::First { id } = packet.fragment {
-        fragment::note(tables, packet, Direction::Reply, id, flow, 0);
+    if let Fragment::First { .. } = packet.fragment {
+        fragment::note(tables, packet, Direction::Reply, flow, 0);
     }
     let tally = Tally::ToClient(bytes(frame, packet));
     delivered(tables, flow.service, tally, rewrite::transport(frame, packet, key, flow))
