@@ -12,7 +12,7 @@ pub use self::verdict::{Seen, describe, judge};
 use crate::{
     agent::protocol::{Dial, Get, Order, Protocol, Send},
     case::{self, Action, Expect, Flow},
-    deadline::{Deadline, Stopwatch, patient},
+    deadline::{Deadline, Stopwatch, patient, slowness},
     world::World,
 };
 
@@ -89,6 +89,8 @@ fn attempt(world: &mut World, flow: &Flow) -> Result<Result<(), Verdict>> {
     let mut judged = judge_action(flow, &seen);
     if let Some(most) = most_again {
         let again = world.retransmitted()?.saturating_sub(before);
+        // Where everything is slow, queues run over and timers run out more often.
+        let most = most.saturating_mul(slowness().into());
         judged = judged.and_then(|()| verdict::sent_again(again, most));
     }
     Ok(judged.map_err(|why| Verdict::Failed { why, seen: describe(&seen) }))
