@@ -47,6 +47,11 @@ impl RenderError {
         matches!(self, Self::Apply { partial: true, .. })
     }
 
+    /// Whether something is served as it should be all the same: what did not fail goes on.
+    pub fn leaves_others(&self) -> bool {
+        self.is_partial() || self.family().is_some()
+    }
+
     /// The family that failed, where the other did not.
     pub fn family(&self) -> Option<IpFamily> {
         if let Self::Apply { family, .. } = self { *family } else { None }

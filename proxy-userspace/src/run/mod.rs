@@ -172,8 +172,8 @@ pub(crate) fn write_config(config: &Config, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `--init-only`: what a process with few privileges cannot do later: conntrack's settings and those of the ipvs mode. `route_localnet` is not set here: without the rules that come
-/// with it, others could reach what listens on loopback.
+/// `--init-only`: what a process with few privileges cannot do later: conntrack's settings and those of the ipvs mode.
+/// `route_localnet` is not set here: without the rules that come with it, others could reach what listens on loopback.
 pub(crate) fn init_only(config: &Config) -> anyhow::Result<()> {
     let mut errors: Vec<String> =
         node::set_up_kernel(&config.node).iter().map(|error| with_causes(error)).collect();

@@ -289,7 +289,7 @@ impl SyncLoop {
             }
             Err(error) => {
                 self.failed(started, extent, &error);
-                if error.is_partial() || error.family().is_some() {
+                if error.leaves_others() {
                     self.forget_stale_udp(extent, &dirty);
                 }
             }
@@ -446,8 +446,7 @@ impl SyncLoop {
         let message = with_causes(error);
         self.give_up_if_broken(started, error, &message);
         self.lasting.goes_on(started, &message, &self.outputs.events);
-        let goes_on = error.is_partial() || error.family().is_some();
-        let retry_in = self.pace.failed(started, goes_on);
+        let retry_in = self.pace.failed(started, error.leaves_others());
         if self.last_error.as_ref() == Some(&message) {
             tracing::debug!(error = message, ?retry_in, "still cannot program the kernel");
         } else {

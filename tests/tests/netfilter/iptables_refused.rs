@@ -14,6 +14,19 @@ use crate::{
     node::Node,
 };
 
+/// The Services but for the one with source ranges, whose chain goes.
+fn without_guarded() -> Snapshot {
+    let mut less = services();
+    less.ports.retain(|key, _| !key.to_string().contains("guarded"));
+    less
+}
+
+/// The name of that chain in what iptables-save shows.
+fn firewall_chain(shown: &str) -> String {
+    let name = |line: &str| line.strip_prefix(':')?.split(' ').next().map(String::from);
+    shown.lines().filter_map(name).find(|name| name.starts_with("KUBE-FW-")).expect("a chain")
+}
+
 #[test]
 fn rules_that_are_refused_are_told_with_their_line_and_all_is_written_once_they_are_taken() {
     on_each_kind(|kind, node| {
@@ -21,12 +34,9 @@ fn rules_that_are_refused_are_told_with_their_line_and_all_is_written_once_they_
         let mut state = observe(node, &mut mode);
         sync(node, &mut mode, &mut state, &services());
         // Somebody holds on to a chain, so that it cannot be removed.
-        let mut less = services();
-        less.ports.retain(|key, _| !key.to_string().contains("guarded"));
+        let less = without_guarded();
         let shown = kind.saved(node);
-        let chain =
-            shown.lines().find_map(|line| line.strip_prefix(":")?.strip_prefix("KUBE-FW-")).expect("a chain");
-        let chain = format!("KUBE-FW-{}", chain.split(' ').next().expect("a name"));
+        let chain = firewall_chain(&shown);
         kind.both(node, "-t nat -N MINE");
         kind.both(node, &format!("-t nat -A MINE -j {chain}"));
         let plan = Iptables::plan(&state, &less, &Dirty::everything());
@@ -55,14 +65,11 @@ fn rules_of_one_family_that_are_refused_hold_up_none_of_the_other() {
         let mut mode = mode(node);
         let mut state = observe(node, &mut mode);
         sync(node, &mut mode, &mut state, &services());
-        let mut less = services();
-        less.ports.retain(|key, _| !key.to_string().contains("guarded"));
+        let less = without_guarded();
         // Somebody holds on to a chain that is to go, of IPv6 alone.
         let ip6tables = format!("ip6tables-{}", kind.name);
         let shown = node.run(&format!("{ip6tables}-save"), &[], "");
-        let chain =
-            shown.lines().find_map(|line| line.strip_prefix(":")?.strip_prefix("KUBE-FW-")).expect("a chain");
-        let chain = format!("KUBE-FW-{}", chain.split(' ').next().expect("a name"));
+        let chain = firewall_chain(&shown);
         node.run(&ip6tables, &["-t", "nat", "-N", "MINE"], "");
         node.run(&ip6tables, &["-t", "nat", "-A", "MINE", "-j", &chain], "");
         let plan = Iptables::plan(&state, &less, &Dirty::everything());

@@ -51,9 +51,9 @@ fn shown(line: Option<&(usize, String)>) -> String {
 
 impl IptablesError {
     /// The error of those that families met, none where none did.
-    pub(super) fn of_families(mut errors: Vec<(IpFamily, Self)>) -> Option<Self> {
+    pub(super) fn of_families(errors: Vec<(IpFamily, Self)>) -> Option<Self> {
         let is_alone = errors.len() == 1;
-        let (family, error) = errors.drain(..).next()?;
+        let (family, error) = errors.into_iter().next()?;
         Some(if is_alone { Self::OfFamily { family, source: Box::new(error) } } else { error })
     }
 

@@ -356,13 +356,12 @@ impl Dataplane for Iptables {
                 Err(error) => self.unread.push((family, error.into())),
             }
         }
-        match self.unread.pop() {
-            Some((_, error)) if state.families.is_empty() => Err(error),
-            unread => {
-                self.unread.extend(unread);
-                Ok(state)
-            }
+        if state.families.is_empty()
+            && let Some((_, error)) = self.unread.pop()
+        {
+            return Err(error);
         }
+        Ok(state)
     }
 
     /// A family whose rules were refused is not in the state any more.

@@ -5,7 +5,7 @@ use std::{fmt, net::SocketAddr};
 use super::{
     node::{Node, Terms},
     refusals::{Refusals, Refused},
-    sets::{Destination, Entry, Set, protocol_number},
+    sets::{Destination, Entry, Set},
 };
 use crate::{
     kernel::ipvs::{VirtualKey, VirtualServer},
@@ -48,7 +48,7 @@ impl fmt::Display for Item {
             Self::Entry(family, set, entry) => write!(f, "{} {entry}", set.name(*family)),
             Self::NodeDenied(_, Destination { address, protocol, port }) => {
                 let bits = if address.is_ipv4() { 32 } else { 128 };
-                let number = protocol_number(*protocol);
+                let number = protocol.number();
                 write!(
                     f,
                     "-s {address}/{bits} -m ipvs --vproto {number} --vaddr {address} --vport {port} -j DROP"

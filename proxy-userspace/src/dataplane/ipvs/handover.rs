@@ -29,8 +29,6 @@ const EXPIRES_AT_ONCE: NetSetting = NetSetting("ipv4/vs/expire_nodest_conn");
 /// What IPVS may take to forget connections; it begins when the last virtual server has gone.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
-/// IP protocol numbers.
-const PROTOCOLS: [(u8, Protocol); 3] = [(6, Protocol::Tcp), (17, Protocol::Udp), (132, Protocol::Sctp)];
 
 /// Removes the virtual servers of this mode, and makes conntrack translate the connections that they were for: another mode serves
 /// all Services by now.
@@ -66,8 +64,10 @@ pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandedOver, KernelErr
 
 fn find(family: IpFamily, servers: &[VirtualKey]) -> Result<Vec<Connection>, KernelError> {
     let mut found = Vec::new();
-    for (number, protocol) in PROTOCOLS {
-        found.extend(conntrack::find(family, number, &mut |tracked| dialled(tracked, protocol, servers))?);
+    for protocol in Protocol::ALL {
+        found.extend(conntrack::find(family, protocol.number(), &mut |tracked| {
+            dialled(tracked, protocol, servers)
+        })?);
     }
     Ok(found)
 }

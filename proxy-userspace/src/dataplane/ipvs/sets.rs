@@ -234,17 +234,6 @@ pub(super) enum Entry {
     Within(Destination, IpNet),
 }
 
-const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-
-/// The number of a protocol (RFC 1700).
-pub(super) const fn protocol_number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => 6,
-        Protocol::Udp => 17,
-        Protocol::Sctp => 132,
-    }
-}
-
 /// ipset's word for a protocol, where it can look one up.
 const fn protocol_word(protocol: Protocol) -> &'static str {
     match protocol {
@@ -258,7 +247,7 @@ const fn protocol_word(protocol: Protocol) -> &'static str {
 /// images lack.
 impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{},{}:{}", self.address, protocol_number(self.protocol), self.port)
+        write!(f, "{},{}:{}", self.address, self.protocol.number(), self.port)
     }
 }
 
@@ -268,10 +257,10 @@ impl FromStr for Destination {
     fn from_str(text: &str) -> Result<Self, ()> {
         let (address, rest) = text.split_once(',').ok_or(())?;
         let (word, port) = rest.split_once(':').ok_or(())?;
-        let is_named = |it: &Protocol| protocol_word(*it) == word || protocol_number(*it).to_string() == word;
+        let is_named = |it: &Protocol| protocol_word(*it) == word || it.number().to_string() == word;
         Ok(Self {
             address: address.parse().map_err(drop)?,
-            protocol: PROTOCOLS.into_iter().find(is_named).ok_or(())?,
+            protocol: Protocol::ALL.into_iter().find(is_named).ok_or(())?,
             port: port.parse().map_err(drop)?,
         })
     }

@@ -10,9 +10,7 @@ use super::{
 };
 use crate::{
     kernel::nftables::{self, Family, Field, Key, Name, Set, Value, Verdict},
-    model::{
-        Frontend, FrontendKind, IpFamily, Protocol, ResolvedPort, ServicePortKey, TrafficPolicy, WhenEmpty,
-    },
+    model::{Frontend, FrontendKind, IpFamily, ResolvedPort, ServicePortKey, TrafficPolicy, WhenEmpty},
 };
 
 /// All that a service port needs.
@@ -57,15 +55,6 @@ pub(super) const fn family(family: IpFamily) -> Family {
     }
 }
 
-/// The number that IP has for a protocol.
-const fn number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => 6,
-        Protocol::Udp => 17,
-        Protocol::Sctp => 132,
-    }
-}
-
 /// Whether there may be chains of its own.
 pub(super) fn has_rules(port: &ResolvedPort) -> bool {
     port.affinity_timeout.is_some() || !port.source_ranges.is_empty()
@@ -74,7 +63,7 @@ pub(super) fn has_rules(port: &ResolvedPort) -> bool {
 /// What this service port needs.
 pub(super) fn wanted(key: &ServicePortKey, port: &ResolvedPort, basis: &Basis) -> Wanted {
     let family = family(key.family);
-    let protocol = number(key.name.protocol);
+    let protocol = key.name.protocol.number();
     let mut wanted = Wanted::default();
     if port.frontends.is_empty() {
         return wanted;

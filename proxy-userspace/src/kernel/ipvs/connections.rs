@@ -33,12 +33,8 @@ pub fn connections_to(is_meant: &dyn Fn(&VirtualKey) -> bool) -> Result<usize, K
 /// Whose connection a line is; none of a heading, and of what is no connection.
 fn server(line: &str) -> Option<VirtualKey> {
     let mut words = line.split_ascii_whitespace();
-    let protocol = match words.next()? {
-        "TCP" => Protocol::Tcp,
-        "UDP" => Protocol::Udp,
-        "SCTP" => Protocol::Sctp,
-        _ => return None,
-    };
+    let word = words.next()?;
+    let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.name() == word)?;
     let [_client, client_port, address, port] = [words.next()?, words.next()?, words.next()?, words.next()?];
     let number = |text| u16::from_str_radix(text, 16).ok();
     // What keeps a client with its real server has no port of the client's.

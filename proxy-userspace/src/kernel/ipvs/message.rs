@@ -109,7 +109,7 @@ pub(super) fn write_server_of(key: VirtualKey, to: &mut Attributes) {
 
 fn write_key(key: VirtualKey, to: &mut Attributes) {
     to.bytes(service::FAMILY, &family(key.address.ip()).to_ne_bytes());
-    to.bytes(service::PROTOCOL, &u16::from(protocol_number(key.protocol)).to_ne_bytes());
+    to.bytes(service::PROTOCOL, &u16::from(key.protocol.number()).to_ne_bytes());
     to.bytes(service::ADDRESS, &octets(key.address.ip()));
     to.bytes(service::PORT, &key.address.port().to_be_bytes());
 }
@@ -212,21 +212,8 @@ fn octets(address: IpAddr) -> [u8; 16] {
     octets
 }
 
-const fn protocol_number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => 6,
-        Protocol::Udp => 17,
-        Protocol::Sctp => 132,
-    }
-}
-
-const fn protocol_of(number: u16) -> Option<Protocol> {
-    match number {
-        6 => Some(Protocol::Tcp),
-        17 => Some(Protocol::Udp),
-        132 => Some(Protocol::Sctp),
-        _ => None,
-    }
+fn protocol_of(number: u16) -> Option<Protocol> {
+    Protocol::ALL.into_iter().find(|protocol| u16::from(protocol.number()) == number)
 }
 
 #[cfg(test)]
