@@ -105,6 +105,12 @@ impl Flow {
         now_ns.saturating_sub(self.used_ns) > self.lifetime_seconds(proto) * SECOND
     }
 
+    /// The time of its last packet is to be noted anew.
+    #[inline(always)]
+    const fn is_noted_long_ago(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.used_ns) >= TOUCH_NS
+    }
+
     /// Its packets are kept back. That ends by itself, should userspace not come to end it.
     #[inline(always)]
     pub const fn is_held(&self, now_ns: u64) -> bool {
@@ -149,10 +155,17 @@ const TOUCH_NS: u64 = SECOND;
 #[inline(always)]
 pub fn touch(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
     let news = observed & !flow.state | flow.state & !observed & state::RESET;
-    if news == 0 && now_ns.saturating_sub(flow.used_ns) < TOUCH_NS {
-        return;
+    if news != 0 || flow.is_noted_long_ago(now_ns) {
+        refresh(tables, key, flow, observed, now_ns);
     }
-    refresh(tables, key, flow, observed, now_ns);
+}
+
+/// Notes a packet of a flow that is not translated, and so has no other direction.
+#[inline(always)]
+pub fn touch_alone(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns: u64) {
+    if flow.is_noted_long_ago(now_ns) {
+        tables.touch_flow(key, 0, now_ns);
+    }
 }
 
 /// A call of its own, as few packets need it.

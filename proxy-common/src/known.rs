@@ -1,10 +1,13 @@
 //! Which addresses and ports are, or were, those of a Service or an endpoint: a bitmap that spares all other packets every
 //! look into a map.
 //!
-//! Bits are only ever set, before what they stand for is: flows outlive the Services they began with. Two things may share a
-//! bit; a packet that is let through by such an accident is looked at like any other.
+//! Bits are set before what they stand for is, and cleared long after: flows outlive the Services they began with. Two things may
+//! share a bit; a packet that is let through by such an accident is looked at like any other.
 
-use crate::Addr;
+use crate::{
+    Addr,
+    layout::{Direction, Endpoint, Flow, FlowKey},
+};
 
 /// Bits of the map; 128 KiB. With 10,000 Services of 4 endpoints, one in twenty is set.
 pub const BITS: u32 = 1 << 20;
@@ -46,6 +49,21 @@ impl Place {
     pub const fn of_node_port(addr: &Addr, port: u16) -> Self {
         let third = if addr.is_v4() { Addr::UNSPECIFIED_V4.words()[2] } else { 0 };
         Self::of_words([0, 0, third, 0], port)
+    }
+
+    /// The places without which packets of a flow would not be looked at, whether or not there still is its Service or endpoint: of
+    /// the address dialled, as a Service's and as a node port, and of the endpoint. Either of its two entries names them all.
+    pub const fn of_flow(key: &FlowKey, flow: &Flow) -> [Self; 3] {
+        let (dialled, endpoint): (&Endpoint, &Endpoint) = if key.direction == Direction::Original as u8 {
+            (&key.destination, &flow.destination)
+        } else {
+            (&flow.source, &key.source)
+        };
+        [
+            Self::of_service(&dialled.addr, dialled.port),
+            Self::of_node_port(&dialled.addr, dialled.port),
+            Self::of_endpoint(&endpoint.addr, endpoint.port),
+        ]
     }
 
     #[inline(always)]

@@ -23,6 +23,7 @@ pub mod service;
 pub mod tables;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod told;
 pub mod verdict;
 
 pub use addr::{Addr, Proto};

@@ -7,6 +7,7 @@ use crate::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, ProgramError, ServiceKey, ServiceValue, Tally,
     },
+    told::Told,
 };
 
 /// The maps, a clock and chance. Writes may fail when the kernel has no memory at that moment; what then is lost is said at
@@ -62,8 +63,10 @@ pub trait Tables {
     fn count(&self, counter: Counter);
     /// Counts something of a Service port, by its identifier.
     fn tally(&self, service: u32, tally: Tally);
-    /// Counts something that went wrong.
+    /// Counts something that went wrong, and tells of it where that is asked for.
     fn failed(&self, error: ProgramError);
+    /// Tells of a connection or packet, where that is asked for.
+    fn tell(&self, told: &Told<'_>);
     /// Nanoseconds of the monotonic clock.
     fn now_ns(&self) -> u64;
     /// 32 random bits.

@@ -1,7 +1,7 @@
 //! What becomes of a connection or datagram to a Service, before an endpoint is chosen.
 
 use crate::{
-    layout::{ServiceValue, flags},
+    layout::{Counter, ServiceValue, flags},
     select::Slots,
 };
 
@@ -32,6 +32,17 @@ pub enum DropReason {
     SourceNotAllowed,
     /// There are endpoints, but none on this node, and the policy is Local.
     NoLocalEndpoint,
+}
+
+impl DropReason {
+    /// As what it is counted, and told.
+    #[inline(always)]
+    pub const fn counter(self) -> Counter {
+        match self {
+            Self::SourceNotAllowed => Counter::SourceNotAllowed,
+            Self::NoLocalEndpoint => Counter::NoLocalEndpoint,
+        }
+    }
 }
 
 /// What a socket's source address is known to be, when it dials.

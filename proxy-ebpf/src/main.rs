@@ -12,6 +12,8 @@ mod ctx;
 #[cfg(target_arch = "bpf")]
 mod link;
 #[cfg(target_arch = "bpf")]
+mod log;
+#[cfg(target_arch = "bpf")]
 mod maps;
 #[cfg(target_arch = "bpf")]
 mod socket;
@@ -35,15 +37,22 @@ mod programs {
         socket::{self, Hook},
     };
 
+    /// Declares the type that stands for a program.
+    macro_rules! this {
+        ($program:ident) => {
+            enum This {}
+            impl Running for This {
+                const PROGRAM: Program = Program::$program;
+            }
+        };
+    }
+
     /// Declares the entry point of a socket address hook.
     macro_rules! socket_hook {
         ($name:ident, $attach:ident, $program:ident, $job:ident::<$family:ty>) => {
             #[cgroup_sock_addr($attach)]
             pub fn $name(ctx: SockAddrContext) -> i32 {
-                enum This {}
-                impl Running for This {
-                    const PROGRAM: Program = Program::$program;
-                }
+                this!($program);
                 impl Hook for This {
                     type Family = $family;
                 }
@@ -66,10 +75,7 @@ mod programs {
         ($name:ident, $program:ident, $job:ident::<$layer:ty>) => {
             #[classifier]
             pub fn $name(ctx: TcContext) -> i32 {
-                enum This {}
-                impl Running for This {
-                    const PROGRAM: Program = Program::$program;
-                }
+                this!($program);
                 link::$job::<$layer, This>(&Skb::new(ctx))
             }
         };
@@ -82,10 +88,7 @@ mod programs {
 
     #[cgroup_sock(sock_release)]
     pub fn shunt_release(ctx: SockContext) -> i32 {
-        enum This {}
-        impl Running for This {
-            const PROGRAM: Program = Program::Release;
-        }
+        this!(Release);
         socket::release::<This>(&Socket::new(ctx.sock));
         1
     }

@@ -19,9 +19,13 @@ use proxy_common::{
         service_slot,
     },
     tables::Tables,
+    told::Told,
 };
 
-use crate::ctx::{self, SockAddr};
+use crate::{
+    ctx::{self, SockAddr},
+    log,
+};
 
 /// Memory is taken as entries come, so that generous capacities cost nothing.
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
@@ -304,7 +308,13 @@ impl<P: Running> Tables for Kernel<P> {
     }
 
     #[inline(always)]
+    fn tell(&self, told: &Told<'_>) {
+        log::tell(P::PROGRAM, told);
+    }
+
+    #[inline(always)]
     fn failed(&self, error: ProgramError) {
+        log::tell_error(P::PROGRAM, error);
         if let Some(errors) = PROGRAM_ERRORS.get_ptr_mut(P::PROGRAM as u32) {
             // SAFETY: as above.
             unsafe { (*errors).counts[error as usize] += 1 };

@@ -8,15 +8,19 @@
 
 use proxy_common::{
     Proto,
-    layout::{AffinityKey, Connection, Endpoint, ProgramError, ServiceValue, SocketPeer, Tally, UdpSocket},
+    layout::{
+        AffinityKey, Connection, Counter, Endpoint, ProgramError, ServiceValue, SocketPeer, Tally, UdpSocket,
+    },
     select::Slots,
     service,
     tables::Tables as _,
+    told::Told,
     verdict::{self, SocketSource, Verdict},
 };
 
 use crate::{
     ctx::{self, Family, SockAddr, Socket},
+    log,
     maps::{self, Kernel, Running},
 };
 
@@ -73,6 +77,7 @@ pub fn connect<H: Hook>(ctx: &SockAddr) -> Outcome {
         Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { service, endpoint } => {
             Kernel::<H>::NEW.tally(service, Tally::Connection);
+            tell::<H>(Counter::FlowsBegun, proto, service, &dialled, &endpoint);
             remember::<H>(ctx, proto, service, Connection { dialled, endpoint });
             ctx.set_address::<H::Family>(&endpoint);
             Outcome::Proceed
@@ -179,10 +184,12 @@ fn resolve<H: Hook>(
             Verdict::Pass(_) => return Resolution::Pass,
             Verdict::Refuse => {
                 tables.tally(service.service, Tally::Refusal);
+                tell::<H>(Counter::Refused, proto, service.service, dialled, &Endpoint::NONE);
                 return Resolution::Fail(ECONNREFUSED);
             }
-            Verdict::Drop(_) => {
+            Verdict::Drop(why) => {
                 tables.tally(service.service, Tally::Drop);
+                tell::<H>(why.counter(), proto, service.service, dialled, &Endpoint::NONE);
                 return Resolution::Fail(EHOSTUNREACH);
             }
         };
@@ -192,7 +199,17 @@ fn resolve<H: Hook>(
     }
     tables.tally(last, Tally::Refusal);
     tables.failed(ProgramError::EndpointMissing);
+    tell::<H>(Counter::Refused, proto, last, dialled, &Endpoint::NONE);
     Resolution::Fail(ECONNREFUSED)
+}
+
+/// Tells what became of a connection or datagram. What the call needs in memory is put there only then: else it is in registers.
+#[inline(always)]
+fn tell<H: Hook>(what: Counter, proto: Proto, service: u32, dialled: &Endpoint, endpoint: &Endpoint) {
+    if log::tells(what) {
+        let (dialled, endpoint) = (*dialled, *endpoint);
+        Kernel::<H>::NEW.tell(&Told::of_socket(what, proto, service, &dialled, &endpoint));
+    }
 }
 
 /// Where a socket dials from, as far as it is known before its packets are.
@@ -232,6 +249,7 @@ fn flow_endpoint<H: Hook>(
             })?;
             Kernel::<H>::NEW.set_udp_flow(&flow, &chosen);
             Kernel::<H>::NEW.tally(service.service, Tally::Connection);
+            tell::<H>(Counter::FlowsBegun, Proto::Udp, service.service, dialled, &chosen);
             chosen
         }
     };

@@ -2,7 +2,7 @@
 
 mod run;
 
-use self::run::{End, LogFilter};
+use self::run::{End, LogFilter, Stopping};
 
 use std::{
     io::{IsTerminal, stderr},
@@ -12,8 +12,9 @@ use std::{
 use proxy_userspace::{
     causes::with_causes,
     config::{Config, Environment, Flags, LogFormat},
-    kernel::{allocator, restart::restart},
+    kernel::{allocator, command, restart::restart},
 };
+use tokio::runtime::{self, Runtime};
 use tracing_subscriber::{
     Layer as _, Registry, filter::Targets, fmt, layer::SubscriberExt as _, reload,
     util::SubscriberInitExt as _,
@@ -34,6 +35,14 @@ fn main() -> ExitCode {
     }
     let (is_cleanup, init_only, write_config_to) =
         (flags.cleanup, flags.init_only, flags.write_config_to.clone());
+    let daemon = match (!is_cleanup && !init_only && write_config_to.is_none()).then(Daemon::new).transpose()
+    {
+        Ok(daemon) => daemon,
+        Err(error) => {
+            eprintln!("shunt: cannot start threads or wait for signals: {}", with_causes(error.as_ref()));
+            return ExitCode::FAILURE;
+        }
+    };
     let chosen = match run::Chosen::new(flags, Environment::of_this_process()) {
         Ok(chosen) => chosen,
         Err(error) => {
@@ -42,14 +51,14 @@ fn main() -> ExitCode {
         }
     };
     let set_log_filter = set_up_logs(&chosen.config);
-    let done = if let Some(path) = write_config_to {
+    let done = if let Some(daemon) = daemon {
+        daemon.run(chosen, set_log_filter)
+    } else if let Some(path) = write_config_to {
         run::write_config(&chosen.config, &path)
     } else if is_cleanup {
         run::cleanup(&chosen.config)
-    } else if init_only {
-        run::init_only(&chosen.config)
     } else {
-        run_daemon(chosen, set_log_filter)
+        run::init_only(&chosen.config)
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -60,14 +69,31 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_daemon(chosen: run::Chosen, set_log_filter: LogFilter) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
-    let result = runtime.block_on(run::run(chosen, set_log_filter));
-    // Whatever still reads a file or resolves a name must not hold up the end.
-    runtime.shutdown_background();
-    match result? {
-        End::Signal => Ok(()),
-        End::Restart => Err(restart().into()),
+/// What the proxy runs on, and what ends it. It is there before anything takes a while: the first process of a container is not ended by a
+/// signal that it does not wait for.
+struct Daemon {
+    runtime: Runtime,
+    stopping: Stopping,
+}
+
+impl Daemon {
+    fn new() -> anyhow::Result<Self> {
+        let stopping = run::await_signals()?;
+        let runtime = runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
+        Ok(Self { runtime, stopping })
+    }
+
+    fn run(self, chosen: run::Chosen, set_log_filter: LogFilter) -> anyhow::Result<()> {
+        let Self { runtime, stopping } = self;
+        let result = runtime.block_on(run::run(chosen, set_log_filter, stopping));
+        // Whatever still reads a file or resolves a name must not hold up the end.
+        runtime.shutdown_background();
+        match result? {
+            End::Signal => Ok(()),
+            // A signal came since; one that comes later is the next process's.
+            End::Restart if command::is_ending() => Ok(()),
+            End::Restart => Err(restart().into()),
+        }
     }
 }
 

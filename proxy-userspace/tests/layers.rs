@@ -33,11 +33,11 @@ const LAYERS: &[Layer] = &[
         &["kernel", "model"],
         &["kube::", "k8s_openapi", "EndpointSlice", "WatchEvent", "tokio"],
     ),
-    layer("health", &["kernel", "metrics", "model"], KUBE),
+    layer("health", &["kernel", "metrics", "model", "node"], KUBE),
     layer("inspect", &["dataplane", "kernel", "model"], KUBE),
     // Of Services it knows nothing; of the model, what it has to say about the node.
     layer("kernel", &["model"], &["kube::", "k8s_openapi", "Service", "Snapshot"]),
-    layer("metrics", &["dataplane", "model"], KUBE),
+    layer("metrics", &["dataplane", "kernel", "model"], KUBE),
     // Pure: objects in, Snapshot out.
     layer(
         "model",
@@ -55,7 +55,7 @@ const LAYERS: &[Layer] = &[
             "SystemTime",
         ],
     ),
-    layer("node", &["kernel"], KUBE),
+    layer("node", &["kernel", "model"], KUBE),
     layer("sync", &["causes", "dataplane", "health", "metrics", "model", "node"], KUBE),
     layer("watch", &["causes", "model", "node"], &[]),
 ];

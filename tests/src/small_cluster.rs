@@ -12,10 +12,15 @@ pub const HOSTS: [Host; 5] = [Host::Node1, Host::A1, Host::A2, Host::A3, Host::C
 pub const CLUSTER_IP: &str = "10.96.0.80:80";
 /// The Service's port of the node, at the node's first address.
 pub const NODE_PORT: &str = "192.168.57.11:30080";
+/// The node port of a third Service, over UDP, which not all programs have.
+pub const NODE_PORT_UDP: &str = "192.168.57.11:30053";
 /// The address of a second Service, over UDP.
 pub const DNS: &str = "10.96.0.53:53";
 /// Both Services.
 pub const SERVICES: &str = include_str!("small_cluster.yaml");
+/// The third Service.
+pub const OUTSIDE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: outside, namespace: default}\n\
+                           spec: {type: NodePort, clusterIP: 10.96.0.54, ports: [{port: 53, nodePort: 30053, protocol: UDP}]}\n";
 /// The Node object of node1.
 pub const NODE: &str = include_str!("../demo/node.yaml");
 

@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     agent::{
         Agent,
         protocol::{Dial, Order, Protocol, Send, Try},
     },
-    small_cluster::{CLUSTER_IP, DNS, NODE_PORT},
+    small_cluster::{CLUSTER_IP, DNS, NODE_PORT, NODE_PORT_UDP},
     world::{Host, World},
 };
 
@@ -42,19 +42,35 @@ impl Load {
     }
 }
 
+/// Of a client that sends datagrams over and over: one conversation that goes on.
+const SOURCE_PORT: u16 = 20_000;
+/// A datagram is lost, however slow the machine is.
+const LOST_AFTER: Duration = Duration::from_secs(20);
+
 /// Three pods of node1: one dials a cluster IP, one a node port, one sends UDP. Each holds a connection besides.
-pub struct Clients([Client; 3]);
+pub struct Clients(Vec<Client>);
 
 impl Clients {
     /// Takes the pods out of the world, for use beside it.
     pub fn take(world: &mut World) -> Result<Self> {
-        let mut clients = [
-            Client::new(world, Host::A1, dial(CLUSTER_IP, Protocol::Tcp, false)?)?,
-            Client::new(world, Host::A2, dial(NODE_PORT, Protocol::Tcp, false)?)?,
-            Client::new(world, Host::A3, dial(DNS, Protocol::Udp, true)?)?,
+        let mut clients = vec![
+            Client::new(world, Host::A1, vec![dial(CLUSTER_IP, Protocol::Tcp, false)?])?,
+            Client::new(world, Host::A2, vec![dial(NODE_PORT, Protocol::Tcp, false)?])?,
+            Client::new(world, Host::A3, vec![dial(DNS, Protocol::Udp, true)?])?,
         ];
         clients.iter_mut().try_for_each(Client::hold)?;
         Ok(Self(clients))
+    }
+
+    /// With a host outside the cluster, that sends datagrams to a node port: conversations that begin, and one that goes on. Nothing
+    /// is sent twice, so that each datagram counts.
+    pub fn with_udp_from_outside(mut self, world: &mut World) -> Result<Self> {
+        let begin = Dial { timeout: LOST_AFTER, ..dial(NODE_PORT_UDP, Protocol::Udp, true)? };
+        let go_on = Dial { source_port: Some(SOURCE_PORT), ..begin.clone() };
+        let mut outside = Client::new(world, Host::Client, vec![begin, go_on])?;
+        outside.hold_to(NODE_PORT)?;
+        self.0.push(outside);
+        Ok(self)
     }
 
     /// Modes will change: programs that go take along what a socket says of its peer, and what is held must live on all the while.
@@ -89,24 +105,30 @@ impl Clients {
     }
 }
 
-/// A pod that dials one address, over and over.
+/// A host that dials one address, over and over.
 struct Client {
     host: Host,
-    dial: Dial,
+    /// In turn.
+    dials: Vec<Dial>,
     agent: Agent,
     modes_change: bool,
 }
 
 impl Client {
-    fn new(world: &mut World, host: Host, dial: Dial) -> Result<Self> {
-        Ok(Self { host, dial, agent: world.lend_agent(host)?, modes_change: false })
+    fn new(world: &mut World, host: Host, dials: Vec<Dial>) -> Result<Self> {
+        Ok(Self { host, dials, agent: world.lend_agent(host)?, modes_change: false })
     }
 
     fn load(&mut self, done: &AtomicBool) -> Result<Load> {
-        let name = format!("{} to {}", self.host, self.dial.to);
+        let dials = self.dials.clone();
+        let Dial { to, protocol, .. } = dials.first().context("nothing to dial")?;
+        let name = format!("{} to {to} over {protocol:?}", self.host);
         let mut load = Load { name, connections: 0, failures: Vec::new() };
-        while !done.load(Ordering::Relaxed) {
-            let tries = self.agent.dial(self.dial.clone())?;
+        for dial in dials.into_iter().cycle() {
+            if done.load(Ordering::Relaxed) {
+                break;
+            }
+            let tries = self.agent.dial(dial)?;
             load.connections += tries.len();
             load.failures.extend(tries.into_iter().filter_map(|one| failure(one, self.modes_change)));
             if self.modes_change {
@@ -117,7 +139,11 @@ impl Client {
     }
 
     fn hold(&mut self) -> Result<()> {
-        let held = Dial { hold: Some(HELD.into()), tries: 1, ..dial(CLUSTER_IP, Protocol::Tcp, false)? };
+        self.hold_to(CLUSTER_IP)
+    }
+
+    fn hold_to(&mut self, to: &str) -> Result<()> {
+        let held = Dial { hold: Some(HELD.into()), tries: 1, ..dial(to, Protocol::Tcp, false)? };
         let tries = self.agent.dial(held)?;
         ensure!(matches!(tries[..], [Try::Answered(_)]), "the first connection fails: {tries:?}");
         Ok(())
@@ -131,9 +157,11 @@ impl Client {
     }
 
     fn ensure_only(&mut self, host: Host) -> Result<()> {
-        for one in self.agent.dial(self.dial.clone())? {
-            let is_right = matches!(&one, Try::Answered(answer) if answer.host == host.name());
-            ensure!(is_right, "{host} is the only endpoint left, and not what this reached: {one:?}");
+        for dial in self.dials.clone() {
+            for one in self.agent.dial(dial)? {
+                let is_right = matches!(&one, Try::Answered(answer) if answer.host == host.name());
+                ensure!(is_right, "{host} is the only endpoint left, and not what this reached: {one:?}");
+            }
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::{
 use nix::sched::{CloneFlags, setns, unshare};
 use proxy_userspace::{
     dataplane::{
-        Dataplane, Rendering,
+        Dataplane, ReadingValue, Rendering,
         nftables::{Nftables, NftablesError, NftablesSettings, Plan, State, TABLE},
     },
     health::ProxyHealth,
@@ -342,6 +342,11 @@ fn a_transaction_that_one_family_refuses_is_made_in_the_other() {
     transaction.extend([(Family::Ip6, Change::DeleteTable), (Family::Ip6, Change::DeleteTable)]);
     let refused = dataplane.apply(&mut state, plan).expect_err("a table goes once");
     assert_eq!(Nftables::failed_family(&refused), Some(IpFamily::V6), "{refused}");
+    let readings = dataplane.readings().expect("failures are counted")();
+    let failures: Vec<_> = readings.iter().map(|one| (one.name, one.labels[0].1, one.value)).collect();
+    let failed =
+        |family, times| ("sync_proxy_rules_nftables_sync_failures", family, ReadingValue::Counter(times));
+    assert_eq!(failures, [failed("IPv4", 0), failed("IPv6", 1)]);
     assert_eq!(nft(&["list", "tables"]).trim(), format!("table ip {TABLE}"));
     assert!(!dataplane.is_certain(&state), "what there is of IPv6 has to be read");
     let mut state = dataplane.observe().expect("the tables can be read");

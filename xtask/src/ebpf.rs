@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use object::{Object as _, ObjectSection as _};
 
+use crate::limits;
 use crate::run::Run;
 use crate::toolchain::{self, Toolchain};
 use crate::workspace;
@@ -35,6 +36,8 @@ pub struct Built {
     pub toolchain: Toolchain,
     /// Warnings of the compiler, line by line.
     pub warnings: Vec<String>,
+    /// What each program takes of the kernel's limits, by name.
+    pub programs: Vec<limits::Program>,
 }
 
 /// Compiles the eBPF programs and writes the object to `out_dir/shunt-ebpf`.
@@ -51,8 +54,8 @@ pub fn build_ebpf(out_dir: &Path) -> Result<Built> {
     let object = out_dir.join(OBJECT);
     fs::copy(&made, &object)
         .with_context(|| format!("cannot copy {} to {}", made.display(), object.display()))?;
-    check(&object)?;
-    Ok(Built { object, toolchain, warnings: warnings.lines })
+    let programs = check(&object)?;
+    Ok(Built { object, toolchain, warnings: warnings.lines, programs })
 }
 
 /// Picks the compiler's warnings out of cargo's output: each goes on to an empty line.
@@ -123,8 +126,8 @@ fn is_dropped(name: &str) -> bool {
     (starts(&DROPPED) && !starts(&KEPT)) || DROPPED_NAMES.contains(&name)
 }
 
-/// An object without BTF would load, but its maps would be unreadable; one without programs is no use.
-fn check(object: &Path) -> Result<()> {
+/// An object without BTF would load, but its maps would be unreadable; one that some kernel refuses is no use.
+fn check(object: &Path) -> Result<Vec<limits::Program>> {
     let bytes = fs::read(object).with_context(|| format!("cannot read {}", object.display()))?;
     let file = object::File::parse(&*bytes).with_context(|| format!("cannot parse {}", object.display()))?;
     let missing: Vec<&str> = [".BTF", ".BTF.ext"]
@@ -134,7 +137,7 @@ fn check(object: &Path) -> Result<()> {
     if !missing.is_empty() {
         bail!("{} has no section {}: the linker wrote no BTF", object.display(), missing.join(", "));
     }
-    Ok(())
+    limits::check(&bytes).with_context(|| format!("{} is no good", object.display()))
 }
 
 #[cfg(test)]

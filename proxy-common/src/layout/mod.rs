@@ -152,6 +152,9 @@ map_type! {
 }
 
 impl Endpoint {
+    /// Stands for none.
+    pub const NONE: Self = Self::new(Addr::UNSPECIFIED_V6, 0);
+
     /// From an address and a port in host byte order.
     #[inline(always)]
     pub const fn new(addr: Addr, port: u16) -> Self {

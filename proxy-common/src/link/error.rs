@@ -2,53 +2,70 @@
 
 use super::{Outcome, rewritten};
 use crate::{
-    layout::{Direction, Flow, FlowKey, flow_state},
+    layout::{Direction, FlowKey, flow_state},
     packet::{Fragment, Frame, IpVersion, Packet, TCP, Tuple, UDP},
     rewrite::{self, Error},
     tables::Tables,
 };
 
 /// An error comes in. If it tells an endpoint of its answer, which left translated back, both are translated.
-#[inline(never)]
-pub(super) fn about_reply<F: Frame, T: Tables>(frame: &F, tables: &T, outer: &Packet) -> Outcome {
-    let mut inner = Packet::at(outer.payload + 8, outer.version);
-    if !is_error(frame, outer) || !is_told(frame, &mut inner) {
-        return Outcome::Proceed;
-    }
-    let Some(ports) = inner.ports(frame) else { return Outcome::Proceed };
-    let before = inner.tuple(ports);
-    let Some(flow) = flow_of(tables, Direction::Original, &inner, &before) else { return Outcome::Proceed };
-    let after = flow.tuple().swapped();
-    let destination =
-        if outer.destination == before.source.addr { after.source.addr } else { outer.destination };
-    let (inner, before, after) = (&inner, &before, &after);
-    let error = Error { outer, source: outer.source, destination, inner, before, after };
-    rewritten(tables, rewrite::error(frame, &error))
+#[inline(always)]
+pub(super) fn about_reply(frame: &impl Frame, tables: &impl Tables, outer: &Packet) -> Outcome {
+    about(frame, tables, outer, Direction::Original)
 }
 
 /// An error leaves. If it tells a client of its packet, which was translated as it came in, both are translated back.
+#[inline(always)]
+pub(super) fn about_original(frame: &impl Frame, tables: &impl Tables, outer: &Packet) -> Outcome {
+    about(frame, tables, outer, Direction::Reply)
+}
+
+/// An error passes; of a direction is what answers the packet it tells of.
 #[inline(never)]
-pub(super) fn about_original<F: Frame, T: Tables>(frame: &F, tables: &T, outer: &Packet) -> Outcome {
+fn about<F: Frame, T: Tables>(frame: &F, tables: &T, outer: &Packet, answered: Direction) -> Outcome {
     let mut inner = Packet::at(outer.payload + 8, outer.version);
     if !is_error(frame, outer) || !is_told(frame, &mut inner) {
         return Outcome::Proceed;
     }
-    let Some(ports) = inner.ports(frame) else { return Outcome::Proceed };
-    let before = inner.tuple(ports);
-    let Some(flow) = flow_of(tables, Direction::Reply, &inner, &before) else { return Outcome::Proceed };
-    let after = flow.tuple().swapped();
-    // Errors of the endpoint itself come from the address that was dialled; those of routers stay the routers'.
-    let source = if outer.source == before.destination.addr { after.destination.addr } else { outer.source };
-    let (inner, before, after) = (&inner, &before, &after);
-    let error = Error { outer, source, destination: outer.destination, inner, before, after };
-    rewritten(tables, rewrite::error(frame, &error))
+    translate(frame, tables, outer, &inner, answered)
 }
 
-/// The flow whose packets of a direction answer the packet that an error tells of.
-#[inline(always)]
-fn flow_of(tables: &impl Tables, direction: Direction, inner: &Packet, told: &Tuple) -> Option<Flow> {
-    let flow = tables.flow(&FlowKey::new(direction, inner.proto, told.swapped()))?;
-    (flow.state & flow_state::PASS == 0).then_some(flow)
+/// Translates an error and the packet it tells of, if that was translated. A call of its own, for its stack.
+#[inline(never)]
+fn translate<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    outer: &Packet,
+    inner: &Packet,
+    answered: Direction,
+) -> Outcome {
+    let Some(ports) = inner.ports(frame) else { return Outcome::Proceed };
+    let before = inner.tuple(ports);
+    let mut after = before;
+    if translate_back(tables, answered, inner.proto, &mut after).is_none() {
+        return Outcome::Proceed;
+    }
+    let (mut source, mut destination) = (outer.source, outer.destination);
+    match answered {
+        Direction::Original if destination == before.source.addr => destination = after.source.addr,
+        // Errors of the endpoint itself come from the address that was dialled; those of routers stay the routers'.
+        Direction::Reply if source == before.destination.addr => source = after.destination.addr,
+        _ => {}
+    }
+    let (before, after) = (&before, &after);
+    rewritten(tables, rewrite::error(frame, &Error { outer, source, destination, inner, before, after }))
+}
+
+/// Makes of a packet's addresses and ports those that it had before it was translated: what answers it, in a direction, is of a flow that
+/// says so. A call of its own, for its stack.
+#[inline(never)]
+fn translate_back<T: Tables>(tables: &T, direction: Direction, proto: u8, told: &mut Tuple) -> Option<()> {
+    let flow = tables.flow(&FlowKey::new(direction, proto, told.swapped()))?;
+    if flow.state & flow_state::PASS != 0 {
+        return None;
+    }
+    *told = flow.tuple().swapped();
+    Some(())
 }
 
 /// Reads the packet that an error tells of: TCP or UDP, with its ports.

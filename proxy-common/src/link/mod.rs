@@ -8,9 +8,10 @@ mod original;
 mod reply;
 
 use crate::{
-    layout::{Counter, Direction, ProgramError, Tally},
+    layout::{Counter, Direction, Flow, FlowKey, ProgramError, Tally},
     packet::{Fragment, Frame, ICMP, ICMPV6, IpVersion, Packet, TCP, UDP},
     tables::Tables,
+    told::Told,
 };
 
 /// What becomes of a packet.
@@ -112,8 +113,11 @@ fn rewritten(tables: &impl Tables, done: Option<()>) -> Outcome {
 
 /// The same, and counts it for the Service whose flow it is of.
 #[inline(always)]
-fn delivered(tables: &impl Tables, service: u32, tally: Tally, done: Option<()>) -> Outcome {
-    tables.tally(service, if done.is_some() { tally } else { Tally::Drop });
+fn delivered(tables: &impl Tables, key: &FlowKey, flow: &Flow, tally: Tally, done: Option<()>) -> Outcome {
+    tables.tally(flow.service, if done.is_some() { tally } else { Tally::Drop });
+    if done.is_none() {
+        tables.tell(&Told::of_flow(Counter::NotRewritten, key, flow));
+    }
     rewritten(tables, done)
 }
 

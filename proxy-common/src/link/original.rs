@@ -13,7 +13,8 @@ use crate::{
     select::Slots,
     service,
     tables::Tables,
-    verdict::{self, DropReason, Verdict},
+    told::Told,
+    verdict::{self, Verdict},
 };
 
 /// Whether a packet may be for a Service, by where it goes. A call of its own, for its stack.
@@ -32,7 +33,8 @@ pub(super) fn transport<F: Frame, T: Tables>(
 ) -> Outcome {
     let Some(tcp) = packet.tcp_flags(frame) else { return malformed(tables) };
     let key = FlowKey::new(Direction::Original, packet.proto, packet.tuple(ports));
-    let mut arrival = Arrival { key, flow: Flow::NONE, tcp, now_ns: tables.now_ns() };
+    let mut arrival = Arrival { key, flow: Flow::NONE, tcp, now_ns: 0 };
+    arrival.now_ns = tables.now_ns();
     if let Some(flow) = tables.flow(&arrival.key) {
         arrival.flow = flow;
     }
@@ -54,11 +56,18 @@ pub(super) fn transport<F: Frame, T: Tables>(
                 || record(tables, &arrival.key, &mut arrival.flow);
             if !is_noted {
                 tables.tally(arrival.flow.service, Tally::Drop);
+                arrival.tell(tables, Counter::FlowNotRecorded);
                 return dropped(tables, Counter::FlowNotRecorded);
             }
+            arrival.tell(tables, Counter::FlowsBegun);
         }
         Beginning::Proceed => return Outcome::Proceed,
-        Beginning::Drop => return Outcome::Drop,
+        Beginning::Drop | Beginning::Unsettled => return Outcome::Drop,
+        Beginning::TurnedAway(why) => {
+            arrival.tell(tables, why);
+            let is_refused = matches!(why, Counter::Refused | Counter::UnknownConnection);
+            return if is_refused { Outcome::Proceed } else { Outcome::Drop };
+        }
     }
     if arrival.flow.state & flow_state::PASS != 0 {
         return Outcome::Proceed;
@@ -75,7 +84,15 @@ struct Arrival {
     now_ns: u64,
 }
 
-#[inline(never)]
+impl Arrival {
+    /// Tells what became of the packet.
+    #[inline(always)]
+    fn tell(&self, tables: &impl Tables, what: Counter) {
+        tables.tell(&Told::of_flow(what, &self.key, &self.flow));
+    }
+}
+
+#[inline(always)]
 fn translate<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, arrival: &Arrival) -> Outcome {
     let mark = if arrival.flow.state & flow_state::MASQUERADE == 0 {
         0
@@ -88,13 +105,13 @@ fn translate<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, arriva
     // As it came in: what is rewritten keeps its length.
     let tally = Tally::ToEndpoint(bytes(frame, packet));
     let done = rewrite::transport(frame, packet, &arrival.key, &arrival.flow);
-    delivered(tables, arrival.flow.service, tally, done)
+    delivered(tables, &arrival.key, &arrival.flow, tally, done)
 }
 
 /// Whether a packet belongs to the flow that is known for its addresses and ports, and the flow goes on. A TCP connection stays
 /// where it is, whatever becomes of the Service. A SYN on top of one that is in use changes nothing: it is an old copy, or forged,
 /// and else the endpoint asks the client back (RFC 9293, section 3.10.7.4). Whether any other SYN is repeated or opens another
-/// connection is asked in [`begin`].
+/// connection is asked in [`look`].
 #[inline(always)]
 fn goes_on(tables: &impl Tables, arrival: &Arrival) -> bool {
     let Arrival { key, flow, tcp, now_ns } = arrival;
@@ -121,6 +138,10 @@ enum Beginning {
     Proceed,
     /// Nothing; the packet ends here.
     Drop,
+    /// Nothing, for this reason: netfilter is asked to reject the packet, or it ends here.
+    TurnedAway(Counter),
+    /// Nothing yet: the endpoint that was chosen is gone, and another look finds one that is not.
+    Unsettled,
 }
 
 /// A chosen slot may be gone: userspace switched the Service to other slots and removed the old ones between the two reads.
@@ -128,63 +149,78 @@ enum Beginning {
 /// Every turn of a loop multiplies what the verifier has to look at.
 const READS: u32 = 2;
 
-/// A call of its own: few packets need it, and its stack is not that of all others.
-#[inline(never)]
+/// Finds out what a packet begins that no flow in use is known for.
+#[inline(always)]
 fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, arrival: &mut Arrival) -> Beginning {
+    for _ in 0..READS {
+        let beginning = look(frame, tables, arrival);
+        if !matches!(beginning, Beginning::Unsettled) {
+            return beginning;
+        }
+    }
+    endpoint_missing(tables, arrival.flow.service)
+}
+
+/// Looks once. A call of its own: few packets need it, and its stack is not that of all others.
+#[inline(never)]
+fn look<F: Frame, T: Tables>(frame: &F, tables: &T, arrival: &mut Arrival) -> Beginning {
     let proto = if arrival.key.proto == TCP { Proto::Tcp } else { Proto::Udp };
     if proto == Proto::Tcp && !arrival.tcp.begins() {
         return stray(frame, tables, arrival);
     }
     let is_local = is_local(frame, tables, &arrival.key);
-    let mut found = 0;
-    for _ in 0..READS {
-        let Some(service) = service::find_on_link(tables, &arrival.key.destination, proto) else {
-            forget(tables, arrival);
-            return Beginning::Proceed;
-        };
-        found = service.service;
-        if repeats(arrival, &service) {
-            return Beginning::Known;
-        }
-        let source = arrival.key.source.addr;
-        let in_ranges = || tables.in_source_ranges(service.service, source);
-        let verdict = verdict::for_packet(&service, is_local, in_ranges);
-        if let Verdict::Translate(slots) = verdict
-            && leads_there_again(arrival, &service, slots)
-        {
-            arrival.flow.state = masquerade(&service, is_local, source, arrival.flow.destination);
-            arrival.flow.used_ns = arrival.now_ns;
-            return Beginning::Again;
-        }
+    let Some(service) = service::find_on_link(tables, &arrival.key.destination, proto) else {
         forget(tables, arrival);
-        let slots = match verdict {
-            Verdict::Translate(slots) => slots,
-            Verdict::Pass(_) => return Beginning::Proceed,
-            Verdict::Refuse => return refuse(frame, tables, service.service, Counter::Refused),
-            Verdict::Drop(why) => {
-                tables.count(counter(why));
-                tables.tally(service.service, Tally::Drop);
-                return Beginning::Drop;
-            }
-        };
-        let client = || AffinityKey::of_packets(source, service.service);
-        if let Some(endpoint) = service::choose(tables, &service, slots, client) {
-            arrival.flow = Flow {
-                source: arrival.key.source,
-                destination: endpoint,
-                service: service.service,
-                generation: service.generation,
-                state: masquerade(&service, is_local, source, endpoint),
-                list: slots.list,
-                used_ns: arrival.now_ns,
-            };
-            return Beginning::New;
-        }
+        return Beginning::Proceed;
+    };
+    if repeats(arrival, &service) {
+        return Beginning::Known;
     }
+    let source = arrival.key.source.addr;
+    let in_ranges = || tables.in_source_ranges(service.service, source);
+    let verdict = verdict::for_packet(&service, is_local, in_ranges);
+    if let Verdict::Translate(slots) = verdict
+        && leads_there_again(arrival, &service, slots)
+    {
+        arrival.flow.state = masquerade(&service, is_local, source, arrival.flow.destination);
+        arrival.flow.used_ns = arrival.now_ns;
+        return Beginning::Again;
+    }
+    forget(tables, arrival);
+    arrival.flow.service = service.service;
+    let slots = match verdict {
+        Verdict::Translate(slots) => slots,
+        Verdict::Pass(_) => return Beginning::Proceed,
+        Verdict::Refuse => return refuse(frame, tables, service.service, Counter::Refused),
+        Verdict::Drop(why) => {
+            tables.count(why.counter());
+            tables.tally(service.service, Tally::Drop);
+            return Beginning::TurnedAway(why.counter());
+        }
+    };
+    let client = || AffinityKey::of_packets(source, service.service);
+    let Some(endpoint) = service::choose(tables, &service, slots, client) else {
+        return Beginning::Unsettled;
+    };
+    arrival.flow = Flow {
+        source: arrival.key.source,
+        destination: endpoint,
+        service: service.service,
+        generation: service.generation,
+        state: masquerade(&service, is_local, source, endpoint),
+        list: slots.list,
+        used_ns: arrival.now_ns,
+    };
+    Beginning::New
+}
+
+/// Gives up on a Service whose endpoints change all the time.
+#[inline(never)]
+fn endpoint_missing<T: Tables>(tables: &T, service: u32) -> Beginning {
     tables.count(Counter::FlowNotRecorded);
-    tables.tally(found, Tally::Drop);
+    tables.tally(service, Tally::Drop);
     tables.failed(ProgramError::EndpointMissing);
-    Beginning::Drop
+    Beginning::TurnedAway(Counter::FlowNotRecorded)
 }
 
 /// Whether the first packet of a connection comes again. Where the Service's endpoints have changed since, it may as well be
@@ -251,7 +287,7 @@ fn refuse(frame: &impl Frame, tables: &impl Tables, service: u32, why: Counter) 
     tables.count(why);
     tables.tally(service, Tally::Refusal);
     mark(frame, tables, |node| node.reject_mark);
-    Beginning::Proceed
+    Beginning::TurnedAway(why)
 }
 
 /// Marks a packet; says with what.
@@ -274,13 +310,6 @@ fn forget(tables: &impl Tables, arrival: &mut Arrival) {
         tables.remove_flow(&flow.partner_key(key));
     }
     *flow = Flow::NONE;
-}
-
-const fn counter(why: DropReason) -> Counter {
-    match why {
-        DropReason::SourceNotAllowed => Counter::SourceNotAllowed,
-        DropReason::NoLocalEndpoint => Counter::NoLocalEndpoint,
-    }
 }
 
 /// Whether the caller counts as local to the cluster or node, as `detectLocalMode` has it.

@@ -51,7 +51,7 @@ pub(super) fn transport<F: Frame, T: Tables>(
     translate(frame, tables, packet, &key, &flow)
 }
 
-#[inline(never)]
+#[inline(always)]
 fn translate<F: Frame, T: Tables>(
     frame: &F,
     tables: &T,
@@ -63,7 +63,7 @@ fn translate<F: Frame, T: Tables>(
         fragment::note(tables, packet, Direction::Reply, flow, 0);
     }
     let tally = Tally::ToClient(bytes(frame, packet));
-    delivered(tables, flow.service, tally, rewrite::transport(frame, packet, key, flow))
+    delivered(tables, key, flow, tally, rewrite::transport(frame, packet, key, flow))
 }
 
 /// A datagram that leaves from a node port's number, or from the port of a Service whose address is the node's: of a process of
@@ -82,7 +82,9 @@ fn note_own_flow<T: Tables>(tables: &T, tuple: &Tuple) {
     match tables.flow(&key) {
         // A client's flow, whose translated answer leaves through another link on top of the first.
         Some(flow) if flow.state & flow_state::PASS == 0 && !flow.is_over(UDP, now_ns) => {}
-        Some(flow) if flow.state & flow_state::PASS != 0 => flow::touch(tables, &key, &flow, 0, now_ns),
+        Some(flow) if flow.state & flow_state::PASS != 0 => {
+            flow::touch_alone(tables, &key, &flow, now_ns);
+        }
         _ => {
             let (source, destination) = (answers.source, answers.destination);
             let state = flow_state::PASS;

@@ -14,6 +14,7 @@ use crate::{
     link::{self, Outcome},
     packet::Frame as _,
     tables::Tables,
+    told::Told,
 };
 
 /// The maps in memory. They take whatever is put in them.
@@ -179,6 +180,8 @@ impl Tables for Memory {
     fn failed(&self, error: ProgramError) {
         self.noted.borrow_mut().errors[error as usize] += 1;
     }
+
+    fn tell(&self, _: &Told<'_>) {}
 
     fn now_ns(&self) -> u64 {
         self.now_ns.get()

@@ -84,19 +84,9 @@ impl World {
 }
 
 impl Noted {
-    /// Addresses and ports that were those of a Service or an endpoint when a flow began.
+    /// Addresses and ports that were those of a Service or an endpoint when a flow began, and no others.
     pub fn known(&self) -> impl Iterator<Item = Place> {
-        let ends = self
-            .flows
-            .iter()
-            .flat_map(|(key, flow)| [key.source, key.destination, flow.source, flow.destination]);
-        ends.flat_map(|end| {
-            [
-                Place::of_service(&end.addr, end.port),
-                Place::of_endpoint(&end.addr, end.port),
-                Place::of_node_port(&end.addr, end.port),
-            ]
-        })
+        self.flows.iter().flat_map(|(key, flow)| Place::of_flow(key, flow))
     }
 
     /// The same with nothing counted.

@@ -58,12 +58,16 @@ impl<L: Layer> Skb<L> {
         // SAFETY: the kernel's context.
         match unsafe { (&raw const (*self.skb).pkt_type).read_volatile() } {
             PACKET_HOST => true,
-            PACKET_OTHERHOST if L::HEADER != 0 => {
-                let bridge = bridge_of(self.link());
-                bridge.is_some() && bridge == self.load(0)
-            }
+            PACKET_OTHERHOST if L::HEADER != 0 => self.is_for_bridge(bridge_of),
             _ => false,
         }
+    }
+
+    /// It is for the bridge that the link is a port of. A call of its own, for its stack.
+    #[inline(never)]
+    fn is_for_bridge<B: FnOnce(u32) -> Option<[u8; 6]>>(&self, bridge_of: B) -> bool {
+        let bridge = bridge_of(self.link());
+        bridge.is_some() && bridge == self.load(0)
     }
 
     /// Where the IP header begins, and its version; none of packets of other kinds. Tags that the kernel or the link's hardware

@@ -61,7 +61,10 @@ pub(super) const MODES: &[&str] = &["auto", "ebpf", "nftables", "iptables", "ipv
 pub(super) const DETECT_LOCAL_MODES: &[&str] =
     &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"];
 
-const EBPF: &[&str] = &["ebpf"];
+/// What programs may be asked to tell.
+const EBPF_LOGS: &[&str] = &["off", "error", "info", "debug"];
+/// Modes that count what Services get.
+const COUNTING: &[&str] = &["ebpf", "ipvs"];
 const IPTABLES: &[&str] = &["iptables"];
 const IPVS: &[&str] = &["ipvs"];
 const NFTABLES: &[&str] = &["nftables"];
@@ -167,12 +170,13 @@ pub(super) const FIELDS: &[Field] = &[
     field_of("shunt.manifests", Kind::Text),
     field_of("shunt.master", Kind::Text),
     field_of("shunt.logFilter", Kind::Text),
-    field_of("shunt.serviceMetrics.enabled", Kind::Bool).default("true").only_in(EBPF),
-    field_of("shunt.serviceMetrics.maxServices", COUNTED).default("4000").only_in(EBPF),
+    field_of("shunt.serviceMetrics.enabled", Kind::Bool).default("true").only_in(COUNTING),
+    field_of("shunt.serviceMetrics.maxServices", COUNTED).default("4000").only_in(COUNTING),
     field_of("shunt.ebpf.cgroupRoot", Kind::Text),
     field_of("shunt.ebpf.pinDir", Kind::Text).default("/sys/fs/bpf/shunt"),
     field_of("shunt.ebpf.interfaces", Kind::InterfaceGlobs),
     field_of("shunt.ebpf.excludeInterfaces", Kind::InterfaceGlobs),
+    field_of("shunt.ebpf.log", Kind::OneOf(EBPF_LOGS)).default("off"),
     field_of("shunt.ebpf.mapSizes.services", MAP_SIZE).default("131072"),
     field_of("shunt.ebpf.mapSizes.endpoints", MAP_SIZE).default("524288"),
     field_of("shunt.ebpf.mapSizes.members", MAP_SIZE).default("524288"),

@@ -160,7 +160,7 @@ impl Kind {
             Self::Text => Some(Value::Text(text.into())),
             Self::OneOf(words) => words.contains(&text).then(|| Value::Text(text.into())),
             Self::Bool => go_bool(text).map(Value::Bool),
-            Self::Integer { .. } => text.parse().ok().filter(|value| self.holds(*value)).map(Value::Integer),
+            Self::Integer { .. } => go_integer(text).filter(|value| self.holds(*value)).map(Value::Integer),
             Self::Number => text.parse().ok().map(Value::Number),
             Self::Duration => duration::parse(text).map(Value::Duration),
             Self::Period | Self::FlushFrequency => {
@@ -275,6 +275,25 @@ pub(super) fn go_bool(text: &str) -> Option<bool> {
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
         _ => None,
     }
+}
+
+/// A whole number as Go's `strconv.ParseInt` reads it in base 0, which the flags of pflag do: `0x1f`, `0o17` or `017`, `0b11`, and `_`
+/// between digits of those and of `1_000`.
+pub(super) fn go_integer(text: &str) -> Option<i64> {
+    let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let (radix, digits) = match unsigned.as_bytes() {
+        [b'0', b'x' | b'X', ..] => (16, &unsigned[2..]),
+        [b'0', b'o' | b'O', ..] => (8, &unsigned[2..]),
+        [b'0', b'b' | b'B', ..] => (2, &unsigned[2..]),
+        [b'0', _, ..] => (8, &unsigned[1..]),
+        _ => (10, unsigned),
+    };
+    // A base ends like a digit.
+    let first = if radix == 10 { digits } else { digits.strip_prefix('_').unwrap_or(digits) };
+    let are_digits =
+        first.split('_').all(|group| !group.is_empty() && group.chars().all(|digit| digit.is_digit(radix)));
+    let sign = if text.starts_with('-') { "-" } else { "" };
+    are_digits.then(|| i64::from_str_radix(&format!("{sign}{}", first.replace('_', "")), radix).ok())?
 }
 
 /// Upstream's `AppendPortIfNeeded` and `validateHostPort` in one.

@@ -48,6 +48,8 @@ pub(crate) struct Kernel {
     pub(crate) full: bool,
     /// It takes nothing of this family.
     pub(crate) failing_family: Option<IpFamily>,
+    /// Links that it has no room on.
+    pub(crate) left_out: Vec<Arc<str>>,
     /// Tracked UDP flows.
     pub(crate) flows: Vec<UdpFlow>,
     /// What the flows were looked through for.
@@ -245,6 +247,10 @@ impl Dataplane for Fake {
 
     fn failed_family(error: &FakeError) -> Option<IpFamily> {
         if let FakeError::OfFamily(family) = error { Some(*family) } else { None }
+    }
+
+    fn left_out(&self) -> Vec<Arc<str>> {
+        self.kernel().left_out.clone()
     }
 
     fn map_fill(&self, state: &Programmed) -> Vec<MapFill> {

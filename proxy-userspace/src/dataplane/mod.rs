@@ -8,13 +8,17 @@ pub mod conntrack;
 pub mod ebpf;
 #[cfg(test)]
 pub(crate) mod fake;
+mod families;
 pub mod iptables;
 pub mod ipvs;
 pub mod leftovers;
 pub mod nftables;
 mod renderer;
 
+pub use families::OneFamily;
 pub use renderer::{RenderError, Renderer, Rendering};
+
+use std::sync::Arc;
 
 use self::conntrack::StaleUdp;
 use crate::model::{Dirty, IpFamily, ServicePortKey, Snapshot};
@@ -74,6 +78,11 @@ pub trait Dataplane {
         None
     }
 
+    /// The links that are served without what comes in on them, since somebody else's setting leaves no other way.
+    fn left_out(&self) -> Vec<Arc<str>> {
+        Vec::new()
+    }
+
     /// How full the kernel's tables are, for metrics.
     fn map_fill(&self, state: &Self::State) -> Vec<MapFill> {
         let _ = state;
@@ -91,6 +100,11 @@ pub trait KernelCounts: Send + Sync {
 
     /// What became of traffic to Services; empty where that is not counted.
     fn services(&self) -> Vec<ServiceCount>;
+
+    /// Whether refusals and drops are among what is counted of Services.
+    fn tells_failures(&self) -> bool {
+        true
+    }
 }
 
 /// How often a program met an error.

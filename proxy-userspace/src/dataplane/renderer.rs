@@ -1,10 +1,10 @@
 //! [`Renderer`]: any dataplane together with its state, behind one type that the sync loop can hold.
 
-use std::error::Error;
+use std::{error::Error, sync::Arc};
 
 use super::{Dataplane, KernelCounts, MapFill, PlanSize, Readings, conntrack::Forgotten};
 use crate::{
-    kernel::KernelError,
+    kernel::{KernelError, command},
     model::{Dirty, IpFamily, Snapshot},
 };
 
@@ -52,6 +52,11 @@ impl RenderError {
         self.is_partial() || self.family().is_some()
     }
 
+    /// Whether it came while the process ends, which forsakes commands and leaves plans: that says nothing of the dataplane.
+    pub fn is_by_stopping(&self) -> bool {
+        command::is_ending()
+    }
+
     /// The family that failed, where the other did not.
     pub fn family(&self) -> Option<IpFamily> {
         if let Self::Apply { family, .. } = self { *family } else { None }
@@ -86,6 +91,11 @@ pub trait Renderer: Send {
 
     /// How full the kernel's tables are, as far as was seen.
     fn map_fill(&self) -> Vec<MapFill>;
+
+    /// The links that are served without what comes in on them, since somebody else's setting leaves no other way.
+    fn left_out(&self) -> Vec<Arc<str>> {
+        Vec::new()
+    }
 
     /// What the mode has for metrics besides what all have. There is one reader, too.
     fn readings(&mut self) -> Option<Readings> {
@@ -179,6 +189,10 @@ where
 
     fn map_fill(&self) -> Vec<MapFill> {
         self.state.as_ref().map_or_else(Vec::new, |state| self.dataplane.map_fill(state))
+    }
+
+    fn left_out(&self) -> Vec<Arc<str>> {
+        self.dataplane.left_out()
     }
 
     fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {

@@ -12,9 +12,9 @@ mod tests;
 use std::{io, net::SocketAddr};
 
 pub use listen::{bind, serve};
-pub use proxy_health::ProxyHealth;
+pub use proxy_health::{NodeObject, ProxyHealth};
 pub use routes::{Introspection, healthz_routes, introspection_routes, metrics_routes};
-pub use service_health::{HealthChecks, ListenOn, answer_health_checks};
+pub use service_health::{HealthChecks, ListenOn, TellOf, answer_health_checks};
 
 /// What keeps an endpoint from answering.
 #[derive(Debug, thiserror::Error)]

@@ -11,7 +11,7 @@ use crate::model::IpFamily;
 /// The proxy's health, shared by the sync loop, which writes it, and the endpoints, which read it.
 ///
 /// Live: no change of either family waits for longer than the timeout. Ready (`/healthz`): live, the first full sync is in the kernel, no
-/// Service is missing there, and the Node is not going away.
+/// Service is missing there, and the Node is not going away, nor was never there.
 #[derive(Clone, Debug)]
 pub struct ProxyHealth {
     state: Arc<watch::Sender<State>>,
@@ -22,7 +22,8 @@ struct State {
     timeout: Duration,
     /// By family, as in [`IpFamily::ALL`].
     families: [FamilyState; 2],
-    node_being_deleted: bool,
+    node_was_there: bool,
+    node_ineligible: bool,
     incomplete: bool,
 }
 
@@ -41,11 +42,26 @@ impl State {
         family.oldest_pending.is_none_or(|since| since.elapsed() < self.timeout)
     }
 
-    /// When the family that waits for longer was updated; none until both were.
-    fn last_updated(&self) -> Option<Timestamp> {
-        let [v4, v6] = self.families.map(|family| family.last_updated);
-        v4.min(v6)
+    /// Both families were.
+    fn is_programmed(&self) -> bool {
+        self.families.iter().all(|family| family.last_updated.is_some())
     }
+
+    /// When the family was updated that was so most recently; none until one was.
+    fn last_updated(&self) -> Option<Timestamp> {
+        self.families.iter().filter_map(|family| family.last_updated).max()
+    }
+}
+
+/// What is known of the Node object, as far as it decides whether the node may have traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeObject {
+    /// It was not there until now, where one ought to be.
+    Missing,
+    /// It is there, or was, or none is needed.
+    There,
+    /// It says that it is going away.
+    Leaving,
 }
 
 /// The body of `/healthz` and `/livez`, as upstream's `ProxyHealth`.
@@ -57,6 +73,7 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     status: BTreeMap<&'static str, FamilyReport>,
     /// The status code says 200.
     #[serde(skip)]
@@ -110,9 +127,17 @@ impl ProxyHealth {
         self.state.send_modify(|state| state.incomplete = incomplete);
     }
 
-    /// What the Node says of itself.
-    pub fn set_node_being_deleted(&self, being_deleted: bool) {
-        self.state.send_modify(|state| state.node_being_deleted = being_deleted);
+    /// Whether the node is not to get traffic: its Node says that it is going away, or was never there as long as this process has
+    /// run, whichever of its sync loops saw it.
+    pub fn set_node(&self, node: NodeObject) {
+        self.state.send_modify(|state| {
+            state.node_was_there |= node != NodeObject::Missing;
+            state.node_ineligible = match node {
+                NodeObject::Missing => !state.node_was_there,
+                NodeObject::There => false,
+                NodeObject::Leaving => true,
+            };
+        });
     }
 
     /// No change of either family waits for too long.
@@ -129,13 +154,13 @@ impl ProxyHealth {
 
     /// The first full sync is in the kernel.
     pub fn is_programmed(&self) -> bool {
-        self.state.borrow().last_updated().is_some()
+        self.state.borrow().is_programmed()
     }
 
     /// It serves all Services, as far as it knows, and may have the node's traffic: what `/healthz` answers.
     pub fn is_ready(&self) -> bool {
-        let State { node_being_deleted, incomplete, .. } = *self.state.borrow();
-        self.is_programmed() && !node_being_deleted && !incomplete && self.is_live()
+        let State { node_ineligible, incomplete, .. } = *self.state.borrow();
+        self.is_programmed() && !node_ineligible && !incomplete && self.is_live()
     }
 
     pub(super) fn livez(&self) -> Report {
@@ -143,7 +168,7 @@ impl ProxyHealth {
     }
 
     pub(super) fn healthz(&self) -> Report {
-        let eligible = self.is_programmed() && !self.state.borrow().node_being_deleted;
+        let eligible = self.is_programmed() && !self.state.borrow().node_ineligible;
         self.report(Some(eligible), self.is_ready())
     }
 
@@ -154,7 +179,7 @@ impl ProxyHealth {
         let now = Timestamp::now().to_string();
         let healthy = self.is_live() && !state.incomplete;
         // As upstream, whose proxiers of both families tell of themselves: who never was updated is not there.
-        let families = ["IPv4", "IPv6"].into_iter().zip(&state.families);
+        let families = IpFamily::ALL.map(IpFamily::name).into_iter().zip(&state.families);
         let known = families.filter(|(_, family)| family.last_updated.is_some());
         let status = known.map(|(name, family)| {
             let healthy = state.is_live(family) && !state.incomplete;

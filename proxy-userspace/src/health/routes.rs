@@ -7,10 +7,13 @@ use axum::{
     extract::State,
     http::{HeaderMap, HeaderName, StatusCode, header},
     response::{IntoResponse, Response},
-    routing::get,
+    routing::{any, get},
 };
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::{
+    sync::{Mutex, watch},
+    task,
+};
 
 use super::{ProxyHealth, proxy_health::Report};
 use crate::{
@@ -32,7 +35,8 @@ pub fn healthz_routes(health: ProxyHealth, metrics: Metrics) -> Router {
         metrics.livez_answered(report.ok);
         answer(report)
     }
-    Router::new().route("/healthz", get(healthz)).route("/livez", get(livez)).with_state((health, metrics))
+    // Upstream answers any method alike.
+    Router::new().route("/healthz", any(healthz)).route("/livez", any(livez)).with_state((health, metrics))
 }
 
 pub(super) fn status(ok: bool) -> StatusCode {
@@ -86,18 +90,69 @@ pub fn metrics_routes(metrics: &Metrics) -> Router {
     let running = metrics.clone();
     Router::new()
         .route("/metrics", get(scrape))
-        .with_state(Arc::new(metrics.exposition()))
+        .with_state(Arc::new(Mutex::new(metrics.exposition())))
         .route("/proxyMode", get(move || async move { ([NO_SNIFF], running.mode()) }))
         .route("/healthz", get(|| async { ([NO_SNIFF], "ok") }))
 }
 
-async fn scrape(State(exposition): State<Arc<Exposition>>, headers: HeaderMap) -> Response {
-    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
-    match exposition.encode(accept) {
-        Ok((content_type, text)) => ([(header::CONTENT_TYPE, content_type)], text).into_response(),
-        Err(error) => {
-            tracing::error!(%error, "cannot write metrics");
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+/// One at a time, whether or not the one before is still waited for; and on a thread of its own, since the kernel is asked for what it
+/// counts, which may take a while.
+async fn scrape(State(exposition): State<Arc<Mutex<Exposition>>>, headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).map(String::from);
+    let exposition = exposition.lock_owned().await;
+    let encoded = task::spawn_blocking(move || exposition.encode(accept.as_deref())).await;
+    let error = match encoded {
+        Ok(Ok((content_type, text))) => {
+            return ([(header::CONTENT_TYPE, content_type)], text).into_response();
         }
+        Ok(Err(error)) => error.to_string(),
+        Err(error) => error.to_string(),
+    };
+    tracing::error!(error, "cannot write metrics");
+    StatusCode::INTERNAL_SERVER_ERROR.into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync, time::Duration};
+
+    use super::*;
+    use crate::dataplane::{KernelCounts, ProgramErrorCount, ServiceCount};
+
+    /// Says when it is read, and then waits until it may go on.
+    struct Slow {
+        read: tokio::sync::mpsc::UnboundedSender<()>,
+        go_on: sync::Mutex<sync::mpsc::Receiver<()>>,
+    }
+
+    impl KernelCounts for Slow {
+        fn packets(&self) -> Vec<(&'static str, u64)> {
+            self.read.send(()).expect("the test waits");
+            let told = self.go_on.lock().expect("one at a time").recv_timeout(Duration::from_mins(1));
+            vec![(if told.is_ok() { "in-time" } else { "too-late" }, 1)]
+        }
+
+        fn errors(&self) -> Vec<ProgramErrorCount> {
+            Vec::new()
+        }
+
+        fn services(&self) -> Vec<ServiceCount> {
+            Vec::new()
+        }
+    }
+
+    #[tokio::test]
+    async fn while_the_kernel_is_asked_for_counts_the_thread_does_something_else() {
+        let (read, mut is_read) = tokio::sync::mpsc::unbounded_channel();
+        let (tell, told) = sync::mpsc::channel();
+        let metrics = Metrics::default();
+        metrics.set_kernel_counts(Some(Box::new(Slow { read, go_on: told.into() })));
+        let exposition = Arc::new(Mutex::new(metrics.exposition()));
+        let scraped = tokio::spawn(scrape(State(exposition), HeaderMap::new()));
+        is_read.recv().await.expect("it is read");
+        tell.send(()).expect("it waits");
+        let body = scraped.await.expect("no panic").into_body();
+        let text = axum::body::to_bytes(body, usize::MAX).await.expect("all of it");
+        assert!(String::from_utf8_lossy(&text).contains("in-time"), "{text:?}");
     }
 }

@@ -15,8 +15,9 @@ use std::{
 };
 
 use axum::{
-    Json, Router,
+    Router,
     extract::State,
+    http::{HeaderName, header},
     response::{IntoResponse, Response},
     serve::Listener,
 };
@@ -32,7 +33,10 @@ use super::{
     listen::{RETRY_AFTER, bind_one_family},
     routes::{NO_SNIFF, status},
 };
-use crate::model::{HealthCheck, IpFamily, NamespacedName};
+use crate::{
+    model::{HealthCheck, IpFamily, NamespacedName},
+    node::NodeEvents,
+};
 
 /// On which addresses health check node ports are opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,9 +87,42 @@ struct Key {
     address: SocketAddr,
 }
 
+impl Key {
+    fn port(&self) -> (NamespacedName, u16) {
+        (self.service.clone(), self.address.port())
+    }
+}
+
+/// Where it is told that a health check node port cannot be opened: on the Service, as upstream does (`SyncServices`).
+#[derive(Clone, Debug)]
+pub struct TellOf {
+    /// Those who look at the Service.
+    pub events: NodeEvents,
+    /// Each node has its own reason.
+    pub node_name: Arc<str>,
+}
+
+impl TellOf {
+    /// Whether it waits to be written.
+    fn refused(&self, key: &Key, error: &str) -> bool {
+        let Key { service, address } = key;
+        let note = format!(
+            "node {} failed to start healthcheck \"{service}\" on port {}: {error}",
+            self.node_name,
+            address.port()
+        );
+        self.events.service_warning(service.clone(), "FailedToStartServiceHealthcheck", note)
+    }
+}
+
 /// Keeps the listeners as the latest [`HealthChecks`] want them; ends when nobody can change these any more.
-pub async fn answer_health_checks(mut wanted: watch::Receiver<HealthChecks>, health: ProxyHealth) {
-    let mut listeners = Listeners { health, open: BTreeMap::new(), refused: BTreeSet::new() };
+pub async fn answer_health_checks(
+    mut wanted: watch::Receiver<HealthChecks>,
+    health: ProxyHealth,
+    tell_of: TellOf,
+) {
+    let (open, refused, told) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+    let mut listeners = Listeners { health, tell_of, open, refused, told };
     loop {
         let latest = wanted.borrow_and_update().listeners();
         listeners.reconcile(&latest).await;
@@ -101,9 +138,12 @@ pub async fn answer_health_checks(mut wanted: watch::Receiver<HealthChecks>, hea
 
 struct Listeners {
     health: ProxyHealth,
+    tell_of: TellOf,
     open: BTreeMap<Key, Open>,
     /// Those that could not be opened and were warned of.
     refused: BTreeSet<Key>,
+    /// Ports of such, of which there is an Event: one, whatever the number of addresses.
+    told: BTreeSet<(NamespacedName, u16)>,
 }
 
 struct Open {
@@ -128,6 +168,8 @@ impl Listeners {
                 None => self.open(key, *local_endpoints),
             }
         }
+        let refused: BTreeSet<_> = self.refused.iter().map(Key::port).collect();
+        self.told.retain(|port| refused.contains(port));
     }
 
     fn open(&mut self, key: &Key, local_endpoints: usize) {
@@ -139,9 +181,12 @@ impl Listeners {
                     .insert(key.clone(), Open::serve(key, listener, local_endpoints, self.health.clone()));
             }
             Err(error) => {
+                let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                // What is not told for want of room is told when it is tried again.
+                if !self.told.contains(&key.port()) && self.tell_of.refused(key, &source) {
+                    self.told.insert(key.port());
+                }
                 if self.refused.insert(key.clone()) {
-                    let source =
-                        std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
                     tracing::warn!(service = %key.service, error = source, "{error}; trying again");
                 }
             }
@@ -177,13 +222,21 @@ struct Check {
 async fn answer(State(check): State<Arc<Check>>) -> Response {
     let local_endpoints = check.local_endpoints.load(Ordering::Relaxed);
     let healthy = check.health.is_live();
-    let body = json!({
-        "service": { "namespace": *check.service.namespace, "name": *check.service.name },
-        "localEndpoints": local_endpoints,
-        "serviceProxyHealthy": healthy,
-    });
-    let weight = [("X-Load-Balancing-Endpoint-Weight", local_endpoints.to_string())];
-    (status(healthy && local_endpoints != 0), [NO_SNIFF], weight, Json(body)).into_response()
+    let headers = [
+        (header::CONTENT_TYPE, "application/json".to_owned()),
+        (HeaderName::from_static("x-load-balancing-endpoint-weight"), local_endpoints.to_string()),
+    ];
+    let body = body(&check.service, local_endpoints, healthy);
+    (status(healthy && local_endpoints != 0), [NO_SNIFF], headers, body).into_response()
+}
+
+/// Byte by byte upstream's, fields in its order and tabs where it has them: somebody's health check may look for a word in it.
+fn body(service: &NamespacedName, local_endpoints: usize, healthy: bool) -> String {
+    let (namespace, name) = (json!(*service.namespace), json!(*service.name));
+    format!(
+        "{{\n\t\"service\": {{\n\t\t\"namespace\": {namespace},\n\t\t\"name\": {name}\n\t}},\n\
+         \t\"localEndpoints\": {local_endpoints},\n\t\"serviceProxyHealthy\": {healthy}\n}}"
+    )
 }
 
 /// A listener that tells when it is closed; fields are dropped in order.

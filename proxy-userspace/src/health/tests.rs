@@ -19,6 +19,7 @@ use super::*;
 use crate::{
     metrics::Metrics,
     model::{HealthCheck, IpFamily, NamespacedName},
+    node::NodeEvents,
 };
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -31,14 +32,34 @@ struct Answer {
 }
 
 impl Answer {
+    /// The headers that are the answer's own, not the connection's.
+    fn own_headers(&self) -> Vec<&str> {
+        let of_http = ["content-length:", "date:", "connection:"];
+        let own =
+            self.headers.lines().skip(1).filter(|line| !of_http.iter().any(|name| line.starts_with(name)));
+        let mut own: Vec<_> = own.collect();
+        own.sort_unstable();
+        own
+    }
+
+    /// The body with `TIME` for each time of RFC 3339.
+    fn without_times(&self) -> String {
+        let parts = self.body.split('"').map(|part| if part.ends_with('Z') { "TIME" } else { part });
+        parts.collect::<Vec<_>>().join("\"")
+    }
+
     fn json(&self) -> Value {
         serde_json::from_str(&self.body).expect("the body is JSON")
     }
 }
 
 async fn get(address: SocketAddr, path: &str) -> io::Result<Answer> {
+    ask(address, "GET", path).await
+}
+
+async fn ask(address: SocketAddr, method: &str, path: &str) -> io::Result<Answer> {
     let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut text = String::new();
     timeout(Duration::from_secs(10), stream.read_to_string(&mut text)).await??;
@@ -48,9 +69,9 @@ async fn get(address: SocketAddr, path: &str) -> io::Result<Answer> {
     Ok(Answer { status, headers: head.to_lowercase(), body: body.to_owned() })
 }
 
-/// Asks until the answer is as wanted, for ten seconds at most.
+/// Asks until the answer is as wanted, for a minute at most.
 async fn eventually(address: SocketAddr, wanted: impl Fn(&io::Result<Answer>) -> bool) -> io::Result<Answer> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let answer = get(address, "/").await;
         if wanted(&answer) || Instant::now() > deadline {
@@ -96,11 +117,39 @@ async fn healthz_turns_200_with_the_first_full_sync_and_livez_is_200_from_the_st
     assert!(text.contains("kubeproxy_proxy_livez_total{code=\"200\"} 1\n"), "{text}");
 }
 
+/// `json.Marshal` of `ProxyHealth` in upstream's `proxy_health.go`, and its headers.
+#[tokio::test]
+async fn the_answers_of_healthz_and_livez_are_upstreams_byte_by_byte() {
+    const HEADERS: [&str; 2] = ["content-type: application/json", "x-content-type-options: nosniff"];
+    let (health, _, address) = start_healthz();
+    let answer = get(address, "/livez").await.unwrap();
+    assert_eq!(answer.without_times(), r#"{"lastUpdated":"TIME","currentTime":"TIME","healthy":true}"#);
+    health.updated(&[IpFamily::V6]);
+    let answer = get(address, "/healthz").await.unwrap();
+    let expected = concat!(
+        r#"{"lastUpdated":"TIME","currentTime":"TIME","nodeEligible":false,"healthy":true,"#,
+        r#""status":{"IPv6":{"lastUpdated":"TIME","healthy":true}}}"#,
+    );
+    assert_eq!((answer.status, answer.without_times().as_str()), (503, expected));
+    assert_eq!(answer.json()["lastUpdated"], answer.json()["status"]["IPv6"]["lastUpdated"]);
+    health.updated(&[IpFamily::V4]);
+    for (method, status) in [("GET", 200), ("POST", 200)] {
+        let answer = ask(address, method, "/healthz").await.unwrap();
+        let expected = concat!(
+            r#"{"lastUpdated":"TIME","currentTime":"TIME","nodeEligible":true,"healthy":true,"status":"#,
+            r#"{"IPv4":{"lastUpdated":"TIME","healthy":true},"IPv6":{"lastUpdated":"TIME","healthy":true}}}"#,
+        );
+        assert_eq!((answer.status, answer.without_times().as_str()), (status, expected));
+        assert_eq!(answer.own_headers(), HEADERS);
+    }
+    assert_eq!(get(address, "/other").await.unwrap().status, 404);
+}
+
 #[tokio::test]
 async fn a_node_that_is_being_deleted_is_live_but_not_healthy() {
     let (health, _, address) = start_healthz();
     health.updated(&IpFamily::ALL);
-    health.set_node_being_deleted(true);
+    health.set_node(NodeObject::Leaving);
     let answer = get(address, "/healthz").await.unwrap();
     assert_eq!((answer.status, &answer.json()["nodeEligible"]), (503, &json!(false)));
     let answer = get(address, "/livez").await.unwrap();
@@ -193,13 +242,73 @@ fn checks(entries: &[(&str, NonZeroU16, usize)]) -> HealthChecks {
     HealthChecks { checks: checks.collect(), listen_on: ListenOn::Addresses([LOOPBACK].into()) }
 }
 
+fn tell_nobody() -> TellOf {
+    TellOf { events: NodeEvents::default(), node_name: "n1".into() }
+}
+
+#[tokio::test]
+async fn a_health_check_node_port_that_is_taken_is_told_once_on_its_service() {
+    let taken = bind("somebody else", SocketAddr::new(LOOPBACK, 0)).expect("a free port");
+    let port = NonZeroU16::new(taken.local_addr().expect("an address").port()).expect("not zero");
+    let (events, mut told) = NodeEvents::channel();
+    let mut checks = checks(&[("web", port, 2)]);
+    // Two addresses, one Event.
+    checks.listen_on = ListenOn::Addresses([LOOPBACK, IpAddr::from([127, 0, 0, 2])].into());
+    let other = bind("somebody else", SocketAddr::new(IpAddr::from([127, 0, 0, 2]), port.get()));
+    let wanted = watch::Sender::new(checks);
+    let tell_of = TellOf { events, node_name: "n1".into() };
+    tokio::spawn(answer_health_checks(wanted.subscribe(), ProxyHealth::new(TIMEOUT), tell_of));
+    let event = timeout(TIMEOUT, told.recv()).await.expect("it is told").expect("the proxy lives");
+    assert_eq!(event.service, Some(NamespacedName::new("default", "web")));
+    assert!(event.is_warning && event.reason == "FailedToStartServiceHealthcheck", "{event:?}");
+    let note =
+        format!("node n1 failed to start healthcheck \"default/web\" on port {port}: Address already in use");
+    assert!(event.note.starts_with(&note), "{}", event.note);
+    drop((taken, other));
+    let answer = eventually(SocketAddr::new(LOOPBACK, port.get()), Result::is_ok).await.unwrap();
+    assert_eq!(answer.status, 200, "it is opened as soon as it is free");
+    assert!(told.try_recv().is_err(), "it is told once");
+}
+
+#[tokio::test]
+async fn all_services_whose_port_is_taken_are_told_of_once_and_the_nodes_own_events_are_not_lost() {
+    const SERVICES: usize = 40;
+    const OF_NODE: usize = 8;
+    let taken: Vec<_> = (0..SERVICES)
+        .map(|_| bind("somebody else", SocketAddr::new(LOOPBACK, 0)).expect("a free port"))
+        .collect();
+    let ports = taken.iter().map(|listener| listener.local_addr().expect("an address").port());
+    let named: Vec<_> = ports.enumerate().map(|(index, port)| (format!("web-{index}"), port)).collect();
+    let entries = named.iter().map(|(name, port)| (&**name, NonZeroU16::new(*port).expect("not zero"), 1));
+    let (events, mut told) = NodeEvents::channel();
+    let wanted = watch::Sender::new(checks(&entries.collect::<Vec<_>>()));
+    let tell_of = TellOf { events: events.clone(), node_name: "n1".into() };
+    tokio::spawn(answer_health_checks(wanted.subscribe(), ProxyHealth::new(TIMEOUT), tell_of));
+    let mut services = std::collections::BTreeSet::new();
+    let mut of_node = 0;
+    while services.len() + of_node < SERVICES + OF_NODE {
+        let event = timeout(TIMEOUT, told.recv()).await.expect("it is told").expect("the proxy lives");
+        // As many as may be told of Services wait now.
+        if services.is_empty() {
+            (0..OF_NODE).for_each(|_| events.normal("Starting", ""));
+        }
+        match event.service {
+            Some(service) => assert!(services.insert(service.clone()), "{service} is told of twice"),
+            None => of_node += 1,
+        }
+        // Has them tried again.
+        wanted.send_modify(|_| {});
+    }
+    assert!(told.try_recv().is_err(), "each is told once");
+}
+
 #[tokio::test]
 async fn health_check_node_ports_tell_of_local_endpoints_and_come_and_go() {
     let health = ProxyHealth::new(TIMEOUT);
     let port = free_port();
     let address = SocketAddr::new(LOOPBACK, port.get());
     let wanted = watch::Sender::new(checks(&[("a", port, 2)]));
-    tokio::spawn(answer_health_checks(wanted.subscribe(), health.clone()));
+    tokio::spawn(answer_health_checks(wanted.subscribe(), health.clone(), tell_nobody()));
     let answer = eventually(address, Result::is_ok).await.unwrap();
     assert_eq!(answer.status, 200);
     assert!(answer.headers.contains("x-load-balancing-endpoint-weight: 2"), "{}", answer.headers);
@@ -231,13 +340,34 @@ async fn health_check_node_ports_tell_of_local_endpoints_and_come_and_go() {
     assert_eq!(end.unwrap_or(0), 0);
 }
 
+/// What `hcHandler.ServeHTTP` of upstream's `service_health.go` writes.
+#[tokio::test]
+async fn the_answer_of_a_health_check_node_port_is_upstreams_byte_by_byte() {
+    let port = free_port();
+    let address = SocketAddr::new(LOOPBACK, port.get());
+    let wanted = watch::Sender::new(checks(&[("web", port, 2)]));
+    tokio::spawn(answer_health_checks(wanted.subscribe(), ProxyHealth::new(TIMEOUT), tell_nobody()));
+    eventually(address, Result::is_ok).await.unwrap();
+    for (method, path) in [("GET", "/"), ("GET", "/healthz?any=thing"), ("POST", "/")] {
+        let answer = ask(address, method, path).await.unwrap();
+        let expected = "{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}";
+        assert_eq!((answer.status, answer.body.as_str()), (200, expected));
+        let headers = [
+            "content-type: application/json",
+            "x-content-type-options: nosniff",
+            "x-load-balancing-endpoint-weight: 2",
+        ];
+        assert_eq!(answer.own_headers(), headers);
+    }
+}
+
 #[tokio::test]
 async fn a_health_check_node_port_fails_while_the_proxy_is_not_live() {
     let health = ProxyHealth::new(Duration::ZERO);
     health.queued(&IpFamily::ALL);
     let port = free_port();
     let wanted = watch::Sender::new(checks(&[("a", port, 2)]));
-    tokio::spawn(answer_health_checks(wanted.subscribe(), health));
+    tokio::spawn(answer_health_checks(wanted.subscribe(), health, tell_nobody()));
     let answer = eventually(SocketAddr::new(LOOPBACK, port.get()), Result::is_ok).await.unwrap();
     assert_eq!((answer.status, &answer.json()["serviceProxyHealthy"]), (503, &json!(false)));
 }

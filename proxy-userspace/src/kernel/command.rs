@@ -1,4 +1,8 @@
 //! Runs commands: the one place of the proxy that starts processes, with what they said, how they ended, and a time limit.
+//!
+//! When the process is to end, commands get a moment more. One that is killed then leaves the kernel whole: a table of iptables or
+//! nftables is changed at once or not at all, and `ipset restore` goes line by line, in an order whose every beginning is safe. That
+//! holds for what makes further changes after it only if it makes none any more: see [`is_ending`].
 
 use std::{
     ffi::{OsStr, OsString},
@@ -7,7 +11,7 @@ use std::{
     os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
     path::PathBuf,
     process::{self, Child, ExitStatus, Stdio},
-    sync::mpsc,
+    sync::{OnceLock, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -31,6 +35,23 @@ const DRAIN: Duration = Duration::from_secs(2);
 const KEPT_OF_STDERR: usize = 2000;
 /// Where administrators' commands are; a service's `PATH` may lack them.
 const SYSTEM_DIRECTORIES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
+
+/// When the last command is to have ended; not set as long as the process goes on.
+static END: OnceLock<Instant> = OnceLock::new();
+
+/// This process is about to end, which cannot be taken back: commands that run have so long to end by themselves and are then
+/// killed, and no other is begun.
+#[expect(clippy::disallowed_methods, reason = "the limit is kept by the clock")]
+pub fn end_all_within(limit: Duration) {
+    // Who says so twice has said so.
+    let _ = END.set(Instant::now() + limit);
+}
+
+/// Whether this process is about to end. What then fails is not tried again, and what was to come after it must not be done: it may
+/// rely on what failed.
+pub fn is_ending() -> bool {
+    END.get().is_some()
+}
 
 /// Where commands are looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +146,9 @@ impl Command {
 
     /// Runs it to its end, whatever that is.
     pub fn output(&self) -> Result<Output, KernelError> {
+        if is_ending() {
+            return Err(KernelError::CommandForsaken { command: self.to_string() });
+        }
         let mut child = self.spawn()?;
         let (to, read) = mpsc::channel();
         let stdin = child.stdin.take().zip(self.stdin.clone());
@@ -192,6 +216,10 @@ impl Command {
             if ended.is_none() && Instant::now() >= deadline {
                 kill(child);
                 return Err(KernelError::CommandTimedOut { command: self.to_string(), limit: self.limit });
+            }
+            if ended.is_none() && END.get().is_some_and(|end| Instant::now() >= *end) {
+                kill(child);
+                return Err(KernelError::CommandForsaken { command: self.to_string() });
             }
         }
     }

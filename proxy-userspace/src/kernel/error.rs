@@ -45,6 +45,15 @@ pub enum KernelError {
         /// What to do about it.
         remedy: String,
     },
+    /// No hook for what leaves a link.
+    #[error(
+        "somebody else's ingress qdisc on link {link} leaves no room for a clsact one, which kernels before 6.6 need: remove it \
+         (`tc qdisc del dev {link} ingress`), or use a newer kernel"
+    )]
+    NoEgress {
+        /// The link's name.
+        link: String,
+    },
     /// Pins can only live on a bpf filesystem.
     #[error(
         "{} is not on a bpf filesystem, where maps and links are pinned: mount one with `mount -t bpf bpf /sys/fs/bpf`, or name \
@@ -107,6 +116,12 @@ pub enum KernelError {
         command: String,
         /// How long it had.
         limit: std::time::Duration,
+    },
+    /// The process is about to end: a command was ended too, or not begun.
+    #[error("`{command}` is not waited for: the proxy is stopping")]
+    CommandForsaken {
+        /// The command line.
+        command: String,
     },
     /// Packets that programs marked are left as they are.
     #[error(

@@ -10,6 +10,7 @@ pub mod clock;
 pub mod command;
 pub mod conntrack;
 pub mod dummy_link;
+pub mod end_signals;
 mod error;
 mod generic_netlink;
 pub mod ipset;

@@ -6,6 +6,11 @@ use super::KernelError;
 
 const TASKS: &str = "/proc/self/task";
 const MEMORY: &str = "/proc/self/smaps_rollup";
+const STAT: &str = "/proc/self/stat";
+const STATUS: &str = "/proc/self/status";
+const LIMITS: &str = "/proc/self/limits";
+const FILES: &str = "/proc/self/fd";
+const SYSTEM: &str = "/proc/stat";
 
 /// A line a thread: its id, its name, and the seconds it has run in user space and in the kernel.
 pub fn threads() -> Result<String, KernelError> {
@@ -27,6 +32,71 @@ pub fn memory() -> Result<String, KernelError> {
     fs::read_to_string(MEMORY).map_err(KernelError::path("read", MEMORY))
 }
 
+/// What this process costs and holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Usage {
+    /// Seconds that all its threads ran, in user space and in the kernel.
+    pub cpu_seconds: f64,
+    /// Bytes that are in memory.
+    pub resident: u64,
+    /// Bytes that it has addresses for.
+    pub mapped: u64,
+    /// Files that it has open.
+    pub open_files: u64,
+    /// How many it may have; none for any number.
+    pub most_files: Option<u64>,
+}
+
+/// Looks it up.
+pub fn usage() -> Result<Usage, KernelError> {
+    let (own, status, limits) = (read(STAT)?, read(STATUS)?, read(LIMITS)?);
+    let (_, user, kernel) = times(&own).ok_or_else(|| unreadable(STAT))?;
+    let of_status = |name| kilobytes(&status, name).ok_or_else(|| unreadable(STATUS));
+    let files = fs::read_dir(FILES).map_err(KernelError::path("read", FILES))?.count();
+    Ok(Usage {
+        cpu_seconds: user + kernel,
+        resident: of_status("VmRSS:")?,
+        mapped: of_status("VmSize:")?,
+        // One of them to look.
+        open_files: (files as u64).saturating_sub(1),
+        most_files: most_files(&limits),
+    })
+}
+
+/// When this process was started, in seconds since 1970. The kernel goes through all interrupts to tell: not to be asked again and
+/// again.
+pub fn started_at() -> Result<f64, KernelError> {
+    started(&read(STAT)?, &read(SYSTEM)?).ok_or_else(|| unreadable(STAT))
+}
+
+fn read(path: &'static str) -> Result<String, KernelError> {
+    fs::read_to_string(path).map_err(KernelError::path("read", path))
+}
+
+fn unreadable(path: &str) -> KernelError {
+    KernelError::path("understand", path)(io::ErrorKind::InvalidData.into())
+}
+
+/// Field 22 of proc(5)'s `stat`, in hundredths of a second since the machine started, which `btime` of `/proc/stat` tells.
+fn started(stat: &str, system: &str) -> Option<f64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let since_boot: f64 = rest.split_whitespace().nth(19)?.parse().ok()?;
+    let boot: f64 = system.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
+    Some(boot + since_boot / 100.0)
+}
+
+/// A line of `/proc/self/status`, in bytes.
+fn kilobytes(status: &str, name: &str) -> Option<u64> {
+    let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+    value.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The limit that counts of `/proc/self/limits`.
+fn most_files(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
 /// The name, and the seconds in user space and in the kernel: fields 2, 14 and 15 of proc(5)'s `stat`, in hundredths, which is
 /// what user space sees on every architecture (`USER_HZ`).
 fn times(stat: &str) -> Option<(&str, f64, f64)> {
@@ -44,6 +114,23 @@ mod tests {
     fn a_name_with_blanks_and_brackets_does_not_shift_the_times() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 100 0 0 0 250 75 0 0 20 0 1 0 100 0 0";
         assert_eq!(times(stat), Some(("a) b", 2.5, 0.75)));
+    }
+
+    #[test]
+    fn what_the_kernel_prints_of_a_process_is_read() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194560 100 0 0 0 250 75 0 0 20 0 1 0 12345 0 0";
+        assert_eq!(started(stat, "cpu 1 2\nbtime 1700000000\n"), Some(1_700_000_123.45));
+        assert_eq!(kilobytes("VmSize:\t    1024 kB\nVmRSS:\t     8 kB\n", "VmRSS:"), Some(8192));
+        let limits =
+            |soft: &str| format!("Max processes  1  1  processes\nMax open files  {soft}  4096  files\n");
+        assert_eq!((most_files(&limits("1024")), most_files(&limits("unlimited"))), (Some(1024), None));
+    }
+
+    #[test]
+    fn this_process_costs_and_holds_something() {
+        let usage = usage().expect("readable");
+        assert!(usage.resident > 0 && usage.mapped > usage.resident && usage.open_files >= 3, "{usage:?}");
+        assert!(started_at().expect("readable") > 1.6e9);
     }
 
     #[test]

@@ -28,7 +28,8 @@ impl Exposition {
     }
 }
 
-/// The formats differ in the comments: Prometheus' has a counter's full name there, and no end mark and no units.
+/// The formats differ in the comments: Prometheus' has a counter's full name there, and no end mark and no units. Bounds of buckets that
+/// are whole numbers stand without a fraction, as upstream's do: to a query they are text.
 fn to_prometheus(openmetrics: &str) -> Result<String, fmt::Error> {
     let mut out = String::with_capacity(openmetrics.len() + 256);
     let mut help = None;
@@ -43,8 +44,24 @@ fn to_prometheus(openmetrics: &str) -> Result<String, fmt::Error> {
             }
             writeln!(out, "# TYPE {name}{suffix} {kind}")?;
         } else if !line.starts_with('#') {
-            writeln!(out, "{line}")?;
+            writeln!(out, "{}", WithGosBound(line))?;
         }
     }
     Ok(out)
+}
+
+/// A sample, with the bound of its bucket as Go writes numbers.
+struct WithGosBound<'a>(&'a str);
+
+impl fmt::Display for WithGosBound<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const BOUND: &str = "{le=\"";
+        let parts = self.0.split_once(BOUND).and_then(|(name, rest)| Some((name, rest.split_once(".0\"")?)));
+        match parts {
+            Some((name, (bound, rest))) if bound.bytes().all(|byte| byte.is_ascii_digit()) => {
+                write!(f, "{name}{BOUND}{bound}\"{rest}")
+            }
+            _ => f.write_str(self.0),
+        }
+    }
 }

@@ -11,8 +11,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter},
 };
 
-use super::family_name;
-use crate::dataplane::{KernelCounts, ServiceCount};
+use crate::dataplane::{KernelCounts, ProgramErrorCount, ServiceCount};
 
 /// Where to read it, once there is a dataplane that counts.
 #[derive(Clone, Default)]
@@ -34,16 +33,9 @@ impl Collector for OfKernel {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let counts = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let Some(counts) = &*counts else { return Ok(()) };
-        let mut packets = family(&mut encoder, "link_packets", PACKETS)?;
-        for (fate, count) in counts.packets() {
-            ConstCounter::new(count).encode(packets.encode_family(&[("fate", fate)])?)?;
-        }
-        let mut errors = family(&mut encoder, "program_errors", ERRORS)?;
-        for error in counts.errors() {
-            let labels = [("program", error.program), ("reason", error.reason)];
-            ConstCounter::new(error.count).encode(errors.encode_family(&labels)?)?;
-        }
-        encode_services(&mut encoder, &counts.services())
+        encode_packets(&mut encoder, &counts.packets())?;
+        encode_errors(&mut encoder, &counts.errors())?;
+        encode_services(&mut encoder, &counts.services(), counts.tells_failures())
     }
 }
 
@@ -53,12 +45,13 @@ const ERRORS: &str = "What went wrong in an eBPF program: entries of maps that c
 type Read = fn(&ServiceCount) -> u64;
 
 /// The metrics of service ports that have no label of their own.
-const OF_SERVICES: [(&str, &str, Read); 3] = [
-    (
-        "service_connections",
-        "Connections to a service port, and UDP flows, at sockets and on links; those of name other are of all service ports beyond maxServices",
-        |service| service.connections,
-    ),
+const CONNECTIONS: [(&str, &str, Read); 1] = [(
+    "service_connections",
+    "Connections to a service port, and UDP flows; those of name other are of all service ports beyond maxServices",
+    |service| service.connections,
+)];
+/// The same, of what the ebpf mode alone counts.
+const FAILURES: [(&str, &str, Read); 2] = [
     (
         "service_refusals",
         "Connections and datagrams to a service port that were refused, each try of them",
@@ -70,17 +63,45 @@ const OF_SERVICES: [(&str, &str, Read); 3] = [
         |service| service.drops,
     ),
 ];
-const BYTES: &str = "Bytes of IP packets that were translated on links for a service port. The packets of sockets on this node pass untranslated, and are not among them";
+const BYTES: &str = "Bytes of IP packets that were translated for a service port. In the ebpf mode packets of sockets on this node pass untranslated, and are not among them";
 const DIRECTIONS: [(&str, Read); 2] = [
     ("to_endpoint", |service| service.bytes_to_endpoints),
     ("to_client", |service| service.bytes_to_clients),
 ];
 
-fn encode_services(encoder: &mut DescriptorEncoder<'_>, services: &[ServiceCount]) -> fmt::Result {
+fn encode_packets(encoder: &mut DescriptorEncoder<'_>, packets: &[(&'static str, u64)]) -> fmt::Result {
+    if packets.is_empty() {
+        return Ok(());
+    }
+    let mut metric = family(encoder, "link_packets", PACKETS)?;
+    for (fate, count) in packets {
+        ConstCounter::new(*count).encode(metric.encode_family(&[("fate", *fate)])?)?;
+    }
+    Ok(())
+}
+
+fn encode_errors(encoder: &mut DescriptorEncoder<'_>, errors: &[ProgramErrorCount]) -> fmt::Result {
+    if errors.is_empty() {
+        return Ok(());
+    }
+    let mut metric = family(encoder, "program_errors", ERRORS)?;
+    for error in errors {
+        let labels = [("program", error.program), ("reason", error.reason)];
+        ConstCounter::new(error.count).encode(metric.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+fn encode_services(
+    encoder: &mut DescriptorEncoder<'_>,
+    services: &[ServiceCount],
+    tells_failures: bool,
+) -> fmt::Result {
     if services.is_empty() {
         return Ok(());
     }
-    for (name, help, read) in OF_SERVICES {
+    let failures = if tells_failures { &FAILURES[..] } else { &[] };
+    for (name, help, read) in CONNECTIONS.iter().chain(failures) {
         let mut metric = family(encoder, name, help)?;
         for service in services {
             ConstCounter::new(read(service)).encode(metric.encode_family(&labels(service))?)?;
@@ -111,7 +132,7 @@ fn labels(service: &ServiceCount) -> [(&'static str, &str); 5] {
         Some(key) => {
             let name = &key.name;
             let service = &name.service;
-            [&*service.namespace, &*service.name, &*name.port, name.protocol.name(), family_name(key.family)]
+            [&*service.namespace, &*service.name, &*name.port, name.protocol.name(), key.family.name()]
         }
         None => ["", "other", "", "", ""],
     };

@@ -6,6 +6,7 @@
 
 mod exposition;
 mod kernel_counts;
+mod process;
 mod readings;
 mod registration;
 
@@ -99,6 +100,7 @@ pub struct Metrics {
     conntrack_deleted: Family<Labels<1>, Counter>,
     map_entries: Family<Labels<1>, Gauge>,
     map_capacity: Family<Labels<1>, Gauge>,
+    links_left_out: Gauge,
     of_kernel: OfKernel,
     of_mode: OfMode,
     operations: Counter,
@@ -133,6 +135,7 @@ impl Default for Metrics {
             conntrack_deleted: Family::default(),
             map_entries: Family::default(),
             map_capacity: Family::default(),
+            links_left_out: Gauge::default(),
             of_kernel: OfKernel::default(),
             of_mode: OfMode::default(),
             operations: Counter::default(),
@@ -167,6 +170,11 @@ impl Metrics {
     pub fn set_map_fill(&self, fill: MapFill) {
         self.map_entries.get_or_create(&[("map", fill.map)]).set(gauge_value(fill.entries));
         self.map_capacity.get_or_create(&[("map", fill.map)]).set(fill.capacity.into());
+    }
+
+    /// On so many links nothing is translated, although it should be.
+    pub fn set_links_left_out(&self, links: usize) {
+        self.links_left_out.set(gauge_value(links));
     }
 
     /// The mode that runs, and why it is this one.
@@ -274,7 +282,7 @@ impl Metrics {
             PolicySide::External => "external",
         };
         self.no_local_endpoints
-            .get_or_create(&[("traffic_policy", side), ("ip_family", family_name(family))])
+            .get_or_create(&[("traffic_policy", side), ("ip_family", family.name())])
             .set(gauge_value(ports));
     }
 
@@ -318,15 +326,8 @@ impl Metrics {
     }
 }
 
-const fn family_name(family: IpFamily) -> &'static str {
-    match family {
-        IpFamily::V4 => "IPv4",
-        IpFamily::V6 => "IPv6",
-    }
-}
-
 const fn ip_family(family: IpFamily) -> (&'static str, &'static str) {
-    ("ip_family", family_name(family))
+    ("ip_family", family.name())
 }
 
 const fn code(healthy: bool) -> (&'static str, &'static str) {

@@ -5,7 +5,7 @@
 
 use prometheus_client::registry::Registry;
 
-use super::Metrics;
+use super::{Metrics, process::OfProcess};
 
 /// All metrics under their names.
 pub(super) fn registry(metrics: &Metrics) -> Registry {
@@ -14,6 +14,7 @@ pub(super) fn registry(metrics: &Metrics) -> Registry {
     durations(metrics, upstream);
     counts(metrics, upstream);
     own(metrics, registry.sub_registry_with_prefix("shunt"));
+    registry.sub_registry_with_prefix("process").register_collector(Box::<OfProcess>::default());
     registry
 }
 
@@ -102,6 +103,11 @@ fn own(metrics: &Metrics, to: &mut Registry) {
     );
     to.register("map_entries", "Entries a map of the dataplane holds", metrics.map_entries.clone());
     to.register("map_capacity", "Entries a map of the dataplane can hold", metrics.map_capacity.clone());
+    to.register(
+        "links_left_out",
+        "Links on which nothing is translated, since somebody else's qdisc leaves no room",
+        metrics.links_left_out.clone(),
+    );
     to.register("sync_operations", "Changes made to the kernel", metrics.operations.clone());
     to.register("sync_failures", "Syncs that failed and were tried again", metrics.failures.clone());
     to.register(

@@ -54,6 +54,13 @@ fn every_metric_has_upstreams_name_and_kind() {
         ("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "gauge"),
         ("kubeproxy_sync_proxy_rules_service_changes_pending", "gauge"),
         ("kubeproxy_sync_proxy_rules_service_changes_total", "counter"),
+        ("process_cpu_seconds_total", "counter"),
+        ("process_max_fds", "gauge"),
+        ("process_open_fds", "gauge"),
+        ("process_resident_memory_bytes", "gauge"),
+        ("process_start_time_seconds", "gauge"),
+        ("process_virtual_memory_bytes", "gauge"),
+        ("shunt_links_left_out", "gauge"),
         ("shunt_map_capacity", "gauge"),
         ("shunt_map_entries", "gauge"),
         ("shunt_mode", "gauge"),
@@ -90,6 +97,37 @@ fn samples_carry_upstreams_labels() {
     ] {
         assert!(text.lines().any(|seen| seen == line), "{line} is missing in:\n{text}");
     }
+}
+
+/// The bounds of a histogram's buckets for IPv4, in their order.
+fn bounds(text: &str, name: &str) -> Vec<String> {
+    let bound = |line: &str| {
+        let labels = line.strip_prefix(name)?.strip_prefix("_bucket{le=\"")?;
+        Some(labels.split_once("\",ip_family=\"IPv4\"}")?.0.to_owned())
+    };
+    text.lines().filter_map(bound).collect()
+}
+
+#[test]
+fn buckets_are_upstreams_and_written_as_upstream_writes_them() {
+    let (_, text) = text(&used(), None);
+    // `ExponentialBuckets(0.001, 2, 15)`
+    let of_syncs =
+        "0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384 +Inf";
+    for name in [
+        "sync_proxy_rules_duration_seconds",
+        "sync_full_proxy_rules_duration_seconds",
+        "sync_partial_proxy_rules_duration_seconds",
+        "conntrack_reconciler_sync_duration_seconds",
+    ] {
+        assert_eq!(bounds(&text, &format!("kubeproxy_{name}")).join(" "), of_syncs, "{name}");
+    }
+    // `LinearBuckets(0.25, 0.25, 2)`, `(1, 1, 59)`, `(60, 5, 12)`, `(120, 30, 7)`
+    let mut of_programming = vec!["0.25".to_owned(), "0.5".into()];
+    let steps = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
+    of_programming.extend(steps.map(|seconds: u32| seconds.to_string()));
+    of_programming.push("+Inf".into());
+    assert_eq!(bounds(&text, "kubeproxy_network_programming_duration_seconds"), of_programming);
 }
 
 #[test]

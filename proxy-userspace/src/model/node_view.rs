@@ -19,15 +19,16 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
     let primary =
         |family| Some((family, own_ip(settings, node, family).or_else(|| kernel_ip(facts, family))?));
     let local_detector = local_traffic_detector(settings, node);
+    let pod_cidrs = pod_cidrs(settings, node);
     NodeView {
         node_port_addresses: node_port_addresses(settings, node, &local_addresses),
         local_addresses,
         primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
-        pod_cidrs: pod_cidrs(settings, node),
-        links: served_links(settings, facts),
+        links: served_links(settings, facts, &pod_cidrs),
         local_links: local_links(&local_detector, facts),
         bridge_ports: bridge_ports(facts),
         local_detector,
+        pod_cidrs,
         service_cidrs: Vec::new(),
         masquerade_all: settings.masquerade_all,
         being_deleted: node.is_some_and(|node| node.being_deleted),
@@ -73,7 +74,14 @@ fn pod_cidrs(settings: &ModelSettings, node: Option<&Node>) -> Vec<IpNet> {
     cidrs
 }
 
-fn served_links(settings: &ModelSettings, facts: &NodeFacts) -> BTreeMap<u32, ServedLink> {
+fn served_links(
+    settings: &ModelSettings,
+    facts: &NodeFacts,
+    pod_cidrs: &[IpNet],
+) -> BTreeMap<u32, ServedLink> {
+    let of_node =
+        facts.addresses.iter().filter(|entry| !pod_cidrs.iter().any(|net| net.contains(&entry.address)));
+    let of_node: BTreeSet<&str> = of_node.map(|entry| &*entry.link).collect();
     let served = |link: &Link| {
         let framing = match link.header {
             LinkHeader::Ethernet => Framing::Ethernet,
@@ -81,7 +89,8 @@ fn served_links(settings: &ModelSettings, facts: &NodeFacts) -> BTreeMap<u32, Se
             LinkHeader::Other(_) => return None,
         };
         let is_served = !link.is_loopback && settings.interfaces.allow(&link.name);
-        is_served.then(|| (link.index, ServedLink { name: link.name.clone(), framing }))
+        let has_node_address = of_node.contains(&*link.name);
+        is_served.then(|| (link.index, ServedLink { name: link.name.clone(), framing, has_node_address }))
     };
     facts.links.iter().filter_map(served).collect()
 }
@@ -115,7 +124,7 @@ fn bridge_ports(facts: &NodeFacts) -> BTreeMap<u32, MacAddress> {
 mod tests {
     use super::*;
     use crate::model::{
-        DetectLocalMode, InterfaceGlobs,
+        DetectLocalMode, InterfaceGlobs, LinkAddress,
         testing::{cidrs, facts, ip, link, node, settings},
     };
 
@@ -142,6 +151,22 @@ mod tests {
         assert_eq!(names(&view), ["eth0", "wg0", "cbr0", "veth1", "veth2"]);
         assert_eq!(view.links[&3].framing, Framing::Ip);
         assert!(view.local_links.is_empty());
+    }
+
+    #[test]
+    fn a_link_with_an_address_is_the_nodes_unless_that_is_the_pods_gateway() {
+        let address = |link: &str, address: &str| LinkAddress {
+            link: link.into(),
+            address: ip(address),
+            prefix_len: 24,
+        };
+        let addresses =
+            vec![address("eth0", "192.0.2.1"), address("cbr0", "10.244.1.1"), address("veth1", "10.244.1.1")];
+        let facts = NodeFacts { addresses, ..some_links() };
+        let settings = ModelSettings { cluster_cidrs: cidrs(&["10.244.0.0/16"]), ..settings() };
+        let view = node_view(&settings, None, &facts);
+        let own = view.links.values().filter(|link| link.has_node_address);
+        assert_eq!(own.map(|link| &*link.name).collect::<Vec<_>>(), ["eth0"]);
     }
 
     #[test]

@@ -185,6 +185,9 @@ pub struct ServedLink {
     pub name: Arc<str>,
     /// What its packets begin with.
     pub framing: Framing,
+    /// It has an address of the node's own, at which others reach it; one out of the pods' ranges, as gateways of pods have, is
+    /// none of these.
+    pub has_node_address: bool,
 }
 
 /// What the packets of a link begin with.

@@ -6,7 +6,14 @@ mod parts;
 mod reload;
 mod succession;
 
-use std::{net::SocketAddr, path::Path, process::ExitCode, sync::Arc};
+use std::{
+    net::SocketAddr,
+    path::Path,
+    process::{self, ExitCode},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 pub(crate) use self::{chosen::Chosen, reload::LogFilter};
 use self::{
@@ -19,21 +26,29 @@ use proxy_userspace::{
     causes::with_causes,
     config::{Config, Mode, Note, ProbeOutput},
     dataplane::{Renderer, ebpf::EbpfError, ipvs::Ipvs},
-    health::{self, Introspection, ProxyHealth},
+    health::{self, Introspection, ProxyHealth, TellOf},
     inspect,
-    kernel::{self, KernelError, command::SearchPath},
+    kernel::{
+        self, KernelError,
+        command::{self, SearchPath},
+        end_signals,
+    },
     metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
     sync::{Inputs, Outputs, SyncError, SyncLoop, SyncSettings},
 };
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    sync::{Mutex, Notify, mpsc, watch},
+    sync::{Mutex, Notify, mpsc, oneshot, watch},
     task::JoinSet,
 };
 
 /// Events that may wait for the loop; a source that is faster waits too.
 const EVENTS_QUEUED: usize = 4096;
+
+/// How long a command that runs has to end after a signal. What iptables-restore waits for the lock is less.
+const COMMANDS_END_WITHIN: Duration = Duration::from_secs(8);
+/// When the process ends after a signal, whatever it does: well before a kubelet kills it, which is after 30 s.
+const ENDS_WITHIN: Duration = Duration::from_secs(20);
 
 /// Events that wait to be written, whichever mode runs.
 type Told = Arc<Mutex<mpsc::Receiver<NodeEvent>>>;
@@ -51,6 +66,9 @@ enum Ended {
     Changed(Asked),
 }
 
+/// Told when a signal came.
+pub(crate) type Stopping = oneshot::Receiver<()>;
+
 /// Why the proxy ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
@@ -62,21 +80,24 @@ pub(crate) enum End {
 
 /// Runs the proxy, until SIGTERM, SIGINT or a configuration that needs another process; what is in the kernel then stays
 /// there.
-pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow::Result<End> {
-    // First of all: from here on a signal ends the process in order.
-    let shutdown = shutdown(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+pub(crate) async fn run(
+    mut chosen: Chosen,
+    set_log_filter: LogFilter,
+    stopping: Stopping,
+) -> anyhow::Result<End> {
+    if command::is_ending() {
+        return Ok(End::Signal);
+    }
+    let shutdown = async {
+        let _ = stopping.await;
+    };
     tokio::pin!(shutdown);
     announce(&chosen.config, &chosen.why);
     let (events, told) = NodeEvents::channel();
     let told = Arc::new(Mutex::new(told));
     set_up_node(&chosen.config, &events);
     events.normal("Starting", format!("shunt in the mode {}, {}", chosen.config.mode.name(), chosen.why));
-    let outputs = Outputs {
-        events,
-        metrics: Metrics::default(),
-        health: ProxyHealth::new(chosen.config.sync_period * 2),
-        health_checks: watch::Sender::default(),
-    };
+    let outputs = outputs(&chosen.config, events);
     let mut endpoints = Tasks::new();
     let mut before = None;
     let mut reload = Reload::new(&chosen, set_log_filter, outputs.health.clone());
@@ -85,12 +106,15 @@ pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow
         let settings = reload.settings.subscribe();
         let ended = tokio::select! {
             biased;
-            ended = first_ended(&mut endpoints) => return ended.map(|()| End::Signal),
-            ended = run_mode(&chosen, outputs.clone(), settings, &told, before.take(), &mut shutdown) => ended?,
-            asked = reload.follow() => Ended::Changed(asked),
+            ended = first_ended(&mut endpoints) => ended.map(|()| Ended::Stopped),
+            ended = run_mode(&chosen, outputs.clone(), settings, &told, before.take(), &mut shutdown) => ended,
+            asked = reload.follow() => Ok(Ended::Changed(asked)),
         };
+        if is_stopping(&ended) {
+            return Ok(End::Signal);
+        }
         chosen.config = reload.config.clone();
-        let error = match ended {
+        let error = match ended? {
             Ended::Stopped => return Ok(End::Signal),
             Ended::Changed(Asked::Restart) => return Ok(End::Restart),
             Ended::Changed(Asked::Rebuild) => continue,
@@ -101,7 +125,11 @@ pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow
         };
         let broken = chosen.config.mode.name();
         let why = with_causes(error.as_ref());
-        if !chosen.next_mode(&why)? {
+        let is_followed = chosen.next_mode(&why);
+        if command::is_ending() {
+            return Ok(End::Signal);
+        }
+        if !is_followed? {
             return Err(error);
         }
         reload.runs(chosen.config.clone());
@@ -113,6 +141,25 @@ pub(crate) async fn run(mut chosen: Chosen, set_log_filter: LogFilter) -> anyhow
         );
         tracing::error!(broken, mode, error = why, "THE MODE DOES NOT WORK ANY MORE; another one takes over");
     }
+}
+
+fn outputs(config: &Config, events: NodeEvents) -> Outputs {
+    Outputs {
+        events,
+        metrics: Metrics::default(),
+        health: ProxyHealth::new(config.sync_period * 2),
+        health_checks: watch::Sender::default(),
+    }
+}
+
+/// Whether a signal came. Whatever ended then did so at the right time: without commands no mode works, and no other process is to
+/// follow.
+fn is_stopping(ended: &anyhow::Result<Ended>) -> bool {
+    let is_ending = command::is_ending();
+    if is_ending && let Err(error) | Ok(Ended::Broken(error, _)) = ended {
+        tracing::debug!(error = with_causes(error.as_ref()), "this failed before the end");
+    }
+    is_ending
 }
 
 /// Runs one mode until it breaks. What it put into the kernel stays, for the next one to remove once it serves everything.
@@ -252,12 +299,31 @@ fn set_up_node(config: &Config, events: &NodeEvents) {
     }
 }
 
-async fn shutdown(mut terminate: Signal, mut interrupt: Signal) {
-    let name = tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
+/// From here on a signal ends the process in order. A thread of its own waits for it: the main one is not free while it programs the
+/// kernel, or looks at what that offers. To be called before there is another thread.
+///
+/// Commands that run then may end. What takes longer is left where it is, and nothing that was to come after it is done: every
+/// beginning of a plan is as good as all of it, but no other part is.
+pub(crate) fn await_signals() -> anyhow::Result<Stopping> {
+    end_signals::hold()?;
+    let (tell, told) = oneshot::channel();
+    let wait = move || {
+        let came = end_signals::wait();
+        command::end_all_within(COMMANDS_END_WITHIN);
+        match came {
+            Ok(signal) => tracing::info!(signal, "stopping; Services go on working as they are"),
+            Err(error) => tracing::error!(error = with_causes(&error), "stopping"),
+        }
+        // Nobody waits for it where the end is near anyway.
+        let _ = tell.send(());
+        thread::sleep(ENDS_WITHIN);
+        tracing::warn!(
+            "what this process does, be it a change of the kernel, takes too long; it is left where it is"
+        );
+        process::exit(0);
     };
-    tracing::info!(signal = name, "stopping; Services go on working as they are");
+    thread::Builder::new().name("signals".into()).spawn(wait)?;
+    Ok(told)
 }
 
 fn start_endpoints(
@@ -266,7 +332,7 @@ fn start_endpoints(
     effective: watch::Receiver<serde_json::Value>,
     tasks: &mut Tasks,
 ) {
-    let Outputs { metrics, health, health_checks, .. } = outputs;
+    let Outputs { metrics, health, health_checks, events } = outputs;
     let hard_fail = config.bind_address_hard_fail;
     let mut serve = |server: &'static str, address: Option<SocketAddr>, routes: Router| {
         if let Some(address) = address {
@@ -282,7 +348,8 @@ fn start_endpoints(
     let introspection = Introspection { config: effective, profiling: config.profiling };
     let routes = health::metrics_routes(metrics).merge(health::introspection_routes(introspection));
     serve("metrics", config.metrics_bind_address, routes);
-    let answering = health::answer_health_checks(health_checks.subscribe(), health.clone());
+    let tell_of = TellOf { events: events.clone(), node_name: config.model.node_name.clone() };
+    let answering = health::answer_health_checks(health_checks.subscribe(), health.clone(), tell_of);
     tasks.spawn(async move {
         answering.await;
         Ok(())

@@ -1,11 +1,16 @@
 //! Taking a node over from another mode or another proxy: once all Services are served, the other's connections are taken along, and
 //! what it left is removed.
 
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+
 use proxy_userspace::{
     causes::with_causes,
     config::{Config, Mode},
     dataplane::{
-        KernelCounts, MapFill, Readings, RenderError, Renderer, conntrack::Forgotten, ebpf::Ebpf, ipvs::Ipvs,
+        KernelCounts, MapFill, Readings, RenderError, Renderer,
+        conntrack::Forgotten,
+        ebpf::Ebpf,
+        ipvs::{Ipvs, IpvsError},
     },
     kernel::{self, conntrack::HandedOver},
     model::{Dirty, Snapshot},
@@ -20,8 +25,8 @@ pub(super) struct Successor {
     broken: Option<Box<dyn Renderer>>,
     /// Until it is done.
     config: Option<Config>,
-    /// The ipvs mode's link may still be there, since this node's own connections need its addresses.
-    waits_for_link: bool,
+    /// The ipvs mode's link, which may still be there.
+    link: LeftLink,
     /// The last look at everything left no Service out, nor did a change since. Until then the other's rules serve what this one
     /// does not.
     serves_all: bool,
@@ -33,7 +38,7 @@ impl Successor {
         broken: Option<Box<dyn Renderer>>,
         config: &Config,
     ) -> Self {
-        Self { renderer, broken, config: Some(config.clone()), waits_for_link: false, serves_all: false }
+        Self { renderer, broken, config: Some(config.clone()), link: LeftLink::default(), serves_all: false }
     }
 
     /// Rules leave connections to conntrack, which goes on with them; programs and IPVS have to hand theirs over.
@@ -47,16 +52,6 @@ impl Successor {
         }
     }
 
-    /// A look at every comparison, until it is gone.
-    fn remove_unused_link(&mut self) {
-        if self.waits_for_link {
-            match Ipvs::remove_link_if_unused() {
-                Ok(is_gone) => self.waits_for_link = !is_gone,
-                Err(error) => tracing::debug!(error = with_causes(&error), "the ipvs mode's link stays"),
-            }
-        }
-    }
-
     /// What cannot be removed is told, and is no reason to serve nothing.
     fn remove_other_modes(&mut self) {
         let Some(config) = self.config.take() else { return };
@@ -64,11 +59,49 @@ impl Successor {
         for error in by_itself.into_iter().chain(parts::remove_other_modes(&config)) {
             tracing::warn!(error = with_causes(&error), "something of another mode is left");
         }
-        self.waits_for_link = config.mode != Mode::Ipvs;
+        self.link.is_looked_at = config.mode != Mode::Ipvs;
         // From here on little runs but changes.
         if let Err(error) = kernel::program_text::forget() {
             tracing::debug!(%error, "what ran at start stays in memory");
         }
+    }
+}
+
+/// The ipvs mode's link, which stays as long as this node's own connections need its addresses.
+#[derive(Debug, Default)]
+struct LeftLink {
+    /// Until it is gone.
+    is_looked_at: bool,
+    /// The addresses that were told of.
+    addresses: BTreeSet<IpAddr>,
+}
+
+impl LeftLink {
+    /// At every comparison; what is as it was is not told again. `remove` removes what is not needed and returns what stays.
+    fn look(&mut self, remove: impl FnOnce() -> Result<BTreeSet<IpAddr>, IpvsError>) {
+        if !self.is_looked_at {
+            return;
+        }
+        let addresses = match remove() {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                tracing::debug!(error = with_causes(&error), "the ipvs mode's link stays");
+                return;
+            }
+        };
+        self.is_looked_at = !addresses.is_empty();
+        if addresses == self.addresses {
+            return;
+        }
+        if addresses.is_empty() {
+            tracing::info!("the ipvs mode's link is gone: no connection of this node needs it any more");
+        } else {
+            tracing::info!(
+                ?addresses,
+                "the ipvs mode's link stays as long as this node's own connections from these addresses last"
+            );
+        }
+        self.addresses = addresses;
     }
 }
 
@@ -115,7 +148,7 @@ impl Renderer for Successor {
         let forgotten = self.renderer.forget_stale_udp(snapshot, dirty);
         self.remove_other_modes();
         if dirty.all {
-            self.remove_unused_link();
+            self.link.look(Ipvs::remove_link_if_unused);
         }
         forgotten
     }
@@ -130,11 +163,43 @@ impl Renderer for Successor {
         self.renderer.map_fill()
     }
 
+    fn left_out(&self) -> Vec<Arc<str>> {
+        self.renderer.left_out()
+    }
+
     fn readings(&mut self) -> Option<Readings> {
         self.renderer.readings()
     }
 
     fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {
         self.renderer.kernel_counts()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn addresses_that_stay_are_told_once_and_again_when_they_change() {
+        let (log, writer) = io::pipe().expect("a pipe");
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::new(writer)).finish();
+        let (one, other): (IpAddr, IpAddr) = ([10, 96, 0, 1].into(), [10, 96, 0, 2].into());
+        tracing::subscriber::with_default(subscriber, || {
+            let mut link = LeftLink { is_looked_at: true, ..LeftLink::default() };
+            for left in
+                [vec![one, other], vec![one, other], vec![one, other], vec![other], vec![other], vec![]]
+            {
+                link.look(|| Ok(left.into_iter().collect()));
+            }
+            link.look(|| panic!("it is gone"));
+        });
+        let text = io::read_to_string(log).expect("text");
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(lines[0].contains("10.96.0.1, 10.96.0.2") && lines[1].contains("{10.96.0.2}"), "{text}");
+        assert!(lines[2].contains("is gone"), "{text}");
     }
 }

@@ -6,18 +6,18 @@
 #![forbid(unsafe_code)]
 
 mod conflicts;
+mod failing;
 mod lasting;
+mod left_out;
 mod no_local_endpoints;
 mod node_wait;
 mod pace;
+mod report;
 
 #[cfg(test)]
 mod tests;
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::{Notify, mpsc, watch},
@@ -28,14 +28,16 @@ pub use self::node_wait::PodCidrsError;
 use self::{
     conflicts::Conflicts,
     lasting::Lasting,
+    left_out::LeftOut,
     no_local_endpoints::NoLocalEndpoints,
     node_wait::NodeWait,
     pace::{Due, Pace},
+    report::unix_now,
 };
 use crate::{
     causes::with_causes,
     dataplane::{RenderError, Renderer},
-    health::{HealthChecks, ListenOn, ProxyHealth},
+    health::{HealthChecks, ProxyHealth},
     metrics::{Metrics, SyncExtent, WatchedKind},
     model::{Dirty, IpFamily, Model, ModelSettings, NodeFacts, NodePortAddresses, UnixNanos, WatchEvent},
     node::NodeEvents,
@@ -45,8 +47,6 @@ use crate::{
 const MOST_EVENTS_AT_ONCE: usize = 4096;
 /// Modes that only glance at the kernel every `syncPeriod` read it all so often: upstream's `FullSyncPeriod`.
 const WHOLE_READING: Duration = Duration::from_hours(1);
-/// Syncs that come faster than this are logged at debug.
-const FREQUENT: Duration = Duration::from_secs(1);
 
 /// What ends the loop, other than being told to.
 #[derive(Debug, thiserror::Error)]
@@ -131,6 +131,7 @@ pub struct SyncLoop {
     conflicts: Conflicts,
     node_wait: NodeWait,
     lasting: Lasting,
+    left_out: LeftOut,
     last_whole_reading: Option<Instant>,
     trigger_times: Vec<UnixNanos>,
     last_error: Option<String>,
@@ -161,6 +162,7 @@ impl SyncLoop {
             conflicts: Conflicts::default(),
             node_wait,
             lasting: Lasting::default(),
+            left_out: LeftOut::default(),
             last_whole_reading: None,
             trigger_times: Vec::new(),
             last_error: None,
@@ -282,6 +284,7 @@ impl SyncLoop {
         let extent = if dirty.all || self.may_have_made_room(&dirty) { SyncExtent::Full } else { wanted };
         let rendered = self.render(extent, &dirty);
         self.renderer.map_fill().into_iter().for_each(|fill| self.outputs.metrics.set_map_fill(fill));
+        self.left_out.report(&self.renderer.left_out(), &self.outputs);
         match rendered {
             Ok(operations) => {
                 self.succeeded(started, extent, &dirty, operations);
@@ -359,112 +362,4 @@ impl SyncLoop {
         let goes = |key| !self.model.snapshot().ports.contains_key(key);
         self.pace.is_partial() && dirty.ports.iter().any(goes)
     }
-
-    /// Whether anything failed until now.
-    fn nothing_fails(&mut self) -> bool {
-        self.outputs.health.set_incomplete(false);
-        self.failing_since = None;
-        self.failing_family = None;
-        self.lasting.is_over(&self.outputs.events);
-        self.last_error.take().is_some()
-    }
-
-    fn report(&mut self, extent: SyncExtent, took: Duration, operations: usize) {
-        let now = unix_now();
-        let (metrics, families) = (&self.outputs.metrics, served_families(self.failing_family));
-        metrics.sync_succeeded(families, extent, took, operations, now.as_secs_f64());
-        for UnixNanos(changed) in self.trigger_times.drain(..) {
-            metrics.endpoints_programmed(families, now.saturating_sub(Duration::from_nanos(changed)));
-        }
-        self.report_served();
-    }
-
-    /// What load balancers and the kubelet are told, whether all Services are in the kernel or all but some, or but those of a
-    /// family.
-    fn report_served(&self) {
-        let Outputs { metrics, health, health_checks, .. } = &self.outputs;
-        let snapshot = self.model.snapshot();
-        health.set_node_being_deleted(snapshot.node.being_deleted);
-        health.updated(served_families(self.failing_family));
-        self.no_local_endpoints.report(metrics);
-        let listen_on = if self.every_node_port_address {
-            ListenOn::EveryAddress
-        } else {
-            ListenOn::Addresses(snapshot.node.node_port_addresses.clone())
-        };
-        let checks = self.model.health_checks();
-        health_checks.send_if_modified(|told| {
-            let differs = told.checks != *checks || told.listen_on != listen_on;
-            if differs {
-                *told = HealthChecks { checks: checks.clone(), listen_on };
-            }
-            differs
-        });
-    }
-
-    fn log_sync(&mut self, now: Instant, took: Duration, operations: usize) {
-        let services = self.model.service_count();
-        let endpoints = self.model.endpoint_count();
-        let frequent = self.last_logged.replace(now).is_some_and(|last| now - last < FREQUENT);
-        if frequent {
-            tracing::debug!(services, endpoints, operations, ?took, "programmed");
-        } else {
-            tracing::info!(services, endpoints, operations, ?took, "programmed");
-        }
-    }
-
-    fn give_up_if_broken(&mut self, now: Instant, error: &RenderError, message: &str) {
-        if error.is_partial() {
-            self.failing_since = None;
-            return;
-        }
-        let after = now - *self.failing_since.get_or_insert(now);
-        if self.pace.give_up_after().is_some_and(|limit| after >= limit) {
-            self.broken = Some(SyncError::Broken { after, error: message.to_owned() });
-        }
-    }
-
-    /// The family that did not fail goes on: what changes of it is programmed at once, and the other is tried later and later.
-    fn failed(&mut self, started: Instant, extent: SyncExtent, error: &RenderError) {
-        self.failing_family = error.family();
-        match self.failing_family {
-            Some(family) => {
-                self.outputs.metrics.sync_failed(&[family]);
-                self.outputs.health.queued(&[family]);
-                self.report(extent, Instant::now() - started, 0);
-            }
-            None if error.is_partial() => {
-                self.outputs.metrics.sync_failed(&IpFamily::ALL);
-                self.outputs.health.set_incomplete(true);
-                self.report_served();
-            }
-            None => {
-                self.outputs.metrics.sync_failed(&IpFamily::ALL);
-                self.outputs.health.queued(&IpFamily::ALL);
-            }
-        }
-        let message = with_causes(error);
-        self.give_up_if_broken(started, error, &message);
-        self.lasting.goes_on(started, &message, &self.outputs.events);
-        let retry_in = self.pace.failed(started, error.leaves_others());
-        if self.last_error.as_ref() == Some(&message) {
-            tracing::debug!(error = message, ?retry_in, "still cannot program the kernel");
-        } else {
-            tracing::error!(error = message, ?retry_in, "cannot program the kernel");
-        }
-        self.last_error = Some(message);
-    }
-}
-
-/// The families that are served: all but one that failed.
-const fn served_families(failing: Option<IpFamily>) -> &'static [IpFamily] {
-    match failing {
-        None => &IpFamily::ALL,
-        Some(IpFamily::V4) => &[IpFamily::V6],
-        Some(IpFamily::V6) => &[IpFamily::V4],
-    }
-}
-
-fn unix_now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

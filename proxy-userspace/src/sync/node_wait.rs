@@ -41,8 +41,10 @@ pub enum PodCidrsError {
 
 /// Waits for the Node, and watches its pod CIDRs.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct NodeWait {
     node: String,
+    is_unknown: bool,
     is_over: bool,
     needs_pod_cidrs: bool,
     since: Option<Instant>,
@@ -55,6 +57,7 @@ impl NodeWait {
     pub(super) fn new(settings: &ModelSettings, waits: bool) -> Self {
         Self {
             node: settings.node_name.to_string(),
+            is_unknown: waits,
             is_over: !waits,
             needs_pod_cidrs: settings.detect_local == DetectLocalMode::NodeCidr,
             since: None,
@@ -69,6 +72,12 @@ impl NodeWait {
         self.is_over
     }
 
+    /// The Node was not there since this loop began, where one ought to be: if it was not before either, the node is not to get traffic,
+    /// as upstream has it (`NodeEligible`).
+    pub(super) fn is_unknown(&self) -> bool {
+        self.is_unknown
+    }
+
     /// When to look again if nothing else happens.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         self.told_at.filter(|_| !self.is_over).map(|at| at + TELL_EVERY)
@@ -80,6 +89,7 @@ impl NodeWait {
             return Ok(false);
         }
         let is_missing = model.missing_node().is_some();
+        self.is_unknown &= is_missing;
         let pod_cidrs = model.node().map_or(&[][..], |node| &node.pod_cidrs);
         self.watch_pod_cidrs(pod_cidrs)?;
         if self.is_over {

@@ -49,6 +49,15 @@ impl Daemon {
             health_checks: watch::Sender::default(),
             events: NodeEvents::default(),
         };
+        Self::start_telling(outputs, fake, give_up_after, detect_local)
+    }
+
+    fn start_telling(
+        outputs: Outputs,
+        fake: Fake,
+        give_up_after: Option<Duration>,
+        detect_local: DetectLocalMode,
+    ) -> Self {
         let periods =
             SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC, give_up_after, wait_for_node: true };
         let settings = ModelSettings {
@@ -481,7 +490,7 @@ async fn the_time_from_a_change_to_the_kernel_is_measured() {
             r#"kubeproxy_network_programming_duration_seconds_bucket{{le="{le}",ip_family="IPv4"}}"#
         ))
     };
-    assert_eq!((bucket("2.0"), bucket("+Inf")), ("0".into(), "1".into()));
+    assert_eq!((bucket("2"), bucket("+Inf")), ("0".into(), "1".into()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -524,6 +533,30 @@ async fn the_node_is_waited_for_for_a_while() {
     // It is looked at every ten seconds.
     tokio::time::sleep(Duration::from_secs(11)).await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+    // All is served; but whether the node may have traffic nobody knows, until the Node comes.
+    let health = &daemon.outputs.health;
+    assert!(health.is_programmed() && health.is_live() && !health.is_ready());
+    daemon.send(WatchEvent::Nodes(Delta::Apply(node()))).await;
+    daemon.settle().await;
+    assert!(health.is_ready());
+    // One that goes was there.
+    daemon.send(WatchEvent::Nodes(Delta::Replace(Vec::new()))).await;
+    daemon.settle().await;
+    assert!(health.is_ready());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_went_was_there_for_the_next_loop_too() {
+    let first = Daemon::synced().await;
+    let health = first.outputs.health.clone();
+    assert!(health.is_ready());
+    let outputs = first.outputs.clone();
+    drop(first);
+    let next = Daemon::start_telling(outputs, Fake::default(), None, DetectLocalMode::ClusterCidr);
+    list(&next, Vec::new()).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    assert_eq!(next.endpoints("a"), ["10.0.0.1:80"]);
+    assert!(health.is_ready());
 }
 
 #[tokio::test(start_paused = true)]

@@ -23,7 +23,7 @@ use anyhow::{Context as _, Result};
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Query as QueryParameters, State},
+    extract::{Path, Query as QueryParameters, State},
     response::Response,
     routing::{get, post},
 };
@@ -42,8 +42,10 @@ pub use self::{
     store::Resource,
 };
 
-/// Where Events of Nodes are written.
-const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
+/// Where Events are written.
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/{namespace}/events";
+/// Where those are kept that are about objects without a namespace.
+const DEFAULT_NAMESPACE: &str = "default";
 /// How long a slow answer takes.
 const SLOWNESS: Duration = Duration::from_secs(3);
 
@@ -276,7 +278,16 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
     })
 }
 
-async fn take_event(State(shared): State<Arc<Shared>>, Json(event): Json<Value>) -> Response {
+/// As the real one, it takes an Event in the namespace of what that is about, and in no other (`ValidateEventCreate`).
+async fn take_event(
+    State(shared): State<Arc<Shared>>,
+    Path(namespace): Path<String>,
+    Json(event): Json<Value>,
+) -> Response {
+    let about = event["regarding"]["namespace"].as_str().unwrap_or(DEFAULT_NAMESPACE);
+    if event["metadata"]["namespace"] != *namespace || about != namespace {
+        return answers::failure(&answers::status(422, "Invalid", "the namespaces do not match"));
+    }
     lock(&shared.events).push(event.clone());
     answers::whole(StatusCode::CREATED, &event)
 }

@@ -21,7 +21,7 @@ use crate::{
 const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
 const HEALTHY_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_FOR: Duration = Duration::from_secs(1);
-/// A proxy that restores the chains of 10,000 Services with iptables does that first.
+/// A proxy that restores the chains of 10,000 Services with iptables may do that first.
 const STOPPED_WITHIN: Duration = Duration::from_mins(1);
 const CLEANED_WITHIN: Duration = Duration::from_secs(20);
 

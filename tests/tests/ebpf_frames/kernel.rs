@@ -90,6 +90,8 @@ impl Kernel {
         }
         let has_coarse_clock = u8::from(bpf::has_coarse_clock());
         loader.override_global("HAS_COARSE_CLOCK", &has_coarse_clock, true);
+        // As the proxy has them by default.
+        loader.override_global("AYA_LOG_LEVEL", &0u8, true);
         loader.map_max_entries("service_counts", SLOTS * cpus()).override_global(
             "SERVICE_SLOTS",
             &SLOTS,

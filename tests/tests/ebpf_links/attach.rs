@@ -8,15 +8,14 @@ use std::{
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
 use nix::sched::{CloneFlags, setns};
 use proxy_userspace::{
-    dataplane::{
-        Dataplane as _,
-        ebpf::{Ebpf, LinkAttachment, Plan, Step},
-    },
+    dataplane::ebpf::{Ebpf, LinkAttachment, Step},
     kernel::bpf::tc::Hook,
     model::InterfaceGlobs,
 };
 
-use crate::bench::{ATTACHMENTS, Bench, HOOKS, has_clsact, in_this_kernel, run, tc};
+use shunt_tests::deadline::slowness;
+
+use crate::bench::{ATTACHMENTS, Bench, HOOKS, attachments, has_clsact, in_this_kernel, run, tc};
 
 #[test]
 fn links_that_come_get_programs_on_both_hooks_and_those_that_go_leave_nothing() {
@@ -116,18 +115,48 @@ fn an_index_that_stands_for_another_link_by_now_gets_programs_anew() {
 }
 
 #[test]
-fn a_link_that_vanishes_before_its_programs_are_attached_is_no_error_and_keeps_no_other_from_its_own() {
-    for attachment in ATTACHMENTS {
+fn a_link_that_vanishes_before_or_between_its_hooks_is_no_error_and_keeps_no_other_from_its_own() {
+    for attachment in attachments() {
         let mut bench = Bench::new(attachment);
-        bench.add_veth("v0", "v1");
         bench.add_bridge("br0", &[]);
-        let steps = bench.planned();
-        bench.remove("v0");
-        let Bench { dataplane, state, .. } = &mut bench;
-        let plan = Plan { steps, names: Vec::new() };
-        dataplane.as_mut().expect("running").apply(state, plan).expect("no error");
-        assert_eq!(bench.names("br0", Hook::Ingress), ["shunt_in_eth"]);
-        assert_eq!(bench.verify(), 0);
+        bench.add_veth("v0", "v1");
+        let count = bench.planned().len();
+        for cut in 0..count {
+            let steps = bench.planned();
+            let (before, after) = steps.split_at(cut.min(steps.len()));
+            bench.apply(before);
+            bench.remove("v0");
+            bench.apply(after);
+            assert_eq!(bench.names("br0", Hook::Ingress), ["shunt_in_eth"]);
+            bench.sync();
+            assert_eq!(bench.verify(), 0, "{attachment:?}, gone after {cut} steps");
+            bench.add_veth("v0", "v1");
+        }
+    }
+}
+
+#[test]
+fn a_link_that_vanishes_while_a_program_is_attached_to_it_is_no_error() {
+    for attachment in attachments() {
+        let mut bench = Bench::new(attachment);
+        bench.sync();
+        for _ in 0..6 / slowness().min(3) {
+            bench.add_veth("v0", "v1");
+            let steps = bench.planned();
+            let here = fs::File::open("/proc/thread-self/ns/net").expect("procfs");
+            std::thread::scope(|scope| {
+                let removal = scope.spawn(|| {
+                    setns(&here, CloneFlags::CLONE_NEWNET).expect("same namespace");
+                    run("ip", &["link", "del", "v0"]);
+                });
+                // Over and over, so that it is at it when the link goes.
+                while !removal.is_finished() {
+                    bench.apply(&steps);
+                }
+            });
+            bench.sync();
+            assert_eq!(bench.verify(), 0, "{attachment:?}");
+        }
     }
 }
 

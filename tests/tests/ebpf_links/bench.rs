@@ -22,16 +22,19 @@ use proxy_common::layout::NodeValue;
 use proxy_userspace::{
     dataplane::{
         Dataplane as _, PlanSize as _,
-        ebpf::{Ebpf, EbpfError, EbpfSettings, LinkAttachment, MapSizes, Marks, State, Step},
+        ebpf::{Ebpf, EbpfError, EbpfSettings, LinkAttachment, MapSizes, Marks, Plan, State, Step},
     },
     kernel::{
         KernelError,
-        bpf::tc::{Hook, tcx},
+        bpf::{
+            LogLevel,
+            tc::{Hook, tcx},
+        },
         cgroup, links,
     },
     model::{
         Delta, DetectLocalMode, Dirty, InterfaceGlobs, Model, ModelSettings, NodeFacts, NodePortAddresses,
-        WatchEvent,
+        Snapshot, WatchEvent,
     },
 };
 use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth};
@@ -109,6 +112,7 @@ impl Bench {
             link_attachment: attachment,
             marks: Marks { masquerade: NodeValue::MASQUERADE_MARK, reject: NodeValue::REJECT_MARK },
             netfilter: None,
+            log: LogLevel::Off,
         };
         let mut dataplane = Ebpf::new(&settings).expect("load");
         let state = dataplane.observe().expect("observe");
@@ -139,9 +143,26 @@ impl Bench {
         Ebpf::plan(state, model.snapshot(), &Dirty::everything()).steps
     }
 
+    /// Makes these changes.
+    pub(crate) fn apply(&mut self, steps: &[Step]) {
+        self.try_apply(steps).expect("apply");
+    }
+
+    /// The same, where some may fail.
+    pub(crate) fn try_apply(&mut self, steps: &[Step]) -> Result<(), EbpfError> {
+        let plan = Plan { steps: steps.to_vec(), names: Vec::new() };
+        let Self { dataplane, state, .. } = self;
+        dataplane.as_mut().expect("running").apply(state, plan)
+    }
+
+    /// What this node is now, without any Service.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        model(&self.model_settings, self.facts()).snapshot().clone()
+    }
+
     /// Makes true what this node is now, and says how many steps that took.
     pub(crate) fn sync(&mut self) -> usize {
-        let snapshot = model(&self.model_settings, self.facts()).snapshot().clone();
+        let snapshot = self.snapshot();
         let plan = Ebpf::plan(&self.state, &snapshot, &Dirty::everything());
         let length = plan.len();
         let Self { dataplane, state, .. } = self;
@@ -315,6 +336,11 @@ impl Bench {
 /// What an attachment comes to here: kernels before 6.6 have no TCX, and programs become filters.
 pub(crate) fn in_this_kernel(attachment: LinkAttachment) -> LinkAttachment {
     if tcx::is_supported() { attachment } else { LinkAttachment::Clsact }
+}
+
+/// Those that differ in this kernel.
+pub(crate) fn attachments() -> impl Iterator<Item = LinkAttachment> {
+    ATTACHMENTS.into_iter().filter(|attachment| in_this_kernel(*attachment) == *attachment)
 }
 
 pub(crate) fn has_clsact(link: &str) -> bool {

@@ -1,6 +1,6 @@
 //! Beside programs and filters of others: a CNI's, a firewall's.
 
-use std::net::UdpSocket;
+use std::{net::UdpSocket, sync::Arc};
 
 use aya::{
     programs::ProgramInfo,
@@ -80,23 +80,85 @@ fn a_filter_that_somebody_puts_before_ours_later_is_behind_it_after_the_next_com
     assert!(left.contains("bytecode") && !left.contains("shunt"), "{left}");
 }
 
+/// Applies what is planned for the links as they are, and says why it failed, if it did.
+fn apply(bench: &mut Bench) -> Option<String> {
+    let steps = bench.planned();
+    bench.try_apply(&steps).err().map(|error| error.to_string())
+}
+
+fn left_out(bench: &Bench) -> Vec<Arc<str>> {
+    bench.dataplane.as_ref().expect("running").left_out()
+}
+
 #[test]
-fn a_qdisc_without_egress_in_the_way_is_an_error_that_names_the_link_and_keeps_no_other_from_its_programs() {
+fn a_qdisc_without_egress_leaves_a_pods_link_out_and_nothing_else_until_it_is_gone() {
+    let mut bench = Bench::new(LinkAttachment::Clsact);
+    bench.add_veth("v0", "v1");
+    // As the bandwidth plugin of CNI puts it, with a filter of its own.
+    tc(&["qdisc", "add", "dev", "v0", "handle", "ffff:", "ingress"]);
+    // Classic BPF for "pass".
+    let theirs =
+        ["filter", "add", "dev", "v0", "parent", "ffff:", "prio", "1", "bpf", "bytecode", "1,6 0 0 0", "da"];
+    tc(&theirs);
+    assert_eq!(apply(&mut bench), None);
+    assert_eq!(bench.names("v1", Hook::Ingress), ["shunt_in_eth"]);
+    assert_eq!(left_out(&bench), ["v0".into()]);
+    assert_eq!(bench.verify(), 0, "it is known, and neither tried again nor a difference");
+    let shown = tc(&["filter", "show", "dev", "v0", "ingress"]);
+    assert!(shown.contains("bytecode") && !shown.contains("shunt"), "{shown}");
+    bench.restart();
+    assert_eq!(bench.sync(), 1 + 4, "the next process finds out for itself");
+    assert_eq!((left_out(&bench), bench.verify()), (vec!["v0".into()], 0));
+    tc(&["qdisc", "del", "dev", "v0", "ingress"]);
+    assert_eq!(bench.verify(), 2);
+    for hook in HOOKS {
+        assert_eq!(bench.names("v0", hook).len(), 1);
+    }
+    assert!(left_out(&bench).is_empty());
+}
+
+#[test]
+fn a_link_that_was_left_out_and_goes_or_is_no_longer_asked_for_is_forgotten() {
+    let mut bench = Bench::new(LinkAttachment::Clsact);
+    for (one, other) in [("v0", "v1"), ("v2", "v3")] {
+        bench.add_veth(one, other);
+        tc(&["qdisc", "add", "dev", one, "ingress"]);
+    }
+    assert_eq!((apply(&mut bench), left_out(&bench).len()), (None, 2));
+    bench.remove("v0");
+    bench.model_settings.interfaces.except = vec!["v2".parse().expect("glob")];
+    bench.sync();
+    assert!(left_out(&bench).is_empty());
+    assert_eq!(bench.verify(), 0);
+    assert!(tc(&["qdisc", "show", "dev", "v2"]).contains("ingress"), "it is not ours");
+}
+
+#[test]
+fn a_qdisc_without_egress_on_the_nodes_own_link_is_an_error_that_names_it_and_what_to_do() {
     let mut bench = Bench::new(LinkAttachment::Clsact);
     bench.add_veth("v0", "v1");
     tc(&["qdisc", "add", "dev", "v0", "ingress"]);
-    let steps = bench.planned();
-    let plan = Plan { steps, names: Vec::new() };
-    let Bench { dataplane, state, .. } = &mut bench;
-    let error = dataplane.as_mut().expect("running").apply(state, plan).expect_err("no egress").to_string();
-    assert!(
-        error.contains("1 link could") && error.contains("link v0") && error.contains("--exclude-interfaces"),
-        "{error}"
-    );
+    assert_eq!((apply(&mut bench), left_out(&bench).len()), (None, 1));
+    run("ip", &["address", "add", "192.0.2.1/24", "dev", "v0"]);
+    let error = apply(&mut bench).expect("nobody could reach the node");
+    let parts = ["1 link could", "link v0", "--exclude-interfaces", "tc qdisc del dev v0 ingress", "6.6"];
+    assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    assert!(left_out(&bench).is_empty());
     assert_eq!(bench.names("v1", Hook::Ingress), ["shunt_in_eth"]);
     assert_eq!(bench.names("v0", Hook::Ingress), [""; 0], "what cannot be translated back is not translated");
     tc(&["qdisc", "del", "dev", "v0", "ingress"]);
     assert_eq!(bench.verify(), 2);
+}
+
+#[test]
+fn with_tcx_an_ingress_qdisc_is_in_nobodys_way() {
+    let mut bench = Bench::new(LinkAttachment::Probe);
+    bench.add_veth("v0", "v1");
+    tc(&["qdisc", "add", "dev", "v0", "ingress"]);
+    assert_eq!(apply(&mut bench), None);
+    let has_tcx = in_this_kernel(LinkAttachment::Probe) == LinkAttachment::Probe;
+    assert_eq!(left_out(&bench).is_empty(), has_tcx);
+    assert_eq!(bench.names("v0", Hook::Egress).len(), usize::from(has_tcx));
 }
 
 #[test]

@@ -1,42 +1,52 @@
 //! The whole way from rtnetlink to programs: the loop, with facts as the kernel reports them.
 
-use std::{sync::Arc, time::Duration};
+use std::{fs, sync::Arc, time::Duration};
 
 use proxy_userspace::{
     dataplane::{Rendering, ebpf::LinkAttachment},
     health::ProxyHealth,
     kernel::{bpf::tc::Hook, links},
     metrics::Metrics,
-    sync::{Inputs, Outputs, SyncLoop, SyncPeriods, SyncSettings},
+    node::NodeEvents,
+    sync::{Inputs, Outputs, SyncError, SyncLoop, SyncPeriods, SyncSettings},
 };
 use shunt_tests::deadline::Deadline;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::{
+    sync::{Notify, mpsc, oneshot, watch},
+    task::JoinHandle,
+};
 
-use crate::bench::{ATTACHMENTS, Bench, WITHIN, in_this_kernel, no_objects, tc};
+use crate::bench::{ATTACHMENTS, Bench, HOOKS, WITHIN, in_this_kernel, no_objects, run, tc};
 
-/// Lets the loop run until this is so.
-fn wait_until(bench: &Bench, what: &str, is_so: impl Fn(&Bench) -> bool) {
-    let look = || {
-        bench.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
-        is_so(bench).then_some(())
-    };
-    assert!(Deadline::after(WITHIN).poll(look).is_some(), "not within {WITHIN:?}: {what}");
+/// Longer than any test.
+const LATE: Duration = Duration::from_mins(5);
+const OFTEN: Duration = Duration::from_secs(1);
+
+/// The loop over a bench's dataplane.
+struct Daemon {
+    bench: Bench,
+    metrics: Metrics,
+    stop: oneshot::Sender<()>,
+    running: JoinHandle<Result<(), SyncError>>,
+    // Whoever sends events or settings last ends the loop.
+    _events: mpsc::Sender<proxy_userspace::model::WatchEvent>,
+    _settings: watch::Sender<SyncSettings>,
 }
 
-#[test]
-fn a_running_proxy_follows_links_and_puts_back_what_is_removed_long_before_sync_period() {
-    for attachment in ATTACHMENTS {
+impl Daemon {
+    fn start(attachment: LinkAttachment, sync_period: Duration) -> Self {
         let mut bench = Bench::new(attachment);
         let renderer = Box::new(Rendering::new(bench.dataplane.take().expect("running")));
+        let metrics = Metrics::default();
         let outputs = Outputs {
-            metrics: Metrics::default(),
+            metrics: metrics.clone(),
             health: ProxyHealth::new(Duration::from_mins(10)),
             health_checks: watch::Sender::default(),
-            events: proxy_userspace::node::NodeEvents::default(),
+            events: NodeEvents::default(),
         };
         let periods = SyncPeriods {
             min_sync_period: Duration::ZERO,
-            sync_period: Duration::from_mins(5),
+            sync_period,
             give_up_after: None,
             wait_for_node: false,
         };
@@ -46,8 +56,12 @@ fn a_running_proxy_follows_links_and_puts_back_what_is_removed_long_before_sync_
         let (stop, stopped) = oneshot::channel::<()>();
         let disturbed = Arc::new(Notify::new());
         let settings = watch::Sender::new(SyncSettings { model: bench.model_settings.clone(), periods });
-        let settings = settings.subscribe();
-        let inputs = Inputs { events: received, node_facts, disturbed: Arc::clone(&disturbed), settings };
+        let inputs = Inputs {
+            events: received,
+            node_facts,
+            disturbed: Arc::clone(&disturbed),
+            settings: settings.subscribe(),
+        };
         let running = {
             let _inside = bench.runtime.enter();
             tokio::spawn(links::report(facts, disturbed));
@@ -56,21 +70,103 @@ fn a_running_proxy_follows_links_and_puts_back_what_is_removed_long_before_sync_
         for event in no_objects() {
             bench.runtime.block_on(events.send(event)).expect("the loop listens");
         }
-        let runs = |bench: &Bench| bench.names("v1", Hook::Ingress) == ["shunt_in_eth"];
+        Self { bench, metrics, stop, running, _events: events, _settings: settings }
+    }
+
+    /// Lets the loop run until this is so.
+    fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let look = || {
+            self.bench.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
+            is_so(self).then_some(())
+        };
+        assert!(Deadline::after(WITHIN).poll(look).is_some(), "not within {WITHIN:?}: {what}");
+    }
+
+    fn wait_for_programs(&self, link: &str, after: &str) {
+        let runs = |daemon: &Self| HOOKS.iter().all(|hook| daemon.bench.names(link, *hook).len() == 1);
+        self.wait_until(&format!("programs on {link} after {after}"), runs);
+    }
+
+    /// A pair of links comes, `v0` and `v1`, and gets its programs.
+    fn add_veth(&self) {
+        self.bench.add_veth("v0", "v1");
+        self.wait_for_programs("v1", "it came");
+    }
+
+    fn metric(&self, name: &str) -> Option<u64> {
+        let (_, text) = self.metrics.exposition().encode(None).expect("text");
+        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    }
+
+    fn end(self) {
+        self.stop.send(()).expect("the loop runs");
+        self.bench.runtime.block_on(self.running).expect("no panic").expect("no error");
+    }
+}
+
+#[test]
+fn a_running_proxy_follows_links_and_puts_back_what_is_removed_long_before_sync_period() {
+    for attachment in ATTACHMENTS {
+        let daemon = Daemon::start(attachment, LATE);
         for _ in 0..2 {
-            bench.add_veth("v0", "v1");
-            wait_until(&bench, "programs on a new link", runs);
-            bench.remove("v0");
+            daemon.add_veth();
+            daemon.bench.remove("v0");
         }
         if in_this_kernel(attachment) == LinkAttachment::Clsact {
-            bench.add_veth("v0", "v1");
-            wait_until(&bench, "programs on a new link", runs);
+            daemon.add_veth();
             tc(&["qdisc", "del", "dev", "v1", "clsact"]);
-            wait_until(&bench, "programs after the qdisc was removed", runs);
-            tc(&["filter", "del", "dev", "v1", "ingress"]);
-            wait_until(&bench, "programs after all filters were removed", runs);
+            daemon.wait_for_programs("v1", "the qdisc was removed");
+            for hook in ["ingress", "egress"] {
+                tc(&["filter", "del", "dev", "v1", hook]);
+                daemon.wait_for_programs("v1", "all filters were removed");
+            }
         }
-        stop.send(()).expect("the loop runs");
-        bench.runtime.block_on(running).expect("no panic").expect("no error");
+        daemon.end();
     }
+}
+
+#[test]
+fn a_link_that_was_left_out_is_counted_and_gets_its_programs_as_soon_as_there_is_room() {
+    let daemon = Daemon::start(LinkAttachment::Clsact, LATE);
+    daemon.add_veth();
+    // In one step for the proxy, whose runtime stands still between the two: no clsact is put there in between.
+    for command in [["del", "v1", "clsact"], ["add", "v1", "ingress"]] {
+        tc(&["qdisc", command[0], "dev", command[1], command[2]]);
+    }
+    daemon.wait_until("one is left out", |daemon| daemon.metric("shunt_links_left_out") == Some(1));
+    assert_eq!(daemon.bench.names("v0", Hook::Egress), ["shunt_out_eth"], "others go on");
+    tc(&["qdisc", "del", "dev", "v1", "ingress"]);
+    daemon.wait_for_programs("v1", "there is room");
+    daemon.wait_until("none is left out", |daemon| daemon.metric("shunt_links_left_out") == Some(0));
+    assert_eq!(daemon.metric("shunt_sync_failures_total{ip_family=\"IPv4\"}"), Some(0));
+    daemon.end();
+}
+
+/// Nobody is told of what goes from TCX, so it is found by looking.
+#[test]
+fn what_somebody_takes_off_tcx_is_put_back_within_sync_period() {
+    let daemon = Daemon::start(LinkAttachment::Probe, OFTEN);
+    daemon.add_veth();
+    if in_this_kernel(LinkAttachment::Probe) == LinkAttachment::Clsact {
+        assert!(
+            daemon.bench.filters("v1", Hook::Ingress).len() == 1,
+            "filters, as the tests above have them"
+        );
+        return daemon.end();
+    }
+    let index = daemon.bench.index("v1");
+    for (hook, name) in [(Hook::Ingress, "in"), (Hook::Egress, "out")] {
+        let pin = daemon.bench.settings.pin_dir.join(format!("links/shunt_{name}_{index}"));
+        let repaired = || daemon.metric("shunt_sync_drift_operations_total");
+        let before = repaired();
+        run("bpftool", &["link", "detach", "pinned", pin.to_str().expect("text")]);
+        assert_eq!(daemon.bench.names("v1", hook), [""; 0], "the loop has not run since");
+        daemon.wait_for_programs("v1", "its program was detached");
+        daemon.wait_until("the repair is counted", |_| repaired() > before);
+        let before = repaired();
+        fs::remove_file(pin).expect("pinned");
+        daemon.wait_for_programs("v1", "its pin was removed");
+        daemon.wait_until("the repair is counted", |_| repaired() > before);
+    }
+    daemon.end();
 }

@@ -3,4 +3,6 @@
 mod attach;
 mod bench;
 mod beside;
+mod calls;
 mod daemon;
+mod marks;

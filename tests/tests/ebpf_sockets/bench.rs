@@ -1,30 +1,34 @@
 //! A dataplane attached to a cgroup that holds just this process, and servers on loopback.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{self, ErrorKind},
-    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
-    num::NonZeroU16,
+    net::{SocketAddr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
     process,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use aya::maps::{Map, MapData, MapError};
+use aya::{
+    maps::{Map, MapData, MapError, MapInfo},
+    programs::{ProgramInfo, loaded_programs},
+};
 use proxy_common::layout::NodeValue;
 use proxy_userspace::{
     dataplane::{
         Dataplane, PlanSize as _,
         ebpf::{Ebpf, EbpfSettings, LinkAttachment, MapSizes, Marks, State},
     },
-    kernel::{bpf, cgroup},
-    model::{
-        Dirty, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedEndpoint, ResolvedPort,
-        ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
+    kernel::{
+        bpf::{self, LogLevel},
+        cgroup,
     },
+    model::{Dirty, Protocol, ResolvedPort, Snapshot},
 };
 use shunt_tests::deadline::Deadline;
+pub(crate) use shunt_tests::resolved::{key, port};
 
 /// Tests here move their process into a cgroup of their own, so they take turns.
 static TURN: Mutex<()> = Mutex::new(());
@@ -89,6 +93,7 @@ impl Bench {
             link_attachment: LinkAttachment::Probe,
             marks: Marks { masquerade: NodeValue::MASQUERADE_MARK, reject: NodeValue::REJECT_MARK },
             netfilter: None,
+            log: LogLevel::Off,
         };
         let mut dataplane = Ebpf::new(&settings).expect("load");
         let state = dataplane.observe().expect("observe");
@@ -106,6 +111,12 @@ impl Bench {
         let Self { dataplane, state, .. } = self;
         dataplane.as_mut().expect("running").apply(state, plan).expect("apply");
         length
+    }
+
+    /// Reads the kernel anew, as is done every `syncPeriod`, and puts right what differs.
+    pub(crate) fn verify(&mut self) -> usize {
+        self.state = self.dataplane().observe().expect("observe");
+        self.sync(&Dirty::everything())
     }
 
     /// Serves a cluster IP and port with these endpoints.
@@ -151,6 +162,17 @@ impl Bench {
         let data = MapData::from_pin(self.settings.pin_dir.join(map)).expect("pinned");
         Map::from_map_data(data).and_then(M::try_from).expect("of this type")
     }
+
+    /// The instructions of each program that works with these maps, as the verifier left them.
+    pub(crate) fn programs(&self) -> BTreeMap<String, u32> {
+        let services = MapInfo::from_pin(self.settings.pin_dir.join("services")).expect("pinned").id();
+        let uses = |program: &ProgramInfo| {
+            program.map_ids().ok().flatten().is_some_and(|maps| maps.contains(&services))
+        };
+        let size = |program: &ProgramInfo| program.size_translated().expect("root may know") / 8;
+        let named = |program: ProgramInfo| (program.name_as_str().expect("text").to_owned(), size(&program));
+        loaded_programs().filter_map(Result::ok).filter(uses).map(named).collect()
+    }
 }
 
 impl Drop for Bench {
@@ -160,37 +182,6 @@ impl Drop for Bench {
             assert!(errors.is_empty(), "{errors:?}");
             assert!(!self.settings.pin_dir.exists(), "cleanup leaves nothing");
         }
-    }
-}
-
-/// The key of a service port named after what it serves.
-pub(crate) fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePortKey {
-    let service = NamespacedName::new("test", name);
-    ServicePortKey {
-        name: ServicePortName { service, port: "".into(), protocol },
-        family: IpFamily::of(address),
-    }
-}
-
-/// A service port at a cluster IP with these endpoints, all of them on this node and serving.
-pub(crate) fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
-    let endpoints: Vec<_> =
-        endpoints.iter().map(|address| ResolvedEndpoint { address: *address, is_local: true }).collect();
-    ResolvedPort {
-        frontends: vec![Frontend {
-            kind: FrontendKind::ClusterIp,
-            address: Some(address.ip()),
-            port: NonZeroU16::new(address.port()).expect("port"),
-        }],
-        local_endpoints: Vec::new(),
-        serving: endpoints.clone(),
-        has_endpoints: !endpoints.is_empty(),
-        cluster_endpoints: endpoints,
-        affinity_timeout: None,
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
     }
 }
 

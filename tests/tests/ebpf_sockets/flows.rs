@@ -1,15 +1,21 @@
 //! What programs noted of flows: swept when it is over, and taken along when maps are built anew.
 
-use std::{net::TcpStream, path::Path, time::Duration};
+use std::{
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    time::Duration,
+};
 
 use aya::maps::{Array, HashMap, MapData};
 use proxy_common::{
     Addr,
+    known::Place,
     layout::{
         Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, NodeValue, STATE_LAYOUT_VERSION, flow_state,
     },
 };
 use proxy_userspace::{
+    dataplane::Dataplane as _,
     kernel::clock,
     model::{Dirty, Protocol},
 };
@@ -48,6 +54,60 @@ fn a_flow_that_was_silent_for_long_is_removed_and_one_that_was_not_stays() {
     let removed = Deadline::after(Duration::from_mins(1)).poll(|| map.get(&silent, 0).err());
     assert!(removed.is_some(), "the silent flow is still there");
     assert_eq!(map.get(&busy, 0).expect("still there"), busy_flow);
+}
+
+fn is_known(bench: &Bench, Place { word, mask }: Place) -> bool {
+    let known: Array<MapData, u64> = bench.pinned("known");
+    known.get(&word, 0).expect("in it") & mask != 0
+}
+
+/// Where packets to this address are looked for.
+fn service_place(address: SocketAddr) -> Place {
+    Place::of_service(&address.ip().into(), address.port())
+}
+
+#[test]
+fn bits_of_services_that_left_are_cleared_but_for_those_that_flows_and_sockets_still_need() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let (_other_server, other_endpoint) = tcp_server("127.0.0.1:0");
+    let [stays, goes, has_flow, has_socket] =
+        ["10.96.0.41:80", "10.96.0.42:80", "10.96.0.1:53", "10.96.0.44:80"].map(|address| {
+            let endpoint = if address == "10.96.0.44:80" { other_endpoint } else { endpoint };
+            bench.serve(Protocol::Tcp, address, &[endpoint])
+        });
+    let client = TcpStream::connect(has_socket).expect("connect");
+    // It goes on while this test does.
+    let (key, noted) = flow(4000, now_ns() + 600_000_000_000);
+    assert_eq!(key.destination, Endpoint::new(has_flow.ip().into(), has_flow.port()));
+    flows(&bench).insert(key, noted, 0).expect("room");
+    bench.snapshot.ports.retain(|key, _| *key.name.service.name == *stays.to_string());
+    bench.sync(&Dirty::everything());
+    let endpoint_place = |at: SocketAddr| Place::of_endpoint(&at.ip().into(), at.port());
+    let all = [
+        service_place(stays),
+        service_place(goes),
+        service_place(has_flow),
+        endpoint_place(endpoint),
+        endpoint_place(other_endpoint),
+    ];
+    assert_eq!(all.map(|place| is_known(&bench, place)), [true; 5], "they may have flows");
+    // What every syncPeriod does.
+    let mut verify = || {
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(bench.verify(), 0);
+        (!is_known(&bench, service_place(goes))).then_some(())
+    };
+    assert!(Deadline::after(Duration::from_mins(1)).poll(&mut verify).is_some(), "it is looked at for ever");
+    assert_eq!(all.map(|place| is_known(&bench, place)), [true, false, true, true, true]);
+    assert_eq!(client.peer_addr().expect("peer"), has_socket);
+    bench.serve(Protocol::Tcp, "10.96.0.42:80", &[endpoint]);
+    assert!(is_known(&bench, service_place(goes)), "it is back");
+    TcpStream::connect(goes).expect("and works");
+    let fill = bench.dataplane.as_ref().expect("running").map_fill(&bench.state);
+    let entries = |map: &str| fill.iter().find(|fill| fill.map == map).map(|fill| fill.entries);
+    assert_eq!((entries("flows"), entries("fragments")), (Some(1), Some(0)));
+    assert!(entries("tcp_connections").is_some_and(|entries| entries >= 1), "{fill:?}");
 }
 
 #[test]

@@ -45,6 +45,14 @@ fn a_restarted_proxy_takes_over_with_nothing_to_write_and_connections_go_on() {
 }
 
 #[test]
+fn programs_for_links_without_ethernet_headers_wait_for_the_first_such_link() {
+    let programs = Bench::new().programs();
+    let of_links =
+        programs.keys().filter(|name| name.starts_with("shunt_in") || name.starts_with("shunt_out"));
+    assert_eq!(of_links.collect::<Vec<_>>(), ["shunt_in_eth", "shunt_out_eth"]);
+}
+
+#[test]
 fn a_proxy_with_other_map_sizes_builds_its_maps_beside_and_swaps_them() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");

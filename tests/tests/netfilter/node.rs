@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     net::SocketAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use proxy_userspace::{
@@ -15,7 +16,8 @@ use proxy_userspace::{
     },
 };
 use shunt_tests::{
-    agent::protocol::{Dial, FailureKind, Protocol, Try},
+    agent::protocol::{Dial, FailureKind, Order, Protocol, Try},
+    deadline::patient,
     world::{Host, World},
 };
 
@@ -92,6 +94,7 @@ impl Node {
     /// Runs a command on node1.
     pub(crate) fn run(&self, program: &str, args: &[&str], stdin: &str) -> String {
         let command = Command::new(program, &SearchPath::default()).args(args).stdin(stdin);
+        let command = command.limit(patient(Duration::from_secs(10)));
         self.within(|| command.run()).stdout
     }
 
@@ -142,16 +145,32 @@ impl Node {
         v4
     }
 
-    fn try_one(&mut self, protocol: Protocol, port: u16, family: usize) -> Seen {
+    /// From node2 to a port of pod a1, by its address of a family.
+    fn dial(&mut self, dial: impl FnOnce(SocketAddr) -> Dial, port: u16, family: usize) -> Vec<Try> {
         let to = SocketAddr::new(Host::A1.addresses()[family].addr(), port);
-        let dial = Dial { timeout: std::time::Duration::from_millis(700), ..Dial::new(to, protocol, 1) };
-        let agent = self.world.agent(Host::Node2).expect("node2");
-        match &agent.dial(dial).expect("the agent answers")[..] {
+        self.world.agent(Host::Node2).expect("node2").dial(dial(to)).expect("the agent answers")
+    }
+
+    /// The addresses that pod a1 sees of datagrams of node2, which it answers, one after the other.
+    pub(crate) fn seen_of_datagrams(&mut self, port: u16, family: usize, tries: usize) -> Vec<SocketAddr> {
+        let (timeout, order) = (patient(Duration::from_secs(5)), Order::InSequence);
+        let answers =
+            self.dial(|to| Dial { timeout, order, ..Dial::new(to, Protocol::Udp, tries) }, port, family);
+        let seen = answers.into_iter().map(|one| match one {
+            Try::Answered(answer) => answer.seen,
+            Try::Failed(failure) => panic!("{failure:?}"),
+        });
+        seen.collect()
+    }
+
+    fn try_one(&mut self, protocol: Protocol, port: u16, family: usize) -> Seen {
+        let timeout = Duration::from_millis(700);
+        match &self.dial(|to| Dial { timeout, ..Dial::new(to, protocol, 1) }, port, family)[..] {
             [Try::Answered(answer)] if Host::Node1.owns(answer.seen.ip()) => Seen::AsNode1,
             [Try::Answered(answer)] if Host::Node2.owns(answer.seen.ip()) => Seen::AsNode2,
             [Try::Failed(failure)] if failure.kind == FailureKind::Refused => Seen::Refused,
             [Try::Failed(failure)] if failure.kind == FailureKind::TimedOut => Seen::Silence,
-            other => panic!("{protocol:?} to {to}: {other:?}"),
+            other => panic!("{protocol:?} port {port}: {other:?}"),
         }
     }
 

@@ -1,6 +1,7 @@
 //! What becomes of packets, with the rules in nftables or in iptables, and beside what others have in FORWARD.
 
-use shunt_tests::agent::protocol::Protocol;
+use proxy_userspace::dataplane::ebpf::MASQUERADED_PORTS;
+use shunt_tests::{agent::protocol::Protocol, world::Host};
 
 use crate::node::{MASQUERADED, Node, PLAIN, REFUSED, Seen};
 
@@ -46,6 +47,23 @@ fn without_nftables_iptables_does_the_same() {
         node.remove(&mut rules);
         assert!(!node.everything().contains("SHUNT"), "{}", node.everything());
         assert_eq!(node.try_both_families(Protocol::Udp, MASQUERADED), Seen::Silence, "the policy stays");
+    }
+}
+
+#[test]
+fn masqueraded_datagrams_leave_from_ports_that_are_no_node_ports() {
+    let backends = [vec!["nft".into()], iptables("nft"), iptables("legacy")];
+    for commands in &backends {
+        let (_directory, mut node) = only(commands);
+        let mut rules = node.rules();
+        node.put(&mut rules);
+        for family in [0, 1] {
+            for seen in node.seen_of_datagrams(MASQUERADED, family, 16) {
+                assert!(Host::Node1.owns(seen.ip()), "{commands:?}: {seen}");
+                assert!(MASQUERADED_PORTS.contains(&seen.port()), "{commands:?}: {seen}");
+            }
+        }
+        node.remove(&mut rules);
     }
 }
 

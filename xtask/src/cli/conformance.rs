@@ -73,6 +73,13 @@ fn guest(what: &Conformance) -> Result<Guest> {
     Ok(guest)
 }
 
+/// Whether there is a case of this name, shared or of shunt's own.
+#[cfg(test)]
+pub(crate) fn is_case(name: &str) -> bool {
+    let folders = ["tests/cases", "tests/cases/shunt"].map(|folder| workspace::root().join(folder));
+    folders.iter().any(|folder| folder.join(name).with_extension("yaml").is_file())
+}
+
 /// Builds and runs the benchmark; returns only the error that kept it from starting.
 pub(crate) fn bench(what: &Bench) -> Result<Error> {
     steps::build_world().show()?;

@@ -20,7 +20,7 @@ use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use xtask::run;
+use xtask::{ebpf, run, workspace};
 
 /// The build steps of shunt.
 #[derive(Debug, Parser)]
@@ -44,6 +44,8 @@ enum Command {
         #[arg(long)]
         release: bool,
     },
+    /// Build the eBPF programs, and show what each takes of the kernel's limits: instructions, and the stack of its deepest calls.
+    Programs,
     /// Show shunt at work in a small cluster made of network namespaces. Needs root.
     Demo {
         /// The dataplane to show.
@@ -157,6 +159,12 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
         Command::Build { release } => {
             setup::ensure_build()?;
             steps::build(*release).show()?;
+        }
+        Command::Programs => {
+            setup::ensure_build()?;
+            for program in ebpf::build_ebpf(&workspace::bpf_target())?.programs {
+                println!("{program}");
+            }
         }
         Command::Demo { mode } => {
             privilege::require("demo")?;

@@ -11,7 +11,7 @@ use self::table::{SWITCH, VAIN};
 use super::{
     schema::{self, Effect},
     settings::Settings,
-    value::go_bool,
+    value::{go_bool, go_integer},
 };
 
 const ONCE: &str = "Do one thing and exit";
@@ -44,7 +44,7 @@ pub struct Flags {
 impl Flags {
     /// Reads a command line whose first item is the program's name. `Err` also stands for `--help` and `--version`.
     pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self, clap::Error> {
-        let arguments = arguments.into_iter().map(|argument| as_named_here(argument.into()));
+        let arguments = arguments.into_iter().filter_map(|argument| as_named_here(argument.into()));
         let matches = command().try_get_matches_from(arguments)?;
         let given = FLAGS.iter().enumerate();
         let given = given.filter_map(|(index, flag)| Some((index, joined(&matches, flag)?))).collect();
@@ -90,26 +90,35 @@ fn add_port(
     address: Option<&str>,
 ) {
     let Some(path) = FLAGS.iter().find(|flag| flag.name == other).and_then(Flag::path) else { return };
-    match text.parse::<u16>() {
-        Ok(0) => settings.add_flag(flag, path, ""),
-        Ok(port) => {
+    match go_integer(text).map(u16::try_from) {
+        Some(Ok(0)) => settings.add_flag(flag, path, ""),
+        Some(Ok(port)) => {
             if let Some(ip) = address.and_then(crate::model::sloppy_ip) {
                 settings.add_flag(other, path, &std::net::SocketAddr::new(ip, port).to_string());
             }
         }
-        Err(_) => settings.refuse_flag(flag, text, "a port from 1 to 65535, or 0 for none"),
+        _ => settings.refuse_flag(flag, text, "a port from 1 to 65535, or 0 for none"),
     }
 }
 
-/// Words in flags may be parted by `_` too, and `--version` may have a value, as upstream.
-fn as_named_here(argument: OsString) -> OsString {
-    let Some(flag) = argument.to_str().and_then(|text| text.strip_prefix("--")) else { return argument };
+/// Words in flags may be parted by `_` too, and `--version` and `--help` may have a value, as upstream (`WordSepNormalizeFunc` and
+/// `verflag` of component-base). None where it then says nothing, as `--version=false` does.
+fn as_named_here(argument: OsString) -> Option<OsString> {
+    let Some(flag) = argument.to_str().and_then(|text| text.strip_prefix("--")) else {
+        return Some(argument);
+    };
     let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
     let name = name.replace('_', "-");
-    match (name.as_str(), value) {
-        ("version", Some("true" | "raw")) => "--version".into(),
-        (name, Some(value)) => format!("--{name}={value}").into(),
-        (name, None) => format!("--{name}").into(),
+    let Some(value) = value else { return Some(format!("--{name}").into()) };
+    let is_on = match (name.as_str(), value) {
+        ("version", "raw") => Some(true),
+        ("version" | "help", value) => go_bool(value),
+        _ => None,
+    };
+    match is_on {
+        Some(true) => Some(format!("--{name}").into()),
+        Some(false) => None,
+        None => Some(format!("--{name}={value}").into()),
     }
 }
 

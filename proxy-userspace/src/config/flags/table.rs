@@ -326,7 +326,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         "service-metrics",
         "shunt.serviceMetrics.enabled",
         SWITCH,
-        "In the ebpf mode, count connections, refusals, drops and bytes for each Service",
+        "Count connections and bytes for each Service, in the modes ebpf and ipvs; in ebpf refusals and drops too",
     ),
     flag(OBSERVE, "profiling", "enableProfiling", SWITCH, "Answer profiling requests where metrics are"),
     flag(
@@ -361,6 +361,13 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         "shunt.logFilter",
         "FILTER",
         "Log filter such as info,proxy_userspace=debug; overrides -v [default: $RUST_LOG]",
+    ),
+    always(
+        LOGS,
+        "ebpf-log",
+        "shunt.ebpf.log",
+        "off|error|info|debug",
+        "In the ebpf mode, also log single connections and packets: what goes wrong, what is turned away, and what is translated",
     ),
     always(VAIN, "log-flush-frequency", "logging.flushFrequency", "DURATION", ""),
     always(VAIN, "vmodule", "logging.vmodule", "PATTERN=LEVEL,...", ""),

@@ -1,6 +1,7 @@
 //! What the settings of logs come to.
 
 use super::{Environment, LogFormat, Settings};
+use crate::kernel::bpf::LogLevel;
 
 /// Upstream's feature gate for `logging.options`.
 const ALPHA_OPTIONS: &str = "LoggingAlphaOptions";
@@ -44,11 +45,23 @@ pub(super) fn filter(settings: &mut Settings, environment: &Environment) -> Stri
         return filter;
     }
     let of_environment = environment.log_filter.as_deref().filter(|filter| !filter.is_empty());
-    match (settings.integer::<u32>("logging.verbosity"), of_environment) {
-        (0, Some(filter)) if !settings.is_given("logging.verbosity") => filter.into(),
-        (0..=3, _) => "info".into(),
-        (4..=5, _) => "info,shunt=debug,proxy_userspace=debug".into(),
-        (6..=7, _) => "info,shunt=trace,proxy_userspace=trace".into(),
-        _ => "trace".into(),
+    let filter = match (settings.integer::<u32>("logging.verbosity"), of_environment) {
+        (0, Some(filter)) if !settings.is_given("logging.verbosity") => return filter.into(),
+        (0..=3, _) => "info",
+        (4..=5, _) => "info,shunt=debug,proxy_userspace=debug",
+        (6..=7, _) => "info,shunt=trace,proxy_userspace=trace",
+        _ => "trace",
+    };
+    // What programs are asked to tell is not to be asked for twice.
+    if of_programs(settings) == LogLevel::Debug { format!("{filter},ebpf=debug") } else { filter.into() }
+}
+
+/// `shunt.ebpf.log`.
+pub(super) fn of_programs(settings: &Settings) -> LogLevel {
+    match settings.text("shunt.ebpf.log") {
+        Some("debug") => LogLevel::Debug,
+        Some("info") => LogLevel::Info,
+        Some("error") => LogLevel::Error,
+        _ => LogLevel::Off,
     }
 }

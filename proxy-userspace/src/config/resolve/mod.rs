@@ -154,6 +154,7 @@ fn ipvs(settings: &mut Settings, section: Section) -> IpvsSettings {
         strict_arp: settings.is_true("ipvs.strictARP"),
         timeouts,
         masquerade_mark: marks(settings, section).masquerade,
+        counted_services: counted_services(settings),
         path: SearchPath::default(),
     }
 }
@@ -329,6 +330,7 @@ fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> 
         link_attachment: LinkAttachment::Probe,
         marks: marks(settings, Section::of(Mode::Ebpf)),
         netfilter: Some(SearchPath::default()),
+        log: logging::of_programs(settings),
     }
 }
 
@@ -355,10 +357,14 @@ fn map_sizes(settings: &Settings) -> MapSizes {
         udp_sockets: settings.integer("shunt.ebpf.mapSizes.udpSockets"),
         flows: settings.integer("shunt.ebpf.mapSizes.flows"),
         fragments: settings.integer("shunt.ebpf.mapSizes.fragments"),
-        counted_services: if settings.is_true("shunt.serviceMetrics.enabled") {
-            settings.integer("shunt.serviceMetrics.maxServices")
-        } else {
-            0
-        },
+        counted_services: counted_services(settings),
+    }
+}
+
+fn counted_services(settings: &Settings) -> u32 {
+    if settings.is_true("shunt.serviceMetrics.enabled") {
+        settings.integer("shunt.serviceMetrics.maxServices")
+    } else {
+        0
     }
 }

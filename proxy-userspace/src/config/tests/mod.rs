@@ -3,10 +3,12 @@
 mod changes;
 mod documents;
 mod files;
+mod go_flags;
 
 use super::*;
 use crate::{
     dataplane::{ebpf::MapSizes, nftables::NftablesSettings},
+    kernel::bpf::LogLevel,
     model::{DetectLocalMode, NodePortAddresses},
     node::NodeSettings,
 };
@@ -136,6 +138,18 @@ fn beside_a_file_only_the_flags_count_that_do_with_kube_proxy_and_ours_and_the_o
     let noted: Vec<_> = config.notes.iter().map(ToString::to_string).collect();
     let why = "not looked at beside --config, as with kube-proxy";
     assert_eq!(noted, [format!("--kubeconfig: {why}"), format!("--nodeport-addresses: {why}")]);
+}
+
+#[test]
+fn what_programs_are_asked_to_tell_is_logged_unless_a_filter_says_otherwise() {
+    let config = |flags: &[&str]| load_with(None, flags, &environment()).expect("flags");
+    assert_eq!(config(&[]).ebpf.log, LogLevel::Off);
+    let asked = config(&["--ebpf-log=debug"]);
+    assert_eq!((asked.ebpf.log, &*asked.log_filter), (LogLevel::Debug, "info,ebpf=debug"));
+    assert_eq!(config(&["--ebpf-log=info"]).log_filter, "info", "it is that without being asked for");
+    assert_eq!(config(&["--ebpf-log=debug", "--log-filter=warn"]).log_filter, "warn");
+    let loud = load_with(None, &["--ebpf-log=loud"], &environment()).expect_err("there is no such level");
+    assert!(loud.to_string().contains("--ebpf-log: \"loud\""), "{loud}");
 }
 
 #[test]

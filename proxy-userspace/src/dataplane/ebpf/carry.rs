@@ -136,6 +136,8 @@ fn copy<K: Pod, V: Pod>(
     to: &mut HashMap<MapData, K, V>,
     is_copied: impl Fn(&V) -> bool,
 ) -> Result<usize, KernelError> {
+    // The pass before may have ended with an error halfway.
+    from.rewind();
     let mut copied = 0;
     loop {
         let entries = from.read().map_err(KernelError::call("read map", name))?;

@@ -3,11 +3,12 @@
 //! The map drops what was not used for longest when it needs room; but until then a flow that ended stands in the way of
 //! another between the same addresses and ports, and in the way of who reads the map. A map that is more than half full loses its
 //! finished connections sooner, so that they do not push out idle ones that go on.
+//!
+//! While it is at it, it counts what the maps hold, and sees what of the bitmap they need.
 
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
         mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
     },
     thread,
@@ -15,8 +16,16 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData};
-use proxy_common::layout::{Flow, FlowKey};
+use proxy_common::{
+    known::Place,
+    layout::{Flow, FlowKey},
+};
 
+use super::{
+    known::Bits,
+    maps::MapSizes,
+    noted::{Noted, OfSockets},
+};
 use crate::kernel::{
     KernelError,
     bpf::{Object, Reader},
@@ -30,34 +39,37 @@ const PAUSE: Duration = Duration::from_secs(10);
 const READS: usize = 16;
 /// How long a finished connection is kept in a map that is more than half full: for the last segments, should they be sent again.
 const FINISHED_NS: u64 = 10_000_000_000;
+/// The least time from one look at the other maps to the next: the largest of them costs some ten milliseconds while it is full.
+const OTHERS_EVERY_NS: u64 = 30_000_000_000;
 
 /// A thread that removes flows. Ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct FlowSweeper {
     _alive: SyncSender<()>,
-    entries: Arc<AtomicUsize>,
+    noted: Arc<Noted>,
 }
 
 impl FlowSweeper {
-    /// Starts the thread for a map of this capacity.
-    pub(super) fn start(object: &mut Object, capacity: u32) -> Result<Self, KernelError> {
-        let entries = Arc::new(AtomicUsize::new(0));
+    /// Starts the thread for maps of these sizes.
+    pub(super) fn start(object: &mut Object, sizes: &MapSizes) -> Result<Self, KernelError> {
+        let noted = Arc::new(Noted::default());
         let mut flows = Flows {
             entries: object.reader("flows")?,
             map: object.take_map("flows")?,
-            fill: Fill { seen: 0, capacity, last: Arc::clone(&entries) },
+            fill: Fill { seen: 0, capacity: sizes.flows, last: 0 },
+            look: Look::new(OfSockets::open(object, sizes)?, Arc::clone(&noted)),
         };
         let (alive, ended) = mpsc::sync_channel(1);
         thread::Builder::new()
             .name("flows".into())
             .spawn(move || run(&mut flows, &ended))
             .map_err(KernelError::call("start", "thread flows"))?;
-        Ok(Self { _alive: alive, entries })
+        Ok(Self { _alive: alive, noted })
     }
 
-    /// How many entries the map held when it was last seen as a whole, which is up to a minute ago: two a flow.
-    pub(super) fn entries(&self) -> usize {
-        self.entries.load(Ordering::Relaxed)
+    /// What it has seen of the maps that programs write, up to some minutes ago.
+    pub(super) fn noted(&self) -> &Noted {
+        &self.noted
     }
 }
 
@@ -75,6 +87,40 @@ struct Flows {
     entries: Reader<FlowKey, Flow>,
     map: HashMap<MapData, FlowKey, Flow>,
     fill: Fill,
+    look: Look,
+}
+
+/// A look through all maps that programs write: through the flows as they are swept, and at their end through the others.
+struct Look {
+    noted: Arc<Noted>,
+    number: u64,
+    needed: Bits,
+    others: OfSockets,
+    /// When the others were looked through.
+    others_at_ns: Option<u64>,
+}
+
+impl Look {
+    fn new(others: OfSockets, noted: Arc<Noted>) -> Self {
+        Self { noted, number: 0, needed: Bits::default(), others, others_at_ns: None }
+    }
+
+    fn begin(&mut self) {
+        self.number = self.noted.begin();
+        self.needed = Bits::default();
+    }
+
+    /// All flows have been seen, so many entries.
+    fn end(&mut self, flows: usize, now_ns: u64) -> Result<(), KernelError> {
+        if self.others_at_ns.is_some_and(|last| now_ns.saturating_sub(last) < OTHERS_EVERY_NS) {
+            return Ok(());
+        }
+        self.others_at_ns = Some(now_ns);
+        let mut entries = self.others.look(&mut self.needed)?;
+        entries.push(("flows", flows));
+        self.noted.end(self.number, std::mem::take(&mut self.needed), entries);
+        Ok(())
+    }
 }
 
 /// How full the map is.
@@ -83,17 +129,16 @@ struct Fill {
     seen: usize,
     capacity: u32,
     /// Entries of the whole map, the last time.
-    last: Arc<AtomicUsize>,
+    last: usize,
 }
 
 impl Fill {
     fn is_over_half(&self) -> bool {
-        let entries = self.seen.max(self.last.load(Ordering::Relaxed));
-        entries > self.capacity as usize / 2
+        self.seen.max(self.last) > self.capacity as usize / 2
     }
 
     fn end(&mut self) {
-        self.last.store(std::mem::take(&mut self.seen), Ordering::Relaxed);
+        self.last = std::mem::take(&mut self.seen);
     }
 }
 
@@ -108,6 +153,9 @@ impl Flows {
     fn sweep(&mut self) -> Result<usize, KernelError> {
         let now_ns = u64::try_from(clock::monotonic()?.as_nanos()).unwrap_or(u64::MAX);
         let mut removed = 0;
+        if self.entries.is_at_beginning() {
+            self.look.begin();
+        }
         for _ in 0..READS {
             let entries = self.entries.read().map_err(KernelError::call("read", "map flows"))?;
             self.fill.seen += entries.len();
@@ -116,10 +164,15 @@ impl Flows {
                 if is_over(&key, &flow, now_ns, is_over_half) && self.remove(&key, now_ns, is_over_half) {
                     self.fill.seen -= 1;
                     removed += 1;
+                } else {
+                    for place in Place::of_flow(&key, &flow) {
+                        self.look.needed.insert(place);
+                    }
                 }
             }
             if self.entries.is_at_beginning() {
                 self.fill.end();
+                self.look.end(self.fill.last, now_ns)?;
                 break;
             }
         }
@@ -165,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_map_fills_as_its_entries_are_seen_and_stays_full_until_the_next_whole_look() {
-        let mut fill = Fill { seen: 0, capacity: 10, last: Arc::default() };
+        let mut fill = Fill { seen: 0, capacity: 10, last: 0 };
         assert!(!fill.is_over_half());
         fill.seen = 6;
         assert!(fill.is_over_half());

@@ -1,6 +1,6 @@
 //! The programs on the node's links: which one a link needs, attaching and detaching it, and what runs there.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use nix::net::if_::if_nameindex;
 
@@ -16,8 +16,16 @@ use crate::{
             },
         },
     },
-    model::Framing,
+    model::{Framing, ServedLink},
 };
+
+/// In the order in which they are filled.
+const HOOKS: [Hook; 2] = [Hook::Egress, Hook::Ingress];
+
+/// What is said of a link once.
+const LEFT_OUT: &str = "somebody else's ingress qdisc leaves no room for a clsact one, which kernels before 6.6 need: what comes in \
+                        on this link is not translated. Processes of this node and its pods are served at their sockets; pods with a \
+                        kernel of their own, behind this link, are not";
 
 /// How programs get onto links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,59 +54,109 @@ pub enum Running {
     Current(Framing),
     /// An earlier process's program, or one behind somebody else's, or none any more although one is pinned.
     Outdated,
+    /// Nothing, and there can be nothing: somebody else's qdisc is in the way, on a link that is not the node's own.
+    LeftOut,
 }
 
 /// Attaches and detaches, in the way that the kernel offers.
 #[derive(Debug)]
 pub(super) enum Links {
     Tcx,
-    Clsact(Clsact),
+    Clsact {
+        clsact: Clsact,
+        /// Names of the links that have no room for programs, by index.
+        left_out: BTreeMap<u32, Arc<str>>,
+    },
 }
 
 impl Links {
-    pub(super) fn open(attachment: LinkAttachment) -> Result<Self, KernelError> {
+    /// Has the kernel check the programs for Ethernet links, which nearly every node has: one that refuses them shall say so at start.
+    /// Those for links without its headers wait for the first such link.
+    pub(super) fn open(attachment: LinkAttachment, object: &mut Object) -> Result<Self, KernelError> {
+        for hook in HOOKS {
+            object.link_program(program_name(hook, Framing::Ethernet))?;
+        }
         if attachment == LinkAttachment::Probe && tcx::is_supported() {
             return Ok(Self::Tcx);
         }
-        Clsact::open().map(Self::Clsact)
+        Ok(Self::Clsact { clsact: Clsact::open()?, left_out: BTreeMap::new() })
     }
 
-    /// Makes this process's program run; false where the link is gone.
+    /// Makes this process's program run, and says what runs now; nothing where the link is gone.
+    ///
+    /// A link without room for programs is left out: what comes in there is not translated, since it could not be translated
+    /// back. Sockets are served all the same, so that little is lost on a pod's link. At the node's own addresses it is all that
+    /// comes from elsewhere, and an error.
     pub(super) fn attach(
-        &self,
-        object: &Object,
+        &mut self,
+        object: &mut Object,
         pins: &PinDir,
         at: LinkHook,
-        framing: Framing,
-    ) -> Result<bool, KernelError> {
-        let program = object.link_program(program_name(at.hook, framing))?;
+        link: &ServedLink,
+    ) -> Result<Option<Running>, KernelError> {
+        let program = object.link_program(program_name(at.hook, link.framing))?;
         let attached = match self {
             Self::Tcx => tcx::attach(program, at.index, at.hook, &pins.link(&pin_name(at)))?,
-            Self::Clsact(clsact) => clsact.attach(program, at.index, at.hook)?,
+            // Had room come about since, what is translated from now on could not be translated back.
+            Self::Clsact { left_out, .. } if at.hook == Hook::Ingress && left_out.contains_key(&at.index) => {
+                Attached::NoEgress
+            }
+            Self::Clsact { clsact, left_out } => {
+                left_out.remove(&at.index);
+                clsact.attach(program, at.index, at.hook)?
+            }
         };
-        if attached == Attached::LinkGone {
-            tracing::debug!(link = at.index, "gone before a program was attached to it");
+        match attached {
+            Attached::Runs => Ok(Some(Running::Current(link.framing))),
+            Attached::LinkGone => {
+                tracing::debug!(link = at.index, "gone before a program was attached to it");
+                Ok(None)
+            }
+            Attached::NoEgress if link.has_node_address => {
+                Err(KernelError::NoEgress { link: link.name.to_string() })
+            }
+            Attached::NoEgress => {
+                self.leave_out(at.index, link);
+                Ok(Some(Running::LeftOut))
+            }
         }
-        Ok(attached == Attached::Runs)
     }
 
-    pub(super) fn detach(&self, pins: &PinDir, at: LinkHook) -> Result<(), KernelError> {
+    fn leave_out(&mut self, index: u32, link: &ServedLink) {
+        if let Self::Clsact { left_out, .. } = self
+            && left_out.insert(index, Arc::clone(&link.name)).is_none()
+        {
+            tracing::warn!(link = &*link.name, "{LEFT_OUT}");
+        }
+    }
+
+    pub(super) fn detach(&mut self, pins: &PinDir, at: LinkHook) -> Result<(), KernelError> {
         match self {
             Self::Tcx => tcx::detach(&pins.link(&pin_name(at))),
-            Self::Clsact(clsact) => clsact.detach(at.index, at.hook),
+            Self::Clsact { clsact, left_out } => {
+                left_out.remove(&at.index);
+                clsact.detach(at.index, at.hook)
+            }
+        }
+    }
+
+    /// The names of the links that have no room for programs.
+    pub(super) fn left_out(&self) -> Vec<Arc<str>> {
+        match self {
+            Self::Tcx => Vec::new(),
+            Self::Clsact { left_out, .. } => left_out.values().cloned().collect(),
         }
     }
 
     /// What is ours on all links.
     pub(super) fn observe(
-        &self,
+        &mut self,
         object: &Object,
         pins: &PinDir,
     ) -> Result<BTreeMap<LinkHook, Running>, KernelError> {
-        let running = |at: LinkHook, program| {
+        let running = |at: LinkHook, program: Option<u32>| {
             let is_it = |framing: &Framing| {
-                let program_of = object.link_program(program_name(at.hook, *framing));
-                program_of.is_ok_and(|known| Some(known.id) == program)
+                program.is_some() && object.link_program_id(program_name(at.hook, *framing)) == program
             };
             let framing = [Framing::Ethernet, Framing::Ip].into_iter().find(is_it);
             (at, framing.map_or(Running::Outdated, Running::Current))
@@ -110,10 +168,17 @@ impl Links {
                     Ok(running(at, program))
                 })
                 .collect(),
-            Self::Clsact(clsact) => {
+            Self::Clsact { clsact, left_out } => {
                 let filters = filters(clsact)?.into_iter();
                 let program = |filter: Filter| filter.is_first.then_some(filter.program);
-                Ok(filters.map(|(at, filter)| running(at, program(filter))).collect())
+                let ours = filters.map(|(at, filter)| running(at, program(filter)));
+                if left_out.is_empty() {
+                    return Ok(ours.collect());
+                }
+                let in_the_way = clsact.with_ingress_qdisc()?;
+                left_out.retain(|index, _| in_the_way.contains(index));
+                let hooks = |&index: &u32| HOOKS.map(|hook| (LinkHook { hook, index }, Running::LeftOut));
+                Ok(ours.chain(left_out.keys().flat_map(hooks)).collect())
             }
         }
     }
@@ -157,7 +222,7 @@ fn filters(clsact: &Clsact) -> Result<Vec<(LinkHook, Filter)>, KernelError> {
     let links = if_nameindex().map_err(|error| KernelError::call("list", "links")(error.into()))?;
     let mut found = Vec::new();
     for link in &links {
-        for hook in [Hook::Egress, Hook::Ingress] {
+        for hook in HOOKS {
             let at = LinkHook { hook, index: link.index() };
             let filter = clsact.attached(at.index, hook)?;
             found.extend(

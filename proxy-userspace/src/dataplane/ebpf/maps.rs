@@ -1,9 +1,9 @@
 //! The maps of the eBPF programs as userspace sees them: their sizes, their types, and one write each.
 
-use std::{fmt, time::Duration};
+use std::{fmt, path::Path, time::Duration};
 
 use aya::maps::{
-    Array, HashMap, MapData, MapError,
+    Array, HashMap, Map, MapData, MapError,
     lpm_trie::{Key, LpmTrie},
 };
 use proxy_common::{
@@ -19,13 +19,14 @@ use proxy_common::{
 
 use super::{
     ids::Ids,
+    known::Known,
     ranges::{Prefix, Range},
     rules::Marks,
     state::State,
 };
 use crate::kernel::{
     KernelError,
-    bpf::{MapSpec, MappedWords, Object, first_words},
+    bpf::{MapSpec, Object, first_words},
     clock,
     netns::NetnsCookie,
     sock_diag::SocketCookie,
@@ -80,6 +81,11 @@ impl Default for MapSizes {
 }
 
 impl MapSizes {
+    /// How many service ports each CPU has room to count.
+    pub(super) const fn service_slots(&self) -> u32 {
+        service_slots(self.counted_services)
+    }
+
     /// What every map must look like where there are so many CPUs.
     pub fn specs(&self, cpus: u32) -> [MapSpec; 21] {
         [
@@ -102,10 +108,7 @@ impl MapSizes {
             spec::<FragmentKey, FragmentValue>("fragments", self.fragments),
             spec::<u32, u64>("counters", 0),
             spec::<u32, u64>("known", 0),
-            spec::<u32, ServiceCounts>(
-                "service_counts",
-                (service_slots(self.counted_services) * cpus).max(1),
-            ),
+            spec::<u32, ServiceCounts>("service_counts", (self.service_slots() * cpus).max(1)),
             spec::<u32, ProgramErrors>("program_errors", 0),
         ]
     }
@@ -148,7 +151,7 @@ pub(super) struct Maps {
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
     node_addresses: HashMap<MapData, Addr, u8>,
     node: Array<MapData, NodeValue>,
-    known: MappedWords,
+    pub(super) known: Known,
     udp_sockets: HashMap<MapData, u64, UdpSocket>,
     local_sources: LpmTrie<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
@@ -196,7 +199,7 @@ impl Maps {
             source_ranges: object.take_map("source_ranges")?,
             node_addresses: object.take_map("node_addresses")?,
             node: object.take_map("node")?,
-            known: object.mapped("known", known::WORDS)?,
+            known: Known::new(object.mapped("known", known::WORDS)?),
             udp_sockets: object.take_map("udp_sockets")?,
             local_sources: object.take_map("local_sources")?,
             local_links: object.take_map("local_links")?,
@@ -224,6 +227,16 @@ impl Maps {
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))
     }
 
+    /// Has the programs mark packets so from now on.
+    pub(super) fn set_marks(&mut self, marks: Marks) -> Result<(), KernelError> {
+        let known = self.node.get(&0, 0).map_err(failed("read", "node", 1))?;
+        let Marks { masquerade: masquerade_mark, reject: reject_mark } = marks;
+        let value = NodeValue { masquerade_mark, reject_mark, ..known };
+        self.node.set(0, value, 0).map_err(failed("write", "node", 1))?;
+        self.marks = marks;
+        Ok(())
+    }
+
     /// Says how local callers are told from others.
     pub(super) fn set_local_detection(&mut self, detection: LocalDetection) -> Result<(), KernelError> {
         let known = self.node.get(&0, 0).map_err(failed("read", "node", 1))?;
@@ -245,22 +258,18 @@ impl Maps {
         Ok(NetnsCookie(noted.netns))
     }
 
-    /// Packets of an address and port are looked at from now on.
-    fn make_known(&self, Place { word, mask }: Place) {
-        self.known.set(word, mask);
-    }
-
     pub(super) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) -> Result<(), KernelError> {
-        self.make_known(Place::of_service(&key.addr, key.port));
+        self.known.insert(Place::of_service(&key.addr, key.port));
         self.services.insert(key, value, 0).map_err(failed("write", "services", self.sizes.services))
     }
 
     pub(super) fn put_endpoint(&mut self, key: EndpointKey, value: Endpoint) -> Result<(), KernelError> {
-        self.make_known(Place::of_endpoint(&value.addr, value.port));
+        self.known.insert(Place::of_endpoint(&value.addr, value.port));
         self.endpoints.insert(key, value, 0).map_err(failed("write", "endpoints", self.sizes.endpoints))
     }
 
     pub(super) fn put_member(&mut self, key: MemberKey) -> Result<(), KernelError> {
+        self.known.insert(Place::of_endpoint(&key.endpoint.addr, key.endpoint.port));
         self.members.insert(key, IN_SET, 0).map_err(failed("write", "members", self.sizes.members))
     }
 
@@ -368,8 +377,18 @@ impl Maps {
     }
 }
 
+/// How the programs that work with the maps pinned in a directory mark packets; none where there are no such maps, or of another
+/// layout.
+pub(super) fn pinned_marks(directory: &Path) -> Option<Marks> {
+    let (layout, _) = pinned_layouts(directory)?;
+    let node = MapData::from_pin(directory.join("node")).and_then(Map::from_map_data);
+    let node: Array<MapData, NodeValue> = node.ok().filter(|_| layout == LAYOUT_VERSION)?.try_into().ok()?;
+    let NodeValue { masquerade_mark: masquerade, reject_mark: reject, .. } = node.get(&0, 0).ok()?;
+    (masquerade != 0).then_some(Marks { masquerade, reject })
+}
+
 /// The layout version of the maps pinned in a directory, and that of those among them which programs write; none where there is
 /// no such map. Whatever else their version says of the node is none of this one's business.
-pub(super) fn pinned_layouts(directory: &std::path::Path) -> Option<(u32, u32)> {
+pub(super) fn pinned_layouts(directory: &Path) -> Option<(u32, u32)> {
     first_words(&directory.join("node")).ok().map(|[layout, state_layout]| (layout, state_layout))
 }

@@ -2,12 +2,16 @@
 
 mod carry;
 mod counters;
+mod error;
 mod failures;
 mod flows;
 mod handover;
 mod ids;
+mod known;
 mod links;
+mod log;
 mod maps;
+mod noted;
 mod own_netns;
 mod plan;
 mod ranges;
@@ -16,6 +20,8 @@ mod rules;
 mod service_counts;
 mod sockets;
 mod state;
+mod step;
+mod takeover;
 mod translate;
 
 #[cfg(test)]
@@ -23,38 +29,40 @@ mod tests;
 
 use std::{
     path::{Path, PathBuf},
-    time::Duration,
+    sync::Arc,
 };
 
 pub(crate) use self::translate::proto;
 use self::{
-    carry::{Copies, Pass},
+    carry::Copies,
     counters::Counters,
     failures::Failures,
     flows::FlowSweeper,
     links::Links,
+    log::LogWriter,
     maps::Maps,
     service_counts::{ServiceReader, ServiceSlots},
     sockets::SocketReleaser,
+    takeover::{MarkChange, Staged},
 };
 pub use self::{
+    error::EbpfError,
     links::{LinkAttachment, LinkHook, Running},
     maps::MapSizes,
-    plan::{Plan, Step},
+    plan::Plan,
     ranges::{Prefix, Range},
-    rules::{Marks, NAMES as RULE_NAMES, Rules},
+    rules::{MASQUERADED_PORTS, Marks, NAMES as RULE_NAMES, Rules},
     state::State,
+    step::Step,
 };
-use proxy_common::layout::{LAYOUT_VERSION, STATE_LAYOUT_VERSION, service_slots};
-
 use super::{Dataplane, KernelCounts, MapFill};
 use crate::{
     kernel::{
         KernelError,
-        bpf::{self, Object, PinDir},
+        bpf::{self, LogLevel, Object, PinDir},
         capabilities,
         cgroup::Cgroup,
-        command::SearchPath,
+        command::{self, SearchPath},
         conntrack::HandedOver,
         netns::{self, NetnsCookie},
     },
@@ -79,36 +87,14 @@ pub struct EbpfSettings {
     pub marks: Marks,
     /// Where the commands for netfilter rules are looked for; `None` leaves netfilter alone.
     pub netfilter: Option<SearchPath>,
+    /// What programs tell of single connections and packets.
+    pub log: LogLevel,
 }
 
 impl EbpfSettings {
     fn rules(&self) -> Option<Rules> {
         self.netfilter.clone().map(|path| Rules::new(self.marks, path))
     }
-}
-
-/// What can go wrong.
-#[derive(Debug, thiserror::Error)]
-pub enum EbpfError {
-    /// The kernel refused something.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// The netfilter rules are not as they should be; all service ports are.
-    #[error("cannot put the netfilter rules: {source}")]
-    Rules {
-        /// Why.
-        source: KernelError,
-    },
-    /// Some service ports or links are not as they should be; all others are.
-    #[error("{what} could not be programmed; the first is {first}: {source}")]
-    Incomplete {
-        /// How many of which.
-        what: String,
-        /// One of them, and what may help.
-        first: String,
-        /// Why.
-        source: Box<KernelError>,
-    },
 }
 
 /// The dataplane: loaded programs and open maps.
@@ -121,12 +107,15 @@ pub struct Ebpf {
     links: Links,
     releaser: SocketReleaser,
     sweeper: FlowSweeper,
+    _log: Option<LogWriter>,
     /// To be made when this process's programs take over.
     copies: Copies,
     service_slots: ServiceSlots,
     /// To be given away once.
     service_reader: Option<ServiceReader>,
     rules: Option<Rules>,
+    /// To be made once the rules are there for it.
+    change: Option<MarkChange>,
     /// Maps of another layout are in use: this process's are built beside them, and take their place once they are full and its
     /// programs run.
     is_staged: bool,
@@ -142,22 +131,29 @@ impl Ebpf {
         let pins = PinDir::create(&settings.pin_dir)?;
         let (sizes, cpus) = (settings.map_sizes, bpf::cpus()?);
         let specs = sizes.specs(cpus);
-        let staged = stage(&pins, &specs)?;
+        let staged = takeover::stage(&pins, &specs)?;
         let directory = staged.as_ref().map_or(pins.path(), |staged| &*staged.directory);
-        let slots = service_slots(sizes.counted_services);
-        let mut object = Object::load(OBJECT, &specs, &[("SERVICE_SLOTS", slots)], directory)?;
+        let slots = sizes.service_slots();
+        let mut object = Object::load(OBJECT, &specs, &[("SERVICE_SLOTS", slots)], settings.log, directory)?;
         let copies = match &staged {
             Some(Staged { directory, keeps_state: true }) => Copies::between(&pins, &specs, directory)?,
             _ => Copies::default(),
         };
-        let sweeper = FlowSweeper::start(&mut object, sizes.flows)?;
-        let mut maps = Maps::open(&mut object, sizes, settings.marks)?;
-        let (service_slots, reader) = ServiceSlots::open(&mut object, sizes.counted_services, cpus)?;
+        let sweeper = FlowSweeper::start(&mut object, &sizes)?;
+        let log = LogWriter::start(&mut object, settings.log)?;
+        let change = MarkChange::of(maps::pinned_marks(pins.path()), settings.marks);
+        // Until all programs are this process's, and the rules for it there.
+        let at_first = change.map_or(settings.marks, |change| change.before);
+        let mut maps = Maps::open(&mut object, sizes, at_first)?;
+        let (service_slots, reader) = ServiceSlots::open(&mut object, sizes.counted_services, slots, cpus)?;
         maps.set_node(netns::current_cookie()?)?;
         let releaser = SocketReleaser::start(directory)?;
-        let links = Links::open(settings.link_attachment)?;
+        let links = Links::open(settings.link_attachment, &mut object)?;
         let is_staged = staged.is_some();
-        let rules = settings.rules();
+        let rules = settings.rules().map(|rules| match change {
+            Some(change) => rules.following(change.before),
+            None => rules,
+        });
         Ok(Self {
             object,
             maps,
@@ -166,10 +162,12 @@ impl Ebpf {
             links,
             releaser,
             sweeper,
+            _log: log,
             rules,
             copies,
             service_slots,
             service_reader: Some(reader),
+            change,
             is_staged,
             attached: false,
         })
@@ -196,12 +194,17 @@ impl Ebpf {
         errors.into_iter().map(EbpfError::from).collect()
     }
 
-    /// Makes a change; false where what it is for is gone.
-    fn execute(&mut self, step: &Step) -> Result<bool, KernelError> {
-        let Step::AttachLink(at, link) = step else {
-            return self.write(step).map(|()| true);
-        };
-        self.links.attach(&self.object, &self.pins, *at, link.framing)
+    /// Makes a change and records it, unless what it is for is gone.
+    fn execute(&mut self, step: &Step, state: &mut State) -> Result<(), KernelError> {
+        if let Step::AttachLink(at, link) = step {
+            self.begin_settling()?;
+            let running = self.links.attach(&mut self.object, &self.pins, *at, link)?;
+            state.links.extend(running.map(|running| (*at, running)));
+        } else {
+            self.write(step)?;
+            state.record(step);
+        }
+        Ok(())
     }
 
     /// Gives identifiers to service ports and takes them away, as a plan says, with what is counted under them.
@@ -249,76 +252,11 @@ impl Ebpf {
         }
     }
 
-    fn attach(&mut self) -> Result<(), KernelError> {
-        // Someone may have removed it, with all that keeps the programs running.
-        self.pins.restore()?;
-        if !self.copies.is_empty() {
-            self.maps.set_settling(SETTLING)?;
-        }
-        self.copies.run(Pass::Before);
-        let mut programs: Vec<_> = self.object.cgroup_programs_mut().collect();
-        // What translates back runs before anything is translated.
-        programs.sort_by_key(|(name, _)| name.contains("connect") || name.contains("sendmsg"));
-        for (name, program) in programs {
-            bpf::attach(program, &self.cgroup, &self.pins.link(name))?;
-        }
-        if self.is_staged {
-            self.pins.take_next()?;
-            self.is_staged = false;
-        }
-        let names: Vec<String> = self.object.cgroup_programs_mut().map(|(name, _)| name.to_owned()).collect();
-        // An earlier version may have had more of them.
-        let is_known =
-            |name: &str| names.iter().any(|known| known == name) || links::from_pin_name(name).is_some();
-        self.pins.remove_links(|name| name.starts_with(LINKS) && !is_known(name))?;
-        self.object.restore_pins(self.pins.path())?;
-        if netns::current_cookie()?.is_none() {
-            self.learn_netns();
-        }
-        self.attached = true;
-        self.releaser.look();
-        Ok(())
-    }
-
-    /// The programs on links have been replaced too: what the old ones noted meanwhile is copied.
-    fn settle(&mut self) {
-        if self.copies.is_empty() || !self.attached {
-            return;
-        }
-        std::mem::take(&mut self.copies).run(Pass::After);
-        if let Err(error) = self.maps.set_settling(Duration::ZERO) {
-            tracing::warn!(%error, "connections that nothing is known of are not told so for some seconds");
-        }
-    }
-
-    /// Failing costs little: where the node's namespace is the initial one, as it is but for nodes in containers, the programs
-    /// know it anyhow; and a process outside the cgroup that is served cannot ask them.
-    fn learn_netns(&mut self) {
-        if let Err(error) = self.ask_netns().and_then(|netns| self.maps.set_node(Some(netns))) {
-            tracing::warn!(%error, "cannot tell this network namespace; taking the initial one for the node's");
-        }
-    }
-
     /// The cookie of this process's network namespace, as the running programs know it.
     pub fn ask_netns(&mut self) -> Result<NetnsCookie, KernelError> {
         own_netns::learn(&mut self.maps)
     }
-
-    fn is_attached(&mut self) -> Result<bool, KernelError> {
-        if !self.attached || !self.object.is_pinned(self.pins.path()) {
-            return Ok(false);
-        }
-        for (name, _) in self.object.cgroup_programs_mut() {
-            if !bpf::is_attached(&self.cgroup, &self.pins.link(name))? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
 }
-
-/// What taking over from maps of another size may take, before segments of unknown connections are answered again.
-const SETTLING: Duration = Duration::from_secs(5);
 
 /// What the programs' names start with, and so the names of their links and filters.
 const LINKS: &str = "shunt_";
@@ -328,35 +266,6 @@ fn remove_everything(pins: Option<&PinDir>) -> Vec<KernelError> {
     // Names do not depend on sizes.
     errors.extend(pins.into_iter().flat_map(|pins| pins.remove_all(&MapSizes::default().specs(1), LINKS)));
     errors
-}
-
-/// Maps that are built beside those in use.
-struct Staged {
-    directory: PathBuf,
-    /// What programs noted in those in use can be taken along.
-    keeps_state: bool,
-}
-
-/// Where to build the maps: beside those that are pinned, if they are of another layout or size.
-fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<Staged>, KernelError> {
-    pins.recover()?;
-    if !pins.holds_any(specs) {
-        return Ok(None);
-    }
-    let (layout, state_layout) = maps::pinned_layouts(pins.path()).unzip();
-    let wanted = LAYOUT_VERSION;
-    let difference = match pins.holds(specs) {
-        Ok(()) if layout == Some(wanted) => return Ok(None),
-        Ok(()) => format!("their layout is {layout:?}, and this program's is {wanted}"),
-        Err(difference) => difference,
-    };
-    tracing::info!(%difference, "building new maps beside the pinned ones");
-    let directory = pins.create_next()?;
-    let keeps_state = state_layout == Some(STATE_LAYOUT_VERSION);
-    if keeps_state {
-        carry::share(pins, specs, &directory)?;
-    }
-    Ok(Some(Staged { directory, keeps_state }))
 }
 
 impl Dataplane for Ebpf {
@@ -370,6 +279,11 @@ impl Dataplane for Ebpf {
         state.attached = self.is_attached()?;
         state.links = self.links.observe(&self.object, &self.pins)?;
         state.rules_are_put = self.rules.as_mut().is_none_or(Rules::are_put);
+        if state.is_taken_over() {
+            self.maps.known.clear_stale(&state, self.sweeper.noted());
+        } else {
+            self.maps.known.keep_all();
+        }
         Ok(state)
     }
 
@@ -385,15 +299,21 @@ impl Dataplane for Ebpf {
         let mut rules = None;
         for step in &plan.steps {
             let Some(step) = failures.instead_of(step, state) else { continue };
-            match self.execute(&step) {
-                Ok(true) => state.record(&step),
-                Ok(false) => {}
+            match self.execute(&step, state) {
+                Ok(()) => {}
+                // No command runs any more, on which what follows may rely.
+                Err(source) if *step == Step::PutRules && command::is_ending() => {
+                    return Err(EbpfError::Rules { source });
+                }
                 Err(error) if *step == Step::PutRules => rules = Some(error),
                 Err(error) if *step == Step::Attach => return Err(error.into()),
                 Err(error) => failures.add(&step, error),
             }
         }
         self.settle();
+        if let Err(error) = self.change_marks(state) {
+            rules.get_or_insert(error);
+        }
         failures.outcome(state)?;
         rules.map_or(Ok(()), |source| Err(EbpfError::Rules { source }))
     }
@@ -412,17 +332,32 @@ impl Dataplane for Ebpf {
     }
 
     fn map_fill(&self, state: &State) -> Vec<MapFill> {
-        let sizes = &self.maps.sizes;
+        let (sizes, noted) = (&self.maps.sizes, self.sweeper.noted());
+        let of_programs = [
+            ("flows", sizes.flows),
+            ("tcp_connections", sizes.tcp_connections),
+            ("udp_sockets", sizes.udp_sockets),
+            ("udp_flows", sizes.udp_flows),
+            ("udp_replies", sizes.udp_flows),
+            ("affinity", sizes.affinity),
+            ("fragments", sizes.fragments),
+        ];
+        let of_programs = of_programs.map(|(map, capacity)| (map, noted.entries(map), capacity));
         [
             ("services", state.service_count(), sizes.services),
             ("endpoints", state.endpoints.len(), sizes.endpoints),
             ("members", state.members.len(), sizes.members),
             ("source_ranges", state.ranges.len(), sizes.source_ranges),
             ("node_addresses", state.node_addresses.len(), sizes.node_addresses),
-            ("flows", self.sweeper.entries(), sizes.flows),
         ]
+        .into_iter()
+        .chain(of_programs)
         .map(|(map, entries, capacity)| MapFill { map, entries, capacity })
-        .into()
+        .collect()
+    }
+
+    fn left_out(&self) -> Vec<Arc<str>> {
+        self.links.left_out()
     }
 
     fn cleanup(&mut self) -> Vec<EbpfError> {

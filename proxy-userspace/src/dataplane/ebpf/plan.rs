@@ -8,111 +8,22 @@ use std::collections::{BTreeSet, HashSet};
 
 use proxy_common::{
     Addr,
-    layout::{
-        BridgeAddress, Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue,
-    },
+    layout::{BridgeAddress, List, MemberKey, ServiceKey},
 };
 
 use super::{
     ids::Fresh,
     links::{LinkHook, Running},
-    ranges::{Prefix, Range},
+    ranges::Range,
     state::State,
+    step::Step,
     translate::{self, proto},
 };
 use crate::{
     dataplane::PlanSize,
     kernel::bpf::tc::Hook,
-    model::{Dirty, IpFamily, NodeView, ResolvedPort, ServedLink, ServicePortKey, Snapshot},
+    model::{Dirty, IpFamily, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
-
-/// One change to the kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Serve node ports on an address.
-    PutNodeAddress(Addr),
-    /// Fill a slot.
-    PutEndpoint(EndpointKey, Endpoint),
-    /// Add an endpoint to a list's set.
-    PutMember(MemberKey),
-    /// Let a source range in.
-    PutRange(Range),
-    /// Switch a destination to what it shall lead to.
-    PutService(ServiceKey, ServiceValue),
-    /// Count sources in this range as local callers.
-    PutLocalSource(Prefix),
-    /// Count what comes in on the link of this index as local callers'.
-    PutLocalLink(u32),
-    /// Count packets that come in on the link of this index as the node's own if they are for this bridge.
-    PutBridgePort(u32, BridgeAddress),
-    /// Tell local callers from others in this way.
-    SetLocalDetection(LocalDetection),
-    /// Make the programs on sockets run.
-    Attach,
-    /// Put the netfilter rules that go with the programs on links where they belong.
-    PutRules,
-    /// Make a program run on a link.
-    AttachLink(LinkHook, ServedLink),
-    /// Take our program off a link.
-    DetachLink(LinkHook),
-    /// Stop serving a destination that belonged to this identifier.
-    RemoveService(ServiceKey, u32),
-    /// Empty a slot.
-    RemoveEndpoint(EndpointKey),
-    /// Take an endpoint out of a list's set.
-    RemoveMember(MemberKey),
-    /// No longer let a source range in.
-    RemoveRange(Range),
-    /// No longer serve node ports on an address.
-    RemoveNodeAddress(Addr),
-    /// No longer count sources in this range as local callers.
-    RemoveLocalSource(Prefix),
-    /// No longer count what comes in on the link of this index as local callers'.
-    RemoveLocalLink(u32),
-    /// The link of this index is no port of a bridge any more.
-    RemoveBridgePort(u32),
-    /// Destroy UDP sockets that are connected to endpoints which no longer serve.
-    ReleaseSockets {
-        /// The Service they dialled.
-        service: u32,
-        /// The endpoints.
-        endpoints: Vec<Endpoint>,
-    },
-}
-
-impl Step {
-    /// The identifier of the service port it is for; none for the node's own.
-    pub fn service(&self) -> Option<u32> {
-        match self {
-            Self::PutEndpoint(key, _) | Self::RemoveEndpoint(key) => Some(key.service),
-            Self::PutMember(key) | Self::RemoveMember(key) => Some(key.service),
-            Self::PutRange(range) | Self::RemoveRange(range) => Some(range.service),
-            Self::PutService(_, value) => Some(value.service),
-            Self::RemoveService(_, service) | Self::ReleaseSockets { service, .. } => Some(*service),
-            Self::PutNodeAddress(_)
-            | Self::RemoveNodeAddress(_)
-            | Self::PutLocalSource(_)
-            | Self::RemoveLocalSource(_)
-            | Self::PutLocalLink(_)
-            | Self::RemoveLocalLink(_)
-            | Self::PutBridgePort(..)
-            | Self::RemoveBridgePort(_)
-            | Self::SetLocalDetection(_)
-            | Self::Attach
-            | Self::PutRules
-            | Self::AttachLink(..)
-            | Self::DetachLink(_) => None,
-        }
-    }
-
-    /// The index of the link it is for; none for others.
-    pub const fn link(&self) -> Option<u32> {
-        match self {
-            Self::AttachLink(at, _) | Self::DetachLink(at) => Some(at.index),
-            _ => None,
-        }
-    }
-}
 
 /// Changes to the kernel in the order in which they must be made, and who owns which identifier after them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -269,7 +180,12 @@ impl<'a> Planner<'a> {
         for hook in [Hook::Egress, Hook::Ingress] {
             for (&index, link) in &node.links {
                 let at = LinkHook { hook, index };
-                if state.links.get(&at) != Some(&Running::Current(link.framing)) {
+                let is_right = match state.links.get(&at) {
+                    Some(Running::Current(framing)) => *framing == link.framing,
+                    Some(Running::LeftOut) => !link.has_node_address,
+                    Some(Running::Outdated) | None => false,
+                };
+                if !is_right {
                     self.attachments.push(Step::AttachLink(at, link.clone()));
                 }
             }

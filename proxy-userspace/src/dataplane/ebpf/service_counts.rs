@@ -7,7 +7,7 @@ use std::{
 };
 
 use aya::maps::{Array, MapData};
-use proxy_common::layout::{ServiceCounts, service_slots};
+use proxy_common::layout::ServiceCounts;
 
 use super::ids::Ids;
 use crate::{
@@ -48,9 +48,9 @@ impl ServiceSlots {
     pub(super) fn open(
         object: &mut Object,
         most: u32,
+        slots: u32,
         cpus: u32,
     ) -> Result<(Self, ServiceReader), KernelError> {
-        let slots = service_slots(most);
         let owners = Arc::<Mutex<Owners>>::default();
         let reader =
             ServiceReader { slots, entries: Mutex::new(object.reader(MAP)?), owners: Arc::clone(&owners) };

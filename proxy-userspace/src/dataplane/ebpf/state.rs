@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use proxy_common::{
     Addr,
+    known::Place,
     layout::{BridgeAddress, Endpoint, EndpointKey, MemberKey, ServiceKey, ServiceValue},
 };
 
 use super::{
     ids::{Fresh, Ids},
     links::{LinkHook, Running},
-    plan::Step,
     ranges::{Prefix, Range},
+    step::Step,
 };
 use crate::model::ServicePortKey;
 
@@ -139,6 +140,19 @@ impl State {
     /// What a destination leads to.
     pub(super) fn service(&self, key: &ServiceKey) -> Option<&ServiceValue> {
         self.services.get(key)
+    }
+
+    /// Where packets of all destinations and endpoints are looked for in the bitmap. An endpoint that drains is a member only, and
+    /// sockets that talk to it may note it anew.
+    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
+        let services = self.services.keys().map(|key| Place::of_service(&key.addr, key.port));
+        let endpoints = self.endpoints.values().chain(self.members.iter().map(|key| &key.endpoint));
+        services.chain(endpoints.map(|endpoint| Place::of_endpoint(&endpoint.addr, endpoint.port)))
+    }
+
+    /// This process's programs run, and no others of ours.
+    pub(super) fn is_taken_over(&self) -> bool {
+        self.attached && !self.links.values().any(|running| *running == Running::Outdated)
     }
 
     /// The number of destinations.

@@ -12,7 +12,7 @@ use super::{
     state::FamilyState,
 };
 use crate::{
-    dataplane::{Reading, ReadingValue, Readings},
+    dataplane::{Reading, ReadingValue, Readings, families},
     kernel::nfacct,
     model::IpFamily,
 };
@@ -71,16 +71,6 @@ impl Counters {
     }
 }
 
-const fn name(family: IpFamily) -> (&'static str, &'static str) {
-    (
-        "ip_family",
-        match family {
-            IpFamily::V4 => "IPv4",
-            IpFamily::V6 => "IPv6",
-        },
-    )
-}
-
 fn rules(counts: &BTreeMap<IpFamily, Counts>) -> Vec<Reading> {
     type Choice = fn(&(usize, usize)) -> usize;
     let metrics: [(&str, &str, Choice); 2] = [
@@ -98,7 +88,7 @@ fn rules(counts: &BTreeMap<IpFamily, Counts>) -> Vec<Reading> {
             counts.rules.iter().map(move |(table, rules)| Reading {
                 name: metric,
                 help,
-                labels: vec![("table", table.name()), name(*family)],
+                labels: vec![("table", table.name()), families::label(*family)],
                 value: ReadingValue::Gauge(i64::try_from(choose(rules)).unwrap_or(i64::MAX)),
             })
         })
@@ -124,7 +114,7 @@ fn failures(counts: &BTreeMap<IpFamily, Counts>) -> Vec<Reading> {
         counts.iter().map(move |(family, counts)| Reading {
             name: metric,
             help,
-            labels: vec![name(*family)],
+            labels: vec![families::label(*family)],
             value: ReadingValue::Counter(choose(counts)),
         })
     };

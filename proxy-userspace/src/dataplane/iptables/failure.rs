@@ -2,6 +2,7 @@
 
 use super::names::Chain;
 use crate::{
+    dataplane::OneFamily,
     kernel::KernelError,
     model::{IpFamily, ServicePortKey},
 };
@@ -28,13 +29,8 @@ pub enum IptablesError {
         source: KernelError,
     },
     /// One family alone failed; all of the other is as it should be.
-    #[error("{family} alone failed: {source}")]
-    OfFamily {
-        /// The family.
-        family: IpFamily,
-        /// Why.
-        source: Box<IptablesError>,
-    },
+    #[error(transparent)]
+    OfFamily(#[from] OneFamily<IptablesError>),
     /// Some service ports are not served; all others are.
     #[error("{count} service ports are left out because their rules were refused; the first is {first}")]
     LeftOut {
@@ -50,13 +46,6 @@ fn shown(line: Option<&(usize, String)>) -> String {
 }
 
 impl IptablesError {
-    /// The error of those that families met, none where none did.
-    pub(super) fn of_families(errors: Vec<(IpFamily, Self)>) -> Option<Self> {
-        let is_alone = errors.len() == 1;
-        let (family, error) = errors.into_iter().next()?;
-        Some(if is_alone { Self::OfFamily { family, source: Box::new(error) } } else { error })
-    }
-
     /// The rule that was refused.
     pub(super) fn rule(&self) -> Option<&str> {
         let Self::Restore { line: Some((_, text)), .. } = self else { return None };

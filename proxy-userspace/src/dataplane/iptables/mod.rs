@@ -4,6 +4,7 @@
 //! written. What was there before this process is read once; afterwards its own memory is relied on as long as nobody has
 //! flushed the tables, which the canary chains and the jumps tell.
 
+mod cleanup;
 mod counters;
 mod detect;
 mod failure;
@@ -22,10 +23,7 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(in crate::dataplane) use self::detect::in_use as commands_in_use;
 use self::{
@@ -34,12 +32,11 @@ use self::{
     jumps::JUMPS,
     names::{CANARY, Chain, Table},
     plan::FamilyPlan,
-    removal::Left,
     rules::{INVALID_DROPPED, LOCALHOST_ACCEPTED},
     state::{FamilyState, PortState, TableState},
 };
 pub use self::{failure::IptablesError, plan::Plan, state::State, terms::Offer};
-use super::{Dataplane, Readings, conntrack::StaleUdp};
+use super::{Dataplane, Readings, conntrack::StaleUdp, families};
 use crate::{
     kernel::{
         KernelError,
@@ -120,49 +117,6 @@ impl Iptables {
             counters,
             unread: Vec::new(),
         })
-    }
-
-    /// Removes all that any process ever wrote, in both kinds of iptables; goes on past errors and returns them all.
-    pub fn remove(settings: &IptablesSettings) -> Vec<IptablesError> {
-        let installed = detect::installed(&settings.path);
-        let mut errors: Vec<KernelError> = set_route_localnet_back(&installed).err().into_iter().collect();
-        let remove = |commands: &Commands| remove(commands, nothing_left(commands, false));
-        errors.extend(installed.iter().flat_map(|(_, commands)| remove(commands)));
-        errors.into_iter().map(IptablesError::Kernel).collect()
-    }
-
-    /// Removes what other modes and the iptables that the node does not use hold beside the rules of this mode.
-    pub fn remove_others(settings: &IptablesSettings) -> Vec<IptablesError> {
-        Self::remove_but(settings, true, |_| Left::IptablesMode)
-    }
-
-    /// Removes what this mode and others hold beside the rules of the ipvs mode, in both kinds of iptables.
-    pub fn remove_beside_ipvs(settings: &IptablesSettings) -> Vec<IptablesError> {
-        let routes = set_route_localnet_back(&detect::installed(&settings.path));
-        let mut errors: Vec<_> = routes.err().into_iter().map(IptablesError::Kernel).collect();
-        errors.extend(Self::remove_but(settings, false, |commands| match nothing_left(commands, false) {
-            Left::Nothing { but_kubelet_firewall, .. } => Left::IpvsMode { but_kubelet_firewall },
-            left => left,
-        }));
-        errors
-    }
-
-    /// Of the iptables that the node uses something is left; of the other kind nothing.
-    fn remove_but(
-        settings: &IptablesSettings,
-        but_note: bool,
-        left: impl Fn(&Commands) -> Left,
-    ) -> Vec<IptablesError> {
-        let used = detect::in_use(&settings.path).unwrap_or_default();
-        let is_used = |commands: &Commands| used.values().any(|used| used == commands);
-        let remove = |commands: &Commands| {
-            remove(
-                commands,
-                if is_used(commands) { left(commands) } else { nothing_left(commands, but_note) },
-            )
-        };
-        let installed = detect::installed(&settings.path);
-        installed.iter().flat_map(|(_, commands)| remove(commands)).map(IptablesError::Kernel).collect()
     }
 
     fn offer(&self, commands: &Commands) -> Result<Offer, KernelError> {
@@ -276,40 +230,6 @@ impl Iptables {
     }
 }
 
-/// The kubelet's own chain stays with it, and so it does where loopback addresses are routed: whoever wants them to be, it keeps
-/// others from them.
-fn nothing_left(commands: &Commands, but_note: bool) -> Left {
-    let mangle = commands.save(Table::Mangle.name()).unwrap_or_default();
-    let but_kubelet_firewall = removal::has_kubelet(&mangle) || routes_localnet().unwrap_or(true);
-    Left::Nothing { but_kubelet_firewall, but_note }
-}
-
-/// If it was this mode that set it. Before the chain goes that keeps others from loopback addresses.
-fn set_route_localnet_back(installed: &[(IpFamily, Commands)]) -> Result<(), KernelError> {
-    let is_noted = |commands: &Commands| {
-        commands.save(Table::Mangle.name()).is_ok_and(|saved| removal::has_set_route_localnet(&saved))
-    };
-    if routes_localnet()? && installed.iter().any(|(_, commands)| is_noted(commands)) {
-        tracing::info!("setting route_localnet back to 0: node ports are no longer served on 127.0.0.1");
-        ROUTE_LOCALNET.write(0)?;
-    }
-    Ok(())
-}
-
-fn remove(commands: &Commands, left: Left) -> Vec<KernelError> {
-    let remove_from = |table: Table| {
-        let saved = commands.save(table.name())?;
-        if !Commands::is_shown(&saved) {
-            let why = "it holds rules that iptables does not know; remove those with nft first";
-            let table = format!("table {} of {commands}", table.name());
-            return Err(KernelError::call("list", table)(io::Error::other(why)));
-        }
-        let input = removal::input(table, &saved, commands.backend, left);
-        input.map_or(Ok(()), |input| commands.restore_all(input))
-    };
-    Table::ALL.into_iter().filter_map(|table| remove_from(table).err()).collect()
-}
-
 /// Whether iptables takes `MASQUERADE --random-fully`.
 pub(in crate::dataplane) fn masquerades_randomly(commands: &Commands) -> Result<bool, KernelError> {
     Ok(commands.version()?.is_none_or(|version| version >= RANDOM_FULLY))
@@ -395,12 +315,12 @@ impl Dataplane for Iptables {
                 }
             }
         }
-        let failed = IptablesError::of_families(errors);
-        failed.map_or_else(|| self.tell_left_out(state), Err)
+        let errors = errors.into_iter().map(|(family, error)| (Some(family), error)).collect();
+        families::error_of(errors).map_or_else(|| self.tell_left_out(state), Err)
     }
 
     fn failed_family(error: &IptablesError) -> Option<IpFamily> {
-        if let IptablesError::OfFamily { family, .. } = error { Some(*family) } else { None }
+        if let IptablesError::OfFamily(one) = error { Some(one.family) } else { None }
     }
 
     fn readings(&mut self) -> Option<Readings> {

@@ -1,6 +1,7 @@
 //! What can go wrong.
 
 use crate::{
+    dataplane::OneFamily,
     kernel::KernelError,
     model::{IpFamily, ServicePortKey},
 };
@@ -67,13 +68,8 @@ pub enum IpvsError {
         most: usize,
     },
     /// The rules of one family alone failed; all else is as it should be.
-    #[error("{family} alone failed: {source}")]
-    OfFamily {
-        /// The family.
-        family: IpFamily,
-        /// Why.
-        source: Box<IpvsError>,
-    },
+    #[error(transparent)]
+    OfFamily(#[from] OneFamily<IpvsError>),
     /// Some changes were refused; all others were made.
     #[error("{count} of {all} changes to IPVS were refused; the first: {source}")]
     Refused {
@@ -92,4 +88,11 @@ pub enum IpvsError {
         /// Why.
         source: KernelError,
     },
+}
+
+impl IpvsError {
+    /// The family that it is of, if it is of one.
+    pub(super) const fn family(&self) -> Option<IpFamily> {
+        if let Self::Rules { family, .. } = self { Some(*family) } else { None }
+    }
 }

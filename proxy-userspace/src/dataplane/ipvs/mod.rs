@@ -5,8 +5,10 @@
 //! messages and set entries of what differs, whatever the number of Services.
 
 mod claims;
+mod counts;
 mod failure;
 mod handover;
+mod held;
 mod hold;
 mod listing;
 mod node;
@@ -23,26 +25,37 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 use nix::sys::utsname::uname;
 
 pub(in crate::dataplane) use self::rules::{has_chain, has_jump};
-pub use self::{failure::IpvsError, plan::Plan, state::State};
 use self::{
+    counts::Counted,
+    held::Held,
     node::Terms,
     refusals::{Refusals, Refusing},
     removal::LinkGoes,
-    rules::{Held, Table},
+    rules::Table,
     sets::{Entry, Set},
     state::{Real, Running},
 };
-use super::{Dataplane, conntrack::StaleUdp, iptables};
+pub use self::{failure::IpvsError, plan::Plan, state::State};
+use super::{
+    Dataplane, KernelCounts, Readings,
+    conntrack::StaleUdp,
+    families::{self, Failures},
+    iptables,
+};
 use crate::{
     kernel::{
         KernelError,
-        command::SearchPath,
+        command::{self, SearchPath},
         conntrack::HandedOver,
         dummy_link::DummyLink,
         ipset::Ipset,
@@ -72,6 +85,8 @@ pub struct IpvsSettings {
     pub timeouts: Timeouts,
     /// The bit of a packet's mark that has it masqueraded.
     pub masquerade_mark: u32,
+    /// So many service ports are counted apart for metrics; 0 for no counts at all.
+    pub counted_services: u32,
     /// Where commands are looked for.
     pub path: SearchPath,
 }
@@ -84,6 +99,7 @@ impl Default for IpvsSettings {
             strict_arp: false,
             timeouts: Timeouts::default(),
             masquerade_mark: 1 << 14,
+            counted_services: 4_000,
             path: SearchPath::default(),
         }
     }
@@ -114,6 +130,10 @@ pub struct Ipvs {
     stale_udp: StaleUdp,
     /// What outlasts [`Dataplane::observe`].
     refused: Refusals,
+    /// Families whose rules could not be read, and why; not told yet.
+    unread: Vec<(IpFamily, KernelError)>,
+    failed_restores: Failures,
+    counted: Counted,
     runs: (u64, u64),
 }
 
@@ -130,20 +150,19 @@ impl Ipvs {
                 }
             }
         }
-        let mut random_fully = true;
-        for commands in commands.values() {
-            random_fully &= iptables::masquerades_randomly(commands)?;
-        }
-        let terms = Terms::new(&settings, commands.keys().copied().collect(), random_fully);
+        let terms = Terms::new(&settings, commands.keys().copied().collect());
         Ok(Self {
             socket: Socket::open()?,
             link: DummyLink::open(DUMMY_LINK)?,
             ipset: Ipset::new(&settings.path),
+            counted: Counted::new(settings.counted_services),
             settings,
             commands,
             terms,
             stale_udp: StaleUdp::new(&[]),
             refused: Refusals::default(),
+            unread: Vec::new(),
+            failed_restores: Failures::default(),
             runs: (0, 0),
         })
     }
@@ -161,10 +180,9 @@ impl Ipvs {
     }
 
     /// Removes from the dummy link those addresses from which this node has no connections, and the link with the last of them;
-    /// whether it is gone.
-    pub fn remove_link_if_unused() -> Result<bool, IpvsError> {
-        removal::remove_link(LinkGoes::Unused)?;
-        Ok(!removal::has_link())
+    /// returns those that stay.
+    pub fn remove_link_if_unused() -> Result<BTreeSet<IpAddr>, IpvsError> {
+        Ok(removal::remove_link(LinkGoes::Unused)?)
     }
 
     /// Removes the virtual servers of this mode, and makes conntrack translate the connections that IPVS carries to them: another
@@ -210,13 +228,25 @@ impl Ipvs {
         Ok(())
     }
 
-    fn observe_rules(&self, state: &mut State) -> Result<(), KernelError> {
+    /// Those of a family that cannot be read stay as they are, which `apply` tells: all else goes on.
+    fn observe_rules(&mut self, state: &mut State) -> Result<(), KernelError> {
+        self.unread.clear();
         for (family, commands) in &self.commands {
-            let mut held = Held::default();
-            for table in Table::ALL {
-                held.read(table, &commands.save(table.name())?);
+            match read_rules(commands) {
+                Ok((held, random_fully)) => {
+                    state.rules.insert(*family, held);
+                    state.terms.take_randomly(*family, random_fully);
+                }
+                Err(error) => {
+                    state.rules.remove(family);
+                    self.unread.push((*family, error));
+                }
             }
-            state.rules.insert(*family, held);
+        }
+        if state.rules.is_empty()
+            && let Some((_, error)) = self.unread.pop()
+        {
+            return Err(error);
         }
         Ok(())
     }
@@ -243,6 +273,15 @@ impl Ipvs {
     }
 }
 
+/// The rules that are there, and whether there may be `--random-fully` in them.
+fn read_rules(commands: &Commands) -> Result<(Held, bool), KernelError> {
+    let mut held = Held::default();
+    for table in Table::ALL {
+        held.read(table, &commands.save(table.name())?);
+    }
+    Ok((held, iptables::masquerades_randomly(commands)?))
+}
+
 fn kernel_version() -> Option<(u32, u32)> {
     probe::version(&uname().ok()?.release().to_string_lossy())
 }
@@ -250,21 +289,6 @@ fn kernel_version() -> Option<(u32, u32)> {
 fn set(setting: NetSetting, value: i64) -> Result<(), KernelError> {
     tracing::info!(setting = setting.0, value, "setting");
     setting.write(value)
-}
-
-/// The first error; that of a family where no other failed.
-fn one_of(errors: Vec<IpvsError>) -> Option<IpvsError> {
-    let family_of = |error: &IpvsError| match error {
-        IpvsError::Rules { family, .. } => Some(*family),
-        _ => None,
-    };
-    let family = errors.first().and_then(family_of);
-    let is_alone = errors.iter().all(|error| family_of(error) == family);
-    let first = errors.into_iter().next()?;
-    Some(match family {
-        Some(family) if is_alone => IpvsError::OfFamily { family, source: Box::new(first) },
-        _ => first,
-    })
 }
 
 impl From<RealServer> for Real {
@@ -295,21 +319,37 @@ impl Dataplane for Ipvs {
         plan::plan(state, snapshot, dirty)
     }
 
-    /// Goes on past steps that fail, so that one address or rule does not keep all else from being served.
+    /// Goes on past steps that fail, so that one address or rule does not keep all else from being served; but not where the process
+    /// is about to end, after which every command fails and messages to the kernel do not.
     fn apply(&mut self, state: &mut State, mut plan: Plan) -> Result<(), IpvsError> {
-        let mut errors = Vec::new();
-        let mut refusing = Refusing::default();
+        let unread = std::mem::take(&mut self.unread).into_iter();
+        let mut errors: Vec<_> = unread.map(|(family, error)| (Some(family), error.into())).collect();
+        let (mut refusing, mut is_left) = (Refusing::default(), false);
         for step in std::mem::take(&mut plan.steps) {
             let step = refusing.rest_of(step, state);
-            errors.extend(self.step(state, step, &mut refusing).err());
+            let Err(error) = self.step(state, step, &mut refusing) else { continue };
+            errors.push((error.family(), error));
+            is_left = command::is_ending();
+            if is_left {
+                break;
+            }
         }
-        let noted = plan.note(state, refusing, errors.is_empty());
+        let is_complete = !is_left && errors.iter().all(|(family, _)| family.is_some());
+        if is_complete {
+            self.counted.update(plan.owners());
+        }
+        let is_full = plan.is_full();
+        let noted = plan.note(state, refusing, is_complete);
+        if is_full && is_complete {
+            self.counted.keep(state);
+        }
+        errors.extend(noted.err().map(|error| (None, error)));
         self.refused.clone_from(&state.refused);
-        let outcome = one_of(errors).map_or(noted, Err);
-        if outcome.is_err() {
+        let Some(error) = families::error_of(errors) else { return state.refused.outcome() };
+        if Self::failed_family(&error).is_none() {
             state.node = None;
         }
-        outcome.and_then(|()| state.refused.outcome())
+        Err(error)
     }
 
     fn is_partial(error: &IpvsError) -> bool {
@@ -317,7 +357,23 @@ impl Dataplane for Ipvs {
     }
 
     fn failed_family(error: &IpvsError) -> Option<IpFamily> {
-        if let IpvsError::OfFamily { family, .. } = error { Some(*family) } else { None }
+        if let IpvsError::OfFamily(one) = error { Some(one.family) } else { None }
+    }
+
+    fn readings(&mut self) -> Option<Readings> {
+        let (name, help) =
+            ("sync_proxy_rules_iptables_restore_failures", "Cumulative proxy iptables restore failures");
+        Some(self.failed_restores.readings(name, help))
+    }
+
+    fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {
+        match self.counted.reader(&self.terms)? {
+            Ok(reader) => Some(Box::new(reader)),
+            Err(error) => {
+                tracing::warn!(%error, "what IPVS counts cannot be read");
+                None
+            }
+        }
     }
 
     fn stale_udp(&mut self) -> Option<&mut StaleUdp> {

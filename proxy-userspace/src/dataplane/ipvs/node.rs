@@ -22,19 +22,28 @@ pub(super) struct Terms {
     pub(super) exclude_cidrs: Vec<IpNet>,
     /// The bit that marks packets to be masqueraded.
     pub(super) masquerade_mark: u32,
-    /// `MASQUERADE --random-fully`: iptables 1.6.2.
-    pub(super) random_fully: bool,
+    /// Families whose iptables takes `MASQUERADE --random-fully`, as from 1.6.2 on.
+    pub(super) random_fully: BTreeSet<IpFamily>,
 }
 
 impl Terms {
-    /// Those of these settings, for these families.
-    pub(super) fn new(settings: &IpvsSettings, families: Vec<IpFamily>, random_fully: bool) -> Self {
+    /// Those of these settings, for these families; nothing is known of their iptables yet.
+    pub(super) fn new(settings: &IpvsSettings, families: Vec<IpFamily>) -> Self {
         Self {
             families,
             scheduler: Arc::clone(&settings.scheduler),
             exclude_cidrs: settings.exclude_cidrs.clone(),
             masquerade_mark: settings.masquerade_mark,
-            random_fully,
+            random_fully: BTreeSet::new(),
+        }
+    }
+
+    /// Whether a family's iptables takes `--random-fully`.
+    pub(super) fn take_randomly(&mut self, family: IpFamily, random_fully: bool) {
+        if random_fully {
+            self.random_fully.insert(family);
+        } else {
+            self.random_fully.remove(&family);
         }
     }
 

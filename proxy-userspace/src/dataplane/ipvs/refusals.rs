@@ -108,6 +108,10 @@ impl Refusals {
 #[derive(Debug, Default)]
 pub(super) struct Refusing {
     found: Vec<(Refused, KernelError)>,
+    /// Virtual servers that shall be reached from source ranges alone, which the kernel may not know of.
+    open: BTreeSet<VirtualKey>,
+    /// Virtual servers that should be gone and may not be.
+    stay: BTreeSet<VirtualKey>,
 }
 
 impl Refusing {
@@ -121,23 +125,47 @@ impl Refusing {
         self.add(Refused::Item(Item::Entry(family, set, entry)), error);
     }
 
+    /// These changes of sets may not have been made, and not because of one of them.
+    pub(super) fn may_lack(&mut self, changes: &[SetChange]) {
+        self.open.extend(changes.iter().filter_map(|change| match change {
+            SetChange::Add(_, Set::LoadBalancerFirewall, entry) => entry.server(),
+            _ => None,
+        }));
+    }
+
+    /// Where this change removes a virtual server, that may still be there.
+    pub(super) fn may_stay(&mut self, change: &Change) {
+        if let Change::RemoveServer(key) = change {
+            self.stay.insert(*key);
+        }
+    }
+
     /// Whether this was refused.
     pub(super) fn has(&self, what: Refused) -> bool {
         self.found.iter().any(|(found, _)| *found == what)
     }
 
-    /// What is left of a step: no new server that a set should guard, and no address without a server, where the node's own ports
-    /// would answer.
+    /// What is left of a step: no new server that a set or a rule should guard, no address without a server, where the node's own
+    /// ports would answer, and all that guards a server that could not be removed.
     pub(super) fn rest_of(&self, step: Step, state: &State) -> Step {
         match step {
-            Step::Servers(changes) if !self.found.is_empty() => {
+            Step::Sets(mut changes) if !self.stay.is_empty() => {
+                changes.retain(|change| match change {
+                    SetChange::Delete(_, _, entry) => {
+                        entry.server().is_none_or(|key| !self.stay.contains(&key))
+                    }
+                    _ => true,
+                });
+                Step::Sets(changes)
+            }
+            Step::Servers(changes) if self.leaves_out(state) => {
                 let is_kept = |change: &Change| match change {
-                    Change::AddServer(key, _) | Change::AddReal(key, ..) => !self.is_unguarded(*key),
+                    Change::AddServer(key, _) | Change::AddReal(key, ..) => !self.is_unguarded(*key, state),
                     _ => true,
                 };
                 Step::Servers(changes.into_iter().filter(is_kept).collect())
             }
-            Step::AddAddresses(addresses) if !self.found.is_empty() => {
+            Step::AddAddresses(addresses) if self.leaves_out(state) => {
                 let is_kept = |address: &IpAddr| {
                     let entry = Entry::Address(*address);
                     let item = Item::Entry(IpFamily::of(*address), Set::Addresses, entry);
@@ -150,7 +178,19 @@ impl Refusing {
         }
     }
 
-    fn is_unguarded(&self, key: VirtualKey) -> bool {
+    fn leaves_out(&self, state: &State) -> bool {
+        let is_whole = self.found.is_empty() && self.open.is_empty();
+        !is_whole || state.terms.families.iter().any(|family| !state.writes_rules(*family))
+    }
+
+    /// Where rules of a family failed, or entries of sets, there may be nothing that lets source ranges through alone.
+    fn is_unguarded(&self, key: VirtualKey, state: &State) -> bool {
+        let family = IpFamily::of(key.address.ip());
+        let is_open =
+            || self.open.contains(&key) || (!state.writes_rules(family) && state.has_source_ranges(key));
+        if !state.servers.contains_key(&key) && is_open() {
+            return true;
+        }
         self.found.iter().any(|(what, _)| match what {
             Refused::Item(Item::Entry(_, set, entry)) if *set != Set::LoopBack => entry.server() == Some(key),
             _ => false,

@@ -60,11 +60,11 @@ pub(super) fn has_link() -> bool {
     DummyLink::open(DUMMY_LINK).is_ok_and(|link| link.is_there())
 }
 
-/// Removes the dummy link, or what of it is not used.
-pub(super) fn remove_link(goes: LinkGoes) -> Result<(), KernelError> {
+/// Removes the dummy link, or what of it is not used; returns the addresses that it has then, with none of which it is gone.
+pub(super) fn remove_link(goes: LinkGoes) -> Result<BTreeSet<IpAddr>, KernelError> {
     let mut link = DummyLink::open(DUMMY_LINK)?;
     if !link.is_there() {
-        return Ok(());
+        return Ok(BTreeSet::new());
     }
     let used = match goes {
         LinkGoes::AtOnce => BTreeSet::new(),
@@ -72,16 +72,10 @@ pub(super) fn remove_link(goes: LinkGoes) -> Result<(), KernelError> {
     };
     let held = link.addresses()?;
     if held.is_disjoint(&used) {
-        return link.remove();
+        return link.remove().map(|()| BTreeSet::new());
     }
     held.difference(&used).try_for_each(|address| link.delete(*address))?;
-    let addresses: Vec<_> = held.intersection(&used).collect();
-    tracing::info!(
-        link = DUMMY_LINK,
-        ?addresses,
-        "stays as long as this node's own connections from these addresses last"
-    );
-    Ok(())
+    Ok(held.intersection(&used).copied().collect())
 }
 
 /// Where there is no ipset, there are no sets that we could have a name for.

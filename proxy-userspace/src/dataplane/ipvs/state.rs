@@ -8,11 +8,12 @@ use std::{
 use super::{
     IpvsSettings,
     claims::{Claims, Item, Reason},
+    held::Held,
     node::{Node, Terms},
     plan::{SetChange, Step},
     refusals::Refusals,
-    rules::{Held, Needs},
-    sets::{Entry, Set},
+    rules::Needs,
+    sets::{Destination, Entry, Set},
 };
 use crate::{
     kernel::{
@@ -71,7 +72,7 @@ pub struct State {
     pub(super) sets: BTreeSet<(IpFamily, Set)>,
     /// Entries and rules of service ports.
     pub(super) items: BTreeMap<Item, Presence>,
-    /// Rules.
+    /// Rules, but of families where they could not be read or written: there they are left as they are.
     pub(super) rules: BTreeMap<IpFamily, Held>,
     /// What those were written for; none where that is not known.
     pub(super) needs: BTreeMap<IpFamily, Needs>,
@@ -90,7 +91,11 @@ pub struct State {
 impl State {
     /// A kernel without anything of ours, on a node with both families and an iptables that masquerades to random ports.
     pub fn of_empty_kernel(settings: &IpvsSettings) -> Self {
-        Self::empty(Terms::new(settings, IpFamily::ALL.to_vec(), true))
+        let mut terms = Terms::new(settings, IpFamily::ALL.to_vec());
+        for family in IpFamily::ALL {
+            terms.take_randomly(family, true);
+        }
+        Self::empty(terms)
     }
 
     /// A kernel without anything of ours.
@@ -111,6 +116,20 @@ impl State {
             refused: Refusals::default(),
             node: None,
         }
+    }
+
+    /// Whether rules of a family can be relied on, and changed.
+    pub(super) fn writes_rules(&self, family: IpFamily) -> bool {
+        self.rules.contains_key(&family)
+    }
+
+    /// Whether a virtual server is to be reached from source ranges alone.
+    pub(super) fn has_source_ranges(&self, key: VirtualKey) -> bool {
+        let VirtualKey { protocol, address } = key;
+        let to = Destination { address: address.ip(), protocol, port: address.port() };
+        let family = IpFamily::of(address.ip());
+        let item = Item::Entry(family, Set::LoadBalancerFirewall, Entry::Destination(to));
+        self.items.get(&item).is_some_and(|presence| presence.is_there)
     }
 
     /// A step was made.

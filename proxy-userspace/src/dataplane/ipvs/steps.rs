@@ -34,9 +34,15 @@ impl Ipvs {
             Step::Link => self.link.create()?,
             Step::Rules(family, change) => {
                 let Some(commands) = self.commands.get(family) else { return Ok(()) };
+                if !state.writes_rules(*family) {
+                    return Ok(());
+                }
                 self.runs.1 += 1;
-                let restored = commands.restore_all(change.input());
-                restored.map_err(|source| IpvsError::Rules { family: *family, source })?;
+                if let Err(source) = commands.restore_all(change.input()) {
+                    state.rules.remove(family);
+                    self.failed_restores.count(*family);
+                    return Err(IpvsError::Rules { family: *family, source });
+                }
             }
             Step::Sets(_) => return self.change_sets(state, step, refusing),
             Step::Servers(changes) => return self.change_servers(state, changes, refusing),
@@ -68,6 +74,7 @@ impl Ipvs {
                 return Ok(());
             };
             let Some((at, family, set, entry)) = refused_entry(&rest, &error) else {
+                refusing.may_lack(&rest);
                 return Err(error.into());
             };
             let after = rest.split_off(at);
@@ -77,6 +84,7 @@ impl Ipvs {
             }
             refusing.add_entry(family, set, entry, error);
         }
+        refusing.may_lack(&rest);
         Err(IpvsError::TooManyRefused { most: MOST_REFUSED })
     }
 
@@ -108,7 +116,9 @@ impl Ipvs {
         changes: &[Change],
         refusing: &mut Refusing,
     ) -> Result<(), IpvsError> {
-        let mut failures = self.socket.commit(changes)?.into_iter().peekable();
+        let made = self.socket.commit(changes);
+        let made = made.inspect_err(|_| changes.iter().for_each(|change| refusing.may_stay(change)));
+        let mut failures = made?.into_iter().peekable();
         let (mut first, mut count) = (None, 0);
         for (index, change) in changes.iter().enumerate() {
             let Some((_, source)) = failures.next_if(|(failed, _)| *failed == index) else {
@@ -125,6 +135,7 @@ impl Ipvs {
                     refusing.add(Refused::Real(*key, *real), source);
                 }
                 _ => {
+                    refusing.may_stay(change);
                     first.get_or_insert(source);
                     count += 1;
                 }

@@ -43,7 +43,11 @@ mod table;
 mod tests;
 
 use crate::{
-    dataplane::{Dataplane, conntrack::StaleUdp},
+    dataplane::{
+        Dataplane, OneFamily, Readings,
+        conntrack::StaleUdp,
+        families::{self, Failures},
+    },
     kernel::{
         KernelError,
         nftables::{self, Change, Family},
@@ -83,6 +87,7 @@ pub struct Nftables {
     has_observed: bool,
     /// Families whose table could not be read, and why; not told yet.
     unread: Vec<(Family, KernelError)>,
+    failures: Failures,
 }
 
 /// What can go wrong.
@@ -92,22 +97,14 @@ pub enum NftablesError {
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// One family's table alone is not as it should be; all of the other's is.
-    #[error("{family} alone failed: {source}")]
-    OfFamily {
-        /// The family.
-        family: IpFamily,
-        /// Why.
-        source: KernelError,
-    },
+    #[error(transparent)]
+    OfFamily(#[from] OneFamily<NftablesError>),
 }
 
-impl NftablesError {
-    /// The error of those that families met, none where none did.
-    fn of_families(errors: Vec<(Family, KernelError)>) -> Option<Self> {
-        let is_alone = errors.len() == 1;
-        let (family, source) = errors.into_iter().next()?;
-        let family = if family == Family::Ip { IpFamily::V4 } else { IpFamily::V6 };
-        Some(if is_alone { Self::OfFamily { family, source } } else { source.into() })
+const fn model_family(family: Family) -> IpFamily {
+    match family {
+        Family::Ip => IpFamily::V4,
+        Family::Ip6 => IpFamily::V6,
     }
 }
 
@@ -121,6 +118,7 @@ impl Nftables {
             stale_udp: StaleUdp::new(&[]),
             has_observed: false,
             unread: Vec::new(),
+            failures: Failures::default(),
         })
     }
 
@@ -209,11 +207,18 @@ impl Dataplane for Nftables {
             }
         }
         state.learn(plan.facts, &failed);
-        NftablesError::of_families(errors).map_or(Ok(()), Err)
+        let of_family = |(family, error): (_, KernelError)| (Some(model_family(family)), error.into());
+        families::error_of(errors.into_iter().map(of_family).collect()).map_or(Ok(()), Err)
     }
 
     fn failed_family(error: &NftablesError) -> Option<IpFamily> {
-        if let NftablesError::OfFamily { family, .. } = error { Some(*family) } else { None }
+        if let NftablesError::OfFamily(one) = error { Some(one.family) } else { None }
+    }
+
+    fn readings(&mut self) -> Option<Readings> {
+        let (name, help) =
+            ("sync_proxy_rules_nftables_sync_failures", "Cumulative proxy nftables sync failures");
+        Some(self.failures.readings(name, help))
     }
 
     fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
@@ -237,6 +242,7 @@ impl Nftables {
         };
         state.is_doubtful = true;
         if transaction.iter().all(|(family, _)| *family == first) {
+            self.failures.count(model_family(first));
             return vec![(first, error)];
         }
         let (one, other): (Vec<_>, Vec<_>) =

@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd as _, OwnedFd},
     path::Path,
 };
 
@@ -30,16 +30,7 @@ pub fn attach(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<Repl
         return attach_anew(program, cgroup, pin).map(|()| Replacement::Attached);
     };
     let fd = program.fd().map_err(KernelError::bpf("find program for", pin.display().to_string()))?;
-    replace(link.as_fd(), fd.as_fd(), pin)
-}
-
-/// Puts a program into a link in place of another.
-pub(super) fn replace(
-    link: BorrowedFd<'_>,
-    program: BorrowedFd<'_>,
-    pin: &Path,
-) -> Result<Replacement, KernelError> {
-    syscall::update_link(link, program)
+    syscall::update_link(link.as_fd(), fd.as_fd())
         .map(|()| Replacement::Replaced)
         .map_err(KernelError::path("replace program of link", pin))
 }

@@ -34,11 +34,26 @@ impl MappedWords {
 
     /// Sets bits of a word; those of none that is not there.
     pub fn set(&self, word: u32, mask: u64) {
-        // SAFETY: so many words were mapped, the mapping lives as long as this, and all access is atomic.
-        let words = unsafe { slice::from_raw_parts(self.start.as_ptr(), self.count) };
-        if let Some(word) = words.get(word as usize) {
+        if let Some(word) = self.words().get(word as usize) {
             word.fetch_or(mask, Ordering::Relaxed);
         }
+    }
+
+    /// Clears bits of a word; those of none that is not there.
+    pub fn clear(&self, word: u32, mask: u64) {
+        if let Some(word) = self.words().get(word as usize) {
+            word.fetch_and(!mask, Ordering::Relaxed);
+        }
+    }
+
+    /// A word; 0 where there is none.
+    pub fn get(&self, word: u32) -> u64 {
+        self.words().get(word as usize).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: so many words were mapped, the mapping lives as long as this, and all access is atomic.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }
 

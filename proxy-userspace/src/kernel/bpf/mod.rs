@@ -2,6 +2,7 @@
 
 mod batch;
 mod link;
+mod log;
 mod mapped;
 mod memlock;
 mod pins;
@@ -29,6 +30,7 @@ use self::tc::LinkProgram;
 pub use self::{
     batch::Reader,
     link::{Replacement, attach, is_attached},
+    log::{LogLevel, LogReader},
     mapped::MappedWords,
     pins::{PinDir, first_words},
 };
@@ -66,24 +68,25 @@ impl MapSpec {
     }
 }
 
-/// A loaded object: its maps exist and are pinned, its programs have been checked by the kernel, nothing is attached.
+/// A loaded object: its maps exist and are pinned, its programs for cgroups have been checked by the kernel, nothing is attached.
 #[derive(Debug)]
 pub struct Object {
     ebpf: Ebpf,
     /// All maps, by name, whoever has taken them out meanwhile.
     maps: Vec<(&'static str, OwnedFd)>,
-    /// Ids of the programs for links, by name.
-    link_programs: Vec<(String, u32)>,
+    /// Ids of the programs for links that were asked for, by name.
+    link_programs: Vec<(&'static str, u32)>,
 }
 
 impl Object {
     /// Loads an object with its maps pinned in `directory`. Maps that are pinned there already are used as they are, so check
     /// with [`PinDir::holds`] first.
-    /// `constants` are what the verifier shall take for given, by their names.
+    /// `constants` are what the verifier shall take for given, by their names; `log_level` is what [`LogReader`] is to read.
     pub fn load(
         bytes: &[u8],
         maps: &[MapSpec],
         constants: &[(&'static str, u32)],
+        log_level: LogLevel,
         directory: &Path,
     ) -> Result<Self, KernelError> {
         memlock::lift_limit();
@@ -102,24 +105,18 @@ impl Object {
         for (name, value) in constants {
             loader.override_global(name, value, true);
         }
+        let level = log_level.number();
+        loader.map_max_entries(log::RING, log_level.ring_bytes()).override_global(log::LEVEL, &level, true);
         let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
-        for (name, program) in ebpf.programs_mut() {
+        for (name, program) in ebpf.programs_mut().filter(|(_, program)| !is_for_links(program)) {
             load_program(program).map_err(KernelError::bpf("load program", name))?;
         }
-        let link_programs = ebpf
-            .programs()
-            .filter(|(_, program)| matches!(program, Program::SchedClassifier(_)))
-            .map(|(name, program)| {
-                let info = program.info().map_err(KernelError::bpf("inspect program", name))?;
-                Ok((name.to_owned(), info.id()))
-            })
-            .collect::<Result<_, KernelError>>()?;
         let open = |(map, path): (&MapSpec, &PathBuf)| {
             let map_fd = syscall::open_pin(path).map_err(KernelError::path("open map", path))?;
             Ok((map.name, map_fd))
         };
         let maps = maps.iter().zip(&paths).map(open).collect::<Result<_, KernelError>>()?;
-        Ok(Self { ebpf, maps, link_programs })
+        Ok(Self { ebpf, maps, link_programs: Vec::new() })
     }
 
     /// Every map has a pin in this directory.
@@ -162,23 +159,36 @@ impl Object {
         M::try_from(map).map_err(KernelError::bpf("open map", name))
     }
 
-    /// The program for links of this name.
-    pub fn link_program(&self, name: &str) -> Result<LinkProgram<'_>, KernelError> {
+    /// The program for links of this name, which the kernel checks when it is first asked for.
+    pub fn link_program(&mut self, name: &'static str) -> Result<LinkProgram<'_>, KernelError> {
         let missing = || KernelError::call("find program", name)(ErrorKind::NotFound.into());
-        let (name, id) = self.link_programs.iter().find(|(known, _)| known == name).ok_or_else(missing)?;
-        let fd = self
-            .ebpf
-            .program(name)
-            .ok_or_else(missing)?
-            .fd()
-            .map_err(KernelError::bpf("find program", name))?;
-        Ok(LinkProgram { name, fd: fd.as_fd(), id: *id })
+        let known = self.link_program_id(name);
+        let program = self.ebpf.program_mut(name).ok_or_else(missing)?;
+        let id = if let Some(id) = known {
+            id
+        } else {
+            load_program(program).map_err(KernelError::bpf("load program", name))?;
+            let id = program.info().map_err(KernelError::bpf("inspect program", name))?.id();
+            self.link_programs.push((name, id));
+            id
+        };
+        let fd = program.fd().map_err(KernelError::bpf("find program", name))?;
+        Ok(LinkProgram { name, fd: fd.as_fd(), id })
+    }
+
+    /// The id of the program for links of this name, if it was ever asked for.
+    pub fn link_program_id(&self, name: &str) -> Option<u32> {
+        self.link_programs.iter().find_map(|(known, id)| (*known == name).then_some(*id))
     }
 
     /// The programs for a cgroup, by name.
     pub fn cgroup_programs_mut(&mut self) -> impl Iterator<Item = (&str, &mut Program)> {
-        self.ebpf.programs_mut().filter(|(_, program)| !matches!(program, Program::SchedClassifier(_)))
+        self.ebpf.programs_mut().filter(|(_, program)| !is_for_links(program))
     }
+}
+
+const fn is_for_links(program: &Program) -> bool {
+    matches!(program, Program::SchedClassifier(_))
 }
 
 /// Whether programs that are asked for an address may choose the error their caller sees; else it sees EPERM. The helper came with kernel 5.18

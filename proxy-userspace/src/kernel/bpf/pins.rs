@@ -39,10 +39,7 @@ impl PinDir {
                 .map_err(|e| KernelError::path("mount bpf filesystem on", BPFFS)(e.into()))?;
             tracing::info!(path = BPFFS, "mounted a bpf filesystem: there was none");
         }
-        let existing = path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
-        if !is_bpffs(existing) {
-            return Err(KernelError::NoBpffs { path: path.into() });
-        }
+        ensure_bpffs(path)?;
         let links = path.join("links");
         fs::create_dir_all(&links).map_err(KernelError::path("create directory", links))?;
         let lock = File::open(path).map_err(KernelError::path("open directory", path))?;
@@ -56,6 +53,8 @@ impl PinDir {
     /// Makes the directory again if someone removed it.
     pub fn restore(&mut self) -> Result<(), KernelError> {
         if !self.path.join("links").is_dir() {
+            // What is there may be back in a moment, and then is to be locked as it was.
+            ensure_bpffs(&self.path)?;
             // What is locked may be gone, or else be in our own way.
             self.lock = None;
             *self = Self::create(&self.path)?;
@@ -238,6 +237,12 @@ pub(super) fn suffixed(path: &Path, suffix: &str) -> PathBuf {
 /// Whether this is a directory or file of a bpf filesystem.
 pub(in crate::kernel) fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC)
+}
+
+/// Pins can be made in this directory, which need not be there yet.
+fn ensure_bpffs(path: &Path) -> Result<(), KernelError> {
+    let existing = path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
+    if is_bpffs(existing) { Ok(()) } else { Err(KernelError::NoBpffs { path: path.into() }) }
 }
 
 fn is_one_of(maps: &[MapSpec]) -> impl Fn(&str) -> bool {

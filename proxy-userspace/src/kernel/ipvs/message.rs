@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Change, RealServer, Timeouts, VirtualKey, VirtualServer};
+use super::{Change, RealServer, Timeouts, Traffic, VirtualKey, VirtualServer};
 use crate::{
     kernel::nftables::attributes::{self, Attributes},
     model::Protocol,
@@ -41,6 +41,15 @@ mod service {
     pub(super) const FLAGS: u16 = 7;
     pub(super) const TIMEOUT: u16 = 8;
     pub(super) const NETMASK: u16 = 9;
+    /// All of them 64 bits wide: kernel 4.1.
+    pub(super) const STATS64: u16 = 12;
+}
+
+/// `IPVS_STATS_ATTR_…`.
+mod stats {
+    pub(super) const CONNECTIONS: u16 = 1;
+    pub(super) const BYTES_IN: u16 = 4;
+    pub(super) const BYTES_OUT: u16 = 5;
 }
 
 /// `IPVS_DEST_ATTR_…`.
@@ -152,17 +161,35 @@ pub(super) fn read_timeouts(attributes: &[u8]) -> Timeouts {
 pub(super) fn read_server(message: &[u8]) -> Option<(VirtualKey, VirtualServer)> {
     let attributes = attributes::find(message, SERVICE)?;
     let find = |kind| attributes::find(attributes, kind);
-    let protocol = protocol_of(find(service::PROTOCOL)?.first_chunk().map(|n| u16::from_ne_bytes(*n))?)?;
-    let is_v6 = i32::from(u16::from_ne_bytes(*find(service::FAMILY)?.first_chunk()?)) == libc::AF_INET6;
-    let ip = read_address(find(service::ADDRESS)?, is_v6)?;
-    let port = u16::from_be_bytes(*find(service::PORT)?.first_chunk()?);
     let server = VirtualServer {
         scheduler: Arc::from(attributes::text(find(service::SCHEDULER)?)?),
         flags: find(service::FLAGS).and_then(read_number)? & !HASHED,
         timeout: find(service::TIMEOUT).and_then(read_number)?,
         netmask: find(service::NETMASK).and_then(read_number)?,
     };
-    Some((VirtualKey { protocol, address: SocketAddr::new(ip, port) }, server))
+    Some((read_key(attributes)?, server))
+}
+
+/// What the virtual server in an answer had to do; none that [`read_server`] has none of.
+pub(super) fn read_traffic(message: &[u8]) -> Option<(VirtualKey, Traffic)> {
+    let attributes = attributes::find(message, SERVICE)?;
+    let counts = attributes::find(attributes, service::STATS64)?;
+    let count = |kind| attributes::find(counts, kind)?.first_chunk().map(|n| u64::from_ne_bytes(*n));
+    let traffic = Traffic {
+        connections: count(stats::CONNECTIONS)?,
+        bytes_in: count(stats::BYTES_IN)?,
+        bytes_out: count(stats::BYTES_OUT)?,
+    };
+    Some((read_key(attributes)?, traffic))
+}
+
+fn read_key(attributes: &[u8]) -> Option<VirtualKey> {
+    let find = |kind| attributes::find(attributes, kind);
+    let protocol = protocol_of(find(service::PROTOCOL)?.first_chunk().map(|n| u16::from_ne_bytes(*n))?)?;
+    let is_v6 = i32::from(u16::from_ne_bytes(*find(service::FAMILY)?.first_chunk()?)) == libc::AF_INET6;
+    let ip = read_address(find(service::ADDRESS)?, is_v6)?;
+    let port = u16::from_be_bytes(*find(service::PORT)?.first_chunk()?);
+    Some(VirtualKey { protocol, address: SocketAddr::new(ip, port) })
 }
 
 /// A real server in an answer. Before kernel 3.18 its family was that of its virtual server.
@@ -245,6 +272,22 @@ mod tests {
         });
         let read = read_real(attributes.as_bytes(), key);
         assert_eq!(read, Some(RealServer { address, weight: 1, connections: 7 }));
+    }
+
+    #[test]
+    fn the_traffic_of_a_virtual_server_is_read() {
+        let key = VirtualKey { protocol: Protocol::Sctp, address: "[fd96::10]:80".parse().unwrap() };
+        let mut attributes = Attributes::default();
+        attributes.nested(SERVICE, |to| {
+            write_key(key, to);
+            to.nested(service::STATS64, |to| {
+                for (kind, count) in [(1, 3_u64), (2, 20), (3, 10), (4, 1 << 40), (5, 77)] {
+                    to.bytes(kind, &count.to_ne_bytes());
+                }
+            });
+        });
+        let traffic = Traffic { connections: 3, bytes_in: 1 << 40, bytes_out: 77 };
+        assert_eq!(read_traffic(attributes.as_bytes()), Some((key, traffic)));
     }
 
     #[test]

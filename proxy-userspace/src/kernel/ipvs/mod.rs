@@ -95,6 +95,43 @@ pub struct RealServer {
     pub connections: u32,
 }
 
+/// What a virtual server had to do since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Connections, and flows of UDP.
+    pub connections: u64,
+    /// Bytes of IP packets to its real servers.
+    pub bytes_in: u64,
+    /// Bytes of IP packets to clients.
+    pub bytes_out: u64,
+}
+
+impl Traffic {
+    fn each(self, other: Self, take: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            connections: take(self.connections, other.connections),
+            bytes_in: take(self.bytes_in, other.bytes_in),
+            bytes_out: take(self.bytes_out, other.bytes_out),
+        }
+    }
+
+    /// What is more than before.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        self.each(before, u64::saturating_sub)
+    }
+
+    /// Whether nothing is less than before.
+    pub fn is_since(self, before: Self) -> bool {
+        before.since(self) == Self::default()
+    }
+
+    /// Both together.
+    pub fn add(&mut self, other: Self) {
+        *self = self.each(other, u64::saturating_add);
+    }
+}
+
 /// How long connections are remembered that are silent, in seconds; 0 where it is not said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
@@ -230,6 +267,15 @@ impl Ipvs {
         self.dump(message::GET_SERVICE, |_| {}, take)
             .map_err(KernelError::call("list", "IPVS' virtual servers"))?;
         Ok(servers)
+    }
+
+    /// What each of these had to do.
+    pub fn traffic(&mut self) -> Result<Vec<(VirtualKey, Traffic)>, KernelError> {
+        let mut found = Vec::new();
+        let take = |attributes: &[u8]| found.extend(message::read_traffic(attributes));
+        self.dump(message::GET_SERVICE, |_| {}, take)
+            .map_err(KernelError::call("read the traffic of", "IPVS' virtual servers"))?;
+        Ok(found)
     }
 
     /// The real servers of a virtual one.

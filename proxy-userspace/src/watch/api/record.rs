@@ -1,4 +1,5 @@
-//! Writes Events about this node's proxy (`events.k8s.io/v1`), as upstream's recorder does.
+//! Writes Events about this node's proxy (`events.k8s.io/v1`), as upstream's recorder does. Each is kept in the namespace of what it is
+//! about.
 
 use std::time::Duration;
 
@@ -11,10 +12,10 @@ use tokio::{
 };
 
 use super::failure::{Failure, FailureClass};
-use crate::node::NodeEvent;
+use crate::{model::NamespacedName, node::NodeEvent};
 
-/// Where Events of objects without a namespace are kept.
-const PATH: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
+/// Where Events about objects without a namespace are kept.
+const DEFAULT_NAMESPACE: &str = "default";
 /// Who reports, for those who select by it.
 const CONTROLLER: &str = "kube-proxy";
 /// What a note may hold (`NoteLengthLimit` in `pkg/apis/core/validation/events.go`).
@@ -56,7 +57,8 @@ async fn try_to_write(client: &kube::Client, body: &Value) -> Result<(), Failure
     #[derive(Deserialize)]
     struct Created {}
 
-    let request = http::Request::post(PATH)
+    let namespace = body["metadata"]["namespace"].as_str().unwrap_or(DEFAULT_NAMESPACE);
+    let request = http::Request::post(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
         .header(http::header::CONTENT_TYPE, "application/json")
         .body(body.to_string().into_bytes())
         .map_err(Failure::garbled)?;
@@ -69,16 +71,29 @@ async fn try_to_write(client: &kube::Client, body: &Value) -> Result<(), Failure
 
 fn body(node_name: &str, event: &NodeEvent, now: Timestamp) -> Value {
     let note: String = event.note.chars().take(LONGEST_NOTE / 4).collect();
+    // Actions are upstream's: of `NewProxyServer` and of `SyncServices`.
+    let (namespace, name, action, regarding) = match &event.service {
+        None => {
+            let regarding = json!({ "apiVersion": "v1", "kind": "Node", "name": node_name });
+            (DEFAULT_NAMESPACE, node_name, "StartKubeProxy", regarding)
+        }
+        Some(NamespacedName { namespace, name }) => {
+            let about = (&**namespace, &**name);
+            let regarding =
+                json!({ "apiVersion": "v1", "kind": "Service", "namespace": about.0, "name": about.1 });
+            (about.0, about.1, "Listen", regarding)
+        }
+    };
     json!({
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": { "name": format!("{node_name}.{:x}", now.as_nanosecond()), "namespace": "default" },
+        "metadata": { "name": format!("{name}.{:x}", now.as_nanosecond()), "namespace": namespace },
         "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string(),
         "reportingController": CONTROLLER,
         "reportingInstance": format!("{CONTROLLER}-{node_name}"),
-        "action": "StartKubeProxy",
+        "action": action,
         "reason": event.reason,
-        "regarding": { "apiVersion": "v1", "kind": "Node", "name": node_name },
+        "regarding": regarding,
         "note": note,
         "type": if event.is_warning { "Warning" } else { "Normal" },
     })
@@ -90,7 +105,7 @@ mod tests {
 
     #[test]
     fn an_event_is_about_the_node_and_as_the_server_takes_it() {
-        let event = NodeEvent { is_warning: true, reason: "Failed", note: "x".repeat(2000) };
+        let event = NodeEvent { service: None, is_warning: true, reason: "Failed", note: "x".repeat(2000) };
         let now = Timestamp::from_microsecond(1_700_000_000_000_042).expect("a time");
         let body = body("n1", &event, now);
         assert_eq!(body["eventTime"], "2023-11-14T22:13:20.000042Z");
@@ -101,5 +116,20 @@ mod tests {
         assert_eq!(body["regarding"], json!({ "apiVersion": "v1", "kind": "Node", "name": "n1" }));
         assert_eq!((&body["type"], &body["reason"]), (&json!("Warning"), &json!("Failed")));
         assert!(body["note"].as_str().is_some_and(|note| note.len() <= LONGEST_NOTE));
+    }
+
+    #[test]
+    fn an_event_about_a_service_is_kept_in_its_namespace() {
+        let service = Some(NamespacedName::new("shop", "web"));
+        let event = NodeEvent { service, is_warning: true, reason: "Failed", note: "taken".into() };
+        let body = body("n1", &event, Timestamp::UNIX_EPOCH);
+        let regarding = json!({ "apiVersion": "v1", "kind": "Service", "namespace": "shop", "name": "web" });
+        assert_eq!(body["regarding"], regarding);
+        assert_eq!(body["metadata"]["namespace"], "shop");
+        assert!(body["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("web.")));
+        assert_eq!(
+            (&body["action"], &body["reportingInstance"]),
+            (&json!("Listen"), &json!("kube-proxy-n1"))
+        );
     }
 }

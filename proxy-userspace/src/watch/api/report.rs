@@ -110,41 +110,23 @@ impl Reporter {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io,
-        sync::{Arc, Mutex},
-    };
+    use std::{io, sync::Arc};
 
     use super::*;
     use crate::watch::status;
 
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     /// The lines that `acts` log at the default level.
     fn logged(acts: impl FnOnce(&mut Reporter)) -> Vec<String> {
-        let log = Log::default();
-        let writer = log.clone();
+        let (log, writer) = io::pipe().unwrap();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(tracing::Level::INFO)
             .without_time()
             .with_ansi(false)
-            .with_writer(move || writer.clone())
+            .with_writer(Arc::new(writer))
             .finish();
         let mut reporter = Reporter::new("services", status::channel(), |status| &mut status.services);
         tracing::subscriber::with_default(subscriber, || acts(&mut reporter));
-        let bytes = log.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect()
+        io::read_to_string(log).unwrap().lines().map(str::to_owned).collect()
     }
 
     fn failure(class: FailureClass, message: &str) -> Failure {

@@ -1,12 +1,14 @@
 //! `auto`: a mode that cannot run is passed over, and one that breaks is followed by the next.
 
-use std::{fs, path::Path, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use shunt_tests::world::Host;
 
-use super::bed::{Bed, Setting};
+use super::{
+    bed::{Bed, Setting},
+    bpffs::Covered,
+};
 
 /// The time that a mode may fail, and the time that the next one takes.
 const GIVEN_UP_WITHIN: Duration = Duration::from_mins(1);
@@ -73,24 +75,4 @@ pub(crate) fn a_mode_that_leaves_a_service_out_leaves_others_their_rules(setting
         bed.world.run(Host::Node1, there).context("the other mode's chain is gone")?;
     }
     bed.end()
-}
-
-/// An empty file system mounted over a directory; it goes when this is dropped.
-struct Covered<'a>(&'a Path);
-
-impl<'a> Covered<'a> {
-    fn new(path: &'a Path) -> Result<Self> {
-        ensure!(fs::exists(path)?, "{} is not there", path.display());
-        let none = None::<&str>;
-        mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), none).context("mount over the pins")?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Covered<'_> {
-    fn drop(&mut self) {
-        if let Err(error) = umount2(self.0, MntFlags::MNT_DETACH) {
-            eprintln!("cannot unmount {}: {error}", self.0.display());
-        }
-    }
 }

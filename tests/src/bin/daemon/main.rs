@@ -3,11 +3,13 @@
 
 mod auto;
 mod bed;
+mod bpffs;
 mod missing;
 mod node;
 mod outages;
 mod pages;
 mod repairs;
+mod told;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -33,12 +35,14 @@ struct Arguments {
 
 type Scene = fn(&Setting) -> Result<()>;
 
-const SCENES: [(&str, Scene); 14] = [
+const SCENES: [(&str, Scene); 19] = [
     ("outages", outages::the_api_server_may_do_anything_while_traffic_goes_on),
     ("repairs", repairs::what_others_change_by_hand_is_put_right),
     ("broken-mode", auto::a_mode_that_breaks_is_followed_by_the_next_with_traffic_kept),
     ("incomplete-mode", auto::a_mode_that_leaves_a_service_out_leaves_others_their_rules),
     ("unstartable-mode", auto::a_mode_that_cannot_start_is_passed_over),
+    ("no-bpffs", bpffs::a_proxy_without_a_bpf_filesystem_says_so_and_ends),
+    ("lost-bpffs", bpffs::a_bpf_filesystem_that_goes_makes_it_unhealthy_until_it_is_back),
     ("refused-nftables", missing::nftables_that_is_refused_is_followed_by_iptables),
     ("no-iptables", missing::a_node_without_iptables_is_told_what_is_missing),
     ("failed-restores", missing::a_restore_that_fails_is_tried_again_later_and_later),
@@ -47,6 +51,9 @@ const SCENES: [(&str, Scene); 14] = [
     ("late-node", node::the_node_object_is_waited_for),
     ("events", node::events_tell_of_a_start_and_of_what_is_refused),
     ("pages", pages::metrics_are_valid_and_the_configuration_is_shown),
+    ("ebpf-log", told::single_connections_are_told_of_where_that_is_asked_for),
+    ("shutdown-in-restore", missing::sigterm_waits_for_no_restore_that_does_not_end),
+    ("shutdown-in-restart", node::sigterm_is_heard_while_the_program_starts_anew),
     ("shutdown", node::sigterm_leaves_traffic_alone),
 ];
 

@@ -75,6 +75,31 @@ pub(crate) fn a_restore_that_fails_is_tried_again_later_and_later(setting: &Sett
     bed.end()
 }
 
+/// A restore that hangs, as one may that waits for somebody else's lock, is killed: what was there goes on, and the next process
+/// makes the change.
+pub(crate) fn sigterm_waits_for_no_restore_that_does_not_end(setting: &Setting) -> Result<()> {
+    let folder = Folder::new(&std::env::temp_dir())?;
+    let shunt = with_slow_restores(&folder.0, &setting.shunt)?;
+    let [slow, begun] = ["slow", "begun"].map(|name| folder.0.join(name));
+    let mut bed = Bed::new(&Setting { shunt, mode: "iptables".into() }, "iptables", OFTEN)?;
+    bed.proxy.set_flag("--log-filter", "info,proxy_userspace::sync=debug");
+    bed.proxy.start(&mut bed.world)?;
+    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
+    File::create(&slow)?;
+    bed.serve(&[Host::A1])?;
+    let has_begun = || begun.exists().then_some(());
+    Deadline::after(SOON).poll(has_begun).context("no restore has begun")?;
+    // Far less than what the restore takes, and than what any command may take.
+    bed.proxy.stop()?;
+    bed.wait_for_log("is not waited for: the proxy is stopping", Duration::ZERO)?;
+    ensure!(!bed.proxy.log().contains(" ERROR "), "stopping is told as a failure:\n{}", bed.proxy.log());
+    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
+    fs::remove_file(&slow)?;
+    bed.proxy.start(&mut bed.world)?;
+    bed.wait_until_served(&[Host::A1], SOON)?;
+    bed.end()
+}
+
 /// Tables of nftables that only the process that holds them may change (kernel 5.12). They go when this is dropped.
 struct Owned {
     _commands: File,
@@ -119,6 +144,28 @@ impl Drop for Folder {
             eprintln!("cannot remove {}: {error}", self.0.display());
         }
     }
+}
+
+/// A program that becomes this one, to which a restore takes an hour as long as the file `slow` is there; then there is a file `begun`.
+fn with_slow_restores(folder: &Path, shunt: &Path) -> Result<PathBuf> {
+    let make = |name: &str, script: String| -> Result<PathBuf> {
+        let path = folder.join(name);
+        fs::write(&path, script)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        Ok(path)
+    };
+    let commands = folder.display();
+    for name in ["iptables", "ip6tables"]
+        .map(|family| ["nft", "legacy"].map(|kind| format!("{family}-{kind}-restore")))
+        .as_flattened()
+    {
+        let wait = format!(
+            "if [ -e {commands}/slow ] && [ \"$1\" != --version ]; then touch {commands}/begun; sleep 3600; fi"
+        );
+        make(name, format!("#!/bin/bash\n{wait}\nPATH=${{PATH#{commands}:}} exec {name} \"$@\"\n"))?;
+    }
+    let shunt = shunt.display();
+    make("shunt-with-slow-restores", format!("#!/bin/bash\nPATH={commands}:$PATH exec {shunt} \"$@\"\n"))
 }
 
 /// A program that becomes this one, in a mount namespace in which iptables of both kinds are no programs.

@@ -1,13 +1,13 @@
 //! What the daemon sets on the node, and what it leaves there.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use shunt_tests::{deadline::Deadline, small_cluster::NODE, world::Host};
 
 use super::bed::{Bed, Setting};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 const CONNTRACK_MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
@@ -60,9 +60,28 @@ pub(crate) fn sigterm_leaves_traffic_alone(setting: &Setting) -> Result<()> {
     let mut bed = Bed::started(setting, &setting.mode, "{}")?;
     bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
     bed.proxy.stop()?;
-    bed.wait_until_served(&[Host::A1, Host::A2], Duration::ZERO)?;
+    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
     bed.under_load(|bed| bed.wait_until_served(&[Host::A1, Host::A2], SOON))?;
     bed.wait_for_log("Services go on working as they are", Duration::ZERO)?;
+    bed.end()
+}
+
+/// After the configuration asked for another process: before it is there, while it starts, and after that.
+const AFTER_MS: [u64; 8] = [0, 1, 2, 4, 8, 16, 64, 256];
+
+pub(crate) fn sigterm_is_heard_while_the_program_starts_anew(setting: &Setting) -> Result<()> {
+    let mut bed = Bed::new(setting, &setting.mode, "{}")?;
+    for (round, pause) in (0..).zip(AFTER_MS) {
+        bed.proxy.start(&mut bed.world)?;
+        bed.proxy.forget_log()?;
+        // Smaller than before: other maps, and another process.
+        let flows = 65_536 >> round;
+        let fields = format!("{{shunt: {{ebpf: {{mapSizes: {{flows: {flows}}}}}}}}}");
+        bed.proxy.configure(&setting.mode, &serde_yaml_ng::from_str(&fields)?)?;
+        bed.wait_for_log("starting anew", SOON)?;
+        thread::sleep(Duration::from_millis(pause));
+        bed.proxy.stop().with_context(|| format!("{pause} ms after it began to start anew"))?;
+    }
     bed.end()
 }
 
@@ -77,10 +96,25 @@ pub(crate) fn the_node_object_is_waited_for(setting: &Setting) -> Result<()> {
     bed.end()
 }
 
+/// Its health check node port is taken, by the proxy's own health page.
+const TAKEN: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: taken, namespace: shop}
+spec:
+  type: LoadBalancer
+  externalTrafficPolicy: Local
+  healthCheckNodePort: 10256
+  clusterIP: 10.96.0.81
+  ports:
+  - {port: 80, nodePort: 30081}
+";
+
 pub(crate) fn events_tell_of_a_start_and_of_what_is_refused(setting: &Setting) -> Result<()> {
     let now: u32 = std::fs::read_to_string(CONNTRACK_MAX)?.trim().parse()?;
     let fields = format!("{{conntrack: {{maxPerCore: 1, min: {}}}}}", other_size(now)?);
     let mut bed = Bed::new(setting, &setting.mode, &fields)?;
+    bed.cluster.apply_all(TAKEN)?;
     bed.world.run(Host::Node1, "sysctl -q net.ipv4.ip_forward=0")?;
     bed.proxy.start(&mut bed.world)?;
     let reasons = || {
@@ -88,11 +122,15 @@ pub(crate) fn events_tell_of_a_start_and_of_what_is_refused(setting: &Setting) -
         let reason = |event: &serde_json::Value| event["reason"].as_str().unwrap_or_default().to_owned();
         events.iter().map(reason).collect::<Vec<_>>()
     };
-    let wanted = ["SettingsRefused", "NotForwarding", "Starting"];
+    let wanted = ["SettingsRefused", "NotForwarding", "Starting", "FailedToStartServiceHealthcheck"];
     let told = || wanted.iter().all(|reason| reasons().iter().any(|told| told == reason)).then_some(());
     Deadline::after(SOON).poll(told).with_context(|| format!("events: {:?}", reasons()))?;
     for event in bed.cluster.server().events() {
-        ensure!(event["regarding"]["name"] == "node1" && event["type"].is_string(), "{event}");
+        let about =
+            ["kind", "namespace", "name"].map(|field| event["regarding"][field].as_str().unwrap_or("-"));
+        let is_of_service = event["reason"] == "FailedToStartServiceHealthcheck";
+        let wanted = if is_of_service { ["Service", "shop", "taken"] } else { ["Node", "-", "node1"] };
+        ensure!(about == wanted && event["type"].is_string(), "{event}");
     }
     let forwards = bed.world.run(Host::Node1, "sysctl -n net.ipv4.ip_forward")?;
     ensure!(forwards.trim() == "0", "ip_forward, which kube-proxy leaves alone too, is {forwards}");

@@ -29,6 +29,7 @@ pub(crate) fn metrics_are_valid_and_the_configuration_is_shown(setting: &Setting
     let threads = bed.page("/debug/pprof/threads")?;
     ensure!(threads.status == 200 && threads.body.contains("tokio-"), "{}", threads.body);
     ensure!(bed.page("/debug/pprof/memory")?.body.contains("Rss:"));
+    ensure!(!bed.proxy.log().contains(" ebpf: "), "programs tell what nobody asked for");
     bed.end()?;
     let mut without = Bed::started(setting, &setting.mode, "{}")?;
     ensure!(without.page("/debug/pprof/")?.status == 404, "profiling answers without its flag");

@@ -1,6 +1,8 @@
 //! What the ipvs mode does in the kernel that conformance cases cannot see: how much it sends, what becomes of real servers that
 //! leave, what it refuses, and what it leaves to others. Runs where the kernel has IPVS.
 
+mod counts;
+mod families;
 mod leftovers;
 mod node;
 mod refused;
@@ -70,6 +72,8 @@ const CHECKS: &[Check] = &[
     ("a scheduler that the kernel lacks is refused by name", a_missing_scheduler_is_refused),
     ("a scheduler of choice is loaded and used", schedulers_are_loaded),
     ("what the kernel refuses of one Service keeps no other from being served", refused::one_of_many),
+    ("connections and bytes of Services are counted, as many as asked for apart", counts::of_services),
+    ("a family whose iptables fails does not hold up the other", families::go_by_themselves),
     ("a full set leaves out what it has no room for until it has", refused::full_set),
     ("cleanup takes all of ours and nothing of others", cleanup_leaves_others_alone),
 ];

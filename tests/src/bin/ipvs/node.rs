@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Result, ensure};
 use proxy_userspace::{
     dataplane::{
-        Dataplane as _, PlanSize as _,
+        Dataplane as _, KernelCounts, PlanSize as _, ServiceCount,
         iptables::{Iptables, IptablesSettings},
         ipvs::{Ipvs, IpvsError, IpvsSettings, Sent, State},
     },
@@ -41,6 +41,7 @@ pub(super) struct Mode {
     settings: IpvsSettings,
     dataplane: Ipvs,
     state: State,
+    reader: Option<Box<dyn KernelCounts>>,
 }
 
 impl Node {
@@ -75,7 +76,7 @@ impl Node {
                 Ok(dataplane) => dataplane,
                 Err(error) => return Ok(Err(error)),
             };
-            Ok(dataplane.observe().map(|state| Mode { settings, dataplane, state }))
+            Ok(dataplane.observe().map(|state| Mode { settings, dataplane, state, reader: None }))
         });
         made.unwrap_or_else(|error| {
             let message = std::io::Error::other(format!("{error:#}"));
@@ -112,6 +113,14 @@ impl Node {
 impl Mode {
     pub(super) fn sent(&self) -> Sent {
         self.dataplane.sent()
+    }
+
+    /// What the kernel counted of Services, read by the reader that metrics have.
+    pub(super) fn counts(&mut self, node: &Node) -> Result<Vec<ServiceCount>> {
+        if self.reader.is_none() {
+            self.reader = node.within(|| Ok(self.dataplane.kernel_counts()))?;
+        }
+        Ok(self.reader.as_ref().map_or_else(Vec::new, |reader| reader.services()))
     }
 
     /// Looks at the kernel and plans everything, without doing it.

@@ -20,7 +20,7 @@ pub(crate) struct Tool {
 }
 
 /// All tools.
-pub(crate) const TOOLS: [Tool; 7] = [
+pub(crate) const TOOLS: [Tool; 8] = [
     tool(
         "bpftool",
         "the demo shows the BPF maps with it",
@@ -42,6 +42,7 @@ pub(crate) const TOOLS: [Tool; 7] = [
     tool("ip", "conformance cases change their world with it", "-V", &[&["iproute2"]]),
     tool("ipset", "tests leave behind what kube-proxy leaves", "--version", &[&["ipset"]]),
     tool("promtool", "tests have it check the metrics", "--version", &[&["prometheus"]]),
+    tool("strace", "tests count system calls with it", "--version", &[&["strace"]]),
     tool("ethtool", "conformance cases switch the offloading of links with it", "--version", &[&["ethtool"]]),
 ];
 

@@ -34,6 +34,9 @@ pub(crate) struct Vm {
     /// Stop the machine after so many minutes.
     #[arg(long, value_name = "MINUTES", default_value_t = 20)]
     limit: u64,
+    /// Leave out kernel tests that have this in their names.
+    #[arg(long, value_name = "TEXT")]
+    skip: Vec<String>,
     /// The command to run in place of the kernel tests.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -43,7 +46,7 @@ pub(crate) struct Vm {
 pub(crate) fn run(what: &Vm) -> Result<ExitCode> {
     let guest = if what.command.is_empty() {
         setup::ensure()?;
-        let mut guest = suite::guest()?;
+        let mut guest = suite::guest(&what.skip)?;
         guest.copies.extend_from_slice(&what.copy);
         guest
     } else {

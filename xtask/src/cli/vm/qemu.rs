@@ -50,7 +50,9 @@ pub(crate) fn run(
 }
 
 fn command(kernel: Kernel, vmlinuz: &Path, initrd: &Path, console: &Path) -> Run {
-    Run::new("qemu-system-x86_64")
+    // All that a guest does is compute; what runs beside it waits for packets and deadlines.
+    Run::new("nice")
+        .args(["-n", "5", "qemu-system-x86_64"])
         // One thread for all processors: with a thread each, a processor now and then runs an instruction that another
         // one is patching (jump labels), and the kernel dies of a breakpoint.
         .args(["-accel", "tcg,thread=single", "-cpu", kernel.cpu(), "-smp", "2", "-m", MEMORY])

@@ -41,8 +41,8 @@ const MODE: &str = "ebpf";
 pub(crate) const PATIENCE: &str = "6";
 const BUILD: Duration = Duration::from_mins(40);
 
-/// Builds the programs; returns the guest that runs them one after the other.
-pub(crate) fn guest() -> Result<Guest> {
+/// Builds the programs; returns the guest that runs them one after the other, but for tests that have one of these in their names.
+pub(crate) fn guest(skip: &[String]) -> Result<Guest> {
     let mut progress = Progress::start("build for the guest");
     let built = steps::build_world()
         .check(&mut |line| progress.line(line))
@@ -53,19 +53,21 @@ pub(crate) fn guest() -> Result<Guest> {
     built.programs.retain(|program| program.ends_with(PROGRAM));
     let [shunt, conformance] = ["shunt", "conformance"].map(|name| workspace::release().join(name));
     let cases = workspace::root().join("tests/cases");
-    let script = script(&built.tests, &shunt, &conformance);
+    let script = script(&built.tests, skip, &shunt, &conformance);
     let mut guest = Guest::new(["bash", "-c", &script].map(Into::into).into())?;
     guest.copies = [built.tests, built.programs, vec![shunt, conformance, cases]].concat();
     guest.environment = vec![("SHUNT_TEST_PATIENCE".into(), PATIENCE.into())];
     Ok(guest)
 }
 
-fn script(tests: &[PathBuf], shunt: &Path, conformance: &Path) -> String {
+fn script(tests: &[PathBuf], skip: &[String], shunt: &Path, conformance: &Path) -> String {
     let cases = CASES.join(",");
     let flags = [Path::new("--shunt"), shunt, Path::new("--mode"), Path::new(MODE)];
     let only = [Path::new("--whole"), Path::new("--only"), Path::new(&cases)];
     let conformance = [&[conformance][..], &flags, &only].concat();
-    let commands = tests.iter().map(|test| vec![test.as_path()]).chain([conformance]);
+    let skip: Vec<&Path> = skip.iter().flat_map(|text| [Path::new("--skip"), Path::new(text)]).collect();
+    let tests = tests.iter().map(|test| [&[test.as_path()][..], &skip].concat());
+    let commands = tests.chain([conformance]);
     let words = |command: Vec<&Path>| command.into_iter().map(OsString::from).collect();
     one_after_the_other(&commands.map(words).collect::<Vec<_>>())
 }
@@ -123,6 +125,7 @@ fn executables(messages: &str) -> Built {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::conformance::is_case;
 
     #[test]
     fn tests_and_the_programs_they_start_are_found_among_cargos_messages() {
@@ -140,7 +143,10 @@ mod tests {
 
     #[test]
     fn one_that_fails_does_not_keep_the_others_from_running() {
-        let script = script(&["/a".into(), "/b".into()], Path::new("/shunt"), Path::new("/conformance"));
+        let skip = ["slow_".into()];
+        let script =
+            script(&["/a".into(), "/b".into()], &skip, Path::new("/shunt"), Path::new("/conformance"));
+        assert!(script.contains("'/a' '--skip' 'slow_' ||"), "{script}");
         assert_eq!(script.matches(" || failed=1").count(), 3, "{script}");
         assert!(script.ends_with("exit $failed"));
     }
@@ -153,9 +159,7 @@ mod tests {
     #[test]
     fn every_case_is_there() -> Result<()> {
         for case in CASES {
-            let folders = ["tests/cases", "tests/cases/shunt"].map(|folder| workspace::root().join(folder));
-            let is_there = folders.iter().any(|folder| folder.join(case).with_extension("yaml").is_file());
-            ensure!(is_there, "there is no {case}.yaml in {folders:?}");
+            ensure!(is_case(case), "there is no {case}.yaml");
         }
         Ok(())
     }

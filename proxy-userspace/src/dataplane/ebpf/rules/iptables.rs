@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Marks;
+use super::{MASQUERADED_PORTS, Marks};
 use crate::kernel::iptables::Family;
 
 const FORWARD: &str = "SHUNT-FORWARD";
@@ -137,17 +137,15 @@ fn is_jump_of_ours(rule: &str) -> bool {
 /// Rules as iptables-save prints them. FORWARD's are those of upstream's `KUBE-FORWARD`, but that only what would have to be
 /// masqueraded has to be known to conntrack; the others are explained at [`super::nft::script`].
 fn wanted(table: &str, family: Family, extent: Extent, marks: Marks) -> Wanted {
-    let Marks { masquerade, reject } = marks;
-    let masquerade = format!("{masquerade:#x}/{masquerade:#x}");
-    let reject = format!("{reject:#x}/{reject:#x}");
+    let [(masquerade, not_masqueraded), (reject, _)] = [marks.masquerade, marks.reject].map(matches);
     let unreachable = match family {
         Family::V4 => "icmp-port-unreachable",
         Family::V6 => "icmp6-port-unreachable",
     };
     let forward = || {
         let rules = vec![
-            format!("-m mark --mark {masquerade} -m conntrack --ctstate INVALID -j DROP"),
-            format!("-m mark --mark {masquerade} -j ACCEPT"),
+            format!("{masquerade} -m conntrack --ctstate INVALID -j DROP"),
+            format!("{masquerade} -j ACCEPT"),
             "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT".into(),
         ];
         ((FORWARD, rules), ("FORWARD", comment("traffic of Services", FORWARD)))
@@ -164,23 +162,35 @@ fn wanted(table: &str, family: Family, extent: Extent, marks: Marks) -> Wanted {
                 "-p tcp -j REJECT --reject-with tcp-reset".into(),
                 format!("-j REJECT --reject-with {unreachable}"),
             ];
-            let jump_to_refuse =
-                format!("-m mark --mark {reject} {}", comment("Services without endpoints", REJECT));
+            let jump_to_refuse = format!("{reject} {}", comment("Services without endpoints", REJECT));
             let jumps = vec![jump, ("FORWARD", jump_to_refuse.clone()), ("INPUT", jump_to_refuse)];
             Wanted { chains: vec![chain, (REJECT, refuse)], jumps }
         }
         ("nat", Extent::All { random_fully }) => {
-            let masquerading = if random_fully { "-j MASQUERADE --random-fully" } else { "-j MASQUERADE" };
+            let at_random = if random_fully { " --random-fully" } else { "" };
+            let (first, last) = MASQUERADED_PORTS.into_inner();
             let rules = vec![
-                format!("-m mark ! --mark {masquerade} -j RETURN"),
+                format!("{not_masqueraded} -j RETURN"),
                 format!("-j MARK --set-xmark 0x0/{:#x}", marks.masquerade),
-                masquerading.into(),
+                format!("-p udp -j MASQUERADE --to-ports {first}-{last}{at_random}"),
+                format!("-j MASQUERADE{at_random}"),
             ];
             let jump = comment("answers of a Service come back through this node", POSTROUTING);
             Wanted { chains: vec![(POSTROUTING, rules)], jumps: vec![("POSTROUTING", jump)] }
         }
         _ => Wanted::default(),
     }
+}
+
+/// What matches packets that are marked with one of these bits, and what those with none: in the words of iptables-save, and of
+/// upstream where it is one bit.
+fn matches(bits: u32) -> (String, String) {
+    if bits.is_power_of_two() {
+        let mark = format!("--mark {bits:#x}/{bits:#x}");
+        return (format!("-m mark {mark}"), format!("-m mark ! {mark}"));
+    }
+    let none = format!("--mark 0x0/{bits:#x}");
+    (format!("-m mark ! {none}"), format!("-m mark {none}"))
 }
 
 fn comment(text: &str, target: &str) -> String {

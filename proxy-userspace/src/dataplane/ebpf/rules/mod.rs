@@ -11,7 +11,7 @@ mod nft;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::RangeInclusive};
 
 use self::iptables::{Extent, Table};
 use crate::kernel::{
@@ -24,6 +24,12 @@ use crate::kernel::{
 /// Names that only rules of ours carry; what goes with one of them is put back at once.
 pub const NAMES: [&str; 4] = ["shunt", "SHUNT-FORWARD", "SHUNT-REJECT", "SHUNT-POSTROUTING"];
 
+/// Where masqueraded datagrams leave from. An answer to a port that is a node port too is a client's datagram to the program on the socket
+/// that sends it, which knows nothing of conntrack: chosen among all ports, one of 64,512 flows would lose its answers for each node port
+/// that is served. Node ports end at 32767, unless the API server's `--service-node-port-range` has others. Connections are accepted and not
+/// dialled, and may have any port; and on links the programs note what leaves from such a port.
+pub const MASQUERADED_PORTS: RangeInclusive<u16> = 32_768..=u16::MAX;
+
 /// Bits of a packet's mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marks {
@@ -31,6 +37,15 @@ pub struct Marks {
     pub masquerade: u32,
     /// To be refused.
     pub reject: u32,
+}
+
+impl Marks {
+    /// Bits of which each means what it does in one of the two; none where a bit would mean both.
+    fn or(self, other: Self) -> Option<Self> {
+        let both =
+            Self { masquerade: self.masquerade | other.masquerade, reject: self.reject | other.reject };
+        (both.masquerade & both.reject == 0).then_some(both)
+    }
 }
 
 /// Where masquerading and refusing are.
@@ -109,6 +124,19 @@ impl Rules {
             seen_nft: None,
             told_dropping: false,
         }
+    }
+
+    /// The same, and until [`Self::settle`] also for how packets were marked before; only for that where a bit would mean both, since
+    /// until then no packet is marked otherwise.
+    pub(super) fn following(self, before: Marks) -> Self {
+        Self { marks: self.marks.or(before).unwrap_or(before), ..self }
+    }
+
+    /// Nothing marks packets in any other way any more. The rules are to be put anew.
+    pub(super) fn settle(&mut self, marks: Marks) {
+        self.marks = marks;
+        self.seen.clear();
+        self.seen_nft = None;
     }
 
     /// Whether all of them are as they should be. What cannot be read counts as not so: putting them there tells why.

@@ -1,6 +1,6 @@
 //! The rules as one nftables table: the script that makes it, and whether a listing shows it.
 
-use super::Marks;
+use super::{MASQUERADED_PORTS, Marks};
 
 /// The table, with its family.
 pub(super) const TABLE: &str = "inet shunt";
@@ -9,6 +9,7 @@ pub(super) const TABLE: &str = "inet shunt";
 ///
 /// - Masquerading comes before that of others (`srcnat`, where iptables' nat table is too): whoever comes first decides for the
 ///   connection, and a CNI that gives pods another address than the node's must not decide for a Service's clients.
+/// - Masqueraded datagrams leave from ports of [`MASQUERADED_PORTS`] alone.
 /// - Refusing comes after conntrack (`raw` < conntrack < `mangle`), so that the answer belongs to the connection. Kernel 5.10
 ///   (f53b9b0bdc59) is the first that can refuse before routing, which may know no way to a Service's address.
 /// - What conntrack calls invalid is not masqueraded: it would leave with the client's address, and its endpoint would reset a
@@ -20,7 +21,9 @@ pub(super) fn script(marks: Marks, is_there: bool) -> String {
     let keep = !masquerade;
     let removal = if is_there { removal() } else { String::new() };
     let not_refused = !reject;
-    let [translated, carried, refused_tcp, refused, to_refuse, invalid, masqueraded] = comments(marks);
+    let [translated, carried, refused_tcp, refused, to_refuse, invalid, datagrams, masqueraded] =
+        comments(marks);
+    let (first, last) = MASQUERADED_PORTS.into_inner();
     format!(
         r#"{removal}table {TABLE} {{
 	chain refuse {{
@@ -39,6 +42,7 @@ pub(super) fn script(marks: Marks, is_there: bool) -> String {
 	}}
 	chain postrouting {{
 		type nat hook postrouting priority srcnat - 1; policy accept;
+		meta mark & {masquerade:#010x} != 0 meta l4proto udp meta mark set meta mark & {keep:#010x} masquerade to :{first}-{last} fully-random comment "{datagrams}"
 		meta mark & {masquerade:#010x} != 0 meta mark set meta mark & {keep:#010x} masquerade fully-random comment "{masqueraded}"
 	}}
 }}
@@ -52,7 +56,7 @@ pub(super) fn removal() -> String {
 }
 
 /// A comment for each rule, in their order. nft versions print rules differently, but comments alike; they tell the marks too.
-fn comments(Marks { masquerade, reject }: Marks) -> [String; 7] {
+fn comments(Marks { masquerade, reject }: Marks) -> [String; 8] {
     [
         "shunt: but conntrack goes on with what other rules translated".into(),
         "shunt: and IPVS with what it carries".into(),
@@ -60,6 +64,7 @@ fn comments(Marks { masquerade, reject }: Marks) -> [String; 7] {
         "shunt: and is unreachable to all else".into(),
         format!("shunt: to a Service without endpoints ({reject:#x})"),
         format!("shunt: what conntrack does not know is not masqueraded ({masquerade:#x})"),
+        format!("shunt: answers to datagrams come to none of its node ports ({masquerade:#x})"),
         format!("shunt: answers of a Service come back through this node ({masquerade:#x})"),
     ]
 }

@@ -4,28 +4,28 @@
 //! then the addresses that lead to them; what goes does so the other way round.
 
 mod servers;
+mod step;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
 };
 
 use self::servers::ServerChanges;
+pub(super) use self::step::{SetChange, Step};
 use super::{
     IpvsError,
     claims::{Claims, Item, claims},
+    held::Held,
     node::Node,
     refusals::{Refusals, Refusing},
-    rules::{self, Needs, RulesChange},
+    rules::{self, Needs},
     sets::{Entry, Set},
     state::{Owners, State},
 };
 use crate::{
     dataplane::PlanSize,
-    kernel::{
-        ipvs::{Change, Timeouts, VirtualKey},
-        sysctl::NetSetting,
-    },
+    kernel::ipvs::{Timeouts, VirtualKey},
     model::{Dirty, IpFamily, ServicePortKey, Snapshot},
 };
 
@@ -35,53 +35,6 @@ pub struct Plan {
     /// What is done.
     pub(super) steps: Vec<Step>,
     noted: Noted,
-}
-
-/// A part of a plan.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    /// A setting of the kernel.
-    Setting(NetSetting, i64),
-    /// Those that are not zero.
-    Timeouts(Timeouts),
-    /// Make the dummy link.
-    Link,
-    /// One `ipset restore`.
-    Sets(Vec<SetChange>),
-    /// One iptables-restore.
-    Rules(IpFamily, RulesChange),
-    /// Messages to IPVS.
-    Servers(Vec<Change>),
-    /// Real servers of TCP that get no new connections, and go when they have none any more.
-    Retire(Vec<(VirtualKey, SocketAddr)>),
-    /// Addresses of the dummy link.
-    AddAddresses(Vec<IpAddr>),
-    /// Addresses that it has no more.
-    DeleteAddresses(Vec<IpAddr>),
-}
-
-/// A change of a set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SetChange {
-    /// Make it.
-    Create(IpFamily, Set),
-    /// Add an entry.
-    Add(IpFamily, Set, Entry),
-    /// Delete one.
-    Delete(IpFamily, Set, Entry),
-}
-
-impl SetChange {
-    /// As `ipset restore` takes it.
-    pub(super) fn line(&self) -> String {
-        match self {
-            Self::Create(family, set) => {
-                format!("create {} {}\n", set.name(*family), set.made_as(*family))
-            }
-            Self::Add(family, set, entry) => format!("add {} {entry}\n", set.name(*family)),
-            Self::Delete(family, set, entry) => format!("del {} {entry}\n", set.name(*family)),
-        }
-    }
 }
 
 /// What is then known besides what the kernel holds.
@@ -94,19 +47,8 @@ struct Noted {
     /// What is left out.
     refused: Refusals,
     node: Node,
-}
-
-impl Step {
-    fn len(&self) -> usize {
-        match self {
-            Self::Setting(..) | Self::Timeouts(_) | Self::Link => 1,
-            Self::Sets(changes) => changes.len(),
-            Self::Rules(_, change) => change.len(),
-            Self::Servers(changes) => changes.len(),
-            Self::Retire(reals) => reals.len(),
-            Self::AddAddresses(addresses) | Self::DeleteAddresses(addresses) => addresses.len(),
-        }
-    }
+    /// It was planned about everything.
+    is_full: bool,
 }
 
 impl PlanSize for Plan {
@@ -133,6 +75,16 @@ impl Plan {
         self.noted.record(state);
     }
 
+    /// Virtual servers whose owners change, with those they have then.
+    pub(super) fn owners(&self) -> &BTreeMap<VirtualKey, Owners> {
+        &self.noted.owners
+    }
+
+    /// Whether it was planned about everything.
+    pub(super) fn is_full(&self) -> bool {
+        self.noted.is_full
+    }
+
     /// The steps are done and recorded, but for what was refused; or some are not at all.
     pub(super) fn note(
         self,
@@ -150,7 +102,7 @@ impl Plan {
 
 impl Noted {
     fn record(self, state: &mut State) {
-        let Self { ports, users, owners, needs, refused, node } = self;
+        let Self { ports, users, owners, needs, refused, node, is_full: _ } = self;
         for (key, claims) in ports {
             match claims {
                 Some(claims) => drop(state.ports.insert(key, claims)),
@@ -274,7 +226,7 @@ impl<'a> Planner<'a> {
             last.append(&mut first);
         }
         first.extend(added);
-        let is_takeover = self.state.rules.values().any(rules::Held::is_of_another_mode);
+        let is_takeover = self.state.rules.values().any(Held::is_of_another_mode);
         let (early, late) = if is_takeover { (Vec::new(), rules_first) } else { (rules_first, Vec::new()) };
         steps.push(Step::Sets(first));
         steps.extend(early);
@@ -287,13 +239,13 @@ impl<'a> Planner<'a> {
         steps.push(Step::Sets(last));
         steps.extend(rules_last);
         steps.retain(|step| step.len() > 0);
-        Plan { steps, noted: self.noted(needs) }
+        Plan { steps, noted: self.noted(needs, is_full) }
     }
 
-    fn noted(self, needs: BTreeMap<IpFamily, Needs>) -> Noted {
+    fn noted(self, needs: BTreeMap<IpFamily, Needs>, is_full: bool) -> Noted {
         let users = self.changes.keys().map(|item| (*item, self.users(item))).collect();
         let Self { ports, owners, refused, node, .. } = self;
-        Noted { ports, users, owners, needs, refused, node }
+        Noted { ports, users, owners, needs, refused, node, is_full }
     }
 
     /// What all else stands on.

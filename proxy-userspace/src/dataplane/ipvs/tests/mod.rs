@@ -27,7 +27,7 @@ fn terms() -> Terms {
         scheduler: "rr".into(),
         exclude_cidrs: testing::cidrs(&["203.0.113.0/24"]),
         masquerade_mark: 1 << 14,
-        random_fully: true,
+        random_fully: IpFamily::ALL.into(),
     }
 }
 

@@ -21,9 +21,11 @@ use crate::{
     model::{Dirty, IpFamily, ServicePortKey, Snapshot, testing},
 };
 
-/// A kernel that refuses one thing.
+/// A kernel that refuses one thing, or changes of sets altogether, or to remove any virtual server.
 struct Kernel {
     refuses: Option<Refused>,
+    sets_fail: bool,
+    servers_stay: bool,
     state: State,
 }
 
@@ -33,7 +35,7 @@ fn error() -> KernelError {
 
 impl Kernel {
     fn new(refuses: Option<Refused>) -> Self {
-        Self { refuses, state: State::empty(terms()) }
+        Self { refuses, sets_fail: false, servers_stay: false, state: State::empty(terms()) }
     }
 
     fn sync(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, IpvsError> {
@@ -49,7 +51,7 @@ impl Kernel {
             let step = self.taken(step, &mut refusing);
             self.state.record(step);
         }
-        plan.note(&mut self.state, refusing, true)?;
+        plan.note(&mut self.state, refusing, !self.sets_fail && !self.servers_stay)?;
         self.state.refused.outcome()
     }
 
@@ -63,6 +65,10 @@ impl Kernel {
 
     fn taken(&self, step: Step, refusing: &mut Refusing) -> Step {
         match step {
+            Step::Sets(changes) if self.sets_fail => {
+                refusing.may_lack(&changes);
+                Step::Sets(Vec::new())
+            }
             Step::Sets(mut changes) => {
                 changes.retain(|change| match *change {
                     // The set takes any address, and the link does not.
@@ -76,6 +82,10 @@ impl Kernel {
             Step::Servers(mut changes) => {
                 changes.retain(|change| match change {
                     Change::AddServer(key, _) => self.takes(Refused::Server(*key), refusing),
+                    Change::RemoveServer(_) if self.servers_stay => {
+                        refusing.may_stay(change);
+                        false
+                    }
                     Change::AddReal(key, real, _) => {
                         !refusing.has(Refused::Server(*key))
                             && self.takes(Refused::Real(*key, *real), refusing)
@@ -213,4 +223,70 @@ fn what_was_refused_and_is_not_wanted_any_more_is_forgotten_by_a_look_at_everyth
         port.local_endpoints.retain(|endpoint| endpoint.address != address);
     }
     assert!(kernel.sync(&changed, &Dirty::everything()).is_ok());
+}
+
+#[test]
+fn where_sets_fail_altogether_nothing_is_opened_that_source_ranges_should_guard() {
+    let snapshot = super::golden::snapshot();
+    let whole = programmed(&snapshot);
+    let mut kernel = Kernel::new(None);
+    kernel.sync(&Snapshot::default(), &Dirty::everything()).expect("all that Services stand on");
+    kernel.sets_fail = true;
+    kernel.sync(&snapshot, &Dirty::everything()).expect("nothing is to blame on a service port");
+    let is_there = |key| kernel.state.servers.contains_key(key);
+    let (guarded, free): (Vec<_>, Vec<_>) =
+        whole.servers.keys().partition(|key| whole.has_source_ranges(**key));
+    assert!(!guarded.is_empty() && !guarded.iter().any(&is_there), "{guarded:?}");
+    assert!(!free.is_empty() && free.iter().all(is_there), "{free:?}");
+    assert!(kernel.is_safe());
+    kernel.sets_fail = false;
+    kernel.sync(&snapshot, &Dirty::everything()).expect("all is taken");
+    assert_eq!(kernel.state, whole);
+}
+
+#[test]
+fn a_server_that_cannot_be_removed_is_guarded_until_it_can() {
+    let snapshot = super::golden::snapshot();
+    let mut kernel = Kernel::new(None);
+    kernel.sync(&snapshot, &Dirty::everything()).expect("all is taken");
+    let guards = |state: &State| -> BTreeSet<Item> {
+        let is_guard = |item: &&Item| matches!(item, Item::Entry(_, Set::LoadBalancerFirewall, _));
+        let there = state.items.iter().filter(|(_, presence)| presence.is_there).map(|(item, _)| item);
+        there.filter(is_guard).copied().collect()
+    };
+    let (before, servers) = (guards(&kernel.state), kernel.state.servers.len());
+    assert!(!before.is_empty());
+    kernel.servers_stay = true;
+    for _ in 0..2 {
+        kernel
+            .sync(&Snapshot::default(), &Dirty::everything())
+            .expect("nothing is to blame on a service port");
+        assert_eq!(kernel.state.servers.len(), servers);
+        assert_eq!(guards(&kernel.state), before);
+        // As after any error that is of no family.
+        kernel.state.node = None;
+    }
+    kernel.servers_stay = false;
+    kernel.sync(&Snapshot::default(), &Dirty::everything()).expect("all is taken");
+    assert!(kernel.state.servers.is_empty() && guards(&kernel.state).is_empty());
+}
+
+#[test]
+fn where_rules_of_one_family_fail_all_else_of_both_is_planned() {
+    let snapshot = super::golden::snapshot();
+    let mut kernel = Kernel::new(None);
+    kernel.state.rules.remove(&IpFamily::V4);
+    kernel.sync(&snapshot, &Dirty::everything()).expect("the rules of IPv4 are not tried");
+    let whole = programmed(&snapshot);
+    assert_eq!(kernel.state.rules.get(&IpFamily::V6), whole.rules.get(&IpFamily::V6));
+    assert!(!kernel.state.rules.contains_key(&IpFamily::V4));
+    assert_eq!((&kernel.state.sets, &kernel.state.items), (&whole.sets, &whole.items));
+    // Only what rules should guard waits for them.
+    let missing: Vec<_> =
+        whole.servers.keys().filter(|key| !kernel.state.servers.contains_key(key)).collect();
+    assert!(!missing.is_empty());
+    assert!(missing.iter().all(|key| key.address.is_ipv4() && whole.has_source_ranges(**key)), "{missing:?}");
+    assert!(kernel.is_safe());
+    // What changes then is planned as a change, and not as everything.
+    assert!(plan(&kernel.state, &snapshot, &Dirty::default()).is_empty());
 }

@@ -1,7 +1,7 @@
 //! Filters of a clsact qdisc (kernel 4.5), over rtnetlink: each under a handle of our own, so that a new program takes the
 //! place of the old without a moment in which none runs.
 
-use std::{io, os::fd::AsRawFd as _};
+use std::{collections::BTreeSet, io, os::fd::AsRawFd as _};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_DUMP};
 use netlink_packet_route::{
@@ -24,6 +24,7 @@ const HANDLES: [u32; 2] = [0x7368_6e74, 0x7368_6e75];
 /// Packets of every protocol.
 const ETH_P_ALL: u16 = 3;
 const CLSACT: &str = "clsact";
+const INGRESS: &str = "ingress";
 /// The qdisc's own handle.
 const QDISC: TcHandle = TcHandle { major: 0xffff, minor: 0 };
 
@@ -73,6 +74,9 @@ impl Clsact {
         // Without NLM_F_EXCL one that is there is fine, and one of kind ingress, which has no egress, is an error.
         let made = self.tell(NLM_F_CREATE, RouteNetlinkMessage::NewQueueDiscipline(qdisc));
         if let Err(error) = made {
+            if self.with_ingress_qdisc().is_ok_and(|links| links.contains(&index)) {
+                return Ok(Attached::NoEgress);
+            }
             return unless_gone(error, KernelError::call("add a clsact qdisc to", described(index, hook)));
         }
         let options = [
@@ -91,6 +95,21 @@ impl Clsact {
                 unless_gone(error, KernelError::call("add a filter of priority 1 to", described(index, hook)))
             }
         }
+    }
+
+    /// The links that have a qdisc of kind ingress, by index. It has clsact's handle, so that a link has one or the other.
+    pub fn with_ingress_qdisc(&self) -> Result<BTreeSet<u32>, KernelError> {
+        let every = TcMessage::from_parts(header(0, TcHandle::UNSPEC, TcHandle::UNSPEC, 0), Vec::new());
+        let question = RouteNetlinkMessage::GetQueueDiscipline(every);
+        let answers = netlink::ask(&self.socket, None, NLM_F_DUMP, question)
+            .map_err(KernelError::call("list", "qdiscs"))?;
+        let of_ingress = |message| match message {
+            RouteNetlinkMessage::NewQueueDiscipline(qdisc) => {
+                qdisc.attributes.contains(&kind(INGRESS)).then(|| qdisc.header.index.cast_unsigned())
+            }
+            _ => None,
+        };
+        Ok(answers.into_iter().filter_map(of_ingress).collect())
     }
 
     /// The handle under which a filter is asked first: that of ours that is the first already, else one that is free. With it the

@@ -34,6 +34,8 @@ pub enum Attached {
     Runs,
     /// The link is gone, and nothing is left to be done for it.
     LinkGone,
+    /// The link has a qdisc of kind ingress, beside which there can be no clsact one: no hook for what leaves.
+    NoEgress,
 }
 
 /// A link that vanished is no failure.

@@ -40,7 +40,10 @@ pub fn is_supported() -> bool {
 /// may stand for another link by now.
 pub fn attach(program: LinkProgram<'_>, index: u32, hook: Hook, pin: &Path) -> Result<Attached, KernelError> {
     if let Some((link, _)) = live_link(index, hook, pin)? {
-        return link::replace(link.as_fd(), program.fd, pin).map(|_| Attached::Runs);
+        return match syscall::update_link(link.as_fd(), program.fd) {
+            Ok(()) => Ok(Attached::Runs),
+            Err(error) => unless_gone(error, KernelError::path("replace program of link", pin)),
+        };
     }
     let link = match syscall::create_tcx_link(program.fd, index, hook.attach_type()) {
         Ok(link) => link,

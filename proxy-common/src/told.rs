@@ -1,0 +1,75 @@
+//! What programs tell of single connections and packets, where that is asked for, and how it stands in a record.
+//!
+//! A record is a line of numbers and addresses: [`Codes`], and of a connection or packet the Service's identifier, the source with
+//! its port, the address dialled and its port, and the endpoint and its port if it goes to one.
+
+use crate::{
+    Proto,
+    layout::{Counter, Endpoint, Flow, FlowKey, Program},
+};
+
+/// A connection or packet for a Service, and what became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told<'a> {
+    /// What became of it, as it is counted; [`Counter::FlowsBegun`]: it goes to an endpoint.
+    pub what: Counter,
+    /// Its IP protocol number.
+    pub proto: u8,
+    /// [`ServiceValue::service`](crate::layout::ServiceValue::service); 0 if that is not known.
+    pub service: u32,
+    /// Where it comes from; [`Endpoint::NONE`] of a socket, which may have no address yet.
+    pub source: &'a Endpoint,
+    /// The address that was dialled.
+    pub dialled: &'a Endpoint,
+    /// Where it goes; [`Endpoint::NONE`] if nowhere.
+    pub endpoint: &'a Endpoint,
+}
+
+impl<'a> Told<'a> {
+    /// What became of a packet on a link.
+    #[inline(always)]
+    pub const fn of_flow(what: Counter, key: &'a FlowKey, flow: &'a Flow) -> Self {
+        let (source, dialled) = (&key.source, &key.destination);
+        Self { what, proto: key.proto, service: flow.service, source, dialled, endpoint: &flow.destination }
+    }
+
+    /// What became of a socket's connection or datagram.
+    #[inline(always)]
+    pub const fn of_socket(
+        what: Counter,
+        proto: Proto,
+        service: u32,
+        dialled: &'a Endpoint,
+        endpoint: &'a Endpoint,
+    ) -> Self {
+        Self { what, proto: proto as u8, service, source: &Endpoint::NONE, dialled, endpoint }
+    }
+}
+
+/// Who tells of what, in one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Codes(pub u32);
+
+impl Codes {
+    /// `what` is a [`Counter`], or, without more in the record, a [`ProgramError`](crate::layout::ProgramError); `proto` an IP
+    /// protocol number.
+    #[inline(always)]
+    pub const fn new(program: Program, what: u32, proto: u8) -> Self {
+        Self(program as u32 | what << 8 | (proto as u32) << 16)
+    }
+
+    /// The program's number.
+    pub const fn program(self) -> u32 {
+        self.0 & 0xff
+    }
+
+    /// The number of what it tells.
+    pub const fn what(self) -> u32 {
+        self.0 >> 8 & 0xff
+    }
+
+    /// The IP protocol number.
+    pub const fn proto(self) -> u32 {
+        self.0 >> 16
+    }
+}

@@ -1,0 +1,135 @@
+//! Command lines as Go's flags take them, which a `DaemonSet`'s may rely on.
+
+use std::collections::BTreeSet;
+
+use clap::error::ErrorKind;
+
+use super::problems;
+use crate::config::{
+    Flags,
+    flags::FLAGS,
+    schema,
+    settings::Settings,
+    value::{Kind, Value, go_bool, go_integer},
+};
+
+const TRUE: [&str; 6] = ["1", "t", "T", "true", "TRUE", "True"];
+const FALSE: [&str; 6] = ["0", "f", "F", "false", "FALSE", "False"];
+
+/// The flags of yes or no that set a field, with it.
+fn switches() -> Vec<(&'static str, &'static str)> {
+    let is_switch = |path: &&str| schema::field(path).is_some_and(|field| matches!(field.kind, Kind::Bool));
+    FLAGS.iter().filter_map(|flag| Some((flag.name, flag.path().filter(is_switch)?))).collect()
+}
+
+fn given(arguments: &[&str], path: &str) -> Option<Value> {
+    let flags = Flags::parse([&["shunt"], arguments].concat());
+    let flags = flags.unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
+    let mut settings = Settings::default();
+    flags.add_to(&mut settings);
+    settings.given(path).cloned()
+}
+
+#[test]
+fn every_switch_of_kube_proxys_takes_all_words_of_go_for_yes_and_no() {
+    let names: BTreeSet<&str> = switches().iter().map(|(name, _)| *name).collect();
+    for upstreams in [
+        "bind-address-hard-fail",
+        "conntrack-tcp-be-liberal",
+        "ipvs-strict-arp",
+        "iptables-localhost-nodeports",
+        "log-json-split-stream",
+        "log-text-split-stream",
+        "masquerade-all",
+        "profiling",
+    ] {
+        assert!(names.contains(upstreams), "--{upstreams} is missing");
+    }
+    for (name, path) in switches() {
+        for (words, meant) in [(TRUE, true), (FALSE, false)] {
+            for word in words {
+                assert_eq!(go_bool(word), Some(meant));
+                assert_eq!(
+                    given(&[&format!("--{name}={word}")], path),
+                    Some(Value::Bool(meant)),
+                    "{name} {word}"
+                );
+                let parted = format!("--{}={word}", name.replace('-', "_"));
+                assert_eq!(given(&[&parted], path), Some(Value::Bool(meant)), "{parted}");
+            }
+        }
+        assert_eq!(given(&[&format!("--{name}")], path), Some(Value::Bool(true)), "{name} alone");
+        let wrong = problems(None, &[&format!("--{name}=yes")]);
+        assert!(wrong[0].contains(&format!("--{name}: \"yes\"")), "{wrong:?}");
+    }
+}
+
+#[test]
+fn init_only_and_cleanup_take_all_words_of_go_too() {
+    for (word, meant) in TRUE.map(|word| (word, true)).into_iter().chain(FALSE.map(|word| (word, false))) {
+        for name in ["init-only", "init_only"] {
+            let flags = Flags::parse(["shunt", &format!("--{name}={word}")]).expect("it is taken");
+            assert_eq!((flags.init_only, flags.cleanup), (meant, false), "--{name}={word}");
+        }
+        let flags = Flags::parse(["shunt", &format!("--cleanup={word}")]).expect("it is taken");
+        assert_eq!((flags.init_only, flags.cleanup), (false, meant), "--cleanup={word}");
+    }
+    let wrong = Flags::parse(["shunt", "--cleanup=yes"]).expect_err("it is no word of Go's").to_string();
+    assert!(wrong.contains("'yes'") && wrong.contains("--cleanup"), "{wrong}");
+}
+
+#[test]
+fn version_and_help_may_have_a_value_and_false_says_nothing() {
+    for (name, kind) in [("version", ErrorKind::DisplayVersion), ("help", ErrorKind::DisplayHelp)] {
+        for word in TRUE {
+            let shown = Flags::parse(["shunt", &format!("--{name}={word}")]).expect_err("it is shown");
+            assert_eq!(shown.kind(), kind, "--{name}={word}");
+        }
+        for word in FALSE {
+            Flags::parse(["shunt", &format!("--{name}={word}"), "--v=2"]).expect("it says nothing");
+        }
+        let wrong = Flags::parse(["shunt", &format!("--{name}=maybe")]).expect_err("it is no word");
+        assert!(wrong.to_string().contains("maybe") && wrong.exit_code() != 0, "{wrong}");
+    }
+    let raw = Flags::parse(["shunt", "--version=raw"]).expect_err("it is shown");
+    assert_eq!(raw.kind(), ErrorKind::DisplayVersion);
+}
+
+#[test]
+fn whole_numbers_may_have_a_base_and_parted_digits() {
+    let numbers = [
+        ("31", 31),
+        ("+31", 31),
+        ("-7", -7),
+        ("0x1F", 31),
+        ("0X1f", 31),
+        ("0o37", 31),
+        ("037", 31),
+        ("0b1_1111", 31),
+        ("0x_1f", 31),
+        ("131_072", 131_072),
+        ("0", 0),
+        ("-0x7", -7),
+    ];
+    for (text, number) in numbers {
+        assert_eq!(go_integer(text), Some(number), "{text}");
+    }
+    for wrong in
+        ["", "-", "0x", "1__0", "_1", "1_", "08", "0b2", "0x+1", "--1", "1e3", " 1", "9223372036854775808"]
+    {
+        assert_eq!(go_integer(wrong), None, "{wrong}");
+    }
+    let cores = given(&["--conntrack-max-per-core=0x8000"], "conntrack.maxPerCore");
+    assert_eq!(cores, Some(Value::Integer(32_768)));
+    let port = given(&["--healthz-bind-address=10.0.0.1", "--healthz-port=0x2800"], "healthzBindAddress");
+    assert!(matches!(port, Some(Value::BindAddress(address)) if address.port() == 0x2800), "{port:?}");
+}
+
+#[test]
+fn one_dash_is_for_one_letter_as_pflag_has_it() {
+    for verbosity in [["-v=4"].as_slice(), &["-v4"], &["-v", "4"], &["--v=4"], &["--v", "4"]] {
+        assert_eq!(given(verbosity, "logging.verbosity"), Some(Value::Integer(4)), "{verbosity:?}");
+    }
+    let wrong = Flags::parse(["shunt", "-profiling=true"]).expect_err("pflag refuses it too");
+    assert!(wrong.to_string().contains("-p"), "{wrong}");
+}

@@ -1,0 +1,76 @@
+//! What the process costs and holds, under the names that Prometheus' client libraries have for it, and so upstream.
+
+use std::{fmt, sync::OnceLock};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{counter::ConstCounter, gauge::ConstGauge},
+};
+
+use crate::kernel::{
+    KernelError,
+    own_process::{self, Usage},
+};
+
+/// Looks it up when metrics are asked for.
+#[derive(Debug, Default)]
+pub(super) struct OfProcess {
+    /// What does not change.
+    started_at: OnceLock<f64>,
+}
+
+impl OfProcess {
+    fn look(&self) -> Result<(f64, Usage), KernelError> {
+        let usage = own_process::usage()?;
+        if let Some(started_at) = self.started_at.get() {
+            return Ok((*started_at, usage));
+        }
+        let started_at = own_process::started_at()?;
+        Ok((*self.started_at.get_or_init(|| started_at), usage))
+    }
+}
+
+impl Collector for OfProcess {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (started_at, usage) = match self.look() {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::debug!(%error, "what the process costs is not told");
+                return Ok(());
+            }
+        };
+        let Usage { cpu_seconds, resident, mapped, open_files, most_files } = usage;
+        let mut write = |name, help, metric: &dyn Written| metric.write(&mut encoder, name, help);
+        let cpu = ConstCounter::new(cpu_seconds);
+        write("cpu_seconds", "Total user and system CPU time spent in seconds.", &cpu)?;
+        write(
+            "start_time_seconds",
+            "Start time of the process since unix epoch in seconds.",
+            &ConstGauge::new(started_at),
+        )?;
+        write("resident_memory_bytes", "Resident memory size in bytes.", &gauge(resident))?;
+        write("virtual_memory_bytes", "Virtual memory size in bytes.", &gauge(mapped))?;
+        write("open_fds", "Number of open file descriptors.", &gauge(open_files))?;
+        if let Some(most) = most_files {
+            write("max_fds", "Maximum number of open file descriptors.", &gauge(most))?;
+        }
+        Ok(())
+    }
+}
+
+/// A metric that stands alone under its name.
+trait Written {
+    fn write(&self, to: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result;
+}
+
+impl<M: EncodeMetric> Written for M {
+    fn write(&self, to: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result {
+        let metric = to.encode_descriptor(name, help, None, self.metric_type())?;
+        self.encode(metric)
+    }
+}
+
+fn gauge(value: u64) -> ConstGauge<i64> {
+    ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX))
+}

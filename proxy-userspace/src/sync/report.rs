@@ -1,0 +1,81 @@
+//! What is told of a sync: to those who read metrics, ask for health, or read logs.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+use super::{Outputs, SyncLoop};
+use crate::{
+    health::{HealthChecks, ListenOn, NodeObject},
+    metrics::SyncExtent,
+    model::{IpFamily, UnixNanos},
+};
+
+/// Syncs that come faster than this are logged at debug.
+const FREQUENT: Duration = Duration::from_secs(1);
+
+impl SyncLoop {
+    /// A sync of the families that do not fail succeeded.
+    pub(super) fn report(&mut self, extent: SyncExtent, took: Duration, operations: usize) {
+        let now = unix_now();
+        let (metrics, families) = (&self.outputs.metrics, served_families(self.failing_family));
+        metrics.sync_succeeded(families, extent, took, operations, now.as_secs_f64());
+        for UnixNanos(changed) in self.trigger_times.drain(..) {
+            metrics.endpoints_programmed(families, now.saturating_sub(Duration::from_nanos(changed)));
+        }
+        self.report_served();
+    }
+
+    /// What load balancers and the kubelet are told, whether all Services are in the kernel or all but some, or but those of a
+    /// family.
+    pub(super) fn report_served(&self) {
+        let Outputs { metrics, health, health_checks, .. } = &self.outputs;
+        let snapshot = self.model.snapshot();
+        health.set_node(match (snapshot.node.being_deleted, self.node_wait.is_unknown()) {
+            (true, _) => NodeObject::Leaving,
+            (false, true) => NodeObject::Missing,
+            (false, false) => NodeObject::There,
+        });
+        health.updated(served_families(self.failing_family));
+        self.no_local_endpoints.report(metrics);
+        let listen_on = if self.every_node_port_address {
+            ListenOn::EveryAddress
+        } else {
+            ListenOn::Addresses(snapshot.node.node_port_addresses.clone())
+        };
+        let checks = self.model.health_checks();
+        health_checks.send_if_modified(|told| {
+            let differs = told.checks != *checks || told.listen_on != listen_on;
+            if differs {
+                *told = HealthChecks { checks: checks.clone(), listen_on };
+            }
+            differs
+        });
+    }
+
+    /// A sync made so many changes.
+    pub(super) fn log_sync(&mut self, now: Instant, took: Duration, operations: usize) {
+        let services = self.model.service_count();
+        let endpoints = self.model.endpoint_count();
+        let frequent = self.last_logged.replace(now).is_some_and(|last| now - last < FREQUENT);
+        if frequent {
+            tracing::debug!(services, endpoints, operations, ?took, "programmed");
+        } else {
+            tracing::info!(services, endpoints, operations, ?took, "programmed");
+        }
+    }
+}
+
+/// The families that are served: all but one that failed.
+const fn served_families(failing: Option<IpFamily>) -> &'static [IpFamily] {
+    match failing {
+        None => &IpFamily::ALL,
+        Some(IpFamily::V4) => &[IpFamily::V6],
+        Some(IpFamily::V6) => &[IpFamily::V4],
+    }
+}
+
+/// The time since 1970.
+pub(super) fn unix_now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

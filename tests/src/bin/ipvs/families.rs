@@ -1,0 +1,94 @@
+//! One family whose iptables does not work: the other is served, and what changes of it is changed.
+
+use std::{
+    fs, io,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Result, bail, ensure};
+use proxy_userspace::{
+    dataplane::{
+        Dataplane as _,
+        ipvs::{Ipvs, IpvsSettings},
+    },
+    kernel::command::SearchPath,
+    model::{IpFamily, Protocol},
+};
+
+use crate::node::{Node, cluster_ip, endpoints, of_ports, service};
+
+/// Ends as if the kernel would not hear of IPv6 as long as a file is beside it, and else is what it stands for.
+fn breakable(directory: &Path, program: &str, real: &Path) -> io::Result<()> {
+    let file = directory.join(program);
+    let broken = directory.join("broken");
+    let text = format!(
+        "#!/bin/sh\nif [ -e {} ]; then echo 'no IPv6 for you' >&2; exit 3; fi\nexec {} \"$@\"\n",
+        broken.display(),
+        real.display()
+    );
+    fs::write(&file, text)?;
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755))
+}
+
+/// The commands of this machine; those of IPv6 can be broken.
+fn commands(directory: &Path) -> Result<SearchPath> {
+    let all = SearchPath::default();
+    let kinds = ["nft", "legacy"].map(|kind| ["save", "restore"].map(|verb| format!("tables-{kind}-{verb}")));
+    for name in kinds.as_flattened() {
+        for (family, is_breakable) in [("ip", false), ("ip6", true)] {
+            let program = format!("{family}{name}");
+            let Some(real) = all.find(&program) else { continue };
+            if is_breakable {
+                breakable(directory, &program, &real)?;
+            } else {
+                symlink(&real, directory.join(&program))?;
+            }
+        }
+    }
+    for program in ["ipset", "modprobe", "sh"] {
+        if let Some(real) = all.find(program) {
+            symlink(real, directory.join(program))?;
+        }
+    }
+    Ok(SearchPath::only([directory.to_owned()]))
+}
+
+fn servers(node: &Node) -> Result<Vec<String>> {
+    Ok(node.ipvs(proxy_userspace::kernel::ipvs::Ipvs::servers)?.keys().map(ToString::to_string).collect())
+}
+
+pub(super) fn go_by_themselves(node: &mut Node) -> Result<()> {
+    let directory: PathBuf = node.world().directory().join("commands");
+    fs::create_dir_all(&directory)?;
+    let broken = directory.join("broken");
+    fs::write(&broken, "")?;
+    let settings = IpvsSettings { path: commands(&directory)?, ..IpvsSettings::default() };
+    let mut mode = node.mode(settings)?;
+    let v6 = || service("web6", "fd96::1".parse().expect("an address"), Protocol::Tcp, &[]);
+    let web = |number: u16, pods: &[u8]| {
+        service(&format!("s{number}"), cluster_ip(number), Protocol::Tcp, &endpoints(pods))
+    };
+    let first = of_ports([web(0, &[1]), v6()]);
+    match mode.try_sync(node, &first)? {
+        Err(error) if Ipvs::failed_family(&error) == Some(IpFamily::V6) => {
+            ensure!(error.to_string().contains("no IPv6 for you"), "{error}");
+        }
+        other => bail!("{other:?}"),
+    }
+    let rules = node.run("iptables-save -t nat")?;
+    ensure!(rules.contains("KUBE-CLUSTER-IP"), "{rules}");
+    ensure!(servers(node)?.contains(&"TCP 10.96.0.1:80".to_owned()), "{:?}", servers(node)?);
+    // A change of the other family is no error, and runs nothing of IPv6's.
+    let both = of_ports([web(0, &[1]), web(3, &[1, 2]), v6()]);
+    mode.change(node, &both, "s3")?;
+    ensure!(servers(node)?.contains(&"TCP 10.96.0.4:80".to_owned()), "{:?}", servers(node)?);
+    // When it works again, a look at everything writes what is missing, and that alone.
+    fs::remove_file(&broken)?;
+    mode.sync(node, &both)?;
+    let rules = node.run("ip6tables-save -t nat")?;
+    ensure!(rules.contains("KUBE-6-CLUSTER-IP"), "{rules}");
+    let again = mode.plan(node, &both)?;
+    ensure!(again.is_empty(), "{again}");
+    mode.clean_up(node)
+}

@@ -1,0 +1,42 @@
+//! Service ports as the model resolves them, for tests that give them to a dataplane themselves.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+};
+
+use proxy_userspace::model::{
+    Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedEndpoint, ResolvedPort,
+    ServicePortKey, ServicePortName, TrafficPolicy,
+};
+
+/// The key of a service port named after what it serves.
+pub fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePortKey {
+    let service = NamespacedName::new("test", name);
+    ServicePortKey {
+        name: ServicePortName { service, port: "".into(), protocol },
+        family: IpFamily::of(address),
+    }
+}
+
+/// A service port at a cluster IP with these endpoints, all of them on this node and serving.
+pub fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
+    let endpoints: Vec<_> =
+        endpoints.iter().map(|address| ResolvedEndpoint { address: *address, is_local: true }).collect();
+    ResolvedPort {
+        frontends: vec![Frontend {
+            kind: FrontendKind::ClusterIp,
+            address: Some(address.ip()),
+            port: NonZeroU16::new(address.port()).unwrap_or(NonZeroU16::MIN),
+        }],
+        local_endpoints: Vec::new(),
+        serving: endpoints.clone(),
+        has_endpoints: !endpoints.is_empty(),
+        cluster_endpoints: endpoints,
+        affinity_timeout: None,
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    }
+}

@@ -1,0 +1,75 @@
+//! Which system calls a thread makes: strace tells.
+
+use std::{fs, path::Path, thread, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::{Pid, getppid, gettid},
+};
+
+use crate::{
+    deadline::Deadline,
+    process::{Finished, run_to_end},
+};
+
+const WITHIN: Duration = Duration::from_secs(30);
+/// What a thread calls that has memory to itself or waits for another; none of it is asked of the network or of BPF.
+const OF_MEMORY: [&str; 7] = ["mmap", "munmap", "mremap", "mprotect", "madvise", "brk", "futex"];
+/// Asked for before and after, and by nothing else here.
+const MARK: &str = "getppid";
+
+/// Does something and returns the names of the system calls that this thread made for it, in their order, but those for memory.
+pub fn system_calls_of(job: impl FnOnce()) -> Result<Vec<String>> {
+    let directory = tempfile::tempdir()?;
+    let trace = directory.path().join("trace");
+    let thread_id = gettid().to_string();
+    let output = trace.display().to_string();
+    let strace = thread::spawn(move || {
+        run_to_end(Path::new("strace"), &["-q", "-o", &output, "-p", &thread_id], 3 * WITHIN)
+    });
+    let tracer = Deadline::after(WITHIN).poll(|| tracer().filter(|_| has_begun(&trace)));
+    if tracer.is_some() {
+        let _mark = getppid();
+        job();
+        let _mark = getppid();
+    }
+    if let Some(tracer) = tracer {
+        kill(tracer, Signal::SIGINT).context("end strace")?;
+    }
+    let Finished { stderr, .. } = strace.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    ensure!(tracer.is_some(), "strace does not trace this thread: {stderr}");
+    names(&fs::read_to_string(&trace)?)
+}
+
+/// Who traces this thread.
+fn tracer() -> Option<Pid> {
+    let status = fs::read_to_string("/proc/thread-self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?;
+    line.trim().parse().ok().filter(|pid| *pid != 0).map(Pid::from_raw)
+}
+
+/// It tells of calls, and so of all to come.
+fn has_begun(trace: &Path) -> bool {
+    fs::metadata(trace).is_ok_and(|trace| trace.len() > 0)
+}
+
+fn names(trace: &str) -> Result<Vec<String>> {
+    let calls = trace.lines().filter_map(|line| Some(line.split_once('(')?.0.trim_start()));
+    let parts: Vec<Vec<&str>> =
+        calls.collect::<Vec<_>>().split(|name| *name == MARK).map(<[&str]>::to_vec).collect();
+    ensure!(parts.len() == 3, "{} marks in the trace, and not two:\n{trace}", parts.len() - 1);
+    Ok(parts[1].iter().filter(|name| !OF_MEMORY.contains(name)).map(ToString::to_string).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_between_the_marks_are_told_but_those_for_memory() {
+        let calls =
+            system_calls_of(|| assert!(fs::metadata("/no/such/file").is_err())).expect("strace, and root");
+        assert_eq!(calls.len(), 1, "{calls:?}");
+    }
+}

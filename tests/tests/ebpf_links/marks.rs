@@ -1,0 +1,126 @@
+//! A process that marks packets otherwise than the one before it: netfilter knows each mark before any packet has it, and as long.
+
+use std::path::Path;
+
+use aya::maps::{Array, Map, MapData};
+use proxy_common::layout::NodeValue;
+use proxy_userspace::{
+    dataplane::ebpf::{LinkAttachment, Marks, Step},
+    kernel::command::SearchPath,
+};
+use shunt_tests::process::run_to_end;
+
+use crate::bench::{Bench, WITHIN, run};
+
+const OLD: Marks = Marks { masquerade: NodeValue::MASQUERADE_MARK, reject: NodeValue::REJECT_MARK };
+const NEW: Marks = Marks { masquerade: 1 << 20, reject: 1 << 21 };
+
+/// The marks that programs of the pinned maps use.
+fn in_map(bench: &Bench) -> Marks {
+    let node = MapData::from_pin(bench.settings.pin_dir.join("node")).expect("pinned");
+    let node: Array<MapData, NodeValue> =
+        Map::from_map_data(node).and_then(Array::try_from).expect("of this type");
+    let NodeValue { masquerade_mark: masquerade, reject_mark: reject, .. } =
+        node.get(&0, 0).expect("written");
+    Marks { masquerade, reject }
+}
+
+/// The marks that the rules act on, as their comments tell.
+fn in_rules() -> Marks {
+    let listed = run("nft", &["list", "table", "inet", "shunt"]);
+    let told = |rule: &str| {
+        let (_, rest) = listed.split_once(rule).unwrap_or_else(|| panic!("no {rule}: {listed}"));
+        let number = rest.trim_start_matches(" (0x").split(')').next().expect("a mark");
+        u32::from_str_radix(number, 16).unwrap_or_else(|error| panic!("{number}: {error}"))
+    };
+    Marks {
+        masquerade: told("answers of a Service come back through this node"),
+        reject: told("to a Service without endpoints"),
+    }
+}
+
+fn both() -> Marks {
+    Marks { masquerade: OLD.masquerade | NEW.masquerade, reject: OLD.reject | NEW.reject }
+}
+
+/// Has an old process put its programs and rules, and a new one begin.
+fn begun_anew(change: impl FnOnce(&mut Bench)) -> Bench {
+    let mut bench = Bench::new(LinkAttachment::Probe);
+    bench.settings.netfilter = Some(SearchPath::default());
+    bench.restart();
+    bench.add_veth("v0", "v1");
+    bench.sync();
+    assert_eq!((in_map(&bench), in_rules()), (OLD, OLD));
+    bench.settings.marks = NEW;
+    change(&mut bench);
+    bench.restart();
+    bench
+}
+
+#[test]
+fn rules_for_both_marks_are_there_before_programs_use_the_new_one_and_the_old_go_last() {
+    let mut bench = begun_anew(|_| {});
+    assert_eq!((in_map(&bench), in_rules()), (OLD, OLD), "programs of the old process run, and read this");
+    let steps = bench.planned();
+    let rules = steps.iter().position(|step| *step == Step::PutRules).expect("they differ");
+    let first_link =
+        steps.iter().position(|step| matches!(step, Step::AttachLink(..))).expect("its programs");
+    assert!(rules < first_link);
+    bench.apply(&steps[..=rules]);
+    assert_eq!((in_map(&bench), in_rules()), (OLD, both()));
+    bench.apply(&steps[rules + 1..]);
+    assert_eq!((in_map(&bench), in_rules()), (NEW, NEW));
+    assert_eq!(bench.verify(), 0);
+    bench.restart();
+    assert_eq!((in_map(&bench), bench.sync()), (NEW, 1 + 4), "only programs are replaced");
+}
+
+#[test]
+fn new_programs_with_maps_of_their_own_keep_to_the_old_marks_while_old_ones_run() {
+    let mut bench = begun_anew(|bench| bench.settings.map_sizes.services = 128);
+    let steps = bench.planned();
+    let last = steps.iter().rposition(|step| matches!(step, Step::AttachLink(..))).expect("its programs");
+    bench.apply(&steps[..last]);
+    // The maps are in place by now, and one link has a program of the old process yet.
+    assert_eq!((in_map(&bench), in_rules()), (OLD, both()));
+    bench.apply(&steps[last..]);
+    assert_eq!((in_map(&bench), in_rules()), (NEW, NEW));
+    assert_eq!(bench.verify(), 0);
+}
+
+#[test]
+fn bits_that_change_places_mean_what_they_did_until_all_programs_are_replaced() {
+    let swapped = Marks { masquerade: OLD.reject, reject: OLD.masquerade };
+    let mut bench = begun_anew(|bench| bench.settings.marks = swapped);
+    let steps = bench.planned();
+    let last = steps.iter().rposition(|step| matches!(step, Step::AttachLink(..))).expect("its programs");
+    bench.apply(&steps[..last]);
+    assert_eq!((in_map(&bench), in_rules()), (OLD, OLD), "masquerading must not be refusing meanwhile");
+    bench.apply(&steps[last..]);
+    assert_eq!((in_map(&bench), in_rules()), (swapped, swapped));
+    assert_eq!(bench.verify(), 0);
+}
+
+#[test]
+fn iptables_acts_on_both_marks_too() {
+    let mut bench = begun_anew(|_| {});
+    // What FORWARD does with others' traffic makes a rule of ours needed there.
+    for command in ["iptables-nft", "ip6tables-nft"] {
+        let ran = run_to_end(Path::new(command), &["-P", "FORWARD", "DROP"], WITHIN).expect("iptables");
+        assert!(ran.status.success(), "{}", ran.stderr);
+    }
+    let steps = bench.planned();
+    let rules = steps.iter().position(|step| *step == Step::PutRules).expect("they differ");
+    bench.apply(&steps[..=rules]);
+    let forward = || run("iptables-nft", &["-S", "SHUNT-FORWARD"]);
+    let Marks { masquerade, .. } = both();
+    assert!(forward().contains(&format!("! --mark 0x0/{masquerade:#x} -j ACCEPT")), "{}", forward());
+    bench.apply(&steps[rules + 1..]);
+    let Marks { masquerade, .. } = NEW;
+    assert!(
+        forward().contains(&format!("--mark {masquerade:#x}/{masquerade:#x} -j ACCEPT")),
+        "{}",
+        forward()
+    );
+    assert_eq!(bench.verify(), 0);
+}

@@ -1,0 +1,106 @@
+//! What programs tell of single connections, where that is asked for.
+
+use std::{
+    io,
+    net::TcpStream,
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use proxy_userspace::{
+    kernel::bpf::LogLevel,
+    model::{Dirty, Protocol},
+};
+use shunt_tests::deadline::Deadline;
+
+use crate::bench::{Bench, tcp_server, udp_socket};
+
+/// What this process has logged.
+static LOG: LazyLock<Mutex<Vec<u8>>> = LazyLock::new(|| {
+    let log = tracing_subscriber::fmt().with_ansi(false).with_max_level(tracing::Level::DEBUG);
+    log.with_writer(|| Writer).init();
+    Mutex::default()
+});
+
+struct Writer;
+
+impl io::Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        log().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn log() -> MutexGuard<'static, Vec<u8>> {
+    LOG.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The lines that have all these words.
+fn lines(words: &[String]) -> Vec<String> {
+    let log = String::from_utf8_lossy(&log()).into_owned();
+    log.lines().filter(|line| words.iter().all(|word| line.contains(&**word))).map(str::to_owned).collect()
+}
+
+fn wait_for(words: &[String]) {
+    let found = || (!lines(words).is_empty()).then_some(());
+    let found = Deadline::after(Duration::from_secs(30)).poll(found);
+    assert!(found.is_some(), "no line has all of {words:?}:\n{}", String::from_utf8_lossy(&log()));
+}
+
+#[test]
+fn nothing_is_told_by_default_and_no_program_has_instructions_for_it_but_where_that_is_asked_for() {
+    LazyLock::force(&LOG);
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let untold = bench.serve(Protocol::Tcp, "10.96.7.9:80", &[endpoint]);
+    TcpStream::connect(untold).expect("connect");
+    let without = bench.programs();
+    bench.settings.log = LogLevel::Debug;
+    bench.restart();
+    bench.sync(&Dirty::everything());
+    connections_are_told_of(&mut bench);
+    refusals_are_told_of(&mut bench);
+    conversations_are_told_of_once(&mut bench);
+    assert_eq!(lines(&[format!("dialled={untold}")]), Vec::<String>::new());
+    let with = bench.programs();
+    for name in ["shunt_connect4", "shunt_sendmsg6", "shunt_in_eth"] {
+        // Telling takes more than 1,000 instructions; what is left of it is the question whether to.
+        assert!(without[name] + 1_000 < with[name], "{name}: {} and {}", without[name], with[name]);
+    }
+}
+
+fn connections_are_told_of(bench: &mut Bench) {
+    let families = [("10.96.7.1:80", "127.0.0.1:0", '4'), ("[fd96::7:1]:80", "[::1]:0", '6')];
+    for (service, local, version) in families {
+        let (_server, endpoint) = tcp_server(local);
+        let dialled = bench.serve(Protocol::Tcp, service, &[endpoint]);
+        TcpStream::connect(dialled).expect("connect");
+        wait_for(&[
+            "DEBUG ebpf: ".into(),
+            format!("program=\"shunt_connect{version}\" verdict=\"translated\" protocol=\"TCP\""),
+            format!("dialled={service} endpoint={endpoint} "),
+        ]);
+    }
+}
+
+fn refusals_are_told_of(bench: &mut Bench) {
+    let nowhere = bench.serve(Protocol::Tcp, "10.96.7.2:80", &[]);
+    TcpStream::connect(nowhere).expect_err("it has no endpoints");
+    let refused = "INFO ebpf: turned away program=\"shunt_connect4\" verdict=\"refused\"";
+    wait_for(&[refused.into(), nowhere.to_string()]);
+}
+
+fn conversations_are_told_of_once(bench: &mut Bench) {
+    let (_server, endpoint) = udp_socket("127.0.0.1:0");
+    let dialled = bench.serve(Protocol::Udp, "10.96.7.3:53", &[endpoint]);
+    let (client, _) = udp_socket("127.0.0.1:0");
+    for _ in 0..3 {
+        client.send_to(b"?", dialled).expect("send");
+    }
+    wait_for(&["program=\"shunt_sendmsg4\" verdict=\"translated\"".into(), format!("endpoint={endpoint}")]);
+    assert_eq!(lines(&[format!("dialled={dialled}")]).len(), 1);
+}
