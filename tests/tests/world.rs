@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::Path};
 
 use shunt_tests::{
     agent::protocol::{Answer, Dial, FailureKind, Protocol, Send, Try},
-    world::{Host, World, traces},
+    world::{FIRST_FREE_PORT, Host, World, traces},
 };
 
 fn build(hosts: &[Host]) -> World {
@@ -102,6 +102,21 @@ fn source_ports_and_source_addresses_are_those_asked_for() {
         .collect();
     let wanted: Vec<_> = own.iter().cycle().take(4).map(|own| SocketAddr::new(*own, 40_001)).collect();
     assert_eq!(seen, wanted);
+}
+
+#[test]
+fn sockets_that_name_no_port_leave_those_that_cases_name_alone() {
+    let mut world = build(&Host::ALL);
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        for to in ["192.168.57.11", "fd57::11"] {
+            let port = if protocol == Protocol::Tcp { 8080 } else { 5353 };
+            let to = SocketAddr::new(to.parse().unwrap(), port);
+            for one in dial(&mut world, Host::Client, Dial::new(to, protocol, 20)) {
+                let Try::Answered(answer) = one else { panic!("{one:?}") };
+                assert!(answer.seen.port() >= FIRST_FREE_PORT, "{protocol:?} to {to} from {}", answer.seen);
+            }
+        }
+    }
 }
 
 #[test]

@@ -16,24 +16,29 @@ use super::KernelError;
 /// Those of the daemon.
 const ENDING: [Signal; 2] = [Signal::SIGTERM, Signal::SIGINT];
 
-/// Holds them back in this thread and all that it starts from now on; not in other programs, which the standard library starts with
-/// none held back. To be called before there is another thread.
-pub fn hold() -> Result<(), KernelError> {
-    SigSet::from_iter(ENDING).thread_block().map_err(failed("hold back"))
-}
+/// The ending signals, held back for as long as the process lives; a descriptor for each tells that it has come.
+pub struct EndSignals([SignalFd; ENDING.len()]);
 
-/// Waits until one has come; returns its name.
-pub fn wait() -> Result<&'static str, KernelError> {
-    let open = |signal: Signal| {
-        let one = SigSet::from_iter([signal]);
-        SignalFd::with_flags(&one, SfdFlags::SFD_CLOEXEC).map_err(failed("look for"))
-    };
-    let [terminate, interrupt] = ENDING.map(open);
-    let (terminate, interrupt) = (terminate?, interrupt?);
-    let mut looked_at = [&terminate, &interrupt].map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN));
-    poll(&mut looked_at, PollTimeout::NONE).map_err(failed("wait for"))?;
-    let came = looked_at.iter().zip(ENDING).find(|(one, _)| one.any() == Some(true));
-    came.map(|(_, signal)| signal.as_str()).ok_or_else(|| failed("tell apart")(nix::Error::EIO))
+impl EndSignals {
+    /// Holds them back in this thread and all that it starts from now on; not in other programs, which the standard library starts with
+    /// none held back. To be called before there is another thread.
+    pub fn hold() -> Result<Self, KernelError> {
+        let [terminate, interrupt] = ENDING.map(|signal| {
+            SignalFd::with_flags(&SigSet::from_iter([signal]), SfdFlags::SFD_CLOEXEC)
+                .map_err(failed("look for"))
+        });
+        let held = Self([terminate?, interrupt?]);
+        SigSet::from_iter(ENDING).thread_block().map_err(failed("hold back"))?;
+        Ok(held)
+    }
+
+    /// Waits until one has come; returns its name.
+    pub fn wait(&self) -> Result<&'static str, KernelError> {
+        let mut looked_at = self.0.each_ref().map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN));
+        poll(&mut looked_at, PollTimeout::NONE).map_err(failed("wait for"))?;
+        let came = looked_at.iter().zip(ENDING).find(|(one, _)| one.any() == Some(true));
+        came.map(|(_, signal)| signal.as_str()).ok_or_else(|| failed("tell apart")(nix::Error::EIO))
+    }
 }
 
 fn failed(operation: &'static str) -> impl Fn(nix::Error) -> KernelError {

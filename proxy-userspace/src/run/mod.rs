@@ -31,7 +31,7 @@ use proxy_userspace::{
     kernel::{
         self, KernelError,
         command::{self, SearchPath},
-        end_signals,
+        end_signals::EndSignals,
     },
     metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
@@ -305,10 +305,10 @@ fn set_up_node(config: &Config, events: &NodeEvents) {
 /// Commands that run then may end. What takes longer is left where it is, and nothing that was to come after it is done: every
 /// beginning of a plan is as good as all of it, but no other part is.
 pub(crate) fn await_signals() -> anyhow::Result<Stopping> {
-    end_signals::hold()?;
+    let signals = EndSignals::hold()?;
     let (tell, told) = oneshot::channel();
     let wait = move || {
-        let came = end_signals::wait();
+        let came = signals.wait();
         command::end_all_within(COMMANDS_END_WITHIN);
         match came {
             Ok(signal) => tracing::info!(signal, "stopping; Services go on working as they are"),

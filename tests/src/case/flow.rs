@@ -9,7 +9,10 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::{agent::protocol::Protocol, world::Host};
+use crate::{
+    agent::protocol::Protocol,
+    world::{FIRST_FREE_PORT, Host},
+};
 
 /// A flow.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -237,6 +240,12 @@ impl Keys {
         let size = at_least_one("size", self.size.take())?;
         let answer = self.answer.take().unwrap_or(0);
         let source_port = self.sport.take();
+        if let Some(port) = source_port.filter(|port| !(1..FIRST_FREE_PORT).contains(port)) {
+            return Err(format!(
+                "`sport` {port} is not from 1 to {}: sockets that name no port get those above",
+                FIRST_FREE_PORT - 1
+            ));
+        }
         Ok(Dial { to, protocol, unconnected, n, size, answer, source_port, sources, pause, hold })
     }
 

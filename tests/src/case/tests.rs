@@ -93,6 +93,8 @@ fn keys_that_contradict_each_other_are_errors_that_name_them() {
         ("{from: a1, to: '10.0.0.1:80', proto: tcp, pause: -1, reach: [a1]}", "`pause` -1"),
         ("{from: a1, to: '10.0.0.1:80', proto: tcp, sources: ['fd57::1'], reach: [a1]}", "fd57::1"),
         ("{from: a1, to: '10.0.0.1:80', proto: tcp, n: 2, hold: x, reach: [a1]}", "`hold` keeps one"),
+        ("{from: a1, to: '10.0.0.1:80', proto: tcp, sport: 46000, reach: [a1]}", "`sport` 46000"),
+        ("{from: a1, to: '10.0.0.1:80', proto: tcp, sport: 0, reach: [a1]}", "`sport` 0"),
         ("{from: a1, to: '10.0.0.1:80', send: x, proto: tcp, reach: [a1]}", "exactly one of `to`"),
         ("{from: a1, send: x, reach: [a1]}", "no earlier flow from a1 has hold: x"),
         ("{from: a1, http: 'http://10.0.0.1/'}", "needs `status`"),

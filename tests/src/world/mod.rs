@@ -26,6 +26,7 @@ use ipnet::IpNet;
 use self::{netlink::Netlink, netns::Netns, run::Run};
 pub use self::{
     run::{remove_leftovers, remove_live, traces},
+    sysctl::FIRST_FREE_PORT,
     topology::{CgroupSubtree, Host, Route},
 };
 use crate::{

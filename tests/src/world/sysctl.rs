@@ -4,6 +4,10 @@ use std::fs;
 
 use anyhow::{Context as _, Result};
 
+/// Sockets that name no port get one from here on, in both families. Below it are those that cases name: a port in
+/// `TIME_WAIT` that was got from the kernel cannot be bound, also not with `SO_REUSEADDR`.
+pub const FIRST_FREE_PORT: u16 = 46000;
+
 /// What every namespace gets, before its links are made, so that `default` takes effect on them.
 const EVERYWHERE: &[(&str, &str)] = &[
     ("ipv4/conf/all/rp_filter", "0"),
@@ -20,6 +24,8 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("ipv4/conf/default/accept_redirects", "0"),
     ("ipv6/conf/all/accept_redirects", "0"),
     ("ipv6/conf/default/accept_redirects", "0"),
+    // From FIRST_FREE_PORT: one that a case names is never taken by a connection of a case before.
+    ("ipv4/ip_local_port_range", "46000 60999"),
 ];
 
 /// What nodes get on top: they route for their pods.
