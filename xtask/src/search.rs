@@ -4,14 +4,21 @@ use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use crate::workspace;
+
 /// Folders searched after PATH: `sudo` and `su` often leave them out, and nft, iptables and bpftool live there.
 const ADMIN_FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
+
+/// Where programs are that setup made for this workspace alone; searched last.
+pub fn own_programs() -> PathBuf {
+    workspace::tools().join("bin")
+}
 
 /// PATH with the folders for administrators: programs that we run, such as dpkg, look for others there.
 pub fn path() -> OsString {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = env::split_paths(&path).collect();
-    for folder in ADMIN_FOLDERS.map(PathBuf::from) {
+    for folder in ADMIN_FOLDERS.map(PathBuf::from).into_iter().chain([own_programs()]) {
         if !folders.contains(&folder) {
             folders.push(folder);
         }

@@ -1,6 +1,8 @@
 //! What apt knows and does. Reading it needs no privileges.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -64,13 +66,49 @@ pub(crate) fn update() -> Result<()> {
 pub(crate) fn install(names: &[String]) -> Result<()> {
     let mut progress = Progress::start("apt-get install");
     progress.keep(&format!("  {}", names.join(" ")));
-    let done = apt("apt-get")
-        .args(["install", "--yes", "--no-install-recommends", "--no-remove", "-oDPkg::Lock::Timeout=300"])
-        .args(names)
-        .limit(LIMIT)
+    let done = install_with(&["--no-remove", "-oDPkg::Lock::Timeout=300"], names)
         .check(&mut |line| progress.line(line));
     progress.end(if done.is_ok() { "done" } else { "FAILED" });
     done.map(drop)
+}
+
+/// The packages that would have to go if these were installed; none where apt cannot install them at all.
+pub(crate) fn would_remove(names: &[String]) -> Vec<String> {
+    let plan = install_with(&["--simulate"], names).read().unwrap_or_default();
+    parse_removals(&plan)
+}
+
+/// Downloads packages, and those they need that a machine with this `status` of dpkg lacks.
+pub(crate) fn download(names: &[String], status: &Path, to: &Path, each: &mut dyn FnMut(&str)) -> Result<()> {
+    fs::create_dir_all(to.join("partial")).context("cannot make a folder for packages")?;
+    let own = [
+        format!("-oDir::State::status={}", status.display()),
+        format!("-oDir::Cache::archives={}", to.display()),
+        // What apt keeps for the next time is about the machine as it is. Nothing of it is touched, so nothing has to be locked.
+        "-oDir::Cache::pkgcache=".into(),
+        "-oDir::Cache::srcpkgcache=".into(),
+        "-oDebug::NoLocking=true".into(),
+        "-oAPT::Sandbox::User=root".into(),
+        "--download-only".into(),
+    ];
+    let own: Vec<&str> = own.iter().map(String::as_str).collect();
+    install_with(&own, names).check(each).map(drop)
+}
+
+/// Unpacks every package in a folder; nothing is installed.
+pub(crate) fn unpack_all(folder: &Path, to: &Path, each: &mut dyn FnMut(&str)) -> Result<()> {
+    for entry in fs::read_dir(folder).context("cannot list the packages")? {
+        let package = entry.context("cannot list the packages")?.path();
+        if package.extension().is_some_and(|extension| extension == "deb") {
+            Run::new("dpkg").arg("--extract").arg(package).arg(to).limit(LIMIT).check(each)?;
+        }
+    }
+    Ok(())
+}
+
+fn install_with(how: &[&str], names: &[String]) -> Run {
+    let run = apt("apt-get").args(["install", "--yes", "--no-install-recommends"]);
+    run.args(how).args(names).limit(LIMIT)
 }
 
 /// The command for a person to type.
@@ -99,6 +137,12 @@ fn parse_policy(text: &str) -> Packages {
         }
     }
     packages
+}
+
+/// The packages that a simulated `apt-get install` removes: `Remv NAME [VERSION]`.
+fn parse_removals(plan: &str) -> Vec<String> {
+    let removed = plan.lines().filter_map(|line| line.strip_prefix("Remv ")?.split(' ').next());
+    removed.map(str::to_owned).collect()
 }
 
 fn version_or_none(version: &str) -> Option<String> {
@@ -148,6 +192,14 @@ linux-tools-common:
     #[test]
     fn policy_of_nothing_known_is_empty() {
         assert!(parse_policy("").is_empty());
+    }
+
+    #[test]
+    fn a_plan_tells_what_would_be_removed() {
+        let plan = "The following packages will be REMOVED:\n  qemu-utils\n\
+                    Remv qemu-utils [1:10.0.2+ds-2]\nInst busybox-static (1:1.35.0-4 Debian [amd64])\n";
+        assert_eq!(parse_removals(plan), ["qemu-utils"]);
+        assert!(parse_removals("Inst kmod (30)\nConf kmod (30)\n").is_empty());
     }
 
     #[test]

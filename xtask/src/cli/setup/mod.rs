@@ -1,5 +1,6 @@
 //! `cargo xtask setup`: finds what building, demo and tests need, installs what is missing, or says what to install.
 
+mod apart;
 mod apt;
 mod linker;
 mod packages;
@@ -16,8 +17,9 @@ use xtask::toolchain::{self, Compiler, Survey};
 use xtask::{search, workspace};
 
 use self::apt::Packages;
+pub(crate) use self::apt::unpack_all;
 pub(crate) use self::tools::KEYRING;
-use self::tools::{COMPONENTS, TOOLS, Tool, VM_TOOLS};
+use self::tools::{COMPONENTS, QEMU, TOOLS, Tool, VM_TOOLS};
 use super::progress::Progress;
 
 const DOWNLOAD: Duration = Duration::from_mins(10);
@@ -75,6 +77,7 @@ pub(crate) fn ensure_vm() -> Result<()> {
         bail!("virtual machines run the programs of this machine, and the kernels for them are for x86-64");
     }
     let tools = || TOOLS.iter().chain(&VM_TOOLS);
+    set_qemu_apart()?;
     let missing: Vec<&Tool> = tools().filter(|tool| tool.find().is_none()).collect();
     if !missing.is_empty() {
         install_all(&|known| Ok(packages::missing(known, tool_packages(&missing, known)?)), &|names| {
@@ -87,6 +90,19 @@ pub(crate) fn ensure_vm() -> Result<()> {
     let files = tools().map(find).collect::<Result<Vec<_>>>()?;
     fs::create_dir_all(workspace::tools()).context("cannot make the folder for tools")?;
     stamp::write(&stamp, &files)
+}
+
+/// Where installing qemu would remove something, it is unpacked instead.
+fn set_qemu_apart() -> Result<()> {
+    if QEMU.find().is_some() || !apt::is_there() {
+        return Ok(());
+    }
+    let Ok(names) = tool_packages(&[&QEMU], &apt_knows()?) else {
+        // To be told with all else that is missing.
+        return Ok(());
+    };
+    let in_the_way = apt::would_remove(&names);
+    if in_the_way.is_empty() { Ok(()) } else { apart::unpack(&names, &in_the_way) }
 }
 
 /// Installs in three steps: packages, the linker, and parts of the Rust toolchain.

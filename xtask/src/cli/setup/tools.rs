@@ -49,9 +49,13 @@ pub(crate) const TOOLS: [Tool; 8] = [
 /// The keys that Debian signs its packages with, also those of other releases than this machine's.
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
+/// What virtual machines run in.
+pub(crate) const QEMU: Tool =
+    tool("qemu-system-x86_64", "virtual machines run in it", "--version", &[&["qemu-system-x86"]]);
+
 /// What virtual machines need besides those: qemu, the tools that guests get copies of, and what fetches kernels.
 pub(crate) const VM_TOOLS: [Tool; 8] = [
-    tool("qemu-system-x86_64", "virtual machines run in it", "--version", &[&["qemu-system-x86"]]),
+    QEMU,
     tool("busybox", "it is most of what guests have", "true", &[&["busybox-static"]]),
     tool("bash", "it is the guests' shell", "--version", &[&["bash"]]),
     tool("depmod", "it makes the table of a kernel's modules", "--version", &[&["kmod"]]),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use xtask::run::Run;
 
-use crate::cli::setup::KEYRING;
+use crate::cli::setup::{KEYRING, unpack_all};
 
 const LIMIT: Duration = Duration::from_mins(15);
 /// Depends on the newest kernel.
@@ -53,11 +53,7 @@ impl Apt {
         self.run("apt-get").arg("update").check(each)?;
         let names = self.kernel_packages()?;
         self.run("apt-get").arg("download").args(names).check(each)?;
-        for entry in fs::read_dir(self.packages()).context("cannot list the packages")? {
-            let package = entry.context("cannot list the packages")?.path();
-            Run::new("dpkg").arg("--extract").arg(package).arg(to).limit(LIMIT).check(each)?;
-        }
-        Ok(())
+        unpack_all(&self.packages(), to, each)
     }
 
     fn kernel_packages(&self) -> Result<Vec<String>> {

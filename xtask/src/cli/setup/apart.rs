@@ -1,0 +1,102 @@
+//! Unpacks qemu below target/tools where apt would have to remove packages for it, as it does where another version's
+//! `qemu-utils` is installed. Nothing on the machine changes.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use xtask::{search, workspace};
+
+use super::apt;
+use super::tools::QEMU;
+use crate::cli::progress::Progress;
+
+/// What dpkg knows of this machine.
+const STATUS: &str = "/var/lib/dpkg/status";
+/// Starts qemu with the libraries and the firmware that lie beside it.
+const START: &str = r#"#!/bin/sh
+root=$(dirname -- "$0")/../qemu
+LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu
+export LD_LIBRARY_PATH
+exec "$root/usr/bin/qemu-system-x86_64" -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" "$@"
+"#;
+
+/// Unpacks the packages `names`, and those they need that this machine lacks; `in_the_way` are those that apt would remove.
+pub(crate) fn unpack(names: &[String], in_the_way: &[String]) -> Result<()> {
+    let mut progress = Progress::start("unpack qemu");
+    progress.keep(&format!(
+        "  installing {} would remove {}, so it is unpacked into target/tools",
+        names.join(" "),
+        in_the_way.join(" ")
+    ));
+    let done = fetch(names, in_the_way, &mut |line| progress.line(line));
+    progress.end(if done.is_ok() { "done" } else { "FAILED" });
+    done
+}
+
+fn fetch(names: &[String], in_the_way: &[String], each: &mut dyn FnMut(&str)) -> Result<()> {
+    let tools = workspace::tools();
+    fs::create_dir_all(&tools).context("cannot make the folder for tools")?;
+    let work = tempfile::tempdir_in(&tools).context("cannot make a folder to unpack in")?;
+    let known = fs::read(STATUS).with_context(|| format!("cannot read {STATUS}"))?;
+    let status = work.path().join("status");
+    fs::write(&status, without(&String::from_utf8_lossy(&known), in_the_way))
+        .context("cannot write what apt is to know")?;
+    let (archives, unpacked) = (work.path().join("archives"), work.path().join("unpacked"));
+    apt::download(names, &status, &archives, each)?;
+    apt::unpack_all(&archives, &unpacked, each)?;
+    let root = tools.join("qemu");
+    // What is there did not run.
+    drop(fs::remove_dir_all(&root));
+    fs::rename(&unpacked, &root).context("cannot move it to the tools")?;
+    write_start(&search::own_programs())
+}
+
+fn write_start(folder: &Path) -> Result<()> {
+    let start = folder.join(QEMU.name);
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&start, START))
+        .and_then(|()| fs::set_permissions(&start, Permissions::from_mode(0o755)))
+        .with_context(|| format!("cannot write {}", start.display()))
+}
+
+/// The status of dpkg without some packages.
+fn without(status: &str, packages: &[String]) -> String {
+    let is_kept = |paragraph: &&str| {
+        let name = paragraph.lines().find_map(|line| line.strip_prefix("Package: "));
+        name.is_none_or(|name| packages.iter().all(|package| package != name))
+    };
+    let kept: Vec<&str> = status.split("\n\n").filter(is_kept).collect();
+    kept.join("\n\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn apt_knows_nothing_of_the_packages_in_the_way_and_all_of_the_others() {
+        let status = "Package: qemu-utils\nStatus: install ok installed\nVersion: 10\n\n\
+                      Package: qemu-utils-doc\nVersion: 10\n\nPackage: kmod\nVersion: 30\n";
+        assert_eq!(
+            without(status, &["qemu-utils".into()]),
+            "Package: qemu-utils-doc\nVersion: 10\n\nPackage: kmod\nVersion: 30\n"
+        );
+        assert_eq!(without(status, &[]), status);
+    }
+
+    #[test]
+    fn the_start_runs_what_lies_beside_it() {
+        let tools = tempfile::tempdir().unwrap();
+        let program = tools.path().join("qemu/usr/bin").join(QEMU.name);
+        fs::create_dir_all(program.parent().unwrap()).unwrap();
+        fs::write(&program, "#!/bin/sh\necho \"$1 ${2##*/} $5 $LD_LIBRARY_PATH\"\n").unwrap();
+        fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+        write_start(&tools.path().join("bin")).unwrap();
+        let said =
+            xtask::run::Run::new(tools.path().join("bin").join(QEMU.name)).arg("--version").read().unwrap();
+        assert!(said.starts_with("-L qemu --version /"), "{said}");
+        assert!(said.contains("/bin/../qemu/usr/lib/x86_64-linux-gnu:"), "{said}");
+    }
+}
