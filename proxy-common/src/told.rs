@@ -5,7 +5,7 @@
 
 use crate::{
     Proto,
-    layout::{Counter, Endpoint, Flow, FlowKey, Program},
+    layout::{Counter, Direction, Endpoint, Flow, FlowKey, Program},
 };
 
 /// A connection or packet for a Service, and what became of it.
@@ -26,11 +26,15 @@ pub struct Told<'a> {
 }
 
 impl<'a> Told<'a> {
-    /// What became of a packet on a link.
+    /// What became of a packet on a link, of a client's or of an endpoint's answer: the same three are told of both.
     #[inline(always)]
     pub const fn of_flow(what: Counter, key: &'a FlowKey, flow: &'a Flow) -> Self {
-        let (source, dialled) = (&key.source, &key.destination);
-        Self { what, proto: key.proto, service: flow.service, source, dialled, endpoint: &flow.destination }
+        let (source, dialled, endpoint) = if key.direction == Direction::Original as u8 {
+            (&key.source, &key.destination, &flow.destination)
+        } else {
+            (&flow.destination, &flow.source, &key.source)
+        };
+        Self { what, proto: key.proto, service: flow.service, source, dialled, endpoint }
     }
 
     /// What became of a socket's connection or datagram.
@@ -71,5 +75,40 @@ impl Codes {
     /// The IP protocol number.
     pub const fn proto(self) -> u32 {
         self.0 >> 16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Addr,
+        layout::flow_state,
+        packet::{TCP, Tuple},
+    };
+
+    #[test]
+    fn of_both_directions_of_a_flow_the_client_what_it_dialled_and_the_endpoint_are_told() {
+        let [client, dialled, endpoint] = [(1, 41_022), (2, 30_080), (3, 8080)]
+            .map(|(host, port)| Endpoint::new(Addr::from_v4([10, 0, 0, host]), port));
+        for (direction, packet, translated) in [
+            (Direction::Original, [client, dialled], [client, endpoint]),
+            (Direction::Reply, [endpoint, client], [dialled, client]),
+        ] {
+            let tuple = Tuple { source: packet[0], destination: packet[1] };
+            let flow = Flow {
+                source: translated[0],
+                destination: translated[1],
+                service: 7,
+                generation: 1,
+                state: flow_state::REPLIED,
+                list: 0,
+                used_ns: 0,
+            };
+            let key = FlowKey::new(direction, TCP, tuple);
+            let told = Told::of_flow(Counter::NotRewritten, &key, &flow);
+            assert_eq!((told.service, told.proto), (7, TCP));
+            assert_eq!([told.source, told.dialled, told.endpoint], [&client, &dialled, &endpoint]);
+        }
     }
 }

@@ -12,6 +12,7 @@ pub mod process;
 pub mod resolved;
 pub mod runner;
 pub mod scenes;
+pub mod slow_commands;
 pub mod small_cluster;
 pub mod system_calls;
 pub mod traffic;

@@ -40,7 +40,7 @@ const SYSTEM_DIRECTORIES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 static END: OnceLock<Instant> = OnceLock::new();
 
 /// This process is about to end, which cannot be taken back: commands that run have so long to end by themselves and are then
-/// killed, and no other is begun.
+/// killed, and no other is begun but for those that undo something.
 #[expect(clippy::disallowed_methods, reason = "the limit is kept by the clock")]
 pub fn end_all_within(limit: Duration) {
     // Who says so twice has said so.
@@ -94,6 +94,8 @@ pub struct Command {
     args: Vec<OsString>,
     stdin: Option<String>,
     limit: Duration,
+    /// Set: it is run, and left to run, also while the process ends.
+    undoes: bool,
 }
 
 /// What a command that ended had to say.
@@ -110,7 +112,14 @@ pub struct Output {
 impl Command {
     /// A program without arguments and input, for at most ten seconds.
     pub fn new(program: impl Into<String>, path: &SearchPath) -> Self {
-        Self { program: program.into(), path: path.clone(), args: Vec::new(), stdin: None, limit: LIMIT }
+        Self {
+            program: program.into(),
+            path: path.clone(),
+            args: Vec::new(),
+            stdin: None,
+            limit: LIMIT,
+            undoes: false,
+        }
     }
 
     /// Adds arguments.
@@ -131,6 +140,12 @@ impl Command {
         self
     }
 
+    /// It takes something back that must not be there any longer than this process: it is run also while that ends.
+    pub fn undoing(mut self) -> Self {
+        self.undoes = true;
+        self
+    }
+
     /// Runs it; [`KernelError::CommandFailed`] if it does not end with status 0.
     pub fn run(&self) -> Result<Output, KernelError> {
         let output = self.output()?;
@@ -146,7 +161,7 @@ impl Command {
 
     /// Runs it to its end, whatever that is.
     pub fn output(&self) -> Result<Output, KernelError> {
-        if is_ending() {
+        if is_ending() && !self.undoes {
             return Err(KernelError::CommandForsaken { command: self.to_string() });
         }
         let mut child = self.spawn()?;
@@ -217,7 +232,7 @@ impl Command {
                 kill(child);
                 return Err(KernelError::CommandTimedOut { command: self.to_string(), limit: self.limit });
             }
-            if ended.is_none() && END.get().is_some_and(|end| Instant::now() >= *end) {
+            if ended.is_none() && !self.undoes && END.get().is_some_and(|end| Instant::now() >= *end) {
                 kill(child);
                 return Err(KernelError::CommandForsaken { command: self.to_string() });
             }

@@ -28,6 +28,12 @@ impl Nft {
         self.command(&["-f", "-"]).stdin(script).run().map(drop)
     }
 
+    /// Removes one table, such as `inet filter`, or sees that there is none; also while the process ends.
+    pub fn delete_table(&self, table: &str) -> Result<(), KernelError> {
+        let script = format!("table {table}\ndelete table {table}\n");
+        self.command(&["-f", "-"]).stdin(script).undoing().run().map(drop)
+    }
+
     /// Lists one table, such as `inet filter`; none where it does not exist.
     pub fn list_table(&self, table: &str) -> Result<Option<String>, KernelError> {
         existing(self.list(&[], "table", table))

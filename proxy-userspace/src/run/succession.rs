@@ -12,7 +12,7 @@ use proxy_userspace::{
         ebpf::Ebpf,
         ipvs::{Ipvs, IpvsError},
     },
-    kernel::{self, conntrack::HandedOver},
+    kernel::{self, command, conntrack::HandedOver},
     model::{Dirty, Snapshot},
 };
 
@@ -134,18 +134,22 @@ impl Renderer for Successor {
         rendered
     }
 
-    /// What comes after a success, and holds up nobody who waits for it.
+    /// What comes after a success, and holds up nobody who waits for it. A process that is about to end leaves to the next what it
+    /// cannot do whole: what is removed may be what connections need that were not handed over.
     fn forget_stale_udp(
         &mut self,
         snapshot: &Snapshot,
         dirty: &Dirty,
     ) -> Result<Vec<Forgotten>, RenderError> {
-        if !self.serves_all {
+        if !self.serves_all || command::is_ending() {
             return self.renderer.forget_stale_udp(snapshot, dirty);
         }
         // Before it: flows to endpoints that left are none to go on with.
         self.take_connections_along();
         let forgotten = self.renderer.forget_stale_udp(snapshot, dirty);
+        if command::is_ending() {
+            return forgotten;
+        }
         self.remove_other_modes();
         if dirty.all {
             self.link.look(Ipvs::remove_link_if_unused);

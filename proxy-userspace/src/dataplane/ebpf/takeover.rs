@@ -12,7 +12,7 @@ use super::{
 use crate::kernel::{
     KernelError,
     bpf::{self, PinDir},
-    netns,
+    command, netns,
 };
 
 /// Maps that are built beside those in use.
@@ -114,6 +114,8 @@ impl Ebpf {
     /// that they may begin to, and then the rules for the old way go.
     pub(super) fn change_marks(&mut self, state: &mut State) -> Result<(), KernelError> {
         let is_ready = state.is_taken_over() && state.rules_are_put;
+        // Rules for the new marks could not be put any more.
+        let is_ready = is_ready && !command::is_ending();
         let Some(MarkChange { after, .. }) = self.change.filter(|_| is_ready) else { return Ok(()) };
         self.maps.set_marks(after)?;
         self.change = None;

@@ -45,11 +45,15 @@ pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandedOver, KernelErr
     if let Err(error) = EXPIRES_AT_ONCE.ensure(1) {
         tracing::warn!(%error, "connections that IPVS carries may be lost when it forgets them");
     }
-    let _hold = Hold::put(&settings.path, &servers)
-        .inspect_err(|error| {
+    let _hold = match Hold::put(&settings.path, &servers) {
+        Ok(hold) => Some(hold),
+        // The next process does it whole.
+        Err(error @ KernelError::CommandForsaken { .. }) => return Err(error),
+        Err(error) => {
             tracing::warn!(%error, "packets cannot be kept back: connections that are busy right now may end");
-        })
-        .ok();
+            None
+        }
+    };
     let found = IpFamily::ALL.map(|family| (family, find(family, &servers)));
     let mut errors = removal::remove_servers(&mut ipvs, &servers);
     errors.extend(wait_until_forgotten(&servers).err());

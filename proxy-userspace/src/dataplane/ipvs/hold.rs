@@ -29,24 +29,20 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Err(error) = remove(&self.0) {
+        if let Err(error) = self.0.delete_table(TABLE) {
             tracing::warn!(%error, table = TABLE, "cannot remove the table: packets of connections may be dropped");
         }
     }
 }
 
-/// Removes what a process left that was killed while it handed over. Where there is no nft, there is nothing.
+/// Removes what a process left that was killed while it handed over. Where there is no nft, or the kernel has no nftables, there is
+/// nothing.
 pub(super) fn remove_left(path: &SearchPath) -> Result<(), KernelError> {
-    match remove(&Nft::new(path.clone())) {
-        Err(KernelError::CommandNotFound { .. }) => Ok(()),
-        removed => removed,
-    }
-}
-
-fn remove(nft: &Nft) -> Result<(), KernelError> {
-    match nft.list_table(TABLE)? {
-        Some(_) => nft.apply(&format!("delete table {TABLE}\n")),
-        None => Ok(()),
+    let nft = Nft::new(path.clone());
+    match nft.list_table(TABLE) {
+        Ok(Some(_)) => nft.delete_table(TABLE),
+        Ok(None) | Err(KernelError::CommandNotFound { .. }) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

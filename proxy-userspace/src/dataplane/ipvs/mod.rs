@@ -138,9 +138,13 @@ pub struct Ipvs {
 }
 
 impl Ipvs {
-    /// Tries whether all is there that the mode needs, and loads the kernel's modules for it. Nothing else is changed yet.
+    /// Tries whether all is there that the mode needs, and loads the kernel's modules for it. Nothing else is changed yet, but that a
+    /// hand-over which was cut off keeps back no packets any more.
     pub fn new(settings: IpvsSettings) -> Result<Self, IpvsError> {
         requirements::check(&settings)?;
+        if let Err(error) = hold::remove_left(&settings.path) {
+            tracing::warn!(%error, "connections may be kept back by what handed them over");
+        }
         let commands = iptables::commands_in_use(&settings.path)?;
         for family in IpFamily::ALL {
             match commands.get(&family) {

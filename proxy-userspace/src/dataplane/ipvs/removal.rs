@@ -32,17 +32,20 @@ pub(super) enum LinkGoes {
 }
 
 /// Removes virtual servers, the dummy link and sets; rules that use the sets must be gone before. Goes on past errors and returns
-/// them all.
+/// them all; but where the sets cannot be read, virtual servers and link stay: those of node ports could never be told again.
 ///
 /// Ours are the virtual servers on addresses of the dummy link, and those of node ports. Others on this node stay, and so do those
 /// in `excludeCIDRs`.
 pub(super) fn remove(settings: &IpvsSettings, goes: LinkGoes) -> Vec<KernelError> {
-    let mut errors = Vec::new();
+    let mut errors: Vec<KernelError> = hold::remove_left(&settings.path).err().into_iter().collect();
     let ipset = Ipset::new(&settings.path);
-    let sets = sets(&ipset).unwrap_or_else(|error| {
-        errors.push(error);
-        BTreeMap::new()
-    });
+    let sets = match sets(&ipset) {
+        Ok(sets) => sets,
+        Err(error) => {
+            errors.push(error);
+            return errors;
+        }
+    };
     match servers(settings, &sets) {
         Ok(Some((mut ipvs, servers))) => errors.extend(remove_servers(&mut ipvs, &servers)),
         Ok(None) => {}
@@ -51,7 +54,6 @@ pub(super) fn remove(settings: &IpvsSettings, goes: LinkGoes) -> Vec<KernelError
     errors.extend(remove_link(goes).err());
     let ours = sets.keys().filter(|name| Set::named(name).is_some());
     errors.extend(ours.filter_map(|name| ipset.destroy(name).err()));
-    errors.extend(hold::remove_left(&settings.path).err());
     errors
 }
 

@@ -31,14 +31,9 @@ pub struct PinDir {
 }
 
 impl PinDir {
-    /// Makes the directory, and locks it against other processes. Where it is to be below /sys/fs/bpf and nothing is mounted
-    /// there, bpffs is.
+    /// Makes the directory, and locks it against other processes. Where it is to be below /sys/fs/bpf and that is no bpffs, one is
+    /// mounted there.
     pub fn create(path: &Path) -> Result<Self, KernelError> {
-        if path.starts_with(BPFFS) && !is_bpffs(Path::new(BPFFS)) && Path::new(BPFFS).is_dir() {
-            mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)
-                .map_err(|e| KernelError::path("mount bpf filesystem on", BPFFS)(e.into()))?;
-            tracing::info!(path = BPFFS, "mounted a bpf filesystem: there was none");
-        }
         ensure_bpffs(path)?;
         let links = path.join("links");
         fs::create_dir_all(&links).map_err(KernelError::path("create directory", links))?;
@@ -239,8 +234,13 @@ pub(in crate::kernel) fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Pins can be made in this directory, which need not be there yet.
+/// Pins can be made in this directory, which need not be there yet; a bpffs that is missing at its usual place is mounted.
 fn ensure_bpffs(path: &Path) -> Result<(), KernelError> {
+    if path.starts_with(BPFFS) && !is_bpffs(Path::new(BPFFS)) && Path::new(BPFFS).is_dir() {
+        mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)
+            .map_err(|e| KernelError::path("mount bpf filesystem on", BPFFS)(e.into()))?;
+        tracing::info!(path = BPFFS, "mounted a bpf filesystem: there was none");
+    }
     let existing = path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
     if is_bpffs(existing) { Ok(()) } else { Err(KernelError::NoBpffs { path: path.into() }) }
 }

@@ -12,12 +12,15 @@ use anyhow::{Context as _, Result, ensure};
 use shunt_tests::{
     deadline::Deadline,
     process::Running,
+    slow_commands::{BEGUN, SLOW, with_slow_commands},
     world::{Host, World},
 };
 
 use super::bed::{Bed, Setting};
 
 const SOON: Duration = Duration::from_secs(30);
+const RESTORES: [&str; 4] =
+    ["iptables-nft-restore", "iptables-legacy-restore", "ip6tables-nft-restore", "ip6tables-legacy-restore"];
 /// The time that a mode may fail, and the time that the next one takes.
 const GIVEN_UP_WITHIN: Duration = Duration::from_mins(2);
 const OFTEN: &str = "{iptables: {syncPeriod: 30s}, nftables: {syncPeriod: 30s}}";
@@ -79,8 +82,8 @@ pub(crate) fn a_restore_that_fails_is_tried_again_later_and_later(setting: &Sett
 /// makes the change.
 pub(crate) fn sigterm_waits_for_no_restore_that_does_not_end(setting: &Setting) -> Result<()> {
     let folder = Folder::new(&std::env::temp_dir())?;
-    let shunt = with_slow_restores(&folder.0, &setting.shunt)?;
-    let [slow, begun] = ["slow", "begun"].map(|name| folder.0.join(name));
+    let shunt = with_slow_commands(&folder.0, &setting.shunt, &RESTORES, "[ \"$1\" != --version ]")?;
+    let [slow, begun] = [SLOW, BEGUN].map(|name| folder.0.join(name));
     let mut bed = Bed::new(&Setting { shunt, mode: "iptables".into() }, "iptables", OFTEN)?;
     bed.proxy.set_flag("--log-filter", "info,proxy_userspace::sync=debug");
     bed.proxy.start(&mut bed.world)?;
@@ -144,28 +147,6 @@ impl Drop for Folder {
             eprintln!("cannot remove {}: {error}", self.0.display());
         }
     }
-}
-
-/// A program that becomes this one, to which a restore takes an hour as long as the file `slow` is there; then there is a file `begun`.
-fn with_slow_restores(folder: &Path, shunt: &Path) -> Result<PathBuf> {
-    let make = |name: &str, script: String| -> Result<PathBuf> {
-        let path = folder.join(name);
-        fs::write(&path, script)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-        Ok(path)
-    };
-    let commands = folder.display();
-    for name in ["iptables", "ip6tables"]
-        .map(|family| ["nft", "legacy"].map(|kind| format!("{family}-{kind}-restore")))
-        .as_flattened()
-    {
-        let wait = format!(
-            "if [ -e {commands}/slow ] && [ \"$1\" != --version ]; then touch {commands}/begun; sleep 3600; fi"
-        );
-        make(name, format!("#!/bin/bash\n{wait}\nPATH=${{PATH#{commands}:}} exec {name} \"$@\"\n"))?;
-    }
-    let shunt = shunt.display();
-    make("shunt-with-slow-restores", format!("#!/bin/bash\nPATH={commands}:$PATH exec {shunt} \"$@\"\n"))
 }
 
 /// A program that becomes this one, in a mount namespace in which iptables of both kinds are no programs.

@@ -1,6 +1,10 @@
 //! A node on which kube-proxy ran in ipvs mode, taken over by the proxy in each of its modes while connections last.
 
-use std::{path::Path, time::Duration};
+use std::{
+    fs::{self, File},
+    path::Path,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use proxy_userspace::{
@@ -12,6 +16,7 @@ use shunt_tests::{
     agent::protocol::{Dial, FailureKind, Protocol as Transport, Send, Try},
     deadline::{Deadline, patient},
     runner::{Manifests, Proxy},
+    slow_commands::{BEGUN, SLOW, with_slow_commands},
     small_cluster::{CLUSTER_IP, DNS, NODE, NODE_PORT, SERVICES, Slices},
     world::Host,
 };
@@ -56,20 +61,55 @@ pub(super) fn are_taken_over(shunt: &Path, mode: &str) -> Result<()> {
     let before = node.everything()?;
     put(&node)?;
     hold(&mut node)?;
+    with_proxy(&mut node, shunt, mode, &|node, proxy| take_over(node, proxy, mode))?;
+    node.run("nft list table ip others")?;
+    let after = node.everything()?;
+    ensure!(before == after, "before:\n{before}\nafter:\n{after}");
+    node.change(&[Change::RemoveServer(foreign)])
+}
+
+/// One that is told to end while it takes over leaves connections with what carries them, and the next one takes them along.
+pub(super) fn are_left_by_one_that_ends(shunt: &Path) -> Result<()> {
+    const MODE: &str = "nftables";
+    let mut node = Node::new()?;
+    put(&node)?;
+    hold(&mut node)?;
+    let folder = node.world().directory().to_owned();
+    // It does what it is to do, and does not end.
+    let is_hand_over = "[ \"$1\" = -f ] && input=$(cat) && [[ $input == *'shunt-handover {'* ]] && \
+                        PATH=${PATH#*:} nft -f - <<<\"$input\"";
+    let shunt = with_slow_commands(&folder, shunt, &["nft"], is_hand_over)?;
+    with_proxy(&mut node, &shunt, MODE, &|node, proxy| {
+        File::create(folder.join(SLOW))?;
+        proxy.start(node.world())?;
+        let has_begun = || folder.join(BEGUN).exists().then_some(());
+        Deadline::after(patient(GONE_WITHIN)).poll(has_begun).context("nothing is handed over")?;
+        proxy.stop()?;
+        let left = node.run("nft list tables | grep handover || true")?;
+        ensure!(left.is_empty(), "packets are kept back: {left}");
+        answer(node)?;
+        fs::remove_file(folder.join(SLOW))?;
+        take_over(node, proxy, MODE)
+    })
+}
+
+/// Tries something of a proxy in this mode; it is stopped then and its things are removed.
+fn with_proxy(
+    node: &mut Node,
+    shunt: &Path,
+    mode: &str,
+    what: &dyn Fn(&mut Node, &mut Proxy) -> Result<()>,
+) -> Result<()> {
     let manifests = Manifests::create(node.world().directory())?;
     manifests.place("node.yaml", NODE)?;
     manifests.place("services.yaml", SERVICES)?;
     Slices::of_all(&[Host::A1, Host::A2]).place(&manifests)?;
     let fields: Mapping = serde_yaml_ng::from_str(FIELDS)?;
     let mut proxy = Proxy::new(node.world(), shunt, mode, &manifests, &fields)?;
-    let ended = take_over(&mut node, &mut proxy, mode);
+    let ended = what(node, &mut proxy);
     ended.with_context(|| format!("the end of the proxy's log:\n{}", proxy.log_tail(15)))?;
     proxy.stop()?;
-    proxy.clean_up(node.world())?;
-    node.run("nft list table ip others")?;
-    let after = node.everything()?;
-    ensure!(before == after, "before:\n{before}\nafter:\n{after}");
-    node.change(&[Change::RemoveServer(foreign)])
+    proxy.clean_up(node.world())
 }
 
 fn take_over(node: &mut Node, proxy: &mut Proxy, mode: &str) -> Result<()> {

@@ -51,6 +51,8 @@ enum Scene<'a> {
     Check(fn(&mut Node) -> Result<()>),
     /// The proxy, by its path, takes over in this mode.
     TakenOver(&'a Path, &'static str),
+    /// It is told to end while it does.
+    CutOff(&'a Path),
 }
 
 /// Names of checks, and the modes that they are of.
@@ -60,6 +62,8 @@ const TAKEN_OVER: [(&str, &str); 4] = [
     ("mode iptables takes over from upstream's ipvs mode with its connections", "iptables"),
     ("mode ipvs takes over from upstream's ipvs mode with its connections", "ipvs"),
 ];
+
+const CUT_OFF: &str = "connections of upstream's ipvs mode stay when the proxy ends while it takes over";
 
 const CHECKS: &[Check] = &[
     ("a change sends as many messages at a thousand Services as at ten", a_change_is_as_large_at_any_size),
@@ -89,10 +93,12 @@ fn run(arguments: &Arguments) -> bool {
         .shunt
         .iter()
         .flat_map(|shunt| TAKEN_OVER.map(|(name, mode)| (name, Scene::TakenOver(shunt, mode))));
-    let chosen = checks.chain(taken_over).filter(|(name, _)| name.contains(&arguments.only));
+    let cut_off = arguments.shunt.iter().map(|shunt| (CUT_OFF, Scene::CutOff(shunt)));
+    let chosen = checks.chain(taken_over).chain(cut_off).filter(|(name, _)| name.contains(&arguments.only));
     scenes::play(chosen, |scene| match scene {
         Scene::Check(check) => Node::new().and_then(|mut node| check(&mut node)),
         Scene::TakenOver(shunt, mode) => leftovers::are_taken_over(shunt, mode),
+        Scene::CutOff(shunt) => leftovers::are_left_by_one_that_ends(shunt),
     })
 }
 

@@ -1,0 +1,34 @@
+//! Commands that take far longer than anything may wait for, for a proxy that is to be caught while it runs them.
+
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+/// The file in the folder that makes commands slow as long as it is there.
+pub const SLOW: &str = "slow";
+/// The file in the folder that tells that a slow one has begun.
+pub const BEGUN: &str = "begun";
+
+/// Makes a program in `folder` that becomes `shunt`, to which these commands take an hour as long as there is the file [`SLOW`]; then
+/// there is the file [`BEGUN`]. `when` tells in bash which calls of them do; it may read the command's input into `input`.
+pub fn with_slow_commands(folder: &Path, shunt: &Path, commands: &[&str], when: &str) -> io::Result<PathBuf> {
+    let make = |name: &str, script: String| -> io::Result<PathBuf> {
+        let path = folder.join(name);
+        fs::write(&path, format!("#!/bin/bash\n{script}\n"))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        Ok(path)
+    };
+    let own = folder.display();
+    for name in commands {
+        let script = format!(
+            "if {when} && [ -e {own}/{SLOW} ]; then touch {own}/{BEGUN}; sleep 3600; fi\n\
+             PATH=${{PATH#{own}:}}\n\
+             [ -z \"$input\" ] || exec {name} \"$@\" <<<\"$input\"\n\
+             exec {name} \"$@\""
+        );
+        make(name, script)?;
+    }
+    make("shunt-with-slow-commands", format!("PATH={own}:$PATH exec {} \"$@\"", shunt.display()))
+}
