@@ -73,6 +73,12 @@ impl Clients {
         Ok(self)
     }
 
+    /// Conntrack will forget conversations whose endpoint leaves, answers under way included: a datagram whose answer is not
+    /// translated back is sent once more, from another socket.
+    pub fn flows_are_forgotten(&mut self) {
+        self.0.iter_mut().for_each(|client| client.flows_are_forgotten = true);
+    }
+
     /// Modes will change: programs that go take along what a socket says of its peer, and what is held must live on all the while.
     pub fn modes_change(&mut self) {
         self.0.iter_mut().for_each(|client| client.modes_change = true);
@@ -112,11 +118,13 @@ struct Client {
     dials: Vec<Dial>,
     agent: Agent,
     modes_change: bool,
+    flows_are_forgotten: bool,
 }
 
 impl Client {
     fn new(world: &mut World, host: Host, dials: Vec<Dial>) -> Result<Self> {
-        Ok(Self { host, dials, agent: world.lend_agent(host)?, modes_change: false })
+        let agent = world.lend_agent(host)?;
+        Ok(Self { host, dials, agent, modes_change: false, flows_are_forgotten: false })
     }
 
     fn load(&mut self, done: &AtomicBool) -> Result<Load> {
@@ -128,14 +136,24 @@ impl Client {
             if done.load(Ordering::Relaxed) {
                 break;
             }
-            let tries = self.agent.dial(dial)?;
+            let tries = self.agent.dial(dial.clone())?;
             load.connections += tries.len();
-            load.failures.extend(tries.into_iter().filter_map(|one| failure(one, self.modes_change)));
+            let any_peer = self.modes_change;
+            for failed in tries.into_iter().filter_map(|one| failure(one, any_peer)) {
+                let is_asked_again = self.flows_are_forgotten && dial.protocol == Protocol::Udp;
+                let failed = if is_asked_again { self.ask_again(&dial)? } else { Some(failed) };
+                load.failures.extend(failed);
+            }
             if self.modes_change {
                 load.failures.extend(self.ensure_held().err().map(|error| error.to_string()));
             }
         }
         Ok(load)
+    }
+
+    fn ask_again(&mut self, dial: &Dial) -> Result<Option<String>> {
+        let tries = self.agent.dial(Dial { tries: 1, ..dial.clone() })?;
+        Ok(tries.into_iter().find_map(|one| failure(one, self.modes_change)))
     }
 
     fn hold(&mut self) -> Result<()> {

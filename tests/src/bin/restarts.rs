@@ -75,9 +75,11 @@ fn kill_under_load(
     arguments: &Arguments,
 ) -> Result<Vec<Load>> {
     let mut clients = Clients::take(world)?;
-    // Modes that translate in netfilter have conntrack forget a conversation whose endpoint leaves, answers under way included.
+    // Modes that translate in netfilter have conntrack forget a conversation whose endpoint leaves.
     if arguments.mode == ["ebpf"] {
         clients = clients.with_udp_from_outside(world)?;
+    } else {
+        clients.flows_are_forgotten();
     }
     if arguments.mode.len() > 1 {
         clients.modes_change();

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::{
     agent::protocol::Protocol,
-    world::{FIRST_FREE_PORT, Host},
+    world::{Host, NAMED_PORTS, may_be_named},
 };
 
 /// A flow.
@@ -240,10 +240,9 @@ impl Keys {
         let size = at_least_one("size", self.size.take())?;
         let answer = self.answer.take().unwrap_or(0);
         let source_port = self.sport.take();
-        if let Some(port) = source_port.filter(|port| !(1..FIRST_FREE_PORT).contains(port)) {
+        if let Some(port) = source_port.filter(|port| !may_be_named(*port)) {
             return Err(format!(
-                "`sport` {port} is not from 1 to {}: sockets that name no port get those above",
-                FIRST_FREE_PORT - 1
+                "`sport` {port} may be that of a socket that names none: take one below 32768 or in {NAMED_PORTS:?}"
             ));
         }
         Ok(Dial { to, protocol, unconnected, n, size, answer, source_port, sources, pause, hold })

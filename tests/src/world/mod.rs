@@ -26,7 +26,7 @@ use ipnet::IpNet;
 use self::{netlink::Netlink, netns::Netns, run::Run};
 pub use self::{
     run::{remove_leftovers, remove_live, traces},
-    sysctl::FIRST_FREE_PORT,
+    sysctl::{NAMED_PORTS, may_be_named},
     topology::{CgroupSubtree, Host, Route},
 };
 use crate::{

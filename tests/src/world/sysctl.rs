@@ -1,12 +1,19 @@
 //! The sysctls of one network namespace: forwarding, no filters or rate limits, addresses usable at once.
 
-use std::fs;
+use std::{fs, ops::RangeInclusive};
 
 use anyhow::{Context as _, Result};
 
-/// Sockets that name no port get one from here on, in both families. Below it are those that cases name: a port in
-/// `TIME_WAIT` that was got from the kernel cannot be bound, also not with `SO_REUSEADDR`.
-pub const FIRST_FREE_PORT: u16 = 46000;
+/// Ports that cases name, besides those below the kernel's own range: sockets that name none get none of these. A port in `TIME_WAIT`
+/// that was got from the kernel cannot be bound, also not with `SO_REUSEADDR`.
+pub const NAMED_PORTS: [RangeInclusive<u16>; 2] = [40_000..=40_099, 45_000..=45_399];
+/// Where the kernel's own range begins.
+const FIRST_OF_KERNEL: u16 = 32_768;
+
+/// Whether a case may name this port for a client's own.
+pub fn may_be_named(port: u16) -> bool {
+    (1..FIRST_OF_KERNEL).contains(&port) || NAMED_PORTS.iter().any(|range| range.contains(&port))
+}
 
 /// What every namespace gets, before its links are made, so that `default` takes effect on them.
 const EVERYWHERE: &[(&str, &str)] = &[
@@ -24,8 +31,6 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("ipv4/conf/default/accept_redirects", "0"),
     ("ipv6/conf/all/accept_redirects", "0"),
     ("ipv6/conf/default/accept_redirects", "0"),
-    // From FIRST_FREE_PORT: one that a case names is never taken by a connection of a case before.
-    ("ipv4/ip_local_port_range", "46000 60999"),
 ];
 
 /// What nodes get on top: they route for their pods.
@@ -36,6 +41,9 @@ const ON_NODES: &[(&str, &str)] = &[
     ("ipv4/conf/default/send_redirects", "0"),
 ];
 
+/// Of both families.
+const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
+
 /// Sets the sysctls of the calling thread's namespace.
 pub(super) fn apply(is_node: bool) -> Result<()> {
     let on_nodes = if is_node { ON_NODES } else { &[] };
@@ -43,5 +51,6 @@ pub(super) fn apply(is_node: bool) -> Result<()> {
         let path = format!("/proc/sys/net/{name}");
         fs::write(&path, value).with_context(|| format!("set {path} to {value}"))?;
     }
-    Ok(())
+    let named = NAMED_PORTS.map(|range| format!("{}-{}", range.start(), range.end())).join(",");
+    fs::write(RESERVED, &named).with_context(|| format!("set {RESERVED} to {named}"))
 }

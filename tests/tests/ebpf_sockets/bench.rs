@@ -27,7 +27,7 @@ use proxy_userspace::{
     },
     model::{Dirty, Protocol, ResolvedPort, Snapshot},
 };
-use shunt_tests::deadline::Deadline;
+use shunt_tests::deadline::{Deadline, patient};
 pub(crate) use shunt_tests::resolved::{key, port};
 
 /// Tests here move their process into a cgroup of their own, so they take turns.
@@ -192,10 +192,7 @@ pub(crate) fn failure(chosen: ErrorKind) -> ErrorKind {
 
 /// Looks for a few seconds whether something comes true.
 pub(crate) fn soon(mut is_true: impl FnMut() -> bool) -> bool {
-    (0..500).any(|_| {
-        std::thread::sleep(Duration::from_millis(10));
-        is_true()
-    })
+    Deadline::after(Duration::from_secs(5)).poll(|| is_true().then_some(())).is_some()
 }
 
 /// A listener and its address.
@@ -208,7 +205,7 @@ pub(crate) fn tcp_server(address: &str) -> (TcpListener, SocketAddr) {
 /// A bound socket that waits a bounded time, and its address.
 pub(crate) fn udp_socket(address: &str) -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind(address).expect("loopback");
-    socket.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+    socket.set_read_timeout(Some(patient(Duration::from_secs(5)))).expect("timeout");
     let address = socket.local_addr().expect("bound");
     (socket, address)
 }

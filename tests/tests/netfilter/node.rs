@@ -164,7 +164,7 @@ impl Node {
     }
 
     fn try_one(&mut self, protocol: Protocol, port: u16, family: usize) -> Seen {
-        let timeout = Duration::from_millis(700);
+        let timeout = patient(Duration::from_millis(700));
         match &self.dial(|to| Dial { timeout, ..Dial::new(to, protocol, 1) }, port, family)[..] {
             [Try::Answered(answer)] if Host::Node1.owns(answer.seen.ip()) => Seen::AsNode1,
             [Try::Answered(answer)] if Host::Node2.owns(answer.seen.ip()) => Seen::AsNode2,

@@ -20,10 +20,11 @@ fn a_failing_program_is_an_error_with_what_it_last_said() {
 #[test]
 fn a_program_that_takes_too_long_is_stopped_with_all_it_started() {
     take_signals();
-    let error = shell("sleep 300 & echo $!; wait").limit(Duration::from_millis(200));
+    let error = shell("sleep 300 & echo $!; wait").limit(Duration::from_secs(2));
     let mut started = String::new();
     let error = error.check(&mut |line| line.clone_into(&mut started)).unwrap_err();
     assert!(format!("{error:#}").contains("took longer than"), "{error:#}");
+    assert!(started.parse::<u32>().is_ok(), "{started:?} is no pid");
     let deadline = now() + Duration::from_secs(10);
     while running(&started) {
         assert!(now() < deadline, "the sleep with pid {started} is still there");

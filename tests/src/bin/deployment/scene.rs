@@ -22,6 +22,8 @@ const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
 const PROXY_MODE: &str = "http://127.0.0.1:10249/proxyMode";
 const WITHIN: Duration = Duration::from_secs(20);
 const LOOK_FOR: Duration = Duration::from_secs(1);
+/// More than the time after which TCP sends its first segment again.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 /// A container's way to a process with fewer capabilities: the bounding set is what root gets by execve(2).
 const SETPRIV: &str = "/usr/bin/setpriv";
 
@@ -166,14 +168,18 @@ impl Scene {
 
     /// Whether a host reaches an address by TCP.
     pub(crate) fn reaches(&mut self, from: Host, to: &str) -> Result<bool> {
-        let dial = Dial { timeout: patient(LOOK_FOR), ..Dial::new(to.parse()?, Protocol::Tcp, 1) };
+        self.answers(from, to, LOOK_FOR)
+    }
+
+    fn answers(&mut self, from: Host, to: &str, within: Duration) -> Result<bool> {
+        let dial = Dial { timeout: patient(within), ..Dial::new(to.parse()?, Protocol::Tcp, 1) };
         Ok(self.world.agent(from)?.dial(dial)?.iter().all(|one| matches!(one, Try::Answered(_))))
     }
 
     /// A pod and the node reach the cluster IP, and a client outside the node port.
     pub(crate) fn serves(&mut self) -> Result<()> {
         for (from, to) in [(Host::A3, CLUSTER_IP), (Host::Node1, CLUSTER_IP), (Host::Client, NODE_PORT)] {
-            let reached = self.reaches(from, to)?;
+            let reached = self.answers(from, to, ANSWERED_WITHIN)?;
             ensure!(reached, "{from} does not reach {to}; the proxy said:\n{}", self.said()?);
         }
         Ok(())

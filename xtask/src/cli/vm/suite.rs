@@ -12,6 +12,7 @@ use xtask::workspace;
 use super::guest::Guest;
 use crate::cli::progress::Progress;
 use crate::cli::steps;
+use crate::cli::steps::SAME_CASES;
 
 /// Test targets that exercise the kernel.
 const TARGETS: [&str; 4] = ["ebpf_sockets", "ebpf_frames", "ebpf_links", "netfilter"];
@@ -56,7 +57,8 @@ pub(crate) fn guest(skip: &[String]) -> Result<Guest> {
     let script = script(&built.tests, skip, &shunt, &conformance);
     let mut guest = Guest::new(["bash", "-c", &script].map(Into::into).into())?;
     guest.copies = [built.tests, built.programs, vec![shunt, conformance, cases]].concat();
-    guest.environment = vec![("SHUNT_TEST_PATIENCE".into(), PATIENCE.into())];
+    let environment = [("SHUNT_TEST_PATIENCE", PATIENCE), SAME_CASES];
+    guest.environment = environment.map(|(name, value)| (name.into(), value.into())).into();
     Ok(guest)
 }
 
