@@ -85,14 +85,22 @@ fn told(read: Result<String, KernelError>) -> Response {
     }
 }
 
-/// `/metrics`, `/proxyMode`, and a `/healthz` that only says that this server answers, as upstream has it there too.
+/// `/metrics`, `/metrics/slis`, `/proxyMode`, and a `/healthz` that only says that this server answers, as upstream has it there too.
 pub fn metrics_routes(metrics: &Metrics) -> Router {
-    let running = metrics.clone();
-    Router::new()
-        .route("/metrics", get(scrape))
-        .with_state(Arc::new(Mutex::new(metrics.exposition())))
+    let scraped = |path, exposition| {
+        Router::new().route(path, get(scrape)).with_state(Arc::new(Mutex::new(exposition)))
+    };
+    let (running, pinged) = (metrics.clone(), metrics.clone());
+    scraped("/metrics", metrics.exposition())
+        .merge(scraped("/metrics/slis", metrics.indicators()))
         .route("/proxyMode", get(move || async move { ([NO_SNIFF], running.mode()) }))
-        .route("/healthz", get(|| async { ([NO_SNIFF], "ok") }))
+        .route(
+            "/healthz",
+            get(move || async move {
+                pinged.ping_answered();
+                ([NO_SNIFF], "ok")
+            }),
+        )
 }
 
 /// One at a time, whether or not the one before is still waited for; and on a thread of its own, since the kernel is asked for what it

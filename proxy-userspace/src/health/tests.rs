@@ -192,15 +192,25 @@ fn of_ebpf() -> Metrics {
 }
 
 #[tokio::test]
-async fn the_metrics_server_answers_metrics_proxy_mode_and_healthz() {
+async fn the_metrics_server_answers_metrics_indicators_proxy_mode_and_healthz() {
     let address = start(metrics_routes(&of_ebpf()));
     let metrics = get(address, "/metrics").await.unwrap();
     assert_eq!(metrics.status, 200);
     assert!(metrics.headers.contains("content-type: text/plain; version=0.0.4"), "{}", metrics.headers);
     assert!(metrics.body.contains("kubeproxy_sync_proxy_rules_duration_seconds_count"), "{}", metrics.body);
+    let indicators = get(address, "/metrics/slis").await.unwrap();
+    assert_eq!(
+        (indicators.status, indicators.body.contains("kubeproxy")),
+        (200, false),
+        "{}",
+        indicators.body
+    );
     let mode = get(address, "/proxyMode").await.unwrap();
     assert_eq!((mode.status, mode.body.as_str()), (200, "ebpf"));
     assert_eq!(get(address, "/healthz").await.unwrap().body, "ok");
+    let indicators = get(address, "/metrics/slis").await.unwrap().body;
+    let ping = "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1";
+    assert!(indicators.lines().any(|line| line == ping), "{indicators}");
 }
 
 #[tokio::test]

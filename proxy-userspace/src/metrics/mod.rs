@@ -92,6 +92,8 @@ pub struct Metrics {
     no_local_endpoints: Family<Labels<2>, Gauge>,
     healthz: Family<Labels<1>, Counter>,
     livez: Family<Labels<1>, Counter>,
+    healthcheck: Family<Labels<2>, Gauge>,
+    healthchecks: Family<Labels<3>, Counter>,
     mode: Family<Labels<1>, Gauge>,
     mode_info: Family<Vec<(&'static str, String)>, Gauge>,
     modes_broken: Family<Labels<1>, Counter>,
@@ -127,6 +129,8 @@ impl Default for Metrics {
             no_local_endpoints: Family::default(),
             healthz: Family::default(),
             livez: Family::default(),
+            healthcheck: Family::default(),
+            healthchecks: Family::default(),
             mode: Family::default(),
             mode_info: Family::default(),
             modes_broken: Family::default(),
@@ -154,6 +158,11 @@ impl Metrics {
     /// All metrics, ready to be written out.
     pub fn exposition(&self) -> Exposition {
         Exposition::new(registration::registry(self))
+    }
+
+    /// What probes were told: service level indicators, which cost so little that they may be read every second.
+    pub fn indicators(&self) -> Exposition {
+        Exposition::new(registration::indicators(self))
     }
 
     /// Where to read what the kernel counts in the mode that runs now.
@@ -289,11 +298,25 @@ impl Metrics {
     /// `/healthz` answered.
     pub fn healthz_answered(&self, healthy: bool) {
         self.healthz.get_or_create(&[code(healthy)]).inc();
+        self.checked("sync", "healthz", healthy);
     }
 
     /// `/livez` answered.
     pub fn livez_answered(&self, healthy: bool) {
         self.livez.get_or_create(&[code(healthy)]).inc();
+        self.checked("sync", "livez", healthy);
+    }
+
+    /// `/healthz` of the metrics server answered, which it always does.
+    pub fn ping_answered(&self) {
+        self.checked("ping", "healthz", true);
+    }
+
+    fn checked(&self, name: &'static str, probe: &'static str, healthy: bool) {
+        let status = if healthy { "success" } else { "error" };
+        let [name, probe] = [("name", name), ("type", probe)];
+        self.healthcheck.get_or_create(&[name, probe]).set(healthy.into());
+        self.healthchecks.get_or_create(&[name, probe, ("status", status)]).inc();
     }
 
     /// Series that are known beforehand start at zero, so that a first increase is seen as one.

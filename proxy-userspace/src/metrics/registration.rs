@@ -18,6 +18,14 @@ pub(super) fn registry(metrics: &Metrics) -> Registry {
     registry
 }
 
+/// What probes were told, under the names of `component-base/metrics/prometheus/slis` (1.36).
+pub(super) fn indicators(metrics: &Metrics) -> Registry {
+    let mut registry = Registry::with_prefix("kubernetes");
+    registry.register("healthcheck", "The result of a single healthcheck", metrics.healthcheck.clone());
+    registry.register("healthchecks", "The results of all healthchecks", metrics.healthchecks.clone());
+    registry
+}
+
 fn durations(metrics: &Metrics, to: &mut Registry) {
     to.register(
         "sync_proxy_rules_duration_seconds",

@@ -77,6 +77,26 @@ fn every_metric_has_upstreams_name_and_kind() {
 }
 
 #[test]
+fn what_probes_were_told_last_and_how_often_are_indicators_with_kubernetes_names() {
+    let metrics = used();
+    metrics.livez_answered(true);
+    metrics.healthz_answered(true);
+    metrics.healthz_answered(false);
+    let (_, text) = metrics.indicators().encode(None).expect("metrics can be written");
+    let (comments, mut samples): (Vec<_>, Vec<_>) = text.lines().partition(|line| line.starts_with('#'));
+    samples.sort_unstable();
+    let expected = [
+        r#"kubernetes_healthchecks_total{name="sync",type="healthz",status="error"} 2"#,
+        r#"kubernetes_healthchecks_total{name="sync",type="healthz",status="success"} 1"#,
+        r#"kubernetes_healthchecks_total{name="sync",type="livez",status="success"} 1"#,
+        r#"kubernetes_healthcheck{name="sync",type="healthz"} 0"#,
+        r#"kubernetes_healthcheck{name="sync",type="livez"} 1"#,
+    ];
+    assert_eq!(samples, expected, "{text}");
+    assert!(comments.contains(&"# TYPE kubernetes_healthchecks_total counter"), "{text}");
+}
+
+#[test]
 fn samples_carry_upstreams_labels() {
     let (_, text) = text(&used(), None);
     for line in [

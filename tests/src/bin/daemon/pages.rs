@@ -15,6 +15,10 @@ pub(crate) fn metrics_are_valid_and_the_configuration_is_shown(setting: &Setting
     let mut bed = Bed::started(setting, &setting.mode, "{enableProfiling: true, oomScoreAdj: 123}")?;
     bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
     let metrics = bed.page("/metrics")?.body;
+    // Waiting until it is healthy has asked /healthz.
+    let indicators = bed.page("/metrics/slis")?.body;
+    ensure!(indicators.contains("kubernetes_healthcheck{name=\"sync\",type=\"healthz\"} 1"), "{indicators}");
+    let metrics = metrics + &indicators;
     let file = bed.world.directory().join("metrics.txt");
     std::fs::write(&file, &metrics)?;
     // It ends with 3 where it has something to say of names, and with 1 where it cannot read a line.
