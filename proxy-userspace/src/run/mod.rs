@@ -114,33 +114,40 @@ pub(crate) async fn run(
             return Ok(End::Signal);
         }
         chosen.config = reload.config.clone();
-        let error = match ended? {
+        match ended? {
             Ended::Stopped => return Ok(End::Signal),
             Ended::Changed(Asked::Restart) => return Ok(End::Restart),
-            Ended::Changed(Asked::Rebuild) => continue,
+            Ended::Changed(Asked::Rebuild) => {}
             Ended::Broken(error, ran) => {
                 before = ran;
-                error
+                if let Some(end) = follow(&mut chosen, error, &outputs)? {
+                    return Ok(end);
+                }
+                reload.runs(chosen.config.clone());
             }
-        };
-        let broken = chosen.config.mode.name();
-        let why = with_causes(error.as_ref());
-        let is_followed = chosen.next_mode(&why);
-        if command::is_ending() {
-            return Ok(End::Signal);
         }
-        if !is_followed? {
-            return Err(error);
-        }
-        reload.runs(chosen.config.clone());
-        outputs.metrics.mode_broke(broken);
-        let mode = chosen.config.mode.name();
-        outputs.events.warning(
-            "ModeBroke",
-            format!("the mode {broken} does not work any more, {mode} takes over: {why}"),
-        );
-        tracing::error!(broken, mode, error = why, "THE MODE DOES NOT WORK ANY MORE; another one takes over");
     }
+}
+
+/// Has the next mode take over from one that does not work any more, unless the process is to end; fails as the mode did where none is
+/// left.
+fn follow(chosen: &mut Chosen, error: anyhow::Error, outputs: &Outputs) -> anyhow::Result<Option<End>> {
+    let broken = chosen.config.mode.name();
+    let why = with_causes(error.as_ref());
+    let is_followed = chosen.next_mode(&why);
+    if command::is_ending() {
+        return Ok(Some(End::Signal));
+    }
+    if !is_followed? {
+        return Err(error);
+    }
+    outputs.metrics.mode_broke(broken);
+    let mode = chosen.config.mode.name();
+    outputs
+        .events
+        .warning("ModeBroke", format!("the mode {broken} does not work any more, {mode} takes over: {why}"));
+    tracing::error!(broken, mode, error = why, "THE MODE DOES NOT WORK ANY MORE; another one takes over");
+    Ok(None)
 }
 
 fn outputs(config: &Config, events: NodeEvents) -> Outputs {

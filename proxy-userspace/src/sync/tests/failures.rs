@@ -1,0 +1,119 @@
+//! What the loop does while the dataplane fails, as a whole, in one family or in part.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_starts_from_what_the_kernel_really_holds() {
+    let daemon = Daemon::synced().await;
+    daemon.fake.kernel().failing = 2;
+    daemon.send(endpoint_is("10.0.0.2")).await;
+    daemon.settle().await;
+    assert_eq!(daemon.calls(), [Call::FailedApply]);
+    assert_eq!(daemon.metric("shunt_sync_failures_total{ip_family=\"IPv4\"}"), "1");
+    // Something else happens to the kernel meanwhile, and a change comes in.
+    daemon.fake.kernel().programmed.ports.clear();
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
+    tokio::time::sleep(SYNC / 2).await;
+    assert_eq!(
+        daemon.calls(),
+        [Call::FailedApply, Call::Observe, Call::FailedApply, Call::Observe, Call::Apply(2)]
+    );
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.2:80"]);
+    assert_eq!(daemon.fake.kernel().programmed.ports.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dataplane_that_fails_for_too_long_is_given_up_and_one_that_fails_in_part_is_not() {
+    let daemon = Daemon::synced().await;
+    daemon.fake.kernel().full = true;
+    daemon.send(endpoint_is("10.0.0.2")).await;
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
+    tokio::time::sleep(3 * GIVE_UP).await;
+    assert!(!daemon.task.is_finished(), "some Services are served");
+    daemon.fake.kernel().full = false;
+    daemon.fake.kernel().failing = usize::MAX;
+    daemon.send(endpoint_is("10.0.0.3")).await;
+    tokio::time::sleep(GIVE_UP / 2).await;
+    assert!(!daemon.task.is_finished());
+    tokio::time::sleep(GIVE_UP).await;
+    let ended = daemon.task.await.expect("no panic").expect_err("given up");
+    assert!(matches!(ended, SyncError::Broken { after, .. } if after >= GIVE_UP), "{ended:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lasting_failure_makes_the_proxy_unhealthy_until_it_is_over() {
+    let daemon = Daemon::keeping_on().await;
+    daemon.fake.kernel().failing = usize::MAX;
+    daemon.send(endpoint_is("10.0.0.2")).await;
+    tokio::time::sleep(SYNC).await;
+    assert!(daemon.outputs.health.is_live(), "not before twice the sync period");
+    tokio::time::sleep(SYNC).await;
+    assert!(!daemon.outputs.health.is_live());
+    daemon.fake.kernel().failing = 0;
+    tokio::time::sleep(SYNC).await;
+    assert!(daemon.outputs.health.is_live());
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.2:80"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_family_that_fails_is_tried_later_and_later_and_the_other_goes_on() {
+    let daemon = Daemon::keeping_on().await;
+    daemon.fake.kernel().failing_family = Some(IpFamily::V6);
+    daemon.send(WatchEvent::Services(Delta::Apply(service("six", "fd96::6")))).await;
+    tokio::time::sleep(SYNC / 2).await;
+    let failures = |family: &str| {
+        let count = daemon.metric(&format!("shunt_sync_failures_total{{ip_family=\"{family}\"}}"));
+        count.parse::<u32>().expect("a number")
+    };
+    assert_eq!(failures("IPv4"), 0);
+    assert!((2..20).contains(&failures("IPv6")), "{}", failures("IPv6"));
+    for address in ["10.0.0.2", "10.0.0.3"] {
+        daemon.send(endpoint_is(address)).await;
+        tokio::time::sleep(MIN_SYNC).await;
+        assert_eq!(daemon.endpoints("a"), [format!("{address}:80")]);
+    }
+    // Upstream's time, twice the sync period, is over for one of them.
+    tokio::time::sleep(2 * SYNC).await;
+    let health = &daemon.outputs.health;
+    assert_eq!(IpFamily::ALL.map(|family| health.is_live_for(family)), [true, false]);
+    assert!(!health.is_live() && !health.is_ready());
+    daemon.fake.kernel().failing_family = None;
+    tokio::time::sleep(SYNC).await;
+    assert!(health.is_live() && health.is_ready());
+    assert_eq!(daemon.fake.kernel().programmed.ports.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_some_services_fail_all_others_are_kept_up_to_date_and_so_is_what_load_balancers_are_told() {
+    let daemon = Daemon::synced().await;
+    daemon.fake.kernel().full = true;
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
+    daemon.settle().await;
+    let health_checks = daemon.outputs.health_checks.subscribe();
+    daemon.send(WatchEvent::Services(Delta::Apply(with_health_check("a", 31_710)))).await;
+    daemon.settle().await;
+    assert_eq!(health_checks.borrow().checks.len(), 1);
+    daemon.fake.kernel().calls.clear();
+    daemon.fake.kernel().full = false;
+    daemon.send(endpoint_is("10.0.0.2")).await;
+    daemon.settle().await;
+    assert_eq!(daemon.calls(), [Call::Apply(1)], "what changed, and the kernel is not read for it");
+    assert!(!daemon.outputs.health.is_ready(), "what failed was not tried again yet");
+    daemon.fake.kernel().full = true;
+    tokio::time::sleep(5 * SYNC).await;
+    assert!(daemon.outputs.health.is_live() && !daemon.outputs.health.is_ready());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_map_is_unhealthy_at_once_though_alive_and_healthy_at_once_when_everything_fits_again() {
+    let daemon = Daemon::synced().await;
+    assert!(daemon.outputs.health.is_ready());
+    daemon.fake.kernel().full = true;
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
+    daemon.settle().await;
+    assert!(!daemon.outputs.health.is_ready() && daemon.outputs.health.is_live());
+    daemon.fake.kernel().full = false;
+    daemon.send(WatchEvent::Services(Delta::Delete(testing::namespaced("default/b")))).await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    assert!(daemon.outputs.health.is_ready());
+}

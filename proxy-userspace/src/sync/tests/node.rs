@@ -1,0 +1,100 @@
+//! What the loop makes of its Node, and of settings that change.
+
+use super::*;
+
+fn with_pod_cidrs(cidrs: &[&str]) -> Node {
+    Node { pod_cidrs: testing::cidrs(cidrs), ..node() }
+}
+
+async fn list(daemon: &Daemon, nodes: Vec<Node>) {
+    daemon.tell_facts();
+    let [services, slices, _] = lists();
+    for event in [services, slices, WatchEvent::Nodes(Delta::Replace(nodes))] {
+        daemon.send(event).await;
+    }
+    daemon.settle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_node_is_waited_for_for_a_while() {
+    let daemon = Daemon::start(Fake::default());
+    list(&daemon, Vec::new()).await;
+    assert_eq!(daemon.calls(), []);
+    daemon.send(WatchEvent::Nodes(Delta::Apply(node()))).await;
+    daemon.settle().await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+
+    let daemon = Daemon::start(Fake::default());
+    list(&daemon, Vec::new()).await;
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    assert_eq!(daemon.calls(), []);
+    // It is looked at every ten seconds.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+    // All is served; but whether the node may have traffic nobody knows, until the Node comes.
+    let health = &daemon.outputs.health;
+    assert!(health.is_programmed() && health.is_live() && !health.is_ready());
+    daemon.send(WatchEvent::Nodes(Delta::Apply(node()))).await;
+    daemon.settle().await;
+    assert!(health.is_ready());
+    // One that goes was there.
+    daemon.send(WatchEvent::Nodes(Delta::Replace(Vec::new()))).await;
+    daemon.settle().await;
+    assert!(health.is_ready());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_went_was_there_for_the_next_loop_too() {
+    let first = Daemon::synced().await;
+    let health = first.outputs.health.clone();
+    assert!(health.is_ready());
+    let outputs = first.outputs.clone();
+    drop(first);
+    let next = Daemon::start_telling(outputs, Fake::default(), None, DetectLocalMode::ClusterCidr);
+    list(&next, Vec::new()).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    assert_eq!(next.endpoints("a"), ["10.0.0.1:80"]);
+    assert!(health.is_ready());
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_pods_are_told_by_the_nodes_cidrs_these_are_waited_for_and_must_not_change() {
+    let daemon = Daemon::start_with(Fake::default(), None, DetectLocalMode::NodeCidr);
+    list(&daemon, vec![node()]).await;
+    tokio::time::sleep(Duration::from_mins(2)).await;
+    assert_eq!(daemon.calls(), []);
+    daemon.send(WatchEvent::Nodes(Delta::Apply(with_pod_cidrs(&["10.244.1.0/24"])))).await;
+    daemon.settle().await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+    // A Node that went and came back is no change.
+    list(&daemon, Vec::new()).await;
+    list(&daemon, vec![with_pod_cidrs(&["10.244.1.0/24"])]).await;
+    assert!(!daemon.task.is_finished());
+    daemon.send(WatchEvent::Nodes(Delta::Apply(with_pod_cidrs(&["10.244.2.0/24"])))).await;
+    let ended = daemon.task.await.expect("no panic").expect_err("a new process is needed");
+    let said = ended.to_string();
+    assert!(said.contains("10.244.1.0/24") && said.contains("10.244.2.0/24"), "{said}");
+
+    let daemon = Daemon::start_with(Fake::default(), None, DetectLocalMode::NodeCidr);
+    list(&daemon, vec![node()]).await;
+    tokio::time::sleep(Duration::from_mins(6)).await;
+    let ended = daemon.task.await.expect("no panic").expect_err("without them no rule is right");
+    assert!(ended.to_string().contains("no pod CIDRs"), "{ended}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_settings_are_taken_on_by_the_loop_that_runs() {
+    let daemon = Daemon::synced().await;
+    daemon.settings.send_modify(|settings| {
+        settings.model.node_port_addresses = NodePortAddresses::Cidrs(vec!["192.0.2.0/24".parse().unwrap()]);
+        settings.periods.sync_period = 2 * SYNC;
+    });
+    daemon.settle().await;
+    let served = daemon.fake.kernel().programmed.node.node_port_addresses.clone();
+    assert_eq!(Vec::from_iter(served), ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
+    daemon.fake.kernel().calls.clear();
+    tokio::time::sleep(SYNC + SYNC / 2).await;
+    assert_eq!(daemon.calls(), [], "the kernel is compared as often as the new period says");
+    tokio::time::sleep(SYNC).await;
+    assert_ne!(daemon.calls(), []);
+}

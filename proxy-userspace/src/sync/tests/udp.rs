@@ -1,0 +1,68 @@
+//! Stale UDP flows, as the loop has them forgotten.
+
+use super::*;
+
+fn dns(endpoint: &str) -> [WatchEvent; 2] {
+    let ports = vec![testing::service_port("", Protocol::Udp, 53)];
+    let service = Service { ports, ..service("dns", "10.96.0.53") };
+    let ports = vec![testing::slice_port("", Protocol::Udp, 53)];
+    let slice = EndpointSlice { ports, ..slice("dns", endpoint) };
+    [WatchEvent::Services(Delta::Apply(service)), WatchEvent::EndpointSlices(Delta::Apply(slice))]
+}
+
+fn flow_to_dns(endpoint: &str) -> UdpFlow {
+    let [source, destination, reply_source] =
+        ["10.0.0.9:4000", "10.96.0.53:53", endpoint].map(|address| address.parse().unwrap());
+    UdpFlow { source, destination, reply_source, zone: 0 }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stale_udp_flows_are_forgotten_and_counted_and_looked_for_only_when_udp_changed_or_rules_were_missing()
+ {
+    let daemon = Daemon::synced().await;
+    for event in dns("10.0.0.1") {
+        daemon.send(event).await;
+    }
+    daemon.settle().await;
+    tokio::time::sleep(2 * SYNC).await;
+    daemon.fake.kernel().looks.clear();
+    let [old, new] = ["10.0.0.1:53", "10.0.0.2:53"].map(flow_to_dns);
+    daemon.fake.kernel().flows = vec![old, new];
+
+    daemon.send(endpoint_is("10.0.0.7")).await;
+    tokio::time::sleep(2 * SYNC).await;
+    assert_eq!(daemon.fake.kernel().looks, [], "TCP changed, and the kernel was compared with everything");
+
+    for event in dns("10.0.0.2") {
+        daemon.send(event).await;
+    }
+    daemon.settle().await;
+    assert_eq!(daemon.fake.kernel().flows, [new]);
+    let deleted = r#"kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family="IPv4"}"#;
+    assert_eq!(daemon.metric(deleted), "1");
+
+    let untranslated = flow_to_dns("10.96.0.53:53");
+    daemon.fake.kernel().flows.push(untranslated);
+    daemon.fake.kernel().programmed.ports.clear();
+    daemon.disturbed.notify_one();
+    tokio::time::sleep(MIN_SYNC).await;
+    assert_eq!(daemon.fake.kernel().flows, [new]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_conntrack_rules_are_programmed_and_healthy_all_the_same() {
+    let daemon = Daemon::synced().await;
+    daemon.fake.kernel().without_conntrack = true;
+    for event in dns("10.0.0.1") {
+        daemon.send(event).await;
+    }
+    daemon.settle().await;
+    tokio::time::sleep(MIN_SYNC).await;
+    assert_eq!(daemon.endpoints("dns"), ["10.0.0.1:53"]);
+    assert!(daemon.outputs.health.is_ready());
+    assert_eq!(daemon.metric("shunt_sync_failures_total{ip_family=\"IPv4\"}"), "0");
+    daemon.fake.kernel().flows = vec![flow_to_dns("10.96.0.53:53")];
+    daemon.fake.kernel().without_conntrack = false;
+    tokio::time::sleep(2 * SYNC).await;
+    assert_eq!(daemon.fake.kernel().flows, [], "made good later");
+}
