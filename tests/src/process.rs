@@ -3,7 +3,8 @@
 use std::{
     ffi::{CString, OsStr},
     fs::{self, File},
-    os::unix::process::ExitStatusExt as _,
+    io,
+    os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, ExitStatus, Stdio},
     thread,
@@ -26,6 +27,12 @@ use crate::{agent, deadline::Deadline, interrupt};
 /// The first argument that makes a program of this crate something else than its own `main`.
 const INSIDE: &str = "inside";
 const AGENT: &str = "agent";
+
+/// Writes a program: a script that begins with `#!`.
+pub fn write_script(path: &Path, text: &str) -> io::Result<()> {
+    fs::write(path, text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+}
 
 /// A host as a process sees it.
 #[derive(Clone, Debug)]
@@ -74,7 +81,7 @@ pub fn main(name: &str, run: impl FnOnce() -> Result<bool>) -> ExitCode {
     if let Some(code) = run_if_inside() {
         return code;
     }
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_writer(io::stderr).init();
     match interrupt::remove_worlds_on_signal().and_then(|()| run()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -211,7 +218,7 @@ pub fn describe(status: ExitStatus) -> String {
     }
 }
 
-fn read_all(mut pipe: impl std::io::Read) -> String {
+fn read_all(mut pipe: impl io::Read) -> String {
     let mut bytes = Vec::new();
     // What came until the pipe broke is all there is to report.
     let _end = pipe.read_to_end(&mut bytes);

@@ -1,10 +1,11 @@
 //! Commands that take far longer than anything may wait for, for a proxy that is to be caught while it runs them.
 
 use std::{
-    fs, io,
-    os::unix::fs::PermissionsExt as _,
+    io,
     path::{Path, PathBuf},
 };
+
+use crate::process::write_script;
 
 /// The file in the folder that makes commands slow as long as it is there.
 pub const SLOW: &str = "slow";
@@ -16,9 +17,7 @@ pub const BEGUN: &str = "begun";
 pub fn with_slow_commands(folder: &Path, shunt: &Path, commands: &[&str], when: &str) -> io::Result<PathBuf> {
     let make = |name: &str, script: String| -> io::Result<PathBuf> {
         let path = folder.join(name);
-        fs::write(&path, format!("#!/bin/bash\n{script}\n"))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-        Ok(path)
+        write_script(&path, &format!("#!/bin/bash\n{script}\n")).map(|()| path)
     };
     let own = folder.display();
     for name in commands {

@@ -16,6 +16,7 @@ use nix::{
 };
 use shunt_tests::{
     deadline::Deadline,
+    process::write_script,
     world::{remove_leftovers, traces},
 };
 
@@ -45,8 +46,7 @@ fn text(output: &Output) -> String {
 /// A proxy that never gets healthy, so that the runner waits for it.
 fn stuck_proxy(directory: &Path) -> PathBuf {
     let path = directory.join("stuck");
-    fs::write(&path, "#!/bin/sh\necho I do nothing\nexec sleep 60\n").unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&path, "#!/bin/sh\necho I do nothing\nexec sleep 60\n").unwrap();
     path
 }
 

@@ -28,10 +28,18 @@ impl Nft {
         self.command(&["-f", "-"]).stdin(script).run().map(drop)
     }
 
-    /// Removes one table, such as `inet filter`, or sees that there is none; also while the process ends.
+    /// Removes one table, such as `inet filter`, whether or not it is there, in a kernel that has nftables; also while the process ends.
     pub fn delete_table(&self, table: &str) -> Result<(), KernelError> {
         let script = format!("table {table}\ndelete table {table}\n");
         self.command(&["-f", "-"]).stdin(script).undoing().run().map(drop)
+    }
+
+    /// Removes one table, such as `inet filter`, where it is there.
+    pub fn remove_table(&self, table: &str) -> Result<(), KernelError> {
+        match self.list_table(table)? {
+            Some(_) => self.delete_table(table),
+            None => Ok(()),
+        }
     }
 
     /// Lists one table, such as `inet filter`; none where it does not exist.

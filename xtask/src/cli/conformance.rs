@@ -69,7 +69,7 @@ fn guest(what: &Conformance) -> Result<Guest> {
     let mut guest =
         Guest::new(["bash".into(), "-c".into(), vm::one_after_the_other(&commands).into()].into())?;
     guest.copies = [&programs[..], &[cases]].concat();
-    guest.environment = vec![("SHUNT_TEST_PATIENCE".into(), PATIENCE.into())];
+    guest.environment = vec![PATIENCE];
     Ok(guest)
 }
 

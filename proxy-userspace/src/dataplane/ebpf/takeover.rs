@@ -113,9 +113,8 @@ impl Ebpf {
     /// Packets are marked otherwise than by the process before: rules for both ways are there and all programs are this process's, so
     /// that they may begin to, and then the rules for the old way go.
     pub(super) fn change_marks(&mut self, state: &mut State) -> Result<(), KernelError> {
-        let is_ready = state.is_taken_over() && state.rules_are_put;
-        // Rules for the new marks could not be put any more.
-        let is_ready = is_ready && !command::is_ending();
+        // Of a process that ends the rules for the new marks could not be put any more.
+        let is_ready = state.is_taken_over() && state.rules_are_put && !command::is_ending();
         let Some(MarkChange { after, .. }) = self.change.filter(|_| is_ready) else { return Ok(()) };
         self.maps.set_marks(after)?;
         self.change = None;

@@ -38,11 +38,9 @@ impl Drop for Hold {
 /// Removes what a process left that was killed while it handed over. Where there is no nft, or the kernel has no nftables, there is
 /// nothing.
 pub(super) fn remove_left(path: &SearchPath) -> Result<(), KernelError> {
-    let nft = Nft::new(path.clone());
-    match nft.list_table(TABLE) {
-        Ok(Some(_)) => nft.delete_table(TABLE),
-        Ok(None) | Err(KernelError::CommandNotFound { .. }) => Ok(()),
-        Err(error) => Err(error),
+    match Nft::new(path.clone()).remove_table(TABLE) {
+        Err(KernelError::CommandNotFound { .. }) => Ok(()),
+        removed => removed,
     }
 }
 

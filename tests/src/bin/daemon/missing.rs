@@ -3,7 +3,6 @@
 use std::{
     fs::{self, File},
     io::Write as _,
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -11,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use shunt_tests::{
     deadline::Deadline,
-    process::Running,
+    process::{Running, write_script},
     slow_commands::{BEGUN, SLOW, with_slow_commands},
     world::{Host, World},
 };
@@ -156,7 +155,6 @@ fn without_iptables(folder: &Path, shunt: &Path) -> Result<PathBuf> {
                 mount --bind /dev/null \"$(readlink -f \"$(command -v $name)\")\" || exit; done; exec \"$@\"";
     let script =
         format!("#!/bin/bash\nexec unshare --mount bash -c '{hide}' hide {} \"$@\"\n", shunt.display());
-    fs::write(&path, script)?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    write_script(&path, &script)?;
     Ok(path)
 }

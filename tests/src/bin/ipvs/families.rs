@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    os::unix::fs::{PermissionsExt as _, symlink},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
 
@@ -15,6 +15,7 @@ use proxy_userspace::{
     kernel::command::SearchPath,
     model::{IpFamily, Protocol},
 };
+use shunt_tests::process::write_script;
 
 use crate::node::{Node, cluster_ip, endpoints, of_ports, service};
 
@@ -27,8 +28,7 @@ fn breakable(directory: &Path, program: &str, real: &Path) -> io::Result<()> {
         broken.display(),
         real.display()
     );
-    fs::write(&file, text)?;
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o755))
+    write_script(&file, &text)
 }
 
 /// The commands of this machine; those of IPv6 can be broken.

@@ -39,7 +39,7 @@ pub(crate) struct Guest {
     /// Files and folders that are there too, by the same paths.
     pub(crate) copies: Vec<PathBuf>,
     /// Set for the command.
-    pub(crate) environment: Vec<(String, String)>,
+    pub(crate) environment: Vec<(&'static str, &'static str)>,
     /// Where it runs: the current folder's path. Of its content only what is copied is there.
     pub(crate) folder: PathBuf,
 }

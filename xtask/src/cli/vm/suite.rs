@@ -12,7 +12,6 @@ use xtask::workspace;
 use super::guest::Guest;
 use crate::cli::progress::Progress;
 use crate::cli::steps;
-use crate::cli::steps::SAME_CASES;
 
 /// Test targets that exercise the kernel.
 const TARGETS: [&str; 4] = ["ebpf_sockets", "ebpf_frames", "ebpf_links", "netfilter"];
@@ -39,7 +38,7 @@ const CASES: [&str; 16] = [
 const PROGRAM: &str = "conformance";
 const MODE: &str = "ebpf";
 /// How many times as long as on the machine itself the tests wait for things: guests run without KVM.
-pub(crate) const PATIENCE: &str = "6";
+pub(crate) const PATIENCE: (&str, &str) = ("SHUNT_TEST_PATIENCE", "6");
 const BUILD: Duration = Duration::from_mins(40);
 
 /// Builds the programs; returns the guest that runs them one after the other, but for tests that have one of these in their names.
@@ -57,8 +56,7 @@ pub(crate) fn guest(skip: &[String]) -> Result<Guest> {
     let script = script(&built.tests, skip, &shunt, &conformance);
     let mut guest = Guest::new(["bash", "-c", &script].map(Into::into).into())?;
     guest.copies = [built.tests, built.programs, vec![shunt, conformance, cases]].concat();
-    let environment = [("SHUNT_TEST_PATIENCE", PATIENCE), SAME_CASES];
-    guest.environment = environment.map(|(name, value)| (name.into(), value.into())).into();
+    guest.environment = vec![PATIENCE, steps::SAME_CASES];
     Ok(guest)
 }
 

@@ -329,7 +329,7 @@ impl Rules {
             Ok(()) | Err(KernelError::CommandNotFound { .. }) => {}
             Err(error) => errors.push(error),
         };
-        note(self.remove_nft());
+        note(self.nft.remove_table(nft::TABLE));
         for family in Family::ALL.into_iter().filter(|family| family.is_available()) {
             for iptables in Iptables::installed(family, &self.path) {
                 note(remove_iptables(iptables, self.marks));
@@ -341,13 +341,6 @@ impl Rules {
         self.seen.clear();
         self.seen_nft = None;
         errors
-    }
-
-    fn remove_nft(&self) -> Result<(), KernelError> {
-        match self.nft.list_table(nft::TABLE)? {
-            Some(_) => self.nft.apply(&nft::removal()),
-            None => Ok(()),
-        }
     }
 
     fn remove_foreign(&self, family: Family) -> Result<(), KernelError> {

@@ -19,7 +19,7 @@ pub(super) const TABLE: &str = "inet shunt";
 pub(super) fn script(marks: Marks, is_there: bool) -> String {
     let Marks { masquerade, reject } = marks;
     let keep = !masquerade;
-    let removal = if is_there { removal() } else { String::new() };
+    let removal = if is_there { format!("delete table {TABLE}\n") } else { String::new() };
     let not_refused = !reject;
     let [translated, carried, refused_tcp, refused, to_refuse, invalid, datagrams, masqueraded] =
         comments(marks);
@@ -48,11 +48,6 @@ pub(super) fn script(marks: Marks, is_there: bool) -> String {
 }}
 "#
     )
-}
-
-/// The script that removes the table, which must exist.
-pub(super) fn removal() -> String {
-    format!("delete table {TABLE}\n")
 }
 
 /// A comment for each rule, in their order. nft versions print rules differently, but comments alike; they tell the marks too.
