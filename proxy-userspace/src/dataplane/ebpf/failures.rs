@@ -7,7 +7,7 @@ use std::{
 
 use proxy_common::layout::ServiceValue;
 
-use super::{EbpfError, MapSizes, Plan, State, Step, room};
+use super::{EbpfError, MapSizes, Plan, State, Step, plan::capacity};
 use crate::kernel::KernelError;
 
 /// The service ports and links that failed, and why the first of them did.
@@ -32,7 +32,7 @@ enum Subject {
 impl Failures {
     /// Those service ports fail at once for which a map has no room: half of them would be worse than none.
     pub(super) fn of_those_without_room(state: &State, plan: &Plan, sizes: &MapSizes) -> Self {
-        let refused = room::refused(state, plan, sizes);
+        let refused = capacity::refused(state, plan, sizes);
         let first = refused
             .iter()
             .min_by_key(|(service, _)| **service)

@@ -1,28 +1,14 @@
 //! The eBPF dataplane: Services as map entries, translated by programs on the cgroup's sockets and on the node's links.
 
-mod carry;
-mod counters;
 mod error;
 mod failures;
-mod flows;
-mod handover;
-mod ids;
-mod known;
 mod links;
-mod log;
 mod maps;
-mod noted;
-mod own_netns;
 mod plan;
-mod ranges;
-mod room;
 mod rules;
-mod service_counts;
 mod sockets;
-mod state;
-mod step;
-mod takeover;
-mod translate;
+mod trace;
+mod upgrade;
 
 #[cfg(test)]
 mod tests;
@@ -32,28 +18,31 @@ use std::{
     sync::Arc,
 };
 
-pub(crate) use self::translate::proto;
-use self::{
-    carry::Copies,
-    counters::Counters,
-    failures::Failures,
-    flows::FlowSweeper,
-    links::Links,
-    log::LogWriter,
-    maps::Maps,
-    service_counts::{ServiceReader, ServiceSlots},
-    sockets::SocketReleaser,
-    takeover::{MarkChange, Staged},
-};
+pub(crate) use self::plan::translate::proto;
 pub use self::{
     error::EbpfError,
     links::{LinkAttachment, LinkHook, Running},
     maps::MapSizes,
-    plan::Plan,
-    ranges::{Prefix, Range},
+    plan::{
+        Plan,
+        ranges::{Prefix, Range},
+        state::State,
+        step::Step,
+    },
     rules::{MASQUERADED_PORTS, Marks, NAMES as RULE_NAMES, Rules},
-    state::State,
-    step::Step,
+};
+use self::{
+    failures::Failures,
+    links::Links,
+    maps::{
+        Maps,
+        counters::Counters,
+        service_counts::{ServiceReader, ServiceSlots},
+        sweeper::FlowSweeper,
+    },
+    sockets::SocketReleaser,
+    trace::LogWriter,
+    upgrade::{MarkChange, Staged, handover, own_netns, state_maps::Copies},
 };
 use super::{Dataplane, KernelCounts, MapFill};
 use crate::{
@@ -131,7 +120,7 @@ impl Ebpf {
         let pins = PinDir::create(&settings.pin_dir)?;
         let (sizes, cpus) = (settings.map_sizes, bpf::cpus()?);
         let specs = sizes.specs(cpus);
-        let staged = takeover::stage(&pins, &specs)?;
+        let staged = upgrade::stage(&pins, &specs)?;
         let directory = staged.as_ref().map_or(pins.path(), |staged| &*staged.directory);
         let slots = sizes.service_slots();
         let mut object = Object::load(OBJECT, &specs, &[("SERVICE_SLOTS", slots)], settings.log, directory)?;

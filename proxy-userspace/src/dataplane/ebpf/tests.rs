@@ -8,7 +8,11 @@ use proxy_common::{
     select::Slots,
 };
 
-use super::{LinkHook, MapSizes, Plan, Running, State, Step, failures::Failures, plan::plan, room};
+use super::{
+    LinkHook, MapSizes, Plan, Running, State, Step,
+    failures::Failures,
+    plan::{capacity, plan},
+};
 use crate::{
     dataplane::PlanSize as _,
     kernel::bpf::tc::Hook,
@@ -221,7 +225,7 @@ proptest! {
             state.record_name(name, *service);
         }
         let failures = Failures::of_those_without_room(&state, &change, &sizes);
-        let refused: BTreeSet<u32> = room::refused(&state, &change, &sizes).into_keys().collect();
+        let refused: BTreeSet<u32> = capacity::refused(&state, &change, &sizes).into_keys().collect();
         for step in &change.steps {
             if let Some(step) = failures.instead_of(step, &state) {
                 state.record(&step);

@@ -36,13 +36,13 @@ const BPF_NOEXIST: u64 = 1;
 
 /// Uses the pinned maps of state among the new ones too, where they are of the same size: old and new programs then work with
 /// one and the same while the new take the places of the old.
-pub(super) fn share(pins: &PinDir, specs: &[MapSpec], directory: &Path) -> Result<(), KernelError> {
+pub(crate) fn share(pins: &PinDir, specs: &[MapSpec], directory: &Path) -> Result<(), KernelError> {
     specs.iter().filter(|spec| STATE.contains(&spec.name)).try_for_each(|spec| pins.share(spec, directory))
 }
 
 /// When entries are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pass {
+pub(crate) enum Pass {
     /// The old programs still run, and change what they noted.
     Before,
     /// Only the new ones run.
@@ -64,7 +64,7 @@ const fn always<V>(_: &V, _: Pass) -> bool {
 
 /// Maps of state whose size changes: their entries are copied.
 #[derive(Default)]
-pub(super) struct Copies(Vec<(&'static str, Copying)>);
+pub(crate) struct Copies(Vec<(&'static str, Copying)>);
 
 impl fmt::Debug for Copies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -74,7 +74,7 @@ impl fmt::Debug for Copies {
 
 impl Copies {
     /// From the maps pinned in one directory to those of another that are not the same.
-    pub(super) fn between(pins: &PinDir, specs: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
+    pub(crate) fn between(pins: &PinDir, specs: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
         let mut copies = Self::default();
         copies.add::<AffinityKey, AffinityValue>("affinity", pins, specs, directory, always)?;
         copies.add::<SocketPeer, Endpoint>("udp_flows", pins, specs, directory, always)?;
@@ -114,13 +114,13 @@ impl Copies {
     }
 
     /// There is nothing to copy.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Copies what is not there yet. Called before programs are replaced and once more after it, it misses only what an old
     /// program notes while the new is put in its place.
-    pub(super) fn run(&mut self, pass: Pass) {
+    pub(crate) fn run(&mut self, pass: Pass) {
         for (map, copying) in &mut self.0 {
             match copying(pass) {
                 Ok(entries) => tracing::info!(map, entries, "copied to a map of another size"),

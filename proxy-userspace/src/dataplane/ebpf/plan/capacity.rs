@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{MapSizes, Plan, State, Step};
+use super::{super::MapSizes, Plan, state::State, step::Step};
 
 /// A map without room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Full {
+pub(crate) struct Full {
     /// Its name.
-    pub(super) map: &'static str,
+    pub(crate) map: &'static str,
     /// Its capacity.
-    pub(super) capacity: u32,
+    pub(crate) capacity: u32,
 }
 
 /// The maps whose entries belong to service ports.
@@ -21,7 +21,7 @@ type Entries = [usize; MAPS.len()];
 
 /// The identifiers that need more room than is left, each with a map that lacks it. The oldest go first; what the plan removes
 /// makes room only afterwards.
-pub(super) fn refused(state: &State, plan: &Plan, sizes: &MapSizes) -> HashMap<u32, Full> {
+pub(crate) fn refused(state: &State, plan: &Plan, sizes: &MapSizes) -> HashMap<u32, Full> {
     let capacities = [sizes.services, sizes.endpoints, sizes.members, sizes.source_ranges];
     let held = [state.service_count(), state.endpoints.len(), state.members.len(), state.ranges.len()];
     let mut room: Entries = std::array::from_fn(|map| (capacities[map] as usize).saturating_sub(held[map]));

@@ -1,5 +1,11 @@
 //! The maps of the eBPF programs as userspace sees them: their sizes, their types, and one write each.
 
+pub(crate) mod counters;
+pub(crate) mod prefilter;
+pub(crate) mod service_counts;
+pub(crate) mod sweeper;
+mod usage;
+
 use std::{fmt, path::Path, time::Duration};
 
 use aya::maps::{
@@ -17,12 +23,14 @@ use proxy_common::{
     },
 };
 
+use self::prefilter::Known;
 use super::{
-    ids::Ids,
-    known::Known,
-    ranges::{Prefix, Range},
+    plan::{
+        ids::Ids,
+        ranges::{Prefix, Range},
+        state::State,
+    },
     rules::Marks,
-    state::State,
 };
 use crate::kernel::{
     KernelError,
@@ -82,7 +90,7 @@ impl Default for MapSizes {
 
 impl MapSizes {
     /// How many service ports each CPU has room to count.
-    pub(super) const fn service_slots(&self) -> u32 {
+    pub(crate) const fn service_slots(&self) -> u32 {
         service_slots(self.counted_services)
     }
 
@@ -114,7 +122,7 @@ impl MapSizes {
     }
 
     /// The error of a map that has no room.
-    pub(super) fn full(map: &'static str, capacity: u32) -> KernelError {
+    pub(crate) fn full(map: &'static str, capacity: u32) -> KernelError {
         let remedy = match setting_name(map) {
             Some(setting) => format!("raise mapSizes.{setting} of section shunt.ebpf in --config"),
             None if map == "bridge_ports" => "its size is fixed".into(),
@@ -144,19 +152,19 @@ const fn spec<K, V>(name: &'static str, max_entries: u32) -> MapSpec {
 }
 
 /// The maps that userspace writes.
-pub(super) struct Maps {
+pub(crate) struct Maps {
     services: HashMap<MapData, ServiceKey, ServiceValue>,
     endpoints: HashMap<MapData, EndpointKey, Endpoint>,
     members: HashMap<MapData, MemberKey, u8>,
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
     node_addresses: HashMap<MapData, Addr, u8>,
     node: Array<MapData, NodeValue>,
-    pub(super) known: Known,
+    pub(crate) known: Known,
     udp_sockets: HashMap<MapData, u64, UdpSocket>,
     local_sources: LpmTrie<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
     bridge_ports: HashMap<MapData, u32, BridgeAddress>,
-    pub(super) sizes: MapSizes,
+    pub(crate) sizes: MapSizes,
     marks: Marks,
 }
 
@@ -180,7 +188,7 @@ fn failed(operation: &'static str, map: &'static str, capacity: u32) -> impl FnO
 }
 
 /// Removing what is not there is what was wanted.
-pub(super) fn removed(map: &'static str) -> impl Fn(Result<(), MapError>) -> Result<(), KernelError> {
+pub(crate) fn removed(map: &'static str) -> impl Fn(Result<(), MapError>) -> Result<(), KernelError> {
     move |result| match result {
         Err(MapError::KeyNotFound) | Ok(()) => Ok(()),
         Err(MapError::SyscallError(call)) if call.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
@@ -191,7 +199,7 @@ pub(super) fn removed(map: &'static str) -> impl Fn(Result<(), MapError>) -> Res
 const IN_SET: u8 = 1;
 
 impl Maps {
-    pub(super) fn open(object: &mut Object, sizes: MapSizes, marks: Marks) -> Result<Self, KernelError> {
+    pub(crate) fn open(object: &mut Object, sizes: MapSizes, marks: Marks) -> Result<Self, KernelError> {
         Ok(Self {
             services: object.take_map("services")?,
             endpoints: object.take_map("endpoints")?,
@@ -211,7 +219,7 @@ impl Maps {
 
     /// Says which network namespace is the node's, and that these maps are of our layout. While it is not known, what an
     /// earlier process found out stays, and so does how local callers are told: its programs run.
-    pub(super) fn set_node(&mut self, netns: Option<NetnsCookie>) -> Result<(), KernelError> {
+    pub(crate) fn set_node(&mut self, netns: Option<NetnsCookie>) -> Result<(), KernelError> {
         let known = self.node.get(&0, 0).ok();
         let netns_known = known.map_or(NodeValue::NETNS_UNKNOWN, |value| value.netns);
         let value = NodeValue {
@@ -228,7 +236,7 @@ impl Maps {
     }
 
     /// Has the programs mark packets so from now on.
-    pub(super) fn set_marks(&mut self, marks: Marks) -> Result<(), KernelError> {
+    pub(crate) fn set_marks(&mut self, marks: Marks) -> Result<(), KernelError> {
         let known = self.node.get(&0, 0).map_err(failed("read", "node", 1))?;
         let Marks { masquerade: masquerade_mark, reject: reject_mark } = marks;
         let value = NodeValue { masquerade_mark, reject_mark, ..known };
@@ -238,14 +246,14 @@ impl Maps {
     }
 
     /// Says how local callers are told from others.
-    pub(super) fn set_local_detection(&mut self, detection: LocalDetection) -> Result<(), KernelError> {
+    pub(crate) fn set_local_detection(&mut self, detection: LocalDetection) -> Result<(), KernelError> {
         let known = self.node.get(&0, 0).map_err(failed("read", "node", 1))?;
         let value = NodeValue { local_detection: detection as u32, ..known };
         self.node.set(0, value, 0).map_err(failed("write", "node", 1))
     }
 
     /// Says that flows may be missing for so long from now on; zero once they are all there.
-    pub(super) fn set_settling(&mut self, how_long: Duration) -> Result<(), KernelError> {
+    pub(crate) fn set_settling(&mut self, how_long: Duration) -> Result<(), KernelError> {
         let known = self.node.get(&0, 0).map_err(failed("read", "node", 1))?;
         let until = if how_long.is_zero() { Duration::ZERO } else { clock::monotonic()? + how_long };
         let settling_until_ns = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
@@ -253,27 +261,27 @@ impl Maps {
     }
 
     /// The network namespace of a connected UDP socket, as the programs noted it.
-    pub(super) fn udp_socket_netns(&self, socket: SocketCookie) -> Result<NetnsCookie, KernelError> {
+    pub(crate) fn udp_socket_netns(&self, socket: SocketCookie) -> Result<NetnsCookie, KernelError> {
         let noted = self.udp_sockets.get(&socket.0, 0).map_err(failed("read", "udp_sockets", 0))?;
         Ok(NetnsCookie(noted.netns))
     }
 
-    pub(super) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) -> Result<(), KernelError> {
+    pub(crate) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) -> Result<(), KernelError> {
         self.known.insert(Place::of_service(&key.addr, key.port));
         self.services.insert(key, value, 0).map_err(failed("write", "services", self.sizes.services))
     }
 
-    pub(super) fn put_endpoint(&mut self, key: EndpointKey, value: Endpoint) -> Result<(), KernelError> {
+    pub(crate) fn put_endpoint(&mut self, key: EndpointKey, value: Endpoint) -> Result<(), KernelError> {
         self.known.insert(Place::of_endpoint(&value.addr, value.port));
         self.endpoints.insert(key, value, 0).map_err(failed("write", "endpoints", self.sizes.endpoints))
     }
 
-    pub(super) fn put_member(&mut self, key: MemberKey) -> Result<(), KernelError> {
+    pub(crate) fn put_member(&mut self, key: MemberKey) -> Result<(), KernelError> {
         self.known.insert(Place::of_endpoint(&key.endpoint.addr, key.endpoint.port));
         self.members.insert(key, IN_SET, 0).map_err(failed("write", "members", self.sizes.members))
     }
 
-    pub(super) fn put_range(&mut self, range: Range) -> Result<(), KernelError> {
+    pub(crate) fn put_range(&mut self, range: Range) -> Result<(), KernelError> {
         let capacity = self.sizes.source_ranges;
         self.source_ranges.insert(&range.key(), range.service, 0).map_err(failed(
             "write",
@@ -282,12 +290,12 @@ impl Maps {
         ))
     }
 
-    pub(super) fn put_node_address(&mut self, address: Addr) -> Result<(), KernelError> {
+    pub(crate) fn put_node_address(&mut self, address: Addr) -> Result<(), KernelError> {
         let capacity = self.sizes.node_addresses;
         self.node_addresses.insert(address, IN_SET, 0).map_err(failed("write", "node_addresses", capacity))
     }
 
-    pub(super) fn put_local_source(&mut self, source: Prefix) -> Result<(), KernelError> {
+    pub(crate) fn put_local_source(&mut self, source: Prefix) -> Result<(), KernelError> {
         self.local_sources.insert(&source.key(), IN_SET, 0).map_err(failed(
             "write",
             "local_sources",
@@ -295,54 +303,54 @@ impl Maps {
         ))
     }
 
-    pub(super) fn put_local_link(&mut self, index: u32) -> Result<(), KernelError> {
+    pub(crate) fn put_local_link(&mut self, index: u32) -> Result<(), KernelError> {
         self.local_links.insert(index, IN_SET, 0).map_err(failed("write", "local_links", MOST_LOCAL))
     }
 
-    pub(super) fn put_bridge_port(&mut self, index: u32, bridge: BridgeAddress) -> Result<(), KernelError> {
+    pub(crate) fn put_bridge_port(&mut self, index: u32, bridge: BridgeAddress) -> Result<(), KernelError> {
         self.bridge_ports.insert(index, bridge, 0).map_err(failed("write", "bridge_ports", MOST_LOCAL))
     }
 
-    pub(super) fn remove_bridge_port(&mut self, index: u32) -> Result<(), KernelError> {
+    pub(crate) fn remove_bridge_port(&mut self, index: u32) -> Result<(), KernelError> {
         removed("bridge_ports")(self.bridge_ports.remove(&index))
     }
 
-    pub(super) fn remove_local_source(&mut self, source: &Prefix) -> Result<(), KernelError> {
+    pub(crate) fn remove_local_source(&mut self, source: &Prefix) -> Result<(), KernelError> {
         removed("local_sources")(self.local_sources.remove(&source.key()))
     }
 
-    pub(super) fn remove_local_link(&mut self, index: u32) -> Result<(), KernelError> {
+    pub(crate) fn remove_local_link(&mut self, index: u32) -> Result<(), KernelError> {
         removed("local_links")(self.local_links.remove(&index))
     }
 
-    pub(super) fn remove_service(&mut self, key: &ServiceKey) -> Result<(), KernelError> {
+    pub(crate) fn remove_service(&mut self, key: &ServiceKey) -> Result<(), KernelError> {
         removed("services")(self.services.remove(key))
     }
 
-    pub(super) fn remove_all_services(&mut self) -> Result<(), KernelError> {
+    pub(crate) fn remove_all_services(&mut self) -> Result<(), KernelError> {
         let keys: Result<Vec<_>, _> = self.services.keys().collect();
         let keys = keys.map_err(failed("read", "services", 0))?;
         keys.iter().try_for_each(|key| self.remove_service(key))
     }
 
-    pub(super) fn remove_endpoint(&mut self, key: &EndpointKey) -> Result<(), KernelError> {
+    pub(crate) fn remove_endpoint(&mut self, key: &EndpointKey) -> Result<(), KernelError> {
         removed("endpoints")(self.endpoints.remove(key))
     }
 
-    pub(super) fn remove_member(&mut self, key: &MemberKey) -> Result<(), KernelError> {
+    pub(crate) fn remove_member(&mut self, key: &MemberKey) -> Result<(), KernelError> {
         removed("members")(self.members.remove(key))
     }
 
-    pub(super) fn remove_range(&mut self, range: &Range) -> Result<(), KernelError> {
+    pub(crate) fn remove_range(&mut self, range: &Range) -> Result<(), KernelError> {
         removed("source_ranges")(self.source_ranges.remove(&range.key()))
     }
 
-    pub(super) fn remove_node_address(&mut self, address: &Addr) -> Result<(), KernelError> {
+    pub(crate) fn remove_node_address(&mut self, address: &Addr) -> Result<(), KernelError> {
         removed("node_addresses")(self.node_addresses.remove(address))
     }
 
     /// Everything the maps hold.
-    pub(super) fn read(&self, ids: Ids) -> Result<State, KernelError> {
+    pub(crate) fn read(&self, ids: Ids) -> Result<State, KernelError> {
         let mut state = State::with_ids(ids);
         for entry in &self.services {
             let (key, value) = entry.map_err(failed("read", "services", 0))?;
@@ -379,7 +387,7 @@ impl Maps {
 
 /// How the programs that work with the maps pinned in a directory mark packets; none where there are no such maps, or of another
 /// layout.
-pub(super) fn pinned_marks(directory: &Path) -> Option<Marks> {
+pub(crate) fn pinned_marks(directory: &Path) -> Option<Marks> {
     let (layout, _) = pinned_layouts(directory)?;
     let node = MapData::from_pin(directory.join("node")).and_then(Map::from_map_data);
     let node: Array<MapData, NodeValue> = node.ok().filter(|_| layout == LAYOUT_VERSION)?.try_into().ok()?;
@@ -389,6 +397,6 @@ pub(super) fn pinned_marks(directory: &Path) -> Option<Marks> {
 
 /// The layout version of the maps pinned in a directory, and that of those among them which programs write; none where there is
 /// no such map. Whatever else their version says of the node is none of this one's business.
-pub(super) fn pinned_layouts(directory: &Path) -> Option<(u32, u32)> {
+pub(crate) fn pinned_layouts(directory: &Path) -> Option<(u32, u32)> {
     first_words(&directory.join("node")).ok().map(|[layout, state_layout]| (layout, state_layout))
 }

@@ -9,7 +9,7 @@ use std::{
 use aya::maps::{Array, MapData};
 use proxy_common::layout::ServiceCounts;
 
-use super::ids::Ids;
+use super::super::plan::ids::Ids;
 use crate::{
     dataplane::ServiceCount,
     kernel::{
@@ -25,7 +25,7 @@ const MAP: &str = "service_counts";
 type Owners = BTreeMap<u32, (u32, ServicePortKey)>;
 
 /// The slots, as the process that gives them sees them.
-pub(super) struct ServiceSlots {
+pub(crate) struct ServiceSlots {
     ids: Ids,
     slots: u32,
     cpus: u32,
@@ -45,7 +45,7 @@ impl fmt::Debug for ServiceSlots {
 
 impl ServiceSlots {
     /// For so many service ports with a slot of their own, on so many CPUs; also what reads them.
-    pub(super) fn open(
+    pub(crate) fn open(
         object: &mut Object,
         most: u32,
         slots: u32,
@@ -62,7 +62,7 @@ impl ServiceSlots {
     }
 
     /// No identifier is in use yet.
-    pub(super) fn ids(&self) -> Ids {
+    pub(crate) fn ids(&self) -> Ids {
         self.ids.clone()
     }
 
@@ -71,12 +71,12 @@ impl ServiceSlots {
     }
 
     /// The maps were read, so that identifiers are given to names anew.
-    pub(super) fn reread(&mut self) {
+    pub(crate) fn reread(&mut self) {
         self.is_reread = true;
     }
 
     /// A service port got an identifier; a new one, or one that the maps know.
-    pub(super) fn give(&mut self, name: &ServicePortKey, service: u32, is_new: bool) {
+    pub(crate) fn give(&mut self, name: &ServicePortKey, service: u32, is_new: bool) {
         let Some(slot) = self.ids.own_slot(service) else { return };
         if is_new && self.used.contains(&slot) {
             self.clear(slot);
@@ -89,14 +89,14 @@ impl ServiceSlots {
     }
 
     /// A service port lost its identifier.
-    pub(super) fn take_back(&mut self, service: u32) {
+    pub(crate) fn take_back(&mut self, service: u32) {
         if let Some(slot) = self.ids.own_slot(service) {
             self.owners().remove(&slot);
         }
     }
 
     /// All identifiers are given; these are.
-    pub(super) fn settle(&mut self, is_given: impl Fn(u32) -> bool) {
+    pub(crate) fn settle(&mut self, is_given: impl Fn(u32) -> bool) {
         if std::mem::take(&mut self.is_reread) {
             self.owners().retain(|_, (service, _)| is_given(*service));
         }
@@ -114,7 +114,7 @@ impl ServiceSlots {
 
 /// Reads what was counted.
 #[derive(Debug)]
-pub(super) struct ServiceReader {
+pub(crate) struct ServiceReader {
     slots: u32,
     entries: Mutex<Reader<u32, ServiceCounts>>,
     owners: Arc<Mutex<Owners>>,
@@ -123,7 +123,7 @@ pub(super) struct ServiceReader {
 impl ServiceReader {
     /// What was counted of each service port that has a slot and was used at all, and last of all others together; nothing where
     /// nothing is counted.
-    pub(super) fn read(&self) -> Result<Vec<ServiceCount>, KernelError> {
+    pub(crate) fn read(&self) -> Result<Vec<ServiceCount>, KernelError> {
         let sums = self.sums()?;
         let Some(others) = sums.first() else { return Ok(Vec::new()) };
         let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);

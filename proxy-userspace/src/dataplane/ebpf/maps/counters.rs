@@ -10,14 +10,14 @@ use crate::{
 };
 
 /// Adds up what all CPUs counted, whenever it is asked.
-pub(super) struct Counters {
+pub(crate) struct Counters {
     packets: PerCpuArray<MapData, u64>,
     errors: PerCpuArray<MapData, ProgramErrors>,
     services: ServiceReader,
 }
 
 impl Counters {
-    pub(super) fn open(object: &mut Object, services: ServiceReader) -> Result<Self, KernelError> {
+    pub(crate) fn open(object: &mut Object, services: ServiceReader) -> Result<Self, KernelError> {
         Ok(Self {
             packets: object.take_map("counters")?,
             errors: object.take_map("program_errors")?,

@@ -19,7 +19,7 @@ use proxy_common::{
     packet::{TCP, Tuple, UDP},
 };
 
-use super::maps;
+use super::super::maps;
 use crate::{
     kernel::{
         KernelError,
@@ -32,7 +32,7 @@ use crate::{
 
 /// Hands over what the programs pinned in this directory translate, and has them translate nothing else. Without programs, or
 /// where they are of another layout, there is nothing to do.
-pub(super) fn hand_over(pin_dir: &Path) -> Result<HandedOver, KernelError> {
+pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandedOver, KernelError> {
     let mut done = HandedOver::default();
     let Some(pins) = PinDir::existing(pin_dir)? else { return Ok(done) };
     if maps::pinned_layouts(pins.path()).is_none_or(|(_, state)| state != STATE_LAYOUT_VERSION) {

@@ -6,7 +6,7 @@ use proxy_common::{
 };
 
 use super::{
-    links::LinkHook,
+    super::links::LinkHook,
     ranges::{Prefix, Range},
 };
 use crate::model::ServedLink;

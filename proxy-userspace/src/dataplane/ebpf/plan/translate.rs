@@ -8,7 +8,7 @@ use proxy_common::{
     layout::{Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
 };
 
-use super::{plan::any, ranges::Prefix};
+use super::{any, ranges::Prefix};
 use crate::model::{
     Caller, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, Protocol, ResolvedEndpoint,
     ResolvedPort, TrafficPolicy, WhenEmpty,
@@ -24,13 +24,13 @@ pub(crate) const fn proto(protocol: Protocol) -> Proto {
 }
 
 /// The key of a destination.
-pub(super) fn service_key(frontend: &Frontend, family: IpFamily, proto: Proto) -> ServiceKey {
+pub(crate) fn service_key(frontend: &Frontend, family: IpFamily, proto: Proto) -> ServiceKey {
     let addr = frontend.address.map_or(any(family), Addr::from);
     ServiceKey::new(addr, frontend.port.get(), proto)
 }
 
 /// What a destination leads to.
-pub(super) fn service_value(
+pub(crate) fn service_value(
     service: u32,
     generation: u32,
     port: &ResolvedPort,
@@ -55,7 +55,7 @@ pub(super) fn service_value(
 }
 
 /// Keys and values of all slots, in the order of the keys.
-pub(super) fn slots(
+pub(crate) fn slots(
     service: u32,
     generation: u32,
     port: &ResolvedPort,
@@ -72,7 +72,7 @@ pub(super) fn slots(
 }
 
 /// The sets that a service port needs: those of its lists for affinity, and what still serves for UDP.
-pub(super) fn members(
+pub(crate) fn members(
     service: u32,
     protocol: Protocol,
     port: &ResolvedPort,
@@ -133,7 +133,7 @@ fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, fa
 }
 
 /// How local callers are told from others, and the sources that are theirs where that tells.
-pub(super) fn local_detection(node: &NodeView) -> (LocalDetection, BTreeSet<Prefix>) {
+pub(crate) fn local_detection(node: &NodeView) -> (LocalDetection, BTreeSet<Prefix>) {
     match &node.local_detector {
         LocalTrafficDetector::None => (LocalDetection::None, BTreeSet::new()),
         LocalTrafficDetector::Cidrs(cidrs) => {

@@ -4,6 +4,13 @@
 //! written once, which switches it over; then programs are attached, those that translate back before those that translate;
 //! destinations that go are removed next, and what nothing reads any more last.
 
+pub(crate) mod capacity;
+pub(crate) mod ids;
+pub(crate) mod ranges;
+pub(crate) mod state;
+pub(crate) mod step;
+pub(crate) mod translate;
+
 use std::collections::{BTreeSet, HashSet};
 
 use proxy_common::{
@@ -11,14 +18,8 @@ use proxy_common::{
     layout::{BridgeAddress, List, MemberKey, ServiceKey},
 };
 
-use super::{
-    ids::Fresh,
-    links::{LinkHook, Running},
-    ranges::Range,
-    state::State,
-    step::Step,
-    translate::{self, proto},
-};
+use self::{ids::Fresh, ranges::Range, state::State, step::Step, translate::proto};
+use super::links::{LinkHook, Running};
 use crate::{
     dataplane::PlanSize,
     kernel::bpf::tc::Hook,
@@ -41,7 +42,7 @@ impl PlanSize for Plan {
 }
 
 /// What has to change.
-pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
+pub(crate) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
     let mut planner = Planner::new(state, &snapshot.node);
     let mut detection_changes = false;
     if dirty.all || dirty.node {
@@ -313,7 +314,7 @@ impl<'a> Planner<'a> {
 }
 
 /// The unspecified address of a family: where a node port's key has no address.
-pub(super) const fn any(family: IpFamily) -> Addr {
+pub(crate) const fn any(family: IpFamily) -> Addr {
     match family {
         IpFamily::V4 => Addr::UNSPECIFIED_V4,
         IpFamily::V6 => Addr::UNSPECIFIED_V6,

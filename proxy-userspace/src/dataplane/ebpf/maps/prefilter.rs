@@ -6,12 +6,12 @@
 
 use proxy_common::known::{Place, WORDS};
 
-use super::{noted::Noted, state::State};
+use super::{super::plan::state::State, usage::Noted};
 use crate::kernel::bpf::MappedWords;
 
 /// Some bits of the bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Bits(Vec<u64>);
+pub(crate) struct Bits(Vec<u64>);
 
 impl Default for Bits {
     fn default() -> Self {
@@ -20,7 +20,7 @@ impl Default for Bits {
 }
 
 impl Bits {
-    pub(super) fn insert(&mut self, Place { word, mask }: Place) {
+    pub(crate) fn insert(&mut self, Place { word, mask }: Place) {
         if let Some(bits) = self.0.get_mut(word as usize) {
             *bits |= mask;
         }
@@ -51,7 +51,7 @@ impl Bits {
 
 /// The bitmap, shared with the programs.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(crate) struct Known {
     words: MappedWords,
     stale: Option<Stale>,
 }
@@ -65,12 +65,12 @@ struct Stale {
 }
 
 impl Known {
-    pub(super) const fn new(words: MappedWords) -> Self {
+    pub(crate) const fn new(words: MappedWords) -> Self {
         Self { words, stale: None }
     }
 
     /// Packets of an address and port are looked at from now on.
-    pub(super) fn insert(&mut self, place: Place) {
+    pub(crate) fn insert(&mut self, place: Place) {
         self.words.set(place.word, place.mask);
         if let Some(stale) = &mut self.stale {
             stale.bits.remove(place);
@@ -79,7 +79,7 @@ impl Known {
 
     /// Clears what has been of no use since the last time, and sees what is now. Not to be called while programs run that use
     /// other maps, which may hold other Services.
-    pub(super) fn clear_stale(&mut self, state: &State, noted: &Noted) {
+    pub(crate) fn clear_stale(&mut self, state: &State, noted: &Noted) {
         let wanted = Bits::of_state(state);
         if let Some(mut stale) = self.stale.take() {
             stale.bits.remove_all(&wanted);
@@ -103,7 +103,7 @@ impl Known {
     }
 
     /// Programs run that use other maps.
-    pub(super) fn keep_all(&mut self) {
+    pub(crate) fn keep_all(&mut self) {
         self.stale = None;
     }
 }

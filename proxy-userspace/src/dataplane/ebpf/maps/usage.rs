@@ -14,7 +14,7 @@ use proxy_common::{
     },
 };
 
-use super::{known::Bits, maps::MapSizes};
+use super::{MapSizes, prefilter::Bits};
 use crate::kernel::{
     KernelError,
     bpf::{Object, Reader},
@@ -22,7 +22,7 @@ use crate::kernel::{
 
 /// What looks found, for who asks.
 #[derive(Debug, Default)]
-pub(super) struct Noted(Mutex<Looks>);
+pub(crate) struct Noted(Mutex<Looks>);
 
 #[derive(Debug, Default)]
 struct Looks {
@@ -34,32 +34,32 @@ struct Looks {
 
 impl Noted {
     /// How many looks have begun.
-    pub(super) fn begun(&self) -> u64 {
+    pub(crate) fn begun(&self) -> u64 {
         self.looks().begun
     }
 
     /// Gives what is needed as of a look that began when so many others had; false where none has come to its end yet.
-    pub(super) fn needed_after(&self, begun: u64, mut give: impl FnMut(&Bits)) -> bool {
+    pub(crate) fn needed_after(&self, begun: u64, mut give: impl FnMut(&Bits)) -> bool {
         let looks = self.looks();
         let needed = looks.last.as_ref().filter(|(look, _)| *look > begun);
         needed.map(|(_, bits)| give(bits)).is_some()
     }
 
     /// How many entries a map held when it was last looked through; 0 before that.
-    pub(super) fn entries(&self, map: &str) -> usize {
+    pub(crate) fn entries(&self, map: &str) -> usize {
         let looks = self.looks();
         looks.entries.iter().find_map(|(name, entries)| (*name == map).then_some(*entries)).unwrap_or(0)
     }
 
     /// A look begins; returns its number.
-    pub(super) fn begin(&self) -> u64 {
+    pub(crate) fn begin(&self) -> u64 {
         let mut looks = self.looks();
         looks.begun += 1;
         looks.begun
     }
 
     /// A look has come to its end.
-    pub(super) fn end(&self, look: u64, needed: Bits, entries: Vec<(&'static str, usize)>) {
+    pub(crate) fn end(&self, look: u64, needed: Bits, entries: Vec<(&'static str, usize)>) {
         let mut looks = self.looks();
         looks.last = Some((look, needed));
         looks.entries = entries;
@@ -73,10 +73,10 @@ impl Noted {
 type Look = Box<dyn FnMut(&mut Bits) -> io::Result<usize> + Send>;
 
 /// The maps of sockets, affinity and fragments: all that programs write but flows.
-pub(super) struct OfSockets(Vec<(&'static str, Look)>);
+pub(crate) struct OfSockets(Vec<(&'static str, Look)>);
 
 impl OfSockets {
-    pub(super) fn open(object: &Object, sizes: &MapSizes) -> Result<Self, KernelError> {
+    pub(crate) fn open(object: &Object, sizes: &MapSizes) -> Result<Self, KernelError> {
         let place = |endpoint: &Endpoint| Some(Place::of_endpoint(&endpoint.addr, endpoint.port));
         Ok(Self(vec![
             look::<u64, Connection>(object, ("tcp_connections", sizes.tcp_connections), move |_, value| {
@@ -96,7 +96,7 @@ impl OfSockets {
     }
 
     /// Looks through all of them.
-    pub(super) fn look(&mut self, needed: &mut Bits) -> Result<Vec<(&'static str, usize)>, KernelError> {
+    pub(crate) fn look(&mut self, needed: &mut Bits) -> Result<Vec<(&'static str, usize)>, KernelError> {
         let count = |(name, look): &mut (&'static str, Look)| {
             look(needed).map(|entries| (*name, entries)).map_err(KernelError::call("read map", *name))
         };

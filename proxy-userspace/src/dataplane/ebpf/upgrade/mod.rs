@@ -1,14 +1,15 @@
 //! This process's programs, maps and marks in the place of the last one's, with no moment in which nothing runs or nothing is known.
 
+pub(crate) mod handover;
+pub(crate) mod own_netns;
+pub(crate) mod state_maps;
+
 use std::{path::PathBuf, time::Duration};
 
 use proxy_common::layout::{LAYOUT_VERSION, STATE_LAYOUT_VERSION};
 
-use super::{
-    Ebpf, LINKS, Marks, State,
-    carry::{self, Pass},
-    links, maps,
-};
+use self::state_maps::Pass;
+use super::{Ebpf, LINKS, Marks, State, links, maps};
 use crate::kernel::{
     KernelError,
     bpf::{self, PinDir},
@@ -16,14 +17,14 @@ use crate::kernel::{
 };
 
 /// Maps that are built beside those in use.
-pub(super) struct Staged {
-    pub(super) directory: PathBuf,
+pub(crate) struct Staged {
+    pub(crate) directory: PathBuf,
     /// What programs noted in those in use can be taken along.
-    pub(super) keeps_state: bool,
+    pub(crate) keeps_state: bool,
 }
 
 /// Where to build the maps: beside those that are pinned, if they are of another layout or size.
-pub(super) fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<Staged>, KernelError> {
+pub(crate) fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<Staged>, KernelError> {
     pins.recover()?;
     if !pins.holds_any(specs) {
         return Ok(None);
@@ -39,20 +40,20 @@ pub(super) fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<Stag
     let directory = pins.create_next()?;
     let keeps_state = state_layout == Some(STATE_LAYOUT_VERSION);
     if keeps_state {
-        carry::share(pins, specs, &directory)?;
+        state_maps::share(pins, specs, &directory)?;
     }
     Ok(Some(Staged { directory, keeps_state }))
 }
 
 /// Another process marked packets otherwise.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MarkChange {
-    pub(super) before: Marks,
+pub(crate) struct MarkChange {
+    pub(crate) before: Marks,
     after: Marks,
 }
 
 impl MarkChange {
-    pub(super) fn of(before: Option<Marks>, after: Marks) -> Option<Self> {
+    pub(crate) fn of(before: Option<Marks>, after: Marks) -> Option<Self> {
         before.filter(|before| *before != after).map(|before| Self { before, after })
     }
 }
@@ -61,7 +62,7 @@ impl MarkChange {
 const SETTLING: Duration = Duration::from_secs(5);
 
 impl Ebpf {
-    pub(super) fn attach(&mut self) -> Result<(), KernelError> {
+    pub(crate) fn attach(&mut self) -> Result<(), KernelError> {
         // Someone may have removed it, with all that keeps the programs running.
         self.pins.restore()?;
         self.copies.run(Pass::Before);
@@ -91,12 +92,12 @@ impl Ebpf {
 
     /// A program on a link is about to be replaced: until all are, and what the old ones noted is copied, the new ones know not all
     /// flows. Each link has all of the time, whatever was done before it: copying, commands for rules, other links.
-    pub(super) fn begin_settling(&mut self) -> Result<(), KernelError> {
+    pub(crate) fn begin_settling(&mut self) -> Result<(), KernelError> {
         if self.copies.is_empty() { Ok(()) } else { self.maps.set_settling(SETTLING) }
     }
 
     /// The programs on links have been replaced too: what the old ones noted meanwhile is copied.
-    pub(super) fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         if self.copies.is_empty() || !self.attached {
             return;
         }
@@ -112,7 +113,7 @@ impl Ebpf {
 
     /// Packets are marked otherwise than by the process before: rules for both ways are there and all programs are this process's, so
     /// that they may begin to, and then the rules for the old way go.
-    pub(super) fn change_marks(&mut self, state: &mut State) -> Result<(), KernelError> {
+    pub(crate) fn change_marks(&mut self, state: &mut State) -> Result<(), KernelError> {
         // Of a process that ends the rules for the new marks could not be put any more.
         let is_ready = state.is_taken_over() && state.rules_are_put && !command::is_ending();
         let Some(MarkChange { after, .. }) = self.change.filter(|_| is_ready) else { return Ok(()) };
@@ -135,7 +136,7 @@ impl Ebpf {
         }
     }
 
-    pub(super) fn is_attached(&mut self) -> Result<bool, KernelError> {
+    pub(crate) fn is_attached(&mut self) -> Result<bool, KernelError> {
         if !self.attached || !self.object.is_pinned(self.pins.path()) {
             return Ok(false);
         }

@@ -9,8 +9,8 @@ use proxy_common::{
 };
 
 use super::{
+    super::links::{LinkHook, Running},
     ids::{Fresh, Ids},
-    links::{LinkHook, Running},
     ranges::{Prefix, Range},
     step::Step,
 };
@@ -21,34 +21,34 @@ use crate::model::ServicePortKey;
 pub struct State {
     services: HashMap<ServiceKey, ServiceValue>,
     destinations: BTreeSet<(u32, ServiceKey)>,
-    pub(super) endpoints: BTreeMap<EndpointKey, Endpoint>,
-    pub(super) members: BTreeSet<MemberKey>,
-    pub(super) ranges: BTreeSet<Range>,
-    pub(super) node_addresses: BTreeSet<Addr>,
+    pub(crate) endpoints: BTreeMap<EndpointKey, Endpoint>,
+    pub(crate) members: BTreeSet<MemberKey>,
+    pub(crate) ranges: BTreeSet<Range>,
+    pub(crate) node_addresses: BTreeSet<Addr>,
     names: HashMap<ServicePortKey, u32>,
     named: HashSet<u32>,
     ids: Ids,
-    pub(super) local_sources: BTreeSet<Prefix>,
-    pub(super) local_links: BTreeSet<u32>,
-    pub(super) bridge_ports: BTreeMap<u32, BridgeAddress>,
+    pub(crate) local_sources: BTreeSet<Prefix>,
+    pub(crate) local_links: BTreeSet<u32>,
+    pub(crate) bridge_ports: BTreeMap<u32, BridgeAddress>,
     /// How local callers are told: [`proxy_common::layout::LocalDetection`], as the map holds it.
-    pub(super) local_detection: u32,
+    pub(crate) local_detection: u32,
     /// The programs on sockets run.
-    pub(super) attached: bool,
+    pub(crate) attached: bool,
     /// What runs on links.
-    pub(super) links: BTreeMap<LinkHook, Running>,
+    pub(crate) links: BTreeMap<LinkHook, Running>,
     /// The netfilter rules are as they should be.
-    pub(super) rules_are_put: bool,
+    pub(crate) rules_are_put: bool,
 }
 
 impl State {
     /// Empty maps, with what decides which identifiers are given.
-    pub(super) fn with_ids(ids: Ids) -> Self {
+    pub(crate) fn with_ids(ids: Ids) -> Self {
         Self { ids, ..Self::default() }
     }
 
     /// Records a change that was made to the maps.
-    pub(super) fn record(&mut self, step: &Step) {
+    pub(crate) fn record(&mut self, step: &Step) {
         match step {
             Step::PutNodeAddress(address) => drop(self.node_addresses.insert(*address)),
             Step::PutEndpoint(key, endpoint) => drop(self.endpoints.insert(*key, *endpoint)),
@@ -78,7 +78,7 @@ impl State {
         }
     }
 
-    pub(super) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) {
+    pub(crate) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) {
         if let Some(before) = self.services.insert(key, value)
             && before.service != value.service
         {
@@ -89,7 +89,7 @@ impl State {
     }
 
     /// Gives a service port its identifier, or takes it away.
-    pub(super) fn record_name(&mut self, name: &ServicePortKey, service: Option<u32>) {
+    pub(crate) fn record_name(&mut self, name: &ServicePortKey, service: Option<u32>) {
         let before = match service {
             Some(service) => {
                 self.ids.take(service);
@@ -105,7 +105,7 @@ impl State {
     }
 
     /// After reading maps: which service port an identifier belongs to is found anew, by the destinations it has.
-    pub(super) fn forget_names(&mut self) {
+    pub(crate) fn forget_names(&mut self) {
         self.names.clear();
         self.named.clear();
         let in_use = self.services_in_use();
@@ -113,55 +113,55 @@ impl State {
     }
 
     /// The identifier of a service port.
-    pub(super) fn id(&self, name: &ServicePortKey) -> Option<u32> {
+    pub(crate) fn id(&self, name: &ServicePortKey) -> Option<u32> {
         self.names.get(name).copied()
     }
 
     /// The service port of an identifier; for messages, as it searches.
-    pub(super) fn name(&self, service: u32) -> Option<&ServicePortKey> {
+    pub(crate) fn name(&self, service: u32) -> Option<&ServicePortKey> {
         self.names.iter().find_map(|(name, id)| (*id == service).then_some(name))
     }
 
     /// Names of all service ports.
-    pub(super) fn all_names(&self) -> impl Iterator<Item = &ServicePortKey> {
+    pub(crate) fn all_names(&self) -> impl Iterator<Item = &ServicePortKey> {
         self.names.keys()
     }
 
     /// Whether an identifier belongs to a service port already.
-    pub(super) fn is_named(&self, service: u32) -> bool {
+    pub(crate) fn is_named(&self, service: u32) -> bool {
         self.named.contains(&service)
     }
 
     /// Gives new identifiers.
-    pub(super) fn fresh_ids(&self) -> Fresh<'_> {
+    pub(crate) fn fresh_ids(&self) -> Fresh<'_> {
         self.ids.fresh()
     }
 
     /// What a destination leads to.
-    pub(super) fn service(&self, key: &ServiceKey) -> Option<&ServiceValue> {
+    pub(crate) fn service(&self, key: &ServiceKey) -> Option<&ServiceValue> {
         self.services.get(key)
     }
 
     /// Where packets of all destinations and endpoints are looked for in the bitmap. An endpoint that drains is a member only, and
     /// sockets that talk to it may note it anew.
-    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = Place> {
         let services = self.services.keys().map(|key| Place::of_service(&key.addr, key.port));
         let endpoints = self.endpoints.values().chain(self.members.iter().map(|key| &key.endpoint));
         services.chain(endpoints.map(|endpoint| Place::of_endpoint(&endpoint.addr, endpoint.port)))
     }
 
     /// This process's programs run, and no others of ours.
-    pub(super) fn is_taken_over(&self) -> bool {
+    pub(crate) fn is_taken_over(&self) -> bool {
         self.attached && !self.links.values().any(|running| *running == Running::Outdated)
     }
 
     /// The number of destinations.
-    pub(super) fn service_count(&self) -> usize {
+    pub(crate) fn service_count(&self) -> usize {
         self.services.len()
     }
 
     /// The destinations of an identifier.
-    pub(super) fn destinations(&self, service: u32) -> impl Iterator<Item = (ServiceKey, ServiceValue)> {
+    pub(crate) fn destinations(&self, service: u32) -> impl Iterator<Item = (ServiceKey, ServiceValue)> {
         self.destinations
             .range((service, MIN_SERVICE_KEY)..)
             .take_while(move |(owner, _)| *owner == service)
@@ -169,25 +169,25 @@ impl State {
     }
 
     /// The slots of an identifier, of every generation.
-    pub(super) fn slots(&self, service: u32) -> impl Iterator<Item = (&EndpointKey, &Endpoint)> {
+    pub(crate) fn slots(&self, service: u32) -> impl Iterator<Item = (&EndpointKey, &Endpoint)> {
         let first = EndpointKey { service, generation: 0, slot: 0, list: 0 };
         self.endpoints.range(first..).take_while(move |(key, _)| key.service == service)
     }
 
     /// The members of an identifier's lists.
-    pub(super) fn members_of(&self, service: u32) -> impl Iterator<Item = &MemberKey> {
+    pub(crate) fn members_of(&self, service: u32) -> impl Iterator<Item = &MemberKey> {
         let first = MemberKey { service, list: 0, endpoint: Endpoint::new(Addr::UNSPECIFIED_V6, 0) };
         self.members.range(first..).take_while(move |key| key.service == service)
     }
 
     /// The source ranges of an identifier.
-    pub(super) fn ranges_of(&self, service: u32) -> impl Iterator<Item = &Range> {
+    pub(crate) fn ranges_of(&self, service: u32) -> impl Iterator<Item = &Range> {
         let first = Range { service, addr: Addr::UNSPECIFIED_V6, prefix_len: 0 };
         self.ranges.range(first..).take_while(move |range| range.service == service)
     }
 
     /// Every identifier that anything belongs to.
-    pub(super) fn services_in_use(&self) -> BTreeSet<u32> {
+    pub(crate) fn services_in_use(&self) -> BTreeSet<u32> {
         let destinations = self.destinations.iter().map(|(service, _)| *service);
         destinations
             .chain(self.endpoints.keys().map(|key| key.service))

@@ -10,7 +10,7 @@ use proxy_common::{
     layout::{Endpoint, EndpointKey, List, ServiceKey, ServiceValue},
 };
 
-use super::maps::Maps;
+use super::super::maps::Maps;
 use crate::kernel::{KernelError, netns::NetnsCookie, sock_diag};
 
 /// In a range that is kept for documentation (RFC 5737); port discard.
@@ -21,7 +21,7 @@ const NOBODY: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9);
 const SERVICE: u32 = 0;
 
 /// Asks the programs, which have to run for this process's cgroup.
-pub(super) fn learn(maps: &mut Maps) -> Result<NetnsCookie, KernelError> {
+pub(crate) fn learn(maps: &mut Maps) -> Result<NetnsCookie, KernelError> {
     let service = ServiceKey::new(addr(DIALLED), DIALLED.port(), Proto::Udp);
     let slot = EndpointKey { service: SERVICE, generation: 0, slot: 0, list: List::Cluster.number() };
     let answer = maps

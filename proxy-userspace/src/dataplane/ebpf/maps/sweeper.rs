@@ -22,9 +22,9 @@ use proxy_common::{
 };
 
 use super::{
-    known::Bits,
-    maps::MapSizes,
-    noted::{Noted, OfSockets},
+    MapSizes,
+    prefilter::Bits,
+    usage::{Noted, OfSockets},
 };
 use crate::kernel::{
     KernelError,
@@ -44,14 +44,14 @@ const OTHERS_EVERY_NS: u64 = 30_000_000_000;
 
 /// A thread that removes flows. Ends when it is dropped.
 #[derive(Debug)]
-pub(super) struct FlowSweeper {
+pub(crate) struct FlowSweeper {
     _alive: SyncSender<()>,
     noted: Arc<Noted>,
 }
 
 impl FlowSweeper {
     /// Starts the thread for maps of these sizes.
-    pub(super) fn start(object: &mut Object, sizes: &MapSizes) -> Result<Self, KernelError> {
+    pub(crate) fn start(object: &mut Object, sizes: &MapSizes) -> Result<Self, KernelError> {
         let noted = Arc::new(Noted::default());
         let mut flows = Flows {
             entries: object.reader("flows")?,
@@ -68,7 +68,7 @@ impl FlowSweeper {
     }
 
     /// What it has seen of the maps that programs write, up to some minutes ago.
-    pub(super) fn noted(&self) -> &Noted {
+    pub(crate) fn noted(&self) -> &Noted {
         &self.noted
     }
 }

@@ -14,16 +14,16 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    pub(super) fn new(net: &IpNet) -> Self {
+    pub(crate) fn new(net: &IpNet) -> Self {
         let mapped = if net.addr().is_ipv4() { 96 } else { 0 };
         Self { addr: net.network().into(), prefix_len: mapped + u32::from(net.prefix_len()) }
     }
 
-    pub(super) const fn key(&self) -> Key<Addr> {
+    pub(crate) const fn key(&self) -> Key<Addr> {
         Key::new(self.prefix_len, self.addr)
     }
 
-    pub(super) fn from_key(key: &Key<Addr>) -> Self {
+    pub(crate) fn from_key(key: &Key<Addr>) -> Self {
         Self { addr: key.data(), prefix_len: key.prefix_len() }
     }
 }
@@ -40,17 +40,17 @@ pub struct Range {
 }
 
 impl Range {
-    pub(super) fn new(service: u32, net: &IpNet) -> Self {
+    pub(crate) fn new(service: u32, net: &IpNet) -> Self {
         let Prefix { addr, prefix_len } = Prefix::new(net);
         Self { service, addr, prefix_len }
     }
 
-    pub(super) fn key(&self) -> Key<SourceRange> {
+    pub(crate) fn key(&self) -> Key<SourceRange> {
         let data = SourceRange { service: self.service, addr: self.addr };
         Key::new(SourceRange::SERVICE_BITS + self.prefix_len, data)
     }
 
-    pub(super) fn from_key(key: &Key<SourceRange>) -> Self {
+    pub(crate) fn from_key(key: &Key<SourceRange>) -> Self {
         let SourceRange { service, addr } = key.data();
         Self { service, addr, prefix_len: key.prefix_len().saturating_sub(SourceRange::SERVICE_BITS) }
     }

@@ -10,7 +10,7 @@ use proxy_common::layout::{service_slot, service_slots};
 
 /// Identifiers in use, as far as new ones depend on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ids {
+pub(crate) struct Ids {
     /// Service ports that may have a slot of their own.
     most: usize,
     /// Slots of a CPU; 0 where nothing is counted.
@@ -31,37 +31,37 @@ struct Cursors {
 
 impl Ids {
     /// For so many service ports that are counted apart.
-    pub(super) fn counting(most: u32) -> Self {
+    pub(crate) fn counting(most: u32) -> Self {
         let slots = service_slots(most);
         Self { most: usize::try_from(most).unwrap_or(usize::MAX), slots, ..Self::default() }
     }
 
     /// The slot of an identifier, if it is its own.
-    pub(super) fn own_slot(&self, service: u32) -> Option<u32> {
+    pub(crate) fn own_slot(&self, service: u32) -> Option<u32> {
         let slot = service_slot(service, self.slots);
         (self.slots != 0 && slot != 0).then_some(slot)
     }
 
     /// An identifier was seen.
-    pub(super) fn see(&mut self, service: u32) {
+    pub(crate) fn see(&mut self, service: u32) {
         self.cursors.see(service, self.own_slot(service).is_some() || self.slots == 0);
     }
 
     /// A service port has it.
-    pub(super) fn take(&mut self, service: u32) {
+    pub(crate) fn take(&mut self, service: u32) {
         self.see(service);
         self.taken.extend(self.own_slot(service));
     }
 
     /// No service port has it any more.
-    pub(super) fn release(&mut self, service: u32) {
+    pub(crate) fn release(&mut self, service: u32) {
         if let Some(slot) = self.own_slot(service) {
             self.taken.remove(&slot);
         }
     }
 
     /// Nothing is known but that these are in use.
-    pub(super) fn restart(&mut self, in_use: impl IntoIterator<Item = u32>) {
+    pub(crate) fn restart(&mut self, in_use: impl IntoIterator<Item = u32>) {
         self.taken.clear();
         self.cursors = Cursors::default();
         for service in in_use {
@@ -70,7 +70,7 @@ impl Ids {
     }
 
     /// Gives new ones, without changing what is in use.
-    pub(super) fn fresh(&self) -> Fresh<'_> {
+    pub(crate) fn fresh(&self) -> Fresh<'_> {
         Fresh { ids: self, cursors: self.cursors, taken: HashSet::new() }
     }
 }
@@ -83,7 +83,7 @@ impl Cursors {
 }
 
 /// New identifiers of a plan.
-pub(super) struct Fresh<'a> {
+pub(crate) struct Fresh<'a> {
     ids: &'a Ids,
     cursors: Cursors,
     taken: HashSet<u32>,
@@ -91,7 +91,7 @@ pub(super) struct Fresh<'a> {
 
 impl Fresh<'_> {
     /// The next one.
-    pub(super) fn next(&mut self) -> u32 {
+    pub(crate) fn next(&mut self) -> u32 {
         let Ids { most, slots, taken, .. } = self.ids;
         if *slots == 0 {
             self.cursors.own = successor(self.cursors.own, 1);
