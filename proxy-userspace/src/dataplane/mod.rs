@@ -12,6 +12,7 @@ mod families;
 pub mod iptables;
 pub mod ipvs;
 pub mod leftovers;
+mod name_hash;
 pub mod nftables;
 mod renderer;
 

@@ -2,9 +2,10 @@
 
 use std::{fmt, net::SocketAddr};
 
-use ring::digest;
-
-use crate::model::{Protocol, ServicePortName};
+use crate::{
+    dataplane::name_hash::base32,
+    model::{Protocol, ServicePortName},
+};
 
 /// A table that holds something of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,27 +71,12 @@ pub(super) struct NameHash([u8; DIGITS]);
 impl NameHash {
     /// Upstream's `portProtoHash`.
     pub(super) fn of_port(name: &ServicePortName) -> Self {
-        Self::of(&format!("{name}{}", protocol(name.protocol)))
+        Self(base32(&format!("{name}{}", protocol(name.protocol))))
     }
 
     /// That of an endpoint: upstream's `servicePortEndpointChainName`.
     pub(super) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> Self {
-        Self::of(&format!("{name}{}{endpoint}", protocol(name.protocol)))
-    }
-
-    fn of(text: &str) -> Self {
-        const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
-        let hash = digest::digest(&digest::SHA256, text.as_bytes());
-        let bits = hash
-            .as_ref()
-            .iter()
-            .take(DIGITS * 5 / 8)
-            .fold(0_u128, |bits, byte| bits << 8 | u128::from(*byte));
-        let mut digits = [0; DIGITS];
-        for (place, digit) in digits.iter_mut().rev().enumerate() {
-            *digit = ALPHABET[(bits >> (5 * place)) as usize & 31];
-        }
-        Self(digits)
+        Self(base32(&format!("{name}{}{endpoint}", protocol(name.protocol))))
     }
 
     fn parse(text: &str) -> Option<Self> {

@@ -3,16 +3,14 @@
 
 use std::net::SocketAddr;
 
-use sha2::{Digest as _, Sha256};
-
 use crate::{
+    dataplane::name_hash::base32,
     kernel::nftables::Name,
     model::{Protocol, ServicePortName},
 };
 
 /// The kernel's limit is 256 with the zero at the end; the longest prefix of ours is taken off that.
 const LONGEST: usize = 240;
-const BASE32: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
 
 /// What the names of a service port end in: a hash of it, and as much of it as there is room for.
 pub(super) fn of_port(name: &ServicePortName) -> String {
@@ -40,19 +38,13 @@ fn text(name: &ServicePortName) -> String {
 }
 
 fn hashed(text: &str) -> String {
-    let digest = Sha256::digest(text.as_bytes());
-    let mut name: String = base32(&digest).chain(['-']).chain(text.chars()).collect();
+    let hash = base32::<8>(text).map(char::from);
+    let mut name: String = hash.into_iter().chain(['-']).chain(text.chars()).collect();
     if name.len() > LONGEST {
         name.truncate(LONGEST - 3);
         name.push_str("...");
     }
     name
-}
-
-/// The first 40 bits, five a character.
-fn base32(digest: &[u8]) -> impl Iterator<Item = char> {
-    let bits = digest.iter().take(5).fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
-    (0..8).rev().map(move |index| char::from(BASE32[(bits >> (index * 5) & 31) as usize]))
 }
 
 #[cfg(test)]
