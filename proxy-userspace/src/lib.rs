@@ -11,6 +11,7 @@ pub mod inspect;
 pub mod kernel;
 pub mod metrics;
 pub mod model;
+pub mod net;
 pub mod node;
 pub mod sync;
 pub mod watch;

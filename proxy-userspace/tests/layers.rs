@@ -35,13 +35,13 @@ const LAYERS: &[Layer] = &[
     ),
     layer("health", &["kernel", "metrics", "model", "node"], KUBE),
     layer("inspect", &["dataplane", "kernel", "model"], KUBE),
-    // Of Services it knows nothing; of the model, what it has to say about the node.
-    layer("kernel", &["model"], &["kube::", "k8s_openapi", "Service", "Snapshot"]),
+    // Knows the kernel's interfaces only, not Services or modes.
+    layer("kernel", &["net"], &["kube::", "k8s_openapi", "Service", "Snapshot", "kube-ipvs0"]),
     layer("metrics", &["dataplane", "kernel", "model"], KUBE),
     // Pure: objects in, Snapshot out.
     layer(
         "model",
-        &[],
+        &["net"],
         &[
             "kube::",
             "k8s_openapi",
@@ -55,6 +55,8 @@ const LAYERS: &[Layer] = &[
             "SystemTime",
         ],
     ),
+    // Plain types, for layers that must not know each other.
+    layer("net", &[], KUBE),
     layer("node", &["kernel", "model"], KUBE),
     layer("sync", &["causes", "dataplane", "health", "metrics", "model", "node"], KUBE),
     layer("watch", &["causes", "model", "node"], &[]),

@@ -1,4 +1,4 @@
-//! The links of this network namespace and their addresses, now and whenever they change (rtnetlink).
+//! Reports the links and addresses of this network namespace, and their changes (rtnetlink).
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -17,36 +17,40 @@ use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
 use tokio::sync::{Notify, watch};
 
 use super::{KernelError, bpf::tc};
-use crate::model::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts};
+use crate::net::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts};
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
-/// kube-proxy's ipvs mode, upstream's as ours, makes this link for addresses that the node serves and does not have for its own.
-const VIRTUAL_LINK: &str = "kube-ipvs0";
-
-/// Reports all links and addresses, sorted, at once and after every change; and on `disturbed` that someone removed a filter
-/// which may have been ours. Returns when rtnetlink fails or nobody listens any more.
+/// Sends all links and addresses, sorted, to `to` at once and after every change. Notifies
+/// `disturbed` if another program removed a filter that may have been shunt's. Returns when rtnetlink
+/// fails or nobody receives any more.
 ///
-/// A burst of changes is read out before everything is listed again. If the kernel drops notifications because the burst
-/// was too large for the socket, the list taken after it is still complete.
-pub async fn report(to: watch::Sender<Option<NodeFacts>>, disturbed: Arc<Notify>) -> Result<(), KernelError> {
+/// The addresses of `excluded_link` are left out, because they do not belong to the node.
+///
+/// A burst of changes is read to its end before everything is listed again. If the burst was too
+/// large for the socket, the kernel drops notifications; the list that follows is still complete.
+pub async fn report(
+    excluded_link: &str,
+    to: watch::Sender<Option<NodeFacts>>,
+    disturbed: Arc<Notify>,
+) -> Result<(), KernelError> {
     let groups =
         [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr, MulticastGroup::Tc];
     let (connection, handle, mut changes) =
         new_multicast_connection(&groups).map_err(KernelError::call("open", "an rtnetlink socket"))?;
     let connection = tokio::spawn(connection);
     let outcome = async {
-        let mut told = BTreeSet::new();
+        let mut logged = BTreeSet::new();
         loop {
-            let (facts, virtual_link) = list(&handle).await?;
-            tell_unsupported(&facts.links, &mut told);
-            to.send_if_modified(|known| {
-                let differs = known.as_ref() != Some(&facts);
-                *known = Some(facts);
+            let (facts, excluded) = list(&handle, excluded_link).await?;
+            log_unsupported(&facts.links, &mut logged);
+            to.send_if_modified(|current| {
+                let differs = current.as_ref() != Some(&facts);
+                *current = Some(facts);
                 differs
             });
-            let mut is_listed = true;
-            while is_listed {
+            let mut is_current = true;
+            while is_current {
                 let change = tokio::select! {
                     change = changes.next() => change,
                     () = to.closed() => return Ok(()),
@@ -54,7 +58,7 @@ pub async fn report(to: watch::Sender<Option<NodeFacts>>, disturbed: Arc<Notify>
                 let Some((change, _)) = change else { return Ok(()) };
                 let rest = std::iter::from_fn(|| changes.next().now_or_never().flatten());
                 for message in std::iter::once(change).chain(rest.map(|(message, _)| message)) {
-                    is_listed &= is_of_traffic_control(&message) || is_address_of(&message, virtual_link);
+                    is_current &= is_traffic_control(&message) || is_address_of(&message, excluded);
                     if is_removed_filter(&message) {
                         disturbed.notify_one();
                     }
@@ -67,8 +71,8 @@ pub async fn report(to: watch::Sender<Option<NodeFacts>>, disturbed: Arc<Notify>
     outcome
 }
 
-/// It says nothing of links and addresses.
-fn is_of_traffic_control(message: &Message) -> bool {
+/// Returns true for messages of traffic control, which do not concern links or addresses.
+fn is_traffic_control(message: &Message) -> bool {
     matches!(
         &message.payload,
         NetlinkPayload::InnerMessage(
@@ -84,7 +88,7 @@ fn is_of_traffic_control(message: &Message) -> bool {
     )
 }
 
-/// Addresses that come to this link and go are no news.
+/// Returns true if the message reports an address that was added to this link or removed from it.
 fn is_address_of(message: &Message, link: Option<u32>) -> bool {
     match &message.payload {
         NetlinkPayload::InnerMessage(
@@ -94,6 +98,8 @@ fn is_address_of(message: &Message, link: Option<u32>) -> bool {
     }
 }
 
+/// Returns true if the message reports the removal of a filter, or of a qdisc with filters, that may
+/// be shunt's.
 fn is_removed_filter(message: &Message) -> bool {
     match &message.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelQueueDiscipline(removed)) => {
@@ -106,23 +112,23 @@ fn is_removed_filter(message: &Message) -> bool {
     }
 }
 
-/// Links of a kind that is not known are left alone; that is said once a link.
-fn tell_unsupported(links: &[Link], told: &mut BTreeSet<u32>) {
+/// Logs each link of an unsupported type once.
+fn log_unsupported(links: &[Link], logged: &mut BTreeSet<u32>) {
     for link in links.iter().filter(|link| !link.is_loopback) {
         if let LinkHeader::Other(kind) = link.header
-            && told.insert(link.index)
+            && logged.insert(link.index)
         {
             tracing::info!(
                 link = &*link.name,
                 kind,
-                "its packets have a header that is not known here: it is left alone"
+                "link type is not supported: no programs are attached to this link"
             );
         }
     }
 }
 
-/// All links and addresses, and the index of the virtual link: its addresses are not the node's.
-async fn list(handle: &Handle) -> Result<(NodeFacts, Option<u32>), KernelError> {
+/// Lists all links and addresses. Also returns the index of the excluded link, if it exists.
+async fn list(handle: &Handle, excluded_link: &str) -> Result<(NodeFacts, Option<u32>), KernelError> {
     let failed = |operation| move |source| KernelError::Netlink { operation, source };
     let links = handle.link().get().execute().map_err(failed("list links"));
     let mut links: Vec<Link> =
@@ -141,11 +147,11 @@ async fn list(handle: &Handle) -> Result<(NodeFacts, Option<u32>), KernelError> 
         })
         .try_collect()
         .await?;
-    addresses.retain(|address| &*address.link != VIRTUAL_LINK);
+    addresses.retain(|address| &*address.link != excluded_link);
     addresses.sort();
     addresses.dedup();
-    let virtual_link = links.iter().find(|link| &*link.name == VIRTUAL_LINK).map(|link| link.index);
-    Ok((NodeFacts { addresses, links }, virtual_link))
+    let excluded = links.iter().find(|link| &*link.name == excluded_link).map(|link| link.index);
+    Ok((NodeFacts { addresses, links }, excluded))
 }
 
 fn link(message: &LinkMessage) -> Option<Link> {
@@ -178,7 +184,8 @@ fn bridge_address(message: &LinkMessage) -> Option<MacAddress> {
     address.filter(|_| is_bridge)
 }
 
-/// Those that the kernel's `dev_is_mac_header_xmit` (`include/linux/if_arp.h`) names have no header below IP's.
+/// Maps a link type to its header. The types without a MAC header are those of the kernel's
+/// `dev_is_mac_header_xmit` (`include/linux/if_arp.h`).
 fn header(kind: LinkLayerType) -> LinkHeader {
     match kind {
         LinkLayerType::Ether => LinkHeader::Ethernet,
@@ -194,10 +201,11 @@ fn header(kind: LinkLayerType) -> LinkHeader {
     }
 }
 
-/// The address of a message; none for IPv6 link-local ones, which are a link's and not the node's.
+/// Returns the address in a message. Returns `None` for IPv6 link-local addresses, which belong to a
+/// link and not to the node.
 fn link_address(message: &AddressMessage, links: &HashMap<u32, Arc<str>>) -> Option<LinkAddress> {
     let link = links.get(&message.header.index)?;
-    // On point-to-point links IFA_ADDRESS is the other end; IFA_LOCAL, where there is one, is ours.
+    // On point-to-point links, IFA_ADDRESS is the peer's address. IFA_LOCAL, if present, is ours.
     let local = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),
         _ => None,
@@ -223,9 +231,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn loopback_is_reported_at_once_and_reporting_ends_when_nobody_listens() {
+    async fn reports_loopback_at_once_and_ends_without_receivers() {
         let (to, mut from) = watch::channel(None);
-        let reporting = tokio::spawn(report(to, Arc::default()));
+        let reporting = tokio::spawn(report("none", to, Arc::default()));
         from.wait_for(Option::is_some).await.expect("rtnetlink");
         let has_loopback = from
             .borrow()

@@ -29,3 +29,5 @@ pub use settings::*;
 pub use sloppy::{sloppy_cidr, sloppy_ip};
 pub use snapshot::*;
 pub use state::Model;
+
+pub use crate::net::{IpFamily, Link, LinkAddress, LinkHeader, MacAddress, NodeFacts, Protocol};

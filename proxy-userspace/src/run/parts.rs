@@ -214,5 +214,5 @@ pub(super) async fn node_facts(
     to: channel::Sender<Option<NodeFacts>>,
     disturbed: Arc<Notify>,
 ) -> anyhow::Result<()> {
-    Ok(kernel::links::report(to, disturbed).await?)
+    Ok(kernel::links::report(ipvs::DUMMY_LINK, to, disturbed).await?)
 }

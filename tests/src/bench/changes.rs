@@ -14,7 +14,10 @@ use nix::{
 use proxy_userspace::{
     config::{Config, Environment, Flags, Mode, ObjectSource},
     dataplane::{
-        MapFill, RenderError, Renderer, Rendering, ebpf::Ebpf, iptables::Iptables, ipvs::Ipvs,
+        MapFill, RenderError, Renderer, Rendering,
+        ebpf::Ebpf,
+        iptables::Iptables,
+        ipvs::{self, Ipvs},
         nftables::Nftables,
     },
     health::ProxyHealth,
@@ -278,7 +281,8 @@ impl Running {
     async fn start(config: &Config) -> Result<Self> {
         let (to_loop, mut node_facts) = watch::channel(None);
         let disturbed = Arc::new(Notify::new());
-        let _following = tokio::spawn(kernel::links::report(to_loop, Arc::clone(&disturbed)));
+        let report = kernel::links::report(ipvs::DUMMY_LINK, to_loop, Arc::clone(&disturbed));
+        let _following = tokio::spawn(report);
         node_facts.wait_for(Option::is_some).await.context("the node's links and addresses")?;
         node_facts.mark_changed();
         let (done, rendered) = mpsc::unbounded_channel();

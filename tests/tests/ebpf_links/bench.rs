@@ -23,6 +23,7 @@ use proxy_userspace::{
     dataplane::{
         Dataplane as _, PlanSize as _,
         ebpf::{Ebpf, EbpfError, EbpfSettings, LinkAttachment, MapSizes, Marks, Plan, State, Step},
+        ipvs,
     },
     kernel::{
         KernelError,
@@ -189,7 +190,7 @@ impl Bench {
     fn facts(&self) -> NodeFacts {
         self.runtime.block_on(async {
             let (to, mut from) = watch::channel(None);
-            let reporting = tokio::spawn(links::report(to, Arc::default()));
+            let reporting = tokio::spawn(links::report(ipvs::DUMMY_LINK, to, Arc::default()));
             let facts = from.wait_for(Option::is_some).await.expect("rtnetlink").clone();
             reporting.abort();
             facts.expect("waited for")

@@ -3,7 +3,7 @@
 use std::{fs, sync::Arc, time::Duration};
 
 use proxy_userspace::{
-    dataplane::{Rendering, ebpf::LinkAttachment},
+    dataplane::{Rendering, ebpf::LinkAttachment, ipvs},
     health::ProxyHealth,
     kernel::{bpf::tc::Hook, links},
     metrics::Metrics,
@@ -64,7 +64,7 @@ impl Daemon {
         };
         let running = {
             let _inside = bench.runtime.enter();
-            tokio::spawn(links::report(facts, disturbed));
+            tokio::spawn(links::report(ipvs::DUMMY_LINK, facts, disturbed));
             tokio::spawn(daemon.run(inputs, async { stopped.await.unwrap_or_default() }))
         };
         for event in no_objects() {

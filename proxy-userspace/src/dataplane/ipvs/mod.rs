@@ -67,8 +67,9 @@ use crate::{
     model::{Dirty, IpFamily, Snapshot},
 };
 
-/// The link that holds the addresses of Services.
-const DUMMY_LINK: &str = "kube-ipvs0";
+/// The link that holds the VIPs in the ipvs mode, kube-proxy's and shunt's. The node does not own
+/// these addresses.
+pub const DUMMY_LINK: &str = "kube-ipvs0";
 /// Names that rules of ours carry and that we never remove: where one goes, somebody flushes the tables.
 pub const RULE_NAMES: [&str; 1] = [rules::MARK_MASQ];
 

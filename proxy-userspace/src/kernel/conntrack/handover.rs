@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     kernel::{KernelError, netlink},
-    model::IpFamily,
+    net::IpFamily,
 };
 
 /// Connections that are replaced at once: packets of each are kept back as long as that takes.

@@ -15,7 +15,7 @@ use netlink_sys::{Socket, protocols::NETLINK_NETFILTER};
 pub use self::handover::{Connection, HandedOver, Tracked, Translator, find, hand_over, replace};
 use self::message::{Batch, Entry};
 use super::{KernelError, netlink};
-use crate::model::IpFamily;
+use crate::net::IpFamily;
 
 /// Deletions sent at once: their errors, at most one each, fit into a socket's default buffer.
 const MOST_AT_ONCE: usize = 64;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::VirtualKey;
-use crate::{kernel::KernelError, model::Protocol};
+use crate::{kernel::KernelError, net::Protocol};
 
 /// Those of the calling thread's network namespace.
 const PATH: &str = "/proc/thread-self/net/ip_vs_conn";

@@ -9,7 +9,7 @@ use std::{
 use super::{Change, RealServer, Timeouts, Traffic, VirtualKey, VirtualServer};
 use crate::{
     kernel::nftables::attributes::{self, Attributes},
-    model::Protocol,
+    net::Protocol,
 };
 
 /// `IPVS_CMD_…`.

@@ -20,7 +20,7 @@ use super::{
     generic_netlink, netlink,
     nftables::attributes::Attributes,
 };
-use crate::model::Protocol;
+use crate::net::Protocol;
 
 /// The family's name, and the version of its messages.
 pub(super) const FAMILY: &str = "IPVS";

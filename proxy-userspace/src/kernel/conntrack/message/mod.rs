@@ -13,7 +13,7 @@ use netlink_packet_core::{
 };
 
 use super::{Ends, UdpFilter, UdpFlow};
-use crate::model::IpFamily;
+use crate::net::IpFamily;
 
 /// `NFNL_SUBSYS_CTNETLINK`, the upper byte of a message's type.
 const SUBSYSTEM: u16 = 1 << 8;

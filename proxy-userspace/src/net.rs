@@ -1,0 +1,130 @@
+//! Plain network types that the kernel layer and the model both use.
+#![forbid(unsafe_code)]
+
+use std::{fmt, net::IpAddr, sync::Arc};
+
+/// A transport protocol that a Service port can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// IP protocol 6.
+    Tcp,
+    /// IP protocol 17.
+    Udp,
+    /// IP protocol 132.
+    Sctp,
+}
+
+impl Protocol {
+    /// All protocols.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
+    /// Returns the IP protocol number (RFC 1700).
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+
+    /// Returns the name that Kubernetes objects use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An IP family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IpFamily {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl IpFamily {
+    /// Both families, in the order in which output lists them.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// Returns the family of an address.
+    pub const fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// Returns the name that Kubernetes, the metrics and the health checks use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+}
+
+impl fmt::Display for IpFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The header with which a link's packets begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LinkHeader {
+    /// An Ethernet header.
+    Ethernet,
+    /// The IP header, as on tunnels.
+    Ip,
+    /// A header that shunt does not support, as on InfiniBand. The number is the link type
+    /// (`ARPHRD_*`).
+    Other(u16),
+}
+
+/// An Ethernet address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MacAddress(pub [u8; 6]);
+
+/// A link of the node's network namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Link {
+    /// The interface index. Unlike the name, it never changes while the link exists.
+    pub index: u32,
+    /// The name.
+    pub name: Arc<str>,
+    /// The index of the bridge, bond or VRF of which this link is a port.
+    pub master: Option<u32>,
+    /// The header with which packets begin.
+    pub header: LinkHeader,
+    /// True for the loopback link.
+    pub is_loopback: bool,
+    /// If the link is a bridge: its own MAC address. It can differ from the address of every port.
+    pub bridge_address: Option<MacAddress>,
+}
+
+/// An address of a link in the node's network namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LinkAddress {
+    /// The link's name.
+    pub link: Arc<str>,
+    /// The address.
+    pub address: IpAddr,
+    /// The length of the configured prefix in bits.
+    pub prefix_len: u8,
+}
+
+/// The links and addresses that the kernel reports for this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// The addresses of all links, without IPv6 link-local addresses; sorted.
+    pub addresses: Vec<LinkAddress>,
+    /// All links; sorted.
+    pub links: Vec<Link>,
+}
