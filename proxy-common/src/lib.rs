@@ -11,19 +11,19 @@ extern crate std;
 mod addr;
 pub mod checksum;
 pub mod flow;
-pub mod known;
 pub mod layout;
 pub mod link;
 pub mod packet;
 #[cfg(feature = "user")]
 mod pod;
+pub mod prefilter;
 pub mod rewrite;
 pub mod select;
 pub mod service;
 pub mod tables;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-pub mod told;
+pub mod trace;
 pub mod verdict;
 
 pub use addr::{Addr, Proto};

@@ -16,9 +16,9 @@ pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: 
     // That of TCP was there when its flags were read.
     let is_absent = may_be_absent && frame.load(checksum)? == [0; 2];
     let (moved, changed) = if packet.is_plain_v4() {
-        together(frame, packet, before, after)?
+        store_plain_v4(frame, packet, before, after)?
     } else {
-        apart(frame, packet, before, after)?
+        store_fields(frame, packet, before, after)?
     };
     if is_absent {
         // The header's own checksum made up for IPv4 addresses.
@@ -39,7 +39,7 @@ pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: 
 /// Writes addresses and ports where no options are between them, and the IPv4 header's checksum, which is before them: one call
 /// of the kernel for what else takes up to five.
 #[inline(always)]
-fn together(
+fn store_plain_v4(
     frame: &impl Frame,
     packet: &Packet,
     before: &FlowKey,
@@ -63,7 +63,7 @@ fn together(
 }
 
 #[inline(always)]
-fn apart(
+fn store_fields(
     frame: &impl Frame,
     packet: &Packet,
     before: &FlowKey,

@@ -1,9 +1,9 @@
-//! From a dialled destination to a Service, and from a Service to one of its endpoints.
+//! From a destination to a Service, and from a Service to one of its endpoints.
 
 use crate::{
     Addr, Proto,
-    known::Place,
     layout::{AffinityKey, AffinityValue, Endpoint, EndpointKey, List, MemberKey, ServiceKey, ServiceValue},
+    prefilter::PrefilterBit,
     select::Slots,
     tables::Tables,
 };
@@ -11,13 +11,14 @@ use crate::{
 /// Whether an address and port may be a Service's: most are not, and a bitmap tells.
 #[inline(always)]
 pub fn may_be(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
-    tables.may_be_known(Place::of_service(addr, port)) || tables.may_be_known(Place::of_node_port(addr, port))
+    tables.prefilter_may_contain(PrefilterBit::of_service(addr, port))
+        || tables.prefilter_may_contain(PrefilterBit::of_node_port(addr, port))
 }
 
 /// Whether an address and port may be an endpoint's, or may have been.
 #[inline(always)]
 pub fn may_be_endpoint(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
-    tables.may_be_known(Place::of_endpoint(addr, port))
+    tables.prefilter_may_contain(PrefilterBit::of_endpoint(addr, port))
 }
 
 /// Finds the Service of a destination. `on_node` tells whether who dials shares the node's loopback; it is asked only where
@@ -25,44 +26,44 @@ pub fn may_be_endpoint(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
 #[inline(always)]
 pub fn find(
     tables: &impl Tables,
-    dialled: &Endpoint,
+    destination: &Endpoint,
     proto: Proto,
     on_node: impl FnOnce() -> bool,
 ) -> Option<ServiceValue> {
-    if let Some(service) = exact(tables, dialled, proto) {
+    if let Some(service) = exact(tables, destination, proto) {
         return Some(service);
     }
-    node_port(tables, dialled, proto, on_node)
+    node_port(tables, destination, proto, on_node)
 }
 
 /// Finds the Service of a packet's destination, for which [`may_be`] holds: by the bitmap, most that go to a node port are spared one
 /// of two looks.
 #[inline(always)]
-pub fn find_on_link(tables: &impl Tables, dialled: &Endpoint, proto: Proto) -> Option<ServiceValue> {
-    if tables.may_be_known(Place::of_service(&dialled.addr, dialled.port))
-        && let Some(service) = exact(tables, dialled, proto)
+pub fn find_on_link(tables: &impl Tables, destination: &Endpoint, proto: Proto) -> Option<ServiceValue> {
+    if tables.prefilter_may_contain(PrefilterBit::of_service(&destination.addr, destination.port))
+        && let Some(service) = exact(tables, destination, proto)
     {
         return Some(service);
     }
-    node_port(tables, dialled, proto, || false)
+    node_port(tables, destination, proto, || false)
 }
 
 /// Finds the Service that has this very address: any but a node port.
 #[inline(always)]
-pub fn exact(tables: &impl Tables, dialled: &Endpoint, proto: Proto) -> Option<ServiceValue> {
-    let Endpoint { addr, port, .. } = *dialled;
+pub fn exact(tables: &impl Tables, destination: &Endpoint, proto: Proto) -> Option<ServiceValue> {
+    let Endpoint { addr, port, .. } = *destination;
     if addr.is_unspecified() { None } else { tables.service(&ServiceKey::new(addr, port, proto)) }
 }
 
 #[inline(always)]
 fn node_port(
     tables: &impl Tables,
-    dialled: &Endpoint,
+    destination: &Endpoint,
     proto: Proto,
     on_node: impl FnOnce() -> bool,
 ) -> Option<ServiceValue> {
-    let service = tables.service(&ServiceKey::new(dialled.addr.any(), dialled.port, proto))?;
-    let node_address = dialled.addr.node_address();
+    let service = tables.service(&ServiceKey::new(destination.addr.any(), destination.port, proto))?;
+    let node_address = destination.addr.node_address();
     if node_address.is_loopback() && !on_node() {
         return None;
     }

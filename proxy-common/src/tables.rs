@@ -2,19 +2,19 @@
 
 use crate::{
     Addr,
-    known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, ProgramError, ServiceKey, ServiceValue, Tally,
     },
-    told::Told,
+    prefilter::PrefilterBit,
+    trace::TraceEvent,
 };
 
 /// The maps, a clock and chance. Writes may fail when the kernel has no memory at that moment; what then is lost is said at
 /// each.
 pub trait Tables {
     /// Whether an address and port may be, or have been, those of a Service or an endpoint.
-    fn may_be_known(&self, place: Place) -> bool;
+    fn prefilter_may_contain(&self, bit: PrefilterBit) -> bool;
     /// The Service a destination belongs to.
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue>;
     /// The endpoint in a slot.
@@ -66,7 +66,7 @@ pub trait Tables {
     /// Counts something that went wrong, and tells of it where that is asked for.
     fn failed(&self, error: ProgramError);
     /// Tells of a connection or packet, where that is asked for.
-    fn tell(&self, told: &Told<'_>);
+    fn trace(&self, event: &TraceEvent<'_>);
     /// Nanoseconds of the monotonic clock.
     fn now_ns(&self) -> u64;
     /// 32 random bits.

@@ -5,7 +5,7 @@ use crate::{
     select::Slots,
 };
 
-/// What is to be done with a dialled destination.
+/// What is to be done with a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Send it to one of these slots.

@@ -12,11 +12,11 @@ mod ctx;
 #[cfg(target_arch = "bpf")]
 mod link;
 #[cfg(target_arch = "bpf")]
-mod log;
-#[cfg(target_arch = "bpf")]
 mod maps;
 #[cfg(target_arch = "bpf")]
 mod socket;
+#[cfg(target_arch = "bpf")]
+mod trace;
 
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}

@@ -11,20 +11,20 @@ use aya_ebpf::{
 };
 use proxy_common::{
     Addr,
-    known::{Place, WORDS},
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey,
         FragmentKey, FragmentValue, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
         ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, Tally, UdpSocket, flow_state,
         service_slot,
     },
+    prefilter::{PrefilterBit, WORDS},
     tables::Tables,
-    told::Told,
+    trace::TraceEvent,
 };
 
 use crate::{
     ctx::{self, SockAddr},
-    log,
+    trace,
 };
 
 /// Memory is taken as entries come, so that generous capacities cost nothing.
@@ -66,8 +66,8 @@ static BRIDGE_PORTS: HashMap<u32, BridgeAddress, 1024, NO_PREALLOC> = HashMap::n
 static FLOWS: LruHashMap<FlowKey, Flow, 1024> = LruHashMap::new();
 #[btf_map(name = "fragments")]
 static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue, 1024> = LruHashMap::new();
-#[btf_map(name = "known")]
-static KNOWN: Array<u64, { WORDS as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
+#[btf_map(name = "prefilter")]
+static PREFILTER: Array<u64, { WORDS as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
 #[btf_map(name = "counters")]
 static COUNTERS: PerCpuArray<u64, { Counter::COUNT }> = PerCpuArray::new();
 #[btf_map(name = "service_counts")]
@@ -129,14 +129,14 @@ impl<P: Running> Kernel<P> {
 
     /// Remembers where a socket's datagrams to an address go.
     #[inline(always)]
-    pub fn set_udp_flow(&self, dialled: &SocketPeer, endpoint: &Endpoint) {
-        self.wrote(UDP_FLOWS.insert(dialled, endpoint, 0), ProgramError::UdpFlows);
+    pub fn set_udp_flow(&self, vip: &SocketPeer, endpoint: &Endpoint) {
+        self.wrote(UDP_FLOWS.insert(vip, endpoint, 0), ProgramError::UdpFlows);
     }
 
     /// Remembers what to call an endpoint in its answers to a socket.
     #[inline(always)]
-    pub fn set_udp_reply(&self, endpoint: &SocketPeer, dialled: &Endpoint) {
-        self.wrote(UDP_REPLIES.insert(endpoint, dialled, 0), ProgramError::UdpReplies);
+    pub fn set_udp_reply(&self, endpoint: &SocketPeer, vip: &Endpoint) {
+        self.wrote(UDP_REPLIES.insert(endpoint, vip, 0), ProgramError::UdpReplies);
     }
 
     /// Remembers a connected UDP socket, so that userspace can destroy it when its endpoint goes.
@@ -166,8 +166,8 @@ const EEXIST: i32 = -17;
 
 impl<P: Running> Tables for Kernel<P> {
     #[inline(always)]
-    fn may_be_known(&self, Place { word, mask }: Place) -> bool {
-        KNOWN.get(word).is_some_and(|bits| bits & mask != 0)
+    fn prefilter_may_contain(&self, PrefilterBit { word, mask }: PrefilterBit) -> bool {
+        PREFILTER.get(word).is_some_and(|bits| bits & mask != 0)
     }
 
     #[inline(always)]
@@ -308,13 +308,13 @@ impl<P: Running> Tables for Kernel<P> {
     }
 
     #[inline(always)]
-    fn tell(&self, told: &Told<'_>) {
-        log::tell(P::PROGRAM, told);
+    fn trace(&self, event: &TraceEvent<'_>) {
+        trace::event(P::PROGRAM, event);
     }
 
     #[inline(always)]
     fn failed(&self, error: ProgramError) {
-        log::tell_error(P::PROGRAM, error);
+        trace::error(P::PROGRAM, error);
         if let Some(errors) = PROGRAM_ERRORS.get_ptr_mut(P::PROGRAM as u32) {
             // SAFETY: as above.
             unsafe { (*errors).counts[error as usize] += 1 };
@@ -348,7 +348,7 @@ pub fn udp_flow(key: &SocketPeer) -> Option<Endpoint> {
     copy!(UDP_FLOWS, key)
 }
 
-/// The address a socket dialled to reach an endpoint.
+/// The VIP that a socket sent to when it reached an endpoint.
 #[inline(always)]
 pub fn udp_reply(key: &SocketPeer) -> Option<Endpoint> {
     copy!(UDP_REPLIES, key)

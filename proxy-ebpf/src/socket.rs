@@ -1,6 +1,6 @@
 //! The socket hooks: an address is translated once, when a process dials it, and its packets cost nothing after that.
 //!
-//! A connected UDP socket keeps what it dialled in socket storage: it must not be lost, since datagrams are translated by it. Of a TCP
+//! A connected UDP socket keeps the VIP in socket storage: it must not be lost, since datagrams are translated by it. Of a TCP
 //! socket only its name for the other end depends on it; a map does, which costs half as much a connection. An
 //! unconnected UDP socket keeps, an address it sends to, the endpoint (`udp_flows`), and, an endpoint that answers, the
 //! address (`udp_replies`).
@@ -14,14 +14,14 @@ use proxy_common::{
     select::Slots,
     service,
     tables::Tables as _,
-    told::Told,
+    trace::TraceEvent,
     verdict::{self, SocketSource, Verdict},
 };
 
 use crate::{
     ctx::{self, Family, SockAddr, Socket},
-    log,
     maps::{self, Kernel, Running},
+    trace,
 };
 
 const ECONNREFUSED: i32 = 111;
@@ -62,13 +62,13 @@ impl Outcome {
 #[inline(always)]
 pub fn connect<H: Hook>(ctx: &SockAddr) -> Outcome {
     let Some(proto) = Proto::from_number(ctx.protocol()) else { return Outcome::Proceed };
-    let dialled = ctx.address::<H::Family>();
+    let destination = ctx.address::<H::Family>();
     let choose = |service: &ServiceValue, slots| {
         service::choose(&Kernel::<H>::NEW, service, slots, || {
             AffinityKey::of_sockets(ctx.netns(), service.service)
         })
     };
-    match resolve::<H>(ctx, &dialled, proto, choose) {
+    match resolve::<H>(ctx, &destination, proto, choose) {
         Resolution::Pass => {
             forget(ctx, proto);
             Outcome::Proceed
@@ -77,8 +77,8 @@ pub fn connect<H: Hook>(ctx: &SockAddr) -> Outcome {
         Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { service, endpoint } => {
             Kernel::<H>::NEW.tally(service, Tally::Connection);
-            tell::<H>(Counter::FlowsBegun, proto, service, &dialled, &endpoint);
-            remember::<H>(ctx, proto, service, Connection { dialled, endpoint });
+            trace_event::<H>(Counter::FlowsBegun, proto, service, &destination, &endpoint);
+            remember::<H>(ctx, proto, service, Connection { vip: destination, endpoint });
             ctx.set_address::<H::Family>(&endpoint);
             Outcome::Proceed
         }
@@ -91,16 +91,16 @@ pub fn sendmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
     if Proto::from_number(ctx.protocol()) != Some(Proto::Udp) {
         return Outcome::Proceed;
     }
-    let dialled = ctx.address::<H::Family>();
+    let destination = ctx.address::<H::Family>();
     if let Some(connection) = own_connection(ctx)
-        && connection.dialled == dialled
+        && connection.vip == destination
     {
         // A connected socket hears its peer only: an answer from another endpoint would be lost.
         ctx.set_address::<H::Family>(&connection.endpoint);
         return Outcome::Proceed;
     }
-    let choose = |service: &ServiceValue, slots| flow_endpoint::<H>(ctx, &dialled, service, slots);
-    match resolve::<H>(ctx, &dialled, Proto::Udp, choose) {
+    let choose = |service: &ServiceValue, slots| flow_endpoint::<H>(ctx, &destination, service, slots);
+    match resolve::<H>(ctx, &destination, Proto::Udp, choose) {
         Resolution::Pass => Outcome::Proceed,
         Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { endpoint, .. } => {
@@ -117,13 +117,13 @@ pub fn recvmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
     if !may_be_endpoint::<H>(&sender) {
         return Outcome::Proceed;
     }
-    let dialled = if ctx.socket().is_connected() {
-        maps::udp_connection(ctx).filter(|own| own.endpoint == sender).map(|own| own.dialled)
+    let vip = if ctx.socket().is_connected() {
+        maps::udp_connection(ctx).filter(|own| own.endpoint == sender).map(|own| own.vip)
     } else {
         maps::udp_reply(&SocketPeer::new(ctx.cookie(), sender))
     };
-    if let Some(dialled) = dialled {
-        ctx.set_address::<H::Family>(&dialled);
+    if let Some(vip) = vip {
+        ctx.set_address::<H::Family>(&vip);
     }
     Outcome::Proceed
 }
@@ -144,12 +144,12 @@ pub fn getpeername<H: Hook>(ctx: &SockAddr) -> Outcome {
     if let Some(connection) = connection
         && connection.endpoint == ctx.address::<H::Family>()
     {
-        ctx.set_address::<H::Family>(&connection.dialled);
+        ctx.set_address::<H::Family>(&connection.vip);
     }
     Outcome::Proceed
 }
 
-/// What a dialled destination comes to.
+/// What a destination comes to.
 enum Resolution {
     /// It is no Service's, or one whose packets must tell.
     Pass,
@@ -166,17 +166,17 @@ const READS: u32 = 3;
 #[inline(always)]
 fn resolve<H: Hook>(
     ctx: &SockAddr,
-    dialled: &Endpoint,
+    destination: &Endpoint,
     proto: Proto,
     choose: impl Fn(&ServiceValue, Slots) -> Option<Endpoint>,
 ) -> Resolution {
-    if !service::may_be(&Kernel::<H>::NEW, &dialled.addr, dialled.port) {
+    if !service::may_be(&Kernel::<H>::NEW, &destination.addr, destination.port) {
         return Resolution::Pass;
     }
     let tables = Kernel::<H>::NEW;
     let mut last = 0;
     for _ in 0..READS {
-        let found = service::find(&tables, dialled, proto, || in_node(ctx));
+        let found = service::find(&tables, destination, proto, || in_node(ctx));
         let Some(service) = found else { return Resolution::Pass };
         last = service.service;
         let slots = match verdict::for_socket(&service, || source::<H>(ctx, &service)) {
@@ -184,12 +184,12 @@ fn resolve<H: Hook>(
             Verdict::Pass(_) => return Resolution::Pass,
             Verdict::Refuse => {
                 tables.tally(service.service, Tally::Refusal);
-                tell::<H>(Counter::Refused, proto, service.service, dialled, &Endpoint::NONE);
+                trace_event::<H>(Counter::Refused, proto, service.service, destination, &Endpoint::NONE);
                 return Resolution::Fail(ECONNREFUSED);
             }
             Verdict::Drop(why) => {
                 tables.tally(service.service, Tally::Drop);
-                tell::<H>(why.counter(), proto, service.service, dialled, &Endpoint::NONE);
+                trace_event::<H>(why.counter(), proto, service.service, destination, &Endpoint::NONE);
                 return Resolution::Fail(EHOSTUNREACH);
             }
         };
@@ -199,16 +199,22 @@ fn resolve<H: Hook>(
     }
     tables.tally(last, Tally::Refusal);
     tables.failed(ProgramError::EndpointMissing);
-    tell::<H>(Counter::Refused, proto, last, dialled, &Endpoint::NONE);
+    trace_event::<H>(Counter::Refused, proto, last, destination, &Endpoint::NONE);
     Resolution::Fail(ECONNREFUSED)
 }
 
 /// Tells what became of a connection or datagram. What the call needs in memory is put there only then: else it is in registers.
 #[inline(always)]
-fn tell<H: Hook>(what: Counter, proto: Proto, service: u32, dialled: &Endpoint, endpoint: &Endpoint) {
-    if log::tells(what) {
-        let (dialled, endpoint) = (*dialled, *endpoint);
-        Kernel::<H>::NEW.tell(&Told::of_socket(what, proto, service, &dialled, &endpoint));
+fn trace_event<H: Hook>(
+    what: Counter,
+    proto: Proto,
+    service: u32,
+    destination: &Endpoint,
+    endpoint: &Endpoint,
+) {
+    if trace::is_on(what) {
+        let (destination, endpoint) = (*destination, *endpoint);
+        Kernel::<H>::NEW.trace(&TraceEvent::of_socket(what, proto, service, &destination, &endpoint));
     }
 }
 
@@ -236,11 +242,11 @@ fn in_node(ctx: &SockAddr) -> bool {
 #[inline(always)]
 fn flow_endpoint<H: Hook>(
     ctx: &SockAddr,
-    dialled: &Endpoint,
+    destination: &Endpoint,
     service: &ServiceValue,
     slots: Slots,
 ) -> Option<Endpoint> {
-    let flow = SocketPeer::new(ctx.cookie(), *dialled);
+    let flow = SocketPeer::new(ctx.cookie(), *destination);
     let endpoint = match maps::udp_flow(&flow) {
         Some(last) if service::still_serves(&Kernel::<H>::NEW, service.service, last) => last,
         _ => {
@@ -249,15 +255,15 @@ fn flow_endpoint<H: Hook>(
             })?;
             Kernel::<H>::NEW.set_udp_flow(&flow, &chosen);
             Kernel::<H>::NEW.tally(service.service, Tally::Connection);
-            tell::<H>(Counter::FlowsBegun, Proto::Udp, service.service, dialled, &chosen);
+            trace_event::<H>(Counter::FlowsBegun, Proto::Udp, service.service, destination, &chosen);
             chosen
         }
     };
     // The name of its answers is looked at each time, too: the socket may have asked the same endpoint under another address
     // meanwhile, and the map may have dropped the name to make room.
     let reply = SocketPeer::new(flow.socket, endpoint);
-    if maps::udp_reply(&reply) != Some(*dialled) {
-        Kernel::<H>::NEW.set_udp_reply(&reply, dialled);
+    if maps::udp_reply(&reply) != Some(*destination) {
+        Kernel::<H>::NEW.set_udp_reply(&reply, destination);
     }
     Some(endpoint)
 }

@@ -23,7 +23,7 @@ const HELD: &str = "held";
 
 /// What one client saw.
 pub struct Load {
-    /// Who dialled what.
+    /// Which client connected to which destination.
     pub name: String,
     /// How many connections were made.
     pub connections: usize,
@@ -187,7 +187,7 @@ impl Client {
 
 fn failure(one: Try, any_peer: bool) -> Option<String> {
     match one {
-        Try::Answered(answer) if any_peer || answer.reported == answer.dialled => None,
+        Try::Answered(answer) if any_peer || answer.reported == answer.destination => None,
         Try::Answered(answer) => Some(format!("the peer is {}", answer.reported)),
         Try::Failed(failure) => Some(format!("{}: {}", failure.doing, failure.message)),
     }

@@ -51,7 +51,7 @@ fn hosts_reach_each_other_by_address_and_see_each_others_own_addresses() {
             for answer in answers(&mut world, from, to, protocol, port) {
                 assert_eq!(answer.host, to.name());
                 assert!(from.owns(answer.seen.ip()), "{to} saw {} in place of {from}", answer.seen);
-                assert_eq!(answer.reported, answer.dialled);
+                assert_eq!(answer.reported, answer.destination);
             }
         }
     }

@@ -7,7 +7,7 @@ pub use self::{counts::*, state::*};
 use crate::addr::{Addr, Proto};
 
 /// Changes with any change to what follows: a process that finds pinned maps of another version builds its own beside them.
-pub const LAYOUT_VERSION: u32 = 5;
+pub const LAYOUT_VERSION: u32 = 6;
 
 /// Declares a plain map type and asserts that it has the given size, so that no padding slips in.
 macro_rules! map_type {

@@ -5,7 +5,7 @@ use crate::addr::Addr;
 
 /// Changes with any change to the keys and values of the maps that programs write: the next version's process takes those over
 /// as they are while this is the same, so that flows and connections outlive an upgrade.
-pub const STATE_LAYOUT_VERSION: u32 = 2;
+pub const STATE_LAYOUT_VERSION: u32 = 3;
 
 map_type! {
     /// Key of `affinity`: a client of a Service port.
@@ -38,7 +38,7 @@ map_type! {
     SocketPeer, 32 {
         /// Socket cookie.
         socket: u64,
-        /// `udp_flows`: the address dialled, whose value is the endpoint. `udp_replies`: the other way round.
+        /// `udp_flows`: the VIP, whose value is the endpoint. `udp_replies`: the other way round.
         peer: Endpoint,
         /// Zero.
         zero: u32,
@@ -54,11 +54,11 @@ impl SocketPeer {
 }
 
 map_type! {
-    /// Value of `tcp_connections`, whose keys are sockets' cookies, and of `udp_connections` (socket storage): what a connected
-    /// socket dialled and what it got.
+    /// Value of `tcp_connections`, whose keys are sockets' cookies, and of `udp_connections` (socket storage): the VIP that a
+    /// connected socket connected to, and the endpoint that it got.
     Connection, 40 {
-        /// The address dialled: what `getpeername` shows.
-        dialled: Endpoint,
+        /// The VIP: what `getpeername` shows.
+        vip: Endpoint,
         /// The endpoint it was connected to.
         endpoint: Endpoint,
     }
@@ -96,7 +96,7 @@ map_type! {
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
-    /// From the client to the address it dialled; translated as they come in on a link.
+    /// From the client to the VIP it connected to; translated as they come in on a link.
     Original = 0,
     /// From the endpoint to the client; translated back as they leave on a link.
     Reply = 1,

@@ -48,7 +48,7 @@ fn translate<F: Frame, T: Tables>(
     let (mut source, mut destination) = (outer.source, outer.destination);
     match answered {
         Direction::Original if destination == before.source.addr => destination = after.source.addr,
-        // Errors of the endpoint itself come from the address that was dialled; those of routers stay the routers'.
+        // Errors of the endpoint itself come from the VIP; those of routers stay the routers'.
         Direction::Reply if source == before.destination.addr => source = after.destination.addr,
         _ => {}
     }
@@ -77,7 +77,7 @@ fn is_told(frame: &impl Frame, inner: &mut Packet) -> bool {
 }
 
 /// Whether an ICMP packet is of a type that tells of trouble with another (RFC 792, RFC 4443). Redirects are not: they are about
-/// the way to an endpoint, and a client that took one for the way to the address it dialled would go past this node.
+/// the way to an endpoint, and a client that took one for the way to the VIP it connected to would go past this node.
 #[inline(always)]
 fn is_error(frame: &impl Frame, packet: &Packet) -> bool {
     if matches!(packet.fragment, Fragment::Later { .. }) {

@@ -11,7 +11,7 @@ use crate::{
     layout::{Counter, Direction, Flow, FlowKey, ProgramError, Tally},
     packet::{Fragment, Frame, ICMP, ICMPV6, IpVersion, Packet, TCP, UDP},
     tables::Tables,
-    told::Told,
+    trace::TraceEvent,
 };
 
 /// What becomes of a packet.
@@ -116,7 +116,7 @@ fn rewritten(tables: &impl Tables, done: Option<()>) -> Outcome {
 fn delivered(tables: &impl Tables, key: &FlowKey, flow: &Flow, tally: Tally, done: Option<()>) -> Outcome {
     tables.tally(flow.service, if done.is_some() { tally } else { Tally::Drop });
     if done.is_none() {
-        tables.tell(&Told::of_flow(Counter::NotRewritten, key, flow));
+        tables.trace(&TraceEvent::of_flow(Counter::NotRewritten, key, flow));
     }
     rewritten(tables, done)
 }

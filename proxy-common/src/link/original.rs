@@ -13,7 +13,7 @@ use crate::{
     select::Slots,
     service,
     tables::Tables,
-    told::Told,
+    trace::TraceEvent,
     verdict::{self, Verdict},
 };
 
@@ -33,16 +33,19 @@ pub(super) fn transport<F: Frame, T: Tables>(
 ) -> Outcome {
     let Some(tcp) = packet.tcp_flags(frame) else { return malformed(tables) };
     let key = FlowKey::new(Direction::Original, packet.proto, packet.tuple(ports));
-    let mut arrival = Arrival { key, flow: Flow::NONE, tcp, now_ns: 0 };
-    arrival.now_ns = tables.now_ns();
-    if let Some(flow) = tables.flow(&arrival.key) {
-        arrival.flow = flow;
+    let mut client_packet = ClientPacket { key, flow: Flow::NONE, tcp, now_ns: 0 };
+    client_packet.now_ns = tables.now_ns();
+    if let Some(flow) = tables.flow(&client_packet.key) {
+        client_packet.flow = flow;
     }
-    let beginning =
-        if goes_on(tables, &arrival) { Beginning::Known } else { begin(frame, tables, &mut arrival) };
-    match beginning {
-        Beginning::Known => {
-            let Arrival { key, flow, now_ns, .. } = &arrival;
+    let classification = if continues(tables, &client_packet) {
+        Classification::Known
+    } else {
+        classify(frame, tables, &mut client_packet)
+    };
+    match classification {
+        Classification::Known => {
+            let ClientPacket { key, flow, now_ns, .. } = &client_packet;
             if flow.is_held(*now_ns) {
                 return Outcome::Drop;
             }
@@ -51,32 +54,32 @@ pub(super) fn transport<F: Frame, T: Tables>(
                 flow::touch(tables, key, flow, observed(Direction::Original, tcp), *now_ns);
             }
         }
-        Beginning::Again | Beginning::New => {
-            let is_noted = matches!(beginning, Beginning::Again) && reopen(tables, &arrival)
-                || record(tables, &arrival.key, &mut arrival.flow);
+        Classification::Again | Classification::New => {
+            let is_noted = matches!(classification, Classification::Again) && reopen(tables, &client_packet)
+                || insert_flow(tables, &client_packet.key, &mut client_packet.flow);
             if !is_noted {
-                tables.tally(arrival.flow.service, Tally::Drop);
-                arrival.tell(tables, Counter::FlowNotRecorded);
+                tables.tally(client_packet.flow.service, Tally::Drop);
+                client_packet.trace(tables, Counter::FlowNotRecorded);
                 return dropped(tables, Counter::FlowNotRecorded);
             }
-            arrival.tell(tables, Counter::FlowsBegun);
+            client_packet.trace(tables, Counter::FlowsBegun);
         }
-        Beginning::Proceed => return Outcome::Proceed,
-        Beginning::Drop | Beginning::Unsettled => return Outcome::Drop,
-        Beginning::TurnedAway(why) => {
-            arrival.tell(tables, why);
+        Classification::Proceed => return Outcome::Proceed,
+        Classification::Drop | Classification::Unsettled => return Outcome::Drop,
+        Classification::TurnedAway(why) => {
+            client_packet.trace(tables, why);
             let is_refused = matches!(why, Counter::Refused | Counter::UnknownConnection);
             return if is_refused { Outcome::Proceed } else { Outcome::Drop };
         }
     }
-    if arrival.flow.state & flow_state::PASS != 0 {
+    if client_packet.flow.state & flow_state::PASS != 0 {
         return Outcome::Proceed;
     }
-    translate(frame, tables, packet, &arrival)
+    translate(frame, tables, packet, &client_packet)
 }
 
 /// A packet that came in, with the flow it belongs to or begins.
-struct Arrival {
+struct ClientPacket {
     key: FlowKey,
     /// [`Flow::NONE`] if none is known.
     flow: Flow,
@@ -84,37 +87,42 @@ struct Arrival {
     now_ns: u64,
 }
 
-impl Arrival {
-    /// Tells what became of the packet.
+impl ClientPacket {
+    /// Traces what became of the packet.
     #[inline(always)]
-    fn tell(&self, tables: &impl Tables, what: Counter) {
-        tables.tell(&Told::of_flow(what, &self.key, &self.flow));
+    fn trace(&self, tables: &impl Tables, what: Counter) {
+        tables.trace(&TraceEvent::of_flow(what, &self.key, &self.flow));
     }
 }
 
 #[inline(always)]
-fn translate<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, arrival: &Arrival) -> Outcome {
-    let mark = if arrival.flow.state & flow_state::MASQUERADE == 0 {
+fn translate<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    client_packet: &ClientPacket,
+) -> Outcome {
+    let mark = if client_packet.flow.state & flow_state::MASQUERADE == 0 {
         0
     } else {
         mark(frame, tables, |node| node.masquerade_mark)
     };
     if let Fragment::First { .. } = packet.fragment {
-        fragment::note(tables, packet, Direction::Original, &arrival.flow, mark);
+        fragment::note(tables, packet, Direction::Original, &client_packet.flow, mark);
     }
     // As it came in: what is rewritten keeps its length.
     let tally = Tally::ToEndpoint(bytes(frame, packet));
-    let done = rewrite::transport(frame, packet, &arrival.key, &arrival.flow);
-    delivered(tables, &arrival.key, &arrival.flow, tally, done)
+    let done = rewrite::transport(frame, packet, &client_packet.key, &client_packet.flow);
+    delivered(tables, &client_packet.key, &client_packet.flow, tally, done)
 }
 
 /// Whether a packet belongs to the flow that is known for its addresses and ports, and the flow goes on. A TCP connection stays
 /// where it is, whatever becomes of the Service. A SYN on top of one that is in use changes nothing: it is an old copy, or forged,
 /// and else the endpoint asks the client back (RFC 9293, section 3.10.7.4). Whether any other SYN is repeated or opens another
-/// connection is asked in [`look`].
+/// connection is asked in [`classify_new`].
 #[inline(always)]
-fn goes_on(tables: &impl Tables, arrival: &Arrival) -> bool {
-    let Arrival { key, flow, tcp, now_ns } = arrival;
+fn continues(tables: &impl Tables, client_packet: &ClientPacket) -> bool {
+    let ClientPacket { key, flow, tcp, now_ns } = client_packet;
     if flow.is_none() {
         false
     } else if key.proto == UDP {
@@ -127,7 +135,7 @@ fn goes_on(tables: &impl Tables, arrival: &Arrival) -> bool {
 }
 
 /// What a packet begins.
-enum Beginning {
+enum Classification {
     /// Nothing; it goes on with the flow that is known, or repeats its first packet.
     Known,
     /// A new flow, which is still to be noted.
@@ -151,83 +159,87 @@ const READS: u32 = 2;
 
 /// Finds out what a packet begins that no flow in use is known for.
 #[inline(always)]
-fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, arrival: &mut Arrival) -> Beginning {
+fn classify<F: Frame, T: Tables>(frame: &F, tables: &T, client_packet: &mut ClientPacket) -> Classification {
     for _ in 0..READS {
-        let beginning = look(frame, tables, arrival);
-        if !matches!(beginning, Beginning::Unsettled) {
-            return beginning;
+        let classification = classify_new(frame, tables, client_packet);
+        if !matches!(classification, Classification::Unsettled) {
+            return classification;
         }
     }
-    endpoint_missing(tables, arrival.flow.service)
+    endpoint_missing(tables, client_packet.flow.service)
 }
 
 /// Looks once. A call of its own: few packets need it, and its stack is not that of all others.
 #[inline(never)]
-fn look<F: Frame, T: Tables>(frame: &F, tables: &T, arrival: &mut Arrival) -> Beginning {
-    let proto = if arrival.key.proto == TCP { Proto::Tcp } else { Proto::Udp };
-    if proto == Proto::Tcp && !arrival.tcp.begins() {
-        return stray(frame, tables, arrival);
+fn classify_new<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    client_packet: &mut ClientPacket,
+) -> Classification {
+    let proto = if client_packet.key.proto == TCP { Proto::Tcp } else { Proto::Udp };
+    if proto == Proto::Tcp && !client_packet.tcp.begins() {
+        return unknown_connection(frame, tables, client_packet);
     }
-    let is_local = is_local(frame, tables, &arrival.key);
-    let Some(service) = service::find_on_link(tables, &arrival.key.destination, proto) else {
-        forget(tables, arrival);
-        return Beginning::Proceed;
+    let is_local = is_local(frame, tables, &client_packet.key);
+    let Some(service) = service::find_on_link(tables, &client_packet.key.destination, proto) else {
+        forget(tables, client_packet);
+        return Classification::Proceed;
     };
-    if repeats(arrival, &service) {
-        return Beginning::Known;
+    if repeats_first_segment(client_packet, &service) {
+        return Classification::Known;
     }
-    let source = arrival.key.source.addr;
+    let source = client_packet.key.source.addr;
     let in_ranges = || tables.in_source_ranges(service.service, source);
     let verdict = verdict::for_packet(&service, is_local, in_ranges);
     if let Verdict::Translate(slots) = verdict
-        && leads_there_again(arrival, &service, slots)
+        && may_reuse_entries(client_packet, &service, slots)
     {
-        arrival.flow.state = masquerade(&service, is_local, source, arrival.flow.destination);
-        arrival.flow.used_ns = arrival.now_ns;
-        return Beginning::Again;
+        client_packet.flow.state = masquerade(&service, is_local, source, client_packet.flow.destination);
+        client_packet.flow.used_ns = client_packet.now_ns;
+        return Classification::Again;
     }
-    forget(tables, arrival);
-    arrival.flow.service = service.service;
+    forget(tables, client_packet);
+    client_packet.flow.service = service.service;
     let slots = match verdict {
         Verdict::Translate(slots) => slots,
-        Verdict::Pass(_) => return Beginning::Proceed,
+        Verdict::Pass(_) => return Classification::Proceed,
         Verdict::Refuse => return refuse(frame, tables, service.service, Counter::Refused),
         Verdict::Drop(why) => {
             tables.count(why.counter());
             tables.tally(service.service, Tally::Drop);
-            return Beginning::TurnedAway(why.counter());
+            return Classification::TurnedAway(why.counter());
         }
     };
     let client = || AffinityKey::of_packets(source, service.service);
     let Some(endpoint) = service::choose(tables, &service, slots, client) else {
-        return Beginning::Unsettled;
+        return Classification::Unsettled;
     };
-    arrival.flow = Flow {
-        source: arrival.key.source,
+    client_packet.flow = Flow {
+        source: client_packet.key.source,
         destination: endpoint,
         service: service.service,
         generation: service.generation,
         state: masquerade(&service, is_local, source, endpoint),
         list: slots.list,
-        used_ns: arrival.now_ns,
+        used_ns: client_packet.now_ns,
     };
-    Beginning::New
+    Classification::New
 }
 
 /// Gives up on a Service whose endpoints change all the time.
 #[inline(never)]
-fn endpoint_missing<T: Tables>(tables: &T, service: u32) -> Beginning {
+fn endpoint_missing<T: Tables>(tables: &T, service: u32) -> Classification {
     tables.count(Counter::FlowNotRecorded);
     tables.tally(service, Tally::Drop);
     tables.failed(ProgramError::EndpointMissing);
-    Beginning::TurnedAway(Counter::FlowNotRecorded)
+    Classification::TurnedAway(Counter::FlowNotRecorded)
 }
 
 /// Whether the first packet of a connection comes again. Where the Service's endpoints have changed since, it may as well be
 /// that of a new client on an old port, and the old endpoint gone.
 #[inline(always)]
-fn repeats(arrival: &Arrival, service: &ServiceValue) -> bool {
-    let Arrival { key, flow, .. } = arrival;
+fn repeats_first_segment(client_packet: &ClientPacket, service: &ServiceValue) -> bool {
+    let ClientPacket { key, flow, .. } = client_packet;
     key.proto == TCP
         && !flow.is_none()
         && !flow.is_closing()
@@ -238,8 +250,8 @@ fn repeats(arrival: &Arrival, service: &ServiceValue) -> bool {
 /// endpoint: it was chosen by chance among the same ones. That leaves both entries where they are, where removing and making two of
 /// them costs 1.3 % of a short connection. After a reset chance decides anew, for the endpoint may have refused.
 #[inline(always)]
-fn leads_there_again(arrival: &Arrival, service: &ServiceValue, slots: Slots) -> bool {
-    let Arrival { key, flow, .. } = arrival;
+fn may_reuse_entries(client_packet: &ClientPacket, service: &ServiceValue, slots: Slots) -> bool {
+    let ClientPacket { key, flow, .. } = client_packet;
     key.proto == TCP
         && flow.is_finished()
         && service.affinity_seconds == 0
@@ -248,8 +260,8 @@ fn leads_there_again(arrival: &Arrival, service: &ServiceValue, slots: Slots) ->
 
 /// Notes a new flow in the entries of the finished one; else none of them is left.
 #[inline(never)]
-fn reopen<T: Tables>(tables: &T, arrival: &Arrival) -> bool {
-    let Arrival { key, flow, .. } = arrival;
+fn reopen<T: Tables>(tables: &T, client_packet: &ClientPacket) -> bool {
+    let ClientPacket { key, flow, .. } = client_packet;
     let partner = flow.partner_key(key);
     if tables.reopen_flow(&partner, &flow.partner(key)) && tables.reopen_flow(key, flow) {
         tables.count(Counter::FlowsBegun);
@@ -265,29 +277,33 @@ fn reopen<T: Tables>(tables: &T, arrival: &Arrival) -> bool {
 /// address of the node hears so from the node itself, to which the segment may belong: the port of a load balancer's address may
 /// be one that the node dials from. For other addresses a reset saves the client from waiting.
 #[inline(always)]
-fn stray(frame: &impl Frame, tables: &impl Tables, arrival: &Arrival) -> Beginning {
-    let dialled = &arrival.key.destination;
-    if is_settling(tables, arrival.now_ns) {
-        return Beginning::Drop;
+fn unknown_connection(
+    frame: &impl Frame,
+    tables: &impl Tables,
+    client_packet: &ClientPacket,
+) -> Classification {
+    let destination = &client_packet.key.destination;
+    if is_settling(tables, client_packet.now_ns) {
+        return Classification::Drop;
     }
-    if arrival.tcp.resets() {
-        return Beginning::Proceed;
+    if client_packet.tcp.resets() {
+        return Classification::Proceed;
     }
-    match service::exact(tables, dialled, Proto::Tcp) {
-        Some(service) if !tables.is_node_address(&dialled.addr) => {
+    match service::exact(tables, destination, Proto::Tcp) {
+        Some(service) if !tables.is_node_address(&destination.addr) => {
             refuse(frame, tables, service.service, Counter::UnknownConnection)
         }
-        _ => Beginning::Proceed,
+        _ => Classification::Proceed,
     }
 }
 
 /// Asks netfilter to reject the packet.
 #[inline(always)]
-fn refuse(frame: &impl Frame, tables: &impl Tables, service: u32, why: Counter) -> Beginning {
+fn refuse(frame: &impl Frame, tables: &impl Tables, service: u32, why: Counter) -> Classification {
     tables.count(why);
     tables.tally(service, Tally::Refusal);
     mark(frame, tables, |node| node.reject_mark);
-    Beginning::TurnedAway(why)
+    Classification::TurnedAway(why)
 }
 
 /// Marks a packet; says with what.
@@ -300,8 +316,8 @@ fn mark(frame: &impl Frame, tables: &impl Tables, bits: impl FnOnce(&NodeValue) 
 
 /// Forgets a flow that does not go on.
 #[inline(always)]
-fn forget(tables: &impl Tables, arrival: &mut Arrival) {
-    let Arrival { key, flow, .. } = arrival;
+fn forget(tables: &impl Tables, client_packet: &mut ClientPacket) {
+    let ClientPacket { key, flow, .. } = client_packet;
     if flow.is_none() {
         return;
     }
@@ -342,10 +358,10 @@ const FIRST_PORT: u16 = 1024;
 /// Notes both directions of a new flow, answers first. Where the client has another flow to the endpoint from the same port,
 /// through another address, this one gets a port of its own.
 #[inline(always)]
-fn record(tables: &impl Tables, key: &FlowKey, flow: &mut Flow) -> bool {
+fn insert_flow(tables: &impl Tables, key: &FlowKey, flow: &mut Flow) -> bool {
     for _ in 0..PORTS {
-        if claim(tables, key, flow) {
-            return settle(tables, key, flow);
+        if insert_reply(tables, key, flow) {
+            return insert_original(tables, key, flow);
         }
         let [a, b, ..] = tables.random().to_ne_bytes();
         flow.source.port = FIRST_PORT | u16::from_ne_bytes([a, b]);
@@ -356,7 +372,7 @@ fn record(tables: &impl Tables, key: &FlowKey, flow: &mut Flow) -> bool {
 /// Notes the direction of the client's packets. Where another CPU just did so for another packet of the same client, that one's
 /// flow counts: it may have another endpoint.
 #[inline(never)]
-fn settle<T: Tables>(tables: &T, key: &FlowKey, flow: &mut Flow) -> bool {
+fn insert_original<T: Tables>(tables: &T, key: &FlowKey, flow: &mut Flow) -> bool {
     if tables.add_flow(key, flow) {
         tables.count(Counter::FlowsBegun);
         tables.tally(flow.service, Tally::Connection);
@@ -372,7 +388,7 @@ fn settle<T: Tables>(tables: &T, key: &FlowKey, flow: &mut Flow) -> bool {
 
 /// Notes the answers' direction, unless another flow that is not over has it.
 #[inline(never)]
-fn claim<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) -> bool {
+fn insert_reply<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) -> bool {
     let reply_key = flow.partner_key(key);
     let reply = flow.partner(key);
     if tables.add_flow(&reply_key, &reply) {

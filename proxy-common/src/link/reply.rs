@@ -1,4 +1,4 @@
-//! Packets that leave: an endpoint's answers get the address back that the client dialled.
+//! Packets that leave: an endpoint's answers get the VIP back as their source.
 
 use super::{Outcome, bytes, delivered, fragment, is_settling, malformed};
 use crate::{

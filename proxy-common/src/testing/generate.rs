@@ -147,7 +147,7 @@ fn ends(at: Places) -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
     let client =
         (select(clients.to_vec()), select(&[40_000u16, 40_000, 40_001][..])).prop_map(SocketAddr::from);
     let endpoint = select(endpoints(at).to_vec());
-    let service = select(dialled(at).to_vec());
+    let service = select(vip(at).to_vec());
     prop_oneof![
         4 => (client.clone(), service),
         1 => (client.clone(), endpoint.clone()),
@@ -171,7 +171,7 @@ const fn endpoints(at: Places) -> [SocketAddr; 2] {
     [SocketAddr::new(at.pod, 8080), SocketAddr::new(at.other_pod, 80)]
 }
 
-const fn dialled(at: Places) -> [SocketAddr; 4] {
+const fn vip(at: Places) -> [SocketAddr; 4] {
     [
         SocketAddr::new(at.cluster_ip, 80),
         SocketAddr::new(at.external_ip, 443),
@@ -193,10 +193,10 @@ pub fn world(at: Places) -> impl Strategy<Value = World> {
             world.local_links.insert(1);
         }
         let protos = [Proto::Tcp, Proto::Udp].into_iter();
-        let keys = protos.flat_map(|proto| dialled(at).map(|dialled| (proto, dialled)));
-        for (number, ((proto, dialled), (is_served, service))) in (1..).zip(keys.zip(services)) {
+        let keys = protos.flat_map(|proto| vip(at).map(|vip| (proto, vip)));
+        for (number, ((proto, vip), (is_served, service))) in (1..).zip(keys.zip(services)) {
             if is_served {
-                put(&mut world, number, proto, dialled, &service);
+                put(&mut world, number, proto, vip, &service);
             }
         }
         world.source_ranges.insert((1, at.client.into(), 128));
@@ -227,7 +227,7 @@ fn service(at: Places) -> impl Strategy<Value = Service> {
     )
 }
 
-fn put(world: &mut World, number: u32, proto: Proto, dialled: SocketAddr, service: &Service) {
+fn put(world: &mut World, number: u32, proto: Proto, vip: SocketAddr, service: &Service) {
     let ([inside, outside], serving, flags, affinity_seconds, generation) = service.clone();
     let value = ServiceValue {
         service: number,
@@ -239,10 +239,10 @@ fn put(world: &mut World, number: u32, proto: Proto, dialled: SocketAddr, servic
         outside_list: List::Local as u8,
         flags,
     };
-    let is_node_port = dialled.port() == 30_053;
-    let addr: crate::Addr = dialled.ip().into();
+    let is_node_port = vip.port() == 30_053;
+    let addr: crate::Addr = vip.ip().into();
     let addr = if is_node_port { addr.any() } else { addr };
-    world.services.insert(ServiceKey::new(addr, dialled.port(), proto), value);
+    world.services.insert(ServiceKey::new(addr, vip.port(), proto), value);
     let lists = [(List::Cluster, inside), (List::Local, outside)];
     let in_slots = lists.into_iter().filter_map(|(list, endpoint)| Some((list.number(), endpoint?)));
     for (list, endpoint) in in_slots {

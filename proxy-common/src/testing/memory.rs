@@ -5,7 +5,6 @@ use std::cell::{Cell, RefCell};
 use super::{Bed, Bytes, Given, Hook, Noted, Ran, World};
 use crate::{
     Addr,
-    known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, ProgramError, ServiceCounts, ServiceKey, ServiceValue, Tally,
@@ -13,8 +12,9 @@ use crate::{
     },
     link::{self, Outcome},
     packet::Frame as _,
+    prefilter::PrefilterBit,
     tables::Tables,
-    told::Told,
+    trace::TraceEvent,
 };
 
 /// The maps in memory. They take whatever is put in them.
@@ -79,8 +79,8 @@ impl Bed for Memory {
 
 impl Tables for Memory {
     /// As the kernel's bitmap, without its accidents; what Services and endpoints had that are gone is known by their flows.
-    fn may_be_known(&self, place: Place) -> bool {
-        self.world.known().chain(self.noted.borrow().known()).any(|known| known == place)
+    fn prefilter_may_contain(&self, bit: PrefilterBit) -> bool {
+        self.world.prefilter_bits().chain(self.noted.borrow().prefilter_bits()).any(|other| other == bit)
     }
 
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue> {
@@ -181,7 +181,7 @@ impl Tables for Memory {
         self.noted.borrow_mut().errors[error as usize] += 1;
     }
 
-    fn tell(&self, _: &Told<'_>) {}
+    fn trace(&self, _: &TraceEvent<'_>) {}
 
     fn now_ns(&self) -> u64 {
         self.now_ns.get()

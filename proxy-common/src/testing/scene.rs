@@ -83,8 +83,8 @@ pub struct Service {
     pub proto: Proto,
     /// What it is to a program.
     pub value: ServiceValue,
-    /// Where it is dialled; node ports at the unspecified address.
-    pub dialled: Vec<SocketAddr>,
+    /// Its VIPs; for node ports the unspecified address.
+    pub vip: Vec<SocketAddr>,
     /// Endpoints for local callers.
     pub inside: Vec<SocketAddr>,
     /// Endpoints for all others.
@@ -145,7 +145,7 @@ impl<'a> Scene<'a> {
     }
 
     /// A service port with these endpoints for all callers, known to the programs.
-    pub fn serve(&mut self, proto: Proto, dialled: &[SocketAddr], endpoints: &[SocketAddr]) -> Service {
+    pub fn serve(&mut self, proto: Proto, vip: &[SocketAddr], endpoints: &[SocketAddr]) -> Service {
         self.services += 1;
         let value = ServiceValue {
             service: self.services,
@@ -158,7 +158,7 @@ impl<'a> Scene<'a> {
             flags: 0,
         };
         let [inside, outside, serving] = [(); 3].map(|()| Vec::new());
-        let service = Service { proto, value, dialled: dialled.to_vec(), inside, outside, serving };
+        let service = Service { proto, value, vip: vip.to_vec(), inside, outside, serving };
         let service = service.moved_to(endpoints);
         self.put(&service);
         service
@@ -167,7 +167,7 @@ impl<'a> Scene<'a> {
     /// Puts a service port into the maps as it now is.
     pub fn put(&mut self, service: &Service) {
         self.withdraw(service);
-        let Service { proto, value, dialled, inside, outside, serving } = service;
+        let Service { proto, value, vip, inside, outside, serving } = service;
         let lists = [
             (value.inside_list.into(), inside),
             (value.outside_list.into(), outside),
@@ -183,7 +183,7 @@ impl<'a> Scene<'a> {
         }
         let count = |endpoints: &Vec<_>| u32::try_from(endpoints.len()).expect("few");
         let value = ServiceValue { inside_count: count(inside), outside_count: count(outside), ..*value };
-        for address in dialled {
+        for address in vip {
             self.world.services.insert(ServiceKey::new(address.ip().into(), address.port(), *proto), value);
         }
         self.configure();

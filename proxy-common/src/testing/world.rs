@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     Addr,
-    known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, ProgramError,
         STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue,
     },
+    prefilter::PrefilterBit,
 };
 
 /// What userspace writes.
@@ -76,17 +76,18 @@ pub struct Noted {
 
 impl World {
     /// The addresses and ports of Services and endpoints.
-    pub fn known(&self) -> impl Iterator<Item = Place> {
-        let services = self.services.keys().map(|key| Place::of_service(&key.addr, key.port));
-        services
-            .chain(self.endpoints.values().map(|endpoint| Place::of_endpoint(&endpoint.addr, endpoint.port)))
+    pub fn prefilter_bits(&self) -> impl Iterator<Item = PrefilterBit> {
+        let services = self.services.keys().map(|key| PrefilterBit::of_service(&key.addr, key.port));
+        services.chain(
+            self.endpoints.values().map(|endpoint| PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port)),
+        )
     }
 }
 
 impl Noted {
     /// Addresses and ports that were those of a Service or an endpoint when a flow began, and no others.
-    pub fn known(&self) -> impl Iterator<Item = Place> {
-        self.flows.iter().flat_map(|(key, flow)| Place::of_flow(key, flow))
+    pub fn prefilter_bits(&self) -> impl Iterator<Item = PrefilterBit> {
+        self.flows.iter().flat_map(|(key, flow)| PrefilterBit::of_flow(key, flow))
     }
 
     /// The same with nothing counted.

@@ -45,7 +45,7 @@ struct Claim {
 pub struct FrontendConflict {
     /// The address; none for a node port.
     pub address: Option<IpAddr>,
-    /// The port dialled.
+    /// The destination port.
     pub port: NonZeroU16,
     /// Who serves it.
     pub owner: ServicePortKey,

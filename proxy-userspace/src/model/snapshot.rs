@@ -64,7 +64,7 @@ pub struct Frontend {
     pub kind: FrontendKind,
     /// The address; none for a node port, which is served on [`NodeView::node_port_addresses`].
     pub address: Option<IpAddr>,
-    /// The port dialled.
+    /// The destination port.
     pub port: NonZeroU16,
 }
 

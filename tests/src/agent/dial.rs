@@ -28,7 +28,7 @@ const RETRANSMIT_AFTER: Duration = Duration::from_secs(1);
 
 /// An open connection.
 pub(super) struct Held {
-    dialled: SocketAddr,
+    destination: SocketAddr,
     source: Option<IpAddr>,
     socket: Open,
     send_again: bool,
@@ -57,8 +57,12 @@ pub(super) async fn one(dial: &Dial, number: usize) -> (Option<Held>, Result<Ans
     match opened {
         Err(failure) => (None, Err(failure)),
         Ok(socket) => {
-            let mut held =
-                Held { dialled: dial.to, source: source(dial, number), socket, send_again: dial.send_again };
+            let mut held = Held {
+                destination: dial.to,
+                source: source(dial, number),
+                socket,
+                send_again: dial.send_again,
+            };
             let answer = held.ask_again_and_again(dial).await;
             (Some(held), answer)
         }
@@ -167,12 +171,12 @@ impl Held {
 
     /// Asks with as many bytes and reads the answer.
     pub(super) async fn ask(&mut self, size: Size, within: Duration) -> Result<Answer, Failure> {
-        let (dialled, again) = (self.dialled, self.send_again);
+        let (destination, again) = (self.destination, self.send_again);
         let asked = match &mut self.socket {
             Open::Tcp(stream) => timeout(within, ask_tcp(stream, &size.message())).await,
             Open::Connected(socket) => timeout(within, ask_udp(socket, &size.message(), None, again)).await,
             Open::Unconnected(socket) => {
-                timeout(within, ask_udp(socket, &size.message(), Some(dialled), again)).await
+                timeout(within, ask_udp(socket, &size.message(), Some(destination), again)).await
             }
         };
         let (text, reported) = asked.unwrap_or_else(|_| Err(Failure::timed_out("receive", within)))?;
@@ -182,7 +186,7 @@ impl Held {
             let message = format!("{length} bytes, {head:?}, are no answer of a host of this world");
             return Err(Failure::other("receive", message));
         };
-        Ok(Answer { host, seen, dialled, source: self.source, reported })
+        Ok(Answer { host, seen, destination, source: self.source, reported })
     }
 }
 

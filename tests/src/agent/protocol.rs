@@ -135,8 +135,8 @@ pub struct Answer {
     pub host: String,
     /// The client address that host saw.
     pub seen: SocketAddr,
-    /// The address that was dialled.
-    pub dialled: SocketAddr,
+    /// The VIP.
+    pub destination: SocketAddr,
     /// The source address the caller was told to use.
     pub source: Option<IpAddr>,
     /// What the caller's socket reports: getpeername, or the sender of the answer for an unconnected socket.

@@ -83,7 +83,7 @@ impl Path {
         MeasuredPort::new(self as u16, workload)
     }
 
-    /// What is dialled for the translated way.
+    /// The destination for the translated way.
     fn translated(self, port: MeasuredPort) -> Vec<SocketAddr> {
         match self {
             Self::PodToClusterIp | Self::NodeToClusterIp => vec![(CLUSTER_IP, port.port()).into()],

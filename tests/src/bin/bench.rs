@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<bool> {
     for services in &arguments.services {
         // Cluster IPs of the test world are 16 bits. Pods are four times as many and do not all fit into its range: only
-        // those of the measured Service are dialled.
+        // those of the measured Service are connected to.
         ensure!(
             (2..=60_000).contains(services),
             "--services {services}: 2 to 60000 is what the world has room for"

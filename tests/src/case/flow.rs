@@ -117,9 +117,9 @@ pub struct Answers {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Peer {
-    /// The address that was dialled.
+    /// The VIP.
     #[default]
-    Dialled,
+    Destination,
     /// Anything: it was connected to an endpoint by a program that is no more.
     Any,
 }

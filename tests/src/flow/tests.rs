@@ -9,7 +9,7 @@ use crate::{
     world::Host,
 };
 
-const DIALLED: &str = "10.96.0.10:80";
+const DESTINATION: &str = "10.96.0.10:80";
 
 fn flow(keys: &str) -> Flow {
     let text = format!("{{name: x, about: y, steps: [{{flows: [{{{keys}}}]}}]}}");
@@ -18,7 +18,7 @@ fn flow(keys: &str) -> Flow {
 
 /// The verdict on tries from a2 to a cluster IP.
 fn verdict(expect: &str, tries: &[Try]) -> Result<(), String> {
-    let flow = flow(&format!("from: a2, to: '{DIALLED}', proto: tcp, {expect}"));
+    let flow = flow(&format!("from: a2, to: '{DESTINATION}', proto: tcp, {expect}"));
     judge(flow.from, &flow.expect, &Seen::Tries(tries.to_vec()))
 }
 
@@ -27,8 +27,8 @@ fn address(text: &str) -> SocketAddr {
 }
 
 fn answered(host: &str, seen: &str) -> Try {
-    let (seen, dialled) = (address(seen), address(DIALLED));
-    Try::Answered(Answer { host: host.to_owned(), seen, dialled, source: None, reported: dialled })
+    let (seen, destination) = (address(seen), address(DESTINATION));
+    Try::Answered(Answer { host: host.to_owned(), seen, destination, source: None, reported: destination })
 }
 
 fn a1() -> Try {
@@ -85,7 +85,7 @@ fn a_source_address_the_flow_gave_the_host_counts_as_its_own() {
 }
 
 #[test]
-fn the_callers_socket_must_report_the_address_dialled() {
+fn the_callers_socket_must_report_the_vip() {
     let Try::Answered(mut answer) = a1() else { unreachable!() };
     answer.reported = address("10.244.1.11:8080");
     assert!(verdict("reach: [a1]", &[Try::Answered(answer)]).unwrap_err().contains("10.244.1.11:8080"));
@@ -156,7 +156,7 @@ fn a_refused_page_is_refused_and_no_page() {
 }
 
 fn send_verdict(keys: &str, one: Try) -> Result<(), String> {
-    let hold = format!("{{from: a2, to: '{DIALLED}', proto: udp, reach: [a1], hold: u}}");
+    let hold = format!("{{from: a2, to: '{DESTINATION}', proto: udp, reach: [a1], hold: u}}");
     let text = format!("{{name: x, about: y, steps: [{{flows: [{hold}, {{from: a2, send: u, {keys}}}]}}]}}");
     let flow = text.parse::<Case>().unwrap().steps.remove(0).flows.remove(1);
     judge_action(&flow, &Seen::Tries(vec![one]))
@@ -174,8 +174,9 @@ fn with_or_error_a_prompt_error_is_as_good_as_an_answer_but_silence_is_not() {
 
 #[test]
 fn flows_that_depend_on_chance_or_use_up_a_connection_are_not_repeated() {
-    let dial =
-        |keys: &str| flow(&format!("from: a2, to: '{DIALLED}', proto: tcp, reach: [{}] {keys}", Host::A1));
+    let dial = |keys: &str| {
+        flow(&format!("from: a2, to: '{DESTINATION}', proto: tcp, reach: [{}] {keys}", Host::A1))
+    };
     assert!(is_repeatable(&dial("")));
     assert!(!is_repeatable(&dial(", hold: x")));
     assert!(!is_repeatable(&dial(", sticky: true")));

@@ -126,12 +126,12 @@ fn shares_lie_in(
     Ok(())
 }
 
-/// The caller's own socket must report the address it dialled, unless the flow says otherwise.
+/// The caller's own socket must report the VIP it connected to, unless the flow says otherwise.
 fn own_socket_agrees(wanted: Peer, answer: &Answer) -> Result<(), String> {
-    if wanted == Peer::Any || answer.reported == answer.dialled {
+    if wanted == Peer::Any || answer.reported == answer.destination {
         return Ok(());
     }
-    Err(format!("the socket reports {} as its peer, not the address dialled", answer.reported))
+    Err(format!("the socket reports {} as its peer, not the VIP", answer.reported))
 }
 
 fn source_is(from: Host, wanted: Option<Source>, answer: &Answer) -> Result<(), String> {

@@ -47,13 +47,12 @@ fn in_a_namespace() {
 fn packets_without_an_ethernet_header_are_translated() {
     unshare(CloneFlags::CLONE_NEWNET).expect("root may make network namespaces");
     for (places, [client, service, pod]) in Places::BOTH.into_iter().zip(ADDRESSES) {
-        let [client, dialled, endpoint] =
-            [(client, 40_000), (service, 80), (pod, 8080)].map(SocketAddr::from);
+        let [client, vip, endpoint] = [(client, 40_000), (service, 80), (pod, 8080)].map(SocketAddr::from);
         let mut kernel = Kernel::lock();
-        Scene::new(&mut *kernel, places).serve(Proto::Tcp, &[dialled], &[endpoint]);
+        Scene::new(&mut *kernel, places).serve(Proto::Tcp, &[vip], &[endpoint]);
         // With one word of options, an IPv4 packet begins like an address that is none of a group.
         let options = if client.is_ipv4() { vec![1; 4] } else { Vec::new() };
-        let syn = Sent { options, ..Sent::tcp(TcpFlags::SYN_ALONE, client, dialled) };
+        let syn = Sent { options, ..Sent::tcp(TcpFlags::SYN_ALONE, client, vip) };
         let stranger = run(&mut kernel, "shunt_in_ip", &syn);
         assert_eq!(stranger, (Some(Outcome::Proceed), syn.packet()), "it is not for this host");
         set_address_of_lo(&syn.packet()[..6]);
@@ -61,15 +60,15 @@ fn packets_without_an_ethernet_header_are_translated() {
         assert_eq!(came, (Some(Outcome::Proceed), syn.clone().to(endpoint).packet()));
         let answer = syn.to(endpoint).reversed().flags(TcpFlags::SYN_ACK);
         let came = run(&mut kernel, "shunt_out_ip", &answer);
-        assert_eq!(came, (Some(Outcome::Proceed), answer.from(dialled).packet()));
+        assert_eq!(came, (Some(Outcome::Proceed), answer.from(vip).packet()));
     }
 }
 
 fn frames_of_the_other_framing_are_left_alone() {
-    let [client, dialled] = [(ADDRESSES[0][0], 40_000), (ADDRESSES[0][1], 80)].map(SocketAddr::from);
+    let [client, vip] = [(ADDRESSES[0][0], 40_000), (ADDRESSES[0][1], 80)].map(SocketAddr::from);
     let mut kernel = Kernel::lock();
-    Scene::new(&mut *kernel, Places::BOTH[0]).serve(Proto::Tcp, &[dialled], &[client]);
-    let syn = Sent::tcp(TcpFlags::SYN_ALONE, client, dialled);
+    Scene::new(&mut *kernel, Places::BOTH[0]).serve(Proto::Tcp, &[vip], &[client]);
+    let syn = Sent::tcp(TcpFlags::SYN_ALONE, client, vip);
     for (name, bytes) in
         [("shunt_in_ip", syn.bytes()), ("shunt_out_ip", syn.bytes()), ("shunt_out_eth", syn.packet())]
     {

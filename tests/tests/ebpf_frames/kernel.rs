@@ -19,13 +19,13 @@ use aya::{
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     Addr,
-    known::Place,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts, ServiceKey,
         ServiceValue, SourceRange,
     },
     link::Outcome,
+    prefilter::PrefilterBit,
     testing::{Bed, Given, Hook, Noted, Ran, Sum, World},
 };
 use proxy_userspace::{
@@ -57,7 +57,7 @@ pub(crate) struct Kernel {
     counters: PerCpuArray<MapData, u64>,
     service_counts: Array<MapData, ServiceCounts>,
     errors: PerCpuArray<MapData, ProgramErrors>,
-    known: Array<MapData, u64>,
+    prefilter: Array<MapData, u64>,
 }
 
 /// Slots of a CPU, more than there are Services in any test.
@@ -119,17 +119,17 @@ impl Kernel {
             counters: map(&mut ebpf, "counters"),
             service_counts: map(&mut ebpf, "service_counts"),
             errors: map(&mut ebpf, "program_errors"),
-            known: map(&mut ebpf, "known"),
+            prefilter: map(&mut ebpf, "prefilter"),
             ebpf,
         }
     }
 
     /// Bits stay, as they do in the proxy's own map.
-    fn make_known(&mut self, places: impl Iterator<Item = Place>) {
-        for Place { word, mask } in places {
-            let bits = self.known.get(&word, 0).expect("there are so many");
+    fn set_prefilter(&mut self, bits: impl Iterator<Item = PrefilterBit>) {
+        for PrefilterBit { word, mask } in bits {
+            let bits = self.prefilter.get(&word, 0).expect("there are so many");
             if bits & mask == 0 {
-                self.known.set(word, bits | mask, 0).expect("there are so many");
+                self.prefilter.set(word, bits | mask, 0).expect("there are so many");
             }
         }
     }
@@ -256,7 +256,7 @@ impl Bed for Kernel {
             world.local_sources.iter().map(|(addr, length)| (*length, *addr, 0)),
         );
         self.node.set(0, world.node, 0).expect("it has one");
-        self.make_known(world.known());
+        self.set_prefilter(world.prefilter_bits());
         self.world = Some(world.clone());
     }
 
@@ -279,7 +279,7 @@ impl Bed for Kernel {
         fill(&mut self.flows, &noted.flows);
         fill(&mut self.fragments, &noted.fragments);
         fill(&mut self.affinity, &noted.affinity);
-        self.make_known(noted.known());
+        self.set_prefilter(noted.prefilter_bits());
         self.uncount();
     }
 

@@ -9,10 +9,10 @@ use std::{
 use aya::maps::{Array, HashMap, MapData};
 use proxy_common::{
     Addr,
-    known::Place,
     layout::{
         Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, NodeValue, STATE_LAYOUT_VERSION, flow_state,
     },
+    prefilter::PrefilterBit,
 };
 use proxy_userspace::{
     dataplane::Dataplane as _,
@@ -56,14 +56,14 @@ fn a_flow_that_was_silent_for_long_is_removed_and_one_that_was_not_stays() {
     assert_eq!(map.get(&busy, 0).expect("still there"), busy_flow);
 }
 
-fn is_known(bench: &Bench, Place { word, mask }: Place) -> bool {
-    let known: Array<MapData, u64> = bench.pinned("known");
-    known.get(&word, 0).expect("in it") & mask != 0
+fn prefilter_contains(bench: &Bench, PrefilterBit { word, mask }: PrefilterBit) -> bool {
+    let prefilter: Array<MapData, u64> = bench.pinned("prefilter");
+    prefilter.get(&word, 0).expect("in it") & mask != 0
 }
 
 /// Where packets to this address are looked for.
-fn service_place(address: SocketAddr) -> Place {
-    Place::of_service(&address.ip().into(), address.port())
+fn service_place(address: SocketAddr) -> PrefilterBit {
+    PrefilterBit::of_service(&address.ip().into(), address.port())
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn bits_of_services_that_left_are_cleared_but_for_those_that_flows_and_sockets_s
     flows(&bench).insert(key, noted, 0).expect("room");
     bench.snapshot.ports.retain(|key, _| *key.name.service.name == *stays.to_string());
     bench.sync(&Dirty::everything());
-    let endpoint_place = |at: SocketAddr| Place::of_endpoint(&at.ip().into(), at.port());
+    let endpoint_place = |at: SocketAddr| PrefilterBit::of_endpoint(&at.ip().into(), at.port());
     let all = [
         service_place(stays),
         service_place(goes),
@@ -91,18 +91,18 @@ fn bits_of_services_that_left_are_cleared_but_for_those_that_flows_and_sockets_s
         endpoint_place(endpoint),
         endpoint_place(other_endpoint),
     ];
-    assert_eq!(all.map(|place| is_known(&bench, place)), [true; 5], "they may have flows");
+    assert_eq!(all.map(|place| prefilter_contains(&bench, place)), [true; 5], "they may have flows");
     // What every syncPeriod does.
     let mut verify = || {
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(bench.verify(), 0);
-        (!is_known(&bench, service_place(goes))).then_some(())
+        (!prefilter_contains(&bench, service_place(goes))).then_some(())
     };
     assert!(Deadline::after(Duration::from_mins(1)).poll(&mut verify).is_some(), "it is looked at for ever");
-    assert_eq!(all.map(|place| is_known(&bench, place)), [true, false, true, true, true]);
+    assert_eq!(all.map(|place| prefilter_contains(&bench, place)), [true, false, true, true, true]);
     assert_eq!(client.peer_addr().expect("peer"), has_socket);
     bench.serve(Protocol::Tcp, "10.96.0.42:80", &[endpoint]);
-    assert!(is_known(&bench, service_place(goes)), "it is back");
+    assert!(prefilter_contains(&bench, service_place(goes)), "it is back");
     TcpStream::connect(goes).expect("and works");
     let fill = bench.dataplane.as_ref().expect("running").map_fill(&bench.state);
     let entries = |map: &str| fill.iter().find(|fill| fill.map == map).map(|fill| fill.entries);

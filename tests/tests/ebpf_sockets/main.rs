@@ -6,5 +6,5 @@ mod counts;
 mod flows;
 mod lifecycle;
 mod services;
-mod told;
+mod trace;
 mod udp;

@@ -14,7 +14,7 @@ use socket2::{Domain, Socket, Type};
 use crate::bench::{Bench, failure, tcp_server, udp_socket};
 
 #[test]
-fn a_tcp_connection_reaches_the_endpoint_and_its_peer_is_the_address_dialled() {
+fn a_tcp_connection_reaches_the_endpoint_and_its_peer_is_the_vip() {
     let mut bench = Bench::new();
     for (service, local) in [("10.96.0.1:80", "127.0.0.1:0"), ("[fd96::1]:80", "[::1]:0")] {
         let (server, endpoint) = tcp_server(local);
@@ -38,20 +38,16 @@ fn a_tcp_socket_that_closed_leaves_nothing_behind_and_one_that_stays_is_still_kn
         ("[::ffff:10.96.0.1]:80", "127.0.0.1:0"),
     ] {
         let (_server, endpoint) = tcp_server(local);
-        let dialled: SocketAddr = service.parse().expect("address");
-        bench.serve(
-            Protocol::Tcp,
-            &SocketAddr::new(dialled.ip().to_canonical(), 80).to_string(),
-            &[endpoint],
-        );
-        let stays = TcpStream::connect(dialled).expect("connect");
-        let closes: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(dialled).expect("connect")).collect();
+        let vip: SocketAddr = service.parse().expect("address");
+        bench.serve(Protocol::Tcp, &SocketAddr::new(vip.ip().to_canonical(), 80).to_string(), &[endpoint]);
+        let stays = TcpStream::connect(vip).expect("connect");
+        let closes: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(vip).expect("connect")).collect();
         assert_eq!(known.keys().count(), 6, "{service}");
         drop(closes);
         let left: Vec<Connection> = known.iter().map(|entry| entry.expect("read").1).collect();
         assert_eq!(left.len(), 1, "{service}");
         assert_eq!(left[0].endpoint.port, endpoint.port());
-        assert_eq!(stays.peer_addr().expect("peer"), dialled);
+        assert_eq!(stays.peer_addr().expect("peer"), vip);
     }
 }
 

@@ -76,7 +76,7 @@ fn packet(from: Host, source: IpAddr, dial: &Dial) -> Packet {
     }
 }
 
-/// What a host's kernel takes for the source: what is dialled itself, where it is the host's own.
+/// What a host's kernel takes for the source: the destination itself, where it is the host's own.
 fn sources(from: Host, dial: &Dial) -> Vec<IpAddr> {
     let to = dial.to.ip();
     if from == Host::Node1 && (to.is_loopback() || from.owns(to)) {

@@ -113,7 +113,7 @@ fn the_other_commands_of_a_node_without_any_are_named_in_the_error() {
 }
 
 #[test]
-fn refusing_needs_no_way_to_the_address_dialled() {
+fn refusing_needs_no_route_to_the_vip() {
     let mut node = Node::new();
     let mut rules = node.rules();
     node.put(&mut rules);

@@ -44,7 +44,7 @@ fn a_client_is_told_of_its_packet_as_it_sent_it(scene: &mut Scene<'_>) {
         let sent = served.next();
         let translated = summed_as(sent.clone().to(served.endpoint), &sent);
         for (from, came_from) in
-            [(at.router, at.router), (at.node, at.node), (served.endpoint.ip(), served.dialled.ip())]
+            [(at.router, at.router), (at.node, at.node), (served.endpoint.ip(), served.vip.ip())]
         {
             for (kind, bytes) in kinds(&at).into_iter().flat_map(|kind| LENGTHS.map(|length| (kind, length)))
             {
@@ -62,11 +62,11 @@ fn an_endpoint_is_told_of_its_answer_as_it_sent_it(scene: &mut Scene<'_>) {
         let served = Served::new(scene, proto);
         served.begin(scene);
         let sent = served.answer();
-        let translated = summed_as(sent.clone().from(served.dialled), &sent);
+        let translated = summed_as(sent.clone().from(served.vip), &sent);
         for from in [at.router, at.client] {
             for (kind, bytes) in kinds(&at).into_iter().flat_map(|kind| LENGTHS.map(|length| (kind, length)))
             {
-                let error = about(kind, from, served.dialled.ip(), translated.clone(), bytes);
+                let error = about(kind, from, served.vip.ip(), translated.clone(), bytes);
                 let wanted = about(kind, from, served.endpoint.ip(), sent.clone(), bytes);
                 scene.enters(&error).becomes(&wanted).is_marked(0);
             }
@@ -79,7 +79,7 @@ fn an_error_about_an_answer_that_is_for_another_host_stays_for_that_one(scene: &
     let served = Served::new(scene, Udp);
     served.begin(scene);
     let sent = served.answer();
-    let translated = summed_as(sent.clone().from(served.dialled), &sent);
+    let translated = summed_as(sent.clone().from(served.vip), &sent);
     let error = about(kinds(&at)[0], at.router, at.node, translated, 8);
     scene.enters(&error).becomes(&about(kinds(&at)[0], at.router, at.node, sent, 8));
 }
@@ -92,7 +92,7 @@ fn errors_about_what_is_nobodys_are_left_alone(scene: &mut Scene<'_>) {
     for kind in kinds(&at) {
         let back = about(kind, at.router, at.client, other.clone().to(served.endpoint), 8);
         scene.leaves(&back).is_left_alone();
-        let forth = about(kind, at.router, served.dialled.ip(), other.clone().reversed(), 8);
+        let forth = about(kind, at.router, served.vip.ip(), other.clone().reversed(), 8);
         scene.enters(&forth).is_left_alone();
         // Of one that was already translated back, on another link on top of the first.
         scene.leaves(&about(kind, at.router, at.client, served.first.clone(), 8)).is_left_alone();
@@ -125,7 +125,7 @@ fn errors_about_later_fragments_are_left_alone(scene: &mut Scene<'_>) {
     let later = told.clone().part(4, 16..32);
     scene.leaves(&about(kinds(&at)[0], at.router, at.client, later, 64)).is_left_alone();
     let first = summed_as(told.clone().part(4, 0..32), &told);
-    let sent = summed_as(first.clone().to(served.dialled), &told);
+    let sent = summed_as(first.clone().to(served.vip), &told);
     let error = about(kinds(&at)[0], at.router, at.client, first, 64);
     scene.leaves(&error).becomes(&about(kinds(&at)[0], at.router, at.client, sent, 64));
 }
@@ -140,7 +140,7 @@ fn messages_that_are_no_errors_are_left_alone(scene: &mut Scene<'_>) {
         let told = served.first.clone().to(served.endpoint);
         scene.leaves(&about(kind, at.router, at.client, told, 8)).is_left_alone();
         let told = served.first.clone().reversed();
-        scene.enters(&about(kind, at.router, served.dialled.ip(), told, 8)).is_left_alone();
+        scene.enters(&about(kind, at.router, served.vip.ip(), told, 8)).is_left_alone();
     }
 }
 
@@ -156,7 +156,7 @@ fn icmp_of_the_other_family_is_left_alone(scene: &mut Scene<'_>) {
     let told = served.first.clone().to(served.endpoint);
     scene.leaves(&disguised(about(kinds(&at)[0], at.router, at.client, told, 8))).is_left_alone();
     let told = served.first.clone().reversed();
-    let error = about(kinds(&at)[0], at.router, served.dialled.ip(), told, 8);
+    let error = about(kinds(&at)[0], at.router, served.vip.ip(), told, 8);
     scene.enters(&disguised(error)).is_left_alone();
 }
 

@@ -28,7 +28,7 @@ fn fragments_follow_their_first_one(scene: &mut Scene<'_>) {
         }
         for part in PARTS {
             let sent = answer.clone().part(77, part);
-            scene.leaves(&sent).becomes(&sent.clone().from(served.dialled)).is_marked(0);
+            scene.leaves(&sent).becomes(&sent.clone().from(served.vip)).is_marked(0);
         }
     }
     assert_eq!(scene.count(Counter::FlowsBegun), 2);
@@ -102,7 +102,7 @@ fn an_identification_used_again_follows_the_newest_first_fragment(scene: &mut Sc
     for endpoint in [served.endpoint, other] {
         scene.put(&served.service.clone().moved_to(&[endpoint]));
         for part in PARTS {
-            let sent = long(first(Udp, served.first.from, served.dialled)).part(3, part);
+            let sent = long(first(Udp, served.first.from, served.vip)).part(3, part);
             scene.enters(&sent).becomes(&sent.clone().to(endpoint));
         }
     }

@@ -15,7 +15,7 @@ fn speak(scene: &mut Scene<'_>, change: impl Fn(Sent) -> Sent) {
         let served = Served::new(scene, proto);
         let (first, answer) = (change(served.first.clone()), change(served.answer()));
         scene.enters(&first).becomes(&first.clone().to(served.endpoint));
-        scene.leaves(&answer).becomes(&answer.clone().from(served.dialled));
+        scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
     }
 }
 
@@ -86,7 +86,7 @@ fn frames_for_another_host_are_left_alone(scene: &mut Scene<'_>) {
     let served = Served::new(scene, Udp);
     served.begin(scene);
     let answer = Sent { to_mac: [2, 0, 0, 0, 0, 9], ..served.answer() };
-    scene.leaves(&answer).becomes(&answer.clone().from(served.dialled));
+    scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
 }
 
 fn ipv6_packets_with_mapped_addresses_are_nobodys(scene: &mut Scene<'_>) {
@@ -106,7 +106,7 @@ fn a_datagram_without_a_checksum_gets_none(scene: &mut Scene<'_>) {
     let none = |sent: Sent| Sent { checksum: Some([0, 0]), ..sent };
     let served = Served::new(scene, Udp);
     scene.enters(&none(served.first.clone())).becomes(&none(served.first.clone().to(served.endpoint)));
-    scene.leaves(&none(served.answer())).becomes(&none(served.answer().from(served.dialled)));
+    scene.leaves(&none(served.answer())).becomes(&none(served.answer().from(served.vip)));
     // Whoever has a sum of the whole packet is told of the change.
     let given = Given { sum: Sum::Complete, ..Given::new(none(served.first.clone()).bytes()) };
     if let Some(ran) = scene.passes(Hook::Ingress, &given) {
@@ -129,7 +129,7 @@ fn sums_that_hardware_took_stay_right(scene: &mut Scene<'_>) {
     for proto in PROTOS {
         let served = Served::new(scene, proto);
         let translated = served.first.clone().to(served.endpoint);
-        let answered = served.answer().from(served.dialled);
+        let answered = served.answer().from(served.vip);
         let (kind, router) = (if scene.at.node.is_ipv4() { [3, 4] } else { [2, 0] }, scene.at.router);
         let told = |sent: &Sent| Sent { checksum: Some([1, 2]), ..sent.clone() };
         let inward = |sent: &Sent, to| Sent::error(kind, router, to, told(sent));
@@ -146,7 +146,7 @@ fn sums_that_hardware_took_stay_right(scene: &mut Scene<'_>) {
             (Hook::Ingress, rest.clone(), rest.to(served.endpoint)),
             (
                 Hook::Ingress,
-                inward(&answered, served.dialled.ip()),
+                inward(&answered, served.vip.ip()),
                 inward(&served.answer(), served.endpoint.ip()),
             ),
             (Hook::Egress, inward(&translated, scene.at.client), inward(&served.first, scene.at.client)),
@@ -162,7 +162,7 @@ fn sums_that_hardware_is_to_take_are_prepared(scene: &mut Scene<'_>) {
         let served = Served::new(scene, proto);
         let (first, answer) = (partial(&served.first), partial(&served.answer()));
         let translated = partial(&served.first.clone().to(served.endpoint));
-        let answered = partial(&served.answer().from(served.dialled));
+        let answered = partial(&served.answer().from(served.vip));
         for (hook, sent, wanted) in [(Hook::Ingress, first, translated), (Hook::Egress, answer, answered)] {
             let given = Given { sum: Sum::Partial, ..Given::new(sent.bytes()) };
             let Some(ran) = scene.passes(hook, &given) else { return };

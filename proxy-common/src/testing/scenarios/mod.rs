@@ -85,7 +85,7 @@ fn first(proto: Proto, from: SocketAddr, to: SocketAddr) -> Sent {
 /// A service port with one address and one endpoint, and a client outside.
 struct Served {
     service: Service,
-    dialled: SocketAddr,
+    vip: SocketAddr,
     endpoint: SocketAddr,
     /// The client's first packet.
     first: Sent,
@@ -93,16 +93,16 @@ struct Served {
 
 impl Served {
     fn new(scene: &mut Scene<'_>, proto: Proto) -> Self {
-        let dialled = addr(scene.at.cluster_ip, 80);
-        Self::at(scene, proto, dialled, dialled)
+        let vip = addr(scene.at.cluster_ip, 80);
+        Self::at(scene, proto, vip, vip)
     }
 
-    /// At the address that maps have, which differs from the one dialled for node ports.
-    fn at(scene: &mut Scene<'_>, proto: Proto, dialled: SocketAddr, known: SocketAddr) -> Self {
+    /// At the address that maps have, which differs from the VIP for node ports.
+    fn at(scene: &mut Scene<'_>, proto: Proto, vip: SocketAddr, known: SocketAddr) -> Self {
         let endpoint = addr(scene.at.pod, 8080);
         let service = scene.serve(proto, &[known], &[endpoint]);
-        let first = first(proto, addr(scene.at.client, 40_000), dialled);
-        Self { service, dialled, endpoint, first }
+        let first = first(proto, addr(scene.at.client, 40_000), vip);
+        Self { service, vip, endpoint, first }
     }
 
     /// A client's packet, which is none of a first one's.
@@ -123,7 +123,7 @@ impl Served {
     #[track_caller]
     fn begin(&self, scene: &mut Scene<'_>) {
         scene.enters(&self.first).becomes(&self.first.clone().to(self.endpoint)).is_marked(0);
-        scene.leaves(&self.answer()).becomes(&self.answer().from(self.dialled)).is_marked(0);
+        scene.leaves(&self.answer()).becomes(&self.answer().from(self.vip)).is_marked(0);
         scene.enters(&self.next()).becomes(&self.next().to(self.endpoint)).is_marked(0);
     }
 }

@@ -34,13 +34,13 @@ fn protocols_have_ports_of_their_own(scene: &mut Scene<'_>) {
     for proto in PROTOS {
         let served = Served::new(scene, proto);
         let other = PROTOS.into_iter().find(|other| *other != proto).expect("there are two");
-        scene.enters(&first(other, served.first.from, served.dialled)).is_left_alone();
+        scene.enters(&first(other, served.first.from, served.vip)).is_left_alone();
         scene.remove(&served.service);
     }
-    let dialled = addr(scene.at.cluster_ip, 80);
-    scene.serve(Proto::Sctp, &[dialled], &[addr(scene.at.pod, 80)]);
+    let vip = addr(scene.at.cluster_ip, 80);
+    scene.serve(Proto::Sctp, &[vip], &[addr(scene.at.pod, 80)]);
     let bytes = [0x9c, 0x40, 0, 80, 0, 0, 0, 0, 0, 0, 0, 0].to_vec();
-    let sctp = Sent::new(addr(scene.at.client, 0), dialled, Carries::Other { proto: 132, bytes });
+    let sctp = Sent::new(addr(scene.at.client, 0), vip, Carries::Other { proto: 132, bytes });
     scene.enters(&sctp).is_left_alone();
 }
 
@@ -51,7 +51,7 @@ fn two_clients_on_one_port_are_kept_apart(scene: &mut Scene<'_>) {
         let other = served.first.clone().from(addr(scene.at.other_client, served.first.from.port()));
         scene.enters(&other).becomes(&other.clone().to(served.endpoint));
         let answer = other.to(served.endpoint).reversed().flags(TcpFlags::SYN_ACK);
-        scene.leaves(&answer).becomes(&answer.clone().from(served.dialled));
+        scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
         served.begin(scene);
     }
 }
@@ -84,7 +84,7 @@ fn two_addresses_with_one_endpoint_keep_a_clients_flows_apart(scene: &mut Scene<
         scene.leaves(&answer).becomes(&answer.clone().from(other.to).to(other.from));
         let next = other.flags(TcpFlags::ACK_ALONE);
         scene.enters(&next).becomes(&next.clone().from(source).to(served.endpoint));
-        scene.leaves(&served.answer()).becomes(&served.answer().from(served.dialled));
+        scene.leaves(&served.answer()).becomes(&served.answer().from(served.vip));
         scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
         // The next protocol finds nothing of this one.
         for service in scene.world.services.clone().into_values() {

@@ -24,7 +24,7 @@ fn sources_are_kept_unless_the_service_says_otherwise(scene: &mut Scene<'_>) {
         let next = other.clone().flags(TcpFlags::ACK_ALONE);
         scene.enters(&next).becomes(&next.clone().to(served.endpoint)).is_marked(masquerade);
         let answer = other.clone().to(served.endpoint).reversed().flags(TcpFlags::SYN_ACK);
-        scene.leaves(&answer).becomes(&answer.clone().from(served.dialled)).is_marked(0);
+        scene.leaves(&answer).becomes(&answer.clone().from(served.vip)).is_marked(0);
         // Inside callers are none here, as nothing tells them apart.
         scene.put(&served.service.clone().flagged(flags::MASQUERADE_INSIDE));
         let third = by(&served, addr(scene.at.other_pod, 40_002));

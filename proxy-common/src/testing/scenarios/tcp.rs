@@ -10,7 +10,7 @@ use crate::{
     testing::Scene,
 };
 
-fn a_connection_goes_to_an_endpoint_and_answers_come_from_the_address_dialled(scene: &mut Scene<'_>) {
+fn a_connection_goes_to_an_endpoint_and_answers_come_from_the_vip(scene: &mut Scene<'_>) {
     let served = Served::new(scene, Tcp);
     served.begin(scene);
     assert_eq!(scene.count(Counter::FlowsBegun), 1);
@@ -26,7 +26,7 @@ fn a_connection_stays_with_its_endpoint_when_the_service_has_others_or_is_gone(s
     scene.remove(&moved);
     scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
     let answer = served.answer().flags(TcpFlags::ACK_ALONE);
-    scene.leaves(&answer).becomes(&answer.clone().from(served.dialled));
+    scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
 }
 
 fn a_repeated_syn_goes_where_the_first_one_went(scene: &mut Scene<'_>) {
@@ -58,7 +58,7 @@ fn a_repeated_syn_goes_to_another_endpoint_when_those_of_the_service_changed(sce
     scene.put(&served.service.clone().moved_to(&[other]));
     scene.enters(&served.first).becomes(&served.first.clone().to(other));
     let answer = served.answer_from(other);
-    scene.leaves(&answer).becomes(&answer.clone().from(served.dialled));
+    scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
     scene.leaves(&served.answer()).is_left_alone();
     assert_eq!(scene.flows(), 2, "nothing is left of the first try");
 }
@@ -112,7 +112,7 @@ fn begin_at_any(scene: &mut Scene<'_>) -> (Served, std::net::SocketAddr) {
     scene.enters(&served.first);
     let flow = scene.flow(Direction::Original, &served.first).expect("noted");
     let endpoint = addr(scene.at.pod, flow.destination.port);
-    scene.leaves(&served.answer_from(endpoint)).becomes(&served.answer_from(endpoint).from(served.dialled));
+    scene.leaves(&served.answer_from(endpoint)).becomes(&served.answer_from(endpoint).from(served.vip));
     (served, endpoint)
 }
 
@@ -128,9 +128,7 @@ fn a_client_port_used_anew_after_an_orderly_end_leads_there_again_in_the_entries
     for connection in 2..6 {
         close(scene, &served, endpoint);
         scene.enters(&served.first).becomes(&served.first.clone().to(endpoint));
-        scene
-            .leaves(&served.answer_from(endpoint))
-            .becomes(&served.answer_from(endpoint).from(served.dialled));
+        scene.leaves(&served.answer_from(endpoint)).becomes(&served.answer_from(endpoint).from(served.vip));
         assert_eq!((scene.count(Counter::FlowsBegun), scene.flows()), (connection, 2));
     }
 }
@@ -169,7 +167,7 @@ fn a_client_port_used_anew_works_though_a_full_map_forgot_one_direction(scene: &
         let flow = scene.flow(Direction::Original, &served.first).expect("noted");
         let endpoint = addr(endpoint.ip(), flow.destination.port);
         let answer = served.answer_from(endpoint);
-        scene.leaves(&answer).becomes(&answer.clone().from(served.dialled));
+        scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
         assert_eq!(flow.state, 0);
     }
 }
@@ -202,12 +200,12 @@ fn what_a_full_map_forgot_of_a_connection_comes_back_with_a_packet_the_other_way
     for _ in 0..2 {
         scene.wait(2);
         scene.forget(Direction::Original, &served.first);
-        scene.leaves(&answer).becomes(&answer.clone().from(served.dialled));
+        scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
         scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
         scene.wait(2);
         scene.forget(Direction::Reply, &served.answer());
         scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
-        scene.leaves(&answer).becomes(&answer.clone().from(served.dialled));
+        scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
     }
     assert_eq!(scene.flows(), 2);
 }
@@ -218,7 +216,7 @@ fn what_a_full_map_forgot_of_an_opening_comes_back_with_the_repeated_syn(scene: 
     scene.wait(2);
     scene.forget(Direction::Reply, &served.answer());
     scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
-    scene.leaves(&served.answer()).becomes(&served.answer().from(served.dialled));
+    scene.leaves(&served.answer()).becomes(&served.answer().from(served.vip));
 }
 
 fn packets_that_are_nobodys_are_left_alone(scene: &mut Scene<'_>) {
@@ -262,7 +260,7 @@ fn what_is_kept_back_is_dropped_and_goes_on_should_nobody_end_that(scene: &mut S
     scene.hold(&served.first);
     scene.wait(3);
     scene.enters(&served.next()).is_dropped();
-    scene.leaves(&served.answer()).becomes(&served.answer().from(served.dialled));
+    scene.leaves(&served.answer()).becomes(&served.answer().from(served.vip));
     scene.hold(&served.first);
     scene.wait(11);
     scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
@@ -271,7 +269,7 @@ fn what_is_kept_back_is_dropped_and_goes_on_should_nobody_end_that(scene: &mut S
 super::scenarios! {
     an_old_syn_does_not_move_a_connection,
     a_forged_reset_does_not_shorten_a_connection,
-    a_connection_goes_to_an_endpoint_and_answers_come_from_the_address_dialled,
+    a_connection_goes_to_an_endpoint_and_answers_come_from_the_vip,
     a_connection_stays_with_its_endpoint_when_the_service_has_others_or_is_gone,
     a_repeated_syn_goes_where_the_first_one_went,
     a_repeated_syn_keeps_its_flow_from_being_forgotten,

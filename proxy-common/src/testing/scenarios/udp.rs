@@ -8,7 +8,7 @@ use crate::{
     testing::{Scene, Sent},
 };
 
-fn datagrams_go_to_one_endpoint_and_answers_come_from_the_address_dialled(scene: &mut Scene<'_>) {
+fn datagrams_go_to_one_endpoint_and_answers_come_from_the_vip(scene: &mut Scene<'_>) {
     let served = Served::new(scene, Udp);
     served.begin(scene);
     scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
@@ -33,7 +33,7 @@ fn datagrams_move_on_when_their_endpoint_serves_no_more(scene: &mut Scene<'_>) {
     scene.put(&served.service.clone().moved_to(&[other]));
     scene.enters(&served.first).becomes(&served.first.clone().to(other));
     let answer = served.answer_from(other);
-    scene.leaves(&answer).becomes(&answer.clone().from(served.dialled));
+    scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
     scene.leaves(&served.answer()).is_left_alone();
     assert_eq!(scene.flows(), 2);
 }
@@ -82,10 +82,10 @@ fn what_a_full_map_forgot_comes_back_with_a_datagram_the_other_way(scene: &mut S
     scene.wait(2);
     scene.forget(Direction::Reply, &served.answer());
     scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
-    scene.leaves(&served.answer()).becomes(&served.answer().from(served.dialled));
+    scene.leaves(&served.answer()).becomes(&served.answer().from(served.vip));
     scene.wait(2);
     scene.forget(Direction::Original, &served.first);
-    scene.leaves(&served.answer()).becomes(&served.answer().from(served.dialled));
+    scene.leaves(&served.answer()).becomes(&served.answer().from(served.vip));
     let flow = scene.flow(Direction::Original, &served.first).expect("made anew");
     assert_eq!(flow.state, state::REPLIED);
 }
@@ -93,9 +93,9 @@ fn what_a_full_map_forgot_comes_back_with_a_datagram_the_other_way(scene: &mut S
 /// The node asks a server elsewhere from a port that is a node port's number, too.
 fn asks_from_a_node_port(scene: &mut Scene<'_>) -> (Served, Sent) {
     let at = scene.at;
-    let dialled = addr(at.node, 30_053);
-    let served = Served::at(scene, Udp, dialled, addr(any(at.node), 30_053));
-    let question = Sent::udp(dialled, addr(at.router, 53));
+    let vip = addr(at.node, 30_053);
+    let served = Served::at(scene, Udp, vip, addr(any(at.node), 30_053));
+    let question = Sent::udp(vip, addr(at.router, 53));
     (served, question)
 }
 
@@ -127,9 +127,9 @@ fn answers_to_the_nodes_own_datagrams_from_the_port_of_an_address_of_its_own_are
 ) {
     // A load balancer's address may be one of the node's.
     let at = scene.at;
-    let dialled = addr(at.node, 40_053);
-    let served = Served::at(scene, Udp, dialled, dialled);
-    let question = Sent::udp(dialled, addr(at.router, 53));
+    let vip = addr(at.node, 40_053);
+    let served = Served::at(scene, Udp, vip, vip);
+    let question = Sent::udp(vip, addr(at.router, 53));
     scene.leaves(&question).is_left_alone();
     scene.enters(&question.clone().reversed()).is_left_alone();
     served.begin(scene);
@@ -137,10 +137,10 @@ fn answers_to_the_nodes_own_datagrams_from_the_port_of_an_address_of_its_own_are
 
 fn answers_to_the_nodes_own_connections_from_a_services_port_are_left_alone(scene: &mut Scene<'_>) {
     let at = scene.at;
-    let dialled = addr(at.node, 40_080);
-    for known in [dialled, addr(any(at.node), 40_080)] {
-        let served = Served::at(scene, Tcp, dialled, known);
-        let syn = Sent::tcp(TcpFlags::SYN_ALONE, dialled, addr(at.router, 80));
+    let vip = addr(at.node, 40_080);
+    for known in [vip, addr(any(at.node), 40_080)] {
+        let served = Served::at(scene, Tcp, vip, known);
+        let syn = Sent::tcp(TcpFlags::SYN_ALONE, vip, addr(at.router, 80));
         scene.leaves(&syn).is_left_alone();
         scene.enters(&syn.clone().reversed().flags(TcpFlags::SYN_ACK)).is_left_alone();
         scene.enters(&syn.reversed().flags(TcpFlags::ACK_ALONE)).is_left_alone();
@@ -152,7 +152,7 @@ fn a_clients_flow_is_not_taken_for_the_nodes_own(scene: &mut Scene<'_>) {
     let (served, _) = asks_from_a_node_port(scene);
     served.begin(scene);
     // The translated answer leaves through another link on top of the first.
-    let answer = served.answer().from(served.dialled);
+    let answer = served.answer().from(served.vip);
     scene.leaves(&answer).is_left_alone();
     scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
 }
@@ -179,7 +179,7 @@ fn the_nodes_own_conversation_outlives_a_minute_of_silence(scene: &mut Scene<'_>
 
 super::scenarios! {
     the_nodes_own_conversation_outlives_a_minute_of_silence,
-    datagrams_go_to_one_endpoint_and_answers_come_from_the_address_dialled,
+    datagrams_go_to_one_endpoint_and_answers_come_from_the_vip,
     datagrams_stay_with_an_endpoint_that_still_serves,
     datagrams_move_on_when_their_endpoint_serves_no_more,
     datagrams_of_a_service_that_is_gone_go_on_as_they_are,

@@ -269,9 +269,9 @@ impl Dataplane for Ebpf {
         state.links = self.links.observe(&self.object, &self.pins)?;
         state.rules_are_put = self.rules.as_mut().is_none_or(Rules::are_put);
         if state.is_taken_over() {
-            self.maps.known.clear_stale(&state, self.sweeper.noted());
+            self.maps.prefilter.clear_stale(&state, self.sweeper.noted());
         } else {
-            self.maps.known.keep_all();
+            self.maps.prefilter.keep_all();
         }
         Ok(state)
     }

@@ -1,7 +1,7 @@
 //! Leaving ipvs for another mode: connections that IPVS carries are handed over to conntrack, with the virtual servers that they
 //! were made to.
 //!
-//! Conntrack knows them, since kube-proxy's ipvs mode sets `net.ipv4.vs.conntrack`: an entry says what was dialled and where answers
+//! Conntrack knows them, since kube-proxy's ipvs mode sets `net.ipv4.vs.conntrack`: an entry says the VIP and where answers
 //! come from, but it does not translate the destination (`ip_vs_update_conntrack` changes the tuple and no status bit). It is
 //! replaced by one that does. Two things of the kernel rule the order:
 //!
@@ -70,14 +70,14 @@ fn find(family: IpFamily, servers: &[VirtualKey]) -> Result<Vec<Connection>, Ker
     let mut found = Vec::new();
     for protocol in Protocol::ALL {
         found.extend(conntrack::find(family, protocol.number(), &mut |tracked| {
-            dialled(tracked, protocol, servers)
+            untranslated(tracked, protocol, servers)
         })?);
     }
     Ok(found)
 }
 
 /// The ends of a connection that IPVS carries to one of these virtual servers, which are sorted.
-fn dialled(tracked: &Tracked, protocol: Protocol, servers: &[VirtualKey]) -> Option<Ends> {
+fn untranslated(tracked: &Tracked, protocol: Protocol, servers: &[VirtualKey]) -> Option<Ends> {
     let key = VirtualKey { protocol, address: tracked.original.destination };
     let is_carried = !tracked.is_dnat
         && tracked.reply.source != tracked.original.destination
@@ -114,7 +114,7 @@ mod tests {
         let original = Ends { source: at("10.244.1.11:4000"), destination: at("10.96.0.1:80") };
         let reply = |from: &str| Ends { source: at(from), destination: at("192.168.57.11:5000") };
         let carried = Tracked { protocol: 6, original, reply: reply("10.244.1.12:8080"), is_dnat: false };
-        let ends = |tracked: &Tracked, protocol| dialled(tracked, protocol, &servers);
+        let ends = |tracked: &Tracked, protocol| untranslated(tracked, protocol, &servers);
         assert_eq!(ends(&carried, Protocol::Tcp), Some(original));
         assert_eq!(ends(&carried, Protocol::Udp), None);
         assert_eq!(ends(&Tracked { is_dnat: true, ..carried }, Protocol::Tcp), None);

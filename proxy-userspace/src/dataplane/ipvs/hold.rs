@@ -44,8 +44,8 @@ pub(super) fn remove_left(path: &SearchPath) -> Result<(), KernelError> {
     }
 }
 
-/// After conntrack (-200) and before anything is translated (-100). Ports apart from addresses, since nft takes those that were
-/// dialled as no part of a longer key; what else this holds back is sent again too.
+/// After conntrack (-200) and before anything is translated (-100). Ports apart from addresses, since nft takes destination
+/// ports as no part of a longer key; what else this holds back is sent again too.
 fn script(servers: &[VirtualKey]) -> String {
     let mut text = format!("table {TABLE}\ndelete table {TABLE}\ntable {TABLE} {{\n");
     let ports = servers.iter().map(|key| key.address.port().to_string());

@@ -25,7 +25,7 @@ use crate::{
 pub(super) enum LinkGoes {
     /// At once.
     AtOnce,
-    /// Its addresses stay from which sockets of this node are connected, and it does as long as it has one. A socket that dialled
+    /// Its addresses stay from which sockets of this node are connected, and it does as long as it has one. A socket that connected to
     /// one of its addresses has this address for its own too, and can neither send (`ip_route_output_key_hash_rcu`) nor hear without
     /// it.
     Unused,

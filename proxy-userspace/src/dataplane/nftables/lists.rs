@@ -5,7 +5,7 @@
 //! changes, and an endpoint more is an element more.
 
 use super::{
-    sets::{Base, DIALLED, DIALLED_PORT},
+    sets::{Base, DESTINATION, DESTINATION_PORT},
     table::Basis,
 };
 use crate::kernel::nftables::{Family, Name, Rule, Selector, Statement, Verdict};
@@ -105,13 +105,13 @@ impl List {
     }
 
     /// What a destination is known by.
-    fn dialled(self) -> Vec<Selector> {
-        if self.is_of_node_ports() { DIALLED_PORT.into() } else { DIALLED.into() }
+    fn destination(self) -> Vec<Selector> {
+        if self.is_of_node_ports() { DESTINATION_PORT.into() } else { DESTINATION.into() }
     }
 
     /// That the packet's destination is in the set.
     pub(super) fn is_in(self, set: Base) -> Statement {
-        Statement::In(self.dialled(), set.name())
+        Statement::In(self.destination(), set.name())
     }
 
     /// The rules of its chain, where these sizes are in use. A list that gets shorter may be in neither set that is looked into, if
@@ -126,7 +126,7 @@ impl List {
     }
 
     fn draw(self, below: u32) -> Rule {
-        let key = self.dialled().into_iter().chain([Selector::Random(below)]).collect();
+        let key = self.destination().into_iter().chain([Selector::Random(below)]).collect();
         Rule::new([Statement::DnatByMap(key, self.endpoints().name())])
     }
 }

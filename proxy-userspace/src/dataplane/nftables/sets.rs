@@ -140,7 +140,7 @@ impl Base {
 
     fn describe(self) -> Set {
         let (name, comment) = self.words();
-        let dialled = if self.is_of_node_ports() { PORT } else { ADDRESS_PORT };
+        let destination = if self.is_of_node_ports() { PORT } else { ADDRESS_PORT };
         let slot = if self.is_of_node_ports() { PORT_SLOT } else { ADDRESS_PORT_SLOT };
         let (key, holds) = match self {
             Self::ClusterIps | Self::NodePortIps => (ADDRESS, Holds::Members),
@@ -149,7 +149,7 @@ impl Base {
             | Self::NoEndpointNodePorts
             | Self::FirewallIps
             | Self::ServiceIps
-            | Self::ServiceNodePorts => (dialled, Holds::Verdicts),
+            | Self::ServiceNodePorts => (destination, Holds::Verdicts),
             Self::ServiceEndpoints
             | Self::ServiceLocalEndpoints
             | Self::NodePortEndpoints
@@ -158,7 +158,7 @@ impl Base {
             | Self::PolicyLocalServices
             | Self::ExternalNodePorts
             | Self::PolicyLocalNodePorts
-            | Self::Sized(_) => (dialled, Holds::Members),
+            | Self::Sized(_) => (destination, Holds::Members),
         };
         Set { name, key, holds, comment }
     }
@@ -253,10 +253,10 @@ impl Destination {
 }
 
 /// What the key of a destination is made of.
-pub(super) const DIALLED: [Selector; 3] =
+pub(super) const DESTINATION: [Selector; 3] =
     [Selector::Destination, Selector::Protocol, Selector::DestinationPort];
 /// The same of a node port.
-pub(super) const DIALLED_PORT: [Selector; 2] = [Selector::Protocol, Selector::DestinationPort];
+pub(super) const DESTINATION_PORT: [Selector; 2] = [Selector::Protocol, Selector::DestinationPort];
 
 #[cfg(test)]
 mod tests {

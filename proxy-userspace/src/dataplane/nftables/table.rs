@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::{
     lists::{self, List},
-    sets::{Base, DIALLED, DIALLED_PORT},
+    sets::{Base, DESTINATION, DESTINATION_PORT},
 };
 use crate::{
     kernel::nftables::{Chain, Family, Hook, Rule, Selector, Statement, Verdict},
@@ -144,14 +144,14 @@ fn jump(to: &str) -> Statement {
 }
 
 fn by_address(map: Base) -> Statement {
-    Statement::VerdictMap(DIALLED.into(), map.name())
+    Statement::VerdictMap(DESTINATION.into(), map.name())
 }
 
 /// The element says to drop the packet, or to go on with the rule.
 fn node_port_without_endpoints() -> Rule {
     Rule::new([
         Statement::In(vec![Selector::Destination], Base::NodePortIps.name()),
-        Statement::VerdictMap(DIALLED_PORT.into(), Base::NoEndpointNodePorts.name()),
+        Statement::VerdictMap(DESTINATION_PORT.into(), Base::NoEndpointNodePorts.name()),
         Statement::Reject,
     ])
 }
@@ -186,7 +186,7 @@ fn services(basis: &Basis, family: Family) -> Vec<Rule> {
 
 fn node_ports() -> Vec<Rule> {
     vec![
-        Rule::new([Statement::VerdictMap(DIALLED_PORT.into(), Base::ServiceNodePorts.name())]),
+        Rule::new([Statement::VerdictMap(DESTINATION_PORT.into(), Base::ServiceNodePorts.name())]),
         Rule::new([List::NodePorts.is_in(Base::ExternalNodePorts), goto("nodeport-external")]),
         Rule::new([List::NodePorts.is_in(Base::PolicyLocalNodePorts), goto("nodeport-policy-local")]),
     ]

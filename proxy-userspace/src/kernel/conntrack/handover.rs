@@ -79,7 +79,7 @@ pub struct Tracked {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// Packets of its client as they come in.
-    pub dialled: Ends,
+    pub untranslated: Ends,
     /// What conntrack had of it.
     pub tracked: Tracked,
     state: Kept,
@@ -101,8 +101,8 @@ struct Kept {
 
 /// Who translated connections so far.
 pub trait Translator {
-    /// Client and address dialled of a connection that is to be handed over; none of any other.
-    fn dialled(&mut self, tracked: &Tracked) -> Option<Ends>;
+    /// Client and VIP of a connection that is to be handed over; none of any other.
+    fn untranslated(&mut self, tracked: &Tracked) -> Option<Ends>;
 
     /// From now on no packet of the connection may reach conntrack.
     fn hold(&mut self, connection: &Connection);
@@ -137,28 +137,26 @@ pub fn hand_over(
     let mut replacement = Replacement::new(family)?;
     walk(&message::dump_request_of(family, protocol, None), &mut |payload| {
         let Some((tracked, state)) = read(payload, protocol) else { return Ok(()) };
-        let Some(dialled) = translator.dialled(&tracked) else { return Ok(()) };
-        replacement.waiting.push(Connection { dialled, tracked, state });
+        let Some(untranslated) = translator.untranslated(&tracked) else { return Ok(()) };
+        replacement.waiting.push(Connection { untranslated, tracked, state });
         if replacement.waiting.len() < AT_ONCE { Ok(()) } else { replacement.run(translator) }
     })?;
     replacement.run(translator)?;
     Ok(replacement.done)
 }
 
-/// The connections of a family and protocol for which `dialled` has client and address dialled, in the calling thread's network
+/// The connections of a family and protocol for which `untranslated` has client and VIP, in the calling thread's network
 /// namespace: to be replaced once nothing translates them any more.
 pub fn find(
     family: IpFamily,
     protocol: u8,
-    dialled: &mut dyn FnMut(&Tracked) -> Option<Ends>,
+    untranslated: &mut dyn FnMut(&Tracked) -> Option<Ends>,
 ) -> Result<Vec<Connection>, KernelError> {
     let mut found = Vec::new();
     walk(&message::dump_request_of(family, protocol, None), &mut |payload| {
-        found.extend(
-            read(payload, protocol).and_then(|(tracked, state)| {
-                Some(Connection { dialled: dialled(&tracked)?, tracked, state })
-            }),
-        );
+        found.extend(read(payload, protocol).and_then(|(tracked, state)| {
+            Some(Connection { untranslated: untranslated(&tracked)?, tracked, state })
+        }));
         Ok(())
     })?;
     Ok(found)
@@ -249,7 +247,7 @@ impl Replacement {
         let mut asked = BTreeMap::new();
         for connection in connections {
             let Tracked { original, reply, .. } = connection.tracked;
-            let in_the_way = [reply, connection.dialled].into_iter().filter(|_| clear_the_way);
+            let in_the_way = [reply, connection.untranslated].into_iter().filter(|_| clear_the_way);
             for ends in [original].into_iter().chain(in_the_way) {
                 self.sequence_number = self.sequence_number.wrapping_add(1);
                 delete(&mut datagram, self.family, self.sequence_number, connection, ends);
@@ -299,10 +297,10 @@ fn put_zone(bytes: &mut Vec<u8>, connection: &Connection) {
 
 /// The entry is made as if it came in untranslated, and then translated both ways.
 fn create(datagram: &mut Vec<u8>, family: IpFamily, number: u32, connection: &Connection) {
-    let Connection { dialled, tracked, state } = connection;
-    let answer = Ends { source: dialled.destination, destination: dialled.source };
+    let Connection { untranslated, tracked, state } = connection;
+    let answer = Ends { source: untranslated.destination, destination: untranslated.source };
     message::message(datagram, NEW, NLM_F_CREATE | NLM_F_EXCL | NLM_F_ACK, number, family, |bytes| {
-        put_tuple(bytes, message::TUPLE_ORIG, tracked.protocol, *dialled);
+        put_tuple(bytes, message::TUPLE_ORIG, tracked.protocol, *untranslated);
         put_tuple(bytes, message::TUPLE_REPLY, tracked.protocol, answer);
         put_translation(bytes, NAT_DST, tracked.reply.source);
         put_translation(bytes, NAT_SRC, tracked.reply.destination);

@@ -53,7 +53,7 @@ const STATUS_DNAT: u32 = 1 << 5;
 /// `NFT_PAYLOAD_NETWORK_HEADER` and `NFT_PAYLOAD_TRANSPORT_HEADER`.
 const NETWORK: u32 = 1;
 const TRANSPORT: u32 = 2;
-/// Where TCP, UDP and SCTP have the port dialled.
+/// Where TCP, UDP and SCTP have the destination port.
 const PORT_OFFSET: u32 = 2;
 /// `NFT_FIB_RESULT_ADDRTYPE`, `NFTA_FIB_F_SADDR` and `RTN_LOCAL`.
 const FIB_ADDRESS_TYPE: u32 = 3;

@@ -14,7 +14,7 @@ const TABLE: &str = "kube-proxy";
 const KEY: &[FieldKind] = &[FieldKind::Address, FieldKind::Protocol, FieldKind::Port];
 const SLOT: &[FieldKind] = &[FieldKind::Address, FieldKind::Protocol, FieldKind::Port, FieldKind::Number];
 const ENDPOINT: &[FieldKind] = &[FieldKind::Address, FieldKind::Port];
-const DIALLED: [Selector; 3] = [Selector::Destination, Selector::Protocol, Selector::DestinationPort];
+const DESTINATION: [Selector; 3] = [Selector::Destination, Selector::Protocol, Selector::DestinationPort];
 
 fn set(name: &str, key: &'static [FieldKind], holds: Holds) -> &'static Set {
     Box::leak(Box::new(Set { name: name.into(), key, holds, comment: "what it is" }))
@@ -47,7 +47,7 @@ fn rules(family: Family) -> Vec<Rule> {
     };
     let range = |text: &str| text.parse().expect("a range");
     let interface = |name: &str, inside| Statement::InputInterface { name: name.into(), inside };
-    let slots = DIALLED.into_iter().chain([Selector::Random(4)]).collect();
+    let slots = DESTINATION.into_iter().chain([Selector::Random(4)]).collect();
     let source = |text, inside| Statement::Source { range: range(text), inside };
     [
         vec![
@@ -61,7 +61,7 @@ fn rules(family: Family) -> Vec<Rule> {
         vec![Statement::StateNew, Statement::Verdict(Verdict::Jump("there".into()))],
         vec![Statement::Marked(0x4000), Statement::FlipMark(0x4000), Statement::Masquerade],
         vec![Statement::StatusDnat, Statement::OneIn(3), Statement::Reject],
-        vec![Statement::VerdictMap(DIALLED.into(), "service-ips".into())],
+        vec![Statement::VerdictMap(DESTINATION.into(), "service-ips".into())],
         vec![Statement::DnatByMap(slots, "service-endpoints".into())],
         vec![Statement::Update("clients".into(), vec![Selector::Source])],
         vec![Statement::Protocol(6), Statement::Dnat(endpoint.parse().expect("an endpoint"))],

@@ -45,7 +45,7 @@ pub(crate) struct Counts {
     refused: usize,
     lost: usize,
     moved: usize,
-    /// Their sockets name the endpoint as their peer, not the address dialled.
+    /// Their sockets name the endpoint as their peer, not the VIP.
     renamed: usize,
     /// All that went wrong.
     pub(crate) examples: Vec<String>,
@@ -151,7 +151,7 @@ impl Counts {
     fn add(&mut self, name: &str, one: &Try) {
         self.connections += 1;
         let what = match one {
-            Try::Answered(answer) if answer.reported == answer.dialled => return,
+            Try::Answered(answer) if answer.reported == answer.destination => return,
             Try::Answered(answer) => {
                 self.renamed += 1;
                 format!("the peer is {}", answer.reported)

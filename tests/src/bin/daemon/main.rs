@@ -9,7 +9,7 @@ mod node;
 mod outages;
 mod pages;
 mod repairs;
-mod told;
+mod trace;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -51,7 +51,7 @@ const SCENES: [(&str, Scene); 19] = [
     ("late-node", node::the_node_object_is_waited_for),
     ("events", node::events_tell_of_a_start_and_of_what_is_refused),
     ("pages", pages::metrics_are_valid_and_the_configuration_is_shown),
-    ("ebpf-log", told::single_connections_are_told_of_where_that_is_asked_for),
+    ("ebpf-log", trace::connections_are_logged_where_tracing_is_on),
     ("shutdown-in-restore", missing::sigterm_waits_for_no_restore_that_does_not_end),
     ("shutdown-in-restart", node::sigterm_is_heard_while_the_program_starts_anew),
     ("shutdown", node::sigterm_leaves_traffic_alone),

@@ -14,16 +14,16 @@ use aya::maps::{
 };
 use proxy_common::{
     Addr,
-    known::{self, Place},
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, Flow, FlowKey,
         FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, ProgramErrors,
         STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
         service_slots,
     },
+    prefilter::{PrefilterBit, WORDS},
 };
 
-use self::prefilter::Known;
+use self::prefilter::Prefilter;
 use super::{
     plan::{
         ids::Ids,
@@ -115,7 +115,7 @@ impl MapSizes {
             spec::<FlowKey, Flow>("flows", self.flows),
             spec::<FragmentKey, FragmentValue>("fragments", self.fragments),
             spec::<u32, u64>("counters", 0),
-            spec::<u32, u64>("known", 0),
+            spec::<u32, u64>("prefilter", 0),
             spec::<u32, ServiceCounts>("service_counts", (self.service_slots() * cpus).max(1)),
             spec::<u32, ProgramErrors>("program_errors", 0),
         ]
@@ -159,7 +159,7 @@ pub(crate) struct Maps {
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
     node_addresses: HashMap<MapData, Addr, u8>,
     node: Array<MapData, NodeValue>,
-    pub(crate) known: Known,
+    pub(crate) prefilter: Prefilter,
     udp_sockets: HashMap<MapData, u64, UdpSocket>,
     local_sources: LpmTrie<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
@@ -207,7 +207,7 @@ impl Maps {
             source_ranges: object.take_map("source_ranges")?,
             node_addresses: object.take_map("node_addresses")?,
             node: object.take_map("node")?,
-            known: Known::new(object.mapped("known", known::WORDS)?),
+            prefilter: Prefilter::new(object.mapped("prefilter", WORDS)?),
             udp_sockets: object.take_map("udp_sockets")?,
             local_sources: object.take_map("local_sources")?,
             local_links: object.take_map("local_links")?,
@@ -267,17 +267,17 @@ impl Maps {
     }
 
     pub(crate) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) -> Result<(), KernelError> {
-        self.known.insert(Place::of_service(&key.addr, key.port));
+        self.prefilter.insert(PrefilterBit::of_service(&key.addr, key.port));
         self.services.insert(key, value, 0).map_err(failed("write", "services", self.sizes.services))
     }
 
     pub(crate) fn put_endpoint(&mut self, key: EndpointKey, value: Endpoint) -> Result<(), KernelError> {
-        self.known.insert(Place::of_endpoint(&value.addr, value.port));
+        self.prefilter.insert(PrefilterBit::of_endpoint(&value.addr, value.port));
         self.endpoints.insert(key, value, 0).map_err(failed("write", "endpoints", self.sizes.endpoints))
     }
 
     pub(crate) fn put_member(&mut self, key: MemberKey) -> Result<(), KernelError> {
-        self.known.insert(Place::of_endpoint(&key.endpoint.addr, key.endpoint.port));
+        self.prefilter.insert(PrefilterBit::of_endpoint(&key.endpoint.addr, key.endpoint.port));
         self.members.insert(key, IN_SET, 0).map_err(failed("write", "members", self.sizes.members))
     }
 

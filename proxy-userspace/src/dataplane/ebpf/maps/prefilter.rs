@@ -4,7 +4,7 @@
 //! and sockets, in a look through all of that which began later, needs it. What is noted anew between the two is so for
 //! Services and endpoints that are in the maps, or from what was there before.
 
-use proxy_common::known::{Place, WORDS};
+use proxy_common::prefilter::{PrefilterBit, WORDS};
 
 use super::{super::plan::state::State, usage::Noted};
 use crate::kernel::bpf::MappedWords;
@@ -20,13 +20,13 @@ impl Default for Bits {
 }
 
 impl Bits {
-    pub(crate) fn insert(&mut self, Place { word, mask }: Place) {
+    pub(crate) fn insert(&mut self, PrefilterBit { word, mask }: PrefilterBit) {
         if let Some(bits) = self.0.get_mut(word as usize) {
             *bits |= mask;
         }
     }
 
-    fn remove(&mut self, Place { word, mask }: Place) {
+    fn remove(&mut self, PrefilterBit { word, mask }: PrefilterBit) {
         if let Some(bits) = self.0.get_mut(word as usize) {
             *bits &= !mask;
         }
@@ -51,7 +51,7 @@ impl Bits {
 
 /// The bitmap, shared with the programs.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct Prefilter {
     words: MappedWords,
     stale: Option<Stale>,
 }
@@ -64,13 +64,13 @@ struct Stale {
     begun: u64,
 }
 
-impl Known {
+impl Prefilter {
     pub(crate) const fn new(words: MappedWords) -> Self {
         Self { words, stale: None }
     }
 
     /// Packets of an address and port are looked at from now on.
-    pub(crate) fn insert(&mut self, place: Place) {
+    pub(crate) fn insert(&mut self, place: PrefilterBit) {
         self.words.set(place.word, place.mask);
         if let Some(stale) = &mut self.stale {
             stale.bits.remove(place);
@@ -120,7 +120,8 @@ mod tests {
 
     #[test]
     fn bits_are_inserted_and_removed_one_by_one_and_all_together() {
-        let places = [80, 443, 8080].map(|port| Place::of_service(&Addr::from_v4([10, 96, 0, 1]), port));
+        let places =
+            [80, 443, 8080].map(|port| PrefilterBit::of_service(&Addr::from_v4([10, 96, 0, 1]), port));
         let mut bits = Bits::default();
         for place in places {
             bits.insert(place);
@@ -141,7 +142,7 @@ mod tests {
         let mut state = State::default();
         state.record(&Step::PutMember(member));
         let mut needed = Bits::default();
-        needed.insert(Place::of_endpoint(&endpoint.addr, endpoint.port));
+        needed.insert(PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port));
         assert_eq!(Bits::of_state(&state), needed);
         state.record(&Step::RemoveMember(member));
         assert_eq!(Bits::of_state(&state), Bits::default());

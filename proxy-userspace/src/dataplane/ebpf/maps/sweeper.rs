@@ -17,8 +17,8 @@ use std::{
 
 use aya::maps::{HashMap, MapData};
 use proxy_common::{
-    known::Place,
     layout::{Flow, FlowKey},
+    prefilter::PrefilterBit,
 };
 
 use super::{
@@ -165,7 +165,7 @@ impl Flows {
                     self.fill.seen -= 1;
                     removed += 1;
                 } else {
-                    for place in Place::of_flow(&key, &flow) {
+                    for place in PrefilterBit::of_flow(&key, &flow) {
                         self.look.needed.insert(place);
                     }
                 }

@@ -8,10 +8,10 @@ use std::{
 
 use aya::Pod;
 use proxy_common::{
-    known::Place,
     layout::{
         AffinityKey, AffinityValue, Connection, Endpoint, FragmentKey, FragmentValue, SocketPeer, UdpSocket,
     },
+    prefilter::PrefilterBit,
 };
 
 use super::{MapSizes, prefilter::Bits};
@@ -77,7 +77,7 @@ pub(crate) struct OfSockets(Vec<(&'static str, Look)>);
 
 impl OfSockets {
     pub(crate) fn open(object: &Object, sizes: &MapSizes) -> Result<Self, KernelError> {
-        let place = |endpoint: &Endpoint| Some(Place::of_endpoint(&endpoint.addr, endpoint.port));
+        let place = |endpoint: &Endpoint| Some(PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port));
         Ok(Self(vec![
             look::<u64, Connection>(object, ("tcp_connections", sizes.tcp_connections), move |_, value| {
                 place(&value.endpoint)
@@ -107,7 +107,7 @@ impl OfSockets {
 fn look<K: Pod + Send + 'static, V: Pod + Send + 'static>(
     object: &Object,
     (name, capacity): (&'static str, u32),
-    needs: impl Fn(&K, &V) -> Option<Place> + Send + 'static,
+    needs: impl Fn(&K, &V) -> Option<PrefilterBit> + Send + 'static,
 ) -> Result<(&'static str, Look), KernelError> {
     let mut reader: Reader<K, V> = object.reader(name)?;
     let look = move |bits: &mut Bits| {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use proxy_common::{
     Addr,
-    known::Place,
     layout::{BridgeAddress, Endpoint, EndpointKey, MemberKey, ServiceKey, ServiceValue},
+    prefilter::PrefilterBit,
 };
 
 use super::{
@@ -144,10 +144,10 @@ impl State {
 
     /// Where packets of all destinations and endpoints are looked for in the bitmap. An endpoint that drains is a member only, and
     /// sockets that talk to it may note it anew.
-    pub(crate) fn places(&self) -> impl Iterator<Item = Place> {
-        let services = self.services.keys().map(|key| Place::of_service(&key.addr, key.port));
+    pub(crate) fn places(&self) -> impl Iterator<Item = PrefilterBit> {
+        let services = self.services.keys().map(|key| PrefilterBit::of_service(&key.addr, key.port));
         let endpoints = self.endpoints.values().chain(self.members.iter().map(|key| &key.endpoint));
-        services.chain(endpoints.map(|endpoint| Place::of_endpoint(&endpoint.addr, endpoint.port)))
+        services.chain(endpoints.map(|endpoint| PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port)))
     }
 
     /// This process's programs run, and no others of ours.

@@ -58,7 +58,7 @@ pub enum Step {
     RemoveBridgePort(u32),
     /// Destroy UDP sockets that are connected to endpoints which no longer serve.
     ReleaseSockets {
-        /// The Service they dialled.
+        /// The Service they connected to.
         service: u32,
         /// The endpoints.
         endpoints: Vec<Endpoint>,

@@ -27,7 +27,7 @@ pub const NAMES: [&str; 4] = ["shunt", "SHUNT-FORWARD", "SHUNT-REJECT", "SHUNT-P
 /// Where masqueraded datagrams leave from. An answer to a port that is a node port too is a client's datagram to the program on the socket
 /// that sends it, which knows nothing of conntrack: chosen among all ports, one of 64,512 flows would lose its answers for each node port
 /// that is served. Node ports end at 32767, unless the API server's `--service-node-port-range` has others. Connections are accepted and not
-/// dialled, and may have any port; and on links the programs note what leaves from such a port.
+/// made, and may have any port; and on links the programs note what leaves from such a port.
 pub const MASQUERADED_PORTS: RangeInclusive<u16> = 32_768..=u16::MAX;
 
 /// Bits of a packet's mark.

@@ -15,7 +15,7 @@ use std::{
 use proxy_common::{
     Proto,
     layout::{Counter, Program},
-    told::Codes,
+    trace::Codes,
 };
 
 use crate::kernel::{
@@ -128,13 +128,13 @@ enum Line {
         protocol: &'static str,
         service: u32,
         source: Option<SocketAddr>,
-        dialled: SocketAddr,
+        vip: SocketAddr,
         endpoint: Option<SocketAddr>,
     },
 }
 
 impl Line {
-    /// Reads a record, as [`proxy_common::told`] explains it.
+    /// Reads a record, as [`proxy_common::trace`] explains it.
     fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_whitespace();
         let codes = Codes(number(&mut words)?);
@@ -151,7 +151,7 @@ impl Line {
             protocol: protocol(codes.proto())?,
             service,
             source: (!is_nobody(source)).then_some(source),
-            dialled: address(&mut words)?,
+            vip: address(&mut words)?,
             endpoint: address(&mut words),
         })
     }
@@ -161,13 +161,13 @@ impl Line {
             Self::Failed { program, error } => {
                 tracing::error!(target: "ebpf", program, error, "something went wrong in a program");
             }
-            Self::Told { program, verdict, protocol, service, source, dialled, endpoint: Some(endpoint) } => {
+            Self::Told { program, verdict, protocol, service, source, vip, endpoint: Some(endpoint) } => {
                 let source = source.map(tracing::field::display);
-                tracing::debug!(target: "ebpf", program, verdict, protocol, source, %dialled, %endpoint, service, "to an endpoint");
+                tracing::debug!(target: "ebpf", program, verdict, protocol, source, %vip, %endpoint, service, "to an endpoint");
             }
-            Self::Told { program, verdict, protocol, service, source, dialled, endpoint: None } => {
+            Self::Told { program, verdict, protocol, service, source, vip, endpoint: None } => {
                 let source = source.map(tracing::field::display);
-                tracing::info!(target: "ebpf", program, verdict, protocol, source, %dialled, service, "turned away");
+                tracing::info!(target: "ebpf", program, verdict, protocol, source, %vip, service, "turned away");
             }
         }
     }
@@ -214,7 +214,7 @@ mod tests {
             protocol: "TCP",
             service: 7,
             source: None,
-            dialled: "10.96.0.10:80".parse().unwrap(),
+            vip: "10.96.0.10:80".parse().unwrap(),
             endpoint: Some("10.244.1.5:8080".parse().unwrap()),
         };
         assert_eq!(Line::parse(&text), Some(expected));
@@ -229,7 +229,7 @@ mod tests {
             protocol: "UDP",
             service: 0,
             source: Some("[2001:db8::1]:4000".parse().unwrap()),
-            dialled: "[fd00::10]:53".parse().unwrap(),
+            vip: "[fd00::10]:53".parse().unwrap(),
             endpoint: None,
         };
         assert_eq!(Line::parse(&format!("{codes} 0 2001:db8::1 4000 fd00::10 53")), Some(expected));

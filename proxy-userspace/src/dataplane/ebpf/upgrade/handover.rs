@@ -12,11 +12,11 @@ use aya::{
     maps::{HashMap, Map, MapData},
 };
 use proxy_common::{
-    known::{self, Place},
     layout::{
         Direction, Endpoint, Flow, FlowKey, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, flow_state,
     },
     packet::{TCP, Tuple, UDP},
+    prefilter::{self, PrefilterBit},
 };
 
 use super::super::maps;
@@ -63,12 +63,12 @@ fn remove_services(pins: &PinDir) -> Result<(), KernelError> {
 /// What the programs noted.
 struct Flows {
     flows: HashMap<MapData, FlowKey, Flow>,
-    known: MappedWords,
+    prefilter: MappedWords,
 }
 
 impl Flows {
     fn open(pins: &PinDir) -> Result<Self, KernelError> {
-        Ok(Self { flows: open(pins, "flows")?, known: pins.mapped("known", known::WORDS)? })
+        Ok(Self { flows: open(pins, "flows")?, prefilter: pins.mapped("prefilter", prefilter::WORDS)? })
     }
 
     fn flow(&self, key: &FlowKey) -> Option<Flow> {
@@ -83,13 +83,14 @@ impl Flows {
         if let Err(error) = self.flows.insert(key, flow, 0) {
             tracing::debug!(%error, "cannot note a flow that is handed over");
         }
-        let Place { word, mask } = Place::of_service(&key.destination.addr, key.destination.port);
-        self.known.set(word, mask);
+        let PrefilterBit { word, mask } =
+            PrefilterBit::of_service(&key.destination.addr, key.destination.port);
+        self.prefilter.set(word, mask);
     }
 }
 
 impl Translator for Flows {
-    fn dialled(&mut self, tracked: &Tracked) -> Option<Ends> {
+    fn untranslated(&mut self, tracked: &Tracked) -> Option<Ends> {
         let Ends { source, destination } = tracked.original;
         let answer = Ends { source: destination, destination: source };
         let flow = self.flow(&key(Direction::Reply, tracked.protocol, answer))?;
@@ -98,7 +99,7 @@ impl Translator for Flows {
 
     fn hold(&mut self, connection: &Connection) {
         let Tracked { protocol, reply, .. } = connection.tracked;
-        for ends in [connection.dialled, reply] {
+        for ends in [connection.untranslated, reply] {
             let held = passing(protocol, ends, flow_state::HELD);
             let flow = self.flow(&key(Direction::Original, protocol, ends)).unwrap_or(held);
             self.note(protocol, ends, Flow { state: flow.state | flow_state::HELD, ..flow });
@@ -107,7 +108,7 @@ impl Translator for Flows {
 
     fn release(&mut self, connection: &Connection) {
         let Tracked { protocol, reply, .. } = connection.tracked;
-        for ends in [connection.dialled, reply] {
+        for ends in [connection.untranslated, reply] {
             self.note(protocol, ends, passing(protocol, ends, 0));
         }
     }

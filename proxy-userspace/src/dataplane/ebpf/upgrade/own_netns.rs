@@ -1,7 +1,7 @@
 //! Learns the cookie of this process's network namespace on kernels that do not tell it (`SO_NETNS_COOKIE` came with 5.14).
 //!
 //! The programs know it: when a UDP socket connects through a Service they note its namespace. So a Service that nobody else
-//! dials is put into the maps, dialled once, and taken out again. Nothing is sent.
+//! dials is put into the maps, connected to once, and taken out again. Nothing is sent.
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 
@@ -14,7 +14,7 @@ use super::super::maps::Maps;
 use crate::kernel::{KernelError, netns::NetnsCookie, sock_diag};
 
 /// In a range that is kept for documentation (RFC 5737); port discard.
-const DIALLED: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 9);
+const VIP: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 9);
 /// Where the socket is connected to.
 const NOBODY: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9);
 /// No Service has this identifier: they are given from 1 upwards, and after a restart from the largest one in the maps.
@@ -22,7 +22,7 @@ const SERVICE: u32 = 0;
 
 /// Asks the programs, which have to run for this process's cgroup.
 pub(crate) fn learn(maps: &mut Maps) -> Result<NetnsCookie, KernelError> {
-    let service = ServiceKey::new(addr(DIALLED), DIALLED.port(), Proto::Udp);
+    let service = ServiceKey::new(addr(VIP), VIP.port(), Proto::Udp);
     let slot = EndpointKey { service: SERVICE, generation: 0, slot: 0, list: List::Cluster.number() };
     let answer = maps
         .put_endpoint(slot, Endpoint::new(addr(NOBODY), NOBODY.port()))
@@ -34,9 +34,9 @@ pub(crate) fn learn(maps: &mut Maps) -> Result<NetnsCookie, KernelError> {
 }
 
 fn dial(maps: &Maps) -> Result<NetnsCookie, KernelError> {
-    let failed = |what| KernelError::call(what, format!("UDP {DIALLED}, to learn the network namespace"));
+    let failed = |what| KernelError::call(what, format!("UDP {VIP}, to learn the network namespace"));
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed("bind for"))?;
-    socket.connect(DIALLED).map_err(failed("connect to"))?;
+    socket.connect(VIP).map_err(failed("connect to"))?;
     let cookie = sock_diag::cookie(&socket).map_err(failed("read the cookie of a socket for"))?;
     maps.udp_socket_netns(cookie)
 }

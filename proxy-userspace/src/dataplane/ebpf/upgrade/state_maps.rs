@@ -27,7 +27,7 @@ const STATE: [&str; 11] = [
     "flows",
     "fragments",
     "counters",
-    "known",
+    "prefilter",
     "program_errors",
 ];
 

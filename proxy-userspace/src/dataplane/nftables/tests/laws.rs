@@ -30,8 +30,8 @@ fn destinations(snapshot: &Snapshot) -> Vec<(Family, Destination, ServicePortKey
     snapshot.ports.iter().flat_map(of).collect()
 }
 
-/// All that is dialled before and after.
-fn dialled(before: &Snapshot, after: &Snapshot) -> Vec<(Family, Destination)> {
+/// All destinations before and after.
+fn all_destinations(before: &Snapshot, after: &Snapshot) -> Vec<(Family, Destination)> {
     let all = [before, after].into_iter().flat_map(destinations);
     let mut all: Vec<_> = all.map(|(family, destination, ..)| (family, destination)).collect();
     all.sort_unstable();
@@ -98,7 +98,7 @@ proptest! {
         let rest = plan(&state, &after, &Dirty::everything());
         prop_assert!(rest.is_empty(), "left out: {rest}");
         let fresh = programmed(&after);
-        for (family, destination) in dialled(&before, &after) {
+        for (family, destination) in all_destinations(&before, &after) {
             prop_assert_eq!(all(&state, family, &destination), all(&fresh, family, &destination));
         }
         prop_assert_eq!(without_sizes(&state), without_sizes(&fresh));
@@ -144,7 +144,7 @@ proptest! {
             states.push(between_both);
         }
         let mut cases = Vec::new();
-        for (family, destination) in dialled(&before, &after) {
+        for (family, destination) in all_destinations(&before, &after) {
             for from in From::ALL {
                 let may: Vec<_> = states.iter().map(|state| meets(state, family, &destination, from)).collect();
                 cases.push((family, destination, from, may));

@@ -76,7 +76,7 @@ pub(super) fn dump_request(filter: UdpFilter) -> Vec<u8> {
     dump_request_of(filter.family, UDP, filter.destination_port)
 }
 
-/// Asks for all entries of a protocol, and of a port that was dialled if there is one.
+/// Asks for all entries of a protocol, and of a destination port if there is one.
 pub(super) fn dump_request_of(family: IpFamily, protocol: u8, destination_port: Option<u16>) -> Vec<u8> {
     let mut bytes = Vec::new();
     message(&mut bytes, GET, NLM_F_DUMP, 0, family, |bytes| {

@@ -1,4 +1,4 @@
-//! What programs tell of single connections, in the daemon's log.
+//! Trace events of the eBPF programs in the daemon's log.
 
 use std::time::Duration;
 
@@ -15,16 +15,16 @@ use super::bed::{Bed, Setting};
 const SOON: Duration = Duration::from_secs(30);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 
-pub(crate) fn single_connections_are_told_of_where_that_is_asked_for(setting: &Setting) -> Result<()> {
+pub(crate) fn connections_are_logged_where_tracing_is_on(setting: &Setting) -> Result<()> {
     let mut bed = Bed::started(setting, &setting.mode, "{shunt: {ebpf: {log: debug}}}")?;
     bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
-    told(&bed, "shunt_connect4", "translated", &format!(" dialled={CLUSTER_IP} endpoint=10.244.1."))?;
+    expect_event(&bed, "shunt_connect4", "translated", &format!(" vip={CLUSTER_IP} endpoint=10.244.1."))?;
     wait_for_node_port(&mut bed, |one| matches!(one, Try::Answered(_)))?;
-    told(&bed, "shunt_in_eth", "translated", &format!(" dialled={NODE_PORT} endpoint=10.244.1."))?;
-    ensure!(is_told(&bed, "shunt_in_eth", "translated", " source=192.168.57."), "{}", bed.proxy.log());
+    expect_event(&bed, "shunt_in_eth", "translated", &format!(" vip={NODE_PORT} endpoint=10.244.1."))?;
+    ensure!(has_event(&bed, "shunt_in_eth", "translated", " source=192.168.57."), "{}", bed.proxy.log());
     bed.serve(&[])?;
     wait_for_node_port(&mut bed, |one| matches!(one, Try::Failed(_)))?;
-    told(&bed, "shunt_in_eth", "refused", &format!(" dialled={NODE_PORT} "))?;
+    expect_event(&bed, "shunt_in_eth", "refused", &format!(" vip={NODE_PORT} "))?;
     bed.end()
 }
 
@@ -51,14 +51,14 @@ fn dial_node_port(bed: &mut Bed) -> Result<Try> {
     Ok(tries.remove(0))
 }
 
-/// Waits until a program tells this.
-fn told(bed: &Bed, program: &str, verdict: &str, rest: &str) -> Result<()> {
-    let found = Deadline::after(SOON).poll(|| is_told(bed, program, verdict, rest).then_some(()));
-    ensure!(found.is_some(), "{program} tells of nothing {verdict} with {rest:?}:\n{}", bed.proxy.log());
+/// Waits until a line of this event is in the log.
+fn expect_event(bed: &Bed, program: &str, verdict: &str, rest: &str) -> Result<()> {
+    let found = Deadline::after(SOON).poll(|| has_event(bed, program, verdict, rest).then_some(()));
+    ensure!(found.is_some(), "no event {verdict} of {program} with {rest:?}:\n{}", bed.proxy.log());
     Ok(())
 }
 
-fn is_told(bed: &Bed, program: &str, verdict: &str, rest: &str) -> bool {
+fn has_event(bed: &Bed, program: &str, verdict: &str, rest: &str) -> bool {
     let words = format!(" program=\"{program}\" verdict=\"{verdict}\" protocol=\"TCP\"");
     bed.proxy.log().lines().any(|line| line.contains(&words) && line.contains(rest))
 }

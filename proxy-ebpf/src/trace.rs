@@ -1,44 +1,44 @@
 //! What programs tell of single connections and packets, where that was asked for: else the verifier drops all of this.
 //!
-//! A record has numbers and addresses only, in the order that `proxy_common::told` explains; userspace makes words of them. So all
+//! A record has numbers and addresses only, in the order that `proxy_common::trace` explains; userspace makes words of them. So all
 //! records have one size, and the verifier one thing to look at.
 #![forbid(unsafe_code)]
 
 use core::net::Ipv6Addr;
 
 use aya_log_ebpf::{
-    debug, error, info,
+    debug, error as log_error, info,
     macro_support::{Level, level_enabled},
 };
 use proxy_common::{
     layout::{Counter, Endpoint, Program, ProgramError},
-    told::{Codes, Told},
+    trace::{Codes, TraceEvent},
 };
 
 /// Tells of a connection or packet.
 #[inline(always)]
-pub fn tell(program: Program, told: &Told<'_>) {
-    let Told { what, proto, service, source, dialled, endpoint } = *told;
+pub fn event(program: Program, event: &TraceEvent<'_>) {
+    let TraceEvent { what, proto, service, source, vip, endpoint } = *event;
     let Codes(codes) = Codes::new(program, what as u32, proto);
-    if !tells(what) {
+    if !is_on(what) {
         return;
     }
     if what == Counter::FlowsBegun {
-        translated(codes, service, source, dialled, endpoint);
+        translated(codes, service, source, vip, endpoint);
     } else {
-        turned_away(codes, service, source, dialled);
+        turned_away(codes, service, source, vip);
     }
 }
 
 /// Whether it is asked for that this is told of. The verifier knows.
 #[inline(always)]
-pub fn tells(what: Counter) -> bool {
+pub fn is_on(what: Counter) -> bool {
     level_enabled(if what == Counter::FlowsBegun { Level::Debug } else { Level::Info })
 }
 
 /// Tells of something that went wrong in a program.
 #[inline(always)]
-pub fn tell_error(program: Program, error: ProgramError) {
+pub fn error(program: Program, error: ProgramError) {
     if level_enabled(Level::Error) {
         failed(Codes::new(program, error as u32, 0).0);
     }
@@ -49,7 +49,7 @@ const fn ip(endpoint: &Endpoint) -> Ipv6Addr {
 }
 
 #[inline(never)]
-fn translated(codes: u32, service: u32, source: &Endpoint, dialled: &Endpoint, endpoint: &Endpoint) {
+fn translated(codes: u32, service: u32, source: &Endpoint, vip: &Endpoint, endpoint: &Endpoint) {
     debug!(
         (),
         target: "t",
@@ -58,15 +58,15 @@ fn translated(codes: u32, service: u32, source: &Endpoint, dialled: &Endpoint, e
         service,
         ip(source),
         source.port,
-        ip(dialled),
-        dialled.port,
+        ip(vip),
+        vip.port,
         ip(endpoint),
         endpoint.port
     );
 }
 
 #[inline(never)]
-fn turned_away(codes: u32, service: u32, source: &Endpoint, dialled: &Endpoint) {
+fn turned_away(codes: u32, service: u32, source: &Endpoint, vip: &Endpoint) {
     info!(
         (),
         target: "t",
@@ -75,12 +75,12 @@ fn turned_away(codes: u32, service: u32, source: &Endpoint, dialled: &Endpoint) 
         service,
         ip(source),
         source.port,
-        ip(dialled),
-        dialled.port
+        ip(vip),
+        vip.port
     );
 }
 
 #[inline(never)]
 fn failed(codes: u32) {
-    error!((), target: "t", "{}", codes);
+    log_error!((), target: "t", "{}", codes);
 }

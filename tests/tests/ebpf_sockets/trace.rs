@@ -65,7 +65,7 @@ fn nothing_is_told_by_default_and_no_program_has_instructions_for_it_but_where_t
     connections_are_told_of(&mut bench);
     refusals_are_told_of(&mut bench);
     conversations_are_told_of_once(&mut bench);
-    assert_eq!(lines(&[format!("dialled={untold}")]), Vec::<String>::new());
+    assert_eq!(lines(&[format!("vip={untold}")]), Vec::<String>::new());
     let with = bench.programs();
     for name in ["shunt_connect4", "shunt_sendmsg6", "shunt_in_eth"] {
         // Telling takes more than 1,000 instructions; what is left of it is the question whether to.
@@ -77,12 +77,12 @@ fn connections_are_told_of(bench: &mut Bench) {
     let families = [("10.96.7.1:80", "127.0.0.1:0", '4'), ("[fd96::7:1]:80", "[::1]:0", '6')];
     for (service, local, version) in families {
         let (_server, endpoint) = tcp_server(local);
-        let dialled = bench.serve(Protocol::Tcp, service, &[endpoint]);
-        TcpStream::connect(dialled).expect("connect");
+        let vip = bench.serve(Protocol::Tcp, service, &[endpoint]);
+        TcpStream::connect(vip).expect("connect");
         wait_for(&[
             "DEBUG ebpf: ".into(),
             format!("program=\"shunt_connect{version}\" verdict=\"translated\" protocol=\"TCP\""),
-            format!("dialled={service} endpoint={endpoint} "),
+            format!("vip={service} endpoint={endpoint} "),
         ]);
     }
 }
@@ -96,11 +96,11 @@ fn refusals_are_told_of(bench: &mut Bench) {
 
 fn conversations_are_told_of_once(bench: &mut Bench) {
     let (_server, endpoint) = udp_socket("127.0.0.1:0");
-    let dialled = bench.serve(Protocol::Udp, "10.96.7.3:53", &[endpoint]);
+    let vip = bench.serve(Protocol::Udp, "10.96.7.3:53", &[endpoint]);
     let (client, _) = udp_socket("127.0.0.1:0");
     for _ in 0..3 {
-        client.send_to(b"?", dialled).expect("send");
+        client.send_to(b"?", vip).expect("send");
     }
     wait_for(&["program=\"shunt_sendmsg4\" verdict=\"translated\"".into(), format!("endpoint={endpoint}")]);
-    assert_eq!(lines(&[format!("dialled={dialled}")]).len(), 1);
+    assert_eq!(lines(&[format!("vip={vip}")]).len(), 1);
 }

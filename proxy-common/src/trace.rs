@@ -1,7 +1,7 @@
 //! What programs tell of single connections and packets, where that is asked for, and how it stands in a record.
 //!
 //! A record is a line of numbers and addresses: [`Codes`], and of a connection or packet the Service's identifier, the source with
-//! its port, the address dialled and its port, and the endpoint and its port if it goes to one.
+//! its port, the VIP and its port, and the endpoint and its port if it goes to one.
 
 use crate::{
     Proto,
@@ -10,7 +10,7 @@ use crate::{
 
 /// A connection or packet for a Service, and what became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told<'a> {
+pub struct TraceEvent<'a> {
     /// What became of it, as it is counted; [`Counter::FlowsBegun`]: it goes to an endpoint.
     pub what: Counter,
     /// Its IP protocol number.
@@ -19,22 +19,22 @@ pub struct Told<'a> {
     pub service: u32,
     /// Where it comes from; [`Endpoint::NONE`] of a socket, which may have no address yet.
     pub source: &'a Endpoint,
-    /// The address that was dialled.
-    pub dialled: &'a Endpoint,
+    /// The VIP.
+    pub vip: &'a Endpoint,
     /// Where it goes; [`Endpoint::NONE`] if nowhere.
     pub endpoint: &'a Endpoint,
 }
 
-impl<'a> Told<'a> {
+impl<'a> TraceEvent<'a> {
     /// What became of a packet on a link, of a client's or of an endpoint's answer: the same three are told of both.
     #[inline(always)]
     pub const fn of_flow(what: Counter, key: &'a FlowKey, flow: &'a Flow) -> Self {
-        let (source, dialled, endpoint) = if key.direction == Direction::Original as u8 {
+        let (source, vip, endpoint) = if key.direction == Direction::Original as u8 {
             (&key.source, &key.destination, &flow.destination)
         } else {
             (&flow.destination, &flow.source, &key.source)
         };
-        Self { what, proto: key.proto, service: flow.service, source, dialled, endpoint }
+        Self { what, proto: key.proto, service: flow.service, source, vip, endpoint }
     }
 
     /// What became of a socket's connection or datagram.
@@ -43,10 +43,10 @@ impl<'a> Told<'a> {
         what: Counter,
         proto: Proto,
         service: u32,
-        dialled: &'a Endpoint,
+        vip: &'a Endpoint,
         endpoint: &'a Endpoint,
     ) -> Self {
-        Self { what, proto: proto as u8, service, source: &Endpoint::NONE, dialled, endpoint }
+        Self { what, proto: proto as u8, service, source: &Endpoint::NONE, vip, endpoint }
     }
 }
 
@@ -89,11 +89,11 @@ mod tests {
 
     #[test]
     fn of_both_directions_of_a_flow_the_client_what_it_dialled_and_the_endpoint_are_told() {
-        let [client, dialled, endpoint] = [(1, 41_022), (2, 30_080), (3, 8080)]
+        let [client, vip, endpoint] = [(1, 41_022), (2, 30_080), (3, 8080)]
             .map(|(host, port)| Endpoint::new(Addr::from_v4([10, 0, 0, host]), port));
         for (direction, packet, translated) in [
-            (Direction::Original, [client, dialled], [client, endpoint]),
-            (Direction::Reply, [endpoint, client], [dialled, client]),
+            (Direction::Original, [client, vip], [client, endpoint]),
+            (Direction::Reply, [endpoint, client], [vip, client]),
         ] {
             let tuple = Tuple { source: packet[0], destination: packet[1] };
             let flow = Flow {
@@ -106,9 +106,9 @@ mod tests {
                 used_ns: 0,
             };
             let key = FlowKey::new(direction, TCP, tuple);
-            let told = Told::of_flow(Counter::NotRewritten, &key, &flow);
-            assert_eq!((told.service, told.proto), (7, TCP));
-            assert_eq!([told.source, told.dialled, told.endpoint], [&client, &dialled, &endpoint]);
+            let event = TraceEvent::of_flow(Counter::NotRewritten, &key, &flow);
+            assert_eq!((event.service, event.proto), (7, TCP));
+            assert_eq!([event.source, event.vip, event.endpoint], [&client, &vip, &endpoint]);
         }
     }
 }

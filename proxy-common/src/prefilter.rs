@@ -16,7 +16,7 @@ pub const WORDS: u32 = BITS / 64;
 
 /// Where the bit of an address and port is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PrefilterBit {
     /// The word, less than [`WORDS`].
     pub word: u32,
     /// The bit in it.
@@ -29,7 +29,7 @@ const FACTORS: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_
 /// Tells an endpoint's place from a Service's at the same address: any word that no address here begins with.
 const ENDPOINT: u32 = 0x5bd1_e995;
 
-impl Place {
+impl PrefilterBit {
     /// The place of an address and port of a Service: packets that come in for it are looked at. The port is in host byte order.
     #[inline(always)]
     pub const fn of_service(addr: &Addr, port: u16) -> Self {
@@ -52,16 +52,16 @@ impl Place {
     }
 
     /// The places without which packets of a flow would not be looked at, whether or not there still is its Service or endpoint: of
-    /// the address dialled, as a Service's and as a node port, and of the endpoint. Either of its two entries names them all.
+    /// the VIP, as a Service's and as a node port, and of the endpoint. Either of its two entries names them all.
     pub const fn of_flow(key: &FlowKey, flow: &Flow) -> [Self; 3] {
-        let (dialled, endpoint): (&Endpoint, &Endpoint) = if key.direction == Direction::Original as u8 {
+        let (vip, endpoint): (&Endpoint, &Endpoint) = if key.direction == Direction::Original as u8 {
             (&key.destination, &flow.destination)
         } else {
             (&flow.source, &key.source)
         };
         [
-            Self::of_service(&dialled.addr, dialled.port),
-            Self::of_node_port(&dialled.addr, dialled.port),
+            Self::of_service(&vip.addr, vip.port),
+            Self::of_node_port(&vip.addr, vip.port),
             Self::of_endpoint(&endpoint.addr, endpoint.port),
         ]
     }
@@ -117,12 +117,12 @@ mod tests {
         for (addr, any) in
             [(Addr::from_v4([192, 0, 2, 1]), Addr::UNSPECIFIED_V4), (Addr::LOOPBACK_V6, Addr::UNSPECIFIED_V6)]
         {
-            assert_eq!(Place::of_node_port(&addr, 30_080), Place::of_service(&any, 30_080));
+            assert_eq!(PrefilterBit::of_node_port(&addr, 30_080), PrefilterBit::of_service(&any, 30_080));
         }
     }
 
     fn bit(addr: &Addr, port: u16) -> u32 {
-        let Place { word, mask } = Place::of_service(addr, port);
+        let PrefilterBit { word, mask } = PrefilterBit::of_service(addr, port);
         assert!(word < WORDS);
         word * 64 + mask.trailing_zeros()
     }
