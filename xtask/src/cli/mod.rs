@@ -2,6 +2,7 @@
 
 mod conformance;
 mod counts;
+mod docs;
 mod failures;
 mod fuzz;
 mod privilege;
@@ -80,6 +81,8 @@ enum Command {
     },
     /// Measure what Services and changes cost, and the proxy's memory. Needs root, and a machine that does little else.
     Bench(Bench),
+    /// Build the documents as a book in target/book, and check their links, paths and commands.
+    Docs,
 }
 
 /// What `cargo xtask conformance` hands on to the conformance program.
@@ -189,6 +192,7 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
             privilege::require("test")?;
             return test::run(*all_kernels);
         }
+        Command::Docs => docs::run()?,
         Command::Vm(what) => return vm::run(what),
     }
     Ok(ExitCode::SUCCESS)

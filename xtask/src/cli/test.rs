@@ -93,7 +93,7 @@ pub(crate) fn run(all_kernels: bool) -> Result<ExitCode> {
     let kernels = kernels.iter().map(|kernel| kernel_step(*kernel, skip)).collect::<Result<Vec<_>>>()?;
     let guests = Mutex::new([ipvs_step()?].into_iter().chain(kernels));
     let hosts = [tests()].into_iter().chain(packets()?);
-    take_all(checks().into_iter(), &mut summary)?;
+    take_all(checks()?.into_iter(), &mut summary)?;
     // What runs here waits most of its time: for packets, for silence, for processes to end.
     thread::scope(|scope| {
         let take_guests = || {
@@ -152,16 +152,22 @@ fn verdict(ok: bool) -> &'static str {
 }
 
 /// What compiles, one after the other: cargo would make them wait for each other anyway. After it nothing is left to build.
-fn checks() -> Vec<Step> {
+fn checks() -> Result<Vec<Step>> {
     let deny = ["--all-targets", "--", "-D", "warnings"];
-    vec![
+    Ok(vec![
         Step::plain("format", steps::cargo(SHORT).args(["fmt", "--all", "--check"])),
         Step::plain("clippy", steps::cargo(LONG).arg("clippy").args(deny)),
         // Its host build is an empty program: this checks the crate's frame.
         Step::plain("clippy ebpf", steps::cargo(LONG).args(["clippy", "-p", "proxy-ebpf"]).args(deny)),
         Step::plain("build", steps::build_world()),
         Step::plain("build tests", steps::cargo(LONG).args(["test", "--no-run"])),
-    ]
+        Step::plain("docs", this()?.arg("docs").limit(LONG)),
+    ])
+}
+
+/// This program, to run another of its commands.
+fn this() -> Result<Run> {
+    Ok(Run::new(env::current_exe().context("cannot find this program")?))
 }
 
 fn tests() -> Step {
@@ -223,18 +229,16 @@ fn ours() -> Result<Vec<String>> {
 /// Most cases of all modes in mode ipvs, in a virtual machine where this machine's kernel lacks what it needs: another run of this
 /// program, which tells by itself. What is ours alone is left to `cargo xtask conformance --mode ipvs`, since guests are slow.
 fn ipvs_step() -> Result<Step> {
-    let this = env::current_exe().context("cannot find this program")?;
     let except = [ours()?, NOT_IN_GUESTS.map(Into::into).into()].concat().join(",");
-    let run = Run::new(this).args(["conformance", "--mode", "ipvs", "--except", &except]);
+    let run = this()?.args(["conformance", "--mode", "ipvs", "--except", &except]);
     let count = counts::conformance_result;
     Ok(Step { count, counted: true, ..Step::plain("conformance ipvs", run.limit(GUEST)) })
 }
 
 /// The kernel tests in a virtual machine: another run of this program, since only the guest tells how they ended.
 fn kernel_step(kernel: Kernel, skip: &[&str]) -> Result<Step> {
-    let this = env::current_exe().context("cannot find this program")?;
     let minutes = (GUEST.as_secs() / 60).to_string();
-    let run = Run::new(this).args(["vm", "--kernel", kernel.name(), "--limit", &minutes]).limit(GUEST);
+    let run = this()?.args(["vm", "--kernel", kernel.name(), "--limit", &minutes]).limit(GUEST);
     let run = run.args(skip.iter().flat_map(|skip| ["--skip", skip]));
     let count = |line: &str| counts::test_result(line).or_else(|| counts::conformance_result(line));
     Ok(Step { count, counted: true, ..Step::plain(kernel.step(), run) })
@@ -303,6 +307,7 @@ mod tests {
     fn every_step_has_a_name_of_its_own() {
         let kernels = Kernel::value_variants().iter().map(|kernel| kernel.step());
         let mut names: Vec<&str> = checks()
+            .unwrap()
             .iter()
             .chain([&tests()])
             .chain(&packets().unwrap())

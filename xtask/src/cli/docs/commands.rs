@@ -1,0 +1,177 @@
+//! Checks the commands in blocks that are marked `sh`: their syntax, and the names and flags of everything that belongs to shunt.
+
+use std::fs;
+use std::path::Path;
+
+use clap::Parser as _;
+use xtask::run::Run;
+use xtask::workspace;
+
+use super::Page;
+use crate::cli::Cli;
+
+/// Programs of others that pages may run.
+const PROGRAMS: [&str; 17] = [
+    "bpftool",
+    "cargo",
+    "curl",
+    "docker",
+    "find",
+    "helm",
+    "iptables-save",
+    "ipvsadm",
+    "kubectl",
+    "llvm-objdump",
+    "ls",
+    "nft",
+    "object",
+    "shunt",
+    "sysctl",
+    "tc",
+    "ipset",
+];
+
+/// Returns the number of commands, and a line for each that is wrong.
+pub(super) fn check(pages: &[Page]) -> (usize, Vec<String>) {
+    let (mut count, mut wrong) = (0, Vec::new());
+    for page in pages {
+        for block in blocks(&page.text) {
+            if let Err(error) = Run::new("bash").args(["-n", "-c", &block]).read() {
+                wrong.push(format!("  {}: bash does not read {block:?}: {error:#}", page.path));
+            }
+            for command in commands(&block) {
+                count += 1;
+                if let Err(problem) = judge(&command) {
+                    wrong.push(format!("  {}: {command}: {problem}", page.path));
+                }
+            }
+        }
+    }
+    (count, wrong)
+}
+
+/// Returns the text of each block that is marked `sh`.
+fn blocks(text: &str) -> Vec<String> {
+    let mut blocks = Vec::new();
+    let mut open: Option<String> = None;
+    for line in text.lines() {
+        match &mut open {
+            None if line.trim_start() == "```sh" => open = Some(String::new()),
+            Some(_) if line.trim_start() == "```" => blocks.extend(open.take()),
+            Some(block) => *block += &format!("{line}\n"),
+            None => {}
+        }
+    }
+    blocks
+}
+
+/// Returns the commands of a block, without comments, with continued lines joined.
+fn commands(block: &str) -> Vec<String> {
+    let joined = block.replace("\\\n", " ");
+    let lines = joined.lines().map(|line| line.split(" #").next().unwrap_or_default().trim());
+    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+/// Checks one command. The error says what is wrong with it.
+fn judge(command: &str) -> Result<(), String> {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let is_variable = |word: &&str| word.split_once('=').is_some_and(|(name, _)| name.chars().all(is_name));
+    let start = words.iter().position(|word| !is_variable(word)).unwrap_or(0);
+    match &words[start..] {
+        ["cargo", "xtask", rest @ ..] => xtask(rest),
+        ["cargo", rest @ ..] => cargo(rest),
+        ["shunt" | "target/release/shunt", rest @ ..] => shunt(rest),
+        [program, ..] => match program.strip_prefix("target/release/") {
+            Some(name) => exists(&["tests/src/bin"], name),
+            None if PROGRAMS.contains(&program.split('=').next().unwrap_or(program)) => Ok(()),
+            None => Err(format!("{program} is not among the programs that pages may run")),
+        },
+        [] => Ok(()),
+    }
+}
+
+fn is_name(c: char) -> bool {
+    c.is_ascii_uppercase() || c == '_' || c.is_ascii_digit()
+}
+
+/// Checks the arguments of `cargo xtask` with its own parser.
+fn xtask(words: &[&str]) -> Result<(), String> {
+    match Cli::try_parse_from(["cargo xtask"].iter().chain(words)) {
+        Err(error) if error.use_stderr() => Err(error.to_string()),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that the package and the test target of a cargo command exist.
+fn cargo(words: &[&str]) -> Result<(), String> {
+    let of = |flags: &[&str]| {
+        words.windows(2).filter(|pair| flags.contains(&pair[0])).map(|pair| pair[1]).collect::<Vec<_>>()
+    };
+    let packages = of(&["-p", "--package"]);
+    for package in &packages {
+        exists(&[""], if *package == "shunt-tests" { "tests" } else { package })?;
+    }
+    let folder = if packages == ["shunt-tests"] { "tests/tests" } else { "proxy-userspace/tests" };
+    of(&["--test"]).into_iter().try_for_each(|target| exists(&[folder], target))
+}
+
+/// Checks that shunt has the flags.
+fn shunt(words: &[&str]) -> Result<(), String> {
+    let flags = fs::read_to_string(workspace::root().join("docs/flags.md")).unwrap_or_default();
+    let has = |flag: &str| flags.contains(&format!("`{flag}`"));
+    let unknown = words
+        .iter()
+        .map(|word| word.split('=').next().unwrap_or(word))
+        .find(|word| word.starts_with("--") && !has(word) && !["--help", "--output"].contains(word));
+    unknown.map_or(Ok(()), |flag| Err(format!("docs/flags.md has no {flag}")))
+}
+
+/// Checks that a file or folder of this name is in one of the folders, with or without `.rs`.
+fn exists(folders: &[&str], name: &str) -> Result<(), String> {
+    let is_there = |folder: &&str| {
+        let path = workspace::root().join(folder).join(name);
+        path.exists() || Path::new(&format!("{}.rs", path.display())).exists()
+    };
+    if folders.iter().any(|folder| is_there(&folder)) { Ok(()) } else { Err(format!("there is no {name}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_blocks_marked_sh_are_commands() {
+        let text = "```text\nno command\n```\n\n```sh\ncargo xtask test  # all\n# nothing\nls \\\n  x\n```\n";
+        let found: Vec<String> = blocks(text).iter().flat_map(|block| commands(block)).collect();
+        assert_eq!(found, ["cargo xtask test", "ls    x"]);
+    }
+
+    #[test]
+    fn commands_that_exist_are_right() {
+        for command in [
+            "cargo xtask conformance --mode ebpf --only hairpin",
+            "SHUNT_WRITE_DOCS=1 cargo test -p proxy-userspace config::tests::documents",
+            "cargo test -p shunt-tests --test ebpf_frames",
+            "target/release/restarts --shunt x",
+            "shunt --mode ebpf --config FILE",
+            "curl localhost:10249/metrics",
+        ] {
+            assert_eq!(judge(command), Ok(()), "{command}");
+        }
+    }
+
+    #[test]
+    fn commands_that_do_not_exist_are_wrong() {
+        for command in [
+            "cargo xtask nothing",
+            "cargo xtask conformance --moed ebpf",
+            "cargo test -p no-package",
+            "cargo test -p shunt-tests --test nothing",
+            "target/release/nothing",
+            "shunt --no-such-flag",
+            "rm -rf x",
+        ] {
+            assert!(judge(command).is_err(), "{command}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Checks that every internal link of the built book leads to a file, and to an anchor in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+/// Returns the number of internal links, and a line for each that leads nowhere.
+pub(super) fn check(book: &Path) -> Result<(usize, Vec<String>)> {
+    let mut pages = BTreeMap::new();
+    read_pages(book, &mut pages)?;
+    let anchors: BTreeMap<&Path, BTreeSet<&str>> =
+        pages.iter().map(|(path, html)| (&**path, values(html, "id=\"").collect())).collect();
+    let (mut count, mut broken) = (0, Vec::new());
+    for (page, html) in &pages {
+        for link in values(html, "href=\"").filter(|link| is_internal(link)) {
+            count += 1;
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { page.clone() } else { resolve(page, file) };
+            let is_right = match anchors.get(&*target) {
+                Some(ids) => anchor.is_empty() || ids.contains(anchor),
+                None => target.is_file(),
+            };
+            if !is_right {
+                let page = page.strip_prefix(book).unwrap_or(page);
+                broken.push(format!("  {}: the link {link} leads nowhere", page.display()));
+            }
+        }
+    }
+    broken.dedup();
+    Ok((count, broken))
+}
+
+/// Reads all pages below a folder, except those that mdBook generates from others.
+fn read_pages(folder: &Path, pages: &mut BTreeMap<PathBuf, String>) -> Result<()> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    for entry in entries {
+        let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() {
+            read_pages(&path, pages)?;
+        } else if name.ends_with(".html") && !["print.html", "404.html", "toc.html"].contains(&&*name) {
+            let html =
+                fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            pages.insert(path, html);
+        }
+    }
+    Ok(())
+}
+
+/// Returns the values of an attribute. mdBook writes double quotes.
+fn values<'a>(html: &'a str, attribute: &'static str) -> impl Iterator<Item = &'a str> {
+    html.split(attribute).skip(1).filter_map(|rest| rest.split('"').next())
+}
+
+fn is_internal(link: &str) -> bool {
+    !link.contains("://") && !link.starts_with("mailto:") && !link.starts_with("data:") && link != "#"
+}
+
+/// Resolves a link relative to its page.
+fn resolve(page: &Path, link: &str) -> PathBuf {
+    let mut path = page.parent().unwrap_or(page).to_owned();
+    for part in Path::new(link).components() {
+        match part {
+            Component::ParentDir => drop(path.pop()),
+            Component::CurDir => {}
+            part => path.push(part),
+        }
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broken_links_and_anchors_are_named() {
+        let book = tempfile::tempdir().unwrap();
+        fs::create_dir(book.path().join("docs")).unwrap();
+        fs::write(book.path().join("index.html"), r#"<h1 id="top"></h1><a href="docs/a.html#x">"#).unwrap();
+        let links = ["../index.html#top", "../index.html#none", "b.html", "#x", "https://example.com/"];
+        let html: String = links.iter().map(|link| format!("<a href=\"{link}\">")).collect();
+        fs::write(book.path().join("docs/a.html"), format!("<p id=\"x\">{html}")).unwrap();
+        let (count, broken) = check(book.path()).unwrap();
+        assert_eq!(count, 5);
+        assert_eq!(
+            broken,
+            [
+                "  docs/a.html: the link ../index.html#none leads nowhere",
+                "  docs/a.html: the link b.html leads nowhere"
+            ]
+        );
+    }
+}

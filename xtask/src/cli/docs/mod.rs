@@ -1,0 +1,132 @@
+//! `cargo xtask docs`: builds the pages as a book, and checks their links, paths and commands.
+
+mod commands;
+mod links;
+mod paths;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use xtask::run::Run;
+use xtask::{search, workspace};
+
+use super::progress::Progress;
+use super::steps;
+
+/// The release of mdBook that is built, if none in PATH has the same major and minor version.
+const MDBOOK: &str = "0.5.4";
+const INSTALL: Duration = Duration::from_mins(15);
+
+/// Pages outside `docs`, with the license that they link.
+const OTHERS: [&str; 6] =
+    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "deploy/README.md", "tests/README.md"];
+
+/// A page: its path in the repository, and its text.
+struct Page {
+    path: String,
+    text: String,
+}
+
+/// Builds the book into `target/book`, then checks it. Returns an error that lists everything that is wrong.
+pub(crate) fn run() -> Result<()> {
+    let pages = read_pages()?;
+    let book = build(&pages)?;
+    let (links, mut problems) = links::check(&book)?;
+    let (commands, wrong) = commands::check(&pages);
+    problems.extend(wrong);
+    let (paths, missing) = paths::check(&pages);
+    problems.extend(missing);
+    ensure!(problems.is_empty(), "the documents are wrong:\n{}", problems.join("\n"));
+    println!("{} pages: {links} links, {commands} commands and {paths} paths are right", pages.len());
+    println!("{}", book.join("index.html").display());
+    Ok(())
+}
+
+/// Reads the pages of `docs` and the other pages.
+fn read_pages() -> Result<Vec<Page>> {
+    let docs = workspace::root().join("docs");
+    let entries = fs::read_dir(&docs).with_context(|| format!("cannot read {}", docs.display()))?;
+    let mut paths: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| Path::new(name).extension().is_some_and(|extension| extension == "md"))
+        .map(|name| format!("docs/{name}"))
+        .chain(OTHERS.map(String::from))
+        .collect();
+    paths.sort();
+    let read = |path: String| {
+        let file = workspace::root().join(&path);
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        Ok(Page { path, text })
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// Builds the book and returns its folder. mdBook copies every file beside the pages, so the pages are copied first.
+fn build(pages: &[Page]) -> Result<PathBuf> {
+    let (source, book) = (workspace::target().join("book-source"), workspace::target().join("book"));
+    for folder in [&source, &book] {
+        if folder.exists() {
+            fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+        }
+    }
+    for page in pages {
+        let (path, text) = match &*page.path {
+            "docs/SUMMARY.md" => (source.join("SUMMARY.md"), from_root(&page.text)),
+            path => (source.join(path), page.text.clone()),
+        };
+        let folder = path.parent().unwrap_or(&source);
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let config = workspace::root().join("docs/book.toml");
+    fs::copy(&config, source.join("book.toml"))
+        .with_context(|| format!("cannot copy {}", config.display()))?;
+    Run::new(mdbook()?).arg("build").arg(&source).arg("--dest-dir").arg(&book).read()?;
+    Ok(book)
+}
+
+/// Rewrites the links of the summary, which are relative to `docs`, to links from the repository's root.
+fn from_root(summary: &str) -> String {
+    summary.replace("](../", "](<root>/").replace("](", "](docs/").replace("](docs/<root>/", "](")
+}
+
+/// Finds mdBook, or builds it into `target/tools`.
+fn mdbook() -> Result<PathBuf> {
+    let root = workspace::tools().join(format!("mdbook-{MDBOOK}"));
+    let own = root.join("bin/mdbook");
+    let series = MDBOOK.rsplit_once('.').map_or(MDBOOK, |(series, _)| series);
+    let is_usable = |program: &PathBuf| {
+        let version = Run::new(program).arg("--version").read().unwrap_or_default();
+        version.trim().trim_start_matches("mdbook v").starts_with(series)
+    };
+    let candidates = [own.clone()].into_iter().chain(search::programs("mdbook"));
+    if let Some(found) = candidates.filter(|path| search::is_executable(path)).find(is_usable) {
+        return Ok(found);
+    }
+    let mut progress = Progress::start(&format!("cargo install mdbook {MDBOOK}"));
+    let done = steps::cargo(INSTALL)
+        .args(["install", "mdbook", "--version", MDBOOK, "--locked", "--no-default-features"])
+        .args(["--features", "search", "--root"])
+        .arg(&root)
+        // Cargo then builds in a folder that it removes.
+        .without_env("CARGO_TARGET_DIR")
+        .check(&mut |line| progress.line(line));
+    progress.end(if done.is_ok() { "done" } else { "FAILED" });
+    done.map(|_| own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_of_the_summary_start_at_the_root() {
+        assert_eq!(
+            from_root("- [Maps](maps.md)\n- [Read](../README.md)"),
+            "- [Maps](docs/maps.md)\n- [Read](README.md)"
+        );
+    }
+}
