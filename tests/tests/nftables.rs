@@ -20,7 +20,7 @@ use proxy_userspace::{
     health::ProxyHealth,
     kernel::{
         nftables::{Change, Family},
-        ruleset_changes::{TableChanges, Touched},
+        ruleset_changes::{TableChangeFlag, TableChanges},
     },
     metrics::Metrics,
     model::{
@@ -116,7 +116,7 @@ impl Daemon {
     fn start_in(namespace: Namespace) -> Self {
         let manifests = TempDir::new().expect("a directory");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let touched = Arc::new(Touched::default());
+        let touched = Arc::new(TableChangeFlag::default());
         let dataplane = Nftables::new(&NftablesSettings { masquerade: 1 << 14 }, Arc::clone(&touched))
             .expect("nf_tables");
         let disturbed = Arc::new(Notify::new());

@@ -8,12 +8,12 @@ use std::{
 
 use super::{
     Dataplane, MapFill, PlanSize,
-    conntrack::{StaleUdp, UdpFlows},
+    conntrack::{StaleUdpCleaner, UdpTable},
 };
 use crate::{
     kernel::{
         KernelError,
-        conntrack::{Deleted, UdpFilter, UdpFlow},
+        conntrack::{DeletionCounts, UdpFilter, UdpFlow},
     },
     model::{Dirty, IpFamily, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
@@ -62,7 +62,7 @@ pub(crate) struct Kernel {
 #[derive(Debug)]
 pub(crate) struct Fake {
     kernel: Shared,
-    stale_udp: StaleUdp,
+    stale_udp: StaleUdpCleaner,
 }
 
 /// Shares the kernel.
@@ -77,7 +77,7 @@ impl Shared {
 
 impl From<Shared> for Fake {
     fn from(kernel: Shared) -> Self {
-        Self { stale_udp: StaleUdp::with_flows(kernel.clone(), &[]), kernel }
+        Self { stale_udp: StaleUdpCleaner::with_table(kernel.clone(), &[]), kernel }
     }
 }
 
@@ -93,12 +93,12 @@ impl Clone for Fake {
     }
 }
 
-impl UdpFlows for Shared {
+impl UdpTable for Shared {
     fn delete(
         &mut self,
         filter: UdpFilter,
         is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
-    ) -> Result<Deleted, KernelError> {
+    ) -> Result<DeletionCounts, KernelError> {
         let mut kernel = self.lock();
         if kernel.without_conntrack {
             return Err(KernelError::NoConntrackNetlink { source: io::ErrorKind::InvalidInput.into() });
@@ -107,11 +107,11 @@ impl UdpFlows for Shared {
         let before = kernel.flows.len();
         let mut seen = 0;
         kernel.flows.retain(|flow| {
-            let passes = filter.lets_pass(flow);
+            let passes = filter.matches(flow);
             seen += usize::from(passes);
             !passes || !is_stale(flow)
         });
-        Ok(Deleted { seen, deleted: before - kernel.flows.len() })
+        Ok(DeletionCounts { seen, deleted: before - kernel.flows.len() })
     }
 }
 
@@ -233,7 +233,7 @@ impl Dataplane for Fake {
         Vec::new()
     }
 
-    fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
+    fn stale_udp(&mut self) -> Option<&mut StaleUdpCleaner> {
         Some(&mut self.stale_udp)
     }
 

@@ -21,7 +21,7 @@ pub use renderer::{RenderError, Renderer, Rendering};
 
 use std::sync::Arc;
 
-use self::conntrack::StaleUdp;
+use self::conntrack::StaleUdpCleaner;
 use crate::model::{Dirty, IpFamily, ServicePortKey, Snapshot};
 
 /// One way of making the kernel serve a Snapshot.
@@ -65,7 +65,7 @@ pub trait Dataplane {
 
     /// What finds stale UDP flows, in modes that translate in netfilter. It has to live as long as the dataplane: its memory
     /// of what was served must outlast [`Self::observe`].
-    fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
+    fn stale_udp(&mut self) -> Option<&mut StaleUdpCleaner> {
         None
     }
 

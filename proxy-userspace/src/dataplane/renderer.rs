@@ -2,7 +2,7 @@
 
 use std::{error::Error, sync::Arc};
 
-use super::{Dataplane, KernelCounts, MapFill, PlanSize, Readings, conntrack::Forgotten};
+use super::{Dataplane, KernelCounts, MapFill, PlanSize, Readings, conntrack::StaleUdpDeletion};
 use crate::{
     kernel::{KernelError, command},
     model::{Dirty, IpFamily, Snapshot},
@@ -77,11 +77,11 @@ pub trait Renderer: Send {
 
     /// Makes conntrack forget UDP flows that became stale by what was rendered, a value for each family that was looked at. To
     /// be called after each [`Self::render`] that succeeded, or failed in part only, with the same arguments.
-    fn forget_stale_udp(
+    fn delete_stale_udp(
         &mut self,
         snapshot: &Snapshot,
         dirty: &Dirty,
-    ) -> Result<Vec<Forgotten>, RenderError> {
+    ) -> Result<Vec<StaleUdpDeletion>, RenderError> {
         let _ = (snapshot, dirty);
         Ok(Vec::new())
     }
@@ -162,20 +162,20 @@ where
             && operations > 0
             && let Some(stale_udp) = self.dataplane.stale_udp()
         {
-            stale_udp.distrust();
+            stale_udp.recheck_all();
         }
         Ok(operations)
     }
 
-    fn forget_stale_udp(
+    fn delete_stale_udp(
         &mut self,
         snapshot: &Snapshot,
         dirty: &Dirty,
-    ) -> Result<Vec<Forgotten>, RenderError> {
+    ) -> Result<Vec<StaleUdpDeletion>, RenderError> {
         let Some(stale_udp) = self.dataplane.stale_udp() else {
             return Ok(Vec::new());
         };
-        stale_udp.forget(snapshot, dirty).map_err(|source| RenderError::StaleUdp { source })
+        stale_udp.delete_stale(snapshot, dirty).map_err(|source| RenderError::StaleUdp { source })
     }
 
     fn cleanup(&mut self) -> Vec<RenderError> {

@@ -51,15 +51,15 @@ pub async fn report_removals(names: &[&str], disturbed: Arc<Notify>) -> Result<(
 
 /// Whether somebody else changed a table since it was read last. Until it is followed, and once that fails, it may be so.
 #[derive(Debug)]
-pub struct Touched(AtomicBool);
+pub struct TableChangeFlag(AtomicBool);
 
-impl Default for Touched {
+impl Default for TableChangeFlag {
     fn default() -> Self {
         Self(AtomicBool::new(true))
     }
 }
 
-impl Touched {
+impl TableChangeFlag {
     /// It was changed, or may have been.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
@@ -79,13 +79,13 @@ impl Touched {
 pub struct TableChanges {
     socket: TokioSocket,
     table: &'static str,
-    touched: Arc<Touched>,
+    touched: Arc<TableChangeFlag>,
 }
 
 impl TableChanges {
     /// Listens from now on. What the socket with the netlink port `own` does is not heard: of that the kernel would say more than
     /// a socket can hold.
-    pub fn open(table: &'static str, own: u32, touched: Arc<Touched>) -> Result<Self, KernelError> {
+    pub fn open(table: &'static str, own: u32, touched: Arc<TableChangeFlag>) -> Result<Self, KernelError> {
         let failed = |operation| KernelError::call(operation, "an nfnetlink socket");
         let socket = open().map_err(failed("open"))?;
         leave_out(&socket, own).map_err(failed("filter"))?;

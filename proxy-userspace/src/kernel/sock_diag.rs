@@ -54,7 +54,7 @@ pub fn destroy_udp(peers: &HashMap<SocketCookie, SocketAddr>) -> Result<Vec<Sock
 
 /// The addresses of the calling thread's namespace from which TCP and UDP sockets are connected, or are being so, or are not yet
 /// done with it.
-pub fn connected_from() -> Result<BTreeSet<IpAddr>, KernelError> {
+pub fn connected_source_addresses() -> Result<BTreeSet<IpAddr>, KernelError> {
     let socket = netlink::open(NETLINK_SOCK_DIAG).map_err(KernelError::call("open", "a sock_diag socket"))?;
     let open = StateFlags::all().difference(StateFlags::TIME_WAIT | StateFlags::CLOSE | StateFlags::LISTEN);
     let mut addresses = BTreeSet::new();

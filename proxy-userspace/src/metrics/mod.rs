@@ -29,7 +29,7 @@ pub use exposition::Exposition;
 
 use self::{kernel_counts::OfKernel, readings::OfMode};
 use crate::{
-    dataplane::{KernelCounts, MapFill, Readings, conntrack::Forgotten},
+    dataplane::{KernelCounts, MapFill, Readings, conntrack::StaleUdpDeletion},
     model::IpFamily,
 };
 
@@ -278,7 +278,7 @@ impl Metrics {
     }
 
     /// Conntrack was looked through for stale flows.
-    pub fn flows_forgotten(&self, forgotten: Forgotten) {
+    pub fn flows_forgotten(&self, forgotten: StaleUdpDeletion) {
         let label = [ip_family(forgotten.family)];
         self.conntrack_duration.get_or_create(&label).observe(forgotten.took.as_secs_f64());
         self.conntrack_deleted.get_or_create(&label).inc_by(forgotten.flows.deleted as u64);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::{
-    dataplane::{ProgramErrorCount, ServiceCount, conntrack::Deleted},
+    dataplane::{ProgramErrorCount, ServiceCount, conntrack::DeletionCounts},
     model::{NamespacedName, Protocol, ServicePortKey, ServicePortName},
 };
 
@@ -24,9 +24,9 @@ fn used() -> Metrics {
     metrics.sync_succeeded(&IpFamily::ALL, SyncExtent::Full, Duration::from_millis(3), 7, 2.5);
     metrics.endpoints_programmed(&IpFamily::ALL, Duration::from_millis(300));
     metrics.set_no_local_endpoints(PolicySide::External, IpFamily::V6, 2);
-    metrics.flows_forgotten(Forgotten {
+    metrics.flows_forgotten(StaleUdpDeletion {
         family: IpFamily::V4,
-        flows: Deleted { seen: 9, deleted: 4 },
+        flows: DeletionCounts { seen: 9, deleted: 4 },
         took: Duration::from_millis(2),
     });
     metrics.healthz_answered(false);

@@ -15,7 +15,7 @@ use proxy_userspace::{
     kernel::{
         self, KernelError, capabilities,
         command::SearchPath,
-        ruleset_changes::{TableChanges, Touched},
+        ruleset_changes::{TableChangeFlag, TableChanges},
     },
     metrics::{Metrics, WatchedKind},
     model::{NodeFacts, WatchEvent},
@@ -52,7 +52,7 @@ pub(super) fn renderer(config: &Config, disturbed: &Arc<Notify>) -> anyhow::Resu
         }
         Mode::Nftables => {
             refuse_without_needs(config)?;
-            let touched = Arc::new(Touched::default());
+            let touched = Arc::new(TableChangeFlag::default());
             let dataplane = Nftables::new(&config.nftables, Arc::clone(&touched))?;
             let changes = TableChanges::open(nftables::TABLE, dataplane.port(), touched)?;
             tokio::spawn(follow(changes, Arc::clone(disturbed)));

@@ -8,11 +8,11 @@ use proxy_userspace::{
     config::{Config, Mode},
     dataplane::{
         KernelCounts, MapFill, Readings, RenderError, Renderer,
-        conntrack::Forgotten,
+        conntrack::StaleUdpDeletion,
         ebpf::Ebpf,
         ipvs::{Ipvs, IpvsError},
     },
-    kernel::{self, command, conntrack::HandedOver},
+    kernel::{self, command, conntrack::HandoverCounts},
     model::{Dirty, Snapshot},
 };
 
@@ -106,13 +106,13 @@ impl LeftLink {
 }
 
 /// What became of the connections that something else translated.
-fn told<E: std::error::Error + 'static>(of: &'static str, outcome: Result<HandedOver, E>) {
+fn told<E: std::error::Error + 'static>(of: &'static str, outcome: Result<HandoverCounts, E>) {
     match outcome {
-        Ok(done) if done == HandedOver::default() => {}
-        Ok(HandedOver { connections, lost: 0 }) => {
+        Ok(done) if done == HandoverCounts::default() => {}
+        Ok(HandoverCounts { connections, lost: 0 }) => {
             tracing::info!(of, connections, "conntrack translates connections from now on");
         }
-        Ok(HandedOver { connections, lost }) => {
+        Ok(HandoverCounts { connections, lost }) => {
             tracing::warn!(of, connections, lost, "not all connections go on");
         }
         Err(error) => tracing::warn!(of, error = with_causes(&error), "connections may end"),
@@ -136,17 +136,17 @@ impl Renderer for Successor {
 
     /// What comes after a success, and holds up nobody who waits for it. A process that is about to end leaves to the next what it
     /// cannot do whole: what is removed may be what connections need that were not handed over.
-    fn forget_stale_udp(
+    fn delete_stale_udp(
         &mut self,
         snapshot: &Snapshot,
         dirty: &Dirty,
-    ) -> Result<Vec<Forgotten>, RenderError> {
+    ) -> Result<Vec<StaleUdpDeletion>, RenderError> {
         if !self.serves_all || command::is_ending() {
-            return self.renderer.forget_stale_udp(snapshot, dirty);
+            return self.renderer.delete_stale_udp(snapshot, dirty);
         }
         // Before it: flows to endpoints that left are none to go on with.
         self.take_connections_along();
-        let forgotten = self.renderer.forget_stale_udp(snapshot, dirty);
+        let forgotten = self.renderer.delete_stale_udp(snapshot, dirty);
         if command::is_ending() {
             return forgotten;
         }

@@ -288,12 +288,12 @@ impl SyncLoop {
         match rendered {
             Ok(operations) => {
                 self.succeeded(started, extent, &dirty, operations);
-                self.forget_stale_udp(extent, &dirty);
+                self.delete_stale_udp(extent, &dirty);
             }
             Err(error) => {
                 self.failed(started, extent, &error);
                 if error.leaves_others() {
-                    self.forget_stale_udp(extent, &dirty);
+                    self.delete_stale_udp(extent, &dirty);
                 }
             }
         }
@@ -317,10 +317,10 @@ impl SyncLoop {
 
     /// After all else: traffic to come needs the rules, and only flows of old this. A failure is no reason to program the
     /// rules again.
-    fn forget_stale_udp(&mut self, extent: SyncExtent, dirty: &Dirty) {
+    fn delete_stale_udp(&mut self, extent: SyncExtent, dirty: &Dirty) {
         let everything = Dirty::everything();
         let dirty = if extent == SyncExtent::Full { &everything } else { dirty };
-        match self.renderer.forget_stale_udp(self.model.snapshot(), dirty) {
+        match self.renderer.delete_stale_udp(self.model.snapshot(), dirty) {
             Ok(forgotten) => {
                 for forgotten in forgotten {
                     self.outputs.metrics.flows_forgotten(forgotten);

@@ -11,7 +11,7 @@ use std::{
 };
 
 use proxy_userspace::{
-    dataplane::conntrack::{Forgotten, KernelTable, StaleUdp},
+    dataplane::conntrack::{KernelTable, StaleUdpCleaner, StaleUdpDeletion},
     kernel::{
         KernelError,
         conntrack::{self, UdpFilter, UdpFlow},
@@ -37,7 +37,7 @@ struct Places {
 struct Scene {
     node: Node,
     snapshot: Snapshot,
-    stale_udp: StaleUdp,
+    stale_udp: StaleUdpCleaner,
 }
 
 fn places(family: IpFamily) -> Places {
@@ -62,8 +62,11 @@ impl Scene {
                 node.run("ip", &[&["address", "add"], &address[..], nodad].concat(), "");
             }
         }
-        let mut scene =
-            Self { node, snapshot: Snapshot::default(), stale_udp: StaleUdp::with_flows(KernelTable, &[]) };
+        let mut scene = Self {
+            node,
+            snapshot: Snapshot::default(),
+            stale_udp: StaleUdpCleaner::with_table(KernelTable, &[]),
+        };
         scene.rules("");
         // However slow the machine: no entry ends by itself.
         scene.node.within(|| {
@@ -85,7 +88,7 @@ impl Scene {
     }
 
     /// What is led to the Service goes to this endpoint now, in both families: rules first, then flows.
-    fn serve(&mut self, endpoint: Option<usize>) -> Vec<Forgotten> {
+    fn serve(&mut self, endpoint: Option<usize>) -> Vec<StaleUdpDeletion> {
         self.serve_in_rules(endpoint);
         let mut dirty = Dirty::default();
         for family in IpFamily::ALL {
@@ -106,15 +109,15 @@ impl Scene {
         self.rules(&IpFamily::ALL.map(rule).join("\n"));
     }
 
-    fn remove_service(&mut self) -> Vec<Forgotten> {
+    fn remove_service(&mut self) -> Vec<StaleUdpDeletion> {
         self.rules("");
         let ports = std::mem::take(&mut self.snapshot.ports).into_keys().collect();
         self.forget(&Dirty { ports, ..Dirty::default() })
     }
 
-    fn forget(&mut self, dirty: &Dirty) -> Vec<Forgotten> {
+    fn forget(&mut self, dirty: &Dirty) -> Vec<StaleUdpDeletion> {
         let Self { node, snapshot, stale_udp } = self;
-        node.within(|| stale_udp.forget(snapshot, dirty))
+        node.within(|| stale_udp.delete_stale(snapshot, dirty))
     }
 
     fn flows(&self, family: IpFamily) -> Vec<UdpFlow> {
@@ -211,7 +214,7 @@ fn port(service: IpAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
 }
 
 /// What was deleted of each family that was looked at.
-fn deleted(forgotten: &[Forgotten]) -> BTreeMap<IpFamily, usize> {
+fn deleted(forgotten: &[StaleUdpDeletion]) -> BTreeMap<IpFamily, usize> {
     forgotten.iter().map(|forgotten| (forgotten.family, forgotten.flows.deleted)).collect()
 }
 

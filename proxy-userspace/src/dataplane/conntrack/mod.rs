@@ -7,7 +7,7 @@
 //! leaves the entries of Services without endpoints and of those that went.
 //!
 //! What is not found: entries of a Service that went while no proxy ran look like anybody's translation. They are left, unless
-//! the dataplane found the Service's address in the rules of its predecessor and says so ([`StaleUdp::suspect`]).
+//! the dataplane found the Service's address in the rules of its predecessor and says so ([`StaleUdpCleaner::add_former_destination`]).
 
 mod plan;
 mod thread;
@@ -23,50 +23,50 @@ use std::{
 
 pub use self::plan::Suspects;
 use self::{plan::Memory, thread::LookThread};
-pub use crate::kernel::conntrack::{Deleted, UdpFilter, UdpFlow};
+pub use crate::kernel::conntrack::{DeletionCounts, UdpFilter, UdpFlow};
 use crate::{
     kernel::{KernelError, conntrack},
     model::{Dirty, IpFamily, Snapshot},
 };
 
 /// Deletes tracked UDP flows: the kernel's table, or one that a test made.
-pub trait UdpFlows: Send + fmt::Debug {
+pub trait UdpTable: Send + fmt::Debug {
     /// Deletes those that pass the filter and that `is_stale` chooses.
     fn delete(
         &mut self,
         filter: UdpFilter,
         is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
-    ) -> Result<Deleted, KernelError>;
+    ) -> Result<DeletionCounts, KernelError>;
 }
 
 /// The table of the calling thread's network namespace.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelTable;
 
-impl UdpFlows for KernelTable {
+impl UdpTable for KernelTable {
     fn delete(
         &mut self,
         filter: UdpFilter,
         is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
-    ) -> Result<Deleted, KernelError> {
+    ) -> Result<DeletionCounts, KernelError> {
         conntrack::delete_udp(filter, is_stale)
     }
 }
 
 /// What one look at the flows of a family came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Forgotten {
+pub struct StaleUdpDeletion {
     /// The family.
     pub family: IpFamily,
     /// How many were looked at and deleted.
-    pub flows: Deleted,
+    pub flows: DeletionCounts,
     /// How long it took.
     pub took: Duration,
 }
 
 /// Finds stale flows by what changed since the last time, and makes conntrack forget them.
 #[derive(Debug)]
-pub struct StaleUdp(Place);
+pub struct StaleUdpCleaner(Place);
 
 /// Where the work is done.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ enum Place {
     Here(Looks),
 }
 
-impl StaleUdp {
+impl StaleUdpCleaner {
     /// For this process's network namespace. `loopback` are the families whose node ports the rules serve on loopback
     /// addresses too; in the others, flows there are not ours.
     pub fn new(loopback: &[IpFamily]) -> Self {
@@ -85,25 +85,25 @@ impl StaleUdp {
     }
 
     /// Over another table, and at once.
-    pub fn with_flows(flows: impl UdpFlows + 'static, loopback: &[IpFamily]) -> Self {
+    pub fn with_table(flows: impl UdpTable + 'static, loopback: &[IpFamily]) -> Self {
         Self(Place::Here(Looks::new(flows, loopback)))
     }
 
     /// The next look is at the flows of every Service: rules were missing for a while, so that packets passed untranslated.
-    pub fn distrust(&mut self) {
+    pub fn recheck_all(&mut self) {
         match &mut self.0 {
-            Place::Thread(thread) => thread.distrust(),
-            Place::Here(looks) => looks.distrust(),
+            Place::Thread(thread) => thread.recheck_all(),
+            Place::Here(looks) => looks.recheck_all(),
         }
     }
 
     /// Rules of an earlier process led this UDP destination somewhere. Should no Service have it at the next look, which is
     /// one at everything, all flows to it that are translated are stale. A node port has the unspecified address of its
     /// family. For what is found in the kernel at start-up.
-    pub fn suspect(&mut self, destination: SocketAddr) {
+    pub fn add_former_destination(&mut self, destination: SocketAddr) {
         match &mut self.0 {
-            Place::Thread(thread) => thread.suspect(destination),
-            Place::Here(looks) => looks.suspect(destination),
+            Place::Thread(thread) => thread.add_former_destination(destination),
+            Place::Here(looks) => looks.add_former_destination(destination),
         }
     }
 
@@ -111,10 +111,14 @@ impl StaleUdp {
     /// To be called when the rules for `dirty` are in the kernel, never before: deleted earlier, a flow would come back as it
     /// was. Nothing is read from the kernel unless a UDP service port changed in a way that matters; the first call looks at all
     /// of them. What fails is tried again at the next call with UDP changes, or with `dirty.all`.
-    pub fn forget(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<Vec<Forgotten>, KernelError> {
+    pub fn delete_stale(
+        &mut self,
+        snapshot: &Snapshot,
+        dirty: &Dirty,
+    ) -> Result<Vec<StaleUdpDeletion>, KernelError> {
         match &mut self.0 {
-            Place::Thread(thread) => thread.forget(snapshot, dirty),
-            Place::Here(looks) => looks.forget(snapshot, dirty),
+            Place::Thread(thread) => thread.delete_stale(snapshot, dirty),
+            Place::Here(looks) => looks.delete_stale(snapshot, dirty),
         }
     }
 }
@@ -122,7 +126,7 @@ impl StaleUdp {
 /// Looks for stale flows, one after the other.
 #[derive(Debug)]
 struct Looks {
-    flows: Box<dyn UdpFlows>,
+    flows: Box<dyn UdpTable>,
     memory: Memory,
     owed: Owed,
 }
@@ -137,7 +141,7 @@ struct Owed {
 }
 
 impl Looks {
-    fn new(flows: impl UdpFlows + 'static, loopback: &[IpFamily]) -> Self {
+    fn new(flows: impl UdpTable + 'static, loopback: &[IpFamily]) -> Self {
         Self {
             flows: Box::new(flows),
             memory: Memory::new(loopback),
@@ -145,16 +149,20 @@ impl Looks {
         }
     }
 
-    fn distrust(&mut self) {
+    fn recheck_all(&mut self) {
         self.owed.everything = true;
     }
 
-    fn suspect(&mut self, destination: SocketAddr) {
-        self.memory.suspect(destination);
+    fn add_former_destination(&mut self, destination: SocketAddr) {
+        self.memory.add_former_destination(destination);
         self.owed.everything = true;
     }
 
-    fn forget(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<Vec<Forgotten>, KernelError> {
+    fn delete_stale(
+        &mut self,
+        snapshot: &Snapshot,
+        dirty: &Dirty,
+    ) -> Result<Vec<StaleUdpDeletion>, KernelError> {
         if !self.owed.everything && !concerns_udp(dirty) {
             return Ok(Vec::new());
         }
@@ -182,12 +190,12 @@ fn concerns_udp(dirty: &Dirty) -> bool {
 
 /// One walk a family, and none for a family without suspects.
 #[expect(clippy::disallowed_methods, reason = "how long a walk takes is measured")]
-fn delete(flows: &mut dyn UdpFlows, suspects: &Suspects<'_>) -> Result<Vec<Forgotten>, KernelError> {
+fn delete(flows: &mut dyn UdpTable, suspects: &Suspects<'_>) -> Result<Vec<StaleUdpDeletion>, KernelError> {
     let mut forgotten = Vec::new();
     for filter in suspects.filters() {
         let began = Instant::now();
         let deleted = flows.delete(filter, &mut |flow| suspects.is_stale(flow))?;
-        forgotten.push(Forgotten { family: filter.family, flows: deleted, took: began.elapsed() });
+        forgotten.push(StaleUdpDeletion { family: filter.family, flows: deleted, took: began.elapsed() });
     }
     Ok(forgotten)
 }

@@ -56,7 +56,7 @@ impl Memory {
     }
 
     /// Somebody served this.
-    pub(super) fn suspect(&mut self, destination: SocketAddr) {
+    pub(super) fn add_former_destination(&mut self, destination: SocketAddr) {
         self.inherited.insert(destination);
     }
 

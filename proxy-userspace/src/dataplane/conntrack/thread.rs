@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Forgotten, Looks, Owed, concerns_udp, plan};
+use super::{Looks, Owed, StaleUdpDeletion, concerns_udp, plan};
 use crate::{
     kernel::KernelError,
     model::{Dirty, NodeView, ResolvedPort, ServicePortKey, Snapshot},
@@ -33,7 +33,7 @@ struct Change {
     node: Option<NodeView>,
 }
 
-type Ended = Result<Vec<Forgotten>, KernelError>;
+type Ended = Result<Vec<StaleUdpDeletion>, KernelError>;
 
 /// The thread; it begins with the first change of UDP, and ends when this is dropped, after the look it is at.
 #[derive(Debug)]
@@ -50,16 +50,16 @@ impl LookThread {
         Self { looks: Some(looks), running: None, suspects: Vec::new(), distrust: false }
     }
 
-    pub(super) fn distrust(&mut self) {
+    pub(super) fn recheck_all(&mut self) {
         self.distrust = true;
     }
 
-    pub(super) fn suspect(&mut self, destination: SocketAddr) {
+    pub(super) fn add_former_destination(&mut self, destination: SocketAddr) {
         self.suspects.push(destination);
     }
 
     /// Hands a change over, and returns what came of it, if that is known in a moment, and of those before.
-    pub(super) fn forget(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Ended {
+    pub(super) fn delete_stale(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Ended {
         if let Some(looks) = self.looks.take() {
             self.running = Some(start(looks)?);
         }
@@ -111,7 +111,7 @@ fn start(mut looks: Looks) -> Result<(Sender<Change>, Receiver<Ended>), KernelEr
             for change in std::iter::once(first).chain(changes.try_iter()) {
                 take(change, &mut snapshot, &mut dirty, &mut looks);
             }
-            if ended.send(looks.forget(&snapshot, &dirty)).is_err() {
+            if ended.send(looks.delete_stale(&snapshot, &dirty)).is_err() {
                 return;
             }
         }
@@ -124,9 +124,9 @@ fn start(mut looks: Looks) -> Result<(Sender<Change>, Receiver<Ended>), KernelEr
 }
 
 fn take(change: Change, snapshot: &mut Snapshot, dirty: &mut Dirty, looks: &mut Looks) {
-    change.suspects.into_iter().for_each(|destination| looks.suspect(destination));
+    change.suspects.into_iter().for_each(|destination| looks.add_former_destination(destination));
     if change.distrust {
-        looks.distrust();
+        looks.recheck_all();
     }
     if let Some(all) = change.all {
         snapshot.ports = all;

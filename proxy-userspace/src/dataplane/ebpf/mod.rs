@@ -52,7 +52,7 @@ use crate::{
         capabilities,
         cgroup::Cgroup,
         command::{self, SearchPath},
-        conntrack::HandedOver,
+        conntrack::HandoverCounts,
         netns::{self, NetnsCookie},
     },
     model::{Dirty, Snapshot},
@@ -164,7 +164,7 @@ impl Ebpf {
 
     /// Makes conntrack translate the connections that programs on links do, if any are pinned in a directory, and has these take no
     /// new ones: another mode serves all Services by now.
-    pub fn hand_over(pin_dir: &Path) -> Result<HandedOver, EbpfError> {
+    pub fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, EbpfError> {
         Ok(handover::hand_over(pin_dir)?)
     }
 

@@ -36,7 +36,7 @@ use self::{
     state::{FamilyState, PortState, TableState},
 };
 pub use self::{failure::IptablesError, plan::Plan, state::State, terms::Offer};
-use super::{Dataplane, Readings, conntrack::StaleUdp, families};
+use super::{Dataplane, Readings, conntrack::StaleUdpCleaner, families};
 use crate::{
     kernel::{
         KernelError,
@@ -82,7 +82,7 @@ pub struct Iptables {
     not_shown: BTreeSet<IpFamily>,
     /// `route_localnet` was off before this mode, also if the chain that tells so is flushed.
     set_route_localnet: bool,
-    stale_udp: StaleUdp,
+    stale_udp: StaleUdpCleaner,
     counters: Counters,
     /// Families that could not be read, and why; not told yet.
     unread: Vec<(IpFamily, IptablesError)>,
@@ -113,7 +113,7 @@ impl Iptables {
             held_by_others: BTreeMap::new(),
             not_shown: BTreeSet::new(),
             set_route_localnet: false,
-            stale_udp: StaleUdp::new(loopback),
+            stale_udp: StaleUdpCleaner::new(loopback),
             counters,
             unread: Vec::new(),
         })
@@ -143,7 +143,7 @@ impl Iptables {
             }
             if table == Table::Nat {
                 for destination in saved::udp_destinations(&saved, family) {
-                    self.stale_udp.suspect(destination);
+                    self.stale_udp.add_former_destination(destination);
                 }
             }
             tables.insert(table, saved::table(table, &saved));
@@ -327,7 +327,7 @@ impl Dataplane for Iptables {
         Some(self.counters.readings())
     }
 
-    fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
+    fn stale_udp(&mut self) -> Option<&mut StaleUdpCleaner> {
         Some(&mut self.stale_udp)
     }
 

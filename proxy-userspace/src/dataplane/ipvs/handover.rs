@@ -17,7 +17,7 @@ use super::{IpvsSettings, hold::Hold, removal};
 use crate::{
     kernel::{
         KernelError, clock,
-        conntrack::{self, Connection, Ends, HandedOver, Tracked},
+        conntrack::{self, AddressPair, Connection, HandoverCounts, TrackedConnection},
         ipset::Ipset,
         ipvs::{self, VirtualKey},
         sysctl::NetSetting,
@@ -32,8 +32,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Removes the virtual servers of this mode, and makes conntrack translate the connections that they were for: another mode serves
 /// all Services by now.
-pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandedOver, KernelError> {
-    let mut done = HandedOver::default();
+pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandoverCounts, KernelError> {
+    let mut done = HandoverCounts::default();
     if !removal::has_link() {
         return Ok(done);
     }
@@ -58,7 +58,7 @@ pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandedOver, KernelErr
     let mut errors = removal::remove_servers(&mut ipvs, &servers);
     errors.extend(wait_until_forgotten(&servers).err());
     for (family, connections) in found {
-        match connections.and_then(|connections| conntrack::replace(family, &connections)) {
+        match connections.and_then(|connections| conntrack::replace_entries(family, &connections)) {
             Ok(replaced) => done += replaced,
             Err(error) => errors.push(error),
         }
@@ -69,7 +69,7 @@ pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandedOver, KernelErr
 fn find(family: IpFamily, servers: &[VirtualKey]) -> Result<Vec<Connection>, KernelError> {
     let mut found = Vec::new();
     for protocol in Protocol::ALL {
-        found.extend(conntrack::find(family, protocol.number(), &mut |tracked| {
+        found.extend(conntrack::find_connections(family, protocol.number(), &mut |tracked| {
             untranslated(tracked, protocol, servers)
         })?);
     }
@@ -77,7 +77,11 @@ fn find(family: IpFamily, servers: &[VirtualKey]) -> Result<Vec<Connection>, Ker
 }
 
 /// The ends of a connection that IPVS carries to one of these virtual servers, which are sorted.
-fn untranslated(tracked: &Tracked, protocol: Protocol, servers: &[VirtualKey]) -> Option<Ends> {
+fn untranslated(
+    tracked: &TrackedConnection,
+    protocol: Protocol,
+    servers: &[VirtualKey],
+) -> Option<AddressPair> {
     let key = VirtualKey { protocol, address: tracked.original.destination };
     let is_carried = !tracked.is_dnat
         && tracked.reply.source != tracked.original.destination
@@ -111,15 +115,16 @@ mod tests {
     fn what_ipvs_carries_is_what_goes_elsewhere_though_conntrack_does_not_send_it_there() {
         let at = |text: &str| text.parse().unwrap();
         let servers = [VirtualKey { protocol: Protocol::Tcp, address: at("10.96.0.1:80") }];
-        let original = Ends { source: at("10.244.1.11:4000"), destination: at("10.96.0.1:80") };
-        let reply = |from: &str| Ends { source: at(from), destination: at("192.168.57.11:5000") };
-        let carried = Tracked { protocol: 6, original, reply: reply("10.244.1.12:8080"), is_dnat: false };
-        let ends = |tracked: &Tracked, protocol| untranslated(tracked, protocol, &servers);
+        let original = AddressPair { source: at("10.244.1.11:4000"), destination: at("10.96.0.1:80") };
+        let reply = |from: &str| AddressPair { source: at(from), destination: at("192.168.57.11:5000") };
+        let carried =
+            TrackedConnection { protocol: 6, original, reply: reply("10.244.1.12:8080"), is_dnat: false };
+        let ends = |tracked: &TrackedConnection, protocol| untranslated(tracked, protocol, &servers);
         assert_eq!(ends(&carried, Protocol::Tcp), Some(original));
         assert_eq!(ends(&carried, Protocol::Udp), None);
-        assert_eq!(ends(&Tracked { is_dnat: true, ..carried }, Protocol::Tcp), None);
-        assert_eq!(ends(&Tracked { reply: reply("10.96.0.1:80"), ..carried }, Protocol::Tcp), None);
-        let elsewhere = Ends { destination: at("10.96.0.2:80"), ..original };
-        assert_eq!(ends(&Tracked { original: elsewhere, ..carried }, Protocol::Tcp), None);
+        assert_eq!(ends(&TrackedConnection { is_dnat: true, ..carried }, Protocol::Tcp), None);
+        assert_eq!(ends(&TrackedConnection { reply: reply("10.96.0.1:80"), ..carried }, Protocol::Tcp), None);
+        let elsewhere = AddressPair { destination: at("10.96.0.2:80"), ..original };
+        assert_eq!(ends(&TrackedConnection { original: elsewhere, ..carried }, Protocol::Tcp), None);
     }
 }

@@ -48,7 +48,7 @@ use self::{
 pub use self::{failure::IpvsError, plan::Plan, state::State};
 use super::{
     Dataplane, KernelCounts, Readings,
-    conntrack::StaleUdp,
+    conntrack::StaleUdpCleaner,
     families::{self, Failures},
     iptables,
 };
@@ -56,7 +56,7 @@ use crate::{
     kernel::{
         KernelError,
         command::{self, SearchPath},
-        conntrack::HandedOver,
+        conntrack::HandoverCounts,
         dummy_link::DummyLink,
         ipset::Ipset,
         iptables::Iptables as Commands,
@@ -128,7 +128,7 @@ pub struct Ipvs {
     link: DummyLink,
     ipset: Ipset,
     terms: Terms,
-    stale_udp: StaleUdp,
+    stale_udp: StaleUdpCleaner,
     /// What outlasts [`Dataplane::observe`].
     refused: Refusals,
     /// Families whose rules could not be read, and why; not told yet.
@@ -164,7 +164,7 @@ impl Ipvs {
             settings,
             commands,
             terms,
-            stale_udp: StaleUdp::new(&[]),
+            stale_udp: StaleUdpCleaner::new(&[]),
             refused: Refusals::default(),
             unread: Vec::new(),
             failed_restores: Failures::default(),
@@ -192,7 +192,7 @@ impl Ipvs {
 
     /// Removes the virtual servers of this mode, and makes conntrack translate the connections that IPVS carries to them: another
     /// mode serves all Services by now.
-    pub fn hand_over(settings: &IpvsSettings) -> Result<HandedOver, IpvsError> {
+    pub fn hand_over(settings: &IpvsSettings) -> Result<HandoverCounts, IpvsError> {
         Ok(handover::hand_over(settings)?)
     }
 
@@ -381,7 +381,7 @@ impl Dataplane for Ipvs {
         }
     }
 
-    fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
+    fn stale_udp(&mut self) -> Option<&mut StaleUdpCleaner> {
         Some(&mut self.stale_udp)
     }
 

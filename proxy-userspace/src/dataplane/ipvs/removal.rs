@@ -70,7 +70,7 @@ pub(super) fn remove_link(goes: LinkGoes) -> Result<BTreeSet<IpAddr>, KernelErro
     }
     let used = match goes {
         LinkGoes::AtOnce => BTreeSet::new(),
-        LinkGoes::Unused => sock_diag::connected_from()?,
+        LinkGoes::Unused => sock_diag::connected_source_addresses()?,
     };
     let held = link.addresses()?;
     if held.is_disjoint(&used) {

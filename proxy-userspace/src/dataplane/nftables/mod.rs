@@ -45,13 +45,13 @@ mod tests;
 use crate::{
     dataplane::{
         Dataplane, OneFamily, Readings,
-        conntrack::StaleUdp,
+        conntrack::StaleUdpCleaner,
         families::{self, Failures},
     },
     kernel::{
         KernelError,
         nftables::{self, Change, Family},
-        ruleset_changes::Touched,
+        ruleset_changes::TableChangeFlag,
     },
     model::{Dirty, IpFamily, Snapshot},
 };
@@ -82,8 +82,8 @@ pub struct NftablesSettings {
 pub struct Nftables {
     socket: nftables::Nftables,
     masquerade: u32,
-    touched: Arc<Touched>,
-    stale_udp: StaleUdp,
+    touched: Arc<TableChangeFlag>,
+    stale_udp: StaleUdpCleaner,
     has_observed: bool,
     /// Families whose table could not be read, and why; not told yet.
     unread: Vec<(Family, KernelError)>,
@@ -110,12 +110,12 @@ const fn model_family(family: Family) -> IpFamily {
 
 impl Nftables {
     /// Opens a socket. Nothing is changed until the first plan is applied. `touched` is asked whether others changed the tables.
-    pub fn new(settings: &NftablesSettings, touched: Arc<Touched>) -> Result<Self, KernelError> {
+    pub fn new(settings: &NftablesSettings, touched: Arc<TableChangeFlag>) -> Result<Self, KernelError> {
         Ok(Self {
             socket: nftables::Nftables::open()?,
             masquerade: settings.masquerade,
             touched,
-            stale_udp: StaleUdp::new(&[]),
+            stale_udp: StaleUdpCleaner::new(&[]),
             has_observed: false,
             unread: Vec::new(),
             failures: Failures::default(),
@@ -136,7 +136,7 @@ impl Nftables {
             };
             let found = table.elements.keys().filter_map(|(base, key)| Destination::read(*base, family, key));
             for Destination { address, port, .. } in found.filter(|destination| destination.protocol == UDP) {
-                self.stale_udp.suspect(SocketAddr::new(address.unwrap_or(unspecified), port));
+                self.stale_udp.add_former_destination(SocketAddr::new(address.unwrap_or(unspecified), port));
             }
         }
     }
@@ -221,7 +221,7 @@ impl Dataplane for Nftables {
         Some(self.failures.readings(name, help))
     }
 
-    fn stale_udp(&mut self) -> Option<&mut StaleUdp> {
+    fn stale_udp(&mut self) -> Option<&mut StaleUdpCleaner> {
         Some(&mut self.stale_udp)
     }
 

@@ -3,7 +3,7 @@
 //!
 //! The kernel changes no addresses of an entry that it has, so the old one is deleted and another made. In between, a packet
 //! would be tracked as something new: whoever hands over keeps packets back meanwhile ([`Translator::hold`], or all the while
-//! between [`find`] and [`replace`]). The order of attributes and what the kernel makes of them is that of `ctnetlink_create_conntrack` and `ctnetlink_setup_nat`.
+//! between [`find_connections`] and [`replace_entries`]). The order of attributes and what the kernel makes of them is that of `ctnetlink_create_conntrack` and `ctnetlink_setup_nat`.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -11,7 +11,7 @@ use netlink_packet_core::{NLA_F_NESTED, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_sys::Socket;
 
 use super::{
-    Ends, failed,
+    AddressPair, failed,
     message::{self, Answer, DELETE, NEW, attribute, attributes, nest, put_address, put_tuple, read_tuple},
     open, walk,
 };
@@ -64,13 +64,13 @@ const ESTABLISHED_SECONDS: u32 = 86_400;
 
 /// A connection as conntrack has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tracked {
+pub struct TrackedConnection {
     /// IP protocol number.
     pub protocol: u8,
     /// Its first packet, before conntrack translated anything.
-    pub original: Ends,
+    pub original: AddressPair,
     /// What conntrack takes for an answer.
-    pub reply: Ends,
+    pub reply: AddressPair,
     /// Conntrack itself translates where it goes (`IPS_DST_NAT`).
     pub is_dnat: bool,
 }
@@ -79,9 +79,9 @@ pub struct Tracked {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// Packets of its client as they come in.
-    pub untranslated: Ends,
+    pub untranslated: AddressPair,
     /// What conntrack had of it.
-    pub tracked: Tracked,
+    pub tracked: TrackedConnection,
     state: Kept,
 }
 
@@ -102,7 +102,7 @@ struct Kept {
 /// Who translated connections so far.
 pub trait Translator {
     /// Client and VIP of a connection that is to be handed over; none of any other.
-    fn untranslated(&mut self, tracked: &Tracked) -> Option<Ends>;
+    fn untranslated(&mut self, tracked: &TrackedConnection) -> Option<AddressPair>;
 
     /// From now on no packet of the connection may reach conntrack.
     fn hold(&mut self, connection: &Connection);
@@ -113,14 +113,14 @@ pub trait Translator {
 
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HandedOver {
+pub struct HandoverCounts {
     /// Connections that conntrack translates now.
     pub connections: usize,
     /// Connections that are lost.
     pub lost: usize,
 }
 
-impl std::ops::AddAssign for HandedOver {
+impl std::ops::AddAssign for HandoverCounts {
     fn add_assign(&mut self, other: Self) {
         self.connections += other.connections;
         self.lost += other.lost;
@@ -133,7 +133,7 @@ pub fn hand_over(
     family: IpFamily,
     protocol: u8,
     translator: &mut dyn Translator,
-) -> Result<HandedOver, KernelError> {
+) -> Result<HandoverCounts, KernelError> {
     let mut replacement = Replacement::new(family)?;
     walk(&message::dump_request_of(family, protocol, None), &mut |payload| {
         let Some((tracked, state)) = read(payload, protocol) else { return Ok(()) };
@@ -147,10 +147,10 @@ pub fn hand_over(
 
 /// The connections of a family and protocol for which `untranslated` has client and VIP, in the calling thread's network
 /// namespace: to be replaced once nothing translates them any more.
-pub fn find(
+pub fn find_connections(
     family: IpFamily,
     protocol: u8,
-    untranslated: &mut dyn FnMut(&Tracked) -> Option<Ends>,
+    untranslated: &mut dyn FnMut(&TrackedConnection) -> Option<AddressPair>,
 ) -> Result<Vec<Connection>, KernelError> {
     let mut found = Vec::new();
     walk(&message::dump_request_of(family, protocol, None), &mut |payload| {
@@ -164,13 +164,13 @@ pub fn find(
 
 /// Makes conntrack translate these connections of a family. Their entries may be there still, or not. No packet of theirs may
 /// come by meanwhile.
-pub fn replace(family: IpFamily, connections: &[Connection]) -> Result<HandedOver, KernelError> {
+pub fn replace_entries(family: IpFamily, connections: &[Connection]) -> Result<HandoverCounts, KernelError> {
     let mut replacement = Replacement::new(family)?;
     connections.chunks(AT_ONCE).try_for_each(|some| replacement.replace(some))?;
     Ok(replacement.done)
 }
 
-fn read(payload: &[u8], protocol: u8) -> Option<(Tracked, Kept)> {
+fn read(payload: &[u8], protocol: u8) -> Option<(TrackedConnection, Kept)> {
     let (mut original, mut reply, mut kept) = (None, None, Kept::default());
     let number = |value: &[u8]| value.first_chunk().map(|value| u32::from_be_bytes(*value));
     for (kind, value) in attributes(payload.get(message::NFGENMSG..)?) {
@@ -186,7 +186,7 @@ fn read(payload: &[u8], protocol: u8) -> Option<(Tracked, Kept)> {
         }
     }
     let is_dnat = kept.status & DST_NAT != 0;
-    Some((Tracked { protocol, original: original?, reply: reply?, is_dnat }, kept))
+    Some((TrackedConnection { protocol, original: original?, reply: reply?, is_dnat }, kept))
 }
 
 fn tcp_state(value: &[u8]) -> Option<u8> {
@@ -202,12 +202,12 @@ struct Replacement {
     waiting: Vec<Connection>,
     /// Of the last message that was sent; an answer carries its question's.
     sequence_number: u32,
-    done: HandedOver,
+    done: HandoverCounts,
 }
 
 impl Replacement {
     fn new(family: IpFamily) -> Result<Self, KernelError> {
-        let (socket, waiting, done) = (open()?, Vec::new(), HandedOver::default());
+        let (socket, waiting, done) = (open()?, Vec::new(), HandoverCounts::default());
         Ok(Self { family, socket, waiting, sequence_number: 0, done })
     }
 
@@ -246,7 +246,7 @@ impl Replacement {
         let mut datagram = Vec::new();
         let mut asked = BTreeMap::new();
         for connection in connections {
-            let Tracked { original, reply, .. } = connection.tracked;
+            let TrackedConnection { original, reply, .. } = connection.tracked;
             let in_the_way = [reply, connection.untranslated].into_iter().filter(|_| clear_the_way);
             for ends in [original].into_iter().chain(in_the_way) {
                 self.sequence_number = self.sequence_number.wrapping_add(1);
@@ -282,7 +282,7 @@ impl Replacement {
     }
 }
 
-fn delete(datagram: &mut Vec<u8>, family: IpFamily, number: u32, connection: &Connection, ends: Ends) {
+fn delete(datagram: &mut Vec<u8>, family: IpFamily, number: u32, connection: &Connection, ends: AddressPair) {
     message::message(datagram, DELETE, 0, number, family, |bytes| {
         put_tuple(bytes, message::TUPLE_ORIG, connection.tracked.protocol, ends);
         put_zone(bytes, connection);
@@ -298,7 +298,7 @@ fn put_zone(bytes: &mut Vec<u8>, connection: &Connection) {
 /// The entry is made as if it came in untranslated, and then translated both ways.
 fn create(datagram: &mut Vec<u8>, family: IpFamily, number: u32, connection: &Connection) {
     let Connection { untranslated, tracked, state } = connection;
-    let answer = Ends { source: untranslated.destination, destination: untranslated.source };
+    let answer = AddressPair { source: untranslated.destination, destination: untranslated.source };
     message::message(datagram, NEW, NLM_F_CREATE | NLM_F_EXCL | NLM_F_ACK, number, family, |bytes| {
         put_tuple(bytes, message::TUPLE_ORIG, tracked.protocol, *untranslated);
         put_tuple(bytes, message::TUPLE_REPLY, tracked.protocol, answer);

@@ -12,7 +12,9 @@ use std::{io, net::SocketAddr};
 
 use netlink_sys::{Socket, protocols::NETLINK_NETFILTER};
 
-pub use self::handover::{Connection, HandedOver, Tracked, Translator, find, hand_over, replace};
+pub use self::handover::{
+    Connection, HandoverCounts, TrackedConnection, Translator, find_connections, hand_over, replace_entries,
+};
 use self::message::{Batch, Entry};
 use super::{KernelError, netlink};
 use crate::net::IpFamily;
@@ -22,7 +24,7 @@ const MOST_AT_ONCE: usize = 64;
 
 /// Where packets of one direction come from and go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ends {
+pub struct AddressPair {
     /// Where they come from.
     pub source: SocketAddr,
     /// Where they go to.
@@ -60,7 +62,7 @@ pub struct UdpFilter {
 
 impl UdpFilter {
     /// Whether a flow is among them.
-    pub fn lets_pass(&self, flow: &UdpFlow) -> bool {
+    pub fn matches(&self, flow: &UdpFlow) -> bool {
         IpFamily::of(flow.destination.ip()) == self.family
             && self.destination_port.is_none_or(|port| flow.destination.port() == port)
     }
@@ -68,7 +70,7 @@ impl UdpFilter {
 
 /// What a walk over the table came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Deleted {
+pub struct DeletionCounts {
     /// Entries looked at.
     pub seen: usize,
     /// Entries deleted; those that ended by themselves meanwhile do not count.
@@ -96,7 +98,7 @@ pub fn load_module() -> Result<(), KernelError> {
 pub fn delete_udp(
     filter: UdpFilter,
     is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
-) -> Result<Deleted, KernelError> {
+) -> Result<DeletionCounts, KernelError> {
     let mut deletions = Deletions::new()?;
     let mut seen = 0;
     dump(filter, &mut |entry| {
@@ -105,7 +107,7 @@ pub fn delete_udp(
     })?;
     deletions.send()?;
     match deletions.failure {
-        None => Ok(Deleted { seen, deleted: deletions.deleted }),
+        None => Ok(DeletionCounts { seen, deleted: deletions.deleted }),
         Some(failure) => Err(failed("delete")(failure)),
     }
 }
@@ -115,7 +117,7 @@ fn dump(
     each: &mut dyn FnMut(&Entry<'_>) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
     walk(&message::dump_request(filter), &mut |payload| match message::entry(payload) {
-        Some(entry) if filter.lets_pass(&entry.flow) => each(&entry),
+        Some(entry) if filter.matches(&entry.flow) => each(&entry),
         _ => Ok(()),
     })
 }

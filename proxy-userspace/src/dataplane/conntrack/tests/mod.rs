@@ -30,20 +30,20 @@ struct Contents {
     is_broken: bool,
 }
 
-impl UdpFlows for Table {
+impl UdpTable for Table {
     fn delete(
         &mut self,
         filter: UdpFilter,
         is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
-    ) -> Result<Deleted, KernelError> {
+    ) -> Result<DeletionCounts, KernelError> {
         let mut contents = self.0.lock().unwrap();
         if contents.is_broken {
             return Err(KernelError::NoConntrackNetlink { source: std::io::ErrorKind::InvalidInput.into() });
         }
         contents.looks.push(filter);
         let before = contents.flows.len();
-        contents.flows.retain(|flow| !(filter.lets_pass(flow) && is_stale(flow)));
-        Ok(Deleted { seen: before, deleted: before - contents.flows.len() })
+        contents.flows.retain(|flow| !(filter.matches(flow) && is_stale(flow)));
+        Ok(DeletionCounts { seen: before, deleted: before - contents.flows.len() })
     }
 }
 
@@ -51,7 +51,7 @@ impl UdpFlows for Table {
 #[derive(Debug)]
 struct Scene {
     table: Table,
-    stale_udp: StaleUdp,
+    stale_udp: StaleUdpCleaner,
     snapshot: Snapshot,
 }
 
@@ -64,7 +64,7 @@ impl Scene {
             local_detector: LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16"])),
             ..NodeView::default()
         };
-        let stale_udp = StaleUdp::with_flows(table.clone(), &[]);
+        let stale_udp = StaleUdpCleaner::with_table(table.clone(), &[]);
         Self { table, stale_udp, snapshot: Snapshot { node, ..Snapshot::default() } }
     }
 
@@ -89,7 +89,7 @@ impl Scene {
     /// What is left of these flows after a look at what changed.
     fn left(&mut self, dirty: &Dirty, flows: &[UdpFlow]) -> Vec<UdpFlow> {
         self.table.0.lock().unwrap().flows = flows.to_vec();
-        self.stale_udp.forget(&self.snapshot, dirty).expect("the table works");
+        self.stale_udp.delete_stale(&self.snapshot, dirty).expect("the table works");
         self.table.0.lock().unwrap().flows.clone()
     }
 
@@ -260,7 +260,7 @@ fn node_ports_are_those_of_the_addresses_they_are_served_on() {
     let all = [&elsewhere[..], &[to("192.168.57.11:30053")]].concat();
     assert_eq!(scene.left(&Dirty::everything(), &all), elsewhere, "loopback is others' in this mode");
 
-    scene.stale_udp = StaleUdp::with_flows(scene.table.clone(), &[IpFamily::V4]);
+    scene.stale_udp = StaleUdpCleaner::with_table(scene.table.clone(), &[IpFamily::V4]);
     let all = [to("127.0.0.1:30053"), to("127.0.0.7:30053"), to("127.0.0.7:30054")];
     assert_eq!(scene.left(&Dirty::everything(), &all), [to("127.0.0.7:30054")]);
 }
@@ -318,7 +318,7 @@ fn what_an_earlier_process_served_loses_its_translated_flows_unless_it_is_served
     let mut scene = Scene::new();
     scene.set("dns", service(&[OLD]));
     for inherited in [VIP, "10.96.0.11:53", "0.0.0.0:30053"] {
-        scene.stale_udp.suspect(inherited.parse().unwrap());
+        scene.stale_udp.add_former_destination(inherited.parse().unwrap());
     }
     let stay = [to_vip(OLD), flow(POD, "10.96.0.11:53", "10.96.0.11:53"), flow(POD, "10.96.0.12:53", OLD)];
     let go = [flow(POD, "10.96.0.11:53", OLD), flow(CLIENT, "192.168.57.11:30053", OLD)];
@@ -350,7 +350,7 @@ fn the_table_is_looked_through_only_if_udp_changed_in_a_way_that_matters() {
 #[test]
 fn who_distrusts_the_rules_has_all_flows_looked_at_once() {
     let mut scene = Scene::serving(&[OLD]);
-    scene.stale_udp.distrust();
+    scene.stale_udp.recheck_all();
     assert_eq!(scene.left(&Dirty::default(), &[to_vip(VIP), to_vip(OLD)]), [to_vip(OLD)]);
     assert_eq!(scene.left(&Dirty::everything(), &[to_vip(VIP)]), [to_vip(VIP)]);
 }
@@ -363,7 +363,7 @@ fn what_failed_is_made_good_with_the_next_change_of_udp() {
     let dirty_dns = scene.remove("dns");
     scene.table.0.lock().unwrap().is_broken = true;
     scene.table.0.lock().unwrap().flows = vec![to_vip(OLD)];
-    assert!(scene.stale_udp.forget(&scene.snapshot, &dirty_dns).is_err());
+    assert!(scene.stale_udp.delete_stale(&scene.snapshot, &dirty_dns).is_err());
     scene.table.0.lock().unwrap().is_broken = false;
     assert_eq!(scene.left(&Dirty::default(), &[to_vip(OLD)]), [to_vip(OLD)], "nothing of UDP changed");
     assert_eq!(scene.left(&dirty("web"), &[to_vip(OLD)]), []);

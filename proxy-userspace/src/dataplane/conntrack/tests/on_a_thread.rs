@@ -20,12 +20,12 @@ struct Slow {
     go_on: Mutex<Receiver<()>>,
 }
 
-impl UdpFlows for Slow {
+impl UdpTable for Slow {
     fn delete(
         &mut self,
         filter: UdpFilter,
         is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
-    ) -> Result<Deleted, KernelError> {
+    ) -> Result<DeletionCounts, KernelError> {
         let _begun = self.begun.send(());
         let _ended = self.go_on.lock().unwrap().recv();
         self.table.delete(filter, is_stale)
@@ -41,9 +41,9 @@ fn slow() -> (Table, Receiver<()>, Sender<()>, LookThread) {
 }
 
 /// What has come of looks, waited for with patience.
-fn ended(thread: &mut LookThread) -> Result<Vec<Forgotten>, KernelError> {
+fn ended(thread: &mut LookThread) -> Result<Vec<StaleUdpDeletion>, KernelError> {
     for _ in 0..2000 {
-        let ended = thread.forget(&Snapshot::default(), &Dirty::default());
+        let ended = thread.delete_stale(&Snapshot::default(), &Dirty::default());
         if !matches!(&ended, Ok(none) if none.is_empty()) {
             return ended;
         }
@@ -57,12 +57,12 @@ fn changes_during_a_look_wait_for_nothing_and_are_looked_for_after_it() {
     let (table, begins, go, mut thread) = slow();
     let mut snapshot = Snapshot::default();
     snapshot.ports.insert(udp("dns"), Arc::new(service(&[OLD])));
-    assert_eq!(thread.forget(&snapshot, &Dirty::everything()).unwrap(), []);
+    assert_eq!(thread.delete_stale(&snapshot, &Dirty::everything()).unwrap(), []);
     begins.recv().unwrap();
     snapshot.ports.insert(udp("dns"), Arc::new(service(&[NEW])));
-    assert_eq!(thread.forget(&snapshot, &dirty("dns")).unwrap(), []);
+    assert_eq!(thread.delete_stale(&snapshot, &dirty("dns")).unwrap(), []);
     snapshot.ports.remove(&udp("dns"));
-    assert_eq!(thread.forget(&snapshot, &dirty("dns")).unwrap(), []);
+    assert_eq!(thread.delete_stale(&snapshot, &dirty("dns")).unwrap(), []);
     table.0.lock().unwrap().flows = vec![to_vip(OLD)];
     go.send(()).unwrap();
     assert_eq!(ended(&mut thread).unwrap().len(), 1);
@@ -78,11 +78,11 @@ fn a_look_that_failed_is_told_and_made_good_with_the_next_change() {
     let mut snapshot = Snapshot::default();
     snapshot.ports.insert(udp("dns"), Arc::new(service(&[NEW])));
     *table.0.lock().unwrap() = Contents { flows: vec![to_vip(OLD)], is_broken: true, ..Contents::default() };
-    thread.forget(&snapshot, &Dirty::everything()).unwrap();
+    thread.delete_stale(&snapshot, &Dirty::everything()).unwrap();
     go.send(()).unwrap();
     assert!(ended(&mut thread).is_err());
     table.0.lock().unwrap().is_broken = false;
-    thread.forget(&snapshot, &dirty("dns")).unwrap();
+    thread.delete_stale(&snapshot, &dirty("dns")).unwrap();
     go.send(()).unwrap();
     assert_eq!(ended(&mut thread).unwrap()[0].flows.deleted, 1);
 }

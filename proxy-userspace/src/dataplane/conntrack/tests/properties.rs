@@ -70,13 +70,13 @@ proptest! {
         let families: &[IpFamily] = if loopback { &IpFamily::ALL } else { &[] };
         let table = Table::default();
         table.0.lock().unwrap().flows.clone_from(&old_flows);
-        let mut stale_udp = StaleUdp::with_flows(table.clone(), families);
-        stale_udp.forget(&before, &Dirty::everything()).unwrap();
+        let mut stale_udp = StaleUdpCleaner::with_table(table.clone(), families);
+        stale_udp.delete_stale(&before, &Dirty::everything()).unwrap();
         let between = table.0.lock().unwrap().flows.clone();
         for flow in old_flows.iter().filter(|flow| !between.contains(flow)) {
             prop_assert!(served(&before, loopback, flow.destination).is_some(), "a stranger's: {flow:?}");
         }
-        stale_udp.forget(&now, &dirty).unwrap();
+        stale_udp.delete_stale(&now, &dirty).unwrap();
         let after = table.0.lock().unwrap().flows.clone();
         for flow in &after {
             match (served(&now, loopback, flow.destination), served(&before, loopback, flow.destination)) {
@@ -99,7 +99,7 @@ proptest! {
             }
         }
         table.0.lock().unwrap().looks.clear();
-        prop_assert_eq!(stale_udp.forget(&now, &Dirty::everything()).unwrap(), []);
+        prop_assert_eq!(stale_udp.delete_stale(&now, &Dirty::everything()).unwrap(), []);
         prop_assert_eq!(&table.0.lock().unwrap().looks, &[]);
     }
 
@@ -111,9 +111,9 @@ proptest! {
         let left = |dirty: &Dirty| {
             let table = Table::default();
             table.0.lock().unwrap().flows.clone_from(&flows);
-            let mut stale_udp = StaleUdp::with_flows(table.clone(), &[]);
-            stale_udp.forget(&before, &Dirty::everything()).unwrap();
-            stale_udp.forget(&now, dirty).unwrap();
+            let mut stale_udp = StaleUdpCleaner::with_table(table.clone(), &[]);
+            stale_udp.delete_stale(&before, &Dirty::everything()).unwrap();
+            stale_udp.delete_stale(&now, dirty).unwrap();
             table.0.lock().unwrap().flows.clone()
         };
         prop_assert_eq!(left(&dirty), left(&Dirty::everything()));

@@ -25,15 +25,15 @@ use crate::{
         KernelError,
         bpf::{MappedWords, PinDir},
         clock,
-        conntrack::{self, Connection, Ends, HandedOver, Tracked, Translator},
+        conntrack::{self, AddressPair, Connection, HandoverCounts, TrackedConnection, Translator},
     },
     model::IpFamily,
 };
 
 /// Hands over what the programs pinned in this directory translate, and has them translate nothing else. Without programs, or
 /// where they are of another layout, there is nothing to do.
-pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandedOver, KernelError> {
-    let mut done = HandedOver::default();
+pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
+    let mut done = HandoverCounts::default();
     let Some(pins) = PinDir::existing(pin_dir)? else { return Ok(done) };
     if maps::pinned_layouts(pins.path()).is_none_or(|(_, state)| state != STATE_LAYOUT_VERSION) {
         return Ok(done);
@@ -76,7 +76,7 @@ impl Flows {
     }
 
     /// Notes what becomes of packets with these ends as they come in.
-    fn note(&mut self, protocol: u8, ends: Ends, flow: Flow) {
+    fn note(&mut self, protocol: u8, ends: AddressPair, flow: Flow) {
         let key = key(Direction::Original, protocol, ends);
         let used_ns = clock::monotonic().unwrap_or(Duration::ZERO).as_nanos();
         let flow = Flow { used_ns: u64::try_from(used_ns).unwrap_or(u64::MAX), ..flow };
@@ -90,15 +90,15 @@ impl Flows {
 }
 
 impl Translator for Flows {
-    fn untranslated(&mut self, tracked: &Tracked) -> Option<Ends> {
-        let Ends { source, destination } = tracked.original;
-        let answer = Ends { source: destination, destination: source };
+    fn untranslated(&mut self, tracked: &TrackedConnection) -> Option<AddressPair> {
+        let AddressPair { source, destination } = tracked.original;
+        let answer = AddressPair { source: destination, destination: source };
         let flow = self.flow(&key(Direction::Reply, tracked.protocol, answer))?;
-        Some(Ends { source: address(flow.destination), destination: address(flow.source) })
+        Some(AddressPair { source: address(flow.destination), destination: address(flow.source) })
     }
 
     fn hold(&mut self, connection: &Connection) {
-        let Tracked { protocol, reply, .. } = connection.tracked;
+        let TrackedConnection { protocol, reply, .. } = connection.tracked;
         for ends in [connection.untranslated, reply] {
             let held = passing(protocol, ends, flow_state::HELD);
             let flow = self.flow(&key(Direction::Original, protocol, ends)).unwrap_or(held);
@@ -107,7 +107,7 @@ impl Translator for Flows {
     }
 
     fn release(&mut self, connection: &Connection) {
-        let Tracked { protocol, reply, .. } = connection.tracked;
+        let TrackedConnection { protocol, reply, .. } = connection.tracked;
         for ends in [connection.untranslated, reply] {
             self.note(protocol, ends, passing(protocol, ends, 0));
         }
@@ -115,13 +115,13 @@ impl Translator for Flows {
 }
 
 /// A flow that is left as it is.
-fn passing(protocol: u8, ends: Ends, state: u32) -> Flow {
+fn passing(protocol: u8, ends: AddressPair, state: u32) -> Flow {
     let FlowKey { source, destination, .. } = key(Direction::Original, protocol, ends);
     Flow { source, destination, state: flow_state::PASS | flow_state::REPLIED | state, ..Flow::NONE }
 }
 
-fn key(direction: Direction, protocol: u8, ends: Ends) -> FlowKey {
-    let Ends { source, destination } = ends;
+fn key(direction: Direction, protocol: u8, ends: AddressPair) -> FlowKey {
+    let AddressPair { source, destination } = ends;
     let [source, destination] = [source, destination].map(|end| Endpoint::new(end.ip().into(), end.port()));
     FlowKey::new(direction, protocol, Tuple { source, destination })
 }

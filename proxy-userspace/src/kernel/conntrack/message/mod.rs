@@ -12,7 +12,7 @@ use netlink_packet_core::{
     NLA_F_NESTED, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NlasIterator,
 };
 
-use super::{Ends, UdpFilter, UdpFlow};
+use super::{AddressPair, UdpFilter, UdpFlow};
 use crate::net::IpFamily;
 
 /// `NFNL_SUBSYS_CTNETLINK`, the upper byte of a message's type.
@@ -177,7 +177,7 @@ pub(super) fn entry(payload: &[u8]) -> Option<Entry<'_>> {
             _ => {}
         }
     }
-    let Ends { source, destination } = original?;
+    let AddressPair { source, destination } = original?;
     let flow = UdpFlow {
         source,
         destination,
@@ -188,7 +188,7 @@ pub(super) fn entry(payload: &[u8]) -> Option<Entry<'_>> {
 }
 
 /// Source and destination of one direction; none unless it is of this protocol.
-pub(super) fn read_tuple(value: &[u8], protocol: u8) -> Option<Ends> {
+pub(super) fn read_tuple(value: &[u8], protocol: u8) -> Option<AddressPair> {
     let (mut addresses, mut ports) = ((None, None), (None, None));
     for (kind, value) in attributes(value) {
         match kind {
@@ -199,11 +199,11 @@ pub(super) fn read_tuple(value: &[u8], protocol: u8) -> Option<Ends> {
     }
     let (source, destination) =
         (SocketAddr::new(addresses.0?, ports.0?), SocketAddr::new(addresses.1?, ports.1?));
-    Some(Ends { source, destination })
+    Some(AddressPair { source, destination })
 }
 
 /// Writes one direction of a connection.
-pub(super) fn put_tuple(bytes: &mut Vec<u8>, kind: u16, protocol: u8, ends: Ends) {
+pub(super) fn put_tuple(bytes: &mut Vec<u8>, kind: u16, protocol: u8, ends: AddressPair) {
     nest(bytes, kind, |bytes| {
         nest(bytes, TUPLE_IP, |bytes| {
             put_address(bytes, [IP_V4_SRC, IP_V6_SRC], ends.source.ip());
