@@ -34,7 +34,6 @@ const LAYERS: &[Layer] = &[
         &["kube::", "k8s_openapi", "EndpointSlice", "WatchEvent", "tokio"],
     ),
     layer("health", &["kernel", "metrics", "model", "node"], KUBE),
-    layer("inspect", &["dataplane", "kernel", "model"], KUBE),
     // Knows the kernel's interfaces only, not Services or modes.
     layer("kernel", &["net"], &["kube::", "k8s_openapi", "Service", "Snapshot", "kube-ipvs0"]),
     layer("metrics", &["dataplane", "kernel", "model"], KUBE),
@@ -58,6 +57,7 @@ const LAYERS: &[Layer] = &[
     // Plain types, for layers that must not know each other.
     layer("net", &[], KUBE),
     layer("node", &["kernel", "model"], KUBE),
+    layer("probe", &["kernel"], KUBE),
     layer("sync", &["causes", "dataplane", "health", "metrics", "model", "node"], KUBE),
     layer("watch", &["causes", "model", "node"], &[]),
 ];

@@ -1,4 +1,5 @@
-//! Listening: wildcard addresses in both families as Go does it, and addresses that are taken.
+//! Opens listening sockets: wildcard addresses in both families as Go does it, and retries while an
+//! address is taken.
 
 use std::{
     convert::Infallible,
@@ -13,12 +14,12 @@ use tokio::net::TcpListener;
 
 use super::HealthError;
 
-/// How long upstream waits before it tries an address again (`serveHealthz`, `serveMetrics`).
+/// Upstream waits this long before it tries an address again (`serveHealthz`, `serveMetrics`).
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
 const BACKLOG: i32 = 1024;
 
-/// Listens on an address. A wildcard of either family serves both where the kernel has IPv6, as Go's `net.Listen` does it
-/// for kube-proxy.
+/// Listens on an address. A wildcard address of either family serves both families if the kernel
+/// has IPv6, as Go's `net.Listen` does for kube-proxy.
 pub fn bind(server: &str, address: SocketAddr) -> Result<TcpListener, HealthError> {
     let listener = if address.ip().is_unspecified() {
         let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
@@ -33,7 +34,7 @@ pub fn bind(server: &str, address: SocketAddr) -> Result<TcpListener, HealthErro
     listener.map_err(|source| HealthError::Bind { server: server.into(), address, source })
 }
 
-/// Listens on an address in its own family only.
+/// Listens on an address in the family of that address only.
 pub(super) fn bind_one_family(server: &str, address: SocketAddr) -> Result<TcpListener, HealthError> {
     listen(address, true).map_err(|source| HealthError::Bind { server: server.into(), address, source })
 }
@@ -43,7 +44,7 @@ fn listen(address: SocketAddr, only_own_family: bool) -> io::Result<TcpListener>
     if address.is_ipv6() {
         socket.set_only_v6(only_own_family)?;
     }
-    // A restart must not wait for the last connections' TIME_WAIT.
+    // After a restart, the address can be bound although old connections are in TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
@@ -54,8 +55,8 @@ fn lacks_ipv6(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
 }
 
-/// Serves forever. An address that cannot be listened on ends it with `hard_fail`, and is else tried again every few
-/// seconds, with one warning.
+/// Serves forever. If shunt cannot listen on the address, the function returns an error with
+/// `hard_fail`. Otherwise it logs one warning and retries every few seconds.
 pub async fn serve(
     server: &str,
     address: SocketAddr,
@@ -71,13 +72,13 @@ pub async fn serve(
                 let Err(error) = axum::serve(listener, routes.clone()).await else {
                     continue;
                 };
-                tracing::warn!(server, %address, %error, "stopped serving; trying again");
+                tracing::warn!(server, %address, %error, "the server stopped; shunt starts it again");
             }
             Err(error) if hard_fail => return Err(error),
             Err(HealthError::Bind { source, .. }) => {
                 if !std::mem::replace(&mut warned, true) {
                     let retry = RETRY_AFTER.as_secs();
-                    tracing::warn!(server, %address, error = %source, "cannot listen; trying again every {retry} s");
+                    tracing::warn!(server, %address, error = %source, "cannot listen on the address; shunt tries again every {retry} s");
                 }
             }
         }

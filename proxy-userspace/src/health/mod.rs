@@ -1,4 +1,5 @@
-//! What probes and load balancers ask: `/healthz`, `/livez`, `/metrics`, `/proxyMode` and health check node ports.
+//! Serves what probes, load balancers and scrapers request: `/healthz`, `/livez`, `/metrics`,
+//! `/proxyMode` and health check node ports.
 #![forbid(unsafe_code)]
 
 mod listen;
@@ -14,19 +15,19 @@ use std::{io, net::SocketAddr};
 pub use listen::{bind, serve};
 pub use proxy_health::{NodeObject, ProxyHealth};
 pub use routes::{Introspection, healthz_routes, introspection_routes, metrics_routes};
-pub use service_health::{HealthChecks, ListenOn, TellOf, answer_health_checks};
+pub use service_health::{HealthChecks, ListenOn, PortFailureEvents, serve_health_checks};
 
-/// What keeps an endpoint from answering.
+/// An error that prevents a server from answering.
 #[derive(Debug, thiserror::Error)]
 pub enum HealthError {
-    /// The address cannot be listened on: taken by another process, or not this node's.
+    /// The address is used by another process, or is not an address of this node.
     #[error("cannot listen on {address} for {server}")]
     Bind {
-        /// What was to answer there.
+        /// The name of the server.
         server: String,
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The error of the kernel.
         source: io::Error,
     },
 }

@@ -1,4 +1,5 @@
-//! Whether the proxy does its work: upstream's `ProxyHealthServer`, without its server.
+//! Tracks whether the proxy is live and ready: upstream's `ProxyHealthServer` without its HTTP
+//! server.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -8,10 +9,11 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::model::IpFamily;
 
-/// The proxy's health, shared by the sync loop, which writes it, and the endpoints, which read it.
+/// The proxy's health. The sync loop writes it, the HTTP routes read it.
 ///
-/// Live: no change of either family waits for longer than the timeout. Ready (`/healthz`): live, the first full sync is in the kernel, no
-/// Service is missing there, and the Node is not going away, nor was never there.
+/// The proxy is live while no change of either family has waited longer than the timeout. It is
+/// ready (`/healthz`) if, in addition, the first full sync is in the kernel, no Service is left
+/// out, the Node is not being deleted, and the Node object has existed.
 #[derive(Clone, Debug)]
 pub struct ProxyHealth {
     state: Arc<watch::Sender<State>>,
@@ -20,7 +22,7 @@ pub struct ProxyHealth {
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
     timeout: Duration,
-    /// By family, as in [`IpFamily::ALL`].
+    /// One entry for each family, in the order of [`IpFamily::ALL`].
     families: [FamilyState; 2],
     node_was_there: bool,
     node_ineligible: bool,
@@ -42,29 +44,29 @@ impl State {
         family.oldest_pending.is_none_or(|since| since.elapsed() < self.timeout)
     }
 
-    /// Both families were.
+    /// Returns true if both families have been updated.
     fn is_programmed(&self) -> bool {
         self.families.iter().all(|family| family.last_updated.is_some())
     }
 
-    /// When the family was updated that was so most recently; none until one was.
+    /// Returns the most recent update of any family. None before the first update.
     fn last_updated(&self) -> Option<Timestamp> {
         self.families.iter().filter_map(|family| family.last_updated).max()
     }
 }
 
-/// What is known of the Node object, as far as it decides whether the node may have traffic.
+/// The state of the Node object, as far as it decides whether the node may receive traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeObject {
-    /// It was not there until now, where one ought to be.
+    /// The object is needed, and has not existed so far.
     Missing,
-    /// It is there, or was, or none is needed.
-    There,
-    /// It says that it is going away.
-    Leaving,
+    /// The object exists, or has existed, or is not needed.
+    Present,
+    /// The object is being deleted.
+    Deleting,
 }
 
-/// The body of `/healthz` and `/livez`, as upstream's `ProxyHealth`.
+/// The response body of `/healthz` and `/livez`, as upstream's `ProxyHealth`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Report {
@@ -75,7 +77,7 @@ pub(super) struct Report {
     healthy: bool,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     status: BTreeMap<&'static str, FamilyReport>,
-    /// The status code says 200.
+    /// If true, the status code is 200.
     #[serde(skip)]
     pub(super) ok: bool,
 }
@@ -91,18 +93,20 @@ struct FamilyReport {
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
 impl ProxyHealth {
-    /// Healthy, and not yet ready. Upstream's timeout is twice the sync period.
+    /// Creates the state of a proxy that is live but not ready. Upstream's timeout is twice the
+    /// sync period.
     pub fn new(timeout: Duration) -> Self {
         let state = State { timeout, ..State::default() };
         Self { state: Arc::new(watch::Sender::new(state)) }
     }
 
-    /// Another timeout, from now on.
+    /// Changes the timeout.
     pub fn set_timeout(&self, timeout: Duration) {
         self.state.send_modify(|state| state.timeout = timeout);
     }
 
-    /// There is a change of these families that the kernel does not have yet.
+    /// Records that these families have a change that the kernel does not have yet (upstream's
+    /// `QueuedUpdate`).
     pub fn queued(&self, families: &[IpFamily]) {
         self.state.send_modify(|state| {
             for family in families {
@@ -111,7 +115,7 @@ impl ProxyHealth {
         });
     }
 
-    /// The kernel has everything of these families.
+    /// Records that the kernel has all changes of these families (upstream's `Updated`).
     pub fn updated(&self, families: &[IpFamily]) {
         self.state.send_modify(|state| {
             for family in families {
@@ -121,43 +125,45 @@ impl ProxyHealth {
         });
     }
 
-    /// Whether some Services are not served while all others are, be it for want of room in the kernel: a restart does not help,
-    /// and the others are kept up to date.
+    /// Sets whether some Services are left out while all others are served, for example because a
+    /// map is full. The proxy stays live: a restart would not help, and the other Services are kept
+    /// up to date.
     pub fn set_incomplete(&self, incomplete: bool) {
         self.state.send_modify(|state| state.incomplete = incomplete);
     }
 
-    /// Whether the node is not to get traffic: its Node says that it is going away, or was never there as long as this process has
-    /// run, whichever of its sync loops saw it.
+    /// Sets the state of the Node object. The node must not receive traffic while the Node is being
+    /// deleted, or if no sync loop of this process has ever seen the Node.
     pub fn set_node(&self, node: NodeObject) {
         self.state.send_modify(|state| {
             state.node_was_there |= node != NodeObject::Missing;
             state.node_ineligible = match node {
                 NodeObject::Missing => !state.node_was_there,
-                NodeObject::There => false,
-                NodeObject::Leaving => true,
+                NodeObject::Present => false,
+                NodeObject::Deleting => true,
             };
         });
     }
 
-    /// No change of either family waits for too long.
+    /// Returns true if no change of either family has waited too long.
     pub fn is_live(&self) -> bool {
         let state = self.state.borrow();
         state.families.iter().all(|family| state.is_live(family))
     }
 
-    /// No change of a family does.
+    /// Returns true if no change of this family has waited too long.
     pub fn is_live_for(&self, family: IpFamily) -> bool {
         let state = self.state.borrow();
         state.is_live(&state.families[usize::from(family == IpFamily::V6)])
     }
 
-    /// The first full sync is in the kernel.
+    /// Returns true after the first full sync is in the kernel.
     pub fn is_programmed(&self) -> bool {
         self.state.borrow().is_programmed()
     }
 
-    /// It serves all Services, as far as it knows, and may have the node's traffic: what `/healthz` answers.
+    /// Returns true if `/healthz` answers 200: all Services are served and the node may receive
+    /// traffic.
     pub fn is_ready(&self) -> bool {
         let State { node_ineligible, incomplete, .. } = *self.state.borrow();
         self.is_programmed() && !node_ineligible && !incomplete && self.is_live()
@@ -174,19 +180,21 @@ impl ProxyHealth {
 
     fn report(&self, node_eligible: Option<bool>, ok: bool) -> Report {
         let state = *self.state.borrow();
-        let shown = |time: Option<Timestamp>| time.map_or_else(|| NEVER.into(), |time| time.to_string());
-        let last_updated = shown(state.last_updated());
+        let text_of = |time: Option<Timestamp>| time.map_or_else(|| NEVER.into(), |time| time.to_string());
+        let last_updated = text_of(state.last_updated());
         let now = Timestamp::now().to_string();
         let healthy = self.is_live() && !state.incomplete;
-        // As upstream, whose proxiers of both families tell of themselves: who never was updated is not there.
+        // Upstream has one proxier for each family. A family that was never updated is not in the
+        // report.
         let families = IpFamily::ALL.map(IpFamily::name).into_iter().zip(&state.families);
-        let known = families.filter(|(_, family)| family.last_updated.is_some());
-        let status = known.map(|(name, family)| {
+        let updated = families.filter(|(_, family)| family.last_updated.is_some());
+        let status = updated.map(|(name, family)| {
             let healthy = state.is_live(family) && !state.incomplete;
-            (name, FamilyReport { last_updated: shown(family.last_updated), healthy })
+            (name, FamilyReport { last_updated: text_of(family.last_updated), healthy })
         });
         let status = status.collect();
-        // As upstream: who is healthy was updated just now, whether or not there was anything to do.
+        // As upstream: if the proxy is healthy, `lastUpdated` is the current time, even if there
+        // was nothing to update.
         let last_updated = if ok { now.clone() } else { last_updated };
         Report { last_updated, current_time: now, node_eligible, healthy, status, ok }
     }

@@ -1,4 +1,4 @@
-//! The routes of the health and the metrics server.
+//! Defines the routes of the health server and of the metrics server.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub fn healthz_routes(health: ProxyHealth, metrics: Metrics) -> Router {
         metrics.livez_answered(report.ok);
         answer(report)
     }
-    // Upstream answers any method alike.
+    // Upstream answers every method in the same way.
     Router::new().route("/healthz", any(healthz)).route("/livez", any(livez)).with_state((health, metrics))
 }
 
@@ -47,24 +47,30 @@ fn answer(report: Report) -> Response {
     (status(report.ok), [NO_SNIFF], Json(report)).into_response()
 }
 
-/// What is told of the process itself, where metrics are.
+/// What the metrics server reports about the process itself.
 #[derive(Clone, Debug)]
 pub struct Introspection {
-    /// The configuration in effect, for `/configz`.
+    /// The effective configuration, for `/configz`.
     pub config: watch::Receiver<serde_json::Value>,
-    /// Whether `/debug/pprof/` answers: what its threads cost and where its memory is. The profiles that upstream has there are
-    /// those of Go's runtime; for this program, `perf record -g -p PID` makes them.
+    /// Enables `/debug/pprof/`, which shows the CPU time of the threads and the memory of the
+    /// process. Upstream's profiles there are those of the Go runtime. For this program, `perf
+    /// record -g -p PID` makes profiles.
     pub profiling: bool,
 }
 
-/// The name that upstream's configuration has in `/configz`.
+/// The key of upstream's configuration in `/configz`.
 const CONFIG_NAME: &str = "kubeproxy.config.k8s.io";
-const PROFILES: &str = "cmdline: the command line\nmemory: where the memory is, in kB\nthreads: each thread, and the seconds it has \
-                        run\n\nCPU and heap profiles are those of Go's runtime; use perf record -g -p PID\n";
+const PROFILES: &str = "\
+cmdline: the command line
+memory: resident, proportional and anonymous memory, in kB
+threads: each thread with its CPU time in seconds
 
-/// `/configz`, and `/debug/pprof/` where that is wanted.
-pub fn introspection_routes(of: Introspection) -> Router {
-    let Introspection { config, profiling } = of;
+CPU and heap profiles of the Go runtime do not exist here; use perf record -g -p PID
+";
+
+/// Returns `/configz`, and with profiling also `/debug/pprof/`.
+pub fn introspection_routes(introspection: Introspection) -> Router {
+    let Introspection { config, profiling } = introspection;
     let configz = move || async move { ([NO_SNIFF], Json(json!({ CONFIG_NAME: *config.borrow() }))) };
     let routes = Router::new().route("/configz", get(configz));
     if !profiling {
@@ -74,37 +80,38 @@ pub fn introspection_routes(of: Introspection) -> Router {
     routes
         .route("/debug/pprof/", get(|| async { PROFILES }))
         .route("/debug/pprof/cmdline", get(command_line))
-        .route("/debug/pprof/memory", get(|| async { told(own_process::memory()) }))
-        .route("/debug/pprof/threads", get(|| async { told(own_process::threads()) }))
+        .route("/debug/pprof/memory", get(|| async { text_or_error(own_process::memory()) }))
+        .route("/debug/pprof/threads", get(|| async { text_or_error(own_process::threads()) }))
 }
 
-fn told(read: Result<String, KernelError>) -> Response {
+fn text_or_error(read: Result<String, KernelError>) -> Response {
     match read {
         Ok(text) => text.into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
-/// `/metrics`, `/metrics/slis`, `/proxyMode`, and a `/healthz` that only says that this server answers, as upstream has it there too.
+/// Returns `/metrics`, `/metrics/slis`, `/proxyMode`, and a `/healthz` that only shows that this
+/// server answers, as upstream has it.
 pub fn metrics_routes(metrics: &Metrics) -> Router {
-    let scraped = |path, exposition| {
+    let scrape_route = |path, exposition| {
         Router::new().route(path, get(scrape)).with_state(Arc::new(Mutex::new(exposition)))
     };
-    let (running, pinged) = (metrics.clone(), metrics.clone());
-    scraped("/metrics", metrics.exposition())
-        .merge(scraped("/metrics/slis", metrics.indicators()))
-        .route("/proxyMode", get(move || async move { ([NO_SNIFF], running.mode()) }))
+    let (mode_metrics, ping_metrics) = (metrics.clone(), metrics.clone());
+    scrape_route("/metrics", metrics.exposition())
+        .merge(scrape_route("/metrics/slis", metrics.indicators()))
+        .route("/proxyMode", get(move || async move { ([NO_SNIFF], mode_metrics.mode()) }))
         .route(
             "/healthz",
             get(move || async move {
-                pinged.ping_answered();
+                ping_metrics.ping_answered();
                 ([NO_SNIFF], "ok")
             }),
         )
 }
 
-/// One at a time, whether or not the one before is still waited for; and on a thread of its own, since the kernel is asked for what it
-/// counts, which may take a while.
+/// Answers a scrape. Scrapes run one at a time, even if the client of an earlier scrape has gone.
+/// They run on a blocking thread, because reading the kernel's counters can take a while.
 async fn scrape(State(exposition): State<Arc<Mutex<Exposition>>>, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).map(String::from);
     let exposition = exposition.lock_owned().await;
@@ -116,7 +123,7 @@ async fn scrape(State(exposition): State<Arc<Mutex<Exposition>>>, headers: Heade
         Ok(Err(error)) => error.to_string(),
         Err(error) => error.to_string(),
     };
-    tracing::error!(error, "cannot write metrics");
+    tracing::error!(error, "cannot write the metrics; the scrape fails with status 500");
     StatusCode::INTERNAL_SERVER_ERROR.into_response()
 }
 
@@ -127,17 +134,18 @@ mod tests {
     use super::*;
     use crate::dataplane::{KernelCounts, ProgramErrorCount, ServiceCount};
 
-    /// Says when it is read, and then waits until it may go on.
-    struct Slow {
-        read: tokio::sync::mpsc::UnboundedSender<()>,
-        go_on: sync::Mutex<sync::mpsc::Receiver<()>>,
+    /// A counter source that signals when it is read, and then waits.
+    struct BlockingCounts {
+        read_started: tokio::sync::mpsc::UnboundedSender<()>,
+        may_continue: sync::Mutex<sync::mpsc::Receiver<()>>,
     }
 
-    impl KernelCounts for Slow {
+    impl KernelCounts for BlockingCounts {
         fn packets(&self) -> Vec<(&'static str, u64)> {
-            self.read.send(()).expect("the test waits");
-            let told = self.go_on.lock().expect("one at a time").recv_timeout(Duration::from_mins(1));
-            vec![(if told.is_ok() { "in-time" } else { "too-late" }, 1)]
+            self.read_started.send(()).expect("the test waits");
+            let signal =
+                self.may_continue.lock().expect("one at a time").recv_timeout(Duration::from_mins(1));
+            vec![(if signal.is_ok() { "in-time" } else { "too-late" }, 1)]
         }
 
         fn errors(&self) -> Vec<ProgramErrorCount> {
@@ -150,17 +158,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn while_the_kernel_is_asked_for_counts_the_thread_does_something_else() {
-        let (read, mut is_read) = tokio::sync::mpsc::unbounded_channel();
-        let (tell, told) = sync::mpsc::channel();
+    async fn a_scrape_does_not_block_the_runtime_thread() {
+        let (read_started, mut started) = tokio::sync::mpsc::unbounded_channel();
+        let (resume, may_continue) = sync::mpsc::channel();
         let metrics = Metrics::default();
-        metrics.set_kernel_counts(Some(Box::new(Slow { read, go_on: told.into() })));
+        metrics.set_kernel_counts(Some(Box::new(BlockingCounts {
+            read_started,
+            may_continue: may_continue.into(),
+        })));
         let exposition = Arc::new(Mutex::new(metrics.exposition()));
-        let scraped = tokio::spawn(scrape(State(exposition), HeaderMap::new()));
-        is_read.recv().await.expect("it is read");
-        tell.send(()).expect("it waits");
-        let body = scraped.await.expect("no panic").into_body();
-        let text = axum::body::to_bytes(body, usize::MAX).await.expect("all of it");
+        let scrape = tokio::spawn(scrape(State(exposition), HeaderMap::new()));
+        started.recv().await.expect("the counters are read");
+        resume.send(()).expect("the reader waits");
+        let body = scrape.await.expect("no panic").into_body();
+        let text = axum::body::to_bytes(body, usize::MAX).await.expect("the whole body");
         assert!(String::from_utf8_lossy(&text).contains("in-time"), "{text:?}");
     }
 }

@@ -1,8 +1,9 @@
-//! Health check node ports: where a load balancer asks whether this node has endpoints of a Service (upstream's
-//! `service_health.go`).
+//! Serves health check node ports, where a load balancer asks whether this node has endpoints of a
+//! Service (upstream's `service_health.go`).
 //!
-//! One listener a Service, family and address. Those that cannot be opened are tried again; closing one ends its idle
-//! connections too, so that no load balancer goes on asking a port that is gone.
+//! There is one listener for each Service, family and address. shunt retries listeners that it
+//! cannot open. When it closes a listener, it also closes idle connections, so that no load
+//! balancer keeps using a port that is gone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,22 +39,22 @@ use crate::{
     node::NodeEvents,
 };
 
-/// On which addresses health check node ports are opened.
+/// The addresses on which health check node ports listen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ListenOn {
-    /// On all, those that come later included.
+    /// All addresses, including those added later.
     #[default]
     EveryAddress,
-    /// On these.
+    /// These addresses only.
     Addresses(BTreeSet<IpAddr>),
 }
 
-/// All that is to be answered.
+/// All health checks that shunt must answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HealthChecks {
-    /// The checks of each Service and family.
+    /// The check of each Service and family.
     pub checks: BTreeMap<(NamespacedName, IpFamily), HealthCheck>,
-    /// Where.
+    /// The addresses to listen on.
     pub listen_on: ListenOn,
 }
 
@@ -80,7 +81,7 @@ impl HealthChecks {
     }
 }
 
-/// One listener.
+/// Identifies one listener.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     service: NamespacedName,
@@ -88,23 +89,24 @@ struct Key {
 }
 
 impl Key {
-    fn port(&self) -> (NamespacedName, u16) {
+    fn service_and_port(&self) -> (NamespacedName, u16) {
         (self.service.clone(), self.address.port())
     }
 }
 
-/// Where it is told that a health check node port cannot be opened: on the Service, as upstream does (`SyncServices`).
+/// Writes an Event on the Service if shunt cannot open a health check node port, as upstream does
+/// (`SyncServices`).
 #[derive(Clone, Debug)]
-pub struct TellOf {
-    /// Those who look at the Service.
+pub struct PortFailureEvents {
+    /// Takes the Events.
     pub events: NodeEvents,
-    /// Each node has its own reason.
+    /// The name of this node, which the Event names.
     pub node_name: Arc<str>,
 }
 
-impl TellOf {
-    /// Whether it waits to be written.
-    fn refused(&self, key: &Key, error: &str) -> bool {
+impl PortFailureEvents {
+    /// Returns true if the Event was queued.
+    fn report(&self, key: &Key, error: &str) -> bool {
         let Key { service, address } = key;
         let note = format!(
             "node {} failed to start healthcheck \"{service}\" on port {}: {error}",
@@ -115,22 +117,23 @@ impl TellOf {
     }
 }
 
-/// Keeps the listeners as the latest [`HealthChecks`] want them; ends when nobody can change these any more.
-pub async fn answer_health_checks(
-    mut wanted: watch::Receiver<HealthChecks>,
+/// Opens and closes listeners so that they match the latest [`HealthChecks`]. Returns when the
+/// sender of the checks is gone.
+pub async fn serve_health_checks(
+    mut checks: watch::Receiver<HealthChecks>,
     health: ProxyHealth,
-    tell_of: TellOf,
+    events: PortFailureEvents,
 ) {
-    let (open, refused, told) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
-    let mut listeners = Listeners { health, tell_of, open, refused, told };
+    let (open, failed, reported) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+    let mut listeners = Listeners { health, events, open, failed, reported };
     loop {
-        let latest = wanted.borrow_and_update().listeners();
+        let latest = checks.borrow_and_update().listeners();
         listeners.reconcile(&latest).await;
-        if listeners.refused.is_empty() {
-            if wanted.changed().await.is_err() {
+        if listeners.failed.is_empty() {
+            if checks.changed().await.is_err() {
                 return;
             }
-        } else if let Ok(Err(_)) = tokio::time::timeout(RETRY_AFTER, wanted.changed()).await {
+        } else if let Ok(Err(_)) = tokio::time::timeout(RETRY_AFTER, checks.changed()).await {
             return;
         }
     }
@@ -138,88 +141,92 @@ pub async fn answer_health_checks(
 
 struct Listeners {
     health: ProxyHealth,
-    tell_of: TellOf,
-    open: BTreeMap<Key, Open>,
-    /// Those that could not be opened and were warned of.
-    refused: BTreeSet<Key>,
-    /// Ports of such, of which there is an Event: one, whatever the number of addresses.
-    told: BTreeSet<(NamespacedName, u16)>,
+    events: PortFailureEvents,
+    open: BTreeMap<Key, OpenListener>,
+    /// Listeners that shunt could not open and has logged.
+    failed: BTreeSet<Key>,
+    /// Failed ports for which an Event was queued: one Event for each port, whatever the number of
+    /// addresses.
+    reported: BTreeSet<(NamespacedName, u16)>,
 }
 
-struct Open {
+struct OpenListener {
     local_endpoints: Arc<AtomicUsize>,
     stop: oneshot::Sender<Infallible>,
     closed: oneshot::Receiver<Infallible>,
 }
 
 impl Listeners {
-    async fn reconcile(&mut self, wanted: &BTreeMap<Key, usize>) {
-        self.refused.retain(|key| wanted.contains_key(key));
-        let gone: Vec<_> = self.open.extract_if(.., |key, _| !wanted.contains_key(key)).collect();
-        // Closed before any is opened: a port may go from one Service to another.
-        for (key, open) in gone {
+    async fn reconcile(&mut self, latest: &BTreeMap<Key, usize>) {
+        self.failed.retain(|key| latest.contains_key(key));
+        let obsolete: Vec<_> = self.open.extract_if(.., |key, _| !latest.contains_key(key)).collect();
+        // All obsolete listeners close first, because a port may move from one Service to another.
+        for (key, open) in obsolete {
             tracing::debug!(service = %key.service, address = %key.address, "closing health check node port");
             drop(open.stop);
             let _ = open.closed.await;
         }
-        for (key, local_endpoints) in wanted {
+        for (key, local_endpoints) in latest {
             match self.open.get(key) {
                 Some(open) => open.local_endpoints.store(*local_endpoints, Ordering::Relaxed),
                 None => self.open(key, *local_endpoints),
             }
         }
-        let refused: BTreeSet<_> = self.refused.iter().map(Key::port).collect();
-        self.told.retain(|port| refused.contains(port));
+        let failed: BTreeSet<_> = self.failed.iter().map(Key::service_and_port).collect();
+        self.reported.retain(|port| failed.contains(port));
     }
 
     fn open(&mut self, key: &Key, local_endpoints: usize) {
         match bind_one_family("health check node port", key.address) {
             Ok(listener) => {
                 tracing::debug!(service = %key.service, address = %key.address, "opened health check node port");
-                self.refused.remove(key);
-                self.open
-                    .insert(key.clone(), Open::serve(key, listener, local_endpoints, self.health.clone()));
+                self.failed.remove(key);
+                self.open.insert(
+                    key.clone(),
+                    OpenListener::serve(key, listener, local_endpoints, self.health.clone()),
+                );
             }
             Err(error) => {
                 let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                // What is not told for want of room is told when it is tried again.
-                if !self.told.contains(&key.port()) && self.tell_of.refused(key, &source) {
-                    self.told.insert(key.port());
+                // If the queue of Events has no room, the Event is queued at the next retry.
+                if !self.reported.contains(&key.service_and_port()) && self.events.report(key, &source) {
+                    self.reported.insert(key.service_and_port());
                 }
-                if self.refused.insert(key.clone()) {
-                    tracing::warn!(service = %key.service, error = source, "{error}; trying again");
+                if self.failed.insert(key.clone()) {
+                    tracing::warn!(service = %key.service, error = source, "{error}; shunt tries again every {} s", RETRY_AFTER.as_secs());
                 }
             }
         }
     }
 }
 
-impl Open {
+impl OpenListener {
     fn serve(key: &Key, listener: TcpListener, local_endpoints: usize, health: ProxyHealth) -> Self {
         let local_endpoints = Arc::new(AtomicUsize::new(local_endpoints));
         let (stop, stopped) = oneshot::channel();
         let (closing, closed) = oneshot::channel();
-        let check = Check { service: key.service.clone(), local_endpoints: local_endpoints.clone(), health };
+        let check =
+            CheckState { service: key.service.clone(), local_endpoints: local_endpoints.clone(), health };
         let routes = Router::new().fallback(answer).with_state(Arc::new(check));
-        let listener = Telling { listener, _closing: closing };
+        let listener = CloseNotifyingListener { listener, _closing: closing };
         let server = axum::serve(listener, routes).with_graceful_shutdown(async {
-            // Dropping the other end is the signal.
+            // The sender signals by being dropped.
             let _ = stopped.await;
         });
-        // Ends when `stop` is dropped.
+        // The server ends when `stop` is dropped.
         tokio::spawn(server.into_future());
         Self { local_endpoints, stop, closed }
     }
 }
 
-struct Check {
+struct CheckState {
     service: NamespacedName,
     local_endpoints: Arc<AtomicUsize>,
     health: ProxyHealth,
 }
 
-/// Upstream answers any path and method alike.
-async fn answer(State(check): State<Arc<Check>>) -> Response {
+/// Upstream answers every path and method in the same way.
+async fn answer(State(check): State<Arc<CheckState>>) -> Response {
     let local_endpoints = check.local_endpoints.load(Ordering::Relaxed);
     let healthy = check.health.is_live();
     let headers = [
@@ -230,7 +237,8 @@ async fn answer(State(check): State<Arc<Check>>) -> Response {
     (status(healthy && local_endpoints != 0), [NO_SNIFF], headers, body).into_response()
 }
 
-/// Byte by byte upstream's, fields in its order and tabs where it has them: somebody's health check may look for a word in it.
+/// Returns the body, byte by byte as upstream's, with fields in its order and tabs in the same
+/// places: a health check may search for a word in it.
 fn body(service: &NamespacedName, local_endpoints: usize, healthy: bool) -> String {
     let (namespace, name) = (json!(*service.namespace), json!(*service.name));
     format!(
@@ -239,13 +247,13 @@ fn body(service: &NamespacedName, local_endpoints: usize, healthy: bool) -> Stri
     )
 }
 
-/// A listener that tells when it is closed; fields are dropped in order.
-struct Telling {
+/// A listener that signals when it is closed. Fields are dropped in order of declaration.
+struct CloseNotifyingListener {
     listener: TcpListener,
     _closing: oneshot::Sender<Infallible>,
 }
 
-impl Listener for Telling {
+impl Listener for CloseNotifyingListener {
     type Io = TcpStream;
     type Addr = SocketAddr;
 

@@ -1,4 +1,4 @@
-//! The endpoints over real HTTP on loopback.
+//! Tests the routes over real HTTP on loopback.
 
 use std::{
     io,
@@ -32,17 +32,20 @@ struct Answer {
 }
 
 impl Answer {
-    /// The headers that are the answer's own, not the connection's.
+    /// Returns the headers of the answer itself, without those of the connection.
     fn own_headers(&self) -> Vec<&str> {
-        let of_http = ["content-length:", "date:", "connection:"];
-        let own =
-            self.headers.lines().skip(1).filter(|line| !of_http.iter().any(|name| line.starts_with(name)));
+        let connection_headers = ["content-length:", "date:", "connection:"];
+        let own = self
+            .headers
+            .lines()
+            .skip(1)
+            .filter(|line| !connection_headers.iter().any(|name| line.starts_with(name)));
         let mut own: Vec<_> = own.collect();
         own.sort_unstable();
         own
     }
 
-    /// The body with `TIME` for each time of RFC 3339.
+    /// Returns the body with `TIME` in place of each RFC 3339 time.
     fn without_times(&self) -> String {
         let parts = self.body.split('"').map(|part| if part.ends_with('Z') { "TIME" } else { part });
         parts.collect::<Vec<_>>().join("\"")
@@ -54,27 +57,30 @@ impl Answer {
 }
 
 async fn get(address: SocketAddr, path: &str) -> io::Result<Answer> {
-    ask(address, "GET", path).await
+    request(address, "GET", path).await
 }
 
-async fn ask(address: SocketAddr, method: &str, path: &str) -> io::Result<Answer> {
+async fn request(address: SocketAddr, method: &str, path: &str) -> io::Result<Answer> {
     let mut stream = TcpStream::connect(address).await?;
-    let request = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut text = String::new();
-    timeout(Duration::from_secs(10), stream.read_to_string(&mut text)).await??;
-    let (head, body) = text.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
+    let text = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(text.as_bytes()).await?;
+    let mut answer = String::new();
+    timeout(Duration::from_secs(10), stream.read_to_string(&mut answer)).await??;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
     let status =
         head.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
     Ok(Answer { status, headers: head.to_lowercase(), body: body.to_owned() })
 }
 
-/// Asks until the answer is as wanted, for a minute at most.
-async fn eventually(address: SocketAddr, wanted: impl Fn(&io::Result<Answer>) -> bool) -> io::Result<Answer> {
+/// Requests `/` until the answer is accepted, for at most [`TIMEOUT`].
+async fn eventually(
+    address: SocketAddr,
+    is_accepted: impl Fn(&io::Result<Answer>) -> bool,
+) -> io::Result<Answer> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let answer = get(address, "/").await;
-        if wanted(&answer) || Instant::now() > deadline {
+        if is_accepted(&answer) || Instant::now() > deadline {
             return answer;
         }
         sleep(Duration::from_millis(10)).await;
@@ -96,7 +102,7 @@ fn start_healthz() -> (ProxyHealth, Metrics, SocketAddr) {
 }
 
 #[tokio::test]
-async fn healthz_turns_200_with_the_first_full_sync_and_livez_is_200_from_the_start() {
+async fn healthz_is_503_until_the_first_full_sync_and_livez_is_200() {
     let (health, metrics, address) = start_healthz();
     let answer = get(address, "/healthz").await.unwrap();
     assert_eq!(answer.status, 503);
@@ -119,7 +125,7 @@ async fn healthz_turns_200_with_the_first_full_sync_and_livez_is_200_from_the_st
 
 /// `json.Marshal` of `ProxyHealth` in upstream's `proxy_health.go`, and its headers.
 #[tokio::test]
-async fn the_answers_of_healthz_and_livez_are_upstreams_byte_by_byte() {
+async fn healthz_and_livez_answer_byte_by_byte_as_upstream() {
     const HEADERS: [&str; 2] = ["content-type: application/json", "x-content-type-options: nosniff"];
     let (health, _, address) = start_healthz();
     let answer = get(address, "/livez").await.unwrap();
@@ -134,7 +140,7 @@ async fn the_answers_of_healthz_and_livez_are_upstreams_byte_by_byte() {
     assert_eq!(answer.json()["lastUpdated"], answer.json()["status"]["IPv6"]["lastUpdated"]);
     health.updated(&[IpFamily::V4]);
     for (method, status) in [("GET", 200), ("POST", 200)] {
-        let answer = ask(address, method, "/healthz").await.unwrap();
+        let answer = request(address, method, "/healthz").await.unwrap();
         let expected = concat!(
             r#"{"lastUpdated":"TIME","currentTime":"TIME","nodeEligible":true,"healthy":true,"status":"#,
             r#"{"IPv4":{"lastUpdated":"TIME","healthy":true},"IPv6":{"lastUpdated":"TIME","healthy":true}}}"#,
@@ -149,7 +155,7 @@ async fn the_answers_of_healthz_and_livez_are_upstreams_byte_by_byte() {
 async fn a_node_that_is_being_deleted_is_live_but_not_healthy() {
     let (health, _, address) = start_healthz();
     health.updated(&IpFamily::ALL);
-    health.set_node(NodeObject::Leaving);
+    health.set_node(NodeObject::Deleting);
     let answer = get(address, "/healthz").await.unwrap();
     assert_eq!((answer.status, &answer.json()["nodeEligible"]), (503, &json!(false)));
     let answer = get(address, "/livez").await.unwrap();
@@ -157,7 +163,7 @@ async fn a_node_that_is_being_deleted_is_live_but_not_healthy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_that_waits_too_long_makes_both_unhealthy() {
+async fn an_overdue_change_makes_healthz_and_livez_fail() {
     let health = ProxyHealth::new(TIMEOUT);
     health.updated(&IpFamily::ALL);
     health.queued(&IpFamily::ALL);
@@ -171,10 +177,10 @@ async fn a_change_that_waits_too_long_makes_both_unhealthy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_family_tells_of_itself_and_one_that_waits_too_long_makes_the_whole_unhealthy() {
+async fn an_overdue_family_is_reported_alone_and_fails_both_pages() {
     let health = ProxyHealth::new(TIMEOUT);
     health.updated(&[IpFamily::V4]);
-    assert!(!health.is_programmed(), "IPv6 was not");
+    assert!(!health.is_programmed(), "IPv6 was not updated");
     health.updated(&[IpFamily::V6]);
     health.queued(&[IpFamily::V6]);
     sleep(TIMEOUT).await;
@@ -185,15 +191,15 @@ async fn each_family_tells_of_itself_and_one_that_waits_too_long_makes_the_whole
     assert_eq!(healthy, [json!(true), json!(false)], "{report}");
 }
 
-fn of_ebpf() -> Metrics {
+fn ebpf_metrics() -> Metrics {
     let metrics = Metrics::default();
     metrics.set_mode("ebpf", "as configured");
     metrics
 }
 
 #[tokio::test]
-async fn the_metrics_server_answers_metrics_indicators_proxy_mode_and_healthz() {
-    let address = start(metrics_routes(&of_ebpf()));
+async fn the_metrics_server_has_metrics_slis_proxy_mode_and_healthz() {
+    let address = start(metrics_routes(&ebpf_metrics()));
     let metrics = get(address, "/metrics").await.unwrap();
     assert_eq!(metrics.status, 200);
     assert!(metrics.headers.contains("content-type: text/plain; version=0.0.4"), "{}", metrics.headers);
@@ -214,10 +220,10 @@ async fn the_metrics_server_answers_metrics_indicators_proxy_mode_and_healthz() 
 }
 
 #[tokio::test]
-async fn an_address_that_is_taken_is_reported_or_waited_for() {
+async fn an_address_in_use_is_an_error_or_is_retried() {
     let taken = bind("test", SocketAddr::new(LOOPBACK, 0)).unwrap();
     let address = taken.local_addr().unwrap();
-    let routes = metrics_routes(&of_ebpf());
+    let routes = metrics_routes(&ebpf_metrics());
     let error = serve("metrics", address, routes.clone(), true).await.unwrap_err();
     assert_eq!(error.to_string(), format!("cannot listen on {address} for metrics"));
     let serving = tokio::spawn(async move { serve("metrics", address, routes, false).await });
@@ -228,17 +234,17 @@ async fn an_address_that_is_taken_is_reported_or_waited_for() {
 }
 
 #[tokio::test]
-async fn a_wildcard_address_answers_in_both_families() {
+async fn a_wildcard_address_serves_both_families() {
     let listener = bind("test", SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    tokio::spawn(axum::serve(listener, metrics_routes(&of_ebpf())).into_future());
+    tokio::spawn(axum::serve(listener, metrics_routes(&ebpf_metrics())).into_future());
     for address in ["127.0.0.1", "::1"] {
         let address = SocketAddr::new(address.parse().unwrap(), port);
         assert_eq!(get(address, "/proxyMode").await.unwrap().body, "ebpf", "{address}");
     }
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 fn free_port() -> NonZeroU16 {
     let listener = std::net::TcpListener::bind((LOOPBACK, 0)).expect("a free port");
     NonZeroU16::new(listener.local_addr().expect("a bound address").port()).expect("ports are not zero")
@@ -252,23 +258,23 @@ fn checks(entries: &[(&str, NonZeroU16, usize)]) -> HealthChecks {
     HealthChecks { checks: checks.collect(), listen_on: ListenOn::Addresses([LOOPBACK].into()) }
 }
 
-fn tell_nobody() -> TellOf {
-    TellOf { events: NodeEvents::default(), node_name: "n1".into() }
+fn no_events() -> PortFailureEvents {
+    PortFailureEvents { events: NodeEvents::default(), node_name: "n1".into() }
 }
 
 #[tokio::test]
-async fn a_health_check_node_port_that_is_taken_is_told_once_on_its_service() {
+async fn a_health_check_port_in_use_gives_one_event_on_its_service() {
     let taken = bind("somebody else", SocketAddr::new(LOOPBACK, 0)).expect("a free port");
     let port = NonZeroU16::new(taken.local_addr().expect("an address").port()).expect("not zero");
-    let (events, mut told) = NodeEvents::channel();
+    let (events, mut queued) = NodeEvents::channel();
     let mut checks = checks(&[("web", port, 2)]);
     // Two addresses, one Event.
     checks.listen_on = ListenOn::Addresses([LOOPBACK, IpAddr::from([127, 0, 0, 2])].into());
     let other = bind("somebody else", SocketAddr::new(IpAddr::from([127, 0, 0, 2]), port.get()));
-    let wanted = watch::Sender::new(checks);
-    let tell_of = TellOf { events, node_name: "n1".into() };
-    tokio::spawn(answer_health_checks(wanted.subscribe(), ProxyHealth::new(TIMEOUT), tell_of));
-    let event = timeout(TIMEOUT, told.recv()).await.expect("it is told").expect("the proxy lives");
+    let checks_sender = watch::Sender::new(checks);
+    let port_failures = PortFailureEvents { events, node_name: "n1".into() };
+    tokio::spawn(serve_health_checks(checks_sender.subscribe(), ProxyHealth::new(TIMEOUT), port_failures));
+    let event = timeout(TIMEOUT, queued.recv()).await.expect("an Event is queued").expect("the proxy runs");
     assert_eq!(event.service, Some(NamespacedName::new("default", "web")));
     assert!(event.is_warning && event.reason == "FailedToStartServiceHealthcheck", "{event:?}");
     let note =
@@ -276,49 +282,50 @@ async fn a_health_check_node_port_that_is_taken_is_told_once_on_its_service() {
     assert!(event.note.starts_with(&note), "{}", event.note);
     drop((taken, other));
     let answer = eventually(SocketAddr::new(LOOPBACK, port.get()), Result::is_ok).await.unwrap();
-    assert_eq!(answer.status, 200, "it is opened as soon as it is free");
-    assert!(told.try_recv().is_err(), "it is told once");
+    assert_eq!(answer.status, 200, "the port is opened when it is free");
+    assert!(queued.try_recv().is_err(), "one Event is queued");
 }
 
 #[tokio::test]
-async fn all_services_whose_port_is_taken_are_told_of_once_and_the_nodes_own_events_are_not_lost() {
+async fn many_ports_in_use_give_one_event_each_and_lose_no_node_event() {
     const SERVICES: usize = 40;
-    const OF_NODE: usize = 8;
+    const NODE_EVENTS: usize = 8;
     let taken: Vec<_> = (0..SERVICES)
         .map(|_| bind("somebody else", SocketAddr::new(LOOPBACK, 0)).expect("a free port"))
         .collect();
     let ports = taken.iter().map(|listener| listener.local_addr().expect("an address").port());
     let named: Vec<_> = ports.enumerate().map(|(index, port)| (format!("web-{index}"), port)).collect();
     let entries = named.iter().map(|(name, port)| (&**name, NonZeroU16::new(*port).expect("not zero"), 1));
-    let (events, mut told) = NodeEvents::channel();
-    let wanted = watch::Sender::new(checks(&entries.collect::<Vec<_>>()));
-    let tell_of = TellOf { events: events.clone(), node_name: "n1".into() };
-    tokio::spawn(answer_health_checks(wanted.subscribe(), ProxyHealth::new(TIMEOUT), tell_of));
+    let (events, mut queued) = NodeEvents::channel();
+    let checks_sender = watch::Sender::new(checks(&entries.collect::<Vec<_>>()));
+    let port_failures = PortFailureEvents { events: events.clone(), node_name: "n1".into() };
+    tokio::spawn(serve_health_checks(checks_sender.subscribe(), ProxyHealth::new(TIMEOUT), port_failures));
     let mut services = std::collections::BTreeSet::new();
-    let mut of_node = 0;
-    while services.len() + of_node < SERVICES + OF_NODE {
-        let event = timeout(TIMEOUT, told.recv()).await.expect("it is told").expect("the proxy lives");
-        // As many as may be told of Services wait now.
+    let mut node_events = 0;
+    while services.len() + node_events < SERVICES + NODE_EVENTS {
+        let event =
+            timeout(TIMEOUT, queued.recv()).await.expect("an Event is queued").expect("the proxy runs");
+        // The queue is now full of Events of Services.
         if services.is_empty() {
-            (0..OF_NODE).for_each(|_| events.normal("Starting", ""));
+            (0..NODE_EVENTS).for_each(|_| events.normal("Starting", ""));
         }
         match event.service {
-            Some(service) => assert!(services.insert(service.clone()), "{service} is told of twice"),
-            None => of_node += 1,
+            Some(service) => assert!(services.insert(service.clone()), "two Events for {service}"),
+            None => node_events += 1,
         }
-        // Has them tried again.
-        wanted.send_modify(|_| {});
+        // Triggers a retry.
+        checks_sender.send_modify(|_| {});
     }
-    assert!(told.try_recv().is_err(), "each is told once");
+    assert!(queued.try_recv().is_err(), "one Event for each Service");
 }
 
 #[tokio::test]
-async fn health_check_node_ports_tell_of_local_endpoints_and_come_and_go() {
+async fn health_check_node_ports_report_local_endpoints_and_open_and_close() {
     let health = ProxyHealth::new(TIMEOUT);
     let port = free_port();
     let address = SocketAddr::new(LOOPBACK, port.get());
-    let wanted = watch::Sender::new(checks(&[("a", port, 2)]));
-    tokio::spawn(answer_health_checks(wanted.subscribe(), health.clone(), tell_nobody()));
+    let checks_sender = watch::Sender::new(checks(&[("a", port, 2)]));
+    tokio::spawn(serve_health_checks(checks_sender.subscribe(), health.clone(), no_events()));
     let answer = eventually(address, Result::is_ok).await.unwrap();
     assert_eq!(answer.status, 200);
     assert!(answer.headers.contains("x-load-balancing-endpoint-weight: 2"), "{}", answer.headers);
@@ -328,19 +335,19 @@ async fn health_check_node_ports_tell_of_local_endpoints_and_come_and_go() {
         json!({ "service": service, "localEndpoints": 2, "serviceProxyHealthy": true })
     );
 
-    wanted.send_replace(checks(&[("a", port, 0)]));
+    checks_sender.send_replace(checks(&[("a", port, 0)]));
     let answer =
         eventually(address, |answer| answer.as_ref().is_ok_and(|answer| answer.status == 503)).await.unwrap();
     assert_eq!((answer.status, &answer.json()["localEndpoints"]), (503, &json!(0)));
 
-    // The port goes to another Service in the same step.
-    wanted.send_replace(checks(&[("b", port, 1)]));
+    // The port moves to another Service in the same update.
+    checks_sender.send_replace(checks(&[("b", port, 1)]));
     let is_b =
         |answer: &io::Result<Answer>| answer.as_ref().is_ok_and(|answer| answer.body.contains("\"b\""));
     assert_eq!(eventually(address, is_b).await.unwrap().status, 200);
 
     let mut idle = TcpStream::connect(address).await.unwrap();
-    wanted.send_replace(checks(&[]));
+    checks_sender.send_replace(checks(&[]));
     let is_refused = |answer: &io::Result<Answer>| {
         answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     };
@@ -352,14 +359,14 @@ async fn health_check_node_ports_tell_of_local_endpoints_and_come_and_go() {
 
 /// What `hcHandler.ServeHTTP` of upstream's `service_health.go` writes.
 #[tokio::test]
-async fn the_answer_of_a_health_check_node_port_is_upstreams_byte_by_byte() {
+async fn a_health_check_node_port_answers_byte_by_byte_as_upstream() {
     let port = free_port();
     let address = SocketAddr::new(LOOPBACK, port.get());
-    let wanted = watch::Sender::new(checks(&[("web", port, 2)]));
-    tokio::spawn(answer_health_checks(wanted.subscribe(), ProxyHealth::new(TIMEOUT), tell_nobody()));
+    let checks_sender = watch::Sender::new(checks(&[("web", port, 2)]));
+    tokio::spawn(serve_health_checks(checks_sender.subscribe(), ProxyHealth::new(TIMEOUT), no_events()));
     eventually(address, Result::is_ok).await.unwrap();
     for (method, path) in [("GET", "/"), ("GET", "/healthz?any=thing"), ("POST", "/")] {
-        let answer = ask(address, method, path).await.unwrap();
+        let answer = request(address, method, path).await.unwrap();
         let expected = "{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}";
         assert_eq!((answer.status, answer.body.as_str()), (200, expected));
         let headers = [
@@ -376,8 +383,8 @@ async fn a_health_check_node_port_fails_while_the_proxy_is_not_live() {
     let health = ProxyHealth::new(Duration::ZERO);
     health.queued(&IpFamily::ALL);
     let port = free_port();
-    let wanted = watch::Sender::new(checks(&[("a", port, 2)]));
-    tokio::spawn(answer_health_checks(wanted.subscribe(), health, tell_nobody()));
+    let checks_sender = watch::Sender::new(checks(&[("a", port, 2)]));
+    tokio::spawn(serve_health_checks(checks_sender.subscribe(), health, no_events()));
     let answer = eventually(SocketAddr::new(LOOPBACK, port.get()), Result::is_ok).await.unwrap();
     assert_eq!((answer.status, &answer.json()["serviceProxyHealthy"]), (503, &json!(false)));
 }

@@ -1,4 +1,5 @@
-//! Metrics as text: in `OpenMetrics` for scrapers that ask for it, else in Prometheus' own format.
+//! Writes metrics as text: in `OpenMetrics` for scrapers that ask for it, otherwise in Prometheus'
+//! own format.
 
 use std::fmt::{self, Write as _};
 
@@ -17,7 +18,7 @@ impl Exposition {
         Self { registry }
     }
 
-    /// The content type and the text for a scraper that sends this `Accept` header.
+    /// Returns the content type and the text for a scraper that sends this `Accept` header.
     pub fn encode(&self, accept: Option<&str>) -> Result<(&'static str, String), fmt::Error> {
         let mut openmetrics = String::new();
         text::encode(&mut openmetrics, &self.registry)?;
@@ -28,8 +29,11 @@ impl Exposition {
     }
 }
 
-/// The formats differ in the comments: Prometheus' has a counter's full name there, and no end mark and no units. Bounds of buckets that
-/// are whole numbers stand without a fraction, as upstream's do: to a query they are text.
+/// Converts `OpenMetrics` text to Prometheus' format.
+///
+/// The formats differ in the comments: Prometheus' format has the full name of a counter there, and
+/// no end mark and no units. Bucket bounds that are whole numbers are written without a fraction,
+/// as upstream writes them: queries compare bounds as text.
 fn to_prometheus(openmetrics: &str) -> Result<String, fmt::Error> {
     let mut out = String::with_capacity(openmetrics.len() + 256);
     let mut help = None;
@@ -44,16 +48,16 @@ fn to_prometheus(openmetrics: &str) -> Result<String, fmt::Error> {
             }
             writeln!(out, "# TYPE {name}{suffix} {kind}")?;
         } else if !line.starts_with('#') {
-            writeln!(out, "{}", WithGosBound(line))?;
+            writeln!(out, "{}", GoBucketBound(line))?;
         }
     }
     Ok(out)
 }
 
-/// A sample, with the bound of its bucket as Go writes numbers.
-struct WithGosBound<'a>(&'a str);
+/// Displays a sample line with the bucket bound written as Go writes numbers.
+struct GoBucketBound<'a>(&'a str);
 
-impl fmt::Display for WithGosBound<'_> {
+impl fmt::Display for GoBucketBound<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const BOUND: &str = "{le=\"";
         let parts = self.0.split_once(BOUND).and_then(|(name, rest)| Some((name, rest.split_once(".0\"")?)));

@@ -1,4 +1,5 @@
-//! What the kernel counts of packets, programs and Services, read when it is asked for.
+//! Exports what the kernel counts about packets, programs and Services. The counters are read at
+//! each scrape.
 
 use std::{
     fmt,
@@ -13,23 +14,23 @@ use prometheus_client::{
 
 use crate::dataplane::{KernelCounts, ProgramErrorCount, ServiceCount};
 
-/// Where to read it, once there is a dataplane that counts.
+/// Reads the counters of the current dataplane, if it has any.
 #[derive(Clone, Default)]
-pub(super) struct OfKernel(Arc<RwLock<Option<Box<dyn KernelCounts>>>>);
+pub(super) struct KernelCountsCollector(Arc<RwLock<Option<Box<dyn KernelCounts>>>>);
 
-impl fmt::Debug for OfKernel {
+impl fmt::Debug for KernelCountsCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OfKernel")
+        f.write_str("KernelCountsCollector")
     }
 }
 
-impl OfKernel {
+impl KernelCountsCollector {
     pub(super) fn set(&self, counts: Option<Box<dyn KernelCounts>>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = counts;
     }
 }
 
-impl Collector for OfKernel {
+impl Collector for KernelCountsCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let counts = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let Some(counts) = &*counts else { return Ok(()) };
@@ -39,31 +40,31 @@ impl Collector for OfKernel {
     }
 }
 
-const PACKETS: &str = "Packets to Services that came in on links, by what became of them";
-const ERRORS: &str = "What went wrong in an eBPF program: entries of maps that could not be written, packets that could not be read or changed";
+const PACKETS: &str = "Packets to Services that arrived on a link, by fate";
+const ERRORS: &str = "Errors in eBPF programs: map entries that could not be written, packets that could not be read or changed";
 
 type Read = fn(&ServiceCount) -> u64;
 
-/// The metrics of service ports that have no label of their own.
+/// The metrics of a service port that need no additional label.
 const CONNECTIONS: [(&str, &str, Read); 1] = [(
     "service_connections",
-    "Connections to a service port, and UDP flows; those of name other are of all service ports beyond maxServices",
+    "Connections and UDP flows to a service port. The name other sums up all service ports beyond maxServices",
     |service| service.connections,
 )];
-/// The same, of what the ebpf mode alone counts.
+/// The metrics that only the ebpf mode counts.
 const FAILURES: [(&str, &str, Read); 2] = [
     (
         "service_refusals",
-        "Connections and datagrams to a service port that were refused, each try of them",
+        "Connections and datagrams to a service port that were refused. Each attempt counts",
         |service| service.refusals,
     ),
     (
         "service_drops",
-        "Connections and datagrams to a service port that were dropped, each try of them",
+        "Connections and datagrams to a service port that were dropped. Each attempt counts",
         |service| service.drops,
     ),
 ];
-const BYTES: &str = "Bytes of IP packets that were translated for a service port. In the ebpf mode packets of sockets on this node pass untranslated, and are not among them";
+const BYTES: &str = "Bytes of IP packets that were translated for a service port. In the ebpf mode, packets of sockets on this node need no translation and are not counted";
 const DIRECTIONS: [(&str, Read); 2] = [
     ("to_endpoint", |service| service.bytes_to_endpoints),
     ("to_client", |service| service.bytes_to_clients),
@@ -126,7 +127,7 @@ fn family<'a>(
     encoder.encode_descriptor(name, help, None, MetricType::Counter)
 }
 
-/// Whose counts they are. A label that is empty is none to Prometheus.
+/// Returns the labels of a service port. To Prometheus, an empty label is the same as no label.
 fn labels(service: &ServiceCount) -> [(&'static str, &str); 5] {
     let [namespace, name, port, protocol, family] = match &service.port {
         Some(key) => {

@@ -1,7 +1,8 @@
-//! What Prometheus reads: upstream kube-proxy's metrics under upstream's names, and our own beside them.
+//! Holds the metrics for Prometheus: upstream kube-proxy's metrics under upstream's names, and
+//! shunt's own.
 //!
-//! One sync programs both IP families, so metrics that upstream keeps by family get the same observation under each, but for one
-//! that failed.
+//! One sync programs both IP families. Metrics that upstream keeps for each family therefore get
+//! the same observation for each family whose sync succeeded.
 #![forbid(unsafe_code)]
 
 mod exposition;
@@ -27,7 +28,7 @@ use prometheus_client::metrics::{
 
 pub use exposition::Exposition;
 
-use self::{kernel_counts::OfKernel, readings::OfMode};
+use self::{kernel_counts::KernelCountsCollector, readings::ReadingsCollector};
 use crate::{
     dataplane::{KernelCounts, MapFill, Readings, conntrack::StaleUdpDeletion},
     model::IpFamily,
@@ -37,7 +38,7 @@ type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Seconds = Gauge<f64, AtomicU64>;
 type Histograms = Family<Labels<1>, Histogram, fn() -> Histogram>;
 
-/// Which side of a Service a traffic policy is for; the label `traffic_policy`.
+/// The traffic policy to which a count applies; the label `traffic_policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PolicySide {
     /// internalTrafficPolicy.
@@ -46,16 +47,16 @@ pub enum PolicySide {
     External,
 }
 
-/// How much of the kernel a sync looked at.
+/// The extent of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncExtent {
-    /// Everything, from a fresh observation.
+    /// A full sync, after a fresh observation of the kernel.
     Full,
-    /// What was dirty.
+    /// A partial sync of what was dirty.
     Partial,
 }
 
-/// The kinds of objects that are watched.
+/// The kinds of watched objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchedKind {
     /// Services.
@@ -76,15 +77,12 @@ impl WatchedKind {
     }
 }
 
-/// Every metric of the process. Clones share their values.
-#[derive(Clone, Debug)]
+/// All metrics of the process. Clones share their values.
+#[derive(Clone, Debug, Default)]
 pub struct Metrics {
-    sync_duration: Histograms,
-    sync_full_duration: Histograms,
-    sync_partial_duration: Histograms,
+    durations: Durations,
     last_sync: Family<Labels<1>, Seconds>,
     last_queued: Family<Labels<1>, Seconds>,
-    programming_duration: Histograms,
     endpoint_changes: Counter,
     endpoint_changes_pending: Gauge,
     service_changes: Counter,
@@ -98,13 +96,12 @@ pub struct Metrics {
     mode_info: Family<Vec<(&'static str, String)>, Gauge>,
     modes_broken: Family<Labels<1>, Counter>,
     running_mode: Arc<RwLock<&'static str>>,
-    conntrack_duration: Histograms,
     conntrack_deleted: Family<Labels<1>, Counter>,
     map_entries: Family<Labels<1>, Gauge>,
     map_capacity: Family<Labels<1>, Gauge>,
     links_left_out: Gauge,
-    of_kernel: OfKernel,
-    of_mode: OfMode,
+    kernel_counts: KernelCountsCollector,
+    readings: ReadingsCollector,
     operations: Counter,
     failures: Family<Labels<1>, Counter>,
     drift: Counter,
@@ -113,102 +110,86 @@ pub struct Metrics {
     watch_connected: Family<Labels<1>, Gauge>,
 }
 
-impl Default for Metrics {
+/// The histograms of durations in seconds, by IP family.
+#[derive(Clone, Debug)]
+struct Durations {
+    sync: Histograms,
+    sync_full: Histograms,
+    sync_partial: Histograms,
+    programming: Histograms,
+    conntrack: Histograms,
+}
+
+impl Default for Durations {
     fn default() -> Self {
-        let metrics = Self {
-            sync_duration: histograms(sync_buckets),
-            sync_full_duration: histograms(sync_buckets),
-            sync_partial_duration: histograms(sync_buckets),
-            last_sync: Family::default(),
-            last_queued: Family::default(),
-            programming_duration: histograms(programming_buckets),
-            endpoint_changes: Counter::default(),
-            endpoint_changes_pending: Gauge::default(),
-            service_changes: Counter::default(),
-            service_changes_pending: Gauge::default(),
-            no_local_endpoints: Family::default(),
-            healthz: Family::default(),
-            livez: Family::default(),
-            healthcheck: Family::default(),
-            healthchecks: Family::default(),
-            mode: Family::default(),
-            mode_info: Family::default(),
-            modes_broken: Family::default(),
-            running_mode: Arc::default(),
-            conntrack_duration: histograms(sync_buckets),
-            conntrack_deleted: Family::default(),
-            map_entries: Family::default(),
-            map_capacity: Family::default(),
-            links_left_out: Gauge::default(),
-            of_kernel: OfKernel::default(),
-            of_mode: OfMode::default(),
-            operations: Counter::default(),
-            failures: Family::default(),
-            drift: Counter::default(),
-            watch_events: Family::default(),
-            watch_synced: Gauge::default(),
-            watch_connected: Family::default(),
-        };
-        metrics.create_known_labels();
-        metrics
+        let sync_histograms = || Histograms::new_with_constructor(sync_buckets);
+        Self {
+            sync: sync_histograms(),
+            sync_full: sync_histograms(),
+            sync_partial: sync_histograms(),
+            programming: Histograms::new_with_constructor(programming_buckets),
+            conntrack: sync_histograms(),
+        }
     }
 }
 
 impl Metrics {
-    /// All metrics, ready to be written out.
+    /// Returns all metrics for encoding.
     pub fn exposition(&self) -> Exposition {
+        self.create_known_labels();
         Exposition::new(registration::registry(self))
     }
 
-    /// What probes were told: service level indicators, which cost so little that they may be read every second.
+    /// Returns the service level indicators: the results of the health probes. Reading them is
+    /// cheap enough for a scrape every second.
     pub fn indicators(&self) -> Exposition {
         Exposition::new(registration::indicators(self))
     }
 
-    /// Where to read what the kernel counts in the mode that runs now.
+    /// Sets the source of the kernel counters of the current mode.
     pub fn set_kernel_counts(&self, counts: Option<Box<dyn KernelCounts>>) {
-        self.of_kernel.set(counts);
+        self.kernel_counts.set(counts);
     }
 
-    /// Where to read the metrics of the mode that runs now.
+    /// Sets the source of the current mode's own metrics.
     pub fn set_readings(&self, readings: Option<Readings>) {
-        self.of_mode.set(readings);
+        self.readings.set(readings);
     }
 
-    /// How full one of the dataplane's maps is.
+    /// Sets the number of entries and the capacity of one of the dataplane's maps.
     pub fn set_map_fill(&self, fill: MapFill) {
         self.map_entries.get_or_create(&[("map", fill.map)]).set(gauge_value(fill.entries));
         self.map_capacity.get_or_create(&[("map", fill.map)]).set(fill.capacity.into());
     }
 
-    /// On so many links nothing is translated, although it should be.
+    /// Sets the number of links that should have link programs but have none.
     pub fn set_links_left_out(&self, links: usize) {
         self.links_left_out.set(gauge_value(links));
     }
 
-    /// The mode that runs, and why it is this one.
+    /// Sets the current mode and the reason for it.
     pub fn set_mode(&self, mode: &'static str, why: &str) {
         self.mode.clear();
         self.mode.get_or_create(&[("mode", mode)]).set(1);
         self.mode_info.clear();
         self.mode_info.get_or_create(&vec![("mode", mode.into()), ("why", why.into())]).set(1);
         *self.running_mode.write().unwrap_or_else(PoisonError::into_inner) = mode;
-        // Maps are a mode's own.
+        // The maps belong to the previous mode.
         self.map_entries.clear();
         self.map_capacity.clear();
     }
 
-    /// The mode that runs; empty before one does.
+    /// Returns the current mode. Empty before the first mode runs.
     pub fn mode(&self) -> &'static str {
         *self.running_mode.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A mode broke for good, and another one takes over.
+    /// Counts a mode that failed permanently, so that another one takes over.
     pub fn mode_broke(&self, mode: &'static str) {
         self.modes_broken.get_or_create(&[("mode", mode)]).inc();
     }
 
-    /// An event of a source came in.
+    /// Counts an event of an object source.
     pub fn event_received(&self, kind: WatchedKind) {
         self.watch_events.get_or_create(&[("kind", kind.name())]).inc();
         match kind {
@@ -224,18 +205,18 @@ impl Metrics {
         }
     }
 
-    /// Whether changes of a kind come in from its source.
+    /// Sets whether the source of this kind of object is connected.
     pub fn set_watch_connected(&self, kind: WatchedKind, connected: bool) {
         let gauge = self.watch_connected.get_or_create(&[("kind", kind.name())]);
         gauge.set(connected.into());
     }
 
-    /// A sync was asked for at this time, in seconds since 1970.
+    /// Records when a sync was requested, in seconds since 1970.
     pub fn sync_queued(&self, unix_seconds: f64) {
         set_for_families(&IpFamily::ALL, &self.last_queued, unix_seconds);
     }
 
-    /// A sync of these families succeeded.
+    /// Records a successful sync of these families.
     pub fn sync_succeeded(
         &self,
         families: &[IpFamily],
@@ -245,10 +226,10 @@ impl Metrics {
         unix_seconds: f64,
     ) {
         let by_extent = match extent {
-            SyncExtent::Full => &self.sync_full_duration,
-            SyncExtent::Partial => &self.sync_partial_duration,
+            SyncExtent::Full => &self.durations.sync_full,
+            SyncExtent::Partial => &self.durations.sync_partial,
         };
-        for histograms in [&self.sync_duration, by_extent] {
+        for histograms in [&self.durations.sync, by_extent] {
             observe_for_families(families, histograms, took.as_secs_f64());
         }
         set_for_families(families, &self.last_sync, unix_seconds);
@@ -260,66 +241,62 @@ impl Metrics {
         }
     }
 
-    /// A sync of these families failed.
+    /// Counts a failed sync of these families.
     pub fn sync_failed(&self, families: &[IpFamily]) {
         for family in families {
             self.failures.get_or_create(&[ip_family(*family)]).inc();
         }
     }
 
-    /// The kernel held something else than it should, and so many changes put it right.
+    /// Counts the changes that repaired drift.
     pub fn drift_repaired(&self, operations: usize) {
         self.drift.inc_by(operations as u64);
     }
 
-    /// A change of endpoints of these families reached the kernel so long after it happened.
+    /// Records the time from a change of endpoints of these families until the kernel had it.
     pub fn endpoints_programmed(&self, families: &[IpFamily], after: Duration) {
-        observe_for_families(families, &self.programming_duration, after.as_secs_f64());
+        observe_for_families(families, &self.durations.programming, after.as_secs_f64());
     }
 
-    /// Conntrack was looked through for stale flows.
-    pub fn flows_forgotten(&self, forgotten: StaleUdpDeletion) {
-        let label = [ip_family(forgotten.family)];
-        self.conntrack_duration.get_or_create(&label).observe(forgotten.took.as_secs_f64());
-        self.conntrack_deleted.get_or_create(&label).inc_by(forgotten.flows.deleted as u64);
+    /// Records a search of conntrack for stale flows.
+    pub fn conntrack_cleaned(&self, deletion: StaleUdpDeletion) {
+        let label = [ip_family(deletion.family)];
+        self.durations.conntrack.get_or_create(&label).observe(deletion.took.as_secs_f64());
+        self.conntrack_deleted.get_or_create(&label).inc_by(deletion.flows.deleted as u64);
     }
 
-    /// Service ports whose policy is Local, that have endpoints, but none here.
+    /// Sets the number of service ports with traffic policy Local that have endpoints, but none on
+    /// this node.
     pub fn set_no_local_endpoints(&self, side: PolicySide, family: IpFamily, ports: usize) {
-        let side = match side {
-            PolicySide::Internal => "internal",
-            PolicySide::External => "external",
-        };
-        self.no_local_endpoints
-            .get_or_create(&[("traffic_policy", side), ("ip_family", family.name())])
-            .set(gauge_value(ports));
+        self.no_local_endpoints.get_or_create(&policy_labels(side, family)).set(gauge_value(ports));
     }
 
-    /// `/healthz` answered.
+    /// Counts an answer of `/healthz`.
     pub fn healthz_answered(&self, healthy: bool) {
         self.healthz.get_or_create(&[code(healthy)]).inc();
-        self.checked("sync", "healthz", healthy);
+        self.record_probe("sync", "healthz", healthy);
     }
 
-    /// `/livez` answered.
+    /// Counts an answer of `/livez`.
     pub fn livez_answered(&self, healthy: bool) {
         self.livez.get_or_create(&[code(healthy)]).inc();
-        self.checked("sync", "livez", healthy);
+        self.record_probe("sync", "livez", healthy);
     }
 
-    /// `/healthz` of the metrics server answered, which it always does.
+    /// Counts an answer of the metrics server's `/healthz`, which always succeeds.
     pub fn ping_answered(&self) {
-        self.checked("ping", "healthz", true);
+        self.record_probe("ping", "healthz", true);
     }
 
-    fn checked(&self, name: &'static str, probe: &'static str, healthy: bool) {
+    fn record_probe(&self, name: &'static str, probe: &'static str, healthy: bool) {
         let status = if healthy { "success" } else { "error" };
         let [name, probe] = [("name", name), ("type", probe)];
         self.healthcheck.get_or_create(&[name, probe]).set(healthy.into());
         self.healthchecks.get_or_create(&[name, probe, ("status", status)]).inc();
     }
 
-    /// Series that are known beforehand start at zero, so that a first increase is seen as one.
+    /// Series whose labels are known in advance start at zero, so that a query sees the first
+    /// increase.
     fn create_known_labels(&self) {
         for healthy in [true, false] {
             drop(self.healthz.get_or_create(&[code(healthy)]));
@@ -327,30 +304,39 @@ impl Metrics {
         }
         for kind in [WatchedKind::Service, WatchedKind::EndpointSlice, WatchedKind::Node] {
             drop(self.watch_events.get_or_create(&[("kind", kind.name())]));
-            self.set_watch_connected(kind, false);
+            drop(self.watch_connected.get_or_create(&[("kind", kind.name())]));
         }
         for family in IpFamily::ALL {
             let label = [ip_family(family)];
             let histograms = [
-                &self.sync_duration,
-                &self.sync_full_duration,
-                &self.sync_partial_duration,
-                &self.programming_duration,
-                &self.conntrack_duration,
+                &self.durations.sync,
+                &self.durations.sync_full,
+                &self.durations.sync_partial,
+                &self.durations.programming,
+                &self.durations.conntrack,
             ];
             for histogram in histograms {
                 drop(histogram.get_or_create(&label));
             }
             drop(self.failures.get_or_create(&label));
             drop(self.conntrack_deleted.get_or_create(&label));
-            self.set_no_local_endpoints(PolicySide::Internal, family, 0);
-            self.set_no_local_endpoints(PolicySide::External, family, 0);
+            for side in [PolicySide::Internal, PolicySide::External] {
+                drop(self.no_local_endpoints.get_or_create(&policy_labels(side, family)));
+            }
         }
     }
 }
 
 const fn ip_family(family: IpFamily) -> (&'static str, &'static str) {
     ("ip_family", family.name())
+}
+
+const fn policy_labels(side: PolicySide, family: IpFamily) -> Labels<2> {
+    let side = match side {
+        PolicySide::Internal => "internal",
+        PolicySide::External => "external",
+    };
+    [("traffic_policy", side), ip_family(family)]
 }
 
 const fn code(healthy: bool) -> (&'static str, &'static str) {
@@ -371,10 +357,6 @@ fn set_for_families(families: &[IpFamily], gauges: &Family<Labels<1>, Seconds>, 
 
 fn gauge_value(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-fn histograms(constructor: fn() -> Histogram) -> Histograms {
-    Family::new_with_constructor(constructor)
 }
 
 /// From a millisecond to 16 seconds.

@@ -1,4 +1,5 @@
-//! What the process costs and holds, under the names that Prometheus' client libraries have for it, and so upstream.
+//! Exports the resource usage of the process, under the names that Prometheus' client libraries and
+//! upstream use.
 
 use std::{fmt, sync::OnceLock};
 
@@ -13,15 +14,15 @@ use crate::kernel::{
     own_process::{self, Usage},
 };
 
-/// Looks it up when metrics are asked for.
+/// Reads the resource usage at each scrape.
 #[derive(Debug, Default)]
-pub(super) struct OfProcess {
-    /// What does not change.
+pub(super) struct ProcessCollector {
+    /// The start time in seconds since 1970. It does not change, so it is read once.
     started_at: OnceLock<f64>,
 }
 
-impl OfProcess {
-    fn look(&self) -> Result<(f64, Usage), KernelError> {
+impl ProcessCollector {
+    fn read(&self) -> Result<(f64, Usage), KernelError> {
         let usage = own_process::usage()?;
         if let Some(started_at) = self.started_at.get() {
             return Ok((*started_at, usage));
@@ -31,17 +32,17 @@ impl OfProcess {
     }
 }
 
-impl Collector for OfProcess {
+impl Collector for ProcessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let (started_at, usage) = match self.look() {
+        let (started_at, usage) = match self.read() {
             Ok(found) => found,
             Err(error) => {
-                tracing::debug!(%error, "what the process costs is not told");
+                tracing::debug!(%error, "cannot read the resource usage of the process; the scrape omits it");
                 return Ok(());
             }
         };
         let Usage { cpu_seconds, resident, mapped, open_files, most_files } = usage;
-        let mut write = |name, help, metric: &dyn Written| metric.write(&mut encoder, name, help);
+        let mut write = |name, help, metric: &dyn SingleMetric| metric.write(&mut encoder, name, help);
         let cpu = ConstCounter::new(cpu_seconds);
         write("cpu_seconds", "Total user and system CPU time spent in seconds.", &cpu)?;
         write(
@@ -59,12 +60,12 @@ impl Collector for OfProcess {
     }
 }
 
-/// A metric that stands alone under its name.
-trait Written {
+/// A metric without labels.
+trait SingleMetric {
     fn write(&self, to: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result;
 }
 
-impl<M: EncodeMetric> Written for M {
+impl<M: EncodeMetric> SingleMetric for M {
     fn write(&self, to: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result {
         let metric = to.encode_descriptor(name, help, None, self.metric_type())?;
         self.encode(metric)

@@ -1,4 +1,4 @@
-//! Metrics that only one mode has, read from it when they are asked for.
+//! Exports the metrics that only the current mode has. They are read at each scrape.
 
 use std::{
     fmt,
@@ -13,23 +13,23 @@ use prometheus_client::{
 
 use crate::dataplane::{Reading, ReadingValue, Readings};
 
-/// Where to read them, once there is a dataplane that has any.
+/// Reads the metrics of the current dataplane, if it has any.
 #[derive(Clone, Default)]
-pub(super) struct OfMode(Arc<RwLock<Option<Readings>>>);
+pub(super) struct ReadingsCollector(Arc<RwLock<Option<Readings>>>);
 
-impl fmt::Debug for OfMode {
+impl fmt::Debug for ReadingsCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OfMode")
+        f.write_str("ReadingsCollector")
     }
 }
 
-impl OfMode {
+impl ReadingsCollector {
     pub(super) fn set(&self, read: Option<Readings>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = read;
     }
 }
 
-impl Collector for OfMode {
+impl Collector for ReadingsCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let read = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let readings = read.as_ref().map_or_else(Vec::new, |read| read());

@@ -1,24 +1,25 @@
-//! Under which name each metric is exposed.
+//! Registers each metric under its name.
 //!
-//! Names, help and kinds are those of upstream's `pkg/proxy/metrics/metrics.go` (1.36), where
+//! Upstream's names, help texts and kinds are those of `pkg/proxy/metrics/metrics.go` (1.36), where
 //! `…_no_local_endpoints_total` is a gauge too. The encoder adds `_total` to counters.
 
 use prometheus_client::registry::Registry;
 
-use super::{Metrics, process::OfProcess};
+use super::{Metrics, process::ProcessCollector};
 
-/// All metrics under their names.
+/// Returns a registry of all metrics.
 pub(super) fn registry(metrics: &Metrics) -> Registry {
     let mut registry = Registry::default();
     let upstream = registry.sub_registry_with_prefix("kubeproxy");
-    durations(metrics, upstream);
-    counts(metrics, upstream);
-    own(metrics, registry.sub_registry_with_prefix("shunt"));
-    registry.sub_registry_with_prefix("process").register_collector(Box::<OfProcess>::default());
+    upstream_durations(metrics, upstream);
+    upstream_counts(metrics, upstream);
+    shunt_metrics(metrics, registry.sub_registry_with_prefix("shunt"));
+    registry.sub_registry_with_prefix("process").register_collector(Box::<ProcessCollector>::default());
     registry
 }
 
-/// What probes were told, under the names of `component-base/metrics/prometheus/slis` (1.36).
+/// Returns a registry of the probe results, under the names of
+/// `component-base/metrics/prometheus/slis` (1.36).
 pub(super) fn indicators(metrics: &Metrics) -> Registry {
     let mut registry = Registry::with_prefix("kubernetes");
     registry.register("healthcheck", "The result of a single healthcheck", metrics.healthcheck.clone());
@@ -26,21 +27,21 @@ pub(super) fn indicators(metrics: &Metrics) -> Registry {
     registry
 }
 
-fn durations(metrics: &Metrics, to: &mut Registry) {
+fn upstream_durations(metrics: &Metrics, to: &mut Registry) {
     to.register(
         "sync_proxy_rules_duration_seconds",
         "SyncProxyRules latency in seconds",
-        metrics.sync_duration.clone(),
+        metrics.durations.sync.clone(),
     );
     to.register(
         "sync_full_proxy_rules_duration_seconds",
         "SyncProxyRules latency in seconds for full resyncs",
-        metrics.sync_full_duration.clone(),
+        metrics.durations.sync_full.clone(),
     );
     to.register(
         "sync_partial_proxy_rules_duration_seconds",
         "SyncProxyRules latency in seconds for partial resyncs",
-        metrics.sync_partial_duration.clone(),
+        metrics.durations.sync_partial.clone(),
     );
     to.register(
         "sync_proxy_rules_last_timestamp_seconds",
@@ -55,17 +56,17 @@ fn durations(metrics: &Metrics, to: &mut Registry) {
     to.register(
         "network_programming_duration_seconds",
         "In Cluster Network Programming Latency in seconds",
-        metrics.programming_duration.clone(),
+        metrics.durations.programming.clone(),
     );
     to.register(
         "conntrack_reconciler_sync_duration_seconds",
         "ReconcileConntrackFlowsLatency latency in seconds",
-        metrics.conntrack_duration.clone(),
+        metrics.durations.conntrack.clone(),
     );
 }
 
-fn counts(metrics: &Metrics, to: &mut Registry) {
-    to.register_collector(Box::new(metrics.of_mode.clone()));
+fn upstream_counts(metrics: &Metrics, to: &mut Registry) {
+    to.register_collector(Box::new(metrics.readings.clone()));
     to.register(
         "sync_proxy_rules_endpoint_changes",
         "Cumulative proxy rules Endpoint changes",
@@ -100,38 +101,38 @@ fn counts(metrics: &Metrics, to: &mut Registry) {
     to.register("proxy_livez", "Cumulative proxy livez HTTP status", metrics.livez.clone());
 }
 
-fn own(metrics: &Metrics, to: &mut Registry) {
-    to.register_collector(Box::new(metrics.of_kernel.clone()));
-    to.register("mode", "The mode that runs", metrics.mode.clone());
-    to.register("mode_info", "Why this mode runs", metrics.mode_info.clone());
+fn shunt_metrics(metrics: &Metrics, to: &mut Registry) {
+    to.register_collector(Box::new(metrics.kernel_counts.clone()));
+    to.register("mode", "The current mode", metrics.mode.clone());
+    to.register("mode_info", "The reason for the current mode", metrics.mode_info.clone());
     to.register(
         "modes_broken",
-        "Modes that broke for good, so that another took over",
+        "Modes that failed permanently and were replaced by another mode",
         metrics.modes_broken.clone(),
     );
-    to.register("map_entries", "Entries a map of the dataplane holds", metrics.map_entries.clone());
-    to.register("map_capacity", "Entries a map of the dataplane can hold", metrics.map_capacity.clone());
+    to.register("map_entries", "Entries in a map of the dataplane", metrics.map_entries.clone());
+    to.register(
+        "map_capacity",
+        "Capacity of a map of the dataplane, in entries",
+        metrics.map_capacity.clone(),
+    );
     to.register(
         "links_left_out",
-        "Links on which nothing is translated, since somebody else's qdisc leaves no room",
+        "Links without link programs, because a foreign qdisc leaves no room for them",
         metrics.links_left_out.clone(),
     );
-    to.register("sync_operations", "Changes made to the kernel", metrics.operations.clone());
-    to.register("sync_failures", "Syncs that failed and were tried again", metrics.failures.clone());
+    to.register("sync_operations", "Changes to the kernel", metrics.operations.clone());
+    to.register("sync_failures", "Syncs that failed and were retried", metrics.failures.clone());
     to.register(
         "sync_drift_operations",
-        "Changes that put right what something else had changed in the kernel",
+        "Changes that repaired drift: what something other than shunt had changed in the kernel",
         metrics.drift.clone(),
     );
-    to.register("watch_events", "Events received from the source of objects", metrics.watch_events.clone());
-    to.register(
-        "watch_connected",
-        "Whether changes come in from the source of objects",
-        metrics.watch_connected.clone(),
-    );
+    to.register("watch_events", "Events received from the object source", metrics.watch_events.clone());
+    to.register("watch_connected", "1 if the object source is connected", metrics.watch_connected.clone());
     to.register(
         "watch_synced",
-        "Whether all kinds of objects were listed and programmed once",
+        "1 after all kinds of objects were listed and programmed once",
         metrics.watch_synced.clone(),
     );
 }

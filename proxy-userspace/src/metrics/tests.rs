@@ -1,4 +1,4 @@
-//! Names, kinds and shape of what is exposed.
+//! Tests names, kinds and formats of the metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ fn text(metrics: &Metrics, accept: Option<&str>) -> (&'static str, String) {
     metrics.exposition().encode(accept).expect("metrics can be written")
 }
 
-fn used() -> Metrics {
+fn used_metrics() -> Metrics {
     let metrics = Metrics::default();
     metrics.set_mode("ebpf", "as configured");
     metrics.mode_broke("nftables");
@@ -24,7 +24,7 @@ fn used() -> Metrics {
     metrics.sync_succeeded(&IpFamily::ALL, SyncExtent::Full, Duration::from_millis(3), 7, 2.5);
     metrics.endpoints_programmed(&IpFamily::ALL, Duration::from_millis(300));
     metrics.set_no_local_endpoints(PolicySide::External, IpFamily::V6, 2);
-    metrics.flows_forgotten(StaleUdpDeletion {
+    metrics.conntrack_cleaned(StaleUdpDeletion {
         family: IpFamily::V4,
         flows: DeletionCounts { seen: 9, deleted: 4 },
         took: Duration::from_millis(2),
@@ -35,7 +35,7 @@ fn used() -> Metrics {
 
 #[test]
 fn every_metric_has_upstreams_name_and_kind() {
-    let (_, text) = text(&used(), None);
+    let (_, text) = text(&used_metrics(), None);
     let kinds: BTreeMap<_, _> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
     let expected = [
@@ -77,8 +77,8 @@ fn every_metric_has_upstreams_name_and_kind() {
 }
 
 #[test]
-fn what_probes_were_told_last_and_how_often_are_indicators_with_kubernetes_names() {
-    let metrics = used();
+fn slis_have_the_last_probe_result_and_the_counts() {
+    let metrics = used_metrics();
     metrics.livez_answered(true);
     metrics.healthz_answered(true);
     metrics.healthz_answered(false);
@@ -97,8 +97,8 @@ fn what_probes_were_told_last_and_how_often_are_indicators_with_kubernetes_names
 }
 
 #[test]
-fn samples_carry_upstreams_labels() {
-    let (_, text) = text(&used(), None);
+fn samples_have_upstreams_labels() {
+    let (_, text) = text(&used_metrics(), None);
     for line in [
         r#"kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1"#,
         r#"kubeproxy_sync_full_proxy_rules_duration_seconds_bucket{le="0.004",ip_family="IPv6"} 1"#,
@@ -119,7 +119,7 @@ fn samples_carry_upstreams_labels() {
     }
 }
 
-/// The bounds of a histogram's buckets for IPv4, in their order.
+/// Returns the bucket bounds of a histogram for IPv4, in order.
 fn bounds(text: &str, name: &str) -> Vec<String> {
     let bound = |line: &str| {
         let labels = line.strip_prefix(name)?.strip_prefix("_bucket{le=\"")?;
@@ -129,10 +129,10 @@ fn bounds(text: &str, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn buckets_are_upstreams_and_written_as_upstream_writes_them() {
-    let (_, text) = text(&used(), None);
+fn buckets_and_their_text_equal_upstream() {
+    let (_, text) = text(&used_metrics(), None);
     // `ExponentialBuckets(0.001, 2, 15)`
-    let of_syncs =
+    let sync_bounds =
         "0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384 +Inf";
     for name in [
         "sync_proxy_rules_duration_seconds",
@@ -140,19 +140,19 @@ fn buckets_are_upstreams_and_written_as_upstream_writes_them() {
         "sync_partial_proxy_rules_duration_seconds",
         "conntrack_reconciler_sync_duration_seconds",
     ] {
-        assert_eq!(bounds(&text, &format!("kubeproxy_{name}")).join(" "), of_syncs, "{name}");
+        assert_eq!(bounds(&text, &format!("kubeproxy_{name}")).join(" "), sync_bounds, "{name}");
     }
     // `LinearBuckets(0.25, 0.25, 2)`, `(1, 1, 59)`, `(60, 5, 12)`, `(120, 30, 7)`
-    let mut of_programming = vec!["0.25".to_owned(), "0.5".into()];
+    let mut programming_bounds = vec!["0.25".to_owned(), "0.5".into()];
     let steps = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
-    of_programming.extend(steps.map(|seconds: u32| seconds.to_string()));
-    of_programming.push("+Inf".into());
-    assert_eq!(bounds(&text, "kubeproxy_network_programming_duration_seconds"), of_programming);
+    programming_bounds.extend(steps.map(|seconds: u32| seconds.to_string()));
+    programming_bounds.push("+Inf".into());
+    assert_eq!(bounds(&text, "kubeproxy_network_programming_duration_seconds"), programming_bounds);
 }
 
 #[test]
 fn the_plain_format_is_well_formed() {
-    let (content_type, text) = text(&used(), Some("text/plain"));
+    let (content_type, text) = text(&used_metrics(), Some("text/plain"));
     assert_eq!(content_type, "text/plain; version=0.0.4; charset=utf-8");
     let mut described = BTreeSet::new();
     let mut lines = text.lines();
@@ -175,19 +175,19 @@ fn the_plain_format_is_well_formed() {
 #[test]
 fn scrapers_that_ask_for_openmetrics_get_it() {
     let (content_type, text) =
-        text(&used(), Some("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"));
+        text(&used_metrics(), Some("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"));
     assert!(content_type.starts_with("application/openmetrics-text"));
     assert!(text.ends_with("# EOF\n"));
 }
 
 #[test]
-fn packets_are_counted_when_they_are_asked_for_and_missing_where_nothing_counts() {
+fn kernel_counts_are_absent_until_there_is_a_source() {
     let metrics = Metrics::default();
     let text = |metrics: &Metrics| metrics.exposition().encode(None).expect("text").1;
     assert!(!text(&metrics).contains("shunt_link_packets"));
-    metrics.set_kernel_counts(Some(Box::new(Counted(Vec::new()))));
+    metrics.set_kernel_counts(Some(Box::new(FixedCounts(Vec::new()))));
     let text = text(&metrics);
-    assert!(!text.contains("shunt_service_"), "nothing is counted of Services");
+    assert!(!text.contains("shunt_service_"), "no Service has counts");
     for line in [
         "# TYPE shunt_link_packets_total counter",
         "shunt_link_packets_total{fate=\"flow_begun\"} 7",
@@ -199,10 +199,10 @@ fn packets_are_counted_when_they_are_asked_for_and_missing_where_nothing_counts(
     }
 }
 
-/// A kernel that counted this of Services.
-struct Counted(Vec<ServiceCount>);
+/// A kernel with fixed counters, and these counts of service ports.
+struct FixedCounts(Vec<ServiceCount>);
 
-impl KernelCounts for Counted {
+impl KernelCounts for FixedCounts {
     fn packets(&self) -> Vec<(&'static str, u64)> {
         vec![("flow_begun", 7), ("refused", 0)]
     }
@@ -222,7 +222,7 @@ fn service_count(port: Option<ServicePortKey>, connections: u64) -> ServiceCount
 }
 
 #[test]
-fn what_became_of_traffic_to_services_has_their_names_and_the_rest_is_other() {
+fn service_counts_have_the_service_as_labels_and_the_rest_is_other() {
     let metrics = Metrics::default();
     let name = ServicePortName {
         service: NamespacedName::new("shop", "web"),
@@ -231,7 +231,7 @@ fn what_became_of_traffic_to_services_has_their_names_and_the_rest_is_other() {
     };
     let web = ServicePortKey { name, family: IpFamily::V6 };
     let counted = vec![service_count(Some(web), 5), service_count(None, 9)];
-    metrics.set_kernel_counts(Some(Box::new(Counted(counted))));
+    metrics.set_kernel_counts(Some(Box::new(FixedCounts(counted))));
     let (_, text) = metrics.exposition().encode(None).expect("text");
     let labels = r#"namespace="shop",name="web",port_name="http",protocol="TCP",ip_family="IPv6""#;
     for line in [

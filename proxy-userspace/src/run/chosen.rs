@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use proxy_userspace::{
     config::{Config, ConfigError, Environment, Flags, Mode},
-    inspect::probe::{self, ModeVerdict},
     kernel::{self, command::SearchPath},
+    probe::{self, ModeSupport},
 };
 
 /// A mode that `auto` never takes: upstream gives it up.
@@ -36,7 +36,7 @@ impl Chosen {
         let Flags { cleanup, init_only, .. } = this.flags;
         let runs = !cleanup && !init_only && this.flags.write_config_to.is_none();
         if this.config.mode_is_auto && runs {
-            let verdict = probe::judge(&kernel::probe::facts(&SearchPath::default()));
+            let verdict = probe::evaluate(&kernel::probe::facts(&SearchPath::default()));
             this.why = format!("auto: {}", verdict.why);
             if let Some(mode) = verdict.modes.iter().find_map(|mode| this.takes(mode)) {
                 this.run_mode(mode)?;
@@ -66,14 +66,14 @@ impl Chosen {
             return Ok(false);
         }
         self.broken.push(self.config.mode);
-        let verdict = probe::judge(&kernel::probe::facts(&SearchPath::default()));
+        let verdict = probe::evaluate(&kernel::probe::facts(&SearchPath::default()));
         let Some(next) = verdict.modes.iter().find_map(|mode| self.takes(mode)) else { return Ok(false) };
         self.why = format!("auto: the mode {} broke: {error}", self.config.mode.name());
         self.run_mode(next)?;
         Ok(true)
     }
 
-    fn takes(&self, verdict: &ModeVerdict) -> Option<Mode> {
+    fn takes(&self, verdict: &ModeSupport) -> Option<Mode> {
         let mode = Mode::ALL.into_iter().find(|mode| mode.name() == verdict.mode)?;
         (verdict.works() && verdict.mode != NEVER_TAKEN && !self.broken.contains(&mode)).then_some(mode)
     }

@@ -26,8 +26,7 @@ use proxy_userspace::{
     causes::with_causes,
     config::{Config, Mode, Note, ProbeOutput},
     dataplane::{Renderer, ebpf::EbpfError, ipvs::Ipvs},
-    health::{self, Introspection, ProxyHealth, TellOf},
-    inspect,
+    health::{self, Introspection, PortFailureEvents, ProxyHealth},
     kernel::{
         self, KernelError,
         command::{self, SearchPath},
@@ -35,6 +34,7 @@ use proxy_userspace::{
     },
     metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
+    probe,
     sync::{Inputs, Outputs, SyncError, SyncLoop, SyncSettings},
 };
 use tokio::{
@@ -258,10 +258,10 @@ pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
 /// Tells what this machine offers to each mode, on standard output.
 pub(crate) fn probe(output: ProbeOutput) -> ExitCode {
     let facts = kernel::probe::facts(&SearchPath::default());
-    let verdict = inspect::probe::judge(&facts);
+    let verdict = probe::evaluate(&facts);
     match output {
-        ProbeOutput::Table => print!("{}", inspect::probe::table(&facts, &verdict)),
-        ProbeOutput::Json => match inspect::probe::json(&facts, &verdict) {
+        ProbeOutput::Table => print!("{}", probe::table(&facts, &verdict)),
+        ProbeOutput::Json => match probe::json(&facts, &verdict) {
             Ok(json) => println!("{json}"),
             Err(error) => eprintln!("shunt: cannot write the report: {error}"),
         },
@@ -355,8 +355,9 @@ fn start_endpoints(
     let introspection = Introspection { config: effective, profiling: config.profiling };
     let routes = health::metrics_routes(metrics).merge(health::introspection_routes(introspection));
     serve("metrics", config.metrics_bind_address, routes);
-    let tell_of = TellOf { events: events.clone(), node_name: config.model.node_name.clone() };
-    let answering = health::answer_health_checks(health_checks.subscribe(), health.clone(), tell_of);
+    let port_failures =
+        PortFailureEvents { events: events.clone(), node_name: config.model.node_name.clone() };
+    let answering = health::serve_health_checks(health_checks.subscribe(), health.clone(), port_failures);
     tasks.spawn(async move {
         answering.await;
         Ok(())

@@ -11,7 +11,6 @@ use proxy_userspace::{
         ipvs::{self, Ipvs},
         nftables::{self, Nftables},
     },
-    inspect,
     kernel::{
         self, KernelError, capabilities,
         command::SearchPath,
@@ -20,6 +19,7 @@ use proxy_userspace::{
     metrics::{Metrics, WatchedKind},
     model::{NodeFacts, WatchEvent},
     node::NodeEvent,
+    probe,
     watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
 };
 use tokio::sync::{Mutex, Notify, mpsc, watch as channel};
@@ -98,7 +98,7 @@ fn explained(error: impl std::error::Error + Send + Sync + 'static, config: &Con
 }
 
 fn missing(config: &Config) -> Vec<String> {
-    let verdict = inspect::probe::judge(&kernel::probe::facts(&SearchPath::default()));
+    let verdict = probe::evaluate(&kernel::probe::facts(&SearchPath::default()));
     let of_mode = verdict.modes.into_iter().find(|mode| mode.mode == config.mode.name());
     of_mode.into_iter().flat_map(|mode| mode.missing).map(|lack| lack.to_string()).collect()
 }

@@ -323,7 +323,7 @@ impl SyncLoop {
         match self.renderer.delete_stale_udp(self.model.snapshot(), dirty) {
             Ok(forgotten) => {
                 for forgotten in forgotten {
-                    self.outputs.metrics.flows_forgotten(forgotten);
+                    self.outputs.metrics.conntrack_cleaned(forgotten);
                 }
                 self.last_stale_udp_error = None;
             }

@@ -32,9 +32,9 @@ impl SyncLoop {
         let Outputs { metrics, health, health_checks, .. } = &self.outputs;
         let snapshot = self.model.snapshot();
         health.set_node(match (snapshot.node.being_deleted, self.node_wait.is_unknown()) {
-            (true, _) => NodeObject::Leaving,
+            (true, _) => NodeObject::Deleting,
             (false, true) => NodeObject::Missing,
-            (false, false) => NodeObject::There,
+            (false, false) => NodeObject::Present,
         });
         health.updated(served_families(self.failing_family));
         self.no_local_endpoints.report(metrics);

@@ -10,8 +10,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use aya::maps::{HashMap, Map, MapData, MapError};
 use clap::Parser;
-use proxy_userspace::{inspect::PinnedServices, model};
+use proxy_common::{
+    Proto,
+    layout::{ServiceKey, ServiceValue},
+};
 use serde_yaml_ng::Mapping;
 use shunt_tests::{
     agent::protocol::{Dial, Protocol, Try},
@@ -25,7 +29,7 @@ use shunt_tests::{
 const LOCALHOST_NODE_PORT: &str = "127.0.0.1:30080";
 const CONNECTIONS: usize = 60;
 const NEW_ENDPOINT: Host = Host::A3;
-const SEEN_WITHIN: Duration = Duration::from_secs(5);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Endpoints of the Service once the new one is there.
 const ENDPOINTS_THEN: u32 = 3;
 const BPFTOOL_WITHIN: Duration = Duration::from_secs(5);
@@ -139,7 +143,7 @@ impl Demo {
 
     fn add_endpoint(&mut self, later: &Path) -> Result<()> {
         let logged = self.proxy.log().lines().count();
-        let services = PinnedServices::open(&self.world.pin_directory())?;
+        let services = open_services(&self.world.pin_directory())?;
         copy(later, &self.manifests)?;
         let took = wait_for_map_change(&services, ENDPOINTS_THEN)?;
         println!(
@@ -180,18 +184,30 @@ impl Demo {
     }
 }
 
-/// The time from now, when a manifest has just changed, until the services map has so many endpoints.
-fn wait_for_map_change(services: &PinnedServices, endpoints: u32) -> Result<Duration> {
-    let began = Stopwatch::start();
-    let deadline = Deadline::after(SEEN_WITHIN);
-    let destination: SocketAddr = CLUSTER_IP.parse()?;
-    // Without a pause: what is measured takes about as long as the shortest one.
+/// The pinned map `services` of the eBPF mode.
+type Services = HashMap<MapData, ServiceKey, ServiceValue>;
+
+fn open_services(pin_directory: &Path) -> Result<Services> {
+    let path = pin_directory.join("services");
+    let map = MapData::from_pin(&path).and_then(Map::from_map_data).and_then(HashMap::try_from);
+    map.with_context(|| format!("open the map {}", path.display()))
+}
+
+/// Waits until the Service has this number of endpoints in the map. Returns the time that it took.
+fn wait_for_map_change(services: &Services, endpoints: u32) -> Result<Duration> {
+    let stopwatch = Stopwatch::start();
+    let deadline = Deadline::after(CHANGE_TIMEOUT);
+    let vip: SocketAddr = CLUSTER_IP.parse()?;
+    let key = ServiceKey::new(vip.ip().into(), vip.port(), Proto::Tcp);
+    // The loop does not sleep, because the change takes about as long as the shortest sleep.
     while !deadline.passed() {
-        if services.endpoint_count(destination, model::Protocol::Tcp)? == Some(endpoints) {
-            return Ok(began.elapsed());
+        match services.get(&key, 0) {
+            Ok(service) if service.inside_count == endpoints => return Ok(stopwatch.elapsed()),
+            Ok(_) | Err(MapError::KeyNotFound) => {}
+            Err(error) => return Err(error).context("read the map services"),
         }
     }
-    bail!("{NEW_ENDPOINT} was added to the Service but is not in the map after {SEEN_WITHIN:?}")
+    bail!("{NEW_ENDPOINT} was added to the Service but is not in the map after {CHANGE_TIMEOUT:?}")
 }
 
 fn dial(to: &str, tries: usize) -> Result<Dial> {

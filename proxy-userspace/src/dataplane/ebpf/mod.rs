@@ -18,7 +18,6 @@ use std::{
     sync::Arc,
 };
 
-pub(crate) use self::plan::translate::proto;
 pub use self::{
     error::EbpfError,
     links::{LinkAttachment, LinkHook, Running},

@@ -1,11 +1,11 @@
-//! The verdict for people: a line for each feature, and for each mode with what it lacks.
+//! Writes the evaluation as text: a line for each feature, and each mode with what it lacks.
 
 use std::fmt::Write as _;
 
-use super::{ModeVerdict, Verdict};
+use super::{Evaluation, ModeSupport};
 use crate::kernel::probe::{Fact, Facts, Feature};
 
-/// What people call a feature.
+/// Returns the display name of a feature.
 pub(super) const fn name(feature: Feature) -> &'static str {
     match feature {
         Feature::NetAdmin => "CAP_NET_ADMIN",
@@ -30,8 +30,8 @@ pub(super) const fn name(feature: Feature) -> &'static str {
     }
 }
 
-/// The whole report.
-pub fn table(facts: &Facts, verdict: &Verdict) -> String {
+/// Returns the whole report.
+pub fn table(facts: &Facts, evaluation: &Evaluation) -> String {
     let mut text = format!("kernel {}\n\n", facts.kernel);
     for (feature, fact) in &facts.features {
         let mark = match fact {
@@ -42,7 +42,7 @@ pub fn table(facts: &Facts, verdict: &Verdict) -> String {
         line(&mut text, &[name(*feature), mark, fact.detail()]);
     }
     text.push('\n');
-    for mode in &verdict.modes {
+    for mode in &evaluation.modes {
         line(&mut text, &[mode.mode, "", state(mode)]);
         for lack in &mode.missing {
             _ = writeln!(text, "    needs   {lack}");
@@ -51,11 +51,11 @@ pub fn table(facts: &Facts, verdict: &Verdict) -> String {
             _ = writeln!(text, "    limit   {lack}");
         }
     }
-    _ = writeln!(text, "\nauto: {}, because {}", verdict.auto.unwrap_or("none"), verdict.why);
+    _ = writeln!(text, "\nauto: {}, because {}", evaluation.auto.unwrap_or("none"), evaluation.why);
     text
 }
 
-fn state(mode: &ModeVerdict) -> &'static str {
+fn state(mode: &ModeSupport) -> &'static str {
     match (mode.missing.is_empty(), mode.limits.is_empty()) {
         (true, true) => "works",
         (true, false) => "works, with limits",

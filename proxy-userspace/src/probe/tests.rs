@@ -1,10 +1,10 @@
-//! The judgement over facts that machines may show.
+//! Tests the evaluation with facts that real machines report.
 
 use std::collections::BTreeMap;
 
 use insta::assert_snapshot;
 
-use super::{judge, table};
+use super::{evaluate, table};
 use crate::kernel::probe::{Fact, Facts, Feature};
 
 const ALL: [Feature; 19] = [
@@ -38,22 +38,22 @@ fn without(missing: &[Feature]) -> Facts {
 }
 
 fn ebpf_lacks(missing: &[Feature]) -> (usize, usize) {
-    let verdict = judge(&without(missing));
-    (verdict.modes[0].missing.len(), verdict.modes[0].limits.len())
+    let evaluation = evaluate(&without(missing));
+    (evaluation.modes[0].missing.len(), evaluation.modes[0].limits.len())
 }
 
 #[test]
-fn auto_takes_ebpf_where_all_it_needs_is_there() {
-    let verdict = judge(&without(&[]));
+fn auto_takes_ebpf_if_nothing_is_missing() {
+    let evaluation = evaluate(&without(&[]));
     assert_eq!(
-        (verdict.auto, verdict.why.as_str()),
-        (Some("ebpf"), "it is preferred, and all it needs is there")
+        (evaluation.auto, evaluation.why.as_str()),
+        (Some("ebpf"), "it is the preferred mode and nothing that it needs is missing")
     );
-    assert!(verdict.modes.iter().all(|mode| mode.missing.is_empty() && mode.limits.is_empty()));
+    assert!(evaluation.modes.iter().all(|mode| mode.missing.is_empty() && mode.limits.is_empty()));
 }
 
 #[test]
-fn each_feature_that_ebpf_needs_keeps_it_from_working_alone() {
+fn ebpf_fails_without_any_one_required_feature() {
     let needed = [
         Feature::Capabilities,
         Feature::SocketPrograms,
@@ -64,45 +64,49 @@ fn each_feature_that_ebpf_needs_keeps_it_from_working_alone() {
     ];
     for feature in needed {
         assert_eq!(ebpf_lacks(&[feature]), (1, 0), "{feature:?}");
-        // Without it the process may not do what the other modes do either.
-        assert_eq!(judge(&without(&[feature, Feature::NetAdmin])).auto, None);
-        assert_eq!(judge(&without(&[feature])).auto, Some("nftables"));
-        let verdict = judge(&without(&[feature, Feature::NftablesMaps]));
-        assert_eq!(verdict.auto, Some("iptables"));
-        assert!(verdict.why.contains("ebpf lacks") && verdict.why.contains("nftables lacks"));
+        // Without CAP_NET_ADMIN, the other modes do not work either.
+        assert_eq!(evaluate(&without(&[feature, Feature::NetAdmin])).auto, None);
+        assert_eq!(evaluate(&without(&[feature])).auto, Some("nftables"));
+        let evaluation = evaluate(&without(&[feature, Feature::NftablesMaps]));
+        assert_eq!(evaluation.auto, Some("iptables"));
+        assert!(evaluation.why.contains("ebpf lacks") && evaluation.why.contains("nftables lacks"));
     }
 }
 
 #[test]
-fn one_of_two_that_do_the_same_is_enough() {
+fn one_of_two_equivalent_features_is_enough() {
     for (either, or) in [(Feature::Tcx, Feature::Clsact), (Feature::Nftables, Feature::Iptables)] {
         assert_eq!(ebpf_lacks(&[either]), (0, 0));
         assert_eq!(ebpf_lacks(&[or]), (0, 0));
     }
     assert_eq!(ebpf_lacks(&[Feature::Tcx, Feature::Clsact]), (1, 0));
-    assert_eq!(ebpf_lacks(&[Feature::Nftables, Feature::Iptables]), (0, 1), "sockets are served anyhow");
+    assert_eq!(
+        ebpf_lacks(&[Feature::Nftables, Feature::Iptables]),
+        (0, 1),
+        "the socket programs work without netfilter"
+    );
 }
 
 #[test]
-fn auto_takes_nftables_where_ebpf_does_not_work() {
-    let verdict = judge(&without(&[Feature::Bpffs]));
-    assert_eq!(verdict.auto, Some("nftables"));
-    assert!(verdict.why.contains("ebpf lacks bpf filesystem"), "{}", verdict.why);
+fn auto_takes_nftables_if_ebpf_does_not_work() {
+    let evaluation = evaluate(&without(&[Feature::Bpffs]));
+    assert_eq!(evaluation.auto, Some("nftables"));
+    assert!(evaluation.why.contains("ebpf lacks bpf filesystem"), "{}", evaluation.why);
 }
 
 #[test]
-fn what_could_not_be_tried_keeps_nothing_from_working() {
+fn a_feature_that_could_not_be_tested_counts_as_present() {
     let mut facts = without(&[]);
     for fact in facts.features.values_mut() {
         *fact = Fact::Unknown("no permission to try".into());
     }
-    assert_eq!(judge(&facts).auto, Some("ebpf"));
+    assert_eq!(evaluate(&facts).auto, Some("ebpf"));
 }
 
 #[test]
-fn reports_tell_people_what_is_there_and_what_to_do() {
+fn reports_name_features_and_remedies() {
     let facts = without(&[Feature::Tcx, Feature::SetRetval, Feature::Ipvs, Feature::Ipset]);
-    assert_snapshot!("an_older_kernel", table(&facts, &judge(&facts)));
+    assert_snapshot!("an_older_kernel", table(&facts, &evaluate(&facts)));
     let facts = without(&[Feature::Bpffs, Feature::Nftables, Feature::NftablesMaps, Feature::Iptables]);
-    assert_snapshot!("nothing_works", table(&facts, &judge(&facts)));
+    assert_snapshot!("nothing_works", table(&facts, &evaluate(&facts)));
 }
