@@ -1,4 +1,5 @@
-//! Compiles the proxy-ebpf crate for the BPF target, with BTF, whatever cargo or tool runs us.
+//! Compiles the proxy-ebpf crate for the BPF target, with BTF, independent of the cargo or tool
+//! that runs it.
 
 use std::env;
 use std::ffi::OsString;
@@ -19,24 +20,25 @@ pub const OBJECT: &str = "shunt-ebpf";
 const TARGET: &str = "bpfel-unknown-none";
 const LIMIT: Duration = Duration::from_mins(20);
 
-/// Variables of an outer cargo that the inner one needs as well: where to fetch crates from.
+/// Variables of the outer cargo that the inner one needs too: the sources of crates.
 const KEPT: [&str; 5] = ["CARGO_HOME", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTRIES_", "CARGO_REGISTRY_"];
-/// Prefixes of variables with which an outer cargo, clippy, nextest or rustdoc would change what the inner one builds.
+/// Prefixes of variables by which an outer cargo, clippy, nextest or rustdoc would change the inner
+/// build.
 const DROPPED: [&str; 4] = ["CARGO", "RUSTC", "RUSTFLAGS", "RUSTDOC"];
-/// More of them, by full name.
+/// More such variables, by full name.
 const DROPPED_NAMES: [&str; 7] =
     ["RUSTUP_TOOLCHAIN", "CLIPPY_ARGS", "CLIPPY_CONF_DIR", "MAKEFLAGS", "MFLAGS", "TARGET", "PROFILE"];
 
-/// A compiled object and what to tell cargo about it.
+/// A compiled object, with the facts that build scripts report to cargo.
 #[derive(Debug)]
 pub struct Built {
     /// The object file.
     pub object: PathBuf,
-    /// The toolchain that made it.
+    /// The toolchain that built it.
     pub toolchain: Toolchain,
     /// Warnings of the compiler, line by line.
     pub warnings: Vec<String>,
-    /// What each program takes of the kernel's limits, by name.
+    /// The programs with their use of the kernel's limits, sorted by name.
     pub programs: Vec<limits::Program>,
 }
 
@@ -45,8 +47,9 @@ pub fn build_ebpf(out_dir: &Path) -> Result<Built> {
     let toolchain = toolchain::find()?;
     let target = workspace::bpf_target();
     fs::create_dir_all(&target).with_context(|| format!("cannot make {}", target.display()))?;
-    // Cargo locks the build but not our copy of the result: another profile's build may replace it meanwhile.
-    let lock = File::create(target.join("copy.lock")).context("cannot make copy.lock")?;
+    // Cargo locks the build, but not the copy of its result, which another profile's build may
+    // replace.
+    let lock = File::create(target.join("copy.lock")).context("cannot create copy.lock")?;
     lock.lock().context("cannot lock copy.lock")?;
     let mut warnings = Warnings::default();
     cargo_build(&toolchain, &target).check(&mut |line| warnings.take(line))?;
@@ -58,7 +61,7 @@ pub fn build_ebpf(out_dir: &Path) -> Result<Built> {
     Ok(Built { object, toolchain, warnings: warnings.lines, programs })
 }
 
-/// Picks the compiler's warnings out of cargo's output: each goes on to an empty line.
+/// Collects the compiler's warnings from cargo's output. Each ends at an empty line.
 #[derive(Default)]
 struct Warnings {
     lines: Vec<String>,
@@ -67,7 +70,7 @@ struct Warnings {
 
 impl Warnings {
     fn take(&mut self, line: &str) {
-        // "warning: `proxy-ebpf` generated 3 warnings" sums up and says nothing new.
+        // "warning: `proxy-ebpf` generated 3 warnings" is a summary without new information.
         let begins = line.starts_with("warning") && !line.starts_with("warning: `");
         self.inside = begins || (self.inside && !line.is_empty() && !line.starts_with("warning"));
         if self.inside {
@@ -76,7 +79,8 @@ impl Warnings {
     }
 }
 
-/// The cargo command; `RUSTC_BOOTSTRAP` allows `build-std` and aya's nightly features with a stable compiler.
+/// Returns the cargo command. `RUSTC_BOOTSTRAP` allows `build-std` and aya's nightly features with
+/// a stable compiler.
 fn cargo_build(toolchain: &Toolchain, target_dir: &Path) -> Run {
     let mut run = Run::new(toolchain.compiler.cargo())
         .args([
@@ -102,18 +106,20 @@ fn cargo_build(toolchain: &Toolchain, target_dir: &Path) -> Run {
     }
     run.env("RUSTC", &toolchain.compiler.rustc)
         .env("RUSTC_BOOTSTRAP", "1")
-        // Empty turns off what a configuration file sets.
+        // An empty value turns off the setting of a configuration file.
         .env("RUSTC_WRAPPER", "")
         .env("RUSTC_WORKSPACE_WRAPPER", "")
         .env("CARGO_TERM_COLOR", "never")
         .env("CARGO_ENCODED_RUSTFLAGS", rustflags(&toolchain.linker.path))
 }
 
-/// Flags for the compiler. Copying memory in order is for programs that read packets in place, and LLVM 22 crashes over it where
-/// a copy of no known alignment is made (bpf-linker dies of SIGSEGV in "Post-RA pseudo instruction expansion").
+/// Flags of the compiler. In-order memory copies are for programs that read packets in place. LLVM
+/// 22 crashes on such a copy without a known alignment (bpf-linker: SIGSEGV in "Post-RA pseudo
+/// instruction expansion").
 const FLAGS: [&str; 3] = ["-Cdebuginfo=2", "-Clink-arg=--btf", "-Clink-arg=--disable-expand-memcpy-in-order"];
 
-/// All flags, as cargo wants them: separated by the byte 0x1f, so paths may hold spaces.
+/// Returns all flags in cargo's format: separated by the byte 0x1f, so that paths may contain
+/// spaces.
 fn rustflags(linker: &Path) -> OsString {
     let mut flags = OsString::from(FLAGS.join("\x1f"));
     flags.push("\x1f-Clinker=");
@@ -126,7 +132,8 @@ fn is_dropped(name: &str) -> bool {
     (starts(&DROPPED) && !starts(&KEPT)) || DROPPED_NAMES.contains(&name)
 }
 
-/// An object without BTF would load, but its maps would be unreadable; one that some kernel refuses is no use.
+/// Checks that an object has BTF, without which bpftool cannot show map fields, and that no kernel
+/// refuses it.
 fn check(object: &Path) -> Result<Vec<limits::Program>> {
     let bytes = fs::read(object).with_context(|| format!("cannot read {}", object.display()))?;
     let file = object::File::parse(&*bytes).with_context(|| format!("cannot parse {}", object.display()))?;
@@ -137,7 +144,7 @@ fn check(object: &Path) -> Result<Vec<limits::Program>> {
     if !missing.is_empty() {
         bail!("{} has no section {}: the linker wrote no BTF", object.display(), missing.join(", "));
     }
-    limits::check(&bytes).with_context(|| format!("{} is no good", object.display()))
+    limits::check(&bytes).with_context(|| format!("{} cannot be used", object.display()))
 }
 
 #[cfg(test)]
@@ -145,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_outer_cargo_sets_is_left_out() {
+    fn variables_of_the_outer_cargo_are_removed() {
         for name in [
             "CARGO",
             "CARGO_ENCODED_RUSTFLAGS",
@@ -167,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn where_crates_come_from_is_kept() {
+    fn sources_of_crates_are_kept() {
         for name in [
             "CARGO_HOME",
             "CARGO_NET_OFFLINE",
@@ -181,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_is_kept_whole_and_progress_is_not() {
+    fn whole_warnings_are_kept_and_progress_is_not() {
         let mut warnings = Warnings::default();
         for line in [
             "  Compiling proxy-ebpf",
@@ -197,14 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn a_linker_path_with_a_space_stays_one_flag() {
+    fn linker_path_with_a_space_stays_one_flag() {
         let flags = rustflags(Path::new("/a b/bpf-linker"));
         let flags: Vec<&str> = flags.to_str().unwrap().split('\x1f').collect();
         assert_eq!(flags, [&FLAGS[..], &["-Clinker=/a b/bpf-linker"]].concat());
     }
 
     #[test]
-    fn an_object_without_btf_is_refused() {
+    fn object_without_btf_is_refused() {
         let error = format!("{:#}", check(Path::new("/proc/self/exe")).unwrap_err());
         assert!(error.contains(".BTF"), "{error}");
     }

@@ -1,7 +1,7 @@
 //! shunt's build steps as a library: proxy-userspace/build.rs compiles the eBPF programs with it.
 //!
-//! The command line (`cargo xtask`) is the feature `cli`; without it nothing here depends on more than the standard
-//! library, `nix`, `object` and `aya-obj`.
+//! The command line (`cargo xtask`) is the feature `cli`; without it nothing here depends on more
+//! than the standard library, `nix`, `object` and `aya-obj`.
 
 pub mod ebpf;
 pub mod limits;

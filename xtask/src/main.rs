@@ -1,4 +1,4 @@
-//! `cargo xtask`: makes a machine able to build shunt, builds it, shows it and tests it.
+//! `cargo xtask`: sets up a machine, and builds, demonstrates and tests shunt.
 
 mod cli;
 

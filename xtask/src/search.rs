@@ -1,4 +1,4 @@
-//! Finds programs the way a shell would, and also where root's PATH usually points.
+//! Finds programs in PATH, and in root's usual folders.
 
 use std::env;
 use std::ffi::OsString;
@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 
 use crate::workspace;
 
-/// Folders searched after PATH: `sudo` and `su` often leave them out, and nft, iptables and bpftool live there.
+/// Folders searched after PATH. `sudo` and `su` often leave them out, but nft, iptables and bpftool
+/// are there.
 const ADMIN_FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
-/// Where programs are that setup made for this workspace alone; searched last.
+/// Returns the folder of programs that setup built for this workspace. It is searched last.
 pub fn own_programs() -> PathBuf {
     workspace::tools().join("bin")
 }
 
-/// PATH with the folders for administrators: programs that we run, such as dpkg, look for others there.
+/// Returns PATH with the folders for administrators, for programs that run others, such as dpkg.
 pub fn path() -> OsString {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = env::split_paths(&path).collect();
@@ -23,16 +24,16 @@ pub fn path() -> OsString {
             folders.push(folder);
         }
     }
-    // It fails for a folder with a colon in its name, which PATH cannot have brought.
+    // This fails only for a folder with a colon in its name, which PATH cannot contain.
     env::join_paths(folders).unwrap_or(path)
 }
 
-/// The first executable file called `name`.
+/// Returns the first executable file with this name.
 pub fn program(name: &str) -> Option<PathBuf> {
     programs(name).into_iter().next()
 }
 
-/// Every executable file called `name`, in the order of PATH.
+/// Returns all executable files with this name, in the order of PATH.
 pub fn programs(name: &str) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     for file in env::split_paths(&path()).map(|folder| folder.join(name)) {
@@ -43,17 +44,17 @@ pub fn programs(name: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The cargo that runs us, or the one in PATH.
+/// Returns the cargo that runs xtask, or the one in PATH.
 pub fn cargo() -> PathBuf {
     env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }
 
-/// The user's home folder.
+/// Returns the user's home folder.
 pub fn home() -> Option<PathBuf> {
     env::var_os("HOME").map(PathBuf::from)
 }
 
-/// Whether `path` is a file that can be executed.
+/// Returns true if `path` is an executable file.
 pub fn is_executable(path: &Path) -> bool {
     path.is_file() && nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok()
 }
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shell_is_found_and_a_made_up_name_is_not() {
+    fn shell_is_found_and_made_up_name_is_not() {
         assert!(program("sh").is_some());
         assert_eq!(program("shunt-no-such-program"), None);
     }
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_no_program() {
+    fn folder_is_no_program() {
         assert!(!is_executable(Path::new("/usr")));
     }
 }

@@ -1,41 +1,45 @@
-//! Where the workspace keeps its things.
+//! The folders of the workspace.
 
 use std::path::{Path, PathBuf};
 
-/// The workspace's root folder: the one with Cargo.lock.
+/// Returns the workspace's root folder, which has Cargo.lock.
 pub fn root() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().unwrap_or(manifest).to_path_buf()
 }
 
-/// Tools built for this workspace alone, so that nothing the user installed is replaced.
+/// Returns the folder of tools that setup builds for this workspace, so that nothing the user
+/// installed is replaced.
 ///
-/// Not below `CARGO_TARGET_DIR`: editors and CI set that differently for the same checkout, and the tools are the same.
+/// It does not depend on `CARGO_TARGET_DIR`, which editors and CI set differently for the same
+/// checkout.
 pub fn tools() -> PathBuf {
     root().join("target/tools")
 }
 
-/// Cargo's target folder for the BPF target; shared by debug, release and clippy builds, so `core` is compiled once.
+/// Returns cargo's target folder for the BPF target. Debug, release and clippy builds share it, so
+/// `core` is compiled once.
 pub fn bpf_target() -> PathBuf {
     root().join("target/bpf")
 }
 
-/// Kernels for virtual machines, and the machines' files while they run.
+/// Returns the folder of kernels for virtual machines, and of their temporary files.
 pub fn vm() -> PathBuf {
     root().join("target/vm")
 }
 
-/// Logs of the steps that `cargo xtask` ran.
+/// Returns the folder of the logs of `cargo xtask`.
 pub fn logs() -> PathBuf {
     root().join("target/xtask-logs")
 }
 
-/// The folder into which cargo, run by xtask, puts release binaries.
+/// Returns the folder of release binaries.
 pub fn release() -> PathBuf {
     target().join("release")
 }
 
-/// Cargo's target folder for host builds, absolute: `CARGO_TARGET_DIR` counts from the caller's folder.
+/// Returns the absolute path of cargo's target folder for host builds. `CARGO_TARGET_DIR` may be
+/// relative to the caller's folder.
 pub fn target() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR").filter(|dir| !dir.is_empty()) {
         Some(dir) => std::path::absolute(&dir).unwrap_or_else(|_| PathBuf::from(dir)),
@@ -43,7 +47,7 @@ pub fn target() -> PathBuf {
     }
 }
 
-/// The oldest Rust release that compiles the workspace, from its `rust-version`.
+/// Returns the oldest Rust release that compiles the workspace, from its `rust-version`.
 pub fn rust_version() -> (u32, u32) {
     let parts = [env!("CARGO_PKG_RUST_VERSION"), "0"].join(".");
     let mut numbers = parts.split('.').map(|part| part.parse().unwrap_or(0));
@@ -55,12 +59,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_root_holds_the_lock_file() {
+    fn root_has_the_lock_file() {
         assert!(root().join("Cargo.lock").is_file());
     }
 
     #[test]
-    fn the_oldest_rust_is_the_one_the_workspace_states() {
+    fn oldest_rust_is_the_one_of_the_workspace() {
         assert!(rust_version() >= (1, 95));
     }
 }

@@ -1,6 +1,6 @@
-//! Builds the programs of the test world and becomes one of them.
+//! Builds the programs of the test world and replaces this process by one of them (`exec`).
 //!
-//! Becoming, not starting: terminal, signals and exit status are then the program's own, and it cleans up after ctrl-C.
+//! The program then owns the terminal, the signals and the exit status, and cleans up after ctrl-C.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,52 +13,53 @@ use xtask::workspace;
 use super::vm::{self, Guest, Kernel, PATIENCE};
 use super::{Bench, Conformance, steps};
 
-/// The mode that not every machine's kernel can work in.
+/// The mode that not every kernel supports.
 const IPVS: &str = "ipvs";
-/// Where this machine's kernel cannot, and none is asked for.
+/// The guest's kernel if this machine's kernel has no IPVS and no kernel was chosen.
 const KERNEL: Kernel = Kernel::V6_1;
-/// A guest's processor is many times slower.
+/// A guest is many times slower than this machine.
 const LIMIT: Duration = Duration::from_hours(1);
 
-/// Builds and runs the demo; returns only the error that kept it from starting.
+/// Builds and runs the demo. Returns only if it could not start.
 pub(crate) fn demo(mode: &str) -> Result<Error> {
     steps::build_world().show()?;
     Ok(steps::demo(mode).exec())
 }
 
-/// Builds the conformance runner and becomes it, or runs it in a virtual machine where this machine's kernel lacks what the mode
-/// needs.
+/// Builds the conformance runner and replaces this process by it. If this kernel does not support
+/// the mode, runs it in a virtual machine.
 pub(crate) fn conformance(what: &Conformance) -> Result<ExitCode> {
     steps::build_world().show()?;
     let Some(kernel) = kernel(what)? else { return Err(steps::conformance(what).exec()) };
     vm::boot(kernel, &guest(what)?, LIMIT, &mut |line| println!("{line}")).map(ExitCode::from)
 }
 
-/// The kernel of the virtual machine to run in; none where this machine will do.
+/// Returns the kernel of the virtual machine to run in. `None` means this machine.
 fn kernel(what: &Conformance) -> Result<Option<Kernel>> {
     if what.kernel.is_some() || what.mode != IPVS || has_ipvs()? {
         return Ok(what.kernel);
     }
-    println!("this machine's kernel cannot work in mode ipvs: the cases run in a virtual machine");
+    println!("this kernel does not support mode ipvs: the cases run in a virtual machine");
     Ok(Some(KERNEL))
 }
 
-/// Whether the proxy itself finds all that the mode needs here.
+/// Returns true if `shunt probe` finds everything that mode ipvs needs.
 fn has_ipvs() -> Result<bool> {
-    // It ends with an error where no mode works, and tells which all the same.
+    // The exit status is an error if no mode works. The report is printed anyway.
     let probe = Run::new(workspace::release().join("shunt")).args(["probe", "--output", "json"]);
     let printed = probe.watch(&mut |_| ())?.stdout;
-    works(&printed).context("`shunt probe --output json` says nothing of the mode ipvs")
+    works(&printed).context("`shunt probe --output json` has no entry for mode ipvs")
 }
 
-/// What a report says of the mode.
+/// Reads from a report of `shunt probe` whether mode ipvs works.
 fn works(report: &str) -> Option<bool> {
     let report: Value = serde_json::from_str(report).ok()?;
     let mode = report["modes"].as_array()?.iter().find(|mode| mode["mode"] == IPVS)?;
     Some(mode["missing"].as_array()?.is_empty())
 }
 
-/// A guest that runs the cases, and unless some are chosen what else is tried of the mode in the kernel.
+/// Returns a guest that runs the cases. Unless cases were chosen, it also runs the other kernel
+/// tests of mode ipvs.
 fn guest(what: &Conformance) -> Result<Guest> {
     let cases = what.cases.clone().unwrap_or_else(|| workspace::root().join("tests/cases"));
     let programs = ["shunt", "conformance", IPVS].map(|name| workspace::release().join(name));
@@ -73,14 +74,14 @@ fn guest(what: &Conformance) -> Result<Guest> {
     Ok(guest)
 }
 
-/// Whether there is a case of this name, shared or of shunt's own.
+/// Returns true if there is a case of this name, shared or shunt's own.
 #[cfg(test)]
 pub(crate) fn is_case(name: &str) -> bool {
     let folders = ["tests/cases", "tests/cases/shunt"].map(|folder| workspace::root().join(folder));
     folders.iter().any(|folder| folder.join(name).with_extension("yaml").is_file())
 }
 
-/// Builds and runs the benchmark; returns only the error that kept it from starting.
+/// Builds and runs the benchmark. Returns only if it could not start.
 pub(crate) fn bench(what: &Bench) -> Result<Error> {
     steps::build_world().show()?;
     Ok(steps::bench(what).exec())
@@ -91,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_proxys_own_report_tells_whether_the_mode_works() {
+    fn probe_report_says_whether_the_mode_works() {
         let report = |missing: &str| {
             format!(r#"{{"modes":[{{"mode":"ebpf","missing":[]}},{{"mode":"ipvs","missing":[{missing}]}}]}}"#)
         };
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_is_asked_for_is_booted_in_any_mode() {
+    fn chosen_kernel_is_booted_in_any_mode() {
         for mode in ["ebpf", IPVS] {
             let what =
                 Conformance { mode: mode.into(), kernel: Some(Kernel::V5_10), ..Conformance::default() };
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_gets_the_proxy_and_the_cases_and_the_runner_its_flags() {
+    fn guest_gets_proxy_and_cases_and_runner_gets_its_flags() {
         let what = Conformance { mode: IPVS.into(), only: vec!["hairpin".into()], ..Conformance::default() };
         let guest = guest(&what).unwrap();
         let script = guest.command[2].to_string_lossy();

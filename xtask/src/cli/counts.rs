@@ -1,13 +1,13 @@
-//! Reads how many tests passed and failed out of what test programs print.
+//! Reads the numbers of passed and failed tests from the output of test programs.
 
 use std::ops::AddAssign;
 
-/// How tests came out.
+/// Numbers of tests by result.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Held.
+    /// Passed.
     pub(crate) passed: u64,
-    /// Did not hold.
+    /// Failed.
     pub(crate) failed: u64,
     /// Not run.
     pub(crate) ignored: u64,
@@ -21,13 +21,14 @@ impl AddAssign for Counts {
     }
 }
 
-/// A line of `cargo test`: "test result: ok. 26 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; …".
+/// Reads a line of `cargo test`: "test result: ok. 26 passed; 0 failed; 1 ignored; 0 measured; 0
+/// filtered out; …".
 pub(crate) fn test_result(line: &str) -> Option<Counts> {
     let (_outcome, counts) = line.trim().strip_prefix("test result: ")?.split_once(". ")?;
     Some(named(counts.split("; ")))
 }
 
-/// The last line of the conformance runner: "12 passed, 0 failed".
+/// Reads the last line of the conformance runner: "12 passed, 0 failed".
 pub(crate) fn conformance_result(line: &str) -> Option<Counts> {
     let line = line.trim();
     let parts: Vec<&str> = line.split(", ").collect();
@@ -37,7 +38,7 @@ pub(crate) fn conformance_result(line: &str) -> Option<Counts> {
     fits.then(|| named(parts.into_iter()))
 }
 
-/// Reads parts like "26 passed"; what has another name is not counted.
+/// Adds up parts such as "26 passed". Parts with other names are ignored.
 fn named<'a>(parts: impl Iterator<Item = &'a str>) -> Counts {
     let mut counts = Counts::default();
     for part in parts {

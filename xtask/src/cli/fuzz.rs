@@ -1,4 +1,5 @@
-//! `cargo xtask fuzz`: what holds for any packet on a link, over far more packets than a test run has time for.
+//! `cargo xtask fuzz`: checks the properties of packet decisions with many more generated packets
+//! than a test run.
 
 use std::time::Duration;
 
@@ -8,18 +9,19 @@ use xtask::run;
 use super::progress::Progress;
 use super::{privilege, steps};
 
-/// Cases a property is tried with before the time is looked at.
+/// The number of cases in a round. The time is checked after each round.
 const CASES: u32 = 5_000;
-/// For one round; later than that something hangs.
+/// The time limit of a round.
 const ROUND: Duration = Duration::from_mins(20);
 
-/// The properties: on the host, and on the host and in the kernel at once.
+/// The tests of the properties: on the host, and on host and kernel together.
 const TARGETS: [(&str, &[&str]); 2] = [
     ("host", &["test", "--package", "proxy-common", "--lib", "properties"]),
     ("host and kernel", &["test", "--package", "shunt-tests", "--test", "ebpf_frames", "differential"]),
 ];
 
-/// Tries the properties with fresh cases, round after round, until the time is over or one does not hold.
+/// Checks the properties with new cases, round after round, until the time is over or a property
+/// fails.
 pub(crate) fn run(seconds: u64) -> Result<()> {
     privilege::require("fuzz")?;
     let begun = run::now();
@@ -34,8 +36,8 @@ pub(crate) fn run(seconds: u64) -> Result<()> {
                 .check(&mut |line| progress.line(line));
             progress.end(if held.is_ok() { "ok" } else { "FAILED" });
             held.context(
-                "a property does not hold; its seed is in a new line of a proptest-regressions file (git status): \
-                 commit that with what mends it",
+                "a property failed. Its seed is in a new line of a proptest-regressions file (see git status): \
+                 commit that file with the fix",
             )?;
         }
         println!("{cases} cases of each property in {} s", begun.elapsed().as_secs());

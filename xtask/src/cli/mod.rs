@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of `cargo xtask`.
 
 mod conformance;
 mod counts;
@@ -33,115 +33,124 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make this machine able to build shunt and to run its demo and tests; the other commands do it by themselves.
+    /// Install what is needed to build shunt and to run its demo and tests. The other commands run
+    /// this when needed.
     Setup {
-        /// Only what building needs.
+        /// Install only what the build needs.
         #[arg(long)]
         build_only: bool,
     },
     /// Build the shunt binary.
     Build {
-        /// Optimise: target/release/shunt instead of target/debug/shunt.
+        /// Build with optimisation: target/release/shunt instead of target/debug/shunt.
         #[arg(long)]
         release: bool,
     },
-    /// Build the eBPF programs, and show what each takes of the kernel's limits: instructions, and the stack of its deepest calls.
+    /// Build the eBPF programs, and show the instructions and the deepest stack of each.
     Programs,
-    /// Show shunt at work in a small cluster made of network namespaces. Needs root.
+    /// Show shunt in a small cluster of network namespaces. Needs root.
     Demo {
         /// The dataplane to show.
         #[arg(long, default_value = "ebpf")]
         mode: String,
     },
-    /// Check format and lints, run every test and the conformance cases; the kernel tests also on kernel 5.10. Needs root.
+    /// Check format, lints and documents, run all tests and conformance cases, and the kernel tests
+    /// also on 5.10. Needs root.
     Test {
-        /// Run the kernel tests on every kernel that `cargo xtask vm` knows.
+        /// Run the kernel tests on all kernels that `cargo xtask vm` knows.
         #[arg(long)]
         all_kernels: bool,
     },
-    /// Run the kernel tests, or COMMAND, on another kernel: in a virtual machine, without KVM and without root.
+    /// Run the kernel tests, or COMMAND, on another kernel: in a virtual machine, without KVM and
+    /// without root.
     ///
-    /// The guest is of memory alone, has no network but lo and nothing on its standard input, and runs COMMAND as root. Its
-    /// output, standard error included, is printed as it comes, and its exit status is passed on.
+    /// The guest has its file system in memory, no network except lo, and no standard input. It
+    /// runs COMMAND as root, prints its output (standard error included) as it comes, and returns
+    /// its exit status.
     ///
-    /// COMMAND given by a path is copied into the guest with the libraries it loads; a name is looked for there. The guest
-    /// has busybox, bash, kmod with all modules of the kernel's networking, ip, tc, ss, nft, iptables and ip6tables (-nft
-    /// and -legacy too) and ipset, and where this machine has them also bpftool, conntrack, ethtool, ipvsadm, strace and
-    /// tcpdump. proc, sysfs, devtmpfs, cgroup2, bpffs and tracefs are mounted where they belong.
+    /// If COMMAND is a path, the program and its libraries are copied into the guest. A name is
+    /// looked up there. The guest has busybox, bash, kmod with all networking modules of the
+    /// kernel, ip, tc, ss, nft, iptables and ip6tables (also -nft and -legacy) and ipset. If this
+    /// machine has them, it also has bpftool, conntrack, ethtool, ipvsadm, strace and tcpdump.
+    /// proc, sysfs, devtmpfs, cgroup2, bpffs and tracefs are mounted as usual.
     Vm(vm::Vm),
     /// Run the conformance cases: real packets through a real shunt. Needs root.
     ///
-    /// Where this machine's kernel cannot work in mode ipvs, its cases run in a virtual machine that can.
+    /// If this kernel does not support mode ipvs, its cases run in a virtual machine.
     Conformance(Conformance),
-    /// Try what holds for any packet on a link with packets that nobody thought of, on the host and in the kernel. Needs root.
+    /// Check properties of packet decisions with generated packets, on the host and in the kernel.
+    /// Needs root.
     Fuzz {
-        /// For how long, to the end of a round.
+        /// How long to run, in seconds. The last round is completed.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
-    /// Measure what Services and changes cost, and the proxy's memory. Needs root, and a machine that does little else.
+    /// Measure the data path, changes and memory. Needs root, and a machine without other load.
     Bench(Bench),
     /// Build the documents as a book in target/book, and check their links, paths and commands.
     Docs,
 }
 
-/// What `cargo xtask conformance` hands on to the conformance program.
+/// Arguments that `cargo xtask conformance` passes on to the conformance runner.
 #[derive(Debug, Default, Args)]
 struct Conformance {
     /// The dataplane to test.
     #[arg(long)]
     mode: String,
-    /// The iptables that the node shows to use: nft or legacy.
+    /// The iptables that the node uses: nft or legacy.
     #[arg(long)]
     iptables: Option<String>,
-    /// Where the proxy has Services from: manifests, or api, a list-and-watch server. By default manifests.
+    /// The source of objects: manifests, or api (a list-and-watch server) [default: manifests].
     #[arg(long)]
     source: Option<String>,
-    /// A folder of cases to run instead of tests/cases.
+    /// Run the cases of this folder instead of tests/cases.
     #[arg(long, value_name = "DIR")]
     cases: Option<PathBuf>,
-    /// Run in a virtual machine with this kernel; by default that of Debian 12 where the mode needs one.
+    /// Run in a virtual machine with this kernel [default: 6.1 if the mode needs a virtual
+    /// machine].
     #[arg(long)]
     kernel: Option<vm::Kernel>,
-    /// Run only the cases of these names, without .yaml.
+    /// Run only the cases with these names, without .yaml.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
-    /// Run all cases but those of these names.
+    /// Run all cases except those with these names.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     except: Vec<String>,
 }
 
-/// What `cargo xtask bench` hands on to the bench program.
+/// Arguments that `cargo xtask bench` passes on to the bench program.
 #[derive(Debug, Args)]
 struct Bench {
     /// The dataplane to measure.
     #[arg(long, default_value = "ebpf")]
     mode: String,
-    /// The iptables that the node shows to use: nft or legacy.
+    /// The iptables that the node uses: nft or legacy.
     #[arg(long)]
     iptables: Option<String>,
-    /// Numbers of Services to measure with; by default 10 and 10000.
+    /// Numbers of Services to measure with [default: 10,10000].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     services: Vec<usize>,
     /// Measure only these parts: data, foreign, changes, memory.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
-    /// Measure only these ways of the data path: pod-to-cluster-ip, node-to-cluster-ip, client-to-node-port,
+    /// Measure only these paths: pod-to-cluster-ip, node-to-cluster-ip, client-to-node-port,
     /// client-masqueraded, client-to-kernel-nat.
     #[arg(long, value_name = "PATH", value_delimiter = ',')]
     path: Vec<String>,
-    /// Measure the data path only with these operations: connect-request-close, request-response, udp-request-response.
+    /// Measure the data path only with these workloads: connect-request-close, request-response,
+    /// udp-request-response.
     #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
     workload: Vec<String>,
-    /// Measure a little of everything, to see that it works.
+    /// Measure briefly, to see that everything works.
     #[arg(long)]
     quick: bool,
-    /// Fail when a target is missed.
+    /// Fail if a target is missed.
     #[arg(long)]
     check: bool,
 }
 
-/// Runs the command line; the exit code is that of the command, or 128 plus the signal that stopped it.
+/// Runs the command line. Returns the exit code of the command, or 128 plus the signal that stopped
+/// it.
 pub(crate) fn main() -> ExitCode {
     let cli = Cli::parse();
     match forward_signals().and_then(|()| dispatch(&cli.command)) {
@@ -198,7 +207,7 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Passes signals that ask us to stop on to the program that is running, so that it cleans up and is not orphaned.
+/// Passes termination signals on to the running programs, so that they clean up.
 fn forward_signals() -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
     thread::spawn(move || signals.forever().for_each(run::interrupt));
@@ -217,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machines_command_keeps_its_own_flags() {
+    fn vm_command_keeps_its_own_flags() {
         let cli = Cli::parse_from(["cargo xtask", "vm", "--kernel", "5.10", "--", "ip", "--kernel", "x"]);
         assert!(matches!(cli.command, Command::Vm(_)));
     }

@@ -1,9 +1,9 @@
-//! Says at once what a command needs that this user does not have.
+//! Refuses commands that need root before they do anything.
 
 use anyhow::{Result, bail};
 use nix::unistd::Uid;
 
-/// Refuses to start `command` for anyone but root.
+/// Returns an error unless this user is root.
 pub(crate) fn require(command: &str) -> Result<()> {
     if !Uid::effective().is_root() {
         bail!("{}", refusal(command));
@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_refusal_says_what_is_needed_and_why() {
+    fn error_says_what_is_needed_and_why() {
         let text = refusal("demo");
         for part in ["cargo xtask demo", "needs root", "network namespaces", "eBPF", "sudo"] {
             assert!(text.contains(part), "{part} is not in {text}");

@@ -1,4 +1,5 @@
-//! Shows that something is happening: a spinner a step with the last line of its output on a terminal, plain lines elsewhere.
+//! Shows the progress of a step: on a terminal a spinner with the last line of output, elsewhere
+//! plain lines.
 
 use std::io::{IsTerminal as _, stderr};
 use std::sync::LazyLock;
@@ -7,14 +8,14 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use xtask::run;
 
-/// How often a plain log hears of a step that goes on.
+/// The interval between lines about a running step, if there is no terminal.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 const SPIN: Duration = Duration::from_millis(100);
 
-/// The spinners of all steps that run, so that none draws over another's.
+/// The spinners of all running steps, so that none draws over another.
 static SPINNERS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
-/// One step's progress.
+/// The progress of one step.
 pub(crate) struct Progress {
     label: String,
     spinner: Option<ProgressBar>,
@@ -23,7 +24,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Says that the step called `label` begins.
+    /// Shows that the step `label` begins.
     pub(crate) fn start(label: &str) -> Self {
         let spinner = stderr().is_terminal().then(|| spinner(label));
         if spinner.is_none() {
@@ -33,7 +34,7 @@ impl Progress {
         Self { label: label.to_owned(), spinner, started: now, said: now }
     }
 
-    /// Takes a line of the step's output: shown until the next one comes.
+    /// Shows a line of the step's output until the next one.
     pub(crate) fn line(&mut self, line: &str) {
         let line = line.trim();
         match &self.spinner {
@@ -54,7 +55,7 @@ impl Progress {
         }
     }
 
-    /// Says how the step ended.
+    /// Shows how the step ended. Returns its duration.
     pub(crate) fn end(self, outcome: &str) -> Duration {
         let took = self.started.elapsed();
         if let Some(spinner) = &self.spinner {

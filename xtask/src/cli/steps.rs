@@ -1,4 +1,4 @@
-//! The cargo commands that xtask runs on the workspace.
+//! The commands that xtask runs on the workspace.
 
 use std::env;
 use std::time::Duration;
@@ -8,10 +8,11 @@ use xtask::{search, workspace};
 
 use super::{Bench, Conformance};
 
-/// The environment in which properties are tried with the same cases every time: what a run says of a change is about the change.
+/// The environment variable that makes properties use the same cases every time, so that a result
+/// is about the change.
 pub(crate) const SAME_CASES: (&str, &str) = ("PROPTEST_RNG_SEED", "1");
 
-/// Variables that `cargo run` sets for xtask itself; crates that read them would be rebuilt for no reason.
+/// Variables that `cargo run` sets for xtask. Crates that read them would be rebuilt without need.
 const OURS: [&str; 6] = [
     "CARGO_PKG_",
     "CARGO_MANIFEST_",
@@ -21,11 +22,11 @@ const OURS: [&str; 6] = [
     "LD_LIBRARY_PATH",
 ];
 
-/// A cargo command on the workspace, for at most `limit`; later than that something hangs.
+/// Returns a cargo command on the workspace, with a time limit.
 pub(crate) fn cargo(limit: Duration) -> Run {
     let mut run = Run::new(search::cargo())
         .dir(workspace::root())
-        // A relative one counts from the caller's folder, not from ours.
+        // A relative path is relative to the caller's folder.
         .env("CARGO_TARGET_DIR", workspace::target())
         .limit(limit);
     for (name, _) in env::vars_os() {
@@ -36,23 +37,23 @@ pub(crate) fn cargo(limit: Duration) -> Run {
     run
 }
 
-/// Builds shunt.
+/// Returns the command that builds shunt.
 pub(crate) fn build(release: bool) -> Run {
     let run = cargo(BUILD).args(["build", "--package", "proxy-userspace"]);
     if release { run.arg("--release") } else { run }
 }
 
-/// Builds what demo and conformance run: shunt, and the programs of the test world.
+/// Returns the command that builds shunt and the programs of the test world.
 pub(crate) fn build_world() -> Run {
     cargo(BUILD).args(["build", "--release", "--package", "proxy-userspace", "--package", "shunt-tests"])
 }
 
-/// The demo, built by [`build_world`].
+/// Returns the demo, built by [`build_world`].
 pub(crate) fn demo(mode: &str) -> Run {
     world_program("demo", mode)
 }
 
-/// The conformance runner, built by [`build_world`].
+/// Returns the conformance runner, built by [`build_world`].
 pub(crate) fn conformance(what: &Conformance) -> Run {
     let mut run = world_program("conformance", &what.mode);
     if let Some(iptables) = &what.iptables {
@@ -73,12 +74,12 @@ pub(crate) fn conformance(what: &Conformance) -> Run {
     run
 }
 
-/// The program that kills and restarts shunt under load, built by [`build_world`].
+/// Returns the program that kills and restarts shunt under load, built by [`build_world`].
 pub(crate) fn restarts(mode: &str) -> Run {
     world_program("restarts", mode)
 }
 
-/// The benchmark, built by [`build_world`]. It leaves its figures in the target folder.
+/// Returns the benchmark, built by [`build_world`]. It writes its figures to the target folder.
 pub(crate) fn bench(what: &Bench) -> Run {
     let mut run = world_program("bench", &what.mode);
     run = run.arg("--json").arg(workspace::target().join(format!("bench-{}.json", what.mode)));
@@ -97,17 +98,19 @@ pub(crate) fn bench(what: &Bench) -> Run {
     run.args(switches.into_iter().filter_map(|(switch, on)| on.then_some(switch)))
 }
 
-/// The program with the scenes of the daemon, built by [`build_world`].
+/// Returns the program with the scenes of the daemon, built by [`build_world`].
 pub(crate) fn daemon(mode: &str) -> Run {
     world_program("daemon", mode)
 }
 
-/// The program that changes endpoints and restarts shunt under load, built by [`build_world`].
+/// Returns the program that changes endpoints and restarts shunt under load, built by
+/// [`build_world`].
 pub(crate) fn churn(mode: &str) -> Run {
     world_program("churn", mode)
 }
 
-/// The program that runs shunt under the capabilities of its manifest and changes its configuration, built by [`build_world`].
+/// Returns the program that runs shunt with the capabilities of its manifest and changes its
+/// configuration, built by [`build_world`].
 pub(crate) fn deployment() -> Run {
     with_shunt("deployment")
 }
@@ -121,7 +124,7 @@ fn with_shunt(name: &str) -> Run {
     Run::new(release.join(name)).arg("--shunt").arg(release.join("shunt"))
 }
 
-/// The longest a build from scratch may take, on two slow cores.
+/// The time limit of a build from scratch, on two slow cores.
 const BUILD: Duration = Duration::from_mins(40);
 
 #[cfg(test)]
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn bench_gets_numbers_and_switches_and_a_place_for_its_figures() {
+    fn bench_gets_numbers_switches_and_output_file() {
         let what = Bench {
             mode: "ebpf".into(),
             iptables: None,
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn without_cases_and_names_the_runner_takes_its_own() {
+    fn runner_uses_its_own_cases_by_default() {
         let what = Conformance { mode: "ebpf".into(), ..Conformance::default() };
         assert!(conformance(&what).to_string().ends_with("--mode ebpf"));
     }

@@ -1,28 +1,28 @@
-//! The end of `cargo xtask test`: what failed, and the table.
+//! The end of the output of `cargo xtask test`: the failures and the table.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::counts::Counts;
 
-/// How a step ended.
+/// The result of a step.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Outcome {
     /// The step's name.
     pub(crate) step: &'static str,
-    /// Tests counted in it; a step that failed without a failed test counts as one.
+    /// Its tests. A step that failed without a failed test counts as one failed test.
     pub(crate) counts: Counts,
-    /// What failed in it, each with the lines that say why.
+    /// Its failures, each with the lines that explain it.
     pub(crate) failures: Vec<Vec<String>>,
-    /// Whether the step held.
+    /// True if the step passed.
     pub(crate) ok: bool,
     /// How long it took.
     pub(crate) took: Duration,
 }
 
 impl Outcome {
-    /// A paragraph for each failure, and an empty line behind it.
-    fn tell_failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// Writes a paragraph for each failure, followed by an empty line.
+    fn write_failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for failure in &self.failures {
             writeln!(f, "{}: {}\n", self.step, failure.join("\n    "))?;
         }
@@ -30,7 +30,7 @@ impl Outcome {
     }
 }
 
-/// All steps, shown as what failed and a table with the totals as its last line.
+/// All steps, displayed as the failures and a table with the totals as its last line.
 #[derive(Debug, Default)]
 pub(crate) struct Summary(Vec<Outcome>);
 
@@ -43,12 +43,12 @@ impl Summary {
         self.0.push(outcome);
     }
 
-    /// Adds all steps of another table behind these.
+    /// Appends all steps of another table.
     pub(crate) fn append(&mut self, other: Self) {
         self.0.extend(other.0);
     }
 
-    /// The sum over all steps.
+    /// Returns the sum over all steps.
     pub(crate) fn totals(&self) -> Counts {
         let mut sum = Counts::default();
         self.0.iter().for_each(|outcome| sum += outcome.counts);
@@ -58,7 +58,7 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|outcome| outcome.tell_failures(f))?;
+        self.0.iter().try_for_each(|outcome| outcome.write_failures(f))?;
         writeln!(f, "{:<26}{:<8}{:>8}{:>8}{:>8}{:>9}", "step", "", "passed", "failed", "ignored", "time")?;
         for Outcome { step, counts, ok, took, .. } in &self.0 {
             let Counts { passed, failed, ignored } = counts;
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_holds_the_totals_and_nothing_else() {
+    fn last_line_holds_only_the_totals() {
         let mut summary = Summary::default();
         summary.add(outcome("tests", 26, 0, true));
         summary.add(outcome("conformance", 400, 2, false));
@@ -89,14 +89,14 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_failed_without_a_failed_test_counts_as_one() {
+    fn step_that_failed_without_a_failed_test_counts_as_one() {
         let mut summary = Summary::default();
         summary.add(outcome("format", 0, 0, false));
         assert_eq!(summary.totals().failed, 1);
     }
 
     #[test]
-    fn what_failed_is_told_before_the_table() {
+    fn failures_are_shown_before_the_table() {
         let mut summary = Summary::default();
         let failures = vec![vec!["links::one".to_owned(), "no link after 30s".to_owned()]];
         summary.add(Outcome { failures, ..outcome("kernel 5.10", 254, 1, false) });

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every check there is, and a table of how they came out.
+//! `cargo xtask test`: runs every check, and prints a table of the results.
 
 use std::env;
 use std::fs::{self, File};
@@ -23,11 +23,12 @@ use super::{Conformance, setup, steps};
 
 const SHORT: Duration = Duration::from_mins(2);
 const LONG: Duration = Duration::from_mins(30);
-/// Longer than alone: other steps run beside it, and have precedence.
+/// The time limit of a guest. Other steps run at the same time, with higher priority.
 const GUEST: Duration = Duration::from_mins(40);
-/// How many guests run at once. Each keeps one CPU busy, if nothing else does.
+/// The number of guests that run at the same time. Each uses one CPU that is otherwise idle.
 const GUESTS: usize = 2;
-/// Cases that wait for silence again and again; `cargo xtask conformance --mode MODE` runs them too.
+/// Cases that often wait for silence. Only `cargo xtask conformance --mode MODE` and the ebpf mode
+/// run them.
 const SLOW: [&str; 4] = [
     "outside-cgroup-internal-local",
     "outside-cgroup-local",
@@ -35,8 +36,8 @@ const SLOW: [&str; 4] = [
     "source-ranges-of-some-pods",
 ];
 
-/// Cases that ask what the model makes of objects, which it does the same in every mode, and every second switch between modes: guests
-/// are slow. `cargo xtask conformance --mode ipvs` runs them too.
+/// Cases that slow guests leave out: those about the model, which is the same in every mode, and
+/// every second switch between modes. `cargo xtask conformance --mode ipvs` runs them.
 const NOT_IN_GUESTS: [&str; 23] = [
     "affinity-separate-clients",
     "clusterip-many-slices",
@@ -63,46 +64,47 @@ const NOT_IN_GUESTS: [&str; 23] = [
     "zone-hints-missing-one",
 ];
 
-/// Tests of the mode iptables, which needs nothing that differs between kernels: run in guests by `--all-kernels`.
+/// Tests of mode iptables, which works alike on all kernels. Guests run them only with
+/// `--all-kernels`.
 const OF_IPTABLES: [&str; 2] = ["iptables_mode::", "iptables_refused::"];
 
-/// Reads a count out of a line of output.
+/// Reads numbers of tests from a line of output.
 type Count = fn(&str) -> Option<Counts>;
 
-/// A step: its name, what runs, and how its output is read.
+/// A step: its name, its command, and how its output is read.
 struct Step {
     name: &'static str,
     run: Run,
     count: Count,
-    /// Whether the output must hold a count: a runner that ends without one has not run.
+    /// True if the output must contain numbers of tests. A runner that prints none has not run.
     counted: bool,
-    /// Whether its lines stay on the screen.
+    /// True if its lines stay on the screen.
     echo: bool,
 }
 
-/// Runs all steps; one that fails does not keep the later ones from running.
+/// Runs all steps, also after one that fails.
 ///
-/// The kernel tests run on this machine's kernel and on the oldest one that is supported, or on all there are.
+/// The kernel tests run on this machine's kernel and on the oldest supported one, or on all.
 pub(crate) fn run(all_kernels: bool) -> Result<ExitCode> {
     let mut summary = Summary::default();
     summary.add(setup_step()?);
-    fs::create_dir_all(workspace::logs()).context("cannot make the folder for logs")?;
+    fs::create_dir_all(workspace::logs()).context("cannot create the folder for logs")?;
     summary.add(ebpf_step());
     let kernels = if all_kernels { Kernel::value_variants() } else { &[Kernel::V5_10] };
     let skip = if all_kernels { &[][..] } else { &OF_IPTABLES };
     let kernels = kernels.iter().map(|kernel| kernel_step(*kernel, skip)).collect::<Result<Vec<_>>>()?;
     let guests = Mutex::new([ipvs_step()?].into_iter().chain(kernels));
     let hosts = [tests()].into_iter().chain(packets()?);
-    take_all(checks()?.into_iter(), &mut summary)?;
-    // What runs here waits most of its time: for packets, for silence, for processes to end.
+    run_all(checks()?.into_iter(), &mut summary)?;
+    // The steps on the host mostly wait: for packets, for silence, for processes to end.
     thread::scope(|scope| {
-        let take_guests = || {
+        let run_guests = || {
             let next = iter::from_fn(|| guests.lock().unwrap_or_else(PoisonError::into_inner).next());
             let mut outcomes = Summary::default();
-            take_all(next, &mut outcomes).map(|()| outcomes)
+            run_all(next, &mut outcomes).map(|()| outcomes)
         };
-        let lanes = [(); GUESTS].map(|()| scope.spawn(take_guests));
-        take_all(hosts, &mut summary)?;
+        let lanes = [(); GUESTS].map(|()| scope.spawn(run_guests));
+        run_all(hosts, &mut summary)?;
         for lane in lanes {
             summary.append(lane.join().map_err(|_| anyhow::anyhow!("the steps in guests panicked"))??);
         }
@@ -112,10 +114,10 @@ pub(crate) fn run(all_kernels: bool) -> Result<ExitCode> {
     Ok(if summary.totals().failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Takes steps one after the other.
-fn take_all(steps: impl Iterator<Item = Step>, summary: &mut Summary) -> Result<()> {
+/// Runs steps one after the other.
+fn run_all(steps: impl Iterator<Item = Step>, summary: &mut Summary) -> Result<()> {
     for step in steps {
-        summary.add(step.take()?);
+        summary.add(step.run_to_end()?);
         if let Some(signal) = run::interrupted() {
             anyhow::bail!("stopped by signal {signal}");
         }
@@ -126,13 +128,14 @@ fn take_all(steps: impl Iterator<Item = Step>, summary: &mut Summary) -> Result<
 fn setup_step() -> Result<Outcome> {
     let started = run::now();
     setup::ensure()?;
-    // Before guests that begin at the same time both do it. What cannot be had is their steps' error.
+    // Here, because two guests that start together must not both do it. An error appears in the
+    // guests' steps.
     drop(setup::ensure_vm());
     Ok(Outcome { step: "setup", ok: true, took: started.elapsed(), ..Outcome::default() })
 }
 
-/// Compiles the eBPF programs, without warnings: cargo shows them on every build but goes on, and clippy, which belongs
-/// to another compiler, does not see them.
+/// Compiles the eBPF programs. A warning fails the step: cargo only prints warnings, and clippy
+/// does not see them because it belongs to another compiler.
 fn ebpf_step() -> Outcome {
     let progress = Progress::start("ebpf");
     let complaint = match ebpf::build_ebpf(&workspace::logs()) {
@@ -151,13 +154,14 @@ fn verdict(ok: bool) -> &'static str {
     if ok { "ok" } else { "FAILED" }
 }
 
-/// What compiles, one after the other: cargo would make them wait for each other anyway. After it nothing is left to build.
+/// Returns the steps that compile, which cargo would serialise anyway, and the check of documents.
+/// Afterwards nothing is left to build.
 fn checks() -> Result<Vec<Step>> {
     let deny = ["--all-targets", "--", "-D", "warnings"];
     Ok(vec![
         Step::plain("format", steps::cargo(SHORT).args(["fmt", "--all", "--check"])),
         Step::plain("clippy", steps::cargo(LONG).arg("clippy").args(deny)),
-        // Its host build is an empty program: this checks the crate's frame.
+        // The host build of proxy-ebpf is an empty program, so this checks little.
         Step::plain("clippy ebpf", steps::cargo(LONG).args(["clippy", "-p", "proxy-ebpf"]).args(deny)),
         Step::plain("build", steps::build_world()),
         Step::plain("build tests", steps::cargo(LONG).args(["test", "--no-run"])),
@@ -165,7 +169,7 @@ fn checks() -> Result<Vec<Step>> {
     ])
 }
 
-/// This program, to run another of its commands.
+/// Returns a run of this program, for another of its commands.
 fn this() -> Result<Run> {
     Ok(Run::new(env::current_exe().context("cannot find this program")?))
 }
@@ -176,7 +180,8 @@ fn tests() -> Step {
     Step { count: counts::test_result, counted: true, ..Step::plain("tests", run) }
 }
 
-/// What sends packets on this machine's kernel, with what [`checks`] built.
+/// Returns the steps that send packets on this machine's kernel, with the programs that [`checks`]
+/// built.
 fn packets() -> Result<Vec<Step>> {
     let of_netfilter = |mode: &str| Conformance {
         mode: mode.into(),
@@ -218,7 +223,7 @@ fn packets() -> Result<Vec<Step>> {
     .into())
 }
 
-/// The cases of shunt's own: about what it does with packets, wherever it has objects from.
+/// Returns the names of shunt's own cases. They test packets, whatever the source of objects.
 fn ours() -> Result<Vec<String>> {
     let ours = workspace::root().join("tests/cases/shunt");
     let ours = fs::read_dir(&ours).with_context(|| format!("cannot read {}", ours.display()))?;
@@ -226,8 +231,9 @@ fn ours() -> Result<Vec<String>> {
     Ok(ours.flatten().filter_map(names).collect())
 }
 
-/// Most cases of all modes in mode ipvs, in a virtual machine where this machine's kernel lacks what it needs: another run of this
-/// program, which tells by itself. What is ours alone is left to `cargo xtask conformance --mode ipvs`, since guests are slow.
+/// Returns the step for mode ipvs, which runs this program again; that chooses a virtual machine if
+/// this kernel has no IPVS. Guests are slow, so shunt's own cases are left to `cargo xtask
+/// conformance --mode ipvs`.
 fn ipvs_step() -> Result<Step> {
     let except = [ours()?, NOT_IN_GUESTS.map(Into::into).into()].concat().join(",");
     let run = this()?.args(["conformance", "--mode", "ipvs", "--except", &except]);
@@ -235,7 +241,7 @@ fn ipvs_step() -> Result<Step> {
     Ok(Step { count, counted: true, ..Step::plain("conformance ipvs", run.limit(GUEST)) })
 }
 
-/// The kernel tests in a virtual machine: another run of this program, since only the guest tells how they ended.
+/// Returns the step for the kernel tests in a virtual machine, which runs this program again.
 fn kernel_step(kernel: Kernel, skip: &[&str]) -> Result<Step> {
     let minutes = (GUEST.as_secs() / 60).to_string();
     let run = this()?.args(["vm", "--kernel", kernel.name(), "--limit", &minutes]).limit(GUEST);
@@ -249,7 +255,7 @@ impl Step {
         Self { name, run, count: |_| None, counted: false, echo: false }
     }
 
-    fn take(self) -> Result<Outcome> {
+    fn run_to_end(self) -> Result<Outcome> {
         let path = workspace::logs().join(format!("{}.log", self.name.replace(' ', "-")));
         let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
         let mut progress = Progress::start(self.name);
@@ -264,7 +270,7 @@ impl Step {
             }
             progress.line(line);
             failures.line(line);
-            // The log is a help; a full disk shows itself in the step.
+            // An incomplete log must not fail the step.
             drop(writeln!(log, "{line}"));
         });
         let missing = self.counted && counts.is_none();
@@ -282,7 +288,7 @@ impl Step {
             progress.keep(&format!("{complaint}\n(the whole output is in {})", path.display()));
         }
         let took = progress.end(verdict(ok));
-        Ok(Outcome { step: self.name, counts, failures: failures.into_told(), ok, took })
+        Ok(Outcome { step: self.name, counts, failures: failures.into_lines(), ok, took })
     }
 }
 
@@ -292,7 +298,7 @@ mod tests {
     use crate::cli::conformance::is_case;
 
     #[test]
-    fn every_case_that_is_left_out_is_there() {
+    fn every_case_that_is_left_out_exists() {
         let is_mode = |mode: &str| ["ebpf", "nftables", "iptables", "ipvs"].contains(&mode);
         let is_switch = |case: &str| {
             let modes = case.strip_prefix("switch-").and_then(|modes| modes.split_once("-to-"));
@@ -304,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn every_step_has_a_name_of_its_own() {
+    fn every_step_has_a_unique_name() {
         let kernels = Kernel::value_variants().iter().map(|kernel| kernel.step());
         let mut names: Vec<&str> = checks()
             .unwrap()

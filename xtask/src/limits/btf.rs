@@ -1,4 +1,4 @@
-//! Reads an object's BTF as far as functions go: their names, and how many parameters they have.
+//! Reads the functions in an object's BTF: their names and numbers of parameters.
 //!
 //! The format is in the kernel's Documentation/bpf/btf.rst.
 
@@ -9,32 +9,32 @@ use anyhow::{Context as _, Result, bail};
 const MAGIC: u16 = 0xeb9f;
 const FUNC: u32 = 12;
 const FUNC_PROTO: u32 = 13;
-/// Bytes of a type before what its kind adds.
+/// The size in bytes of the part that all types have.
 const COMMON: usize = 12;
 
-/// The functions of an object and the strings that name them.
+/// The functions of an object, and the strings with their names.
 #[derive(Debug)]
 pub(super) struct Btf<'a> {
     strings: &'a [u8],
-    /// By a function's number: where its name is, and the number of its type.
+    /// By type number of a function: offset of its name, and type number of its prototype.
     functions: HashMap<u32, (usize, u32)>,
-    /// By a type's number: how many parameters.
+    /// By type number of a prototype: its number of parameters.
     prototypes: HashMap<u32, usize>,
 }
 
 impl<'a> Btf<'a> {
-    /// Reads a `.BTF` section of little-endian numbers.
+    /// Reads a little-endian `.BTF` section.
     pub(super) fn parse(bytes: &'a [u8]) -> Result<Self> {
         let half = |at| bytes.get(at..at + 2).and_then(|half| half.try_into().ok()).map(u16::from_le_bytes);
         if half(0) != Some(MAGIC) {
-            bail!("it does not begin with {MAGIC:#x}");
+            bail!("it does not start with {MAGIC:#x}");
         }
         let [header, types, types_length, strings, strings_length] =
             [4, 8, 12, 16, 20].map(|at| word(bytes, at));
         let header = header?;
         let part = |offset: Result<usize>, length: Result<usize>| {
             let begin = header.saturating_add(offset?);
-            bytes.get(begin..begin.saturating_add(length?)).context("a part of it is cut off")
+            bytes.get(begin..begin.saturating_add(length?)).context("a part is cut off")
         };
         let (types, strings) = (part(types, types_length)?, part(strings, strings_length)?);
         let mut btf = Self { strings, functions: HashMap::new(), prototypes: HashMap::new() };
@@ -63,14 +63,14 @@ impl<'a> Btf<'a> {
         Ok(())
     }
 
-    /// A function's name.
+    /// Returns a function's name.
     pub(super) fn name(&self, function: u32) -> Result<&'a str> {
         let (name, _) =
             self.functions.get(&function).with_context(|| format!("type {function} is no function"))?;
         self.string(*name)
     }
 
-    /// All functions, with their numbers of parameters, by name.
+    /// Returns all functions with their numbers of parameters, sorted by name.
     pub(super) fn functions(&self) -> Result<Vec<(&'a str, usize)>> {
         let mut functions = self
             .functions
@@ -86,9 +86,9 @@ impl<'a> Btf<'a> {
     }
 
     fn string(&self, at: usize) -> Result<&'a str> {
-        let rest = self.strings.get(at..).context("a name is behind the strings' end")?;
+        let rest = self.strings.get(at..).context("a name is outside the strings")?;
         let end = rest.iter().position(|&byte| byte == 0).context("the last string has no end")?;
-        str::from_utf8(&rest[..end]).context("a name is no text")
+        str::from_utf8(&rest[..end]).context("a name is not UTF-8")
     }
 }
 
@@ -97,7 +97,7 @@ fn word(bytes: &[u8], at: usize) -> Result<usize> {
     Ok(u32::from_le_bytes(word.try_into()?) as usize)
 }
 
-/// What a kind of type has behind the part that all have, in bytes.
+/// Returns the size in bytes of the part that a kind of type adds.
 fn added(kind: u32, members: usize) -> Result<usize> {
     Ok(match kind {
         // Int, variable, declaration tag.

@@ -1,6 +1,6 @@
-//! Holds a compiled object to what the kernel's verifier allows, before any kernel sees it.
+//! Checks a compiled object against limits of the kernel's verifier, before any kernel loads it.
 //!
-//! The verifier's own answer differs between kernels, and those that refuse are not those at hand.
+//! Verifiers differ between kernels, and the kernel that refuses is usually not the one at hand.
 
 mod btf;
 mod stack;
@@ -14,32 +14,33 @@ use object::{Object as _, ObjectSection as _};
 pub use self::stack::STACK;
 use self::{btf::Btf, stack::Functions};
 
-/// Arguments go in registers, of which there are five. Kernel 7.2 looks for a sixth on the stack, also where the compiler has
-/// dropped one of those that the function's type still names.
+/// The maximum number of parameters: arguments are passed in five registers. Kernel 7.2 expects a
+/// sixth on the stack, even if the compiler dropped a parameter that the function's type still
+/// names.
 const PARAMETERS: usize = 5;
 
-/// What a program takes of the kernel's limits.
+/// The use of the kernel's limits by a program.
 #[derive(Debug)]
 pub struct Program {
     /// Its name.
     pub name: String,
-    /// Its instructions, those of all functions that it calls included.
+    /// Its number of instructions, including those of all functions that it calls.
     pub instructions: usize,
-    /// The calls that take most stack together, the program's own frame first.
+    /// The chain of calls with the deepest stack, the program's own frame first.
     pub deepest: Vec<Frame>,
 }
 
-/// A function's part of the stack.
+/// The stack frame of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The function's name, without the types it was made for.
+    /// The function's name, without type parameters.
     pub function: String,
-    /// Bytes, as the verifier counts them.
+    /// Size in bytes, as the verifier counts it.
     pub bytes: u32,
 }
 
 impl Program {
-    /// The bytes of stack that it takes at most.
+    /// Returns the size in bytes of its deepest stack.
     pub fn stack(&self) -> u32 {
         self.deepest.iter().map(|frame| frame.bytes).sum()
     }
@@ -62,7 +63,7 @@ impl fmt::Display for Program {
     }
 }
 
-/// Checks an object; says what its programs take, by name.
+/// Checks an object. Returns its programs sorted by name.
 pub fn check(object: &[u8]) -> Result<Vec<Program>> {
     let btf = section(object, ".BTF")?;
     let btf = Btf::parse(&btf).context("cannot read the object's BTF")?;
@@ -107,7 +108,7 @@ fn check_parameters(btf: &Btf) -> Result<()> {
     Ok(())
 }
 
-/// A function's name without its type parameters, which the linker writes with `_3C_` for `<`.
+/// Returns a function's name without its type parameters. The linker writes `_3C_` for `<`.
 fn short(name: &str) -> &str {
     name.split("_3C_").next().unwrap_or(name)
 }

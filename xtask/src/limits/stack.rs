@@ -1,22 +1,26 @@
-//! How much stack a program takes, as the verifier counts it (`check_max_stack_depth` in kernel/bpf/verifier.c).
+//! Computes the stack of a program as the verifier counts it (`check_max_stack_depth` in
+//! kernel/bpf/verifier.c).
 //!
-//! A frame is as deep as the deepest byte that any instruction reaches, rounded up; frames of a chain of calls add up. The verifier
-//! goes by the paths it walks, this by all instructions, and so it may count more. Arithmetic on addresses of the frame that it cannot
-//! follow it refuses. An address that is kept in memory, or lent to a function, counts where it is formed, and what is reached
-//! below it once it is loaded again, or in that function, is not seen: addresses of values are not used so.
+//! A frame is as deep as the deepest byte that any instruction reaches, rounded up. The frames of a
+//! chain of calls add up. The verifier follows the paths that it walks; this module looks at all
+//! instructions, so it may count more. It refuses arithmetic on frame addresses that it cannot
+//! follow. An address that is stored in memory, or passed to a function, counts where it is formed.
+//! Accesses below it after a reload, or in that function, are not seen: addresses of values are not
+//! used in that way.
 
 use anyhow::{Context as _, Result, bail};
 use aya_obj::generated::bpf_insn;
 
 use super::Frame;
 
-/// The bytes that a program and all it calls may take (`MAX_BPF_STACK`).
+/// The maximum stack of a program with all its calls, in bytes (`MAX_BPF_STACK`).
 pub const STACK: u32 = 512;
-/// Frames are counted in multiples of so many bytes. Kernel 6.8 and newer counts in 16 where it compiles programs.
+/// The unit in which frames are counted, in bytes. Kernels since 6.8 use 16 if they compile
+/// programs.
 const ROUNDED: u32 = 32;
-/// Frames of a chain (`MAX_CALL_FRAMES`).
+/// The maximum number of frames in a chain (`MAX_CALL_FRAMES`).
 const FRAMES: usize = 8;
-/// The bytes below which the frames before one that makes a tail call must stay.
+/// The maximum size in bytes of the frames above one that makes a tail call.
 const BEFORE_TAIL_CALL: u32 = 256;
 
 const CLASS: u8 = 0x07;
@@ -34,60 +38,62 @@ const MOVE: u8 = 0xb0;
 const ALWAYS: u8 = 0x00;
 const CALL: u8 = 0x80;
 const EXIT: u8 = 0x90;
-/// A load of 64 bits, which takes two instructions.
+/// The opcode of a 64-bit load, which takes two instructions.
 const LOAD_IMMEDIATE: u8 = 0x18;
-/// The source register of such a load that tells of a function, and of a call of one.
+/// The source register of a load or call whose immediate value is a function.
 const IS_FUNCTION: u8 = 4;
 const IS_LOCAL_CALL: u8 = 1;
-/// `bpf_tail_call`.
+/// The number of the helper `bpf_tail_call`.
 const TAIL_CALL: i32 = 12;
 const FRAME_POINTER: usize = 10;
 
-/// The functions of a linked program; the first is its entry.
+/// The functions of a linked program. The first is its entry.
 #[derive(Debug)]
 pub(super) struct Functions(Vec<Function>);
 
 #[derive(Debug)]
 struct Function {
     frame: Frame,
-    /// Whom it calls, or lends to the kernel to be called, by their place in the list.
+    /// The functions that it calls, or passes to a helper, by index in the list.
     calls: Vec<usize>,
     makes_tail_call: bool,
 }
 
 impl Functions {
-    /// Takes a program apart: `starts` has the first instruction of each function, and its name.
+    /// Splits a program into functions. `starts` has the first instruction and the name of each.
     pub(super) fn of(instructions: &[bpf_insn], starts: &[(usize, &str)]) -> Result<Self> {
         let mut starts = starts.to_vec();
         starts.sort_unstable();
         let ends = starts.iter().skip(1).map(|(start, _)| *start).chain([instructions.len()]);
         let function = |((start, name), end): (&(usize, &str), usize)| {
-            let body = instructions.get(*start..end).with_context(|| format!("{name} is behind the end"))?;
+            let body =
+                instructions.get(*start..end).with_context(|| format!("{name} starts after the end"))?;
             let callee = |(at, insn): (usize, bpf_insn)| {
                 let callee = target(start + at, insn.imm);
                 let found = starts.iter().position(|(start, _)| Some(*start) == callee);
                 found.with_context(|| {
-                    format!("{name} calls what is no function at instruction {}", start + at)
+                    format!("{name} calls an address that is no function, at instruction {}", start + at)
                 })
             };
             let calls = (body.iter().copied().enumerate())
                 .filter(|(_, insn)| is_local_call(*insn))
                 .map(callee)
                 .collect::<Result<_>>()?;
-            let depth = depth(body).with_context(|| format!("the stack of {name} cannot be told"))?;
+            let depth = depth(body).with_context(|| format!("cannot compute the stack of {name}"))?;
             let frame = Frame { function: (*name).to_owned(), bytes: rounded(depth) };
             Ok(Function { frame, calls, makes_tail_call: body.iter().copied().any(is_tail_call) })
         };
         Ok(Self(starts.iter().zip(ends).map(function).collect::<Result<_>>()?))
     }
 
-    /// The chain of calls that takes most stack; fails if a kernel would refuse it or another one.
+    /// Returns the chain of calls with the deepest stack. Returns an error if a kernel would refuse
+    /// any chain.
     pub(super) fn deepest(&self) -> Result<Vec<Frame>> {
         let mut deepest = Vec::new();
         self.walk(0, &mut Vec::new(), &mut deepest)?;
         let bytes = self.bytes(&deepest);
         if bytes > STACK {
-            bail!("it takes {bytes} bytes of stack, of which there are {STACK}: {}", self.words(&deepest));
+            bail!("it needs {bytes} bytes of stack, and the limit is {STACK}: {}", self.words(&deepest));
         }
         Ok(deepest.iter().map(|&function| self.0[function].frame.clone()).collect())
     }
@@ -100,14 +106,14 @@ impl Functions {
         }
         if callee.makes_tail_call && !path.is_empty() && before >= BEFORE_TAIL_CALL {
             bail!(
-                "{} makes a tail call below frames of {before} bytes, where less than {BEFORE_TAIL_CALL} are allowed: {}",
+                "{} makes a tail call below frames of {before} bytes, and they must be smaller than {BEFORE_TAIL_CALL}: {}",
                 callee.frame.function,
                 self.words(path)
             );
         }
         path.push(function);
         if path.len() > FRAMES {
-            bail!("{} calls are {} deep, and the kernel takes {FRAMES}", self.words(path), path.len());
+            bail!("{} calls are {} deep, and the limit is {FRAMES}", self.words(path), path.len());
         }
         if before + callee.frame.bytes > self.bytes(deepest) {
             deepest.clone_from(path);
@@ -132,7 +138,7 @@ impl Functions {
     }
 }
 
-/// A frame counts even if it is empty.
+/// Rounds a depth up. An empty frame counts too.
 fn rounded(depth: u32) -> u32 {
     depth.max(1).next_multiple_of(ROUNDED)
 }
@@ -149,7 +155,8 @@ fn is_call(insn: bpf_insn) -> bool {
     class(insn) == JMP && operation(insn) == CALL
 }
 
-/// Calls a function of the program, or gives its address away, as to `bpf_loop`, which calls it.
+/// Returns true if the instruction calls a function of the program, or loads its address (for
+/// `bpf_loop`, which calls it).
 fn is_local_call(insn: bpf_insn) -> bool {
     let source = insn.src_reg();
     is_call(insn) && source == IS_LOCAL_CALL || insn.code == LOAD_IMMEDIATE && source == IS_FUNCTION
@@ -159,12 +166,13 @@ fn is_tail_call(insn: bpf_insn) -> bool {
     is_call(insn) && insn.src_reg() == 0 && insn.imm == TAIL_CALL
 }
 
-/// Where an instruction leads that goes so many further than the next one.
+/// Returns the target of a jump, relative to the next instruction.
 fn target(at: usize, further: i32) -> Option<usize> {
     at.checked_add(1)?.checked_add_signed(isize::try_from(further).ok()?)
 }
 
-/// Which registers hold addresses within the frame: bytes from its upper end, negative, and the lowest of those that paths lead to.
+/// Registers that hold frame addresses: the lowest offset of all paths, in bytes from the upper end
+/// of the frame (negative).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Registers([Option<i32>; FRAME_POINTER]);
 
@@ -175,12 +183,12 @@ impl Registers {
 
     fn set(&mut self, register: u8, value: Option<i32>) {
         if let Some(held) = self.0.get_mut(usize::from(register)) {
-            // An address that runs away downwards is refused anyhow, and need not be followed.
+            // An address that moves down in a loop is refused anyway, so it need not be followed.
             *held = value.map(|value| value.max(-2 * STACK.cast_signed()));
         }
     }
 
-    /// What may be held where two paths meet.
+    /// Merges the registers of two paths that meet.
     fn join(mut self, other: Self) -> Self {
         for (mine, its) in self.0.iter_mut().zip(other.0) {
             *mine = match (*mine, its) {
@@ -191,7 +199,8 @@ impl Registers {
         self
     }
 
-    /// Whether an instruction adds to an address of the frame, or subtracts from one, what is not followed here.
+    /// Returns true if an instruction adds a value that is not followed to a frame address, or
+    /// subtracts one.
     fn loses_address(&self, insn: bpf_insn) -> bool {
         let is_by_register = insn.code & BY_REGISTER != 0;
         let is_lost = match operation(insn) {
@@ -203,7 +212,7 @@ impl Registers {
         class(insn) == ALU64 && is_lost && self.get(insn.dst_reg()).or(from).is_some()
     }
 
-    /// Does what an instruction does; says which byte of the frame it reaches, if any.
+    /// Executes an instruction. Returns the byte of the frame that it reaches, if any.
     fn step(&mut self, insn: bpf_insn) -> Option<i32> {
         let (to, from) = (insn.dst_reg(), insn.src_reg());
         let reached = |base: Option<i32>| base.map(|base| base + i32::from(insn.off));
@@ -229,7 +238,7 @@ impl Registers {
                 None
             }
             JMP | JMP32 => None,
-            // What else is loaded, and arithmetic of 32 bits, is no address of the frame.
+            // Other loads, and 32-bit arithmetic, yield no frame address.
             _ => {
                 self.set(to, None);
                 None
@@ -238,8 +247,8 @@ impl Registers {
     }
 }
 
-/// How deep a function reaches into its frame, in bytes. Every address that is formed counts, whether it is used here, by
-/// a helper or by a function that it is lent to.
+/// Returns how deep a function reaches into its frame, in bytes. Every address that is formed
+/// counts, whether it is used here, by a helper or by another function.
 fn depth(body: &[bpf_insn]) -> Result<u32> {
     let mut depth = 0;
     let mut known: Vec<Option<Registers>> = vec![None; body.len()];
@@ -251,7 +260,7 @@ fn depth(body: &[bpf_insn]) -> Result<u32> {
             continue;
         }
         if joined.loses_address(insn) {
-            bail!("instruction {at} does with an address of the frame what cannot be followed");
+            bail!("instruction {at} does arithmetic on a frame address that cannot be followed");
         }
         let mut after = joined;
         let reached = after.step(insn).map_or(0, |place| place.min(0).unsigned_abs());
@@ -261,7 +270,7 @@ fn depth(body: &[bpf_insn]) -> Result<u32> {
     Ok(depth)
 }
 
-/// Which instructions may come next.
+/// Returns the possible next instructions.
 fn successors(at: usize, insn: bpf_insn) -> [Option<usize>; 2] {
     let jump = target(at, insn.off.into());
     match (class(insn), operation(insn)) {

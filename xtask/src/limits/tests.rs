@@ -1,4 +1,4 @@
-//! Small programs and type information, byte by byte, with one fault each.
+//! Tests with small programs and BTF, byte by byte, with one fault each.
 
 use aya_obj::{copy_instructions, generated::bpf_insn};
 
@@ -31,7 +31,7 @@ fn load(to: u8, base: u8, offset: i16) -> [u8; 8] {
     instruction(0x79, to, base, offset, 0)
 }
 
-/// Calls the function that begins so many instructions behind the next one.
+/// Calls the function that starts `further` instructions after the next one.
 fn call(further: i32) -> [u8; 8] {
     instruction(0x85, 0, 1, 0, further)
 }
@@ -40,7 +40,7 @@ fn helper(number: i32) -> [u8; 8] {
     instruction(0x85, 0, 0, 0, number)
 }
 
-/// `if r1 == 0 goto` so many instructions behind the next one.
+/// `if r1 == 0 goto` `further` instructions after the next one.
 fn jump(further: i16) -> [u8; 8] {
     instruction(0x15, 1, 0, further, 0)
 }
@@ -56,7 +56,7 @@ fn instructions(bytes: &[[u8; 8]]) -> Vec<bpf_insn> {
     copy_instructions(&bytes.concat()).unwrap()
 }
 
-/// The bytes that each function of the deepest chain takes, or what the kernel would have against the program.
+/// Returns the frame sizes of the deepest chain, or the error.
 fn deepest(bytes: &[[u8; 8]], starts: &[(usize, &str)]) -> Result<Vec<u32>, String> {
     let frames = Functions::of(&instructions(bytes), starts).and_then(|functions| functions.deepest());
     let frames = frames.map_err(|error| format!("{error:#}"))?;
@@ -64,7 +64,7 @@ fn deepest(bytes: &[[u8; 8]], starts: &[(usize, &str)]) -> Result<Vec<u32>, Stri
 }
 
 #[test]
-fn a_frame_is_as_deep_as_its_deepest_access_rounded_up() {
+fn frame_is_as_deep_as_its_deepest_access_rounded_up() {
     for (depth, bytes) in [(-8, 32), (-32, 32), (-40, 64), (-512, 512)] {
         assert_eq!(deepest(&[store(10, depth, 1), EXIT], &[(0, "entry")]), Ok(vec![bytes]), "{depth}");
         assert_eq!(deepest(&[load(0, 10, depth), EXIT], &[(0, "entry")]), Ok(vec![bytes]), "{depth}");
@@ -75,7 +75,7 @@ fn a_frame_is_as_deep_as_its_deepest_access_rounded_up() {
 }
 
 #[test]
-fn an_access_below_a_copied_address_counts() {
+fn access_below_a_copied_address_counts() {
     let copied = [frame_pointer(6), add(6, -16), copy(7, 6), helper(5), load(0, 7, -48), EXIT];
     assert_eq!(deepest(&copied, &[(0, "entry")]), Ok(vec![64]));
     let overwritten = [frame_pointer(1), add(1, -16), helper(5), add(1, -600), EXIT];
@@ -83,7 +83,7 @@ fn an_access_below_a_copied_address_counts() {
 }
 
 #[test]
-fn arithmetic_that_cannot_be_followed_is_refused_on_addresses_of_the_frame_alone() {
+fn unknown_arithmetic_is_refused_on_frame_addresses_only() {
     let add_register = |to, from| instruction(0x0f, to, from, 0, 0);
     let subtract = |to, by| instruction(0x17, to, 0, 0, by);
     let subtract_register = |to, from| instruction(0x1f, to, from, 0, 0);
@@ -91,22 +91,22 @@ fn arithmetic_that_cannot_be_followed_is_refused_on_addresses_of_the_frame_alone
         let error = deepest(&[frame_pointer(6), lost, EXIT], &[(0, "entry")]).unwrap_err();
         assert_eq!(
             error,
-            "the stack of entry cannot be told: instruction 1 does with an address of the frame what cannot be followed"
+            "cannot compute the stack of entry: instruction 1 does arithmetic on a frame address that cannot be followed"
         );
         assert_eq!(deepest(&[lost, EXIT], &[(0, "entry")]), Ok(vec![32]), "numbers");
     }
 }
 
 #[test]
-fn the_deeper_of_two_paths_counts() {
+fn deeper_of_two_paths_counts() {
     let paths = [jump(2), frame_pointer(6), add(6, -100), load(0, 6, -8), EXIT];
     assert_eq!(deepest(&paths, &[(0, "entry")]), Ok(vec![128]));
     let endless = [frame_pointer(6), add(6, -8), jump(-2), load(0, 6, 0), EXIT];
-    assert!(deepest(&endless, &[(0, "entry")]).unwrap_err().contains("of which there are 512"));
+    assert!(deepest(&endless, &[(0, "entry")]).unwrap_err().contains("the limit is 512"));
 }
 
 #[test]
-fn the_deepest_chain_of_calls_counts_and_not_the_sum_of_all() {
+fn deepest_chain_of_calls_counts_not_the_sum() {
     let program = [
         &[store(10, -64, 1), call(2), call(4), EXIT][..],
         &[store(10, -96, 1), call(3), EXIT],
@@ -119,40 +119,40 @@ fn the_deepest_chain_of_calls_counts_and_not_the_sum_of_all() {
 }
 
 #[test]
-fn a_chain_over_the_limit_is_refused_with_its_frames() {
+fn chain_over_the_limit_is_refused_with_its_frames() {
     let program = [store(10, -256, 1), call(1), EXIT, store(10, -257, 1), EXIT];
     let error = deepest(&program, &[(0, "entry"), (3, "callee")]).unwrap_err();
-    assert_eq!(error, "it takes 544 bytes of stack, of which there are 512: entry 256 + callee 288");
+    assert_eq!(error, "it needs 544 bytes of stack, and the limit is 512: entry 256 + callee 288");
     let program = [store(10, -256, 1), call(1), EXIT, store(10, -256, 1), EXIT];
     assert_eq!(deepest(&program, &[(0, "entry"), (3, "callee")]), Ok(vec![256, 256]));
 }
 
 #[test]
-fn a_function_that_is_lent_to_a_helper_counts_as_called() {
+fn function_passed_to_a_helper_counts_as_called() {
     let lend = instruction(0x18, 2, 4, 0, 4);
     let program = [lend, [0; 8], helper(181), store(10, -8, 1), EXIT, store(10, -100, 1), EXIT];
     assert_eq!(deepest(&program, &[(0, "entry"), (5, "callback")]), Ok(vec![32, 128]));
 }
 
 #[test]
-fn a_function_that_calls_itself_is_refused() {
+fn recursive_function_is_refused() {
     let error = deepest(&[call(1), EXIT, call(-1), EXIT], &[(0, "entry"), (2, "again")]).unwrap_err();
     assert_eq!(error, "again calls itself: entry 32 + again 32");
 }
 
 #[test]
-fn calls_that_are_too_many_levels_deep_are_refused() {
+fn too_many_levels_of_calls_are_refused() {
     let levels = |count: usize| {
         let bytes: Vec<[u8; 8]> = (1..count).flat_map(|_| [call(1), EXIT]).chain([EXIT]).collect();
         let starts: Vec<(usize, &str)> = (0..count).map(|n| (2 * n, "f")).collect();
         deepest(&bytes, &starts)
     };
     assert_eq!(levels(8), Ok(vec![32; 8]));
-    assert!(levels(9).unwrap_err().ends_with("calls are 9 deep, and the kernel takes 8"));
+    assert!(levels(9).unwrap_err().ends_with("calls are 9 deep, and the limit is 8"));
 }
 
 #[test]
-fn a_tail_call_wants_half_of_the_stack() {
+fn tail_call_limits_the_stack_above_it() {
     let program = |depth| [store(10, depth, 1), call(1), EXIT, helper(12), EXIT];
     let starts = [(0, "entry"), (3, "tail")];
     assert_eq!(deepest(&program(-224), &starts), Ok(vec![224, 32]));
@@ -161,7 +161,7 @@ fn a_tail_call_wants_half_of_the_stack() {
     assert_eq!(deepest(&[store(10, -512, 1), helper(12), EXIT], &[(0, "entry")]), Ok(vec![512]));
 }
 
-/// BTF with a function of so many parameters, behind a type of each other size.
+/// Returns BTF with a function of `parameters` parameters, after a type of each other size.
 fn btf(parameters: u32) -> Vec<u8> {
     let strings = b"\0send_3C_Eth_3E_\0";
     let int = [0, 1 << 24, 4, 32];
@@ -178,14 +178,14 @@ fn btf(parameters: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_function_of_more_than_five_parameters_is_refused_by_name_and_number() {
+fn function_with_six_parameters_is_refused_by_name() {
     check_parameters(&Btf::parse(&btf(5)).unwrap()).unwrap();
     let error = check_parameters(&Btf::parse(&btf(6)).unwrap()).unwrap_err().to_string();
     assert!(error.starts_with("function send has 6 parameters, and the kernel takes 5 at most"), "{error}");
 }
 
 #[test]
-fn type_information_that_is_cut_short_is_an_error() {
+fn truncated_btf_is_an_error() {
     let whole = btf(5);
     assert_eq!(Btf::parse(&whole).unwrap().name(5).unwrap(), "send_3C_Eth_3E_");
     for length in 0..whole.len() {
@@ -194,7 +194,7 @@ fn type_information_that_is_cut_short_is_an_error() {
 }
 
 #[test]
-fn a_functions_name_is_told_without_its_types() {
+fn function_name_is_shown_without_type_parameters() {
     assert_eq!(short("transport_3C_shunt_ebpf_3A__3A_ctx"), "transport");
     assert_eq!(short("shunt_in_eth"), "shunt_in_eth");
 }

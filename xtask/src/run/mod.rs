@@ -1,9 +1,10 @@
-//! Runs other programs: the one place that starts processes, with a time limit, kept output and no orphans.
+//! Runs other programs, with a time limit, recorded output and no orphans. No other module starts
+//! processes.
 //!
-//! After [`take_signals`] a child gets a process group of its own, so that a signal sent with [`interrupt`] reaches it
-//! and all it started exactly once, and so that a time limit ends all of them. Before it, as in a build script, children
-//! stay in the group that the terminal or the outer cargo stops as a whole. Their standard input is empty: nothing can
-//! wait for an answer.
+//! After [`take_signals`] each child gets its own process group. A signal sent with [`interrupt`]
+//! then reaches the child and its descendants exactly once, and a time limit ends all of them.
+//! Before that, for example in a build script, children stay in the group that the terminal or the
+//! outer cargo stops as a whole. Standard input is empty, so no program waits for an answer.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -23,39 +24,43 @@ use nix::unistd::Pid;
 
 use crate::search;
 
-/// How many last lines of output an error carries.
+/// The number of last output lines in an error.
 const TAIL_LINES: usize = 100;
-/// How often a running child is looked at while it prints nothing.
+/// The interval of checks of a child that prints nothing.
 const TICK: Duration = Duration::from_millis(50);
-/// The first wait for a child that has closed its output, which is about to end; doubles up to [`TICK`].
+/// The first wait for a child that closed its output and is about to end. It doubles up to
+/// [`TICK`].
 const CLOSING_TICK: Duration = Duration::from_millis(1);
-/// How long output may stay open after the child ended (held by something it left running).
+/// How long output may stay open after the child ended, because a process that it started still
+/// holds it.
 const DRAIN: Duration = Duration::from_secs(2);
-/// How long a child has to clean up after it was asked to stop.
+/// How long a child may clean up after a request to stop.
 const STOP: Duration = Duration::from_secs(10);
 
-/// The signal that asked us to stop, 0 while none did.
+/// The signal that requested the end of this process, or 0.
 static INTERRUPTED: AtomicI32 = AtomicI32::new(0);
 /// The process groups of the running children.
 static CHILDREN: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
-/// Whether children get groups of their own, because somebody passes signals on to them.
+/// True if children get their own process groups, because signals are passed on to them.
 static OWN_GROUPS: AtomicBool = AtomicBool::new(false);
 
-/// The current time; only measuring needs it.
+/// Returns the current time, for measurements only.
 #[expect(clippy::disallowed_methods, reason = "xtask measures how long steps take")]
 pub fn now() -> Instant {
     Instant::now()
 }
 
-/// Promises that [`interrupt`] is called with every signal that asks us to stop; children then get groups of their own.
+/// Declares that [`interrupt`] is called with every termination signal. Children then get their own
+/// process groups.
 pub fn take_signals() {
     OWN_GROUPS.store(true, Ordering::SeqCst);
 }
 
-/// Notes that we were asked to stop and passes the signal on to the running children; every later run fails at once.
+/// Records a termination signal and passes it on to the running children. Every later run fails at
+/// once.
 ///
-/// Call it from a signal-watching thread.
+/// Call it from a thread that waits for signals.
 pub fn interrupt(signal: i32) {
     INTERRUPTED.store(signal, Ordering::SeqCst);
     if let Ok(signal) = Signal::try_from(signal) {
@@ -63,12 +68,12 @@ pub fn interrupt(signal: i32) {
     }
 }
 
-/// A list of numbers is whole whatever happened to a thread that had it.
+/// Locks the list. A panic of another thread leaves it intact.
 fn children() -> MutexGuard<'static, Vec<i32>> {
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The signal given to [`interrupt`], if any.
+/// Returns the signal that was passed to [`interrupt`], if any.
 pub fn interrupted() -> Option<i32> {
     Some(INTERRUPTED.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
 }
@@ -90,7 +95,7 @@ pub struct Finished {
     pub status: ExitStatus,
     /// All of its standard output.
     pub stdout: String,
-    /// The last lines of standard output and standard error, in the order they came.
+    /// The last lines of standard output and standard error, in order.
     pub tail: String,
 }
 
@@ -101,7 +106,8 @@ enum Stream {
 }
 
 impl Run {
-    /// Runs `program` in the current folder with the environment of this process, for at most a minute.
+    /// Returns a run of `program` in the current folder, with this process's environment and a
+    /// limit of one minute.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         Self {
             program: program.as_ref().to_owned(),
@@ -119,7 +125,7 @@ impl Run {
         self
     }
 
-    /// The program and its arguments.
+    /// Returns the program and its arguments.
     pub fn words(&self) -> Vec<OsString> {
         std::iter::once(&self.program).chain(&self.args).cloned().collect()
     }
@@ -138,7 +144,7 @@ impl Run {
         self
     }
 
-    /// Leaves an environment variable out.
+    /// Removes an environment variable.
     #[must_use]
     pub fn without_env(mut self, name: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().to_owned(), None));
@@ -152,19 +158,21 @@ impl Run {
         self
     }
 
-    /// Sets how long it may take.
+    /// Sets the time limit.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Runs it and returns its standard output; a failing exit status is an error with the last lines it printed.
+    /// Runs the program and returns its standard output. A failing exit status is an error with the
+    /// last lines of output.
     pub fn read(self) -> Result<String> {
         self.check(&mut |_| ()).map(|finished| finished.stdout)
     }
 
-    /// Runs it, calling `each` with every line it prints; a failing exit status is an error with the last lines.
+    /// Runs the program and calls `each` with every line of output. A failing exit status is an
+    /// error with the last lines.
     pub fn check(self, each: &mut dyn FnMut(&str)) -> Result<Finished> {
         let shown = self.to_string();
         let finished = self.watch(each)?;
@@ -174,7 +182,8 @@ impl Run {
         Ok(finished)
     }
 
-    /// Runs it to its end, calling `each` with every line it prints, standard output and error alike.
+    /// Runs the program to its end, and calls `each` with every line of standard output and
+    /// standard error.
     pub fn watch(self, each: &mut dyn FnMut(&str)) -> Result<Finished> {
         let mut command = self.command();
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -191,7 +200,8 @@ impl Run {
         Ok(Finished { status, tail: kept.tail(), stdout: kept.stdout })
     }
 
-    /// Runs it with our own standard output and error, for programs that show their progress themselves.
+    /// Runs the program with this process's standard output and error, for programs that show their
+    /// own progress.
     pub fn show(self) -> Result<()> {
         let command = self.command();
         let mut child = self.spawn(command)?;
@@ -202,7 +212,7 @@ impl Run {
         Ok(())
     }
 
-    /// Becomes the program: terminal, signals and exit status are then its own. Returns only if that fails.
+    /// Replaces this process by the program (`exec`). Returns only if that fails.
     pub fn exec(self) -> anyhow::Error {
         let error = self.command().exec();
         anyhow::Error::new(error).context(format!("cannot run `{self}`"))
@@ -236,14 +246,14 @@ impl Run {
         if own_group {
             children().push(pid(&child).as_raw());
         }
-        // A signal between the check above and the entry had no group to go to yet.
+        // A signal between the check above and this entry did not reach the group.
         if let Some(signal) = interrupted() {
             interrupt(signal);
         }
         Ok(child)
     }
 
-    /// Waits for the child's end, after which no signal is passed on to its group.
+    /// Waits for the child's end. Afterwards no signal is passed on to its group.
     fn wait(
         &self,
         child: &mut Child,
@@ -304,7 +314,7 @@ impl std::fmt::Display for Run {
     }
 }
 
-/// What is remembered of a child's output.
+/// The recorded output of a child.
 #[derive(Default)]
 struct Kept {
     stdout: String,
@@ -335,7 +345,7 @@ fn read_lines(source: Option<impl Read + Send + 'static>, stream: Stream, lines:
         let mut bytes = Vec::new();
         while source.read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
             let text = String::from_utf8_lossy(&bytes);
-            // Progress is drawn over itself with carriage returns: the last drawing is the line.
+            // Progress bars overwrite themselves with carriage returns. The last state is the line.
             let line = text.trim_end().rsplit('\r').next().unwrap_or_default().to_owned();
             if lines.send((stream, line)).is_err() {
                 return;
@@ -345,7 +355,7 @@ fn read_lines(source: Option<impl Read + Send + 'static>, stream: Stream, lines:
     });
 }
 
-/// Asks the child, with its group if it has one, to stop, and insists when it does not.
+/// Asks the child, with its group if it has one, to stop, and kills it if it does not.
 fn stop(child: &mut Child) {
     let whole = if OWN_GROUPS.load(Ordering::SeqCst) { signal_group } else { signal_one };
     let id = pid(child).as_raw();
@@ -355,12 +365,12 @@ fn stop(child: &mut Child) {
         thread::sleep(TICK);
     }
     whole(id, Signal::SIGKILL);
-    // Reaps it; a child that is gone already is what was wanted.
+    // Reaps the child, which may have ended already.
     drop(child.wait());
 }
 
 fn signal_group(group: i32, signal: Signal) {
-    // It may have ended this very moment; there is nothing left to signal then.
+    // The group may have ended at this moment.
     let _gone = killpg(Pid::from_raw(group), signal);
 }
 

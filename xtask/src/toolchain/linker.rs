@@ -1,4 +1,4 @@
-//! bpf-linkers, and which LLVM each was built with.
+//! Finds bpf-linkers and the LLVM version of each.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,8 @@ pub struct Linker {
     pub llvm: u32,
 }
 
-/// Linkers to look at, the best first: those that setup built, those in PATH, and those of `cargo install`.
+/// Returns the linkers to inspect, the best first: those that setup built, those in PATH, and those
+/// of `cargo install`.
 pub(super) fn candidates() -> Vec<PathBuf> {
     let ours = BPF_LINKER_LLVMS.rev().map(|llvm| linker_root(llvm).join("bin/bpf-linker"));
     let installed = env::var_os("CARGO_HOME")
@@ -35,24 +36,25 @@ pub(super) fn candidates() -> Vec<PathBuf> {
     unique
 }
 
-/// Tells the LLVM major of a linker; the error is the reason why it cannot be used.
+/// Returns the LLVM major version of a linker. The error says why the linker cannot be used.
 ///
-/// `bpf-linker --version` prints its own version only, and fails when its libLLVM was removed. The LLVM is told by the
-/// name of the shared library it needs (`libLLVM.so.22.1`, before LLVM 19 `libLLVM-18.so`) or, linked statically, by the
-/// name LLVM writes into bitcode (`LLVM22.1.8`). The file is tens of megabytes, which grep reads at once and an
-/// unoptimised build script does not.
+/// `bpf-linker --version` prints only its own version, and fails if its libLLVM was removed. The
+/// LLVM version is in the name of the shared library (`libLLVM.so.22.1`, before LLVM 19
+/// `libLLVM-18.so`) or, in a static program, in the name that LLVM writes into bitcode
+/// (`LLVM22.1.8`). The file has tens of megabytes: grep reads it quickly, an unoptimised build
+/// script does not.
 pub(super) fn inspect(path: &Path) -> Result<Linker> {
-    Run::new(path).arg("--version").read().context("it does not run")?;
+    Run::new(path).arg("--version").read().context("the program does not run")?;
     let names = Run::new("grep")
         .args(["-aoE", r"libLLVM(\.so\.|-)[0-9]+|LLVM[0-9]+\.[0-9]+\.[0-9]+"])
         .arg(path)
         .read()
-        .context("no LLVM version is in it")?;
-    let llvm = parse_names(&names).context("no LLVM version is in it")?;
+        .context("the file contains no LLVM version")?;
+    let llvm = parse_names(&names).context("the file contains no LLVM version")?;
     Ok(Linker { path: path.to_owned(), llvm })
 }
 
-/// The LLVM major told by names found in a linker; what it loads counts before what it mentions.
+/// Returns the LLVM major version from names in a linker. A library that it loads has priority.
 fn parse_names(names: &str) -> Option<u32> {
     let number = |name: &str| name.split('.').next().and_then(|number| number.parse().ok());
     let loaded = names.lines().find_map(|name| {
@@ -67,23 +69,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shared_library_tells_the_llvm() {
+    fn shared_library_names_the_llvm_version() {
         assert_eq!(parse_names("libLLVM.so.22\n"), Some(22));
         assert_eq!(parse_names("libLLVM-18\n"), Some(18));
     }
 
     #[test]
-    fn a_static_linker_is_told_by_the_name_in_bitcode() {
+    fn static_linker_names_the_llvm_version_in_bitcode() {
         assert_eq!(parse_names("LLVM21.1.0\n"), Some(21));
     }
 
     #[test]
-    fn the_library_it_loads_counts_before_a_name_it_mentions() {
+    fn loaded_library_has_priority_over_other_names() {
         assert_eq!(parse_names("LLVM21.1.0\nlibLLVM.so.22\n"), Some(22));
     }
 
     #[test]
-    fn nothing_found_is_nothing_told() {
+    fn no_name_means_no_version() {
         assert_eq!(parse_names(""), None);
     }
 }

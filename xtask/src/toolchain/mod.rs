@@ -1,8 +1,8 @@
-//! Finds what compiles Rust for the BPF target: a compiler with the source of its library, and a bpf-linker whose LLVM
-//! has the compiler's major version.
+//! Finds a toolchain for the BPF target: a compiler with the source of its library, and a
+//! bpf-linker with the same LLVM major version.
 //!
-//! The BPF target has no prebuilt `core`, so it is built from source; the linker reads the compiler's LLVM bitcode, whose
-//! format belongs to one major version of LLVM.
+//! The BPF target has no prebuilt `core`, so it is built from source. The linker reads the
+//! compiler's LLVM bitcode, whose format depends on the major version of LLVM.
 
 mod linker;
 mod rustc;
@@ -16,37 +16,38 @@ pub use rustc::{Compiler, Version};
 
 use crate::workspace;
 
-/// The bpf-linker release that setup builds, and the LLVM majors it can be built with.
+/// The bpf-linker release that setup builds.
 pub const BPF_LINKER: &str = "0.13.0";
-/// LLVM majors that [`BPF_LINKER`] has a feature for.
+/// The LLVM major versions that [`BPF_LINKER`] supports.
 pub const BPF_LINKER_LLVMS: std::ops::RangeInclusive<u32> = 21..=23;
 
-/// A compiler and a linker that fit together.
+/// A compiler and a linker with the same LLVM major version.
 #[derive(Debug, Clone)]
 pub struct Toolchain {
-    /// Compiles; has its library's source.
+    /// The compiler, with its library's source.
     pub compiler: Compiler,
-    /// Links; of the same LLVM major.
+    /// The linker.
     pub linker: Linker,
 }
 
-/// What was found on this machine.
+/// The compilers and linkers of this machine.
 #[derive(Debug, Default)]
 pub struct Survey {
     /// Usable compilers, the best first.
     pub compilers: Vec<Compiler>,
     /// Linkers that run, the best first.
     pub linkers: Vec<Linker>,
-    /// What was looked at and why it will not do, a line each.
+    /// Refused compilers and linkers, each with the reason.
     pub refused: Vec<String>,
 }
 
-/// Where setup installs the bpf-linker for an LLVM major (`cargo install --root`).
+/// Returns the folder where setup installs the bpf-linker for an LLVM major version (`cargo install
+/// --root`).
 pub fn linker_root(llvm: u32) -> PathBuf {
     workspace::tools().join(format!("bpf-linker-{BPF_LINKER}-llvm-{llvm}"))
 }
 
-/// Looks for compilers and linkers; runs each for its version, changes nothing.
+/// Finds compilers and linkers, and runs each to get its version. Changes nothing.
 pub fn survey() -> Survey {
     let mut survey = Survey::default();
     for candidate in rustc::candidates() {
@@ -64,7 +65,7 @@ pub fn survey() -> Survey {
     survey
 }
 
-/// The toolchain to use, or an error that says what to do.
+/// Returns the toolchain to use, or an error that says what to do.
 pub fn find() -> Result<Toolchain> {
     let survey = survey();
     match survey.toolchain() {
@@ -77,7 +78,7 @@ pub fn find() -> Result<Toolchain> {
 }
 
 impl Survey {
-    /// The best compiler that has a linker of its LLVM major.
+    /// Returns the best compiler for which there is a linker.
     pub fn toolchain(&self) -> Option<Toolchain> {
         self.compilers.iter().find_map(|compiler| {
             let linker = self.linkers.iter().find(|linker| linker.llvm == compiler.version.llvm)?;
@@ -85,7 +86,7 @@ impl Survey {
         })
     }
 
-    /// What is missing, in words, with what was looked at.
+    /// Describes what is missing, and what was refused.
     pub fn explain(&self) -> String {
         let (major, minor) = workspace::rust_version();
         let missing = match self.compilers.first() {
@@ -106,7 +107,7 @@ impl Survey {
     }
 }
 
-/// `path` without symbolic links, or as it is where that cannot be told.
+/// Returns `path` without symbolic links, or unchanged if that fails.
 fn canonical(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_linker_of_another_llvm_does_not_do_and_is_named() {
+    fn linker_of_another_llvm_is_refused_by_name() {
         let survey = Survey {
             compilers: vec![compiler("/usr/bin/rustc", 22)],
             linkers: vec![linker("/opt/bpf-linker", 21)],
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_compiler_that_is_what_is_said() {
+    fn missing_compiler_is_named() {
         assert!(Survey::default().explain().contains("no Rust compiler"));
     }
 }

@@ -1,4 +1,4 @@
-//! Rust compilers that come with the source of their library.
+//! Finds Rust compilers with the source of their library.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -12,15 +12,15 @@ use crate::search;
 /// A compiler that can build `core` for a target without a prebuilt one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiler {
-    /// The compiler itself, never rustup's proxy.
+    /// The compiler, never rustup's proxy.
     pub rustc: PathBuf,
     /// Its sysroot.
     pub sysroot: PathBuf,
-    /// What it says of itself.
+    /// Its version.
     pub version: Version,
 }
 
-/// What `rustc -vV` tells.
+/// The versions that `rustc -vV` prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Version {
     /// Major and minor release.
@@ -30,12 +30,12 @@ pub struct Version {
 }
 
 impl Compiler {
-    /// A file of the library's source.
+    /// Returns a file of the library's source.
     pub fn library(&self) -> PathBuf {
         library(&self.sysroot)
     }
 
-    /// The cargo to use with it: its own if it has one, else the one that runs us.
+    /// Returns the compiler's own cargo if it has one, otherwise the cargo that runs xtask.
     pub fn cargo(&self) -> PathBuf {
         let own = self.sysroot.join("bin/cargo");
         if self.sysroot != Path::new("/usr") && search::is_executable(&own) { own } else { search::cargo() }
@@ -46,7 +46,8 @@ fn library(sysroot: &Path) -> PathBuf {
     sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs")
 }
 
-/// Compilers to look at, the best first: rustup's nightly, its others, the distribution's, and what PATH has.
+/// Returns the compilers to inspect, the best first: rustup's nightly, its others, the
+/// distribution's, and those in PATH.
 pub(super) fn candidates() -> Vec<PathBuf> {
     let rustup = env::var_os("RUSTUP_HOME")
         .map(PathBuf::from)
@@ -59,7 +60,8 @@ pub(super) fn candidates() -> Vec<PathBuf> {
     found.extend(search::programs("rustc"));
     let mut unique: Vec<PathBuf> = Vec::new();
     for rustc in found.iter().map(|rustc| canonical(rustc)) {
-        // In PATH rustup's proxies are links to rustup itself; the compilers behind them are listed already.
+        // rustup's proxies in PATH are links to rustup. The compilers behind them are already in
+        // the list.
         if search::is_executable(&rustc) && !rustc.ends_with("rustup") && !unique.contains(&rustc) {
             unique.push(rustc);
         }
@@ -67,7 +69,8 @@ pub(super) fn candidates() -> Vec<PathBuf> {
     unique
 }
 
-/// `bin/rustc` of the folders in `folder` whose name begins with `prefix`, the highest name first.
+/// Returns `bin/rustc` of the subfolders of `folder` whose name starts with `prefix`, the highest
+/// name first.
 fn below(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = folder.read_dir() else {
         return Vec::new();
@@ -82,11 +85,11 @@ fn below(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Tells whether `rustc` can compile for BPF; the error is the reason why not.
+/// Checks that `rustc` can compile for BPF. The error says why not.
 pub(super) fn inspect(rustc: &Path, oldest: (u32, u32)) -> Result<Compiler> {
     let sysroot = rustc.parent().and_then(Path::parent).context("it is not in a bin folder")?;
     if !library(sysroot).is_file() {
-        bail!("it lacks the source of its library (rust-src): no {}", library(sysroot).display());
+        bail!("the source of its library (rust-src) is missing: no {}", library(sysroot).display());
     }
     let version = parse_version(&Run::new(rustc).arg("-vV").read()?)?;
     if version.release < oldest {
@@ -116,14 +119,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_nightly_says_its_release_and_llvm() {
+    fn nightly_has_release_and_llvm() {
         let text = "rustc 1.97.0-nightly (e50aa6fba 2026-05-19)\nbinary: rustc\nhost: x86_64-unknown-linux-gnu\n\
                     release: 1.97.0-nightly\nLLVM version: 22.1.4\n";
         assert_eq!(parse_version(text).unwrap(), Version { release: (1, 97), llvm: 22 });
     }
 
     #[test]
-    fn a_distribution_compiler_says_its_release_and_llvm() {
+    fn distribution_compiler_has_release_and_llvm() {
         let text = "rustc 1.96.0 (ac68faa20 2026-05-25) (built from a source tarball)\nrelease: 1.96.0\n\
                     LLVM version: 22.1.8\n";
         assert_eq!(parse_version(text).unwrap(), Version { release: (1, 96), llvm: 22 });
@@ -142,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compiler_without_library_source_is_refused() {
+    fn compiler_without_library_source_is_refused() {
         let error = inspect(Path::new("/proc/self/bin/rustc"), (1, 95)).unwrap_err().to_string();
         assert!(error.contains("rust-src"), "{error}");
     }

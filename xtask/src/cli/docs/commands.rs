@@ -1,4 +1,5 @@
-//! Checks the commands in blocks that are marked `sh`: their syntax, and the names and flags of everything that belongs to shunt.
+//! Checks the commands in blocks that are marked `sh`: their syntax, and the names and flags of
+//! everything that belongs to shunt.
 
 use std::fs;
 use std::path::Path;
@@ -58,7 +59,7 @@ fn blocks(text: &str) -> Vec<String> {
         match &mut open {
             None if line.trim_start() == "```sh" => open = Some(String::new()),
             Some(_) if line.trim_start() == "```" => blocks.extend(open.take()),
-            Some(block) => *block += &format!("{line}\n"),
+            Some(block) => block.extend([line, "\n"]),
             None => {}
         }
     }

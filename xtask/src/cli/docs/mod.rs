@@ -29,7 +29,8 @@ struct Page {
     text: String,
 }
 
-/// Builds the book into `target/book`, then checks it. Returns an error that lists everything that is wrong.
+/// Builds the book into `target/book`, then checks it. Returns an error that lists everything that
+/// is wrong.
 pub(crate) fn run() -> Result<()> {
     let pages = read_pages()?;
     let book = build(&pages)?;
@@ -64,7 +65,8 @@ fn read_pages() -> Result<Vec<Page>> {
     paths.into_iter().map(read).collect()
 }
 
-/// Builds the book and returns its folder. mdBook copies every file beside the pages, so the pages are copied first.
+/// Builds the book and returns its folder. mdBook copies every file beside the pages, so the pages
+/// are copied first.
 fn build(pages: &[Page]) -> Result<PathBuf> {
     let (source, book) = (workspace::target().join("book-source"), workspace::target().join("book"));
     for folder in [&source, &book] {
@@ -88,7 +90,8 @@ fn build(pages: &[Page]) -> Result<PathBuf> {
     Ok(book)
 }
 
-/// Rewrites the links of the summary, which are relative to `docs`, to links from the repository's root.
+/// Rewrites the links of the summary, which are relative to `docs`, to links from the repository's
+/// root.
 fn from_root(summary: &str) -> String {
     summary.replace("](../", "](<root>/").replace("](", "](docs/").replace("](docs/<root>/", "](")
 }

@@ -8,8 +8,8 @@ use super::Page;
 const FOLDERS: [&str; 7] =
     ["proxy-common/", "proxy-ebpf/", "proxy-userspace/", "tests/", "xtask/", "deploy/", "docs/"];
 
-/// Returns the number of paths in code spans, and a line for each that does not exist. The changelog tells of the past, so it is left
-/// out.
+/// Returns the number of paths in code spans, and a line for each that does not exist. The
+/// changelog tells of the past, so it is left out.
 pub(super) fn check(pages: &[Page]) -> (usize, Vec<String>) {
     let (mut count, mut missing) = (0, Vec::new());
     for page in pages.iter().filter(|page| page.path != "CHANGELOG.md") {

@@ -1,5 +1,5 @@
-//! Unpacks qemu below target/tools where apt would have to remove packages for it, as it does where another version's
-//! `qemu-utils` is installed. Nothing on the machine changes.
+//! Unpacks qemu into target/tools if apt would have to remove packages to install it, for example
+//! because another version of `qemu-utils` is installed. Nothing else on the machine changes.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,9 +12,9 @@ use super::apt;
 use super::tools::QEMU;
 use crate::cli::progress::Progress;
 
-/// What dpkg knows of this machine.
+/// dpkg's list of installed packages.
 const STATUS: &str = "/var/lib/dpkg/status";
-/// Starts qemu with the libraries and the firmware that lie beside it.
+/// The script that starts qemu with the libraries and the firmware beside it.
 const START: &str = r#"#!/bin/sh
 root=$(dirname -- "$0")/../qemu
 LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu
@@ -22,7 +22,8 @@ export LD_LIBRARY_PATH
 exec "$root/usr/bin/qemu-system-x86_64" -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" "$@"
 "#;
 
-/// Unpacks the packages `names`, and those they need that this machine lacks; `in_the_way` are those that apt would remove.
+/// Unpacks the packages `names` and their missing dependencies. `in_the_way` are the packages that
+/// apt would remove.
 pub(crate) fn unpack(names: &[String], in_the_way: &[String]) -> Result<()> {
     let mut progress = Progress::start("unpack qemu");
     progress.keep(&format!(
@@ -37,19 +38,19 @@ pub(crate) fn unpack(names: &[String], in_the_way: &[String]) -> Result<()> {
 
 fn fetch(names: &[String], in_the_way: &[String], each: &mut dyn FnMut(&str)) -> Result<()> {
     let tools = workspace::tools();
-    fs::create_dir_all(&tools).context("cannot make the folder for tools")?;
-    let work = tempfile::tempdir_in(&tools).context("cannot make a folder to unpack in")?;
+    fs::create_dir_all(&tools).context("cannot create the folder for tools")?;
+    let work = tempfile::tempdir_in(&tools).context("cannot create a folder to unpack in")?;
     let known = fs::read(STATUS).with_context(|| format!("cannot read {STATUS}"))?;
     let status = work.path().join("status");
     fs::write(&status, without(&String::from_utf8_lossy(&known), in_the_way))
-        .context("cannot write what apt is to know")?;
+        .context("cannot write the package list for apt")?;
     let (archives, unpacked) = (work.path().join("archives"), work.path().join("unpacked"));
     apt::download(names, &status, &archives, each)?;
     apt::unpack_all(&archives, &unpacked, each)?;
     let root = tools.join("qemu");
-    // What is there did not run.
+    // A program that is there did not run.
     drop(fs::remove_dir_all(&root));
-    fs::rename(&unpacked, &root).context("cannot move it to the tools")?;
+    fs::rename(&unpacked, &root).context("cannot move qemu to the tools")?;
     write_start(&search::own_programs())
 }
 
@@ -61,7 +62,7 @@ fn write_start(folder: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", start.display()))
 }
 
-/// The status of dpkg without some packages.
+/// Returns dpkg's list without some packages.
 fn without(status: &str, packages: &[String]) -> String {
     let is_kept = |paragraph: &&str| {
         let name = paragraph.lines().find_map(|line| line.strip_prefix("Package: "));
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn apt_knows_nothing_of_the_packages_in_the_way_and_all_of_the_others() {
+    fn package_list_lacks_only_the_packages_in_the_way() {
         let status = "Package: qemu-utils\nStatus: install ok installed\nVersion: 10\n\n\
                       Package: qemu-utils-doc\nVersion: 10\n\nPackage: kmod\nVersion: 30\n";
         assert_eq!(
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_runs_what_lies_beside_it() {
+    fn start_script_runs_the_qemu_beside_it() {
         let tools = tempfile::tempdir().unwrap();
         let program = tools.path().join("qemu/usr/bin").join(QEMU.name);
         fs::create_dir_all(program.parent().unwrap()).unwrap();

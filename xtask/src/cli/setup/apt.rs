@@ -1,4 +1,4 @@
-//! What apt knows and does. Reading it needs no privileges.
+//! Asks apt about packages, and installs them. Reading needs no privileges.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::cli::progress::Progress;
 
 const LIMIT: Duration = Duration::from_mins(20);
 
-/// A package as `apt-cache policy` tells it.
+/// A package as `apt-cache policy` prints it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Package {
     /// The installed version.
@@ -23,15 +23,15 @@ pub(crate) struct Package {
     pub(crate) candidate: Option<String>,
 }
 
-/// Packages by name; unknown ones are not in it.
+/// Packages by name. Unknown packages are left out.
 pub(crate) type Packages = BTreeMap<String, Package>;
 
-/// Whether this is a machine with apt.
+/// Returns true if this machine has apt.
 pub(crate) fn is_there() -> bool {
     search::program("apt-get").is_some() && search::program("apt-cache").is_some()
 }
 
-/// Whether we may install.
+/// Returns true if this user may install packages.
 pub(crate) fn may_install() -> bool {
     is_there() && Uid::effective().is_root()
 }
@@ -42,7 +42,7 @@ pub(crate) fn policy<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Pac
     Ok(parse_policy(&text))
 }
 
-/// The LLVM major that installing `package` brings along, told by its dependency on libllvmN.
+/// Returns the LLVM major version that `package` brings along, from its dependency on libllvmN.
 pub(crate) fn llvm_of(package: &str) -> Option<u32> {
     let only_depends = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"];
     let text = apt("apt-cache")
@@ -72,7 +72,8 @@ pub(crate) fn install(names: &[String]) -> Result<()> {
     done.map(drop)
 }
 
-/// The packages that would have to go if these were installed; none where apt cannot install them at all.
+/// The packages that would have to go if these were installed; none where apt cannot install them
+/// at all.
 pub(crate) fn would_remove(names: &[String]) -> Vec<String> {
     let plan = install_with(&["--simulate"], names).read().unwrap_or_default();
     parse_removals(&plan)
@@ -84,7 +85,8 @@ pub(crate) fn download(names: &[String], status: &Path, to: &Path, each: &mut dy
     let own = [
         format!("-oDir::State::status={}", status.display()),
         format!("-oDir::Cache::archives={}", to.display()),
-        // What apt keeps for the next time is about the machine as it is. Nothing of it is touched, so nothing has to be locked.
+        // apt's caches describe the machine as it is. Without them nothing is changed, and no lock
+        // is needed.
         "-oDir::Cache::pkgcache=".into(),
         "-oDir::Cache::srcpkgcache=".into(),
         "-oDebug::NoLocking=true".into(),
@@ -95,7 +97,7 @@ pub(crate) fn download(names: &[String], status: &Path, to: &Path, each: &mut dy
     install_with(&own, names).check(each).map(drop)
 }
 
-/// Unpacks every package in a folder; nothing is installed.
+/// Unpacks every package in a folder. Nothing is installed.
 pub(crate) fn unpack_all(folder: &Path, to: &Path, each: &mut dyn FnMut(&str)) -> Result<()> {
     for entry in fs::read_dir(folder).context("cannot list the packages")? {
         let package = entry.context("cannot list the packages")?.path();
@@ -117,7 +119,7 @@ pub(crate) fn command(names: &[String]) -> String {
 }
 
 fn apt(program: &str) -> Run {
-    // The output is read, so it must not be translated, and no package may ask anything.
+    // The output is parsed, so it must not be translated. No package may ask questions.
     Run::new(program).env("LC_ALL", "C").env("DEBIAN_FRONTEND", "noninteractive")
 }
 
@@ -139,7 +141,7 @@ fn parse_policy(text: &str) -> Packages {
     packages
 }
 
-/// The packages that a simulated `apt-get install` removes: `Remv NAME [VERSION]`.
+/// Returns the packages that a simulated `apt-get install` removes: `Remv NAME [VERSION]`.
 fn parse_removals(plan: &str) -> Vec<String> {
     let removed = plan.lines().filter_map(|line| line.strip_prefix("Remv ")?.split(' ').next());
     removed.map(str::to_owned).collect()
@@ -149,7 +151,7 @@ fn version_or_none(version: &str) -> Option<String> {
     Some(version.trim().to_owned()).filter(|version| version != "(none)")
 }
 
-/// The highest N of the packages libllvmN named in the output of `apt-cache depends`.
+/// Returns the highest N of the packages libllvmN in the output of `apt-cache depends`.
 fn parse_llvm(text: &str) -> Option<u32> {
     let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: libllvm"));
     names.filter_map(|number| number.parse().ok()).max()
@@ -180,7 +182,7 @@ linux-tools-common:
 ";
 
     #[test]
-    fn policy_tells_installed_and_candidate_versions() {
+    fn policy_shows_installed_and_candidate_versions() {
         let packages = parse_policy(POLICY);
         assert_eq!(packages["rustc-web"].installed, None);
         assert_eq!(packages["rustc-web"].candidate.as_deref(), Some("1.96.0+dfsg1-1~deb12u2"));
@@ -195,7 +197,7 @@ linux-tools-common:
     }
 
     #[test]
-    fn a_plan_tells_what_would_be_removed() {
+    fn simulation_shows_removed_packages() {
         let plan = "The following packages will be REMOVED:\n  qemu-utils\n\
                     Remv qemu-utils [1:10.0.2+ds-2]\nInst busybox-static (1:1.35.0-4 Debian [amd64])\n";
         assert_eq!(parse_removals(plan), ["qemu-utils"]);
@@ -203,14 +205,14 @@ linux-tools-common:
     }
 
     #[test]
-    fn dependencies_tell_the_llvm() {
+    fn dependencies_show_the_llvm_version() {
         let text = "rustc-web\n  Depends: libc6\n  Depends: libstd-rust-web-dev\n\
                     libstd-rust-web-1.96\n  Depends: libc6\n  Depends: libllvm22\nlibllvm22\n  Depends: libedit2\n";
         assert_eq!(parse_llvm(text), Some(22));
     }
 
     #[test]
-    fn dependencies_without_llvm_tell_none() {
+    fn dependencies_without_llvm_show_no_version() {
         assert_eq!(parse_llvm("rustc\n  Depends: libc6\n"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Builds a bpf-linker with the LLVM that the compiler has.
+//! Builds a bpf-linker with the compiler's LLVM version.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::cli::steps;
 
 const LIMIT: Duration = Duration::from_mins(20);
 
-/// Builds and installs it below the workspace's target/tools, where nothing else of the user's is.
+/// Builds bpf-linker and installs it into target/tools.
 pub(crate) fn install(llvm: u32) -> Result<()> {
     let mut progress = Progress::start(&format!("cargo install bpf-linker {BPF_LINKER} with LLVM {llvm}"));
     let done = command(llvm).check(&mut |line| progress.line(line));
@@ -26,11 +26,12 @@ fn command(llvm: u32) -> Run {
         .args(["--features", &format!("llvm-{llvm}"), "--root"])
         .arg(linker_root(llvm))
         .env("LLVM_PREFIX", format!("/usr/lib/llvm-{llvm}"))
-        // Cargo then builds in a folder that it removes.
+        // Without it, cargo builds in a temporary folder.
         .without_env("CARGO_TARGET_DIR")
 }
 
-/// Whether the linker, the first file of the stamp, still runs: the LLVM it loads may have been removed.
+/// Returns true if the linker, the first file of the stamp, still runs. Its LLVM library may have
+/// been removed.
 pub(crate) fn still_runs(files: &[PathBuf]) -> bool {
     files.first().is_some_and(|linker| Run::new(linker).arg("--version").read().is_ok())
 }
@@ -40,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_linker_gets_the_feature_and_the_folder_of_its_llvm() {
+    fn linker_gets_feature_and_folder_of_its_llvm() {
         let shown = command(22).to_string();
         assert!(shown.contains("--features llvm-22 --root /"), "{shown}");
         assert!(shown.ends_with("-llvm-22"), "{shown}");

@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: finds what building, demo and tests need, installs what is missing, or says what to install.
+//! `cargo xtask setup`: installs what build, demo and tests need, or says what to install.
 
 mod apart;
 mod apt;
@@ -24,14 +24,14 @@ use super::progress::Progress;
 
 const DOWNLOAD: Duration = Duration::from_mins(10);
 
-/// What was looked for and how it was found.
+/// What is needed, and what of it was found.
 struct Needs {
     survey: Survey,
     tools: Vec<&'static Tool>,
     components: Vec<&'static str>,
 }
 
-/// Sets up and says how.
+/// Sets up, and prints what was found.
 pub(crate) fn run() -> Result<()> {
     ensure()?;
     let toolchain = toolchain::find()?;
@@ -44,21 +44,21 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Sets up unless an earlier setup is still good, which takes a fraction of a second to tell.
+/// Sets up, unless an earlier setup is still valid. That check takes a fraction of a second.
 pub(crate) fn ensure() -> Result<()> {
     let stamp = workspace::tools().join("setup.stamp");
     if stamp::read(&stamp).is_some_and(|files| linker::still_runs(&files)) {
         return Ok(());
     }
-    install_missing(&Needs::look())?;
-    let needs = Needs::look();
+    install_missing(&Needs::check())?;
+    let needs = Needs::check();
     let files = needs.files().with_context(|| needs.explain())?;
-    fs::create_dir_all(workspace::tools()).context("cannot make the folder for tools")?;
+    fs::create_dir_all(workspace::tools()).context("cannot create the folder for tools")?;
     stamp::write(&stamp, &files)
 }
 
-/// Makes this machine able to build and no more: without what only the demo and tests run, some of which an unprivileged container
-/// cannot.
+/// Sets up the build only, without the tools of demo and tests, some of which an unprivileged
+/// container cannot run.
 pub(crate) fn ensure_build() -> Result<()> {
     let needs = Needs::to_build();
     if needs.survey.toolchain().is_none() {
@@ -67,17 +67,19 @@ pub(crate) fn ensure_build() -> Result<()> {
     toolchain::find().map(drop)
 }
 
-/// Makes this machine able to run virtual ones, which few commands need.
+/// Sets up virtual machines, which few commands need.
 pub(crate) fn ensure_vm() -> Result<()> {
     let stamp = workspace::tools().join("vm.stamp");
     if stamp::read(&stamp).is_some() {
         return Ok(());
     }
     if !cfg!(target_arch = "x86_64") {
-        bail!("virtual machines run the programs of this machine, and the kernels for them are for x86-64");
+        bail!(
+            "virtual machines need an x86-64 machine: they run its programs, and their kernels are for x86-64"
+        );
     }
     let tools = || TOOLS.iter().chain(&VM_TOOLS);
-    set_qemu_apart()?;
+    unpack_qemu()?;
     let missing: Vec<&Tool> = tools().filter(|tool| tool.find().is_none()).collect();
     if !missing.is_empty() {
         install_all(&|known| Ok(packages::missing(known, tool_packages(&missing, known)?)), &|names| {
@@ -88,17 +90,17 @@ pub(crate) fn ensure_vm() -> Result<()> {
         tool.find().with_context(|| format!("{} is missing or does not run: {}", tool.name, tool.why))
     };
     let files = tools().map(find).collect::<Result<Vec<_>>>()?;
-    fs::create_dir_all(workspace::tools()).context("cannot make the folder for tools")?;
+    fs::create_dir_all(workspace::tools()).context("cannot create the folder for tools")?;
     stamp::write(&stamp, &files)
 }
 
-/// Where installing qemu would remove something, it is unpacked instead.
-fn set_qemu_apart() -> Result<()> {
+/// Unpacks qemu if installing it would remove packages.
+fn unpack_qemu() -> Result<()> {
     if QEMU.find().is_some() || !apt::is_there() {
         return Ok(());
     }
     let Ok(names) = tool_packages(&[&QEMU], &apt_knows()?) else {
-        // To be told with all else that is missing.
+        // The caller reports it with everything else that is missing.
         return Ok(());
     };
     let in_the_way = apt::would_remove(&names);
@@ -123,8 +125,8 @@ fn install_packages(needs: &Needs) -> Result<()> {
     install_all(&|known| wanted(needs, known), &|names| by_hand(needs, names))
 }
 
-/// Installs the packages that `wanted` picks out of those that apt has, after an update where it does not know them;
-/// `by_hand` says what a person has to do where we cannot.
+/// Installs the packages that `wanted` picks from those that apt has. Updates apt's lists first if
+/// they lack one. `by_hand` returns instructions for a person if apt cannot be used.
 fn install_all(
     wanted: &dyn Fn(&Packages) -> Result<Vec<String>>,
     by_hand: &dyn Fn(Option<&[String]>) -> String,
@@ -144,7 +146,7 @@ fn install_all(
     if !apt::may_install() {
         bail!("{}", by_hand(Some(&names)));
     }
-    // Lists that are too old name packages that the mirror has replaced.
+    // Old lists name packages that the mirror has replaced.
     apt::install(&names).or_else(
         |error| {
             if apt::update().is_ok() { apt::install(&names) } else { Err(error) }
@@ -157,7 +159,7 @@ fn apt_knows() -> Result<Packages> {
     apt::policy(names.iter().map(String::as_str))
 }
 
-/// The packages to install; an error names what apt does not have.
+/// Returns the packages to install. The error names what apt does not have.
 fn wanted(needs: &Needs, known: &Packages) -> Result<Vec<String>> {
     let mut names = tool_packages(&needs.tools, known)?;
     if needs.survey.toolchain().is_none() {
@@ -190,13 +192,14 @@ fn toolchain_packages(survey: &Survey, known: &Packages) -> Result<Vec<String>> 
     Ok([vec![pair.compiler, pair.source], packages::linker_libraries(llvm)].concat())
 }
 
-/// The first compiler for which a linker can be built.
+/// Returns the first compiler for which a linker can be built.
 fn choose<'a>(survey: &'a Survey, known: Option<&Packages>) -> Option<&'a Compiler> {
     let can_link = |llvm| known.is_some_and(|known| packages::can_link(known, llvm));
     survey.compilers.iter().find(|compiler| can_link(compiler.version.llvm))
 }
 
-/// Adds a part of the toolchain that only `cargo xtask test` runs: without it that fails, and all else works.
+/// Adds a component of the toolchain. Only `cargo xtask test` needs it, so a failure is reported
+/// and not returned.
 fn add_component(name: &str) {
     let mut progress = Progress::start(&format!("rustup component add {name}"));
     let run = Run::new("rustup").args(["component", "add", name]).limit(DOWNLOAD);
@@ -207,7 +210,7 @@ fn add_component(name: &str) {
     progress.end(if added.is_ok() { "done" } else { "FAILED" });
 }
 
-/// What a person has to do where we cannot.
+/// Returns instructions for a person, if apt cannot be used.
 fn by_hand(needs: &Needs, names: Option<&[String]>) -> String {
     let mut lines = vec![needs.explain()];
     if let Some(names) = names {
@@ -235,27 +238,25 @@ fn by_hand(needs: &Needs, names: Option<&[String]>) -> String {
     lines.join("\n")
 }
 
-/// The same for tools alone.
+/// Returns the same instructions for tools only.
 fn tools_by_hand(tools: &[&Tool], names: Option<&[String]>) -> String {
     let missing = |tool: &&Tool| format!("{} is missing or does not run: {}", tool.name, tool.why);
     let mut lines: Vec<String> = tools.iter().map(missing).collect();
     lines.push(match names {
         Some(names) => format!("Install it as root: {}", apt::command(names)),
-        None => {
-            "Install what is missing. Virtual machines need apt, with which their kernels are fetched.".into()
-        }
+        None => "Install what is missing. Virtual machines need apt to fetch their kernels.".into(),
     });
     lines.join("\n")
 }
 
 impl Needs {
-    /// Those of building alone.
+    /// Returns what the build needs.
     fn to_build() -> Self {
         Self { survey: toolchain::survey(), tools: Vec::new(), components: Vec::new() }
     }
 
-    /// Looks at the machine and changes nothing.
-    fn look() -> Self {
+    /// Checks the machine and changes nothing.
+    fn check() -> Self {
         Self {
             survey: toolchain::survey(),
             tools: TOOLS.iter().filter(|tool| tool.find().is_none()).collect(),
@@ -267,7 +268,7 @@ impl Needs {
         }
     }
 
-    /// The files that a complete setup relies on; `None` while it is not complete.
+    /// Returns the files that a complete setup relies on, or `None` if something is missing.
     fn files(&self) -> Option<Vec<PathBuf>> {
         let toolchain = self.survey.toolchain()?;
         let library = toolchain.compiler.library();
@@ -279,7 +280,7 @@ impl Needs {
         Some(files)
     }
 
-    /// What is missing, in words.
+    /// Describes what is missing.
     fn explain(&self) -> String {
         let mut lines = Vec::new();
         if self.survey.toolchain().is_none() {

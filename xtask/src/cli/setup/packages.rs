@@ -1,10 +1,10 @@
-//! Chooses what to install. Pure: what is missing and what apt has are data.
+//! Chooses the packages to install. Pure: what is missing and what apt has are arguments.
 
 use super::apt::{Package, Packages};
 use super::tools::Tool;
 use xtask::toolchain::BPF_LINKER_LLVMS;
 
-/// Packages of a compiler and of the source of its library.
+/// The packages of a compiler and of its library's source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CompilerPackages {
     /// The compiler's package.
@@ -13,7 +13,8 @@ pub(crate) struct CompilerPackages {
     pub(crate) source: String,
 }
 
-/// Compilers that distributions have: Debian's for browsers, which is new; the default one; Ubuntu's by release.
+/// Returns the compilers of distributions: Debian's for browsers, which is new; the default one;
+/// Ubuntu's by release.
 pub(crate) fn compilers() -> Vec<CompilerPackages> {
     let pair =
         |compiler: &str, source: &str| CompilerPackages { compiler: compiler.into(), source: source.into() };
@@ -23,7 +24,7 @@ pub(crate) fn compilers() -> Vec<CompilerPackages> {
     pairs
 }
 
-/// Libraries that building a bpf-linker with this LLVM needs.
+/// Returns the libraries that a bpf-linker with this LLVM version needs.
 pub(crate) fn linker_libraries(llvm: u32) -> Vec<String> {
     vec![
         format!("llvm-{llvm}-dev"),
@@ -33,14 +34,14 @@ pub(crate) fn linker_libraries(llvm: u32) -> Vec<String> {
     ]
 }
 
-/// Every package that setup may want to know about.
+/// Returns every package that setup may need.
 pub(crate) fn all(tools: &[Tool]) -> Vec<String> {
     let compilers = compilers().into_iter().flat_map(|pair| [pair.compiler, pair.source]);
     let libraries = BPF_LINKER_LLVMS.flat_map(linker_libraries);
     compilers.chain(libraries).chain(of_tools(tools)).collect()
 }
 
-/// Every package that may bring one of these tools.
+/// Returns every package that may contain one of these tools.
 pub(crate) fn of_tools(tools: &[Tool]) -> Vec<String> {
     tools
         .iter()
@@ -49,7 +50,8 @@ pub(crate) fn of_tools(tools: &[Tool]) -> Vec<String> {
         .collect()
 }
 
-/// The first compiler that apt has new enough, with its source in the same version; one installed goes before others.
+/// Returns the first compiler that is new enough and has its source in the same version. An
+/// installed one is preferred.
 pub(crate) fn compiler(packages: &Packages, oldest: (u32, u32)) -> Option<CompilerPackages> {
     let fits = |pair: &CompilerPackages| {
         let compiler = wanted(packages, &pair.compiler)?;
@@ -62,20 +64,20 @@ pub(crate) fn compiler(packages: &Packages, oldest: (u32, u32)) -> Option<Compil
     fitting.into_iter().next()
 }
 
-/// Whether apt has, or has installed, all that a bpf-linker with this LLVM is built with.
+/// Returns true if everything that a bpf-linker with this LLVM needs is installed or available.
 pub(crate) fn can_link(packages: &Packages, llvm: u32) -> bool {
     BPF_LINKER_LLVMS.contains(&llvm)
         && linker_libraries(llvm).iter().all(|name| wanted(packages, name).is_some())
 }
 
-/// The packages that bring a tool.
+/// Returns the packages that contain a tool.
 pub(crate) fn tool(packages: &Packages, tool: &Tool) -> Option<Vec<String>> {
     let has_all = |list: &&&[&str]| list.iter().all(|name| wanted(packages, name).is_some());
     let list = tool.packages.iter().find(has_all)?;
     Some(list.iter().map(|&name| name.to_owned()).collect())
 }
 
-/// Those of `names` that are not installed, without repetition.
+/// Returns those of `names` that are not installed, without duplicates.
 pub(crate) fn missing(packages: &Packages, names: Vec<String>) -> Vec<String> {
     let mut missing: Vec<String> = Vec::new();
     for name in names {
@@ -90,13 +92,13 @@ fn is_installed(packages: &Packages, name: &str) -> bool {
     packages.get(name).is_some_and(|package| package.installed.is_some())
 }
 
-/// The version there would be after an install: an installed package is not upgraded unless asked for.
+/// Returns the version after an install. An installed package is not upgraded.
 fn wanted<'a>(packages: &'a Packages, name: &str) -> Option<&'a str> {
     let Package { installed, candidate } = packages.get(name)?;
     installed.as_deref().or(candidate.as_deref())
 }
 
-/// Major and minor of a Debian version like "1.96.0+dfsg1-1~deb12u2".
+/// Returns major and minor version of a Debian version like "1.96.0+dfsg1-1~deb12u2".
 fn release(version: &str) -> Option<(u32, u32)> {
     let upstream = version.rsplit(':').next()?;
     let mut numbers = upstream.split(|c: char| !c.is_ascii_digit()).map(str::parse);
@@ -120,7 +122,7 @@ mod tests {
     const WEB: &str = "1.96.0+dfsg1-1~deb12u2";
 
     #[test]
-    fn debian_12_takes_the_compiler_for_browsers() {
+    fn debian_12_uses_the_compiler_for_browsers() {
         let packages = apt(&[
             ("rustc-web", None, WEB),
             ("rust-web-src", None, WEB),
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn ubuntu_takes_the_newest_release_it_has() {
+    fn ubuntu_uses_its_newest_release() {
         let packages = apt(&[
             ("rustc", None, "1.75.0+dfsg0ubuntu1"),
             ("rust-src", None, "1.75.0+dfsg0ubuntu1"),
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn an_installed_compiler_goes_before_another() {
+    fn installed_compiler_is_preferred() {
         let packages = apt(&[
             ("rustc-web", None, WEB),
             ("rust-web-src", None, WEB),
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn old_compilers_and_sources_of_another_version_do_not_do() {
+    fn old_compilers_and_sources_of_another_version_are_refused() {
         let old = apt(&[("rustc", None, "1.85.0+dfsg3-1"), ("rust-src", None, "1.85.0+dfsg3-1")]);
         assert_eq!(compiler(&old, (1, 95)), None);
         let apart = apt(&[("rustc-web", Some("1.95.0-1"), WEB), ("rust-web-src", None, WEB)]);
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_linker_needs_an_llvm_that_apt_has_and_bpf_linker_knows() {
+    fn linker_needs_an_llvm_of_apt_and_of_bpf_linker() {
         let libraries =
             ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "zlib1g-dev", "llvm-14-dev", "libpolly-14-dev"];
         let packages = apt(&libraries.map(|name| (name, None, "1")));
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_with_and_without_epoch_tell_the_release() {
+    fn release_is_read_with_and_without_epoch() {
         assert_eq!(release("1:22.1.8-1~deb12u1"), Some((22, 1)));
         assert_eq!(release(WEB), Some((1, 96)));
         assert_eq!(release("unknown"), None);

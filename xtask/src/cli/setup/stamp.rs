@@ -1,4 +1,5 @@
-//! Remembers which files a complete setup relied on, so that the next one only looks whether they are unchanged.
+//! Records the files that a complete setup relied on, so that the next setup only checks whether
+//! they are unchanged.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// Changes when setup begins to need something new; older stamps then do not count.
+/// Changes when setup needs something new. Older stamps are then ignored.
 const FIRST_LINE: &str = "shunt setup 4";
 
 /// Writes the stamp for `files`.
@@ -20,7 +21,8 @@ pub(crate) fn write(stamp: &Path, files: &[PathBuf]) -> Result<()> {
     fs::write(stamp, text).with_context(|| format!("cannot write {}", stamp.display()))
 }
 
-/// The files of a stamp if all are as they were; `None` means that setup has to look closer.
+/// Returns the files of a stamp if all are unchanged. `None` means that setup must check
+/// everything.
 pub(crate) fn read(stamp: &Path) -> Option<Vec<PathBuf>> {
     let text = fs::read_to_string(stamp).ok()?;
     let rest = text.strip_prefix(FIRST_LINE)?.strip_prefix('\n')?;
@@ -34,7 +36,7 @@ fn unchanged(line: &str) -> Option<PathBuf> {
     (mark(&file)? == old).then_some(file)
 }
 
-/// Size and time of change: a replaced file has another of one of them.
+/// Returns size and modification time. A replaced file differs in one of them.
 fn mark(file: &Path) -> Option<String> {
     let meta = fs::metadata(file).ok()?;
     Some(format!("{}:{}.{}", meta.len(), meta.mtime(), meta.mtime_nsec()))
@@ -44,7 +46,7 @@ fn mark(file: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A folder that goes with its test.
+    /// A folder that is removed at the end of its test.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -92,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_of_another_version_or_without_files_does_not_count() {
+    fn stamp_of_another_version_or_without_files_is_ignored() {
         let folder = Folder::new("version");
         let (stamp, _) = folder.stamped();
         fs::write(&stamp, "shunt setup 0\n").unwrap();

@@ -1,4 +1,5 @@
-//! Fetches a kernel's packages with apt, under a state of its own: the machine's lists and packages stay as they are.
+//! Fetches a kernel's packages with apt. apt uses a state of its own, so the machine's lists and
+//! packages do not change.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,15 +13,15 @@ use crate::cli::setup::{KEYRING, unpack_all};
 const LIMIT: Duration = Duration::from_mins(15);
 /// Depends on the newest kernel.
 const NEWEST: &str = "linux-image-cloud-amd64";
-/// What packages hold parts of a kernel: one up to 6.12, several since.
+/// Prefixes of the packages of a kernel: one package up to 6.12, several since.
 const PARTS: [&str; 4] = ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"];
 
-/// Where packages come from.
+/// A source of packages.
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    /// Of releases.
+    /// The URL of releases.
     pub(crate) main: &'static str,
-    /// Of security updates.
+    /// The URL of security updates.
     pub(crate) security: &'static str,
 }
 
@@ -30,10 +31,10 @@ pub(crate) struct Apt {
 }
 
 impl Apt {
-    /// Makes the state in a folder.
+    /// Creates the state in a folder.
     pub(crate) fn prepare(folder: &Path, sources: &[String]) -> Result<Self> {
         for name in ["lists/partial", "cache/archives/partial", "empty", "packages"] {
-            fs::create_dir_all(folder.join(name)).context("cannot make a folder for apt")?;
+            fs::create_dir_all(folder.join(name)).context("cannot create a folder for apt")?;
         }
         let line =
             |source| format!("deb [signed-by={KEYRING} arch=amd64 lang=none target=Packages] {source}\n");
@@ -48,7 +49,7 @@ impl Apt {
         Ok(Self { folder: folder.to_owned() })
     }
 
-    /// Fetches the newest kernel and unpacks it; nothing is installed.
+    /// Fetches the newest kernel and unpacks it. Nothing is installed.
     pub(crate) fn unpack_kernel(&self, to: &Path, each: &mut dyn FnMut(&str)) -> Result<()> {
         self.run("apt-get").arg("update").check(each)?;
         let names = self.kernel_packages()?;
@@ -80,7 +81,8 @@ impl Apt {
     }
 }
 
-/// Read after the machine's own configuration, of which proxies stay.
+/// Returns apt's configuration. apt reads it after the machine's own, so the machine's proxies stay
+/// in effect.
 fn configuration(folder: &Path) -> String {
     let folder = folder.display();
     format!(
@@ -100,13 +102,13 @@ APT::Default-Release \"\";
 APT::Sandbox::User \"root\";
 APT::Update::Error-Mode \"any\";
 Acquire::Retries \"2\";
-// Lists of old releases are not signed anew any more.
+// Lists of old releases are no longer signed again.
 Acquire::Check-Valid-Until \"false\";
 "
     )
 }
 
-/// Whether a package holds a part of one kernel, named by its version.
+/// Returns true if a package contains a part of a kernel of one version.
 fn is_part(name: &str) -> bool {
     let version = |prefix| name.strip_prefix(prefix)?.strip_suffix("-cloud-amd64");
     PARTS.iter().filter_map(version).any(|version: &str| version.starts_with(|c: char| c.is_ascii_digit()))
@@ -117,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_is_in_one_package_or_in_several_and_never_in_another() {
+    fn kernel_packages_are_recognised_by_name() {
         let text = "linux-image-cloud-amd64\n  Depends: linux-base-cloud-amd64\nlinux-base-cloud-amd64\n\
                     linux-image-7.2.13+deb14-cloud-amd64\n  Depends: linux-modules-7.2.13+deb14-cloud-amd64\nlinux-base\n\
                     linux-modules-7.2.13+deb14-cloud-amd64\nlinux-binary-unsigned-7.2.13+deb14-cloud-amd64\nkmod\n";
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machines_lists_and_packages_are_left_alone() {
+    fn lists_and_packages_of_the_machine_do_not_change() {
         let folder = tempfile::tempdir().unwrap();
         let apt = Apt::prepare(folder.path(), &["http://deb.example/debian sid main".into()]).unwrap();
         let shown = apt.run("apt-get").to_string();

@@ -1,5 +1,5 @@
-//! Writes a guest's file system: a cpio archive of the kind that kernels unpack ("newc"). Several, one after the other,
-//! are as good as one.
+//! Writes a guest's file system: a cpio archive in the format of the kernel's initramfs ("newc").
+//! The kernel unpacks several concatenated archives.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -11,12 +11,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use cpio::newc::{Builder, ModeFileType, trailer};
 
-/// Kernels look for the next archive at a multiple of four; more does no harm.
+/// The alignment of archives. The kernel expects the next archive at a multiple of four; a larger
+/// one is allowed.
 const ALIGNMENT: usize = 512;
-/// Folders that are links to those below /usr, as every guest has them.
+/// Folders that are links to folders in /usr in every guest.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
-/// An archive that is being written. A path is written once: what comes first stays.
+/// An archive that is being written. Each path is written once; the first write wins.
 pub(crate) struct Archive {
     path: PathBuf,
     file: BufWriter<File>,
@@ -24,13 +25,13 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// An empty archive.
+    /// Creates an empty archive.
     pub(crate) fn create(path: &Path) -> Result<Self> {
         let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Self { path: path.to_owned(), file: BufWriter::new(file), written: BTreeSet::new() })
     }
 
-    /// The links from /bin and the like to their places below /usr.
+    /// Adds the links from /bin and similar folders to /usr.
     pub(crate) fn merged_folders(&mut self) -> Result<()> {
         MERGED.iter().try_for_each(|name| {
             let target = format!("usr/{name}");
@@ -39,10 +40,10 @@ impl Archive {
         })
     }
 
-    /// A folder.
+    /// Adds a folder, and the folders above it.
     pub(crate) fn folder(&mut self, at: &Path) -> Result<()> {
         let at = place(at);
-        // From the top, without the root itself.
+        // From the top, without the root.
         let mut folders: Vec<&Path> = at.ancestors().filter(|path| !path.as_os_str().is_empty()).collect();
         folders.reverse();
         folders
@@ -50,18 +51,18 @@ impl Archive {
             .try_for_each(|folder| self.entry(folder, ModeFileType::Directory, 0o755, 0, &mut io::empty()))
     }
 
-    /// A file of this text that can be executed.
+    /// Adds an executable file with this text.
     pub(crate) fn script(&mut self, at: &Path, text: &[u8]) -> Result<()> {
         self.below_folder(at, ModeFileType::Regular, 0o755, text.len(), &mut &*text)
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub(crate) fn link(&mut self, at: &Path, target: &Path) -> Result<()> {
         let target = target.as_os_str().as_bytes();
         self.below_folder(at, ModeFileType::Symlink, 0o777, target.len(), &mut &*target)
     }
 
-    /// A copy of a file, or of all files in a folder; links are followed.
+    /// Adds a copy of a file, or of all files in a folder. Links are followed.
     pub(crate) fn copy(&mut self, at: &Path, from: &Path) -> Result<()> {
         let failed = || format!("cannot read {}", from.display());
         let meta = fs::metadata(from).with_context(failed)?;
@@ -120,7 +121,8 @@ impl Archive {
     }
 }
 
-/// Where a path of the host stands in an archive: relative, and below usr/ what merged systems have there.
+/// Returns the path in the archive of a path of the host: relative, and in usr/ where merged
+/// systems have it.
 fn place(path: &Path) -> PathBuf {
     let path = path.strip_prefix("/").unwrap_or(path);
     if MERGED.iter().any(|name| path.starts_with(name)) { Path::new("usr").join(path) } else { path.into() }
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_comes_once_after_the_folders_above_it() {
+    fn file_is_written_once_after_its_folders() {
         let entries = listing(|archive| {
             archive.script(Path::new("/a/b/c"), b"text").unwrap();
             archive.script(Path::new("/a/b/d"), b"").unwrap();
@@ -162,14 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_has_in_lib_is_below_usr() {
+    fn files_of_lib_are_in_usr() {
         assert_eq!(place(Path::new("/lib/modules")), Path::new("usr/lib/modules"));
         assert_eq!(place(Path::new("/usr/lib/x")), Path::new("usr/lib/x"));
         assert_eq!(place(Path::new("/library")), Path::new("library"));
     }
 
     #[test]
-    fn a_folder_is_copied_with_all_that_is_in_it() {
+    fn folder_is_copied_with_its_files() {
         let from = tempfile::tempdir().unwrap();
         fs::create_dir(from.path().join("in")).unwrap();
         fs::write(from.path().join("in/file"), "12345").unwrap();

@@ -1,4 +1,4 @@
-//! What is in a guest besides its kernel: a few tools of this machine, the files asked for, and the first process.
+//! The file system of a guest: tools of this machine, the requested files, and the init process.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -13,17 +13,17 @@ use xtask::search;
 
 use super::archive::Archive;
 
-/// Before the exit code in the last line of a guest's output.
+/// The text before the exit code in the last line of a guest's output.
 pub(crate) const MARKER: &str = "shunt-vm: exit";
 
-/// Programs of this machine that every guest gets. setup installs what brings them.
+/// Programs of this machine that every guest gets. Setup installs them.
 const TOOLS: [&str; 10] =
     ["bash", "busybox", "kmod", "ip", "tc", "ss", "nft", "ipset", XTABLES_NFT, XTABLES_LEGACY];
-/// Those it gets where this machine has them.
+/// Programs that a guest gets if this machine has them.
 const MORE_TOOLS: [&str; 6] = ["bpftool", "conntrack", "ethtool", "ipvsadm", "strace", "tcpdump"];
 const XTABLES_NFT: &str = "xtables-nft-multi";
 const XTABLES_LEGACY: &str = "xtables-legacy-multi";
-/// Programs that look at the name they were called by.
+/// Programs whose behaviour depends on the name by which they are called.
 const FAMILIES: [&str; 2] = ["iptables", "ip6tables"];
 const ACTIONS: [&str; 3] = ["", "-save", "-restore"];
 const OTHER_NAMES: [(&str, &str); 3] =
@@ -31,27 +31,27 @@ const OTHER_NAMES: [(&str, &str); 3] =
 
 const INIT: &str = include_str!("init");
 
-/// What runs in a guest.
+/// The command of a guest and its files.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Guest {
-    /// The program and its arguments: a path is copied in, another name is looked for in the guest.
+    /// The program and its arguments. A path is copied into the guest; a name is looked up there.
     pub(crate) command: Vec<OsString>,
-    /// Files and folders that are there too, by the same paths.
+    /// Files and folders to copy to the same paths.
     pub(crate) copies: Vec<PathBuf>,
-    /// Set for the command.
+    /// Environment variables of the command.
     pub(crate) environment: Vec<(&'static str, &'static str)>,
-    /// Where it runs: the current folder's path. Of its content only what is copied is there.
+    /// The working folder: the path of the current folder. It contains only copied files.
     pub(crate) folder: PathBuf,
 }
 
 impl Guest {
-    /// Runs a command in a folder of the current folder's path.
+    /// Returns a guest that runs a command in the path of the current folder.
     pub(crate) fn new(command: Vec<OsString>) -> Result<Self> {
         let folder = std::env::current_dir().context("cannot tell the current folder")?;
         Ok(Self { command, folder, ..Self::default() })
     }
 
-    /// Writes its file system.
+    /// Writes the file system.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let tools = tools()?;
         let mut files: Vec<PathBuf> = tools.iter().map(|(_, file)| file.clone()).collect();
@@ -88,7 +88,7 @@ impl Guest {
         archive.script(Path::new("/init"), INIT.as_bytes())
     }
 
-    /// What is copied in, by absolute paths.
+    /// Returns the absolute paths of everything that is copied.
     fn files(&self) -> Result<Vec<PathBuf>> {
         let program = self.command.first().map(Path::new).filter(|program| program.components().count() > 1);
         let files = self.copies.iter().map(PathBuf::as_path).chain(program);
@@ -104,13 +104,13 @@ impl Guest {
     }
 }
 
-/// The tools by name, with the files they are.
+/// Returns the tools with their names and files.
 fn tools() -> Result<Vec<(&'static str, PathBuf)>> {
     let find = |name| search::program(name).and_then(|path| path.canonicalize().ok());
     let mut found = Vec::new();
     for name in TOOLS {
         let file = find(name).with_context(|| {
-            format!("{name} is missing, which guests get: run `cargo xtask vm` as root, or install it")
+            format!("{name} is missing, and guests need it: run `cargo xtask vm` as root, or install it")
         })?;
         found.push((name, file));
     }
@@ -128,28 +128,29 @@ fn other_names(archive: &mut Archive) -> Result<()> {
             }
         }
     }
-    // Where scripts, the kernel and this guest's first process look for them.
+    // Scripts, the kernel and the init process expect them in /bin.
     for name in ["bash", "busybox", "kmod"] {
         archive.link(&Path::new("/usr/bin").join(name), &Path::new("../sbin").join(name))?;
     }
     OTHER_NAMES.iter().try_for_each(|(name, target)| archive.link(Path::new(name), Path::new(target)))
 }
 
-/// The shared libraries that these files and those in these folders load.
+/// Returns the shared libraries of these files, and of the files in these folders.
 fn libraries(files: &[PathBuf]) -> Result<BTreeSet<PathBuf>> {
     let elves: Vec<&PathBuf> = files.iter().filter(|file| is_elf(file)).collect();
-    // It fails for static ones, which need nothing.
+    // ldd fails for static programs, which need no library.
     let printed = Run::new("ldd").args(&elves).watch(&mut |_| ())?.stdout;
     parse_ldd(&printed)
 }
 
-/// Reads lines like "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)" and "/lib64/ld-linux-x86-64.so.2 (0x…)".
+/// Reads lines like "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)" and
+/// "/lib64/ld-linux-x86-64.so.2 (0x…)".
 fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     for line in text.lines().map(str::trim) {
         let library = line.split_once(" => ").map_or(line, |(_, path)| path);
         if library == "not found" {
-            bail!("a library is missing here, so the guest cannot have it: {line}");
+            bail!("cannot copy a library into the guest, because it is missing here: {line}");
         }
         if let Some((path, _)) = library.split_once(" (0x").filter(|(path, _)| path.starts_with('/')) {
             found.insert(path.into());
@@ -158,7 +159,8 @@ fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-/// The folder of iptables' plugins, beside its library; their own libraries are iptables' too.
+/// Returns the folders of iptables' plugins, beside its library. The plugins need no other
+/// libraries than iptables.
 fn plugins(libraries: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     let is_xtables =
         |path: &&PathBuf| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"libxtables.so"));
@@ -178,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_read_with_the_loader_and_without_the_kernels_own() {
+    fn libraries_are_read_with_the_loader_and_without_the_vdso() {
         let text = "/usr/bin/bash:\n\tlinux-vdso.so.1 (0x00007fd40555b000)\n\
                     \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007fd40401e000)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x00007fd40555d000)\n/usr/bin/busybox:\n\tnot a dynamic executable\n";
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_given_by_its_path_is_copied_and_one_given_by_its_name_is_not() {
+    fn program_is_copied_if_given_by_path() {
         let guest = |program: &str| Guest::new(vec![program.into(), "/bin/no-file".into()]).unwrap();
         assert_eq!(guest("/bin/sh").files().unwrap(), [PathBuf::from("/bin/sh")]);
         assert_eq!(guest("ip").files().unwrap(), Vec::<PathBuf>::new());
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_process_ends_with_the_marker() {
+    fn init_process_ends_with_the_marker() {
         assert!(INIT.contains("$MARKER $?") && INIT.starts_with("#!/bin/bash"));
     }
 }

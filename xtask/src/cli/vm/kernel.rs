@@ -1,4 +1,4 @@
-//! Debian's cloud kernels: which there are, and the cache of those that were fetched.
+//! Debian's cloud kernels, and the cache of fetched ones.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use crate::cli::progress::Progress;
 /// A kernel to boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kernel {
-    /// Of Debian 11.
+    /// Debian 11.
     #[value(name = "5.10")]
     V5_10,
-    /// Of Debian 12.
+    /// Debian 12.
     #[value(name = "6.1")]
     V6_1,
-    /// Of Debian 13.
+    /// Debian 13.
     #[value(name = "6.12")]
     V6_12,
     /// The newest that Debian ships.
@@ -28,7 +28,7 @@ pub(crate) enum Kernel {
     Latest,
 }
 
-/// Where packages come from; the archive has what the mirrors no longer have.
+/// The sources of packages. The archive has packages that the mirrors no longer have.
 const MIRRORS: [Mirror; 2] = [
     Mirror { main: "http://deb.debian.org/debian", security: "http://deb.debian.org/debian-security" },
     Mirror {
@@ -44,12 +44,12 @@ pub(crate) struct Fetched {
     pub(crate) vmlinuz: PathBuf,
     /// An archive with its modules.
     pub(crate) modules: PathBuf,
-    /// Its release, as `uname -r` tells it.
+    /// Its release, as `uname -r` prints it.
     pub(crate) release: String,
 }
 
 impl Kernel {
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::V5_10 => "5.10",
@@ -59,7 +59,7 @@ impl Kernel {
         }
     }
 
-    /// The name of its step in a test run.
+    /// Returns the name of its step in a test run.
     pub(crate) fn step(self) -> &'static str {
         match self {
             Self::V5_10 => "kernel 5.10",
@@ -78,7 +78,7 @@ impl Kernel {
         }
     }
 
-    /// Sources for apt; stable releases get their new kernels as security updates.
+    /// Returns the sources for apt. Stable releases get new kernels as security updates.
     fn sources(self, mirror: &Mirror) -> Vec<String> {
         let suite = self.suite();
         let main = format!("{} {suite} main", mirror.main);
@@ -90,20 +90,20 @@ impl Kernel {
         self == Self::Latest || release.starts_with(&format!("{}.", self.name()))
     }
 
-    /// The processor that qemu imitates.
+    /// Returns the CPU that qemu emulates.
     ///
-    /// qemu 7.2 does the instruction cmpxchg16b such that kernels with a memory allocator built on it (6.12's is, if it has
-    /// it) soon crash. Newer ones use it seldom, and get memory for socket storage only where there is it
-    /// (`kmalloc_nolock`).
+    /// qemu 7.2 emulates cmpxchg16b incorrectly. Kernels whose memory allocator uses it (6.12 does,
+    /// if the CPU has it) soon crash. Newer kernels use it rarely, but need it for the memory of
+    /// socket storage (`kmalloc_nolock`).
     pub(crate) fn cpu(self) -> &'static str {
         if self == Self::Latest { "max" } else { "max,-cx16" }
     }
 
-    /// The kernel from the cache; fetched from Debian if it is not there.
+    /// Returns the kernel from the cache, or fetches it from Debian.
     pub(crate) fn fetch(self) -> Result<Fetched> {
         let cache = workspace::vm();
         fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
-        let lock = File::create(cache.join("lock")).context("cannot make the lock of the cache")?;
+        let lock = File::create(cache.join("lock")).context("cannot create the lock of the cache")?;
         lock.lock().context("cannot lock the cache")?;
         let folder = cache.join(format!("kernel-{}", self.name()));
         if let Some(fetched) = Fetched::read(&folder) {
@@ -115,7 +115,7 @@ impl Kernel {
         progress.end(fetched.as_ref().map_or("FAILED", |fetched| &fetched.release));
         fetched.with_context(|| {
             format!(
-                "cannot fetch kernel {} (it needs the network once; then it is in {})",
+                "cannot fetch kernel {} (the network is needed once; afterwards the kernel is in {})",
                 self.name(),
                 folder.display()
             )
@@ -123,7 +123,7 @@ impl Kernel {
     }
 
     fn fetch_into(self, folder: &Path, each: &mut dyn FnMut(&str)) -> Result<Fetched> {
-        let work = tempfile::tempdir_in(workspace::vm()).context("cannot make a folder to unpack in")?;
+        let work = tempfile::tempdir_in(workspace::vm()).context("cannot create a folder to unpack in")?;
         let mut failures = Vec::new();
         for mirror in &MIRRORS {
             let unpacked = work.path().join("unpacked");
@@ -132,10 +132,11 @@ impl Kernel {
                 .and_then(|()| self.keep(&unpacked, &work.path().join("kept"), each));
             match fetched {
                 Ok(()) => {
-                    // Whatever is there is not complete.
+                    // An existing folder is incomplete.
                     drop(fs::remove_dir_all(folder));
-                    fs::rename(work.path().join("kept"), folder).context("cannot move it into the cache")?;
-                    return Fetched::read(folder).context("it is not complete");
+                    fs::rename(work.path().join("kept"), folder)
+                        .context("cannot move the kernel into the cache")?;
+                    return Fetched::read(folder).context("the fetched kernel is incomplete");
                 }
                 Err(error) => failures.push(format!("{}: {error:#}", mirror.main)),
             }
@@ -143,9 +144,9 @@ impl Kernel {
         bail!("{}", failures.join("\n"))
     }
 
-    /// Takes what a guest needs out of the unpacked packages.
+    /// Copies what a guest needs from the unpacked packages.
     fn keep(self, unpacked: &Path, kept: &Path, each: &mut dyn FnMut(&str)) -> Result<()> {
-        fs::create_dir_all(kept).context("cannot make a folder")?;
+        fs::create_dir_all(kept).context("cannot create a folder")?;
         let (release, tree) = modules::find(unpacked)?;
         ensure!(self.is(&release), "its newest cloud kernel is {release}");
         let places = [unpacked.join(format!("boot/vmlinuz-{release}")), tree.join("vmlinuz")];
@@ -171,21 +172,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_is_told_by_its_release() {
+    fn kernel_is_recognised_by_its_release() {
         assert!(Kernel::V5_10.is("5.10.0-46-cloud-amd64"));
         assert!(!Kernel::V6_1.is("6.12.94+deb13-cloud-amd64"));
         assert!(Kernel::Latest.is("7.2.13+deb14-cloud-amd64"));
     }
 
     #[test]
-    fn names_on_the_command_line_are_those_shown() {
+    fn command_line_names_are_the_displayed_names() {
         for kernel in Kernel::value_variants() {
             assert_eq!(Kernel::from_str(kernel.name(), false).as_ref(), Ok(kernel));
         }
     }
 
     #[test]
-    fn a_kernel_that_was_fetched_halfway_does_not_count() {
+    fn partly_fetched_kernel_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("release"), "6.1.0-50-cloud-amd64").unwrap();
         assert!(Fetched::read(folder.path()).is_none());

@@ -1,4 +1,5 @@
-//! `cargo xtask vm`: runs the kernel tests, or any command, in a virtual machine with another kernel.
+//! `cargo xtask vm`: runs the kernel tests, or any command, in a virtual machine with another
+//! kernel.
 
 mod apt;
 mod archive;
@@ -22,27 +23,27 @@ pub(crate) use self::suite::{PATIENCE, one_after_the_other};
 use super::progress::Progress;
 use super::setup;
 
-/// A machine and what runs in it.
+/// Arguments of `cargo xtask vm`.
 #[derive(Debug, Args)]
 pub(crate) struct Vm {
-    /// The kernel: Debian's cloud kernel of that version, fetched once and kept in target/vm.
+    /// The kernel: Debian's cloud kernel of this version, fetched once and kept in target/vm.
     #[arg(long)]
     kernel: Kernel,
-    /// Also copy this file or folder into the guest, to the same path.
+    /// Copy this file or folder into the guest, to the same path.
     #[arg(long, value_name = "PATH")]
     copy: Vec<PathBuf>,
-    /// Stop the machine after so many minutes.
+    /// Stop the machine after this number of minutes.
     #[arg(long, value_name = "MINUTES", default_value_t = 20)]
     limit: u64,
-    /// Leave out kernel tests that have this in their names.
+    /// Leave out kernel tests whose names contain this.
     #[arg(long, value_name = "TEXT")]
     skip: Vec<String>,
-    /// The command to run in place of the kernel tests.
+    /// The command to run instead of the kernel tests.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
-/// Runs what was asked for; the exit code is that of the command in the guest.
+/// Runs the command, or the kernel tests. Returns the exit code of the command in the guest.
 pub(crate) fn run(what: &Vm) -> Result<ExitCode> {
     let guest = if what.command.is_empty() {
         setup::ensure()?;
@@ -56,21 +57,22 @@ pub(crate) fn run(what: &Vm) -> Result<ExitCode> {
     boot(what.kernel, &guest, limit, &mut |line| println!("{line}")).map(ExitCode::from)
 }
 
-/// Boots a kernel with a guest, calling `each` with every line its command prints; returns the command's exit code.
+/// Boots a kernel with a guest, and calls `each` with every line of output. Returns the exit code
+/// of the command.
 pub(crate) fn boot(kernel: Kernel, guest: &Guest, limit: Duration, each: &mut dyn FnMut(&str)) -> Result<u8> {
     setup::ensure_vm()?;
     let fetched = kernel.fetch()?;
     let progress = Progress::start(&format!("kernel {}", fetched.release));
     let mut progress = Some(progress);
     let code = qemu::run(kernel, &fetched, guest, limit, &mut |line| {
-        // The command's output takes the place of the spinner.
+        // The command's output replaces the spinner.
         if let Some(progress) = progress.take() {
             progress.end("started");
         }
         each(line);
     });
     if let Some(progress) = progress {
-        progress.end(if code.is_ok() { "ended without a word" } else { "FAILED" });
+        progress.end(if code.is_ok() { "ended without output" } else { "FAILED" });
     }
     code
 }

@@ -1,4 +1,4 @@
-//! A kernel's modules for a guest: all of its networking, and what that needs.
+//! Selects a kernel's modules for a guest: all of networking, and their dependencies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,11 +11,11 @@ use xtask::run::Run;
 use super::archive::Archive;
 
 const DEPMOD: Duration = Duration::from_mins(2);
-/// Folders of which every module is taken: they are a third of the whole, and nobody has to keep a list. Checksums and
-/// ciphers are no dependencies of what asks for them by name.
+/// Folders of which every module is included: a third of all modules, without a list to maintain.
+/// Checksums and ciphers are requested by name, so they are no dependencies.
 const TAKEN: [&str; 4] = ["kernel/net/", "kernel/drivers/net/", "kernel/crypto/", "kernel/arch/x86/crypto/"];
 
-/// The release and the folder of the modules in unpacked packages.
+/// Returns the release, and the folder of its modules in unpacked packages.
 pub(crate) fn find(unpacked: &Path) -> Result<(String, PathBuf)> {
     let folders = ["lib/modules", "usr/lib/modules"].map(|folder| unpacked.join(folder));
     let entries = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
@@ -26,10 +26,10 @@ pub(crate) fn find(unpacked: &Path) -> Result<(String, PathBuf)> {
     Ok((release.to_owned(), tree.clone()))
 }
 
-/// Writes an archive of the modules that guests get, with the tables by which they are found.
+/// Writes an archive of the modules of guests, with depmod's tables.
 pub(crate) fn pack(unpacked: &Path, tree: &Path, release: &str, archive: &Path) -> Result<()> {
     if !unpacked.join("lib").exists() {
-        // Where depmod looks.
+        // depmod looks in /lib.
         std::os::unix::fs::symlink("usr/lib", unpacked.join("lib")).context("cannot link lib")?;
     }
     Run::new("depmod").arg("--basedir").arg(unpacked).arg(release).limit(DEPMOD).read()?;
@@ -48,7 +48,8 @@ pub(crate) fn pack(unpacked: &Path, tree: &Path, release: &str, archive: &Path) 
     archive.finish()
 }
 
-/// The modules to take, told by the text of modules.dep: "MODULE: DEPENDENCY...", all dependencies of each.
+/// Returns the modules to include, from the text of modules.dep: "MODULE: DEPENDENCY...", all
+/// dependencies of each.
 fn choose(dependencies: &str) -> BTreeSet<&str> {
     let lines = dependencies.lines().filter_map(|line| line.split_once(':'));
     let needs: BTreeMap<&str, &str> = lines.collect();
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networking_is_taken_with_what_it_depends_on() {
+    fn networking_is_included_with_its_dependencies() {
         let text = "kernel/drivers/net/veth.ko:\n\
                     kernel/net/sctp/sctp.ko.xz: kernel/lib/libcrc32c.ko.xz kernel/net/ipv4/udp_tunnel.ko.xz\n\
                     kernel/lib/libcrc32c.ko.xz:\nkernel/fs/xfs/xfs.ko.xz: kernel/lib/libcrc32c.ko.xz\n";
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_found_where_merged_packages_have_them() {
+    fn modules_are_found_in_usr() {
         let folder = tempfile::tempdir().unwrap();
         let tree = folder.path().join("usr/lib/modules/7.2.13");
         fs::create_dir_all(&tree).unwrap();

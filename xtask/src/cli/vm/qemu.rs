@@ -1,4 +1,5 @@
-//! Boots a kernel with a guest's file system in qemu, without KVM, and reads how its command ended.
+//! Boots a kernel with a guest's file system in qemu, without KVM, and reads the exit code of its
+//! command.
 
 use std::fs;
 use std::io;
@@ -12,11 +13,12 @@ use xtask::workspace;
 use super::guest::{Guest, MARKER};
 use super::kernel::{Fetched, Kernel};
 
-/// Memory in MiB: the file system is in it twice while the kernel starts.
+/// Memory in MiB. It holds the file system twice while the kernel starts.
 const MEMORY: &str = "2048";
 const CONSOLE_LINES: usize = 40;
 
-/// Runs a guest for at most `limit`, calling `each` with every line its command prints; returns the command's exit code.
+/// Runs a guest for at most `limit`, and calls `each` with every line of output. Returns the exit
+/// code of the command.
 pub(crate) fn run(
     kernel: Kernel,
     fetched: &Fetched,
@@ -24,7 +26,7 @@ pub(crate) fn run(
     limit: Duration,
     each: &mut dyn FnMut(&str),
 ) -> Result<u8> {
-    let work = tempfile::tempdir_in(workspace::vm()).context("cannot make a folder for the guest")?;
+    let work = tempfile::tempdir_in(workspace::vm()).context("cannot create a folder for the guest")?;
     let (initrd, console) = (work.path().join("initrd"), work.path().join("console"));
     guest.write(&initrd).context("cannot write the guest's file system")?;
     append(&initrd, &fetched.modules)?;
@@ -41,7 +43,7 @@ pub(crate) fn run(
     match code {
         Some(code) => Ok(code),
         None => bail!(
-            "the guest went away before its command ended (qemu: {}); {}\n{}",
+            "the guest stopped before its command ended (qemu: {}); {}\n{}",
             ended.status,
             said(),
             ended.tail
@@ -50,11 +52,11 @@ pub(crate) fn run(
 }
 
 fn command(kernel: Kernel, vmlinuz: &Path, initrd: &Path, console: &Path) -> Run {
-    // All that a guest does is compute; what runs beside it waits for packets and deadlines.
+    // A guest only computes. The steps beside it wait for packets and deadlines, so they go first.
     Run::new("nice")
         .args(["-n", "5", "qemu-system-x86_64"])
-        // One thread for all processors: with a thread each, a processor now and then runs an instruction that another
-        // one is patching (jump labels), and the kernel dies of a breakpoint.
+        // One thread for all CPUs. With a thread each, a CPU sometimes runs an instruction that
+        // another CPU is patching (jump labels), and the kernel dies of a breakpoint.
         .args(["-accel", "tcg,thread=single", "-cpu", kernel.cpu(), "-smp", "2", "-m", MEMORY])
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-nographic", "-monitor", "none"])
         .arg("-serial")
@@ -63,8 +65,8 @@ fn command(kernel: Kernel, vmlinuz: &Path, initrd: &Path, console: &Path) -> Run
         .arg(vmlinuz)
         .arg("-initrd")
         .arg(initrd)
-        // Without oops=panic a kernel that is broken hangs until the time is up. On a busy machine the kernel takes the timer that
-        // it tries for a broken one.
+        // Without oops=panic a broken kernel hangs until the time limit. On a busy machine the
+        // kernel's timer check fails, so it is off.
         .args(["-append", "console=ttyS0 panic=-1 oops=panic no_timer_check quiet"])
 }
 
@@ -75,7 +77,7 @@ fn append(archive: &Path, more: &Path) -> Result<()> {
     io::copy(&mut more, &mut archive).with_context(failed).map(drop)
 }
 
-/// What a line holds of the command's output, and the exit code if it is the last.
+/// Splits a line into output of the command, and the exit code if it is the last line.
 fn parse(line: &str) -> (&str, Option<u8>) {
     let marked =
         line.rsplit_once(MARKER).and_then(|(output, code)| Some((output, code.trim().parse().ok()?)));
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_marker_tells_the_exit_code_also_after_output_without_an_end_of_line() {
+    fn marker_holds_the_exit_code_also_after_a_partial_line() {
         assert_eq!(parse("shunt-vm: exit 3"), ("", Some(3)));
         assert_eq!(parse("half a lineshunt-vm: exit 0"), ("half a line", Some(0)));
     }

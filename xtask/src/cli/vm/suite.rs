@@ -1,5 +1,5 @@
-//! What is tested in every kernel: the programs with real sockets and links, and conformance cases that together use each
-//! of them.
+//! The tests that run on every kernel: the programs with real sockets and links, and conformance
+//! cases that use all programs.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -34,14 +34,15 @@ const CASES: [&str; 16] = [
     "v6-loadbalancer-source-ranges",
     "vlan",
 ];
-/// The one program that these tests start.
+/// The program that these tests start.
 const PROGRAM: &str = "conformance";
 const MODE: &str = "ebpf";
-/// How many times as long as on the machine itself the tests wait for things: guests run without KVM.
+/// The factor for timeouts of tests: guests run without KVM.
 pub(crate) const PATIENCE: (&str, &str) = ("SHUNT_TEST_PATIENCE", "6");
 const BUILD: Duration = Duration::from_mins(40);
 
-/// Builds the programs; returns the guest that runs them one after the other, but for tests that have one of these in their names.
+/// Builds the programs. Returns a guest that runs them one after the other, except tests whose
+/// names contain one of `skip`.
 pub(crate) fn guest(skip: &[String]) -> Result<Guest> {
     let mut progress = Progress::start("build for the guest");
     let built = steps::build_world()
@@ -49,7 +50,7 @@ pub(crate) fn guest(skip: &[String]) -> Result<Guest> {
         .and_then(|_| build_tests(&mut |line| progress.line(line)));
     progress.end(if built.is_ok() { "ok" } else { "FAILED" });
     let mut built = built?;
-    // A guest's file system is in memory, and programs with all that debuggers want are large.
+    // A guest's file system is in memory, and programs with debug information are large.
     built.programs.retain(|program| program.ends_with(PROGRAM));
     let [shunt, conformance] = ["shunt", "conformance"].map(|name| workspace::release().join(name));
     let cases = workspace::root().join("tests/cases");
@@ -72,20 +73,20 @@ fn script(tests: &[PathBuf], skip: &[String], shunt: &Path, conformance: &Path) 
     one_after_the_other(&commands.map(words).collect::<Vec<_>>())
 }
 
-/// A shell's script that runs these commands, whether or not those before failed.
+/// Returns a shell script that runs all commands, also after one that fails.
 pub(crate) fn one_after_the_other(commands: &[Vec<OsString>]) -> String {
     let commands = commands.iter().map(|words| format!("{} || failed=1", quote(words)));
     let lines = ["uname -r; failed=0".into()].into_iter().chain(commands).chain(["exit $failed".into()]);
     lines.collect::<Vec<String>>().join("\n")
 }
 
-/// Words for a shell that takes each as it is.
+/// Quotes words for a shell.
 fn quote(words: &[OsString]) -> String {
     let quote = |word: &OsString| format!("'{}'", word.display().to_string().replace('\'', r"'\''"));
     words.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
-/// What cargo built.
+/// The programs that cargo built.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Built {
     tests: Vec<PathBuf>,
@@ -94,7 +95,7 @@ struct Built {
 }
 
 fn build_tests(each: &mut dyn FnMut(&str)) -> Result<Built> {
-    // Of the whole workspace, as `cargo test` builds them: then there is nothing left to do in a test run.
+    // Built for the whole workspace, as `cargo test` does, so that a test run builds nothing again.
     let build = steps::cargo(BUILD).args(["test", "--no-run", "--message-format", "json-render-diagnostics"]);
     let build = TARGETS.iter().fold(build, |build, target| build.args(["--test", target]));
     let mut said = Vec::new();
@@ -107,11 +108,11 @@ fn build_tests(each: &mut dyn FnMut(&str)) -> Result<Built> {
     ensure!(finished.status.success(), "the tests for the guest cannot be built:\n{}", said.join("\n"));
     let programs = executables(&finished.stdout);
     let tests = &programs.tests;
-    ensure!(tests.len() == TARGETS.len(), "cargo built {tests:?}, and {TARGETS:?} were asked for");
+    ensure!(tests.len() == TARGETS.len(), "cargo built {tests:?} instead of {TARGETS:?}");
     Ok(programs)
 }
 
-/// The programs in cargo's messages, a JSON document a line.
+/// Reads the programs from cargo's messages, one JSON document a line.
 fn executables(messages: &str) -> Built {
     let mut built = Built::default();
     for message in messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
@@ -128,7 +129,7 @@ mod tests {
     use crate::cli::conformance::is_case;
 
     #[test]
-    fn tests_and_the_programs_they_start_are_found_among_cargos_messages() {
+    fn tests_and_their_programs_are_read_from_messages() {
         let messages = r#"{"reason":"compiler-artifact","profile":{"test":false},"executable":"/target/debug/conformance"}
 {"reason":"compiler-artifact","profile":{"test":true},"executable":"/target/debug/deps/ebpf_sockets-1"}
 {"reason":"compiler-artifact","profile":{"test":false},"executable":null}
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fails_does_not_keep_the_others_from_running() {
+    fn commands_run_after_one_that_fails() {
         let skip = ["slow_".into()];
         let script =
             script(&["/a".into(), "/b".into()], &skip, Path::new("/shunt"), Path::new("/conformance"));
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn every_case_is_there() -> Result<()> {
+    fn every_case_exists() -> Result<()> {
         for case in CASES {
             ensure!(is_case(case), "there is no {case}.yaml");
         }
