@@ -11,7 +11,6 @@ pub(crate) mod fake;
 mod families;
 pub mod iptables;
 pub mod ipvs;
-pub mod leftovers;
 mod name_hash;
 pub mod nftables;
 mod renderer;
@@ -94,16 +93,20 @@ pub trait Dataplane {
 /// What the kernel counts since the tables were made. Read whenever metrics are asked for, from any thread.
 pub trait KernelCounts: Send + Sync {
     /// How many packets met which fate, a name each.
-    fn packets(&self) -> Vec<(&'static str, u64)>;
+    fn packets(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 
     /// How often something went wrong in a program of the kernel's.
-    fn errors(&self) -> Vec<ProgramErrorCount>;
+    fn errors(&self) -> Vec<ProgramErrorCount> {
+        Vec::new()
+    }
 
     /// What became of traffic to Services; empty where that is not counted.
     fn services(&self) -> Vec<ServiceCount>;
 
     /// Whether refusals and drops are among what is counted of Services.
-    fn tells_failures(&self) -> bool {
+    fn counts_failures(&self) -> bool {
         true
     }
 }

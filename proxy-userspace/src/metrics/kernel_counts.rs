@@ -36,7 +36,7 @@ impl Collector for KernelCountsCollector {
         let Some(counts) = &*counts else { return Ok(()) };
         encode_packets(&mut encoder, &counts.packets())?;
         encode_errors(&mut encoder, &counts.errors())?;
-        encode_services(&mut encoder, &counts.services(), counts.tells_failures())
+        encode_services(&mut encoder, &counts.services(), counts.counts_failures())
     }
 }
 
@@ -96,12 +96,12 @@ fn encode_errors(encoder: &mut DescriptorEncoder<'_>, errors: &[ProgramErrorCoun
 fn encode_services(
     encoder: &mut DescriptorEncoder<'_>,
     services: &[ServiceCount],
-    tells_failures: bool,
+    counts_failures: bool,
 ) -> fmt::Result {
     if services.is_empty() {
         return Ok(());
     }
-    let failures = if tells_failures { &FAILURES[..] } else { &[] };
+    let failures = if counts_failures { &FAILURES[..] } else { &[] };
     for (name, help, read) in CONNECTIONS.iter().chain(failures) {
         let mut metric = family(encoder, name, help)?;
         for service in services {

@@ -8,6 +8,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    net::IpAddr,
     path::Path,
 };
 
@@ -15,7 +16,7 @@ use anyhow::{Result, ensure};
 use proxy_userspace::{
     dataplane::{
         Dataplane as _, PlanSize as _,
-        ipvs::{Ipvs, State},
+        ipvs::{Ipvs, Item, State},
     },
     model::{Dirty, IpFamily},
 };
@@ -136,6 +137,28 @@ fn compare(theirs: &BTreeSet<String>, ours: &BTreeSet<String>, prefix: &str) -> 
     only_theirs.chain(only_ours).collect()
 }
 
+/// Returns what the kernel holds except rules, one line for each object. Sets and entries have the form
+/// of `ipset save`.
+fn lines(state: &State) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (key, held) in &state.servers {
+        let timeout = held.server.timeout;
+        let persistent = if timeout == 0 { String::new() } else { format!(" persistent {timeout}") };
+        lines.push(format!("server {key} {}{persistent}", held.server.scheduler));
+        let reals = held.reals.iter();
+        lines.extend(reals.map(|real| format!("real {key} {} {}", real.address, real.weight)));
+    }
+    let sets = state.sets.iter();
+    lines.extend(sets.map(|(family, set)| format!("set {} {}", set.name(*family), set.definition(*family))));
+    lines.extend(state.existing_items().filter_map(|item| match item {
+        Item::Entry(entry) => Some(format!("entry {entry}")),
+        Item::NodeDenied(..) => None,
+    }));
+    let bits = |address: &IpAddr| if address.is_ipv4() { 32 } else { 128 };
+    lines.extend(state.addresses.iter().map(|address| format!("address {address}/{}", bits(address))));
+    lines
+}
+
 /// A case in the middle of its steps, with what the plans so far left.
 struct Scene {
     case: PlannedCase,
@@ -165,7 +188,7 @@ impl Scene {
     }
 
     fn kernel(&self) -> Kernel {
-        let mut kernel = Kernel::of(self.state.lines().iter().map(String::as_str));
+        let mut kernel = Kernel::of(lines(&self.state).iter().map(String::as_str));
         for (family, tables) in &self.tables {
             for ((table, chain), rule) in tables.rules() {
                 kernel.add(&format!("{family} {table} {chain} {rule}"));

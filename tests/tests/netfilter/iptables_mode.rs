@@ -7,7 +7,7 @@ use proxy_userspace::{
     dataplane::{
         Dataplane as _, PlanSize as _,
         iptables::{Iptables, IptablesSettings, State},
-        leftovers,
+        ipvs::{Ipvs, IpvsSettings},
         nftables::Nftables,
     },
     kernel::command::SearchPath,
@@ -315,9 +315,8 @@ fn what_kube_proxy_left_in_other_modes_goes_and_our_rules_stay() {
         let errors = node.within(|| {
             let mut errors: Vec<String> =
                 Iptables::remove_others(&settings).iter().map(ToString::to_string).collect();
-            let everywhere = SearchPath::default();
             errors.extend(Nftables::cleanup_tables().iter().map(ToString::to_string));
-            errors.extend(leftovers::remove_ipvs(&everywhere).iter().map(ToString::to_string));
+            errors.extend(Ipvs::remove(&IpvsSettings::default()).iter().map(ToString::to_string));
             Ok(errors)
         });
         assert!(errors.is_empty(), "{errors:?}");

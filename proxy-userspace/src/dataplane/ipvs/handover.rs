@@ -1,19 +1,23 @@
-//! Leaving ipvs for another mode: connections that IPVS carries are handed over to conntrack, with the virtual servers that they
-//! were made to.
+//! Hands the connections that IPVS carries over to conntrack when another mode replaces ipvs, and
+//! removes their virtual servers.
 //!
-//! Conntrack knows them, since kube-proxy's ipvs mode sets `net.ipv4.vs.conntrack`: an entry says the VIP and where answers
-//! come from, but it does not translate the destination (`ip_vs_update_conntrack` changes the tuple and no status bit). It is
-//! replaced by one that does. Two things of the kernel rule the order:
+//! Conntrack has an entry of each connection, because kube-proxy's ipvs mode sets
+//! `net.ipv4.vs.conntrack`. The entry has the VIP and the source of replies, but it does not translate
+//! the destination: `ip_vs_update_conntrack` changes the tuple and no status bit. The handover replaces
+//! it by an entry that translates. Two facts of the kernel determine the order:
 //!
-//! - A connection does not outlive its virtual server: `ip_vs_in` drops packets whose real server is not available.
-//! - When IPVS forgets a connection, it deletes the entry of conntrack too (`ip_vs_conn_drop_conntrack`), whoever made it. That
-//!   happens when the virtual server goes, where `expire_nodest_conn` is set (kernel 5.9, 04231e52d355), or within minutes.
+//! - A connection does not outlive its virtual server: `ip_vs_in` drops packets whose real server is
+//!   not available.
+//! - When IPVS forgets a connection, it also deletes the conntrack entry (`ip_vs_conn_drop_conntrack`),
+//!   no matter who created it. IPVS forgets a connection when its virtual server is removed if
+//!   `expire_nodest_conn` is set (kernel 5.9, 04231e52d355), or else within minutes.
 //!
-//! So packets are kept back, entries read, virtual servers removed, IPVS is waited for, and only then entries are made.
+//! The order is therefore: drop packets, read the conntrack entries, remove the virtual servers, wait
+//! until IPVS has forgotten the connections, and only then create the new entries.
 
 use std::{thread, time::Duration};
 
-use super::{IpvsSettings, hold::Hold, removal};
+use super::{handover_table::HandoverTable, removal, settings::IpvsSettings};
 use crate::{
     kernel::{
         KernelError, clock,
@@ -26,12 +30,13 @@ use crate::{
 };
 
 const EXPIRES_AT_ONCE: NetSetting = NetSetting("ipv4/vs/expire_nodest_conn");
-/// What IPVS may take to forget connections; it begins when the last virtual server has gone.
-const FORGOTTEN_WITHIN: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(5);
+/// The maximum time to wait until IPVS has forgotten the connections. IPVS begins when the last
+/// virtual server is removed.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Removes the virtual servers of this mode, and makes conntrack translate the connections that they were for: another mode serves
-/// all Services by now.
+/// Removes the virtual servers of this mode and replaces the conntrack entries of their connections by
+/// entries that translate. Another mode must serve all Services already.
 pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandoverCounts, KernelError> {
     let mut done = HandoverCounts::default();
     if !removal::has_link() {
@@ -43,14 +48,20 @@ pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandoverCounts, Kerne
         return Ok(done);
     }
     if let Err(error) = EXPIRES_AT_ONCE.ensure(1) {
-        tracing::warn!(%error, "connections that IPVS carries may be lost when it forgets them");
+        tracing::warn!(
+            %error,
+            "cannot make IPVS forget connections at once: connections that it carries may end"
+        );
     }
-    let _hold = match Hold::put(&settings.path, &servers) {
-        Ok(hold) => Some(hold),
-        // The next process does it whole.
+    let _table = match HandoverTable::create(&settings.path, &servers) {
+        Ok(table) => Some(table),
+        // The process ends. The next process makes the whole handover.
         Err(error @ KernelError::CommandForsaken { .. }) => return Err(error),
         Err(error) => {
-            tracing::warn!(%error, "packets cannot be kept back: connections that are busy right now may end");
+            tracing::warn!(
+                %error,
+                "cannot drop packets during the handover: connections that send at this moment may end"
+            );
             None
         }
     };
@@ -66,18 +77,20 @@ pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandoverCounts, Kerne
     errors.into_iter().next().map_or(Ok(done), Err)
 }
 
+/// Returns the connections of a family that IPVS carries to these virtual servers.
 fn find(family: IpFamily, servers: &[VirtualKey]) -> Result<Vec<Connection>, KernelError> {
     let mut found = Vec::new();
     for protocol in Protocol::ALL {
         found.extend(conntrack::find_connections(family, protocol.number(), &mut |tracked| {
-            untranslated(tracked, protocol, servers)
+            original_ends(tracked, protocol, servers)
         })?);
     }
     Ok(found)
 }
 
-/// The ends of a connection that IPVS carries to one of these virtual servers, which are sorted.
-fn untranslated(
+/// Returns the original ends of a connection if IPVS carries it to one of these sorted virtual
+/// servers.
+fn original_ends(
     tracked: &TrackedConnection,
     protocol: Protocol,
     servers: &[VirtualKey],
@@ -90,20 +103,20 @@ fn untranslated(
 }
 
 fn wait_until_forgotten(servers: &[VirtualKey]) -> Result<(), KernelError> {
-    let deadline = clock::monotonic()? + FORGOTTEN_WITHIN;
+    let deadline = clock::monotonic()? + FORGET_TIMEOUT;
     loop {
-        let left = ipvs::connections_to(&|key| servers.binary_search(key).is_ok())?;
-        if left == 0 {
+        let connections = ipvs::connections_to(&|key| servers.binary_search(key).is_ok())?;
+        if connections == 0 {
             return Ok(());
         }
         if clock::monotonic()? >= deadline {
             tracing::warn!(
-                left,
-                "IPVS goes on with connections whose virtual servers are gone: it may end them"
+                connections,
+                "IPVS still has connections of removed virtual servers: it may end them"
             );
             return Ok(());
         }
-        thread::sleep(PAUSE);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -112,14 +125,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ipvs_carries_is_what_goes_elsewhere_though_conntrack_does_not_send_it_there() {
+    fn a_connection_is_of_ipvs_if_replies_come_from_elsewhere_without_dnat() {
         let at = |text: &str| text.parse().unwrap();
         let servers = [VirtualKey { protocol: Protocol::Tcp, address: at("10.96.0.1:80") }];
         let original = AddressPair { source: at("10.244.1.11:4000"), destination: at("10.96.0.1:80") };
         let reply = |from: &str| AddressPair { source: at(from), destination: at("192.168.57.11:5000") };
         let carried =
             TrackedConnection { protocol: 6, original, reply: reply("10.244.1.12:8080"), is_dnat: false };
-        let ends = |tracked: &TrackedConnection, protocol| untranslated(tracked, protocol, &servers);
+        let ends = |tracked: &TrackedConnection, protocol| original_ends(tracked, protocol, &servers);
         assert_eq!(ends(&carried, Protocol::Tcp), Some(original));
         assert_eq!(ends(&carried, Protocol::Udp), None);
         assert_eq!(ends(&TrackedConnection { is_dnat: true, ..carried }, Protocol::Tcp), None);

@@ -117,9 +117,10 @@ impl RulesChange {
 mod tests {
     use super::{
         super::{
-            node::{Node, Terms},
+            node::{Node, PlanOptions},
             rules::{CHAINS, NODE_PORT, Needs, chains},
             sets::Set,
+            settings::IpvsSettings,
         },
         *,
     };
@@ -136,15 +137,13 @@ mod tests {
         let mut held = Held::default();
         held.read(Table::Nat, SAVED);
         assert_eq!(held.jumps.len(), 1, "that of others is none of ours");
-        let terms = Terms {
+        let options = PlanOptions {
             families: vec![IpFamily::V4],
-            scheduler: "rr".into(),
-            exclude_cidrs: Vec::new(),
-            masquerade_mark: 1 << 14,
+            settings: IpvsSettings::default(),
             random_fully: [IpFamily::V4].into(),
         };
         let needs = Needs { filled: [Set::NodePortSctp].into(), denied: BTreeSet::new() };
-        let wanted = chains(IpFamily::V4, &terms, &Node::default(), &needs);
+        let wanted = chains(IpFamily::V4, &options, &Node::default(), &needs);
         let change = held.difference(&wanted).expect("other chains are missing");
         assert!(change.chains.iter().all(|(table, chain, _)| (*table, *chain) != (Table::Nat, NODE_PORT)));
         assert_eq!(change.chains.len(), CHAINS.len() - 1);

@@ -1,77 +1,44 @@
-//! What depends on the node and the configuration besides Services.
+//! The inputs of a plan other than Services: settings and facts of the node.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::Arc,
 };
 
-use ipnet::IpNet;
-
-use super::IpvsSettings;
+use super::settings::IpvsSettings;
 use crate::model::{IpFamily, LocalTrafficDetector, Snapshot};
 
-/// What is the same as long as the process runs.
+/// The settings that plans use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Terms {
-    /// The families that are served.
+pub(super) struct PlanOptions {
+    /// The families that shunt serves.
     pub(super) families: Vec<IpFamily>,
-    /// The scheduler of all virtual servers.
-    pub(super) scheduler: Arc<str>,
-    /// Virtual servers in these ranges that no Service has are left alone.
-    pub(super) exclude_cidrs: Vec<IpNet>,
-    /// The bit that marks packets to be masqueraded.
-    pub(super) masquerade_mark: u32,
-    /// Families whose iptables takes `MASQUERADE --random-fully`, as from 1.6.2 on.
+    /// The settings of the mode.
+    pub(super) settings: IpvsSettings,
+    /// Families whose iptables knows `MASQUERADE --random-fully` (version 1.6.2 and later).
     pub(super) random_fully: BTreeSet<IpFamily>,
 }
 
-impl Terms {
-    /// Those of these settings, for these families; nothing is known of their iptables yet.
-    pub(super) fn new(settings: &IpvsSettings, families: Vec<IpFamily>) -> Self {
-        Self {
-            families,
-            scheduler: Arc::clone(&settings.scheduler),
-            exclude_cidrs: settings.exclude_cidrs.clone(),
-            masquerade_mark: settings.masquerade_mark,
-            random_fully: BTreeSet::new(),
-        }
-    }
-
-    /// Whether a family's iptables takes `--random-fully`.
-    pub(super) fn take_randomly(&mut self, family: IpFamily, random_fully: bool) {
-        if random_fully {
-            self.random_fully.insert(family);
-        } else {
-            self.random_fully.remove(&family);
-        }
-    }
-
-    /// Whether somebody else's virtual servers may be on this address.
-    pub(super) fn excludes(&self, address: IpAddr) -> bool {
-        self.exclude_cidrs.iter().any(|range| range.contains(&address))
-    }
-}
-
-/// The node, as far as anything here depends on it.
+/// The facts of the node that plans use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
-    /// Where node ports are served. Not on loopback: the kernel's virtual server does not send packets from there elsewhere
+    /// The addresses at which node ports are served. Loopback addresses are not among them: the
+    /// kernel's virtual server does not forward packets from there
     /// (`crosses_local_route_boundary` of `net/netfilter/ipvs/ip_vs_xmit.c`).
     pub(super) served_on: Vec<IpAddr>,
-    /// Addresses on other links than the dummy one, which it must not have too.
+    /// Addresses on links other than the dummy link, which the dummy link must not have too.
     pub(super) local_addresses: BTreeSet<IpAddr>,
-    /// The node's own address, a family.
+    /// The node's own address of each family.
     pub(super) primary: BTreeMap<IpFamily, IpAddr>,
-    /// What tells packets that are not of local pods, as a match; none where they cannot be told.
+    /// The iptables match of packets that are not from local pods, for each family that has one.
     pub(super) not_local: BTreeMap<IpFamily, String>,
     /// All traffic to cluster IPs is masqueraded.
     pub(super) masquerade_all: bool,
 }
 
 impl Node {
-    /// The node of a Snapshot.
-    pub(super) fn of(snapshot: &Snapshot) -> Self {
+    /// Returns the node of a Snapshot.
+    pub(super) fn new(snapshot: &Snapshot) -> Self {
         let node = &snapshot.node;
         let served = node.node_port_addresses.iter().filter(|address| !address.is_loopback());
         let not_local = |family| Some((family, not_local(&node.local_detector, family)?));
@@ -85,7 +52,8 @@ impl Node {
     }
 }
 
-/// Of several ranges of a family the first one counts, as upstream (`getLocalDetectors`): one rule cannot exclude two.
+/// Returns the match of packets that are not from local pods. If a family has several ranges, only
+/// the first counts, as upstream does (`getLocalDetectors`): one rule cannot exclude two ranges.
 fn not_local(detector: &LocalTrafficDetector, family: IpFamily) -> Option<String> {
     match detector {
         LocalTrafficDetector::None => None,

@@ -6,8 +6,9 @@ use std::{
 };
 
 use super::{
-    DUMMY_LINK, IpvsSettings, hold,
+    handover_table,
     sets::{Entry, Set},
+    settings::{DUMMY_LINK, IpvsSettings},
 };
 use crate::{
     kernel::{
@@ -22,13 +23,13 @@ use crate::{
 
 /// What becomes of the dummy link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LinkGoes {
+pub(super) enum LinkRemoval {
     /// At once.
-    AtOnce,
+    Now,
     /// Its addresses stay from which sockets of this node are connected, and it does as long as it has one. A socket that connected to
     /// one of its addresses has this address for its own too, and can neither send (`ip_route_output_key_hash_rcu`) nor hear without
     /// it.
-    Unused,
+    IfUnused,
 }
 
 /// Removes virtual servers, the dummy link and sets; rules that use the sets must be gone before. Goes on past errors and returns
@@ -36,8 +37,8 @@ pub(super) enum LinkGoes {
 ///
 /// Ours are the virtual servers on addresses of the dummy link, and those of node ports. Others on this node stay, and so do those
 /// in `excludeCIDRs`.
-pub(super) fn remove(settings: &IpvsSettings, goes: LinkGoes) -> Vec<KernelError> {
-    let mut errors: Vec<KernelError> = hold::remove_left(&settings.path).err().into_iter().collect();
+pub(super) fn remove(settings: &IpvsSettings, when: LinkRemoval) -> Vec<KernelError> {
+    let mut errors: Vec<KernelError> = handover_table::remove(&settings.path).err().into_iter().collect();
     let ipset = Ipset::new(&settings.path);
     let sets = match sets(&ipset) {
         Ok(sets) => sets,
@@ -51,8 +52,8 @@ pub(super) fn remove(settings: &IpvsSettings, goes: LinkGoes) -> Vec<KernelError
         Ok(None) => {}
         Err(error) => errors.push(error),
     }
-    errors.extend(remove_link(goes).err());
-    let ours = sets.keys().filter(|name| Set::named(name).is_some());
+    errors.extend(remove_link(when).err());
+    let ours = sets.keys().filter(|name| Set::from_name(name).is_some());
     errors.extend(ours.filter_map(|name| ipset.destroy(name).err()));
     errors
 }
@@ -63,14 +64,14 @@ pub(super) fn has_link() -> bool {
 }
 
 /// Removes the dummy link, or what of it is not used; returns the addresses that it has then, with none of which it is gone.
-pub(super) fn remove_link(goes: LinkGoes) -> Result<BTreeSet<IpAddr>, KernelError> {
+pub(super) fn remove_link(when: LinkRemoval) -> Result<BTreeSet<IpAddr>, KernelError> {
     let mut link = DummyLink::open(DUMMY_LINK)?;
     if !link.is_there() {
         return Ok(BTreeSet::new());
     }
-    let used = match goes {
-        LinkGoes::AtOnce => BTreeSet::new(),
-        LinkGoes::Unused => sock_diag::connected_source_addresses()?,
+    let used = match when {
+        LinkRemoval::Now => BTreeSet::new(),
+        LinkRemoval::IfUnused => sock_diag::connected_source_addresses()?,
     };
     let held = link.addresses()?;
     if held.is_disjoint(&used) {
@@ -104,8 +105,7 @@ pub(super) fn servers(
     // A kernel without IPVS has no virtual servers.
     let Ok(mut ipvs) = Ipvs::open() else { return Ok(None) };
     let ours = Ours { addresses: link.addresses()?, node_ports: node_ports(sets) };
-    let is_excluded =
-        |key: &VirtualKey| settings.exclude_cidrs.iter().any(|range| range.contains(&key.address.ip()));
+    let is_excluded = |key: &VirtualKey| settings.excludes(key.address.ip());
     let found = ipvs.servers()?.into_keys().filter(|key| ours.have(key) && !is_excluded(key)).collect();
     Ok(Some((ipvs, found)))
 }
@@ -133,9 +133,9 @@ impl Ours {
 }
 
 fn node_ports(sets: &BTreeMap<String, Saved>) -> BTreeSet<(Protocol, u16)> {
-    let entries = sets.iter().filter_map(|(name, saved)| Some((Set::named(name)?.1, saved)));
+    let entries = sets.iter().filter_map(|(name, saved)| Some((Set::from_name(name)?.1, saved)));
     let entries = entries.flat_map(|(set, saved)| {
-        saved.entries.iter().filter_map(move |text| Some((set, Entry::read(set, text)?)))
+        saved.entries.iter().filter_map(move |text| Some((set, Entry::parse(set, text)?)))
     });
     entries
         .filter_map(|(set, entry)| match (set, entry) {

@@ -1,10 +1,13 @@
-//! Tries what the mode needs of the kernel before anything is changed, in a network namespace that goes with the trial.
+//! Checks what the mode needs from the kernel, in a temporary network namespace.
 
 use std::{net::SocketAddr, thread};
 
 use nix::sched::{CloneFlags, unshare};
 
-use super::{DUMMY_LINK, IpvsError, IpvsSettings};
+use super::{
+    error::IpvsError,
+    settings::{DUMMY_LINK, IpvsSettings},
+};
 use crate::{
     kernel::{
         KernelError,
@@ -15,27 +18,28 @@ use crate::{
     model::Protocol,
 };
 
-/// Where no Service is (RFC 5737), as upstream's trial.
-const NOWHERE: &str = "198.51.100.0:20000";
+/// An address that no Service has (RFC 5737). Upstream checks with the same one.
+const TEST_ADDRESS: ([u8; 4], u16) = ([198, 51, 100, 0], 20_000);
 
-/// An error tells what is missing and what to do about it.
+/// Checks the requirements. An error names what is missing and what to do about it.
 pub(super) fn check(settings: &IpvsSettings) -> Result<(), IpvsError> {
     ipvs::load_module(&settings.path);
-    let tried = || {
-        unshare(CloneFlags::CLONE_NEWNET)
-            .map_err(|error| KernelError::call("make", "a network namespace to try IPVS in")(error.into()))?;
-        try_ipvs(settings)
+    let check = || {
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|error| {
+            KernelError::call("create", "a network namespace to try IPVS in")(error.into())
+        })?;
+        check_namespace(settings)
     };
-    // Commands are started by this thread too, so that they are in its namespace.
-    thread::scope(|scope| scope.spawn(tried).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    // The thread starts the commands, which therefore run in its network namespace.
+    thread::scope(|scope| scope.spawn(check).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn try_ipvs(settings: &IpvsSettings) -> Result<(), IpvsError> {
+fn check_namespace(settings: &IpvsSettings) -> Result<(), IpvsError> {
     let mut ipvs = Ipvs::open().map_err(|source| IpvsError::NoIpvs { source })?;
-    let address: SocketAddr = NOWHERE.parse().unwrap_or(SocketAddr::from(([198, 51, 100, 0], 20_000)));
+    let address = SocketAddr::from(TEST_ADDRESS);
     let key = VirtualKey { protocol: Protocol::Tcp, address };
     let server = VirtualServer::new(settings.scheduler.clone(), address.ip());
-    // The kernel loads the scheduler's module by itself.
+    // The kernel loads the module of the scheduler automatically.
     if let Some((_, source)) = ipvs.commit(&[Change::AddServer(key, server)])?.into_iter().next() {
         return Err(IpvsError::NoScheduler { name: settings.scheduler.to_string(), source });
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    node::{Node, Terms},
+    node::{Node, PlanOptions},
     sets::Set,
 };
 use crate::model::IpFamily;
@@ -105,7 +105,7 @@ pub(super) type Lines = Vec<String>;
 pub(super) struct Needs {
     /// Sets with entries.
     pub(super) filled: BTreeSet<Set>,
-    /// Rules of [`super::claims::Item::NodeDenied`].
+    /// Rules of [`super::desired::Item::NodeDenied`].
     pub(super) denied: BTreeSet<String>,
 }
 
@@ -122,18 +122,18 @@ impl Needs {
 /// All chains of a family with their rules.
 pub(super) fn chains(
     family: IpFamily,
-    terms: &Terms,
+    options: &PlanOptions,
     node: &Node,
     needs: &Needs,
 ) -> BTreeMap<(Table, &'static str), Lines> {
-    let writing = Writing { family, terms, node, needs };
+    let writing = Writing { family, options, node, needs };
     let lines = |(table, chain)| ((table, chain), writing.chain(table, chain));
     CHAINS.into_iter().map(lines).collect()
 }
 
 struct Writing<'a> {
     family: IpFamily,
-    terms: &'a Terms,
+    options: &'a PlanOptions,
     node: &'a Node,
     needs: &'a Needs,
 }
@@ -158,7 +158,7 @@ impl Writing<'_> {
                 lines
             }
             (Table::Nat, MARK_MASQ) => {
-                let mark = self.terms.masquerade_mark;
+                let mark = self.options.settings.masquerade_mark;
                 vec![format!("-j MARK --set-xmark {mark:#x}/{mark:#x}")]
             }
             (Table::Nat, NODE_PORT) => self.node_ports(),
@@ -190,7 +190,7 @@ impl Writing<'_> {
     }
 
     fn forward(&self) -> Lines {
-        let mark = self.terms.masquerade_mark;
+        let mark = self.options.settings.masquerade_mark;
         vec![
             format!(
                 "-m comment --comment \"kubernetes forwarding rules\" -m mark --mark {mark:#x}/{mark:#x} -j ACCEPT"
@@ -239,11 +239,11 @@ impl Writing<'_> {
 
     /// The mark is taken off again, so that a packet that passes once more is not masqueraded twice.
     fn postrouting(&self) -> Lines {
-        let mark = self.terms.masquerade_mark;
+        let mark = self.options.settings.masquerade_mark;
         let mut lines = self.each(&[(Set::LoopBack, "", "dst,dst,src", "MASQUERADE")]);
         lines.push(format!("-m mark ! --mark {mark:#x}/{mark:#x} -j RETURN"));
         lines.push(format!("-j MARK --set-xmark {mark:#x}/0x0"));
-        let random = if self.terms.random_fully.contains(&self.family) { " --random-fully" } else { "" };
+        let random = if self.options.random_fully.contains(&self.family) { " --random-fully" } else { "" };
         lines.push(format!(
             "-m comment --comment \"kubernetes service traffic requiring SNAT\" -j MASQUERADE{random}"
         ));

@@ -1,4 +1,4 @@
-//! Upstream's ipsets (`pkg/proxy/ipvs/ipset.go`): their names, types and comments, and what is in them.
+//! Upstream's ipsets (`pkg/proxy/ipvs/ipset.go`): their names, types, comments and entries.
 
 use std::{
     fmt,
@@ -13,38 +13,38 @@ use crate::{
     model::{IpFamily, Protocol},
 };
 
-/// A set, of one family.
+/// An ipset. Each IP family has its own set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Set {
+pub enum Set {
     /// Endpoints of this node, each with its own address as the source: hairpin traffic.
     LoopBack,
     /// Cluster IPs with their ports.
     ClusterIp,
-    /// External IPs with their ports.
+    /// External IPs with their ports, if externalTrafficPolicy is Cluster.
     ExternalIp,
-    /// Those of externalTrafficPolicy Local instead.
+    /// External IPs with their ports, if externalTrafficPolicy is Local.
     ExternalIpLocal,
     /// Load-balancer IPs with their ports.
     LoadBalancer,
-    /// Those of externalTrafficPolicy Local too.
+    /// The subset of `LoadBalancer` whose externalTrafficPolicy is Local.
     LoadBalancerLocal,
-    /// Those with source ranges too.
+    /// The subset of `LoadBalancer` that has source ranges.
     LoadBalancerFirewall,
-    /// Their ranges.
+    /// The source ranges of load-balancer IPs.
     LoadBalancerSourceCidr,
-    /// Themselves as sources, where a range holds the node.
+    /// Load-balancer IPs as their own source, if a source range contains the node.
     LoadBalancerSourceIp,
     /// Node ports of TCP.
     NodePortTcp,
-    /// Those of externalTrafficPolicy Local too.
+    /// The subset of `NodePortTcp` whose externalTrafficPolicy is Local.
     NodePortLocalTcp,
     /// Node ports of UDP.
     NodePortUdp,
-    /// Those of externalTrafficPolicy Local too.
+    /// The subset of `NodePortUdp` whose externalTrafficPolicy is Local.
     NodePortLocalUdp,
     /// Node ports of SCTP, with the node's addresses.
     NodePortSctp,
-    /// Those of externalTrafficPolicy Local too.
+    /// The subset of `NodePortSctp` whose externalTrafficPolicy is Local.
     NodePortLocalSctp,
     /// healthCheckNodePorts.
     HealthCheckNodePort,
@@ -52,149 +52,134 @@ pub(super) enum Set {
     Addresses,
 }
 
-/// The longest name that a set can have (`IPSET_MAXNAMELEN`, without the zero that ends it).
+/// All sets in the order of [`Set`]: name, type, and comment of the rules that match the set, without
+/// their prefixes.
+const SETS: [(Set, &str, &str, &str); 17] = [
+    (
+        Set::LoopBack,
+        "LOOP-BACK",
+        "hash:ip,port,ip",
+        "endpoints dst ip:port, source ip for solving hairpin purpose",
+    ),
+    (Set::ClusterIp, "CLUSTER-IP", "hash:ip,port", "service cluster ip + port for masquerade purpose"),
+    (
+        Set::ExternalIp,
+        "EXTERNAL-IP",
+        "hash:ip,port",
+        "service external ip + port for masquerade and filter purpose",
+    ),
+    (
+        Set::ExternalIpLocal,
+        "EXTERNAL-IP-LOCAL",
+        "hash:ip,port",
+        "service external ip + port with externalTrafficPolicy=local",
+    ),
+    (Set::LoadBalancer, "LOAD-BALANCER", "hash:ip,port", "service lb portal"),
+    (
+        Set::LoadBalancerLocal,
+        "LOAD-BALANCER-LOCAL",
+        "hash:ip,port",
+        "service load balancer ip + port with externalTrafficPolicy=local",
+    ),
+    (
+        Set::LoadBalancerFirewall,
+        "LOAD-BALANCER-FW",
+        "hash:ip,port",
+        "service load balancer ip + port for load balancer with sourceRange",
+    ),
+    (
+        Set::LoadBalancerSourceCidr,
+        "LOAD-BALANCER-SOURCE-CIDR",
+        "hash:ip,port,net",
+        "service load balancer ip + port + source cidr for packet filter purpose",
+    ),
+    (
+        Set::LoadBalancerSourceIp,
+        "LOAD-BALANCER-SOURCE-IP",
+        "hash:ip,port,ip",
+        "service load balancer ip + port + source IP for packet filter purpose",
+    ),
+    (Set::NodePortTcp, "NODE-PORT-TCP", "bitmap:port", "nodeport TCP port for masquerade purpose"),
+    (
+        Set::NodePortLocalTcp,
+        "NODE-PORT-LOCAL-TCP",
+        "bitmap:port",
+        "nodeport TCP port with externalTrafficPolicy=local",
+    ),
+    (Set::NodePortUdp, "NODE-PORT-UDP", "bitmap:port", "nodeport UDP port for masquerade purpose"),
+    (
+        Set::NodePortLocalUdp,
+        "NODE-PORT-LOCAL-UDP",
+        "bitmap:port",
+        "nodeport UDP port with externalTrafficPolicy=local",
+    ),
+    (
+        Set::NodePortSctp,
+        "NODE-PORT-SCTP-HASH",
+        "hash:ip,port",
+        "nodeport SCTP port for masquerade purpose with type 'hash ip:port'",
+    ),
+    (
+        Set::NodePortLocalSctp,
+        "NODE-PORT-LOCAL-SCTP-HASH",
+        "hash:ip,port",
+        "nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'",
+    ),
+    (Set::HealthCheckNodePort, "HEALTH-CHECK-NODE-PORT", "bitmap:port", "health check node port"),
+    (Set::Addresses, "IPVS-IPS", "hash:ip", ""),
+];
+
+/// The length of the longest name of a set (`IPSET_MAXNAMELEN` without the terminating zero).
 const LONGEST_NAME: usize = 31;
 
 impl Set {
-    /// All of them.
-    pub(super) const ALL: [Self; 17] = [
-        Self::LoopBack,
-        Self::ClusterIp,
-        Self::ExternalIp,
-        Self::ExternalIpLocal,
-        Self::LoadBalancer,
-        Self::LoadBalancerLocal,
-        Self::LoadBalancerFirewall,
-        Self::LoadBalancerSourceCidr,
-        Self::LoadBalancerSourceIp,
-        Self::NodePortTcp,
-        Self::NodePortLocalTcp,
-        Self::NodePortUdp,
-        Self::NodePortLocalUdp,
-        Self::NodePortSctp,
-        Self::NodePortLocalSctp,
-        Self::HealthCheckNodePort,
-        Self::Addresses,
-    ];
-
-    const fn base(self) -> &'static str {
-        match self {
-            Self::LoopBack => "LOOP-BACK",
-            Self::ClusterIp => "CLUSTER-IP",
-            Self::ExternalIp => "EXTERNAL-IP",
-            Self::ExternalIpLocal => "EXTERNAL-IP-LOCAL",
-            Self::LoadBalancer => "LOAD-BALANCER",
-            Self::LoadBalancerLocal => "LOAD-BALANCER-LOCAL",
-            Self::LoadBalancerFirewall => "LOAD-BALANCER-FW",
-            Self::LoadBalancerSourceCidr => "LOAD-BALANCER-SOURCE-CIDR",
-            Self::LoadBalancerSourceIp => "LOAD-BALANCER-SOURCE-IP",
-            Self::NodePortTcp => "NODE-PORT-TCP",
-            Self::NodePortLocalTcp => "NODE-PORT-LOCAL-TCP",
-            Self::NodePortUdp => "NODE-PORT-UDP",
-            Self::NodePortLocalUdp => "NODE-PORT-LOCAL-UDP",
-            Self::NodePortSctp => "NODE-PORT-SCTP-HASH",
-            Self::NodePortLocalSctp => "NODE-PORT-LOCAL-SCTP-HASH",
-            Self::HealthCheckNodePort => "HEALTH-CHECK-NODE-PORT",
-            Self::Addresses => "IPVS-IPS",
-        }
+    /// Returns all sets.
+    pub(super) fn all() -> [Self; SETS.len()] {
+        SETS.map(|(set, ..)| set)
     }
 
-    /// Its name in a family; what is too long is cut, as upstream does.
-    pub(super) fn name(self, family: IpFamily) -> String {
-        let mut name = match family {
-            IpFamily::V4 => format!("KUBE-{}", self.base()),
-            IpFamily::V6 => format!("KUBE-6-{}", self.base()),
-        };
+    /// Returns the set's name in a family. A name that is too long is truncated, as upstream does.
+    pub fn name(self, family: IpFamily) -> String {
+        let prefix = if family == IpFamily::V4 { "KUBE-" } else { "KUBE-6-" };
+        let mut name = format!("{prefix}{}", SETS[self as usize].1);
         name.truncate(LONGEST_NAME);
         name
     }
 
-    /// The set of this name.
-    pub(super) fn named(name: &str) -> Option<(IpFamily, Self)> {
-        let all = IpFamily::ALL.into_iter().flat_map(|family| Self::ALL.map(|set| (family, set)));
-        all.into_iter().find(|(family, set)| set.name(*family) == name)
+    /// Returns the family and the set that have this name.
+    pub(super) fn from_name(name: &str) -> Option<(IpFamily, Self)> {
+        let mut all = IpFamily::ALL.into_iter().flat_map(|family| Self::all().map(|set| (family, set)));
+        all.find(|(family, set)| set.name(*family) == name)
     }
 
     const fn kind(self) -> &'static str {
-        match self {
-            Self::LoopBack | Self::LoadBalancerSourceIp => "hash:ip,port,ip",
-            Self::ClusterIp
-            | Self::ExternalIp
-            | Self::ExternalIpLocal
-            | Self::LoadBalancer
-            | Self::LoadBalancerLocal
-            | Self::LoadBalancerFirewall
-            | Self::NodePortSctp
-            | Self::NodePortLocalSctp => "hash:ip,port",
-            Self::LoadBalancerSourceCidr => "hash:ip,port,net",
-            Self::NodePortTcp
-            | Self::NodePortLocalTcp
-            | Self::NodePortUdp
-            | Self::NodePortLocalUdp
-            | Self::HealthCheckNodePort => "bitmap:port",
-            Self::Addresses => "hash:ip",
-        }
+        SETS[self as usize].2
     }
 
-    /// Its type and options, as upstream makes it.
-    pub(super) fn made_as(self, family: IpFamily) -> String {
+    /// Returns the set's type and options, as upstream creates it.
+    pub fn definition(self, family: IpFamily) -> String {
         let kind = self.kind();
-        match family {
-            _ if kind == "bitmap:port" => format!("{kind} range 0-65535"),
-            IpFamily::V4 => format!("{kind} family inet hashsize 1024 maxelem 65536"),
-            IpFamily::V6 => format!("{kind} family inet6 hashsize 1024 maxelem 65536"),
+        if kind == "bitmap:port" {
+            return format!("{kind} range 0-65535");
         }
+        format!("{kind} family {} hashsize 1024 maxelem 65536", family_word(family))
     }
 
-    /// Whether a set that was made so can be used: sizes are as they are.
-    pub(super) fn fits(self, family: IpFamily, made_as: &str) -> bool {
-        let mut words = made_as.split(' ');
+    /// Returns true if a set with this type and these options can be used. Its sizes may differ.
+    pub(super) fn is_compatible(self, family: IpFamily, definition: &str) -> bool {
+        let mut words = definition.split(' ');
         let kind = words.next().unwrap_or_default();
-        let made_family = words.skip_while(|word| *word != "family").nth(1);
-        let wanted = match family {
-            IpFamily::V4 => "inet",
-            IpFamily::V6 => "inet6",
-        };
-        kind == self.kind() && made_family.is_none_or(|made| made == wanted)
+        let found = words.skip_while(|word| *word != "family").nth(1);
+        kind == self.kind() && found.is_none_or(|found| found == family_word(family))
     }
 
-    /// What rules that use it are commented with.
-    pub(super) const fn comment(self) -> &'static str {
-        match self {
-            Self::LoopBack => "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose",
-            Self::ClusterIp => "Kubernetes service cluster ip + port for masquerade purpose",
-            Self::ExternalIp => "Kubernetes service external ip + port for masquerade and filter purpose",
-            Self::ExternalIpLocal => "Kubernetes service external ip + port with externalTrafficPolicy=local",
-            Self::LoadBalancer => "Kubernetes service lb portal",
-            Self::LoadBalancerLocal => {
-                "Kubernetes service load balancer ip + port with externalTrafficPolicy=local"
-            }
-            Self::LoadBalancerFirewall => {
-                "Kubernetes service load balancer ip + port for load balancer with sourceRange"
-            }
-            Self::LoadBalancerSourceCidr => {
-                "Kubernetes service load balancer ip + port + source cidr for packet filter purpose"
-            }
-            Self::LoadBalancerSourceIp => {
-                "Kubernetes service load balancer ip + port + source IP for packet filter purpose"
-            }
-            Self::NodePortTcp => "Kubernetes nodeport TCP port for masquerade purpose",
-            Self::NodePortLocalTcp => "Kubernetes nodeport TCP port with externalTrafficPolicy=local",
-            Self::NodePortUdp => "Kubernetes nodeport UDP port for masquerade purpose",
-            Self::NodePortLocalUdp => "Kubernetes nodeport UDP port with externalTrafficPolicy=local",
-            Self::NodePortSctp => {
-                "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'"
-            }
-            Self::NodePortLocalSctp => {
-                "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'"
-            }
-            Self::HealthCheckNodePort => "Kubernetes health check node port",
-            Self::Addresses => "",
-        }
+    /// Returns the comment of rules that match the set.
+    pub(super) fn comment(self) -> String {
+        format!("Kubernetes {}", SETS[self as usize].3)
     }
 
-    /// Whether one frontend of a service port wants both of these in the set.
-    pub(super) fn are_of_one_frontend(self, one: Entry, other: Entry) -> bool {
+    /// Returns true if the same frontend of a service port needs both entries in this set.
+    pub(super) fn have_same_frontend(self, one: Entry, other: Entry) -> bool {
         let (Some(first), Some(second)) = (one.server(), other.server()) else { return one == other };
         match self {
             Self::NodePortSctp | Self::NodePortLocalSctp => first.address.port() == second.address.port(),
@@ -202,49 +187,66 @@ impl Set {
         }
     }
 
-    /// Whether taking something out of it opens what was closed: then it must go after what it guards.
+    /// Returns true if the entries protect something: an entry must be deleted after the object
+    /// that it protects.
     pub(super) const fn is_guard(self) -> bool {
         matches!(self, Self::LoadBalancerFirewall | Self::Addresses)
     }
 }
 
-/// An address and port of a protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Destination {
-    /// The address.
-    pub(super) address: IpAddr,
-    /// The protocol.
-    pub(super) protocol: Protocol,
-    /// The port.
-    pub(super) port: u16,
-}
-
-/// What is in a set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Entry {
-    /// In sets of type `bitmap:port`.
-    Port(u16),
-    /// In sets of type `hash:ip`.
-    Address(IpAddr),
-    /// In sets of type `hash:ip,port`.
-    Destination(Destination),
-    /// In sets of type `hash:ip,port,ip`.
-    From(Destination, IpAddr),
-    /// In sets of type `hash:ip,port,net`.
-    Within(Destination, IpNet),
-}
-
-/// ipset's word for a protocol, where it can look one up.
-const fn protocol_word(protocol: Protocol) -> &'static str {
-    match protocol {
-        Protocol::Tcp => "tcp",
-        Protocol::Udp => "udp",
-        Protocol::Sctp => "sctp",
+const fn family_word(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "inet",
+        IpFamily::V6 => "inet6",
     }
 }
 
-/// With the protocol's number: to ipset words mean something only where there is a file `/etc/protocols`, which small container
-/// images lack.
+/// An address, a protocol and a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Destination {
+    /// The address.
+    pub address: IpAddr,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The port.
+    pub port: u16,
+}
+
+/// An entry of a set, without the set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Entry {
+    /// An entry of a set of type `bitmap:port`.
+    Port(u16),
+    /// An entry of a set of type `hash:ip`.
+    Address(IpAddr),
+    /// An entry of a set of type `hash:ip,port`.
+    Destination(Destination),
+    /// An entry of a set of type `hash:ip,port,ip`.
+    From(Destination, IpAddr),
+    /// An entry of a set of type `hash:ip,port,net`.
+    Within(Destination, IpNet),
+}
+
+/// An entry with its set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SetEntry {
+    /// The family of the set.
+    pub family: IpFamily,
+    /// The set.
+    pub set: Set,
+    /// The entry.
+    pub entry: Entry,
+}
+
+/// As `ipset restore` takes it.
+impl fmt::Display for SetEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.set.name(self.family), self.entry)
+    }
+}
+
+/// With the number of the protocol. ipset knows the names only if the file `/etc/protocols` exists,
+/// and small container images lack it.
 impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{},{}:{}", self.address, self.protocol.number(), self.port)
@@ -257,10 +259,11 @@ impl FromStr for Destination {
     fn from_str(text: &str) -> Result<Self, ()> {
         let (address, rest) = text.split_once(',').ok_or(())?;
         let (word, port) = rest.split_once(':').ok_or(())?;
-        let is_named = |it: &Protocol| protocol_word(*it) == word || it.number().to_string() == word;
+        let matches =
+            |it: &Protocol| it.name().to_ascii_lowercase() == word || it.number().to_string() == word;
         Ok(Self {
             address: address.parse().map_err(drop)?,
-            protocol: Protocol::ALL.into_iter().find(is_named).ok_or(())?,
+            protocol: Protocol::ALL.into_iter().find(matches).ok_or(())?,
             port: port.parse().map_err(drop)?,
         })
     }
@@ -279,7 +282,7 @@ impl fmt::Display for Entry {
 }
 
 impl Entry {
-    /// The virtual server that it is about.
+    /// Returns the virtual server that the entry belongs to.
     pub(super) fn server(self) -> Option<VirtualKey> {
         match self {
             Self::Destination(to) | Self::From(to, _) | Self::Within(to, _) => {
@@ -289,8 +292,8 @@ impl Entry {
         }
     }
 
-    /// Reads what `ipset save` prints of a set; none of what no rule of ours could have put there.
-    pub(super) fn read(set: Set, text: &str) -> Option<Self> {
+    /// Parses an entry as `ipset save` prints it. Returns `None` if shunt cannot have added it.
+    pub(super) fn parse(set: Set, text: &str) -> Option<Self> {
         let last = || text.rsplit_once(',');
         match set.kind() {
             "bitmap:port" => text.parse().ok().map(Self::Port),
@@ -302,7 +305,7 @@ impl Entry {
             }
             _ => {
                 let (to, range) = last()?;
-                // A range of one address is printed as that.
+                // ipset prints a range of one address as that address.
                 let range = range.parse().ok().or_else(|| Some(range.parse::<IpAddr>().ok()?.into()))?;
                 Some(Self::Within(to.parse().ok()?, range))
             }
@@ -315,20 +318,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_upstreams_and_none_is_too_long() {
+    fn names_are_those_of_upstream_and_not_too_long() {
         assert_eq!(Set::ClusterIp.name(IpFamily::V4), "KUBE-CLUSTER-IP");
         assert_eq!(Set::LoadBalancerSourceCidr.name(IpFamily::V6), "KUBE-6-LOAD-BALANCER-SOURCE-CID");
         assert_eq!(Set::NodePortLocalSctp.name(IpFamily::V6), "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS");
-        for set in Set::ALL {
+        for set in Set::all() {
+            assert_eq!(SETS[set as usize].0, set);
             for family in IpFamily::ALL {
-                assert_eq!(Set::named(&set.name(family)), Some((family, set)));
+                assert_eq!(Set::from_name(&set.name(family)), Some((family, set)));
             }
         }
-        assert_eq!(Set::named("KUBE-ROUTER-SET"), None);
+        assert_eq!(Set::from_name("KUBE-ROUTER-SET"), None);
     }
 
     #[test]
-    fn entries_are_read_as_they_are_printed() {
+    fn entries_are_parsed_as_ipset_prints_them() {
         for (set, text) in [
             (Set::NodePortTcp, "30080"),
             (Set::Addresses, "fd96::10"),
@@ -336,20 +340,22 @@ mod tests {
             (Set::LoopBack, "fd44:1::11,tcp:8080,fd44:1::11"),
             (Set::LoadBalancerSourceCidr, "198.51.100.25,sctp:80,192.0.2.0/24"),
         ] {
-            let entry = Entry::read(set, text).expect(text);
-            assert_eq!(Entry::read(set, &entry.to_string()), Some(entry), "with a number too");
+            let entry = Entry::parse(set, text).expect(text);
+            assert_eq!(Entry::parse(set, &entry.to_string()), Some(entry), "also with a protocol number");
         }
-        let single = Entry::read(Set::LoadBalancerSourceCidr, "198.51.100.25,tcp:80,192.0.2.1").unwrap();
+        let single = Entry::parse(Set::LoadBalancerSourceCidr, "198.51.100.25,tcp:80,192.0.2.1").unwrap();
         assert_eq!(single.to_string(), "198.51.100.25,6:80,192.0.2.1/32");
-        assert_eq!(Entry::read(Set::ClusterIp, "10.96.0.10,icmp:ping"), None);
+        assert_eq!(Entry::parse(Set::ClusterIp, "10.96.0.10,icmp:ping"), None);
     }
 
     #[test]
-    fn a_set_of_another_type_or_family_does_not_fit() {
-        let made = Set::ClusterIp.made_as(IpFamily::V4);
-        assert!(Set::ClusterIp.fits(IpFamily::V4, &format!("{made} bucketsize 12 initval 0x1")));
-        assert!(!Set::ClusterIp.fits(IpFamily::V6, &made));
-        assert!(!Set::LoopBack.fits(IpFamily::V4, &made));
-        assert!(Set::NodePortTcp.fits(IpFamily::V6, "bitmap:port range 0-65535"));
+    fn a_set_of_another_type_or_family_is_not_compatible() {
+        let definition = Set::ClusterIp.definition(IpFamily::V4);
+        assert!(
+            Set::ClusterIp.is_compatible(IpFamily::V4, &format!("{definition} bucketsize 12 initval 0x1"))
+        );
+        assert!(!Set::ClusterIp.is_compatible(IpFamily::V6, &definition));
+        assert!(!Set::LoopBack.is_compatible(IpFamily::V4, &definition));
+        assert!(Set::NodePortTcp.is_compatible(IpFamily::V6, "bitmap:port range 0-65535"));
     }
 }

@@ -1,71 +1,51 @@
-//! Settings of the kernel that upstream's ipvs mode makes (`NewProxier` of `pkg/proxy/ipvs/proxier.go`).
+//! The settings of the ipvs mode.
 
-use super::IpvsSettings;
-use crate::kernel::{KernelError, sysctl::NetSetting};
+use std::{net::IpAddr, sync::Arc};
 
-/// From this kernel on, and not before 4.1, a client port that is used again finds a real server at once also where
-/// `conn_reuse_mode` is 1 (<https://github.com/kubernetes/kubernetes/issues/93297>).
-const REUSE_IS_RIGHT: (u32, u32) = (5, 9);
-const REUSE_CAN_BE_SET: (u32, u32) = (4, 1);
+use ipnet::IpNet;
 
-/// What is to be changed for these settings on a kernel of this version: settings that are there and have other values.
-pub(super) fn to_change(
-    settings: &IpvsSettings,
-    kernel: Option<(u32, u32)>,
-) -> Result<Vec<(NetSetting, i64)>, KernelError> {
-    let mut changes = Vec::new();
-    for (setting, value) in wanted(settings, kernel) {
-        match setting.read()? {
-            Some(held) if held != value => changes.push((setting, value)),
-            Some(_) => {}
-            None => tracing::debug!(setting = setting.0, "this kernel does not have it"),
-        }
-    }
-    Ok(changes)
+use crate::kernel::{command::SearchPath, ipvs::Timeouts};
+
+/// The link that holds the addresses of Services in the ipvs mode of kube-proxy and of shunt. The node
+/// does not own these addresses.
+pub const DUMMY_LINK: &str = "kube-ipvs0";
+
+/// The settings of the ipvs mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IpvsSettings {
+    /// The name of the scheduler of all virtual servers, such as `rr`.
+    pub scheduler: Arc<str>,
+    /// Virtual servers and addresses in these ranges stay, even if no Service has them.
+    pub exclude_cidrs: Vec<IpNet>,
+    /// The node does not answer ARP requests for addresses of Services.
+    pub strict_arp: bool,
+    /// Timeouts of connections. A timeout of zero keeps the kernel's value.
+    pub timeouts: Timeouts,
+    /// The bit in a packet's mark that requests masquerade.
+    pub masquerade_mark: u32,
+    /// The maximum number of service ports that metrics count individually. 0 disables counting.
+    pub counted_services: u32,
+    /// The directories to search for commands.
+    pub path: SearchPath,
 }
 
-fn wanted(settings: &IpvsSettings, kernel: Option<(u32, u32)>) -> Vec<(NetSetting, i64)> {
-    let mut wanted = vec![
-        // Connections are tracked, so that what was translated can be masqueraded too.
-        (NetSetting("ipv4/vs/conntrack"), 1),
-        // Packets to a real server that is gone end the connection, and clients with affinity move on.
-        (NetSetting("ipv4/vs/expire_nodest_conn"), 1),
-        (NetSetting("ipv4/vs/expire_quiescent_template"), 1),
-        (NetSetting("ipv4/ip_forward"), 1),
-    ];
-    if kernel.is_some_and(|kernel| (REUSE_CAN_BE_SET..REUSE_IS_RIGHT).contains(&kernel)) {
-        wanted.push((NetSetting("ipv4/vs/conn_reuse_mode"), 0));
-    }
-    if settings.strict_arp {
-        // Nobody is told by ARP that this node has the addresses of Services.
-        wanted.push((NetSetting("ipv4/conf/all/arp_ignore"), 1));
-        wanted.push((NetSetting("ipv4/conf/all/arp_announce"), 2));
-    }
-    wanted
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn names(settings: &IpvsSettings, kernel: (u32, u32)) -> Vec<&'static str> {
-        wanted(settings, Some(kernel)).into_iter().map(|(setting, _)| setting.0).collect()
-    }
-
-    #[test]
-    fn connections_are_reused_as_the_kernels_version_asks_for() {
-        let settings = IpvsSettings::default();
-        for (kernel, is_set) in
-            [((4, 0), false), ((4, 19), true), ((5, 8), true), ((5, 9), false), ((6, 1), false)]
-        {
-            assert_eq!(names(&settings, kernel).contains(&"ipv4/vs/conn_reuse_mode"), is_set, "{kernel:?}");
+impl Default for IpvsSettings {
+    fn default() -> Self {
+        Self {
+            scheduler: "rr".into(),
+            exclude_cidrs: Vec::new(),
+            strict_arp: false,
+            timeouts: Timeouts::default(),
+            masquerade_mark: 1 << 14,
+            counted_services: 4_000,
+            path: SearchPath::default(),
         }
     }
+}
 
-    #[test]
-    fn arp_is_left_alone_unless_it_is_to_be_strict() {
-        assert!(!names(&IpvsSettings::default(), (6, 1)).contains(&"ipv4/conf/all/arp_ignore"));
-        let strict = IpvsSettings { strict_arp: true, ..IpvsSettings::default() };
-        assert!(names(&strict, (6, 1)).contains(&"ipv4/conf/all/arp_announce"));
+impl IpvsSettings {
+    /// Returns true if `exclude_cidrs` contains the address.
+    pub(super) fn excludes(&self, address: IpAddr) -> bool {
+        self.exclude_cidrs.iter().any(|range| range.contains(&address))
     }
 }

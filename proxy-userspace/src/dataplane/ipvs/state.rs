@@ -1,4 +1,4 @@
-//! What the kernel holds, and which service ports want what of it.
+//! What the kernel holds, and which service ports need which parts of it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,104 +6,114 @@ use std::{
 };
 
 use super::{
-    IpvsSettings,
-    claims::{Claims, Item, Reason},
+    desired::{DesiredObjects, Item, ServerReason},
     held::Held,
-    node::{Node, Terms},
-    plan::{SetChange, Step},
-    refusals::Refusals,
+    node::{Node, PlanOptions},
+    rejections::Rejections,
     rules::Needs,
-    sets::{Destination, Entry, Set},
+    sets::{Destination, Entry, Set, SetEntry},
+    settings::IpvsSettings,
+    step::{SetChange, Step},
 };
 use crate::{
     kernel::{
-        ipvs::{Change, Timeouts, VirtualKey, VirtualServer},
+        ipvs::{Change, RealServer, Timeouts, VirtualKey, VirtualServer},
         sysctl::NetSetting,
     },
     model::{IpFamily, ServicePortKey},
 };
 
-/// A real server that the kernel has.
+/// A real server in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Real {
-    /// Where it is.
-    pub(super) address: SocketAddr,
-    /// 0 where it gets no new connections.
-    pub(super) weight: u32,
-    /// It had no connections when it was looked at; what it gets from then on is not known.
-    pub(super) is_idle: bool,
+pub struct RealServerState {
+    /// Its address and port.
+    pub address: SocketAddr,
+    /// Its weight. A real server of weight 0 gets no new connections.
+    pub weight: u32,
+    /// It had no connections when it was observed. It can have new ones since then.
+    pub is_idle: bool,
 }
 
-/// A virtual server that the kernel has, with its real servers by address.
+impl From<RealServer> for RealServerState {
+    fn from(real: RealServer) -> Self {
+        Self { address: real.address, weight: real.weight, is_idle: real.connections == 0 }
+    }
+}
+
+/// A virtual server in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Running {
-    /// How it works.
-    pub(super) server: VirtualServer,
-    /// Sorted by address.
-    pub(super) reals: Vec<Real>,
+pub struct VirtualServerState {
+    /// Its properties.
+    pub server: VirtualServer,
+    /// Its real servers, sorted by address.
+    pub reals: Vec<RealServerState>,
 }
 
-/// Who wants a virtual server: the first has it.
-pub(super) type Owners = BTreeSet<(Reason, ServicePortKey)>;
+/// The service ports that need a virtual server. The first is its owner: the virtual server has the
+/// properties and endpoints of that service port.
+pub(super) type ServerUsers = BTreeSet<(ServerReason, ServicePortKey)>;
 
-/// An entry or a rule: whether the kernel has it, and how many service ports want it.
+/// The state of an ipset entry or a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Presence {
+pub(super) struct ItemState {
     /// The kernel has it.
-    pub(super) is_there: bool,
-    /// So many want it.
+    pub(super) exists: bool,
+    /// The number of service ports that need it.
     pub(super) users: usize,
 }
 
 /// What the kernel holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// What is the same as long as the process runs.
-    pub(super) terms: Terms,
-    /// Settings of the kernel that are to be changed.
-    pub(super) settings: Vec<(NetSetting, i64)>,
-    /// Timeouts that are to be changed; zero where they are not.
+    /// The settings that plans use.
+    pub(super) options: PlanOptions,
+    /// Sysctls to change, with the right value.
+    pub(super) sysctls: Vec<(NetSetting, i64)>,
+    /// Timeouts to change. Zero means no change.
     pub(super) timeouts: Timeouts,
-    /// The dummy link is there.
+    /// The dummy link exists.
     pub(super) has_link: bool,
-    /// Its addresses.
-    pub(super) addresses: BTreeSet<IpAddr>,
-    /// Sets that are there.
-    pub(super) sets: BTreeSet<(IpFamily, Set)>,
-    /// Entries and rules of service ports.
-    pub(super) items: BTreeMap<Item, Presence>,
-    /// Rules, but of families where they could not be read or written: there they are left as they are.
+    /// The addresses of the dummy link.
+    pub addresses: BTreeSet<IpAddr>,
+    /// The sets that exist.
+    pub sets: BTreeSet<(IpFamily, Set)>,
+    /// Set entries and rules of service ports.
+    pub(super) items: BTreeMap<Item, ItemState>,
+    /// The rules of each family. A family is missing if its rules could not be read or written. Its
+    /// rules then stay as they are.
     pub(super) rules: BTreeMap<IpFamily, Held>,
-    /// What those were written for; none where that is not known.
+    /// The needs that the rules were written for. A family is missing if they are unknown.
     pub(super) needs: BTreeMap<IpFamily, Needs>,
-    /// Virtual servers.
-    pub(super) servers: BTreeMap<VirtualKey, Running>,
-    /// Who wants them.
-    pub(super) owners: BTreeMap<VirtualKey, Owners>,
-    /// What each service port wants.
-    pub(super) ports: BTreeMap<ServicePortKey, Claims>,
-    /// What the kernel does not take.
-    pub(super) refused: Refusals,
-    /// The node that everything was planned for; none as long as not everything was.
+    /// The virtual servers.
+    pub servers: BTreeMap<VirtualKey, VirtualServerState>,
+    /// The service ports that need each virtual server.
+    pub(super) server_users: BTreeMap<VirtualKey, ServerUsers>,
+    /// The objects that each service port needs.
+    pub(super) ports: BTreeMap<ServicePortKey, DesiredObjects>,
+    /// The objects that the kernel rejected.
+    pub(super) rejections: Rejections,
+    /// The node of the last full plan. `None` requests a full plan.
     pub(super) node: Option<Node>,
 }
 
 impl State {
-    /// A kernel without anything of ours, on a node with both families and an iptables that masquerades to random ports.
+    /// Returns the state of a kernel without any object of shunt, on a node with both families and
+    /// an iptables that knows `--random-fully`.
     pub fn of_empty_kernel(settings: &IpvsSettings) -> Self {
-        let mut terms = Terms::new(settings, IpFamily::ALL.to_vec());
-        for family in IpFamily::ALL {
-            terms.take_randomly(family, true);
-        }
-        Self::empty(terms)
+        let families = IpFamily::ALL;
+        Self::empty(PlanOptions {
+            families: families.into(),
+            settings: settings.clone(),
+            random_fully: families.into(),
+        })
     }
 
-    /// A kernel without anything of ours.
-    pub(super) fn empty(terms: Terms) -> Self {
+    /// Returns the state of a kernel without any object of shunt.
+    pub(super) fn empty(options: PlanOptions) -> Self {
         Self {
-            rules: terms.families.iter().map(|family| (*family, Held::default())).collect(),
-            terms,
-            settings: Vec::new(),
+            rules: options.families.iter().map(|family| (*family, Held::default())).collect(),
+            options,
+            sysctls: Vec::new(),
             timeouts: Timeouts::default(),
             has_link: false,
             addresses: BTreeSet::new(),
@@ -111,37 +121,46 @@ impl State {
             items: BTreeMap::new(),
             needs: BTreeMap::new(),
             servers: BTreeMap::new(),
-            owners: BTreeMap::new(),
+            server_users: BTreeMap::new(),
             ports: BTreeMap::new(),
-            refused: Refusals::default(),
+            rejections: Rejections::default(),
             node: None,
         }
     }
 
-    /// Whether rules of a family can be relied on, and changed.
+    /// Returns true if the rules of a family are known and may be changed.
     pub(super) fn writes_rules(&self, family: IpFamily) -> bool {
         self.rules.contains_key(&family)
     }
 
-    /// Whether a virtual server is to be reached from source ranges alone.
+    /// Returns true if the kernel has the item.
+    pub(super) fn has_item(&self, item: &Item) -> bool {
+        self.items.get(item).is_some_and(|item| item.exists)
+    }
+
+    /// Returns the items that the kernel has.
+    pub fn existing_items(&self) -> impl Iterator<Item = &Item> {
+        self.items.iter().filter(|(_, state)| state.exists).map(|(item, _)| item)
+    }
+
+    /// Returns true if only source ranges may connect to a virtual server.
     pub(super) fn has_source_ranges(&self, key: VirtualKey) -> bool {
         let VirtualKey { protocol, address } = key;
         let to = Destination { address: address.ip(), protocol, port: address.port() };
-        let family = IpFamily::of(address.ip());
-        let item = Item::Entry(family, Set::LoadBalancerFirewall, Entry::Destination(to));
-        self.items.get(&item).is_some_and(|presence| presence.is_there)
+        let (family, set) = (IpFamily::of(address.ip()), Set::LoadBalancerFirewall);
+        self.has_item(&Item::Entry(SetEntry { family, set, entry: Entry::Destination(to) }))
     }
 
-    /// A step was made.
+    /// Records that a step was made.
     pub(super) fn record(&mut self, step: Step) {
         match step {
-            Step::Setting(setting, _) => self.settings.retain(|(held, _)| *held != setting),
+            Step::Sysctl(setting, _) => self.sysctls.retain(|(held, _)| *held != setting),
             Step::Timeouts(_) => self.timeouts = Timeouts::default(),
             Step::Link => self.has_link = true,
             Step::Sets(changes) => changes.into_iter().for_each(|change| self.record_set(change)),
             Step::Rules(family, change) => self.rules.entry(family).or_default().record(&change),
             Step::Servers(changes) => changes.into_iter().for_each(|change| self.record_server(change)),
-            Step::Retire(reals) => {
+            Step::Drain(reals) => {
                 for (key, real) in reals {
                     self.record_server(Change::SetReal(key, real, 0));
                 }
@@ -158,51 +177,48 @@ impl State {
     fn record_set(&mut self, change: SetChange) {
         match change {
             SetChange::Create(family, set) => drop(self.sets.insert((family, set))),
-            SetChange::Add(family, set, entry) => self.found(family, set, entry),
-            SetChange::Delete(family, set, entry) => {
-                let item = Item::Entry(family, set, entry);
-                self.refused.has_left(family, set, entry);
-                if let Some(presence) = self.items.get_mut(&item) {
-                    presence.is_there = false;
-                    if presence.users == 0 {
-                        self.items.remove(&item);
-                    }
-                }
+            SetChange::Add(entry) => self.record_entry(entry),
+            SetChange::Delete(entry) => {
+                self.rejections.entry_deleted(entry);
+                self.update_item(Item::Entry(entry), |item| item.exists = false);
             }
         }
     }
 
-    /// A change of servers was made.
+    /// Records that the kernel has an entry.
+    pub(super) fn record_entry(&mut self, entry: SetEntry) {
+        self.update_item(Item::Entry(entry), |item| item.exists = true);
+    }
+
+    /// Changes an item. Forgets it if the kernel does not have it and no service port needs it.
+    pub(super) fn update_item(&mut self, item: Item, change: impl FnOnce(&mut ItemState)) {
+        let state = self.items.entry(item).or_default();
+        change(state);
+        if *state == ItemState::default() {
+            self.items.remove(&item);
+        }
+    }
+
+    /// Records that a change of virtual or real servers was made.
     pub(super) fn record_server(&mut self, change: Change) {
         let key = change.server();
-        match change {
-            Change::AddServer(_, server) => {
-                self.servers.insert(key, Running { server, reals: Vec::new() });
+        match (change, self.servers.get_mut(&key)) {
+            (Change::AddServer(_, server), _) => {
+                self.servers.insert(key, VirtualServerState { server, reals: Vec::new() });
             }
-            Change::RemoveServer(_) => drop(self.servers.remove(&key)),
-            Change::SetServer(_, server) => {
-                if let Some(running) = self.servers.get_mut(&key) {
-                    running.server = server;
+            (Change::RemoveServer(_), _) => drop(self.servers.remove(&key)),
+            (Change::SetServer(_, server), Some(state)) => state.server = server,
+            (Change::AddReal(_, address, weight) | Change::SetReal(_, address, weight), Some(state)) => {
+                let real = RealServerState { address, weight, is_idle: false };
+                match state.reals.binary_search_by_key(&address, |real| real.address) {
+                    Ok(at) => state.reals[at] = real,
+                    Err(at) => state.reals.insert(at, real),
                 }
             }
-            Change::AddReal(_, address, weight) | Change::SetReal(_, address, weight) => {
-                let Some(running) = self.servers.get_mut(&key) else { return };
-                let real = Real { address, weight, is_idle: false };
-                match running.reals.binary_search_by_key(&address, |real| real.address) {
-                    Ok(at) => running.reals[at] = real,
-                    Err(at) => running.reals.insert(at, real),
-                }
+            (Change::RemoveReal(_, address), Some(state)) => {
+                state.reals.retain(|real| real.address != address);
             }
-            Change::RemoveReal(_, address) => {
-                if let Some(running) = self.servers.get_mut(&key) {
-                    running.reals.retain(|real| real.address != address);
-                }
-            }
+            (_, None) => {}
         }
-    }
-
-    /// Notes an entry that the kernel has.
-    pub(super) fn found(&mut self, family: IpFamily, set: Set, entry: Entry) {
-        self.items.entry(Item::Entry(family, set, entry)).or_default().is_there = true;
     }
 }

@@ -1,4 +1,4 @@
-//! Which virtual and real servers come, change and go.
+//! Plans the changes of virtual and real servers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,9 +6,9 @@ use std::{
 };
 
 use super::super::{
-    claims,
-    refusals::{Refusals, Refused},
-    state::{Owners, Running, State},
+    desired::{self, KernelObject},
+    rejections::Rejections,
+    state::{ServerUsers, State, VirtualServerState},
 };
 use crate::{
     kernel::ipvs::{Change, VirtualKey, VirtualServer},
@@ -16,56 +16,59 @@ use crate::{
 };
 
 /// The weight of a real server that gets new connections.
-const SERVES: u32 = 1;
+const SERVING_WEIGHT: u32 = 1;
 
-/// Changes of servers.
+/// Changes of virtual and real servers.
 #[derive(Debug, Default)]
 pub(super) struct ServerChanges {
-    /// Virtual and real servers that come or change.
+    /// Virtual and real servers to add or change.
     pub(super) added: Vec<Change>,
-    /// Real servers that go as soon as they have no connections.
-    pub(super) retired: Vec<(VirtualKey, SocketAddr)>,
-    /// Virtual and real servers that go now.
+    /// Real servers to remove when they have no connections.
+    pub(super) drained: Vec<(VirtualKey, SocketAddr)>,
+    /// Virtual and real servers to remove now.
     pub(super) removed: Vec<Change>,
 }
 
 impl ServerChanges {
-    /// What changes where these servers have other owners, or owners that changed; those that nobody wants go if all are looked
-    /// at.
+    /// Plans the changes of the virtual servers in `users`. A full plan also removes virtual servers
+    /// that no service port needs.
     pub(super) fn new(
         state: &State,
         snapshot: &Snapshot,
-        owners: &BTreeMap<VirtualKey, Owners>,
-        refused: &Refusals,
+        users: &BTreeMap<VirtualKey, ServerUsers>,
+        rejections: &Rejections,
         is_full: bool,
     ) -> Self {
         let mut changes = Self::default();
-        for (key, owners) in owners {
+        let settings = &state.options.settings;
+        for (key, users) in users {
             let held = state.servers.get(key);
-            let wanted = owners.first().and_then(|(reason, owner)| {
+            let wanted = users.first().and_then(|(reason, owner)| {
                 let port = snapshot.ports.get(owner)?;
-                let endpoints = claims::endpoints(*reason, port).iter().map(|endpoint| endpoint.address);
-                let is_taken = |real: &SocketAddr| !refused.has(owner, Refused::Real(*key, *real));
-                Some((claims::server(*key, port, &state.terms), endpoints.filter(is_taken).collect()))
+                let endpoints = desired::endpoints(*reason, port).iter().map(|endpoint| endpoint.address);
+                let is_accepted =
+                    |real: &SocketAddr| !rejections.contains(owner, KernelObject::RealServer(*key, *real));
+                let server = desired::virtual_server(*key, port, &settings.scheduler);
+                Some((server, endpoints.filter(is_accepted).collect()))
             });
             match (held, wanted) {
-                (held, Some((server, endpoints))) => changes.put(*key, held, server, &endpoints),
+                (held, Some((server, endpoints))) => changes.update(*key, held, server, &endpoints),
                 (Some(_), None) => changes.removed.push(Change::RemoveServer(*key)),
                 (None, None) => {}
             }
         }
         if is_full {
-            let unknown = state.servers.keys().filter(|key| !owners.contains_key(key));
-            let stray = unknown.filter(|key| !state.terms.excludes(key.address.ip()));
-            changes.removed.extend(stray.map(|key| Change::RemoveServer(*key)));
+            let others = state.servers.keys().filter(|key| !users.contains_key(key));
+            let unneeded = others.filter(|key| !settings.excludes(key.address.ip()));
+            changes.removed.extend(unneeded.map(|key| Change::RemoveServer(*key)));
         }
         changes
     }
 
-    fn put(
+    fn update(
         &mut self,
         key: VirtualKey,
-        held: Option<&Running>,
+        held: Option<&VirtualServerState>,
         server: VirtualServer,
         endpoints: &BTreeSet<SocketAddr>,
     ) {
@@ -77,19 +80,19 @@ impl ServerChanges {
         let reals = held.map_or(&[][..], |held| &held.reals);
         for endpoint in endpoints {
             match reals.binary_search_by_key(endpoint, |real| real.address) {
-                Err(_) => self.added.push(Change::AddReal(key, *endpoint, SERVES)),
-                Ok(at) if reals[at].weight != SERVES => {
-                    self.added.push(Change::SetReal(key, *endpoint, SERVES));
+                Err(_) => self.added.push(Change::AddReal(key, *endpoint, SERVING_WEIGHT)),
+                Ok(at) if reals[at].weight != SERVING_WEIGHT => {
+                    self.added.push(Change::SetReal(key, *endpoint, SERVING_WEIGHT));
                 }
                 Ok(_) => {}
             }
         }
         for real in reals.iter().filter(|real| !endpoints.contains(&real.address)) {
-            let gracefully = key.protocol == Protocol::Tcp;
-            if !gracefully || (real.weight == 0 && real.is_idle) {
+            let is_graceful = key.protocol == Protocol::Tcp;
+            if !is_graceful || (real.weight == 0 && real.is_idle) {
                 self.removed.push(Change::RemoveReal(key, real.address));
             } else if real.weight != 0 {
-                self.retired.push((key, real.address));
+                self.drained.push((key, real.address));
             }
         }
     }

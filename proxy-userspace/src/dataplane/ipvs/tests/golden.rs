@@ -1,13 +1,10 @@
 //! A cluster with every kind of Service, as it is planned; and what upstream's kube-proxy 1.36 wrote in the same place.
 
-use super::{plan, programmed, terms};
+use super::{options, plan, programmed};
 use crate::{
     dataplane::{
         PlanSize as _,
-        ipvs::{
-            plan::{Plan, Step},
-            state::State,
-        },
+        ipvs::{plan::Plan, state::State, step::Step},
     },
     kernel::ipvs::Change,
     model::{
@@ -71,7 +68,7 @@ fn text(plan: &Plan) -> String {
 
 fn lines(step: &Step) -> Vec<String> {
     match step {
-        Step::Setting(setting, value) => vec![format!("set {} = {value}", setting.0)],
+        Step::Sysctl(setting, value) => vec![format!("set {} = {value}", setting.0)],
         Step::Timeouts(timeouts) => vec![format!("{timeouts:?}")],
         Step::Link => vec!["make the link".into()],
         Step::Sets(changes) => {
@@ -83,7 +80,7 @@ fn lines(step: &Step) -> Vec<String> {
             [format!("restore {family}")].into_iter().chain(input.lines().map(String::from)).collect()
         }
         Step::Servers(changes) => changes.iter().map(ToString::to_string).collect(),
-        Step::Retire(reals) => reals.iter().map(|(key, real)| format!("retire {real} of {key}")).collect(),
+        Step::Drain(reals) => reals.iter().map(|(key, real)| format!("retire {real} of {key}")).collect(),
         Step::AddAddresses(addresses) => vec![format!("add {addresses:?}")],
         Step::DeleteAddresses(addresses) => vec![format!("delete {addresses:?}")],
     }
@@ -91,7 +88,7 @@ fn lines(step: &Step) -> Vec<String> {
 
 #[test]
 fn every_kind_of_service_is_written_as_upstream_would() {
-    let state = State::empty(terms());
+    let state = State::empty(options());
     let first = plan(&state, &snapshot(), &Dirty::everything());
     let shown = text(&first);
     // Of IPv6 there is only what is there without Services.

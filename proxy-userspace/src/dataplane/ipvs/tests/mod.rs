@@ -2,18 +2,20 @@
 //! wrote for a few.
 
 mod golden;
-mod refused;
+mod rejected;
 
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
 use super::{
-    claims::Item,
-    node::Terms,
-    plan::{SetChange, Step, plan},
-    sets::{Entry, Set},
-    state::{Presence, State},
+    IpvsSettings,
+    desired::Item,
+    node::PlanOptions,
+    plan::plan,
+    sets::{Entry, Set, SetEntry},
+    state::{ItemState, State},
+    step::{SetChange, Step},
 };
 use crate::{
     dataplane::PlanSize as _,
@@ -21,18 +23,17 @@ use crate::{
     model::{Dirty, IpFamily, Protocol, Snapshot, testing},
 };
 
-fn terms() -> Terms {
-    Terms {
+fn options() -> PlanOptions {
+    let exclude_cidrs = testing::cidrs(&["203.0.113.0/24"]);
+    PlanOptions {
         families: IpFamily::ALL.to_vec(),
-        scheduler: "rr".into(),
-        exclude_cidrs: testing::cidrs(&["203.0.113.0/24"]),
-        masquerade_mark: 1 << 14,
+        settings: IpvsSettings { exclude_cidrs, ..IpvsSettings::default() },
         random_fully: IpFamily::ALL.into(),
     }
 }
 
 fn programmed(snapshot: &Snapshot) -> State {
-    let mut state = State::empty(terms());
+    let mut state = State::empty(options());
     let first = plan(&state, snapshot, &Dirty::everything());
     first.record(&mut state);
     state
@@ -40,36 +41,33 @@ fn programmed(snapshot: &Snapshot) -> State {
 
 /// What a process that starts on this kernel reads from it. Real servers that drain have lost their connections meanwhile.
 fn restarted(state: &State, is_idle: bool) -> State {
-    let mut read = State::empty(state.terms.clone());
+    let mut read = State::empty(state.options.clone());
     read.has_link = state.has_link;
     read.addresses.clone_from(&state.addresses);
     read.sets.clone_from(&state.sets);
     read.rules.clone_from(&state.rules);
     read.servers.clone_from(&state.servers);
-    for real in read.servers.values_mut().flat_map(|running| &mut running.reals) {
+    for real in read.servers.values_mut().flat_map(|server| &mut server.reals) {
         real.is_idle = is_idle;
     }
-    for (item, presence) in state.items.iter().filter(|(_, presence)| presence.is_there) {
-        read.items.insert(*item, Presence { users: 0, ..*presence });
+    for item in state.existing_items() {
+        read.items.insert(*item, ItemState { users: 0, exists: true });
     }
     read
 }
 
 /// Without real servers that drain, which stay by design, and what is known of connections.
 fn settled(mut state: State) -> State {
-    for running in state.servers.values_mut() {
-        running.reals.retain(|real| real.weight > 0);
-        running.reals.iter_mut().for_each(|real| real.is_idle = false);
+    for server in state.servers.values_mut() {
+        server.reals.retain(|real| real.weight > 0);
+        server.reals.iter_mut().for_each(|real| real.is_idle = false);
     }
     state
 }
 
 /// Whether an address leads to a virtual server, and none to one without the rules that guard it.
 fn is_safe(state: &State) -> bool {
-    state.addresses.iter().all(|address| {
-        let entry = Item::Entry(IpFamily::of(*address), Set::Addresses, Entry::Address(*address));
-        state.items.get(&entry).is_some_and(|presence| presence.is_there)
-    })
+    state.addresses.iter().all(|address| state.has_item(&Item::address(*address)))
 }
 
 proptest! {
@@ -125,7 +123,7 @@ proptest! {
             let removals = late.steps.iter().all(|step| matches!(step, Step::Servers(changes) if changes.iter().all(|change| matches!(change, Change::RemoveReal(..)))));
             prop_assert!(removals && (is_idle || late.is_empty()), "{late:#?}");
             late.record(&mut again);
-            prop_assert!(!is_idle || again.servers.values().flat_map(|running| &running.reals).all(|real| real.weight > 0));
+            prop_assert!(!is_idle || again.servers.values().flat_map(|server| &server.reals).all(|real| real.weight > 0));
         }
     }
 
@@ -133,13 +131,13 @@ proptest! {
     fn every_beginning_of_a_plan_is_safe(
         (before, after, dirty) in testing::snapshot_change(),
     ) {
-        let mut state = State::empty(terms());
+        let mut state = State::empty(options());
         for (snapshot, dirty) in [(before, Dirty::everything()), (after, dirty)] {
             let mut change = plan(&state, &snapshot, &dirty);
             for step in std::mem::take(&mut change.steps) {
                 // Rules name sets, and the kernel takes none that is not there.
                 if let Step::Rules(..) = step {
-                    prop_assert_eq!(state.sets.len(), 2 * Set::ALL.len());
+                    prop_assert_eq!(state.sets.len(), 2 * Set::all().len());
                 }
                 // A virtual server comes before the addresses that lead to it, and goes after no real server of it.
                 if let Step::AddAddresses(addresses) = &step {
@@ -150,7 +148,7 @@ proptest! {
                 // What guards goes last.
                 if let Step::Sets(changes) = &step {
                     for change in changes {
-                        if let SetChange::Delete(_, Set::Addresses, Entry::Address(address)) = change {
+                        if let SetChange::Delete(SetEntry { entry: Entry::Address(address), .. }) = change {
                             prop_assert!(!state.addresses.contains(address), "{}", address);
                         }
                     }
@@ -191,11 +189,11 @@ proptest! {
 fn virtual_servers_of_others_stay_where_they_are_excluded_and_go_elsewhere() {
     let mut state = programmed(&Snapshot::default());
     let ours = programmed(&golden::snapshot());
-    let (key, running) = ours.servers.iter().next().expect("a virtual server");
+    let (key, server) = ours.servers.iter().next().expect("a virtual server");
     for address in ["203.0.113.7:80", "192.0.2.7:80"] {
         let mut key = *key;
         key.address = address.parse().unwrap();
-        state.servers.insert(key, running.clone());
+        state.servers.insert(key, server.clone());
     }
     let cleared = plan(&state, &Snapshot::default(), &Dirty::everything());
     let removed: BTreeSet<String> = cleared

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! The errors of the ipvs mode.
 
 use crate::{
     dataplane::OneFamily,
@@ -6,10 +6,10 @@ use crate::{
     model::{IpFamily, ServicePortKey},
 };
 
-/// What can go wrong.
+/// An error of the ipvs mode.
 #[derive(Debug, thiserror::Error)]
 pub enum IpvsError {
-    /// A command or the kernel.
+    /// A command or system call failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// The kernel has no IPVS.
@@ -18,7 +18,7 @@ pub enum IpvsError {
          another mode: {source}"
     )]
     NoIpvs {
-        /// What it said.
+        /// The kernel's error.
         source: KernelError,
     },
     /// The kernel does not have the scheduler.
@@ -27,9 +27,9 @@ pub enum IpvsError {
          ip_vs_{name}`, or set ipvs.scheduler (--ipvs-scheduler) to one that it has, such as rr: {source}"
     )]
     NoScheduler {
-        /// Its name.
+        /// The name of the scheduler.
         name: String,
-        /// What it said.
+        /// The kernel's error.
         source: KernelError,
     },
     /// The kernel has no dummy links.
@@ -38,60 +38,62 @@ pub enum IpvsError {
          `modprobe dummy`: {source}"
     )]
     NoDummyLinks {
-        /// What it said.
+        /// The kernel's error.
         source: KernelError,
     },
-    /// ipset, or the kernel's part of it.
+    /// The command ipset does not work, or the kernel has no ipsets.
     #[error(
-        "ipset does not work, which the mode's rules match by: install ipset; the kernel needs CONFIG_IP_SET: {source}"
+        "cannot use ipset, which the mode's rules need: install ipset; the kernel needs CONFIG_IP_SET: {source}"
     )]
     NoIpset {
-        /// What it said.
+        /// The command's error.
         source: KernelError,
     },
-    /// Some service ports are not served as asked for; all others are.
+    /// Some service ports are not served completely. All others are.
     #[error(
-        "the kernel refuses something of {count} service ports, which is left out; the first is {first}: {said}"
+        "the kernel rejected objects of {count} service ports, which are left out; the first is {first}: {message}"
     )]
     LeftOut {
-        /// How many.
+        /// The number of service ports.
         count: usize,
         /// One of them.
         first: ServicePortKey,
-        /// What was said of it.
-        said: String,
+        /// Why the kernel rejected its object.
+        message: String,
     },
-    /// More than can be told apart at once.
-    #[error("more than {most} entries of ipsets are refused at once")]
-    TooManyRefused {
-        /// So many were left out, and those after them are not there.
-        most: usize,
+    /// The kernel rejected too many entries of ipsets in one step.
+    #[error(
+        "the kernel rejected more than {max} entries of ipsets at once: the entries after them are missing"
+    )]
+    TooManyRejected {
+        /// The number of entries that were left out one by one.
+        max: usize,
     },
-    /// The rules of one family alone failed; all else is as it should be.
+    /// Only the rules of one family failed. Everything else was applied.
     #[error(transparent)]
     OfFamily(#[from] OneFamily<IpvsError>),
-    /// Some changes were refused; all others were made.
-    #[error("{count} of {all} changes to IPVS were refused; the first: {source}")]
-    Refused {
-        /// How many.
+    /// Some changes of virtual and real servers failed. All others were made.
+    #[error("cannot make {count} of {all} changes to IPVS; the first: {source}")]
+    Servers {
+        /// The number of changes that failed.
         count: usize,
-        /// Of how many.
+        /// The number of all changes.
         all: usize,
-        /// The first of them.
+        /// The first error.
         source: KernelError,
     },
-    /// Rules were not taken.
-    #[error("{family} rules were refused: {source}")]
+    /// Rules could not be written.
+    #[error("cannot write {family} rules: {source}")]
     Rules {
         /// The family.
         family: IpFamily,
-        /// Why.
+        /// The command's error.
         source: KernelError,
     },
 }
 
 impl IpvsError {
-    /// The family that it is of, if it is of one.
+    /// Returns the family if the error concerns only one.
     pub(super) const fn family(&self) -> Option<IpFamily> {
         if let Self::Rules { family, .. } = self { Some(*family) } else { None }
     }

@@ -1,8 +1,9 @@
-//! Keeps packets of connections that IPVS carries back while they are handed over, with a table of nftables that is there for
-//! no longer.
+//! An nftables table that drops packets during the handover of connections from IPVS to conntrack.
 //!
-//! Such a packet would begin a connection anew: with another endpoint, or with the node itself, which would reset it. Dropped, it
-//! is sent again. First packets of TCP connections pass, and so does all that netfilter translates.
+//! It drops the packets of connections that IPVS carries. Such a packet would otherwise begin a new
+//! connection: with another endpoint, or with the node itself, which would reset it. The sender
+//! retransmits a dropped packet. The first packets of TCP connections pass, and so does everything
+//! that netfilter translates.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -11,41 +12,47 @@ use crate::{
     model::IpFamily,
 };
 
-/// The table, with its family.
+/// The family and name of the table.
 const TABLE: &str = "inet shunt-handover";
 
-/// While it lives, packets are kept back.
-pub(super) struct Hold(Nft);
+/// The table. Dropping this value deletes the table.
+pub(super) struct HandoverTable(Nft);
 
-impl Hold {
-    /// Keeps back what belongs to connections to these virtual servers.
-    pub(super) fn put(path: &SearchPath, servers: &[VirtualKey]) -> Result<Self, KernelError> {
-        // Dropped also where putting fails: one that a process left that was killed goes too.
-        let hold = Self(Nft::new(path.clone()));
-        hold.0.apply(&script(servers))?;
-        Ok(hold)
+impl HandoverTable {
+    /// Creates the table for connections to these virtual servers.
+    pub(super) fn create(path: &SearchPath, servers: &[VirtualKey]) -> Result<Self, KernelError> {
+        // If this fails, dropping the value deletes the table of a process that was killed.
+        let table = Self(Nft::new(path.clone()));
+        table.0.apply(&script(servers))?;
+        Ok(table)
     }
 }
 
-impl Drop for Hold {
+impl Drop for HandoverTable {
     fn drop(&mut self) {
         if let Err(error) = self.0.delete_table(TABLE) {
-            tracing::warn!(%error, table = TABLE, "cannot remove the table: packets of connections may be dropped");
+            tracing::warn!(
+                %error,
+                table = TABLE,
+                "cannot delete the nftables table: it drops packets of connections; delete it with nft"
+            );
         }
     }
 }
 
-/// Removes what a process left that was killed while it handed over. Where there is no nft, or the kernel has no nftables, there is
-/// nothing.
-pub(super) fn remove_left(path: &SearchPath) -> Result<(), KernelError> {
+/// Deletes the table of a process that was killed during a handover. Without nft, or without nftables
+/// in the kernel, there is no table.
+pub(super) fn remove(path: &SearchPath) -> Result<(), KernelError> {
     match Nft::new(path.clone()).remove_table(TABLE) {
         Err(KernelError::CommandNotFound { .. }) => Ok(()),
         removed => removed,
     }
 }
 
-/// After conntrack (-200) and before anything is translated (-100). Ports apart from addresses, since nft takes destination
-/// ports as no part of a longer key; what else this holds back is sent again too.
+/// Returns the nft script. The chains run after conntrack (-200) and before any translation (-100).
+/// Ports and addresses are in separate sets, because nft does not accept the original destination
+/// port in a concatenated key. The rules can therefore match other packets. Their senders retransmit
+/// them too.
 fn script(servers: &[VirtualKey]) -> String {
     let mut text = format!("table {TABLE}\ndelete table {TABLE}\ntable {TABLE} {{\n");
     let ports = servers.iter().map(|key| key.address.port().to_string());
@@ -75,11 +82,11 @@ fn script(servers: &[VirtualKey]) -> String {
     text + "}\n"
 }
 
-/// A family's set, what it holds, and nft's word for the family.
+/// Each family with the name of its set, the type of the elements, and nft's name of the family.
 const FAMILIES: [(IpFamily, &str, &str, &str); 2] =
     [(IpFamily::V4, "addresses4", "ipv4_addr", "ip"), (IpFamily::V6, "addresses6", "ipv6_addr", "ip6")];
 
-/// A set of these; none of nothing.
+/// Returns the definition of a set, or `None` if it has no elements.
 fn set(name: &str, kind: &str, elements: impl Iterator<Item = String>) -> Option<String> {
     let elements: Vec<String> = elements.collect::<BTreeSet<_>>().into_iter().collect();
     let elements = (!elements.is_empty()).then(|| elements.join(", "));
@@ -92,7 +99,7 @@ mod tests {
     use crate::model::Protocol;
 
     #[test]
-    fn only_families_with_virtual_servers_are_kept_back() {
+    fn rules_exist_only_for_families_with_virtual_servers() {
         let key = |address: &str| VirtualKey { protocol: Protocol::Tcp, address: address.parse().unwrap() };
         let text = script(&[key("10.96.0.1:80"), key("10.96.0.2:80"), key("192.168.57.11:30080")]);
         assert!(

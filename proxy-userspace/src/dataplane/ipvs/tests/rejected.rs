@@ -4,17 +4,18 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::{plan, programmed, terms};
+use super::{options, plan, programmed};
 use crate::{
     dataplane::{
         PlanSize as _,
         ipvs::{
             IpvsError,
-            claims::Item,
-            plan::{Plan, SetChange, Step},
-            refusals::{Refused, Refusing},
-            sets::{Entry, Set},
+            desired::{Item, KernelObject},
+            failures::ApplyFailures,
+            plan::Plan,
+            sets::{Entry, Set, SetEntry},
             state::State,
+            step::{SetChange, Step},
         },
     },
     kernel::{KernelError, ipvs::Change},
@@ -23,7 +24,7 @@ use crate::{
 
 /// A kernel that refuses one thing, or changes of sets altogether, or to remove any virtual server.
 struct Kernel {
-    refuses: Option<Refused>,
+    refuses: Option<KernelObject>,
     sets_fail: bool,
     servers_stay: bool,
     state: State,
@@ -34,8 +35,8 @@ fn error() -> KernelError {
 }
 
 impl Kernel {
-    fn new(refuses: Option<Refused>) -> Self {
-        Self { refuses, sets_fail: false, servers_stay: false, state: State::empty(terms()) }
+    fn new(refuses: Option<KernelObject>) -> Self {
+        Self { refuses, sets_fail: false, servers_stay: false, state: State::empty(options()) }
     }
 
     fn sync(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, IpvsError> {
@@ -45,35 +46,35 @@ impl Kernel {
     }
 
     fn carry_out(&mut self, mut plan: Plan) -> Result<(), IpvsError> {
-        let mut refusing = Refusing::default();
+        let mut failures = ApplyFailures::default();
         for step in std::mem::take(&mut plan.steps) {
-            let step = refusing.rest_of(step, &self.state);
-            let step = self.taken(step, &mut refusing);
+            let step = failures.safe_part(step, &self.state);
+            let step = self.taken(step, &mut failures);
             self.state.record(step);
         }
-        plan.note(&mut self.state, refusing, !self.sets_fail && !self.servers_stay)?;
-        self.state.refused.outcome()
+        plan.finish(&mut self.state, failures, !self.sets_fail && !self.servers_stay)?;
+        self.state.rejections.check()
     }
 
-    fn takes(&self, what: Refused, refusing: &mut Refusing) -> bool {
+    fn takes(&self, what: KernelObject, failures: &mut ApplyFailures) -> bool {
         let is_refused = self.refuses == Some(what);
         if is_refused {
-            refusing.add(what, error());
+            failures.add(what, error());
         }
         !is_refused
     }
 
-    fn taken(&self, step: Step, refusing: &mut Refusing) -> Step {
+    fn taken(&self, step: Step, failures: &mut ApplyFailures) -> Step {
         match step {
             Step::Sets(changes) if self.sets_fail => {
-                refusing.may_lack(&changes);
+                failures.sets_failed(&changes);
                 Step::Sets(Vec::new())
             }
             Step::Sets(mut changes) => {
                 changes.retain(|change| match *change {
                     // The set takes any address, and the link does not.
-                    SetChange::Add(family, set, entry) if set != Set::Addresses => {
-                        self.takes(Refused::Item(Item::Entry(family, set, entry)), refusing)
+                    SetChange::Add(entry) if entry.set != Set::Addresses => {
+                        self.takes(KernelObject::Item(Item::Entry(entry)), failures)
                     }
                     _ => true,
                 });
@@ -81,25 +82,21 @@ impl Kernel {
             }
             Step::Servers(mut changes) => {
                 changes.retain(|change| match change {
-                    Change::AddServer(key, _) => self.takes(Refused::Server(*key), refusing),
+                    Change::AddServer(key, _) => self.takes(KernelObject::VirtualServer(*key), failures),
                     Change::RemoveServer(_) if self.servers_stay => {
-                        refusing.may_stay(change);
+                        failures.server_failed(change);
                         false
                     }
                     Change::AddReal(key, real, _) => {
-                        !refusing.has(Refused::Server(*key))
-                            && self.takes(Refused::Real(*key, *real), refusing)
+                        !failures.contains(KernelObject::VirtualServer(*key))
+                            && self.takes(KernelObject::RealServer(*key, *real), failures)
                     }
                     _ => true,
                 });
                 Step::Servers(changes)
             }
             Step::AddAddresses(mut addresses) => {
-                addresses.retain(|address| {
-                    let entry = Entry::Address(*address);
-                    let item = Item::Entry(IpFamily::of(*address), Set::Addresses, entry);
-                    self.takes(Refused::Item(item), refusing)
-                });
+                addresses.retain(|address| self.takes(KernelObject::Item(Item::address(*address)), failures));
                 Step::AddAddresses(addresses)
             }
             step => step,
@@ -111,7 +108,7 @@ impl Kernel {
         let servers = &self.state.servers;
         let leads = |address| servers.keys().any(|key| key.address.ip() == address);
         let is_guarded = match self.refuses {
-            Some(Refused::Item(Item::Entry(_, set, entry))) if set != Set::LoopBack => {
+            Some(KernelObject::Item(Item::Entry(SetEntry { set, entry, .. }))) if set != Set::LoopBack => {
                 entry.server().is_none_or(|key| !servers.contains_key(&key))
             }
             _ => true,
@@ -121,16 +118,16 @@ impl Kernel {
 }
 
 /// All that could be refused of what a Snapshot has in the kernel. The kernel has all numbers of ports.
-fn all_of(state: &State) -> Vec<Refused> {
+fn all_of(state: &State) -> Vec<KernelObject> {
     let items = state
         .items
         .keys()
-        .filter(|item| matches!(item, Item::Entry(_, _, entry) if !matches!(entry, Entry::Port(_))));
-    let servers = state.servers.iter().flat_map(|(key, running)| {
-        let reals = running.reals.iter().map(|real| Refused::Real(*key, real.address));
-        reals.chain([Refused::Server(*key)])
+        .filter(|item| matches!(item, Item::Entry(entry) if !matches!(entry.entry, Entry::Port(_))));
+    let servers = state.servers.iter().flat_map(|(key, server)| {
+        let reals = server.reals.iter().map(|real| KernelObject::RealServer(*key, real.address));
+        reals.chain([KernelObject::VirtualServer(*key)])
     });
-    items.map(|item| Refused::Item(*item)).chain(servers).collect()
+    items.map(|item| KernelObject::Item(*item)).chain(servers).collect()
 }
 
 proptest! {
@@ -154,7 +151,7 @@ proptest! {
         prop_assert!(plan(&kernel.state, &snapshot, &Dirty::everything()).is_empty(), "{refused:?}");
         prop_assert!(kernel.is_safe(), "{refused:?}");
         let blamed: BTreeSet<&ServicePortKey> =
-            snapshot.ports.keys().filter(|key| kernel.state.refused.has(key, refused)).collect();
+            snapshot.ports.keys().filter(|key| kernel.state.rejections.contains(key, refused)).collect();
         prop_assert!(!blamed.is_empty());
         for (key, claims) in &whole.ports {
             if !blamed.contains(key) {
@@ -176,7 +173,7 @@ fn what_a_full_set_lacked_room_for_is_tried_when_something_leaves_it() {
     let whole = programmed(&snapshot);
     let refused = all_of(&whole)
         .into_iter()
-        .find(|what| matches!(what, Refused::Item(Item::Entry(_, Set::ClusterIp, _))))
+        .find(|what| matches!(what, KernelObject::Item(Item::Entry(SetEntry { set: Set::ClusterIp, .. }))))
         .expect("a cluster IP");
     let mut kernel = Kernel::new(Some(refused));
     assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
@@ -185,7 +182,7 @@ fn what_a_full_set_lacked_room_for_is_tried_when_something_leaves_it() {
     kernel.refuses = None;
     assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
     let mut fewer = snapshot.clone();
-    let blamed = |key: &ServicePortKey| kernel.state.refused.has(key, refused);
+    let blamed = |key: &ServicePortKey| kernel.state.rejections.contains(key, refused);
     let gone = fewer.ports.keys().find(|key| !blamed(key)).expect("another").clone();
     fewer.ports.remove(&gone);
     let dirty = Dirty { ports: [gone].into(), ..Dirty::default() };
@@ -199,7 +196,7 @@ fn a_service_port_that_is_left_out_is_named_with_what_the_kernel_said() {
     let snapshot = super::golden::snapshot();
     let key = testing::key("default/external", "");
     let address = testing::ip("198.51.100.12");
-    let refused = Refused::Item(Item::Entry(IpFamily::V4, Set::Addresses, Entry::Address(address)));
+    let refused = KernelObject::Item(Item::address(address));
     let mut kernel = Kernel::new(Some(refused));
     let told = kernel.sync(&snapshot, &Dirty::everything()).expect_err("it is refused").to_string();
     assert!(told.contains("of 1 service port") && told.contains(&key.to_string()), "{told}");
@@ -212,11 +209,12 @@ fn a_service_port_that_is_left_out_is_named_with_what_the_kernel_said() {
 fn what_was_refused_and_is_not_wanted_any_more_is_forgotten_by_a_look_at_everything() {
     let snapshot = super::golden::snapshot();
     let whole = programmed(&snapshot);
-    let real = all_of(&whole).into_iter().find(|what| matches!(what, Refused::Real(..))).expect("one");
+    let real =
+        all_of(&whole).into_iter().find(|what| matches!(what, KernelObject::RealServer(..))).expect("one");
     let mut kernel = Kernel::new(Some(real));
     assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
     let mut changed = snapshot.clone();
-    let Refused::Real(_, address) = real else { panic!("{real:?}") };
+    let KernelObject::RealServer(_, address) = real else { panic!("{real:?}") };
     for port in changed.ports.values_mut() {
         let port = std::sync::Arc::make_mut(port);
         port.cluster_endpoints.retain(|endpoint| endpoint.address != address);
@@ -250,9 +248,9 @@ fn a_server_that_cannot_be_removed_is_guarded_until_it_can() {
     let mut kernel = Kernel::new(None);
     kernel.sync(&snapshot, &Dirty::everything()).expect("all is taken");
     let guards = |state: &State| -> BTreeSet<Item> {
-        let is_guard = |item: &&Item| matches!(item, Item::Entry(_, Set::LoadBalancerFirewall, _));
-        let there = state.items.iter().filter(|(_, presence)| presence.is_there).map(|(item, _)| item);
-        there.filter(is_guard).copied().collect()
+        let is_guard =
+            |item: &&Item| matches!(item, Item::Entry(SetEntry { set: Set::LoadBalancerFirewall, .. }));
+        state.existing_items().filter(is_guard).copied().collect()
     };
     let (before, servers) = (guards(&kernel.state), kernel.state.servers.len());
     assert!(!before.is_empty());

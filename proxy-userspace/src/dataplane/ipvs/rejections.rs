@@ -1,0 +1,94 @@
+//! The objects that the kernel rejected. Plans leave them out until their service port changes or
+//! there is room again. A faulty service port then does not stop the others from being served.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    desired::{DesiredObjects, Item, KernelObject, endpoints},
+    error::IpvsError,
+    node::Node,
+    sets::SetEntry,
+};
+use crate::model::{ResolvedPort, ServicePortKey, Snapshot};
+
+/// A rejection by the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rejection {
+    message: String,
+    /// The kernel may have room for the object now.
+    try_again: bool,
+}
+
+/// The rejected objects of each service port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rejections {
+    by_port: BTreeMap<ServicePortKey, BTreeMap<KernelObject, Rejection>>,
+}
+
+impl Rejections {
+    /// Returns true if plans leave out this object of a service port.
+    pub(super) fn contains(&self, port: &ServicePortKey, object: KernelObject) -> bool {
+        self.by_port.get(port).is_some_and(|rejected| rejected.contains_key(&object))
+    }
+
+    /// Returns what a full plan leaves out: objects that are still needed and must not be tried
+    /// again.
+    pub(super) fn for_full_plan(&self, snapshot: &Snapshot, node: &Node) -> Self {
+        let mut left_out = self.clone();
+        left_out.by_port.retain(|key, rejected| {
+            let Some(port) = snapshot.ports.get(key) else { return false };
+            let desired = DesiredObjects::new(key, port, node, &|_| false);
+            rejected.retain(|object, why| !why.try_again && is_needed(&desired, port, *object));
+            !rejected.is_empty()
+        });
+        left_out
+    }
+
+    /// Returns what a plan for these changed service ports leaves out: only objects of others.
+    pub(super) fn for_partial_plan(&self, changed: &BTreeSet<ServicePortKey>) -> Self {
+        let mut left_out = self.clone();
+        left_out.by_port.retain(|key, _| !changed.contains(key));
+        left_out
+    }
+
+    /// Keeps only the rejections that a plan left out.
+    pub(super) fn retain(&mut self, left_out: &Self) {
+        self.by_port.retain(|key, rejected| {
+            rejected.retain(|object, _| left_out.contains(key, *object));
+            !rejected.is_empty()
+        });
+    }
+
+    /// Records that an entry was deleted from a set, so that the set has room. An entry of the same
+    /// frontend does not count: it was deleted because the other one was rejected.
+    pub(super) fn entry_deleted(&mut self, deleted: SetEntry) {
+        for (object, why) in self.by_port.values_mut().flatten() {
+            if let KernelObject::Item(Item::Entry(SetEntry { family, set, entry })) = object {
+                why.try_again |= (*family, *set) == (deleted.family, deleted.set)
+                    && !set.have_same_frontend(*entry, deleted.entry);
+            }
+        }
+    }
+
+    /// Records a rejection.
+    pub(super) fn add(&mut self, port: ServicePortKey, object: KernelObject, message: String) {
+        tracing::debug!(%port, ?object, message, "the kernel rejected an object");
+        self.by_port.entry(port).or_default().insert(object, Rejection { message, try_again: false });
+    }
+
+    /// Returns an error if anything is left out.
+    pub(super) fn check(&self) -> Result<(), IpvsError> {
+        let first = self.by_port.iter().find_map(|(key, rejected)| Some((key, rejected.values().next()?)));
+        first.map_or(Ok(()), |(key, why)| {
+            let (count, first, message) = (self.by_port.len(), key.clone(), why.message.clone());
+            Err(IpvsError::LeftOut { count, first, message })
+        })
+    }
+}
+
+/// Returns true if a service port needs the object when nothing is rejected.
+fn is_needed(desired: &DesiredObjects, port: &ResolvedPort, object: KernelObject) -> bool {
+    let KernelObject::RealServer(key, real) = object else { return desired.contains(object) };
+    let mut needed = desired.reason(key).into_iter().flat_map(|reason| endpoints(reason, port));
+    needed.any(|endpoint| endpoint.address == real)
+}
