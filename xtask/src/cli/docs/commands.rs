@@ -133,7 +133,7 @@ fn exists(folders: &[&str], name: &str) -> Result<(), String> {
         let path = workspace::root().join(folder).join(name);
         path.exists() || Path::new(&format!("{}.rs", path.display())).exists()
     };
-    if folders.iter().any(|folder| is_there(&folder)) { Ok(()) } else { Err(format!("there is no {name}")) }
+    if folders.iter().any(is_there) { Ok(()) } else { Err(format!("there is no {name}")) }
 }
 
 #[cfg(test)]
