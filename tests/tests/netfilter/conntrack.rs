@@ -1,4 +1,5 @@
-//! UDP senders that never pause, over rules that change: entries of the kernel's conntrack that are stale go, all others stay.
+//! UDP senders that never pause, while rules change: stale conntrack entries are deleted, all
+//! others stay.
 
 use std::{
     collections::BTreeMap,
@@ -25,28 +26,29 @@ use shunt_tests::deadline::Deadline;
 
 use crate::node::Node;
 
-/// Addresses of one family. Endpoints live on the node's loopback link; Services lead out of it, to nobody.
-struct Places {
+/// The addresses of one family. Endpoints are on the node's loopback link. Service addresses are
+/// routed to a link without hosts.
+struct Addresses {
     service: IpAddr,
     strangers: IpAddr,
     endpoints: [IpAddr; 2],
     any: IpAddr,
 }
 
-/// A node with two endpoints, in both families, and what is served of them.
+/// A node with two endpoints in both families, and the endpoint that is served now.
 struct Scene {
     node: Node,
     snapshot: Snapshot,
     stale_udp: StaleUdpCleaner,
 }
 
-fn places(family: IpFamily) -> Places {
+fn places(family: IpFamily) -> Addresses {
     let texts = match family {
         IpFamily::V4 => ["10.96.0.10", "10.96.0.99", "10.244.1.101", "10.244.1.102", "0.0.0.0"],
         IpFamily::V6 => ["fd96::10", "fd96::99", "fd44:1::101", "fd44:1::102", "::"],
     };
     let [service, strangers, first, second, any] = texts.map(|text| text.parse().expect("an address"));
-    Places { service, strangers, endpoints: [first, second], any }
+    Addresses { service, strangers, endpoints: [first, second], any }
 }
 
 impl Scene {
@@ -68,7 +70,7 @@ impl Scene {
             stale_udp: StaleUdpCleaner::with_table(KernelTable, &[]),
         };
         scene.rules("");
-        // However slow the machine: no entry ends by itself.
+        // No entry may expire, however slow the machine is.
         scene.node.within(|| {
             fs::write("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", "600").expect("conntrack is there");
             Ok(())
@@ -77,7 +79,8 @@ impl Scene {
         scene
     }
 
-    /// Replaces the rules that translate what the node sends. One that asks for a state keeps conntrack at work without them.
+    /// Replaces the rules that translate packets of the node. A rule that matches a conntrack state
+    /// keeps conntrack active.
     fn rules(&self, rules: &str) {
         let table = format!(
             "table inet services\ndelete table inet services\ntable inet services {{\nchain output {{\n\
@@ -87,7 +90,7 @@ impl Scene {
         self.node.run("nft", &["-f", "-"], &table);
     }
 
-    /// What is led to the Service goes to this endpoint now, in both families: rules first, then flows.
+    /// Serves this endpoint in both families: changes the rules first, then deletes stale entries.
     fn serve(&mut self, endpoint: Option<usize>) -> Vec<StaleUdpDeletion> {
         self.serve_in_rules(endpoint);
         let mut dirty = Dirty::default();
@@ -124,7 +127,7 @@ impl Scene {
         self.node.within(|| flows(UdpFilter { family, destination_port: None }))
     }
 
-    /// How many flows to these addresses there are, by where they lead.
+    /// Returns the number of flows to an address, by the endpoint that they lead to.
     fn leading(&self, family: IpFamily, to: IpAddr) -> BTreeMap<IpAddr, usize> {
         let mut counts = BTreeMap::new();
         for flow in self.flows(family).iter().filter(|flow| flow.destination.ip() == to) {
@@ -140,7 +143,7 @@ impl Scene {
     }
 }
 
-/// A sender, and the endpoints that it may reach.
+/// A sender and the endpoints that it may reach.
 struct Talk {
     client: UdpSocket,
     endpoints: [UdpSocket; 2],
@@ -161,7 +164,7 @@ impl Talk {
         self.client.send_to(b"q", self.service).expect("nothing refuses it");
     }
 
-    /// Which endpoint gets the next datagram.
+    /// Sends a datagram, and returns the endpoint that receives it.
     fn reaches(&self) -> usize {
         self.send();
         let arrived = |endpoint: &UdpSocket| match endpoint.recv(&mut [0; 8]) {
@@ -213,7 +216,7 @@ fn port(service: IpAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
     }
 }
 
-/// What was deleted of each family that was looked at.
+/// Returns the number of deleted entries of each family that was walked.
 fn deleted(forgotten: &[StaleUdpDeletion]) -> BTreeMap<IpFamily, usize> {
     forgotten.iter().map(|forgotten| (forgotten.family, forgotten.flows.deleted)).collect()
 }
@@ -223,14 +226,14 @@ fn one_each() -> BTreeMap<IpFamily, usize> {
 }
 
 #[test]
-fn a_sender_that_never_pauses_moves_on_when_its_endpoint_leaves() {
+fn sender_without_pause_moves_when_its_endpoint_leaves() {
     let mut scene = Scene::new();
     let talks = IpFamily::ALL.map(|family| Talk::new(&scene, family));
     let reached = || talks.each_ref().map(Talk::reaches);
     scene.serve(Some(0));
     assert_eq!(reached(), [0, 0]);
     scene.serve_in_rules(Some(1));
-    assert_eq!(reached(), [0, 0], "rules alone move no flow");
+    assert_eq!(reached(), [0, 0], "changed rules move no flow");
     assert_eq!(deleted(&scene.serve(Some(1))), one_each());
     assert_eq!(reached(), [1, 1]);
     assert!(deleted(&scene.serve(Some(1))).is_empty(), "nothing changed");
@@ -239,20 +242,20 @@ fn a_sender_that_never_pauses_moves_on_when_its_endpoint_leaves() {
 }
 
 #[test]
-fn a_sender_that_was_there_first_reaches_the_first_endpoint() {
+fn sender_that_started_first_reaches_the_first_endpoint() {
     let mut scene = Scene::new();
     scene.serve(None);
     let talks = IpFamily::ALL.map(|family| Talk::new(&scene, family));
     for (talk, family) in talks.iter().zip(IpFamily::ALL) {
         talk.send();
         let service = talk.service.ip();
-        assert_eq!(scene.leading(family, service), [(service, 1)].into(), "it leads nowhere");
+        assert_eq!(scene.leading(family, service), [(service, 1)].into(), "it has no endpoint");
     }
     scene.serve_in_rules(Some(0));
     for (talk, family) in talks.iter().zip(IpFamily::ALL) {
         talk.send();
         let service = talk.service.ip();
-        assert_eq!(scene.leading(family, service), [(service, 1)].into(), "rules alone lead it nowhere else");
+        assert_eq!(scene.leading(family, service), [(service, 1)].into(), "changed rules do not move it");
     }
     assert_eq!(deleted(&scene.serve(Some(0))), one_each());
     for talk in &talks {
@@ -261,7 +264,7 @@ fn a_sender_that_was_there_first_reaches_the_first_endpoint() {
 }
 
 #[test]
-fn flows_go_with_the_last_endpoint_and_with_the_service() {
+fn flows_are_deleted_with_the_last_endpoint_and_with_the_service() {
     let mut scene = Scene::new();
     let talks = IpFamily::ALL.map(|family| Talk::new(&scene, family));
     scene.serve(Some(0));
@@ -279,10 +282,10 @@ fn flows_go_with_the_last_endpoint_and_with_the_service() {
 }
 
 #[test]
-fn tcp_connections_and_flows_of_strangers_stay() {
+fn tcp_connections_and_foreign_flows_stay() {
     let mut scene = Scene::new();
     for family in IpFamily::ALL {
-        let Places { service, strangers, endpoints, any } = places(family);
+        let Addresses { service, strangers, endpoints, any } = places(family);
         let tcp_service = SocketAddr::new(service, 53);
         let stranger = SocketAddr::new(strangers, 53);
         let rules = [
@@ -309,7 +312,7 @@ fn tcp_connections_and_flows_of_strangers_stay() {
         let stay: Vec<_> = before.iter().copied().filter(|flow| flow.destination != tcp_service).collect();
         assert_eq!((before.len() - 1, after), (stay.len(), stay));
 
-        // Without its entry the connection would lead nowhere.
+        // Without its conntrack entry the connection would fail.
         for end in [&stream.0, &stream.1] {
             end.set_read_timeout(Some(Duration::from_secs(10))).expect("a socket");
         }
@@ -321,7 +324,7 @@ fn tcp_connections_and_flows_of_strangers_stay() {
 }
 
 #[test]
-fn among_many_flows_in_any_zone_those_to_the_endpoint_that_left_are_deleted() {
+fn flows_to_a_departed_endpoint_are_deleted_in_every_zone() {
     const SENDERS: usize = 300;
     let mut scene = Scene::new();
     scene.node.run(
@@ -332,7 +335,7 @@ fn among_many_flows_in_any_zone_those_to_the_endpoint_that_left_are_deleted() {
     );
     scene.serve(Some(0));
     for (family, endpoint) in [(IpFamily::V4, 0), (IpFamily::V6, 1)] {
-        let Places { service, strangers, endpoints, any } = places(family);
+        let Addresses { service, strangers, endpoints, any } = places(family);
         scene.serve(Some(endpoint));
         let senders = |first: u16| (first..).take(SENDERS).map(|port| SocketAddr::new(any, port));
         for sender in senders(20_000) {
@@ -343,7 +346,7 @@ fn among_many_flows_in_any_zone_those_to_the_endpoint_that_left_are_deleted() {
         }
         let zones = scene.flows(family).iter().filter(|flow| flow.zone == 7).count();
         assert_eq!(zones, 200, "a hundred ports to two places");
-        // Half as many again lead to the endpoint that stays.
+        // Half as many flows lead to the endpoint that stays.
         scene.serve_in_rules(Some(1 - endpoint));
         for sender in senders(21_000).take(SENDERS / 2) {
             scene.socket(sender).send_to(b"q", SocketAddr::new(service, 53)).expect("nothing refuses it");
@@ -359,7 +362,7 @@ fn among_many_flows_in_any_zone_those_to_the_endpoint_that_left_are_deleted() {
 }
 
 #[test]
-fn the_kernel_looks_for_a_family_and_a_port_only() {
+fn kernel_filters_by_family_and_port() {
     let scene = Scene::new();
     let places = IpFamily::ALL.map(places);
     for places in &places {

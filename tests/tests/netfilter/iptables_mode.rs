@@ -1,5 +1,6 @@
-//! The iptables mode in this kernel: what is written is what is shown, it comes back where others take it away, a refused rule
-//! is told, and at the end nothing is left but what is others'. With both kinds of iptables.
+//! The iptables mode in this kernel, with both kinds of iptables: iptables-save shows what was
+//! written, removed rules come back, refused rules are reported, and cleanup leaves only foreign
+//! rules.
 
 use std::{net::IpAddr, num::NonZeroU32, sync::Arc};
 
@@ -19,7 +20,7 @@ use proxy_userspace::{
 
 use crate::node::Node;
 
-/// Commands of one kind of iptables.
+/// The commands of one kind of iptables.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
@@ -28,7 +29,7 @@ pub(crate) struct Kind {
 pub(crate) const KINDS: [Kind; 2] = [Kind { name: "nft" }, Kind { name: "legacy" }];
 
 impl Kind {
-    /// A node on which only this kind is installed.
+    /// Creates a node on which only this kind is installed.
     pub(crate) fn node(self, directory: &std::path::Path) -> Node {
         let commands = ["iptables", "ip6tables"]
             .map(|family| ["", "-save", "-restore"].map(|verb| format!("{family}-{}{verb}", self.name)));
@@ -36,7 +37,7 @@ impl Kind {
         Node::with_only(&names, directory)
     }
 
-    /// A command line for the kind's iptables of both families.
+    /// Runs a command line with this kind's iptables for both families.
     pub(crate) fn both(self, node: &Node, line: &str) {
         node.both_families(&format!("iptables-{} {line}", self.name));
     }
@@ -44,7 +45,7 @@ impl Kind {
     pub(crate) fn saved(self, node: &Node) -> String {
         let commands = [format!("iptables-{}-save", self.name), format!("ip6tables-{}-save", self.name)];
         let saved = commands.map(|command| node.run(&command, &[], ""));
-        // Comments tell the time, and counters change.
+        // Comments contain the time.
         let lines = saved.iter().flat_map(|text| text.lines()).filter(|line| !line.starts_with('#'));
         lines.map(|line| line.split(" [").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
     }
@@ -70,7 +71,7 @@ pub(crate) fn observe(node: &Node, mode: &mut Iptables) -> State {
     node.within(|| Ok(mode.observe())).expect("rules can be read")
 }
 
-/// Plans everything and applies it; how many changes it took.
+/// Plans everything and applies it. Returns the number of changes.
 pub(crate) fn sync(node: &Node, mode: &mut Iptables, state: &mut State, snapshot: &Snapshot) -> usize {
     let plan = Iptables::plan(state, snapshot, &Dirty::everything());
     let changes = plan.len();
@@ -78,7 +79,7 @@ pub(crate) fn sync(node: &Node, mode: &mut Iptables, state: &mut State, snapshot
     changes
 }
 
-/// Rules for all that Services can be, in both families.
+/// Returns Services of every kind, in both families.
 pub(crate) fn services() -> Snapshot {
     let mut snapshot = Snapshot::default();
     let node = &mut snapshot.node;
@@ -170,7 +171,7 @@ fn net<T: std::str::FromStr>(text: &str) -> T {
 }
 
 #[test]
-fn what_is_written_is_what_is_shown_so_that_the_next_process_writes_nothing() {
+fn next_process_finds_all_rules_and_writes_nothing() {
     on_each_kind(|kind, node| {
         let mut first = mode(node);
         let mut state = observe(node, &mut first);
@@ -184,7 +185,7 @@ fn what_is_written_is_what_is_shown_so_that_the_next_process_writes_nothing() {
 }
 
 #[test]
-fn what_others_flush_is_noticed_and_put_back_and_jumps_are_never_there_twice() {
+fn flushed_rules_come_back_and_jumps_exist_once() {
     on_each_kind(|kind, node| {
         kind.both(node, "-A INPUT -p tcp --dport 1 -j DROP");
         let mut mode = mode(node);
@@ -216,7 +217,7 @@ fn what_others_flush_is_noticed_and_put_back_and_jumps_are_never_there_twice() {
 }
 
 #[test]
-fn cleanup_leaves_what_is_others_and_nothing_else() {
+fn cleanup_leaves_only_foreign_rules() {
     on_each_kind(|kind, node| {
         for line in [
             "-A INPUT -p tcp --dport 1 -j DROP",
@@ -237,7 +238,8 @@ fn cleanup_leaves_what_is_others_and_nothing_else() {
         let settings = settings(&node.path);
         let errors = node.within(|| Ok(Iptables::remove(&settings)));
         assert!(errors.is_empty(), "{errors:?}");
-        // What the kubelet has in its chain comes from it again; the jump of OUTPUT to it is as the kubelet's.
+        // The kubelet writes the content of its chain again. The jump from OUTPUT stays as the
+        // kubelet's.
         let after = kind.saved(node);
         let others = |text: &str| {
             text.lines().filter(|line| !line.contains("KUBE-FIREWALL")).map(str::to_owned).collect::<Vec<_>>()
@@ -247,7 +249,7 @@ fn cleanup_leaves_what_is_others_and_nothing_else() {
 }
 
 #[test]
-fn without_a_kubelet_cleanup_leaves_nothing_and_sets_back_what_it_set_itself() {
+fn without_a_kubelet_cleanup_leaves_nothing_and_resets_its_sysctls() {
     const SETTING: &str = "net.ipv4.conf.all.route_localnet";
     let is_routed = |node: &Node| node.run("sysctl", &["-n", SETTING], "").trim() == "1";
     on_each_kind(|kind, node| {
@@ -257,7 +259,7 @@ fn without_a_kubelet_cleanup_leaves_nothing_and_sets_back_what_it_set_itself() {
             let mut state = observe(node, &mut mode);
             sync(node, &mut mode, &mut state, &services());
             assert!(is_routed(node), "{}", kind.name);
-            // The next process knows no more than what is there.
+            // The next process knows only the rules.
             let mut next = self::mode(node);
             let mut state = observe(node, &mut next);
             assert_eq!(sync(node, &mut next, &mut state, &services()), 0, "{}", kind.name);
@@ -265,7 +267,7 @@ fn without_a_kubelet_cleanup_leaves_nothing_and_sets_back_what_it_set_itself() {
             let errors = node.within(|| Ok(Iptables::remove(&settings)));
             assert!(errors.is_empty(), "{errors:?}");
             assert_eq!(is_routed(node), set_by_others, "{}", kind.name);
-            // Where loopback addresses are routed still, others must not reach them.
+            // While loopback addresses are routed, other hosts must not reach them.
             let left = kind.saved(node);
             assert_eq!(left.contains("KUBE-FIREWALL"), set_by_others, "{}: {left}", kind.name);
             assert!(
@@ -276,7 +278,7 @@ fn without_a_kubelet_cleanup_leaves_nothing_and_sets_back_what_it_set_itself() {
     });
 }
 
-/// In the words of the recordings: what kube-proxy's other modes leave, in short.
+/// What kube-proxy's other modes leave behind, abridged from the recordings.
 const OF_NFTABLES: &str =
     "add table ip kube-proxy\nadd table ip6 kube-proxy\nadd chain ip kube-proxy services\n";
 const OF_IPVS: &str = "*nat
@@ -301,7 +303,7 @@ COMMIT
 ";
 
 #[test]
-fn what_kube_proxy_left_in_other_modes_goes_and_our_rules_stay() {
+fn rules_of_kube_proxys_other_modes_are_removed_and_ours_stay() {
     on_each_kind(|kind, node| {
         node.run("nft", &["-f", "-"], OF_NFTABLES);
         node.run("ipset", &["create", "KUBE-CLUSTER-IP", "hash:ip,port"], "");
@@ -335,6 +337,6 @@ fn what_kube_proxy_left_in_other_modes_goes_and_our_rules_stay() {
         assert_eq!(node.run("ipset", &["list", "-name"], "").trim(), "mine");
         let mut next = self::mode(node);
         let mut state = observe(node, &mut next);
-        assert_eq!(sync(node, &mut next, &mut state, &services()), 0, "our rules are whole");
+        assert_eq!(sync(node, &mut next, &mut state, &services()), 0, "our rules are complete");
     });
 }

@@ -1,4 +1,5 @@
-//! What the iptables mode does where its rules are refused or cannot be shown, in this kernel and with both kinds of iptables.
+//! The iptables mode when its rules are refused or cannot be shown, in this kernel and with both
+//! kinds of iptables.
 
 use proxy_userspace::{
     dataplane::{
@@ -14,38 +15,39 @@ use crate::{
     node::Node,
 };
 
-/// The Services but for the one with source ranges, whose chain goes.
+/// Returns the Services without the one with source ranges, whose chain is then removed.
 fn without_guarded() -> Snapshot {
     let mut less = services();
     less.ports.retain(|key, _| !key.to_string().contains("guarded"));
     less
 }
 
-/// The name of that chain in what iptables-save shows.
+/// Returns the name of that chain in the output of iptables-save.
 fn firewall_chain(shown: &str) -> String {
     let name = |line: &str| line.strip_prefix(':')?.split(' ').next().map(String::from);
     shown.lines().filter_map(name).find(|name| name.starts_with("KUBE-FW-")).expect("a chain")
 }
 
 #[test]
-fn rules_that_are_refused_are_told_with_their_line_and_all_is_written_once_they_are_taken() {
+fn refused_rules_are_reported_by_line_and_written_when_accepted() {
     on_each_kind(|kind, node| {
         let mut mode = mode(node);
         let mut state = observe(node, &mut mode);
         sync(node, &mut mode, &mut state, &services());
-        // Somebody holds on to a chain, so that it cannot be removed.
+        // A foreign rule uses a chain, so that it cannot be removed.
         let less = without_guarded();
         let shown = kind.saved(node);
         let chain = firewall_chain(&shown);
         kind.both(node, "-t nat -N MINE");
         kind.both(node, &format!("-t nat -A MINE -j {chain}"));
         let plan = Iptables::plan(&state, &less, &Dirty::everything());
-        let refused = node.within(|| Ok(mode.apply(&mut state, plan))).expect_err("the chain is held on to");
-        let told = refused.to_string();
-        assert!(told.contains("IPv4 rules were refused at line "), "{told}");
+        let refused =
+            node.within(|| Ok(mode.apply(&mut state, plan))).expect_err("a foreign rule uses the chain");
+        let reported = refused.to_string();
+        assert!(reported.contains("IPv4 rules were refused at line "), "{reported}");
         assert!(counted(&mut mode, "sync_proxy_rules_iptables_restore_failures") >= 1);
         assert!(!node.within(|| Ok(mode.is_certain(&state))));
-        // It is left to them, and all else is written.
+        // The chain stays, and everything else is written.
         let mut state = observe(node, &mut mode);
         assert!(sync(node, &mut mode, &mut state, &less) > 0);
         assert_eq!(sync(node, &mut mode, &mut state, &less), 0);
@@ -60,41 +62,42 @@ fn rules_that_are_refused_are_told_with_their_line_and_all_is_written_once_they_
 }
 
 #[test]
-fn rules_of_one_family_that_are_refused_hold_up_none_of_the_other() {
+fn refused_rules_of_one_family_do_not_delay_the_other() {
     on_each_kind(|kind, node| {
         let mut mode = mode(node);
         let mut state = observe(node, &mut mode);
         sync(node, &mut mode, &mut state, &services());
         let less = without_guarded();
-        // Somebody holds on to a chain that is to go, of IPv6 alone.
+        // A foreign rule uses a chain that must go, in IPv6 only.
         let ip6tables = format!("ip6tables-{}", kind.name);
         let shown = node.run(&format!("{ip6tables}-save"), &[], "");
         let chain = firewall_chain(&shown);
         node.run(&ip6tables, &["-t", "nat", "-N", "MINE"], "");
         node.run(&ip6tables, &["-t", "nat", "-A", "MINE", "-j", &chain], "");
         let plan = Iptables::plan(&state, &less, &Dirty::everything());
-        let refused = node.within(|| Ok(mode.apply(&mut state, plan))).expect_err("the chain is held on to");
+        let refused =
+            node.within(|| Ok(mode.apply(&mut state, plan))).expect_err("a foreign rule uses the chain");
         assert_eq!(Iptables::failed_family(&refused), Some(IpFamily::V6), "{refused}");
         let guarded = |command: &str| {
             node.run(&format!("{command}-{}-save", kind.name), &[], "").contains("default/guarded")
         };
         assert_eq!([guarded("iptables"), guarded("ip6tables")], [false, true]);
-        // Changes of the other family are made all the same.
+        // Changes of the other family are still made.
         let key = services().ports.keys().find(|key| key.to_string().contains("guarded")).cloned();
         let dirty = Dirty { ports: key.into_iter().collect(), ..Dirty::default() };
         let plan = Iptables::plan(&state, &services(), &dirty);
-        node.within(|| Ok(mode.apply(&mut state, plan))).expect("nothing of IPv6 is tried");
+        node.within(|| Ok(mode.apply(&mut state, plan))).expect("no change of IPv6 is tried");
         assert!(guarded("iptables"));
     });
 }
 
 #[test]
-fn a_service_whose_rules_are_refused_is_left_out_and_keeps_no_other_from_being_served() {
+fn service_with_refused_rules_is_left_out_and_others_are_served() {
     on_each_kind(|kind, node| {
         let mut mode = mode(node);
         let mut state = observe(node, &mut mode);
         let mut snapshot = services();
-        // An address of the other family, which no Service has.
+        // An address of the other family, which no real Service has.
         let frontends = vec![frontend(FrontendKind::ClusterIp, Some("fd96::99"), 80)];
         let bad = port(frontends, IpFamily::V4, TrafficPolicy::Cluster, 1);
         let (bad_key, bad) = add(IpFamily::V4, "bad", Protocol::Tcp, bad);
@@ -106,21 +109,21 @@ fn a_service_whose_rules_are_refused_is_left_out_and_keeps_no_other_from_being_s
         let refused = apply(&mut mode, &mut state, &snapshot).expect_err("a rule is refused");
         assert!(refused.contains("refused at line"), "{refused}");
         let mut state = observe(node, &mut mode);
-        let told = apply(&mut mode, &mut state, &snapshot).expect_err("it is told as long as it is so");
-        assert!(told.starts_with("1 service ports are left out"), "{told}");
+        let reported = apply(&mut mode, &mut state, &snapshot).expect_err("every sync reports it");
+        assert!(reported.starts_with("1 service ports are left out"), "{reported}");
         let shown = kind.saved(node);
         assert!(shown.contains("default/open:p cluster IP") && !shown.contains("default/bad"), "{shown}");
-        assert!(node.within(|| Ok(mode.is_certain(&state))), "all else is as it should be");
+        assert!(node.within(|| Ok(mode.is_certain(&state))), "everything else is in place");
         snapshot.ports.remove(&bad_key);
-        apply(&mut mode, &mut state, &snapshot).expect("nothing is refused any more");
+        apply(&mut mode, &mut state, &snapshot).expect("no rule is refused any more");
         assert_eq!(sync(node, &mut mode, &mut state, &services()), 0);
     });
 }
 
 #[test]
-fn a_refusal_that_names_no_rule_is_traced_to_its_service_and_all_others_are_served() {
+fn refusal_without_a_line_is_traced_to_its_service() {
     on_each_kind(|kind, node| {
-        // Where it leads to a Service's chain, this refuses what translates destinations there.
+        // A jump from POSTROUTING to a Service's chain makes the kernel refuse DNAT in that chain.
         let bad = "KUBE-SVC-WOF25GF5VX2POM23";
         kind.both(node, &format!("-t nat -N {bad}"));
         kind.both(node, &format!("-t nat -A POSTROUTING -j {bad}"));
@@ -132,17 +135,17 @@ fn a_refusal_that_names_no_rule_is_traced_to_its_service_and_all_others_are_serv
         };
         let refused = apply(&mut mode, &mut state, &services()).expect_err("it is refused");
         assert!(refused.contains("rules were refused"), "{}: {refused}", kind.name);
-        // That its chain cannot be removed is found out next.
+        // The next syncs find that the chain cannot be removed.
         let mut tries = (0..3).map(|_| {
             let mut state = observe(node, &mut mode);
-            apply(&mut mode, &mut state, &services()).expect_err("it is told as long as it is so")
+            apply(&mut mode, &mut state, &services()).expect_err("every sync reports it")
         });
         let expected =
             "2 service ports are left out because their rules were refused; the first is default/open:p";
-        let told: Vec<String> = tries.by_ref().take(3).collect();
-        assert!(told[2].starts_with(expected), "{}: {told:?}", kind.name);
+        let reported: Vec<String> = tries.by_ref().take(3).collect();
+        assert!(reported[2].starts_with(expected), "{}: {reported:?}", kind.name);
         let shown = kind.saved(node);
-        // The same name with UDP is another service port.
+        // The same name with UDP is a different service port.
         for there in
             ["-p udp -m comment --comment \"default/open:p cluster IP", "default/guarded:p cluster IP"]
         {
@@ -153,7 +156,7 @@ fn a_refusal_that_names_no_rule_is_traced_to_its_service_and_all_others_are_serv
             "{}: {shown}",
             kind.name
         );
-        // Whoever is in the way goes, and a process that starts then serves all.
+        // After the foreign jump is removed, a new process serves everything.
         kind.both(node, &format!("-t nat -D POSTROUTING -j {bad}"));
         let mut next = crate::iptables_mode::mode(node);
         let mut state = observe(node, &mut next);
@@ -163,8 +166,8 @@ fn a_refusal_that_names_no_rule_is_traced_to_its_service_and_all_others_are_serv
 }
 
 #[test]
-fn beside_rules_that_iptables_cannot_show_all_is_served_and_nothing_is_there_twice() {
-    // The old iptables shares its tables with nobody.
+fn beside_rules_that_iptables_cannot_show_everything_is_served_once() {
+    // The legacy iptables shares its tables with no other program.
     let (kind, directory) = (KINDS[0], tempfile::tempdir().expect("a directory"));
     let node = &kind.node(directory.path());
     kind.both(node, "-t nat -N MINE");
@@ -173,7 +176,7 @@ fn beside_rules_that_iptables_cannot_show_all_is_served_and_nothing_is_there_twi
     node.run("nft", &["-f", "-"], foreign);
     assert!(!kind.saved(node).contains("*nat"), "it is shown");
     let mut snapshot = services();
-    // More rules than iptables-nft is given without further ado.
+    // More rules than iptables-nft gets in one simple input.
     for number in 20..26_u16 {
         let frontends = vec![frontend(FrontendKind::ClusterIp, Some(&format!("10.96.1.{number}")), 80)];
         let large = port(frontends, IpFamily::V4, TrafficPolicy::Cluster, 250);
@@ -190,9 +193,9 @@ fn beside_rules_that_iptables_cannot_show_all_is_served_and_nothing_is_there_twi
     assert_eq!(listed.matches("-j KUBE-SERVICES").count(), 1, "{listed}");
     let settings = settings(&node.path);
     let errors = node.within(|| Ok(Iptables::remove(&settings)));
-    let told: Vec<String> = errors.iter().map(ToString::to_string).collect();
-    assert_eq!(told.len(), 2, "one a family: {told:?}");
-    assert!(told[0].contains("table nat of iptables-nft"), "{told:?}");
+    let reported: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert_eq!(reported.len(), 2, "one a family: {reported:?}");
+    assert!(reported[0].contains("table nat of iptables-nft"), "{reported:?}");
     node.run("nft", &["-f", "-"], "flush chain ip nat MINE\nflush chain ip6 nat MINE\n");
     assert!(node.within(|| Ok(Iptables::remove(&settings))).is_empty());
     assert!(!kind.saved(node).contains("KUBE-"), "{}", kind.saved(node));

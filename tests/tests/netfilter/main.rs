@@ -1,5 +1,6 @@
-//! The netfilter rules in this kernel, with real packets through a node: what is marked, as programs on links would mark it, is
-//! masqueraded, refused or let through; and what conntrack forgets of UDP flows. Needs root, nft and iptables.
+//! The netfilter rules in this kernel, with real packets through a node. Packets with the marks of
+//! link programs are masqueraded, rejected or accepted. Stale UDP flows are deleted. Needs root,
+//! nft and iptables.
 
 mod conntrack;
 mod iptables_mode;

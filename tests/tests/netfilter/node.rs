@@ -1,4 +1,4 @@
-//! A node with a pod behind it and another node in front, and commands run on it.
+//! A node with a pod and a neighbour node, and commands that run on it.
 
 use std::{
     fs::{self, File},
@@ -22,12 +22,12 @@ use shunt_tests::{
 };
 
 pub(crate) const MARKS: Marks = Marks { masquerade: 1 << 14, reject: 1 << 15 };
-/// Packets from node2 to these ports of pod a1 carry a mark; to [`PLAIN`] they carry none.
+/// Packets from node2 to these ports of pod a1 carry a mark. Those to [`PLAIN`] carry none.
 pub(crate) const MASQUERADED: u16 = 8080;
 pub(crate) const REFUSED: u16 = 8081;
 pub(crate) const PLAIN: u16 = 5353;
 
-/// Marks packets as the programs on links do: before conntrack.
+/// Rules that mark packets before conntrack, as link programs do.
 const MARKING: &str = "
 table inet marking {
     chain prerouting {
@@ -38,16 +38,16 @@ table inet marking {
 }
 ";
 
-/// node1 with pod a1, and node2, whose traffic to a1 is forwarded by node1.
+/// node1 with pod a1, and node2. node1 forwards node2's traffic to a1.
 pub(crate) struct Node {
     world: World,
     pub(crate) path: SearchPath,
     namespace: (PathBuf, File),
 }
 
-/// How a connection attempt of node2 to pod a1 ended.
+/// The result of a connection attempt from node2 to pod a1.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum AttemptResult {
     /// The pod answered, and saw an address of node1.
     AsNode1,
     /// The pod answered, and saw an address of node2.
@@ -61,7 +61,7 @@ impl Node {
         Self::with_commands(SearchPath::default())
     }
 
-    /// A node where only the commands of these names are installed.
+    /// Creates a node where only the commands with these names are installed.
     pub(crate) fn with_only(names: &[&str], directory: &Path) -> Self {
         for name in names {
             let target =
@@ -86,7 +86,7 @@ impl Node {
         self.run("nft", &["-f", "-"], MARKING);
     }
 
-    /// Runs something in node1's network namespace.
+    /// Runs a job in node1's network namespace.
     pub(crate) fn within<T: Send>(&self, job: impl FnOnce() -> Result<T, KernelError> + Send) -> T {
         netns::within(&self.namespace.0, &self.namespace.1, job).expect("on node1")
     }
@@ -98,7 +98,7 @@ impl Node {
         self.within(|| command.run()).stdout
     }
 
-    /// Runs a command line on node1, for each family's command if it begins with iptables.
+    /// Runs a command line on node1. If it starts with iptables, runs it for both families.
     pub(crate) fn both_families(&self, line: &str) {
         for line in [line.to_owned(), line.replacen("iptables", "ip6tables", 1)] {
             let words: Vec<_> = line.split(' ').collect();
@@ -124,7 +124,7 @@ impl Node {
         assert!(errors.is_empty(), "{errors:?}");
     }
 
-    /// All that netfilter holds on node1.
+    /// Returns all netfilter rules of node1.
     pub(crate) fn everything(&self) -> String {
         let mut all = self.run("nft", &["list", "ruleset"], "");
         for (names, command) in [("ip", "iptables-legacy-save"), ("ip6", "ip6tables-legacy-save")] {
@@ -133,26 +133,26 @@ impl Node {
                 all += &self.run(command, &[], "");
             }
         }
-        // Counters and times count on.
+        // Comments contain counters and times.
         let lines = all.lines().filter(|line| !line.starts_with('#'));
         lines.map(|line| line.split(" [").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
     }
 
-    /// How an attempt ends, the same way for both families.
-    pub(crate) fn try_both_families(&mut self, protocol: Protocol, port: u16) -> Seen {
+    /// Returns the result of an attempt, which must be the same for both families.
+    pub(crate) fn try_both_families(&mut self, protocol: Protocol, port: u16) -> AttemptResult {
         let [v4, v6] = [0, 1].map(|family| self.try_one(protocol, port, family));
         assert_eq!(v4, v6, "{protocol:?} port {port}");
         v4
     }
 
-    /// From node2 to a port of pod a1, by its address of a family.
+    /// Connects from node2 to a port of pod a1, at its address of a family.
     fn dial(&mut self, dial: impl FnOnce(SocketAddr) -> Dial, port: u16, family: usize) -> Vec<Try> {
         let to = SocketAddr::new(Host::A1.addresses()[family].addr(), port);
         self.world.agent(Host::Node2).expect("node2").dial(dial(to)).expect("the agent answers")
     }
 
-    /// The addresses that pod a1 sees of datagrams of node2, which it answers, one after the other.
-    pub(crate) fn seen_of_datagrams(&mut self, port: u16, family: usize, tries: usize) -> Vec<SocketAddr> {
+    /// Sends datagrams from node2 to pod a1, and returns the source addresses that the pod sees.
+    pub(crate) fn datagram_sources(&mut self, port: u16, family: usize, tries: usize) -> Vec<SocketAddr> {
         let (timeout, order) = (patient(Duration::from_secs(5)), Order::InSequence);
         let answers =
             self.dial(|to| Dial { timeout, order, ..Dial::new(to, Protocol::Udp, tries) }, port, family);
@@ -163,22 +163,23 @@ impl Node {
         seen.collect()
     }
 
-    fn try_one(&mut self, protocol: Protocol, port: u16, family: usize) -> Seen {
+    fn try_one(&mut self, protocol: Protocol, port: u16, family: usize) -> AttemptResult {
         let timeout = patient(Duration::from_millis(700));
         match &self.dial(|to| Dial { timeout, ..Dial::new(to, protocol, 1) }, port, family)[..] {
-            [Try::Answered(answer)] if Host::Node1.owns(answer.seen.ip()) => Seen::AsNode1,
-            [Try::Answered(answer)] if Host::Node2.owns(answer.seen.ip()) => Seen::AsNode2,
-            [Try::Failed(failure)] if failure.kind == FailureKind::Refused => Seen::Refused,
-            [Try::Failed(failure)] if failure.kind == FailureKind::TimedOut => Seen::Silence,
+            [Try::Answered(answer)] if Host::Node1.owns(answer.seen.ip()) => AttemptResult::AsNode1,
+            [Try::Answered(answer)] if Host::Node2.owns(answer.seen.ip()) => AttemptResult::AsNode2,
+            [Try::Failed(failure)] if failure.kind == FailureKind::Refused => AttemptResult::Refused,
+            [Try::Failed(failure)] if failure.kind == FailureKind::TimedOut => AttemptResult::Silence,
             other => panic!("{protocol:?} port {port}: {other:?}"),
         }
     }
 
-    /// The three kinds of packets fare as they should; `plain` is what becomes of those without a mark.
-    pub(crate) fn assert_served(&mut self, plain: &Seen) {
+    /// Asserts the results of marked packets. `plain` is the expected result of packets without a
+    /// mark.
+    pub(crate) fn assert_served(&mut self, plain: &AttemptResult) {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
-            assert_eq!(self.try_both_families(protocol, MASQUERADED), Seen::AsNode1, "{protocol:?}");
-            assert_eq!(self.try_both_families(protocol, REFUSED), Seen::Refused, "{protocol:?}");
+            assert_eq!(self.try_both_families(protocol, MASQUERADED), AttemptResult::AsNode1, "{protocol:?}");
+            assert_eq!(self.try_both_families(protocol, REFUSED), AttemptResult::Refused, "{protocol:?}");
             assert_eq!(self.try_both_families(protocol, PLAIN), *plain, "{protocol:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! Where rules are put and stay: drift, restarts, changes of backend, and cleanup.
+//! Where the rules are kept: drift, restarts, changes of backend, and cleanup.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,10 +13,10 @@ use proxy_userspace::{
 use shunt_tests::deadline::patient;
 use tokio::sync::Notify;
 
-use crate::node::{MARKS, Node, Seen};
+use crate::node::{AttemptResult, MARKS, Node};
 
 #[test]
-fn rules_that_someone_flushed_are_missed_and_put_back() {
+fn flushed_rules_are_noticed_and_restored() {
     let mut node = Node::new();
     node.both_families("iptables-nft -P FORWARD DROP");
     node.both_families("iptables-legacy -P FORWARD DROP");
@@ -36,11 +36,11 @@ fn rules_that_someone_flushed_are_missed_and_put_back() {
         node.put(&mut rules);
     }
     node.mark();
-    node.assert_served(&Seen::Silence);
+    node.assert_served(&AttemptResult::Silence);
 }
 
 #[test]
-fn the_next_process_finds_the_rules_as_they_should_be() {
+fn next_process_finds_the_rules_in_place() {
     let node = Node::new();
     node.both_families("iptables-nft -P FORWARD DROP");
     node.both_families("iptables-legacy -A FORWARD -j ACCEPT");
@@ -53,7 +53,7 @@ fn the_next_process_finds_the_rules_as_they_should_be() {
 }
 
 #[test]
-fn cleanup_leaves_what_others_have_and_nothing_there_is_fine() {
+fn cleanup_leaves_foreign_rules_and_works_without_rules() {
     let node = Node::new();
     node.remove(&mut node.rules());
     node.run("nft", &["add", "table", "inet", "shunts"], "");
@@ -68,7 +68,7 @@ fn cleanup_leaves_what_others_have_and_nothing_there_is_fine() {
 }
 
 #[test]
-fn what_a_process_without_nft_left_in_iptables_goes_when_nft_is_there() {
+fn rules_in_iptables_are_removed_when_nft_appears() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let names = ["save", "restore"].map(|verb| format!("iptables-nft-{verb}"));
     let mut node = Node::with_only(&names.each_ref().map(String::as_str), directory.path());
@@ -77,11 +77,11 @@ fn what_a_process_without_nft_left_in_iptables_goes_when_nft_is_there() {
     node.path = SearchPath::default();
     node.put(&mut node.rules());
     assert!(!node.everything().contains("SHUNT"), "{}", node.everything());
-    node.assert_served(&Seen::AsNode2);
+    node.assert_served(&AttemptResult::AsNode2);
 }
 
 #[test]
-fn the_kernel_tells_at_once_that_rules_are_gone() {
+fn kernel_reports_removed_rules_at_once() {
     let node = Node::new();
     node.put(&mut node.rules());
     let nft = |args: &str| Command::new("nft", &node.path).args(args.split(' '));
@@ -92,15 +92,16 @@ fn the_kernel_tells_at_once_that_rules_are_gone() {
             let removals = Arc::new(Notify::new());
             let follow = ruleset_changes::report_removals(&RULE_NAMES, Arc::clone(&removals));
             let changes = async {
-                // Following begins with its first poll, which comes first.
+                // The subscription starts with the first poll of the other future.
                 tokio::task::yield_now().await;
-                add.run().and_then(|_| delete.run()).expect("others do as they like");
+                add.run().and_then(|_| delete.run()).expect("foreign rules change");
                 tokio::task::yield_now().await;
-                let told = futures::FutureExt::now_or_never(removals.notified());
-                assert!(told.is_none(), "others' tables are theirs");
+                let reported = futures::FutureExt::now_or_never(removals.notified());
+                assert!(reported.is_none(), "foreign tables are ignored");
                 flush.run().expect("flushed");
-                let told = tokio::time::timeout(patient(Duration::from_secs(10)), removals.notified()).await;
-                told.expect("told in time");
+                let reported =
+                    tokio::time::timeout(patient(Duration::from_secs(10)), removals.notified()).await;
+                reported.expect("reported in time");
             };
             tokio::select! {
                 biased;
