@@ -1,4 +1,4 @@
-//! The API server of the tests answers as the kube-apiserver 1.36 of the recordings did.
+//! The API server of the tests gives the answers that a kube-apiserver 1.36 gave in the recordings.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn recorded(name: &str) -> Result<Value> {
     Ok(serde_json::from_str(&text(name)?)?)
 }
 
-/// The body of a recorded answer, one JSON value a line or one in all.
+/// Returns the body of a recorded answer.
 fn recorded_body(name: &str) -> Result<Value> {
     let text = text(name)?;
     let body = text.get(text.find('{').context("a body")?..).context("a body")?;
@@ -33,7 +33,7 @@ async fn empty_server() -> Result<ApiServer> {
     ApiServer::start("127.0.0.1:0".parse()?).await
 }
 
-/// A server that holds a recorded list.
+/// Starts a server with a recorded list.
 async fn holding(name: &str, resource: &Resource) -> Result<ApiServer> {
     let server = empty_server().await?;
     let list = recorded(name)?;
@@ -52,11 +52,11 @@ fn resource(plural: &str) -> &'static Resource {
     Resource::ALL.iter().find(|resource| resource.plural == plural).expect("a known resource")
 }
 
-/// The status and body of an answer, until `lines` lines have come or it ends.
+/// Returns status and body of an answer, up to `lines` lines or its end.
 async fn get(server: &ApiServer, path_and_query: &str, lines: usize) -> Result<(u16, String)> {
     let read = async {
         let mut stream = TcpStream::connect(server.address()).await?;
-        // HTTP/1.0: the body is not chunked, and ends with the connection.
+        // With HTTP/1.0 the body is not chunked, and ends with the connection.
         stream.write_all(format!("GET {path_and_query} HTTP/1.0\r\n\r\n").as_bytes()).await?;
         let mut reader = BufReader::new(stream);
         let mut head = String::new();
@@ -102,7 +102,7 @@ async fn pages_are_as_recorded() -> Result<()> {
     server.advance_to(239);
     let (_, first) = get_json(&server, "/api/v1/services?limit=2").await?;
     assert_eq!(first, recorded("services-list-page1.json")?);
-    // Later changes do not show in the pages that follow.
+    // Later changes do not appear in the following pages.
     let new = json!({"kind": "Service", "apiVersion": "v1", "metadata": {"name": "z"}, "spec": {}});
     server.put(new)?;
     server.delete("Service", "default", "web")?;
@@ -115,7 +115,8 @@ async fn pages_are_as_recorded() -> Result<()> {
     Ok(())
 }
 
-/// Watches with `query` from `version` on while the recorded changes happen, and compares what comes with `recorded`.
+/// Watches with `query` from `version` on during the recorded changes, and compares the events with
+/// `recorded`.
 async fn replay(
     list: &str,
     plural: &str,
@@ -162,20 +163,20 @@ async fn replay(
 }
 
 #[tokio::test]
-async fn a_streaming_list_and_its_changes_are_as_recorded() -> Result<()> {
+async fn streaming_list_and_its_changes_are_as_recorded() -> Result<()> {
     let query =
         "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     replay("services-list.json", "services", 239, query, "services-watchlist.jsonl", 5).await
 }
 
 #[tokio::test]
-async fn a_watch_from_a_version_on_is_as_recorded() -> Result<()> {
+async fn watch_from_a_version_is_as_recorded() -> Result<()> {
     let query = "watch=true&resourceVersion=239";
     replay("services-list.json", "services", 239, query, "services-watch.jsonl", 0).await
 }
 
 #[tokio::test]
-async fn a_watch_from_forgotten_history_is_refused_as_recorded() -> Result<()> {
+async fn watch_from_forgotten_history_is_refused_as_recorded() -> Result<()> {
     let server = empty_server().await?;
     server.advance_to(262);
     server.compact();
@@ -198,7 +199,7 @@ async fn refusals_are_as_recorded() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_watch_ends_after_the_time_asked_for_as_recorded() -> Result<()> {
+async fn watch_ends_after_its_timeout_as_recorded() -> Result<()> {
     let server = holding("services-list.json", resource("services")).await?;
     let changed = text("watch-timeout.http")?.lines().rfind(|line| line.starts_with('{')).map(str::to_owned);
     let changed: Value = serde_json::from_str(&changed.context("a line")?)?;

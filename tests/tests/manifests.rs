@@ -1,4 +1,5 @@
-//! What is in deploy/: objects that the API server would take, roles with just what is asked for, a chart that yields the same.
+//! Checks `deploy/`: valid objects, roles with least rights, a chart that renders the same objects;
+//! and commands of the pages.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -38,7 +39,7 @@ fn files(directory: &Path) -> Vec<(String, String)> {
     files
 }
 
-/// All objects of the plain manifests.
+/// Returns all objects of the plain manifests.
 fn objects() -> Vec<Value> {
     files(&deploy().join("kubernetes")).iter().flat_map(|(_, text)| documents(text)).collect()
 }
@@ -48,7 +49,8 @@ fn object<T: DeserializeOwned>(kind: &str) -> T {
     serde_json::from_value(found).expect(kind)
 }
 
-/// Reads an object as Kubernetes' type: what the type does not know is lost on the way, and so shows.
+/// Decodes an object as Kubernetes' type and encodes it again. Unknown fields get lost, so they are
+/// found.
 fn check<T: DeserializeOwned + Serialize>(object: &Value) {
     let typed: T =
         serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object:#}"));
@@ -56,7 +58,7 @@ fn check<T: DeserializeOwned + Serialize>(object: &Value) {
     assert_holds(&back, object, "");
 }
 
-/// Every field of `wanted` is in `object`, at any depth.
+/// Asserts that every field of `wanted` is in `object`, at any depth.
 fn assert_holds(object: &Value, wanted: &Value, path: &str) {
     match (object, wanted) {
         (Value::Object(object), Value::Object(wanted)) => {
@@ -80,7 +82,7 @@ fn assert_holds(object: &Value, wanted: &Value, path: &str) {
 }
 
 #[test]
-fn every_object_is_one_of_kubernetes_and_has_no_field_that_it_does_not_know() {
+fn objects_have_only_fields_that_kubernetes_knows() {
     for object in objects() {
         match object["kind"].as_str().expect("a kind") {
             "ConfigMap" => check::<ConfigMap>(&object),
@@ -95,14 +97,14 @@ fn every_object_is_one_of_kubernetes_and_has_no_field_that_it_does_not_know() {
 
 #[test]
 #[should_panic(expected = "hostNetworks: no such field")]
-fn a_field_that_kubernetes_does_not_know_is_found() {
+fn unknown_field_is_found() {
     let mut object = objects().into_iter().find(|object| object["kind"] == "DaemonSet").expect("a DaemonSet");
     object["spec"]["template"]["spec"]["hostNetworks"] = true.into();
     check::<DaemonSet>(&object);
 }
 
 #[test]
-fn the_daemon_set_selects_its_own_pods_mounts_what_it_defines_and_is_not_privileged() {
+fn daemon_set_is_consistent_and_not_privileged() {
     let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");
     let labels = set.template.metadata.and_then(|metadata| metadata.labels).expect("labels");
     for (name, value) in set.selector.match_labels.expect("a selector") {
@@ -127,7 +129,7 @@ fn the_daemon_set_selects_its_own_pods_mounts_what_it_defines_and_is_not_privile
 }
 
 #[test]
-fn the_flags_and_the_file_of_the_daemon_set_are_accepted_without_a_word() {
+fn flags_and_file_of_the_daemon_set_are_accepted_without_warning() {
     let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");
     let arguments = set.template.spec.expect("a pod").containers.remove(0).args.expect("arguments");
     let map: ConfigMap = object("ConfigMap");
@@ -149,7 +151,7 @@ fn the_flags_and_the_file_of_the_daemon_set_are_accepted_without_a_word() {
     assert_eq!(config.ebpf.cgroup_root, Path::new("/host/cgroup"));
 }
 
-/// What rules allow, sorted.
+/// Returns what rules allow, sorted.
 fn allowed(rules: Option<Vec<PolicyRule>>) -> Vec<String> {
     let mut allowed = Vec::new();
     for rule in rules.expect("rules") {
@@ -163,10 +165,10 @@ fn allowed(rules: Option<Vec<PolicyRule>>) -> Vec<String> {
     allowed
 }
 
-/// What the program asks for: `watch/api` lists and watches three kinds, and in nftables mode a fourth, and writes Events about
+/// The program lists and watches three kinds, and in nftables mode a fourth. It writes Events about
 /// the Node and Services.
 #[test]
-fn the_roles_allow_what_is_asked_for_and_nothing_more() {
+fn roles_allow_exactly_what_is_requested() {
     let role: ClusterRole = object("ClusterRole");
     assert_eq!(
         allowed(role.rules),
@@ -187,7 +189,7 @@ fn the_roles_allow_what_is_asked_for_and_nothing_more() {
 }
 
 #[test]
-fn the_chart_with_its_defaults_yields_the_plain_manifests() {
+fn chart_with_defaults_renders_the_plain_manifests() {
     let chart = deploy().join("chart/shunt");
     let values = fs::read_to_string(chart.join("values.yaml")).expect("values");
     for (name, template) in files(&chart.join("templates")) {
@@ -209,7 +211,7 @@ fn the_chart_with_its_defaults_yields_the_plain_manifests() {
 }
 
 #[test]
-fn values_of_the_chart_reach_what_they_are_for() {
+fn values_of_the_chart_appear_in_the_objects() {
     let template =
         fs::read_to_string(deploy().join("chart/shunt/templates/daemonset.yaml")).expect("a template");
     let mut values =
@@ -225,7 +227,7 @@ fn values_of_the_chart_reach_what_they_are_for() {
     }
 }
 
-/// Comments of the file in the map differ, and do not count.
+/// Parses the file in the ConfigMap, so that its comments are ignored.
 fn with_config_parsed(mut objects: Vec<Value>) -> Vec<Value> {
     for object in &mut objects {
         if let Some(text) = object["data"]["config.conf"].as_str() {
@@ -239,7 +241,7 @@ fn with_config_parsed(mut objects: Vec<Value>) -> Vec<Value> {
     objects
 }
 
-/// The same by helm itself, where this machine has it.
+/// Renders a template with helm, if this machine has it.
 fn render_with_helm(template: &str) -> Option<String> {
     let path = SearchPath::default();
     path.find("helm")?;
@@ -249,8 +251,9 @@ fn render_with_helm(template: &str) -> Option<String> {
     Some(helm.run().expect("helm renders it").stdout)
 }
 
-/// Renders a template as `helm template shunt --namespace kube-system` does, as far as the chart's templates go: `.Values` and
-/// `.Release`, and `toYaml VALUE | indent N`. Anything else in braces is an error.
+/// Renders a template as `helm template shunt --namespace kube-system` does. Supports what the
+/// chart uses: `.Values`, `.Release`, and `toYaml VALUE | indent N`. Anything else in braces is an
+/// error.
 fn render(template: &str, values: &Value) -> String {
     let mut rendered = String::new();
     let mut rest = template;
@@ -288,13 +291,13 @@ fn lookup(path: &str, values: &Value) -> Value {
     found.unwrap_or_else(|| panic!("{path} has no value")).clone()
 }
 
-/// The pages at the root of the repository, by name.
+/// Returns a page of the repository.
 fn page(name: &str) -> String {
     fs::read_to_string(deploy().join("..").join(name)).expect(name)
 }
 
 #[test]
-fn the_commands_of_the_pages_are_understood() {
+fn commands_of_the_pages_are_accepted() {
     let mut found = 0;
     for name in ["README.md", "docs/migration.md"] {
         let page = page(name);
@@ -315,7 +318,7 @@ fn the_commands_of_the_pages_are_understood() {
 }
 
 #[test]
-fn the_file_of_the_readme_is_accepted_without_a_word() {
+fn configuration_of_the_readme_is_accepted_without_warning() {
     let page = page("README.md");
     let text = page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a file");
     let path = tempfile::NamedTempFile::new().expect("a file").into_temp_path();

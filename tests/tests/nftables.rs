@@ -1,5 +1,5 @@
-//! The nftables mode beside others who change its table: what they take is put back at once, and what it does itself is not
-//! taken for theirs. As root, in network namespaces of its own.
+//! The nftables mode when other programs change its table: removed objects come back at once, and
+//! its own changes are not taken for foreign ones. Needs root; uses network namespaces of its own.
 
 use std::{
     fs::File,
@@ -45,7 +45,7 @@ metadata: {name: web, namespace: default}
 spec: {type: ClusterIP, clusterIP: 10.96.0.80, clusterIPs: [10.96.0.80], ports: [{port: 80, protocol: TCP}]}
 ";
 
-/// A network namespace for the calling thread, which goes back when it is dropped.
+/// A network namespace for the calling thread, which returns to its old one on drop.
 struct Namespace {
     home: File,
 }
@@ -64,7 +64,7 @@ impl Drop for Namespace {
     }
 }
 
-/// The dataplane, and how often it read the kernel.
+/// The dataplane, with a count of its observations of the kernel.
 struct Counted {
     inner: Nftables,
     observed: Arc<AtomicUsize>,
@@ -97,7 +97,7 @@ impl Dataplane for Counted {
     }
 }
 
-/// A proxy that runs, with manifests to change.
+/// A running proxy, with manifests to change.
 struct Daemon {
     manifests: TempDir,
     disturbed: Arc<Notify>,
@@ -156,7 +156,7 @@ impl Daemon {
         Self { manifests, disturbed, observed, stop, running, runtime, _namespace: namespace }
     }
 
-    /// Lets the loop run until this is so.
+    /// Runs the loop until a condition is true.
     fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
         let deadline = Deadline::after(WITHIN);
         let reached = deadline.poll(|| {
@@ -195,7 +195,7 @@ fn settings() -> ModelSettings {
     }
 }
 
-/// What nft says; nothing where it fails.
+/// Returns the output of nft, or an empty text if it fails.
 fn nft(arguments: &[&str]) -> String {
     run_to_end(Path::new("nft"), arguments, WITHIN).map_or_else(|_| String::new(), |finished| finished.stdout)
 }
@@ -210,7 +210,7 @@ fn listing() -> String {
 }
 
 #[test]
-fn what_others_remove_is_put_back_long_before_sync_period() {
+fn removed_objects_come_back_before_sync_period() {
     let daemon = Daemon::start();
     daemon.set_endpoint("10.244.1.1");
     daemon.wait_until("the endpoint is served", || leads_to("10.244.1.1 . 8080"));
@@ -232,7 +232,7 @@ fn what_others_remove_is_put_back_long_before_sync_period() {
     daemon.stop();
 }
 
-/// A table as kube-proxy has it for a Service that is gone by now, with what it needs of sets.
+/// A table of kube-proxy with a Service that no longer exists, and the sets that it needs.
 const KUBE_PROXYS: &str = "
 table ip kube-proxy {
     comment \"rules for kube-proxy\"
@@ -260,7 +260,7 @@ add element ip kube-proxy service-ips { 10.96.0.81 . tcp . 80 : goto service-UEU
 ";
 
 #[test]
-fn what_kube_proxy_left_is_taken_over_and_what_nothing_needs_of_it_is_removed() {
+fn kube_proxys_table_is_taken_over_and_unused_objects_are_removed() {
     let namespace = Namespace::enter();
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), KUBE_PROXYS).expect("written");
@@ -277,7 +277,7 @@ fn what_kube_proxy_left_is_taken_over_and_what_nothing_needs_of_it_is_removed() 
     daemon.stop();
 }
 
-/// Chains and sets are listed in the order they were made.
+/// Compares two listings. nft lists chains and sets in the order of their creation.
 fn same(listing: &str, other: &str) -> bool {
     let sorted = |text: &str| {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -288,7 +288,7 @@ fn same(listing: &str, other: &str) -> bool {
 }
 
 #[test]
-fn its_own_changes_are_not_taken_for_those_of_others_and_nothing_is_read_again() {
+fn own_changes_are_not_foreign_and_cause_no_observation() {
     let daemon = Daemon::start();
     for number in 1..=20 {
         let endpoint = format!("10.244.1.{number}");
@@ -305,10 +305,10 @@ fn its_own_changes_are_not_taken_for_those_of_others_and_nothing_is_read_again()
     daemon.stop();
 }
 
-/// A table of the same name that somebody made with another idea of its sets is replaced as a whole: nobody who lists it ever
-/// finds less than one of both.
+/// A table of the same name with sets of another shape is replaced in one transaction: a listing
+/// always shows the old or the new one.
 #[test]
-fn a_table_with_sets_of_another_shape_is_replaced_at_once() {
+fn table_with_sets_of_another_shape_is_replaced_at_once() {
     let namespace = Namespace::enter();
     let file = tempfile::NamedTempFile::new().expect("a file");
     let foreign = format!(
@@ -329,7 +329,7 @@ fn a_table_with_sets_of_another_shape_is_replaced_at_once() {
 }
 
 #[test]
-fn a_transaction_that_one_family_refuses_is_made_in_the_other() {
+fn transaction_refused_in_one_family_is_made_in_the_other() {
     let _namespace = Namespace::enter();
     let settings = NftablesSettings { masquerade: 1 << 14 };
     let mut dataplane = Nftables::new(&settings, Arc::default()).expect("nf_tables");
@@ -338,9 +338,9 @@ fn a_transaction_that_one_family_refuses_is_made_in_the_other() {
     let mut plan = Nftables::plan(&state, &snapshot, &Dirty::everything());
     let transaction = plan.transactions.first_mut().expect("there is nothing yet");
     assert!(Family::ALL.iter().all(|of| transaction.iter().any(|(family, _)| family == of)));
-    // There is no such table any more by then.
+    // The table does not exist any more at the second deletion.
     transaction.extend([(Family::Ip6, Change::DeleteTable), (Family::Ip6, Change::DeleteTable)]);
-    let refused = dataplane.apply(&mut state, plan).expect_err("a table goes once");
+    let refused = dataplane.apply(&mut state, plan).expect_err("a table can be deleted once");
     assert_eq!(Nftables::failed_family(&refused), Some(IpFamily::V6), "{refused}");
     let readings = dataplane.readings().expect("failures are counted")();
     let failures: Vec<_> = readings.iter().map(|one| (one.name, one.labels[0].1, one.value)).collect();
@@ -351,6 +351,6 @@ fn a_transaction_that_one_family_refuses_is_made_in_the_other() {
     assert!(!dataplane.is_certain(&state), "what there is of IPv6 has to be read");
     let mut state = dataplane.observe().expect("the tables can be read");
     let plan = Nftables::plan(&state, &snapshot, &Dirty::everything());
-    dataplane.apply(&mut state, plan).expect("both take it now");
+    dataplane.apply(&mut state, plan).expect("both families accept it");
     assert!(nft(&["list", "tables"]).contains(&format!("table ip6 {TABLE}")));
 }

@@ -1,4 +1,5 @@
-//! The runner as a program: that it tells success from failure, and removes all it made however it ends. Needs root.
+//! The runner as a program: it reports success and failure, and always removes what it created.
+//! Needs root.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -20,9 +21,9 @@ use shunt_tests::{
     world::{remove_leftovers, traces},
 };
 
-/// From a pod to another pod's address: holds without any proxy.
+/// A flow from a pod to another pod's address. It works without a proxy.
 const DIRECT: &str = "{from: a1, to: '10.244.2.11:8080', proto: tcp, n: 3, reach: [b1], source: client}";
-/// To a cluster IP: needs a proxy.
+/// A flow to a cluster IP. It needs a proxy.
 const CLUSTER_IP: &str = "{from: a1, to: '10.96.0.10:80', proto: tcp, n: 2, reach: [b1]}";
 
 fn cases(flows: &str) -> tempfile::TempDir {
@@ -43,14 +44,14 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// A proxy that never gets healthy, so that the runner waits for it.
+/// Writes a proxy that never becomes healthy, so that the runner waits for it.
 fn stuck_proxy(directory: &Path) -> PathBuf {
     let path = directory.join("stuck");
     write_script(&path, "#!/bin/sh\necho I do nothing\nexec sleep 60\n").unwrap();
     path
 }
 
-/// A runner that waits for its proxy, and the name of its run.
+/// Starts a runner that waits for its proxy. Returns it with the name of its run.
 fn waiting_runner(directory: &Path) -> (Child, String) {
     let child = conformance(directory).arg("--shunt").arg(stuck_proxy(directory)).spawn().unwrap();
     let name = format!("shunt-test-{}-0", child.id());
@@ -66,7 +67,7 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 #[test]
-fn what_needs_no_proxy_passes_without_one() {
+fn flow_without_service_passes_without_a_proxy() {
     let cases = cases(DIRECT);
     let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
@@ -74,7 +75,7 @@ fn what_needs_no_proxy_passes_without_one() {
 }
 
 #[test]
-fn what_needs_a_proxy_fails_without_one_and_the_report_says_where_and_why() {
+fn flow_to_a_service_fails_without_a_proxy_with_a_reason() {
     let cases = cases(&format!("{DIRECT}, {CLUSTER_IP}"));
     let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
     let text = text(&output);
@@ -87,7 +88,7 @@ fn what_needs_a_proxy_fails_without_one_and_the_report_says_where_and_why() {
 }
 
 #[test]
-fn a_case_for_another_mode_is_left_out_and_named_and_not_counted() {
+fn case_for_another_mode_is_named_and_not_counted() {
     let cases = cases(DIRECT);
     let path = cases.path().join("other.yaml");
     let other = fs::read_to_string(cases.path().join("tiny.yaml")).unwrap();
@@ -99,7 +100,7 @@ fn a_case_for_another_mode_is_left_out_and_named_and_not_counted() {
 }
 
 #[test]
-fn a_proxy_that_ends_at_once_fails_the_case_with_its_log() {
+fn proxy_that_ends_at_once_fails_the_case_with_its_log() {
     let cases = cases(DIRECT);
     let proxy = stuck_proxy(cases.path());
     fs::write(&proxy, "#!/bin/sh\necho no such flag: $1\nexit 3\n").unwrap();
@@ -112,7 +113,7 @@ fn a_proxy_that_ends_at_once_fails_the_case_with_its_log() {
 }
 
 #[test]
-fn a_case_with_an_unknown_key_is_refused_before_anything_is_built() {
+fn case_with_an_unknown_key_is_refused_first() {
     let cases = cases("{from: a1, too: '10.96.0.10:80'}");
     let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -120,7 +121,7 @@ fn a_case_with_an_unknown_key_is_refused_before_anything_is_built() {
 }
 
 #[test]
-fn nothing_is_left_when_the_runner_is_told_to_stop() {
+fn stopped_runner_leaves_nothing() {
     for stop in [Signal::SIGINT, Signal::SIGTERM] {
         let cases = cases(DIRECT);
         let (child, name) = waiting_runner(cases.path());
@@ -132,23 +133,23 @@ fn nothing_is_left_when_the_runner_is_told_to_stop() {
 }
 
 #[test]
-fn what_a_killed_runner_leaves_is_removed_by_the_next() {
+fn next_run_removes_what_a_killed_runner_left() {
     let cases = cases(DIRECT);
     let (mut child, name) = waiting_runner(cases.path());
     signal(&child, Signal::SIGKILL);
     assert_eq!(child.wait().unwrap().signal(), Some(Signal::SIGKILL as i32));
-    // Another test's runner may have swept already: the outcome is the same.
+    // Another test's runner may have removed it already.
     let (_, errors) = remove_leftovers().unwrap();
     assert!(errors.is_empty(), "{errors:?}");
     assert_eq!(traces(&name), Vec::<PathBuf>::new());
 }
 
 #[test]
-fn without_root_the_runner_says_what_it_needs() {
+fn runner_without_root_says_what_it_needs() {
     use std::os::unix::process::CommandExt as _;
     let cases = cases(DIRECT);
     fs::set_permissions(cases.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    // The build directory may be closed to others; the copy is not.
+    // Other users may not read the build directory, but they can read the copy.
     let program = cases.path().join("conformance");
     fs::copy(env!("CARGO_BIN_EXE_conformance"), &program).unwrap();
     #[expect(clippy::disallowed_methods, reason = "the runner's own binary, which ends at once")]

@@ -1,4 +1,5 @@
-//! The world itself, without a proxy: who reaches whom, from which address, and that nothing of it stays. Needs root.
+//! The test world without a proxy: which host reaches which, from which address, and that nothing
+//! of it stays. Needs root.
 
 use std::{net::SocketAddr, path::Path};
 
@@ -15,7 +16,7 @@ fn dial(world: &mut World, from: Host, dial: Dial) -> Vec<Try> {
     world.agent(from).and_then(|agent| agent.dial(dial)).expect("the agent answers")
 }
 
-/// The answers to one try from each host to each address of each other host.
+/// Returns the results of one attempt to each address of a host.
 fn answers(world: &mut World, from: Host, to: Host, protocol: Protocol, port: u16) -> Vec<Answer> {
     let mut answers = Vec::new();
     for address in to.addresses() {
@@ -32,9 +33,9 @@ fn answers(world: &mut World, from: Host, to: Host, protocol: Protocol, port: u1
 }
 
 #[test]
-fn hosts_reach_each_other_by_address_and_see_each_others_own_addresses() {
+fn hosts_reach_each_other_and_see_their_own_addresses() {
     let mut world = build(&Host::ALL);
-    // The client has no routes to pods, as README says; nodes and pods route all there is between them.
+    // The client has no routes to pods. Nodes and pods can reach all others.
     let pairs = [
         (Host::A1, Host::A2),
         (Host::A1, Host::B1),
@@ -58,7 +59,7 @@ fn hosts_reach_each_other_by_address_and_see_each_others_own_addresses() {
 }
 
 #[test]
-fn a_closed_port_refuses_and_an_address_nobody_has_stays_silent() {
+fn closed_port_refuses_and_unused_address_is_silent() {
     let mut world = build(&Host::ALL);
     let kinds = |tries: Vec<Try>| -> Vec<_> {
         tries
@@ -81,7 +82,7 @@ fn a_closed_port_refuses_and_an_address_nobody_has_stays_silent() {
 }
 
 #[test]
-fn source_ports_and_source_addresses_are_those_asked_for() {
+fn requested_source_ports_and_addresses_are_used() {
     let mut world = build(&Host::ALL);
     let own: Vec<_> = ["192.168.57.60", "192.168.57.61"].iter().map(|text| text.parse().unwrap()).collect();
     world.add_addresses(Host::Client, &own).unwrap();
@@ -105,9 +106,9 @@ fn source_ports_and_source_addresses_are_those_asked_for() {
 }
 
 #[test]
-fn sockets_that_name_no_port_leave_those_that_cases_name_alone() {
+fn ephemeral_ports_are_never_ports_of_cases() {
     let mut world = build(&Host::ALL);
-    // All but two of these are ports that cases name.
+    // All but two of these are ports of cases.
     world.run(Host::Client, "sysctl -qw net.ipv4.ip_local_port_range='45000 45401'").unwrap();
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         for to in ["192.168.57.11", "fd57::11"] {
@@ -145,7 +146,7 @@ fn large_datagrams_and_kept_connections_work() {
 }
 
 #[test]
-fn processes_run_in_the_cgroup_and_the_namespace_of_their_host() {
+fn processes_run_in_cgroup_and_netns_of_their_host() {
     let world = build(&[Host::Node1, Host::A1]);
     let procs = std::fs::read_to_string(world.cgroup_root().join("cgroup.procs")).unwrap();
     assert_eq!(procs.lines().count(), 2, "one agent for node1 and one for a1: {procs}");
@@ -158,7 +159,7 @@ fn processes_run_in_the_cgroup_and_the_namespace_of_their_host() {
 }
 
 #[test]
-fn nothing_of_a_world_is_left_when_it_is_dropped() {
+fn dropped_world_leaves_nothing() {
     let world = build(&[Host::Node1, Host::A1]);
     let name = world.name().to_owned();
     assert!(traces(&name).len() >= 4, "namespaces, cgroup, pins and directory: {:?}", traces(&name));
@@ -167,7 +168,7 @@ fn nothing_of_a_world_is_left_when_it_is_dropped() {
 }
 
 #[test]
-fn nothing_of_a_world_is_left_after_a_panic() {
+fn world_leaves_nothing_after_a_panic() {
     let (sender, name) = std::sync::mpsc::channel();
     let panicked = std::thread::spawn(move || {
         let world = build(&[Host::Node1, Host::A1]);
@@ -179,7 +180,7 @@ fn nothing_of_a_world_is_left_after_a_panic() {
 }
 
 #[test]
-fn two_worlds_live_side_by_side() {
+fn two_worlds_exist_at_the_same_time() {
     let (mut one, other) = (build(&[Host::Node1, Host::A1]), build(&[Host::Node1, Host::A1]));
     assert_ne!(one.name(), other.name());
     drop(other);

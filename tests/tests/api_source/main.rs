@@ -1,4 +1,5 @@
-//! The API source against a real HTTP server that lists and watches as a kube-apiserver does, and misbehaves.
+//! The API source against a real HTTP server that lists and watches like a kube-apiserver, and can
+//! misbehave.
 
 mod scene;
 mod service_cidrs;
@@ -49,7 +50,7 @@ async fn empty_kinds_are_listed_too() -> Result<()> {
 }
 
 #[tokio::test]
-async fn only_what_the_selectors_let_through_is_asked_for() -> Result<()> {
+async fn requests_carry_the_selectors() -> Result<()> {
     let others = [
         labelled(service("theirs", 80), "service.kubernetes.io/service-proxy-name"),
         labelled(slice("headless-1"), "service.kubernetes.io/headless"),
@@ -63,13 +64,13 @@ async fn only_what_the_selectors_let_through_is_asked_for() -> Result<()> {
         let this_node = (None, Some("metadata.name=node1"));
         assert_eq!(selectors, if request.plural == "nodes" { this_node } else { (Some(labels), None) });
     }
-    // A Service that another proxy takes over is gone for this one.
+    // A Service that gets another proxy's label is deleted for this one.
     scene.server.put(labelled(service("web", 80), "service.kubernetes.io/service-proxy-name"))?;
     scene.until(|scene| scene.services.is_empty()).await
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_to_stream_is_listed_by_pages() -> Result<()> {
+async fn server_that_refuses_streaming_is_listed_by_pages() -> Result<()> {
     let server = server_with(&many_services(1203)).await?;
     server.misbehave(None, Some(Verb::WatchList), Misbehaviour::RefuseStreaming, usize::MAX);
     let mut scene = Scene::watching(server, patient()).await?;
@@ -84,7 +85,7 @@ async fn a_server_that_refuses_to_stream_is_listed_by_pages() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_know_streaming_is_listed_by_pages() -> Result<()> {
+async fn server_without_streaming_is_listed_by_pages() -> Result<()> {
     let server = server_with(&objects()).await?;
     server.misbehave(None, Some(Verb::WatchList), Misbehaviour::IgnoreStreaming, usize::MAX);
     let mut scene = Scene::watching(server, quick()).await?;
@@ -95,10 +96,10 @@ async fn a_server_that_does_not_know_streaming_is_listed_by_pages() -> Result<()
 }
 
 #[tokio::test]
-async fn a_bookmark_moves_the_version_to_resume_from() -> Result<()> {
+async fn bookmark_updates_the_version_to_resume_from() -> Result<()> {
     let mut scene = Scene::start(&objects(), quick()).await?;
     scene.server.advance_to(700);
-    // A change of another kind makes all watches catch up with the version, which their bookmarks then tell.
+    // A change of another kind raises the version, which the bookmarks of all watches then carry.
     scene.server.put(service("other", 80))?;
     scene.port("other", 80).await?;
     let resumed = |request: &Request| request.query.get("resourceVersion").and_then(|text| text.parse().ok());
@@ -120,7 +121,7 @@ async fn a_bookmark_moves_the_version_to_resume_from() -> Result<()> {
 }
 
 #[tokio::test]
-async fn history_that_expired_in_the_stream_leads_to_one_replacement() -> Result<()> {
+async fn expired_history_in_the_stream_leads_to_one_new_list() -> Result<()> {
     let mut scene = Scene::start(&[service("gone", 1), service("web", 80)], patient()).await?;
     scene.server.down().await;
     scene.server.delete("Service", "default", "gone")?;
@@ -142,7 +143,7 @@ async fn http_gone_on_a_watch_leads_to_a_new_list() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_version_from_before_compaction_leads_to_a_new_list() -> Result<()> {
+async fn version_before_compaction_leads_to_a_new_list() -> Result<()> {
     let mut scene = Scene::start(&objects(), patient()).await?;
     scene.server.down().await;
     scene.server.put(service("web", 81))?;
@@ -154,7 +155,7 @@ async fn a_version_from_before_compaction_leads_to_a_new_list() -> Result<()> {
 }
 
 #[tokio::test]
-async fn expired_continue_tokens_start_the_list_over_and_at_last_without_pages() -> Result<()> {
+async fn expired_continue_tokens_restart_the_list_and_then_drop_pages() -> Result<()> {
     for (expirations, requests) in [(1, 4), (2, 5)] {
         let server = server_with(&many_services(700)).await?;
         server.misbehave(None, Some(Verb::WatchList), Misbehaviour::RefuseStreaming, usize::MAX);
@@ -172,21 +173,22 @@ async fn expired_continue_tokens_start_the_list_over_and_at_last_without_pages()
 }
 
 #[tokio::test]
-async fn a_connection_cut_in_the_middle_of_an_event_loses_nothing() -> Result<()> {
+async fn connection_cut_within_an_event_loses_nothing() -> Result<()> {
     let mut scene = Scene::start(&objects(), patient()).await?;
     for port in 100..110 {
         scene.server.interrupt(Interruption::CutMidEvent);
         scene.server.put(service("web", port))?;
         scene.port("web", port).await?;
     }
-    // The connections broke, the history did not: nothing was listed again, and nothing said twice.
+    // The connections broke, the history did not: nothing was listed again, and no event came
+    // twice.
     assert_eq!(scene.requests("services", Verb::WatchList).len(), 1);
     assert_eq!(scene.service_log(1), ["services + web"; 10]);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_list_cut_in_the_middle_is_asked_for_again() -> Result<()> {
+async fn interrupted_list_is_requested_again() -> Result<()> {
     let server = server_with(&objects()).await?;
     server.misbehave(None, Some(Verb::WatchList), Misbehaviour::Cut, 3);
     server.misbehave(None, Some(Verb::WatchList), Misbehaviour::RefuseStreaming, usize::MAX);
@@ -198,7 +200,7 @@ async fn a_list_cut_in_the_middle_is_asked_for_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn forbidden_and_unauthorized_are_told_and_outlived() -> Result<()> {
+async fn forbidden_and_unauthorized_are_reported_and_retried() -> Result<()> {
     for (misbehaviour, told) in [(Misbehaviour::Forbidden, "403"), (Misbehaviour::Unauthorized, "401")] {
         let server = server_with(&objects()).await?;
         server.misbehave(SERVICES, None, misbehaviour, usize::MAX);
@@ -215,12 +217,12 @@ async fn forbidden_and_unauthorized_are_told_and_outlived() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_known_stays_while_the_server_is_away() -> Result<()> {
+async fn objects_stay_while_the_server_is_away() -> Result<()> {
     let mut scene = Scene::start(&objects(), patient()).await?;
     scene.server.down().await;
     let failing = |kind: &KindStatus| kind.last_error.is_some() && kind.synced;
     scene.status(|status| failing(&status.services) && failing(&status.nodes)).await?;
-    assert!(scene.events.is_empty(), "an absent server says nothing about objects");
+    assert!(scene.events.is_empty(), "an absent server changes no object");
     scene.server.up().await?;
     scene.server.put(service("web", 81))?;
     scene.port("web", 81).await?;
@@ -229,7 +231,7 @@ async fn what_is_known_stays_while_the_server_is_away() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_yet_is_waited_for() -> Result<()> {
+async fn source_waits_for_a_server_that_is_not_up_yet() -> Result<()> {
     let mut server = server_with(&objects()).await?;
     server.down().await;
     let mut scene = Scene::watching(server, patient()).await?;
@@ -241,7 +243,7 @@ async fn a_server_that_is_not_there_yet_is_waited_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn servers_that_do_not_answer_are_asked_again() -> Result<()> {
+async fn requests_without_answer_are_repeated() -> Result<()> {
     let server = server_with(&objects()).await?;
     for misbehaviour in [Misbehaviour::Hang, Misbehaviour::HangAfterHead] {
         server.misbehave(SERVICES, Some(Verb::WatchList), misbehaviour, 1);
@@ -254,7 +256,7 @@ async fn servers_that_do_not_answer_are_asked_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_watch_that_has_silently_died_is_replaced() -> Result<()> {
+async fn silently_dead_watch_is_replaced() -> Result<()> {
     let mut scene = Scene::start(&objects(), quick()).await?;
     scene.server.interrupt(Interruption::Stall);
     scene.server.put(service("web", 81))?;
@@ -264,7 +266,7 @@ async fn a_watch_that_has_silently_died_is_replaced() -> Result<()> {
 }
 
 #[tokio::test]
-async fn errors_and_nonsense_are_outlived() -> Result<()> {
+async fn errors_and_invalid_data_are_survived() -> Result<()> {
     let server = server_with(&objects()).await?;
     for misbehaviour in [Misbehaviour::InternalError, Misbehaviour::Garbage, Misbehaviour::EndAtOnce] {
         server.misbehave(SERVICES, Some(Verb::WatchList), misbehaviour, 2);
@@ -278,7 +280,7 @@ async fn errors_and_nonsense_are_outlived() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_watch_that_makes_no_sense_from_some_version_on_is_listed_anew() -> Result<()> {
+async fn invalid_watch_data_leads_to_a_new_list() -> Result<()> {
     let mut scene = Scene::start(&objects(), patient()).await?;
     scene.server.misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::Garbage, usize::MAX);
     scene.server.interrupt(Interruption::End);
@@ -288,7 +290,7 @@ async fn a_watch_that_makes_no_sense_from_some_version_on_is_listed_anew() -> Re
 }
 
 #[tokio::test]
-async fn a_server_that_went_back_to_older_data_is_listed_anew() -> Result<()> {
+async fn server_with_older_data_is_listed_again() -> Result<()> {
     let mut scene = Scene::start(&objects(), quick()).await?;
     let backup = scene.server.backup();
     scene.server.put(service("web", 81))?;
@@ -297,7 +299,7 @@ async fn a_server_that_went_back_to_older_data_is_listed_anew() -> Result<()> {
     scene.server.down().await;
     scene.server.go_back_to(backup);
     scene.server.up().await?;
-    // Nothing is changed on the server: only its bookmarks tell, which come by themselves once a minute.
+    // Nothing changes on the server. Only its bookmarks show it, which come once a minute.
     let listed = async {
         while scene.requests("services", Verb::WatchList).len() < 2 {
             scene.server.interrupt(Interruption::Bookmark);
@@ -311,7 +313,7 @@ async fn a_server_that_went_back_to_older_data_is_listed_anew() -> Result<()> {
 }
 
 #[tokio::test]
-async fn versions_that_are_lies_cost_a_list_at_most() -> Result<()> {
+async fn wrong_versions_cost_at_most_one_list() -> Result<()> {
     for lie in [Lie::Low, Lie::High, Lie::Nonsense, Lie::Missing] {
         let mut scene = Scene::start(&objects(), quick()).await?;
         scene.server.misbehave(SERVICES, None, Misbehaviour::Lie(lie), 1);
@@ -325,8 +327,8 @@ async fn versions_that_are_lies_cost_a_list_at_most() -> Result<()> {
         scene.server.interrupt(Interruption::End);
         scene.requested("services", Verb::Watch, watches + 1).await?;
         scene.server.put(service("web", 200))?;
-        // To a watch that begins at a version yet to come, the change does not show; this tells how far the server is, as it does each
-        // minute.
+        // A watch from a future version does not see the change. A bookmark, as sent every minute,
+        // carries the server's version.
         scene.server.interrupt(Interruption::Bookmark);
         scene.port("web", 200).await.with_context(|| format!("after {lie:?}"))?;
     }
@@ -342,7 +344,7 @@ async fn one_bad_object_never_stops_the_others() -> Result<()> {
     let mut scene = Scene::start(&[bad.clone(), odd, service("web", 80)], patient()).await?;
     assert_eq!(scene.service_log(0), ["services = odd web"]);
     assert_eq!(scene.services[&NamespacedName::new("default", "odd")].external_ips.len(), 1);
-    // While watched, the last good version stays.
+    // During the watch, the last good version stays.
     scene.server.put(service("bad", 81))?;
     scene.port("bad", 81).await?;
     scene.server.put(bad)?;
@@ -353,7 +355,7 @@ async fn one_bad_object_never_stops_the_others() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_source_ends_when_nobody_listens() -> Result<()> {
+async fn source_ends_when_its_receiver_is_dropped() -> Result<()> {
     let server = server_with(&objects()).await?;
     let client = kube_client(None, Some(&server.url())).await?;
     let (tx, rx) = mpsc::channel(16);

@@ -1,4 +1,4 @@
-//! A server, a source that watches it, and what the source has said.
+//! An API server, a source that watches it, and the source's events.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,10 +15,10 @@ use tokio::{
     time::timeout,
 };
 
-/// No wait in these tests is longer.
+/// The longest wait in these tests.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A source that soon loses patience with a silent server.
+/// Returns a timing that soon gives up on a silent server.
 pub(crate) fn quick() -> Timing {
     Timing {
         response: Duration::from_millis(500),
@@ -29,12 +29,12 @@ pub(crate) fn quick() -> Timing {
     }
 }
 
-/// A source that retries soon, but waits for a silent server.
+/// Returns a timing that retries soon, but waits for a silent server.
 pub(crate) fn patient() -> Timing {
     Timing { idle: DEADLINE, response: DEADLINE, ..quick() }
 }
 
-/// A server, a source that watches it, and what the source has said.
+/// An API server, a source that watches it, and the source's events.
 pub(crate) struct Scene {
     pub(crate) server: ApiServer,
     pub(crate) events: mpsc::Receiver<WatchEvent>,
@@ -43,23 +43,23 @@ pub(crate) struct Scene {
     pub(crate) services: BTreeMap<NamespacedName, Service>,
     pub(crate) slices: BTreeMap<NamespacedName, EndpointSlice>,
     pub(crate) nodes: BTreeMap<NamespacedName, Node>,
-    /// Every event so far, in short.
+    /// A summary of every event so far.
     pub(crate) log: Vec<String>,
 }
 
 impl Scene {
-    /// A source that watches `server`, which may be down.
+    /// Starts a source that watches `server`, which may be down.
     pub(crate) async fn watching(server: ApiServer, timing: Timing) -> Result<Self> {
         let client = kube_client(None, Some(&server.url())).await?;
         let source = ApiSource::new(client, "node1").with_timing(timing);
         let status = source.status();
         let (tx, events) = mpsc::channel(16);
-        let source = tokio::spawn(async move { source.run(tx).await.expect("sources go on trying") });
+        let source = tokio::spawn(async move { source.run(tx).await.expect("sources retry forever") });
         let (services, slices, nodes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Ok(Self { server, events, status, source, services, slices, nodes, log: Vec::new() })
     }
 
-    /// A source that has listed these objects.
+    /// Starts a server with these objects, and a source that has listed them.
     pub(crate) async fn start(objects: &[Value], timing: Timing) -> Result<Self> {
         let mut scene = Self::watching(server_with(objects).await?, timing).await?;
         scene.synced().await?;
@@ -69,7 +69,7 @@ impl Scene {
     pub(crate) async fn event(&mut self) -> Result<()> {
         let event = timeout(DEADLINE, self.events.recv()).await;
         let event = event.with_context(|| format!("no event; so far {:?}", self.log))?;
-        let event = event.context("the source is gone")?;
+        let event = event.context("the source ended")?;
         self.log.push(brief(&event));
         match event {
             WatchEvent::Services(delta) => delta.apply_to(&mut self.services, |object| object.name.clone()),
@@ -84,7 +84,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Takes events until `done`.
+    /// Receives events until `done`.
     pub(crate) async fn until(&mut self, done: impl Fn(&Self) -> bool) -> Result<()> {
         while !done(self) {
             self.event().await?;
@@ -92,7 +92,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Takes events until each kind was listed once.
+    /// Receives events until each kind was listed.
     pub(crate) async fn synced(&mut self) -> Result<()> {
         let listed = |scene: &Self, start: &str| scene.log.iter().any(|event| event.starts_with(start));
         self.until(|scene| ["services =", "slices =", "nodes ="].iter().all(|start| listed(scene, start)))
@@ -102,12 +102,13 @@ impl Scene {
     }
 
     pub(crate) async fn status(&mut self, holds: impl FnMut(&WatchStatus) -> bool) -> Result<WatchStatus> {
-        let status =
-            timeout(DEADLINE, self.status.wait_for(holds)).await.context("status does not come")??;
+        let status = timeout(DEADLINE, self.status.wait_for(holds))
+            .await
+            .context("the status did not change in time")??;
         Ok(status.clone())
     }
 
-    /// Takes events until the Service's first port is this one.
+    /// Receives events until the Service's first port is `port`.
     pub(crate) async fn port(&mut self, name: &str, port: u16) -> Result<()> {
         self.until(|scene| scene.port_of(name) == Some(port)).await
     }
@@ -121,7 +122,7 @@ impl Scene {
         requests.filter(|request| request.plural == plural && request.verb == verb).collect()
     }
 
-    /// Waits until there were so many requests.
+    /// Waits for a number of requests.
     pub(crate) async fn requested(&self, plural: &str, verb: Verb, times: usize) -> Result<()> {
         let reached = async {
             while self.requests(plural, verb).len() < times {
@@ -133,7 +134,7 @@ impl Scene {
             .with_context(|| format!("requests: {:?}", self.requests(plural, verb)))
     }
 
-    /// The events about Services after the first `skip`.
+    /// Returns the events about Services after the first `skip`.
     pub(crate) fn service_log(&self, skip: usize) -> Vec<&str> {
         let events = self.log.iter().map(String::as_str);
         events.filter(|event| event.starts_with("services")).skip(skip).collect()
@@ -146,7 +147,8 @@ impl Drop for Scene {
     }
 }
 
-/// `services = a b` for a list, `services + a` for a change, `services - a` for a deletion.
+/// Summarises an event: `services = a b` for a list, `services + a` for a change, `services - a`
+/// for a deletion.
 pub(crate) fn brief(event: &WatchEvent) -> String {
     fn text<T>(kind: &str, delta: &Delta<T>, name: impl Fn(&T) -> String) -> String {
         match delta {
@@ -196,7 +198,7 @@ pub(crate) fn labelled(mut object: Value, label: &str) -> Value {
     object
 }
 
-/// One of each kind.
+/// Returns one object of each kind.
 pub(crate) fn objects() -> [Value; 3] {
     [service("web", 80), slice("web-1"), node("node1")]
 }

@@ -1,4 +1,4 @@
-//! ServiceCIDRs, which a server may be without, or keep for itself.
+//! ServiceCIDRs, which a server may not have, or may forbid to read.
 
 use anyhow::{Context as _, Result};
 use proxy_userspace::{
@@ -23,10 +23,10 @@ fn service_cidr(ranges: &[&str]) -> Value {
     })
 }
 
-/// The ranges of the next event about ServiceCIDRs.
+/// Returns the ranges of the next event about ServiceCIDRs.
 async fn ranges(events: &mut mpsc::Receiver<WatchEvent>) -> Result<Vec<String>> {
     loop {
-        let event = timeout(DEADLINE, events.recv()).await?.context("the source is gone")?;
+        let event = timeout(DEADLINE, events.recv()).await?.context("the source ended")?;
         let objects = match event {
             WatchEvent::ServiceCidrs(Delta::Replace(objects)) => objects,
             WatchEvent::ServiceCidrs(Delta::Apply(object)) => vec![object],
@@ -60,7 +60,7 @@ async fn service_cidrs_are_listed_and_their_changes_follow() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_server_that_keeps_its_service_cidrs_is_watched_all_the_same_and_asked_again() -> Result<()> {
+async fn forbidden_service_cidrs_are_requested_again_and_others_are_watched() -> Result<()> {
     let mut all = Vec::from(objects());
     all.push(service_cidr(&["10.96.0.0/16"]));
     let server = server_with(&all).await?;

@@ -1,4 +1,4 @@
-//! Links that come and go, globs, restarts, and what somebody removes.
+//! Links that appear and disappear, globs, restarts, and removed programs.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use shunt_tests::deadline::slowness;
 use crate::bench::{ATTACHMENTS, Bench, HOOKS, attachments, has_clsact, in_this_kernel, run, tc};
 
 #[test]
-fn links_that_come_get_programs_on_both_hooks_and_those_that_go_leave_nothing() {
+fn new_links_get_programs_on_both_hooks_and_removed_links_leave_nothing() {
     for attachment in ATTACHMENTS {
         let mut bench = Bench::new(attachment);
         bench.sync();
@@ -42,7 +42,7 @@ fn links_that_come_get_programs_on_both_hooks_and_those_that_go_leave_nothing() 
 }
 
 #[test]
-fn a_link_without_ethernet_headers_gets_the_programs_for_those() {
+fn bare_ip_link_gets_its_programs() {
     for attachment in ATTACHMENTS {
         let mut bench = Bench::new(attachment);
         run("ip", &["tuntap", "add", "tun0", "mode", "tun"]);
@@ -53,7 +53,7 @@ fn a_link_without_ethernet_headers_gets_the_programs_for_those() {
 }
 
 #[test]
-fn links_that_globs_leave_out_have_no_programs_also_if_an_earlier_process_put_them_there() {
+fn excluded_links_have_no_programs_even_of_an_earlier_process() {
     for attachment in ATTACHMENTS {
         let mut bench = Bench::new(attachment);
         bench.add_veth("eth0", "v.1");
@@ -74,7 +74,7 @@ fn links_that_globs_leave_out_have_no_programs_also_if_an_earlier_process_put_th
 }
 
 #[test]
-fn what_somebody_took_off_is_put_back_by_the_next_comparison() {
+fn removed_programs_come_back_with_the_next_resync() {
     for attachment in ATTACHMENTS {
         let mut bench = Bench::new(attachment);
         bench.add_veth("v0", "v1");
@@ -97,7 +97,7 @@ fn what_somebody_took_off_is_put_back_by_the_next_comparison() {
 }
 
 #[test]
-fn an_index_that_stands_for_another_link_by_now_gets_programs_anew() {
+fn reused_interface_index_gets_new_programs() {
     for attachment in ATTACHMENTS {
         let mut bench = Bench::new(attachment);
         let add = |name| run("ip", &["link", "add", name, "index", "77", "type", "bridge"]);
@@ -115,7 +115,7 @@ fn an_index_that_stands_for_another_link_by_now_gets_programs_anew() {
 }
 
 #[test]
-fn a_link_that_vanishes_before_or_between_its_hooks_is_no_error_and_keeps_no_other_from_its_own() {
+fn link_that_vanishes_between_hooks_is_no_error_for_others() {
     for attachment in attachments() {
         let mut bench = Bench::new(attachment);
         bench.add_bridge("br0", &[]);
@@ -136,7 +136,7 @@ fn a_link_that_vanishes_before_or_between_its_hooks_is_no_error_and_keeps_no_oth
 }
 
 #[test]
-fn a_link_that_vanishes_while_a_program_is_attached_to_it_is_no_error() {
+fn link_that_vanishes_during_attach_is_no_error() {
     for attachment in attachments() {
         let mut bench = Bench::new(attachment);
         bench.sync();
@@ -149,7 +149,7 @@ fn a_link_that_vanishes_while_a_program_is_attached_to_it_is_no_error() {
                     setns(&here, CloneFlags::CLONE_NEWNET).expect("same namespace");
                     run("ip", &["link", "del", "v0"]);
                 });
-                // Over and over, so that it is at it when the link goes.
+                // Repeats, so that an attach is in progress when the link disappears.
                 while !removal.is_finished() {
                     bench.apply(&steps);
                 }
@@ -161,7 +161,7 @@ fn a_link_that_vanishes_while_a_program_is_attached_to_it_is_no_error() {
 }
 
 #[test]
-fn a_restarted_proxy_puts_its_programs_in_place_of_the_old_ones_with_no_moment_without() {
+fn restart_replaces_programs_without_a_gap() {
     for attachment in ATTACHMENTS {
         let mut bench = Bench::new(attachment);
         bench.add_veth("v0", "v1");
@@ -182,10 +182,10 @@ fn a_restarted_proxy_puts_its_programs_in_place_of_the_old_ones_with_no_moment_w
                 }
                 gaps
             });
-            let ended = Ended(&done);
-            // As often as it takes to be seen at it.
+            let ended = SetOnDrop(&done);
+            // Repeats until the observer saw enough.
             for restart in 0..100 {
-                // Every third time with other maps too, as after an upgrade.
+                // Every third time with maps of another size, as after an upgrade.
                 bench.settings.map_sizes.services = if restart % 3 == 2 { 128 } else { 64 };
                 bench.restart();
                 assert_eq!(bench.sync(), 5, "the programs on sockets, and those on two links");
@@ -202,19 +202,19 @@ fn a_restarted_proxy_puts_its_programs_in_place_of_the_old_ones_with_no_moment_w
     }
 }
 
-/// Sets a flag in the end, also when a test fails.
-struct Ended<'a>(&'a AtomicBool);
+/// Sets a flag on drop, also if a test fails.
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ended<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Whether a program of ours is at ingress, asked as often as possible.
+/// Returns true if a program of ours is at ingress.
 fn runs_on(attachment: LinkAttachment, link: &str) -> bool {
     match in_this_kernel(attachment) {
-        // Programs may go between the list and the look at each.
+        // Programs may disappear between the list and the query of each.
         LinkAttachment::Probe => {
             SchedClassifier::query_tcx(link, TcAttachType::Ingress).map_or(true, |(_, p)| !p.is_empty())
         }
@@ -223,7 +223,7 @@ fn runs_on(attachment: LinkAttachment, link: &str) -> bool {
 }
 
 #[test]
-fn programs_go_on_while_no_proxy_runs_and_cleanup_takes_everything_off() {
+fn programs_stay_without_a_process_and_cleanup_removes_them() {
     for attachment in ATTACHMENTS {
         let mut bench = Bench::new(attachment);
         bench.add_veth("v0", "v1");
@@ -243,7 +243,7 @@ fn programs_go_on_while_no_proxy_runs_and_cleanup_takes_everything_off() {
 }
 
 #[test]
-fn programs_are_attached_to_egress_before_ingress_and_after_those_on_sockets() {
+fn programs_are_attached_to_sockets_then_egress_then_ingress() {
     let bench = Bench::new(LinkAttachment::Probe);
     bench.add_veth("v0", "v1");
     let hooks: Vec<Option<Hook>> = bench

@@ -1,4 +1,5 @@
-//! A dataplane in a network namespace of its own, with links that tests make and remove, and a cgroup that holds nobody.
+//! A dataplane in its own network namespace, with links that tests create and remove, and an empty
+//! cgroup.
 
 use std::{
     fs::{self, File},
@@ -42,14 +43,14 @@ use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth};
 use shunt_tests::{deadline::Deadline, process::run_to_end};
 use tokio::{runtime::Runtime, sync::watch};
 
-/// Both ways in which programs get onto links; this kernel has both.
+/// Both ways to attach programs to links. This kernel has both.
 pub(crate) const ATTACHMENTS: [LinkAttachment; 2] = [LinkAttachment::Probe, LinkAttachment::Clsact];
 pub(crate) const HOOKS: [Hook; 2] = [Hook::Egress, Hook::Ingress];
 
-/// How long anything may take; what takes longer hangs.
+/// The time limit of everything.
 pub(crate) const WITHIN: Duration = Duration::from_secs(30);
 
-/// A network namespace for the calling thread, which goes back when it is dropped.
+/// A network namespace for the calling thread, which returns to its old one on drop.
 struct Namespace {
     home: File,
 }
@@ -57,8 +58,9 @@ struct Namespace {
 impl Namespace {
     fn enter() -> Self {
         let home = File::open("/proc/thread-self/ns/net").expect("procfs");
-        unshare(CloneFlags::CLONE_NEWNET).expect("root may make network namespaces");
-        // Links that come up would send for seconds what no test asked for, and tests count what runs.
+        unshare(CloneFlags::CLONE_NEWNET).expect("root may create network namespaces");
+        // Tests count program runs. With IPv6, new links would send packets of their own for
+        // seconds.
         fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").expect("a namespace of its own");
         Self { home }
     }
@@ -70,7 +72,7 @@ impl Drop for Namespace {
     }
 }
 
-/// A cgroup of no process.
+/// A cgroup without processes.
 struct EmptyCgroup(PathBuf);
 
 impl Drop for EmptyCgroup {
@@ -79,9 +81,9 @@ impl Drop for EmptyCgroup {
     }
 }
 
-/// The dataplane in its namespace.
+/// The dataplane in its network namespace.
 pub(crate) struct Bench {
-    /// None between the end of a process and the start of the next.
+    /// `None` between the end of a process and the start of the next.
     pub(crate) dataplane: Option<Ebpf>,
     pub(crate) state: State,
     pub(crate) settings: EbpfSettings,
@@ -133,35 +135,35 @@ impl Bench {
         self.dataplane.as_mut().expect("running")
     }
 
-    /// What a sync would do for the links as they are now.
+    /// Returns the steps of a sync for the current links.
     pub(crate) fn planned(&self) -> Vec<Step> {
         self.planned_from(&self.state)
     }
 
-    /// The same, where the kernel holds this.
+    /// Returns the same steps for another kernel state.
     pub(crate) fn planned_from(&self, state: &State) -> Vec<Step> {
         let model = model(&self.model_settings, self.facts());
         Ebpf::plan(state, model.snapshot(), &Dirty::everything()).steps
     }
 
-    /// Makes these changes.
+    /// Applies steps.
     pub(crate) fn apply(&mut self, steps: &[Step]) {
         self.try_apply(steps).expect("apply");
     }
 
-    /// The same, where some may fail.
+    /// Applies steps that may fail.
     pub(crate) fn try_apply(&mut self, steps: &[Step]) -> Result<(), EbpfError> {
         let plan = Plan { steps: steps.to_vec(), names: Vec::new() };
         let Self { dataplane, state, .. } = self;
         dataplane.as_mut().expect("running").apply(state, plan)
     }
 
-    /// What this node is now, without any Service.
+    /// Returns the Snapshot of the current node, without Services.
     pub(crate) fn snapshot(&self) -> Snapshot {
         model(&self.model_settings, self.facts()).snapshot().clone()
     }
 
-    /// Makes true what this node is now, and says how many steps that took.
+    /// Syncs with the current node. Returns the number of steps.
     pub(crate) fn sync(&mut self) -> usize {
         let snapshot = self.snapshot();
         let plan = Ebpf::plan(&self.state, &snapshot, &Dirty::everything());
@@ -171,7 +173,8 @@ impl Bench {
         length
     }
 
-    /// Reads the kernel anew, as is done every `syncPeriod`, and puts right what differs.
+    /// Reads the kernel again, as every `syncPeriod`, and repairs drift. Returns the number of
+    /// steps.
     pub(crate) fn verify(&mut self) -> usize {
         self.state = self.dataplane().observe().expect("observe");
         self.sync()
@@ -198,14 +201,15 @@ impl Bench {
     }
 }
 
-/// Starts a dataplane. A command that is being started elsewhere in this process has, until it is executed, a copy of all
-/// descriptors, and so of the lock that the last dataplane had.
+/// Starts a dataplane. Retries while the pin directory is locked: between fork and exec, a command
+/// that another thread starts has a copy of all descriptors, including the lock of the last
+/// dataplane.
 fn start(settings: &EbpfSettings) -> Ebpf {
     let start = || match Ebpf::new(settings) {
         Err(EbpfError::Kernel(KernelError::PinsInUse { .. })) => None,
         started => Some(started.expect("load again")),
     };
-    Deadline::after(WITHIN).poll(start).expect("nobody uses the pins any more")
+    Deadline::after(WITHIN).poll(start).expect("no process uses the pins")
 }
 
 fn small_maps() -> MapSizes {
@@ -232,7 +236,7 @@ fn model_settings() -> ModelSettings {
     }
 }
 
-/// A model that knows no object.
+/// Returns a model without objects.
 fn model(settings: &ModelSettings, facts: NodeFacts) -> Model {
     let mut model = Model::new(settings.clone());
     for event in no_objects() {
@@ -251,9 +255,9 @@ pub(crate) fn no_objects() -> [WatchEvent; 3] {
     ]
 }
 
-/// Links, and what runs on them.
+/// Links and their programs.
 impl Bench {
-    /// A veth pair that is up.
+    /// Creates a veth pair and sets it up.
     pub(crate) fn add_veth(&self, name: &str, peer: &str) {
         let request = self.handle.link().add(LinkVeth::new(name, peer).build());
         self.runtime.block_on(request.execute()).expect("add veth");
@@ -283,7 +287,7 @@ impl Bench {
         found.expect("look up").expect("a link of this name").header.index
     }
 
-    /// How many packets came in on a link.
+    /// Returns the number of packets that came in on a link.
     pub(crate) fn received(&self, name: &str) -> u64 {
         let found = self.handle.link().get().match_name(name.to_owned()).execute();
         let found = self.runtime.block_on(async { std::pin::pin!(found).try_next().await });
@@ -295,7 +299,7 @@ impl Bench {
         counted.expect("every link counts")
     }
 
-    /// The programs on a hook of a link, whoever's, in the order in which they run.
+    /// Returns all programs on a hook of a link, in the order in which they run.
     pub(crate) fn programs(&self, link: &str, hook: Hook) -> Vec<ProgramInfo> {
         match in_this_kernel(self.settings.link_attachment) {
             LinkAttachment::Probe => {
@@ -314,13 +318,13 @@ impl Bench {
         }
     }
 
-    /// The names of those.
+    /// Returns the names of these programs.
     pub(crate) fn names(&self, link: &str, hook: Hook) -> Vec<String> {
         let programs = self.programs(link, hook);
         programs.iter().map(|program| program.name_as_str().unwrap_or_default().to_owned()).collect()
     }
 
-    /// All filters on a hook of a link, each of which has a handle.
+    /// Returns all filters with a handle on a hook of a link.
     pub(crate) fn filters(&self, link: &str, hook: Hook) -> Vec<TcMessage> {
         let index = self.index(link).cast_signed();
         let mut handle = self.handle.traffic_filter(index);
@@ -334,12 +338,12 @@ impl Bench {
     }
 }
 
-/// What an attachment comes to here: kernels before 6.6 have no TCX, and programs become filters.
+/// Returns the effective attachment: kernels before 6.6 have no TCX, and programs become filters.
 pub(crate) fn in_this_kernel(attachment: LinkAttachment) -> LinkAttachment {
     if tcx::is_supported() { attachment } else { LinkAttachment::Clsact }
 }
 
-/// Those that differ in this kernel.
+/// Returns the attachments that differ in this kernel.
 pub(crate) fn attachments() -> impl Iterator<Item = LinkAttachment> {
     ATTACHMENTS.into_iter().filter(|attachment| in_this_kernel(*attachment) == *attachment)
 }
@@ -358,7 +362,7 @@ fn program_id(filter: &TcMessage) -> Option<u32> {
     })
 }
 
-/// Runs `tc` in this thread's namespace, and returns what it prints.
+/// Runs `tc` in this thread's network namespace, and returns its output.
 pub(crate) fn tc(arguments: &[&str]) -> String {
     run("tc", arguments)
 }

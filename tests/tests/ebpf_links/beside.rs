@@ -1,4 +1,4 @@
-//! Beside programs and filters of others: a CNI's, a firewall's.
+//! Foreign programs and filters beside ours, for example of a CNI or a firewall.
 
 use std::{net::UdpSocket, sync::Arc};
 
@@ -16,7 +16,7 @@ use proxy_userspace::{
 
 use crate::bench::{Bench, HOOKS, has_clsact, in_this_kernel, run, tc};
 
-/// Sends a packet out on `v0`.
+/// Sends a packet on `v0`.
 fn send() {
     let socket = UdpSocket::bind("192.0.2.1:0").expect("an address of v0");
     socket.set_broadcast(true).expect("broadcast");
@@ -24,7 +24,7 @@ fn send() {
 }
 
 #[test]
-fn a_filter_of_somebody_else_stays_and_runs_after_ours_and_keeps_the_qdisc() {
+fn foreign_filter_stays_after_ours_and_keeps_the_qdisc() {
     let mut bench = Bench::new(LinkAttachment::Clsact);
     let _counting = enable_stats(Stats::RunTime).expect("kernel 5.8");
     bench.add_veth("v0", "v1");
@@ -33,7 +33,7 @@ fn a_filter_of_somebody_else_stays_and_runs_after_ours_and_keeps_the_qdisc() {
     send();
     let received = bench.received("v1");
     assert!(received > 0, "ours let it pass");
-    // Classic BPF for "drop".
+    // Classic BPF: drop.
     let drop_all =
         ["filter", "add", "dev", "v0", "egress", "prio", "2", "bpf", "bytecode", "1,6 0 0 2", "da"];
     tc(&drop_all);
@@ -54,7 +54,7 @@ fn a_filter_of_somebody_else_stays_and_runs_after_ours_and_keeps_the_qdisc() {
 }
 
 #[test]
-fn a_filter_that_somebody_puts_before_ours_later_is_behind_it_after_the_next_comparison() {
+fn foreign_filter_before_ours_is_behind_it_after_a_resync() {
     let mut bench = Bench::new(LinkAttachment::Clsact);
     let _counting = enable_stats(Stats::RunTime).expect("kernel 5.8");
     bench.add_veth("v0", "v1");
@@ -62,13 +62,17 @@ fn a_filter_that_somebody_puts_before_ours_later_is_behind_it_after_the_next_com
     bench.sync();
     let runs = |bench: &Bench| bench.programs("v0", Hook::Egress)[0].run_count();
     for round in 0..2 {
-        // Classic BPF for "go on, and ask nobody else".
+        // Classic BPF: accept, and run no other filter.
         let pass_all =
             ["filter", "add", "dev", "v0", "egress", "prio", "1", "bpf", "bytecode", "1,6 0 0 0", "da"];
         tc(&pass_all);
         let before = runs(&bench);
         send();
-        assert_eq!(runs(&bench), before, "round {round}: the newest of a priority is asked first, and alone");
+        assert_eq!(
+            runs(&bench),
+            before,
+            "round {round}: the newest filter of a priority runs first, and alone"
+        );
         assert_eq!(bench.verify(), 1, "round {round}");
         send();
         assert!(runs(&bench) > before, "round {round}");
@@ -80,7 +84,7 @@ fn a_filter_that_somebody_puts_before_ours_later_is_behind_it_after_the_next_com
     assert!(left.contains("bytecode") && !left.contains("shunt"), "{left}");
 }
 
-/// Applies what is planned for the links as they are, and says why it failed, if it did.
+/// Applies the plan for the current links. Returns the error, if any.
 fn apply(bench: &mut Bench) -> Option<String> {
     let steps = bench.planned();
     bench.try_apply(&steps).err().map(|error| error.to_string())
@@ -91,10 +95,10 @@ fn left_out(bench: &Bench) -> Vec<Arc<str>> {
 }
 
 #[test]
-fn a_qdisc_without_egress_leaves_a_pods_link_out_and_nothing_else_until_it_is_gone() {
+fn pods_link_with_an_ingress_qdisc_is_left_out_until_it_is_gone() {
     let mut bench = Bench::new(LinkAttachment::Clsact);
     bench.add_veth("v0", "v1");
-    // As the bandwidth plugin of CNI puts it, with a filter of its own.
+    // As the CNI bandwidth plugin creates it, with its own filter.
     tc(&["qdisc", "add", "dev", "v0", "handle", "ffff:", "ingress"]);
     // Classic BPF for "pass".
     let theirs =
@@ -103,11 +107,11 @@ fn a_qdisc_without_egress_leaves_a_pods_link_out_and_nothing_else_until_it_is_go
     assert_eq!(apply(&mut bench), None);
     assert_eq!(bench.names("v1", Hook::Ingress), ["shunt_in_eth"]);
     assert_eq!(left_out(&bench), ["v0".into()]);
-    assert_eq!(bench.verify(), 0, "it is known, and neither tried again nor a difference");
+    assert_eq!(bench.verify(), 0, "it is known: no retry, and no drift");
     let shown = tc(&["filter", "show", "dev", "v0", "ingress"]);
     assert!(shown.contains("bytecode") && !shown.contains("shunt"), "{shown}");
     bench.restart();
-    assert_eq!(bench.sync(), 1 + 4, "the next process finds out for itself");
+    assert_eq!(bench.sync(), 1 + 4, "the next process finds out again");
     assert_eq!((left_out(&bench), bench.verify()), (vec!["v0".into()], 0));
     tc(&["qdisc", "del", "dev", "v0", "ingress"]);
     assert_eq!(bench.verify(), 2);
@@ -118,7 +122,7 @@ fn a_qdisc_without_egress_leaves_a_pods_link_out_and_nothing_else_until_it_is_go
 }
 
 #[test]
-fn a_link_that_was_left_out_and_goes_or_is_no_longer_asked_for_is_forgotten() {
+fn left_out_link_that_disappears_or_is_excluded_is_forgotten() {
     let mut bench = Bench::new(LinkAttachment::Clsact);
     for (one, other) in [("v0", "v1"), ("v2", "v3")] {
         bench.add_veth(one, other);
@@ -134,13 +138,13 @@ fn a_link_that_was_left_out_and_goes_or_is_no_longer_asked_for_is_forgotten() {
 }
 
 #[test]
-fn a_qdisc_without_egress_on_the_nodes_own_link_is_an_error_that_names_it_and_what_to_do() {
+fn ingress_qdisc_on_the_nodes_link_is_an_error_with_a_remedy() {
     let mut bench = Bench::new(LinkAttachment::Clsact);
     bench.add_veth("v0", "v1");
     tc(&["qdisc", "add", "dev", "v0", "ingress"]);
     assert_eq!((apply(&mut bench), left_out(&bench).len()), (None, 1));
     run("ip", &["address", "add", "192.0.2.1/24", "dev", "v0"]);
-    let error = apply(&mut bench).expect("nobody could reach the node");
+    let error = apply(&mut bench).expect("the node would be unreachable");
     let parts = ["1 link could", "link v0", "--exclude-interfaces", "tc qdisc del dev v0 ingress", "6.6"];
     assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     assert!(left_out(&bench).is_empty());
@@ -151,7 +155,7 @@ fn a_qdisc_without_egress_on_the_nodes_own_link_is_an_error_that_names_it_and_wh
 }
 
 #[test]
-fn with_tcx_an_ingress_qdisc_is_in_nobodys_way() {
+fn ingress_qdisc_does_not_matter_with_tcx() {
     let mut bench = Bench::new(LinkAttachment::Probe);
     bench.add_veth("v0", "v1");
     tc(&["qdisc", "add", "dev", "v0", "ingress"]);
@@ -162,7 +166,7 @@ fn with_tcx_an_ingress_qdisc_is_in_nobodys_way() {
 }
 
 #[test]
-fn programs_of_somebody_else_on_tcx_stay_and_ours_run_before_those_that_were_there_first() {
+fn foreign_tcx_programs_stay_and_ours_run_first() {
     let mut bench = Bench::new(LinkAttachment::Probe);
     let _counting = enable_stats(Stats::RunTime).expect("kernel 5.8");
     bench.add_veth("v0", "v1");
@@ -173,7 +177,7 @@ fn programs_of_somebody_else_on_tcx_stay_and_ours_run_before_those_that_were_the
         return;
     }
     let first = HOOKS.map(|hook| bench.programs("v0", hook)[0].id());
-    // For one that pins elsewhere, the others are somebody else's.
+    // To a dataplane with another pin directory, these programs are foreign.
     let name = bench
         .settings
         .pin_dir

@@ -1,4 +1,4 @@
-//! What changes cost in system calls, as strace counts them: it depends on what changes, whatever else there is.
+//! The number of system calls of a change, counted by strace. It depends only on what changes.
 
 use std::net::SocketAddr;
 
@@ -17,14 +17,14 @@ use shunt_tests::{
 
 use crate::bench::{Bench, attachments, in_this_kernel};
 
-/// Few of everything, and many: Services, and pairs of links.
+/// Few and many: Services, and pairs of links.
 const OTHERS: [(u8, u8); 2] = [(1, 1), (40, 6)];
 
 fn address(text: &str) -> SocketAddr {
     text.parse().expect("an address and port")
 }
 
-/// A Service of four endpoints, the last of which is this.
+/// Returns a Service with four endpoints. The last one is given.
 fn service(number: u8, last: &str) -> (ServicePortKey, SocketAddr, [SocketAddr; 4]) {
     let vip = address(&format!("10.96.0.{number}:80"));
     let endpoint = |host: u8| address(&format!("10.1.{number}.{host}:8080"));
@@ -41,7 +41,7 @@ fn put(snapshot: &mut Snapshot, number: u8, last: &str) -> ServicePortKey {
     key
 }
 
-/// So many Services, and so many pairs of links with programs.
+/// Returns a bench with a number of Services, and a number of pairs of links with programs.
 fn among(attachment: LinkAttachment, (services, pairs): (u8, u8)) -> (Bench, Snapshot) {
     let mut bench = Bench::new(attachment);
     for pair in 0..pairs {
@@ -55,7 +55,7 @@ fn among(attachment: LinkAttachment, (services, pairs): (u8, u8)) -> (Bench, Sna
     (bench, snapshot)
 }
 
-/// The number of steps, and the calls that they took.
+/// Applies the changes. Returns the number of steps, and their system calls.
 fn apply(bench: &mut Bench, snapshot: &Snapshot, dirty: &Dirty) -> (usize, Vec<String>) {
     let plan = Ebpf::plan(&bench.state, snapshot, dirty);
     let steps = plan.len();
@@ -66,13 +66,13 @@ fn apply(bench: &mut Bench, snapshot: &Snapshot, dirty: &Dirty) -> (usize, Vec<S
 }
 
 #[test]
-fn one_changed_endpoint_is_nine_calls_whatever_other_services_and_links_there_are() {
+fn endpoint_change_is_nine_calls_at_any_size() {
     for attachment in attachments() {
         for others in OTHERS {
             let (mut bench, mut snapshot) = among(attachment, others);
             let changed = put(&mut snapshot, 1, "10.2.0.2:8080");
             let dirty = Dirty { ports: [changed].into(), ..Dirty::default() };
-            // Four slots of a new generation, the destination, and the four slots of the old one.
+            // Four slots of a new generation, the frontend, four slots of the old one.
             let (steps, calls) = apply(&mut bench, &snapshot, &dirty);
             assert_eq!((steps, calls), (9, vec!["bpf".to_owned(); 9]), "{attachment:?} among {others:?}");
         }
@@ -80,7 +80,7 @@ fn one_changed_endpoint_is_nine_calls_whatever_other_services_and_links_there_ar
 }
 
 #[test]
-fn a_pair_of_links_that_comes_costs_the_same_calls_whatever_other_services_and_links_there_are() {
+fn new_pair_of_links_costs_the_same_calls_at_any_size() {
     for attachment in attachments() {
         for others in OTHERS {
             let (mut bench, snapshot) = among(attachment, others);
@@ -90,9 +90,9 @@ fn a_pair_of_links_that_comes_costs_the_same_calls_whatever_other_services_and_l
             assert_eq!(steps, 4, "two links, two hooks each");
             let asked = |name: &str| calls.iter().filter(|call| *call == name).count();
             let (counted, expected) = match in_this_kernel(attachment) {
-                // Is one pinned there, make it, pin it.
+                // Check for a pin, create the link, pin it.
                 LinkAttachment::Probe => (asked("bpf"), 4 * 3),
-                // The qdisc, what filters there are, ours.
+                // Create the qdisc, list the filters, add ours.
                 LinkAttachment::Clsact => (asked("sendto"), 4 * 3),
             };
             assert_eq!(counted, expected, "{attachment:?} among {others:?}: {calls:?}");

@@ -1,4 +1,4 @@
-//! The whole way from rtnetlink to programs: the loop, with facts as the kernel reports them.
+//! The sync loop with the kernel's link facts, from rtnetlink to programs.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -18,17 +18,17 @@ use tokio::{
 
 use crate::bench::{ATTACHMENTS, Bench, HOOKS, WITHIN, in_this_kernel, no_objects, run, tc};
 
-/// Longer than any test.
+/// A period that is longer than any test.
 const LATE: Duration = Duration::from_mins(5);
 const OFTEN: Duration = Duration::from_secs(1);
 
-/// The loop over a bench's dataplane.
+/// The sync loop with a bench's dataplane.
 struct Daemon {
     bench: Bench,
     metrics: Metrics,
     stop: oneshot::Sender<()>,
     running: JoinHandle<Result<(), SyncError>>,
-    // Whoever sends events or settings last ends the loop.
+    // Dropping a sender of events or settings ends the loop.
     _events: mpsc::Sender<proxy_userspace::model::WatchEvent>,
     _settings: watch::Sender<SyncSettings>,
 }
@@ -73,7 +73,7 @@ impl Daemon {
         Self { bench, metrics, stop, running, _events: events, _settings: settings }
     }
 
-    /// Lets the loop run until this is so.
+    /// Runs the loop until a condition is true.
     fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let look = || {
             self.bench.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
@@ -87,7 +87,7 @@ impl Daemon {
         self.wait_until(&format!("programs on {link} after {after}"), runs);
     }
 
-    /// A pair of links comes, `v0` and `v1`, and gets its programs.
+    /// Creates the links `v0` and `v1`, and waits for their programs.
     fn add_veth(&self) {
         self.bench.add_veth("v0", "v1");
         self.wait_for_programs("v1", "it came");
@@ -105,7 +105,7 @@ impl Daemon {
 }
 
 #[test]
-fn a_running_proxy_follows_links_and_puts_back_what_is_removed_long_before_sync_period() {
+fn removed_programs_come_back_before_sync_period() {
     for attachment in ATTACHMENTS {
         let daemon = Daemon::start(attachment, LATE);
         for _ in 0..2 {
@@ -126,15 +126,16 @@ fn a_running_proxy_follows_links_and_puts_back_what_is_removed_long_before_sync_
 }
 
 #[test]
-fn a_link_that_was_left_out_is_counted_and_gets_its_programs_as_soon_as_there_is_room() {
+fn left_out_link_is_counted_and_gets_programs_when_possible() {
     let daemon = Daemon::start(LinkAttachment::Clsact, LATE);
     daemon.add_veth();
-    // In one step for the proxy, whose runtime stands still between the two: no clsact is put there in between.
+    // The loop does not run between these commands, so it sees one change and adds no clsact in
+    // between.
     for command in [["del", "v1", "clsact"], ["add", "v1", "ingress"]] {
         tc(&["qdisc", command[0], "dev", command[1], command[2]]);
     }
     daemon.wait_until("one is left out", |daemon| daemon.metric("shunt_links_left_out") == Some(1));
-    assert_eq!(daemon.bench.names("v0", Hook::Egress), ["shunt_out_eth"], "others go on");
+    assert_eq!(daemon.bench.names("v0", Hook::Egress), ["shunt_out_eth"], "other links keep their programs");
     tc(&["qdisc", "del", "dev", "v1", "ingress"]);
     daemon.wait_for_programs("v1", "there is room");
     daemon.wait_until("none is left out", |daemon| daemon.metric("shunt_links_left_out") == Some(0));
@@ -142,9 +143,9 @@ fn a_link_that_was_left_out_is_counted_and_gets_its_programs_as_soon_as_there_is
     daemon.end();
 }
 
-/// Nobody is told of what goes from TCX, so it is found by looking.
+/// The kernel sends no notification for TCX, so the resync finds the change.
 #[test]
-fn what_somebody_takes_off_tcx_is_put_back_within_sync_period() {
+fn removed_tcx_program_comes_back_within_sync_period() {
     let daemon = Daemon::start(LinkAttachment::Probe, OFTEN);
     daemon.add_veth();
     if in_this_kernel(LinkAttachment::Probe) == LinkAttachment::Clsact {

@@ -1,4 +1,4 @@
-//! The programs on links in this kernel: where they run, beside whom, and what a restart and a cleanup do to them.
+//! Link programs in this kernel: attachment, foreign programs, restart and cleanup.
 
 mod attach;
 mod bench;

@@ -1,4 +1,5 @@
-//! A process that marks packets otherwise than the one before it: netfilter knows each mark before any packet has it, and as long.
+//! A process with other mark bits than the one before it: netfilter rules for each mark exist
+//! before and while packets carry it.
 
 use std::path::Path;
 
@@ -15,7 +16,7 @@ use crate::bench::{Bench, WITHIN, run};
 const OLD: Marks = Marks { masquerade: NodeValue::MASQUERADE_MARK, reject: NodeValue::REJECT_MARK };
 const NEW: Marks = Marks { masquerade: 1 << 20, reject: 1 << 21 };
 
-/// The marks that programs of the pinned maps use.
+/// Returns the marks in the pinned map.
 fn in_map(bench: &Bench) -> Marks {
     let node = MapData::from_pin(bench.settings.pin_dir.join("node")).expect("pinned");
     let node: Array<MapData, NodeValue> =
@@ -25,7 +26,7 @@ fn in_map(bench: &Bench) -> Marks {
     Marks { masquerade, reject }
 }
 
-/// The marks that the rules act on, as their comments tell.
+/// Returns the marks of the rules, from their comments.
 fn in_rules() -> Marks {
     let listed = run("nft", &["list", "table", "inet", "shunt"]);
     let told = |rule: &str| {
@@ -43,8 +44,8 @@ fn both() -> Marks {
     Marks { masquerade: OLD.masquerade | NEW.masquerade, reject: OLD.reject | NEW.reject }
 }
 
-/// Has an old process put its programs and rules, and a new one begin.
-fn begun_anew(change: impl FnOnce(&mut Bench)) -> Bench {
+/// Runs an old process that attaches its programs and rules, then starts a new one.
+fn restarted(change: impl FnOnce(&mut Bench)) -> Bench {
     let mut bench = Bench::new(LinkAttachment::Probe);
     bench.settings.netfilter = Some(SearchPath::default());
     bench.restart();
@@ -58,8 +59,8 @@ fn begun_anew(change: impl FnOnce(&mut Bench)) -> Bench {
 }
 
 #[test]
-fn rules_for_both_marks_are_there_before_programs_use_the_new_one_and_the_old_go_last() {
-    let mut bench = begun_anew(|_| {});
+fn rules_for_both_marks_exist_before_the_new_mark_is_used() {
+    let mut bench = restarted(|_| {});
     assert_eq!((in_map(&bench), in_rules()), (OLD, OLD), "programs of the old process run, and read this");
     let steps = bench.planned();
     let rules = steps.iter().position(|step| *step == Step::PutRules).expect("they differ");
@@ -76,12 +77,12 @@ fn rules_for_both_marks_are_there_before_programs_use_the_new_one_and_the_old_go
 }
 
 #[test]
-fn new_programs_with_maps_of_their_own_keep_to_the_old_marks_while_old_ones_run() {
-    let mut bench = begun_anew(|bench| bench.settings.map_sizes.services = 128);
+fn new_programs_use_the_old_marks_while_old_ones_run() {
+    let mut bench = restarted(|bench| bench.settings.map_sizes.services = 128);
     let steps = bench.planned();
     let last = steps.iter().rposition(|step| matches!(step, Step::AttachLink(..))).expect("its programs");
     bench.apply(&steps[..last]);
-    // The maps are in place by now, and one link has a program of the old process yet.
+    // The maps are in place, and one link still has a program of the old process.
     assert_eq!((in_map(&bench), in_rules()), (OLD, both()));
     bench.apply(&steps[last..]);
     assert_eq!((in_map(&bench), in_rules()), (NEW, NEW));
@@ -89,9 +90,9 @@ fn new_programs_with_maps_of_their_own_keep_to_the_old_marks_while_old_ones_run(
 }
 
 #[test]
-fn bits_that_change_places_mean_what_they_did_until_all_programs_are_replaced() {
+fn swapped_bits_keep_their_meaning_until_all_programs_are_replaced() {
     let swapped = Marks { masquerade: OLD.reject, reject: OLD.masquerade };
-    let mut bench = begun_anew(|bench| bench.settings.marks = swapped);
+    let mut bench = restarted(|bench| bench.settings.marks = swapped);
     let steps = bench.planned();
     let last = steps.iter().rposition(|step| matches!(step, Step::AttachLink(..))).expect("its programs");
     bench.apply(&steps[..last]);
@@ -103,8 +104,8 @@ fn bits_that_change_places_mean_what_they_did_until_all_programs_are_replaced() 
 
 #[test]
 fn iptables_acts_on_both_marks_too() {
-    let mut bench = begun_anew(|_| {});
-    // What FORWARD does with others' traffic makes a rule of ours needed there.
+    let mut bench = restarted(|_| {});
+    // A policy in FORWARD makes a rule of ours necessary there.
     for command in ["iptables-nft", "ip6tables-nft"] {
         let ran = run_to_end(Path::new(command), &["-P", "FORWARD", "DROP"], WITHIN).expect("iptables");
         assert!(ran.status.success(), "{}", ran.stderr);

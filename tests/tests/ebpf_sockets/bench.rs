@@ -30,10 +30,10 @@ use proxy_userspace::{
 use shunt_tests::deadline::{Deadline, patient};
 pub(crate) use shunt_tests::resolved::{key, port};
 
-/// Tests here move their process into a cgroup of their own, so they take turns.
+/// Tests move their process into a cgroup of their own, so only one runs at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A cgroup that holds this process; at the end the process goes back and the cgroup away.
+/// A cgroup that contains this process. On drop the process moves back, and the cgroup is removed.
 struct OwnCgroup {
     path: PathBuf,
     home: PathBuf,
@@ -55,12 +55,12 @@ impl OwnCgroup {
 impl Drop for OwnCgroup {
     fn drop(&mut self) {
         let _ = fs::write(self.home.join("cgroup.procs"), process::id().to_string());
-        // Newer kernels keep a cgroup until the last of a process that ended in it is gone.
+        // Newer kernels keep a cgroup until an ended process in it is reaped.
         Deadline::after(Duration::from_secs(5)).poll(|| remove_directories(&self.path).ok());
     }
 }
 
-/// With those that a test made in it.
+/// Removes a cgroup and those that a test created in it.
 fn remove_directories(cgroup: &Path) -> io::Result<()> {
     for child in fs::read_dir(cgroup)? {
         let child = child?;
@@ -73,7 +73,7 @@ fn remove_directories(cgroup: &Path) -> io::Result<()> {
 
 /// The dataplane, attached to a cgroup of its own.
 pub(crate) struct Bench {
-    /// None between the end of a process and the start of the next.
+    /// `None` between the end of a process and the start of the next.
     pub(crate) dataplane: Option<Ebpf>,
     pub(crate) state: State,
     pub(crate) snapshot: Snapshot,
@@ -113,7 +113,8 @@ impl Bench {
         length
     }
 
-    /// Reads the kernel anew, as is done every `syncPeriod`, and puts right what differs.
+    /// Reads the kernel again, as every `syncPeriod`, and repairs drift. Returns the number of
+    /// changes.
     pub(crate) fn verify(&mut self) -> usize {
         self.state = self.dataplane().observe().expect("observe");
         self.sync(&Dirty::everything())
@@ -129,7 +130,7 @@ impl Bench {
         self.serve_as(protocol, address, endpoints, |_| {})
     }
 
-    /// The same, after `change` made the service port something else.
+    /// The same, with a service port that `change` modifies.
     pub(crate) fn serve_as(
         &mut self,
         protocol: Protocol,
@@ -145,7 +146,7 @@ impl Bench {
         address
     }
 
-    /// Ends the dataplane and starts another, as a restart does.
+    /// Ends the dataplane and starts a new one, as a restart does.
     pub(crate) fn restart(&mut self) {
         self.dataplane = None;
         self.dataplane = Some(Ebpf::new(&self.settings).expect("load again"));
@@ -154,7 +155,7 @@ impl Bench {
 }
 
 impl Bench {
-    /// A map as it is pinned, to look into and to break.
+    /// Opens a pinned map, to inspect or break it.
     pub(crate) fn pinned<M>(&self, map: &str) -> M
     where
         M: TryFrom<Map, Error = MapError>,
@@ -163,13 +164,13 @@ impl Bench {
         Map::from_map_data(data).and_then(M::try_from).expect("of this type")
     }
 
-    /// The instructions of each program that works with these maps, as the verifier left them.
+    /// Returns the number of instructions of each program of these maps, after the verifier.
     pub(crate) fn programs(&self) -> BTreeMap<String, u32> {
         let services = MapInfo::from_pin(self.settings.pin_dir.join("services")).expect("pinned").id();
         let uses = |program: &ProgramInfo| {
             program.map_ids().ok().flatten().is_some_and(|maps| maps.contains(&services))
         };
-        let size = |program: &ProgramInfo| program.size_translated().expect("root may know") / 8;
+        let size = |program: &ProgramInfo| program.size_translated().expect("root may read it") / 8;
         let named = |program: ProgramInfo| (program.name_as_str().expect("text").to_owned(), size(&program));
         loaded_programs().filter_map(Result::ok).filter(uses).map(named).collect()
     }
@@ -185,24 +186,25 @@ impl Drop for Bench {
     }
 }
 
-/// What a caller sees that the programs fail with this error: EPERM where they cannot choose, as before kernel 6.1.
+/// Returns the error that a caller sees if programs choose `chosen`: EPERM on kernels before 6.1,
+/// where they cannot choose.
 pub(crate) fn failure(chosen: ErrorKind) -> ErrorKind {
     if bpf::may_choose_errors() { chosen } else { ErrorKind::PermissionDenied }
 }
 
-/// Looks for a few seconds whether something comes true.
+/// Returns true if a condition becomes true within a few seconds.
 pub(crate) fn soon(mut is_true: impl FnMut() -> bool) -> bool {
     Deadline::after(Duration::from_secs(5)).poll(|| is_true().then_some(())).is_some()
 }
 
-/// A listener and its address.
+/// Returns a listener and its address.
 pub(crate) fn tcp_server(address: &str) -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind(address).expect("loopback");
     let address = listener.local_addr().expect("bound");
     (listener, address)
 }
 
-/// A bound socket that waits a bounded time, and its address.
+/// Returns a bound socket with a receive timeout, and its address.
 pub(crate) fn udp_socket(address: &str) -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind(address).expect("loopback");
     socket.set_read_timeout(Some(patient(Duration::from_secs(5)))).expect("timeout");

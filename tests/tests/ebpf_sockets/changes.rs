@@ -1,4 +1,4 @@
-//! What a change costs: the Service that changes, whatever else there is.
+//! The cost of a change depends on the changed Service only.
 
 use std::net::SocketAddr;
 
@@ -11,19 +11,20 @@ use crate::bench::{Bench, key, port};
 const CHANGED: &str = "10.96.0.1:80";
 
 #[test]
-fn one_endpoint_costs_as_many_map_updates_with_many_services_as_with_few() {
+fn endpoint_change_costs_the_same_with_many_services() {
     for others in [1, 50] {
         let mut bench = among(others);
         let mut endpoints = endpoints(0);
         endpoints[2] = address("10.9.9.9:8080");
-        // Four slots of a new generation, the destination, and the four slots of the old one; each is one bpf(2).
+        // Four slots of a new generation, the frontend, four slots of the old one: one bpf(2) call
+        // each.
         assert_eq!(change(&mut bench, &endpoints), 4 + 1 + 4, "among {others}");
-        assert_eq!(slots(&bench), (others + 1) * 4, "nothing is left over");
+        assert_eq!(slots(&bench), (others + 1) * 4, "no old slot is left");
     }
 }
 
 #[test]
-fn another_port_costs_the_destination_that_comes_and_the_one_that_goes() {
+fn port_change_costs_the_new_and_the_old_frontend() {
     for others in [1, 50] {
         let mut bench = among(others);
         let moved = port(address("10.96.0.1:81"), &endpoints(0));
@@ -33,12 +34,12 @@ fn another_port_costs_the_destination_that_comes_and_the_one_that_goes() {
 }
 
 #[test]
-fn a_service_that_is_dirty_but_the_same_costs_nothing() {
+fn dirty_but_unchanged_service_costs_nothing() {
     let mut bench = among(50);
     assert_eq!(change(&mut bench, &endpoints(0)), 0);
 }
 
-/// A Service among others, all with four endpoints.
+/// Returns a bench with a Service and `others` more, all with four endpoints.
 fn among(others: usize) -> Bench {
     let mut bench = Bench::new();
     for number in 0..=others {
@@ -63,7 +64,7 @@ fn change(bench: &mut Bench, endpoints: &[SocketAddr]) -> usize {
     sync(bench)
 }
 
-/// The number of changes to the kernel.
+/// Syncs, and returns the number of changes to the kernel.
 fn sync(bench: &mut Bench) -> usize {
     bench.sync(&Dirty { ports: [changed()].into(), ..Dirty::default() })
 }

@@ -1,4 +1,4 @@
-//! What the programs count of each Service, with real sockets.
+//! The counts of each Service, with real sockets.
 
 use std::net::{SocketAddr, TcpStream};
 
@@ -9,16 +9,16 @@ use proxy_userspace::{
 
 use crate::bench::{Bench, key, tcp_server, udp_socket};
 
-/// Connections, refusals and drops of a service port; none of one that was not used.
+/// Returns connections, refusals and drops of a service port: zeros if it was not used.
 fn counts(reader: &dyn KernelCounts, name: &str, protocol: Protocol, address: SocketAddr) -> [u64; 3] {
     let port = Some(key(name, protocol, address.ip()));
     reader.services().iter().find(|count| count.port == port).map_or([0; 3], tried)
 }
 
-/// The same of all that are not counted apart.
+/// Returns the same of all service ports that are not counted individually.
 fn others(reader: &dyn KernelCounts) -> [u64; 3] {
     let counts = reader.services();
-    tried(counts.iter().find(|count| count.port.is_none()).expect("they are always told"))
+    tried(counts.iter().find(|count| count.port.is_none()).expect("they are always reported"))
 }
 
 fn tried(count: &ServiceCount) -> [u64; 3] {
@@ -36,7 +36,7 @@ fn connect(address: SocketAddr, times: usize) {
 }
 
 #[test]
-fn connections_refusals_and_drops_are_counted_for_the_service_they_were_meant_for() {
+fn connections_refusals_and_drops_count_for_their_service() {
     let mut bench = Bench::new();
     let reader = reader(&mut bench);
     for (service, empty, local, loopback) in [
@@ -61,7 +61,7 @@ fn connections_refusals_and_drops_are_counted_for_the_service_they_were_meant_fo
 }
 
 #[test]
-fn a_conversation_over_udp_counts_once_however_many_datagrams_it_has() {
+fn udp_conversation_counts_once() {
     let mut bench = Bench::new();
     let reader = reader(&mut bench);
     let (_server, endpoint) = udp_socket("127.0.0.1:0");
@@ -81,9 +81,9 @@ fn a_conversation_over_udp_counts_once_however_many_datagrams_it_has() {
 }
 
 #[test]
-fn what_was_counted_outlives_a_restart_and_is_not_the_next_services() {
+fn counts_survive_a_restart_and_start_at_zero_for_the_next_service() {
     let mut bench = Bench::new();
-    // One slot is its own, the other that of all others: whoever comes next has the same.
+    // One slot for one Service, the other for all others: the next Service gets the same slot.
     bench.settings.map_sizes.counted_services = 1;
     bench.restart();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
@@ -103,7 +103,7 @@ fn what_was_counted_outlives_a_restart_and_is_not_the_next_services() {
 }
 
 #[test]
-fn services_beyond_those_that_are_counted_apart_are_counted_together() {
+fn services_over_the_limit_are_counted_together() {
     let mut bench = Bench::new();
     bench.settings.map_sizes.counted_services = 1;
     bench.restart();
@@ -120,7 +120,7 @@ fn services_beyond_those_that_are_counted_apart_are_counted_together() {
 }
 
 #[test]
-fn nothing_is_counted_of_services_where_that_is_off() {
+fn nothing_is_counted_if_counting_is_off() {
     let mut bench = Bench::new();
     bench.settings.map_sizes.counted_services = 0;
     bench.restart();

@@ -1,4 +1,4 @@
-//! What programs noted of flows: swept when it is over, and taken along when maps are built anew.
+//! Entries of flows: the sweep of silent ones, and the copy to new maps.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -43,7 +43,7 @@ fn flows(bench: &Bench) -> HashMap<MapData, FlowKey, Flow> {
 }
 
 #[test]
-fn a_flow_that_was_silent_for_long_is_removed_and_one_that_was_not_stays() {
+fn silent_flow_is_removed_and_active_flow_stays() {
     let mut bench = Bench::new();
     bench.sync(&Dirty::everything());
     let mut map = flows(&bench);
@@ -61,13 +61,13 @@ fn prefilter_contains(bench: &Bench, PrefilterBit { word, mask }: PrefilterBit) 
     prefilter.get(&word, 0).expect("in it") & mask != 0
 }
 
-/// Where packets to this address are looked for.
+/// Returns the prefilter bit of a frontend.
 fn service_place(address: SocketAddr) -> PrefilterBit {
     PrefilterBit::of_service(&address.ip().into(), address.port())
 }
 
 #[test]
-fn bits_of_services_that_left_are_cleared_but_for_those_that_flows_and_sockets_still_need() {
+fn prefilter_bits_stay_while_flows_and_sockets_need_them() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let (_other_server, other_endpoint) = tcp_server("127.0.0.1:0");
@@ -77,7 +77,7 @@ fn bits_of_services_that_left_are_cleared_but_for_those_that_flows_and_sockets_s
             bench.serve(Protocol::Tcp, address, &[endpoint])
         });
     let client = TcpStream::connect(has_socket).expect("connect");
-    // It goes on while this test does.
+    // Its last packet is in the future, so it does not expire during the test.
     let (key, noted) = flow(4000, now_ns() + 600_000_000_000);
     assert_eq!(key.destination, Endpoint::new(has_flow.ip().into(), has_flow.port()));
     flows(&bench).insert(key, noted, 0).expect("room");
@@ -92,13 +92,13 @@ fn bits_of_services_that_left_are_cleared_but_for_those_that_flows_and_sockets_s
         endpoint_place(other_endpoint),
     ];
     assert_eq!(all.map(|place| prefilter_contains(&bench, place)), [true; 5], "they may have flows");
-    // What every syncPeriod does.
+    // Every syncPeriod does this.
     let mut verify = || {
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(bench.verify(), 0);
         (!prefilter_contains(&bench, service_place(goes))).then_some(())
     };
-    assert!(Deadline::after(Duration::from_mins(1)).poll(&mut verify).is_some(), "it is looked at for ever");
+    assert!(Deadline::after(Duration::from_mins(1)).poll(&mut verify).is_some(), "the bit is never cleared");
     assert_eq!(all.map(|place| prefilter_contains(&bench, place)), [true, false, true, true, true]);
     assert_eq!(client.peer_addr().expect("peer"), has_socket);
     bench.serve(Protocol::Tcp, "10.96.0.42:80", &[endpoint]);
@@ -111,14 +111,14 @@ fn bits_of_services_that_left_are_cleared_but_for_those_that_flows_and_sockets_s
 }
 
 #[test]
-fn flows_and_open_connections_outlive_maps_that_are_built_anew() {
+fn flows_and_connections_survive_new_maps() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.0.31:80", &[endpoint]);
     let client = TcpStream::connect(vip).expect("connect");
     let (key, noted) = flow(3000, now_ns());
     flows(&bench).insert(key, noted, 0).expect("room");
-    // Another map's size, then that of the flows.
+    // First the size of another map, then that of the flow map.
     for change in [
         |bench: &mut Bench| bench.settings.map_sizes.services = 128,
         |bench: &mut Bench| {
@@ -137,7 +137,7 @@ fn flows_and_open_connections_outlive_maps_that_are_built_anew() {
     }
 }
 
-/// What a process of a version leaves whose flows are noted as they are here, and other things are not.
+/// Leaves what a process of another layout leaves, whose state layout is the same.
 fn was_of_another_layout(bench: &mut Bench) {
     let mut node: Array<MapData, NodeValue> = bench.pinned("node");
     let value = node.get(&0, 0).expect("written");

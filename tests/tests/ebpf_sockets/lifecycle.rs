@@ -28,7 +28,7 @@ use shunt_tests::deadline::slowness;
 use crate::bench::{Bench, key, port, soon, tcp_server};
 
 #[test]
-fn a_restarted_proxy_takes_over_with_nothing_to_write_and_connections_go_on() {
+fn restart_writes_nothing_and_connections_continue() {
     let mut bench = Bench::new();
     let (server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.0.6:80", &[endpoint]);
@@ -45,7 +45,7 @@ fn a_restarted_proxy_takes_over_with_nothing_to_write_and_connections_go_on() {
 }
 
 #[test]
-fn programs_for_links_without_ethernet_headers_wait_for_the_first_such_link() {
+fn programs_for_bare_ip_links_are_loaded_with_the_first_such_link() {
     let programs = Bench::new().programs();
     let of_links =
         programs.keys().filter(|name| name.starts_with("shunt_in") || name.starts_with("shunt_out"));
@@ -53,7 +53,7 @@ fn programs_for_links_without_ethernet_headers_wait_for_the_first_such_link() {
 }
 
 #[test]
-fn a_proxy_with_other_map_sizes_builds_its_maps_beside_and_swaps_them() {
+fn process_with_other_map_sizes_builds_new_maps_and_swaps_them() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.0.7:80", &[endpoint]);
@@ -67,7 +67,7 @@ fn a_proxy_with_other_map_sizes_builds_its_maps_beside_and_swaps_them() {
 }
 
 #[test]
-fn a_full_map_names_itself_and_the_service_and_leaves_the_others_alone() {
+fn full_map_is_reported_with_the_service_and_others_work() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.1.0:80", &[endpoint]);
@@ -85,11 +85,11 @@ fn a_full_map_names_itself_and_the_service_and_leaves_the_others_alone() {
     bench.snapshot.ports.retain(|key, _| !key.name.service.name.starts_with("many"));
     bench.sync(&Dirty::everything());
     let rest = Ebpf::plan(&bench.state, &bench.snapshot, &Dirty::everything());
-    assert!(rest.is_empty(), "what was half written is gone: {rest:?}");
+    assert!(rest.is_empty(), "nothing half written is left: {rest:?}");
 }
 
 #[test]
-fn a_service_with_several_addresses_that_do_not_all_fit_has_none_and_has_all_once_there_is_room() {
+fn service_that_does_not_fit_whole_is_left_out_until_it_does() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     for last in 1..=60u8 {
@@ -117,7 +117,7 @@ fn a_service_with_several_addresses_that_do_not_all_fit_has_none_and_has_all_onc
         bench.state = bench.dataplane().observe().expect("observe");
     }
     bench.snapshot.ports.retain(|key, _| !key.name.service.name.starts_with("one-1"));
-    // What goes makes room for what comes only afterwards.
+    // Removals come last, so they make room only for the next plan.
     let plan = Ebpf::plan(&bench.state, &bench.snapshot, &Dirty::everything());
     let Bench { dataplane, state, .. } = &mut bench;
     assert!(dataplane.as_mut().expect("running").apply(state, plan).is_err());
@@ -127,7 +127,7 @@ fn a_service_with_several_addresses_that_do_not_all_fit_has_none_and_has_all_onc
 }
 
 #[test]
-fn a_change_writes_what_belongs_to_its_service_however_many_others_there_are() {
+fn change_writes_only_entries_of_its_service() {
     let mut bench = Bench::new();
     bench.settings.map_sizes.services = 2048;
     bench.settings.map_sizes.endpoints = 8192;
@@ -156,7 +156,7 @@ fn a_change_writes_what_belongs_to_its_service_however_many_others_there_are() {
 }
 
 #[test]
-fn a_service_that_goes_after_the_kernel_was_read_anew_goes_from_the_maps() {
+fn service_deleted_after_a_resync_is_removed_from_the_maps() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.0.12:80", &[endpoint]);
@@ -172,7 +172,7 @@ fn a_service_that_goes_after_the_kernel_was_read_anew_goes_from_the_maps() {
 }
 
 #[test]
-fn no_connection_fails_while_the_endpoints_of_its_service_change() {
+fn no_connection_fails_while_endpoints_change() {
     let mut bench = Bench::new();
     let servers = [tcp_server("127.0.0.1:0"), tcp_server("127.0.0.1:0")];
     let mut endpoints = servers.each_ref().map(|(_, address)| *address);
@@ -204,11 +204,11 @@ fn no_connection_fails_while_the_endpoints_of_its_service_change() {
 }
 
 #[test]
-fn the_programs_tell_the_namespace_to_a_proxy_whose_kernel_does_not() {
+fn programs_report_the_netns_where_the_kernel_does_not() {
     let mut bench = Bench::new();
     bench.sync(&Dirty::everything());
-    let told = bench.dataplane().ask_netns().expect("a connected socket is noted");
-    // Kernels before 5.14 tell programs alone.
+    let told = bench.dataplane().ask_netns().expect("a connected socket has an entry");
+    // Kernels before 5.14 show the cookie to programs only.
     let known = netns::current_cookie().expect("a socket");
     assert_eq!(told, known.unwrap_or(told));
     assert_ne!(told.0, NodeValue::NETNS_UNKNOWN);
@@ -217,7 +217,7 @@ fn the_programs_tell_the_namespace_to_a_proxy_whose_kernel_does_not() {
 }
 
 #[test]
-fn cleanup_removes_what_the_proxy_pinned_and_nothing_that_others_put_there() {
+fn cleanup_removes_only_the_proxys_pins() {
     let mut bench = Bench::new();
     bench.serve(Protocol::Tcp, "10.96.0.16:80", &[]);
     let foreign = bench.settings.pin_dir.join("another");
@@ -229,7 +229,7 @@ fn cleanup_removes_what_the_proxy_pinned_and_nothing_that_others_put_there() {
 }
 
 #[test]
-fn cleanup_refuses_a_directory_that_is_on_no_bpf_filesystem() {
+fn cleanup_refuses_a_directory_outside_bpffs() {
     let directory = tempfile::tempdir().expect("temporary directory");
     fs::write(directory.path().join("services"), "not a pin").expect("write");
     let errors = Ebpf::cleanup_at(directory.path());
@@ -239,7 +239,7 @@ fn cleanup_refuses_a_directory_that_is_on_no_bpf_filesystem() {
 }
 
 #[test]
-fn pins_that_someone_removed_are_back_after_the_next_comparison_and_services_work() {
+fn removed_pins_come_back_with_the_next_resync() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.0.17:80", &[endpoint]);
@@ -259,7 +259,7 @@ fn pins_that_someone_removed_are_back_after_the_next_comparison_and_services_wor
 }
 
 #[test]
-fn a_swap_of_maps_that_was_cut_short_is_finished_by_the_next_process() {
+fn next_process_completes_an_interrupted_swap() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.0.24:80", &[endpoint]);
@@ -268,7 +268,7 @@ fn a_swap_of_maps_that_was_cut_short_is_finished_by_the_next_process() {
     bench.settings.map_sizes.services = 128;
     bench.restart();
     bench.sync(&Dirty::everything());
-    // Back to where services was moved already, and endpoints was not.
+    // Restores the state in which `services` was moved and `endpoints` was not.
     bench.dataplane = None;
     let swap = PathBuf::from(format!("{}-swap", pins.display()));
     fs::create_dir(&swap).expect("bpffs");
@@ -281,7 +281,7 @@ fn a_swap_of_maps_that_was_cut_short_is_finished_by_the_next_process() {
 }
 
 #[test]
-fn a_link_of_a_program_that_this_version_lacks_is_removed() {
+fn link_of_an_unknown_program_is_removed() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.0.25:80", &[endpoint]);
@@ -299,7 +299,7 @@ fn a_link_of_a_program_that_this_version_lacks_is_removed() {
 }
 
 #[test]
-fn a_link_that_serves_another_cgroup_is_replaced_by_the_next_comparison() {
+fn link_of_another_cgroup_is_replaced_by_the_next_resync() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "127.96.0.26:80", &[endpoint]);
@@ -309,9 +309,9 @@ fn a_link_that_serves_another_cgroup_is_replaced_by_the_next_comparison() {
     bench.settings.cgroup_root = other.clone();
     bench.restart();
     bench.sync(&Dirty::everything());
-    // On loopback nobody else answers there.
+    // No other process answers there on loopback.
     let unserved = || TcpStream::connect(vip).is_err();
-    // Links end a moment after their last pin.
+    // The kernel removes a link shortly after its last pin.
     assert!(soon(unserved), "this process is not in that cgroup");
     let link = bench.settings.pin_dir.join("links/shunt_connect4");
     let saved = bench.settings.pin_dir.join("saved");
@@ -328,7 +328,7 @@ fn a_link_that_serves_another_cgroup_is_replaced_by_the_next_comparison() {
 }
 
 #[test]
-fn a_second_proxy_is_refused_while_one_works_with_the_maps() {
+fn second_process_is_refused_while_one_uses_the_maps() {
     let mut bench = Bench::new();
     let error = Ebpf::new(&bench.settings).expect_err("in use").to_string();
     assert!(error.contains("another shunt works with"), "{error}");

@@ -1,4 +1,4 @@
-//! The socket programs in this kernel, with real sockets on loopback: what a process sees that dials a Service.
+//! The socket programs in this kernel, with real sockets on loopback.
 
 mod bench;
 mod changes;

@@ -1,4 +1,4 @@
-//! Connecting to Services over TCP, and who is let in.
+//! TCP connections to Services, and source ranges.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -14,7 +14,7 @@ use socket2::{Domain, Socket, Type};
 use crate::bench::{Bench, failure, tcp_server, udp_socket};
 
 #[test]
-fn a_tcp_connection_reaches_the_endpoint_and_its_peer_is_the_vip() {
+fn tcp_connection_reaches_the_endpoint_and_its_peer_is_the_vip() {
     let mut bench = Bench::new();
     for (service, local) in [("10.96.0.1:80", "127.0.0.1:0"), ("[fd96::1]:80", "[::1]:0")] {
         let (server, endpoint) = tcp_server(local);
@@ -29,7 +29,7 @@ fn a_tcp_connection_reaches_the_endpoint_and_its_peer_is_the_vip() {
 }
 
 #[test]
-fn a_tcp_socket_that_closed_leaves_nothing_behind_and_one_that_stays_is_still_known() {
+fn closed_tcp_socket_leaves_no_entry_and_open_one_keeps_it() {
     let mut bench = Bench::new();
     let known: HashMap<MapData, u64, Connection> = bench.pinned("tcp_connections");
     for (service, local) in [
@@ -52,7 +52,7 @@ fn a_tcp_socket_that_closed_leaves_nothing_behind_and_one_that_stays_is_still_kn
 }
 
 #[test]
-fn a_tcp_socket_that_was_disconnected_and_connected_past_the_service_is_told_so() {
+fn getpeername_is_right_after_a_reconnect_past_the_service() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.0.1:80", &[endpoint]);
@@ -63,7 +63,7 @@ fn a_tcp_socket_that_was_disconnected_and_connected_past_the_service_is_told_so(
 }
 
 #[test]
-fn an_ipv4_mapped_address_on_an_ipv6_socket_is_the_ipv4_service() {
+fn ipv4_mapped_address_on_an_ipv6_socket_is_the_ipv4_service() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     bench.serve(Protocol::Tcp, "10.96.0.1:80", &[endpoint]);
@@ -83,7 +83,7 @@ fn an_ipv4_mapped_address_on_an_ipv6_socket_is_the_ipv4_service() {
 }
 
 #[test]
-fn without_endpoints_connect_and_send_are_refused() {
+fn connect_and_send_are_refused_without_endpoints() {
     let mut bench = Bench::new();
     let vip = bench.serve(Protocol::Tcp, "10.96.0.2:80", &[]);
     assert_eq!(
@@ -106,7 +106,7 @@ fn connections_are_spread_evenly_over_the_endpoints() {
     endpoints.sort();
     let vip = bench.serve(Protocol::Tcp, "10.96.0.8:80", &endpoints);
     let mut accepted = [0; 3];
-    // No more at a time than a listener's backlog holds.
+    // No more at a time than a listener's backlog.
     for _ in 0..3 {
         for _ in 0..100 {
             TcpStream::connect(vip).expect("connect");
@@ -121,7 +121,7 @@ fn connections_are_spread_evenly_over_the_endpoints() {
 }
 
 #[test]
-fn with_affinity_every_connection_of_a_namespace_goes_to_one_endpoint_until_that_leaves() {
+fn affinity_keeps_connections_of_a_netns_on_one_endpoint() {
     let mut bench = Bench::new();
     let servers: Vec<_> = (0..4).map(|_| tcp_server("127.0.0.1:0")).collect();
     let mut endpoints: Vec<SocketAddr> = servers.iter().map(|(_, address)| *address).collect();
@@ -137,16 +137,16 @@ fn with_affinity_every_connection_of_a_namespace_goes_to_one_endpoint_until_that
     let sticky = |port: &mut ResolvedPort| port.affinity_timeout = NonZeroU32::new(10_800);
     let vip = bench.serve_as(Protocol::Tcp, "10.96.0.9:80", &endpoints, sticky);
     let first = used(vip);
-    assert_eq!(first.len(), 1, "one of four");
+    assert_eq!(first.len(), 1, "one of four endpoints");
     endpoints.retain(|address| !first.contains(address));
     bench.serve_as(Protocol::Tcp, "10.96.0.9:80", &endpoints, sticky);
     let second = used(vip);
-    assert_eq!(second.len(), 1, "another one, and just that");
+    assert_eq!(second.len(), 1, "one other endpoint");
     assert_ne!(first, second);
 }
 
 #[test]
-fn a_node_port_answers_on_the_nodes_addresses_and_loopback_and_nowhere_else() {
+fn node_port_answers_on_node_addresses_and_loopback_only() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     bench.snapshot.node.node_port_addresses =
@@ -169,14 +169,14 @@ fn a_node_port_answers_on_the_nodes_addresses_and_loopback_and_nowhere_else() {
 }
 
 #[test]
-fn where_the_kernel_does_not_tell_its_cookie_the_nodes_namespace_is_the_initial_one() {
+fn node_netns_is_the_initial_one_if_its_cookie_is_unknown() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     bench.snapshot.node.node_port_addresses = [IpAddr::from([127, 0, 0, 1])].into();
     bench.serve_as(Protocol::Tcp, "10.96.0.21:30081", &[endpoint], as_node_port);
     let mut node: Array<MapData, NodeValue> = bench.pinned("node");
     let known: NodeValue = node.get(&0, 0).expect("written at start");
-    // What userspace writes on kernels before 5.14; these tests run in the initial namespace.
+    // Userspace writes this on kernels before 5.14. These tests run in the initial namespace.
     node.set(0, NodeValue { netns: NodeValue::NETNS_UNKNOWN, ..known }, 0).expect("write");
     TcpStream::connect("127.0.0.1:30081").expect("loopback is the node's");
     node.set(0, NodeValue { netns: known.netns + 1, ..known }, 0).expect("write");
@@ -184,14 +184,14 @@ fn where_the_kernel_does_not_tell_its_cookie_the_nodes_namespace_is_the_initial_
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
 }
 
-/// Makes a service port a node port.
+/// Turns a service port into a node port.
 fn as_node_port(port: &mut ResolvedPort) {
     port.frontends[0].kind = FrontendKind::NodePort;
     port.frontends[0].address = None;
 }
 
 #[test]
-fn without_a_local_endpoint_under_policy_local_connect_fails_and_reaches_nobody() {
+fn connect_fails_under_policy_local_without_local_endpoint() {
     let mut bench = Bench::new();
     let (server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve_as(Protocol::Tcp, "10.96.0.11:80", &[endpoint], |port| {
@@ -204,7 +204,7 @@ fn without_a_local_endpoint_under_policy_local_connect_fails_and_reaches_nobody(
 }
 
 #[test]
-fn source_ranges_are_held_against_the_address_a_socket_is_bound_to_else_against_the_nodes() {
+fn source_ranges_apply_to_the_bound_address_or_the_nodes() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     bench.snapshot.node.primary_addresses = [(IpFamily::V4, IpAddr::from([192, 0, 2, 7]))].into();
@@ -226,5 +226,5 @@ fn source_ranges_are_held_against_the_address_a_socket_is_bound_to_else_against_
     let unbound = || TcpStream::connect(vip).map(drop).map_err(|error| error.kind());
     assert_eq!(unbound(), Err(failure(ErrorKind::HostUnreachable)), "the node's address is not in the range");
     ranged(&mut bench, "192.0.2.0/24");
-    assert_eq!(unbound(), Ok(()), "now it is");
+    assert_eq!(unbound(), Ok(()), "the node's address is in the range");
 }

@@ -1,4 +1,4 @@
-//! What programs tell of single connections, where that is asked for.
+//! Trace events of single connections.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use shunt_tests::deadline::Deadline;
 
 use crate::bench::{Bench, tcp_server, udp_socket};
 
-/// What this process has logged.
+/// The log of this process.
 static LOG: LazyLock<Mutex<Vec<u8>>> = LazyLock::new(|| {
     let log = tracing_subscriber::fmt().with_ansi(false).with_max_level(tracing::Level::DEBUG);
     log.with_writer(|| Writer).init();
@@ -39,7 +39,7 @@ fn log() -> MutexGuard<'static, Vec<u8>> {
     LOG.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The lines that have all these words.
+/// Returns the log lines that contain all these words.
 fn lines(words: &[String]) -> Vec<String> {
     let log = String::from_utf8_lossy(&log()).into_owned();
     log.lines().filter(|line| words.iter().all(|word| line.contains(&**word))).map(str::to_owned).collect()
@@ -52,12 +52,12 @@ fn wait_for(words: &[String]) {
 }
 
 #[test]
-fn nothing_is_told_by_default_and_no_program_has_instructions_for_it_but_where_that_is_asked_for() {
+fn programs_trace_only_if_asked_and_have_no_code_for_it_otherwise() {
     LazyLock::force(&LOG);
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
-    let untold = bench.serve(Protocol::Tcp, "10.96.7.9:80", &[endpoint]);
-    TcpStream::connect(untold).expect("connect");
+    let untraced = bench.serve(Protocol::Tcp, "10.96.7.9:80", &[endpoint]);
+    TcpStream::connect(untraced).expect("connect");
     let without = bench.programs();
     bench.settings.log = LogLevel::Debug;
     bench.restart();
@@ -65,10 +65,10 @@ fn nothing_is_told_by_default_and_no_program_has_instructions_for_it_but_where_t
     connections_are_told_of(&mut bench);
     refusals_are_told_of(&mut bench);
     conversations_are_told_of_once(&mut bench);
-    assert_eq!(lines(&[format!("vip={untold}")]), Vec::<String>::new());
+    assert_eq!(lines(&[format!("vip={untraced}")]), Vec::<String>::new());
     let with = bench.programs();
     for name in ["shunt_connect4", "shunt_sendmsg6", "shunt_in_eth"] {
-        // Telling takes more than 1,000 instructions; what is left of it is the question whether to.
+        // Tracing takes more than 1,000 instructions. Without it, only the check remains.
         assert!(without[name] + 1_000 < with[name], "{name}: {} and {}", without[name], with[name]);
     }
 }

@@ -12,7 +12,7 @@ use proxy_userspace::model::{Protocol, ResolvedEndpoint};
 use crate::bench::{Bench, soon, udp_socket};
 
 #[test]
-fn answers_to_an_unconnected_udp_socket_come_from_the_address_that_was_asked() {
+fn replies_to_an_unconnected_socket_come_from_the_vip() {
     let mut bench = Bench::new();
     let (server, endpoint) = udp_socket("127.0.0.1:0");
     let vip = bench.serve(Protocol::Udp, "10.96.0.3:53", &[endpoint]);
@@ -33,15 +33,11 @@ fn answers_to_an_unconnected_udp_socket_come_from_the_address_that_was_asked() {
                 .expect("bound"),
         )
         .expect("send");
-    assert_eq!(
-        client.recv_from(&mut buffer).expect("answer").1,
-        vip,
-        "the endpoint keeps the name it was asked by"
-    );
+    assert_eq!(client.recv_from(&mut buffer).expect("answer").1, vip, "the endpoint's replies keep the VIP");
 }
 
 #[test]
-fn a_udp_conversation_stays_with_its_endpoint_until_that_leaves() {
+fn udp_conversation_stays_until_its_endpoint_leaves() {
     let mut bench = Bench::new();
     let servers: Vec<_> = (0..3).map(|_| udp_socket("127.0.0.1:0")).collect();
     let addresses: Vec<SocketAddr> = servers.iter().map(|(_, address)| *address).collect();
@@ -63,7 +59,7 @@ fn a_udp_conversation_stays_with_its_endpoint_until_that_leaves() {
 }
 
 #[test]
-fn a_connected_udp_socket_is_destroyed_when_its_endpoint_leaves_and_an_unconnected_one_is_not() {
+fn connected_udp_socket_is_destroyed_with_its_endpoint_and_unconnected_stays() {
     let mut bench = Bench::new();
     let (_server, endpoint) = udp_socket("127.0.0.1:0");
     let vip = bench.serve(Protocol::Udp, "10.96.0.5:53", &[endpoint]);
@@ -76,19 +72,19 @@ fn a_connected_udp_socket_is_destroyed_when_its_endpoint_leaves_and_an_unconnect
 
     let (_other, replacement) = udp_socket("127.0.0.1:0");
     bench.serve(Protocol::Udp, "10.96.0.5:53", &[replacement]);
-    assert!(soon(|| connected.send(b"q").is_err()), "the application is told");
-    unconnected.send_to(b"q", vip).expect("an unconnected socket lives on");
+    assert!(soon(|| connected.send(b"q").is_err()), "the application sees an error");
+    unconnected.send_to(b"q", vip).expect("an unconnected socket keeps working");
 }
 
 #[test]
-fn a_connected_udp_socket_is_destroyed_by_the_next_process_when_this_one_had_no_time_for_it() {
+fn next_process_destroys_sockets_that_the_last_one_left() {
     let mut bench = Bench::new();
     let (_server, endpoint) = udp_socket("127.0.0.1:0");
     let vip = bench.serve(Protocol::Udp, "10.96.0.22:53", &[endpoint]);
     let (connected, _) = udp_socket("0.0.0.0:0");
     connected.connect(vip).expect("connect");
     bench.dataplane = None;
-    // As a process leaves the maps that is killed between its last write and its look at the sockets.
+    // The maps of a process that was killed between its last write and the walk over sockets.
     let mut members: HashMap<MapData, MemberKey, u8> = bench.pinned("members");
     let keys: Vec<MemberKey> = members.keys().map(|key| key.expect("read")).collect();
     for key in keys {
@@ -97,11 +93,11 @@ fn a_connected_udp_socket_is_destroyed_by_the_next_process_when_this_one_had_no_
     let (_other, replacement) = udp_socket("127.0.0.1:0");
     bench.restart();
     bench.serve(Protocol::Udp, "10.96.0.22:53", &[replacement]);
-    assert!(soon(|| connected.send(b"q").is_err()), "the application is told");
+    assert!(soon(|| connected.send(b"q").is_err()), "the application sees an error");
 }
 
 #[test]
-fn answers_keep_their_name_when_the_map_dropped_it_to_make_room() {
+fn replies_keep_the_vip_after_lru_eviction() {
     let mut bench = Bench::new();
     let (server, endpoint) = udp_socket("127.0.0.1:0");
     let vip = bench.serve(Protocol::Udp, "10.96.0.23:53", &[endpoint]);
@@ -118,7 +114,7 @@ fn answers_keep_their_name_when_the_map_dropped_it_to_make_room() {
 }
 
 #[test]
-fn a_udp_socket_that_was_disconnected_or_connected_past_the_service_hears_the_endpoint_by_its_own_address() {
+fn reconnected_udp_socket_sees_the_right_source() {
     let mut bench = Bench::new();
     let (server, endpoint) = udp_socket("127.0.0.1:0");
     let vip = bench.serve(Protocol::Udp, "10.96.0.14:53", &[endpoint]);
@@ -134,13 +130,13 @@ fn a_udp_socket_that_was_disconnected_or_connected_past_the_service_hears_the_en
     assert_eq!(heard_from(client.send(b"q")), vip);
     rustix::net::connect_unspec(&client).expect("disconnect");
     assert_eq!(heard_from(client.send_to(b"q", endpoint)), endpoint, "disconnected");
-    assert_eq!(heard_from(client.send_to(b"q", vip)), vip, "disconnected, asked by the Service's address");
+    assert_eq!(heard_from(client.send_to(b"q", vip)), vip, "disconnected, sent to the VIP");
     client.connect(endpoint).expect("connect");
     assert_eq!(heard_from(client.send(b"q")), endpoint, "connected to the endpoint itself");
 }
 
 #[test]
-fn an_endpoint_of_two_services_answers_each_question_from_the_address_that_was_asked() {
+fn endpoint_of_two_services_replies_from_the_vip_of_each_question() {
     let mut bench = Bench::new();
     let (server, endpoint) = udp_socket("127.0.0.1:0");
     let one = bench.serve(Protocol::Udp, "10.96.0.14:53", &[endpoint]);
@@ -153,7 +149,7 @@ fn an_endpoint_of_two_services_answers_each_question_from_the_address_that_was_a
 }
 
 #[test]
-fn a_udp_conversation_leaves_an_endpoint_that_drained_and_then_stopped_serving() {
+fn udp_conversation_leaves_an_endpoint_that_stops_serving() {
     let mut bench = Bench::new();
     let (drained, old) = udp_socket("127.0.0.1:0");
     let (server, new) = udp_socket("127.0.0.1:0");
@@ -161,20 +157,20 @@ fn a_udp_conversation_leaves_an_endpoint_that_drained_and_then_stopped_serving()
     let (client, _) = udp_socket("0.0.0.0:0");
     client.send_to(b"q", vip).expect("send");
     answered(&drained, &client);
-    // It terminates: no new conversation, but those it has go on.
+    // The endpoint terminates: it gets no new conversation, and existing ones continue.
     bench.serve_as(Protocol::Udp, "10.96.0.16:53", &[new], |port| {
         port.serving.push(ResolvedEndpoint { address: old, is_local: true });
     });
     client.send_to(b"q", vip).expect("send");
     answered(&drained, &client);
-    // The list of those that may be chosen stays as it is.
+    // The list of eligible endpoints does not change.
     bench.serve(Protocol::Udp, "10.96.0.16:53", &[new]);
     client.send_to(b"q", vip).expect("send");
     answered(&server, &client);
 }
 
 #[test]
-fn a_connected_udp_socket_that_names_the_service_in_a_datagram_reaches_the_endpoint_it_is_connected_to() {
+fn connected_udp_socket_sends_to_its_endpoint_even_if_it_names_the_vip() {
     let mut bench = Bench::new();
     let servers: Vec<_> = (0..4).map(|_| udp_socket("127.0.0.1:0")).collect();
     let mut endpoints: Vec<SocketAddr> = servers.iter().map(|(_, address)| *address).collect();
@@ -189,12 +185,12 @@ fn a_connected_udp_socket_that_names_the_service_in_a_datagram_reaches_the_endpo
             server.set_nonblocking(true).expect("nonblocking");
             std::iter::from_fn(|| server.recv_from(&mut [0; 8]).ok()).count()
         });
-        assert_eq!(questions.max(), Some(2), "both are in one place");
+        assert_eq!(questions.max(), Some(2), "both are at one endpoint");
     }
 }
 
 #[test]
-fn a_udp_socket_that_was_connected_once_has_its_answers_named_by_what_it_asks_now() {
+fn formerly_connected_udp_socket_sees_the_vip_it_sends_to_now() {
     let mut bench = Bench::new();
     let (server, endpoint) = udp_socket("127.0.0.1:0");
     let (neighbour, other_endpoint) = udp_socket("127.0.0.1:0");
@@ -216,7 +212,7 @@ fn a_udp_socket_that_was_connected_once_has_its_answers_named_by_what_it_asks_no
     assert_eq!(answered(&neighbour, &client), first, "it is free to move");
 }
 
-/// Takes one question from any of the servers and returns the address of the one that had it.
+/// Receives one question on any of the servers, and returns the server's address.
 fn next_asked(servers: &[(UdpSocket, SocketAddr)]) -> SocketAddr {
     for _ in 0..1000 {
         for (server, address) in servers {
@@ -227,10 +223,10 @@ fn next_asked(servers: &[(UdpSocket, SocketAddr)]) -> SocketAddr {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    panic!("nobody was asked")
+    panic!("no server received the question")
 }
 
-/// Takes one question, answers it, and returns whom the client has the answer from.
+/// Receives one question, answers it, and returns the source that the client sees.
 fn answered(server: &UdpSocket, client: &UdpSocket) -> SocketAddr {
     let mut buffer = [0; 8];
     let (_, from) = server.recv_from(&mut buffer).expect("question");

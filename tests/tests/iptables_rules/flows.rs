@@ -1,4 +1,4 @@
-//! The flows of the conformance cases, traced through the rules: the first packet of each must go where the case says.
+//! Traces the first packet of every flow of the conformance cases through the rules.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 #[test]
-fn the_first_packet_of_every_flow_goes_where_the_case_says() {
+fn first_packet_of_every_flow_goes_where_the_case_says() {
     let mut traced = 0;
     let mut wrong = Vec::new();
     let is_for_this_mode =
@@ -76,7 +76,8 @@ fn packet(from: Host, source: IpAddr, dial: &Dial) -> Packet {
     }
 }
 
-/// What a host's kernel takes for the source: the destination itself, where it is the host's own.
+/// Returns the source addresses that a host's kernel uses: the destination itself if it is an
+/// address of the host.
 fn sources(from: Host, dial: &Dial) -> Vec<IpAddr> {
     let to = dial.to.ip();
     if from == Host::Node1 && (to.is_loopback() || from.owns(to)) {
@@ -93,7 +94,7 @@ fn is_a_host(address: IpAddr) -> bool {
     Host::ALL.into_iter().any(|host| host.owns(address))
 }
 
-/// Whether the fates are what is expected; none where that takes more than a first packet to tell.
+/// Returns true if the fates are as expected, or `None` if a first packet cannot show it.
 fn holds(expect: &Expect, fates: &BTreeSet<Fate>) -> Option<bool> {
     let reached = |fate: &Fate| match fate {
         Fate::Passes(packet) => host_at(packet.to),
@@ -111,7 +112,7 @@ fn holds(expect: &Expect, fates: &BTreeSet<Fate>) -> Option<bool> {
             });
             Some(hosts == answers.hosts && sources)
         }
-        // Where nothing listens, the host itself refuses.
+        // If no process listens, the host itself refuses.
         Expect::Refused => Some(fates.iter().all(|fate| *fate == Fate::Refused || is_closed(fate))),
         Expect::Blocked | Expect::Silent => Some(fates.iter().all(|fate| reached(fate).is_none())),
         Expect::Reset | Expect::TooBig | Expect::Page(_) => None,
@@ -123,7 +124,7 @@ fn is_closed(fate: &Fate) -> bool {
 }
 
 fn host_at(to: SocketAddr) -> Option<Host> {
-    // Where nothing listens, nobody is reached.
+    // Only these ports have a listener.
     let listens = [8080, 8081, 5353].contains(&to.port());
     Host::ALL.into_iter().find(|host| listens && host.owns(to.ip()))
 }

@@ -1,4 +1,5 @@
-//! The rules of the iptables mode as text, without a kernel: against upstream's, and traced with the packets of the cases.
+//! The rules of the iptables mode as text, without a kernel: compared with upstream's, and traced
+//! with the packets of the cases.
 
 mod flows;
 mod recorded;

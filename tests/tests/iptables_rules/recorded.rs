@@ -1,9 +1,11 @@
-//! Our rules against those that upstream kube-proxy v1.36 wrote for the same cases, step by step.
+//! Compares our rules with those that upstream kube-proxy v1.36 wrote for the same cases, step by
+//! step.
 //!
-//! `tests/recorded/iptables` holds them as iptables-save showed them: those that are the same in all cases once, the others by
-//! case, step and family, without those of `default/kubernetes`, a Service of the cluster they were recorded in. They are compared
-//! chain by chain, rule by rule and in order; in the chains that Services share only as sets, since upstream writes those in the
-//! order of a hash map, but for the last rule of KUBE-SERVICES. [`EXPLAINED`] tells what may differ, and why.
+//! `tests/recorded/iptables` holds upstream's rules as iptables-save showed them: the common rules
+//! once, the others by case, step and family, without those of `default/kubernetes`, a Service of
+//! the recording cluster. Rules are compared chain by chain and in order. Chains that Services
+//! share are compared as sets, because upstream writes them in the order of a hash map, except the
+//! last rule of KUBE-SERVICES. [`EXPLAINED`] lists what may differ, and why.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,17 +19,17 @@ use crate::scene::Scene;
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/recorded/iptables");
 const FAMILIES: [&str; 2] = ["v4", "v6"];
-/// Chains that all Services add to.
+/// The chains that Services share.
 const SHARED: [&str; 4] =
     ["KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL"];
 
-/// Rules that only one side has: the case, a part of the rule, and why.
+/// Rules that only one side has: case, part of the rule, reason.
 const EXPLAINED: &[(&str, &str, &str)] = &[];
 
 type Chains = BTreeMap<String, Vec<String>>;
 
 #[test]
-fn rules_are_upstreams_in_every_case_and_step() {
+fn rules_equal_upstreams_in_every_case_and_step() {
     let names: Vec<String> = fs::read_dir(RECORDED)
         .expect("recordings")
         .filter_map(|entry| {
@@ -35,7 +37,7 @@ fn rules_are_upstreams_in_every_case_and_step() {
         })
         .filter(|name| !name.starts_with("common-"))
         .collect();
-    assert_eq!(names.len(), 50, "every case that comes with the project, but its own");
+    assert_eq!(names.len(), 50, "every shared case");
     let mut differences = Vec::new();
     for case in Case::read_directory(own_cases(), &names).expect("cases") {
         let mut scene = Scene::new(&case).expect("a scene");
@@ -56,7 +58,7 @@ fn is_explained(difference: &str) -> bool {
     EXPLAINED.iter().any(|(case, part, _)| difference.starts_with(case) && difference.contains(part))
 }
 
-/// The rules of a step; none where it was not recorded.
+/// Returns the recorded rules of a step, or `None` if it was not recorded.
 fn recorded(case: &str, step: usize, family: &str) -> Option<Chains> {
     let read = |name: &str| fs::read_to_string(Path::new(RECORDED).join(name)).expect("a recording");
     let text = read(&format!("{case}.txt"));

@@ -1,4 +1,5 @@
-//! A conformance case played to the planning of the iptables mode alone: objects in, rules out, no kernel.
+//! Plays a conformance case to the planner of the iptables mode: objects in, rules out, without a
+//! kernel.
 
 use anyhow::Result;
 use proxy_userspace::{
@@ -14,16 +15,16 @@ use shunt_tests::{
     planned::{PlannedCase, Tables},
 };
 
-/// A case in the middle of its steps.
+/// The state of a case between steps.
 pub(crate) struct Scene {
     case: PlannedCase,
     state: State,
-    /// IPv4's rules and IPv6's.
+    /// The rules of IPv4 and IPv6.
     pub(crate) tables: [Tables; 2],
 }
 
 impl Scene {
-    /// Before the first step.
+    /// Returns the state before the first step.
     pub(crate) fn new(case: &Case) -> Result<Self> {
         let case = PlannedCase::new(case, "iptables")?;
         let settings = &case.config().iptables;
@@ -37,7 +38,7 @@ impl Scene {
         Ok(Self { case, state: State::of_empty_tables(offer), tables: Default::default() })
     }
 
-    /// Makes the changes of a step, plans what changed, and has the tables take it.
+    /// Makes the changes of a step, plans them, and applies the plan to the tables.
     pub(crate) fn play(&mut self, step: &Step) -> Result<()> {
         let dirty = self.case.play(step)?;
         let plan = Iptables::plan(&self.state, self.case.snapshot(), &dirty);

@@ -1,4 +1,4 @@
-//! What iptables-restore is given for one change, whatever the number of Services.
+//! The size of the input of iptables-restore for one change.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -73,7 +73,7 @@ fn cluster(services: usize) -> Snapshot {
     snapshot
 }
 
-/// The input's bytes for IPv4.
+/// Returns the input for IPv4.
 fn plan(state: &mut State, snapshot: &Snapshot, dirty: &Dirty) -> String {
     let plan = Iptables::plan(state, snapshot, dirty);
     let (_, input) = plan.inputs(Backend::Nft).into_iter().next().expect("IPv4");
@@ -85,7 +85,7 @@ fn dirty(key: ServicePortKey) -> Dirty {
     Dirty { ports: [key].into(), ..Dirty::default() }
 }
 
-/// Bytes for the first sync, for another endpoint, and for another Service.
+/// Returns the bytes for the first sync, for one more endpoint, and for one more Service.
 fn sizes(services: usize) -> [usize; 3] {
     let mut snapshot = cluster(services);
     let mut state = State::of_empty_tables(OFFER);
@@ -98,17 +98,17 @@ fn sizes(services: usize) -> [usize; 3] {
     snapshot.ports.insert(added.clone(), Arc::new(port(services, address([10, 245, 0, 1], 0))));
     let service = plan(&mut state, &snapshot, &dirty(added));
     let own = service.lines().filter(|line| !line.contains("-A KUBE-SERVICES")).map(str::len).sum::<usize>();
-    assert!(own < 2500, "what is the Service's own: {own} bytes");
+    assert!(own < 2500, "the Service's own part: {own} bytes");
     [first, endpoint.len(), service.len()]
 }
 
 #[test]
-fn the_input_for_one_endpoint_is_the_same_whatever_the_number_of_services() {
+fn the_input_for_one_endpoint_does_not_grow_with_services() {
     let [few, many, most] = [100, 1000, 10_000].map(|services| {
         let sizes = sizes(services);
         println!("{services} Services: first sync, one endpoint, one Service: {sizes:?} bytes");
         sizes
     });
-    // Names are longer by a digit or two; comments go with the thousandth endpoint.
+    // Names get a digit or two longer. From 1,000 endpoints on, comments are left out.
     assert!(many[1] <= few[1] && most[1] <= many[1] + 50, "{few:?} {many:?} {most:?}");
 }

@@ -1,4 +1,4 @@
-//! Follows the first packet of a connection through rule text as the kernel would: each way that chance may take.
+//! Traces the first packet of a connection through rules as the kernel does, on every random path.
 
 use std::{
     collections::BTreeSet,
@@ -8,36 +8,36 @@ use std::{
 use ipnet::IpNet;
 use shunt_tests::planned::{Tables, target};
 
-/// A packet, and what was done to it.
+/// A packet, with all changes made to it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Packet {
-    /// Where it comes from.
+    /// Its source.
     pub(crate) source: IpAddr,
-    /// Where it goes: after translation, the endpoint.
+    /// Its destination. After translation, the endpoint.
     pub(crate) to: SocketAddr,
     /// iptables' word for its protocol.
     pub(crate) protocol: &'static str,
-    /// The link it came in on; none where the node sent it.
+    /// The link that it came in on. `None` if the node sent it.
     pub(crate) link: Option<String>,
     pub(crate) mark: u32,
     pub(crate) is_translated: bool,
     pub(crate) is_masqueraded: bool,
 }
 
-/// How a packet may end.
+/// The fate of a packet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fate {
-    /// It goes where it says.
+    /// It is delivered to its destination.
     Passes(Packet),
     Refused,
     Dropped,
 }
 
-/// What a rule or chain makes of a packet.
+/// The result of a rule or chain for a packet.
 enum Step {
     On(Packet),
     Ends(Verdict, Packet),
-    /// Back to the chain that led here.
+    /// It returns to the calling chain.
     Returns(Packet),
 }
 
@@ -51,18 +51,18 @@ enum Verdict {
 enum Matching {
     Yes,
     No,
-    /// By chance.
+    /// It matches at random.
     Either,
 }
 
-/// A node: its rules, and its addresses.
+/// A node with its rules and addresses.
 pub(crate) struct Node<'a> {
     pub(crate) tables: &'a Tables,
     pub(crate) addresses: &'a [IpAddr],
 }
 
 impl Node<'_> {
-    /// Every fate that a packet may meet.
+    /// Returns every possible fate of a packet.
     pub(crate) fn fates(&self, packet: Packet) -> BTreeSet<Fate> {
         let before = if packet.link.is_some() { "PREROUTING" } else { "OUTPUT" };
         let mut fates = BTreeSet::new();
@@ -155,7 +155,7 @@ impl Node<'_> {
         }]
     }
 
-    /// A match that is not known here ends the test.
+    /// Panics at an unknown match.
     fn matches(&self, rule: &str, packet: &Packet) -> Matching {
         let mut words = words(rule).into_iter();
         let (mut wanted, mut by_chance) = (true, false);
@@ -181,7 +181,7 @@ impl Node<'_> {
                     let (bits, mask) = argument.split_once('/').expect("bits and mask");
                     packet.mark & number(mask) == number(bits)
                 }
-                // Nobody has been here before.
+                // The client has no earlier connection.
                 "--rcheck" => false,
                 "--probability" => {
                     by_chance = argument() != "1.00000000000";
