@@ -21,10 +21,8 @@ pub use self::{
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
     /// The manifests directory is not there or cannot be watched.
-    #[error("cannot {operation} manifests directory {}", path.display())]
+    #[error("cannot read manifests directory {}", path.display())]
     ManifestDir {
-        /// What was tried.
-        operation: &'static str,
         /// The directory.
         path: PathBuf,
         /// Why it failed.

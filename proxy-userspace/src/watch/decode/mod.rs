@@ -18,7 +18,7 @@ use std::fmt;
 use serde::{Deserialize, de::DeserializeOwned};
 
 pub(super) use self::raw::RawMetadata;
-use crate::model::{Delta, EndpointSlice, NamespacedName, Node, Service, ServiceCidr, WatchEvent};
+use crate::model::{Delta, EndpointSlice, Interner, NamespacedName, Node, Service, ServiceCidr, WatchEvent};
 
 /// What is wrong with one field of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -77,6 +77,8 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     }
     /// Namespace and name.
     fn key(&self) -> NamespacedName;
+    /// Replaces the names that many objects repeat by their one copy.
+    fn share_strings(&mut self, _strings: &mut Interner<str>) {}
     /// A change of this kind.
     fn event(delta: Delta<Self>) -> WatchEvent;
 }
@@ -96,6 +98,9 @@ impl Kind for Service {
     }
     fn key(&self) -> NamespacedName {
         self.name.clone()
+    }
+    fn share_strings(&mut self, strings: &mut Interner<str>) {
+        self.share_strings(strings);
     }
     fn event(delta: Delta<Self>) -> WatchEvent {
         WatchEvent::Services(delta)
@@ -117,6 +122,9 @@ impl Kind for EndpointSlice {
     }
     fn key(&self) -> NamespacedName {
         self.name.clone()
+    }
+    fn share_strings(&mut self, strings: &mut Interner<str>) {
+        self.share_strings(strings);
     }
     fn event(delta: Delta<Self>) -> WatchEvent {
         WatchEvent::EndpointSlices(delta)

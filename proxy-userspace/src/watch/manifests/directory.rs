@@ -1,13 +1,9 @@
-//! What the files of the directory hold, which of it counts, and what has changed.
-//!
-//! A reading that takes objects away or has errors is doubtful: someone may be in the middle of replacing the file. It is
-//! believed once it has stayed the same for a moment and nobody is writing. Until then, and for what cannot be used, the
-//! last good version stays.
+//! The objects of all files of the directory: which file's object is in effect, and what changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
-    fs, io,
+    fs, io, mem,
     path::PathBuf,
     sync::Arc,
     time::Duration,
@@ -15,28 +11,19 @@ use std::{
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 
 use super::{
-    dirty::{self, FileNews},
-    documents::{self, Contents, DocumentError},
-    object::{Key, Object},
-    reading::{self, Reading, Stamp},
+    documents::{self, Contents, DocumentError, Key, Object},
+    file::{self, Stamp, is_manifest},
+    watcher::Changes,
 };
-use crate::{model::Interner, watch::decode::Problem};
+use crate::model::{Delta, Interner, WatchEvent};
 
-/// A rewritten file: time for the kernel's word that it is being written to again.
-const REWRITTEN: Duration = Duration::from_millis(5);
-/// A vanished file: editors move the old file away before they write the new one.
-const VANISHED: Duration = Duration::from_millis(20);
-/// A file that vanished with its directory: whoever makes the directory anew needs time to fill it.
-const VANISHED_WITH_DIRECTORY: Duration = Duration::from_secs(1);
-/// An emptied file: scripts truncate, then append.
-const EMPTIED: Duration = Duration::from_millis(500);
-/// A file that is open for writing and has not been written to for so long counts as complete.
-const QUIET: Duration = Duration::from_secs(1);
+/// How long objects stay after their file is gone or empty. Editors move the old file away before
+/// they write the new one, and scripts truncate a file before they append to it.
+const REMOVAL_DELAY: Duration = Duration::from_millis(500);
 
-/// The name of a file in the directory.
 type FileName = Arc<OsStr>;
 
 /// The state of the directory.
@@ -44,34 +31,22 @@ type FileName = Arc<OsStr>;
 pub(super) struct Directory {
     path: PathBuf,
     files: BTreeMap<FileName, ManifestFile>,
-    /// The files that hold an object, sorted; the first one counts. Hardly any object is in two.
+    /// The files that hold an object, sorted. The object of the first file is in effect. Hardly any
+    /// object is in two.
     owners: BTreeMap<Key, SmallVec<[FileName; 1]>>,
-    /// Objects that may have changed since the receiver was told of changes, as they were then.
+    /// Objects that may have changed since [`Self::take_changes`], as they were then.
     touched: BTreeMap<Key, Option<Object>>,
     strings: Interner<str>,
-    /// Objects that several files hold, as far as told.
-    shared: BTreeMap<Key, BTreeSet<FileName>>,
-    /// When the directory was last made anew.
-    made_anew: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
 struct ManifestFile {
     objects: BTreeMap<Key, Object>,
     errors: Vec<DocumentError>,
-    ignored: Vec<String>,
+    /// Of the file as last read; none if there was no file.
     stamp: Option<Stamp>,
-    writing: bool,
-    doubt: Option<Doubt>,
-    /// When to look again.
-    check_at: Option<Instant>,
-}
-
-#[derive(Debug)]
-struct Doubt {
-    /// The hash of the text; none if the file is gone.
-    seen: Option<u64>,
-    since: Instant,
+    /// When the objects go, because the file is gone or empty.
+    removal: Option<Instant>,
 }
 
 impl Directory {
@@ -82,287 +57,158 @@ impl Directory {
             owners: BTreeMap::new(),
             touched: BTreeMap::new(),
             strings: Interner::default(),
-            shared: BTreeMap::new(),
-            made_anew: None,
         }
     }
 
-    /// Reads all files for the first time, believing what it sees.
-    pub(super) fn load(&mut self, now: Instant) -> io::Result<()> {
-        for name in self.names()? {
-            self.refresh(&name, now, true);
-        }
-        Ok(())
-    }
-
-    /// The directory is another one than before.
-    pub(super) fn made_anew(&mut self, now: Instant) {
-        self.made_anew = Some(now);
-    }
-
-    /// Looks for files that have changed without the kernel's telling.
-    pub(super) fn scan(&mut self, now: Instant) -> io::Result<()> {
-        let there = self.names()?;
-        let known = self.files.keys().map(|name| &**name);
-        let gone: Vec<OsString> = known.filter(|name| !there.contains(*name)).map(OsStr::to_owned).collect();
-        for name in there.iter().chain(&gone) {
-            let stamp = reading::stamp(&self.path.join(name));
-            let known = self.files.get(&**name);
-            let writing = known.is_some_and(|file| file.writing);
-            if !writing && known.is_none_or(|file| file.stamp != stamp || stamp.is_none()) {
-                self.refresh(name, now, false);
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes news of a file.
-    pub(super) fn file_news(&mut self, name: &OsStr, news: FileNews, now: Instant) {
-        if let Some(writing) = news.writing {
-            let file = self.file(name);
-            file.writing = writing;
-            if writing {
-                file.check_at = Some(now + QUIET);
-            }
-        }
-        if news.read {
-            self.refresh(name, now, false);
-        }
-    }
-
-    /// Looks again at the files whose time has come.
-    pub(super) fn check(&mut self, now: Instant) {
-        let due = |file: &ManifestFile| file.check_at.is_some_and(|at| at <= now);
-        let names: Vec<FileName> =
-            self.files.iter().filter(|(_, file)| due(file)).map(|(name, _)| Arc::clone(name)).collect();
+    /// Reads the files that changed, and removes the objects of files that stay gone or empty.
+    pub(super) fn update(&mut self, changes: Changes, now: Instant) -> io::Result<()> {
+        let is_due = |file: &ManifestFile| file.removal.is_some_and(|removal| removal <= now);
+        let due = self.files.iter().filter(|(_, file)| is_due(file)).map(|(name, _)| name.to_os_string());
+        let names: BTreeSet<OsString> = changes.files.into_iter().chain(due).collect();
         for name in names {
-            if let Some(file) = self.files.get_mut(&name) {
-                // Quiet for long enough.
-                file.writing = false;
-            }
-            self.refresh(&name, now, false);
+            self.read_file(&name, now);
         }
+        if changes.all { self.scan(now) } else { Ok(()) }
     }
 
-    /// When [`Self::check`] is due.
-    pub(super) fn next_check(&self) -> Option<Instant> {
-        self.files.values().filter_map(|file| file.check_at).min()
-    }
-
-    /// The errors there are now, for people.
+    /// The present errors, for people.
     pub(super) fn errors(&self) -> impl Iterator<Item = String> {
         self.files.iter().flat_map(|(name, file)| {
             let path = self.path.join(&**name);
-            file.errors.iter().map(move |error| format!("{}: {error}", path.display()))
+            file.errors.iter().map(move |(_, error)| format!("{}: {error}", path.display()))
         })
     }
 
-    /// Everything that counts. The receiver is told all of it, so that changes begin here.
-    pub(super) fn objects(&mut self) -> impl Iterator<Item = (&Key, &Object)> {
-        self.changes();
-        self.owners.keys().filter_map(|key| Some((key, self.counting(key)?)))
+    /// Returns a list for each kind, and forgets all changes. There is no list of ServiceCIDRs if
+    /// the directory has none, like most directories.
+    pub(super) fn list(&mut self) -> Vec<WatchEvent> {
+        self.touched.clear();
+        let (mut cidrs, mut nodes, mut slices, mut services) = (vec![], vec![], vec![], vec![]);
+        for object in self.owners.keys().filter_map(|key| self.object(key)) {
+            match WatchEvent::clone(object) {
+                WatchEvent::ServiceCidrs(Delta::Apply(object)) => cidrs.push(object),
+                WatchEvent::Nodes(Delta::Apply(object)) => nodes.push(object),
+                WatchEvent::EndpointSlices(Delta::Apply(object)) => slices.push(object),
+                WatchEvent::Services(Delta::Apply(object)) => services.push(object),
+                _ => {}
+            }
+        }
+        let cidrs = (!cidrs.is_empty()).then_some(WatchEvent::ServiceCidrs(Delta::Replace(cidrs)));
+        let lists = [
+            WatchEvent::Nodes(Delta::Replace(nodes)),
+            WatchEvent::EndpointSlices(Delta::Replace(slices)),
+            WatchEvent::Services(Delta::Replace(services)),
+        ];
+        cidrs.into_iter().chain(lists).collect()
     }
 
-    /// What has changed since the last call: the object, or none if it is gone.
-    pub(super) fn changes(&mut self) -> Vec<(Key, Option<Object>)> {
-        self.report_shared();
-        let touched = std::mem::take(&mut self.touched).into_iter();
-        let changes = touched.filter_map(|(key, told)| {
-            let object = self.counting(&key);
-            (object != told.as_ref()).then(|| (key, object.cloned()))
+    /// Returns what changed since the last call: endpoints before the Services that need them,
+    /// deletions last.
+    pub(super) fn take_changes(&mut self) -> Vec<WatchEvent> {
+        let mut events = Vec::new();
+        for (key, before) in mem::take(&mut self.touched) {
+            let object = self.object(&key);
+            if object != before.as_ref() {
+                events.push(object.map_or_else(|| key.deletion(), |object| WatchEvent::clone(object)));
+            }
+        }
+        events.sort_by_key(|event| match event {
+            WatchEvent::Services(Delta::Delete(_)) => 3,
+            WatchEvent::EndpointSlices(Delta::Delete(_)) => 4,
+            WatchEvent::Nodes(Delta::Delete(_)) | WatchEvent::ServiceCidrs(Delta::Delete(_)) => 5,
+            WatchEvent::Nodes(_) | WatchEvent::ServiceCidrs(_) => 0,
+            WatchEvent::EndpointSlices(_) => 1,
+            WatchEvent::Services(_) => 2,
         });
-        changes.collect()
+        events
     }
 
-    /// The object as the file has it that counts.
-    fn counting(&self, key: &Key) -> Option<&Object> {
+    /// The object that is in effect.
+    fn object(&self, key: &Key) -> Option<&Object> {
         let owner = self.owners.get(key)?.first()?;
         self.files.get(owner)?.objects.get(key)
     }
 
-    /// To be called before the object changes.
-    fn touch(&mut self, key: &Key) {
-        if !self.touched.contains_key(key) {
-            self.touched.insert(key.clone(), self.counting(key).cloned());
+    /// Reads all files that changed since they were read.
+    fn scan(&mut self, now: Instant) -> io::Result<()> {
+        let mut names: BTreeSet<OsString> = self.files.keys().map(|name| name.to_os_string()).collect();
+        for entry in fs::read_dir(&self.path)? {
+            names.insert(entry?.file_name());
         }
+        for name in names.iter().filter(|name| is_manifest(name)) {
+            let last = self.files.get(&**name).and_then(|file| file.stamp);
+            let stamp = Stamp::of(&self.path.join(name));
+            let is_unchanged = stamp.is_some() && stamp == last;
+            if !is_unchanged && !stamp.is_some_and(|stamp| stamp.is_being_written(last)) {
+                self.read_file(name, now);
+            }
+        }
+        Ok(())
     }
 
-    fn names(&self) -> io::Result<BTreeSet<OsString>> {
-        let names = fs::read_dir(&self.path)?.map(|entry| entry.map(|entry| entry.file_name()));
-        let names: io::Result<BTreeSet<OsString>> = names.collect();
-        Ok(names?.into_iter().filter(|name| dirty::is_manifest(name)).collect())
-    }
-
-    fn refresh(&mut self, name: &OsStr, now: Instant, believe: bool) {
+    fn read_file(&mut self, name: &OsStr, now: Instant) {
         let path = self.path.join(name);
-        let stamp = reading::stamp(&path);
-        self.file(name).stamp = stamp;
-        let (seen, contents, patience) = match reading::read(&path) {
-            Reading::Unreadable(why) => {
-                self.file(name).settle();
-                let problem = Problem { field: String::new(), what: why };
-                let errors = vec![DocumentError { document: None, line: 0, key: None, problem }];
-                return self.report(name, errors, Vec::new());
+        let file = self.files.entry(name.into()).or_default();
+        file.stamp = Stamp::of(&path);
+        let removal = file.removal.take();
+        let text = file::read(&path);
+        let is_empty = matches!(&text, Ok(text) if text.as_deref().is_none_or(|text| text.trim().is_empty()));
+        if is_empty && !file.objects.is_empty() {
+            let removal = removal.unwrap_or(now + REMOVAL_DELAY);
+            if removal > now || !self.path.is_dir() {
+                file.removal = self.path.is_dir().then_some(removal);
+                return;
             }
-            // Files that went with their directory stay until it is back.
-            Reading::Gone if !self.path.is_dir() => return self.file(name).settle(),
-            Reading::Gone => (None, Contents::default(), self.vanishing_patience(now)),
-            Reading::Text { text, hash } => {
-                let json = path.extension().is_some_and(|extension| extension == "json");
-                let patience = if text.trim().is_empty() { EMPTIED } else { REWRITTEN };
-                (Some(hash), documents::read(&text, json), patience)
-            }
+        }
+        let is_gone = matches!(text, Ok(None));
+        let contents = match text {
+            Ok(text) => documents::read(&path, &text.unwrap_or_default(), &mut self.strings),
+            Err(error) => Contents { errors: vec![(None, error)], ..Contents::default() },
         };
-        let file = self.file(name);
-        let contents = file.with_last_good(contents);
-        let takes_away = file.objects.keys().any(|key| !contents.objects.contains_key(key));
-        let new_errors = contents.errors.iter().any(|error| !file.errors.contains(error));
-        let unfinished = file.writing && contents.objects != file.objects;
-        if !believe && (takes_away || new_errors || unfinished) && file.doubts(seen, patience, now) {
-            return;
-        }
-        file.settle();
-        if seen.is_none() && !std::mem::take(&mut file.errors).is_empty() {
-            info!(file = %path.display(), "manifest is gone, and its errors with it");
-        }
         self.accept(name, contents);
-        if seen.is_none() {
+        if is_gone {
             self.files.remove(name);
         }
     }
 
-    fn vanishing_patience(&self, now: Instant) -> Duration {
-        let just_made = self.made_anew.is_some_and(|at| now < at + 2 * VANISHED_WITH_DIRECTORY);
-        if just_made { VANISHED_WITH_DIRECTORY } else { VANISHED }
-    }
-
-    fn accept(&mut self, name: &OsStr, contents: Contents) {
-        let old: Vec<Key> = self.file(name).objects.keys().cloned().collect();
-        for key in old.iter().chain(contents.objects.keys()) {
-            self.touch(key);
-        }
-        for key in old.iter().filter(|key| !contents.objects.contains_key(key)) {
-            self.disown(key, name);
-        }
-        let objects = self.made_lean(contents.objects);
-        if let Some((name, _)) = self.files.get_key_value(name) {
-            let name = Arc::clone(name);
-            for key in objects.keys() {
-                self.own(key, &name);
+    fn accept(&mut self, name: &OsStr, mut contents: Contents) {
+        let Some((name, file)) = self.files.get_key_value(name) else { return };
+        let name = Arc::clone(name);
+        contents.keep_unreadable(&file.objects);
+        let keys: BTreeSet<Key> = file.objects.keys().chain(contents.objects.keys()).cloned().collect();
+        let mut duplicates = Vec::new();
+        for key in keys {
+            let before = self.object(&key).cloned();
+            let owners = self.owners.entry(key.clone()).or_default();
+            match (owners.binary_search(&name), contents.objects.contains_key(&key)) {
+                (Ok(index), false) => drop(owners.remove(index)),
+                (Err(index), true) => {
+                    // A file that was renamed to this one is not there any more.
+                    if owners.iter().any(|owner| self.path.join(&**owner).exists()) {
+                        duplicates.push(key.clone());
+                    }
+                    owners.insert(index, Arc::clone(&name));
+                }
+                _ => {}
             }
-        }
-        self.file(name).objects = objects;
-        self.report(name, contents.errors, contents.ignored);
-    }
-
-    /// Names of objects and nodes are most of what objects hold: each is kept once.
-    fn made_lean(&mut self, objects: BTreeMap<Key, Object>) -> BTreeMap<Key, Object> {
-        let strings = &mut self.strings;
-        let lean = objects.into_iter().map(|(mut key, mut object)| {
-            key.name.share_strings(strings);
-            object.share_strings(strings);
-            (key, object)
-        });
-        lean.collect()
-    }
-
-    fn own(&mut self, key: &Key, name: &FileName) {
-        let owners = self.owners.entry(key.clone()).or_default();
-        if let Err(index) = owners.binary_search(name) {
-            owners.insert(index, Arc::clone(name));
-        }
-    }
-
-    fn disown(&mut self, key: &Key, name: &OsStr) {
-        let Some(owners) = self.owners.get_mut(key) else { return };
-        owners.retain(|owner| **owner != *name);
-        if owners.is_empty() {
-            self.owners.remove(key);
-        }
-    }
-
-    /// What is known of a file.
-    fn file(&mut self, name: &OsStr) -> &mut ManifestFile {
-        self.files.entry(name.into()).or_default()
-    }
-
-    /// Logs objects that several files hold, those of the same files together. A file in doubt does not count: it may be
-    /// gone, renamed to the other one.
-    fn report_shared(&mut self) {
-        let mut new: BTreeMap<BTreeSet<FileName>, Vec<&Key>> = BTreeMap::new();
-        for key in self.touched.keys() {
-            let certain = |name: &&FileName| self.files.get(*name).is_some_and(|file| file.doubt.is_none());
-            let files: BTreeSet<FileName> =
-                self.owners.get(key).into_iter().flatten().filter(certain).cloned().collect();
-            if files.len() < 2 {
-                self.shared.remove(key);
-            } else if self.shared.insert(key.clone(), files.clone()).as_ref() != Some(&files) {
-                new.entry(files).or_default().push(key);
+            if owners.is_empty() {
+                self.owners.remove(&key);
             }
+            self.touched.entry(key).or_insert(before);
         }
-        for (files, keys) in new {
-            let files: Vec<_> = files.iter().map(|name| name.to_string_lossy()).collect();
-            let (object, more) = (keys[0], keys.len() - 1);
-            warn!(%object, more, files = files.join(", "), "the same object is in several manifests; the first file counts");
+        if let Some(object) = duplicates.first() {
+            let files: Vec<_> = self.owners[object].iter().map(|name| name.to_string_lossy()).collect();
+            let (files, more) = (files.join(", "), duplicates.len() - 1);
+            warn!(%object, more, files, "an object is in several manifests; the one in the first file is used");
         }
-    }
-
-    /// Objects that several files hold, as far as told.
-    #[cfg(test)]
-    pub(super) fn shared(&self) -> impl Iterator<Item = String> {
-        self.shared.keys().map(ToString::to_string)
-    }
-
-    /// Logs what is new: an error once when it appears, and once when the file is good again.
-    fn report(&mut self, name: &OsStr, errors: Vec<DocumentError>, ignored: Vec<String>) {
-        let path = self.path.join(name);
-        let file = self.file(name);
-        for problem in errors.iter().filter(|error| !file.errors.contains(error)) {
-            error!(file = %path.display(), "{problem}; what was good before stays");
+        let path = self.path.join(&*name).display().to_string();
+        let Some(file) = self.files.get_mut(&name) else { return };
+        for (_, error) in contents.errors.iter().filter(|error| !file.errors.contains(error)) {
+            error!(file = path, "cannot use manifest: {error}; its last good version stays in effect");
         }
-        if errors.is_empty() && !file.errors.is_empty() {
-            info!(file = %path.display(), "manifest is good again");
+        if contents.errors.is_empty() && !file.errors.is_empty() {
+            info!(file = path, "the manifest's errors are gone");
         }
-        for kind in ignored.iter().filter(|kind| !file.ignored.contains(kind)) {
-            debug!(file = %path.display(), kind, "not a kind that a Service proxy uses; ignored");
-        }
-        file.errors = errors;
-        file.ignored = ignored;
-    }
-}
-
-impl ManifestFile {
-    /// Adds the last good version of what the new contents should hold but cannot be read from them.
-    fn with_last_good(&self, mut contents: Contents) -> Contents {
-        let anything = contents.errors.iter().any(|error| error.key.is_none());
-        let faulty: BTreeSet<&Key> = contents.errors.iter().filter_map(|error| error.key.as_ref()).collect();
-        let missing = self.objects.iter().filter(|(key, _)| !contents.objects.contains_key(key));
-        let kept: Vec<_> = missing
-            .filter(|(key, _)| anything || faulty.contains(key))
-            .map(|(key, object)| (key.clone(), object.clone()))
-            .collect();
-        contents.objects.extend(kept);
-        contents
-    }
-
-    /// Whether to wait before what was seen is believed; arranges for another look if so.
-    fn doubts(&mut self, seen: Option<u64>, patience: Duration, now: Instant) -> bool {
-        let since = match &self.doubt {
-            Some(doubt) if doubt.seen == seen => doubt.since,
-            _ => now,
-        };
-        let until = since + if self.writing { QUIET } else { patience };
-        self.doubt = Some(Doubt { seen, since });
-        self.check_at = Some(until);
-        self.writing &= until > now;
-        until > now
-    }
-
-    /// What was seen is believed, and there is no need to look again unless someone goes on writing.
-    fn settle(&mut self) {
-        self.doubt = None;
-        if !self.writing {
-            self.check_at = None;
-        }
+        (file.objects, file.errors) = (contents.objects, contents.errors);
     }
 }

@@ -1,21 +1,22 @@
-//! Real files in real directories, written the ways people and programs write them.
+//! Real files in real directories, changed in the ways in which people and programs change them.
 
-use std::{fs, io::Write as _, os::unix::fs::symlink, time::Duration};
+use std::{fs, os::unix::fs::symlink, time::Duration};
 
 use tempfile::TempDir;
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
 
 use super::*;
+use crate::model::Delta;
 
-mod doubt;
-mod reading;
+mod documents;
+mod writers;
 
-/// No wait in these tests is longer.
+/// The longest wait in these tests.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A directory, a source that follows it, and what the source has said.
+/// A directory, a source that follows it, and the source's events.
 struct Scene {
-    /// Holds the directory that is followed, `manifests`.
+    /// Contains the directory that is followed, `manifests`.
     root: TempDir,
     events: mpsc::Receiver<WatchEvent>,
     status: watch::Receiver<WatchStatus>,
@@ -24,7 +25,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// A source that follows a directory with these files and has told what is in them.
+    /// Starts a source that follows a directory with these files, and takes its lists.
     async fn start(files: &[(&str, &str)]) -> Self {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("manifests");
@@ -50,7 +51,7 @@ impl Scene {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// Takes this many events and returns them in short.
+    /// Waits for this many events, and returns them in short.
     async fn events(&mut self, number: usize) -> Vec<String> {
         for _ in 0..number {
             let event = timeout(DEADLINE, self.events.recv()).await;
@@ -60,9 +61,11 @@ impl Scene {
         self.log.split_off(self.log.len() - number)
     }
 
-    async fn error(&mut self, holds: impl Fn(&str) -> bool) -> String {
-        let told = |status: &WatchStatus| holds(status.services.last_error.as_deref().unwrap_or_default());
-        let status = timeout(DEADLINE, self.status.wait_for(told)).await.unwrap().unwrap();
+    /// Waits for an error in the status, empty for none, and returns it.
+    async fn error(&mut self, is_expected: impl Fn(&str) -> bool) -> String {
+        let matches =
+            |status: &WatchStatus| is_expected(status.services.last_error.as_deref().unwrap_or_default());
+        let status = timeout(DEADLINE, self.status.wait_for(matches)).await.unwrap().unwrap();
         status.services.last_error.clone().unwrap_or_default()
     }
 }
@@ -97,6 +100,11 @@ fn brief(event: &WatchEvent) -> String {
     }
 }
 
+/// Changes that make the directory read all files.
+fn all() -> Changes {
+    Changes { all: true, ..Changes::default() }
+}
+
 fn service(name: &str, port: u16) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\nspec:\n  clusterIP: 10.96.0.1\n  ports:\n  - port: {port}\n"
@@ -112,7 +120,7 @@ const SLICE: &str =
 const NODE: &str = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}"#;
 
 #[tokio::test]
-async fn each_kind_is_told_once_even_if_there_is_none() {
+async fn an_empty_directory_yields_an_empty_list_of_each_kind() {
     let mut scene = Scene::start(&[]).await;
     scene.write("a.yaml", &service("a", 80));
     assert_eq!(scene.events(1).await, ["Service + a:80"]);
@@ -139,14 +147,13 @@ async fn yaml_json_and_lists_are_read_and_other_kinds_and_files_ignored() {
     .await;
     assert_eq!(root.status.borrow().services.last_error, None);
     let mut directory = Directory::new(root.path(""));
-    directory.load(Instant::now()).unwrap();
-    let events = initial_events(&mut directory);
-    let texts: Vec<String> = events.iter().map(brief).collect();
+    directory.update(all(), Instant::now()).unwrap();
+    let texts: Vec<String> = directory.list().iter().map(brief).collect();
     assert_eq!(texts, ["Node = m n", "EndpointSlice = s", "Service = a:1 b:2 l:3"]);
 }
 
 #[tokio::test]
-async fn only_what_changed_is_told_endpoints_first_and_removals_last() {
+async fn only_changes_are_sent_endpoints_first_and_deletions_last() {
     let before = documents(&[service("a", 1), service("b", 2), service("c", 3)]);
     let mut scene = Scene::start(&[("x.yaml", &before)]).await;
     let after = documents(&[service("d", 4), service("b", 2), service("c", 33), SLICE.to_owned()]);
@@ -158,7 +165,7 @@ async fn only_what_changed_is_told_endpoints_first_and_removals_last() {
 }
 
 #[tokio::test]
-async fn a_file_replaced_by_renaming_is_one_change() {
+async fn a_file_replaced_by_rename_is_one_change() {
     let mut scene = Scene::start(&[("a.yaml", &service("a", 1))]).await;
     fs::write(scene.path(".a.tmp"), service("a", 2)).unwrap();
     fs::rename(scene.path(".a.tmp"), scene.path("a.yaml")).unwrap();
@@ -166,19 +173,10 @@ async fn a_file_replaced_by_renaming_is_one_change() {
 }
 
 #[tokio::test]
-async fn a_file_that_stays_empty_holds_nothing() {
+async fn a_file_that_stays_empty_loses_its_objects() {
     let mut scene = Scene::start(&[("a.yaml", &service("a", 1))]).await;
     scene.write("a.yaml", "");
     assert_eq!(scene.events(1).await, ["Service - a"]);
-}
-
-#[tokio::test]
-async fn a_file_that_is_kept_open_is_read_when_its_writer_pauses() {
-    let mut scene = Scene::start(&[]).await;
-    let mut file = fs::File::create(scene.path("a.yaml")).unwrap();
-    file.write_all(service("a", 1).as_bytes()).unwrap();
-    assert_eq!(scene.events(1).await, ["Service + a:1"]);
-    drop(file);
 }
 
 #[tokio::test]
@@ -208,7 +206,7 @@ async fn a_value_of_the_wrong_type_is_named_by_document_and_path() {
 }
 
 #[tokio::test]
-async fn a_file_that_does_not_parse_keeps_what_cannot_be_told_from_it() {
+async fn a_file_that_does_not_parse_keeps_its_unreadable_objects() {
     let mut scene = Scene::start(&[("a.yaml", &documents(&[service("a", 1), service("b", 1)]))]).await;
     // Half of the second document is there.
     scene.write("a.yaml", &format!("{}---\nkind: Service\nmetadata: {{name: ", service("a", 2)));
@@ -243,7 +241,7 @@ async fn a_file_that_cannot_be_read_keeps_its_objects() {
 }
 
 #[tokio::test]
-async fn the_first_of_two_files_with_the_same_object_counts() {
+async fn the_first_of_two_files_with_the_same_object_is_used() {
     let mut scene = Scene::start(&[("b.yaml", &service("a", 2))]).await;
     scene.write("c.yaml", &documents(&[service("a", 3), service("c", 3)]));
     assert_eq!(scene.events(1).await, ["Service + c:3"]);
@@ -256,7 +254,7 @@ async fn the_first_of_two_files_with_the_same_object_counts() {
 }
 
 #[tokio::test]
-async fn labels_that_name_another_proxy_take_a_service_away() {
+async fn a_label_for_another_proxy_removes_a_service() {
     let mut scene = Scene::start(&[("a.yaml", &service("a", 1))]).await;
     let labels = "  labels: {service.kubernetes.io/service-proxy-name: other}\n";
     scene.write("a.yaml", &service("a", 1).replace("spec:\n", &format!("{labels}spec:\n")));
@@ -288,7 +286,7 @@ async fn a_config_map_volume_is_followed_through_its_data_link() {
 async fn a_directory_that_is_not_there_is_named_in_the_error() {
     let (tx, _rx) = mpsc::channel(1);
     let error = ManifestSource::new("/nonexistent/manifests").run(tx).await.unwrap_err();
-    assert_eq!(error.to_string(), "cannot open manifests directory /nonexistent/manifests");
+    assert_eq!(error.to_string(), "cannot read manifests directory /nonexistent/manifests");
 }
 
 #[tokio::test]

@@ -1,14 +1,19 @@
-//! What files say, however damaged.
+//! Decodes good and damaged files.
 
 use std::{collections::BTreeMap, fs, time::Duration};
 
 use proptest::prelude::*;
 
 use super::{
-    super::{documents::read, *},
-    NODE, SLICE, documents, service,
+    super::{documents::Contents, *},
+    NODE, SLICE, all, documents, service,
 };
-use crate::model::NamespacedName;
+use crate::model::{Delta, Interner, NamespacedName};
+
+fn read(text: &str, is_json: bool) -> Contents {
+    let path = PathBuf::from(if is_json { "a.json" } else { "a.yaml" });
+    super::super::documents::read(&path, text, &mut Interner::default())
+}
 
 proptest! {
     #[test]
@@ -33,35 +38,35 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_changes_to_files_does_not_matter(
+    fn changes_to_files_lead_to_the_same_objects_as_a_fresh_read(
         steps in proptest::collection::vec((0..3_usize, proptest::collection::vec((0..4_usize, 1..3_u16), 0..3)), 1..8),
     ) {
         let root = tempfile::tempdir().unwrap();
         let mut directory = Directory::new(root.path().to_owned());
-        let mut told = BTreeMap::new();
+        let mut services_sent = BTreeMap::new();
         let mut now = Instant::now();
         for (file, services) in steps {
             let texts: Vec<String> = services.iter().map(|(name, port)| service(&format!("s{name}"), *port)).collect();
-            fs::write(root.path().join(format!("{file}.yaml")), documents(&texts)).unwrap();
-            directory.scan(now).unwrap();
+            let name = format!("{file}.yaml");
+            fs::write(root.path().join(&name), documents(&texts)).unwrap();
+            let files = [name.into()].into();
+            directory.update(Changes { files, ..Changes::default() }, now).unwrap();
             now += Duration::from_secs(5);
-            directory.check(now);
-            for (key, object) in directory.changes() {
-                match object {
-                    Some(object) => { told.insert(key, object); }
-                    None => { told.remove(&key); }
-                }
+            directory.update(Changes::default(), now).unwrap();
+            for event in directory.take_changes() {
+                let WatchEvent::Services(delta) = event else { panic!("{event:?}") };
+                delta.apply_to(&mut services_sent, |service| service.name.clone());
             }
         }
         let mut fresh = Directory::new(root.path().to_owned());
-        fresh.load(now).unwrap();
-        let fresh: BTreeMap<_, _> = fresh.objects().map(|(k, o)| (k.clone(), o.clone())).collect();
-        prop_assert_eq!(told, fresh);
+        fresh.update(all(), now).unwrap();
+        let sent = WatchEvent::Services(Delta::Replace(services_sent.into_values().collect()));
+        prop_assert_eq!(Some(sent), fresh.list().pop());
     }
 }
 
 #[test]
-fn keys_that_are_numbers_are_text_and_merged_maps_are_merged() {
+fn numeric_keys_become_text_and_merge_keys_are_applied() {
     let text = "base: &base {name: a, labels: {0: zero, true: yes}}\napiVersion: v1\nkind: Service\n\
                 metadata: {<<: *base}\nspec: {ports: [{port: 80}]}\n";
     let contents = read(text, false);
@@ -71,7 +76,7 @@ fn keys_that_are_numbers_are_text_and_merged_maps_are_merged() {
 }
 
 #[test]
-fn namespaces_tell_objects_apart() {
+fn objects_of_the_same_name_in_two_namespaces_are_two() {
     let text =
         documents(&[service("a", 1), service("a", 2).replace("  name: a", "  name: a\n  namespace: other")]);
     let contents = read(&text, false);
@@ -81,20 +86,20 @@ fn namespaces_tell_objects_apart() {
 }
 
 #[test]
-fn an_object_that_is_twice_in_a_file_counts_once_and_is_named() {
+fn an_object_that_is_twice_in_a_file_is_an_error_and_used_once() {
     let contents = read(&documents(&[service("a", 1), service("a", 2)]), false);
     assert_eq!(contents.objects.len(), 1);
     let expected = "document 2 (from line 9), Service default/a: metadata.name: \"a\" is there already in this file; the first is used";
-    assert_eq!(contents.errors[0].to_string(), expected);
+    assert_eq!(contents.errors[0].1, expected);
 }
 
 #[test]
-fn versions_and_names_that_cannot_be_used_are_named() {
+fn an_unknown_version_or_a_missing_name_is_an_error() {
     let old = SLICE.replace("/v1", "/v1beta1");
     let nameless = "apiVersion: v1\nkind: Service\n".to_owned();
     let contents =
         read(&documents(&[old, nameless, "metadata: {name: x}\n".to_owned(), "- 1\n".to_owned()]), false);
-    let errors: Vec<String> = contents.errors.iter().map(ToString::to_string).collect();
+    let errors: Vec<String> = contents.errors.into_iter().map(|(_, error)| error).collect();
     assert_eq!(
         errors,
         [
