@@ -10,6 +10,7 @@ pub mod ebpf;
 pub(crate) mod fake;
 mod families;
 pub mod iptables;
+mod iptables_text;
 pub mod ipvs;
 mod name_hash;
 pub mod nftables;

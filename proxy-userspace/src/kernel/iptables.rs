@@ -1,4 +1,4 @@
-//! iptables, through its save and restore commands: one pair for each backend (legacy or on nftables) and IP family.
+//! The commands iptables-save and iptables-restore: one pair for each backend (nftables or legacy) and IP family.
 
 use std::{fmt, fs, time::Duration};
 
@@ -6,65 +6,37 @@ use super::{
     KernelError,
     command::{Command, SearchPath},
 };
+use crate::net::IpFamily;
 
-/// How long restore waits for the lock that all iptables commands share, in seconds; upstream's figure.
+/// How long restore waits for the lock that all iptables commands share, in seconds. The value is upstream's.
 const LOCK_SECONDS: &str = "5";
-/// With many thousand rules, as another proxy may have left them, saving and restoring take their time.
+/// Another proxy may have left many thousand rules. Saving and restoring them takes time.
 const LIMIT: Duration = Duration::from_mins(1);
-/// For an input of unknown size.
+/// The limit for inputs of any size.
 const LARGE_LIMIT: Duration = Duration::from_mins(5);
 
-/// What keeps the rules.
+/// Where iptables keeps the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Backend {
-    /// nftables tables named `filter`, `nat` and so on.
+    /// In nftables tables named `filter`, `nat` and so on.
     Nft,
-    /// The kernel's own tables of old.
+    /// In the tables of `ip_tables`.
     Legacy,
 }
 
-/// Whose packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
-impl Family {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
-
-    /// nft's word for it.
-    pub const fn nft(self) -> &'static str {
-        match self {
-            Self::V4 => "ip",
-            Self::V6 => "ip6",
-        }
-    }
-
-    const fn command(self) -> &'static str {
-        match self {
-            Self::V4 => "iptables",
-            Self::V6 => "ip6tables",
-        }
-    }
-
-    /// Whether this thread's network namespace has the family: a kernel may be told to go without IPv6.
-    pub fn is_available(self) -> bool {
-        self == Self::V4 || fs::exists("/proc/thread-self/net/if_inet6").unwrap_or(false)
-    }
+/// Returns true if this thread's network namespace has the family. IPv6 may be disabled.
+pub fn is_available(family: IpFamily) -> bool {
+    family == IpFamily::V4 || fs::exists("/proc/thread-self/net/if_inet6").unwrap_or(false)
 }
 
 /// The commands of one backend and family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Iptables {
-    /// What keeps the rules.
+    /// Where they keep the rules.
     pub backend: Backend,
-    /// Whose packets.
-    pub family: Family,
-    /// What the commands' names begin with, such as `iptables-nft`.
+    /// The IP family of the packets.
+    pub family: IpFamily,
+    /// The first part of the commands' names, such as `iptables-nft`.
     prefix: String,
     path: SearchPath,
 }
@@ -76,17 +48,20 @@ impl fmt::Display for Iptables {
 }
 
 impl Iptables {
-    /// The installed commands for a family, nftables' first; each backend at most once.
-    pub fn installed(family: Family, path: &SearchPath) -> Vec<Self> {
-        let plain = family.command();
+    /// Returns the installed commands of a family, nftables' first; each backend at most once.
+    pub fn installed(family: IpFamily, path: &SearchPath) -> Vec<Self> {
+        let plain = match family {
+            IpFamily::V4 => "iptables",
+            IpFamily::V6 => "ip6tables",
+        };
         let of = |backend, prefix: String| Self { backend, family, prefix, path: path.clone() };
         let mut found =
             vec![of(Backend::Nft, format!("{plain}-nft")), of(Backend::Legacy, format!("{plain}-legacy"))];
         found.retain(Self::is_installed);
-        // Where both are installed, the plain name is one of them.
+        // If both are installed, the plain name is one of them.
         if found.len() < 2 {
             let plain = of(Backend::Legacy, plain.into());
-            if let Some(plain) = plain.is_installed().then(|| plain.with_its_backend()).flatten()
+            if let Some(plain) = plain.is_installed().then(|| plain.with_detected_backend()).flatten()
                 && found.iter().all(|other| other.backend != plain.backend)
             {
                 found.push(plain);
@@ -99,31 +74,31 @@ impl Iptables {
         ["save", "restore"].iter().all(|verb| self.path.find(&format!("{}-{verb}", self.prefix)).is_some())
     }
 
-    /// Versions before 1.8 had the old backend only and name none.
-    fn with_its_backend(self) -> Option<Self> {
+    /// Versions before 1.8 print no backend. They only have the legacy one.
+    fn with_detected_backend(self) -> Option<Self> {
         let version = self.command("restore", &["--version"]).run().ok()?.stdout;
         let backend = if version.contains("nf_tables") { Backend::Nft } else { Backend::Legacy };
         Some(Self { backend, ..self })
     }
 
-    /// Whether a table is there. Of legacy ones it is asked first, since looking into one makes it.
-    pub fn has_table(&self, table: &str) -> bool {
+    /// Returns true if a table exists. With legacy iptables the commands would create a table by reading it.
+    fn has_table(&self, table: &str) -> bool {
         let names = match (self.backend, self.family) {
             (Backend::Nft, _) => return true,
-            (Backend::Legacy, Family::V4) => "/proc/thread-self/net/ip_tables_names",
-            (Backend::Legacy, Family::V6) => "/proc/thread-self/net/ip6_tables_names",
+            (Backend::Legacy, IpFamily::V4) => "/proc/thread-self/net/ip_tables_names",
+            (Backend::Legacy, IpFamily::V6) => "/proc/thread-self/net/ip6_tables_names",
         };
         fs::read_to_string(names).is_ok_and(|names| names.lines().any(|name| name == table))
     }
 
-    /// All rules of a table in the words of iptables-save; empty where there is no such table.
+    /// Returns the output of iptables-save for a table; an empty text if the table does not exist.
     pub fn save(&self, table: &str) -> Result<String, KernelError> {
         if !self.has_table(table) {
             return Ok(String::new());
         }
         match self.command("save", &["-t", table]).run() {
             Ok(output) => Ok(output.stdout),
-            // A kernel without nftables.
+            // The kernel does not have nftables.
             Err(KernelError::CommandFailed { stderr, .. })
                 if stderr.contains("Could not fetch rule set generation id")
                     && !stderr.contains("permi")
@@ -135,25 +110,26 @@ impl Iptables {
         }
     }
 
-    /// Whether a table is in what [`Self::save`] returned for it. iptables-nft leaves out one with a rule in it that it does not know,
-    /// such as one that nft put there; chains without such rules it lists all the same, and takes changes to them.
-    pub fn is_shown(saved: &str) -> bool {
+    /// Returns true if the output of [`Self::save`] contains the table. iptables-nft leaves out a table that holds a
+    /// rule that it does not know, for example one that nft wrote. It still lists chains without such rules, and
+    /// accepts changes to them.
+    pub fn is_complete(saved: &str) -> bool {
         !saved.contains("' is incompatible, use 'nft' tool")
     }
 
-    /// Takes in text of iptables-save, leaving all that it does not name as it is. A table is changed at once or not at all.
+    /// Runs iptables-restore, which changes only what the text names. It makes all changes of a table or none.
     pub fn restore(&self, text: &str) -> Result<(), KernelError> {
         self.command("restore", &["-w", LOCK_SECONDS, "--noflush"]).stdin(text).run().map(drop)
     }
 
-    /// The same, with a time limit of its own: a first input of another proxy's size takes a while. A rule's or chain's counter
-    /// is set to what stands before or after it in brackets. What commands of the input print is left out.
+    /// Does the same with an input of any size: the first input with thousands of Services takes a while. Sets the
+    /// counters of rules and chains to the values in brackets. The output of commands in the input is discarded.
     pub fn restore_all(&self, text: String) -> Result<(), KernelError> {
         let args = ["-w", LOCK_SECONDS, "--noflush", "--counters"];
         self.command("restore", &args).limit(LARGE_LIMIT).stdin(text).run().map(drop)
     }
 
-    /// A chain as commands that make it; none where it is not there.
+    /// Returns the output of `iptables -S` for a chain; `None` if the chain does not exist.
     pub fn list(&self, table: &str, chain: &str) -> Result<Option<String>, KernelError> {
         if !self.has_table(table) {
             return Ok(None);
@@ -161,13 +137,13 @@ impl Iptables {
         let args = ["-w", LOCK_SECONDS, "-t", table, "-S", chain];
         match Command::new(self.prefix.clone(), &self.path).args(args).limit(LIMIT).run() {
             Ok(output) => Ok(Some(output.stdout)),
-            // All other errors have other numbers.
+            // All other errors have other exit codes.
             Err(KernelError::CommandFailed { status, .. }) if status.code() == Some(1) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// The commands' version, as in 1.8.9; none where they do not say.
+    /// Returns the version of the commands, such as 1.8.9; `None` if they do not print one.
     pub fn version(&self) -> Result<Option<[u32; 3]>, KernelError> {
         Ok(version(&self.command("restore", &["--version"]).run()?.stdout))
     }
@@ -177,7 +153,7 @@ impl Iptables {
     }
 }
 
-/// Reads `iptables-restore v1.8.9 (nf_tables)`.
+/// Parses `iptables-restore v1.8.9 (nf_tables)`.
 fn version(text: &str) -> Option<[u32; 3]> {
     let numbers = text.split_whitespace().find_map(|word| word.strip_prefix('v'))?;
     let mut numbers = numbers.split('.').map(str::parse);
@@ -190,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_as_they_are_printed() {
+    fn printed_versions_are_parsed() {
         assert_eq!(version("iptables-restore v1.8.9 (nf_tables)\n"), Some([1, 8, 9]));
         assert_eq!(version("iptables-restore v1.6\n"), Some([1, 6, 0]));
         assert_eq!(version("something else"), None);

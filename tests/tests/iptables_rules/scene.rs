@@ -5,7 +5,7 @@ use anyhow::Result;
 use proxy_userspace::{
     dataplane::{
         Dataplane as _, PlanSize as _,
-        iptables::{Iptables, Offer, State},
+        iptables::{Iptables, RuleOptions, State},
     },
     kernel::iptables::Backend,
     model::{Dirty, IpFamily},
@@ -28,14 +28,14 @@ impl Scene {
     pub(crate) fn new(case: &Case) -> Result<Self> {
         let case = PlannedCase::new(case, "iptables")?;
         let settings = &case.config().iptables;
-        let offer = Offer {
+        let options = RuleOptions {
             masquerade_mark: settings.masquerade_mark,
             localhost_node_ports: settings.localhost_node_ports,
             random_fully: true,
             be_liberal: false,
             counters: true,
         };
-        Ok(Self { case, state: State::of_empty_tables(offer), tables: Default::default() })
+        Ok(Self { case, state: State::of_empty_tables(options), tables: Default::default() })
     }
 
     /// Makes the changes of a step, plans them, and applies the plan to the tables.

@@ -9,7 +9,7 @@ use std::{
 use proxy_userspace::{
     dataplane::{
         Dataplane as _,
-        iptables::{Iptables, Offer, State},
+        iptables::{Iptables, RuleOptions, State},
     },
     kernel::iptables::Backend,
     model::{
@@ -19,7 +19,7 @@ use proxy_userspace::{
 };
 
 const ENDPOINTS: usize = 4;
-const OFFER: Offer = Offer {
+const OPTIONS: RuleOptions = RuleOptions {
     masquerade_mark: 1 << 14,
     localhost_node_ports: true,
     random_fully: true,
@@ -88,7 +88,7 @@ fn dirty(key: ServicePortKey) -> Dirty {
 /// Returns the bytes for the first sync, for one more endpoint, and for one more Service.
 fn sizes(services: usize) -> [usize; 3] {
     let mut snapshot = cluster(services);
-    let mut state = State::of_empty_tables(OFFER);
+    let mut state = State::of_empty_tables(OPTIONS);
     let first = plan(&mut state, &snapshot, &Dirty::everything()).len();
     let changed = key(services / 2);
     snapshot.ports.insert(changed.clone(), Arc::new(port(services / 2, address([10, 245, 0, 0], 0))));

@@ -44,7 +44,7 @@ fn refused_rules_are_reported_by_line_and_written_when_accepted() {
         let refused =
             node.within(|| Ok(mode.apply(&mut state, plan))).expect_err("a foreign rule uses the chain");
         let reported = refused.to_string();
-        assert!(reported.contains("IPv4 rules were refused at line "), "{reported}");
+        assert!(reported.contains("cannot write IPv4 rules at line "), "{reported}");
         assert!(counted(&mut mode, "sync_proxy_rules_iptables_restore_failures") >= 1);
         assert!(!node.within(|| Ok(mode.is_certain(&state))));
         // The chain stays, and everything else is written.
@@ -134,14 +134,14 @@ fn refusal_without_a_line_is_traced_to_its_service() {
             node.within(|| Ok(mode.apply(state, plan))).map_err(|error| error.to_string())
         };
         let refused = apply(&mut mode, &mut state, &services()).expect_err("it is refused");
-        assert!(refused.contains("rules were refused"), "{}: {refused}", kind.name);
+        assert!(refused.contains("cannot write IPv"), "{}: {refused}", kind.name);
         // The next syncs find that the chain cannot be removed.
         let mut tries = (0..3).map(|_| {
             let mut state = observe(node, &mut mode);
             apply(&mut mode, &mut state, &services()).expect_err("every sync reports it")
         });
         let expected =
-            "2 service ports are left out because their rules were refused; the first is default/open:p";
+            "2 service ports are left out because their rules were rejected; the first is default/open:p";
         let reported: Vec<String> = tries.by_ref().take(3).collect();
         assert!(reported[2].starts_with(expected), "{}: {reported:?}", kind.name);
         let shown = kind.saved(node);

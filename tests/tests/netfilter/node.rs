@@ -111,12 +111,12 @@ impl Node {
     }
 
     pub(crate) fn put(&self, rules: &mut Rules) {
-        self.within(|| rules.put());
-        assert!(self.are_put(rules), "what was just put there");
+        self.within(|| rules.install());
+        assert!(self.are_installed(rules), "the rules were just installed");
     }
 
-    pub(crate) fn are_put(&self, rules: &mut Rules) -> bool {
-        self.within(|| Ok(rules.are_put()))
+    pub(crate) fn are_installed(&self, rules: &mut Rules) -> bool {
+        self.within(|| Ok(rules.are_installed()))
     }
 
     pub(crate) fn remove(&self, rules: &mut Rules) {

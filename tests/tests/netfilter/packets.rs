@@ -111,9 +111,9 @@ fn forward_chain_without_iptables_command_accepts_services() {
 fn error_names_all_missing_commands() {
     let (_directory, node) = only(&[]);
     let mut rules = node.rules();
-    let error = node.within(|| Ok(rules.put().expect_err("no command is installed").to_string()));
+    let error = node.within(|| Ok(rules.install().expect_err("no command is installed").to_string()));
     assert!(error.contains("nft is not installed") && error.contains("iptables is not installed"), "{error}");
-    assert!(!node.are_put(&mut rules));
+    assert!(!node.are_installed(&mut rules));
     node.remove(&mut rules);
 }
 

@@ -32,7 +32,7 @@ fn flushed_rules_are_noticed_and_restored() {
     ] {
         let words: Vec<_> = flush.split(' ').collect();
         node.run(words[0], &words[1..], "");
-        assert!(!node.are_put(&mut rules), "{flush}");
+        assert!(!node.are_installed(&mut rules), "{flush}");
         node.put(&mut rules);
     }
     node.mark();
@@ -45,11 +45,11 @@ fn next_process_finds_the_rules_in_place() {
     node.both_families("iptables-nft -P FORWARD DROP");
     node.both_families("iptables-legacy -A FORWARD -j ACCEPT");
     node.put(&mut node.rules());
-    assert!(node.are_put(&mut node.rules()));
+    assert!(node.are_installed(&mut node.rules()));
     let mut other = Rules::new(Marks { masquerade: 1 << 20, ..MARKS }, node.path.clone());
-    assert!(!node.are_put(&mut other), "these are for other marks");
+    assert!(!node.are_installed(&mut other), "these are for other marks");
     node.put(&mut other);
-    assert!(!node.are_put(&mut node.rules()));
+    assert!(!node.are_installed(&mut node.rules()));
 }
 
 #[test]

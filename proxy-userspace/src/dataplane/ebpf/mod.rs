@@ -139,7 +139,7 @@ impl Ebpf {
         let links = Links::open(settings.link_attachment, &mut object)?;
         let is_staged = staged.is_some();
         let rules = settings.rules().map(|rules| match change {
-            Some(change) => rules.following(change.before),
+            Some(change) => rules.with_previous_marks(change.before),
             None => rules,
         });
         Ok(Self {
@@ -222,7 +222,7 @@ impl Ebpf {
             Step::PutBridgePort(index, bridge) => self.maps.put_bridge_port(*index, *bridge),
             Step::SetLocalDetection(detection) => self.maps.set_local_detection(*detection),
             Step::Attach => self.attach(),
-            Step::PutRules => self.rules.as_mut().map_or(Ok(()), Rules::put),
+            Step::PutRules => self.rules.as_mut().map_or(Ok(()), Rules::install),
             Step::AttachLink(..) => Ok(()),
             Step::DetachLink(at) => self.links.detach(&self.pins, *at),
             Step::RemoveService(key, _) => self.maps.remove_service(key),
@@ -266,7 +266,7 @@ impl Dataplane for Ebpf {
         self.service_slots.reread();
         state.attached = self.is_attached()?;
         state.links = self.links.observe(&self.object, &self.pins)?;
-        state.rules_are_put = self.rules.as_mut().is_none_or(Rules::are_put);
+        state.rules_are_put = self.rules.as_mut().is_none_or(Rules::are_installed);
         if state.is_taken_over() {
             self.maps.prefilter.clear_stale(&state, self.sweeper.noted());
         } else {

@@ -1,4 +1,4 @@
-//! What upstream's iptables mode counts, for metrics: rules by table, failed restores, and packets by nfacct objects.
+//! The metrics of upstream's iptables mode: rules by table, failed restores, and packets counted by nfacct objects.
 
 use std::{
     collections::BTreeMap,
@@ -6,122 +6,122 @@ use std::{
 };
 
 use super::{
-    names::Table,
     plan::FamilyPlan,
     rules::{INVALID_DROPPED, LOCALHOST_ACCEPTED},
     state::FamilyState,
 };
 use crate::{
-    dataplane::{Reading, ReadingValue, Readings, families},
+    dataplane::{Reading, ReadingValue, Readings, families, iptables_text::Table},
     kernel::nfacct,
     model::IpFamily,
 };
 
-/// Counts, shared with whoever reads them.
+/// Counts by family. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counters(Arc<Mutex<BTreeMap<IpFamily, Counts>>>);
 
-/// Counts of a family.
 #[derive(Clone, Debug, Default)]
 struct Counts {
-    /// Rules there are, and that the last sync wrote.
+    /// The rules that exist, and those that the last sync wrote.
     rules: BTreeMap<Table, (usize, usize)>,
     failures: u64,
     partial_failures: u64,
 }
 
+/// A value with its labels besides the family.
+type Labelled = (Vec<(&'static str, &'static str)>, ReadingValue);
+
+impl Counts {
+    fn rules(&self, count: impl Fn(&(usize, usize)) -> usize) -> Vec<Labelled> {
+        let gauge = |(table, rules): (&Table, _)| {
+            let value = i64::try_from(count(rules)).unwrap_or(i64::MAX);
+            (vec![("table", table.name())], ReadingValue::Gauge(value))
+        };
+        self.rules.iter().map(gauge).collect()
+    }
+}
+
 impl Counters {
-    /// A family to be told about, from the start.
+    /// Adds a family, with all counts at zero.
     pub(super) fn add(&self, family: IpFamily) {
-        self.with(family, |_| {});
+        self.change(family, |_| {});
     }
 
-    fn with(&self, family: IpFamily, change: impl FnOnce(&mut Counts)) {
+    fn change(&self, family: IpFamily, change: impl FnOnce(&mut Counts)) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         change(all.entry(family).or_default());
     }
 
-    /// A restore failed.
-    pub(super) fn failed(&self, plan: &FamilyPlan) {
-        self.with(plan.family, |counts| {
+    /// Counts a failed restore.
+    pub(super) fn record_failure(&self, plan: &FamilyPlan) {
+        self.change(plan.family, |counts| {
             counts.failures += 1;
             counts.partial_failures += u64::from(!plan.is_full);
         });
     }
 
-    /// A sync wrote so many rules, by table.
-    pub(super) fn wrote(&self, family: IpFamily, written: &BTreeMap<Table, usize>, held: &FamilyState) {
+    /// Records the number of rules that a sync wrote, by table.
+    pub(super) fn record_sync(
+        &self,
+        family: IpFamily,
+        written: &BTreeMap<Table, usize>,
+        state: &FamilyState,
+    ) {
         let count = |table: Table| {
-            let all = held.table(table).map_or(0, |held| held.rules);
+            let all = state.tables.get(&table).map_or(0, |state| state.rules);
             (table, (all, written.get(&table).copied().unwrap_or(0)))
         };
-        self.with(family, |counts| counts.rules = [Table::Filter, Table::Nat].map(count).into());
+        self.change(family, |counts| counts.rules = [Table::Filter, Table::Nat].map(count).into());
     }
 
-    /// Reads all of them.
+    /// Returns a function that reads all metrics.
     pub(super) fn readings(&self) -> Readings {
         let this = self.clone();
         Box::new(move || {
             let counts = this.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let mut readings = rules(&counts);
-            readings.extend(failures(&counts));
-            readings.extend(packets());
-            readings
+            [rules(&counts), failures(&counts), packets()].concat()
         })
     }
 }
 
-fn rules(counts: &BTreeMap<IpFamily, Counts>) -> Vec<Reading> {
-    type Choice = fn(&(usize, usize)) -> usize;
-    let metrics: [(&str, &str, Choice); 2] = [
-        ("sync_proxy_rules_iptables_total", "Total number of iptables rules owned by kube-proxy", |rules| {
-            rules.0
-        }),
-        (
-            "sync_proxy_rules_iptables_last",
-            "Number of iptables rules written by kube-proxy in last sync",
-            |rules| rules.1,
-        ),
-    ];
-    let of = |(metric, help, choose): (&'static str, &'static str, Choice)| {
-        counts.iter().flat_map(move |(family, counts)| {
-            counts.rules.iter().map(move |(table, rules)| Reading {
-                name: metric,
-                help,
-                labels: vec![("table", table.name()), families::label(*family)],
-                value: ReadingValue::Gauge(i64::try_from(choose(rules)).unwrap_or(i64::MAX)),
-            })
+fn by_family(
+    counts: &BTreeMap<IpFamily, Counts>,
+    name: &'static str,
+    help: &'static str,
+    values: impl Fn(&Counts) -> Vec<Labelled>,
+) -> Vec<Reading> {
+    let of_family = |(family, counts): (&IpFamily, &Counts)| {
+        let label = families::label(*family);
+        values(counts).into_iter().map(move |(mut labels, value)| {
+            labels.push(label);
+            Reading { name, help, labels, value }
         })
     };
-    metrics.into_iter().flat_map(of).collect()
+    counts.iter().flat_map(of_family).collect()
+}
+
+fn rules(counts: &BTreeMap<IpFamily, Counts>) -> Vec<Reading> {
+    let total = ("sync_proxy_rules_iptables_total", "Total number of iptables rules owned by kube-proxy");
+    let last =
+        ("sync_proxy_rules_iptables_last", "Number of iptables rules written by kube-proxy in last sync");
+    let mut readings = by_family(counts, total.0, total.1, |counts| counts.rules(|rules| rules.0));
+    readings.extend(by_family(counts, last.0, last.1, |counts| counts.rules(|rules| rules.1)));
+    readings
 }
 
 fn failures(counts: &BTreeMap<IpFamily, Counts>) -> Vec<Reading> {
-    type Choice = fn(&Counts) -> u64;
-    let metrics: [(&str, &str, Choice); 2] = [
-        (
-            "sync_proxy_rules_iptables_restore_failures",
-            "Cumulative proxy iptables restore failures",
-            |counts| counts.failures,
-        ),
-        (
-            "sync_proxy_rules_iptables_partial_restore_failures",
-            "Cumulative proxy iptables partial restore failures",
-            |counts| counts.partial_failures,
-        ),
-    ];
-    let of = |(metric, help, choose): (&'static str, &'static str, Choice)| {
-        counts.iter().map(move |(family, counts)| Reading {
-            name: metric,
-            help,
-            labels: vec![families::label(*family)],
-            value: ReadingValue::Counter(choose(counts)),
-        })
-    };
-    metrics.into_iter().flat_map(of).collect()
+    let all = ("sync_proxy_rules_iptables_restore_failures", "Cumulative proxy iptables restore failures");
+    let partial = (
+        "sync_proxy_rules_iptables_partial_restore_failures",
+        "Cumulative proxy iptables partial restore failures",
+    );
+    let counter = |value| vec![(Vec::new(), ReadingValue::Counter(value))];
+    let mut readings = by_family(counts, all.0, all.1, |counts| counter(counts.failures));
+    readings.extend(by_family(counts, partial.0, partial.1, |counts| counter(counts.partial_failures)));
+    readings
 }
 
-/// None where the kernel does not have them.
+/// Returns nothing if the kernel has no nfacct objects.
 fn packets() -> Vec<Reading> {
     let counters = [
         (

@@ -1,43 +1,34 @@
-//! Which iptables the node uses, nftables' or the old one, told as upstream's iptables-wrapper tells
-//! (<https://github.com/kubernetes-sigs/iptables-wrappers>): two programs that use different ones do not see each other's rules.
+//! Finds which iptables the node uses, nftables' or legacy, as upstream's iptables-wrapper does
+//! (<https://github.com/kubernetes-sigs/iptables-wrappers>). Two programs that use different ones do not see each
+//! other's rules.
 
 use std::collections::BTreeMap;
 
-use super::names::Table;
 use crate::{
+    dataplane::iptables_text::{SavedLine, Table, saved_lines},
     kernel::{
         KernelError,
         command::SearchPath,
-        iptables::{Backend, Family, Iptables},
+        iptables::{self, Backend, Iptables},
     },
     model::IpFamily,
 };
 
-/// Chains that the kubelet makes in the table mangle of the iptables it uses.
-const HINTS: [&str; 2] = [":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY "];
+/// Chains that the kubelet makes in the table mangle of the iptables that it uses.
+const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
-/// What rules of a family are worked with.
-pub(super) const fn family(family: IpFamily) -> Family {
-    match family {
-        IpFamily::V4 => Family::V4,
-        IpFamily::V6 => Family::V6,
-    }
+/// Returns all installed commands, for the families that this network namespace has.
+pub(super) fn installed(path: &SearchPath) -> Vec<Iptables> {
+    let families = IpFamily::ALL.into_iter().filter(|family| iptables::is_available(*family));
+    families.flat_map(|family| Iptables::installed(family, path)).collect()
 }
 
-/// All that is installed, of families that this network namespace has.
-pub(super) fn installed(path: &SearchPath) -> Vec<(IpFamily, Iptables)> {
-    let families = IpFamily::ALL.into_iter().filter(|of| family(*of).is_available());
-    families
-        .flat_map(|of| Iptables::installed(family(of), path).into_iter().map(move |iptables| (of, iptables)))
-        .collect()
-}
-
-/// The commands to use, by family; an error where there are none for IPv4.
-pub(in crate::dataplane) fn in_use(path: &SearchPath) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
+/// Returns the commands to use, by family. Fails if there are none for IPv4.
+pub(super) fn in_use(path: &SearchPath) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
     let installed = installed(path);
     let backend = backend(&installed);
-    let used = installed.into_iter().filter(|(_, iptables)| iptables.backend == backend);
-    let used: BTreeMap<_, _> = used.collect();
+    let used = installed.into_iter().filter(|iptables| iptables.backend == backend);
+    let used: BTreeMap<_, _> = used.map(|iptables| (iptables.family, iptables)).collect();
     if used.contains_key(&IpFamily::V4) {
         Ok(used)
     } else {
@@ -45,26 +36,44 @@ pub(in crate::dataplane) fn in_use(path: &SearchPath) -> Result<BTreeMap<IpFamil
     }
 }
 
-fn backend(installed: &[(IpFamily, Iptables)]) -> Backend {
-    let of = |backend| installed.iter().map(|(_, iptables)| iptables).filter(move |i| i.backend == backend);
-    let is_hinted = |backend| of(backend).any(|iptables| has_hint(&saved(iptables, Table::Mangle)));
+/// Returns the commands to use, by family, and logs them. Fails if there are none for IPv4.
+pub(in crate::dataplane) fn find_commands(
+    path: &SearchPath,
+) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
+    let commands = in_use(path)?;
+    for family in IpFamily::ALL {
+        match commands.get(&family) {
+            Some(commands) => tracing::info!(%family, %commands, "using these iptables commands"),
+            None => tracing::warn!(
+                %family,
+                "Services of this IP family are not served: the kernel has it disabled, or its iptables commands are not installed"
+            ),
+        }
+    }
+    Ok(commands)
+}
+
+fn backend(installed: &[Iptables]) -> Backend {
+    let of = |backend| installed.iter().filter(move |iptables| iptables.backend == backend);
+    let has_hint = |backend| of(backend).any(has_hint);
     let rules = |backend| of(backend).map(count_rules).sum::<usize>();
     for backend in [Backend::Nft, Backend::Legacy] {
         let other = if backend == Backend::Nft { Backend::Legacy } else { Backend::Nft };
-        if of(other).next().is_none() || is_hinted(backend) {
+        if of(other).next().is_none() || has_hint(backend) {
             return backend;
         }
     }
     if rules(Backend::Legacy) > rules(Backend::Nft) { Backend::Legacy } else { Backend::Nft }
 }
 
-/// What cannot be read holds nothing, as upstream takes it.
+/// Returns the output of iptables-save. A table that cannot be read counts as empty, as upstream.
 fn saved(iptables: &Iptables, table: Table) -> String {
     iptables.save(table.name()).unwrap_or_default()
 }
 
-fn has_hint(saved: &str) -> bool {
-    saved.lines().any(|line| HINTS.iter().any(|hint| line.starts_with(hint)))
+fn has_hint(iptables: &Iptables) -> bool {
+    saved_lines(&saved(iptables, Table::Mangle))
+        .any(|line| matches!(line, SavedLine::Chain { name, .. } if HINTS.contains(&name)))
 }
 
 fn count_rules(iptables: &Iptables) -> usize {

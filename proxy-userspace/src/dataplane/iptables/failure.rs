@@ -1,97 +1,107 @@
-//! What can go wrong, and what a failed iptables-restore says of its input.
+//! The errors of the iptables mode, and what the message of a failed iptables-restore means.
 
-use super::names::Chain;
 use crate::{
-    dataplane::OneFamily,
+    dataplane::{OneFamily, iptables_text::Chain},
     kernel::KernelError,
     model::{IpFamily, ServicePortKey},
 };
 
-/// Options that a restore can go without.
+/// An option that shunt can do without.
 pub(super) const RANDOM_FULLY: &str = "random-fully";
 /// See [`RANDOM_FULLY`].
 pub(super) const NFACCT: &str = "nfacct";
 
-/// What can go wrong.
+/// An error of the iptables mode.
 #[derive(Debug, thiserror::Error)]
 pub enum IptablesError {
-    /// A command or the kernel.
+    /// A command or the kernel failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Rules were not taken. Of a table that was named before that one all were, of this one and those after none.
-    #[error("{family} rules were refused{}: {source}", shown(line.as_ref()))]
+    /// iptables-restore rejected rules. It changed the tables that come before the rejected one in the input, but
+    /// not this one and not those after it.
+    #[error("cannot write {family} rules{}: {source}", position(line.as_ref()))]
     Restore {
         /// The family.
         family: IpFamily,
-        /// The line of the input that the command named, and what stands there.
+        /// The number and text of the line of the input that the command named.
         line: Option<(usize, String)>,
         /// Why.
         source: KernelError,
     },
-    /// One family alone failed; all of the other is as it should be.
+    /// Only one family failed. The other is as it should be.
     #[error(transparent)]
     OfFamily(#[from] OneFamily<IptablesError>),
-    /// Some service ports are not served; all others are.
-    #[error("{count} service ports are left out because their rules were refused; the first is {first}")]
+    /// Some service ports are not served. All others are.
+    #[error("{count} service ports are left out because their rules were rejected; the first is {first}")]
     LeftOut {
-        /// How many.
+        /// The number of service ports.
         count: usize,
         /// One of them.
         first: ServicePortKey,
     },
 }
 
-fn shown(line: Option<&(usize, String)>) -> String {
+fn position(line: Option<&(usize, String)>) -> String {
     line.map_or_else(String::new, |(number, text)| format!(" at line {number}, {text:?}"))
 }
 
 impl IptablesError {
-    /// The rule that was refused.
-    pub(super) fn rule(&self) -> Option<&str> {
-        let Self::Restore { line: Some((_, text)), .. } = self else { return None };
-        text.starts_with("-A ").then_some(text)
+    /// The error of iptables-restore for this input.
+    pub(super) fn of_restore(family: IpFamily, input: &str, source: KernelError) -> Self {
+        let number = match &source {
+            KernelError::CommandFailed { stderr, .. } => line_number(stderr),
+            _ => None,
+        };
+        let line =
+            number.and_then(|number| Some((number, input.lines().nth(number.checked_sub(1)?)?.to_owned())));
+        Self::Restore { family, line, source }
     }
 
-    /// The input was looked at and refused; it was not the lock, or time, that was missing.
-    pub(super) fn is_refusal(&self) -> bool {
-        // `RESOURCE_PROBLEM` of `include/xtables.h`; iptables-nft ends so too where the kernel refuses, but names a line then.
+    fn line(&self) -> Option<&str> {
+        let Self::Restore { line: Some((_, text)), .. } = self else { return None };
+        Some(text)
+    }
+
+    /// Returns the rule that was rejected.
+    pub(super) fn rejected_rule(&self) -> Option<&str> {
+        self.line().filter(|line| line.starts_with("-A "))
+    }
+
+    /// Returns the chain that could not be removed.
+    pub(super) fn undeletable_chain(&self) -> Option<Chain> {
+        Chain::parse(self.line()?.strip_prefix("-X ")?)
+    }
+
+    /// Returns true if the input was rejected. The command did not fail for lack of the lock or of time.
+    pub(super) fn is_rejection(&self) -> bool {
+        // `RESOURCE_PROBLEM` of `include/xtables.h`. iptables-nft also ends with it when the kernel rejects rules,
+        // but then it names a line.
         const BUSY: i32 = 4;
         matches!(self, Self::Restore { line, source: KernelError::CommandFailed { status, .. }, .. }
             if line.is_some() || status.code().is_some_and(|code| code != BUSY))
     }
 
-    /// The chain that could not be removed.
-    pub(super) fn unremovable(&self) -> Option<Chain> {
-        let Self::Restore { line: Some((_, text)), .. } = self else { return None };
-        Chain::parse(text.strip_prefix("-X ")?)
-    }
-
-    /// What is to be left out of rules from now on.
-    pub(super) fn refused(&self) -> Option<&'static str> {
-        let Self::Restore { line, source, .. } = self else { return None };
-        let said = source.to_string();
-        let is_named =
-            |word: &&str| said.contains(*word) || line.as_ref().is_some_and(|(_, text)| text.contains(*word));
-        let word = [RANDOM_FULLY, NFACCT].into_iter().find(is_named);
-        word.inspect(|word| tracing::warn!(word, "iptables or the kernel does not take it; going without"))
+    /// Returns the option that iptables or the kernel does not support, and logs it.
+    pub(super) fn unsupported_option(&self) -> Option<&'static str> {
+        let Self::Restore { source, .. } = self else { return None };
+        let message = source.to_string();
+        let is_named = |option: &&str| {
+            message.contains(*option) || self.line().is_some_and(|line| line.contains(*option))
+        };
+        let option = [RANDOM_FULLY, NFACCT].into_iter().find(is_named)?;
+        tracing::warn!(
+            option,
+            "iptables or the kernel does not support this option: rules are written without it"
+        );
+        Some(option)
     }
 }
 
-/// The error of a restore of this input.
-pub(super) fn of_restore(family: IpFamily, input: &str, source: KernelError) -> IptablesError {
-    let number = match &source {
-        KernelError::CommandFailed { stderr, .. } => line_number(stderr),
-        _ => None,
-    };
-    let line =
-        number.and_then(|number| Some((number, input.lines().nth(number.checked_sub(1)?)?.to_owned())));
-    IptablesError::Restore { family, line, source }
-}
-
-/// `line 7 failed`, `Error occurred at line: 7`, or `line 7: RULE_APPEND failed (…)`, by version and backend.
-fn line_number(said: &str) -> Option<usize> {
-    said.match_indices("line").find_map(|(at, word)| {
-        let rest = said[at + word.len()..].trim_start_matches([':', ' ']);
+/// Parses `line 7 failed`, `Error occurred at line: 7`, or `line 7: RULE_APPEND failed (…)`, depending on version
+/// and backend.
+fn line_number(stderr: &str) -> Option<usize> {
+    stderr.match_indices("line").find_map(|(at, word)| {
+        let rest = stderr[at + word.len()..].trim_start_matches([':', ' ']);
         let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
         digits.parse().ok()
     })
@@ -102,13 +112,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_is_found_in_the_words_of_every_version() {
-        for said in [
+    fn line_numbers_are_parsed_from_messages_of_all_versions() {
+        for stderr in [
             "iptables-restore: line 7 failed",
             "iptables-restore v1.8.9 (nf_tables): \nline 7: RULE_APPEND failed (No such file or directory): rule in chain X",
             "iptables-restore v1.8.9 (nf_tables): Couldn't load match `x'\n\nError occurred at line: 7\nTry `iptables-restore -h'",
         ] {
-            assert_eq!(line_number(said), Some(7), "{said}");
+            assert_eq!(line_number(stderr), Some(7), "{stderr}");
         }
         assert_eq!(line_number("Another app is currently holding the xtables lock"), None);
     }

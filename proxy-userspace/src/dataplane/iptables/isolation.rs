@@ -1,40 +1,37 @@
-//! Which service ports a refusal is about, where iptables-restore names no rule: found by trying, half by half, so that what is
-//! wrong with one keeps no other from being served.
+//! Finds the service ports that iptables-restore rejects when it names no rule: by trying parts of a plan, half by half.
+//! All other service ports are served meanwhile.
 //!
-//! The old iptables hands over a table as one, and the kernel says no more of what it refuses than that it does.
+//! Legacy iptables hands over a table as a whole, and the kernel does not say which rule it rejects.
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::{
-    input::TableInput,
-    names::Chain,
-    plan::FamilyPlan,
-    rules::{Lines, SHARED},
-    state::PortState,
+use super::{plan::FamilyPlan, rules::SHARED_CHAINS, state::PortState};
+use crate::{
+    dataplane::iptables_text::{Chain, ChainRules, TableInput},
+    model::ServicePortKey,
 };
-use crate::model::ServicePortKey;
 
-/// Inputs that are tried for one refusal: enough for three service ports among ten thousand. Those after it are found at the
-/// next try, which has less to look at.
-const MOST_TRIES: usize = 64;
+/// The number of inputs to try after one rejection: enough for three service ports among ten thousand. The next
+/// sync finds the others; it has fewer service ports to try.
+const MAX_TRIES: usize = 64;
 
 /// A service port that the plan writes.
 type Port<'a> = (&'a ServicePortKey, &'a PortState);
 
-/// Puts all of a plan into place but those service ports that are refused, and returns these. `restore` says whether an input
-/// was taken. None are returned where the refusal is not about service ports.
+/// Applies a plan without the service ports that are rejected, and returns these. `restore` returns true if an
+/// input was accepted. Returns nothing if the rejection has another cause than service ports.
 pub(super) fn isolate<'a>(
     plan: &'a FamilyPlan,
     restore: &mut dyn FnMut(&[TableInput]) -> bool,
 ) -> Vec<Port<'a>> {
     let ports: Vec<Port<'a>> = plan.written().collect();
-    let (mut refused, mut tries) = (Vec::new(), 0);
+    let (mut rejected, mut tries) = (Vec::new(), 0);
     let mut left_out: BTreeSet<&ServicePortKey> = ports.iter().map(|(key, _)| *key).collect();
     if !restore(&part(plan, &[], &ports)) {
-        return refused;
+        return rejected;
     }
     let mut untried = vec![&ports[..]];
-    while let Some(tried) = untried.pop().filter(|_| tries < MOST_TRIES) {
+    while let Some(tried) = untried.pop().filter(|_| tries < MAX_TRIES) {
         tries += 1;
         for (key, _) in tried {
             left_out.remove(key);
@@ -46,44 +43,47 @@ pub(super) fn isolate<'a>(
         left_out.extend(tried.iter().map(|(key, _)| *key));
         match tried {
             [] => {}
-            [one] => refused.push(*one),
+            [one] => rejected.push(*one),
             _ => untried.extend(<[_; 2]>::from(tried.split_at(tried.len() / 2))),
         }
     }
-    refused
+    rejected
 }
 
-/// The plan's input with the chains of some service ports, and without what others add to shared ones. Nothing is removed.
+/// Returns the plan's input with the own chains of some service ports, and without the rules of others in shared
+/// chains. It removes no chains.
 fn part(plan: &FamilyPlan, with: &[Port<'_>], without: &[Port<'_>]) -> Vec<TableInput> {
     let own: BTreeSet<Chain> = with.iter().flat_map(|(_, port)| port.chains.iter().copied()).collect();
-    let absent = Absent::of(without);
+    let excluded = ExcludedPorts::of(without);
     let of_table = |input: &TableInput| {
-        let is_filled = |chain: &Chain| matches!(chain, Chain::Fixed(_)) || own.contains(chain);
-        let filled = input.filled.iter().filter(|(chain, _)| is_filled(chain));
-        let filled = filled.map(|(chain, lines)| {
-            let is_shared = SHARED.contains(&(input.table, *chain));
-            (*chain, if is_shared { absent.cut_from(lines) } else { lines.clone() })
+        let is_included =
+            |rules: &&ChainRules| matches!(rules.chain, Chain::Fixed(_)) || own.contains(&rules.chain);
+        let filled = input.filled.iter().filter(is_included).cloned().map(|mut rules| {
+            if SHARED_CHAINS.contains(&(input.table, rules.chain)) {
+                rules.lines = excluded.without_their_rules(&rules.lines);
+            }
+            rules
         });
         TableInput { filled: filled.collect(), removed: Vec::new(), ..input.clone() }
     };
     plan.tables.iter().map(of_table).filter(|input| !input.is_empty()).collect()
 }
 
-/// What rules of service ports that are not there are told by: a chain that they name, or else their comment.
-struct Absent {
+/// Recognizes the rules of some service ports by the chain that they name, or by their comment.
+struct ExcludedPorts {
     chains: BTreeSet<Chain>,
     names: HashSet<String>,
 }
 
-impl Absent {
+impl ExcludedPorts {
     fn of(ports: &[Port<'_>]) -> Self {
         let chains = ports.iter().flat_map(|(_, port)| port.chains.iter().copied()).collect();
         Self { chains, names: ports.iter().map(|(key, _)| key.name.to_string()).collect() }
     }
 
-    fn cut_from(&self, lines: &str) -> Lines {
-        let kept = lines.lines().filter(|line| !self.has(line));
-        kept.flat_map(|line| [line, "\n"]).collect()
+    fn without_their_rules(&self, lines: &str) -> String {
+        let others = lines.lines().filter(|line| !self.has(line));
+        others.flat_map(|line| [line, "\n"]).collect()
     }
 
     fn has(&self, rule: &str) -> bool {

@@ -1,22 +1,13 @@
-//! The rules of built-in chains that lead to ours.
+//! The chains of the iptables mode, and the rules of built-in chains that lead to them.
 
-use super::names::{
-    Chain, EXTERNAL_SERVICES, FORWARD, KUBELET_FIREWALL, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, SERVICES,
-    Table,
+use crate::dataplane::iptables_text::{
+    Chain, Content, EXTERNAL_SERVICES, FORWARD, Jump, KUBELET_FIREWALL, ModeChains, NODE_PORTS, POSTROUTING,
+    PROXY_FIREWALL, SERVICES, Table,
 };
 
-/// A rule of a built-in chain that leads to one of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Jump {
-    /// The table of both chains.
-    pub(super) table: Table,
-    /// The built-in chain.
-    pub(super) from: &'static str,
-    /// Ours.
-    pub(super) to: Chain,
-    matches: &'static str,
-    comment: &'static str,
-}
+/// The chains and jumps of this mode.
+pub(super) const MODE: ModeChains =
+    ModeChains { parse: |_, name| Chain::parse(name), jumps: &JUMPS, content: Content::of };
 
 const fn jump(
     table: Table,
@@ -33,9 +24,8 @@ const EXTERNALLY_VISIBLE: &str = "kubernetes externally-visible service portals"
 const PORTALS: &str = "kubernetes service portals";
 const LOAD_BALANCER_FIREWALL: &str = "kubernetes load balancer firewall";
 
-/// All of them, in the order in which upstream (`iptablesJumpChains`, `iptablesKubeletJumpChains`) puts each before the ones
-/// that were there.
-pub(super) const JUMPS: [Jump; 14] = [
+/// In the order of upstream (`iptablesJumpChains`, `iptablesKubeletJumpChains`).
+const JUMPS: [Jump; 14] = [
     jump(Table::Filter, "INPUT", EXTERNAL_SERVICES, NEW, EXTERNALLY_VISIBLE),
     jump(Table::Filter, "FORWARD", EXTERNAL_SERVICES, NEW, EXTERNALLY_VISIBLE),
     jump(Table::Filter, "INPUT", NODE_PORTS, "", "kubernetes health check service ports"),
@@ -51,15 +41,3 @@ pub(super) const JUMPS: [Jump; 14] = [
     jump(Table::Filter, "INPUT", KUBELET_FIREWALL, "", ""),
     jump(Table::Filter, "OUTPUT", KUBELET_FIREWALL, "", ""),
 ];
-
-impl Jump {
-    /// What follows the chain in a rule, in the words of iptables-save.
-    pub(super) fn rule(&self) -> String {
-        let Self { matches, comment, to, .. } = self;
-        if comment.is_empty() {
-            format!("{matches}-j {to}")
-        } else {
-            format!("{matches}-m comment --comment \"{comment}\" -j {to}")
-        }
-    }
-}

@@ -1,42 +1,44 @@
 //! The iptables dataplane: upstream kube-proxy's rules in upstream's chains, written by iptables-restore.
 //!
-//! One input a family and sync; rules are compared chain by chain with what was written before, and only chains that change are
-//! written. What was there before this process is read once; afterwards its own memory is relied on as long as nobody has
-//! flushed the tables, which the canary chains and the jumps tell.
+//! A sync gives iptables-restore one input for each family. It contains only the chains whose rules change. The tables
+//! are read once, at the start. After that shunt relies on its own memory until somebody flushes the tables, which
+//! missing canary chains and missing jumps show.
 
 mod cleanup;
 mod counters;
 mod detect;
 mod failure;
-mod fixed;
-mod input;
+mod fixed_chains;
 mod isolation;
 mod jumps;
-mod names;
+mod node;
 mod plan;
 mod removal;
 mod rules;
-mod saved;
 mod state;
-mod terms;
+mod udp_destinations;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(in crate::dataplane) use self::detect::in_use as commands_in_use;
+pub(in crate::dataplane) use self::detect::find_commands;
 use self::{
     counters::Counters,
-    input::TableInput,
-    jumps::JUMPS,
-    names::{CANARY, Chain, Table},
+    jumps::MODE,
     plan::FamilyPlan,
     rules::{INVALID_DROPPED, LOCALHOST_ACCEPTED},
-    state::{FamilyState, PortState, TableState},
+    state::{FamilyState, PortState},
+    udp_destinations::udp_destinations,
 };
-pub use self::{failure::IptablesError, plan::Plan, state::State, terms::Offer};
-use super::{Dataplane, Readings, conntrack::StaleUdpCleaner, families};
+pub use self::{failure::IptablesError, node::RuleOptions, plan::Plan, state::State};
+use super::{
+    Dataplane, Readings,
+    conntrack::StaleUdpCleaner,
+    families,
+    iptables_text::{self, CANARY, Chain, Layout, Table, TableInput, TableState},
+};
 use crate::{
     kernel::{
         KernelError,
@@ -50,56 +52,48 @@ use crate::{
 
 const ROUTE_LOCALNET: NetSetting = NetSetting("ipv4/conf/all/route_localnet");
 const BE_LIBERAL: NetSetting = NetSetting("netfilter/nf_conntrack_tcp_be_liberal");
-/// `MASQUERADE --random-fully` came with it.
+/// The first version of iptables with `MASQUERADE --random-fully`.
 const RANDOM_FULLY: [u32; 3] = [1, 6, 2];
 
-/// A name that rules of ours carry and that we never remove: where it goes, somebody flushes the tables.
+/// The name of a chain that this mode never removes. If it is removed, somebody flushes the tables.
 pub const RULE_NAMES: [&str; 1] = ["KUBE-PROXY-CANARY"];
 
-/// What the iptables dataplane needs to know.
+/// The settings of the iptables dataplane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IptablesSettings {
-    /// The bit of a packet's mark that has it masqueraded.
+    /// The bit that marks packets to be masqueraded.
     pub masquerade_mark: u32,
-    /// Node ports are served on 127.0.0.1 too, if `nodePortAddresses` has it.
+    /// Node ports are also served on 127.0.0.1 if `nodePortAddresses` contains it.
     pub localhost_node_ports: bool,
-    /// Where commands are looked for.
+    /// The directories that contain the commands.
     pub path: SearchPath,
 }
 
-/// The dataplane: which commands to use, and what they turned out not to take.
+/// The iptables dataplane.
 #[derive(Debug)]
 pub struct Iptables {
     settings: IptablesSettings,
     commands: BTreeMap<IpFamily, Commands>,
-    /// Words that a restore failed for.
-    refused: Vec<&'static str>,
-    /// Service ports that a restore failed for.
+    /// Options that made a restore fail.
+    unsupported_options: Vec<&'static str>,
+    /// Service ports that made a restore fail.
     left_out: BTreeMap<IpFamily, BTreeMap<ServicePortKey, PortState>>,
-    /// Chains that a restore failed to remove.
-    held_by_others: BTreeMap<IpFamily, BTreeSet<Chain>>,
-    /// Families of which a table cannot be shown as a whole.
-    not_shown: BTreeSet<IpFamily>,
-    /// `route_localnet` was off before this mode, also if the chain that tells so is flushed.
+    /// Chains that a restore could not remove.
+    undeletable: BTreeMap<IpFamily, BTreeSet<Chain>>,
+    /// Families in which iptables cannot list a table completely.
+    incomplete: BTreeSet<IpFamily>,
+    /// This mode set `route_localnet`. Kept here too, because somebody may flush the chain that records it.
     set_route_localnet: bool,
     stale_udp: StaleUdpCleaner,
     counters: Counters,
-    /// Families that could not be read, and why; not told yet.
+    /// Families that `observe` could not read, and why. `apply` returns these errors.
     unread: Vec<(IpFamily, IptablesError)>,
 }
 
 impl Iptables {
-    /// Finds out which iptables the node uses. Nothing is changed yet.
+    /// Finds out which iptables the node uses. Changes nothing.
     pub fn new(settings: IptablesSettings) -> Result<Self, IptablesError> {
-        let commands = detect::in_use(&settings.path)?;
-        for family in IpFamily::ALL {
-            match commands.get(&family) {
-                Some(commands) => tracing::info!(%family, %commands, "working with"),
-                None => {
-                    tracing::warn!(%family, "Services of this family are not served: it has no iptables here");
-                }
-            }
-        }
+        let commands = find_commands(&settings.path)?;
         let counters = Counters::default();
         for family in commands.keys() {
             counters.add(*family);
@@ -108,10 +102,10 @@ impl Iptables {
         Ok(Self {
             settings,
             commands,
-            refused: Vec::new(),
+            unsupported_options: Vec::new(),
             left_out: BTreeMap::new(),
-            held_by_others: BTreeMap::new(),
-            not_shown: BTreeSet::new(),
+            undeletable: BTreeMap::new(),
+            incomplete: BTreeSet::new(),
             set_route_localnet: false,
             stale_udp: StaleUdpCleaner::new(loopback),
             counters,
@@ -119,88 +113,102 @@ impl Iptables {
         })
     }
 
-    fn offer(&self, commands: &Commands) -> Result<Offer, KernelError> {
-        let takes = |word: &str| !self.refused.contains(&word);
-        Ok(Offer {
+    fn rule_options(&self, commands: &Commands) -> Result<RuleOptions, KernelError> {
+        let is_supported = |option: &str| !self.unsupported_options.contains(&option);
+        Ok(RuleOptions {
             masquerade_mark: self.settings.masquerade_mark,
             localhost_node_ports: self.settings.localhost_node_ports,
-            random_fully: masquerades_randomly(commands)? && takes(failure::RANDOM_FULLY),
+            random_fully: supports_random_fully(commands)? && is_supported(failure::RANDOM_FULLY),
             be_liberal: BE_LIBERAL.read()?.is_some_and(|value| value != 0),
-            counters: takes(failure::NFACCT) && has_counters(),
+            counters: is_supported(failure::NFACCT) && create_counters(),
         })
     }
 
     fn observe_family(&mut self, family: IpFamily, commands: &Commands) -> Result<FamilyState, KernelError> {
         let mut tables = BTreeMap::new();
-        self.not_shown.remove(&family);
+        self.incomplete.remove(&family);
         for table in Table::ALL {
             let saved = commands.save(table.name())?;
-            if !Commands::is_shown(&saved) {
-                tracing::warn!(%family, table = table.name(), "it holds rules that iptables does not know: chains that an earlier process left may stay");
-                self.not_shown.insert(family);
-                tables.insert(table, glance(commands, table)?);
+            if !Commands::is_complete(&saved) {
+                tracing::warn!(
+                    %family,
+                    table = table.name(),
+                    "iptables cannot list this table, because it holds rules that iptables does not know: stale chains of an \
+                     earlier process may stay; remove those rules with nft"
+                );
+                self.incomplete.insert(family);
+                tables.insert(table, read_canary_and_jumps(commands, table)?);
                 continue;
             }
             if table == Table::Nat {
-                for destination in saved::udp_destinations(&saved, family) {
+                for destination in udp_destinations(&saved, family) {
                     self.stale_udp.add_former_destination(destination);
                 }
             }
-            tables.insert(table, saved::table(table, &saved));
+            tables.insert(table, read_table(table, &saved));
         }
-        let mut state = FamilyState::observed(self.offer(commands)?, tables, routes_localnet()?);
+        let mut state = FamilyState::observed(self.rule_options(commands)?, tables, routes_localnet()?);
         self.set_route_localnet |= state.set_route_localnet;
         state.set_route_localnet = self.set_route_localnet && family == IpFamily::V4;
         state.left_out = self.left_out.get(&family).cloned().unwrap_or_default();
-        state.held_by_others = self.held_by_others.get(&family).cloned().unwrap_or_default();
+        state.undeletable = self.undeletable.get(&family).cloned().unwrap_or_default();
         Ok(state)
     }
 
-    /// Whether what was written is there still, as far as a look at canaries and jumps tells. Reading all rules takes
-    /// too long to do it now and then.
-    fn is_undisturbed(&self, commands: &Commands, held: &FamilyState) -> Result<bool, KernelError> {
-        if self.offer(commands)? != held.offer || (held.routes_localnet && !routes_localnet()?) {
+    /// Returns true if canaries, jumps and options are as before. It takes too long to read all rules again.
+    fn is_undisturbed(&self, commands: &Commands, state: &FamilyState) -> Result<bool, KernelError> {
+        if self.rule_options(commands)? != state.options || (state.routes_localnet && !routes_localnet()?) {
             return Ok(false);
         }
         for table in Table::ALL {
-            let seen = glance(commands, table)?;
-            if !seen.chains.contains_key(&CANARY) || !seen.missing_jumps(table).is_empty() {
+            let current = read_canary_and_jumps(commands, table)?;
+            if !current.chains.contains_key(&CANARY) || !current.missing_jumps(&MODE, table).is_empty() {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// To iptables-nft, an input that asks for all chains would be an error where it cannot show them; the old iptables needs none.
-    fn written_for(&self, family: IpFamily, commands: &Commands) -> Backend {
-        if self.not_shown.contains(&family) { Backend::Legacy } else { commands.backend }
+    /// The layout of inputs for this family. iptables-nft rejects an input that lists all chains if it cannot list
+    /// them; the layout for legacy iptables does not list them.
+    fn layout(&self, family: IpFamily, commands: &Commands) -> Layout {
+        let is_incomplete = self.incomplete.contains(&family);
+        Layout::TargetsFirst(if is_incomplete { Backend::Legacy } else { commands.backend })
     }
 
-    /// What the next plan is to go without.
-    fn learn(&mut self, plan: &FamilyPlan, failure: &IptablesError, commands: &Commands) {
-        let refused = failure.refused();
-        self.refused.extend(refused);
-        let unremovable = failure.unremovable();
-        if let Some(chain) = unremovable {
-            tracing::warn!(?chain, "rules of others lead to this chain: it stays until the next start");
-            self.held_by_others.entry(plan.family).or_default().insert(chain);
+    /// Finds out why iptables-restore rejected a plan, and what the next plan has to leave out.
+    fn leave_out_rejected(&mut self, plan: &FamilyPlan, failure: &IptablesError, commands: &Commands) {
+        let option = failure.unsupported_option();
+        self.unsupported_options.extend(option);
+        let undeletable = failure.undeletable_chain();
+        if let Some(chain) = undeletable {
+            tracing::warn!(
+                ?chain,
+                "cannot remove this chain, because rules of other programs lead to it: shunt empties it and keeps it until the \
+                 next start"
+            );
+            self.undeletable.entry(plan.family).or_default().insert(chain);
         }
-        let owner = failure.rule().filter(|_| refused.is_none()).and_then(|rule| plan.owner(rule));
-        let mut guilty: Vec<_> = owner.into_iter().collect();
-        if guilty.is_empty() && refused.is_none() && unremovable.is_none() && failure.is_refusal() {
-            tracing::warn!(family = %plan.family, "no rule is named: looking for the Services that are refused");
-            let backend = self.written_for(plan.family, commands);
-            let mut restore = |part: &[TableInput]| commands.restore_all(input::text(part, backend)).is_ok();
-            guilty = isolation::isolate(plan, &mut restore);
+        let owner = failure.rejected_rule().filter(|_| option.is_none()).and_then(|rule| plan.owner(rule));
+        let mut rejected: Vec<_> = owner.into_iter().collect();
+        if rejected.is_empty() && option.is_none() && undeletable.is_none() && failure.is_rejection() {
+            tracing::warn!(
+                family = %plan.family,
+                "iptables-restore named no rule: trying groups of Services to find those whose rules it rejects"
+            );
+            let layout = self.layout(plan.family, commands);
+            let mut restore =
+                |part: &[TableInput]| commands.restore_all(iptables_text::text(part, layout)).is_ok();
+            rejected = isolation::isolate(plan, &mut restore);
         }
-        let guilty = guilty.into_iter().map(|(key, port)| (key.clone(), port.clone()));
-        self.left_out.entry(plan.family).or_default().extend(guilty);
+        let rejected = rejected.into_iter().map(|(key, port)| (key.clone(), port.clone()));
+        self.left_out.entry(plan.family).or_default().extend(rejected);
     }
 
-    /// What is left out is an error as long as it is there, but of no other service port.
-    fn tell_left_out(&mut self, state: &State) -> Result<(), IptablesError> {
-        for (family, held) in &state.families {
-            self.left_out.insert(*family, held.left_out.clone());
+    /// Returns an error while any service port is left out. All other service ports are served.
+    fn check_left_out(&mut self, state: &State) -> Result<(), IptablesError> {
+        for (family, state) in &state.families {
+            self.left_out.insert(*family, state.left_out.clone());
         }
         let mut keys = self.left_out.values().flat_map(BTreeMap::keys);
         let count = keys.clone().count();
@@ -210,12 +218,12 @@ impl Iptables {
     fn apply_family(&mut self, plan: &FamilyPlan) -> Result<(), IptablesError> {
         let Some(commands) = self.commands.get(&plan.family).cloned() else { return Ok(()) };
         if !plan.tables.is_empty() {
-            let text = input::text(&plan.tables, self.written_for(plan.family, &commands));
-            tracing::trace!(family = %plan.family, text, "restoring");
+            let text = iptables_text::text(&plan.tables, self.layout(plan.family, &commands));
+            tracing::trace!(family = %plan.family, text, "writing rules with iptables-restore");
             if let Err(source) = commands.restore_all(text.clone()) {
-                self.counters.failed(plan);
-                let failure = failure::of_restore(plan.family, &text, source);
-                self.learn(plan, &failure, &commands);
+                self.counters.record_failure(plan);
+                let failure = IptablesError::of_restore(plan.family, &text, source);
+                self.leave_out_rejected(plan, &failure, &commands);
                 return Err(failure);
             }
         }
@@ -230,35 +238,39 @@ impl Iptables {
     }
 }
 
-/// Whether iptables takes `MASQUERADE --random-fully`.
-pub(in crate::dataplane) fn masquerades_randomly(commands: &Commands) -> Result<bool, KernelError> {
+/// Returns true if iptables supports `MASQUERADE --random-fully`.
+pub(in crate::dataplane) fn supports_random_fully(commands: &Commands) -> Result<bool, KernelError> {
     Ok(commands.version()?.is_none_or(|version| version >= RANDOM_FULLY))
 }
 
-fn has_counters() -> bool {
-    let made = [INVALID_DROPPED, LOCALHOST_ACCEPTED].into_iter().try_for_each(nfacct::ensure);
-    made.inspect_err(|error| tracing::debug!(%error, "packets are not counted")).is_ok()
+fn create_counters() -> bool {
+    let created = [INVALID_DROPPED, LOCALHOST_ACCEPTED].into_iter().try_for_each(nfacct::ensure);
+    created
+        .inspect_err(|error| tracing::debug!(%error, "cannot create nfacct objects: packets are not counted"))
+        .is_ok()
 }
 
 fn routes_localnet() -> Result<bool, KernelError> {
     Ok(ROUTE_LOCALNET.read()?.is_some_and(|value| value != 0))
 }
 
-/// The canary and the jumps of a table. To list a chain costs nftables next to nothing, and the old iptables as much as
-/// to save the table.
-fn glance(commands: &Commands, table: Table) -> Result<TableState, KernelError> {
+fn read_table(table: Table, saved: &str) -> TableState {
+    // iptables prints two spaces before the name of a counter. shunt writes one.
+    TableState::read(&MODE, table, &saved.replace("--nfacct-name  ", "--nfacct-name "))
+}
+
+/// Reads the canary and the jumps of a table. Listing a chain is cheap with nftables. With legacy iptables it
+/// costs as much as saving the table.
+fn read_canary_and_jumps(commands: &Commands, table: Table) -> Result<TableState, KernelError> {
     if commands.backend == Backend::Legacy {
-        return Ok(saved::table(table, &commands.save(table.name())?));
+        return Ok(read_table(table, &commands.save(table.name())?));
     }
     let canary = CANARY.to_string();
-    let mut chains: Vec<&str> =
-        JUMPS.iter().filter(|jump| jump.table == table).map(|jump| jump.from).collect();
-    chains.sort_unstable();
-    chains.dedup();
-    chains.push(&canary);
+    let jumps = MODE.jumps.iter().filter(|jump| jump.table == table);
+    let chains: BTreeSet<&str> = jumps.map(|jump| jump.from).chain([&*canary]).collect();
     let listed = chains.into_iter().map(|chain| commands.list(table.name(), chain));
     let text: String = listed.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-    Ok(saved::table(table, &text))
+    Ok(read_table(table, &text))
 }
 
 impl Dataplane for Iptables {
@@ -266,13 +278,13 @@ impl Dataplane for Iptables {
     type Plan = Plan;
     type Error = IptablesError;
 
-    /// A family that cannot be read is left out, and told of by `apply`: the other goes on.
+    /// Leaves out a family that cannot be read, and serves the other. `apply` returns the error.
     fn observe(&mut self) -> Result<State, IptablesError> {
         let mut state = State::default();
         self.unread.clear();
         for (family, commands) in self.commands.clone() {
             match self.observe_family(family, &commands) {
-                Ok(held) => drop(state.families.insert(family, held)),
+                Ok(observed) => drop(state.families.insert(family, observed)),
                 Err(error) => self.unread.push((family, error.into())),
             }
         }
@@ -284,11 +296,11 @@ impl Dataplane for Iptables {
         Ok(state)
     }
 
-    /// A family whose rules were refused is not in the state any more.
+    /// The state does not contain a family whose rules were rejected.
     fn is_certain(&mut self, state: &State) -> bool {
         self.commands.iter().all(|(family, commands)| {
-            let held = state.families.get(family);
-            held.is_some_and(|held| self.is_undisturbed(commands, held).unwrap_or(false))
+            let state = state.families.get(family);
+            state.is_some_and(|state| self.is_undisturbed(commands, state).unwrap_or(false))
         })
     }
 
@@ -296,27 +308,22 @@ impl Dataplane for Iptables {
         plan::plan(state, snapshot, dirty)
     }
 
-    /// Goes on with the other family where one fails; nothing of that one is relied on any more.
+    /// If a family fails, forgets its state and continues with the other family.
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), IptablesError> {
         let mut errors = std::mem::take(&mut self.unread);
         for plan in plan.families {
-            match self.apply_family(&plan) {
-                Ok(()) => {
-                    if let Some(held) = state.families.get_mut(&plan.family) {
-                        let family = plan.family;
-                        let written = plan.tables.iter().map(|input| (input.table, input.rules())).collect();
-                        plan.record(held);
-                        self.counters.wrote(family, &written, held);
-                    }
-                }
-                Err(error) => {
-                    state.families.remove(&plan.family);
-                    errors.push((plan.family, error));
-                }
+            let family = plan.family;
+            if let Err(error) = self.apply_family(&plan) {
+                state.families.remove(&family);
+                errors.push((family, error));
+            } else if let Some(state) = state.families.get_mut(&family) {
+                let written = plan.tables.iter().map(|input| (input.table, input.rules())).collect();
+                plan.record(state);
+                self.counters.record_sync(family, &written, state);
             }
         }
         let errors = errors.into_iter().map(|(family, error)| (Some(family), error)).collect();
-        families::error_of(errors).map_or_else(|| self.tell_left_out(state), Err)
+        families::error_of(errors).map_or_else(|| self.check_left_out(state), Err)
     }
 
     fn failed_family(error: &IptablesError) -> Option<IpFamily> {

@@ -1,63 +1,65 @@
-//! What has to change, as input of iptables-restore: pure, from what the kernel holds and what it shall hold.
+//! Plans the changes of the iptables mode: a pure function from the observed state and the Snapshot to inputs of
+//! iptables-restore.
 //!
-//! Upstream writes the shared chains (KUBE-SERVICES and its like) anew in every sync. Here a chain is written only if it changes,
-//! so that the input for a change of endpoints is the same whatever the number of Services.
+//! Upstream writes the shared chains (KUBE-SERVICES and others) anew in every sync. This mode writes a chain only if it
+//! changes, so that the input for a change of endpoints does not grow with the number of Services.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    fixed,
-    input::{self, TableInput},
-    names::{Chain, ROUTES_LOCALNET, Table},
-    rules::{Contributions, Lines, PortRules, SHARED, Terms},
-    state::{Content, FamilyState, PortState, State},
-    terms::{LARGE, Node},
+    fixed_chains::{REQUIRED_CHAINS, add_last_rules, fixed_chains},
+    jumps::MODE,
+    node::{LARGE, Node},
+    rules::{PortRules, RuleContext, SHARED_CHAINS, empty_shared_rules},
+    state::{FamilyState, PortState, State},
 };
 use crate::{
-    dataplane::PlanSize,
+    dataplane::{
+        PlanSize,
+        iptables_text::{self, Chain, ChainRules, Content, Layout, ROUTES_LOCALNET, Table, TableInput},
+    },
     kernel::iptables::Backend,
     model::{Dirty, FrontendKind, IpFamily, ResolvedPort, ServicePortKey, Snapshot},
 };
 
-/// Changes to the kernel, by family.
+/// The changes of both families.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// By family; each is made by one iptables-restore.
+    /// A plan for each family. One iptables-restore applies it.
     pub(super) families: Vec<FamilyPlan>,
 }
 
-/// What is then written for service ports; none where they are gone.
-type PortChanges = Vec<(ServicePortKey, Option<PortState>)>;
-
-/// Changes in one family.
+/// The changes of one family.
 #[derive(Debug)]
 pub(super) struct FamilyPlan {
     /// The family.
     pub(super) family: IpFamily,
-    /// Tables that change, in the order in which they must.
+    /// The tables that change, in the order of the changes.
     pub(super) tables: Vec<TableInput>,
-    /// Then the kernel is to route loopback addresses that come from elsewhere; a chain tells that it was this mode that set it.
+    /// `route_localnet` is set after that. [`ROUTES_LOCALNET`] records that this mode set it.
     pub(super) route_localnet: bool,
-    /// All service ports were looked at.
+    /// The plan covers all service ports.
     pub(super) is_full: bool,
-    ports: PortChanges,
-    /// Service ports that were left out before and are so no more.
+    /// Service ports that change, with what is written for them; `None` if they are removed.
+    ports: Vec<(ServicePortKey, Option<PortState>)>,
+    /// Service ports that were left out before and are not any more.
     no_longer_left_out: Vec<ServicePortKey>,
-    /// Chains that nothing leads to any more and that stay for now.
+    /// Chains that no rule leads to any more. Their removal is deferred.
     deferred: Vec<Chain>,
-    /// Chains of earlier plans that stayed, and go.
+    /// The number of chains that this plan removes and that earlier plans deferred.
     no_longer_deferred: usize,
     node: Node,
     is_large: bool,
 }
 
 impl Plan {
-    /// What iptables-restore of a backend is given, by family; nothing where nothing changes.
+    /// Returns the input of iptables-restore for a backend, by family; empty text if nothing changes.
     pub fn inputs(&self, backend: Backend) -> Vec<(IpFamily, String)> {
-        self.families.iter().map(|plan| (plan.family, input::text(&plan.tables, backend))).collect()
+        let text = |plan: &FamilyPlan| iptables_text::text(&plan.tables, Layout::TargetsFirst(backend));
+        self.families.iter().map(|plan| (plan.family, text(plan))).collect()
     }
 
-    /// All of it was done.
+    /// Records that all changes were made.
     pub fn record(self, state: &mut State) {
         for plan in self.families {
             if let Some(family) = state.families.get_mut(&plan.family) {
@@ -74,18 +76,18 @@ impl PlanSize for Plan {
 }
 
 impl FamilyPlan {
-    /// Without what was put off: that it is done now is no change.
+    /// The number of changes. Removals that an earlier plan deferred do not count.
     fn len(&self) -> usize {
         let changes = self.tables.iter().map(TableInput::len).sum::<usize>();
         changes - self.no_longer_deferred + usize::from(self.route_localnet)
     }
 
-    /// Service ports that are written.
+    /// The service ports that are written.
     pub(super) fn written(&self) -> impl Iterator<Item = (&ServicePortKey, &PortState)> {
         self.ports.iter().filter_map(|(key, port)| Some((key, port.as_ref()?)))
     }
 
-    /// The service port that a rule is of, and what was to be written for it.
+    /// Returns the service port of a rule, and what the plan writes for it.
     pub(super) fn owner(&self, rule: &str) -> Option<(&ServicePortKey, &PortState)> {
         let chains = rule.split(' ').filter_map(Chain::parse);
         let chains: Vec<Chain> = chains.filter(|chain| matches!(chain, Chain::Of(..))).collect();
@@ -93,16 +95,14 @@ impl FamilyPlan {
             let name = key.name.to_string();
             rule.contains(&format!("\"{name} ")) || rule.contains(&format!("\"{name}\""))
         };
-        let mut owners = self
-            .written()
-            .filter(|(key, port)| chains.iter().any(|chain| port.chains.contains(chain)) || is_named(key));
-        owners.next()
+        self.written()
+            .find(|(key, port)| chains.iter().any(|chain| port.chains.contains(chain)) || is_named(key))
     }
 
-    /// All of it was done.
+    /// Records that all changes were made.
     pub(super) fn record(self, state: &mut FamilyState) {
         for input in &self.tables {
-            state.tables.entry(input.table).or_default().record(input);
+            state.tables.entry(input.table).or_default().record(&MODE, input);
         }
         for (key, port) in &self.ports {
             state.record_port(key, port.as_ref());
@@ -121,73 +121,50 @@ impl FamilyPlan {
     }
 }
 
-/// What has to change.
+/// Plans the changes of all families.
 pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
-    let families = state.families.iter().map(|(family, held)| of_family(*family, held, snapshot, dirty));
+    let families = state.families.iter().map(|(family, held)| plan_family(*family, held, snapshot, dirty));
     Plan { families: families.collect() }
 }
 
-fn of_family(family: IpFamily, held: &FamilyState, snapshot: &Snapshot, dirty: &Dirty) -> FamilyPlan {
-    let node = Node::of(snapshot, family, held.offer);
-    let ports = || snapshot.ports.iter().filter(move |(key, _)| key.family == family);
+fn plan_family(family: IpFamily, state: &FamilyState, snapshot: &Snapshot, dirty: &Dirty) -> FamilyPlan {
+    let node = Node::of(snapshot, family, state.options);
     let changed: BTreeSet<&ServicePortKey> = dirty.ports.iter().filter(|key| key.family == family).collect();
-    let endpoints = |keys: &BTreeSet<&ServicePortKey>| -> usize {
-        let endpoints_of =
-            |key: &&ServicePortKey| snapshot.ports.get(*key).map_or(0, |port| count_endpoints(port));
-        let was = |key: &&ServicePortKey| held.ports.get(*key).map_or(0, |port| port.endpoints);
-        held.endpoints + keys.iter().map(endpoints_of).sum::<usize>() - keys.iter().map(was).sum::<usize>()
-    };
-    let is_known = held.node.as_ref() == Some(&node) && !dirty.all;
-    let partial = is_known && (endpoints(&changed) > LARGE) == held.is_large;
-    let is_large = if partial {
-        held.is_large
+    let is_known = state.node.as_ref() == Some(&node) && !dirty.all;
+    let endpoints = || endpoints_after(state, snapshot, &changed);
+    let is_partial = is_known && (endpoints() > LARGE) == state.is_large;
+    let ports = || snapshot.ports.iter().filter(move |(key, _)| key.family == family);
+    let is_large = if is_partial {
+        state.is_large
     } else {
         ports().map(|(_, port)| count_endpoints(port)).sum::<usize>() > LARGE
     };
-    let terms = Terms { family, offer: &held.offer, node: &node, is_large };
-    let mut planner = Planner::new(terms, held, snapshot);
-    if partial {
-        for key in changed {
-            planner.port(key);
-        }
+    let context = RuleContext { family, options: &state.options, node: &node, is_large };
+    let mut planner = Planner::new(context, state, snapshot, !is_partial);
+    if is_partial {
+        changed.into_iter().for_each(|key| planner.plan_port(key));
         planner.rewrite_shared();
     } else {
-        let known = held.ports.keys().chain(held.left_out.keys());
+        let known = state.ports.keys().chain(state.left_out.keys());
         let gone = known.filter(|key| !snapshot.ports.contains_key(key));
-        for key in ports().map(|(key, _)| key).chain(gone) {
-            planner.port(key);
-        }
-        planner.everything();
+        ports().map(|(key, _)| key).chain(gone).for_each(|key| planner.plan_port(key));
+        planner.plan_node();
     }
-    let no_longer_left_out = std::mem::take(&mut planner.no_longer_left_out);
-    let stale = planner.remove_stale(partial && is_large);
-    let (tables, route_localnet, ports) = planner.finish();
-    let is_full = !partial;
-    let Stale { deferred, no_longer_deferred } = stale;
-    FamilyPlan {
-        family,
-        tables,
-        route_localnet,
-        is_full,
-        ports,
-        no_longer_left_out,
-        deferred,
-        no_longer_deferred,
-        node,
-        is_large,
-    }
+    planner.remove_stale(is_partial && is_large);
+    planner.finish()
 }
 
-/// What becomes of chains that nothing leads to any more.
-struct Stale {
-    deferred: Vec<Chain>,
-    no_longer_deferred: usize,
+/// The number of endpoints of a family after a change of some service ports.
+fn endpoints_after(state: &FamilyState, snapshot: &Snapshot, changed: &BTreeSet<&ServicePortKey>) -> usize {
+    let new = changed.iter().filter_map(|key| snapshot.ports.get(*key)).map(|port| count_endpoints(port));
+    let old = changed.iter().filter_map(|key| state.ports.get(*key)).map(|port| port.endpoints);
+    state.endpoints + new.sum::<usize>() - old.sum::<usize>()
 }
 
-fn port_state(port: &ResolvedPort, rules: &PortRules<'_>, chains: &[(Chain, Lines)]) -> PortState {
+fn port_state(port: &ResolvedPort, rules: &PortRules<'_>, chains: &[ChainRules]) -> PortState {
     PortState {
-        chains: chains.iter().map(|(chain, _)| *chain).collect(),
-        shared: rules.contributions().each_ref().map(|lines| Content::of(lines)),
+        chains: chains.iter().map(|rules| rules.chain).collect(),
+        shared: rules.shared_rules().each_ref().map(|rules| Content::of(&rules.lines)),
         endpoints: count_endpoints(port),
     }
 }
@@ -198,65 +175,76 @@ fn count_endpoints(port: &ResolvedPort) -> usize {
     port.cluster_endpoints.len() + locals.count()
 }
 
-/// Rules of different service ports exclude each other, so that their order is free; upstream's is that of a hash map. This one
-/// spares iptables-nft the walk through its sorted list of chains that [`TableInput::write`] tells of. Rules of one target stay
-/// as they were to each other.
-fn by_target(lines: &str) -> Lines {
+/// Sorts rules by target. Rules of different service ports exclude each other, so that their order is free;
+/// upstream's is that of a hash map. This order spares iptables-nft the walk through its sorted list of chains, see
+/// [`iptables_text::text`]. Rules with the same target keep their order.
+fn sort_by_target(lines: &str) -> String {
     let target = |line: &&str| line.rsplit_once(" -j ").map_or("", |(_, target)| target).to_owned();
     let mut lines: Vec<&str> = lines.lines().collect();
     lines.sort_by_cached_key(|line| std::cmp::Reverse(target(line)));
     lines.into_iter().flat_map(|line| [line, "\n"]).collect()
 }
 
-/// Puts the changes of a family together.
+/// Collects the changes of a family.
 struct Planner<'a> {
-    terms: Terms<'a>,
-    held: &'a FamilyState,
+    context: RuleContext<'a>,
+    state: &'a FamilyState,
     snapshot: &'a Snapshot,
+    /// The plan so far; its tables are in `tables` until it is finished.
+    plan: FamilyPlan,
     tables: BTreeMap<Table, TableInput>,
-    /// Chains of service ports that are wanted, of those looked at.
-    wanted: BTreeSet<Chain>,
-    /// Those that were there for them.
-    were: Vec<Chain>,
-    shared_changes: [bool; SHARED.len()],
+    /// The chains that the planned service ports need.
+    needed: BTreeSet<Chain>,
+    /// The chains that existed for them.
+    existing: Vec<Chain>,
+    shared_changes: [bool; SHARED_CHAINS.len()],
     /// The table filter gets rules that it did not have.
     filter_grows: bool,
     serves_node_ports: bool,
-    ports: PortChanges,
-    no_longer_left_out: Vec<ServicePortKey>,
 }
 
 impl<'a> Planner<'a> {
-    fn new(terms: Terms<'a>, held: &'a FamilyState, snapshot: &'a Snapshot) -> Self {
-        Self {
-            terms,
-            held,
-            snapshot,
-            tables: BTreeMap::new(),
-            wanted: BTreeSet::new(),
-            were: Vec::new(),
-            shared_changes: [false; SHARED.len()],
-            filter_grows: false,
-            serves_node_ports: false,
+    fn new(context: RuleContext<'a>, state: &'a FamilyState, snapshot: &'a Snapshot, is_full: bool) -> Self {
+        let plan = FamilyPlan {
+            family: context.family,
+            tables: Vec::new(),
+            route_localnet: false,
+            is_full,
             ports: Vec::new(),
             no_longer_left_out: Vec::new(),
+            deferred: Vec::new(),
+            no_longer_deferred: 0,
+            node: context.node.clone(),
+            is_large: context.is_large,
+        };
+        Self {
+            context,
+            state,
+            snapshot,
+            plan,
+            tables: BTreeMap::new(),
+            needed: BTreeSet::new(),
+            existing: Vec::new(),
+            shared_changes: [false; SHARED_CHAINS.len()],
+            filter_grows: false,
+            serves_node_ports: false,
         }
     }
 
-    /// It was refused as it is.
+    /// Returns true if a service port was left out with exactly these rules.
     fn is_left_out(&self, key: &ServicePortKey, port: &ResolvedPort, rules: &PortRules<'_>) -> bool {
-        let refused = self.held.left_out.get(key);
-        refused.is_some_and(|refused| *refused == port_state(port, rules, &rules.chains()))
+        let rejected = self.state.left_out.get(key);
+        rejected.is_some_and(|rejected| *rejected == port_state(port, rules, &rules.own_chains()))
     }
 
-    fn holds(&self, table: Table, chain: Chain) -> Option<&'a Content> {
-        self.held.table(table)?.chains.get(&chain)
+    fn content(&self, table: Table, chain: Chain) -> Option<&'a Content> {
+        self.state.tables.get(&table)?.chains.get(&chain)
     }
 
-    /// Writes the chain if it holds something else.
-    fn fill(&mut self, table: Table, chain: Chain, lines: Lines) {
-        if self.holds(table, chain) != Some(&Content::of(&lines)) {
-            self.input(table).filled.push((chain, lines));
+    /// Writes a chain unless it holds these rules.
+    fn fill(&mut self, table: Table, rules: ChainRules) {
+        if self.content(table, rules.chain) != Some(&Content::of(&rules.lines)) {
+            self.input(table).filled.push(rules);
         }
     }
 
@@ -264,45 +252,42 @@ impl<'a> Planner<'a> {
         self.tables.entry(table).or_insert_with(|| TableInput::new(table))
     }
 
-    /// One service port: its own chains are written as far as they change, and what it adds to shared ones is noted.
-    fn port(&mut self, key: &ServicePortKey) {
-        let was = self.held.ports.get(key);
+    /// Plans one service port: writes those of its own chains that change, and finds the shared chains that change.
+    fn plan_port(&mut self, key: &ServicePortKey) {
         let found = self.snapshot.ports.get_key_value(key);
-        let found = found.map(|(key, port)| (key, port, PortRules::new(self.terms, key, port)));
-        let Some((key, port, rules)) = found.filter(|(key, port, rules)| !self.is_left_out(key, port, rules))
-        else {
-            if !self.snapshot.ports.contains_key(key) {
-                self.no_longer_left_out.push(key.clone());
+        let found = found.map(|(key, port)| (key, port, PortRules::new(self.context, key, port)));
+        let served = found.filter(|(key, port, rules)| !self.is_left_out(key, port, rules));
+        let is_gone = !self.snapshot.ports.contains_key(key);
+        if is_gone || (served.is_some() && self.state.left_out.contains_key(key)) {
+            self.plan.no_longer_left_out.push(key.clone());
+        }
+        let new = served.map(|(_, port, rules)| {
+            let chains = rules.own_chains();
+            let new = port_state(port, &rules, &chains);
+            self.serves_node_ports |= port.has_endpoints
+                && port.frontends.iter().any(|frontend| frontend.kind == FrontendKind::NodePort);
+            for rules in chains {
+                self.needed.insert(rules.chain);
+                self.fill(Table::Nat, rules);
             }
-            self.note(key, was, None);
-            return;
-        };
-        if self.held.left_out.contains_key(key) {
-            self.no_longer_left_out.push(key.clone());
-        }
-        let chains = rules.chains();
-        let now = port_state(port, &rules, &chains);
-        self.serves_node_ports |= port.has_endpoints
-            && port.frontends.iter().any(|frontend| frontend.kind == FrontendKind::NodePort);
-        for (chain, lines) in chains {
-            self.wanted.insert(chain);
-            self.fill(Table::Nat, chain, lines);
-        }
-        self.note(key, was, Some(now));
+            new
+        });
+        self.record_change(key, new);
     }
 
-    fn note(&mut self, key: &ServicePortKey, was: Option<&PortState>, now: Option<PortState>) {
-        let empty = [Content::of(""); SHARED.len()];
-        let before = was.map_or(&empty, |port| &port.shared);
-        let after = now.as_ref().map_or(&empty, |port| &port.shared);
-        for (index, (table, _)) in SHARED.iter().enumerate() {
+    fn record_change(&mut self, key: &ServicePortKey, new: Option<PortState>) {
+        let old = self.state.ports.get(key);
+        let empty = [Content::of(""); SHARED_CHAINS.len()];
+        let before = old.map_or(&empty, |port| &port.shared);
+        let after = new.as_ref().map_or(&empty, |port| &port.shared);
+        for (index, (table, _)) in SHARED_CHAINS.iter().enumerate() {
             let changes = before[index] != after[index];
             self.shared_changes[index] |= changes;
             self.filter_grows |= changes && *table == Table::Filter && after[index].rules > 0;
         }
-        self.were.extend(was.into_iter().flat_map(|port| &port.chains));
-        if was != now.as_ref() {
-            self.ports.push((key.clone(), now));
+        self.existing.extend(old.into_iter().flat_map(|port| &port.chains));
+        if old != new.as_ref() {
+            self.plan.ports.push((key.clone(), new));
         }
     }
 
@@ -311,89 +296,88 @@ impl<'a> Planner<'a> {
         if !self.shared_changes.contains(&true) {
             return;
         }
-        let mut lines = Contributions::default();
-        for (key, port) in self.snapshot.ports.iter().filter(|(key, _)| key.family == self.terms.family) {
-            let rules = PortRules::new(self.terms, key, port);
+        let mut shared = empty_shared_rules();
+        for (key, port) in self.snapshot.ports.iter().filter(|(key, _)| key.family == self.context.family) {
+            let rules = PortRules::new(self.context, key, port);
             if self.is_left_out(key, port, &rules) {
                 continue;
             }
-            let added = rules.contributions();
-            for (index, added) in added.iter().enumerate() {
+            for (index, added) in rules.shared_rules().iter().enumerate() {
                 if self.shared_changes[index] {
-                    lines[index].push_str(added);
+                    shared[index].lines.push_str(&added.lines);
                 }
             }
         }
-        for (index, mut lines) in lines.into_iter().enumerate() {
+        for (index, mut rules) in shared.into_iter().enumerate() {
             if self.shared_changes[index] {
-                let (table, chain) = SHARED[index];
+                let (table, _) = SHARED_CHAINS[index];
                 if table == Table::Nat {
-                    lines = by_target(&lines);
+                    rules.lines = sort_by_target(&rules.lines);
                 }
-                lines.push_str(&fixed::tail(index, self.terms));
-                self.fill(table, chain, lines);
+                add_last_rules(index, &mut rules, self.context);
+                self.fill(table, rules);
             }
         }
     }
 
-    /// What is looked at only if everything is: all that does not belong to a service port.
-    fn everything(&mut self) {
-        self.shared_changes = [true; SHARED.len()];
+    /// Plans everything that does not belong to a service port.
+    fn plan_node(&mut self) {
+        self.shared_changes = [true; SHARED_CHAINS.len()];
         self.rewrite_shared();
-        for (table, chain, lines) in fixed::chains(self.terms) {
-            self.fill(table, chain, lines);
+        for (table, rules) in fixed_chains(self.context) {
+            self.fill(table, rules);
         }
-        for (table, chain) in fixed::EXISTING {
+        for (table, chain) in REQUIRED_CHAINS {
             let is_filled = self.tables.get(&table).is_some_and(|input| input.fills(chain));
-            if self.holds(table, chain).is_none() && !is_filled {
-                self.input(table).filled.push((chain, Lines::new()));
+            if self.content(table, chain).is_none() && !is_filled {
+                self.input(table).filled.push(ChainRules::new(chain));
             }
         }
         for table in Table::ALL {
-            let missing = self.held.table(table).map(|held| held.missing_jumps(table));
-            self.input(table).jumps = missing.unwrap_or_default();
+            let state = self.state.tables.get(&table);
+            self.input(table).jumps =
+                state.map(|state| state.missing_jumps(&MODE, table)).unwrap_or_default();
         }
-        let nat = self.held.table(Table::Nat).into_iter().flat_map(|nat| nat.chains.keys());
-        self.were = nat.copied().filter(|chain| matches!(chain, Chain::Of(..))).collect();
+        let nat = self.state.tables.get(&Table::Nat).into_iter().flat_map(|nat| nat.chains.keys());
+        self.existing = nat.copied().filter(|chain| matches!(chain, Chain::Of(..))).collect();
     }
 
-    /// Removes chains that nothing leads to any more; in large clusters not at once but when everything is looked at, every
+    /// Removes chains that no rule leads to any more. In a large cluster, only a full plan removes them, once per
     /// `syncPeriod`, as upstream (`largeClusterMode`, `lastIPTablesCleanup`).
-    fn remove_stale(&mut self, defer: bool) -> Stale {
-        let wanted = std::mem::take(&mut self.wanted);
-        let stale: BTreeSet<Chain> =
-            self.were.iter().copied().filter(|chain| !wanted.contains(chain)).collect();
+    fn remove_stale(&mut self, defer: bool) {
+        let existing: BTreeSet<Chain> = self.existing.iter().copied().collect();
+        let stale = existing.difference(&self.needed).copied();
         if defer {
-            return Stale { deferred: stale.into_iter().collect(), no_longer_deferred: 0 };
+            self.plan.deferred = stale.collect();
+            return;
         }
-        let (held, removed): (Vec<_>, Vec<_>) =
-            stale.into_iter().partition(|chain| self.held.held_by_others.contains(chain));
-        for chain in held {
-            self.fill(Table::Nat, chain, Lines::new());
+        let is_undeletable = |chain: &Chain| self.state.undeletable.contains(chain);
+        let (undeletable, removed): (Vec<_>, Vec<_>) = stale.partition(is_undeletable);
+        for chain in undeletable {
+            self.fill(Table::Nat, ChainRules::new(chain));
         }
-        let no_longer_deferred = removed.iter().filter(|chain| self.held.deferred.contains(chain)).count();
+        self.plan.no_longer_deferred =
+            removed.iter().filter(|chain| self.state.deferred.contains(chain)).count();
         if !removed.is_empty() {
             self.input(Table::Nat).removed = removed;
         }
-        Stale { deferred: Vec::new(), no_longer_deferred }
     }
 
-    /// Where Services lose what they had, the table filter refuses before the table nat stops to translate; where they only
-    /// gain, it goes on refusing until nat translates.
-    fn finish(mut self) -> (Vec<TableInput>, bool, PortChanges) {
-        let route_localnet = self.terms.family == IpFamily::V4
+    /// Puts the tables in order. If Services only gain endpoints, the table nat translates before the table filter
+    /// stops to refuse. If Services lose endpoints, filter refuses before nat stops to translate.
+    fn finish(mut self) -> FamilyPlan {
+        self.plan.route_localnet = self.context.family == IpFamily::V4
             && self.serves_node_ports
-            && self.terms.node.has_localhost_node_ports()
-            && !self.held.routes_localnet;
-        let is_noted = self.holds(Table::Mangle, ROUTES_LOCALNET).is_some();
-        if !is_noted && (route_localnet || self.held.set_route_localnet) {
-            self.input(Table::Mangle).filled.push((ROUTES_LOCALNET, Lines::new()));
+            && self.context.node.has_localhost_node_ports()
+            && !self.state.routes_localnet;
+        let is_recorded = self.content(Table::Mangle, ROUTES_LOCALNET).is_some();
+        if !is_recorded && (self.plan.route_localnet || self.state.set_route_localnet) {
+            self.input(Table::Mangle).filled.push(ChainRules::new(ROUTES_LOCALNET));
         }
-        let mut tables: Vec<TableInput> =
-            self.tables.into_values().filter(|input| !input.is_empty()).collect();
+        self.plan.tables = self.tables.into_values().filter(|input| !input.is_empty()).collect();
         if !self.filter_grows {
-            tables.reverse();
+            self.plan.tables.reverse();
         }
-        (tables, route_localnet, self.ports)
+        self.plan
     }
 }

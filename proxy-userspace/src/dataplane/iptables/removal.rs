@@ -1,85 +1,86 @@
-//! What has to go for nothing of kube-proxy's iptables rules to be left: its chains, and whatever leads to them.
+//! Removes kube-proxy's chains from a table, and the rules that lead to them.
 
-use std::fmt::Write as _;
-
-use super::{
-    names::{Chain, KUBELET_FIREWALL, ROUTES_LOCALNET, Table},
-    saved,
+use super::jumps::MODE;
+use crate::{
+    dataplane::{
+        iptables_text::{
+            Chain, KUBELET_FIREWALL, ROUTES_LOCALNET, SavedLine, Table, TableWriter, saved_lines, target,
+        },
+        ipvs,
+    },
+    kernel::iptables::Backend,
 };
-use crate::{dataplane::ipvs, kernel::iptables::Backend};
 
-/// So many chains, and iptables-nft is to look at all of them; [`super::input`] tells why.
+/// With more chains than this, iptables-nft is made to look at all of them: see [`TableWriter`].
 const MANY_CHAINS: usize = 1000;
 
-/// Chains of kube-proxy's ipvs mode that the iptables mode does not have.
-const OF_IPVS: [&str; 5] = [
-    "KUBE-LOAD-BALANCER",
-    "KUBE-NODE-PORT",
-    "KUBE-IPVS-FILTER",
-    "KUBE-IPVS-OUT-FILTER",
-    "KUBE-SOURCE-RANGES-FIREWALL",
-];
+/// The kubelet creates this chain in order to notice a flush. If it exists, the kubelet uses `KUBE-FIREWALL` too.
+const KUBELET_CANARY: &str = "KUBE-KUBELET-CANARY";
 
-/// Chains that the kubelet makes to see whether it is flushed: where there is one, `KUBE-FIREWALL` is the kubelet's too.
-const KUBELET_CANARY: &str = ":KUBE-KUBELET-CANARY ";
-
-/// Whether the kubelet works with these tables.
-pub(super) fn has_kubelet(saved: &str) -> bool {
-    saved.lines().any(|line| line.starts_with(KUBELET_CANARY))
+/// Returns true if the kubelet works with the tables of this iptables. `mangle` is its table mangle.
+pub(super) fn has_kubelet(mangle: &str) -> bool {
+    has_chain(mangle, |name| name == KUBELET_CANARY)
 }
 
-/// Whether it was the iptables mode that set `route_localnet`.
-pub(super) fn has_set_route_localnet(saved: &str) -> bool {
-    saved.lines().any(|line| line.starts_with(&format!(":{ROUTES_LOCALNET} ")))
+/// Returns true if the iptables mode set `route_localnet`. `mangle` is the table mangle.
+pub(super) fn has_set_route_localnet(mangle: &str) -> bool {
+    has_chain(mangle, |name| ROUTES_LOCALNET.is_named(name))
 }
 
-/// What is to be left of what kube-proxy writes into iptables.
+fn has_chain(saved: &str, is_it: impl Fn(&str) -> bool) -> bool {
+    saved_lines(saved).any(|line| matches!(line, SavedLine::Chain { name, .. } if is_it(name)))
+}
+
+/// Which of the chains that kube-proxy writes are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
-    /// Nothing, but for `KUBE-FIREWALL` where somebody else wants it.
-    Nothing {
-        /// Somebody does.
-        but_kubelet_firewall: bool,
-        /// And for the note that it was the iptables mode that set `route_localnet`, which it still needs.
-        but_note: bool,
+pub(super) enum RemovalScope {
+    /// The chains of both modes.
+    All {
+        /// Except `KUBE-FIREWALL`, which another program needs.
+        keep_kubelet_firewall: bool,
+        /// Except [`ROUTES_LOCALNET`], which the iptables mode still needs.
+        keep_routes_localnet: bool,
     },
-    /// What the iptables mode writes.
-    IptablesMode,
-    /// What the ipvs mode writes, and `KUBE-FIREWALL` where somebody else wants it.
-    IpvsMode {
-        /// Somebody does.
-        but_kubelet_firewall: bool,
+    /// All chains except those of the iptables mode.
+    AllButIptablesMode,
+    /// All chains except those of the ipvs mode.
+    AllButIpvsMode {
+        /// And except `KUBE-FIREWALL`, which another program needs.
+        keep_kubelet_firewall: bool,
     },
 }
 
-impl Left {
-    fn takes_chain(self, table: Table, chain: &str) -> bool {
-        match (self, Chain::parse(chain)) {
-            (Self::IpvsMode { .. }, _) if ipvs::has_chain(table.name(), chain) => false,
-            (_, None) => OF_IPVS.contains(&chain),
-            (Self::IptablesMode, Some(_)) => false,
-            (Self::IpvsMode { but_kubelet_firewall }, Some(chain)) => {
-                !(but_kubelet_firewall && chain == KUBELET_FIREWALL)
+impl RemovalScope {
+    fn has_chain(self, table: Table, name: &str) -> bool {
+        match (self, Chain::parse(name)) {
+            (Self::AllButIpvsMode { .. }, _) if (ipvs::MODE.parse)(table, name).is_some() => false,
+            (_, None) => Table::ALL.iter().any(|table| (ipvs::MODE.parse)(*table, name).is_some()),
+            (Self::AllButIptablesMode, Some(_)) => false,
+            (Self::AllButIpvsMode { keep_kubelet_firewall }, Some(chain)) => {
+                !(keep_kubelet_firewall && chain == KUBELET_FIREWALL)
             }
-            (Self::Nothing { but_kubelet_firewall, but_note }, Some(chain)) => {
-                !(but_kubelet_firewall && chain == KUBELET_FIREWALL || but_note && chain == ROUTES_LOCALNET)
+            (Self::All { keep_kubelet_firewall, keep_routes_localnet }, Some(chain)) => {
+                !(keep_kubelet_firewall && chain == KUBELET_FIREWALL
+                    || keep_routes_localnet && chain == ROUTES_LOCALNET)
             }
         }
     }
 
-    /// A rule of somebody else's chain that leads to one of ours.
-    fn takes_jump(self, table: Table, from: &str, target: &str, rule: &str) -> bool {
+    /// Returns true if a rule of another program's chain has to go: it leads to a chain that is removed, or it is
+    /// a jump that the remaining mode does not write.
+    fn has_jump(self, table: Table, from: &str, rule: &str) -> bool {
+        let Some(target) = target(rule) else { return false };
         let is_stray = match self {
-            Self::Nothing { .. } => false,
-            Self::IptablesMode => {
+            Self::All { .. } => false,
+            Self::AllButIptablesMode => {
                 Chain::parse(target).is_some_and(|chain| chain != KUBELET_FIREWALL)
-                    && saved::jump(table, from, rule).is_none()
+                    && MODE.jump(table, from, rule).is_none()
             }
-            Self::IpvsMode { .. } => {
-                ipvs::has_chain(table.name(), target) && !ipvs::has_jump(table.name(), from, rule)
+            Self::AllButIpvsMode { .. } => {
+                (ipvs::MODE.parse)(table, target).is_some() && ipvs::MODE.jump(table, from, rule).is_none()
             }
         };
-        self.takes_chain(table, target) || (is_stray && is_built_in(from))
+        self.has_chain(table, target) || (is_stray && is_built_in(from))
     }
 }
 
@@ -87,39 +88,34 @@ fn is_built_in(chain: &str) -> bool {
     ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].contains(&chain)
 }
 
-/// The input that removes chains of a table, and the rules of others that lead to them; none where there are none.
-pub(super) fn input(table: Table, saved: &str, backend: Backend, left: Left) -> Option<String> {
-    let declared = saved.lines().filter_map(|line| line.strip_prefix(':')?.split(' ').next());
-    let chains: Vec<&str> = declared.filter(|chain| left.takes_chain(table, chain)).collect();
-    let jumps = saved.lines().filter_map(|line| {
-        let (from, rule) = line.strip_prefix("-A ")?.split_once(' ')?;
-        let is_ours = left.takes_chain(table, from) || Chain::parse(from).is_some();
-        let is_jump = !is_ours && left.takes_jump(table, from, target(rule)?, rule);
-        is_jump.then(|| &line["-A".len()..])
-    });
-    let mut text = format!("*{}\n", table.name());
-    let before = text.len();
-    for jump in jumps {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "-D{jump}");
-    }
-    if backend == Backend::Nft && chains.len() > MANY_CHAINS {
-        text.push_str("-S\n");
-    }
-    // Named, it is empty, so that nothing leads from one to another when they go.
-    for head in [":{} - [0:0]", "-X {}"] {
-        for chain in &chains {
-            text.extend([&*head.replace("{}", chain), "\n"]);
+/// Returns the input that removes chains from a table, and the rules of other programs that lead to them; `None`
+/// if there are none.
+pub(super) fn removal_input(
+    table: Table,
+    saved: &str,
+    backend: Backend,
+    scope: RemovalScope,
+) -> Option<String> {
+    let mut writer = TableWriter::new(table);
+    let mut chains = Vec::new();
+    for line in saved_lines(saved) {
+        match line {
+            SavedLine::Chain { name, .. } if scope.has_chain(table, name) => chains.push(name),
+            SavedLine::Rule { chain, rule }
+                if !scope.has_chain(table, chain)
+                    && Chain::parse(chain).is_none()
+                    && scope.has_jump(table, chain, rule) =>
+            {
+                writer.line(format_args!("-D {chain} {rule}"));
+            }
+            _ => {}
         }
     }
-    (text.len() > before).then(|| text + "COMMIT\n")
-}
-
-/// The chain that a rule leads to. A comment ends in a quotation mark, so that none is taken for it.
-fn target(rule: &str) -> Option<&str> {
-    let words = rule.rsplit_once('"').map_or(rule, |(_, after)| after);
-    let (_, after) = words.rsplit_once("-j ").or_else(|| words.rsplit_once("-g "))?;
-    after.split(' ').next()
+    if backend == Backend::Nft && chains.len() > MANY_CHAINS {
+        writer.list_all_chains();
+    }
+    writer.remove_chains(&chains);
+    writer.finish()
 }
 
 #[cfg(test)]
@@ -139,14 +135,11 @@ mod tests {
 COMMIT
 ";
 
+    const ALL: RemovalScope = RemovalScope::All { keep_kubelet_firewall: false, keep_routes_localnet: false };
+
     #[test]
-    fn chains_go_with_all_that_leads_to_them_and_nothing_else_does() {
-        let input = input(
-            Table::Nat,
-            SAVED,
-            Backend::Nft,
-            Left::Nothing { but_kubelet_firewall: false, but_note: false },
-        );
+    fn chains_and_the_rules_that_lead_to_them_are_removed() {
+        let input = removal_input(Table::Nat, SAVED, Backend::Nft, ALL);
         let expected = "*nat
 -D PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
 -D MINE -j KUBE-SERVICES
@@ -160,26 +153,20 @@ COMMIT
     }
 
     #[test]
-    fn where_there_is_nothing_nothing_is_done() {
+    fn a_table_without_our_chains_needs_no_input() {
         let empty = "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n";
-        let input = input(
-            Table::Nat,
-            empty,
-            Backend::Nft,
-            Left::Nothing { but_kubelet_firewall: false, but_note: false },
-        );
-        assert_eq!(input, None);
+        assert_eq!(removal_input(Table::Nat, empty, Backend::Nft, ALL), None);
     }
 
     #[test]
-    fn beside_the_ipvs_mode_its_chains_stay_with_what_leads_to_them() {
+    fn chains_of_the_ipvs_mode_and_their_jumps_are_kept() {
         let saved = "*filter\n:KUBE-SERVICES - [0:0]\n:KUBE-PROXY-FIREWALL - [0:0]\n:KUBE-FIREWALL - [0:0]\n\
             -A INPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL\n\
             -A INPUT -m comment --comment \"kube-proxy firewall rules\" -j KUBE-PROXY-FIREWALL\n\
             -A FORWARD -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
             -A INPUT -j KUBE-FIREWALL\nCOMMIT\n";
-        let left = Left::IpvsMode { but_kubelet_firewall: true };
-        let input = input(Table::Filter, saved, Backend::Legacy, left);
+        let scope = RemovalScope::AllButIpvsMode { keep_kubelet_firewall: true };
+        let input = removal_input(Table::Filter, saved, Backend::Legacy, scope);
         let expected = "*filter\n\
             -D INPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL\n\
             -D FORWARD -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
@@ -188,13 +175,13 @@ COMMIT
     }
 
     #[test]
-    fn beside_the_iptables_mode_only_what_is_of_ipvs_goes() {
+    fn beside_the_iptables_mode_only_chains_of_the_ipvs_mode_are_removed() {
         let saved = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODE-PORT - [0:0]\n\
             -A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
             -A PREROUTING -m comment --comment \"of long ago\" -j KUBE-SERVICES\n\
             -A CNI -j KUBE-SERVICES\n\
             -A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT\nCOMMIT\n";
-        let input = input(Table::Nat, saved, Backend::Legacy, Left::IptablesMode);
+        let input = removal_input(Table::Nat, saved, Backend::Legacy, RemovalScope::AllButIptablesMode);
         let expected = "*nat\n-D PREROUTING -m comment --comment \"of long ago\" -j KUBE-SERVICES\n\
             :KUBE-NODE-PORT - [0:0]\n-X KUBE-NODE-PORT\nCOMMIT\n";
         assert_eq!(input.as_deref(), Some(expected));

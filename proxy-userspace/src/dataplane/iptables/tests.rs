@@ -1,25 +1,27 @@
-//! The laws of every dataplane, held to the plans of the iptables mode over generated Snapshots. What the rules mean is shown
-//! by tracing packets through them, in `tests/tests/iptables_rules`.
+//! Checks the laws of every dataplane for the plans of the iptables mode, over generated Snapshots.
+//! `tests/tests/iptables_rules` traces packets through the rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
 use super::{
-    input::TableInput,
-    names::{Chain, KUBELET_FIREWALL, ROUTES_LOCALNET, Table},
+    jumps::MODE,
+    node::RuleOptions,
     plan::{Plan, plan},
     state::{FamilyState, State},
-    terms::Offer,
 };
 use crate::{
-    dataplane::PlanSize as _,
+    dataplane::{
+        PlanSize as _,
+        iptables_text::{Chain, ChainRules, KUBELET_FIREWALL, ROUTES_LOCALNET, Table},
+    },
     kernel::iptables::Backend,
     model::{Dirty, Snapshot, testing},
 };
 
-fn offer() -> impl Strategy<Value = Offer> {
-    any::<[bool; 4]>().prop_map(|[localhost_node_ports, random_fully, be_liberal, counters]| Offer {
+fn options() -> impl Strategy<Value = RuleOptions> {
+    any::<[bool; 4]>().prop_map(|[localhost_node_ports, random_fully, be_liberal, counters]| RuleOptions {
         masquerade_mark: 1 << 14,
         localhost_node_ports,
         random_fully,
@@ -28,22 +30,23 @@ fn offer() -> impl Strategy<Value = Offer> {
     })
 }
 
-fn programmed(offer: Offer, snapshot: &Snapshot) -> State {
-    let mut state = State::of_empty_tables(offer);
+fn programmed(options: RuleOptions, snapshot: &Snapshot) -> State {
+    let mut state = State::of_empty_tables(options);
     plan(&state, snapshot, &Dirty::everything()).record(&mut state);
     state
 }
 
-/// What a process that starts on these tables reads from them.
+/// Returns the state that a process reads from these tables at its start.
 fn restarted(state: &State) -> State {
-    let read =
-        |held: &FamilyState| FamilyState::observed(held.offer, held.tables.clone(), held.routes_localnet);
+    let read = |family: &FamilyState| {
+        FamilyState::observed(family.options, family.tables.clone(), family.routes_localnet)
+    };
     State { families: state.families.iter().map(|(family, held)| (*family, read(held))).collect() }
 }
 
-/// The targets of the rules that an input puts into chains.
-fn targets(input: &TableInput) -> BTreeSet<Chain> {
-    let lines = input.filled.iter().flat_map(|(_, lines)| lines.lines());
+/// Returns the targets of a chain's rules.
+fn targets(rules: &ChainRules) -> BTreeSet<Chain> {
+    let lines = rules.lines.lines();
     lines.filter_map(|line| Chain::parse(line.rsplit_once("-j ")?.1)).collect()
 }
 
@@ -51,21 +54,21 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn after_apply_nothing_is_left_to_plan(offer in offer(), snapshot in testing::snapshot()) {
-        let state = programmed(offer, &snapshot);
+    fn a_second_plan_is_empty(options in options(), snapshot in testing::snapshot()) {
+        let state = programmed(options, &snapshot);
         let again = plan(&state, &snapshot, &Dirty::everything());
         prop_assert!(again.is_empty(), "{again:#?}");
     }
 
     #[test]
-    fn planning_what_is_dirty_reaches_what_planning_everything_reaches(
-        offer in offer(),
+    fn a_partial_plan_reaches_the_state_of_a_full_plan(
+        options in options(),
         (before, after, dirty) in testing::snapshot_change(),
     ) {
-        let mut state = programmed(offer, &before);
+        let mut state = programmed(options, &before);
         plan(&state, &after, &dirty).record(&mut state);
-        // Routing loopback addresses is not taken back.
-        let mut fresh = programmed(offer, &after);
+        // `route_localnet` is never reset.
+        let mut fresh = programmed(options, &after);
         for (family, held) in &mut fresh.families {
             held.routes_localnet |= state.families[family].routes_localnet;
             held.set_route_localnet |= state.families[family].set_route_localnet;
@@ -79,17 +82,17 @@ proptest! {
     }
 
     #[test]
-    fn a_plan_names_only_what_changes(
-        offer in offer(),
+    fn a_plan_writes_only_chains_that_change(
+        options in options(),
         (before, after, dirty) in testing::snapshot_change(),
     ) {
-        let old = programmed(offer, &before);
+        let old = programmed(options, &before);
         let change = plan(&old, &after, &dirty);
         let mut new = old.clone();
         let named: Vec<_> = change.families.iter().flat_map(|plan| {
             plan.tables.iter().flat_map(move |input| {
-                let chains = input.filled.iter().map(|(chain, _)| chain).chain(&input.removed);
-                chains.map(move |chain| (plan.family, input.table, *chain))
+                let chains = input.filled.iter().map(|rules| rules.chain).chain(input.removed.iter().copied());
+                chains.map(move |chain| (plan.family, input.table, chain))
             })
         }).collect();
         change.record(&mut new);
@@ -100,8 +103,8 @@ proptest! {
     }
 
     #[test]
-    fn a_restarted_proxy_writes_nothing(offer in offer(), snapshot in testing::snapshot()) {
-        let state = programmed(offer, &snapshot);
+    fn a_restarted_proxy_writes_nothing(options in options(), snapshot in testing::snapshot()) {
+        let state = programmed(options, &snapshot);
         let mut again = restarted(&state);
         let takeover = plan(&again, &snapshot, &Dirty::everything());
         prop_assert!(takeover.is_empty(), "{takeover:#?}");
@@ -110,13 +113,13 @@ proptest! {
     }
 
     #[test]
-    fn what_changed_while_the_proxy_was_away_is_put_right(
-        offer in offer(),
+    fn a_restarted_proxy_catches_up_with_changes(
+        options in options(),
         (before, after, _) in testing::snapshot_change(),
     ) {
-        let mut state = restarted(&programmed(offer, &before));
+        let mut state = restarted(&programmed(options, &before));
         plan(&state, &after, &Dirty::everything()).record(&mut state);
-        let fresh = programmed(offer, &after);
+        let fresh = programmed(options, &after);
         for (family, held) in &fresh.families {
             prop_assert_eq!(&state.families[family].tables[&Table::Nat], &held.tables[&Table::Nat]);
             prop_assert_eq!(&state.families[family].ports, &held.ports);
@@ -124,26 +127,25 @@ proptest! {
     }
 
     #[test]
-    fn nothing_leads_to_a_chain_that_is_not_there_and_no_chain_goes_that_something_leads_to(
-        offer in offer(),
+    fn targets_of_rules_always_exist(
+        options in options(),
         (before, after, dirty) in testing::snapshot_change(),
     ) {
-        // What leads where, as it is in the kernel; each table is changed as one.
+        // The targets of each chain in the kernel. iptables-restore changes a table as a whole.
         let mut edges: BTreeMap<_, BTreeSet<Chain>> = BTreeMap::new();
-        let mut state = State::of_empty_tables(offer);
+        let mut state = State::of_empty_tables(options);
         for (snapshot, dirty) in [(before, Dirty::everything()), (after, dirty)] {
             let change: Plan = plan(&state, &snapshot, &dirty);
             for plan in &change.families {
                 let held = state.families.get_mut(&plan.family).unwrap();
                 for input in &plan.tables {
-                    for (chain, lines) in &input.filled {
-                        let one = TableInput { filled: vec![(*chain, lines.clone())], ..TableInput::new(input.table) };
-                        edges.insert((plan.family, input.table, *chain), targets(&one));
+                    for rules in &input.filled {
+                        edges.insert((plan.family, input.table, rules.chain), targets(rules));
                     }
                     for chain in &input.removed {
                         edges.remove(&(plan.family, input.table, *chain));
                     }
-                    held.tables.get_mut(&input.table).unwrap().record(input);
+                    held.tables.get_mut(&input.table).unwrap().record(&MODE, input);
                     for ((_, _, from), to) in edges.range((plan.family, input.table, Chain::Fixed(""))..).filter(|((family, table, _), _)| *family == plan.family && *table == input.table) {
                         for chain in to {
                             prop_assert!(held.tables[&input.table].chains.contains_key(chain), "{} leads to {}", from, chain);
@@ -156,8 +158,8 @@ proptest! {
     }
 
     #[test]
-    fn undoing_everything_leaves_the_fixed_chains_alone(offer in offer(), snapshot in testing::snapshot()) {
-        let mut state = programmed(offer, &snapshot);
+    fn without_services_only_fixed_chains_remain(options in options(), snapshot in testing::snapshot()) {
+        let mut state = programmed(options, &snapshot);
         plan(&state, &Snapshot::default(), &Dirty::everything()).record(&mut state);
         for held in state.families.values() {
             prop_assert!(held.tables[&Table::Nat].chains.keys().all(|chain| matches!(chain, Chain::Fixed(_))));
@@ -167,7 +169,7 @@ proptest! {
     }
 }
 
-/// A Service with so many endpoints.
+/// Returns a Snapshot of one Service with this number of endpoints.
 fn served_by(endpoints: usize) -> Snapshot {
     let mut world = testing::World::default();
     let service = testing::service("default/web", "10.96.0.80");
@@ -184,11 +186,11 @@ fn served_by(endpoints: usize) -> Snapshot {
 }
 
 #[test]
-fn in_a_large_cluster_stale_chains_go_when_everything_is_looked_at_and_in_a_small_one_at_once() {
+fn large_clusters_defer_the_removal_of_stale_chains() {
     for (endpoints, is_large) in [(1_002, true), (12, false)] {
         let [before, after] = [endpoints, endpoints - 1].map(served_by);
         let dirty = Dirty { ports: before.ports.keys().cloned().collect(), ..Dirty::default() };
-        let mut state = programmed(OFFER, &before);
+        let mut state = programmed(OPTIONS, &before);
         let removed = |plan: &Plan| -> usize {
             plan.families.iter().flat_map(|plan| &plan.tables).map(|input| input.removed.len()).sum()
         };
@@ -197,13 +199,13 @@ fn in_a_large_cluster_stale_chains_go_when_everything_is_looked_at_and_in_a_smal
         change.record(&mut state);
         let later = plan(&state, &after, &Dirty::everything());
         assert_eq!(removed(&later), usize::from(is_large), "of {endpoints}");
-        assert!(later.is_empty(), "what was put off is no change");
+        assert!(later.is_empty(), "deferred removals do not count");
         later.record(&mut state);
-        assert_eq!(state, programmed(OFFER, &after));
+        assert_eq!(state, programmed(OPTIONS, &after));
     }
 }
 
-const OFFER: Offer = Offer {
+const OPTIONS: RuleOptions = RuleOptions {
     masquerade_mark: 1 << 14,
     localhost_node_ports: true,
     random_fully: true,
@@ -221,7 +223,7 @@ fn the_first_input_is_as_upstream_would_write_it() {
     world.slices.insert(slice.name.clone(), slice);
     let model = world
         .model(&testing::settings(), &testing::facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24")]));
-    let first = plan(&State::of_empty_tables(OFFER), model.snapshot(), &Dirty::everything());
+    let first = plan(&State::of_empty_tables(OPTIONS), model.snapshot(), &Dirty::everything());
     let (_, input) = first.inputs(Backend::Legacy).into_iter().next().unwrap();
     insta::assert_snapshot!(input);
 }

@@ -12,9 +12,12 @@ use super::{
     step::{SetChange, Step},
     sysctls,
 };
-use crate::kernel::{
-    KernelError,
-    ipvs::{Change, RealServer, VirtualKey},
+use crate::{
+    dataplane::iptables_text::{self, Layout},
+    kernel::{
+        KernelError,
+        ipvs::{Change, RealServer, VirtualKey},
+    },
 };
 
 /// The maximum number of rejected set entries in one step. Each of them costs one more run of ipset.
@@ -33,13 +36,13 @@ impl Ipvs {
             Step::Sysctl(setting, value) => sysctls::write(*setting, *value)?,
             Step::Timeouts(timeouts) => self.socket.set_timeouts(*timeouts)?,
             Step::Link => self.link.create()?,
-            Step::Rules(family, change) => {
+            Step::Rules(family, inputs) => {
                 let Some(commands) = self.commands.get(family) else { return Ok(()) };
                 if !state.writes_rules(*family) {
                     return Ok(());
                 }
                 self.iptables_runs += 1;
-                if let Err(source) = commands.restore_all(change.input()) {
+                if let Err(source) = commands.restore_all(iptables_text::text(inputs, Layout::ChainsFirst)) {
                     state.rules.remove(family);
                     self.failed_restores.count(*family);
                     return Err(IpvsError::Rules { family: *family, source });

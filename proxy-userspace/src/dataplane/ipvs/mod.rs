@@ -12,13 +12,13 @@ mod error;
 mod failures;
 mod handover;
 mod handover_table;
-mod held;
 mod node;
 mod plan;
 mod rejections;
 mod removal;
 mod requirements;
 mod rules;
+mod rules_state;
 mod sets;
 mod settings;
 mod state;
@@ -33,10 +33,10 @@ use std::{
     net::IpAddr,
 };
 
-pub(in crate::dataplane) use self::rules::{has_chain, has_jump};
+pub(in crate::dataplane) use self::rules::MODE;
 use self::{
-    counters::CountedPorts, failures::ApplyFailures, held::Held, node::PlanOptions, rejections::Rejections,
-    removal::LinkRemoval, rules::Table,
+    counters::CountedPorts, failures::ApplyFailures, node::PlanOptions, rejections::Rejections,
+    removal::LinkRemoval, rules::TABLES, rules_state::RulesState,
 };
 pub use self::{
     desired::Item,
@@ -66,7 +66,7 @@ use crate::{
 
 /// Names in shunt's rules that shunt never deletes. If one disappears, another program flushed the
 /// tables.
-pub const RULE_NAMES: [&str; 1] = [rules::MARK_MASQ];
+pub const RULE_NAMES: [&str; 1] = ["KUBE-MARK-MASQ"];
 
 /// The number of messages and commands since the dataplane was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,14 +111,7 @@ impl Ipvs {
                 "cannot remove the table of an interrupted handover: it may drop packets of connections"
             );
         }
-        let commands = iptables::commands_in_use(&settings.path)?;
-        for family in IpFamily::ALL {
-            if let Some(commands) = commands.get(&family) {
-                tracing::info!(%family, %commands, "using iptables");
-            } else {
-                tracing::warn!(%family, "no iptables for this family: its Services are not served");
-            }
-        }
+        let commands = iptables::find_commands(&settings.path)?;
         let families = commands.keys().copied().collect();
         Ok(Self {
             socket: Socket::open()?,
@@ -207,8 +200,8 @@ impl Ipvs {
         self.unread.clear();
         for (family, commands) in &self.commands {
             match read_rules(commands) {
-                Ok((held, random_fully)) => {
-                    state.rules.insert(*family, held);
+                Ok((rules, random_fully)) => {
+                    state.rules.insert(*family, rules);
                     if random_fully {
                         state.options.random_fully.insert(*family);
                     }
@@ -251,12 +244,12 @@ impl Ipvs {
 }
 
 /// Returns the rules of a family, and whether they can contain `--random-fully`.
-fn read_rules(commands: &Commands) -> Result<(Held, bool), KernelError> {
-    let mut held = Held::default();
-    for table in Table::ALL {
-        held.read(table, &commands.save(table.name())?);
+fn read_rules(commands: &Commands) -> Result<(RulesState, bool), KernelError> {
+    let mut rules = RulesState::default();
+    for table in TABLES {
+        rules.read(table, &commands.save(table.name())?);
     }
-    Ok((held, iptables::masquerades_randomly(commands)?))
+    Ok((rules, iptables::supports_random_fully(commands)?))
 }
 
 impl Dataplane for Ipvs {

@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::settings::IpvsSettings;
-use crate::model::{IpFamily, LocalTrafficDetector, Snapshot};
+use crate::{
+    dataplane::iptables_text::LocalMatch,
+    model::{IpFamily, Snapshot},
+};
 
 /// The settings that plans use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +44,8 @@ impl Node {
     pub(super) fn new(snapshot: &Snapshot) -> Self {
         let node = &snapshot.node;
         let served = node.node_port_addresses.iter().filter(|address| !address.is_loopback());
-        let not_local = |family| Some((family, not_local(&node.local_detector, family)?));
+        let not_local =
+            |family| Some((family, format!("! {}", LocalMatch::of(&node.local_detector, family)?)));
         Self {
             served_on: served.copied().collect(),
             local_addresses: node.local_addresses.clone(),
@@ -49,19 +53,5 @@ impl Node {
             not_local: IpFamily::ALL.into_iter().filter_map(not_local).collect(),
             masquerade_all: node.masquerade_all,
         }
-    }
-}
-
-/// Returns the match of packets that are not from local pods. If a family has several ranges, only
-/// the first counts, as upstream does (`getLocalDetectors`): one rule cannot exclude two ranges.
-fn not_local(detector: &LocalTrafficDetector, family: IpFamily) -> Option<String> {
-    match detector {
-        LocalTrafficDetector::None => None,
-        LocalTrafficDetector::Cidrs(cidrs) => {
-            let range = cidrs.iter().find(|cidr| IpFamily::of(cidr.addr()) == family)?;
-            Some(format!("! -s {}", range.trunc()))
-        }
-        LocalTrafficDetector::BridgeInterface(bridge) => Some(format!("! -i {bridge}")),
-        LocalTrafficDetector::InterfaceNamePrefix(prefix) => Some(format!("! -i {prefix}+")),
     }
 }

@@ -7,10 +7,10 @@ use std::{
 
 use super::{
     desired::{DesiredObjects, Item, ServerReason},
-    held::Held,
     node::{Node, PlanOptions},
     rejections::Rejections,
     rules::Needs,
+    rules_state::RulesState,
     sets::{Destination, Entry, Set, SetEntry},
     settings::IpvsSettings,
     step::{SetChange, Step},
@@ -81,7 +81,7 @@ pub struct State {
     pub(super) items: BTreeMap<Item, ItemState>,
     /// The rules of each family. A family is missing if its rules could not be read or written. Its
     /// rules then stay as they are.
-    pub(super) rules: BTreeMap<IpFamily, Held>,
+    pub(super) rules: BTreeMap<IpFamily, RulesState>,
     /// The needs that the rules were written for. A family is missing if they are unknown.
     pub(super) needs: BTreeMap<IpFamily, Needs>,
     /// The virtual servers.
@@ -111,7 +111,7 @@ impl State {
     /// Returns the state of a kernel without any object of shunt.
     pub(super) fn empty(options: PlanOptions) -> Self {
         Self {
-            rules: options.families.iter().map(|family| (*family, Held::default())).collect(),
+            rules: options.families.iter().map(|family| (*family, RulesState::default())).collect(),
             options,
             sysctls: Vec::new(),
             timeouts: Timeouts::default(),

@@ -2,11 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{
-    held::RulesChange,
-    sets::{Set, SetEntry},
-};
+use super::sets::{Set, SetEntry};
 use crate::{
+    dataplane::iptables_text::TableInput,
     kernel::{
         ipvs::{Change, Timeouts, VirtualKey},
         sysctl::NetSetting,
@@ -26,7 +24,7 @@ pub(super) enum Step {
     /// Run `ipset restore`.
     Sets(Vec<SetChange>),
     /// Run iptables-restore.
-    Rules(IpFamily, RulesChange),
+    Rules(IpFamily, Vec<TableInput>),
     /// Send messages to IPVS.
     Servers(Vec<Change>),
     /// Stop new connections to these real servers of TCP. Remove those that have no connections.
@@ -67,7 +65,7 @@ impl Step {
         match self {
             Self::Sysctl(..) | Self::Timeouts(_) | Self::Link => 1,
             Self::Sets(changes) => changes.len(),
-            Self::Rules(_, change) => change.len(),
+            Self::Rules(_, inputs) => inputs.iter().map(TableInput::len).sum(),
             Self::Servers(changes) => changes.len(),
             Self::Drain(reals) => reals.len(),
             Self::AddAddresses(addresses) | Self::DeleteAddresses(addresses) => addresses.len(),

@@ -1,11 +1,9 @@
 //! Whether nft and iptables reach a kernel that takes what rules for Services are made of.
 
 use super::Fact;
-use crate::kernel::{
-    KernelError,
-    command::SearchPath,
-    iptables::{Family, Iptables},
-    nft::Nft,
+use crate::{
+    kernel::{KernelError, command::SearchPath, iptables::Iptables, nft::Nft},
+    net::IpFamily,
 };
 
 /// The hooks and statements that need a module or a kernel of some age.
@@ -45,7 +43,7 @@ pub(super) fn nftables(path: &SearchPath) -> Fact {
 pub(super) fn iptables(path: &SearchPath) -> Fact {
     let mut found = Vec::new();
     let mut errors = Vec::new();
-    for iptables in Family::ALL.into_iter().flat_map(|family| Iptables::installed(family, path)) {
+    for iptables in IpFamily::ALL.into_iter().flat_map(|family| Iptables::installed(family, path)) {
         match iptables.restore(IPTABLES_TRIAL) {
             Ok(()) => found.push(iptables.to_string()),
             Err(error) => errors.push(error.to_string()),

@@ -1,33 +1,41 @@
-//! iptables' FORWARD chain in nftables, where no iptables command is installed: our chain beside it, through nft.
+//! shunt's rules in iptables' FORWARD chain if no iptables command is installed: nft changes the chain, which is in nftables.
 
 use super::Marks;
-use crate::kernel::iptables::Family;
+use crate::model::IpFamily;
 
 const CHAIN: &str = "SHUNT-FORWARD";
 
-/// The chain to ask nft for.
-pub(super) fn forward_chain(family: Family) -> String {
-    format!("{} filter FORWARD", family.nft())
+const fn table(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "ip filter",
+        IpFamily::V6 => "ip6 filter",
+    }
 }
 
-/// The chain of ours.
-pub(super) fn own_chain(family: Family) -> String {
-    format!("{} filter {CHAIN}", family.nft())
+/// The name of the FORWARD chain, for nft.
+pub(super) fn forward_chain(family: IpFamily) -> String {
+    format!("{} FORWARD", table(family))
 }
 
-/// The script that lets Services' traffic through, if this listing of FORWARD keeps any back and ours is not there.
-pub(super) fn repair(family: Family, forward: &str, own: Option<&str>, marks: Marks) -> Option<String> {
-    let table = format!("{} filter", family.nft());
+/// The name of shunt's chain, for nft.
+pub(super) fn own_chain(family: IpFamily) -> String {
+    format!("{} {CHAIN}", table(family))
+}
+
+/// Returns the script that accepts traffic of Services; `None` if it is accepted already. `forward` is a listing of
+/// FORWARD, `own` a listing of shunt's chain.
+pub(super) fn repair(family: IpFamily, forward: &str, own: Option<&str>, marks: Marks) -> Option<String> {
+    let table = table(family);
     let rules = rules(forward);
-    let is_ruled = forward.contains("policy drop") || rules.iter().any(|rule| !rule.contains(CHAIN));
-    let jumps = rules.iter().any(|rule| rule.contains(CHAIN));
-    let comment = comment(marks);
+    let filters = forward.contains("policy drop") || rules.iter().any(|rule| !rule.contains(CHAIN));
+    let has_jump = rules.iter().any(|rule| rule.contains(CHAIN));
+    let comment = format!("shunt: traffic of Services ({:#x})", marks.masquerade);
     let is_whole = own.is_some_and(|own| own.matches(&comment).count() == 2);
-    if jumps && is_whole || !is_ruled && own.is_none() {
+    if has_jump && is_whole || !filters && own.is_none() {
         return None;
     }
     let masquerade = format!("{:#010x}", marks.masquerade);
-    let jump = if jumps { "" } else { &*format!("insert rule {table} FORWARD counter jump {CHAIN}\n") };
+    let jump = if has_jump { "" } else { &*format!("insert rule {table} FORWARD counter jump {CHAIN}\n") };
     Some(format!(
         r#"add chain {table} {CHAIN}
 flush chain {table} {CHAIN}
@@ -37,26 +45,20 @@ add rule {table} {CHAIN} ct state established,related counter accept comment "{c
     ))
 }
 
-/// The script that removes the chain of ours, and the jumps to it that a listing of FORWARD with handles shows.
-pub(super) fn removal(family: Family, forward: &str) -> String {
-    let table = format!("{} filter", family.nft());
-    let handles = rules(forward).into_iter().filter(|rule| rule.contains(CHAIN));
-    let handles = handles.filter_map(|rule| rule.rsplit_once("# handle ")).map(|(_, handle)| handle.trim());
-    let jumps = handles.map(|handle| format!("delete rule {table} FORWARD handle {handle}\n"));
-    let jumps = jumps.collect::<Vec<_>>().concat();
-    format!("{jumps}flush chain {table} {CHAIN}\ndelete chain {table} {CHAIN}\n")
+/// Returns the script that removes shunt's chain, and the jumps to it in a listing of FORWARD with handles.
+pub(super) fn removal(family: IpFamily, forward: &str) -> String {
+    let table = table(family);
+    let jumps = rules(forward).into_iter().filter(|rule| rule.contains(CHAIN));
+    let handles = jumps.filter_map(|rule| rule.rsplit_once("# handle ")).map(|(_, handle)| handle.trim());
+    let deletions: String =
+        handles.map(|handle| format!("delete rule {table} FORWARD handle {handle}\n")).collect();
+    format!("{deletions}flush chain {table} {CHAIN}\ndelete chain {table} {CHAIN}\n")
 }
 
-fn comment(marks: Marks) -> String {
-    format!("shunt: traffic of Services ({:#x})", marks.masquerade)
-}
-
-/// The rules in a listing of one chain.
+/// Returns the rules in a listing of one chain.
 fn rules(listing: &str) -> Vec<&str> {
-    let lines = listing.lines().map(str::trim);
-    lines
-        .filter(|line| {
-            !["table ", "chain ", "type ", "}"].iter().any(|head| line.starts_with(head)) && !line.is_empty()
-        })
-        .collect()
+    let is_rule = |line: &&str| {
+        !line.is_empty() && !["table ", "chain ", "type ", "}"].iter().any(|head| line.starts_with(head))
+    };
+    listing.lines().map(str::trim).filter(is_rule).collect()
 }

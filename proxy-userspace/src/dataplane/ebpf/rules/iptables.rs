@@ -1,190 +1,206 @@
-//! The rules as iptables chains of our own: what a table shall hold, and the text for iptables-restore that makes it so.
+//! The rules as iptables chains of shunt: what a table should hold, and the input of iptables-restore that makes it so.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeSet, fmt};
 
 use super::{MASQUERADED_PORTS, Marks};
-use crate::kernel::iptables::Family;
+use crate::{
+    dataplane::iptables_text::{
+        Chain, ChainRules, SavedLine, Table, TableWriter, port_unreachable, saved_lines, target,
+    },
+    model::IpFamily,
+};
 
-const FORWARD: &str = "SHUNT-FORWARD";
-const REJECT: &str = "SHUNT-REJECT";
-const POSTROUTING: &str = "SHUNT-POSTROUTING";
-/// Every chain of ours.
-pub(super) const CHAINS: [&str; 3] = [FORWARD, REJECT, POSTROUTING];
-/// Tables that hold them.
-pub(super) const TABLES: [&str; 2] = ["filter", "nat"];
+const FORWARD: Chain = Chain::Fixed("SHUNT-FORWARD");
+const REJECT: Chain = Chain::Fixed("SHUNT-REJECT");
+const POSTROUTING: Chain = Chain::Fixed("SHUNT-POSTROUTING");
+const CHAINS: [Chain; 3] = [FORWARD, REJECT, POSTROUTING];
+/// The tables that hold the chains.
+pub(super) const TABLES: [Table; 2] = [Table::Filter, Table::Nat];
 
-/// What a backend shall hold of the rules.
+/// Which of the rules a backend should hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// Nothing.
+    /// None.
     Nothing,
-    /// What lets Services' traffic through FORWARD; the rest is in nftables.
+    /// The rules that accept traffic of Services in FORWARD. The other rules are in nftables.
     Forward,
-    /// All of them.
+    /// All rules.
     All {
-        /// iptables from 1.6.2 on can choose ports of masqueraded connections at random.
+        /// iptables can choose the source ports of masqueraded connections at random, as from 1.6.2 on.
         random_fully: bool,
     },
 }
 
-/// Rules of one table, in the words of iptables-save.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Table {
-    /// Built-in chains by name.
-    policies: BTreeMap<String, String>,
+/// A table as iptables-save prints it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SavedTable {
+    table: Table,
+    forward_policy: Option<String>,
     chains: BTreeSet<String>,
-    /// Chain and the rest of the line.
+    /// The chain of each rule, and the rest of its line.
     rules: Vec<(String, String)>,
 }
 
-/// What a table shall hold of ours.
+/// The chains and jumps of shunt that a table should hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Wanted {
-    chains: Vec<(&'static str, Vec<String>)>,
-    /// Rules at the top of built-in chains, the last one topmost.
+struct ShuntRules {
+    chains: Vec<ChainRules>,
+    /// Rules to insert at the top of built-in chains. The last one comes out on top.
     jumps: Vec<(&'static str, String)>,
 }
 
-impl Table {
-    /// Reads the output of iptables-save for one table.
-    pub(super) fn parse(saved: &str) -> Self {
-        let mut table = Self::default();
-        for line in saved.lines() {
-            if let Some((chain, rest)) = line.strip_prefix(':').and_then(|line| line.split_once(' ')) {
-                match rest.split(' ').next() {
-                    None | Some("-") => drop(table.chains.insert(chain.to_owned())),
-                    Some(policy) => drop(table.policies.insert(chain.to_owned(), policy.to_owned())),
+impl SavedTable {
+    /// Parses the output of iptables-save for a table.
+    pub(super) fn parse(table: Table, saved: &str) -> Self {
+        let mut parsed = Self { table, forward_policy: None, chains: BTreeSet::new(), rules: Vec::new() };
+        for line in saved_lines(saved) {
+            match line {
+                SavedLine::Chain { name, policy: None } => drop(parsed.chains.insert(name.to_owned())),
+                SavedLine::Chain { name: "FORWARD", policy } => {
+                    parsed.forward_policy = policy.map(str::to_owned);
                 }
-            } else if let Some((chain, rule)) = line.strip_prefix("-A ").and_then(|line| line.split_once(' '))
-            {
-                table.rules.push((chain.to_owned(), rule.to_owned()));
+                SavedLine::Chain { .. } => {}
+                SavedLine::Rule { chain, rule } => parsed.rules.push((chain.to_owned(), rule.to_owned())),
             }
         }
-        table
+        parsed
     }
 
     fn rules_of(&self, chain: &str) -> impl Iterator<Item = &str> {
         self.rules.iter().filter(move |(of, _)| of == chain).map(|(_, rule)| &**rule)
     }
 
-    /// How many rules of others there are.
-    pub(super) fn others(&self) -> usize {
-        self.rules.iter().filter(|(chain, rule)| !is_ours(chain, rule)).count()
+    /// The number of rules of other programs.
+    pub(super) fn foreign_rules(&self) -> usize {
+        self.rules.iter().filter(|(chain, rule)| !is_own(chain, rule)).count()
     }
 
-    /// Whether it may keep packets from being forwarded: by its policy, or by rules of others.
-    pub(super) fn rules_forward(&self) -> bool {
-        self.policies.get("FORWARD").is_some_and(|policy| policy != "ACCEPT")
-            || self.rules_of("FORWARD").any(|rule| !is_jump_of_ours(rule))
+    /// Returns true if the table may drop forwarded packets: by its policy, or by rules of other programs.
+    pub(super) fn filters_forward(&self) -> bool {
+        self.forward_policy.as_ref().is_some_and(|policy| policy != "ACCEPT")
+            || self.rules_of("FORWARD").any(|rule| !is_own_jump(rule))
     }
 
-    /// What is ours, a line each: to tell whether it is still as it was.
-    pub(super) fn ours(&self) -> Vec<String> {
-        let rules = self.rules.iter().filter(|(chain, rule)| is_ours(chain, rule));
-        let chains = self.chains.iter().filter(|chain| CHAINS.contains(&chain.as_str())).cloned();
+    /// Returns a line for each chain and rule of shunt, in order to detect changes.
+    pub(super) fn own_lines(&self) -> Vec<String> {
+        let rules = self.rules.iter().filter(|(chain, rule)| is_own(chain, rule));
+        let chains = self.chains.iter().filter(|chain| is_own_chain(chain)).cloned();
         chains.chain(rules.map(|(chain, rule)| format!("{chain} {rule}"))).collect()
     }
 
-    /// The lines for iptables-restore that make the table hold this extent of ours, and leave all else; none where it does.
-    pub(super) fn repair(&self, name: &str, family: Family, extent: Extent, marks: Marks) -> Option<String> {
-        let wanted = wanted(name, family, extent, marks);
-        let lines: Vec<String> = self.removals(&wanted).into_iter().chain(self.additions(&wanted)).collect();
-        (!lines.is_empty()).then(|| format!("*{name}\n{}\nCOMMIT\n", lines.join("\n")))
+    /// Returns the input of iptables-restore after which the table holds this extent of shunt's rules; `None` if it
+    /// already does. The input leaves everything else alone.
+    pub(super) fn repair(&self, family: IpFamily, extent: Extent, marks: Marks) -> Option<String> {
+        let desired = shunt_rules(self.table, family, extent, marks);
+        let mut writer = TableWriter::new(self.table);
+        self.remove_unwanted(&desired, &mut writer);
+        self.add_missing(&desired, &mut writer);
+        writer.finish()
     }
 
-    /// Chains of ours that are not wanted, after the jumps to them; and jumps that are not as they should be.
-    fn removals(&self, wanted: &Wanted) -> Vec<String> {
-        let unwanted = |chain: &str, rule: &str| {
-            is_jump_of_ours(rule) && !wanted.jumps.iter().any(|(from, jump)| *from == chain && jump == rule)
-        };
-        let jumps = self.rules.iter().filter(|(chain, rule)| unwanted(chain, rule));
-        let chains = CHAINS.iter().filter(|chain| {
-            self.chains.contains(**chain) && wanted.chains.iter().all(|(name, _)| name != *chain)
-        });
-        jumps
-            .map(|(chain, rule)| format!("-D {chain} {rule}"))
-            // Naming a chain empties it.
-            .chain(chains.clone().map(|chain| format!(":{chain} - [0:0]")))
-            .chain(chains.map(|chain| format!("-X {chain}")))
-            .collect()
-    }
-
-    fn additions(&self, wanted: &Wanted) -> Vec<String> {
-        let mut lines = Vec::new();
-        for (chain, rules) in &wanted.chains {
-            if !self.chains.contains(*chain) || !self.rules_of(chain).eq(rules.iter().map(String::as_str)) {
-                lines.push(format!(":{chain} - [0:0]"));
-                lines.extend(rules.iter().map(|rule| format!("-A {chain} {rule}")));
+    /// Removes jumps that are not as they should be, then chains that should not exist.
+    fn remove_unwanted(&self, desired: &ShuntRules, writer: &mut TableWriter) {
+        for (chain, rule) in &self.rules {
+            let is_desired = desired.jumps.iter().any(|(from, jump)| from == chain && jump == rule);
+            if is_own_jump(rule) && !is_desired {
+                writer.line(format_args!("-D {chain} {rule}"));
             }
         }
-        // Once only, where it is put first: two programs that both insist on the top would move each other for ever.
-        let missing =
-            wanted.jumps.iter().filter(|(from, jump)| !self.rules_of(from).any(|rule| rule == jump));
-        lines.extend(missing.map(|(from, jump)| format!("-I {from} 1 {jump}")));
-        lines
+        let is_desired = |name: &str| desired.chains.iter().any(|rules| rules.chain.is_named(name));
+        // In the order of `CHAINS`.
+        let own = CHAINS.iter().filter_map(|chain| self.chains.get(&chain.to_string()));
+        let unwanted: Vec<&str> = own.map(String::as_str).filter(|name| !is_desired(name)).collect();
+        writer.remove_chains(&unwanted);
+    }
+
+    fn add_missing(&self, desired: &ShuntRules, writer: &mut TableWriter) {
+        for rules in &desired.chains {
+            let chain = rules.chain.to_string();
+            let mut current = ChainRules::new(rules.chain);
+            self.rules_of(&chain).for_each(|rule| current.add(rule));
+            if !self.chains.contains(&chain) || current != *rules {
+                writer.flush(&chain);
+                writer.rules(rules);
+            }
+        }
+        // A jump that exists stays where it is: two programs that both insist on the top would move each other forever.
+        for (from, jump) in &desired.jumps {
+            if self.rules_of(from).all(|rule| rule != jump) {
+                writer.line(format_args!("-I {from} 1 {jump}"));
+            }
+        }
     }
 }
 
-fn is_ours(chain: &str, rule: &str) -> bool {
-    CHAINS.contains(&chain) || is_jump_of_ours(rule)
+fn is_own_chain(name: &str) -> bool {
+    CHAINS.iter().any(|chain| chain.is_named(name))
 }
 
-fn is_jump_of_ours(rule: &str) -> bool {
-    let target = rule.rsplit_once("-j ").map(|(_, target)| target.trim());
-    target.is_some_and(|target| CHAINS.contains(&target))
+fn is_own(chain: &str, rule: &str) -> bool {
+    is_own_chain(chain) || is_own_jump(rule)
 }
 
-/// Rules as iptables-save prints them. FORWARD's are those of upstream's `KUBE-FORWARD`, but that only what would have to be
-/// masqueraded has to be known to conntrack; the others are explained at [`super::nft::script`].
-fn wanted(table: &str, family: Family, extent: Extent, marks: Marks) -> Wanted {
-    let [(masquerade, not_masqueraded), (reject, _)] = [marks.masquerade, marks.reject].map(matches);
-    let unreachable = match family {
-        Family::V4 => "icmp-port-unreachable",
-        Family::V6 => "icmp6-port-unreachable",
-    };
-    let forward = || {
-        let rules = vec![
-            format!("{masquerade} -m conntrack --ctstate INVALID -j DROP"),
-            format!("{masquerade} -j ACCEPT"),
-            "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT".into(),
-        ];
-        ((FORWARD, rules), ("FORWARD", comment("traffic of Services", FORWARD)))
-    };
+fn is_own_jump(rule: &str) -> bool {
+    target(rule).is_some_and(is_own_chain)
+}
+
+/// Returns the rules of an extent as iptables-save prints them. Those in FORWARD are the rules of upstream's
+/// `KUBE-FORWARD`, but only packets to be masqueraded have to be known to conntrack. [`super::nft::script`] explains the
+/// others.
+fn shunt_rules(table: Table, family: IpFamily, extent: Extent, marks: Marks) -> ShuntRules {
     match (table, extent) {
-        ("filter", Extent::Forward) => {
-            let (chain, jump) = forward();
-            Wanted { chains: vec![chain], jumps: vec![jump] }
+        (Table::Filter, Extent::Forward) => {
+            let (chain, jump) = forward(marks);
+            ShuntRules { chains: vec![chain], jumps: vec![jump] }
         }
-        ("filter", Extent::All { .. }) => {
-            let (chain, jump) = forward();
-            let refuse = vec![
-                "-p tcp -m conntrack --ctstate ESTABLISHED,DNAT -j RETURN".into(),
-                "-p tcp -j REJECT --reject-with tcp-reset".into(),
-                format!("-j REJECT --reject-with {unreachable}"),
-            ];
-            let jump_to_refuse = format!("{reject} {}", comment("Services without endpoints", REJECT));
-            let jumps = vec![jump, ("FORWARD", jump_to_refuse.clone()), ("INPUT", jump_to_refuse)];
-            Wanted { chains: vec![chain, (REJECT, refuse)], jumps }
+        (Table::Filter, Extent::All { .. }) => {
+            let (chain, jump) = forward(marks);
+            let (reject, _) = mark_matches(marks.reject);
+            let jump_to_reject = format!("{reject} {}", commented_jump("Services without endpoints", REJECT));
+            let jumps = vec![jump, ("FORWARD", jump_to_reject.clone()), ("INPUT", jump_to_reject)];
+            ShuntRules { chains: vec![chain, reject_rules(family)], jumps }
         }
-        ("nat", Extent::All { random_fully }) => {
-            let at_random = if random_fully { " --random-fully" } else { "" };
-            let (first, last) = MASQUERADED_PORTS.into_inner();
-            let rules = vec![
-                format!("{not_masqueraded} -j RETURN"),
-                format!("-j MARK --set-xmark 0x0/{:#x}", marks.masquerade),
-                format!("-p udp -j MASQUERADE --to-ports {first}-{last}{at_random}"),
-                format!("-j MASQUERADE{at_random}"),
-            ];
-            let jump = comment("answers of a Service come back through this node", POSTROUTING);
-            Wanted { chains: vec![(POSTROUTING, rules)], jumps: vec![("POSTROUTING", jump)] }
+        (Table::Nat, Extent::All { random_fully }) => {
+            let jump = commented_jump("answers of a Service come back through this node", POSTROUTING);
+            let chains = vec![postrouting_rules(marks, random_fully)];
+            ShuntRules { chains, jumps: vec![("POSTROUTING", jump)] }
         }
-        _ => Wanted::default(),
+        _ => ShuntRules::default(),
     }
 }
 
-/// What matches packets that are marked with one of these bits, and what those with none: in the words of iptables-save, and of
-/// upstream where it is one bit.
-fn matches(bits: u32) -> (String, String) {
+fn forward(marks: Marks) -> (ChainRules, (&'static str, String)) {
+    let (masquerade, _) = mark_matches(marks.masquerade);
+    let mut rules = ChainRules::new(FORWARD);
+    rules.add(format_args!("{masquerade} -m conntrack --ctstate INVALID -j DROP"));
+    rules.add(format_args!("{masquerade} -j ACCEPT"));
+    rules.add("-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT");
+    (rules, ("FORWARD", commented_jump("traffic of Services", FORWARD)))
+}
+
+fn reject_rules(family: IpFamily) -> ChainRules {
+    let mut rules = ChainRules::new(REJECT);
+    rules.add("-p tcp -m conntrack --ctstate ESTABLISHED,DNAT -j RETURN");
+    rules.add("-p tcp -j REJECT --reject-with tcp-reset");
+    rules.add(format_args!("-j REJECT --reject-with {}", port_unreachable(family)));
+    rules
+}
+
+fn postrouting_rules(marks: Marks, random_fully: bool) -> ChainRules {
+    let (_, not_masqueraded) = mark_matches(marks.masquerade);
+    let random = if random_fully { " --random-fully" } else { "" };
+    let (first, last) = MASQUERADED_PORTS.into_inner();
+    let mut rules = ChainRules::new(POSTROUTING);
+    rules.add(format_args!("{not_masqueraded} -j RETURN"));
+    rules.add(format_args!("-j MARK --set-xmark 0x0/{:#x}", marks.masquerade));
+    rules.add(format_args!("-p udp -j MASQUERADE --to-ports {first}-{last}{random}"));
+    rules.add(format_args!("-j MASQUERADE{random}"));
+    rules
+}
+
+/// Returns the matches of packets that have any of these bits, and of packets that have none. They are written as
+/// iptables-save prints them; for a single bit, as upstream writes them.
+fn mark_matches(bits: u32) -> (String, String) {
     if bits.is_power_of_two() {
         let mark = format!("--mark {bits:#x}/{bits:#x}");
         return (format!("-m mark {mark}"), format!("-m mark ! {mark}"));
@@ -193,6 +209,6 @@ fn matches(bits: u32) -> (String, String) {
     (format!("-m mark ! {none}"), format!("-m mark {none}"))
 }
 
-fn comment(text: &str, target: &str) -> String {
-    format!("-m comment --comment \"shunt: {text}\" -j {target}")
+fn commented_jump(comment: &str, target: impl fmt::Display) -> String {
+    format!("-m comment --comment \"shunt: {comment}\" -j {target}")
 }

@@ -1,8 +1,8 @@
-//! The netfilter rules that go with the programs on links: those mark packets, and these masquerade, refuse, or let through
-//! what is marked. They are always the same few, whatever the Services.
+//! The netfilter rules that work with the link programs: the programs mark packets, and the rules masquerade, refuse or
+//! accept marked packets. They do not depend on Services.
 //!
-//! They are in nftables, or in iptables where that cannot be had. In both cases iptables' FORWARD chain, where it rules what is
-//! forwarded, gets a rule too: what one table accepts another may still drop.
+//! The rules are in nftables, or in iptables if nftables does not accept them. In both cases shunt also adds a rule to
+//! iptables' FORWARD chain if this chain filters packets: a packet that one table accepts may still be dropped by another.
 
 mod foreign;
 mod iptables;
@@ -13,49 +13,56 @@ mod tests;
 
 use std::{collections::BTreeMap, ops::RangeInclusive};
 
-use self::iptables::{Extent, Table};
-use crate::kernel::{
-    KernelError,
-    command::SearchPath,
-    iptables::{Backend, Family, Iptables},
-    nft::Nft,
+use self::iptables::{Extent, SavedTable, TABLES};
+use crate::{
+    dataplane::iptables_text::Table,
+    kernel::{
+        KernelError,
+        command::SearchPath,
+        iptables::{Backend, Iptables, is_available},
+        nft::Nft,
+    },
+    model::IpFamily,
 };
 
-/// Names that only rules of ours carry; what goes with one of them is put back at once.
+/// Names that only these rules have. If one of them is removed, shunt installs the rules again at once.
 pub const NAMES: [&str; 4] = ["shunt", "SHUNT-FORWARD", "SHUNT-REJECT", "SHUNT-POSTROUTING"];
 
-/// Where masqueraded datagrams leave from. An answer to a port that is a node port too is a client's datagram to the program on the socket
-/// that sends it, which knows nothing of conntrack: chosen among all ports, one of 64,512 flows would lose its answers for each node port
-/// that is served. Node ports end at 32767, unless the API server's `--service-node-port-range` has others. Connections are accepted and not
-/// made, and may have any port; and on links the programs note what leaves from such a port.
+/// The source ports of masqueraded datagrams.
+///
+/// If such a port is also a node port, a reply to it looks like a client's datagram to the program on the socket that
+/// sends it, which does not know conntrack. If the ports were chosen among all ports, each node port would cost one of
+/// 64,512 flows its replies. Node ports end at 32767, unless the API server's `--service-node-port-range` has others.
+/// TCP connections may have any port, because an endpoint accepts them and does not make them. Link programs insert a
+/// flow for packets that leave from such a port.
 pub const MASQUERADED_PORTS: RangeInclusive<u16> = 32_768..=u16::MAX;
 
 /// Bits of a packet's mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marks {
-    /// To be masqueraded.
+    /// The packet is masqueraded.
     pub masquerade: u32,
-    /// To be refused.
+    /// The packet is refused.
     pub reject: u32,
 }
 
 impl Marks {
-    /// Bits of which each means what it does in one of the two; none where a bit would mean both.
-    fn or(self, other: Self) -> Option<Self> {
+    /// Returns the bits of both; `None` if a bit would have both meanings.
+    fn union(self, other: Self) -> Option<Self> {
         let both =
             Self { masquerade: self.masquerade | other.masquerade, reject: self.reject | other.reject };
         (both.masquerade & both.reject == 0).then_some(both)
     }
 }
 
-/// Where masquerading and refusing are.
+/// Where the rules are that masquerade and refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Home {
-    /// In nftables, if all goes well; an earlier process may have put them elsewhere.
+enum Location {
+    /// Not known yet: shunt tries nftables. An earlier process may have installed them in iptables.
     Unknown,
-    /// In nftables, and nothing of it elsewhere.
+    /// In nftables, and none of them in iptables.
     Nftables,
-    /// In iptables, since nftables did not take them.
+    /// In iptables, because nftables did not accept them.
     Iptables,
 }
 
@@ -65,117 +72,117 @@ pub struct Rules {
     marks: Marks,
     path: SearchPath,
     nft: Nft,
-    home: Home,
+    location: Location,
     random_fully: bool,
-    /// What the commands show of ours after it was put there, since not every version shows the words it was given.
-    seen: BTreeMap<(Backend, Family), Vec<String>>,
-    seen_nft: Option<String>,
-    told_dropping: bool,
+    /// shunt's rules as iptables-save printed them after they were installed. Not every version prints the words that it
+    /// was given.
+    installed: BTreeMap<(Backend, IpFamily), Vec<String>>,
+    /// The listing of the table in nftables after it was installed.
+    installed_nft: Option<String>,
+    warned_of_dropping_tables: bool,
 }
 
-/// One iptables table and the command for it.
-struct Place {
+/// The tables of one backend and family, with the commands for them.
+struct BackendTables {
     iptables: Iptables,
-    tables: Vec<(&'static str, Table)>,
+    tables: Vec<SavedTable>,
 }
 
-impl Place {
-    fn read(iptables: Iptables, tables: &[&'static str]) -> Result<Self, KernelError> {
-        let read = |name: &&'static str| Ok((*name, Table::parse(&iptables.save(name)?)));
+impl BackendTables {
+    fn read(iptables: Iptables, tables: &[Table]) -> Result<Self, KernelError> {
+        let read = |table: &Table| Ok(SavedTable::parse(*table, &iptables.save(table.name())?));
         let tables = tables.iter().map(read).collect::<Result<_, KernelError>>()?;
         Ok(Self { iptables, tables })
     }
 
-    fn rules_forward(&self) -> bool {
-        self.tables.iter().any(|(name, table)| *name == "filter" && table.rules_forward())
+    fn filters_forward(&self) -> bool {
+        self.tables.iter().any(SavedTable::filters_forward)
     }
 
-    fn ours(&self) -> Vec<String> {
-        self.tables.iter().flat_map(|(_, table)| table.ours()).collect()
+    fn own_lines(&self) -> Vec<String> {
+        self.tables.iter().flat_map(SavedTable::own_lines).collect()
     }
 
-    fn others(&self) -> usize {
-        self.tables.iter().map(|(_, table)| table.others()).sum()
+    fn foreign_rules(&self) -> usize {
+        self.tables.iter().map(SavedTable::foreign_rules).sum()
     }
 
-    fn key(&self) -> (Backend, Family) {
+    fn key(&self) -> (Backend, IpFamily) {
         (self.iptables.backend, self.iptables.family)
     }
 
     fn repair(&self, extent: Extent, marks: Marks) -> Option<String> {
-        let parts = self.tables.iter();
-        let text: String = parts
-            .filter_map(|(name, table)| table.repair(name, self.iptables.family, extent, marks))
-            .collect();
+        let repair = |table: &SavedTable| table.repair(self.iptables.family, extent, marks);
+        let text: String = self.tables.iter().filter_map(repair).collect();
         (!text.is_empty()).then_some(text)
     }
 }
 
 impl Rules {
-    /// Rules for these marks, through commands that are found there. Nothing is changed yet.
+    /// Rules for these marks, with the commands in this path. Changes nothing yet.
     pub fn new(marks: Marks, path: SearchPath) -> Self {
         Self {
             marks,
             nft: Nft::new(path.clone()),
             path,
-            home: Home::Unknown,
+            location: Location::Unknown,
             random_fully: true,
-            seen: BTreeMap::new(),
-            seen_nft: None,
-            told_dropping: false,
+            installed: BTreeMap::new(),
+            installed_nft: None,
+            warned_of_dropping_tables: false,
         }
     }
 
-    /// The same, and until [`Self::settle`] also for how packets were marked before; only for that where a bit would mean both, since
-    /// until then no packet is marked otherwise.
-    pub(super) fn following(self, before: Marks) -> Self {
-        Self { marks: self.marks.or(before).unwrap_or(before), ..self }
+    /// Makes the rules cover the previous marks too, until [`Self::set_marks`]. If a bit would have both meanings, they
+    /// cover only the previous marks: until then no packet has other marks.
+    pub(super) fn with_previous_marks(self, previous: Marks) -> Self {
+        Self { marks: self.marks.union(previous).unwrap_or(previous), ..self }
     }
 
-    /// Nothing marks packets in any other way any more. The rules are to be put anew.
-    pub(super) fn settle(&mut self, marks: Marks) {
+    /// Makes the rules cover these marks only. The caller installs them again.
+    pub(super) fn set_marks(&mut self, marks: Marks) {
         self.marks = marks;
-        self.seen.clear();
-        self.seen_nft = None;
+        self.installed.clear();
+        self.installed_nft = None;
     }
 
-    /// Whether all of them are as they should be. What cannot be read counts as not so: putting them there tells why.
-    pub fn are_put(&mut self) -> bool {
-        let put = self.is_nft_put().and_then(|put| {
-            Ok((put || self.home == Home::Iptables)
+    /// Returns true if all rules are installed. Returns false if they cannot be read: installing them reports why.
+    pub fn are_installed(&mut self) -> bool {
+        let are_installed = self.is_nft_installed().and_then(|is_installed| {
+            Ok((is_installed || self.location == Location::Iptables)
                 && self.repairs()?.is_empty()
                 && self.foreign_repairs()?.is_empty())
         });
-        put.unwrap_or_else(|error| {
+        are_installed.unwrap_or_else(|error| {
             tracing::debug!(%error, "cannot read the netfilter rules");
             false
         })
     }
 
-    fn is_nft_put(&self) -> Result<bool, KernelError> {
-        if self.home == Home::Iptables {
+    fn is_nft_installed(&self) -> Result<bool, KernelError> {
+        if self.location == Location::Iptables {
             return Ok(false);
         }
         Ok(self.nft.list_table(nft::TABLE)?.is_some_and(|listing| self.is_whole(&listing)))
     }
 
     fn is_whole(&self, listing: &str) -> bool {
-        match &self.seen_nft {
-            Some(seen) => seen == listing,
+        match &self.installed_nft {
+            Some(installed) => installed == listing,
             None => nft::is_whole(listing, self.marks),
         }
     }
 
-    /// Puts all of them where they belong, and nothing else out of its place. Goes on past a family or backend that fails.
-    pub fn put(&mut self) -> Result<(), KernelError> {
-        match self.put_nft() {
+    /// Installs the rules that are missing or changed. Continues after a family or backend that fails.
+    pub fn install(&mut self) -> Result<(), KernelError> {
+        match self.install_nft() {
             Ok(()) => {
-                if self.home == Home::Iptables {
-                    self.move_to(Home::Unknown);
+                if self.location == Location::Iptables {
+                    self.move_to(Location::Unknown);
                 }
-                self.tell_dropping_tables();
-                self.put_iptables()?;
-                self.home = Home::Nftables;
+                self.warn_of_dropping_tables();
+                self.install_iptables()?;
+                self.location = Location::Nftables;
                 Ok(())
             }
             Err(error @ (KernelError::CommandNotFound { .. } | KernelError::CommandFailed { .. })) => {
@@ -185,42 +192,42 @@ impl Rules {
         }
     }
 
-    fn put_nft(&mut self) -> Result<(), KernelError> {
+    fn install_nft(&mut self) -> Result<(), KernelError> {
         let listing = self.nft.list_table(nft::TABLE)?;
         if !listing.as_ref().is_some_and(|listing| self.is_whole(listing)) {
             self.nft.apply(&nft::script(self.marks, listing.is_some()))?;
-            self.seen_nft = self.nft.list_table(nft::TABLE)?;
+            self.installed_nft = self.nft.list_table(nft::TABLE)?;
         }
         Ok(())
     }
 
-    fn move_to(&mut self, home: Home) {
-        self.home = home;
-        // What was seen where another part was put says nothing about this one.
-        self.seen.clear();
+    fn move_to(&mut self, location: Location) {
+        self.location = location;
+        // Another part of the rules is in iptables now.
+        self.installed.clear();
     }
 
     fn fall_back(&mut self, nft: KernelError) -> Result<(), KernelError> {
         let (nft, iptables) = (Box::new(nft), "iptables");
-        if Family::ALL.iter().all(|family| Iptables::installed(*family, &self.path).is_empty()) {
+        if IpFamily::ALL.iter().all(|family| Iptables::installed(*family, &self.path).is_empty()) {
             let iptables = Box::new(KernelError::CommandNotFound { program: iptables.into() });
             return Err(KernelError::NoNetfilter { nft, iptables });
         }
-        if self.home != Home::Iptables {
-            tracing::warn!(error = %nft, "cannot put netfilter rules into nftables; using iptables");
-            self.move_to(Home::Iptables);
+        if self.location != Location::Iptables {
+            tracing::warn!(error = %nft, "cannot write netfilter rules to nftables: shunt writes them to iptables");
+            self.move_to(Location::Iptables);
         }
-        self.put_iptables().map_err(|error| KernelError::NoNetfilter { nft, iptables: Box::new(error) })
+        self.install_iptables().map_err(|error| KernelError::NoNetfilter { nft, iptables: Box::new(error) })
     }
 
-    fn put_iptables(&mut self) -> Result<(), KernelError> {
+    fn install_iptables(&mut self) -> Result<(), KernelError> {
         let mut first = None;
-        for (place, text) in self.repairs()? {
-            if let Err(error) = self.restore(&place, &text) {
+        for (tables, text) in self.repairs()? {
+            if let Err(error) = self.restore(&tables, &text) {
                 first.get_or_insert(error);
             }
         }
-        if self.home != Home::Iptables {
+        if self.location != Location::Iptables {
             for script in self.foreign_repairs()? {
                 self.nft.apply(&script)?;
             }
@@ -228,68 +235,73 @@ impl Rules {
         first.map_or(Ok(()), Err)
     }
 
-    fn restore(&mut self, place: &Place, text: &str) -> Result<(), KernelError> {
-        match place.iptables.restore(text) {
+    fn restore(&mut self, tables: &BackendTables, text: &str) -> Result<(), KernelError> {
+        match tables.iptables.restore(text) {
             Err(KernelError::CommandFailed { stderr, .. }) if stderr.contains("random-fully") => {
                 tracing::info!(
-                    "iptables is older than 1.6.2: ports of masqueraded connections are not chosen at random"
+                    "iptables is older than 1.6.2: source ports of masqueraded connections are not chosen at random"
                 );
                 self.random_fully = false;
-                place.iptables.restore(&text.replace(" --random-fully", ""))?;
+                tables.iptables.restore(&text.replace(" --random-fully", ""))?;
             }
             restored => restored?,
         }
-        self.seen.insert(place.key(), Place::read(place.iptables.clone(), self.tables())?.ours());
+        let current = BackendTables::read(tables.iptables.clone(), self.tables())?;
+        self.installed.insert(tables.key(), current.own_lines());
         Ok(())
     }
 
-    /// Tables that may hold something of ours. nat is the largest by far where another proxy works with iptables.
-    fn tables(&self) -> &'static [&'static str] {
-        if self.home == Home::Nftables { &iptables::TABLES[..1] } else { &iptables::TABLES }
+    /// The tables that may hold rules of shunt. With another proxy in iptables, nat is by far the largest table.
+    fn tables(&self) -> &'static [Table] {
+        if self.location == Location::Nftables { &TABLES[..1] } else { &TABLES }
     }
 
-    /// What iptables' tables lack or have too much, and the text that puts it right.
-    fn repairs(&self) -> Result<Vec<(Place, String)>, KernelError> {
+    /// Returns the tables of iptables that have to change, and the inputs of iptables-restore for them.
+    fn repairs(&self) -> Result<Vec<(BackendTables, String)>, KernelError> {
         let mut repairs = Vec::new();
-        for family in Family::ALL.into_iter().filter(|family| family.is_available()) {
-            let places = self.places(family)?;
-            let chosen = self.chosen(&places);
-            for (index, place) in places.into_iter().enumerate() {
-                let extent = match (Some(index) == chosen, place.rules_forward()) {
-                    (true, _) => Extent::All { random_fully: self.random_fully },
-                    (false, true) => Extent::Forward,
-                    (false, false) => Extent::Nothing,
+        for family in IpFamily::ALL.into_iter().filter(|family| is_available(*family)) {
+            let backends = self.read_backends(family)?;
+            let chosen = self.choose_backend(&backends);
+            for (index, tables) in backends.into_iter().enumerate() {
+                let extent = if Some(index) == chosen {
+                    Extent::All { random_fully: self.random_fully }
+                } else if tables.filters_forward() {
+                    Extent::Forward
+                } else {
+                    Extent::Nothing
                 };
-                let is_as_seen = self.seen.get(&place.key()).is_some_and(|seen| *seen == place.ours());
-                let repair = place.repair(extent, self.marks);
-                if let Some(text) = repair.filter(|_| !is_as_seen || extent == Extent::Nothing) {
-                    repairs.push((place, text));
+                let is_unchanged =
+                    self.installed.get(&tables.key()).is_some_and(|lines| *lines == tables.own_lines());
+                let repair = tables.repair(extent, self.marks);
+                if let Some(text) = repair.filter(|_| !is_unchanged || extent == Extent::Nothing) {
+                    repairs.push((tables, text));
                 }
             }
         }
         Ok(repairs)
     }
 
-    /// Which backend holds all of them where nftables does not: the one that more rules are in, as upstream's iptables-wrapper
-    /// chooses; the first where there are none.
-    fn chosen(&self, places: &[Place]) -> Option<usize> {
-        let most = places.iter().map(Place::others).max()?;
-        places.iter().position(|place| place.others() == most).filter(|_| self.home == Home::Iptables)
+    /// Returns the backend that holds all rules; `None` if nftables holds them. It is the backend with the most rules,
+    /// as upstream's iptables-wrapper chooses, or the first one.
+    fn choose_backend(&self, backends: &[BackendTables]) -> Option<usize> {
+        let most = backends.iter().map(BackendTables::foreign_rules).max()?;
+        let chosen = backends.iter().position(|tables| tables.foreign_rules() == most);
+        chosen.filter(|_| self.location == Location::Iptables)
     }
 
-    /// Every backend of a family that can be read; an error only where there are some and none can.
-    fn places(&self, family: Family) -> Result<Vec<Place>, KernelError> {
-        let (mut places, mut first) = (Vec::new(), None);
+    /// Reads the backends of a family. Fails only if there are some and none can be read.
+    fn read_backends(&self, family: IpFamily) -> Result<Vec<BackendTables>, KernelError> {
+        let (mut backends, mut first) = (Vec::new(), None);
         for iptables in Iptables::installed(family, &self.path) {
-            match Place::read(iptables, self.tables()) {
-                Ok(place) => places.push(place),
+            match BackendTables::read(iptables, self.tables()) {
+                Ok(tables) => backends.push(tables),
                 Err(error) => drop(first.get_or_insert(error)),
             }
         }
-        first.filter(|_| places.is_empty()).map_or(Ok(places), Err)
+        first.filter(|_| backends.is_empty()).map_or(Ok(backends), Err)
     }
 
-    /// The same for FORWARD chains of iptables that only nft can reach.
+    /// Returns the nft scripts that repair FORWARD chains of iptables which no iptables command can change.
     fn foreign_repairs(&self) -> Result<Vec<String>, KernelError> {
         let mut scripts = Vec::new();
         for family in self.foreign_families() {
@@ -301,49 +313,43 @@ impl Rules {
         Ok(scripts)
     }
 
-    fn foreign_families(&self) -> impl Iterator<Item = Family> {
-        let is_reached = |family: &Family| {
+    fn foreign_families(&self) -> impl Iterator<Item = IpFamily> {
+        let has_command = |family: &IpFamily| {
             Iptables::installed(*family, &self.path).iter().any(|iptables| iptables.backend == Backend::Nft)
         };
-        let is_nft_there = self.home != Home::Iptables;
-        Family::ALL.into_iter().filter(move |family| is_nft_there && !is_reached(family))
+        let uses_nft = self.location != Location::Iptables;
+        IpFamily::ALL.into_iter().filter(move |family| uses_nft && !has_command(family))
     }
 
-    fn tell_dropping_tables(&mut self) {
-        if std::mem::replace(&mut self.told_dropping, true) {
+    fn warn_of_dropping_tables(&mut self) {
+        if std::mem::replace(&mut self.warned_of_dropping_tables, true) {
             return;
         }
         let chains = self.nft.list_chains().unwrap_or_default();
         for table in nft::dropping_tables(&chains) {
             tracing::warn!(
                 table,
-                "this nftables table drops forwarded packets by policy, and no rule of another table can change that: it has to accept traffic of Services itself"
+                "the policy of this nftables table drops forwarded packets, and shunt cannot change that from another table: \
+                 add rules to it that accept traffic of Services"
             );
         }
     }
 
-    /// Removes all of them, goes on past errors and returns them all. What is not installed has put nothing anywhere.
+    /// Removes all rules. Continues after errors and returns them all. A command that is not installed has left no rules.
     pub fn remove(&mut self) -> Vec<KernelError> {
-        let mut errors = Vec::new();
-        let mut note = |result: Result<(), KernelError>| match result {
-            Ok(()) | Err(KernelError::CommandNotFound { .. }) => {}
-            Err(error) => errors.push(error),
-        };
-        note(self.nft.remove_table(nft::TABLE));
-        for family in Family::ALL.into_iter().filter(|family| family.is_available()) {
-            for iptables in Iptables::installed(family, &self.path) {
-                note(remove_iptables(iptables, self.marks));
-            }
+        let mut removals = vec![self.nft.remove_table(nft::TABLE)];
+        for family in IpFamily::ALL.into_iter().filter(|family| is_available(*family)) {
+            let installed = Iptables::installed(family, &self.path).into_iter();
+            removals.extend(installed.map(|iptables| remove_iptables(iptables, self.marks)));
         }
-        for family in self.foreign_families().collect::<Vec<_>>() {
-            note(self.remove_foreign(family));
-        }
-        self.seen.clear();
-        self.seen_nft = None;
-        errors
+        removals.extend(self.foreign_families().map(|family| self.remove_foreign(family)));
+        self.installed.clear();
+        self.installed_nft = None;
+        let errors = removals.into_iter().filter_map(Result::err);
+        errors.filter(|error| !matches!(error, KernelError::CommandNotFound { .. })).collect()
     }
 
-    fn remove_foreign(&self, family: Family) -> Result<(), KernelError> {
+    fn remove_foreign(&self, family: IpFamily) -> Result<(), KernelError> {
         match self.nft.list_chain(&foreign::own_chain(family))? {
             Some(_) => {
                 let forward = self.nft.list_chain(&foreign::forward_chain(family))?.unwrap_or_default();
@@ -355,6 +361,6 @@ impl Rules {
 }
 
 fn remove_iptables(iptables: Iptables, marks: Marks) -> Result<(), KernelError> {
-    let place = Place::read(iptables, &iptables::TABLES)?;
-    place.repair(Extent::Nothing, marks).map_or(Ok(()), |text| place.iptables.restore(&text))
+    let tables = BackendTables::read(iptables, &TABLES)?;
+    tables.repair(Extent::Nothing, marks).map_or(Ok(()), |text| tables.iptables.restore(&text))
 }

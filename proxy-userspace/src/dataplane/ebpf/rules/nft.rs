@@ -1,25 +1,28 @@
-//! The rules as one nftables table: the script that makes it, and whether a listing shows it.
+//! The rules as one nftables table: the script that creates it, and the check of a listing.
 
 use super::{MASQUERADED_PORTS, Marks};
 
-/// The table, with its family.
+/// The table, with its nftables family.
 pub(super) const TABLE: &str = "inet shunt";
+const CHAINS: [&str; 4] = ["refuse", "prerouting", "forward", "postrouting"];
 
-/// The script that makes the table in one transaction, in place of what there is of it.
+/// Returns the script that creates the table in one transaction. If it `exists`, the script replaces it.
 ///
-/// - Masquerading comes before that of others (`srcnat`, where iptables' nat table is too): whoever comes first decides for the
-///   connection, and a CNI that gives pods another address than the node's must not decide for a Service's clients.
-/// - Masqueraded datagrams leave from ports of [`MASQUERADED_PORTS`] alone.
-/// - Refusing comes after conntrack (`raw` < conntrack < `mangle`), so that the answer belongs to the connection. Kernel 5.10
-///   (f53b9b0bdc59) is the first that can refuse before routing, which may know no way to a Service's address.
-/// - What conntrack calls invalid is not masqueraded: it would leave with the client's address, and its endpoint would reset a
-///   connection it knows nothing of (kubernetes/kubernetes#74839).
-/// - A connection of which the programs know nothing may be one that rules of another mode translated as it began. Conntrack goes on
-///   with it without those rules, so it is not refused. Nor is one that IPVS carries, until it is handed over to conntrack.
-pub(super) fn script(marks: Marks, is_there: bool) -> String {
+/// - shunt masquerades before others do (`srcnat`, the priority of iptables' nat table too). The first one decides for
+///   the connection. A CNI that masquerades pods with another address than the node's must not decide for clients of a
+///   Service.
+/// - Masqueraded datagrams leave only from ports of [`MASQUERADED_PORTS`].
+/// - Packets are refused after conntrack (`raw` < conntrack < `mangle`), so that the answer belongs to the connection.
+///   Kernel 5.10 (f53b9b0bdc59) is the first that can refuse before routing. The node may have no route to a VIP.
+/// - Packets that conntrack calls invalid are dropped, not masqueraded: they would leave with the client's address, and
+///   the endpoint would reset a connection that it does not know (kubernetes/kubernetes#74839).
+/// - Rules of another mode may have translated a connection that the programs do not know. Conntrack continues to
+///   translate it without those rules, so it is not refused. A connection that IPVS carries is not refused either,
+///   until it is handed over to conntrack.
+pub(super) fn script(marks: Marks, exists: bool) -> String {
     let Marks { masquerade, reject } = marks;
     let keep = !masquerade;
-    let removal = if is_there { format!("delete table {TABLE}\n") } else { String::new() };
+    let removal = if exists { format!("delete table {TABLE}\n") } else { String::new() };
     let not_refused = !reject;
     let [translated, carried, refused_tcp, refused, to_refuse, invalid, datagrams, masqueraded] =
         comments(marks);
@@ -50,7 +53,8 @@ pub(super) fn script(marks: Marks, is_there: bool) -> String {
     )
 }
 
-/// A comment for each rule, in their order. nft versions print rules differently, but comments alike; they tell the marks too.
+/// Returns a comment for each rule, in order. Versions of nft print rules differently, but all print comments alike.
+/// Comments contain the marks too.
 fn comments(Marks { masquerade, reject }: Marks) -> [String; 8] {
     [
         "shunt: but conntrack goes on with what other rules translated".into(),
@@ -64,28 +68,22 @@ fn comments(Marks { masquerade, reject }: Marks) -> [String; 8] {
     ]
 }
 
-/// Whether a listing of the table shows all its chains and rules, and nothing else.
+/// Returns true if a listing of the table contains exactly its chains and rules.
 pub(super) fn is_whole(listing: &str, marks: Marks) -> bool {
-    let after = |word: &str| -> Vec<String> {
-        let of_lines = listing.lines().map(str::trim);
-        of_lines.filter_map(|line| line.strip_prefix(word)).map(str::to_owned).collect()
-    };
-    let rules: Vec<&str> = listing
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && *line != "}" && !line.ends_with('{') && !line.starts_with("type "))
-        .collect();
+    let lines = || listing.lines().map(str::trim);
+    let is_rule =
+        |line: &&str| !line.is_empty() && *line != "}" && !line.ends_with('{') && !line.starts_with("type ");
+    let rules: Vec<&str> = lines().filter(is_rule).collect();
     let comments = comments(marks);
-    after("chain ") == ["refuse {", "prerouting {", "forward {", "postrouting {"]
-        && after("type ").len() == 3
+    let has_comment = |(rule, comment): (&&str, &String)| rule.ends_with(&format!("comment \"{comment}\""));
+    lines().filter_map(|line| line.strip_prefix("chain ")).eq(CHAINS.map(|chain| format!("{chain} {{")))
+        && lines().filter(|line| line.starts_with("type ")).count() == 3
         && rules.len() == comments.len()
-        && rules
-            .iter()
-            .zip(&comments)
-            .all(|(rule, comment)| rule.ends_with(&format!("comment \"{comment}\"")))
+        && rules.iter().zip(&comments).all(has_comment)
 }
 
-/// Tables of others that drop what is forwarded unless they know better, which no rule of another table can change.
+/// Returns the tables of other programs that drop forwarded packets by policy, which no rule in another table can change.
+/// `chains` is a listing of all chains.
 pub(super) fn dropping_tables(chains: &str) -> Vec<String> {
     let (mut table, mut dropping) = ("", Vec::new());
     for line in chains.lines().map(str::trim) {
@@ -95,7 +93,7 @@ pub(super) fn dropping_tables(chains: &str) -> Vec<String> {
             dropping.push(table.to_owned());
         }
     }
-    // Those are iptables', whose FORWARD has a rule of ours.
+    // These tables are iptables', and their FORWARD has a rule of shunt.
     dropping.retain(|table| !matches!(&**table, "ip filter" | "ip6 filter"));
     dropping
 }

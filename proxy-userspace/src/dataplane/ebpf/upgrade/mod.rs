@@ -120,10 +120,10 @@ impl Ebpf {
         self.maps.set_marks(after)?;
         self.change = None;
         let Some(rules) = &mut self.rules else { return Ok(()) };
-        rules.settle(after);
+        rules.set_marks(after);
         // Until they are.
         state.rules_are_put = false;
-        rules.put()?;
+        rules.install()?;
         state.rules_are_put = true;
         Ok(())
     }

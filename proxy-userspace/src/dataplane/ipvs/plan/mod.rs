@@ -16,7 +16,6 @@ use super::{
     desired::{DesiredObjects, Item},
     error::IpvsError,
     failures::ApplyFailures,
-    held::Held,
     node::Node,
     rejections::Rejections,
     rules::{self, Needs},
@@ -25,7 +24,10 @@ use super::{
     step::{SetChange, Step},
 };
 use crate::{
-    dataplane::PlanSize,
+    dataplane::{
+        PlanSize,
+        iptables_text::{self, Layout},
+    },
     kernel::ipvs::{Timeouts, VirtualKey},
     model::{Dirty, IpFamily, ServicePortKey, Snapshot},
 };
@@ -57,7 +59,7 @@ impl Plan {
     /// Returns the inputs of iptables-restore, in order.
     pub fn rules(&self) -> Vec<(IpFamily, String)> {
         let rules = self.steps.iter().filter_map(|step| match step {
-            Step::Rules(family, change) => Some((*family, change.input())),
+            Step::Rules(family, inputs) => Some((*family, iptables_text::text(inputs, Layout::ChainsFirst))),
             _ => None,
         });
         rules.collect()
@@ -207,7 +209,7 @@ impl Planner<'_> {
             last.append(&mut first);
         }
         first.extend(added);
-        let is_takeover = self.state.rules.values().any(Held::is_of_another_mode);
+        let is_takeover = self.state.rules.values().any(|rules| rules.is_of_iptables_mode);
         let (early, late) = if is_takeover { (Vec::new(), rules_first) } else { (rules_first, Vec::new()) };
         steps.push(Step::Sets(first));
         steps.extend(early);
@@ -323,10 +325,11 @@ impl Planner<'_> {
             }
             let mut held = held.clone();
             for (needs, steps) in [(&before.union(after), &mut first), (after, &mut last)] {
-                let wanted = rules::chains(*family, &self.state.options, &self.node, needs);
-                if let Some(change) = held.difference(&wanted) {
-                    held.record(&change);
-                    steps.push(Step::Rules(*family, change));
+                let chains = rules::chains(*family, &self.state.options, &self.node, needs);
+                let inputs = held.difference(&chains);
+                if !inputs.is_empty() {
+                    held.record(&inputs);
+                    steps.push(Step::Rules(*family, inputs));
                 }
             }
         }

@@ -4,6 +4,7 @@ use super::{options, plan, programmed};
 use crate::{
     dataplane::{
         PlanSize as _,
+        iptables_text::{self, Layout},
         ipvs::{plan::Plan, state::State, step::Step},
     },
     kernel::ipvs::Change,
@@ -75,8 +76,8 @@ fn lines(step: &Step) -> Vec<String> {
             let lines = changes.iter().map(|change| change.line().trim_end().to_owned());
             ["ipset restore".into()].into_iter().chain(lines).collect()
         }
-        Step::Rules(family, change) => {
-            let input = change.input();
+        Step::Rules(family, inputs) => {
+            let input = iptables_text::text(inputs, Layout::ChainsFirst);
             [format!("restore {family}")].into_iter().chain(input.lines().map(String::from)).collect()
         }
         Step::Servers(changes) => changes.iter().map(ToString::to_string).collect(),

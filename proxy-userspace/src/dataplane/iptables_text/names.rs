@@ -1,4 +1,4 @@
-//! Names of tables and chains: upstream's, with the hashes that tell the chains of service ports and endpoints apart.
+//! Names of kube-proxy's chains, with the hashes that distinguish service ports and endpoints.
 
 use std::{fmt, net::SocketAddr};
 
@@ -7,41 +7,16 @@ use crate::{
     model::{Protocol, ServicePortName},
 };
 
-/// A table that holds something of ours.
+/// What a chain of a service port is for. The prefixes are upstream's (`pkg/proxy/iptables/proxier.go`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Table {
-    /// Only the canary.
-    Mangle,
-    /// What refuses, drops and lets through.
-    Filter,
-    /// What translates and masquerades.
-    Nat,
-}
-
-impl Table {
-    /// All of them.
-    pub(super) const ALL: [Self; 3] = [Self::Mangle, Self::Filter, Self::Nat];
-
-    /// iptables' word for it.
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Mangle => "mangle",
-            Self::Filter => "filter",
-            Self::Nat => "nat",
-        }
-    }
-}
-
-/// What a chain of a service port is for; upstream's prefixes (`pkg/proxy/iptables/proxier.go`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Purpose {
+pub(in crate::dataplane) enum Purpose {
     /// The endpoints of policy Cluster.
     Cluster,
     /// The endpoints of policy Local.
     Local,
-    /// Traffic to addresses that are reached from outside.
+    /// Traffic to addresses that clients outside the cluster use.
     External,
-    /// Source ranges of load-balancer addresses.
+    /// The source ranges of load-balancer IPs.
     Firewall,
     /// One endpoint.
     Endpoint,
@@ -61,21 +36,21 @@ impl Purpose {
     }
 }
 
-/// Digits of base32 (RFC 4648) that a name keeps of its hash: names may not be longer than 28 bytes.
+/// The number of base32 digits of a hash in a name. Names of chains have at most 28 bytes.
 const DIGITS: usize = 16;
 
-/// What tells a service port or an endpoint apart in names.
+/// The hash of a service port or of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct NameHash([u8; DIGITS]);
+pub(in crate::dataplane) struct NameHash([u8; DIGITS]);
 
 impl NameHash {
-    /// Upstream's `portProtoHash`.
-    pub(super) fn of_port(name: &ServicePortName) -> Self {
+    /// The hash of a service port: upstream's `portProtoHash`.
+    pub(in crate::dataplane) fn of_port(name: &ServicePortName) -> Self {
         Self(base32(&format!("{name}{}", protocol(name.protocol))))
     }
 
-    /// That of an endpoint: upstream's `servicePortEndpointChainName`.
-    pub(super) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> Self {
+    /// The hash of an endpoint: upstream's `servicePortEndpointChainName`.
+    pub(in crate::dataplane) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> Self {
         Self(base32(&format!("{name}{}{endpoint}", protocol(name.protocol))))
     }
 
@@ -91,41 +66,37 @@ impl fmt::Display for NameHash {
     }
 }
 
-impl fmt::Debug for NameHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// A chain of ours.
+/// A chain of kube-proxy or shunt.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Chain {
-    /// One that is always there.
+pub(in crate::dataplane) enum Chain {
+    /// A chain with a fixed name.
     Fixed(&'static str),
-    /// One of a service port or an endpoint.
+    /// A chain of a service port or an endpoint, in the iptables mode.
     Of(Purpose, NameHash),
 }
 
-/// Where traffic to Services is told apart.
-pub(super) const SERVICES: Chain = Chain::Fixed("KUBE-SERVICES");
-/// What is refused or dropped on addresses that are reached from outside.
-pub(super) const EXTERNAL_SERVICES: Chain = Chain::Fixed("KUBE-EXTERNAL-SERVICES");
+/// Selects the service port of a packet.
+pub(in crate::dataplane) const SERVICES: Chain = Chain::Fixed("KUBE-SERVICES");
+/// Refuses or drops packets to addresses that clients outside the cluster use.
+pub(in crate::dataplane) const EXTERNAL_SERVICES: Chain = Chain::Fixed("KUBE-EXTERNAL-SERVICES");
 /// Node ports; in the table filter, health check node ports.
-pub(super) const NODE_PORTS: Chain = Chain::Fixed("KUBE-NODEPORTS");
-/// Masquerades what is marked.
-pub(super) const POSTROUTING: Chain = Chain::Fixed("KUBE-POSTROUTING");
-/// Marks what is to be masqueraded.
-pub(super) const MARK_MASQ: Chain = Chain::Fixed("KUBE-MARK-MASQ");
-/// Lets Services' traffic through FORWARD.
-pub(super) const FORWARD: Chain = Chain::Fixed("KUBE-FORWARD");
-/// Drops what source ranges did not let pass.
-pub(super) const PROXY_FIREWALL: Chain = Chain::Fixed("KUBE-PROXY-FIREWALL");
-/// The kubelet's, which upstream's proxy fills too: it keeps other hosts from loopback addresses while `route_localnet` is on.
-pub(super) const KUBELET_FIREWALL: Chain = Chain::Fixed("KUBE-FIREWALL");
-/// Empty, in the table mangle: it was this mode, and nobody else, that set `route_localnet`. Not upstream's, which never sets it back.
-pub(super) const ROUTES_LOCALNET: Chain = Chain::Fixed("KUBE-PROXY-ROUTE-LOCALNET");
-/// Empty; where it is gone, somebody has flushed the table.
-pub(super) const CANARY: Chain = Chain::Fixed("KUBE-PROXY-CANARY");
+pub(in crate::dataplane) const NODE_PORTS: Chain = Chain::Fixed("KUBE-NODEPORTS");
+/// Masquerades the packets that have the mark.
+pub(in crate::dataplane) const POSTROUTING: Chain = Chain::Fixed("KUBE-POSTROUTING");
+/// Sets the mark of packets to be masqueraded.
+pub(in crate::dataplane) const MARK_MASQ: Chain = Chain::Fixed("KUBE-MARK-MASQ");
+/// Accepts forwarded traffic of Services.
+pub(in crate::dataplane) const FORWARD: Chain = Chain::Fixed("KUBE-FORWARD");
+/// Drops packets that no source range allowed.
+pub(in crate::dataplane) const PROXY_FIREWALL: Chain = Chain::Fixed("KUBE-PROXY-FIREWALL");
+/// A chain of the kubelet, which upstream's proxy fills too. It keeps other hosts from loopback addresses while
+/// `route_localnet` is on.
+pub(in crate::dataplane) const KUBELET_FIREWALL: Chain = Chain::Fixed("KUBE-FIREWALL");
+/// An empty chain in the table mangle. It exists if the iptables mode, and nobody else, set `route_localnet`.
+/// Upstream has no such chain, because it never resets the setting.
+pub(in crate::dataplane) const ROUTES_LOCALNET: Chain = Chain::Fixed("KUBE-PROXY-ROUTE-LOCALNET");
+/// An empty chain. If it is missing, somebody has flushed the table.
+pub(in crate::dataplane) const CANARY: Chain = Chain::Fixed("KUBE-PROXY-CANARY");
 
 const FIXED: [Chain; 10] = [
     SERVICES,
@@ -141,8 +112,8 @@ const FIXED: [Chain; 10] = [
 ];
 
 impl Chain {
-    /// The chain of this name; none where it is not ours.
-    pub(super) fn parse(name: &str) -> Option<Self> {
+    /// Returns the chain of the iptables mode with this name; `None` if the mode has no such chain.
+    pub(in crate::dataplane) fn parse(name: &str) -> Option<Self> {
         if let Some(fixed) = FIXED.into_iter().find(|chain| chain.is_named(name)) {
             return Some(fixed);
         }
@@ -152,7 +123,8 @@ impl Chain {
         })
     }
 
-    fn is_named(self, name: &str) -> bool {
+    /// Returns true if this is a chain with this fixed name.
+    pub(in crate::dataplane) fn is_named(self, name: &str) -> bool {
         matches!(self, Self::Fixed(fixed) if fixed == name)
     }
 }
@@ -172,8 +144,8 @@ impl fmt::Debug for Chain {
     }
 }
 
-/// iptables' word for a protocol.
-pub(super) const fn protocol(protocol: Protocol) -> &'static str {
+/// The name of a protocol in rules.
+pub(in crate::dataplane) const fn protocol(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "tcp",
         Protocol::Udp => "udp",
@@ -187,7 +159,7 @@ mod tests {
     use crate::model::testing::key;
 
     #[test]
-    fn hashes_are_upstreams() {
+    fn hashes_equal_upstreams() {
         let lbs = key("default/lbs", "").name;
         assert_eq!(
             Chain::Of(Purpose::Cluster, NameHash::of_port(&lbs)).to_string(),
@@ -198,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_as_they_are_written_and_those_of_others_are_not_ours() {
+    fn written_names_are_parsed_and_other_names_are_not() {
         for name in
             ["KUBE-SERVICES", "KUBE-FIREWALL", "KUBE-FW-FYZB2HTOW53NRIPL", "KUBE-SEP-HFWLTVTPDOVGG2MS"]
         {
