@@ -23,9 +23,9 @@ pub struct Deadline(Instant);
 pub struct Stopwatch(Instant);
 
 impl Deadline {
-    /// The point `wait` from now; later where everything is slow, see [`patient`].
+    /// The point `wait` from now; later where everything is slow, see [`scaled`].
     pub fn after(wait: Duration) -> Self {
-        Self(now() + patient(wait))
+        Self(now() + scaled(wait))
     }
 
     /// Whether it is reached.
@@ -64,13 +64,13 @@ impl Stopwatch {
 
 /// How long to wait for what is done within `wait` on an ordinary machine: as many times longer as the variable
 /// `SHUNT_TEST_PATIENCE` says.
-pub fn patient(wait: Duration) -> Duration {
-    wait.saturating_mul(slowness())
+pub fn scaled(wait: Duration) -> Duration {
+    wait.saturating_mul(slowdown())
 }
 
 /// How many times slower than on an ordinary machine everything is; 1 or more. What is repeated only to be sure may be
 /// repeated that much less.
-pub fn slowness() -> u32 {
+pub fn slowdown() -> u32 {
     static TIMES: OnceLock<u32> = OnceLock::new();
     *TIMES.get_or_init(|| {
         let text = env::var_os(PATIENCE).and_then(|text| text.into_string().ok());

@@ -5,7 +5,7 @@ use std::{process, sync::PoisonError, thread};
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::world::{BEING_BUILT, remove_live};
+use crate::world::{BUILD_LOCK, remove_live_runs};
 
 /// Starts a thread that waits for a signal, removes all worlds of this process and exits with 128 + the signal's number.
 pub fn remove_worlds_on_signal() -> Result<()> {
@@ -25,9 +25,9 @@ pub fn remove_worlds_on_signal() -> Result<()> {
         });
         let (kind, ..) = runtime.block_on(futures::future::select_all(waits));
         // Nothing new is made from here on: the lock is kept until the process is gone.
-        let _nothing_new = BEING_BUILT.write().unwrap_or_else(PoisonError::into_inner);
+        let _nothing_new = BUILD_LOCK.write().unwrap_or_else(PoisonError::into_inner);
         eprintln!("\nstopped by signal {}: removing the test world", kind.as_raw_value());
-        for error in remove_live() {
+        for error in remove_live_runs() {
             eprintln!("cannot remove all of it: {error:#}");
         }
         process::exit(128 + kind.as_raw_value());

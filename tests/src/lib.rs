@@ -11,7 +11,7 @@ pub mod planned;
 pub mod process;
 pub mod resolved;
 pub mod runner;
-pub mod scenes;
+pub mod scenarios;
 pub mod slow_commands;
 pub mod small_cluster;
 pub mod system_calls;

@@ -36,8 +36,8 @@ pub fn write_script(path: &Path, text: &str) -> io::Result<()> {
 
 /// A host as a process sees it.
 #[derive(Clone, Debug)]
-pub struct Inside {
-    /// A program that calls [`run_if_inside`].
+pub struct HostContext {
+    /// A program that calls [`run_as_host_process`].
     pub program: PathBuf,
     /// The network namespace, under `/run/netns`.
     pub namespace: PathBuf,
@@ -47,14 +47,14 @@ pub struct Inside {
 
 /// A process of the world; it is killed when dropped, and by the kernel when the thread that started it ends.
 #[derive(Debug)]
-pub struct Running {
+pub struct ChildProcess {
     child: Child,
     name: String,
 }
 
 /// What a finished command left.
 #[derive(Debug)]
-pub struct Finished {
+pub struct CommandOutput {
     /// How it ended.
     pub status: ExitStatus,
     /// Its standard output.
@@ -65,7 +65,7 @@ pub struct Finished {
 
 /// Enters a namespace and a cgroup and becomes another program.
 #[derive(Debug, Parser)]
-struct InsideArguments {
+struct EnterArguments {
     #[arg(long)]
     namespace: PathBuf,
     #[arg(long)]
@@ -78,7 +78,7 @@ struct InsideArguments {
 /// The `main` of every program that builds a world: `run` with logs on standard error and worlds that go when a signal
 /// comes, unless the program was started as an agent or to enter a host.
 pub fn main(name: &str, run: impl FnOnce() -> Result<bool>) -> ExitCode {
-    if let Some(code) = run_if_inside() {
+    if let Some(code) = run_as_host_process() {
         return code;
     }
     tracing_subscriber::fmt().with_writer(io::stderr).init();
@@ -93,10 +93,10 @@ pub fn main(name: &str, run: impl FnOnce() -> Result<bool>) -> ExitCode {
 }
 
 /// When the program was started as an agent or to enter a host: does that and says how to exit.
-pub fn run_if_inside() -> Option<ExitCode> {
+pub fn run_as_host_process() -> Option<ExitCode> {
     let mut arguments = std::env::args();
     let result = match arguments.nth(1).as_deref() {
-        Some(INSIDE) => enter(&InsideArguments::parse_from(std::env::args().skip(1))),
+        Some(INSIDE) => enter(&EnterArguments::parse_from(std::env::args().skip(1))),
         Some(AGENT) => agent::serve(&arguments.next().unwrap_or_default()),
         _ => return None,
     };
@@ -109,24 +109,29 @@ pub fn run_if_inside() -> Option<ExitCode> {
     })
 }
 
-impl Inside {
+impl HostContext {
     /// Starts a program whose output goes to the end of `log`.
-    pub fn spawn(&self, program: &Path, arguments: &[String], log: &File) -> Result<Running> {
+    pub fn spawn(&self, program: &Path, arguments: &[String], log: &File) -> Result<ChildProcess> {
         let mut command = self.command(program, arguments);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
-        Running::start(command, program)
+        ChildProcess::start(command, program)
     }
 
     /// Starts the agent of a host, with pipes for its requests and answers.
-    pub fn spawn_agent(&self, host: &str) -> Result<Running> {
+    pub fn spawn_agent(&self, host: &str) -> Result<ChildProcess> {
         let arguments = [AGENT.to_owned(), host.to_owned()];
         let mut command = self.command(&self.program, &arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        Running::start(command, &self.program)
+        ChildProcess::start(command, &self.program)
     }
 
     /// Runs a command to its end or for at most `limit`, and keeps its output.
-    pub fn run_to_end(&self, program: &Path, arguments: &[&str], limit: Duration) -> Result<Finished> {
+    pub fn run_with_timeout(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        limit: Duration,
+    ) -> Result<CommandOutput> {
         finish(self.command(program, arguments), program, limit)
     }
 
@@ -138,7 +143,7 @@ impl Inside {
     }
 }
 
-impl Running {
+impl ChildProcess {
     fn start(mut command: Command, program: &Path) -> Result<Self> {
         let name = program.display().to_string();
         let child = command.spawn().with_context(|| format!("start {name}"))?;
@@ -156,16 +161,16 @@ impl Running {
     }
 
     /// How it ended; None while it runs.
-    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+    pub fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("wait for {}", self.name))
     }
 
     /// Sends SIGTERM and waits for the end. Past `within`, kills it and says so.
-    pub fn terminate(mut self, within: Duration) -> Result<ExitStatus> {
+    pub fn terminate(mut self, timeout: Duration) -> Result<ExitStatus> {
         self.signal(Signal::SIGTERM)?;
-        match self.wait(within)? {
+        match self.wait(timeout)? {
             Some(status) => Ok(status),
-            None => bail!("{} did not exit within {within:?} of SIGTERM and was killed", self.name),
+            None => bail!("{} did not exit within {timeout:?} of SIGTERM and was killed", self.name),
         }
     }
 
@@ -176,12 +181,12 @@ impl Running {
     }
 
     /// Waits until it ends; None if it still runs after `within`.
-    pub fn wait(&mut self, within: Duration) -> Result<Option<ExitStatus>> {
-        Deadline::after(within).poll(|| self.ended().transpose()).transpose()
+    pub fn wait(&mut self, timeout: Duration) -> Result<Option<ExitStatus>> {
+        Deadline::after(timeout).poll(|| self.exit_status().transpose()).transpose()
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         // Ended already is what is wanted; wait() leaves no zombie.
         let _ended = self.child.kill();
@@ -190,15 +195,15 @@ impl Drop for Running {
 }
 
 /// Runs a command to its end or for at most `limit`, and keeps its output.
-pub fn run_to_end(program: &Path, arguments: &[&str], limit: Duration) -> Result<Finished> {
+pub fn run_with_timeout(program: &Path, arguments: &[&str], limit: Duration) -> Result<CommandOutput> {
     let mut command = command(program);
     command.args(arguments);
     finish(command, program, limit)
 }
 
-fn finish(mut command: Command, program: &Path, limit: Duration) -> Result<Finished> {
+fn finish(mut command: Command, program: &Path, limit: Duration) -> Result<CommandOutput> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut running = Running::start(command, program)?;
+    let mut running = ChildProcess::start(command, program)?;
     let stdout = running.child.stdout.take().map(|pipe| thread::spawn(move || read_all(pipe)));
     let stderr = running.child.stderr.take().map(|pipe| thread::spawn(move || read_all(pipe)));
     let Some(status) = running.wait(limit)? else {
@@ -206,11 +211,11 @@ fn finish(mut command: Command, program: &Path, limit: Duration) -> Result<Finis
     };
     let text =
         |reader: Option<thread::JoinHandle<String>>| reader.and_then(|r| r.join().ok()).unwrap_or_default();
-    Ok(Finished { status, stdout: text(stdout), stderr: text(stderr) })
+    Ok(CommandOutput { status, stdout: text(stdout), stderr: text(stderr) })
 }
 
 /// "exit code 1" or "signal 15", for reports.
-pub fn describe(status: ExitStatus) -> String {
+pub fn describe_status(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
@@ -230,7 +235,7 @@ fn command(program: &Path) -> Command {
     Command::new(program)
 }
 
-fn enter(arguments: &InsideArguments) -> Result<()> {
+fn enter(arguments: &EnterArguments) -> Result<()> {
     // Dies with the runner, also when that is killed with SIGKILL.
     prctl::set_pdeathsig(Signal::SIGKILL).context("ask to die with the runner")?;
     let procs = arguments.cgroup.join("cgroup.procs");

@@ -8,9 +8,9 @@ use std::{
 use crate::process::write_script;
 
 /// The file in the folder that makes commands slow as long as it is there.
-pub const SLOW: &str = "slow";
+pub const SLOW_FILE: &str = "slow";
 /// The file in the folder that tells that a slow one has begun.
-pub const BEGUN: &str = "begun";
+pub const STARTED_FILE: &str = "begun";
 
 /// Makes a program in `folder` that becomes `shunt`, to which these commands take an hour as long as there is the file [`SLOW`]; then
 /// there is the file [`BEGUN`]. `when` tells in bash which calls of them do; it may read the command's input into `input`.
@@ -22,7 +22,7 @@ pub fn with_slow_commands(folder: &Path, shunt: &Path, commands: &[&str], when: 
     let own = folder.display();
     for name in commands {
         let script = format!(
-            "if {when} && [ -e {own}/{SLOW} ]; then touch {own}/{BEGUN}; sleep 3600; fi\n\
+            "if {when} && [ -e {own}/{SLOW_FILE} ]; then touch {own}/{STARTED_FILE}; sleep 3600; fi\n\
              PATH=${{PATH#{own}:}}\n\
              [ -z \"$input\" ] || exec {name} \"$@\" <<<\"$input\"\n\
              exec {name} \"$@\""

@@ -50,7 +50,7 @@ impl Slices {
     }
 
     /// Both Services' slices, with these hosts as endpoints.
-    pub fn of_all(pods: &[Host]) -> Self {
+    pub fn for_all_services(pods: &[Host]) -> Self {
         let mut slices = Self::default();
         slices.add("web", false, WEB_PORT, pods);
         slices.add("dns", false, DNS_PORT, pods);

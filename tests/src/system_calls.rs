@@ -10,10 +10,10 @@ use nix::{
 
 use crate::{
     deadline::Deadline,
-    process::{Finished, run_to_end},
+    process::{CommandOutput, run_with_timeout},
 };
 
-const WITHIN: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// What a thread calls that has memory to itself or waits for another; none of it is asked of the network or of BPF.
 const OF_MEMORY: [&str; 7] = ["mmap", "munmap", "mremap", "mprotect", "madvise", "brk", "futex"];
 /// Asked for before and after, and by nothing else here.
@@ -26,9 +26,9 @@ pub fn system_calls_of(job: impl FnOnce()) -> Result<Vec<String>> {
     let thread_id = gettid().to_string();
     let output = trace.display().to_string();
     let strace = thread::spawn(move || {
-        run_to_end(Path::new("strace"), &["-q", "-o", &output, "-p", &thread_id], 3 * WITHIN)
+        run_with_timeout(Path::new("strace"), &["-q", "-o", &output, "-p", &thread_id], 3 * TIMEOUT)
     });
-    let tracer = Deadline::after(WITHIN).poll(|| tracer().filter(|_| has_begun(&trace)));
+    let tracer = Deadline::after(TIMEOUT).poll(|| tracer().filter(|_| has_begun(&trace)));
     if tracer.is_some() {
         let _mark = getppid();
         job();
@@ -37,7 +37,8 @@ pub fn system_calls_of(job: impl FnOnce()) -> Result<Vec<String>> {
     if let Some(tracer) = tracer {
         kill(tracer, Signal::SIGINT).context("end strace")?;
     }
-    let Finished { stderr, .. } = strace.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    let CommandOutput { stderr, .. } =
+        strace.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     ensure!(tracer.is_some(), "strace does not trace this thread: {stderr}");
     names(&fs::read_to_string(&trace)?)
 }

@@ -11,18 +11,18 @@ use anyhow::{Context as _, Result, ensure};
 use crate::{
     agent::{
         Agent,
-        protocol::{Dial, Order, Protocol, Send, Try},
+        protocol::{Attempt, ConnectRequest, Order, Protocol, SendRequest},
     },
     small_cluster::{CLUSTER_IP, DNS, NODE_PORT, NODE_PORT_UDP},
     world::{Host, World},
 };
 
-const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 const BATCH: usize = 50;
 const HELD: &str = "held";
 
 /// What one client saw.
-pub struct Load {
+pub struct ClientResult {
     /// Which client connected to which destination.
     pub name: String,
     /// How many connections were made.
@@ -31,7 +31,7 @@ pub struct Load {
     pub failures: Vec<String>,
 }
 
-impl Load {
+impl ClientResult {
     /// Whether nothing failed; prints how it went.
     pub fn report(loads: &[Self]) -> bool {
         for load in loads {
@@ -52,11 +52,11 @@ pub struct Clients(Vec<Client>);
 
 impl Clients {
     /// Takes the pods out of the world, for use beside it.
-    pub fn take(world: &mut World) -> Result<Self> {
+    pub fn from_world(world: &mut World) -> Result<Self> {
         let mut clients = vec![
-            Client::new(world, Host::A1, vec![dial(CLUSTER_IP, Protocol::Tcp, false)?])?,
-            Client::new(world, Host::A2, vec![dial(NODE_PORT, Protocol::Tcp, false)?])?,
-            Client::new(world, Host::A3, vec![dial(DNS, Protocol::Udp, true)?])?,
+            Client::new(world, Host::A1, vec![connect_request(CLUSTER_IP, Protocol::Tcp, false)?])?,
+            Client::new(world, Host::A2, vec![connect_request(NODE_PORT, Protocol::Tcp, false)?])?,
+            Client::new(world, Host::A3, vec![connect_request(DNS, Protocol::Udp, true)?])?,
         ];
         clients.iter_mut().try_for_each(Client::hold)?;
         Ok(Self(clients))
@@ -65,8 +65,9 @@ impl Clients {
     /// With a host outside the cluster, that sends datagrams to a node port: conversations that begin, and one that goes on. Nothing
     /// is sent twice, so that each datagram counts.
     pub fn with_udp_from_outside(mut self, world: &mut World) -> Result<Self> {
-        let begin = Dial { timeout: LOST_AFTER, ..dial(NODE_PORT_UDP, Protocol::Udp, true)? };
-        let go_on = Dial { source_port: Some(SOURCE_PORT), ..begin.clone() };
+        let begin =
+            ConnectRequest { timeout: LOST_AFTER, ..connect_request(NODE_PORT_UDP, Protocol::Udp, true)? };
+        let go_on = ConnectRequest { source_port: Some(SOURCE_PORT), ..begin.clone() };
         let mut outside = Client::new(world, Host::Client, vec![begin, go_on])?;
         outside.hold_to(NODE_PORT)?;
         self.0.push(outside);
@@ -75,24 +76,24 @@ impl Clients {
 
     /// Conntrack will forget conversations whose endpoint leaves, answers under way included: a datagram whose answer is not
     /// translated back is sent once more, from another socket.
-    pub fn flows_are_forgotten(&mut self) {
-        self.0.iter_mut().for_each(|client| client.flows_are_forgotten = true);
+    pub fn tolerate_deleted_flows(&mut self) {
+        self.0.iter_mut().for_each(|client| client.tolerate_deleted_flows = true);
     }
 
     /// Modes will change: programs that go take along what a socket says of its peer, and what is held must live on all the while.
-    pub fn modes_change(&mut self) {
-        self.0.iter_mut().for_each(|client| client.modes_change = true);
+    pub fn tolerate_mode_changes(&mut self) {
+        self.0.iter_mut().for_each(|client| client.tolerate_mode_changes = true);
     }
 
     /// Has all dial while something is done.
-    pub fn dial_while(&mut self, job: impl FnOnce() -> Result<()>) -> Result<Vec<Load>> {
+    pub fn connect_during(&mut self, job: impl FnOnce() -> Result<()>) -> Result<Vec<ClientResult>> {
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             let running: Vec<_> =
                 self.0.iter_mut().map(|client| scope.spawn(|| client.load(&done))).collect();
             let ended = job();
             done.store(true, Ordering::Relaxed);
-            let loads: Result<Vec<Load>> = running
+            let loads: Result<Vec<ClientResult>> = running
                 .into_iter()
                 .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
                 .collect();
@@ -101,13 +102,13 @@ impl Clients {
     }
 
     /// The connections that were held from the beginning still work.
-    pub fn ensure_held(&mut self) -> Result<()> {
-        self.0.iter_mut().try_for_each(Client::ensure_held)
+    pub fn check_open_connections(&mut self) -> Result<()> {
+        self.0.iter_mut().try_for_each(Client::check_open_connections)
     }
 
     /// New connections reach this host alone.
-    pub fn ensure_only(&mut self, host: Host) -> Result<()> {
-        self.0.iter_mut().take(1).try_for_each(|client| client.ensure_only(host))
+    pub fn check_only_endpoint(&mut self, host: Host) -> Result<()> {
+        self.0.iter_mut().take(1).try_for_each(|client| client.check_only_endpoint(host))
     }
 }
 
@@ -115,45 +116,45 @@ impl Clients {
 struct Client {
     host: Host,
     /// In turn.
-    dials: Vec<Dial>,
+    dials: Vec<ConnectRequest>,
     agent: Agent,
-    modes_change: bool,
-    flows_are_forgotten: bool,
+    tolerate_mode_changes: bool,
+    tolerate_deleted_flows: bool,
 }
 
 impl Client {
-    fn new(world: &mut World, host: Host, dials: Vec<Dial>) -> Result<Self> {
-        let agent = world.lend_agent(host)?;
-        Ok(Self { host, dials, agent, modes_change: false, flows_are_forgotten: false })
+    fn new(world: &mut World, host: Host, dials: Vec<ConnectRequest>) -> Result<Self> {
+        let agent = world.take_agent(host)?;
+        Ok(Self { host, dials, agent, tolerate_mode_changes: false, tolerate_deleted_flows: false })
     }
 
-    fn load(&mut self, done: &AtomicBool) -> Result<Load> {
+    fn load(&mut self, done: &AtomicBool) -> Result<ClientResult> {
         let dials = self.dials.clone();
-        let Dial { to, protocol, .. } = dials.first().context("nothing to dial")?;
+        let ConnectRequest { to, protocol, .. } = dials.first().context("the client has no request")?;
         let name = format!("{} to {to} over {protocol:?}", self.host);
-        let mut load = Load { name, connections: 0, failures: Vec::new() };
-        for dial in dials.into_iter().cycle() {
+        let mut load = ClientResult { name, connections: 0, failures: Vec::new() };
+        for request in dials.into_iter().cycle() {
             if done.load(Ordering::Relaxed) {
                 break;
             }
-            let tries = self.agent.dial(dial.clone())?;
-            load.connections += tries.len();
-            let any_peer = self.modes_change;
-            for failed in tries.into_iter().filter_map(|one| failure(one, any_peer)) {
-                let is_asked_again = self.flows_are_forgotten && dial.protocol == Protocol::Udp;
-                let failed = if is_asked_again { self.ask_again(&dial)? } else { Some(failed) };
+            let attempts = self.agent.connect(request.clone())?;
+            load.connections += attempts.len();
+            let any_peer = self.tolerate_mode_changes;
+            for failed in attempts.into_iter().filter_map(|one| failure(one, any_peer)) {
+                let is_asked_again = self.tolerate_deleted_flows && request.protocol == Protocol::Udp;
+                let failed = if is_asked_again { self.ask_again(&request)? } else { Some(failed) };
                 load.failures.extend(failed);
             }
-            if self.modes_change {
-                load.failures.extend(self.ensure_held().err().map(|error| error.to_string()));
+            if self.tolerate_mode_changes {
+                load.failures.extend(self.check_open_connections().err().map(|error| error.to_string()));
             }
         }
         Ok(load)
     }
 
-    fn ask_again(&mut self, dial: &Dial) -> Result<Option<String>> {
-        let tries = self.agent.dial(Dial { tries: 1, ..dial.clone() })?;
-        Ok(tries.into_iter().find_map(|one| failure(one, self.modes_change)))
+    fn ask_again(&mut self, request: &ConnectRequest) -> Result<Option<String>> {
+        let attempts = self.agent.connect(ConnectRequest { attempts: 1, ..request.clone() })?;
+        Ok(attempts.into_iter().find_map(|one| failure(one, self.tolerate_mode_changes)))
     }
 
     fn hold(&mut self) -> Result<()> {
@@ -161,23 +162,27 @@ impl Client {
     }
 
     fn hold_to(&mut self, to: &str) -> Result<()> {
-        let held = Dial { hold: Some(HELD.into()), tries: 1, ..dial(to, Protocol::Tcp, false)? };
-        let tries = self.agent.dial(held)?;
-        ensure!(matches!(tries[..], [Try::Answered(_)]), "the first connection fails: {tries:?}");
+        let held = ConnectRequest {
+            hold: Some(HELD.into()),
+            attempts: 1,
+            ..connect_request(to, Protocol::Tcp, false)?
+        };
+        let attempts = self.agent.connect(held)?;
+        ensure!(matches!(attempts[..], [Attempt::Answered(_)]), "the first connection fails: {attempts:?}");
         Ok(())
     }
 
-    fn ensure_held(&mut self) -> Result<()> {
-        let send = Send { id: HELD.into(), size: 1, answer: 0, timeout: ANSWERED_WITHIN };
+    fn check_open_connections(&mut self) -> Result<()> {
+        let send = SendRequest { id: HELD.into(), size: 1, answer: 0, timeout: ANSWER_TIMEOUT };
         let answer = self.agent.send(send)?;
-        ensure!(matches!(answer, Try::Answered(_)), "an established connection has ended: {answer:?}");
+        ensure!(matches!(answer, Attempt::Answered(_)), "an established connection has ended: {answer:?}");
         Ok(())
     }
 
-    fn ensure_only(&mut self, host: Host) -> Result<()> {
-        for dial in self.dials.clone() {
-            for one in self.agent.dial(dial)? {
-                let is_right = matches!(&one, Try::Answered(answer) if answer.host == host.name());
+    fn check_only_endpoint(&mut self, host: Host) -> Result<()> {
+        for request in self.dials.clone() {
+            for one in self.agent.connect(request)? {
+                let is_right = matches!(&one, Attempt::Answered(answer) if answer.host == host.name());
                 ensure!(is_right, "{host} is the only endpoint left, and not what this reached: {one:?}");
             }
         }
@@ -185,16 +190,16 @@ impl Client {
     }
 }
 
-fn failure(one: Try, any_peer: bool) -> Option<String> {
+fn failure(one: Attempt, any_peer: bool) -> Option<String> {
     match one {
-        Try::Answered(answer) if any_peer || answer.reported == answer.destination => None,
-        Try::Answered(answer) => Some(format!("the peer is {}", answer.reported)),
-        Try::Failed(failure) => Some(format!("{}: {}", failure.doing, failure.message)),
+        Attempt::Answered(answer) if any_peer || answer.peer == answer.destination => None,
+        Attempt::Answered(answer) => Some(format!("the peer is {}", answer.peer)),
+        Attempt::Failed(failure) => Some(format!("{}: {}", failure.operation, failure.message)),
     }
 }
 
-fn dial(to: &str, protocol: Protocol, unconnected: bool) -> Result<Dial> {
-    let order = Order::InSequence;
-    let timeout = ANSWERED_WITHIN;
-    Ok(Dial { unconnected, order, timeout, ..Dial::new(to.parse()?, protocol, BATCH) })
+fn connect_request(to: &str, protocol: Protocol, unconnected: bool) -> Result<ConnectRequest> {
+    let order = Order::Sequential;
+    let timeout = ANSWER_TIMEOUT;
+    Ok(ConnectRequest { unconnected, order, timeout, ..ConnectRequest::new(to.parse()?, protocol, BATCH) })
 }

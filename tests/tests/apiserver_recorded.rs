@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
-use shunt_tests::apiserver::{ApiServer, Misbehaviour, Resource};
+use shunt_tests::apiserver::{ApiServer, Fault, Resource};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     net::TcpStream,
@@ -41,7 +41,7 @@ async fn holding(name: &str, resource: &Resource) -> Result<ApiServer> {
         let mut object = item.clone();
         object["kind"] = json!(resource.kind);
         object["apiVersion"] = json!(resource.api_version());
-        server.restore(object)?;
+        server.insert_recorded(object)?;
     }
     let version = list["metadata"]["resourceVersion"].as_str().context("version")?;
     server.advance_to(version.parse()?);
@@ -187,12 +187,11 @@ async fn watch_from_forgotten_history_is_refused_as_recorded() -> Result<()> {
 
 #[tokio::test]
 async fn refusals_are_as_recorded() -> Result<()> {
-    for (name, misbehaviour, code) in [
-        ("list-forbidden.http", Misbehaviour::Forbidden, 403),
-        ("list-unauthorized.http", Misbehaviour::Unauthorized, 401),
-    ] {
+    for (name, misbehaviour, code) in
+        [("list-forbidden.http", Fault::Forbidden, 403), ("list-unauthorized.http", Fault::Unauthorized, 401)]
+    {
         let server = empty_server().await?;
-        server.misbehave(None, None, misbehaviour, 1);
+        server.inject_fault(None, None, misbehaviour, 1);
         assert_eq!(get_json(&server, "/api/v1/services").await?, (code, recorded_body(name)?));
     }
     Ok(())
@@ -203,7 +202,7 @@ async fn watch_ends_after_its_timeout_as_recorded() -> Result<()> {
     let server = holding("services-list.json", resource("services")).await?;
     let changed = text("watch-timeout.http")?.lines().rfind(|line| line.starts_with('{')).map(str::to_owned);
     let changed: Value = serde_json::from_str(&changed.context("a line")?)?;
-    server.restore(changed["object"].clone())?;
+    server.insert_recorded(changed["object"].clone())?;
     let (status, body) = get(&server, "/api/v1/services?watch=true&timeoutSeconds=1", usize::MAX).await?;
     let values = |text: &str| -> Result<Vec<Value>> {
         let lines = text.lines().filter(|line| line.starts_with('{'));

@@ -30,7 +30,7 @@ use proxy_userspace::{
     sync::{Inputs, Outputs, SyncLoop, SyncPeriods, SyncSettings},
     watch::ManifestSource,
 };
-use shunt_tests::{deadline::Deadline, process::run_to_end};
+use shunt_tests::{deadline::Deadline, process::run_with_timeout};
 use tempfile::TempDir;
 use tokio::{
     runtime::Runtime,
@@ -197,7 +197,8 @@ fn settings() -> ModelSettings {
 
 /// Returns the output of nft, or an empty text if it fails.
 fn nft(arguments: &[&str]) -> String {
-    run_to_end(Path::new("nft"), arguments, WITHIN).map_or_else(|_| String::new(), |finished| finished.stdout)
+    run_with_timeout(Path::new("nft"), arguments, WITHIN)
+        .map_or_else(|_| String::new(), |finished| finished.stdout)
 }
 
 fn leads_to(endpoint: &str) -> bool {

@@ -18,7 +18,7 @@ use nix::{
 use shunt_tests::{
     deadline::Deadline,
     process::write_script,
-    world::{remove_leftovers, traces},
+    world::{leftover_paths, remove_leftovers},
 };
 
 /// A flow from a pod to another pod's address. It works without a proxy.
@@ -58,7 +58,7 @@ fn waiting_runner(directory: &Path) -> (Child, String) {
     let log = Path::new("/run").join(&name).join("proxy.log");
     let started = Deadline::after(Duration::from_secs(20))
         .poll(|| fs::read_to_string(&log).is_ok_and(|text| text.contains("I do nothing")).then_some(()));
-    assert!(started.is_some(), "the runner has not started its proxy; there is {:?}", traces(&name));
+    assert!(started.is_some(), "the runner has not started its proxy; there is {:?}", leftover_paths(&name));
     (child, name)
 }
 
@@ -128,7 +128,7 @@ fn stopped_runner_leaves_nothing() {
         signal(&child, stop);
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(128 + stop as i32), "{}", text(&output));
-        assert_eq!(traces(&name), Vec::<PathBuf>::new(), "{}", text(&output));
+        assert_eq!(leftover_paths(&name), Vec::<PathBuf>::new(), "{}", text(&output));
     }
 }
 
@@ -141,7 +141,7 @@ fn next_run_removes_what_a_killed_runner_left() {
     // Another test's runner may have removed it already.
     let (_, errors) = remove_leftovers().unwrap();
     assert!(errors.is_empty(), "{errors:?}");
-    assert_eq!(traces(&name), Vec::<PathBuf>::new());
+    assert_eq!(leftover_paths(&name), Vec::<PathBuf>::new());
 }
 
 #[test]

@@ -4,16 +4,16 @@
 use std::{net::SocketAddr, path::Path};
 
 use shunt_tests::{
-    agent::protocol::{Answer, Dial, FailureKind, Protocol, Send, Try},
-    world::{Host, NAMED_PORTS, World, traces},
+    agent::protocol::{Answer, Attempt, ConnectRequest, FailureKind, Protocol, SendRequest},
+    world::{Host, RESERVED_PORTS, World, leftover_paths},
 };
 
 fn build(hosts: &[Host]) -> World {
     World::build(hosts, Path::new(env!("CARGO_BIN_EXE_conformance"))).expect("build the world")
 }
 
-fn dial(world: &mut World, from: Host, dial: Dial) -> Vec<Try> {
-    world.agent(from).and_then(|agent| agent.dial(dial)).expect("the agent answers")
+fn connect(world: &mut World, from: Host, request: ConnectRequest) -> Vec<Attempt> {
+    world.agent(from).and_then(|agent| agent.connect(request)).expect("the agent answers")
 }
 
 /// Returns the results of one attempt to each address of a host.
@@ -22,9 +22,13 @@ fn answers(world: &mut World, from: Host, to: Host, protocol: Protocol, port: u1
     for address in to.addresses() {
         let address = SocketAddr::new(address.addr(), port);
         for unconnected in [false, true].into_iter().take(if protocol == Protocol::Udp { 2 } else { 1 }) {
-            let tries = dial(world, from, Dial { unconnected, ..Dial::new(address, protocol, 1) });
-            match tries.as_slice() {
-                [Try::Answered(answer)] => answers.push(answer.clone()),
+            let attempts = connect(
+                world,
+                from,
+                ConnectRequest { unconnected, ..ConnectRequest::new(address, protocol, 1) },
+            );
+            match attempts.as_slice() {
+                [Attempt::Answered(answer)] => answers.push(answer.clone()),
                 other => panic!("{from} to {to} at {protocol:?} {address}: {other:?}"),
             }
         }
@@ -51,8 +55,8 @@ fn hosts_reach_each_other_and_see_their_own_addresses() {
         for (protocol, port) in [(Protocol::Tcp, 8080), (Protocol::Tcp, 8081), (Protocol::Udp, 5353)] {
             for answer in answers(&mut world, from, to, protocol, port) {
                 assert_eq!(answer.host, to.name());
-                assert!(from.owns(answer.seen.ip()), "{to} saw {} in place of {from}", answer.seen);
-                assert_eq!(answer.reported, answer.destination);
+                assert!(from.owns(answer.client.ip()), "{to} saw {} in place of {from}", answer.client);
+                assert_eq!(answer.peer, answer.destination);
             }
         }
     }
@@ -61,24 +65,28 @@ fn hosts_reach_each_other_and_see_their_own_addresses() {
 #[test]
 fn closed_port_refuses_and_unused_address_is_silent() {
     let mut world = build(&Host::ALL);
-    let kinds = |tries: Vec<Try>| -> Vec<_> {
-        tries
+    let kinds = |attempts: Vec<Attempt>| -> Vec<_> {
+        attempts
             .into_iter()
             .map(|one| match one {
-                Try::Failed(failure) => failure.kind,
-                Try::Answered(answer) => panic!("{answer:?}"),
+                Attempt::Failed(failure) => failure.kind,
+                Attempt::Answered(answer) => panic!("{answer:?}"),
             })
             .collect()
     };
     for unconnected in [false, true] {
-        let closed = Dial { unconnected, ..Dial::new("10.244.2.11:9".parse().unwrap(), Protocol::Udp, 2) };
-        assert_eq!(kinds(dial(&mut world, Host::A1, closed)), [FailureKind::Refused; 2]);
+        let closed = ConnectRequest {
+            unconnected,
+            ..ConnectRequest::new("10.244.2.11:9".parse().unwrap(), Protocol::Udp, 2)
+        };
+        assert_eq!(kinds(connect(&mut world, Host::A1, closed)), [FailureKind::Refused; 2]);
     }
-    let closed = Dial::new("[fd44:2::11]:9".parse().unwrap(), Protocol::Tcp, 2);
-    assert_eq!(kinds(dial(&mut world, Host::A1, closed)), [FailureKind::Refused; 2]);
+    let closed = ConnectRequest::new("[fd44:2::11]:9".parse().unwrap(), Protocol::Tcp, 2);
+    assert_eq!(kinds(connect(&mut world, Host::A1, closed)), [FailureKind::Refused; 2]);
     let timeout = std::time::Duration::from_millis(300);
-    let silent = Dial { timeout, ..Dial::new("10.96.0.10:80".parse().unwrap(), Protocol::Tcp, 2) };
-    assert_eq!(kinds(dial(&mut world, Host::A1, silent)), [FailureKind::TimedOut; 2]);
+    let silent =
+        ConnectRequest { timeout, ..ConnectRequest::new("10.96.0.10:80".parse().unwrap(), Protocol::Tcp, 2) };
+    assert_eq!(kinds(connect(&mut world, Host::A1, silent)), [FailureKind::TimedOut; 2]);
 }
 
 #[test]
@@ -88,17 +96,17 @@ fn requested_source_ports_and_addresses_are_used() {
     world.add_addresses(Host::Client, &own).unwrap();
     world.add_addresses(Host::Client, &own).expect("addresses that are there already are fine");
     let to = "192.168.57.11:5353".parse().unwrap();
-    let asked = Dial {
+    let asked = ConnectRequest {
         sources: own.clone(),
         source_port: Some(40_001),
         order: shunt_tests::agent::protocol::Order::UntilFailure,
-        ..Dial::new(to, Protocol::Udp, 4)
+        ..ConnectRequest::new(to, Protocol::Udp, 4)
     };
-    let seen: Vec<_> = dial(&mut world, Host::Client, asked)
+    let seen: Vec<_> = connect(&mut world, Host::Client, asked)
         .into_iter()
         .map(|one| match one {
-            Try::Answered(answer) => answer.seen,
-            Try::Failed(failure) => panic!("{failure:?}"),
+            Attempt::Answered(answer) => answer.client,
+            Attempt::Failed(failure) => panic!("{failure:?}"),
         })
         .collect();
     let wanted: Vec<_> = own.iter().cycle().take(4).map(|own| SocketAddr::new(*own, 40_001)).collect();
@@ -114,10 +122,10 @@ fn ephemeral_ports_are_never_ports_of_cases() {
         for to in ["192.168.57.11", "fd57::11"] {
             let port = if protocol == Protocol::Tcp { 8080 } else { 5353 };
             let to = SocketAddr::new(to.parse().unwrap(), port);
-            let tries = dial(&mut world, Host::Client, Dial::new(to, protocol, 1));
-            let [Try::Answered(answer)] = &tries[..] else { panic!("{tries:?}") };
-            let is_named = NAMED_PORTS.iter().any(|range| range.contains(&answer.seen.port()));
-            assert!(!is_named, "{protocol:?} to {to} from {}", answer.seen);
+            let attempts = connect(&mut world, Host::Client, ConnectRequest::new(to, protocol, 1));
+            let [Attempt::Answered(answer)] = &attempts[..] else { panic!("{attempts:?}") };
+            let is_named = RESERVED_PORTS.iter().any(|range| range.contains(&answer.client.port()));
+            assert!(!is_named, "{protocol:?} to {to} from {}", answer.client);
         }
     }
 }
@@ -125,14 +133,17 @@ fn ephemeral_ports_are_never_ports_of_cases() {
 #[test]
 fn large_datagrams_and_kept_connections_work() {
     let mut world = build(&Host::ALL);
-    let large = Dial { size: 4000, ..Dial::new("10.244.2.11:5353".parse().unwrap(), Protocol::Udp, 3) };
-    assert!(dial(&mut world, Host::A1, large).iter().all(|one| matches!(one, Try::Answered(_))));
-    let kept = Dial {
-        hold: Some("c".to_owned()),
-        ..Dial::new("10.244.2.11:8080".parse().unwrap(), Protocol::Tcp, 1)
+    let large = ConnectRequest {
+        size: 4000,
+        ..ConnectRequest::new("10.244.2.11:5353".parse().unwrap(), Protocol::Udp, 3)
     };
-    assert!(matches!(dial(&mut world, Host::A1, kept).as_slice(), [Try::Answered(_)]));
-    let send = |id: &str| Send {
+    assert!(connect(&mut world, Host::A1, large).iter().all(|one| matches!(one, Attempt::Answered(_))));
+    let kept = ConnectRequest {
+        hold: Some("c".to_owned()),
+        ..ConnectRequest::new("10.244.2.11:8080".parse().unwrap(), Protocol::Tcp, 1)
+    };
+    assert!(matches!(connect(&mut world, Host::A1, kept).as_slice(), [Attempt::Answered(_)]));
+    let send = |id: &str| SendRequest {
         id: id.to_owned(),
         size: 3000,
         answer: 0,
@@ -140,7 +151,7 @@ fn large_datagrams_and_kept_connections_work() {
     };
     let agent = world.agent(Host::A1).unwrap();
     for _ in 0..2 {
-        assert!(matches!(agent.send(send("c")).unwrap(), Try::Answered(answer) if answer.host == "b1"));
+        assert!(matches!(agent.send(send("c")).unwrap(), Attempt::Answered(answer) if answer.host == "b1"));
     }
     assert!(agent.send(send("other")).unwrap_err().to_string().contains("no connection is kept"));
 }
@@ -162,9 +173,13 @@ fn processes_run_in_cgroup_and_netns_of_their_host() {
 fn dropped_world_leaves_nothing() {
     let world = build(&[Host::Node1, Host::A1]);
     let name = world.name().to_owned();
-    assert!(traces(&name).len() >= 4, "namespaces, cgroup, pins and directory: {:?}", traces(&name));
+    assert!(
+        leftover_paths(&name).len() >= 4,
+        "namespaces, cgroup, pins and directory: {:?}",
+        leftover_paths(&name)
+    );
     drop(world);
-    assert_eq!(traces(&name), Vec::<std::path::PathBuf>::new());
+    assert_eq!(leftover_paths(&name), Vec::<std::path::PathBuf>::new());
 }
 
 #[test]
@@ -176,7 +191,7 @@ fn world_leaves_nothing_after_a_panic() {
         panic!("on purpose");
     });
     assert!(panicked.join().is_err());
-    assert_eq!(traces(&name.recv().unwrap()), Vec::<std::path::PathBuf>::new());
+    assert_eq!(leftover_paths(&name.recv().unwrap()), Vec::<std::path::PathBuf>::new());
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The servers of a host: TCP and UDP on three ports, both families, answering with the host's name and the client
-//! address they see.
+//! The servers of a host: TCP and UDP on three ports, both families. An answer has the host's name
+//! and the client address that the server saw.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -23,18 +23,18 @@ use tokio::{
 
 use super::message;
 
-/// The ports every pod and node answers on.
+/// The ports on which every pod and node answers.
 const PORTS: [u16; 3] = [8080, 8081, 5353];
 const BACKLOG: i32 = 512;
 const LARGEST_DATAGRAM: usize = 65_536;
 
-/// The address a datagram was sent to, which its answer must come from.
-enum Asked {
+/// The address to which a datagram was sent. Its answer must come from this address.
+enum LocalAddress {
     V4(in_pktinfo),
     V6(in6_pktinfo),
 }
 
-/// Binds all servers and lets them run on the current runtime.
+/// Starts all servers on the current runtime.
 pub(super) fn start(host: &'static str) -> Result<()> {
     for port in PORTS {
         for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
@@ -86,7 +86,7 @@ async fn serve_tcp(listener: TcpListener, host: &'static str) {
     }
 }
 
-/// Answers every line until the client closes.
+/// Answers every line until the client closes the connection.
 async fn serve_connection(stream: TcpStream, client: SocketAddr, host: &'static str) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
     let mut line = Vec::new();
@@ -109,16 +109,16 @@ async fn serve_udp(socket: UdpSocket, host: &'static str) {
 fn answer_datagram(socket: &UdpSocket, host: &str) -> io::Result<()> {
     let mut buffer = vec![0; LARGEST_DATAGRAM];
     let mut control = cmsg_space!(in_pktinfo, in6_pktinfo);
-    let (length, client, asked) = {
+    let (length, client, local_address) = {
         let mut parts = [IoSliceMut::new(&mut buffer)];
         let flags = MsgFlags::MSG_DONTWAIT;
         let received = recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags)?;
-        (received.bytes, received.address, received.cmsgs()?.find_map(|message| asked(&message)))
+        (received.bytes, received.address, received.cmsgs()?.find_map(|message| local_address(&message)))
     };
     let client = client.ok_or(io::ErrorKind::AddrNotAvailable)?;
     let client_address = socket_address(&client).ok_or(io::ErrorKind::AddrNotAvailable)?;
     let text = message::answer(host, client_address, buffer.get(..length).unwrap_or_default());
-    let from: Vec<_> = asked.iter().map(Asked::control_message).collect();
+    let from: Vec<_> = local_address.iter().map(LocalAddress::control_message).collect();
     let parts = [IoSlice::new(&text)];
     sendmsg(socket.as_raw_fd(), &parts, &from, MsgFlags::MSG_DONTWAIT, Some(&client))?;
     Ok(())
@@ -129,20 +129,20 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|address| SocketAddr::V6((*address).into())))
 }
 
-/// The packet information to answer with: the address asked, any interface.
-fn asked(message: &ControlMessageOwned) -> Option<Asked> {
+/// Returns the packet information for the answer: the local address of the datagram, any interface.
+fn local_address(message: &ControlMessageOwned) -> Option<LocalAddress> {
     match message {
         ControlMessageOwned::Ipv4PacketInfo(info) => {
-            Some(Asked::V4(in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: info.ipi_addr, ..*info }))
+            Some(LocalAddress::V4(in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: info.ipi_addr, ..*info }))
         }
         ControlMessageOwned::Ipv6PacketInfo(info) => {
-            Some(Asked::V6(in6_pktinfo { ipi6_ifindex: 0, ..*info }))
+            Some(LocalAddress::V6(in6_pktinfo { ipi6_ifindex: 0, ..*info }))
         }
         _ => None,
     }
 }
 
-impl Asked {
+impl LocalAddress {
     fn control_message(&self) -> ControlMessage<'_> {
         match self {
             Self::V4(info) => ControlMessage::Ipv4PacketInfo(info),

@@ -1,4 +1,4 @@
-//! An HTTP GET from a host.
+//! Fetches a page over HTTP from a host.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use hyper::{Request, Uri, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, time::timeout};
 
-use super::protocol::{Failure, Get, Page};
+use super::protocol::{Failure, GetRequest, Page};
 
-/// More than any page of the proxy; a limit so that no answer is endless.
+/// Larger than any page of the proxy. Without a limit, an answer could be endless.
 const LARGEST_BODY: usize = 16 << 20;
 
-/// Fetches a page from the address in the URL, on a connection of its own.
-pub(super) async fn get(get: &Get) -> Result<Page, Failure> {
+/// Fetches a page from the address in the URL, on a new connection.
+pub(super) async fn get(get: &GetRequest) -> Result<Page, Failure> {
     timeout(get.timeout, fetch(&get.url))
         .await
         .unwrap_or_else(|_| Err(Failure::timed_out("get the page", get.timeout)))
@@ -27,14 +27,14 @@ async fn fetch(url: &str) -> Result<Page, Failure> {
     let address = format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80));
     let stream = TcpStream::connect(&address).await.map_err(|error| Failure::new("connect", &error))?;
     let (mut sender, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(|error| broken("connect", &error))?;
+        http1::handshake(TokioIo::new(stream)).await.map_err(|error| http_failure("connect", &error))?;
     tokio::spawn(connection);
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     let request = Request::get(path)
         .header(HOST, authority.as_str())
         .body(Empty::<Bytes>::new())
         .map_err(|error| Failure::other("make the request", error.to_string()))?;
-    let answer = sender.send_request(request).await.map_err(|error| broken("receive", &error))?;
+    let answer = sender.send_request(request).await.map_err(|error| http_failure("receive", &error))?;
     let (head, body) = answer.into_parts();
     let body = Limited::new(body, LARGEST_BODY).collect().await;
     let body = body.map_err(|error| Failure::other("receive", error.to_string()))?.to_bytes();
@@ -48,8 +48,9 @@ async fn fetch(url: &str) -> Result<Page, Failure> {
     Ok(Page { status: head.status.as_u16(), headers, body: String::from_utf8_lossy(&body).into_owned() })
 }
 
-/// hyper wraps the socket's error; the flow's verdict depends on it.
-fn broken(doing: &str, error: &hyper::Error) -> Failure {
+/// Converts an error of hyper to a failure. hyper wraps the socket's error, whose kind decides
+/// about the flow.
+fn http_failure(operation: &str, error: &hyper::Error) -> Failure {
     let io = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    io.map_or_else(|| Failure::other(doing, error.to_string()), |io| Failure::new(doing, io))
+    io.map_or_else(|| Failure::other(operation, error.to_string()), |io| Failure::new(operation, io))
 }

@@ -1,7 +1,8 @@
-//! The agent of a host: a process in the host's namespace and cgroup that answers on its ports and opens connections
-//! for the runner. A process, because a socket belongs to the cgroup of the process that made it.
+//! The agent of a host: a process in the host's namespace and cgroup that answers on the host's
+//! ports and opens connections for the runner. It is a process because a socket belongs to the
+//! cgroup of the process that created it.
 
-mod dial;
+mod connection;
 mod echo;
 mod http;
 mod message;
@@ -20,122 +21,122 @@ use anyhow::{Context as _, Result, bail};
 use futures::{StreamExt as _, stream};
 
 use self::{
-    dial::{Held, Size},
-    protocol::{Dial, Failure, Get, Page, Request, Response, Send, Try},
+    connection::{Connection, MessageSizes},
+    protocol::{Attempt, ConnectRequest, Failure, GetRequest, Page, Request, Response, SendRequest},
 };
 use crate::{
-    bench::{self, Order, order::Outcome},
-    deadline::patient,
-    process::{Inside, Running, describe},
+    bench::{self, BenchRequest, protocol::BenchResponse},
+    deadline::scaled,
+    process::{ChildProcess, HostContext, describe_status},
     world::Host,
 };
 
-/// How long an agent may take beyond what its request says.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-const READY_WITHIN: Duration = Duration::from_secs(10);
-/// Tries that are on their way at the same time.
-const AT_ONCE: usize = 64;
+/// The time that an agent may take in addition to what its request needs.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum number of concurrent attempts.
+const MAX_CONCURRENT: usize = 64;
 
 /// The runner's end of an agent.
 pub struct Agent {
-    // Closed first: the agent exits at the end of its input.
+    // Declared first, so that it is closed first: the agent exits at the end of its input.
     requests: ChildStdin,
     answers: mpsc::Receiver<String>,
-    process: Running,
+    process: ChildProcess,
 }
 
 impl Agent {
-    /// Starts the agent of a host; it is not ready yet.
-    pub fn start(host: Host, inside: &Inside) -> Result<Self> {
+    /// Starts the agent of a host without waiting until it is ready.
+    pub fn start(host: Host, inside: &HostContext) -> Result<Self> {
         let mut process = inside.spawn_agent(host.name())?;
         let requests = process.child().stdin.take().context("the agent has no input")?;
         let output = process.child().stdout.take().context("the agent has no output")?;
         let (sender, answers) = mpsc::channel();
         thread::spawn(move || {
             let lines = BufReader::new(output).lines().map_while(Result::ok);
-            // Ends with the agent's output, or when nobody wants its answers any more.
+            // The thread ends with the agent's output, or when the receiver is gone.
             lines.map(|line| sender.send(line)).find(Result::is_err)
         });
         Ok(Self { requests, answers, process })
     }
 
-    /// The agent's process.
+    /// Returns the agent's process identifier.
     pub fn process_id(&mut self) -> u32 {
         self.process.child().id()
     }
 
     /// Waits until the host's servers are up.
     pub fn wait_until_ready(&mut self) -> Result<()> {
-        match self.answer(patient(READY_WITHIN))? {
+        match self.answer(scaled(READY_TIMEOUT))? {
             Response::Ready => Ok(()),
-            other => bail!("expected the agent to be ready, it says {other:?}"),
+            other => bail!("expected the agent to be ready, but it answered {other:?}"),
         }
     }
 
-    /// Opens connections; one [`Try`] for each that was begun.
-    pub fn dial(&mut self, dial: Dial) -> Result<Vec<Try>> {
-        let within = dial.longest().saturating_add(patient(ANSWER_WITHIN));
-        self.tries(&Request::Dial(dial), within)
+    /// Opens connections. Returns one [`Attempt`] for each connection that was begun.
+    pub fn connect(&mut self, request: ConnectRequest) -> Result<Vec<Attempt>> {
+        let timeout = request.max_duration().saturating_add(scaled(ANSWER_TIMEOUT));
+        self.attempts(&Request::Connect(request), timeout)
     }
 
     /// Sends on a connection that was kept open.
-    pub fn send(&mut self, send: Send) -> Result<Try> {
-        let within = send.timeout.saturating_add(patient(ANSWER_WITHIN));
-        self.tries(&Request::Send(send), within)?.pop().context("the agent answered without a try")
+    pub fn send(&mut self, send: SendRequest) -> Result<Attempt> {
+        let timeout = send.timeout.saturating_add(scaled(ANSWER_TIMEOUT));
+        self.attempts(&Request::Send(send), timeout)?.pop().context("the agent answered without an attempt")
     }
 
     /// Fetches a page.
-    pub fn get(&mut self, get: Get) -> Result<Result<Page, Failure>> {
-        let within = get.timeout.saturating_add(patient(ANSWER_WITHIN));
-        match self.ask(&Request::Get(get), within)? {
+    pub fn get(&mut self, get: GetRequest) -> Result<Result<Page, Failure>> {
+        let timeout = get.timeout.saturating_add(scaled(ANSWER_TIMEOUT));
+        match self.ask(&Request::Get(get), timeout)? {
             Response::Page(page) => Ok(page),
-            other => bail!("expected a page, the agent says {other:?}"),
+            other => bail!("expected a page, but the agent answered {other:?}"),
         }
     }
 
-    /// Has it take part in the benchmark.
-    pub fn bench(&mut self, order: Order, within: Duration) -> Result<Outcome> {
-        match self.ask(&Request::Bench(order), within)? {
-            Response::Bench(Outcome::Failed(why)) => bail!(why),
+    /// Has the agent execute a request of the benchmark.
+    pub fn bench(&mut self, request: BenchRequest, timeout: Duration) -> Result<BenchResponse> {
+        match self.ask(&Request::Bench(request), timeout)? {
+            Response::Bench(BenchResponse::Failed(why)) => bail!(why),
             Response::Bench(outcome) => Ok(outcome),
-            other => bail!("expected figures, the agent says {other:?}"),
+            other => bail!("expected a benchmark result, but the agent answered {other:?}"),
         }
     }
 
-    /// Closes the connections kept open.
+    /// Closes all connections that were kept open.
     pub fn close(&mut self) -> Result<()> {
-        self.tries(&Request::Close, patient(ANSWER_WITHIN)).map(drop)
+        self.attempts(&Request::Close, scaled(ANSWER_TIMEOUT)).map(drop)
     }
 
-    fn tries(&mut self, request: &Request, within: Duration) -> Result<Vec<Try>> {
-        match self.ask(request, within)? {
-            Response::Tries(tries) => Ok(tries),
-            other => bail!("expected tries, the agent says {other:?}"),
+    fn attempts(&mut self, request: &Request, timeout: Duration) -> Result<Vec<Attempt>> {
+        match self.ask(request, timeout)? {
+            Response::Attempts(attempts) => Ok(attempts),
+            other => bail!("expected attempts, but the agent answered {other:?}"),
         }
     }
 
-    fn ask(&mut self, request: &Request, within: Duration) -> Result<Response> {
+    fn ask(&mut self, request: &Request, timeout: Duration) -> Result<Response> {
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
         self.requests.write_all(line.as_bytes()).context("send a request to the agent")?;
-        match self.answer(within)? {
-            Response::Mistake(mistake) => bail!("the agent refuses {}: {mistake}", line.trim_end()),
+        match self.answer(timeout)? {
+            Response::InvalidRequest(error) => bail!("the agent rejects {}: {error}", line.trim_end()),
             response => Ok(response),
         }
     }
 
-    fn answer(&mut self, within: Duration) -> Result<Response> {
-        let Ok(line) = self.answers.recv_timeout(within) else {
-            match self.process.ended()? {
-                Some(status) => bail!("the agent ended with {}", describe(status)),
-                None => bail!("the agent did not answer within {within:?}"),
+    fn answer(&mut self, timeout: Duration) -> Result<Response> {
+        let Ok(line) = self.answers.recv_timeout(timeout) else {
+            match self.process.exit_status()? {
+                Some(status) => bail!("the agent ended with {}", describe_status(status)),
+                None => bail!("the agent did not answer within {timeout:?}"),
             }
         };
         serde_json::from_str(&line).with_context(|| format!("the agent answered {line:?}"))
     }
 }
 
-/// The agent's `main`: serves until its input ends.
+/// Runs the agent until its input ends.
 pub fn serve(host: &str) -> Result<()> {
     let host = Host::by_name(host).with_context(|| format!("no host is called {host:?}"))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -147,13 +148,13 @@ pub fn serve(host: &str) -> Result<()> {
             let lines = std::io::stdin().lines().map_while(Result::ok);
             lines.map(|line| sender.blocking_send(line)).find(Result::is_err)
         });
-        let mut held = HashMap::new();
-        let mut benching = bench::Benching::default();
+        let mut open_connections = HashMap::new();
+        let mut bench = bench::AgentBench::default();
         while let Some(line) = requests.recv().await {
             let response = match serde_json::from_str(&line) {
-                Ok(Request::Bench(order)) => Response::Bench(benching.obey(order)),
-                Ok(request) => execute(request, &mut held).await,
-                Err(error) => Response::Mistake(error.to_string()),
+                Ok(Request::Bench(order)) => Response::Bench(bench.execute(order)),
+                Ok(request) => execute(request, &mut open_connections).await,
+                Err(error) => Response::InvalidRequest(error.to_string()),
             };
             answer(&response)?;
         }
@@ -166,50 +167,59 @@ fn answer(response: &Response) -> Result<()> {
     Ok(())
 }
 
-async fn execute(request: Request, held: &mut HashMap<String, Held>) -> Response {
+async fn execute(request: Request, open_connections: &mut HashMap<String, Connection>) -> Response {
     match request {
-        Request::Dial(dial) => Response::Tries(dial_all(&dial, held).await),
+        Request::Connect(request) => Response::Attempts(connect_all(&request, open_connections).await),
         Request::Get(get) => Response::Page(http::get(&get).await),
-        Request::Bench(_) => Response::Mistake("the benchmark is not for this part".to_owned()),
+        Request::Bench(_) => Response::InvalidRequest("a benchmark request is executed elsewhere".to_owned()),
         Request::Close => {
-            held.clear();
-            Response::Tries(Vec::new())
+            open_connections.clear();
+            Response::Attempts(Vec::new())
         }
-        Request::Send(send) => match held.get_mut(&send.id) {
-            Some(connection) => {
-                Response::Tries(vec![outcome(connection.ask(Size::of_send(&send), send.timeout).await)])
+        Request::Send(send) => match open_connections.get_mut(&send.id) {
+            Some(connection) => Response::Attempts(vec![outcome(
+                connection.exchange(MessageSizes::of(&send), send.timeout).await,
+            )]),
+            None => {
+                Response::InvalidRequest(format!("no connection is kept open under the name {:?}", send.id))
             }
-            None => Response::Mistake(format!("no connection is kept under {:?}", send.id)),
         },
     }
 }
 
-async fn dial_all(dial: &Dial, held: &mut HashMap<String, Held>) -> Vec<Try> {
-    if dial.order == protocol::Order::AtOnce && dial.hold.is_none() {
-        let tries = (0..dial.tries).map(|number| dial::one(dial, number));
-        return stream::iter(tries).buffered(AT_ONCE).map(|(_, result)| outcome(result)).collect().await;
+async fn connect_all(
+    request: &ConnectRequest,
+    open_connections: &mut HashMap<String, Connection>,
+) -> Vec<Attempt> {
+    if request.order == protocol::Order::Concurrent && request.hold.is_none() {
+        let attempts = (0..request.attempts).map(|number| connection::attempt(request, number));
+        return stream::iter(attempts)
+            .buffered(MAX_CONCURRENT)
+            .map(|(_, result)| outcome(result))
+            .collect()
+            .await;
     }
-    let mut tries = Vec::new();
-    for number in 0..dial.tries {
+    let mut attempts = Vec::new();
+    for number in 0..request.attempts {
         if number > 0 {
-            tokio::time::sleep(dial.pause).await;
+            tokio::time::sleep(request.pause).await;
         }
-        let (connection, result) = dial::one(dial, number).await;
-        if let (Some(id), Some(connection)) = (&dial.hold, connection) {
-            held.insert(id.clone(), connection);
+        let (connection, result) = connection::attempt(request, number).await;
+        if let (Some(id), Some(connection)) = (&request.hold, connection) {
+            open_connections.insert(id.clone(), connection);
         }
         let failed = result.is_err();
-        tries.push(outcome(result));
-        if failed && dial.order == protocol::Order::UntilFailure {
+        attempts.push(outcome(result));
+        if failed && request.order == protocol::Order::UntilFailure {
             break;
         }
     }
-    tries
+    attempts
 }
 
-fn outcome(result: Result<protocol::Answer, Failure>) -> Try {
+fn outcome(result: Result<protocol::Answer, Failure>) -> Attempt {
     match result {
-        Ok(answer) => Try::Answered(answer),
-        Err(failure) => Try::Failed(failure),
+        Ok(answer) => Attempt::Answered(answer),
+        Err(failure) => Attempt::Failed(failure),
     }
 }

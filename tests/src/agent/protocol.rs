@@ -1,4 +1,5 @@
-//! What the runner and the agents say to each other: one JSON document a line, a request and then its answer.
+//! The protocol between the runner and the agents: one JSON document a line, a request and then its
+//! response.
 
 use std::{
     collections::BTreeMap,
@@ -9,7 +10,7 @@ use std::{
 use proxy_userspace::kernel::bpf;
 use serde::{Deserialize, Serialize};
 
-use crate::bench::{self, order::Outcome};
+use crate::bench::{self, protocol::BenchResponse};
 
 /// The transport protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,75 +22,77 @@ pub enum Protocol {
     Udp,
 }
 
-/// What the runner asks an agent to do.
+/// A request of the runner to an agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Open connections; the answer is [`Response::Tries`].
-    Dial(Dial),
-    /// Send on a connection kept open before; the answer is [`Response::Tries`] with one try.
-    Send(Send),
-    /// Fetch a page; the answer is [`Response::Page`].
-    Get(Get),
-    /// Close all connections kept open; the answer is [`Response::Tries`] without any.
+    /// Open connections. The response is [`Response::Attempts`].
+    Connect(ConnectRequest),
+    /// Send on a connection that was kept open. The response is [`Response::Attempts`] with one
+    /// attempt.
+    Send(SendRequest),
+    /// Fetch a page. The response is [`Response::Page`].
+    Get(GetRequest),
+    /// Close all connections that were kept open. The response is [`Response::Attempts`] without
+    /// any attempt.
     Close,
-    /// Take part in the benchmark; the answer is [`Response::Bench`].
-    Bench(bench::Order),
+    /// Execute a request of the benchmark. The response is [`Response::Bench`].
+    Bench(bench::BenchRequest),
 }
 
-/// Connections to open, one a try.
+/// Connections to open, one for each attempt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Dial {
-    /// The address to dial.
+pub struct ConnectRequest {
+    /// The destination.
     pub to: SocketAddr,
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// UDP by sendto and recvfrom on a socket that is not connected.
+    /// Use sendto and recvfrom on an unconnected UDP socket.
     pub unconnected: bool,
-    /// How many tries.
-    pub tries: usize,
+    /// The number of attempts.
+    pub attempts: usize,
     /// Bytes to send, at least 1.
     pub size: usize,
-    /// Bytes to ask for; 0: as many as the answer needs.
+    /// The number of bytes to request; 0: as many as the answer needs.
     pub answer: usize,
     /// A fixed source port.
     pub source_port: Option<u16>,
-    /// Source addresses to use in turn; empty: the kernel's choice.
+    /// Source addresses to use in turn. If empty, the kernel chooses.
     pub sources: Vec<IpAddr>,
-    /// Time between tries.
+    /// The time between attempts.
     pub pause: Duration,
-    /// Which tries may be on their way together.
+    /// The order of the attempts.
     pub order: Order,
     /// Keep the connection open under this name.
     pub hold: Option<String>,
-    /// How often each connection is used again; the same host must answer and see the same client.
-    pub again: usize,
-    /// The time before each further use.
-    pub between: Duration,
-    /// UDP: send once more after a second, as TCP does with its first packet.
-    pub send_again: bool,
-    /// How long a try waits for its answer.
+    /// How often each connection is used again. The same host must answer and see the same client.
+    pub repeats: usize,
+    /// The time before each repeated use.
+    pub repeat_interval: Duration,
+    /// UDP: send again after a second, as TCP does with its first segment.
+    pub retransmit: bool,
+    /// How long an attempt waits for its answer.
     pub timeout: Duration,
 }
 
-/// The order of a flow's tries.
+/// The order of attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
-    /// All at once.
-    AtOnce,
+    /// All at the same time.
+    Concurrent,
     /// One after the other.
-    InSequence,
-    /// One after the other, and no more after one that failed.
+    Sequential,
+    /// One after the other, until one fails.
     UntilFailure,
 }
 
 /// Bytes to send on a connection that is open.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Send {
-    /// The name the connection was kept under.
+pub struct SendRequest {
+    /// The name under which the connection was kept open.
     pub id: String,
     /// Bytes to send, at least 1.
     pub size: usize,
-    /// Bytes to ask for, as in [`Dial`].
+    /// The number of bytes to request, as in [`ConnectRequest`].
     pub answer: usize,
     /// How long to wait for the answer.
     pub timeout: Duration,
@@ -97,131 +100,135 @@ pub struct Send {
 
 /// A page to fetch over HTTP.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Get {
+pub struct GetRequest {
     /// An `http://` URL whose host is an address.
     pub url: String,
     /// How long to wait for the whole answer.
     pub timeout: Duration,
 }
 
-/// What an agent answers.
+/// A response of an agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Response {
-    /// The servers of the host are up; sent once, unasked.
+    /// The servers of the host are running. Sent once, without a request.
     Ready,
-    /// How the tries ended, in their order.
-    Tries(Vec<Try>),
+    /// The results of the attempts, in their order.
+    Attempts(Vec<Attempt>),
     /// The page.
     Page(Result<Page, Failure>),
-    /// What the benchmark asked for.
-    Bench(Outcome),
-    /// The request made no sense.
-    Mistake(String),
+    /// The result of a request of the benchmark.
+    Bench(BenchResponse),
+    /// The request was invalid.
+    InvalidRequest(String),
 }
 
-/// How one try ended.
+/// The result of one attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Try {
+pub enum Attempt {
     /// A host answered.
     Answered(Answer),
-    /// No answer.
+    /// There was no answer.
     Failed(Failure),
 }
 
-/// An answer, and what the caller's own socket says of it.
+/// An answer, and what the caller's own socket reports about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     /// The name of the host that answered.
     pub host: String,
-    /// The client address that host saw.
-    pub seen: SocketAddr,
-    /// The VIP.
+    /// The client address that the host saw.
+    pub client: SocketAddr,
+    /// The address that the caller used.
     pub destination: SocketAddr,
-    /// The source address the caller was told to use.
+    /// The source address that the request specified.
     pub source: Option<IpAddr>,
-    /// What the caller's socket reports: getpeername, or the sender of the answer for an unconnected socket.
-    pub reported: SocketAddr,
+    /// The peer that the caller's socket reports: getpeername, or for an unconnected socket the
+    /// sender of the answer.
+    pub peer: SocketAddr,
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What was being done: "bind", "connect", "send" or "receive".
-    pub doing: String,
+    /// The operation that failed: "bind", "connect", "send" or "receive".
+    pub operation: String,
     /// The error's kind.
     pub kind: FailureKind,
     /// The error as text.
     pub message: String,
 }
 
-/// What kind of error a [`Failure`] is.
+/// The kind of a [`Failure`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureKind {
     /// Connection refused.
     Refused,
-    /// Nothing came within the try's timeout.
+    /// Nothing arrived within the timeout of the attempt.
     TimedOut,
-    /// The network or the kernel said no: EHOSTUNREACH, ENETUNREACH, EPERM, EACCES, or an aborted connection.
+    /// The network or the kernel reported an error: EHOSTUNREACH, ENETUNREACH, EPERM, EACCES, or an
+    /// aborted connection.
     Unreachable,
-    /// The peer, or someone in its name, reset the connection.
+    /// The connection was reset, by the peer or in its name.
     Reset,
-    /// Another host answers than before, or the host sees another client than before.
+    /// Another host answers than before, or the host sees another client address than before.
     Moved,
-    /// What was sent is too big for the path to the peer.
+    /// The message is too big for the path to the peer.
     TooBig,
-    /// Something that does not come from the network: an address in use, an answer that is no answer.
+    /// A failure that does not come from the network: an address in use, or an answer that does not
+    /// parse.
     Other,
 }
 
-/// An answer over HTTP.
+/// An HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Page {
     /// The status code.
     pub status: u16,
-    /// Headers, names in lower case; of several of one name the last.
+    /// The headers, with names in lower case. If a name occurs several times, the last value.
     pub headers: BTreeMap<String, String>,
     /// The body.
     pub body: String,
 }
 
-impl Dial {
-    /// So many plain tries of one byte, all at once, each answered within three seconds or failed.
-    pub fn new(to: SocketAddr, protocol: Protocol, tries: usize) -> Self {
+impl ConnectRequest {
+    /// Creates a request for plain attempts of one byte, all at the same time, each with a timeout
+    /// of three seconds.
+    pub fn new(to: SocketAddr, protocol: Protocol, attempts: usize) -> Self {
         Self {
             to,
             protocol,
             unconnected: false,
-            tries,
+            attempts,
             size: 1,
             answer: 0,
             source_port: None,
             sources: Vec::new(),
             pause: Duration::ZERO,
-            order: Order::AtOnce,
+            order: Order::Concurrent,
             hold: None,
-            again: 0,
-            between: Duration::ZERO,
-            send_again: false,
+            repeats: 0,
+            repeat_interval: Duration::ZERO,
+            retransmit: false,
             timeout: Duration::from_secs(3),
         }
     }
 
-    /// An upper bound of the time all tries take.
-    pub fn longest(&self) -> Duration {
+    /// Returns an upper bound of the time that all attempts take.
+    pub fn max_duration(&self) -> Duration {
         // Connecting and answering each have the timeout.
-        let uses = u32::try_from(self.again).unwrap_or(u32::MAX).saturating_add(2);
-        let one = self.pause + (self.timeout + self.between).saturating_mul(uses);
-        one.saturating_mul(u32::try_from(self.tries).unwrap_or(u32::MAX))
+        let uses = u32::try_from(self.repeats).unwrap_or(u32::MAX).saturating_add(2);
+        let one = self.pause + (self.timeout + self.repeat_interval).saturating_mul(uses);
+        one.saturating_mul(u32::try_from(self.attempts).unwrap_or(u32::MAX))
     }
 }
 
 impl Failure {
-    /// The failure of an operation.
-    pub fn new(doing: &str, error: &std::io::Error) -> Self {
+    /// Creates the failure of an operation.
+    pub fn new(operation: &str, error: &std::io::Error) -> Self {
         use std::io::ErrorKind;
         let kind = match error.kind() {
             ErrorKind::ConnectionRefused => FailureKind::Refused,
-            // All that programs of the socket hooks can say before kernel 6.1.
+            // Before kernel 6.1, the socket programs cannot choose another error.
             ErrorKind::PermissionDenied if !bpf::may_choose_errors() => FailureKind::Refused,
             // The kernel's own timeout, ETIMEDOUT.
             ErrorKind::TimedOut => FailureKind::TimedOut,
@@ -233,21 +240,21 @@ impl Failure {
             | ErrorKind::NotConnected
             | ErrorKind::BrokenPipe => FailureKind::Unreachable,
             _ if error.raw_os_error() == Some(nix::libc::EMSGSIZE) => FailureKind::TooBig,
-            // What a UDP socket says that the proxy has destroyed.
+            // A UDP socket reports this after the proxy has destroyed it.
             _ if error.raw_os_error() == Some(nix::libc::EDESTADDRREQ) => FailureKind::Unreachable,
             _ => FailureKind::Other,
         };
-        Self { doing: doing.to_owned(), kind, message: error.to_string() }
+        Self { operation: operation.to_owned(), kind, message: error.to_string() }
     }
 
-    /// Nothing came in time.
-    pub fn timed_out(doing: &str, after: Duration) -> Self {
+    /// Creates the failure of an operation that timed out.
+    pub fn timed_out(operation: &str, after: Duration) -> Self {
         let message = format!("timed out after {:.1} s", after.as_secs_f32());
-        Self { doing: doing.to_owned(), kind: FailureKind::TimedOut, message }
+        Self { operation: operation.to_owned(), kind: FailureKind::TimedOut, message }
     }
 
-    /// Something other than the network went wrong.
-    pub fn other(doing: &str, message: impl Into<String>) -> Self {
-        Self { doing: doing.to_owned(), kind: FailureKind::Other, message: message.into() }
+    /// Creates a failure that does not come from the network.
+    pub fn other(operation: &str, message: impl Into<String>) -> Self {
+        Self { operation: operation.to_owned(), kind: FailureKind::Other, message: message.into() }
     }
 }

@@ -6,7 +6,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::{Query, Resource, answers, selectors::Selectors, store::Store};
+use super::{Query, Resource, responses, selectors::Selectors, store::Store};
 
 /// Where a list goes on, as the server encodes it.
 struct Continue {
@@ -36,13 +36,13 @@ pub(super) fn answer(store: &Store, resource: &'static Resource, query: &Query) 
         Some(Ok(from)) => from,
         Some(Err(error)) => {
             let message = format!("continue key is not valid: {error}");
-            return answers::failure(&answers::status(400, "BadRequest", message));
+            return responses::failure(&responses::status(400, "BadRequest", message));
         }
     };
     if from.version < store.compacted() {
-        return answers::failure(&answers::continue_expired());
+        return responses::failure(&responses::continue_expired());
     }
-    answers::whole(StatusCode::OK, &page(store, resource, query, &from))
+    responses::whole(StatusCode::OK, &page(store, resource, query, &from))
 }
 
 fn page(store: &Store, resource: &'static Resource, query: &Query, from: &Continue) -> Value {

@@ -4,9 +4,9 @@
 //! bookmarks, streaming lists, expired history, and the bodies of errors. It has no authentication, no defaulting and no
 //! admission.
 
-mod answers;
+mod faults;
 mod list;
-mod misbehaviour;
+mod responses;
 mod selectors;
 mod store;
 mod watch;
@@ -36,9 +36,9 @@ use tokio::{
     task::JoinHandle,
 };
 
-use self::{misbehaviour::Fault, store::Store};
+use self::{faults::FaultRule, store::Store};
 pub use self::{
-    misbehaviour::{Interruption, Lie, Misbehaviour, Verb},
+    faults::{Fault, Interruption, Verb, WrongVersion},
     store::Resource,
 };
 
@@ -64,7 +64,7 @@ pub struct Backup(Store);
 #[derive(Debug)]
 struct Shared {
     store: Mutex<Store>,
-    faults: Mutex<Vec<Fault>>,
+    faults: Mutex<Vec<FaultRule>>,
     requests: Mutex<Vec<Request>>,
     events: Mutex<Vec<Value>>,
     changed: channel::Sender<u64>,
@@ -150,8 +150,8 @@ impl ApiServer {
     }
 
     /// Keeps a recorded object with its version; watches do not hear of it.
-    pub fn restore(&self, object: Value) -> Result<()> {
-        self.shared.store().restore(object)
+    pub fn insert_recorded(&self, object: Value) -> Result<()> {
+        self.shared.store().insert_recorded(object)
     }
 
     /// Raises the current version, as changes of other resources do.
@@ -165,18 +165,18 @@ impl ApiServer {
     }
 
     /// Makes the next `times` requests for this resource (all, if none is named) and verb (any) misbehave.
-    pub fn misbehave(
+    pub fn inject_fault(
         &self,
         plural: Option<&'static str>,
         verb: Option<Verb>,
-        misbehaviour: Misbehaviour,
+        faults: Fault,
         times: usize,
     ) {
-        lock(&self.shared.faults).push(Fault { plural, verb, misbehaviour, times });
+        lock(&self.shared.faults).push(FaultRule { plural, verb, faults, times });
     }
 
     /// Ends all misbehaviour.
-    pub fn behave(&self) {
+    pub fn clear_faults(&self) {
         lock(&self.shared.faults).clear();
     }
 
@@ -192,7 +192,7 @@ impl ApiServer {
     }
 
     /// Goes back to older data, with its versions, as a cluster does that is restored from a backup; best while it is down.
-    pub fn go_back_to(&self, backup: Backup) {
+    pub fn restore_backup(&self, backup: Backup) {
         *self.shared.store() = backup.0;
     }
 
@@ -245,11 +245,11 @@ impl Shared {
         lock(&self.store)
     }
 
-    fn fault(&self, request: &Request) -> Option<Misbehaviour> {
+    fn fault(&self, request: &Request) -> Option<Fault> {
         let mut faults = lock(&self.faults);
         let fault = faults.iter_mut().find(|fault| fault.matches(request))?;
         fault.times -= 1;
-        Some(fault.misbehaviour)
+        Some(fault.faults)
     }
 }
 
@@ -286,14 +286,18 @@ async fn take_event(
 ) -> Response {
     let about = event["regarding"]["namespace"].as_str().unwrap_or(DEFAULT_NAMESPACE);
     if event["metadata"]["namespace"] != *namespace || about != namespace {
-        return answers::failure(&answers::status(422, "Invalid", "the namespaces do not match"));
+        return responses::failure(&responses::status(422, "Invalid", "the namespaces do not match"));
     }
     lock(&shared.events).push(event.clone());
-    answers::whole(StatusCode::CREATED, &event)
+    responses::whole(StatusCode::CREATED, &event)
 }
 
 async fn not_found() -> Response {
-    answers::failure(&answers::status(404, "NotFound", "the server could not find the requested resource"))
+    responses::failure(&responses::status(
+        404,
+        "NotFound",
+        "the server could not find the requested resource",
+    ))
 }
 
 async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query) -> Response {
@@ -302,7 +306,7 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query)
     lock(&shared.requests).push(request.clone());
     let query = &request.query;
     let fault = shared.fault(&request);
-    if fault == Some(Misbehaviour::Slow) {
+    if fault == Some(Fault::Slow) {
         tokio::time::sleep(SLOWNESS).await;
     }
     if query
@@ -310,32 +314,30 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query)
         .is_some_and(|version| !version.is_empty() && version.parse::<u64>().is_err())
     {
         let message = format!("resourceVersion: Invalid value: {:?}", query.get("resourceVersion"));
-        return answers::failure(&answers::status(422, "Invalid", message));
+        return responses::failure(&responses::status(422, "Invalid", message));
     }
     match fault {
-        Some(Misbehaviour::Unauthorized) => answers::failure(&answers::unauthorized()),
-        Some(Misbehaviour::Forbidden) => answers::failure(&answers::forbidden(resource, verb)),
-        Some(Misbehaviour::Gone | Misbehaviour::ExpireContinue) => {
-            answers::failure(&answers::continue_expired())
+        Some(Fault::Unauthorized) => responses::failure(&responses::unauthorized()),
+        Some(Fault::Forbidden) => responses::failure(&responses::forbidden(resource, verb)),
+        Some(Fault::Gone | Fault::ExpireContinue) => responses::failure(&responses::continue_expired()),
+        Some(Fault::RefuseStreaming) => responses::failure(&responses::streaming_refused()),
+        Some(Fault::InternalError) => {
+            responses::failure(&responses::status(500, "InternalError", "Internal error occurred"))
         }
-        Some(Misbehaviour::RefuseStreaming) => answers::failure(&answers::streaming_refused()),
-        Some(Misbehaviour::InternalError) => {
-            answers::failure(&answers::status(500, "InternalError", "Internal error occurred"))
-        }
-        Some(Misbehaviour::Hang) => {
+        Some(Fault::Hang) => {
             let _ = shared.down.subscribe().wait_for(|down| *down).await;
             broken(Vec::new())
         }
         fault if verb != Verb::List => watch::answer(shared, resource, query, fault),
-        Some(Misbehaviour::Cut) => broken(br#"{"kind":"List","items":[{"metadata":"#.to_vec()),
-        Some(Misbehaviour::Garbage) => answers::stream(StatusCode::OK, Body::from("<html>no JSON</html>")),
-        Some(Misbehaviour::EndAtOnce) => answers::stream(StatusCode::OK, Body::empty()),
-        Some(Misbehaviour::HangAfterHead) => {
+        Some(Fault::BreakMidBody) => broken(br#"{"kind":"List","items":[{"metadata":"#.to_vec()),
+        Some(Fault::NotJson) => responses::stream(StatusCode::OK, Body::from("<html>no JSON</html>")),
+        Some(Fault::EmptyBody) => responses::stream(StatusCode::OK, Body::empty()),
+        Some(Fault::HangAfterHead) => {
             let mut down = shared.down.subscribe();
             let silence =
                 async move { down.wait_for(|down| *down).await.map_err(io::Error::other).map(drop) };
             let body = stream::once(async { silence.await.map(|()| bytes::Bytes::new()) });
-            answers::stream(StatusCode::OK, Body::from_stream(body))
+            responses::stream(StatusCode::OK, Body::from_stream(body))
         }
         _ => list::answer(&shared.store(), resource, query),
     }
@@ -344,5 +346,5 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query)
 /// An answer whose connection breaks after `part` of the body.
 fn broken(part: Vec<u8>) -> Response {
     let parts = [Ok(bytes::Bytes::from(part)), Err(io::Error::from(io::ErrorKind::ConnectionAborted))];
-    answers::stream(StatusCode::OK, Body::from_stream(stream::iter(parts)))
+    responses::stream(StatusCode::OK, Body::from_stream(stream::iter(parts)))
 }

@@ -134,7 +134,7 @@ impl Store {
     }
 
     /// Keeps an object with the version it has, without history.
-    pub(super) fn restore(&mut self, object: Value) -> Result<()> {
+    pub(super) fn insert_recorded(&mut self, object: Value) -> Result<()> {
         let resource = Resource::of(&object)?;
         let key = key(resource, &object)?;
         let version = object["metadata"]["resourceVersion"].as_str().context("no resourceVersion")?;

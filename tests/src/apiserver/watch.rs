@@ -13,8 +13,9 @@ use tokio::{
 };
 
 use super::{
-    Query, Resource, Shared, answers,
-    misbehaviour::{Interruption, Lie, Misbehaviour},
+    Query, Resource, Shared,
+    faults::{Fault, Interruption, WrongVersion},
+    responses,
     selectors::Selectors,
     store::{Change, Store},
 };
@@ -34,7 +35,7 @@ struct Watch {
     version: u64,
     /// What it was asked to begin after; a version that is yet to come is waited for, as upstream does.
     from: u64,
-    lie: Option<Lie>,
+    wrong_version: Option<WrongVersion>,
     out: mpsc::Sender<io::Result<Bytes>>,
 }
 
@@ -46,13 +47,13 @@ pub(super) fn answer(
     shared: &Arc<Shared>,
     resource: &'static Resource,
     query: &Query,
-    fault: Option<Misbehaviour>,
+    fault: Option<Fault>,
 ) -> Response {
-    let streaming = query.is("sendInitialEvents") && fault != Some(Misbehaviour::IgnoreStreaming);
+    let streaming = query.is("sendInitialEvents") && fault != Some(Fault::IgnoreStreaming);
     if streaming && query.get("resourceVersionMatch") != Some("NotOlderThan") {
         let message = "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to \
                        NotOlderThan";
-        return answers::failure(&answers::status(422, "Invalid", message));
+        return responses::failure(&responses::status(422, "Invalid", message));
     }
     let (out, lines) = mpsc::channel(64);
     let from: u64 = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
@@ -63,8 +64,8 @@ pub(super) fn answer(
         bookmarks: query.is("allowWatchBookmarks"),
         version: from,
         from,
-        lie: match fault {
-            Some(Misbehaviour::Lie(lie)) => Some(lie),
+        wrong_version: match fault {
+            Some(Fault::WrongVersions(wrong_version)) => Some(wrong_version),
             _ => None,
         },
         out,
@@ -77,14 +78,14 @@ pub(super) fn answer(
     tokio::spawn(watch.run(streaming, fault, until, changes, interruptions));
     let lines =
         stream::unfold(lines, |mut lines| async move { lines.recv().await.map(|line| (line, lines)) });
-    answers::stream(StatusCode::OK, Body::from_stream(lines))
+    responses::stream(StatusCode::OK, Body::from_stream(lines))
 }
 
 impl Watch {
     async fn run(
         mut self,
         streaming: bool,
-        fault: Option<Misbehaviour>,
+        fault: Option<Fault>,
         until: Instant,
         changes: watch::Receiver<u64>,
         interruptions: broadcast::Receiver<Interruption>,
@@ -103,12 +104,12 @@ impl Watch {
     async fn follow(
         &mut self,
         streaming: bool,
-        fault: Option<Misbehaviour>,
+        fault: Option<Fault>,
         until: Instant,
         mut changes: watch::Receiver<u64>,
         mut interruptions: broadcast::Receiver<Interruption>,
     ) -> Result<(), Done> {
-        self.misbehave(fault).await?;
+        self.inject_fault(fault).await?;
         self.begin(streaming).await?;
         let mut bookmarks = interval(BOOKMARKS);
         bookmarks.reset();
@@ -129,8 +130,8 @@ impl Watch {
         let (lines, version) = {
             let store = self.shared.store();
             if self.version > 0 && self.version < store.compacted() {
-                let expired = answers::too_old(self.version, store.compacted());
-                (Err(answers::event("ERROR", &expired)), 0)
+                let expired = responses::too_old(self.version, store.compacted());
+                (Err(responses::event("ERROR", &expired)), 0)
             } else if streaming || self.version == 0 {
                 (Ok(self.initial(&store)), store.version())
             } else {
@@ -155,7 +156,7 @@ impl Watch {
     fn initial(&self, store: &Store) -> Vec<String> {
         let objects = store.list(self.resource.plural, store.version());
         let selected = objects.values().filter(|object| self.selectors.matches(object));
-        selected.map(|object| answers::event("ADDED", object)).collect()
+        selected.map(|object| responses::event("ADDED", object)).collect()
     }
 
     async fn catch_up(&mut self) -> Result<(), Done> {
@@ -183,26 +184,28 @@ impl Watch {
             (Some(old), None) => ("DELETED", old),
             (None, None) => return None,
         };
-        let version = self.lie.map_or_else(|| change.version.to_string(), |lie| lie.told(change.version));
+        let version = self
+            .wrong_version
+            .map_or_else(|| change.version.to_string(), |wrong_version| wrong_version.told(change.version));
         object["metadata"]["resourceVersion"] = version.into();
-        Some(answers::event(event, &object))
+        Some(responses::event(event, &object))
     }
 
     async fn bookmark(&mut self, ends_list: bool) -> Result<(), Done> {
         if !self.bookmarks && !ends_list {
             return Ok(());
         }
-        let object = answers::bookmark(self.resource, self.version, ends_list);
-        self.send(answers::event("BOOKMARK", &object)).await
+        let object = responses::bookmark(self.resource, self.version, ends_list);
+        self.send(responses::event("BOOKMARK", &object)).await
     }
 
-    async fn misbehave(&mut self, fault: Option<Misbehaviour>) -> Result<(), Done> {
+    async fn inject_fault(&mut self, fault: Option<Fault>) -> Result<(), Done> {
         match fault {
-            Some(Misbehaviour::HangAfterHead) => self.interrupt(Interruption::Stall).await,
-            Some(Misbehaviour::Cut) => self.interrupt(Interruption::CutMidEvent).await,
-            Some(Misbehaviour::ExpiredInStream) => self.interrupt(Interruption::Expire).await,
-            Some(Misbehaviour::EndAtOnce) => Err(Done),
-            Some(Misbehaviour::Garbage) => self.send("<html>no JSON</html>\n".to_owned()).await,
+            Some(Fault::HangAfterHead) => self.interrupt(Interruption::Stall).await,
+            Some(Fault::BreakMidBody) => self.interrupt(Interruption::BreakMidEvent).await,
+            Some(Fault::ExpiredInStream) => self.interrupt(Interruption::Expire).await,
+            Some(Fault::EmptyBody) => Err(Done),
+            Some(Fault::NotJson) => self.send("<html>no JSON</html>\n".to_owned()).await,
             _ => Ok(()),
         }
     }
@@ -217,11 +220,12 @@ impl Watch {
             }
             Interruption::Expire => {
                 let version = self.shared.store().version();
-                self.send(answers::event("ERROR", &answers::too_old(self.version, version))).await?;
+                self.send(responses::event("ERROR", &responses::too_old(self.version, version))).await?;
                 Err(Done)
             }
-            Interruption::CutMidEvent => {
-                let line = answers::event("MODIFIED", &answers::bookmark(self.resource, self.version, false));
+            Interruption::BreakMidEvent => {
+                let line =
+                    responses::event("MODIFIED", &responses::bookmark(self.resource, self.version, false));
                 self.send(line.get(..line.len() / 2).unwrap_or_default().to_owned()).await?;
                 let _ = self.out.send(Err(io::ErrorKind::ConnectionAborted.into())).await;
                 Err(Done)

@@ -36,13 +36,13 @@ use tokio::{
 use super::{
     cluster::ENDPOINTS,
     load,
-    order::{Changes, Order, Outcome, Sample, Timings},
+    protocol::{BenchRequest, BenchResponse, ChangeRequest, ChangeTimings, Sample},
     ratio::quantile,
 };
 use crate::{agent::Agent, deadline::Stopwatch};
 
-const ALL_WITHIN: Duration = Duration::from_mins(3);
-const ONE_WITHIN: Duration = Duration::from_mins(1);
+const ALL_TIMEOUT: Duration = Duration::from_mins(3);
+const ONE_TIMEOUT: Duration = Duration::from_mins(1);
 /// The kernel is compared with everything only at the start.
 const NEVER: Duration = Duration::from_hours(24);
 const KINDS: usize = 3;
@@ -52,7 +52,7 @@ const STRIDE: usize = 7919;
 /// What was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Changed {
+pub(super) enum ChangeKind {
     Endpoint,
     Scaled,
     Service,
@@ -63,18 +63,18 @@ pub(super) enum Changed {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ChangeResult {
     pub(super) services: usize,
-    pub(super) changed: Changed,
+    pub(super) changed: ChangeKind,
     pub(super) changes: usize,
     /// Microseconds from the decoded event to the changed kernel.
     pub(super) median_us: f64,
     pub(super) p99_us: f64,
     /// Microseconds of CPU, the median.
     pub(super) cpu_us: f64,
-    /// Changes to the kernel, the least and the most of any change.
+    /// ChangeRequest to the kernel, the least and the most of any change.
     pub(super) operations: (usize, usize),
 }
 
-impl Changed {
+impl ChangeKind {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Endpoint => "one endpoint",
@@ -86,19 +86,19 @@ impl Changed {
 }
 
 /// Has an agent on the node measure.
-pub(super) fn ask(agent: &mut Agent, services: usize, order: Changes) -> Result<Vec<ChangeResult>> {
-    match agent.bench(Order::Changes(order), ALL_WITHIN)? {
-        Outcome::Changes(Timings { first, endpoint, scaled, service }) => Ok(vec![
-            summary(services, Changed::Endpoint, &endpoint)?,
-            summary(services, Changed::Scaled, &scaled)?,
-            summary(services, Changed::Service, &service)?,
-            summary(services, Changed::Everything, &[first])?,
+pub(super) fn ask(agent: &mut Agent, services: usize, request: ChangeRequest) -> Result<Vec<ChangeResult>> {
+    match agent.bench(BenchRequest::Changes(request), ALL_TIMEOUT)? {
+        BenchResponse::Changes(ChangeTimings { first, endpoint, scaled, service }) => Ok(vec![
+            summary(services, ChangeKind::Endpoint, &endpoint)?,
+            summary(services, ChangeKind::Scaled, &scaled)?,
+            summary(services, ChangeKind::Service, &service)?,
+            summary(services, ChangeKind::Everything, &[first])?,
         ]),
         other => bail!("expected timings, the agent says {other:?}"),
     }
 }
 
-fn summary(services: usize, changed: Changed, samples: &[Sample]) -> Result<ChangeResult> {
+fn summary(services: usize, changed: ChangeKind, samples: &[Sample]) -> Result<ChangeResult> {
     let sorted = |value: fn(&Sample) -> Duration| {
         let mut values: Vec<Duration> = samples.iter().map(value).collect();
         values.sort_unstable();
@@ -124,12 +124,12 @@ fn summary(services: usize, changed: Changed, samples: &[Sample]) -> Result<Chan
 const LONGEST: Duration = Duration::from_mins(1);
 
 /// In the agent: measures on a thread of its own, which does all of the work.
-pub(super) fn measure(order: &Changes) -> Result<Timings> {
-    let words = std::iter::once("shunt").chain(order.arguments.iter().map(String::as_str));
+pub(super) fn measure(request: &ChangeRequest) -> Result<ChangeTimings> {
+    let words = std::iter::once("shunt").chain(request.arguments.iter().map(String::as_str));
     let flags = Flags::parse(words).context("the proxy's flags")?;
     let config =
         Config::load(&flags, &Environment::of_this_process()).context("the proxy's configuration")?;
-    let changes = order.changes;
+    let changes = request.changes;
     let measuring = thread::spawn(move || {
         load::go_first();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -163,9 +163,9 @@ fn clean_up(config: &Config) -> Vec<String> {
     }
 }
 
-async fn run(config: &Config, changes: usize) -> Result<Timings> {
+async fn run(config: &Config, changes: usize) -> Result<ChangeTimings> {
     let objects = Objects::read(config).await?;
-    let mut running = Running::start(config).await?;
+    let mut running = RunningLoop::start(config).await?;
     let first = running.time(objects.all()).await.context("the first sync")?;
     let mut endpoint = Vec::with_capacity(changes);
     let mut scaled = Vec::with_capacity(changes);
@@ -187,7 +187,7 @@ async fn run(config: &Config, changes: usize) -> Result<Timings> {
         service.push(running.time(vec![event]).await.context("a change of one Service")?);
     }
     running.stop().await?;
-    Ok(Timings { first, endpoint, scaled, service })
+    Ok(ChangeTimings { first, endpoint, scaled, service })
 }
 
 /// There and back again: one address for another.
@@ -263,21 +263,21 @@ impl Objects {
 }
 
 /// The proxy's loop at work.
-struct Running {
+struct RunningLoop {
     events: mpsc::Sender<WatchEvent>,
-    rendered: mpsc::UnboundedReceiver<Rendered>,
+    rendered: mpsc::UnboundedReceiver<RenderResult>,
     stop: oneshot::Sender<()>,
     looping: tokio::task::JoinHandle<Result<()>>,
 }
 
 /// The kernel was changed.
-struct Rendered {
+struct RenderResult {
     result: Result<usize, String>,
     since: Stopwatch,
     cpu: Duration,
 }
 
-impl Running {
+impl RunningLoop {
     async fn start(config: &Config) -> Result<Self> {
         let (to_loop, mut node_facts) = watch::channel(None);
         let disturbed = Arc::new(Notify::new());
@@ -286,7 +286,7 @@ impl Running {
         node_facts.wait_for(Option::is_some).await.context("the node's links and addresses")?;
         node_facts.mark_changed();
         let (done, rendered) = mpsc::unbounded_channel();
-        let timed = Box::new(Timed { inner: renderer(config)?, done });
+        let timed = Box::new(TimedRenderer { inner: renderer(config)?, done });
         let health = ProxyHealth::new(NEVER);
         let outputs = Outputs {
             metrics: Metrics::default(),
@@ -317,7 +317,7 @@ impl Running {
         for event in events {
             self.events.send(event).await.context("the loop has ended")?;
         }
-        let rendered = timeout(ONE_WITHIN, self.rendered.recv()).await;
+        let rendered = timeout(ONE_TIMEOUT, self.rendered.recv()).await;
         let rendered = rendered.context("the kernel was not changed")?.context("the loop has ended")?;
         let took = began.elapsed().saturating_sub(rendered.since.elapsed());
         match rendered.result {
@@ -334,12 +334,12 @@ impl Running {
 }
 
 /// A renderer that says when it is done.
-struct Timed {
+struct TimedRenderer {
     inner: Box<dyn Renderer>,
-    done: mpsc::UnboundedSender<Rendered>,
+    done: mpsc::UnboundedSender<RenderResult>,
 }
 
-impl Renderer for Timed {
+impl Renderer for TimedRenderer {
     fn observe(&mut self) -> Result<(), RenderError> {
         self.inner.observe()
     }
@@ -352,7 +352,7 @@ impl Renderer for Timed {
             .map(|operations| *operations)
             .map_err(|error| proxy_userspace::causes::with_causes(error));
         // Nobody listens once all is measured.
-        let _heard = self.done.send(Rendered { result: told, since: Stopwatch::start(), cpu });
+        let _heard = self.done.send(RenderResult { result: told, since: Stopwatch::start(), cpu });
         result
     }
 

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use super::order::Workload;
+use super::protocol::Workload;
 use crate::runner::Manifests;
 
 /// Endpoints of every Service. Those of the measured one are ports of the same pod, so that the direct connection goes to

@@ -13,8 +13,8 @@ use serde::Serialize;
 
 use super::{
     Effort,
-    order::{Outcome, Workload},
     paths::{self, Path},
+    protocol::{BenchResponse, Workload},
     ratio::{Ratio, quantile},
 };
 use crate::{
@@ -84,7 +84,7 @@ fn rates(world: &mut World, effort: Effort) -> Result<[f64; 3]> {
         let targets = vec![paths::direct(Path::ClientToNodePort, workload)];
         let rounds = effort.pairs.div_ceil(6);
         let outcome = paths::load(world, Host::Client, workload, targets, effort, rounds)?;
-        let Outcome::Rates(rounds) = outcome else { bail!("routed traffic: {outcome:?}") };
+        let BenchResponse::Rates(rounds) = outcome else { bail!("routed traffic: {outcome:?}") };
         let mut values: Vec<f64> = rounds.into_iter().flatten().collect();
         values.sort_by(f64::total_cmp);
         *rate = quantile(&values, 50).context("no rounds")?;

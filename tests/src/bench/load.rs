@@ -18,11 +18,11 @@ use nix::{
 };
 use rustix::process::setpriority_process;
 
-use super::order::{Compare, Outcome, Workload};
+use super::protocol::{BenchResponse, Comparison, Workload};
 use crate::deadline::Stopwatch;
 
 /// How long the first operation of a target may take.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const FIRST: i32 = -20;
 
 /// Moves the calling thread, and all it starts from now on, to the last CPU it may run on, before everything else there.
@@ -98,13 +98,13 @@ fn answer_datagram(socket: &UdpSocket) -> io::Result<usize> {
 }
 
 /// Puts load on the targets, turn by turn.
-pub(super) fn compare(compare: &Compare) -> Result<Outcome> {
+pub(super) fn compare(compare: &Comparison) -> Result<BenchResponse> {
     take_cpu()?;
-    let Compare { workload, targets, rounds, turn } = compare;
+    let Comparison { workload, targets, rounds, turn } = compare;
     for (target, addresses) in targets.iter().enumerate() {
         for address in addresses {
             if let Err(error) = try_once(*workload, *address) {
-                return Ok(Outcome::NotServed { target, why: format!("{address}: {error}") });
+                return Ok(BenchResponse::NotServed { target, why: format!("{address}: {error}") });
             }
         }
     }
@@ -116,7 +116,7 @@ pub(super) fn compare(compare: &Compare) -> Result<Outcome> {
             rates[target] = rate.with_context(|| format!("{} to {:?}", workload.name(), targets[target]))?;
         }
     }
-    Ok(Outcome::Rates(rates))
+    Ok(BenchResponse::Rates(rates))
 }
 
 /// One operation, with a limit to the time it takes.
@@ -124,8 +124,8 @@ fn try_once(workload: Workload, address: SocketAddr) -> io::Result<()> {
     match workload {
         Workload::UdpRequestResponse => ask_udp(&udp_socket()?, address),
         Workload::ConnectRequestClose | Workload::RequestResponse => {
-            let stream = TcpStream::connect_timeout(&address, ANSWERED_WITHIN)?;
-            stream.set_read_timeout(Some(ANSWERED_WITHIN))?;
+            let stream = TcpStream::connect_timeout(&address, ANSWER_TIMEOUT)?;
+            stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
             ask(&stream)
         }
     }
@@ -186,7 +186,7 @@ fn ask(mut stream: &TcpStream) -> io::Result<()> {
 
 fn udp_socket() -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    socket.set_read_timeout(Some(ANSWERED_WITHIN))?;
+    socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     Ok(socket)
 }
 

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
-use super::order::{Order, Outcome};
+use super::protocol::{BenchRequest, BenchResponse};
 use crate::{
     agent::Agent,
     deadline::{Deadline, Stopwatch},
@@ -14,9 +14,9 @@ use crate::{
 };
 
 /// It counts as settled when it has not grown or shrunk for so long.
-const SETTLED_AFTER: Duration = Duration::from_secs(3);
-const SETTLED_WITHIN: Duration = Duration::from_secs(30);
-const SERVED_WITHIN: Duration = Duration::from_mins(1);
+const STABLE_FOR: Duration = Duration::from_secs(3);
+const STABLE_TIMEOUT: Duration = Duration::from_secs(30);
+const SERVE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The process's memory, in KiB.
 #[derive(Clone, Debug, Serialize)]
@@ -56,8 +56,8 @@ pub(super) fn measure(
 
 /// Has the agent be an API server, and returns its URL.
 pub(super) fn serve_api(agent: &mut Agent, services: usize) -> Result<String> {
-    match agent.bench(Order::ServeApi(services), SERVED_WITHIN)? {
-        Outcome::Api(url) => Ok(url),
+    match agent.bench(BenchRequest::ServeApi(services), SERVE_TIMEOUT)? {
+        BenchResponse::Api(url) => Ok(url),
         other => bail!("expected an API server, the agent says {other:?}"),
     }
 }
@@ -65,7 +65,7 @@ pub(super) fn serve_api(agent: &mut Agent, services: usize) -> Result<String> {
 fn settled(status: &PathBuf) -> Result<u64> {
     let mut last = field(status, "VmRSS")?;
     let mut since = Stopwatch::start();
-    let settled = Deadline::after(SETTLED_WITHIN).poll(|| {
+    let settled = Deadline::after(STABLE_TIMEOUT).poll(|| {
         let now = match field(status, "VmRSS") {
             Ok(now) => now,
             Err(error) => return Some(Err(error)),
@@ -74,9 +74,9 @@ fn settled(status: &PathBuf) -> Result<u64> {
             last = now;
             since = Stopwatch::start();
         }
-        (since.elapsed() >= SETTLED_AFTER).then_some(Ok(now))
+        (since.elapsed() >= STABLE_FOR).then_some(Ok(now))
     });
-    settled.unwrap_or_else(|| bail!("the proxy's memory does not settle within {SETTLED_WITHIN:?}"))
+    settled.unwrap_or_else(|| bail!("the proxy's memory does not settle within {STABLE_TIMEOUT:?}"))
 }
 
 fn field(status: &PathBuf, name: &str) -> Result<u64> {

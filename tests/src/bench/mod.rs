@@ -8,8 +8,8 @@ mod cluster;
 mod foreign;
 mod load;
 mod memory;
-pub mod order;
 mod paths;
+pub mod protocol;
 mod ratio;
 mod report;
 mod targets;
@@ -18,15 +18,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 
-use self::order::Outcome;
+use self::protocol::BenchResponse;
 pub use self::{
-    order::{Order, Workload},
     paths::Path,
+    protocol::{BenchRequest, Workload},
     report::Report,
 };
 use crate::{
     apiserver::ApiServer,
-    runner::{IptablesInUse, Manifests, Proxy},
+    runner::{IptablesVariant, Manifests, Proxy},
     world::{Host, World},
 };
 
@@ -38,7 +38,7 @@ pub struct Bench {
     /// Its mode.
     pub mode: String,
     /// The iptables that the node shows to use.
-    pub iptables: Option<IptablesInUse>,
+    pub iptables: Option<IptablesVariant>,
     /// Numbers of Services to measure with; one measurement of everything for each.
     pub services: Vec<usize>,
     /// What of it all to measure.
@@ -58,7 +58,7 @@ pub enum Part {
     Data,
     /// Routed traffic with the proxy against without.
     Foreign,
-    /// Changes and the first sync.
+    /// ChangeRequest and the first sync.
     Changes,
     /// The process's memory.
     Memory,
@@ -73,7 +73,7 @@ pub struct Effort {
     pub round_ms: u64,
     /// How often the proxy is started and removed around traffic that is none of its own.
     pub turns: usize,
-    /// Changes of one endpoint, and as many of one Service.
+    /// ChangeRequest of one endpoint, and as many of one Service.
     pub changes: usize,
 }
 
@@ -140,8 +140,9 @@ impl Bench {
 
     fn change_path(&self, services: usize, report: &mut Report) -> Result<()> {
         let (mut world, proxy) = self.scene(&[Host::Node1], services)?;
-        let order = order::Changes { arguments: proxy.arguments().to_vec(), changes: self.effort.changes };
-        report.changes.extend(changes::ask(world.agent(Host::Node1)?, services, order)?);
+        let request =
+            protocol::ChangeRequest { arguments: proxy.arguments().to_vec(), changes: self.effort.changes };
+        report.changes.extend(changes::ask(world.agent(Host::Node1)?, services, request)?);
         Ok(())
     }
 
@@ -157,7 +158,7 @@ impl Bench {
     /// A world with the proxy ready to be started on a cluster of so many Services.
     fn scene(&self, hosts: &[Host], services: usize) -> Result<(World, Proxy)> {
         let world = World::build(hosts, &std::env::current_exe()?)?;
-        self.iptables.map_or(Ok(()), |iptables| iptables.hint(&world))?;
+        self.iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
         let manifests = Manifests::create(world.directory())?;
         cluster::write(&manifests, services)?;
         let proxy = Proxy::new(&world, &self.shunt, &self.mode, &manifests, &serde_yaml_ng::Mapping::new())?;
@@ -167,20 +168,20 @@ impl Bench {
 
 /// The benchmark's part of an agent.
 #[derive(Debug, Default)]
-pub struct Benching {
+pub struct AgentBench {
     api: Option<ApiServer>,
 }
 
-impl Benching {
+impl AgentBench {
     /// Does what is asked; servers go on meanwhile only where they have threads of their own. Needs a tokio runtime.
-    pub fn obey(&mut self, order: Order) -> Outcome {
-        let outcome = match order {
-            Order::Serve(ports) => load::serve(&ports).map(|()| Outcome::Done),
-            Order::Compare(compare) => load::compare(&compare),
-            Order::Changes(changes) => changes::measure(&changes).map(Outcome::Changes),
-            Order::ServeApi(services) => self.serve_api(services).map(Outcome::Api),
+    pub fn execute(&mut self, request: BenchRequest) -> BenchResponse {
+        let outcome = match request {
+            BenchRequest::Serve(ports) => load::serve(&ports).map(|()| BenchResponse::Done),
+            BenchRequest::Compare(compare) => load::compare(&compare),
+            BenchRequest::Changes(changes) => changes::measure(&changes).map(BenchResponse::Changes),
+            BenchRequest::ServeApi(services) => self.serve_api(services).map(BenchResponse::Api),
         };
-        outcome.unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")))
+        outcome.unwrap_or_else(|error| BenchResponse::Failed(format!("{error:#}")))
     }
 
     fn serve_api(&mut self, services: usize) -> Result<String> {

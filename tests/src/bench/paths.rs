@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{
     Effort,
     cluster::{self, CLUSTER_IP, MeasuredPort, SERVER},
-    order::{Compare, Order, Outcome, Workload},
+    protocol::{BenchRequest, BenchResponse, Comparison, Workload},
     ratio::Ratio,
 };
 use crate::world::{Host, World};
@@ -145,8 +145,8 @@ pub(super) fn serve(world: &mut World) -> Result<()> {
     // The node masquerades with ports that it chooses by chance. Of thousands a second some meet a connection that waits in the
     // server's `TIME_WAIT`, and the client then tries again after a second: what that costs has nothing to do with CPU.
     world.run(Host::A2, "sysctl -qw net.ipv4.tcp_max_tw_buckets=0")?;
-    match world.agent(Host::A2)?.bench(Order::Serve(cluster::server_ports()), BESIDE_ROUNDS)? {
-        Outcome::Done => Ok(()),
+    match world.agent(Host::A2)?.bench(BenchRequest::Serve(cluster::server_ports()), BESIDE_ROUNDS)? {
+        BenchResponse::Done => Ok(()),
         other => bail!("expected the servers to be up, the agent says {other:?}"),
     }
 }
@@ -170,9 +170,11 @@ pub(super) fn measure(
             let targets = vec![direct(path, workload), translated, direct(path, workload)];
             let outcome = load(world, path.from(), workload, targets, effort, effort.pairs)?;
             let (ratio, control, not_served) = match outcome {
-                Outcome::Rates(rates) => (Ratio::of(pairs(&rates, 1)), Ratio::of(pairs(&rates, 2)), None),
-                Outcome::NotServed { target: 1, why } => (None, None, Some(why)),
-                Outcome::NotServed { why, .. } => bail!("{}: no direct connection: {why}", path.name()),
+                BenchResponse::Rates(rates) => {
+                    (Ratio::of(pairs(&rates, 1)), Ratio::of(pairs(&rates, 2)), None)
+                }
+                BenchResponse::NotServed { target: 1, why } => (None, None, Some(why)),
+                BenchResponse::NotServed { why, .. } => bail!("{}: no direct connection: {why}", path.name()),
                 other => bail!("{}: {other:?}", path.name()),
             };
             results.push(PathResult { path, workload, services, ratio, control, not_served });
@@ -189,11 +191,11 @@ pub(super) fn load(
     targets: Vec<Vec<SocketAddr>>,
     effort: Effort,
     rounds: usize,
-) -> Result<Outcome> {
+) -> Result<BenchResponse> {
     let turn = Duration::from_millis(effort.round_ms);
     let turns = u32::try_from(rounds * targets.len())?;
-    let within = turn * turns * 2 + BESIDE_ROUNDS;
-    world.agent(from)?.bench(Order::Compare(Compare { workload, targets, rounds, turn }), within)
+    let timeout = turn * turns * 2 + BESIDE_ROUNDS;
+    world.agent(from)?.bench(BenchRequest::Compare(Comparison { workload, targets, rounds, turn }), timeout)
 }
 
 /// Of each round a target and the direct connection.

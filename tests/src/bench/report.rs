@@ -10,7 +10,7 @@ use super::{
     memory::Memory,
     paths::PathResult,
     ratio::Ratio,
-    targets::{self, Judged, Verdict, mebibytes, microseconds},
+    targets::{self, TargetOutcome, TargetResult, mebibytes, microseconds},
 };
 
 /// A report.
@@ -22,7 +22,7 @@ pub struct Report {
     pub(super) foreign: Vec<ForeignResult>,
     pub(super) changes: Vec<ChangeResult>,
     pub(super) memory: Vec<Memory>,
-    targets: Vec<Judged>,
+    targets: Vec<TargetResult>,
 }
 
 impl Report {
@@ -45,7 +45,7 @@ impl Report {
 
     /// Nothing that was measured misses its target.
     pub fn reaches_all(&self) -> bool {
-        self.targets.iter().all(|judged| judged.verdict != Verdict::Missed)
+        self.targets.iter().all(|judged| judged.verdict != TargetOutcome::Missed)
     }
 
     fn write_paths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,7 +111,7 @@ impl fmt::Display for Report {
         self.write_memory(f)?;
         writeln!(f, "\nTargets")?;
         for judged in &self.targets {
-            let Judged { what, target, measured, verdict } = judged;
+            let TargetResult { what, target, measured, verdict } = judged;
             writeln!(f, "  {what:<44}{target:<18}{measured:>12}  {verdict}")?;
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{changes::Changed, order::Workload, paths::Path, report::Report};
+use super::{changes::ChangeKind, paths::Path, protocol::Workload, report::Report};
 
 /// From so many Services on, the targets of a large cluster count.
 const LARGE: usize = 10_000;
@@ -13,7 +13,7 @@ const LARGEST: usize = 30_000;
 /// Whether a target is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Verdict {
+pub(super) enum TargetOutcome {
     Reached,
     Missed,
     /// The path does not answer, or this was not measured.
@@ -22,14 +22,14 @@ pub(super) enum Verdict {
 
 /// A target and what was measured.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Judged {
+pub(super) struct TargetResult {
     pub(super) what: String,
     pub(super) target: &'static str,
     pub(super) measured: String,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: TargetOutcome,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for TargetOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Reached => "reached",
@@ -40,7 +40,7 @@ impl fmt::Display for Verdict {
 }
 
 /// Holds a report to the targets. Of a kind of figure that was measured with several numbers of Services, the worst counts.
-pub(super) fn judge(report: &Report) -> Vec<Judged> {
+pub(super) fn judge(report: &Report) -> Vec<TargetResult> {
     let mut all = vec![
         path(report, Path::PodToClusterIp, "at least 0.99", 0.99),
         path(report, Path::NodeToClusterIp, "at least 0.98", 0.98),
@@ -50,22 +50,22 @@ pub(super) fn judge(report: &Report) -> Vec<Judged> {
     all
 }
 
-fn of_ebpf(report: &Report) -> Vec<Judged> {
+fn of_ebpf(report: &Report) -> Vec<TargetResult> {
     let (settled, peak) = memory(report, LARGE);
     vec![
-        change(report, Changed::Endpoint, "p99 under 1 ms", 1e3, 0),
-        change(report, Changed::Everything, "under 1 s", 1e6, LARGE),
+        change(report, ChangeKind::Endpoint, "p99 under 1 ms", 1e3, 0),
+        change(report, ChangeKind::Everything, "under 1 s", 1e6, LARGE),
         kib("RSS settled, 10,000 Services", "under 50 MiB", 50, settled),
         kib("RSS peak, 10,000 Services", "under 100 MiB", 100, peak),
     ]
 }
 
-fn of_nftables(report: &Report) -> Vec<Judged> {
+fn of_nftables(report: &Report) -> Vec<TargetResult> {
     let (_, peak) = memory(report, LARGEST);
     vec![
-        change(report, Changed::Endpoint, "p99 under 5 ms", 5e3, 0),
-        change(report, Changed::Scaled, "p99 under 5 ms", 5e3, 0),
-        change(report, Changed::Everything, "under 20 s", 20e6, LARGE),
+        change(report, ChangeKind::Endpoint, "p99 under 5 ms", 5e3, 0),
+        change(report, ChangeKind::Scaled, "p99 under 5 ms", 5e3, 0),
+        change(report, ChangeKind::Everything, "under 20 s", 20e6, LARGE),
         kib("RSS peak, 30,000 Services", "under 200 MiB", 200, peak),
     ]
 }
@@ -76,13 +76,13 @@ fn memory(report: &Report, from: usize) -> (Option<u64>, Option<u64>) {
     (memory().map(|memory| memory.settled_kib).max(), memory().map(|memory| memory.peak_kib).max())
 }
 
-fn path(report: &Report, path: Path, target: &'static str, least: f64) -> Judged {
+fn path(report: &Report, path: Path, target: &'static str, least: f64) -> TargetResult {
     let ours = report
         .paths
         .iter()
         .filter(|result| result.path == path && result.workload == Workload::ConnectRequestClose);
     let worst = ours.filter_map(|result| result.ratio).min_by(|a, b| a.median.total_cmp(&b.median));
-    Judged {
+    TargetResult {
         what: format!("{}, connect-request-close", path.name()),
         target,
         measured: worst.map_or_else(|| "not served".to_owned(), |ratio| format!("{:.3}", ratio.median)),
@@ -90,10 +90,16 @@ fn path(report: &Report, path: Path, target: &'static str, least: f64) -> Judged
     }
 }
 
-fn change(report: &Report, changed: Changed, target: &'static str, most_us: f64, from: usize) -> Judged {
+fn change(
+    report: &Report,
+    changed: ChangeKind,
+    target: &'static str,
+    most_us: f64,
+    from: usize,
+) -> TargetResult {
     let ours = report.changes.iter().filter(|result| result.changed == changed && result.services >= from);
     let worst = ours.map(|result| result.p99_us).max_by(f64::total_cmp);
-    Judged {
+    TargetResult {
         what: changed.name().to_owned(),
         target,
         measured: worst.map_or_else(|| "-".to_owned(), microseconds),
@@ -101,8 +107,8 @@ fn change(report: &Report, changed: Changed, target: &'static str, most_us: f64,
     }
 }
 
-fn kib(what: &str, target: &'static str, most_mib: u64, measured: Option<u64>) -> Judged {
-    Judged {
+fn kib(what: &str, target: &'static str, most_mib: u64, measured: Option<u64>) -> TargetResult {
+    TargetResult {
         what: what.to_owned(),
         target,
         measured: measured.map_or_else(|| "-".to_owned(), mebibytes),
@@ -110,11 +116,11 @@ fn kib(what: &str, target: &'static str, most_mib: u64, measured: Option<u64>) -
     }
 }
 
-fn verdict(reached: Option<bool>) -> Verdict {
+fn verdict(reached: Option<bool>) -> TargetOutcome {
     match reached {
-        Some(true) => Verdict::Reached,
-        Some(false) => Verdict::Missed,
-        None => Verdict::NotMeasured,
+        Some(true) => TargetOutcome::Reached,
+        Some(false) => TargetOutcome::Missed,
+        None => TargetOutcome::NotMeasured,
     }
 }
 

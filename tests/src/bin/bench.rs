@@ -7,7 +7,7 @@ use clap::Parser;
 use shunt_tests::{
     bench::{Bench, Effort, Part, Path, Workload},
     process,
-    runner::IptablesInUse,
+    runner::IptablesVariant,
 };
 
 /// Measures what Services cost against direct connections, what a change costs, and what the proxy holds in memory.
@@ -18,7 +18,7 @@ struct Arguments {
     mode: String,
     /// The node shows, as the kubelet does, that it uses this iptables.
     #[arg(long)]
-    iptables: Option<IptablesInUse>,
+    iptables: Option<IptablesVariant>,
     /// Numbers of Services to measure with.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "10,10000")]
     services: Vec<usize>,
@@ -68,7 +68,7 @@ fn run(arguments: Arguments) -> Result<bool> {
         workloads: or_all(arguments.workloads, &Workload::ALL),
         effort: if arguments.quick { Effort::QUICK } else { Effort::FULL },
     };
-    let report = bench.run(&mut |doing| eprintln!("{doing}"))?;
+    let report = bench.run(&mut |operation| eprintln!("{operation}"))?;
     println!("{report}");
     if let Some(path) = &arguments.json {
         let text = serde_json::to_string_pretty(&report)?;

@@ -8,7 +8,7 @@ use shunt_tests::{
     case::Case,
     deadline::Stopwatch,
     process,
-    runner::{IptablesInUse, ObjectsFrom, Runner, Selection, Summary, in_mode, own_cases},
+    runner::{IptablesVariant, ObjectSourceKind, Runner, Selection, Summary, adapt_to_mode, cases_directory},
     world::{Host, World},
 };
 
@@ -21,12 +21,12 @@ struct Arguments {
     mode: String,
     /// Node1 shows, as the kubelet does, that it uses this iptables.
     #[arg(long)]
-    iptables: Option<IptablesInUse>,
+    iptables: Option<IptablesVariant>,
     /// Where the proxy has objects from: manifests, or an API server on node1.
     #[arg(long, value_name = "manifests|api", default_value = "manifests")]
-    source: ObjectsFrom,
+    source: ObjectSourceKind,
     /// A directory of cases.
-    #[arg(long, value_name = "DIR", default_value = own_cases().as_os_str())]
+    #[arg(long, value_name = "DIR", default_value = cases_directory().as_os_str())]
     cases: PathBuf,
     /// Only these cases.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
@@ -57,7 +57,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     let began = Stopwatch::start();
     let mut cases = Case::read_directory(&arguments.cases, &arguments.only)?;
     cases.retain(|case| !arguments.except.contains(&case.name));
-    let cases: Vec<Case> = cases.into_iter().map(|case| in_mode(case, &arguments.mode)).collect();
+    let cases: Vec<Case> = cases.into_iter().map(|case| adapt_to_mode(case, &arguments.mode)).collect();
     let shunt = arguments
         .shunt
         .map(|path| path.canonicalize().with_context(|| format!("--shunt {}", path.display())));
@@ -65,9 +65,9 @@ fn run(arguments: Arguments) -> Result<bool> {
     let program = std::env::current_exe().context("find the runner's own program")?;
     let world = World::build(&Host::ALL, &program)?;
     let iptables = arguments.iptables;
-    iptables.map_or(Ok(()), |iptables| iptables.hint(&world))?;
-    let selection = Selection::new(&arguments.mode).beside(iptables.unwrap_or(IptablesInUse::Nft));
-    let selection = if arguments.whole { selection } else { selection.on_machine(&world) };
+    iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
+    let selection = Selection::new(&arguments.mode).with_iptables(iptables.unwrap_or(IptablesVariant::Nft));
+    let selection = if arguments.whole { selection } else { selection.without_unsupported(&world) };
     let (mode, source) = (arguments.mode, arguments.source);
     let mut runner = Runner { world, shunt, mode, source, selection, iptables };
     let mut reports = Vec::new();

@@ -18,7 +18,7 @@ use proxy_common::{
 };
 use serde_yaml_ng::Mapping;
 use shunt_tests::{
-    agent::protocol::{Dial, Protocol, Try},
+    agent::protocol::{Attempt, ConnectRequest, Protocol},
     deadline::{Deadline, Stopwatch},
     process,
     runner::{Manifests, Proxy},
@@ -32,7 +32,7 @@ const NEW_ENDPOINT: Host = Host::A3;
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Endpoints of the Service once the new one is there.
 const ENDPOINTS_THEN: u32 = 3;
-const BPFTOOL_WITHIN: Duration = Duration::from_secs(5);
+const BPFTOOL_TIMEOUT: Duration = Duration::from_secs(5);
 const INSTALL_BPFTOOL: &str = "; on Debian and Ubuntu install it with: apt-get install bpftool";
 /// Enough of a dump to see what it looks like.
 const DUMP_LINES: usize = 60;
@@ -126,12 +126,12 @@ impl Demo {
     }
 
     fn show_answers(&mut self, from: Host, to: &str, what: &str) -> Result<()> {
-        let tries = self.world.agent(from)?.dial(dial(to, CONNECTIONS)?)?;
+        let attempts = self.world.agent(from)?.connect(connect_request(to, CONNECTIONS)?)?;
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        for one in &tries {
+        for one in &attempts {
             match one {
-                Try::Answered(answer) => *counts.entry(&answer.host).or_default() += 1,
-                Try::Failed(failure) => bail!("{what}, {to}: {}: {}", failure.doing, failure.message),
+                Attempt::Answered(answer) => *counts.entry(&answer.host).or_default() += 1,
+                Attempt::Failed(failure) => bail!("{what}, {to}: {}: {}", failure.operation, failure.message),
             }
         }
         println!("  {what}, {to}");
@@ -160,7 +160,7 @@ impl Demo {
         let path = self.world.pin_directory().join(name).display().to_string();
         println!("  bpftool map dump pinned {path}");
         let arguments = ["map", "dump", "pinned", &path];
-        match process::run_to_end(Path::new("bpftool"), &arguments, BPFTOOL_WITHIN) {
+        match process::run_with_timeout(Path::new("bpftool"), &arguments, BPFTOOL_TIMEOUT) {
             Ok(done) if done.status.success() => {
                 let lines: Vec<_> = done.stdout.lines().collect();
                 println!("{}", indented(&lines.get(..DUMP_LINES).unwrap_or(&lines).join("\n")));
@@ -210,9 +210,9 @@ fn wait_for_map_change(services: &Services, endpoints: u32) -> Result<Duration> 
     bail!("{NEW_ENDPOINT} was added to the Service but is not in the map after {CHANGE_TIMEOUT:?}")
 }
 
-fn dial(to: &str, tries: usize) -> Result<Dial> {
+fn connect_request(to: &str, attempts: usize) -> Result<ConnectRequest> {
     let to: SocketAddr = to.parse().with_context(|| format!("the address {to}"))?;
-    Ok(Dial::new(to, Protocol::Tcp, tries))
+    Ok(ConnectRequest::new(to, Protocol::Tcp, attempts))
 }
 
 /// Puts the manifests of a folder in place, each in one step.

@@ -10,12 +10,12 @@ use shunt_tests::{
     process,
     runner::{Manifests, Proxy},
     small_cluster::{DNS_PORT, HOSTS, NODE, OUTSIDE, SERVICES, Slices},
-    traffic::{Clients, Load},
+    traffic::{ClientResult, Clients},
     world::{Host, World},
 };
 
 /// From its start in another mode.
-const TAKES_OVER_WITHIN: Duration = Duration::from_secs(2);
+const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Kills and restarts the proxy under a load of connections from pods and the node; needs root.
 #[derive(Debug, Parser)]
@@ -35,14 +35,14 @@ fn main() -> ExitCode {
     process::main("restarts", || run(&Arguments::parse()).map(|loads| report(&loads)))
 }
 
-fn report(loads: &[Load]) -> bool {
-    let all_well = Load::report(loads);
+fn report(loads: &[ClientResult]) -> bool {
+    let all_well = ClientResult::report(loads);
     let failed = loads.iter().filter(|load| !load.failures.is_empty()).count();
     println!("{} passed, {failed} failed", loads.len() - failed);
     all_well
 }
 
-fn run(arguments: &Arguments) -> Result<Vec<Load>> {
+fn run(arguments: &Arguments) -> Result<Vec<ClientResult>> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
     let mut world = World::build(&HOSTS, &std::env::current_exe()?)?;
     let manifests = Manifests::create(world.directory())?;
@@ -55,7 +55,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Load>> {
     let mut proxy = Proxy::new(&world, &shunt, mode, &manifests, &Mapping::new())?;
     if modes.len() > 1 {
         // What it dials is translated on links.
-        world.leave_cgroup(Host::A2)?;
+        world.move_out_of_cgroup(Host::A2)?;
     }
     proxy.start(&mut world)?;
     let loads = kill_under_load(&mut world, &mut proxy, &manifests, arguments);
@@ -73,21 +73,21 @@ fn kill_under_load(
     proxy: &mut Proxy,
     manifests: &Manifests,
     arguments: &Arguments,
-) -> Result<Vec<Load>> {
-    let mut clients = Clients::take(world)?;
+) -> Result<Vec<ClientResult>> {
+    let mut clients = Clients::from_world(world)?;
     // Modes that translate in netfilter have conntrack forget a conversation whose endpoint leaves.
     if arguments.mode == ["ebpf"] {
         clients = clients.with_udp_from_outside(world)?;
     } else {
-        clients.flows_are_forgotten();
+        clients.tolerate_deleted_flows();
     }
     if arguments.mode.len() > 1 {
-        clients.modes_change();
+        clients.tolerate_mode_changes();
     }
-    let loads = clients.dial_while(|| kill_again_and_again(world, proxy, manifests, arguments))?;
+    let loads = clients.connect_during(|| kill_again_and_again(world, proxy, manifests, arguments))?;
     proxy.start(world)?;
-    clients.ensure_held()?;
-    clients.ensure_only(Host::A3)?;
+    clients.check_open_connections()?;
+    clients.check_only_endpoint(Host::A3)?;
     Ok(loads)
 }
 
@@ -106,7 +106,7 @@ fn kill_again_and_again(
         let mut pause = Duration::from_millis(u64::from(round * 7 % 120));
         if modes.len() > 1 {
             proxy.set_mode(mode, &Mapping::new())?;
-            pause += TAKES_OVER_WITHIN;
+            pause += TAKEOVER_TIMEOUT;
         }
         proxy.spawn(world)?;
         thread::sleep(pause);
@@ -116,7 +116,7 @@ fn kill_again_and_again(
 }
 
 fn set_endpoints(manifests: &Manifests, pods: &[Host]) -> Result<()> {
-    let mut slices = Slices::of_all(pods);
+    let mut slices = Slices::for_all_services(pods);
     slices.add("outside", false, DNS_PORT, pods);
     slices.place(manifests)
 }

@@ -11,26 +11,26 @@ use serde::Deserialize;
 
 use crate::{
     agent::protocol::Protocol,
-    world::{Host, NAMED_PORTS, may_be_named},
+    world::{Host, RESERVED_PORTS, is_valid_source_port},
 };
 
 /// A flow.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(try_from = "Keys")]
+#[serde(try_from = "FlowKeys")]
 pub struct Flow {
     /// The host that acts.
     pub from: Host,
     /// What it does.
     pub action: Action,
     /// What must come of it.
-    pub expect: Expect,
+    pub expect: Expectation,
 }
 
 /// What a flow does.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Opens new connections.
-    Dial(Dial),
+    Connect(Connect),
     /// Uses one that an earlier flow kept open.
     Send(Send),
     /// Fetches this URL.
@@ -39,7 +39,7 @@ pub enum Action {
 
 /// New connections.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Dial {
+pub struct Connect {
     /// The address.
     pub to: SocketAddr,
     /// TCP or UDP.
@@ -79,9 +79,9 @@ pub struct Send {
 
 /// What must come of a flow.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Expect {
+pub enum Expectation {
     /// Every try is answered.
-    Reach(Answers),
+    Reach(ExpectedAnswers),
     /// Every try is refused.
     Refused,
     /// No try is answered.
@@ -93,12 +93,12 @@ pub enum Expect {
     /// Every try hears that what it sends is too big for the path.
     TooBig,
     /// The page is like this.
-    Page(ExpectPage),
+    Page(ExpectedPage),
 }
 
 /// Who must answer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answers {
+pub struct ExpectedAnswers {
     /// Exactly these hosts; with `sticky`, one of them.
     pub hosts: BTreeSet<Host>,
     /// All tries reach one and the same host.
@@ -136,7 +136,7 @@ pub enum Source {
 
 /// What a page must hold.
 #[derive(Clone, Debug, PartialEq, Default)]
-pub struct ExpectPage {
+pub struct ExpectedPage {
     /// The status code.
     pub status: Option<u16>,
     /// A part of the body as JSON: every field given must be there with this value.
@@ -150,7 +150,7 @@ pub struct ExpectPage {
 /// The keys of a flow as they are written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Keys {
+struct FlowKeys {
     from: Host,
     to: Option<SocketAddr>,
     proto: Option<Protocol>,
@@ -169,7 +169,7 @@ struct Keys {
     or_error: Option<bool>,
     http: Option<String>,
     reach: Option<BTreeSet<Host>>,
-    result: Option<Outcome>,
+    result: Option<ResultKey>,
     source: Option<Source>,
     share: Option<(f64, f64)>,
     sticky: Option<bool>,
@@ -188,7 +188,7 @@ enum Mode {
 
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Outcome {
+enum ResultKey {
     Refused,
     Blocked,
     Silent,
@@ -196,30 +196,30 @@ enum Outcome {
     TooBig,
 }
 
-impl TryFrom<Keys> for Flow {
+impl TryFrom<FlowKeys> for Flow {
     type Error = String;
 
-    fn try_from(mut keys: Keys) -> Result<Self, String> {
+    fn try_from(mut keys: FlowKeys) -> Result<Self, String> {
         let from = keys.from;
         let action = match (keys.to.take(), keys.send.take(), keys.http.take()) {
-            (Some(to), None, None) => Action::Dial(keys.dial(to)?),
+            (Some(to), None, None) => Action::Connect(keys.connect(to)?),
             (None, Some(id), None) => Action::Send(keys.send(id)?),
             (None, None, Some(url)) => Action::Get(url),
             _ => return Err("a flow has exactly one of `to`, `send` and `http`".to_owned()),
         };
         let expect = match &action {
             Action::Get(_) => keys.expect_page()?,
-            Action::Dial(_) | Action::Send(_) => keys.expect_answers()?,
+            Action::Connect(_) | Action::Send(_) => keys.expect_answers()?,
         };
-        if let Some(key) = keys.left_over() {
+        if let Some(key) = keys.unused_key() {
             return Err(format!("`{key}` has no meaning beside the flow's other keys"));
         }
         Ok(Self { from, action, expect })
     }
 }
 
-impl Keys {
-    fn dial(&mut self, to: SocketAddr) -> Result<Dial, String> {
+impl FlowKeys {
+    fn connect(&mut self, to: SocketAddr) -> Result<Connect, String> {
         let protocol = self.proto.take().ok_or("a flow with `to` needs `proto`: tcp or udp")?;
         let unconnected = self.mode.take() == Some(Mode::Unconnected);
         if unconnected && protocol != Protocol::Udp {
@@ -240,12 +240,12 @@ impl Keys {
         let size = at_least_one("size", self.size.take())?;
         let answer = self.answer.take().unwrap_or(0);
         let source_port = self.sport.take();
-        if let Some(port) = source_port.filter(|port| !may_be_named(*port)) {
+        if let Some(port) = source_port.filter(|port| !is_valid_source_port(*port)) {
             return Err(format!(
-                "`sport` {port} may be that of a socket that names none: take one below 32768 or in {NAMED_PORTS:?}"
+                "`sport` {port} may be that of a socket that names none: take one below 32768 or in {RESERVED_PORTS:?}"
             ));
         }
-        Ok(Dial { to, protocol, unconnected, n, size, answer, source_port, sources, pause, hold })
+        Ok(Connect { to, protocol, unconnected, n, size, answer, source_port, sources, pause, hold })
     }
 
     fn send(&mut self, id: String) -> Result<Send, String> {
@@ -255,7 +255,7 @@ impl Keys {
         Ok(Send { id, size, answer, tries, or_error: self.or_error.take().unwrap_or(false) })
     }
 
-    fn expect_answers(&mut self) -> Result<Expect, String> {
+    fn expect_answers(&mut self) -> Result<Expectation, String> {
         match (self.reach.take(), self.result.take()) {
             (None, Some(outcome)) => Ok(outcome.into()),
             (Some(hosts), None) if !hosts.is_empty() => {
@@ -263,32 +263,32 @@ impl Keys {
                 let sticky = self.sticky.take().unwrap_or(false);
                 let (source, retransmits) = (self.source.take(), self.retransmits.take());
                 let peer = self.peer.take().unwrap_or_default();
-                Ok(Expect::Reach(Answers { hosts, sticky, share, source, retransmits, peer }))
+                Ok(Expectation::Reach(ExpectedAnswers { hosts, sticky, share, source, retransmits, peer }))
             }
             (Some(_), None) => Err("`reach` names no host".to_owned()),
             _ => Err("a flow needs exactly one of `reach` and `result`".to_owned()),
         }
     }
 
-    fn expect_page(&mut self) -> Result<Expect, String> {
-        let page = ExpectPage {
+    fn expect_page(&mut self) -> Result<Expectation, String> {
+        let page = ExpectedPage {
             status: self.status.take(),
             json: self.json.take(),
             header: self.header.take().unwrap_or_default(),
             contains: self.contains.take(),
         };
         match self.result.take() {
-            Some(outcome) if page == ExpectPage::default() => Ok(outcome.into()),
+            Some(outcome) if page == ExpectedPage::default() => Ok(outcome.into()),
             Some(_) => Err("`result` means that there is no answer; `status`, `json`, `header` and `contains` ask for one".to_owned()),
-            None if page == ExpectPage::default() => {
+            None if page == ExpectedPage::default() => {
                 Err("a flow with `http` needs `status`, `json`, `header`, `contains` or `result`".to_owned())
             }
-            None => Ok(Expect::Page(page)),
+            None => Ok(Expectation::Page(page)),
         }
     }
 
     /// A key that nothing has taken.
-    fn left_over(&self) -> Option<&'static str> {
+    fn unused_key(&self) -> Option<&'static str> {
         let keys = [
             ("proto", self.proto.is_some()),
             ("mode", self.mode.is_some()),
@@ -316,14 +316,14 @@ impl Keys {
     }
 }
 
-impl From<Outcome> for Expect {
-    fn from(outcome: Outcome) -> Self {
+impl From<ResultKey> for Expectation {
+    fn from(outcome: ResultKey) -> Self {
         match outcome {
-            Outcome::Refused => Self::Refused,
-            Outcome::Blocked => Self::Blocked,
-            Outcome::Silent => Self::Silent,
-            Outcome::Reset => Self::Reset,
-            Outcome::TooBig => Self::TooBig,
+            ResultKey::Refused => Self::Refused,
+            ResultKey::Blocked => Self::Blocked,
+            ResultKey::Silent => Self::Silent,
+            ResultKey::Reset => Self::Reset,
+            ResultKey::TooBig => Self::TooBig,
         }
     }
 }
@@ -342,21 +342,21 @@ impl fmt::Display for Flow {
         match &self.action {
             Action::Get(url) => write!(f, "GET {url}"),
             Action::Send(send) => write!(f, "send {}", send.id),
-            Action::Dial(dial) => {
-                let protocol = if dial.protocol == Protocol::Tcp { "tcp" } else { "udp" };
-                let mode = if dial.unconnected { " unconnected" } else { "" };
-                write!(f, "{protocol}{mode} {}", dial.to)?;
-                if dial.n > 1 {
-                    write!(f, " x{}", dial.n)?;
+            Action::Connect(connect) => {
+                let protocol = if connect.protocol == Protocol::Tcp { "tcp" } else { "udp" };
+                let mode = if connect.unconnected { " unconnected" } else { "" };
+                write!(f, "{protocol}{mode} {}", connect.to)?;
+                if connect.n > 1 {
+                    write!(f, " x{}", connect.n)?;
                 }
-                dial.hold.iter().try_for_each(|id| write!(f, " hold {id}"))
+                connect.hold.iter().try_for_each(|id| write!(f, " hold {id}"))
             }
         }
     }
 }
 
 /// As in "reach a1 b1, source client".
-impl fmt::Display for Expect {
+impl fmt::Display for Expectation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused => write!(f, "every try refused"),
@@ -370,7 +370,7 @@ impl fmt::Display for Expect {
     }
 }
 
-impl fmt::Display for Answers {
+impl fmt::Display for ExpectedAnswers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts: Vec<_> = self.hosts.iter().map(|host| host.name()).collect();
         let how = if self.sticky { "always the same one of" } else { "reach" };
@@ -387,7 +387,7 @@ impl fmt::Display for Answers {
     }
 }
 
-impl fmt::Display for ExpectPage {
+impl fmt::Display for ExpectedPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         parts.extend(self.status.map(|status| format!("status {status}")));

@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
 use serde_yaml_ng::{Mapping, Value};
 
-pub use self::flow::{Action, Answers, Dial, Expect, ExpectPage, Flow, Peer, Send, Source};
+pub use self::flow::{Action, Connect, Expectation, ExpectedAnswers, ExpectedPage, Flow, Peer, Send, Source};
 use crate::world::{CgroupSubtree, Host};
 
 /// Tags of `requires` that cases may use.
@@ -134,7 +134,7 @@ impl Case {
     }
 
     /// Whether it needs a world of its own, for it changes more than the proxy removes.
-    pub fn changes_the_world(&self) -> bool {
+    pub fn needs_own_world(&self) -> bool {
         !self.outside_cgroup.is_empty()
             || !self.world.is_empty()
             || self.steps.iter().any(|step| !step.run.is_empty() || step.mode.is_some())
@@ -170,7 +170,9 @@ impl Case {
             for (flow_number, flow) in step.flows.iter().enumerate() {
                 let place = || format!("steps[{number}].flows[{flow_number}]");
                 match &flow.action {
-                    Action::Dial(dial) => held.extend(dial.hold.iter().map(|id| (flow.from, id.clone()))),
+                    Action::Connect(connect) => {
+                        held.extend(connect.hold.iter().map(|id| (flow.from, id.clone())))
+                    }
                     Action::Send(send) => ensure!(
                         held.contains(&(flow.from, send.id.clone())),
                         "{}: send: no earlier flow from {} has hold: {}",

@@ -17,7 +17,7 @@ fn error(text: &str) -> String {
 
 #[test]
 fn every_case_of_the_project_is_read() {
-    let cases = Case::read_directory(crate::runner::own_cases(), &[]).unwrap();
+    let cases = Case::read_directory(crate::runner::cases_directory(), &[]).unwrap();
     assert!(cases.len() >= 50, "{} cases", cases.len());
     assert!(cases.iter().all(|case| case.steps.iter().any(|step| !step.flows.is_empty())));
 }
@@ -26,7 +26,7 @@ fn every_case_of_the_project_is_read() {
 fn only_picks_cases_and_names_the_one_it_does_not_know() {
     let only = |names: &[&str]| {
         let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
-        Case::read_directory(crate::runner::own_cases(), &names)
+        Case::read_directory(crate::runner::cases_directory(), &names)
     };
     assert_eq!(only(&["hairpin", "restart"]).unwrap().len(), 2);
     assert!(only(&["hairpn"]).unwrap_err().to_string().contains("hairpn"));
@@ -64,9 +64,9 @@ fn values_that_mean_nothing_are_errors_that_name_them() {
 fn a_case_that_changes_more_than_the_proxy_removes_needs_a_world_of_its_own() {
     let case =
         |head: &str| -> Case { format!("{{name: x, about: y, {head} steps: [{{}}]}}").parse().unwrap() };
-    assert!(!case("").changes_the_world());
-    assert!(case("outside-cgroup: [a1],").changes_the_world());
-    assert!(case("world: [{on: node2, run: ['ip link set vethb1 mtu 1300']}],").changes_the_world());
+    assert!(!case("").needs_own_world());
+    assert!(case("outside-cgroup: [a1],").needs_own_world());
+    assert!(case("world: [{on: node2, run: ['ip link set vethb1 mtu 1300']}],").needs_own_world());
     let outside: Result<Case> = "{name: x, about: y, outside-cgroup: [b1], steps: [{}]}".parse();
     assert!(outside.unwrap_err().to_string().contains("b1 is outside anyway"));
 }
@@ -75,10 +75,10 @@ fn a_case_that_changes_more_than_the_proxy_removes_needs_a_world_of_its_own() {
 fn a_flow_may_ask_for_a_large_answer_or_for_a_certain_failure() {
     let large =
         flow("{from: client, to: '10.0.0.1:80', proto: tcp, answer: 9000, retransmits: 3, reach: [a1]}");
-    assert!(matches!(&large.action, Action::Dial(dial) if dial.answer == 9000));
-    assert!(matches!(&large.expect, Expect::Reach(answers) if answers.retransmits == Some(3)));
+    assert!(matches!(&large.action, Action::Connect(connect) if connect.answer == 9000));
+    assert!(matches!(&large.expect, Expectation::Reach(answers) if answers.retransmits == Some(3)));
     for (result, expect) in
-        [("silent", Expect::Silent), ("reset", Expect::Reset), ("too-big", Expect::TooBig)]
+        [("silent", Expectation::Silent), ("reset", Expectation::Reset), ("too-big", Expectation::TooBig)]
     {
         let text = format!("{{from: client, to: '10.0.0.1:80', proto: udp, result: {result}}}");
         assert_eq!(flow(&text).expect, expect);
@@ -130,11 +130,11 @@ fn all_keys_of_a_connection_are_read() {
         "{from: client, to: '[fd96::10]:53', proto: udp, mode: unconnected, n: 4, size: 9, sport: 40001, \
           sources: ['fd57::60', 'fd57::61'], pause: 0.5, reach: [a1, b1], source: node, share: [0.3, 0.7]}",
     );
-    let Action::Dial(dial) = &flow.action else { panic!("{flow:?}") };
-    assert_eq!((flow.from, dial.to.port(), dial.n, dial.size), (Host::Client, 53, 4, 9));
-    assert_eq!((dial.unconnected, dial.source_port, dial.sources.len()), (true, Some(40001), 2));
-    assert_eq!(dial.pause.as_millis(), 500);
-    let Expect::Reach(answers) = &flow.expect else { panic!("{flow:?}") };
+    let Action::Connect(connect) = &flow.action else { panic!("{flow:?}") };
+    assert_eq!((flow.from, connect.to.port(), connect.n, connect.size), (Host::Client, 53, 4, 9));
+    assert_eq!((connect.unconnected, connect.source_port, connect.sources.len()), (true, Some(40001), 2));
+    assert_eq!(connect.pause.as_millis(), 500);
+    let Expectation::Reach(answers) = &flow.expect else { panic!("{flow:?}") };
     assert_eq!(answers.hosts, BTreeSet::from([Host::A1, Host::B1]));
     assert_eq!((answers.source, answers.share), (Some(Source::Node), Some((0.3, 0.7))));
 }

@@ -1,189 +1,197 @@
-//! Carries a flow out on the hosts of the world and judges what came of it.
+//! Runs a flow on the hosts of the world and checks the result.
 
+mod check;
 #[cfg(test)]
 mod tests;
-mod verdict;
 
 use std::{thread, time::Duration};
 
 use anyhow::Result;
+use serde::Serialize;
 
-pub use self::verdict::{Seen, describe, judge};
+pub use self::check::{Observation, check, describe};
 use crate::{
-    agent::protocol::{Dial, Get, Order, Protocol, Send},
-    case::{self, Action, Expect, Flow},
-    deadline::{Deadline, Stopwatch, patient, slowness},
+    agent::protocol::{ConnectRequest, GetRequest, Order, Protocol, SendRequest},
+    case::{self, Action, Expectation, Flow},
+    deadline::{Deadline, Stopwatch, scaled, slowdown},
     world::World,
 };
 
-/// TCP sends its first packet again after 1 s and then after 2 s more.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+/// TCP retransmits its first segment after 1 s, and again 2 s later.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Long enough for the answer to the first retransmission.
-const REFUSED_WITHIN: Duration = Duration::from_millis(2500);
-/// Silence this long, retransmission included, counts as blocked.
-const BLOCKED_WITHIN: Duration = Duration::from_millis(1500);
-/// An error on an open connection is prompt if it comes in this time; so is an answer.
-const SEND_WITHIN: Duration = Duration::from_secs(1);
-/// Between the attempts at a flow that did not hold at first.
-const BETWEEN_REPEATS: Duration = Duration::from_millis(250);
-/// How often a flow that did not hold at first has to hold, then.
+const REFUSED_TIMEOUT: Duration = Duration::from_millis(2500);
+/// A connection without an answer for this time, retransmission included, counts as blocked.
+const BLOCKED_TIMEOUT: Duration = Duration::from_millis(1500);
+/// On an open connection, an answer or a prompt error arrives within this time.
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pause between the runs of a flow that failed at first.
+const REPEAT_INTERVAL: Duration = Duration::from_millis(250);
+/// The number of consecutive runs in which a flow that failed at first must hold.
 const HOLDS_IN_A_ROW: usize = 3;
-/// How fast large transfers are at least.
-const BYTES_A_MICROSECOND: u64 = 5;
-/// Between the sends of a flow with `tries`.
-const BETWEEN_SENDS: Duration = Duration::from_millis(100);
+/// The minimum rate of large transfers.
+const MIN_BYTES_PER_MICROSECOND: u64 = 5;
+/// The pause between the sends of a flow with `tries`.
+const SEND_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How a flow ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It held.
+/// The result of a flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "result", rename_all = "lowercase")]
+pub enum FlowResult {
+    /// The expectation held.
     Held {
-        /// How long after the first attempt's start, if that did not hold.
+        /// If the first run failed, the time from its start until the flow held.
         late: Option<Duration>,
     },
-    /// It did not.
+    /// The expectation did not hold.
     Failed {
-        /// How what was seen differs from what was wanted.
+        /// How the observation differs from the expectation.
         why: String,
-        /// What was seen.
+        /// What was observed.
         seen: String,
     },
 }
 
-/// Carries out a flow. One that does not hold is repeated for up to `patience`, unless repeating it would change what
-/// it shows. It must then hold several times in a row: one that depends on chance comes out right now and then.
-pub fn run(world: &mut World, flow: &Flow, patience: Duration) -> Result<Verdict> {
+/// Runs a flow. A flow that does not hold is repeated for up to `patience`, unless a repetition
+/// would change what it tests. It must then hold several times in a row, because a flow that
+/// depends on chance may hold by accident.
+pub fn run(world: &mut World, flow: &Flow, patience: Duration) -> Result<FlowResult> {
     let (began, deadline) = (Stopwatch::start(), Deadline::after(patience));
-    let mut failed = match attempt(world, flow)? {
-        Ok(()) => return Ok(Verdict::Held { late: None }),
+    let mut failed = match run_once(world, flow)? {
+        Ok(()) => return Ok(FlowResult::Held { late: None }),
         Err(failed) => failed,
     };
     while is_repeatable(flow) && !deadline.passed() {
-        thread::sleep(BETWEEN_REPEATS);
+        thread::sleep(REPEAT_INTERVAL);
         let late = Some(began.elapsed());
-        match attempts(world, flow, HOLDS_IN_A_ROW)? {
-            Ok(()) => return Ok(Verdict::Held { late }),
+        match run_repeatedly(world, flow, HOLDS_IN_A_ROW)? {
+            Ok(()) => return Ok(FlowResult::Held { late }),
             Err(again) => failed = again,
         }
     }
     Ok(failed)
 }
 
-/// Carries the flow out so many times. The inner error is the verdict of the first that fails.
-fn attempts(world: &mut World, flow: &Flow, count: usize) -> Result<Result<(), Verdict>> {
+/// Runs the flow `count` times. The inner error is the result of the first run that fails.
+fn run_repeatedly(world: &mut World, flow: &Flow, count: usize) -> Result<Result<(), FlowResult>> {
     for _ in 0..count {
-        if let Err(failed) = attempt(world, flow)? {
+        if let Err(failed) = run_once(world, flow)? {
             return Ok(Err(failed));
         }
     }
     Ok(Ok(()))
 }
 
-fn attempt(world: &mut World, flow: &Flow) -> Result<Result<(), Verdict>> {
-    let most_again = match &flow.expect {
-        Expect::Reach(answers) => answers.retransmits,
+fn run_once(world: &mut World, flow: &Flow) -> Result<Result<(), FlowResult>> {
+    let max_retransmits = match &flow.expect {
+        Expectation::Reach(answers) => answers.retransmits,
         _ => None,
     };
-    let before = most_again.map_or(Ok(0), |_| world.retransmitted())?;
-    let seen = carry_out(world, flow)?;
-    let mut judged = judge_action(flow, &seen);
-    if let Some(most) = most_again {
-        let again = world.retransmitted()?.saturating_sub(before);
-        // Where everything is slow, queues run over and timers run out more often.
-        let most = most.saturating_mul(slowness().into());
-        judged = judged.and_then(|()| verdict::sent_again(again, most));
+    let before = max_retransmits.map_or(Ok(0), |_| world.retransmits())?;
+    let observed = execute(world, flow)?;
+    let mut checked = check_action(flow, &observed);
+    if let Some(max) = max_retransmits {
+        let segments = world.retransmits()?.saturating_sub(before);
+        // On a slow machine, queues overflow and timers expire more often.
+        let max = max.saturating_mul(slowdown().into());
+        checked = checked.and_then(|()| check::check_retransmits(segments, max));
     }
-    Ok(judged.map_err(|why| Verdict::Failed { why, seen: describe(&seen) }))
+    Ok(checked.map_err(|why| FlowResult::Failed { why, seen: describe(&observed) }))
 }
 
-/// Open connections are used up by a try, and a distribution tried often enough comes out right by chance.
+/// Returns true if a failed flow may run again. A use of an open connection cannot be repeated,
+/// and an uneven distribution becomes even by chance if it is tried often enough.
 fn is_repeatable(flow: &Flow) -> bool {
     let by_chance =
-        matches!(&flow.expect, Expect::Reach(answers) if answers.share.is_some() || answers.sticky);
+        matches!(&flow.expect, Expectation::Reach(answers) if answers.share.is_some() || answers.sticky);
     let uses_connection = match &flow.action {
-        Action::Dial(dial) => dial.hold.is_some(),
+        Action::Connect(connect) => connect.hold.is_some(),
         Action::Send(_) => true,
         Action::Get(_) => false,
     };
     !by_chance && !uses_connection
 }
 
-fn judge_action(flow: &Flow, seen: &Seen) -> Result<(), String> {
-    if let (Action::Send(case::Send { or_error: true, .. }), Seen::Tries(tries)) = (&flow.action, seen)
-        && tries.last().is_some_and(verdict::is_prompt_error)
+fn check_action(flow: &Flow, observed: &Observation) -> Result<(), String> {
+    if let (Action::Send(case::Send { or_error: true, .. }), Observation::Attempts(attempts)) =
+        (&flow.action, observed)
+        && attempts.last().is_some_and(check::is_prompt_error)
     {
         return Ok(());
     }
-    judge(flow.from, &flow.expect, seen)
+    check(flow.from, &flow.expect, observed)
 }
 
-fn carry_out(world: &mut World, flow: &Flow) -> Result<Seen> {
+fn execute(world: &mut World, flow: &Flow) -> Result<Observation> {
     match &flow.action {
-        Action::Dial(dial) => {
-            if !dial.sources.is_empty() {
-                world.add_addresses(flow.from, &dial.sources)?;
+        Action::Connect(connect) => {
+            if !connect.sources.is_empty() {
+                world.add_addresses(flow.from, &connect.sources)?;
             }
-            Ok(Seen::Tries(world.agent(flow.from)?.dial(request(dial, &flow.expect))?))
+            Ok(Observation::Attempts(
+                world.agent(flow.from)?.connect(connect_request(connect, &flow.expect))?,
+            ))
         }
-        Action::Send(send) => send_until_it_holds(world, flow, send),
+        Action::Send(send) => send_until_expected(world, flow, send),
         Action::Get(url) => {
-            let get = Get { url: url.clone(), timeout: timeout(&flow.expect) };
-            Ok(Seen::Page(world.agent(flow.from)?.get(get)?))
+            let get = GetRequest { url: url.clone(), timeout: timeout(&flow.expect) };
+            Ok(Observation::Page(world.agent(flow.from)?.get(get)?))
         }
     }
 }
 
-/// Sends up to so many times; what is seen is the last.
-fn send_until_it_holds(world: &mut World, flow: &Flow, send: &case::Send) -> Result<Seen> {
+/// Sends until the expectation holds, at most `tries` times. Returns the last observation.
+fn send_until_expected(world: &mut World, flow: &Flow, send: &case::Send) -> Result<Observation> {
     let agent = world.agent(flow.from)?;
-    let timeout = patient(SEND_WITHIN) + time_for(send.size + send.answer);
-    let request = Send { id: send.id.clone(), size: send.size, answer: send.answer, timeout };
-    let mut seen = Seen::Tries(vec![agent.send(request.clone())?]);
+    let timeout = scaled(SEND_TIMEOUT) + time_for(send.size + send.answer);
+    let request = SendRequest { id: send.id.clone(), size: send.size, answer: send.answer, timeout };
+    let mut observed = Observation::Attempts(vec![agent.send(request.clone())?]);
     for _ in 1..send.tries {
-        if judge_action(flow, &seen).is_ok() {
+        if check_action(flow, &observed).is_ok() {
             break;
         }
-        thread::sleep(BETWEEN_SENDS);
-        seen = Seen::Tries(vec![agent.send(request.clone())?]);
+        thread::sleep(SEND_INTERVAL);
+        observed = Observation::Attempts(vec![agent.send(request.clone())?]);
     }
-    Ok(seen)
+    Ok(observed)
 }
 
-fn request(dial: &case::Dial, expect: &Expect) -> Dial {
-    let is_sticky = matches!(expect, Expect::Reach(answers) if answers.sticky);
-    let answered = matches!(expect, Expect::Reach(_));
-    // A fixed source port serves one try at a time, and only the first of sticky tries chooses.
-    let one_by_one = is_sticky || dial.source_port.is_some() || !dial.pause.is_zero();
-    let order = match (one_by_one, answered) {
-        (false, _) => Order::AtOnce,
-        // One failure decides a flow all of whose tries must be answered.
+fn connect_request(connect: &case::Connect, expect: &Expectation) -> ConnectRequest {
+    let is_sticky = matches!(expect, Expectation::Reach(answers) if answers.sticky);
+    let expects_answer = matches!(expect, Expectation::Reach(_));
+    // A fixed source port serves one attempt at a time, and only the first of several sticky
+    // attempts chooses an endpoint.
+    let is_sequential = is_sticky || connect.source_port.is_some() || !connect.pause.is_zero();
+    let order = match (is_sequential, expects_answer) {
+        (false, _) => Order::Concurrent,
+        // If every attempt must be answered, one failure decides.
         (true, true) => Order::UntilFailure,
-        (true, false) => Order::InSequence,
+        (true, false) => Order::Sequential,
     };
-    Dial {
-        unconnected: dial.unconnected,
-        size: dial.size,
-        answer: dial.answer,
-        source_port: dial.source_port,
-        sources: dial.sources.clone(),
-        pause: dial.pause,
+    ConnectRequest {
+        unconnected: connect.unconnected,
+        size: connect.size,
+        answer: connect.answer,
+        source_port: connect.source_port,
+        sources: connect.sources.clone(),
+        pause: connect.pause,
         order,
-        hold: dial.hold.clone(),
-        send_again: dial.protocol == Protocol::Udp && !answered,
-        timeout: timeout(expect) + time_for(dial.size + dial.answer),
-        ..Dial::new(dial.to, dial.protocol, dial.n)
+        hold: connect.hold.clone(),
+        retransmit: connect.protocol == Protocol::Udp && !expects_answer,
+        timeout: timeout(expect) + time_for(connect.size + connect.answer),
+        ..ConnectRequest::new(connect.to, connect.protocol, connect.n)
     }
 }
 
-fn timeout(expect: &Expect) -> Duration {
+fn timeout(expect: &Expectation) -> Duration {
     match expect {
-        Expect::Reach(_) | Expect::Page(_) => patient(ANSWER_WITHIN),
-        Expect::Refused | Expect::Reset | Expect::TooBig => patient(REFUSED_WITHIN),
-        Expect::Blocked | Expect::Silent => BLOCKED_WITHIN,
+        Expectation::Reach(_) | Expectation::Page(_) => scaled(ANSWER_TIMEOUT),
+        Expectation::Refused | Expectation::Reset | Expectation::TooBig => scaled(REFUSED_TIMEOUT),
+        Expectation::Blocked | Expectation::Silent => BLOCKED_TIMEOUT,
     }
 }
 
-/// What so many bytes may take on top, on a slow and busy machine.
+/// Returns the additional time that a transfer may take on a slow and busy machine.
 fn time_for(bytes: usize) -> Duration {
-    Duration::from_micros(bytes as u64 / BYTES_A_MICROSECOND)
+    Duration::from_micros(bytes as u64 / MIN_BYTES_PER_MICROSECOND)
 }

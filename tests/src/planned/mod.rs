@@ -71,7 +71,7 @@ impl PlannedCase {
     }
 
     /// Makes the changes of a step, and says what they are about.
-    pub fn play(&mut self, step: &Step) -> Result<Dirty> {
+    pub fn apply_step(&mut self, step: &Step) -> Result<Dirty> {
         step.delete.iter().try_for_each(|key| self.manifests.delete(key))?;
         step.apply.iter().try_for_each(|object| self.manifests.apply(&object.key, &object.manifest))?;
         let (to, mut from) = mpsc::channel(KINDS);

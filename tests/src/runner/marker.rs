@@ -13,9 +13,9 @@ use anyhow::{Result, bail};
 
 use super::Objects;
 use crate::{
-    agent::protocol::{Dial, Protocol, Try},
+    agent::protocol::{Attempt, ConnectRequest, Protocol},
     case::ObjectKey,
-    deadline::{Deadline, Stopwatch, patient},
+    deadline::{Deadline, Stopwatch, scaled},
     world::{Host, World},
 };
 
@@ -27,7 +27,7 @@ const FIRST_PORT: u16 = 20_000;
 /// Who answers for the marker, in turn: pods of node1, which holds in every mode and needs no other node.
 const ENDPOINTS: [Host; 2] = [Host::A3, Host::A2];
 /// How long one look waits: a packet to an unknown address may vanish.
-const LOOK_FOR: Duration = Duration::from_millis(100);
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The marker and the port it has now.
 pub(super) struct Marker {
@@ -48,13 +48,13 @@ impl Marker {
         &mut self,
         world: &mut World,
         objects: &Objects,
-        within: Duration,
+        timeout: Duration,
     ) -> Result<Duration> {
         let began = Stopwatch::start();
         for _ in 0..2 {
             self.port += 1;
             self.write(objects)?;
-            wait_until_reached(world, self.address()?, self.endpoint(), within)?;
+            wait_until_reached(world, self.address()?, self.endpoint(), timeout)?;
         }
         Ok(began.elapsed())
     }
@@ -75,42 +75,43 @@ impl Marker {
     }
 
     /// Adds what is to be deleted with the objects of a step, and waits until it is programmed.
-    pub(super) fn prepare_deletion(world: &mut World, objects: &Objects, within: Duration) -> Result<()> {
+    pub(super) fn prepare_deletion(world: &mut World, objects: &Objects, timeout: Duration) -> Result<()> {
         let address: SocketAddr = DELETED.parse()?;
         objects.apply(&key("Service", "deleted"), &serde_yaml_ng::from_str(&service("deleted", address))?)?;
-        wait_until_reached(world, address, ENDPOINTS[0], within)
+        wait_until_reached(world, address, ENDPOINTS[0], timeout)
     }
 
     /// Deletes it, after the objects of the step, and waits until it is gone.
-    pub(super) fn delete(world: &mut World, objects: &Objects, within: Duration) -> Result<()> {
+    pub(super) fn delete(world: &mut World, objects: &Objects, timeout: Duration) -> Result<()> {
         objects.delete(&key("Service", "deleted"))?;
         let address: SocketAddr = DELETED.parse()?;
-        match Deadline::after(within)
+        match Deadline::after(timeout)
             .poll(|| is_reached(world, address, ENDPOINTS[0]).map(|is| (!is).then_some(())).transpose())
         {
             Some(result) => result,
-            None => bail!("the proxy has not removed the deleted Service {address} after {within:?}"),
+            None => bail!("the proxy has not removed the deleted Service {address} after {timeout:?}"),
         }
     }
 }
 
 fn is_reached(world: &mut World, address: SocketAddr, endpoint: Host) -> Result<bool> {
-    let dial = Dial { timeout: patient(LOOK_FOR), ..Dial::new(address, Protocol::Tcp, 1) };
-    let tries = world.agent(Host::Node1)?.dial(dial)?;
-    Ok(tries.iter().any(|one| matches!(one, Try::Answered(answer) if answer.host == endpoint.name())))
+    let request =
+        ConnectRequest { timeout: scaled(REQUEST_TIMEOUT), ..ConnectRequest::new(address, Protocol::Tcp, 1) };
+    let attempts = world.agent(Host::Node1)?.connect(request)?;
+    Ok(attempts.iter().any(|one| matches!(one, Attempt::Answered(answer) if answer.host == endpoint.name())))
 }
 
 fn wait_until_reached(
     world: &mut World,
     address: SocketAddr,
     endpoint: Host,
-    within: Duration,
+    timeout: Duration,
 ) -> Result<()> {
     let mut look = || is_reached(world, address, endpoint).map(|is| is.then_some(())).transpose();
-    match Deadline::after(within).poll(&mut look) {
+    match Deadline::after(timeout).poll(&mut look) {
         Some(result) => result,
         None => bail!(
-            "the proxy has not programmed the change: after {within:?} node1 does not reach {endpoint} at {address}, a \
+            "the proxy has not programmed the change: after {timeout:?} node1 does not reach {endpoint} at {address}, a \
              Service of the runner's own that it changes with each step"
         ),
     }

@@ -17,27 +17,27 @@ use std::{
 
 use anyhow::{Result, ensure};
 
-use self::marker::Marker;
 pub use self::{
     cluster::Cluster,
     config::compose,
-    differences::in_mode,
+    differences::adapt_to_mode,
     manifests::Manifests,
-    objects::{Objects, ObjectsFrom},
+    objects::{ObjectSourceKind, Objects},
     proxy::Proxy,
-    report::{CaseReport, FlowReport, FlowResult, Summary},
-    selection::{IptablesInUse, Selection},
+    report::{CaseReport, FlowReport, Summary},
+    selection::{IptablesVariant, Selection},
 };
+use self::{marker::Marker, report::not_run};
 use crate::{
     agent::Agent,
     case::{Case, Commands, Flow, Step},
     deadline::Stopwatch,
-    flow::{self, Verdict},
+    flow::{self, FlowResult},
     world::World,
 };
 
 /// How long the proxy may take to program a change, and a flow to hold after it.
-const PROGRAMMED_WITHIN: Duration = Duration::from_secs(5);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(5);
 const LOG_LINES: usize = 25;
 
 /// Runs cases in a world.
@@ -49,11 +49,11 @@ pub struct Runner {
     /// The mode to run it in.
     pub mode: String,
     /// Where it has objects from.
-    pub source: ObjectsFrom,
+    pub source: ObjectSourceKind,
     /// Which cases have to hold.
     pub selection: Selection,
     /// What worlds of cases are to show of the iptables that node1 uses; the runner's own world shows it already.
-    pub iptables: Option<IptablesInUse>,
+    pub iptables: Option<IptablesVariant>,
 }
 
 /// A case while it runs.
@@ -72,13 +72,13 @@ impl Runner {
     pub fn run(&mut self, case: &Case) -> CaseReport {
         let began = Stopwatch::start();
         let mut report = CaseReport::new(case);
-        report.left_out = self.selection.leaves_out(case);
+        report.left_out = self.selection.skip_reason(case);
         if report.left_out.is_none() {
             match self.run_in_its_world(case) {
                 Ok(ended) => report = ended,
                 Err(error) => {
-                    report.problem("prepare the case", &error);
-                    report.leave_unrun(case, 0, &error);
+                    report.add_problem("prepare the case", &error);
+                    report.add_unrun_flows(case, 0, &error);
                 }
             }
         }
@@ -88,12 +88,12 @@ impl Runner {
 
     /// In the world of all, or in one of its own that goes with it.
     fn run_in_its_world(&mut self, case: &Case) -> Result<CaseReport> {
-        if !case.changes_the_world() {
+        if !case.needs_own_world() {
             return Ok(self.begin(case)?.complete());
         }
         let mut world = World::build(&self.world.hosts(), self.world.program())?;
-        self.iptables.map_or(Ok(()), |iptables| iptables.hint(&world))?;
-        case.outside_cgroup.iter().try_for_each(|host| world.leave_cgroup(*host))?;
+        self.iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
+        case.outside_cgroup.iter().try_for_each(|host| world.move_out_of_cgroup(*host))?;
         run_commands(&world, &case.world)?;
         std::mem::swap(&mut self.world, &mut world);
         let report = self.begin(case).map(CaseRun::complete);
@@ -110,7 +110,7 @@ impl Runner {
             .map(|shunt| Proxy::new(&self.world, shunt, &self.mode, &objects, &case.config))
             .transpose()?;
         if let Some(proxy) = &proxy {
-            proxy.forget_log()?;
+            proxy.clear_log()?;
         }
         Ok(CaseRun {
             world: &mut self.world,
@@ -131,14 +131,14 @@ impl CaseRun<'_> {
             let changed = self.change(number, step);
             for (flow_number, flow) in step.flows.iter().enumerate() {
                 let result = match &changed {
-                    Err(error) => FlowResult::not_run(error),
+                    Err(error) => not_run(error),
                     Ok(()) => self.run_flow(flow),
                 };
                 self.report.flows.push(FlowReport::new(number, flow_number, flow, result));
             }
             if let Err(error) = changed {
-                self.report.problem(&format!("step {}", number + 1), &error);
-                self.report.leave_unrun(case, number + 1, &error);
+                self.report.add_problem(&format!("step {}", number + 1), &error);
+                self.report.add_unrun_flows(case, number + 1, &error);
                 break;
             }
         }
@@ -168,7 +168,7 @@ impl CaseRun<'_> {
         }
         let deletes = self.proxy_is_up && !step.delete.is_empty();
         if deletes {
-            Marker::prepare_deletion(self.world, &self.objects, PROGRAMMED_WITHIN)?;
+            Marker::prepare_deletion(self.world, &self.objects, PROGRAM_TIMEOUT)?;
         }
         step.delete.iter().try_for_each(|key| self.objects.delete(key))?;
         step.apply.iter().try_for_each(|object| self.objects.apply(&object.key, &object.manifest))?;
@@ -180,36 +180,32 @@ impl CaseRun<'_> {
             self.proxy_is_up = true;
         } else if self.proxy_is_up {
             if deletes {
-                Marker::delete(self.world, &self.objects, PROGRAMMED_WITHIN)?;
+                Marker::delete(self.world, &self.objects, PROGRAM_TIMEOUT)?;
             }
-            self.marker.wait_until_programmed(self.world, &self.objects, PROGRAMMED_WITHIN)?;
+            self.marker.wait_until_programmed(self.world, &self.objects, PROGRAM_TIMEOUT)?;
         }
         run_commands(self.world, &step.run)
     }
 
     fn run_flow(&mut self, flow: &Flow) -> FlowResult {
         // Without a proxy there is nothing to wait for.
-        let patience = if self.proxy.is_some() { PROGRAMMED_WITHIN } else { Duration::ZERO };
-        match flow::run(self.world, flow, patience) {
-            Ok(Verdict::Held { late }) => FlowResult::Held { late },
-            Ok(Verdict::Failed { why, seen }) => FlowResult::Failed { why, seen },
-            Err(error) => FlowResult::not_run(&error),
-        }
+        let patience = if self.proxy.is_some() { PROGRAM_TIMEOUT } else { Duration::ZERO };
+        flow::run(self.world, flow, patience).unwrap_or_else(|error| not_run(&error))
     }
 
     /// Closes what flows kept open, stops the proxy and has it clean up.
     fn end(&mut self) {
         for host in self.world.hosts() {
             if let Err(error) = self.world.agent(host).and_then(Agent::close) {
-                self.report.problem(&format!("close the connections of {host}"), &error);
+                self.report.add_problem(&format!("close the connections of {host}"), &error);
             }
         }
         let Some(proxy) = &mut self.proxy else { return };
         if let Err(error) = proxy.stop() {
-            self.report.problem("stop the proxy", &error);
+            self.report.add_problem("stop the proxy", &error);
         }
         if let Err(error) = proxy.clean_up(self.world) {
-            self.report.problem("clean up", &error);
+            self.report.add_problem("clean up", &error);
         }
         if self.report.failed() > 0 {
             self.report.log_tail = proxy.log_tail(LOG_LINES);
@@ -223,6 +219,6 @@ fn run_commands(world: &World, commands: &[Commands]) -> Result<()> {
 }
 
 /// The directory of the cases that come with the project.
-pub fn own_cases() -> &'static Path {
+pub fn cases_directory() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/cases"))
 }

@@ -7,14 +7,14 @@ use super::{Cluster, Manifests};
 use crate::{case::ObjectKey, world::World};
 
 /// What a proxy can have its objects from.
-pub trait Source {
+pub trait ObjectSource {
     /// The flag that tells the proxy, and its value.
     fn flag(&self) -> (&'static str, String);
 }
 
 /// The kinds of sources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ObjectsFrom {
+pub enum ObjectSourceKind {
     /// A directory of manifests.
     #[default]
     Manifests,
@@ -22,7 +22,7 @@ pub enum ObjectsFrom {
     Api,
 }
 
-impl std::str::FromStr for ObjectsFrom {
+impl std::str::FromStr for ObjectSourceKind {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
@@ -44,10 +44,10 @@ pub enum Objects {
 
 impl Objects {
     /// No objects yet.
-    pub fn create(from: ObjectsFrom, world: &World) -> Result<Self> {
+    pub fn create(from: ObjectSourceKind, world: &World) -> Result<Self> {
         match from {
-            ObjectsFrom::Manifests => Manifests::create(world.directory()).map(Self::Manifests),
-            ObjectsFrom::Api => Cluster::start(world).map(Self::Api),
+            ObjectSourceKind::Manifests => Manifests::create(world.directory()).map(Self::Manifests),
+            ObjectSourceKind::Api => Cluster::start(world).map(Self::Api),
         }
     }
 
@@ -76,7 +76,7 @@ impl Objects {
     }
 }
 
-impl Source for Objects {
+impl ObjectSource for Objects {
     fn flag(&self) -> (&'static str, String) {
         match self {
             Self::Manifests(manifests) => manifests.flag(),
@@ -85,13 +85,13 @@ impl Source for Objects {
     }
 }
 
-impl Source for Manifests {
+impl ObjectSource for Manifests {
     fn flag(&self) -> (&'static str, String) {
         ("--manifests", self.directory().display().to_string())
     }
 }
 
-impl Source for Cluster {
+impl ObjectSource for Cluster {
     fn flag(&self) -> (&'static str, String) {
         ("--master", self.server().url())
     }

@@ -10,20 +10,20 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde_yaml_ng::Mapping;
 
-use super::{config::compose, objects::Source};
+use super::{config::compose, objects::ObjectSource};
 use crate::{
-    agent::protocol::Get,
-    deadline::{Deadline, patient},
-    process::{Running, describe},
+    agent::protocol::GetRequest,
+    deadline::{Deadline, scaled},
+    process::{ChildProcess, describe_status},
     world::{Host, World},
 };
 
 const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
-const HEALTHY_WITHIN: Duration = Duration::from_secs(20);
-const LOOK_FOR: Duration = Duration::from_secs(1);
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// A proxy that restores the chains of 10,000 Services with iptables may do that first.
-const STOPPED_WITHIN: Duration = Duration::from_mins(1);
-const CLEANED_WITHIN: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_mins(1);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How to run the proxy, and its process while it runs.
 pub struct Proxy {
@@ -32,7 +32,7 @@ pub struct Proxy {
     pin_directory: PathBuf,
     log: PathBuf,
     config: PathBuf,
-    running: Option<Running>,
+    running: Option<ChildProcess>,
 }
 
 impl Proxy {
@@ -41,7 +41,7 @@ impl Proxy {
         world: &World,
         program: &Path,
         mode: &str,
-        source: &impl Source,
+        source: &impl ObjectSource,
         fields: &Mapping,
     ) -> Result<Self> {
         let config = world.directory().join("config.yaml");
@@ -72,7 +72,7 @@ impl Proxy {
 
     /// Its process id; none while it does not run.
     pub fn process_id(&self) -> Option<u32> {
-        self.running.as_ref().map(Running::id)
+        self.running.as_ref().map(ChildProcess::id)
     }
 
     /// From its next start on it watches the API server of this URL in place of the manifests.
@@ -92,12 +92,12 @@ impl Proxy {
     /// Starts it and waits until /healthz answers 200: the first full sync is in the kernel.
     pub fn start(&mut self, world: &mut World) -> Result<()> {
         self.spawn(world)?;
-        let get = Get { url: HEALTHZ.to_owned(), timeout: patient(LOOK_FOR) };
+        let get = GetRequest { url: HEALTHZ.to_owned(), timeout: scaled(REQUEST_TIMEOUT) };
         let mut last = "no answer".to_owned();
-        let healthy = Deadline::after(HEALTHY_WITHIN).poll(|| self.look(world, &get, &mut last).transpose());
+        let healthy = Deadline::after(HEALTH_TIMEOUT).poll(|| self.look(world, &get, &mut last).transpose());
         match healthy {
             Some(result) => result,
-            None => bail!("the proxy is not healthy after {HEALTHY_WITHIN:?}: {HEALTHZ}: {last}"),
+            None => bail!("the proxy is not healthy after {HEALTH_TIMEOUT:?}: {HEALTHZ}: {last}"),
         }
     }
 
@@ -106,11 +106,11 @@ impl Proxy {
         let Some(mut running) = self.running.take() else {
             return Ok(());
         };
-        if let Some(status) = running.ended()? {
-            bail!("the proxy had ended by itself, with {}", describe(status));
+        if let Some(status) = running.exit_status()? {
+            bail!("the proxy had ended by itself, with {}", describe_status(status));
         }
-        let status = running.terminate(STOPPED_WITHIN)?;
-        ensure!(status.success(), "the proxy ended with {} on SIGTERM", describe(status));
+        let status = running.terminate(STOP_TIMEOUT)?;
+        ensure!(status.success(), "the proxy ended with {} on SIGTERM", describe_status(status));
         Ok(())
     }
 
@@ -120,7 +120,7 @@ impl Proxy {
             return Ok(());
         };
         running.signal(Signal::SIGKILL)?;
-        running.wait(STOPPED_WITHIN)?.context("the proxy survives SIGKILL")?;
+        running.wait(STOP_TIMEOUT)?.context("the proxy survives SIGKILL")?;
         Ok(())
     }
 
@@ -149,10 +149,10 @@ impl Proxy {
         let mut arguments = self.arguments.clone();
         arguments.push("--cleanup".to_owned());
         let mut running = world.spawn(Host::Node1, &self.program, &arguments, &self.open_log()?)?;
-        let Some(status) = running.wait(CLEANED_WITHIN)? else {
-            bail!("--cleanup did not end within {CLEANED_WITHIN:?} and was killed");
+        let Some(status) = running.wait(CLEANUP_TIMEOUT)? else {
+            bail!("--cleanup did not end within {CLEANUP_TIMEOUT:?} and was killed");
         };
-        ensure!(status.success(), "--cleanup ended with {}", describe(status));
+        ensure!(status.success(), "--cleanup ended with {}", describe_status(status));
         if self.pin_directory.exists() {
             bail!("--cleanup left {} with {}", self.pin_directory.display(), listing(&self.pin_directory));
         }
@@ -160,7 +160,7 @@ impl Proxy {
     }
 
     /// Forgets what proxies before it wrote.
-    pub fn forget_log(&self) -> Result<()> {
+    pub fn clear_log(&self) -> Result<()> {
         File::create(&self.log).with_context(|| format!("create {}", self.log.display()))?;
         Ok(())
     }
@@ -179,12 +179,12 @@ impl Proxy {
     }
 
     /// Whether it is healthy; an error if it has ended.
-    fn look(&mut self, world: &mut World, get: &Get, last: &mut String) -> Result<Option<()>> {
+    fn look(&mut self, world: &mut World, get: &GetRequest, last: &mut String) -> Result<Option<()>> {
         if let Some(running) = &mut self.running
-            && let Some(status) = running.ended()?
+            && let Some(status) = running.exit_status()?
         {
             self.running = None;
-            bail!("the proxy ended with {} before it was healthy", describe(status));
+            bail!("the proxy ended with {} before it was healthy", describe_status(status));
         }
         match world.agent(Host::Node1)?.get(get.clone())? {
             Ok(page) if page.status == 200 => return Ok(Some(())),

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::{
     case::{Case, Flow},
+    flow::FlowResult,
     world::Host,
 };
 
@@ -48,24 +49,6 @@ pub struct FlowReport {
     pub result: FlowResult,
 }
 
-/// How a flow ended.
-#[derive(Clone, Debug, Serialize)]
-#[serde(tag = "result", rename_all = "lowercase")]
-pub enum FlowResult {
-    /// As wanted.
-    Held {
-        /// It did not hold at first; the time until it did.
-        late: Option<Duration>,
-    },
-    /// Not as wanted.
-    Failed {
-        /// How what was seen differs from what was wanted.
-        why: String,
-        /// What was seen.
-        seen: String,
-    },
-}
-
 /// Counts over cases, and the table by case and host.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary<'a> {
@@ -95,15 +78,15 @@ impl CaseReport {
     }
 
     /// Notes what went wrong beside flows.
-    pub fn problem(&mut self, doing: &str, error: &Error) {
-        self.problems.push(format!("{doing}: {error:#}"));
+    pub fn add_problem(&mut self, operation: &str, error: &Error) {
+        self.problems.push(format!("{operation}: {error:#}"));
     }
 
     /// Adds the flows from `first_step` on, which were not run because of `error`.
-    pub(super) fn leave_unrun(&mut self, case: &Case, first_step: usize, error: &Error) {
+    pub(super) fn add_unrun_flows(&mut self, case: &Case, first_step: usize, error: &Error) {
         for (number, step) in case.steps.iter().enumerate().skip(first_step) {
             for (flow_number, flow) in step.flows.iter().enumerate() {
-                let result = FlowResult::not_run(error);
+                let result = not_run(error);
                 self.flows.push(FlowReport::new(number, flow_number, flow, result));
             }
         }
@@ -145,15 +128,9 @@ impl FlowReport {
     }
 }
 
-impl FlowResult {
-    /// Of a flow that could not be carried out.
-    pub(super) fn not_run(error: &Error) -> Self {
-        Self::Failed { why: "not run".to_owned(), seen: format!("{error:#}") }
-    }
-
-    fn is_late(&self) -> bool {
-        matches!(self, Self::Held { late: Some(_) })
-    }
+/// Returns the result of a flow that could not run.
+pub(super) fn not_run(error: &Error) -> FlowResult {
+    FlowResult::Failed { why: "not run".to_owned(), seen: format!("{error:#}") }
 }
 
 impl Counts {
@@ -263,7 +240,11 @@ impl fmt::Display for Summary<'_> {
         writeln!(f)?;
         self.left_out(f)?;
         let Self { passed, failed, took, cases } = self;
-        let late = cases.iter().flat_map(|case| &case.flows).filter(|flow| flow.result.is_late()).count();
+        let late = cases
+            .iter()
+            .flat_map(|case| &case.flows)
+            .filter(|flow| matches!(flow.result, FlowResult::Held { late: Some(_) }))
+            .count();
         if late > 0 {
             writeln!(f, "{late} of those that passed held only after a while")?;
         }

@@ -28,14 +28,14 @@ const NOT_IN_MODE: &[(&str, &str)] = &[
 
 /// Which iptables a node uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum IptablesInUse {
+pub enum IptablesVariant {
     /// That of nftables.
     Nft,
     /// The old one.
     Legacy,
 }
 
-impl IptablesInUse {
+impl IptablesVariant {
     const fn name(self) -> &'static str {
         match self {
             Self::Nft => "nft",
@@ -44,7 +44,7 @@ impl IptablesInUse {
     }
 
     /// Has node1 show that it uses this one, as the kubelet does.
-    pub fn hint(self, world: &World) -> anyhow::Result<()> {
+    pub fn write_hint(self, world: &World) -> anyhow::Result<()> {
         ["iptables", "ip6tables"].iter().try_for_each(|command| {
             let line = format!("{command}-{} -t mangle -N KUBE-IPTABLES-HINT", self.name());
             world.run(Host::Node1, &line).map(drop)
@@ -56,7 +56,7 @@ impl IptablesInUse {
 #[derive(Clone, Debug)]
 pub struct Selection {
     mode: String,
-    iptables: IptablesInUse,
+    iptables: IptablesVariant,
     not_on_machine: Vec<&'static str>,
 }
 
@@ -67,24 +67,24 @@ const MACHINES: &[(&str, &str)] =
 impl Selection {
     /// All cases for this mode.
     pub fn new(mode: &str) -> Self {
-        Self { mode: mode.to_owned(), iptables: IptablesInUse::Nft, not_on_machine: Vec::new() }
+        Self { mode: mode.to_owned(), iptables: IptablesVariant::Nft, not_on_machine: Vec::new() }
     }
 
     /// On a node that uses this iptables.
     #[must_use]
-    pub fn beside(self, iptables: IptablesInUse) -> Self {
+    pub fn with_iptables(self, iptables: IptablesVariant) -> Self {
         Self { iptables, ..self }
     }
 
     /// Without those that need what this machine has not.
     #[must_use]
-    pub fn on_machine(self, world: &World) -> Self {
+    pub fn without_unsupported(self, world: &World) -> Self {
         let missing = MACHINES.iter().filter(|(_, probe)| world.run(Host::Node1, probe).is_err());
         Self { not_on_machine: missing.map(|(tag, _)| *tag).collect(), ..self }
     }
 
     /// Why a case is left out; None if its flows have to hold.
-    pub fn leaves_out(&self, case: &Case) -> Option<String> {
+    pub fn skip_reason(&self, case: &Case) -> Option<String> {
         self.other_mode(case)
             .or_else(|| self.other_modes_of_steps(case))
             .or_else(|| self.tag_not_in_mode(case))
@@ -127,7 +127,7 @@ mod tests {
     fn is_run(head: &str, mode: &str) -> bool {
         let flow = "{from: client, to: '10.96.0.1:80', proto: tcp, reach: [a1]}";
         let case = format!("{{name: x, about: y, {head} steps: [{{flows: [{flow}]}}]}}").parse().unwrap();
-        Selection::new(mode).leaves_out(&case).is_none()
+        Selection::new(mode).skip_reason(&case).is_none()
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
         let is_run = |from: &str, to: &str, mode: &str| {
             let case =
                 format!("{{name: x, about: y, steps: [{{mode: {from}}}, {{stop: true, mode: {to}}}]}}");
-            Selection::new(mode).leaves_out(&case.parse().unwrap()).is_none()
+            Selection::new(mode).skip_reason(&case.parse().unwrap()).is_none()
         };
         assert!(is_run("ebpf", "iptables", "nftables") && !is_run("ebpf", "iptables", "ipvs"));
         assert!(is_run("ebpf", "ipvs", "ipvs") && !is_run("ipvs", "ebpf", "ebpf"));

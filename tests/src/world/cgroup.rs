@@ -17,7 +17,7 @@ use super::topology::CgroupSubtree;
 use crate::deadline::Deadline;
 
 /// How long killed processes may take to leave their cgroup.
-const KILL_WITHIN: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where the cgroup v2 hierarchy is mounted, whether unified or beside version 1.
 pub(super) fn mount_point() -> Result<Option<PathBuf>> {
@@ -47,7 +47,7 @@ pub(super) fn remove(cgroup: &Path) -> Result<()> {
     if !cgroup.exists() {
         return Ok(());
     }
-    let deadline = Deadline::after(KILL_WITHIN);
+    let deadline = Deadline::after(KILL_TIMEOUT);
     loop {
         let running = processes(cgroup)?;
         for pid in &running {

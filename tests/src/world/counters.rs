@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 const PATH: &str = "/proc/thread-self/net/snmp";
 
 /// The TCP segments, of both families, that were sent again in the calling thread's namespace.
-pub(super) fn retransmitted() -> Result<u64> {
+pub(super) fn retransmits() -> Result<u64> {
     let text = fs::read_to_string(PATH).with_context(|| format!("read {PATH}"))?;
     tcp_counter(&text, "RetransSegs").with_context(|| format!("{PATH} has no RetransSegs of Tcp"))
 }

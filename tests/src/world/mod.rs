@@ -25,23 +25,23 @@ use ipnet::IpNet;
 
 use self::{netlink::Netlink, netns::Netns, run::Run};
 pub use self::{
-    run::{remove_leftovers, remove_live, traces},
-    sysctl::{NAMED_PORTS, may_be_named},
+    run::{leftover_paths, remove_leftovers, remove_live_runs},
+    sysctl::{RESERVED_PORTS, is_valid_source_port},
     topology::{CgroupSubtree, Host, Route},
 };
 use crate::{
     agent::Agent,
-    process::{Inside, Running, describe},
+    process::{ChildProcess, HostContext, describe_status},
 };
 
 /// The link of every host: to the bridge, or to its node.
 const LINK: &str = "eth0";
 const BRIDGE: &str = "br0";
 /// How long a command of [`World::run`] may take.
-const COMMAND_WITHIN: Duration = Duration::from_secs(10);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Held to read while namespaces or processes are made, and to write by the thread that removes all on a signal.
-pub(crate) static BEING_BUILT: RwLock<()> = RwLock::new(());
+pub(crate) static BUILD_LOCK: RwLock<()> = RwLock::new(());
 
 /// The world. Dropping it ends its processes and removes all it made.
 pub struct World {
@@ -55,13 +55,13 @@ pub struct World {
 
 impl World {
     /// Builds the world of these hosts; pods need their node among them. `program` is one whose `main` calls
-    /// [`crate::process::run_if_inside`]: the agents are processes of it.
+    /// [`crate::process::run_as_host_process`]: the agents are processes of it.
     pub fn build(hosts: &[Host], program: &Path) -> Result<Self> {
         ensure!(
             nix::unistd::geteuid().is_root(),
             "the test world needs root, for network namespaces, cgroups and BPF: run this as root (for instance with sudo)"
         );
-        let _being_built = BEING_BUILT.read().unwrap_or_else(PoisonError::into_inner);
+        let _build_lock = BUILD_LOCK.read().unwrap_or_else(PoisonError::into_inner);
         let run = Run::create()?;
         let cgroup = cgroup::create(run.name(), &run.private_cgroup2())?;
         let namespaces = build_network(run.name(), hosts).context("build the test world's network")?;
@@ -114,41 +114,50 @@ impl World {
     }
 
     /// Takes the agent of a host out of the world, for use beside it; it must not outlive the world.
-    pub fn lend_agent(&mut self, host: Host) -> Result<Agent> {
+    pub fn take_agent(&mut self, host: Host) -> Result<Agent> {
         self.agents.remove(&host).with_context(|| format!("{host} is not in this world"))
     }
 
     /// Starts a program on a host: in its namespace and its cgroup. Output goes to the end of `log`.
-    pub fn spawn(&self, host: Host, program: &Path, arguments: &[String], log: &File) -> Result<Running> {
-        let _being_built = BEING_BUILT.read().unwrap_or_else(PoisonError::into_inner);
+    pub fn spawn(
+        &self,
+        host: Host,
+        program: &Path,
+        arguments: &[String],
+        log: &File,
+    ) -> Result<ChildProcess> {
+        let _build_lock = BUILD_LOCK.read().unwrap_or_else(PoisonError::into_inner);
         self.inside(host)?.spawn(program, arguments, log)
     }
 
     /// Runs a shell's command line on a host: in its namespace and its cgroup. It must succeed.
     pub fn run(&self, host: Host, line: &str) -> Result<String> {
-        let _being_built = BEING_BUILT.read().unwrap_or_else(PoisonError::into_inner);
+        let _build_lock = BUILD_LOCK.read().unwrap_or_else(PoisonError::into_inner);
         let command = format!("PINS={}\n{line}", self.pin_directory().display());
-        let finished =
-            self.inside(host)?.run_to_end(Path::new("/bin/bash"), &["-ec", &command], COMMAND_WITHIN)?;
+        let finished = self.inside(host)?.run_with_timeout(
+            Path::new("/bin/bash"),
+            &["-ec", &command],
+            COMMAND_TIMEOUT,
+        )?;
         ensure!(
             finished.status.success(),
             "{host}: {line}: {}: {}",
-            describe(finished.status),
+            describe_status(finished.status),
             finished.stderr.trim()
         );
         Ok(finished.stdout)
     }
 
     /// Moves the agent of a host of node1 out of the proxy's cgroup; sockets it opens from then on are not under it.
-    pub fn leave_cgroup(&mut self, host: Host) -> Result<()> {
+    pub fn move_out_of_cgroup(&mut self, host: Host) -> Result<()> {
         let procs = self.cgroup.join(CgroupSubtree::Others.name()).join("cgroup.procs");
         let agent = self.agent(host)?.process_id();
         fs::write(&procs, agent.to_string()).with_context(|| format!("move {host} to {}", procs.display()))
     }
 
     /// The TCP segments that all hosts together have sent again so far.
-    pub fn retransmitted(&self) -> Result<u64> {
-        let counts = self.namespaces.values().map(|namespace| namespace.run(counters::retransmitted));
+    pub fn retransmits(&self) -> Result<u64> {
+        let counts = self.namespaces.values().map(|namespace| namespace.run(counters::retransmits));
         counts.sum()
     }
 
@@ -180,8 +189,8 @@ impl World {
         self.namespaces.get(&host).with_context(|| format!("{host} is not in this world"))
     }
 
-    fn inside(&self, host: Host) -> Result<Inside> {
-        Ok(Inside {
+    fn inside(&self, host: Host) -> Result<HostContext> {
+        Ok(HostContext {
             program: self.program.clone(),
             namespace: self.namespace(host)?.path().to_owned(),
             cgroup: self.cgroup.join(host.cgroup().name()),

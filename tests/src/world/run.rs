@@ -100,7 +100,7 @@ pub fn remove_leftovers() -> Result<(Vec<String>, Vec<Error>)> {
 }
 
 /// Removes all runs of this process, for a process that is about to exit on a signal.
-pub fn remove_live() -> Vec<Error> {
+pub fn remove_live_runs() -> Vec<Error> {
     let names = live().clone();
     remove_own(&names)
 }
@@ -117,7 +117,7 @@ fn remove_own(names: &[String]) -> Vec<Error> {
 }
 
 /// What exists under the run's name, for checks that nothing is left.
-pub fn traces(name: &str) -> Vec<PathBuf> {
+pub fn leftover_paths(name: &str) -> Vec<PathBuf> {
     let namespaces = netns::names(&format!("{name}-"));
     let mut paths: Vec<_> =
         namespaces.iter().map(|namespace| Path::new(netns::DIRECTORY).join(namespace)).collect();

@@ -6,13 +6,13 @@ use anyhow::{Context as _, Result};
 
 /// Ports that cases name, besides those below the kernel's own range: sockets that name none get none of these. A port in `TIME_WAIT`
 /// that was got from the kernel cannot be bound, also not with `SO_REUSEADDR`.
-pub const NAMED_PORTS: [RangeInclusive<u16>; 2] = [40_000..=40_099, 45_000..=45_399];
+pub const RESERVED_PORTS: [RangeInclusive<u16>; 2] = [40_000..=40_099, 45_000..=45_399];
 /// Where the kernel's own range begins.
 const FIRST_OF_KERNEL: u16 = 32_768;
 
 /// Whether a case may name this port for a client's own.
-pub fn may_be_named(port: u16) -> bool {
-    (1..FIRST_OF_KERNEL).contains(&port) || NAMED_PORTS.iter().any(|range| range.contains(&port))
+pub fn is_valid_source_port(port: u16) -> bool {
+    (1..FIRST_OF_KERNEL).contains(&port) || RESERVED_PORTS.iter().any(|range| range.contains(&port))
 }
 
 /// What every namespace gets, before its links are made, so that `default` takes effect on them.
@@ -51,6 +51,6 @@ pub(super) fn apply(is_node: bool) -> Result<()> {
         let path = format!("/proc/sys/net/{name}");
         fs::write(&path, value).with_context(|| format!("set {path} to {value}"))?;
     }
-    let named = NAMED_PORTS.map(|range| format!("{}-{}", range.start(), range.end())).join(",");
+    let named = RESERVED_PORTS.map(|range| format!("{}-{}", range.start(), range.end())).join(",");
     fs::write(RESERVED, &named).with_context(|| format!("set {RESERVED} to {named}"))
 }

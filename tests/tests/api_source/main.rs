@@ -12,7 +12,7 @@ use proxy_userspace::{
     watch::{ApiSource, KindStatus, kube_client},
 };
 use serde_json::json;
-use shunt_tests::apiserver::{Interruption, Lie, Misbehaviour, Request, Verb};
+use shunt_tests::apiserver::{Fault, Interruption, Request, Verb, WrongVersion};
 use tokio::{sync::mpsc, time::timeout};
 
 use self::scene::{
@@ -72,7 +72,7 @@ async fn requests_carry_the_selectors() -> Result<()> {
 #[tokio::test]
 async fn server_that_refuses_streaming_is_listed_by_pages() -> Result<()> {
     let server = server_with(&many_services(1203)).await?;
-    server.misbehave(None, Some(Verb::WatchList), Misbehaviour::RefuseStreaming, usize::MAX);
+    server.inject_fault(None, Some(Verb::WatchList), Fault::RefuseStreaming, usize::MAX);
     let mut scene = Scene::watching(server, patient()).await?;
     scene.synced().await?;
     assert_eq!(scene.services.len(), 1203);
@@ -87,7 +87,7 @@ async fn server_that_refuses_streaming_is_listed_by_pages() -> Result<()> {
 #[tokio::test]
 async fn server_without_streaming_is_listed_by_pages() -> Result<()> {
     let server = server_with(&objects()).await?;
-    server.misbehave(None, Some(Verb::WatchList), Misbehaviour::IgnoreStreaming, usize::MAX);
+    server.inject_fault(None, Some(Verb::WatchList), Fault::IgnoreStreaming, usize::MAX);
     let mut scene = Scene::watching(server, quick()).await?;
     scene.synced().await?;
     assert_eq!(scene.port_of("web"), Some(80));
@@ -125,7 +125,7 @@ async fn expired_history_in_the_stream_leads_to_one_new_list() -> Result<()> {
     let mut scene = Scene::start(&[service("gone", 1), service("web", 80)], patient()).await?;
     scene.server.down().await;
     scene.server.delete("Service", "default", "gone")?;
-    scene.server.misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::ExpiredInStream, 1);
+    scene.server.inject_fault(SERVICES, Some(Verb::Watch), Fault::ExpiredInStream, 1);
     scene.server.up().await?;
     scene.until(|scene| scene.services.len() == 1).await?;
     assert_eq!(scene.service_log(1), ["services = web"]);
@@ -135,7 +135,7 @@ async fn expired_history_in_the_stream_leads_to_one_new_list() -> Result<()> {
 #[tokio::test]
 async fn http_gone_on_a_watch_leads_to_a_new_list() -> Result<()> {
     let mut scene = Scene::start(&objects(), patient()).await?;
-    scene.server.misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::Gone, 1);
+    scene.server.inject_fault(SERVICES, Some(Verb::Watch), Fault::Gone, 1);
     scene.server.interrupt(Interruption::End);
     scene.requested("services", Verb::WatchList, 2).await?;
     scene.server.put(service("web", 81))?;
@@ -158,8 +158,8 @@ async fn version_before_compaction_leads_to_a_new_list() -> Result<()> {
 async fn expired_continue_tokens_restart_the_list_and_then_drop_pages() -> Result<()> {
     for (expirations, requests) in [(1, 4), (2, 5)] {
         let server = server_with(&many_services(700)).await?;
-        server.misbehave(None, Some(Verb::WatchList), Misbehaviour::RefuseStreaming, usize::MAX);
-        server.misbehave(SERVICES, Some(Verb::List), Misbehaviour::ExpireContinue, expirations);
+        server.inject_fault(None, Some(Verb::WatchList), Fault::RefuseStreaming, usize::MAX);
+        server.inject_fault(SERVICES, Some(Verb::List), Fault::ExpireContinue, expirations);
         let mut scene = Scene::watching(server, patient()).await?;
         scene.synced().await?;
         assert_eq!((scene.services.len(), scene.service_log(0).len()), (700, 1));
@@ -176,7 +176,7 @@ async fn expired_continue_tokens_restart_the_list_and_then_drop_pages() -> Resul
 async fn connection_cut_within_an_event_loses_nothing() -> Result<()> {
     let mut scene = Scene::start(&objects(), patient()).await?;
     for port in 100..110 {
-        scene.server.interrupt(Interruption::CutMidEvent);
+        scene.server.interrupt(Interruption::BreakMidEvent);
         scene.server.put(service("web", port))?;
         scene.port("web", port).await?;
     }
@@ -190,9 +190,9 @@ async fn connection_cut_within_an_event_loses_nothing() -> Result<()> {
 #[tokio::test]
 async fn interrupted_list_is_requested_again() -> Result<()> {
     let server = server_with(&objects()).await?;
-    server.misbehave(None, Some(Verb::WatchList), Misbehaviour::Cut, 3);
-    server.misbehave(None, Some(Verb::WatchList), Misbehaviour::RefuseStreaming, usize::MAX);
-    server.misbehave(None, Some(Verb::List), Misbehaviour::Cut, 6);
+    server.inject_fault(None, Some(Verb::WatchList), Fault::BreakMidBody, 3);
+    server.inject_fault(None, Some(Verb::WatchList), Fault::RefuseStreaming, usize::MAX);
+    server.inject_fault(None, Some(Verb::List), Fault::BreakMidBody, 6);
     let mut scene = Scene::watching(server, patient()).await?;
     scene.synced().await?;
     assert_eq!(scene.log.len(), 3, "{:?}", scene.log);
@@ -201,14 +201,14 @@ async fn interrupted_list_is_requested_again() -> Result<()> {
 
 #[tokio::test]
 async fn forbidden_and_unauthorized_are_reported_and_retried() -> Result<()> {
-    for (misbehaviour, told) in [(Misbehaviour::Forbidden, "403"), (Misbehaviour::Unauthorized, "401")] {
+    for (fault, told) in [(Fault::Forbidden, "403"), (Fault::Unauthorized, "401")] {
         let server = server_with(&objects()).await?;
-        server.misbehave(SERVICES, None, misbehaviour, usize::MAX);
+        server.inject_fault(SERVICES, None, fault, usize::MAX);
         let mut scene = Scene::watching(server, patient()).await?;
         let failing = |kind: &KindStatus| kind.last_error.as_ref().is_some_and(|error| error.contains(told));
         let status = scene.status(|status| failing(&status.services) && status.nodes.synced).await?;
         assert!(!status.services.synced && status.services.connected_since.is_none());
-        scene.server.behave();
+        scene.server.clear_faults();
         scene.synced().await?;
         let status = scene.status(|status| status.services.connected_since.is_some()).await?;
         assert_eq!(status.services.last_error, None);
@@ -245,9 +245,9 @@ async fn source_waits_for_a_server_that_is_not_up_yet() -> Result<()> {
 #[tokio::test]
 async fn requests_without_answer_are_repeated() -> Result<()> {
     let server = server_with(&objects()).await?;
-    for misbehaviour in [Misbehaviour::Hang, Misbehaviour::HangAfterHead] {
-        server.misbehave(SERVICES, Some(Verb::WatchList), misbehaviour, 1);
-        server.misbehave(SERVICES, Some(Verb::List), misbehaviour, 1);
+    for fault in [Fault::Hang, Fault::HangAfterHead] {
+        server.inject_fault(SERVICES, Some(Verb::WatchList), fault, 1);
+        server.inject_fault(SERVICES, Some(Verb::List), fault, 1);
     }
     let mut scene = Scene::watching(server, quick()).await?;
     scene.synced().await?;
@@ -268,9 +268,9 @@ async fn silently_dead_watch_is_replaced() -> Result<()> {
 #[tokio::test]
 async fn errors_and_invalid_data_are_survived() -> Result<()> {
     let server = server_with(&objects()).await?;
-    for misbehaviour in [Misbehaviour::InternalError, Misbehaviour::Garbage, Misbehaviour::EndAtOnce] {
-        server.misbehave(SERVICES, Some(Verb::WatchList), misbehaviour, 2);
-        server.misbehave(SERVICES, Some(Verb::Watch), misbehaviour, 2);
+    for fault in [Fault::InternalError, Fault::NotJson, Fault::EmptyBody] {
+        server.inject_fault(SERVICES, Some(Verb::WatchList), fault, 2);
+        server.inject_fault(SERVICES, Some(Verb::Watch), fault, 2);
     }
     let mut scene = Scene::watching(server, patient()).await?;
     scene.synced().await?;
@@ -282,7 +282,7 @@ async fn errors_and_invalid_data_are_survived() -> Result<()> {
 #[tokio::test]
 async fn invalid_watch_data_leads_to_a_new_list() -> Result<()> {
     let mut scene = Scene::start(&objects(), patient()).await?;
-    scene.server.misbehave(SERVICES, Some(Verb::Watch), Misbehaviour::Garbage, usize::MAX);
+    scene.server.inject_fault(SERVICES, Some(Verb::Watch), Fault::NotJson, usize::MAX);
     scene.server.interrupt(Interruption::End);
     scene.requested("services", Verb::WatchList, 2).await?;
     scene.server.put(service("web", 81))?;
@@ -297,7 +297,7 @@ async fn server_with_older_data_is_listed_again() -> Result<()> {
     scene.server.put(service("lost", 80))?;
     scene.port("lost", 80).await?;
     scene.server.down().await;
-    scene.server.go_back_to(backup);
+    scene.server.restore_backup(backup);
     scene.server.up().await?;
     // Nothing changes on the server. Only its bookmarks show it, which come once a minute.
     let listed = async {
@@ -314,14 +314,14 @@ async fn server_with_older_data_is_listed_again() -> Result<()> {
 
 #[tokio::test]
 async fn wrong_versions_cost_at_most_one_list() -> Result<()> {
-    for lie in [Lie::Low, Lie::High, Lie::Nonsense, Lie::Missing] {
+    for version in [WrongVersion::Low, WrongVersion::High, WrongVersion::NotANumber, WrongVersion::Missing] {
         let mut scene = Scene::start(&objects(), quick()).await?;
-        scene.server.misbehave(SERVICES, None, Misbehaviour::Lie(lie), 1);
+        scene.server.inject_fault(SERVICES, None, Fault::WrongVersions(version), 1);
         scene.server.interrupt(Interruption::End);
         scene.requested("services", Verb::Watch, 1).await?;
         for port in 100..103 {
             scene.server.put(service("web", port))?;
-            scene.port("web", port).await.with_context(|| format!("{lie:?}"))?;
+            scene.port("web", port).await.with_context(|| format!("{version:?}"))?;
         }
         let watches = scene.requests("services", Verb::Watch).len();
         scene.server.interrupt(Interruption::End);
@@ -330,7 +330,7 @@ async fn wrong_versions_cost_at_most_one_list() -> Result<()> {
         // A watch from a future version does not see the change. A bookmark, as sent every minute,
         // carries the server's version.
         scene.server.interrupt(Interruption::Bookmark);
-        scene.port("web", 200).await.with_context(|| format!("after {lie:?}"))?;
+        scene.port("web", 200).await.with_context(|| format!("after {version:?}"))?;
     }
     Ok(())
 }

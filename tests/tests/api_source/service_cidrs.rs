@@ -6,7 +6,7 @@ use proxy_userspace::{
     watch::{ApiSource, kube_client},
 };
 use serde_json::{Value, json};
-use shunt_tests::apiserver::{ApiServer, Misbehaviour};
+use shunt_tests::apiserver::{ApiServer, Fault};
 use tokio::{
     sync::{mpsc, watch},
     time::timeout,
@@ -64,7 +64,7 @@ async fn forbidden_service_cidrs_are_requested_again_and_others_are_watched() ->
     let mut all = Vec::from(objects());
     all.push(service_cidr(&["10.96.0.0/16"]));
     let server = server_with(&all).await?;
-    server.misbehave(Some("servicecidrs"), None, Misbehaviour::Forbidden, 3);
+    server.inject_fault(Some("servicecidrs"), None, Fault::Forbidden, 3);
     let (mut events, mut status) = start(&server).await?;
     timeout(DEADLINE, status.wait_for(proxy_userspace::watch::WatchStatus::synced)).await??;
     assert_eq!(status.borrow().service_cidrs.last_error, None);

@@ -13,7 +13,7 @@ use proxy_userspace::{
     model::InterfaceGlobs,
 };
 
-use shunt_tests::deadline::slowness;
+use shunt_tests::deadline::slowdown;
 
 use crate::bench::{ATTACHMENTS, Bench, HOOKS, attachments, has_clsact, in_this_kernel, run, tc};
 
@@ -140,7 +140,7 @@ fn link_that_vanishes_during_attach_is_no_error() {
     for attachment in attachments() {
         let mut bench = Bench::new(attachment);
         bench.sync();
-        for _ in 0..6 / slowness().min(3) {
+        for _ in 0..6 / slowdown().min(3) {
             bench.add_veth("v0", "v1");
             let steps = bench.planned();
             let here = fs::File::open("/proc/thread-self/ns/net").expect("procfs");

@@ -40,7 +40,7 @@ use proxy_userspace::{
     },
 };
 use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth};
-use shunt_tests::{deadline::Deadline, process::run_to_end};
+use shunt_tests::{deadline::Deadline, process::run_with_timeout};
 use tokio::{runtime::Runtime, sync::watch};
 
 /// Both ways to attach programs to links. This kernel has both.
@@ -368,7 +368,7 @@ pub(crate) fn tc(arguments: &[&str]) -> String {
 }
 
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
-    let finished = run_to_end(Path::new(program), arguments, WITHIN).expect("iproute2");
+    let finished = run_with_timeout(Path::new(program), arguments, WITHIN).expect("iproute2");
     assert!(finished.status.success(), "{program} {arguments:?}: {}", finished.stderr);
     finished.stdout
 }

@@ -9,7 +9,7 @@ use proxy_userspace::{
     dataplane::ebpf::{LinkAttachment, Marks, Step},
     kernel::command::SearchPath,
 };
-use shunt_tests::process::run_to_end;
+use shunt_tests::process::run_with_timeout;
 
 use crate::bench::{Bench, WITHIN, run};
 
@@ -107,7 +107,7 @@ fn iptables_acts_on_both_marks_too() {
     let mut bench = restarted(|_| {});
     // A policy in FORWARD makes a rule of ours necessary there.
     for command in ["iptables-nft", "ip6tables-nft"] {
-        let ran = run_to_end(Path::new(command), &["-P", "FORWARD", "DROP"], WITHIN).expect("iptables");
+        let ran = run_with_timeout(Path::new(command), &["-P", "FORWARD", "DROP"], WITHIN).expect("iptables");
         assert!(ran.status.success(), "{}", ran.stderr);
     }
     let steps = bench.planned();

@@ -27,7 +27,7 @@ use proxy_userspace::{
     },
     model::{Dirty, Protocol, ResolvedPort, Snapshot},
 };
-use shunt_tests::deadline::{Deadline, patient};
+use shunt_tests::deadline::{Deadline, scaled};
 pub(crate) use shunt_tests::resolved::{key, port};
 
 /// Tests move their process into a cgroup of their own, so only one runs at a time.
@@ -207,7 +207,7 @@ pub(crate) fn tcp_server(address: &str) -> (TcpListener, SocketAddr) {
 /// Returns a bound socket with a receive timeout, and its address.
 pub(crate) fn udp_socket(address: &str) -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind(address).expect("loopback");
-    socket.set_read_timeout(Some(patient(Duration::from_secs(5)))).expect("timeout");
+    socket.set_read_timeout(Some(scaled(Duration::from_secs(5)))).expect("timeout");
     let address = socket.local_addr().expect("bound");
     (socket, address)
 }

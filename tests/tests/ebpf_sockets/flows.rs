@@ -19,7 +19,7 @@ use proxy_userspace::{
     kernel::clock,
     model::{Dirty, Protocol},
 };
-use shunt_tests::{deadline::Deadline, process::run_to_end};
+use shunt_tests::{deadline::Deadline, process::run_with_timeout};
 
 use crate::bench::{Bench, tcp_server};
 
@@ -155,7 +155,8 @@ fn was_of_another_layout_that_says_more_of_the_node(bench: &mut Bench) {
         format!("map update pinned {pin_text} key 0 0 0 0 value {}", value.join(" ")),
     ] {
         let arguments: Vec<&str> = line.split(' ').collect();
-        let ran = run_to_end(Path::new("bpftool"), &arguments, Duration::from_secs(10)).expect("bpftool");
+        let ran =
+            run_with_timeout(Path::new("bpftool"), &arguments, Duration::from_secs(10)).expect("bpftool");
         assert!(ran.status.success(), "{line}: {}", ran.stderr);
     }
 }

@@ -23,7 +23,7 @@ use proxy_userspace::{
     kernel::netns,
     model::{Dirty, Frontend, Protocol},
 };
-use shunt_tests::deadline::slowness;
+use shunt_tests::deadline::slowdown;
 
 use crate::bench::{Bench, key, port, soon, tcp_server};
 
@@ -189,7 +189,7 @@ fn no_connection_fails_while_endpoints_change() {
                 }
             });
         }
-        let connections = 20_000 / slowness();
+        let connections = 20_000 / slowdown();
         let client = scope.spawn(move || (0..connections).find_map(|_| TcpStream::connect(vip).err()));
         let mut changes = 0u32;
         while !client.is_finished() {

@@ -7,8 +7,8 @@ use std::{
 
 use shunt_tests::{
     agent::protocol::Protocol,
-    case::{Action, Case, Dial, Expect, Flow, Source},
-    runner::own_cases,
+    case::{Action, Case, Connect, Expectation, Flow, Source},
+    runner::cases_directory,
     world::Host,
 };
 
@@ -23,11 +23,13 @@ fn first_packet_of_every_flow_goes_where_the_case_says() {
     let mut wrong = Vec::new();
     let is_for_this_mode =
         |case: &Case| case.modes.is_empty() || case.modes.iter().any(|mode| mode == "iptables");
-    let cases = Case::read_directory(own_cases(), &[]).expect("cases");
+    let cases = Case::read_directory(cases_directory(), &[]).expect("cases");
     for case in cases.into_iter().filter(is_for_this_mode) {
         let mut scene = Scene::new(&case).expect("a scene");
         for (number, step) in case.steps.iter().enumerate() {
-            scene.play(step).unwrap_or_else(|error| panic!("{} step {}: {error:#}", case.name, number + 1));
+            scene
+                .apply_step(step)
+                .unwrap_or_else(|error| panic!("{} step {}: {error:#}", case.name, number + 1));
             for flow in &step.flows {
                 if let Some(result) = trace(&case, flow, &scene) {
                     traced += 1;
@@ -41,30 +43,30 @@ fn first_packet_of_every_flow_goes_where_the_case_says() {
 }
 
 fn trace(case: &Case, flow: &Flow, scene: &Scene) -> Option<Result<(), String>> {
-    let Action::Dial(dial) = &flow.action else { return None };
+    let Action::Connect(connect) = &flow.action else { return None };
     let is_through_node1 = |host: Host| host == Host::Node1 || host.node() == Some(Host::Node1);
     let passes_by =
-        !is_through_node1(flow.from) && !Host::Node1.owns(dial.to.ip()) && is_a_host(dial.to.ip());
-    if case.changes_the_world() || passes_by {
+        !is_through_node1(flow.from) && !Host::Node1.owns(connect.to.ip()) && is_a_host(connect.to.ip());
+    if case.needs_own_world() || passes_by {
         return None;
     }
     let addresses: Vec<IpAddr> =
         Host::Node1.addresses().into_iter().chain(Host::Node1.gateways()).map(|net| net.addr()).collect();
-    let tables = &scene.tables[usize::from(dial.to.is_ipv6())];
+    let tables = &scene.tables[usize::from(connect.to.is_ipv6())];
     let node = Node { tables, addresses: &addresses };
-    let fates: BTreeSet<Fate> = sources(flow.from, dial)
+    let fates: BTreeSet<Fate> = sources(flow.from, connect)
         .into_iter()
-        .flat_map(|source| node.fates(packet(flow.from, source, dial)))
+        .flat_map(|source| node.fates(packet(flow.from, source, connect)))
         .collect();
     let held = holds(&flow.expect, &fates);
     held.map(|held| if held { Ok(()) } else { Err(format!("{flow:?}\n    {fates:?}")) })
 }
 
-fn packet(from: Host, source: IpAddr, dial: &Dial) -> Packet {
+fn packet(from: Host, source: IpAddr, connect: &Connect) -> Packet {
     Packet {
         source,
-        to: dial.to,
-        protocol: if dial.protocol == Protocol::Tcp { "tcp" } else { "udp" },
+        to: connect.to,
+        protocol: if connect.protocol == Protocol::Tcp { "tcp" } else { "udp" },
         link: match (from, from.node()) {
             (Host::Node1, _) => None,
             (pod, Some(Host::Node1)) => Some(pod.node_link()),
@@ -78,13 +80,13 @@ fn packet(from: Host, source: IpAddr, dial: &Dial) -> Packet {
 
 /// Returns the source addresses that a host's kernel uses: the destination itself if it is an
 /// address of the host.
-fn sources(from: Host, dial: &Dial) -> Vec<IpAddr> {
-    let to = dial.to.ip();
+fn sources(from: Host, connect: &Connect) -> Vec<IpAddr> {
+    let to = connect.to.ip();
     if from == Host::Node1 && (to.is_loopback() || from.owns(to)) {
         return vec![to];
     }
-    if !dial.sources.is_empty() {
-        return dial.sources.clone();
+    if !connect.sources.is_empty() {
+        return connect.sources.clone();
     }
     let of_family = |address: &IpAddr| address.is_ipv4() == to.is_ipv4();
     from.addresses().into_iter().map(|net| net.addr()).filter(of_family).take(1).collect()
@@ -95,13 +97,13 @@ fn is_a_host(address: IpAddr) -> bool {
 }
 
 /// Returns true if the fates are as expected, or `None` if a first packet cannot show it.
-fn holds(expect: &Expect, fates: &BTreeSet<Fate>) -> Option<bool> {
+fn holds(expect: &Expectation, fates: &BTreeSet<Fate>) -> Option<bool> {
     let reached = |fate: &Fate| match fate {
         Fate::Passes(packet) => host_at(packet.to),
         Fate::Refused | Fate::Dropped => None,
     };
     match expect {
-        Expect::Reach(answers) => {
+        Expectation::Reach(answers) => {
             let hosts: Option<BTreeSet<Host>> = fates.iter().map(reached).collect();
             let Some(hosts) = hosts else { return Some(false) };
             let is_node = |source: IpAddr| Host::Node1.owns(source) || source.is_loopback();
@@ -113,9 +115,9 @@ fn holds(expect: &Expect, fates: &BTreeSet<Fate>) -> Option<bool> {
             Some(hosts == answers.hosts && sources)
         }
         // If no process listens, the host itself refuses.
-        Expect::Refused => Some(fates.iter().all(|fate| *fate == Fate::Refused || is_closed(fate))),
-        Expect::Blocked | Expect::Silent => Some(fates.iter().all(|fate| reached(fate).is_none())),
-        Expect::Reset | Expect::TooBig | Expect::Page(_) => None,
+        Expectation::Refused => Some(fates.iter().all(|fate| *fate == Fate::Refused || is_closed(fate))),
+        Expectation::Blocked | Expectation::Silent => Some(fates.iter().all(|fate| reached(fate).is_none())),
+        Expectation::Reset | Expectation::TooBig | Expectation::Page(_) => None,
     }
 }
 

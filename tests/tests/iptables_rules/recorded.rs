@@ -13,7 +13,7 @@ use std::{
     path::Path,
 };
 
-use shunt_tests::{case::Case, planned::Tables, runner::own_cases};
+use shunt_tests::{case::Case, planned::Tables, runner::cases_directory};
 
 use crate::scene::Scene;
 
@@ -39,10 +39,12 @@ fn rules_equal_upstreams_in_every_case_and_step() {
         .collect();
     assert_eq!(names.len(), 50, "every shared case");
     let mut differences = Vec::new();
-    for case in Case::read_directory(own_cases(), &names).expect("cases") {
+    for case in Case::read_directory(cases_directory(), &names).expect("cases") {
         let mut scene = Scene::new(&case).expect("a scene");
         for (number, step) in case.steps.iter().enumerate() {
-            scene.play(step).unwrap_or_else(|error| panic!("{} step {}: {error:#}", case.name, number + 1));
+            scene
+                .apply_step(step)
+                .unwrap_or_else(|error| panic!("{} step {}: {error:#}", case.name, number + 1));
             for (family, tables) in FAMILIES.into_iter().zip(&scene.tables) {
                 let Some(theirs) = recorded(&case.name, number + 1, family) else { continue };
                 let at = format!("{} step {} {family}", case.name, number + 1);

@@ -39,8 +39,8 @@ impl Scene {
     }
 
     /// Makes the changes of a step, plans them, and applies the plan to the tables.
-    pub(crate) fn play(&mut self, step: &Step) -> Result<()> {
-        let dirty = self.case.play(step)?;
+    pub(crate) fn apply_step(&mut self, step: &Step) -> Result<()> {
+        let dirty = self.case.apply_step(step)?;
         let plan = Iptables::plan(&self.state, self.case.snapshot(), &dirty);
         for (family, input) in plan.inputs(Backend::Nft) {
             self.tables[usize::from(family == IpFamily::V6)].restore(&input);

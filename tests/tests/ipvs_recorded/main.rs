@@ -23,7 +23,7 @@ use proxy_userspace::{
 use shunt_tests::{
     case::{Case, Step},
     planned::{PlannedCase, Tables},
-    runner::own_cases,
+    runner::cases_directory,
 };
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/recorded/ipvs");
@@ -174,8 +174,8 @@ impl Scene {
         Ok(Self { case, state, tables: BTreeMap::new() })
     }
 
-    fn play(&mut self, step: &Step) -> Result<()> {
-        let dirty = self.case.play(step)?;
+    fn apply_step(&mut self, step: &Step) -> Result<()> {
+        let dirty = self.case.apply_step(step)?;
         let plan = Ipvs::plan(&self.state, self.case.snapshot(), &dirty);
         for (family, input) in plan.rules() {
             let name = if family == IpFamily::V4 { "v4" } else { "v6" };
@@ -232,7 +232,7 @@ impl Found {
         let mut scene = Scene::new(case).expect("a scene");
         for (number, step) in case.steps.iter().enumerate() {
             let at = format!("{} step {}", case.name, number + 1);
-            scene.play(step).unwrap_or_else(|error| panic!("{at}: {error:#}"));
+            scene.apply_step(step).unwrap_or_else(|error| panic!("{at}: {error:#}"));
             let Some(theirs) = recorded(&case.name, number + 1) else { continue };
             self.compared += 1;
             for difference in Kernel::differences(&theirs, &scene.kernel()) {
@@ -254,7 +254,7 @@ fn what_is_planned_is_upstreams_in_every_case_and_step() {
     let names: Vec<String> = names.filter(|name| name != COMMON).collect();
     assert_eq!(names.len(), 50, "every case that comes with the project, but its own");
     let mut found = Found::default();
-    for case in Case::read_directory(own_cases(), &names).expect("cases") {
+    for case in Case::read_directory(cases_directory(), &names).expect("cases") {
         found.compare(&case);
     }
     let Found { compared, unexplained, explained } = found;

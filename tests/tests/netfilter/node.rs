@@ -16,8 +16,8 @@ use proxy_userspace::{
     },
 };
 use shunt_tests::{
-    agent::protocol::{Dial, FailureKind, Order, Protocol, Try},
-    deadline::patient,
+    agent::protocol::{Attempt, ConnectRequest, FailureKind, Order, Protocol},
+    deadline::scaled,
     world::{Host, World},
 };
 
@@ -94,7 +94,7 @@ impl Node {
     /// Runs a command on node1.
     pub(crate) fn run(&self, program: &str, args: &[&str], stdin: &str) -> String {
         let command = Command::new(program, &SearchPath::default()).args(args).stdin(stdin);
-        let command = command.limit(patient(Duration::from_secs(10)));
+        let command = command.limit(scaled(Duration::from_secs(10)));
         self.within(|| command.run()).stdout
     }
 
@@ -146,30 +146,43 @@ impl Node {
     }
 
     /// Connects from node2 to a port of pod a1, at its address of a family.
-    fn dial(&mut self, dial: impl FnOnce(SocketAddr) -> Dial, port: u16, family: usize) -> Vec<Try> {
+    fn connect(
+        &mut self,
+        request: impl FnOnce(SocketAddr) -> ConnectRequest,
+        port: u16,
+        family: usize,
+    ) -> Vec<Attempt> {
         let to = SocketAddr::new(Host::A1.addresses()[family].addr(), port);
-        self.world.agent(Host::Node2).expect("node2").dial(dial(to)).expect("the agent answers")
+        self.world.agent(Host::Node2).expect("node2").connect(request(to)).expect("the agent answers")
     }
 
     /// Sends datagrams from node2 to pod a1, and returns the source addresses that the pod sees.
-    pub(crate) fn datagram_sources(&mut self, port: u16, family: usize, tries: usize) -> Vec<SocketAddr> {
-        let (timeout, order) = (patient(Duration::from_secs(5)), Order::InSequence);
-        let answers =
-            self.dial(|to| Dial { timeout, order, ..Dial::new(to, Protocol::Udp, tries) }, port, family);
+    pub(crate) fn datagram_sources(&mut self, port: u16, family: usize, attempts: usize) -> Vec<SocketAddr> {
+        let (timeout, order) = (scaled(Duration::from_secs(5)), Order::Sequential);
+        let answers = self.connect(
+            |to| ConnectRequest { timeout, order, ..ConnectRequest::new(to, Protocol::Udp, attempts) },
+            port,
+            family,
+        );
         let seen = answers.into_iter().map(|one| match one {
-            Try::Answered(answer) => answer.seen,
-            Try::Failed(failure) => panic!("{failure:?}"),
+            Attempt::Answered(answer) => answer.client,
+            Attempt::Failed(failure) => panic!("{failure:?}"),
         });
         seen.collect()
     }
 
     fn try_one(&mut self, protocol: Protocol, port: u16, family: usize) -> AttemptResult {
-        let timeout = patient(Duration::from_millis(700));
-        match &self.dial(|to| Dial { timeout, ..Dial::new(to, protocol, 1) }, port, family)[..] {
-            [Try::Answered(answer)] if Host::Node1.owns(answer.seen.ip()) => AttemptResult::AsNode1,
-            [Try::Answered(answer)] if Host::Node2.owns(answer.seen.ip()) => AttemptResult::AsNode2,
-            [Try::Failed(failure)] if failure.kind == FailureKind::Refused => AttemptResult::Refused,
-            [Try::Failed(failure)] if failure.kind == FailureKind::TimedOut => AttemptResult::Silence,
+        let timeout = scaled(Duration::from_millis(700));
+        match &self.connect(
+            |to| ConnectRequest { timeout, ..ConnectRequest::new(to, protocol, 1) },
+            port,
+            family,
+        )[..]
+        {
+            [Attempt::Answered(answer)] if Host::Node1.owns(answer.client.ip()) => AttemptResult::AsNode1,
+            [Attempt::Answered(answer)] if Host::Node2.owns(answer.client.ip()) => AttemptResult::AsNode2,
+            [Attempt::Failed(failure)] if failure.kind == FailureKind::Refused => AttemptResult::Refused,
+            [Attempt::Failed(failure)] if failure.kind == FailureKind::TimedOut => AttemptResult::Silence,
             other => panic!("{protocol:?} port {port}: {other:?}"),
         }
     }

@@ -10,7 +10,7 @@ use proxy_userspace::{
         ruleset_changes,
     },
 };
-use shunt_tests::deadline::patient;
+use shunt_tests::deadline::scaled;
 use tokio::sync::Notify;
 
 use crate::node::{AttemptResult, MARKS, Node};
@@ -100,7 +100,7 @@ fn kernel_reports_removed_rules_at_once() {
                 assert!(reported.is_none(), "foreign tables are ignored");
                 flush.run().expect("flushed");
                 let reported =
-                    tokio::time::timeout(patient(Duration::from_secs(10)), removals.notified()).await;
+                    tokio::time::timeout(scaled(Duration::from_secs(10)), removals.notified()).await;
                 reported.expect("reported in time");
             };
             tokio::select! {

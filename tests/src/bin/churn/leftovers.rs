@@ -10,9 +10,9 @@ use shunt_tests::{
     world::{Host, World},
 };
 
-const BPFTOOL_WITHIN: Duration = Duration::from_secs(10);
+const BPFTOOL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The kernel frees programs and maps a while after the last reference is gone.
-const FREED_WITHIN: Duration = Duration::from_secs(10);
+const FREE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Command lines for node1. Each shows one kind of traces; `$CGROUP` is the proxy's.
 const SHOWN: [(&str, &str); 6] = [
@@ -35,24 +35,24 @@ const SHOWN: [(&str, &str); 6] = [
 
 /// What commands show on the node.
 #[derive(Debug)]
-pub(crate) struct Leftovers {
+pub(crate) struct KernelState {
     shown: BTreeMap<&'static str, String>,
 }
 
 /// Objects that are pinned, by kind and identifier.
 #[derive(Debug)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedObjects {
     objects: Vec<(&'static str, u64)>,
 }
 
-impl Leftovers {
+impl KernelState {
     /// Looks now.
-    pub(crate) fn look(world: &World) -> Result<Self> {
+    pub(crate) fn read(world: &World) -> Result<Self> {
         let cgroup = format!("CGROUP={}; ", world.cgroup_root().display());
-        let look = |(name, line): &(&'static str, &str)| {
+        let read = |(name, line): &(&'static str, &str)| {
             Ok((*name, world.run(Host::Node1, &(cgroup.clone() + line))?))
         };
-        Ok(Self { shown: SHOWN.iter().map(look).collect::<Result<_>>()? })
+        Ok(Self { shown: SHOWN.iter().map(read).collect::<Result<_>>()? })
     }
 
     /// What is shown now and was not before.
@@ -62,9 +62,9 @@ impl Leftovers {
     }
 }
 
-impl Pinned {
+impl PinnedObjects {
     /// All below the proxy's pin directory; links with their programs.
-    pub(crate) fn look(world: &World) -> Result<Self> {
+    pub(crate) fn read(world: &World) -> Result<Self> {
         // Only the eBPF mode has one.
         let directory = world.pin_directory();
         if !directory.exists() {
@@ -84,7 +84,7 @@ impl Pinned {
 
     /// Those that the kernel has still.
     pub(crate) fn still_there(&self) -> Vec<String> {
-        let deadline = Deadline::after(FREED_WITHIN);
+        let deadline = Deadline::after(FREE_TIMEOUT);
         let is_there = |(kind, id): &&(&str, u64)| {
             deadline.poll(|| show(&[kind, "show", "id", &id.to_string()]).is_err().then_some(())).is_none()
         };
@@ -104,12 +104,12 @@ fn identify(file: &str) -> Result<Vec<(&'static str, u64)>> {
 /// What bpftool shows of one object; an error if there is none.
 fn show(arguments: &[&str]) -> Result<Value> {
     let arguments = [&["-j"], arguments].concat();
-    let finished = process::run_to_end(Path::new("bpftool"), &arguments, BPFTOOL_WITHIN)?;
+    let finished = process::run_with_timeout(Path::new("bpftool"), &arguments, BPFTOOL_TIMEOUT)?;
     anyhow::ensure!(finished.status.success(), "bpftool: {}{}", finished.stdout, finished.stderr);
     serde_json::from_str(&finished.stdout).context("bpftool's JSON")
 }
 
-impl fmt::Display for Pinned {
+impl fmt::Display for PinnedObjects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = |kind| self.objects.iter().filter(|(of, _)| *of == kind).count();
         write!(f, "{} maps, {} links and their programs", count("map"), count("link"))

@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use shunt_tests::{
     agent::{
         Agent,
-        protocol::{Dial, FailureKind, Order, Protocol, Send, Try},
+        protocol::{Attempt, ConnectRequest, FailureKind, Order, Protocol, SendRequest},
     },
     small_cluster::{CLUSTER_IP, NODE_PORT},
     world::{Host, World},
@@ -19,7 +19,7 @@ use shunt_tests::{
 
 const CLUSTER_IP_V6: &str = "[fd96::80]:80";
 const NODE_PORT_V6: &str = "[fd57::11]:30080";
-const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections begun together; an agent has 64 of them open at a time.
 const BATCH: usize = 256;
 /// Each is used three times, for long enough to see a change of endpoints.
@@ -52,7 +52,7 @@ pub(crate) struct Counts {
 }
 
 /// Until when to dial.
-pub(crate) struct Until<'a> {
+pub(crate) struct StopCondition<'a> {
     /// Connections made by all clients so far.
     pub(crate) made: &'a AtomicUsize,
     /// Enough of them.
@@ -69,24 +69,28 @@ pub(crate) fn clients(world: &mut World) -> Result<Vec<Client>> {
         .into_iter()
         .map(|(host, addresses)| {
             world.run(host, PORTS)?;
-            Ok(Client { host, addresses, agent: world.lend_agent(host)? })
+            Ok(Client { host, addresses, agent: world.take_agent(host)? })
         })
         .collect()
 }
 
 impl Client {
     /// Dials over and over.
-    pub(crate) fn load(&mut self, until: &Until<'_>) -> Result<Counts> {
+    pub(crate) fn load(&mut self, until: &StopCondition<'_>) -> Result<Counts> {
         let mut counts = Counts::default();
         for to in self.addresses.into_iter().cycle() {
             if until.done.load(Ordering::Relaxed) || until.made.load(Ordering::Relaxed) >= until.enough {
                 break;
             }
-            let dial = Dial { again: USED_AGAIN, between: BETWEEN, ..dial(to, BATCH) };
-            let tries = self.agent.dial(dial)?;
-            until.made.fetch_add(tries.len(), Ordering::Relaxed);
+            let request = ConnectRequest {
+                repeats: USED_AGAIN,
+                repeat_interval: BETWEEN,
+                ..connect_request(to, BATCH)
+            };
+            let attempts = self.agent.connect(request)?;
+            until.made.fetch_add(attempts.len(), Ordering::Relaxed);
             let name = format!("{} to {to}", self.host);
-            for one in &tries {
+            for one in &attempts {
                 counts.add(&name, one);
             }
         }
@@ -96,9 +100,9 @@ impl Client {
     /// Opens the connections that are kept.
     pub(crate) fn hold(&mut self) -> Result<()> {
         for (id, to) in self.held() {
-            let hold = Dial { hold: Some(id), ..dial(to, 1) };
-            let tries = self.agent.dial(hold)?;
-            ensure!(matches!(tries[..], [Try::Answered(_)]), "{to} does not answer: {tries:?}");
+            let hold = ConnectRequest { hold: Some(id), ..connect_request(to, 1) };
+            let attempts = self.agent.connect(hold)?;
+            ensure!(matches!(attempts[..], [Attempt::Answered(_)]), "{to} does not answer: {attempts:?}");
         }
         Ok(())
     }
@@ -107,11 +111,11 @@ impl Client {
     pub(crate) fn ended(&mut self) -> Result<Vec<String>> {
         let mut ended = Vec::new();
         for (id, to) in self.held() {
-            let send = Send { id, size: 1, answer: 0, timeout: ANSWERED_WITHIN };
-            if let Try::Failed(failure) = self.agent.send(send)? {
+            let send = SendRequest { id, size: 1, answer: 0, timeout: ANSWER_TIMEOUT };
+            if let Attempt::Failed(failure) = self.agent.send(send)? {
                 ended.push(format!(
                     "{} to {to}, open from the start: {}: {}",
-                    self.host, failure.doing, failure.message
+                    self.host, failure.operation, failure.message
                 ));
             }
         }
@@ -122,10 +126,11 @@ impl Client {
     pub(crate) fn others_than(&mut self, host: Host) -> Result<Vec<String>> {
         let mut wrong = Vec::new();
         for to in self.addresses {
-            let tries = self.agent.dial(dial(to, 20))?;
-            let is_wrong = |one: &Try| !matches!(one, Try::Answered(answer) if answer.host == host.name());
+            let attempts = self.agent.connect(connect_request(to, 20))?;
+            let is_wrong =
+                |one: &Attempt| !matches!(one, Attempt::Answered(answer) if answer.host == host.name());
             wrong.extend(
-                tries.into_iter().find(is_wrong).map(|one| format!("{} to {to}: {one:?}", self.host)),
+                attempts.into_iter().find(is_wrong).map(|one| format!("{} to {to}: {one:?}", self.host)),
             );
         }
         Ok(wrong)
@@ -143,26 +148,30 @@ impl Client {
     }
 }
 
-fn dial(to: SocketAddr, tries: usize) -> Dial {
-    Dial { order: Order::AtOnce, timeout: ANSWERED_WITHIN, ..Dial::new(to, Protocol::Tcp, tries) }
+fn connect_request(to: SocketAddr, attempts: usize) -> ConnectRequest {
+    ConnectRequest {
+        order: Order::Concurrent,
+        timeout: ANSWER_TIMEOUT,
+        ..ConnectRequest::new(to, Protocol::Tcp, attempts)
+    }
 }
 
 impl Counts {
-    fn add(&mut self, name: &str, one: &Try) {
+    fn add(&mut self, name: &str, one: &Attempt) {
         self.connections += 1;
         let what = match one {
-            Try::Answered(answer) if answer.reported == answer.destination => return,
-            Try::Answered(answer) => {
+            Attempt::Answered(answer) if answer.peer == answer.destination => return,
+            Attempt::Answered(answer) => {
                 self.renamed += 1;
-                format!("the peer is {}", answer.reported)
+                format!("the peer is {}", answer.peer)
             }
-            Try::Failed(failure) => {
+            Attempt::Failed(failure) => {
                 match failure.kind {
                     FailureKind::Refused => self.refused += 1,
                     FailureKind::Moved => self.moved += 1,
                     _ => self.lost += 1,
                 }
-                format!("{}: {}", failure.doing, failure.message)
+                format!("{}: {}", failure.operation, failure.message)
             }
         };
         self.examples.push(format!("{name}: {what}"));

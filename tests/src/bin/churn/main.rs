@@ -19,7 +19,7 @@ use shunt_tests::{
 };
 
 use self::{
-    leftovers::Leftovers,
+    leftovers::KernelState,
     load::{Client, Counts},
 };
 
@@ -45,7 +45,7 @@ struct Check {
 }
 
 /// The world with the proxy in it.
-struct Scene {
+struct ChurnTest {
     // Goes before the world: the process ends before its namespace does.
     proxy: Proxy,
     clients: Vec<Client>,
@@ -53,7 +53,7 @@ struct Scene {
     manifests: Manifests,
     mode: String,
     /// What netfilter, tc and BPF showed before the proxy was there.
-    before: Leftovers,
+    before: KernelState,
 }
 
 fn main() -> ExitCode {
@@ -80,19 +80,19 @@ fn run(arguments: &Arguments) -> Result<Vec<Check>> {
     checks
 }
 
-fn build(arguments: &Arguments) -> Result<Scene> {
+fn build(arguments: &Arguments) -> Result<ChurnTest> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
     let mut world = World::build(&Host::ALL, &std::env::current_exe()?)?;
     // One pod whose connections are seen by the hooks of sockets, and one whose packets have to do.
-    world.leave_cgroup(Host::A2)?;
-    let before = Leftovers::look(&world)?;
+    world.move_out_of_cgroup(Host::A2)?;
+    let before = KernelState::read(&world)?;
     let manifests = Manifests::create(world.directory())?;
     manifests.place("node.yaml", NODE)?;
     manifests.place("web.yaml", include_str!("web.yaml"))?;
     set_endpoints(&manifests, phases::SERVED[0])?;
     let proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
     let clients = load::clients(&mut world)?;
-    Ok(Scene { proxy, clients, world, manifests, mode: arguments.mode.clone(), before })
+    Ok(ChurnTest { proxy, clients, world, manifests, mode: arguments.mode.clone(), before })
 }
 
 fn set_endpoints(manifests: &Manifests, hosts: &[Host]) -> Result<()> {

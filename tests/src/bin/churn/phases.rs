@@ -16,9 +16,9 @@ use shunt_tests::{
 };
 
 use super::{
-    Check, Scene,
-    leftovers::{Leftovers, Pinned},
-    load::{Client, Counts, Until},
+    Check, ChurnTest,
+    leftovers::{KernelState, PinnedObjects},
+    load::{Client, Counts, StopCondition},
     set_endpoints,
 };
 
@@ -38,18 +38,18 @@ const SLOWEST: u64 = 50;
 const AT_LEAST: Duration = Duration::from_mins(1);
 /// Before and after a change of map sizes, and around the removal.
 const MEANWHILE: Duration = Duration::from_secs(1);
-const FOLLOWS_WITHIN: Duration = Duration::from_secs(10);
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(10);
 /// Other sizes of maps that flows and Services live in.
 const SIZES: &str = "shunt: {ebpf: {mapSizes: {flows: 400000, services: 4000, endpoints: 9000, affinity: 3000, fragments: 1000, udpFlows: 2000}}}";
 
 /// What was done while connections were made.
 #[derive(Default)]
-struct Done {
+struct Disruptions {
     restarts: usize,
     changes: usize,
 }
 
-impl Scene {
+impl ChurnTest {
     /// Everything, one after the other, and what came of it.
     pub(crate) fn all_phases(&mut self, connections: usize) -> Result<Vec<Check>> {
         self.proxy.start(&mut self.world)?;
@@ -73,7 +73,7 @@ impl Scene {
 
     fn churn(&mut self, connections: usize) -> Result<Check> {
         let Self { proxy, world, manifests, .. } = self;
-        let (took, again) = (Stopwatch::start(), world.retransmitted()?);
+        let (took, again) = (Stopwatch::start(), world.retransmits()?);
         let (done, counts) = under_load(&mut self.clients, connections, |made| {
             kill_and_change(
                 world,
@@ -83,8 +83,8 @@ impl Scene {
                 connections,
             )
         })?;
-        let again = self.world.retransmitted()? - again;
-        let Done { restarts, changes } = done;
+        let again = self.world.retransmits()? - again;
+        let Disruptions { restarts, changes } = done;
         self.proxy.kill()?;
         self.proxy.start(&mut self.world)?;
         let mut check = Check::of_load("churn", &counts);
@@ -126,7 +126,7 @@ impl Scene {
         let mut wrong = Vec::new();
         for last in [Host::B1, Host::A3] {
             set_endpoints(&self.manifests, &[last])?;
-            let deadline = Deadline::after(FOLLOWS_WITHIN);
+            let deadline = Deadline::after(FOLLOW_TIMEOUT);
             loop {
                 let mut others = Vec::new();
                 for client in &mut self.clients {
@@ -149,9 +149,9 @@ impl Scene {
     fn clean_up(&mut self) -> Result<Check> {
         let has_maps = self.has_maps();
         let Self { proxy, world, .. } = self;
-        let pinned = Pinned::look(world)?;
+        let pinned = PinnedObjects::read(world)?;
         ensure!(pinned.is_empty() != has_maps, "the proxy runs, and what it has pinned: {pinned}");
-        let there = Leftovers::look(world)?.beyond(&self.before);
+        let there = KernelState::read(world)?.beyond(&self.before);
         ensure!(!there.is_empty(), "the proxy runs, and nothing in the kernel shows it");
         under_load(&mut self.clients, usize::MAX, |_| {
             thread::sleep(MEANWHILE);
@@ -160,7 +160,7 @@ impl Scene {
             thread::sleep(MEANWHILE);
             Ok(())
         })?;
-        let mut wrong = Leftovers::look(&self.world)?.beyond(&self.before);
+        let mut wrong = KernelState::read(&self.world)?.beyond(&self.before);
         wrong.extend(pinned.still_there());
         Ok(Check::new(format!("--cleanup under load leaves nothing of {pinned}, rules and links"), wrong))
     }
@@ -173,7 +173,7 @@ fn under_load<T>(
     job: impl FnOnce(&AtomicUsize) -> Result<T>,
 ) -> Result<(T, Counts)> {
     let (made, done) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let until = Until { made: &made, enough, done: &done };
+    let until = StopCondition { made: &made, enough, done: &done };
     thread::scope(|scope| {
         let loads: Vec<_> = clients.iter_mut().map(|client| scope.spawn(|| client.load(&until))).collect();
         let result = job(&made);
@@ -193,9 +193,9 @@ fn kill_and_change(
     manifests: &Manifests,
     is_enough: impl Fn() -> bool,
     connections: usize,
-) -> Result<Done> {
+) -> Result<Disruptions> {
     let limit = AT_LEAST + Duration::from_secs(connections as u64 / SLOWEST);
-    let (deadline, mut done) = (Deadline::after(limit), Done::default());
+    let (deadline, mut done) = (Deadline::after(limit), Disruptions::default());
     let mut restart = Deadline::after(RESTART_EVERY);
     while !is_enough() {
         ensure!(!deadline.passed(), "clients have not made {connections} connections within {limit:?}");

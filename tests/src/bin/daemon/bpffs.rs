@@ -4,71 +4,69 @@ use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use shunt_tests::{agent::protocol::Get, deadline::Deadline, world::Host};
+use shunt_tests::{agent::protocol::GetRequest, deadline::Deadline, world::Host};
 
-use super::bed::{Bed, Setting};
+use super::test_node::{Setup, TestNode};
 
 const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
-const SOON: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const OFTEN: &str = "{iptables: {syncPeriod: 1s}, nftables: {syncPeriod: 1s}}";
 const FAILURES: &str = "shunt_sync_failures_total{ip_family=\"IPv4\"} ";
 /// What is missing, and what to do about it.
 const SAID: [&str; 3] = ["is not on a bpf filesystem", "mount -t bpf bpf /sys/fs/bpf", "--bpf-pin-dir"];
 
-pub(crate) fn a_proxy_without_a_bpf_filesystem_says_so_and_ends(setting: &Setting) -> Result<()> {
-    let mut bed = Bed::new(setting, "ebpf", "{}")?;
-    let elsewhere = bed.world.directory().join("no-bpffs");
-    bed.proxy.set_flag("--bpf-pin-dir", &elsewhere.display().to_string());
-    ensure!(bed.proxy.start(&mut bed.world).is_err(), "it started without");
-    says_all(&bed, &elsewhere)?;
+pub(crate) fn a_proxy_without_a_bpf_filesystem_says_so_and_ends(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::new(setup, "ebpf", "{}")?;
+    let elsewhere = node.world.directory().join("no-bpffs");
+    node.proxy.set_flag("--bpf-pin-dir", &elsewhere.display().to_string());
+    ensure!(node.proxy.start(&mut node.world).is_err(), "it started without");
+    says_all(&node, &elsewhere)?;
     ensure!(!fs::exists(&elsewhere)?, "it left something there");
-    let programs = bed.world.run(Host::Node1, "bpftool net list; nft list ruleset")?;
+    let programs = node.world.run(Host::Node1, "bpftool net list; nft list ruleset")?;
     ensure!(!programs.contains("shunt"), "it left something in the kernel: {programs}");
     Ok(())
 }
 
 /// Programs and maps are in the kernel, and serve; but what changes in them cannot be put right, nor outlive the process.
-pub(crate) fn a_bpf_filesystem_that_goes_makes_it_unhealthy_until_it_is_back(
-    setting: &Setting,
-) -> Result<()> {
-    let mut bed = Bed::started(setting, "ebpf", OFTEN)?;
-    let pins = bed.world.pin_directory();
-    bed.under_load(|bed| {
+pub(crate) fn a_bpf_filesystem_that_goes_makes_it_unhealthy_until_it_is_back(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, "ebpf", OFTEN)?;
+    let pins = node.world.pin_directory();
+    node.under_load(|node| {
         let covered = Covered::new(&pins)?;
-        wait_for_health(bed, 503)?;
-        says_all(bed, &pins)?;
-        let failures = |bed: &mut Bed| {
-            let body = bed.page("/metrics").ok()?.body;
+        wait_for_health(node, 503)?;
+        says_all(node, &pins)?;
+        let failures = |node: &mut TestNode| {
+            let body = node.page("/metrics").ok()?.body;
             body.lines().find_map(|line| line.strip_prefix(FAILURES)?.parse::<u64>().ok())
         };
-        Deadline::after(SOON)
-            .poll(|| failures(bed).filter(|count| *count > 0))
+        Deadline::after(TIMEOUT)
+            .poll(|| failures(node).filter(|count| *count > 0))
             .context("no failure is counted")?;
         drop(covered);
-        wait_for_health(bed, 200)?;
-        bed.wait_for_log("the kernel has everything again", SOON)?;
+        wait_for_health(node, 200)?;
+        node.wait_for_log("the kernel has everything again", TIMEOUT)?;
         let lock = format!("flock --nonblock {} true", pins.display());
-        ensure!(bed.world.run(Host::Node1, &lock).is_err(), "another proxy could write the same maps");
-        bed.serve(&[Host::A2, Host::A3])?;
-        let served = bed.wait_until_served(&[Host::A2, Host::A3], SOON);
-        served.with_context(|| bed.proxy.log_tail(20))
+        ensure!(node.world.run(Host::Node1, &lock).is_err(), "another proxy could write the same maps");
+        node.serve(&[Host::A2, Host::A3])?;
+        let served = node.wait_until_served(&[Host::A2, Host::A3], TIMEOUT);
+        served.with_context(|| node.proxy.log_tail(20))
     })?;
-    bed.end()
+    node.end()
 }
 
-fn says_all(bed: &Bed, directory: &Path) -> Result<()> {
-    bed.wait_for_log(&directory.display().to_string(), SOON)?;
-    SAID.iter().try_for_each(|part| bed.wait_for_log(part, SOON))
+fn says_all(node: &TestNode, directory: &Path) -> Result<()> {
+    node.wait_for_log(&directory.display().to_string(), TIMEOUT)?;
+    SAID.iter().try_for_each(|part| node.wait_for_log(part, TIMEOUT))
 }
 
-fn wait_for_health(bed: &mut Bed, status: u16) -> Result<()> {
-    let get = Get { url: HEALTHZ.into(), timeout: SOON };
+fn wait_for_health(node: &mut TestNode, status: u16) -> Result<()> {
+    let get = GetRequest { url: HEALTHZ.into(), timeout: TIMEOUT };
     let mut look = || {
-        let page = bed.world.agent(Host::Node1).ok()?.get(get.clone()).ok()?.ok()?;
+        let page = node.world.agent(Host::Node1).ok()?.get(get.clone()).ok()?.ok()?;
         (page.status == status).then_some(())
     };
-    let answered = Deadline::after(SOON).poll(&mut look);
-    answered.with_context(|| format!("/healthz does not answer {status}:\n{}", bed.proxy.log_tail(20)))
+    let answered = Deadline::after(TIMEOUT).poll(&mut look);
+    answered.with_context(|| format!("/healthz does not answer {status}:\n{}", node.proxy.log_tail(20)))
 }
 
 /// An empty file system mounted over a directory; it goes when this is dropped.

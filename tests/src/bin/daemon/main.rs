@@ -2,22 +2,22 @@
 //! it tells.
 
 mod auto;
-mod bed;
 mod bpffs;
+mod lifecycle;
 mod missing;
-mod node;
 mod outages;
 mod pages;
 mod repairs;
+mod test_node;
 mod trace;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use shunt_tests::{process, scenes};
+use shunt_tests::{process, scenarios};
 
-use self::bed::Setting;
+use self::test_node::Setup;
 
 /// Runs the scenes of the daemon, with the API as source; needs root.
 #[derive(Debug, Parser)]
@@ -33,7 +33,7 @@ struct Arguments {
     only: Vec<String>,
 }
 
-type Scene = fn(&Setting) -> Result<()>;
+type Scene = fn(&Setup) -> Result<()>;
 
 const SCENES: [(&str, Scene); 19] = [
     ("outages", outages::the_api_server_may_do_anything_while_traffic_goes_on),
@@ -46,15 +46,15 @@ const SCENES: [(&str, Scene); 19] = [
     ("refused-nftables", missing::nftables_that_is_refused_is_followed_by_iptables),
     ("no-iptables", missing::a_node_without_iptables_is_told_what_is_missing),
     ("failed-restores", missing::a_restore_that_fails_is_tried_again_later_and_later),
-    ("sysctls", node::settings_of_the_node_are_made),
-    ("read-only-sysctls", node::settings_that_cannot_be_made_are_told_and_no_reason_to_stop),
-    ("late-node", node::the_node_object_is_waited_for),
-    ("events", node::events_tell_of_a_start_and_of_what_is_refused),
+    ("sysctls", lifecycle::settings_of_the_node_are_made),
+    ("read-only-sysctls", lifecycle::settings_that_cannot_be_made_are_told_and_no_reason_to_stop),
+    ("late-node", lifecycle::the_node_object_is_waited_for),
+    ("events", lifecycle::events_tell_of_a_start_and_of_what_is_refused),
     ("pages", pages::metrics_are_valid_and_the_configuration_is_shown),
     ("ebpf-log", trace::connections_are_logged_where_tracing_is_on),
     ("shutdown-in-restore", missing::sigterm_waits_for_no_restore_that_does_not_end),
-    ("shutdown-in-restart", node::sigterm_is_heard_while_the_program_starts_anew),
-    ("shutdown", node::sigterm_leaves_traffic_alone),
+    ("shutdown-in-restart", lifecycle::sigterm_is_heard_while_the_program_starts_anew),
+    ("shutdown", lifecycle::sigterm_leaves_traffic_alone),
 ];
 
 fn main() -> ExitCode {
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
 /// Whether all scenes went well.
 fn run(arguments: Arguments) -> Result<bool> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
-    let setting = Setting { shunt, mode: arguments.mode };
-    let scenes = scenes::chosen(&SCENES, &arguments.only)?;
-    Ok(scenes::play(scenes, |scene: Scene| scene(&setting)))
+    let setup = Setup { shunt, mode: arguments.mode };
+    let scenes = scenarios::select(&SCENES, &arguments.only)?;
+    Ok(scenarios::run_all(scenes, |scene: Scene| scene(&setup)))
 }

@@ -10,102 +10,102 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use shunt_tests::{
     deadline::Deadline,
-    process::{Running, write_script},
-    slow_commands::{BEGUN, SLOW, with_slow_commands},
+    process::{ChildProcess, write_script},
+    slow_commands::{SLOW_FILE, STARTED_FILE, with_slow_commands},
     world::{Host, World},
 };
 
-use super::bed::{Bed, Setting};
+use super::test_node::{Setup, TestNode};
 
-const SOON: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const RESTORES: [&str; 4] =
     ["iptables-nft-restore", "iptables-legacy-restore", "ip6tables-nft-restore", "ip6tables-legacy-restore"];
 /// The time that a mode may fail, and the time that the next one takes.
-const GIVEN_UP_WITHIN: Duration = Duration::from_mins(2);
+const GIVE_UP_TIMEOUT: Duration = Duration::from_mins(2);
 const OFTEN: &str = "{iptables: {syncPeriod: 30s}, nftables: {syncPeriod: 30s}}";
 const FAILURES: &str = "sync_proxy_rules_iptables_restore_failures_total";
 const FAILED_FOR: Duration = Duration::from_secs(8);
 
 /// Its tables belong to somebody else, while iptables' are free.
-pub(crate) fn nftables_that_is_refused_is_followed_by_iptables(setting: &Setting) -> Result<()> {
-    let mut bed = Bed::new(setting, "auto", OFTEN)?;
+pub(crate) fn nftables_that_is_refused_is_followed_by_iptables(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::new(setup, "auto", OFTEN)?;
     // Programs cannot be pinned where no bpf filesystem is.
-    let elsewhere = bed.world.directory().join("no-bpffs");
-    bed.proxy.set_flag("--bpf-pin-dir", &elsewhere.display().to_string());
-    let owned = Owned::tables(&bed.world, &["ip kube-proxy", "ip6 kube-proxy"])?;
-    bed.proxy.spawn(&bed.world)?;
-    bed.wait_for_metric("shunt_mode{mode=\"iptables\"} 1", GIVEN_UP_WITHIN)?;
-    bed.wait_for_metric("shunt_modes_broken_total{mode=\"nftables\"} 1", SOON)?;
-    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
-    bed.wait_for_log("another one takes over", Duration::ZERO)?;
+    let elsewhere = node.world.directory().join("no-bpffs");
+    node.proxy.set_flag("--bpf-pin-dir", &elsewhere.display().to_string());
+    let owned = Owned::tables(&node.world, &["ip kube-proxy", "ip6 kube-proxy"])?;
+    node.proxy.spawn(&node.world)?;
+    node.wait_for_metric("shunt_mode{mode=\"iptables\"} 1", GIVE_UP_TIMEOUT)?;
+    node.wait_for_metric("shunt_modes_broken_total{mode=\"nftables\"} 1", TIMEOUT)?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    node.wait_for_log("another one takes over", Duration::ZERO)?;
     drop(owned);
-    bed.end()
+    node.end()
 }
 
-pub(crate) fn a_node_without_iptables_is_told_what_is_missing(setting: &Setting) -> Result<()> {
+pub(crate) fn a_node_without_iptables_is_told_what_is_missing(setup: &Setup) -> Result<()> {
     let folder = Folder::new(&std::env::temp_dir())?;
-    let shunt = without_iptables(&folder.0, &setting.shunt)?;
-    let mut bed = Bed::new(&Setting { shunt, mode: "iptables".into() }, "iptables", "{}")?;
-    ensure!(bed.proxy.start(&mut bed.world).is_err(), "it started without iptables");
-    let log = bed.proxy.log();
+    let shunt = without_iptables(&folder.0, &setup.shunt)?;
+    let mut node = TestNode::new(&Setup { shunt, mode: "iptables".into() }, "iptables", "{}")?;
+    ensure!(node.proxy.start(&mut node.world).is_err(), "it started without iptables");
+    let log = node.proxy.log();
     ensure!(log.contains("the mode iptables does not work here"), "{log}");
     ensure!(log.contains("iptables-restore"), "{log}");
     Ok(())
 }
 
 /// What is refused is tried again, later and later; once it is taken, all is served.
-pub(crate) fn a_restore_that_fails_is_tried_again_later_and_later(setting: &Setting) -> Result<()> {
-    let mut bed = Bed::new(setting, "iptables", OFTEN)?;
+pub(crate) fn a_restore_that_fails_is_tried_again_later_and_later(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::new(setup, "iptables", OFTEN)?;
     // Of iptables' own, so that neither family can be written.
-    let owned = Owned::tables(&bed.world, &["ip nat", "ip6 nat"])?;
-    bed.proxy.spawn(&bed.world)?;
-    let failures = |bed: &mut Bed| -> Option<f64> {
-        let body = bed.page("/metrics").ok()?.body;
+    let owned = Owned::tables(&node.world, &["ip nat", "ip6 nat"])?;
+    node.proxy.spawn(&node.world)?;
+    let failures = |node: &mut TestNode| -> Option<f64> {
+        let body = node.page("/metrics").ok()?.body;
         let lines = body.lines().filter(|line| line.contains(FAILURES) && !line.starts_with('#'));
         Some(lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum())
     };
-    Deadline::after(SOON)
-        .poll(|| (failures(&mut bed)? >= 3.0).then_some(()))
-        .with_context(|| format!("no failures are counted: {}", bed.proxy.log_tail(10)))?;
-    let first = failures(&mut bed).context("/metrics")?;
+    Deadline::after(TIMEOUT)
+        .poll(|| (failures(&mut node)? >= 3.0).then_some(()))
+        .with_context(|| format!("no failures are counted: {}", node.proxy.log_tail(10)))?;
+    let first = failures(&mut node).context("/metrics")?;
     Deadline::after(FAILED_FOR).poll(|| None::<()>);
-    let later = failures(&mut bed).context("/metrics")? - first;
+    let later = failures(&mut node).context("/metrics")? - first;
     // Pauses double from a tenth of a second on: ten times as many without.
     ensure!(later <= 12.0, "{later} failures in {FAILED_FOR:?}");
     drop(owned);
-    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
-    bed.end()
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    node.end()
 }
 
 /// A restore that hangs, as one may that waits for somebody else's lock, is killed: what was there goes on, and the next process
 /// makes the change.
-pub(crate) fn sigterm_waits_for_no_restore_that_does_not_end(setting: &Setting) -> Result<()> {
+pub(crate) fn sigterm_waits_for_no_restore_that_does_not_end(setup: &Setup) -> Result<()> {
     let folder = Folder::new(&std::env::temp_dir())?;
-    let shunt = with_slow_commands(&folder.0, &setting.shunt, &RESTORES, "[ \"$1\" != --version ]")?;
-    let [slow, begun] = [SLOW, BEGUN].map(|name| folder.0.join(name));
-    let mut bed = Bed::new(&Setting { shunt, mode: "iptables".into() }, "iptables", OFTEN)?;
-    bed.proxy.set_flag("--log-filter", "info,proxy_userspace::sync=debug");
-    bed.proxy.start(&mut bed.world)?;
-    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
+    let shunt = with_slow_commands(&folder.0, &setup.shunt, &RESTORES, "[ \"$1\" != --version ]")?;
+    let [slow, begun] = [SLOW_FILE, STARTED_FILE].map(|name| folder.0.join(name));
+    let mut node = TestNode::new(&Setup { shunt, mode: "iptables".into() }, "iptables", OFTEN)?;
+    node.proxy.set_flag("--log-filter", "info,proxy_userspace::sync=debug");
+    node.proxy.start(&mut node.world)?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     File::create(&slow)?;
-    bed.serve(&[Host::A1])?;
+    node.serve(&[Host::A1])?;
     let has_begun = || begun.exists().then_some(());
-    Deadline::after(SOON).poll(has_begun).context("no restore has begun")?;
+    Deadline::after(TIMEOUT).poll(has_begun).context("no restore has begun")?;
     // Far less than what the restore takes, and than what any command may take.
-    bed.proxy.stop()?;
-    bed.wait_for_log("is not waited for: the proxy is stopping", Duration::ZERO)?;
-    ensure!(!bed.proxy.log().contains(" ERROR "), "stopping is told as a failure:\n{}", bed.proxy.log());
-    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
+    node.proxy.stop()?;
+    node.wait_for_log("is not waited for: the proxy is stopping", Duration::ZERO)?;
+    ensure!(!node.proxy.log().contains(" ERROR "), "stopping is told as a failure:\n{}", node.proxy.log());
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     fs::remove_file(&slow)?;
-    bed.proxy.start(&mut bed.world)?;
-    bed.wait_until_served(&[Host::A1], SOON)?;
-    bed.end()
+    node.proxy.start(&mut node.world)?;
+    node.wait_until_served(&[Host::A1], TIMEOUT)?;
+    node.end()
 }
 
 /// Tables of nftables that only the process that holds them may change (kernel 5.12). They go when this is dropped.
 struct Owned {
     _commands: File,
-    _holder: Running,
+    _holder: ChildProcess,
 }
 
 impl Owned {
@@ -124,7 +124,9 @@ impl Owned {
             let listed = world.run(Host::Node1, "nft list ruleset").unwrap_or_default();
             (listed.matches("flags owner").count() == tables.len()).then_some(())
         };
-        Deadline::after(SOON).poll(is_held).with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
+        Deadline::after(TIMEOUT)
+            .poll(is_held)
+            .with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
         Ok(Self { _commands: commands, _holder: holder })
     }
 }

@@ -5,80 +5,84 @@ use std::{thread, time::Duration};
 
 use anyhow::{Context as _, Result};
 use shunt_tests::{
-    apiserver::{Interruption, Lie, Misbehaviour},
+    apiserver::{Fault, Interruption, WrongVersion},
     world::Host,
 };
 
-use super::bed::{Bed, Setting};
+use super::test_node::{Setup, TestNode};
 
 /// Time for the longest wait between two tries, which comes after a minute of refusals.
-const WITHIN: Duration = Duration::from_secs(70);
+const TIMEOUT: Duration = Duration::from_secs(70);
 const AWAY_FOR: Duration = Duration::from_secs(3);
 const REFUSED_FOR: Duration = Duration::from_mins(1);
 const ALWAYS: usize = usize::MAX;
 
-pub(crate) fn the_api_server_may_do_anything_while_traffic_goes_on(setting: &Setting) -> Result<()> {
-    let mut bed = Bed::started(setting, &setting.mode, "{}")?;
-    bed.under_load(|bed| {
-        cut(bed).context("cut")?;
-        restored_from_a_backup(bed).context("restarted with older data")?;
-        slow(bed).context("slow")?;
-        lying(bed).context("lying about versions")?;
-        refusing(bed).context("refusing credentials")
+pub(crate) fn the_api_server_may_do_anything_while_traffic_goes_on(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, &setup.mode, "{}")?;
+    node.under_load(|node| {
+        cut(node).context("cut")?;
+        restored_from_a_backup(node).context("restarted with older data")?;
+        slow(node).context("slow")?;
+        lying(node).context("lying about versions")?;
+        refusing(node).context("refusing credentials")
     })?;
-    bed.end()
+    node.end()
 }
 
-fn cut(bed: &mut Bed) -> Result<()> {
-    bed.cluster.down();
-    bed.serve(&[Host::A2, Host::A3])?;
+fn cut(node: &mut TestNode) -> Result<()> {
+    node.cluster.down();
+    node.serve(&[Host::A2, Host::A3])?;
     thread::sleep(AWAY_FOR);
-    bed.wait_until_served(&[Host::A1, Host::A2], Duration::ZERO).context("while it is away")?;
-    bed.cluster.up(&bed.world)?;
-    bed.wait_until_served(&[Host::A2, Host::A3], WITHIN)
+    node.wait_until_served(&[Host::A1, Host::A2], Duration::ZERO).context("while it is away")?;
+    node.cluster.up(&node.world)?;
+    node.wait_until_served(&[Host::A2, Host::A3], TIMEOUT)
 }
 
-fn restored_from_a_backup(bed: &mut Bed) -> Result<()> {
-    let backup = bed.cluster.server().backup();
-    bed.serve(&[Host::A1, Host::A3])?;
-    bed.wait_until_served(&[Host::A1, Host::A3], WITHIN)?;
-    bed.cluster.down();
-    bed.cluster.server().go_back_to(backup);
-    bed.cluster.up(&bed.world)?;
+fn restored_from_a_backup(node: &mut TestNode) -> Result<()> {
+    let backup = node.cluster.server().backup();
+    node.serve(&[Host::A1, Host::A3])?;
+    node.wait_until_served(&[Host::A1, Host::A3], TIMEOUT)?;
+    node.cluster.down();
+    node.cluster.server().restore_backup(backup);
+    node.cluster.up(&node.world)?;
     // Nothing changes on the server any more: what tells is its bookmark, which comes each minute.
-    bed.wait_until_served(&[Host::A2, Host::A3], WITHIN + Duration::from_mins(1))
+    node.wait_until_served(&[Host::A2, Host::A3], TIMEOUT + Duration::from_mins(1))
 }
 
-fn slow(bed: &mut Bed) -> Result<()> {
-    bed.cluster.server().misbehave(None, None, Misbehaviour::Slow, ALWAYS);
-    bed.cluster.server().interrupt(Interruption::End);
-    bed.serve(&[Host::A1, Host::A2])?;
-    bed.wait_until_served(&[Host::A1, Host::A2], WITHIN)?;
-    bed.cluster.server().behave();
+fn slow(node: &mut TestNode) -> Result<()> {
+    node.cluster.server().inject_fault(None, None, Fault::Slow, ALWAYS);
+    node.cluster.server().interrupt(Interruption::End);
+    node.serve(&[Host::A1, Host::A2])?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    node.cluster.server().clear_faults();
     Ok(())
 }
 
-fn lying(bed: &mut Bed) -> Result<()> {
+fn lying(node: &mut TestNode) -> Result<()> {
     let served = [[Host::A2, Host::A3], [Host::A1, Host::A3], [Host::A1, Host::A2], [Host::A2, Host::A3]];
-    for (lie, pods) in [Lie::Low, Lie::High, Lie::Nonsense, Lie::Missing].into_iter().zip(served) {
-        bed.cluster.server().misbehave(None, None, Misbehaviour::Lie(lie), ALWAYS);
-        bed.cluster.server().interrupt(Interruption::End);
-        bed.serve(&pods)?;
-        bed.wait_until_served(&pods, WITHIN).with_context(|| format!("{lie:?}"))?;
-        bed.cluster.server().behave();
+    for (lie, pods) in
+        [WrongVersion::Low, WrongVersion::High, WrongVersion::NotANumber, WrongVersion::Missing]
+            .into_iter()
+            .zip(served)
+    {
+        node.cluster.server().inject_fault(None, None, Fault::WrongVersions(lie), ALWAYS);
+        node.cluster.server().interrupt(Interruption::End);
+        node.serve(&pods)?;
+        node.wait_until_served(&pods, TIMEOUT).with_context(|| format!("{lie:?}"))?;
+        node.cluster.server().clear_faults();
     }
     Ok(())
 }
 
-fn refusing(bed: &mut Bed) -> Result<()> {
-    bed.cluster.server().misbehave(None, None, Misbehaviour::Unauthorized, ALWAYS);
-    bed.cluster.server().interrupt(Interruption::End);
+fn refusing(node: &mut TestNode) -> Result<()> {
+    node.cluster.server().inject_fault(None, None, Fault::Unauthorized, ALWAYS);
+    node.cluster.server().interrupt(Interruption::End);
     // Until then the watch from before may bring the change.
     let refused = "Unauthorized; what is known stays, trying again resource=\"endpointslices\"";
-    bed.wait_for_log(refused, WITHIN)?;
-    bed.serve(&[Host::A1, Host::A3])?;
+    node.wait_for_log(refused, TIMEOUT)?;
+    node.serve(&[Host::A1, Host::A3])?;
     thread::sleep(REFUSED_FOR);
-    bed.wait_until_served(&[Host::A2, Host::A3], Duration::ZERO).context("while it refuses")?;
-    bed.cluster.server().behave();
-    bed.wait_until_served(&[Host::A1, Host::A3], WITHIN)
+    node.wait_until_served(&[Host::A2, Host::A3], Duration::ZERO).context("while it refuses")?;
+    node.cluster.server().clear_faults();
+    node.wait_until_served(&[Host::A1, Host::A3], TIMEOUT)
 }

@@ -5,34 +5,36 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use shunt_tests::{deadline::Deadline, world::Host};
 
-use super::bed::{Bed, Setting};
+use super::test_node::{Setup, TestNode};
 
-const SOON: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 const OFTEN: &str = "{iptables: {syncPeriod: 2s}, nftables: {syncPeriod: 2s}, ipvs: {syncPeriod: 2s}}";
 
-pub(crate) fn what_others_change_by_hand_is_put_right(setting: &Setting) -> Result<()> {
-    let mut bed = Bed::started(setting, &setting.mode, OFTEN)?;
-    for damage in damages(&setting.mode, &bed)? {
-        let before = repaired(&mut bed)?;
-        bed.world.run(Host::Node1, &damage).with_context(|| damage.clone())?;
-        let look = || match repaired(&mut bed) {
+pub(crate) fn what_others_change_by_hand_is_put_right(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, &setup.mode, OFTEN)?;
+    for damage in damages(&setup.mode, &node)? {
+        let before = repaired(&mut node)?;
+        node.world.run(Host::Node1, &damage).with_context(|| damage.clone())?;
+        let look = || match repaired(&mut node) {
             Ok(now) => (now > before).then_some(Ok(())),
             Err(error) => Some(Err(error)),
         };
-        Deadline::after(SOON).poll(look).with_context(|| format!("nothing is repaired after {damage}"))??;
-        bed.wait_until_served(&[Host::A1, Host::A2], SOON).with_context(|| format!("after {damage}"))?;
+        Deadline::after(TIMEOUT)
+            .poll(look)
+            .with_context(|| format!("nothing is repaired after {damage}"))??;
+        node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT).with_context(|| format!("after {damage}"))?;
     }
-    bed.end()
+    node.end()
 }
 
-fn repaired(bed: &mut Bed) -> Result<u64> {
-    let page = bed.page("/metrics")?.body;
+fn repaired(node: &mut TestNode) -> Result<u64> {
+    let page = node.page("/metrics")?.body;
     let value = page.lines().find_map(|line| line.strip_prefix("shunt_sync_drift_operations_total "));
     value.context("no count of repairs")?.parse().context("a count")
 }
 
-fn damages(mode: &str, bed: &Bed) -> Result<Vec<String>> {
-    let pins = bed.world.pin_directory();
+fn damages(mode: &str, node: &TestNode) -> Result<Vec<String>> {
+    let pins = node.world.pin_directory();
     let pins = pins.display();
     let lines: Vec<String> = match mode {
         "ebpf" => vec![

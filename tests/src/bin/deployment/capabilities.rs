@@ -8,7 +8,7 @@ use serde_yaml_ng::Value;
 
 use shunt_tests::{process, world::Host};
 
-use crate::scene::Scene;
+use crate::test_node::TestNode;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -28,8 +28,11 @@ fn listed() -> Result<Vec<String>> {
 fn held() -> Result<String> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:")).context("CapEff")?;
-    let decoded =
-        process::run_to_end(Path::new("/usr/sbin/capsh"), &[&format!("--decode={}", set.trim())], LIMIT)?;
+    let decoded = process::run_with_timeout(
+        Path::new("/usr/sbin/capsh"),
+        &[&format!("--decode={}", set.trim())],
+        LIMIT,
+    )?;
     Ok(decoded.stdout)
 }
 
@@ -43,13 +46,13 @@ fn all_but(missing: &str) -> Result<Vec<String>> {
 
 /// The program serves with them and nothing more, and complains of nothing.
 pub(crate) fn those_of_the_manifest_are_enough(shunt: &Path, mode: &str) -> Result<()> {
-    let mut scene = Scene::build(shunt)?;
-    scene.configure(mode, "{}")?;
-    scene.spawn(Some(&listed()?), &[])?;
-    scene.healthy()?;
-    scene.serves()?;
-    scene.stop()?;
-    let said = scene.said()?;
+    let mut node = TestNode::build(shunt)?;
+    node.configure(mode, "{}")?;
+    node.spawn(Some(&listed()?), &[])?;
+    node.wait_until_healthy()?;
+    node.check_served()?;
+    node.stop()?;
+    let said = node.log()?;
     // What this machine itself may not do, nobody on it can be given.
     let may_adjust = held()?.contains("cap_sys_resource");
     let counts = |line: &&str| may_adjust || !line.contains("oom_score_adj");
@@ -69,56 +72,56 @@ pub(crate) fn without_net_admin_no_mode_starts_and_each_says_so(shunt: &Path) ->
 pub(crate) fn without_sys_admin_ebpf_says_what_is_missing_and_the_others_run(shunt: &Path) -> Result<()> {
     ends_and_names(shunt, "ebpf", "SYS_ADMIN", "CAP_PERFMON, CAP_BPF")?;
     for mode in ["nftables", "iptables"] {
-        let mut scene = Scene::build(shunt)?;
-        scene.configure(mode, "{}")?;
-        scene.spawn(Some(&all_but("SYS_ADMIN")?), &[])?;
-        scene.healthy()?;
-        scene.serves()?;
-        scene.stop()?;
+        let mut node = TestNode::build(shunt)?;
+        node.configure(mode, "{}")?;
+        node.spawn(Some(&all_but("SYS_ADMIN")?), &[])?;
+        node.wait_until_healthy()?;
+        node.check_served()?;
+        node.stop()?;
     }
     Ok(())
 }
 
 pub(crate) fn without_net_raw_the_old_iptables_cannot_be_used_and_that_is_said(shunt: &Path) -> Result<()> {
-    let mut scene = Scene::build(shunt)?;
-    shunt_tests::runner::IptablesInUse::Legacy.hint(&scene.world)?;
-    scene.configure("iptables", "{}")?;
-    scene.spawn(Some(&all_but("NET_RAW")?), &[])?;
-    scene.says("CAP_NET_RAW")?;
-    scene.stop().or_else(|_| scene.ended().map(drop))
+    let mut node = TestNode::build(shunt)?;
+    shunt_tests::runner::IptablesVariant::Legacy.write_hint(&node.world)?;
+    node.configure("iptables", "{}")?;
+    node.spawn(Some(&all_but("NET_RAW")?), &[])?;
+    node.wait_for_log("CAP_NET_RAW")?;
+    node.stop().or_else(|_| node.wait_for_exit().map(drop))
 }
 
 pub(crate) fn without_sys_resource_the_oom_score_stays_and_that_is_said(shunt: &Path) -> Result<()> {
-    let mut scene = Scene::build(shunt)?;
-    scene.configure("nftables", "{}")?;
-    scene.spawn(Some(&all_but("SYS_RESOURCE")?), &[])?;
-    scene.healthy()?;
-    scene.says("oom_score_adj")?;
-    scene.says("CAP_SYS_RESOURCE")?;
-    scene.serves()?;
-    scene.stop()
+    let mut node = TestNode::build(shunt)?;
+    node.configure("nftables", "{}")?;
+    node.spawn(Some(&all_but("SYS_RESOURCE")?), &[])?;
+    node.wait_until_healthy()?;
+    node.wait_for_log("oom_score_adj")?;
+    node.wait_for_log("CAP_SYS_RESOURCE")?;
+    node.check_served()?;
+    node.stop()
 }
 
 /// A setting of the network namespace, and none of the whole machine.
 pub(crate) fn what_needs_privileges_is_done_ahead_and_the_program_ends(shunt: &Path) -> Result<()> {
     const SETTING: &str = "cat /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait";
-    let scene = Scene::build(shunt)?;
-    let before = scene.world.run(Host::Node1, SETTING)?;
+    let node = TestNode::build(shunt)?;
+    let before = node.world.run(Host::Node1, SETTING)?;
     ensure!(before.trim() != "1234", "it is that already");
     let flags = "--init-only --mode nftables --hostname-override node1 --conntrack-max-per-core 0 \
                  --conntrack-tcp-timeout-established 0 --conntrack-tcp-timeout-close-wait 20m34s";
-    scene.world.run(Host::Node1, &format!("{} {flags}", shunt.display()))?;
-    let after = scene.world.run(Host::Node1, SETTING)?;
+    node.world.run(Host::Node1, &format!("{} {flags}", shunt.display()))?;
+    let after = node.world.run(Host::Node1, SETTING)?;
     ensure!(after.trim() == "1234", "it is {after} after {before}");
     Ok(())
 }
 
 fn ends_and_names(shunt: &Path, mode: &str, missing: &str, named: &str) -> Result<()> {
-    let mut scene = Scene::build(shunt)?;
-    scene.configure(mode, "{}")?;
-    scene.spawn(Some(&all_but(missing)?), &[])?;
-    ensure!(scene.ended()?, "{mode} without {missing} ends well");
-    let said = scene.said()?;
+    let mut node = TestNode::build(shunt)?;
+    node.configure(mode, "{}")?;
+    node.spawn(Some(&all_but(missing)?), &[])?;
+    ensure!(node.wait_for_exit()?, "{mode} without {missing} ends well");
+    let said = node.log()?;
     let last = said.lines().last().unwrap_or_default();
     ensure!(last.contains(named), "{mode} without {missing} does not name it: {last}");
     Ok(())

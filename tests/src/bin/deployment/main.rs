@@ -3,13 +3,13 @@
 
 mod capabilities;
 mod config_file;
-mod scene;
+mod test_node;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use shunt_tests::{process, scenes};
+use shunt_tests::{process, scenarios};
 
 /// Runs the scenes of deployment with the real program; needs root.
 #[derive(Debug, Parser)]
@@ -44,6 +44,6 @@ fn main() -> ExitCode {
 /// Whether all scenes went well.
 fn run(arguments: &Arguments) -> Result<bool> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
-    let scenes = scenes::chosen(&SCENES, &arguments.only)?;
-    Ok(scenes::play(scenes, |scene: Scene| scene(&shunt)))
+    let scenes = scenarios::select(&SCENES, &arguments.only)?;
+    Ok(scenarios::run_all(scenes, |scene: Scene| scene(&shunt)))
 }

@@ -8,7 +8,7 @@ use proxy_userspace::{
     model::Protocol,
 };
 use shunt_tests::{
-    agent::protocol::{Dial, Protocol as Transport},
+    agent::protocol::{ConnectRequest, Protocol as Transport},
     deadline::Deadline,
     world::Host,
 };
@@ -24,7 +24,7 @@ const COUNTED_WITHIN: Duration = Duration::from_secs(30);
 fn dial(node: &mut Node, number: u16) -> Result<()> {
     let to = SocketAddr::new(cluster_ip(number), 80);
     for _ in 0..DIALS {
-        answered(&node.agent(Host::Client)?.dial(Dial::new(to, Transport::Tcp, 1))?)?;
+        answered(&node.agent(Host::Client)?.connect(ConnectRequest::new(to, Transport::Tcp, 1))?)?;
     }
     Ok(())
 }

@@ -13,10 +13,10 @@ use proxy_userspace::{
 };
 use serde_yaml_ng::Mapping;
 use shunt_tests::{
-    agent::protocol::{Dial, FailureKind, Protocol as Transport, Send, Try},
-    deadline::{Deadline, patient},
+    agent::protocol::{Attempt, ConnectRequest, FailureKind, Protocol as Transport, SendRequest},
+    deadline::{Deadline, scaled},
     runner::{Manifests, Proxy},
-    slow_commands::{BEGUN, SLOW, with_slow_commands},
+    slow_commands::{SLOW_FILE, STARTED_FILE, with_slow_commands},
     small_cluster::{CLUSTER_IP, DNS, NODE, NODE_PORT, SERVICES, Slices},
     world::Host,
 };
@@ -80,15 +80,15 @@ pub(super) fn are_left_by_one_that_ends(shunt: &Path) -> Result<()> {
                         PATH=${PATH#*:} nft -f - <<<\"$input\"";
     let shunt = with_slow_commands(&folder, shunt, &["nft"], is_hand_over)?;
     with_proxy(&mut node, &shunt, MODE, &|node, proxy| {
-        File::create(folder.join(SLOW))?;
+        File::create(folder.join(SLOW_FILE))?;
         proxy.start(node.world())?;
-        let has_begun = || folder.join(BEGUN).exists().then_some(());
-        Deadline::after(patient(GONE_WITHIN)).poll(has_begun).context("nothing is handed over")?;
+        let has_begun = || folder.join(STARTED_FILE).exists().then_some(());
+        Deadline::after(scaled(GONE_WITHIN)).poll(has_begun).context("nothing is handed over")?;
         proxy.stop()?;
         let left = node.run("nft list tables | grep handover || true")?;
         ensure!(left.is_empty(), "packets are kept back: {left}");
         answer(node)?;
-        fs::remove_file(folder.join(SLOW))?;
+        fs::remove_file(folder.join(SLOW_FILE))?;
         take_over(node, proxy, MODE)
     })
 }
@@ -103,7 +103,7 @@ fn with_proxy(
     let manifests = Manifests::create(node.world().directory())?;
     manifests.place("node.yaml", NODE)?;
     manifests.place("services.yaml", SERVICES)?;
-    Slices::of_all(&[Host::A1, Host::A2]).place(&manifests)?;
+    Slices::for_all_services(&[Host::A1, Host::A2]).place(&manifests)?;
     let fields: Mapping = serde_yaml_ng::from_str(FIELDS)?;
     let mut proxy = Proxy::new(node.world(), shunt, mode, &manifests, &fields)?;
     let ended = what(node, &mut proxy);
@@ -122,14 +122,14 @@ fn take_over(node: &mut Node, proxy: &mut Proxy, mode: &str) -> Result<()> {
     for host in CALLERS {
         let mut seen = Vec::new();
         for to in [CLUSTER_IP, NODE_PORT] {
-            let tries = node.agent(host)?.dial(Dial {
-                timeout: patient(ANSWERED_WITHIN),
-                ..Dial::new(to.parse()?, Transport::Tcp, 20)
+            let attempts = node.agent(host)?.connect(ConnectRequest {
+                timeout: scaled(ANSWERED_WITHIN),
+                ..ConnectRequest::new(to.parse()?, Transport::Tcp, 20)
             })?;
-            for one in tries {
+            for one in attempts {
                 match one {
-                    Try::Answered(answer) => seen.push(answer.host),
-                    Try::Failed(failure) => bail!("{host} to {to}: {failure:?}"),
+                    Attempt::Answered(answer) => seen.push(answer.host),
+                    Attempt::Failed(failure) => bail!("{host} to {to}: {failure:?}"),
                 }
             }
         }
@@ -162,21 +162,22 @@ fn put(node: &Node) -> Result<()> {
 fn hold(node: &mut Node) -> Result<()> {
     for host in CALLERS {
         for to in [CLUSTER_IP, NODE_PORT] {
-            let held = Dial {
+            let held = ConnectRequest {
                 hold: Some(to.into()),
-                timeout: patient(ANSWERED_WITHIN),
-                ..Dial::new(to.parse()?, Transport::Tcp, 1)
+                timeout: scaled(ANSWERED_WITHIN),
+                ..ConnectRequest::new(to.parse()?, Transport::Tcp, 1)
             };
-            let tries = node.agent(host)?.dial(held)?;
+            let attempts = node.agent(host)?.connect(held)?;
             ensure!(
-                matches!(tries[..], [Try::Answered(_)]),
-                "{host} cannot dial {to} by upstream's: {tries:?}"
+                matches!(attempts[..], [Attempt::Answered(_)]),
+                "{host} cannot dial {to} by upstream's: {attempts:?}"
             );
         }
     }
-    let held = Dial { hold: Some(DNS.into()), ..Dial::new(DNS.parse()?, Transport::Udp, 1) };
-    let tries = node.agent(Host::A3)?.dial(held)?;
-    ensure!(matches!(tries[..], [Try::Answered(_)]), "{tries:?}");
+    let held =
+        ConnectRequest { hold: Some(DNS.into()), ..ConnectRequest::new(DNS.parse()?, Transport::Udp, 1) };
+    let attempts = node.agent(Host::A3)?.connect(held)?;
+    ensure!(matches!(attempts[..], [Attempt::Answered(_)]), "{attempts:?}");
     Ok(())
 }
 
@@ -184,12 +185,12 @@ fn hold(node: &mut Node) -> Result<()> {
 fn answer(node: &mut Node) -> Result<()> {
     let tcp = CALLERS.iter().flat_map(|host| [(*host, CLUSTER_IP, ANSWER), (*host, NODE_PORT, ANSWER)]);
     for (host, to, answer) in tcp.chain([(Host::A3, DNS, 0)]) {
-        let send = Send { id: to.into(), size: 1, answer, timeout: patient(ANSWERED_WITHIN) };
+        let send = SendRequest { id: to.into(), size: 1, answer, timeout: scaled(ANSWERED_WITHIN) };
         let answer = node.agent(host)?.send(send)?;
         let goes_on = match &answer {
-            Try::Answered(_) => true,
+            Attempt::Answered(_) => true,
             // A conversation may be placed anew.
-            Try::Failed(failure) => to == DNS && failure.kind == FailureKind::Moved,
+            Attempt::Failed(failure) => to == DNS && failure.kind == FailureKind::Moved,
         };
         ensure!(goes_on, "{host}'s connection to {to} has ended: {answer:?}");
     }
@@ -199,7 +200,7 @@ fn answer(node: &mut Node) -> Result<()> {
 fn wait_until_gone(node: &Node, mode: &str, kept: &str) -> Result<()> {
     let look = || node.run(&format!("mode={mode} kept='{kept}'\n{LEFT}"));
     let mut left = String::new();
-    let gone = Deadline::after(patient(GONE_WITHIN)).poll(|| {
+    let gone = Deadline::after(scaled(GONE_WITHIN)).poll(|| {
         left = look().unwrap_or_else(|error| format!("{error:#}"));
         left.is_empty().then_some(())
     });

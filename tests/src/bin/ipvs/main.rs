@@ -21,9 +21,9 @@ use proxy_userspace::{
     model::{Protocol, Snapshot},
 };
 use shunt_tests::{
-    agent::protocol::{Dial, Protocol as Transport, Send, Try},
-    deadline::patient,
-    process, scenes,
+    agent::protocol::{Attempt, ConnectRequest, Protocol as Transport, SendRequest},
+    deadline::scaled,
+    process, scenarios,
     world::Host,
 };
 
@@ -95,7 +95,7 @@ fn run(arguments: &Arguments) -> bool {
         .flat_map(|shunt| TAKEN_OVER.map(|(name, mode)| (name, Scene::TakenOver(shunt, mode))));
     let cut_off = arguments.shunt.iter().map(|shunt| (CUT_OFF, Scene::CutOff(shunt)));
     let chosen = checks.chain(taken_over).chain(cut_off).filter(|(name, _)| name.contains(&arguments.only));
-    scenes::play(chosen, |scene| match scene {
+    scenarios::run_all(chosen, |scene| match scene {
         Scene::Check(check) => Node::new().and_then(|mut node| check(&mut node)),
         Scene::TakenOver(shunt, mode) => leftovers::are_taken_over(shunt, mode),
         Scene::CutOff(shunt) => leftovers::are_left_by_one_that_ends(shunt),
@@ -154,9 +154,9 @@ fn of_pods(protocol: Protocol, pods: &[u8]) -> Snapshot {
     of_ports([service("web", cluster_ip(0), protocol, &endpoints(pods))])
 }
 
-fn answered(tries: &[Try]) -> Result<String> {
-    match tries {
-        [Try::Answered(answer)] => Ok(answer.host.clone()),
+fn answered(attempts: &[Attempt]) -> Result<String> {
+    match attempts {
+        [Attempt::Answered(answer)] => Ok(answer.host.clone()),
         other => anyhow::bail!("{other:?}"),
     }
 }
@@ -165,18 +165,19 @@ fn real_servers_leave_gracefully(node: &mut Node) -> Result<()> {
     let mut mode = node.mode(IpvsSettings::default())?;
     mode.sync(node, &of_pods(Protocol::Tcp, &[1]))?;
     let to = key(Protocol::Tcp)?.address;
-    let held = Dial { hold: Some("held".into()), ..Dial::new(to, Transport::Tcp, 1) };
-    let first = answered(&node.agent(Host::Client)?.dial(held)?)?;
+    let held = ConnectRequest { hold: Some("held".into()), ..ConnectRequest::new(to, Transport::Tcp, 1) };
+    let first = answered(&node.agent(Host::Client)?.connect(held)?)?;
     mode.change(node, &of_pods(Protocol::Tcp, &[1, 3]), "web")?;
     mode.change(node, &of_pods(Protocol::Tcp, &[2]), "web")?;
     // The third had no connection, so it is gone.
     let left = weights(node, key(Protocol::Tcp)?)?;
     ensure!(left == [("10.244.1.11:8080".into(), 0), ("10.244.1.12:8080".into(), 1)], "{left:?}");
     for _ in 0..4 {
-        let other = answered(&node.agent(Host::Client)?.dial(Dial::new(to, Transport::Tcp, 1))?)?;
+        let other =
+            answered(&node.agent(Host::Client)?.connect(ConnectRequest::new(to, Transport::Tcp, 1))?)?;
         ensure!(other == "a2", "a new connection went to {other}");
     }
-    let again = Send { id: "held".into(), size: 1, answer: 0, timeout: patient(ANSWERED_WITHIN) };
+    let again = SendRequest { id: "held".into(), size: 1, answer: 0, timeout: scaled(ANSWERED_WITHIN) };
     let again = answered(&[node.agent(Host::Client)?.send(again)?])?;
     ensure!(again == first && first == "a1", "the connection went from {first} to {again}");
     // Another look finds the connection still there, and one after the return of the endpoint gives it connections again.
@@ -192,7 +193,7 @@ fn udp_goes_at_once(node: &mut Node) -> Result<()> {
     let mut mode = node.mode(IpvsSettings::default())?;
     mode.sync(node, &of_pods(Protocol::Udp, &[1]))?;
     let to = key(Protocol::Udp)?.address;
-    answered(&node.agent(Host::Client)?.dial(Dial::new(to, Transport::Udp, 1))?)?;
+    answered(&node.agent(Host::Client)?.connect(ConnectRequest::new(to, Transport::Udp, 1))?)?;
     mode.change(node, &of_pods(Protocol::Udp, &[2]), "web")?;
     let left = weights(node, key(Protocol::Udp)?)?;
     ensure!(left == [("10.244.1.12:8080".into(), 1)], "{left:?}");

@@ -123,7 +123,7 @@ impl Mode {
         Ok(self.reader.as_ref().map_or_else(Vec::new, |reader| reader.services()))
     }
 
-    /// Looks at the kernel and plans everything, without doing it.
+    /// Looks at the kernel and plans everything, without operation it.
     pub(super) fn plan(&mut self, node: &Node, snapshot: &Snapshot) -> Result<Shown> {
         let state = node.within(|| Ok(self.dataplane.observe()))??;
         let plan = Ipvs::plan(&state, snapshot, &Dirty::everything());

@@ -8,7 +8,7 @@ use proxy_userspace::{
     model::{Protocol, ResolvedEndpoint, Snapshot},
 };
 use shunt_tests::{
-    agent::protocol::{Dial, Protocol as Transport, Try},
+    agent::protocol::{Attempt, ConnectRequest, Protocol as Transport},
     world::Host,
 };
 
@@ -24,8 +24,8 @@ fn left_out(mode: &mut Mode, node: &Node, snapshot: &Snapshot) -> Result<(usize,
 
 fn is_answered(node: &mut Node, number: u16) -> Result<bool> {
     let to = SocketAddr::new(cluster_ip(number), 80);
-    let tries = node.agent(Host::Client)?.dial(Dial::new(to, Transport::Tcp, 1))?;
-    Ok(matches!(tries[..], [Try::Answered(_)]))
+    let attempts = node.agent(Host::Client)?.connect(ConnectRequest::new(to, Transport::Tcp, 1))?;
+    Ok(matches!(attempts[..], [Attempt::Answered(_)]))
 }
 
 pub(super) fn one_of_many(node: &mut Node) -> Result<()> {
@@ -43,7 +43,7 @@ pub(super) fn one_of_many(node: &mut Node) -> Result<()> {
     for number in [0, 1, 3] {
         ensure!(is_answered(node, number)?, "Service {number} is not served: {told}");
     }
-    // A look at everything tries nothing anew, and goes on telling.
+    // A look at everything attempts nothing anew, and goes on telling.
     let (count, _) = left_out(&mut mode, node, &wrong)?;
     ensure!(count == 2);
     // What was made of it before something was refused has gone.

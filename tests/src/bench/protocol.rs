@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 
 /// What an agent is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Order {
-    /// Answer on these ports, from threads on the benchmark's CPU; [`Outcome::Done`].
+pub enum BenchRequest {
+    /// Answer on these ports, from threads on the benchmark's CPU; [`BenchResponse::Done`].
     Serve(Vec<(Workload, u16)>),
-    /// Put load on targets in turn, from the benchmark's CPU; [`Outcome::Rates`] or [`Outcome::NotServed`].
-    Compare(Compare),
-    /// Run the proxy's own loop in the agent and time changes; [`Outcome::Changes`].
-    Changes(Changes),
-    /// Be an API server with a cluster of so many Services; [`Outcome::Api`].
+    /// Put load on targets in turn, from the benchmark's CPU; [`BenchResponse::Rates`] or [`BenchResponse::NotServed`].
+    Compare(Comparison),
+    /// Run the proxy's own loop in the agent and time changes; [`BenchResponse::Changes`].
+    Changes(ChangeRequest),
+    /// Be an API server with a cluster of so many Services; [`BenchResponse::Api`].
     ServeApi(usize),
 }
 
@@ -30,7 +30,7 @@ pub enum Workload {
 
 /// Targets to compare. In each round every target has its turn, in an order that moves on from round to round.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Compare {
+pub struct Comparison {
     /// The operation.
     pub workload: Workload,
     /// The addresses of each target, which connections use by chance, and those that stay in turn.
@@ -41,9 +41,9 @@ pub struct Compare {
     pub turn: Duration,
 }
 
-/// Changes to time.
+/// ChangeRequest to time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Changes {
+pub struct ChangeRequest {
     /// The proxy's flags: its manifests are the objects.
     pub arguments: Vec<String>,
     /// How many changes of each kind.
@@ -52,20 +52,20 @@ pub struct Changes {
 
 /// What an agent answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum BenchResponse {
     /// It is so.
     Done,
     /// Operations a second, by round and target.
     Rates(Vec<Vec<f64>>),
     /// A target does not answer: which one, and why.
     NotServed {
-        /// Its place in [`Compare::targets`].
+        /// Its place in [`Comparison::targets`].
         target: usize,
         /// What the operation met.
         why: String,
     },
     /// How long changes took.
-    Changes(Timings),
+    Changes(ChangeTimings),
     /// The API server's URL.
     Api(String),
     /// It could not be done.
@@ -74,7 +74,7 @@ pub enum Outcome {
 
 /// Samples by what was changed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Timings {
+pub struct ChangeTimings {
     /// Everything: the first sync.
     pub first: Sample,
     /// One endpoint of a Service was replaced by another.
@@ -92,7 +92,7 @@ pub struct Sample {
     pub took: Duration,
     /// CPU time of the thread that does all of it, in the program and in the kernel, and of the commands it ran.
     pub cpu: Duration,
-    /// Changes to the kernel: in the eBPF mode map updates or removals, each by one bpf(2); in the nftables mode elements, chains and
+    /// ChangeRequest to the kernel: in the eBPF mode map updates or removals, each by one bpf(2); in the nftables mode elements, chains and
     /// rules, all in one transaction if they are few.
     pub operations: usize,
 }

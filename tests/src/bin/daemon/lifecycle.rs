@@ -5,9 +5,9 @@ use std::{thread, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use shunt_tests::{deadline::Deadline, small_cluster::NODE, world::Host};
 
-use super::bed::{Bed, Setting};
+use super::test_node::{Setup, TestNode};
 
-const SOON: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 const CONNTRACK_MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
@@ -18,11 +18,11 @@ fn other_size(now: u32) -> Result<u32> {
     Ok(if buckets == now { now / 2 } else { buckets })
 }
 
-pub(crate) fn settings_of_the_node_are_made(setting: &Setting) -> Result<()> {
+pub(crate) fn settings_of_the_node_are_made(setup: &Setup) -> Result<()> {
     // Above zero: less would need CAP_SYS_RESOURCE, which not every machine gives its containers.
     let fields = "{oomScoreAdj: 300, conntrack: {tcpEstablishedTimeout: 2h, tcpCloseWaitTimeout: 10m, udpTimeout: 40s, \
                   udpStreamTimeout: 50s, tcpBeLiberal: true}}";
-    let bed = Bed::started(setting, &setting.mode, fields)?;
+    let node = TestNode::started(setup, &setup.mode, fields)?;
     for (name, value) in [
         ("tcp_timeout_established", "7200"),
         ("tcp_timeout_close_wait", "600"),
@@ -31,17 +31,17 @@ pub(crate) fn settings_of_the_node_are_made(setting: &Setting) -> Result<()> {
         ("tcp_be_liberal", "1"),
     ] {
         let path = format!("/proc/sys/net/netfilter/nf_conntrack_{name}");
-        let seen = bed.world.run(Host::Node1, &format!("cat {path}"))?;
+        let seen = node.world.run(Host::Node1, &format!("cat {path}"))?;
         ensure!(seen.trim() == value, "{path} is {seen:?}, not {value}");
     }
-    let process = bed.proxy.process_id().unwrap_or_default();
+    let process = node.proxy.process_id().unwrap_or_default();
     let score = std::fs::read_to_string(format!("/proc/{process}/oom_score_adj"))?;
     ensure!(score.trim() == "300", "oom_score_adj is {score}");
-    bed.end()
+    node.end()
 }
 
 /// The table's size is all namespaces', and cannot be set from one.
-pub(crate) fn settings_that_cannot_be_made_are_told_and_no_reason_to_stop(setting: &Setting) -> Result<()> {
+pub(crate) fn settings_that_cannot_be_made_are_told_and_no_reason_to_stop(setup: &Setup) -> Result<()> {
     let size = "/proc/sys/net/netfilter/nf_conntrack_max";
     let buckets: u32 =
         std::fs::read_to_string("/sys/module/nf_conntrack/parameters/hashsize")?.trim().parse()?;
@@ -49,51 +49,51 @@ pub(crate) fn settings_that_cannot_be_made_are_told_and_no_reason_to_stop(settin
     let now: u32 = std::fs::read_to_string(size)?.trim().parse()?;
     let wanted = if buckets == now { now / 2 } else { buckets };
     let fields = format!("{{conntrack: {{maxPerCore: 1, min: {wanted}}}}}");
-    let mut bed = Bed::started(setting, &setting.mode, &fields)?;
-    bed.wait_for_log(CONNTRACK_MAX, SOON)?;
-    bed.wait_for_log("a setting of the node stays as it was", SOON)?;
-    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
-    bed.end()
+    let mut node = TestNode::started(setup, &setup.mode, &fields)?;
+    node.wait_for_log(CONNTRACK_MAX, TIMEOUT)?;
+    node.wait_for_log("a setting of the node stays as it was", TIMEOUT)?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    node.end()
 }
 
-pub(crate) fn sigterm_leaves_traffic_alone(setting: &Setting) -> Result<()> {
-    let mut bed = Bed::started(setting, &setting.mode, "{}")?;
-    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
-    bed.proxy.stop()?;
-    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
-    bed.under_load(|bed| bed.wait_until_served(&[Host::A1, Host::A2], SOON))?;
-    bed.wait_for_log("Services go on working as they are", Duration::ZERO)?;
-    bed.end()
+pub(crate) fn sigterm_leaves_traffic_alone(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, &setup.mode, "{}")?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    node.proxy.stop()?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    node.under_load(|node| node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT))?;
+    node.wait_for_log("Services go on working as they are", Duration::ZERO)?;
+    node.end()
 }
 
 /// After the configuration asked for another process: before it is there, while it starts, and after that.
 const AFTER_MS: [u64; 8] = [0, 1, 2, 4, 8, 16, 64, 256];
 
-pub(crate) fn sigterm_is_heard_while_the_program_starts_anew(setting: &Setting) -> Result<()> {
-    let mut bed = Bed::new(setting, &setting.mode, "{}")?;
+pub(crate) fn sigterm_is_heard_while_the_program_starts_anew(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::new(setup, &setup.mode, "{}")?;
     for (round, pause) in (0..).zip(AFTER_MS) {
-        bed.proxy.start(&mut bed.world)?;
-        bed.proxy.forget_log()?;
+        node.proxy.start(&mut node.world)?;
+        node.proxy.clear_log()?;
         // Smaller than before: other maps, and another process.
         let flows = 65_536 >> round;
         let fields = format!("{{shunt: {{ebpf: {{mapSizes: {{flows: {flows}}}}}}}}}");
-        bed.proxy.configure(&setting.mode, &serde_yaml_ng::from_str(&fields)?)?;
-        bed.wait_for_log("starting anew", SOON)?;
+        node.proxy.configure(&setup.mode, &serde_yaml_ng::from_str(&fields)?)?;
+        node.wait_for_log("starting anew", TIMEOUT)?;
         thread::sleep(Duration::from_millis(pause));
-        bed.proxy.stop().with_context(|| format!("{pause} ms after it began to start anew"))?;
+        node.proxy.stop().with_context(|| format!("{pause} ms after it began to start anew"))?;
     }
-    bed.end()
+    node.end()
 }
 
-pub(crate) fn the_node_object_is_waited_for(setting: &Setting) -> Result<()> {
-    let mut bed = Bed::new(setting, &setting.mode, "{}")?;
-    bed.cluster.server().delete("Node", "", "node1")?;
-    bed.proxy.spawn(&bed.world)?;
-    bed.wait_for_log("waiting for the Node object", SOON)?;
-    ensure!(bed.wait_until_served(&[Host::A1, Host::A2], Duration::ZERO).is_err(), "it does not wait");
-    bed.cluster.apply_all(NODE)?;
-    bed.wait_until_served(&[Host::A1, Host::A2], SOON)?;
-    bed.end()
+pub(crate) fn the_node_object_is_waited_for(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::new(setup, &setup.mode, "{}")?;
+    node.cluster.server().delete("Node", "", "node1")?;
+    node.proxy.spawn(&node.world)?;
+    node.wait_for_log("waiting for the Node object", TIMEOUT)?;
+    ensure!(node.wait_until_served(&[Host::A1, Host::A2], Duration::ZERO).is_err(), "it does not wait");
+    node.cluster.apply_all(NODE)?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    node.end()
 }
 
 /// Its health check node port is taken, by the proxy's own health page.
@@ -110,29 +110,29 @@ spec:
   - {port: 80, nodePort: 30081}
 ";
 
-pub(crate) fn events_tell_of_a_start_and_of_what_is_refused(setting: &Setting) -> Result<()> {
+pub(crate) fn events_tell_of_a_start_and_of_what_is_refused(setup: &Setup) -> Result<()> {
     let now: u32 = std::fs::read_to_string(CONNTRACK_MAX)?.trim().parse()?;
     let fields = format!("{{conntrack: {{maxPerCore: 1, min: {}}}}}", other_size(now)?);
-    let mut bed = Bed::new(setting, &setting.mode, &fields)?;
-    bed.cluster.apply_all(TAKEN)?;
-    bed.world.run(Host::Node1, "sysctl -q net.ipv4.ip_forward=0")?;
-    bed.proxy.start(&mut bed.world)?;
+    let mut node = TestNode::new(setup, &setup.mode, &fields)?;
+    node.cluster.apply_all(TAKEN)?;
+    node.world.run(Host::Node1, "sysctl -q net.ipv4.ip_forward=0")?;
+    node.proxy.start(&mut node.world)?;
     let reasons = || {
-        let events = bed.cluster.server().events();
+        let events = node.cluster.server().events();
         let reason = |event: &serde_json::Value| event["reason"].as_str().unwrap_or_default().to_owned();
         events.iter().map(reason).collect::<Vec<_>>()
     };
     let wanted = ["SettingsRefused", "NotForwarding", "Starting", "FailedToStartServiceHealthcheck"];
     let told = || wanted.iter().all(|reason| reasons().iter().any(|told| told == reason)).then_some(());
-    Deadline::after(SOON).poll(told).with_context(|| format!("events: {:?}", reasons()))?;
-    for event in bed.cluster.server().events() {
+    Deadline::after(TIMEOUT).poll(told).with_context(|| format!("events: {:?}", reasons()))?;
+    for event in node.cluster.server().events() {
         let about =
             ["kind", "namespace", "name"].map(|field| event["regarding"][field].as_str().unwrap_or("-"));
         let is_of_service = event["reason"] == "FailedToStartServiceHealthcheck";
         let wanted = if is_of_service { ["Service", "shop", "taken"] } else { ["Node", "-", "node1"] };
         ensure!(about == wanted && event["type"].is_string(), "{event}");
     }
-    let forwards = bed.world.run(Host::Node1, "sysctl -n net.ipv4.ip_forward")?;
+    let forwards = node.world.run(Host::Node1, "sysctl -n net.ipv4.ip_forward")?;
     ensure!(forwards.trim() == "0", "ip_forward, which kube-proxy leaves alone too, is {forwards}");
-    bed.end()
+    node.end()
 }

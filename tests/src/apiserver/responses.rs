@@ -7,7 +7,7 @@ use axum::{
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
-use super::{Resource, misbehaviour::Verb};
+use super::{Resource, faults::Verb};
 
 /// A whole answer.
 pub(super) fn whole(status: StatusCode, body: &Value) -> Response {

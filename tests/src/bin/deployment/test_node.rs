@@ -10,9 +10,9 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_yaml_ng::Mapping;
 use shunt_tests::{
-    agent::protocol::{Dial, Get, Protocol, Try},
-    deadline::{Deadline, patient},
-    process::Running,
+    agent::protocol::{Attempt, ConnectRequest, GetRequest, Protocol},
+    deadline::{Deadline, scaled},
+    process::ChildProcess,
     runner::{Manifests, compose},
     small_cluster::{CLUSTER_IP, DNS_PORT, HOSTS, NODE, NODE_PORT, SERVICES, Slices, WEB_PORT},
     world::{Host, World},
@@ -20,23 +20,23 @@ use shunt_tests::{
 
 const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
 const PROXY_MODE: &str = "http://127.0.0.1:10249/proxyMode";
-const WITHIN: Duration = Duration::from_secs(20);
-const LOOK_FOR: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// More than the time after which TCP sends its first segment again.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A container's way to a process with fewer capabilities: the bounding set is what root gets by execve(2).
 const SETPRIV: &str = "/usr/bin/setpriv";
 
 /// The world, with the proxy or without it.
-pub(crate) struct Scene {
+pub(crate) struct TestNode {
     pub(crate) world: World,
     shunt: PathBuf,
     manifests: Manifests,
-    running: Option<Running>,
+    running: Option<ChildProcess>,
     version: u32,
 }
 
-impl Scene {
+impl TestNode {
     /// A Service `web` with endpoints on node1, and no proxy yet.
     pub(crate) fn build(shunt: &Path) -> Result<Self> {
         let world = World::build(&HOSTS, &std::env::current_exe()?)?;
@@ -78,13 +78,13 @@ impl Scene {
         Ok(())
     }
 
-    fn log(&self) -> PathBuf {
+    fn log_path(&self) -> PathBuf {
         self.world.directory().join("proxy.log")
     }
 
     /// What the proxy has said.
-    pub(crate) fn said(&self) -> Result<String> {
-        fs::read_to_string(self.log()).context("the proxy's log")
+    pub(crate) fn log(&self) -> Result<String> {
+        fs::read_to_string(self.log_path()).context("the proxy's log")
     }
 
     /// Starts the proxy; with `capabilities`, under those alone.
@@ -109,78 +109,80 @@ impl Scene {
             arguments.splice(0..0, before);
             program = SETPRIV.into();
         }
-        let log = File::options().create(true).append(true).open(self.log())?;
+        let log = File::options().create(true).append(true).open(self.log_path())?;
         self.running = Some(self.world.spawn(Host::Node1, &program, &arguments, &log)?);
         Ok(())
     }
 
     /// The proxy's process id.
     pub(crate) fn process_id(&self) -> Option<u32> {
-        self.running.as_ref().map(Running::id)
+        self.running.as_ref().map(ChildProcess::id)
     }
 
     /// Waits until /healthz answers 200.
-    pub(crate) fn healthy(&mut self) -> Result<()> {
-        let get = Get { url: HEALTHZ.to_owned(), timeout: patient(LOOK_FOR) };
-        self.until("healthy", |scene| {
-            if let Some(status) = scene.running.as_mut().map(Running::ended).transpose()?.flatten() {
+    pub(crate) fn wait_until_healthy(&mut self) -> Result<()> {
+        let get = GetRequest { url: HEALTHZ.to_owned(), timeout: scaled(REQUEST_TIMEOUT) };
+        self.wait_until("healthy", |node| {
+            if let Some(status) = node.running.as_mut().map(ChildProcess::exit_status).transpose()?.flatten()
+            {
                 bail!("the proxy has ended with {status}");
             }
-            Ok(scene.world.agent(Host::Node1)?.get(get.clone())?.is_ok_and(|page| page.status == 200))
+            Ok(node.world.agent(Host::Node1)?.get(get.clone())?.is_ok_and(|page| page.status == 200))
         })
     }
 
     /// What /proxyMode says; empty where nobody answers.
     pub(crate) fn mode(&mut self) -> Result<String> {
-        let get = Get { url: PROXY_MODE.to_owned(), timeout: patient(LOOK_FOR) };
+        let get = GetRequest { url: PROXY_MODE.to_owned(), timeout: scaled(REQUEST_TIMEOUT) };
         Ok(self.world.agent(Host::Node1)?.get(get)?.map(|page| page.body).unwrap_or_default())
     }
 
     /// Waits until the proxy has ended, and returns whether it did so with an error.
-    pub(crate) fn ended(&mut self) -> Result<bool> {
+    pub(crate) fn wait_for_exit(&mut self) -> Result<bool> {
         let Some(mut running) = self.running.take() else { bail!("the proxy does not run") };
-        let status = running.wait(patient(WITHIN))?.context("the proxy goes on")?;
+        let status = running.wait(scaled(TIMEOUT))?.context("the proxy goes on")?;
         Ok(!status.success())
     }
 
     /// Waits until it says so.
-    pub(crate) fn says(&mut self, what: &str) -> Result<()> {
-        self.until(&format!("said {what:?}"), |scene| Ok(scene.said()?.contains(what)))
+    pub(crate) fn wait_for_log(&mut self, what: &str) -> Result<()> {
+        self.wait_until(&format!("said {what:?}"), |node| Ok(node.log()?.contains(what)))
     }
 
     /// Waits until it is so.
-    pub(crate) fn until(
+    pub(crate) fn wait_until(
         &mut self,
         what: &str,
         mut is_so: impl FnMut(&mut Self) -> Result<bool>,
     ) -> Result<()> {
         let mut last = Ok(());
-        let ended = Deadline::after(patient(WITHIN)).poll(|| match is_so(self) {
+        let ended = Deadline::after(scaled(TIMEOUT)).poll(|| match is_so(self) {
             Ok(true) => Some(Ok(())),
             Ok(false) => None,
             Err(error) => Some(Err(error)),
         });
         if ended.is_none() {
-            last = Err(anyhow::anyhow!("not {what} within {WITHIN:?}"));
+            last = Err(anyhow::anyhow!("not {what} within {TIMEOUT:?}"));
         }
-        ended.unwrap_or(last).with_context(|| format!("the proxy said:\n{}", self.said().unwrap_or_default()))
+        ended.unwrap_or(last).with_context(|| format!("the proxy said:\n{}", self.log().unwrap_or_default()))
     }
 
     /// Whether a host reaches an address by TCP.
     pub(crate) fn reaches(&mut self, from: Host, to: &str) -> Result<bool> {
-        self.answers(from, to, LOOK_FOR)
+        self.answers(from, to, REQUEST_TIMEOUT)
     }
 
-    fn answers(&mut self, from: Host, to: &str, within: Duration) -> Result<bool> {
-        let dial = Dial { timeout: patient(within), ..Dial::new(to.parse()?, Protocol::Tcp, 1) };
-        Ok(self.world.agent(from)?.dial(dial)?.iter().all(|one| matches!(one, Try::Answered(_))))
+    fn answers(&mut self, from: Host, to: &str, timeout: Duration) -> Result<bool> {
+        let request =
+            ConnectRequest { timeout: scaled(timeout), ..ConnectRequest::new(to.parse()?, Protocol::Tcp, 1) };
+        Ok(self.world.agent(from)?.connect(request)?.iter().all(|one| matches!(one, Attempt::Answered(_))))
     }
 
     /// A pod and the node reach the cluster IP, and a client outside the node port.
-    pub(crate) fn serves(&mut self) -> Result<()> {
+    pub(crate) fn check_served(&mut self) -> Result<()> {
         for (from, to) in [(Host::A3, CLUSTER_IP), (Host::Node1, CLUSTER_IP), (Host::Client, NODE_PORT)] {
-            let reached = self.answers(from, to, ANSWERED_WITHIN)?;
-            ensure!(reached, "{from} does not reach {to}; the proxy said:\n{}", self.said()?);
+            let reached = self.answers(from, to, ANSWER_TIMEOUT)?;
+            ensure!(reached, "{from} does not reach {to}; the proxy said:\n{}", self.log()?);
         }
         Ok(())
     }
@@ -188,8 +190,8 @@ impl Scene {
     /// Ends the proxy by SIGTERM.
     pub(crate) fn stop(&mut self) -> Result<()> {
         let Some(running) = self.running.take() else { return Ok(()) };
-        let status = running.terminate(patient(WITHIN))?;
-        ensure!(status.success(), "the proxy ended with {status}; it said:\n{}", self.said()?);
+        let status = running.terminate(scaled(TIMEOUT))?;
+        ensure!(status.success(), "the proxy ended with {status}; it said:\n{}", self.log()?);
         Ok(())
     }
 }

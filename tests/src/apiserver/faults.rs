@@ -15,7 +15,7 @@ pub enum Verb {
 
 /// What to do in place of a proper answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Misbehaviour {
+pub enum Fault {
     /// 401, for credentials that are not accepted.
     Unauthorized,
     /// 403, for a missing permission.
@@ -36,39 +36,39 @@ pub enum Misbehaviour {
     /// Sends the head of an answer and then nothing.
     HangAfterHead,
     /// Breaks the connection in the middle of the body.
-    Cut,
+    BreakMidBody,
     /// 200 and an empty body.
-    EndAtOnce,
+    EmptyBody,
     /// A watch whose first line is an `ERROR` with 410.
     ExpiredInStream,
     /// 200 and a body that is no JSON.
-    Garbage,
+    NotJson,
     /// Answers as it should, after a while.
     Slow,
     /// A watch whose changes carry wrong versions.
-    Lie(Lie),
+    WrongVersions(WrongVersion),
 }
 
 /// How versions of changes are wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lie {
+pub enum WrongVersion {
     /// Each is 1.
     Low,
     /// They are far ahead.
     High,
     /// They are no numbers.
-    Nonsense,
+    NotANumber,
     /// There are none.
     Missing,
 }
 
-impl Lie {
+impl WrongVersion {
     /// What is told in place of a version.
     pub(super) fn told(self, version: u64) -> String {
         match self {
             Self::Low => "1".to_owned(),
             Self::High => (version + 1_000_000).to_string(),
-            Self::Nonsense => "nonsense".to_owned(),
+            Self::NotANumber => "nonsense".to_owned(),
             Self::Missing => String::new(),
         }
     }
@@ -80,7 +80,7 @@ pub enum Interruption {
     /// End them between two lines, as the server does after `timeoutSeconds`.
     End,
     /// Break the connection in the middle of a line.
-    CutMidEvent,
+    BreakMidEvent,
     /// Send an `ERROR` with 410, and end.
     Expire,
     /// Leave them open and send nothing any more.
@@ -91,19 +91,19 @@ pub enum Interruption {
 
 /// Which requests misbehave, and how often.
 #[derive(Clone, Debug)]
-pub(super) struct Fault {
+pub(super) struct FaultRule {
     pub(super) plural: Option<&'static str>,
     pub(super) verb: Option<Verb>,
-    pub(super) misbehaviour: Misbehaviour,
+    pub(super) faults: Fault,
     pub(super) times: usize,
 }
 
-impl Fault {
+impl FaultRule {
     pub(super) fn matches(&self, request: &Request) -> bool {
         let continues = request.query.get("continue").is_some();
         self.times > 0
             && self.plural.is_none_or(|plural| plural == request.plural)
             && self.verb.is_none_or(|verb| verb == request.verb)
-            && (continues || self.misbehaviour != Misbehaviour::ExpireContinue)
+            && (continues || self.faults != Fault::ExpireContinue)
     }
 }
