@@ -1,4 +1,4 @@
-//! Addresses and protocols as maps hold them: one form for both IP families.
+//! Addresses as maps hold them: one form for both IP families.
 
 /// The third word of an IPv4-mapped address.
 const V4_MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
@@ -94,40 +94,6 @@ impl Addr {
     }
 }
 
-/// Transport protocols that Services know, as IP protocol numbers.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Proto {
-    /// 6.
-    Tcp = 6,
-    /// 17.
-    Udp = 17,
-    /// 132.
-    Sctp = 132,
-}
-
-impl Proto {
-    /// `IPPROTO_MPTCP`: a socket's protocol, not one on the wire. Its subflows are TCP.
-    const MPTCP: u32 = 262;
-
-    /// The protocol of a socket or packet; none for those no Service can have.
-    #[inline(always)]
-    pub const fn from_number(number: u32) -> Option<Self> {
-        match number {
-            6 | Self::MPTCP => Some(Self::Tcp),
-            17 => Some(Self::Udp),
-            132 => Some(Self::Sctp),
-            _ => None,
-        }
-    }
-
-    /// The IP protocol number.
-    #[inline(always)]
-    pub const fn number(self) -> u8 {
-        self as u8
-    }
-}
-
 #[cfg(any(test, feature = "testing", feature = "user"))]
 mod user {
     use std::{
@@ -188,11 +154,5 @@ mod tests {
         octets[0] = 0xfd;
         assert!(!Addr { octets }.is_unspecified());
         assert!(Addr::UNSPECIFIED_V4.is_unspecified() && Addr::UNSPECIFIED_V6.is_unspecified());
-    }
-
-    #[test]
-    fn multipath_tcp_sockets_count_as_tcp() {
-        assert_eq!(Proto::from_number(262), Some(Proto::Tcp));
-        assert_eq!(Proto::from_number(1), None);
     }
 }

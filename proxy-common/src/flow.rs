@@ -1,7 +1,7 @@
 //! The life of a translated flow: its two entries, what its packets say of its state, and when it is over.
 
 use crate::{
-    Addr, Proto,
+    Addr, Protocol,
     layout::{Direction, Endpoint, Flow, FlowKey, flow_state as state},
     packet::{TcpFlags, Tuple},
     tables::Tables,
@@ -15,14 +15,19 @@ const HELD_NS: u64 = 10 * SECOND;
 impl FlowKey {
     /// The key of packets of one direction.
     #[inline(always)]
-    pub const fn new(direction: Direction, proto: u8, tuple: Tuple) -> Self {
+    pub const fn new(direction: Direction, protocol: Protocol, tuple: Tuple) -> Self {
         Self {
             source: tuple.source,
             destination: tuple.destination,
-            proto,
+            proto: protocol.number(),
             direction: direction as u8,
             zero: 0,
         }
+    }
+
+    /// Returns the protocol. It is `None` only for a key that [`FlowKey::new`] did not make.
+    pub const fn protocol(&self) -> Option<Protocol> {
+        Protocol::from_number(self.proto)
     }
 
     /// Its packets before translation.
@@ -101,8 +106,8 @@ impl Flow {
 
     /// Whether it was silent for longer than flows of its kind are kept.
     #[inline(always)]
-    pub const fn is_over(&self, proto: u8, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.used_ns) > self.lifetime_seconds(proto) * SECOND
+    pub const fn is_over(&self, protocol: Protocol, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.used_ns) > self.lifetime_seconds(protocol) * SECOND
     }
 
     /// The time of its last packet is to be noted anew.
@@ -120,17 +125,15 @@ impl Flow {
     /// How long it is kept without a packet. No shorter than the kernel keeps its own entry for the flow, which masquerades it:
     /// the defaults of `nf_conntrack`, and for TCP those that kube-proxy sets (`KubeProxyConntrackConfiguration`).
     #[inline(always)]
-    const fn lifetime_seconds(&self, proto: u8) -> u64 {
+    const fn lifetime_seconds(&self, protocol: Protocol) -> u64 {
         const CLOSED: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
         let has_replied = self.state & state::REPLIED != 0;
-        if proto != Proto::Tcp as u8 {
-            if has_replied || self.state & state::PASS != 0 { 120 } else { 30 }
-        } else if self.is_closing() || !has_replied {
-            120
-        } else if self.state & CLOSED != 0 {
-            3_600
-        } else {
-            86_400
+        match protocol {
+            Protocol::Udp | Protocol::Sctp if has_replied || self.state & state::PASS != 0 => 120,
+            Protocol::Udp | Protocol::Sctp => 30,
+            Protocol::Tcp if self.is_closing() || !has_replied => 120,
+            Protocol::Tcp if self.state & CLOSED != 0 => 3_600,
+            Protocol::Tcp => 86_400,
         }
     }
 }

@@ -17,6 +17,7 @@ pub mod packet;
 #[cfg(feature = "user")]
 mod pod;
 pub mod prefilter;
+pub mod protocol;
 pub mod rewrite;
 pub mod select;
 pub mod service;
@@ -26,4 +27,5 @@ pub mod testing;
 pub mod trace;
 pub mod verdict;
 
-pub use addr::{Addr, Proto};
+pub use addr::Addr;
+pub use protocol::Protocol;

@@ -1,6 +1,6 @@
 //! Reading a packet's headers: where it comes from and goes to, and whether it is a fragment.
 
-use crate::{Addr, checksum::Difference, layout::Endpoint};
+use crate::{Addr, Protocol, checksum::Difference, layout::Endpoint};
 
 /// A packet that can be read and changed; offsets are in bytes from the start of what the link carries.
 pub trait Frame {
@@ -253,21 +253,19 @@ impl Packet {
     /// The flags of a TCP segment, if all up to its checksum is there, so that what is judged by them can also be changed; none
     /// at all for other protocols.
     #[inline(always)]
-    pub fn tcp_flags(&self, frame: &impl Frame) -> Option<TcpFlags> {
-        if self.proto != TCP {
-            return Some(TcpFlags(0));
+    pub fn tcp_flags(&self, frame: &impl Frame, protocol: Protocol) -> Option<TcpFlags> {
+        match protocol {
+            Protocol::Tcp => {
+                let [flags, _, _, _, _] = frame.load(self.payload + 13)?;
+                Some(TcpFlags(flags))
+            }
+            Protocol::Udp | Protocol::Sctp => Some(TcpFlags(0)),
         }
-        let [flags, _, _, _, _] = frame.load(self.payload + 13)?;
-        Some(TcpFlags(flags))
     }
 }
 
 /// IP protocol numbers and IPv6 next headers.
 pub const ICMP: u8 = 1;
-/// TCP.
-pub const TCP: u8 = 6;
-/// UDP.
-pub const UDP: u8 = 17;
 /// ICMP of IPv6.
 pub const ICMPV6: u8 = 58;
 const HOP_BY_HOP: u8 = 0;

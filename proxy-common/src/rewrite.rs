@@ -1,18 +1,25 @@
 //! Changing a packet's addresses and ports, with all checksums that cover them.
 
 use crate::{
-    Addr,
+    Addr, Protocol,
     checksum::Difference,
     layout::{Flow, FlowKey},
-    packet::{Covered, Frame, IpVersion, Packet, TCP, Tuple, UDP},
+    packet::{Covered, Frame, IpVersion, Packet, Tuple},
+    protocol::ChecksumField,
 };
 
 /// Changes addresses and ports of a TCP or UDP packet, or of a first fragment of one. None if the packet is too short, or, half
 /// changed, if the kernel has no memory for it.
 #[inline(never)]
-pub fn transport<F: Frame>(frame: &F, packet: &Packet, before: &FlowKey, after: &Flow) -> Option<()> {
-    let checksum = packet.payload + if packet.proto == TCP { 16 } else { 6 };
-    let may_be_absent = packet.proto == UDP;
+pub fn transport<F: Frame>(
+    frame: &F,
+    packet: &Packet,
+    protocol: Protocol,
+    before: &FlowKey,
+    after: &Flow,
+) -> Option<()> {
+    let ChecksumField { offset, is_optional: may_be_absent } = protocol.checksum_field()?;
+    let checksum = packet.payload + offset;
     // That of TCP was there when its flags were read.
     let is_absent = may_be_absent && frame.load(checksum)? == [0; 2];
     let (moved, changed) = if packet.is_plain_v4() {

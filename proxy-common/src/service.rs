@@ -1,7 +1,7 @@
 //! From a destination to a Service, and from a Service to one of its endpoints.
 
 use crate::{
-    Addr, Proto,
+    Addr, Protocol,
     layout::{AffinityKey, AffinityValue, Endpoint, EndpointKey, List, MemberKey, ServiceKey, ServiceValue},
     prefilter::PrefilterBit,
     select::Slots,
@@ -27,42 +27,46 @@ pub fn may_be_endpoint(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
 pub fn find(
     tables: &impl Tables,
     destination: &Endpoint,
-    proto: Proto,
+    protocol: Protocol,
     on_node: impl FnOnce() -> bool,
 ) -> Option<ServiceValue> {
-    if let Some(service) = exact(tables, destination, proto) {
+    if let Some(service) = exact(tables, destination, protocol) {
         return Some(service);
     }
-    node_port(tables, destination, proto, on_node)
+    node_port(tables, destination, protocol, on_node)
 }
 
 /// Finds the Service of a packet's destination, for which [`may_be`] holds: by the bitmap, most that go to a node port are spared one
 /// of two looks.
 #[inline(always)]
-pub fn find_on_link(tables: &impl Tables, destination: &Endpoint, proto: Proto) -> Option<ServiceValue> {
+pub fn find_on_link(
+    tables: &impl Tables,
+    destination: &Endpoint,
+    protocol: Protocol,
+) -> Option<ServiceValue> {
     if tables.prefilter_may_contain(PrefilterBit::of_service(&destination.addr, destination.port))
-        && let Some(service) = exact(tables, destination, proto)
+        && let Some(service) = exact(tables, destination, protocol)
     {
         return Some(service);
     }
-    node_port(tables, destination, proto, || false)
+    node_port(tables, destination, protocol, || false)
 }
 
 /// Finds the Service that has this very address: any but a node port.
 #[inline(always)]
-pub fn exact(tables: &impl Tables, destination: &Endpoint, proto: Proto) -> Option<ServiceValue> {
+pub fn exact(tables: &impl Tables, destination: &Endpoint, protocol: Protocol) -> Option<ServiceValue> {
     let Endpoint { addr, port, .. } = *destination;
-    if addr.is_unspecified() { None } else { tables.service(&ServiceKey::new(addr, port, proto)) }
+    if addr.is_unspecified() { None } else { tables.service(&ServiceKey::new(addr, port, protocol)) }
 }
 
 #[inline(always)]
 fn node_port(
     tables: &impl Tables,
     destination: &Endpoint,
-    proto: Proto,
+    protocol: Protocol,
     on_node: impl FnOnce() -> bool,
 ) -> Option<ServiceValue> {
-    let service = tables.service(&ServiceKey::new(destination.addr.any(), destination.port, proto))?;
+    let service = tables.service(&ServiceKey::new(destination.addr.any(), destination.port, protocol))?;
     let node_address = destination.addr.node_address();
     if node_address.is_loopback() && !on_node() {
         return None;

@@ -4,7 +4,7 @@
 //! its port, the VIP and its port, and the endpoint and its port if it goes to one.
 
 use crate::{
-    Proto,
+    Protocol,
     layout::{Counter, Direction, Endpoint, Flow, FlowKey, Program},
 };
 
@@ -41,7 +41,7 @@ impl<'a> TraceEvent<'a> {
     #[inline(always)]
     pub const fn of_socket(
         what: Counter,
-        proto: Proto,
+        proto: Protocol,
         service: u32,
         vip: &'a Endpoint,
         endpoint: &'a Endpoint,
@@ -81,11 +81,7 @@ impl Codes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        Addr,
-        layout::flow_state,
-        packet::{TCP, Tuple},
-    };
+    use crate::{Addr, layout::flow_state, packet::Tuple};
 
     #[test]
     fn of_both_directions_of_a_flow_the_client_what_it_dialled_and_the_endpoint_are_told() {
@@ -105,9 +101,9 @@ mod tests {
                 list: 0,
                 used_ns: 0,
             };
-            let key = FlowKey::new(direction, TCP, tuple);
+            let key = FlowKey::new(direction, Protocol::Tcp, tuple);
             let event = TraceEvent::of_flow(Counter::NotRewritten, &key, &flow);
-            assert_eq!((event.service, event.proto), (7, TCP));
+            assert_eq!((event.service, event.proto), (7, 6));
             assert_eq!([event.source, event.vip, event.endpoint], [&client, &vip, &endpoint]);
         }
     }

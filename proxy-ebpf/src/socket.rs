@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use proxy_common::{
-    Proto,
+    Protocol,
     layout::{
         AffinityKey, Connection, Counter, Endpoint, ProgramError, ServiceValue, SocketPeer, Tally, UdpSocket,
     },
@@ -61,24 +61,24 @@ impl Outcome {
 /// A process connects a socket.
 #[inline(always)]
 pub fn connect<H: Hook>(ctx: &SockAddr) -> Outcome {
-    let Some(proto) = Proto::from_number(ctx.protocol()) else { return Outcome::Proceed };
+    let Some(protocol) = Protocol::of_socket(ctx.protocol()) else { return Outcome::Proceed };
     let destination = ctx.address::<H::Family>();
     let choose = |service: &ServiceValue, slots| {
         service::choose(&Kernel::<H>::NEW, service, slots, || {
             AffinityKey::of_sockets(ctx.netns(), service.service)
         })
     };
-    match resolve::<H>(ctx, &destination, proto, choose) {
+    match resolve::<H>(ctx, &destination, protocol, choose) {
         Resolution::Pass => {
-            forget(ctx, proto);
+            forget(ctx, protocol);
             Outcome::Proceed
         }
         // The connection the socket may have goes on, as the kernel has it with any connect that fails.
         Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { service, endpoint } => {
             Kernel::<H>::NEW.tally(service, Tally::Connection);
-            trace_event::<H>(Counter::FlowsBegun, proto, service, &destination, &endpoint);
-            remember::<H>(ctx, proto, service, Connection { vip: destination, endpoint });
+            trace_event::<H>(Counter::FlowsBegun, protocol, service, &destination, &endpoint);
+            remember::<H>(ctx, protocol, service, Connection { vip: destination, endpoint });
             ctx.set_address::<H::Family>(&endpoint);
             Outcome::Proceed
         }
@@ -88,7 +88,7 @@ pub fn connect<H: Hook>(ctx: &SockAddr) -> Outcome {
 /// A process sends a datagram to an address it names. The socket may be connected all the same, perhaps to that address.
 #[inline(always)]
 pub fn sendmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
-    if Proto::from_number(ctx.protocol()) != Some(Proto::Udp) {
+    if Protocol::of_socket(ctx.protocol()) != Some(Protocol::Udp) {
         return Outcome::Proceed;
     }
     let destination = ctx.address::<H::Family>();
@@ -100,7 +100,7 @@ pub fn sendmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
         return Outcome::Proceed;
     }
     let choose = |service: &ServiceValue, slots| flow_endpoint::<H>(ctx, &destination, service, slots);
-    match resolve::<H>(ctx, &destination, Proto::Udp, choose) {
+    match resolve::<H>(ctx, &destination, Protocol::Udp, choose) {
         Resolution::Pass => Outcome::Proceed,
         Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { endpoint, .. } => {
@@ -137,9 +137,9 @@ fn own_connection(ctx: &SockAddr) -> Option<Connection> {
 /// A process asks what its socket is connected to.
 #[inline(always)]
 pub fn getpeername<H: Hook>(ctx: &SockAddr) -> Outcome {
-    let connection = match Proto::from_number(ctx.protocol()) {
-        Some(Proto::Tcp) => maps::tcp_connection(ctx.cookie()),
-        _ => maps::udp_connection(ctx),
+    let connection = match Protocol::of_socket(ctx.protocol()) {
+        Some(Protocol::Tcp) => maps::tcp_connection(ctx.cookie()),
+        Some(Protocol::Udp | Protocol::Sctp) | None => maps::udp_connection(ctx),
     };
     if let Some(connection) = connection
         && connection.endpoint == ctx.address::<H::Family>()
@@ -167,7 +167,7 @@ const READS: u32 = 3;
 fn resolve<H: Hook>(
     ctx: &SockAddr,
     destination: &Endpoint,
-    proto: Proto,
+    protocol: Protocol,
     choose: impl Fn(&ServiceValue, Slots) -> Option<Endpoint>,
 ) -> Resolution {
     if !service::may_be(&Kernel::<H>::NEW, &destination.addr, destination.port) {
@@ -176,7 +176,7 @@ fn resolve<H: Hook>(
     let tables = Kernel::<H>::NEW;
     let mut last = 0;
     for _ in 0..READS {
-        let found = service::find(&tables, destination, proto, || in_node(ctx));
+        let found = service::find(&tables, destination, protocol, || in_node(ctx));
         let Some(service) = found else { return Resolution::Pass };
         last = service.service;
         let slots = match verdict::for_socket(&service, || source::<H>(ctx, &service)) {
@@ -184,12 +184,12 @@ fn resolve<H: Hook>(
             Verdict::Pass(_) => return Resolution::Pass,
             Verdict::Refuse => {
                 tables.tally(service.service, Tally::Refusal);
-                trace_event::<H>(Counter::Refused, proto, service.service, destination, &Endpoint::NONE);
+                trace_event::<H>(Counter::Refused, protocol, service.service, destination, &Endpoint::NONE);
                 return Resolution::Fail(ECONNREFUSED);
             }
             Verdict::Drop(why) => {
                 tables.tally(service.service, Tally::Drop);
-                trace_event::<H>(why.counter(), proto, service.service, destination, &Endpoint::NONE);
+                trace_event::<H>(why.counter(), protocol, service.service, destination, &Endpoint::NONE);
                 return Resolution::Fail(EHOSTUNREACH);
             }
         };
@@ -199,7 +199,7 @@ fn resolve<H: Hook>(
     }
     tables.tally(last, Tally::Refusal);
     tables.failed(ProgramError::EndpointMissing);
-    trace_event::<H>(Counter::Refused, proto, last, destination, &Endpoint::NONE);
+    trace_event::<H>(Counter::Refused, protocol, last, destination, &Endpoint::NONE);
     Resolution::Fail(ECONNREFUSED)
 }
 
@@ -207,14 +207,14 @@ fn resolve<H: Hook>(
 #[inline(always)]
 fn trace_event<H: Hook>(
     what: Counter,
-    proto: Proto,
+    protocol: Protocol,
     service: u32,
     destination: &Endpoint,
     endpoint: &Endpoint,
 ) {
     if trace::is_on(what) {
         let (destination, endpoint) = (*destination, *endpoint);
-        Kernel::<H>::NEW.trace(&TraceEvent::of_socket(what, proto, service, &destination, &endpoint));
+        Kernel::<H>::NEW.trace(&TraceEvent::of_socket(what, protocol, service, &destination, &endpoint));
     }
 }
 
@@ -255,7 +255,7 @@ fn flow_endpoint<H: Hook>(
             })?;
             Kernel::<H>::NEW.set_udp_flow(&flow, &chosen);
             Kernel::<H>::NEW.tally(service.service, Tally::Connection);
-            trace_event::<H>(Counter::FlowsBegun, Proto::Udp, service.service, destination, &chosen);
+            trace_event::<H>(Counter::FlowsBegun, Protocol::Udp, service.service, destination, &chosen);
             chosen
         }
     };
@@ -269,39 +269,46 @@ fn flow_endpoint<H: Hook>(
 }
 
 #[inline(always)]
-fn remember<H: Hook>(ctx: &SockAddr, proto: Proto, service: u32, connection: Connection) {
-    if proto == Proto::Tcp {
-        return Kernel::<H>::NEW.set_tcp_connection(ctx.cookie(), &connection);
+fn remember<H: Hook>(ctx: &SockAddr, protocol: Protocol, service: u32, connection: Connection) {
+    match protocol {
+        Protocol::Tcp => Kernel::<H>::NEW.set_tcp_connection(ctx.cookie(), &connection),
+        Protocol::Udp | Protocol::Sctp => {
+            Kernel::<H>::NEW.set_udp_connection(ctx, connection);
+            let socket = UdpSocket { netns: ctx.netns(), service, endpoint: connection.endpoint };
+            Kernel::<H>::NEW.set_udp_socket(ctx.cookie(), &socket);
+        }
     }
-    Kernel::<H>::NEW.set_udp_connection(ctx, connection);
-    let socket = UdpSocket { netns: ctx.netns(), service, endpoint: connection.endpoint };
-    Kernel::<H>::NEW.set_udp_socket(ctx.cookie(), &socket);
 }
 
 /// A socket that was connected through a Service may be connected anew, past any Service.
 #[inline(always)]
-fn forget(ctx: &SockAddr, proto: Proto) {
-    if proto == Proto::Tcp {
-        let socket = ctx.cookie();
-        if maps::tcp_connection(socket).is_some() {
-            maps::remove_tcp_connection(socket);
+fn forget(ctx: &SockAddr, protocol: Protocol) {
+    match protocol {
+        Protocol::Tcp => {
+            let socket = ctx.cookie();
+            if maps::tcp_connection(socket).is_some() {
+                maps::remove_tcp_connection(socket);
+            }
         }
-    } else if maps::udp_connection(ctx).is_some() {
-        maps::remove_udp_connection(ctx);
-        maps::remove_udp_socket(ctx.cookie());
+        Protocol::Udp | Protocol::Sctp => {
+            if maps::udp_connection(ctx).is_some() {
+                maps::remove_udp_connection(ctx);
+                maps::remove_udp_socket(ctx.cookie());
+            }
+        }
     }
 }
 
 /// A process closes a socket.
 #[inline(always)]
 pub fn release<P: Running>(socket: &Socket) {
-    match Proto::from_number(socket.protocol()) {
-        Some(Proto::Udp) => maps::remove_udp_socket(socket.cookie()),
+    match Protocol::of_socket(socket.protocol()) {
+        Some(Protocol::Udp) => maps::remove_udp_socket(socket.cookie()),
         // Most are connected to no endpoint, and have nothing to be forgotten.
-        Some(Proto::Tcp) if may_be_endpoint::<P>(&socket.peer()) => {
+        Some(Protocol::Tcp) if may_be_endpoint::<P>(&socket.peer()) => {
             maps::remove_tcp_connection(socket.cookie())
         }
-        _ => {}
+        Some(Protocol::Tcp | Protocol::Sctp) | None => {}
     }
 }
 

@@ -3,45 +3,7 @@
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
-/// A transport protocol that a Service port can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    /// IP protocol 6.
-    Tcp,
-    /// IP protocol 17.
-    Udp,
-    /// IP protocol 132.
-    Sctp,
-}
-
-impl Protocol {
-    /// All protocols.
-    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
-
-    /// Returns the IP protocol number (RFC 1700).
-    pub const fn number(self) -> u8 {
-        match self {
-            Self::Tcp => 6,
-            Self::Udp => 17,
-            Self::Sctp => 132,
-        }
-    }
-
-    /// Returns the name that Kubernetes objects use.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        }
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+pub use proxy_common::Protocol;
 
 /// An IP family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

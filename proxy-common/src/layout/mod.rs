@@ -4,7 +4,7 @@
 //! Identifiers and flags are plain integers here because BTF shows newtypes as nested structs; accessors give them types.
 
 pub use self::{counts::*, state::*};
-use crate::addr::{Addr, Proto};
+use crate::{Addr, Protocol};
 
 /// Changes with any change to what follows: a process that finds pinned maps of another version builds its own beside them.
 pub const LAYOUT_VERSION: u32 = 6;
@@ -80,8 +80,8 @@ map_type! {
 impl ServiceKey {
     /// The key of a destination; `port` in host byte order.
     #[inline(always)]
-    pub const fn new(addr: Addr, port: u16, proto: Proto) -> Self {
-        Self { addr, port, proto: proto.number(), zero: 0 }
+    pub const fn new(addr: Addr, port: u16, protocol: Protocol) -> Self {
+        Self { addr, port, proto: protocol.number(), zero: 0 }
     }
 }
 

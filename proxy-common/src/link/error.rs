@@ -2,8 +2,9 @@
 
 use super::{Outcome, rewritten};
 use crate::{
+    Protocol,
     layout::{Direction, FlowKey, flow_state},
-    packet::{Fragment, Frame, IpVersion, Packet, TCP, Tuple, UDP},
+    packet::{Fragment, Frame, IpVersion, Packet, Tuple},
     rewrite::{self, Error},
     tables::Tables,
 };
@@ -39,10 +40,11 @@ fn translate<F: Frame, T: Tables>(
     inner: &Packet,
     answered: Direction,
 ) -> Outcome {
+    let Some(protocol) = Protocol::of_packet(inner.proto) else { return Outcome::Proceed };
     let Some(ports) = inner.ports(frame) else { return Outcome::Proceed };
     let before = inner.tuple(ports);
     let mut after = before;
-    if translate_back(tables, answered, inner.proto, &mut after).is_none() {
+    if translate_back(tables, answered, protocol, &mut after).is_none() {
         return Outcome::Proceed;
     }
     let (mut source, mut destination) = (outer.source, outer.destination);
@@ -59,8 +61,13 @@ fn translate<F: Frame, T: Tables>(
 /// Makes of a packet's addresses and ports those that it had before it was translated: what answers it, in a direction, is of a flow that
 /// says so. A call of its own, for its stack.
 #[inline(never)]
-fn translate_back<T: Tables>(tables: &T, direction: Direction, proto: u8, told: &mut Tuple) -> Option<()> {
-    let flow = tables.flow(&FlowKey::new(direction, proto, told.swapped()))?;
+fn translate_back<T: Tables>(
+    tables: &T,
+    direction: Direction,
+    protocol: Protocol,
+    told: &mut Tuple,
+) -> Option<()> {
+    let flow = tables.flow(&FlowKey::new(direction, protocol, told.swapped()))?;
     if flow.state & flow_state::PASS != 0 {
         return None;
     }
@@ -72,7 +79,7 @@ fn translate_back<T: Tables>(tables: &T, direction: Direction, proto: u8, told: 
 #[inline(always)]
 fn is_told(frame: &impl Frame, inner: &mut Packet) -> bool {
     inner.read(frame).is_some()
-        && matches!(inner.proto, TCP | UDP)
+        && Protocol::of_packet(inner.proto).is_some()
         && !matches!(inner.fragment, Fragment::Later { .. })
 }
 

@@ -8,8 +8,9 @@ mod original;
 mod reply;
 
 use crate::{
+    Protocol,
     layout::{Counter, Direction, Flow, FlowKey, ProgramError, Tally},
-    packet::{Fragment, Frame, ICMP, ICMPV6, IpVersion, Packet, TCP, UDP},
+    packet::{Fragment, Frame, ICMP, ICMPV6, IpVersion, Packet},
     tables::Tables,
     trace::TraceEvent,
 };
@@ -49,28 +50,31 @@ fn pass(
     if packet.read(frame).is_none() {
         return Outcome::Proceed;
     }
-    match (packet.version, packet.proto) {
-        (_, TCP | UDP) => {
-            match packet.fragment {
-                Fragment::Whole => {}
-                Fragment::First { id } => fragment::forget(tables, &packet, direction, id),
-                Fragment::Later { id } => return fragment::follow(frame, tables, &packet, direction, id),
+    let Some(protocol) = Protocol::of_packet(packet.proto) else {
+        return match (packet.version, packet.proto, direction) {
+            (IpVersion::V4, ICMP, Direction::Original) | (IpVersion::V6, ICMPV6, Direction::Original) => {
+                error::about_reply(frame, tables, &packet)
             }
-            match (packet.ports(frame), direction) {
-                (Some(ports), Direction::Original) if original::may_concern(tables, &packet, ports) => {
-                    original::transport(frame, tables, &packet, ports)
-                }
-                (Some(ports), Direction::Reply) if reply::may_concern(tables, &packet, ports) => {
-                    reply::transport(frame, tables, &packet, ports)
-                }
-                _ => Outcome::Proceed,
+            (IpVersion::V4, ICMP, Direction::Reply) | (IpVersion::V6, ICMPV6, Direction::Reply) => {
+                error::about_original(frame, tables, &packet)
             }
+            _ => Outcome::Proceed,
+        };
+    };
+    match packet.fragment {
+        Fragment::Whole => {}
+        Fragment::First { id } => fragment::forget(tables, &packet, direction, id),
+        Fragment::Later { id } => return fragment::follow(frame, tables, &packet, direction, id),
+    }
+    let Some(ports) = packet.ports(frame) else { return Outcome::Proceed };
+    match direction {
+        Direction::Original if original::may_concern(tables, &packet, ports) => {
+            original::transport(frame, tables, &packet, protocol, ports)
         }
-        (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => match direction {
-            Direction::Original => error::about_reply(frame, tables, &packet),
-            Direction::Reply => error::about_original(frame, tables, &packet),
-        },
-        _ => Outcome::Proceed,
+        Direction::Reply if reply::may_concern(tables, &packet, protocol, ports) => {
+            reply::transport(frame, tables, &packet, protocol, ports)
+        }
+        Direction::Original | Direction::Reply => Outcome::Proceed,
     }
 }
 

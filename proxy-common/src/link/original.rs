@@ -2,13 +2,13 @@
 
 use super::{Outcome, bytes, delivered, dropped, fragment, is_settling, malformed};
 use crate::{
-    Addr, Proto,
+    Addr, Protocol,
     flow::{self, observed},
     layout::{
         AffinityKey, Counter, Direction, Endpoint, Flow, FlowKey, LocalDetection, NodeValue, ProgramError,
         ServiceValue, Tally, flags, flow_state,
     },
-    packet::{Fragment, Frame, Packet, TCP, TcpFlags, UDP},
+    packet::{Fragment, Frame, Packet, TcpFlags},
     rewrite,
     select::Slots,
     service,
@@ -29,11 +29,12 @@ pub(super) fn transport<F: Frame, T: Tables>(
     frame: &F,
     tables: &T,
     packet: &Packet,
+    protocol: Protocol,
     ports: [u16; 2],
 ) -> Outcome {
-    let Some(tcp) = packet.tcp_flags(frame) else { return malformed(tables) };
-    let key = FlowKey::new(Direction::Original, packet.proto, packet.tuple(ports));
-    let mut client_packet = ClientPacket { key, flow: Flow::NONE, tcp, now_ns: 0 };
+    let Some(tcp) = packet.tcp_flags(frame, protocol) else { return malformed(tables) };
+    let key = FlowKey::new(Direction::Original, protocol, packet.tuple(ports));
+    let mut client_packet = ClientPacket { key, flow: Flow::NONE, protocol, tcp, now_ns: 0 };
     client_packet.now_ns = tables.now_ns();
     if let Some(flow) = tables.flow(&client_packet.key) {
         client_packet.flow = flow;
@@ -56,7 +57,7 @@ pub(super) fn transport<F: Frame, T: Tables>(
         }
         Classification::Again | Classification::New => {
             let is_noted = matches!(classification, Classification::Again) && reopen(tables, &client_packet)
-                || insert_flow(tables, &client_packet.key, &mut client_packet.flow);
+                || insert_flow(tables, &mut client_packet);
             if !is_noted {
                 tables.tally(client_packet.flow.service, Tally::Drop);
                 client_packet.trace(tables, Counter::FlowNotRecorded);
@@ -83,6 +84,7 @@ struct ClientPacket {
     key: FlowKey,
     /// [`Flow::NONE`] if none is known.
     flow: Flow,
+    protocol: Protocol,
     tcp: TcpFlags,
     now_ns: u64,
 }
@@ -112,7 +114,8 @@ fn translate<F: Frame, T: Tables>(
     }
     // As it came in: what is rewritten keeps its length.
     let tally = Tally::ToEndpoint(bytes(frame, packet));
-    let done = rewrite::transport(frame, packet, &client_packet.key, &client_packet.flow);
+    let done =
+        rewrite::transport(frame, packet, client_packet.protocol, &client_packet.key, &client_packet.flow);
     delivered(tables, &client_packet.key, &client_packet.flow, tally, done)
 }
 
@@ -122,15 +125,15 @@ fn translate<F: Frame, T: Tables>(
 /// connection is asked in [`classify_new`].
 #[inline(always)]
 fn continues(tables: &impl Tables, client_packet: &ClientPacket) -> bool {
-    let ClientPacket { key, flow, tcp, now_ns } = client_packet;
+    let ClientPacket { flow, protocol, tcp, now_ns, .. } = client_packet;
     if flow.is_none() {
         false
-    } else if key.proto == UDP {
-        !flow.is_over(UDP, *now_ns)
+    } else if protocol.is_connection_oriented() {
+        !tcp.begins() || flow.is_in_use(*now_ns)
+    } else {
+        !flow.is_over(*protocol, *now_ns)
             && (flow.state & flow_state::PASS != 0
                 || service::still_serves(tables, flow.service, flow.destination))
-    } else {
-        !tcp.begins() || flow.is_in_use(*now_ns)
     }
 }
 
@@ -176,12 +179,12 @@ fn classify_new<F: Frame, T: Tables>(
     tables: &T,
     client_packet: &mut ClientPacket,
 ) -> Classification {
-    let proto = if client_packet.key.proto == TCP { Proto::Tcp } else { Proto::Udp };
-    if proto == Proto::Tcp && !client_packet.tcp.begins() {
+    let protocol = client_packet.protocol;
+    if protocol.is_connection_oriented() && !client_packet.tcp.begins() {
         return unknown_connection(frame, tables, client_packet);
     }
     let is_local = is_local(frame, tables, &client_packet.key);
-    let Some(service) = service::find_on_link(tables, &client_packet.key.destination, proto) else {
+    let Some(service) = service::find_on_link(tables, &client_packet.key.destination, protocol) else {
         forget(tables, client_packet);
         return Classification::Proceed;
     };
@@ -239,8 +242,8 @@ fn endpoint_missing<T: Tables>(tables: &T, service: u32) -> Classification {
 /// that of a new client on an old port, and the old endpoint gone.
 #[inline(always)]
 fn repeats_first_segment(client_packet: &ClientPacket, service: &ServiceValue) -> bool {
-    let ClientPacket { key, flow, .. } = client_packet;
-    key.proto == TCP
+    let ClientPacket { flow, protocol, .. } = client_packet;
+    protocol.is_connection_oriented()
         && !flow.is_none()
         && !flow.is_closing()
         && (service.service, service.generation) == (flow.service, flow.generation)
@@ -251,8 +254,8 @@ fn repeats_first_segment(client_packet: &ClientPacket, service: &ServiceValue) -
 /// them costs 1.3 % of a short connection. After a reset chance decides anew, for the endpoint may have refused.
 #[inline(always)]
 fn may_reuse_entries(client_packet: &ClientPacket, service: &ServiceValue, slots: Slots) -> bool {
-    let ClientPacket { key, flow, .. } = client_packet;
-    key.proto == TCP
+    let ClientPacket { flow, protocol, .. } = client_packet;
+    protocol.is_connection_oriented()
         && flow.is_finished()
         && service.affinity_seconds == 0
         && (service.service, service.generation, slots.list) == (flow.service, flow.generation, flow.list)
@@ -289,7 +292,7 @@ fn unknown_connection(
     if client_packet.tcp.resets() {
         return Classification::Proceed;
     }
-    match service::exact(tables, destination, Proto::Tcp) {
+    match service::exact(tables, destination, client_packet.protocol) {
         Some(service) if !tables.is_node_address(&destination.addr) => {
             refuse(frame, tables, service.service, Counter::UnknownConnection)
         }
@@ -358,13 +361,13 @@ const FIRST_PORT: u16 = 1024;
 /// Notes both directions of a new flow, answers first. Where the client has another flow to the endpoint from the same port,
 /// through another address, this one gets a port of its own.
 #[inline(always)]
-fn insert_flow(tables: &impl Tables, key: &FlowKey, flow: &mut Flow) -> bool {
+fn insert_flow(tables: &impl Tables, client_packet: &mut ClientPacket) -> bool {
     for _ in 0..PORTS {
-        if insert_reply(tables, key, flow) {
-            return insert_original(tables, key, flow);
+        if insert_reply(tables, client_packet) {
+            return insert_original(tables, client_packet);
         }
         let [a, b, ..] = tables.random().to_ne_bytes();
-        flow.source.port = FIRST_PORT | u16::from_ne_bytes([a, b]);
+        client_packet.flow.source.port = FIRST_PORT | u16::from_ne_bytes([a, b]);
     }
     false
 }
@@ -372,7 +375,8 @@ fn insert_flow(tables: &impl Tables, key: &FlowKey, flow: &mut Flow) -> bool {
 /// Notes the direction of the client's packets. Where another CPU just did so for another packet of the same client, that one's
 /// flow counts: it may have another endpoint.
 #[inline(never)]
-fn insert_original<T: Tables>(tables: &T, key: &FlowKey, flow: &mut Flow) -> bool {
+fn insert_original<T: Tables>(tables: &T, client_packet: &mut ClientPacket) -> bool {
+    let ClientPacket { key, flow, .. } = client_packet;
     if tables.add_flow(key, flow) {
         tables.count(Counter::FlowsBegun);
         tables.tally(flow.service, Tally::Connection);
@@ -388,7 +392,8 @@ fn insert_original<T: Tables>(tables: &T, key: &FlowKey, flow: &mut Flow) -> boo
 
 /// Notes the answers' direction, unless another flow that is not over has it.
 #[inline(never)]
-fn insert_reply<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) -> bool {
+fn insert_reply<T: Tables>(tables: &T, client_packet: &ClientPacket) -> bool {
+    let ClientPacket { key, flow, protocol, .. } = client_packet;
     let reply_key = flow.partner_key(key);
     let reply = flow.partner(key);
     if tables.add_flow(&reply_key, &reply) {
@@ -397,7 +402,7 @@ fn insert_reply<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) -> bool {
     if let Some(other) = tables.flow(&reply_key) {
         let other_key = other.partner_key(&reply_key);
         if other_key != *key {
-            if !other.is_closing() && !other.is_over(key.proto, flow.used_ns) {
+            if !other.is_closing() && !other.is_over(*protocol, flow.used_ns) {
                 return false;
             }
             tables.remove_flow(&other_key);

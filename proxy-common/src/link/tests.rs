@@ -4,7 +4,7 @@ use std::{net::SocketAddr, vec::Vec};
 
 use super::ingress;
 use crate::{
-    Proto,
+    Protocol,
     layout::{Counter, Flow},
     packet::IpVersion,
     tables::Tables as _,
@@ -29,7 +29,7 @@ fn another_datagram(memory: &Memory) {
 fn two_cpus_that_place_one_client_at_once_agree_on_its_endpoint() {
     let endpoints = [AT.pod, AT.other_pod].map(|pod| SocketAddr::new(pod, 8080));
     let mut memory = Memory { random_step: 0, ..Memory::default() };
-    Scene::new(&mut memory, AT).serve(Proto::Udp, &[datagram().to], &endpoints);
+    Scene::new(&mut memory, AT).serve(Protocol::Udp, &[datagram().to], &endpoints);
     memory.meanwhile.set(Some(another_datagram));
     let ran = memory.run(Hook::Ingress, &Given::new(datagram().bytes())).expect("memory takes everything");
     ran.becomes(&datagram().to(endpoints[1]));

@@ -6,7 +6,7 @@ use proptest::{collection::vec as vec_of, prelude::*, sample::select};
 
 use super::{Carries, Extension, Given, Hook, Places, Sent, Sum, World};
 use crate::{
-    Proto,
+    Protocol,
     layout::{Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
     packet::TcpFlags,
 };
@@ -192,7 +192,7 @@ pub fn world(at: Places) -> impl Strategy<Value = World> {
         if has_link {
             world.local_links.insert(1);
         }
-        let protos = [Proto::Tcp, Proto::Udp].into_iter();
+        let protos = [Protocol::Tcp, Protocol::Udp].into_iter();
         let keys = protos.flat_map(|proto| vip(at).map(|vip| (proto, vip)));
         for (number, ((proto, vip), (is_served, service))) in (1..).zip(keys.zip(services)) {
             if is_served {
@@ -227,7 +227,7 @@ fn service(at: Places) -> impl Strategy<Value = Service> {
     )
 }
 
-fn put(world: &mut World, number: u32, proto: Proto, vip: SocketAddr, service: &Service) {
+fn put(world: &mut World, number: u32, proto: Protocol, vip: SocketAddr, service: &Service) {
     let ([inside, outside], serving, flags, affinity_seconds, generation) = service.clone();
     let value = ServiceValue {
         service: number,

@@ -8,7 +8,7 @@ use std::{
 
 use super::{Bed, Given, Hook, Noted, Ran, Sent, World};
 use crate::{
-    Proto,
+    Protocol,
     layout::{
         Counter, Direction, Endpoint, EndpointKey, Flow, FlowKey, List, MemberKey, ProgramError,
         ServiceCounts, ServiceKey, ServiceValue, flow_state,
@@ -80,7 +80,7 @@ const fn v6([a, b, c, h]: [u16; 4]) -> IpAddr {
 #[derive(Clone, Debug)]
 pub struct Service {
     /// Its protocol.
-    pub proto: Proto,
+    pub proto: Protocol,
     /// What it is to a program.
     pub value: ServiceValue,
     /// Its VIPs; for node ports the unspecified address.
@@ -145,7 +145,7 @@ impl<'a> Scene<'a> {
     }
 
     /// A service port with these endpoints for all callers, known to the programs.
-    pub fn serve(&mut self, proto: Proto, vip: &[SocketAddr], endpoints: &[SocketAddr]) -> Service {
+    pub fn serve(&mut self, proto: Protocol, vip: &[SocketAddr], endpoints: &[SocketAddr]) -> Service {
         self.services += 1;
         let value = ServiceValue {
             service: self.services,
@@ -282,5 +282,6 @@ pub(super) fn at(address: SocketAddr) -> Endpoint {
 
 fn key(direction: Direction, sent: &Sent) -> FlowKey {
     let tuple = Tuple { source: at(sent.from), destination: at(sent.to) };
-    FlowKey::new(direction, sent.proto(), tuple)
+    let protocol = Protocol::from_number(sent.proto()).expect("the protocol of a flow");
+    FlowKey::new(direction, protocol, tuple)
 }

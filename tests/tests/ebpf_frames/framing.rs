@@ -7,7 +7,7 @@ use std::{
 
 use nix::sched::{CloneFlags, unshare};
 use proxy_common::{
-    Proto,
+    Protocol,
     link::Outcome,
     packet::TcpFlags,
     testing::{Places, Scene, Sent},
@@ -49,7 +49,7 @@ fn packets_without_an_ethernet_header_are_translated() {
     for (places, [client, service, pod]) in Places::BOTH.into_iter().zip(ADDRESSES) {
         let [client, vip, endpoint] = [(client, 40_000), (service, 80), (pod, 8080)].map(SocketAddr::from);
         let mut kernel = Kernel::lock();
-        Scene::new(&mut *kernel, places).serve(Proto::Tcp, &[vip], &[endpoint]);
+        Scene::new(&mut *kernel, places).serve(Protocol::Tcp, &[vip], &[endpoint]);
         // With one word of options, an IPv4 packet begins like an address that is none of a group.
         let options = if client.is_ipv4() { vec![1; 4] } else { Vec::new() };
         let syn = Sent { options, ..Sent::tcp(TcpFlags::SYN_ALONE, client, vip) };
@@ -67,7 +67,7 @@ fn packets_without_an_ethernet_header_are_translated() {
 fn frames_of_the_other_framing_are_left_alone() {
     let [client, vip] = [(ADDRESSES[0][0], 40_000), (ADDRESSES[0][1], 80)].map(SocketAddr::from);
     let mut kernel = Kernel::lock();
-    Scene::new(&mut *kernel, Places::BOTH[0]).serve(Proto::Tcp, &[vip], &[client]);
+    Scene::new(&mut *kernel, Places::BOTH[0]).serve(Protocol::Tcp, &[vip], &[client]);
     let syn = Sent::tcp(TcpFlags::SYN_ALONE, client, vip);
     for (name, bytes) in
         [("shunt_in_ip", syn.bytes()), ("shunt_out_ip", syn.bytes()), ("shunt_out_eth", syn.packet())]

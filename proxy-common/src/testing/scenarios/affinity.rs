@@ -4,14 +4,14 @@ use std::vec::Vec;
 
 use super::{PROTOS, Served, addr};
 use crate::{
-    Proto::Tcp,
+    Protocol::Tcp,
     layout::{Counter, Flow},
     packet::TcpFlags,
     testing::{Scene, Sent},
 };
 
 /// A service port with affinity and so many endpoints that chance alone would not hit the same one.
-fn sticky(scene: &mut Scene<'_>, proto: crate::Proto) -> Served {
+fn sticky(scene: &mut Scene<'_>, proto: crate::Protocol) -> Served {
     let mut served = Served::new(scene, proto);
     let endpoints: Vec<_> = (1..=200).map(|port| addr(scene.at.pod, 1000 + port)).collect();
     served.service = served.service.moved_to(&endpoints);

@@ -2,7 +2,7 @@
 
 use super::{PROTOS, Served, addr};
 use crate::{
-    Proto::{Tcp, Udp},
+    Protocol::{Tcp, Udp},
     layout::{ProgramError, ServiceCounts, flags},
     packet::TcpFlags,
     testing::{Given, Hook, Scene, Sent},

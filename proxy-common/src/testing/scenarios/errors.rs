@@ -4,7 +4,7 @@ use std::{net::IpAddr, vec::Vec};
 
 use super::{PROTOS, Served, addr, any};
 use crate::{
-    Proto::{Tcp, Udp},
+    Protocol::{Tcp, Udp},
     testing::{Carries, Extension, Places, Scene, Sent},
 };
 

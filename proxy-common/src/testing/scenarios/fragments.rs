@@ -2,7 +2,7 @@
 
 use super::{PROTOS, Served, addr, any, first};
 use crate::{
-    Proto::{Tcp, Udp},
+    Protocol::{Tcp, Udp},
     layout::{Counter, flags},
     packet::TcpFlags,
     testing::{Carries, Scene, Sent},

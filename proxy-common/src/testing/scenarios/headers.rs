@@ -4,7 +4,7 @@ use std::{net::IpAddr, vec::Vec};
 
 use super::{PROTOS, Served, addr};
 use crate::{
-    Proto::{Tcp, Udp},
+    Protocol::{Tcp, Udp},
     testing::{Carries, Extension, Given, Hook, Scene, Sent, Sum},
 };
 

@@ -15,7 +15,7 @@ mod udp;
 use std::net::{IpAddr, SocketAddr};
 
 use super::{Scene, Sent, Service};
-use crate::{Proto, packet::TcpFlags};
+use crate::{Protocol, packet::TcpFlags};
 
 /// A scenario: its name, a sentence, and how it is played.
 #[derive(Clone, Copy)]
@@ -68,16 +68,16 @@ macro_rules! scenarios {
 use scenarios;
 
 /// Both protocols.
-const PROTOS: [Proto; 2] = [Proto::Tcp, Proto::Udp];
+const PROTOS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 fn addr(ip: IpAddr, port: u16) -> SocketAddr {
     (ip, port).into()
 }
 
 /// The first packet of a flow.
-fn first(proto: Proto, from: SocketAddr, to: SocketAddr) -> Sent {
+fn first(proto: Protocol, from: SocketAddr, to: SocketAddr) -> Sent {
     match proto {
-        Proto::Udp => Sent::udp(from, to),
+        Protocol::Udp => Sent::udp(from, to),
         _ => Sent::tcp(TcpFlags::SYN_ALONE, from, to),
     }
 }
@@ -92,13 +92,13 @@ struct Served {
 }
 
 impl Served {
-    fn new(scene: &mut Scene<'_>, proto: Proto) -> Self {
+    fn new(scene: &mut Scene<'_>, proto: Protocol) -> Self {
         let vip = addr(scene.at.cluster_ip, 80);
         Self::at(scene, proto, vip, vip)
     }
 
     /// At the address that maps have, which differs from the VIP for node ports.
-    fn at(scene: &mut Scene<'_>, proto: Proto, vip: SocketAddr, known: SocketAddr) -> Self {
+    fn at(scene: &mut Scene<'_>, proto: Protocol, vip: SocketAddr, known: SocketAddr) -> Self {
         let endpoint = addr(scene.at.pod, 8080);
         let service = scene.serve(proto, &[known], &[endpoint]);
         let first = first(proto, addr(scene.at.client, 40_000), vip);

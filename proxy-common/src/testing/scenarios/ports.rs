@@ -2,7 +2,7 @@
 
 use super::{PROTOS, Served, addr, any, first};
 use crate::{
-    Proto,
+    Protocol,
     layout::{Counter, Direction, flow_state},
     packet::TcpFlags,
     testing::{Carries, Ran, Scene, Sent},
@@ -38,7 +38,7 @@ fn protocols_have_ports_of_their_own(scene: &mut Scene<'_>) {
         scene.remove(&served.service);
     }
     let vip = addr(scene.at.cluster_ip, 80);
-    scene.serve(Proto::Sctp, &[vip], &[addr(scene.at.pod, 80)]);
+    scene.serve(Protocol::Sctp, &[vip], &[addr(scene.at.pod, 80)]);
     let bytes = [0x9c, 0x40, 0, 80, 0, 0, 0, 0, 0, 0, 0, 0].to_vec();
     let sctp = Sent::new(addr(scene.at.client, 0), vip, Carries::Other { proto: 132, bytes });
     scene.enters(&sctp).is_left_alone();
@@ -64,7 +64,7 @@ fn port(ran: &Ran) -> u16 {
 
 /// One client has a flow, and another to the same endpoint through another address from the same port. Returns what the
 /// client sends to the other, and from which address the endpoint gets it.
-fn through_two_addresses(scene: &mut Scene<'_>, proto: Proto) -> (Served, Sent, std::net::SocketAddr) {
+fn through_two_addresses(scene: &mut Scene<'_>, proto: Protocol) -> (Served, Sent, std::net::SocketAddr) {
     let served = Served::new(scene, proto);
     served.begin(scene);
     let other = served.first.clone().to(addr(scene.at.external_ip, 443));
@@ -94,29 +94,29 @@ fn two_addresses_with_one_endpoint_keep_a_clients_flows_apart(scene: &mut Scene<
 }
 
 fn a_flow_that_is_over_gives_its_client_port_to_another(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Proto::Udp);
+    let served = Served::new(scene, Protocol::Udp);
     served.begin(scene);
     scene.wait(121);
     let other = served.first.clone().to(addr(scene.at.external_ip, 443));
-    scene.serve(Proto::Udp, &[other.to], &[served.endpoint]);
+    scene.serve(Protocol::Udp, &[other.to], &[served.endpoint]);
     scene.enters(&other).becomes(&other.clone().to(served.endpoint));
     scene.leaves(&served.answer()).becomes(&served.answer().from(other.to));
     assert!(scene.flow(Direction::Original, &served.first).is_none(), "its answers would go astray");
 }
 
 fn a_closed_connection_gives_its_client_port_to_another(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Proto::Tcp);
+    let served = Served::new(scene, Protocol::Tcp);
     served.begin(scene);
     scene.enters(&served.first.clone().flags(TcpFlags::RST_ALONE));
     let other = served.first.clone().to(addr(scene.at.external_ip, 443));
-    scene.serve(Proto::Tcp, &[other.to], &[served.endpoint]);
+    scene.serve(Protocol::Tcp, &[other.to], &[served.endpoint]);
     scene.enters(&other).becomes(&other.clone().to(served.endpoint));
     scene.leaves(&served.answer()).becomes(&served.answer().from(other.to));
     assert_eq!(scene.flows(), 2);
 }
 
 fn an_error_about_a_flow_with_another_client_port_names_the_clients_own(scene: &mut Scene<'_>) {
-    let (served, other, source) = through_two_addresses(scene, Proto::Udp);
+    let (served, other, source) = through_two_addresses(scene, Protocol::Udp);
     let at = scene.at;
     let kind = if at.node.is_ipv4() { [3, 1] } else { [1, 3] };
     let told = Sent { checksum: other.carried().get(6..8).map(|sum| [sum[0], sum[1]]), ..other };

@@ -2,7 +2,7 @@
 
 use super::{PROTOS, Served, addr};
 use crate::{
-    Proto::{Tcp, Udp},
+    Protocol::{Tcp, Udp},
     layout::{Counter, LocalDetection, flags},
     packet::TcpFlags,
     testing::{Scene, Sent},

@@ -4,7 +4,7 @@ use std::vec::Vec;
 
 use super::{Served, addr};
 use crate::{
-    Proto::Tcp,
+    Protocol::Tcp,
     layout::{Counter, Direction, flags, flow_state as state},
     packet::TcpFlags,
     testing::Scene,
@@ -249,7 +249,7 @@ fn a_forged_reset_does_not_shorten_a_connection(scene: &mut Scene<'_>) {
     }
     let flow = scene.flow(Direction::Original, &served.first).expect("noted");
     assert!(
-        !flow.is_over(6, flow.used_ns + 121_000_000_000),
+        !flow.is_over(Tcp, flow.used_ns + 121_000_000_000),
         "over after 2 min although it went on: {flow:?}"
     );
 }

@@ -2,7 +2,7 @@
 
 use super::{PROTOS, Served, addr, any};
 use crate::{
-    Proto::Tcp,
+    Protocol::Tcp,
     layout::{Counter, NodeValue, flags},
     packet::TcpFlags,
     testing::{Given, Hook, Scene, Sent},

@@ -2,7 +2,7 @@
 
 use super::{Served, addr, any};
 use crate::{
-    Proto::{Tcp, Udp},
+    Protocol::{Tcp, Udp},
     layout::{Counter, Direction, flow_state as state},
     packet::TcpFlags,
     testing::{Scene, Sent},

@@ -11,7 +11,7 @@ pub(super) use self::{
     input::{Layout, TableInput, TableWriter, text},
     names::{
         CANARY, Chain, EXTERNAL_SERVICES, FORWARD, KUBELET_FIREWALL, MARK_MASQ, NODE_PORTS, NameHash,
-        POSTROUTING, PROXY_FIREWALL, Purpose, ROUTES_LOCALNET, SERVICES, protocol,
+        POSTROUTING, PROXY_FIREWALL, Purpose, ROUTES_LOCALNET, SERVICES,
     },
     rules::{
         ChainRules, LocalMatch, add_forward_rules, add_postrouting_rules, mark_masq_rules, port_unreachable,

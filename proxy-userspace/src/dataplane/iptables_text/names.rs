@@ -2,10 +2,7 @@
 
 use std::{fmt, net::SocketAddr};
 
-use crate::{
-    dataplane::name_hash::base32,
-    model::{Protocol, ServicePortName},
-};
+use crate::{dataplane::name_hash::base32, model::ServicePortName};
 
 /// What a chain of a service port is for. The prefixes are upstream's (`pkg/proxy/iptables/proxier.go`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,12 +43,12 @@ pub(in crate::dataplane) struct NameHash([u8; DIGITS]);
 impl NameHash {
     /// The hash of a service port: upstream's `portProtoHash`.
     pub(in crate::dataplane) fn of_port(name: &ServicePortName) -> Self {
-        Self(base32(&format!("{name}{}", protocol(name.protocol))))
+        Self(base32(&format!("{name}{}", name.protocol.lowercase_name())))
     }
 
     /// The hash of an endpoint: upstream's `servicePortEndpointChainName`.
     pub(in crate::dataplane) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> Self {
-        Self(base32(&format!("{name}{}{endpoint}", protocol(name.protocol))))
+        Self(base32(&format!("{name}{}{endpoint}", name.protocol.lowercase_name())))
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -141,15 +138,6 @@ impl fmt::Display for Chain {
 impl fmt::Debug for Chain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
-    }
-}
-
-/// The name of a protocol in rules.
-pub(in crate::dataplane) const fn protocol(protocol: Protocol) -> &'static str {
-    match protocol {
-        Protocol::Tcp => "tcp",
-        Protocol::Udp => "udp",
-        Protocol::Sctp => "sctp",
     }
 }
 

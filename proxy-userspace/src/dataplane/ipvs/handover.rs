@@ -81,7 +81,7 @@ pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandoverCounts, Kerne
 fn find(family: IpFamily, servers: &[VirtualKey]) -> Result<Vec<Connection>, KernelError> {
     let mut found = Vec::new();
     for protocol in Protocol::ALL {
-        found.extend(conntrack::find_connections(family, protocol.number(), &mut |tracked| {
+        found.extend(conntrack::find_connections(family, protocol, &mut |tracked| {
             original_ends(tracked, protocol, servers)
         })?);
     }
@@ -131,7 +131,7 @@ mod tests {
         let original = AddressPair { source: at("10.244.1.11:4000"), destination: at("10.96.0.1:80") };
         let reply = |from: &str| AddressPair { source: at(from), destination: at("192.168.57.11:5000") };
         let carried =
-            TrackedConnection { protocol: 6, original, reply: reply("10.244.1.12:8080"), is_dnat: false };
+            TrackedConnection { protocol: Protocol::Tcp, original, reply: reply("10.244.1.12:8080"), is_dnat: false };
         let ends = |tracked: &TrackedConnection, protocol| original_ends(tracked, protocol, &servers);
         assert_eq!(ends(&carried, Protocol::Tcp), Some(original));
         assert_eq!(ends(&carried, Protocol::Udp), None);

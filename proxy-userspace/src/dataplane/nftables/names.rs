@@ -3,11 +3,7 @@
 
 use std::net::SocketAddr;
 
-use crate::{
-    dataplane::name_hash::base32,
-    kernel::nftables::Name,
-    model::{Protocol, ServicePortName},
-};
+use crate::{dataplane::name_hash::base32, kernel::nftables::Name, model::ServicePortName};
 
 /// The kernel's limit is 256 with the zero at the end; the longest prefix of ours is taken off that.
 const LONGEST: usize = 240;
@@ -29,11 +25,7 @@ pub(super) fn name(kind: &str, ending: &str) -> Name {
 }
 
 fn text(name: &ServicePortName) -> String {
-    let protocol = match name.protocol {
-        Protocol::Tcp => "tcp",
-        Protocol::Udp => "udp",
-        Protocol::Sctp => "sctp",
-    };
+    let protocol = name.protocol.lowercase_name();
     format!("{}/{}/{protocol}/{}", name.service.namespace, name.service.name, name.port)
 }
 

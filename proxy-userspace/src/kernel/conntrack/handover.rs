@@ -17,16 +17,13 @@ use super::{
 };
 use crate::{
     kernel::{KernelError, netlink},
-    net::IpFamily,
+    net::{IpFamily, Protocol},
 };
 
 /// Connections that are replaced at once: packets of each are kept back as long as that takes.
 const AT_ONCE: usize = 32;
 /// Packets that were not kept back may have made an entry in the way of the new one, which then has to go first.
 const TRIES: usize = 4;
-
-const TCP: u8 = 6;
-const SCTP: u8 = 132;
 
 /// `enum ctattr_type`.
 const STATUS: u16 = 3;
@@ -65,8 +62,8 @@ const ESTABLISHED_SECONDS: u32 = 86_400;
 /// A connection as conntrack has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrackedConnection {
-    /// IP protocol number.
-    pub protocol: u8,
+    /// The protocol.
+    pub protocol: Protocol,
     /// Its first packet, before conntrack translated anything.
     pub original: AddressPair,
     /// What conntrack takes for an answer.
@@ -131,7 +128,7 @@ impl std::ops::AddAssign for HandoverCounts {
 /// Entries that come meanwhile may be met or not.
 pub fn hand_over(
     family: IpFamily,
-    protocol: u8,
+    protocol: Protocol,
     translator: &mut dyn Translator,
 ) -> Result<HandoverCounts, KernelError> {
     let mut replacement = Replacement::new(family)?;
@@ -149,7 +146,7 @@ pub fn hand_over(
 /// namespace: to be replaced once nothing translates them any more.
 pub fn find_connections(
     family: IpFamily,
-    protocol: u8,
+    protocol: Protocol,
     untranslated: &mut dyn FnMut(&TrackedConnection) -> Option<AddressPair>,
 ) -> Result<Vec<Connection>, KernelError> {
     let mut found = Vec::new();
@@ -170,7 +167,7 @@ pub fn replace_entries(family: IpFamily, connections: &[Connection]) -> Result<H
     Ok(replacement.done)
 }
 
-fn read(payload: &[u8], protocol: u8) -> Option<(TrackedConnection, Kept)> {
+fn read(payload: &[u8], protocol: Protocol) -> Option<(TrackedConnection, Kept)> {
     let (mut original, mut reply, mut kept) = (None, None, Kept::default());
     let number = |value: &[u8]| value.first_chunk().map(|value| u32::from_be_bytes(*value));
     for (kind, value) in attributes(payload.get(message::NFGENMSG..)?) {
@@ -311,10 +308,10 @@ fn create(datagram: &mut Vec<u8>, family: IpFamily, number: u32, connection: &Co
             attribute(bytes, MARK, mark);
         }
         match (tracked.protocol, &state.protocol) {
-            (TCP, _) => put_tcp(bytes, state.tcp_state),
+            (Protocol::Tcp, _) => put_tcp(bytes, state.tcp_state),
             // Without its verification tags, the kernel would take all packets for those of another association.
-            (SCTP, Some(protocol)) => attribute(bytes, PROTOINFO | NLA_F_NESTED, protocol),
-            _ => {}
+            (Protocol::Sctp, Some(protocol)) => attribute(bytes, PROTOINFO | NLA_F_NESTED, protocol),
+            (Protocol::Udp, _) | (Protocol::Sctp, None) => {}
         }
         put_zone(bytes, connection);
     });

@@ -240,7 +240,7 @@ fn octets(address: IpAddr) -> [u8; 16] {
 }
 
 fn protocol_of(number: u16) -> Option<Protocol> {
-    Protocol::ALL.into_iter().find(|protocol| u16::from(protocol.number()) == number)
+    u8::try_from(number).ok().and_then(Protocol::from_number)
 }
 
 #[cfg(test)]

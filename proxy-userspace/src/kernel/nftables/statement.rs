@@ -11,6 +11,7 @@ use std::{
 use ipnet::IpNet;
 
 use super::Family;
+use crate::net::Protocol;
 
 /// A name of a chain, set or map.
 pub type Name = Arc<str>;
@@ -142,12 +143,8 @@ impl fmt::Display for Verdict {
 
 /// A protocol as nft names it.
 pub(super) fn protocol_name(protocol: u8) -> String {
-    match protocol {
-        6 => "tcp".into(),
-        17 => "udp".into(),
-        132 => "sctp".into(),
-        other => other.to_string(),
-    }
+    Protocol::from_number(protocol)
+        .map_or_else(|| protocol.to_string(), |known| known.lowercase_name().into())
 }
 
 struct Shown<'a>(&'a Statement, Family);

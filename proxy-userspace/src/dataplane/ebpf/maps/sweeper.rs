@@ -144,7 +144,7 @@ impl Fill {
 
 /// Whether an entry is of no more use.
 fn is_over(key: &FlowKey, flow: &Flow, now_ns: u64, is_over_half: bool) -> bool {
-    flow.is_over(key.proto, now_ns)
+    key.protocol().is_none_or(|protocol| flow.is_over(protocol, now_ns))
         || is_over_half && flow.is_finished() && now_ns.saturating_sub(flow.used_ns) > FINISHED_NS
 }
 
@@ -189,8 +189,9 @@ impl Flows {
 #[cfg(test)]
 mod tests {
     use proxy_common::{
+        Protocol,
         layout::{Direction, flow_state},
-        packet::{TCP, Tuple},
+        packet::Tuple,
     };
 
     use super::*;
@@ -200,7 +201,7 @@ mod tests {
     /// Whether a connection in this state is removed that was silent for so many seconds.
     fn is_removed(state: u32, seconds: u64, is_over_half: bool) -> bool {
         let tuple = Tuple { source: Flow::NONE.source, destination: Flow::NONE.destination };
-        let key = FlowKey::new(Direction::Original, TCP, tuple);
+        let key = FlowKey::new(Direction::Original, Protocol::Tcp, tuple);
         let flow = Flow { state, used_ns: 1, ..Flow::NONE };
         is_over(&key, &flow, 1 + seconds * 1_000_000_000, is_over_half)
     }

@@ -18,7 +18,7 @@ use proxy_common::{
     layout::{BridgeAddress, List, MemberKey, ServiceKey},
 };
 
-use self::{ids::Fresh, ranges::Range, state::State, step::Step, translate::proto};
+use self::{ids::Fresh, ranges::Range, state::State, step::Step};
 use super::links::{LinkHook, Running};
 use crate::{
     dataplane::PlanSize,
@@ -200,9 +200,11 @@ impl<'a> Planner<'a> {
             // Other Services have all its addresses. Nothing would lead to what it has, and nobody would find it again.
             return self.gone(name);
         }
-        let proto = proto(name.name.protocol);
-        let keys: Vec<ServiceKey> =
-            port.frontends.iter().map(|f| translate::service_key(f, name.family, proto)).collect();
+        let keys: Vec<ServiceKey> = port
+            .frontends
+            .iter()
+            .map(|f| translate::service_key(f, name.family, name.name.protocol))
+            .collect();
         let service = self.identify(name, &keys);
         let generation = self.lists(service, port);
         self.members(service, name, port);

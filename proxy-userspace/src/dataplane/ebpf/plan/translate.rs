@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use proxy_common::{
-    Addr, Proto,
+    Addr,
     layout::{Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
 };
 
@@ -14,19 +14,10 @@ use crate::model::{
     ResolvedPort, TrafficPolicy, WhenEmpty,
 };
 
-/// A protocol as the maps number it.
-pub(crate) const fn proto(protocol: Protocol) -> Proto {
-    match protocol {
-        Protocol::Tcp => Proto::Tcp,
-        Protocol::Udp => Proto::Udp,
-        Protocol::Sctp => Proto::Sctp,
-    }
-}
-
 /// The key of a destination.
-pub(crate) fn service_key(frontend: &Frontend, family: IpFamily, proto: Proto) -> ServiceKey {
+pub(crate) fn service_key(frontend: &Frontend, family: IpFamily, protocol: Protocol) -> ServiceKey {
     let addr = frontend.address.map_or(any(family), Addr::from);
-    ServiceKey::new(addr, frontend.port.get(), proto)
+    ServiceKey::new(addr, frontend.port.get(), protocol)
 }
 
 /// What a destination leads to.

@@ -13,7 +13,7 @@ use std::{
 };
 
 use proxy_common::{
-    Proto,
+    Protocol,
     layout::{Counter, Program},
     trace::Codes,
 };
@@ -188,11 +188,7 @@ fn is_nobody(address: SocketAddr) -> bool {
 }
 
 fn protocol(number: u32) -> Option<&'static str> {
-    Some(match Proto::from_number(number)? {
-        Proto::Tcp => "TCP",
-        Proto::Udp => "UDP",
-        Proto::Sctp => "SCTP",
-    })
+    Protocol::from_number(u8::try_from(number).ok()?).map(Protocol::name)
 }
 
 #[cfg(test)]
@@ -200,13 +196,13 @@ mod tests {
     use super::*;
     use crate::kernel::clock;
 
-    fn codes(program: Program, what: u32, proto: Proto) -> u32 {
+    fn codes(program: Program, what: u32, proto: Protocol) -> u32 {
         Codes::new(program, what, proto as u8).0
     }
 
     #[test]
     fn a_translated_connection_of_a_socket_has_no_source() {
-        let codes = codes(Program::Connect4, Counter::FlowsBegun as u32, Proto::Tcp);
+        let codes = codes(Program::Connect4, Counter::FlowsBegun as u32, Protocol::Tcp);
         let text = format!("{codes} 7 :: 0 ::ffff:10.96.0.10 80 ::ffff:10.244.1.5 8080");
         let expected = Line::Told {
             program: "shunt_connect4",
@@ -222,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_packet_that_is_turned_away_says_where_it_came_from_and_why() {
-        let codes = codes(Program::OutIp, Counter::SourceNotAllowed as u32, Proto::Udp);
+        let codes = codes(Program::OutIp, Counter::SourceNotAllowed as u32, Protocol::Udp);
         let expected = Line::Told {
             program: "shunt_out_ip",
             verdict: "source_not_allowed",
@@ -248,7 +244,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_not_understood() {
-        let known = codes(Program::InEth, Counter::Refused as u32, Proto::Tcp);
+        let known = codes(Program::InEth, Counter::Refused as u32, Protocol::Tcp);
         for text in ["", "x", "255", &format!("{known} 1 10.0.0.1"), &format!("{known} 1 :: 0 x 80")] {
             assert_eq!(Line::parse(text), None, "{text:?}");
         }

@@ -15,7 +15,7 @@ use proxy_common::{
     layout::{
         Direction, Endpoint, Flow, FlowKey, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, flow_state,
     },
-    packet::{TCP, Tuple, UDP},
+    packet::Tuple,
     prefilter::{self, PrefilterBit},
 };
 
@@ -27,7 +27,7 @@ use crate::{
         clock,
         conntrack::{self, AddressPair, Connection, HandoverCounts, TrackedConnection, Translator},
     },
-    model::IpFamily,
+    model::{IpFamily, Protocol},
 };
 
 /// Hands over what the programs pinned in this directory translate, and has them translate nothing else. Without programs, or
@@ -41,7 +41,7 @@ pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
     remove_services(&pins)?;
     let mut flows = Flows::open(&pins)?;
     for family in IpFamily::ALL {
-        for protocol in [TCP, UDP] {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
             done += conntrack::hand_over(family, protocol, &mut flows)?;
         }
     }
@@ -76,7 +76,7 @@ impl Flows {
     }
 
     /// Notes what becomes of packets with these ends as they come in.
-    fn note(&mut self, protocol: u8, ends: AddressPair, flow: Flow) {
+    fn note(&mut self, protocol: Protocol, ends: AddressPair, flow: Flow) {
         let key = key(Direction::Original, protocol, ends);
         let used_ns = clock::monotonic().unwrap_or(Duration::ZERO).as_nanos();
         let flow = Flow { used_ns: u64::try_from(used_ns).unwrap_or(u64::MAX), ..flow };
@@ -115,12 +115,12 @@ impl Translator for Flows {
 }
 
 /// A flow that is left as it is.
-fn passing(protocol: u8, ends: AddressPair, state: u32) -> Flow {
+fn passing(protocol: Protocol, ends: AddressPair, state: u32) -> Flow {
     let FlowKey { source, destination, .. } = key(Direction::Original, protocol, ends);
     Flow { source, destination, state: flow_state::PASS | flow_state::REPLIED | state, ..Flow::NONE }
 }
 
-fn key(direction: Direction, protocol: u8, ends: AddressPair) -> FlowKey {
+fn key(direction: Direction, protocol: Protocol, ends: AddressPair) -> FlowKey {
     let AddressPair { source, destination } = ends;
     let [source, destination] = [source, destination].map(|end| Endpoint::new(end.ip().into(), end.port()));
     FlowKey::new(direction, protocol, Tuple { source, destination })

@@ -6,7 +6,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 
 use proxy_common::{
-    Addr, Proto,
+    Addr, Protocol,
     layout::{Endpoint, EndpointKey, List, ServiceKey, ServiceValue},
 };
 
@@ -22,7 +22,7 @@ const SERVICE: u32 = 0;
 
 /// Asks the programs, which have to run for this process's cgroup.
 pub(crate) fn learn(maps: &mut Maps) -> Result<NetnsCookie, KernelError> {
-    let service = ServiceKey::new(addr(VIP), VIP.port(), Proto::Udp);
+    let service = ServiceKey::new(addr(VIP), VIP.port(), Protocol::Udp);
     let slot = EndpointKey { service: SERVICE, generation: 0, slot: 0, list: List::Cluster.number() };
     let answer = maps
         .put_endpoint(slot, Endpoint::new(addr(NOBODY), NOBODY.port()))

@@ -7,7 +7,7 @@ use super::node::{Node, RuleOptions};
 use crate::{
     dataplane::iptables_text::{
         Chain, ChainRules, EXTERNAL_SERVICES, NODE_PORTS, NameHash, PROXY_FIREWALL, Purpose, SERVICES, Table,
-        host_bits, port_unreachable, protocol,
+        host_bits, port_unreachable,
     },
     model::{Frontend, FrontendKind, IpFamily, ResolvedPort, ServicePortKey, ServicePortName, TrafficPolicy},
 };
@@ -72,7 +72,7 @@ impl<'a> PortRules<'a> {
             context,
             name: &key.name,
             display_name: key.name.to_string(),
-            protocol: protocol(key.name.protocol),
+            protocol: key.name.protocol.lowercase_name(),
             hash: NameHash::of_port(&key.name),
             port,
         }

@@ -12,11 +12,7 @@ use crate::model::{WhenEmpty, testing};
 
 fn destinations(snapshot: &Snapshot) -> Vec<(Family, Destination, ServicePortKey, Frontend)> {
     let of = |(key, port): (&ServicePortKey, &Arc<ResolvedPort>)| {
-        let protocol = match key.name.protocol {
-            crate::model::Protocol::Tcp => 6,
-            crate::model::Protocol::Udp => 17,
-            crate::model::Protocol::Sctp => 132,
-        };
+        let protocol = key.name.protocol.number();
         let family = service::family(key.family);
         let of_frontend = move |frontend: &Frontend| {
             (

@@ -13,7 +13,7 @@ use netlink_packet_core::{
 };
 
 use super::{AddressPair, UdpFilter, UdpFlow};
-use crate::net::IpFamily;
+use crate::net::{IpFamily, Protocol};
 
 /// `NFNL_SUBSYS_CTNETLINK`, the upper byte of a message's type.
 const SUBSYSTEM: u16 = 1 << 8;
@@ -43,7 +43,6 @@ const PROTO_DST_PORT: u16 = 3;
 const BY_PROTO_NUM: u32 = 1 << 3;
 const BY_PROTO_DST_PORT: u32 = 1 << 5;
 
-pub(super) const UDP: u8 = 17;
 /// `struct nlmsghdr`, `struct nfgenmsg` and `struct nlattr`.
 const HEADER: usize = 16;
 pub(super) const NFGENMSG: usize = 4;
@@ -73,16 +72,20 @@ pub(super) enum Answer<'a> {
 
 /// Asks for all UDP entries that pass the filter.
 pub(super) fn dump_request(filter: UdpFilter) -> Vec<u8> {
-    dump_request_of(filter.family, UDP, filter.destination_port)
+    dump_request_of(filter.family, Protocol::Udp, filter.destination_port)
 }
 
 /// Asks for all entries of a protocol, and of a destination port if there is one.
-pub(super) fn dump_request_of(family: IpFamily, protocol: u8, destination_port: Option<u16>) -> Vec<u8> {
+pub(super) fn dump_request_of(
+    family: IpFamily,
+    protocol: Protocol,
+    destination_port: Option<u16>,
+) -> Vec<u8> {
     let mut bytes = Vec::new();
     message(&mut bytes, GET, NLM_F_DUMP, 0, family, |bytes| {
         nest(bytes, TUPLE_ORIG, |bytes| {
             nest(bytes, TUPLE_PROTO, |bytes| {
-                attribute(bytes, PROTO_NUM, &[protocol]);
+                attribute(bytes, PROTO_NUM, &[protocol.number()]);
                 if let Some(port) = destination_port {
                     attribute(bytes, PROTO_DST_PORT, &port.to_be_bytes());
                 }
@@ -170,8 +173,8 @@ pub(super) fn entry(payload: &[u8]) -> Option<Entry<'_>> {
     let (mut original, mut reply, mut tuple, mut zone, mut id) = (None, None, None, None, None);
     for (kind, value) in attributes(payload.get(NFGENMSG..)?) {
         match kind {
-            TUPLE_ORIG => (original, tuple) = (Some(read_tuple(value, UDP)?), Some(value)),
-            TUPLE_REPLY => reply = Some(read_tuple(value, UDP)?),
+            TUPLE_ORIG => (original, tuple) = (Some(read_tuple(value, Protocol::Udp)?), Some(value)),
+            TUPLE_REPLY => reply = Some(read_tuple(value, Protocol::Udp)?),
             ZONE => zone = Some(value),
             ID => id = Some(value),
             _ => {}
@@ -188,7 +191,7 @@ pub(super) fn entry(payload: &[u8]) -> Option<Entry<'_>> {
 }
 
 /// Source and destination of one direction; none unless it is of this protocol.
-pub(super) fn read_tuple(value: &[u8], protocol: u8) -> Option<AddressPair> {
+pub(super) fn read_tuple(value: &[u8], protocol: Protocol) -> Option<AddressPair> {
     let (mut addresses, mut ports) = ((None, None), (None, None));
     for (kind, value) in attributes(value) {
         match kind {
@@ -203,14 +206,14 @@ pub(super) fn read_tuple(value: &[u8], protocol: u8) -> Option<AddressPair> {
 }
 
 /// Writes one direction of a connection.
-pub(super) fn put_tuple(bytes: &mut Vec<u8>, kind: u16, protocol: u8, ends: AddressPair) {
+pub(super) fn put_tuple(bytes: &mut Vec<u8>, kind: u16, protocol: Protocol, ends: AddressPair) {
     nest(bytes, kind, |bytes| {
         nest(bytes, TUPLE_IP, |bytes| {
             put_address(bytes, [IP_V4_SRC, IP_V6_SRC], ends.source.ip());
             put_address(bytes, [IP_V4_DST, IP_V6_DST], ends.destination.ip());
         });
         nest(bytes, TUPLE_PROTO, |bytes| {
-            attribute(bytes, PROTO_NUM, &[protocol]);
+            attribute(bytes, PROTO_NUM, &[protocol.number()]);
             attribute(bytes, PROTO_SRC_PORT, &ends.source.port().to_be_bytes());
             attribute(bytes, PROTO_DST_PORT, &ends.destination.port().to_be_bytes());
         });
@@ -241,12 +244,12 @@ fn read_addresses(value: &[u8]) -> (Option<IpAddr>, Option<IpAddr>) {
     (source, destination)
 }
 
-fn read_ports(value: &[u8], protocol: u8) -> Option<(Option<u16>, Option<u16>)> {
+fn read_ports(value: &[u8], protocol: Protocol) -> Option<(Option<u16>, Option<u16>)> {
     let (mut source, mut destination) = (None, None);
     for (kind, value) in attributes(value) {
         let port = || value.first_chunk().map(|port| u16::from_be_bytes(*port));
         match kind {
-            PROTO_NUM if value != [protocol] => return None,
+            PROTO_NUM if value != [protocol.number()] => return None,
             PROTO_SRC_PORT => source = port(),
             PROTO_DST_PORT => destination = port(),
             _ => {}

@@ -6,7 +6,7 @@ use super::*;
 use crate::kernel::netlink::borrowed_messages;
 
 /// An entry as the kernel tells of it.
-fn told(protocol: u8, family: IpFamily) -> Vec<u8> {
+fn told(protocol: Protocol, family: IpFamily) -> Vec<u8> {
     let (source, destination) = match family {
         IpFamily::V4 => (vec![10, 244, 1, 9], vec![10, 96, 0, 10]),
         IpFamily::V6 => (vec![0xfd; 16], vec![0xfe; 16]),
@@ -19,7 +19,7 @@ fn told(protocol: u8, family: IpFamily) -> Vec<u8> {
                 attribute(bytes, first + 1, to.0);
             });
             nest(bytes, TUPLE_PROTO, |bytes| {
-                attribute(bytes, PROTO_NUM, &[protocol]);
+                attribute(bytes, PROTO_NUM, &[protocol.number()]);
                 attribute(bytes, PROTO_SRC_PORT, &from.1.to_be_bytes());
                 attribute(bytes, PROTO_DST_PORT, &to.1.to_be_bytes());
             });
@@ -45,7 +45,12 @@ fn entries(datagram: &[u8]) -> Vec<Entry<'_>> {
 
 #[test]
 fn udp_entries_of_both_families_are_read_and_those_of_other_protocols_are_not() {
-    let datagram = [told(UDP, IpFamily::V4), told(6, IpFamily::V4), told(UDP, IpFamily::V6)].concat();
+    let datagram = [
+        told(Protocol::Udp, IpFamily::V4),
+        told(Protocol::Tcp, IpFamily::V4),
+        told(Protocol::Udp, IpFamily::V6),
+    ]
+    .concat();
     let flows: Vec<_> = entries(&datagram).into_iter().map(|entry| entry.flow).collect();
     let [source, destination, reply_source] =
         ["10.244.1.9:4000", "10.96.0.10:53", "10.244.1.9:5353"].map(|text| text.parse().unwrap());
@@ -56,7 +61,7 @@ fn udp_entries_of_both_families_are_read_and_those_of_other_protocols_are_not() 
 
 #[test]
 fn a_deletion_names_the_entry_as_the_kernel_did_and_only_the_last_is_answered_in_any_case() {
-    let datagram = told(UDP, IpFamily::V4);
+    let datagram = told(Protocol::Udp, IpFamily::V4);
     let mut batch = Batch::default();
     let entry = &entries(&datagram)[0];
     batch.push(entry);
@@ -91,7 +96,7 @@ proptest! {
     fn damaged_datagrams_are_read_without_panic_and_to_their_end(
         at in 0..200_usize, byte in any::<u8>(), length in 0..400_usize,
     ) {
-        let mut datagram = [told(UDP, IpFamily::V4), told(UDP, IpFamily::V6)].concat();
+        let mut datagram = [told(Protocol::Udp, IpFamily::V4), told(Protocol::Udp, IpFamily::V6)].concat();
         let at = at % datagram.len();
         datagram[at] = byte;
         datagram.truncate(length);
