@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use aya::maps::{HashMap, Map, MapData, MapError};
 use clap::Parser;
 use proxy_common::{
-    Proto,
+    Protocol as ServiceProtocol,
     layout::{ServiceKey, ServiceValue},
 };
 use serde_yaml_ng::Mapping;
@@ -198,7 +198,7 @@ fn wait_for_map_change(services: &Services, endpoints: u32) -> Result<Duration> 
     let stopwatch = Stopwatch::start();
     let deadline = Deadline::after(CHANGE_TIMEOUT);
     let vip: SocketAddr = CLUSTER_IP.parse()?;
-    let key = ServiceKey::new(vip.ip().into(), vip.port(), Proto::Tcp);
+    let key = ServiceKey::new(vip.ip().into(), vip.port(), ServiceProtocol::Tcp);
     // The loop does not sleep, because the change takes about as long as the shortest sleep.
     while !deadline.passed() {
         match services.get(&key, 0) {

@@ -130,8 +130,12 @@ mod tests {
         let servers = [VirtualKey { protocol: Protocol::Tcp, address: at("10.96.0.1:80") }];
         let original = AddressPair { source: at("10.244.1.11:4000"), destination: at("10.96.0.1:80") };
         let reply = |from: &str| AddressPair { source: at(from), destination: at("192.168.57.11:5000") };
-        let carried =
-            TrackedConnection { protocol: Protocol::Tcp, original, reply: reply("10.244.1.12:8080"), is_dnat: false };
+        let carried = TrackedConnection {
+            protocol: Protocol::Tcp,
+            original,
+            reply: reply("10.244.1.12:8080"),
+            is_dnat: false,
+        };
         let ends = |tracked: &TrackedConnection, protocol| original_ends(tracked, protocol, &servers);
         assert_eq!(ends(&carried, Protocol::Tcp), Some(original));
         assert_eq!(ends(&carried, Protocol::Udp), None);
