@@ -1,5 +1,5 @@
-//! Settings that the kernel keeps in files: those of the calling thread's network namespace below `/proc/sys/net`, conntrack's
-//! table, and this process's own.
+//! Kernel settings in files: sysctls of the network namespace, the size of conntrack's hash table, and
+//! the OOM score of this process.
 
 use std::{
     fs, io,
@@ -9,10 +9,12 @@ use std::{
 
 use super::KernelError;
 
-/// Where a manifest mounts the host's `/proc/sys/net`: a container's own is read-only unless it is privileged.
+/// Where a manifest mounts the host's `/proc/sys/net`. A container's own `/proc/sys/net` is read-only
+/// unless the container is privileged.
 const MOUNTED: &str = "/host/proc/sys/net";
 
-/// Where settings are. They are those of the process's network namespace, through either path.
+/// Returns the directory of the sysctls. Both directories show the sysctls of the process's network
+/// namespace.
 fn root() -> &'static Path {
     static ROOT: OnceLock<&Path> = OnceLock::new();
     ROOT.get_or_init(|| {
@@ -21,32 +23,33 @@ fn root() -> &'static Path {
     })
 }
 
-/// A setting below `/proc/sys/net`, such as `ipv4/conf/all/route_localnet`.
+/// A sysctl below `/proc/sys/net`, such as `ipv4/conf/all/route_localnet`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NetSetting(pub &'static str);
+pub struct Sysctl(pub &'static str);
 
-impl NetSetting {
+impl Sysctl {
     fn path(self) -> PathBuf {
         root().join(self.0)
     }
 
-    /// Its value; none where this kernel does not have it.
+    /// Returns the value, or `None` if this kernel does not have the sysctl.
     pub fn read(self) -> Result<Option<i64>, KernelError> {
         match fs::read_to_string(self.path()) {
             Ok(text) => text.trim().parse().map(Some).map_err(|_| {
-                KernelError::path("read", self.path())(io::Error::other(format!("{text:?} is no number")))
+                KernelError::path("read", self.path())(io::Error::other(format!("{text:?} is not a number")))
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(KernelError::path("read", self.path())(error)),
         }
     }
 
-    /// Sets it.
+    /// Writes the value.
     pub fn write(self, value: i64) -> Result<(), KernelError> {
         fs::write(self.path(), value.to_string()).map_err(KernelError::path("write", self.path()))
     }
 
-    /// Sets it where it has another value, and says whether it had. A setting that this kernel does not have is an error.
+    /// Writes the value if the sysctl has another one. Returns true if it had. Fails if this kernel does
+    /// not have the sysctl.
     pub fn ensure(self, value: i64) -> Result<bool, KernelError> {
         if self.read()? == Some(value) {
             return Ok(false);
@@ -55,14 +58,14 @@ impl NetSetting {
     }
 }
 
-/// How many processors are online; at least one.
+/// Returns the number of online processors, at least 1. Processors that this process may not use
+/// count too, because the limits are the node's.
 pub fn processors() -> u32 {
-    // Not what this process may run on: the limits are the node's.
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     count_processors(&online).unwrap_or(1).max(1)
 }
 
-/// Of a list such as `0-3,6`.
+/// Counts the processors in a list such as `0-3,6`.
 fn count_processors(list: &str) -> Option<u32> {
     let count = |range: &str| -> Option<u32> {
         let (from, to) = range.split_once('-').unwrap_or((range, range));
@@ -71,33 +74,32 @@ fn count_processors(list: &str) -> Option<u32> {
     list.trim().split(',').map(count).sum()
 }
 
-/// Gives conntrack's hash table at least so many buckets; it is all network namespaces'.
+/// Gives conntrack's hash table at least this number of buckets. All network namespaces share it.
 pub fn ensure_conntrack_buckets(buckets: u32) -> Result<(), KernelError> {
     const PATH: &str = "/sys/module/nf_conntrack/parameters/hashsize";
     let text = fs::read_to_string(PATH).map_err(KernelError::path("read", PATH))?;
-    if text.trim().parse::<u32>().is_ok_and(|has| has >= buckets) {
+    if text.trim().parse::<u32>().is_ok_and(|current| current >= buckets) {
         return Ok(());
     }
     fs::write(PATH, buckets.to_string()).map_err(KernelError::path("write", PATH))
 }
 
-/// How soon the kernel kills this process for want of memory: -1000 for never, 1000 for first.
+/// Sets the OOM score of this process, from -1000 (the kernel never kills it) to 1000 (it is killed
+/// first).
 pub fn set_oom_score_adj(score: i32) -> Result<(), KernelError> {
     const PATH: &str = "/proc/self/oom_score_adj";
-    let has = fs::read_to_string(PATH).map_err(KernelError::path("read", PATH))?;
-    if has.trim() == score.to_string() {
+    let current = fs::read_to_string(PATH).map_err(KernelError::path("read", PATH))?;
+    if current.trim() == score.to_string() {
         return Ok(());
     }
-    fs::write(PATH, score.to_string()).map_err(|error| KernelError::path("write", PATH)(explained(error)))
-}
-
-fn explained(error: io::Error) -> io::Error {
-    match error.kind() {
-        io::ErrorKind::PermissionDenied => {
-            io::Error::new(error.kind(), format!("{error}; a lower score than before needs CAP_SYS_RESOURCE"))
-        }
-        _ => error,
-    }
+    fs::write(PATH, score.to_string()).map_err(|error| {
+        let hint = "to lower the score, the process needs CAP_SYS_RESOURCE";
+        let error = match error.kind() {
+            io::ErrorKind::PermissionDenied => io::Error::new(error.kind(), format!("{error}; {hint}")),
+            _ => error,
+        };
+        KernelError::path("write", PATH)(error)
+    })
 }
 
 #[cfg(test)]
@@ -115,10 +117,10 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_that_the_kernel_does_not_have_cannot_be_set() {
-        let absent = NetSetting("ipv4/conf/all/no_such_setting");
+    fn a_missing_sysctl_cannot_be_written() {
+        let absent = Sysctl("ipv4/conf/all/no_such_sysctl");
         assert!(matches!(absent.read(), Ok(None)));
         let error = absent.ensure(1).expect_err("absent").to_string();
-        assert!(error.contains("/proc/sys/net/ipv4/conf/all/no_such_setting"), "{error}");
+        assert!(error.contains("/proc/sys/net/ipv4/conf/all/no_such_sysctl"), "{error}");
     }
 }

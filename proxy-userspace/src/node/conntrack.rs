@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::kernel::{
     KernelError, conntrack,
-    sysctl::{self, NetSetting},
+    sysctl::{self, Sysctl},
 };
 
 /// Above it the table takes too much memory on machines with many processors.
@@ -12,12 +12,12 @@ const MOST_BY_PROCESSORS: u32 = 1 << 20;
 /// Entries to a bucket of the kernel's hash table.
 const ENTRIES_PER_BUCKET: u32 = 4;
 
-const MAX: NetSetting = NetSetting("netfilter/nf_conntrack_max");
-const TCP_ESTABLISHED: NetSetting = NetSetting("netfilter/nf_conntrack_tcp_timeout_established");
-const TCP_CLOSE_WAIT: NetSetting = NetSetting("netfilter/nf_conntrack_tcp_timeout_close_wait");
-const TCP_BE_LIBERAL: NetSetting = NetSetting("netfilter/nf_conntrack_tcp_be_liberal");
-const UDP: NetSetting = NetSetting("netfilter/nf_conntrack_udp_timeout");
-const UDP_STREAM: NetSetting = NetSetting("netfilter/nf_conntrack_udp_timeout_stream");
+const MAX: Sysctl = Sysctl("netfilter/nf_conntrack_max");
+const TCP_ESTABLISHED: Sysctl = Sysctl("netfilter/nf_conntrack_tcp_timeout_established");
+const TCP_CLOSE_WAIT: Sysctl = Sysctl("netfilter/nf_conntrack_tcp_timeout_close_wait");
+const TCP_BE_LIBERAL: Sysctl = Sysctl("netfilter/nf_conntrack_tcp_be_liberal");
+const UDP: Sysctl = Sysctl("netfilter/nf_conntrack_udp_timeout");
+const UDP_STREAM: Sysctl = Sysctl("netfilter/nf_conntrack_udp_timeout_stream");
 
 /// The section `conntrack`. Zero leaves the kernel's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl ConntrackSettings {
         errors
     }
 
-    fn values(&self, processors: u32) -> impl Iterator<Item = (NetSetting, i64)> {
+    fn values(&self, processors: u32) -> impl Iterator<Item = (Sysctl, i64)> {
         let seconds =
             |time: Duration| Some(i64::try_from(time.as_secs()).unwrap_or(i64::MAX)).filter(|s| *s > 0);
         let wanted = [

@@ -8,9 +8,9 @@ mod event;
 pub use conntrack::ConntrackSettings;
 pub use event::{NodeEvent, NodeEvents};
 
-use crate::kernel::{self, KernelError, sysctl::NetSetting};
+use crate::kernel::{self, KernelError, sysctl::Sysctl};
 
-const FORWARD: NetSetting = NetSetting("ipv4/ip_forward");
+const FORWARD: Sysctl = Sysctl("ipv4/ip_forward");
 
 /// Upstream's default (`KubeProxyOOMScoreAdj` in `pkg/kubelet/qos/policy.go`): one of the last.
 const OOM_SCORE_ADJ: i32 = -999;

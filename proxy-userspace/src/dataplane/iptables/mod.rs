@@ -45,13 +45,13 @@ use crate::{
         command::SearchPath,
         iptables::{Backend, Iptables as Commands},
         nfacct,
-        sysctl::NetSetting,
+        sysctl::Sysctl,
     },
     model::{Dirty, IpFamily, ServicePortKey, Snapshot},
 };
 
-const ROUTE_LOCALNET: NetSetting = NetSetting("ipv4/conf/all/route_localnet");
-const BE_LIBERAL: NetSetting = NetSetting("netfilter/nf_conntrack_tcp_be_liberal");
+const ROUTE_LOCALNET: Sysctl = Sysctl("ipv4/conf/all/route_localnet");
+const BE_LIBERAL: Sysctl = Sysctl("netfilter/nf_conntrack_tcp_be_liberal");
 /// The first version of iptables with `MASQUERADE --random-fully`.
 const RANDOM_FULLY: [u32; 3] = [1, 6, 2];
 

@@ -1,6 +1,10 @@
 //! Makes the steps of a plan.
 
-use std::{collections::BTreeMap, io, net::SocketAddr};
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{IpAddr, SocketAddr},
+};
 
 use super::{
     Ipvs,
@@ -23,122 +27,122 @@ use crate::{
 /// The maximum number of rejected set entries in one step. Each of them costs one more run of ipset.
 const MAX_REJECTED: usize = 64;
 
-impl Ipvs {
-    /// Makes one step and records the result. If one change of a step fails and the others do not
-    /// depend on it, the others are made.
-    pub(super) fn apply_step(
-        &mut self,
-        state: &mut State,
-        step: Step,
-        failures: &mut ApplyFailures,
-    ) -> Result<(), IpvsError> {
+/// A plan that is being applied.
+pub(super) struct Applying<'a> {
+    pub(super) ipvs: &'a mut Ipvs,
+    pub(super) state: &'a mut State,
+    pub(super) failures: ApplyFailures,
+}
+
+impl Applying<'_> {
+    /// Makes the safe part of a step and records the result. If one change fails, the changes that do
+    /// not depend on it are made.
+    pub(super) fn apply(&mut self, step: Step) -> Result<(), IpvsError> {
+        let step = self.failures.safe_part(step, self.state);
         match &step {
             Step::Sysctl(setting, value) => sysctls::write(*setting, *value)?,
-            Step::Timeouts(timeouts) => self.socket.set_timeouts(*timeouts)?,
-            Step::Link => self.link.create()?,
+            Step::Timeouts(timeouts) => self.ipvs.socket.set_timeouts(*timeouts)?,
+            Step::Link => self.ipvs.link.create()?,
             Step::Rules(family, inputs) => {
-                let Some(commands) = self.commands.get(family) else { return Ok(()) };
-                if !state.writes_rules(*family) {
+                let Some(commands) = self.ipvs.commands.get(family) else { return Ok(()) };
+                if !self.state.writes_rules(*family) {
                     return Ok(());
                 }
-                self.iptables_runs += 1;
+                self.ipvs.iptables_runs += 1;
                 if let Err(source) = commands.restore_all(iptables_text::text(inputs, Layout::ChainsFirst)) {
-                    state.rules.remove(family);
-                    self.failed_restores.count(*family);
+                    self.state.rules.remove(family);
+                    self.ipvs.failed_restores.count(*family);
                     return Err(IpvsError::Rules { family: *family, source });
                 }
             }
-            Step::Sets(_) => return self.change_sets(state, step, failures),
-            Step::Servers(changes) => return self.change_servers(state, changes, failures),
-            Step::Drain(reals) => return self.drain(state, reals, failures),
-            Step::AddAddresses(_) => return self.add_addresses(state, step, failures),
+            Step::Sets(changes) => return self.change_sets(changes.clone()),
+            Step::Servers(changes) => return self.change_servers(changes),
+            Step::Drain(reals) => return self.drain(reals),
+            Step::AddAddresses(addresses) => return self.add_addresses(addresses),
             Step::DeleteAddresses(addresses) => {
-                addresses.iter().try_for_each(|address| self.link.delete(*address))?;
+                addresses.iter().try_for_each(|address| self.ipvs.link.delete(*address))?;
             }
         }
-        state.record(step);
+        self.state.record(step);
         Ok(())
     }
 
     /// Changes sets. Continues after a rejected entry.
-    fn change_sets(
-        &mut self,
-        state: &mut State,
-        step: Step,
-        failures: &mut ApplyFailures,
-    ) -> Result<(), IpvsError> {
-        let Step::Sets(mut rest) = step else { return Ok(()) };
+    fn change_sets(&mut self, mut rest: Vec<SetChange>) -> Result<(), IpvsError> {
         for _ in 0..=MAX_REJECTED {
             if rest.is_empty() {
                 return Ok(());
             }
-            self.ipset_runs += 1;
-            let Err(error) = self.ipset.restore(rest.iter().map(SetChange::line).collect()) else {
-                state.record(Step::Sets(rest));
+            self.ipvs.ipset_runs += 1;
+            let Err(error) = self.ipvs.ipset.restore(rest.iter().map(SetChange::line).collect()) else {
+                self.state.record(Step::Sets(rest));
                 return Ok(());
             };
             let Some((at, rejected)) = rejected_entry(&rest, &error) else {
-                failures.sets_failed(&rest);
+                self.failures.sets_failed(&rest);
                 return Err(error.into());
             };
             let after = rest.split_off(at);
-            state.record(Step::Sets(std::mem::replace(&mut rest, after[1..].to_vec())));
+            self.state.record(Step::Sets(std::mem::replace(&mut rest, after[1..].to_vec())));
             if is_set_full(&error) {
-                rest.retain(|change| !is_rejected_too(*change, rejected, failures));
+                rest.retain(|change| !self.is_rejected_too(*change, rejected));
             }
-            failures.add(KernelObject::Item(Item::Entry(rejected)), error);
+            self.failures.add(KernelObject::Item(Item::Entry(rejected)), error);
         }
-        failures.sets_failed(&rest);
+        self.failures.sets_failed(&rest);
         Err(IpvsError::TooManyRejected { max: MAX_REJECTED })
     }
 
-    fn add_addresses(
-        &mut self,
-        state: &mut State,
-        step: Step,
-        failures: &mut ApplyFailures,
-    ) -> Result<(), IpvsError> {
-        let Step::AddAddresses(addresses) = step else { return Ok(()) };
-        let (mut added, mut first) = (Vec::new(), None);
+    /// Returns true if a change adds to the same full set as the rejected entry, and records that.
+    fn is_rejected_too(&mut self, change: SetChange, rejected: SetEntry) -> bool {
+        let SetChange::Add(entry) = change else { return false };
+        let is_same_set = (entry.family, entry.set) == (rejected.family, rejected.set);
+        if is_same_set {
+            let object = format!("{} to the ipset {}", entry.entry, entry.set.name(entry.family));
+            let error = KernelError::call("add", object)(io::Error::other("it is full"));
+            self.failures.add(KernelObject::Item(Item::Entry(entry)), error);
+        }
+        is_same_set
+    }
+
+    fn add_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), IpvsError> {
+        let mut first = None;
         for address in addresses {
-            match self.link.add(address) {
-                Ok(()) => added.push(address),
+            match self.ipvs.link.add(*address) {
+                Ok(()) => {
+                    self.state.addresses.insert(*address);
+                }
                 Err(error) if is_rejection(&error) => {
-                    failures.add(KernelObject::Item(Item::address(address)), error);
+                    self.failures.add(KernelObject::Item(Item::address(*address)), error);
                 }
                 Err(error) => drop(first.get_or_insert(error)),
             }
         }
-        state.record(Step::AddAddresses(added));
         first.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    fn change_servers(
-        &mut self,
-        state: &mut State,
-        changes: &[Change],
-        failures: &mut ApplyFailures,
-    ) -> Result<(), IpvsError> {
-        let made = self.socket.commit(changes);
-        let made = made.inspect_err(|_| changes.iter().for_each(|change| failures.server_failed(change)));
+    fn change_servers(&mut self, changes: &[Change]) -> Result<(), IpvsError> {
+        let made = self.ipvs.socket.commit(changes);
+        let made =
+            made.inspect_err(|_| changes.iter().for_each(|change| self.failures.server_failed(change)));
         let mut failed = made?.into_iter().peekable();
         let (mut first, mut count) = (None, 0);
         for (index, change) in changes.iter().enumerate() {
             let Some((_, source)) = failed.next_if(|(failed, _)| *failed == index) else {
-                state.record_server(change.clone());
+                self.state.record_server(change.clone());
                 continue;
             };
             match change {
                 // The real servers of a rejected virtual server cannot be added either.
-                _ if failures.contains(KernelObject::VirtualServer(change.server())) => {}
+                _ if self.failures.contains(KernelObject::VirtualServer(change.server())) => {}
                 Change::AddServer(key, _) | Change::SetServer(key, _) if is_rejection(&source) => {
-                    failures.add(KernelObject::VirtualServer(*key), source);
+                    self.failures.add(KernelObject::VirtualServer(*key), source);
                 }
                 Change::AddReal(key, real, _) if is_rejection(&source) => {
-                    failures.add(KernelObject::RealServer(*key, *real), source);
+                    self.failures.add(KernelObject::RealServer(*key, *real), source);
                 }
                 _ => {
-                    failures.server_failed(change);
+                    self.failures.server_failed(change);
                     first.get_or_insert(source);
                     count += 1;
                 }
@@ -149,39 +153,21 @@ impl Ipvs {
 
     /// Drains real servers: sets their weight to 0 and then removes those without connections. In
     /// this order no connection can begin between the check and the removal.
-    fn drain(
-        &mut self,
-        state: &mut State,
-        reals: &[(VirtualKey, SocketAddr)],
-        failures: &mut ApplyFailures,
-    ) -> Result<(), IpvsError> {
+    fn drain(&mut self, reals: &[(VirtualKey, SocketAddr)]) -> Result<(), IpvsError> {
         let quiet: Vec<Change> = reals.iter().map(|(key, real)| Change::SetReal(*key, *real, 0)).collect();
-        self.change_servers(state, &quiet, failures)?;
+        self.change_servers(&quiet)?;
         let mut idle = Vec::new();
         let mut observed: BTreeMap<VirtualKey, Vec<RealServer>> = BTreeMap::new();
         for (key, real) in reals {
             if !observed.contains_key(key) {
-                observed.insert(*key, self.socket.real_servers(*key)?);
+                observed.insert(*key, self.ipvs.socket.real_servers(*key)?);
             }
             let found = observed.get(key).and_then(|all| all.iter().find(|found| found.address == *real));
             if found.is_some_and(|found| found.connections == 0) {
                 idle.push(Change::RemoveReal(*key, *real));
             }
         }
-        self.change_servers(state, &idle, failures)
-    }
-}
-
-/// Returns true if a change adds to the same full set as the rejected entry, and records that.
-fn is_rejected_too(change: SetChange, rejected: SetEntry, failures: &mut ApplyFailures) -> bool {
-    match change {
-        SetChange::Add(entry) if (entry.family, entry.set) == (rejected.family, rejected.set) => {
-            let object = format!("{} to the ipset {}", entry.entry, entry.set.name(entry.family));
-            let error = KernelError::call("add", object)(io::Error::other("it is full"));
-            failures.add(KernelObject::Item(Item::Entry(entry)), error);
-            true
-        }
-        _ => false,
+        self.change_servers(&idle)
     }
 }
 

@@ -6,7 +6,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -125,12 +124,6 @@ pub(super) struct CountReader {
     socket: Mutex<(Socket, TrafficTotals)>,
     ports: CountedPorts,
     settings: IpvsSettings,
-}
-
-impl fmt::Debug for CountReader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CountReader").finish_non_exhaustive()
-    }
 }
 
 impl KernelCounts for CountReader {

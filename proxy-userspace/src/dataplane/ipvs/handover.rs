@@ -24,12 +24,12 @@ use crate::{
         conntrack::{self, AddressPair, Connection, HandoverCounts, TrackedConnection},
         ipset::Ipset,
         ipvs::{self, VirtualKey},
-        sysctl::NetSetting,
+        sysctl::Sysctl,
     },
     model::{IpFamily, Protocol},
 };
 
-const EXPIRES_AT_ONCE: NetSetting = NetSetting("ipv4/vs/expire_nodest_conn");
+const EXPIRES_AT_ONCE: Sysctl = Sysctl("ipv4/vs/expire_nodest_conn");
 /// The maximum time to wait until IPVS has forgotten the connections. IPVS begins when the last
 /// virtual server is removed.
 const FORGET_TIMEOUT: Duration = Duration::from_secs(10);

@@ -35,8 +35,8 @@ use std::{
 
 pub(in crate::dataplane) use self::rules::MODE;
 use self::{
-    counters::CountedPorts, failures::ApplyFailures, node::PlanOptions, rejections::Rejections,
-    removal::LinkRemoval, rules::TABLES, rules_state::RulesState,
+    apply::Applying, counters::CountedPorts, failures::ApplyFailures, node::PlanOptions,
+    rejections::Rejections, removal::LinkRemoval, rules::TABLES, rules_state::RulesState,
 };
 pub use self::{
     desired::Item,
@@ -280,16 +280,17 @@ impl Dataplane for Ipvs {
     fn apply(&mut self, state: &mut State, mut plan: Plan) -> Result<(), IpvsError> {
         let unread = std::mem::take(&mut self.unread).into_iter();
         let mut errors: Vec<_> = unread.map(|(family, error)| (Some(family), error.into())).collect();
-        let (mut failures, mut is_stopped) = (ApplyFailures::default(), false);
+        let mut is_stopped = false;
+        let mut applying = Applying { ipvs: self, state, failures: ApplyFailures::default() };
         for step in std::mem::take(&mut plan.steps) {
-            let step = failures.safe_part(step, state);
-            let Err(error) = self.apply_step(state, step, &mut failures) else { continue };
+            let Err(error) = applying.apply(step) else { continue };
             errors.push((error.family(), error));
             is_stopped = command::is_ending();
             if is_stopped {
                 break;
             }
         }
+        let failures = applying.failures;
         let is_complete = !is_stopped && errors.iter().all(|(family, _)| family.is_some());
         if is_complete {
             self.counted.update(&plan.server_users);

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The settings that plans use.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PlanOptions {
     /// The families that shunt serves.
     pub(super) families: Vec<IpFamily>,

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     kernel::{
         ipvs::{Change, RealServer, Timeouts, VirtualKey, VirtualServer},
-        sysctl::NetSetting,
+        sysctl::Sysctl,
     },
     model::{IpFamily, ServicePortKey},
 };
@@ -63,12 +63,12 @@ pub(super) struct ItemState {
 }
 
 /// What the kernel holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// The settings that plans use.
     pub(super) options: PlanOptions,
     /// Sysctls to change, with the right value.
-    pub(super) sysctls: Vec<(NetSetting, i64)>,
+    pub(super) sysctls: Vec<(Sysctl, i64)>,
     /// Timeouts to change. Zero means no change.
     pub(super) timeouts: Timeouts,
     /// The dummy link exists.
@@ -110,22 +110,8 @@ impl State {
 
     /// Returns the state of a kernel without any object of shunt.
     pub(super) fn empty(options: PlanOptions) -> Self {
-        Self {
-            rules: options.families.iter().map(|family| (*family, RulesState::default())).collect(),
-            options,
-            sysctls: Vec::new(),
-            timeouts: Timeouts::default(),
-            has_link: false,
-            addresses: BTreeSet::new(),
-            sets: BTreeSet::new(),
-            items: BTreeMap::new(),
-            needs: BTreeMap::new(),
-            servers: BTreeMap::new(),
-            server_users: BTreeMap::new(),
-            ports: BTreeMap::new(),
-            rejections: Rejections::default(),
-            node: None,
-        }
+        let rules = options.families.iter().map(|family| (*family, RulesState::default())).collect();
+        Self { options, rules, ..Self::default() }
     }
 
     /// Returns true if the rules of a family are known and may be changed.

@@ -7,7 +7,7 @@ use crate::{
     dataplane::iptables_text::TableInput,
     kernel::{
         ipvs::{Change, Timeouts, VirtualKey},
-        sysctl::NetSetting,
+        sysctl::Sysctl,
     },
     model::IpFamily,
 };
@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Write a sysctl.
-    Sysctl(NetSetting, i64),
+    Sysctl(Sysctl, i64),
     /// Set the IPVS timeouts that are not zero.
     Timeouts(Timeouts),
     /// Create the dummy link.

@@ -3,7 +3,7 @@
 use nix::sys::utsname::uname;
 
 use super::settings::IpvsSettings;
-use crate::kernel::{KernelError, probe, sysctl::NetSetting};
+use crate::kernel::{KernelError, probe, sysctl::Sysctl};
 
 /// The first kernel in which a reused client port reaches a real server without delay even if
 /// `conn_reuse_mode` is 1 (<https://github.com/kubernetes/kubernetes/issues/93297>).
@@ -12,7 +12,7 @@ const REUSE_FIXED: (u32, u32) = (5, 9);
 const REUSE_INTRODUCED: (u32, u32) = (4, 1);
 
 /// Returns the sysctls that exist on this kernel and have the wrong value, with the right value.
-pub(super) fn to_change(settings: &IpvsSettings) -> Result<Vec<(NetSetting, i64)>, KernelError> {
+pub(super) fn to_change(settings: &IpvsSettings) -> Result<Vec<(Sysctl, i64)>, KernelError> {
     let kernel = uname().ok().and_then(|uname| probe::version(&uname.release().to_string_lossy()));
     let mut changes = Vec::new();
     for (setting, value) in desired(settings, kernel) {
@@ -26,28 +26,28 @@ pub(super) fn to_change(settings: &IpvsSettings) -> Result<Vec<(NetSetting, i64)
 }
 
 /// Writes a sysctl.
-pub(super) fn write(setting: NetSetting, value: i64) -> Result<(), KernelError> {
+pub(super) fn write(setting: Sysctl, value: i64) -> Result<(), KernelError> {
     tracing::info!(setting = setting.0, value, "setting the sysctl");
     setting.write(value)
 }
 
-fn desired(settings: &IpvsSettings, kernel: Option<(u32, u32)>) -> Vec<(NetSetting, i64)> {
+fn desired(settings: &IpvsSettings, kernel: Option<(u32, u32)>) -> Vec<(Sysctl, i64)> {
     let mut desired = vec![
         // Connections are tracked. Only then can rules masquerade what IPVS translated.
-        (NetSetting("ipv4/vs/conntrack"), 1),
+        (Sysctl("ipv4/vs/conntrack"), 1),
         // A packet to a removed real server ends the connection. Clients with affinity then move to
         // another real server.
-        (NetSetting("ipv4/vs/expire_nodest_conn"), 1),
-        (NetSetting("ipv4/vs/expire_quiescent_template"), 1),
-        (NetSetting("ipv4/ip_forward"), 1),
+        (Sysctl("ipv4/vs/expire_nodest_conn"), 1),
+        (Sysctl("ipv4/vs/expire_quiescent_template"), 1),
+        (Sysctl("ipv4/ip_forward"), 1),
     ];
     if kernel.is_some_and(|kernel| (REUSE_INTRODUCED..REUSE_FIXED).contains(&kernel)) {
-        desired.push((NetSetting("ipv4/vs/conn_reuse_mode"), 0));
+        desired.push((Sysctl("ipv4/vs/conn_reuse_mode"), 0));
     }
     if settings.strict_arp {
         // The node does not announce addresses of Services by ARP.
-        desired.push((NetSetting("ipv4/conf/all/arp_ignore"), 1));
-        desired.push((NetSetting("ipv4/conf/all/arp_announce"), 2));
+        desired.push((Sysctl("ipv4/conf/all/arp_ignore"), 1));
+        desired.push((Sysctl("ipv4/conf/all/arp_announce"), 2));
     }
     desired
 }

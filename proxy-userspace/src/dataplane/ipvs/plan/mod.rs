@@ -118,16 +118,8 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
     } else {
         state.rejections.for_partial_plan(&dirty.ports)
     };
-    let mut planner = Planner {
-        state,
-        snapshot,
-        node,
-        rejections,
-        is_full,
-        changes: BTreeMap::new(),
-        server_users: BTreeMap::new(),
-        ports: Vec::new(),
-    };
+    let plan = Plan { is_full, rejections, node, ..Plan::default() };
+    let mut planner = Planner { state, snapshot, changes: BTreeMap::new(), plan };
     if is_full {
         let gone = state.ports.keys().filter(|key| !snapshot.ports.contains_key(key));
         snapshot.ports.keys().chain(gone).for_each(|key| planner.add_port(key));
@@ -140,14 +132,10 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
 struct Planner<'a> {
     state: &'a State,
     snapshot: &'a Snapshot,
-    node: Node,
-    /// What the plan leaves out.
-    rejections: Rejections,
-    is_full: bool,
     /// The change of the number of users of each item.
     changes: BTreeMap<Item, isize>,
-    server_users: BTreeMap<VirtualKey, ServerUsers>,
-    ports: Vec<(ServicePortKey, Option<DesiredObjects>)>,
+    /// The plan, without steps.
+    plan: Plan,
 }
 
 /// Set entries and addresses to add and delete.
@@ -164,13 +152,13 @@ impl Planner<'_> {
     fn add_port(&mut self, key: &ServicePortKey) {
         let is_served = self.state.options.families.contains(&key.family);
         let port = self.snapshot.ports.get(key).filter(|_| is_served);
-        let is_rejected = |object| self.rejections.contains(key, object);
-        let new = port.map(|port| DesiredObjects::new(key, port, &self.node, &is_rejected));
+        let is_rejected = |object| self.plan.rejections.contains(key, object);
+        let new = port.map(|port| DesiredObjects::new(key, port, &self.plan.node, &is_rejected));
         let old = self.state.ports.get(key);
         for (desired, is_new) in [(old, false), (new.as_ref(), true)] {
             for (server, reason) in desired.into_iter().flat_map(|desired| &desired.servers) {
                 let before = || self.state.server_users.get(server).cloned().unwrap_or_default();
-                let users = self.server_users.entry(*server).or_insert_with(before);
+                let users = self.plan.server_users.entry(*server).or_insert_with(before);
                 if is_new {
                     users.insert((*reason, key.clone()));
                 } else {
@@ -186,7 +174,7 @@ impl Planner<'_> {
                 *self.changes.entry(*item).or_default() += by;
             }
         }
-        self.ports.push((key.clone(), new));
+        self.plan.ports.push((key.clone(), new));
     }
 
     /// Returns the number of service ports that need an item after the plan.
@@ -195,13 +183,12 @@ impl Planner<'_> {
         before.saturating_add_signed(self.changes.get(item).copied().unwrap_or(0))
     }
 
-    fn finish(self) -> Plan {
+    fn finish(mut self) -> Plan {
         let ItemChanges { added, deleted, new_addresses, old_addresses } = self.items();
-        let servers =
-            ServerChanges::new(self.state, self.snapshot, &self.server_users, &self.rejections, self.is_full);
-        let needs = self.needs();
-        let (rules_first, rules_last) = self.rules(&needs);
-        let mut steps = if self.is_full { self.foundations() } else { Vec::new() };
+        let servers = ServerChanges::new(self.state, self.snapshot, &self.plan);
+        self.plan.needs = self.needs();
+        let (rules_first, rules_last) = self.rules();
+        let mut steps = if self.plan.is_full { self.foundations() } else { Vec::new() };
         // Entries that protect nothing can be deleted first. One ipset process then makes all
         // changes, and the deletions make room for new entries.
         let (mut last, mut first): (Vec<_>, Vec<_>) = deleted.into_iter().partition(is_guard);
@@ -223,8 +210,7 @@ impl Planner<'_> {
         steps.extend(rules_last);
         steps.retain(|step| step.len() > 0);
         let item_users = self.changes.keys().map(|item| (*item, self.users(item))).collect();
-        let Self { ports, server_users, rejections, node, is_full, .. } = self;
-        Plan { steps, is_full, server_users, ports, item_users, needs, rejections, node }
+        Plan { steps, item_users, ..self.plan }
     }
 
     /// Plans what all other steps need: sysctls, timeouts, the dummy link and the sets.
@@ -247,7 +233,7 @@ impl Planner<'_> {
     fn items(&self) -> ItemChanges {
         let mut changes = ItemChanges::default();
         self.changes.keys().for_each(|item| self.add_item(item, &mut changes));
-        if self.is_full {
+        if self.plan.is_full {
             let others = self.state.items.keys().filter(|item| !self.changes.contains_key(item));
             others.for_each(|item| self.add_item(item, &mut changes));
             let is_unneeded = |address: &&IpAddr| {
@@ -314,18 +300,18 @@ impl Planner<'_> {
 
     /// Plans the rules in two parts. The first part serves what exists before and after the plan, and
     /// the second part only what exists after it.
-    fn rules(&self, needs: &BTreeMap<IpFamily, Needs>) -> (Vec<Step>, Vec<Step>) {
+    fn rules(&self) -> (Vec<Step>, Vec<Step>) {
         let (mut first, mut last) = (Vec::new(), Vec::new());
         for (family, held) in &self.state.rules {
-            let Some(after) = needs.get(family) else { continue };
+            let Some(after) = self.plan.needs.get(family) else { continue };
             let before = self.state.needs.get(family).cloned();
             let before = before.unwrap_or_else(|| self.needs_of_existing_entries(*family));
-            if !self.is_full && before == *after {
+            if !self.plan.is_full && before == *after {
                 continue;
             }
             let mut held = held.clone();
             for (needs, steps) in [(&before.union(after), &mut first), (after, &mut last)] {
-                let chains = rules::chains(*family, &self.state.options, &self.node, needs);
+                let chains = rules::chains(*family, &self.state.options, &self.plan.node, needs);
                 let inputs = held.difference(&chains);
                 if !inputs.is_empty() {
                     held.record(&inputs);

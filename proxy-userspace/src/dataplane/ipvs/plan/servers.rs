@@ -1,14 +1,13 @@
 //! Plans the changes of virtual and real servers.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
-};
+use std::{collections::BTreeSet, net::SocketAddr};
 
-use super::super::{
-    desired::{self, KernelObject},
-    rejections::Rejections,
-    state::{ServerUsers, State, VirtualServerState},
+use super::{
+    super::{
+        desired::{self, KernelObject},
+        state::{State, VirtualServerState},
+    },
+    Plan,
 };
 use crate::{
     kernel::ipvs::{Change, VirtualKey, VirtualServer},
@@ -30,24 +29,19 @@ pub(super) struct ServerChanges {
 }
 
 impl ServerChanges {
-    /// Plans the changes of the virtual servers in `users`. A full plan also removes virtual servers
-    /// that no service port needs.
-    pub(super) fn new(
-        state: &State,
-        snapshot: &Snapshot,
-        users: &BTreeMap<VirtualKey, ServerUsers>,
-        rejections: &Rejections,
-        is_full: bool,
-    ) -> Self {
+    /// Returns the changes of the virtual servers whose users a plan changes. A full plan also removes
+    /// virtual servers that no service port needs.
+    pub(super) fn new(state: &State, snapshot: &Snapshot, plan: &Plan) -> Self {
         let mut changes = Self::default();
         let settings = &state.options.settings;
-        for (key, users) in users {
+        for (key, users) in &plan.server_users {
             let held = state.servers.get(key);
             let wanted = users.first().and_then(|(reason, owner)| {
                 let port = snapshot.ports.get(owner)?;
                 let endpoints = desired::endpoints(*reason, port).iter().map(|endpoint| endpoint.address);
-                let is_accepted =
-                    |real: &SocketAddr| !rejections.contains(owner, KernelObject::RealServer(*key, *real));
+                let is_accepted = |real: &SocketAddr| {
+                    !plan.rejections.contains(owner, KernelObject::RealServer(*key, *real))
+                };
                 let server = desired::virtual_server(*key, port, &settings.scheduler);
                 Some((server, endpoints.filter(is_accepted).collect()))
             });
@@ -57,8 +51,8 @@ impl ServerChanges {
                 (None, None) => {}
             }
         }
-        if is_full {
-            let others = state.servers.keys().filter(|key| !users.contains_key(key));
+        if plan.is_full {
+            let others = state.servers.keys().filter(|key| !plan.server_users.contains_key(key));
             let unneeded = others.filter(|key| !settings.excludes(key.address.ip()));
             changes.removed.extend(unneeded.map(|key| Change::RemoveServer(*key)));
         }
