@@ -296,22 +296,30 @@ fn page(name: &str) -> String {
     fs::read_to_string(deploy().join("..").join(name)).expect(name)
 }
 
+/// Returns the arguments of shunt in the blocks marked `sh` and in the code spans of a page.
+fn arguments_of_shunt(page: &str) -> Vec<String> {
+    let (mut is_command, mut found) = (false, Vec::new());
+    for line in page.lines() {
+        if line.starts_with("```") {
+            is_command = line == "```sh";
+        }
+        let command = line.split(" #").next().unwrap_or_default().replace("target/release/", "");
+        let spans = line.split('`').skip(1).step_by(2).map(str::to_owned);
+        let commands = if is_command { vec![command] } else { spans.collect() };
+        found.extend(commands.iter().filter_map(|command| command.strip_prefix("shunt ")).map(str::to_owned));
+    }
+    found
+}
+
 #[test]
 fn commands_of_the_pages_are_accepted() {
     let mut found = 0;
-    for name in ["README.md", "docs/migration.md"] {
-        let page = page(name);
-        let commands = page.lines().filter_map(|line| line.strip_prefix("    shunt "));
-        for command in commands {
-            let words = command.split(" #").next().unwrap_or_default().split_whitespace();
-            match Flags::parse(["shunt"].into_iter().chain(words)) {
+    for name in ["README.md", "deploy/README.md", "docs/migration.md", "docs/ebpf.md"] {
+        for arguments in arguments_of_shunt(&page(name)) {
+            match Flags::parse(["shunt"].into_iter().chain(arguments.split_whitespace())) {
                 Ok(_) => found += 1,
-                Err(error) if command.starts_with("--help") => drop(error),
-                Err(error) => panic!("{name}: shunt {command}: {error}"),
+                Err(error) => panic!("{name}: shunt {arguments}: {error}"),
             }
-        }
-        for file in page.lines().flat_map(str::split_whitespace).filter(|word| word.starts_with("deploy/")) {
-            assert!(deploy().join("..").join(file.trim_end_matches(['.', ','])).exists(), "{name}: {file}");
         }
     }
     assert!(found >= 5, "{found} commands");
