@@ -29,6 +29,13 @@ impl NamespacedName {
     }
 }
 
+impl From<Arc<str>> for NamespacedName {
+    /// The name of a cluster-scoped object.
+    fn from(name: Arc<str>) -> Self {
+        Self { namespace: "".into(), name }
+    }
+}
+
 impl NamespacedName {
     /// Replaces both parts by their one copy.
     pub(crate) fn share_strings(&mut self, strings: &mut Interner<str>) {

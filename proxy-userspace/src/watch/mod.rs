@@ -1,7 +1,9 @@
-//! Where Services, EndpointSlices and Nodes come from: a directory of manifests, or the Kubernetes API.
+//! The sources of Services, EndpointSlices and Nodes: a directory of manifests, or the Kubernetes
+//! API.
 //!
-//! Both end in the same [`WatchEvent`](crate::model::WatchEvent)s on a bounded channel: one `Replace` for each of the
-//! three kinds first, then changes; of ServiceCIDRs, which not all clusters have, whenever they come. Neither ever takes objects away because of an error: the last known state stays.
+//! Both send the same [`WatchEvent`](crate::model::WatchEvent)s on a bounded channel: first one
+//! `Replace` for each of the three kinds, then changes. ServiceCIDRs, which not all clusters have,
+//! may come at any time. No source removes objects because of an error: the last known state stays.
 #![forbid(unsafe_code)]
 
 mod api;
@@ -17,15 +19,16 @@ pub use self::{
     status::{KindStatus, WatchStatus},
 };
 
-/// What keeps a source from starting. Once it runs, it reports through [`WatchStatus`] and the log, and goes on.
+/// Why a source cannot start. A source that runs reports errors in [`WatchStatus`] and the log, and
+/// continues.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
-    /// The manifests directory is not there or cannot be watched.
+    /// The manifests directory does not exist or cannot be watched.
     #[error("cannot read manifests directory {}", path.display())]
     ManifestDir {
         /// The directory.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
     /// The kubeconfig file cannot be used.
@@ -33,27 +36,27 @@ pub enum WatchError {
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: Box<kube::config::KubeconfigError>,
     },
-    /// Neither `--kubeconfig` nor `--master` were given, and this is not a pod.
-    #[error("no --kubeconfig or --master given, and the in-cluster configuration cannot be used")]
+    /// Neither `--kubeconfig` nor `--master` is set, and the process does not run in a pod.
+    #[error("cannot use the in-cluster configuration, and neither --kubeconfig nor --master is set")]
     InCluster {
-        /// Why.
+        /// The cause.
         source: Box<kube::config::InClusterError>,
     },
     /// `--master` is not a URL.
-    #[error("--master {value:?} is not a URL like https://192.0.2.1:6443")]
+    #[error("cannot use --master {value:?}: not a URL like https://192.0.2.1:6443")]
     MasterUrl {
-        /// What was given.
+        /// The value of the flag.
         value: String,
-        /// What is wrong with it.
+        /// The cause.
         source: http::uri::InvalidUri,
     },
-    /// The HTTP client could not be made, from certificates or credentials for example.
-    #[error("cannot make a client for the Kubernetes API")]
+    /// The HTTP client cannot be created, because of certificates or credentials for example.
+    #[error("cannot create a client for the Kubernetes API")]
     Client {
-        /// Why.
+        /// The cause.
         source: Box<kube::Error>,
     },
 }

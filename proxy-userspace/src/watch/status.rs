@@ -1,10 +1,10 @@
-//! What a source can say about itself, for health and metrics.
+//! The state of a source, for health and metrics.
 
 use std::time::SystemTime;
 
 use tokio::sync::watch;
 
-/// A source's state, by kind.
+/// The state of a source, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchStatus {
     /// Services.
@@ -13,43 +13,43 @@ pub struct WatchStatus {
     pub endpoint_slices: KindStatus,
     /// Nodes.
     pub nodes: KindStatus,
-    /// ServiceCIDRs, which may not be there.
+    /// ServiceCIDRs, which the server may not have.
     pub service_cidrs: KindStatus,
 }
 
 impl WatchStatus {
-    /// Whether each kind was listed at least once, but ServiceCIDRs, which need not be there.
+    /// Returns true if each kind except ServiceCIDRs was listed at least once.
     pub fn synced(&self) -> bool {
         self.services.synced && self.endpoint_slices.synced && self.nodes.synced
     }
 }
 
-/// One kind's state.
+/// The state of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KindStatus {
-    /// Listed at least once; stays true.
+    /// The kind was listed at least once. Stays true.
     pub synced: bool,
-    /// What keeps the kind from being up to date now; none while all is well.
+    /// Why the kind is not up to date now; none if it is.
     pub last_error: Option<String>,
-    /// Since when changes have been coming in; none while they do not.
+    /// Since when the kind is watched; none if it is not watched now.
     pub connected_since: Option<SystemTime>,
 }
 
 impl KindStatus {
-    /// All is well from now on.
+    /// The kind is watched, without an error.
     pub(super) fn connected(&mut self) {
         self.last_error = None;
         self.connected_since.get_or_insert_with(SystemTime::now);
     }
 
-    /// Changes do not come in.
+    /// The kind is not watched.
     pub(super) fn failed(&mut self, error: String) {
         self.last_error = Some(error);
         self.connected_since = None;
     }
 }
 
-/// A channel that starts with nothing listed.
+/// Creates a channel for the status. No kind is listed yet.
 pub(super) fn channel() -> watch::Sender<WatchStatus> {
     watch::Sender::new(WatchStatus::default())
 }

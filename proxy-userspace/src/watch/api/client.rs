@@ -16,14 +16,15 @@ use tower::{BoxError, ServiceBuilder};
 use crate::watch::WatchError;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A connection that is silent for this long is probed, and given up when three probes in a row are not answered: a
-/// server that vanished is noticed within half a minute, whether or not it had anything to say.
+/// A connection without traffic for this long is probed. It is closed after three probes without an
+/// answer, so that a server that disappeared is noticed within half a minute.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// A client for the API server, as client-go's `BuildConfigFromFlags` finds it: `kubeconfig` is a file, `master` a URL that
-/// takes the place of the server named there, and without either the pod's own service account is used.
+/// Creates a client for the API server, by the rules of client-go's `BuildConfigFromFlags`:
+/// `kubeconfig` is a file, and `master` is a URL that replaces the server of that file. Without
+/// both, the service account of this pod is used.
 pub async fn kube_client(
     kubeconfig: Option<&Path>,
     master: Option<&str>,
@@ -49,16 +50,17 @@ async fn from_kubeconfig(path: &Path) -> Result<Config, WatchError> {
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(failed)
 }
 
-/// Accepts what client-go accepts: a URL, or a host with or without a port.
+/// Parses what client-go accepts: a URL, or a host with or without a port.
 fn server_url(value: &str, default_scheme: &str) -> Result<http::Uri, WatchError> {
     let url = if value.contains("://") { value.to_owned() } else { format!("{default_scheme}://{value}") };
     url.parse().map_err(|source| WatchError::MasterUrl { value: value.to_owned(), source })
 }
 
-/// kube's stack without its retries, which would hide errors from ours, and with TCP keep-alive.
+/// Builds kube's client with TCP keep-alive, and without kube's retries: they would hide errors
+/// from the reflector.
 fn client(config: Config) -> Result<kube::Client, kube::Error> {
     if config.proxy_url.is_some() {
-        // kube knows best what it was built for.
+        // Only kube supports proxies.
         return kube::Client::try_from(config);
     }
     let mut tcp = HttpConnector::new();
@@ -83,13 +85,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_master_without_scheme_takes_the_default_one() {
+    fn a_master_without_scheme_gets_the_default_scheme() {
         assert_eq!(server_url("192.0.2.1:8080", "http").expect("a URL"), "http://192.0.2.1:8080/");
         assert_eq!(server_url("https://api.test", "http").expect("a URL"), "https://api.test/");
     }
 
     #[test]
-    fn a_master_that_is_no_url_is_named_in_the_error() {
+    fn an_invalid_master_is_named_in_the_error() {
         let error = server_url("http://a b", "http").expect_err("a blank is not allowed");
         assert!(error.to_string().contains("\"http://a b\""), "{error}");
     }

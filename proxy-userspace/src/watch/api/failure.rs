@@ -1,42 +1,43 @@
-//! What goes wrong between us and the API server.
+//! Failed requests and watches.
 
 use std::{fmt, io, time::Duration};
 
 use crate::causes::with_causes;
 
-/// A failed request or watch.
+/// Why a request or watch failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) class: FailureClass,
     pub(super) message: String,
 }
 
-/// What sort of failure; a repetition of the same sort is no news.
+/// The class of a failure. Only a failure of another class than the last one is logged as a
+/// warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureClass {
-    /// No connection, or it broke before there was an answer.
+    /// There is no connection, or it broke before the response.
     Unreachable,
-    /// No answer in time.
-    Slow,
-    /// The connection broke in the middle of an answer.
-    Cut,
-    /// HTTP 401: the credentials are not accepted.
+    /// There was no response in time.
+    Timeout,
+    /// The connection broke within a response.
+    Disconnected,
+    /// HTTP 401: the server rejects the credentials.
     Unauthorized,
-    /// HTTP 403: the credentials are not enough.
+    /// HTTP 403: the credentials do not have the permission.
     Forbidden,
     /// HTTP 410: the resource version or continue token is too old.
     Expired,
-    /// A version that is lower than one before: the server has older data than it had.
-    WentBack,
+    /// The resource version is lower than one before: the server lost data.
+    OlderData,
     /// Any other error status.
     Status(u16),
-    /// An answer that makes no sense.
-    Garbled,
+    /// The response cannot be decoded.
+    Invalid,
 }
 
 impl FailureClass {
-    /// The server does not have the kind, or does not let us have it.
-    pub(super) const fn is_refusal(self) -> bool {
+    /// Returns true if the server does not have the kind, or if shunt may not read it.
+    pub(super) const fn is_unavailable(self) -> bool {
         matches!(self, Self::Forbidden | Self::Status(404))
     }
 }
@@ -44,15 +45,15 @@ impl FailureClass {
 impl fmt::Display for FailureClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unreachable => f.write_str("the API server cannot be reached"),
-            Self::Slow => f.write_str("the API server does not answer"),
-            Self::Cut => f.write_str("the connection to the API server broke"),
-            Self::Unauthorized => f.write_str("the API server does not accept the credentials (401)"),
-            Self::Forbidden => f.write_str("the credentials do not allow to list and watch (403)"),
-            Self::Expired => f.write_str("the server no longer has the history asked for (410)"),
-            Self::WentBack => f.write_str("the API server has gone back to older data"),
-            Self::Status(code) => write!(f, "the API server answers with an error ({code})"),
-            Self::Garbled => f.write_str("the answer of the API server makes no sense"),
+            Self::Unreachable => f.write_str("cannot connect to the API server"),
+            Self::Timeout => f.write_str("the API server does not respond"),
+            Self::Disconnected => f.write_str("the connection to the API server broke"),
+            Self::Unauthorized => f.write_str("the API server rejects the credentials (401)"),
+            Self::Forbidden => f.write_str("the credentials do not permit list and watch (403)"),
+            Self::Expired => f.write_str("the requested resource version has expired (410)"),
+            Self::OlderData => f.write_str("the API server returns older data than before"),
+            Self::Status(code) => write!(f, "the API server returned an error ({code})"),
+            Self::Invalid => f.write_str("cannot decode the response of the API server"),
         }
     }
 }
@@ -68,16 +69,16 @@ impl Failure {
         Self { class, message: message.into() }
     }
 
-    pub(super) fn garbled(what: impl fmt::Display) -> Self {
-        Self::new(FailureClass::Garbled, what.to_string())
+    pub(super) fn invalid(what: impl fmt::Display) -> Self {
+        Self::new(FailureClass::Invalid, what.to_string())
     }
 
-    pub(super) fn slow(limit: Duration) -> Self {
-        Self::new(FailureClass::Slow, format!("nothing for {limit:?}"))
+    pub(super) fn timeout(limit: Duration) -> Self {
+        Self::new(FailureClass::Timeout, format!("nothing within {limit:?}"))
     }
 
-    pub(super) fn cut(error: &io::Error) -> Self {
-        Self::new(FailureClass::Cut, with_causes(error))
+    pub(super) fn disconnected(error: &io::Error) -> Self {
+        Self::new(FailureClass::Disconnected, with_causes(error))
     }
 
     pub(super) fn status(code: u16, message: &str) -> Self {
@@ -97,20 +98,17 @@ impl Failure {
         }
     }
 
-    /// Whether the version that was asked from is of no use any more: watching from it again would fail or mislead for ever.
-    pub(super) fn spoils_version(&self) -> bool {
-        // 400 and 422 are the answers to a version that is no number.
-        matches!(
-            self.class,
-            FailureClass::Expired
-                | FailureClass::Garbled
-                | FailureClass::WentBack
-                | FailureClass::Status(400 | 422)
-        )
+    /// Returns true if the requested resource version must not be used again: a watch from it would
+    /// fail or miss changes forever.
+    pub(super) fn invalidates_version(&self) -> bool {
+        use FailureClass as Class;
+        // A server answers 400 or 422 to a version that is not a number.
+        matches!(self.class, Class::Expired | Class::Invalid | Class::OlderData | Class::Status(400 | 422))
     }
 
-    /// Whether a server that cannot or will not stream lists answers like this to the request for one: 400 for query
-    /// parameters it does not know, 422 when the `WatchList` feature gate is off.
+    /// Returns true if a server that does not stream lists answers like this to the request for
+    /// one: 400 for query parameters that it does not know, 422 when the `WatchList` feature gate
+    /// is off.
     pub(super) fn refuses_streaming(&self) -> bool {
         matches!(self.class, FailureClass::Status(400 | 404 | 405 | 406 | 415 | 422 | 501))
     }

@@ -1,24 +1,25 @@
-//! The Kubernetes API as a source: one list-and-watch for each kind.
+//! The Kubernetes API as a source: one list and watch for each kind.
 //!
-//! kube's own watcher is not used: it repeats a watch that the server answers with HTTP 410 for ever, waits five minutes
-//! for a dead connection, and one object that does not decode costs it the list.
+//! kube's own watcher is not used, for three reasons. It repeats a watch forever that the server
+//! answers with HTTP 410. It waits five minutes for a dead connection. It loses a whole list
+//! because of one object that it cannot decode.
 
+mod backoff;
 mod client;
+mod events;
 mod failure;
-mod kind;
-mod lines;
-mod record;
 mod reflector;
 mod report;
-mod retries;
+mod request;
+mod response;
 mod wire;
 
 use std::time::Duration;
 
 use tokio::sync::{mpsc::Sender, watch};
 
-pub use self::{client::kube_client, record::record_events};
-use self::{kind::Selectors, reflector::Reflector, report::Reporter};
+pub use self::{client::kube_client, events::record_events};
+use self::{reflector::Reflector, report::Reporter, request::Selectors};
 use super::{
     WatchError,
     decode::Kind,
@@ -26,19 +27,21 @@ use super::{
 };
 use crate::model::{EndpointSlice, Node, Service, ServiceCidr, WatchEvent};
 
-/// How long the API source waits for what. [`Timing::default`] is for production; tests hurry it up.
+/// The time limits of the API source. [`Timing::default`] is for production, tests use shorter
+/// ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// For the head of a response, and between two parts of a list.
+    /// The limit for the head of a response, and for each part of a list.
     pub response: Duration,
-    /// Between two lines of a watch, bookmarks included, which the server sends about every minute. After it the watch
-    /// is started anew from where it stopped.
+    /// The limit between two lines of a watch. The server sends a bookmark about every minute.
+    /// After the limit, the next watch continues from the last version.
     pub idle: Duration,
-    /// Once a watch has been up for so long, retries begin with the shortest wait again.
+    /// After a watch was up for this long, the next retry waits for the shortest time again.
     pub settled: Duration,
-    /// The wait before the first retry. It doubles with each, and up to as much again is added at random.
+    /// The pause before the first retry. It doubles with each retry, and grows by a random part of
+    /// itself.
     pub first_retry: Duration,
-    /// The longest wait before a retry.
+    /// The longest pause before a retry.
     pub last_retry: Duration,
 }
 
@@ -65,7 +68,7 @@ pub struct ApiSource {
 }
 
 impl ApiSource {
-    /// A source that uses `client` and watches the Node `node_name`.
+    /// Creates a source that uses `client` and watches the Node `node_name`.
     pub fn new(client: kube::Client, node_name: impl Into<String>) -> Self {
         Self {
             client: DebuggableClient(client),
@@ -76,31 +79,31 @@ impl ApiSource {
         }
     }
 
-    /// The same source with other waiting times.
+    /// Sets other time limits.
     #[must_use]
     pub fn with_timing(mut self, timing: Timing) -> Self {
         self.timing = timing;
         self
     }
 
-    /// The same source that watches ServiceCIDRs too, as far as the server has them and lets us.
+    /// Makes the source watch ServiceCIDRs too, if the server has them and permits to read them.
     #[must_use]
     pub fn with_service_cidrs(mut self) -> Self {
         self.has_service_cidrs = true;
         self
     }
 
-    /// The source's state.
+    /// Returns the source's state.
     pub fn status(&self) -> watch::Receiver<WatchStatus> {
         self.status.subscribe()
     }
 
-    /// Sends the cluster's objects and then their changes until the receiver is gone. Whatever the server does, it goes
-    /// on trying; nothing is an error here.
+    /// Sends the cluster's objects, then their changes, until the receiver is gone. It never
+    /// returns an error: whatever the server does, the source tries again.
     pub async fn run(self, tx: Sender<WatchEvent>) -> Result<(), WatchError> {
-        let by_label =
-            Selectors::labels("!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name");
-        let this_node = Selectors::fields(format!("metadata.name={}", self.node_name));
+        let labels = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
+        let by_label = Selectors { labels: Some(labels.to_owned()), fields: None };
+        let this_node = Selectors { labels: None, fields: Some(format!("metadata.name={}", self.node_name)) };
         let services = self.reflector::<Service>(by_label.clone(), &tx, |status| &mut status.services);
         let slices = self.reflector::<EndpointSlice>(by_label, &tx, |status| &mut status.endpoint_slices);
         let nodes = self.reflector::<Node>(this_node, &tx, |status| &mut status.nodes);
@@ -129,7 +132,7 @@ impl ApiSource {
     }
 }
 
-/// kube's client has no `Debug`.
+/// Adds `Debug` to kube's client.
 struct DebuggableClient(kube::Client);
 
 impl std::fmt::Debug for DebuggableClient {

@@ -1,4 +1,4 @@
-//! Keeps the receiver in step with one kind: list, watch, and start over where that is needed.
+//! Lists and watches one kind, and sends its objects and changes to the receiver.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use tracing::{debug, info};
 
 use super::{
     Timing,
+    backoff::Backoff,
     failure::{Failure, FailureClass},
-    kind::{self, PAGE_SIZE, Selectors},
-    lines::{self, Answer, Line},
     report::Reporter,
-    retries::Retries,
+    request::{self, PAGE_SIZE, Selectors},
+    response::{self, Line, Response},
     wire::{Bookmark, Event, Page, Status},
 };
 use crate::{
@@ -23,37 +23,38 @@ use crate::{
     watch::decode::{self, Kind},
 };
 
-/// Lists that are begun anew because a continue token has expired; the last of them asks for everything at once.
+/// How often a list is attempted while its continue token expires. The last attempt requests all
+/// objects in one page.
 const LIST_ATTEMPTS: u32 = 3;
-/// How long the server is asked to keep a watch up, in seconds; client-go spreads it over 5 to 10 minutes.
+/// The least duration of a watch that is requested, in seconds. The duration is up to twice as
+/// long, like client-go's 5 to 10 minutes.
 const WATCH_SECONDS: u32 = 300;
 
-/// The list-and-watch of one kind.
+/// The list and watch of one kind.
 pub(super) struct Reflector<K> {
     client: kube::Client,
     selectors: Selectors,
     timing: Timing,
     tx: Sender<WatchEvent>,
     reporter: Reporter,
-    retries: Retries,
-    /// Where to go on watching; none before a list and when a new one is needed.
+    backoff: Backoff,
+    /// The resource version that the next watch starts from; none if a list must come first.
     version: Option<String>,
-    /// Whether the server is thought to stream lists.
-    streaming: bool,
-    /// Whether the server may be without the kind, or not let us have it.
-    optional: bool,
+    /// The server streams lists, as far as known.
+    is_streaming: bool,
+    /// The server may not have the kind, or not permit to read it.
+    is_optional: bool,
     kind: std::marker::PhantomData<fn() -> K>,
 }
 
-/// Why a list or watch is over.
+/// Why a list or watch ended.
 enum End {
     /// The receiver is gone.
-    Unwanted,
-    /// The server ended the watch, which it does every few minutes, or it was silent for too long.
-    Over,
+    ReceiverGone,
+    /// The server ended the watch, which it does every few minutes, or sent nothing for too long.
+    WatchOver,
     /// The server does not stream lists.
     NotStreaming(String),
-    /// It failed.
     Failed(Failure),
 }
 
@@ -63,17 +64,8 @@ impl From<Failure> for End {
     }
 }
 
-/// What an object is to us.
-enum Found<K> {
-    Object(K),
-    /// Not for this proxy, by its labels.
-    Excluded(NamespacedName),
-    /// Nothing that can be used.
-    Nothing,
-}
-
-/// The objects of a streaming list until its end; none when changes are coming in.
-type Initial<K> = Option<BTreeMap<NamespacedName, K>>;
+/// The objects of a streaming list before its end; none after it, when changes come.
+type InitialObjects<K> = Option<BTreeMap<NamespacedName, K>>;
 
 impl<K: Kind> Reflector<K> {
     pub(super) fn new(
@@ -89,17 +81,17 @@ impl<K: Kind> Reflector<K> {
             timing,
             tx,
             reporter,
-            retries: Retries::new(timing),
+            backoff: Backoff::new(timing),
             version: None,
-            streaming: true,
-            optional: false,
+            is_streaming: true,
+            is_optional: false,
             kind: std::marker::PhantomData,
         }
     }
 
-    /// The same for a kind that the server may be without, or not let us have.
+    /// Makes the kind one that the server may not have, or not permit to read.
     pub(super) fn optional(mut self) -> Self {
-        self.optional = true;
+        self.is_optional = true;
         self
     }
 
@@ -109,29 +101,29 @@ impl<K: Kind> Reflector<K> {
         loop {
             let end = tokio::select! {
                 end = self.list_and_watch() => end,
-                () = tx.closed() => End::Unwanted,
+                () = tx.closed() => End::ReceiverGone,
             };
             match end {
-                End::Unwanted => return,
-                End::Over => debug!(resource = K::PLURAL, "watch is over; watching on"),
+                End::ReceiverGone => return,
+                End::WatchOver => debug!(resource = K::PLURAL, "the watch is over; starting the next one"),
                 End::NotStreaming(why) => {
-                    info!(resource = K::PLURAL, "the server does not stream lists, listing by pages: {why}");
-                    self.streaming = false;
+                    info!(resource = K::PLURAL, "the server does not stream lists; listing by pages: {why}");
+                    self.is_streaming = false;
                     continue;
                 }
                 End::Failed(failure) => {
-                    if failure.spoils_version() {
+                    if failure.invalidates_version() {
                         self.version = None;
                     }
-                    if self.optional && failure.class.is_refusal() {
-                        self.reporter.absent(&failure);
+                    if self.is_optional && failure.class.is_unavailable() {
+                        self.reporter.unavailable(&failure);
                     } else {
                         self.reporter.failed(&failure);
                     }
                 }
             }
             tokio::select! {
-                () = sleep(self.retries.next()) => {}
+                () = sleep(self.backoff.pause()) => {}
                 () = tx.closed() => return,
             }
         }
@@ -139,85 +131,79 @@ impl<K: Kind> Reflector<K> {
 
     async fn list_and_watch(&mut self) -> End {
         if self.version.is_none()
-            && !self.streaming
+            && !self.is_streaming
             && let Err(end) = self.list().await
         {
             return end;
         }
-        self.watch().await.err().unwrap_or(End::Over)
+        self.watch().await.err().unwrap_or(End::WatchOver)
     }
 
     async fn list(&mut self) -> Result<(), End> {
-        let mut attempt = 1;
-        loop {
-            let limit = (attempt < LIST_ATTEMPTS).then_some(PAGE_SIZE);
-            match self.list_pages(limit).await {
-                Err(End::Failed(failure))
-                    if failure.class == FailureClass::Expired && attempt < LIST_ATTEMPTS =>
-                {
+        for attempt in 1..LIST_ATTEMPTS {
+            match self.list_pages(Some(PAGE_SIZE)).await {
+                Err(End::Failed(failure)) if failure.class == FailureClass::Expired => {
                     debug!(resource = K::PLURAL, attempt, "the list expired between two pages: {failure}");
-                    attempt += 1;
                 }
                 result => return result,
             }
         }
+        self.list_pages(None).await
     }
 
     async fn list_pages(&mut self, limit: Option<u32>) -> Result<(), End> {
         let mut objects = BTreeMap::new();
         let mut token = None;
         loop {
-            let request = kind::list::<K>(&self.selectors, limit, token.as_deref());
-            let answer = lines::send(&self.client, request, self.timing.response).await?;
-            let body = answer.read_to_end(self.timing.response).await?;
-            let page: Page<'_> = serde_json::from_slice(&body).map_err(Failure::garbled)?;
+            let request = request::list::<K>(&self.selectors, limit, token.as_deref());
+            let response = response::send(&self.client, request, self.timing.response).await?;
+            let body = response.read_to_end(self.timing.response).await?;
+            let page: Page<'_> = serde_json::from_slice(&body).map_err(Failure::invalid)?;
             for item in page.items.unwrap_or_default() {
-                if let (_, Found::Object(object)) = self.decode(item) {
-                    objects.insert(object.key(), object);
+                if let (_, Some(delta)) = self.decode(item) {
+                    delta.apply_to(&mut objects, K::key);
                 }
             }
-            token = page.metadata.next.filter(|token| !token.is_empty());
+            token = page.metadata.continue_token.filter(|token| !token.is_empty());
             if token.is_none() {
-                let version = page.metadata.resource_version.filter(|version| !version.is_empty());
-                let version = version.ok_or_else(|| Failure::garbled("a list without resourceVersion"))?;
-                return self.replace(objects, version).await;
+                return self.replace(objects, page.metadata.resource_version).await;
             }
         }
     }
 
-    /// Watches from the known version on; without one, streams the list first.
+    /// Watches from the last version. Without one, streams the list first.
     async fn watch(&mut self) -> Result<(), End> {
-        let mut initial: Initial<K> = self.version.is_none().then(BTreeMap::new);
-        let mut answer = self.open(initial.is_some()).await?;
+        let mut initial: InitialObjects<K> = self.version.is_none().then(BTreeMap::new);
+        let mut response = self.open(initial.is_some()).await?;
         let opened = Instant::now();
-        let mut settled = false;
+        let mut is_settled = false;
         let mut lines = 0_u64;
         loop {
             let limit = if initial.is_some() { self.timing.response } else { self.timing.idle };
             let line = tokio::select! {
-                line = answer.next(limit) => line,
-                () = sleep_until(opened + self.timing.settled), if !settled && initial.is_none() => {
-                    settled = true;
-                    self.retries.reset();
-                    self.reporter.working();
+                line = response.next_line(limit) => line,
+                () = sleep_until(opened + self.timing.settled), if !is_settled && initial.is_none() => {
+                    is_settled = true;
+                    self.backoff.reset();
+                    self.reporter.connected();
                     continue;
                 }
             };
+            let has_worked = initial.is_none() && (lines > 0 || is_settled);
             match line {
-                Ok(Line::Text(line)) => self.line(&line, &mut initial).await?,
-                Ok(Line::Idle) if initial.is_some() => {
-                    let limit = self.timing.response;
+                Ok(Line::Complete(line)) => self.read_line(&line, &mut initial).await?,
+                Ok(Line::Timeout) if initial.is_some() => {
                     return Err(End::NotStreaming(format!("no end of the initial objects in {limit:?}")));
                 }
-                Ok(Line::Idle) => return Ok(()),
-                Ok(Line::End) if initial.is_none() && (lines > 0 || settled) => return Ok(()),
+                Ok(Line::Timeout) => return Ok(()),
+                Ok(Line::End) if has_worked => return Ok(()),
                 Ok(Line::End) => {
                     let missing =
-                        if initial.is_some() { "the end of the initial objects" } else { "anything" };
-                    let message = format!("the watch was closed before {missing} came");
-                    return Err(Failure::new(FailureClass::Cut, message).into());
+                        if initial.is_some() { "the end of the initial objects" } else { "any line" };
+                    let message = format!("the server closed the watch before {missing}");
+                    return Err(Failure::new(FailureClass::Disconnected, message).into());
                 }
-                Err(failure) if initial.is_none() && (lines > 0 || settled) => {
+                Err(failure) if has_worked => {
                     debug!(resource = K::PLURAL, "{failure}");
                     return Ok(());
                 }
@@ -227,12 +213,12 @@ impl<K: Kind> Reflector<K> {
         }
     }
 
-    async fn open(&mut self, initial: bool) -> Result<Answer, End> {
-        // Watches of many nodes shall not end at the same moment.
+    async fn open(&mut self, is_initial: bool) -> Result<Response, End> {
+        // The watches of many nodes must not end at the same moment.
         let seconds = WATCH_SECONDS + fastrand::u32(..WATCH_SECONDS);
-        let request = kind::watch::<K>(&self.selectors, self.version.as_deref(), seconds);
-        lines::send(&self.client, request, self.timing.response).await.map_err(|failure| {
-            if initial && failure.refuses_streaming() {
+        let request = request::watch::<K>(&self.selectors, self.version.as_deref(), seconds);
+        response::send(&self.client, request, self.timing.response).await.map_err(|failure| {
+            if is_initial && failure.refuses_streaming() {
                 End::NotStreaming(failure.message)
             } else {
                 End::Failed(failure)
@@ -240,79 +226,81 @@ impl<K: Kind> Reflector<K> {
         })
     }
 
-    /// Takes one line of a watch.
-    async fn line(&mut self, line: &[u8], initial: &mut Initial<K>) -> Result<(), End> {
-        let event: Event<'_> = serde_json::from_slice(line).map_err(Failure::garbled)?;
+    async fn read_line(&mut self, line: &[u8], initial: &mut InitialObjects<K>) -> Result<(), End> {
+        let event: Event<'_> = serde_json::from_slice(line).map_err(Failure::invalid)?;
         match event.event_type {
-            "ADDED" | "MODIFIED" => self.applied(event.object, initial).await?,
-            "DELETED" => self.deleted(event.object, initial).await?,
-            "BOOKMARK" => self.bookmark(event.object, initial).await?,
+            "ADDED" | "MODIFIED" => {
+                let (version, delta) = self.decode(event.object);
+                self.apply(delta, version, initial).await
+            }
+            "DELETED" => {
+                let metadata = decode::decode_metadata(&mut deserializer(event.object))
+                    .map_err(|problem| Failure::invalid(format!("deleted object: {problem}")))?;
+                let name = K::name_in(&metadata);
+                let name = name.ok_or_else(|| Failure::invalid("a deleted object without a name"))?;
+                self.reporter.deleted(&name);
+                self.apply(Some(Delta::Delete(name)), metadata.resource_version, initial).await
+            }
+            "BOOKMARK" => {
+                let bookmark = serde_json::from_str(event.object.get()).map_err(Failure::invalid)?;
+                self.apply_bookmark(bookmark, initial).await
+            }
             "ERROR" => {
-                let status: Status = serde_json::from_str(event.object.get()).map_err(Failure::garbled)?;
-                return Err(Failure::status(status.code, &status.message).into());
+                let status: Status = serde_json::from_str(event.object.get()).map_err(Failure::invalid)?;
+                Err(Failure::status(status.code, &status.message).into())
             }
-            other => debug!(resource = K::PLURAL, "unknown watch event {other:?}"),
+            other => {
+                debug!(resource = K::PLURAL, "unknown watch event {other:?}");
+                Ok(())
+            }
+        }
+    }
+
+    /// Applies a change, if the object could be decoded. `version` is the object's.
+    async fn apply(
+        &mut self,
+        delta: Option<Delta<K>>,
+        version: Option<String>,
+        initial: &mut InitialObjects<K>,
+    ) -> Result<(), End> {
+        match (delta, initial) {
+            (Some(delta), Some(objects)) => delta.apply_to(objects, K::key),
+            (None, Some(_)) => {}
+            (delta, None) => {
+                if let Some(delta) = delta {
+                    self.send(delta).await?;
+                }
+                self.advance_version(version)?;
+            }
         }
         Ok(())
     }
 
-    async fn applied(&mut self, object: &RawValue, initial: &mut Initial<K>) -> Result<(), End> {
-        let (version, object) = self.decode(object);
-        match (object, initial) {
-            (Found::Object(object), Some(objects)) => {
-                objects.insert(object.key(), object);
-            }
-            (Found::Object(object), None) => {
-                self.send(Delta::Apply(object)).await?;
-                self.moved_on(version)?;
-            }
-            (Found::Excluded(name), Some(objects)) => {
-                objects.remove(&name);
-            }
-            (Found::Excluded(name), None) => {
-                self.send(Delta::Delete(name)).await?;
-                self.moved_on(version)?;
-            }
-            (Found::Nothing, Some(_)) => {}
-            (Found::Nothing, None) => self.moved_on(version)?,
-        }
-        Ok(())
-    }
-
-    async fn deleted(&mut self, object: &RawValue, initial: &mut Initial<K>) -> Result<(), End> {
-        let metadata = decode::decode_metadata(&mut deserializer(object))
-            .map_err(|problem| Failure::garbled(format!("deleted object: {problem}")))?;
-        let name = K::name_in(&metadata);
-        let name = name.ok_or_else(|| Failure::garbled("a deleted object without a name"))?;
-        self.reporter.deleted(&name);
-        if let Some(objects) = initial {
-            objects.remove(&name);
-            return Ok(());
-        }
-        self.send(Delta::Delete(name)).await?;
-        self.moved_on(metadata.resource_version)
-    }
-
-    async fn bookmark(&mut self, object: &RawValue, initial: &mut Initial<K>) -> Result<(), End> {
-        let bookmark: Bookmark = serde_json::from_str(object.get()).map_err(Failure::garbled)?;
-        let ends_list =
-            bookmark.metadata.annotations.is_some_and(|annotations| annotations.ends_list.is_some());
-        match initial.take_if(|_| ends_list) {
-            Some(objects) => {
-                let version = bookmark.metadata.resource_version.filter(|version| !version.is_empty());
-                let version =
-                    version.ok_or_else(|| Failure::garbled("a bookmark without resourceVersion"))?;
-                self.replace(objects, version).await
-            }
-            // Until the initial objects end, there are no other bookmarks.
+    async fn apply_bookmark(
+        &mut self,
+        bookmark: Bookmark,
+        initial: &mut InitialObjects<K>,
+    ) -> Result<(), End> {
+        let metadata = bookmark.metadata;
+        let is_end = metadata.annotations.is_some_and(|annotations| annotations.initial_events_end.is_some());
+        match initial.take_if(|_| is_end) {
+            Some(objects) => self.replace(objects, metadata.resource_version).await,
+            // A server that streams lists sends no other bookmark before the end of the initial
+            // objects.
             None if initial.is_some() => {
                 Err(End::NotStreaming("a bookmark came before the end of the initial objects".to_owned()))
             }
-            None => self.moved_on(bookmark.metadata.resource_version),
+            None => self.advance_version(metadata.resource_version),
         }
     }
 
-    async fn replace(&mut self, objects: BTreeMap<NamespacedName, K>, version: String) -> Result<(), End> {
+    async fn replace(
+        &mut self,
+        objects: BTreeMap<NamespacedName, K>,
+        version: Option<String>,
+    ) -> Result<(), End> {
+        let version = version.filter(|version| !version.is_empty());
+        let version = version.ok_or_else(|| Failure::invalid("a list without resourceVersion"))?;
         let count = objects.len();
         self.send(Delta::Replace(objects.into_values().collect())).await?;
         self.version = Some(version);
@@ -320,9 +308,10 @@ impl<K: Kind> Reflector<K> {
         Ok(())
     }
 
-    /// A change was taken, and all before it. Versions only grow (KEP-5504); where one does not, the server was restored from
-    /// a backup for example, and what it has lost meanwhile will be in no watch.
-    fn moved_on(&mut self, version: Option<String>) -> Result<(), End> {
+    /// Stores the version of the last change. Versions only grow (KEP-5504). If one is lower, the
+    /// server was restored from a backup for example. What it lost will not be in any watch, so a
+    /// list is needed.
+    fn advance_version(&mut self, version: Option<String>) -> Result<(), End> {
         if let Some(version) = version.filter(|version| !version.is_empty()) {
             let number = |version: &str| version.parse::<u64>().ok();
             let before = self.version.as_deref().and_then(number);
@@ -330,35 +319,37 @@ impl<K: Kind> Reflector<K> {
                 && now < before
             {
                 let message = format!("resource version {now} comes after {before}");
-                return Err(Failure::new(FailureClass::WentBack, message).into());
+                return Err(Failure::new(FailureClass::OlderData, message).into());
             }
             self.version = Some(version);
         }
-        self.reporter.working();
+        self.reporter.connected();
         Ok(())
     }
 
     async fn send(&self, delta: Delta<K>) -> Result<(), End> {
-        self.tx.send(K::event(delta)).await.map_err(|_| End::Unwanted)
+        self.tx.send(K::event(delta)).await.map_err(|_| End::ReceiverGone)
     }
 
-    /// The object's version and the object.
-    fn decode(&mut self, object: &RawValue) -> (Option<String>, Found<K>) {
+    /// Decodes an object. Returns its version and its change: a deletion if its labels exclude it,
+    /// and none if it cannot be decoded.
+    fn decode(&mut self, object: &RawValue) -> (Option<String>, Option<Delta<K>>) {
         let decoded = match decode::decode::<K, _>(&mut deserializer(object)) {
             Ok(decoded) => decoded,
             Err(problem) => {
                 let metadata = decode::decode_metadata(&mut deserializer(object)).unwrap_or_default();
                 self.reporter.undecodable(K::name_in(&metadata), vec![problem]);
-                return (metadata.resource_version, Found::Nothing);
+                return (metadata.resource_version, None);
             }
         };
-        let Some(object) = decoded.object else {
+        let delta = if let Some(object) = decoded.object {
+            self.reporter.decoded(&object.key(), decoded.problems);
+            Some(if decoded.selected { Delta::Apply(object) } else { Delta::Delete(object.key()) })
+        } else {
             self.reporter.undecodable(None, decoded.problems);
-            return (decoded.resource_version, Found::Nothing);
+            None
         };
-        self.reporter.decoded(&object.key(), decoded.problems);
-        let found = if decoded.selected { Found::Object(object) } else { Found::Excluded(object.key()) };
-        (decoded.resource_version, found)
+        (decoded.resource_version, delta)
     }
 }
 

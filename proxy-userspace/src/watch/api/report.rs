@@ -1,4 +1,4 @@
-//! Says once what has changed between us and the API server, and keeps the kind's status.
+//! Logs each change of state of one kind once, and updates its status.
 
 use std::collections::HashMap;
 
@@ -14,14 +14,15 @@ use crate::{
     },
 };
 
-/// The log and status of one kind.
+/// Reports one kind in the log and in the status.
 #[derive(Debug)]
 pub(super) struct Reporter {
     resource: &'static str,
     status: watch::Sender<WatchStatus>,
     kind: fn(&mut WatchStatus) -> &mut KindStatus,
+    /// The class of the last failure, if no attempt succeeded since.
     failing: Option<FailureClass>,
-    /// Objects with values that had to be left out.
+    /// The objects with invalid values.
     faulty: HashMap<NamespacedName, Vec<Problem>>,
 }
 
@@ -34,66 +35,67 @@ impl Reporter {
         Self { resource, status, kind, failing: None, faulty: HashMap::new() }
     }
 
-    /// A complete list has come in.
+    /// A complete list came.
     pub(super) fn listed(&mut self, objects: usize) {
         debug!(resource = self.resource, objects, "listed");
         self.set(|kind| kind.synced = true);
-        self.working();
+        self.connected();
     }
 
-    /// Changes are coming in, or would if there were any.
-    pub(super) fn working(&mut self) {
+    /// The kind is watched.
+    pub(super) fn connected(&mut self) {
         if self.failing.take().is_some() {
-            info!(resource = self.resource, "the API server is being watched again");
+            info!(resource = self.resource, "watching the API server again");
         }
         self.set(KindStatus::connected);
     }
 
-    /// The server does not have the kind, or does not let us have it, and that is all right.
-    pub(super) fn absent(&mut self, failure: &Failure) {
+    /// The server does not have the kind, or does not permit to read it. shunt does not need it.
+    pub(super) fn unavailable(&mut self, failure: &Failure) {
         if self.failing.replace(failure.class) != Some(failure.class) {
-            info!(resource = self.resource, "{failure}; going on without");
+            info!(resource = self.resource, "{failure}; shunt continues without this kind");
         }
         self.set(|kind| *kind = KindStatus::default());
     }
 
-    /// Something failed. The last known state stays; the next attempt follows.
+    /// A request or the watch failed. The last known state stays, and the next attempt follows.
     pub(super) fn failed(&mut self, failure: &Failure) {
         if self.failing.replace(failure.class) == Some(failure.class) {
             debug!(resource = self.resource, "{failure}");
         } else {
-            warn!(resource = self.resource, "{failure}; what is known stays, trying again");
+            warn!(resource = self.resource, "{failure}; the last known objects stay; shunt tries again");
         }
         let message = failure.to_string();
         self.set(|kind| kind.failed(message));
     }
 
-    /// An object was decoded, with these values left out.
+    /// An object was decoded. `problems` are its invalid values, which are ignored.
     pub(super) fn decoded(&mut self, name: &NamespacedName, problems: Vec<Problem>) {
         if problems.is_empty() {
             if self.faulty.remove(name).is_some() {
-                info!(resource = self.resource, object = %name, "object is good again");
+                info!(resource = self.resource, object = %name, "the object is valid again");
             }
-        } else if self.faulty.get(name) != Some(&problems) {
-            for problem in &problems {
-                warn!(resource = self.resource, object = %name, "{problem}; left out");
-            }
-            self.faulty.insert(name.clone(), problems);
+        } else {
+            self.report_problems(name, problems, "this value is ignored");
         }
     }
 
     /// An object could not be decoded at all.
     pub(super) fn undecodable(&mut self, name: Option<NamespacedName>, problems: Vec<Problem>) {
         let name = name.unwrap_or_else(|| NamespacedName::new("", "(without a name)"));
-        if self.faulty.get(&name) != Some(&problems) {
+        self.report_problems(&name, problems, "the object is ignored");
+    }
+
+    fn report_problems(&mut self, name: &NamespacedName, problems: Vec<Problem>, effect: &str) {
+        if self.faulty.get(name) != Some(&problems) {
             for problem in &problems {
-                warn!(resource = self.resource, object = %name, "{problem}; object ignored");
+                warn!(resource = self.resource, object = %name, "{problem}; {effect}");
             }
-            self.faulty.insert(name, problems);
+            self.faulty.insert(name.clone(), problems);
         }
     }
 
-    /// An object is gone.
+    /// An object was deleted.
     pub(super) fn deleted(&mut self, name: &NamespacedName) {
         self.faulty.remove(name);
     }
@@ -115,8 +117,8 @@ mod tests {
     use super::*;
     use crate::watch::status;
 
-    /// The lines that `acts` log at the default level.
-    fn logged(acts: impl FnOnce(&mut Reporter)) -> Vec<String> {
+    /// Returns the lines that `act` logs at the default level.
+    fn logged(act: impl FnOnce(&mut Reporter)) -> Vec<String> {
         let (log, writer) = io::pipe().unwrap();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(tracing::Level::INFO)
@@ -125,7 +127,7 @@ mod tests {
             .with_writer(Arc::new(writer))
             .finish();
         let mut reporter = Reporter::new("services", status::channel(), |status| &mut status.services);
-        tracing::subscriber::with_default(subscriber, || acts(&mut reporter));
+        tracing::subscriber::with_default(subscriber, || act(&mut reporter));
         io::read_to_string(log).unwrap().lines().map(str::to_owned).collect()
     }
 
@@ -134,27 +136,27 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_logged_once_for_each_change_of_state() {
+    fn a_failure_is_logged_once_until_the_state_changes() {
         let lines = logged(|reporter| {
-            reporter.working();
+            reporter.connected();
             for attempt in 0..5 {
                 reporter.failed(&failure(FailureClass::Unreachable, &format!("refused, attempt {attempt}")));
             }
             reporter.failed(&failure(FailureClass::Forbidden, "services is forbidden"));
             reporter.failed(&failure(FailureClass::Forbidden, "services is forbidden"));
-            reporter.working();
-            reporter.working();
+            reporter.connected();
+            reporter.connected();
             reporter.failed(&failure(FailureClass::Unreachable, "refused"));
         });
         assert_eq!(lines.len(), 4, "{lines:#?}");
-        assert!(lines[0].contains("cannot be reached: refused, attempt 0"), "{}", lines[0]);
+        assert!(lines[0].contains("cannot connect to the API server: refused, attempt 0"), "{}", lines[0]);
         assert!(lines[1].contains("(403): services is forbidden"), "{}", lines[1]);
-        assert!(lines[2].contains("being watched again"), "{}", lines[2]);
-        assert!(lines[3].contains("cannot be reached: refused"), "{}", lines[3]);
+        assert!(lines[2].contains("watching the API server again"), "{}", lines[2]);
+        assert!(lines[3].contains("cannot connect to the API server: refused"), "{}", lines[3]);
     }
 
     #[test]
-    fn faulty_objects_are_logged_once_until_they_change() {
+    fn an_invalid_object_is_logged_once_until_it_changes() {
         let name = NamespacedName::new("shop", "web");
         let problem =
             |what: &str| vec![Problem { field: "spec.ports[0].port".to_owned(), what: what.to_owned() }];
@@ -166,8 +168,12 @@ mod tests {
             reporter.decoded(&name, Vec::new());
         });
         assert_eq!(lines.len(), 3, "{lines:#?}");
-        assert!(lines[0].contains("spec.ports[0].port: 0 is not a port number; left out"), "{}", lines[0]);
+        assert!(
+            lines[0].contains("spec.ports[0].port: 0 is not a port number; this value is ignored"),
+            "{}",
+            lines[0]
+        );
         assert!(lines[0].contains("object=shop/web"), "{}", lines[0]);
-        assert!(lines[2].contains("good again"), "{}", lines[2]);
+        assert!(lines[2].contains("valid again"), "{}", lines[2]);
     }
 }

@@ -1,4 +1,5 @@
-//! The envelopes of lists and watches. Objects stay text, so that each can be decoded, or fail to, on its own.
+//! The envelopes of lists and watches. Objects stay text: each is decoded on its own, so that one
+//! object which cannot be decoded affects no other.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -7,18 +8,19 @@ use serde_json::value::RawValue;
 #[derive(Deserialize)]
 pub(super) struct Page<'a> {
     #[serde(default)]
-    pub(super) metadata: PageMetadata,
+    pub(super) metadata: ListMetadata,
     #[serde(borrow)]
     pub(super) items: Option<Vec<&'a RawValue>>,
 }
 
-/// `metadata` of a list.
+/// `metadata` of a list or a bookmark.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct PageMetadata {
+pub(super) struct ListMetadata {
     pub(super) resource_version: Option<String>,
     #[serde(rename = "continue")]
-    pub(super) next: Option<String>,
+    pub(super) continue_token: Option<String>,
+    pub(super) annotations: Option<BookmarkAnnotations>,
 }
 
 /// A line of a watch.
@@ -33,22 +35,14 @@ pub(super) struct Event<'a> {
 /// The object of a `BOOKMARK`.
 #[derive(Deserialize)]
 pub(super) struct Bookmark {
-    pub(super) metadata: BookmarkMetadata,
-}
-
-/// Its `metadata`.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct BookmarkMetadata {
-    pub(super) resource_version: Option<String>,
-    pub(super) annotations: Option<BookmarkAnnotations>,
+    pub(super) metadata: ListMetadata,
 }
 
 /// The annotation of the bookmark that ends the objects of a streaming list (KEP-3157).
 #[derive(Deserialize)]
 pub(super) struct BookmarkAnnotations {
     #[serde(rename = "k8s.io/initial-events-end")]
-    pub(super) ends_list: Option<String>,
+    pub(super) initial_events_end: Option<String>,
 }
 
 /// The object of an `ERROR`.

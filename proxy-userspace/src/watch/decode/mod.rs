@@ -1,8 +1,9 @@
-//! From Kubernetes JSON or YAML to the model's objects: slim decoding, the API server's defaulting, and validation.
+//! Decodes Kubernetes objects from JSON or YAML: only the fields that shunt uses, with the API
+//! server's defaults and validation.
 //!
-//! The same structs and rules serve both sources. A value that does not hold is a [`Problem`] that names its field; it
-//! is left out of the object, as kube-proxy leaves it out. The API source logs problems and uses the rest of the
-//! object; the manifests source refuses the document.
+//! Both sources use the same rules. An invalid value is a [`Problem`] that names its field. It is
+//! not part of the decoded object, as with kube-proxy. The API source logs problems and uses the
+//! rest of the object. The manifests source rejects the document.
 
 mod node;
 mod parse;
@@ -18,14 +19,14 @@ use std::fmt;
 use serde::{Deserialize, de::DeserializeOwned};
 
 pub(super) use self::raw::RawMetadata;
-use crate::model::{Delta, EndpointSlice, Interner, NamespacedName, Node, Service, ServiceCidr, WatchEvent};
+use crate::model::{Delta, EndpointSlice, NamespacedName, Node, Service, ServiceCidr, WatchEvent};
 
-/// What is wrong with one field of an object.
+/// An invalid field of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Problem {
     /// The field's path: `spec.ports[0].port`.
     pub field: String,
-    /// Its value and what would be right.
+    /// The field's value, and what is allowed.
     pub what: String,
 }
 
@@ -39,14 +40,14 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The problems found while one object was decoded.
+/// The invalid fields of one object.
 #[derive(Debug, Default)]
 pub(super) struct Problems(Vec<Problem>);
 
 impl Problems {
-    /// `field` holds `value`, which is not `wanted` (a noun with its article and range).
-    fn not(&mut self, field: impl fmt::Display, value: impl fmt::Debug, wanted: impl fmt::Display) {
-        self.add(field, format!("{value:?} is not {wanted}"));
+    /// Adds that `field` has a `value` which is not `allowed` (a noun with its article and range).
+    fn not(&mut self, field: impl fmt::Display, value: impl fmt::Debug, allowed: impl fmt::Display) {
+        self.add(field, format!("{value:?} is not {allowed}"));
     }
 
     fn add(&mut self, field: impl fmt::Display, what: impl Into<String>) {
@@ -54,145 +55,87 @@ impl Problems {
     }
 }
 
-/// A kind of object that the sources know.
+/// A kind of object that the sources decode.
 pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
-    /// What is decoded of it.
+    /// The decoded fields, before validation.
     type Raw: DeserializeOwned + Send;
     /// `kind`.
     const KIND: &'static str;
     /// The API group; empty for the core group.
     const GROUP: &'static str;
     /// The API version.
-    const VERSION: &'static str;
+    const VERSION: &'static str = "v1";
     /// The resource's name in URLs.
     const PLURAL: &'static str;
+    /// Objects of the kind have a namespace.
+    const IS_NAMESPACED: bool;
 
-    /// The object's metadata.
+    /// Returns the object's metadata.
     fn metadata(raw: &Self::Raw) -> Option<&RawMetadata>;
-    /// Defaults and validates. None without a usable name.
+    /// Validates the fields and sets defaults. None if there is no usable name.
     fn from_raw(raw: Self::Raw, problems: &mut Problems) -> Option<Self>;
-    /// The name in an object's metadata, if it has one.
+    /// Returns the name in an object's metadata.
     fn name_in(metadata: &RawMetadata) -> Option<NamespacedName> {
-        metadata.namespaced_name()
+        if Self::IS_NAMESPACED { metadata.namespaced_name() } else { metadata.cluster_scoped_name() }
     }
-    /// Namespace and name.
+    /// Returns namespace and name.
     fn key(&self) -> NamespacedName;
-    /// Replaces the names that many objects repeat by their one copy.
-    fn share_strings(&mut self, _strings: &mut Interner<str>) {}
-    /// A change of this kind.
+    /// Creates the event for a change of this kind.
     fn event(delta: Delta<Self>) -> WatchEvent;
 }
 
-impl Kind for Service {
-    type Raw = raw::RawService;
-    const KIND: &'static str = "Service";
-    const GROUP: &'static str = "";
-    const VERSION: &'static str = "v1";
-    const PLURAL: &'static str = "services";
+/// Implements [`Kind`] for `$type`.
+macro_rules! kind {
+    ($type:ident: $kind:literal, $group:literal, $plural:literal, namespaced: $is_namespaced:literal,
+     $event:ident, $raw:ident, $from_raw:path) => {
+        impl Kind for $type {
+            type Raw = raw::$raw;
+            const KIND: &'static str = $kind;
+            const GROUP: &'static str = $group;
+            const PLURAL: &'static str = $plural;
+            const IS_NAMESPACED: bool = $is_namespaced;
 
-    fn metadata(raw: &Self::Raw) -> Option<&RawMetadata> {
-        raw.metadata.as_ref()
-    }
-    fn from_raw(raw: Self::Raw, problems: &mut Problems) -> Option<Self> {
-        service::service(raw, problems)
-    }
-    fn key(&self) -> NamespacedName {
-        self.name.clone()
-    }
-    fn share_strings(&mut self, strings: &mut Interner<str>) {
-        self.share_strings(strings);
-    }
-    fn event(delta: Delta<Self>) -> WatchEvent {
-        WatchEvent::Services(delta)
-    }
+            fn metadata(raw: &Self::Raw) -> Option<&RawMetadata> {
+                raw.metadata.as_ref()
+            }
+            fn from_raw(raw: Self::Raw, problems: &mut Problems) -> Option<Self> {
+                $from_raw(raw, problems)
+            }
+            fn key(&self) -> NamespacedName {
+                self.name.clone().into()
+            }
+            fn event(delta: Delta<Self>) -> WatchEvent {
+                WatchEvent::$event(delta)
+            }
+        }
+    };
 }
-
-impl Kind for EndpointSlice {
-    type Raw = raw::RawEndpointSlice;
-    const KIND: &'static str = "EndpointSlice";
-    const GROUP: &'static str = "discovery.k8s.io";
-    const VERSION: &'static str = "v1";
-    const PLURAL: &'static str = "endpointslices";
-
-    fn metadata(raw: &Self::Raw) -> Option<&RawMetadata> {
-        raw.metadata.as_ref()
-    }
-    fn from_raw(raw: Self::Raw, problems: &mut Problems) -> Option<Self> {
-        slice::endpoint_slice(raw, problems)
-    }
-    fn key(&self) -> NamespacedName {
-        self.name.clone()
-    }
-    fn share_strings(&mut self, strings: &mut Interner<str>) {
-        self.share_strings(strings);
-    }
-    fn event(delta: Delta<Self>) -> WatchEvent {
-        WatchEvent::EndpointSlices(delta)
-    }
-}
-
-impl Kind for Node {
-    type Raw = raw::RawNode;
-    const KIND: &'static str = "Node";
-    const GROUP: &'static str = "";
-    const VERSION: &'static str = "v1";
-    const PLURAL: &'static str = "nodes";
-
-    fn metadata(raw: &Self::Raw) -> Option<&RawMetadata> {
-        raw.metadata.as_ref()
-    }
-    fn from_raw(raw: Self::Raw, problems: &mut Problems) -> Option<Self> {
-        node::node(raw, problems)
-    }
-    fn name_in(metadata: &RawMetadata) -> Option<NamespacedName> {
-        metadata.cluster_scoped_name()
-    }
-    fn key(&self) -> NamespacedName {
-        NamespacedName::new("", self.name.clone())
-    }
-    fn event(delta: Delta<Self>) -> WatchEvent {
-        WatchEvent::Nodes(delta)
-    }
-}
-
-impl Kind for ServiceCidr {
-    type Raw = raw::RawServiceCidr;
-    const KIND: &'static str = "ServiceCIDR";
-    const GROUP: &'static str = "networking.k8s.io";
-    const VERSION: &'static str = "v1";
-    const PLURAL: &'static str = "servicecidrs";
-
-    fn metadata(raw: &Self::Raw) -> Option<&RawMetadata> {
-        raw.metadata.as_ref()
-    }
-    fn from_raw(raw: Self::Raw, problems: &mut Problems) -> Option<Self> {
-        service_cidr::service_cidr(raw, problems)
-    }
-    fn name_in(metadata: &RawMetadata) -> Option<NamespacedName> {
-        metadata.cluster_scoped_name()
-    }
-    fn key(&self) -> NamespacedName {
-        NamespacedName::new("", self.name.clone())
-    }
-    fn event(delta: Delta<Self>) -> WatchEvent {
-        WatchEvent::ServiceCidrs(delta)
-    }
-}
+kind!(Service: "Service", "", "services", namespaced: true,
+    Services, RawService, service::service);
+kind!(EndpointSlice: "EndpointSlice", "discovery.k8s.io", "endpointslices", namespaced: true,
+    EndpointSlices, RawEndpointSlice, slice::endpoint_slice);
+kind!(Node: "Node", "", "nodes", namespaced: false,
+    Nodes, RawNode, node::node);
+kind!(ServiceCidr: "ServiceCIDR", "networking.k8s.io", "servicecidrs", namespaced: false,
+    ServiceCidrs, RawServiceCidr, service_cidr::service_cidr);
 
 /// A decoded object.
 #[derive(Debug)]
 pub(super) struct Decoded<K> {
-    /// The object without its faulty values; none if it has no usable name.
+    /// The object without its invalid values; none if it has no usable name.
     pub(super) object: Option<K>,
-    /// Whether kube-proxy's label selectors let it through.
+    /// True if kube-proxy's label selectors select the object.
     pub(super) selected: bool,
     /// `metadata.resourceVersion`.
     pub(super) resource_version: Option<String>,
-    /// What was left out.
+    /// The invalid values.
     pub(super) problems: Vec<Problem>,
 }
 
-/// Decodes one object. An error means that a field has the wrong JSON type, so that nothing could be decoded.
+/// Decodes one object.
+///
+/// # Errors
+/// Returns an error if a field has the wrong JSON type: then nothing can be decoded.
 pub(super) fn decode<'de, K, D>(deserializer: D) -> Result<Decoded<K>, Problem>
 where
     K: Kind,
@@ -207,7 +150,7 @@ where
     Ok(Decoded { object, selected, resource_version, problems: problems.0 })
 }
 
-/// The metadata of an object whose other fields do not matter or do not decode.
+/// Decodes only the metadata of an object. Its other fields may be invalid.
 pub(super) fn decode_metadata<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<RawMetadata, Problem> {

@@ -1,4 +1,4 @@
-//! Nodes: addresses, pod ranges, zone and whether the node is about to go.
+//! Decodes Nodes: addresses, pod CIDRs, zone, and whether the node is being deleted.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::model::{Node, NodeAddressType};
 
-/// The cluster autoscaler's taint on nodes that it is about to delete (upstream `node.go`, KEP-3836).
+/// The cluster autoscaler's taint on nodes that it will delete (upstream `node.go`, KEP-3836).
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 pub(super) fn node(raw: RawNode, problems: &mut Problems) -> Option<Node> {
@@ -42,7 +42,7 @@ pub(super) fn node(raw: RawNode, problems: &mut Problems) -> Option<Node> {
     })
 }
 
-/// None for names (`Hostname`, `InternalDNS`, `ExternalDNS`).
+/// Decodes an address. None for names (`Hostname`, `InternalDNS`, `ExternalDNS`).
 fn address(i: usize, raw: &RawNodeAddress, problems: &mut Problems) -> Option<(NodeAddressType, IpAddr)> {
     let address_type = match raw.address_type.as_deref() {
         Some("InternalIP") => NodeAddressType::InternalIp,

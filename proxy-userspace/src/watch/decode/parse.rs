@@ -1,4 +1,4 @@
-//! The values of fields: ports, addresses, ranges, words of a fixed set, names and times.
+//! Parses the values of fields: ports, addresses, CIDRs, words of a fixed set, names and times.
 
 use std::{fmt::Arguments, net::IpAddr, num::NonZeroU16};
 
@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use super::Problems;
 use crate::model::{Protocol, UnixNanos, sloppy_cidr, sloppy_ip};
 
-/// A port number, 1 to 65,535.
+/// Parses a port number, 1 to 65,535.
 pub(super) fn port(field: Arguments<'_>, value: i64, problems: &mut Problems) -> Option<NonZeroU16> {
     let port = u16::try_from(value).ok().and_then(NonZeroU16::new);
     if port.is_none() {
@@ -16,7 +16,7 @@ pub(super) fn port(field: Arguments<'_>, value: i64, problems: &mut Problems) ->
     port
 }
 
-/// A port number where absence and 0 mean that there is none.
+/// Parses a port number. If it is absent or 0, there is none.
 pub(super) fn optional_port(
     field: Arguments<'_>,
     value: Option<i64>,
@@ -25,7 +25,7 @@ pub(super) fn optional_port(
     value.filter(|&value| value != 0).and_then(|value| port(field, value, problems))
 }
 
-/// A `protocol`; absence means TCP.
+/// Parses a `protocol`. The default is TCP.
 pub(super) fn protocol(
     field: Arguments<'_>,
     value: Option<&str>,
@@ -35,7 +35,7 @@ pub(super) fn protocol(
     word(field, value, Protocol::Tcp, &words, problems)
 }
 
-/// One of a fixed set of words; absence and emptiness mean `default`, a word outside the set is a problem.
+/// Parses one of a fixed set of words. If it is absent or empty, returns `default`.
 pub(super) fn word<T: Copy>(
     field: Arguments<'_>,
     value: Option<&str>,
@@ -54,8 +54,8 @@ pub(super) fn word<T: Copy>(
     found
 }
 
-/// An IP address. As kube-proxy does, leading zeros of IPv4 are dropped (`10.0.0.011` is 10.0.0.11; see
-/// `netutils.ParseIPSloppy`) and IPv4-mapped IPv6 counts as IPv4.
+/// Parses an IP address like kube-proxy (`netutils.ParseIPSloppy`): leading zeros of IPv4 are
+/// ignored (`10.0.0.011` is 10.0.0.11), and IPv4-mapped IPv6 becomes IPv4.
 pub(super) fn ip(field: Arguments<'_>, value: &str, problems: &mut Problems) -> Option<IpAddr> {
     let address = sloppy_ip(value);
     if address.is_none() {
@@ -64,14 +64,14 @@ pub(super) fn ip(field: Arguments<'_>, value: &str, problems: &mut Problems) -> 
     address
 }
 
-/// A list of addresses, those that parse.
+/// Parses a list of addresses. Invalid ones are left out.
 pub(super) fn ips(field: &str, values: Option<&[String]>, problems: &mut Problems) -> Vec<IpAddr> {
     let values = values.unwrap_or_default().iter().enumerate();
     values.filter_map(|(i, value)| ip(format_args!("{field}[{i}]"), value, problems)).collect()
 }
 
-/// A range in CIDR notation, host bits cleared. Surrounding blanks are dropped: the API server's validation of
-/// `loadBalancerSourceRanges` lets them through.
+/// Parses a CIDR and clears its host bits. Surrounding blanks are ignored: the API server accepts
+/// them in `loadBalancerSourceRanges`.
 pub(super) fn cidr(field: Arguments<'_>, value: &str, problems: &mut Problems) -> Option<IpNet> {
     let range = sloppy_cidr(value.trim());
     if range.is_none() {
@@ -80,7 +80,7 @@ pub(super) fn cidr(field: Arguments<'_>, value: &str, problems: &mut Problems) -
     range
 }
 
-/// A list of ranges, those that parse.
+/// Parses a list of CIDRs. Invalid ones are left out.
 pub(super) fn cidrs(field: &str, values: Option<&[String]>, problems: &mut Problems) -> Vec<IpNet> {
     let values = values.unwrap_or_default().iter().enumerate();
     values.filter_map(|(i, value)| cidr(format_args!("{field}[{i}]"), value, problems)).collect()
@@ -96,7 +96,7 @@ pub(super) fn check_name(field: &str, value: &str, problems: &mut Problems) {
     }
 }
 
-/// An RFC 3339 time.
+/// Parses an RFC 3339 time.
 pub(super) fn time(field: &str, value: &str, problems: &mut Problems) -> Option<UnixNanos> {
     let time: Option<jiff::Timestamp> = value.parse().ok();
     let nanos = time.and_then(|time| u64::try_from(time.as_nanosecond()).ok());

@@ -1,13 +1,14 @@
-//! What is decoded of Kubernetes objects: no managedFields, and only the labels and the annotation that are used.
+//! The decoded fields of Kubernetes objects: no managedFields, and only the used labels and
+//! annotation.
 //!
-//! Everything is optional, because `null` and absence mean the same to the API server. Numbers are wider than the
-//! API's, so that one out of range is told as such.
+//! All fields are optional, because `null` and an absent field mean the same to the API server.
+//! Numbers are wider than the API's, so that a number out of range is reported as such.
 
 use serde::Deserialize;
 
 use crate::model::NamespacedName;
 
-/// Any object, for its metadata.
+/// Any object, of which only the metadata is decoded.
 #[derive(Deserialize)]
 pub(in crate::watch) struct RawObject {
     pub(super) metadata: Option<RawMetadata>,
@@ -26,32 +27,33 @@ pub(in crate::watch) struct RawMetadata {
 }
 
 impl RawMetadata {
-    /// Whether kube-proxy's label selectors, `!service.kubernetes.io/service-proxy-name` and
-    /// `!service.kubernetes.io/headless`, let the object through.
+    /// Returns true if kube-proxy's label selectors, `!service.kubernetes.io/service-proxy-name`
+    /// and `!service.kubernetes.io/headless`, select the object.
     pub(super) fn selected(&self) -> bool {
         self.labels
             .as_ref()
             .is_none_or(|labels| labels.service_proxy_name.is_none() && labels.headless.is_none())
     }
 
-    /// The name of a namespaced object; a missing namespace is `default`, as for kubectl.
+    /// Returns the name of a namespaced object. The default namespace is `default`, as with
+    /// kubectl.
     pub(in crate::watch) fn namespaced_name(&self) -> Option<NamespacedName> {
         let namespace =
             self.namespace.as_deref().filter(|namespace| !namespace.is_empty()).unwrap_or("default");
-        Some(NamespacedName::new(namespace, self.given_name()?))
+        Some(NamespacedName::new(namespace, self.non_empty_name()?))
     }
 
-    /// The name of a cluster-scoped object.
+    /// Returns the name of a cluster-scoped object.
     pub(in crate::watch) fn cluster_scoped_name(&self) -> Option<NamespacedName> {
-        Some(NamespacedName::new("", self.given_name()?))
+        Some(NamespacedName::new("", self.non_empty_name()?))
     }
 
-    fn given_name(&self) -> Option<&str> {
+    fn non_empty_name(&self) -> Option<&str> {
         self.name.as_deref().filter(|name| !name.is_empty())
     }
 }
 
-/// The labels that are used.
+/// The used labels.
 #[derive(Default, Deserialize)]
 pub(super) struct RawLabels {
     #[serde(rename = "service.kubernetes.io/service-proxy-name")]
@@ -64,7 +66,7 @@ pub(super) struct RawLabels {
     pub(super) zone: Option<String>,
 }
 
-/// The one annotation that is used.
+/// The used annotation.
 #[derive(Default, Deserialize)]
 pub(super) struct RawAnnotations {
     #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]

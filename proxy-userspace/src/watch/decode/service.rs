@@ -1,4 +1,4 @@
-//! Services: `v1` defaulting (upstream `pkg/apis/core/v1/defaults.go`) and validation.
+//! Decodes Services with the defaults of `v1` (upstream `pkg/apis/core/v1/defaults.go`).
 
 use std::{net::IpAddr, num::NonZeroU32, sync::Arc};
 
@@ -71,7 +71,7 @@ fn service_type(spec: &RawServiceSpec, problems: &mut Problems) -> ServiceType {
         .unwrap_or(ServiceType::ClusterIp)
 }
 
-/// `clusterIPs`, or `clusterIP` where that is all there is; none for headless Services.
+/// Decodes `clusterIPs`, or `clusterIP` if that is the only one. Empty for headless Services.
 fn cluster_ips(spec: &RawServiceSpec, service_type: ServiceType, problems: &mut Problems) -> Vec<IpAddr> {
     let single = spec.cluster_ip.as_deref().filter(|value| !value.is_empty());
     let listed = spec.cluster_ips.as_deref().unwrap_or_default();
@@ -116,7 +116,7 @@ fn load_balancer_ingress(
         let value = ingress.ip.as_deref().filter(|value| !value.is_empty())?;
         let ip = parse::ip(format_args!("{field}.ip"), value, problems)?;
         let mode = ingress.ip_mode.as_deref();
-        // Upstream's IsVIPMode: what is not said to be a VIP is not one.
+        // As with upstream's IsVIPMode, an unknown mode is not VIP.
         let ip_mode =
             parse::word(format_args!("{field}.ipMode"), mode, LoadBalancerIpMode::Vip, &words, problems)
                 .unwrap_or(LoadBalancerIpMode::Proxy);

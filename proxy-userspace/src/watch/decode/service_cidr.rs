@@ -1,4 +1,4 @@
-//! ServiceCIDRs: the ranges that addresses of Services are taken from.
+//! Decodes ServiceCIDRs: the ranges from which Services get their cluster IPs.
 
 use super::{Problems, parse, raw::RawServiceCidr};
 use crate::model::ServiceCidr;

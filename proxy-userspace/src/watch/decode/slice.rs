@@ -1,4 +1,4 @@
-//! EndpointSlices: `discovery.k8s.io/v1` defaulting and the meaning of absent conditions.
+//! Decodes EndpointSlices with the defaults of `discovery.k8s.io/v1`, also for absent conditions.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -38,7 +38,7 @@ pub(super) fn endpoint_slice(raw: RawEndpointSlice, problems: &mut Problems) -> 
     })
 }
 
-/// A slice of an unknown type counts as one of names: proxies ignore it.
+/// Decodes `addressType`. An unknown type becomes FQDN, which proxies ignore.
 fn address_type(value: Option<&str>, problems: &mut Problems) -> AddressType {
     let words = [("IPv4", AddressType::Ipv4), ("IPv6", AddressType::Ipv6), ("FQDN", AddressType::Fqdn)];
     if value.is_none_or(str::is_empty) {
@@ -48,7 +48,7 @@ fn address_type(value: Option<&str>, problems: &mut Problems) -> AddressType {
         .unwrap_or(AddressType::Fqdn)
 }
 
-/// None when the first address, the only one that counts, cannot be used.
+/// Decodes an endpoint. None if its first address, the only one that is used, is invalid.
 fn slice_endpoint(
     i: usize,
     raw: RawEndpoint,
@@ -74,7 +74,7 @@ fn slice_endpoint(
     let hints = Hints { zones: hint_names(hints.for_zones), nodes: hint_names(hints.for_nodes) };
     Some(SliceEndpoint {
         address: parsed.into_iter().next().flatten(),
-        // Absent means true, true and false: discovery/v1 types.go and upstream's endpointslicecache.go, 1.36.
+        // The defaults of discovery/v1 types.go and of upstream's endpointslicecache.go, 1.36.
         ready: conditions.ready.unwrap_or(true),
         serving: conditions.serving.unwrap_or(true),
         terminating: conditions.terminating.unwrap_or(false),
@@ -106,7 +106,7 @@ fn endpoint_address(
 fn slice_port(i: usize, raw: &RawEndpointPort, problems: &mut Problems) -> Option<SlicePort> {
     let protocol = parse::protocol(format_args!("ports[{i}].protocol"), raw.protocol.as_deref(), problems)?;
     let port = match raw.port {
-        // None means all ports.
+        // An absent port means all ports.
         None => None,
         Some(port) => Some(parse::port(format_args!("ports[{i}].port"), port, problems)?),
     };

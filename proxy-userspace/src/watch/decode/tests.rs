@@ -1,4 +1,4 @@
-//! Decoding against recordings, by the rules, and against nonsense.
+//! Decodes recorded objects, invalid objects, and random JSON.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -22,14 +22,14 @@ fn decoded<K: Kind>(object: &Value) -> Decoded<K> {
     decode(object).unwrap()
 }
 
-/// The object, which must be without problems.
+/// Returns the object, which must be valid.
 fn good<K: Kind>(object: &Value) -> K {
     let decoded = decoded::<K>(object);
     assert_eq!(decoded.problems, []);
     decoded.object.unwrap()
 }
 
-/// The problems as text, and what is left.
+/// Returns the problems as text, and the object without them.
 fn faulty<K: Kind>(object: &Value) -> (Vec<String>, K) {
     let decoded = decoded::<K>(object);
     (decoded.problems.iter().map(ToString::to_string).collect(), decoded.object.unwrap())
@@ -45,7 +45,7 @@ fn slice(mut fields: Value) -> Value {
 }
 
 #[test]
-fn a_recorded_load_balancer_service_is_decoded_completely() {
+fn a_recorded_load_balancer_service_is_decoded() {
     let services: Vec<Service> = items(SERVICES).iter().map(good).collect();
     let names: Vec<String> = services.iter().map(|service| service.name.to_string()).collect();
     assert_eq!(names, ["default/dual", "default/kubernetes", "default/lb", "default/web"]);
@@ -91,7 +91,7 @@ fn recorded_slices_and_the_recorded_node_are_decoded() {
 }
 
 #[test]
-fn absent_fields_of_a_service_get_the_api_servers_defaults() {
+fn absent_fields_of_a_service_get_the_defaults_of_the_api_server() {
     let service: Service = good(&json!({
         "metadata": {"name": "web"},
         "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}], "sessionAffinity": "ClientIP"},
@@ -158,7 +158,7 @@ fn hints_and_the_trigger_time_are_decoded() {
 }
 
 #[test]
-fn leading_zeros_blanks_and_host_bits_are_normalised_as_upstream_does() {
+fn leading_zeros_blanks_and_host_bits_are_removed_like_upstream() {
     let spec = json!({
         "type": "LoadBalancer", "clusterIP": "172.30.0.041", "externalIPs": ["192.168.099.022", "::ffff:10.1.2.3"],
         "loadBalancerSourceRanges": [" 203.0.113.000/025 ", "10.1.2.3/8\t", "fd00::5/16"],
@@ -178,7 +178,7 @@ fn leading_zeros_blanks_and_host_bits_are_normalised_as_upstream_does() {
 }
 
 #[test]
-fn bad_values_are_named_and_left_out_while_the_rest_stays() {
+fn invalid_values_are_named_and_left_out_while_the_rest_stays() {
     let (problems, service): (_, Service) = faulty(&service(&json!({
         "type": "NodePort", "clusterIPs": ["10.96.0.10", "10.96.0.11", "fd96::10"],
         "externalIPs": ["198.51.100.1", "nonsense"], "loadBalancerSourceRanges": ["10.0.0.0/33"],
@@ -209,7 +209,7 @@ fn bad_values_are_named_and_left_out_while_the_rest_stays() {
 }
 
 #[test]
-fn an_address_of_the_wrong_family_or_syntax_costs_only_its_endpoint() {
+fn an_invalid_address_removes_only_its_endpoint() {
     let (problems, slice): (_, EndpointSlice) = faulty(&slice(json!({"addressType": "IPv4", "endpoints": [
         {"addresses": ["fd44::1"]}, {"addresses": ["10.0.0.256"]}, {"addresses": []}, {"addresses": ["10.0.0.3"]},
     ]})));
@@ -218,7 +218,7 @@ fn an_address_of_the_wrong_family_or_syntax_costs_only_its_endpoint() {
 }
 
 #[test]
-fn slices_of_names_keep_their_endpoints_without_addresses() {
+fn endpoints_of_fqdn_slices_have_no_address() {
     let object = slice(json!({"addressType": "FQDN", "endpoints": [{"addresses": ["a.test"]}]}));
     let slice: EndpointSlice = good(&object);
     assert_eq!(slice.address_type, AddressType::Fqdn);
@@ -233,7 +233,7 @@ fn a_value_of_the_wrong_json_type_is_named_by_its_path() {
 }
 
 #[test]
-fn the_label_selectors_leave_other_proxies_and_headless_services_out() {
+fn the_label_selectors_exclude_headless_services_and_other_proxies() {
     for label in ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"] {
         let mut object = service(&json!({"clusterIP": "10.96.0.1"}));
         object["metadata"]["labels"] = json!({label: ""});
@@ -244,14 +244,14 @@ fn the_label_selectors_leave_other_proxies_and_headless_services_out() {
 }
 
 #[test]
-fn nodes_about_to_go_are_told_by_taint_or_deletion_timestamp() {
+fn a_taint_or_deletion_timestamp_marks_a_node_as_being_deleted() {
     let tainted = json!({"metadata": {"name": "n"}, "spec": {"taints": [
         {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}});
     let deleted = json!({"metadata": {"name": "n", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
     assert!(good::<Node>(&tainted).being_deleted && good::<Node>(&deleted).being_deleted);
 }
 
-/// Any JSON, with a liking for what the recordings hold.
+/// Any JSON, often with values like those of the recordings.
 fn arbitrary_json() -> impl Strategy<Value = Value> {
     let words = [
         "",
@@ -282,7 +282,7 @@ fn arbitrary_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// All values of a tree.
+/// Counts all values of a tree.
 fn count(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(count).sum(),
@@ -291,7 +291,7 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// Puts `new` in place of the value number `at`.
+/// Replaces the value number `at` by `new`.
 fn replace(value: &mut Value, at: &mut usize, new: &Value) {
     if *at == 0 {
         *value = new.clone();
@@ -308,12 +308,12 @@ proptest! {
     #[test]
     fn no_mutation_of_an_object_makes_the_decoder_panic(
         pick in any::<proptest::sample::Index>(),
-        spots in proptest::collection::vec((any::<proptest::sample::Index>(), arbitrary_json()), 1..4),
+        replacements in proptest::collection::vec((any::<proptest::sample::Index>(), arbitrary_json()), 1..4),
     ) {
         let all: Vec<Value> = [SERVICES, SLICES, NODES].into_iter().flat_map(items).collect();
         let mut object = pick.get(&all).clone();
-        for (spot, new) in spots {
-            let mut at = spot.index(count(&object));
+        for (position, new) in replacements {
+            let mut at = position.index(count(&object));
             replace(&mut object, &mut at, &new);
         }
         let _ = decode::<Service, _>(&object);

@@ -231,11 +231,18 @@ impl Reader<'_> {
         }
     }
 
-    fn add<K: Kind>(&mut self, mut object: K) {
-        object.share_strings(self.strings);
-        let key = Key { kind: K::KIND, name: object.key() };
+    fn add<K: Kind>(&mut self, object: K) {
+        let mut key = Key { kind: K::KIND, name: object.key() };
+        let mut event = K::event(Delta::Apply(object));
+        // There are many Services and slices, and they repeat names.
+        key.name.share_strings(self.strings);
+        match &mut event {
+            WatchEvent::Services(Delta::Apply(service)) => service.share_strings(self.strings),
+            WatchEvent::EndpointSlices(Delta::Apply(slice)) => slice.share_strings(self.strings),
+            _ => {}
+        }
         match self.contents.objects.entry(key) {
-            Entry::Vacant(entry) => drop(entry.insert(Arc::new(K::event(Delta::Apply(object))))),
+            Entry::Vacant(entry) => drop(entry.insert(Arc::new(event))),
             Entry::Occupied(entry) => {
                 let key = entry.key().clone();
                 let what = format!("{:?} is there already in this file; the first is used", &*key.name.name);

@@ -78,7 +78,7 @@ fn refusing(node: &mut TestNode) -> Result<()> {
     node.cluster.server().inject_fault(None, None, Fault::Unauthorized, ALWAYS);
     node.cluster.server().interrupt(Interruption::End);
     // Until then the watch from before may bring the change.
-    let refused = "Unauthorized; what is known stays, trying again resource=\"endpointslices\"";
+    let refused = "Unauthorized; the last known objects stay; shunt tries again resource=\"endpointslices\"";
     node.wait_for_log(refused, TIMEOUT)?;
     node.serve(&[Host::A1, Host::A3])?;
     thread::sleep(REFUSED_FOR);

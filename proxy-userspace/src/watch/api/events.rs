@@ -1,5 +1,5 @@
-//! Writes Events about this node's proxy (`events.k8s.io/v1`), as upstream's recorder does. Each is kept in the namespace of what it is
-//! about.
+//! Writes Events about this node's proxy (`events.k8s.io/v1`), like upstream's recorder. An Event
+//! is in the namespace of its object.
 
 use std::time::Duration;
 
@@ -14,46 +14,46 @@ use tokio::{
 use super::failure::{Failure, FailureClass};
 use crate::{model::NamespacedName, node::NodeEvent};
 
-/// Where Events about objects without a namespace are kept.
+/// The namespace of Events about objects without a namespace.
 const DEFAULT_NAMESPACE: &str = "default";
-/// Who reports, for those who select by it.
+/// The reporting controller, by which users may select Events.
 const CONTROLLER: &str = "kube-proxy";
-/// What a note may hold (`NoteLengthLimit` in `pkg/apis/core/validation/events.go`).
-const LONGEST_NOTE: usize = 1024;
-const TRIES: u32 = 5;
+/// The limit of a note in bytes (`NoteLengthLimit` in `pkg/apis/core/validation/events.go`).
+const MAX_NOTE: usize = 1024;
+const ATTEMPTS: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Writes all events that come, until nobody can send any more. One that the server does not take after some tries is told in the
-/// log and lost.
+/// Writes all events that come, until all senders are gone. If the server does not accept an Event
+/// after some attempts, that is logged, and the Event is lost.
 pub async fn record_events(client: &kube::Client, node_name: &str, events: &mut mpsc::Receiver<NodeEvent>) {
     while let Some(event) = events.recv().await {
         let body = body(node_name, &event, Timestamp::now());
         if let Err(failure) = write(client, &body).await {
-            tracing::info!(reason = event.reason, error = %failure, "an Event was not written");
+            tracing::info!(reason = event.reason, error = %failure, "cannot write an Event; it is lost");
         }
     }
 }
 
 async fn write(client: &kube::Client, body: &Value) -> Result<(), Failure> {
     let mut pause = FIRST_PAUSE;
-    for _ in 1..TRIES {
-        match try_to_write(client, body).await {
-            Err(failure) if may_pass(&failure) => sleep(pause).await,
-            ended => return ended,
+    for _ in 1..ATTEMPTS {
+        match post(client, body).await {
+            Err(failure) if is_temporary(&failure) => sleep(pause).await,
+            result => return result,
         }
         pause *= 2;
     }
-    try_to_write(client, body).await
+    post(client, body).await
 }
 
-/// What forbids it now will forbid it in a moment.
-fn may_pass(failure: &Failure) -> bool {
+/// Returns true if a later attempt may succeed.
+fn is_temporary(failure: &Failure) -> bool {
     !matches!(failure.class, FailureClass::Forbidden | FailureClass::Status(400..=499))
 }
 
-async fn try_to_write(client: &kube::Client, body: &Value) -> Result<(), Failure> {
-    /// What is created says nothing new.
+async fn post(client: &kube::Client, body: &Value) -> Result<(), Failure> {
+    /// The created Event, whose content is not needed.
     #[derive(Deserialize)]
     struct Created {}
 
@@ -61,27 +61,26 @@ async fn try_to_write(client: &kube::Client, body: &Value) -> Result<(), Failure
     let request = http::Request::post(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
         .header(http::header::CONTENT_TYPE, "application/json")
         .body(body.to_string().into_bytes())
-        .map_err(Failure::garbled)?;
-    match timeout(ANSWERED_WITHIN, client.request::<Created>(request)).await {
+        .map_err(Failure::invalid)?;
+    match timeout(RESPONSE_TIMEOUT, client.request::<Created>(request)).await {
         Ok(Ok(Created {})) => Ok(()),
         Ok(Err(error)) => Err(Failure::request(&error)),
-        Err(_) => Err(Failure::slow(ANSWERED_WITHIN)),
+        Err(_) => Err(Failure::timeout(RESPONSE_TIMEOUT)),
     }
 }
 
 fn body(node_name: &str, event: &NodeEvent, now: Timestamp) -> Value {
-    let note: String = event.note.chars().take(LONGEST_NOTE / 4).collect();
-    // Actions are upstream's: of `NewProxyServer` and of `SyncServices`.
+    let note: String = event.note.chars().take(MAX_NOTE / 4).collect();
+    // The actions of upstream's `NewProxyServer` and `SyncServices`.
     let (namespace, name, action, regarding) = match &event.service {
         None => {
             let regarding = json!({ "apiVersion": "v1", "kind": "Node", "name": node_name });
             (DEFAULT_NAMESPACE, node_name, "StartKubeProxy", regarding)
         }
         Some(NamespacedName { namespace, name }) => {
-            let about = (&**namespace, &**name);
             let regarding =
-                json!({ "apiVersion": "v1", "kind": "Service", "namespace": about.0, "name": about.1 });
-            (about.0, about.1, "Listen", regarding)
+                json!({ "apiVersion": "v1", "kind": "Service", "namespace": **namespace, "name": **name });
+            (&**namespace, &**name, "Listen", regarding)
         }
     };
     json!({
@@ -104,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_about_the_node_and_as_the_server_takes_it() {
+    fn an_event_about_the_node_is_valid_for_the_server() {
         let event = NodeEvent { service: None, is_warning: true, reason: "Failed", note: "x".repeat(2000) };
         let now = Timestamp::from_microsecond(1_700_000_000_000_042).expect("a time");
         let body = body("n1", &event, now);
@@ -115,11 +114,11 @@ mod tests {
         );
         assert_eq!(body["regarding"], json!({ "apiVersion": "v1", "kind": "Node", "name": "n1" }));
         assert_eq!((&body["type"], &body["reason"]), (&json!("Warning"), &json!("Failed")));
-        assert!(body["note"].as_str().is_some_and(|note| note.len() <= LONGEST_NOTE));
+        assert!(body["note"].as_str().is_some_and(|note| note.len() <= MAX_NOTE));
     }
 
     #[test]
-    fn an_event_about_a_service_is_kept_in_its_namespace() {
+    fn an_event_about_a_service_is_in_its_namespace() {
         let service = Some(NamespacedName::new("shop", "web"));
         let event = NodeEvent { service, is_warning: true, reason: "Failed", note: "taken".into() };
         let body = body("n1", &event, Timestamp::UNIX_EPOCH);

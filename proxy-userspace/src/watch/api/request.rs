@@ -1,4 +1,4 @@
-//! The requests for one kind.
+//! The list and watch requests for one kind.
 
 use kube::api::{ListParams, Request, WatchParams};
 
@@ -7,27 +7,17 @@ use crate::watch::decode::Kind;
 /// client-go's page size.
 pub(super) const PAGE_SIZE: u32 = 500;
 
-/// What restricts the objects of a kind, on the server.
+/// Selects objects of a kind on the server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selectors {
-    labels: Option<String>,
-    fields: Option<String>,
+    pub(super) labels: Option<String>,
+    pub(super) fields: Option<String>,
 }
 
-impl Selectors {
-    pub(super) fn labels(selector: impl Into<String>) -> Self {
-        Self { labels: Some(selector.into()), fields: None }
-    }
-
-    pub(super) fn fields(selector: impl Into<String>) -> Self {
-        Self { labels: None, fields: Some(selector.into()) }
-    }
-}
-
-/// One request's way to the server.
 pub(super) type HttpRequest = http::Request<Vec<u8>>;
 
-/// One page of a list, or the whole list without a limit, as it is now (not from a cache that may lag behind).
+/// Requests one page of a list, or the whole list without a limit. The list is up to date: it does
+/// not come from a cache of the server.
 pub(super) fn list<K: Kind>(
     selectors: &Selectors,
     limit: Option<u32>,
@@ -43,8 +33,8 @@ pub(super) fn list<K: Kind>(
     Request::new(path::<K>()).list(&params).map_err(kube::Error::BuildRequest)
 }
 
-/// A watch from `version` on; without one a streaming list (KEP-3157): the objects as they are now, a bookmark that ends
-/// them, and then their changes.
+/// Requests a watch that starts after `version`. Without a version, requests a streaming list
+/// (KEP-3157): the present objects, a bookmark that ends them, and then their changes.
 pub(super) fn watch<K: Kind>(
     selectors: &Selectors,
     version: Option<&str>,
@@ -61,9 +51,8 @@ pub(super) fn watch<K: Kind>(
 }
 
 fn path<K: Kind>() -> String {
-    if K::GROUP.is_empty() {
-        format!("/api/{}/{}", K::VERSION, K::PLURAL)
-    } else {
-        format!("/apis/{}/{}/{}", K::GROUP, K::VERSION, K::PLURAL)
+    match K::GROUP {
+        "" => format!("/api/{}/{}", K::VERSION, K::PLURAL),
+        group => format!("/apis/{group}/{}/{}", K::VERSION, K::PLURAL),
     }
 }
