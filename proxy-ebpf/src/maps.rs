@@ -10,14 +10,14 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use proxy_common::{
-    Addr,
+    Addr, for_each_map,
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey,
         FragmentKey, FragmentValue, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
         ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, Tally, UdpSocket, flow_state,
         service_slot,
     },
-    prefilter::{PrefilterBit, WORDS},
+    prefilter::PrefilterBit,
     tables::Tables,
     trace::TraceEvent,
 };
@@ -29,51 +29,35 @@ use crate::{
 
 /// Memory is taken as entries come, so that generous capacities cost nothing.
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
+/// Userspace writes the map as memory.
+const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 
-// Capacities here do not matter: userspace sets them from its configuration when it creates the maps.
+/// The number of entries of a map whose size is a setting. It does not matter, since userspace sets
+/// the number from its configuration when it creates the map.
+const PLACEHOLDER: usize = 1024;
 
-#[btf_map(name = "services")]
-static SERVICES: HashMap<ServiceKey, ServiceValue, 1024, NO_PREALLOC> = HashMap::new();
-#[btf_map(name = "endpoints")]
-static ENDPOINTS: HashMap<EndpointKey, Endpoint, 1024, NO_PREALLOC> = HashMap::new();
-#[btf_map(name = "members")]
-static MEMBERS: HashMap<MemberKey, u8, 1024, NO_PREALLOC> = HashMap::new();
-#[btf_map(name = "source_ranges")]
-static SOURCE_RANGES: LpmTrie<SourceRange, u32, 1024> = LpmTrie::new();
-#[btf_map(name = "node_addresses")]
-static NODE_ADDRESSES: HashMap<Addr, u8, 1024, NO_PREALLOC> = HashMap::new();
-#[btf_map(name = "node")]
-static NODE: Array<NodeValue, 1> = Array::new();
-#[btf_map(name = "affinity")]
-static AFFINITY: LruHashMap<AffinityKey, AffinityValue, 1024> = LruHashMap::new();
-#[btf_map(name = "udp_flows")]
-static UDP_FLOWS: LruHashMap<SocketPeer, Endpoint, 1024> = LruHashMap::new();
-#[btf_map(name = "udp_replies")]
-static UDP_REPLIES: LruHashMap<SocketPeer, Endpoint, 1024> = LruHashMap::new();
-#[btf_map(name = "udp_sockets")]
-static UDP_SOCKETS: LruHashMap<u64, UdpSocket, 1024> = LruHashMap::new();
-#[btf_map(name = "udp_connections")]
-static UDP_CONNECTIONS: SkStorage<Connection> = SkStorage::new();
-#[btf_map(name = "tcp_connections")]
-static TCP_CONNECTIONS: LruHashMap<u64, Connection, 1024> = LruHashMap::new();
-#[btf_map(name = "local_sources")]
-static LOCAL_SOURCES: LpmTrie<Addr, u8, 1024> = LpmTrie::new();
-#[btf_map(name = "local_links")]
-static LOCAL_LINKS: HashMap<u32, u8, 1024, NO_PREALLOC> = HashMap::new();
-#[btf_map(name = "bridge_ports")]
-static BRIDGE_PORTS: HashMap<u32, BridgeAddress, 1024, NO_PREALLOC> = HashMap::new();
-#[btf_map(name = "flows")]
-static FLOWS: LruHashMap<FlowKey, Flow, 1024> = LruHashMap::new();
-#[btf_map(name = "fragments")]
-static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue, 1024> = LruHashMap::new();
-#[btf_map(name = "prefilter")]
-static PREFILTER: Array<u64, { WORDS as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
-#[btf_map(name = "counters")]
-static COUNTERS: PerCpuArray<u64, { Counter::COUNT }> = PerCpuArray::new();
-#[btf_map(name = "service_counts")]
-static SERVICE_COUNTS: Array<ServiceCounts, 1> = Array::new();
-#[btf_map(name = "program_errors")]
-static PROGRAM_ERRORS: PerCpuArray<ProgramErrors, { Program::COUNT }> = PerCpuArray::new();
+/// Declares every map of the table.
+macro_rules! declare_maps {
+    ($($map:ident $name:tt $type:ident<$key:ty, $value:ty> $content:ident
+        $(size $field:ident $(= $default:literal $setting:literal)?)? $(fixed $entries:expr)?;)*) => {$(
+        #[btf_map(name = $name)]
+        static $map: map_type!($type $key, $value, $($entries)?) =
+            <map_type!($type $key, $value, $($entries)?)>::new();
+    )*};
+}
+
+macro_rules! map_type {
+    ($type:ident $key:ty, $value:ty,) => { map_type!($type $key, $value, PLACEHOLDER) };
+    (HashMap $key:ty, $value:ty, $entries:expr) => { HashMap<$key, $value, { $entries }, NO_PREALLOC> };
+    (LruHashMap $key:ty, $value:ty, $entries:expr) => { LruHashMap<$key, $value, { $entries }> };
+    (LpmTrie $key:ty, $value:ty, $entries:expr) => { LpmTrie<$key, $value, { $entries }> };
+    (Array $key:ty, $value:ty, $entries:expr) => { Array<$value, { $entries }> };
+    (MmapableArray $key:ty, $value:ty, $entries:expr) => { Array<$value, { $entries }, MMAPABLE> };
+    (PerCpuArray $key:ty, $value:ty, $entries:expr) => { PerCpuArray<$value, { $entries }> };
+    (SkStorage $key:ty, $value:ty, $entries:expr) => { SkStorage<$value> };
+}
+
+for_each_map!(declare_maps);
 
 /// Set by userspace where the kernel has `bpf_set_retval` for these programs; the verifier never looks at code it rules out.
 #[unsafe(no_mangle)]

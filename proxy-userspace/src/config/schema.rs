@@ -1,6 +1,10 @@
 //! Every field of `KubeProxyConfiguration` v1alpha1 and of the `shunt` section: its path, what it holds, its default, and where it
 //! has an effect.
 
+use std::sync::LazyLock;
+
+use proxy_common::layout::{COUNTED_SERVICES, MAPS};
+
 use super::value::Kind;
 
 /// One field of the configuration.
@@ -89,7 +93,7 @@ const UNBUFFERED: &str = "logs are written to standard error at once";
 /// All fields, in the order of upstream's
 /// [types.go](https://github.com/kubernetes/kubernetes/blob/v1.36.0/staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go), with the
 /// defaults of its `pkg/proxy/apis/config/v1alpha1/defaults.go`.
-pub(super) const FIELDS: &[Field] = &[
+const FIELDS: &[Field] = &[
     field_of("apiVersion", Kind::OneOf(&["kubeproxy.config.k8s.io/v1alpha1"])),
     field_of("kind", Kind::OneOf(&["KubeProxyConfiguration"])),
     without_effect("featureGates", Kind::FeatureGates, "shunt has no feature gates"),
@@ -171,34 +175,33 @@ pub(super) const FIELDS: &[Field] = &[
     field_of("shunt.master", Kind::Text),
     field_of("shunt.logFilter", Kind::Text),
     field_of("shunt.serviceMetrics.enabled", Kind::Bool).default("true").only_in(COUNTING),
-    field_of("shunt.serviceMetrics.maxServices", COUNTED).default("4000").only_in(COUNTING),
+    field_of(COUNTED_SERVICES.path, COUNTED).default(COUNTED_SERVICES.default).only_in(COUNTING),
     field_of("shunt.ebpf.cgroupRoot", Kind::Text),
     field_of("shunt.ebpf.pinDir", Kind::Text).default("/sys/fs/bpf/shunt"),
     field_of("shunt.ebpf.interfaces", Kind::InterfaceGlobs),
     field_of("shunt.ebpf.excludeInterfaces", Kind::InterfaceGlobs),
     field_of("shunt.ebpf.log", Kind::OneOf(EBPF_LOGS)).default("off"),
-    field_of("shunt.ebpf.mapSizes.services", MAP_SIZE).default("131072"),
-    field_of("shunt.ebpf.mapSizes.endpoints", MAP_SIZE).default("524288"),
-    field_of("shunt.ebpf.mapSizes.members", MAP_SIZE).default("524288"),
-    field_of("shunt.ebpf.mapSizes.sourceRanges", MAP_SIZE).default("65536"),
-    field_of("shunt.ebpf.mapSizes.nodeAddresses", MAP_SIZE).default("4096"),
-    field_of("shunt.ebpf.mapSizes.affinity", MAP_SIZE).default("65536"),
-    field_of("shunt.ebpf.mapSizes.udpFlows", MAP_SIZE).default("65536"),
-    field_of("shunt.ebpf.mapSizes.udpSockets", MAP_SIZE).default("32768"),
-    field_of("shunt.ebpf.mapSizes.tcpConnections", MAP_SIZE).default("131072"),
-    field_of("shunt.ebpf.mapSizes.flows", MAP_SIZE).default("262144"),
-    field_of("shunt.ebpf.mapSizes.fragments", MAP_SIZE).default("8192"),
 ];
+
+/// `shunt.ebpf.mapSizes`.
+static MAP_SIZES: LazyLock<Vec<Field>> = LazyLock::new(|| {
+    let settings = MAPS.iter().filter_map(|map| map.setting);
+    settings.map(|setting| field_of(setting.path, MAP_SIZE).default(setting.default)).collect()
+});
+
+/// Returns all fields in the order in which they are written.
+pub(super) fn fields() -> impl Iterator<Item = &'static Field> {
+    FIELDS.iter().chain(MAP_SIZES.iter())
+}
 
 /// The field at a path.
 pub(super) fn field(path: &str) -> Option<&'static Field> {
-    FIELDS.iter().find(|field| field.path == path)
+    fields().find(|field| field.path == path)
 }
 
 /// The names that may stand in a section (empty for the top level), sorted.
 pub(super) fn names_in(section: &str) -> Vec<&'static str> {
-    let mut names: Vec<_> = FIELDS
-        .iter()
+    let mut names: Vec<_> = fields()
         .filter_map(|field| {
             let rest = if section.is_empty() {
                 field.path

@@ -46,7 +46,7 @@ pub(super) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         let default = |field: &Field| Some((field.path, field.kind.read_text(field.default).ok()??));
-        let defaults = schema::FIELDS.iter().filter_map(default).collect();
+        let defaults = schema::fields().filter_map(default).collect();
         Self { values: BTreeMap::new(), defaults, problems: Vec::new(), notes: Vec::new() }
     }
 }

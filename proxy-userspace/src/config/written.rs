@@ -33,7 +33,7 @@ impl Effective {
             };
             Some((field.path, json))
         };
-        Self(schema::FIELDS.iter().filter_map(value).collect())
+        Self(schema::fields().filter_map(value).collect())
     }
 
     /// As one object, keys sorted, as upstream writes it. A configuration that is read from it is the same.
@@ -48,7 +48,7 @@ impl Effective {
     /// The paths whose values differ.
     pub(super) fn differing<'a>(&'a self, other: &'a Self) -> Vec<&'static str> {
         let value = |of: &'a Self, path| of.0.iter().find(|(p, _)| *p == path).map(|(_, value)| value);
-        let paths = schema::FIELDS.iter().map(|field| field.path);
+        let paths = schema::fields().map(|field| field.path);
         paths.filter(|path| value(self, *path) != value(other, *path)).collect()
     }
 

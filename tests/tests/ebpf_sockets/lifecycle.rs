@@ -18,7 +18,7 @@ use proxy_common::layout::{NodeValue, ServiceKey, ServiceValue};
 use proxy_userspace::{
     dataplane::{
         Dataplane as _, PlanSize as _, Renderer as _, Rendering,
-        ebpf::{Ebpf, Step},
+        ebpf::{Ebpf, MapEntry, Step},
     },
     kernel::netns,
     model::{Dirty, Frontend, Protocol},
@@ -147,7 +147,7 @@ fn change_writes_only_entries_of_its_service() {
         bench.snapshot.ports.insert(key.clone(), Arc::new(port(changed, &four[..3])));
         let dirty = Dirty { ports: [key].into(), ..Dirty::default() };
         let plan = Ebpf::plan(&bench.state, &bench.snapshot, &dirty);
-        let switches = plan.steps.iter().filter(|step| matches!(step, Step::PutService(..))).count();
+        let switches = plan.steps.iter().filter(|step| matches!(step, Step::Put(MapEntry::Service(..)))).count();
         assert_eq!(switches, 1, "one write switches the destination over");
         written.push(bench.sync(&dirty));
     }

@@ -326,7 +326,10 @@ fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> 
     EbpfSettings {
         cgroup_root: cgroup_root.unwrap_or_default(),
         pin_dir: settings.text("shunt.ebpf.pinDir").unwrap_or_default().into(),
-        map_sizes: map_sizes(settings),
+        map_sizes: MapSizes {
+            counted_services: counted_services(settings),
+            ..MapSizes::from_settings(|setting| settings.integer(setting.path))
+        },
         link_attachment: LinkAttachment::Probe,
         marks: marks(settings, Section::of(Mode::Ebpf)),
         netfilter: Some(SearchPath::default()),
@@ -342,23 +345,6 @@ fn marks(settings: &Settings, section: Section) -> Marks {
         _ => NodeValue::REJECT_MARK,
     };
     Marks { masquerade, reject }
-}
-
-fn map_sizes(settings: &Settings) -> MapSizes {
-    MapSizes {
-        services: settings.integer("shunt.ebpf.mapSizes.services"),
-        endpoints: settings.integer("shunt.ebpf.mapSizes.endpoints"),
-        members: settings.integer("shunt.ebpf.mapSizes.members"),
-        source_ranges: settings.integer("shunt.ebpf.mapSizes.sourceRanges"),
-        node_addresses: settings.integer("shunt.ebpf.mapSizes.nodeAddresses"),
-        affinity: settings.integer("shunt.ebpf.mapSizes.affinity"),
-        udp_flows: settings.integer("shunt.ebpf.mapSizes.udpFlows"),
-        tcp_connections: settings.integer("shunt.ebpf.mapSizes.tcpConnections"),
-        udp_sockets: settings.integer("shunt.ebpf.mapSizes.udpSockets"),
-        flows: settings.integer("shunt.ebpf.mapSizes.flows"),
-        fragments: settings.integer("shunt.ebpf.mapSizes.fragments"),
-        counted_services: counted_services(settings),
-    }
 }
 
 fn counted_services(settings: &Settings) -> u32 {

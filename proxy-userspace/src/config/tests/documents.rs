@@ -5,7 +5,7 @@ use std::{fmt::Write as _, fs, path::Path};
 use super::*;
 use crate::config::{
     flags::{FLAGS, Flag, help},
-    schema::{Effect, FIELDS},
+    schema::Effect,
 };
 
 /// Every flag of kube-proxy 1.36 on Linux (`cmd/kube-proxy/app/options.go`, `component-base/logs/api/v1/options.go`, and what cobra
@@ -50,7 +50,7 @@ fn document() -> String {
         row(flag, "", "counts", what);
     }
     text.push_str("\n## Fields\n\n| field | what it holds | default | read by |\n|---|---|---|---|\n");
-    for field in FIELDS {
+    for field in schema::fields() {
         let read_by = match field.effect {
             Effect::Everywhere if field.path.starts_with("shunt.ebpf.") => "ebpf".into(),
             Effect::Everywhere => "all modes".into(),

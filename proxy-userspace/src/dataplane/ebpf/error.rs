@@ -15,7 +15,7 @@ pub enum EbpfError {
         source: KernelError,
     },
     /// Some service ports or links are not as they should be; all others are.
-    #[error("{what} could not be programmed; the first is {first}: {source}")]
+    #[error("cannot program {what}; the first is {first}: {source}")]
     Incomplete {
         /// How many of which.
         what: String,

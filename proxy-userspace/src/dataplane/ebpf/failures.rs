@@ -1,23 +1,23 @@
-//! What of a plan could not be made true, while the rest of it is.
+//! What failed of a plan, while the rest of it was applied.
 
 use std::{
     borrow::Cow,
     collections::{HashMap, HashSet},
 };
 
-use proxy_common::layout::ServiceValue;
+use proxy_common::layout::{MapSizes, ServiceValue};
 
-use super::{EbpfError, MapSizes, Plan, State, Step, plan::capacity};
+use super::{EbpfError, MapEntry, Plan, State, Step, maps, plan::capacity};
 use crate::kernel::KernelError;
 
-/// The service ports and links that failed, and why the first of them did.
+/// The service ports and links that failed, and the first error.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     services: HashSet<u32>,
     /// Names by index.
     links: HashMap<u32, String>,
-    /// Addresses of the node, and how local callers are told.
-    of_node: usize,
+    /// Entries that belong to the node: its addresses, and how local clients are recognized.
+    node_settings: usize,
     first: Option<(Subject, KernelError)>,
 }
 
@@ -25,35 +25,34 @@ pub(super) struct Failures {
 enum Subject {
     Service(u32),
     Link(String),
-    /// An address of the node, or how local callers are told.
+    /// An address of the node, or how local clients are recognized.
     Node(String),
 }
 
 impl Failures {
-    /// Those service ports fail at once for which a map has no room: half of them would be worse than none.
-    pub(super) fn of_those_without_room(state: &State, plan: &Plan, sizes: &MapSizes) -> Self {
-        let refused = capacity::refused(state, plan, sizes);
-        let first = refused
-            .iter()
-            .min_by_key(|(service, _)| **service)
-            .map(|(service, full)| (Subject::Service(*service), MapSizes::full(full.map, full.capacity)));
-        Self { services: refused.into_keys().collect(), first, ..Self::default() }
+    /// Starts with the service ports for which a map has no room. A service port that is half written
+    /// would be worse than one that is not.
+    pub(super) fn without_room(state: &State, plan: &Plan, sizes: &MapSizes) -> Self {
+        let without_room = capacity::without_room(state, plan, sizes);
+        let first = without_room
+            .first_key_value()
+            .map(|(service, map)| (Subject::Service(*service), maps::map_full(map, sizes)));
+        Self { services: without_room.into_keys().collect(), first, ..Self::default() }
     }
 
-    /// What to do for a step, if anything, after what failed before it. A destination that a failed service port was to take over
-    /// is closed: what its old owner has goes.
-    pub(super) fn instead_of<'a>(&self, step: &'a Step, state: &State) -> Option<Cow<'a, Step>> {
+    /// Returns what to do for a step after the failures before it, if anything. If a failed service
+    /// port was to take over a frontend, the frontend is removed, because its old owner loses it.
+    pub(super) fn adjust<'a>(&self, step: &'a Step, state: &State) -> Option<Cow<'a, Step>> {
         let failed = step.service().filter(|service| self.services.contains(service));
-        if let (Some(service), Step::PutService(key, _)) = (failed, step) {
-            let owner = state.service(key).map(|ServiceValue { service, .. }| *service);
-            let other = owner.filter(|owner| *owner != service)?;
-            return Some(Cow::Owned(Step::RemoveService(*key, other)));
+        if let (Some(service), Step::Put(MapEntry::Service(key, _))) = (failed, step) {
+            let held: &ServiceValue = state.service(key).filter(|held| held.service != service)?;
+            return Some(Cow::Owned(Step::Remove(MapEntry::Service(*key, *held))));
         }
         let is_skipped = failed.is_some() || step.link().is_some_and(|index| self.links.contains_key(&index));
         (!is_skipped).then_some(Cow::Borrowed(step))
     }
 
-    /// A step failed.
+    /// Records that a step failed.
     pub(super) fn add(&mut self, step: &Step, error: KernelError) {
         let subject = match (step.service(), step) {
             (Some(service), _) => {
@@ -70,34 +69,34 @@ impl Failures {
                 Subject::Link(name)
             }
             (None, step) => {
-                self.of_node += 1;
-                Subject::Node(fact(step))
+                self.node_settings += 1;
+                Subject::Node(node_setting(step))
             }
         };
         self.first.get_or_insert((subject, error));
     }
 
-    /// All went well, or what did not.
-    pub(super) fn outcome(self, state: &State) -> Result<(), EbpfError> {
-        let what = self.what();
+    /// Returns an error if anything failed.
+    pub(super) fn into_result(self, state: &State) -> Result<(), EbpfError> {
+        let what = self.counts();
         let Some((subject, source)) = self.first else { return Ok(()) };
         let first = match subject {
             Subject::Service(service) => {
                 state.name(service).map_or_else(|| format!("service {service}"), ToString::to_string)
             }
             Subject::Link(name) => format!(
-                "link {name} (`bpftool net` and `tc filter show` tell what else is on it; --exclude-interfaces leaves it alone)"
+                "link {name} (`bpftool net` and `tc filter show` list what else is attached; --exclude-interfaces excludes the link)"
             ),
-            Subject::Node(fact) => fact,
+            Subject::Node(setting) => setting,
         };
         Err(EbpfError::Incomplete { what, first, source: Box::new(source) })
     }
 
-    fn what(&self) -> String {
+    fn counts(&self) -> String {
         let counts = [
             (self.services.len(), "service port"),
             (self.links.len(), "link"),
-            (self.of_node, "fact of the node"),
+            (self.node_settings, "node setting"),
         ];
         let counted = counts.iter().filter(|(count, _)| *count > 0);
         counted
@@ -107,21 +106,16 @@ impl Failures {
     }
 }
 
-/// What a step says of the node.
-fn fact(step: &Step) -> String {
+/// Describes the setting of the node that a step changes.
+fn node_setting(step: &Step) -> String {
     match step {
-        Step::PutNodeAddress(address) | Step::RemoveNodeAddress(address) => {
-            format!("the node's address {address}")
-        }
-        Step::PutLocalSource(range) | Step::RemoveLocalSource(range) => {
-            format!("the range of pods that begins at {}", range.addr)
-        }
-        Step::PutLocalLink(index) | Step::RemoveLocalLink(index) => {
-            format!("the pods' link of index {index}")
-        }
-        Step::PutBridgePort(index, _) | Step::RemoveBridgePort(index) => {
-            format!("the bridge's port of index {index}")
-        }
-        _ => "how pods' traffic is told".into(),
+        Step::Put(entry) | Step::Remove(entry) => match entry {
+            MapEntry::NodeAddress(address) => format!("the node address {address}"),
+            MapEntry::LocalSource(range) => format!("the range of pods that begins at {}", range.addr),
+            MapEntry::LocalLink(index) => format!("the pods' link of index {index}"),
+            MapEntry::BridgePort(index, _) => format!("the bridge port of index {index}"),
+            other => format!("an entry of map {}", other.map()),
+        },
+        _ => "how local clients are recognized".into(),
     }
 }

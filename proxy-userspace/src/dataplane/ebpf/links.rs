@@ -49,7 +49,7 @@ pub struct LinkHook {
 
 /// What runs on a hook of a link, as far as it is ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Running {
+pub enum HookState {
     /// This process's program for links of this kind.
     Current(Framing),
     /// An earlier process's program, or one behind somebody else's, or none any more although one is pinned.
@@ -93,7 +93,7 @@ impl Links {
         pins: &PinDir,
         at: LinkHook,
         link: &ServedLink,
-    ) -> Result<Option<Running>, KernelError> {
+    ) -> Result<Option<HookState>, KernelError> {
         let program = object.link_program(program_name(at.hook, link.framing))?;
         let attached = match self {
             Self::Tcx => tcx::attach(program, at.index, at.hook, &pins.link(&pin_name(at)))?,
@@ -107,7 +107,7 @@ impl Links {
             }
         };
         match attached {
-            Attached::Runs => Ok(Some(Running::Current(link.framing))),
+            Attached::Runs => Ok(Some(HookState::Current(link.framing))),
             Attached::LinkGone => {
                 tracing::debug!(link = at.index, "gone before a program was attached to it");
                 Ok(None)
@@ -117,7 +117,7 @@ impl Links {
             }
             Attached::NoEgress => {
                 self.leave_out(at.index, link);
-                Ok(Some(Running::LeftOut))
+                Ok(Some(HookState::LeftOut))
             }
         }
     }
@@ -153,13 +153,13 @@ impl Links {
         &mut self,
         object: &Object,
         pins: &PinDir,
-    ) -> Result<BTreeMap<LinkHook, Running>, KernelError> {
+    ) -> Result<BTreeMap<LinkHook, HookState>, KernelError> {
         let running = |at: LinkHook, program: Option<u32>| {
             let is_it = |framing: &Framing| {
                 program.is_some() && object.link_program_id(program_name(at.hook, *framing)) == program
             };
             let framing = [Framing::Ethernet, Framing::Ip].into_iter().find(is_it);
-            (at, framing.map_or(Running::Outdated, Running::Current))
+            (at, framing.map_or(HookState::Outdated, HookState::Current))
         };
         match self {
             Self::Tcx => pinned(pins)?
@@ -177,7 +177,7 @@ impl Links {
                 }
                 let in_the_way = clsact.with_ingress_qdisc()?;
                 left_out.retain(|index, _| in_the_way.contains(index));
-                let hooks = |&index: &u32| HOOKS.map(|hook| (LinkHook { hook, index }, Running::LeftOut));
+                let hooks = |&index: &u32| HOOKS.map(|hook| (LinkHook { hook, index }, HookState::LeftOut));
                 Ok(ours.chain(left_out.keys().flat_map(hooks)).collect())
             }
         }

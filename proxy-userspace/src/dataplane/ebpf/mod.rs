@@ -20,13 +20,12 @@ use std::{
 
 pub use self::{
     error::EbpfError,
-    links::{LinkAttachment, LinkHook, Running},
-    maps::MapSizes,
+    links::{HookState, LinkAttachment, LinkHook},
     plan::{
         Plan,
         ranges::{Prefix, Range},
         state::State,
-        step::Step,
+        step::{MapEntry, Step},
     },
     rules::{MASQUERADED_PORTS, Marks, NAMES as RULE_NAMES, Rules},
 };
@@ -43,6 +42,9 @@ use self::{
     trace::LogWriter,
     upgrade::{MarkChange, Staged, handover, own_netns, state_maps::Copies},
 };
+pub use proxy_common::layout::MapSizes;
+use proxy_common::layout::{MAPS, MapDeclaration, MapType, service_slots};
+
 use super::{Dataplane, KernelCounts, MapFill};
 use crate::{
     kernel::{
@@ -118,10 +120,10 @@ impl Ebpf {
         let cgroup = Cgroup::open(&settings.cgroup_root)?;
         let pins = PinDir::create(&settings.pin_dir)?;
         let (sizes, cpus) = (settings.map_sizes, bpf::cpus()?);
-        let specs = sizes.specs(cpus);
+        let specs = maps::specs(&sizes, cpus);
         let staged = upgrade::stage(&pins, &specs)?;
         let directory = staged.as_ref().map_or(pins.path(), |staged| &*staged.directory);
-        let slots = sizes.service_slots();
+        let slots = service_slots(sizes.counted_services);
         let mut object = Object::load(OBJECT, &specs, &[("SERVICE_SLOTS", slots)], settings.log, directory)?;
         let copies = match &staged {
             Some(Staged { directory, keeps_state: true }) => Copies::between(&pins, &specs, directory)?,
@@ -200,7 +202,7 @@ impl Ebpf {
         for (name, service) in &plan.names {
             match service {
                 Some(service) => {
-                    let is_new = state.destinations(*service).next().is_none();
+                    let is_new = state.frontends(*service).next().is_none();
                     self.service_slots.give(name, *service, is_new);
                 }
                 None => state.id(name).into_iter().for_each(|before| self.service_slots.take_back(before)),
@@ -212,27 +214,13 @@ impl Ebpf {
 
     fn write(&mut self, step: &Step) -> Result<(), KernelError> {
         match step {
-            Step::PutNodeAddress(address) => self.maps.put_node_address(*address),
-            Step::PutEndpoint(key, endpoint) => self.maps.put_endpoint(*key, *endpoint),
-            Step::PutMember(key) => self.maps.put_member(*key),
-            Step::PutRange(range) => self.maps.put_range(*range),
-            Step::PutService(key, value) => self.maps.put_service(*key, *value),
-            Step::PutLocalSource(source) => self.maps.put_local_source(*source),
-            Step::PutLocalLink(index) => self.maps.put_local_link(*index),
-            Step::PutBridgePort(index, bridge) => self.maps.put_bridge_port(*index, *bridge),
+            Step::Put(entry) => self.maps.put(entry),
+            Step::Remove(entry) => self.maps.remove(entry),
             Step::SetLocalDetection(detection) => self.maps.set_local_detection(*detection),
             Step::Attach => self.attach(),
             Step::PutRules => self.rules.as_mut().map_or(Ok(()), Rules::install),
             Step::AttachLink(..) => Ok(()),
             Step::DetachLink(at) => self.links.detach(&self.pins, *at),
-            Step::RemoveService(key, _) => self.maps.remove_service(key),
-            Step::RemoveEndpoint(key) => self.maps.remove_endpoint(key),
-            Step::RemoveMember(key) => self.maps.remove_member(key),
-            Step::RemoveRange(range) => self.maps.remove_range(range),
-            Step::RemoveNodeAddress(address) => self.maps.remove_node_address(address),
-            Step::RemoveLocalSource(source) => self.maps.remove_local_source(source),
-            Step::RemoveLocalLink(index) => self.maps.remove_local_link(*index),
-            Step::RemoveBridgePort(index) => self.maps.remove_bridge_port(*index),
             Step::ReleaseSockets { .. } => {
                 self.releaser.look();
                 Ok(())
@@ -252,7 +240,9 @@ const LINKS: &str = "shunt_";
 fn remove_everything(pins: Option<&PinDir>) -> Vec<KernelError> {
     let mut errors = links::remove_all(pins);
     // Names do not depend on sizes.
-    errors.extend(pins.into_iter().flat_map(|pins| pins.remove_all(&MapSizes::default().specs(1), LINKS)));
+    errors.extend(
+        pins.into_iter().flat_map(|pins| pins.remove_all(&maps::specs(&MapSizes::default(), 1), LINKS)),
+    );
     errors
 }
 
@@ -266,7 +256,7 @@ impl Dataplane for Ebpf {
         self.service_slots.reread();
         state.attached = self.is_attached()?;
         state.links = self.links.observe(&self.object, &self.pins)?;
-        state.rules_are_put = self.rules.as_mut().is_none_or(Rules::are_installed);
+        state.rules_are_installed = self.rules.as_mut().is_none_or(Rules::are_installed);
         if state.is_taken_over() {
             self.maps.prefilter.clear_stale(&state, self.sweeper.noted());
         } else {
@@ -283,10 +273,10 @@ impl Dataplane for Ebpf {
     /// was. Rules that fail hold nothing up either.
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), EbpfError> {
         self.name(state, &plan);
-        let mut failures = Failures::of_those_without_room(state, &plan, &self.maps.sizes);
+        let mut failures = Failures::without_room(state, &plan, &self.maps.sizes);
         let mut rules = None;
         for step in &plan.steps {
-            let Some(step) = failures.instead_of(step, state) else { continue };
+            let Some(step) = failures.adjust(step, state) else { continue };
             match self.execute(&step, state) {
                 Ok(()) => {}
                 // No command runs any more, on which what follows may rely.
@@ -302,7 +292,7 @@ impl Dataplane for Ebpf {
         if let Err(error) = self.change_marks(state) {
             rules.get_or_insert(error);
         }
-        failures.outcome(state)?;
+        failures.into_result(state)?;
         rules.map_or(Ok(()), |source| Err(EbpfError::Rules { source }))
     }
 
@@ -320,28 +310,15 @@ impl Dataplane for Ebpf {
     }
 
     fn map_fill(&self, state: &State) -> Vec<MapFill> {
-        let (sizes, noted) = (&self.maps.sizes, self.sweeper.noted());
-        let of_programs = [
-            ("flows", sizes.flows),
-            ("tcp_connections", sizes.tcp_connections),
-            ("udp_sockets", sizes.udp_sockets),
-            ("udp_flows", sizes.udp_flows),
-            ("udp_replies", sizes.udp_flows),
-            ("affinity", sizes.affinity),
-            ("fragments", sizes.fragments),
-        ];
-        let of_programs = of_programs.map(|(map, capacity)| (map, noted.entries(map), capacity));
-        [
-            ("services", state.service_count(), sizes.services),
-            ("endpoints", state.endpoints.len(), sizes.endpoints),
-            ("members", state.members.len(), sizes.members),
-            ("source_ranges", state.ranges.len(), sizes.source_ranges),
-            ("node_addresses", state.node_addresses.len(), sizes.node_addresses),
-        ]
-        .into_iter()
-        .chain(of_programs)
-        .map(|(map, entries, capacity)| MapFill { map, entries, capacity })
-        .collect()
+        let (sizes, usage) = (&self.maps.sizes, self.sweeper.noted());
+        let fill = |map: &MapDeclaration| {
+            let entries = match map.map_type {
+                MapType::LruHashMap => usage.entries(map.name),
+                _ => state.entries(map.name)?,
+            };
+            Some(MapFill { map: map.name, entries, capacity: sizes.entries(map.name) })
+        };
+        MAPS.iter().filter_map(fill).collect()
     }
 
     fn left_out(&self) -> Vec<Arc<str>> {

@@ -9,7 +9,7 @@ use proxy_common::{
 };
 
 use super::{
-    LinkHook, MapSizes, Plan, Running, State, Step,
+    HookState, LinkHook, MapEntry, MapSizes, Plan, State, Step,
     failures::Failures,
     plan::{capacity, plan},
 };
@@ -40,7 +40,7 @@ fn restarted(state: &State) -> State {
     let mut state = state.clone();
     state.forget_names();
     state.attached = false;
-    state.links.values_mut().for_each(|running| *running = Running::Outdated);
+    state.links.values_mut().for_each(|running| *running = HookState::Outdated);
     state
 }
 
@@ -59,7 +59,7 @@ fn offer(state: &State, key: &ServiceKey) -> Option<Offer> {
 }
 
 fn destinations(state: &State) -> Vec<ServiceKey> {
-    state.services_in_use().into_iter().flat_map(|id| state.destinations(id).map(|(key, _)| key)).collect()
+    state.services_in_use().into_iter().flat_map(|id| state.frontends(id).map(|(key, _)| key)).collect()
 }
 
 proptest! {
@@ -170,14 +170,14 @@ proptest! {
         for (at, step) in changes.steps.iter().enumerate() {
             let later = &changes.steps[at..];
             if matches!(step, Step::AttachLink(..)) {
-                prop_assert!(later.iter().all(|step| !matches!(step, Step::PutService(..) | Step::PutEndpoint(..))));
+                prop_assert!(later.iter().all(|step| !matches!(step, Step::Put(MapEntry::Service(..) | MapEntry::Endpoint(..)))));
             }
             state.record(step);
             let ingress = LinkHook { hook: Hook::Ingress, index: step.link().unwrap_or_default() };
             if matches!(step, Step::AttachLink(at, _) if *at == ingress) {
                 for (index, link) in &after.node.links {
                     let egress = LinkHook { hook: Hook::Egress, index: *index };
-                    prop_assert_eq!(state.links.get(&egress), Some(&Running::Current(link.framing)));
+                    prop_assert_eq!(state.links.get(&egress), Some(&HookState::Current(link.framing)));
                 }
             }
         }
@@ -193,10 +193,10 @@ proptest! {
         let change = plan(&state, &after, &dirty);
         apply(&mut state, &change);
         let hooks = [Hook::Egress, Hook::Ingress].into_iter();
-        let wanted: BTreeMap<LinkHook, Running> = hooks
+        let wanted: BTreeMap<LinkHook, HookState> = hooks
             .flat_map(|hook| {
                 after.node.links.iter().map(move |(index, link)| {
-                    (LinkHook { hook, index: *index }, Running::Current(link.framing))
+                    (LinkHook { hook, index: *index }, HookState::Current(link.framing))
                 })
             })
             .collect();
@@ -215,7 +215,7 @@ proptest! {
         let old = programmed(&before);
         let change = plan(&old, &after, &dirty);
         let sizes = MapSizes {
-            services: services + u32::try_from(old.service_count()).unwrap(),
+            services: services + u32::try_from(old.entries("services").unwrap()).unwrap(),
             endpoints: endpoints + u32::try_from(old.endpoints.len()).unwrap(),
             members: members + u32::try_from(old.members.len()).unwrap(),
             ..MapSizes::default()
@@ -224,12 +224,12 @@ proptest! {
         for (name, service) in &change.names {
             state.record_name(name, *service);
         }
-        let failures = Failures::of_those_without_room(&state, &change, &sizes);
-        let refused: BTreeSet<u32> = capacity::refused(&state, &change, &sizes).into_keys().collect();
+        let failures = Failures::without_room(&state, &change, &sizes);
+        let refused: BTreeSet<u32> = capacity::without_room(&state, &change, &sizes).into_keys().collect();
         for step in &change.steps {
-            if let Some(step) = failures.instead_of(step, &state) {
+            if let Some(step) = failures.adjust(step, &state) {
                 state.record(&step);
-                prop_assert!(state.service_count() <= sizes.services as usize);
+                prop_assert!(state.entries("services").unwrap() <= sizes.services as usize);
                 prop_assert!(state.endpoints.len() <= sizes.endpoints as usize);
                 prop_assert!(state.members.len() <= sizes.members as usize);
             }
@@ -242,7 +242,7 @@ proptest! {
             prop_assert_eq!(offer(&state, &key), offer(whole, &key), "{:?} of {}", key, owner);
             prop_assert!(offer(&state, &key).is_some_and(|(slots, _)| slots.iter().all(Option::is_some)), "a hole");
         }
-        prop_assert_eq!(failures.outcome(&state).is_err(), !refused.is_empty());
+        prop_assert_eq!(failures.into_result(&state).is_err(), !refused.is_empty());
     }
 
     #[test]

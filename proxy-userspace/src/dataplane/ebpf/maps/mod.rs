@@ -1,4 +1,4 @@
-//! The maps of the eBPF programs as userspace sees them: their sizes, their types, and one write each.
+//! The maps of the eBPF programs as userspace sees them: how they are created, written and read.
 
 pub(crate) mod counters;
 pub(crate) mod prefilter;
@@ -8,27 +8,24 @@ mod usage;
 
 use std::{fmt, path::Path, time::Duration};
 
-use aya::maps::{
-    Array, HashMap, Map, MapData, MapError,
-    lpm_trie::{Key, LpmTrie},
-};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, lpm_trie::LpmTrie};
 use proxy_common::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, Flow, FlowKey,
-        FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, ProgramErrors,
-        STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
-        service_slots,
+        BridgeAddress, Endpoint, EndpointKey, LAYOUT_VERSION, LocalDetection, MAPS, MapContent,
+        MapDeclaration, MapSizes, MemberKey, NodeValue, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue,
+        SourceRange, UdpSocket, service_slots,
     },
-    prefilter::{PrefilterBit, WORDS},
+    prefilter::WORDS,
 };
 
 use self::prefilter::Prefilter;
 use super::{
     plan::{
-        ids::Ids,
+        ids::ServiceIds,
         ranges::{Prefix, Range},
         state::State,
+        step::MapEntry,
     },
     rules::Marks,
 };
@@ -40,115 +37,29 @@ use crate::kernel::{
     sock_diag::SocketCookie,
 };
 
-/// Capacities. Those of the first five maps cost 16 bytes an entry while empty; the others take all their memory at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MapSizes {
-    /// Destinations: an address and port each; a node port counts once.
-    pub services: u32,
-    /// Endpoints over all Services; a Service's count twice while they change.
-    pub endpoints: u32,
-    /// Endpoints of Services that use UDP or affinity; see `members` in the map layout.
-    pub members: u32,
-    /// `loadBalancerSourceRanges` over all Services.
-    pub source_ranges: u32,
-    /// Addresses of this node.
-    pub node_addresses: u32,
-    /// Clients of Services with affinity.
-    pub affinity: u32,
-    /// Conversations of unconnected UDP sockets.
-    pub udp_flows: u32,
-    /// Connected UDP sockets.
-    pub udp_sockets: u32,
-    /// Connected TCP sockets.
-    pub tcp_connections: u32,
-    /// Flows translated on links; each takes two.
-    pub flows: u32,
-    /// Fragmented datagrams on links.
-    pub fragments: u32,
-    /// Service ports that are counted apart from others; 0 counts none. Each takes 40 bytes a CPU, and twice that at most.
-    pub counted_services: u32,
+/// Returns what each map must look like on a machine with this number of CPUs.
+pub(crate) fn specs(sizes: &MapSizes, cpus: u32) -> Vec<MapSpec> {
+    let spec = |map: &MapDeclaration| MapSpec {
+        name: map.name,
+        key_size: map.key_size,
+        value_size: map.value_size,
+        max_entries: match map.content {
+            MapContent::Counts => (service_slots(sizes.counted_services) * cpus).max(1),
+            MapContent::Config | MapContent::State => sizes.entries(map.name),
+        },
+    };
+    MAPS.iter().map(spec).collect()
 }
 
-impl Default for MapSizes {
-    fn default() -> Self {
-        Self {
-            services: 131_072,
-            endpoints: 524_288,
-            members: 524_288,
-            source_ranges: 65_536,
-            node_addresses: 4_096,
-            affinity: 65_536,
-            udp_flows: 65_536,
-            udp_sockets: 32_768,
-            tcp_connections: 131_072,
-            flows: 262_144,
-            fragments: 8_192,
-            counted_services: 4_000,
-        }
-    }
-}
-
-impl MapSizes {
-    /// How many service ports each CPU has room to count.
-    pub(crate) const fn service_slots(&self) -> u32 {
-        service_slots(self.counted_services)
-    }
-
-    /// What every map must look like where there are so many CPUs.
-    pub fn specs(&self, cpus: u32) -> [MapSpec; 21] {
-        [
-            spec::<ServiceKey, ServiceValue>("services", self.services),
-            spec::<EndpointKey, Endpoint>("endpoints", self.endpoints),
-            spec::<MemberKey, u8>("members", self.members),
-            spec::<Key<SourceRange>, u32>("source_ranges", self.source_ranges),
-            spec::<Addr, u8>("node_addresses", self.node_addresses),
-            spec::<u32, NodeValue>("node", 0),
-            spec::<AffinityKey, AffinityValue>("affinity", self.affinity),
-            spec::<SocketPeer, Endpoint>("udp_flows", self.udp_flows),
-            spec::<SocketPeer, Endpoint>("udp_replies", self.udp_flows),
-            spec::<u64, UdpSocket>("udp_sockets", self.udp_sockets),
-            spec::<i32, Connection>("udp_connections", 0),
-            spec::<u64, Connection>("tcp_connections", self.tcp_connections),
-            spec::<Key<Addr>, u8>("local_sources", MOST_LOCAL),
-            spec::<u32, u8>("local_links", MOST_LOCAL),
-            spec::<u32, BridgeAddress>("bridge_ports", MOST_LOCAL),
-            spec::<FlowKey, Flow>("flows", self.flows),
-            spec::<FragmentKey, FragmentValue>("fragments", self.fragments),
-            spec::<u32, u64>("counters", 0),
-            spec::<u32, u64>("prefilter", 0),
-            spec::<u32, ServiceCounts>("service_counts", (self.service_slots() * cpus).max(1)),
-            spec::<u32, ProgramErrors>("program_errors", 0),
-        ]
-    }
-
-    /// The error of a map that has no room.
-    pub(crate) fn full(map: &'static str, capacity: u32) -> KernelError {
-        let remedy = match setting_name(map) {
-            Some(setting) => format!("raise mapSizes.{setting} of section shunt.ebpf in --config"),
-            None if map == "bridge_ports" => "its size is fixed".into(),
-            None => "its size is fixed, and another --detect-local-mode needs none of it".into(),
-        };
-        KernelError::MapFull { map, capacity, remedy }
-    }
-}
-
-/// The name of a map's size in the configuration; none of those without one.
-fn setting_name(map: &str) -> Option<&'static str> {
-    match map {
-        "services" => Some("services"),
-        "endpoints" => Some("endpoints"),
-        "members" => Some("members"),
-        "source_ranges" => Some("sourceRanges"),
-        "node_addresses" => Some("nodeAddresses"),
-        _ => None,
-    }
-}
-
-/// Ranges, or links, of local pods, or ports of bridges: one range a family, and more links than a node has pods.
-const MOST_LOCAL: u32 = 4_096;
-
-const fn spec<K, V>(name: &'static str, max_entries: u32) -> MapSpec {
-    MapSpec { name, key_size: size_of::<K>(), value_size: size_of::<V>(), max_entries }
+/// Returns the error of a map that has no room.
+pub(crate) fn map_full(map: &'static str, sizes: &MapSizes) -> KernelError {
+    let setting = MAPS.iter().find(|row| row.name == map).and_then(|row| row.setting);
+    let remedy = match setting {
+        Some(setting) => format!("raise {} in the configuration file (--config)", setting.path),
+        None if map == "bridge_ports" => "its size is fixed".into(),
+        None => "its size is fixed, but other values of --detect-local-mode do not need this map".into(),
+    };
+    KernelError::MapFull { map, capacity: sizes.entries(map), remedy }
 }
 
 /// The maps that userspace writes.
@@ -174,28 +85,27 @@ impl fmt::Debug for Maps {
     }
 }
 
-/// Turns the library's error into ours, and "no room" into the one that says what to do.
-fn failed(operation: &'static str, map: &'static str, capacity: u32) -> impl FnOnce(MapError) -> KernelError {
-    move |error| match &error {
-        // A hash map without room says E2BIG, a trie ENOSPC.
-        MapError::SyscallError(call)
-            if matches!(call.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)) =>
-        {
-            MapSizes::full(map, capacity)
-        }
-        _ => KernelError::bpf(operation, format!("map {map}"))(error),
+fn failed(operation: &'static str, map: &'static str) -> impl FnOnce(MapError) -> KernelError {
+    KernelError::bpf(operation, format!("map {map}"))
+}
+
+fn error_number(error: &MapError) -> Option<i32> {
+    match error {
+        MapError::SyscallError(call) => call.io_error.raw_os_error(),
+        _ => None,
     }
 }
 
-/// Removing what is not there is what was wanted.
-pub(crate) fn removed(map: &'static str) -> impl Fn(Result<(), MapError>) -> Result<(), KernelError> {
-    move |result| match result {
+/// Checks the result of a removal. An entry that was not there is no error.
+pub(crate) fn removed(map: &'static str, result: Result<(), MapError>) -> Result<(), KernelError> {
+    match result {
         Err(MapError::KeyNotFound) | Ok(()) => Ok(()),
-        Err(MapError::SyscallError(call)) if call.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-        Err(error) => Err(failed("remove from", map, 0)(error)),
+        Err(error) if error_number(&error) == Some(libc::ENOENT) => Ok(()),
+        Err(error) => Err(failed("remove from", map)(error)),
     }
 }
 
+/// The value of every entry of a map that is a set.
 const IN_SET: u8 = 1;
 
 impl Maps {
@@ -217,176 +127,139 @@ impl Maps {
         })
     }
 
-    /// Says which network namespace is the node's, and that these maps are of our layout. While it is not known, what an
-    /// earlier process found out stays, and so does how local callers are told: its programs run.
+    /// Writes the network namespace of the node and the versions of the layout.
+    ///
+    /// If the namespace is unknown, the one that an earlier process found out stays. How local
+    /// clients are recognized stays too, since the programs of an earlier process may still run.
     pub(crate) fn set_node(&mut self, netns: Option<NetnsCookie>) -> Result<(), KernelError> {
-        let known = self.node.get(&0, 0).ok();
-        let netns_known = known.map_or(NodeValue::NETNS_UNKNOWN, |value| value.netns);
+        let before = self.node.get(&0, 0).ok();
         let value = NodeValue {
-            netns: netns.map_or(netns_known, |cookie| cookie.0),
+            netns: netns
+                .map(|cookie| cookie.0)
+                .or(before.map(|value| value.netns))
+                .unwrap_or(NodeValue::NETNS_UNKNOWN),
             layout: LAYOUT_VERSION,
             masquerade_mark: self.marks.masquerade,
             reject_mark: self.marks.reject,
-            local_detection: known.map_or(LocalDetection::None as u32, |value| value.local_detection),
+            local_detection: before.map_or(LocalDetection::None as u32, |value| value.local_detection),
             state_layout: STATE_LAYOUT_VERSION,
             zero: 0,
             settling_until_ns: 0,
         };
-        self.node.set(0, value, 0).map_err(failed("write", "node", 1))
+        self.node.set(0, value, 0).map_err(failed("write", "node"))
     }
 
-    /// Has the programs mark packets so from now on.
+    fn update_node(&mut self, update: impl FnOnce(&mut NodeValue)) -> Result<(), KernelError> {
+        let mut value = self.node.get(&0, 0).map_err(failed("read", "node"))?;
+        update(&mut value);
+        self.node.set(0, value, 0).map_err(failed("write", "node"))
+    }
+
+    /// Sets the marks that the programs put on packets.
     pub(crate) fn set_marks(&mut self, marks: Marks) -> Result<(), KernelError> {
-        let known = self.node.get(&0, 0).map_err(failed("read", "node", 1))?;
-        let Marks { masquerade: masquerade_mark, reject: reject_mark } = marks;
-        let value = NodeValue { masquerade_mark, reject_mark, ..known };
-        self.node.set(0, value, 0).map_err(failed("write", "node", 1))?;
+        self.update_node(|node| {
+            node.masquerade_mark = marks.masquerade;
+            node.reject_mark = marks.reject;
+        })?;
         self.marks = marks;
         Ok(())
     }
 
-    /// Says how local callers are told from others.
+    /// Sets how the programs recognize local clients.
     pub(crate) fn set_local_detection(&mut self, detection: LocalDetection) -> Result<(), KernelError> {
-        let known = self.node.get(&0, 0).map_err(failed("read", "node", 1))?;
-        let value = NodeValue { local_detection: detection as u32, ..known };
-        self.node.set(0, value, 0).map_err(failed("write", "node", 1))
+        self.update_node(|node| node.local_detection = detection as u32)
     }
 
-    /// Says that flows may be missing for so long from now on; zero once they are all there.
-    pub(crate) fn set_settling(&mut self, how_long: Duration) -> Result<(), KernelError> {
-        let known = self.node.get(&0, 0).map_err(failed("read", "node", 1))?;
-        let until = if how_long.is_zero() { Duration::ZERO } else { clock::monotonic()? + how_long };
-        let settling_until_ns = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
-        self.node.set(0, NodeValue { settling_until_ns, ..known }, 0).map_err(failed("write", "node", 1))
+    /// Tells the programs that flows may be missing during this time from now on. Zero ends it.
+    pub(crate) fn set_settling(&mut self, duration: Duration) -> Result<(), KernelError> {
+        let until = if duration.is_zero() { Duration::ZERO } else { clock::monotonic()? + duration };
+        self.update_node(|node| node.settling_until_ns = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// The network namespace of a connected UDP socket, as the programs noted it.
+    /// Returns the network namespace of a connected UDP socket, as the programs recorded it.
     pub(crate) fn udp_socket_netns(&self, socket: SocketCookie) -> Result<NetnsCookie, KernelError> {
-        let noted = self.udp_sockets.get(&socket.0, 0).map_err(failed("read", "udp_sockets", 0))?;
-        Ok(NetnsCookie(noted.netns))
+        let value = self.udp_sockets.get(&socket.0, 0).map_err(failed("read", "udp_sockets"))?;
+        Ok(NetnsCookie(value.netns))
     }
 
-    pub(crate) fn put_service(&mut self, key: ServiceKey, value: ServiceValue) -> Result<(), KernelError> {
-        self.prefilter.insert(PrefilterBit::of_service(&key.addr, key.port));
-        self.services.insert(key, value, 0).map_err(failed("write", "services", self.sizes.services))
+    /// Inserts an entry, or replaces its value.
+    pub(crate) fn put(&mut self, entry: &MapEntry) -> Result<(), KernelError> {
+        // Programs must not miss the entry once it is there.
+        if let Some(bit) = entry.prefilter_bit() {
+            self.prefilter.insert(bit);
+        }
+        let result = match *entry {
+            MapEntry::Service(key, value) => self.services.insert(key, value, 0),
+            MapEntry::Endpoint(key, value) => self.endpoints.insert(key, value, 0),
+            MapEntry::Member(key) => self.members.insert(key, IN_SET, 0),
+            MapEntry::SourceRange(range) => self.source_ranges.insert(&range.key(), range.service, 0),
+            MapEntry::NodeAddress(address) => self.node_addresses.insert(address, IN_SET, 0),
+            MapEntry::LocalSource(source) => self.local_sources.insert(&source.key(), IN_SET, 0),
+            MapEntry::LocalLink(index) => self.local_links.insert(index, IN_SET, 0),
+            MapEntry::BridgePort(index, bridge) => self.bridge_ports.insert(index, bridge, 0),
+        };
+        result.map_err(|error| match error_number(&error) {
+            // A hash map without room returns E2BIG, a trie ENOSPC.
+            Some(libc::E2BIG | libc::ENOSPC) => map_full(entry.map(), &self.sizes),
+            _ => failed("write", entry.map())(error),
+        })
     }
 
-    pub(crate) fn put_endpoint(&mut self, key: EndpointKey, value: Endpoint) -> Result<(), KernelError> {
-        self.prefilter.insert(PrefilterBit::of_endpoint(&value.addr, value.port));
-        self.endpoints.insert(key, value, 0).map_err(failed("write", "endpoints", self.sizes.endpoints))
+    /// Removes the entry with the key of this one, if there is one.
+    pub(crate) fn remove(&mut self, entry: &MapEntry) -> Result<(), KernelError> {
+        let result = match entry {
+            MapEntry::Service(key, _) => self.services.remove(key),
+            MapEntry::Endpoint(key, _) => self.endpoints.remove(key),
+            MapEntry::Member(key) => self.members.remove(key),
+            MapEntry::SourceRange(range) => self.source_ranges.remove(&range.key()),
+            MapEntry::NodeAddress(address) => self.node_addresses.remove(address),
+            MapEntry::LocalSource(source) => self.local_sources.remove(&source.key()),
+            MapEntry::LocalLink(index) => self.local_links.remove(index),
+            MapEntry::BridgePort(index, _) => self.bridge_ports.remove(index),
+        };
+        removed(entry.map(), result)
     }
 
-    pub(crate) fn put_member(&mut self, key: MemberKey) -> Result<(), KernelError> {
-        self.prefilter.insert(PrefilterBit::of_endpoint(&key.endpoint.addr, key.endpoint.port));
-        self.members.insert(key, IN_SET, 0).map_err(failed("write", "members", self.sizes.members))
-    }
-
-    pub(crate) fn put_range(&mut self, range: Range) -> Result<(), KernelError> {
-        let capacity = self.sizes.source_ranges;
-        self.source_ranges.insert(&range.key(), range.service, 0).map_err(failed(
-            "write",
-            "source_ranges",
-            capacity,
-        ))
-    }
-
-    pub(crate) fn put_node_address(&mut self, address: Addr) -> Result<(), KernelError> {
-        let capacity = self.sizes.node_addresses;
-        self.node_addresses.insert(address, IN_SET, 0).map_err(failed("write", "node_addresses", capacity))
-    }
-
-    pub(crate) fn put_local_source(&mut self, source: Prefix) -> Result<(), KernelError> {
-        self.local_sources.insert(&source.key(), IN_SET, 0).map_err(failed(
-            "write",
-            "local_sources",
-            MOST_LOCAL,
-        ))
-    }
-
-    pub(crate) fn put_local_link(&mut self, index: u32) -> Result<(), KernelError> {
-        self.local_links.insert(index, IN_SET, 0).map_err(failed("write", "local_links", MOST_LOCAL))
-    }
-
-    pub(crate) fn put_bridge_port(&mut self, index: u32, bridge: BridgeAddress) -> Result<(), KernelError> {
-        self.bridge_ports.insert(index, bridge, 0).map_err(failed("write", "bridge_ports", MOST_LOCAL))
-    }
-
-    pub(crate) fn remove_bridge_port(&mut self, index: u32) -> Result<(), KernelError> {
-        removed("bridge_ports")(self.bridge_ports.remove(&index))
-    }
-
-    pub(crate) fn remove_local_source(&mut self, source: &Prefix) -> Result<(), KernelError> {
-        removed("local_sources")(self.local_sources.remove(&source.key()))
-    }
-
-    pub(crate) fn remove_local_link(&mut self, index: u32) -> Result<(), KernelError> {
-        removed("local_links")(self.local_links.remove(&index))
-    }
-
-    pub(crate) fn remove_service(&mut self, key: &ServiceKey) -> Result<(), KernelError> {
-        removed("services")(self.services.remove(key))
-    }
-
+    /// Removes all frontends, so that the programs translate no new connection.
     pub(crate) fn remove_all_services(&mut self) -> Result<(), KernelError> {
         let keys: Result<Vec<_>, _> = self.services.keys().collect();
-        let keys = keys.map_err(failed("read", "services", 0))?;
-        keys.iter().try_for_each(|key| self.remove_service(key))
+        let keys = keys.map_err(failed("read", "services"))?;
+        keys.iter().try_for_each(|key| removed("services", self.services.remove(key)))
     }
 
-    pub(crate) fn remove_endpoint(&mut self, key: &EndpointKey) -> Result<(), KernelError> {
-        removed("endpoints")(self.endpoints.remove(key))
-    }
-
-    pub(crate) fn remove_member(&mut self, key: &MemberKey) -> Result<(), KernelError> {
-        removed("members")(self.members.remove(key))
-    }
-
-    pub(crate) fn remove_range(&mut self, range: &Range) -> Result<(), KernelError> {
-        removed("source_ranges")(self.source_ranges.remove(&range.key()))
-    }
-
-    pub(crate) fn remove_node_address(&mut self, address: &Addr) -> Result<(), KernelError> {
-        removed("node_addresses")(self.node_addresses.remove(address))
-    }
-
-    /// Everything the maps hold.
-    pub(crate) fn read(&self, ids: Ids) -> Result<State, KernelError> {
+    /// Reads all entries.
+    pub(crate) fn read(&self, ids: ServiceIds) -> Result<State, KernelError> {
         let mut state = State::with_ids(ids);
-        for entry in &self.services {
-            let (key, value) = entry.map_err(failed("read", "services", 0))?;
-            state.put_service(key, value);
-        }
-        for entry in &self.endpoints {
-            let (key, value) = entry.map_err(failed("read", "endpoints", 0))?;
-            state.endpoints.insert(key, value);
-        }
-        for key in self.members.keys() {
-            state.members.insert(key.map_err(failed("read", "members", 0))?);
-        }
-        for key in self.source_ranges.keys() {
-            state.ranges.insert(Range::from_key(&key.map_err(failed("read", "source_ranges", 0))?));
-        }
-        for key in self.node_addresses.keys() {
-            state.node_addresses.insert(key.map_err(failed("read", "node_addresses", 0))?);
-        }
-        for key in self.local_sources.keys() {
-            state.local_sources.insert(Prefix::from_key(&key.map_err(failed("read", "local_sources", 0))?));
-        }
-        for key in self.local_links.keys() {
-            state.local_links.insert(key.map_err(failed("read", "local_links", 0))?);
-        }
-        for entry in &self.bridge_ports {
-            let (index, bridge) = entry.map_err(failed("read", "bridge_ports", 0))?;
-            state.bridge_ports.insert(index, bridge);
-        }
-        state.local_detection = self.node.get(&0, 0).map_err(failed("read", "node", 1))?.local_detection;
+        let s = &mut state;
+        read(s, "services", self.services.iter(), |(key, value)| MapEntry::Service(key, value))?;
+        read(s, "endpoints", self.endpoints.iter(), |(key, value)| MapEntry::Endpoint(key, value))?;
+        read(s, "members", self.members.keys(), MapEntry::Member)?;
+        read(s, "source_ranges", self.source_ranges.keys(), |key| {
+            MapEntry::SourceRange(Range::from_key(&key))
+        })?;
+        read(s, "node_addresses", self.node_addresses.keys(), MapEntry::NodeAddress)?;
+        read(s, "local_sources", self.local_sources.keys(), |key| {
+            MapEntry::LocalSource(Prefix::from_key(&key))
+        })?;
+        read(s, "local_links", self.local_links.keys(), MapEntry::LocalLink)?;
+        read(s, "bridge_ports", self.bridge_ports.iter(), |(key, value)| MapEntry::BridgePort(key, value))?;
+        state.local_detection = self.node.get(&0, 0).map_err(failed("read", "node"))?.local_detection;
         state.forget_names();
         Ok(state)
     }
 }
 
-/// How the programs that work with the maps pinned in a directory mark packets; none where there are no such maps, or of another
-/// layout.
+fn read<T>(
+    state: &mut State,
+    map: &'static str,
+    mut items: impl Iterator<Item = Result<T, MapError>>,
+    entry: impl Fn(T) -> MapEntry,
+) -> Result<(), KernelError> {
+    items.try_for_each(|item| Ok(state.put(&entry(item.map_err(failed("read", map))?))))
+}
+
+/// Returns the marks that the programs with the maps pinned in a directory use. Returns `None` if
+/// there are no such maps, or if they have another layout.
 pub(crate) fn pinned_marks(directory: &Path) -> Option<Marks> {
     let (layout, _) = pinned_layouts(directory)?;
     let node = MapData::from_pin(directory.join("node")).and_then(Map::from_map_data);
@@ -395,8 +268,9 @@ pub(crate) fn pinned_marks(directory: &Path) -> Option<Marks> {
     (masquerade != 0).then_some(Marks { masquerade, reject })
 }
 
-/// The layout version of the maps pinned in a directory, and that of those among them which programs write; none where there is
-/// no such map. Whatever else their version says of the node is none of this one's business.
+/// Returns the layout versions of the maps pinned in a directory: that of all maps, and that of the
+/// maps with [`MapContent::State`]. Returns `None` if no map `node` is pinned there. These two
+/// fields have the same position in every version; the others may not.
 pub(crate) fn pinned_layouts(directory: &Path) -> Option<(u32, u32)> {
     first_words(&directory.join("node")).ok().map(|[layout, state_layout]| (layout, state_layout))
 }

@@ -40,7 +40,7 @@ impl Bits {
 
     fn of_state(state: &State) -> Self {
         let mut bits = Self::default();
-        state.places().for_each(|place| bits.insert(place));
+        state.prefilter_bits().for_each(|place| bits.insert(place));
         bits
     }
 
@@ -116,7 +116,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::dataplane::ebpf::Step;
+    use crate::dataplane::ebpf::{MapEntry, Step};
 
     #[test]
     fn bits_are_inserted_and_removed_one_by_one_and_all_together() {
@@ -140,11 +140,11 @@ mod tests {
         let endpoint = Endpoint::new(Addr::from_v4([10, 244, 0, 5]), 53);
         let member = MemberKey { service: 1, list: List::Serving.number(), endpoint };
         let mut state = State::default();
-        state.record(&Step::PutMember(member));
+        state.record(&Step::Put(MapEntry::Member(member)));
         let mut needed = Bits::default();
         needed.insert(PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port));
         assert_eq!(Bits::of_state(&state), needed);
-        state.record(&Step::RemoveMember(member));
+        state.record(&Step::Remove(MapEntry::Member(member)));
         assert_eq!(Bits::of_state(&state), Bits::default());
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use aya::maps::{Array, MapData};
 use proxy_common::layout::ServiceCounts;
 
-use super::super::plan::ids::Ids;
+use super::super::plan::ids::ServiceIds;
 use crate::{
     dataplane::ServiceCount,
     kernel::{
@@ -26,7 +26,7 @@ type Owners = BTreeMap<u32, (u32, ServicePortKey)>;
 
 /// The slots, as the process that gives them sees them.
 pub(crate) struct ServiceSlots {
-    ids: Ids,
+    ids: ServiceIds,
     slots: u32,
     cpus: u32,
     map: Array<MapData, ServiceCounts>,
@@ -57,12 +57,12 @@ impl ServiceSlots {
         let is_used = |(slot, counts): (u32, ServiceCounts)| (counts != ServiceCounts::NONE).then_some(slot);
         let used = (0..).zip(reader.sums()?).filter_map(is_used).collect();
         let map = object.take_map(MAP)?;
-        let ids = Ids::counting(most);
+        let ids = ServiceIds::counting(most);
         Ok((Self { ids, slots, cpus, map, owners, used, is_reread: false }, reader))
     }
 
     /// No identifier is in use yet.
-    pub(crate) fn ids(&self) -> Ids {
+    pub(crate) fn ids(&self) -> ServiceIds {
         self.ids.clone()
     }
 

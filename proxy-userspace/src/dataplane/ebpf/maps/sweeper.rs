@@ -17,12 +17,11 @@ use std::{
 
 use aya::maps::{HashMap, MapData};
 use proxy_common::{
-    layout::{Flow, FlowKey},
+    layout::{Flow, FlowKey, MapSizes},
     prefilter::PrefilterBit,
 };
 
 use super::{
-    MapSizes,
     prefilter::Bits,
     usage::{Noted, OfSockets},
 };

@@ -9,12 +9,13 @@ use std::{
 use aya::Pod;
 use proxy_common::{
     layout::{
-        AffinityKey, AffinityValue, Connection, Endpoint, FragmentKey, FragmentValue, SocketPeer, UdpSocket,
+        AffinityKey, AffinityValue, Connection, Endpoint, FragmentKey, FragmentValue, MapSizes, SocketPeer,
+        UdpSocket,
     },
     prefilter::PrefilterBit,
 };
 
-use super::{MapSizes, prefilter::Bits};
+use super::prefilter::Bits;
 use crate::kernel::{
     KernelError,
     bpf::{Object, Reader},

@@ -1,54 +1,44 @@
-//! Whether what a plan adds fits into the maps: a service port that does not fit is left as it is, rather than half written.
+//! Whether the additions of a plan fit into the maps. A service port that does not fit stays as it
+//! is, instead of half written.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{super::MapSizes, Plan, state::State, step::Step};
+use proxy_common::layout::{MAPS, MapSizes};
 
-/// A map without room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full {
-    /// Its name.
-    pub(crate) map: &'static str,
-    /// Its capacity.
-    pub(crate) capacity: u32,
-}
+use super::{
+    Plan,
+    state::State,
+    step::{MapEntry, Step},
+};
 
-/// The maps whose entries belong to service ports.
-const MAPS: [&str; 4] = ["services", "endpoints", "members", "source_ranges"];
+/// Numbers of entries by the name of the map.
+type Entries = HashMap<&'static str, usize>;
 
-/// Entries in each of them.
-type Entries = [usize; MAPS.len()];
-
-/// The identifiers that need more room than is left, each with a map that lacks it. The oldest go first; what the plan removes
-/// makes room only afterwards.
-pub(crate) fn refused(state: &State, plan: &Plan, sizes: &MapSizes) -> HashMap<u32, Full> {
-    let capacities = [sizes.services, sizes.endpoints, sizes.members, sizes.source_ranges];
-    let held = [state.service_count(), state.endpoints.len(), state.members.len(), state.ranges.len()];
-    let mut room: Entries = std::array::from_fn(|map| (capacities[map] as usize).saturating_sub(held[map]));
-    let mut refused = HashMap::new();
-    for (service, needed) in needs(state, plan) {
-        match (0..MAPS.len()).find(|&map| needed[map] > room[map]) {
-            Some(map) => drop(refused.insert(service, Full { map: MAPS[map], capacity: capacities[map] })),
-            None => room.iter_mut().zip(needed).for_each(|(room, needed)| *room -= needed),
+/// Returns the service ports that need more entries than a map has left, by identifier, each with
+/// that map. The oldest service ports get room first. What the plan removes does not count: it makes
+/// room only after the additions.
+pub(crate) fn without_room(state: &State, plan: &Plan, sizes: &MapSizes) -> BTreeMap<u32, &'static str> {
+    let room = |map| (sizes.entries(map) as usize).saturating_sub(state.entries(map).unwrap_or(0));
+    let mut room: Entries = MAPS.iter().map(|map| (map.name, room(map.name))).collect();
+    let mut without_room = BTreeMap::new();
+    for (service, needed) in additions(state, plan) {
+        match MAPS.iter().find(|map| needed.get(map.name) > room.get(map.name)) {
+            Some(map) => drop(without_room.insert(service, map.name)),
+            None => needed.iter().for_each(|(map, needed)| *room.entry(map).or_default() -= needed),
         }
     }
-    refused
+    without_room
 }
 
-/// How many entries each service port gets more.
-fn needs(state: &State, plan: &Plan) -> BTreeMap<u32, Entries> {
-    let mut needs: BTreeMap<u32, Entries> = BTreeMap::new();
+/// Returns how many entries the plan adds for each service port.
+fn additions(state: &State, plan: &Plan) -> BTreeMap<u32, Entries> {
+    let mut additions: BTreeMap<u32, Entries> = BTreeMap::new();
     for step in &plan.steps {
-        let map = match step {
-            Step::PutService(key, _) if state.service(key).is_none() => 0,
-            Step::PutEndpoint(..) => 1,
-            Step::PutMember(_) => 2,
-            Step::PutRange(_) => 3,
-            _ => continue,
-        };
-        if let Some(service) = step.service() {
-            needs.entry(service).or_default()[map] += 1;
+        let Step::Put(entry) = step else { continue };
+        let is_new = !matches!(entry, MapEntry::Service(key, _) if state.service(key).is_some());
+        if let Some(service) = entry.service().filter(|_| is_new) {
+            *additions.entry(service).or_default().entry(entry.map()).or_default() += 1;
         }
     }
-    needs
+    additions
 }

@@ -1,8 +1,12 @@
-//! From a Snapshot to the map writes that make it true: pure, and in an order whose every prefix is safe.
+//! Turns a Snapshot into the list of changes that make the kernel serve it. Planning is pure.
 //!
-//! Endpoints, members and ranges are added first, under a generation that nothing reads yet; then each destination is
-//! written once, which switches it over; then programs are attached, those that translate back before those that translate;
-//! destinations that go are removed next, and what nothing reads any more last.
+//! The order of the changes makes every prefix of a plan safe:
+//!
+//! 1. Endpoints, members and source ranges are added, in a generation that nothing reads yet.
+//! 2. Each frontend is written once, which switches it to the new generation.
+//! 3. Programs are attached: those that translate replies before those that translate requests.
+//! 4. Frontends that go are removed.
+//! 5. Entries that nothing reads any more are removed.
 
 pub(crate) mod capacity;
 pub(crate) mod ids;
@@ -15,21 +19,26 @@ use std::collections::{BTreeSet, HashSet};
 
 use proxy_common::{
     Addr,
-    layout::{BridgeAddress, List, MemberKey, ServiceKey},
+    layout::{BridgeAddress, Endpoint, EndpointKey, List, MemberKey, ServiceKey, ServiceValue},
 };
 
-use self::{ids::Fresh, ranges::Range, state::State, step::Step};
-use super::links::{LinkHook, Running};
+use self::{
+    ids::IdAllocator,
+    ranges::Range,
+    state::State,
+    step::{MapEntry, Step},
+};
+use super::links::{HookState, LinkHook};
 use crate::{
     dataplane::PlanSize,
     kernel::bpf::tc::Hook,
     model::{Dirty, IpFamily, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
 
-/// Changes to the kernel in the order in which they must be made, and who owns which identifier after them.
+/// Changes to the kernel in the order in which they must be made, and who has which identifier after them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Identifiers given and taken; costs nothing in the kernel.
+    /// Service ports that get an identifier, or lose theirs. This changes nothing in the kernel.
     pub names: Vec<(ServicePortKey, Option<u32>)>,
     /// The changes.
     pub steps: Vec<Step>,
@@ -41,13 +50,13 @@ impl PlanSize for Plan {
     }
 }
 
-/// What has to change.
-pub(crate) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
+/// Returns the changes from the state to the Snapshot. Looks only at what is dirty.
+pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
     let mut planner = Planner::new(state, &snapshot.node);
     let mut detection_changes = false;
     if dirty.all || dirty.node {
         planner.node_addresses();
-        detection_changes = planner.local_callers();
+        detection_changes = planner.local_clients();
         planner.links();
     }
     if dirty.all {
@@ -55,13 +64,13 @@ pub(crate) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
             planner.port(name, port);
         }
         for name in state.all_names().filter(|name| !snapshot.ports.contains_key(name)) {
-            planner.gone(name);
+            planner.remove_port(name);
         }
-        planner.leftovers();
+        planner.remove_unowned();
     } else {
         if dirty.node {
-            // What source ranges mean for the node and its pods changes with the node, and what is masqueraded with what can
-            // be told of callers.
+            // Whether source ranges contain the node and its pods changes with the node. What is
+            // masqueraded depends on which clients can be recognized as local.
             let touched = snapshot.ports.iter().filter(|(name, port)| {
                 (detection_changes || !port.source_ranges.is_empty()) && !dirty.ports.contains(name)
             });
@@ -72,25 +81,25 @@ pub(crate) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
         for name in &dirty.ports {
             match snapshot.ports.get(name) {
                 Some(port) => planner.port(name, port),
-                None => planner.gone(name),
+                None => planner.remove_port(name),
             }
         }
     }
     planner.finish()
 }
 
-/// The plan while it is made, a list a phase.
+/// The plan while it is made: a list for each phase.
 struct Planner<'a> {
     state: &'a State,
     node: &'a NodeView,
     names: Vec<(ServicePortKey, Option<u32>)>,
     claimed: HashSet<u32>,
-    fresh: Fresh<'a>,
+    new_ids: IdAllocator<'a>,
     additions: Vec<Step>,
     switches: Vec<Step>,
     attachments: Vec<Step>,
     written: HashSet<ServiceKey>,
-    closures: Vec<(ServiceKey, u32)>,
+    closures: Vec<(ServiceKey, ServiceValue)>,
     removals: Vec<Step>,
     releases: Vec<Step>,
 }
@@ -102,7 +111,7 @@ impl<'a> Planner<'a> {
             node,
             names: Vec::new(),
             claimed: HashSet::new(),
-            fresh: state.fresh_ids(),
+            new_ids: state.new_ids(),
             additions: Vec::new(),
             switches: Vec::new(),
             attachments: Vec::new(),
@@ -114,58 +123,53 @@ impl<'a> Planner<'a> {
     }
 
     fn finish(self) -> Plan {
-        let Self {
-            state,
-            names,
-            additions,
-            switches,
-            attachments,
-            written,
-            closures,
-            removals,
-            releases,
-            ..
-        } = self;
+        let Self { state, written, .. } = self;
         let attach = (!state.attached).then_some(Step::Attach);
-        // Sockets do not wait for rules, which only packets need.
-        let rules = (!state.rules_are_put).then_some(Step::PutRules);
-        // A destination that another service port took over was switched, and must not be removed for its old owner. Those
-        // that go do so before the slots they lead to.
-        let closures = closures.into_iter().filter(|(key, _)| !written.contains(key));
-        let steps = additions
+        // Attaching to sockets does not wait for the rules: only packets need them.
+        let rules = (!state.rules_are_installed).then_some(Step::PutRules);
+        // A frontend that another service port took over was switched: it must not be removed for
+        // its old owner. Frontends are removed before the slots that they lead to.
+        let closures = self.closures.into_iter().filter(|(key, _)| !written.contains(key));
+        let steps = self
+            .additions
             .into_iter()
-            .chain(switches)
+            .chain(self.switches)
             .chain(attach)
             .chain(rules)
-            .chain(attachments)
-            .chain(closures.map(|(key, service)| Step::RemoveService(key, service)))
-            .chain(removals)
-            .chain(releases);
-        Plan { names, steps: steps.collect() }
+            .chain(self.attachments)
+            .chain(closures.map(|(key, value)| Step::Remove(MapEntry::Service(key, value))))
+            .chain(self.removals)
+            .chain(self.releases);
+        Plan { names: self.names, steps: steps.collect() }
+    }
+
+    /// Plans the difference between two sets of entries.
+    fn difference<T: Ord + Copy>(
+        &mut self,
+        have: &BTreeSet<T>,
+        wanted: &BTreeSet<T>,
+        entry: impl Fn(T) -> MapEntry,
+    ) {
+        self.additions.extend(wanted.difference(have).map(|item| Step::Put(entry(*item))));
+        self.removals.extend(have.difference(wanted).map(|item| Step::Remove(entry(*item))));
     }
 
     fn node_addresses(&mut self) {
-        let wanted: BTreeSet<Addr> =
-            self.node.node_port_addresses.iter().map(|address| Addr::from(*address).node_address()).collect();
-        let have = &self.state.node_addresses;
-        self.additions.extend(wanted.difference(have).copied().map(Step::PutNodeAddress));
-        self.removals.extend(have.difference(&wanted).copied().map(Step::RemoveNodeAddress));
+        let addresses = self.node.node_port_addresses.iter();
+        let wanted = addresses.map(|address| Addr::from(*address).node_address()).collect();
+        self.difference(&self.state.node_addresses, &wanted, MapEntry::NodeAddress);
     }
 
-    /// Whether it differs from before.
-    fn local_callers(&mut self) -> bool {
-        let (detection, wanted) = translate::local_detection(self.node);
-        let have = &self.state.local_sources;
-        self.additions.extend(wanted.difference(have).copied().map(Step::PutLocalSource));
-        self.removals.extend(have.difference(&wanted).copied().map(Step::RemoveLocalSource));
-        let sources_differ = *have != wanted;
-        let (have, wanted) = (&self.state.local_links, &self.node.local_links);
-        self.additions.extend(wanted.difference(have).copied().map(Step::PutLocalLink));
-        self.removals.extend(have.difference(wanted).copied().map(Step::RemoveLocalLink));
-        let way_differs = self.state.local_detection != detection as u32;
-        // Between the sources it looks at and the Services that rely on it.
-        self.additions.extend(way_differs.then_some(Step::SetLocalDetection(detection)));
-        sources_differ || way_differs
+    /// Plans how local clients are recognized. Returns true if that changes.
+    fn local_clients(&mut self) -> bool {
+        let (state, node) = (self.state, self.node);
+        let (detection, sources) = translate::local_detection(node);
+        self.difference(&state.local_sources, &sources, MapEntry::LocalSource);
+        self.difference(&state.local_links, &node.local_links, MapEntry::LocalLink);
+        let mode_differs = state.local_detection != detection as u32;
+        // After the sources that it looks at, and before the Services that rely on it.
+        self.additions.extend(mode_differs.then_some(Step::SetLocalDetection(detection)));
+        mode_differs || state.local_sources != sources
     }
 
     fn links(&mut self) {
@@ -173,18 +177,19 @@ impl<'a> Planner<'a> {
         for (&index, bridge) in &node.bridge_ports {
             let wanted = BridgeAddress::new(bridge.0);
             if state.bridge_ports.get(&index) != Some(&wanted) {
-                self.additions.push(Step::PutBridgePort(index, wanted));
+                self.additions.push(Step::Put(MapEntry::BridgePort(index, wanted)));
             }
         }
-        let unwanted = state.bridge_ports.keys().filter(|index| !node.bridge_ports.contains_key(index));
-        self.removals.extend(unwanted.copied().map(Step::RemoveBridgePort));
+        let unwanted = state.bridge_ports.iter().filter(|(index, _)| !node.bridge_ports.contains_key(index));
+        self.removals
+            .extend(unwanted.map(|(index, bridge)| Step::Remove(MapEntry::BridgePort(*index, *bridge))));
         for hook in [Hook::Egress, Hook::Ingress] {
             for (&index, link) in &node.links {
                 let at = LinkHook { hook, index };
                 let is_right = match state.links.get(&at) {
-                    Some(Running::Current(framing)) => *framing == link.framing,
-                    Some(Running::LeftOut) => !link.has_node_address,
-                    Some(Running::Outdated) | None => false,
+                    Some(HookState::Current(framing)) => *framing == link.framing,
+                    Some(HookState::LeftOut) => !link.has_node_address,
+                    Some(HookState::Outdated) | None => false,
                 };
                 if !is_right {
                     self.attachments.push(Step::AttachLink(at, link.clone()));
@@ -197,31 +202,30 @@ impl<'a> Planner<'a> {
 
     fn port(&mut self, name: &ServicePortKey, port: &ResolvedPort) {
         if port.frontends.is_empty() {
-            // Other Services have all its addresses. Nothing would lead to what it has, and nobody would find it again.
-            return self.gone(name);
+            // Other Services have all its addresses. Nothing would lead to its entries, and the next
+            // process could not find them again.
+            return self.remove_port(name);
         }
-        let keys: Vec<ServiceKey> = port
-            .frontends
-            .iter()
-            .map(|f| translate::service_key(f, name.family, name.name.protocol))
-            .collect();
-        let service = self.identify(name, &keys);
-        let generation = self.lists(service, port);
-        self.members(service, name, port);
-        self.ranges(service, port);
+        let key = |frontend| translate::service_key(frontend, name.family, name.name.protocol);
+        let keys: Vec<ServiceKey> = port.frontends.iter().map(key).collect();
+        let service = self.identifier(name, &keys);
+        let generation = self.slots(service, port);
+        self.set_members(service, &translate::members(service, name.name.protocol, port).collect());
+        self.set_ranges(service, &port.source_ranges.iter().map(|net| Range::new(service, net)).collect());
         for (frontend, key) in port.frontends.iter().zip(&keys) {
             let value =
                 translate::service_value(service, generation, port, frontend.kind, self.node, name.family);
             if self.state.service(key) != Some(&value) {
-                self.switches.push(Step::PutService(*key, value));
+                self.switches.push(Step::Put(MapEntry::Service(*key, value)));
             }
             self.written.insert(*key);
         }
-        self.remove_destinations(service, &keys);
+        self.remove_frontends(service, &keys);
     }
 
-    /// The identifier of a service port: its own, else, after a restart, that of its destinations, else a new one.
-    fn identify(&mut self, name: &ServicePortKey, keys: &[ServiceKey]) -> u32 {
+    /// Returns the identifier of a service port: its own; after a restart that of its frontends;
+    /// otherwise a new one.
+    fn identifier(&mut self, name: &ServicePortKey, keys: &[ServiceKey]) -> u32 {
         if let Some(service) = self.state.id(name) {
             return service;
         }
@@ -230,68 +234,59 @@ impl<'a> Planner<'a> {
             .filter_map(|key| self.state.service(key))
             .map(|value| value.service)
             .find(|service| !self.state.is_named(*service) && !self.claimed.contains(service));
-        let service = adopted.unwrap_or_else(|| self.fresh.next());
+        let service = adopted.unwrap_or_else(|| self.new_ids.next());
         self.claimed.insert(service);
         self.names.push((name.clone(), Some(service)));
         service
     }
 
-    /// Plans the slots and says which generation holds them: the present one where nothing changed.
-    fn lists(&mut self, service: u32, port: &ResolvedPort) -> u32 {
-        let present = self.state.destinations(service).map(|(_, value)| value.generation).max();
-        let newest = self.state.slots(service).map(|(key, _)| key.generation).max();
+    /// Plans the slots. Returns their generation: the present one if no slot changes.
+    fn slots(&mut self, service: u32, port: &ResolvedPort) -> u32 {
+        let state = self.state;
+        let present = state.frontends(service).map(|(_, value)| value.generation).max();
+        let newest = state.slots(service).map(|(key, _)| key.generation).max();
         let slots = |generation| translate::slots(service, generation, port);
         let is_current = |generation: &u32| {
-            self.state
-                .slots(service)
-                .filter(|(key, _)| key.generation == *generation)
-                .map(|(k, v)| (*k, *v))
-                .eq(slots(*generation))
+            let held = state.slots(service).filter(|(key, _)| key.generation == *generation);
+            held.map(|(k, v)| (*k, *v)).eq(slots(*generation))
         };
         let generation = present.filter(is_current).unwrap_or_else(|| {
             let next = present.max(newest).map_or(1, |last| last + 1);
-            self.additions.extend(slots(next).map(|(key, value)| Step::PutEndpoint(key, value)));
+            let added = slots(next).map(|(key, value)| Step::Put(MapEntry::Endpoint(key, value)));
+            self.additions.extend(added);
             next
         });
-        let stale = self.state.slots(service).filter(|(key, _)| key.generation != generation);
-        self.removals.extend(stale.map(|(key, _)| Step::RemoveEndpoint(*key)));
+        self.remove_slots(service, |key| key.generation != generation);
         generation
     }
 
-    fn members(&mut self, service: u32, name: &ServicePortKey, port: &ResolvedPort) {
-        let wanted: BTreeSet<MemberKey> = translate::members(service, name.name.protocol, port).collect();
-        let have: BTreeSet<MemberKey> = self.state.members_of(service).copied().collect();
-        self.additions.extend(wanted.difference(&have).copied().map(Step::PutMember));
-        self.drop_members(service, have.difference(&wanted).copied());
+    fn remove_slots(&mut self, service: u32, is_removed: impl Fn(&EndpointKey) -> bool) {
+        let removed = self.state.slots(service).filter(|(key, _)| is_removed(key));
+        self.removals.extend(removed.map(|(key, value)| Step::Remove(MapEntry::Endpoint(*key, *value))));
     }
 
-    /// Removes members, and the sockets of those that no longer serve.
-    fn drop_members(&mut self, service: u32, members: impl Iterator<Item = MemberKey>) {
-        let mut endpoints = Vec::new();
-        for member in members {
-            if member.list == List::Serving.number() {
-                endpoints.push(member.endpoint);
-            }
-            self.removals.push(Step::RemoveMember(member));
-        }
+    /// Plans the members. Also destroys the sockets of members that no longer serve.
+    fn set_members(&mut self, service: u32, wanted: &BTreeSet<MemberKey>) {
+        let have: BTreeSet<MemberKey> = self.state.members_of(service).copied().collect();
+        self.difference(&have, wanted, MapEntry::Member);
+        let gone = have.difference(wanted).filter(|member| member.list == List::Serving.number());
+        let endpoints: Vec<Endpoint> = gone.map(|member| member.endpoint).collect();
         if !endpoints.is_empty() {
             self.releases.push(Step::ReleaseSockets { service, endpoints });
         }
     }
 
-    fn ranges(&mut self, service: u32, port: &ResolvedPort) {
-        let wanted: BTreeSet<Range> = port.source_ranges.iter().map(|net| Range::new(service, net)).collect();
-        let have: BTreeSet<Range> = self.state.ranges_of(service).copied().collect();
-        self.additions.extend(wanted.difference(&have).copied().map(Step::PutRange));
-        self.removals.extend(have.difference(&wanted).copied().map(Step::RemoveRange));
+    fn set_ranges(&mut self, service: u32, wanted: &BTreeSet<Range>) {
+        let have = self.state.ranges_of(service).copied().collect();
+        self.difference(&have, wanted, MapEntry::SourceRange);
     }
 
-    fn remove_destinations(&mut self, service: u32, wanted: &[ServiceKey]) {
-        let unwanted = self.state.destinations(service).filter(|(key, _)| !wanted.contains(key));
-        self.closures.extend(unwanted.map(|(key, _)| (key, service)));
+    fn remove_frontends(&mut self, service: u32, wanted: &[ServiceKey]) {
+        let unwanted = self.state.frontends(service).filter(|(key, _)| !wanted.contains(key));
+        self.closures.extend(unwanted);
     }
 
-    fn gone(&mut self, name: &ServicePortKey) {
+    fn remove_port(&mut self, name: &ServicePortKey) {
         if let Some(service) = self.state.id(name) {
             self.names.push((name.clone(), None));
             self.remove_all(service);
@@ -299,14 +294,14 @@ impl<'a> Planner<'a> {
     }
 
     fn remove_all(&mut self, service: u32) {
-        self.remove_destinations(service, &[]);
-        self.removals.extend(self.state.slots(service).map(|(key, _)| Step::RemoveEndpoint(*key)));
-        self.removals.extend(self.state.ranges_of(service).copied().map(Step::RemoveRange));
-        self.drop_members(service, self.state.members_of(service).copied());
+        self.remove_frontends(service, &[]);
+        self.remove_slots(service, |_| true);
+        self.set_ranges(service, &BTreeSet::new());
+        self.set_members(service, &BTreeSet::new());
     }
 
-    /// What an earlier process left behind and nobody took over.
-    fn leftovers(&mut self) {
+    /// Removes the entries of an earlier process that no service port took over.
+    fn remove_unowned(&mut self) {
         for service in self.state.services_in_use() {
             if !self.state.is_named(service) && !self.claimed.contains(&service) {
                 self.remove_all(service);
@@ -315,8 +310,8 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// The unspecified address of a family: where a node port's key has no address.
-pub(crate) const fn any(family: IpFamily) -> Addr {
+/// Returns the unspecified address of a family, which the key of a node port has.
+pub(super) const fn any(family: IpFamily) -> Addr {
     match family {
         IpFamily::V4 => Addr::UNSPECIFIED_V4,
         IpFamily::V6 => Addr::UNSPECIFIED_V6,

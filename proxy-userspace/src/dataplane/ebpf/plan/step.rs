@@ -3,6 +3,7 @@
 use proxy_common::{
     Addr,
     layout::{BridgeAddress, Endpoint, EndpointKey, LocalDetection, MemberKey, ServiceKey, ServiceValue},
+    prefilter::PrefilterBit,
 };
 
 use super::{
@@ -11,54 +12,86 @@ use super::{
 };
 use crate::model::ServedLink;
 
+/// An entry of a map that userspace writes from the Snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapEntry {
+    /// A frontend leads to these endpoints.
+    Service(ServiceKey, ServiceValue),
+    /// An endpoint has this slot.
+    Endpoint(EndpointKey, Endpoint),
+    /// An endpoint is in a list of a service port.
+    Member(MemberKey),
+    /// A service port accepts clients in this range.
+    SourceRange(Range),
+    /// Node ports are served on this address.
+    NodeAddress(Addr),
+    /// Clients with a source in this range are local.
+    LocalSource(Prefix),
+    /// Packets that arrive on the link with this index are from local clients.
+    LocalLink(u32),
+    /// The link with this index is a port of a bridge. Packets that arrive there are for the node
+    /// itself if they are for the bridge.
+    BridgePort(u32, BridgeAddress),
+}
+
+impl MapEntry {
+    /// Returns the name of the map.
+    pub const fn map(&self) -> &'static str {
+        match self {
+            Self::Service(..) => "services",
+            Self::Endpoint(..) => "endpoints",
+            Self::Member(_) => "members",
+            Self::SourceRange(_) => "source_ranges",
+            Self::NodeAddress(_) => "node_addresses",
+            Self::LocalSource(_) => "local_sources",
+            Self::LocalLink(_) => "local_links",
+            Self::BridgePort(..) => "bridge_ports",
+        }
+    }
+
+    /// Returns the identifier of the service port that the entry belongs to, if any.
+    pub const fn service(&self) -> Option<u32> {
+        match self {
+            Self::Service(_, value) => Some(value.service),
+            Self::Endpoint(key, _) => Some(key.service),
+            Self::Member(key) => Some(key.service),
+            Self::SourceRange(range) => Some(range.service),
+            Self::NodeAddress(_) | Self::LocalSource(_) | Self::LocalLink(_) | Self::BridgePort(..) => None,
+        }
+    }
+
+    /// Returns the bit of the prefilter without which programs do not look for the entry.
+    pub(crate) const fn prefilter_bit(&self) -> Option<PrefilterBit> {
+        match self {
+            Self::Service(key, _) => Some(PrefilterBit::of_service(&key.addr, key.port)),
+            Self::Endpoint(_, endpoint) | Self::Member(MemberKey { endpoint, .. }) => {
+                Some(PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port))
+            }
+            _ => None,
+        }
+    }
+}
+
 /// One change to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Serve node ports on an address.
-    PutNodeAddress(Addr),
-    /// Fill a slot.
-    PutEndpoint(EndpointKey, Endpoint),
-    /// Add an endpoint to a list's set.
-    PutMember(MemberKey),
-    /// Let a source range in.
-    PutRange(Range),
-    /// Switch a destination to what it shall lead to.
-    PutService(ServiceKey, ServiceValue),
-    /// Count sources in this range as local callers.
-    PutLocalSource(Prefix),
-    /// Count what comes in on the link of this index as local callers'.
-    PutLocalLink(u32),
-    /// Count packets that come in on the link of this index as the node's own if they are for this bridge.
-    PutBridgePort(u32, BridgeAddress),
-    /// Tell local callers from others in this way.
+    /// Insert an entry, or replace its value.
+    Put(MapEntry),
+    /// Remove an entry. It has the value that is in the map.
+    Remove(MapEntry),
+    /// Recognize local clients in this way.
     SetLocalDetection(LocalDetection),
-    /// Make the programs on sockets run.
+    /// Attach the socket programs to the cgroup.
     Attach,
-    /// Put the netfilter rules that go with the programs on links where they belong.
+    /// Apply the netfilter rules that the link programs need.
     PutRules,
-    /// Make a program run on a link.
+    /// Attach a program to a link.
     AttachLink(LinkHook, ServedLink),
-    /// Take our program off a link.
+    /// Detach our program from a link.
     DetachLink(LinkHook),
-    /// Stop serving a destination that belonged to this identifier.
-    RemoveService(ServiceKey, u32),
-    /// Empty a slot.
-    RemoveEndpoint(EndpointKey),
-    /// Take an endpoint out of a list's set.
-    RemoveMember(MemberKey),
-    /// No longer let a source range in.
-    RemoveRange(Range),
-    /// No longer serve node ports on an address.
-    RemoveNodeAddress(Addr),
-    /// No longer count sources in this range as local callers.
-    RemoveLocalSource(Prefix),
-    /// No longer count what comes in on the link of this index as local callers'.
-    RemoveLocalLink(u32),
-    /// The link of this index is no port of a bridge any more.
-    RemoveBridgePort(u32),
     /// Destroy UDP sockets that are connected to endpoints which no longer serve.
     ReleaseSockets {
-        /// The Service they connected to.
+        /// The service port that they connected to.
         service: u32,
         /// The endpoints.
         endpoints: Vec<Endpoint>,
@@ -66,31 +99,16 @@ pub enum Step {
 }
 
 impl Step {
-    /// The identifier of the service port it is for; none for the node's own.
-    pub fn service(&self) -> Option<u32> {
+    /// Returns the identifier of the service port that the step is for, if any.
+    pub const fn service(&self) -> Option<u32> {
         match self {
-            Self::PutEndpoint(key, _) | Self::RemoveEndpoint(key) => Some(key.service),
-            Self::PutMember(key) | Self::RemoveMember(key) => Some(key.service),
-            Self::PutRange(range) | Self::RemoveRange(range) => Some(range.service),
-            Self::PutService(_, value) => Some(value.service),
-            Self::RemoveService(_, service) | Self::ReleaseSockets { service, .. } => Some(*service),
-            Self::PutNodeAddress(_)
-            | Self::RemoveNodeAddress(_)
-            | Self::PutLocalSource(_)
-            | Self::RemoveLocalSource(_)
-            | Self::PutLocalLink(_)
-            | Self::RemoveLocalLink(_)
-            | Self::PutBridgePort(..)
-            | Self::RemoveBridgePort(_)
-            | Self::SetLocalDetection(_)
-            | Self::Attach
-            | Self::PutRules
-            | Self::AttachLink(..)
-            | Self::DetachLink(_) => None,
+            Self::Put(entry) | Self::Remove(entry) => entry.service(),
+            Self::ReleaseSockets { service, .. } => Some(*service),
+            _ => None,
         }
     }
 
-    /// The index of the link it is for; none for others.
+    /// Returns the index of the link that the step is for, if any.
     pub const fn link(&self) -> Option<u32> {
         match self {
             Self::AttachLink(at, _) | Self::DetachLink(at) => Some(at.index),

@@ -57,7 +57,7 @@ fn open<K: Pod, V: Pod>(pins: &PinDir, name: &str) -> Result<HashMap<MapData, K,
 fn remove_services(pins: &PinDir) -> Result<(), KernelError> {
     let mut services: HashMap<MapData, ServiceKey, ServiceValue> = open(pins, "services")?;
     let keys: Vec<ServiceKey> = services.keys().filter_map(Result::ok).collect();
-    keys.iter().try_for_each(|key| maps::removed("services")(services.remove(key)))
+    keys.iter().try_for_each(|key| maps::removed("services", services.remove(key)))
 }
 
 /// What the programs noted.

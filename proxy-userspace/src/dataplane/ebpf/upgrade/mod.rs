@@ -115,16 +115,16 @@ impl Ebpf {
     /// that they may begin to, and then the rules for the old way go.
     pub(crate) fn change_marks(&mut self, state: &mut State) -> Result<(), KernelError> {
         // Of a process that ends the rules for the new marks could not be put any more.
-        let is_ready = state.is_taken_over() && state.rules_are_put && !command::is_ending();
+        let is_ready = state.is_taken_over() && state.rules_are_installed && !command::is_ending();
         let Some(MarkChange { after, .. }) = self.change.filter(|_| is_ready) else { return Ok(()) };
         self.maps.set_marks(after)?;
         self.change = None;
         let Some(rules) = &mut self.rules else { return Ok(()) };
         rules.set_marks(after);
         // Until they are.
-        state.rules_are_put = false;
+        state.rules_are_installed = false;
         rules.install()?;
-        state.rules_are_put = true;
+        state.rules_are_installed = true;
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use proxy_common::{
     layout::{Endpoint, EndpointKey, List, ServiceKey, ServiceValue},
 };
 
-use super::super::maps::Maps;
+use super::super::{MapEntry, maps::Maps};
 use crate::kernel::{KernelError, netns::NetnsCookie, sock_diag};
 
 /// In a range that is kept for documentation (RFC 5737); port discard.
@@ -24,12 +24,11 @@ const SERVICE: u32 = 0;
 pub(crate) fn learn(maps: &mut Maps) -> Result<NetnsCookie, KernelError> {
     let service = ServiceKey::new(addr(VIP), VIP.port(), Protocol::Udp);
     let slot = EndpointKey { service: SERVICE, generation: 0, slot: 0, list: List::Cluster.number() };
-    let answer = maps
-        .put_endpoint(slot, Endpoint::new(addr(NOBODY), NOBODY.port()))
-        .and_then(|()| maps.put_service(service, one_endpoint()))
-        .and_then(|()| dial(maps));
-    maps.remove_service(&service)?;
-    maps.remove_endpoint(&slot)?;
+    let endpoint = MapEntry::Endpoint(slot, Endpoint::new(addr(NOBODY), NOBODY.port()));
+    let service = MapEntry::Service(service, one_endpoint());
+    let answer = maps.put(&endpoint).and_then(|()| maps.put(&service)).and_then(|()| dial(maps));
+    maps.remove(&service)?;
+    maps.remove(&endpoint)?;
     answer
 }
 

@@ -1,14 +1,17 @@
 //! What programs noted of flows and sockets, taken along when maps are built anew.
 
-use std::{fmt, path::Path};
+use std::{any::Any, fmt, path::Path};
 
 use aya::{
     Pod,
     maps::{HashMap, Map, MapData},
 };
-use proxy_common::layout::{
-    AffinityKey, AffinityValue, Connection, Endpoint, Flow, FlowKey, FragmentKey, FragmentValue, SocketPeer,
-    UdpSocket,
+use proxy_common::{
+    for_each_map,
+    layout::{
+        AffinityKey, AffinityValue, Connection, Endpoint, Flow, FlowKey, FragmentKey, FragmentValue, MAPS,
+        MapContent, SocketPeer, UdpSocket,
+    },
 };
 
 use crate::kernel::{
@@ -16,28 +19,14 @@ use crate::kernel::{
     bpf::{MapSpec, PinDir, Reader},
 };
 
-/// The maps that programs write.
-const STATE: [&str; 11] = [
-    "affinity",
-    "udp_flows",
-    "udp_replies",
-    "udp_sockets",
-    "udp_connections",
-    "tcp_connections",
-    "flows",
-    "fragments",
-    "counters",
-    "prefilter",
-    "program_errors",
-];
-
 /// Keeps an entry that the new programs wrote meanwhile.
 const BPF_NOEXIST: u64 = 1;
 
 /// Uses the pinned maps of state among the new ones too, where they are of the same size: old and new programs then work with
 /// one and the same while the new take the places of the old.
 pub(crate) fn share(pins: &PinDir, specs: &[MapSpec], directory: &Path) -> Result<(), KernelError> {
-    specs.iter().filter(|spec| STATE.contains(&spec.name)).try_for_each(|spec| pins.share(spec, directory))
+    let maps = MAPS.iter().zip(specs).filter(|(map, _)| map.content == MapContent::State);
+    maps.map(|(_, spec)| spec).try_for_each(|spec| pins.share(spec, directory))
 }
 
 /// When entries are copied.
@@ -51,15 +40,13 @@ pub(crate) enum Pass {
 
 type Copying = Box<dyn FnMut(Pass) -> Result<usize, KernelError> + Send>;
 
-/// Whether a flow is copied. One that has closed is left for the second pass: an old program may yet put the next connection of the
-/// client's port in its place, which the new ones would then take for the closed one, and send to its endpoint. Until the
-/// second pass they know of neither, and wait.
-const fn is_copied(flow: &Flow, pass: Pass) -> bool {
-    matches!(pass, Pass::After) || !flow.is_closing()
-}
-
-const fn always<V>(_: &V, _: Pass) -> bool {
-    true
+/// Returns true if an entry is copied. A flow that has closed waits for the second pass: an old
+/// program may still put the next connection of the same client port in its place. The new programs
+/// would take that connection for the closed one, and send it to the endpoint of the closed one. Until
+/// the second pass they know neither, and wait.
+fn is_copied<V: Any>(value: &V, pass: Pass) -> bool {
+    let flow = (value as &dyn Any).downcast_ref::<Flow>();
+    pass == Pass::After || !flow.is_some_and(Flow::is_closing)
 }
 
 /// Maps of state whose size changes: their entries are copied.
@@ -76,13 +63,19 @@ impl Copies {
     /// From the maps pinned in one directory to those of another that are not the same.
     pub(crate) fn between(pins: &PinDir, specs: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
         let mut copies = Self::default();
-        copies.add::<AffinityKey, AffinityValue>("affinity", pins, specs, directory, always)?;
-        copies.add::<SocketPeer, Endpoint>("udp_flows", pins, specs, directory, always)?;
-        copies.add::<SocketPeer, Endpoint>("udp_replies", pins, specs, directory, always)?;
-        copies.add::<u64, UdpSocket>("udp_sockets", pins, specs, directory, always)?;
-        copies.add::<u64, Connection>("tcp_connections", pins, specs, directory, always)?;
-        copies.add::<FlowKey, Flow>("flows", pins, specs, directory, is_copied)?;
-        copies.add::<FragmentKey, FragmentValue>("fragments", pins, specs, directory, always)?;
+        macro_rules! add {
+            (LruHashMap $name:literal $key:ty, $value:ty) => {
+                copies.add::<$key, $value>($name, pins, specs, directory)?;
+            };
+            ($($other:tt)*) => {};
+        }
+        macro_rules! add_all {
+            ($($map:ident $name:literal $type:ident<$key:ty, $value:ty> $content:ident
+                $(size $field:ident $(= $default:literal $setting:literal)?)? $(fixed $entries:expr)?;)*) => {
+                $(add!($type $name $key, $value);)*
+            };
+        }
+        for_each_map!(add_all);
         Ok(copies)
     }
 
@@ -92,7 +85,6 @@ impl Copies {
         pins: &PinDir,
         specs: &[MapSpec],
         directory: &Path,
-        is_copied: fn(&V, Pass) -> bool,
     ) -> Result<(), KernelError>
     where
         K: Pod + Send + 'static,

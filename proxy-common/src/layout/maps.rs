@@ -1,0 +1,209 @@
+//! The table of all maps. Whatever lists maps, or the settings for their sizes, is derived from it.
+
+use super::{
+    AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
+    FragmentValue, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SocketPeer,
+    SourceRange, UdpSocket,
+};
+use crate::Addr;
+
+/// Passes the table of all maps to the macro `$callback`. A row consists of
+///
+/// - the name of the static in proxy-ebpf, and the name of the map in the kernel, on bpffs and in
+///   metrics;
+/// - the [`MapType`] with the types of keys and values, which the caller imports. For a trie it is
+///   the type of a key's data;
+/// - the [`MapContent`];
+/// - the number of entries. `size` names a field of [`MapSizes`], with its default and its field in
+///   `shunt.ebpf.mapSizes` of the configuration unless an earlier row has these. A `fixed` number
+///   is no setting.
+#[macro_export]
+macro_rules! for_each_map {
+    ($callback:ident) => {
+        $callback! {
+            SERVICES "services" HashMap<ServiceKey, ServiceValue> Config
+                size services = 131072 "services"; // A frontend each.
+            ENDPOINTS "endpoints" HashMap<EndpointKey, Endpoint> Config
+                size endpoints = 524288 "endpoints"; // While a list changes, it is there twice.
+            MEMBERS "members" HashMap<MemberKey, u8> Config
+                size members = 524288 "members"; // Of Services that use UDP or affinity.
+            SOURCE_RANGES "source_ranges" LpmTrie<SourceRange, u32> Config
+                size source_ranges = 65536 "sourceRanges"; // `loadBalancerSourceRanges`.
+            NODE_ADDRESSES "node_addresses" HashMap<Addr, u8> Config
+                size node_addresses = 4096 "nodeAddresses"; // Addresses that serve node ports.
+            NODE "node" Array<u32, NodeValue> Config
+                fixed 1;
+            AFFINITY "affinity" LruHashMap<AffinityKey, AffinityValue> State
+                size affinity = 65536 "affinity"; // Clients of Services with affinity.
+            UDP_FLOWS "udp_flows" LruHashMap<SocketPeer, Endpoint> State
+                size udp_flows = 65536 "udpFlows"; // Conversations of unconnected UDP sockets.
+            UDP_REPLIES "udp_replies" LruHashMap<SocketPeer, Endpoint> State
+                size udp_flows;
+            UDP_SOCKETS "udp_sockets" LruHashMap<u64, UdpSocket> State
+                size udp_sockets = 32768 "udpSockets"; // Connected UDP sockets.
+            UDP_CONNECTIONS "udp_connections" SkStorage<i32, Connection> State
+                fixed 0; // The kernel wants 0 for socket storage.
+            TCP_CONNECTIONS "tcp_connections" LruHashMap<u64, Connection> State
+                size tcp_connections = 131072 "tcpConnections"; // Connected TCP sockets.
+            LOCAL_SOURCES "local_sources" LpmTrie<Addr, u8> Config
+                fixed 4096; // One range of pods for each IP family.
+            LOCAL_LINKS "local_links" HashMap<u32, u8> Config
+                fixed 4096; // More than a node has pods.
+            BRIDGE_PORTS "bridge_ports" HashMap<u32, BridgeAddress> Config
+                fixed 4096;
+            FLOWS "flows" LruHashMap<FlowKey, Flow> State
+                size flows = 262144 "flows"; // A flow on links has two entries.
+            FRAGMENTS "fragments" LruHashMap<FragmentKey, FragmentValue> State
+                size fragments = 8192 "fragments"; // Fragmented datagrams on links.
+            COUNTERS "counters" PerCpuArray<u32, u64> State
+                fixed $crate::layout::Counter::COUNT;
+            PREFILTER "prefilter" MmapableArray<u32, u64> State
+                fixed $crate::prefilter::WORDS as usize; // Flows need bits of endpoints that are gone.
+            SERVICE_COUNTS "service_counts" Array<u32, ServiceCounts> Counts
+                fixed 1; // Userspace computes the number from that of CPUs and service ports.
+            PROGRAM_ERRORS "program_errors" PerCpuArray<u32, ProgramErrors> State
+                fixed $crate::layout::Program::COUNT;
+        }
+    };
+}
+
+/// The kernel's type of a map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapType {
+    /// `BPF_MAP_TYPE_ARRAY`.
+    Array,
+    /// `BPF_MAP_TYPE_HASH`, which allocates entries as they are inserted (`BPF_F_NO_PREALLOC`).
+    HashMap,
+    /// `BPF_MAP_TYPE_LPM_TRIE`.
+    LpmTrie,
+    /// `BPF_MAP_TYPE_LRU_HASH`.
+    LruHashMap,
+    /// `BPF_MAP_TYPE_ARRAY` that userspace maps into its memory (`BPF_F_MMAPABLE`).
+    MmapableArray,
+    /// `BPF_MAP_TYPE_PERCPU_ARRAY`.
+    PerCpuArray,
+    /// `BPF_MAP_TYPE_SK_STORAGE`.
+    SkStorage,
+}
+
+/// What a map holds, and what becomes of it at an upgrade to another layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapContent {
+    /// What userspace writes from the Snapshot. The next version's process writes it anew.
+    Config,
+    /// What programs write, and what they need for it. The next version's process takes it over if
+    /// [`STATE_LAYOUT_VERSION`](super::STATE_LAYOUT_VERSION) is the same.
+    State,
+    /// What programs count for single service ports. It starts at zero in the next version.
+    Counts,
+}
+
+/// A field of the configuration that holds a number of entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SizeSetting {
+    /// The path of the field.
+    pub path: &'static str,
+    /// The default, in decimal.
+    pub default: &'static str,
+}
+
+impl SizeSetting {
+    /// Returns the default as a number.
+    pub const fn default_entries(&self) -> u32 {
+        match u32::from_str_radix(self.default, 10) {
+            Ok(entries) => entries,
+            Err(_) => panic!("a default is a number"),
+        }
+    }
+}
+
+/// The setting for the number of service ports that are counted one by one.
+pub const COUNTED_SERVICES: SizeSetting =
+    SizeSetting { path: "shunt.serviceMetrics.maxServices", default: "4000" };
+
+/// A row of the table of maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapDeclaration {
+    /// The name in the kernel, on bpffs and in metrics.
+    pub name: &'static str,
+    /// The kernel's type.
+    pub map_type: MapType,
+    /// Bytes of a key.
+    pub key_size: usize,
+    /// Bytes of a value.
+    pub value_size: usize,
+    /// What it holds.
+    pub content: MapContent,
+    /// The setting for its number of entries, if this is the first map with that setting.
+    pub setting: Option<SizeSetting>,
+}
+
+/// Returns the bytes before the data of a key: a trie has the length of the prefix there.
+const fn key_head(map_type: MapType) -> usize {
+    if matches!(map_type, MapType::LpmTrie) { size_of::<u32>() } else { 0 }
+}
+
+macro_rules! size_setting {
+    () => {
+        None
+    };
+    ($setting:literal $default:literal) => {
+        Some(SizeSetting { path: concat!("shunt.ebpf.mapSizes.", $setting), default: stringify!($default) })
+    };
+}
+
+macro_rules! derive_from_table {
+    ($($static:ident $name:literal $type:ident<$key:ty, $value:ty> $content:ident
+        $(size $field:ident $(= $default:literal $setting:literal)?)? $(fixed $entries:expr)?;)*) => {
+        /// All maps.
+        pub const MAPS: &[MapDeclaration] = &[$(MapDeclaration {
+            name: $name,
+            map_type: MapType::$type,
+            key_size: key_head(MapType::$type) + size_of::<$key>(),
+            value_size: size_of::<$value>(),
+            content: MapContent::$content,
+            setting: size_setting!($($($setting $default)?)?),
+        },)*];
+
+        /// The numbers of entries of the maps. An entry of the first five costs 16 bytes while it is
+        /// empty. The other maps take all their memory when they are created.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct MapSizes {
+            $($($(
+                #[doc = concat!("Entries of `", $name, "`: `shunt.ebpf.mapSizes.", $setting, "`.")]
+                pub $field: u32,
+            )?)?)*
+            /// Service ports that are counted one by one: [`COUNTED_SERVICES`]. 0 counts none. Each
+            /// takes 40 bytes a CPU, and at most twice that.
+            pub counted_services: u32,
+        }
+
+        impl MapSizes {
+            /// Asks `entries` for the value of each setting.
+            pub fn from_settings(entries: impl Fn(SizeSetting) -> u32) -> Self {
+                let entries = |setting: Option<SizeSetting>| setting.map_or(0, &entries);
+                Self {
+                    $($($($field: entries(size_setting!($setting $default)),)?)?)*
+                    counted_services: entries(Some(COUNTED_SERVICES)),
+                }
+            }
+
+            /// Returns the number of entries of a map; 0 for an unknown name.
+            #[expect(clippy::cast_possible_truncation, reason = "the fixed numbers are small")]
+            pub fn entries(&self, map: &str) -> u32 {
+                match map {
+                    $($name => $(self.$field)? $($entries as u32)?,)*
+                    _ => 0,
+                }
+            }
+        }
+    };
+}
+
+for_each_map!(derive_from_table);
+
+impl Default for MapSizes {
+    fn default() -> Self {
+        Self::from_settings(|setting| setting.default_entries())
+    }
+}
