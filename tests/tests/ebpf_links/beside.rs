@@ -145,7 +145,8 @@ fn ingress_qdisc_on_the_nodes_link_is_an_error_with_a_remedy() {
     assert_eq!((apply(&mut bench), left_out(&bench).len()), (None, 1));
     run("ip", &["address", "add", "192.0.2.1/24", "dev", "v0"]);
     let error = apply(&mut bench).expect("the node would be unreachable");
-    let parts = ["cannot program 1 link", "link v0", "--exclude-interfaces", "tc qdisc del dev v0 ingress", "6.6"];
+    let parts =
+        ["cannot program 1 link", "link v0", "--exclude-interfaces", "tc qdisc del dev v0 ingress", "6.6"];
     assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     assert!(left_out(&bench).is_empty());
     assert_eq!(bench.names("v1", Hook::Ingress), ["shunt_in_eth"]);

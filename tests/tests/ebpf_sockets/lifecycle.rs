@@ -147,7 +147,8 @@ fn change_writes_only_entries_of_its_service() {
         bench.snapshot.ports.insert(key.clone(), Arc::new(port(changed, &four[..3])));
         let dirty = Dirty { ports: [key].into(), ..Dirty::default() };
         let plan = Ebpf::plan(&bench.state, &bench.snapshot, &dirty);
-        let switches = plan.steps.iter().filter(|step| matches!(step, Step::Put(MapEntry::Service(..)))).count();
+        let switches =
+            plan.steps.iter().filter(|step| matches!(step, Step::Put(MapEntry::Service(..)))).count();
         assert_eq!(switches, 1, "one write switches the destination over");
         written.push(bench.sync(&dirty));
     }
