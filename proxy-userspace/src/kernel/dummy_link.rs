@@ -8,15 +8,15 @@ use netlink_packet_route::{
     address::{AddressAttribute, AddressMessage},
     link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage},
 };
-use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
+use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::net::if_::if_nametoindex;
 
-use super::{KernelError, netlink};
+use super::{KernelError, netlink::NetlinkSocket};
 
 /// A link by its name, in the network namespace of the thread that opened it.
 pub struct DummyLink {
     name: &'static str,
-    socket: Socket,
+    socket: NetlinkSocket,
     sent: u64,
 }
 
@@ -30,7 +30,7 @@ impl DummyLink {
     /// A link of this name, whether it is there or not.
     pub fn open(name: &'static str) -> Result<Self, KernelError> {
         let socket =
-            netlink::open(NETLINK_ROUTE).map_err(KernelError::call("open", "an rtnetlink socket"))?;
+            NetlinkSocket::open(NETLINK_ROUTE).map_err(KernelError::call("open", "an rtnetlink socket"))?;
         Ok(Self { name, socket, sent: 0 })
     }
 
@@ -74,7 +74,9 @@ impl DummyLink {
         let Some(index) = self.index() else { return Ok(BTreeSet::new()) };
         let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         self.sent += 1;
-        let answers = netlink::ask(&self.socket, None, NLM_F_DUMP, request)
+        let answers = self
+            .socket
+            .query(None, NLM_F_DUMP, request)
             .map_err(KernelError::call("list the addresses of", self.name))?;
         let address = |answer| match answer {
             RouteNetlinkMessage::NewAddress(message) if message.header.index == index => address(&message),
@@ -123,7 +125,7 @@ impl DummyLink {
 
     fn tell(&mut self, flags: u16, message: RouteNetlinkMessage) -> io::Result<()> {
         self.sent += 1;
-        netlink::tell(&self.socket, None, flags, message)
+        self.socket.query(None, flags, message).map(drop)
     }
 }
 

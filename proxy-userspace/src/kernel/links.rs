@@ -22,8 +22,8 @@ use crate::net::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts};
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
 /// Sends all links and addresses, sorted, to `to` at once and after every change. Notifies
-/// `disturbed` if another program removed a filter that may have been shunt's. Returns when rtnetlink
-/// fails or nobody receives any more.
+/// `disturbed` if another program removed a filter that may have been shunt's. Returns when
+/// rtnetlink fails or nobody receives any more.
 ///
 /// The addresses of `excluded_link` are left out, because they do not belong to the node.
 ///
@@ -98,8 +98,8 @@ fn is_address_of(message: &Message, link: Option<u32>) -> bool {
     }
 }
 
-/// Returns true if the message reports the removal of a filter, or of a qdisc with filters, that may
-/// be shunt's.
+/// Returns true if the message reports the removal of a filter, or of a qdisc with filters, that
+/// may be shunt's.
 fn is_removed_filter(message: &Message) -> bool {
     match &message.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelQueueDiscipline(removed)) => {
@@ -201,8 +201,8 @@ fn header(kind: LinkLayerType) -> LinkHeader {
     }
 }
 
-/// Returns the address in a message. Returns `None` for IPv6 link-local addresses, which belong to a
-/// link and not to the node.
+/// Returns the address in a message. Returns `None` for IPv6 link-local addresses, which belong to
+/// a link and not to the node.
 fn link_address(message: &AddressMessage, links: &HashMap<u32, Arc<str>>) -> Option<LinkAddress> {
     let link = links.get(&message.header.index)?;
     // On point-to-point links, IFA_ADDRESS is the peer's address. IFA_LOCAL, if present, is ours.

@@ -12,7 +12,6 @@ pub mod conntrack;
 pub mod dummy_link;
 pub mod end_signals;
 mod error;
-mod generic_netlink;
 pub mod ipset;
 pub mod iptables;
 pub mod ipvs;

@@ -1,5 +1,5 @@
-//! Tells when someone else takes rules away, or changes a table: the kernel's notices about nftables (nfnetlink), iptables on
-//! nftables included.
+//! Reports when another program removes rules or changes a table. Reads the kernel's notifications
+//! about nftables (nfnetlink), which include those of iptables on nftables.
 
 use std::{
     io,
@@ -9,47 +9,37 @@ use std::{
     },
 };
 
-use netlink_packet_core::NetlinkBuffer;
+use libc::{
+    NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES, NFT_MSG_DELCHAIN, NFT_MSG_DELRULE, NFT_MSG_DELTABLE, c_int,
+};
 use netlink_sys::{
     AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_NETFILTER,
 };
 use socket2::{SockFilter, SockRef};
 use tokio::sync::Notify;
 
-use super::KernelError;
+use super::{
+    KernelError,
+    netlink::{LARGEST_DATAGRAM, messages_of},
+};
 
-/// `NFNLGRP_NFTABLES` of `linux/netfilter/nfnetlink.h`.
-const GROUP: u32 = 7;
-/// `NFNL_SUBSYS_NFTABLES`, the upper byte of a message's type.
-const SUBSYSTEM: u16 = 10;
-/// `NFT_MSG_DELTABLE`, `NFT_MSG_DELCHAIN` and `NFT_MSG_DELRULE`, the lower byte.
-const REMOVALS: [u16; 3] = [2, 5, 8];
-/// A message's head.
-const HEAD: usize = 16;
-/// More than the kernel puts into one datagram.
-const BUFFER: usize = 64 * 1024;
+const REMOVALS: [c_int; 3] = [NFT_MSG_DELTABLE, NFT_MSG_DELCHAIN, NFT_MSG_DELRULE];
 
-/// Tells whenever something is removed that carries one of these names, in the network namespace of the caller. Returns when
-/// netlink fails.
+/// Notifies `disturbed` when an object with one of these names is removed, in the network namespace
+/// of the caller. Returns when netlink fails.
 pub async fn report_removals(names: &[&str], disturbed: Arc<Notify>) -> Result<(), KernelError> {
-    let failed = |operation| KernelError::call(operation, "an nfnetlink socket");
-    let socket = open().map_err(failed("open"))?;
-    let mut buffer = Vec::with_capacity(BUFFER);
+    let socket = open()?;
+    let mut datagram = Vec::with_capacity(LARGEST_DATAGRAM);
     loop {
-        buffer.clear();
-        let is_removal = match socket.recv(&mut buffer).await {
-            Ok(()) => has_removal(&buffer, names),
-            // More notices than the socket could hold: there may have been one.
-            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => true,
-            Err(error) => return Err(failed("receive from")(error)),
-        };
-        if is_removal {
+        let is_complete = receive(&socket, &mut datagram).await?;
+        if !is_complete || has_removal(&datagram, names) {
             disturbed.notify_one();
         }
     }
 }
 
-/// Whether somebody else changed a table since it was read last. Until it is followed, and once that fails, it may be so.
+/// A flag that another program changed a table since it was last read. It is set until the table's
+/// changes are reported, and after reporting fails.
 #[derive(Debug)]
 pub struct TableChangeFlag(AtomicBool);
 
@@ -60,12 +50,12 @@ impl Default for TableChangeFlag {
 }
 
 impl TableChangeFlag {
-    /// It was changed, or may have been.
+    /// Returns true if the table changed, or may have changed.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 
-    /// It is about to be read: only what is changed from now on counts.
+    /// Clears the flag, before the table is read. Returns its old value.
     pub fn take(&self) -> bool {
         self.0.swap(false, Ordering::AcqRel)
     }
@@ -75,90 +65,99 @@ impl TableChangeFlag {
     }
 }
 
-/// What others do to the tables of one name, in the network namespace of the caller.
+/// The changes of other programs to the tables of one name, in the network namespace of the caller.
 pub struct TableChanges {
     socket: TokioSocket,
     table: &'static str,
-    touched: Arc<TableChangeFlag>,
+    changed: Arc<TableChangeFlag>,
 }
 
 impl TableChanges {
-    /// Listens from now on. What the socket with the netlink port `own` does is not heard: of that the kernel would say more than
-    /// a socket can hold.
-    pub fn open(table: &'static str, own: u32, touched: Arc<TableChangeFlag>) -> Result<Self, KernelError> {
-        let failed = |operation| KernelError::call(operation, "an nfnetlink socket");
-        let socket = open().map_err(failed("open"))?;
-        leave_out(&socket, own).map_err(failed("filter"))?;
-        Ok(Self { socket, table, touched })
+    /// Opens a socket, which receives all changes from now on.
+    ///
+    /// The changes of the socket with the netlink port `own_port` are left out: they would be more
+    /// than a receive buffer can hold.
+    pub fn open(
+        table: &'static str,
+        own_port: u32,
+        changed: Arc<TableChangeFlag>,
+    ) -> Result<Self, KernelError> {
+        let socket = open()?;
+        leave_out(&socket, own_port).map_err(KernelError::call("filter", "an nfnetlink socket"))?;
+        Ok(Self { socket, table, changed })
     }
 
-    /// Tells whenever something of the table is added or removed. Returns when netlink fails; the table then counts as touched.
+    /// Sets the flag and notifies `disturbed` when an object of the table is added or removed. When
+    /// netlink fails, sets the flag and returns.
     pub async fn report(self, disturbed: Arc<Notify>) -> Result<(), KernelError> {
-        let mut buffer = Vec::with_capacity(BUFFER);
+        let mut datagram = Vec::with_capacity(LARGEST_DATAGRAM);
         loop {
-            buffer.clear();
-            let is_of_table = match self.socket.recv(&mut buffer).await {
-                Ok(()) => messages(&buffer)
-                    .any(|(kind, payload)| kind >> 8 == SUBSYSTEM && holds_name(payload, self.table)),
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => true,
-                Err(error) => {
-                    self.touched.set();
-                    return Err(KernelError::call("receive from", "an nfnetlink socket")(error));
-                }
-            };
-            if is_of_table {
-                self.touched.set();
+            let is_complete =
+                receive(&self.socket, &mut datagram).await.inspect_err(|_| self.changed.set())?;
+            if !is_complete || messages(&datagram).any(|(_, payload)| contains_name(payload, self.table)) {
+                self.changed.set();
                 disturbed.notify_one();
             }
         }
     }
 }
 
-/// Has the kernel drop messages of this netlink port (`nlmsg_pid`, the fourth word): a classic BPF program of four instructions.
-fn leave_out(socket: &TokioSocket, own: u32) -> io::Result<()> {
+/// Makes the kernel drop messages of this netlink port (`nlmsg_pid`, the fourth word), by a classic
+/// BPF program.
+fn leave_out(socket: &TokioSocket, port: u32) -> io::Result<()> {
     const LOAD_WORD: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
-    const PORT: u32 = 12;
+    const PORT_OFFSET: u32 = 12;
     let filter = [
-        SockFilter::new(LOAD_WORD, 0, 0, PORT),
-        // Words are loaded as if they were in network order.
-        SockFilter::new(JUMP_IF_EQUAL, 0, 1, own.to_be()),
+        SockFilter::new(LOAD_WORD, 0, 0, PORT_OFFSET),
+        // The program loads words in network order.
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, port.to_be()),
         SockFilter::new(RETURN, 0, 0, 0),
         SockFilter::new(RETURN, 0, 0, u32::MAX),
     ];
     SockRef::from(socket.socket_ref()).attach_filter(&filter)
 }
 
-fn open() -> io::Result<TokioSocket> {
-    let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
-    socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
-    socket.socket_mut().add_membership(GROUP)?;
-    Ok(socket)
+fn open() -> Result<TokioSocket, KernelError> {
+    let open = || {
+        let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
+        socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
+        socket.socket_mut().add_membership(NFNLGRP_NFTABLES.cast_unsigned())?;
+        Ok(socket)
+    };
+    open().map_err(KernelError::call("open", "an nfnetlink socket"))
 }
 
-/// Whether a datagram tells of the removal of something that carries one of these names. Names are texts with a zero after
-/// them wherever they stand, so that nothing else of a message has to be understood.
+/// Receives a datagram. Returns false if the kernel dropped notifications because the socket's
+/// buffer was full.
+async fn receive(socket: &TokioSocket, datagram: &mut Vec<u8>) -> Result<bool, KernelError> {
+    datagram.clear();
+    match socket.recv(datagram).await {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(false),
+        Err(error) => Err(KernelError::call("receive from", "an nfnetlink socket")(error)),
+    }
+}
+
+/// Returns true if a datagram reports the removal of an object with one of these names.
 fn has_removal(datagram: &[u8], names: &[&str]) -> bool {
-    messages(datagram).any(|(kind, payload)| {
-        let is_removal = kind >> 8 == SUBSYSTEM && REMOVALS.contains(&(kind & 0xff));
-        is_removal && names.iter().any(|name| holds_name(payload, name))
+    messages(datagram).any(|(message, payload)| {
+        REMOVALS.contains(&message) && names.iter().any(|name| contains_name(payload, name))
     })
 }
 
-/// Type and payload of each message of a datagram.
-fn messages(mut datagram: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    std::iter::from_fn(move || {
-        let message = NetlinkBuffer::new_checked(datagram).ok()?;
-        let (kind, length) = (message.message_type(), message.length() as usize);
-        let payload = datagram.get(HEAD..length).unwrap_or_default();
-        // Messages are aligned to four bytes, but for the end of the last.
-        datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((kind, payload))
+/// Returns message (`NFT_MSG_*`) and payload of each message of nf_tables in a datagram.
+fn messages(datagram: &[u8]) -> impl Iterator<Item = (c_int, &[u8])> {
+    messages_of(datagram).filter_map(|message| {
+        let [subsystem, kind] = message.message_type().to_be_bytes().map(c_int::from);
+        (subsystem == NFNL_SUBSYS_NFTABLES).then(|| (kind, message.payload()))
     })
 }
 
-fn holds_name(payload: &[u8], name: &str) -> bool {
+/// Returns true if the payload contains this name and a terminating zero. No other part of the
+/// message has to be decoded.
+fn contains_name(payload: &[u8], name: &str) -> bool {
     let length = name.len();
     payload.windows(length + 1).any(|window| window[..length] == *name.as_bytes() && window[length] == 0)
 }
@@ -178,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_removal_of_what_has_a_name_asked_for_counts() {
+    fn only_removals_of_objects_with_these_names_count() {
         let names = ["shunt", "SHUNT-FORWARD"];
         let other = message(2, b"\x09\0\x01\0other\0");
         let ours = message(2, b"\x0a\0\x01\0shunt\0");

@@ -1,5 +1,5 @@
-//! Finds connected sockets of a network namespace, and destroys those of UDP (`sock_diag` netlink,
-//! `CONFIG_INET_DIAG_DESTROY`).
+//! Lists the connected sockets of a network namespace, and destroys UDP sockets (`sock_diag`
+//! netlink, `CONFIG_INET_DIAG_DESTROY`).
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -14,28 +14,31 @@ use netlink_packet_sock_diag::{
     constants::{AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DESTROY},
     inet::{ExtensionFlags, InetRequest, SocketId, StateFlags},
 };
-use netlink_sys::{Socket, protocols::NETLINK_SOCK_DIAG};
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
-use super::{KernelError, netlink};
+use super::{KernelError, netlink::NetlinkSocket};
 
-/// Identifies a socket as long as it lives; what `bpf_get_socket_cookie` returns.
+/// The kernel's unique number of a socket, as `bpf_get_socket_cookie` returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SocketCookie(pub u64);
 
-/// The cookie of one of our own sockets.
+/// Returns the cookie of one of this process's sockets.
 pub fn cookie(socket: &impl AsRawFd) -> io::Result<SocketCookie> {
     super::socket_option_u64(socket, libc::SO_COOKIE).map(SocketCookie)
 }
 
-/// Destroys those connected UDP sockets of the calling thread's namespace whose cookies are given, if they are still connected
-/// to the peer given: their next call fails with ECONNABORTED, and the application connects anew. Returns those it destroyed.
-/// Unconnected sockets are never touched.
+/// Destroys the UDP sockets in the calling thread's namespace that have these cookies and are still
+/// connected to the given peers. Returns the cookies of the destroyed sockets.
+///
+/// The next call on such a socket fails with ECONNABORTED, and the application connects again.
+/// Unconnected sockets are never destroyed.
 #[expect(clippy::implicit_hasher, reason = "one caller, one hasher")]
 pub fn destroy_udp(peers: &HashMap<SocketCookie, SocketAddr>) -> Result<Vec<SocketCookie>, KernelError> {
     if peers.is_empty() {
         return Ok(Vec::new());
     }
-    let socket = netlink::open(NETLINK_SOCK_DIAG).map_err(KernelError::call("open", "a sock_diag socket"))?;
+    let socket =
+        NetlinkSocket::open(NETLINK_SOCK_DIAG).map_err(KernelError::call("open", "a sock_diag socket"))?;
     let mut destroyed = Vec::new();
     for family in [AF_INET, AF_INET6] {
         let connected = dump(&socket, family, IPPROTO_UDP, StateFlags::ESTABLISHED)
@@ -52,10 +55,11 @@ pub fn destroy_udp(peers: &HashMap<SocketCookie, SocketAddr>) -> Result<Vec<Sock
     Ok(destroyed)
 }
 
-/// The addresses of the calling thread's namespace from which TCP and UDP sockets are connected, or are being so, or are not yet
-/// done with it.
+/// Returns the source addresses of the TCP and UDP sockets in the calling thread's namespace that
+/// are connected, connecting or closing.
 pub fn connected_source_addresses() -> Result<BTreeSet<IpAddr>, KernelError> {
-    let socket = netlink::open(NETLINK_SOCK_DIAG).map_err(KernelError::call("open", "a sock_diag socket"))?;
+    let socket =
+        NetlinkSocket::open(NETLINK_SOCK_DIAG).map_err(KernelError::call("open", "a sock_diag socket"))?;
     let open = StateFlags::all().difference(StateFlags::TIME_WAIT | StateFlags::CLOSE | StateFlags::LISTEN);
     let mut addresses = BTreeSet::new();
     for family in [AF_INET, AF_INET6] {
@@ -68,17 +72,20 @@ pub fn connected_source_addresses() -> Result<BTreeSet<IpAddr>, KernelError> {
     Ok(addresses)
 }
 
-/// Whether this kernel destroys sockets on request: asked for one that nobody has, it says so, or that it cannot.
+/// Returns true if this kernel can destroy sockets. Asks it to destroy a socket that does not
+/// exist.
 pub fn can_destroy() -> Result<bool, KernelError> {
     let failed = KernelError::call("ask to destroy", "a socket");
-    match netlink::open(NETLINK_SOCK_DIAG).and_then(|socket| destroy(&socket, AF_INET, SocketId::new_v4())) {
+    match NetlinkSocket::open(NETLINK_SOCK_DIAG)
+        .and_then(|socket| destroy(&socket, AF_INET, SocketId::new_v4()))
+    {
         Ok(()) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
         Err(error) => Err(failed(error)),
     }
 }
 
-/// Whom a socket is connected to: an IPv6 socket that talks to an IPv4-mapped address talks to IPv4.
+/// Returns the peer of a socket. An IPv6 socket with an IPv4-mapped peer is connected over IPv4.
 fn peer(id: &SocketId) -> SocketAddr {
     let address: IpAddr = id.destination_address;
     SocketAddr::new(address.to_canonical(), id.destination_port)
@@ -94,10 +101,14 @@ fn request(family: u8, protocol: u8, socket_id: SocketId, states: StateFlags) ->
     })
 }
 
-/// The sockets of a family and protocol in these states.
-fn dump(socket: &Socket, family: u8, protocol: u8, states: StateFlags) -> io::Result<Vec<SocketId>> {
+/// Lists the sockets of a family and protocol in these states.
+fn dump(socket: &NetlinkSocket, family: u8, protocol: u8, states: StateFlags) -> io::Result<Vec<SocketId>> {
     let any = if family == AF_INET { SocketId::new_v4() } else { SocketId::new_v6() };
-    let answers = netlink::ask(socket, None, NLM_F_DUMP, request(family, protocol, any, states))?;
+    let answers = match socket.query(None, NLM_F_DUMP, request(family, protocol, any, states)) {
+        // The kernel has no sock_diag for this protocol, or for IPv6.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Vec::new(),
+        answers => answers?,
+    };
     let id = |message| match message {
         SockDiagMessage::InetResponse(response) => Some(response.header.socket_id),
         _ => None,
@@ -105,10 +116,10 @@ fn dump(socket: &Socket, family: u8, protocol: u8, states: StateFlags) -> io::Re
     Ok(answers.into_iter().filter_map(id).collect())
 }
 
-fn destroy(socket: &Socket, family: u8, id: SocketId) -> io::Result<()> {
-    match netlink::tell(socket, Some(SOCK_DESTROY), 0, request(family, IPPROTO_UDP, id, StateFlags::all())) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-        done => done,
+fn destroy(socket: &NetlinkSocket, family: u8, id: SocketId) -> io::Result<()> {
+    match socket.query(Some(SOCK_DESTROY), 0, request(family, IPPROTO_UDP, id, StateFlags::all())) {
+        Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -120,7 +131,7 @@ mod tests {
 
     /// As root, like every test that changes the kernel.
     #[test]
-    fn a_connected_socket_is_destroyed_by_its_cookie_and_peer_and_no_other_is() {
+    fn only_the_socket_with_this_cookie_and_peer_is_destroyed() {
         let server = UdpSocket::bind("127.0.0.1:0").expect("loopback");
         let peer = server.local_addr().expect("bound");
         let connect = || {
@@ -129,17 +140,17 @@ mod tests {
             client
         };
         let cookie = |socket| cookie(socket).expect("SO_COOKIE");
-        let (doomed, spared, elsewhere) = (connect(), connect(), connect());
+        let (selected, other, reconnected) = (connect(), connect(), connect());
         let another = SocketAddr::from(([127, 0, 0, 1], 9));
-        let peers = HashMap::from([(cookie(&doomed), peer), (cookie(&elsewhere), another)]);
+        let peers = HashMap::from([(cookie(&selected), peer), (cookie(&reconnected), another)]);
         let destroyed = destroy_udp(&peers).expect("needs CAP_NET_ADMIN");
-        assert_eq!(destroyed, [cookie(&doomed)]);
-        elsewhere.send(b"x").expect("it is connected to somebody else by now");
-        let error = doomed.send(b"x").expect_err("a destroyed socket");
+        assert_eq!(destroyed, [cookie(&selected)]);
+        reconnected.send(b"x").expect("it has another peer than the given one");
+        let error = selected.send(b"x").expect_err("a destroyed socket");
         assert!(
             [libc::ECONNABORTED, libc::EDESTADDRREQ].contains(&error.raw_os_error().unwrap_or(0)),
             "{error}"
         );
-        spared.send(b"x").expect("another socket lives on");
+        other.send(b"x").expect("other sockets stay");
     }
 }

@@ -111,7 +111,7 @@ impl List {
 
     /// That the packet's destination is in the set.
     pub(super) fn is_in(self, set: Base) -> Statement {
-        Statement::In(self.destination(), set.name())
+        Statement::InSet(self.destination(), set.name())
     }
 
     /// The rules of its chain, where these sizes are in use. A list that gets shorter may be in neither set that is looked into, if

@@ -142,14 +142,14 @@ impl Nftables {
     }
 
     fn read(&mut self, family: Family) -> Result<Table, KernelError> {
-        let found = self.socket.find(family, TABLE)?;
+        let found = self.socket.list_table(family, TABLE)?;
         let mut table = Table::found(family, found);
         if table.is_foreign {
             return Ok(table);
         }
         for base in Base::every() {
             if table.sets.contains_key(&base.name()) {
-                let elements = self.socket.elements(family, TABLE, &base.name())?;
+                let elements = self.socket.list_elements(family, TABLE, &base.name())?;
                 let held = elements.into_iter().map(|(key, value)| ((base, key), Held { value, claims: 0 }));
                 table.elements.extend(held);
             }
@@ -262,8 +262,8 @@ impl Nftables {
 fn remove_tables(socket: &mut nftables::Nftables) -> Vec<KernelError> {
     let mut errors = Vec::new();
     for family in Family::ALL {
-        match socket.find(family, TABLE) {
-            Ok(found) if found.is_there => {
+        match socket.list_table(family, TABLE) {
+            Ok(found) if found.exists => {
                 errors.extend(socket.commit(TABLE, &[(family, Change::DeleteTable)]).err());
             }
             Ok(_) => {}

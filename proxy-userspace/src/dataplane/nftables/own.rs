@@ -10,13 +10,13 @@ use super::{
     table::Basis,
 };
 use crate::{
-    kernel::nftables::{Family, FieldKind, Holds, Name, Rule, Selector, Set, Statement, Verdict},
+    kernel::nftables::{Family, FieldType, Name, Rule, Selector, Set, SetKind, Statement, Verdict},
     model::{Frontend, FrontendKind, ResolvedPort, ServicePortName, TrafficPolicy},
 };
 
 /// As kube-proxy's; a client more than these is placed by chance each time.
 const CLIENTS: u32 = 65535;
-const ADDRESS: &[FieldKind] = &[FieldKind::Address];
+const ADDRESS: &[FieldType] = &[FieldType::Address];
 
 /// A chain with its rules.
 pub(super) type ChainRules = (Name, Vec<Rule>);
@@ -86,10 +86,10 @@ impl Sticky {
         self.sets.push(Set {
             name: clients.clone(),
             key: ADDRESS,
-            holds: Holds::MembersFor(timeout, CLIENTS),
+            kind: SetKind::Dynamic(timeout, CLIENTS),
             comment: "",
         });
-        let remember = Rule::new([Statement::Update(clients, vec![Selector::Source])]);
+        let remember = Rule::new([Statement::UpdateSet(clients, vec![Selector::Source])]);
         let translate = Rule::new([Statement::Protocol(protocol), Statement::Dnat(endpoint)]);
         self.chains.push((name("endpoint", &ending), vec![remember, translate]));
     }
@@ -122,7 +122,7 @@ fn goto(chain: Name) -> Rule {
 fn choose(endings: &[String]) -> Vec<Rule> {
     let to = |ending: &String| Statement::Verdict(Verdict::Goto(name("endpoint", ending)));
     let known = endings.iter().map(|ending| {
-        let is_client = Statement::In(vec![Selector::Source], name("affinity", ending));
+        let is_client = Statement::InSet(vec![Selector::Source], name("affinity", ending));
         Rule::new([is_client, to(ending)])
     });
     // One in all that are left, from the first to the last.

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     dataplane::PlanSize,
-    kernel::nftables::{Change, Family, Key},
+    kernel::nftables::{Change, ElementKey, Family},
     model::{Dirty, ResolvedPort, ServicePortKey, Snapshot},
 };
 
@@ -33,9 +33,9 @@ pub struct Plan {
 #[derive(Debug, Default)]
 pub(super) struct Facts {
     pub(super) owned: Vec<(ServicePortKey, Option<Arc<ResolvedPort>>)>,
-    pub(super) claims: Vec<(Family, Base, Key, u32)>,
+    pub(super) claims: Vec<(Family, Base, ElementKey, u32)>,
     pub(super) sizes: Vec<(Family, Sized)>,
-    pub(super) node_port_ips: Option<BTreeSet<(Family, Key)>>,
+    pub(super) node_port_ips: Option<BTreeSet<(Family, ElementKey)>>,
     pub(super) basis: Option<Basis>,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Plan {
                 writeln!(f)?;
             }
             for (family, change) in transaction {
-                writeln!(f, "{}", change.show(*family, table::TABLE))?;
+                writeln!(f, "{}", change.display(*family, table::TABLE))?;
             }
         }
         Ok(())

@@ -9,7 +9,7 @@ use super::{
     table::Basis,
 };
 use crate::{
-    kernel::nftables::{self, Family, Field, Key, Name, Set, Value, Verdict},
+    kernel::nftables::{self, ElementKey, ElementValue, Family, Field, Name, Set, Verdict},
     model::{Frontend, FrontendKind, IpFamily, ResolvedPort, ServicePortKey, TrafficPolicy, WhenEmpty},
 };
 
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
     /// Elements; some may be others' too.
-    pub(super) elements: Vec<(Base, Key, Value)>,
+    pub(super) elements: Vec<(Base, ElementKey, ElementValue)>,
     /// Endpoints by number.
     pub(super) lists: Vec<Listed>,
     /// Chains of its own, those that others lead to first.
@@ -91,7 +91,7 @@ pub(super) fn wanted(key: &ServicePortKey, port: &ResolvedPort, basis: &Basis) -
 
 impl Wanted {
     /// All elements, endpoints included.
-    pub(super) fn keys(&self) -> impl Iterator<Item = (Base, Key)> {
+    pub(super) fn keys(&self) -> impl Iterator<Item = (Base, ElementKey)> {
         let slots = self.lists.iter().flat_map(|listed| {
             let numbers = 0..listed.numbers();
             numbers.map(|number| (listed.list.endpoints(), listed.destination.slot(number)))
@@ -121,7 +121,7 @@ impl Wanted {
         let comment = nftables::comment(&key.name.to_string());
         for frontend in guarded {
             let destination = destination(frontend, protocol);
-            let verdict = Value::verdict(Verdict::Goto(chain.clone()), Some(Arc::clone(&comment)));
+            let verdict = ElementValue::verdict(Verdict::Goto(chain.clone()), Some(Arc::clone(&comment)));
             self.elements.push((Base::FirewallIps, destination.key(), verdict));
         }
         self.chains.push((chain, rules));
@@ -154,7 +154,7 @@ impl Filling<'_> {
 
     fn add_cluster_ip(&mut self, destination: Destination) {
         let address = destination.address.map(Field::Address);
-        let member = |ip| (Base::ClusterIps, Key::new(&[ip]), Value::Member(None));
+        let member = |ip| (Base::ClusterIps, ElementKey::new(&[ip]), ElementValue::Member(None));
         self.wanted.elements.extend(address.map(member));
         let endpoints = self.addresses(self.port.internal_policy);
         match self.sticky {
@@ -189,7 +189,7 @@ impl Filling<'_> {
             (false, true) => Base::ExternalServices,
             (false, false) => Base::ExternalNodePorts,
         };
-        self.wanted.elements.push((kind, destination.key(), Value::Member(None)));
+        self.wanted.elements.push((kind, destination.key(), ElementValue::Member(None)));
         if is_local {
             self.add_list(near, destination, local.clone());
         }
@@ -204,7 +204,7 @@ impl Filling<'_> {
     /// To a chain of the service port's own.
     fn lead(&mut self, destination: Destination, chain: Name) {
         let map = if destination.address.is_some() { Base::ServiceIps } else { Base::ServiceNodePorts };
-        let verdict = Value::verdict(Verdict::Goto(chain), Some(Arc::clone(&self.comment)));
+        let verdict = ElementValue::verdict(Verdict::Goto(chain), Some(Arc::clone(&self.comment)));
         self.wanted.elements.push((map, destination.key(), verdict));
     }
 
@@ -213,7 +213,7 @@ impl Filling<'_> {
             return;
         }
         let listed = Listed { list, destination, endpoints };
-        let member = Value::Member(Some(Arc::clone(&self.comment)));
+        let member = ElementValue::Member(Some(Arc::clone(&self.comment)));
         self.wanted.elements.push((Base::Sized(listed.sized()), destination.key(), member));
         self.wanted.lists.push(listed);
     }
@@ -228,7 +228,7 @@ impl Filling<'_> {
             Some(_) => Base::NoEndpointServices,
             None => Base::NoEndpointNodePorts,
         };
-        let verdict = Value::verdict(verdict, Some(Arc::clone(&self.comment)));
+        let verdict = ElementValue::verdict(verdict, Some(Arc::clone(&self.comment)));
         self.wanted.elements.push((map, destination.key(), verdict));
     }
 
@@ -241,13 +241,19 @@ impl Filling<'_> {
         for endpoint in local {
             let address = Field::Address(endpoint.ip());
             let key = [address, address, Field::Protocol(self.protocol), Field::Port(endpoint.port())];
-            self.wanted.elements.push((Base::HairpinConnections, Key::new(&key), Value::Member(None)));
+            self.wanted.elements.push((
+                Base::HairpinConnections,
+                ElementKey::new(&key),
+                ElementValue::Member(None),
+            ));
         }
     }
 }
 
 /// The addresses of this node that node ports are served on. As kube-proxy in this mode, not those of loopback.
-pub(super) fn node_port_ips(addresses: impl IntoIterator<Item = std::net::IpAddr>) -> Vec<(Family, Key)> {
+pub(super) fn node_port_ips(
+    addresses: impl IntoIterator<Item = std::net::IpAddr>,
+) -> Vec<(Family, ElementKey)> {
     let served = addresses.into_iter().filter(|address| !address.is_loopback());
-    served.map(|address| (Family::of(address), Key::new(&[Field::Address(address)]))).collect()
+    served.map(|address| (Family::of(address), ElementKey::new(&[Field::Address(address)]))).collect()
 }

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, net::IpAddr, sync::LazyLock};
 
 use super::lists::{List, Size, Sized};
-use crate::kernel::nftables::{Family, Field, FieldKind, Holds, Key, Name, Selector, Set};
+use crate::kernel::nftables::{ElementKey, Family, Field, FieldType, Name, Selector, Set, SetKind};
 
 /// A set or map that Services share.
 ///
@@ -31,15 +31,15 @@ pub(super) enum Base {
     Sized(Sized),
 }
 
-const ADDRESS: &[FieldKind] = &[FieldKind::Address];
-const PORT: &[FieldKind] = &[FieldKind::Protocol, FieldKind::Port];
-const ADDRESS_PORT: &[FieldKind] = &[FieldKind::Address, FieldKind::Protocol, FieldKind::Port];
-const CONNECTION: &[FieldKind] =
-    &[FieldKind::Address, FieldKind::Address, FieldKind::Protocol, FieldKind::Port];
-const PORT_SLOT: &[FieldKind] = &[FieldKind::Protocol, FieldKind::Port, FieldKind::Number];
-const ADDRESS_PORT_SLOT: &[FieldKind] =
-    &[FieldKind::Address, FieldKind::Protocol, FieldKind::Port, FieldKind::Number];
-const ENDPOINT: &[FieldKind] = &[FieldKind::Address, FieldKind::Port];
+const ADDRESS: &[FieldType] = &[FieldType::Address];
+const PORT: &[FieldType] = &[FieldType::Protocol, FieldType::Port];
+const ADDRESS_PORT: &[FieldType] = &[FieldType::Address, FieldType::Protocol, FieldType::Port];
+const CONNECTION: &[FieldType] =
+    &[FieldType::Address, FieldType::Address, FieldType::Protocol, FieldType::Port];
+const PORT_SLOT: &[FieldType] = &[FieldType::Protocol, FieldType::Port, FieldType::Number];
+const ADDRESS_PORT_SLOT: &[FieldType] =
+    &[FieldType::Address, FieldType::Protocol, FieldType::Port, FieldType::Number];
+const ENDPOINT: &[FieldType] = &[FieldType::Address, FieldType::Port];
 
 static SETS: LazyLock<Vec<Set>> = LazyLock::new(|| Base::every().map(Base::describe).collect());
 static BY_NAME: LazyLock<HashMap<Name, Base>> =
@@ -87,7 +87,7 @@ impl Base {
     }
 
     /// The part of a key that is the destination it is for; none where elements are not of one destination.
-    pub(super) fn destination(self, family: Family, key: &Key) -> Option<&[u8]> {
+    pub(super) fn destination(self, family: Family, key: &ElementKey) -> Option<&[u8]> {
         let address = if family == Family::Ip { 4 } else { 16 };
         let length = match self {
             Self::ClusterIps | Self::NodePortIps | Self::HairpinConnections => return None,
@@ -142,25 +142,25 @@ impl Base {
         let (name, comment) = self.words();
         let destination = if self.is_of_node_ports() { PORT } else { ADDRESS_PORT };
         let slot = if self.is_of_node_ports() { PORT_SLOT } else { ADDRESS_PORT_SLOT };
-        let (key, holds) = match self {
-            Self::ClusterIps | Self::NodePortIps => (ADDRESS, Holds::Members),
-            Self::HairpinConnections => (CONNECTION, Holds::Members),
+        let (key, kind) = match self {
+            Self::ClusterIps | Self::NodePortIps => (ADDRESS, SetKind::Plain),
+            Self::HairpinConnections => (CONNECTION, SetKind::Plain),
             Self::NoEndpointServices
             | Self::NoEndpointNodePorts
             | Self::FirewallIps
             | Self::ServiceIps
-            | Self::ServiceNodePorts => (destination, Holds::Verdicts),
+            | Self::ServiceNodePorts => (destination, SetKind::VerdictMap),
             Self::ServiceEndpoints
             | Self::ServiceLocalEndpoints
             | Self::NodePortEndpoints
-            | Self::NodePortLocalEndpoints => (slot, Holds::Data(ENDPOINT)),
+            | Self::NodePortLocalEndpoints => (slot, SetKind::DataMap(ENDPOINT)),
             Self::ExternalServices
             | Self::PolicyLocalServices
             | Self::ExternalNodePorts
             | Self::PolicyLocalNodePorts
-            | Self::Sized(_) => (destination, Holds::Members),
+            | Self::Sized(_) => (destination, SetKind::Plain),
         };
-        Set { name, key, holds, comment }
+        Set { name, key, kind, comment }
     }
 
     /// Its name and its comment.
@@ -221,16 +221,16 @@ pub(super) struct Destination {
 }
 
 impl Destination {
-    pub(super) fn key(&self) -> Key {
-        Key::new(&self.fields().collect::<Vec<_>>())
+    pub(super) fn key(&self) -> ElementKey {
+        ElementKey::new(&self.fields().collect::<Vec<_>>())
     }
 
-    pub(super) fn slot(&self, number: u32) -> Key {
-        Key::new(&self.fields().chain([Field::Number(number)]).collect::<Vec<_>>())
+    pub(super) fn slot(&self, number: u32) -> ElementKey {
+        ElementKey::new(&self.fields().chain([Field::Number(number)]).collect::<Vec<_>>())
     }
 
     /// That of an element that says where traffic is led.
-    pub(super) fn read(base: Base, family: Family, key: &Key) -> Option<Self> {
+    pub(super) fn read(base: Base, family: Family, key: &ElementKey) -> Option<Self> {
         let is_lead = matches!(base, Base::ServiceIps | Base::ServiceNodePorts | Base::Sized(_));
         let bytes = base.destination(family, key).filter(|_| is_lead)?;
         let (address, rest) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;

@@ -7,7 +7,7 @@ use std::{
 
 use super::{lists::Sized, own::ChainRules, sets::Base, table::Basis};
 use crate::{
-    kernel::nftables::{Change, Family, Found, Key, Name, Rule, Shape, Value},
+    kernel::nftables::{Change, ElementKey, ElementValue, Family, Name, Rule, SetSpec, TableListing},
     model::{ResolvedPort, ServicePortKey},
 };
 
@@ -19,7 +19,7 @@ pub struct State {
     /// The service ports they were made for.
     pub(super) owned: HashMap<ServicePortKey, Arc<ResolvedPort>>,
     /// The addresses of node ports that are in them on behalf of the node.
-    pub(super) node_port_ips: BTreeSet<(Family, Key)>,
+    pub(super) node_port_ips: BTreeSet<(Family, ElementKey)>,
     /// What the rules were written for; none where that is not known.
     pub(super) basis: Option<Basis>,
     /// The bit of a packet's mark that has it masqueraded.
@@ -36,10 +36,10 @@ pub(super) struct Table {
     pub(super) is_there: bool,
     /// A set of ours is there in another shape, which only removing the table helps against.
     pub(super) is_foreign: bool,
-    pub(super) elements: HashMap<(Base, Key), Held>,
+    pub(super) elements: HashMap<(Base, ElementKey), Held>,
     /// With their rules, where those are known.
     pub(super) chains: HashMap<Name, Option<Vec<Rule>>>,
-    pub(super) sets: HashMap<Name, Shape>,
+    pub(super) sets: HashMap<Name, SetSpec>,
     /// The lists whose sets and chains are known to be there.
     pub(super) sizes: BTreeSet<Sized>,
 }
@@ -47,7 +47,7 @@ pub(super) struct Table {
 /// An element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
-    pub(super) value: Value,
+    pub(super) value: ElementValue,
     /// How many service ports need it; 0 where it was found there.
     pub(super) claims: u32,
 }
@@ -75,7 +75,7 @@ impl State {
                     rules.push(rule);
                 }
             }
-            Change::AddSet(set) => drop(table.sets.insert(set.name.clone(), set.shape(family))),
+            Change::AddSet(set) => drop(table.sets.insert(set.name.clone(), set.spec(family))),
             Change::DeleteSet(set) => drop(table.sets.remove(&set)),
             Change::AddElement(set, key, value) => {
                 if let Some(base) = Base::of(&set.name) {
@@ -93,12 +93,11 @@ impl State {
 
 impl Table {
     /// What was found: rules are not known, and so are written anew.
-    pub(super) fn found(family: Family, found: Found) -> Self {
-        let is_other = |base: &Base| {
-            found.sets.get(&base.name()).is_some_and(|shape| *shape != base.set().shape(family))
-        };
+    pub(super) fn found(family: Family, found: TableListing) -> Self {
+        let is_other =
+            |base: &Base| found.sets.get(&base.name()).is_some_and(|shape| *shape != base.set().spec(family));
         Self {
-            is_there: found.is_there,
+            is_there: found.exists,
             is_foreign: Base::every().any(|base| is_other(&base)),
             elements: HashMap::new(),
             chains: found.chains.into_iter().map(|name| (name, None)).collect(),

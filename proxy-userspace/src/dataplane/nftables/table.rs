@@ -4,6 +4,9 @@
 use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
+use libc::{
+    NF_INET_FORWARD, NF_INET_LOCAL_IN, NF_INET_LOCAL_OUT, NF_INET_POST_ROUTING, NF_INET_PRE_ROUTING, c_int,
+};
 
 use super::{
     lists::{self, List},
@@ -61,7 +64,7 @@ impl Basis {
     }
 
     fn cluster_ip_masquerading(&self, family: Family) -> Option<Rule> {
-        let to_cluster_ip = Statement::In(vec![Selector::Destination], Base::ClusterIps.name());
+        let to_cluster_ip = Statement::InSet(vec![Selector::Destination], Base::ClusterIps.name());
         let mark = Statement::SetMark(self.masquerade);
         if self.masquerade_all {
             let rule = Rule::new([to_cluster_ip, mark]);
@@ -72,13 +75,6 @@ impl Basis {
         Some(rule.comment("masquerade clusterIP traffic from outside cluster"))
     }
 }
-
-/// `NF_INET_*`.
-const PREROUTING: u32 = 0;
-const INPUT: u32 = 1;
-const FORWARD: u32 = 2;
-const OUTPUT: u32 = 3;
-const POSTROUTING: u32 = 4;
 
 /// The chains that are always there, those that others lead to first, with their rules.
 ///
@@ -101,32 +97,32 @@ pub(super) fn chains(basis: &Basis, family: Family) -> Vec<(Chain, Vec<Rule>)> {
     let new = |to: &str| Rule::new([Statement::StateNew, jump(to)]);
     let all = |to: &str| Rule::new([jump(to)]);
     chains.extend([
-        base("filter-prerouting-pre-dnat", "filter", PREROUTING, -110, vec![new("firewall-check")]),
-        base("filter-output-pre-dnat", "filter", OUTPUT, -110, vec![new("firewall-check")]),
+        base("filter-prerouting-pre-dnat", "filter", NF_INET_PRE_ROUTING, -110, vec![new("firewall-check")]),
+        base("filter-output-pre-dnat", "filter", NF_INET_LOCAL_OUT, -110, vec![new("firewall-check")]),
         base(
             "filter-input",
             "filter",
-            INPUT,
+            NF_INET_LOCAL_IN,
             0,
             vec![new("nodeport-endpoints-check"), new("service-endpoints-check")],
         ),
         base(
             "filter-forward",
             "filter",
-            FORWARD,
+            NF_INET_FORWARD,
             0,
             vec![new("service-endpoints-check"), new("cluster-ips-check")],
         ),
         base(
             "filter-output",
             "filter",
-            OUTPUT,
+            NF_INET_LOCAL_OUT,
             0,
             vec![new("service-endpoints-check"), new("cluster-ips-check")],
         ),
-        base("nat-prerouting", "nat", PREROUTING, -100, vec![all("services")]),
-        base("nat-output", "nat", OUTPUT, -100, vec![all("services")]),
-        base("nat-postrouting", "nat", POSTROUTING, 100, vec![all("masquerading")]),
+        base("nat-prerouting", "nat", NF_INET_PRE_ROUTING, -100, vec![all("services")]),
+        base("nat-output", "nat", NF_INET_LOCAL_OUT, -100, vec![all("services")]),
+        base("nat-postrouting", "nat", NF_INET_POST_ROUTING, 100, vec![all("masquerading")]),
     ]);
     chains
 }
@@ -135,7 +131,13 @@ fn helper(name: &str, rules: Vec<Rule>) -> (Chain, Vec<Rule>) {
     (Chain { name: name.into(), hook: None, comment: "" }, rules)
 }
 
-fn base(name: &str, kind: &'static str, number: u32, priority: i32, rules: Vec<Rule>) -> (Chain, Vec<Rule>) {
+fn base(
+    name: &str,
+    kind: &'static str,
+    number: c_int,
+    priority: c_int,
+    rules: Vec<Rule>,
+) -> (Chain, Vec<Rule>) {
     (Chain { name: name.into(), hook: Some(Hook { kind, number, priority }), comment: "" }, rules)
 }
 
@@ -150,7 +152,7 @@ fn by_address(map: Base) -> Statement {
 /// The element says to drop the packet, or to go on with the rule.
 fn node_port_without_endpoints() -> Rule {
     Rule::new([
-        Statement::In(vec![Selector::Destination], Base::NodePortIps.name()),
+        Statement::InSet(vec![Selector::Destination], Base::NodePortIps.name()),
         Statement::VerdictMap(DESTINATION_PORT.into(), Base::NoEndpointNodePorts.name()),
         Statement::Reject,
     ])
@@ -159,7 +161,7 @@ fn node_port_without_endpoints() -> Rule {
 /// What gets here was translated nowhere: to a port that no Service has is refused, to an address that none has dropped, since it may
 /// be one that is just being made.
 fn cluster_ips_check(basis: &Basis, family: Family) -> Vec<Rule> {
-    let to_cluster_ip = Statement::In(vec![Selector::Destination], Base::ClusterIps.name());
+    let to_cluster_ip = Statement::InSet(vec![Selector::Destination], Base::ClusterIps.name());
     let invalid_port = Rule::new([to_cluster_ip, Statement::Reject]);
     let of_family = basis.service_cidrs.iter().filter(|range| Family::of(range.addr()) == family);
     let drop = |range: &IpNet| {
@@ -173,7 +175,7 @@ fn cluster_ips_check(basis: &Basis, family: Family) -> Vec<Rule> {
 /// What the addresses of a Service lead to, cluster IPs last, since others may be the same.
 fn services(basis: &Basis, family: Family) -> Vec<Rule> {
     let masquerading = basis.cluster_ip_masquerading(family);
-    let to = |set: Base| Statement::In(vec![Selector::Destination], set.name());
+    let to = |set: Base| Statement::InSet(vec![Selector::Destination], set.name());
     let rules = [
         Rule::new([by_address(Base::ServiceIps)]),
         Rule::new([List::Services.is_in(Base::ExternalServices), goto("external")]),
@@ -215,10 +217,10 @@ fn masquerading(basis: &Basis) -> Vec<Rule> {
     let hairpin =
         vec![Selector::Source, Selector::Destination, Selector::Protocol, Selector::DestinationPort];
     vec![
-        Rule::new([Statement::Marked(bit), Statement::FlipMark(bit), Statement::Masquerade]),
+        Rule::new([Statement::HasMark(bit), Statement::ToggleMark(bit), Statement::Masquerade]),
         Rule::new([
             Statement::StatusDnat,
-            Statement::In(hairpin, Base::HairpinConnections.name()),
+            Statement::InSet(hairpin, Base::HairpinConnections.name()),
             Statement::Masquerade,
         ]),
     ]

@@ -1,151 +1,169 @@
-//! The connection tracking table (ctnetlink): walks over its UDP entries and deletes those that the caller chooses, and replaces
-//! entries of connections that it is to translate from then on ([`hand_over`]).
+//! The connection tracking table, over ctnetlink: deletes stale UDP entries, and replaces the
+//! entries of connections that conntrack takes over ([`hand_over`]).
 //!
-//! Entries are looked at as the kernel hands them over, some hundred at a time, and deleted in batches meanwhile: neither costs
-//! memory that grows with the table. From kernel 5.8 on the kernel itself leaves out other families, protocols and ports
-//! (`CTA_FILTER`, cb8aa9a3affb); older ones hand over all entries of the family, and the rest is left out here.
+//! The kernel dumps some hundred entries at a time. Deletions are sent in batches during the dump,
+//! so that memory does not grow with the table. Since kernel 5.8, the kernel itself filters by
+//! family, protocol and port (`CTA_FILTER`, cb8aa9a3affb). Older kernels dump all entries of the
+//! family, and shunt filters them.
 
 mod handover;
 mod message;
+mod uapi;
 
 use std::{io, net::SocketAddr};
 
-use netlink_sys::{Socket, protocols::NETLINK_NETFILTER};
+use netlink_packet_core::NLM_F_DUMP;
+use netlink_sys::protocols::NETLINK_NETFILTER;
 
 pub use self::handover::{
     Connection, HandoverCounts, TrackedConnection, Translator, find_connections, hand_over, replace_entries,
 };
-use self::message::{Batch, Entry};
-use super::{KernelError, netlink};
-use crate::net::IpFamily;
+use self::{
+    message::{DeletionBatch, Entry, conntrack_type},
+    uapi::IPCTNL_MSG_CT_GET,
+};
+use super::{
+    KernelError,
+    netlink::{Attributes, NetlinkSocket},
+};
+use crate::net::{IpFamily, Protocol};
 
-/// Deletions sent at once: their errors, at most one each, fit into a socket's default buffer.
-const MOST_AT_ONCE: usize = 64;
+/// The number of deletions in one batch. Their errors fit into a socket's default buffer.
+const BATCH_SIZE: usize = 64;
 
-/// Where packets of one direction come from and go to.
+/// Source and destination of the packets in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressPair {
-    /// Where they come from.
+    /// The source.
     pub source: SocketAddr,
-    /// Where they go to.
+    /// The destination.
     pub destination: SocketAddr,
 }
 
 /// A tracked UDP flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UdpFlow {
-    /// Who sent its first packet.
+    /// The source of the first packet.
     pub source: SocketAddr,
-    /// Where that packet was sent, before any translation.
+    /// The destination of the first packet, before DNAT.
     pub destination: SocketAddr,
-    /// Where answers come from: the destination itself unless it is translated.
+    /// The source of the replies. Without DNAT, it is the destination.
     pub reply_source: SocketAddr,
-    /// The conntrack zone; 0 unless someone's rules choose another.
+    /// The conntrack zone; 0 unless another program's rules select another.
     pub zone: u16,
 }
 
 impl UdpFlow {
-    /// Packets go somewhere else than they were sent to.
+    /// Returns true if conntrack translates the destination.
     pub fn is_translated(&self) -> bool {
         self.reply_source != self.destination
     }
 }
 
-/// Which entries are looked at.
+/// Selects entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpFilter {
-    /// Their family.
+    /// The family.
     pub family: IpFamily,
-    /// The port they were sent to, before any translation; none for any.
+    /// The destination port before DNAT. `None` for any.
     pub destination_port: Option<u16>,
 }
 
 impl UdpFilter {
-    /// Whether a flow is among them.
+    /// Returns true if the filter selects this flow.
     pub fn matches(&self, flow: &UdpFlow) -> bool {
         IpFamily::of(flow.destination.ip()) == self.family
             && self.destination_port.is_none_or(|port| flow.destination.port() == port)
     }
 }
 
-/// What a walk over the table came to.
+/// The result of [`delete_udp`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeletionCounts {
-    /// Entries looked at.
+    /// Entries that were examined.
     pub seen: usize,
-    /// Entries deleted; those that ended by themselves meanwhile do not count.
+    /// Entries that were deleted, without those that expired before their deletion.
     pub deleted: usize,
 }
 
-/// Shows every entry that passes the filter, in the calling thread's network namespace. Entries that come or go meanwhile may
-/// or may not be among them.
-pub fn for_each_udp(filter: UdpFilter, show: &mut dyn FnMut(&UdpFlow)) -> Result<(), KernelError> {
-    dump(filter, &mut |entry| {
-        show(&entry.flow);
+/// Calls `each` for the entries that the filter selects, in the calling thread's network namespace.
+/// Entries that are added or deleted during the dump may be missing or present.
+pub fn for_each_udp(filter: UdpFilter, each: &mut dyn FnMut(&UdpFlow)) -> Result<(), KernelError> {
+    dump_udp(filter, &mut |entry| {
+        each(&entry.flow);
         Ok(())
     })
 }
 
-/// Has the kernel load connection tracking where that is a module which nothing has asked for yet. nfnetlink loads what is asked of
-/// it (`nfnetlink_rcv_msg`), for which `CAP_NET_ADMIN` is enough.
+/// Lets the kernel load connection tracking, if it is a module that is not loaded yet.
+///
+/// nfnetlink loads the module of a requested subsystem (`nfnetlink_rcv_msg`), for which
+/// `CAP_NET_ADMIN` is sufficient.
 pub fn load_module() -> Result<(), KernelError> {
     for_each_udp(UdpFilter { family: IpFamily::V4, destination_port: None }, &mut |_| ())
 }
 
-/// Deletes those entries that pass the filter and that `is_stale` chooses, in the calling thread's network namespace. Only the
-/// entry that was chosen goes (`CTA_ID`): one that took its place meanwhile stays. An entry that cannot be deleted
-/// does not keep the others from it; the first such error is returned in the end.
+/// Deletes the entries that the filter and `is_stale` select, in the calling thread's network
+/// namespace.
+///
+/// A deletion names the entry's identifier (`CTA_ID`), so that a new entry for the same flow stays.
+/// If an entry cannot be deleted, the others are deleted nevertheless, and the first such error is
+/// returned.
 pub fn delete_udp(
     filter: UdpFilter,
     is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
 ) -> Result<DeletionCounts, KernelError> {
     let mut deletions = Deletions::new()?;
     let mut seen = 0;
-    dump(filter, &mut |entry| {
+    dump_udp(filter, &mut |entry| {
         seen += 1;
         if is_stale(&entry.flow) { deletions.push(entry) } else { Ok(()) }
     })?;
     deletions.send()?;
-    match deletions.failure {
+    match deletions.first_error {
         None => Ok(DeletionCounts { seen, deleted: deletions.deleted }),
-        Some(failure) => Err(failed("delete")(failure)),
+        Some(error) => Err(failed("delete")(error)),
     }
 }
 
-fn dump(
+fn dump_udp(
     filter: UdpFilter,
     each: &mut dyn FnMut(&Entry<'_>) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
-    walk(&message::dump_request(filter), &mut |payload| match message::entry(payload) {
+    dump(filter.family, Protocol::Udp, filter.destination_port, &mut |attributes| match Entry::read(
+        attributes,
+    ) {
         Some(entry) if filter.matches(&entry.flow) => each(&entry),
         _ => Ok(()),
     })
 }
 
-/// Asks for entries, and shows the payload of each.
-fn walk(request: &[u8], each: &mut dyn FnMut(&[u8]) -> Result<(), KernelError>) -> Result<(), KernelError> {
+/// Dumps the entries of a family. Older kernels ignore protocol and port.
+fn dump(
+    family: IpFamily,
+    protocol: Protocol,
+    destination_port: Option<u16>,
+    each: &mut dyn FnMut(Attributes<'_>) -> Result<(), KernelError>,
+) -> Result<(), KernelError> {
     let socket = open()?;
-    socket.send(request, 0).map_err(failed("list"))?;
-    let mut buffer = Vec::with_capacity(netlink::LARGEST_DATAGRAM);
-    loop {
-        buffer.clear();
-        socket.recv(&mut buffer, 0).map_err(failed("list"))?;
-        for message in netlink::borrowed_messages(&buffer) {
-            match message::answer(&message) {
-                message::Answer::Entry(payload) => each(payload)?,
-                message::Answer::Done => return Ok(()),
-                message::Answer::Error(error) => return Err(failed("list")(error)),
-                message::Answer::Other => {}
-            }
-        }
+    let header = message::header(family);
+    let mut answers = socket
+        .request(conntrack_type(IPCTNL_MSG_CT_GET), NLM_F_DUMP, header, |to| {
+            message::write_filter(protocol, destination_port, to);
+        })
+        .map_err(failed("list"))?;
+    while let Some(answer) = answers.next().map_err(failed("list"))? {
+        each(Attributes::after_header(answer.payload()))?;
     }
+    Ok(())
 }
 
-fn open() -> Result<Socket, KernelError> {
-    netlink::open(NETLINK_NETFILTER).map_err(failed("open a socket for"))
+fn open() -> Result<NetlinkSocket, KernelError> {
+    NetlinkSocket::open(NETLINK_NETFILTER).map_err(failed("open a socket for"))
 }
 
-/// A kernel without ctnetlink says EINVAL for every request, and one without nfnetlink opens no socket.
+/// A kernel without ctnetlink answers every request with EINVAL. A kernel without nfnetlink opens
+/// no socket.
 fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> KernelError {
     move |source| match source.raw_os_error() {
         Some(libc::EINVAL | libc::EPROTONOSUPPORT) => KernelError::NoConntrackNetlink { source },
@@ -153,54 +171,36 @@ fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> KernelError {
     }
 }
 
-/// Entries to be deleted, sent some at a time.
+/// Deletes entries in batches.
 struct Deletions {
-    socket: Socket,
-    batch: Batch,
-    answers: Vec<u8>,
+    socket: NetlinkSocket,
+    batch: DeletionBatch,
     deleted: usize,
-    failure: Option<io::Error>,
+    first_error: Option<io::Error>,
 }
 
 impl Deletions {
     fn new() -> Result<Self, KernelError> {
-        Ok(Self {
-            socket: open()?,
-            batch: Batch::default(),
-            answers: Vec::with_capacity(netlink::LARGEST_DATAGRAM),
-            deleted: 0,
-            failure: None,
-        })
+        Ok(Self { socket: open()?, batch: DeletionBatch::default(), deleted: 0, first_error: None })
     }
 
     fn push(&mut self, entry: &Entry<'_>) -> Result<(), KernelError> {
-        self.batch.push(entry);
-        if self.batch.len() < MOST_AT_ONCE { Ok(()) } else { self.send() }
+        self.batch.push(entry, self.socket.next_sequence());
+        if self.batch.len() < BATCH_SIZE { Ok(()) } else { self.send() }
     }
 
-    /// Sends what is there and waits for what came of it.
+    /// Sends the batch and waits for its result.
     fn send(&mut self) -> Result<(), KernelError> {
-        if self.batch.len() == 0 {
+        let mut batch = std::mem::take(&mut self.batch);
+        if batch.len() == 0 {
             return Ok(());
         }
-        self.socket.send(self.batch.finish(), 0).map_err(failed("delete"))?;
-        self.deleted += self.batch.len();
-        let mut is_answered = false;
-        while !is_answered {
-            self.answers.clear();
-            self.socket.recv(&mut self.answers, 0).map_err(failed("delete"))?;
-            for message in netlink::borrowed_messages(&self.answers) {
-                is_answered |= message.sequence_number() == self.batch.last_sequence_number();
-                if let message::Answer::Error(error) = message::answer(&message) {
-                    self.deleted = self.deleted.saturating_sub(1);
-                    // Gone already is as good.
-                    if error.raw_os_error() != Some(libc::ENOENT) {
-                        self.failure.get_or_insert(error);
-                    }
-                }
-            }
-        }
-        self.batch.start_next();
+        let errors = self.socket.send_batch(batch.finish()).map_err(failed("delete"))?;
+        self.deleted += batch.len().saturating_sub(errors.len());
+        // An entry that does not exist any more is as good as deleted.
+        let mut errors =
+            errors.into_iter().map(|(_, error)| error).filter(|e| e.raw_os_error() != Some(libc::ENOENT));
+        self.first_error = self.first_error.take().or_else(|| errors.next());
         Ok(())
     }
 }
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_without_ctnetlink_is_told_from_other_errors() {
+    fn missing_ctnetlink_has_an_error_of_its_own() {
         for (code, is_missing) in [
             (libc::EINVAL, true),
             (libc::EPROTONOSUPPORT, true),

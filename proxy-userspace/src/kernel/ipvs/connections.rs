@@ -1,4 +1,4 @@
-//! The connections that IPVS carries, as the kernel shows them in a file (`ip_vs_conn_seq_show` of
+//! Counts the connections of IPVS. Reads the kernel's file (`ip_vs_conn_seq_show` of
 //! `net/netfilter/ipvs/ip_vs_conn.c`).
 
 use std::{
@@ -10,12 +10,12 @@ use std::{
 use super::VirtualKey;
 use crate::{kernel::KernelError, net::Protocol};
 
-/// Those of the calling thread's network namespace.
+/// The connections of the calling thread's network namespace.
 const PATH: &str = "/proc/thread-self/net/ip_vs_conn";
 
-/// How many connections were made to these virtual servers and are there still. What only keeps clients with their real
-/// servers does not count.
-pub fn connections_to(is_meant: &dyn Fn(&VirtualKey) -> bool) -> Result<usize, KernelError> {
+/// Counts the current connections to the selected virtual servers. Persistence templates do not
+/// count.
+pub fn connections_to(is_selected: &dyn Fn(&VirtualKey) -> bool) -> Result<usize, KernelError> {
     let count = || -> io::Result<usize> {
         let file = match File::open(PATH) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
@@ -23,26 +23,27 @@ pub fn connections_to(is_meant: &dyn Fn(&VirtualKey) -> bool) -> Result<usize, K
         };
         let mut count = 0;
         for line in file.lines() {
-            count += usize::from(server(&line?).is_some_and(|key| is_meant(&key)));
+            count += usize::from(virtual_server(&line?).is_some_and(|key| is_selected(&key)));
         }
         Ok(count)
     };
     count().map_err(KernelError::path("read", PATH))
 }
 
-/// Whose connection a line is; none of a heading, and of what is no connection.
-fn server(line: &str) -> Option<VirtualKey> {
+/// Returns the virtual server of the connection in a line. Returns `None` for headings and for
+/// persistence templates.
+fn virtual_server(line: &str) -> Option<VirtualKey> {
     let mut words = line.split_ascii_whitespace();
     let word = words.next()?;
     let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.name() == word)?;
     let [_client, client_port, address, port] = [words.next()?, words.next()?, words.next()?, words.next()?];
     let number = |text| u16::from_str_radix(text, 16).ok();
-    // What keeps a client with its real server has no port of the client's.
+    // A persistence template has no client port.
     (number(client_port)? != 0).then_some(())?;
     Some(VirtualKey { protocol, address: SocketAddr::new(read_address(address)?, number(port)?) })
 }
 
-/// Eight hexadecimal digits, or an IPv6 address in full.
+/// Reads eight hexadecimal digits, or an IPv6 address.
 fn read_address(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
         return text.trim_matches(['[', ']']).parse::<Ipv6Addr>().ok().map(IpAddr::from);
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_are_told_from_headings_and_from_what_keeps_clients_where_they_are() {
+    fn headings_and_persistence_templates_are_no_connections() {
         let key = |protocol, address: &str| {
             Some(VirtualKey { protocol, address: address.parse().expect("an address") })
         };
@@ -71,7 +72,7 @@ mod tests {
                 key(Protocol::Udp, "[fd96::4201]:53"),
             ),
         ] {
-            assert_eq!(server(line), expected, "{line}");
+            assert_eq!(virtual_server(line), expected, "{line}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! IPVS, the kernel's virtual server: its virtual and real servers and its timeouts, over generic netlink.
+//! IPVS, the kernel's virtual server: its virtual servers, real servers and timeouts, over generic
+//! netlink.
 
 mod connections;
 mod message;
@@ -10,42 +11,43 @@ use std::{
     sync::Arc,
 };
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
-use netlink_sys::Socket;
+use libc::c_int;
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
 pub use self::connections::connections_to;
+use self::message::{IPVS_CMD_GET_CONFIG, IPVS_CMD_GET_DEST, IPVS_CMD_GET_SERVICE, IPVS_CMD_SET_CONFIG};
 use super::{
     KernelError,
     command::{Command, SearchPath},
-    generic_netlink, netlink,
-    nftables::attributes::Attributes,
+    netlink::{Attributes, MessageBuffer, NetlinkSocket, generic},
 };
 use crate::net::Protocol;
 
-/// The family's name, and the version of its messages.
+/// The name of the netlink family.
 pub(super) const FAMILY: &str = "IPVS";
 const VERSION: u8 = 1;
-/// Changes sent at once: the answers to them, one each, fit into a socket's default buffer.
-const MOST_AT_ONCE: usize = 64;
-/// `IP_VS_SVC_F_PERSISTENT`.
-const PERSISTENT: u32 = 1;
-/// `IP_VS_SVC_F_SCHED2`, which is `IP_VS_SVC_F_SCHED_MH_PORT` to the scheduler `mh`.
-const HASH_PORTS: u32 = 0x10;
+/// The number of changes in one batch. Their acknowledgements fit into a socket's default buffer.
+const BATCH_SIZE: usize = 64;
+const IP_VS_SVC_F_PERSISTENT: u32 = 1;
+/// `IP_VS_SVC_F_SCHED2`, which the scheduler `mh` calls `IP_VS_SVC_F_SCHED_MH_PORT`.
+const IP_VS_SVC_F_SCHED2: u32 = 0x10;
 
-/// Loads the kernel's module, if it is one. The kernel does so by itself for none of IPVS' sockets; built in, or loaded on the node
-/// that this container is on, it needs no command.
+/// Loads the kernel module, if IPVS is a module.
+///
+/// The kernel does not load it automatically for any IPVS socket. The command is not necessary
+/// where IPVS is built in, or loaded on the node on which this container runs.
 pub fn load_module(path: &SearchPath) {
     if let Err(error) = Command::new("modprobe", path).args(["--", "ip_vs"]).run() {
-        tracing::debug!(%error, "the module ip_vs is not loaded from here");
+        tracing::debug!(%error, "cannot load the kernel module ip_vs; it may be built in or loaded already");
     }
 }
 
-/// What a virtual server is found by.
+/// The key of a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VirtualKey {
-    /// Its protocol.
+    /// The protocol.
     pub protocol: Protocol,
-    /// The address and port that clients dial.
+    /// The VIP.
     pub address: SocketAddr,
 }
 
@@ -55,113 +57,115 @@ impl fmt::Display for VirtualKey {
     }
 }
 
-/// How a virtual server works.
+/// The properties of a virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// The name of its scheduler, as in `rr`.
+    /// The name of the scheduler, for example `rr`.
     pub scheduler: Arc<str>,
-    /// `IP_VS_SVC_F_…`, but for those that the kernel sets by itself.
+    /// `IP_VS_SVC_F_*`, without the flags that the kernel sets itself.
     pub flags: u32,
-    /// For how many seconds after its last connection a client stays with its real server; 0 without persistence.
+    /// A client keeps its real server for this many seconds after its last connection. 0 without
+    /// persistence.
     pub timeout: u32,
-    /// Clients that persistence takes for one: a mask in network order for IPv4, the length of a prefix for IPv6.
+    /// Persistence treats the clients of one such network as one client. For IPv4 it is a mask in
+    /// network order, for IPv6 the length of a prefix.
     pub netmask: u32,
 }
 
 impl VirtualServer {
-    /// One on this address, without persistence.
+    /// Returns a virtual server for this address, without persistence.
     pub fn new(scheduler: impl Into<Arc<str>>, address: IpAddr) -> Self {
         let scheduler = scheduler.into();
-        let flags = if &*scheduler == "mh" { HASH_PORTS } else { 0 };
+        let flags = if &*scheduler == "mh" { IP_VS_SVC_F_SCHED2 } else { 0 };
         let netmask = if address.is_ipv4() { u32::MAX } else { 128 };
         Self { scheduler, flags, timeout: 0, netmask }
     }
 
-    /// The same, where clients stay with their real server for so many seconds.
+    /// Returns the virtual server with persistence.
     #[must_use]
     pub fn persistent(self, seconds: u32) -> Self {
-        Self { flags: self.flags | PERSISTENT, timeout: seconds, ..self }
+        Self { flags: self.flags | IP_VS_SVC_F_PERSISTENT, timeout: seconds, ..self }
     }
 }
 
-/// One of the servers behind a virtual one.
+/// A real server of a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RealServer {
-    /// Where it is.
+    /// Its address and port.
     pub address: SocketAddr,
-    /// Its part of new connections; 0 for none.
+    /// Its share of new connections; 0 for none.
     pub weight: u32,
-    /// Connections to it, active and inactive ones.
+    /// The number of its connections, active and inactive.
     pub connections: u32,
 }
 
-/// What a virtual server had to do since it was made.
+/// The traffic of a virtual server since it was added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Connections, and flows of UDP.
+    /// Connections, including UDP flows.
     pub connections: u64,
-    /// Bytes of IP packets to its real servers.
+    /// Bytes of IP packets to real servers.
     pub bytes_in: u64,
     /// Bytes of IP packets to clients.
     pub bytes_out: u64,
 }
 
 impl Traffic {
-    fn each(self, other: Self, take: impl Fn(u64, u64) -> u64) -> Self {
+    fn combine(self, other: Self, operation: impl Fn(u64, u64) -> u64) -> Self {
         Self {
-            connections: take(self.connections, other.connections),
-            bytes_in: take(self.bytes_in, other.bytes_in),
-            bytes_out: take(self.bytes_out, other.bytes_out),
+            connections: operation(self.connections, other.connections),
+            bytes_in: operation(self.bytes_in, other.bytes_in),
+            bytes_out: operation(self.bytes_out, other.bytes_out),
         }
     }
 
-    /// What is more than before.
+    /// Returns the increase since `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
-        self.each(before, u64::saturating_sub)
+        self.combine(before, u64::saturating_sub)
     }
 
-    /// Whether nothing is less than before.
+    /// Returns true if no counter is smaller than in `before`.
     pub fn is_since(self, before: Self) -> bool {
         before.since(self) == Self::default()
     }
 
-    /// Both together.
+    /// Adds the traffic of another virtual server or period.
     pub fn add(&mut self, other: Self) {
-        *self = self.each(other, u64::saturating_add);
+        *self = self.combine(other, u64::saturating_add);
     }
 }
 
-/// How long connections are remembered that are silent, in seconds; 0 where it is not said.
+/// The timeouts of idle connections in seconds. 0 for those that are not configured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Of TCP connections.
+    /// For TCP connections.
     pub tcp: u32,
-    /// Of TCP connections that one side closed.
+    /// For TCP connections after a FIN.
     pub tcp_fin: u32,
-    /// Of UDP flows.
+    /// For UDP flows.
     pub udp: u32,
 }
 
-/// A change of virtual or real servers.
+/// A change to a virtual or real server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A new virtual server.
+    /// Adds a virtual server.
     AddServer(VirtualKey, VirtualServer),
-    /// A virtual server works in another way from now on; its connections stay.
+    /// Changes the properties of a virtual server. Its connections continue.
     SetServer(VirtualKey, VirtualServer),
-    /// A virtual server goes, with its real servers.
+    /// Removes a virtual server and its real servers.
     RemoveServer(VirtualKey),
-    /// A new real server with its weight.
+    /// Adds a real server with this weight.
     AddReal(VirtualKey, SocketAddr, u32),
-    /// A real server has this weight from now on.
+    /// Changes the weight of a real server.
     SetReal(VirtualKey, SocketAddr, u32),
-    /// A real server goes.
+    /// Removes a real server.
     RemoveReal(VirtualKey, SocketAddr),
 }
 
 impl Change {
-    /// The virtual server that it is about.
+    /// Returns the virtual server that the change is about.
     pub const fn server(&self) -> VirtualKey {
         match self {
             Self::AddServer(key, _)
@@ -173,8 +177,8 @@ impl Change {
         }
     }
 
-    /// What is to go is gone already.
-    fn is_done_anyhow(&self, error: &io::Error) -> bool {
+    /// Returns true if the error says that the object to remove does not exist.
+    fn is_already_removed(&self, error: &io::Error) -> bool {
         matches!(self, Self::RemoveServer(_) | Self::RemoveReal(..))
             && matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
     }
@@ -195,11 +199,9 @@ impl fmt::Display for Change {
 
 /// A socket to IPVS in the network namespace of the thread that opened it.
 pub struct Ipvs {
-    socket: Socket,
+    socket: NetlinkSocket,
     family: u16,
-    sequence: u32,
     sent: u64,
-    answers: Vec<u8>,
 }
 
 impl fmt::Debug for Ipvs {
@@ -209,163 +211,108 @@ impl fmt::Debug for Ipvs {
 }
 
 impl Ipvs {
-    /// Opens it; `ENOENT` where the kernel has no IPVS, or has not loaded it.
+    /// Opens the socket. Fails with `ENOENT` if the kernel has no IPVS, or has not loaded it.
     pub fn open() -> Result<Self, KernelError> {
         let failed = |source| KernelError::call("open a socket to", "IPVS")(source);
-        let socket = generic_netlink::open().map_err(failed)?;
-        let family = generic_netlink::family(&socket, FAMILY).map_err(failed)?;
-        let answers = Vec::with_capacity(netlink::LARGEST_DATAGRAM);
-        Ok(Self { socket, family, sequence: 0, sent: 0, answers })
+        let socket = generic::open().map_err(failed)?;
+        let family = generic::family(&socket, FAMILY).map_err(failed)?;
+        Ok(Self { socket, family, sent: 0 })
     }
 
-    /// How many messages were sent since it was opened.
+    /// Returns the number of messages that were sent.
     pub const fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Makes changes one after the other, past those that fail, and returns these by their place. What is to go may be gone
-    /// already.
+    /// Makes the changes in order and does not stop at errors. Returns the index and error of each
+    /// change that failed. Removing an object that does not exist succeeds.
     pub fn commit(&mut self, changes: &[Change]) -> Result<Vec<(usize, KernelError)>, KernelError> {
         let mut failures = Vec::new();
-        for (number, some) in changes.chunks(MOST_AT_ONCE).enumerate() {
-            let first = number * MOST_AT_ONCE;
-            for (index, source) in self.send(some).map_err(KernelError::call("change", "IPVS"))? {
-                let change = &some[index];
-                if !change.is_done_anyhow(&source) {
-                    failures.push((first + index, KernelError::call("IPVS:", change.to_string())(source)));
+        for (number, batch) in changes.chunks(BATCH_SIZE).enumerate() {
+            for (index, source) in self.send(batch).map_err(KernelError::call("change", "IPVS"))? {
+                let change = &batch[index];
+                if !change.is_already_removed(&source) {
+                    let error = KernelError::call("IPVS:", change.to_string())(source);
+                    failures.push((number * BATCH_SIZE + index, error));
                 }
             }
         }
         Ok(failures)
     }
 
-    fn send(&mut self, changes: &[Change]) -> io::Result<Vec<(usize, io::Error)>> {
-        let first = self.sequence.wrapping_add(1);
-        let mut messages = Attributes::default();
-        for change in changes {
-            self.write(&mut messages, NLM_F_ACK, change.command(), |to| change.write(to));
+    fn send(&mut self, batch: &[Change]) -> io::Result<Vec<(usize, io::Error)>> {
+        let mut messages = MessageBuffer::default();
+        let mut first = None;
+        for change in batch {
+            let sequence = self.socket.next_sequence();
+            first.get_or_insert(sequence);
+            let header = generic::header(change.command(), VERSION);
+            messages.message(self.family, NLM_F_ACK, sequence, header, |to| change.write(to));
+            self.sent += 1;
         }
-        self.socket.send(messages.as_bytes(), 0)?;
-        let mut failures = Vec::new();
-        let mut unanswered = changes.len();
-        while unanswered > 0 {
-            self.receive(|sequence, kind, payload| {
-                let index = sequence.wrapping_sub(first) as usize;
-                if kind == NLMSG_ERROR && index < changes.len() {
-                    unanswered = unanswered.saturating_sub(1);
-                    failures.extend(netlink::error_of(payload).map(|error| (index, error)));
-                }
-            })?;
-        }
-        Ok(failures)
+        let index = |sequence: u32| sequence.wrapping_sub(first.unwrap_or_default()) as usize;
+        let errors = self.socket.send_batch(&messages)?.into_iter();
+        Ok(errors
+            .map(|(sequence, error)| (index(sequence), error))
+            .filter(|(index, _)| *index < batch.len())
+            .collect())
     }
 
-    /// All virtual servers that go by address and port.
+    /// Lists the virtual servers that have an address and a port.
     pub fn servers(&mut self) -> Result<BTreeMap<VirtualKey, VirtualServer>, KernelError> {
-        let mut servers = BTreeMap::new();
-        let take = |attributes: &[u8]| servers.extend(message::read_server(attributes));
-        self.dump(message::GET_SERVICE, |_| {}, take)
-            .map_err(KernelError::call("list", "IPVS' virtual servers"))?;
-        Ok(servers)
+        self.request(IPVS_CMD_GET_SERVICE, NLM_F_DUMP, |_| {}, message::read_server)
+            .map(BTreeMap::from_iter)
+            .map_err(KernelError::call("list", "IPVS' virtual servers"))
     }
 
-    /// What each of these had to do.
+    /// Reads the traffic of these virtual servers.
     pub fn traffic(&mut self) -> Result<Vec<(VirtualKey, Traffic)>, KernelError> {
-        let mut found = Vec::new();
-        let take = |attributes: &[u8]| found.extend(message::read_traffic(attributes));
-        self.dump(message::GET_SERVICE, |_| {}, take)
-            .map_err(KernelError::call("read the traffic of", "IPVS' virtual servers"))?;
-        Ok(found)
+        self.request(IPVS_CMD_GET_SERVICE, NLM_F_DUMP, |_| {}, message::read_traffic)
+            .map_err(KernelError::call("read the traffic of", "IPVS' virtual servers"))
     }
 
-    /// The real servers of a virtual one.
+    /// Lists the real servers of a virtual server. Returns none if the virtual server does not
+    /// exist.
     pub fn real_servers(&mut self, key: VirtualKey) -> Result<Vec<RealServer>, KernelError> {
-        let mut found = Vec::new();
-        let ask = |to: &mut Attributes| message::write_server_of(key, to);
-        let take = |attributes: &[u8]| found.extend(message::read_real(attributes, key));
-        match self.dump(message::GET_DEST, ask, take) {
-            // It went meanwhile.
+        let write = |to: &mut MessageBuffer| message::write_server_of(key, to);
+        let read = |attributes: Attributes<'_>| message::read_real(attributes, key);
+        match self.request(IPVS_CMD_GET_DEST, NLM_F_DUMP, write, read) {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(Vec::new()),
-            Err(error) => Err(KernelError::call("list the real servers of", key.to_string())(error)),
-            Ok(()) => Ok(found),
+            servers => servers.map_err(KernelError::call("list the real servers of", key.to_string())),
         }
     }
 
-    /// The timeouts.
+    /// Reads the timeouts.
     pub fn timeouts(&mut self) -> Result<Timeouts, KernelError> {
-        let mut timeouts = Timeouts::default();
-        self.ask(message::GET_CONFIG, 0, |_| {}, |attributes| timeouts = message::read_timeouts(attributes))
-            .map_err(KernelError::call("read", "IPVS' timeouts"))?;
-        Ok(timeouts)
+        let read = |attributes: Attributes<'_>| Some(message::read_timeouts(attributes));
+        self.request(IPVS_CMD_GET_CONFIG, 0, |_| {}, read)
+            .map(|timeouts| timeouts.into_iter().next().unwrap_or_default())
+            .map_err(KernelError::call("read", "IPVS' timeouts"))
     }
 
-    /// Sets those of the timeouts that are not zero.
+    /// Sets the timeouts that are not zero.
     pub fn set_timeouts(&mut self, timeouts: Timeouts) -> Result<(), KernelError> {
-        let write = |to: &mut Attributes| message::write_timeouts(timeouts, to);
-        self.ask(message::SET_CONFIG, NLM_F_ACK, write, |_| {})
+        let write = |to: &mut MessageBuffer| message::write_timeouts(timeouts, to);
+        self.request(IPVS_CMD_SET_CONFIG, 0, write, |_| Some(()))
+            .map(drop)
             .map_err(KernelError::call("set", "IPVS' timeouts"))
     }
 
-    fn dump(
+    /// Sends a request and returns what `read` makes of each answer.
+    fn request<T>(
         &mut self,
-        command: u8,
-        write: impl FnOnce(&mut Attributes),
-        take: impl FnMut(&[u8]),
-    ) -> io::Result<()> {
-        self.ask(command, NLM_F_DUMP, write, take)
-    }
-
-    /// Asks, and takes the attributes of all answers until the last.
-    fn ask(
-        &mut self,
-        command: u8,
+        command: c_int,
         flags: u16,
-        write: impl FnOnce(&mut Attributes),
-        mut take: impl FnMut(&[u8]),
-    ) -> io::Result<()> {
-        let mut request = Attributes::default();
-        self.write(&mut request, flags, command, write);
-        self.socket.send(request.as_bytes(), 0)?;
-        let asked = self.sequence;
-        let is_single = flags == 0;
-        let mut outcome = None;
-        while outcome.is_none() {
-            self.receive(|sequence, kind, payload| match kind {
-                _ if sequence != asked => {}
-                NLMSG_DONE | NLMSG_ERROR => outcome = Some(netlink::error_of(payload)),
-                _ => {
-                    take(payload.get(generic_netlink::HEAD..).unwrap_or_default());
-                    if is_single {
-                        outcome = Some(None);
-                    }
-                }
-            })?;
-        }
-        outcome.flatten().map_or(Ok(()), Err)
-    }
-
-    fn write(
-        &mut self,
-        to: &mut Attributes,
-        flags: u16,
-        command: u8,
-        attributes: impl FnOnce(&mut Attributes),
-    ) {
-        self.sequence = self.sequence.wrapping_add(1);
+        write: impl FnOnce(&mut MessageBuffer),
+        read: impl Fn(Attributes<'_>) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
         self.sent += 1;
-        let flags = flags | NLM_F_REQUEST;
-        let start = to.begin_generic(self.family, flags, self.sequence, command, VERSION);
-        attributes(to);
-        to.end_message(start, flags);
-    }
-
-    /// One datagram's messages: number, type and what follows the head.
-    fn receive(&mut self, mut each: impl FnMut(u32, u16, &[u8])) -> io::Result<()> {
-        self.answers.clear();
-        self.socket.recv(&mut self.answers, 0)?;
-        for message in netlink::borrowed_messages(&self.answers) {
-            each(message.sequence_number(), message.message_type(), message.payload());
+        let header = generic::header(command, VERSION);
+        let mut answers = self.socket.request(self.family, flags, header, write)?;
+        let mut list = Vec::new();
+        while let Some(answer) = answers.next()? {
+            list.extend(read(Attributes::after_header(answer.payload())));
         }
-        Ok(())
+        Ok(list)
     }
 }

@@ -1,237 +1,237 @@
-//! Changes to a table, in the words of nft and as the kernel's messages.
+//! Changes to a table: as netlink messages, and as nft commands.
 
 use std::{fmt, sync::Arc};
 
+use libc::{
+    NFT_MSG_DELCHAIN, NFT_MSG_DELRULE, NFT_MSG_DELSET, NFT_MSG_DELSETELEM, NFT_MSG_DELTABLE,
+    NFT_MSG_NEWCHAIN, NFT_MSG_NEWRULE, NFT_MSG_NEWSET, NFT_MSG_NEWSETELEM, NFT_MSG_NEWTABLE, c_int,
+};
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
+
 use super::{
     Family,
-    attributes::Attributes,
-    element::{self, Key, Value},
+    element::{self, ElementKey, ElementValue},
     expression,
-    set::Set,
+    set::{Set, SetKind, push_user_data},
     statement::{Name, Rule},
+    uapi::*,
 };
+use crate::kernel::netlink::MessageBuffer;
 
-/// `NFT_MSG_*`.
-const NEW_TABLE: u16 = 0;
-const DELETE_TABLE: u16 = 2;
-const NEW_CHAIN: u16 = 3;
-const DELETE_CHAIN: u16 = 5;
-const NEW_RULE: u16 = 6;
-const DELETE_RULE: u16 = 8;
-const NEW_SET: u16 = 9;
-const DELETE_SET: u16 = 11;
-const NEW_ELEMENT: u16 = 12;
-const DELETE_ELEMENT: u16 = 14;
-/// `NLM_F_EXCL`, `NLM_F_CREATE` and `NLM_F_APPEND`.
-const EXCLUSIVE: u16 = 0x200;
-const CREATE: u16 = 0x400;
-const APPEND: u16 = 0x800;
-
-/// A change to a table. It fails where what it adds is there, or what it removes is not; tables, chains and sets that are there
-/// already are left as they are.
+/// A change to a table.
+///
+/// Adding an element fails if the element exists. Adding a table, chain or set succeeds if it
+/// exists, and leaves it as it is. Deleting fails if the object does not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Make the table, with this comment.
+    /// Adds the table, with this comment.
     AddTable(&'static str),
-    /// Remove it with all it holds.
+    /// Deletes the table with everything in it.
     DeleteTable,
-    /// Make a chain.
+    /// Adds a chain.
     AddChain(Chain),
-    /// Remove all rules of a chain.
+    /// Deletes all rules of a chain.
     FlushChain(Name),
-    /// Remove a chain with its rules.
+    /// Deletes a chain with its rules.
     DeleteChain(Name),
-    /// Append a rule to a chain.
+    /// Appends a rule to a chain.
     AddRule(Name, Rule),
-    /// Make a set or map.
+    /// Adds a set or map.
     AddSet(Set),
-    /// Remove a set or map with its elements.
+    /// Deletes a set or map with its elements.
     DeleteSet(Name),
-    /// Add an element.
-    AddElement(&'static Set, Key, Value),
-    /// Remove an element.
-    DeleteElement(&'static Set, Key),
+    /// Adds an element.
+    AddElement(&'static Set, ElementKey, ElementValue),
+    /// Deletes an element.
+    DeleteElement(&'static Set, ElementKey),
 }
 
 /// A chain without its rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Its name.
+    /// The name.
     pub name: Name,
-    /// Where packets enter it; of other chains none.
+    /// The hook of a base chain. `None` for regular chains.
     pub hook: Option<Hook>,
-    /// What people read of it.
+    /// The comment; may be empty.
     pub comment: &'static str,
 }
 
-/// Where packets enter a chain.
+/// The netfilter hook of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// `filter` or `nat`.
+    /// The chain type: `filter` or `nat`.
     pub kind: &'static str,
-    /// `NF_INET_*`: 0 prerouting, 1 input, 2 forward, 3 output, 4 postrouting.
-    pub number: u32,
-    /// The smaller comes first.
-    pub priority: i32,
-}
-
-impl Change {
-    /// As nft would be told it.
-    pub fn show<'a>(&'a self, family: Family, table: &'a str) -> impl fmt::Display + 'a {
-        Shown(self, family, table)
-    }
+    /// The hook: `NF_INET_*`.
+    pub number: c_int,
+    /// The priority. Chains with smaller priorities run first.
+    pub priority: c_int,
 }
 
 impl Hook {
     fn name(self) -> &'static str {
-        ["prerouting", "input", "forward", "output", "postrouting"]
-            .get(self.number as usize)
-            .copied()
-            .unwrap_or("?")
-    }
-}
-
-/// A change as nft would be told it.
-pub(super) struct Shown<'a>(pub(super) &'a Change, pub(super) Family, pub(super) &'a str);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(change, family, table) = self;
-        let at = format!("{} {table}", family.word());
-        match change {
-            Change::AddTable(comment) => write!(f, "add table {at} {{ comment \"{comment}\"; }}"),
-            Change::DeleteTable => write!(f, "delete table {at}"),
-            Change::AddChain(chain) => write!(f, "add chain {at} {}{}", chain.name, chain.head()),
-            Change::FlushChain(chain) => write!(f, "flush chain {at} {chain}"),
-            Change::DeleteChain(chain) => write!(f, "delete chain {at} {chain}"),
-            Change::AddRule(chain, rule) => write!(f, "add rule {at} {chain} {}", rule.show(*family)),
-            Change::AddSet(set) => write!(f, "add {} {at} {} {}", set.word(), set.name, set.show(*family)),
-            Change::DeleteSet(set) => write!(f, "delete set {at} {set}"),
-            Change::AddElement(set, key, value) => {
-                let key = element::show(key.bytes(), set.key, *family);
-                write!(f, "add element {at} {} {{ {key}{} }}", set.name, value.show(set, *family))
-            }
-            Change::DeleteElement(set, key) => {
-                let key = element::show(key.bytes(), set.key, *family);
-                write!(f, "delete element {at} {} {{ {key} }}", set.name)
-            }
+        match self.number {
+            libc::NF_INET_PRE_ROUTING => "prerouting",
+            libc::NF_INET_LOCAL_IN => "input",
+            libc::NF_INET_FORWARD => "forward",
+            libc::NF_INET_LOCAL_OUT => "output",
+            libc::NF_INET_POST_ROUTING => "postrouting",
+            _ => "?",
         }
     }
 }
 
-impl Chain {
-    fn head(&self) -> String {
+impl Change {
+    /// Returns the change as an nft command.
+    pub fn display(&self, family: Family, table: &str) -> String {
+        let at = format!("{} {table}", family.name());
+        match self {
+            Self::AddTable(comment) => format!("add table {at} {{ comment \"{comment}\"; }}"),
+            Self::DeleteTable => format!("delete table {at}"),
+            Self::AddChain(chain) => format!("add chain {at} {chain}"),
+            Self::FlushChain(chain) => format!("flush chain {at} {chain}"),
+            Self::DeleteChain(chain) => format!("delete chain {at} {chain}"),
+            Self::AddRule(chain, rule) => format!("add rule {at} {chain} {}", rule.display(family)),
+            Self::AddSet(set) => {
+                format!("add {} {at} {} {}", set.keyword(), set.name, set.display(family))
+            }
+            Self::DeleteSet(set) => format!("delete set {at} {set}"),
+            Self::AddElement(set, key, value) => {
+                let key = element::display(key.bytes(), set.key, family);
+                format!("add element {at} {} {{ {key}{} }}", set.name, value.display(set, family))
+            }
+            Self::DeleteElement(set, key) => {
+                let key = element::display(key.bytes(), set.key, family);
+                format!("delete element {at} {} {{ {key} }}", set.name)
+            }
+        }
+    }
+
+    /// Returns the message (`NFT_MSG_*`) and its flags.
+    pub(super) const fn message_type(&self) -> (c_int, u16) {
+        match self {
+            Self::AddTable(_) => (NFT_MSG_NEWTABLE, NLM_F_CREATE),
+            Self::DeleteTable => (NFT_MSG_DELTABLE, 0),
+            Self::AddChain(_) => (NFT_MSG_NEWCHAIN, NLM_F_CREATE),
+            Self::FlushChain(_) => (NFT_MSG_DELRULE, 0),
+            Self::DeleteChain(_) => (NFT_MSG_DELCHAIN, 0),
+            Self::AddRule(..) => (NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND),
+            Self::AddSet(_) => (NFT_MSG_NEWSET, NLM_F_CREATE),
+            Self::DeleteSet(_) => (NFT_MSG_DELSET, 0),
+            Self::AddElement(..) => (NFT_MSG_NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL),
+            Self::DeleteElement(..) => (NFT_MSG_DELSETELEM, 0),
+        }
+    }
+
+    /// Writes the attributes of the message, without the list of elements. `id` identifies a new
+    /// set within the transaction.
+    pub(super) fn write(&self, family: Family, table: &str, id: u32, to: &mut MessageBuffer) {
+        to.string(NFTA_TABLE_NAME, table);
+        match self {
+            Self::AddTable(comment) => write_comment(NFTA_TABLE_USERDATA, comment, to),
+            Self::DeleteTable => {}
+            Self::AddChain(chain) => {
+                to.string(NFTA_CHAIN_NAME, &chain.name);
+                if let Some(hook) = chain.hook {
+                    to.nested(NFTA_CHAIN_HOOK, |to| {
+                        to.be_int(NFTA_HOOK_HOOKNUM, hook.number);
+                        to.be_int(NFTA_HOOK_PRIORITY, hook.priority);
+                    });
+                    to.string(NFTA_CHAIN_TYPE, hook.kind);
+                }
+                if !chain.comment.is_empty() {
+                    write_comment(NFTA_CHAIN_USERDATA, chain.comment, to);
+                }
+            }
+            Self::DeleteChain(chain) => to.string(NFTA_CHAIN_NAME, chain),
+            Self::FlushChain(chain) => to.string(NFTA_RULE_CHAIN, chain),
+            Self::AddRule(chain, rule) => {
+                to.string(NFTA_RULE_CHAIN, chain);
+                to.nested(NFTA_RULE_EXPRESSIONS, |to| expression::write(rule, family, to));
+                if let Some(comment) = &rule.comment {
+                    write_comment(NFTA_RULE_USERDATA, comment, to);
+                }
+            }
+            Self::AddSet(set) => set.write(family, id, to),
+            Self::DeleteSet(set) => to.string(NFTA_SET_NAME, set),
+            Self::AddElement(set, ..) | Self::DeleteElement(set, _) => {
+                to.string(NFTA_SET_ELEM_LIST_SET, &set.name);
+            }
+        }
+    }
+
+    /// Returns the element that this change adds or deletes.
+    pub(super) const fn element(&self) -> Option<(&'static Set, &ElementKey, Option<&ElementValue>)> {
+        match self {
+            Self::AddElement(set, key, value) => Some((set, key, Some(value))),
+            Self::DeleteElement(set, key) => Some((set, key, None)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Chain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hook = self
             .hook
             .map(|hook| format!("type {} hook {} priority {}; ", hook.kind, hook.name(), hook.priority));
         let comment = (!self.comment.is_empty()).then(|| format!("comment \"{}\"; ", self.comment));
+        f.write_str(&self.name)?;
         match hook.into_iter().chain(comment).collect::<String>() {
-            head if head.is_empty() => head,
-            head => format!(" {{ {head}}}"),
+            options if options.is_empty() => Ok(()),
+            options => write!(f, " {{ {options}}}"),
         }
     }
 }
 
-impl Value {
-    fn show(&self, set: &Set, family: Family) -> String {
+impl ElementValue {
+    fn display(&self, set: &Set, family: Family) -> String {
         let comment = self.comment().map_or_else(String::new, |comment| format!(" comment \"{comment}\""));
         match self {
             Self::Member(_) => comment,
-            Self::Verdict(led) => format!("{comment} : {}", led.verdict),
-            Self::Data(data) => match set.holds {
-                super::Holds::Data(kinds) => format!(" : {}", element::show(data.bytes(), kinds, family)),
+            Self::Verdict(value) => format!("{comment} : {}", value.verdict),
+            Self::Data(data) => match set.kind {
+                SetKind::DataMap(fields) => format!(" : {}", element::display(data.bytes(), fields, family)),
                 _ => format!(" : {data:?}"),
             },
         }
     }
 }
 
-/// The message's type and flags.
-pub(super) const fn kind(change: &Change) -> (u16, u16) {
-    match change {
-        Change::AddTable(_) => (NEW_TABLE, CREATE),
-        Change::DeleteTable => (DELETE_TABLE, 0),
-        Change::AddChain(_) => (NEW_CHAIN, CREATE),
-        Change::FlushChain(_) => (DELETE_RULE, 0),
-        Change::DeleteChain(_) => (DELETE_CHAIN, 0),
-        Change::AddRule(..) => (NEW_RULE, CREATE | APPEND),
-        Change::AddSet(_) => (NEW_SET, CREATE),
-        Change::DeleteSet(_) => (DELETE_SET, 0),
-        Change::AddElement(..) => (NEW_ELEMENT, CREATE | EXCLUSIVE),
-        Change::DeleteElement(..) => (DELETE_ELEMENT, 0),
-    }
-}
-
-/// The attributes of the message, but for the elements of a set: those follow one by one. `number` is the message's own.
-pub(super) fn write(change: &Change, family: Family, table: &str, number: u32, to: &mut Attributes) {
-    to.text(1, table);
-    match change {
-        Change::AddTable(comment) => to.bytes(6, &comment_data(0, comment)),
-        Change::DeleteTable => {}
-        Change::AddChain(chain) => {
-            to.text(3, &chain.name);
-            if let Some(hook) = chain.hook {
-                to.nested(4, |to| {
-                    to.number(1, hook.number);
-                    to.number(2, hook.priority.cast_unsigned());
-                });
-                to.text(7, hook.kind);
-            }
-            if !chain.comment.is_empty() {
-                to.bytes(12, &comment_data(0, chain.comment));
-            }
-        }
-        Change::DeleteChain(chain) => to.text(3, chain),
-        Change::FlushChain(chain) => to.text(2, chain),
-        Change::AddRule(chain, rule) => {
-            to.text(2, chain);
-            to.nested(4, |to| expression::write(rule, family, to));
-            if let Some(comment) = &rule.comment {
-                to.bytes(7, &comment_data(0, comment));
-            }
-        }
-        Change::AddSet(set) => set.write(family, number, to),
-        Change::DeleteSet(set) => to.text(2, set),
-        Change::AddElement(set, ..) | Change::DeleteElement(set, _) => to.text(2, &set.name),
-    }
-}
-
-/// An element of the list in such a message (`NFTA_LIST_ELEM` with `NFTA_SET_ELEM_*`).
-pub(super) fn write_element(key: &Key, value: Option<&Value>, to: &mut Attributes) {
-    to.nested(1, |to| {
-        to.nested(1, |to| to.bytes(expression::DATA_VALUE, key.bytes()));
+/// Writes an element of the list in a message. A deletion has no value.
+pub(super) fn write_element(key: &ElementKey, value: Option<&ElementValue>, to: &mut MessageBuffer) {
+    to.nested(NFTA_LIST_ELEM, |to| {
+        to.nested(NFTA_SET_ELEM_KEY, |to| to.bytes(NFTA_DATA_VALUE, key.bytes()));
         match value {
-            None | Some(Value::Member(_)) => {}
-            Some(Value::Data(data)) => to.nested(2, |to| to.bytes(expression::DATA_VALUE, data.bytes())),
-            Some(Value::Verdict(led)) => to.nested(2, |to| expression::write_verdict(&led.verdict, to)),
+            None | Some(ElementValue::Member(_)) => {}
+            Some(ElementValue::Data(data)) => {
+                to.nested(NFTA_SET_ELEM_DATA, |to| to.bytes(NFTA_DATA_VALUE, data.bytes()));
+            }
+            Some(ElementValue::Verdict(value)) => {
+                to.nested(NFTA_SET_ELEM_DATA, |to| expression::write_verdict(&value.verdict, to));
+            }
         }
-        if let Some(comment) = value.and_then(Value::comment) {
-            to.bytes(6, &comment_data(0, comment));
+        if let Some(comment) = value.and_then(ElementValue::comment) {
+            write_comment(NFTA_SET_ELEM_USERDATA, comment, to);
         }
     });
 }
 
-/// The longest comment that fits, with the zero at its end.
-const MOST: usize = 128;
+/// The maximum length of a comment, including the terminating zero (`NFTNL_UDATA_COMMENT_MAXLEN`).
+const MAX_COMMENT_LENGTH: usize = 128;
 
-/// What people read of an element, cut to what fits.
+/// Returns a comment, truncated to the maximum length.
 pub fn comment(text: &str) -> Arc<str> {
-    cut(text).into()
+    truncated(text).into()
 }
 
-fn cut(text: &str) -> &str {
-    let mut end = text.len().min(MOST - 1);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
+fn truncated(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_COMMENT_LENGTH - 1)]
 }
 
-/// A comment among user data, where nft looks for it.
-fn comment_data(kind: u8, text: &str) -> Vec<u8> {
-    let text = cut(text);
-    let mut data = vec![kind, u8::try_from(text.len() + 1).unwrap_or(u8::MAX)];
-    data.extend_from_slice(text.as_bytes());
-    data.push(0);
-    data
+/// Writes a comment as user data (`NFTNL_UDATA_*_COMMENT`, which is 0 for all objects except sets).
+fn write_comment(kind: c_int, text: &str, to: &mut MessageBuffer) {
+    let mut data = Vec::new();
+    push_user_data(&mut data, 0, &[truncated(text).as_bytes(), &[0]].concat());
+    to.bytes(kind, &data);
 }

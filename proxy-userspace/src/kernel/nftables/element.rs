@@ -1,4 +1,5 @@
-//! Elements of sets and maps: keys and data as the kernel has them in its registers, and as nft shows them.
+//! Elements of sets and maps: keys and values as the kernel has them in its registers, and as nft
+//! shows them.
 
 use std::{
     fmt,
@@ -11,30 +12,30 @@ use super::{
     statement::{Verdict, octets, protocol_name},
 };
 
-/// The longest key: two IPv6 addresses, a protocol and a port.
-const KEY: usize = 40;
-/// The longest data: an IPv6 address and a port.
-const DATA: usize = 20;
+/// The longest key has two IPv6 addresses, a protocol and a port.
+const MAX_KEY_LENGTH: usize = 40;
+/// The longest data has an IPv6 address and a port.
+const MAX_DATA_LENGTH: usize = 20;
 
-/// What a part of a key or of data is. Each takes a multiple of four bytes.
+/// The type of a field in a key or in data. Each field is padded to a multiple of four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FieldKind {
+pub enum FieldType {
     /// An address of the table's family.
     Address,
-    /// A protocol of IP.
+    /// An IP protocol number.
     Protocol,
     /// A port.
     Port,
-    /// A number drawn with `numgen`; in the order of the host, unlike all others.
+    /// A number from `numgen`. It has the host's byte order. All other fields have network order.
     Number,
 }
 
-/// A part of a key or of data.
+/// A field of a key or of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
     /// An address.
     Address(IpAddr),
-    /// A protocol of IP.
+    /// An IP protocol number.
     Protocol(u8),
     /// A port.
     Port(u16),
@@ -42,74 +43,74 @@ pub enum Field {
     Number(u32),
 }
 
-/// A few bytes, in place.
+/// Up to `N` bytes, without an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Short<const N: usize> {
+struct InlineBytes<const N: usize> {
     bytes: [u8; N],
     length: u8,
 }
 
 /// The key of an element.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(Short<KEY>);
+pub struct ElementKey(InlineBytes<MAX_KEY_LENGTH>);
 
-/// What a map has for a key.
+/// The data that a map has for a key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Data(Short<DATA>);
+pub struct ElementData(InlineBytes<MAX_DATA_LENGTH>);
 
-/// What an element is besides its key.
+/// The part of an element besides its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value {
-    /// Of a set: nothing but what people read of it.
+pub enum ElementValue {
+    /// In a set: only the comment.
     Member(Option<Arc<str>>),
-    /// Of a verdict map. In one piece elsewhere: most elements are no verdicts, and there are very many.
-    Verdict(Arc<Led>),
-    /// Of any other map.
-    Data(Data),
+    /// In a verdict map. It is shared, to keep this type small: few elements have verdicts.
+    Verdict(Arc<VerdictValue>),
+    /// In all other maps.
+    Data(ElementData),
 }
 
-/// Where a verdict map leads.
+/// The value of an element in a verdict map.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Led {
-    /// What becomes of the packet.
+pub struct VerdictValue {
+    /// The verdict.
     pub verdict: Verdict,
-    /// What people read of the element.
+    /// The comment.
     pub comment: Option<Arc<str>>,
 }
 
-impl Value {
-    /// Of a verdict map.
+impl ElementValue {
+    /// Returns a value of a verdict map.
     pub fn verdict(verdict: Verdict, comment: Option<Arc<str>>) -> Self {
-        Self::Verdict(Arc::new(Led { verdict, comment }))
+        Self::Verdict(Arc::new(VerdictValue { verdict, comment }))
     }
 
-    /// What people read of the element.
     pub(super) fn comment(&self) -> Option<&Arc<str>> {
         match self {
             Self::Member(comment) => comment.as_ref(),
-            Self::Verdict(led) => led.comment.as_ref(),
+            Self::Verdict(value) => value.comment.as_ref(),
             Self::Data(_) => None,
         }
     }
 }
 
-impl FieldKind {
-    pub(super) const fn length(self, family: Family) -> usize {
+impl FieldType {
+    /// Returns the length in bytes, with padding.
+    pub(super) const fn length(self, family: Family) -> u32 {
         match self {
-            Self::Address => family.address_length() as usize,
+            Self::Address => family.address_length(),
             Self::Protocol | Self::Port | Self::Number => 4,
         }
     }
 }
 
-impl<const N: usize> Short<N> {
+impl<const N: usize> InlineBytes<N> {
     fn new(bytes: &[u8]) -> Option<Self> {
         let mut this = Self { bytes: [0; N], length: u8::try_from(bytes.len()).ok()? };
         this.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
         Some(this)
     }
 
-    fn of(fields: &[Field]) -> Self {
+    fn from_fields(fields: &[Field]) -> Self {
         let mut bytes = Vec::with_capacity(N);
         for field in fields {
             match field {
@@ -129,33 +130,33 @@ impl<const N: usize> Short<N> {
     }
 }
 
-impl Key {
-    /// A key of these parts.
+impl ElementKey {
+    /// Returns a key of these fields.
     pub fn new(fields: &[Field]) -> Self {
-        Self(Short::of(fields))
+        Self(InlineBytes::from_fields(fields))
     }
 
-    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
-        Short::new(bytes).map(Self)
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        InlineBytes::new(bytes).map(Self)
     }
 
-    /// Its bytes; parts that are compared alone come first.
+    /// Returns the bytes, field by field.
     pub fn bytes(&self) -> &[u8] {
         self.0.get()
     }
 }
 
-impl Data {
-    /// An address and a port.
-    pub fn endpoint(address: SocketAddr) -> Self {
-        Self(Short::of(&[Field::Address(address.ip()), Field::Port(address.port())]))
+impl ElementData {
+    /// Returns the data for an address and a port.
+    pub fn from_endpoint(address: SocketAddr) -> Self {
+        Self(InlineBytes::from_fields(&[Field::Address(address.ip()), Field::Port(address.port())]))
     }
 
-    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
-        Short::new(bytes).map(Self)
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        InlineBytes::new(bytes).map(Self)
     }
 
-    /// The address and port that [`Self::endpoint`] made it of.
+    /// Returns the address and port, if the data has the length of [`Self::from_endpoint`].
     pub fn to_endpoint(self) -> Option<SocketAddr> {
         let bytes = self.bytes();
         let (address, port): (IpAddr, _) = match bytes.len() {
@@ -166,44 +167,44 @@ impl Data {
         Some(SocketAddr::new(address, u16::from_be_bytes(*port.first_chunk()?)))
     }
 
-    /// Its bytes.
+    /// Returns the bytes, field by field.
     pub fn bytes(&self) -> &[u8] {
         self.0.get()
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for ElementKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:02x?}", self.bytes())
     }
 }
 
-impl fmt::Debug for Data {
+impl fmt::Debug for ElementData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:02x?}", self.bytes())
     }
 }
 
-/// Bytes as nft shows them, given what they are.
-pub(super) fn show(mut bytes: &[u8], kinds: &[FieldKind], family: Family) -> String {
-    let mut parts = Vec::new();
-    for kind in kinds {
-        let Some((part, rest)) = bytes.split_at_checked(kind.length(family)) else { break };
+/// Returns the fields of a key or of data as nft shows them.
+pub(super) fn display(mut bytes: &[u8], fields: &[FieldType], family: Family) -> String {
+    let mut words = Vec::new();
+    for field in fields {
+        let Some((first, rest)) = bytes.split_at_checked(field.length(family) as usize) else { break };
         bytes = rest;
-        parts.push(show_field(part, *kind));
+        words.push(display_field(first, *field));
     }
-    parts.join(" . ")
+    words.join(" . ")
 }
 
-fn show_field(bytes: &[u8], kind: FieldKind) -> String {
+fn display_field(bytes: &[u8], field: FieldType) -> String {
     let word: [u8; 4] = bytes.first_chunk().copied().unwrap_or_default();
-    match kind {
-        FieldKind::Address => match bytes.first_chunk::<16>() {
+    match field {
+        FieldType::Address => match bytes.first_chunk::<16>() {
             Some(octets) => IpAddr::from(*octets).to_string(),
             None => IpAddr::from(word).to_string(),
         },
-        FieldKind::Protocol => protocol_name(word[0]),
-        FieldKind::Port => u16::from_be_bytes([word[0], word[1]]).to_string(),
-        FieldKind::Number => u32::from_ne_bytes(word).to_string(),
+        FieldType::Protocol => protocol_name(word[0]),
+        FieldType::Port => u16::from_be_bytes([word[0], word[1]]).to_string(),
+        FieldType::Number => u32::from_ne_bytes(word).to_string(),
     }
 }

@@ -1,235 +1,254 @@
-//! Sets and maps: what their keys are made of and what they hold, and how nft is told, so that it lists them readably.
+//! Sets and maps: their types, and the user data from which nft shows them readably.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
-use super::{Family, attributes::Attributes, element::FieldKind, statement::Name};
+use libc::{NFT_DATA_VERDICT, NFT_META_L4PROTO, NFT_SET_EVAL, NFT_SET_MAP, NFT_SET_TIMEOUT, c_int};
 
-/// `NFT_SET_MAP`, `NFT_SET_TIMEOUT` and `NFT_SET_EVAL`.
-const MAP: u32 = 8;
-const TIMEOUT: u32 = 16;
-const DYNAMIC: u32 = 32;
-/// `NFT_DATA_VERDICT`.
-const VERDICT_TYPE: u32 = 0xffff_ff00;
+use super::{Family, element::FieldType, statement::Name, uapi::*};
+use crate::kernel::netlink::{Attributes, MessageBuffer};
 
 /// A set or map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// Its name.
+    /// The name.
     pub name: Name,
-    /// What its keys are made of.
-    pub key: &'static [FieldKind],
-    /// What it has for them.
-    pub holds: Holds,
-    /// What people read of it.
+    /// The fields of a key.
+    pub key: &'static [FieldType],
+    /// What the set has for a key.
+    pub kind: SetKind,
+    /// The comment; may be empty.
     pub comment: &'static str,
 }
 
-/// What a set or map has for its keys.
+/// The kind of a set or map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holds {
-    /// Nothing: a set.
-    Members,
-    /// Nothing; packets add members, which go after this time, and there are at most so many.
-    MembersFor(Duration, u32),
-    /// What becomes of the packet.
-    Verdicts,
-    /// Something else.
-    Data(&'static [FieldKind]),
+pub enum SetKind {
+    /// A plain set.
+    Plain,
+    /// A set to which rules add elements. It has a timeout for each element, and a maximum size.
+    Dynamic(Duration, u32),
+    /// A map to verdicts.
+    VerdictMap,
+    /// A map to these fields.
+    DataMap(&'static [FieldType]),
 }
 
-/// What of a set cannot be changed any more once it is there.
+/// The properties that a set keeps for its lifetime. To change one, the set must be deleted and
+/// added again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    pub(super) flags: u32,
-    pub(super) key_type: u32,
-    pub(super) key_length: u32,
-    /// 0 where it is no map.
-    pub(super) data_type: u32,
+pub struct SetSpec {
+    pub(super) flags: c_int,
+    key_type: u32,
+    key_length: u32,
+    /// 0 for a plain set.
+    data_type: u32,
     /// In milliseconds; 0 for none.
-    pub(super) timeout: u64,
+    timeout: u64,
+}
+
+impl SetSpec {
+    pub(super) fn read(set: Attributes<'_>) -> Self {
+        let number = |kind| set.be32(kind).unwrap_or(0);
+        Self {
+            flags: set.be_int(NFTA_SET_FLAGS).unwrap_or(0),
+            key_type: number(NFTA_SET_KEY_TYPE),
+            key_length: number(NFTA_SET_KEY_LEN),
+            data_type: number(NFTA_SET_DATA_TYPE),
+            timeout: set.be64(NFTA_SET_TIMEOUT).unwrap_or(0),
+        }
+    }
 }
 
 impl Set {
-    /// What of it cannot be changed.
-    pub fn shape(&self, family: Family) -> Shape {
-        let length: usize = self.key.iter().map(|kind| kind.length(family)).sum();
-        Shape {
-            flags: match self.holds {
-                Holds::Members => 0,
-                Holds::MembersFor(..) => TIMEOUT | DYNAMIC,
-                Holds::Verdicts | Holds::Data(_) => MAP,
-            },
-            key_type: data_type(self.key, family),
-            key_length: u32::try_from(length).unwrap_or(u32::MAX),
-            data_type: match self.holds {
-                Holds::Members | Holds::MembersFor(..) => 0,
-                Holds::Verdicts => VERDICT_TYPE,
-                Holds::Data(kinds) => data_type(kinds, family),
-            },
-            timeout: match self.holds {
-                Holds::MembersFor(timeout, _) => u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
-                _ => 0,
-            },
+    /// Returns the properties that the set keeps for its lifetime.
+    pub fn spec(&self, family: Family) -> SetSpec {
+        let (flags, data_type, timeout) = match self.kind {
+            SetKind::Plain => (0, 0, Duration::ZERO),
+            SetKind::Dynamic(timeout, _) => (NFT_SET_TIMEOUT | NFT_SET_EVAL, 0, timeout),
+            SetKind::VerdictMap => (NFT_SET_MAP, NFT_DATA_VERDICT, Duration::ZERO),
+            SetKind::DataMap(fields) => (NFT_SET_MAP, concatenated_type(fields, family), Duration::ZERO),
+        };
+        SetSpec {
+            flags,
+            key_type: concatenated_type(self.key, family),
+            key_length: length(self.key, family),
+            data_type,
+            timeout: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
         }
     }
 
-    /// The attributes (`NFTA_SET_*`) but for the table; `id` is its number in the transaction.
-    pub(super) fn write(&self, family: Family, id: u32, to: &mut Attributes) {
-        let shape = self.shape(family);
-        to.text(2, &self.name);
-        to.number(3, shape.flags);
-        to.number(4, shape.key_type);
-        to.number(5, shape.key_length);
-        if shape.data_type != 0 {
-            to.number(6, shape.data_type);
+    /// Writes the attributes, without the table's name. `id` identifies the set within the
+    /// transaction.
+    pub(super) fn write(&self, family: Family, id: u32, to: &mut MessageBuffer) {
+        let spec = self.spec(family);
+        to.string(NFTA_SET_NAME, &self.name);
+        to.be_int(NFTA_SET_FLAGS, spec.flags);
+        to.be32(NFTA_SET_KEY_TYPE, spec.key_type);
+        to.be32(NFTA_SET_KEY_LEN, spec.key_length);
+        if spec.data_type != 0 {
+            to.be32(NFTA_SET_DATA_TYPE, spec.data_type);
         }
-        if let Holds::Data(kinds) = self.holds {
-            let length: usize = kinds.iter().map(|kind| kind.length(family)).sum();
-            to.number(7, u32::try_from(length).unwrap_or(u32::MAX));
+        if let SetKind::DataMap(fields) = self.kind {
+            to.be32(NFTA_SET_DATA_LEN, length(fields, family));
         }
-        to.number(10, id);
-        if let Holds::MembersFor(_, size) = self.holds {
-            to.nested(9, |to| to.number(1, size));
-            to.number64(11, shape.timeout);
+        to.be32(NFTA_SET_ID, id);
+        if let SetKind::Dynamic(_, size) = self.kind {
+            to.nested(NFTA_SET_DESC, |to| to.be32(NFTA_SET_DESC_SIZE, size));
+            to.be64(NFTA_SET_TIMEOUT, spec.timeout);
         }
-        to.bytes(13, &self.user_data(family));
+        to.bytes(NFTA_SET_USERDATA, &self.user_data(family));
     }
 
-    /// What only nft reads: types that have no number, and the comment (`enum nftnl_udata_set_types` of libnftnl).
+    /// Returns the user data, which only nft reads (`enum nftnl_udata_set_types` of libnftnl). It
+    /// has the types that have no number, and the comment.
     fn user_data(&self, family: Family) -> Vec<u8> {
+        const KEY_BYTE_ORDER: u8 = 0;
+        const DATA_BYTE_ORDER: u8 = 1;
+        const KEY_TYPEOF: u8 = 3;
+        const DATA_TYPEOF: u8 = 4;
+        const COMMENT: u8 = 7;
         let mut data = Vec::new();
-        tlv(&mut data, 0, &byte_order(self.key).to_ne_bytes());
-        match self.holds {
-            Holds::Data(kinds) => {
-                tlv(&mut data, 1, &byte_order(kinds).to_ne_bytes());
-                if self.key.contains(&FieldKind::Number) {
-                    tlv(&mut data, 3, &type_of(self.key, family));
-                    tlv(&mut data, 4, &type_of(kinds, family));
+        push_user_data(&mut data, KEY_BYTE_ORDER, &byte_order(self.key).to_ne_bytes());
+        match self.kind {
+            SetKind::DataMap(fields) => {
+                push_user_data(&mut data, DATA_BYTE_ORDER, &byte_order(fields).to_ne_bytes());
+                if self.has_typeof() {
+                    push_user_data(&mut data, KEY_TYPEOF, &type_of(self.key, family));
+                    push_user_data(&mut data, DATA_TYPEOF, &type_of(fields, family));
                 }
             }
-            Holds::Verdicts => tlv(&mut data, 1, &0_u32.to_ne_bytes()),
-            Holds::Members | Holds::MembersFor(..) => {}
+            SetKind::VerdictMap => push_user_data(&mut data, DATA_BYTE_ORDER, &0_u32.to_ne_bytes()),
+            SetKind::Plain | SetKind::Dynamic(..) => {}
         }
         if !self.comment.is_empty() {
-            tlv(&mut data, 7, &[self.comment.as_bytes(), &[0]].concat());
+            push_user_data(&mut data, COMMENT, &[self.comment.as_bytes(), &[0]].concat());
         }
         data
     }
 
-    /// In the words of nft.
-    pub(super) fn show(&self, family: Family) -> impl fmt::Display {
-        let types = |kinds: &[FieldKind]| {
-            let by_expression = self.key.contains(&FieldKind::Number);
-            let words = kinds
-                .iter()
-                .map(|kind| if by_expression { expression(*kind, family) } else { word(*kind, family) });
-            words.collect::<Vec<_>>().join(" . ")
+    /// nft has no type name for numbers, so that such a set is declared with `typeof`.
+    fn has_typeof(&self) -> bool {
+        self.key.contains(&FieldType::Number)
+    }
+
+    /// Returns the definition in nft's syntax.
+    pub(super) fn display(&self, family: Family) -> String {
+        let types = |fields: &[FieldType]| {
+            let names = if self.has_typeof() { expression_name } else { type_name };
+            fields.iter().map(|field| names(*field, family)).collect::<Vec<_>>().join(" . ")
         };
-        let keyword = if self.key.contains(&FieldKind::Number) { "typeof" } else { "type" };
+        let keyword = if self.has_typeof() { "typeof" } else { "type" };
         let key = types(self.key);
-        let rest = match self.holds {
-            Holds::Members => String::new(),
-            Holds::MembersFor(timeout, size) => {
+        let rest = match self.kind {
+            SetKind::Plain => String::new(),
+            SetKind::Dynamic(timeout, size) => {
                 format!("; size {size}; flags dynamic,timeout; timeout {}s", timeout.as_secs())
             }
-            Holds::Verdicts => " : verdict".into(),
-            Holds::Data(kinds) => format!(" : {}", types(kinds)),
+            SetKind::VerdictMap => " : verdict".into(),
+            SetKind::DataMap(fields) => format!(" : {}", types(fields)),
         };
         let comment =
             if self.comment.is_empty() { String::new() } else { format!("; comment \"{}\"", self.comment) };
         format!("{{ {keyword} {key}{rest}{comment}; }}")
     }
 
-    /// `map` or `set`.
-    pub(super) const fn word(&self) -> &'static str {
-        match self.holds {
-            Holds::Members | Holds::MembersFor(..) => "set",
-            Holds::Verdicts | Holds::Data(_) => "map",
+    /// Returns `map` or `set`.
+    pub(super) const fn keyword(&self) -> &'static str {
+        match self.kind {
+            SetKind::Plain | SetKind::Dynamic(..) => "set",
+            SetKind::VerdictMap | SetKind::DataMap(_) => "map",
         }
     }
 }
 
-/// `enum datatypes` of nft; of concatenations six bits each.
-fn data_type(kinds: &[FieldKind], family: Family) -> u32 {
-    kinds.iter().fold(0, |all, kind| {
-        all << 6
-            | match (kind, family) {
-                (FieldKind::Number, _) => 4,
-                (FieldKind::Address, Family::Ip) => 7,
-                (FieldKind::Address, Family::Ip6) => 8,
-                (FieldKind::Protocol, _) => 12,
-                (FieldKind::Port, _) => 13,
-            }
+fn length(fields: &[FieldType], family: Family) -> u32 {
+    fields.iter().map(|field| field.length(family)).sum()
+}
+
+/// Returns nft's type (`enum datatypes`). A concatenation has six bits for each field.
+fn concatenated_type(fields: &[FieldType], family: Family) -> u32 {
+    fields.iter().fold(0, |concatenation, field| {
+        let field = match (field, family) {
+            (FieldType::Number, _) => 4,
+            (FieldType::Address, Family::Ip) => 7,
+            (FieldType::Address, Family::Ip6) => 8,
+            (FieldType::Protocol, _) => 12,
+            (FieldType::Port, _) => 13,
+        };
+        concatenation << 6 | field
     })
 }
 
-/// nft's: 0 for none, as of concatenations, and 2 for that of the network.
-fn byte_order(kinds: &[FieldKind]) -> u32 {
-    match kinds {
-        [FieldKind::Address | FieldKind::Port] => 2,
+/// Returns nft's byte order: 0 (`BYTEORDER_INVALID`) for concatenations, or 2
+/// (`BYTEORDER_BIG_ENDIAN`).
+fn byte_order(fields: &[FieldType]) -> u32 {
+    match fields {
+        [FieldType::Address | FieldType::Port] => 2,
         _ => 0,
     }
 }
 
-fn word(kind: FieldKind, family: Family) -> &'static str {
-    match (kind, family) {
-        (FieldKind::Address, Family::Ip) => "ipv4_addr",
-        (FieldKind::Address, Family::Ip6) => "ipv6_addr",
-        (FieldKind::Protocol, _) => "inet_proto",
-        (FieldKind::Port, _) => "inet_service",
-        (FieldKind::Number, _) => "integer",
+fn type_name(field: FieldType, family: Family) -> &'static str {
+    match (field, family) {
+        (FieldType::Address, Family::Ip) => "ipv4_addr",
+        (FieldType::Address, Family::Ip6) => "ipv6_addr",
+        (FieldType::Protocol, _) => "inet_proto",
+        (FieldType::Port, _) => "inet_service",
+        (FieldType::Number, _) => "integer",
     }
 }
 
-fn expression(kind: FieldKind, family: Family) -> &'static str {
-    match (kind, family) {
-        (FieldKind::Address, Family::Ip) => "ip daddr",
-        (FieldKind::Address, Family::Ip6) => "ip6 daddr",
-        (FieldKind::Protocol, _) => "meta l4proto",
-        (FieldKind::Port, _) => "th dport",
-        (FieldKind::Number, _) => "numgen random mod 2",
+fn expression_name(field: FieldType, family: Family) -> &'static str {
+    match (field, family) {
+        (FieldType::Address, Family::Ip) => "ip daddr",
+        (FieldType::Address, Family::Ip6) => "ip6 daddr",
+        (FieldType::Protocol, _) => "meta l4proto",
+        (FieldType::Port, _) => "th dport",
+        (FieldType::Number, _) => "numgen random mod 2",
     }
 }
 
-/// A part of user data: its type, its length and itself.
-fn tlv(to: &mut Vec<u8>, kind: u8, value: &[u8]) {
+/// Appends a part of user data: type, length and value.
+pub(super) fn push_user_data(to: &mut Vec<u8>, kind: u8, value: &[u8]) {
     to.push(kind);
     to.push(u8::try_from(value.len()).unwrap_or(u8::MAX));
     to.extend_from_slice(value);
 }
 
-/// What `typeof` says, as nft keeps it: expressions by their numbers (`enum expr_types` of nft), 13 for a concatenation.
-fn type_of(kinds: &[FieldKind], family: Family) -> Vec<u8> {
+/// Returns a `typeof` declaration in nft's encoding. Expressions have the numbers of nft's
+/// `enum expr_types`.
+fn type_of(fields: &[FieldType], family: Family) -> Vec<u8> {
+    const CONCATENATION: u32 = 13;
     let mut parts = Vec::new();
-    for (index, kind) in (0..).zip(kinds) {
-        tlv(&mut parts, index, &type_of_field(*kind, family));
+    for (index, field) in (0..).zip(fields) {
+        push_user_data(&mut parts, index, &type_of_field(*field, family));
     }
-    tagged(13, &parts)
+    type_of_expression(CONCATENATION, &parts)
 }
 
-fn type_of_field(kind: FieldKind, family: Family) -> Vec<u8> {
-    let numbers = |numbers: &[u32]| {
-        let mut data = Vec::new();
-        for (index, number) in (0..).zip(numbers) {
-            tlv(&mut data, index, &number.to_ne_bytes());
-        }
-        data
+fn type_of_field(field: FieldType, family: Family) -> Vec<u8> {
+    const PAYLOAD: u32 = 7;
+    const META: u32 = 9;
+    const NUMGEN: u32 = 23;
+    let (expression, operands): (_, &[u32]) = match (field, family) {
+        // The operands are the numbers of the protocol and of the field in nft's tables.
+        (FieldType::Address, Family::Ip) => (PAYLOAD, &[12, 12]),
+        (FieldType::Address, Family::Ip6) => (PAYLOAD, &[13, 9]),
+        (FieldType::Port, _) => (PAYLOAD, &[11, 2]),
+        (FieldType::Protocol, _) => (META, &[NFT_META_L4PROTO.cast_unsigned()]),
+        // NFT_NG_RANDOM, modulus 2, offset 0.
+        (FieldType::Number, _) => (NUMGEN, &[1, 2, 0]),
     };
-    match (kind, family) {
-        // Of a payload: the protocol and the field in nft's tables of both.
-        (FieldKind::Address, Family::Ip) => tagged(7, &numbers(&[12, 12])),
-        (FieldKind::Address, Family::Ip6) => tagged(7, &numbers(&[13, 9])),
-        (FieldKind::Port, _) => tagged(7, &numbers(&[11, 2])),
-        // Of meta: NFT_META_L4PROTO.
-        (FieldKind::Protocol, _) => tagged(9, &numbers(&[16])),
-        // Of numgen: random, below 2, from 0.
-        (FieldKind::Number, _) => tagged(23, &numbers(&[1, 2, 0])),
+    let mut data = Vec::new();
+    for (index, operand) in (0..).zip(operands) {
+        push_user_data(&mut data, index, &operand.to_ne_bytes());
     }
+    type_of_expression(expression, &data)
 }
 
-fn tagged(expression: u32, data: &[u8]) -> Vec<u8> {
-    let mut tagged = Vec::new();
-    tlv(&mut tagged, 0, &expression.to_ne_bytes());
-    tlv(&mut tagged, 1, data);
-    tagged
+fn type_of_expression(expression: u32, data: &[u8]) -> Vec<u8> {
+    let mut encoded = Vec::new();
+    push_user_data(&mut encoded, 0, &expression.to_ne_bytes());
+    push_user_data(&mut encoded, 1, data);
+    encoded
 }

@@ -1,6 +1,6 @@
-//! Rules: statements in the words of nft, and the kernel's expressions that they are made of.
+//! Rules, as nft statements.
 //!
-//! What a statement shows as is what `nft list` prints of it; a test holds both to each other.
+//! A statement displays as `nft list` prints it. A test compares both.
 
 use std::{
     fmt,
@@ -13,10 +13,10 @@ use ipnet::IpNet;
 use super::Family;
 use crate::net::Protocol;
 
-/// A name of a chain, set or map.
+/// The name of a chain, set or map.
 pub type Name = Arc<str>;
 
-/// Something of a packet, or a number drawn for it, that a set is asked about. Several are one key.
+/// A field of a packet, or a random number. One or more of them make the key of a set or map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Selector {
     /// `ip saddr`.
@@ -27,103 +27,103 @@ pub enum Selector {
     Protocol,
     /// `th dport`.
     DestinationPort,
-    /// `numgen random mod N`: a number below N, in the order of the host.
+    /// `numgen random mod N`: a number below N, in the host's byte order.
     Random(u32),
 }
 
-/// A part of a rule: the packet has to match, or something is done to it.
+/// A part of a rule: a match or an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Statement {
-    /// The key is an element of the set.
-    In(Vec<Selector>, Name),
-    /// The source is in the range; or is not.
+    /// Matches if the key is an element of the set.
+    InSet(Vec<Selector>, Name),
+    /// Matches the source address.
     Source {
         /// The range.
         range: IpNet,
-        /// Whether the packet has to be in it.
+        /// True to match addresses in the range, false to match all others.
         inside: bool,
     },
-    /// The destination is in the range.
+    /// Matches if the destination is in the range.
     Destination(IpNet),
-    /// The packet came in through this interface; or did not. A `*` at the end stands for anything.
+    /// Matches the input interface.
     InputInterface {
-        /// The name.
+        /// The name. A trailing `*` matches any suffix.
         name: Arc<str>,
-        /// Whether the packet has to be of it.
+        /// True to match this interface, false to match all others.
         inside: bool,
     },
-    /// The source is an address of this host.
+    /// Matches if the source is an address of this host.
     SourceIsLocal,
-    /// It is the first packet of its connection.
+    /// Matches the first packet of a connection.
     StateNew,
-    /// Its connection is translated to another destination.
+    /// Matches if the connection has a translated destination.
     StatusDnat,
-    /// The protocol.
+    /// Matches the IP protocol.
     Protocol(u8),
-    /// The packet's mark has this bit.
-    Marked(u32),
-    /// One packet in so many, by chance.
+    /// Matches if the packet's mark has this bit.
+    HasMark(u32),
+    /// Matches one of this many packets, at random.
     OneIn(u32),
-    /// Sets this bit of the packet's mark.
+    /// Sets this bit in the packet's mark.
     SetMark(u32),
-    /// Flips this bit of the packet's mark.
-    FlipMark(u32),
-    /// Does what the map says of the key; nothing where it is not in the map.
+    /// Toggles this bit in the packet's mark.
+    ToggleMark(u32),
+    /// Applies the verdict that the map has for the key. Without one, the next rule decides.
     VerdictMap(Vec<Selector>, Name),
-    /// Translates to the endpoint that the map has for the key; does nothing where it has none.
+    /// Translates to the endpoint that the map has for the key. Without one, the next rule decides.
     DnatByMap(Vec<Selector>, Name),
     /// Translates to an endpoint.
     Dnat(SocketAddr),
-    /// Adds the key to the set, or has its time begin anew.
-    Update(Name, Vec<Selector>),
-    /// Gives the connection this host's address.
+    /// Adds the key to the set, or restarts its timeout.
+    UpdateSet(Name, Vec<Selector>),
+    /// Translates the source to an address of this host.
     Masquerade,
-    /// Answers that the port is unreachable.
+    /// Answers "port unreachable".
     Reject,
-    /// What becomes of the packet.
+    /// Ends the rule with a verdict.
     Verdict(Verdict),
 }
 
-/// What becomes of a packet.
+/// A verdict.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
-    /// It is dropped.
+    /// Drops the packet.
     Drop,
-    /// The rest of the rule decides.
+    /// Continues with the rest of the rule.
     Continue,
-    /// The calling chain goes on.
+    /// Returns to the calling chain.
     Return,
-    /// Another chain decides, and then this one goes on.
+    /// Calls another chain.
     Jump(Name),
-    /// Another chain decides.
+    /// Continues in another chain and does not return.
     Goto(Name),
 }
 
-/// A rule: statements that are tried in turn until one does not match.
+/// A rule. Its statements run in order, until one does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// The statements.
     pub statements: Vec<Statement>,
-    /// What people read of it; at most 127 bytes.
+    /// The comment. At most 127 bytes are written.
     pub comment: Option<Arc<str>>,
 }
 
 impl Rule {
-    /// A rule without a comment.
+    /// Returns a rule without a comment.
     pub fn new(statements: impl IntoIterator<Item = Statement>) -> Self {
         Self { statements: statements.into_iter().collect(), comment: None }
     }
 
-    /// The same with a comment.
+    /// Returns the rule with a comment.
     #[must_use]
     pub fn comment(self, comment: &str) -> Self {
         Self { comment: Some(comment.into()), ..self }
     }
 
-    /// In the words of nft.
-    pub fn show(&self, family: Family) -> impl fmt::Display {
+    /// Returns the rule in nft's syntax.
+    pub fn display(&self, family: Family) -> String {
         let statements: Vec<String> =
-            self.statements.iter().map(|statement| Shown(statement, family).to_string()).collect();
+            self.statements.iter().map(|statement| statement.display(family)).collect();
         let comment = self.comment.iter().map(|comment| format!(" comment \"{comment}\""));
         statements.join(" ") + &comment.collect::<String>()
     }
@@ -141,63 +141,61 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// A protocol as nft names it.
+/// Returns nft's name of a protocol.
 pub(super) fn protocol_name(protocol: u8) -> String {
     Protocol::from_number(protocol)
         .map_or_else(|| protocol.to_string(), |known| known.lowercase_name().into())
 }
 
-struct Shown<'a>(&'a Statement, Family);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(statement, family) = self;
-        let ip = family.word();
+impl Statement {
+    fn display(&self, family: Family) -> String {
+        let ip = family.name();
+        let key = |selectors| display_key(selectors, family);
         let negation = |inside: &bool| if *inside { "" } else { "!= " };
-        match statement {
-            Statement::In(key, set) => write!(f, "{} @{set}", words(key, *family)),
-            Statement::Source { range, inside } => write!(f, "{ip} saddr {}{}", negation(inside), net(range)),
-            Statement::Destination(range) => write!(f, "{ip} daddr {}", net(range)),
-            Statement::InputInterface { name, inside } => {
-                write!(f, "iifname {}\"{name}\"", negation(inside))
+        match self {
+            Self::InSet(selectors, set) => format!("{} @{set}", key(selectors)),
+            Self::Source { range, inside } => {
+                format!("{ip} saddr {}{}", negation(inside), display_range(range))
             }
-            Statement::SourceIsLocal => f.write_str("fib saddr type local"),
-            Statement::StateNew => f.write_str("ct state new"),
-            Statement::StatusDnat => f.write_str("ct status dnat"),
-            Statement::Protocol(protocol) => write!(f, "meta l4proto {}", protocol_name(*protocol)),
-            Statement::Marked(bit) => write!(f, "meta mark & {bit:#010x} != 0x00000000"),
-            Statement::OneIn(count) => write!(f, "numgen random mod {count} 0"),
-            Statement::SetMark(bit) => write!(f, "meta mark set meta mark | {bit:#010x}"),
-            Statement::FlipMark(bit) => write!(f, "meta mark set meta mark ^ {bit:#010x}"),
-            Statement::VerdictMap(key, map) => write!(f, "{} vmap @{map}", words(key, *family)),
-            Statement::DnatByMap(key, map) => write!(f, "dnat {ip} to {} map @{map}", words(key, *family)),
-            Statement::Dnat(endpoint) => write!(f, "dnat to {endpoint}"),
-            Statement::Update(set, key) => write!(f, "update @{set} {{ {} }}", words(key, *family)),
-            Statement::Masquerade => f.write_str("masquerade fully-random"),
-            Statement::Reject => f.write_str("reject"),
-            Statement::Verdict(verdict) => verdict.fmt(f),
+            Self::Destination(range) => format!("{ip} daddr {}", display_range(range)),
+            Self::InputInterface { name, inside } => format!("iifname {}\"{name}\"", negation(inside)),
+            Self::SourceIsLocal => "fib saddr type local".into(),
+            Self::StateNew => "ct state new".into(),
+            Self::StatusDnat => "ct status dnat".into(),
+            Self::Protocol(protocol) => format!("meta l4proto {}", protocol_name(*protocol)),
+            Self::HasMark(bit) => format!("meta mark & {bit:#010x} != 0x00000000"),
+            Self::OneIn(count) => format!("numgen random mod {count} 0"),
+            Self::SetMark(bit) => format!("meta mark set meta mark | {bit:#010x}"),
+            Self::ToggleMark(bit) => format!("meta mark set meta mark ^ {bit:#010x}"),
+            Self::VerdictMap(selectors, map) => format!("{} vmap @{map}", key(selectors)),
+            Self::DnatByMap(selectors, map) => format!("dnat {ip} to {} map @{map}", key(selectors)),
+            Self::Dnat(endpoint) => format!("dnat to {endpoint}"),
+            Self::UpdateSet(set, selectors) => format!("update @{set} {{ {} }}", key(selectors)),
+            Self::Masquerade => "masquerade fully-random".into(),
+            Self::Reject => "reject".into(),
+            Self::Verdict(verdict) => verdict.to_string(),
         }
     }
 }
 
-/// nft leaves out the length of a range that is one address.
-fn net(range: &IpNet) -> String {
+/// nft omits the prefix length of a range with one address.
+fn display_range(range: &IpNet) -> String {
     if range.prefix_len() == range.max_prefix_len() { range.addr().to_string() } else { range.to_string() }
 }
 
-fn words(key: &[Selector], family: Family) -> String {
-    let ip = family.word();
-    let words = key.iter().map(|selector| match selector {
+fn display_key(selectors: &[Selector], family: Family) -> String {
+    let ip = family.name();
+    let words = selectors.iter().map(|selector| match selector {
         Selector::Source => format!("{ip} saddr"),
         Selector::Destination => format!("{ip} daddr"),
         Selector::Protocol => "meta l4proto".into(),
         Selector::DestinationPort => "th dport".into(),
-        Selector::Random(below) => format!("numgen random mod {below}"),
+        Selector::Random(modulus) => format!("numgen random mod {modulus}"),
     });
     words.collect::<Vec<_>>().join(" . ")
 }
 
-/// The bytes of an address, in network order.
+/// Returns the bytes of an address, in network order.
 pub(super) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().into(),

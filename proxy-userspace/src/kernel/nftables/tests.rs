@@ -1,23 +1,24 @@
-//! Against the kernel, in network namespaces of their own: what is written is what nft lists. As root.
+//! Against the kernel, in network namespaces of their own: what is written is what nft lists. As
+//! root.
 
 use std::{thread, time::Duration};
 
 use nix::sched::{CloneFlags, unshare};
 
 use super::{
-    Chain, Change, Data, Family, Field, FieldKind, Holds, Hook, Key, Name, Nftables, Rule, Selector, Set,
-    Statement, Value, Verdict,
+    Chain, Change, ElementData, ElementKey, ElementValue, Family, Field, FieldType, Hook, Name, Nftables,
+    Rule, Selector, Set, SetKind, Statement, Verdict,
 };
 use crate::kernel::command::{Command, SearchPath};
 
 const TABLE: &str = "kube-proxy";
-const KEY: &[FieldKind] = &[FieldKind::Address, FieldKind::Protocol, FieldKind::Port];
-const SLOT: &[FieldKind] = &[FieldKind::Address, FieldKind::Protocol, FieldKind::Port, FieldKind::Number];
-const ENDPOINT: &[FieldKind] = &[FieldKind::Address, FieldKind::Port];
+const KEY: &[FieldType] = &[FieldType::Address, FieldType::Protocol, FieldType::Port];
+const SLOT: &[FieldType] = &[FieldType::Address, FieldType::Protocol, FieldType::Port, FieldType::Number];
+const ENDPOINT: &[FieldType] = &[FieldType::Address, FieldType::Port];
 const DESTINATION: [Selector; 3] = [Selector::Destination, Selector::Protocol, Selector::DestinationPort];
 
-fn set(name: &str, key: &'static [FieldKind], holds: Holds) -> &'static Set {
-    Box::leak(Box::new(Set { name: name.into(), key, holds, comment: "what it is" }))
+fn set(name: &str, key: &'static [FieldType], kind: SetKind) -> &'static Set {
+    Box::leak(Box::new(Set { name: name.into(), key, kind, comment: "what it is" }))
 }
 
 /// Runs a test on a thread in a network namespace of its own, which goes with it.
@@ -34,9 +35,9 @@ fn nft(args: &[&str], input: &str) -> String {
     command.run().unwrap_or_else(|error| panic!("{error}")).stdout
 }
 
-fn slot(address: &str, number: u32) -> Key {
+fn slot(address: &str, number: u32) -> ElementKey {
     let address = address.parse().expect("an address");
-    Key::new(&[Field::Address(address), Field::Protocol(6), Field::Port(80), Field::Number(number)])
+    ElementKey::new(&[Field::Address(address), Field::Protocol(6), Field::Port(80), Field::Number(number)])
 }
 
 /// Every statement there is, by family.
@@ -51,7 +52,7 @@ fn rules(family: Family) -> Vec<Rule> {
     let source = |text, inside| Statement::Source { range: range(text), inside };
     [
         vec![
-            Statement::In(vec![Selector::Destination], "cluster-ips".into()),
+            Statement::InSet(vec![Selector::Destination], "cluster-ips".into()),
             source(range_text(family), false),
             Statement::SetMark(0x4000),
         ],
@@ -59,11 +60,11 @@ fn rules(family: Family) -> Vec<Rule> {
         vec![interface("veth*", false), interface("cbr0", true), Statement::Verdict(Verdict::Return)],
         vec![Statement::SourceIsLocal, Statement::Verdict(Verdict::Goto("there".into()))],
         vec![Statement::StateNew, Statement::Verdict(Verdict::Jump("there".into()))],
-        vec![Statement::Marked(0x4000), Statement::FlipMark(0x4000), Statement::Masquerade],
+        vec![Statement::HasMark(0x4000), Statement::ToggleMark(0x4000), Statement::Masquerade],
         vec![Statement::StatusDnat, Statement::OneIn(3), Statement::Reject],
         vec![Statement::VerdictMap(DESTINATION.into(), "service-ips".into())],
         vec![Statement::DnatByMap(slots, "service-endpoints".into())],
-        vec![Statement::Update("clients".into(), vec![Selector::Source])],
+        vec![Statement::UpdateSet("clients".into(), vec![Selector::Source])],
         vec![Statement::Protocol(6), Statement::Dnat(endpoint.parse().expect("an endpoint"))],
         vec![Statement::Destination(range(range_text(family))), Statement::Verdict(Verdict::Drop)],
     ]
@@ -82,10 +83,10 @@ fn structure() -> Vec<Change> {
     let chain = |name: &str, hook| Change::AddChain(Chain { name: name.into(), hook, comment: "a chain" });
     let hook = Hook { kind: "nat", number: 4, priority: 100 };
     let sets = [
-        set("cluster-ips", &[FieldKind::Address], Holds::Members),
-        set("clients", &[FieldKind::Address], Holds::MembersFor(Duration::from_hours(3), 65535)),
-        set("service-ips", KEY, Holds::Verdicts),
-        set("service-endpoints", SLOT, Holds::Data(ENDPOINT)),
+        set("cluster-ips", &[FieldType::Address], SetKind::Plain),
+        set("clients", &[FieldType::Address], SetKind::Dynamic(Duration::from_hours(3), 65535)),
+        set("service-ips", KEY, SetKind::VerdictMap),
+        set("service-endpoints", SLOT, SetKind::DataMap(ENDPOINT)),
     ];
     let mut changes = vec![Change::AddTable("rules")];
     changes.extend(sets.map(|set| Change::AddSet(set.clone())));
@@ -105,18 +106,18 @@ fn what_is_written_is_what_nft_lists_and_nft_takes_its_listing_back() {
         let mut nftables = Nftables::open().expect("nf_tables");
         for family in Family::ALL {
             nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));
-            let listing = nft(&["list", "table", family.word(), TABLE], "");
+            let listing = nft(&["list", "table", family.name(), TABLE], "");
             for rule in rules(family) {
-                let shown = rule.show(family).to_string();
+                let shown = rule.display(family);
                 assert!(listing.lines().any(|line| line.trim() == shown), "no {shown}\n{listing}");
             }
             assert!(
                 listing.contains("type nat hook postrouting priority srcnat; policy accept;"),
                 "{listing}"
             );
-            nft(&["delete", "table", family.word(), TABLE], "");
+            nft(&["delete", "table", family.name(), TABLE], "");
             nft(&["-f", "-"], &listing);
-            assert_eq!(nft(&["list", "table", family.word(), TABLE], ""), listing);
+            assert_eq!(nft(&["list", "table", family.name(), TABLE], ""), listing);
         }
     });
 }
@@ -125,16 +126,21 @@ fn what_is_written_is_what_nft_lists_and_nft_takes_its_listing_back() {
 fn elements_are_added_replaced_and_removed_as_a_whole_or_not_at_all() {
     alone(|| {
         let mut nftables = Nftables::open().expect("nf_tables");
-        let map = set("service-endpoints", SLOT, Holds::Data(ENDPOINT));
-        let verdicts = set("service-ips", KEY, Holds::Verdicts);
+        let map = set("service-endpoints", SLOT, SetKind::DataMap(ENDPOINT));
+        let verdicts = set("service-ips", KEY, SetKind::VerdictMap);
         for (family, address, first, second) in [
             (Family::Ip, "10.96.0.1", "10.244.1.1:8080", "10.244.1.2:8080"),
             (Family::Ip6, "fd96::1", "[fd44::1]:8080", "[fd44::2]:8080"),
         ] {
-            let to = |text: &str| Value::Data(Data::endpoint(text.parse().expect("an endpoint")));
-            let goto = Value::verdict(Verdict::Goto("there".into()), Some("a/b:c".into()));
-            let key =
-                Key::new(&[Field::Address(address.parse().unwrap()), Field::Protocol(17), Field::Port(53)]);
+            let to = |text: &str| {
+                ElementValue::Data(ElementData::from_endpoint(text.parse().expect("an endpoint")))
+            };
+            let goto = ElementValue::verdict(Verdict::Goto("there".into()), Some("a/b:c".into()));
+            let key = ElementKey::new(&[
+                Field::Address(address.parse().unwrap()),
+                Field::Protocol(17),
+                Field::Port(53),
+            ]);
             let mut changes = structure();
             changes.extend([
                 Change::AddElement(map, slot(address, 0), to(first)),
@@ -143,9 +149,9 @@ fn elements_are_added_replaced_and_removed_as_a_whole_or_not_at_all() {
             ]);
             let changes: Vec<_> = changes.into_iter().map(|change| (family, change)).collect();
             nftables.commit(TABLE, &changes).unwrap_or_else(|error| panic!("{error}"));
-            let listing = nft(&["list", "map", family.word(), TABLE, &map.name], "");
+            let listing = nft(&["list", "map", family.name(), TABLE, &map.name], "");
             assert!(listing.contains(&format!("{address} . tcp . 80 . 1 : ")), "{listing}");
-            assert_eq!(nftables.elements(family, TABLE, &verdicts.name).unwrap(), [(key, goto)]);
+            assert_eq!(nftables.list_elements(family, TABLE, &verdicts.name).unwrap(), [(key, goto)]);
 
             let replace = [
                 (family, Change::DeleteElement(map, slot(address, 1))),
@@ -154,7 +160,7 @@ fn elements_are_added_replaced_and_removed_as_a_whole_or_not_at_all() {
             nftables.commit(TABLE, &replace).unwrap_or_else(|error| panic!("{error}"));
             let expected = [(slot(address, 0), to(first)), (slot(address, 1), to(first))];
             let sorted = |nftables: &mut Nftables| {
-                let mut elements = nftables.elements(family, TABLE, &map.name).unwrap();
+                let mut elements = nftables.list_elements(family, TABLE, &map.name).unwrap();
                 elements.sort_by_key(|(key, _)| *key);
                 elements
             };
@@ -176,22 +182,22 @@ fn a_table_is_found_with_its_chains_and_the_shapes_of_its_sets() {
     alone(|| {
         let mut nftables = Nftables::open().expect("nf_tables");
         for family in Family::ALL {
-            assert!(!nftables.find(family, TABLE).unwrap().is_there);
-            nft(&["-f", "-"], &format!("table {} other {{ chain here {{ }}; }}", family.word()));
+            assert!(!nftables.list_table(family, TABLE).unwrap().exists);
+            nft(&["-f", "-"], &format!("table {} other {{ chain here {{ }}; }}", family.name()));
             // A set without a name belongs to its rule.
             let unnamed = format!(
                 "table {} {TABLE} {{ chain mapped {{ meta l4proto vmap {{ tcp : drop }}; }}; }}",
-                family.word()
+                family.name()
             );
             nft(&["-f", "-"], &unnamed);
             nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));
-            let mut found = nftables.find(family, TABLE).unwrap();
+            let mut found = nftables.list_table(family, TABLE).unwrap();
             found.chains.sort();
             assert_eq!(found.chains, ["here", "hooked", "mapped", "there"].map(Name::from));
             assert_eq!(found.sets.len(), 4, "{:?}", found.sets);
             for change in structure() {
                 if let Change::AddSet(set) = change {
-                    assert_eq!(found.sets.get(&set.name), Some(&set.shape(family)), "{}", set.name);
+                    assert_eq!(found.sets.get(&set.name), Some(&set.spec(family)), "{}", set.name);
                 }
             }
         }
@@ -202,14 +208,14 @@ fn a_table_is_found_with_its_chains_and_the_shapes_of_its_sets() {
 fn thousands_of_elements_are_one_transaction() {
     alone(|| {
         let mut nftables = Nftables::open().expect("nf_tables");
-        let map = set("service-endpoints", SLOT, Holds::Data(ENDPOINT));
-        let endpoint = Value::Data(Data::endpoint("10.244.1.1:8080".parse().unwrap()));
+        let map = set("service-endpoints", SLOT, SetKind::DataMap(ENDPOINT));
+        let endpoint = ElementValue::Data(ElementData::from_endpoint("10.244.1.1:8080".parse().unwrap()));
         let slots =
             (0..20_000).map(|number| Change::AddElement(map, slot("10.96.0.1", number), endpoint.clone()));
         let changes: Vec<_> =
             structure().into_iter().chain(slots).map(|change| (Family::Ip, change)).collect();
         nftables.commit(TABLE, &changes).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(nftables.elements(Family::Ip, TABLE, &map.name).unwrap().len(), 20_000);
-        assert_eq!(nftables.find(Family::Ip, "other").unwrap().sets.len(), 0);
+        assert_eq!(nftables.list_elements(Family::Ip, TABLE, &map.name).unwrap().len(), 20_000);
+        assert_eq!(nftables.list_table(Family::Ip, "other").unwrap().sets.len(), 0);
     });
 }

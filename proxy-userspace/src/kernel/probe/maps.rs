@@ -5,7 +5,7 @@ use super::Fact;
 use crate::kernel::{
     KernelError,
     nftables::{
-        Chain, Change, Family, FieldKind, Holds, Hook, Name, Nftables, Rule, Selector, Set, Statement,
+        Chain, Change, Family, FieldType, Hook, Name, Nftables, Rule, Selector, Set, SetKind, Statement,
         Verdict,
     },
 };
@@ -32,11 +32,11 @@ pub fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-const KEY: &[FieldKind] = &[FieldKind::Address, FieldKind::Number];
-const DATA: &[FieldKind] = &[FieldKind::Address, FieldKind::Port];
+const KEY: &[FieldType] = &[FieldType::Address, FieldType::Number];
+const DATA: &[FieldType] = &[FieldType::Address, FieldType::Port];
 
 fn trial(family: Family) -> Vec<(Family, Change)> {
-    let set = |name: &str, key, holds| Change::AddSet(Set { name: name.into(), key, holds, comment: "" });
+    let set = |name: &str, key, kind| Change::AddSet(Set { name: name.into(), key, kind, comment: "" });
     let chain = |name: &str, hook| Change::AddChain(Chain { name: name.into(), hook, comment: "" });
     let rule = |chain: &str, statements: Vec<Statement>| Change::AddRule(chain.into(), Rule::new(statements));
     let hook = |kind, number, priority| Some(Hook { kind, number, priority });
@@ -44,16 +44,16 @@ fn trial(family: Family) -> Vec<(Family, Change)> {
     let clients: Name = "clients".into();
     let changes = vec![
         Change::AddTable(""),
-        set("clients", &[FieldKind::Address], Holds::MembersFor(std::time::Duration::from_secs(1), 16)),
-        set("verdicts", &[FieldKind::Address], Holds::Verdicts),
-        set("endpoints", KEY, Holds::Data(DATA)),
+        set("clients", &[FieldType::Address], SetKind::Dynamic(std::time::Duration::from_secs(1), 16)),
+        set("verdicts", &[FieldType::Address], SetKind::VerdictMap),
+        set("endpoints", KEY, SetKind::DataMap(DATA)),
         chain("forward", hook("filter", 2, 0)),
         chain("prerouting", hook("nat", 0, -100)),
         chain("postrouting", hook("nat", 4, 100)),
         rule("forward", vec![Statement::StateNew, Statement::Reject]),
         rule("prerouting", vec![Statement::VerdictMap(vec![Selector::Destination], "verdicts".into())]),
         rule("prerouting", vec![Statement::SourceIsLocal, Statement::SetMark(1)]),
-        rule("prerouting", vec![Statement::Update(clients, vec![Selector::Source])]),
+        rule("prerouting", vec![Statement::UpdateSet(clients, vec![Selector::Source])]),
         rule("prerouting", vec![Statement::OneIn(2), Statement::Verdict(Verdict::Return)]),
         rule("prerouting", vec![Statement::DnatByMap(slot, "endpoints".into())]),
         rule("postrouting", vec![Statement::StatusDnat, Statement::Masquerade]),

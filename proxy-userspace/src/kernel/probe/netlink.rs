@@ -1,7 +1,7 @@
 //! Whether the kernel has a generic netlink family, which is how its subsystems are reached.
 
 use super::Fact;
-use crate::kernel::{command::SearchPath, generic_netlink, ipvs};
+use crate::kernel::{command::SearchPath, ipvs, netlink::generic};
 
 /// The kernel's virtual server, which has to be loaded where it is a module.
 pub(super) fn ipvs(path: &SearchPath) -> Fact {
@@ -11,7 +11,7 @@ pub(super) fn ipvs(path: &SearchPath) -> Fact {
 
 /// Asks for a family; the kernel loads the module that brings it, if there is one.
 fn generic_family(name: &str) -> Fact {
-    match generic_netlink::open().and_then(|socket| generic_netlink::family(&socket, name)) {
+    match generic::open().and_then(|socket| generic::family(&socket, name)) {
         Ok(_) => Fact::Present(String::new()),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
             Fact::Missing(format!("this kernel does not have {name}"))

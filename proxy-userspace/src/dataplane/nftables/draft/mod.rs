@@ -18,7 +18,7 @@ use super::{
     table::Basis,
 };
 use crate::{
-    kernel::nftables::{Change, Data, Family, Key, Name, Value},
+    kernel::nftables::{Change, ElementData, ElementKey, ElementValue, Family, Name},
     model::{ServicePortKey, Snapshot},
 };
 
@@ -69,13 +69,13 @@ impl<'a> Draft<'a> {
     }
 
     pub(super) fn set_node_port_ips(&mut self, snapshot: &Snapshot) {
-        let wanted: BTreeSet<(Family, Key)> =
+        let wanted: BTreeSet<(Family, ElementKey)> =
             service::node_port_ips(snapshot.node.node_port_addresses.iter().copied()).into_iter().collect();
         if wanted == self.state.node_port_ips {
             return;
         }
         for (family, key) in wanted.difference(&self.state.node_port_ips) {
-            self.claim(*family, Base::NodePortIps, *key, Value::Member(None));
+            self.claim(*family, Base::NodePortIps, *key, ElementValue::Member(None));
         }
         for (family, key) in self.state.node_port_ips.difference(&wanted) {
             self.release(*family, Base::NodePortIps, *key);
@@ -83,17 +83,17 @@ impl<'a> Draft<'a> {
         self.facts.node_port_ips = Some(wanted);
     }
 
-    fn claim(&mut self, family: Family, base: Base, key: Key, value: Value) {
+    fn claim(&mut self, family: Family, base: Base, key: ElementKey, value: ElementValue) {
         let touch = self.touch(family, base, key);
         touch.claims += 1;
         touch.value = Some(value);
     }
 
-    fn release(&mut self, family: Family, base: Base, key: Key) {
+    fn release(&mut self, family: Family, base: Base, key: ElementKey) {
         self.touch(family, base, key).claims -= 1;
     }
 
-    fn touch(&mut self, family: Family, base: Base, key: Key) -> &mut Touch {
+    fn touch(&mut self, family: Family, base: Base, key: ElementKey) -> &mut Touch {
         let spot = Spot { family, base, key };
         let touched = if spot.destination().is_some() { &mut self.touched } else { &mut self.common };
         touched.entry(spot).or_default()
@@ -128,7 +128,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Numbers for endpoints: those that have one keep it, as far as it is small enough, and the others get what is left.
-    fn fill(&self, family: Family, listed: &Listed) -> Vec<(Key, Value)> {
+    fn fill(&self, family: Family, listed: &Listed) -> Vec<(ElementKey, ElementValue)> {
         let table = self.table(family);
         let mut left: BTreeSet<_> = listed.endpoints.iter().copied().collect();
         let map = listed.list.endpoints();
@@ -137,7 +137,9 @@ impl<'a> Draft<'a> {
                 let key = listed.destination.slot(number);
                 let held = table.elements.get(&(map, key)).map(|held| &held.value);
                 let endpoint = match held {
-                    Some(Value::Data(data)) => data.to_endpoint().filter(|endpoint| left.remove(endpoint)),
+                    Some(ElementValue::Data(data)) => {
+                        data.to_endpoint().filter(|endpoint| left.remove(endpoint))
+                    }
                     _ => None,
                 };
                 (key, endpoint)
@@ -145,7 +147,9 @@ impl<'a> Draft<'a> {
             .collect();
         let mut left = left.into_iter();
         let endpoints = kept.into_iter().filter_map(|(key, kept)| Some((key, kept.or_else(|| left.next())?)));
-        endpoints.map(|(key, endpoint)| (key, Value::Data(Data::endpoint(endpoint)))).collect()
+        endpoints
+            .map(|(key, endpoint)| (key, ElementValue::Data(ElementData::from_endpoint(endpoint))))
+            .collect()
     }
 
     /// What a service port had to itself and has no longer.

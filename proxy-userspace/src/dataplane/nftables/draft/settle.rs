@@ -5,7 +5,7 @@ use std::{cmp::Ordering, collections::BTreeMap};
 use super::{Draft, Group, structure::Whole};
 use crate::{
     dataplane::nftables::{plan::Plan, sets::Base, state::Held},
-    kernel::nftables::{Change, Family, Key, Value, Verdict},
+    kernel::nftables::{Change, ElementKey, ElementValue, Family, Verdict},
 };
 
 /// What becomes of an element.
@@ -13,7 +13,7 @@ use crate::{
 pub(super) struct Touch {
     /// Service ports that need it now, less those that no longer do.
     pub(super) claims: i64,
-    pub(super) value: Option<Value>,
+    pub(super) value: Option<ElementValue>,
 }
 
 /// Where an element is. Those of one destination are next to each other.
@@ -21,7 +21,7 @@ pub(super) struct Touch {
 pub(super) struct Spot {
     pub(super) family: Family,
     pub(super) base: Base,
-    pub(super) key: Key,
+    pub(super) key: ElementKey,
 }
 
 impl Spot {
@@ -91,7 +91,7 @@ impl Draft<'_> {
         for (base, key) in leads {
             let spots = self.spots(Spot { family, base, key });
             let is_elsewhere = |spot: &Spot| match &self.touched[spot].value {
-                Some(Value::Verdict(led)) => {
+                Some(ElementValue::Verdict(led)) => {
                     matches!(&led.verdict, Verdict::Goto(chain) if !chains.contains(chain))
                 }
                 _ => false,

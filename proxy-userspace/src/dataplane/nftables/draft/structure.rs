@@ -11,7 +11,7 @@ use crate::{
         sets::Base,
         table::{self, COMMENT},
     },
-    kernel::nftables::{Chain, Change, Family, Key, Name, Rule, Set},
+    kernel::nftables::{Chain, Change, ElementKey, Family, Name, Rule, Set},
     model::ServicePortKey,
 };
 
@@ -21,7 +21,7 @@ pub(super) struct Whole {
     /// Its chains and sets.
     pub(super) group: Group,
     /// Where traffic to it is led, or was.
-    pub(super) leads: BTreeSet<(Base, Key)>,
+    pub(super) leads: BTreeSet<(Base, ElementKey)>,
     /// The chains that it has now.
     pub(super) chains: Vec<Name>,
 }
@@ -119,13 +119,13 @@ impl Draft<'_> {
             return;
         }
         // What the key of an element is, and no more than that, is a destination.
-        let is_lead = |(base, key): &(Base, Key)| base.destination(family, key) == Some(key.bytes());
+        let is_lead = |(base, key): &(Base, ElementKey)| base.destination(family, key) == Some(key.bytes());
         let leads = before.keys().chain(wanted.keys()).filter(is_lead);
         let leads = leads.collect();
         let chains = wanted.chains.iter().map(|(name, _)| name.clone()).collect();
         let table = self.table(family);
         let mut group = Group::new();
-        let is_other = |set: &Set| table.sets.get(&set.name).is_some_and(|shape| *shape != set.shape(family));
+        let is_other = |set: &Set| table.sets.get(&set.name).is_some_and(|shape| *shape != set.spec(family));
         let remade: Vec<_> = wanted.sets.iter().filter(|set| is_other(set)).collect();
         if !remade.is_empty() {
             let known = wanted.chains.iter().filter(|(name, _)| table.chains.contains_key(name));

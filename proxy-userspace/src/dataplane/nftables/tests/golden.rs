@@ -148,7 +148,7 @@ fn what_kube_proxy_left_is_taken_over_and_removed() {
     let table = state.table_mut(Family::Ip);
     table.chains.extend(theirs.map(|name| (Name::from(name), None)));
     let key = Destination { address: Some(ip("10.99.0.1")), protocol: 6, port: 80 }.key();
-    let value = Value::verdict(Verdict::Goto(theirs[0].into()), Some("default/af".into()));
+    let value = ElementValue::verdict(Verdict::Goto(theirs[0].into()), Some("default/af".into()));
     table.elements.insert((Base::ServiceIps, key), Held { value, claims: 0 });
     let takeover = plan(&state, &snapshot, &Dirty::everything());
     let text = takeover.to_string();

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     dataplane::PlanSize as _,
-    kernel::nftables::{Change, Family, Key, Name, Set, Statement, Value, Verdict},
+    kernel::nftables::{Change, ElementKey, ElementValue, Family, Name, Set, Statement, Verdict},
     model::{
         Caller, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, ResolvedEndpoint,
         ResolvedPort, ServicePortKey, Snapshot, TrafficPolicy,
@@ -85,10 +85,10 @@ fn check(state: &State, family: Family, change: &Change) {
 
 fn needs(statements: &[Statement]) -> Vec<Name> {
     let named = |statement: &Statement| match statement {
-        Statement::In(_, name)
+        Statement::InSet(_, name)
         | Statement::VerdictMap(_, name)
         | Statement::DnatByMap(_, name)
-        | Statement::Update(name, _)
+        | Statement::UpdateSet(name, _)
         | Statement::Verdict(Verdict::Goto(name) | Verdict::Jump(name)) => Some(name.clone()),
         _ => None,
     };
@@ -101,9 +101,9 @@ fn leads_to(table: &Table, chain: &Name) -> bool {
     by_rule || table.elements.values().any(|held| goto(&held.value) == Some(chain))
 }
 
-fn goto(value: &Value) -> Option<&Name> {
+fn goto(value: &ElementValue) -> Option<&Name> {
     match value {
-        Value::Verdict(led) => match &led.verdict {
+        ElementValue::Verdict(led) => match &led.verdict {
             Verdict::Goto(chain) => Some(chain),
             _ => None,
         },
@@ -128,7 +128,8 @@ fn restarted(state: &State) -> State {
     let mut found = empty();
     for family in Family::ALL {
         let table = state.table(family);
-        let held = |(key, held): (&(Base, Key), &Held)| (*key, Held { value: held.value.clone(), claims: 0 });
+        let held =
+            |(key, held): (&(Base, ElementKey), &Held)| (*key, Held { value: held.value.clone(), claims: 0 });
         *found.table_mut(family) = Table {
             is_there: table.is_there,
             is_foreign: false,

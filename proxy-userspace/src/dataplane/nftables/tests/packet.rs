@@ -80,7 +80,7 @@ impl Walk<'_> {
         let mut is_certain = true;
         for statement in statements {
             match statement {
-                Statement::In(key, set) if !self.is_in(key, set) => return End::NextRule,
+                Statement::InSet(key, set) if !self.is_in(key, set) => return End::NextRule,
                 Statement::Source { inside, .. } | Statement::InputInterface { inside, .. }
                     if (self.from == From::Pod) != *inside =>
                 {
@@ -145,7 +145,7 @@ impl Walk<'_> {
             ([Selector::Source], _) => false,
             ([Selector::Destination], None) => base == Base::NodePortIps,
             ([Selector::Destination], Some(address)) => {
-                let key = Key::new(&[crate::kernel::nftables::Field::Address(address)]);
+                let key = ElementKey::new(&[crate::kernel::nftables::Field::Address(address)]);
                 self.table.elements.contains_key(&(base, key))
             }
             _ => self.table.elements.contains_key(&(base, self.destination.key())),
@@ -155,7 +155,7 @@ impl Walk<'_> {
     fn verdict(&self, map: &str) -> Option<Verdict> {
         let base = Base::of(map).expect("one of ours");
         match &self.table.elements.get(&(base, self.destination.key()))?.value {
-            Value::Verdict(led) => Some(led.verdict.clone()),
+            ElementValue::Verdict(led) => Some(led.verdict.clone()),
             other => panic!("{map} holds {other:?}"),
         }
     }
@@ -166,7 +166,7 @@ impl Walk<'_> {
         let drawn = (0..*below).map(|number| self.table.elements.get(&(base, self.destination.slot(number))));
         let drawn: Vec<_> = drawn.collect();
         let endpoint = |held: &&Held| match held.value {
-            Value::Data(data) => data.to_endpoint(),
+            ElementValue::Data(data) => data.to_endpoint(),
             _ => None,
         };
         self.meets.endpoints.extend(drawn.iter().flatten().filter_map(endpoint));

@@ -8,10 +8,10 @@ use netlink_packet_route::{
     RouteNetlinkMessage,
     tc::{TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcHeader, TcMessage, TcOption},
 };
-use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
+use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::{
-    super::super::{KernelError, netlink},
+    super::super::{KernelError, netlink::NetlinkSocket},
     Attached, Hook, LinkProgram, unless_gone,
 };
 
@@ -51,7 +51,7 @@ pub struct Filter {
 
 /// A socket to ask and tell through, in the network namespace of the thread that opened it.
 pub struct Clsact {
-    socket: Socket,
+    socket: NetlinkSocket,
 }
 
 impl std::fmt::Debug for Clsact {
@@ -64,7 +64,7 @@ impl Clsact {
     /// Opens it.
     pub fn open() -> Result<Self, KernelError> {
         let socket =
-            netlink::open(NETLINK_ROUTE).map_err(KernelError::call("open", "an rtnetlink socket"))?;
+            NetlinkSocket::open(NETLINK_ROUTE).map_err(KernelError::call("open", "an rtnetlink socket"))?;
         Ok(Self { socket })
     }
 
@@ -101,8 +101,8 @@ impl Clsact {
     pub fn with_ingress_qdisc(&self) -> Result<BTreeSet<u32>, KernelError> {
         let every = TcMessage::from_parts(header(0, TcHandle::UNSPEC, TcHandle::UNSPEC, 0), Vec::new());
         let question = RouteNetlinkMessage::GetQueueDiscipline(every);
-        let answers = netlink::ask(&self.socket, None, NLM_F_DUMP, question)
-            .map_err(KernelError::call("list", "qdiscs"))?;
+        let answers =
+            self.socket.query(None, NLM_F_DUMP, question).map_err(KernelError::call("list", "qdiscs"))?;
         let of_ingress = |message| match message {
             RouteNetlinkMessage::NewQueueDiscipline(qdisc) => {
                 qdisc.attributes.contains(&kind(INGRESS)).then(|| qdisc.header.index.cast_unsigned())
@@ -174,11 +174,10 @@ impl Clsact {
 
     fn filters(&self, index: u32, hook: Hook) -> io::Result<Vec<TcMessage>> {
         let any = TcMessage::from_parts(header(index, TcHandle::UNSPEC, hook.parent(), 0), Vec::new());
-        let answers =
-            match netlink::ask(&self.socket, None, NLM_F_DUMP, RouteNetlinkMessage::GetTrafficFilter(any)) {
-                Err(error) if is_gone(&error) => return Ok(Vec::new()),
-                answers => answers?,
-            };
+        let answers = match self.socket.query(None, NLM_F_DUMP, RouteNetlinkMessage::GetTrafficFilter(any)) {
+            Err(error) if is_gone(&error) => return Ok(Vec::new()),
+            answers => answers?,
+        };
         let filter = |message| match message {
             RouteNetlinkMessage::NewTrafficFilter(filter) => Some(filter),
             _ => None,
@@ -187,7 +186,7 @@ impl Clsact {
     }
 
     fn tell(&self, flags: u16, message: RouteNetlinkMessage) -> io::Result<()> {
-        netlink::tell(&self.socket, None, flags, message)
+        self.socket.query(None, flags, message).map(drop)
     }
 }
 

@@ -1,0 +1,231 @@
+//! Netlink: the sockets, messages and attributes that all netlink subsystems share.
+//!
+//! The crate netlink-packet-netfilter (0.4) is not used for netfilter's messages:
+//!
+//! - nf_tables: it has the messages for tables, chains, rules, sets and set elements, and for
+//!   batches. Of the expressions it has `bitwise`, `cmp`, `immediate`, `lookup`, `meta` and
+//!   `payload`. It lacks `ct`, `dynset`, `fib`, `masq`, `nat`, `numgen` and `reject`, which shunt's
+//!   rules use. For those, the caller has to supply attribute numbers, because the crate's
+//!   constants are private.
+//! - conntrack: it lacks `CTA_ID`, `CTA_ZONE`, `CTA_FILTER`, `CTA_NAT_SRC` and `CTA_NAT_DST`.
+//! - nfacct: it lacks the whole subsystem.
+//! - Each of its attributes owns a `Vec` or a `String`. A dump of conntrack would cost a dozen
+//!   allocations an entry, and an nftables set three or four an element.
+
+pub(super) mod attributes;
+pub(super) mod generic;
+
+use std::{cell::Cell, io};
+
+use libc::c_int;
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkDeserializable,
+    NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable, Parseable,
+};
+use netlink_sys::{Socket, SocketAddr};
+
+pub(super) use self::attributes::{Attributes, MessageBuffer};
+
+/// The kernel must answer within this time.
+const ANSWER_TIMEOUT_SECONDS: i32 = 2;
+/// No datagram of the kernel is larger.
+pub(super) const LARGEST_DATAGRAM: usize = 64 * 1024;
+
+/// Defines constants that libc lacks. The names are those of the kernel's headers
+/// (`include/uapi/linux`), and the type is libc's for such constants.
+macro_rules! kernel_constants {
+    ($($name:ident = $value:expr,)*) => { $(pub(in crate::kernel) const $name: libc::c_int = $value;)* };
+}
+pub(super) use kernel_constants;
+
+/// A netlink socket in the network namespace of the thread that opened it.
+pub(super) struct NetlinkSocket {
+    socket: Socket,
+    /// The sequence number of the last message that was written. Answers carry their request's
+    /// number.
+    sequence: Cell<u32>,
+}
+
+impl NetlinkSocket {
+    pub(super) fn open(protocol: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        super::set_receive_timeout(&socket, ANSWER_TIMEOUT_SECONDS)?;
+        Ok(Self { socket, sequence: Cell::new(0) })
+    }
+
+    pub(super) const fn inner(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Returns the sequence number for the next message.
+    pub(super) fn next_sequence(&self) -> u32 {
+        self.sequence.set(self.sequence.get().wrapping_add(1));
+        self.sequence.get()
+    }
+
+    /// Sends a request and returns its answers. `header` is what the subsystem has in front of the
+    /// attributes ([`nfgenmsg`], [`generic::header`]), and `write` writes the attributes.
+    pub(super) fn request(
+        &self,
+        message_type: u16,
+        flags: u16,
+        header: [u8; 4],
+        write: impl FnOnce(&mut MessageBuffer),
+    ) -> io::Result<Answers<'_>> {
+        let mut request = MessageBuffer::default();
+        request.message(message_type, NLM_F_ACK | flags, self.next_sequence(), header, write);
+        self.send_request(request.as_bytes())
+    }
+
+    /// Sends a request of a netlink-packet crate and returns the decoded answers.
+    ///
+    /// `message_type` overrides the message's own type. Answers that cannot be decoded are left
+    /// out: newer kernels report attributes of foreign objects that the crates do not know.
+    pub(super) fn query<M>(&self, message_type: Option<u16>, flags: u16, message: M) -> io::Result<Vec<M>>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable,
+    {
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
+        header.sequence_number = self.next_sequence();
+        let mut request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
+        request.finalize();
+        request.header.message_type = message_type.unwrap_or(request.header.message_type);
+        let mut bytes = vec![0; request.buffer_len()];
+        request.serialize(&mut bytes);
+        let mut answers = self.send_request(&bytes)?;
+        let mut decoded = Vec::new();
+        while let Some(answer) = answers.next()? {
+            let header = NetlinkHeader::parse(&answer).map_err(io::Error::other)?;
+            decoded.extend(M::deserialize(&header, answer.payload()).ok());
+        }
+        Ok(decoded)
+    }
+
+    fn send_request(&self, request: &[u8]) -> io::Result<Answers<'_>> {
+        self.socket.send(request, 0)?;
+        Ok(Answers {
+            socket: &self.socket,
+            sequence: self.sequence.get(),
+            datagram: Vec::with_capacity(LARGEST_DATAGRAM),
+            position: 0,
+            was_interrupted: false,
+        })
+    }
+
+    /// Sends several messages at once, the last of which must request an acknowledgement. Returns
+    /// the sequence numbers and errors of those that failed.
+    ///
+    /// All errors and acknowledgements together must fit into the socket's receive buffer.
+    pub(super) fn send_batch(&self, messages: &MessageBuffer) -> io::Result<Vec<(u32, io::Error)>> {
+        self.socket.send(messages.as_bytes(), 0)?;
+        let mut errors = Vec::new();
+        let mut datagram = Vec::with_capacity(LARGEST_DATAGRAM);
+        // The kernel handles the messages in order and answers in the same order.
+        let mut is_last_answered = false;
+        while !is_last_answered {
+            datagram.clear();
+            self.socket.recv(&mut datagram, 0)?;
+            for answer in messages_of(&datagram) {
+                is_last_answered |= answer.sequence_number() == self.sequence.get();
+                errors.extend(error_of(&answer).map(|error| (answer.sequence_number(), error)));
+            }
+        }
+        Ok(errors)
+    }
+}
+
+/// The answers to one request.
+pub(super) struct Answers<'a> {
+    socket: &'a Socket,
+    sequence: u32,
+    datagram: Vec<u8>,
+    /// The position of the next message in `datagram`.
+    position: usize,
+    /// The kernel's tables changed during the dump, so that the dump may be inconsistent.
+    pub(super) was_interrupted: bool,
+}
+
+impl Answers<'_> {
+    /// Returns the next answer, or `None` after the last one. Skips answers to other requests.
+    pub(super) fn next(&mut self) -> io::Result<Option<NetlinkBuffer<&[u8]>>> {
+        loop {
+            if self.position >= self.datagram.len() {
+                self.datagram.clear();
+                self.position = 0;
+                self.socket.recv(&mut self.datagram, 0)?;
+            }
+            let start = self.position;
+            let Some(message) = messages_of(&self.datagram[start..]).next() else {
+                self.position = self.datagram.len();
+                continue;
+            };
+            self.position += padded_length(&message);
+            if message.sequence_number() != self.sequence {
+                continue;
+            }
+            self.was_interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
+            if matches!(message.message_type(), NLMSG_DONE | NLMSG_ERROR) {
+                return error_of(&message).map_or(Ok(None), Err);
+            }
+            return Ok(Some(NetlinkBuffer::new(&self.datagram[start..])));
+        }
+    }
+}
+
+/// Splits a datagram into its messages, up to the first damaged one.
+pub(super) fn messages_of(mut datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
+    std::iter::from_fn(move || {
+        let message = NetlinkBuffer::new_checked(datagram).ok()?;
+        datagram = datagram.get(padded_length(&message)..).unwrap_or_default();
+        Some(message)
+    })
+}
+
+/// Messages are aligned to four bytes. Only the last of a datagram may lack the padding.
+fn padded_length(message: &NetlinkBuffer<&[u8]>) -> usize {
+    (message.length() as usize).next_multiple_of(4)
+}
+
+/// Returns the error in a message of type `NLMSG_ERROR` or `NLMSG_DONE`. Both begin with a negated
+/// error number, which is 0 on success. Returns `None` for all other messages.
+pub(super) fn error_of(message: &NetlinkBuffer<&[u8]>) -> Option<io::Error> {
+    if !matches!(message.message_type(), NLMSG_DONE | NLMSG_ERROR) {
+        return None;
+    }
+    let code = message.payload().first_chunk().map_or(-libc::EBADMSG, |code| i32::from_ne_bytes(*code));
+    (code != 0).then(|| io::Error::from_raw_os_error(-code))
+}
+
+/// Returns the type of a netfilter message: the subsystem (`NFNL_SUBSYS_*`) in the upper byte, the
+/// subsystem's message in the lower byte.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "both numbers fit into a byte")]
+pub(super) const fn nfnl_type(subsystem: c_int, message: c_int) -> u16 {
+    (subsystem << 8 | message) as u16
+}
+
+/// Returns netfilter's header (`struct nfgenmsg`): family, version 0, and the resource identifier.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the uapi types are as narrow")]
+pub(super) const fn nfgenmsg(family: c_int, resource: c_int) -> [u8; 4] {
+    let [high, low] = (resource as u16).to_be_bytes();
+    [family as u8, 0, high, low]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_and_done_messages_carry_an_error_number() {
+        for message_type in [NLMSG_ERROR, NLMSG_DONE] {
+            for (code, expected) in [(-libc::EPERM, Some(libc::EPERM)), (0, None)] {
+                let mut buffer = MessageBuffer::default();
+                buffer.message(message_type, 0, 0, code.to_ne_bytes(), |_| {});
+                let message = messages_of(buffer.as_bytes()).next().expect("one message");
+                assert_eq!(error_of(&message).and_then(|error| error.raw_os_error()), expected);
+            }
+        }
+    }
+}
