@@ -1,4 +1,4 @@
-//! Where the cgroup v2 hierarchy is.
+//! The cgroup v2 hierarchy and its directories.
 
 use std::{
     fs::File,
@@ -12,13 +12,13 @@ use super::KernelError;
 
 const MOUNTS: &str = "/proc/self/mounts";
 
-/// The first mounted cgroup2 filesystem.
+/// Returns the first mounted cgroup2 filesystem.
 pub fn find_root() -> Result<PathBuf, KernelError> {
     let mounts = std::fs::read_to_string(MOUNTS).map_err(KernelError::path("read", MOUNTS))?;
     first_mount(&mounts).ok_or(KernelError::NoCgroup2)
 }
 
-/// The first cgroup2 mount in the text of `/proc/self/mounts`.
+/// Returns the first cgroup2 mount in the text of `/proc/self/mounts`.
 pub fn first_mount(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ');
@@ -27,7 +27,7 @@ pub fn first_mount(mounts: &str) -> Option<PathBuf> {
     })
 }
 
-/// Undoes the kernel's octal escapes in mount points (`fs/proc_namespace.c`, `mangle`).
+/// Decodes the kernel's octal escapes in mount points (`fs/proc_namespace.c`, `mangle`).
 fn unescape(text: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()
@@ -53,12 +53,12 @@ impl Cgroup {
         Ok(Self { directory, id: metadata.ino() })
     }
 
-    /// The open directory.
+    /// Returns the open directory.
     pub const fn directory(&self) -> &File {
         &self.directory
     }
 
-    /// The kernel's id of the cgroup, which is its inode number.
+    /// Returns the kernel's ID of the cgroup, which is its inode number.
     pub const fn id(&self) -> u64 {
         self.id
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_cgroup2_mount_is_found_among_version_1_hierarchies() {
+    fn first_cgroup2_mount_is_found_among_version_1_hierarchies() {
         let mounts =
             "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
         assert_eq!(first_mount(mounts), Some("/sys/fs/cgroup/unified".into()));
@@ -77,14 +77,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_a_cgroup_is_refused() {
+    fn file_of_a_cgroup_is_refused() {
         let file = find_root().expect("cgroup2").join("cgroup.procs");
         let error = Cgroup::open(&file).expect_err("no directory");
         assert!(error.to_string().ends_with("is not a directory of a cgroup2 filesystem"), "{error}");
     }
 
     #[test]
-    fn a_directory_elsewhere_is_refused_by_name() {
+    fn directory_elsewhere_is_refused_by_name() {
         let error = Cgroup::open(Path::new("/proc")).expect_err("procfs is no cgroup");
         assert_eq!(error.to_string(), "--cgroup-root /proc is not a directory of a cgroup2 filesystem");
     }

@@ -1,4 +1,4 @@
-//! The clock that programs in the kernel read.
+//! The clock that eBPF programs read.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::KernelError;
 
-/// Time since some moment before the machine's start, without times of suspension: what `bpf_ktime_get_ns` tells.
+/// Returns the monotonic time, without times of suspension, as `bpf_ktime_get_ns` does.
 pub fn monotonic() -> Result<Duration, KernelError> {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC);
     now.map(Duration::from).map_err(|error| KernelError::call("read", "the monotonic clock")(error.into()))

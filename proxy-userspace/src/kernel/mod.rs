@@ -1,5 +1,5 @@
-//! The kernel's interfaces: bpf(2), netlink, namespaces, mounts. The only module that calls them, and it knows nothing of
-//! Services.
+//! The kernel's interfaces: bpf(2), netlink, namespaces, mounts. No other module calls them, and
+//! this one knows nothing of Services.
 #![expect(unsafe_code, reason = "raw system calls live here, and nowhere else in this crate")]
 
 pub mod allocator;
@@ -33,7 +33,7 @@ pub use error::KernelError;
 
 use std::{io, mem::size_of, os::fd::AsRawFd};
 
-/// Ends a blocking receive after so many seconds, so that no answer is waited for without end.
+/// Sets the timeout of blocking receives, in seconds.
 fn set_receive_timeout(socket: &impl AsRawFd, seconds: i32) -> io::Result<()> {
     let timeout = libc::timeval { tv_sec: seconds.into(), tv_usec: 0 };
     let length = libc::socklen_t::try_from(size_of::<libc::timeval>()).map_err(io::Error::other)?;
@@ -50,7 +50,7 @@ fn set_receive_timeout(socket: &impl AsRawFd, seconds: i32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A 64-bit socket option.
+/// Returns a 64-bit socket option.
 fn socket_option_u64(socket: &impl AsRawFd, option: libc::c_int) -> io::Result<u64> {
     let mut value = 0u64;
     let mut length = libc::socklen_t::try_from(size_of::<u64>()).map_err(io::Error::other)?;

@@ -12,14 +12,15 @@ use nix::sched::{CloneFlags, setns};
 
 use super::KernelError;
 
-/// Identifies a network namespace until the kernel restarts; what `bpf_get_netns_cookie` returns.
+/// The kernel's unique number of a network namespace, valid until reboot, as `bpf_get_netns_cookie`
+/// returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetnsCookie(pub u64);
 
-/// The cookie of the calling thread's namespace; none on kernels before 5.14, which keep it to programs (`SO_NETNS_COOKIE`,
-/// e8b9eab99232).
+/// Returns the cookie of the calling thread's namespace. `None` on kernels before 5.14, which show
+/// it to programs only (`SO_NETNS_COOKIE`, e8b9eab99232).
 pub fn current_cookie() -> Result<Option<NetnsCookie>, KernelError> {
-    // Any socket does; this kind needs neither an address nor a link that is up.
+    // Any socket works. This kind needs no address and no link that is up.
     let socket = UnixDatagram::unbound().map_err(KernelError::call("open", "a socket"))?;
     match super::socket_option_u64(&socket, libc::SO_NETNS_COOKIE) {
         Ok(cookie) => Ok(Some(NetnsCookie(cookie))),
@@ -28,8 +29,8 @@ pub fn current_cookie() -> Result<Option<NetnsCookie>, KernelError> {
     }
 }
 
-/// Handles on every network namespace that can be found: named ones (`/run/netns`, where container runtimes keep those of
-/// pods) and, as far as /proc shows them, those of processes. One handle each.
+/// Returns one handle for each network namespace that can be found: named ones (`/run/netns`, where
+/// container runtimes keep those of pods), and those of processes in /proc.
 pub fn handles() -> Vec<(PathBuf, File)> {
     let mut found = BTreeMap::new();
     let named = directory("/run/netns").chain(directory("/var/run/netns"));
@@ -37,7 +38,7 @@ pub fn handles() -> Vec<(PathBuf, File)> {
         .filter(|path| path.file_name().is_some_and(|n| n.as_encoded_bytes().iter().all(u8::is_ascii_digit)))
         .map(|path| path.join("ns/net"));
     for path in [PathBuf::from("/proc/self/ns/net")].into_iter().chain(named).chain(of_processes) {
-        // Namespaces come and go: one that cannot be opened is gone.
+        // A namespace that cannot be opened has disappeared.
         if let Ok(file) = File::open(&path)
             && let Ok(meta) = file.metadata()
         {
@@ -51,7 +52,7 @@ fn directory(path: impl AsRef<Path>) -> impl Iterator<Item = PathBuf> {
     std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
-/// Runs `job` on a thread of its own within a network namespace.
+/// Runs `job` on a new thread in a network namespace.
 pub fn within<T: Send>(
     path: &Path,
     namespace: &File,
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_namespace_has_a_cookie_and_a_handle() {
+    fn own_namespace_has_a_cookie_and_a_handle() {
         let here = current_cookie().expect("a socket").expect("kernel 5.14 or newer");
         assert!(
             handles().iter().any(|(path, file)| within(path, file, current_cookie).ok() == Some(Some(here))),

@@ -1,5 +1,5 @@
-//! Whether nftables takes, over netlink, what the rules of its mode are made of: translation by maps, drawn numbers in keys, sets
-//! that packets add to.
+//! Probes what the nftables mode needs: translation by maps, random numbers in keys, and sets to
+//! which packets add elements.
 
 use super::Fact;
 use crate::kernel::{
@@ -10,11 +10,12 @@ use crate::kernel::{
     },
 };
 
-/// As kube-proxy asks for; older ones have bugs in what is tried here that trying does not show.
+/// The oldest kernel, the same as kube-proxy's. Older kernels have bugs that this probe does not
+/// show.
 const OLDEST: (u32, u32) = (5, 13);
 const TABLE: &str = "shunt-probe";
 
-/// In a network namespace that nobody else uses.
+/// Probes nftables. The calling thread must be in a fresh network namespace.
 pub(super) fn nftables(release: &str) -> Fact {
     if version(release).is_some_and(|version| version < OLDEST) {
         let (major, minor) = OLDEST;
@@ -26,7 +27,8 @@ pub(super) fn nftables(release: &str) -> Fact {
     Fact::of::<(), KernelError>(tried)
 }
 
-/// Major and minor number of a release such as `6.1.0-37-cloud-amd64`; none of one that is not written so.
+/// Returns major and minor version of a release such as `6.1.0-37-cloud-amd64`, or `None` for
+/// another format.
 pub fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
@@ -66,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_before_the_oldest_are_refused_by_name() {
+    fn older_kernels_are_refused_by_name() {
         let fact = nftables("5.10.0-37-cloud-amd64");
         assert_eq!(fact, Fact::Missing("kernel 5.10.0-37-cloud-amd64 is older than 5.13".into()));
         assert!(nftables("4.19.1").is_missing());

@@ -1,5 +1,5 @@
-//! What this kernel and machine offer, found out by trying. Where trying would change a network namespace, it is done in a fresh
-//! one that goes with its thread; nothing stays.
+//! Probes what this kernel and machine offer, by trying. A probe that changes a network namespace
+//! uses a fresh one, which ends with its thread. Nothing stays.
 
 mod maps;
 mod netfilter;
@@ -22,83 +22,83 @@ use serde::Serialize;
 
 use super::{bpf, capabilities, cgroup, command::SearchPath, dummy_link::DummyLink, netns, sock_diag};
 
-/// Something that a mode may want.
+/// A feature that a mode may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Feature {
-    /// This process may change the network.
+    /// The capability to change the network.
     NetAdmin,
-    /// This process may use eBPF.
+    /// The capabilities to use eBPF.
     Capabilities,
-    /// Programs on sockets of a cgroup (`cgroup/connect4` and the like).
+    /// Socket programs on a cgroup (`cgroup/connect4` and others).
     SocketPrograms,
-    /// Programs on links.
+    /// Link programs.
     LinkPrograms,
     /// Every type of map that the programs use.
     Maps,
-    /// A bpf filesystem for pins.
+    /// A bpffs for pins.
     Bpffs,
     /// A cgroup v2 hierarchy.
     Cgroup2,
-    /// The kernel's own types, `/sys/kernel/btf/vmlinux`.
+    /// The kernel's BTF, `/sys/kernel/btf/vmlinux`.
     Btf,
-    /// Attaching to a link's TCX hook; kernel 6.6.
+    /// TCX hooks of links (kernel 6.6).
     Tcx,
-    /// Attaching through the clsact qdisc.
+    /// The clsact qdisc.
     Clsact,
-    /// `bpf_set_retval` for programs on sockets; kernel 6.1.
+    /// `bpf_set_retval` in socket programs (kernel 6.1).
     SetRetval,
-    /// `SO_NETNS_COOKIE`; kernel 5.14.
+    /// `SO_NETNS_COOKIE` (kernel 5.14).
     NetnsCookie,
-    /// Destroying sockets of others (`CONFIG_INET_DIAG_DESTROY`).
+    /// Destruction of sockets (`CONFIG_INET_DIAG_DESTROY`).
     SocketDestroy,
-    /// The command nft and nftables behind it.
+    /// The command nft, with nftables in the kernel.
     Nftables,
-    /// Translation by maps of nftables, over netlink; kernel 5.13.
+    /// Translation by maps of nftables, over netlink (kernel 5.13).
     NftablesMaps,
-    /// iptables' commands and tables behind them, of either backend.
+    /// The iptables commands of either backend, with their tables in the kernel.
     Iptables,
     /// The ipset command.
     Ipset,
-    /// The kernel's virtual server.
+    /// IPVS.
     Ipvs,
-    /// Links that hold addresses and lead nowhere.
+    /// Dummy links.
     DummyLinks,
 }
 
-/// What came of trying.
+/// The result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Fact {
-    /// It is there; with what is worth knowing of it.
+    /// The feature is present, with details.
     Present(String),
-    /// It is not there, for this reason.
+    /// The feature is missing, with the reason.
     Missing(String),
-    /// It could not be tried, for this reason.
+    /// The feature could not be probed, with the reason.
     Unknown(String),
 }
 
-/// All that was found out.
+/// The results of all probes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Facts {
     /// The kernel's release.
     pub kernel: String,
-    /// By feature.
+    /// The results by feature.
     pub features: BTreeMap<Feature, Fact>,
 }
 
 impl Fact {
-    /// It is there.
+    /// Returns true if the feature is present.
     pub const fn is_present(&self) -> bool {
         matches!(self, Self::Present(_))
     }
 
-    /// It was tried, and is not there.
+    /// Returns true if the feature was probed and is missing.
     pub const fn is_missing(&self) -> bool {
         matches!(self, Self::Missing(_))
     }
 
-    /// What there is to say about it.
+    /// Returns the details or the reason.
     pub fn detail(&self) -> &str {
         match self {
             Self::Present(detail) | Self::Missing(detail) | Self::Unknown(detail) => detail,
@@ -121,7 +121,7 @@ impl Fact {
     }
 }
 
-/// Tries everything; commands are looked for in `path`.
+/// Runs all probes. Commands are looked up in `path`.
 pub fn facts(path: &SearchPath) -> Facts {
     let kernel = uname().map_or_else(|_| String::new(), |name| name.release().to_string_lossy().into_owned());
     let mut features = BTreeMap::from([
@@ -144,7 +144,7 @@ pub fn facts(path: &SearchPath) -> Facts {
     Facts { kernel, features }
 }
 
-/// What would leave something behind on the node's own network namespace.
+/// Runs the probes that would change the node's network namespace.
 fn in_fresh_namespace(path: &SearchPath, kernel: &str) -> Vec<(Feature, Fact)> {
     let tried = || match unshare(CloneFlags::CLONE_NEWNET) {
         Ok(()) => vec![
@@ -161,7 +161,7 @@ fn in_fresh_namespace(path: &SearchPath, kernel: &str) -> Vec<(Feature, Fact)> {
             ),
         ],
         Err(error) => {
-            let fact = Fact::Unknown(format!("a network namespace to try it in needs root: {error}"));
+            let fact = Fact::Unknown(format!("cannot create a network namespace for the probe (it needs root): {error}"));
             [
                 Feature::Tcx,
                 Feature::Clsact,
@@ -176,7 +176,7 @@ fn in_fresh_namespace(path: &SearchPath, kernel: &str) -> Vec<(Feature, Fact)> {
             .into()
         }
     };
-    // Commands are started by this thread too, so that they are in its namespace.
+    // This thread also starts the commands, so they run in its namespace.
     thread::scope(|scope| scope.spawn(tried).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
@@ -237,9 +237,9 @@ fn installed(path: &SearchPath, program: &str) -> Fact {
 mod tests {
     use super::*;
 
-    /// As root, like every test that asks the kernel.
+    /// Needs root, as every test of the kernel.
     #[test]
-    fn probing_tries_every_feature_and_leaves_this_namespace_as_it_was() {
+    fn probe_tries_every_feature_and_changes_nothing_here() {
         let links = || fs::read_to_string("/proc/thread-self/net/dev").expect("procfs").lines().count();
         let tables = || fs::read_to_string("/proc/thread-self/net/ip_tables_names").unwrap_or_default();
         let before = (links(), tables());

@@ -1,4 +1,4 @@
-//! Whether nft and iptables reach a kernel that takes what rules for Services are made of.
+//! Probes nft and iptables with the kinds of rules that Services need.
 
 use super::Fact;
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     net::IpFamily,
 };
 
-/// The hooks and statements that need a module or a kernel of some age.
+/// Hooks and statements that need a module or a newer kernel.
 const NFT_TRIAL: &str = "
 table inet shunt_probe {
     chain prerouting {
@@ -39,7 +39,7 @@ pub(super) fn nftables(path: &SearchPath) -> Fact {
     Fact::of(Nft::new(path.clone()).apply(NFT_TRIAL))
 }
 
-/// One family and backend that works makes it present; what does not work is said too.
+/// Probes iptables. One working family and backend is enough; the details name what does not work.
 pub(super) fn iptables(path: &SearchPath) -> Fact {
     let mut found = Vec::new();
     let mut errors = Vec::new();
