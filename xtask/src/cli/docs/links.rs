@@ -6,6 +6,9 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
+/// Pages that mdBook generates from others.
+const GENERATED: [&str; 3] = ["print.html", "404.html", "toc.html"];
+
 /// Returns the number of internal links, and a line for each that leads nowhere.
 pub(super) fn check(book: &Path) -> Result<(usize, Vec<String>)> {
     let mut pages = BTreeMap::new();
@@ -32,7 +35,7 @@ pub(super) fn check(book: &Path) -> Result<(usize, Vec<String>)> {
     Ok((count, broken))
 }
 
-/// Reads all pages below a folder, except those that mdBook generates from others.
+/// Reads all pages below a folder, except generated ones.
 fn read_pages(folder: &Path, pages: &mut BTreeMap<PathBuf, String>) -> Result<()> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     for entry in entries {
@@ -40,7 +43,9 @@ fn read_pages(folder: &Path, pages: &mut BTreeMap<PathBuf, String>) -> Result<()
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
             read_pages(&path, pages)?;
-        } else if name.ends_with(".html") && !["print.html", "404.html", "toc.html"].contains(&&*name) {
+        } else if path.extension().is_some_and(|extension| extension == "html")
+            && !GENERATED.contains(&&*name)
+        {
             let html =
                 fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
             pages.insert(path, html);
