@@ -1,9 +1,9 @@
-//! Errors as one line of a log.
+//! Errors with their causes as one line.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
 
-/// An error with its causes, each once: many layers repeat the one below.
+/// Returns an error with its causes. A cause that an error already contains is not repeated.
 pub fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -25,8 +25,8 @@ mod tests {
     use crate::kernel::KernelError;
 
     #[test]
-    fn a_cause_that_a_layer_repeats_is_told_once() {
+    fn a_repeated_cause_appears_once() {
         let error = KernelError::path("open", "/x")(io::Error::from_raw_os_error(libc::ENOENT));
-        assert_eq!(with_causes(&error), "open /x: No such file or directory (os error 2)");
+        assert_eq!(with_causes(&error), "cannot open /x: No such file or directory (os error 2)");
     }
 }

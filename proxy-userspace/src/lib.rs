@@ -1,14 +1,17 @@
-//! shunt's userspace: from watched objects to a programmed kernel, one stage a module.
+//! shunt's userspace: from watched objects to a programmed kernel, one module a stage.
 //!
-//! `watch` → `model` → `sync` → `dataplane` → `kernel`; each stage knows only those before it, and `health`,
+//! The order is `watch` → `model` → `sync` → `dataplane` → `kernel`. Each stage knows only the stages
+//! before it. `health`,
 //! `metrics` and `probe` only read.
 
+pub mod assembly;
 pub mod causes;
 pub mod config;
 pub mod dataplane;
 pub mod health;
 pub mod kernel;
 pub mod metrics;
+pub mod mode;
 pub mod model;
 pub mod net;
 pub mod node;

@@ -1,8 +1,8 @@
-//! The `shunt` command: reads what the operator wants, sets up logs, and runs.
+//! The `shunt` command: reads the command line and the configuration, sets up the log, and runs.
 
 mod run;
 
-use self::run::{End, LogFilter, Stopping};
+use self::run::{Exit, ModeChoice, SetLogFilter};
 
 use std::{
     io::{IsTerminal, stderr},
@@ -12,20 +12,21 @@ use std::{
 use proxy_userspace::{
     causes::with_causes,
     config::{Config, Environment, Flags, LogFormat},
-    kernel::{allocator, command, restart::restart},
+    kernel::{allocator, command::Launcher, restart::restart},
 };
 use tokio::runtime::{self, Runtime};
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::{
     Layer as _, Registry, filter::Targets, fmt, layer::SubscriberExt as _, reload,
     util::SubscriberInitExt as _,
 };
 
-/// The sync loop has the main thread to itself; sources and endpoints share these, so that a long list does not keep a
-/// probe waiting.
+/// Threads of sources and endpoints. Two of them, so that a long list does not delay a probe. The sync
+/// loop has the main thread to itself.
 const WORKERS: usize = 2;
 
 fn main() -> ExitCode {
-    allocator::keep_little();
+    allocator::limit_free_memory();
     let flags = match Flags::parse(std::env::args_os()) {
         Ok(flags) => flags,
         Err(error) => error.exit(),
@@ -35,30 +36,32 @@ fn main() -> ExitCode {
     }
     let (is_cleanup, init_only, write_config_to) =
         (flags.cleanup, flags.init_only, flags.write_config_to.clone());
-    let daemon = match (!is_cleanup && !init_only && write_config_to.is_none()).then(Daemon::new).transpose()
-    {
-        Ok(daemon) => daemon,
+    let is_daemon = !is_cleanup && !init_only && write_config_to.is_none();
+    let shutdown = CancellationToken::new();
+    let runtime = match is_daemon.then(|| start_runtime(&shutdown)).transpose() {
+        Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("shunt: cannot start threads or wait for signals: {}", with_causes(error.as_ref()));
             return ExitCode::FAILURE;
         }
     };
-    let chosen = match run::Chosen::new(flags, Environment::of_this_process()) {
-        Ok(chosen) => chosen,
+    let launcher = Launcher::default().until(shutdown.clone());
+    let choice = match ModeChoice::new(flags, Environment::of_this_process(), launcher) {
+        Ok(choice) => choice,
         Err(error) => {
             eprintln!("shunt: {}", with_causes(&error));
             return ExitCode::FAILURE;
         }
     };
-    let set_log_filter = set_up_logs(&chosen.config);
-    let done = if let Some(daemon) = daemon {
-        daemon.run(chosen, set_log_filter)
+    let set_log_filter = set_up_log(&choice.config);
+    let done = if let Some(runtime) = runtime {
+        run_daemon(runtime, choice, set_log_filter, &shutdown)
     } else if let Some(path) = write_config_to {
-        run::write_config(&chosen.config, &path)
+        run::write_config(&choice.config, &path)
     } else if is_cleanup {
-        run::cleanup(&chosen.config)
+        run::cleanup(&choice.config)
     } else {
-        run::init_only(&chosen.config)
+        run::init_only(&choice.config)
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -69,49 +72,45 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the proxy runs on, and what ends it. It is there before anything takes a while: the first process of a container is not ended by a
-/// signal that it does not wait for.
-struct Daemon {
+/// Starts to wait for signals, and then the runtime. This comes before anything that takes time: the
+/// kernel drops a signal to the first process of a container unless the process waits for it.
+fn start_runtime(shutdown: &CancellationToken) -> anyhow::Result<Runtime> {
+    run::cancel_on_signal(shutdown.clone())?;
+    Ok(runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?)
+}
+
+fn run_daemon(
     runtime: Runtime,
-    stopping: Stopping,
-}
-
-impl Daemon {
-    fn new() -> anyhow::Result<Self> {
-        let stopping = run::await_signals()?;
-        let runtime = runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
-        Ok(Self { runtime, stopping })
-    }
-
-    fn run(self, chosen: run::Chosen, set_log_filter: LogFilter) -> anyhow::Result<()> {
-        let Self { runtime, stopping } = self;
-        let result = runtime.block_on(run::run(chosen, set_log_filter, stopping));
-        // Whatever still reads a file or resolves a name must not hold up the end.
-        runtime.shutdown_background();
-        match result? {
-            End::Signal => Ok(()),
-            // A signal came since; one that comes later is the next process's.
-            End::Restart if command::is_ending() => Ok(()),
-            End::Restart => Err(restart().into()),
-        }
+    choice: ModeChoice,
+    set_log_filter: SetLogFilter,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<()> {
+    let result = runtime.block_on(run::run(choice, set_log_filter, shutdown.clone()));
+    // A task that still reads a file or resolves a name must not delay the exit.
+    runtime.shutdown_background();
+    match result? {
+        Exit::Shutdown => Ok(()),
+        // A signal arrived meanwhile. A later one is for the next process.
+        Exit::Restart if shutdown.is_cancelled() => Ok(()),
+        Exit::Restart => Err(restart().into()),
     }
 }
 
-/// Logs go to standard error, as kube-proxy's do. Returns what sets another filter.
-fn set_up_logs(config: &Config) -> LogFilter {
+/// Sets up the log on standard error, as with kube-proxy. Returns a function that sets another filter.
+fn set_up_log(config: &Config) -> SetLogFilter {
     let layer = fmt::layer().with_writer(stderr).with_ansi(stderr().is_terminal());
     let layer: Box<dyn tracing_subscriber::Layer<Registry> + Send + Sync> = match config.log_format {
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
     };
-    // --log-filter was checked; RUST_LOG was not, and a bad one must not keep a node's proxy from running.
+    // --log-filter was checked. RUST_LOG was not, and an invalid one must not stop a node's proxy.
     let targets =
         |text: &str| text.parse().unwrap_or_else(|_| Targets::new().with_default(tracing::Level::INFO));
     let (filter, handle) = reload::Layer::new(targets(&config.log_filter));
     tracing_subscriber::registry().with(layer.with_filter(filter)).init();
     Box::new(move |text| {
         if let Err(error) = handle.reload(targets(text)) {
-            tracing::error!(%error, "the log filter stays as it is");
+            tracing::error!(%error, "cannot change the log filter: it stays the same");
         }
     })
 }

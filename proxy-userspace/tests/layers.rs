@@ -25,18 +25,20 @@ const fn layer(
 const KUBE: &[&str] = &["kube::", "k8s_openapi"];
 
 const LAYERS: &[Layer] = &[
+    layer("assembly", &["config", "dataplane", "kernel"], KUBE),
     layer("causes", &[], KUBE),
-    layer("config", &["causes", "dataplane", "kernel", "model", "node"], KUBE),
+    layer("config", &["causes", "kernel", "mode", "model", "node"], KUBE),
     // Everything about Kubernetes is decided already.
     layer(
         "dataplane",
-        &["kernel", "model"],
+        &["kernel", "mode", "model"],
         &["kube::", "k8s_openapi", "EndpointSlice", "WatchEvent", "tokio"],
     ),
     layer("health", &["kernel", "metrics", "model", "node"], KUBE),
     // Knows the kernel's interfaces only, not Services or modes.
     layer("kernel", &["net"], &["kube::", "k8s_openapi", "Service", "Snapshot", "kube-ipvs0"]),
     layer("metrics", &["dataplane", "kernel", "model"], KUBE),
+    layer("mode", &[], KUBE),
     // Pure: objects in, Snapshot out.
     layer(
         "model",
@@ -57,7 +59,7 @@ const LAYERS: &[Layer] = &[
     // Plain types, for layers that must not know each other.
     layer("net", &[], KUBE),
     layer("node", &["kernel", "model"], KUBE),
-    layer("probe", &["kernel"], KUBE),
+    layer("probe", &["kernel", "mode"], KUBE),
     layer("sync", &["causes", "dataplane", "health", "metrics", "model", "node"], KUBE),
     layer("watch", &["causes", "model", "node"], &[]),
 ];

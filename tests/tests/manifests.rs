@@ -9,8 +9,9 @@ use k8s_openapi::api::{
     rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule},
 };
 use proxy_userspace::{
-    config::{Config, ConfigFile, Environment, Flags, Mode},
-    kernel::command::{Command, SearchPath},
+    config::{Config, ConfigFile, Environment, Flags},
+    dataplane::Mode,
+    kernel::command::{Command, Launcher},
 };
 use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -146,7 +147,7 @@ fn flags_and_file_of_the_daemon_set_are_accepted_without_warning() {
     let file = ConfigFile::read(&path).expect("the file");
     let environment = Environment::default();
     let config = Config::load_from(&flags, Some(file), &environment, Mode::Ebpf).expect("a configuration");
-    assert_eq!(config.notes, []);
+    assert_eq!(config.ineffective, []);
     assert!(config.mode_is_auto && &*config.model.node_name == "n");
     assert_eq!(config.ebpf.cgroup_root, Path::new("/host/cgroup"));
 }
@@ -243,10 +244,10 @@ fn with_config_parsed(mut objects: Vec<Value>) -> Vec<Value> {
 
 /// Renders a template with helm, if this machine has it.
 fn render_with_helm(template: &str) -> Option<String> {
-    let path = SearchPath::default();
-    path.find("helm")?;
+    let launcher = Launcher::default();
+    launcher.find("helm")?;
     let (chart, template) = (deploy().join("chart/shunt"), format!("templates/{template}"));
-    let helm = Command::new("helm", &path).args(["template", "shunt", "--namespace", "kube-system"]);
+    let helm = Command::new("helm", &launcher).args(["template", "shunt", "--namespace", "kube-system"]);
     let helm = helm.args(["--show-only", &template]).args([chart]).limit(Duration::from_mins(1));
     Some(helm.run().expect("helm renders it").stdout)
 }
@@ -335,5 +336,5 @@ fn configuration_of_the_readme_is_accepted_without_warning() {
     let file = Some(ConfigFile::read(&path).expect("the file"));
     let config =
         Config::load_from(&flags, file, &Environment::default(), Mode::Ebpf).expect("a configuration");
-    assert_eq!((config.notes, &*config.model.node_name), (Vec::new(), "node1"));
+    assert_eq!((config.ineffective, &*config.model.node_name), (Vec::new(), "node1"));
 }

@@ -34,8 +34,9 @@ use shunt_tests::{deadline::Deadline, process::run_with_timeout};
 use tempfile::TempDir;
 use tokio::{
     runtime::Runtime,
-    sync::{Notify, mpsc, oneshot, watch},
+    sync::{Notify, mpsc, watch},
 };
+use tokio_util::sync::CancellationToken;
 
 const WITHIN: Duration = Duration::from_secs(20);
 const SERVICE: &str = "
@@ -102,7 +103,7 @@ struct Daemon {
     manifests: TempDir,
     disturbed: Arc<Notify>,
     observed: Arc<AtomicUsize>,
-    stop: oneshot::Sender<()>,
+    shutdown: CancellationToken,
     running: tokio::task::JoinHandle<()>,
     runtime: Runtime,
     _namespace: Namespace,
@@ -122,7 +123,7 @@ impl Daemon {
         let disturbed = Arc::new(Notify::new());
         let (to_loop, events) = mpsc::channel(64);
         let (facts, node_facts) = watch::channel(Some(NodeFacts::default()));
-        let (stop, stopped) = oneshot::channel::<()>();
+        let shutdown = CancellationToken::new();
         let observed = Arc::new(AtomicUsize::new(0));
         let port = dataplane.port();
         let renderer =
@@ -139,9 +140,10 @@ impl Daemon {
             give_up_after: None,
             wait_for_node: false,
         };
-        let daemon = SyncLoop::new(settings(), periods, renderer, outputs);
-        let (_, settings) = watch::channel(SyncSettings { model: settings(), periods });
-        let inputs = Inputs { events, node_facts, disturbed: Arc::clone(&disturbed), settings };
+        let settings = SyncSettings { model: settings(), periods };
+        let mut daemon = SyncLoop::new(settings.clone(), renderer, outputs, shutdown.clone());
+        let (_, settings) = watch::channel(settings);
+        let inputs = Inputs { events, node_facts, drift: Arc::clone(&disturbed), settings };
         std::fs::write(manifests.path().join("service.yaml"), SERVICE).expect("written");
         let running = {
             let _inside = runtime.enter();
@@ -149,11 +151,11 @@ impl Daemon {
             tokio::spawn(changes.report(Arc::clone(&disturbed)));
             tokio::spawn(ManifestSource::new(manifests.path()).run(to_loop));
             tokio::spawn(async move {
-                daemon.run(inputs, async { stopped.await.unwrap_or_default() }).await.expect("the loop runs");
+                daemon.run(inputs, &mut ()).await.expect("the loop runs");
                 drop(facts);
             })
         };
-        Self { manifests, disturbed, observed, stop, running, runtime, _namespace: namespace }
+        Self { manifests, disturbed, observed, shutdown, running, runtime, _namespace: namespace }
     }
 
     /// Runs the loop until a condition is true.
@@ -178,7 +180,7 @@ impl Daemon {
     }
 
     fn stop(self) {
-        self.stop.send(()).expect("the loop runs");
+        self.shutdown.cancel();
         self.runtime.block_on(self.running).expect("no panic");
     }
 }

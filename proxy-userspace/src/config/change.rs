@@ -1,11 +1,12 @@
-//! What a changed configuration asks for: nothing, something that a running process can do, or another process.
+//! Compares two configurations: what a running process can apply, and what needs a restart.
 
 use super::{
-    Config, Mode,
-    schema::{self, Effect},
+    resolved::Config,
+    schema::{self, UsedBy},
 };
+use crate::mode::Mode;
 
-/// Settings that a running process takes on.
+/// Settings that a running process applies.
 const IN_PLACE: [&str; 9] = [
     "logging.verbosity",
     "shunt.logFilter",
@@ -17,54 +18,50 @@ const IN_PLACE: [&str; 9] = [
     "ipvs.syncPeriod",
     "ipvs.minSyncPeriod",
 ];
-/// Sizes that a running process takes on where they grow.
-const GROWING: &str = "shunt.ebpf.mapSizes.";
 
-/// What differs between two configurations that has an effect, by the settings' paths.
+/// The settings that differ between two configurations and have an effect, by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Change {
-    /// What a running process takes on.
+pub struct ConfigChange {
+    /// Settings that a running process can apply.
     pub in_place: Vec<&'static str>,
-    /// Among those: room in maps.
-    pub grows: bool,
-    /// What another process has to be started for.
+    /// Some of these are sizes of maps, which grow.
+    pub maps_grow: bool,
+    /// Settings that need a restart.
     pub restart: Vec<&'static str>,
 }
 
-impl Change {
-    /// What has to be done for `new` to take the place of `old`, in the mode that runs.
+impl ConfigChange {
+    /// Returns the change from `old` to `new`, in the mode that runs.
     pub fn between(old: &Config, new: &Config) -> Self {
         let mut change = Self::default();
         for path in old.effective.differing(&new.effective) {
             if !has_effect(path, old.mode) {
                 continue;
             }
-            if path.starts_with(GROWING) {
-                let size = |config: &Config| {
-                    config.effective.number(path).or_else(|| schema::field(path)?.default.parse().ok())
-                };
-                let grows = size(old) <= size(new);
-                change.grows |= grows;
-                (if grows { &mut change.in_place } else { &mut change.restart }).push(path);
-            } else if IN_PLACE.contains(&path) {
-                change.in_place.push(path);
-            } else {
-                change.restart.push(path);
-            }
+            let is_growth = path.starts_with(schema::MAP_SIZES) && size(old, path) <= size(new, path);
+            change.maps_grow |= is_growth;
+            let is_in_place = is_growth || IN_PLACE.contains(&path);
+            (if is_in_place { &mut change.in_place } else { &mut change.restart }).push(path);
         }
         change
     }
 
-    /// Nothing has to be done.
+    /// Returns true if nothing has to be done.
     pub fn is_empty(&self) -> bool {
         self.in_place.is_empty() && self.restart.is_empty()
     }
 }
 
+/// Returns the size of a map.
+fn size(config: &Config, path: &str) -> Option<u64> {
+    let given = config.effective.value(path).and_then(serde_json::Value::as_u64);
+    given.or_else(|| schema::field(path)?.default.parse().ok())
+}
+
 fn has_effect(path: &str, mode: Mode) -> bool {
-    match schema::field(path).map(|field| field.effect) {
-        Some(Effect::Everywhere) => mode == Mode::Ebpf || !path.starts_with("shunt.ebpf."),
-        Some(Effect::In(modes)) => modes.contains(&mode.name()),
-        Some(Effect::Nowhere(_)) | None => false,
+    match schema::field(path).map(|field| field.used_by) {
+        Some(UsedBy::AllModes) => mode == Mode::Ebpf || !path.starts_with("shunt.ebpf."),
+        Some(UsedBy::Modes(modes)) => modes.contains(&mode),
+        Some(UsedBy::Nothing(_)) | None => false,
     }
 }

@@ -1,15 +1,16 @@
-//! Durations as Go writes them: `30s`, `1m30s`, `1.5h`.
+//! Durations in Go's syntax: `30s`, `1m30s`, `1.5h`.
 
 use std::time::Duration;
 
-/// Units by their suffix, in nanoseconds; those that end like another come first.
+/// Suffixes and their units in nanoseconds.
 const UNITS: [(&str, f64); 8] =
     [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("μs", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 6e10), ("h", 3.6e12)];
 
-/// The longest duration Go can hold is 2^63 nanoseconds; nothing longer is accepted.
+/// Go's longest duration is 2^63 nanoseconds. A longer one is rejected.
 const MAX_NANOS: f64 = 9.2e18;
 
-/// Reads a duration that is not negative in the syntax of Go's `time.ParseDuration`; `None` where it is none.
+/// Reads a duration in the syntax of Go's `time.ParseDuration`. Returns `None` if it is invalid or
+/// negative.
 pub(super) fn parse(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
@@ -37,8 +38,8 @@ pub(super) fn parse(text: &str) -> Option<Duration> {
     Some(Duration::from_nanos(whole))
 }
 
-/// As Go's `Duration.String` writes it: `1h0m0s`, `1.5s`, `250ms`, `0s`.
-pub(super) fn written(duration: Duration) -> String {
+/// Formats a duration as Go's `Duration.String` does: `1h0m0s`, `1.5s`, `250ms`, `0s`.
+pub(super) fn format(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     let seconds = duration.as_secs();
     let fraction = |nanos: u128, unit: u128| {
@@ -66,7 +67,7 @@ pub(super) fn written(duration: Duration) -> String {
 fn split_number(text: &str) -> Option<(f64, &str)> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (digits, rest) = text.split_at(end);
-    // Go takes "1." and ".5", but not ".".
+    // Go accepts "1." and ".5", but not ".".
     if !digits.contains(|c: char| c.is_ascii_digit()) {
         return None;
     }
@@ -119,12 +120,12 @@ mod tests {
             "7ns",
             "1h0m1.001s",
         ] {
-            assert_eq!(written(parse(text).unwrap()), text);
+            assert_eq!(format(parse(text).unwrap()), text);
         }
     }
 
     #[test]
-    fn what_go_refuses_or_is_negative_is_refused() {
+    fn durations_that_go_rejects_or_that_are_negative_are_rejected() {
         for text in
             ["", "-1s", "30", "s", ".s", "1d", "1 s", "30 seconds", "1s-1s", "999999999999h", "1..5s", "+"]
         {

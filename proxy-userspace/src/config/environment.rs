@@ -1,24 +1,25 @@
-//! What the configuration takes from the machine and the process: read once, so that the rest is pure.
+//! What the configuration takes from the machine and the process. It is read once, and the rest of the
+//! configuration is pure.
 
 use std::path::PathBuf;
 
 use crate::kernel::cgroup;
 
-/// Facts from outside the flags and the file.
+/// Facts that come neither from flags nor from the file.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
-    /// The machine's host name, as the kernel has it.
+    /// The kernel's host name.
     pub host_name: String,
     /// `NODE_NAME`, which manifests set from `spec.nodeName` through the downward API.
     pub node_name: Option<String>,
-    /// `RUST_LOG`: a log filter for when neither a flag nor the file sets one.
+    /// `RUST_LOG`: the log filter if neither a flag nor the file sets one.
     pub log_filter: Option<String>,
     /// The text of `/proc/self/mounts`.
     pub mounts: String,
 }
 
 impl Environment {
-    /// Reads this process's.
+    /// Reads the environment of this process.
     #[expect(clippy::disallowed_methods, reason = "this is where the environment is read")]
     pub fn of_this_process() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
@@ -30,7 +31,7 @@ impl Environment {
         }
     }
 
-    /// Where the first cgroup v2 hierarchy is mounted.
+    /// Returns the mount point of the first cgroup v2 hierarchy.
     pub(super) fn cgroup_root(&self) -> Option<PathBuf> {
         cgroup::first_mount(&self.mounts)
     }

@@ -1,4 +1,4 @@
-//! The configuration file: read once, and looked at again for changes.
+//! The configuration file: reads it, and watches it for changes.
 
 use std::{
     fs, io,
@@ -8,15 +8,15 @@ use std::{
     time::Duration,
 };
 
-use super::ConfigError;
+use super::error::ConfigError;
 
-/// How often the file is looked at. A `ConfigMap` takes a minute to reach its mount; looking costs a stat(2), and follows whatever
-/// symbolic links lead there.
-const LOOK: Duration = Duration::from_secs(2);
-/// A file that has not changed for so long was written to its end.
+/// How often the file is checked. A `ConfigMap` takes a minute to reach its mount. A check costs a
+/// stat(2), which follows all symbolic links to the file.
+const CHECK_PERIOD: Duration = Duration::from_secs(2);
+/// A file that has not changed for this time is completely written.
 const SETTLED: Duration = Duration::from_millis(100);
-/// A writer that is slower is waited for no longer.
-const LONGEST_UNSETTLED: u32 = 50;
+/// How many periods of [`SETTLED`] a slow writer gets.
+const MAX_WAITS: u32 = 50;
 
 /// A configuration file's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads it.
+    /// Reads the file.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref().to_owned();
         match fs::read_to_string(&path) {
@@ -40,13 +40,13 @@ impl ConfigFile {
         serde_yaml_ng::from_str(&self.text).map_err(syntax)
     }
 
-    /// Its path, as it was given.
+    /// The path as it was given.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Tells a file from what it was before without reading it.
+/// Metadata that differs between two versions of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -62,24 +62,24 @@ impl Stamp {
     }
 }
 
-/// Follows a file's text.
+/// Watches a configuration file for changes.
 #[derive(Debug)]
-pub struct FileChanges {
+pub struct FileWatcher {
     last: ConfigFile,
-    /// `None` while it cannot be told.
+    /// `None` while it is unknown.
     stamp: Option<Stamp>,
 }
 
-impl FileChanges {
-    /// Follows the file from this text of it on.
-    pub fn since(file: ConfigFile) -> Self {
+impl FileWatcher {
+    /// Watches for a text other than the one that was read.
+    pub fn new(file: ConfigFile) -> Self {
         Self { last: file, stamp: None }
     }
 
-    /// Waits until the file has another text, or cannot be read. It is told once each.
+    /// Waits until the file has another text or becomes unreadable. Returns each change once.
     pub async fn next(&mut self) -> Result<ConfigFile, ConfigError> {
         loop {
-            let stamp = self.settled().await;
+            let stamp = self.settled_stamp().await;
             if stamp.is_none() || stamp != self.stamp {
                 let was_readable = self.stamp.is_some();
                 self.stamp = stamp;
@@ -95,14 +95,14 @@ impl FileChanges {
                     Ok(_) | Err(_) => {}
                 }
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_PERIOD).await;
         }
     }
 
-    /// What the file is once nobody writes to it.
-    async fn settled(&self) -> Option<Stamp> {
+    /// Waits until nobody writes to the file, and returns its stamp.
+    async fn settled_stamp(&self) -> Option<Stamp> {
         let mut stamp = Stamp::of(&self.last.path).ok();
-        for _ in 0..LONGEST_UNSETTLED {
+        for _ in 0..MAX_WAITS {
             if stamp == self.stamp {
                 break;
             }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_swap_of_the_links_of_a_config_map_is_a_change_and_the_same_text_again_is_none() {
+    async fn a_config_map_update_is_a_change_unless_the_text_is_the_same() {
         let mount = tempfile::tempdir().unwrap();
         let at = |name: &str| mount.path().join(name);
         let swap = |version: &str, text: &str| {
@@ -135,25 +135,25 @@ mod tests {
         };
         swap("..1", "first");
         symlink("..data/config.conf", at("config.conf")).unwrap();
-        let mut changes = FileChanges::since(ConfigFile::read(at("config.conf")).unwrap());
-        let nothing = tokio::time::timeout(LOOK * 5, changes.next()).await;
+        let mut changes = FileWatcher::new(ConfigFile::read(at("config.conf")).unwrap());
+        let nothing = tokio::time::timeout(CHECK_PERIOD * 5, changes.next()).await;
         assert!(nothing.is_err(), "{nothing:?}");
         swap("..2", "first");
-        assert!(tokio::time::timeout(LOOK * 5, changes.next()).await.is_err());
+        assert!(tokio::time::timeout(CHECK_PERIOD * 5, changes.next()).await.is_err());
         swap("..3", "second");
         assert_eq!(&*changes.next().await.unwrap().text, "second");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_file_that_goes_is_told_once_and_its_return_is_a_change_if_it_is_another() {
+    async fn a_removed_file_is_reported_once_and_another_text_is_a_change() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("config");
         fs::write(&path, "first").unwrap();
-        let mut changes = FileChanges::since(ConfigFile::read(&path).unwrap());
-        assert!(tokio::time::timeout(LOOK * 2, changes.next()).await.is_err());
+        let mut changes = FileWatcher::new(ConfigFile::read(&path).unwrap());
+        assert!(tokio::time::timeout(CHECK_PERIOD * 2, changes.next()).await.is_err());
         fs::remove_file(&path).unwrap();
         assert!(matches!(changes.next().await, Err(ConfigError::Read { .. })));
-        assert!(tokio::time::timeout(LOOK * 5, changes.next()).await.is_err());
+        assert!(tokio::time::timeout(CHECK_PERIOD * 5, changes.next()).await.is_err());
         fs::write(&path, "second").unwrap();
         assert_eq!(&*changes.next().await.unwrap().text, "second");
     }

@@ -1,35 +1,37 @@
-//! Every field of `KubeProxyConfiguration` v1alpha1 and of the `shunt` section: its path, what it holds, its default, and where it
-//! has an effect.
+//! The fields of `KubeProxyConfiguration` v1alpha1 and of the `shunt` section: path, type, default, and
+//! the modes that use them.
 
 use std::sync::LazyLock;
 
 use proxy_common::layout::{COUNTED_SERVICES, MAPS};
 
 use super::value::Kind;
+use crate::mode::Mode;
 
 /// One field of the configuration.
 pub(super) struct Field {
-    /// Where it is, as in `iptables.syncPeriod`.
+    /// The path in the file, such as `iptables.syncPeriod`.
     pub(super) path: &'static str,
-    /// What it holds.
+    /// The type of the value.
     pub(super) kind: Kind,
-    /// What it is where nobody sets it, as a flag would say it; empty for "unset".
+    /// The default as a flag would write it; empty if the field is unset by default.
     pub(super) default: &'static str,
-    /// What depends on it.
-    pub(super) effect: Effect,
-    /// Go's zero value in the file means "unset". It does where upstream's type is no pointer and the default is not zero.
+    /// What uses the field.
+    pub(super) used_by: UsedBy,
+    /// Go's zero value in the file means "unset". This is so if upstream's type is no pointer and the
+    /// default is not zero.
     pub(super) zero_is_unset: bool,
 }
 
-/// What depends on a field.
+/// What uses a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
-    /// This program, in every mode.
-    Everywhere,
-    /// Modes with these names.
-    In(&'static [&'static str]),
-    /// Nothing, and why. It is checked, and one line at start says so.
-    Nowhere(&'static str),
+pub(super) enum UsedBy {
+    /// Every mode.
+    AllModes,
+    /// These modes.
+    Modes(&'static [Mode]),
+    /// Nothing, for this reason. The value is checked, and a log line at start gives the reason.
+    Nothing(&'static str),
 }
 
 impl Field {
@@ -37,62 +39,61 @@ impl Field {
         Self { default, ..self }
     }
 
-    const fn only_in(self, modes: &'static [&'static str]) -> Self {
-        Self { effect: Effect::In(modes), ..self }
+    const fn only_in(self, modes: &'static [Mode]) -> Self {
+        Self { used_by: UsedBy::Modes(modes), ..self }
     }
 
     const fn zero_is_unset(self) -> Self {
         Self { zero_is_unset: true, ..self }
     }
-
-    /// Whether anything in this program depends on it.
-    pub(super) fn is_read(&self) -> bool {
-        !matches!(self.effect, Effect::Nowhere(_))
-    }
 }
 
 const fn field_of(path: &'static str, kind: Kind) -> Field {
-    Field { path, kind, default: "", effect: Effect::Everywhere, zero_is_unset: false }
+    Field { path, kind, default: "", used_by: UsedBy::AllModes, zero_is_unset: false }
 }
 
 const fn without_effect(path: &'static str, kind: Kind, why: &'static str) -> Field {
-    Field { path, kind, default: "", effect: Effect::Nowhere(why), zero_is_unset: false }
+    Field { used_by: UsedBy::Nothing(why), ..field_of(path, kind) }
 }
 
-/// The modes that `mode` and `--mode` know. Empty is `auto`, as upstream takes it for its default.
-pub(super) const MODES: &[&str] = &["auto", "ebpf", "nftables", "iptables", "ipvs"];
+/// The values of `mode` and `--mode`. Empty means `auto`; for upstream it means its default.
+const MODES: &[&str] = &["auto", "ebpf", "nftables", "iptables", "ipvs"];
 /// Upstream's `LocalMode`s.
-pub(super) const DETECT_LOCAL_MODES: &[&str] =
-    &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"];
-
-/// What programs may be asked to tell.
+const DETECT_LOCAL_MODES: &[&str] = &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"];
 const EBPF_LOGS: &[&str] = &["off", "error", "info", "debug"];
-/// Modes that count what Services get.
-const COUNTING: &[&str] = &["ebpf", "ipvs"];
-const IPTABLES: &[&str] = &["iptables"];
-const IPVS: &[&str] = &["ipvs"];
-const NFTABLES: &[&str] = &["nftables"];
-/// Modes without a section of their own read that of iptables, as upstream's conversion does.
-const MARKING: &[&str] = &["ebpf", "iptables", "ipvs"];
-const TIMED_BY_IPTABLES: &[&str] = &["ebpf", "iptables"];
+
+/// Fields whose flags apply to every mode but ipvs, or to all modes, as in upstream's
+/// `processV1Alpha1Flags`.
+pub(super) const FLAGS_FOR_ALL_BUT_IPVS: [&str; 3] =
+    ["iptables.syncPeriod", "iptables.minSyncPeriod", "iptables.masqueradeAll"];
+/// The section of map sizes.
+pub(super) const MAP_SIZES: &str = "shunt.ebpf.mapSizes.";
+
+/// Modes that count connections and bytes of Services.
+const COUNTING: &[Mode] = &[Mode::Ebpf, Mode::Ipvs];
+const IPTABLES: &[Mode] = &[Mode::Iptables];
+const IPVS: &[Mode] = &[Mode::Ipvs];
+const NFTABLES: &[Mode] = &[Mode::Nftables];
+/// Modes without a section of their own use the section `iptables`, as in upstream's conversion.
+const ALL_BUT_NFTABLES: &[Mode] = &[Mode::Ebpf, Mode::Iptables, Mode::Ipvs];
+const EBPF_AND_IPTABLES: &[Mode] = &[Mode::Ebpf, Mode::Iptables];
 
 const NOT_NEGATIVE: Kind = Kind::Integer { min: 0, max: i32::MAX as i64 };
 const BIT: Kind = Kind::Integer { min: 0, max: 31 };
-/// A map holds at least something; 2^26 entries are beyond what a node has memory for.
+/// 2^26 entries need more memory than a node has.
 const MAP_SIZE: Kind = Kind::Integer { min: 16, max: 1 << 26 };
-
-/// At 80 bytes for each, a CPU has 5 MiB of them at most.
+/// One counter takes 80 bytes, so a CPU has at most 5 MiB of counters.
 const COUNTED: Kind = Kind::Integer { min: 1, max: 65_535 };
 
 const WINDOWS: &str = "it is for Windows";
-const JSON_ONLY: &str = "objects are read from the API server as JSON";
-const NOT_LIMITED: &str =
-    "shunt opens a few watches and retries them with back-off; no other requests need a limit";
-const UNBUFFERED: &str = "logs are written to standard error at once";
+const JSON_ONLY: &str = "shunt reads objects from the API server as JSON";
+const NOT_LIMITED: &str = "shunt opens a few watches and retries with backoff; it needs no request limit";
+const UNBUFFERED: &str = "shunt writes logs to standard error at once";
 
-/// All fields, in the order of upstream's
-/// [types.go](https://github.com/kubernetes/kubernetes/blob/v1.36.0/staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go), with the
-/// defaults of its `pkg/proxy/apis/config/v1alpha1/defaults.go`.
+/// All fields except map sizes, in the order of upstream's [types.go], with the defaults of its
+/// `pkg/proxy/apis/config/v1alpha1/defaults.go`.
+///
+/// [types.go]: https://github.com/kubernetes/kubernetes/blob/v1.36.0/staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go
 const FIELDS: &[Field] = &[
     field_of("apiVersion", Kind::OneOf(&["kubeproxy.config.k8s.io/v1alpha1"])),
     field_of("kind", Kind::OneOf(&["KubeProxyConfiguration"])),
@@ -109,7 +110,7 @@ const FIELDS: &[Field] = &[
     without_effect(
         "logging.vmodule",
         Kind::VModule,
-        "it names kube-proxy's source files; see shunt.logFilter",
+        "it names source files of kube-proxy; use shunt.logFilter",
     ),
     without_effect("logging.options.text.splitStream", Kind::Bool, UNBUFFERED).default("false"),
     without_effect("logging.options.text.infoBufferSize", Kind::Quantity, UNBUFFERED).default("0"),
@@ -121,17 +122,13 @@ const FIELDS: &[Field] = &[
     field_of("metricsBindAddress", Kind::BindAddress { default_port: 10249 }),
     field_of("bindAddressHardFail", Kind::Bool).default("false"),
     field_of("enableProfiling", Kind::Bool).default("false"),
-    without_effect(
-        "showHiddenMetricsForVersion",
-        Kind::OneOf(&["1.35"]),
-        "no metric was hidden between two versions",
-    ),
+    without_effect("showHiddenMetricsForVersion", Kind::OneOf(&["1.35"]), "shunt hides no metrics"),
     field_of("mode", Kind::OneOf(MODES)),
-    field_of("iptables.masqueradeBit", BIT).default("14").only_in(MARKING),
-    field_of("iptables.masqueradeAll", Kind::Bool).default("false").only_in(MARKING),
+    field_of("iptables.masqueradeBit", BIT).default("14").only_in(ALL_BUT_NFTABLES),
+    field_of("iptables.masqueradeAll", Kind::Bool).default("false").only_in(ALL_BUT_NFTABLES),
     field_of("iptables.localhostNodePorts", Kind::Bool).default("true").only_in(IPTABLES),
-    field_of("iptables.syncPeriod", Kind::Period).default("30s").only_in(TIMED_BY_IPTABLES),
-    field_of("iptables.minSyncPeriod", Kind::Duration).default("1s").only_in(TIMED_BY_IPTABLES),
+    field_of("iptables.syncPeriod", Kind::Period).default("30s").only_in(EBPF_AND_IPTABLES),
+    field_of("iptables.minSyncPeriod", Kind::Duration).default("1s").only_in(EBPF_AND_IPTABLES),
     field_of("ipvs.syncPeriod", Kind::Period).default("30s").only_in(IPVS),
     field_of("ipvs.minSyncPeriod", Kind::Duration).default("0s").only_in(IPVS),
     field_of("ipvs.scheduler", Kind::Text).only_in(IPVS),
@@ -165,12 +162,12 @@ const FIELDS: &[Field] = &[
     without_effect(
         "configSyncPeriod",
         Kind::Period,
-        "watches tell of every change; nothing is read again on a timer",
+        "shunt watches all objects and does not list them on a timer",
     )
     .default("15m0s"),
     without_effect("portRange", Kind::Text, "kube-proxy does not use it either"),
     without_effect("windowsRunAsService", Kind::Bool, WINDOWS).default("false"),
-    // Ours.
+    // shunt's own fields.
     field_of("shunt.manifests", Kind::Text),
     field_of("shunt.master", Kind::Text),
     field_of("shunt.logFilter", Kind::Text),
@@ -184,33 +181,28 @@ const FIELDS: &[Field] = &[
 ];
 
 /// `shunt.ebpf.mapSizes`.
-static MAP_SIZES: LazyLock<Vec<Field>> = LazyLock::new(|| {
+static MAP_SIZE_FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
     let settings = MAPS.iter().filter_map(|map| map.setting);
     settings.map(|setting| field_of(setting.path, MAP_SIZE).default(setting.default)).collect()
 });
 
 /// Returns all fields in the order in which they are written.
 pub(super) fn fields() -> impl Iterator<Item = &'static Field> {
-    FIELDS.iter().chain(MAP_SIZES.iter())
+    FIELDS.iter().chain(MAP_SIZE_FIELDS.iter())
 }
 
-/// The field at a path.
+/// Returns the field at a path.
 pub(super) fn field(path: &str) -> Option<&'static Field> {
     fields().find(|field| field.path == path)
 }
 
-/// The names that may stand in a section (empty for the top level), sorted.
+/// Returns the sorted names that a section may hold. The empty section is the top level.
 pub(super) fn names_in(section: &str) -> Vec<&'static str> {
-    let mut names: Vec<_> = fields()
-        .filter_map(|field| {
-            let rest = if section.is_empty() {
-                field.path
-            } else {
-                field.path.strip_prefix(section)?.strip_prefix('.')?
-            };
-            rest.split('.').next()
-        })
-        .collect();
+    let rest = |path: &'static str| {
+        if section.is_empty() { Some(path) } else { path.strip_prefix(section)?.strip_prefix('.') }
+    };
+    let rests = fields().filter_map(|field| rest(field.path));
+    let mut names: Vec<_> = rests.filter_map(|rest| rest.split('.').next()).collect();
     names.sort_unstable();
     names.dedup();
     names

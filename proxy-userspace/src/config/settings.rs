@@ -1,4 +1,4 @@
-//! Settings by the path of their field, each with where it was set: the file's, overlaid with the flags'.
+//! Settings by field path, each with its source: the file's, overridden by the flags'.
 
 use std::{
     collections::BTreeMap,
@@ -11,63 +11,68 @@ use ipnet::IpNet;
 use serde_yaml_ng::Value as Yaml;
 
 use super::{
-    problem::{Note, Problem},
-    resolve,
-    schema::{self, Effect, Field},
+    error::{IneffectiveSetting, InvalidSetting},
+    schema::{self, FLAGS_FOR_ALL_BUT_IPVS, Field, UsedBy},
     value::Value,
 };
+use crate::mode::Mode;
 
 /// Where a setting was given.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
-    /// In the configuration file, under the field's path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
     File,
-    /// By this flag, without dashes.
+    /// The flag's name without dashes.
     Flag(&'static str),
 }
 
 #[derive(Clone, Debug)]
 struct Setting {
-    origin: Origin,
-    /// `None`: given explicitly as empty.
+    source: Source,
+    /// `None` if the setting was given as empty.
     value: Option<Value>,
     written: String,
 }
 
-/// All settings given, and what is wrong with them or in vain.
+impl Setting {
+    /// Returns the flag or the path, for messages.
+    fn name(&self, path: &str) -> String {
+        match self.source {
+            Source::Flag(flag) => format!("--{flag}"),
+            Source::File => path.into(),
+        }
+    }
+}
+
+/// All settings that were given, and what is wrong with them.
 #[derive(Debug)]
 pub(super) struct Settings {
     values: BTreeMap<&'static str, Setting>,
     defaults: BTreeMap<&'static str, Value>,
-    problems: Vec<Problem>,
-    notes: Vec<Note>,
+    invalid: Vec<InvalidSetting>,
+    ineffective: Vec<IneffectiveSetting>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         let default = |field: &Field| Some((field.path, field.kind.read_text(field.default).ok()??));
         let defaults = schema::fields().filter_map(default).collect();
-        Self { values: BTreeMap::new(), defaults, problems: Vec::new(), notes: Vec::new() }
+        Self { values: BTreeMap::new(), defaults, invalid: Vec::new(), ineffective: Vec::new() }
     }
 }
 
 impl Settings {
-    /// Takes in the whole file. Later flags override it.
+    /// Adds the whole file.
     pub(super) fn add_file(&mut self, yaml: &Yaml) {
-        let Yaml::Mapping(_) = yaml else {
-            self.problems.push(Problem {
-                setting: "--config".into(),
-                value: "not a mapping".into(),
-                allowed: "must be one KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1".into(),
-            });
-            return;
-        };
+        const HEAD: [(&str, &str); 2] =
+            [("apiVersion", "kubeproxy.config.k8s.io/v1alpha1"), ("kind", "KubeProxyConfiguration")];
+        if !yaml.is_mapping() {
+            let allowed = "must be one KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1";
+            return self.add_invalid("--config".into(), "not a mapping".into(), allowed.into());
+        }
         self.add_section("", yaml);
-        for (path, wanted) in
-            [("apiVersion", "kubeproxy.config.k8s.io/v1alpha1"), ("kind", "KubeProxyConfiguration")]
-        {
+        for (path, expected) in HEAD {
             if yaml.get(path).is_none_or(Yaml::is_null) {
-                self.problem(path.into(), "missing".into(), format!("must be {wanted}"));
+                self.add_invalid(path.into(), "missing".into(), format!("must be {expected}"));
             }
         }
     }
@@ -76,7 +81,7 @@ impl Settings {
         let Yaml::Mapping(entries) = yaml else {
             if !yaml.is_null() {
                 let allowed = format!("must be a section with {}", schema::names_in(section).join(", "));
-                self.problem(section.into(), written(yaml), allowed);
+                self.add_invalid(section.into(), written(yaml), allowed);
             }
             return;
         };
@@ -86,10 +91,10 @@ impl Settings {
             match schema::field(&path) {
                 Some(field) => self.add_file_field(field, yaml),
                 None if !schema::names_in(&path).is_empty() => self.add_section(&path, yaml),
-                // As upstream, which decodes strictly, and leniently with a warning where that fails.
+                // Upstream decodes strictly first, then leniently with a warning.
                 None => {
                     let known = schema::names_in(section).join(", ");
-                    self.note(path, format!("unknown field, ignored; known here: {known}"));
+                    self.add_ineffective(path, format!("unknown field, ignored; known here: {known}"));
                 }
             }
         }
@@ -99,128 +104,118 @@ impl Settings {
         match field.kind.read_yaml(yaml) {
             Ok(None) => {}
             Ok(Some(value)) if value.is_zero() && (field.zero_is_unset || field.kind.is_period()) => {}
-            Ok(Some(value)) => {
-                let setting = Setting { origin: Origin::File, value: Some(value), written: written(yaml) };
+            Ok(value) => {
+                let setting = Setting { source: Source::File, value, written: written(yaml) };
                 self.values.insert(field.path, setting);
             }
             Err(()) => {
-                self.problem(field.path.into(), written(yaml), format!("must be {}", field.kind.allowed()));
+                let allowed = format!("must be {}", field.kind.allowed());
+                self.add_invalid(field.path.into(), written(yaml), allowed);
             }
         }
     }
 
-    /// Takes in one flag, which overrides the file.
+    /// Adds a flag, which overrides the file.
     pub(super) fn add_flag(&mut self, flag: &'static str, path: &'static str, text: &str) {
         let Some(field) = schema::field(path) else { return };
         match field.kind.read_text(text) {
             Ok(value) => {
                 let written = format!("{text:?}");
-                self.values.insert(path, Setting { origin: Origin::Flag(flag), value, written });
+                self.values.insert(path, Setting { source: Source::Flag(flag), value, written });
             }
-            Err(()) => self.refuse_flag(flag, text, &field.kind.allowed()),
+            Err(()) => self.reject_flag(flag, text, &field.kind.allowed()),
         }
     }
 
-    /// Notes a setting that is wrong only beside others.
-    pub(super) fn refuse(&mut self, path: &'static str, allowed: impl Into<String>) {
+    /// Rejects a setting that is only invalid together with others.
+    pub(super) fn reject(&mut self, path: &'static str, allowed: impl Into<String>) {
         let (setting, value) = match self.values.get(path) {
-            Some(setting) => (name(path, &setting.origin), setting.written.clone()),
+            Some(setting) => (setting.name(path), setting.written.clone()),
             None => (path.into(), "not set".into()),
         };
-        self.problem(setting, value, allowed.into());
+        self.add_invalid(setting, value, allowed.into());
     }
 
-    fn problem(&mut self, setting: String, value: String, allowed: String) {
-        self.problems.push(Problem { setting, value, allowed });
+    /// Rejects a flag whose value is not allowed.
+    pub(super) fn reject_flag(&mut self, flag: &str, text: &str, allowed: &str) {
+        self.add_invalid(format!("--{flag}"), format!("{text:?}"), format!("must be {allowed}"));
     }
 
-    /// A flag that holds none of what is allowed.
-    pub(super) fn refuse_flag(&mut self, flag: &str, text: &str, allowed: &str) {
-        self.problem(format!("--{flag}"), format!("{text:?}"), format!("must be {allowed}"));
+    fn add_invalid(&mut self, setting: String, value: String, allowed: String) {
+        self.invalid.push(InvalidSetting { setting, value, allowed });
     }
 
-    /// Something that was given in vain.
-    pub(super) fn note(&mut self, setting: impl Into<String>, why: impl Into<String>) {
-        self.notes.push(Note { setting: setting.into(), why: why.into() });
+    /// Adds a setting that was given and has no effect.
+    pub(super) fn add_ineffective(&mut self, setting: impl Into<String>, why: impl Into<String>) {
+        self.ineffective.push(IneffectiveSetting { setting: setting.into(), why: why.into() });
     }
 
-    /// Notes what was given, differs from the default, and has no effect in this mode.
-    pub(super) fn note_what_has_no_effect(&mut self, mode: &str) {
-        let mut notes = Vec::new();
+    /// Adds the settings that differ from the default and have no effect in this mode.
+    pub(super) fn find_ineffective(&mut self, mode: Mode) {
         for (path, setting) in &self.values {
             let (Some(field), Some(value)) = (schema::field(path), &setting.value) else { continue };
-            let why = match field.effect {
-                Effect::Everywhere => continue,
-                Effect::In(modes) if modes.contains(&mode) => continue,
-                // These flags are for modes that have a section of their own too.
-                Effect::In(_)
-                    if setting.origin != Origin::File
-                        && resolve::FLAGS_FOR_ALL_BUT_IPVS.contains(path)
-                        && mode != "ipvs" =>
-                {
-                    continue;
+            // Some flags also apply to modes that have a section of their own in the file.
+            let is_for_all = setting.source != Source::File && FLAGS_FOR_ALL_BUT_IPVS.contains(path);
+            let why = match field.used_by {
+                UsedBy::AllModes => continue,
+                UsedBy::Modes(modes) if modes.contains(&mode) => continue,
+                UsedBy::Modes(_) if is_for_all && mode != Mode::Ipvs => continue,
+                UsedBy::Modes(modes) => {
+                    let names: Vec<_> = modes.iter().map(|mode| mode.name()).collect();
+                    format!("only mode {} uses it, and the mode is {mode}", names.join(" or "))
                 }
-                Effect::In(modes) => {
-                    format!("only {} reads it, and the mode is {mode}", modes.join(" or "))
-                }
-                Effect::Nowhere(why) => why.into(),
+                UsedBy::Nothing(why) => why.into(),
             };
-            // Go writes zeros for fields nobody set.
+            // Go writes zeros for fields that nobody set.
             if self.defaults.get(path) != Some(value) && !value.is_zero() {
-                notes.push(Note { setting: name(path, &setting.origin), why });
+                self.ineffective.push(IneffectiveSetting { setting: setting.name(path), why });
             }
         }
-        self.notes.extend(notes);
     }
 
-    /// What is given there, or the default.
+    /// Returns the given value or the default.
     fn value(&self, path: &'static str) -> Option<&Value> {
-        debug_assert!(schema::field(path).is_some_and(Field::is_read), "{path} is not in the schema as read");
+        debug_assert!(
+            schema::field(path).is_some_and(|field| !matches!(field.used_by, UsedBy::Nothing(_))),
+            "{path} is not in the schema as used"
+        );
         self.given_or_default(path)
     }
 
-    /// The same of a field that may have no effect.
+    /// Returns the given value or the default, also of a field without an effect.
     pub(super) fn given_or_default(&self, path: &'static str) -> Option<&Value> {
         self.given(path).or_else(|| self.defaults.get(path))
     }
 
-    /// What is given there.
+    /// Returns the given value.
     pub(super) fn given(&self, path: &str) -> Option<&Value> {
         self.values.get(path)?.value.as_ref()
     }
 
-    /// Whether something is given there that is not the default.
-    pub(super) fn is_set_apart_from_default(&self, path: &'static str) -> bool {
+    /// Returns true if the given value differs from the default.
+    pub(super) fn is_not_default(&self, path: &'static str) -> bool {
         self.given(path).is_some_and(|value| self.defaults.get(path) != Some(value))
     }
 
-    /// Whether anything is given there.
-    pub(super) fn is_given(&self, path: &str) -> bool {
-        self.given(path).is_some()
-    }
-
-    /// The setting was given as an explicitly empty flag, which upstream takes for "off".
+    /// Returns true if the flag was given with an empty value, which means "off" for upstream.
     pub(super) fn is_emptied_by_flag(&self, path: &'static str) -> bool {
-        matches!(self.values.get(path), Some(Setting { origin: Origin::Flag(_), value: None, .. }))
+        self.is_by_flag(path) && self.given(path).is_none()
     }
 
-    /// The setting was given as a flag.
+    /// Returns true if the setting was given as a flag.
     pub(super) fn is_by_flag(&self, path: &'static str) -> bool {
-        matches!(self.values.get(path), Some(Setting { origin: Origin::Flag(_), .. }))
+        matches!(self.values.get(path), Some(Setting { source: Source::Flag(_), .. }))
     }
 
     pub(super) fn text(&self, path: &'static str) -> Option<&str> {
-        match self.value(path)? {
-            Value::Text(text) => Some(text),
-            _ => None,
-        }
+        if let Value::Text(text) = self.value(path)? { Some(text) } else { None }
     }
 
     pub(super) fn is_true(&self, path: &'static str) -> bool {
         matches!(self.value(path), Some(Value::Bool(true)))
     }
 
-    /// 0 where it has no default.
+    /// Returns 0 if the field is unset and has no default.
     pub(super) fn integer<T: TryFrom<i64> + Default>(&self, path: &'static str) -> T {
         match self.value(path) {
             Some(Value::Integer(value)) => T::try_from(*value).unwrap_or_default(),
@@ -228,70 +223,49 @@ impl Settings {
         }
     }
 
-    /// Zero where it has no default.
+    /// Returns zero if the field is unset and has no default.
     pub(super) fn duration(&self, path: &'static str) -> Duration {
-        match self.value(path) {
-            Some(Value::Duration(duration)) => *duration,
-            _ => Duration::ZERO,
-        }
+        if let Some(Value::Duration(duration)) = self.value(path) { *duration } else { Duration::ZERO }
     }
 
     pub(super) fn address(&self, path: &'static str) -> Option<IpAddr> {
-        match self.value(path)? {
-            Value::Address(address) => Some(*address),
-            _ => None,
-        }
+        if let Value::Address(address) = self.value(path)? { Some(*address) } else { None }
     }
 
     pub(super) fn bind_address(&self, path: &'static str) -> Option<SocketAddr> {
-        match self.value(path)? {
-            Value::BindAddress(address) => Some(*address),
-            _ => None,
-        }
+        if let Value::BindAddress(address) = self.value(path)? { Some(*address) } else { None }
     }
 
-    /// CIDRs, and whether `primary` was among them.
+    /// Returns CIDRs, and true if the list has the word `primary`.
     pub(super) fn cidrs(&self, path: &'static str) -> Option<(Vec<IpNet>, bool)> {
-        match self.value(path)? {
-            Value::Cidrs { cidrs, primary } => Some((cidrs.clone(), *primary)),
-            _ => None,
+        if let Value::Cidrs { cidrs, primary } = self.value(path)? {
+            Some((cidrs.clone(), *primary))
+        } else {
+            None
         }
     }
 
-    /// Patterns of interface names; empty where none are set.
+    /// Returns patterns of interface names.
     pub(super) fn globs(&self, path: &'static str) -> Vec<Pattern> {
-        match self.value(path) {
-            Some(Value::Globs(globs)) => globs.clone(),
-            _ => Vec::new(),
-        }
+        if let Some(Value::Globs(globs)) = self.value(path) { globs.clone() } else { Vec::new() }
     }
 
-    /// Whether a feature gate is on; they are off by default where that matters here.
-    pub(super) fn gate(&self, name: &str) -> bool {
-        match self.given("featureGates") {
-            Some(Value::Gates(gates)) => gates.get(name).copied().unwrap_or_default(),
-            _ => false,
-        }
+    /// Returns true if a feature gate is on. The gates that matter here are off by default.
+    pub(super) fn is_gate_on(&self, name: &str) -> bool {
+        matches!(self.given("featureGates"), Some(Value::Gates(gates)) if gates.get(name) == Some(&true))
     }
 
-    /// What is wrong, and what was given in vain.
-    pub(super) fn finish(self) -> (Vec<Problem>, Vec<Note>) {
-        (self.problems, self.notes)
+    /// Returns the invalid settings and those without an effect.
+    pub(super) fn finish(self) -> (Vec<InvalidSetting>, Vec<IneffectiveSetting>) {
+        (self.invalid, self.ineffective)
     }
 }
 
-fn name(path: &str, origin: &Origin) -> String {
-    match origin {
-        Origin::Flag(flag) => format!("--{flag}"),
-        Origin::File => path.into(),
-    }
-}
-
-/// A value as it may be shown in a message: on one line, and not at any length.
+/// Shows a value in a message: on one line and not too long.
 fn written(yaml: &Yaml) -> String {
-    const LONGEST: usize = 120;
+    const MAX: usize = 120;
     let text = serde_json::to_string(yaml).unwrap_or_else(|_| "(not text)".into());
-    match text.char_indices().nth(LONGEST) {
+    match text.char_indices().nth(MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }

@@ -1,4 +1,4 @@
-//! What a setting may hold, checked the same way whether it came from a flag or from the file.
+//! Types and values of settings. Values of flags and of the file are checked in the same way.
 
 use std::{
     collections::BTreeMap,
@@ -11,10 +11,10 @@ use ipnet::IpNet;
 use serde_json::{Value as Json, json};
 use serde_yaml_ng::Value as Yaml;
 
-use super::{duration, lists};
+use super::{duration, go, lists};
 use crate::model::{sloppy_cidr, sloppy_ip};
 
-/// What a field holds.
+/// The type of a field.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     /// Any text.
@@ -23,28 +23,20 @@ pub(super) enum Kind {
     OneOf(&'static [&'static str]),
     /// true or false.
     Bool,
-    /// A whole number within bounds.
-    Integer {
-        /// The least.
-        min: i64,
-        /// The greatest.
-        max: i64,
-    },
+    /// A whole number from `min` to `max`.
+    Integer { min: i64, max: i64 },
     /// Any number.
     Number,
     /// A duration in Go's syntax, not negative.
     Duration,
-    /// A duration above zero; zero in the file stands for the default, as upstream has it.
+    /// A duration above zero. As with upstream, zero in the file means the default.
     Period,
-    /// A duration above zero, or a number of nanoseconds; zero in the file stands for the default.
+    /// A duration above zero, or a number of nanoseconds. Zero in the file means the default.
     FlushFrequency,
     /// An IP address.
     Address,
-    /// IP and port; an IP alone gets the default port.
-    BindAddress {
-        /// The port of an address that has none.
-        default_port: u16,
-    },
+    /// An IP address with a port. An IP address alone gets the default port.
+    BindAddress { default_port: u16 },
     /// A list of CIDRs.
     Cidrs,
     /// A list of CIDRs and the word `primary`.
@@ -55,47 +47,35 @@ pub(super) enum Kind {
     FeatureGates,
     /// Patterns of file names with a verbosity each.
     VModule,
-    /// A number of bytes, as `512`, `4Ki` or `1M`.
+    /// A number of bytes, such as `512`, `4Ki` or `1M`.
     Quantity,
 }
 
-/// A value that was checked against its [`Kind`].
+/// A value of a setting, already checked against its [`Kind`].
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
-    /// Text and words.
     Text(String),
-    /// true or false.
     Bool(bool),
-    /// A whole number.
     Integer(i64),
-    /// Another number.
     Number(f64),
-    /// A duration.
     Duration(Duration),
-    /// An IP address.
     Address(IpAddr),
-    /// An address to listen on.
     BindAddress(SocketAddr),
-    /// CIDRs, and whether `primary` was among them.
+    /// Ranges without host bits, and whether the list has the word `primary`.
     Cidrs {
-        /// The ranges, without host bits.
         cidrs: Vec<IpNet>,
-        /// The word `primary` was there.
         primary: bool,
     },
-    /// Patterns of interface names.
     Globs(Vec<Pattern>),
-    /// Feature gates.
     Gates(BTreeMap<String, bool>),
-    /// Patterns of file names and verbosities.
     Levels(Vec<(String, u32)>),
 }
 
 impl Kind {
-    /// What the field may hold, to end a sentence that starts with "must be".
+    /// Returns the allowed values, as the end of a sentence that starts with "must be".
     pub(super) fn allowed(self) -> String {
         match self {
-            Self::Text => "a text".into(),
+            Self::Text => "text".into(),
             Self::OneOf([word]) => (*word).into(),
             Self::OneOf(words) => format!("one of {}", words.join(", ")),
             Self::Bool => "true or false".into(),
@@ -113,14 +93,16 @@ impl Kind {
                 "a list of CIDRs such as 192.168.0.0/16, or the word primary in a list".into()
             }
             Self::InterfaceGlobs => "a list of interface names or globs, such as eth0 or cali*".into(),
-            Self::FeatureGates => "names with true or false, such as SomeFeature: true".into(),
-            Self::VModule => "a list of filePattern, without = and commas, and verbosity".into(),
+            Self::FeatureGates => "feature names with true or false, such as SomeFeature: true".into(),
+            Self::VModule => {
+                "a list of items with a filePattern (without = and commas) and a verbosity".into()
+            }
             Self::Quantity => "a number of bytes, such as 512 or 4Ki".into(),
         }
     }
 
-    /// Reads a value of the file. `Ok(None)` where it stands for "unset": null and what is empty. `Err` where it is none of
-    /// what is allowed.
+    /// Reads a value of the file. Returns `Ok(None)` for null and empty values, which mean "unset", and
+    /// `Err` for a value that is not allowed.
     pub(super) fn read_yaml(self, yaml: &Yaml) -> Result<Option<Value>, ()> {
         if yaml.is_null() {
             return Ok(None);
@@ -144,14 +126,18 @@ impl Kind {
                 let texts: Option<Vec<_>> = items.iter().map(Yaml::as_str).collect();
                 self.read_list(&texts.ok_or(())?)
             }
-            (Self::FeatureGates, Yaml::Mapping(gates)) => lists::gates_of_file(gates).map(Some).ok_or(()),
-            (Self::VModule, Yaml::Sequence(items)) => lists::levels_of_file(items).map(Some).ok_or(()),
+            (Self::FeatureGates, Yaml::Mapping(gates)) => {
+                lists::gates_of_file(gates).map(|gates| Some(Value::Gates(gates))).ok_or(())
+            }
+            (Self::VModule, Yaml::Sequence(items)) => {
+                lists::levels_of_file(items).map(|levels| Some(Value::Levels(levels))).ok_or(())
+            }
             (kind, Yaml::String(text)) if kind.is_written_as_text() => self.read_text(text),
             _ => Err(()),
         }
     }
 
-    /// Reads a value given as text. `Ok(None)` where it is empty.
+    /// Reads a value of a flag. Returns `Ok(None)` if it is empty.
     pub(super) fn read_text(self, text: &str) -> Result<Option<Value>, ()> {
         if text.is_empty() {
             return Ok(None);
@@ -159,8 +145,8 @@ impl Kind {
         let value = match self {
             Self::Text => Some(Value::Text(text.into())),
             Self::OneOf(words) => words.contains(&text).then(|| Value::Text(text.into())),
-            Self::Bool => go_bool(text).map(Value::Bool),
-            Self::Integer { .. } => go_integer(text).filter(|value| self.holds(*value)).map(Value::Integer),
+            Self::Bool => go::bool(text).map(Value::Bool),
+            Self::Integer { .. } => go::integer(text).filter(|value| self.holds(*value)).map(Value::Integer),
             Self::Number => text.parse().ok().map(Value::Number),
             Self::Duration => duration::parse(text).map(Value::Duration),
             Self::Period | Self::FlushFrequency => {
@@ -171,8 +157,8 @@ impl Kind {
             Self::Cidrs | Self::NodePortAddresses | Self::InterfaceGlobs => {
                 return self.read_list(&text.split(',').map(str::trim).collect::<Vec<_>>());
             }
-            Self::FeatureGates => lists::gates_of_flag(text),
-            Self::VModule => lists::levels_of_flag(text),
+            Self::FeatureGates => lists::gates_of_flag(text).map(Value::Gates),
+            Self::VModule => lists::levels_of_flag(text).map(Value::Levels),
             Self::Quantity => lists::is_quantity(text).then(|| Value::Text(text.into())),
         };
         value.map(Some).ok_or(())
@@ -193,17 +179,17 @@ impl Kind {
         Ok(Some(Value::Cidrs { cidrs, primary }))
     }
 
-    /// Whether repeating its flag adds to it.
+    /// Returns true if a repeated flag adds to the value.
     pub(super) const fn is_list(self) -> bool {
         matches!(self, Self::Cidrs | Self::NodePortAddresses | Self::InterfaceGlobs | Self::FeatureGates)
     }
 
-    /// Whether it is a time above zero.
+    /// Returns true for a duration that must be above zero.
     pub(super) const fn is_period(self) -> bool {
         matches!(self, Self::Period | Self::FlushFrequency)
     }
 
-    /// Whether YAML holds it as a string.
+    /// Returns true if YAML holds the value as a string.
     fn is_written_as_text(self) -> bool {
         let is_other = matches!(self, Self::Bool | Self::Integer { .. } | Self::Number);
         let is_list = matches!(self, Self::FeatureGates | Self::VModule) || self.is_list();
@@ -214,7 +200,7 @@ impl Kind {
         matches!(self, Self::Integer { min, max } if (min..=max).contains(&value))
     }
 
-    /// What stands in a written configuration where nothing is set.
+    /// Returns what a written configuration holds for an unset field.
     pub(super) fn unset(self) -> Json {
         match self {
             Self::FeatureGates => json!({}),
@@ -225,7 +211,7 @@ impl Kind {
 }
 
 impl Value {
-    /// As the file holds it.
+    /// Returns the value as the file holds it.
     pub(super) fn to_json(&self) -> Json {
         match self {
             Self::Text(text) => json!(text),
@@ -237,7 +223,7 @@ impl Value {
                 json!(whole)
             }
             Self::Number(value) => json!(value),
-            Self::Duration(value) => json!(duration::written(*value)),
+            Self::Duration(value) => json!(duration::format(*value)),
             Self::Address(value) => json!(value.to_string()),
             Self::BindAddress(value) => json!(value.to_string()),
             Self::Cidrs { cidrs, primary } => {
@@ -253,7 +239,7 @@ impl Value {
         }
     }
 
-    /// Go's zero value.
+    /// Returns true for Go's zero value.
     pub(super) fn is_zero(&self) -> bool {
         match self {
             Self::Integer(value) => *value == 0,
@@ -268,40 +254,12 @@ fn glob(text: &str) -> Option<Pattern> {
     Pattern::new(text).ok().filter(|_| !text.is_empty())
 }
 
-/// The words of Go's `strconv.ParseBool`.
-pub(super) fn go_bool(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
-    }
-}
-
-/// A whole number as Go's `strconv.ParseInt` reads it in base 0, which the flags of pflag do: `0x1f`, `0o17` or `017`, `0b11`, and `_`
-/// between digits of those and of `1_000`.
-pub(super) fn go_integer(text: &str) -> Option<i64> {
-    let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
-    let (radix, digits) = match unsigned.as_bytes() {
-        [b'0', b'x' | b'X', ..] => (16, &unsigned[2..]),
-        [b'0', b'o' | b'O', ..] => (8, &unsigned[2..]),
-        [b'0', b'b' | b'B', ..] => (2, &unsigned[2..]),
-        [b'0', _, ..] => (8, &unsigned[1..]),
-        _ => (10, unsigned),
-    };
-    // A base ends like a digit.
-    let first = if radix == 10 { digits } else { digits.strip_prefix('_').unwrap_or(digits) };
-    let are_digits =
-        first.split('_').all(|group| !group.is_empty() && group.chars().all(|digit| digit.is_digit(radix)));
-    let sign = if text.starts_with('-') { "-" } else { "" };
-    are_digits.then(|| i64::from_str_radix(&format!("{sign}{}", first.replace('_', "")), radix).ok())?
-}
-
-/// Upstream's `AppendPortIfNeeded` and `validateHostPort` in one.
+/// Combines upstream's `AppendPortIfNeeded` and `validateHostPort`.
 fn bind_address(text: &str, default_port: u16) -> Option<SocketAddr> {
     if let Some(address) = sloppy_ip(text) {
         return Some(SocketAddr::new(address, default_port));
     }
-    // Go splits ":10256" into no host and a port, and upstream then refuses the host.
+    // Go splits ":10256" into an empty host and a port, and upstream then rejects the host.
     let (host, port) = text.rsplit_once(':')?;
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let port = port.parse().ok().filter(|port| *port != 0)?;

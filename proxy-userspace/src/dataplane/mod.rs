@@ -19,6 +19,8 @@ mod renderer;
 pub use families::OneFamily;
 pub use renderer::{RenderError, Renderer, Rendering};
 
+pub use crate::mode::Mode;
+
 use std::sync::Arc;
 
 use self::conntrack::StaleUdpCleaner;

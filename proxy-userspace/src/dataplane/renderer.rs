@@ -4,7 +4,7 @@ use std::{error::Error, sync::Arc};
 
 use super::{Dataplane, KernelCounts, MapFill, PlanSize, Readings, conntrack::StaleUdpDeletion};
 use crate::{
-    kernel::{KernelError, command},
+    kernel::KernelError,
     model::{Dirty, IpFamily, Snapshot},
 };
 
@@ -50,11 +50,6 @@ impl RenderError {
     /// Whether something is served as it should be all the same: what did not fail goes on.
     pub fn leaves_others(&self) -> bool {
         self.is_partial() || self.family().is_some()
-    }
-
-    /// Whether it came while the process ends, which forsakes commands and leaves plans: that says nothing of the dataplane.
-    pub fn is_by_stopping(&self) -> bool {
-        command::is_ending()
     }
 
     /// The family that failed, where the other did not.

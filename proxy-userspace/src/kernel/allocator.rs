@@ -1,21 +1,23 @@
-//! How the C library's allocator keeps memory that was freed.
+//! Settings of the C library's allocator.
 
-/// Keeps freed memory in one place, and gives large blocks back at once. Objects are decoded on one thread and kept on
-/// another: with an arena a thread, what decoding frees is of no use to anybody else. Another C library than glibc has
-/// its own ways. To be called before there are threads.
-pub fn keep_little() {
+/// Limits the memory that the allocator keeps after it was freed. Call this before there are threads.
+///
+/// With glibc, all threads share one arena, and large blocks go back to the kernel at once. One thread
+/// decodes objects and another one keeps them. With an arena for each thread, the memory that decoding
+/// frees would be of no use to other threads. Other C libraries are left as they are.
+pub fn limit_free_memory() {
     #[cfg(target_env = "gnu")]
     for (setting, value) in [
         (libc::M_ARENA_MAX, 1),
-        // Naming them turns off that they grow with what was freed once.
+        // Setting these thresholds keeps glibc from raising them after a large block was freed.
         (libc::M_MMAP_THRESHOLD, LARGE),
         (libc::M_TRIM_THRESHOLD, LARGE),
     ] {
-        // SAFETY: two integers; settings that are not known are refused, which costs memory only.
+        // SAFETY: the arguments are two integers. An unknown setting is rejected, which only costs memory.
         unsafe { libc::mallopt(setting, value) };
     }
 }
 
-/// glibc's own default, to begin with.
+/// glibc's initial default.
 #[cfg(target_env = "gnu")]
 const LARGE: libc::c_int = 128 << 10;

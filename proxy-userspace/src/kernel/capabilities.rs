@@ -1,4 +1,4 @@
-//! Whether this process may do what is asked of it: the kernel's own answers do not say what is missing.
+//! Checks this process's capabilities: errors of the kernel do not say which one is missing.
 
 use super::KernelError;
 
@@ -8,27 +8,27 @@ const STATUS: &str = "/proc/self/status";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability(&'static str, u32);
 
-/// Netfilter, traffic control, links, sysctls of the network: no mode works without.
+/// For netfilter, traffic control, links and network sysctls. Every mode needs it.
 pub const NET_ADMIN: Capability = Capability("CAP_NET_ADMIN", 12);
-/// Raw sockets, which the old iptables opens.
+/// For raw sockets, which iptables-legacy opens.
 pub const NET_RAW: Capability = Capability("CAP_NET_RAW", 13);
-/// Entering network namespaces, and all that [`FOR_BPF`] allows.
+/// For entering network namespaces, and for everything that [`FOR_BPF`] allows.
 pub const SYS_ADMIN: Capability = Capability("CAP_SYS_ADMIN", 21);
-/// What has taken the place of `CAP_SYS_ADMIN` for eBPF: kernel 5.8 (2c78ee898d8f, c9d516cefe65).
+/// Replaced `CAP_SYS_ADMIN` for eBPF in kernel 5.8 (2c78ee898d8f, c9d516cefe65).
 const FOR_BPF: [Capability; 2] = [Capability("CAP_PERFMON", 38), Capability("CAP_BPF", 39)];
 
-/// Whether this process may load and attach programs.
+/// Returns an error if this process may not load and attach eBPF programs.
 pub fn check_bpf() -> Result<(), KernelError> {
     let missing = missing_for_bpf(own()?);
     if missing.is_empty() { Ok(()) } else { Err(KernelError::NotPermitted { missing: missing.join(", ") }) }
 }
 
-/// Whether this process may change anything of the network.
+/// Returns an error if this process may not change the network.
 pub fn check_net_admin() -> Result<(), KernelError> {
     if is_held(NET_ADMIN)? { Ok(()) } else { Err(KernelError::NoNetAdmin) }
 }
 
-/// Whether this process has it.
+/// Returns true if this process has the capability.
 pub fn is_held(capability: Capability) -> Result<bool, KernelError> {
     own().map(|effective| has(effective, capability))
 }
@@ -48,7 +48,7 @@ fn missing_for_bpf(effective: u64) -> Vec<&'static str> {
     needed.filter(|capability| !has(effective, *capability)).map(|Capability(name, _)| name).collect()
 }
 
-/// The effective capabilities: bits by number.
+/// Returns the effective capabilities as bits by number.
 fn effective(status: &str) -> Option<u64> {
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(set.trim(), 16).ok()
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn either_sys_admin_or_all_that_replaced_it_will_do() {
+    fn ebpf_needs_sys_admin_or_all_capabilities_that_replaced_it() {
         for (set, missing) in [
             ("000001ffffffffff", vec![]),
             ("0000000000201000", vec![]),

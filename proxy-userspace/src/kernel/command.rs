@@ -1,8 +1,10 @@
-//! Runs commands: the one place of the proxy that starts processes, with what they said, how they ended, and a time limit.
+//! Runs commands. The proxy starts processes here and nowhere else.
 //!
-//! When the process is to end, commands get a moment more. One that is killed then leaves the kernel whole: a table of iptables or
-//! nftables is changed at once or not at all, and `ipset restore` goes line by line, in an order whose every beginning is safe. That
-//! holds for what makes further changes after it only if it makes none any more: see [`is_ending`].
+//! When the process shuts down, no command is started any more, and running commands get a moment to
+//! end before they are killed. A killed command leaves the kernel in a good state: a table of
+//! iptables or nftables changes at once or not at all, and `ipset restore` goes line by line, in an
+//! order whose every prefix is safe. This holds only if nothing else is changed after that command:
+//! see [`Launcher::is_shutting_down`].
 
 use std::{
     ffi::{OsStr, OsString},
@@ -11,7 +13,7 @@ use std::{
     os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
     path::PathBuf,
     process::{self, Child, ExitStatus, Stdio},
-    sync::{OnceLock, mpsc},
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -20,101 +22,108 @@ use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
+use tokio_util::sync::CancellationToken;
 
 use super::KernelError;
 
-/// How long a command may take unless it says otherwise.
+/// The default time limit of a command.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How often a command that has not closed its output is looked at.
+/// How long a running command may go on after the shutdown began. iptables-restore waits for its
+/// lock for less than that.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(8);
+/// How often a command is polled while its output is open.
 const TICK: Duration = Duration::from_millis(50);
-/// The first wait for one that has, and so is about to end; doubles up to [`TICK`].
+/// The first pause between polls once the output is closed. It doubles up to [`TICK`].
 const CLOSING_TICK: Duration = Duration::from_micros(200);
-/// How long output may stay open after the command ended.
+/// How long the output may stay open after the command ended.
 const DRAIN: Duration = Duration::from_secs(2);
-/// What of its standard error an error carries, in characters from the end.
-const KEPT_OF_STDERR: usize = 2000;
-/// Where administrators' commands are; a service's `PATH` may lack them.
+/// How many characters of standard error an error message keeps, counted from the end.
+const MAX_STDERR: usize = 2000;
+/// Directories of administrators' commands. A service's `PATH` may lack them.
 const SYSTEM_DIRECTORIES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
-/// When the last command is to have ended; not set as long as the process goes on.
-static END: OnceLock<Instant> = OnceLock::new();
-
-/// This process is about to end, which cannot be taken back: commands that run have so long to end by themselves and are then
-/// killed, and no other is begun but for those that undo something.
-#[expect(clippy::disallowed_methods, reason = "the limit is kept by the clock")]
-pub fn end_all_within(limit: Duration) {
-    // Who says so twice has said so.
-    let _ = END.set(Instant::now() + limit);
-}
-
-/// Whether this process is about to end. What then fails is not tried again, and what was to come after it must not be done: it may
-/// rely on what failed.
-pub fn is_ending() -> bool {
-    END.get().is_some()
-}
-
-/// Where commands are looked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SearchPath {
+/// Finds commands, and allows them to start until the process shuts down.
+#[derive(Clone, Debug)]
+pub struct Launcher {
     directories: Vec<PathBuf>,
+    shutdown: CancellationToken,
 }
 
-impl SearchPath {
-    /// Nothing but these directories.
-    pub fn only(directories: impl IntoIterator<Item = PathBuf>) -> Self {
-        Self { directories: directories.into_iter().collect() }
+impl Launcher {
+    /// Searches these directories only.
+    pub fn only_in(directories: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self { directories: directories.into_iter().collect(), shutdown: CancellationToken::new() }
     }
 
-    /// The program of this name; none where it is not installed.
+    /// Starts no command any more once `shutdown` is cancelled, except commands that undo something.
+    pub fn until(self, shutdown: CancellationToken) -> Self {
+        Self { shutdown, ..self }
+    }
+
+    /// Returns true if commands are not started any more, because the process shuts down. Do not
+    /// retry what fails then, and skip what would come after it: it may rely on the failed command.
+    pub fn is_shutting_down(&self) -> bool {
+        self.shutdown.is_cancelled()
+    }
+
+    /// Returns the path of a program, or `None` if it is not installed.
     pub fn find(&self, program: &str) -> Option<PathBuf> {
         self.directories.iter().map(|directory| directory.join(program)).find(|path| {
             path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
         })
     }
 
-    fn join(&self) -> OsString {
+    fn search_path(&self) -> OsString {
         std::env::join_paths(&self.directories).unwrap_or_default()
     }
 }
 
-impl Default for SearchPath {
-    /// This process's `PATH`, and the directories of administrators' commands.
-    fn default() -> Self {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let system = SYSTEM_DIRECTORIES.map(PathBuf::from);
-        Self { directories: std::env::split_paths(&path).chain(system).collect() }
+/// Launchers are equal if they search the same directories.
+impl PartialEq for Launcher {
+    fn eq(&self, other: &Self) -> bool {
+        self.directories == other.directories
     }
 }
 
-/// A command to run: in this thread's namespaces, with the environment of this process.
+impl Eq for Launcher {}
+
+impl Default for Launcher {
+    /// Searches the `PATH` of this process and the directories of administrators' commands.
+    fn default() -> Self {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        Self::only_in(std::env::split_paths(&path).chain(SYSTEM_DIRECTORIES.map(PathBuf::from)))
+    }
+}
+
+/// A command to run, in this thread's namespaces and with this process's environment.
 #[derive(Clone, Debug)]
 pub struct Command {
     program: String,
-    path: SearchPath,
+    launcher: Launcher,
     args: Vec<OsString>,
     stdin: Option<String>,
     limit: Duration,
-    /// Set: it is run, and left to run, also while the process ends.
+    /// The command also starts, and runs to its end, while the process shuts down.
     undoes: bool,
 }
 
-/// What a command that ended had to say.
+/// The result of a command that ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
-    /// Its standard output; what is not UTF-8 is replaced.
+    /// Standard output. Bytes that are not UTF-8 are replaced.
     pub stdout: String,
-    /// Its standard error, likewise.
+    /// Standard error. Bytes that are not UTF-8 are replaced.
     pub stderr: String,
 }
 
 impl Command {
-    /// A program without arguments and input, for at most ten seconds.
-    pub fn new(program: impl Into<String>, path: &SearchPath) -> Self {
+    /// A program without arguments and input, with a time limit of ten seconds.
+    pub fn new(program: impl Into<String>, launcher: &Launcher) -> Self {
         Self {
             program: program.into(),
-            path: path.clone(),
+            launcher: launcher.clone(),
             args: Vec::new(),
             stdin: None,
             limit: LIMIT,
@@ -128,25 +137,26 @@ impl Command {
         self
     }
 
-    /// Gives it this to read, and then the end of its input; without, its input is empty.
+    /// Sets the standard input. It is empty by default.
     pub fn stdin(mut self, text: impl Into<String>) -> Self {
         self.stdin = Some(text.into());
         self
     }
 
-    /// Ends it, with all that it started, after so long.
+    /// Sets the time limit. A command that takes longer is killed with all processes it started.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// It takes something back that must not be there any longer than this process: it is run also while that ends.
+    /// Marks a command that removes something which must not outlive this process. It runs to its
+    /// end, also while the process shuts down.
     pub fn undoing(mut self) -> Self {
         self.undoes = true;
         self
     }
 
-    /// Runs it; [`KernelError::CommandFailed`] if it does not end with status 0.
+    /// Runs the command. Returns [`KernelError::CommandFailed`] if its status is not 0.
     pub fn run(&self) -> Result<Output, KernelError> {
         let output = self.output()?;
         if output.status.success() {
@@ -159,57 +169,61 @@ impl Command {
         })
     }
 
-    /// Runs it to its end, whatever that is.
+    /// Runs the command and returns its output, whatever its status is.
     pub fn output(&self) -> Result<Output, KernelError> {
-        if is_ending() && !self.undoes {
-            return Err(KernelError::CommandForsaken { command: self.to_string() });
+        if self.is_cancelled() {
+            return Err(KernelError::CommandCancelled { command: self.to_string() });
         }
         let mut child = self.spawn()?;
-        let (to, read) = mpsc::channel();
-        let stdin = child.stdin.take().zip(self.stdin.clone());
-        if let Some((mut pipe, text)) = stdin {
-            // A program that does not read all of it says why in another way.
+        let (to, chunks) = mpsc::channel();
+        if let Some((mut pipe, text)) = child.stdin.take().zip(self.stdin.clone()) {
+            // A program that does not read all of its input reports the reason in another way.
             thread::spawn(move || drop(pipe.write_all(text.as_bytes())));
         }
         forward(child.stdout.take(), Stream::Out, to.clone());
         forward(child.stderr.take(), Stream::Err, to);
-        let mut said = Said::default();
-        let status = self.wait(&mut child, &read, &mut said)?;
-        Ok(Output { status, stdout: text(&said.out), stderr: text(&said.err) })
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let status = self.wait(&mut child, &chunks, |(stream, bytes)| match stream {
+            Stream::Out => out.extend(bytes),
+            Stream::Err => err.extend(bytes),
+        })?;
+        Ok(Output { status, stdout: text(&out), stderr: text(&err) })
+    }
+
+    fn is_cancelled(&self) -> bool {
+        !self.undoes && self.launcher.is_shutting_down()
     }
 
     fn spawn(&self) -> Result<Child, KernelError> {
-        let Some(program) = self.path.find(&self.program) else {
+        let Some(program) = self.launcher.find(&self.program) else {
             return Err(KernelError::CommandNotFound { program: self.program.clone() });
         };
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "this is the proxy's wrapper: all its commands start here"
-        )]
+        #[expect(clippy::disallowed_methods, reason = "all commands of the proxy start here")]
         let mut command = process::Command::new(program);
         let stdin = if self.stdin.is_some() { Stdio::piped() } else { Stdio::null() };
-        // Messages are in English, for those that read them and for what is told by them. Programs that are one file under
-        // many names go by the name.
-        command.arg0(&self.program).args(&self.args).env("LC_ALL", "C").env("PATH", self.path.join());
+        // Messages are in English, for people and because shunt parses some of them. A program that
+        // is one file under many names acts by the name in arg0.
+        command.arg0(&self.program).args(&self.args);
+        command.env("LC_ALL", "C").env("PATH", self.launcher.search_path());
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // What a signal or the limit ends is all of it, and not the proxy's own group.
+        // A signal or the limit kills the whole group. It must not be the proxy's own group.
         command.process_group(0);
         command.spawn().map_err(KernelError::call("run", self.to_string()))
     }
 
-    #[expect(clippy::disallowed_methods, reason = "the limit is kept by the clock")]
+    #[expect(clippy::disallowed_methods, reason = "the limit needs a clock")]
     fn wait(
         &self,
         child: &mut Child,
-        read: &mpsc::Receiver<Chunk>,
-        said: &mut Said,
+        chunks: &mpsc::Receiver<Chunk>,
+        mut keep: impl FnMut(Chunk),
     ) -> Result<ExitStatus, KernelError> {
         let deadline = Instant::now() + self.limit;
-        let (mut open, mut pause, mut ended) = (true, CLOSING_TICK, None);
+        let (mut open, mut pause, mut ended, mut cancelled_at) = (true, CLOSING_TICK, None, None);
         loop {
             if open {
-                match read.recv_timeout(TICK) {
-                    Ok(chunk) => said.take(chunk),
+                match chunks.recv_timeout(TICK) {
+                    Ok(chunk) => keep(chunk),
                     Err(mpsc::RecvTimeoutError::Timeout) => {}
                     Err(mpsc::RecvTimeoutError::Disconnected) => open = false,
                 }
@@ -218,23 +232,24 @@ impl Command {
                 let status = child.try_wait().map_err(KernelError::call("wait for", self.to_string()))?;
                 ended = status.map(|status| (status, Instant::now()));
             }
-            // Something it left running may keep its output open. On a busy machine it may also just not be read yet.
-            if let Some((status, at)) = ended
-                && (!open || at.elapsed() >= DRAIN)
+            if let Some((status, at)) = ended {
+                // A process that the command left running may keep the output open. On a busy
+                // machine the rest of the output may also just not be read yet.
+                if !open || at.elapsed() >= DRAIN {
+                    return Ok(status);
+                }
+            } else if Instant::now() >= deadline {
+                kill(child);
+                return Err(KernelError::CommandTimedOut { command: self.to_string(), limit: self.limit });
+            } else if self.is_cancelled()
+                && cancelled_at.get_or_insert_with(Instant::now).elapsed() >= SHUTDOWN_LIMIT
             {
-                return Ok(status);
+                kill(child);
+                return Err(KernelError::CommandCancelled { command: self.to_string() });
             }
             if !open {
                 thread::sleep(pause);
                 pause = TICK.min(pause * 2);
-            }
-            if ended.is_none() && Instant::now() >= deadline {
-                kill(child);
-                return Err(KernelError::CommandTimedOut { command: self.to_string(), limit: self.limit });
-            }
-            if ended.is_none() && !self.undoes && END.get().is_some_and(|end| Instant::now() >= *end) {
-                kill(child);
-                return Err(KernelError::CommandForsaken { command: self.to_string() });
             }
         }
     }
@@ -255,43 +270,24 @@ enum Stream {
 
 type Chunk = (Stream, Vec<u8>);
 
-#[derive(Default)]
-struct Said {
-    out: Vec<u8>,
-    err: Vec<u8>,
-}
-
-impl Said {
-    fn take(&mut self, (stream, bytes): Chunk) {
-        match stream {
-            Stream::Out => self.out.extend(bytes),
-            Stream::Err => self.err.extend(bytes),
-        }
-    }
-}
-
+/// Reads a pipe to its end in a thread of its own.
 fn forward(pipe: Option<impl Read + Send + 'static>, stream: Stream, to: mpsc::Sender<Chunk>) {
     let Some(mut pipe) = pipe else { return };
     thread::spawn(move || {
         let mut buffer = [0; 16 * 1024];
         loop {
             match pipe.read(&mut buffer) {
-                Ok(0) => return,
-                Ok(length) => {
-                    if to.send((stream, buffer[..length].to_vec())).is_err() {
-                        return;
-                    }
-                }
+                Ok(length @ 1..) if to.send((stream, buffer[..length].to_vec())).is_ok() => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return,
+                Ok(_) | Err(_) => return,
             }
         }
     });
 }
 
 fn kill(child: &mut Child) {
-    // It may have ended this very moment; then there is nothing left to do but to reap it.
     if let Ok(group) = i32::try_from(child.id()) {
+        // This fails if the command has just ended by itself. It still has to be reaped.
         let _gone = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
     drop(child.wait());
@@ -302,7 +298,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn tail(text: &str) -> &str {
-    text.char_indices().rev().nth(KEPT_OF_STDERR).map_or(text, |(at, _)| &text[at..])
+    text.char_indices().rev().nth(MAX_STDERR).map_or(text, |(at, _)| &text[at..])
 }
 
 #[cfg(test)]
@@ -310,18 +306,18 @@ mod tests {
     use super::*;
 
     fn sh(script: &str) -> Command {
-        Command::new("sh", &SearchPath::default()).args(["-c", script])
+        Command::new("sh", &Launcher::default()).args(["-c", script])
     }
 
     #[test]
-    fn what_a_command_reads_and_says_is_passed_on() {
+    fn a_command_gets_its_input_and_its_output_is_returned() {
         let input = "line\n".repeat(100_000);
         let output = sh("cat; echo warned >&2").stdin(&input).run().expect("ends well");
         assert_eq!((output.stdout, output.stderr.as_str()), (input, "warned\n"));
     }
 
     #[test]
-    fn a_failing_command_is_named_with_its_status_and_what_it_said_last() {
+    fn a_failed_command_is_reported_with_status_and_stderr() {
         let error = sh("echo no such table >&2; exit 3").run().expect_err("status 3").to_string();
         assert_eq!(error, "`sh -c echo no such table >&2; exit 3` ended with exit status: 3: no such table");
         let loud = sh("head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1").run().expect_err("status 1");
@@ -329,17 +325,17 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_not_installed_is_told_apart() {
-        let missing = Command::new("shunt-no-such-program", &SearchPath::default()).run();
+    fn a_command_that_is_not_installed_has_its_own_error() {
+        let missing = Command::new("shunt-no-such-program", &Launcher::default()).run();
         assert!(
             matches!(missing, Err(KernelError::CommandNotFound { program }) if program == "shunt-no-such-program")
         );
-        let elsewhere = Command::new("sh", &SearchPath::only([])).run();
+        let elsewhere = Command::new("sh", &Launcher::only_in([])).run();
         assert!(matches!(elsewhere, Err(KernelError::CommandNotFound { .. })));
     }
 
     #[test]
-    fn a_command_past_its_limit_is_killed_with_what_it_started() {
+    fn a_command_past_its_limit_is_killed_with_its_children() {
         let limit = Duration::from_millis(300);
         let error = sh("sleep 60 & sleep 60").limit(limit).run().expect_err("too long");
         assert!(matches!(error, KernelError::CommandTimedOut { .. }), "{error}");
@@ -348,8 +344,20 @@ mod tests {
     }
 
     #[test]
-    fn output_that_something_else_keeps_open_holds_nothing_up() {
+    fn output_that_a_child_keeps_open_delays_nothing() {
         let output = sh("sleep 5 & echo done").run().expect("ends well");
+        assert_eq!(output.stdout, "done\n");
+    }
+    #[test]
+    fn after_the_shutdown_began_only_undoing_commands_run() {
+        let shutdown = CancellationToken::new();
+        let launcher = Launcher::default().until(shutdown.clone());
+        let command = |script| Command::new("sh", &launcher).args(["-c", script]);
+        command("exit 0").run().expect("the shutdown has not begun");
+        shutdown.cancel();
+        let error = command("exit 0").run().expect_err("it is not started");
+        assert!(matches!(error, KernelError::CommandCancelled { .. }), "{error}");
+        let output = command("sleep 0.2; echo done").undoing().run().expect("it runs");
         assert_eq!(output.stdout, "done\n");
     }
 }

@@ -1,5 +1,6 @@
-//! The signals that end the daemon: held back in every thread, and looked for by one that leaves them where they are. So none is lost: one
-//! that comes while the program is started anew is still there for the next process.
+//! The signals that end the daemon. They are blocked in every thread, and one thread polls for them
+//! without consuming them. A signal that arrives while the program restarts is therefore still pending
+//! for the next process.
 
 use std::{io, os::fd::AsFd as _};
 
@@ -13,31 +14,31 @@ use nix::{
 
 use super::KernelError;
 
-/// Those of the daemon.
-const ENDING: [Signal; 2] = [Signal::SIGTERM, Signal::SIGINT];
+const SIGNALS: [Signal; 2] = [Signal::SIGTERM, Signal::SIGINT];
 
-/// The ending signals, held back for as long as the process lives; a descriptor for each tells that it has come.
-pub struct EndSignals([SignalFd; ENDING.len()]);
+/// A signalfd for each blocked signal. The signals stay blocked for the life of the process.
+pub struct EndSignals([SignalFd; SIGNALS.len()]);
 
 impl EndSignals {
-    /// Holds them back in this thread and all that it starts from now on; not in other programs, which the standard library starts with
-    /// none held back. To be called before there is another thread.
-    pub fn hold() -> Result<Self, KernelError> {
-        let [terminate, interrupt] = ENDING.map(|signal| {
+    /// Blocks the signals in this thread and in all threads that it starts later. Other programs start
+    /// with no signal blocked, because the standard library resets the mask. Call this before there is
+    /// another thread.
+    pub fn block() -> Result<Self, KernelError> {
+        let [terminate, interrupt] = SIGNALS.map(|signal| {
             SignalFd::with_flags(&SigSet::from_iter([signal]), SfdFlags::SFD_CLOEXEC)
-                .map_err(failed("look for"))
+                .map_err(failed("open a signalfd for"))
         });
-        let held = Self([terminate?, interrupt?]);
-        SigSet::from_iter(ENDING).thread_block().map_err(failed("hold back"))?;
-        Ok(held)
+        let blocked = Self([terminate?, interrupt?]);
+        SigSet::from_iter(SIGNALS).thread_block().map_err(failed("block"))?;
+        Ok(blocked)
     }
 
-    /// Waits until one has come; returns its name.
+    /// Waits for a signal and returns its name.
     pub fn wait(&self) -> Result<&'static str, KernelError> {
-        let mut looked_at = self.0.each_ref().map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN));
-        poll(&mut looked_at, PollTimeout::NONE).map_err(failed("wait for"))?;
-        let came = looked_at.iter().zip(ENDING).find(|(one, _)| one.any() == Some(true));
-        came.map(|(_, signal)| signal.as_str()).ok_or_else(|| failed("tell apart")(nix::Error::EIO))
+        let mut polled = self.0.each_ref().map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN));
+        poll(&mut polled, PollTimeout::NONE).map_err(failed("wait for"))?;
+        let pending = polled.iter().zip(SIGNALS).find(|(one, _)| one.any() == Some(true));
+        pending.map(|(_, signal)| signal.as_str()).ok_or_else(|| failed("identify")(nix::Error::EIO))
     }
 }
 

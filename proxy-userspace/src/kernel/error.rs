@@ -1,172 +1,172 @@
-//! What can go wrong between shunt and the kernel: always the operation, the object and the cause.
+//! Errors between shunt and the kernel. Each has the operation, the object and the cause.
 
 use std::{io, path::PathBuf};
 
-/// A call into the kernel failed.
+/// A failed operation on the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// A system call on a file or directory.
-    #[error("{operation} {}: {source}", path.display())]
+    #[error("cannot {operation} {}: {source}", path.display())]
     Path {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// A system call on something without a path.
-    #[error("{operation} {object}: {source}")]
+    #[error("cannot {operation} {object}: {source}")]
     Call {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On what.
+        /// The object.
         object: String,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// The BPF object, a program, map or link.
-    #[error("{operation} {object}: {source}")]
+    /// An operation on a BPF object: a program, map or link.
+    #[error("cannot {operation} {object}: {source}")]
     Bpf {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On what.
+        /// The object.
         object: String,
-        /// Why not.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A map cannot take another entry.
-    #[error("map {map} is full: it holds {capacity} entries; {remedy}")]
+    /// A map has no room for another entry.
+    #[error("the map {map} is full: it holds {capacity} entries; {remedy}")]
     MapFull {
         /// The map.
         map: &'static str,
         /// Its capacity.
         capacity: u32,
-        /// What to do about it.
+        /// How to make room.
         remedy: String,
     },
-    /// No hook for what leaves a link.
+    /// A link has no egress hook.
     #[error(
-        "somebody else's ingress qdisc on link {link} leaves no room for a clsact one, which kernels before 6.6 need: remove it \
-         (`tc qdisc del dev {link} ingress`), or use a newer kernel"
+        "cannot add a clsact qdisc to link {link}, which kernels before 6.6 need: the link has an ingress qdisc that \
+         is not shunt's; remove it (`tc qdisc del dev {link} ingress`), or use a newer kernel"
     )]
     NoEgress {
         /// The link's name.
         link: String,
     },
-    /// Pins can only live on a bpf filesystem.
+    /// The pin directory is not on a bpf filesystem.
     #[error(
-        "{} is not on a bpf filesystem, where maps and links are pinned: mount one with `mount -t bpf bpf /sys/fs/bpf`, or name \
-         another directory with --bpf-pin-dir",
+        "cannot pin maps and links: {} is not on a bpf filesystem; mount one with `mount -t bpf bpf /sys/fs/bpf`, or \
+         set another directory with --bpf-pin-dir",
         path.display()
     )]
     NoBpffs {
-        /// The directory asked for.
+        /// The directory.
         path: PathBuf,
     },
-    /// Another process has these pins.
+    /// Another process uses the pin directory.
     #[error(
-        "another shunt works with {}: stop that one, or name another directory with --bpf-pin-dir",
+        "another shunt uses {}: stop that one, or set another directory with --bpf-pin-dir",
         path.display()
     )]
     PinsInUse {
-        /// The directory asked for.
+        /// The directory.
         path: PathBuf,
     },
-    /// No cgroup v2 hierarchy.
-    #[error("no cgroup2 filesystem is mounted; mount one and name it with --cgroup-root")]
+    /// There is no cgroup v2 hierarchy.
+    #[error("no cgroup2 filesystem is mounted: mount one and set it with --cgroup-root")]
     NoCgroup2,
     /// This process may not use eBPF.
     #[error(
         "eBPF needs root, or the capabilities CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; missing: {missing}"
     )]
     NotPermitted {
-        /// What it lacks.
+        /// The missing capabilities.
         missing: String,
     },
-    /// This process may change nothing of the network.
-    #[error("every mode needs root, or the capability CAP_NET_ADMIN, which is missing")]
+    /// This process may not change the network.
+    #[error("every mode needs root or the capability CAP_NET_ADMIN: the capability is missing")]
     NoNetAdmin,
-    /// Not a cgroup v2 directory.
+    /// The directory is not in a cgroup v2 hierarchy.
     #[error("--cgroup-root {} is not a directory of a cgroup2 filesystem", path.display())]
     NotCgroup2 {
-        /// The directory asked for.
+        /// The directory.
         path: PathBuf,
     },
-    /// A command that is not installed, or not where it is looked for.
+    /// A command is not in the searched directories.
     #[error("the command {program} is not installed: it is not in PATH")]
     CommandNotFound {
-        /// Its name.
+        /// The command's name.
         program: String,
     },
-    /// A command that ended with an error.
+    /// A command ended with an error.
     #[error("`{command}` ended with {status}: {stderr}")]
     CommandFailed {
         /// The command line.
         command: String,
-        /// How it ended.
+        /// The exit status.
         status: std::process::ExitStatus,
-        /// The end of what it said on its standard error.
+        /// The end of its standard error.
         stderr: String,
     },
-    /// A command that took too long, and was killed.
+    /// A command took too long and was killed.
     #[error("`{command}` did not end within {limit:?} and was killed")]
     CommandTimedOut {
         /// The command line.
         command: String,
-        /// How long it had.
+        /// The time limit.
         limit: std::time::Duration,
     },
-    /// The process is about to end: a command was ended too, or not begun.
-    #[error("`{command}` is not waited for: the proxy is stopping")]
-    CommandForsaken {
+    /// The process shuts down: the command was not started, or it was killed.
+    #[error("cannot run `{command}`: shunt is shutting down")]
+    CommandCancelled {
         /// The command line.
         command: String,
     },
-    /// Packets that programs marked are left as they are.
+    /// Neither nft nor iptables can write the rules for marked packets.
     #[error(
-        "traffic from outside that has to be masqueraded or refused is not served right, because neither nft nor iptables can \
-         be used; nft: {nft}; iptables: {iptables}"
+        "cannot masquerade or reject traffic from outside: neither nft nor iptables works on this node; \
+         nft: {nft}; iptables: {iptables}"
     )]
     NoNetfilter {
-        /// What came of nft.
+        /// The error of nft.
         nft: Box<Self>,
-        /// What came of iptables.
+        /// The error of iptables.
         iptables: Box<Self>,
     },
-    /// The table of tracked connections cannot be read or changed.
+    /// Conntrack entries cannot be listed or deleted.
     #[error(
-        "this kernel does not let conntrack entries be listed or deleted: it needs the module nf_conntrack_netlink \
-         (CONFIG_NF_CT_NETLINK); try `modprobe nf_conntrack_netlink`: {source}"
+        "cannot list or delete conntrack entries: {source}; the kernel needs the module nf_conntrack_netlink \
+         (CONFIG_NF_CT_NETLINK); try `modprobe nf_conntrack_netlink`"
     )]
     NoConntrackNetlink {
-        /// What it said.
+        /// The cause.
         source: io::Error,
     },
-    /// rtnetlink.
-    #[error("rtnetlink: {operation}: {source}")]
+    /// An operation of rtnetlink.
+    #[error("cannot {operation} over rtnetlink: {source}")]
     Netlink {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// Why not.
+        /// The cause.
         source: rtnetlink::Error,
     },
 }
 
 impl KernelError {
-    /// An error of a call on a path, for `map_err`.
+    /// Returns a constructor of [`Self::Path`], for `map_err`.
     pub(crate) fn path<P: Into<PathBuf>>(operation: &'static str, path: P) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Path { operation, path, source }
     }
 
-    /// An error of a call on a named thing, for `map_err`.
+    /// Returns a constructor of [`Self::Call`], for `map_err`.
     pub(crate) fn call(operation: &'static str, object: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let object = object.into();
         move |source| Self::Call { operation, object, source }
     }
 
-    /// An error of the BPF library, for `map_err`.
+    /// Returns a constructor of [`Self::Bpf`], for `map_err`.
     pub(crate) fn bpf<E>(operation: &'static str, object: impl Into<String>) -> impl FnOnce(E) -> Self
     where
         E: std::error::Error + Send + Sync + 'static,
@@ -176,7 +176,7 @@ impl KernelError {
     }
 }
 
-/// Shows an error with its causes: the BPF library keeps the kernel's answer in the last one.
+/// Displays an error with its causes. The BPF library keeps the kernel's error in the last one.
 #[derive(Debug)]
 struct Chain<E>(E);
 

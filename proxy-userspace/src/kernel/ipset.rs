@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     KernelError,
-    command::{Command, SearchPath},
+    command::{Command, Launcher},
 };
 
 const PROGRAM: &str = "ipset";
@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_mins(2);
 /// The command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ipset {
-    path: SearchPath,
+    launcher: Launcher,
 }
 
 /// What `ipset save` prints of a set.
@@ -28,8 +28,8 @@ pub struct Saved {
 
 impl Ipset {
     /// The command of this path.
-    pub fn new(path: &SearchPath) -> Self {
-        Self { path: path.clone() }
+    pub fn new(launcher: &Launcher) -> Self {
+        Self { launcher: launcher.clone() }
     }
 
     /// All sets by name.
@@ -55,7 +55,7 @@ impl Ipset {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        Command::new(PROGRAM, &self.path).args(args).limit(LIMIT)
+        Command::new(PROGRAM, &self.launcher).args(args).limit(LIMIT)
     }
 }
 

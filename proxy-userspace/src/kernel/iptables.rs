@@ -4,7 +4,7 @@ use std::{fmt, fs, time::Duration};
 
 use super::{
     KernelError,
-    command::{Command, SearchPath},
+    command::{Command, Launcher},
 };
 use crate::net::IpFamily;
 
@@ -38,7 +38,7 @@ pub struct Iptables {
     pub family: IpFamily,
     /// The first part of the commands' names, such as `iptables-nft`.
     prefix: String,
-    path: SearchPath,
+    launcher: Launcher,
 }
 
 impl fmt::Display for Iptables {
@@ -49,12 +49,12 @@ impl fmt::Display for Iptables {
 
 impl Iptables {
     /// Returns the installed commands of a family, nftables' first; each backend at most once.
-    pub fn installed(family: IpFamily, path: &SearchPath) -> Vec<Self> {
+    pub fn installed(family: IpFamily, launcher: &Launcher) -> Vec<Self> {
         let plain = match family {
             IpFamily::V4 => "iptables",
             IpFamily::V6 => "ip6tables",
         };
-        let of = |backend, prefix: String| Self { backend, family, prefix, path: path.clone() };
+        let of = |backend, prefix: String| Self { backend, family, prefix, launcher: launcher.clone() };
         let mut found =
             vec![of(Backend::Nft, format!("{plain}-nft")), of(Backend::Legacy, format!("{plain}-legacy"))];
         found.retain(Self::is_installed);
@@ -71,7 +71,9 @@ impl Iptables {
     }
 
     fn is_installed(&self) -> bool {
-        ["save", "restore"].iter().all(|verb| self.path.find(&format!("{}-{verb}", self.prefix)).is_some())
+        ["save", "restore"]
+            .iter()
+            .all(|verb| self.launcher.find(&format!("{}-{verb}", self.prefix)).is_some())
     }
 
     /// Versions before 1.8 print no backend. They only have the legacy one.
@@ -135,7 +137,7 @@ impl Iptables {
             return Ok(None);
         }
         let args = ["-w", LOCK_SECONDS, "-t", table, "-S", chain];
-        match Command::new(self.prefix.clone(), &self.path).args(args).limit(LIMIT).run() {
+        match Command::new(self.prefix.clone(), &self.launcher).args(args).limit(LIMIT).run() {
             Ok(output) => Ok(Some(output.stdout)),
             // All other errors have other exit codes.
             Err(KernelError::CommandFailed { status, .. }) if status.code() == Some(1) => Ok(None),
@@ -149,7 +151,7 @@ impl Iptables {
     }
 
     fn command(&self, verb: &str, args: &[&str]) -> Command {
-        Command::new(format!("{}-{verb}", self.prefix), &self.path).args(args).limit(LIMIT)
+        Command::new(format!("{}-{verb}", self.prefix), &self.launcher).args(args).limit(LIMIT)
     }
 }
 

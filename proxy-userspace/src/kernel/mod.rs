@@ -23,7 +23,6 @@ pub mod nft;
 pub mod nftables;
 pub mod own_process;
 pub mod probe;
-pub mod program_text;
 pub mod restart;
 pub mod ruleset_changes;
 pub mod sock_diag;

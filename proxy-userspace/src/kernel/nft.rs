@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     KernelError,
-    command::{Command, SearchPath},
+    command::{Command, Launcher},
 };
 
 const NFT: &str = "nft";
@@ -14,13 +14,13 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// The command nft, in this thread's network namespace.
 #[derive(Clone, Debug)]
 pub struct Nft {
-    path: SearchPath,
+    launcher: Launcher,
 }
 
 impl Nft {
     /// nft as it is found there; whether it is shows when it is used.
-    pub const fn new(path: SearchPath) -> Self {
-        Self { path }
+    pub const fn new(launcher: Launcher) -> Self {
+        Self { launcher }
     }
 
     /// Applies a script as one transaction: all of it or nothing.
@@ -63,7 +63,7 @@ impl Nft {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        Command::new(NFT, &self.path).args(args).limit(LIMIT)
+        Command::new(NFT, &self.launcher).args(args).limit(LIMIT)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the kernel knows of this process: its threads and what they cost, and where its memory is.
+//! What the kernel reports about this process: CPU time by thread, memory, open files.
 
 use std::{fmt::Write as _, fs, io};
 
@@ -12,13 +12,14 @@ const LIMITS: &str = "/proc/self/limits";
 const FILES: &str = "/proc/self/fd";
 const SYSTEM: &str = "/proc/stat";
 
-/// A line a thread: its id, its name, and the seconds it has run in user space and in the kernel.
+/// Returns one line for each thread: its id, its name, and its seconds of CPU time in user space and in
+/// the kernel.
 pub fn threads() -> Result<String, KernelError> {
     let mut text = String::from("id name user kernel\n");
     let failed = KernelError::path("read", TASKS);
     let tasks: Result<Vec<_>, io::Error> = fs::read_dir(TASKS).and_then(Iterator::collect);
     for task in tasks.map_err(failed)? {
-        // A thread may end meanwhile.
+        // The thread may have ended.
         let Ok(stat) = fs::read_to_string(task.path().join("stat")) else { continue };
         let Some((name, user, kernel)) = times(&stat) else { continue };
         let id = task.file_name();
@@ -27,44 +28,44 @@ pub fn threads() -> Result<String, KernelError> {
     Ok(text)
 }
 
-/// Resident, proportional and anonymous memory, as the kernel sums them up.
+/// Returns the kernel's summary of resident, proportional and anonymous memory.
 pub fn memory() -> Result<String, KernelError> {
     fs::read_to_string(MEMORY).map_err(KernelError::path("read", MEMORY))
 }
 
-/// What this process costs and holds.
+/// The resources that this process uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Usage {
-    /// Seconds that all its threads ran, in user space and in the kernel.
+    /// CPU time of all threads in seconds, in user space and in the kernel.
     pub cpu_seconds: f64,
-    /// Bytes that are in memory.
+    /// Resident memory in bytes.
     pub resident: u64,
-    /// Bytes that it has addresses for.
+    /// Virtual memory in bytes.
     pub mapped: u64,
-    /// Files that it has open.
+    /// The number of open files.
     pub open_files: u64,
-    /// How many it may have; none for any number.
-    pub most_files: Option<u64>,
+    /// The limit of open files; `None` if there is no limit.
+    pub max_files: Option<u64>,
 }
 
-/// Looks it up.
+/// Reads the resources in use.
 pub fn usage() -> Result<Usage, KernelError> {
     let (own, status, limits) = (read(STAT)?, read(STATUS)?, read(LIMITS)?);
     let (_, user, kernel) = times(&own).ok_or_else(|| unreadable(STAT))?;
-    let of_status = |name| kilobytes(&status, name).ok_or_else(|| unreadable(STATUS));
+    let of_status = |name| bytes(&status, name).ok_or_else(|| unreadable(STATUS));
     let files = fs::read_dir(FILES).map_err(KernelError::path("read", FILES))?.count();
     Ok(Usage {
         cpu_seconds: user + kernel,
         resident: of_status("VmRSS:")?,
         mapped: of_status("VmSize:")?,
-        // One of them to look.
+        // One of them is the directory itself.
         open_files: (files as u64).saturating_sub(1),
-        most_files: most_files(&limits),
+        max_files: max_files(&limits),
     })
 }
 
-/// When this process was started, in seconds since 1970. The kernel goes through all interrupts to tell: not to be asked again and
-/// again.
+/// Returns the start time of this process in seconds since the Unix epoch. Do not call it often: the
+/// kernel sums up all interrupts for `/proc/stat`.
 pub fn started_at() -> Result<f64, KernelError> {
     started(&read(STAT)?, &read(SYSTEM)?).ok_or_else(|| unreadable(STAT))
 }
@@ -74,10 +75,11 @@ fn read(path: &'static str) -> Result<String, KernelError> {
 }
 
 fn unreadable(path: &str) -> KernelError {
-    KernelError::path("understand", path)(io::ErrorKind::InvalidData.into())
+    KernelError::path("parse", path)(io::ErrorKind::InvalidData.into())
 }
 
-/// Field 22 of proc(5)'s `stat`, in hundredths of a second since the machine started, which `btime` of `/proc/stat` tells.
+/// Adds field 22 of proc(5)'s `stat`, in hundredths of a second since boot, to the boot time, which is
+/// `btime` of `/proc/stat`.
 fn started(stat: &str, system: &str) -> Option<f64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let since_boot: f64 = rest.split_whitespace().nth(19)?.parse().ok()?;
@@ -85,20 +87,20 @@ fn started(stat: &str, system: &str) -> Option<f64> {
     Some(boot + since_boot / 100.0)
 }
 
-/// A line of `/proc/self/status`, in bytes.
-fn kilobytes(status: &str, name: &str) -> Option<u64> {
+/// Returns a line of `/proc/self/status` in bytes.
+fn bytes(status: &str, name: &str) -> Option<u64> {
     let value = status.lines().find_map(|line| line.strip_prefix(name))?;
     value.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The limit that counts of `/proc/self/limits`.
-fn most_files(limits: &str) -> Option<u64> {
+/// Returns the soft limit in `/proc/self/limits`.
+fn max_files(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The name, and the seconds in user space and in the kernel: fields 2, 14 and 15 of proc(5)'s `stat`, in hundredths, which is
-/// what user space sees on every architecture (`USER_HZ`).
+/// Returns the name and the seconds in user space and in the kernel: fields 2, 14 and 15 of proc(5)'s
+/// `stat`. They are in hundredths, the unit of user space on every architecture (`USER_HZ`).
 fn times(stat: &str) -> Option<(&str, f64, f64)> {
     let (head, rest) = stat.rsplit_once(')')?;
     let (_, name) = head.split_once('(')?;
@@ -117,17 +119,17 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_prints_of_a_process_is_read() {
+    fn start_time_memory_and_file_limit_are_parsed() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 100 0 0 0 250 75 0 0 20 0 1 0 12345 0 0";
         assert_eq!(started(stat, "cpu 1 2\nbtime 1700000000\n"), Some(1_700_000_123.45));
-        assert_eq!(kilobytes("VmSize:\t    1024 kB\nVmRSS:\t     8 kB\n", "VmRSS:"), Some(8192));
+        assert_eq!(bytes("VmSize:\t    1024 kB\nVmRSS:\t     8 kB\n", "VmRSS:"), Some(8192));
         let limits =
             |soft: &str| format!("Max processes  1  1  processes\nMax open files  {soft}  4096  files\n");
-        assert_eq!((most_files(&limits("1024")), most_files(&limits("unlimited"))), (Some(1024), None));
+        assert_eq!((max_files(&limits("1024")), max_files(&limits("unlimited"))), (Some(1024), None));
     }
 
     #[test]
-    fn this_process_costs_and_holds_something() {
+    fn usage_of_this_process_is_plausible() {
         let usage = usage().expect("readable");
         assert!(usage.resident > 0 && usage.mapped > usage.resident && usage.open_files >= 3, "{usage:?}");
         assert!(started_at().expect("readable") > 1.6e9);

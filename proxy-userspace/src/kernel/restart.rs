@@ -1,4 +1,4 @@
-//! Starting this program anew in its own process.
+//! Restarts this program in its own process.
 
 use std::{env, ffi::CString, fs, io, os::unix::ffi::OsStringExt as _, path::PathBuf};
 
@@ -6,10 +6,11 @@ use nix::unistd::execv;
 
 use super::KernelError;
 
-/// Puts the same program with the same arguments and environment in place of this process: its number stays, so that whoever
-/// started it, as a container's runtime, sees no end. All that it has open is closed. Returns only if that fails.
+/// Replaces this process by the same program with the same arguments and environment. The process
+/// number stays the same, so a container runtime does not see an exit. All open files are closed.
+/// Returns only if this fails.
 pub fn restart() -> KernelError {
-    // By its name, so that the new process shows under it; by the link where a file of that name is no more.
+    // The name of the file becomes the name of the process. If the file is gone, the link still works.
     let link = PathBuf::from("/proc/self/exe");
     let program = fs::read_link(&link).ok().filter(|path| path.exists()).unwrap_or(link);
     let arguments: Result<Vec<CString>, _> =

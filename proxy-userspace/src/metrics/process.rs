@@ -41,7 +41,7 @@ impl Collector for ProcessCollector {
                 return Ok(());
             }
         };
-        let Usage { cpu_seconds, resident, mapped, open_files, most_files } = usage;
+        let Usage { cpu_seconds, resident, mapped, open_files, max_files } = usage;
         let mut write = |name, help, metric: &dyn SingleMetric| metric.write(&mut encoder, name, help);
         let cpu = ConstCounter::new(cpu_seconds);
         write("cpu_seconds", "Total user and system CPU time spent in seconds.", &cpu)?;
@@ -53,7 +53,7 @@ impl Collector for ProcessCollector {
         write("resident_memory_bytes", "Resident memory size in bytes.", &gauge(resident))?;
         write("virtual_memory_bytes", "Virtual memory size in bytes.", &gauge(mapped))?;
         write("open_fds", "Number of open file descriptors.", &gauge(open_files))?;
-        if let Some(most) = most_files {
+        if let Some(most) = max_files {
             write("max_fds", "Maximum number of open file descriptors.", &gauge(most))?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! conntrack's limits and timeouts: upstream's `pkg/proxy/conntrack/sysctls.go`.
+//! Limits and timeouts of conntrack: upstream's `pkg/proxy/conntrack/sysctls.go`.
 
 use std::time::Duration;
 
@@ -7,9 +7,10 @@ use crate::kernel::{
     sysctl::{self, Sysctl},
 };
 
-/// Above it the table takes too much memory on machines with many processors.
-const MOST_BY_PROCESSORS: u32 = 1 << 20;
-/// Entries to a bucket of the kernel's hash table.
+/// The largest limit from the number of CPUs. A larger table takes too much memory on machines with
+/// many CPUs.
+const MAX_BY_CPUS: u32 = 1 << 20;
+/// Entries for each bucket of the kernel's hash table.
 const ENTRIES_PER_BUCKET: u32 = 4;
 
 const MAX: Sysctl = Sysctl("netfilter/nf_conntrack_max");
@@ -19,22 +20,22 @@ const TCP_BE_LIBERAL: Sysctl = Sysctl("netfilter/nf_conntrack_tcp_be_liberal");
 const UDP: Sysctl = Sysctl("netfilter/nf_conntrack_udp_timeout");
 const UDP_STREAM: Sysctl = Sysctl("netfilter/nf_conntrack_udp_timeout_stream");
 
-/// The section `conntrack`. Zero leaves the kernel's value.
+/// The section `conntrack`. Zero keeps the kernel's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConntrackSettings {
-    /// Entries the table may hold for each processor.
+    /// The maximum number of entries for each CPU.
     pub max_per_core: u32,
-    /// Entries it may hold at least; without effect where `max_per_core` is zero.
+    /// The least value of the maximum; ignored if `max_per_core` is zero.
     pub min: u32,
-    /// How long a silent TCP connection is remembered.
+    /// The timeout of an idle established TCP connection.
     pub tcp_established_timeout: Duration,
-    /// The same of a connection that one side has closed.
+    /// The timeout of a TCP connection that one side has closed.
     pub tcp_close_wait_timeout: Duration,
-    /// Packets outside of the TCP window are not invalid.
+    /// Packets outside the TCP window are valid.
     pub tcp_be_liberal: bool,
-    /// How long an unanswered UDP packet is remembered.
+    /// The timeout of a UDP flow without replies.
     pub udp_timeout: Duration,
-    /// How long an answered one is.
+    /// The timeout of a UDP flow with replies.
     pub udp_stream_timeout: Duration,
 }
 
@@ -54,44 +55,47 @@ impl Default for ConntrackSettings {
 }
 
 impl ConntrackSettings {
-    pub(super) fn set(&self, processors: u32) -> Vec<KernelError> {
+    /// Makes all settings. Continues after errors and returns them.
+    pub(super) fn set(&self, cpus: u32) -> Vec<KernelError> {
         let mut errors = Vec::new();
-        // On a node that just came up.
+        // On a node that has just started, the module may not be loaded.
         if matches!(MAX.read(), Ok(None)) {
             errors.extend(conntrack::load_module().err());
         }
-        for (setting, value) in self.values(processors) {
+        for (setting, value) in self.values(cpus) {
             match setting.ensure(value) {
-                Ok(changed) if changed => tracing::info!(setting = setting.0, value, "set"),
+                Ok(changed) if changed => {
+                    tracing::info!(setting = setting.0, value, "changed a kernel setting");
+                }
                 Ok(_) => {}
                 Err(error) => errors.push(error),
             }
         }
-        if let Some(max) = self.max(processors) {
+        if let Some(max) = self.max(cpus) {
             errors.extend(sysctl::ensure_conntrack_buckets(max / ENTRIES_PER_BUCKET).err());
         }
         errors
     }
 
-    fn values(&self, processors: u32) -> impl Iterator<Item = (Sysctl, i64)> {
+    fn values(&self, cpus: u32) -> impl Iterator<Item = (Sysctl, i64)> {
         let seconds =
             |time: Duration| Some(i64::try_from(time.as_secs()).unwrap_or(i64::MAX)).filter(|s| *s > 0);
-        let wanted = [
-            (MAX, self.max(processors).map(i64::from)),
+        let values = [
+            (MAX, self.max(cpus).map(i64::from)),
             (TCP_ESTABLISHED, seconds(self.tcp_established_timeout)),
             (TCP_CLOSE_WAIT, seconds(self.tcp_close_wait_timeout)),
             (TCP_BE_LIBERAL, self.tcp_be_liberal.then_some(1)),
             (UDP, seconds(self.udp_timeout)),
             (UDP_STREAM, seconds(self.udp_stream_timeout)),
         ];
-        wanted.into_iter().filter_map(|(setting, value)| Some((setting, value?)))
+        values.into_iter().filter_map(|(setting, value)| Some((setting, value?)))
     }
 
-    fn max(&self, processors: u32) -> Option<u32> {
-        let scaled = self.max_per_core.saturating_mul(processors);
+    fn max(&self, cpus: u32) -> Option<u32> {
+        let scaled = self.max_per_core.saturating_mul(cpus);
         match scaled {
             0 => None,
-            scaled if scaled > MOST_BY_PROCESSORS => Some(MOST_BY_PROCESSORS),
+            scaled if scaled > MAX_BY_CPUS => Some(MAX_BY_CPUS),
             scaled => Some(scaled.max(self.min)).filter(|max| *max > 0),
         }
     }
@@ -102,9 +106,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_grows_with_the_processors_between_its_bounds() {
-        let max = |max_per_core, min, processors| {
-            ConntrackSettings { max_per_core, min, ..ConntrackSettings::default() }.max(processors)
+    fn the_limit_grows_with_the_cpus_between_its_bounds() {
+        let max = |max_per_core, min, cpus| {
+            ConntrackSettings { max_per_core, min, ..ConntrackSettings::default() }.max(cpus)
         };
         assert_eq!(max(32 << 10, 128 << 10, 2), Some(128 << 10));
         assert_eq!(max(32 << 10, 128 << 10, 8), Some(256 << 10));

@@ -1,60 +1,62 @@
-//! What is told of this node's proxy to whoever looks at the Node or at a Service: Kubernetes Events, without the Kubernetes in them.
+//! Kubernetes Events about this node's proxy and its Services, in a form that is independent of
+//! Kubernetes.
 
 use tokio::sync::mpsc;
 
 use crate::model::NamespacedName;
 
-/// Events that may wait; what comes beyond is lost, as Events may be.
-const WAITING: usize = 16;
-/// So many of these places are not for Services, which may be many at once.
-const OF_NODE: usize = 8;
+/// How many events may wait. Further ones are lost, as Kubernetes Events may be.
+const CAPACITY: usize = 16;
+/// How many of these places are reserved for the Node: there may be many events about Services.
+const RESERVED_FOR_NODE: usize = 8;
 
 /// Something that happened to the proxy of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeEvent {
-    /// The Service that it is about; none for the Node.
+    /// The Service that the event is about; `None` for the Node.
     pub service: Option<NamespacedName>,
-    /// Something is wrong.
+    /// The event reports a problem.
     pub is_warning: bool,
-    /// In one word, for machines.
+    /// The reason in one word, for machines.
     pub reason: &'static str,
-    /// For people.
+    /// The message for people.
     pub note: String,
 }
 
-/// Takes events in; the one made by `default` has nobody to tell.
+/// Sends events. The default value discards them.
 #[derive(Clone, Debug, Default)]
 pub struct NodeEvents(Option<mpsc::Sender<NodeEvent>>);
 
 impl NodeEvents {
-    /// Events, and where they come out.
+    /// Creates a sender and the receiver of its events.
     pub fn channel() -> (Self, mpsc::Receiver<NodeEvent>) {
-        let (to, from) = mpsc::channel(WAITING);
+        let (to, from) = mpsc::channel(CAPACITY);
         (Self(Some(to)), from)
     }
 
-    /// All is well.
+    /// Sends an event about the Node that is no problem.
     pub fn normal(&self, reason: &'static str, note: impl Into<String>) {
-        self.tell(NodeEvent { service: None, is_warning: false, reason, note: note.into() });
+        self.send(NodeEvent { service: None, is_warning: false, reason, note: note.into() });
     }
 
-    /// Something is wrong.
+    /// Sends an event about a problem of the Node.
     pub fn warning(&self, reason: &'static str, note: impl Into<String>) {
-        self.tell(NodeEvent { service: None, is_warning: true, reason, note: note.into() });
+        self.send(NodeEvent { service: None, is_warning: true, reason, note: note.into() });
     }
 
-    /// Something is wrong with a Service here. False where too many wait: then it is to be told later.
+    /// Sends an event about a problem of a Service on this node. Returns false if too many events wait.
+    /// The caller then sends it later.
     pub fn service_warning(&self, service: NamespacedName, reason: &'static str, note: String) -> bool {
-        let has_room = self.0.as_ref().is_none_or(|to| to.capacity() > OF_NODE);
-        has_room && self.tell(NodeEvent { service: Some(service), is_warning: true, reason, note })
+        let has_room = self.0.as_ref().is_none_or(|to| to.capacity() > RESERVED_FOR_NODE);
+        has_room && self.send(NodeEvent { service: Some(service), is_warning: true, reason, note })
     }
 
-    /// Whether it waits to be written, or there is nobody to write it.
-    fn tell(&self, event: NodeEvent) -> bool {
+    /// Returns true if the event was queued or discarded, and false if it is lost.
+    fn send(&self, event: NodeEvent) -> bool {
         let Some(to) = &self.0 else { return true };
         let queued = to.try_send(event);
         if let Err(lost) = &queued {
-            tracing::debug!(%lost, "an Event is not told");
+            tracing::debug!(%lost, "a Kubernetes Event is lost: too many wait to be written");
         }
         queued.is_ok()
     }

@@ -1,5 +1,5 @@
-//! What is done on the node beside all that is done for Services: what is set at start, conntrack's limits and how soon the kernel
-//! may kill this process for want of memory, and what is told of it.
+//! Settings of the node that do not belong to a Service (conntrack limits, `oom_score_adj`), and
+//! Kubernetes Events.
 #![forbid(unsafe_code)]
 
 mod conntrack;
@@ -12,15 +12,16 @@ use crate::kernel::{self, KernelError, sysctl::Sysctl};
 
 const FORWARD: Sysctl = Sysctl("ipv4/ip_forward");
 
-/// Upstream's default (`KubeProxyOOMScoreAdj` in `pkg/kubelet/qos/policy.go`): one of the last.
+/// Upstream's default (`KubeProxyOOMScoreAdj` in `pkg/kubelet/qos/policy.go`): one of the last processes
+/// that the kernel kills.
 const OOM_SCORE_ADJ: i32 = -999;
 
-/// What to set.
+/// The settings of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSettings {
     /// `conntrack`.
     pub conntrack: ConntrackSettings,
-    /// `oomScoreAdj`: from -1000, never, to 1000.
+    /// `oomScoreAdj`: from -1000, which means never, to 1000.
     pub oom_score_adj: i32,
 }
 
@@ -30,20 +31,20 @@ impl Default for NodeSettings {
     }
 }
 
-/// Sets all, going on past errors, which are returned.
+/// Makes all settings. Continues after errors and returns them.
 pub fn set_up(settings: &NodeSettings) -> Vec<KernelError> {
     let mut errors = set_up_kernel(settings);
     errors.extend(kernel::sysctl::set_oom_score_adj(settings.oom_score_adj).err());
     errors
 }
 
-/// The same without what is of this process alone.
+/// Makes the settings of the kernel, but not those of this process.
 pub fn set_up_kernel(settings: &NodeSettings) -> Vec<KernelError> {
     settings.conntrack.set(kernel::sysctl::processors())
 }
 
-/// Whether this node passes IPv4 packets on. One that does not lets nobody from outside reach its pods. Upstream sees to it in the
-/// ipvs mode only: in others it is for whoever gives pods their network to turn it on.
-pub fn forwards() -> Result<bool, KernelError> {
+/// Returns true if this node forwards IPv4 packets. If it does not, clients outside the node cannot reach
+/// its pods. Upstream turns forwarding on in the ipvs mode only; in other modes the pod network does.
+pub fn forwards_ipv4() -> Result<bool, KernelError> {
     Ok(FORWARD.read()? != Some(0))
 }

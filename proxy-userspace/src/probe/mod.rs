@@ -10,7 +10,10 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::kernel::probe::{Fact, Facts, Feature};
+use crate::{
+    kernel::probe::{Fact, Facts, Feature},
+    mode::Mode,
+};
 
 /// How important a feature is to a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,10 +95,14 @@ const IPVS_MODE: &[Requirement] = &[
     required(&[Feature::Ipset], "install ipset; the kernel needs CONFIG_IP_SET"),
 ];
 
-/// Every mode with its requirements, in the order in which `auto` prefers the modes. `auto` never
-/// takes ipvs, because upstream has deprecated it.
-const MODES: [(&str, &[Requirement]); 4] =
-    [("ebpf", EBPF), ("nftables", NFTABLES_MODE), ("iptables", IPTABLES_MODE), ("ipvs", IPVS_MODE)];
+const fn requirements(mode: Mode) -> &'static [Requirement] {
+    match mode {
+        Mode::Ebpf => EBPF,
+        Mode::Nftables => NFTABLES_MODE,
+        Mode::Iptables => IPTABLES_MODE,
+        Mode::Ipvs => IPVS_MODE,
+    }
+}
 
 /// A requirement of a mode that this machine does not meet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -115,8 +122,8 @@ pub struct Lack {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModeSupport {
-    /// The name of the mode.
-    pub mode: &'static str,
+    /// The mode.
+    pub mode: Mode,
     /// Required features that are missing.
     pub missing: Vec<Lack>,
     /// Optional features that are missing.
@@ -130,7 +137,7 @@ pub struct Evaluation {
     /// The modes, in the order in which `auto` prefers them.
     pub modes: Vec<ModeSupport>,
     /// The mode that `auto` takes. None if no mode works.
-    pub auto: Option<&'static str>,
+    pub auto: Option<Mode>,
     /// The reason for this choice.
     pub why: String,
 }
@@ -155,10 +162,10 @@ impl fmt::Display for Lack {
 
 /// Evaluates the facts. Pure.
 pub fn evaluate(facts: &Facts) -> Evaluation {
-    let modes: Vec<_> = MODES.iter().map(|(mode, needs)| mode_support(mode, needs, facts)).collect();
-    let auto = modes.iter().find(|mode| mode.works() && mode.mode != "ipvs").map(|mode| mode.mode);
+    let modes: Vec<_> = Mode::ALL.iter().map(|mode| mode_support(*mode, facts)).collect();
+    let auto = modes.iter().find(|mode| mode.works() && mode.mode.is_for_auto()).map(|mode| mode.mode);
     let why = match auto {
-        Some(mode) if mode == MODES[0].0 => {
+        Some(mode) if mode == Mode::ALL[0] => {
             "it is the preferred mode and nothing that it needs is missing".into()
         }
         Some(mode) => {
@@ -169,9 +176,9 @@ pub fn evaluate(facts: &Facts) -> Evaluation {
     Evaluation { modes, auto, why }
 }
 
-fn mode_support(mode: &'static str, requirements: &[Requirement], facts: &Facts) -> ModeSupport {
+fn mode_support(mode: Mode, facts: &Facts) -> ModeSupport {
     let (required, optional): (Vec<_>, Vec<_>) =
-        requirements.iter().partition(|requirement| requirement.importance == Importance::Required);
+        requirements(mode).iter().partition(|requirement| requirement.importance == Importance::Required);
     let lacks = |requirements: Vec<&Requirement>| {
         requirements.into_iter().filter_map(|requirement| lack(requirement, facts)).collect()
     };
@@ -200,11 +207,11 @@ fn lack(requirement: &Requirement, facts: &Facts) -> Option<Lack> {
 }
 
 /// Describes what keeps the modes before `before` from working, or all modes if it is None.
-fn obstacles(modes: &[ModeSupport], before: Option<&str>) -> String {
+fn obstacles(modes: &[ModeSupport], before: Option<Mode>) -> String {
     let earlier = modes.iter().take_while(|mode| Some(mode.mode) != before).filter(|mode| !mode.works());
     let described = earlier.map(|mode| match mode.missing.first() {
         Some(lack) => format!("{} lacks {}", mode.mode, text::name(lack.any_of[0])),
-        None => mode.mode.to_owned(),
+        None => mode.mode.to_string(),
     });
     described.collect::<Vec<_>>().join(", ")
 }

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use insta::assert_snapshot;
 
 use super::{evaluate, table};
-use crate::kernel::probe::{Fact, Facts, Feature};
+use crate::{
+    kernel::probe::{Fact, Facts, Feature},
+    mode::Mode,
+};
 
 const ALL: [Feature; 19] = [
     Feature::NetAdmin,
@@ -47,7 +50,7 @@ fn auto_takes_ebpf_if_nothing_is_missing() {
     let evaluation = evaluate(&without(&[]));
     assert_eq!(
         (evaluation.auto, evaluation.why.as_str()),
-        (Some("ebpf"), "it is the preferred mode and nothing that it needs is missing")
+        (Some(Mode::Ebpf), "it is the preferred mode and nothing that it needs is missing")
     );
     assert!(evaluation.modes.iter().all(|mode| mode.missing.is_empty() && mode.limits.is_empty()));
 }
@@ -66,9 +69,9 @@ fn ebpf_fails_without_any_one_required_feature() {
         assert_eq!(ebpf_lacks(&[feature]), (1, 0), "{feature:?}");
         // Without CAP_NET_ADMIN, the other modes do not work either.
         assert_eq!(evaluate(&without(&[feature, Feature::NetAdmin])).auto, None);
-        assert_eq!(evaluate(&without(&[feature])).auto, Some("nftables"));
+        assert_eq!(evaluate(&without(&[feature])).auto, Some(Mode::Nftables));
         let evaluation = evaluate(&without(&[feature, Feature::NftablesMaps]));
-        assert_eq!(evaluation.auto, Some("iptables"));
+        assert_eq!(evaluation.auto, Some(Mode::Iptables));
         assert!(evaluation.why.contains("ebpf lacks") && evaluation.why.contains("nftables lacks"));
     }
 }
@@ -90,7 +93,7 @@ fn one_of_two_equivalent_features_is_enough() {
 #[test]
 fn auto_takes_nftables_if_ebpf_does_not_work() {
     let evaluation = evaluate(&without(&[Feature::Bpffs]));
-    assert_eq!(evaluation.auto, Some("nftables"));
+    assert_eq!(evaluation.auto, Some(Mode::Nftables));
     assert!(evaluation.why.contains("ebpf lacks bpf filesystem"), "{}", evaluation.why);
 }
 
@@ -100,7 +103,7 @@ fn a_feature_that_could_not_be_tested_counts_as_present() {
     for fact in facts.features.values_mut() {
         *fact = Fact::Unknown("no permission to try".into());
     }
-    assert_eq!(evaluate(&facts).auto, Some("ebpf"));
+    assert_eq!(evaluate(&facts).auto, Some(Mode::Ebpf));
 }
 
 #[test]

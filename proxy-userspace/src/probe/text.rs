@@ -3,7 +3,10 @@
 use std::fmt::Write as _;
 
 use super::{Evaluation, ModeSupport};
-use crate::kernel::probe::{Fact, Facts, Feature};
+use crate::{
+    kernel::probe::{Fact, Facts, Feature},
+    mode::Mode,
+};
 
 /// Returns the display name of a feature.
 pub(super) const fn name(feature: Feature) -> &'static str {
@@ -43,7 +46,7 @@ pub fn table(facts: &Facts, evaluation: &Evaluation) -> String {
     }
     text.push('\n');
     for mode in &evaluation.modes {
-        line(&mut text, &[mode.mode, "", state(mode)]);
+        line(&mut text, &[mode.mode.name(), "", state(mode)]);
         for lack in &mode.missing {
             _ = writeln!(text, "    needs   {lack}");
         }
@@ -51,7 +54,7 @@ pub fn table(facts: &Facts, evaluation: &Evaluation) -> String {
             _ = writeln!(text, "    limit   {lack}");
         }
     }
-    _ = writeln!(text, "\nauto: {}, because {}", evaluation.auto.unwrap_or("none"), evaluation.why);
+    _ = writeln!(text, "\nauto: {}, because {}", evaluation.auto.map_or("none", Mode::name), evaluation.why);
     text
 }
 

@@ -1,111 +1,115 @@
-//! Follows the configuration file: what a running process can take on it does, and for the rest another is started.
+//! Applies changes of the configuration file: in this process if possible, otherwise by a restart.
 
 use std::time::Duration;
 
 use proxy_userspace::{
     causes::with_causes,
-    config::{Change, Config, ConfigError, ConfigFile, Environment, FileChanges, Flags, ObjectSource},
+    config::{Config, ConfigChange, ConfigError, ConfigFile, Environment, FileWatcher, Flags, ObjectSource},
     health::ProxyHealth,
     sync::{SyncPeriods, SyncSettings},
 };
 use tokio::sync::watch;
 
-use super::{Chosen, tell_what_is_in_vain};
+use super::{ModeChoice, log_ineffective_settings};
 
-/// Sets which logs are written.
-pub(crate) type LogFilter = Box<dyn Fn(&str) + Send + Sync>;
+/// Sets the log filter.
+pub(crate) type SetLogFilter = Box<dyn Fn(&str) + Send + Sync>;
 
-/// What a changed file asks for that the parts that run cannot take on.
+/// What a changed file needs that running parts cannot do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
-    /// The dataplane made anew, in this process.
-    Rebuild,
-    /// Another process.
+pub(super) enum ReloadAction {
+    /// Create the dataplane again, in this process.
+    RebuildDataplane,
+    /// Start a new process.
     Restart,
 }
 
-/// The file, and those that take its changes on.
+/// Watches the configuration file and passes changes to the parts that apply them.
 pub(super) struct Reload {
     flags: Flags,
     environment: Environment,
-    changes: Option<FileChanges>,
-    set_log_filter: LogFilter,
+    watcher: Option<FileWatcher>,
+    set_log_filter: SetLogFilter,
     health: ProxyHealth,
-    /// What runs; written anew with each change.
+    /// The configuration that runs.
     pub(super) config: Config,
-    /// To whoever asks for it.
+    /// The settings in effect, for `/configz`.
     pub(super) effective: watch::Sender<serde_json::Value>,
-    /// To the sync loop.
+    /// The settings of the sync loop.
     pub(super) settings: watch::Sender<SyncSettings>,
 }
 
 impl Reload {
-    pub(super) fn new(chosen: &Chosen, set_log_filter: LogFilter, health: ProxyHealth) -> Self {
-        let (flags, environment) = chosen.origin();
-        let config = chosen.config.clone();
-        let changes = config.file.clone().map(FileChanges::since);
-        let settings = watch::Sender::new(settings(&config, chosen.give_up_after()));
-        let effective = watch::Sender::new(config.effective.document());
-        Self { flags, environment, changes, set_log_filter, health, config, effective, settings }
+    pub(super) fn new(choice: &ModeChoice, set_log_filter: SetLogFilter, health: ProxyHealth) -> Self {
+        let config = choice.config.clone();
+        Self {
+            flags: choice.flags.clone(),
+            environment: choice.environment.clone(),
+            watcher: config.file.clone().map(FileWatcher::new),
+            set_log_filter,
+            health,
+            effective: watch::Sender::new(config.effective.document()),
+            settings: watch::Sender::new(settings(&config, choice.give_up_after())),
+            config,
+        }
     }
 
-    /// Another configuration runs, that of another mode.
-    pub(super) fn runs(&mut self, config: Config) {
+    /// Replaces the configuration that runs.
+    pub(super) fn set_config(&mut self, config: Config) {
         self.effective.send_replace(config.effective.document());
         self.config = config;
     }
 
-    /// Takes changes on until one asks for more. A file that cannot be used is told of, and changes nothing.
-    pub(super) async fn follow(&mut self) -> Asked {
+    /// Applies changes of the file until one needs more. An invalid file is logged and changes nothing.
+    pub(super) async fn watch(&mut self) -> ReloadAction {
         loop {
-            let Some(changes) = &mut self.changes else { return std::future::pending().await };
-            let read = changes.next().await.and_then(|file| self.load(file));
+            let Some(watcher) = &mut self.watcher else { return std::future::pending().await };
+            let read = watcher.next().await.and_then(|file| self.load(file));
             match read {
                 Ok(new) => {
-                    if let Some(asked) = self.take_on(new) {
-                        return asked;
+                    if let Some(action) = self.apply(new) {
+                        return action;
                     }
                 }
                 Err(error) => tracing::error!(
                     error = with_causes(&error),
-                    "the changed configuration file cannot be used; the settings stay as they are"
+                    "cannot use the changed configuration file: the settings stay as they are; correct the file"
                 ),
             }
         }
     }
 
-    /// For the mode that runs: what auto takes does not change with the file alone.
+    /// Loads a file for the mode that runs: a change of the file alone does not change what `auto`
+    /// chooses.
     fn load(&self, file: ConfigFile) -> Result<Config, ConfigError> {
         Config::load_from(&self.flags, Some(file), &self.environment, self.config.mode)
     }
 
-    fn take_on(&mut self, new: Config) -> Option<Asked> {
-        let change = Change::between(&self.config, &new);
+    fn apply(&mut self, new: Config) -> Option<ReloadAction> {
+        let change = ConfigChange::between(&self.config, &new);
         if change.is_empty() {
-            tracing::info!("the configuration file has changed, but nothing that has an effect here");
-            self.runs(new);
+            tracing::info!("the configuration file has changed, without an effect in this mode");
+            self.set_config(new);
             return None;
         }
         if !change.restart.is_empty() {
             let settings = change.restart.join(", ");
-            tracing::info!(
-                settings,
-                "the configuration file has changed: starting anew; Services go on working"
-            );
-            return Some(Asked::Restart);
+            tracing::info!(settings, "the configuration file has changed: restarting; Services keep working");
+            return Some(ReloadAction::Restart);
         }
-        tracing::info!(settings = change.in_place.join(", "), "the configuration file has changed: taken on");
-        tell_what_is_in_vain(&new);
+        let settings = change.in_place.join(", ");
+        tracing::info!(settings, "the configuration file has changed: applied without a restart");
+        log_ineffective_settings(&new);
         (self.set_log_filter)(&new.log_filter);
         self.health.set_timeout(new.sync_period * 2);
         let give_up_after = self.settings.borrow().periods.give_up_after;
-        self.settings.send_replace(settings(&new, give_up_after));
-        self.runs(new);
-        change.grows.then_some(Asked::Rebuild)
+        self.settings.send_replace(self::settings(&new, give_up_after));
+        self.set_config(new);
+        change.maps_grow.then_some(ReloadAction::RebuildDataplane)
     }
 }
 
-/// What a configuration means to the sync loop.
+/// Returns the settings of the sync loop.
 pub(super) fn settings(config: &Config, give_up_after: Option<Duration>) -> SyncSettings {
     let Config { min_sync_period, sync_period, .. } = *config;
     let wait_for_node = matches!(config.source, ObjectSource::Api { .. });

@@ -1,35 +1,35 @@
-//! Tells of addresses that several Services claim, once each.
+//! Logs each address that several Services claim, once.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
 use crate::model::FrontendConflict;
 
-/// New ones in one sync that are logged each for itself.
-const MOST_LOGGED: usize = 10;
+/// How many new conflicts of one sync are logged one by one.
+const MAX_LOGGED: usize = 10;
 
-/// What was told already.
+/// The conflicts that are logged.
 #[derive(Debug, Default)]
 pub(super) struct Conflicts {
-    known: BTreeSet<FrontendConflict>,
+    logged: BTreeSet<FrontendConflict>,
 }
 
 impl Conflicts {
-    /// Logs what is new among those there are now, and returns how many that are.
+    /// Logs the conflicts that are new, and returns their number.
     pub(super) fn update(&mut self, now: impl Iterator<Item = FrontendConflict>) -> usize {
         let now: BTreeSet<FrontendConflict> = now.collect();
-        let new: Vec<&FrontendConflict> = now.difference(&self.known).collect();
-        for FrontendConflict { address, port, owner, loser } in new.iter().take(MOST_LOGGED) {
+        let new: Vec<&FrontendConflict> = now.difference(&self.logged).collect();
+        for FrontendConflict { address, port, owner, loser } in new.iter().take(MAX_LOGGED) {
             let claimed = match address {
                 Some(address) => SocketAddr::new(*address, port.get()).to_string(),
                 None => format!("node port {port}"),
             };
-            tracing::warn!(claimed, served = %owner, not_served = %loser, "two Services claim the same address; one of them is served there");
+            tracing::warn!(claimed, served = %owner, not_served = %loser, "two Services claim the same address; shunt serves one of them there; change the other");
         }
-        if let Some(more @ 1..) = new.len().checked_sub(MOST_LOGGED) {
-            tracing::warn!(more, "further addresses are claimed by two Services");
+        if let Some(more @ 1..) = new.len().checked_sub(MAX_LOGGED) {
+            tracing::warn!(more, "two Services claim the same address: more conflicts than are logged");
         }
         let count = new.len();
-        self.known = now;
+        self.logged = now;
         count
     }
 }
@@ -59,12 +59,12 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_is_told_once_and_again_after_it_had_ended() {
+    fn a_conflict_is_logged_once_and_again_when_it_returns() {
         let mut conflicts = Conflicts::default();
-        let told: Vec<usize> = [vec!["b"], vec!["b", "c"], vec!["c"], vec!["b", "c"], vec![]]
+        let logged: Vec<usize> = [vec!["b"], vec!["b", "c"], vec!["c"], vec!["b", "c"], vec![]]
             .into_iter()
             .map(|losers| conflicts.update(losers.into_iter().map(conflict)))
             .collect();
-        assert_eq!(told, [1, 1, 0, 1, 0]);
+        assert_eq!(logged, [1, 1, 0, 1, 0]);
     }
 }

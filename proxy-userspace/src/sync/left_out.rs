@@ -1,22 +1,24 @@
-//! Links that are served without what comes in on them: counted, and told where people look, once for as long as there are any.
+//! Links whose incoming traffic shunt cannot translate: counted, and reported as a Kubernetes Event
+//! when the first one appears.
 
 use std::sync::Arc;
 
 use super::Outputs;
 
-/// What was told.
+/// Remembers whether links are left out and reported.
 #[derive(Debug, Default)]
-pub(super) struct LeftOut {
-    is_told: bool,
+pub(super) struct LeftOutLinks {
+    is_reported: bool,
 }
 
-impl LeftOut {
+impl LeftOutLinks {
     pub(super) fn report(&mut self, links: &[Arc<str>], outputs: &Outputs) {
         outputs.metrics.set_links_left_out(links.len());
-        let was_told = std::mem::replace(&mut self.is_told, !links.is_empty());
-        if let Some(first) = links.first().filter(|_| !was_told) {
+        let was_reported = std::mem::replace(&mut self.is_reported, !links.is_empty());
+        if let Some(first) = links.first().filter(|_| !was_reported) {
             let note = format!(
-                "what comes in on {} of this node's links is not translated, as on {first}; the log says why",
+                "shunt does not translate incoming packets on {} of this node's links, such as {first}; \
+                 the log of shunt names the reason and the remedy",
                 links.len()
             );
             outputs.events.warning("LinksLeftOut", note);
@@ -32,21 +34,21 @@ mod tests {
     use crate::{health::ProxyHealth, metrics::Metrics, node::NodeEvents};
 
     #[test]
-    fn links_that_are_left_out_are_counted_and_told_once_until_there_are_none() {
-        let (events, mut told) = NodeEvents::channel();
+    fn left_out_links_are_counted_and_reported_once() {
+        let (events, mut received) = NodeEvents::channel();
         let outputs = Outputs {
             metrics: Metrics::default(),
             health: ProxyHealth::new(std::time::Duration::from_mins(1)),
             events,
             health_checks: watch::Sender::default(),
         };
-        let mut left_out = LeftOut::default();
+        let mut left_out = LeftOutLinks::default();
         let [one, other]: [Arc<str>; 2] = ["veth1".into(), "veth2".into()];
         let mut report = |links: &[Arc<str>]| {
             left_out.report(links, &outputs);
             let (_, count) = outputs.metrics.exposition().encode(None).unwrap();
             let count = count.lines().find_map(|line| line.strip_prefix("shunt_links_left_out "));
-            (count.map(str::to_owned), told.try_recv().ok().map(|event| event.note))
+            (count.map(str::to_owned), received.try_recv().ok().map(|event| event.note))
         };
         let count = |number: usize| Some(number.to_string());
         assert_eq!(report(&[]), (count(0), None));

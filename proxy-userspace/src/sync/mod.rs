@@ -1,18 +1,19 @@
-//! The loop: takes in what sources say, and keeps the kernel at what it means.
+//! The sync loop: takes in events and keeps the kernel at the state that they call for.
 //!
-//! A change is programmed at once when the loop is idle; under load changes are taken together, no more often than
-//! `minSyncPeriod`. After a failure, and every `syncPeriod`, the kernel is read anew and compared with everything. The loop
-//! and the dataplane run on one task: from an event to the kernel there is no other queue.
+//! An idle loop programs a change at once. Under load it combines changes and syncs at most once a
+//! `minSyncPeriod`. After a failure, and every `syncPeriod`, it reads the kernel again and compares
+//! it with the whole Snapshot. The loop and the dataplane run on one task: there is no other queue
+//! between an event and the kernel.
 #![forbid(unsafe_code)]
 
 mod conflicts;
-mod failing;
-mod lasting;
+mod failure;
+mod failure_events;
 mod left_out;
 mod no_local_endpoints;
 mod node_wait;
-mod pace;
 mod report;
+mod schedule;
 
 #[cfg(test)]
 mod tests;
@@ -23,16 +24,12 @@ use tokio::{
     sync::{Notify, mpsc, watch},
     time::Instant,
 };
+use tokio_util::sync::CancellationToken;
 
 pub use self::node_wait::PodCidrsError;
 use self::{
-    conflicts::Conflicts,
-    lasting::Lasting,
-    left_out::LeftOut,
-    no_local_endpoints::NoLocalEndpoints,
-    node_wait::NodeWait,
-    pace::{Due, Pace},
-    report::unix_now,
+    conflicts::Conflicts, failure::Failure, left_out::LeftOutLinks, no_local_endpoints::NoLocalEndpoints,
+    node_wait::NodeWait, report::unix_now, schedule::Schedule,
 };
 use crate::{
     causes::with_causes,
@@ -43,29 +40,30 @@ use crate::{
     node::NodeEvents,
 };
 
-/// Events taken in before the kernel gets its turn, so that a source that never pauses cannot starve it.
-const MOST_EVENTS_AT_ONCE: usize = 4096;
-/// Modes that only glance at the kernel every `syncPeriod` read it all so often: upstream's `FullSyncPeriod`.
-const WHOLE_READING: Duration = Duration::from_hours(1);
+/// The most events taken in before the next sync. A source that never pauses cannot delay it.
+const MAX_EVENTS_PER_TURN: usize = 4096;
+/// How often modes that otherwise only check the kernel every `syncPeriod` read all of it:
+/// upstream's `FullSyncPeriod`.
+const FULL_READ_PERIOD: Duration = Duration::from_hours(1);
 
-/// What ends the loop, other than being told to.
+/// The reason why the loop ended, other than a shutdown.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
     /// Nothing can send events any more.
     #[error("the source of Services, EndpointSlices and Nodes has ended")]
     SourceEnded,
-    /// Nothing can say what the node's addresses are any more.
+    /// Nothing can report the node's addresses any more.
     #[error("the source of the node's addresses has ended")]
     NodeFactsEnded,
-    /// The node's pods are elsewhere than rules say, or it is not known where they are.
+    /// The pod CIDRs that the rules depend on are missing or have changed.
     #[error(transparent)]
     PodCidrs(#[from] PodCidrsError),
-    /// The dataplane has failed for so long that it is not waited for any more.
-    #[error("the kernel could not be programmed for {}: {error}", format_args!("{} s", after.as_secs()))]
+    /// The dataplane failed for longer than [`SyncPeriods::give_up_after`].
+    #[error("cannot program the kernel for {} s: {error}", after.as_secs())]
     Broken {
-        /// For how long.
+        /// How long it failed.
         after: Duration,
-        /// Why the last try failed.
+        /// The error of the last attempt.
         error: String,
     },
 }
@@ -73,130 +71,131 @@ pub enum SyncError {
 /// How often the loop acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyncPeriods {
-    /// Under load, the least time from one sync to the next; may be zero.
+    /// The least time between two syncs under load; may be zero.
     pub min_sync_period: Duration,
-    /// How often the kernel is compared with what it should hold.
+    /// How often the kernel is compared with the whole Snapshot.
     pub sync_period: Duration,
-    /// After how long without a success the dataplane is given up, for another one to take over; none for never. A dataplane that
-    /// serves all but some Services has not failed.
+    /// How long the dataplane may fail before another mode replaces it; `None` for any time. A
+    /// dataplane that serves all but some Services does not count as failing.
     pub give_up_after: Option<Duration>,
-    /// Nothing is programmed before this node's Node object is known and has what rules depend on, for a while at least: where
-    /// objects come from an API server, it comes with the others, or soon after on a new node.
+    /// Nothing is programmed before this node's Node object is known and has the fields that rules
+    /// depend on, within limits. An API server sends the Node together with the other objects, or
+    /// soon after them if the node is new.
     pub wait_for_node: bool,
 }
 
-/// What the loop is told by the configuration, and may be told anew while it runs.
+/// Settings of the loop. They can change while it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyncSettings {
-    /// What resolution depends on.
+    /// The settings of endpoint resolution.
     pub model: ModelSettings,
-    /// How often it acts.
+    /// How often the loop acts.
     pub periods: SyncPeriods,
 }
 
-/// What the loop listens to.
+/// What the loop receives.
 #[derive(Debug)]
 pub struct Inputs {
     /// Objects.
     pub events: mpsc::Receiver<WatchEvent>,
-    /// The kernel's links and addresses; `None` until they were read once.
+    /// The node's links and addresses; `None` until they were read once.
     pub node_facts: watch::Receiver<Option<NodeFacts>>,
-    /// Somebody else changed what this proxy put into the kernel: the kernel is to be read anew.
-    pub disturbed: Arc<Notify>,
-    /// Settings that differ from those the loop began with.
+    /// Notified when somebody else changed what the proxy wrote into the kernel.
+    pub drift: Arc<Notify>,
+    /// Settings that replace those the loop started with.
     pub settings: watch::Receiver<SyncSettings>,
 }
 
-/// What the loop tells.
+/// Where the loop reports to.
 #[derive(Clone, Debug)]
 pub struct Outputs {
     /// Metrics.
     pub metrics: Metrics,
     /// Health.
     pub health: ProxyHealth,
-    /// What people who look at the Node are told.
+    /// Kubernetes Events on the Node.
     pub events: NodeEvents,
     /// Health check node ports.
     pub health_checks: watch::Sender<HealthChecks>,
 }
 
-/// The model, the dataplane, and what is between them.
+/// The stage that takes over from another mode, proxy or process, once all Services are served. The
+/// loop calls both methods after each successful full sync. `()` takes over nothing.
+pub trait TakeoverStage: Send {
+    /// Takes over connections. Called before stale UDP entries are deleted: connections to removed
+    /// endpoints must not continue.
+    fn take_over_connections(&mut self) {}
+
+    /// Removes what the others wrote into the kernel. Called after stale UDP entries are deleted.
+    fn remove_others(&mut self) {}
+}
+
+impl TakeoverStage for () {}
+
+/// The sync loop with its model and its dataplane.
 pub struct SyncLoop {
     model: Model,
     renderer: Box<dyn Renderer>,
     outputs: Outputs,
-    pace: Pace,
+    shutdown: CancellationToken,
+    schedule: Schedule,
     every_node_port_address: bool,
     no_local_endpoints: NoLocalEndpoints,
     conflicts: Conflicts,
     node_wait: NodeWait,
-    lasting: Lasting,
-    left_out: LeftOut,
-    last_whole_reading: Option<Instant>,
+    left_out: LeftOutLinks,
+    failure: Failure,
+    last_full_read: Option<Instant>,
     trigger_times: Vec<UnixNanos>,
-    last_error: Option<String>,
-    /// The family that failed, where the other did not.
-    failing_family: Option<IpFamily>,
-    failing_since: Option<Instant>,
-    broken: Option<SyncError>,
     last_stale_udp_error: Option<String>,
     last_logged: Option<Instant>,
 }
 
 impl SyncLoop {
-    /// A loop that has programmed nothing yet.
+    /// Creates a loop that has programmed nothing yet. It ends when `shutdown` is cancelled.
     pub fn new(
-        settings: ModelSettings,
-        periods: SyncPeriods,
+        SyncSettings { model, periods }: SyncSettings,
         renderer: Box<dyn Renderer>,
         outputs: Outputs,
+        shutdown: CancellationToken,
     ) -> Self {
-        let node_wait = NodeWait::new(&settings, periods.wait_for_node);
         Self {
-            every_node_port_address: settings.node_port_addresses == NodePortAddresses::All,
-            model: Model::new(settings),
+            every_node_port_address: model.node_port_addresses == NodePortAddresses::All,
+            node_wait: NodeWait::new(&model, periods.wait_for_node),
+            model: Model::new(model),
             renderer,
             outputs,
-            pace: Pace::new(periods),
+            shutdown,
+            schedule: Schedule::new(periods),
             no_local_endpoints: NoLocalEndpoints::default(),
             conflicts: Conflicts::default(),
-            node_wait,
-            lasting: Lasting::default(),
-            left_out: LeftOut::default(),
-            last_whole_reading: None,
+            left_out: LeftOutLinks::default(),
+            failure: Failure::default(),
+            last_full_read: None,
             trigger_times: Vec::new(),
-            last_error: None,
-            failing_family: None,
-            failing_since: None,
-            broken: None,
             last_stale_udp_error: None,
             last_logged: None,
         }
     }
 
-    /// Runs until `shutdown` is ready. What the kernel holds then stays.
-    pub async fn run(mut self, inputs: Inputs, shutdown: impl Future<Output = ()>) -> Result<(), SyncError> {
-        self.run_until_broken(inputs, shutdown).await
-    }
-
-    /// The dataplane, to clean up with.
+    /// Returns the dataplane, for a cleanup.
     pub fn into_renderer(self) -> Box<dyn Renderer> {
         self.renderer
     }
 
-    /// The same as [`Self::run`]; afterwards the dataplane is still there.
-    pub async fn run_until_broken(
+    /// Runs until the shutdown. The kernel then keeps its state.
+    pub async fn run(
         &mut self,
         mut inputs: Inputs,
-        shutdown: impl Future<Output = ()>,
+        takeover: &mut dyn TakeoverStage,
     ) -> Result<(), SyncError> {
-        tokio::pin!(shutdown);
+        let shutdown = self.shutdown.clone();
         self.take_facts(&mut inputs.node_facts);
         loop {
-            let wake = self.pace.wake_at().into_iter().chain(self.node_wait.wake_at()).min();
+            let wake = self.schedule.wake_at().into_iter().chain(self.node_wait.wake_at()).min();
             tokio::select! {
                 biased;
-                () = &mut shutdown => return Ok(()),
+                () = shutdown.cancelled() => return Ok(()),
                 event = inputs.events.recv() => {
                     self.take_event(event.ok_or(SyncError::SourceEnded)?);
                     self.take_queued_events(&mut inputs.events);
@@ -205,20 +204,20 @@ impl SyncLoop {
                     changed.map_err(|_| SyncError::NodeFactsEnded)?;
                     self.take_facts(&mut inputs.node_facts);
                 }
-                // Without a sender they stay as they are.
+                // Without a sender the settings stay the same.
                 Ok(()) = inputs.settings.changed() => {
                     let settings = inputs.settings.borrow_and_update().clone();
                     self.take_settings(settings);
                 }
-                () = inputs.disturbed.notified() => self.pace.distrust(),
+                () = inputs.drift.notified() => self.schedule.suspect_drift(),
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
-            if self.node_wait.look(&self.model, Instant::now())? {
+            if self.node_wait.check(&self.model, Instant::now())? {
                 self.queue();
             }
-            self.sync_if_due();
-            if let Some(broken) = self.broken.take() {
-                return Err(broken);
+            let now = Instant::now();
+            if let Some(extent) = self.schedule.due(now) {
+                self.sync(now, extent, takeover)?;
             }
         }
     }
@@ -226,12 +225,12 @@ impl SyncLoop {
     fn take_settings(&mut self, SyncSettings { model, periods }: SyncSettings) {
         self.every_node_port_address = model.node_port_addresses == NodePortAddresses::All;
         self.model.set_settings(model);
-        self.pace.set_periods(periods);
+        self.schedule.set_periods(periods);
         self.queue();
     }
 
     fn take_queued_events(&mut self, events: &mut mpsc::Receiver<WatchEvent>) {
-        for _ in 0..MOST_EVENTS_AT_ONCE {
+        for _ in 0..MAX_EVENTS_PER_TURN {
             let Ok(event) = events.try_recv() else { break };
             self.take_event(event);
         }
@@ -258,43 +257,48 @@ impl SyncLoop {
         }
     }
 
-    /// Something may have to be programmed. Before everything is listed nothing can be late.
+    /// Queues a sync. Before all objects are listed, a sync cannot be late and is not queued.
     fn queue(&mut self) {
-        if self.model.is_synced() && self.node_wait.is_over() && self.pace.queue() {
+        if self.model.is_synced() && self.node_wait.is_over() && self.schedule.queue() {
             self.outputs.health.queued(&IpFamily::ALL);
             self.outputs.metrics.sync_queued(unix_now().as_secs_f64());
         }
     }
 
-    fn sync_if_due(&mut self) {
-        let now = Instant::now();
-        match self.pace.due(now) {
-            Due::Nothing => {}
-            Due::Changes => self.sync(now, SyncExtent::Partial),
-            Due::Everything => self.sync(now, SyncExtent::Full),
-        }
-    }
-
-    fn sync(&mut self, started: Instant, wanted: SyncExtent) {
+    fn sync(
+        &mut self,
+        started: Instant,
+        due: SyncExtent,
+        takeover: &mut dyn TakeoverStage,
+    ) -> Result<(), SyncError> {
         let dirty = self.model.resolve();
-        // Kept up with here and not on success only: what is dirty is told once.
+        // Updated here, not only after a success: the model reports each dirty port once.
         self.no_local_endpoints.update(self.model.snapshot(), &dirty);
         self.conflicts.update(self.model.conflicts());
         self.trigger_times.extend(self.model.take_trigger_times());
-        let extent = if dirty.all || self.may_have_made_room(&dirty) { SyncExtent::Full } else { wanted };
+        let is_full = dirty.all || due == SyncExtent::Full || self.may_have_made_room(&dirty);
+        let extent = if is_full { SyncExtent::Full } else { SyncExtent::Partial };
         let rendered = self.render(extent, &dirty);
         self.renderer.map_fill().into_iter().for_each(|fill| self.outputs.metrics.set_map_fill(fill));
         self.left_out.report(&self.renderer.left_out(), &self.outputs);
         match rendered {
             Ok(operations) => {
                 self.succeeded(started, extent, &dirty, operations);
+                if is_full {
+                    takeover.take_over_connections();
+                }
                 self.delete_stale_udp(extent, &dirty);
+                if is_full {
+                    takeover.remove_others();
+                }
+                Ok(())
             }
             Err(error) => {
-                self.failed(started, extent, &error);
+                let outcome = self.failed(started, extent, &error);
                 if error.leaves_others() {
                     self.delete_stale_udp(extent, &dirty);
                 }
+                outcome
             }
         }
     }
@@ -304,10 +308,10 @@ impl SyncLoop {
             SyncExtent::Partial if dirty.is_empty() => Ok(0),
             SyncExtent::Partial => self.renderer.render(self.model.snapshot(), dirty),
             SyncExtent::Full => {
-                let is_old = |at: Instant| at.elapsed() >= WHOLE_READING;
-                if self.last_whole_reading.is_none_or(is_old) {
+                let is_old = |at: Instant| at.elapsed() >= FULL_READ_PERIOD;
+                if self.last_full_read.is_none_or(is_old) {
                     self.renderer.distrust();
-                    self.last_whole_reading = Some(Instant::now());
+                    self.last_full_read = Some(Instant::now());
                 }
                 self.renderer.observe()?;
                 self.renderer.render(self.model.snapshot(), &Dirty::everything())
@@ -315,24 +319,28 @@ impl SyncLoop {
         }
     }
 
-    /// After all else: traffic to come needs the rules, and only flows of old this. A failure is no reason to program the
-    /// rules again.
+    /// Runs after the rules are in place: new traffic needs the rules, and only old flows need this.
+    /// A failure is no reason to program the rules again.
     fn delete_stale_udp(&mut self, extent: SyncExtent, dirty: &Dirty) {
         let everything = Dirty::everything();
         let dirty = if extent == SyncExtent::Full { &everything } else { dirty };
         match self.renderer.delete_stale_udp(self.model.snapshot(), dirty) {
-            Ok(forgotten) => {
-                for forgotten in forgotten {
-                    self.outputs.metrics.conntrack_cleaned(forgotten);
+            Ok(deleted) => {
+                for deleted in deleted {
+                    self.outputs.metrics.conntrack_cleaned(deleted);
                 }
                 self.last_stale_udp_error = None;
             }
             Err(error) => {
-                let message = with_causes(&error);
-                if self.last_stale_udp_error.as_ref() != Some(&message) {
-                    tracing::warn!(error = message, "UDP senders may go on to endpoints that left");
+                let error = with_causes(&error);
+                if self.last_stale_udp_error.as_ref() != Some(&error) {
+                    tracing::warn!(
+                        error,
+                        "cannot delete stale UDP entries of conntrack: UDP clients may keep sending to removed \
+                         endpoints; the next sync tries again"
+                    );
                 }
-                self.last_stale_udp_error = Some(message);
+                self.last_stale_udp_error = Some(error);
             }
         }
     }
@@ -340,26 +348,30 @@ impl SyncLoop {
     fn succeeded(&mut self, started: Instant, extent: SyncExtent, dirty: &Dirty, operations: usize) {
         let now = Instant::now();
         let took = now - started;
-        // Changes can be made while something else still fails, which only a look at everything tells to be over.
-        let was_failing = extent == SyncExtent::Full || !self.pace.is_partial();
-        let was_failing = was_failing && self.nothing_fails();
+        // A partial sync can succeed while another Service still fails. Only a full sync shows that
+        // nothing fails any more.
+        let may_end_failure = extent == SyncExtent::Full || !self.schedule.is_partial();
+        let has_recovered = may_end_failure && self.end_failure();
         let is_first = !self.outputs.health.is_programmed();
-        self.pace.succeeded(started, extent, dirty.is_empty());
+        self.schedule.succeeded(started, extent, dirty.is_empty());
         self.report(extent, took, operations);
-        if was_failing {
-            tracing::info!("the kernel has everything again");
+        if has_recovered {
+            tracing::info!("programming the kernel works again: all Services are served");
         } else if extent == SyncExtent::Full && !is_first && dirty.is_empty() && operations > 0 {
             self.outputs.metrics.drift_repaired(operations);
-            tracing::warn!(operations, "the kernel held something else than it should; repaired");
+            tracing::warn!(
+                operations,
+                "somebody else changed what shunt wrote into the kernel; shunt has repaired it"
+            );
         }
         if operations > 0 || is_first {
             self.log_sync(now, took, operations);
         }
     }
 
-    /// Whether what failed may be possible now that something went.
+    /// Returns true if a removal may have made room for a Service that did not fit.
     fn may_have_made_room(&self, dirty: &Dirty) -> bool {
-        let goes = |key| !self.model.snapshot().ports.contains_key(key);
-        self.pace.is_partial() && dirty.ports.iter().any(goes)
+        let is_removed = |key| !self.model.snapshot().ports.contains_key(key);
+        self.schedule.is_partial() && dirty.ports.iter().any(is_removed)
     }
 }

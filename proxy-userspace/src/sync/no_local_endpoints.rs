@@ -1,4 +1,4 @@
-//! Counts service ports whose policy is Local, that have endpoints, but none on this node; kept up with what is dirty.
+//! Counts service ports with traffic policy Local that have endpoints, but none on this node.
 
 use std::collections::BTreeSet;
 
@@ -9,13 +9,14 @@ use crate::{
 
 const SIDES: [PolicySide; 2] = [PolicySide::Internal, PolicySide::External];
 
-/// The service ports concerned.
+/// The service ports that lack local endpoints.
 #[derive(Debug, Default)]
 pub(super) struct NoLocalEndpoints {
     ports: BTreeSet<(PolicySide, ServicePortKey)>,
 }
 
 impl NoLocalEndpoints {
+    /// Checks the dirty service ports again.
     pub(super) fn update(&mut self, snapshot: &Snapshot, dirty: &Dirty) {
         if dirty.all {
             self.ports.clear();
@@ -48,7 +49,7 @@ impl NoLocalEndpoints {
     }
 }
 
-/// As upstream counts: an external policy matters only where there is an address from outside.
+/// Counts as upstream does: the external policy matters only if the Service has an external address.
 fn lacks_local_endpoints(port: &ResolvedPort, side: PolicySide) -> bool {
     let is_local = match side {
         PolicySide::Internal => port.internal_policy == TrafficPolicy::Local,

@@ -1,4 +1,5 @@
-//! The Node object, as far as it decides when to begin and when to end: upstream's `NodeManager` (`pkg/proxy/node.go`).
+//! Waits for the Node object before the first sync, and ends the process when the pod CIDRs change:
+//! upstream's `NodeManager` (`pkg/proxy/node.go`).
 
 use std::time::Duration;
 
@@ -7,49 +8,50 @@ use tokio::time::Instant;
 
 use crate::model::{DetectLocalMode, Model, ModelSettings};
 
-/// How long upstream waits for the Node, and then goes on without.
-const FOR_NODE: Duration = Duration::from_secs(30);
-/// How long it waits for pod CIDRs where rules depend on them, and then ends.
-const FOR_POD_CIDRS: Duration = Duration::from_mins(5);
-/// How often the wait is told.
-const TELL_EVERY: Duration = Duration::from_secs(10);
+/// How long upstream waits for the Node before it continues without it.
+const MAX_NODE_WAIT: Duration = Duration::from_secs(30);
+/// How long upstream waits for pod CIDRs that rules depend on, before it ends.
+const MAX_POD_CIDRS_WAIT: Duration = Duration::from_mins(5);
+/// How often the wait is logged.
+const LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// Rules that go by the node's pod CIDRs cannot be made, or are not right any more.
+/// The pod CIDRs that the rules depend on are missing or have changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PodCidrsError {
-    /// There are none.
+    /// The Node has none.
     #[error(
-        "detectLocalMode is NodeCIDR, and the Node {node} has no pod CIDRs after {} s: the cluster has to allocate them \
-         (--allocate-node-cidrs of kube-controller-manager)",
-        FOR_POD_CIDRS.as_secs()
+        "detectLocalMode is NodeCIDR, but the Node {node} has no pod CIDRs after {} s: let the cluster allocate \
+         them (--allocate-node-cidrs of kube-controller-manager), or choose another detectLocalMode",
+        MAX_POD_CIDRS_WAIT.as_secs()
     )]
     Missing {
-        /// The name.
+        /// The Node's name.
         node: String,
     },
-    /// They changed. What was made for the old ones is everywhere: a new process begins anew, as upstream has it.
-    #[error("the pod CIDRs of the Node {node} changed from {before:?} to {now:?}")]
+    /// The Node has other pod CIDRs now. Rules for the old ones are everywhere, so the process ends
+    /// and a new one starts afresh, as with upstream.
+    #[error("the pod CIDRs of the Node {node} changed from {before:?} to {now:?}: shunt has to start again")]
     Changed {
-        /// The name.
+        /// The Node's name.
         node: String,
-        /// Those that rules were made for.
+        /// The pod CIDRs that the rules were made for.
         before: Vec<IpNet>,
-        /// Those of now.
+        /// The current pod CIDRs.
         now: Vec<IpNet>,
     },
 }
 
 /// Waits for the Node, and watches its pod CIDRs.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is an independent fact")]
 pub(super) struct NodeWait {
     node: String,
     is_unknown: bool,
     is_over: bool,
     needs_pod_cidrs: bool,
     since: Option<Instant>,
-    told_at: Option<Instant>,
-    told_missing: bool,
+    logged_at: Option<Instant>,
+    is_missing_logged: bool,
     pod_cidrs: Option<Vec<IpNet>>,
 }
 
@@ -61,30 +63,30 @@ impl NodeWait {
             is_over: !waits,
             needs_pod_cidrs: settings.detect_local == DetectLocalMode::NodeCidr,
             since: None,
-            told_at: None,
-            told_missing: false,
+            logged_at: None,
+            is_missing_logged: false,
             pod_cidrs: None,
         }
     }
 
-    /// Programming may begin.
+    /// Returns true if the loop may program the kernel.
     pub(super) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// The Node was not there since this loop began, where one ought to be: if it was not before either, the node is not to get traffic,
-    /// as upstream has it (`NodeEligible`).
+    /// Returns true if a Node is expected and was never seen by this loop. If no earlier loop saw it
+    /// either, the node must not get traffic, as with upstream (`NodeEligible`).
     pub(super) fn is_unknown(&self) -> bool {
         self.is_unknown
     }
 
-    /// When to look again if nothing else happens.
+    /// When to check again if nothing else happens.
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        self.told_at.filter(|_| !self.is_over).map(|at| at + TELL_EVERY)
+        self.logged_at.filter(|_| !self.is_over).map(|at| at + LOG_EVERY)
     }
 
-    /// Looks at the Node; true when it was waited for and is not any more.
-    pub(super) fn look(&mut self, model: &Model, now: Instant) -> Result<bool, PodCidrsError> {
+    /// Checks the Node. Returns true if this check ended the wait.
+    pub(super) fn check(&mut self, model: &Model, now: Instant) -> Result<bool, PodCidrsError> {
         if !model.is_synced() {
             return Ok(false);
         }
@@ -93,41 +95,38 @@ impl NodeWait {
         let pod_cidrs = model.node().map_or(&[][..], |node| &node.pod_cidrs);
         self.watch_pod_cidrs(pod_cidrs)?;
         if self.is_over {
-            self.tell_missing(is_missing);
+            self.log_missing(is_missing);
             return Ok(false);
         }
         let waited = now - *self.since.get_or_insert(now);
         let lacks_pod_cidrs = self.needs_pod_cidrs && pod_cidrs.is_empty();
-        if lacks_pod_cidrs && waited >= FOR_POD_CIDRS {
+        if lacks_pod_cidrs && waited >= MAX_POD_CIDRS_WAIT {
             return Err(PodCidrsError::Missing { node: self.node.clone() });
         }
-        self.is_over = !lacks_pod_cidrs && (!is_missing || waited >= FOR_NODE);
+        self.is_over = !lacks_pod_cidrs && (!is_missing || waited >= MAX_NODE_WAIT);
         if self.is_over {
-            self.tell_missing(is_missing);
-        } else if self.told_at.is_none_or(|at| now - at >= TELL_EVERY) {
-            self.told_at = Some(now);
-            let waits_for = if is_missing { "the Node object" } else { "pod CIDRs of the Node" };
-            tracing::info!(
-                node = self.node,
-                ?waited,
-                "waiting for {waits_for}; nothing is programmed before"
-            );
+            self.log_missing(is_missing);
+        } else if self.logged_at.is_none_or(|at| now - at >= LOG_EVERY) {
+            self.logged_at = Some(now);
+            let missing = if is_missing { "Node object" } else { "pod CIDRs" };
+            tracing::info!(node = self.node, missing, ?waited, "waiting for the Node before the first sync");
         }
         Ok(self.is_over)
     }
 
-    /// A wrong name is easily given, and what depends on it then fails quietly.
-    fn tell_missing(&mut self, is_missing: bool) {
-        if is_missing && !self.told_missing {
+    /// A wrong node name is a common mistake, and its consequences are silent.
+    fn log_missing(&mut self, is_missing: bool) {
+        if is_missing && !self.is_missing_logged {
             tracing::warn!(
                 node = self.node,
-                "there is no Node object of this name (--hostname-override): its zone, addresses and pod CIDRs are unknown"
+                "no Node object has this name: shunt continues without the node's zone, addresses and pod \
+                 CIDRs; check --hostname-override"
             );
         }
-        self.told_missing = is_missing;
+        self.is_missing_logged = is_missing;
     }
 
-    /// A Node that goes keeps what it had.
+    /// A deleted Node does not count as a change.
     fn watch_pod_cidrs(&mut self, now: &[IpNet]) -> Result<(), PodCidrsError> {
         if !self.needs_pod_cidrs || now.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What is told of a sync: to those who read metrics, ask for health, or read logs.
+//! Reports of a sync: metrics, health and the log.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,14 +11,14 @@ use crate::{
     model::{IpFamily, UnixNanos},
 };
 
-/// Syncs that come faster than this are logged at debug.
+/// Syncs that follow each other faster are logged at level debug.
 const FREQUENT: Duration = Duration::from_secs(1);
 
 impl SyncLoop {
-    /// A sync of the families that do not fail succeeded.
+    /// Reports a successful sync of all families that do not fail.
     pub(super) fn report(&mut self, extent: SyncExtent, took: Duration, operations: usize) {
         let now = unix_now();
-        let (metrics, families) = (&self.outputs.metrics, served_families(self.failing_family));
+        let (metrics, families) = (&self.outputs.metrics, served_families(self.failure.family));
         metrics.sync_succeeded(families, extent, took, operations, now.as_secs_f64());
         for UnixNanos(changed) in self.trigger_times.drain(..) {
             metrics.endpoints_programmed(families, now.saturating_sub(Duration::from_nanos(changed)));
@@ -26,7 +26,7 @@ impl SyncLoop {
         self.report_served();
     }
 
-    /// What load balancers and the kubelet are told, whether all Services are in the kernel or all but some, or but those of a
+    /// Reports health to load balancers and the kubelet: of all Services, of all but some, or of one
     /// family.
     pub(super) fn report_served(&self) {
         let Outputs { metrics, health, health_checks, .. } = &self.outputs;
@@ -36,7 +36,7 @@ impl SyncLoop {
             (false, true) => NodeObject::Missing,
             (false, false) => NodeObject::Present,
         });
-        health.updated(served_families(self.failing_family));
+        health.updated(served_families(self.failure.family));
         self.no_local_endpoints.report(metrics);
         let listen_on = if self.every_node_port_address {
             ListenOn::EveryAddress
@@ -44,21 +44,20 @@ impl SyncLoop {
             ListenOn::Addresses(snapshot.node.node_port_addresses.clone())
         };
         let checks = self.model.health_checks();
-        health_checks.send_if_modified(|told| {
-            let differs = told.checks != *checks || told.listen_on != listen_on;
+        health_checks.send_if_modified(|sent| {
+            let differs = sent.checks != *checks || sent.listen_on != listen_on;
             if differs {
-                *told = HealthChecks { checks: checks.clone(), listen_on };
+                *sent = HealthChecks { checks: checks.clone(), listen_on };
             }
             differs
         });
     }
 
-    /// A sync made so many changes.
+    /// Logs a sync with the number of changes it made to the kernel.
     pub(super) fn log_sync(&mut self, now: Instant, took: Duration, operations: usize) {
         let services = self.model.service_count();
         let endpoints = self.model.endpoint_count();
-        let frequent = self.last_logged.replace(now).is_some_and(|last| now - last < FREQUENT);
-        if frequent {
+        if self.last_logged.replace(now).is_some_and(|last| now - last < FREQUENT) {
             tracing::debug!(services, endpoints, operations, ?took, "programmed");
         } else {
             tracing::info!(services, endpoints, operations, ?took, "programmed");
@@ -66,7 +65,7 @@ impl SyncLoop {
     }
 }
 
-/// The families that are served: all but one that failed.
+/// Returns the families that are served: all but the one that fails.
 const fn served_families(failing: Option<IpFamily>) -> &'static [IpFamily] {
     match failing {
         None => &IpFamily::ALL,
@@ -75,7 +74,7 @@ const fn served_families(failing: Option<IpFamily>) -> &'static [IpFamily] {
     }
 }
 
-/// The time since 1970.
+/// Returns the time since the Unix epoch.
 pub(super) fn unix_now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

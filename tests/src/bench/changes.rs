@@ -12,16 +12,17 @@ use nix::{
     time::{ClockId, clock_gettime},
 };
 use proxy_userspace::{
-    config::{Config, Environment, Flags, Mode, ObjectSource},
+    assembly,
+    config::{Config, Environment, Flags, ObjectSource},
     dataplane::{
-        MapFill, RenderError, Renderer, Rendering,
+        MapFill, Mode, RenderError, Renderer, Rendering,
         ebpf::Ebpf,
         iptables::Iptables,
         ipvs::{self, Ipvs},
         nftables::Nftables,
     },
     health::ProxyHealth,
-    kernel,
+    kernel::{self, command::Launcher},
     metrics::Metrics,
     model::{Delta, Dirty, EndpointSlice, Service, Snapshot, WatchEvent},
     sync::{Inputs, Outputs, SyncLoop, SyncPeriods, SyncSettings},
@@ -29,9 +30,11 @@ use proxy_userspace::{
 };
 use serde::Serialize;
 use tokio::{
-    sync::{Notify, mpsc, oneshot, watch},
+    sync::{Notify, mpsc, watch},
     time::timeout,
 };
+
+use tokio_util::sync::CancellationToken;
 
 use super::{
     cluster::ENDPOINTS,
@@ -143,22 +146,33 @@ pub(super) fn measure(request: &ChangeRequest) -> Result<ChangeTimings> {
 }
 
 fn renderer(config: &Config) -> Result<Box<dyn Renderer>> {
+    let launcher = Launcher::default();
     match config.mode {
-        Mode::Ebpf => Ok(Box::new(Rendering::new(Ebpf::new(&config.ebpf)?))),
-        Mode::Nftables => Ok(Box::new(Rendering::new(Nftables::new(&config.nftables, Arc::default())?))),
-        Mode::Iptables => Ok(Box::new(Rendering::new(Iptables::new(config.iptables.clone())?))),
-        Mode::Ipvs => Ok(Box::new(Rendering::new(Ipvs::new(config.ipvs.clone())?))),
+        Mode::Ebpf => Ok(Box::new(Rendering::new(Ebpf::new(&assembly::ebpf(config, &launcher))?))),
+        Mode::Nftables => {
+            Ok(Box::new(Rendering::new(Nftables::new(&assembly::nftables(config), Arc::default())?)))
+        }
+        Mode::Iptables => Ok(Box::new(Rendering::new(Iptables::new(assembly::iptables(config, &launcher))?))),
+        Mode::Ipvs => Ok(Box::new(Rendering::new(Ipvs::new(assembly::ipvs(config, &launcher))?))),
     }
 }
 
 fn clean_up(config: &Config) -> Vec<String> {
+    let launcher = Launcher::default();
+    let iptables = assembly::iptables(config, &launcher);
     match config.mode {
         Mode::Ebpf => Ebpf::cleanup_at(&config.ebpf.pin_dir).iter().map(ToString::to_string).collect(),
         Mode::Nftables => Nftables::cleanup_tables().iter().map(ToString::to_string).collect(),
-        Mode::Iptables => Iptables::remove(&config.iptables).iter().map(ToString::to_string).collect(),
+        Mode::Iptables => Iptables::remove(&iptables).iter().map(ToString::to_string).collect(),
         Mode::Ipvs => {
-            let rules = Iptables::remove(&config.iptables).into_iter().map(|error| error.to_string());
-            rules.chain(Ipvs::remove(&config.ipvs).into_iter().map(|error| error.to_string())).collect()
+            let rules = Iptables::remove(&iptables).into_iter().map(|error| error.to_string());
+            rules
+                .chain(
+                    Ipvs::remove(&assembly::ipvs(config, &launcher))
+                        .into_iter()
+                        .map(|error| error.to_string()),
+                )
+                .collect()
         }
     }
 }
@@ -266,7 +280,7 @@ impl Objects {
 struct RunningLoop {
     events: mpsc::Sender<WatchEvent>,
     rendered: mpsc::UnboundedReceiver<RenderResult>,
-    stop: oneshot::Sender<()>,
+    shutdown: CancellationToken,
     looping: tokio::task::JoinHandle<Result<()>>,
 }
 
@@ -300,15 +314,14 @@ impl RunningLoop {
             give_up_after: None,
             wait_for_node: false,
         };
-        let sync = SyncLoop::new(config.model.clone(), periods, timed, outputs);
-        let (_, settings) = watch::channel(SyncSettings { model: config.model.clone(), periods });
+        let settings = SyncSettings { model: config.model.clone(), periods };
+        let shutdown = CancellationToken::new();
+        let mut sync = SyncLoop::new(settings.clone(), timed, outputs, shutdown.clone());
+        let (_, settings) = watch::channel(settings);
         let (events, queue) = mpsc::channel(KINDS);
-        let (stop, stopped) = oneshot::channel();
-        let looping = tokio::spawn(async move {
-            let stopped = async { drop(stopped.await) };
-            Ok(sync.run(Inputs { events: queue, node_facts, disturbed, settings }, stopped).await?)
-        });
-        Ok(Self { events, rendered, stop, looping })
+        let inputs = Inputs { events: queue, node_facts, drift: disturbed, settings };
+        let looping = tokio::spawn(async move { Ok(sync.run(inputs, &mut ()).await?) });
+        Ok(Self { events, rendered, shutdown, looping })
     }
 
     /// From the first event to the changed kernel.
@@ -327,8 +340,7 @@ impl RunningLoop {
     }
 
     async fn stop(self) -> Result<()> {
-        // It has ended if nobody hears it.
-        let _heard = self.stop.send(());
+        self.shutdown.cancel();
         self.looping.await?
     }
 }

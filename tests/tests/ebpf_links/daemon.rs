@@ -12,9 +12,10 @@ use proxy_userspace::{
 };
 use shunt_tests::deadline::Deadline;
 use tokio::{
-    sync::{Notify, mpsc, oneshot, watch},
+    sync::{Notify, mpsc, watch},
     task::JoinHandle,
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::bench::{ATTACHMENTS, Bench, HOOKS, WITHIN, in_this_kernel, no_objects, run, tc};
 
@@ -26,7 +27,7 @@ const OFTEN: Duration = Duration::from_secs(1);
 struct Daemon {
     bench: Bench,
     metrics: Metrics,
-    stop: oneshot::Sender<()>,
+    shutdown: CancellationToken,
     running: JoinHandle<Result<(), SyncError>>,
     // Dropping a sender of events or settings ends the loop.
     _events: mpsc::Sender<proxy_userspace::model::WatchEvent>,
@@ -50,27 +51,28 @@ impl Daemon {
             give_up_after: None,
             wait_for_node: false,
         };
-        let daemon = SyncLoop::new(bench.model_settings.clone(), periods, renderer, outputs);
+        let settings = SyncSettings { model: bench.model_settings.clone(), periods };
+        let shutdown = CancellationToken::new();
+        let mut daemon = SyncLoop::new(settings.clone(), renderer, outputs, shutdown.clone());
         let (events, received) = mpsc::channel(8);
         let (facts, node_facts) = watch::channel(None);
-        let (stop, stopped) = oneshot::channel::<()>();
         let disturbed = Arc::new(Notify::new());
-        let settings = watch::Sender::new(SyncSettings { model: bench.model_settings.clone(), periods });
+        let settings = watch::Sender::new(settings);
         let inputs = Inputs {
             events: received,
             node_facts,
-            disturbed: Arc::clone(&disturbed),
+            drift: Arc::clone(&disturbed),
             settings: settings.subscribe(),
         };
         let running = {
             let _inside = bench.runtime.enter();
             tokio::spawn(links::report(ipvs::DUMMY_LINK, facts, disturbed));
-            tokio::spawn(daemon.run(inputs, async { stopped.await.unwrap_or_default() }))
+            tokio::spawn(async move { daemon.run(inputs, &mut ()).await })
         };
         for event in no_objects() {
             bench.runtime.block_on(events.send(event)).expect("the loop listens");
         }
-        Self { bench, metrics, stop, running, _events: events, _settings: settings }
+        Self { bench, metrics, shutdown, running, _events: events, _settings: settings }
     }
 
     /// Runs the loop until a condition is true.
@@ -99,7 +101,7 @@ impl Daemon {
     }
 
     fn end(self) {
-        self.stop.send(()).expect("the loop runs");
+        self.shutdown.cancel();
         self.bench.runtime.block_on(self.running).expect("no panic").expect("no error");
     }
 }

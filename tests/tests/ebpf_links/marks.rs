@@ -7,7 +7,7 @@ use aya::maps::{Array, Map, MapData};
 use proxy_common::layout::NodeValue;
 use proxy_userspace::{
     dataplane::ebpf::{LinkAttachment, Marks, Step},
-    kernel::command::SearchPath,
+    kernel::command::Launcher,
 };
 use shunt_tests::process::run_with_timeout;
 
@@ -47,7 +47,7 @@ fn both() -> Marks {
 /// Runs an old process that attaches its programs and rules, then starts a new one.
 fn restarted(change: impl FnOnce(&mut Bench)) -> Bench {
     let mut bench = Bench::new(LinkAttachment::Probe);
-    bench.settings.netfilter = Some(SearchPath::default());
+    bench.settings.netfilter = Some(Launcher::default());
     bench.restart();
     bench.add_veth("v0", "v1");
     bench.sync();

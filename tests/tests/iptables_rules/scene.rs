@@ -3,11 +3,12 @@
 
 use anyhow::Result;
 use proxy_userspace::{
+    assembly,
     dataplane::{
         Dataplane as _, PlanSize as _,
         iptables::{Iptables, RuleOptions, State},
     },
-    kernel::iptables::Backend,
+    kernel::{command::Launcher, iptables::Backend},
     model::{Dirty, IpFamily},
 };
 use shunt_tests::{
@@ -27,7 +28,7 @@ impl Scene {
     /// Returns the state before the first step.
     pub(crate) fn new(case: &Case) -> Result<Self> {
         let case = PlannedCase::new(case, "iptables")?;
-        let settings = &case.config().iptables;
+        let settings = assembly::iptables(case.config(), &Launcher::default());
         let options = RuleOptions {
             masquerade_mark: settings.masquerade_mark,
             localhost_node_ports: settings.localhost_node_ports,

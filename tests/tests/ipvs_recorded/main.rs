@@ -14,10 +14,12 @@ use std::{
 
 use anyhow::{Result, ensure};
 use proxy_userspace::{
+    assembly,
     dataplane::{
         Dataplane as _, PlanSize as _,
         ipvs::{Ipvs, Item, State},
     },
+    kernel::command::Launcher,
     model::{Dirty, IpFamily},
 };
 use shunt_tests::{
@@ -170,7 +172,8 @@ impl Scene {
     fn new(case: &Case) -> Result<Self> {
         let case = PlannedCase::new(case, "ipvs")?;
         case.manifests().place("kubernetes.yaml", KUBERNETES)?;
-        let state = State::of_empty_kernel(&case.config().ipvs);
+        let settings = assembly::ipvs(case.config(), &Launcher::default());
+        let state = State::of_empty_kernel(&settings);
         Ok(Self { case, state, tables: BTreeMap::new() })
     }
 

@@ -11,7 +11,7 @@ use proxy_userspace::{
         ipvs::{Ipvs, IpvsSettings},
         nftables::Nftables,
     },
-    kernel::command::SearchPath,
+    kernel::command::Launcher,
     model::{
         Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName, Protocol,
         ResolvedEndpoint, ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
@@ -59,12 +59,12 @@ pub(crate) fn on_each_kind(test: impl Fn(Kind, &Node)) {
 }
 
 pub(crate) fn mode(node: &Node) -> Iptables {
-    let settings = settings(&node.path);
+    let settings = settings(&node.launcher);
     node.within(|| Ok(Iptables::new(settings))).expect("iptables is installed")
 }
 
-pub(crate) fn settings(path: &SearchPath) -> IptablesSettings {
-    IptablesSettings { masquerade_mark: 1 << 14, localhost_node_ports: true, path: path.clone() }
+pub(crate) fn settings(launcher: &Launcher) -> IptablesSettings {
+    IptablesSettings { masquerade_mark: 1 << 14, localhost_node_ports: true, launcher: launcher.clone() }
 }
 
 pub(crate) fn observe(node: &Node, mode: &mut Iptables) -> State {
@@ -235,7 +235,7 @@ fn cleanup_leaves_only_foreign_rules() {
         let mut state = observe(node, &mut mode);
         sync(node, &mut mode, &mut state, &services());
         assert_ne!(kind.saved(node), before);
-        let settings = settings(&node.path);
+        let settings = settings(&node.launcher);
         let errors = node.within(|| Ok(Iptables::remove(&settings)));
         assert!(errors.is_empty(), "{errors:?}");
         // The kubelet writes the content of its chain again. The jump from OUTPUT stays as the
@@ -263,7 +263,7 @@ fn without_a_kubelet_cleanup_leaves_nothing_and_resets_its_sysctls() {
             let mut next = self::mode(node);
             let mut state = observe(node, &mut next);
             assert_eq!(sync(node, &mut next, &mut state, &services()), 0, "{}", kind.name);
-            let settings = settings(&node.path);
+            let settings = settings(&node.launcher);
             let errors = node.within(|| Ok(Iptables::remove(&settings)));
             assert!(errors.is_empty(), "{errors:?}");
             assert_eq!(is_routed(node), set_by_others, "{}", kind.name);
@@ -313,7 +313,7 @@ fn rules_of_kube_proxys_other_modes_are_removed_and_ours_stay() {
         let mut mode = mode(node);
         let mut state = observe(node, &mut mode);
         sync(node, &mut mode, &mut state, &services());
-        let settings = settings(&node.path);
+        let settings = settings(&node.launcher);
         let errors = node.within(|| {
             let mut errors: Vec<String> =
                 Iptables::remove_others(&settings).iter().map(ToString::to_string).collect();

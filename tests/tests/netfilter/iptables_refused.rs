@@ -6,7 +6,7 @@ use proxy_userspace::{
         Dataplane as _, Reading, ReadingValue,
         iptables::{Iptables, State},
     },
-    kernel::command::SearchPath,
+    kernel::command::Launcher,
     model::{Dirty, FrontendKind, IpFamily, Protocol, Snapshot, TrafficPolicy},
 };
 
@@ -191,7 +191,7 @@ fn beside_rules_that_iptables_cannot_show_everything_is_served_once() {
     sync(node, &mut next, &mut state, &services());
     let listed = node.run("iptables-nft", &["-t", "nat", "-S", "PREROUTING"], "");
     assert_eq!(listed.matches("-j KUBE-SERVICES").count(), 1, "{listed}");
-    let settings = settings(&node.path);
+    let settings = settings(&node.launcher);
     let errors = node.within(|| Ok(Iptables::remove(&settings)));
     let reported: Vec<String> = errors.iter().map(ToString::to_string).collect();
     assert_eq!(reported.len(), 2, "one a family: {reported:?}");
@@ -214,7 +214,7 @@ fn counted(mode: &mut Iptables, name: &str) -> u64 {
 fn without_iptables_the_mode_says_which_command_is_missing() {
     let directory = tempfile::tempdir().expect("a directory");
     let node = Node::with_only(&[], directory.path());
-    let settings = settings(&SearchPath::only([directory.path().to_owned()]));
+    let settings = settings(&Launcher::only_in([directory.path().to_owned()]));
     let error = node.within(|| Ok(Iptables::new(settings))).expect_err("there is no command");
     assert!(error.to_string().contains("iptables-restore"), "{error}");
 }

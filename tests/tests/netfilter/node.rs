@@ -11,7 +11,7 @@ use proxy_userspace::{
     dataplane::ebpf::{Marks, Rules},
     kernel::{
         KernelError,
-        command::{Command, SearchPath},
+        command::{Command, Launcher},
         netns,
     },
 };
@@ -41,7 +41,7 @@ table inet marking {
 /// node1 with pod a1, and node2. node1 forwards node2's traffic to a1.
 pub(crate) struct Node {
     world: World,
-    pub(crate) path: SearchPath,
+    pub(crate) launcher: Launcher,
     namespace: (PathBuf, File),
 }
 
@@ -58,26 +58,25 @@ pub(crate) enum AttemptResult {
 
 impl Node {
     pub(crate) fn new() -> Self {
-        Self::with_commands(SearchPath::default())
+        Self::with_launcher(Launcher::default())
     }
 
     /// Creates a node where only the commands with these names are installed.
     pub(crate) fn with_only(names: &[&str], directory: &Path) -> Self {
         for name in names {
-            let target =
-                SearchPath::default().find(name).unwrap_or_else(|| panic!("{name} is not installed"));
+            let target = Launcher::default().find(name).unwrap_or_else(|| panic!("{name} is not installed"));
             std::os::unix::fs::symlink(target, directory.join(name)).expect("an empty directory");
         }
-        Self::with_commands(SearchPath::only([directory.to_owned()]))
+        Self::with_launcher(Launcher::only_in([directory.to_owned()]))
     }
 
-    fn with_commands(path: SearchPath) -> Self {
+    fn with_launcher(launcher: Launcher) -> Self {
         let hosts = [Host::Node1, Host::A1, Host::Node2];
         let world =
             World::build(&hosts, Path::new(env!("CARGO_BIN_EXE_conformance"))).expect("build the world");
         let namespace = PathBuf::from(format!("/run/netns/{}-node1", world.name()));
         let file = File::open(&namespace).expect("node1's namespace");
-        let node = Self { world, path, namespace: (namespace, file) };
+        let node = Self { world, launcher, namespace: (namespace, file) };
         node.mark();
         node
     }
@@ -93,7 +92,7 @@ impl Node {
 
     /// Runs a command on node1.
     pub(crate) fn run(&self, program: &str, args: &[&str], stdin: &str) -> String {
-        let command = Command::new(program, &SearchPath::default()).args(args).stdin(stdin);
+        let command = Command::new(program, &Launcher::default()).args(args).stdin(stdin);
         let command = command.limit(scaled(Duration::from_secs(10)));
         self.within(|| command.run()).stdout
     }
@@ -107,7 +106,7 @@ impl Node {
     }
 
     pub(crate) fn rules(&self) -> Rules {
-        Rules::new(MARKS, self.path.clone())
+        Rules::new(MARKS, self.launcher.clone())
     }
 
     pub(crate) fn put(&self, rules: &mut Rules) {

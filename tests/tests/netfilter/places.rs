@@ -6,7 +6,7 @@ use proxy_userspace::{
     dataplane::ebpf::{Marks, RULE_NAMES, Rules},
     kernel::{
         KernelError,
-        command::{Command, SearchPath},
+        command::{Command, Launcher},
         ruleset_changes,
     },
 };
@@ -46,7 +46,7 @@ fn next_process_finds_the_rules_in_place() {
     node.both_families("iptables-legacy -A FORWARD -j ACCEPT");
     node.put(&mut node.rules());
     assert!(node.are_installed(&mut node.rules()));
-    let mut other = Rules::new(Marks { masquerade: 1 << 20, ..MARKS }, node.path.clone());
+    let mut other = Rules::new(Marks { masquerade: 1 << 20, ..MARKS }, node.launcher.clone());
     assert!(!node.are_installed(&mut other), "these are for other marks");
     node.put(&mut other);
     assert!(!node.are_installed(&mut node.rules()));
@@ -74,7 +74,7 @@ fn rules_in_iptables_are_removed_when_nft_appears() {
     let mut node = Node::with_only(&names.each_ref().map(String::as_str), directory.path());
     node.put(&mut node.rules());
     assert!(node.everything().contains("SHUNT-POSTROUTING"));
-    node.path = SearchPath::default();
+    node.launcher = Launcher::default();
     node.put(&mut node.rules());
     assert!(!node.everything().contains("SHUNT"), "{}", node.everything());
     node.assert_served(&AttemptResult::AsNode2);
@@ -84,7 +84,7 @@ fn rules_in_iptables_are_removed_when_nft_appears() {
 fn kernel_reports_removed_rules_at_once() {
     let node = Node::new();
     node.put(&mut node.rules());
-    let nft = |args: &str| Command::new("nft", &node.path).args(args.split(' '));
+    let nft = |args: &str| Command::new("nft", &node.launcher).args(args.split(' '));
     let [add, delete, flush] = ["add table inet other", "delete table inet other", "flush ruleset"].map(nft);
     node.within(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");

@@ -1,4 +1,4 @@
-//! The command line: each flag mirrors one field of the file, and says so in `--help`.
+//! The command line. Each flag sets one field of the configuration file.
 
 mod table;
 
@@ -6,17 +6,19 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-pub(super) use self::table::{FLAGS, Flag, Sets};
-use self::table::{SWITCH, VAIN};
+pub(super) use self::table::{FLAGS, Flag, Target};
+use self::table::{NO_EFFECT, SWITCH};
 use super::{
-    schema::{self, Effect},
+    go,
+    schema::{self, UsedBy},
     settings::Settings,
-    value::{go_bool, go_integer},
 };
 
+const CONFIG_HELP: &str = "KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1), with shunt's own settings \
+                           in the section 'shunt'; shunt watches it for changes";
 const ONCE: &str = "Do one thing and exit";
 
-/// How `shunt probe` reports.
+/// The output format of `shunt probe`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ProbeOutput {
     /// A table for people.
@@ -25,7 +27,7 @@ pub enum ProbeOutput {
     Json,
 }
 
-/// The command line, read but not yet checked.
+/// The command line. The values of flags are not checked yet.
 #[derive(Clone, Debug)]
 pub struct Flags {
     /// `--config`.
@@ -36,15 +38,17 @@ pub struct Flags {
     pub init_only: bool,
     /// `--cleanup`.
     pub cleanup: bool,
-    /// The subcommand `probe`, and how it reports.
+    /// The subcommand `probe` and its output format.
     pub probe: Option<ProbeOutput>,
+    /// Indices of [`FLAGS`] with their values.
     given: Vec<(usize, String)>,
 }
 
 impl Flags {
-    /// Reads a command line whose first item is the program's name. `Err` also stands for `--help` and `--version`.
+    /// Reads a command line whose first item is the program's name. `--help` and `--version` also
+    /// return `Err`.
     pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self, clap::Error> {
-        let arguments = arguments.into_iter().filter_map(|argument| as_named_here(argument.into()));
+        let arguments = arguments.into_iter().filter_map(|argument| normalize(argument.into()));
         let matches = command().try_get_matches_from(arguments)?;
         let given = FLAGS.iter().enumerate();
         let given = given.filter_map(|(index, flag)| Some((index, joined(&matches, flag)?))).collect();
@@ -59,29 +63,30 @@ impl Flags {
         })
     }
 
-    /// Overlays the settings with the flags that were given. Beside a file most of kube-proxy's flags do not count, as
-    /// upstream (`Options.Complete`).
+    /// Adds the given flags to the settings. As with upstream, most flags of kube-proxy are ignored if
+    /// there is a file (`Options.Complete`).
     pub(super) fn add_to(&self, settings: &mut Settings) {
         let text_of = |name: &str| {
             self.given.iter().find(|(index, _)| FLAGS[*index].name == name).map(|(_, text)| text.as_str())
         };
         for (index, text) in &self.given {
             let flag = &FLAGS[*index];
-            if self.config.is_some() && !flag.counts_beside_file {
-                settings
-                    .note(format!("--{}", flag.name), "not looked at beside --config, as with kube-proxy");
+            if self.config.is_some() && !flag.overrides_file {
+                let why = "ignored because --config is given, as with kube-proxy";
+                settings.add_ineffective(format!("--{}", flag.name), why);
                 continue;
             }
             match flag.sets {
-                Sets::Field(path) => settings.add_flag(flag.name, path, text),
-                Sets::Nothing(why) => settings.note(format!("--{}", flag.name), why),
-                Sets::PortOf(other) => add_port(settings, flag.name, text, other, text_of(other)),
+                Target::Field(path) => settings.add_flag(flag.name, path, text),
+                Target::Nothing(why) => settings.add_ineffective(format!("--{}", flag.name), why),
+                Target::PortOf(other) => add_port(settings, flag.name, text, other, text_of(other)),
             }
         }
     }
 }
 
-/// `--healthz-port` and `--metrics-port`: upstream's `addressFromDeprecatedFlags`. They stand after the flags they change.
+/// Adds `--healthz-port` or `--metrics-port`, as upstream's `addressFromDeprecatedFlags` does. In
+/// [`FLAGS`] they follow the flags whose values they change.
 fn add_port(
     settings: &mut Settings,
     flag: &'static str,
@@ -90,20 +95,21 @@ fn add_port(
     address: Option<&str>,
 ) {
     let Some(path) = FLAGS.iter().find(|flag| flag.name == other).and_then(Flag::path) else { return };
-    match go_integer(text).map(u16::try_from) {
+    match go::integer(text).map(u16::try_from) {
         Some(Ok(0)) => settings.add_flag(flag, path, ""),
         Some(Ok(port)) => {
             if let Some(ip) = address.and_then(crate::model::sloppy_ip) {
                 settings.add_flag(other, path, &std::net::SocketAddr::new(ip, port).to_string());
             }
         }
-        _ => settings.refuse_flag(flag, text, "a port from 1 to 65535, or 0 for none"),
+        _ => settings.reject_flag(flag, text, "a port from 1 to 65535, or 0 for none"),
     }
 }
 
-/// Words in flags may be parted by `_` too, and `--version` and `--help` may have a value, as upstream (`WordSepNormalizeFunc` and
-/// `verflag` of component-base). None where it then says nothing, as `--version=false` does.
-fn as_named_here(argument: OsString) -> Option<OsString> {
+/// Normalizes an argument as upstream does (`WordSepNormalizeFunc` and `verflag` of component-base):
+/// `_` may separate words, and `--version` and `--help` may have a value. Returns `None` for an argument
+/// that means nothing, such as `--version=false`.
+fn normalize(argument: OsString) -> Option<OsString> {
     let Some(flag) = argument.to_str().and_then(|text| text.strip_prefix("--")) else {
         return Some(argument);
     };
@@ -112,7 +118,7 @@ fn as_named_here(argument: OsString) -> Option<OsString> {
     let Some(value) = value else { return Some(format!("--{name}").into()) };
     let is_on = match (name.as_str(), value) {
         ("version", "raw") => Some(true),
-        ("version" | "help", value) => go_bool(value),
+        ("version" | "help", value) => go::bool(value),
         _ => None,
     };
     match is_on {
@@ -122,14 +128,15 @@ fn as_named_here(argument: OsString) -> Option<OsString> {
     }
 }
 
-/// The flag's value; lists may also be given by repeating the flag. Of others the last one counts, as upstream.
+/// Returns the flag's value. A repeated flag adds to a list. For other flags the last value counts, as
+/// with upstream.
 fn joined(matches: &ArgMatches, flag: &Flag) -> Option<String> {
     let values: Vec<_> = matches.get_many::<String>(flag.name)?.map(String::as_str).collect();
     let is_list = flag.path().and_then(schema::field).is_some_and(|field| field.kind.is_list());
     if is_list { Some(values.join(",")) } else { values.last().map(ToString::to_string) }
 }
 
-/// The command, for `--help` and to read a command line with.
+/// Returns the command line's definition.
 fn command() -> Command {
     let about = "A Kubernetes Service proxy: makes the Services of a cluster work on this node.";
     let mut command = Command::new("shunt")
@@ -139,34 +146,34 @@ fn command() -> Command {
         .disable_version_flag(true)
         .after_help(after_help())
         .subcommand(probe())
-        .arg(file("config", "A KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1), with shunt's own settings under 'shunt'; its changes are followed"));
+        .arg(file("config", CONFIG_HELP));
     for flag in FLAGS {
         command = command.arg(arg(flag));
     }
     let once = [
-        toggle("cleanup", "Remove everything this program or kube-proxy ever put into the kernel, and exit"),
+        toggle("cleanup", "Remove everything that shunt or kube-proxy wrote into the kernel, and exit"),
         toggle(
             "init-only",
-            "Set the sysctls of conntrack and of the ipvs mode, which a process with few privileges cannot do later, and exit",
+            "Set the sysctls of conntrack and of the ipvs mode, and exit; run it as root before a shunt that has fewer privileges",
         ),
-        file("write-config-to", "Write the configuration, with defaults and flags, to this file and exit"),
+        file("write-config-to", "Write the configuration, with defaults and flags, to this file, and exit"),
         Arg::new("version")
             .long("version")
             .short('V')
             .action(ArgAction::Version)
-            .help("Print the version and exit"),
-        Arg::new("help").long("help").short('h').action(ArgAction::Help).help("Print this and exit"),
+            .help("Print the version, and exit"),
+        Arg::new("help").long("help").short('h').action(ArgAction::Help).help("Print this help, and exit"),
     ];
     once.into_iter().fold(command, |command, arg| command.arg(arg.help_heading(ONCE)))
 }
 
-/// The flags that count beside a file are named, so that nobody has to find out.
+/// Names the flags that override the file.
 fn after_help() -> String {
-    let beside = FLAGS.iter().filter(|flag| flag.counts_beside_file && flag.heading != VAIN);
-    let names: Vec<_> = beside.map(|flag| format!("--{}", flag.name)).collect();
+    let overriding = FLAGS.iter().filter(|flag| flag.overrides_file && flag.heading != NO_EFFECT);
+    let names: Vec<_> = overriding.map(|flag| format!("--{}", flag.name)).collect();
     format!(
-        "With --config, the file takes the place of kube-proxy's flags, as it does with kube-proxy. These count beside it and \
-         override it: {}. Settings given nowhere have kube-proxy's defaults.",
+        "With --config, the file replaces kube-proxy's flags, as with kube-proxy. These flags override the \
+         file: {}. Settings that are given nowhere have kube-proxy's defaults.",
         names.join(", ")
     )
 }
@@ -184,18 +191,12 @@ fn arg(flag: &Flag) -> Arg {
     if flag.value == SWITCH { switch(arg) } else { arg }
 }
 
-/// What the flag is for, and its default.
+/// Returns the description of a flag with its default.
 pub(super) fn help(flag: &Flag) -> String {
     let Some(field) = flag.path().and_then(schema::field) else {
-        return match flag.sets {
-            Sets::Nothing(why) => why.into(),
-            _ => flag.help.into(),
-        };
+        return if let Target::Nothing(why) = flag.sets { why.into() } else { flag.help.into() };
     };
-    let help = match field.effect {
-        Effect::Nowhere(why) => why,
-        _ => flag.help,
-    };
+    let help = if let UsedBy::Nothing(why) = field.used_by { why } else { flag.help };
     match field.default {
         "" | "false" => help.into(),
         default => format!("{help} [default: {default}]"),
@@ -204,8 +205,8 @@ pub(super) fn help(flag: &Flag) -> String {
 
 fn probe() -> Command {
     Command::new("probe")
-        .about("Tell what this kernel offers, what each mode lacks and what to do about it, and which mode auto takes")
-        .after_help("Everything is tried, in a network namespace of its own where it would change something, and nothing is left behind. Exits with 1 if no mode works.")
+        .about("Report what this kernel offers, what each mode lacks, how to fix that, and which mode auto chooses")
+        .after_help("The probe tries everything, in a network namespace of its own where a test changes something, and leaves nothing behind. It exits with status 1 if no mode works.")
         .arg(
             Arg::new("output")
                 .short('o')
@@ -213,7 +214,7 @@ fn probe() -> Command {
                 .value_name("FORMAT")
                 .value_parser(clap::value_parser!(ProbeOutput))
                 .default_value("table")
-                .help("How to report"),
+                .help("Output format"),
         )
 }
 
@@ -222,11 +223,11 @@ fn file(name: &'static str, help: &'static str) -> Arg {
 }
 
 fn toggle(name: &'static str, help: &'static str) -> Arg {
-    let value = |text: &str| go_bool(text).ok_or("must be true or false");
+    let value = |text: &str| go::bool(text).ok_or("must be true or false");
     switch(Arg::new(name).long(name).value_name(SWITCH).help(help)).value_parser(value)
 }
 
-/// `--flag` alone for true, and `--flag=false`, as Go's flags are.
+/// Like Go's flags, `--flag` alone means true, and `--flag=false` means false.
 fn switch(arg: Arg) -> Arg {
     arg.num_args(0..=1).require_equals(true).default_missing_value("true")
 }

@@ -1,14 +1,14 @@
-//! What a changed file asks for.
+//! Changes of the configuration file.
 
 use super::*;
 
-fn between(old: &str, new: &str) -> Change {
+fn between(old: &str, new: &str) -> ConfigChange {
     let flags = ["--config=unread", "--hostname-override=n"];
-    Change::between(&load(&format!("{HEAD}{old}"), &flags), &load(&format!("{HEAD}{new}"), &flags))
+    ConfigChange::between(&load(&format!("{HEAD}{old}"), &flags), &load(&format!("{HEAD}{new}"), &flags))
 }
 
 #[test]
-fn what_only_looks_different_or_has_no_effect_asks_for_nothing() {
+fn a_change_without_an_effect_is_empty() {
     for (old, new) in [
         ("mode: ebpf\n", "# a comment\nmode: 'ebpf'\n"),
         ("hostnameOverride: a\n", "hostnameOverride: b\n"),
@@ -24,23 +24,23 @@ fn what_only_looks_different_or_has_no_effect_asks_for_nothing() {
 }
 
 #[test]
-fn logs_periods_node_port_addresses_and_growing_sizes_are_taken_on_in_place() {
+fn some_settings_and_growing_maps_change_in_place() {
     let new = "logging: {verbosity: 4}\niptables: {syncPeriod: 10s}\nnodePortAddresses: [10.0.0.0/8]\n\
                shunt: {ebpf: {mapSizes: {services: 200000}}}\n";
     let change = between("", new);
     let in_place =
         ["logging.verbosity", "iptables.syncPeriod", "nodePortAddresses", "shunt.ebpf.mapSizes.services"];
-    assert_eq!((change.in_place, change.grows), (in_place.to_vec(), true));
+    assert_eq!((change.in_place, change.maps_grow), (in_place.to_vec(), true));
     assert_eq!(change.restart, Vec::<&str>::new());
 }
 
 #[test]
-fn all_else_needs_another_process() {
+fn other_settings_need_a_restart() {
     let change =
         between("mode: ebpf\n", "mode: nftables\nlogging: {verbosity: 4}\nclusterCIDR: 10.0.0.0/8\n");
     assert_eq!(change.restart, ["mode", "clusterCIDR"]);
-    // Unset, the latter is not the same in both modes.
+    // The default of the latter differs between the modes.
     assert_eq!(change.in_place, ["logging.verbosity", "iptables.minSyncPeriod"]);
     let shrinks = between("", "shunt: {ebpf: {mapSizes: {services: 64}}}\n");
-    assert_eq!((shrinks.restart, shrinks.grows), (vec!["shunt.ebpf.mapSizes.services"], false));
+    assert_eq!((shrinks.restart, shrinks.maps_grow), (vec!["shunt.ebpf.mapSizes.services"], false));
 }

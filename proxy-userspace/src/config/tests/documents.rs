@@ -1,15 +1,15 @@
-//! docs/flags.md holds every flag and every field, as the code has them.
+//! Generates the tables of flags and fields in docs/flags.md, and checks that they are current.
 
 use std::{fmt::Write as _, fs, path::Path};
 
 use super::*;
 use crate::config::{
-    flags::{FLAGS, Flag, help},
-    schema::Effect,
+    flags::{FLAGS, Flag, Target, help},
+    schema::{self, UsedBy},
 };
 
-/// Every flag of kube-proxy 1.36 on Linux (`cmd/kube-proxy/app/options.go`, `component-base/logs/api/v1/options.go`, and what cobra
-/// and `component-base/version/verflag` add).
+/// Every flag of kube-proxy 1.36 on Linux (`cmd/kube-proxy/app/options.go`,
+/// `component-base/logs/api/v1/options.go`, and those of cobra and `component-base/version/verflag`).
 const UPSTREAM: &str = "
     bind-address bind-address-hard-fail boot-id-file cleanup cluster-cidr config config-sync-period conntrack-max-per-core
     conntrack-min conntrack-tcp-be-liberal conntrack-tcp-timeout-close-wait conntrack-tcp-timeout-established
@@ -22,59 +22,57 @@ const UPSTREAM: &str = "
     pod-bridge-interface pod-interface-name-prefix profiling proxy-mode show-hidden-metrics-for-version v version vmodule
     write-config-to";
 
-/// Those that make the program do one thing, which set nothing.
+/// Flags that make shunt do one thing and exit. They set nothing.
 const ONCE: &[(&str, &str)] = &[
-    ("--cleanup", "Removes everything that this program or kube-proxy ever put into the kernel, and exits"),
+    ("--cleanup", "Remove everything that shunt or kube-proxy wrote into the kernel, and exit"),
     (
         "--init-only",
-        "Sets the sysctls of conntrack and of the ipvs mode, which a process with few privileges cannot do later, and exits",
+        "Set the sysctls of conntrack and of the ipvs mode, and exit; run it as root before a shunt that has fewer privileges",
     ),
-    ("--write-config-to", "Writes the configuration in effect to this file, and exits"),
-    ("--version", "Prints the version, and exits"),
-    ("--help", "Prints all flags, by what they are for, and exits"),
+    ("--write-config-to", "Write the configuration in effect to this file, and exit"),
+    ("--version", "Print the version, and exit"),
+    ("--help", "Print all flags, by group, and exit"),
 ];
 
 fn document() -> String {
-    let mut text = String::from("| flag | sets | beside `--config` | what it is for |\n|---|---|---|---|\n");
-    let mut row = |flag: &str, sets: &str, beside: &str, what: &str| {
-        let _infallible = writeln!(text, "| `{flag}` | {sets} | {beside} | {} |", what.replace('|', "\\|"));
+    let mut text = String::from("| flag | field | beside `--config` | description |\n|---|---|---|---|\n");
+    let mut row = |flag: &str, field: &str, beside: &str, what: &str| {
+        let _infallible = writeln!(text, "| `{flag}` | {field} | {beside} | {} |", what.replace('|', "\\|"));
     };
-    row("--config", "", "", "The configuration file; its changes are followed");
+    row("--config", "", "", "The configuration file; shunt watches it for changes");
     for flag in FLAGS {
-        let sets = flag.path().map(|path| format!("`{path}`")).unwrap_or_default();
+        let field = flag.path().map(|path| format!("`{path}`")).unwrap_or_default();
         let names =
             if flag.name == "mode" { "--mode`, `--proxy-mode".into() } else { format!("--{}", flag.name) };
-        row(&names, &sets, if flag.counts_beside_file { "counts" } else { "" }, &effect(flag));
+        row(&names, &field, if flag.overrides_file { "overrides" } else { "" }, &description(flag));
     }
     for (flag, what) in ONCE {
-        row(flag, "", "counts", what);
+        row(flag, "", "applies", what);
     }
-    text.push_str("\n## Fields\n\n| field | what it holds | default | read by |\n|---|---|---|---|\n");
+    text.push_str("\n## Fields\n\n| field | value | default | used by |\n|---|---|---|---|\n");
     for field in schema::fields() {
-        let read_by = match field.effect {
-            Effect::Everywhere if field.path.starts_with("shunt.ebpf.") => "ebpf".into(),
-            Effect::Everywhere => "all modes".into(),
-            Effect::In(modes) => modes.join(", "),
-            Effect::Nowhere(why) => format!("nothing: {why}"),
+        let used_by = match field.used_by {
+            UsedBy::AllModes if field.path.starts_with("shunt.ebpf.") => "ebpf".into(),
+            UsedBy::AllModes => "all modes".into(),
+            UsedBy::Modes(modes) => modes.iter().map(|mode| mode.name()).collect::<Vec<_>>().join(", "),
+            UsedBy::Nothing(why) => format!("nothing: {why}"),
         };
-        let (path, holds) = (field.path, field.kind.allowed());
-        let _infallible = writeln!(text, "| `{path}` | {holds} | {} | {read_by} |", field.default);
+        let (path, value) = (field.path, field.kind.allowed());
+        let _infallible = writeln!(text, "| `{path}` | {value} | {} | {used_by} |", field.default);
     }
     text
 }
 
-fn effect(flag: &Flag) -> String {
-    let vain = flag.path().and_then(schema::field).is_some_and(|field| !field.is_read());
-    if vain || matches!(flag.sets, flags::Sets::Nothing(_)) {
-        format!("No effect: {}", help(flag))
-    } else {
-        help(flag)
-    }
+fn description(flag: &Flag) -> String {
+    let field = flag.path().and_then(schema::field);
+    let has_effect = field
+        .map_or(matches!(flag.sets, Target::PortOf(_)), |field| !matches!(field.used_by, UsedBy::Nothing(_)));
+    if has_effect { help(flag) } else { format!("No effect: {}", help(flag)) }
 }
 
-/// With `SHUNT_WRITE_DOCS` in the environment it is written anew instead.
+/// Writes the page if `SHUNT_WRITE_DOCS` is in the environment.
 #[test]
-fn the_page_of_flags_and_fields_is_what_the_code_has() {
+fn the_page_of_flags_and_fields_is_current() {
     const BEGIN: &str = "## Flags\n\n";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/flags.md");
     let page = fs::read_to_string(&path).expect("docs/flags.md");
@@ -82,15 +80,12 @@ fn the_page_of_flags_and_fields_is_what_the_code_has() {
     if std::env::var_os("SHUNT_WRITE_DOCS").is_some() {
         fs::write(&path, format!("{head}{BEGIN}{}", document())).unwrap();
     } else {
-        assert!(
-            table == document(),
-            "docs/flags.md is not what the code has; write it with SHUNT_WRITE_DOCS=1"
-        );
+        assert!(table == document(), "docs/flags.md is out of date; write it with SHUNT_WRITE_DOCS=1");
     }
 }
 
 #[test]
-fn every_flag_of_kube_proxy_is_accepted_and_stands_in_the_table() {
+fn every_flag_of_kube_proxy_is_accepted_and_documented() {
     let table = document();
     let help = Flags::parse(["shunt", "--help"]).unwrap_err().to_string();
     for flag in UPSTREAM.split_whitespace() {

@@ -1,22 +1,22 @@
-//! Command lines as Go's flags take them, which a `DaemonSet`'s may rely on.
+//! Command lines in the syntax of Go's flags, which a `DaemonSet` may rely on.
 
 use std::collections::BTreeSet;
 
 use clap::error::ErrorKind;
 
-use super::problems;
+use super::invalid;
 use crate::config::{
     Flags,
     flags::FLAGS,
-    schema,
+    go, schema,
     settings::Settings,
-    value::{Kind, Value, go_bool, go_integer},
+    value::{Kind, Value},
 };
 
 const TRUE: [&str; 6] = ["1", "t", "T", "true", "TRUE", "True"];
 const FALSE: [&str; 6] = ["0", "f", "F", "false", "FALSE", "False"];
 
-/// The flags of yes or no that set a field, with it.
+/// Returns the boolean flags that set a field, with the field's path.
 fn switches() -> Vec<(&'static str, &'static str)> {
     let is_switch = |path: &&str| schema::field(path).is_some_and(|field| matches!(field.kind, Kind::Bool));
     FLAGS.iter().filter_map(|flag| Some((flag.name, flag.path().filter(is_switch)?))).collect()
@@ -31,9 +31,9 @@ fn given(arguments: &[&str], path: &str) -> Option<Value> {
 }
 
 #[test]
-fn every_switch_of_kube_proxys_takes_all_words_of_go_for_yes_and_no() {
+fn boolean_flags_accept_all_boolean_words_of_go() {
     let names: BTreeSet<&str> = switches().iter().map(|(name, _)| *name).collect();
-    for upstreams in [
+    for name in [
         "bind-address-hard-fail",
         "conntrack-tcp-be-liberal",
         "ipvs-strict-arp",
@@ -43,52 +43,52 @@ fn every_switch_of_kube_proxys_takes_all_words_of_go_for_yes_and_no() {
         "masquerade-all",
         "profiling",
     ] {
-        assert!(names.contains(upstreams), "--{upstreams} is missing");
+        assert!(names.contains(name), "--{name} is missing");
     }
     for (name, path) in switches() {
         for (words, meant) in [(TRUE, true), (FALSE, false)] {
             for word in words {
-                assert_eq!(go_bool(word), Some(meant));
+                assert_eq!(go::bool(word), Some(meant));
                 assert_eq!(
                     given(&[&format!("--{name}={word}")], path),
                     Some(Value::Bool(meant)),
                     "{name} {word}"
                 );
-                let parted = format!("--{}={word}", name.replace('-', "_"));
-                assert_eq!(given(&[&parted], path), Some(Value::Bool(meant)), "{parted}");
+                let underscored = format!("--{}={word}", name.replace('-', "_"));
+                assert_eq!(given(&[&underscored], path), Some(Value::Bool(meant)), "{underscored}");
             }
         }
         assert_eq!(given(&[&format!("--{name}")], path), Some(Value::Bool(true)), "{name} alone");
-        let wrong = problems(None, &[&format!("--{name}=yes")]);
+        let wrong = invalid(None, &[&format!("--{name}=yes")]);
         assert!(wrong[0].contains(&format!("--{name}: \"yes\"")), "{wrong:?}");
     }
 }
 
 #[test]
-fn init_only_and_cleanup_take_all_words_of_go_too() {
+fn init_only_and_cleanup_accept_all_boolean_words_of_go() {
     for (word, meant) in TRUE.map(|word| (word, true)).into_iter().chain(FALSE.map(|word| (word, false))) {
         for name in ["init-only", "init_only"] {
-            let flags = Flags::parse(["shunt", &format!("--{name}={word}")]).expect("it is taken");
+            let flags = Flags::parse(["shunt", &format!("--{name}={word}")]).expect("it is accepted");
             assert_eq!((flags.init_only, flags.cleanup), (meant, false), "--{name}={word}");
         }
-        let flags = Flags::parse(["shunt", &format!("--cleanup={word}")]).expect("it is taken");
+        let flags = Flags::parse(["shunt", &format!("--cleanup={word}")]).expect("it is accepted");
         assert_eq!((flags.init_only, flags.cleanup), (false, meant), "--cleanup={word}");
     }
-    let wrong = Flags::parse(["shunt", "--cleanup=yes"]).expect_err("it is no word of Go's").to_string();
+    let wrong = Flags::parse(["shunt", "--cleanup=yes"]).expect_err("Go does not accept it").to_string();
     assert!(wrong.contains("'yes'") && wrong.contains("--cleanup"), "{wrong}");
 }
 
 #[test]
-fn version_and_help_may_have_a_value_and_false_says_nothing() {
+fn version_and_help_accept_a_value() {
     for (name, kind) in [("version", ErrorKind::DisplayVersion), ("help", ErrorKind::DisplayHelp)] {
         for word in TRUE {
             let shown = Flags::parse(["shunt", &format!("--{name}={word}")]).expect_err("it is shown");
             assert_eq!(shown.kind(), kind, "--{name}={word}");
         }
         for word in FALSE {
-            Flags::parse(["shunt", &format!("--{name}={word}"), "--v=2"]).expect("it says nothing");
+            Flags::parse(["shunt", &format!("--{name}={word}"), "--v=2"]).expect("it means nothing");
         }
-        let wrong = Flags::parse(["shunt", &format!("--{name}=maybe")]).expect_err("it is no word");
+        let wrong = Flags::parse(["shunt", &format!("--{name}=maybe")]).expect_err("Go does not accept it");
         assert!(wrong.to_string().contains("maybe") && wrong.exit_code() != 0, "{wrong}");
     }
     let raw = Flags::parse(["shunt", "--version=raw"]).expect_err("it is shown");
@@ -96,7 +96,7 @@ fn version_and_help_may_have_a_value_and_false_says_nothing() {
 }
 
 #[test]
-fn whole_numbers_may_have_a_base_and_parted_digits() {
+fn whole_numbers_accept_a_base_and_underscores() {
     let numbers = [
         ("31", 31),
         ("+31", 31),
@@ -112,12 +112,12 @@ fn whole_numbers_may_have_a_base_and_parted_digits() {
         ("-0x7", -7),
     ];
     for (text, number) in numbers {
-        assert_eq!(go_integer(text), Some(number), "{text}");
+        assert_eq!(go::integer(text), Some(number), "{text}");
     }
     for wrong in
         ["", "-", "0x", "1__0", "_1", "1_", "08", "0b2", "0x+1", "--1", "1e3", " 1", "9223372036854775808"]
     {
-        assert_eq!(go_integer(wrong), None, "{wrong}");
+        assert_eq!(go::integer(wrong), None, "{wrong}");
     }
     let cores = given(&["--conntrack-max-per-core=0x8000"], "conntrack.maxPerCore");
     assert_eq!(cores, Some(Value::Integer(32_768)));
@@ -126,10 +126,10 @@ fn whole_numbers_may_have_a_base_and_parted_digits() {
 }
 
 #[test]
-fn one_dash_is_for_one_letter_as_pflag_has_it() {
+fn one_dash_takes_one_letter() {
     for verbosity in [["-v=4"].as_slice(), &["-v4"], &["-v", "4"], &["--v=4"], &["--v", "4"]] {
         assert_eq!(given(verbosity, "logging.verbosity"), Some(Value::Integer(4)), "{verbosity:?}");
     }
-    let wrong = Flags::parse(["shunt", "-profiling=true"]).expect_err("pflag refuses it too");
+    let wrong = Flags::parse(["shunt", "-profiling=true"]).expect_err("pflag rejects it too");
     assert!(wrong.to_string().contains("-p"), "{wrong}");
 }

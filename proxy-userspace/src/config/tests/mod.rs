@@ -1,24 +1,29 @@
-//! Configuration files and command lines, and what is said of bad ones.
+//! Configuration files and command lines, and the errors of bad ones.
 
 mod changes;
 mod documents;
 mod files;
 mod go_flags;
 
+use std::{path::PathBuf, time::Duration};
+
+use proxy_common::layout::MapSizes;
+
 use super::*;
 use crate::{
-    dataplane::{ebpf::MapSizes, nftables::NftablesSettings},
     kernel::bpf::LogLevel,
+    mode::Mode,
     model::{DetectLocalMode, NodePortAddresses},
     node::NodeSettings,
 };
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// What kubeadm writes into kube-proxy's `ConfigMap`: every field of v1alpha1, most of them Go's zero values.
+/// The text that kubeadm writes into kube-proxy's `ConfigMap`: every field of v1alpha1, most of them with
+/// Go's zero values.
 const KUBEADM: &str = include_str!("good/kubeadm.yaml");
 
-/// What a conformance run lays under every case.
+/// The configuration under every conformance case.
 const CONFORMANCE: &str = r"
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -52,19 +57,19 @@ fn load_with(file: Option<&str>, flags: &[&str], environment: &Environment) -> R
 }
 
 fn load(file: &str, flags: &[&str]) -> Config {
-    load_with(Some(file), flags, &environment()).expect("the configuration is good")
+    load_with(Some(file), flags, &environment()).expect("the configuration is valid")
 }
 
-fn problems(file: Option<&str>, flags: &[&str]) -> Vec<String> {
+fn invalid(file: Option<&str>, flags: &[&str]) -> Vec<String> {
     match load_with(file, flags, &environment()) {
-        Err(ConfigError::Invalid { problems }) => problems.iter().map(ToString::to_string).collect(),
+        Err(ConfigError::Invalid { settings }) => settings.iter().map(ToString::to_string).collect(),
         other => panic!("expected an invalid configuration, got {other:?}"),
     }
 }
 
 #[test]
-fn without_file_and_flags_everything_has_kube_proxys_defaults() {
-    let config = load_with(None, &[], &environment()).expect("defaults are good");
+fn defaults_are_those_of_kube_proxy() {
+    let config = load_with(None, &[], &environment()).expect("defaults are valid");
     assert_eq!((config.mode, config.mode_is_auto), (Mode::Ebpf, true));
     assert_eq!(config.source, ObjectSource::Api { kubeconfig: None, master: None });
     assert_eq!(&*config.model.node_name, "node-a");
@@ -80,17 +85,18 @@ fn without_file_and_flags_everything_has_kube_proxys_defaults() {
     assert_eq!(config.node.conntrack.tcp_close_wait_timeout, Duration::from_hours(1));
     assert_eq!((config.node.conntrack.udp_timeout, &*config.ipvs.scheduler), (Duration::ZERO, "rr"));
     assert_eq!(config.ebpf.map_sizes, MapSizes::default());
+    assert_eq!(config.counted_services, 4_000);
     assert_eq!(config.node, NodeSettings::default());
-    assert_eq!(config.notes, []);
+    assert_eq!(config.ineffective, []);
     assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/sys/fs/cgroup/my unified"));
     assert_eq!(config.ebpf.pin_dir, PathBuf::from("/sys/fs/bpf/shunt"));
     assert_eq!(config.log_filter, "info");
 }
 
 #[test]
-fn kubeadms_file_is_accepted_without_a_word_about_fields_nobody_set() {
+fn zero_values_of_kubeadms_file_are_not_reported() {
     let config = load(KUBEADM, &[]);
-    assert_eq!(config.notes, []);
+    assert_eq!(config.ineffective, []);
     let kubeconfig = Some(PathBuf::from("/var/lib/kube-proxy/kubeconfig.conf"));
     assert_eq!(config.source, ObjectSource::Api { kubeconfig, master: None });
     assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
@@ -99,7 +105,7 @@ fn kubeadms_file_is_accepted_without_a_word_about_fields_nobody_set() {
 }
 
 #[test]
-fn the_conformance_file_is_accepted_without_a_word_about_defaults_of_other_modes() {
+fn defaults_of_other_modes_are_not_reported() {
     let config = load(CONFORMANCE, &["--manifests", "/m"]);
     assert_eq!(config.source, ObjectSource::Manifests("/m".into()));
     assert_eq!(&*config.model.node_name, "node1");
@@ -111,11 +117,11 @@ fn the_conformance_file_is_accepted_without_a_word_about_defaults_of_other_modes
     );
     assert!(config.model.masquerade_all);
     assert_eq!(config.min_sync_period, Duration::ZERO);
-    assert_eq!(config.notes, []);
+    assert_eq!(config.ineffective, []);
 }
 
 #[test]
-fn beside_a_file_only_the_flags_count_that_do_with_kube_proxy_and_ours_and_the_others_are_named() {
+fn beside_a_file_other_flags_are_ignored_and_reported() {
     let file = format!(
         "{HEAD}mode: iptables\nhostnameOverride: from-file\nnodePortAddresses: [primary]\nlogging: {{verbosity: 1}}\n"
     );
@@ -135,13 +141,13 @@ fn beside_a_file_only_the_flags_count_that_do_with_kube_proxy_and_ours_and_the_o
     assert_eq!((config.mode, config.mode_is_auto), (Mode::Ebpf, false));
     assert_eq!(config.log_filter, "info,shunt=debug,proxy_userspace=debug");
     assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/c"));
-    let noted: Vec<_> = config.notes.iter().map(ToString::to_string).collect();
-    let why = "not looked at beside --config, as with kube-proxy";
-    assert_eq!(noted, [format!("--kubeconfig: {why}"), format!("--nodeport-addresses: {why}")]);
+    let named: Vec<_> = config.ineffective.iter().map(ToString::to_string).collect();
+    let why = "ignored because --config is given, as with kube-proxy";
+    assert_eq!(named, [format!("--kubeconfig: {why}"), format!("--nodeport-addresses: {why}")]);
 }
 
 #[test]
-fn what_programs_are_asked_to_tell_is_logged_unless_a_filter_says_otherwise() {
+fn ebpf_log_is_in_the_filter_unless_a_filter_is_given() {
     let config = |flags: &[&str]| load_with(None, flags, &environment()).expect("flags");
     assert_eq!(config(&[]).ebpf.log, LogLevel::Off);
     let asked = config(&["--ebpf-log=debug"]);
@@ -153,7 +159,7 @@ fn what_programs_are_asked_to_tell_is_logged_unless_a_filter_says_otherwise() {
 }
 
 #[test]
-fn what_is_written_of_flags_means_the_same_when_it_is_read() {
+fn a_written_configuration_means_the_same_when_read() {
     let flags = ["--iptables-sync-period=1m", "--masquerade-all", "--cluster-cidr=10.0.0.0/8", "--v=2"];
     for mode in ["auto", "ebpf", "nftables", "iptables", "ipvs"] {
         let flags = [&flags[..], &["--mode", mode]].concat();
@@ -170,7 +176,7 @@ fn what_is_written_of_flags_means_the_same_when_it_is_read() {
 }
 
 #[test]
-fn without_a_file_flags_say_all() {
+fn without_a_file_all_flags_apply() {
     let flags = [
         "--hostname-override= From-Flag ",
         "--nodeport-addresses=10.0.0.0/8,primary",
@@ -198,12 +204,12 @@ fn without_a_file_flags_say_all() {
     assert_eq!(config.metrics_bind_address, None);
     assert_eq!(config.healthz_bind_address, Some("127.0.0.1:1234".parse().unwrap()));
     assert_eq!((config.node.oom_score_adj, config.node.conntrack.max_per_core), (-5, 0));
-    let noted: Vec<_> = config.notes.iter().map(|note| note.setting.as_str()).collect();
-    assert_eq!(noted, ["--feature-gates", "--ipvs-exclude-cidrs"]);
+    let named: Vec<_> = config.ineffective.iter().map(|setting| setting.setting.as_str()).collect();
+    assert_eq!(named, ["--feature-gates", "--ipvs-exclude-cidrs"]);
 }
 
 #[test]
-fn the_ipvs_mode_reads_its_own_section_and_takes_masquerading_from_that_of_iptables() {
+fn ipvs_reads_its_own_section_and_masquerade_from_iptables() {
     let file = format!(
         "{HEAD}mode: ipvs\niptables: {{masqueradeAll: true, masqueradeBit: 9}}\nipvs: {{syncPeriod: 7s, minSyncPeriod: 1s, \
          scheduler: lc, excludeCIDRs: [192.0.2.0/24], strictARP: true, tcpTimeout: 15m, udpTimeout: 1500ms}}\n"
@@ -212,41 +218,41 @@ fn the_ipvs_mode_reads_its_own_section_and_takes_masquerading_from_that_of_iptab
     assert_eq!((config.mode, config.sync_period), (Mode::Ipvs, Duration::from_secs(7)));
     assert_eq!((config.min_sync_period, config.model.masquerade_all), (Duration::from_secs(1), true));
     let ipvs = config.ipvs;
-    assert_eq!((&*ipvs.scheduler, ipvs.strict_arp, ipvs.masquerade_mark), ("lc", true, 1 << 9));
+    assert_eq!((&*ipvs.scheduler, ipvs.strict_arp, config.masquerade_mark), ("lc", true, 1 << 9));
     assert_eq!(ipvs.exclude_cidrs, ["192.0.2.0/24".parse().unwrap()]);
     assert_eq!((ipvs.timeouts.tcp, ipvs.timeouts.tcp_fin, ipvs.timeouts.udp), (900, 0, 1));
     assert_eq!(load(&file, &["--mode", "ebpf"]).mode, Mode::Ebpf);
 }
 
 #[test]
-fn a_scheduler_or_timeout_that_no_kernel_takes_is_refused() {
+fn a_scheduler_or_timeout_that_no_kernel_accepts_is_rejected() {
     let file = format!("{HEAD}mode: ipvs\nipvs: {{scheduler: 'no such', tcpTimeout: 9999h}}\n");
-    let said = problems(Some(&file), &[]);
+    let said = invalid(Some(&file), &[]);
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(said[0].contains("must be the name of a scheduler") && said[1].contains("2147483s"), "{said:?}");
 }
 
 #[test]
-fn the_nftables_mode_has_a_section_of_its_own_and_serves_node_ports_on_the_primary_addresses() {
+fn nftables_reads_its_own_section_and_serves_primary_addresses() {
     let sections =
         "iptables: {masqueradeAll: true, syncPeriod: 7s}\nnftables: {masqueradeBit: 9, syncPeriod: 8s}\n";
     let config = load(&format!("{HEAD}mode: nftables\n{sections}"), &[]);
     assert_eq!(config.mode, Mode::Nftables);
     assert_eq!(config.model.node_port_addresses, NodePortAddresses::Primary { cidrs: Vec::new() });
-    assert_eq!(config.nftables, NftablesSettings { masquerade: 1 << 9 });
+    assert_eq!((config.masquerade_mark, config.ebpf.masquerade_mark), (1 << 9, 1 << 14));
     assert_eq!((config.model.masquerade_all, config.sync_period), (false, Duration::from_secs(8)));
-    let noted: Vec<_> = config.notes.iter().map(|note| note.setting.as_str()).collect();
-    assert_eq!(noted, ["iptables.masqueradeAll", "iptables.syncPeriod"]);
+    let named: Vec<_> = config.ineffective.iter().map(|setting| setting.setting.as_str()).collect();
+    assert_eq!(named, ["iptables.masqueradeAll", "iptables.syncPeriod"]);
     let by_flag = ["--proxy-mode=nftables", "--masquerade-all", "--iptables-sync-period=7s"];
     let by_flag = load_with(None, &by_flag, &environment()).unwrap();
     assert_eq!((by_flag.model.masquerade_all, by_flag.sync_period), (true, Duration::from_secs(7)));
-    assert_eq!((by_flag.min_sync_period, by_flag.notes), (Duration::from_secs(1), vec![]));
+    assert_eq!((by_flag.min_sync_period, by_flag.ineffective), (Duration::from_secs(1), vec![]));
     let asked_for = load(&format!("{HEAD}mode: nftables\nnodePortAddresses: [10.0.0.0/8]\n"), &[]);
     assert!(matches!(asked_for.model.node_port_addresses, NodePortAddresses::Cidrs(_)));
 }
 
 #[test]
-fn what_auto_stands_for_has_its_own_defaults() {
+fn the_mode_that_auto_chooses_has_its_own_defaults() {
     let flags = Flags::parse(["shunt", "--hostname-override=n"]).unwrap();
     let config = Config::from_parts(&flags, None, &environment(), Mode::Nftables).unwrap();
     assert_eq!((config.mode, config.mode_is_auto), (Mode::Nftables, true));
@@ -261,7 +267,7 @@ fn defaults_of_listeners_follow_the_family_of_the_bind_address() {
 }
 
 #[test]
-fn our_own_section_and_its_flags_are_read() {
+fn the_shunt_section_and_its_flags_are_read() {
     let file = format!(
         "{HEAD}shunt: {{manifests: /a, ebpf: {{pinDir: /p, cgroupRoot: /c, mapSizes: {{services: 64}}, interfaces: [eth*], excludeInterfaces: [eth1, eth2]}}}}\n"
     );
@@ -282,7 +288,7 @@ fn the_node_name_comes_from_the_environment_before_the_host_name() {
 }
 
 #[test]
-fn all_problems_are_reported_at_once_with_setting_value_and_what_is_allowed() {
+fn all_invalid_settings_are_reported_at_once() {
     let file = "
 apiVersion: kubeproxy.config.k8s.io/v1beta1
 mode: epbf
@@ -297,11 +303,11 @@ oomScoreAdj: -1001
 shunt: {ebpf: {mapSizes: {services: 0}}}
 ";
     let got =
-        problems(Some(file), &["--metrics-bind-address=localhost:1", "--cgroup-root=relative"]).join("\n");
+        invalid(Some(file), &["--metrics-bind-address=localhost:1", "--cgroup-root=relative"]).join("\n");
     insta::assert_snapshot!("every_problem_at_once", got);
 }
 
-/// A flag that is wrong, and what is said of it.
+/// Invalid flags with their messages.
 const BAD_FLAGS: &[(&str, &str)] = &[
     ("--mode=fast", r#"--mode: "fast": must be one of auto, ebpf, nftables, iptables, ipvs"#),
     (
@@ -350,25 +356,25 @@ const BAD_FLAGS: &[(&str, &str)] = &[
 #[test]
 fn flags_are_reported_by_their_own_name() {
     for (flag, message) in BAD_FLAGS {
-        assert_eq!(problems(None, &[flag]), [*message]);
+        assert_eq!(invalid(None, &[flag]), [*message]);
     }
 }
 
 #[test]
-fn what_a_machine_lacks_is_named_with_the_setting_that_helps() {
-    let Err(ConfigError::Invalid { problems }) = load_with(None, &["--mode=ebpf"], &Environment::default())
+fn a_missing_host_name_or_cgroup_names_the_setting() {
+    let Err(ConfigError::Invalid { settings }) = load_with(None, &["--mode=ebpf"], &Environment::default())
     else {
         panic!("neither a host name nor a cgroup2 mount, and still a configuration");
     };
-    let settings: Vec<_> =
-        problems.iter().map(|problem| (problem.setting.as_str(), problem.value.as_str())).collect();
-    assert_eq!(settings, [("hostnameOverride", "not set"), ("shunt.ebpf.cgroupRoot", "not set")]);
+    let named: Vec<_> =
+        settings.iter().map(|setting| (setting.setting.as_str(), setting.value.as_str())).collect();
+    assert_eq!(named, [("hostnameOverride", "not set"), ("shunt.ebpf.cgroupRoot", "not set")]);
 }
 
 #[test]
-fn files_that_are_no_configuration_are_named() {
+fn files_that_are_no_configuration_are_rejected() {
     assert_eq!(
-        problems(Some("[]"), &[]),
+        invalid(Some("[]"), &[]),
         ["--config: not a mapping: must be one KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1"]
     );
     let read = |path: &str| {
@@ -377,15 +383,15 @@ fn files_that_are_no_configuration_are_named() {
     };
     assert_eq!(
         read("/nonexistent/config"),
-        "--config: /nonexistent/config: cannot be read; must be a KubeProxyConfiguration file"
+        "cannot read the configuration file /nonexistent/config (--config)"
     );
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "a: [").unwrap();
-    assert!(read(file.path().to_str().unwrap()).ends_with("is neither YAML nor JSON"));
+    assert!(read(file.path().to_str().unwrap()).ends_with("as YAML or JSON"));
 }
 
 #[test]
-fn every_flag_sets_a_field_and_stands_in_the_help_under_a_group() {
+fn every_flag_sets_a_field_and_is_in_the_help() {
     // Flags::parse builds the command, whose own checks run in debug builds.
     let help = Flags::parse(["shunt", "--help"]).unwrap_err().to_string();
     for flag in flags::FLAGS {

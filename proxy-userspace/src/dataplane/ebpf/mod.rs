@@ -52,7 +52,7 @@ use crate::{
         bpf::{self, LogLevel, Object, PinDir},
         capabilities,
         cgroup::Cgroup,
-        command::{self, SearchPath},
+        command::Launcher,
         conntrack::HandoverCounts,
         netns::{self, NetnsCookie},
     },
@@ -76,14 +76,14 @@ pub struct EbpfSettings {
     /// How packets are marked for netfilter.
     pub marks: Marks,
     /// Where the commands for netfilter rules are looked for; `None` leaves netfilter alone.
-    pub netfilter: Option<SearchPath>,
+    pub netfilter: Option<Launcher>,
     /// What programs tell of single connections and packets.
     pub log: LogLevel,
 }
 
 impl EbpfSettings {
     fn rules(&self) -> Option<Rules> {
-        self.netfilter.clone().map(|path| Rules::new(self.marks, path))
+        self.netfilter.clone().map(|launcher| Rules::new(self.marks, launcher))
     }
 }
 
@@ -184,6 +184,11 @@ impl Ebpf {
         errors.into_iter().map(EbpfError::from).collect()
     }
 
+    /// Returns true if commands for rules are not started any more.
+    fn is_shutting_down(&self) -> bool {
+        self.rules.as_ref().is_some_and(Rules::is_shutting_down)
+    }
+
     /// Makes a change and records it, unless what it is for is gone.
     fn execute(&mut self, step: &Step, state: &mut State) -> Result<(), KernelError> {
         if let Step::AttachLink(at, link) = step {
@@ -280,7 +285,7 @@ impl Dataplane for Ebpf {
             match self.execute(&step, state) {
                 Ok(()) => {}
                 // No command runs any more, on which what follows may rely.
-                Err(source) if *step == Step::PutRules && command::is_ending() => {
+                Err(source) if *step == Step::PutRules && self.is_shutting_down() => {
                     return Err(EbpfError::Rules { source });
                 }
                 Err(error) if *step == Step::PutRules => rules = Some(error),

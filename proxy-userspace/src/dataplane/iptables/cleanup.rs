@@ -16,7 +16,7 @@ impl Iptables {
     /// Removes all that any process of both modes ever wrote, with both backends of iptables. Continues after
     /// errors and returns them all.
     pub fn remove(settings: &IptablesSettings) -> Vec<IptablesError> {
-        let installed = detect::installed(&settings.path);
+        let installed = detect::installed(&settings.launcher);
         let mut errors: Vec<KernelError> = reset_route_localnet(&installed).err().into_iter().collect();
         errors.extend(installed.iter().flat_map(|commands| remove(commands, all(commands, false))));
         errors.into_iter().map(IptablesError::Kernel).collect()
@@ -29,7 +29,7 @@ impl Iptables {
 
     /// Removes what is not of the ipvs mode, and everything from the backend that the node does not use.
     pub fn remove_beside_ipvs(settings: &IptablesSettings) -> Vec<IptablesError> {
-        let reset = reset_route_localnet(&detect::installed(&settings.path));
+        let reset = reset_route_localnet(&detect::installed(&settings.launcher));
         let mut errors: Vec<_> = reset.err().into_iter().map(IptablesError::Kernel).collect();
         errors.extend(Self::remove_but(settings, false, |commands| RemovalScope::AllButIpvsMode {
             keep_kubelet_firewall: needs_kubelet_firewall(commands),
@@ -42,12 +42,12 @@ impl Iptables {
         keep_routes_localnet: bool,
         scope_of_used: impl Fn(&Commands) -> RemovalScope,
     ) -> Vec<IptablesError> {
-        let used = detect::in_use(&settings.path).unwrap_or_default();
+        let used = detect::in_use(&settings.launcher).unwrap_or_default();
         let scope = |commands: &Commands| {
             let is_used = used.values().any(|used| used == commands);
             if is_used { scope_of_used(commands) } else { all(commands, keep_routes_localnet) }
         };
-        let installed = detect::installed(&settings.path);
+        let installed = detect::installed(&settings.launcher);
         let errors = installed.iter().flat_map(|commands| remove(commands, scope(commands)));
         errors.map(IptablesError::Kernel).collect()
     }

@@ -8,7 +8,7 @@ use crate::{
     dataplane::iptables_text::{SavedLine, Table, saved_lines},
     kernel::{
         KernelError,
-        command::SearchPath,
+        command::Launcher,
         iptables::{self, Backend, Iptables},
     },
     model::IpFamily,
@@ -18,14 +18,14 @@ use crate::{
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
 /// Returns all installed commands, for the families that this network namespace has.
-pub(super) fn installed(path: &SearchPath) -> Vec<Iptables> {
+pub(super) fn installed(launcher: &Launcher) -> Vec<Iptables> {
     let families = IpFamily::ALL.into_iter().filter(|family| iptables::is_available(*family));
-    families.flat_map(|family| Iptables::installed(family, path)).collect()
+    families.flat_map(|family| Iptables::installed(family, launcher)).collect()
 }
 
 /// Returns the commands to use, by family. Fails if there are none for IPv4.
-pub(super) fn in_use(path: &SearchPath) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
-    let installed = installed(path);
+pub(super) fn in_use(launcher: &Launcher) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
+    let installed = installed(launcher);
     let backend = backend(&installed);
     let used = installed.into_iter().filter(|iptables| iptables.backend == backend);
     let used: BTreeMap<_, _> = used.map(|iptables| (iptables.family, iptables)).collect();
@@ -38,9 +38,9 @@ pub(super) fn in_use(path: &SearchPath) -> Result<BTreeMap<IpFamily, Iptables>, 
 
 /// Returns the commands to use, by family, and logs them. Fails if there are none for IPv4.
 pub(in crate::dataplane) fn find_commands(
-    path: &SearchPath,
+    launcher: &Launcher,
 ) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
-    let commands = in_use(path)?;
+    let commands = in_use(launcher)?;
     for family in IpFamily::ALL {
         match commands.get(&family) {
             Some(commands) => tracing::info!(%family, %commands, "using these iptables commands"),

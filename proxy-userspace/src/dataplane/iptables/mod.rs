@@ -42,7 +42,7 @@ use super::{
 use crate::{
     kernel::{
         KernelError,
-        command::SearchPath,
+        command::Launcher,
         iptables::{Backend, Iptables as Commands},
         nfacct,
         sysctl::Sysctl,
@@ -66,7 +66,7 @@ pub struct IptablesSettings {
     /// Node ports are also served on 127.0.0.1 if `nodePortAddresses` contains it.
     pub localhost_node_ports: bool,
     /// The directories that contain the commands.
-    pub path: SearchPath,
+    pub launcher: Launcher,
 }
 
 /// The iptables dataplane.
@@ -93,7 +93,7 @@ pub struct Iptables {
 impl Iptables {
     /// Finds out which iptables the node uses. Changes nothing.
     pub fn new(settings: IptablesSettings) -> Result<Self, IptablesError> {
-        let commands = find_commands(&settings.path)?;
+        let commands = find_commands(&settings.launcher)?;
         let counters = Counters::default();
         for family in commands.keys() {
             counters.add(*family);

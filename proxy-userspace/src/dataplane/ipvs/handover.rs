@@ -42,7 +42,7 @@ pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandoverCounts, Kerne
     if !removal::has_link() {
         return Ok(done);
     }
-    let sets = removal::sets(&Ipset::new(&settings.path))?;
+    let sets = removal::sets(&Ipset::new(&settings.launcher))?;
     let Some((mut ipvs, servers)) = removal::servers(settings, &sets)? else { return Ok(done) };
     if servers.is_empty() {
         return Ok(done);
@@ -53,10 +53,10 @@ pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandoverCounts, Kerne
             "cannot make IPVS forget connections at once: connections that it carries may end"
         );
     }
-    let _table = match HandoverTable::create(&settings.path, &servers) {
+    let _table = match HandoverTable::create(&settings.launcher, &servers) {
         Ok(table) => Some(table),
         // The process ends. The next process makes the whole handover.
-        Err(error @ KernelError::CommandForsaken { .. }) => return Err(error),
+        Err(error @ KernelError::CommandCancelled { .. }) => return Err(error),
         Err(error) => {
             tracing::warn!(
                 %error,

@@ -8,7 +8,7 @@
 use std::{collections::BTreeSet, fmt::Write as _};
 
 use crate::{
-    kernel::{KernelError, command::SearchPath, ipvs::VirtualKey, nft::Nft},
+    kernel::{KernelError, command::Launcher, ipvs::VirtualKey, nft::Nft},
     model::IpFamily,
 };
 
@@ -20,9 +20,9 @@ pub(super) struct HandoverTable(Nft);
 
 impl HandoverTable {
     /// Creates the table for connections to these virtual servers.
-    pub(super) fn create(path: &SearchPath, servers: &[VirtualKey]) -> Result<Self, KernelError> {
+    pub(super) fn create(launcher: &Launcher, servers: &[VirtualKey]) -> Result<Self, KernelError> {
         // If this fails, dropping the value deletes the table of a process that was killed.
-        let table = Self(Nft::new(path.clone()));
+        let table = Self(Nft::new(launcher.clone()));
         table.0.apply(&script(servers))?;
         Ok(table)
     }
@@ -42,8 +42,8 @@ impl Drop for HandoverTable {
 
 /// Deletes the table of a process that was killed during a handover. Without nft, or without nftables
 /// in the kernel, there is no table.
-pub(super) fn remove(path: &SearchPath) -> Result<(), KernelError> {
-    match Nft::new(path.clone()).remove_table(TABLE) {
+pub(super) fn remove(launcher: &Launcher) -> Result<(), KernelError> {
+    match Nft::new(launcher.clone()).remove_table(TABLE) {
         Err(KernelError::CommandNotFound { .. }) => Ok(()),
         removed => removed,
     }

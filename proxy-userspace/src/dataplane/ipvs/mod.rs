@@ -54,7 +54,7 @@ use super::{
 };
 use crate::{
     kernel::{
-        KernelError, command,
+        KernelError,
         conntrack::HandoverCounts,
         dummy_link::DummyLink,
         ipset::Ipset,
@@ -105,18 +105,18 @@ impl Ipvs {
     /// except that it removes what an interrupted handover left, which drops packets.
     pub fn new(settings: IpvsSettings) -> Result<Self, IpvsError> {
         requirements::check(&settings)?;
-        if let Err(error) = handover_table::remove(&settings.path) {
+        if let Err(error) = handover_table::remove(&settings.launcher) {
             tracing::warn!(
                 %error,
                 "cannot remove the table of an interrupted handover: it may drop packets of connections"
             );
         }
-        let commands = iptables::find_commands(&settings.path)?;
+        let commands = iptables::find_commands(&settings.launcher)?;
         let families = commands.keys().copied().collect();
         Ok(Self {
             socket: Socket::open()?,
             link: DummyLink::open(DUMMY_LINK)?,
-            ipset: Ipset::new(&settings.path),
+            ipset: Ipset::new(&settings.launcher),
             counted: CountedPorts::new(settings.counted_services),
             commands,
             options: PlanOptions { families, settings, random_fully: BTreeSet::new() },
@@ -156,7 +156,7 @@ impl Ipvs {
     /// Sets the sysctls that this mode needs, for a process that may not set them. Continues after
     /// errors.
     pub fn set_up_kernel(settings: &IpvsSettings) -> Vec<IpvsError> {
-        ipvs::load_module(&settings.path);
+        ipvs::load_module(&settings.launcher);
         match sysctls::to_change(settings) {
             Ok(changes) => {
                 let failed =
@@ -285,7 +285,7 @@ impl Dataplane for Ipvs {
         for step in std::mem::take(&mut plan.steps) {
             let Err(error) = applying.apply(step) else { continue };
             errors.push((error.family(), error));
-            is_stopped = command::is_ending();
+            is_stopped = applying.ipvs.options.settings.launcher.is_shutting_down();
             if is_stopped {
                 break;
             }

@@ -38,8 +38,8 @@ pub(super) enum LinkRemoval {
 /// Ours are the virtual servers on addresses of the dummy link, and those of node ports. Others on this node stay, and so do those
 /// in `excludeCIDRs`.
 pub(super) fn remove(settings: &IpvsSettings, when: LinkRemoval) -> Vec<KernelError> {
-    let mut errors: Vec<KernelError> = handover_table::remove(&settings.path).err().into_iter().collect();
-    let ipset = Ipset::new(&settings.path);
+    let mut errors: Vec<KernelError> = handover_table::remove(&settings.launcher).err().into_iter().collect();
+    let ipset = Ipset::new(&settings.launcher);
     let sets = match sets(&ipset) {
         Ok(sets) => sets,
         Err(error) => {

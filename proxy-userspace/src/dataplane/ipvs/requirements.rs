@@ -23,7 +23,7 @@ const TEST_ADDRESS: ([u8; 4], u16) = ([198, 51, 100, 0], 20_000);
 
 /// Checks the requirements. An error names what is missing and what to do about it.
 pub(super) fn check(settings: &IpvsSettings) -> Result<(), IpvsError> {
-    ipvs::load_module(&settings.path);
+    ipvs::load_module(&settings.launcher);
     let check = || {
         unshare(CloneFlags::CLONE_NEWNET).map_err(|error| {
             KernelError::call("create", "a network namespace to try IPVS in")(error.into())
@@ -44,6 +44,6 @@ fn check_namespace(settings: &IpvsSettings) -> Result<(), IpvsError> {
         return Err(IpvsError::NoScheduler { name: settings.scheduler.to_string(), source });
     }
     DummyLink::open(DUMMY_LINK)?.create().map_err(|source| IpvsError::NoDummyLinks { source })?;
-    Ipset::new(&settings.path).names().map_err(|source| IpvsError::NoIpset { source })?;
+    Ipset::new(&settings.launcher).names().map_err(|source| IpvsError::NoIpset { source })?;
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
-use crate::kernel::{command::SearchPath, ipvs::Timeouts};
+use crate::kernel::{command::Launcher, ipvs::Timeouts};
 
 /// The link that holds the addresses of Services in the ipvs mode of kube-proxy and of shunt. The node
 /// does not own these addresses.
@@ -26,7 +26,7 @@ pub struct IpvsSettings {
     /// The maximum number of service ports that metrics count individually. 0 disables counting.
     pub counted_services: u32,
     /// The directories to search for commands.
-    pub path: SearchPath,
+    pub launcher: Launcher,
 }
 
 impl Default for IpvsSettings {
@@ -38,7 +38,7 @@ impl Default for IpvsSettings {
             timeouts: Timeouts::default(),
             masquerade_mark: 1 << 14,
             counted_services: 4_000,
-            path: SearchPath::default(),
+            launcher: Launcher::default(),
         }
     }
 }

@@ -18,7 +18,7 @@ pub use self::connections::connections_to;
 use self::message::{IPVS_CMD_GET_CONFIG, IPVS_CMD_GET_DEST, IPVS_CMD_GET_SERVICE, IPVS_CMD_SET_CONFIG};
 use super::{
     KernelError,
-    command::{Command, SearchPath},
+    command::{Command, Launcher},
     netlink::{Attributes, MessageBuffer, NetlinkSocket, generic},
 };
 use crate::net::Protocol;
@@ -36,8 +36,8 @@ const IP_VS_SVC_F_SCHED2: u32 = 0x10;
 ///
 /// The kernel does not load it automatically for any IPVS socket. The command is not necessary
 /// where IPVS is built in, or loaded on the node on which this container runs.
-pub fn load_module(path: &SearchPath) {
-    if let Err(error) = Command::new("modprobe", path).args(["--", "ip_vs"]).run() {
+pub fn load_module(launcher: &Launcher) {
+    if let Err(error) = Command::new("modprobe", launcher).args(["--", "ip_vs"]).run() {
         tracing::debug!(%error, "cannot load the kernel module ip_vs; it may be built in or loaded already");
     }
 }

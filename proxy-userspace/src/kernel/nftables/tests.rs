@@ -9,7 +9,7 @@ use super::{
     Chain, Change, ElementData, ElementKey, ElementValue, Family, Field, FieldType, Hook, Name, Nftables,
     Rule, Selector, Set, SetKind, Statement, Verdict,
 };
-use crate::kernel::command::{Command, SearchPath};
+use crate::kernel::command::{Command, Launcher};
 
 const TABLE: &str = "kube-proxy";
 const KEY: &[FieldType] = &[FieldType::Address, FieldType::Protocol, FieldType::Port];
@@ -31,7 +31,7 @@ fn alone<T: Send>(test: impl FnOnce() -> T + Send) -> T {
 }
 
 fn nft(args: &[&str], input: &str) -> String {
-    let command = Command::new("nft", &SearchPath::default()).args(args).stdin(input);
+    let command = Command::new("nft", &Launcher::default()).args(args).stdin(input);
     command.run().unwrap_or_else(|error| panic!("{error}")).stdout
 }
 

@@ -20,7 +20,7 @@ use nix::{
 };
 use serde::Serialize;
 
-use super::{bpf, capabilities, cgroup, command::SearchPath, dummy_link::DummyLink, netns, sock_diag};
+use super::{bpf, capabilities, cgroup, command::Launcher, dummy_link::DummyLink, netns, sock_diag};
 
 /// A feature that a mode may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -122,7 +122,7 @@ impl Fact {
 }
 
 /// Runs all probes. Commands are looked up in `path`.
-pub fn facts(path: &SearchPath) -> Facts {
+pub fn facts(launcher: &Launcher) -> Facts {
     let kernel = uname().map_or_else(|_| String::new(), |name| name.release().to_string_lossy().into_owned());
     let mut features = BTreeMap::from([
         (Feature::NetAdmin, Fact::of(capabilities::check_net_admin())),
@@ -138,30 +138,32 @@ pub fn facts(path: &SearchPath) -> Facts {
             Fact::supported(is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval)),
         ),
         (Feature::NetnsCookie, Fact::supported(netns::current_cookie().map(|cookie| cookie.is_some()))),
-        (Feature::Ipset, installed(path, "ipset")),
+        (Feature::Ipset, installed(launcher, "ipset")),
     ]);
-    features.extend(in_fresh_namespace(path, &kernel));
+    features.extend(in_fresh_namespace(launcher, &kernel));
     Facts { kernel, features }
 }
 
 /// Runs the probes that would change the node's network namespace.
-fn in_fresh_namespace(path: &SearchPath, kernel: &str) -> Vec<(Feature, Fact)> {
+fn in_fresh_namespace(launcher: &Launcher, kernel: &str) -> Vec<(Feature, Fact)> {
     let tried = || match unshare(CloneFlags::CLONE_NEWNET) {
         Ok(()) => vec![
             (Feature::Tcx, Fact::of(bpf::try_tcx())),
             (Feature::Clsact, Fact::of(qdisc_add_clsact("lo"))),
             (Feature::SocketDestroy, Fact::supported(sock_diag::can_destroy())),
-            (Feature::Nftables, netfilter::nftables(path)),
+            (Feature::Nftables, netfilter::nftables(launcher)),
             (Feature::NftablesMaps, maps::nftables(kernel)),
-            (Feature::Iptables, netfilter::iptables(path)),
-            (Feature::Ipvs, netlink::ipvs(path)),
+            (Feature::Iptables, netfilter::iptables(launcher)),
+            (Feature::Ipvs, netlink::ipvs(launcher)),
             (
                 Feature::DummyLinks,
                 Fact::of(DummyLink::open("shunt-probe").and_then(|mut link| link.create())),
             ),
         ],
         Err(error) => {
-            let fact = Fact::Unknown(format!("cannot create a network namespace for the probe (it needs root): {error}"));
+            let fact = Fact::Unknown(format!(
+                "cannot create a network namespace for the probe (it needs root): {error}"
+            ));
             [
                 Feature::Tcx,
                 Feature::Clsact,
@@ -226,8 +228,8 @@ fn btf() -> Fact {
     }
 }
 
-fn installed(path: &SearchPath, program: &str) -> Fact {
-    match path.find(program) {
+fn installed(launcher: &Launcher, program: &str) -> Fact {
+    match launcher.find(program) {
         Some(found) => Fact::Present(found.display().to_string()),
         None => Fact::Missing(format!("the command {program} is not installed")),
     }
@@ -243,7 +245,7 @@ mod tests {
         let links = || fs::read_to_string("/proc/thread-self/net/dev").expect("procfs").lines().count();
         let tables = || fs::read_to_string("/proc/thread-self/net/ip_tables_names").unwrap_or_default();
         let before = (links(), tables());
-        let facts = facts(&SearchPath::default());
+        let facts = facts(&Launcher::default());
         assert_eq!(facts.features.len(), 19);
         for feature in [Feature::SocketPrograms, Feature::LinkPrograms, Feature::Maps, Feature::Clsact] {
             assert!(facts.features[&feature].is_present(), "{feature:?}: {:?}", facts.features[&feature]);
@@ -251,7 +253,7 @@ mod tests {
         for feature in [Feature::Nftables, Feature::NftablesMaps, Feature::Iptables] {
             assert!(facts.features[&feature].is_present(), "{feature:?}: {:?}", facts.features[&feature]);
         }
-        let none = super::facts(&SearchPath::only([]));
+        let none = super::facts(&Launcher::only_in([]));
         assert!(
             none.features[&Feature::Nftables].is_missing() && none.features[&Feature::Iptables].is_missing()
         );

@@ -2,7 +2,7 @@
 
 use super::Fact;
 use crate::{
-    kernel::{KernelError, command::SearchPath, iptables::Iptables, nft::Nft},
+    kernel::{KernelError, command::Launcher, iptables::Iptables, nft::Nft},
     net::IpFamily,
 };
 
@@ -35,15 +35,15 @@ COMMIT
 COMMIT
 ";
 
-pub(super) fn nftables(path: &SearchPath) -> Fact {
-    Fact::of(Nft::new(path.clone()).apply(NFT_TRIAL))
+pub(super) fn nftables(launcher: &Launcher) -> Fact {
+    Fact::of(Nft::new(launcher.clone()).apply(NFT_TRIAL))
 }
 
 /// Probes iptables. One working family and backend is enough; the details name what does not work.
-pub(super) fn iptables(path: &SearchPath) -> Fact {
+pub(super) fn iptables(launcher: &Launcher) -> Fact {
     let mut found = Vec::new();
     let mut errors = Vec::new();
-    for iptables in IpFamily::ALL.into_iter().flat_map(|family| Iptables::installed(family, path)) {
+    for iptables in IpFamily::ALL.into_iter().flat_map(|family| Iptables::installed(family, launcher)) {
         match iptables.restore(IPTABLES_TRIAL) {
             Ok(()) => found.push(iptables.to_string()),
             Err(error) => errors.push(error.to_string()),

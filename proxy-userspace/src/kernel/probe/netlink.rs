@@ -1,11 +1,11 @@
 //! Probes generic netlink families of the kernel.
 
 use super::Fact;
-use crate::kernel::{command::SearchPath, ipvs, netlink::generic};
+use crate::kernel::{command::Launcher, ipvs, netlink::generic};
 
 /// Probes IPVS. Loads its module if needed.
-pub(super) fn ipvs(path: &SearchPath) -> Fact {
-    ipvs::load_module(path);
+pub(super) fn ipvs(launcher: &Launcher) -> Fact {
+    ipvs::load_module(launcher);
     generic_family(ipvs::FAMILY)
 }
 

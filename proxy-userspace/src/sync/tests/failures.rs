@@ -1,4 +1,4 @@
-//! What the loop does while the dataplane fails, as a whole, in one family or in part.
+//! Failures of the whole dataplane, of one family, and of a part.
 
 use super::*;
 
@@ -23,7 +23,7 @@ async fn a_retry_starts_from_what_the_kernel_really_holds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dataplane_that_fails_for_too_long_is_given_up_and_one_that_fails_in_part_is_not() {
+async fn only_a_whole_failure_breaks_the_mode() {
     let daemon = Daemon::synced().await;
     daemon.fake.kernel().full = true;
     daemon.send(endpoint_is("10.0.0.2")).await;
@@ -41,8 +41,8 @@ async fn a_dataplane_that_fails_for_too_long_is_given_up_and_one_that_fails_in_p
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lasting_failure_makes_the_proxy_unhealthy_until_it_is_over() {
-    let daemon = Daemon::keeping_on().await;
+async fn a_lasting_failure_is_unhealthy_until_it_ends() {
+    let daemon = Daemon::never_giving_up().await;
     daemon.fake.kernel().failing = usize::MAX;
     daemon.send(endpoint_is("10.0.0.2")).await;
     tokio::time::sleep(SYNC).await;
@@ -56,8 +56,8 @@ async fn a_lasting_failure_makes_the_proxy_unhealthy_until_it_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_family_that_fails_is_tried_later_and_later_and_the_other_goes_on() {
-    let daemon = Daemon::keeping_on().await;
+async fn a_failed_family_backs_off_and_the_other_continues() {
+    let daemon = Daemon::never_giving_up().await;
     daemon.fake.kernel().failing_family = Some(IpFamily::V6);
     daemon.send(WatchEvent::Services(Delta::Apply(service("six", "fd96::6")))).await;
     tokio::time::sleep(SYNC / 2).await;
@@ -72,7 +72,7 @@ async fn a_family_that_fails_is_tried_later_and_later_and_the_other_goes_on() {
         tokio::time::sleep(MIN_SYNC).await;
         assert_eq!(daemon.endpoints("a"), [format!("{address}:80")]);
     }
-    // Upstream's time, twice the sync period, is over for one of them.
+    // Upstream's limit, twice the sync period, is over for one family.
     tokio::time::sleep(2 * SYNC).await;
     let health = &daemon.outputs.health;
     assert_eq!(IpFamily::ALL.map(|family| health.is_live_for(family)), [true, false]);
@@ -84,7 +84,7 @@ async fn a_family_that_fails_is_tried_later_and_later_and_the_other_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_some_services_fail_all_others_are_kept_up_to_date_and_so_is_what_load_balancers_are_told() {
+async fn a_partial_failure_delays_neither_others_nor_health_checks() {
     let daemon = Daemon::synced().await;
     daemon.fake.kernel().full = true;
     daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
@@ -105,7 +105,7 @@ async fn while_some_services_fail_all_others_are_kept_up_to_date_and_so_is_what_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_map_is_unhealthy_at_once_though_alive_and_healthy_at_once_when_everything_fits_again() {
+async fn a_full_map_is_not_ready_until_everything_fits() {
     let daemon = Daemon::synced().await;
     assert!(daemon.outputs.health.is_ready());
     daemon.fake.kernel().full = true;

@@ -1,4 +1,5 @@
-//! The loop with the fake dataplane, in tokio's paused time: sleeping lets everything that is ready run first.
+//! Tests of the loop with the fake dataplane, in tokio's paused time: a sleep first runs everything that
+//! is ready.
 
 mod failures;
 mod node;
@@ -6,7 +7,7 @@ mod udp;
 
 use std::{num::NonZeroU16, sync::Arc};
 
-use tokio::{sync::oneshot, task::JoinHandle};
+use tokio::task::JoinHandle;
 
 use super::*;
 use crate::{
@@ -31,9 +32,9 @@ struct Daemon {
     outputs: Outputs,
     events: mpsc::Sender<WatchEvent>,
     facts: watch::Sender<Option<NodeFacts>>,
-    disturbed: Arc<Notify>,
+    drift: Arc<Notify>,
     settings: watch::Sender<SyncSettings>,
-    stop: oneshot::Sender<()>,
+    shutdown: CancellationToken,
     task: JoinHandle<Result<(), SyncError>>,
 }
 
@@ -53,10 +54,10 @@ impl Daemon {
             health_checks: watch::Sender::default(),
             events: NodeEvents::default(),
         };
-        Self::start_telling(outputs, fake, give_up_after, detect_local)
+        Self::start_reporting_to(outputs, fake, give_up_after, detect_local)
     }
 
-    fn start_telling(
+    fn start_reporting_to(
         outputs: Outputs,
         fake: Fake,
         give_up_after: Option<Duration>,
@@ -75,35 +76,35 @@ impl Daemon {
         };
         let renderer = Box::new(Rendering::new(fake.clone()));
         let settings = watch::Sender::new(SyncSettings { model: settings, periods });
-        let SyncSettings { model, periods } = settings.borrow().clone();
-        let sync = SyncLoop::new(model, periods, renderer, outputs.clone());
+        let shutdown = CancellationToken::new();
+        let now = settings.borrow().clone();
+        let mut sync = SyncLoop::new(now, renderer, outputs.clone(), shutdown.clone());
         let (events, received) = mpsc::channel(1024);
         let (facts, node_facts) = watch::channel(None);
-        let (stop, stopped) = oneshot::channel();
-        let disturbed = Arc::new(Notify::new());
+        let drift = Arc::new(Notify::new());
         let inputs = Inputs {
             events: received,
             node_facts,
-            disturbed: Arc::clone(&disturbed),
+            drift: Arc::clone(&drift),
             settings: settings.subscribe(),
         };
-        let task = tokio::spawn(sync.run(inputs, async { stopped.await.unwrap_or_default() }));
-        Self { fake, outputs, events, facts, disturbed, settings, stop, task }
+        let task = tokio::spawn(async move { sync.run(inputs, &mut ()).await });
+        Self { fake, outputs, events, facts, drift, settings, shutdown, task }
     }
 
-    /// A daemon that has programmed one Service with one endpoint.
+    /// Returns a daemon that has programmed one Service with one endpoint.
     async fn synced() -> Self {
         Self::start(Fake::default()).programmed().await
     }
 
-    /// The same, of one that never gives up.
-    async fn keeping_on() -> Self {
+    /// Returns the same daemon, but it never gives the dataplane up.
+    async fn never_giving_up() -> Self {
         Self::start_giving_up(Fake::default(), None).programmed().await
     }
 
     async fn programmed(self) -> Self {
         let daemon = self;
-        daemon.tell_facts();
+        daemon.send_facts();
         for event in lists() {
             daemon.send(event).await;
         }
@@ -118,7 +119,7 @@ impl Daemon {
         self.events.send(event).await.expect("the loop listens");
     }
 
-    fn tell_facts(&self) {
+    fn send_facts(&self) {
         let address = |link: &str, address: &str, prefix_len| LinkAddress {
             link: link.into(),
             address: address.parse().unwrap(),
@@ -136,7 +137,7 @@ impl Daemon {
         self.fake.kernel().calls.clone()
     }
 
-    /// The endpoints that the kernel has for a Service's port.
+    /// Returns the endpoints that the kernel has for a Service.
     fn endpoints(&self, service: &str) -> Vec<String> {
         let kernel = self.fake.kernel();
         let port = kernel.programmed.ports.iter().find(|(key, _)| *key.name.service.name == *service);
@@ -190,7 +191,7 @@ fn endpoint_is(address: &str) -> WatchEvent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_programmed_before_all_kinds_are_listed_and_addresses_are_known() {
+async fn nothing_is_programmed_before_lists_and_addresses_are_complete() {
     let daemon = Daemon::start(Fake::default());
     for event in lists() {
         daemon.send(event).await;
@@ -199,7 +200,7 @@ async fn nothing_is_programmed_before_all_kinds_are_listed_and_addresses_are_kno
     tokio::time::sleep(3 * SYNC).await;
     assert_eq!(daemon.calls(), []);
     assert!(!daemon.outputs.health.is_programmed() && daemon.outputs.health.is_live());
-    daemon.tell_facts();
+    daemon.send_facts();
     daemon.settle().await;
     assert!(matches!(daemon.calls()[..], [Call::Observe, Call::Apply(_)]), "{:?}", daemon.calls());
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
@@ -217,7 +218,7 @@ async fn a_change_is_programmed_at_once_when_idle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_under_load_are_taken_together() {
+async fn changes_under_load_are_combined() {
     let daemon = Daemon::synced().await;
     daemon.send(endpoint_is("10.0.0.2")).await;
     daemon.settle().await;
@@ -240,7 +241,7 @@ async fn events_that_change_nothing_do_not_touch_the_kernel() {
     for event in lists() {
         daemon.send(event).await;
     }
-    daemon.tell_facts();
+    daemon.send_facts();
     daemon.settle().await;
     assert_eq!(daemon.calls(), []);
     assert_eq!(daemon.metric("kubeproxy_sync_proxy_rules_service_changes_pending"), "0");
@@ -260,31 +261,31 @@ async fn drift_is_repaired_at_sync_period() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_somebody_else_removed_is_put_back_long_before_sync_period() {
+async fn reported_drift_is_repaired_before_sync_period() {
     let daemon = Daemon::synced().await;
     daemon.fake.kernel().programmed.ports.clear();
-    daemon.disturbed.notify_one();
+    daemon.drift.notify_one();
     daemon.settle().await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutting_down_leaves_the_kernel_as_it_is() {
+async fn a_shutdown_changes_nothing_in_the_kernel() {
     let daemon = Daemon::synced().await;
     let before = daemon.fake.kernel().programmed.clone();
-    daemon.stop.send(()).unwrap();
+    daemon.shutdown.cancel();
     daemon.task.await.expect("no panic").expect("an orderly end");
     assert_eq!(daemon.fake.kernel().calls, []);
     assert_eq!(daemon.fake.kernel().programmed, before);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_process_takes_over_what_the_last_one_left() {
+async fn a_new_process_continues_from_the_kernels_state() {
     let daemon = Daemon::synced().await;
-    daemon.stop.send(()).unwrap();
+    daemon.shutdown.cancel();
     daemon.task.await.expect("no panic").expect("an orderly end");
     let next = Daemon::start(daemon.fake);
-    next.tell_facts();
+    next.send_facts();
     for event in lists() {
         next.send(event).await;
     }
@@ -317,12 +318,12 @@ async fn the_time_from_a_change_to_the_kernel_is_measured() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dataplane_that_seems_certain_is_read_anew_every_hour() {
+async fn a_certain_dataplane_is_read_every_hour() {
     let daemon = Daemon::synced().await;
     daemon.fake.kernel().certain = true;
     daemon.fake.kernel().programmed.ports.clear();
     tokio::time::sleep(10 * SYNC).await;
     assert_eq!(daemon.endpoints("a"), [""; 0]);
-    tokio::time::sleep(WHOLE_READING).await;
+    tokio::time::sleep(FULL_READ_PERIOD).await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
 }

@@ -1,4 +1,4 @@
-//! What the loop makes of its Node, and of settings that change.
+//! The Node object, and settings that change.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn with_pod_cidrs(cidrs: &[&str]) -> Node {
 }
 
 async fn list(daemon: &Daemon, nodes: Vec<Node>) {
-    daemon.tell_facts();
+    daemon.send_facts();
     let [services, slices, _] = lists();
     for event in [services, slices, WatchEvent::Nodes(Delta::Replace(nodes))] {
         daemon.send(event).await;
@@ -16,7 +16,7 @@ async fn list(daemon: &Daemon, nodes: Vec<Node>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_node_is_waited_for_for_a_while() {
+async fn the_loop_waits_for_the_node_for_a_while() {
     let daemon = Daemon::start(Fake::default());
     list(&daemon, Vec::new()).await;
     assert_eq!(daemon.calls(), []);
@@ -28,29 +28,29 @@ async fn the_node_is_waited_for_for_a_while() {
     list(&daemon, Vec::new()).await;
     tokio::time::sleep(Duration::from_secs(29)).await;
     assert_eq!(daemon.calls(), []);
-    // It is looked at every ten seconds.
+    // The wait is checked every ten seconds.
     tokio::time::sleep(Duration::from_secs(11)).await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
-    // All is served; but whether the node may have traffic nobody knows, until the Node comes.
+    // All Services are served, but without a Node the node is not ready for traffic.
     let health = &daemon.outputs.health;
     assert!(health.is_programmed() && health.is_live() && !health.is_ready());
     daemon.send(WatchEvent::Nodes(Delta::Apply(node()))).await;
     daemon.settle().await;
     assert!(health.is_ready());
-    // One that goes was there.
+    // A deleted Node was seen before.
     daemon.send(WatchEvent::Nodes(Delta::Replace(Vec::new()))).await;
     daemon.settle().await;
     assert!(health.is_ready());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_went_was_there_for_the_next_loop_too() {
+async fn a_deleted_node_stays_known_to_the_next_loop() {
     let first = Daemon::synced().await;
     let health = first.outputs.health.clone();
     assert!(health.is_ready());
     let outputs = first.outputs.clone();
     drop(first);
-    let next = Daemon::start_telling(outputs, Fake::default(), None, DetectLocalMode::ClusterCidr);
+    let next = Daemon::start_reporting_to(outputs, Fake::default(), None, DetectLocalMode::ClusterCidr);
     list(&next, Vec::new()).await;
     tokio::time::sleep(Duration::from_mins(1)).await;
     assert_eq!(next.endpoints("a"), ["10.0.0.1:80"]);
@@ -58,7 +58,7 @@ async fn a_node_that_went_was_there_for_the_next_loop_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_pods_are_told_by_the_nodes_cidrs_these_are_waited_for_and_must_not_change() {
+async fn pod_cidrs_are_awaited_and_must_not_change() {
     let daemon = Daemon::start_with(Fake::default(), None, DetectLocalMode::NodeCidr);
     list(&daemon, vec![node()]).await;
     tokio::time::sleep(Duration::from_mins(2)).await;
@@ -66,7 +66,7 @@ async fn where_pods_are_told_by_the_nodes_cidrs_these_are_waited_for_and_must_no
     daemon.send(WatchEvent::Nodes(Delta::Apply(with_pod_cidrs(&["10.244.1.0/24"])))).await;
     daemon.settle().await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
-    // A Node that went and came back is no change.
+    // A Node that is deleted and created again is no change.
     list(&daemon, Vec::new()).await;
     list(&daemon, vec![with_pod_cidrs(&["10.244.1.0/24"])]).await;
     assert!(!daemon.task.is_finished());
@@ -83,7 +83,7 @@ async fn where_pods_are_told_by_the_nodes_cidrs_these_are_waited_for_and_must_no
 }
 
 #[tokio::test(start_paused = true)]
-async fn changed_settings_are_taken_on_by_the_loop_that_runs() {
+async fn the_running_loop_applies_changed_settings() {
     let daemon = Daemon::synced().await;
     daemon.settings.send_modify(|settings| {
         settings.model.node_port_addresses = NodePortAddresses::Cidrs(vec!["192.0.2.0/24".parse().unwrap()]);

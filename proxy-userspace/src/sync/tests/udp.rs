@@ -1,4 +1,4 @@
-//! Stale UDP flows, as the loop has them forgotten.
+//! Deletion of stale UDP entries.
 
 use super::*;
 
@@ -17,8 +17,7 @@ fn flow_to_dns(endpoint: &str) -> UdpFlow {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stale_udp_flows_are_forgotten_and_counted_and_looked_for_only_when_udp_changed_or_rules_were_missing()
- {
+async fn stale_udp_entries_are_deleted_when_udp_changes_or_rules_drift() {
     let daemon = Daemon::synced().await;
     for event in dns("10.0.0.1") {
         daemon.send(event).await;
@@ -44,13 +43,13 @@ async fn stale_udp_flows_are_forgotten_and_counted_and_looked_for_only_when_udp_
     let untranslated = flow_to_dns("10.96.0.53:53");
     daemon.fake.kernel().flows.push(untranslated);
     daemon.fake.kernel().programmed.ports.clear();
-    daemon.disturbed.notify_one();
+    daemon.drift.notify_one();
     tokio::time::sleep(MIN_SYNC).await;
     assert_eq!(daemon.fake.kernel().flows, [new]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_conntrack_rules_are_programmed_and_healthy_all_the_same() {
+async fn a_conntrack_failure_is_no_sync_failure() {
     let daemon = Daemon::synced().await;
     daemon.fake.kernel().without_conntrack = true;
     for event in dns("10.0.0.1") {
@@ -64,5 +63,5 @@ async fn without_conntrack_rules_are_programmed_and_healthy_all_the_same() {
     daemon.fake.kernel().flows = vec![flow_to_dns("10.96.0.53:53")];
     daemon.fake.kernel().without_conntrack = false;
     tokio::time::sleep(2 * SYNC).await;
-    assert_eq!(daemon.fake.kernel().flows, [], "made good later");
+    assert_eq!(daemon.fake.kernel().flows, [], "deleted by a later sync");
 }

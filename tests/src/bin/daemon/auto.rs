@@ -27,7 +27,7 @@ pub(crate) fn a_mode_that_breaks_is_followed_by_the_next_with_traffic_kept(setup
         node.serve(&[Host::A2, Host::A3])?;
         node.wait_until_served(&[Host::A2, Host::A3], GIVE_UP_TIMEOUT)?;
         ensure!(node.page("/proxyMode")?.body == "nftables");
-        node.wait_for_log("another one takes over", Duration::ZERO)
+        node.wait_for_log("another mode replaces it", Duration::ZERO)
     })?;
     node.end()
 }

@@ -44,7 +44,7 @@ pub(crate) fn a_bpf_filesystem_that_goes_makes_it_unhealthy_until_it_is_back(set
             .context("no failure is counted")?;
         drop(covered);
         wait_for_health(node, 200)?;
-        node.wait_for_log("the kernel has everything again", TIMEOUT)?;
+        node.wait_for_log("programming the kernel works again", TIMEOUT)?;
         let lock = format!("flock --nonblock {} true", pins.display());
         ensure!(node.world.run(Host::Node1, &lock).is_err(), "another proxy could write the same maps");
         node.serve(&[Host::A2, Host::A3])?;

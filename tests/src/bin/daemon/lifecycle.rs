@@ -51,7 +51,7 @@ pub(crate) fn settings_that_cannot_be_made_are_told_and_no_reason_to_stop(setup:
     let fields = format!("{{conntrack: {{maxPerCore: 1, min: {wanted}}}}}");
     let mut node = TestNode::started(setup, &setup.mode, &fields)?;
     node.wait_for_log(CONNTRACK_MAX, TIMEOUT)?;
-    node.wait_for_log("a setting of the node stays as it was", TIMEOUT)?;
+    node.wait_for_log("cannot change a kernel setting", TIMEOUT)?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     node.end()
 }
@@ -62,7 +62,7 @@ pub(crate) fn sigterm_leaves_traffic_alone(setup: &Setup) -> Result<()> {
     node.proxy.stop()?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     node.under_load(|node| node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT))?;
-    node.wait_for_log("Services go on working as they are", Duration::ZERO)?;
+    node.wait_for_log("Services keep working", Duration::ZERO)?;
     node.end()
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn sigterm_is_heard_while_the_program_starts_anew(setup: &Setup) -> R
         let flows = 65_536 >> round;
         let fields = format!("{{shunt: {{ebpf: {{mapSizes: {{flows: {flows}}}}}}}}}");
         node.proxy.configure(&setup.mode, &serde_yaml_ng::from_str(&fields)?)?;
-        node.wait_for_log("starting anew", TIMEOUT)?;
+        node.wait_for_log("has changed: restarting", TIMEOUT)?;
         thread::sleep(Duration::from_millis(pause));
         node.proxy.stop().with_context(|| format!("{pause} ms after it began to start anew"))?;
     }
@@ -89,7 +89,7 @@ pub(crate) fn the_node_object_is_waited_for(setup: &Setup) -> Result<()> {
     let mut node = TestNode::new(setup, &setup.mode, "{}")?;
     node.cluster.server().delete("Node", "", "node1")?;
     node.proxy.spawn(&node.world)?;
-    node.wait_for_log("waiting for the Node object", TIMEOUT)?;
+    node.wait_for_log("waiting for the Node before the first sync", TIMEOUT)?;
     ensure!(node.wait_until_served(&[Host::A1, Host::A2], Duration::ZERO).is_err(), "it does not wait");
     node.cluster.apply_all(NODE)?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;

@@ -37,7 +37,7 @@ pub(crate) fn nftables_that_is_refused_is_followed_by_iptables(setup: &Setup) ->
     node.wait_for_metric("shunt_mode{mode=\"iptables\"} 1", GIVE_UP_TIMEOUT)?;
     node.wait_for_metric("shunt_modes_broken_total{mode=\"nftables\"} 1", TIMEOUT)?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
-    node.wait_for_log("another one takes over", Duration::ZERO)?;
+    node.wait_for_log("another mode replaces it", Duration::ZERO)?;
     drop(owned);
     node.end()
 }
@@ -93,7 +93,7 @@ pub(crate) fn sigterm_waits_for_no_restore_that_does_not_end(setup: &Setup) -> R
     Deadline::after(TIMEOUT).poll(has_begun).context("no restore has begun")?;
     // Far less than what the restore takes, and than what any command may take.
     node.proxy.stop()?;
-    node.wait_for_log("is not waited for: the proxy is stopping", Duration::ZERO)?;
+    node.wait_for_log("shunt is shutting down", Duration::ZERO)?;
     ensure!(!node.proxy.log().contains(" ERROR "), "stopping is told as a failure:\n{}", node.proxy.log());
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     fs::remove_file(&slow)?;

@@ -49,7 +49,7 @@ pub(crate) fn what_can_be_taken_on_in_place_is(shunt: &Path) -> Result<()> {
     ensure!(!node.log()?.contains("DEBUG"), "logs are at debug from the start");
     let narrow = "{logging: {verbosity: 5}, nodePortAddresses: [192.168.57.11/32]}";
     node.configure("ebpf", narrow)?;
-    node.wait_for_log("taken on settings=\"logging.verbosity, nodePortAddresses\"")?;
+    node.wait_for_log("applied without a restart settings=\"logging.verbosity, nodePortAddresses\"")?;
     node.wait_until("narrowed", |node| Ok(!node.reaches(Host::Client, OTHER_NODE_PORT)?))?;
     node.wait_for_log("DEBUG")?;
     node.check_served()?;
@@ -80,7 +80,7 @@ pub(crate) fn what_cannot_starts_the_program_anew_and_bad_files_change_nothing(s
     node.check_served()?;
     ensure!(starts(&node)? == 1, "a bad file starts it anew");
     node.configure("nftables", "{clusterCIDR: '10.0.0.0/8,fd44::/16'}")?;
-    node.wait_for_log("starting anew")?;
+    node.wait_for_log("has changed: restarting")?;
     node.wait_until("started anew", |node| Ok(starts(node)? == 2))?;
     node.wait_until_healthy()?;
     node.check_served()?;

@@ -12,7 +12,7 @@ use proxy_userspace::{
         Dataplane as _,
         ipvs::{Ipvs, IpvsSettings},
     },
-    kernel::command::SearchPath,
+    kernel::command::Launcher,
     model::{IpFamily, Protocol},
 };
 use shunt_tests::process::write_script;
@@ -31,9 +31,9 @@ fn breakable(directory: &Path, program: &str, real: &Path) -> io::Result<()> {
     write_script(&file, &text)
 }
 
-/// The commands of this machine; those of IPv6 can be broken.
-fn commands(directory: &Path) -> Result<SearchPath> {
-    let all = SearchPath::default();
+/// Returns a launcher of this machine's commands; those of IPv6 can be broken.
+fn launcher(directory: &Path) -> Result<Launcher> {
+    let all = Launcher::default();
     let kinds = ["nft", "legacy"].map(|kind| ["save", "restore"].map(|verb| format!("tables-{kind}-{verb}")));
     for name in kinds.as_flattened() {
         for (family, is_breakable) in [("ip", false), ("ip6", true)] {
@@ -51,7 +51,7 @@ fn commands(directory: &Path) -> Result<SearchPath> {
             symlink(real, directory.join(program))?;
         }
     }
-    Ok(SearchPath::only([directory.to_owned()]))
+    Ok(Launcher::only_in([directory.to_owned()]))
 }
 
 fn servers(node: &Node) -> Result<Vec<String>> {
@@ -63,7 +63,7 @@ pub(super) fn go_by_themselves(node: &mut Node) -> Result<()> {
     fs::create_dir_all(&directory)?;
     let broken = directory.join("broken");
     fs::write(&broken, "")?;
-    let settings = IpvsSettings { path: commands(&directory)?, ..IpvsSettings::default() };
+    let settings = IpvsSettings { launcher: launcher(&directory)?, ..IpvsSettings::default() };
     let mut mode = node.mode(settings)?;
     let v6 = || service("web6", "fd96::1".parse().expect("an address"), Protocol::Tcp, &[]);
     let web = |number: u16, pods: &[u8]| {

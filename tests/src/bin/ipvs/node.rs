@@ -166,8 +166,8 @@ impl Mode {
 
     /// Removes everything, as `--cleanup` does.
     pub(super) fn clean_up(&self, node: &Node) -> Result<()> {
-        let path = self.settings.path.clone();
-        let iptables = IptablesSettings { masquerade_mark: 1 << 14, localhost_node_ports: false, path };
+        let launcher = self.settings.launcher.clone();
+        let iptables = IptablesSettings { masquerade_mark: 1 << 14, localhost_node_ports: false, launcher };
         let settings = &self.settings;
         let errors = node.within(|| {
             let rules = Iptables::remove(&iptables).into_iter().map(|error| error.to_string());

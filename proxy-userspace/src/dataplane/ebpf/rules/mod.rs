@@ -18,7 +18,7 @@ use crate::{
     dataplane::iptables_text::Table,
     kernel::{
         KernelError,
-        command::SearchPath,
+        command::Launcher,
         iptables::{Backend, Iptables, is_available},
         nft::Nft,
     },
@@ -70,7 +70,7 @@ enum Location {
 #[derive(Debug)]
 pub struct Rules {
     marks: Marks,
-    path: SearchPath,
+    launcher: Launcher,
     nft: Nft,
     location: Location,
     random_fully: bool,
@@ -119,18 +119,23 @@ impl BackendTables {
 }
 
 impl Rules {
-    /// Rules for these marks, with the commands in this path. Changes nothing yet.
-    pub fn new(marks: Marks, path: SearchPath) -> Self {
+    /// Rules for these marks. Changes nothing yet.
+    pub fn new(marks: Marks, launcher: Launcher) -> Self {
         Self {
             marks,
-            nft: Nft::new(path.clone()),
-            path,
+            nft: Nft::new(launcher.clone()),
+            launcher,
             location: Location::Unknown,
             random_fully: true,
             installed: BTreeMap::new(),
             installed_nft: None,
             warned_of_dropping_tables: false,
         }
+    }
+
+    /// Returns true if commands are not started any more.
+    pub fn is_shutting_down(&self) -> bool {
+        self.launcher.is_shutting_down()
     }
 
     /// Makes the rules cover the previous marks too, until [`Self::set_marks`]. If a bit would have both meanings, they
@@ -209,7 +214,7 @@ impl Rules {
 
     fn fall_back(&mut self, nft: KernelError) -> Result<(), KernelError> {
         let (nft, iptables) = (Box::new(nft), "iptables");
-        if IpFamily::ALL.iter().all(|family| Iptables::installed(*family, &self.path).is_empty()) {
+        if IpFamily::ALL.iter().all(|family| Iptables::installed(*family, &self.launcher).is_empty()) {
             let iptables = Box::new(KernelError::CommandNotFound { program: iptables.into() });
             return Err(KernelError::NoNetfilter { nft, iptables });
         }
@@ -292,7 +297,7 @@ impl Rules {
     /// Reads the backends of a family. Fails only if there are some and none can be read.
     fn read_backends(&self, family: IpFamily) -> Result<Vec<BackendTables>, KernelError> {
         let (mut backends, mut first) = (Vec::new(), None);
-        for iptables in Iptables::installed(family, &self.path) {
+        for iptables in Iptables::installed(family, &self.launcher) {
             match BackendTables::read(iptables, self.tables()) {
                 Ok(tables) => backends.push(tables),
                 Err(error) => drop(first.get_or_insert(error)),
@@ -315,7 +320,9 @@ impl Rules {
 
     fn foreign_families(&self) -> impl Iterator<Item = IpFamily> {
         let has_command = |family: &IpFamily| {
-            Iptables::installed(*family, &self.path).iter().any(|iptables| iptables.backend == Backend::Nft)
+            Iptables::installed(*family, &self.launcher)
+                .iter()
+                .any(|iptables| iptables.backend == Backend::Nft)
         };
         let uses_nft = self.location != Location::Iptables;
         IpFamily::ALL.into_iter().filter(move |family| uses_nft && !has_command(family))
@@ -339,7 +346,7 @@ impl Rules {
     pub fn remove(&mut self) -> Vec<KernelError> {
         let mut removals = vec![self.nft.remove_table(nft::TABLE)];
         for family in IpFamily::ALL.into_iter().filter(|family| is_available(*family)) {
-            let installed = Iptables::installed(family, &self.path).into_iter();
+            let installed = Iptables::installed(family, &self.launcher).into_iter();
             removals.extend(installed.map(|iptables| remove_iptables(iptables, self.marks)));
         }
         removals.extend(self.foreign_families().map(|family| self.remove_foreign(family)));

@@ -13,7 +13,7 @@ use super::{Ebpf, LINKS, Marks, State, links, maps};
 use crate::kernel::{
     KernelError,
     bpf::{self, PinDir},
-    command, netns,
+    netns,
 };
 
 /// Maps that are built beside those in use.
@@ -115,7 +115,7 @@ impl Ebpf {
     /// that they may begin to, and then the rules for the old way go.
     pub(crate) fn change_marks(&mut self, state: &mut State) -> Result<(), KernelError> {
         // Of a process that ends the rules for the new marks could not be put any more.
-        let is_ready = state.is_taken_over() && state.rules_are_installed && !command::is_ending();
+        let is_ready = state.is_taken_over() && state.rules_are_installed && !self.is_shutting_down();
         let Some(MarkChange { after, .. }) = self.change.filter(|_| is_ready) else { return Ok(()) };
         self.maps.set_marks(after)?;
         self.change = None;

@@ -1,0 +1,66 @@
+//! Errors of a configuration, and settings without an effect.
+
+use std::{fmt, io, path::PathBuf};
+
+/// A setting whose value cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidSetting {
+    /// The flag (`--mode`) or the path in the file (`iptables.syncPeriod`).
+    pub setting: String,
+    /// The value as written.
+    pub value: String,
+    /// What the value must be.
+    pub allowed: String,
+}
+
+impl fmt::Display for InvalidSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.setting, self.value, self.allowed)
+    }
+}
+
+/// A setting that was given and has no effect: it is unknown, ignored, or of another mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IneffectiveSetting {
+    /// The flag (`--kube-api-qps`) or the path in the file (`clientConnection.qps`).
+    pub setting: String,
+    /// The reason why it has no effect.
+    pub why: String,
+}
+
+impl fmt::Display for IneffectiveSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.setting, self.why)
+    }
+}
+
+/// A configuration that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration file {} (--config)", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file is neither YAML nor JSON.
+    #[error("cannot parse the configuration file {} (--config) as YAML or JSON", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// The cause, with its line.
+        source: serde_yaml_ng::Error,
+    },
+    /// Some settings cannot be used.
+    #[error("invalid configuration:{}", lines(settings))]
+    Invalid {
+        /// All of them.
+        settings: Vec<InvalidSetting>,
+    },
+}
+
+fn lines(settings: &[InvalidSetting]) -> String {
+    settings.iter().fold(String::new(), |lines, setting| lines + "\n  " + &setting.to_string())
+}

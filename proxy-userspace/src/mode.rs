@@ -1,0 +1,44 @@
+//! The modes: shunt's ways of programming the kernel.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+/// A way of programming the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// eBPF programs on sockets and links.
+    Ebpf,
+    /// nftables rules.
+    Nftables,
+    /// iptables rules.
+    Iptables,
+    /// IPVS, the kernel's virtual server.
+    Ipvs,
+}
+
+impl Mode {
+    /// All modes, in the order in which `auto` prefers them.
+    pub const ALL: [Self; 4] = [Self::Ebpf, Self::Nftables, Self::Iptables, Self::Ipvs];
+
+    /// The name in flags and files, in logs and metrics, and in the answer of `/proxyMode`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ebpf => "ebpf",
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+            Self::Ipvs => "ipvs",
+        }
+    }
+
+    /// Returns true if `auto` may choose this mode. It never chooses ipvs, which upstream deprecates.
+    pub const fn is_for_auto(self) -> bool {
+        !matches!(self, Self::Ipvs)
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,146 @@
+//! Creates the dataplane of a mode, and removes what modes left in the kernel.
+
+use std::sync::Arc;
+
+use proxy_userspace::{
+    assembly,
+    config::Config,
+    dataplane::{
+        Mode, RenderError, Renderer, Rendering,
+        ebpf::Ebpf,
+        iptables::Iptables,
+        ipvs::Ipvs,
+        nftables::{self, Nftables},
+    },
+    kernel::{
+        self, KernelError, capabilities,
+        command::Launcher,
+        ruleset_changes::{TableChangeFlag, TableChanges},
+    },
+    probe,
+};
+use tokio::sync::Notify;
+
+/// Fails if a capability is missing that every mode needs. Logs what does not work if another is
+/// missing.
+pub(super) fn check_capabilities(mode: Mode) -> Result<(), KernelError> {
+    capabilities::check_net_admin()?;
+    let (capability, consequence) = match mode {
+        Mode::Ebpf => (
+            capabilities::SYS_ADMIN,
+            "CAP_SYS_ADMIN is missing: UDP sockets of pods that are connected to a removed endpoint keep sending to it",
+        ),
+        Mode::Nftables => return Ok(()),
+        Mode::Iptables | Mode::Ipvs => (
+            capabilities::NET_RAW,
+            "CAP_NET_RAW is missing: shunt cannot use iptables-legacy, if this node uses it",
+        ),
+    };
+    if !capabilities::is_held(capability)? {
+        tracing::warn!("{consequence}");
+    }
+    Ok(())
+}
+
+/// Creates the dataplane of the configured mode. `drift` is notified if others change what it writes
+/// into the kernel.
+pub(super) fn renderer(
+    config: &Config,
+    launcher: &Launcher,
+    drift: &Arc<Notify>,
+) -> anyhow::Result<Box<dyn Renderer>> {
+    match config.mode {
+        Mode::Ebpf => {
+            let ebpf = Ebpf::new(&assembly::ebpf(config, launcher));
+            Ok(Box::new(Rendering::new(ebpf.map_err(|e| explained(e, config.mode, launcher))?)))
+        }
+        Mode::Nftables => {
+            // A kernel that lacks a feature rejects only the rule that needs it, once there is one.
+            if let Some(missing) = missing(config.mode, launcher) {
+                anyhow::bail!(missing);
+            }
+            let touched = Arc::new(TableChangeFlag::default());
+            let dataplane = Nftables::new(&assembly::nftables(config), Arc::clone(&touched))?;
+            let changes = TableChanges::open(nftables::TABLE, dataplane.port(), touched)?;
+            let drift = Arc::clone(drift);
+            tokio::spawn(async move {
+                if let Err(error) = changes.report(drift).await {
+                    tracing::warn!(
+                        %error,
+                        "cannot watch the nftables tables for changes: shunt reads them every syncPeriod"
+                    );
+                }
+            });
+            Ok(Box::new(Rendering::new(dataplane)))
+        }
+        Mode::Iptables => {
+            let iptables = Iptables::new(assembly::iptables(config, launcher));
+            Ok(Box::new(Rendering::new(iptables.map_err(|e| explained(e, config.mode, launcher))?)))
+        }
+        Mode::Ipvs => {
+            let ipvs = Ipvs::new(assembly::ipvs(config, launcher));
+            Ok(Box::new(Rendering::new(ipvs.map_err(|e| explained(e, config.mode, launcher))?)))
+        }
+    }
+}
+
+/// Adds the findings of the probe to an error: the kernel's own errors rarely name what is missing.
+fn explained(
+    error: impl std::error::Error + Send + Sync + 'static,
+    mode: Mode,
+    launcher: &Launcher,
+) -> anyhow::Error {
+    let error = anyhow::Error::new(error);
+    match missing(mode, launcher) {
+        Some(missing) => error.context(missing),
+        None => error,
+    }
+}
+
+/// Probes the kernel. Returns a sentence on what the mode lacks, or `None` if it lacks nothing.
+fn missing(mode: Mode, launcher: &Launcher) -> Option<String> {
+    let evaluation = probe::evaluate(&kernel::probe::facts(launcher));
+    let support = evaluation.modes.into_iter().find(|support| support.mode == mode)?;
+    let missing: Vec<_> = support.missing.iter().map(ToString::to_string).collect();
+    (!missing.is_empty()).then(|| format!("the mode {mode} does not work here: {}", missing.join("; ")))
+}
+
+/// Removes everything that any mode, or kube-proxy, wrote into the kernel. Continues after errors.
+pub(super) fn cleanup(config: &Config, launcher: &Launcher) -> Vec<RenderError> {
+    let mut errors = cleanup_ebpf(config, launcher);
+    errors.extend(wrap(Nftables::cleanup_tables()));
+    errors.extend(wrap(Iptables::remove(&assembly::iptables(config, launcher))));
+    // After the chains that use its sets.
+    errors.extend(wrap(Ipvs::remove(&assembly::ipvs(config, launcher))));
+    errors
+}
+
+/// Removes everything that other modes, or kube-proxy, wrote into the kernel. Continues after errors.
+/// Connections that netfilter translates stay with conntrack.
+pub(super) fn remove_other_modes(config: &Config, launcher: &Launcher) -> Vec<RenderError> {
+    let mut errors = if config.mode == Mode::Ebpf { Vec::new() } else { cleanup_ebpf(config, launcher) };
+    if config.mode != Mode::Nftables {
+        errors.extend(wrap(Nftables::cleanup_tables()));
+    }
+    let iptables = assembly::iptables(config, launcher);
+    errors.extend(wrap(match config.mode {
+        Mode::Iptables => Iptables::remove_others(&iptables),
+        Mode::Ipvs => Iptables::remove_beside_ipvs(&iptables),
+        Mode::Ebpf | Mode::Nftables => Iptables::remove(&iptables),
+    }));
+    if config.mode != Mode::Ipvs {
+        errors.extend(wrap(Ipvs::remove_unused(&assembly::ipvs(config, launcher))));
+    }
+    errors
+}
+
+fn cleanup_ebpf(config: &Config, launcher: &Launcher) -> Vec<RenderError> {
+    let settings = assembly::ebpf(config, launcher);
+    let mut errors = Ebpf::cleanup_at(&settings.pin_dir);
+    errors.extend(Ebpf::remove_rules(&settings));
+    wrap(errors)
+}
+
+fn wrap<E: std::error::Error + Send + Sync + 'static>(errors: Vec<E>) -> Vec<RenderError> {
+    errors.into_iter().map(|source| RenderError::Cleanup { source: source.into() }).collect()
+}

@@ -1,0 +1,87 @@
+//! Chooses the mode: the configured one, or the one that `auto` stands for, and the next one if that
+//! breaks.
+
+use std::time::Duration;
+
+use proxy_userspace::{
+    config::{Config, ConfigError, Environment, Flags},
+    dataplane::Mode,
+    kernel::{self, command::Launcher},
+    probe,
+};
+
+/// How long a mode that `auto` chose may fail before another mode replaces it. A lock that somebody
+/// holds or a short lack of memory must not be a reason.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(30);
+
+/// The configuration of the mode that runs, and how the mode was chosen.
+pub(crate) struct ModeChoice {
+    pub(super) flags: Flags,
+    pub(super) environment: Environment,
+    pub(super) launcher: Launcher,
+    /// The configuration for the chosen mode.
+    pub(crate) config: Config,
+    /// The reason for the mode, in one line.
+    pub(super) why: String,
+    /// Modes that ran and broke.
+    broken: Vec<Mode>,
+}
+
+impl ModeChoice {
+    /// Loads the configuration. If shunt is to run and the mode is `auto`, probes the kernel for a mode.
+    /// If no mode works, the preferred one is chosen: its start reports what is missing.
+    pub(crate) fn new(
+        flags: Flags,
+        environment: Environment,
+        launcher: Launcher,
+    ) -> Result<Self, ConfigError> {
+        let config = Config::load(&flags, &environment)?;
+        let broken = Vec::new();
+        let mut this = Self { flags, environment, launcher, config, why: "as configured".into(), broken };
+        let Flags { cleanup, init_only, .. } = this.flags;
+        let runs = !cleanup && !init_only && this.flags.write_config_to.is_none();
+        if this.config.mode_is_auto && runs {
+            let evaluation = this.probe();
+            this.why = format!("auto: {}", evaluation.why);
+            if let Some(mode) = this.first_usable(&evaluation) {
+                this.set_mode(mode)?;
+            }
+        }
+        Ok(this)
+    }
+
+    /// Returns how long the mode may fail before another mode replaces it, or `None` if none may.
+    pub(super) fn give_up_after(&self) -> Option<Duration> {
+        self.config.mode_is_auto.then_some(GIVE_UP_AFTER)
+    }
+
+    /// Switches to the next mode that works. Returns false if there is none.
+    pub(super) fn next_mode(&mut self, error: &str) -> Result<bool, ConfigError> {
+        if !self.config.mode_is_auto {
+            return Ok(false);
+        }
+        self.broken.push(self.config.mode);
+        let Some(next) = self.first_usable(&self.probe()) else { return Ok(false) };
+        self.why = format!("auto: the mode {} broke: {error}", self.config.mode);
+        self.set_mode(next)?;
+        Ok(true)
+    }
+
+    fn probe(&self) -> probe::Evaluation {
+        probe::evaluate(&kernel::probe::facts(&self.launcher))
+    }
+
+    fn first_usable(&self, evaluation: &probe::Evaluation) -> Option<Mode> {
+        let mut works = evaluation.modes.iter().filter(|mode| mode.works()).map(|mode| mode.mode);
+        works.find(|mode| mode.is_for_auto() && !self.broken.contains(mode))
+    }
+
+    fn set_mode(&mut self, mode: Mode) -> Result<(), ConfigError> {
+        if mode != self.config.mode {
+            // Uses the text that was read before: the file may be invalid by now.
+            let file = self.config.file.clone();
+            self.config = Config::load_from(&self.flags, file, &self.environment, mode)?;
+        }
+        Ok(())
+    }
+}

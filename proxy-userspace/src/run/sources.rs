@@ -1,0 +1,107 @@
+//! Runs the sources of the sync loop: objects, this node's links and addresses, and signs of drift.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use proxy_userspace::{
+    config::{Config, ObjectSource},
+    dataplane::{Mode, ebpf, iptables, ipvs},
+    kernel,
+    metrics::{Metrics, WatchedKind},
+    model::WatchEvent,
+    sync::{Inputs, SyncSettings},
+    watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
+};
+use tokio::sync::{Notify, mpsc, watch as channel};
+
+use super::{PendingEvents, Tasks};
+
+/// How many events may wait for the sync loop. A faster source waits, too.
+const MAX_QUEUED: usize = 4096;
+
+/// Starts all sources.
+pub(super) fn start(
+    config: &Config,
+    metrics: Metrics,
+    settings: channel::Receiver<SyncSettings>,
+    node_events: &PendingEvents,
+    tasks: &mut Tasks,
+) -> Inputs {
+    let (to_loop, events) = mpsc::channel(MAX_QUEUED);
+    let objects = objects(config.clone(), metrics, Arc::clone(node_events), to_loop);
+    tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
+    let (to_loop, node_facts) = channel::channel(None);
+    let drift = Arc::new(Notify::new());
+    let facts = kernel::links::report(ipvs::DUMMY_LINK, to_loop, Arc::clone(&drift));
+    tasks.spawn(async move { facts.await.context("cannot watch this node's links and addresses") });
+    tasks.spawn(report_removals(config.mode, Arc::clone(&drift)));
+    Inputs { events, node_facts, drift, settings }
+}
+
+/// Sends objects to the loop.
+async fn objects(
+    config: Config,
+    metrics: Metrics,
+    node_events: PendingEvents,
+    to: mpsc::Sender<WatchEvent>,
+) -> anyhow::Result<()> {
+    match config.source {
+        ObjectSource::Manifests(directory) => {
+            let source = ManifestSource::new(directory);
+            let status = source.status();
+            measured(Box::pin(source.run(to)), status, &metrics).await
+        }
+        ObjectSource::Api { kubeconfig, master } => {
+            let client = watch::kube_client(kubeconfig.as_deref(), master.as_deref()).await?;
+            let source = ApiSource::new(client.clone(), &*config.model.node_name);
+            // Only the nftables mode has rules about Service CIDRs.
+            let needs_cidrs = config.mode == Mode::Nftables;
+            let source = if needs_cidrs { source.with_service_cidrs() } else { source };
+            let status = source.status();
+            let mut node_events = node_events.lock().await;
+            // The end of the recording must not end the source.
+            let recording = async {
+                watch::record_events(&client, &config.model.node_name, &mut node_events).await;
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                ended = measured(Box::pin(source.run(to)), status, &metrics) => ended,
+                () = recording => Ok(()),
+            }
+        }
+    }
+}
+
+/// Runs a source and keeps its metrics up to date.
+async fn measured(
+    mut source: impl Future<Output = Result<(), WatchError>> + Unpin,
+    mut status: channel::Receiver<WatchStatus>,
+    metrics: &Metrics,
+) -> anyhow::Result<()> {
+    loop {
+        let WatchStatus { services, endpoint_slices, nodes, .. } = status.borrow_and_update().clone();
+        metrics.set_watch_connected(WatchedKind::Service, services.connected_since.is_some());
+        metrics.set_watch_connected(WatchedKind::EndpointSlice, endpoint_slices.connected_since.is_some());
+        metrics.set_watch_connected(WatchedKind::Node, nodes.connected_since.is_some());
+        tokio::select! {
+            ended = &mut source => return Ok(ended?),
+            Ok(()) = status.changed() => {}
+        }
+    }
+}
+
+/// Notifies the loop if somebody else removes rules of this mode. Without it, only a full sync finds
+/// that.
+async fn report_removals(mode: Mode, drift: Arc<Notify>) -> anyhow::Result<()> {
+    let names: &[&str] = match mode {
+        Mode::Ebpf => &ebpf::RULE_NAMES,
+        // The nftables mode watches every change of its tables.
+        Mode::Nftables => return std::future::pending().await,
+        Mode::Iptables => &iptables::RULE_NAMES,
+        Mode::Ipvs => &ipvs::RULE_NAMES,
+    };
+    if let Err(error) = kernel::ruleset_changes::report_removals(names, drift).await {
+        tracing::info!(%error, "cannot watch netfilter rules for removals: shunt compares them every syncPeriod");
+    }
+    std::future::pending().await
+}

@@ -1,0 +1,79 @@
+//! How the loop treats a sync that failed: reports, retries, and when it gives the dataplane up.
+
+use tokio::time::Instant;
+
+use super::{SyncError, SyncLoop, failure_events::FailureEvents};
+use crate::{causes::with_causes, dataplane::RenderError, metrics::SyncExtent, model::IpFamily};
+
+/// The failure that lasts, if any.
+#[derive(Debug, Default)]
+pub(super) struct Failure {
+    last_error: Option<String>,
+    /// The family that failed, if the other one did not.
+    pub(super) family: Option<IpFamily>,
+    /// When the whole dataplane, not only a part of it, began to fail.
+    since: Option<Instant>,
+    events: FailureEvents,
+}
+
+impl SyncLoop {
+    /// Records that nothing fails. Returns true if something failed until now.
+    pub(super) fn end_failure(&mut self) -> bool {
+        self.outputs.health.set_incomplete(false);
+        self.failure.since = None;
+        self.failure.family = None;
+        self.failure.events.recovered(&self.outputs.events);
+        self.failure.last_error.take().is_some()
+    }
+
+    /// Returns an error if the dataplane has failed for too long.
+    fn check_broken(&mut self, now: Instant, error: &RenderError, message: &str) -> Result<(), SyncError> {
+        if error.is_partial() {
+            self.failure.since = None;
+            return Ok(());
+        }
+        let after = now - *self.failure.since.get_or_insert(now);
+        if self.schedule.give_up_after().is_some_and(|limit| after >= limit) {
+            return Err(SyncError::Broken { after, error: message.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Reports the failure and schedules a retry. A family that did not fail is programmed as
+    /// usual, and the failed one is retried with backoff.
+    pub(super) fn failed(
+        &mut self,
+        started: Instant,
+        extent: SyncExtent,
+        error: &RenderError,
+    ) -> Result<(), SyncError> {
+        let message = with_causes(error);
+        // During a shutdown no command is started. A failure then says nothing about the dataplane.
+        if self.shutdown.is_cancelled() {
+            tracing::debug!(error = message, "the last sync before the shutdown is incomplete");
+            return Ok(());
+        }
+        self.failure.family = error.family();
+        let failed = error.family().map_or(IpFamily::ALL.to_vec(), |family| vec![family]);
+        self.outputs.metrics.sync_failed(&failed);
+        if error.family().is_some() {
+            self.outputs.health.queued(&failed);
+            self.report(extent, Instant::now() - started, 0);
+        } else if error.is_partial() {
+            self.outputs.health.set_incomplete(true);
+            self.report_served();
+        } else {
+            self.outputs.health.queued(&failed);
+        }
+        self.failure.events.failed(started, &message, &self.outputs.events);
+        let retry_in = self.schedule.failed(started, error.leaves_others());
+        if self.failure.last_error.as_ref() == Some(&message) {
+            tracing::debug!(error = message, ?retry_in, "cannot program the kernel: the same error again");
+        } else {
+            tracing::error!(error = message, ?retry_in, "cannot program the kernel; shunt will try again");
+        }
+        let outcome = self.check_broken(started, error, &message);
+        self.failure.last_error = Some(message);
+        outcome
+    }
+}

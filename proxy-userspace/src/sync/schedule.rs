@@ -1,0 +1,263 @@
+//! When the loop syncs: at once when idle, rarely under load, with backoff after a failure, and every
+//! `syncPeriod`.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::SyncPeriods;
+use crate::metrics::SyncExtent;
+
+/// How many syncs may follow each other at once after a pause, as with upstream's runner. A new
+/// Service and its endpoints are two changes, but not yet load.
+const BURST: u32 = 2;
+/// The first pause after a failure. Each further pause is twice as long.
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+/// The longest pause after a failure, unless `syncPeriod` is shorter.
+const MAX_RETRY: Duration = Duration::from_secs(10);
+/// The least time between two full syncs that drift causes.
+const MIN_DRIFT_PERIOD: Duration = Duration::from_secs(1);
+/// Pauses are shortened by up to this fraction at random. Nodes that failed together then do not
+/// retry together.
+const JITTER: f64 = 0.2;
+
+/// The times of past syncs, and what follows from them for the next one.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    periods: SyncPeriods,
+    /// Something may have changed since the last sync.
+    queued: bool,
+    /// When the past syncs are paid for, at the rate of one a `minSyncPeriod`.
+    paid_at: Option<Instant>,
+    last_full: Option<Instant>,
+    /// The kernel may hold something else than was written.
+    drift_suspected: bool,
+    failures: u32,
+    retry_at: Option<Instant>,
+    /// When a new change may be tried after a failure. This is before the retry: one Service that
+    /// cannot be programmed must not delay the others.
+    retry_new_at: Option<Instant>,
+    /// A part failed and the kernel has everything else. Changes to the rest are made as usual.
+    partial: bool,
+}
+
+impl Schedule {
+    pub(super) fn new(periods: SyncPeriods) -> Self {
+        Self {
+            periods,
+            queued: false,
+            paid_at: None,
+            last_full: None,
+            drift_suspected: false,
+            failures: 0,
+            retry_at: None,
+            retry_new_at: None,
+            partial: false,
+        }
+    }
+
+    /// Replaces the periods.
+    pub(super) fn set_periods(&mut self, periods: SyncPeriods) {
+        self.periods = periods;
+        // It was computed from the old period.
+        self.paid_at = None;
+    }
+
+    /// Records that something may have changed. Returns true if nothing was queued before.
+    pub(super) fn queue(&mut self) -> bool {
+        !std::mem::replace(&mut self.queued, true)
+    }
+
+    /// Asks for a full sync soon, because somebody else changed the kernel.
+    pub(super) fn suspect_drift(&mut self) {
+        self.drift_suspected = true;
+    }
+
+    /// See [`SyncPeriods::give_up_after`].
+    pub(super) fn give_up_after(&self) -> Option<Duration> {
+        self.periods.give_up_after
+    }
+
+    /// When the next full sync is due if nothing fails.
+    fn full_at(&self) -> Option<Instant> {
+        let pause = if self.drift_suspected { MIN_DRIFT_PERIOD } else { self.periods.sync_period };
+        self.last_full.map(|last| last + pause.min(self.periods.sync_period))
+    }
+
+    /// When to check again if nothing else happens.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        if self.retry_at.is_some() {
+            let new = self.new_at().filter(|_| self.queued);
+            return self.retry_at.into_iter().chain(new).min();
+        }
+        let full = self.full_at();
+        if !self.queued {
+            return full;
+        }
+        // `None` is the first sync, which runs as soon as it is queued.
+        self.allowed_at().into_iter().chain(full).min()
+    }
+
+    /// When the next sync may start under load: [`BURST`] syncs may precede their payment.
+    fn allowed_at(&self) -> Option<Instant> {
+        let ahead = self.periods.min_sync_period * (BURST - 1);
+        self.paid_at.map(|paid_at| paid_at.checked_sub(ahead).unwrap_or(paid_at))
+    }
+
+    /// When a new change may be tried while something fails.
+    fn new_at(&self) -> Option<Instant> {
+        if self.partial { self.allowed_at() } else { self.retry_new_at }
+    }
+
+    /// Returns the sync that is due, if any.
+    pub(super) fn due(&self, now: Instant) -> Option<SyncExtent> {
+        let passed = |time: Instant| time <= now;
+        if let Some(retry_at) = self.retry_at {
+            if passed(retry_at) {
+                return Some(SyncExtent::Full);
+            }
+            let extent = if self.partial { SyncExtent::Partial } else { SyncExtent::Full };
+            return (self.queued && self.new_at().is_none_or(passed)).then_some(extent);
+        }
+        if self.full_at().is_some_and(passed) {
+            return Some(SyncExtent::Full);
+        }
+        (self.queued && self.allowed_at().is_none_or(passed)).then_some(SyncExtent::Partial)
+    }
+
+    /// Records a sync that succeeded. With `nothing_dirty` it did not change the kernel.
+    pub(super) fn succeeded(&mut self, started: Instant, extent: SyncExtent, nothing_dirty: bool) {
+        self.queued = false;
+        if extent == SyncExtent::Full || !self.partial {
+            self.failures = 0;
+            self.retry_at = None;
+            self.retry_new_at = None;
+            self.partial = false;
+        }
+        if extent == SyncExtent::Full {
+            self.last_full = Some(started);
+            self.drift_suspected = false;
+        }
+        // Events that change nothing are not load.
+        if !nothing_dirty {
+            let from = self.paid_at.map_or(started, |paid_at| paid_at.max(started));
+            self.paid_at = Some(from + self.periods.min_sync_period);
+        }
+    }
+
+    /// Returns true while a part fails and the kernel has everything else.
+    pub(super) fn is_partial(&self) -> bool {
+        self.partial
+    }
+
+    /// Records a sync that failed, or of which only a part failed. Returns the time to the next full
+    /// sync.
+    pub(super) fn failed(&mut self, started: Instant, partial: bool) -> Duration {
+        self.partial = partial;
+        let longest = MAX_RETRY.min(self.periods.sync_period);
+        let pause = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(longest);
+        let pause = pause.mul_f64(1.0 - JITTER * fastrand::f64());
+        self.failures = self.failures.saturating_add(1);
+        self.queued = false;
+        self.retry_at = Some(started + pause);
+        self.retry_new_at = Some(started + FIRST_RETRY);
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn schedule() -> Schedule {
+        Schedule::new(SyncPeriods {
+            min_sync_period: SECOND,
+            sync_period: 30 * SECOND,
+            give_up_after: None,
+            wait_for_node: false,
+        })
+    }
+
+    #[test]
+    fn an_idle_loop_acts_at_once_and_a_busy_one_waits() {
+        let start = Instant::now();
+        let mut schedule = schedule();
+        assert!(schedule.queue() && !schedule.queue());
+        for _ in 0..BURST {
+            schedule.queue();
+            assert_eq!(schedule.due(start), Some(SyncExtent::Partial));
+            schedule.succeeded(start, SyncExtent::Full, false);
+        }
+        schedule.queue();
+        assert_eq!(schedule.due(start + SECOND / 2), None);
+        assert_eq!(schedule.wake_at(), Some(start + SECOND));
+        assert_eq!(schedule.due(start + SECOND), Some(SyncExtent::Partial));
+        schedule.succeeded(start + SECOND, SyncExtent::Partial, false);
+        schedule.queue();
+        assert_eq!(schedule.wake_at(), Some(start + 2 * SECOND), "only a pause allows another burst");
+    }
+
+    #[test]
+    fn events_that_change_nothing_delay_nothing() {
+        let start = Instant::now();
+        let mut schedule = schedule();
+        for _ in 0..5 {
+            schedule.queue();
+            schedule.succeeded(start, SyncExtent::Partial, true);
+        }
+        schedule.queue();
+        assert_eq!(schedule.due(start), Some(SyncExtent::Partial));
+    }
+
+    #[test]
+    fn retries_back_off_up_to_a_bound() {
+        let start = Instant::now();
+        let mut schedule = schedule();
+        let pauses: Vec<_> = (0..40).map(|_| schedule.failed(start, false)).collect();
+        assert!(pauses[0] <= FIRST_RETRY && pauses[0] >= FIRST_RETRY.mul_f64(0.79));
+        assert!(pauses[3] > pauses[0] * 4, "{pauses:?}");
+        assert!(pauses.iter().all(|pause| *pause <= MAX_RETRY));
+        assert!(pauses[39] >= MAX_RETRY.mul_f64(0.79));
+        assert_eq!(schedule.due(start + MAX_RETRY), Some(SyncExtent::Full));
+    }
+
+    #[test]
+    fn a_change_after_a_failure_does_not_wait_for_the_retry() {
+        let start = Instant::now();
+        let mut schedule = schedule();
+        for _ in 0..10 {
+            schedule.queue();
+            schedule.failed(start, false);
+        }
+        assert_eq!(schedule.due(start + FIRST_RETRY), None, "nothing new");
+        schedule.queue();
+        assert_eq!(schedule.due(start), None, "the rate is limited");
+        assert_eq!(schedule.wake_at(), Some(start + FIRST_RETRY));
+        assert_eq!(schedule.due(start + FIRST_RETRY), Some(SyncExtent::Full));
+    }
+
+    #[test]
+    fn suspected_drift_causes_a_full_sync_soon() {
+        let start = Instant::now();
+        let mut schedule = schedule();
+        schedule.succeeded(start, SyncExtent::Full, false);
+        schedule.suspect_drift();
+        assert_eq!(schedule.due(start), None);
+        assert_eq!(schedule.wake_at(), Some(start + MIN_DRIFT_PERIOD));
+        assert_eq!(schedule.due(start + MIN_DRIFT_PERIOD), Some(SyncExtent::Full));
+        schedule.succeeded(start + SECOND, SyncExtent::Full, true);
+        assert_eq!(schedule.wake_at(), Some(start + 31 * SECOND));
+    }
+
+    #[test]
+    fn a_full_sync_is_due_each_sync_period() {
+        let start = Instant::now();
+        let mut schedule = schedule();
+        schedule.succeeded(start, SyncExtent::Full, false);
+        assert_eq!(schedule.wake_at(), Some(start + 30 * SECOND));
+        assert_eq!(schedule.due(start + 29 * SECOND), None);
+        assert_eq!(schedule.due(start + 30 * SECOND), Some(SyncExtent::Full));
+    }
+}
