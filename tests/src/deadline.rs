@@ -1,4 +1,4 @@
-//! The one place that reads the clock: deadlines for polling, and how long something took.
+//! The only place that reads the clock: deadlines for polling, and measurements of time.
 
 use std::{
     env,
@@ -7,46 +7,51 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How many times as long as usual to wait, a whole number: set where everything is slow, as in a virtual machine without
-/// KVM.
+/// The environment variable with the factor by which all waits are longer than usual, a whole
+/// number. Set it on slow machines, such as a virtual machine without KVM.
 const PATIENCE: &str = "SHUNT_TEST_PATIENCE";
 
-/// How long to wait between two looks at something that is about to change.
+/// The pause between two checks of something that is about to change.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A point in time that ends a wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline(Instant);
 
-/// A running stopwatch.
+/// Measures the time since its start.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
 
 impl Deadline {
-    /// The point `wait` from now; later where everything is slow, see [`scaled`].
+    /// Returns the point in time `wait` from now; later on a slow machine, see [`scaled`].
     pub fn after(wait: Duration) -> Self {
         Self(now() + scaled(wait))
     }
 
-    /// Whether it is reached.
+    /// Returns true if the deadline has passed.
     pub fn passed(self) -> bool {
         now() >= self.0
     }
 
-    /// Sleeps a few milliseconds, between two looks.
+    /// Sleeps a few milliseconds, between two checks.
     pub fn pause() {
         thread::sleep(PAUSE);
     }
 
-    /// Looks until `look` finds something or the deadline passes; looks at least once.
-    pub fn poll<T>(self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    /// Calls `check` until it returns a value or the deadline has passed. Calls it at least once.
+    pub fn poll<T>(self, mut check: impl FnMut() -> Option<T>) -> Option<T> {
         loop {
-            let found = look();
+            let found = check();
             if found.is_some() || self.passed() {
                 return found;
             }
             Self::pause();
         }
+    }
+
+    /// Like [`Self::poll`], but returns the first error of `check`.
+    pub fn try_poll<T, E>(self, mut check: impl FnMut() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
+        self.poll(|| check().transpose()).transpose()
     }
 }
 
@@ -56,20 +61,19 @@ impl Stopwatch {
         Self(now())
     }
 
-    /// The time since the start.
+    /// Returns the time since the start.
     pub fn elapsed(self) -> Duration {
         self.0.elapsed()
     }
 }
 
-/// How long to wait for what is done within `wait` on an ordinary machine: as many times longer as the variable
-/// `SHUNT_TEST_PATIENCE` says.
+/// Returns `wait`, multiplied by the factor in `SHUNT_TEST_PATIENCE`.
 pub fn scaled(wait: Duration) -> Duration {
     wait.saturating_mul(slowdown())
 }
 
-/// How many times slower than on an ordinary machine everything is; 1 or more. What is repeated only to be sure may be
-/// repeated that much less.
+/// Returns the factor by which this machine is slower than usual, at least 1. Tests that repeat
+/// only for certainty may repeat fewer times by this factor.
 pub fn slowdown() -> u32 {
     static TIMES: OnceLock<u32> = OnceLock::new();
     *TIMES.get_or_init(|| {

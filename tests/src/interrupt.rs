@@ -1,4 +1,4 @@
-//! Removes the world when the program is told to stop: on ctrl-C, SIGTERM and SIGHUP.
+//! Removes the world when the program is interrupted: on ctrl-C, SIGTERM and SIGHUP.
 
 use std::{process, sync::PoisonError, thread};
 
@@ -7,7 +7,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::world::{BUILD_LOCK, remove_live_runs};
 
-/// Starts a thread that waits for a signal, removes all worlds of this process and exits with 128 + the signal's number.
+/// Starts a thread that waits for a signal, removes all worlds of this process, and exits with 128
+/// + the signal's number.
 pub fn remove_worlds_on_signal() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let signals = {
@@ -24,11 +25,11 @@ pub fn remove_worlds_on_signal() -> Result<()> {
             })
         });
         let (kind, ..) = runtime.block_on(futures::future::select_all(waits));
-        // Nothing new is made from here on: the lock is kept until the process is gone.
+        // Nothing new is created from here on, because the lock is held until the process exits.
         let _nothing_new = BUILD_LOCK.write().unwrap_or_else(PoisonError::into_inner);
         eprintln!("\nstopped by signal {}: removing the test world", kind.as_raw_value());
         for error in remove_live_runs() {
-            eprintln!("cannot remove all of it: {error:#}");
+            eprintln!("cannot remove all of the test world: {error:#}");
         }
         process::exit(128 + kind.as_raw_value());
     });

@@ -1,4 +1,5 @@
-//! shunt's test world: hosts as network namespaces, the runner of conformance cases, the demo, and an API server to watch.
+//! shunt's test world: hosts as network namespaces, the conformance runner, the demo, the
+//! benchmark, and an API server for tests.
 
 pub mod agent;
 pub mod apiserver;

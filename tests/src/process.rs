@@ -1,4 +1,5 @@
-//! Processes of the test world: started in a host's namespace and cgroup, and commands with a time limit.
+//! Processes of the test world, started in a host's namespace and cgroup, and commands with a
+//! timeout.
 
 use std::{
     ffi::{CString, OsStr},
@@ -24,17 +25,18 @@ use nix::{
 
 use crate::{agent, deadline::Deadline, interrupt};
 
-/// The first argument that makes a program of this crate something else than its own `main`.
-const INSIDE: &str = "inside";
+/// The first argument with which a program of this crate enters a host and executes another
+/// program.
+const ENTER_HOST: &str = "enter-host";
 const AGENT: &str = "agent";
 
-/// Writes a program: a script that begins with `#!`.
+/// Writes an executable script. The text begins with `#!`.
 pub fn write_script(path: &Path, text: &str) -> io::Result<()> {
     fs::write(path, text)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
 }
 
-/// A host as a process sees it.
+/// The environment of a process on a host.
 #[derive(Clone, Debug)]
 pub struct HostContext {
     /// A program that calls [`run_as_host_process`].
@@ -45,17 +47,18 @@ pub struct HostContext {
     pub cgroup: PathBuf,
 }
 
-/// A process of the world; it is killed when dropped, and by the kernel when the thread that started it ends.
+/// A process of the world. It is killed when this value is dropped, and by the kernel when the
+/// thread that started it ends.
 #[derive(Debug)]
 pub struct ChildProcess {
     child: Child,
     name: String,
 }
 
-/// What a finished command left.
+/// The result of a finished command.
 #[derive(Debug)]
 pub struct CommandOutput {
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
     /// Its standard output.
     pub stdout: String,
@@ -63,7 +66,7 @@ pub struct CommandOutput {
     pub stderr: String,
 }
 
-/// Enters a namespace and a cgroup and becomes another program.
+/// Enters a namespace and a cgroup, then executes another program.
 #[derive(Debug, Parser)]
 struct EnterArguments {
     #[arg(long)]
@@ -75,8 +78,9 @@ struct EnterArguments {
     command: Vec<String>,
 }
 
-/// The `main` of every program that builds a world: `run` with logs on standard error and worlds that go when a signal
-/// comes, unless the program was started as an agent or to enter a host.
+/// The `main` of every program that builds a world. Runs `run` with logs on standard error, and
+/// removes the worlds when a signal arrives. If the program was started as an agent or to enter a
+/// host, does that instead.
 pub fn main(name: &str, run: impl FnOnce() -> Result<bool>) -> ExitCode {
     if let Some(code) = run_as_host_process() {
         return code;
@@ -92,11 +96,11 @@ pub fn main(name: &str, run: impl FnOnce() -> Result<bool>) -> ExitCode {
     }
 }
 
-/// When the program was started as an agent or to enter a host: does that and says how to exit.
+/// If the program was started as an agent or to enter a host, does that and returns the exit code.
 pub fn run_as_host_process() -> Option<ExitCode> {
     let mut arguments = std::env::args();
     let result = match arguments.nth(1).as_deref() {
-        Some(INSIDE) => enter(&EnterArguments::parse_from(std::env::args().skip(1))),
+        Some(ENTER_HOST) => enter(&EnterArguments::parse_from(std::env::args().skip(1))),
         Some(AGENT) => agent::serve(&arguments.next().unwrap_or_default()),
         _ => return None,
     };
@@ -110,14 +114,14 @@ pub fn run_as_host_process() -> Option<ExitCode> {
 }
 
 impl HostContext {
-    /// Starts a program whose output goes to the end of `log`.
+    /// Starts a program and appends its output to `log`.
     pub fn spawn(&self, program: &Path, arguments: &[String], log: &File) -> Result<ChildProcess> {
         let mut command = self.command(program, arguments);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
         ChildProcess::start(command, program)
     }
 
-    /// Starts the agent of a host, with pipes for its requests and answers.
+    /// Starts the agent of a host, with pipes for its requests and responses.
     pub fn spawn_agent(&self, host: &str) -> Result<ChildProcess> {
         let arguments = [AGENT.to_owned(), host.to_owned()];
         let mut command = self.command(&self.program, &arguments);
@@ -137,7 +141,7 @@ impl HostContext {
 
     fn command(&self, program: &Path, arguments: &[impl AsRef<OsStr>]) -> Command {
         let mut command = command(&self.program);
-        command.arg(INSIDE).arg("--namespace").arg(&self.namespace).arg("--cgroup").arg(&self.cgroup);
+        command.arg(ENTER_HOST).arg("--namespace").arg(&self.namespace).arg("--cgroup").arg(&self.cgroup);
         command.arg("--").arg(program).args(arguments);
         command
     }
@@ -150,22 +154,23 @@ impl ChildProcess {
         Ok(Self { child, name })
     }
 
-    /// The process itself, for its pipes.
+    /// Returns the process itself, for its pipes.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
-    /// Its process id.
+    /// Returns the process identifier.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended; None while it runs.
+    /// Returns the exit status. None while the process runs.
     pub fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("wait for {}", self.name))
     }
 
-    /// Sends SIGTERM and waits for the end. Past `within`, kills it and says so.
+    /// Sends SIGTERM and waits for the end. After `timeout`, kills the process and returns an
+    /// error.
     pub fn terminate(mut self, timeout: Duration) -> Result<ExitStatus> {
         self.signal(Signal::SIGTERM)?;
         match self.wait(timeout)? {
@@ -180,7 +185,7 @@ impl ChildProcess {
         kill(Pid::from_raw(pid), signal).with_context(|| format!("send {signal} to {}", self.name))
     }
 
-    /// Waits until it ends; None if it still runs after `within`.
+    /// Waits until the process ends. Returns None if it still runs after `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> Result<Option<ExitStatus>> {
         Deadline::after(timeout).poll(|| self.exit_status().transpose()).transpose()
     }
@@ -188,8 +193,8 @@ impl ChildProcess {
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        // Ended already is what is wanted; wait() leaves no zombie.
-        let _ended = self.child.kill();
+        // The process may have ended already. wait() removes the zombie.
+        let _killed = self.child.kill();
         let _status = self.child.wait();
     }
 }
@@ -214,7 +219,7 @@ fn finish(mut command: Command, program: &Path, limit: Duration) -> Result<Comma
     Ok(CommandOutput { status, stdout: text(stdout), stderr: text(stderr) })
 }
 
-/// "exit code 1" or "signal 15", for reports.
+/// Describes an exit status as "exit code 1" or "signal 15".
 pub fn describe_status(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
@@ -225,7 +230,7 @@ pub fn describe_status(status: ExitStatus) -> String {
 
 fn read_all(mut pipe: impl io::Read) -> String {
     let mut bytes = Vec::new();
-    // What came until the pipe broke is all there is to report.
+    // If the pipe breaks, the output up to that point is returned.
     let _end = pipe.read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -236,8 +241,8 @@ fn command(program: &Path) -> Command {
 }
 
 fn enter(arguments: &EnterArguments) -> Result<()> {
-    // Dies with the runner, also when that is killed with SIGKILL.
-    prctl::set_pdeathsig(Signal::SIGKILL).context("ask to die with the runner")?;
+    // The process must die with the runner, even if the runner is killed with SIGKILL.
+    prctl::set_pdeathsig(Signal::SIGKILL).context("set the parent death signal")?;
     let procs = arguments.cgroup.join("cgroup.procs");
     fs::write(&procs, "0").with_context(|| format!("join {}", procs.display()))?;
     let namespace = File::open(&arguments.namespace)

@@ -1,4 +1,4 @@
-//! Service ports as the model resolves them, for tests that give them to a dataplane themselves.
+//! Resolved service ports, for tests that pass them to a dataplane directly.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -10,7 +10,7 @@ use proxy_userspace::model::{
     ServicePortKey, ServicePortName, TrafficPolicy,
 };
 
-/// The key of a service port named after what it serves.
+/// Returns the key of a service port with this Service name.
 pub fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePortKey {
     let service = NamespacedName::new("test", name);
     ServicePortKey {
@@ -19,7 +19,8 @@ pub fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePortKey {
     }
 }
 
-/// A service port at a cluster IP with these endpoints, all of them on this node and serving.
+/// Returns a service port with a cluster IP and these endpoints, all of them on this node and
+/// serving.
 pub fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
     let endpoints: Vec<_> =
         endpoints.iter().map(|address| ResolvedEndpoint { address: *address, is_local: true }).collect();

@@ -1,4 +1,5 @@
-//! Commands that take far longer than anything may wait for, for a proxy that is to be caught while it runs them.
+//! Replaces commands by ones that take very long, for tests that interrupt the proxy while a
+//! command runs.
 
 use std::{
     io,
@@ -7,13 +8,15 @@ use std::{
 
 use crate::process::write_script;
 
-/// The file in the folder that makes commands slow as long as it is there.
+/// While this file exists in the folder, commands are slow.
 pub const SLOW_FILE: &str = "slow";
-/// The file in the folder that tells that a slow one has begun.
+/// This file appears in the folder when a slow command has started.
 pub const STARTED_FILE: &str = "begun";
 
-/// Makes a program in `folder` that becomes `shunt`, to which these commands take an hour as long as there is the file [`SLOW`]; then
-/// there is the file [`BEGUN`]. `when` tells in bash which calls of them do; it may read the command's input into `input`.
+/// Creates a program in `folder` that runs `shunt` with slow versions of these commands in its
+/// path. While the file [`SLOW_FILE`] exists, a command creates [`STARTED_FILE`] and sleeps for an
+/// hour. `when` is a bash condition that selects the calls to slow down; it may read the command's
+/// input into `input`.
 pub fn with_slow_commands(folder: &Path, shunt: &Path, commands: &[&str], when: &str) -> io::Result<PathBuf> {
     let make = |name: &str, script: String| -> io::Result<PathBuf> {
         let path = folder.join(name);

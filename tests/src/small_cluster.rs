@@ -1,4 +1,4 @@
-//! The node, its pods and the Service that the programs beside the conformance runner share.
+//! The node, pods and Services that the programs other than the conformance runner share.
 
 use std::fmt::Write as _;
 
@@ -8,15 +8,15 @@ use crate::{runner::Manifests, world::Host};
 
 /// A node, its three pods, and a client outside the cluster.
 pub const HOSTS: [Host; 5] = [Host::Node1, Host::A1, Host::A2, Host::A3, Host::Client];
-/// The Service's own address.
+/// The VIP of the first Service.
 pub const CLUSTER_IP: &str = "10.96.0.80:80";
-/// The Service's port of the node, at the node's first address.
+/// The node port of the first Service, at the first address of the node.
 pub const NODE_PORT: &str = "192.168.57.11:30080";
-/// The node port of a third Service, over UDP, which not all programs have.
+/// The UDP node port of a third Service, which not all programs have.
 pub const NODE_PORT_UDP: &str = "192.168.57.11:30053";
-/// The address of a second Service, over UDP.
+/// The VIP of a second Service, over UDP.
 pub const DNS: &str = "10.96.0.53:53";
-/// Both Services.
+/// The first and the second Service.
 pub const SERVICES: &str = include_str!("small_cluster.yaml");
 /// The third Service.
 pub const OUTSIDE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: outside, namespace: default}\n\
@@ -29,14 +29,14 @@ pub const WEB_PORT: &str = "{name: '', protocol: TCP, port: 8080}";
 /// Ports of a slice, as in its manifest.
 pub const DNS_PORT: &str = "{name: '', protocol: UDP, port: 5353}";
 
-/// A file of slices.
+/// A file of EndpointSlices.
 #[derive(Debug, Default)]
 pub struct Slices {
     text: String,
 }
 
 impl Slices {
-    /// Adds the slice of a Service in one family, with these hosts as endpoints.
+    /// Adds an EndpointSlice of a Service in one family, with these hosts as endpoints.
     pub fn add(&mut self, service: &str, is_v6: bool, port: &str, hosts: &[Host]) {
         let endpoints: Vec<String> = hosts.iter().map(|host| endpoint(*host, is_v6)).collect();
         let family = if is_v6 { "IPv6" } else { "IPv4" };
@@ -49,7 +49,7 @@ impl Slices {
         );
     }
 
-    /// Both Services' slices, with these hosts as endpoints.
+    /// Returns the EndpointSlices of both Services, with these hosts as endpoints.
     pub fn for_all_services(pods: &[Host]) -> Self {
         let mut slices = Self::default();
         slices.add("web", false, WEB_PORT, pods);
@@ -57,12 +57,12 @@ impl Slices {
         slices
     }
 
-    /// The manifests' text.
+    /// Returns the text of the manifests.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Puts them in place of those of before, in one step.
+    /// Replaces the previous EndpointSlices in one step.
     pub fn place(&self, manifests: &Manifests) -> Result<()> {
         manifests.place("endpoints.yaml", &self.text)
     }

@@ -1,4 +1,4 @@
-//! Which system calls a thread makes: strace tells.
+//! Records the system calls of a thread with strace.
 
 use std::{fs, path::Path, thread, time::Duration};
 
@@ -14,12 +14,14 @@ use crate::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// What a thread calls that has memory to itself or waits for another; none of it is asked of the network or of BPF.
-const OF_MEMORY: [&str; 7] = ["mmap", "munmap", "mremap", "mprotect", "madvise", "brk", "futex"];
-/// Asked for before and after, and by nothing else here.
+/// System calls for memory and for waiting on other threads. They concern neither the network nor
+/// BPF.
+const IGNORED_CALLS: [&str; 7] = ["mmap", "munmap", "mremap", "mprotect", "madvise", "brk", "futex"];
+/// The call that marks the start and the end of the recorded part. Nothing else calls it.
 const MARK: &str = "getppid";
 
-/// Does something and returns the names of the system calls that this thread made for it, in their order, but those for memory.
+/// Runs `job`, and returns the names of the system calls that this thread made, in order, without
+/// calls for memory.
 pub fn system_calls_of(job: impl FnOnce()) -> Result<Vec<String>> {
     let directory = tempfile::tempdir()?;
     let trace = directory.path().join("trace");
@@ -28,7 +30,7 @@ pub fn system_calls_of(job: impl FnOnce()) -> Result<Vec<String>> {
     let strace = thread::spawn(move || {
         run_with_timeout(Path::new("strace"), &["-q", "-o", &output, "-p", &thread_id], 3 * TIMEOUT)
     });
-    let tracer = Deadline::after(TIMEOUT).poll(|| tracer().filter(|_| has_begun(&trace)));
+    let tracer = Deadline::after(TIMEOUT).poll(|| tracer().filter(|_| is_recording(&trace)));
     if tracer.is_some() {
         let _mark = getppid();
         job();
@@ -43,15 +45,15 @@ pub fn system_calls_of(job: impl FnOnce()) -> Result<Vec<String>> {
     names(&fs::read_to_string(&trace)?)
 }
 
-/// Who traces this thread.
+/// Returns the tracer of this thread.
 fn tracer() -> Option<Pid> {
     let status = fs::read_to_string("/proc/thread-self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?;
     line.trim().parse().ok().filter(|pid| *pid != 0).map(Pid::from_raw)
 }
 
-/// It tells of calls, and so of all to come.
-fn has_begun(trace: &Path) -> bool {
+/// Returns true if strace has recorded a call, so that it also records all later calls.
+fn is_recording(trace: &Path) -> bool {
     fs::metadata(trace).is_ok_and(|trace| trace.len() > 0)
 }
 
@@ -59,8 +61,8 @@ fn names(trace: &str) -> Result<Vec<String>> {
     let calls = trace.lines().filter_map(|line| Some(line.split_once('(')?.0.trim_start()));
     let parts: Vec<Vec<&str>> =
         calls.collect::<Vec<_>>().split(|name| *name == MARK).map(<[&str]>::to_vec).collect();
-    ensure!(parts.len() == 3, "{} marks in the trace, and not two:\n{trace}", parts.len() - 1);
-    Ok(parts[1].iter().filter(|name| !OF_MEMORY.contains(name)).map(ToString::to_string).collect())
+    ensure!(parts.len() == 3, "{} marks in the trace instead of two:\n{trace}", parts.len() - 1);
+    Ok(parts[1].iter().filter(|name| !IGNORED_CALLS.contains(name)).map(ToString::to_string).collect())
 }
 
 #[cfg(test)]
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_between_the_marks_are_told_but_those_for_memory() {
+    fn calls_between_the_marks_are_recorded_except_for_memory() {
         let calls =
             system_calls_of(|| assert!(fs::metadata("/no/such/file").is_err())).expect("strace, and root");
         assert_eq!(calls.len(), 1, "{calls:?}");

@@ -1,4 +1,5 @@
-//! Clients that dial all the time, from pods: while something is done to the proxy, no connection may fail.
+//! Clients that connect all the time, mostly from pods. While a test does something to the proxy,
+//! no connection may fail.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -11,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::{
     agent::{
         Agent,
-        protocol::{Attempt, ConnectRequest, Order, Protocol, SendRequest},
+        protocol::{Attempt, ConnectRequest, Order, Protocol},
     },
     small_cluster::{CLUSTER_IP, DNS, NODE_PORT, NODE_PORT_UDP},
     world::{Host, World},
@@ -19,182 +20,170 @@ use crate::{
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 const BATCH: usize = 50;
-const HELD: &str = "held";
+const OPEN_CONNECTION: &str = "open";
 
-/// What one client saw.
+/// The result of one client.
 pub struct ClientResult {
     /// Which client connected to which destination.
     pub name: String,
-    /// How many connections were made.
+    /// The number of connections.
     pub connections: usize,
-    /// What went wrong.
+    /// The failures.
     pub failures: Vec<String>,
 }
 
 impl ClientResult {
-    /// Whether nothing failed; prints how it went.
-    pub fn report(loads: &[Self]) -> bool {
-        for load in loads {
-            println!("{}: {} connections, {} failed", load.name, load.connections, load.failures.len());
-            load.failures.iter().take(3).for_each(|failure| println!("    {failure}"));
+    /// Prints the results. Returns true if nothing failed.
+    pub fn report(results: &[Self]) -> bool {
+        for result in results {
+            println!("{}: {} connections, {} failed", result.name, result.connections, result.failures.len());
+            result.failures.iter().take(3).for_each(|failure| println!("    {failure}"));
         }
-        loads.iter().all(|load| load.failures.is_empty() && load.connections > 0)
+        results.iter().all(|result| result.failures.is_empty() && result.connections > 0)
     }
 }
 
-/// Of a client that sends datagrams over and over: one conversation that goes on.
+/// The source port of a client that sends datagrams repeatedly, as one conversation.
 const SOURCE_PORT: u16 = 20_000;
-/// A datagram is lost, however slow the machine is.
+/// A datagram without an answer for this time is lost, even on a slow machine.
 const LOST_AFTER: Duration = Duration::from_secs(20);
 
-/// Three pods of node1: one dials a cluster IP, one a node port, one sends UDP. Each holds a connection besides.
+/// Three pods of node1: one connects to a cluster IP, one to a node port, and one sends UDP. Each
+/// also keeps a connection open.
 pub struct Clients(Vec<Client>);
 
 impl Clients {
-    /// Takes the pods out of the world, for use beside it.
+    /// Creates the clients with the agents of the pods, which it takes out of the world.
     pub fn from_world(world: &mut World) -> Result<Self> {
         let mut clients = vec![
             Client::new(world, Host::A1, vec![connect_request(CLUSTER_IP, Protocol::Tcp, false)?])?,
             Client::new(world, Host::A2, vec![connect_request(NODE_PORT, Protocol::Tcp, false)?])?,
             Client::new(world, Host::A3, vec![connect_request(DNS, Protocol::Udp, true)?])?,
         ];
-        clients.iter_mut().try_for_each(Client::hold)?;
+        clients.iter_mut().try_for_each(|client| client.open(CLUSTER_IP))?;
         Ok(Self(clients))
     }
 
-    /// With a host outside the cluster, that sends datagrams to a node port: conversations that begin, and one that goes on. Nothing
-    /// is sent twice, so that each datagram counts.
+    /// Adds a host outside the cluster that sends datagrams to a node port: new conversations and
+    /// one that continues. Nothing is retransmitted, so every datagram counts.
     pub fn with_udp_from_outside(mut self, world: &mut World) -> Result<Self> {
-        let begin =
+        let new_conversation =
             ConnectRequest { timeout: LOST_AFTER, ..connect_request(NODE_PORT_UDP, Protocol::Udp, true)? };
-        let go_on = ConnectRequest { source_port: Some(SOURCE_PORT), ..begin.clone() };
-        let mut outside = Client::new(world, Host::Client, vec![begin, go_on])?;
-        outside.hold_to(NODE_PORT)?;
+        let continued_conversation =
+            ConnectRequest { source_port: Some(SOURCE_PORT), ..new_conversation.clone() };
+        let mut outside = Client::new(world, Host::Client, vec![new_conversation, continued_conversation])?;
+        outside.open(NODE_PORT)?;
         self.0.push(outside);
         Ok(self)
     }
 
-    /// Conntrack will forget conversations whose endpoint leaves, answers under way included: a datagram whose answer is not
-    /// translated back is sent once more, from another socket.
+    /// Tolerates that shunt deletes the conntrack entries of conversations whose endpoint leaves,
+    /// even if a reply is on its way: a datagram whose reply is not translated is sent once more,
+    /// from another socket.
     pub fn tolerate_deleted_flows(&mut self) {
         self.0.iter_mut().for_each(|client| client.tolerate_deleted_flows = true);
     }
 
-    /// Modes will change: programs that go take along what a socket says of its peer, and what is held must live on all the while.
+    /// Tolerates changes of the mode: a removed program no longer hides the endpoint as the peer of
+    /// a socket. Open connections must work all the time.
     pub fn tolerate_mode_changes(&mut self) {
         self.0.iter_mut().for_each(|client| client.tolerate_mode_changes = true);
     }
 
-    /// Has all dial while something is done.
+    /// Has all clients connect while `job` runs.
     pub fn connect_during(&mut self, job: impl FnOnce() -> Result<()>) -> Result<Vec<ClientResult>> {
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             let running: Vec<_> =
                 self.0.iter_mut().map(|client| scope.spawn(|| client.load(&done))).collect();
-            let ended = job();
+            let job_result = job();
             done.store(true, Ordering::Relaxed);
-            let loads: Result<Vec<ClientResult>> = running
+            let results: Result<Vec<ClientResult>> = running
                 .into_iter()
                 .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
                 .collect();
-            ended.and(loads)
+            job_result.and(results)
         })
     }
 
-    /// The connections that were held from the beginning still work.
+    /// Checks that the connections that were opened at the start still work.
     pub fn check_open_connections(&mut self) -> Result<()> {
         self.0.iter_mut().try_for_each(Client::check_open_connections)
     }
 
-    /// New connections reach this host alone.
+    /// Checks that new connections reach this host only.
     pub fn check_only_endpoint(&mut self, host: Host) -> Result<()> {
         self.0.iter_mut().take(1).try_for_each(|client| client.check_only_endpoint(host))
     }
 }
 
-/// A host that dials one address, over and over.
+/// A host that connects to its destinations repeatedly.
 struct Client {
     host: Host,
-    /// In turn.
-    dials: Vec<ConnectRequest>,
+    /// The requests, in turn.
+    requests: Vec<ConnectRequest>,
     agent: Agent,
     tolerate_mode_changes: bool,
     tolerate_deleted_flows: bool,
 }
 
 impl Client {
-    fn new(world: &mut World, host: Host, dials: Vec<ConnectRequest>) -> Result<Self> {
+    fn new(world: &mut World, host: Host, requests: Vec<ConnectRequest>) -> Result<Self> {
         let agent = world.take_agent(host)?;
-        Ok(Self { host, dials, agent, tolerate_mode_changes: false, tolerate_deleted_flows: false })
+        Ok(Self { host, requests, agent, tolerate_mode_changes: false, tolerate_deleted_flows: false })
     }
 
     fn load(&mut self, done: &AtomicBool) -> Result<ClientResult> {
-        let dials = self.dials.clone();
-        let ConnectRequest { to, protocol, .. } = dials.first().context("the client has no request")?;
+        let requests = self.requests.clone();
+        let ConnectRequest { to, protocol, .. } = requests.first().context("the client has no request")?;
         let name = format!("{} to {to} over {protocol:?}", self.host);
-        let mut load = ClientResult { name, connections: 0, failures: Vec::new() };
-        for request in dials.into_iter().cycle() {
+        let mut result = ClientResult { name, connections: 0, failures: Vec::new() };
+        for request in requests.into_iter().cycle() {
             if done.load(Ordering::Relaxed) {
                 break;
             }
             let attempts = self.agent.connect(request.clone())?;
-            load.connections += attempts.len();
+            result.connections += attempts.len();
             let any_peer = self.tolerate_mode_changes;
-            for failed in attempts.into_iter().filter_map(|one| failure(one, any_peer)) {
-                let is_asked_again = self.tolerate_deleted_flows && request.protocol == Protocol::Udp;
-                let failed = if is_asked_again { self.ask_again(&request)? } else { Some(failed) };
-                load.failures.extend(failed);
+            for failure in attempts.into_iter().filter_map(|attempt| failure(attempt, any_peer)) {
+                let may_retry = self.tolerate_deleted_flows && request.protocol == Protocol::Udp;
+                result.failures.extend(if may_retry { self.retry(&request)? } else { Some(failure) });
             }
             if self.tolerate_mode_changes {
-                load.failures.extend(self.check_open_connections().err().map(|error| error.to_string()));
+                result.failures.extend(self.check_open_connections().err().map(|error| error.to_string()));
             }
         }
-        Ok(load)
+        Ok(result)
     }
 
-    fn ask_again(&mut self, request: &ConnectRequest) -> Result<Option<String>> {
+    fn retry(&mut self, request: &ConnectRequest) -> Result<Option<String>> {
         let attempts = self.agent.connect(ConnectRequest { attempts: 1, ..request.clone() })?;
-        Ok(attempts.into_iter().find_map(|one| failure(one, self.tolerate_mode_changes)))
+        Ok(attempts.into_iter().find_map(|attempt| failure(attempt, self.tolerate_mode_changes)))
     }
 
-    fn hold(&mut self) -> Result<()> {
-        self.hold_to(CLUSTER_IP)
-    }
-
-    fn hold_to(&mut self, to: &str) -> Result<()> {
-        let held = ConnectRequest {
-            hold: Some(HELD.into()),
-            attempts: 1,
-            ..connect_request(to, Protocol::Tcp, false)?
-        };
-        let attempts = self.agent.connect(held)?;
-        ensure!(matches!(attempts[..], [Attempt::Answered(_)]), "the first connection fails: {attempts:?}");
-        Ok(())
+    fn open(&mut self, to: &str) -> Result<()> {
+        self.agent.open(OPEN_CONNECTION, connect_request(to, Protocol::Tcp, false)?)
     }
 
     fn check_open_connections(&mut self) -> Result<()> {
-        let send = SendRequest { id: HELD.into(), size: 1, answer: 0, timeout: ANSWER_TIMEOUT };
-        let answer = self.agent.send(send)?;
-        ensure!(matches!(answer, Attempt::Answered(_)), "an established connection has ended: {answer:?}");
-        Ok(())
+        self.agent.check_open(OPEN_CONNECTION, ANSWER_TIMEOUT)
     }
 
     fn check_only_endpoint(&mut self, host: Host) -> Result<()> {
-        for request in self.dials.clone() {
-            for one in self.agent.connect(request)? {
-                let is_right = matches!(&one, Attempt::Answered(answer) if answer.host == host.name());
-                ensure!(is_right, "{host} is the only endpoint left, and not what this reached: {one:?}");
+        for request in self.requests.clone() {
+            for attempt in self.agent.connect(request)? {
+                ensure!(attempt.is_answered_by(host), "{host} is the only endpoint left, but: {attempt:?}");
             }
         }
         Ok(())
     }
 }
 
-fn failure(one: Attempt, any_peer: bool) -> Option<String> {
-    match one {
+fn failure(attempt: Attempt, any_peer: bool) -> Option<String> {
+    match attempt {
         Attempt::Answered(answer) if any_peer || answer.peer == answer.destination => None,
         Attempt::Answered(answer) => Some(format!("the peer is {}", answer.peer)),
-        Attempt::Failed(failure) => Some(format!("{}: {}", failure.operation, failure.message)),
+        Attempt::Failed(failure) => Some(failure.to_string()),
     }
 }
 

@@ -80,7 +80,8 @@ fn flow_to_a_service_fails_without_a_proxy_with_a_reason() {
     let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
     let text = text(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    for wanted in ["FAIL    tiny", "step 1, flow 2: a1 tcp 10.96.0.10:80 x2", "wanted: reach b1", "timed out"]
+    for wanted in
+        ["FAIL    tiny", "step 1, flow 2: a1 tcp 10.96.0.10:80 x2", "expected: reach b1", "timed out"]
     {
         assert!(text.contains(wanted), "{wanted:?} is not in:\n{text}");
     }
@@ -95,7 +96,7 @@ fn case_for_another_mode_is_named_and_not_counted() {
     fs::write(path, other.replacen("name: tiny", "name: other, modes: [ipvs]", 1)).unwrap();
     let output = conformance(cases.path()).arg("--no-proxy").output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
-    assert!(text(&output).contains("left out, for ipvs: other\n"), "{}", text(&output));
+    assert!(text(&output).contains("skipped, for ipvs: other\n"), "{}", text(&output));
     assert!(text(&output).ends_with("1 passed, 0 failed\n"), "{}", text(&output));
 }
 

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use futures::{StreamExt as _, stream};
 
 use self::{
@@ -77,6 +77,20 @@ impl Agent {
     pub fn connect(&mut self, request: ConnectRequest) -> Result<Vec<Attempt>> {
         let timeout = request.max_duration().saturating_add(scaled(ANSWER_TIMEOUT));
         self.attempts(&Request::Connect(request), timeout)
+    }
+
+    /// Opens a connection and keeps it open under the name `id`. It must be answered.
+    pub fn open(&mut self, id: &str, request: ConnectRequest) -> Result<()> {
+        let attempts = self.connect(ConnectRequest { hold: Some(id.to_owned()), attempts: 1, ..request })?;
+        ensure!(matches!(attempts[..], [Attempt::Answered(_)]), "the first connection fails: {attempts:?}");
+        Ok(())
+    }
+
+    /// Sends a byte on a connection that was kept open. It must be answered.
+    pub fn check_open(&mut self, id: &str, timeout: Duration) -> Result<()> {
+        let attempt = self.send(SendRequest { id: id.to_owned(), size: 1, answer: 0, timeout })?;
+        ensure!(attempt.is_answered(), "an established connection has ended: {attempt:?}");
+        Ok(())
     }
 
     /// Sends on a connection that was kept open.

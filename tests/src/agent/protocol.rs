@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -10,7 +11,10 @@ use std::{
 use proxy_userspace::kernel::bpf;
 use serde::{Deserialize, Serialize};
 
-use crate::bench::{self, protocol::BenchResponse};
+use crate::{
+    bench::{self, protocol::BenchResponse},
+    world::Host,
+};
 
 /// The transport protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -213,12 +217,36 @@ impl ConnectRequest {
         }
     }
 
+    /// Sets the timeout of each attempt.
+    #[must_use]
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
     /// Returns an upper bound of the time that all attempts take.
     pub fn max_duration(&self) -> Duration {
         // Connecting and answering each have the timeout.
         let uses = u32::try_from(self.repeats).unwrap_or(u32::MAX).saturating_add(2);
         let one = self.pause + (self.timeout + self.repeat_interval).saturating_mul(uses);
         one.saturating_mul(u32::try_from(self.attempts).unwrap_or(u32::MAX))
+    }
+}
+
+impl Attempt {
+    /// Returns true if a host answered.
+    pub fn is_answered(&self) -> bool {
+        matches!(self, Self::Answered(_))
+    }
+
+    /// Returns true if this host answered.
+    pub fn is_answered_by(&self, host: Host) -> bool {
+        matches!(self, Self::Answered(answer) if answer.host == host.name())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.operation, self.message)
     }
 }
 

@@ -1,8 +1,8 @@
-//! What can go wrong, on demand.
+//! Faults of the API server that a test can inject.
 
 use super::Request;
 
-/// What sort of request.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// A list or a page of one.
@@ -13,7 +13,7 @@ pub enum Verb {
     WatchList,
 }
 
-/// What to do in place of a proper answer.
+/// A fault: what the server does instead of the correct answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// 401, for credentials that are not accepted.
@@ -22,18 +22,18 @@ pub enum Fault {
     Forbidden,
     /// HTTP 410, as for a resource version that has expired.
     Gone,
-    /// HTTP 410 for requests with a continue token; others are answered.
+    /// HTTP 410 for requests with a continue token. Other requests are answered.
     ExpireContinue,
     /// HTTP 500.
     InternalError,
     /// HTTP 422, the answer to `sendInitialEvents` without the `WatchList` feature gate.
     RefuseStreaming,
-    /// Treats `sendInitialEvents` as unknown, as servers before 1.27 do: an ordinary watch, and no bookmark that ends the
-    /// initial objects.
+    /// Ignores `sendInitialEvents`, as servers before 1.27 do: an ordinary watch, without the
+    /// bookmark that ends the initial objects.
     IgnoreStreaming,
     /// Never answers.
     Hang,
-    /// Sends the head of an answer and then nothing.
+    /// Sends the response headers and then nothing.
     HangAfterHead,
     /// Breaks the connection in the middle of the body.
     BreakMidBody,
@@ -41,30 +41,30 @@ pub enum Fault {
     EmptyBody,
     /// A watch whose first line is an `ERROR` with 410.
     ExpiredInStream,
-    /// 200 and a body that is no JSON.
+    /// 200 and a body that is not JSON.
     NotJson,
-    /// Answers as it should, after a while.
+    /// Answers correctly after a delay.
     Slow,
-    /// A watch whose changes carry wrong versions.
+    /// A watch whose changes have wrong resource versions.
     WrongVersions(WrongVersion),
 }
 
-/// How versions of changes are wrong.
+/// How the resource versions of changes are wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WrongVersion {
-    /// Each is 1.
+    /// Each version is 1.
     Low,
-    /// They are far ahead.
+    /// The versions are far ahead of the real ones.
     High,
-    /// They are no numbers.
+    /// The versions are not numbers.
     NotANumber,
-    /// There are none.
+    /// The versions are missing.
     Missing,
 }
 
 impl WrongVersion {
-    /// What is told in place of a version.
-    pub(super) fn told(self, version: u64) -> String {
+    /// Returns the text to send in place of a version.
+    pub(super) fn text(self, version: u64) -> String {
         match self {
             Self::Low => "1".to_owned(),
             Self::High => (version + 1_000_000).to_string(),
@@ -77,19 +77,19 @@ impl WrongVersion {
 /// What to do to the watches that are open now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interruption {
-    /// End them between two lines, as the server does after `timeoutSeconds`.
+    /// End the watches between two lines, as the server does after `timeoutSeconds`.
     End,
     /// Break the connection in the middle of a line.
     BreakMidEvent,
     /// Send an `ERROR` with 410, and end.
     Expire,
-    /// Leave them open and send nothing any more.
+    /// Keep the watches open, but send nothing any more.
     Stall,
     /// Send a bookmark.
     Bookmark,
 }
 
-/// Which requests misbehave, and how often.
+/// The requests that a fault applies to, and how often.
 #[derive(Clone, Debug)]
 pub(super) struct FaultRule {
     pub(super) plural: Option<&'static str>,

@@ -1,4 +1,4 @@
-//! Lists and their pages.
+//! Answers list requests, by pages if the client asks for them.
 
 use anyhow::{Context as _, Result};
 use axum::response::Response;
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 use super::{Query, Resource, responses, selectors::Selectors, store::Store};
 
-/// Where a list goes on, as the server encodes it.
-struct Continue {
+/// The position at which a list continues, as the server encodes it.
+struct ContinueToken {
     version: u64,
     /// The first key of the page.
     start: String,
 }
 
-impl Continue {
+impl ContinueToken {
     fn decode(token: &str) -> Result<Self> {
         let token: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(token)?)?;
         let version = token["rv"].as_u64().context("rv")?;
@@ -23,7 +23,7 @@ impl Continue {
     }
 
     fn after(version: u64, key: &str) -> String {
-        // Written by hand for the order of its fields.
+        // Formatted by hand, to keep the order of the fields.
         let start = json!(format!("{key}\0"));
         URL_SAFE_NO_PAD.encode(format!("{{\"v\":\"meta.k8s.io/v1\",\"rv\":{version},\"start\":{start}}}"))
     }
@@ -31,8 +31,8 @@ impl Continue {
 
 /// Answers a list request.
 pub(super) fn answer(store: &Store, resource: &'static Resource, query: &Query) -> Response {
-    let from = match query.get("continue").filter(|token| !token.is_empty()).map(Continue::decode) {
-        None => Continue { version: store.version(), start: String::new() },
+    let from = match query.get("continue").filter(|token| !token.is_empty()).map(ContinueToken::decode) {
+        None => ContinueToken { version: store.version(), start: String::new() },
         Some(Ok(from)) => from,
         Some(Err(error)) => {
             let message = format!("continue key is not valid: {error}");
@@ -45,7 +45,7 @@ pub(super) fn answer(store: &Store, resource: &'static Resource, query: &Query) 
     responses::whole(StatusCode::OK, &page(store, resource, query, &from))
 }
 
-fn page(store: &Store, resource: &'static Resource, query: &Query, from: &Continue) -> Value {
+fn page(store: &Store, resource: &'static Resource, query: &Query, from: &ContinueToken) -> Value {
     let selectors = query.selectors();
     let limit = query.get("limit").and_then(|limit| limit.parse().ok()).filter(|limit| *limit > 0);
     let objects = store.list(resource.plural, from.version);
@@ -54,8 +54,8 @@ fn page(store: &Store, resource: &'static Resource, query: &Query, from: &Contin
     let remaining = rest.count();
     let mut metadata = json!({"resourceVersion": from.version.to_string()});
     if let (Some((last, _)), true) = (items.last(), remaining > 0) {
-        metadata["continue"] = json!(Continue::after(from.version, last));
-        // With selectors the server does not know.
+        metadata["continue"] = json!(ContinueToken::after(from.version, last));
+        // With selectors, the server does not know the number of remaining items.
         if selectors.is_empty() {
             metadata["remainingItemCount"] = json!(remaining);
         }
@@ -67,7 +67,7 @@ fn page(store: &Store, resource: &'static Resource, query: &Query, from: &Contin
     })
 }
 
-/// Items of lists do not say what they are.
+/// Returns an item of a list, which has no `kind` and no `apiVersion`.
 fn item(object: &Value) -> Value {
     let mut object = object.clone();
     if let Some(fields) = object.as_object_mut() {
@@ -78,7 +78,7 @@ fn item(object: &Value) -> Value {
 }
 
 impl Query {
-    /// The request's selectors.
+    /// Returns the selectors of the request.
     pub(super) fn selectors(&self) -> Selectors {
         let text = |key| self.get(key).unwrap_or_default();
         Selectors::parse(text("labelSelector"), text("fieldSelector"))

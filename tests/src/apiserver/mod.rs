@@ -1,8 +1,9 @@
-//! An API server to watch: real HTTP lists and watches of objects that a test puts in, and misbehaviour on demand.
+//! An API server for tests: real HTTP lists and watches of the objects that a test stores, and
+//! faults that it injects.
 //!
-//! It follows the recordings of a kube-apiserver 1.36 in `recordings/`: consistent pages, watches with selectors,
-//! bookmarks, streaming lists, expired history, and the bodies of errors. It has no authentication, no defaulting and no
-//! admission.
+//! It follows the recordings of a kube-apiserver 1.36 in `recordings/`: consistent pages, watches
+//! with selectors, bookmarks, streaming lists, expired history, and the bodies of errors. It has no
+//! authentication, no defaulting and no admission.
 
 mod faults;
 mod list;
@@ -42,14 +43,14 @@ pub use self::{
     store::Resource,
 };
 
-/// Where Events are written.
+/// The path at which Events are created.
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/{namespace}/events";
-/// Where those are kept that are about objects without a namespace.
+/// The namespace of Events about objects without a namespace.
 const DEFAULT_NAMESPACE: &str = "default";
-/// How long a slow answer takes.
-const SLOWNESS: Duration = Duration::from_secs(3);
+/// The delay of a slow answer.
+const SLOW_ANSWER_DELAY: Duration = Duration::from_secs(3);
 
-/// A running server. Dropping it takes it down.
+/// A running server. It stops when it is dropped.
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
@@ -57,7 +58,7 @@ pub struct ApiServer {
     serving: Option<JoinHandle<()>>,
 }
 
-/// What a server knew at some time.
+/// The data of a server at some time.
 #[derive(Clone, Debug)]
 pub struct Backup(Store);
 
@@ -72,12 +73,12 @@ struct Shared {
     down: channel::Sender<bool>,
 }
 
-/// A request that the server got.
+/// A request that the server received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The resource's name in URLs.
     pub plural: &'static str,
-    /// What was asked for.
+    /// The kind of the request.
     pub verb: Verb,
     /// The query, decoded.
     pub query: Query,
@@ -107,13 +108,13 @@ impl Query {
 }
 
 impl ApiServer {
-    /// Starts a server without objects. Port 0 picks a free one.
+    /// Starts a server without objects. With port 0, the kernel picks a free port.
     pub async fn start(address: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?;
         Self::start_on(listener)
     }
 
-    /// Starts a server on a socket that listens already, in a network namespace for example.
+    /// Starts a server on a listening socket, for example one in a network namespace.
     pub fn start_on(listener: TcpListener) -> Result<Self> {
         let shared = Arc::new(Shared {
             store: Mutex::new(Store::new()),
@@ -129,27 +130,29 @@ impl ApiServer {
         Ok(Self { address, shared, serving })
     }
 
-    /// The address the server listens on.
+    /// Returns the address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The server's URL, for `--master`.
+    /// Returns the server's URL, for `--master`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Creates or replaces an object, and returns its version. It needs `kind`, `apiVersion` and a name.
+    /// Creates or replaces an object, and returns its version. The object needs `kind`,
+    /// `apiVersion` and a name.
     pub fn put(&self, object: Value) -> Result<u64> {
-        self.changing(|store| store.put(object))
+        self.change_store(|store| store.put(object))
     }
 
-    /// Deletes an object, and returns the version of the deletion. Cluster-scoped kinds ignore the namespace.
+    /// Deletes an object, and returns the version of the deletion. For cluster-scoped kinds, the
+    /// namespace is ignored.
     pub fn delete(&self, kind: &str, namespace: &str, name: &str) -> Result<u64> {
-        self.changing(|store| store.delete(kind, namespace, name))
+        self.change_store(|store| store.delete(kind, namespace, name))
     }
 
-    /// Keeps a recorded object with its version; watches do not hear of it.
+    /// Stores a recorded object with its version, without an event for watches.
     pub fn insert_recorded(&self, object: Value) -> Result<()> {
         self.shared.store().insert_recorded(object)
     }
@@ -159,12 +162,13 @@ impl ApiServer {
         self.shared.store().advance_to(version);
     }
 
-    /// Forgets all history: older versions and continue tokens have expired.
+    /// Deletes all history, so that older versions and continue tokens have expired.
     pub fn compact(&self) {
         self.shared.store().compact();
     }
 
-    /// Makes the next `times` requests for this resource (all, if none is named) and verb (any) misbehave.
+    /// Injects a fault into the next `times` requests for this resource (None: all) and verb (None:
+    /// any).
     pub fn inject_fault(
         &self,
         plural: Option<&'static str>,
@@ -175,38 +179,39 @@ impl ApiServer {
         lock(&self.shared.faults).push(FaultRule { plural, verb, faults, times });
     }
 
-    /// Ends all misbehaviour.
+    /// Removes all faults.
     pub fn clear_faults(&self) {
         lock(&self.shared.faults).clear();
     }
 
-    /// Does something to the watches that are open now.
+    /// Interrupts the watches that are open now.
     pub fn interrupt(&self, interruption: Interruption) {
-        // No watch is open, if nobody hears it.
+        // An error means that no watch is open.
         let _ = self.shared.interruptions.send(interruption);
     }
 
-    /// All that it knows now, to go back to.
+    /// Returns a copy of all data.
     pub fn backup(&self) -> Backup {
         Backup(self.shared.store().clone())
     }
 
-    /// Goes back to older data, with its versions, as a cluster does that is restored from a backup; best while it is down.
+    /// Restores older data with its versions, as in a cluster that is restored from a backup. The
+    /// server should be down.
     pub fn restore_backup(&self, backup: Backup) {
         *self.shared.store() = backup.0;
     }
 
-    /// The Events that were written so far.
+    /// Returns the Events that were created so far.
     pub fn events(&self) -> Vec<Value> {
         lock(&self.shared.events).clone()
     }
 
-    /// The requests so far.
+    /// Returns the requests so far.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.shared.requests).clone()
     }
 
-    /// Takes the server down: connections break, new ones are refused. Objects stay.
+    /// Stops the server: connections break and new ones are refused. The objects stay.
     pub async fn down(&mut self) {
         self.shared.down.send_replace(true);
         if let Some(serving) = self.serving.take() {
@@ -214,20 +219,20 @@ impl ApiServer {
         }
     }
 
-    /// Brings it up again at the same address.
+    /// Starts the server again at the same address.
     pub async fn up(&mut self) -> Result<()> {
         let listener = TcpListener::bind(self.address).await.context("listen again")?;
         self.up_on(listener);
         Ok(())
     }
 
-    /// Brings it up again on a socket that listens at the same address.
+    /// Starts the server again on a socket that listens at the same address.
     pub fn up_on(&mut self, listener: TcpListener) {
         self.shared.down.send_replace(false);
         self.serving = Some(serve(listener, Arc::clone(&self.shared)));
     }
 
-    fn changing<T>(&self, change: impl FnOnce(&mut Store) -> Result<T>) -> Result<T> {
+    fn change_store<T>(&self, change: impl FnOnce(&mut Store) -> Result<T>) -> Result<T> {
         let result = change(&mut self.shared.store());
         self.shared.changed.send_modify(|changes| *changes += 1);
         result
@@ -266,20 +271,21 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
         router = router.route(&resource.path(), get(answer));
     }
     let mut down = shared.down.subscribe();
-    router = router.route(EVENTS, post(take_event));
+    router = router.route(EVENTS, post(create_event));
     let service = router.fallback(not_found).with_state(shared);
     tokio::spawn(async move {
         let shutdown = async move {
-            // A lost sender means that the server is gone as well.
+            // If the sender is gone, the server is gone too.
             let _ = down.wait_for(|down| *down).await;
         };
-        // Serving does not fail; errors of single connections end those.
+        // `serve` does not fail. An error of a connection ends that connection only.
         let _ = axum::serve(listener, service).with_graceful_shutdown(shutdown).await;
     })
 }
 
-/// As the real one, it takes an Event in the namespace of what that is about, and in no other (`ValidateEventCreate`).
-async fn take_event(
+/// Creates an Event. Like the real server, it requires the namespace of the object that the Event
+/// is about (`ValidateEventCreate`).
+async fn create_event(
     State(shared): State<Arc<Shared>>,
     Path(namespace): Path<String>,
     Json(event): Json<Value>,
@@ -307,7 +313,7 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query)
     let query = &request.query;
     let fault = shared.fault(&request);
     if fault == Some(Fault::Slow) {
-        tokio::time::sleep(SLOWNESS).await;
+        tokio::time::sleep(SLOW_ANSWER_DELAY).await;
     }
     if query
         .get("resourceVersion")
@@ -343,7 +349,7 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query)
     }
 }
 
-/// An answer whose connection breaks after `part` of the body.
+/// Returns a response whose connection breaks after `part` of the body.
 fn broken(part: Vec<u8>) -> Response {
     let parts = [Ok(bytes::Bytes::from(part)), Err(io::Error::from(io::ErrorKind::ConnectionAborted))];
     responses::stream(StatusCode::OK, Body::from_stream(stream::iter(parts)))

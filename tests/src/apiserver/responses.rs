@@ -1,4 +1,4 @@
-//! Bodies and heads as a kube-apiserver writes them.
+//! Builds response bodies and headers as a kube-apiserver writes them.
 
 use axum::{
     body::Body,
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use super::{Resource, faults::Verb};
 
-/// A whole answer.
+/// Returns a complete JSON response.
 pub(super) fn whole(status: StatusCode, body: &Value) -> Response {
     stream(status, Body::from(format!("{body}\n")))
 }
 
-/// An answer with any body.
+/// Returns a response with any body.
 pub(super) fn stream(status: StatusCode, body: Body) -> Response {
     let head = [
         (header::CONTENT_TYPE, "application/json"),
@@ -24,7 +24,7 @@ pub(super) fn stream(status: StatusCode, body: Body) -> Response {
     (status, head, body).into_response()
 }
 
-/// A `Status` of failure.
+/// Returns a `Status` of failure.
 pub(super) fn status(code: u16, reason: &str, message: impl Into<String>) -> Value {
     json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
@@ -60,32 +60,32 @@ pub(super) fn forbidden(resource: &Resource, verb: Verb) -> Value {
     body
 }
 
-/// The answer to `sendInitialEvents` where the feature gate is off.
+/// Returns the answer to `sendInitialEvents` if the feature gate is off.
 pub(super) fn streaming_refused() -> Value {
     let message = "ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden \
                    for watch unless the WatchList feature gate is enabled";
     status(422, "Invalid", message)
 }
 
-/// The answer to a continue token whose version is compacted.
+/// Returns the answer to a continue token whose version is compacted.
 pub(super) fn continue_expired() -> Value {
     let message = "The provided continue parameter is too old to display a consistent list result. You can start a new \
                    list without the continue parameter.";
     status(410, "Expired", message)
 }
 
-/// The `ERROR` of a watch that asks for forgotten history.
+/// Returns the `ERROR` event of a watch that asks for compacted history.
 pub(super) fn too_old(version: u64, compacted: u64) -> Value {
     status(410, "Expired", format!("too old resource version: {version} ({compacted})"))
 }
 
-/// One line of a watch.
+/// Returns one line of a watch.
 pub(super) fn event(event_type: &str, object: &Value) -> String {
-    // The type first, as the server writes it.
+    // The type comes first, as the server writes it.
     format!("{{\"type\":\"{event_type}\",\"object\":{object}}}\n")
 }
 
-/// The object of a bookmark.
+/// Returns the object of a bookmark.
 pub(super) fn bookmark(resource: &Resource, version: u64, ends_list: bool) -> Value {
     let mut metadata = json!({"resourceVersion": version.to_string()});
     if ends_list {
@@ -93,7 +93,7 @@ pub(super) fn bookmark(resource: &Resource, version: u64, ends_list: bool) -> Va
     }
     let mut object =
         json!({"kind": resource.kind, "apiVersion": resource.api_version(), "metadata": metadata});
-    // Empty objects of these kinds are written with what is not optional in them.
+    // The server writes the required fields of these kinds even in empty objects.
     match resource.kind {
         "Service" => {
             object["spec"] = json!({});

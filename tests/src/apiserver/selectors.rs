@@ -1,4 +1,4 @@
-//! Label and field selectors of requests.
+//! Parses and applies the label and field selectors of requests.
 
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ impl Selectors {
         Self { labels: parse(labels), fields: parse(fields) }
     }
 
-    /// Whether nothing is selected by.
+    /// Returns true if there is no selector.
     pub(super) fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }

@@ -1,4 +1,5 @@
-//! The objects, their resource versions, and the history that watches and consistent pages are made of.
+//! Stores the objects, their resource versions, and the history from which watches and consistent
+//! pages are made.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +22,7 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// All there are.
+    /// All resources.
     pub const ALL: [Self; 5] = [
         Self { group: "", version: "v1", plural: "services", kind: "Service", namespaced: true },
         Self { group: "", version: "v1", plural: "nodes", kind: "Node", namespaced: false },
@@ -76,11 +77,11 @@ pub(super) struct Change {
     pub(super) new: Option<Value>,
 }
 
-/// Everything the server knows.
+/// All data of the server.
 #[derive(Clone, Debug)]
 pub(super) struct Store {
     version: u64,
-    /// Changes up to this version are forgotten.
+    /// Changes up to this version have been deleted from the history.
     compacted: u64,
     objects: BTreeMap<(&'static str, String), Value>,
     history: Vec<Change>,
@@ -104,14 +105,14 @@ impl Store {
         self.version = self.version.max(version);
     }
 
-    /// Forgets all history.
+    /// Deletes all history.
     pub(super) fn compact(&mut self) {
         self.version += 1;
         self.compacted = self.version - 1;
         self.history.clear();
     }
 
-    /// Creates or replaces an object; it gets a new version.
+    /// Creates or replaces an object, which gets a new version.
     pub(super) fn put(&mut self, mut object: Value) -> Result<u64> {
         let resource = Resource::of(&object)?;
         let metadata = object["metadata"].as_object_mut().context("no metadata")?;
@@ -133,7 +134,7 @@ impl Store {
         Ok(self.version)
     }
 
-    /// Keeps an object with the version it has, without history.
+    /// Stores an object with the version that it has, without history.
     pub(super) fn insert_recorded(&mut self, object: Value) -> Result<()> {
         let resource = Resource::of(&object)?;
         let key = key(resource, &object)?;
@@ -155,7 +156,7 @@ impl Store {
         Ok(self.version)
     }
 
-    /// A resource's objects in the order of their keys, as they were at `version`.
+    /// Returns the objects of a resource as of `version`, in the order of their keys.
     pub(super) fn list(&self, plural: &'static str, version: u64) -> BTreeMap<String, Value> {
         let of_plural =
             self.objects.range((plural, String::new())..).take_while(|((of, _), _)| *of == plural);
@@ -171,7 +172,7 @@ impl Store {
         objects
     }
 
-    /// A resource's changes after `version`.
+    /// Returns the changes of a resource after `version`.
     pub(super) fn since(&self, plural: &'static str, version: u64) -> impl Iterator<Item = &Change> {
         self.history.iter().filter(move |change| change.version > version && change.plural == plural)
     }

@@ -1,4 +1,4 @@
-//! Watches and streaming lists.
+//! Answers watches and streaming lists.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -20,10 +20,10 @@ use super::{
     store::{Change, Store},
 };
 
-/// How often bookmarks come on their own.
-const BOOKMARKS: Duration = Duration::from_mins(1);
-/// The longest watch, if the client does not ask for less.
-const LONGEST: u32 = 1800;
+/// The interval of bookmarks.
+const BOOKMARK_INTERVAL: Duration = Duration::from_mins(1);
+/// The maximum duration of a watch in seconds, if the client does not ask for less.
+const MAX_SECONDS: u32 = 1800;
 
 /// One watch.
 struct Watch {
@@ -33,16 +33,17 @@ struct Watch {
     bookmarks: bool,
     /// All changes up to this version were sent.
     version: u64,
-    /// What it was asked to begin after; a version that is yet to come is waited for, as upstream does.
+    /// The requested start version. If it is in the future, the watch waits for it, as upstream
+    /// does.
     from: u64,
     wrong_version: Option<WrongVersion>,
     out: mpsc::Sender<io::Result<Bytes>>,
 }
 
-/// The connection is gone, or the watch has been ended.
-struct Done;
+/// The connection is closed, or the watch has ended.
+struct WatchEnded;
 
-/// Answers a watch request. `fault` is one of those that leave the head of the answer intact.
+/// Answers a watch request. `fault` must be one that leaves the response headers intact.
 pub(super) fn answer(
     shared: &Arc<Shared>,
     resource: &'static Resource,
@@ -70,9 +71,9 @@ pub(super) fn answer(
         },
         out,
     };
-    let seconds: u32 = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(LONGEST);
+    let seconds: u32 = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(MAX_SECONDS);
     let until = Instant::now() + Duration::from_secs(u64::from(seconds));
-    // Subscribed before the first look at the store, so that nothing is missed.
+    // Subscribed before the first read of the store, so that no change is missed.
     let changes = shared.changed.subscribe();
     let interruptions = shared.interruptions.subscribe();
     tokio::spawn(watch.run(streaming, fault, until, changes, interruptions));
@@ -108,25 +109,26 @@ impl Watch {
         until: Instant,
         mut changes: watch::Receiver<u64>,
         mut interruptions: broadcast::Receiver<Interruption>,
-    ) -> Result<(), Done> {
+    ) -> Result<(), WatchEnded> {
         self.inject_fault(fault).await?;
         self.begin(streaming).await?;
-        let mut bookmarks = interval(BOOKMARKS);
+        let mut bookmarks = interval(BOOKMARK_INTERVAL);
         bookmarks.reset();
         loop {
             self.catch_up().await?;
             tokio::select! {
-                news = changes.changed() => news.map_err(|_| Done)?,
-                interruption = interruptions.recv() => self.interrupt(interruption.map_err(|_| Done)?).await?,
+                changed = changes.changed() => changed.map_err(|_| WatchEnded)?,
+                interruption = interruptions.recv() => self.interrupt(interruption.map_err(|_| WatchEnded)?).await?,
                 _ = bookmarks.tick() => self.bookmark(false).await?,
                 () = sleep_until(until) => return Ok(()),
-                () = self.out.closed() => return Err(Done),
+                () = self.out.closed() => return Err(WatchEnded),
             }
         }
     }
 
-    /// What comes before changes: the objects there are, for a watch from no version or from version 0.
-    async fn begin(&mut self, streaming: bool) -> Result<(), Done> {
+    /// Sends what precedes the changes: the existing objects, for a watch without a version or from
+    /// version 0.
+    async fn begin(&mut self, streaming: bool) -> Result<(), WatchEnded> {
         let (lines, version) = {
             let store = self.shared.store();
             if self.version > 0 && self.version < store.compacted() {
@@ -146,7 +148,7 @@ impl Watch {
             }
             Err(expired) => {
                 self.send(expired).await?;
-                return Err(Done);
+                return Err(WatchEnded);
             }
         }
         self.version = version;
@@ -159,7 +161,7 @@ impl Watch {
         selected.map(|object| responses::event("ADDED", object)).collect()
     }
 
-    async fn catch_up(&mut self) -> Result<(), Done> {
+    async fn catch_up(&mut self) -> Result<(), WatchEnded> {
         let (lines, version) = {
             let store = self.shared.store();
             let changes = store.since(self.resource.plural, self.version);
@@ -174,7 +176,7 @@ impl Watch {
         Ok(())
     }
 
-    /// A change as a watcher with these selectors sees it.
+    /// Returns the line of a change as a watcher with these selectors sees it.
     fn line(&self, change: &Change) -> Option<String> {
         let selected =
             |object: &Option<Value>| object.clone().filter(|object| self.selectors.matches(object));
@@ -186,12 +188,12 @@ impl Watch {
         };
         let version = self
             .wrong_version
-            .map_or_else(|| change.version.to_string(), |wrong_version| wrong_version.told(change.version));
+            .map_or_else(|| change.version.to_string(), |wrong_version| wrong_version.text(change.version));
         object["metadata"]["resourceVersion"] = version.into();
         Some(responses::event(event, &object))
     }
 
-    async fn bookmark(&mut self, ends_list: bool) -> Result<(), Done> {
+    async fn bookmark(&mut self, ends_list: bool) -> Result<(), WatchEnded> {
         if !self.bookmarks && !ends_list {
             return Ok(());
         }
@@ -199,41 +201,41 @@ impl Watch {
         self.send(responses::event("BOOKMARK", &object)).await
     }
 
-    async fn inject_fault(&mut self, fault: Option<Fault>) -> Result<(), Done> {
+    async fn inject_fault(&mut self, fault: Option<Fault>) -> Result<(), WatchEnded> {
         match fault {
             Some(Fault::HangAfterHead) => self.interrupt(Interruption::Stall).await,
             Some(Fault::BreakMidBody) => self.interrupt(Interruption::BreakMidEvent).await,
             Some(Fault::ExpiredInStream) => self.interrupt(Interruption::Expire).await,
-            Some(Fault::EmptyBody) => Err(Done),
+            Some(Fault::EmptyBody) => Err(WatchEnded),
             Some(Fault::NotJson) => self.send("<html>no JSON</html>\n".to_owned()).await,
             _ => Ok(()),
         }
     }
 
-    async fn interrupt(&mut self, interruption: Interruption) -> Result<(), Done> {
+    async fn interrupt(&mut self, interruption: Interruption) -> Result<(), WatchEnded> {
         match interruption {
-            Interruption::End => Err(Done),
+            Interruption::End => Err(WatchEnded),
             Interruption::Bookmark => self.bookmark(false).await,
             Interruption::Stall => {
                 self.out.closed().await;
-                Err(Done)
+                Err(WatchEnded)
             }
             Interruption::Expire => {
                 let version = self.shared.store().version();
                 self.send(responses::event("ERROR", &responses::too_old(self.version, version))).await?;
-                Err(Done)
+                Err(WatchEnded)
             }
             Interruption::BreakMidEvent => {
                 let line =
                     responses::event("MODIFIED", &responses::bookmark(self.resource, self.version, false));
                 self.send(line.get(..line.len() / 2).unwrap_or_default().to_owned()).await?;
                 let _ = self.out.send(Err(io::ErrorKind::ConnectionAborted.into())).await;
-                Err(Done)
+                Err(WatchEnded)
             }
         }
     }
 
-    async fn send(&self, line: String) -> Result<(), Done> {
-        self.out.send(Ok(line.into())).await.map_err(|_| Done)
+    async fn send(&self, line: String) -> Result<(), WatchEnded> {
+        self.out.send(Ok(line.into())).await.map_err(|_| WatchEnded)
     }
 }

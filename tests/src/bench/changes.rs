@@ -1,5 +1,5 @@
-//! The change path: the proxy's own model, loop and dataplane, run in an agent on the node with decoded events at one end
-//! and the kernel at the other.
+//! Measures the change path: shunt's own model, sync loop and dataplane run in an agent on the
+//! node. The input is decoded events, the output is the kernel.
 
 use std::{num::NonZeroU16, sync::Arc, thread, time::Duration};
 
@@ -44,15 +44,15 @@ use super::{
 };
 use crate::{agent::Agent, deadline::Stopwatch};
 
-const ALL_TIMEOUT: Duration = Duration::from_mins(3);
-const ONE_TIMEOUT: Duration = Duration::from_mins(1);
-/// The kernel is compared with everything only at the start.
+const TOTAL_TIMEOUT: Duration = Duration::from_mins(3);
+const CHANGE_TIMEOUT: Duration = Duration::from_mins(1);
+/// The loop compares the kernel with the Snapshot only at the start.
 const NEVER: Duration = Duration::from_hours(24);
 const KINDS: usize = 3;
-/// Apart from each other, so that changes are spread over all Services.
+/// The distance between changed Services, so that changes spread over all of them.
 const STRIDE: usize = 7919;
 
-/// What was changed.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum ChangeKind {
@@ -62,18 +62,18 @@ pub(super) enum ChangeKind {
     Everything,
 }
 
-/// What a kind of change costs.
+/// The cost of a kind of change.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ChangeResult {
     pub(super) services: usize,
     pub(super) changed: ChangeKind,
     pub(super) changes: usize,
-    /// Microseconds from the decoded event to the changed kernel.
+    /// The median of microseconds from the decoded event to the changed kernel.
     pub(super) median_us: f64,
     pub(super) p99_us: f64,
-    /// Microseconds of CPU, the median.
+    /// The median of CPU microseconds.
     pub(super) cpu_us: f64,
-    /// ChangeRequest to the kernel, the least and the most of any change.
+    /// The minimum and the maximum number of kernel changes.
     pub(super) operations: (usize, usize),
 }
 
@@ -88,16 +88,20 @@ impl ChangeKind {
     }
 }
 
-/// Has an agent on the node measure.
-pub(super) fn ask(agent: &mut Agent, services: usize, request: ChangeRequest) -> Result<Vec<ChangeResult>> {
-    match agent.bench(BenchRequest::Changes(request), ALL_TIMEOUT)? {
+/// Has an agent on the node measure the changes.
+pub(super) fn measure_in_agent(
+    agent: &mut Agent,
+    services: usize,
+    request: ChangeRequest,
+) -> Result<Vec<ChangeResult>> {
+    match agent.bench(BenchRequest::Changes(request), TOTAL_TIMEOUT)? {
         BenchResponse::Changes(ChangeTimings { first, endpoint, scaled, service }) => Ok(vec![
             summary(services, ChangeKind::Endpoint, &endpoint)?,
             summary(services, ChangeKind::Scaled, &scaled)?,
             summary(services, ChangeKind::Service, &service)?,
             summary(services, ChangeKind::Everything, &[first])?,
         ]),
-        other => bail!("expected timings, the agent says {other:?}"),
+        other => bail!("expected timings, but the agent answered {other:?}"),
     }
 }
 
@@ -123,10 +127,10 @@ fn summary(services: usize, changed: ChangeKind, samples: &[Sample]) -> Result<C
     })
 }
 
-/// How long changes are made at most; modes that run commands make fewer of them.
-const LONGEST: Duration = Duration::from_mins(1);
+/// The maximum time for changes. Modes that run commands make fewer changes in that time.
+const MAX_DURATION: Duration = Duration::from_mins(1);
 
-/// In the agent: measures on a thread of its own, which does all of the work.
+/// Measures in the agent, on a new thread that does all of the work.
 pub(super) fn measure(request: &ChangeRequest) -> Result<ChangeTimings> {
     let words = std::iter::once("shunt").chain(request.arguments.iter().map(String::as_str));
     let flags = Flags::parse(words).context("the proxy's flags")?;
@@ -134,7 +138,7 @@ pub(super) fn measure(request: &ChangeRequest) -> Result<ChangeTimings> {
         Config::load(&flags, &Environment::of_this_process()).context("the proxy's configuration")?;
     let changes = request.changes;
     let measuring = thread::spawn(move || {
-        load::go_first();
+        load::raise_priority();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let result = runtime.block_on(run(&config, changes));
         runtime.shutdown_background();
@@ -186,7 +190,7 @@ async fn run(config: &Config, changes: usize) -> Result<ChangeTimings> {
     let mut service = Vec::with_capacity(changes);
     let Objects { mut services, mut slices, .. } = objects;
     let began = Stopwatch::start();
-    let is_time_left = |number: &usize| *number == 0 || began.elapsed() < LONGEST;
+    let is_time_left = |number: &usize| *number == 0 || began.elapsed() < MAX_DURATION;
     for number in (0..changes).map(|number| number * STRIDE).take_while(is_time_left) {
         let slice = number % slices.len();
         replace_endpoint(&mut slices[slice]).context("a slice without endpoints")?;
@@ -204,7 +208,7 @@ async fn run(config: &Config, changes: usize) -> Result<ChangeTimings> {
     Ok(ChangeTimings { first, endpoint, scaled, service })
 }
 
-/// There and back again: one address for another.
+/// Replaces the first endpoint address by another one, or restores it.
 fn replace_endpoint(slice: &mut EndpointSlice) -> Option<()> {
     if let std::net::IpAddr::V4(ip) = slice.endpoints.first_mut()?.address.as_mut()? {
         *ip = (ip.to_bits() ^ 1 << 15).into();
@@ -212,7 +216,7 @@ fn replace_endpoint(slice: &mut EndpointSlice) -> Option<()> {
     Some(())
 }
 
-/// One endpoint more than there were at first, or as many again.
+/// Adds an endpoint, or removes the added one.
 fn scale(slice: &mut EndpointSlice) -> Option<()> {
     if slice.endpoints.len() > usize::from(ENDPOINTS) {
         slice.endpoints.pop();
@@ -232,7 +236,7 @@ fn change_port(service: &mut Service) -> Option<()> {
     Some(())
 }
 
-/// What the manifests hold, decoded.
+/// The decoded objects of the manifests.
 struct Objects {
     events: Vec<WatchEvent>,
     services: Vec<Service>,
@@ -246,17 +250,17 @@ impl Objects {
         let source = tokio::spawn(ManifestSource::new(directory).run(to));
         let mut objects = Self { events: Vec::new(), services: Vec::new(), slices: Vec::new() };
         for _ in 0..KINDS {
-            let event = from.recv().await.context("the manifests end early")?;
-            // The Service under load is another kind than all the rest; changes are timed on what there are many of.
-            let is_one_of_many = |namespace: &str| namespace != "bench";
+            let event = from.recv().await.context("the manifest source ended early")?;
+            // The Service under load differs from all others. Only the others are changed.
+            let is_changeable = |namespace: &str| namespace != "bench";
             match &event {
                 WatchEvent::Services(Delta::Replace(list)) => {
-                    let many = list.iter().filter(|service| is_one_of_many(&service.name.namespace));
-                    objects.services.extend(many.cloned());
+                    let changeable = list.iter().filter(|service| is_changeable(&service.name.namespace));
+                    objects.services.extend(changeable.cloned());
                 }
                 WatchEvent::EndpointSlices(Delta::Replace(list)) => {
-                    let many = list.iter().filter(|slice| is_one_of_many(&slice.name.namespace));
-                    objects.slices.extend(many.cloned());
+                    let changeable = list.iter().filter(|slice| is_changeable(&slice.name.namespace));
+                    objects.slices.extend(changeable.cloned());
                 }
                 _ => {}
             }
@@ -266,7 +270,7 @@ impl Objects {
         source.await??;
         ensure!(
             !objects.services.is_empty() && !objects.slices.is_empty(),
-            "nothing to change: two Services at least"
+            "there is nothing to change: at least two Services are needed"
         );
         Ok(objects)
     }
@@ -276,7 +280,7 @@ impl Objects {
     }
 }
 
-/// The proxy's loop at work.
+/// The running sync loop.
 struct RunningLoop {
     events: mpsc::Sender<WatchEvent>,
     rendered: mpsc::UnboundedReceiver<RenderResult>,
@@ -284,7 +288,7 @@ struct RunningLoop {
     looping: tokio::task::JoinHandle<Result<()>>,
 }
 
-/// The kernel was changed.
+/// The result of a kernel change.
 struct RenderResult {
     result: Result<usize, String>,
     since: Stopwatch,
@@ -324,13 +328,13 @@ impl RunningLoop {
         Ok(Self { events, rendered, shutdown, looping })
     }
 
-    /// From the first event to the changed kernel.
+    /// Measures the time from the first event to the changed kernel.
     async fn time(&mut self, events: Vec<WatchEvent>) -> Result<Sample> {
         let (began, cpu) = (Stopwatch::start(), thread_cpu()?);
         for event in events {
             self.events.send(event).await.context("the loop has ended")?;
         }
-        let rendered = timeout(ONE_TIMEOUT, self.rendered.recv()).await;
+        let rendered = timeout(CHANGE_TIMEOUT, self.rendered.recv()).await;
         let rendered = rendered.context("the kernel was not changed")?.context("the loop has ended")?;
         let took = began.elapsed().saturating_sub(rendered.since.elapsed());
         match rendered.result {
@@ -345,7 +349,7 @@ impl RunningLoop {
     }
 }
 
-/// A renderer that says when it is done.
+/// A renderer that reports when it is done.
 struct TimedRenderer {
     inner: Box<dyn Renderer>,
     done: mpsc::UnboundedSender<RenderResult>,
@@ -359,12 +363,12 @@ impl Renderer for TimedRenderer {
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {
         let result = self.inner.render(snapshot, dirty);
         let cpu = thread_cpu().unwrap_or_default();
-        let told = result
+        let outcome = result
             .as_ref()
             .map(|operations| *operations)
             .map_err(|error| proxy_userspace::causes::with_causes(error));
-        // Nobody listens once all is measured.
-        let _heard = self.done.send(RenderResult { result: told, since: Stopwatch::start(), cpu });
+        // The receiver is gone after all is measured.
+        let _sent = self.done.send(RenderResult { result: outcome, since: Stopwatch::start(), cpu });
         result
     }
 
@@ -377,7 +381,7 @@ impl Renderer for TimedRenderer {
     }
 }
 
-/// That of this thread, and of the commands that ended.
+/// Returns the CPU time of this thread and of the commands that have ended.
 fn thread_cpu() -> Result<Duration> {
     let own: Duration = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into();
     let children = getrusage(UsageWho::RUSAGE_CHILDREN)?;

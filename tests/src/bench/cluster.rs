@@ -1,4 +1,5 @@
-//! The cluster that is measured: one Service under load, and as many others as wanted, with four endpoints each.
+//! Generates the measured cluster: one Service under load, and as many others as requested, with
+//! four endpoints each.
 
 use std::net::Ipv4Addr;
 
@@ -8,24 +9,25 @@ use serde_json::{Value, json};
 use super::protocol::Workload;
 use crate::runner::Manifests;
 
-/// Endpoints of every Service. Those of the measured one are ports of the same pod, so that the direct connection goes to
-/// the same places.
+/// The number of endpoints of every Service. Those of the measured Service are ports of the same
+/// pod, so that direct connections go to the same endpoints.
 pub(super) const ENDPOINTS: u16 = 4;
-/// The measured Service's cluster IP.
+/// The cluster IP of the measured Service.
 pub(super) const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 80);
-/// The pod behind the measured Service: a2.
+/// The address of the pod behind the measured Service: a2.
 pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 12);
 
-/// Ports of paths are apart, since what one leaves in the server's `TIME_WAIT` another must not run into.
+/// The number of paths. Each path has its own ports, so that it does not meet what another path
+/// left in the server's `TIME_WAIT`.
 const PATHS: u16 = 5;
 const SPARE: u16 = PATHS;
 const FIRST_ENDPOINT_PORT: u16 = 9_000;
 const FIRST_PORT: u16 = 1_000;
 const FIRST_NODE_PORT: u16 = 30_000;
-const OBJECTS_A_FILE: usize = 100;
+const OBJECTS_PER_FILE: usize = 100;
 const NODES: usize = 100;
 
-/// One port of the measured Service, by which a path is measured with a workload.
+/// One port of the measured Service, for one path and workload.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MeasuredPort {
     number: u16,
@@ -34,12 +36,12 @@ pub(super) struct MeasuredPort {
 }
 
 impl MeasuredPort {
-    /// That of the `path`th path.
+    /// Returns the port of the `path`th path.
     pub(super) fn new(path: u16, workload: Workload) -> Self {
         Self { number: path * 3 + workload as u16, workload }
     }
 
-    /// That of no path.
+    /// Returns a port that belongs to no path.
     pub(super) fn spare(workload: Workload) -> Self {
         Self::new(SPARE, workload)
     }
@@ -48,17 +50,17 @@ impl MeasuredPort {
         (0..=SPARE).flat_map(|path| Workload::ALL.map(|workload| Self::new(path, workload)))
     }
 
-    /// The port on the cluster IP.
+    /// Returns the port on the cluster IP.
     pub(super) fn port(self) -> u16 {
         FIRST_PORT + self.number
     }
 
-    /// The port on nodes.
+    /// Returns the node port.
     pub(super) fn node_port(self) -> u16 {
         FIRST_NODE_PORT + self.number
     }
 
-    /// The ports of its endpoints on the server's pod.
+    /// Returns the ports of its endpoints on the server's pod.
     pub(super) fn endpoint_ports(self) -> impl Iterator<Item = u16> {
         (0..ENDPOINTS).map(move |slice| self.endpoint_port(slice))
     }
@@ -71,23 +73,23 @@ impl MeasuredPort {
         format!("p{}", self.number)
     }
 
-    /// The protocol, as Kubernetes names it.
+    /// Returns the protocol as Kubernetes names it.
     pub(super) fn protocol(self) -> &'static str {
         if self.workload == Workload::UdpRequestResponse { "UDP" } else { "TCP" }
     }
 }
 
-/// The ports the server's pod has to answer on.
+/// Returns the ports on which the server's pod must answer.
 pub(super) fn server_ports() -> Vec<(Workload, u16)> {
     MeasuredPort::all()
         .flat_map(|port| port.endpoint_ports().map(move |number| (port.workload, number)))
         .collect()
 }
 
-/// Puts a cluster of so many Services into manifests, the measured one among them.
+/// Writes a cluster with this number of Services into manifests, the measured Service included.
 pub(super) fn write(manifests: &Manifests, services: usize) -> Result<()> {
     let objects: Vec<Value> = objects(services).collect();
-    for (number, some) in objects.chunks(OBJECTS_A_FILE).enumerate() {
+    for (number, some) in objects.chunks(OBJECTS_PER_FILE).enumerate() {
         let documents: Vec<String> =
             some.iter().map(serde_yaml_ng::to_string).collect::<Result<_, _>>().context("write YAML")?;
         manifests.place(&format!("cluster-{number:04}.yaml"), &documents.join("---\n"))?;
@@ -95,13 +97,13 @@ pub(super) fn write(manifests: &Manifests, services: usize) -> Result<()> {
     Ok(())
 }
 
-/// The objects of a cluster of so many Services.
+/// Returns the objects of a cluster with this number of Services.
 pub(super) fn objects(services: usize) -> impl Iterator<Item = Value> {
     let others = (0..services.saturating_sub(1)).flat_map(|number| [service(number), slice(number)]);
     measured().into_iter().chain(others)
 }
 
-/// The measured Service, the slices of its endpoints, and the node.
+/// Returns the measured Service, its EndpointSlices, and the Node.
 fn measured() -> Vec<Value> {
     let node = json!({
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"},
@@ -177,12 +179,12 @@ fn service_name(number: usize) -> String {
     format!("backend-{number:05}")
 }
 
-/// 10.96.1.0 and up.
+/// Returns an address from 10.96.1.0 on.
 fn cluster_ip(number: usize) -> Ipv4Addr {
     nth(Ipv4Addr::new(10, 96, 1, 0), number)
 }
 
-/// 10.244.16.0 and up: pods of other nodes, which nobody dials.
+/// Returns an address from 10.244.16.0 on. These are pods of other nodes. Nothing connects to them.
 fn pod_ip(number: usize) -> Ipv4Addr {
     nth(Ipv4Addr::new(10, 244, 16, 0), number)
 }
@@ -198,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_has_as_many_services_as_wanted_and_none_twice() {
+    fn a_cluster_has_the_requested_number_of_distinct_services() {
         let objects: Vec<Value> = objects(10_000).collect();
         let services: BTreeSet<String> = objects
             .iter()

@@ -1,12 +1,15 @@
-//! Traffic that is none of the proxy's: routed through the node from the client to a pod, with the proxy and without.
+//! Measures foreign traffic, which is not for a Service: routed through the node from the client to
+//! a pod, with the proxy and without it.
 //!
-//! One world in which the proxy comes and goes, rather than two worlds side by side: two worlds differ in where their
-//! sockets and routes lie in memory, which is more than what is looked for here. A turn with the proxy is compared with the
-//! mean of those before and after it without, so that a machine that gets slower or faster meanwhile favours neither.
+//! The measurement uses one world in which the proxy starts and stops. Two worlds would differ in
+//! the memory addresses of their sockets and routes, and that effect is larger than the one
+//! measured here. A turn with the proxy is compared with the mean of the turns before and after it
+//! without the proxy, so that a change of the machine's speed does not favour either.
 //!
-//! A node tracks connections with or without the proxy, since its firewall or its network plugin does: the first such rule makes
-//! the kernel do so, and costs more than all that is looked for here. What the proxy adds to that is one figure; what it
-//! costs on a node where it is the first is the other.
+//! Most nodes track connections with or without the proxy, because of their firewall or network
+//! plugin. The first rule that needs conntrack makes the kernel track connections, which costs more
+//! than everything measured here. One figure is what the proxy adds on such a node. The other is
+//! its cost on a node that did not track connections before.
 
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
@@ -22,18 +25,18 @@ use crate::{
     world::{Host, World},
 };
 
-/// How routed traffic compares.
+/// The cost of the proxy for foreign traffic.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ForeignResult {
     pub(super) workload: Workload,
     pub(super) services: usize,
-    /// The node tracked connections without the proxy too.
+    /// True if the node tracked connections without the proxy too.
     pub(super) tracked: bool,
-    /// Operations a second with the proxy against those without.
+    /// Operations a second with the proxy, relative to those without it.
     pub(super) ratio: Option<Ratio>,
 }
 
-/// Measures with every workload, and leaves the proxy removed.
+/// Measures every workload, and leaves the proxy removed.
 pub(super) fn measure(
     world: &mut World,
     proxy: &mut Proxy,
@@ -46,7 +49,7 @@ pub(super) fn measure(
     Ok(results)
 }
 
-/// The least that a node's firewall has.
+/// The minimal firewall of a node.
 const TRACKING: &str = "table inet firewall { chain forward { type filter hook forward priority filter; ct state invalid drop; }; \
      chain postrouting { type nat hook postrouting priority srcnat; }; }";
 
@@ -77,7 +80,7 @@ fn compare(
         .collect())
 }
 
-/// Operations a second of each workload: the medians of a few rounds.
+/// Returns operations a second for each workload: the medians of a few rounds.
 fn rates(world: &mut World, effort: Effort) -> Result<[f64; 3]> {
     let mut rates = [0.0; 3];
     for (workload, rate) in Workload::ALL.into_iter().zip(&mut rates) {

@@ -1,7 +1,8 @@
-//! Servers and load in an agent, all on one CPU and at one time: one operation ends before the next begins.
+//! Runs the servers and the load in an agent, all on one CPU and one after the other: an operation
+//! ends before the next begins.
 //!
-//! The packets of a veth pair are worked on by the CPU of the sender, so that this CPU does all there is to do for an
-//! operation, and operations a second are the CPU time of one, upside down.
+//! The CPU of the sender processes the packets of a veth pair. This CPU therefore does all the work
+//! of an operation, and operations a second are the inverse of the CPU time of one operation.
 
 use std::{
     fs,
@@ -21,33 +22,35 @@ use rustix::process::setpriority_process;
 use super::protocol::{BenchResponse, Comparison, Workload};
 use crate::deadline::Stopwatch;
 
-/// How long the first operation of a target may take.
+/// The timeout of the first operation on a target.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-const FIRST: i32 = -20;
+const HIGHEST_PRIORITY: i32 = -20;
 
-/// Moves the calling thread, and all it starts from now on, to the last CPU it may run on, before everything else there.
-fn take_cpu() -> Result<()> {
+/// Pins the calling thread, and all threads that it starts later, to the last CPU that it may run
+/// on, with the highest priority.
+fn pin_to_last_cpu() -> Result<()> {
     let allowed = sched_getaffinity(Pid::from_raw(0)).context("ask for this thread's CPUs")?;
     let last = (0..CpuSet::count()).rev().find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
     let mut one = CpuSet::new();
     one.set(last.context("no CPU to run on")?).context("choose a CPU")?;
     sched_setaffinity(Pid::from_raw(0), &one).context("move to one CPU")?;
-    go_first();
+    raise_priority();
     Ok(())
 }
 
-/// Puts the calling thread, and all it starts from now on, before what else wants to run. That keeps others from
-/// disturbing; without it the spread is wider.
-pub(super) fn go_first() {
-    // Where the scheduler groups by session, priority counts in a session of its own, which this process may have already.
+/// Gives the calling thread, and all threads that it starts later, the highest priority. Otherwise
+/// other processes would disturb the measurement and widen the spread.
+pub(super) fn raise_priority() {
+    // If the scheduler groups by session, priority counts only in a session of its own. The process
+    // may have one already.
     let _session = setsid();
-    let _group = fs::write("/proc/self/autogroup", FIRST.to_string());
-    let _nice = setpriority_process(None, FIRST);
+    let _group = fs::write("/proc/self/autogroup", HIGHEST_PRIORITY.to_string());
+    let _nice = setpriority_process(None, HIGHEST_PRIORITY);
 }
 
-/// Answers on ports, each from a thread of its own.
+/// Serves the ports, each on its own thread.
 pub(super) fn serve(ports: &[(Workload, u16)]) -> Result<()> {
-    take_cpu()?;
+    pin_to_last_cpu()?;
     for (workload, port) in ports {
         let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, *port));
         match workload {
@@ -57,7 +60,7 @@ pub(super) fn serve(ports: &[(Workload, u16)]) -> Result<()> {
                 let socket = UdpSocket::bind(address).with_context(|| format!("bind UDP {address}"))?;
                 thread::spawn(move || {
                     loop {
-                        // An error is about one datagram.
+                        // An error concerns one datagram only.
                         let _sent = answer_datagram(&socket);
                     }
                 });
@@ -71,7 +74,7 @@ fn listen(address: SocketAddr, serve: fn(TcpStream) -> io::Result<()>) -> Result
     let listener = TcpListener::bind(address).with_context(|| format!("listen on TCP {address}"))?;
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // A connection that breaks is the client's to report.
+            // The client reports a broken connection.
             let _ended = serve(stream);
         }
     });
@@ -97,13 +100,13 @@ fn answer_datagram(socket: &UdpSocket) -> io::Result<usize> {
     socket.send_to(&byte, client)
 }
 
-/// Puts load on the targets, turn by turn.
+/// Puts load on the targets in turn.
 pub(super) fn compare(compare: &Comparison) -> Result<BenchResponse> {
-    take_cpu()?;
+    pin_to_last_cpu()?;
     let Comparison { workload, targets, rounds, turn } = compare;
     for (target, addresses) in targets.iter().enumerate() {
         for address in addresses {
-            if let Err(error) = try_once(*workload, *address) {
+            if let Err(error) = run_once(*workload, *address) {
                 return Ok(BenchResponse::NotServed { target, why: format!("{address}: {error}") });
             }
         }
@@ -112,32 +115,33 @@ pub(super) fn compare(compare: &Comparison) -> Result<BenchResponse> {
     for (round, rates) in rates.iter_mut().enumerate() {
         for step in 0..targets.len() {
             let target = (round + step) % targets.len();
-            let rate = one_turn(*workload, &targets[target], round, *turn);
+            let rate = run_turn(*workload, &targets[target], round, *turn);
             rates[target] = rate.with_context(|| format!("{} to {:?}", workload.name(), targets[target]))?;
         }
     }
     Ok(BenchResponse::Rates(rates))
 }
 
-/// One operation, with a limit to the time it takes.
-fn try_once(workload: Workload, address: SocketAddr) -> io::Result<()> {
+/// Runs one operation with a timeout.
+fn run_once(workload: Workload, address: SocketAddr) -> io::Result<()> {
     match workload {
-        Workload::UdpRequestResponse => ask_udp(&udp_socket()?, address),
+        Workload::UdpRequestResponse => exchange_udp(&udp_socket()?, address),
         Workload::ConnectRequestClose | Workload::RequestResponse => {
             let stream = TcpStream::connect_timeout(&address, ANSWER_TIMEOUT)?;
             stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-            ask(&stream)
+            exchange_tcp(&stream)
         }
     }
 }
 
-/// Operations a second.
-fn one_turn(workload: Workload, addresses: &[SocketAddr], round: usize, turn: Duration) -> io::Result<f64> {
-    // A connection that stays goes to another endpoint each round.
+/// Returns operations a second.
+fn run_turn(workload: Workload, addresses: &[SocketAddr], round: usize, turn: Duration) -> io::Result<f64> {
+    // A long-lived connection goes to another endpoint in each round.
     let address = addresses[round % addresses.len()];
     match workload {
         Workload::ConnectRequestClose => {
-            // By chance, as Services choose: a server that was the last one too is a little quicker.
+            // The address is random, as with a Service: using the same server twice in a row would
+            // be slightly faster.
             count(turn, || {
                 fastrand::choice(addresses).map_or(Ok(()), |address| connect_request_close(*address))
             })
@@ -145,17 +149,18 @@ fn one_turn(workload: Workload, addresses: &[SocketAddr], round: usize, turn: Du
         Workload::RequestResponse => {
             let stream = TcpStream::connect(address)?;
             stream.set_nodelay(true)?;
-            count(turn, || ask(&stream))
+            count(turn, || exchange_tcp(&stream))
         }
         Workload::UdpRequestResponse => {
             let socket = udp_socket()?;
-            count(turn, || ask_udp(&socket, address))
+            count(turn, || exchange_udp(&socket, address))
         }
     }
 }
 
 fn count(turn: Duration, mut operation: impl FnMut() -> io::Result<()>) -> io::Result<f64> {
-    // The first one of a turn finds caches as the other target left them.
+    // The first operation of a turn finds the caches as the other target left them, so it is not
+    // counted.
     operation()?;
     let began = Stopwatch::start();
     let mut operations = 0_u32;
@@ -171,15 +176,15 @@ fn count(turn: Duration, mut operation: impl FnMut() -> io::Result<()>) -> io::R
 
 fn connect_request_close(address: SocketAddr) -> io::Result<()> {
     let stream = TcpStream::connect(address)?;
-    ask(&stream)?;
-    // The server closes first, so that no port of the client waits in `TIME_WAIT`.
+    exchange_tcp(&stream)?;
+    // The server closes first, so that no port of the client is in `TIME_WAIT`.
     match (&stream).read(&mut [0])? {
         0 => Ok(()),
         _ => Err(io::Error::other("more than one byte came back")),
     }
 }
 
-fn ask(mut stream: &TcpStream) -> io::Result<()> {
+fn exchange_tcp(mut stream: &TcpStream) -> io::Result<()> {
     stream.write_all(b"q")?;
     stream.read_exact(&mut [0])
 }
@@ -190,7 +195,7 @@ fn udp_socket() -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-fn ask_udp(socket: &UdpSocket, address: SocketAddr) -> io::Result<()> {
+fn exchange_udp(socket: &UdpSocket, address: SocketAddr) -> io::Result<()> {
     socket.send_to(b"q", address)?;
     let (_, from) = socket.recv_from(&mut [0])?;
     if from == address { Ok(()) } else { Err(io::Error::other(format!("{from} answered"))) }

@@ -1,4 +1,4 @@
-//! What the proxy's process holds once it has programmed everything.
+//! Measures the memory of the proxy's process after it has programmed everything.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -13,26 +13,26 @@ use crate::{
     world::World,
 };
 
-/// It counts as settled when it has not grown or shrunk for so long.
+/// Memory is stable if it has not changed for this time.
 const STABLE_FOR: Duration = Duration::from_secs(3);
 const STABLE_TIMEOUT: Duration = Duration::from_secs(30);
 const SERVE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The process's memory, in KiB.
+/// The memory of the process, in KiB.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Memory {
     pub(super) services: usize,
-    /// Where objects came from.
+    /// The source of the objects.
     pub(super) source: &'static str,
-    /// Resident once nothing changes any more.
+    /// Resident memory after it became stable.
     pub(super) settled_kib: u64,
-    /// The most that ever was resident.
+    /// The maximum of resident memory.
     pub(super) peak_kib: u64,
-    /// Of the settled memory, the process's own: not pages of files, such as its program.
+    /// The anonymous part of the stable memory, without pages of files such as the program.
     pub(super) anonymous_kib: u64,
 }
 
-/// Starts the proxy, waits until it rests, and removes it.
+/// Starts the proxy, waits until its memory is stable, and removes it.
 pub(super) fn measure(
     world: &mut World,
     proxy: &mut Proxy,
@@ -40,8 +40,9 @@ pub(super) fn measure(
     source: &'static str,
 ) -> Result<Memory> {
     proxy.start(world)?;
-    let status = PathBuf::from(format!("/proc/{}/status", proxy.process_id().context("it does not run")?));
-    let settled_kib = settled(&status)?;
+    let status =
+        PathBuf::from(format!("/proc/{}/status", proxy.process_id().context("the proxy does not run")?));
+    let settled_kib = wait_until_stable(&status)?;
     let memory = Memory {
         services,
         source,
@@ -54,29 +55,26 @@ pub(super) fn measure(
     Ok(memory)
 }
 
-/// Has the agent be an API server, and returns its URL.
+/// Has the agent run an API server, and returns its URL.
 pub(super) fn serve_api(agent: &mut Agent, services: usize) -> Result<String> {
     match agent.bench(BenchRequest::ServeApi(services), SERVE_TIMEOUT)? {
         BenchResponse::Api(url) => Ok(url),
-        other => bail!("expected an API server, the agent says {other:?}"),
+        other => bail!("expected an API server, but the agent answered {other:?}"),
     }
 }
 
-fn settled(status: &PathBuf) -> Result<u64> {
+fn wait_until_stable(status: &PathBuf) -> Result<u64> {
     let mut last = field(status, "VmRSS")?;
     let mut since = Stopwatch::start();
-    let settled = Deadline::after(STABLE_TIMEOUT).poll(|| {
-        let now = match field(status, "VmRSS") {
-            Ok(now) => now,
-            Err(error) => return Some(Err(error)),
-        };
+    let stable = Deadline::after(STABLE_TIMEOUT).try_poll(|| {
+        let now = field(status, "VmRSS")?;
         if now != last {
             last = now;
             since = Stopwatch::start();
         }
-        (since.elapsed() >= STABLE_FOR).then_some(Ok(now))
-    });
-    settled.unwrap_or_else(|| bail!("the proxy's memory does not settle within {STABLE_TIMEOUT:?}"))
+        anyhow::Ok((since.elapsed() >= STABLE_FOR).then_some(now))
+    })?;
+    stable.with_context(|| format!("the proxy's memory does not become stable within {STABLE_TIMEOUT:?}"))
 }
 
 fn field(status: &PathBuf, name: &str) -> Result<u64> {

@@ -1,7 +1,9 @@
-//! The benchmark: what a Service costs against a direct connection, what a change costs, and what the proxy holds in memory.
+//! The benchmark: the cost of a Service compared with a direct connection, the cost of a change,
+//! and the memory of the proxy.
 //!
-//! A time on one machine says little about another, so the data path is measured in ratios of rounds that are a few tens of
-//! milliseconds apart, and the change path in counts beside its times.
+//! A time on one machine says little about another machine. The data path is therefore measured as
+//! ratios of rounds that are a few tens of milliseconds apart, and the change path also as the
+//! number of kernel changes.
 
 mod changes;
 mod cluster;
@@ -30,68 +32,68 @@ use crate::{
     world::{Host, World},
 };
 
-/// What to measure, and for how long.
+/// What to measure, and how thoroughly.
 #[derive(Clone, Debug)]
 pub struct Bench {
-    /// The proxy's binary.
+    /// The binary of the proxy.
     pub shunt: PathBuf,
-    /// Its mode.
+    /// The mode of the proxy.
     pub mode: String,
-    /// The iptables that the node shows to use.
+    /// The iptables variant that the node signals to use.
     pub iptables: Option<IptablesVariant>,
-    /// Numbers of Services to measure with; one measurement of everything for each.
+    /// The numbers of Services. Everything is measured once for each.
     pub services: Vec<usize>,
-    /// What of it all to measure.
+    /// The parts to measure.
     pub parts: Vec<Part>,
-    /// Ways to a Service that the data path is measured by.
+    /// The paths of the data path to measure.
     pub paths: Vec<Path>,
-    /// What it is measured with.
+    /// The workloads for the data path.
     pub workloads: Vec<Workload>,
-    /// How much time to spend.
+    /// The number of repetitions.
     pub effort: Effort,
 }
 
 /// A part of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
-    /// Connections and conversations through Services against direct ones.
+    /// Connections and conversations through Services, compared with direct ones.
     Data,
-    /// Routed traffic with the proxy against without.
+    /// Foreign (routed) traffic with the proxy, compared with the traffic without it.
     Foreign,
-    /// ChangeRequest and the first sync.
+    /// Changes and the first sync.
     Changes,
-    /// The process's memory.
+    /// The memory of the process.
     Memory,
 }
 
-/// How often each thing is measured.
+/// The number of repetitions of each measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Pairs of rounds, direct and through the Service, a workload and path.
+    /// Pairs of rounds, direct and through the Service, for each workload and path.
     pub pairs: usize,
-    /// Milliseconds of a round.
+    /// The duration of a round in milliseconds.
     pub round_ms: u64,
-    /// How often the proxy is started and removed around traffic that is none of its own.
+    /// How often the proxy is started and removed while foreign traffic is measured.
     pub turns: usize,
-    /// ChangeRequest of one endpoint, and as many of one Service.
+    /// The number of changes of one endpoint, and of changes of one Service.
     pub changes: usize,
 }
 
 impl Effort {
     /// Enough for differences of half a percent on a quiet machine.
     pub const FULL: Self = Self { pairs: 60, round_ms: 50, turns: 8, changes: 500 };
-    /// Enough to see that all of it works.
+    /// Enough to see that everything works.
     pub const QUICK: Self = Self { pairs: 10, round_ms: 30, turns: 2, changes: 100 };
 }
 
 impl Part {
-    /// All of them.
+    /// All parts.
     pub const ALL: [Self; 4] = [Self::Data, Self::Foreign, Self::Changes, Self::Memory];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Data => "data path",
-            Self::Foreign => "traffic that is none of the proxy's",
+            Self::Foreign => "foreign traffic",
             Self::Changes => "change path",
             Self::Memory => "memory",
         }
@@ -99,12 +101,12 @@ impl Part {
 }
 
 impl Bench {
-    /// Measures everything; `tell` hears what is being done.
-    pub fn run(&self, tell: &mut dyn FnMut(&str)) -> Result<Report> {
+    /// Measures everything. `progress` receives a line before each step.
+    pub fn run(&self, progress: &mut dyn FnMut(&str)) -> Result<Report> {
         let mut report = Report::new(&self.mode);
         for &services in &self.services {
             for part in &self.parts {
-                tell(&format!("{services} Services: {}", part.name()));
+                progress(&format!("{services} Services: {}", part.name()));
                 match part {
                     Part::Data => self.data_path(services, &mut report),
                     Part::Foreign => self.foreign(services, &mut report),
@@ -114,7 +116,7 @@ impl Bench {
                 .with_context(|| format!("{services} Services: {}", part.name()))?;
             }
         }
-        report.judge();
+        report.check_targets();
         Ok(report)
     }
 
@@ -122,11 +124,12 @@ impl Bench {
         let hosts = [Host::Node1, Host::A1, Host::A2, Host::Client];
         let (mut world, mut proxy) = self.scene(&hosts, services)?;
         paths::serve(&mut world)?;
-        // Else the connections of a minute fill the kernel's table, and the rest of the figures are those of a full one.
+        // Otherwise the connections of a minute would fill the kernel's table, and the other
+        // figures would be those of a full table.
         world.run(Host::Node1, "sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=5")?;
         proxy.start(&mut world)?;
-        let what = (&*self.paths, &*self.workloads);
-        report.paths.extend(paths::measure(&mut world, services, what, self.effort)?);
+        let selection = (&*self.paths, &*self.workloads);
+        report.paths.extend(paths::measure(&mut world, services, selection, self.effort)?);
         proxy.stop()?;
         proxy.clean_up(&world)
     }
@@ -142,7 +145,7 @@ impl Bench {
         let (mut world, proxy) = self.scene(&[Host::Node1], services)?;
         let request =
             protocol::ChangeRequest { arguments: proxy.arguments().to_vec(), changes: self.effort.changes };
-        report.changes.extend(changes::ask(world.agent(Host::Node1)?, services, request)?);
+        report.changes.extend(changes::measure_in_agent(world.agent(Host::Node1)?, services, request)?);
         Ok(())
     }
 
@@ -155,7 +158,8 @@ impl Bench {
         Ok(())
     }
 
-    /// A world with the proxy ready to be started on a cluster of so many Services.
+    /// Returns a world with a cluster of this number of Services, and a proxy that is ready to
+    /// start.
     fn scene(&self, hosts: &[Host], services: usize) -> Result<(World, Proxy)> {
         let world = World::build(hosts, &std::env::current_exe()?)?;
         self.iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
@@ -166,14 +170,15 @@ impl Bench {
     }
 }
 
-/// The benchmark's part of an agent.
+/// The state of the benchmark in an agent.
 #[derive(Debug, Default)]
 pub struct AgentBench {
     api: Option<ApiServer>,
 }
 
 impl AgentBench {
-    /// Does what is asked; servers go on meanwhile only where they have threads of their own. Needs a tokio runtime.
+    /// Executes a request. Servers continue afterwards only if they have their own threads. Needs a
+    /// tokio runtime.
     pub fn execute(&mut self, request: BenchRequest) -> BenchResponse {
         let outcome = match request {
             BenchRequest::Serve(ports) => load::serve(&ports).map(|()| BenchResponse::Done),

@@ -1,4 +1,5 @@
-//! The data path: each way to a Service against the direct connection to the same pod.
+//! Measures the data path: each path to a Service, compared with the direct connection to the same
+//! pod.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -17,42 +18,45 @@ use super::{
 use crate::world::{Host, World};
 
 const NODE: Ipv4Addr = Ipv4Addr::new(192, 168, 57, 11);
-/// What the tries before the first round may take, and what surrounds a round.
-const BESIDE_ROUNDS: Duration = Duration::from_secs(30);
+/// The time for the attempts before the first round, and for everything outside of rounds.
+const OVERHEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A way to a Service.
+/// A path to a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Path {
-    /// From a pod of the node, against that pod to the other pod.
+    /// From a pod of the node, compared with a connection from that pod to the other pod.
     PodToClusterIp,
-    /// From the node itself, against the node to the pod.
+    /// From the node itself, compared with a connection from the node to the pod.
     NodeToClusterIp,
-    /// From outside to a port of the node, against the pod reached by a route through the node.
+    /// From outside to a node port, compared with a connection that is routed through the node to
+    /// the pod.
     ClientToNodePort,
-    /// No Service: from outside to the pod, which a single rule of the kernel's masquerades. That much of the way to a node port
-    /// is the kernel's in every mode.
+    /// No Service: from outside to the pod, masqueraded by a single rule of the kernel. This part
+    /// of the node port path is done by the kernel in every mode.
     ClientMasqueraded,
-    /// No Service: from outside to a port of the node, which two rules of the kernel's lead to the pod and masquerade.
+    /// No Service: from outside to a port of the node. Two rules of the kernel translate and
+    /// masquerade.
     ClientToKernelNat,
 }
 
-/// How one way compares.
+/// The result for one path.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct PathResult {
     pub(super) path: Path,
     pub(super) workload: Workload,
     pub(super) services: usize,
-    /// Operations a second against those of the direct connection; none where the Service does not answer.
+    /// Operations a second, relative to the direct connection. None if the Service does not answer.
     pub(super) ratio: Option<Ratio>,
-    /// The direct connection against itself, measured in the same rounds: how far off 1 the rest may be by chance.
+    /// The direct connection compared with itself in the same rounds: the noise of the other
+    /// ratios.
     pub(super) control: Option<Ratio>,
     /// Why there is no ratio.
     pub(super) not_served: Option<String>,
 }
 
 impl Path {
-    /// All of them.
+    /// All paths.
     pub const ALL: [Self; 5] = [
         Self::PodToClusterIp,
         Self::NodeToClusterIp,
@@ -79,11 +83,11 @@ impl Path {
         }
     }
 
-    fn measured(self, workload: Workload) -> MeasuredPort {
+    fn measured_port(self, workload: Workload) -> MeasuredPort {
         MeasuredPort::new(self as u16, workload)
     }
 
-    /// The destination for the translated way.
+    /// Returns the destinations of the translated path.
     fn translated(self, port: MeasuredPort) -> Vec<SocketAddr> {
         match self {
             Self::PodToClusterIp | Self::NodeToClusterIp => vec![(CLUSTER_IP, port.port()).into()],
@@ -93,11 +97,12 @@ impl Path {
         }
     }
 
-    /// The port whose endpoints the direct connection goes to. Those of the kernel's own ways are translated.
-    fn untranslated(self, workload: Workload) -> MeasuredPort {
+    /// Returns the port whose endpoints the direct connection uses. The endpoints of the kernel's
+    /// own paths are translated, so these paths use spare ports.
+    fn direct_port(self, workload: Workload) -> MeasuredPort {
         match self {
             Self::ClientMasqueraded | Self::ClientToKernelNat => MeasuredPort::spare(workload),
-            served => served.measured(workload),
+            served => served.measured_port(workload),
         }
     }
 }
@@ -106,19 +111,19 @@ fn endpoints(port: MeasuredPort) -> Vec<SocketAddr> {
     port.endpoint_ports().map(|port| (SERVER, port).into()).collect()
 }
 
-/// A port of the node that is no Service's.
+/// Returns a port of the node that belongs to no Service.
 fn kernel_nat_port(port: MeasuredPort) -> u16 {
     port.node_port() + 1_000
 }
 
-/// Rules of the kernel's own, as few as can do it.
+/// Returns the nftables rules for the kernel's own paths, as few as possible.
 fn kernel_nat() -> String {
-    let ports = |path: Path| Workload::ALL.map(|workload| path.measured(workload));
+    let ports = |path: Path| Workload::ALL.map(|workload| path.measured_port(workload));
     let joined = |list: &mut dyn Iterator<Item = String>| list.collect::<Vec<_>>().join(", ");
     let masqueraded = [Path::ClientMasqueraded, Path::ClientToKernelNat].into_iter().flat_map(ports);
     let masqueraded =
         joined(&mut masqueraded.flat_map(endpoints).map(|endpoint| endpoint.port().to_string()));
-    let lead = |port: MeasuredPort| {
+    let dnat_rule = |port: MeasuredPort| {
         let chosen = joined(
             &mut endpoints(port).iter().enumerate().map(|(slot, to)| format!("{slot} : {}", to.port())),
         );
@@ -129,34 +134,36 @@ fn kernel_nat() -> String {
             "ip daddr {NODE} {protocol} dport {from} dnat to {SERVER} : numgen random mod {count} map {{ {chosen} }}; "
         )
     };
-    let leading: String = ports(Path::ClientToKernelNat).into_iter().map(lead).collect();
+    let dnat_rules: String = ports(Path::ClientToKernelNat).into_iter().map(dnat_rule).collect();
     format!(
         "table ip bench {{ \
-         chain prerouting {{ type nat hook prerouting priority dstnat; {leading}}}; \
+         chain prerouting {{ type nat hook prerouting priority dstnat; {dnat_rules}}}; \
          chain postrouting {{ type nat hook postrouting priority srcnat; \
          ip daddr {SERVER} th dport {{ {masqueraded} }} masquerade fully-random; }}; }}"
     )
 }
 
-/// Starts the servers, and gives the client a route to the pods behind the node.
+/// Starts the servers, and adds a route to the pods behind the node to the client.
 pub(super) fn serve(world: &mut World) -> Result<()> {
     world.route(Host::Client, IpAddr::from(SERVER).into(), NODE.into())?;
     world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;
-    // The node masquerades with ports that it chooses by chance. Of thousands a second some meet a connection that waits in the
-    // server's `TIME_WAIT`, and the client then tries again after a second: what that costs has nothing to do with CPU.
+    // The node masquerades with random ports. Of thousands a second, some collide with a connection
+    // in the server's `TIME_WAIT`, and the client retries after a second. That cost has nothing to
+    // do with CPU.
     world.run(Host::A2, "sysctl -qw net.ipv4.tcp_max_tw_buckets=0")?;
-    match world.agent(Host::A2)?.bench(BenchRequest::Serve(cluster::server_ports()), BESIDE_ROUNDS)? {
+    match world.agent(Host::A2)?.bench(BenchRequest::Serve(cluster::server_ports()), OVERHEAD_TIMEOUT)? {
         BenchResponse::Done => Ok(()),
-        other => bail!("expected the servers to be up, the agent says {other:?}"),
+        other => bail!("expected the servers to run, but the agent answered {other:?}"),
     }
 }
 
-/// Where a direct connection goes: the endpoints of the Service, each as often.
+/// Returns the destinations of direct connections: the endpoints of the Service, each equally
+/// often.
 pub(super) fn direct(path: Path, workload: Workload) -> Vec<SocketAddr> {
-    endpoints(path.untranslated(workload))
+    endpoints(path.direct_port(workload))
 }
 
-/// Measures ways with workloads.
+/// Measures paths with workloads.
 pub(super) fn measure(
     world: &mut World,
     services: usize,
@@ -166,7 +173,7 @@ pub(super) fn measure(
     let mut results = Vec::new();
     for &path in paths {
         for &workload in workloads {
-            let translated = path.translated(path.measured(workload));
+            let translated = path.translated(path.measured_port(workload));
             let targets = vec![direct(path, workload), translated, direct(path, workload)];
             let outcome = load(world, path.from(), workload, targets, effort, effort.pairs)?;
             let (ratio, control, not_served) = match outcome {
@@ -194,11 +201,11 @@ pub(super) fn load(
 ) -> Result<BenchResponse> {
     let turn = Duration::from_millis(effort.round_ms);
     let turns = u32::try_from(rounds * targets.len())?;
-    let timeout = turn * turns * 2 + BESIDE_ROUNDS;
+    let timeout = turn * turns * 2 + OVERHEAD_TIMEOUT;
     world.agent(from)?.bench(BenchRequest::Compare(Comparison { workload, targets, rounds, turn }), timeout)
 }
 
-/// Of each round a target and the direct connection.
+/// Pairs the rates of a target and of the direct connection in each round.
 fn pairs(rates: &[Vec<f64>], target: usize) -> impl Iterator<Item = (f64, f64)> {
     rates.iter().filter_map(move |round| Some((*round.get(target)?, *round.first()?)))
 }

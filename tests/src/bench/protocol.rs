@@ -1,85 +1,89 @@
-//! What the benchmark asks of the agents, and what they answer.
+//! The requests of the benchmark to the agents, and their responses.
 
 use std::{net::SocketAddr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// What an agent is to do.
+/// A request to an agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum BenchRequest {
-    /// Answer on these ports, from threads on the benchmark's CPU; [`BenchResponse::Done`].
+    /// Serve these ports, from threads on the benchmark's CPU; [`BenchResponse::Done`].
     Serve(Vec<(Workload, u16)>),
-    /// Put load on targets in turn, from the benchmark's CPU; [`BenchResponse::Rates`] or [`BenchResponse::NotServed`].
+    /// Put load on targets in turn, from the benchmark's CPU; [`BenchResponse::Rates`] or
+    /// [`BenchResponse::NotServed`].
     Compare(Comparison),
-    /// Run the proxy's own loop in the agent and time changes; [`BenchResponse::Changes`].
+    /// Run the proxy's own sync loop in the agent and time changes; [`BenchResponse::Changes`].
     Changes(ChangeRequest),
-    /// Be an API server with a cluster of so many Services; [`BenchResponse::Api`].
+    /// Run an API server with a cluster of this number of Services; [`BenchResponse::Api`].
     ServeApi(usize),
 }
 
-/// What one operation is.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum Workload {
-    /// TCP: connect, one byte there and one back, closed by the server first and then by the client.
+    /// TCP: connect, send one byte, receive one byte. The server closes first, then the client.
     ConnectRequestClose,
-    /// TCP: one byte there and one back, on a connection that stays.
+    /// TCP: send one byte and receive one byte, on a long-lived connection.
     RequestResponse,
-    /// UDP: one byte there and one back with sendto and recvfrom, on a socket that stays and is not connected.
+    /// UDP: send one byte and receive one byte with sendto and recvfrom, on a long-lived
+    /// unconnected socket.
     UdpRequestResponse,
 }
 
-/// Targets to compare. In each round every target has its turn, in an order that moves on from round to round.
+/// Targets to compare. In each round every target has its turn, in an order that rotates from round
+/// to round.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Comparison {
     /// The operation.
     pub workload: Workload,
-    /// The addresses of each target, which connections use by chance, and those that stay in turn.
+    /// The addresses of each target. Connections use them at random, long-lived connections in
+    /// turn.
     pub targets: Vec<Vec<SocketAddr>>,
-    /// How many rounds.
+    /// The number of rounds.
     pub rounds: usize,
-    /// How long a target's turn lasts.
+    /// The duration of a target's turn.
     pub turn: Duration,
 }
 
-/// ChangeRequest to time.
+/// Changes to time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChangeRequest {
-    /// The proxy's flags: its manifests are the objects.
+    /// The flags of the proxy. Its manifests are the objects.
     pub arguments: Vec<String>,
-    /// How many changes of each kind.
+    /// The number of changes of each kind.
     pub changes: usize,
 }
 
-/// What an agent answers.
+/// A response of an agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum BenchResponse {
-    /// It is so.
+    /// The request was executed.
     Done,
     /// Operations a second, by round and target.
     Rates(Vec<Vec<f64>>),
-    /// A target does not answer: which one, and why.
+    /// A target does not answer.
     NotServed {
-        /// Its place in [`Comparison::targets`].
+        /// Its index in [`Comparison::targets`].
         target: usize,
-        /// What the operation met.
+        /// The error of the operation.
         why: String,
     },
-    /// How long changes took.
+    /// The durations of changes.
     Changes(ChangeTimings),
     /// The API server's URL.
     Api(String),
-    /// It could not be done.
+    /// The request failed.
     Failed(String),
 }
 
-/// Samples by what was changed.
+/// Samples by kind of change.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChangeTimings {
-    /// Everything: the first sync.
+    /// The first sync, of everything.
     pub first: Sample,
-    /// One endpoint of a Service was replaced by another.
+    /// An endpoint of a Service was replaced by another one.
     pub endpoint: Vec<Sample>,
-    /// A Service got an endpoint more, or lost it again.
+    /// A Service got an additional endpoint, or lost it again.
     pub scaled: Vec<Sample>,
     /// The port of a Service changed.
     pub service: Vec<Sample>,
@@ -88,20 +92,22 @@ pub struct ChangeTimings {
 /// One change, from the decoded event to the changed kernel.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Sample {
-    /// Time.
+    /// The elapsed time.
     pub took: Duration,
-    /// CPU time of the thread that does all of it, in the program and in the kernel, and of the commands it ran.
+    /// The CPU time of the thread that does all the work, in user space and in the kernel, and of
+    /// the commands that it ran.
     pub cpu: Duration,
-    /// ChangeRequest to the kernel: in the eBPF mode map updates or removals, each by one bpf(2); in the nftables mode elements, chains and
-    /// rules, all in one transaction if they are few.
+    /// The number of kernel changes. In the ebpf mode, map updates and removals, each with one
+    /// bpf(2) call. In the nftables mode, elements, chains and rules, all in one transaction if
+    /// they are few.
     pub operations: usize,
 }
 
 impl Workload {
-    /// All, in the order of the report.
+    /// All workloads, in the order of the report.
     pub const ALL: [Self; 3] = [Self::ConnectRequestClose, Self::RequestResponse, Self::UdpRequestResponse];
 
-    /// The name in the report.
+    /// Returns the name for the report.
     pub fn name(self) -> &'static str {
         match self {
             Self::ConnectRequestClose => "connect-request-close",

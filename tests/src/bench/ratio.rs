@@ -1,24 +1,25 @@
-//! Ratios of rounds that ran next to each other: their median and their spread.
+//! Ratios of rounds that ran one after the other: their median and their spread.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// The distribution of pairwise ratios.
+/// The distribution of ratios of pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Ratio {
-    /// Half of the pairs are below.
+    /// Half of the ratios are below this value.
     pub(super) median: f64,
-    /// A quarter of the pairs is below.
+    /// A quarter of the ratios is below this value.
     pub(super) lower_quartile: f64,
-    /// A quarter of the pairs is above.
+    /// A quarter of the ratios is above this value.
     pub(super) upper_quartile: f64,
-    /// How many pairs there were.
+    /// The number of pairs.
     pub(super) pairs: usize,
 }
 
 impl Ratio {
-    /// Of some pairs, each a measured value and the one it is compared with; none without any.
+    /// Returns the distribution for pairs of a measured value and its reference. None if there are
+    /// no pairs.
     pub(super) fn of(pairs: impl Iterator<Item = (f64, f64)>) -> Option<Self> {
         let mut ratios: Vec<f64> = pairs.map(|(value, base)| value / base).collect();
         ratios.sort_by(f64::total_cmp);
@@ -37,7 +38,7 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// The value that so many percent of a sorted list are not above.
+/// Returns the percentile of a sorted list.
 pub(super) fn quantile<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.saturating_sub(1)).copied()
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_of_the_ratios_and_not_of_the_values() {
+    fn the_median_is_taken_over_the_ratios() {
         let ratio = Ratio::of([(10.0, 10.0), (9.0, 10.0), (400.0, 500.0)].into_iter()).unwrap();
         assert!((ratio.median - 0.9).abs() < 1e-9, "{ratio}");
         assert!(
@@ -58,12 +59,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_has_no_ratio() {
+    fn without_pairs_there_is_no_ratio() {
         assert_eq!(Ratio::of(std::iter::empty()), None);
     }
 
     #[test]
-    fn of_a_hundred_the_99th_percentile_is_the_last_but_one() {
+    fn the_99th_percentile_of_a_hundred_values_is_the_99th() {
         let sorted: Vec<u32> = (1..=100).collect();
         assert_eq!(quantile(&sorted, 99), Some(99));
     }

@@ -1,4 +1,4 @@
-//! All that was measured: JSON for programs, a table for people.
+//! The report of all measurements: JSON for programs, a table for people.
 
 use std::fmt;
 
@@ -39,19 +39,19 @@ impl Report {
         }
     }
 
-    pub(super) fn judge(&mut self) {
-        self.targets = targets::judge(self);
+    pub(super) fn check_targets(&mut self) {
+        self.targets = targets::check(self);
     }
 
-    /// Nothing that was measured misses its target.
-    pub fn reaches_all(&self) -> bool {
-        self.targets.iter().all(|judged| judged.verdict != TargetOutcome::Missed)
+    /// Returns true if no measured value misses its target.
+    pub fn meets_all_targets(&self) -> bool {
+        self.targets.iter().all(|target| target.verdict != TargetOutcome::Missed)
     }
 
     fn write_paths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "\nOperations a second, through the Service against direct: median (quartiles), and direct against itself"
+            "\nOperations a second through the Service, relative to direct: median (quartiles), and direct relative to itself"
         )?;
         for result in &self.paths {
             let figure = match (&result.ratio, &result.control, &result.not_served) {
@@ -61,12 +61,12 @@ impl Report {
             let (path, workload) = (result.path.name(), result.workload.name());
             writeln!(f, "  {path:<23}{workload:<24}{:>6} Services  {figure}", result.services)?;
         }
-        writeln!(f, "\nRouted traffic that is none of ours, with the proxy against without")?;
+        writeln!(f, "\nForeign (routed) traffic with the proxy, relative to the traffic without it")?;
         for result in &self.foreign {
             let figure = result.ratio.as_ref().map_or_else(|| "-".to_owned(), Ratio::to_string);
-            let node = if result.tracked { "tracking already" } else { "tracking nothing" };
+            let node = if result.tracked { "with conntrack" } else { "without conntrack" };
             let (workload, services) = (result.workload.name(), result.services);
-            writeln!(f, "  {workload:<24}node {node:<15}{services:>6} Services  {figure}")?;
+            writeln!(f, "  {workload:<24}node {node:<17}{services:>6} Services  {figure}")?;
         }
         Ok(())
     }
@@ -86,10 +86,7 @@ impl Report {
     }
 
     fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "\nMemory of the process: resident, of that its own (anonymous), and the most that was resident"
-        )?;
+        writeln!(f, "\nMemory of the process: resident, anonymous part of it, and maximum resident")?;
         for memory in &self.memory {
             let [settled, anonymous, peak] =
                 [memory.settled_kib, memory.anonymous_kib, memory.peak_kib].map(mebibytes);
@@ -110,8 +107,8 @@ impl fmt::Display for Report {
         self.write_changes(f)?;
         self.write_memory(f)?;
         writeln!(f, "\nTargets")?;
-        for judged in &self.targets {
-            let TargetResult { what, target, measured, verdict } = judged;
+        for target in &self.targets {
+            let TargetResult { what, target, measured, verdict } = target;
             writeln!(f, "  {what:<44}{target:<18}{measured:>12}  {verdict}")?;
         }
         Ok(())

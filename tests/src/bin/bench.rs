@@ -10,13 +10,14 @@ use shunt_tests::{
     runner::IptablesVariant,
 };
 
-/// Measures what Services cost against direct connections, what a change costs, and what the proxy holds in memory.
+/// Measures the cost of Services compared with direct connections, the cost of a change, and the
+/// memory of the proxy.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The proxy's mode.
     #[arg(long, default_value = "ebpf")]
     mode: String,
-    /// The node shows, as the kubelet does, that it uses this iptables.
+    /// The iptables variant that the node signals, as the kubelet does.
     #[arg(long)]
     iptables: Option<IptablesVariant>,
     /// Numbers of Services to measure with.
@@ -25,22 +26,22 @@ struct Arguments {
     /// Measure only these parts.
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
     only: Vec<Part>,
-    /// Measure only these ways of the data path.
+    /// Measure only these paths of the data path.
     #[arg(long = "path", value_name = "PATH,...", value_delimiter = ',')]
     paths: Vec<Path>,
     /// Measure the data path only with these operations.
     #[arg(long = "workload", value_name = "WORKLOAD,...", value_delimiter = ',')]
     workloads: Vec<Workload>,
-    /// Measure a little of everything, to see that it works.
+    /// Measure everything briefly, to see that it works.
     #[arg(long)]
     quick: bool,
-    /// Fail when a target is missed.
+    /// Exit with an error if a target is missed.
     #[arg(long)]
     check: bool,
-    /// The proxy's binary.
+    /// The binary of the proxy.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
-    /// Write all figures to this file.
+    /// Write all figures to this file, as JSON.
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
 }
@@ -51,21 +52,19 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<bool> {
     for services in &arguments.services {
-        // Cluster IPs of the test world are 16 bits. Pods are four times as many and do not all fit into its range: only
-        // those of the measured Service are connected to.
-        ensure!(
-            (2..=60_000).contains(services),
-            "--services {services}: 2 to 60000 is what the world has room for"
-        );
+        // Cluster IPs of the test world have 16 bits. There are four times as many pods, and they
+        // do not all fit into the pod range. That does no harm, because only the pods of the
+        // measured Service receive connections.
+        ensure!((2..=60_000).contains(services), "--services {services}: the world has room for 2 to 60000");
     }
     let bench = Bench {
         shunt: arguments.shunt.canonicalize().context("--shunt")?,
         mode: arguments.mode,
         iptables: arguments.iptables,
         services: arguments.services,
-        parts: or_all(arguments.only, &Part::ALL),
-        paths: or_all(arguments.paths, &Path::ALL),
-        workloads: or_all(arguments.workloads, &Workload::ALL),
+        parts: chosen_or_all(arguments.only, &Part::ALL),
+        paths: chosen_or_all(arguments.paths, &Path::ALL),
+        workloads: chosen_or_all(arguments.workloads, &Workload::ALL),
         effort: if arguments.quick { Effort::QUICK } else { Effort::FULL },
     };
     let report = bench.run(&mut |operation| eprintln!("{operation}"))?;
@@ -75,9 +74,9 @@ fn run(arguments: Arguments) -> Result<bool> {
         fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
         println!("All figures are in {}", path.display());
     }
-    Ok(!arguments.check || report.reaches_all())
+    Ok(!arguments.check || report.meets_all_targets())
 }
 
-fn or_all<T: Clone>(chosen: Vec<T>, all: &[T]) -> Vec<T> {
+fn chosen_or_all<T: Clone>(chosen: Vec<T>, all: &[T]) -> Vec<T> {
     if chosen.is_empty() { all.to_vec() } else { chosen }
 }

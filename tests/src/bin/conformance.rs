@@ -12,17 +12,17 @@ use shunt_tests::{
     world::{Host, World},
 };
 
-/// Runs the conformance cases: for each, the proxy as a process on a node made of network namespaces, and real
-/// connections from pods, nodes and a client.
+/// Runs the conformance cases: the proxy runs on a node made of network namespaces, and pods, nodes
+/// and a client make real connections.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The proxy's mode: ebpf, nftables, iptables or ipvs.
+    /// The mode of the proxy: ebpf, nftables, iptables or ipvs.
     #[arg(long)]
     mode: String,
-    /// Node1 shows, as the kubelet does, that it uses this iptables.
+    /// The iptables variant that node1 signals, as the kubelet does.
     #[arg(long)]
     iptables: Option<IptablesVariant>,
-    /// Where the proxy has objects from: manifests, or an API server on node1.
+    /// The source of the proxy's objects: manifests, or an API server on node1.
     #[arg(long, value_name = "manifests|api", default_value = "manifests")]
     source: ObjectSourceKind,
     /// A directory of cases.
@@ -34,16 +34,16 @@ struct Arguments {
     /// Not these cases.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     except: Vec<String>,
-    /// The proxy's binary.
+    /// The binary of the proxy.
     #[arg(long, value_name = "PATH", required_unless_present = "no_proxy")]
     shunt: Option<PathBuf>,
-    /// Run without a proxy, to see that the checks fail then.
+    /// Run without a proxy, to see that the checks fail.
     #[arg(long, conflicts_with = "shunt")]
     no_proxy: bool,
-    /// Leave out no case for what this kernel has not: it fails then.
+    /// Do not skip cases that need a feature that this kernel lacks. They fail then.
     #[arg(long)]
     whole: bool,
-    /// Print one JSON document in place of text.
+    /// Print one JSON document instead of text.
     #[arg(long)]
     json: bool,
 }
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     process::main("conformance", || run(Arguments::parse()))
 }
 
-/// Whether everything that had to hold did.
+/// Returns true if nothing failed.
 fn run(arguments: Arguments) -> Result<bool> {
     let began = Stopwatch::start();
     let mut cases = Case::read_directory(&arguments.cases, &arguments.only)?;

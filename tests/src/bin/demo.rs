@@ -1,4 +1,4 @@
-//! Shows shunt at work: a node and three pods made of network namespaces, a Service, and what happens to its traffic.
+//! The demo: a node and three pods made of network namespaces, a Service, and its traffic.
 
 use std::{
     collections::BTreeMap,
@@ -30,29 +30,30 @@ const LOCALHOST_NODE_PORT: &str = "127.0.0.1:30080";
 const CONNECTIONS: usize = 60;
 const NEW_ENDPOINT: Host = Host::A3;
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Endpoints of the Service once the new one is there.
-const ENDPOINTS_THEN: u32 = 3;
+/// The number of endpoints of the Service with the new one.
+const ENDPOINTS_AFTERWARDS: u32 = 3;
 const BPFTOOL_TIMEOUT: Duration = Duration::from_secs(5);
 const INSTALL_BPFTOOL: &str = "; on Debian and Ubuntu install it with: apt-get install bpftool";
-/// Enough of a dump to see what it looks like.
+/// The number of lines to show of a dump.
 const DUMP_LINES: usize = 60;
 
-/// Shows shunt at work on a small cluster made of network namespaces; needs root, and removes all it made.
+/// Shows shunt at work on a small cluster made of network namespaces. Needs root, and removes
+/// everything it made.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The proxy's mode: ebpf, nftables, iptables or ipvs.
+    /// The mode of the proxy: ebpf, nftables, iptables or ipvs.
     #[arg(long, default_value = "ebpf")]
     mode: String,
-    /// The proxy's binary.
+    /// The binary of the proxy.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
-    /// A directory of manifests; those in its `later` folder are added while the demo runs.
+    /// A directory of manifests. Those in its folder `later` are added during the demo.
     #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/demo"))]
     manifests: PathBuf,
 }
 
 struct Demo {
-    // Goes before the world: the process ends before its namespace does.
+    // Declared before the world, so that the process ends before its namespace is removed.
     proxy: Proxy,
     world: World,
     manifests: Manifests,
@@ -80,7 +81,7 @@ fn build(arguments: &Arguments) -> Result<Demo> {
         arguments.shunt.canonicalize().with_context(|| format!("--shunt {}", arguments.shunt.display()))?;
     let program = std::env::current_exe().context("find the demo's own program")?;
     heading("A small cluster");
-    let took = Stopwatch::start();
+    let stopwatch = Stopwatch::start();
     let world = World::build(&HOSTS, &program)?;
     println!("  node1   192.168.57.11   the node: shunt will run here");
     for pod in [Host::A1, Host::A2, Host::A3] {
@@ -90,7 +91,7 @@ fn build(arguments: &Arguments) -> Result<Demo> {
         );
     }
     println!("  client  192.168.57.50   a host outside the cluster");
-    println!("  Each is a network namespace; made in {}.", milliseconds(took.elapsed()));
+    println!("  Each host is a network namespace. Creating them took {}.", milliseconds(stopwatch.elapsed()));
     let manifests = Manifests::create(world.directory())?;
     copy(&arguments.manifests, &manifests)?;
     let proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
@@ -100,16 +101,17 @@ fn build(arguments: &Arguments) -> Result<Demo> {
 impl Demo {
     fn show(&mut self, arguments: &Arguments) -> Result<()> {
         heading(&format!("shunt --mode {}", arguments.mode));
-        let took = Stopwatch::start();
+        let stopwatch = Stopwatch::start();
         self.proxy.start(&mut self.world)?;
         println!("  Service default/web: cluster IP {CLUSTER_IP}, node port 30080, endpoints a1 and a2.");
-        println!("  In the kernel {} after the process was started.", milliseconds(took.elapsed()));
+        println!("  shunt had programmed it {} after its start.", milliseconds(stopwatch.elapsed()));
 
-        heading(&format!("Who answers {CONNECTIONS} connections"));
+        heading(&format!("Answers to {CONNECTIONS} connections"));
         self.show_answers(Host::A3, CLUSTER_IP, "pod a3 to the cluster IP")?;
         self.show_answers(Host::Node1, CLUSTER_IP, "the node to the cluster IP")?;
         self.show_answers(Host::A3, NODE_PORT, "pod a3 to the node port")?;
-        // Modes that translate packets do not see those to 127.0.0.1 everywhere; sockets have no such limit.
+        // Only the socket programs of the ebpf mode translate connections to 127.0.0.1 in every
+        // case.
         let from_node = if arguments.mode == "ebpf" { LOCALHOST_NODE_PORT } else { NODE_PORT };
         self.show_answers(Host::Node1, from_node, "the node to the node port")?;
         self.show_answers(Host::Client, NODE_PORT, "a client outside the cluster to the node port")?;
@@ -119,7 +121,7 @@ impl Demo {
         self.show_answers(Host::A1, CLUSTER_IP, "pod a1 to the cluster IP")?;
 
         if arguments.mode == "ebpf" {
-            heading("The services map, as bpftool shows it");
+            heading("The services map as bpftool shows it");
             self.show_map("services");
         }
         Ok(())
@@ -128,10 +130,10 @@ impl Demo {
     fn show_answers(&mut self, from: Host, to: &str, what: &str) -> Result<()> {
         let attempts = self.world.agent(from)?.connect(connect_request(to, CONNECTIONS)?)?;
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        for one in &attempts {
-            match one {
+        for attempt in &attempts {
+            match attempt {
                 Attempt::Answered(answer) => *counts.entry(&answer.host).or_default() += 1,
-                Attempt::Failed(failure) => bail!("{what}, {to}: {}: {}", failure.operation, failure.message),
+                Attempt::Failed(failure) => bail!("{what}, {to}: {failure}"),
             }
         }
         println!("  {what}, {to}");
@@ -145,13 +147,10 @@ impl Demo {
         let logged = self.proxy.log().lines().count();
         let services = open_services(&self.world.pin_directory())?;
         copy(later, &self.manifests)?;
-        let took = wait_for_map_change(&services, ENDPOINTS_THEN)?;
-        println!(
-            "  web-2.yaml appears in the directory: {NEW_ENDPOINT} is in the services map {} later.",
-            milliseconds(took)
-        );
+        let took = wait_for_map_change(&services, ENDPOINTS_AFTERWARDS)?;
+        println!("  web-2.yaml was added: the services map has {NEW_ENDPOINT} {} later.", milliseconds(took));
         for line in self.proxy.log().lines().skip(logged).filter(|line| line.contains("programmed")) {
-            println!("  shunt's own words: {line}");
+            println!("  shunt logs: {line}");
         }
         Ok(())
     }
@@ -165,10 +164,10 @@ impl Demo {
                 let lines: Vec<_> = done.stdout.lines().collect();
                 println!("{}", indented(&lines.get(..DUMP_LINES).unwrap_or(&lines).join("\n")));
                 if let Some(more) = lines.len().checked_sub(DUMP_LINES + 1) {
-                    println!("    ... and {} lines more", more + 1);
+                    println!("    ... and {} more lines", more + 1);
                 }
             }
-            Ok(done) => println!("  bpftool says: {}{}", done.stdout, done.stderr),
+            Ok(done) => println!("  bpftool failed: {}{}", done.stdout, done.stderr),
             Err(error) => println!("  {error:#}{}", if is_missing(&error) { INSTALL_BPFTOOL } else { "" }),
         }
     }
@@ -177,9 +176,9 @@ impl Demo {
         heading("Clean up");
         self.proxy.stop()?;
         self.proxy.clean_up(&self.world)?;
-        println!("  shunt --cleanup has removed all it had in the kernel.");
+        println!("  shunt --cleanup removed everything from the kernel.");
         drop(self);
-        println!("  The namespaces are gone.");
+        println!("  The namespaces are removed.");
         Ok(())
     }
 }
@@ -215,7 +214,7 @@ fn connect_request(to: &str, attempts: usize) -> Result<ConnectRequest> {
     Ok(ConnectRequest::new(to, Protocol::Tcp, attempts))
 }
 
-/// Puts the manifests of a folder in place, each in one step.
+/// Copies the manifests of a folder, each in one step.
 fn copy(from: &Path, manifests: &Manifests) -> Result<()> {
     let entries = fs::read_dir(from).with_context(|| format!("--manifests: read {}", from.display()))?;
     for entry in entries {

@@ -1,5 +1,6 @@
-//! Kills the proxy at any moment, again and again, while connections are made and used all the time: none may fail. With
-//! several modes it starts in another one each time, and is given the time to take over.
+//! The restart test: kills the proxy repeatedly at different moments while clients connect. No
+//! connection may fail. With several modes, the proxy starts in another mode each time and gets
+//! time to take over.
 
 use std::{path::PathBuf, process::ExitCode, thread, time::Duration};
 
@@ -14,32 +15,32 @@ use shunt_tests::{
     world::{Host, World},
 };
 
-/// From its start in another mode.
+/// The time from the start in another mode until the takeover.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Kills and restarts the proxy under a load of connections from pods and the node; needs root.
+/// Kills and restarts the proxy while pods and the node connect. Needs root.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The proxy's modes, taken in turn.
+    /// The modes of the proxy, in turn.
     #[arg(long, value_name = "MODE,...", value_delimiter = ',', default_value = "ebpf")]
     mode: Vec<String>,
-    /// The proxy's binary.
+    /// The binary of the proxy.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
-    /// How often to kill it.
+    /// How often to kill the proxy.
     #[arg(long, default_value_t = 60)]
     kills: u32,
 }
 
 fn main() -> ExitCode {
-    process::main("restarts", || run(&Arguments::parse()).map(|loads| report(&loads)))
+    process::main("restarts", || run(&Arguments::parse()).map(|results| report(&results)))
 }
 
-fn report(loads: &[ClientResult]) -> bool {
-    let all_well = ClientResult::report(loads);
-    let failed = loads.iter().filter(|load| !load.failures.is_empty()).count();
-    println!("{} passed, {failed} failed", loads.len() - failed);
-    all_well
+fn report(results: &[ClientResult]) -> bool {
+    let all_passed = ClientResult::report(results);
+    let failed = results.iter().filter(|load| !load.failures.is_empty()).count();
+    println!("{} passed, {failed} failed", results.len() - failed);
+    all_passed
 }
 
 fn run(arguments: &Arguments) -> Result<Vec<ClientResult>> {
@@ -51,21 +52,21 @@ fn run(arguments: &Arguments) -> Result<Vec<ClientResult>> {
     manifests.place("outside.yaml", OUTSIDE)?;
     set_endpoints(&manifests, &[Host::A1, Host::A2])?;
     let modes = &arguments.mode;
-    let mode = modes.first().context("--mode names none")?;
+    let mode = modes.first().context("--mode is empty")?;
     let mut proxy = Proxy::new(&world, &shunt, mode, &manifests, &Mapping::new())?;
     if modes.len() > 1 {
-        // What it dials is translated on links.
+        // The link programs translate the connections of a2.
         world.move_out_of_cgroup(Host::A2)?;
     }
     proxy.start(&mut world)?;
-    let loads = kill_under_load(&mut world, &mut proxy, &manifests, arguments);
-    if loads.is_err() {
+    let results = kill_under_load(&mut world, &mut proxy, &manifests, arguments);
+    if results.is_err() {
         eprintln!("the end of the proxy's log:\n{}", proxy.log_tail(20));
     }
-    let loads = loads?;
+    let results = results?;
     proxy.stop()?;
     proxy.clean_up(&world)?;
-    Ok(loads)
+    Ok(results)
 }
 
 fn kill_under_load(
@@ -75,7 +76,7 @@ fn kill_under_load(
     arguments: &Arguments,
 ) -> Result<Vec<ClientResult>> {
     let mut clients = Clients::from_world(world)?;
-    // Modes that translate in netfilter have conntrack forget a conversation whose endpoint leaves.
+    // The netfilter modes delete the conntrack entries of a conversation whose endpoint leaves.
     if arguments.mode == ["ebpf"] {
         clients = clients.with_udp_from_outside(world)?;
     } else {
@@ -84,25 +85,26 @@ fn kill_under_load(
     if arguments.mode.len() > 1 {
         clients.tolerate_mode_changes();
     }
-    let loads = clients.connect_during(|| kill_again_and_again(world, proxy, manifests, arguments))?;
+    let results = clients.connect_during(|| kill_repeatedly(world, proxy, manifests, arguments))?;
     proxy.start(world)?;
     clients.check_open_connections()?;
     clients.check_only_endpoint(Host::A3)?;
-    Ok(loads)
+    Ok(results)
 }
 
-/// Kills it after a time that differs each round: while it loads its programs, reads the manifests, writes maps, replaces
-/// programs, and while it runs. What is served changes each round too, in the end to a3 alone.
-fn kill_again_and_again(
+/// Kills the proxy after a pause that differs in each round: while it results programs, reads
+/// manifests, writes maps, replaces programs, and while it runs. The endpoints change in each
+/// round. At the end, a3 is the only one.
+fn kill_repeatedly(
     world: &World,
     proxy: &mut Proxy,
     manifests: &Manifests,
     Arguments { mode: modes, kills, .. }: &Arguments,
 ) -> Result<()> {
-    let served = [&[Host::A1, Host::A2][..], &[Host::A2, Host::A3], &[Host::A1, Host::A3]];
+    let endpoint_sets = [&[Host::A1, Host::A2][..], &[Host::A2, Host::A3], &[Host::A1, Host::A3]];
     for (round, mode) in (0..*kills).zip(modes.iter().cycle().skip(1)) {
         proxy.kill()?;
-        set_endpoints(manifests, served[round as usize % served.len()])?;
+        set_endpoints(manifests, endpoint_sets[round as usize % endpoint_sets.len()])?;
         let mut pause = Duration::from_millis(u64::from(round * 7 % 120));
         if modes.len() > 1 {
             proxy.set_mode(mode, &Mapping::new())?;

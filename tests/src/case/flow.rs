@@ -1,4 +1,4 @@
-//! A flow of a case: who opens which connections, and what must come of them.
+//! A flow of a case: which host opens which connections, and what must be the result.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,18 +20,18 @@ use crate::{
 pub struct Flow {
     /// The host that acts.
     pub from: Host,
-    /// What it does.
+    /// What the host does.
     pub action: Action,
-    /// What must come of it.
+    /// The expected result.
     pub expect: Expectation,
 }
 
-/// What a flow does.
+/// The action of a flow.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Opens new connections.
     Connect(Connect),
-    /// Uses one that an earlier flow kept open.
+    /// Uses a connection that an earlier flow kept open.
     Send(Send),
     /// Fetches this URL.
     Get(String),
@@ -46,81 +46,81 @@ pub struct Connect {
     pub protocol: Protocol,
     /// UDP by sendto and recvfrom.
     pub unconnected: bool,
-    /// How many.
+    /// The number of connections.
     pub n: usize,
-    /// Bytes to send on each.
+    /// The number of bytes to send on each connection.
     pub size: usize,
-    /// Bytes to ask for; 0: as many as the answer needs.
+    /// The number of bytes to request; 0: as many as the answer needs.
     pub answer: usize,
     /// Fixed source port.
     pub source_port: Option<u16>,
     /// Source addresses to use in turn.
     pub sources: Vec<IpAddr>,
-    /// Time between tries.
+    /// The time between attempts.
     pub pause: Duration,
-    /// Keep it open under this name.
+    /// Keep the connection open under this name.
     pub hold: Option<String>,
 }
 
-/// One more use of an open connection.
+/// Another use of an open connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Send {
-    /// The name it was kept under.
+    /// The name under which the connection was kept open.
     pub id: String,
     /// Bytes to send.
     pub size: usize,
-    /// Bytes to ask for, as in [`Dial`].
+    /// The number of bytes to request, as in [`Connect`].
     pub answer: usize,
-    /// Up to so many sends until the expectation holds.
+    /// The maximum number of sends until the expectation holds.
     pub tries: usize,
-    /// Whether a prompt error is as good as an answer.
+    /// If true, a prompt error counts as an answer.
     pub or_error: bool,
 }
 
-/// What must come of a flow.
+/// The expected result of a flow.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expectation {
-    /// Every try is answered.
+    /// Every attempt is answered.
     Reach(ExpectedAnswers),
-    /// Every try is refused.
+    /// Every attempt is refused.
     Refused,
-    /// No try is answered.
+    /// No attempt is answered.
     Blocked,
-    /// No try hears anything, not even an error.
+    /// No attempt receives anything, not even an error.
     Silent,
-    /// Every try ends with a reset of its connection.
+    /// Every attempt ends with a reset of its connection.
     Reset,
-    /// Every try hears that what it sends is too big for the path.
+    /// Every attempt gets the error that its message is too big for the path.
     TooBig,
-    /// The page is like this.
+    /// The page has this content.
     Page(ExpectedPage),
 }
 
-/// Who must answer.
+/// The hosts that must answer, and how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpectedAnswers {
     /// Exactly these hosts; with `sticky`, one of them.
     pub hosts: BTreeSet<Host>,
-    /// All tries reach one and the same host.
+    /// All attempts reach the same host.
     pub sticky: bool,
-    /// Each host's part of the answers lies in this range.
+    /// The share of each host in the answers is in this range.
     pub share: Option<(f64, f64)>,
-    /// The client address that answering hosts must have seen.
+    /// The client address that the answering hosts must see.
     pub source: Option<Source>,
-    /// The most TCP segments that all hosts together may send again.
+    /// The maximum number of TCP segments that all hosts together may retransmit.
     pub retransmits: Option<u64>,
-    /// What the socket says of its peer.
+    /// The peer that the socket must report.
     pub peer: Peer,
 }
 
-/// What a caller's own socket must say of its peer.
+/// The peer that the caller's socket must report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Peer {
     /// The VIP.
     #[default]
     Destination,
-    /// Anything: it was connected to an endpoint by a program that is no more.
+    /// Any peer. The socket was connected to an endpoint by a program that no longer exists.
     Any,
 }
 
@@ -128,26 +128,26 @@ pub enum Peer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
-    /// The caller's own.
+    /// The caller's own address.
     Client,
     /// An address of node1.
     Node,
 }
 
-/// What a page must hold.
+/// The expected content of a page.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct ExpectedPage {
     /// The status code.
     pub status: Option<u16>,
-    /// A part of the body as JSON: every field given must be there with this value.
+    /// A part of the body as JSON: every given field must exist with this value.
     pub json: Option<serde_json::Value>,
     /// Headers with their values.
     pub header: BTreeMap<String, String>,
-    /// A part of the body as text.
+    /// A text that the body contains.
     pub contains: Option<String>,
 }
 
-/// The keys of a flow as they are written.
+/// The keys of a flow in the case file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FlowKeys {
@@ -212,7 +212,7 @@ impl TryFrom<FlowKeys> for Flow {
             Action::Connect(_) | Action::Send(_) => keys.expect_answers()?,
         };
         if let Some(key) = keys.unused_key() {
-            return Err(format!("`{key}` has no meaning beside the flow's other keys"));
+            return Err(format!("`{key}` has no meaning together with the flow's other keys"));
         }
         Ok(Self { from, action, expect })
     }
@@ -242,7 +242,7 @@ impl FlowKeys {
         let source_port = self.sport.take();
         if let Some(port) = source_port.filter(|port| !is_valid_source_port(*port)) {
             return Err(format!(
-                "`sport` {port} may be that of a socket that names none: take one below 32768 or in {RESERVED_PORTS:?}"
+                "`sport` {port} may be in use by a socket without a fixed port: use one below 32768 or in {RESERVED_PORTS:?}"
             ));
         }
         Ok(Connect { to, protocol, unconnected, n, size, answer, source_port, sources, pause, hold })
@@ -287,7 +287,7 @@ impl FlowKeys {
         }
     }
 
-    /// A key that nothing has taken.
+    /// Returns a key that the flow does not use.
     fn unused_key(&self) -> Option<&'static str> {
         let keys = [
             ("proto", self.proto.is_some()),
@@ -335,7 +335,7 @@ fn at_least_one(key: &str, value: Option<usize>) -> Result<usize, String> {
     }
 }
 
-/// As in "a2 tcp 10.96.0.10:80 x24".
+/// Formats a flow as in "a2 tcp 10.96.0.10:80 x24".
 impl fmt::Display for Flow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ", self.from)?;
@@ -355,15 +355,15 @@ impl fmt::Display for Flow {
     }
 }
 
-/// As in "reach a1 b1, source client".
+/// Formats an expectation as in "reach a1 b1, seeing the caller's own address".
 impl fmt::Display for Expectation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused => write!(f, "every try refused"),
-            Self::Blocked => write!(f, "no try answered"),
-            Self::Silent => write!(f, "every try without an answer or an error"),
-            Self::Reset => write!(f, "every try reset"),
-            Self::TooBig => write!(f, "every try too big"),
+            Self::Refused => write!(f, "every attempt refused"),
+            Self::Blocked => write!(f, "no attempt answered"),
+            Self::Silent => write!(f, "every attempt without an answer or an error"),
+            Self::Reset => write!(f, "every attempt reset"),
+            Self::TooBig => write!(f, "every attempt too big"),
             Self::Reach(answers) => answers.fmt(f),
             Self::Page(page) => page.fmt(f),
         }
@@ -383,7 +383,7 @@ impl fmt::Display for ExpectedAnswers {
             Some(Source::Node) => write!(f, ", seeing an address of node1"),
             None => Ok(()),
         }?;
-        self.retransmits.iter().try_for_each(|most| write!(f, ", at most {most} segments sent again"))
+        self.retransmits.iter().try_for_each(|most| write!(f, ", at most {most} segments retransmitted"))
     }
 }
 

@@ -1,4 +1,5 @@
-//! A conformance case as its file says it: configuration, steps that change the objects, and the flows that must hold.
+//! A conformance case as its file describes it: the configuration, the steps that change objects,
+//! and the flows that must hold.
 
 mod flow;
 mod pairs;
@@ -19,7 +20,7 @@ use serde_yaml_ng::{Mapping, Value};
 pub use self::flow::{Action, Connect, Expectation, ExpectedAnswers, ExpectedPage, Flow, Peer, Send, Source};
 use crate::world::{CgroupSubtree, Host};
 
-/// Tags of `requires` that cases may use.
+/// The tags that `requires` may contain.
 pub const TAGS: [&str; 8] = [
     "bridged-pods",
     "flows-of-its-own",
@@ -38,40 +39,41 @@ pub const MODES: [&str; 4] = ["ebpf", "nftables", "iptables", "ipvs"];
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
-    /// What `--only` and reports call it.
+    /// The name for `--only` and for reports.
     pub name: String,
-    /// What the case shows.
+    /// What the case tests.
     pub about: String,
-    /// Fields laid over the base configuration.
+    /// Fields that override the base configuration.
     #[serde(default)]
     pub config: Mapping,
-    /// What the mode or the machine must have; of [`TAGS`].
+    /// What the mode or the machine must support, from [`TAGS`].
     #[serde(default)]
     pub requires: Vec<String>,
-    /// The modes it is for; empty for all of them.
+    /// The modes in which the case runs. If empty, all modes.
     #[serde(default)]
     pub modes: Vec<String>,
-    /// Hosts of node1 whose processes run outside the cgroup that the proxy is given.
+    /// Hosts of node1 whose processes run outside the cgroup of the proxy.
     #[serde(default, rename = "outside-cgroup")]
     pub outside_cgroup: Vec<Host>,
-    /// What is different in this case's world, done before the proxy starts.
+    /// Commands that change the world of this case before the proxy starts.
     #[serde(default)]
     pub world: Vec<Commands>,
-    /// What to do, in order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
 }
 
-/// A step: changes, made in the order of the fields, and what must then hold.
+/// A step: changes, made in the order of the fields, and the flows that must then hold.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
     /// Stop the proxy.
     #[serde(default)]
     pub stop: bool,
-    /// Have it remove all it made; it must be stopped.
+    /// Have the proxy remove everything it made. The proxy must be stopped.
     #[serde(default)]
     pub cleanup: bool,
-    /// Start it in this mode from now on; it must be stopped, and the mode is that of the run until a step says so.
+    /// Start the proxy in this mode from now on. The proxy must be stopped. Without this key, the
+    /// mode is that of the previous step, or of the run.
     #[serde(default)]
     pub mode: Option<String>,
     /// Objects to delete.
@@ -83,49 +85,49 @@ pub struct Step {
     /// Start the proxy again.
     #[serde(default)]
     pub start: bool,
-    /// What is done to hosts once the proxy has programmed the changes.
+    /// Commands to run after the proxy has programmed the changes.
     #[serde(default)]
     pub run: Vec<Commands>,
-    /// What must hold.
+    /// The flows that must hold.
     #[serde(default)]
     pub flows: Vec<Flow>,
 }
 
-/// Command lines for a host's shell, in its network namespace; each must succeed.
+/// Command lines for a host's shell, in its network namespace. Each must succeed.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Commands {
     /// The host.
     pub on: Host,
-    /// Each is one line for `sh -c`.
+    /// The lines. Each is passed to `sh -c`.
     pub run: Vec<String>,
 }
 
-/// What an object is found by. Written `Kind/namespace/name`, or `Kind/name` for what has no namespace.
+/// The key of an object. Written `Kind/namespace/name`, or `Kind/name` if it has no namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub struct ObjectKey {
-    /// As in `EndpointSlice`.
+    /// The kind, such as `EndpointSlice`.
     pub kind: String,
-    /// None for Nodes.
+    /// The namespace. None for Nodes.
     pub namespace: Option<String>,
-    /// Its name.
+    /// The name.
     pub name: String,
 }
 
-/// A Kubernetes object, passed on to the proxy as it is.
+/// A Kubernetes object, passed to the proxy without changes.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "Mapping")]
 pub struct Object {
-    /// Read from the manifest.
+    /// The key, read from the manifest.
     pub key: ObjectKey,
-    /// All of it.
+    /// The whole manifest.
     pub manifest: Mapping,
 }
 
 impl Case {
-    /// Reads and checks the cases of a file: one, or one for each pair of modes. The error names the file, the field and what is
-    /// wrong with it.
+    /// Reads and checks the cases of a file: one case, or one for each pair of modes. An error
+    /// names the file, the field and the problem.
     pub fn read(path: &Path) -> Result<Vec<Self>> {
         let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
         pairs::texts(&text)
@@ -133,14 +135,16 @@ impl Case {
             .with_context(|| path.display().to_string())
     }
 
-    /// Whether it needs a world of its own, for it changes more than the proxy removes.
+    /// Returns true if the case needs its own world, because it changes more than the proxy
+    /// removes.
     pub fn needs_own_world(&self) -> bool {
         !self.outside_cgroup.is_empty()
             || !self.world.is_empty()
             || self.steps.iter().any(|step| !step.run.is_empty() || step.mode.is_some())
     }
 
-    /// Reads all cases of a directory and those below it; `only` picks some by name, and must name no other.
+    /// Reads all cases below a directory. If `only` is not empty, returns only the named cases; an
+    /// unknown name is an error.
     pub fn read_directory(directory: &Path, only: &[String]) -> Result<Vec<Self>> {
         let paths = yaml_files(directory)?;
         ensure!(!paths.is_empty(), "--cases: no .yaml files in {}", directory.display());
@@ -162,9 +166,9 @@ impl Case {
             bail!("modes: unknown mode {unknown:?}; known are {}", MODES.join(", "));
         }
         if let Some(host) = self.outside_cgroup.iter().find(|host| host.cgroup() != CgroupSubtree::Node1) {
-            bail!("outside-cgroup: {host} is outside anyway; node1 and its pods are inside");
+            bail!("outside-cgroup: {host} is always outside; only node1 and its pods are inside");
         }
-        ensure!(!self.steps.is_empty(), "steps: there are none");
+        ensure!(!self.steps.is_empty(), "steps: the list is empty");
         let mut held = BTreeSet::new();
         for (number, step) in self.steps.iter().enumerate() {
             for (flow_number, flow) in step.flows.iter().enumerate() {
@@ -199,7 +203,7 @@ impl FromStr for Case {
     }
 }
 
-/// Those of the directory itself first, then those of the directories in it.
+/// Returns the files of the directory first, then those of its subdirectories.
 fn yaml_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let entries =
         fs::read_dir(directory).with_context(|| format!("--cases: read {}", directory.display()))?;

@@ -1,4 +1,4 @@
-//! Cases about two modes, one after the other: a file with `pairs` is a case for each ordered pair of its modes.
+//! Expands a case file with the key `pairs` to one case for each ordered pair of modes.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
@@ -14,8 +14,8 @@ struct Head {
     pairs: Vec<String>,
 }
 
-/// The text of each case in a file: without `pairs` the file's own, else with the names of two modes in place of `FROM_MODE` and
-/// `TO_MODE`.
+/// Returns the text of each case in a file. Without `pairs`, this is the file itself. Otherwise,
+/// two modes replace `FROM_MODE` and `TO_MODE`.
 pub(super) fn texts(text: &str) -> Result<Vec<String>> {
     let Some(line) = text.lines().find(|line| line.starts_with(KEY)) else {
         return Ok(vec![text.to_owned()]);
@@ -25,7 +25,7 @@ pub(super) fn texts(text: &str) -> Result<Vec<String>> {
     if let Some(unknown) = modes.iter().find(|mode| !MODES.contains(&mode.as_str())) {
         anyhow::bail!("pairs: unknown mode {unknown:?}; known are {}", MODES.join(", "));
     }
-    ensure!(modes.len() > 1, "pairs: there are no two modes");
+    ensure!(modes.len() > 1, "pairs: at least two modes are needed");
     let rest = text.replacen(line, "", 1);
     let other = |from: &String| modes.iter().filter(move |to| *to != from).cloned().collect::<Vec<_>>();
     let pairs = modes.iter().flat_map(|from| other(from).into_iter().map(move |to| (from, to)));
@@ -37,18 +37,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_with_pairs_is_a_case_for_each_two_modes_in_either_order() {
+    fn pairs_give_a_case_for_each_ordered_pair_of_modes() {
         let texts = texts("name: FROM_MODE-to-TO_MODE\npairs: [ebpf, iptables]\n").unwrap();
         assert_eq!(texts, ["name: ebpf-to-iptables\n\n", "name: iptables-to-ebpf\n\n"]);
     }
 
     #[test]
-    fn other_files_are_one_case_as_they_are() {
+    fn a_file_without_pairs_is_one_case() {
         assert_eq!(texts("name: x\n").unwrap(), ["name: x\n"]);
     }
 
     #[test]
-    fn a_mode_that_is_none_is_named() {
+    fn an_unknown_mode_is_an_error_that_names_it() {
         assert!(texts("pairs: [ebpf, xyz]\n").unwrap_err().to_string().contains("xyz"));
         assert!(texts("pairs: [ebpf]\n").is_err());
     }

@@ -1,4 +1,4 @@
-//! Cases are read, and refused where they say what makes no sense.
+//! Tests the parsing of cases and the errors for invalid ones.
 
 use super::*;
 use crate::world::Host;
@@ -16,14 +16,14 @@ fn error(text: &str) -> String {
 }
 
 #[test]
-fn every_case_of_the_project_is_read() {
+fn every_case_of_the_project_parses() {
     let cases = Case::read_directory(crate::runner::cases_directory(), &[]).unwrap();
     assert!(cases.len() >= 50, "{} cases", cases.len());
     assert!(cases.iter().all(|case| case.steps.iter().any(|step| !step.flows.is_empty())));
 }
 
 #[test]
-fn only_picks_cases_and_names_the_one_it_does_not_know() {
+fn only_selects_cases_and_an_unknown_name_is_an_error() {
     let only = |names: &[&str]| {
         let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
         Case::read_directory(crate::runner::cases_directory(), &names)
@@ -33,7 +33,7 @@ fn only_picks_cases_and_names_the_one_it_does_not_know() {
 }
 
 #[test]
-fn an_unknown_key_of_a_case_a_step_and_a_flow_is_named_with_its_path() {
+fn an_unknown_key_is_an_error_with_its_path() {
     let case: Result<Case> = "{name: x, about: y, stepps: []}".parse();
     assert!(format!("{:#}", case.unwrap_err()).contains("stepps"));
     let step: Result<Case> = "{name: x, about: y, steps: [{flows: []}, {aply: []}]}".parse();
@@ -44,7 +44,7 @@ fn an_unknown_key_of_a_case_a_step_and_a_flow_is_named_with_its_path() {
 }
 
 #[test]
-fn values_that_mean_nothing_are_errors_that_name_them() {
+fn an_invalid_value_is_an_error_that_names_it() {
     errors_name(&[
         ("{from: c9, to: '10.0.0.1:80', proto: tcp, reach: [a1]}", "c9"),
         ("{from: a1, to: '10.0.0.1', proto: tcp, reach: [a1]}", "socket address"),
@@ -61,18 +61,18 @@ fn values_that_mean_nothing_are_errors_that_name_them() {
 }
 
 #[test]
-fn a_case_that_changes_more_than_the_proxy_removes_needs_a_world_of_its_own() {
+fn a_case_that_changes_the_world_needs_its_own_world() {
     let case =
         |head: &str| -> Case { format!("{{name: x, about: y, {head} steps: [{{}}]}}").parse().unwrap() };
     assert!(!case("").needs_own_world());
     assert!(case("outside-cgroup: [a1],").needs_own_world());
     assert!(case("world: [{on: node2, run: ['ip link set vethb1 mtu 1300']}],").needs_own_world());
     let outside: Result<Case> = "{name: x, about: y, outside-cgroup: [b1], steps: [{}]}".parse();
-    assert!(outside.unwrap_err().to_string().contains("b1 is outside anyway"));
+    assert!(outside.unwrap_err().to_string().contains("b1 is always outside"));
 }
 
 #[test]
-fn a_flow_may_ask_for_a_large_answer_or_for_a_certain_failure() {
+fn a_flow_can_expect_a_large_answer_or_a_certain_failure() {
     let large =
         flow("{from: client, to: '10.0.0.1:80', proto: tcp, answer: 9000, retransmits: 3, reach: [a1]}");
     assert!(matches!(&large.action, Action::Connect(connect) if connect.answer == 9000));
@@ -86,7 +86,7 @@ fn a_flow_may_ask_for_a_large_answer_or_for_a_certain_failure() {
 }
 
 #[test]
-fn keys_that_contradict_each_other_are_errors_that_name_them() {
+fn contradicting_keys_are_errors_that_name_them() {
     errors_name(&[
         ("{from: a1, to: '10.0.0.1:80', proto: tcp, mode: unconnected, reach: [a1]}", "needs `proto: udp`"),
         ("{from: a1, to: '10.0.0.1:80', proto: tcp, n: 0, reach: [a1]}", "`n` is 0"),
@@ -103,11 +103,11 @@ fn keys_that_contradict_each_other_are_errors_that_name_them() {
     ]);
 }
 
-/// Each text is refused with an error that contains the words beside it.
-fn errors_name(of: &[(&str, &str)]) {
-    for (text, wanted) in of {
+/// Asserts that each text is rejected with an error that contains the given words.
+fn errors_name(cases: &[(&str, &str)]) {
+    for (text, expected) in cases {
         let error = error(text);
-        assert!(error.contains(wanted), "{text}: {error}");
+        assert!(error.contains(expected), "{text}: {error}");
     }
 }
 
@@ -125,7 +125,7 @@ fn unknown_tags_and_objects_without_a_name_are_errors() {
 }
 
 #[test]
-fn all_keys_of_a_connection_are_read() {
+fn all_keys_of_a_connection_parse() {
     let flow = flow(
         "{from: client, to: '[fd96::10]:53', proto: udp, mode: unconnected, n: 4, size: 9, sport: 40001, \
           sources: ['fd57::60', 'fd57::61'], pause: 0.5, reach: [a1, b1], source: node, share: [0.3, 0.7]}",
@@ -140,7 +140,7 @@ fn all_keys_of_a_connection_are_read() {
 }
 
 #[test]
-fn a_connection_kept_open_is_used_again_with_tries_and_errors() {
+fn send_parses_tries_and_or_error() {
     let case = parse(
         "{from: a1, to: '10.0.0.1:80', proto: udp, reach: [a1], hold: u}, \
          {from: a1, send: u, reach: [b1], tries: 5, or_error: true}",

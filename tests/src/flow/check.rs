@@ -48,7 +48,7 @@ pub fn check(from: Host, expect: &Expectation, observed: &Observation) -> Result
             Err(format!("answered with {}", page.status))
         }
         (Expectation::Page(expected), Observation::Page(Ok(page))) => check_page(expected, page),
-        (Expectation::Page(_), Observation::Page(Err(failure))) => Err(describe_failure(failure)),
+        (Expectation::Page(_), Observation::Page(Err(failure))) => Err(failure.to_string()),
         (Expectation::Page(_), Observation::Attempts(_))
         | (
             Expectation::Reach(_) | Expectation::Silent | Expectation::Reset | Expectation::TooBig,
@@ -63,7 +63,7 @@ pub fn describe(observed: &Observation) -> String {
         Observation::Page(Ok(page)) => {
             format!("status {}, {} bytes: {}", page.status, page.body.len(), head(&page.body))
         }
-        Observation::Page(Err(failure)) => describe_failure(failure),
+        Observation::Page(Err(failure)) => failure.to_string(),
         Observation::Attempts(attempts) => {
             let mut counts: BTreeMap<(bool, String), usize> = BTreeMap::new();
             for one in attempts {
@@ -71,7 +71,7 @@ pub fn describe(observed: &Observation) -> String {
                     Attempt::Answered(answer) => {
                         (false, format!("{} saw {}", answer.host, answer.client.ip()))
                     }
-                    Attempt::Failed(failure) => (true, describe_failure(failure)),
+                    Attempt::Failed(failure) => (true, failure.to_string()),
                 };
                 *counts.entry((failed, text)).or_default() += 1;
             }
@@ -95,7 +95,7 @@ fn check_reach(from: Host, expected: &ExpectedAnswers, attempts: &[Attempt]) -> 
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for one in attempts {
         match one {
-            Attempt::Failed(failure) => return Err(describe_failure(failure)),
+            Attempt::Failed(failure) => return Err(failure.to_string()),
             Attempt::Answered(answer) => {
                 check_peer(expected.peer, answer)?;
                 check_source(from, expected.source, answer)?;
@@ -156,18 +156,18 @@ fn check_source(from: Host, expected: Option<Source>, answer: &Answer) -> Result
 fn all_fail_with(kind: FailureKind, attempts: &[Attempt]) -> Result<(), String> {
     attempts.iter().try_for_each(|one| match one {
         Attempt::Failed(failure) if failure.kind == kind => Ok(()),
-        Attempt::Failed(failure) => Err(describe_failure(failure)),
+        Attempt::Failed(failure) => Err(failure.to_string()),
         Attempt::Answered(answer) => Err(format!("{} answered", answer.host)),
     })
 }
 
 fn check_refused(failure: &Failure) -> Result<(), String> {
-    if failure.kind == FailureKind::Refused { Ok(()) } else { Err(describe_failure(failure)) }
+    if failure.kind == FailureKind::Refused { Ok(()) } else { Err(failure.to_string()) }
 }
 
 fn check_blocked(failure: &Failure) -> Result<(), String> {
     // An error of another kind is a problem of the test and says nothing about the proxy.
-    if failure.kind == FailureKind::Other { Err(describe_failure(failure)) } else { Ok(()) }
+    if failure.kind == FailureKind::Other { Err(failure.to_string()) } else { Ok(()) }
 }
 
 fn check_page(expected: &ExpectedPage, page: &Page) -> Result<(), String> {
@@ -206,10 +206,6 @@ fn check_json(whole: &Value, part: &Value, path: &str) -> Result<(), String> {
         _ if whole == part => Ok(()),
         _ => Err(format!("{path} is {whole}")),
     }
-}
-
-fn describe_failure(failure: &Failure) -> String {
-    format!("{}: {}", failure.operation, failure.message)
 }
 
 /// Returns the first line of a body, for a report.

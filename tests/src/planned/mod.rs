@@ -1,4 +1,4 @@
-//! Conformance cases played to the model alone: objects in, what is to be planned out, no kernel.
+//! Runs conformance cases on the model alone, without a kernel: objects in, Snapshots out.
 
 mod tables;
 
@@ -18,7 +18,7 @@ use crate::{
     runner::{Manifests, compose},
 };
 
-/// Addresses of node1 in the world of the cases.
+/// The addresses of node1 in the world of the cases.
 const ADDRESSES: [(&str, &str, u8); 10] = [
     ("lo", "127.0.0.1", 8),
     ("lo", "::1", 128),
@@ -31,10 +31,10 @@ const ADDRESSES: [(&str, &str, u8); 10] = [
     ("vetha2", "10.244.1.1", 32),
     ("vetha3", "10.244.1.1", 32),
 ];
-/// Of objects: each is told whole once.
+/// The number of object kinds. The source sends each kind completely once.
 const KINDS: usize = 3;
 
-/// A case in the middle of its steps.
+/// A case between two of its steps.
 pub struct PlannedCase {
     _directory: tempfile::TempDir,
     manifests: Manifests,
@@ -44,7 +44,7 @@ pub struct PlannedCase {
 }
 
 impl PlannedCase {
-    /// Before the first step, in a mode.
+    /// Creates the state before the first step, in a mode.
     pub fn new(case: &Case, mode: &str) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let manifests = Manifests::create(directory.path())?;
@@ -55,22 +55,22 @@ impl PlannedCase {
         Ok(Self { _directory: directory, manifests, model, config, runtime })
     }
 
-    /// What the case sets.
+    /// Returns the configuration of the case.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Objects that are there besides those of the case.
+    /// Returns the manifests, to which other objects can be added.
     pub fn manifests(&self) -> &Manifests {
         &self.manifests
     }
 
-    /// What is to be served now.
+    /// Returns the current Snapshot.
     pub fn snapshot(&self) -> &Snapshot {
         self.model.snapshot()
     }
 
-    /// Makes the changes of a step, and says what they are about.
+    /// Makes the changes of a step, and returns what is dirty.
     pub fn apply_step(&mut self, step: &Step) -> Result<Dirty> {
         step.delete.iter().try_for_each(|key| self.manifests.delete(key))?;
         step.apply.iter().try_for_each(|object| self.manifests.apply(&object.key, &object.manifest))?;
@@ -80,7 +80,7 @@ impl PlannedCase {
         self.runtime.block_on(async {
             let reading = tokio::spawn(source.run(to));
             for _ in 0..KINDS {
-                model.apply(from.recv().await.context("the manifests end early")?);
+                model.apply(from.recv().await.context("the manifest source ended early")?);
             }
             drop(from);
             reading.await?.context("read the manifests")

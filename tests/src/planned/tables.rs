@@ -1,15 +1,16 @@
-//! iptables' tables as text: what iptables-restore makes of its input.
+//! iptables tables as text: the result of applying iptables-restore inputs.
 
 use std::collections::BTreeMap;
 
-/// Rules by table and chain, without their `-A` and chain.
+/// Rules by table and chain, without `-A` and the chain.
 #[derive(Clone, Debug, Default)]
 pub struct Tables {
     chains: BTreeMap<(String, String), Vec<String>>,
 }
 
 impl Tables {
-    /// Takes an input in, as `iptables-restore --noflush` does. What it refuses ends the test.
+    /// Applies an input as `iptables-restore --noflush` does. Panics if iptables-restore would
+    /// reject it.
     pub fn restore(&mut self, input: &str) {
         let mut table = "";
         for line in input.lines() {
@@ -22,7 +23,7 @@ impl Tables {
                 }
                 "-I" => {
                     let (chain, rule) = rest.split_once(' ').expect("a rule");
-                    // Built-in chains are always there.
+                    // Built-in chains always exist.
                     self.chains.entry(key(table, chain)).or_default().insert(0, rule.to_owned());
                 }
                 "-X" => {
@@ -33,17 +34,19 @@ impl Tables {
                 _ if word.starts_with(':') => {
                     self.chains.insert(key(table, &word[1..]), Vec::new());
                 }
-                _ => panic!("a line that iptables-restore would not take: {line}"),
+                _ => panic!("iptables-restore would reject this line: {line}"),
             }
         }
         self.check();
     }
 
     fn chain(&mut self, table: &str, chain: &str) -> &mut Vec<String> {
-        self.chains.get_mut(&key(table, chain)).unwrap_or_else(|| panic!("there is no {table} {chain}"))
+        self.chains
+            .get_mut(&key(table, chain))
+            .unwrap_or_else(|| panic!("the chain {chain} does not exist in the table {table}"))
     }
 
-    /// Every rule leads to a chain that is there.
+    /// Panics if a rule jumps to a chain that does not exist.
     fn check(&self) {
         for ((table, chain), rule) in self.rules() {
             let Some(target) = target(rule).filter(|target| target.starts_with("KUBE-")) else { continue };
@@ -51,15 +54,15 @@ impl Tables {
         }
     }
 
-    /// All rules, with their table and chain.
+    /// Returns all rules with their table and chain.
     pub fn rules(&self) -> impl Iterator<Item = ((&str, &str), &str)> {
         self.chains.iter().flat_map(|((table, chain), rules)| {
             rules.iter().map(move |rule| ((table.as_str(), chain.as_str()), rule.as_str()))
         })
     }
 
-    /// The rules of a chain; none of one that is not there.
-    pub fn of(&self, table: &str, chain: &str) -> &[String] {
+    /// Returns the rules of a chain. Empty if the chain does not exist.
+    pub fn chain_rules(&self, table: &str, chain: &str) -> &[String] {
         self.chains.get(&key(table, chain)).map_or(&[], Vec::as_slice)
     }
 }
@@ -68,7 +71,7 @@ fn key(table: &str, chain: &str) -> (String, String) {
     (table.to_owned(), chain.to_owned())
 }
 
-/// The target of a rule.
+/// Returns the target of a rule.
 pub fn target(rule: &str) -> Option<&str> {
     let words = rule.rsplit_once('"').map_or(rule, |(_, after)| after);
     let (_, after) = words.rsplit_once("-j ")?;

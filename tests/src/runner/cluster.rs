@@ -13,7 +13,7 @@ use crate::{
     world::{Host, World},
 };
 
-/// A server on node1's loopback, in this process; it ends with it.
+/// A server on node1's loopback address. It runs in this process and ends with it.
 pub struct Cluster {
     server: ApiServer,
     runtime: Runtime,
@@ -31,7 +31,7 @@ impl Cluster {
         Ok(Self { server, runtime })
     }
 
-    /// The server.
+    /// Returns the server.
     pub fn server(&self) -> &ApiServer {
         &self.server
     }
@@ -41,7 +41,7 @@ impl Cluster {
         self.server.put(serde_json::to_value(manifest).context("an object as JSON")?).map(drop)
     }
 
-    /// Adds or replaces all objects of a text.
+    /// Adds or replaces all objects of a YAML text.
     pub fn apply_all(&self, text: &str) -> Result<()> {
         for document in serde_yaml_ng::Deserializer::from_str(text) {
             self.apply(&Mapping::deserialize(document)?)?;
@@ -55,12 +55,12 @@ impl Cluster {
         self.server.delete(&key.kind, namespace, &key.name).map(drop)
     }
 
-    /// Takes the server down: connections break, new ones are refused. Objects stay.
+    /// Stops the server: connections break and new ones are refused. The objects stay.
     pub fn down(&mut self) {
         self.runtime.block_on(self.server.down());
     }
 
-    /// Brings it up again at the same address.
+    /// Starts the server again at the same address.
     pub fn up(&mut self, world: &World) -> Result<()> {
         let listener = world.listen(Host::Node1, self.server.address())?;
         let _entered = self.runtime.enter();

@@ -1,9 +1,11 @@
-//! The `KubeProxyConfiguration` v1alpha1 a case runs with: the base, with the case's fields laid over it.
+//! Composes the `KubeProxyConfiguration` v1alpha1 of a case: the base, overridden by the case's
+//! fields.
 
 use anyhow::{Context as _, Result, bail};
 use serde_yaml_ng::{Mapping, Value};
 
-/// Field by field what every case starts from. The conntrack section leaves the machine's sysctls alone.
+/// The base configuration of every case. The conntrack section leaves the machine's sysctls
+/// unchanged.
 const BASE: &str = "
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -23,22 +25,22 @@ conntrack:
   udpStreamTimeout: 0s
 ";
 
-/// The configuration file's text for a case with these fields, in a mode.
+/// Returns the text of the configuration file for these fields, in a mode.
 pub fn compose(overlay: &Mapping, mode: &str) -> Result<String> {
     let mut config: Mapping = serde_yaml_ng::from_str(BASE).context("the base configuration")?;
     let mut overlay = overlay.clone();
     if let Some(linux) = overlay.remove("linux") {
-        lay_over(&mut config, place_linux(&linux, mode)?);
+        merge(&mut config, move_linux_fields(&linux, mode)?);
     }
-    lay_over(&mut config, overlay);
+    merge(&mut config, overlay);
     serde_yaml_ng::to_string(&config).context("write the configuration")
 }
 
-/// The `linux` section is of a newer version; v1alpha1 has its fields in the modes' sections. Modes without a section
-/// of their own read that of iptables.
-fn place_linux(linux: &Value, mode: &str) -> Result<Mapping> {
+/// Moves the fields of the `linux` section, which belongs to a newer version, to the modes'
+/// sections of v1alpha1. Modes without their own section read that of iptables.
+fn move_linux_fields(linux: &Value, mode: &str) -> Result<Mapping> {
     let mut placed = Mapping::new();
-    for (field, value) in linux.as_mapping().context("config.linux: is no mapping")? {
+    for (field, value) in linux.as_mapping().context("config.linux: must be a mapping")? {
         if field.as_str() != Some("masqueradeAll") {
             bail!("config.linux: v1alpha1 has no place for {field:?}; only masqueradeAll is known");
         }
@@ -50,11 +52,11 @@ fn place_linux(linux: &Value, mode: &str) -> Result<Mapping> {
     Ok(placed)
 }
 
-/// Mappings are merged field by field; anything else is replaced.
-fn lay_over(base: &mut Mapping, overlay: Mapping) {
+/// Merges mappings field by field. Other values are replaced.
+fn merge(base: &mut Mapping, overlay: Mapping) {
     for (field, value) in overlay {
         match (base.get_mut(&field), value) {
-            (Some(Value::Mapping(below)), Value::Mapping(above)) => lay_over(below, above),
+            (Some(Value::Mapping(below)), Value::Mapping(above)) => merge(below, above),
             (_, value) => drop(base.insert(field, value)),
         }
     }
@@ -70,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_replaces_single_fields_and_keeps_the_rest() {
+    fn a_case_overrides_single_fields_and_keeps_the_others() {
         let config = composed("{nodePortAddresses: [10.0.0.0/8], iptables: {syncPeriod: 1s}}", "ebpf");
         assert_eq!(config["nodePortAddresses"][0], "10.0.0.0/8");
         assert_eq!(config["iptables"]["syncPeriod"], "1s");
@@ -79,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn masquerade_all_is_written_where_v1alpha1_has_it() {
+    fn masquerade_all_is_written_to_the_sections_of_v1alpha1() {
         let everywhere = composed("linux: {masqueradeAll: true}", "nftables");
         assert_eq!(everywhere["nftables"]["masqueradeAll"], true);
         assert_eq!(everywhere["iptables"]["masqueradeAll"], true);
@@ -90,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_linux_field_without_a_place_is_an_error_that_names_it() {
+    fn an_unknown_linux_field_is_an_error_that_names_it() {
         let overlay = serde_yaml_ng::from_str("linux: {oomScoreAdj: 1}").unwrap();
         let error = compose(&overlay, "ebpf").unwrap_err().to_string();
         assert!(error.contains("oomScoreAdj"), "{error}");

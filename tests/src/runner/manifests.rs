@@ -1,4 +1,4 @@
-//! The directory of manifests that the proxy watches: one object a file, changed by rename.
+//! The directory of manifests that the proxy watches: one object for each file, replaced by rename.
 
 use std::{
     fs, io,
@@ -10,20 +10,20 @@ use serde_yaml_ng::Mapping;
 
 use crate::case::ObjectKey;
 
-/// A directory of manifests, and one beside it where files are written before they appear.
+/// A directory of manifests, and a staging directory for new files.
 pub struct Manifests {
     directory: PathBuf,
     staging: PathBuf,
 }
 
 impl Manifests {
-    /// Makes the directory below `parent`, empty.
+    /// Creates the empty directories below `parent`.
     pub fn create(parent: &Path) -> Result<Self> {
         let this = Self { directory: parent.join("manifests"), staging: parent.join("staging") };
         for path in [&this.directory, &this.staging] {
             match fs::remove_dir_all(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                // Not with its parents, which are gone when the world is removed.
+                // Without the parents, which are gone when the world has been removed.
                 _ => fs::create_dir(path),
             }
             .with_context(|| format!("create {}", path.display()))?;
@@ -31,18 +31,18 @@ impl Manifests {
         Ok(this)
     }
 
-    /// What to give the proxy.
+    /// Returns the directory for the proxy.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Adds or replaces an object: its file changes in one step.
+    /// Adds or replaces an object. Its file changes in one step.
     pub fn apply(&self, key: &ObjectKey, manifest: &Mapping) -> Result<()> {
         let text = serde_yaml_ng::to_string(manifest).with_context(|| format!("write {key}"))?;
         self.place(&file_name(key), &text)
     }
 
-    /// Puts a file of this text in its place in one step.
+    /// Writes a file with this text in one step.
     pub fn place(&self, name: &str, text: &str) -> Result<()> {
         let (staged, path) = (self.staging.join(name), self.directory.join(name));
         fs::write(&staged, text).with_context(|| format!("write {}", staged.display()))?;

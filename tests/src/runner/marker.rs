@@ -1,35 +1,38 @@
-//! A Service of the runner's own that tells when the proxy has programmed a change.
+//! A Service of the runner that shows when the proxy has programmed a change.
 //!
-//! It and its slice are changed after the objects of a step; once node1 reaches the new endpoint at the new port, the proxy
-//! has seen the step, also where Services and slices come to it by different ways. Then both are changed again: by the time
-//! the second port answers, the sync that took up the step has ended.
+//! The runner changes this Service and its EndpointSlice after the objects of a step. When node1
+//! reaches the new endpoint at the new port, the proxy has seen the step, even if Services and
+//! slices arrive independently. Then the runner changes both again: when the second port answers,
+//! the sync that included the step has ended.
 //!
-//! A source may doubt for a while that a file is gone for good. So a step that deletes objects deletes one more, another
-//! Service of the runner's own, and nothing else counts until node1 reaches that no more.
+//! A source may wait for a while before it believes that a file is gone. A step that deletes
+//! objects therefore also deletes another Service of the runner, and waits until node1 no longer
+//! reaches it.
 
 use std::{net::SocketAddr, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result};
 
 use super::Objects;
 use crate::{
-    agent::protocol::{Attempt, ConnectRequest, Protocol},
+    agent::protocol::{ConnectRequest, Protocol},
     case::ObjectKey,
     deadline::{Deadline, Stopwatch, scaled},
     world::{Host, World},
 };
 
-/// An address in the cluster's range that no case uses.
+/// An address in the range of cluster IPs that no case uses.
 const CLUSTER_IP: &str = "10.96.255.254";
-/// That of the Service that is deleted.
+/// The VIP of the Service that is deleted.
 const DELETED: &str = "10.96.255.253:20000";
 const FIRST_PORT: u16 = 20_000;
-/// Who answers for the marker, in turn: pods of node1, which holds in every mode and needs no other node.
+/// The endpoints of the marker, in turn. They are pods of node1, which works in every mode and
+/// needs no other node.
 const ENDPOINTS: [Host; 2] = [Host::A3, Host::A2];
-/// How long one look waits: a packet to an unknown address may vanish.
+/// The timeout of one attempt. A packet to an unknown address may get no answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The marker and the port it has now.
+/// The marker with its current port.
 pub(super) struct Marker {
     port: u16,
 }
@@ -43,7 +46,7 @@ impl Marker {
         Ok(marker)
     }
 
-    /// Waits until the proxy has programmed all that is in the objects now. Returns how long that took.
+    /// Waits until the proxy has programmed the current objects. Returns the time that it took.
     pub(super) fn wait_until_programmed(
         &mut self,
         world: &mut World,
@@ -74,31 +77,29 @@ impl Marker {
         Ok(SocketAddr::new(CLUSTER_IP.parse()?, self.port))
     }
 
-    /// Adds what is to be deleted with the objects of a step, and waits until it is programmed.
+    /// Adds the Service to delete with the objects of a step, and waits until it is programmed.
     pub(super) fn prepare_deletion(world: &mut World, objects: &Objects, timeout: Duration) -> Result<()> {
         let address: SocketAddr = DELETED.parse()?;
         objects.apply(&key("Service", "deleted"), &serde_yaml_ng::from_str(&service("deleted", address))?)?;
         wait_until_reached(world, address, ENDPOINTS[0], timeout)
     }
 
-    /// Deletes it, after the objects of the step, and waits until it is gone.
+    /// Deletes this Service after the objects of the step, and waits until it is gone.
     pub(super) fn delete(world: &mut World, objects: &Objects, timeout: Duration) -> Result<()> {
         objects.delete(&key("Service", "deleted"))?;
         let address: SocketAddr = DELETED.parse()?;
-        match Deadline::after(timeout)
-            .poll(|| is_reached(world, address, ENDPOINTS[0]).map(|is| (!is).then_some(())).transpose())
-        {
-            Some(result) => result,
-            None => bail!("the proxy has not removed the deleted Service {address} after {timeout:?}"),
-        }
+        let gone = Deadline::after(timeout)
+            .try_poll(|| anyhow::Ok((!is_reached(world, address, ENDPOINTS[0])?).then_some(())))?;
+        gone.with_context(|| {
+            format!("the proxy has not removed the deleted Service {address} after {timeout:?}")
+        })
     }
 }
 
 fn is_reached(world: &mut World, address: SocketAddr, endpoint: Host) -> Result<bool> {
-    let request =
-        ConnectRequest { timeout: scaled(REQUEST_TIMEOUT), ..ConnectRequest::new(address, Protocol::Tcp, 1) };
+    let request = ConnectRequest::new(address, Protocol::Tcp, 1).with_timeout(scaled(REQUEST_TIMEOUT));
     let attempts = world.agent(Host::Node1)?.connect(request)?;
-    Ok(attempts.iter().any(|one| matches!(one, Attempt::Answered(answer) if answer.host == endpoint.name())))
+    Ok(attempts.iter().any(|attempt| attempt.is_answered_by(endpoint)))
 }
 
 fn wait_until_reached(
@@ -107,14 +108,14 @@ fn wait_until_reached(
     endpoint: Host,
     timeout: Duration,
 ) -> Result<()> {
-    let mut look = || is_reached(world, address, endpoint).map(|is| is.then_some(())).transpose();
-    match Deadline::after(timeout).poll(&mut look) {
-        Some(result) => result,
-        None => bail!(
-            "the proxy has not programmed the change: after {timeout:?} node1 does not reach {endpoint} at {address}, a \
-             Service of the runner's own that it changes with each step"
-        ),
-    }
+    let reached = Deadline::after(timeout)
+        .try_poll(|| anyhow::Ok(is_reached(world, address, endpoint)?.then_some(())))?;
+    reached.with_context(|| {
+        format!(
+            "the proxy has not programmed the change: after {timeout:?} node1 does not reach {endpoint} at {address}, \
+             a Service of the runner that it changes with each step"
+        )
+    })
 }
 
 fn key(kind: &str, name: &str) -> ObjectKey {

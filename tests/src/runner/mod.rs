@@ -1,4 +1,5 @@
-//! The conformance runner: for each case, the real proxy on node1, objects in its manifests, and flows that must hold.
+//! The conformance runner. For each case it runs the real proxy on node1, gives it objects, and
+//! checks flows.
 
 mod cluster;
 mod config;
@@ -36,27 +37,29 @@ use crate::{
     world::World,
 };
 
-/// How long the proxy may take to program a change, and a flow to hold after it.
+/// The time for the proxy to program a change, and for a flow to hold after it.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(5);
 const LOG_LINES: usize = 25;
 
 /// Runs cases in a world.
 pub struct Runner {
-    /// The world; one for all cases.
+    /// The world for all cases that do not need their own.
     pub world: World,
-    /// The proxy's binary. Without one, cases run with nothing that translates: their flows must fail.
+    /// The proxy's binary. Without a proxy, nothing is translated, so flows that need one must
+    /// fail.
     pub shunt: Option<PathBuf>,
-    /// The mode to run it in.
+    /// The mode of the proxy.
     pub mode: String,
-    /// Where it has objects from.
+    /// The source of the proxy's objects.
     pub source: ObjectSourceKind,
-    /// Which cases have to hold.
+    /// Selects the cases that must hold.
     pub selection: Selection,
-    /// What worlds of cases are to show of the iptables that node1 uses; the runner's own world shows it already.
+    /// The iptables variant that node1 signals in the worlds of single cases. The runner's own
+    /// world signals it already.
     pub iptables: Option<IptablesVariant>,
 }
 
-/// A case while it runs.
+/// A running case.
 struct CaseRun<'a> {
     world: &'a mut World,
     case: &'a Case,
@@ -68,13 +71,13 @@ struct CaseRun<'a> {
 }
 
 impl Runner {
-    /// Runs one case. What goes wrong is in its report.
+    /// Runs one case. Errors are in its report.
     pub fn run(&mut self, case: &Case) -> CaseReport {
         let began = Stopwatch::start();
         let mut report = CaseReport::new(case);
         report.left_out = self.selection.skip_reason(case);
         if report.left_out.is_none() {
-            match self.run_in_its_world(case) {
+            match self.run_in_world(case) {
                 Ok(ended) => report = ended,
                 Err(error) => {
                     report.add_problem("prepare the case", &error);
@@ -86,22 +89,22 @@ impl Runner {
         report
     }
 
-    /// In the world of all, or in one of its own that goes with it.
-    fn run_in_its_world(&mut self, case: &Case) -> Result<CaseReport> {
+    /// Runs a case in the shared world, or in a world of its own, which is removed afterwards.
+    fn run_in_world(&mut self, case: &Case) -> Result<CaseReport> {
         if !case.needs_own_world() {
-            return Ok(self.begin(case)?.complete());
+            return Ok(self.start(case)?.complete());
         }
         let mut world = World::build(&self.world.hosts(), self.world.program())?;
         self.iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
         case.outside_cgroup.iter().try_for_each(|host| world.move_out_of_cgroup(*host))?;
         run_commands(&world, &case.world)?;
         std::mem::swap(&mut self.world, &mut world);
-        let report = self.begin(case).map(CaseRun::complete);
+        let report = self.start(case).map(CaseRun::complete);
         std::mem::swap(&mut self.world, &mut world);
         report
     }
 
-    fn begin<'a>(&'a mut self, case: &'a Case) -> Result<CaseRun<'a>> {
+    fn start<'a>(&'a mut self, case: &'a Case) -> Result<CaseRun<'a>> {
         let objects = Objects::create(self.source, &self.world)?;
         let marker = Marker::place(&objects)?;
         let proxy = self
@@ -128,15 +131,15 @@ impl CaseRun<'_> {
     fn complete(mut self) -> CaseReport {
         let case = self.case;
         for (number, step) in case.steps.iter().enumerate() {
-            let changed = self.change(number, step);
+            let applied = self.apply_changes(number, step);
             for (flow_number, flow) in step.flows.iter().enumerate() {
-                let result = match &changed {
+                let result = match &applied {
                     Err(error) => not_run(error),
                     Ok(()) => self.run_flow(flow),
                 };
                 self.report.flows.push(FlowReport::new(number, flow_number, flow, result));
             }
-            if let Err(error) = changed {
+            if let Err(error) = applied {
                 self.report.add_problem(&format!("step {}", number + 1), &error);
                 self.report.add_unrun_flows(case, number + 1, &error);
                 break;
@@ -146,8 +149,8 @@ impl CaseRun<'_> {
         self.report
     }
 
-    /// Makes the step's changes, and waits until the proxy has programmed them.
-    fn change(&mut self, number: usize, step: &Step) -> Result<()> {
+    /// Makes the changes of a step, and waits until the proxy has programmed them.
+    fn apply_changes(&mut self, number: usize, step: &Step) -> Result<()> {
         if step.stop
             && let Some(proxy) = &mut self.proxy
         {
@@ -188,12 +191,12 @@ impl CaseRun<'_> {
     }
 
     fn run_flow(&mut self, flow: &Flow) -> FlowResult {
-        // Without a proxy there is nothing to wait for.
+        // Without a proxy, there is nothing to wait for.
         let patience = if self.proxy.is_some() { PROGRAM_TIMEOUT } else { Duration::ZERO };
         flow::run(self.world, flow, patience).unwrap_or_else(|error| not_run(&error))
     }
 
-    /// Closes what flows kept open, stops the proxy and has it clean up.
+    /// Closes the connections that flows kept open, stops the proxy and has it clean up.
     fn end(&mut self) {
         for host in self.world.hosts() {
             if let Err(error) = self.world.agent(host).and_then(Agent::close) {
@@ -218,7 +221,7 @@ fn run_commands(world: &World, commands: &[Commands]) -> Result<()> {
     lines.map(|(host, line)| world.run(host, line)).try_for_each(|done| done.map(drop))
 }
 
-/// The directory of the cases that come with the project.
+/// Returns the directory of the project's cases.
 pub fn cases_directory() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/cases"))
 }

@@ -1,4 +1,4 @@
-//! Where the proxy's objects are: a directory of manifests, or an API server.
+//! The source of the proxy's objects: a directory of manifests, or an API server.
 
 use anyhow::Result;
 use serde_yaml_ng::Mapping;
@@ -6,9 +6,9 @@ use serde_yaml_ng::Mapping;
 use super::{Cluster, Manifests};
 use crate::{case::ObjectKey, world::World};
 
-/// What a proxy can have its objects from.
+/// A source of objects for a proxy.
 pub trait ObjectSource {
-    /// The flag that tells the proxy, and its value.
+    /// Returns the flag of the proxy for this source, and its value.
     fn flag(&self) -> (&'static str, String);
 }
 
@@ -36,14 +36,14 @@ impl std::str::FromStr for ObjectSourceKind {
 
 /// The objects of a case.
 pub enum Objects {
-    /// In a directory.
+    /// In a directory of manifests.
     Manifests(Manifests),
     /// In an API server.
     Api(Cluster),
 }
 
 impl Objects {
-    /// No objects yet.
+    /// Creates a source without objects.
     pub fn create(from: ObjectSourceKind, world: &World) -> Result<Self> {
         match from {
             ObjectSourceKind::Manifests => Manifests::create(world.directory()).map(Self::Manifests),
@@ -59,7 +59,8 @@ impl Objects {
         }
     }
 
-    /// Adds or replaces the objects of a text; a directory has them in a file of this name.
+    /// Adds or replaces the objects of a YAML text. In a directory, they are in a file with this
+    /// name.
     pub fn place(&self, name: &str, text: &str) -> Result<()> {
         match self {
             Self::Manifests(manifests) => manifests.place(name, text),

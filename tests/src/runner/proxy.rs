@@ -21,7 +21,7 @@ use crate::{
 const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(20);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
-/// A proxy that restores the chains of 10,000 Services with iptables may do that first.
+/// A proxy that restores the chains of 10,000 Services with iptables may finish that first.
 const STOP_TIMEOUT: Duration = Duration::from_mins(1);
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -36,7 +36,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy on this world's node1, not started yet. Its configuration file is written, with these fields over the base.
+    /// Creates a proxy for this world's node1 without starting it. Writes its configuration file,
+    /// with these fields over the base.
     pub fn new(
         world: &World,
         program: &Path,
@@ -65,17 +66,18 @@ impl Proxy {
         Ok(this)
     }
 
-    /// The flags it is started with.
+    /// Returns the flags of the proxy.
     pub fn arguments(&self) -> &[String] {
         &self.arguments
     }
 
-    /// Its process id; none while it does not run.
+    /// Returns its process identifier. None while it does not run.
     pub fn process_id(&self) -> Option<u32> {
         self.running.as_ref().map(ChildProcess::id)
     }
 
-    /// From its next start on it watches the API server of this URL in place of the manifests.
+    /// From the next start on, the proxy watches the API server at this URL instead of the
+    /// manifests.
     pub fn watch_api(&mut self, url: &str) {
         if let Some(flag) = self.arguments.iter().position(|argument| argument == "--manifests") {
             self.arguments.splice(flag..flag + 2, ["--master".to_owned(), url.to_owned()]);
@@ -84,53 +86,53 @@ impl Proxy {
 
     /// Starts its process.
     pub fn spawn(&mut self, world: &World) -> Result<()> {
-        ensure!(self.running.is_none(), "the proxy runs already");
+        ensure!(self.running.is_none(), "the proxy is already running");
         self.running = Some(world.spawn(Host::Node1, &self.program, &self.arguments, &self.open_log()?)?);
         Ok(())
     }
 
-    /// Starts it and waits until /healthz answers 200: the first full sync is in the kernel.
+    /// Starts the proxy and waits until /healthz answers 200, which means that the first full sync
+    /// is in the kernel.
     pub fn start(&mut self, world: &mut World) -> Result<()> {
         self.spawn(world)?;
         let get = GetRequest { url: HEALTHZ.to_owned(), timeout: scaled(REQUEST_TIMEOUT) };
         let mut last = "no answer".to_owned();
-        let healthy = Deadline::after(HEALTH_TIMEOUT).poll(|| self.look(world, &get, &mut last).transpose());
-        match healthy {
-            Some(result) => result,
-            None => bail!("the proxy is not healthy after {HEALTH_TIMEOUT:?}: {HEALTHZ}: {last}"),
-        }
+        let healthy =
+            Deadline::after(HEALTH_TIMEOUT).try_poll(|| self.check_health(world, &get, &mut last))?;
+        healthy
+            .with_context(|| format!("the proxy is not healthy after {HEALTH_TIMEOUT:?}: {HEALTHZ}: {last}"))
     }
 
-    /// Stops it with SIGTERM; what it programmed stays.
+    /// Stops the proxy with SIGTERM. What it programmed stays.
     pub fn stop(&mut self) -> Result<()> {
         let Some(mut running) = self.running.take() else {
             return Ok(());
         };
         if let Some(status) = running.exit_status()? {
-            bail!("the proxy had ended by itself, with {}", describe_status(status));
+            bail!("the proxy had already ended with {}", describe_status(status));
         }
         let status = running.terminate(STOP_TIMEOUT)?;
         ensure!(status.success(), "the proxy ended with {} on SIGTERM", describe_status(status));
         Ok(())
     }
 
-    /// Kills it with SIGKILL; what it programmed stays.
+    /// Kills the proxy with SIGKILL. What it programmed stays.
     pub fn kill(&mut self) -> Result<()> {
         let Some(mut running) = self.running.take() else {
             return Ok(());
         };
         running.signal(Signal::SIGKILL)?;
-        running.wait(STOP_TIMEOUT)?.context("the proxy survives SIGKILL")?;
+        running.wait(STOP_TIMEOUT)?.context("the proxy does not end on SIGKILL")?;
         Ok(())
     }
 
-    /// Has it start in another mode from now on, with these fields.
+    /// Sets the mode and the configuration fields for the next start.
     pub fn set_mode(&mut self, mode: &str, fields: &Mapping) -> Result<()> {
         self.set_flag("--mode", mode);
         self.configure(mode, fields)
     }
 
-    /// Has it start with another value of a flag from now on.
+    /// Sets the value of a flag for the next start.
     pub fn set_flag(&mut self, flag: &str, value: &str) {
         match self.arguments.iter().position(|argument| argument == flag) {
             Some(at) => value.clone_into(&mut self.arguments[at + 1]),
@@ -138,13 +140,13 @@ impl Proxy {
         }
     }
 
-    /// Has it start with these fields from now on.
+    /// Writes the configuration file with these fields.
     pub fn configure(&self, mode: &str, fields: &Mapping) -> Result<()> {
         let path = &self.config;
         fs::write(path, compose(fields, mode)?).with_context(|| format!("write {}", path.display()))
     }
 
-    /// Runs it with `--cleanup`, and checks that its pin directory is gone.
+    /// Runs the proxy with `--cleanup`, and checks that its pin directory is gone.
     pub fn clean_up(&self, world: &World) -> Result<()> {
         let mut arguments = self.arguments.clone();
         arguments.push("--cleanup".to_owned());
@@ -159,13 +161,13 @@ impl Proxy {
         Ok(())
     }
 
-    /// Forgets what proxies before it wrote.
+    /// Truncates the log of earlier proxies.
     pub fn clear_log(&self) -> Result<()> {
         File::create(&self.log).with_context(|| format!("create {}", self.log.display()))?;
         Ok(())
     }
 
-    /// The last lines of what it wrote.
+    /// Returns the last lines of its log.
     pub fn log_tail(&self, lines: usize) -> String {
         let text = self.log();
         let all: Vec<_> = text.lines().collect();
@@ -173,13 +175,13 @@ impl Proxy {
         tail.join("\n")
     }
 
-    /// All that it wrote.
+    /// Returns its log.
     pub fn log(&self) -> String {
         fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// Whether it is healthy; an error if it has ended.
-    fn look(&mut self, world: &mut World, get: &GetRequest, last: &mut String) -> Result<Option<()>> {
+    /// Returns `Some` if the proxy is healthy, and an error if it has ended.
+    fn check_health(&mut self, world: &mut World, get: &GetRequest, last: &mut String) -> Result<Option<()>> {
         if let Some(running) = &mut self.running
             && let Some(status) = running.exit_status()?
         {

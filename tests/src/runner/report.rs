@@ -1,4 +1,4 @@
-//! What came of cases, for people and as JSON.
+//! Reports on cases, for people and as JSON.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,41 +15,42 @@ use crate::{
     world::Host,
 };
 
-/// What came of a case.
+/// The report of a case.
 #[derive(Clone, Debug, Serialize)]
 pub struct CaseReport {
-    /// The case.
+    /// The name of the case.
     pub name: String,
-    /// Why it was not run at all, if so.
+    /// The reason why the case was skipped, if it was.
     pub left_out: Option<String>,
-    /// Its flows, in order.
+    /// The flows, in order.
     pub flows: Vec<FlowReport>,
-    /// What went wrong beside flows: the proxy did not start, did not stop, left something behind.
+    /// Problems other than failed flows: the proxy did not start, did not stop, or left something
+    /// behind.
     pub problems: Vec<String>,
     /// The end of the proxy's log, if anything failed.
     pub log_tail: String,
-    /// The time it took.
+    /// The duration.
     pub took: Duration,
 }
 
-/// What came of a flow.
+/// The report of a flow.
 #[derive(Clone, Debug, Serialize)]
 pub struct FlowReport {
     /// The step, counted from 1.
     pub step: usize,
-    /// The flow's place in the step, counted from 1.
+    /// The number of the flow in the step, counted from 1.
     pub flow: usize,
     /// The host that acted.
     pub from: Host,
-    /// What it did.
+    /// What the host did.
     pub action: String,
-    /// What was wanted.
+    /// What was expected.
     pub wanted: String,
-    /// What came of it.
+    /// The result.
     pub result: FlowResult,
 }
 
-/// Counts over cases, and the table by case and host.
+/// Totals over all cases, and the table by case and host.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary<'a> {
     passed: usize,
@@ -65,7 +66,7 @@ struct Counts {
 }
 
 impl CaseReport {
-    /// Of a case that has not begun.
+    /// Creates the report of a case before it starts.
     pub fn new(case: &Case) -> Self {
         Self {
             name: case.name.clone(),
@@ -77,12 +78,12 @@ impl CaseReport {
         }
     }
 
-    /// Notes what went wrong beside flows.
+    /// Adds a problem other than a failed flow.
     pub fn add_problem(&mut self, operation: &str, error: &Error) {
         self.problems.push(format!("{operation}: {error:#}"));
     }
 
-    /// Adds the flows from `first_step` on, which were not run because of `error`.
+    /// Adds the flows from `first_step` on, which did not run because of `error`.
     pub(super) fn add_unrun_flows(&mut self, case: &Case, first_step: usize, error: &Error) {
         for (number, step) in case.steps.iter().enumerate().skip(first_step) {
             for (flow_number, flow) in step.flows.iter().enumerate() {
@@ -92,12 +93,12 @@ impl CaseReport {
         }
     }
 
-    /// Flows that held.
+    /// Returns the number of flows that held.
     pub fn held(&self) -> usize {
         self.counts().held
     }
 
-    /// Flows that failed, and problems.
+    /// Returns the number of failed flows and problems.
     pub fn failed(&self) -> usize {
         self.counts().failed + self.problems.len()
     }
@@ -115,7 +116,7 @@ impl CaseReport {
 }
 
 impl FlowReport {
-    /// Of a flow; step and flow are counted from 0 here.
+    /// Creates the report of a flow. Step and flow are counted from 0 here.
     pub(super) fn new(step: usize, number: usize, flow: &Flow, result: FlowResult) -> Self {
         Self {
             step: step + 1,
@@ -141,7 +142,7 @@ impl Counts {
         }
     }
 
-    /// As in "3"; "1/3 FAIL" when one of three held.
+    /// Returns the cell of the table: "3", or "1/3 FAIL" if one of three held.
     fn cell(self) -> String {
         match self {
             Self { held: 0, failed: 0 } => String::new(),
@@ -151,7 +152,8 @@ impl Counts {
     }
 }
 
-/// One line; for a failure, lines that say what, where and what the proxy wrote.
+/// Formats one line. A failure also has lines with the step, the flow, the expectation and the
+/// proxy's log.
 impl fmt::Display for CaseReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(why) = &self.left_out {
@@ -166,7 +168,7 @@ impl fmt::Display for CaseReport {
                     write!(f, "\n    step {}, flow {}: {}", flow.step, flow.flow, flow.action)?;
                     write!(
                         f,
-                        "\n        wanted: {}\n        seen:   {seen}\n        so:     {why}",
+                        "\n        expected: {}\n        observed: {seen}\n        reason:   {why}",
                         flow.wanted
                     )?;
                 }
@@ -189,14 +191,14 @@ impl fmt::Display for CaseReport {
 }
 
 impl<'a> Summary<'a> {
-    /// Of cases that took so long together.
+    /// Creates the summary of cases that took this time together.
     pub fn new(cases: &'a [CaseReport], took: Duration) -> Self {
         let total = |count: fn(&CaseReport) -> usize| cases.iter().map(count).sum();
         let (passed, failed) = (total(CaseReport::held), total(CaseReport::failed));
         Self { passed, failed, took, cases }
     }
 
-    /// Whether nothing failed.
+    /// Returns true if nothing failed.
     pub fn is_success(&self) -> bool {
         self.failed == 0
     }
@@ -222,23 +224,23 @@ impl<'a> Summary<'a> {
         Ok(())
     }
 
-    fn left_out(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_skipped(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for case in self.cases {
             if let Some(why) = &case.left_out {
                 reasons.entry(why).or_default().push(&case.name);
             }
         }
-        reasons.iter().try_for_each(|(why, names)| writeln!(f, "left out, {why}: {}", names.join(", ")))
+        reasons.iter().try_for_each(|(why, names)| writeln!(f, "skipped, {why}: {}", names.join(", ")))
     }
 }
 
-/// The table, which cases were left out and why, and the totals in the last line.
+/// Formats the table, the skipped cases with the reasons, and the totals in the last line.
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.table(f)?;
         writeln!(f)?;
-        self.left_out(f)?;
+        self.write_skipped(f)?;
         let Self { passed, failed, took, cases } = self;
         let late = cases
             .iter()
@@ -246,7 +248,7 @@ impl fmt::Display for Summary<'_> {
             .filter(|flow| matches!(flow.result, FlowResult::Held { late: Some(_) }))
             .count();
         if late > 0 {
-            writeln!(f, "{late} of those that passed held only after a while")?;
+            writeln!(f, "{late} of the passed flows held only after a retry")?;
         }
         let run = cases.iter().filter(|case| case.left_out.is_none()).count();
         writeln!(f, "{run} cases in {:.1} s", took.as_secs_f32())?;

@@ -1,4 +1,5 @@
-//! Which cases a run leaves out: those for other modes, and those that need what this kernel has not. They are listed, with the reason.
+//! Selects the cases of a run. Cases for other modes, and cases that need what this kernel lacks,
+//! are skipped and listed with the reason.
 
 use crate::{
     case::Case,
@@ -7,7 +8,8 @@ use crate::{
 
 const IPVS: &str = "ipvs";
 
-/// What upstream's mode of this name does not do either; a case that requires it is not for that mode.
+/// Tags that a mode does not support, as upstream's mode of this name. A case that requires one is
+/// not for that mode.
 const NOT_IN_MODE: &[(&str, &str)] = &[
     ("nftables", "localhost-nodeports"),
     ("nftables", "nodeports-on-all-addresses"),
@@ -19,19 +21,19 @@ const NOT_IN_MODE: &[(&str, &str)] = &[
     ("iptables", "flows-of-its-own"),
     ("ipvs", "bridged-pods"),
     ("ipvs", "flows-of-its-own"),
-    // The rules are in one of the two.
+    // The rules are in only one of the two variants.
     ("iptables nft", "forward-of-legacy"),
     ("iptables legacy", "forward-of-nft"),
     ("ipvs nft", "forward-of-legacy"),
     ("ipvs legacy", "forward-of-nft"),
 ];
 
-/// Which iptables a node uses.
+/// The iptables variant of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum IptablesVariant {
-    /// That of nftables.
+    /// iptables-nft.
     Nft,
-    /// The old one.
+    /// iptables-legacy.
     Legacy,
 }
 
@@ -43,7 +45,7 @@ impl IptablesVariant {
         }
     }
 
-    /// Has node1 show that it uses this one, as the kubelet does.
+    /// Creates the chain by which node1 signals this variant, as the kubelet does.
     pub fn write_hint(self, world: &World) -> anyhow::Result<()> {
         ["iptables", "ip6tables"].iter().try_for_each(|command| {
             let line = format!("{command}-{} -t mangle -N KUBE-IPTABLES-HINT", self.name());
@@ -52,38 +54,38 @@ impl IptablesVariant {
     }
 }
 
-/// Which cases a run has.
+/// The selection of cases for a run.
 #[derive(Clone, Debug)]
 pub struct Selection {
     mode: String,
     iptables: IptablesVariant,
-    not_on_machine: Vec<&'static str>,
+    missing_features: Vec<&'static str>,
 }
 
-/// What not every kernel has, and the command on a host that fails where it has not.
-const MACHINES: &[(&str, &str)] =
+/// Features that not every kernel has, each with a command that fails on a kernel without it.
+const KERNEL_FEATURES: &[(&str, &str)] =
     &[("vlan-links", "ip link add link eth0 name probe type vlan id 1 && ip link delete probe")];
 
 impl Selection {
-    /// All cases for this mode.
+    /// Selects all cases for this mode.
     pub fn new(mode: &str) -> Self {
-        Self { mode: mode.to_owned(), iptables: IptablesVariant::Nft, not_on_machine: Vec::new() }
+        Self { mode: mode.to_owned(), iptables: IptablesVariant::Nft, missing_features: Vec::new() }
     }
 
-    /// On a node that uses this iptables.
+    /// Selects the cases for a node with this iptables variant.
     #[must_use]
     pub fn with_iptables(self, iptables: IptablesVariant) -> Self {
         Self { iptables, ..self }
     }
 
-    /// Without those that need what this machine has not.
+    /// Removes the cases that need a feature that this kernel lacks.
     #[must_use]
     pub fn without_unsupported(self, world: &World) -> Self {
-        let missing = MACHINES.iter().filter(|(_, probe)| world.run(Host::Node1, probe).is_err());
-        Self { not_on_machine: missing.map(|(tag, _)| *tag).collect(), ..self }
+        let missing = KERNEL_FEATURES.iter().filter(|(_, probe)| world.run(Host::Node1, probe).is_err());
+        Self { missing_features: missing.map(|(tag, _)| *tag).collect(), ..self }
     }
 
-    /// Why a case is left out; None if its flows have to hold.
+    /// Returns the reason why a case is skipped. None if its flows must hold.
     pub fn skip_reason(&self, case: &Case) -> Option<String> {
         self.other_mode(case)
             .or_else(|| self.other_modes_of_steps(case))
@@ -96,14 +98,15 @@ impl Selection {
         (!is_for).then(|| format!("for {}", case.modes.join(" and ")))
     }
 
-    /// What goes through several modes runs in all runs but those of ipvs, and if ipvs is among them in those alone: many kernels
-    /// lack it, and a virtual machine is slow.
+    /// A case with steps in several modes runs with every mode except ipvs. If ipvs is one of its
+    /// modes, it runs only with `--mode ipvs`: many kernels lack IPVS, and a virtual machine is
+    /// slow.
     fn other_modes_of_steps(&self, case: &Case) -> Option<String> {
         let mut modes = case.steps.iter().filter_map(|step| step.mode.as_deref()).peekable();
         modes.peek()?;
         let has_ipvs = modes.any(|mode| mode == IPVS);
-        let whose = if has_ipvs { "--mode ipvs" } else { "other modes than ipvs" };
-        (has_ipvs != (self.mode == IPVS)).then(|| format!("for {whose}"))
+        let runs = if has_ipvs { "--mode ipvs" } else { "modes other than ipvs" };
+        (has_ipvs != (self.mode == IPVS)).then(|| format!("for {runs}"))
     }
 
     fn tag_not_in_mode(&self, case: &Case) -> Option<String> {
@@ -111,12 +114,12 @@ impl Selection {
         let is_meant = |mode: &str| mode == self.mode || mode == with_iptables;
         let missing = |tag: &str| NOT_IN_MODE.iter().any(|(mode, no)| is_meant(mode) && *no == tag);
         let tag = case.requires.iter().find(|tag| missing(tag))?;
-        Some(format!("mode {} has no {tag}, as upstream", self.mode))
+        Some(format!("mode {} does not support {tag}, as upstream", self.mode))
     }
 
     fn tag_not_on_machine(&self, case: &Case) -> Option<String> {
-        let tag = case.requires.iter().find(|tag| self.not_on_machine.contains(&tag.as_str()))?;
-        Some(format!("this kernel has no {tag}; `cargo xtask vm` runs it"))
+        let tag = case.requires.iter().find(|tag| self.missing_features.contains(&tag.as_str()))?;
+        Some(format!("this kernel lacks {tag}; `cargo xtask vm` runs it"))
     }
 }
 
@@ -131,18 +134,18 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_asks_for_nothing_is_for_every_mode() {
+    fn a_case_without_requirements_runs_in_every_mode() {
         assert!(["ebpf", "nftables", "iptables", "ipvs"].iter().all(|mode| is_run("", mode)));
     }
 
     #[test]
-    fn a_case_for_other_modes_is_left_out() {
+    fn a_case_for_other_modes_is_skipped() {
         assert!(!is_run("modes: [ebpf, ipvs],", "nftables"));
         assert!(is_run("modes: [ebpf, ipvs],", "ipvs"));
     }
 
     #[test]
-    fn a_case_through_several_modes_runs_in_the_virtual_machine_if_ipvs_is_among_them_and_nowhere_else() {
+    fn a_case_with_ipvs_among_several_modes_runs_only_with_ipvs() {
         let is_run = |from: &str, to: &str, mode: &str| {
             let case =
                 format!("{{name: x, about: y, steps: [{{mode: {from}}}, {{stop: true, mode: {to}}}]}}");
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_requires_what_the_mode_has_not_is_left_out_there() {
+    fn a_case_is_skipped_in_a_mode_without_a_required_tag() {
         assert!(!is_run("requires: [localhost-nodeports],", "nftables"));
         assert!(is_run("requires: [localhost-nodeports],", "iptables"));
     }

@@ -1,4 +1,4 @@
-//! The run's directory for pinned BPF objects, apart from that of a real installation.
+//! The run's directory for pinned BPF objects, separate from that of a real installation.
 
 use std::{
     fs,
@@ -8,15 +8,15 @@ use std::{
 use anyhow::{Context as _, Result};
 use nix::mount::{MsFlags, mount, umount};
 
-/// Where bpffs is mounted by convention.
+/// The usual mount point of bpffs.
 const MOUNT_POINT: &str = "/sys/fs/bpf";
 
-/// The name of the mounted "device" of a bpffs that a run mounted. The run that ends last has to unmount it, and that
-/// may be another process's.
+/// The device name of a bpffs that a run mounted. The last run unmounts it, which may be in another
+/// process.
 const OURS: &str = "shunt-test";
 
-/// Makes the directory of the run called `name`, mounting bpffs at its usual place if it is not mounted. As long as
-/// the directory is there, no other run takes the mount away.
+/// Creates the directory of the run with this name. Mounts bpffs at its usual place if necessary.
+/// While the directory exists, no other run unmounts bpffs.
 pub(super) fn create(name: &str) -> Result<()> {
     if super::mounts_of_type(&super::mounts()?, "bpf").all(|at| at != Path::new(MOUNT_POINT)) {
         mount(Some(OURS), MOUNT_POINT, Some("bpf"), MsFlags::empty(), None::<&str>)
@@ -26,12 +26,13 @@ pub(super) fn create(name: &str) -> Result<()> {
     fs::create_dir(&path).with_context(|| format!("create {}", path.display()))
 }
 
-/// The directory of the run called `name`; the proxy pins in a directory below it, which it makes itself.
+/// Returns the directory of the run with this name. The proxy creates a directory below it for its
+/// pins.
 pub(super) fn directory(name: &str) -> PathBuf {
     Path::new(MOUNT_POINT).join(name)
 }
 
-/// Unpins all that the run called `name` has pinned, which detaches and frees it.
+/// Unpins everything that the run with this name has pinned, which detaches and frees it.
 pub(super) fn remove(name: &str) -> Result<()> {
     let path = directory(name);
     if !path.exists() {
@@ -40,13 +41,13 @@ pub(super) fn remove(name: &str) -> Result<()> {
     fs::remove_dir_all(&path).with_context(|| format!("remove {}", path.display()))
 }
 
-/// Unmounts bpffs if a run mounted it and nothing is in it. Not while another run is being created.
+/// Unmounts bpffs if a run mounted it and it is empty. Must not run while another run is created.
 pub(super) fn unmount_if_unused() -> Result<()> {
     if !is_ours(&super::mounts()?) {
         return Ok(());
     }
     let mut entries = fs::read_dir(MOUNT_POINT).with_context(|| format!("read {MOUNT_POINT}"))?.flatten();
-    // Kernels with preloaded iterators put maps.debug and progs.debug into every bpffs.
+    // Kernels with preloaded iterators create maps.debug and progs.debug in every bpffs.
     let is_kernels_own =
         |entry: &fs::DirEntry| entry.path().extension().is_some_and(|suffix| suffix == "debug");
     if entries.all(|entry| is_kernels_own(&entry)) {
@@ -55,7 +56,7 @@ pub(super) fn unmount_if_unused() -> Result<()> {
     Ok(())
 }
 
-/// Whether the bpffs in the text of `/proc/self/mounts` was mounted by a run.
+/// Returns true if a run mounted the bpffs in the text of `/proc/self/mounts`.
 fn is_ours(mounts: &str) -> bool {
     mounts.lines().any(|line| line.starts_with(&format!("{OURS} {MOUNT_POINT} bpf ")))
 }
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bpffs_that_was_there_is_not_ours() {
+    fn an_existing_bpffs_is_not_ours() {
         assert!(!is_ours("bpf /sys/fs/bpf bpf rw,relatime 0 0\n"));
         assert!(is_ours("proc /proc proc rw 0 0\nshunt-test /sys/fs/bpf bpf rw,relatime 0 0\n"));
     }

@@ -1,4 +1,4 @@
-//! The run's own cgroup v2 subtrees: one for node1 and its pods, one for all other hosts.
+//! The run's cgroup v2 subtrees: one for node1 and its pods, one for all other hosts.
 
 use std::{
     fs, io,
@@ -16,15 +16,16 @@ use nix::{
 use super::topology::CgroupSubtree;
 use crate::deadline::Deadline;
 
-/// How long killed processes may take to leave their cgroup.
+/// The time for killed processes to leave their cgroup.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the cgroup v2 hierarchy is mounted, whether unified or beside version 1.
+/// Returns the mount point of the cgroup v2 hierarchy, unified or next to version 1.
 pub(super) fn mount_point() -> Result<Option<PathBuf>> {
     Ok(super::mounts_of_type(&super::mounts()?, "cgroup2").next().map(Path::to_owned))
 }
 
-/// Makes the subtrees of the run called `name`. Mounts cgroup2 at `private_mount` if it is mounted nowhere.
+/// Creates the subtrees of the run with this name. Mounts cgroup2 at `private_mount` if it is not
+/// mounted.
 pub(super) fn create(name: &str, private_mount: &Path) -> Result<PathBuf> {
     let top = if let Some(found) = mount_point()? {
         found
@@ -42,7 +43,8 @@ pub(super) fn create(name: &str, private_mount: &Path) -> Result<PathBuf> {
     Ok(own)
 }
 
-/// Kills what still runs in the cgroup and its children, and removes them. A cgroup that is not there is fine.
+/// Kills the processes in the cgroup and its children, and removes them. Does nothing if the cgroup
+/// does not exist.
 pub(super) fn remove(cgroup: &Path) -> Result<()> {
     if !cgroup.exists() {
         return Ok(());
@@ -51,13 +53,13 @@ pub(super) fn remove(cgroup: &Path) -> Result<()> {
     loop {
         let running = processes(cgroup)?;
         for pid in &running {
-            // A process that is gone by now is what was wanted.
-            let _gone = kill(*pid, Signal::SIGKILL);
+            // The process may have ended already.
+            let _killed = kill(*pid, Signal::SIGKILL);
         }
         if running.is_empty() {
             match remove_directories(cgroup) {
                 Ok(()) => return Ok(()),
-                // A dying process leaves its cgroup a moment after it leaves cgroup.procs.
+                // A dying process leaves its cgroup shortly after it leaves cgroup.procs.
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy && !deadline.passed() => {}
                 Err(error) => return Err(error).with_context(|| format!("remove {}", cgroup.display())),
             }

@@ -1,4 +1,4 @@
-//! Counters of one network namespace.
+//! Reads counters of one network namespace.
 
 use std::fs;
 
@@ -6,13 +6,14 @@ use anyhow::{Context as _, Result};
 
 const PATH: &str = "/proc/thread-self/net/snmp";
 
-/// The TCP segments, of both families, that were sent again in the calling thread's namespace.
+/// Returns the TCP segments of both families that were retransmitted in the calling thread's
+/// namespace.
 pub(super) fn retransmits() -> Result<u64> {
     let text = fs::read_to_string(PATH).with_context(|| format!("read {PATH}"))?;
     tcp_counter(&text, "RetransSegs").with_context(|| format!("{PATH} has no RetransSegs of Tcp"))
 }
 
-/// A line of names is followed by one of values.
+/// Finds a counter. A line of names is followed by a line of values.
 fn tcp_counter(text: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
     let position = lines.next()?.split(' ').position(|field| field == name)?;

@@ -1,5 +1,6 @@
-//! The world that cases run in: hosts as network namespaces on one machine, joined by veth pairs, with an agent
-//! process on each that answers and opens connections. Nothing leaves it, and nothing of it stays.
+//! The world in which cases run: hosts as network namespaces on one machine, joined by veth pairs,
+//! each with an agent process that answers and opens connections. No packet leaves the world, and
+//! nothing of it remains.
 
 mod bpffs;
 mod cgroup;
@@ -34,18 +35,19 @@ use crate::{
     process::{ChildProcess, HostContext, describe_status},
 };
 
-/// The link of every host: to the bridge, or to its node.
+/// The link of every host, to the bridge or to its node.
 const LINK: &str = "eth0";
 const BRIDGE: &str = "br0";
-/// How long a command of [`World::run`] may take.
+/// The time limit of a command of [`World::run`].
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Held to read while namespaces or processes are made, and to write by the thread that removes all on a signal.
+/// Held for reading while namespaces or processes are created, and for writing by the thread that
+/// removes everything on a signal.
 pub(crate) static BUILD_LOCK: RwLock<()> = RwLock::new(());
 
-/// The world. Dropping it ends its processes and removes all it made.
+/// The world. When it is dropped, its processes end and everything it made is removed.
 pub struct World {
-    // In the order they have to go: agents, then everything that carries the run's name.
+    // In the order of removal: the agents first, then everything with the run's name.
     agents: BTreeMap<Host, Agent>,
     namespaces: BTreeMap<Host, Netns>,
     cgroup: PathBuf,
@@ -54,8 +56,8 @@ pub struct World {
 }
 
 impl World {
-    /// Builds the world of these hosts; pods need their node among them. `program` is one whose `main` calls
-    /// [`crate::process::run_as_host_process`]: the agents are processes of it.
+    /// Builds a world with these hosts. Pods need their node. `program` is the executable of the
+    /// agents; its `main` must call [`crate::process::run_as_host_process`].
     pub fn build(hosts: &[Host], program: &Path) -> Result<Self> {
         ensure!(
             nix::unistd::geteuid().is_root(),
@@ -78,47 +80,48 @@ impl World {
         Ok(world)
     }
 
-    /// The program whose processes the agents are.
+    /// Returns the executable of the agents.
     pub fn program(&self) -> &Path {
         &self.program
     }
 
-    /// The name that everything of this world carries.
+    /// Returns the name of the run, which is part of the name of everything in this world.
     pub fn name(&self) -> &str {
         self.run.name()
     }
 
-    /// A directory for the run's files; it goes with the world.
+    /// Returns the directory for the run's files. It is removed with the world.
     pub fn directory(&self) -> &Path {
         self.run.directory()
     }
 
-    /// The cgroup that node1's and its pods' processes run in.
+    /// Returns the cgroup of the processes of node1 and its pods.
     pub fn cgroup_root(&self) -> PathBuf {
         self.cgroup.join(CgroupSubtree::Node1.name())
     }
 
-    /// Where the proxy under test pins its maps and links; it makes the directory.
+    /// Returns the directory in which the proxy under test pins its maps and links. The proxy
+    /// creates it.
     pub fn pin_directory(&self) -> PathBuf {
         bpffs::directory(self.run.name()).join("shunt")
     }
 
-    /// The hosts of this world.
+    /// Returns the hosts of this world.
     pub fn hosts(&self) -> Vec<Host> {
         self.agents.keys().copied().collect()
     }
 
-    /// The agent that opens connections on a host.
+    /// Returns the agent of a host.
     pub fn agent(&mut self, host: Host) -> Result<&mut Agent> {
         self.agents.get_mut(&host).with_context(|| format!("{host} is not in this world"))
     }
 
-    /// Takes the agent of a host out of the world, for use beside it; it must not outlive the world.
+    /// Takes the agent of a host out of the world. It must not outlive the world.
     pub fn take_agent(&mut self, host: Host) -> Result<Agent> {
         self.agents.remove(&host).with_context(|| format!("{host} is not in this world"))
     }
 
-    /// Starts a program on a host: in its namespace and its cgroup. Output goes to the end of `log`.
+    /// Starts a program on a host, in its namespace and cgroup. Appends its output to `log`.
     pub fn spawn(
         &self,
         host: Host,
@@ -130,7 +133,7 @@ impl World {
         self.inside(host)?.spawn(program, arguments, log)
     }
 
-    /// Runs a shell's command line on a host: in its namespace and its cgroup. It must succeed.
+    /// Runs a shell command line on a host, in its namespace and cgroup. It must succeed.
     pub fn run(&self, host: Host, line: &str) -> Result<String> {
         let _build_lock = BUILD_LOCK.read().unwrap_or_else(PoisonError::into_inner);
         let command = format!("PINS={}\n{line}", self.pin_directory().display());
@@ -148,20 +151,21 @@ impl World {
         Ok(finished.stdout)
     }
 
-    /// Moves the agent of a host of node1 out of the proxy's cgroup; sockets it opens from then on are not under it.
+    /// Moves the agent of a host of node1 out of the proxy's cgroup. Sockets that it opens later do
+    /// not belong to the cgroup.
     pub fn move_out_of_cgroup(&mut self, host: Host) -> Result<()> {
         let procs = self.cgroup.join(CgroupSubtree::Others.name()).join("cgroup.procs");
         let agent = self.agent(host)?.process_id();
         fs::write(&procs, agent.to_string()).with_context(|| format!("move {host} to {}", procs.display()))
     }
 
-    /// The TCP segments that all hosts together have sent again so far.
+    /// Returns the number of TCP segments that all hosts together have retransmitted so far.
     pub fn retransmits(&self) -> Result<u64> {
         let counts = self.namespaces.values().map(|namespace| namespace.run(counters::retransmits));
         counts.sum()
     }
 
-    /// Adds addresses to a host's link; those it has already are left as they are.
+    /// Adds addresses to a host's link, unless the host has them already.
     pub fn add_addresses(&self, host: Host, addresses: &[IpAddr]) -> Result<()> {
         let namespace = self.namespace(host)?;
         namespace.run(|| {
@@ -171,7 +175,7 @@ impl World {
         })
     }
 
-    /// A socket that listens on a host, for a server in this process; it does not block.
+    /// Returns a non-blocking socket that listens on a host, for a server in this process.
     pub fn listen(&self, host: Host, address: SocketAddr) -> Result<TcpListener> {
         self.namespace(host)?.run(|| {
             let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
@@ -198,12 +202,12 @@ impl World {
     }
 }
 
-/// The text of `/proc/self/mounts`.
+/// Returns the text of `/proc/self/mounts`.
 fn mounts() -> Result<String> {
     fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")
 }
 
-/// The mount points of the file systems of this type in the text of `/proc/self/mounts`.
+/// Returns the mount points of file systems of this type in the text of `/proc/self/mounts`.
 fn mounts_of_type<'a>(mounts: &'a str, kind: &'a str) -> impl Iterator<Item = &'a Path> {
     mounts.lines().filter_map(move |line| {
         let mut fields = line.split_whitespace().skip(1);
@@ -227,23 +231,24 @@ fn build_network(run: &str, hosts: &[Host]) -> Result<BTreeMap<Host, Netns>> {
         namespaces.insert(*host, namespace);
     }
     join_with_bridge(run, &namespaces)?;
-    // Nodes before pods, and links before routes: a route's gateway must be reachable when it is added.
+    // Nodes before pods, and links before routes, because a gateway must be reachable when its
+    // route is added.
     for (host, namespace) in namespaces.iter().filter(|(host, _)| host.node().is_none()) {
         namespace.run(|| set_up_link(*host)).with_context(|| host.name())?;
     }
     for (pod, namespace) in &namespaces {
         let Some(node) = pod.node() else { continue };
-        let Some(nodes_own) = namespaces.get(&node) else { bail!("{pod} needs {node} in the world") };
-        nodes_own.run(|| connect_pod(*pod, node, namespace)).with_context(|| pod.name())?;
+        let Some(node_namespace) = namespaces.get(&node) else { bail!("{pod} needs {node} in the world") };
+        node_namespace.run(|| connect_pod(*pod, node, namespace)).with_context(|| pod.name())?;
         namespace.run(|| set_up_pod(*pod, node)).with_context(|| pod.name())?;
     }
     Ok(namespaces)
 }
 
-/// A bridge in a namespace of its own, with the nodes and the client on it.
+/// Creates a bridge in its own namespace, and connects the nodes and the client to it.
 fn join_with_bridge(run: &str, namespaces: &BTreeMap<Host, Netns>) -> Result<()> {
-    let middle = Netns::create(&format!("{run}-bridge"))?;
-    middle.run(|| {
+    let bridge = Netns::create(&format!("{run}-bridge"))?;
+    bridge.run(|| {
         sysctl::apply(false)?;
         let netlink = Netlink::open()?;
         netlink.add_bridge(BRIDGE)?;
@@ -256,7 +261,7 @@ fn join_with_bridge(run: &str, namespaces: &BTreeMap<Host, Netns>) -> Result<()>
     })
 }
 
-/// In a node or the client: the link to the bridge.
+/// Runs in a node or the client: sets up the link to the bridge.
 fn set_up_link(host: Host) -> Result<()> {
     let netlink = Netlink::open()?;
     netlink.up(LINK)?;
@@ -266,7 +271,7 @@ fn set_up_link(host: Host) -> Result<()> {
     host.routes().into_iter().try_for_each(|route| netlink.add_route(route))
 }
 
-/// In the node: its end of the pod's link.
+/// Runs in the node: creates the pod's link and sets up the node's end.
 fn connect_pod(pod: Host, node: Host, namespace: &Netns) -> Result<()> {
     let netlink = Netlink::open()?;
     let link = pod.node_link();
@@ -278,7 +283,7 @@ fn connect_pod(pod: Host, node: Host, namespace: &Netns) -> Result<()> {
     pod.addresses().into_iter().try_for_each(|address| netlink.add_link_route(address, &link))
 }
 
-/// In the pod: its end, with everything behind the node.
+/// Runs in the pod: sets up its end, with the default route through the node.
 fn set_up_pod(pod: Host, node: Host) -> Result<()> {
     let netlink = Netlink::open()?;
     netlink.up(LINK)?;
@@ -294,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mount_of_a_type_is_found_beside_other_mounts() {
+    fn mounts_are_found_by_their_type() {
         let mounts = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
                       cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
                       cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";

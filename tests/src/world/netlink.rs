@@ -1,4 +1,4 @@
-//! Links, addresses and routes of one network namespace, over rtnetlink.
+//! Creates links, addresses and routes of one network namespace over rtnetlink.
 
 use std::{
     future::Future,
@@ -39,47 +39,47 @@ impl Netlink {
         Ok(Self { runtime, handle })
     }
 
-    /// Makes a bridge that forwards from the start.
+    /// Creates a bridge that forwards from the start.
     pub(super) fn add_bridge(&self, name: &str) -> Result<()> {
         let bridge = LinkBridge::new(name).mcast_snooping(false).up().build();
-        self.ask(self.handle.link().add(bridge).execute(), || format!("add bridge {name}"))
+        self.execute(self.handle.link().add(bridge).execute(), || format!("add bridge {name}"))
     }
 
-    /// Makes a veth pair and moves the far end into `namespace` under the name `far_name`.
+    /// Creates a veth pair and moves the far end into `namespace` under the name `far_name`.
     pub(super) fn add_veth(&self, name: &str, namespace: BorrowedFd<'_>, far_name: &str) -> Result<()> {
         let wait = format!("{name}-far");
         let links = self.handle.link();
-        self.ask(links.add(LinkVeth::new(name, &wait).build()).execute(), || format!("add veth {name}"))?;
+        self.execute(links.add(LinkVeth::new(name, &wait).build()).execute(), || format!("add veth {name}"))?;
         let moved = LinkUnspec::new_with_index(self.index(&wait)?)
             .name(far_name)
             .setns_by_fd(namespace.as_raw_fd())
             .build();
-        self.ask(links.set(moved).execute(), || format!("move the far end of {name}"))
+        self.execute(links.set(moved).execute(), || format!("move the far end of {name}"))
     }
 
     /// Makes `link` a port of `bridge`.
     pub(super) fn join_bridge(&self, link: &str, bridge: &str) -> Result<()> {
         let port = LinkUnspec::new_with_index(self.index(link)?).controller(self.index(bridge)?).build();
-        self.ask(self.handle.link().set(port).execute(), || format!("add {link} to {bridge}"))
+        self.execute(self.handle.link().set(port).execute(), || format!("add {link} to {bridge}"))
     }
 
     /// Sets a link up.
     pub(super) fn up(&self, link: &str) -> Result<()> {
         let message = LinkMessageBuilder::<LinkUnspec>::new().index(self.index(link)?).up().build();
-        self.ask(self.handle.link().set(message).execute(), || format!("set {link} up"))
+        self.execute(self.handle.link().set(message).execute(), || format!("set {link} up"))
     }
 
-    /// Adds an address that is usable at once: without duplicate address detection.
+    /// Adds an address that is usable immediately, without duplicate address detection.
     pub(super) fn add_address(&self, link: &str, address: IpNet) -> Result<()> {
         let index = self.index(link)?;
         let mut request = self.handle.address().add(index, address.addr(), address.prefix_len());
         if address.addr().is_ipv6() {
             request.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
         }
-        self.ask(request.execute(), || format!("add address {address} to {link}"))
+        self.execute(request.execute(), || format!("add address {address} to {link}"))
     }
 
-    /// Adds a route to what is directly on the link.
+    /// Adds a route to what is directly connected to the link.
     pub(super) fn add_link_route(&self, to: IpNet, link: &str) -> Result<()> {
         let builder = route_to(to)?.output_interface(self.index(link)?).scope(RouteScope::Link);
         self.add_route_message(builder.build(), || format!("add route {to} dev {link}"))
@@ -93,7 +93,7 @@ impl Netlink {
     }
 
     fn add_route_message(&self, message: RouteMessage, what: impl FnOnce() -> String) -> Result<()> {
-        self.ask(self.handle.route().add(message).execute(), what)
+        self.execute(self.handle.route().add(message).execute(), what)
     }
 
     fn index(&self, link: &str) -> Result<u32> {
@@ -103,7 +103,7 @@ impl Netlink {
         Ok(message.with_context(|| format!("no link {link}"))?.header.index)
     }
 
-    fn ask(
+    fn execute(
         &self,
         request: impl Future<Output = Result<(), rtnetlink::Error>>,
         what: impl FnOnce() -> String,

@@ -1,4 +1,4 @@
-//! Network namespaces that live under `/run/netns`, as `ip netns` keeps them, and code that runs inside them.
+//! Creates network namespaces under `/run/netns`, as `ip netns` does, and runs code inside them.
 
 use std::{
     fs::{self, File},
@@ -12,10 +12,11 @@ use nix::{
     sched::{CloneFlags, setns, unshare},
 };
 
-/// Where `ip netns` looks for namespaces.
+/// The directory in which `ip netns` keeps namespaces.
 pub(super) const DIRECTORY: &str = "/run/netns";
 
-/// A namespace with a name. Dropping it leaves the namespace in place; [`remove`] takes it away.
+/// A namespace with a name. Dropping this value leaves the namespace in place; [`remove`] removes
+/// it.
 #[derive(Debug)]
 pub(super) struct Netns {
     path: PathBuf,
@@ -23,7 +24,7 @@ pub(super) struct Netns {
 }
 
 impl Netns {
-    /// Makes a namespace and mounts it at `/run/netns/NAME`.
+    /// Creates a namespace and mounts it at `/run/netns/NAME`.
     pub(super) fn create(name: &str) -> Result<Self> {
         let path = Path::new(DIRECTORY).join(name);
         fs::create_dir_all(DIRECTORY).with_context(|| format!("create {DIRECTORY}"))?;
@@ -38,17 +39,17 @@ impl Netns {
         Ok(Self { path, file })
     }
 
-    /// Where the namespace is mounted.
+    /// Returns the mount point of the namespace.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The open namespace, to move links into.
+    /// Returns the open namespace, into which links can be moved.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Runs `job` inside the namespace, on a thread of its own, and waits for it.
+    /// Runs `job` inside the namespace, on a new thread, and waits for it.
     pub(super) fn run<T: Send>(&self, job: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on_own_thread(|| {
             setns(&self.file, CloneFlags::CLONE_NEWNET)
@@ -58,7 +59,7 @@ impl Netns {
     }
 }
 
-/// The names below `/run/netns` that begin with `prefix`.
+/// Returns the names below `/run/netns` that begin with `prefix`.
 pub(super) fn names(prefix: &str) -> Vec<String> {
     let Ok(entries) = fs::read_dir(DIRECTORY) else {
         return Vec::new();
@@ -67,10 +68,10 @@ pub(super) fn names(prefix: &str) -> Vec<String> {
     names.filter(|name| name.starts_with(prefix)).collect()
 }
 
-/// Unmounts and removes the namespace of this name; the kernel frees it with its last process.
+/// Unmounts and removes the namespace with this name. The kernel frees it with its last process.
 pub(super) fn remove(name: &str) -> Result<()> {
     let path = Path::new(DIRECTORY).join(name);
-    // EINVAL: nothing is mounted, the run was killed between the two steps of create.
+    // EINVAL: nothing is mounted, because the run was killed between the two steps of create.
     match umount2(&path, MntFlags::MNT_DETACH) {
         Ok(()) | Err(nix::errno::Errno::EINVAL) => {}
         Err(error) => return Err(error).with_context(|| format!("unmount {}", path.display())),
@@ -78,7 +79,8 @@ pub(super) fn remove(name: &str) -> Result<()> {
     fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))
 }
 
-/// A thread's namespace is its own: what `job` enters or unshares ends with the thread.
+/// Runs `job` on a new thread. Each thread has its own namespace, so what `job` enters or unshares
+/// ends with the thread.
 fn on_own_thread<T: Send>(job: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| scope.spawn(job).join())
         .unwrap_or_else(|_| Err(anyhow!("the thread inside the network namespace panicked")))

@@ -1,7 +1,8 @@
-//! The name and the directory of one run, which everything the run makes is found by: removal at the end, after a
-//! signal, and by a later run when this one was killed.
+//! The name and the directory of one run. Everything that the run makes is found by its name: for
+//! removal at the end, after a signal, and by a later run if this one was killed.
 //!
-//! A run's directory is locked as long as its process lives. A directory nobody holds locked is a leftover.
+//! A run's directory is locked while its process lives. An unlocked directory is left over from a
+//! killed run.
 
 use std::{
     fs::{self, File},
@@ -18,18 +19,19 @@ use nix::mount::{MntFlags, umount2};
 
 use super::{bpffs, cgroup, netns};
 
-/// Directories of runs live here, so that they are found again and vanish with a reboot.
+/// The parent of the directories of runs. They are found again here, and vanish with a reboot.
 const PARENT: &str = "/run";
-/// What the names of all runs begin with.
+/// The prefix of the names of all runs.
 const PREFIX: &str = "shunt-test-";
 const LOCK: &str = "lock";
 const PRIVATE_CGROUP2: &str = "cgroup2";
 
-/// Runs of this process that are not removed yet.
+/// The runs of this process that are not removed yet.
 static LIVE: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A run: its unique name and its directory. Dropping it removes all that carries its name.
+/// A run: its unique name and its directory. When it is dropped, everything with its name is
+/// removed.
 #[derive(Debug)]
 pub(super) struct Run {
     name: String,
@@ -38,10 +40,11 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Claims a new name and makes its directories, after removing what killed runs left behind.
+    /// Claims a new name and creates the directories, after it has removed the leftovers of killed
+    /// runs.
     pub(super) fn create() -> Result<Self> {
         let run = Self::claim()?;
-        // A block of its own: dropping the run takes the same lock.
+        // The lock is released here, because dropping the run takes the same lock.
         {
             let _one_at_a_time = lock_parent()?;
             bpffs::create(&run.name)?;
@@ -52,7 +55,7 @@ impl Run {
     fn claim() -> Result<Self> {
         let _one_at_a_time = lock_parent()?;
         for error in remove_leftovers_locked().1 {
-            tracing::warn!(error = format!("{error:#}"), "cannot remove all that an earlier run left behind");
+            tracing::warn!(error = format!("{error:#}"), "cannot remove all leftovers of an earlier run");
         }
         let name = format!("{PREFIX}{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let directory = Path::new(PARENT).join(&name);
@@ -63,17 +66,17 @@ impl Run {
         Ok(Self { name, directory, _lock: lock })
     }
 
-    /// The name, as in `shunt-test-4711-0`.
+    /// Returns the name, such as `shunt-test-4711-0`.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The directory for the run's files.
+    /// Returns the directory for the run's files.
     pub(super) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Where to mount cgroup2 if it is mounted nowhere.
+    /// Returns the mount point for cgroup2 if it is not mounted.
     pub(super) fn private_cgroup2(&self) -> PathBuf {
         self.directory.join(PRIVATE_CGROUP2)
     }
@@ -93,19 +96,20 @@ impl Drop for Run {
     }
 }
 
-/// Removes what dead runs left behind. Returns their names, and what could not be removed.
+/// Removes the leftovers of killed runs. Returns their names, and the errors.
 pub fn remove_leftovers() -> Result<(Vec<String>, Vec<Error>)> {
     let _one_at_a_time = lock_parent()?;
     Ok(remove_leftovers_locked())
 }
 
-/// Removes all runs of this process, for a process that is about to exit on a signal.
+/// Removes all runs of this process, before it exits on a signal.
 pub fn remove_live_runs() -> Vec<Error> {
     let names = live().clone();
     remove_own(&names)
 }
 
-/// Not while another run looks for leftovers: a run that is half removed is not locked any more.
+/// Removes runs of this process, under the lock: another run must not take a half removed and no
+/// longer locked run for a leftover.
 fn remove_own(names: &[String]) -> Vec<Error> {
     let (_one_at_a_time, mut errors) = match lock_parent() {
         Ok(lock) => (Some(lock), Vec::new()),
@@ -116,7 +120,7 @@ fn remove_own(names: &[String]) -> Vec<Error> {
     errors
 }
 
-/// What exists under the run's name, for checks that nothing is left.
+/// Returns the paths that exist under the run's name, for checks that nothing is left.
 pub fn leftover_paths(name: &str) -> Vec<PathBuf> {
     let namespaces = netns::names(&format!("{name}-"));
     let mut paths: Vec<_> =
@@ -141,10 +145,11 @@ fn remove_leftovers_locked() -> (Vec<String>, Vec<Error>) {
     (names, errors)
 }
 
-/// Removes all that carries the name, the directory last: as long as it is there, the rest is found again.
+/// Removes everything with this name. The directory comes last: while it exists, the rest can be
+/// found again.
 fn remove(name: &str) -> Vec<Error> {
     let mut errors = Vec::new();
-    // Processes first: they hold all the rest.
+    // Processes come first, because they use everything else.
     errors.extend(cgroup_of(name).and_then(|path| cgroup::remove(&path).err()));
     for namespace in netns::names(&format!("{name}-")) {
         errors.extend(netns::remove(&namespace).err());
@@ -164,7 +169,8 @@ fn remove(name: &str) -> Vec<Error> {
     errors
 }
 
-/// Under another name first: a thread that is not told to stop may put a file into it at any moment.
+/// Renames the directory before removing it, because a thread that is still running may create a
+/// file in it at any moment.
 fn remove_directory(directory: &Path) -> Result<()> {
     let removed = directory.with_added_extension("removed");
     fs::rename(directory, &removed)
@@ -181,7 +187,8 @@ fn is_locked(directory: &Path) -> bool {
     File::open(directory.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_err())
 }
 
-/// Keeps other runs from looking for leftovers while a directory is there but not locked yet.
+/// Locks the parent directory, so that no other run looks for leftovers while a directory exists
+/// but is not locked yet.
 fn lock_parent() -> Result<File> {
     let parent = File::open(PARENT).with_context(|| format!("open {PARENT}"))?;
     parent.lock().with_context(|| format!("lock {PARENT}"))?;

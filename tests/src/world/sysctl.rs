@@ -1,21 +1,24 @@
-//! The sysctls of one network namespace: forwarding, no filters or rate limits, addresses usable at once.
+//! Sets the sysctls of one network namespace: forwarding, no filters or rate limits, addresses
+//! usable immediately.
 
 use std::{fs, ops::RangeInclusive};
 
 use anyhow::{Context as _, Result};
 
-/// Ports that cases name, besides those below the kernel's own range: sockets that name none get none of these. A port in `TIME_WAIT`
-/// that was got from the kernel cannot be bound, also not with `SO_REUSEADDR`.
+/// Source ports that cases may use, in addition to the ports below the kernel's ephemeral range.
+/// Sockets without a fixed port never get these ports. A port in `TIME_WAIT` that the kernel had
+/// chosen cannot be bound, not even with `SO_REUSEADDR`.
 pub const RESERVED_PORTS: [RangeInclusive<u16>; 2] = [40_000..=40_099, 45_000..=45_399];
-/// Where the kernel's own range begins.
-const FIRST_OF_KERNEL: u16 = 32_768;
+/// The start of the kernel's ephemeral range.
+const FIRST_EPHEMERAL: u16 = 32_768;
 
-/// Whether a case may name this port for a client's own.
+/// Returns true if a case may use this source port.
 pub fn is_valid_source_port(port: u16) -> bool {
-    (1..FIRST_OF_KERNEL).contains(&port) || RESERVED_PORTS.iter().any(|range| range.contains(&port))
+    (1..FIRST_EPHEMERAL).contains(&port) || RESERVED_PORTS.iter().any(|range| range.contains(&port))
 }
 
-/// What every namespace gets, before its links are made, so that `default` takes effect on them.
+/// The sysctls of every namespace, set before its links are created, so that `default` applies to
+/// them.
 const EVERYWHERE: &[(&str, &str)] = &[
     ("ipv4/conf/all/rp_filter", "0"),
     ("ipv4/conf/default/rp_filter", "0"),
@@ -23,17 +26,18 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("ipv6/icmp/ratelimit", "0"),
     ("ipv6/conf/all/disable_ipv6", "0"),
     ("ipv6/conf/default/disable_ipv6", "0"),
-    // No duplicate address detection: an IPv6 address works as soon as it is there.
+    // No duplicate address detection, so that an IPv6 address works immediately.
     ("ipv6/conf/all/accept_dad", "0"),
     ("ipv6/conf/default/accept_dad", "0"),
-    // A node that sends a packet back out where it came in must not make callers go round it the next time.
+    // A node may send a packet back out of the link on which it arrived. Clients must not bypass
+    // the node afterwards.
     ("ipv4/conf/all/accept_redirects", "0"),
     ("ipv4/conf/default/accept_redirects", "0"),
     ("ipv6/conf/all/accept_redirects", "0"),
     ("ipv6/conf/default/accept_redirects", "0"),
 ];
 
-/// What nodes get on top: they route for their pods.
+/// The additional sysctls of nodes, which route for their pods.
 const ON_NODES: &[(&str, &str)] = &[
     ("ipv4/ip_forward", "1"),
     ("ipv6/conf/all/forwarding", "1"),
@@ -41,7 +45,7 @@ const ON_NODES: &[(&str, &str)] = &[
     ("ipv4/conf/default/send_redirects", "0"),
 ];
 
-/// Of both families.
+/// Applies to both families.
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
 /// Sets the sysctls of the calling thread's namespace.

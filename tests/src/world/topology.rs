@@ -1,15 +1,16 @@
-//! The hosts of the test world as data: their addresses, the routes between them and the cgroup their processes run in.
+//! The hosts of the test world as data: their addresses, the routes between them, and the cgroups
+//! of their processes.
 
 use std::{fmt, net::IpAddr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// A host of the world; each is one network namespace.
+/// A host of the world. Each host is a network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Host {
-    /// The node under test: the proxy runs here.
+    /// The node under test, with the proxy.
     Node1,
     /// A pod on node1.
     A1,
@@ -23,34 +24,34 @@ pub enum Host {
     B1,
     /// A pod on node2.
     B2,
-    /// A host outside the cluster; node1's default route points to it.
+    /// A host outside the cluster. node1's default route points to it.
     Client,
 }
 
-/// The cgroup v2 subtree a host's processes run in.
+/// The cgroup v2 subtree of a host's processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupSubtree {
-    /// node1 and its pods: the subtree that the eBPF socket hooks attach to.
+    /// node1 and its pods: the subtree to which the eBPF socket programs attach.
     Node1,
-    /// Everything that is not node1.
+    /// All other hosts.
     Others,
 }
 
-/// A route a host needs beside those its addresses bring.
+/// A route that a host needs in addition to those of its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Where to.
+    /// The destination.
     pub to: IpNet,
-    /// The gateway; it must be reachable on a link already set up.
+    /// The gateway. It must be reachable through a link that is already set up.
     pub via: IpAddr,
 }
 
 impl Host {
-    /// Every host, nodes before their pods.
+    /// All hosts, nodes before their pods.
     pub const ALL: [Self; 8] =
         [Self::Node1, Self::A1, Self::A2, Self::A3, Self::Node2, Self::B1, Self::B2, Self::Client];
 
-    /// The name that cases and answers use.
+    /// Returns the name in cases and answers.
     pub fn name(self) -> &'static str {
         match self {
             Self::Node1 => "node1",
@@ -64,12 +65,12 @@ impl Host {
         }
     }
 
-    /// The host of this name.
+    /// Returns the host with this name.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|host| host.name() == name)
     }
 
-    /// The node a pod runs on; None for what is no pod.
+    /// Returns the node of a pod. None for hosts that are not pods.
     pub fn node(self) -> Option<Self> {
         match self {
             Self::A1 | Self::A2 | Self::A3 => Some(Self::Node1),
@@ -78,12 +79,12 @@ impl Host {
         }
     }
 
-    /// The name of the node's end of a pod's veth pair.
+    /// Returns the name of the node's end of a pod's veth pair.
     pub fn node_link(self) -> String {
         format!("veth{}", self.name())
     }
 
-    /// The addresses on the host's own `eth0`, IPv4 before IPv6.
+    /// Returns the addresses on the host's `eth0`, IPv4 before IPv6.
     pub fn addresses(self) -> Vec<IpNet> {
         let texts: &[&str] = match self {
             Self::Node1 => &["192.168.57.11/24", "192.168.57.111/24", "fd57::11/64", "fd57::111/64"],
@@ -98,7 +99,8 @@ impl Host {
         texts.iter().map(|text| net(text)).collect()
     }
 
-    /// The addresses a node carries on each of its pods' veths: the pods' gateways. Empty for what is no node.
+    /// Returns the addresses of a node on the veths of its pods, which are the pods' gateways.
+    /// Empty for other hosts.
     pub fn gateways(self) -> Vec<IpNet> {
         match self {
             Self::Node1 => vec![net("10.244.1.1/32"), net("fd44:1::1/128")],
@@ -107,17 +109,17 @@ impl Host {
         }
     }
 
-    /// Whether the address is one of this host's, gateways included.
+    /// Returns true if the host has this address, gateways included.
     pub fn owns(self, address: IpAddr) -> bool {
         self.addresses().iter().chain(&self.gateways()).any(|own| own.addr() == address)
     }
 
-    /// Routes through gateways. Pods have only the default route through their node.
+    /// Returns the routes through gateways. Pods have only the default route through their node.
     pub fn routes(self) -> Vec<Route> {
         match self {
             Self::Node1 => {
                 let mut routes = routes(&["10.244.2.0/24", "fd44:2::/64"], Self::Node2);
-                routes.extend(routes_by_default(&Self::Client.addresses()));
+                routes.extend(default_routes(&Self::Client.addresses()));
                 routes
             }
             Self::Node2 => {
@@ -126,11 +128,11 @@ impl Host {
                 routes
             }
             Self::Client => service_routes(),
-            pod => pod.node().map(|node| routes_by_default(&node.gateways())).unwrap_or_default(),
+            pod => pod.node().map(|node| default_routes(&node.gateways())).unwrap_or_default(),
         }
     }
 
-    /// Where this host's processes run.
+    /// Returns the cgroup subtree of this host's processes.
     pub fn cgroup(self) -> CgroupSubtree {
         match self {
             Self::Node1 | Self::A1 | Self::A2 | Self::A3 => CgroupSubtree::Node1,
@@ -149,7 +151,7 @@ impl CgroupSubtree {
     /// Both subtrees.
     pub const ALL: [Self; 2] = [Self::Node1, Self::Others];
 
-    /// The directory's name below the run's own cgroup.
+    /// Returns the directory's name below the run's cgroup.
     pub fn name(self) -> &'static str {
         match self {
             Self::Node1 => "node1",
@@ -158,12 +160,12 @@ impl CgroupSubtree {
     }
 }
 
-/// The ranges of Service addresses, which an outside router sends to node1.
+/// Returns routes for the ranges of Service addresses, which an outside router sends to node1.
 fn service_routes() -> Vec<Route> {
     routes(&["10.96.0.0/16", "198.51.100.0/24", "fd96::/112", "2001:db8:51::/64"], Host::Node1)
 }
 
-/// Routes to the ranges through the first address of the same family of `via`.
+/// Returns routes to the ranges through the first address of `via` in the same family.
 fn routes(ranges: &[&str], via: Host) -> Vec<Route> {
     let gateways = via.addresses();
     let gateway = |to: &IpNet| gateways.iter().find(|own| same_family(own, to)).map(IpNet::addr);
@@ -176,7 +178,7 @@ fn routes(ranges: &[&str], via: Host) -> Vec<Route> {
         .collect()
 }
 
-fn routes_by_default(gateways: &[IpNet]) -> Vec<Route> {
+fn default_routes(gateways: &[IpNet]) -> Vec<Route> {
     gateways
         .iter()
         .map(|gateway| {
@@ -190,7 +192,7 @@ fn same_family(one: &IpNet, other: &IpNet) -> bool {
     one.addr().is_ipv4() == other.addr().is_ipv4()
 }
 
-/// The constants of this file, whose syntax its tests check.
+/// Parses a constant of this file.
 #[expect(clippy::expect_used, reason = "only this file's constants come here; a test reads them all")]
 fn net(text: &str) -> IpNet {
     text.parse().expect("a constant of the topology is an address with its prefix length")
@@ -201,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_host_has_addresses_of_both_families_that_no_other_host_has() {
+    fn every_host_has_unique_addresses_of_both_families() {
         let mut seen = std::collections::BTreeSet::new();
         for host in Host::ALL {
             let own = host.addresses();
@@ -236,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_found_by_the_names_they_print() {
+    fn hosts_are_found_by_their_displayed_names() {
         for host in Host::ALL {
             assert_eq!(Host::by_name(&host.to_string()), Some(host));
         }

@@ -103,7 +103,7 @@ impl Node<'_> {
     fn chain(&self, table: &str, chain: &str, packet: Packet) -> Vec<Step> {
         let mut ended = Vec::new();
         let mut going = vec![packet];
-        for rule in self.tables.of(table, chain) {
+        for rule in self.tables.chain_rules(table, chain) {
             let mut next = Vec::new();
             for packet in going {
                 let matching = self.matches(rule, &packet);

@@ -1,4 +1,4 @@
-//! What a proxy has in the kernel: what commands show on its node, and the objects it has pinned.
+//! What a proxy leaves in the kernel: what commands show on its node, and the objects that it pins.
 
 use std::{collections::BTreeMap, fmt, path::Path, time::Duration};
 
@@ -11,11 +11,11 @@ use shunt_tests::{
 };
 
 const BPFTOOL_TIMEOUT: Duration = Duration::from_secs(10);
-/// The kernel frees programs and maps a while after the last reference is gone.
+/// The kernel frees programs and maps some time after the last reference is gone.
 const FREE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Command lines for node1. Each shows one kind of traces; `$CGROUP` is the proxy's.
-const SHOWN: [(&str, &str); 6] = [
+/// Command lines for node1. Each shows one kind of state. `$CGROUP` is the proxy's cgroup.
+const COMMANDS: [(&str, &str); 6] = [
     ("nftables", "nft list ruleset"),
     (
         "iptables-legacy",
@@ -33,39 +33,39 @@ const SHOWN: [(&str, &str); 6] = [
     ("bpftool cgroup", "bpftool cgroup show $CGROUP"),
 ];
 
-/// What commands show on the node.
+/// The state of the kernel, as commands show it on the node.
 #[derive(Debug)]
 pub(crate) struct KernelState {
     shown: BTreeMap<&'static str, String>,
 }
 
-/// Objects that are pinned, by kind and identifier.
+/// The pinned objects, by kind and identifier.
 #[derive(Debug)]
 pub(crate) struct PinnedObjects {
     objects: Vec<(&'static str, u64)>,
 }
 
 impl KernelState {
-    /// Looks now.
+    /// Reads the current state.
     pub(crate) fn read(world: &World) -> Result<Self> {
         let cgroup = format!("CGROUP={}; ", world.cgroup_root().display());
         let read = |(name, line): &(&'static str, &str)| {
             Ok((*name, world.run(Host::Node1, &(cgroup.clone() + line))?))
         };
-        Ok(Self { shown: SHOWN.iter().map(read).collect::<Result<_>>()? })
+        Ok(Self { shown: COMMANDS.iter().map(read).collect::<Result<_>>()? })
     }
 
-    /// What is shown now and was not before.
-    pub(crate) fn beyond(&self, before: &Self) -> Vec<String> {
+    /// Returns a line for each command whose output differs from `before`.
+    pub(crate) fn difference_from(&self, before: &Self) -> Vec<String> {
         let differ = self.shown.iter().filter(|(name, text)| before.shown.get(*name) != Some(text));
         differ.map(|(name, text)| format!("{name} shows: {}", text.trim().replace('\n', "; "))).collect()
     }
 }
 
 impl PinnedObjects {
-    /// All below the proxy's pin directory; links with their programs.
+    /// Reads all objects below the proxy's pin directory; links with their programs.
     pub(crate) fn read(world: &World) -> Result<Self> {
-        // Only the eBPF mode has one.
+        // Only the ebpf mode has a pin directory.
         let directory = world.pin_directory();
         if !directory.exists() {
             return Ok(Self { objects: Vec::new() });
@@ -73,7 +73,7 @@ impl PinnedObjects {
         let files = world.run(Host::Node1, &format!("find {} -type f", directory.display()))?;
         let mut objects = Vec::new();
         for file in files.lines() {
-            objects.extend(identify(file).with_context(|| format!("what is pinned at {file}"))?);
+            objects.extend(identify(file).with_context(|| format!("identify the object pinned at {file}"))?);
         }
         Ok(Self { objects })
     }
@@ -82,13 +82,13 @@ impl PinnedObjects {
         self.objects.is_empty()
     }
 
-    /// Those that the kernel has still.
-    pub(crate) fn still_there(&self) -> Vec<String> {
+    /// Returns a line for each object that still exists.
+    pub(crate) fn remaining(&self) -> Vec<String> {
         let deadline = Deadline::after(FREE_TIMEOUT);
-        let is_there = |(kind, id): &&(&str, u64)| {
+        let exists = |(kind, id): &&(&str, u64)| {
             deadline.poll(|| show(&[kind, "show", "id", &id.to_string()]).is_err().then_some(())).is_none()
         };
-        self.objects.iter().filter(is_there).map(|(kind, id)| format!("{kind} {id} is still there")).collect()
+        self.objects.iter().filter(exists).map(|(kind, id)| format!("{kind} {id} still exists")).collect()
     }
 }
 
@@ -101,7 +101,7 @@ fn identify(file: &str) -> Result<Vec<(&'static str, u64)>> {
     Ok(vec![("link", id("id")?), ("prog", id("prog_id")?)])
 }
 
-/// What bpftool shows of one object; an error if there is none.
+/// Returns what bpftool shows of one object. An error if the object does not exist.
 fn show(arguments: &[&str]) -> Result<Value> {
     let arguments = [&["-j"], arguments].concat();
     let finished = process::run_with_timeout(Path::new("bpftool"), &arguments, BPFTOOL_TIMEOUT)?;

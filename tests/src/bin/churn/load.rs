@@ -1,4 +1,4 @@
-//! Those who dial, and what came of their connections.
+//! The clients that connect during the churn test, and the counts of their connections.
 
 use std::{
     fmt,
@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result};
 use shunt_tests::{
     agent::{
         Agent,
-        protocol::{Attempt, ConnectRequest, FailureKind, Order, Protocol, SendRequest},
+        protocol::{Attempt, ConnectRequest, FailureKind, Protocol, SendRequest},
     },
     small_cluster::{CLUSTER_IP, NODE_PORT},
     world::{Host, World},
@@ -20,48 +20,50 @@ use shunt_tests::{
 const CLUSTER_IP_V6: &str = "[fd96::80]:80";
 const NODE_PORT_V6: &str = "[fd57::11]:30080";
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections begun together; an agent has 64 of them open at a time.
+/// The number of connections in one request. An agent has 64 of them open at a time.
 const BATCH: usize = 256;
-/// Each is used three times, for long enough to see a change of endpoints.
-const USED_AGAIN: usize = 2;
-const BETWEEN: Duration = Duration::from_millis(50);
-/// Connections that each client keeps open from the beginning, to each address.
-const HELD: usize = 10;
-/// More ports than the kernel's default, and again a second after they were used: so many connections to one address need them.
+/// Each connection is used three times, which takes long enough to meet a change of endpoints.
+const REPEATS: usize = 2;
+const REPEAT_INTERVAL: Duration = Duration::from_millis(50);
+/// The number of connections that each client keeps open from the start, for each address.
+const OPEN_CONNECTIONS: usize = 10;
+/// Provides more source ports than by default, and allows to reuse a port after a second. This
+/// number of connections to one address needs both.
 const PORTS: &str =
     "echo 1024 65535 > /proc/sys/net/ipv4/ip_local_port_range; echo 1 > /proc/sys/net/ipv4/tcp_tw_reuse";
 
-/// A host that dials.
+/// A host that connects.
 pub(crate) struct Client {
     host: Host,
     addresses: [SocketAddr; 2],
     agent: Agent,
 }
 
-/// What came of connections.
+/// The results of connections.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) connections: usize,
     refused: usize,
     lost: usize,
     moved: usize,
-    /// Their sockets name the endpoint as their peer, not the VIP.
-    renamed: usize,
-    /// All that went wrong.
-    pub(crate) examples: Vec<String>,
+    /// The socket reports another peer than the VIP.
+    wrong_peer: usize,
+    /// A description of each failure.
+    pub(crate) failures: Vec<String>,
 }
 
-/// Until when to dial.
+/// When a client stops.
 pub(crate) struct StopCondition<'a> {
-    /// Connections made by all clients so far.
+    /// The number of connections that all clients have made so far.
     pub(crate) made: &'a AtomicUsize,
-    /// Enough of them.
+    /// Stop at this number.
     pub(crate) enough: usize,
-    /// Stop, whatever the number.
+    /// Stop at any number.
     pub(crate) done: &'a AtomicBool,
 }
 
-/// A client outside, a pod seen by the hooks of sockets, and one that is not.
+/// Returns a client outside the cluster, a pod whose sockets the socket programs see, and a pod
+/// whose sockets they do not see.
 pub(crate) fn clients(world: &mut World) -> Result<Vec<Client>> {
     let cluster_ip = [CLUSTER_IP.parse()?, CLUSTER_IP_V6.parse()?];
     let node_port = [NODE_PORT.parse()?, NODE_PORT_V6.parse()?];
@@ -75,94 +77,80 @@ pub(crate) fn clients(world: &mut World) -> Result<Vec<Client>> {
 }
 
 impl Client {
-    /// Dials over and over.
-    pub(crate) fn load(&mut self, until: &StopCondition<'_>) -> Result<Counts> {
+    /// Connects repeatedly.
+    pub(crate) fn load(&mut self, stop: &StopCondition<'_>) -> Result<Counts> {
         let mut counts = Counts::default();
         for to in self.addresses.into_iter().cycle() {
-            if until.done.load(Ordering::Relaxed) || until.made.load(Ordering::Relaxed) >= until.enough {
+            if stop.done.load(Ordering::Relaxed) || stop.made.load(Ordering::Relaxed) >= stop.enough {
                 break;
             }
             let request = ConnectRequest {
-                repeats: USED_AGAIN,
-                repeat_interval: BETWEEN,
+                repeats: REPEATS,
+                repeat_interval: REPEAT_INTERVAL,
                 ..connect_request(to, BATCH)
             };
             let attempts = self.agent.connect(request)?;
-            until.made.fetch_add(attempts.len(), Ordering::Relaxed);
+            stop.made.fetch_add(attempts.len(), Ordering::Relaxed);
             let name = format!("{} to {to}", self.host);
-            for one in &attempts {
-                counts.add(&name, one);
-            }
+            attempts.iter().for_each(|attempt| counts.add(&name, attempt));
         }
         Ok(counts)
     }
 
-    /// Opens the connections that are kept.
-    pub(crate) fn hold(&mut self) -> Result<()> {
-        for (id, to) in self.held() {
-            let hold = ConnectRequest { hold: Some(id), ..connect_request(to, 1) };
-            let attempts = self.agent.connect(hold)?;
-            ensure!(matches!(attempts[..], [Attempt::Answered(_)]), "{to} does not answer: {attempts:?}");
-        }
-        Ok(())
+    /// Opens the connections that stay open.
+    pub(crate) fn open(&mut self) -> Result<()> {
+        self.open_connections().into_iter().try_for_each(|(id, to)| {
+            self.agent.open(&id, connect_request(to, 1)).with_context(|| to.to_string())
+        })
     }
 
-    /// Uses those that were kept; says which have ended.
-    pub(crate) fn ended(&mut self) -> Result<Vec<String>> {
+    /// Uses the open connections. Returns a line for each that has ended.
+    pub(crate) fn ended_connections(&mut self) -> Result<Vec<String>> {
         let mut ended = Vec::new();
-        for (id, to) in self.held() {
+        for (id, to) in self.open_connections() {
             let send = SendRequest { id, size: 1, answer: 0, timeout: ANSWER_TIMEOUT };
             if let Attempt::Failed(failure) = self.agent.send(send)? {
-                ended.push(format!(
-                    "{} to {to}, open from the start: {}: {}",
-                    self.host, failure.operation, failure.message
-                ));
+                ended.push(format!("{} to {to}, open from the start: {failure}", self.host));
             }
         }
         Ok(ended)
     }
 
-    /// Whether only this host answers; says who else does.
-    pub(crate) fn others_than(&mut self, host: Host) -> Result<Vec<String>> {
+    /// Connects to all addresses. Returns a line for each address at which not only `host` answers.
+    pub(crate) fn answers_of_others(&mut self, host: Host) -> Result<Vec<String>> {
         let mut wrong = Vec::new();
         for to in self.addresses {
             let attempts = self.agent.connect(connect_request(to, 20))?;
-            let is_wrong =
-                |one: &Attempt| !matches!(one, Attempt::Answered(answer) if answer.host == host.name());
-            wrong.extend(
-                attempts.into_iter().find(is_wrong).map(|one| format!("{} to {to}: {one:?}", self.host)),
-            );
+            let first = attempts.into_iter().find(|attempt| !attempt.is_answered_by(host));
+            wrong.extend(first.map(|attempt| format!("{} to {to}: {attempt:?}", self.host)));
         }
         Ok(wrong)
     }
 
-    /// Of each connection that is kept: its name and the address it goes to.
-    fn held(&self) -> Vec<(String, SocketAddr)> {
-        let of = |to: SocketAddr| (0..HELD).map(move |number| (format!("{to} {number}"), to));
-        self.addresses.into_iter().flat_map(of).collect()
+    /// Returns the name and the destination of each connection that stays open.
+    fn open_connections(&self) -> Vec<(String, SocketAddr)> {
+        let numbered =
+            |to: SocketAddr| (0..OPEN_CONNECTIONS).map(move |number| (format!("{to} {number}"), to));
+        self.addresses.into_iter().flat_map(numbered).collect()
     }
 
-    /// How many connections are kept.
-    pub(crate) fn held_count(&self) -> usize {
-        self.held().len()
+    /// Returns the number of connections that stay open.
+    pub(crate) fn open_count(&self) -> usize {
+        self.open_connections().len()
     }
 }
 
 fn connect_request(to: SocketAddr, attempts: usize) -> ConnectRequest {
-    ConnectRequest {
-        order: Order::Concurrent,
-        timeout: ANSWER_TIMEOUT,
-        ..ConnectRequest::new(to, Protocol::Tcp, attempts)
-    }
+    ConnectRequest::new(to, Protocol::Tcp, attempts).with_timeout(ANSWER_TIMEOUT)
 }
 
 impl Counts {
-    fn add(&mut self, name: &str, one: &Attempt) {
+    fn add(&mut self, name: &str, attempt: &Attempt) {
         self.connections += 1;
-        let what = match one {
+        let failure = match attempt {
             Attempt::Answered(answer) if answer.peer == answer.destination => return,
             Attempt::Answered(answer) => {
-                self.renamed += 1;
+                self.wrong_peer += 1;
                 format!("the peer is {}", answer.peer)
             }
             Attempt::Failed(failure) => {
@@ -171,13 +159,13 @@ impl Counts {
                     FailureKind::Moved => self.moved += 1,
                     _ => self.lost += 1,
                 }
-                format!("{}: {}", failure.operation, failure.message)
+                failure.to_string()
             }
         };
-        self.examples.push(format!("{name}: {what}"));
+        self.failures.push(format!("{name}: {failure}"));
     }
 
-    /// Of all.
+    /// Returns the sum.
     pub(crate) fn sum(all: impl IntoIterator<Item = Self>) -> Self {
         all.into_iter().fold(Self::default(), Self::plus)
     }
@@ -188,18 +176,16 @@ impl Counts {
             refused: self.refused + other.refused,
             lost: self.lost + other.lost,
             moved: self.moved + other.moved,
-            renamed: self.renamed + other.renamed,
-            examples: [self.examples, other.examples].concat(),
+            wrong_peer: self.wrong_peer + other.wrong_peer,
+            failures: [self.failures, other.failures].concat(),
         }
     }
 }
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { connections, refused, lost, moved, renamed, .. } = self;
-        write!(
-            f,
-            "{connections} connections, {refused} refused, {lost} lost, {moved} moved, {renamed} renamed"
-        )
+        let Self { connections, refused, lost, moved, wrong_peer, .. } = self;
+        write!(f, "{connections} connections, {refused} refused, {lost} lost, {moved} moved, ")?;
+        write!(f, "{wrong_peer} with a wrong peer")
     }
 }

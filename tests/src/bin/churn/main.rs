@@ -1,6 +1,6 @@
-//! Connections from outside and from pods, all the time, while endpoints come and go and the proxy is killed and started
-//! again: none that had an endpoint to go to may be refused, lost or moved. Then other map sizes, where there are maps, and
-//! the removal of all.
+//! The churn test: clients outside and pods connect all the time, while endpoints change and the
+//! proxy is killed and restarted. No connection that had an endpoint may be refused, lost or moved.
+//! Then, in the ebpf mode, the map sizes change, and at the end the proxy cleans up.
 
 mod leftovers;
 mod load;
@@ -23,36 +23,37 @@ use self::{
     load::{Client, Counts},
 };
 
-/// Makes connections while endpoints change ten times a second and the proxy is killed every two seconds; needs root.
+/// Makes connections while endpoints change ten times a second and the proxy is killed every two
+/// seconds. Needs root.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The proxy's mode.
+    /// The mode of the proxy.
     #[arg(long, default_value = "ebpf")]
     mode: String,
-    /// The proxy's binary.
+    /// The binary of the proxy.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
-    /// How many connections to make in all.
+    /// The total number of connections.
     #[arg(long, default_value_t = 5000)]
     connections: usize,
 }
 
-/// One thing that must hold.
+/// One check.
 struct Check {
     name: String,
-    /// What is wrong; none if it holds.
-    wrong: Vec<String>,
+    /// The failures. Empty if the check passed.
+    failures: Vec<String>,
 }
 
-/// The world with the proxy in it.
+/// The world with the proxy and the clients.
 struct ChurnTest {
-    // Goes before the world: the process ends before its namespace does.
+    // Declared before the world, so that the process ends before its namespace is removed.
     proxy: Proxy,
     clients: Vec<Client>,
     world: World,
     manifests: Manifests,
     mode: String,
-    /// What netfilter, tc and BPF showed before the proxy was there.
+    /// What netfilter, tc and BPF showed before the proxy started.
     before: KernelState,
 }
 
@@ -60,13 +61,13 @@ fn main() -> ExitCode {
     process::main("churn", || run(&Arguments::parse()).map(|checks| report(&checks)))
 }
 
-/// Whether everything held.
+/// Prints the checks. Returns true if all passed.
 fn report(checks: &[Check]) -> bool {
-    for Check { name, wrong } in checks {
-        println!("{:<8}{name}", if wrong.is_empty() { "PASS" } else { "FAIL" });
-        wrong.iter().take(5).for_each(|what| println!("    {what}"));
+    for Check { name, failures } in checks {
+        println!("{:<8}{name}", if failures.is_empty() { "PASS" } else { "FAIL" });
+        failures.iter().take(5).for_each(|failure| println!("    {failure}"));
     }
-    let failed = checks.iter().filter(|check| !check.wrong.is_empty()).count();
+    let failed = checks.iter().filter(|check| !check.failures.is_empty()).count();
     println!("{} passed, {failed} failed", checks.len() - failed);
     failed == 0
 }
@@ -74,7 +75,7 @@ fn report(checks: &[Check]) -> bool {
 fn run(arguments: &Arguments) -> Result<Vec<Check>> {
     let mut scene = build(arguments)?;
     let checks = scene.all_phases(arguments.connections);
-    if checks.as_ref().map_or(true, |checks| checks.iter().any(|check| !check.wrong.is_empty())) {
+    if checks.as_ref().map_or(true, |checks| checks.iter().any(|check| !check.failures.is_empty())) {
         eprintln!("the end of the proxy's log:\n{}", scene.proxy.log_tail(20));
     }
     checks
@@ -83,13 +84,14 @@ fn run(arguments: &Arguments) -> Result<Vec<Check>> {
 fn build(arguments: &Arguments) -> Result<ChurnTest> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
     let mut world = World::build(&Host::ALL, &std::env::current_exe()?)?;
-    // One pod whose connections are seen by the hooks of sockets, and one whose packets have to do.
+    // The socket programs see the connections of one pod, and not those of the other, which needs
+    // the link programs.
     world.move_out_of_cgroup(Host::A2)?;
     let before = KernelState::read(&world)?;
     let manifests = Manifests::create(world.directory())?;
     manifests.place("node.yaml", NODE)?;
     manifests.place("web.yaml", include_str!("web.yaml"))?;
-    set_endpoints(&manifests, phases::SERVED[0])?;
+    set_endpoints(&manifests, phases::ENDPOINT_SETS[0])?;
     let proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
     let clients = load::clients(&mut world)?;
     Ok(ChurnTest { proxy, clients, world, manifests, mode: arguments.mode.clone(), before })
@@ -104,11 +106,11 @@ fn set_endpoints(manifests: &Manifests, hosts: &[Host]) -> Result<()> {
 }
 
 impl Check {
-    fn new(name: impl Into<String>, wrong: Vec<String>) -> Self {
-        Self { name: name.into(), wrong }
+    fn new(name: impl Into<String>, failures: Vec<String>) -> Self {
+        Self { name: name.into(), failures }
     }
 
     fn of_load(name: &str, counts: &Counts) -> Self {
-        Self::new(format!("{name}: {counts}"), counts.examples.clone())
+        Self::new(format!("{name}: {counts}"), counts.failures.clone())
     }
 }

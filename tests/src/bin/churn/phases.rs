@@ -1,4 +1,4 @@
-//! What happens to the proxy and to its Service while clients dial.
+//! The phases of the churn test: what happens to the proxy and its Service while clients connect.
 
 use std::{
     fmt::Write as _,
@@ -22,8 +22,9 @@ use super::{
     set_endpoints,
 };
 
-/// The endpoints in turn. Some of each stay in the next; one that leaves goes on answering.
-pub(crate) const SERVED: [&[Host]; 6] = [
+/// The endpoints in turn. Each set shares a member with the next. An endpoint that is removed
+/// continues to answer on its connections.
+pub(crate) const ENDPOINT_SETS: [&[Host]; 6] = [
     &[Host::A3, Host::B1],
     &[Host::B1, Host::B2],
     &[Host::B2],
@@ -33,16 +34,16 @@ pub(crate) const SERVED: [&[Host]; 6] = [
 ];
 const CHANGE_EVERY: Duration = Duration::from_millis(100);
 const RESTART_EVERY: Duration = Duration::from_secs(2);
-/// How many connections a second there are at least, or something hangs.
-const SLOWEST: u64 = 50;
-const AT_LEAST: Duration = Duration::from_mins(1);
-/// Before and after a change of map sizes, and around the removal.
-const MEANWHILE: Duration = Duration::from_secs(1);
+/// The minimum rate of connections a second. A lower rate means that something hangs.
+const MIN_RATE: u64 = 50;
+const MIN_DURATION: Duration = Duration::from_mins(1);
+/// The time before and after a change of map sizes, and around the cleanup.
+const PAUSE: Duration = Duration::from_secs(1);
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(10);
-/// Other sizes of maps that flows and Services live in.
+/// Other sizes of the maps.
 const SIZES: &str = "shunt: {ebpf: {mapSizes: {flows: 400000, services: 4000, endpoints: 9000, affinity: 3000, fragments: 1000, udpFlows: 2000}}}";
 
-/// What was done while connections were made.
+/// What was done while clients connected.
 #[derive(Default)]
 struct Disruptions {
     restarts: usize,
@@ -50,30 +51,31 @@ struct Disruptions {
 }
 
 impl ChurnTest {
-    /// Everything, one after the other, and what came of it.
+    /// Runs all phases, one after the other, and returns the checks.
     pub(crate) fn all_phases(&mut self, connections: usize) -> Result<Vec<Check>> {
         self.proxy.start(&mut self.world)?;
-        self.clients.iter_mut().try_for_each(Client::hold)?;
-        let mut checks = vec![self.churn(connections)?, self.held("after that")?, self.follows()?];
+        self.clients.iter_mut().try_for_each(Client::open)?;
+        let mut checks =
+            vec![self.churn(connections)?, self.check_open_connections("afterwards")?, self.check_follows()?];
         if self.has_maps() {
             checks.push(self.resize("other map sizes", SIZES)?);
-            checks.push(self.held("after that")?);
-            checks.push(self.resize("the first map sizes again", "{}")?);
-            checks.push(self.held("after that")?);
-            checks.push(self.follows()?);
+            checks.push(self.check_open_connections("afterwards")?);
+            checks.push(self.resize("the first map sizes retransmits", "{}")?);
+            checks.push(self.check_open_connections("afterwards")?);
+            checks.push(self.check_follows()?);
         }
         checks.push(self.clean_up()?);
         Ok(checks)
     }
 
-    /// Only the eBPF mode pins maps, whose sizes are configured.
+    /// Returns true in the ebpf mode, the only one that pins maps, whose sizes are configured.
     fn has_maps(&self) -> bool {
         self.mode == "ebpf"
     }
 
     fn churn(&mut self, connections: usize) -> Result<Check> {
         let Self { proxy, world, manifests, .. } = self;
-        let (took, again) = (Stopwatch::start(), world.retransmits()?);
+        let (took, retransmits) = (Stopwatch::start(), world.retransmits()?);
         let (done, counts) = under_load(&mut self.clients, connections, |made| {
             kill_and_change(
                 world,
@@ -83,90 +85,92 @@ impl ChurnTest {
                 connections,
             )
         })?;
-        let again = self.world.retransmits()? - again;
+        let retransmits = self.world.retransmits()? - retransmits;
         let Disruptions { restarts, changes } = done;
         self.proxy.kill()?;
         self.proxy.start(&mut self.world)?;
         let mut check = Check::of_load("churn", &counts);
         write!(
             check.name,
-            "; {restarts} proxy restarts, {changes} endpoint changes, {again} segments sent again, {:.0} s",
+            "; {restarts} proxy restarts, {changes} endpoint changes, {retransmits} segments retransmitted, {:.0} s",
             took.elapsed().as_secs_f32()
         )?;
         Ok(check)
     }
 
-    /// The proxy ends and starts with other sizes, under load.
+    /// Restarts the proxy with other map sizes under load.
     fn resize(&mut self, name: &str, fields: &str) -> Result<Check> {
         let fields: Mapping = serde_yaml_ng::from_str(fields)?;
         self.proxy.configure(&self.mode, &fields)?;
         let Self { proxy, world, .. } = self;
         let ((), counts) = under_load(&mut self.clients, usize::MAX, |_| {
-            thread::sleep(MEANWHILE);
+            thread::sleep(PAUSE);
             proxy.stop()?;
             proxy.start(world)?;
-            thread::sleep(MEANWHILE);
+            thread::sleep(PAUSE);
             Ok(())
         })?;
         Ok(Check::of_load(name, &counts))
     }
 
-    fn held(&mut self, when: &str) -> Result<Check> {
+    fn check_open_connections(&mut self, when: &str) -> Result<Check> {
         let mut ended = Vec::new();
         for client in &mut self.clients {
-            ended.extend(client.ended()?);
+            ended.extend(client.ended_connections()?);
         }
-        let all: usize = self.clients.iter().map(Client::held_count).sum();
+        let all: usize = self.clients.iter().map(Client::open_count).sum();
         let name = format!("{when}: of {all} connections open from the start, {} have ended", ended.len());
         Ok(Check::new(name, ended))
     }
 
-    /// Whether all reach the endpoint that is left, and no other, once the proxy has seen the change.
-    fn follows(&mut self) -> Result<Check> {
-        let mut wrong = Vec::new();
+    /// Checks that all clients reach the remaining endpoint and no other, after the proxy has seen
+    /// the change.
+    fn check_follows(&mut self) -> Result<Check> {
+        let mut failures = Vec::new();
         for last in [Host::B1, Host::A3] {
             set_endpoints(&self.manifests, &[last])?;
             let deadline = Deadline::after(FOLLOW_TIMEOUT);
             loop {
                 let mut others = Vec::new();
                 for client in &mut self.clients {
-                    others.extend(client.others_than(last)?);
+                    others.extend(client.answers_of_others(last)?);
                 }
                 if others.is_empty() {
                     break;
                 }
                 if deadline.passed() {
-                    wrong.extend(others);
+                    failures.extend(others);
                     break;
                 }
                 Deadline::pause();
             }
         }
-        Ok(Check::new("then the one endpoint that is left is the only one reached", wrong))
+        Ok(Check::new("afterwards, only the remaining endpoint answers", failures))
     }
 
-    /// Under load, whose connections may fail as there is no Service any more.
+    /// Cleans up under load. Connections may fail, because shown is no Service any more.
     fn clean_up(&mut self) -> Result<Check> {
         let has_maps = self.has_maps();
         let Self { proxy, world, .. } = self;
         let pinned = PinnedObjects::read(world)?;
-        ensure!(pinned.is_empty() != has_maps, "the proxy runs, and what it has pinned: {pinned}");
-        let there = KernelState::read(world)?.beyond(&self.before);
-        ensure!(!there.is_empty(), "the proxy runs, and nothing in the kernel shows it");
+        ensure!(pinned.is_empty() != has_maps, "the proxy runs and has pinned {pinned}");
+        let shown = KernelState::read(world)?.difference_from(&self.before);
+        ensure!(!shown.is_empty(), "the proxy runs, but the commands show nothing of it");
         under_load(&mut self.clients, usize::MAX, |_| {
-            thread::sleep(MEANWHILE);
+            thread::sleep(PAUSE);
             proxy.stop()?;
             proxy.clean_up(world)?;
-            thread::sleep(MEANWHILE);
+            thread::sleep(PAUSE);
             Ok(())
         })?;
-        let mut wrong = KernelState::read(&self.world)?.beyond(&self.before);
-        wrong.extend(pinned.still_there());
-        Ok(Check::new(format!("--cleanup under load leaves nothing of {pinned}, rules and links"), wrong))
+        let mut failures = KernelState::read(&self.world)?.difference_from(&self.before);
+        failures.extend(pinned.remaining());
+        Ok(Check::new(format!("--cleanup under load removes {pinned}, rules and links"), failures))
     }
 }
 
-/// Does something while all clients dial, `enough` times in all or until it is done.
+/// Runs `job` while all clients connect, until they have made `enough` connections or `job`
+/// returns.
 fn under_load<T>(
     clients: &mut [Client],
     enough: usize,
@@ -186,7 +190,8 @@ fn under_load<T>(
     })
 }
 
-/// Changes endpoints and restarts the proxy, killed and asked to end in turn, until there are enough connections.
+/// Changes endpoints and restarts the proxy, killed and stopped in turn, until shown are enough
+/// connections.
 fn kill_and_change(
     world: &World,
     proxy: &mut Proxy,
@@ -194,7 +199,7 @@ fn kill_and_change(
     is_enough: impl Fn() -> bool,
     connections: usize,
 ) -> Result<Disruptions> {
-    let limit = AT_LEAST + Duration::from_secs(connections as u64 / SLOWEST);
+    let limit = MIN_DURATION + Duration::from_secs(connections as u64 / MIN_RATE);
     let (deadline, mut done) = (Deadline::after(limit), Disruptions::default());
     let mut restart = Deadline::after(RESTART_EVERY);
     while !is_enough() {
@@ -210,7 +215,7 @@ fn kill_and_change(
             restart = Deadline::after(RESTART_EVERY);
         }
         done.changes += 1;
-        set_endpoints(manifests, SERVED[done.changes % SERVED.len()])?;
+        set_endpoints(manifests, ENDPOINT_SETS[done.changes % ENDPOINT_SETS.len()])?;
         thread::sleep(CHANGE_EVERY);
     }
     Ok(done)

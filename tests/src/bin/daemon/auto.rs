@@ -1,4 +1,4 @@
-//! `auto`: a mode that cannot run is passed over, and one that breaks is followed by the next.
+//! Scenarios of the mode `auto`: it skips a mode that cannot run, and replaces one that breaks.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::{
     test_node::{Setup, TestNode},
 };
 
-/// The time that a mode may fail, and the time that the next one takes.
+/// The time that a mode may fail, plus the time that the next one needs.
 const GIVE_UP_TIMEOUT: Duration = Duration::from_mins(1);
 const OFTEN: &str = "{iptables: {syncPeriod: 1s}, nftables: {syncPeriod: 1s}}";
 
-/// Pins cannot be made any more, so that programs that are gone from them cannot be put back; those on sockets still run.
-pub(crate) fn a_mode_that_breaks_is_followed_by_the_next_with_traffic_kept(setup: &Setup) -> Result<()> {
+/// shunt can no longer pin, so it cannot restore removed programs. The socket programs still run.
+pub(crate) fn a_broken_mode_is_replaced_and_traffic_continues(setup: &Setup) -> Result<()> {
     let mut node = TestNode::started(setup, "auto", OFTEN)?;
     node.wait_for_metric("shunt_mode{mode=\"ebpf\"} 1", GIVE_UP_TIMEOUT)?;
     let pins = node.world.pin_directory();
@@ -23,8 +23,8 @@ pub(crate) fn a_mode_that_breaks_is_followed_by_the_next_with_traffic_kept(setup
         let _covered = Covered::new(&pins)?;
         node.wait_for_metric("shunt_mode{mode=\"nftables\"} 1", GIVE_UP_TIMEOUT)?;
         node.wait_for_metric("shunt_modes_broken_total{mode=\"ebpf\"} 1", GIVE_UP_TIMEOUT)?;
-        // What the old programs know of must not decide any more.
-        node.serve(&[Host::A2, Host::A3])?;
+        // What is in the old programs' maps must no longer count.
+        node.set_endpoints(&[Host::A2, Host::A3])?;
         node.wait_until_served(&[Host::A2, Host::A3], GIVE_UP_TIMEOUT)?;
         ensure!(node.page("/proxyMode")?.body == "nftables");
         node.wait_for_log("another mode replaces it", Duration::ZERO)
@@ -32,8 +32,9 @@ pub(crate) fn a_mode_that_breaks_is_followed_by_the_next_with_traffic_kept(setup
     node.end()
 }
 
-/// The probe finds all that the eBPF mode needs; but pins are to be where no bpf filesystem is.
-pub(crate) fn a_mode_that_cannot_start_is_passed_over(setup: &Setup) -> Result<()> {
+/// The probe finds everything that the ebpf mode needs, but the pin directory is not on a bpf
+/// filesystem.
+pub(crate) fn a_mode_that_cannot_start_is_skipped(setup: &Setup) -> Result<()> {
     let mut node = TestNode::new(setup, "auto", "{}")?;
     let elsewhere = node.world.directory().join("no-bpffs");
     node.proxy.set_flag("--bpf-pin-dir", &elsewhere.display().to_string());
@@ -44,7 +45,7 @@ pub(crate) fn a_mode_that_cannot_start_is_passed_over(setup: &Setup) -> Result<(
     node.end()
 }
 
-/// A Service whose addresses do not fit into a map of [`FEW`] destinations.
+/// Returns a Service whose addresses do not fit into a map of [`FEW`] destinations.
 fn too_large() -> String {
     let addresses: Vec<String> = (1..=FEW).map(|last| format!("198.51.100.{last}")).collect();
     format!(
@@ -54,11 +55,11 @@ fn too_large() -> String {
     )
 }
 
-/// The smallest size there is for the map of destinations.
+/// The minimum size of the map of destinations.
 const FEW: u32 = 16;
 
-/// As long as a Service is left out, another mode's rules may be what serves it.
-pub(crate) fn a_mode_that_leaves_a_service_out_leaves_others_their_rules(setup: &Setup) -> Result<()> {
+/// While a Service is left out, the rules of another mode may serve it.
+pub(crate) fn other_modes_rules_stay_while_a_service_is_left_out(setup: &Setup) -> Result<()> {
     let mut node =
         TestNode::new(setup, "ebpf", &format!("{{shunt: {{ebpf: {{mapSizes: {{services: {FEW}}}}}}}}}"))?;
     node.cluster.apply_all(&too_large())?;
@@ -67,9 +68,9 @@ pub(crate) fn a_mode_that_leaves_a_service_out_leaves_others_their_rules(setup: 
     }
     node.proxy.spawn(&node.world)?;
     node.wait_for_log("mapSizes.services", GIVE_UP_TIMEOUT)?;
-    // Changes of what does fit are made meanwhile, and are no success of the whole.
+    // Changes of other Services are made meanwhile. They do not make the whole sync succeed.
     for pods in [[Host::A2, Host::A3], [Host::A1, Host::A3]] {
-        node.serve(&pods)?;
+        node.set_endpoints(&pods)?;
         node.wait_until_served(&pods, GIVE_UP_TIMEOUT)?;
         let there = "nft list chain ip kube-proxy services";
         node.world.run(Host::Node1, there).context("the other mode's chain is gone")?;

@@ -1,4 +1,4 @@
-//! No bpf filesystem where pins are to be, in the mode ebpf and no other.
+//! Scenarios of the ebpf mode without a bpf filesystem for the pins.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -12,29 +12,30 @@ const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
 const TIMEOUT: Duration = Duration::from_secs(30);
 const OFTEN: &str = "{iptables: {syncPeriod: 1s}, nftables: {syncPeriod: 1s}}";
 const FAILURES: &str = "shunt_sync_failures_total{ip_family=\"IPv4\"} ";
-/// What is missing, and what to do about it.
-const SAID: [&str; 3] = ["is not on a bpf filesystem", "mount -t bpf bpf /sys/fs/bpf", "--bpf-pin-dir"];
+/// What the log must contain: what is missing, and what to do about it.
+const LOG_PARTS: [&str; 3] = ["is not on a bpf filesystem", "mount -t bpf bpf /sys/fs/bpf", "--bpf-pin-dir"];
 
-pub(crate) fn a_proxy_without_a_bpf_filesystem_says_so_and_ends(setup: &Setup) -> Result<()> {
+pub(crate) fn without_a_bpf_filesystem_the_proxy_ends_with_an_error(setup: &Setup) -> Result<()> {
     let mut node = TestNode::new(setup, "ebpf", "{}")?;
     let elsewhere = node.world.directory().join("no-bpffs");
     node.proxy.set_flag("--bpf-pin-dir", &elsewhere.display().to_string());
-    ensure!(node.proxy.start(&mut node.world).is_err(), "it started without");
-    says_all(&node, &elsewhere)?;
-    ensure!(!fs::exists(&elsewhere)?, "it left something there");
+    ensure!(node.proxy.start(&mut node.world).is_err(), "it started without a bpf filesystem");
+    wait_for_log_parts(&node, &elsewhere)?;
+    ensure!(!fs::exists(&elsewhere)?, "it left something in the directory");
     let programs = node.world.run(Host::Node1, "bpftool net list; nft list ruleset")?;
     ensure!(!programs.contains("shunt"), "it left something in the kernel: {programs}");
     Ok(())
 }
 
-/// Programs and maps are in the kernel, and serve; but what changes in them cannot be put right, nor outlive the process.
-pub(crate) fn a_bpf_filesystem_that_goes_makes_it_unhealthy_until_it_is_back(setup: &Setup) -> Result<()> {
+/// Programs and maps are in the kernel and work. But shunt cannot repair them, and they cannot
+/// outlive the process.
+pub(crate) fn a_lost_bpf_filesystem_makes_the_proxy_unhealthy(setup: &Setup) -> Result<()> {
     let mut node = TestNode::started(setup, "ebpf", OFTEN)?;
     let pins = node.world.pin_directory();
     node.under_load(|node| {
         let covered = Covered::new(&pins)?;
         wait_for_health(node, 503)?;
-        says_all(node, &pins)?;
+        wait_for_log_parts(node, &pins)?;
         let failures = |node: &mut TestNode| {
             let body = node.page("/metrics").ok()?.body;
             body.lines().find_map(|line| line.strip_prefix(FAILURES)?.parse::<u64>().ok())
@@ -47,16 +48,16 @@ pub(crate) fn a_bpf_filesystem_that_goes_makes_it_unhealthy_until_it_is_back(set
         node.wait_for_log("programming the kernel works again", TIMEOUT)?;
         let lock = format!("flock --nonblock {} true", pins.display());
         ensure!(node.world.run(Host::Node1, &lock).is_err(), "another proxy could write the same maps");
-        node.serve(&[Host::A2, Host::A3])?;
+        node.set_endpoints(&[Host::A2, Host::A3])?;
         let served = node.wait_until_served(&[Host::A2, Host::A3], TIMEOUT);
         served.with_context(|| node.proxy.log_tail(20))
     })?;
     node.end()
 }
 
-fn says_all(node: &TestNode, directory: &Path) -> Result<()> {
+fn wait_for_log_parts(node: &TestNode, directory: &Path) -> Result<()> {
     node.wait_for_log(&directory.display().to_string(), TIMEOUT)?;
-    SAID.iter().try_for_each(|part| node.wait_for_log(part, TIMEOUT))
+    LOG_PARTS.iter().try_for_each(|part| node.wait_for_log(part, TIMEOUT))
 }
 
 fn wait_for_health(node: &mut TestNode, status: u16) -> Result<()> {
@@ -69,7 +70,7 @@ fn wait_for_health(node: &mut TestNode, status: u16) -> Result<()> {
     answered.with_context(|| format!("/healthz does not answer {status}:\n{}", node.proxy.log_tail(20)))
 }
 
-/// An empty file system mounted over a directory; it goes when this is dropped.
+/// An empty file system mounted over a directory. It is unmounted when this value is dropped.
 pub(crate) struct Covered<'a>(&'a Path);
 
 impl<'a> Covered<'a> {

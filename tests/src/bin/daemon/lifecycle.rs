@@ -1,4 +1,4 @@
-//! What the daemon sets on the node, and what it leaves there.
+//! Scenarios of the daemon's life: what it sets on the node, its start, its Events and its end.
 
 use std::{thread, time::Duration};
 
@@ -11,15 +11,18 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 const CONNTRACK_MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
-/// A size for conntrack's table that it has not, and that needs no more buckets, which could be set.
-fn other_size(now: u32) -> Result<u32> {
-    let buckets: u32 =
-        std::fs::read_to_string("/sys/module/nf_conntrack/parameters/hashsize")?.trim().parse()?;
-    Ok(if buckets == now { now / 2 } else { buckets })
+/// Returns fields with a size of conntrack's table that differs from the current one and needs no
+/// more buckets, which could be set.
+fn other_conntrack_size() -> Result<String> {
+    let read = |path| anyhow::Ok(std::fs::read_to_string(path)?.trim().parse::<u32>()?);
+    let (now, buckets) = (read(CONNTRACK_MAX)?, read("/sys/module/nf_conntrack/parameters/hashsize")?);
+    let size = if buckets == now { now / 2 } else { buckets };
+    Ok(format!("{{conntrack: {{maxPerCore: 1, min: {size}}}}}"))
 }
 
-pub(crate) fn settings_of_the_node_are_made(setup: &Setup) -> Result<()> {
-    // Above zero: less would need CAP_SYS_RESOURCE, which not every machine gives its containers.
+pub(crate) fn the_nodes_settings_are_made(setup: &Setup) -> Result<()> {
+    // A value above zero: a lower one would need CAP_SYS_RESOURCE, which not every machine gives
+    // its containers.
     let fields = "{oomScoreAdj: 300, conntrack: {tcpEstablishedTimeout: 2h, tcpCloseWaitTimeout: 10m, udpTimeout: 40s, \
                   udpStreamTimeout: 50s, tcpBeLiberal: true}}";
     let node = TestNode::started(setup, &setup.mode, fields)?;
@@ -40,23 +43,16 @@ pub(crate) fn settings_of_the_node_are_made(setup: &Setup) -> Result<()> {
     node.end()
 }
 
-/// The table's size is all namespaces', and cannot be set from one.
-pub(crate) fn settings_that_cannot_be_made_are_told_and_no_reason_to_stop(setup: &Setup) -> Result<()> {
-    let size = "/proc/sys/net/netfilter/nf_conntrack_max";
-    let buckets: u32 =
-        std::fs::read_to_string("/sys/module/nf_conntrack/parameters/hashsize")?.trim().parse()?;
-    // Other than it is, and with no need for more buckets, which could be set.
-    let now: u32 = std::fs::read_to_string(size)?.trim().parse()?;
-    let wanted = if buckets == now { now / 2 } else { buckets };
-    let fields = format!("{{conntrack: {{maxPerCore: 1, min: {wanted}}}}}");
-    let mut node = TestNode::started(setup, &setup.mode, &fields)?;
+/// The size of the table applies to all namespaces, and cannot be set from one of them.
+pub(crate) fn settings_that_cannot_be_made_are_logged(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, &setup.mode, &other_conntrack_size()?)?;
     node.wait_for_log(CONNTRACK_MAX, TIMEOUT)?;
     node.wait_for_log("cannot change a kernel setting", TIMEOUT)?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     node.end()
 }
 
-pub(crate) fn sigterm_leaves_traffic_alone(setup: &Setup) -> Result<()> {
+pub(crate) fn sigterm_does_not_affect_traffic(setup: &Setup) -> Result<()> {
     let mut node = TestNode::started(setup, &setup.mode, "{}")?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     node.proxy.stop()?;
@@ -66,37 +62,41 @@ pub(crate) fn sigterm_leaves_traffic_alone(setup: &Setup) -> Result<()> {
     node.end()
 }
 
-/// After the configuration asked for another process: before it is there, while it starts, and after that.
+/// Milliseconds after the change of the configuration that leads to a restart: before the new
+/// process exists, while it starts, and afterwards.
 const AFTER_MS: [u64; 8] = [0, 1, 2, 4, 8, 16, 64, 256];
 
-pub(crate) fn sigterm_is_heard_while_the_program_starts_anew(setup: &Setup) -> Result<()> {
+pub(crate) fn sigterm_ends_the_proxy_during_a_restart(setup: &Setup) -> Result<()> {
     let mut node = TestNode::new(setup, &setup.mode, "{}")?;
     for (round, pause) in (0..).zip(AFTER_MS) {
         node.proxy.start(&mut node.world)?;
         node.proxy.clear_log()?;
-        // Smaller than before: other maps, and another process.
+        // Smaller than before, so that the maps and the process are replaced.
         let flows = 65_536 >> round;
         let fields = format!("{{shunt: {{ebpf: {{mapSizes: {{flows: {flows}}}}}}}}}");
         node.proxy.configure(&setup.mode, &serde_yaml_ng::from_str(&fields)?)?;
         node.wait_for_log("has changed: restarting", TIMEOUT)?;
         thread::sleep(Duration::from_millis(pause));
-        node.proxy.stop().with_context(|| format!("{pause} ms after it began to start anew"))?;
+        node.proxy.stop().with_context(|| format!("{pause} ms after the restart began"))?;
     }
     node.end()
 }
 
-pub(crate) fn the_node_object_is_waited_for(setup: &Setup) -> Result<()> {
+pub(crate) fn the_proxy_waits_for_the_node_object(setup: &Setup) -> Result<()> {
     let mut node = TestNode::new(setup, &setup.mode, "{}")?;
     node.cluster.server().delete("Node", "", "node1")?;
     node.proxy.spawn(&node.world)?;
     node.wait_for_log("waiting for the Node before the first sync", TIMEOUT)?;
-    ensure!(node.wait_until_served(&[Host::A1, Host::A2], Duration::ZERO).is_err(), "it does not wait");
+    ensure!(
+        node.wait_until_served(&[Host::A1, Host::A2], Duration::ZERO).is_err(),
+        "the proxy does not wait"
+    );
     node.cluster.apply_all(NODE)?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     node.end()
 }
 
-/// Its health check node port is taken, by the proxy's own health page.
+/// A Service whose health check node port is in use by the proxy's own health server.
 const TAKEN: &str = "
 apiVersion: v1
 kind: Service
@@ -110,10 +110,8 @@ spec:
   - {port: 80, nodePort: 30081}
 ";
 
-pub(crate) fn events_tell_of_a_start_and_of_what_is_refused(setup: &Setup) -> Result<()> {
-    let now: u32 = std::fs::read_to_string(CONNTRACK_MAX)?.trim().parse()?;
-    let fields = format!("{{conntrack: {{maxPerCore: 1, min: {}}}}}", other_size(now)?);
-    let mut node = TestNode::new(setup, &setup.mode, &fields)?;
+pub(crate) fn events_report_the_start_and_refused_settings(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::new(setup, &setup.mode, &other_conntrack_size()?)?;
     node.cluster.apply_all(TAKEN)?;
     node.world.run(Host::Node1, "sysctl -q net.ipv4.ip_forward=0")?;
     node.proxy.start(&mut node.world)?;
@@ -122,15 +120,16 @@ pub(crate) fn events_tell_of_a_start_and_of_what_is_refused(setup: &Setup) -> Re
         let reason = |event: &serde_json::Value| event["reason"].as_str().unwrap_or_default().to_owned();
         events.iter().map(reason).collect::<Vec<_>>()
     };
-    let wanted = ["SettingsRefused", "NotForwarding", "Starting", "FailedToStartServiceHealthcheck"];
-    let told = || wanted.iter().all(|reason| reasons().iter().any(|told| told == reason)).then_some(());
-    Deadline::after(TIMEOUT).poll(told).with_context(|| format!("events: {:?}", reasons()))?;
+    let expected = ["SettingsRefused", "NotForwarding", "Starting", "FailedToStartServiceHealthcheck"];
+    let has_all =
+        || expected.iter().all(|reason| reasons().iter().any(|found| found == reason)).then_some(());
+    Deadline::after(TIMEOUT).poll(has_all).with_context(|| format!("events: {:?}", reasons()))?;
     for event in node.cluster.server().events() {
-        let about =
+        let regarding =
             ["kind", "namespace", "name"].map(|field| event["regarding"][field].as_str().unwrap_or("-"));
-        let is_of_service = event["reason"] == "FailedToStartServiceHealthcheck";
-        let wanted = if is_of_service { ["Service", "shop", "taken"] } else { ["Node", "-", "node1"] };
-        ensure!(about == wanted && event["type"].is_string(), "{event}");
+        let is_about_service = event["reason"] == "FailedToStartServiceHealthcheck";
+        let wanted = if is_about_service { ["Service", "shop", "taken"] } else { ["Node", "-", "node1"] };
+        ensure!(regarding == wanted && event["type"].is_string(), "{event}");
     }
     let forwards = node.world.run(Host::Node1, "sysctl -n net.ipv4.ip_forward")?;
     ensure!(forwards.trim() == "0", "ip_forward, which kube-proxy leaves alone too, is {forwards}");

@@ -1,5 +1,5 @@
-//! What the daemon does beside serving: what it does without its API server, when its mode breaks, to the node's settings, and what
-//! it tells.
+//! Scenarios of the daemon with an API server: outages, repairs, broken modes, settings of the
+//! node, and what it logs and exposes.
 
 mod auto;
 mod bpffs;
@@ -19,52 +19,52 @@ use shunt_tests::{process, scenarios};
 
 use self::test_node::Setup;
 
-/// Runs the scenes of the daemon, with the API as source; needs root.
+/// Runs the scenarios of the daemon, with the API as source. Needs root.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The proxy's mode.
+    /// The mode of the proxy.
     #[arg(long, default_value = "ebpf")]
     mode: String,
-    /// The proxy's binary.
+    /// The binary of the proxy.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
-    /// Only these scenes.
+    /// Only these scenarios.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     only: Vec<String>,
 }
 
-type Scene = fn(&Setup) -> Result<()>;
+type Scenario = fn(&Setup) -> Result<()>;
 
-const SCENES: [(&str, Scene); 19] = [
-    ("outages", outages::the_api_server_may_do_anything_while_traffic_goes_on),
-    ("repairs", repairs::what_others_change_by_hand_is_put_right),
-    ("broken-mode", auto::a_mode_that_breaks_is_followed_by_the_next_with_traffic_kept),
-    ("incomplete-mode", auto::a_mode_that_leaves_a_service_out_leaves_others_their_rules),
-    ("unstartable-mode", auto::a_mode_that_cannot_start_is_passed_over),
-    ("no-bpffs", bpffs::a_proxy_without_a_bpf_filesystem_says_so_and_ends),
-    ("lost-bpffs", bpffs::a_bpf_filesystem_that_goes_makes_it_unhealthy_until_it_is_back),
-    ("refused-nftables", missing::nftables_that_is_refused_is_followed_by_iptables),
-    ("no-iptables", missing::a_node_without_iptables_is_told_what_is_missing),
-    ("failed-restores", missing::a_restore_that_fails_is_tried_again_later_and_later),
-    ("sysctls", lifecycle::settings_of_the_node_are_made),
-    ("read-only-sysctls", lifecycle::settings_that_cannot_be_made_are_told_and_no_reason_to_stop),
-    ("late-node", lifecycle::the_node_object_is_waited_for),
-    ("events", lifecycle::events_tell_of_a_start_and_of_what_is_refused),
-    ("pages", pages::metrics_are_valid_and_the_configuration_is_shown),
+const SCENARIOS: [(&str, Scenario); 19] = [
+    ("outages", outages::traffic_continues_whatever_the_api_server_does),
+    ("repairs", repairs::drift_is_repaired),
+    ("broken-mode", auto::a_broken_mode_is_replaced_and_traffic_continues),
+    ("incomplete-mode", auto::other_modes_rules_stay_while_a_service_is_left_out),
+    ("unstartable-mode", auto::a_mode_that_cannot_start_is_skipped),
+    ("no-bpffs", bpffs::without_a_bpf_filesystem_the_proxy_ends_with_an_error),
+    ("lost-bpffs", bpffs::a_lost_bpf_filesystem_makes_the_proxy_unhealthy),
+    ("refused-nftables", missing::iptables_replaces_nftables_if_the_tables_are_refused),
+    ("no-iptables", missing::without_iptables_the_error_names_what_is_missing),
+    ("failed-restores", missing::a_failed_restore_is_retried_with_backoff),
+    ("sysctls", lifecycle::the_nodes_settings_are_made),
+    ("read-only-sysctls", lifecycle::settings_that_cannot_be_made_are_logged),
+    ("late-node", lifecycle::the_proxy_waits_for_the_node_object),
+    ("events", lifecycle::events_report_the_start_and_refused_settings),
+    ("pages", pages::metrics_are_valid_and_configz_shows_the_configuration),
     ("ebpf-log", trace::connections_are_logged_where_tracing_is_on),
-    ("shutdown-in-restore", missing::sigterm_waits_for_no_restore_that_does_not_end),
-    ("shutdown-in-restart", lifecycle::sigterm_is_heard_while_the_program_starts_anew),
-    ("shutdown", lifecycle::sigterm_leaves_traffic_alone),
+    ("shutdown-in-restore", missing::sigterm_does_not_wait_for_a_hanging_restore),
+    ("shutdown-in-restart", lifecycle::sigterm_ends_the_proxy_during_a_restart),
+    ("shutdown", lifecycle::sigterm_does_not_affect_traffic),
 ];
 
 fn main() -> ExitCode {
     process::main("daemon", || run(Arguments::parse()))
 }
 
-/// Whether all scenes went well.
+/// Returns true if all scenarios passed.
 fn run(arguments: Arguments) -> Result<bool> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
     let setup = Setup { shunt, mode: arguments.mode };
-    let scenes = scenarios::select(&SCENES, &arguments.only)?;
-    Ok(scenarios::run_all(scenes, |scene: Scene| scene(&setup)))
+    let scenarios = scenarios::select(&SCENARIOS, &arguments.only)?;
+    Ok(scenarios::run_all(scenarios, |scenario: Scenario| scenario(&setup)))
 }

@@ -1,4 +1,4 @@
-//! What a mode needs and the node has not, or will not give: what follows, and what is said.
+//! Scenarios in which the node lacks or refuses what a mode needs.
 
 use std::{
     fs::{self, File},
@@ -20,19 +20,19 @@ use super::test_node::{Setup, TestNode};
 const TIMEOUT: Duration = Duration::from_secs(30);
 const RESTORES: [&str; 4] =
     ["iptables-nft-restore", "iptables-legacy-restore", "ip6tables-nft-restore", "ip6tables-legacy-restore"];
-/// The time that a mode may fail, and the time that the next one takes.
+/// The time that a mode may fail, plus the time that the next one needs.
 const GIVE_UP_TIMEOUT: Duration = Duration::from_mins(2);
 const OFTEN: &str = "{iptables: {syncPeriod: 30s}, nftables: {syncPeriod: 30s}}";
 const FAILURES: &str = "sync_proxy_rules_iptables_restore_failures_total";
 const FAILED_FOR: Duration = Duration::from_secs(8);
 
-/// Its tables belong to somebody else, while iptables' are free.
-pub(crate) fn nftables_that_is_refused_is_followed_by_iptables(setup: &Setup) -> Result<()> {
+/// The tables of nftables belong to another process. Those of iptables are free.
+pub(crate) fn iptables_replaces_nftables_if_the_tables_are_refused(setup: &Setup) -> Result<()> {
     let mut node = TestNode::new(setup, "auto", OFTEN)?;
-    // Programs cannot be pinned where no bpf filesystem is.
+    // Without a bpf filesystem, programs cannot be pinned.
     let elsewhere = node.world.directory().join("no-bpffs");
     node.proxy.set_flag("--bpf-pin-dir", &elsewhere.display().to_string());
-    let owned = Owned::tables(&node.world, &["ip kube-proxy", "ip6 kube-proxy"])?;
+    let owned = OwnedTables::create(&node.world, &["ip kube-proxy", "ip6 kube-proxy"])?;
     node.proxy.spawn(&node.world)?;
     node.wait_for_metric("shunt_mode{mode=\"iptables\"} 1", GIVE_UP_TIMEOUT)?;
     node.wait_for_metric("shunt_modes_broken_total{mode=\"nftables\"} 1", TIMEOUT)?;
@@ -42,7 +42,7 @@ pub(crate) fn nftables_that_is_refused_is_followed_by_iptables(setup: &Setup) ->
     node.end()
 }
 
-pub(crate) fn a_node_without_iptables_is_told_what_is_missing(setup: &Setup) -> Result<()> {
+pub(crate) fn without_iptables_the_error_names_what_is_missing(setup: &Setup) -> Result<()> {
     let folder = Folder::new(&std::env::temp_dir())?;
     let shunt = without_iptables(&folder.0, &setup.shunt)?;
     let mut node = TestNode::new(&Setup { shunt, mode: "iptables".into() }, "iptables", "{}")?;
@@ -53,11 +53,11 @@ pub(crate) fn a_node_without_iptables_is_told_what_is_missing(setup: &Setup) -> 
     Ok(())
 }
 
-/// What is refused is tried again, later and later; once it is taken, all is served.
-pub(crate) fn a_restore_that_fails_is_tried_again_later_and_later(setup: &Setup) -> Result<()> {
+/// A refused restore is retried with growing pauses. When it is accepted, everything is served.
+pub(crate) fn a_failed_restore_is_retried_with_backoff(setup: &Setup) -> Result<()> {
     let mut node = TestNode::new(setup, "iptables", OFTEN)?;
-    // Of iptables' own, so that neither family can be written.
-    let owned = Owned::tables(&node.world, &["ip nat", "ip6 nat"])?;
+    // Tables of iptables, so that neither family can be written.
+    let owned = OwnedTables::create(&node.world, &["ip nat", "ip6 nat"])?;
     node.proxy.spawn(&node.world)?;
     let failures = |node: &mut TestNode| -> Option<f64> {
         let body = node.page("/metrics").ok()?.body;
@@ -70,16 +70,17 @@ pub(crate) fn a_restore_that_fails_is_tried_again_later_and_later(setup: &Setup)
     let first = failures(&mut node).context("/metrics")?;
     Deadline::after(FAILED_FOR).poll(|| None::<()>);
     let later = failures(&mut node).context("/metrics")? - first;
-    // Pauses double from a tenth of a second on: ten times as many without.
+    // The pauses double, from a tenth of a second on. Without backoff, there would be ten times as
+    // many failures.
     ensure!(later <= 12.0, "{later} failures in {FAILED_FOR:?}");
     drop(owned);
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     node.end()
 }
 
-/// A restore that hangs, as one may that waits for somebody else's lock, is killed: what was there goes on, and the next process
-/// makes the change.
-pub(crate) fn sigterm_waits_for_no_restore_that_does_not_end(setup: &Setup) -> Result<()> {
+/// A restore that hangs, for example because it waits for a lock, is killed. The old state stays,
+/// and the next process makes the change.
+pub(crate) fn sigterm_does_not_wait_for_a_hanging_restore(setup: &Setup) -> Result<()> {
     let folder = Folder::new(&std::env::temp_dir())?;
     let shunt = with_slow_commands(&folder.0, &setup.shunt, &RESTORES, "[ \"$1\" != --version ]")?;
     let [slow, begun] = [SLOW_FILE, STARTED_FILE].map(|name| folder.0.join(name));
@@ -88,13 +89,13 @@ pub(crate) fn sigterm_waits_for_no_restore_that_does_not_end(setup: &Setup) -> R
     node.proxy.start(&mut node.world)?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     File::create(&slow)?;
-    node.serve(&[Host::A1])?;
+    node.set_endpoints(&[Host::A1])?;
     let has_begun = || begun.exists().then_some(());
     Deadline::after(TIMEOUT).poll(has_begun).context("no restore has begun")?;
-    // Far less than what the restore takes, and than what any command may take.
+    // Far less than the restore takes, and than the time limit of commands.
     node.proxy.stop()?;
     node.wait_for_log("shunt is shutting down", Duration::ZERO)?;
-    ensure!(!node.proxy.log().contains(" ERROR "), "stopping is told as a failure:\n{}", node.proxy.log());
+    ensure!(!node.proxy.log().contains(" ERROR "), "stopping is logged as a failure:\n{}", node.proxy.log());
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     fs::remove_file(&slow)?;
     node.proxy.start(&mut node.world)?;
@@ -102,20 +103,21 @@ pub(crate) fn sigterm_waits_for_no_restore_that_does_not_end(setup: &Setup) -> R
     node.end()
 }
 
-/// Tables of nftables that only the process that holds them may change (kernel 5.12). They go when this is dropped.
-struct Owned {
+/// Tables of nftables that only the owning process may change (kernel 5.12). They are removed when
+/// this value is dropped.
+struct OwnedTables {
     _commands: File,
     _holder: ChildProcess,
 }
 
-impl Owned {
-    fn tables(world: &World, tables: &[&str]) -> Result<Self> {
+impl OwnedTables {
+    fn create(world: &World, tables: &[&str]) -> Result<Self> {
         let path = world.directory().join("commands");
-        let [shown, log] =
+        let [path_text, log] =
             [path.display().to_string(), world.directory().join("nft.log").display().to_string()];
-        world.run(Host::Node1, &format!("mkfifo {shown}"))?;
+        world.run(Host::Node1, &format!("mkfifo {path_text}"))?;
         let mut commands = File::options().read(true).write(true).open(&path)?;
-        let line = ["-c".to_owned(), format!("exec nft -i < {shown}")];
+        let line = ["-c".to_owned(), format!("exec nft -i < {path_text}")];
         let holder = world.spawn(Host::Node1, Path::new("/bin/bash"), &line, &File::create(&log)?)?;
         for table in tables {
             writeln!(commands, "add table {table} {{ flags owner; }}")?;
@@ -131,7 +133,7 @@ impl Owned {
     }
 }
 
-/// A folder that goes when this is dropped.
+/// A folder that is removed when this value is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -150,7 +152,8 @@ impl Drop for Folder {
     }
 }
 
-/// A program that becomes this one, in a mount namespace in which iptables of both kinds are no programs.
+/// Writes a program that executes this one in a mount namespace in which the iptables programs of
+/// both variants are not executable.
 fn without_iptables(folder: &Path, shunt: &Path) -> Result<PathBuf> {
     let path = folder.join("shunt-without-iptables");
     let hide = "for name in xtables-nft-multi xtables-legacy-multi; do \

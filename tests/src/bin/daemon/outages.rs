@@ -1,5 +1,5 @@
-//! An API server that is away, slow, restored from a backup, lies, or refuses credentials: what is served stays, and all is right
-//! afterwards.
+//! A scenario with an API server that is down, slow, restored from a backup, sends wrong versions,
+//! or refuses credentials. Services keep working, and everything is correct afterwards.
 
 use std::{thread, time::Duration};
 
@@ -11,54 +11,55 @@ use shunt_tests::{
 
 use super::test_node::{Setup, TestNode};
 
-/// Time for the longest wait between two tries, which comes after a minute of refusals.
+/// Longer than the longest pause between two attempts, which follows a minute of refusals.
 const TIMEOUT: Duration = Duration::from_secs(70);
-const AWAY_FOR: Duration = Duration::from_secs(3);
+const DOWN_FOR: Duration = Duration::from_secs(3);
 const REFUSED_FOR: Duration = Duration::from_mins(1);
 const ALWAYS: usize = usize::MAX;
 
-pub(crate) fn the_api_server_may_do_anything_while_traffic_goes_on(setup: &Setup) -> Result<()> {
+pub(crate) fn traffic_continues_whatever_the_api_server_does(setup: &Setup) -> Result<()> {
     let mut node = TestNode::started(setup, &setup.mode, "{}")?;
     node.under_load(|node| {
-        cut(node).context("cut")?;
+        down(node).context("down")?;
         restored_from_a_backup(node).context("restarted with older data")?;
         slow(node).context("slow")?;
-        lying(node).context("lying about versions")?;
+        wrong_versions(node).context("wrong versions")?;
         refusing(node).context("refusing credentials")
     })?;
     node.end()
 }
 
-fn cut(node: &mut TestNode) -> Result<()> {
+fn down(node: &mut TestNode) -> Result<()> {
     node.cluster.down();
-    node.serve(&[Host::A2, Host::A3])?;
-    thread::sleep(AWAY_FOR);
-    node.wait_until_served(&[Host::A1, Host::A2], Duration::ZERO).context("while it is away")?;
+    node.set_endpoints(&[Host::A2, Host::A3])?;
+    thread::sleep(DOWN_FOR);
+    node.wait_until_served(&[Host::A1, Host::A2], Duration::ZERO).context("while the server is down")?;
     node.cluster.up(&node.world)?;
     node.wait_until_served(&[Host::A2, Host::A3], TIMEOUT)
 }
 
 fn restored_from_a_backup(node: &mut TestNode) -> Result<()> {
     let backup = node.cluster.server().backup();
-    node.serve(&[Host::A1, Host::A3])?;
+    node.set_endpoints(&[Host::A1, Host::A3])?;
     node.wait_until_served(&[Host::A1, Host::A3], TIMEOUT)?;
     node.cluster.down();
     node.cluster.server().restore_backup(backup);
     node.cluster.up(&node.world)?;
-    // Nothing changes on the server any more: what tells is its bookmark, which comes each minute.
+    // Nothing changes on the server any more. Only its bookmark shows the old version, once a
+    // minute.
     node.wait_until_served(&[Host::A2, Host::A3], TIMEOUT + Duration::from_mins(1))
 }
 
 fn slow(node: &mut TestNode) -> Result<()> {
     node.cluster.server().inject_fault(None, None, Fault::Slow, ALWAYS);
     node.cluster.server().interrupt(Interruption::End);
-    node.serve(&[Host::A1, Host::A2])?;
+    node.set_endpoints(&[Host::A1, Host::A2])?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     node.cluster.server().clear_faults();
     Ok(())
 }
 
-fn lying(node: &mut TestNode) -> Result<()> {
+fn wrong_versions(node: &mut TestNode) -> Result<()> {
     let served = [[Host::A2, Host::A3], [Host::A1, Host::A3], [Host::A1, Host::A2], [Host::A2, Host::A3]];
     for (lie, pods) in
         [WrongVersion::Low, WrongVersion::High, WrongVersion::NotANumber, WrongVersion::Missing]
@@ -67,7 +68,7 @@ fn lying(node: &mut TestNode) -> Result<()> {
     {
         node.cluster.server().inject_fault(None, None, Fault::WrongVersions(lie), ALWAYS);
         node.cluster.server().interrupt(Interruption::End);
-        node.serve(&pods)?;
+        node.set_endpoints(&pods)?;
         node.wait_until_served(&pods, TIMEOUT).with_context(|| format!("{lie:?}"))?;
         node.cluster.server().clear_faults();
     }
@@ -77,10 +78,10 @@ fn lying(node: &mut TestNode) -> Result<()> {
 fn refusing(node: &mut TestNode) -> Result<()> {
     node.cluster.server().inject_fault(None, None, Fault::Unauthorized, ALWAYS);
     node.cluster.server().interrupt(Interruption::End);
-    // Until then the watch from before may bring the change.
+    // Until then, the previous watch may still bring the change.
     let refused = "Unauthorized; the last known objects stay; shunt tries again resource=\"endpointslices\"";
     node.wait_for_log(refused, TIMEOUT)?;
-    node.serve(&[Host::A1, Host::A3])?;
+    node.set_endpoints(&[Host::A1, Host::A3])?;
     thread::sleep(REFUSED_FOR);
     node.wait_until_served(&[Host::A2, Host::A3], Duration::ZERO).context("while it refuses")?;
     node.cluster.server().clear_faults();

@@ -1,4 +1,4 @@
-//! What others change by hand in the kernel is put right at the next syncPeriod.
+//! A scenario of drift: shunt repairs what others changed in the kernel at the next syncPeriod.
 
 use std::time::Duration;
 
@@ -10,24 +10,20 @@ use super::test_node::{Setup, TestNode};
 const TIMEOUT: Duration = Duration::from_secs(15);
 const OFTEN: &str = "{iptables: {syncPeriod: 2s}, nftables: {syncPeriod: 2s}, ipvs: {syncPeriod: 2s}}";
 
-pub(crate) fn what_others_change_by_hand_is_put_right(setup: &Setup) -> Result<()> {
+pub(crate) fn drift_is_repaired(setup: &Setup) -> Result<()> {
     let mut node = TestNode::started(setup, &setup.mode, OFTEN)?;
     for damage in damages(&setup.mode, &node)? {
-        let before = repaired(&mut node)?;
+        let before = repairs(&mut node)?;
         node.world.run(Host::Node1, &damage).with_context(|| damage.clone())?;
-        let look = || match repaired(&mut node) {
-            Ok(now) => (now > before).then_some(Ok(())),
-            Err(error) => Some(Err(error)),
-        };
         Deadline::after(TIMEOUT)
-            .poll(look)
-            .with_context(|| format!("nothing is repaired after {damage}"))??;
+            .try_poll(|| anyhow::Ok((repairs(&mut node)? > before).then_some(())))?
+            .with_context(|| format!("nothing is repaired after {damage}"))?;
         node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT).with_context(|| format!("after {damage}"))?;
     }
     node.end()
 }
 
-fn repaired(node: &mut TestNode) -> Result<u64> {
+fn repairs(node: &mut TestNode) -> Result<u64> {
     let page = node.page("/metrics")?.body;
     let value = page.lines().find_map(|line| line.strip_prefix("shunt_sync_drift_operations_total "));
     value.context("no count of repairs")?.parse().context("a count")
@@ -46,13 +42,13 @@ fn damages(mode: &str, node: &TestNode) -> Result<Vec<String>> {
             format!("rm {pins}/services"),
         ],
         "nftables" => vec![
-            // Those of two endpoints.
+            // A map element of a Service with two endpoints.
             "nft delete element ip kube-proxy service-ips-2 { 10.96.0.80 . tcp . 80 }".into(),
             "nft flush chain ip kube-proxy services".into(),
             "nft delete table ip kube-proxy".into(),
         ],
         "iptables" => vec![
-            // A rule that is gone from a chain that is still there shows at the next whole reading only, as upstream.
+            // If only a rule is missing, shunt sees it at the next full sync, as upstream does.
             "iptables -t nat -D PREROUTING 1; iptables -t nat -D OUTPUT 1".into(),
             "iptables -t nat -F".into(),
         ],

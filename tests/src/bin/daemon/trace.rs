@@ -19,37 +19,30 @@ pub(crate) fn connections_are_logged_where_tracing_is_on(setup: &Setup) -> Resul
     let mut node = TestNode::started(setup, &setup.mode, "{shunt: {ebpf: {log: debug}}}")?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     expect_event(&node, "shunt_connect4", "translated", &format!(" vip={CLUSTER_IP} endpoint=10.244.1."))?;
-    wait_for_node_port(&mut node, |one| matches!(one, Attempt::Answered(_)))?;
+    wait_for_node_port(&mut node, Attempt::is_answered)?;
     expect_event(&node, "shunt_in_eth", "translated", &format!(" vip={NODE_PORT} endpoint=10.244.1."))?;
     ensure!(has_event(&node, "shunt_in_eth", "translated", " source=192.168.57."), "{}", node.proxy.log());
-    node.serve(&[])?;
-    wait_for_node_port(&mut node, |one| matches!(one, Attempt::Failed(_)))?;
+    node.set_endpoints(&[])?;
+    wait_for_node_port(&mut node, |attempt| !attempt.is_answered())?;
     expect_event(&node, "shunt_in_eth", "refused", &format!(" vip={NODE_PORT} "))?;
     node.end()
 }
 
-/// Dials the Service's port of the node until that ends so.
-fn wait_for_node_port(node: &mut TestNode, is_wanted: impl Fn(&Attempt) -> bool) -> Result<()> {
+/// Connects to the Service's node port until the attempt ends as expected.
+fn wait_for_node_port(node: &mut TestNode, is_expected: impl Fn(&Attempt) -> bool) -> Result<()> {
     let mut last = None;
-    let mut look = || match dial_node_port(node) {
-        Ok(one) => {
-            let found = is_wanted(&one).then_some(Ok(()));
-            last = Some(one);
-            found
-        }
-        Err(error) => Some(Err(error)),
-    };
-    let found = Deadline::after(TIMEOUT).poll(&mut look);
-    found.with_context(|| format!("the node port goes on with {last:?}"))?
+    let found = Deadline::after(TIMEOUT).try_poll(|| {
+        let attempt = last.insert(connect_to_node_port(node)?);
+        anyhow::Ok(is_expected(attempt).then_some(()))
+    })?;
+    found.with_context(|| format!("the last connection to the node port: {last:?}"))
 }
 
-/// Dials the Service's port of the node from outside the cluster, once.
-fn dial_node_port(node: &mut TestNode) -> Result<Attempt> {
-    let request = ConnectRequest {
-        timeout: scaled(ANSWER_TIMEOUT),
-        ..ConnectRequest::new(NODE_PORT.parse()?, Protocol::Tcp, 1)
-    };
-    let mut attempts = node.world.agent(Host::Client)?.connect(request)?;
+/// Connects once to the Service's node port from outside the cluster.
+fn connect_to_node_port(node: &mut TestNode) -> Result<Attempt> {
+    let request = ConnectRequest::new(NODE_PORT.parse()?, Protocol::Tcp, 1);
+    let mut attempts =
+        node.world.agent(Host::Client)?.connect(request.with_timeout(scaled(ANSWER_TIMEOUT)))?;
     ensure!(attempts.len() == 1, "{attempts:?}");
     Ok(attempts.remove(0))
 }

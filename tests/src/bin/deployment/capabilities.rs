@@ -1,4 +1,4 @@
-//! The capabilities that the `DaemonSet` lists.
+//! Scenarios about the capabilities that the `DaemonSet` lists.
 
 use std::{path::Path, time::Duration};
 
@@ -14,8 +14,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 const MODES: [&str; 3] = ["ebpf", "nftables", "iptables"];
 
-/// Those of the manifest, without `CAP_`.
-fn listed() -> Result<Vec<String>> {
+/// Returns the capabilities of the manifest, without `CAP_`.
+fn listed_capabilities() -> Result<Vec<String>> {
     let text = include_str!("../../../../deploy/kubernetes/daemonset.yaml");
     let daemon_set = Value::deserialize(serde_yaml_ng::Deserializer::from_str(text))?;
     let context = &daemon_set["spec"]["template"]["spec"]["containers"][0]["securityContext"];
@@ -24,8 +24,8 @@ fn listed() -> Result<Vec<String>> {
     names.iter().map(|name| name.as_str().map(String::from).context("a name")).collect()
 }
 
-/// The capabilities of this process, as capsh names them.
-fn held() -> Result<String> {
+/// Returns the capabilities of this process, as capsh names them.
+fn own_capabilities() -> Result<String> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:")).context("CapEff")?;
     let decoded = process::run_with_timeout(
@@ -37,40 +37,40 @@ fn held() -> Result<String> {
 }
 
 fn all_but(missing: &str) -> Result<Vec<String>> {
-    let mut all = listed()?;
+    let mut all = listed_capabilities()?;
     let before = all.len();
     all.retain(|name| name != missing);
     ensure!(all.len() < before, "the manifest does not list {missing}");
     Ok(all)
 }
 
-/// The program serves with them and nothing more, and complains of nothing.
-pub(crate) fn those_of_the_manifest_are_enough(shunt: &Path, mode: &str) -> Result<()> {
+/// shunt serves with these capabilities only, and logs no complaint.
+pub(crate) fn capabilities_of_the_manifest_are_sufficient(shunt: &Path, mode: &str) -> Result<()> {
     let mut node = TestNode::build(shunt)?;
     node.configure(mode, "{}")?;
-    node.spawn(Some(&listed()?), &[])?;
+    node.spawn(Some(&listed_capabilities()?), &[])?;
     node.wait_until_healthy()?;
     node.check_served()?;
     node.stop()?;
-    let said = node.log()?;
-    // What this machine itself may not do, nobody on it can be given.
-    let may_adjust = held()?.contains("cap_sys_resource");
+    let log = node.log()?;
+    // A capability that this machine itself lacks cannot be given to a process.
+    let may_adjust = own_capabilities()?.contains("cap_sys_resource");
     let counts = |line: &&str| may_adjust || !line.contains("oom_score_adj");
     let refused = |line: &&str| line.contains("denied") || line.contains("not permitted");
-    let complaints: Vec<_> = said.lines().filter(refused).filter(counts).collect();
-    ensure!(complaints.is_empty(), "it complains: {complaints:?}");
+    let complaints: Vec<_> = log.lines().filter(refused).filter(counts).collect();
+    ensure!(complaints.is_empty(), "the log has complaints: {complaints:?}");
     Ok(())
 }
 
-pub(crate) fn without_net_admin_no_mode_starts_and_each_says_so(shunt: &Path) -> Result<()> {
+pub(crate) fn without_net_admin_no_mode_starts(shunt: &Path) -> Result<()> {
     for mode in MODES {
-        ends_and_names(shunt, mode, "NET_ADMIN", "CAP_NET_ADMIN")?;
+        check_fails_and_names(shunt, mode, "NET_ADMIN", "CAP_NET_ADMIN")?;
     }
     Ok(())
 }
 
-pub(crate) fn without_sys_admin_ebpf_says_what_is_missing_and_the_others_run(shunt: &Path) -> Result<()> {
-    ends_and_names(shunt, "ebpf", "SYS_ADMIN", "CAP_PERFMON, CAP_BPF")?;
+pub(crate) fn without_sys_admin_only_ebpf_does_not_start(shunt: &Path) -> Result<()> {
+    check_fails_and_names(shunt, "ebpf", "SYS_ADMIN", "CAP_PERFMON, CAP_BPF")?;
     for mode in ["nftables", "iptables"] {
         let mut node = TestNode::build(shunt)?;
         node.configure(mode, "{}")?;
@@ -82,7 +82,7 @@ pub(crate) fn without_sys_admin_ebpf_says_what_is_missing_and_the_others_run(shu
     Ok(())
 }
 
-pub(crate) fn without_net_raw_the_old_iptables_cannot_be_used_and_that_is_said(shunt: &Path) -> Result<()> {
+pub(crate) fn without_net_raw_iptables_legacy_is_an_error(shunt: &Path) -> Result<()> {
     let mut node = TestNode::build(shunt)?;
     shunt_tests::runner::IptablesVariant::Legacy.write_hint(&node.world)?;
     node.configure("iptables", "{}")?;
@@ -91,7 +91,7 @@ pub(crate) fn without_net_raw_the_old_iptables_cannot_be_used_and_that_is_said(s
     node.stop().or_else(|_| node.wait_for_exit().map(drop))
 }
 
-pub(crate) fn without_sys_resource_the_oom_score_stays_and_that_is_said(shunt: &Path) -> Result<()> {
+pub(crate) fn without_sys_resource_the_oom_score_stays(shunt: &Path) -> Result<()> {
     let mut node = TestNode::build(shunt)?;
     node.configure("nftables", "{}")?;
     node.spawn(Some(&all_but("SYS_RESOURCE")?), &[])?;
@@ -102,27 +102,27 @@ pub(crate) fn without_sys_resource_the_oom_score_stays_and_that_is_said(shunt: &
     node.stop()
 }
 
-/// A setting of the network namespace, and none of the whole machine.
-pub(crate) fn what_needs_privileges_is_done_ahead_and_the_program_ends(shunt: &Path) -> Result<()> {
+/// Changes a setting of the network namespace only, not of the whole machine.
+pub(crate) fn init_only_makes_the_settings_and_exits(shunt: &Path) -> Result<()> {
     const SETTING: &str = "cat /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait";
     let node = TestNode::build(shunt)?;
     let before = node.world.run(Host::Node1, SETTING)?;
-    ensure!(before.trim() != "1234", "it is that already");
+    ensure!(before.trim() != "1234", "the setting has this value already");
     let flags = "--init-only --mode nftables --hostname-override node1 --conntrack-max-per-core 0 \
                  --conntrack-tcp-timeout-established 0 --conntrack-tcp-timeout-close-wait 20m34s";
     node.world.run(Host::Node1, &format!("{} {flags}", shunt.display()))?;
     let after = node.world.run(Host::Node1, SETTING)?;
-    ensure!(after.trim() == "1234", "it is {after} after {before}");
+    ensure!(after.trim() == "1234", "the setting is {after}; it was {before}");
     Ok(())
 }
 
-fn ends_and_names(shunt: &Path, mode: &str, missing: &str, named: &str) -> Result<()> {
+fn check_fails_and_names(shunt: &Path, mode: &str, missing: &str, named: &str) -> Result<()> {
     let mut node = TestNode::build(shunt)?;
     node.configure(mode, "{}")?;
     node.spawn(Some(&all_but(missing)?), &[])?;
-    ensure!(node.wait_for_exit()?, "{mode} without {missing} ends well");
-    let said = node.log()?;
-    let last = said.lines().last().unwrap_or_default();
+    ensure!(node.wait_for_exit()?, "{mode} without {missing} ends without an error");
+    let log = node.log()?;
+    let last = log.lines().last().unwrap_or_default();
     ensure!(last.contains(named), "{mode} without {missing} does not name it: {last}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A node with pods and a Service, and the proxy on it under a number of capabilities.
+//! A node with pods and a Service, and a proxy that can run with few capabilities.
 
 use std::{
     fs::{self, File},
@@ -22,12 +22,13 @@ const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
 const PROXY_MODE: &str = "http://127.0.0.1:10249/proxyMode";
 const TIMEOUT: Duration = Duration::from_secs(20);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
-/// More than the time after which TCP sends its first segment again.
+/// Longer than the time after which TCP retransmits its first segment.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// A container's way to a process with fewer capabilities: the bounding set is what root gets by execve(2).
+/// Starts a process with fewer capabilities, as a container runtime does: root gets the bounding
+/// set on execve(2).
 const SETPRIV: &str = "/usr/bin/setpriv";
 
-/// The world, with the proxy or without it.
+/// The world, with or without a running proxy.
 pub(crate) struct TestNode {
     pub(crate) world: World,
     shunt: PathBuf,
@@ -37,7 +38,7 @@ pub(crate) struct TestNode {
 }
 
 impl TestNode {
-    /// A Service `web` with endpoints on node1, and no proxy yet.
+    /// Creates a Service `web` with endpoints on node1, without a proxy.
     pub(crate) fn build(shunt: &Path) -> Result<Self> {
         let world = World::build(&HOSTS, &std::env::current_exe()?)?;
         let manifests = Manifests::create(world.directory())?;
@@ -50,21 +51,22 @@ impl TestNode {
         Ok(Self { world, shunt: shunt.to_owned(), manifests, running: None, version: 0 })
     }
 
-    /// The mount of a `ConfigMap`: the file is a link into a directory that a link names, which is replaced in one step.
+    /// Returns the mount of a `ConfigMap`: the file is a symbolic link into a directory. That
+    /// directory is named by another link, which the kubelet replaces in one step.
     fn mount(&self) -> PathBuf {
         self.world.directory().join("config-map")
     }
 
-    /// Puts a configuration there as the kubelet does, with these fields over the base.
+    /// Writes a configuration as the kubelet does, with these fields over the base.
     pub(crate) fn configure(&mut self, mode: &str, fields: &str) -> Result<()> {
         let mut fields: Mapping = serde_yaml_ng::from_str(fields).context("fields")?;
         fields.insert("mode".into(), mode.into());
         let text = compose(&fields, mode)?;
-        self.place(&text)
+        self.write_config(&text)
     }
 
-    /// Puts a text there.
-    pub(crate) fn place(&mut self, text: &str) -> Result<()> {
+    /// Writes this text as the configuration file, as the kubelet does.
+    pub(crate) fn write_config(&mut self, text: &str) -> Result<()> {
         self.version += 1;
         let version = format!("..{}", self.version);
         let directory = self.mount().join(&version);
@@ -82,12 +84,12 @@ impl TestNode {
         self.world.directory().join("proxy.log")
     }
 
-    /// What the proxy has said.
+    /// Returns the log of the proxy.
     pub(crate) fn log(&self) -> Result<String> {
         fs::read_to_string(self.log_path()).context("the proxy's log")
     }
 
-    /// Starts the proxy; with `capabilities`, under those alone.
+    /// Starts the proxy. With `capabilities`, it gets no others.
     pub(crate) fn spawn(&mut self, capabilities: Option<&[String]>, flags: &[&str]) -> Result<()> {
         let path = |path: &Path| path.display().to_string();
         let mut arguments = vec![
@@ -105,8 +107,8 @@ impl TestNode {
         if let Some(capabilities) = capabilities {
             let set =
                 capabilities.iter().fold("-all".to_owned(), |set, name| set + ",+" + &name.to_lowercase());
-            let before = ["--bounding-set".to_owned(), set, path(&self.shunt)];
-            arguments.splice(0..0, before);
+            let wrapper = ["--bounding-set".to_owned(), set, path(&self.shunt)];
+            arguments.splice(0..0, wrapper);
             program = SETPRIV.into();
         }
         let log = File::options().create(true).append(true).open(self.log_path())?;
@@ -114,7 +116,7 @@ impl TestNode {
         Ok(())
     }
 
-    /// The proxy's process id.
+    /// Returns the proxy's process identifier.
     pub(crate) fn process_id(&self) -> Option<u32> {
         self.running.as_ref().map(ChildProcess::id)
     }
@@ -131,67 +133,60 @@ impl TestNode {
         })
     }
 
-    /// What /proxyMode says; empty where nobody answers.
+    /// Returns the answer of /proxyMode. Empty if the proxy does not answer.
     pub(crate) fn mode(&mut self) -> Result<String> {
         let get = GetRequest { url: PROXY_MODE.to_owned(), timeout: scaled(REQUEST_TIMEOUT) };
         Ok(self.world.agent(Host::Node1)?.get(get)?.map(|page| page.body).unwrap_or_default())
     }
 
-    /// Waits until the proxy has ended, and returns whether it did so with an error.
+    /// Waits until the proxy has ended. Returns true if it ended with an error.
     pub(crate) fn wait_for_exit(&mut self) -> Result<bool> {
         let Some(mut running) = self.running.take() else { bail!("the proxy does not run") };
-        let status = running.wait(scaled(TIMEOUT))?.context("the proxy goes on")?;
+        let status = running.wait(scaled(TIMEOUT))?.context("the proxy still runs")?;
         Ok(!status.success())
     }
 
-    /// Waits until it says so.
-    pub(crate) fn wait_for_log(&mut self, what: &str) -> Result<()> {
-        self.wait_until(&format!("said {what:?}"), |node| Ok(node.log()?.contains(what)))
+    /// Waits until the log contains a text.
+    pub(crate) fn wait_for_log(&mut self, text: &str) -> Result<()> {
+        self.wait_until(&format!("{text:?} in the log"), |node| Ok(node.log()?.contains(text)))
     }
 
-    /// Waits until it is so.
+    /// Waits until a check returns true.
     pub(crate) fn wait_until(
         &mut self,
         what: &str,
-        mut is_so: impl FnMut(&mut Self) -> Result<bool>,
+        mut check: impl FnMut(&mut Self) -> Result<bool>,
     ) -> Result<()> {
-        let mut last = Ok(());
-        let ended = Deadline::after(scaled(TIMEOUT)).poll(|| match is_so(self) {
-            Ok(true) => Some(Ok(())),
-            Ok(false) => None,
-            Err(error) => Some(Err(error)),
-        });
-        if ended.is_none() {
-            last = Err(anyhow::anyhow!("not {what} within {TIMEOUT:?}"));
-        }
-        ended.unwrap_or(last).with_context(|| format!("the proxy said:\n{}", self.log().unwrap_or_default()))
+        let result = Deadline::after(scaled(TIMEOUT)).try_poll(|| anyhow::Ok(check(self)?.then_some(())));
+        result
+            .and_then(|done| done.with_context(|| format!("not {what} within {TIMEOUT:?}")))
+            .with_context(|| format!("the log of the proxy:\n{}", self.log().unwrap_or_default()))
     }
 
-    /// Whether a host reaches an address by TCP.
+    /// Returns true if a host reaches an address over TCP.
     pub(crate) fn reaches(&mut self, from: Host, to: &str) -> Result<bool> {
-        self.answers(from, to, REQUEST_TIMEOUT)
+        self.reaches_within(from, to, REQUEST_TIMEOUT)
     }
 
-    fn answers(&mut self, from: Host, to: &str, timeout: Duration) -> Result<bool> {
-        let request =
-            ConnectRequest { timeout: scaled(timeout), ..ConnectRequest::new(to.parse()?, Protocol::Tcp, 1) };
-        Ok(self.world.agent(from)?.connect(request)?.iter().all(|one| matches!(one, Attempt::Answered(_))))
+    fn reaches_within(&mut self, from: Host, to: &str, timeout: Duration) -> Result<bool> {
+        let request = ConnectRequest::new(to.parse()?, Protocol::Tcp, 1).with_timeout(scaled(timeout));
+        Ok(self.world.agent(from)?.connect(request)?.iter().all(Attempt::is_answered))
     }
 
-    /// A pod and the node reach the cluster IP, and a client outside the node port.
+    /// Checks that a pod and the node reach the cluster IP, and an outside client the node port.
     pub(crate) fn check_served(&mut self) -> Result<()> {
         for (from, to) in [(Host::A3, CLUSTER_IP), (Host::Node1, CLUSTER_IP), (Host::Client, NODE_PORT)] {
-            let reached = self.answers(from, to, ANSWER_TIMEOUT)?;
-            ensure!(reached, "{from} does not reach {to}; the proxy said:\n{}", self.log()?);
+            let reached = self.reaches_within(from, to, ANSWER_TIMEOUT)?;
+            ensure!(reached, "{from} does not reach {to}; the log of the proxy:\n{}", self.log()?);
         }
         Ok(())
     }
 
-    /// Ends the proxy by SIGTERM.
+    /// Stops the proxy with SIGTERM.
     pub(crate) fn stop(&mut self) -> Result<()> {
         let Some(running) = self.running.take() else { return Ok(()) };
         let status = running.terminate(scaled(TIMEOUT))?;
-        ensure!(status.success(), "the proxy ended with {status}; it said:\n{}", self.log()?);
+        ensure!(status.success(), "the proxy ended with {status}; its log:\n{}", self.log()?);
         Ok(())
     }
 }
