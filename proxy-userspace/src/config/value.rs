@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 use serde_yaml_ng::Value as Yaml;
 
 use super::{duration, go, lists};
-use crate::model::{sloppy_cidr, sloppy_ip};
+use crate::model::{parse_cidr_sloppy, parse_ip_sloppy};
 
 /// The type of a field.
 #[derive(Clone, Copy, Debug)]
@@ -152,7 +152,7 @@ impl Kind {
             Self::Period | Self::FlushFrequency => {
                 duration::parse(text).filter(|duration| !duration.is_zero()).map(Value::Duration)
             }
-            Self::Address => sloppy_ip(text).map(Value::Address),
+            Self::Address => parse_ip_sloppy(text).map(Value::Address),
             Self::BindAddress { default_port } => bind_address(text, default_port).map(Value::BindAddress),
             Self::Cidrs | Self::NodePortAddresses | Self::InterfaceGlobs => {
                 return self.read_list(&text.split(',').map(str::trim).collect::<Vec<_>>());
@@ -174,7 +174,7 @@ impl Kind {
         }
         let is_primary = |text: &&str| matches!(self, Self::NodePortAddresses) && **text == *"primary";
         let primary = texts.iter().any(is_primary);
-        let cidrs = texts.iter().filter(|text| !is_primary(text)).map(|text| sloppy_cidr(text));
+        let cidrs = texts.iter().filter(|text| !is_primary(text)).map(|text| parse_cidr_sloppy(text));
         let cidrs = cidrs.collect::<Option<_>>().ok_or(())?;
         Ok(Some(Value::Cidrs { cidrs, primary }))
     }
@@ -256,7 +256,7 @@ fn glob(text: &str) -> Option<Pattern> {
 
 /// Combines upstream's `AppendPortIfNeeded` and `validateHostPort`.
 fn bind_address(text: &str, default_port: u16) -> Option<SocketAddr> {
-    if let Some(address) = sloppy_ip(text) {
+    if let Some(address) = parse_ip_sloppy(text) {
         return Some(SocketAddr::new(address, default_port));
     }
     // Go splits ":10256" into an empty host and a port, and upstream then rejects the host.
@@ -265,5 +265,5 @@ fn bind_address(text: &str, default_port: u16) -> Option<SocketAddr> {
     let port = port.parse().ok().filter(|port| *port != 0)?;
     // An IPv6 address needs its brackets.
     let is_bare_v6 = host.contains(':') && !text.starts_with('[');
-    Some(SocketAddr::new(sloppy_ip(host).filter(|_| !is_bare_v6)?, port))
+    Some(SocketAddr::new(parse_ip_sloppy(host).filter(|_| !is_bare_v6)?, port))
 }

@@ -1,4 +1,5 @@
-//! The EndpointSlices known, reduced to what resolution reads, and how several slices make one list of endpoints.
+//! The known EndpointSlices, reduced to the fields that resolution needs. Merges the slices of a
+//! Service.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -10,25 +11,25 @@ use std::{
 
 use super::{
     AddressType, Delta, EndpointSlice, Hints, IpFamily, NamespacedName, Protocol, ServicePortKey,
-    SliceEndpoint, UnixNanos, intern::Interner, objects::missing,
+    SliceEndpoint, UnixNanos, intern::Interner,
 };
 
-/// Upstream's `EndpointSliceCache` with the part of `EndpointsChangeTracker` that keeps trigger times.
+/// Upstream's `EndpointSliceCache`, with the trigger times of `EndpointsChangeTracker`.
 #[derive(Debug, Default)]
 pub(super) struct EndpointSliceCache {
     slices: HashMap<NamespacedName, CachedSlice>,
-    /// The names of each Service's slices, sorted; they share its namespace.
+    /// The names of each Service's slices, sorted. They are in its namespace.
     by_service: HashMap<NamespacedName, Vec<Arc<str>>>,
     hints: Interner<Hints>,
     endpoint_count: usize,
-    /// The first complete list came; changes before it say nothing of this proxy's latency.
-    listed: bool,
-    /// Services whose slices changed since [`Self::checkout_changes`].
+    /// The first complete list came. Changes before it are not part of the programming latency.
+    is_listed: bool,
+    /// The Services whose slices changed since [`Self::checkout_changes`].
     changed: BTreeSet<NamespacedName>,
     trigger_times: BTreeMap<NamespacedName, Vec<UnixNanos>>,
 }
 
-/// A slice with addresses of a family and a Service it belongs to.
+/// A slice with addresses of one family that belongs to a Service.
 #[derive(Debug, PartialEq, Eq)]
 struct CachedSlice {
     service: Arc<str>,
@@ -60,7 +61,7 @@ pub(super) struct Conditions {
     pub(super) terminating: bool,
 }
 
-/// Upstream's `BaseEndpointInfo`: an endpoint of one service port.
+/// An endpoint of one service port: upstream's `BaseEndpointInfo`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EndpointInfo<'a> {
     pub(super) address: SocketAddr,
@@ -70,57 +71,55 @@ pub(super) struct EndpointInfo<'a> {
 }
 
 impl EndpointSliceCache {
-    /// Takes in what a source said.
+    /// Applies a change from a source.
     pub(super) fn update(&mut self, delta: Delta<EndpointSlice>, strings: &mut Interner<str>) {
-        match delta {
-            Delta::Apply(slice) => self.apply(slice, strings),
-            Delta::Delete(name) => self.set(name, None, None),
-            Delta::Replace(slices) => {
-                for name in missing(self.slices.keys(), slices.iter().map(|slice| &slice.name)) {
-                    self.set(name, None, None);
-                }
-                for slice in slices {
-                    self.apply(slice, strings);
-                }
-                if !mem::replace(&mut self.listed, true) {
-                    self.trigger_times.clear();
-                }
-            }
+        let is_list = matches!(delta, Delta::Replace(_));
+        let (deleted, slices) = delta.split(self.slices.keys(), |slice| &slice.name);
+        for name in deleted {
+            self.set(name, None, None);
+        }
+        for slice in slices {
+            self.apply(slice, strings);
+        }
+        if is_list && !mem::replace(&mut self.is_listed, true) {
+            self.trigger_times.clear();
         }
     }
 
-    /// The first complete list came.
+    /// Returns true after the first complete list.
     pub(super) fn is_listed(&self) -> bool {
-        self.listed
+        self.is_listed
     }
 
-    /// How many endpoints all slices hold together.
+    /// Returns the number of endpoints in all slices.
     pub(super) fn endpoint_count(&self) -> usize {
         self.endpoint_count
     }
 
-    /// The Services whose slices changed since the last call.
+    /// Returns the Services whose slices changed since the last call.
     pub(super) fn checkout_changes(&mut self) -> BTreeSet<NamespacedName> {
         mem::take(&mut self.changed)
     }
 
-    /// The trigger times of changed slices since the last call.
+    /// Returns the trigger times of slices that changed since the last call.
     pub(super) fn checkout_trigger_times(&mut self) -> Vec<UnixNanos> {
         mem::take(&mut self.trigger_times).into_values().flatten().collect()
     }
 
-    /// The Services that have an endpoint with hints.
+    /// Returns the Services that have an endpoint with hints.
     pub(super) fn services_with_hints(&self) -> impl Iterator<Item = NamespacedName> {
         let hinted =
             self.slices.iter().filter(|(_, slice)| slice.endpoints.iter().any(|e| e.hints.is_some()));
         hinted.map(|(name, slice)| slice.service_name(name))
     }
 
-    /// The endpoints of a service port over all its slices, sorted by address, none twice.
+    /// Returns the endpoints of a service port in all its slices, sorted by address, without
+    /// duplicates.
     ///
-    /// Upstream's rule (`addEndpoints`) for an address that several slices hold, be it that an endpoint moves between
-    /// them or that a new pod has the address of a terminating one: a later endpoint replaces an earlier one unless it
-    /// terminates. Slices come in the order of their names, where upstream leaves the order to chance.
+    /// Several slices can contain the same address: an endpoint moves to another slice, or a new
+    /// pod has the address of a terminating one. Upstream's rule is in `addEndpoints`: a later
+    /// endpoint replaces an earlier one unless it is terminating. shunt sorts slices by name.
+    /// Upstream's order is random.
     pub(super) fn endpoints(&self, key: &ServicePortKey, node_name: &str) -> Vec<EndpointInfo<'_>> {
         let mut endpoints = BTreeMap::new();
         for slice in self.slices_of(&key.name.service).filter(|slice| slice.family == key.family) {
@@ -171,7 +170,7 @@ impl EndpointSliceCache {
                 self.link(owner, &name.name);
             }
         }
-        self.note_trigger_time(previous_owner.as_ref(), current_owner.as_ref(), trigger_time);
+        self.record_trigger_time(previous_owner.as_ref(), current_owner.as_ref(), trigger_time);
         self.changed.extend(previous_owner.into_iter().chain(current_owner));
         self.endpoint_count += current.as_ref().map_or(0, |slice| slice.endpoints.len());
         let previous = match current {
@@ -181,9 +180,10 @@ impl EndpointSliceCache {
         self.endpoint_count -= previous.map_or(0, |slice| slice.endpoints.len());
     }
 
-    /// Upstream's rule: the time in a slice that goes is that of some earlier change, so it is not counted, nor are those
-    /// noted for its Service so far.
-    fn note_trigger_time(
+    /// Records the trigger time of a slice. Upstream's rule for a slice that is deleted: its time
+    /// belongs to an earlier change. So that time is ignored, and the recorded times of its Service
+    /// are dropped.
+    fn record_trigger_time(
         &mut self,
         previous: Option<&NamespacedName>,
         current: Option<&NamespacedName>,
@@ -205,9 +205,7 @@ impl EndpointSliceCache {
     }
 
     fn unlink(&mut self, service: &NamespacedName, slice: &Arc<str>) {
-        let Some(names) = self.by_service.get_mut(service) else {
-            return;
-        };
+        let Some(names) = self.by_service.get_mut(service) else { return };
         names.retain(|name| name != slice);
         if names.is_empty() {
             self.by_service.remove(service);
@@ -216,7 +214,7 @@ impl EndpointSliceCache {
 }
 
 impl CachedSlice {
-    /// What is kept of a slice; nothing of one without a Service or with names for addresses.
+    /// Reduces a slice. None if it has no Service, or host names as addresses.
     fn new(slice: EndpointSlice, strings: &mut Interner<str>, hints: &mut Interner<Hints>) -> Option<Self> {
         let service = slice.service.filter(|service| !service.is_empty())?;
         let family = match slice.address_type {
@@ -248,7 +246,7 @@ impl CachedSlice {
 }
 
 impl CachedEndpoint {
-    /// What is kept of an endpoint; nothing of one without an address of the slice's family.
+    /// Reduces an endpoint. None if it has no address of the slice's family.
     fn new(
         endpoint: SliceEndpoint,
         family: IpFamily,
@@ -267,7 +265,7 @@ impl CachedEndpoint {
                 terminating: endpoint.terminating,
             },
             node_name: endpoint.node_name.map(|name| strings.intern(&name)),
-            hints: endpoint.hints.map(|kept| hints.intern(&kept)),
+            hints: endpoint.hints.map(|names| hints.intern(&names)),
         })
     }
 

@@ -1,12 +1,13 @@
-//! Keeps one copy of the values that many objects repeat: namespaces, Service and node names, zones, port names, hints.
+//! Keeps one copy of values that many objects repeat: namespaces, names of Services, nodes, zones
+//! and ports, and hints.
 
 use std::{collections::HashSet, hash::Hash, sync::Arc};
 
-/// Below this many values it is not worth looking for unused ones.
+/// Unused values are not searched among fewer values than this.
 const SMALLEST_SWEEP: usize = 1024;
 
-/// A set of shared values. Values nobody else holds are dropped whenever the set has doubled, so it neither leaks nor
-/// costs more than constant time a value.
+/// A set of shared values. Each time the set has doubled, unused values are dropped. So memory does
+/// not leak, and each value costs constant time on average.
 #[derive(Debug)]
 pub(crate) struct Interner<T: ?Sized> {
     known: HashSet<Arc<T>>,
@@ -14,7 +15,7 @@ pub(crate) struct Interner<T: ?Sized> {
 }
 
 impl<T: ?Sized + Eq + Hash> Interner<T> {
-    /// The one copy of `value`.
+    /// Returns the shared copy of `value`.
     pub(crate) fn intern(&mut self, value: &Arc<T>) -> Arc<T> {
         if let Some(known) = self.known.get(value.as_ref()) {
             return Arc::clone(known);
@@ -27,7 +28,7 @@ impl<T: ?Sized + Eq + Hash> Interner<T> {
         Arc::clone(value)
     }
 
-    /// Replaces `value` with its one copy.
+    /// Replaces `value` by the shared copy.
     pub(crate) fn share(&mut self, value: &mut Arc<T>) {
         *value = self.intern(value);
     }
@@ -44,14 +45,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_values_become_one() {
+    fn equal_values_share_one_copy() {
         let mut interner = Interner::<str>::default();
         let (first, second) = (Arc::from("zone-a"), Arc::from("zone-a"));
         assert!(Arc::ptr_eq(&interner.intern(&first), &interner.intern(&second)));
     }
 
     #[test]
-    fn values_nobody_holds_are_dropped_in_time() {
+    fn unused_values_are_dropped() {
         let mut interner = Interner::<str>::default();
         let kept = interner.intern(&Arc::from("kept"));
         for number in 0..10 * SMALLEST_SWEEP {

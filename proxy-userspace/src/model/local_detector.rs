@@ -1,10 +1,11 @@
-//! How traffic of local pods is told from other traffic: `detectLocalMode`, resolved with the Node.
+//! Resolves `detectLocalMode` with the Node.
 
 use ipnet::IpNet;
 
 use super::{DetectLocalMode, IpFamily, LocalTrafficDetector, ModelSettings, Node};
 
-/// Upstream's `getLocalDetectors` (`cmd/kube-proxy/app/server_linux.go`). NodeCIDR knows no source before the Node.
+/// Resolves the local detector like upstream's `getLocalDetectors`
+/// (`cmd/kube-proxy/app/server_linux.go`). NodeCIDR needs the Node.
 pub(super) fn local_traffic_detector(settings: &ModelSettings, node: Option<&Node>) -> LocalTrafficDetector {
     match &settings.detect_local {
         DetectLocalMode::ClusterCidr => by_cidrs(&settings.cluster_cidrs),
@@ -16,7 +17,7 @@ pub(super) fn local_traffic_detector(settings: &ModelSettings, node: Option<&Nod
     }
 }
 
-/// As upstream, only the first range of each family counts.
+/// As upstream, only the first range of each family is used.
 fn by_cidrs(cidrs: &[IpNet]) -> LocalTrafficDetector {
     let first = |family| cidrs.iter().find(|cidr| IpFamily::of(cidr.addr()) == family).map(IpNet::trunc);
     let cidrs: Vec<_> = IpFamily::ALL.into_iter().filter_map(first).collect();
@@ -35,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_cidr_counts_the_first_range_of_each_family() {
+    fn cluster_cidr_uses_the_first_range_of_each_family() {
         let ranges = ["10.244.0.0/16", "fd44::/16", "10.9.0.0/16"];
         assert_eq!(
             detect(DetectLocalMode::ClusterCidr, &ranges, None),
@@ -50,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn node_cidr_takes_the_ranges_of_the_node() {
+    fn node_cidr_uses_the_ranges_of_the_node() {
         let node = Node { pod_cidrs: cidrs(&["10.244.1.0/24", "fd44:1::/64"]), ..node("n1") };
         assert_eq!(
             detect(DetectLocalMode::NodeCidr, &["10.244.0.0/16"], Some(&node)),
@@ -59,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_are_taken_as_configured() {
+    fn interfaces_are_used_as_configured() {
         assert_eq!(
             detect(DetectLocalMode::BridgeInterface("cbr0".into()), &[], None),
             LocalTrafficDetector::BridgeInterface("cbr0".into())

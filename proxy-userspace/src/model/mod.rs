@@ -1,4 +1,4 @@
-//! What Services mean on this node: objects in, [`Snapshot`] out, without I/O and without a clock.
+//! Resolves objects into this node's [`Snapshot`], without I/O and without a clock.
 #![forbid(unsafe_code)]
 
 mod endpoint_slice_cache;
@@ -26,7 +26,7 @@ pub(crate) use intern::Interner;
 pub use objects::*;
 pub use resolve::HealthCheck;
 pub use settings::*;
-pub use sloppy::{sloppy_cidr, sloppy_ip};
+pub use sloppy::{parse_cidr_sloppy, parse_ip_sloppy};
 pub use snapshot::*;
 pub use state::Model;
 

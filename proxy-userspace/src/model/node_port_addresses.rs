@@ -1,4 +1,4 @@
-//! On which of the node's addresses node ports are served: `nodePortAddresses` over the kernel's addresses.
+//! Selects the node's addresses on which node ports are served, by `nodePortAddresses`.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -6,8 +6,9 @@ use ipnet::IpNet;
 
 use super::{IpFamily, ModelSettings, Node, NodePortAddresses, node_view::own_ip};
 
-/// Upstream's `NodePortAddresses.GetNodeIPs` (`pkg/proxy/util/nodeport_addresses.go`): a family without a range serves all
-/// its addresses, even when the other family has one.
+/// Selects addresses like upstream's `NodePortAddresses.GetNodeIPs`
+/// (`pkg/proxy/util/nodeport_addresses.go`): a family without a range serves all its addresses,
+/// even if the other family has a range.
 pub(super) fn node_port_addresses(
     settings: &ModelSettings,
     node: Option<&Node>,
@@ -22,7 +23,8 @@ pub(super) fn node_port_addresses(
     local.iter().copied().filter(served).collect()
 }
 
-/// As upstream, `primary` means the addresses in the Node object or `bindAddress`, read as ranges; loopback ones do not count.
+/// As upstream, `primary` stands for `bindAddress` or the addresses in the Node object, as ranges.
+/// Loopback addresses are not used.
 fn ranges(settings: &ModelSettings, node: Option<&Node>) -> Vec<IpNet> {
     match &settings.node_port_addresses {
         NodePortAddresses::All => Vec::new(),
@@ -52,12 +54,12 @@ mod tests {
     }
 
     #[test]
-    fn unset_serves_every_address_loopback_included() {
+    fn unset_serves_all_addresses_including_loopback() {
         assert_eq!(served(&NodePortAddresses::All, None).len(), LOCAL.len());
     }
 
     #[test]
-    fn ranges_narrow_each_family_by_itself() {
+    fn ranges_restrict_each_family_separately() {
         for (ranges, wanted) in [
             (vec!["192.168.57.0/28"], vec!["192.168.57.11", "::1", "fd57::11"]),
             (vec!["192.168.57.0/24", "fd57::/64"], vec!["192.168.57.11", "192.168.57.111", "fd57::11"]),
@@ -86,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn primary_is_the_bind_address_where_there_is_one() {
+    fn primary_is_the_bind_address_if_it_is_set() {
         let addresses = vec![(NodeAddressType::InternalIp, ip("192.168.57.11"))];
         let node = Node { addresses, ..node("n1") };
         let settings = ModelSettings {
@@ -102,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn primary_of_a_family_the_node_object_has_no_address_of_serves_all_of_it() {
+    fn primary_serves_all_addresses_of_a_family_that_the_node_object_lacks() {
         let addresses = vec![(NodeAddressType::InternalIp, ip("192.168.57.11"))];
         let node = Node { addresses, ..node("n1") };
         let primary = NodePortAddresses::Primary { cidrs: Vec::new() };

@@ -1,4 +1,5 @@
-//! What this node knows of itself: the Node object, the kernel's addresses and the configuration in one.
+//! Resolves this node from the Node object, the configuration, and the kernel's links and
+//! addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +14,7 @@ use super::{
     node_port_addresses::node_port_addresses,
 };
 
-/// Resolves the node's view of itself.
+/// Resolves this node.
 pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &NodeFacts) -> NodeView {
     let local_addresses = facts.addresses.iter().map(|entry| entry.address).collect();
     let primary =
@@ -35,14 +36,15 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
     }
 }
 
-/// Upstream's `detectNodeIPs` (`cmd/kube-proxy/app/server.go`), for one family: `bindAddress`, else what the Node object says.
+/// Upstream's `detectNodeIPs` (`cmd/kube-proxy/app/server.go`) for one family: returns
+/// `bindAddress`, otherwise the address in the Node object.
 pub(super) fn own_ip(settings: &ModelSettings, node: Option<&Node>, family: IpFamily) -> Option<IpAddr> {
-    let of_bind = settings.bind_address.filter(|address| IpFamily::of(*address) == family);
-    of_bind.or_else(|| node_ip(node?, family))
+    let bind_address = settings.bind_address.filter(|address| IpFamily::of(*address) == family);
+    bind_address.or_else(|| node_ip(node?, family))
 }
 
-/// Upstream's `GetNodeHostIPs` (`pkg/util/node/node.go`), for one family: the first internal address, else the first
-/// external one.
+/// Upstream's `GetNodeHostIPs` (`pkg/util/node/node.go`) for one family: returns the first internal
+/// address, otherwise the first external one.
 fn node_ip(node: &Node, family: IpFamily) -> Option<IpAddr> {
     let of_type = |wanted| {
         let addresses = node.addresses.iter().filter(move |(address_type, _)| *address_type == wanted);
@@ -51,8 +53,8 @@ fn node_ip(node: &Node, family: IpFamily) -> Option<IpAddr> {
     of_type(NodeAddressType::InternalIp).or_else(|| of_type(NodeAddressType::ExternalIp))
 }
 
-/// A guess where the Node object names no address: the first on a link with a subnet, since host routes to pods and
-/// addresses of virtual services have the full prefix; else the first at all.
+/// Guesses the node's address if the Node object has none: the first address with a subnet,
+/// otherwise the first address. Host routes to pods and VIPs have the full prefix length.
 fn kernel_ip(facts: &NodeFacts, family: IpFamily) -> Option<IpAddr> {
     let candidates = facts.addresses.iter().filter(|entry| {
         IpFamily::of(entry.address) == family && !entry.address.is_loopback() && &*entry.link != "lo"
@@ -79,9 +81,9 @@ fn served_links(
     facts: &NodeFacts,
     pod_cidrs: &[IpNet],
 ) -> BTreeMap<u32, ServedLink> {
-    let of_node =
-        facts.addresses.iter().filter(|entry| !pod_cidrs.iter().any(|net| net.contains(&entry.address)));
-    let of_node: BTreeSet<&str> = of_node.map(|entry| &*entry.link).collect();
+    let is_pod_address = |address| pod_cidrs.iter().any(|cidr| cidr.contains(address));
+    let node_addresses = facts.addresses.iter().filter(|entry| !is_pod_address(&entry.address));
+    let with_node_address: BTreeSet<&str> = node_addresses.map(|entry| &*entry.link).collect();
     let served = |link: &Link| {
         let framing = match link.header {
             LinkHeader::Ethernet => Framing::Ethernet,
@@ -89,14 +91,14 @@ fn served_links(
             LinkHeader::Other(_) => return None,
         };
         let is_served = !link.is_loopback && settings.interfaces.allow(&link.name);
-        let has_node_address = of_node.contains(&*link.name);
+        let has_node_address = with_node_address.contains(&*link.name);
         is_served.then(|| (link.index, ServedLink { name: link.name.clone(), framing, has_node_address }))
     };
     facts.links.iter().filter_map(served).collect()
 }
 
-/// Where packets of local pods come in: as with upstream's `-i`, which for packets through a bridge names the bridge. On a
-/// port of it they are seen before that.
+/// Returns the links on which packets of local pods arrive. With a bridge, upstream's `-i` names
+/// the bridge. The ports of the bridge see the same packets before it.
 fn local_links(detector: &LocalTrafficDetector, facts: &NodeFacts) -> BTreeSet<u32> {
     let named = |matches: &dyn Fn(&str) -> bool| -> BTreeSet<u32> {
         facts.links.iter().filter(|link| matches(&link.name)).map(|link| link.index).collect()
@@ -116,8 +118,8 @@ fn local_links(detector: &LocalTrafficDetector, facts: &NodeFacts) -> BTreeSet<u
 fn bridge_ports(facts: &NodeFacts) -> BTreeMap<u32, MacAddress> {
     let bridges: BTreeMap<u32, MacAddress> =
         facts.links.iter().filter_map(|link| Some((link.index, link.bridge_address?))).collect();
-    let of_bridge = |link: &Link| Some((link.index, *bridges.get(&link.master?)?));
-    facts.links.iter().filter_map(of_bridge).collect()
+    let bridge_of = |link: &Link| Some((link.index, *bridges.get(&link.master?)?));
+    facts.links.iter().filter_map(bridge_of).collect()
 }
 
 #[cfg(test)]
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn every_link_is_served_but_loopback_and_those_of_an_unknown_kind() {
+    fn all_links_except_loopback_and_unsupported_ones_are_served() {
         let view = node_view(&settings(), None, &some_links());
         assert_eq!(names(&view), ["eth0", "wg0", "cbr0", "veth1", "veth2"]);
         assert_eq!(view.links[&3].framing, Framing::Ip);
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_with_an_address_is_the_nodes_unless_that_is_the_pods_gateway() {
+    fn the_gateway_of_pods_is_not_an_address_of_the_node() {
         let address = |link: &str, address: &str| LinkAddress {
             link: link.into(),
             address: ip(address),
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn globs_choose_links_and_what_is_excluded_is_so_even_if_it_is_included_too() {
+    fn excluded_links_are_not_served_even_if_they_are_included() {
         let glob = |glob: &str| glob.parse().unwrap();
         let interfaces = InterfaceGlobs {
             only: vec![glob("veth*"), glob("eth[0-9]"), glob("lo")],
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn local_pods_come_in_on_the_bridge_its_ports_or_links_named_so_served_or_not() {
+    fn packets_of_local_pods_arrive_on_the_bridge_its_ports_or_named_links() {
         let local = |detect_local| {
             let interfaces = InterfaceGlobs { only: vec!["eth0".parse().unwrap()], except: Vec::new() };
             let settings = ModelSettings { detect_local, interfaces, ..settings() };
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_of_a_bridge_is_known_with_the_bridges_address_and_one_of_a_bond_is_not() {
+    fn ports_of_bridges_are_listed_with_the_address_of_the_bridge() {
         let address = MacAddress([2, 0, 0, 0, 0, 5]);
         let mut facts = some_links();
         let bridge = facts.links.iter_mut().find(|link| &*link.name == "cbr0").unwrap();
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn internal_addresses_of_the_node_object_go_before_external_ones() {
+    fn internal_addresses_of_the_node_object_precede_external_ones() {
         let addresses = vec![
             (NodeAddressType::ExternalIp, ip("203.0.113.1")),
             (NodeAddressType::InternalIp, ip("192.168.57.11")),
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_node_object_the_kernel_says_which_address_is_primary() {
+    fn without_a_node_object_the_primary_address_is_the_kernels() {
         let facts = facts(&[
             ("cali1", "10.244.1.1/32"),
             ("eth0", "192.168.57.11/24"),
@@ -230,13 +232,13 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_address_is_local() {
+    fn all_addresses_of_the_kernel_are_local() {
         let view = node_view(&settings(), None, &facts(&[("lo", "127.0.0.1/8"), ("eth0", "fd57::11/64")]));
         assert_eq!(view.local_addresses.into_iter().collect::<Vec<_>>(), ["127.0.0.1", "fd57::11"].map(ip));
     }
 
     #[test]
-    fn pods_live_in_the_nodes_ranges_and_the_clusters() {
+    fn pod_cidrs_are_those_of_the_node_and_of_the_cluster() {
         let node = Node { pod_cidrs: cidrs(&["10.244.1.0/24", "fd44:1::/64"]), ..node("n1") };
         let settings =
             ModelSettings { cluster_cidrs: cidrs(&["10.244.0.0/16", "10.244.1.0/24"]), ..settings() };
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_goes_away_says_so() {
+    fn a_node_that_is_being_deleted_is_marked() {
         let node = Node { being_deleted: true, ..node("n1") };
         assert!(node_view(&settings(), Some(&node), &NodeFacts::default()).being_deleted);
     }

@@ -1,4 +1,5 @@
-//! The parts of Kubernetes objects that a Service proxy uses, validated and defaulted at the edge by `watch`.
+//! The parts of Kubernetes objects that a Service proxy uses. `watch` validates them and sets
+//! defaults.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -13,7 +14,7 @@ use ipnet::IpNet;
 use super::intern::Interner;
 use crate::net::Protocol;
 
-/// A namespace and name; upstream's `types.NamespacedName`. Nodes have an empty namespace.
+/// Namespace and name: upstream's `types.NamespacedName`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespacedName {
     /// The namespace; empty for cluster-scoped kinds.
@@ -23,24 +24,22 @@ pub struct NamespacedName {
 }
 
 impl NamespacedName {
-    /// A name within a namespace.
+    /// Creates the name of an object in a namespace.
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
+    }
+
+    /// Replaces both parts by shared copies.
+    pub(crate) fn share_strings(&mut self, strings: &mut Interner<str>) {
+        strings.share(&mut self.namespace);
+        strings.share(&mut self.name);
     }
 }
 
 impl From<Arc<str>> for NamespacedName {
-    /// The name of a cluster-scoped object.
+    /// Creates the name of a cluster-scoped object.
     fn from(name: Arc<str>) -> Self {
         Self { namespace: "".into(), name }
-    }
-}
-
-impl NamespacedName {
-    /// Replaces both parts by their one copy.
-    pub(crate) fn share_strings(&mut self, strings: &mut Interner<str>) {
-        strings.share(&mut self.namespace);
-        strings.share(&mut self.name);
     }
 }
 
@@ -57,33 +56,33 @@ impl fmt::Display for NamespacedName {
 /// A Service's `spec.type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServiceType {
-    /// Reached by cluster IPs and external IPs.
+    /// Clients connect to cluster IPs and external IPs.
     ClusterIp,
-    /// Also reached by a port on every node.
+    /// Clients also connect to a port of every node.
     NodePort,
-    /// Also reached by load-balancer addresses.
+    /// Clients also connect to load-balancer IPs.
     LoadBalancer,
-    /// A DNS alias; nothing for a proxy to do.
+    /// A DNS alias, which proxies ignore.
     ExternalName,
 }
 
 /// `internalTrafficPolicy` and `externalTrafficPolicy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TrafficPolicy {
-    /// Every endpoint of the cluster.
+    /// Any endpoint.
     #[default]
     Cluster,
-    /// Endpoints of this node only.
+    /// Only endpoints of this node.
     Local,
 }
 
 /// `sessionAffinity`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SessionAffinity {
-    /// Each connection is placed anew.
+    /// Each connection gets an endpoint of its own.
     #[default]
     None,
-    /// Connections of a client stay on one endpoint until it was idle for so long.
+    /// Connections of one client go to one endpoint until the timeout.
     ClientIp {
         /// `sessionAffinityConfig.clientIP.timeoutSeconds`, 1 to 86,400.
         timeout_seconds: NonZeroU32,
@@ -93,49 +92,51 @@ pub enum SessionAffinity {
 /// `status.loadBalancer.ingress[].ipMode` (KEP-1860).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LoadBalancerIpMode {
-    /// The address is delivered to the node unchanged, so the node serves it.
+    /// Packets reach the node with this destination, so the node serves it.
     #[default]
     Vip,
-    /// The load balancer is a proxy of its own: the node leaves the address alone.
+    /// The load balancer is a proxy: the node does not serve the address.
     Proxy,
 }
 
-/// One `status.loadBalancer.ingress` with an `ip`; those with a host name only are left out.
+/// An entry of `status.loadBalancer.ingress` with an `ip`. Entries with only a host name are left
+/// out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LoadBalancerIngress {
     /// The address.
     pub ip: IpAddr,
-    /// Who serves it.
+    /// Says whether the node serves the address.
     pub ip_mode: LoadBalancerIpMode,
 }
 
-/// One `spec.ports` of a Service.
+/// An entry of a Service's `spec.ports`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServicePort {
-    /// The port's name; may be empty when it is the only one.
+    /// The port's name. It may be empty if it is the only port.
     pub name: Arc<str>,
     /// The protocol.
     pub protocol: Protocol,
     /// The port on cluster, external and load-balancer IPs.
     pub port: NonZeroU16,
-    /// The port on node addresses, where the type has one and it is allocated.
+    /// The port on node addresses, if one is allocated.
     pub node_port: Option<NonZeroU16>,
 }
 
-/// A Service that this proxy may have to do something for.
+/// A Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Namespace and name.
     pub name: NamespacedName,
     /// `spec.type`.
     pub service_type: ServiceType,
-    /// `spec.clusterIPs` (or `clusterIP`), at most one a family; empty when headless (`None`) or unset.
+    /// `spec.clusterIPs` or `clusterIP`, at most one per family. Empty if headless (`None`) or
+    /// unset.
     pub cluster_ips: Vec<IpAddr>,
     /// `spec.externalIPs`.
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress`.
     pub load_balancer_ingress: Vec<LoadBalancerIngress>,
-    /// `spec.loadBalancerSourceRanges`, both families mixed. Entries outside CIDR syntax never get here.
+    /// The valid entries of `spec.loadBalancerSourceRanges`, of both families.
     pub load_balancer_source_ranges: Vec<IpNet>,
     /// `spec.ports`.
     pub ports: Vec<ServicePort>,
@@ -145,15 +146,16 @@ pub struct Service {
     pub internal_traffic_policy: TrafficPolicy,
     /// `spec.externalTrafficPolicy`.
     pub external_traffic_policy: TrafficPolicy,
-    /// `spec.healthCheckNodePort`, where allocated.
+    /// `spec.healthCheckNodePort`, if allocated.
     pub health_check_node_port: Option<NonZeroU16>,
-    /// Label `service.kubernetes.io/service-proxy-name`, whatever its value, or `service.kubernetes.io/headless`: other
-    /// proxies' and headless Services are kept out of the Snapshot even where the source could not filter them.
+    /// The Service has the label `service.kubernetes.io/service-proxy-name` (with any value) or
+    /// `service.kubernetes.io/headless`. The Snapshot does not contain it, even if the source did
+    /// not filter it.
     pub excluded_by_label: bool,
 }
 
 impl Service {
-    /// Replaces names by their one copy.
+    /// Replaces names by shared copies.
     pub(crate) fn share_strings(&mut self, strings: &mut Interner<str>) {
         self.name.share_strings(strings);
         self.ports.iter_mut().for_each(|port| strings.share(&mut port.name));
@@ -167,20 +169,20 @@ pub enum AddressType {
     Ipv4,
     /// IPv6 addresses.
     Ipv6,
-    /// Names; ignored by proxies.
+    /// Host names, which proxies ignore.
     Fqdn,
 }
 
-/// One `endpoints` of an EndpointSlice.
+/// An entry of an EndpointSlice's `endpoints`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceEndpoint {
-    /// The first of `addresses`, as upstream uses no other; none where it is a name.
+    /// The first of `addresses`, the only one that upstream uses. None if it is a host name.
     pub address: Option<IpAddr>,
-    /// `conditions.ready`; absent counts as true.
+    /// `conditions.ready`; the default is true.
     pub ready: bool,
-    /// `conditions.serving`; absent counts as true.
+    /// `conditions.serving`; the default is true.
     pub serving: bool,
-    /// `conditions.terminating`; absent counts as false.
+    /// `conditions.terminating`; the default is false.
     pub terminating: bool,
     /// `nodeName`.
     pub node_name: Option<Arc<str>>,
@@ -188,7 +190,7 @@ pub struct SliceEndpoint {
     pub hints: Option<Arc<Hints>>,
 }
 
-/// For whom an endpoint is meant. The many endpoints of a zone share one.
+/// The zones and nodes that should use an endpoint. Endpoints with equal hints share one copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Hints {
     /// `hints.forZones[].name`.
@@ -197,14 +199,14 @@ pub struct Hints {
     pub nodes: Box<[Arc<str>]>,
 }
 
-/// One `ports` of an EndpointSlice.
+/// An entry of an EndpointSlice's `ports`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicePort {
-    /// The Service port's name; absent counts as empty.
+    /// The Service port's name; the default is empty.
     pub name: Arc<str>,
     /// The protocol.
     pub protocol: Protocol,
-    /// The endpoints' port; none means "all ports" and is ignored by proxies.
+    /// The endpoints' port. None means all ports, and proxies ignore it.
     pub port: Option<NonZeroU16>,
 }
 
@@ -213,21 +215,21 @@ pub struct SlicePort {
 pub struct EndpointSlice {
     /// The slice's own namespace and name.
     pub name: NamespacedName,
-    /// Label `kubernetes.io/service-name`; a slice without one belongs to nobody.
+    /// Label `kubernetes.io/service-name`. A slice without it belongs to no Service.
     pub service: Option<Arc<str>>,
-    /// What the addresses are.
+    /// The type of the addresses.
     pub address_type: AddressType,
     /// The endpoints.
     pub endpoints: Vec<SliceEndpoint>,
-    /// The ports all endpoints of this slice have.
+    /// The ports of all endpoints of this slice.
     pub ports: Vec<SlicePort>,
-    /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`, nanoseconds since 1970; the programming latency
-    /// metric starts here.
+    /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`. The metric of the programming
+    /// latency starts at this time.
     pub last_change_trigger_time: Option<UnixNanos>,
 }
 
 impl EndpointSlice {
-    /// Replaces names by their one copy.
+    /// Replaces names by shared copies.
     pub(crate) fn share_strings(&mut self, strings: &mut Interner<str>) {
         self.name.share_strings(strings);
         let nodes = self.endpoints.iter_mut().filter_map(|endpoint| endpoint.node_name.as_mut());
@@ -236,11 +238,11 @@ impl EndpointSlice {
     }
 }
 
-/// Nanoseconds since 1970-01-01 UTC.
+/// A time in nanoseconds since 1970-01-01 UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnixNanos(pub u64);
 
-/// Which kind of address a Node's `status.addresses` entry is.
+/// The type of an entry of a Node's `status.addresses`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NodeAddressType {
     /// `InternalIP`.
@@ -256,15 +258,16 @@ pub struct Node {
     pub name: Arc<str>,
     /// Label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
-    /// `spec.podCIDRs` (or `podCIDR`).
+    /// `spec.podCIDRs` or `podCIDR`.
     pub pod_cidrs: Vec<IpNet>,
-    /// `status.addresses` that are IP addresses, in order.
+    /// The IP addresses in `status.addresses`, in order.
     pub addresses: Vec<(NodeAddressType, IpAddr)>,
-    /// Taint `ToBeDeletedByClusterAutoscaler` or a deletion timestamp: `/healthz` turns 503.
+    /// The Node has the taint `ToBeDeletedByClusterAutoscaler` or a deletion timestamp. `/healthz`
+    /// returns 503.
     pub being_deleted: bool,
 }
 
-/// A ServiceCIDR: ranges that addresses of Services are taken from.
+/// A ServiceCIDR: ranges from which Services get their cluster IPs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceCidr {
     /// The name.
@@ -273,19 +276,19 @@ pub struct ServiceCidr {
     pub cidrs: Vec<IpNet>,
 }
 
-/// What happened to the objects of one kind.
+/// A change to the objects of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delta<T> {
-    /// The complete list: whatever is not in it is gone. The first one makes the kind synced.
+    /// The complete list: all other objects are deleted. After the first list, the kind is synced.
     Replace(Vec<T>),
-    /// Added or changed.
+    /// An object was added or changed.
     Apply(T),
-    /// Gone. Unknown names are ignored.
+    /// An object was deleted. Unknown names are ignored.
     Delete(NamespacedName),
 }
 
 impl<T> Delta<T> {
-    /// Makes it happen in a collection by name.
+    /// Applies the change to a map by name.
     pub fn apply_to(self, objects: &mut BTreeMap<NamespacedName, T>, name: impl Fn(&T) -> NamespacedName) {
         match self {
             Self::Replace(list) => {
@@ -295,26 +298,35 @@ impl<T> Delta<T> {
             Self::Delete(name) => drop(objects.remove(&name)),
         }
     }
+
+    /// Splits the change into the names to delete and the objects to apply. `known` are the names
+    /// of all present objects.
+    pub(super) fn split<'a>(
+        self,
+        known: impl Iterator<Item = &'a NamespacedName>,
+        name: impl Fn(&T) -> &NamespacedName,
+    ) -> (Vec<NamespacedName>, Vec<T>) {
+        match self {
+            Self::Apply(object) => (Vec::new(), vec![object]),
+            Self::Delete(name) => (vec![name], Vec::new()),
+            Self::Replace(list) => {
+                let listed: HashSet<_> = list.iter().map(name).collect();
+                let deleted = known.filter(|name| !listed.contains(name)).cloned().collect();
+                (deleted, list)
+            }
+        }
+    }
 }
 
-/// Those known objects that a complete list does not name any more.
-pub(super) fn missing<'a>(
-    known: impl Iterator<Item = &'a NamespacedName>,
-    listed: impl Iterator<Item = &'a NamespacedName>,
-) -> Vec<NamespacedName> {
-    let listed: HashSet<_> = listed.collect();
-    known.filter(|name| !listed.contains(name)).cloned().collect()
-}
-
-/// What a source of objects says. Sources may repeat themselves; the model finds out what really changed.
+/// An event of a source. A source may repeat an event: the model finds the real differences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent {
     /// Services.
     Services(Delta<Service>),
     /// EndpointSlices.
     EndpointSlices(Delta<EndpointSlice>),
-    /// Nodes; sources may send only this node.
+    /// Nodes. A source may send only the Node of this node.
     Nodes(Delta<Node>),
-    /// ServiceCIDRs. Not every cluster has them, and nothing waits for them.
+    /// ServiceCIDRs. Not every cluster has them, and no sync waits for them.
     ServiceCidrs(Delta<ServiceCidr>),
 }

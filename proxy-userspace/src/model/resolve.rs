@@ -1,4 +1,5 @@
-//! Makes [`ResolvedPort`]s of a Service: its ports, the frontends it owns and the endpoints this node uses.
+//! Resolves a Service into [`ResolvedPort`]s: the frontends that it owns, and the endpoints that
+//! this node uses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,28 +12,28 @@ use super::{
     endpoint_slice_cache::{EndpointInfo, EndpointSliceCache},
     frontend_claims::FrontendClaims,
     service_port::{self, ServicePortInfo},
-    topology::{Topology, Uses, categorize},
+    topology::{NodeLocation, UsedPolicies, categorize, resolve_endpoints},
 };
 
-/// What the load balancer of a Service asks this node on its healthCheckNodePort, one a family.
+/// The health check of a Service's load balancer in one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// The port to answer on.
+    /// The healthCheckNodePort.
     pub port: NonZeroU16,
-    /// How many ready endpoints run on this node, by address; terminating ones do not count, whether or not they still
-    /// take traffic (upstream's `LocalReadyEndpoints`).
+    /// The number of ready endpoints on this node, by address (upstream's `LocalReadyEndpoints`).
+    /// Terminating endpoints do not count, even if they take traffic.
     pub local_endpoints: usize,
 }
 
-/// What all Services are resolved with.
+/// The input that is the same for all Services.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resolver<'a> {
     pub(super) slices: &'a EndpointSliceCache,
     pub(super) claims: &'a FrontendClaims,
-    pub(super) here: Topology<'a>,
+    pub(super) node: NodeLocation<'a>,
 }
 
-/// A Service as this node has to serve it.
+/// A Service as this node must serve it.
 #[derive(Debug, Default)]
 pub(super) struct ResolvedService {
     pub(super) ports: BTreeMap<ServicePortKey, ResolvedPort>,
@@ -45,7 +46,7 @@ impl Resolver<'_> {
         let mut resolved = ResolvedService::default();
         let mut local_ready: BTreeMap<IpFamily, BTreeSet<IpAddr>> = BTreeMap::new();
         for (key, port) in service_port::ports(service) {
-            let endpoints = self.slices.endpoints(&key, self.here.node_name);
+            let endpoints = self.slices.endpoints(&key, self.node.node_name);
             let ready = endpoints.iter().filter(|endpoint| endpoint.is_local && endpoint.is_ready());
             local_ready.entry(key.family).or_default().extend(ready.map(|endpoint| endpoint.address.ip()));
             let port = self.resolve_port(service, port, &key, &endpoints);
@@ -67,17 +68,18 @@ impl Resolver<'_> {
         endpoints: &[EndpointInfo<'_>],
     ) -> ResolvedPort {
         let info = ServicePortInfo::new(service, port, key.family);
-        let uses = Uses { cluster: info.uses_cluster_endpoints(), local: info.uses_local_endpoints() };
-        let chosen = categorize(endpoints, uses, self.here);
+        let policies =
+            UsedPolicies { cluster: info.uses_cluster_endpoints(), local: info.uses_local_endpoints() };
+        let lists = categorize(endpoints, policies, self.node);
         let mut frontends = info.frontends;
         frontends.retain(|frontend| self.claims.owns(key, frontend));
         frontends.shrink_to_fit();
         ResolvedPort {
             frontends,
-            cluster_endpoints: chosen.cluster,
-            local_endpoints: chosen.local,
+            cluster_endpoints: lists.cluster,
+            local_endpoints: lists.local,
             serving: serving(key.name.protocol, endpoints),
-            has_endpoints: chosen.has_endpoints,
+            has_endpoints: lists.has_endpoints,
             affinity_timeout: info.affinity_timeout,
             internal_policy: info.internal_policy,
             external_policy: info.external_policy,
@@ -87,18 +89,12 @@ impl Resolver<'_> {
     }
 }
 
-/// Upstream's `CleanStaleEntries` (`pkg/proxy/conntrack/cleanup.go`) asks for `serving` alone. Ready ones are listed too:
-/// with publishNotReadyAddresses an endpoint may take traffic without serving, and its flows are not stale.
+/// Returns all endpoints whose UDP flows are not stale. Upstream's `CleanStaleEntries`
+/// (`pkg/proxy/conntrack/cleanup.go`) checks only `serving`. shunt adds ready endpoints: with
+/// publishNotReadyAddresses an endpoint can take traffic without serving.
 fn serving(protocol: Protocol, endpoints: &[EndpointInfo<'_>]) -> Vec<ResolvedEndpoint> {
     if protocol != Protocol::Udp {
         return Vec::new();
     }
-    let serving = endpoints.iter().filter(|endpoint| endpoint.conditions.serving || endpoint.is_ready());
-    let resolved = |endpoint: &EndpointInfo<'_>| ResolvedEndpoint {
-        address: endpoint.address,
-        is_local: endpoint.is_local,
-    };
-    let mut serving: Vec<_> = serving.map(resolved).collect();
-    serving.shrink_to_fit();
-    serving
+    resolve_endpoints(endpoints, |endpoint| endpoint.conditions.serving || endpoint.is_ready())
 }

@@ -1,54 +1,51 @@
-//! The Services known, and which of them changed since they were last resolved.
+//! The known Services, and those that changed since they were last resolved.
 
 use std::{
     collections::{BTreeMap, HashMap, btree_map::Entry},
     mem,
 };
 
-use super::{Delta, NamespacedName, Service, ServiceType, intern::Interner, objects::missing};
+use super::{Delta, NamespacedName, Service, ServiceType, intern::Interner};
 
-/// Upstream's `ServiceChangeTracker`: changes to one Service add up, and one that ends where it began is none.
+/// Upstream's `ServiceChangeTracker`. It merges the changes to one Service. A change that was
+/// reverted does not count.
 #[derive(Debug, Default)]
 pub(super) struct ServiceChangeTracker {
-    /// Services this proxy serves; those left out are not kept at all.
+    /// The Services that this proxy serves. Others are not stored.
     services: HashMap<NamespacedName, Box<Service>>,
-    /// Services that changed since [`Self::checkout_changes`], as they were then.
+    /// The Services that changed since [`Self::checkout_changes`], as they were at that time.
     changes: BTreeMap<NamespacedName, Option<Box<Service>>>,
 }
 
 impl ServiceChangeTracker {
-    /// Takes in what a source said.
+    /// Applies a change from a source.
     pub(super) fn update(&mut self, delta: Delta<Service>, strings: &mut Interner<str>) {
-        match delta {
-            Delta::Apply(service) => self.apply(service, strings),
-            Delta::Delete(name) => self.set(name, None),
-            Delta::Replace(services) => {
-                for name in missing(self.services.keys(), services.iter().map(|service| &service.name)) {
-                    self.set(name, None);
-                }
-                for service in services {
-                    self.apply(service, strings);
-                }
-            }
+        let (deleted, services) = delta.split(self.services.keys(), |service| &service.name);
+        for name in deleted {
+            self.set(name, None);
+        }
+        for service in services {
+            self.apply(service, strings);
         }
     }
 
-    /// The Service of that name, if it is one to serve.
+    /// Returns the Service of this name, if this proxy serves it.
     pub(super) fn get(&self, name: &NamespacedName) -> Option<&Service> {
         self.services.get(name).map(Box::as_ref)
     }
 
-    /// How many Services are served.
+    /// Returns the number of Services.
     pub(super) fn len(&self) -> usize {
         self.services.len()
     }
 
-    /// The names of all Services.
+    /// Returns the names of all Services.
     pub(super) fn names(&self) -> impl Iterator<Item = &NamespacedName> {
         self.services.keys()
     }
 
-    /// The Services that changed since the last call, as they were then; none for those that were not.
+    /// Returns the Services that changed since the last call, as they were at that time. None for a
+    /// Service that is new.
     pub(super) fn checkout_changes(&mut self) -> BTreeMap<NamespacedName, Option<Box<Service>>> {
         mem::take(&mut self.changes)
     }
@@ -57,7 +54,7 @@ impl ServiceChangeTracker {
         if should_skip(&service) {
             return self.set(service.name, None);
         }
-        make_lean(&mut service, strings);
+        compact(&mut service, strings);
         self.set(service.name.clone(), Some(Box::new(service)));
     }
 
@@ -82,15 +79,15 @@ impl ServiceChangeTracker {
     }
 }
 
-/// Upstream's `ShouldSkipService`, and the labels that its informers select by.
+/// Upstream's `ShouldSkipService`, and the labels by which its informers select.
 fn should_skip(service: &Service) -> bool {
     service.excluded_by_label
         || service.service_type == ServiceType::ExternalName
         || service.cluster_ips.is_empty()
 }
 
-/// Shares the strings and gives back memory that decoding left over.
-fn make_lean(service: &mut Service, strings: &mut Interner<str>) {
+/// Shares the strings, and frees spare capacity.
+fn compact(service: &mut Service, strings: &mut Interner<str>) {
     service.share_strings(strings);
     service.cluster_ips.shrink_to_fit();
     service.external_ips.shrink_to_fit();
@@ -115,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_applied_again_unchanged_is_no_change() {
+    fn an_unchanged_service_is_not_a_change() {
         let web = service("default/web", "10.96.0.1");
         let mut tracker = tracker(vec![web.clone()]);
         assert_eq!(tracker.checkout_changes().len(), 1);
@@ -125,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_is_undone_is_no_change() {
+    fn a_reverted_change_does_not_count() {
         let web = service("default/web", "10.96.0.1");
         let mut tracker = tracker(vec![web.clone()]);
         tracker.checkout_changes();
@@ -135,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_remember_the_service_as_last_resolved() {
+    fn a_change_contains_the_service_as_last_resolved() {
         let web = service("default/web", "10.96.0.1");
         let mut tracker = tracker(vec![web.clone()]);
         tracker.checkout_changes();
@@ -160,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_new_list_does_not_name_is_gone() {
+    fn a_service_that_a_new_list_lacks_is_deleted() {
         let mut tracker = tracker(vec![service("a/x", "10.96.0.1"), service("a/y", "10.96.0.2")]);
         tracker.checkout_changes();
         tracker.update(Delta::Replace(vec![service("a/y", "10.96.0.2")]), &mut Interner::default());

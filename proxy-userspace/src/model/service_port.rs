@@ -1,4 +1,4 @@
-//! What a Service's spec and status mean for one port in one family, before endpoints and before other Services.
+//! Resolves one port of a Service in one family, without its endpoints and without other Services.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use super::{
 /// Upstream's `BaseServicePortInfo` (`pkg/proxy/serviceport.go`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ServicePortInfo {
-    /// The addresses the Service claims; another Service may win some of them.
+    /// The frontends that the Service claims. Another Service may get some of them.
     pub(super) frontends: Vec<Frontend>,
     pub(super) internal_policy: TrafficPolicy,
     pub(super) external_policy: TrafficPolicy,
@@ -26,7 +26,7 @@ pub(super) struct ServicePortInfo {
 }
 
 impl ServicePortInfo {
-    /// The port in a family in which the Service has a cluster IP.
+    /// Resolves a port in a family in which the Service has a cluster IP.
     pub(super) fn new(service: &Service, port: &ServicePort, family: IpFamily) -> Self {
         let frontends = frontends(service, port, family);
         let external_policy =
@@ -44,20 +44,20 @@ impl ServicePortInfo {
         }
     }
 
-    /// Some traffic goes to endpoints of the whole cluster. That of pods and the node to external addresses does even
-    /// where externalTrafficPolicy is Local.
+    /// Returns true if some traffic uses the endpoint list for policy `Cluster`. Traffic from this
+    /// node and its pods to external frontends does so even if externalTrafficPolicy is `Local`.
     pub(super) fn uses_cluster_endpoints(&self) -> bool {
         self.internal_policy == TrafficPolicy::Cluster || self.frontends.iter().any(is_external)
     }
 
-    /// Some traffic goes to endpoints of this node only.
+    /// Returns true if some traffic uses the endpoint list for policy `Local`.
     pub(super) fn uses_local_endpoints(&self) -> bool {
         TrafficPolicy::Local == self.internal_policy || TrafficPolicy::Local == self.external_policy
     }
 }
 
-/// The ports of a Service in every family it has a cluster IP of. Of two with one name and protocol, which the API does
-/// not allow, the later counts, as upstream.
+/// Returns the ports of a Service in each family in which it has a cluster IP. The API does not
+/// allow two ports with the same name and protocol. As upstream, the later one is used.
 pub(super) fn ports(service: &Service) -> BTreeMap<ServicePortKey, &ServicePort> {
     let families = IpFamily::ALL.into_iter().filter(|family| cluster_ip(service, *family).is_some());
     families
@@ -74,8 +74,9 @@ pub(super) fn ports(service: &Service) -> BTreeMap<ServicePortKey, &ServicePort>
         .collect()
 }
 
-/// Every address of a port, sorted, none twice. An address named as two kinds is the one that [`precedence`] puts first:
-/// as a load-balancer IP it has source ranges, which naming it as an external IP too must not open.
+/// Returns the frontends of a port, sorted, without duplicates. An address of two kinds gets the
+/// kind that is first in [`precedence`]. So the source ranges of a load-balancer IP apply even if
+/// the address is an external IP too.
 pub(super) fn frontends(service: &Service, port: &ServicePort, family: IpFamily) -> Vec<Frontend> {
     let addressed = |kind, address| Frontend { kind, address: Some(address), port: port.port };
     let external = of_family(&service.external_ips, family);
@@ -99,9 +100,9 @@ pub(super) fn frontends(service: &Service, port: &ServicePort, family: IpFamily)
     frontends
 }
 
-/// Which kind keeps an address that is claimed as several, the smallest first: cluster IPs are allocated by the API
-/// server, load-balancer IPs reported by controllers, and external IPs written by anybody who may write Services
-/// (CVE-2020-8554).
+/// Returns the precedence of a kind for an address that is claimed as several kinds. The smallest
+/// wins. The API server allocates cluster IPs, and controllers report load-balancer IPs, but
+/// anybody who may write Services can set external IPs (CVE-2020-8554).
 pub(super) const fn precedence(kind: FrontendKind) -> u8 {
     match kind {
         FrontendKind::ClusterIp => 0,
@@ -115,7 +116,7 @@ fn cluster_ip(service: &Service, family: IpFamily) -> Option<IpAddr> {
     of_family(&service.cluster_ips, family).next()
 }
 
-/// The addresses of a family; IPv4-mapped ones count as IPv4, as in Go's net package.
+/// Returns the addresses of a family. As in Go's net package, IPv4-mapped addresses are IPv4.
 fn of_family<'a>(
     addresses: impl IntoIterator<Item = &'a IpAddr>,
     family: IpFamily,
@@ -127,7 +128,8 @@ fn is_external(frontend: &Frontend) -> bool {
     frontend.kind != FrontendKind::ClusterIp
 }
 
-/// Upstream's `ExternalPolicyLocal` (`pkg/api/v1/service/util.go`): the policy of Services that can be reached from outside.
+/// As upstream's `ExternalPolicyLocal` (`pkg/api/v1/service/util.go`), the policy applies only to a
+/// Service that clients outside can reach.
 fn external_policy(service: &Service) -> TrafficPolicy {
     let reachable = match service.service_type {
         ServiceType::NodePort | ServiceType::LoadBalancer => true,
@@ -137,7 +139,8 @@ fn external_policy(service: &Service) -> TrafficPolicy {
     if reachable { service.external_traffic_policy } else { TrafficPolicy::Cluster }
 }
 
-/// See [`super::ResolvedPort::source_ranges`]. A range of length 0 lets everybody of its family pass.
+/// See [`super::ResolvedPort::source_ranges`]. A range of length 0 permits all clients of its
+/// family.
 fn source_ranges(service: &Service, family: IpFamily) -> Vec<IpNet> {
     let mut ranges: Vec<IpNet> = Vec::new();
     for range in &service.load_balancer_source_ranges {

@@ -1,32 +1,33 @@
-//! Facts from outside that the model resolves with: this node's configuration, and its kernel's links and addresses.
+//! The part of the configuration that the model uses.
 
 use std::{net::IpAddr, sync::Arc};
 
 use glob::Pattern;
 use ipnet::IpNet;
 
-/// `nodePortAddresses`: on which of the node's addresses node ports are served.
+/// `nodePortAddresses`: the node's addresses on which node ports are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// Unset: every address of the node, loopback included.
+    /// Unset: all addresses of the node, including loopback.
     #[default]
     All,
-    /// `primary`: the node's own address of each family, as in its Node object. `cidrs` are served besides. A family with
-    /// neither serves all its addresses, as upstream.
+    /// `primary`: the address of each family in the Node object, and addresses in `cidrs`. As
+    /// upstream, a family with neither serves all its addresses.
     Primary {
-        /// Ranges named next to `primary`.
+        /// The ranges that are configured with `primary`.
         cidrs: Vec<IpNet>,
     },
-    /// Addresses of the node within these ranges. A family without a range serves all its addresses, as upstream.
+    /// The node's addresses in these ranges. As upstream, a family without a range serves all its
+    /// addresses.
     Cidrs(Vec<IpNet>),
 }
 
-/// `detectLocalMode` as configured; resolved into [`super::LocalTrafficDetector`] once the Node is known.
+/// `detectLocalMode`. The model resolves it into [`super::LocalTrafficDetector`] with the Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DetectLocalMode {
-    /// Sources in `clusterCIDR`.
+    /// Local are sources in `clusterCIDR`.
     ClusterCidr,
-    /// Sources in the Node's pod CIDRs.
+    /// Local are sources in the Node's pod CIDRs.
     NodeCidr,
     /// `detectLocal.bridgeInterface`.
     BridgeInterface(Arc<str>),
@@ -34,38 +35,40 @@ pub enum DetectLocalMode {
     InterfaceNamePrefix(Arc<str>),
 }
 
-/// The configuration that resolution depends on.
+/// The configuration that the model uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSettings {
     /// This node's name.
     pub node_name: Arc<str>,
-    /// `bindAddress`, unless it is the unspecified one: the node's own address of its family, whatever the Node object says.
+    /// `bindAddress`, unless it is unspecified. It replaces the address of its family in the Node
+    /// object.
     pub bind_address: Option<IpAddr>,
-    /// `clusterCIDR`, split; may be empty.
+    /// The ranges of `clusterCIDR`; may be empty.
     pub cluster_cidrs: Vec<IpNet>,
     /// `detectLocalMode`.
     pub detect_local: DetectLocalMode,
     /// `nodePortAddresses`.
     pub node_port_addresses: NodePortAddresses,
-    /// `masqueradeAll`: all traffic to cluster IPs is masqueraded.
+    /// `masqueradeAll`: masquerade all traffic to cluster IPs.
     pub masquerade_all: bool,
-    /// Which links are served.
+    /// The links that are served.
     pub interfaces: InterfaceGlobs,
 }
 
-/// Which links are served, by their names. Loopback never is: what a process of the node dials is translated at its socket.
+/// The names of the links that are served. Loopback is never served: programs at the sockets
+/// translate the connections of the node's processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InterfaceGlobs {
-    /// `interfaces`; empty for all.
+    /// `interfaces`; empty for all links.
     pub only: Vec<Pattern>,
-    /// `excludeInterfaces`; wins over `only`.
+    /// `excludeInterfaces`; takes precedence over `only`.
     pub except: Vec<Pattern>,
 }
 
 impl InterfaceGlobs {
-    /// Whether a link of this name is served.
+    /// Returns true if a link of this name is served.
     pub fn allow(&self, name: &str) -> bool {
-        let named_in = |globs: &[Pattern]| globs.iter().any(|glob| glob.matches(name));
-        (self.only.is_empty() || named_in(&self.only)) && !named_in(&self.except)
+        let matches_any = |globs: &[Pattern]| globs.iter().any(|glob| glob.matches(name));
+        (self.only.is_empty() || matches_any(&self.only)) && !matches_any(&self.except)
     }
 }

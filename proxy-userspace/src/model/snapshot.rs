@@ -1,4 +1,4 @@
-//! The resolved model: what every dataplane reads, with nothing about Kubernetes left to decide.
+//! The resolved model, which is the only input of a dataplane.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,14 +12,14 @@ use ipnet::IpNet;
 
 use super::{IpFamily, MacAddress, NamespacedName, Protocol, TrafficPolicy};
 
-/// Upstream's `ServicePortName`: shown as `namespace/name:port`.
+/// The name of a service port, like upstream's `ServicePortName`: `namespace/name:port`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServicePortName {
     /// The Service.
     pub service: NamespacedName,
     /// The port's name; may be empty.
     pub port: Arc<str>,
-    /// The protocol: one port name may stand for TCP and UDP.
+    /// The protocol. A TCP port and a UDP port may have the same name.
     pub protocol: Protocol,
 }
 
@@ -44,12 +44,12 @@ impl fmt::Display for ServicePortKey {
     }
 }
 
-/// Which kind of address a frontend is; decides policy, firewall and masquerading.
+/// The kind of a frontend. It decides about traffic policy, source ranges and masquerading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FrontendKind {
     /// A cluster IP: internalTrafficPolicy applies.
     ClusterIp,
-    /// A port on the node's addresses: externalTrafficPolicy applies.
+    /// A port of the node's addresses: externalTrafficPolicy applies.
     NodePort,
     /// An external IP: externalTrafficPolicy applies.
     ExternalIp,
@@ -57,85 +57,89 @@ pub enum FrontendKind {
     LoadBalancerIp,
 }
 
-/// One address a service port is reached by.
+/// One address and port at which clients reach a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frontend {
     /// The kind.
     pub kind: FrontendKind,
-    /// The address; none for a node port, which is served on [`NodeView::node_port_addresses`].
+    /// The address. None for a node port, which is served on [`NodeView::node_port_addresses`].
     pub address: Option<IpAddr>,
     /// The destination port.
     pub port: NonZeroU16,
 }
 
-/// Who dials. Pods and the node take a short cut through externalTrafficPolicy Local, as in kube-proxy.
+/// The location of a client. As with kube-proxy, externalTrafficPolicy `Local` does not apply to
+/// this node and its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Caller {
+pub enum ClientLocation {
     /// A process of this node or a pod on it.
     Inside,
-    /// Everybody else.
+    /// Any other client.
     Outside,
 }
 
-/// What a caller meets where no endpoint is left for it.
+/// The verdict if the client's endpoint list is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WhenEmpty {
-    /// Connection refused: the Service has no endpoint anywhere.
+pub enum NoEndpointVerdict {
+    /// Refuse: the Service has no usable endpoint on any node.
     Refuse,
-    /// Silence or an unreachable error: there are endpoints, but policy Local forbids them.
+    /// Drop: other nodes have endpoints, but policy `Local` excludes them.
     Drop,
 }
 
-/// An endpoint that was chosen for a list.
+/// An endpoint of an endpoint list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ResolvedEndpoint {
     /// Address and port.
     pub address: SocketAddr,
-    /// Runs on this node.
+    /// The endpoint runs on this node.
     pub is_local: bool,
 }
 
-/// One service port in one family, as this node has to serve it.
+/// One service port in one family, as this node must serve it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResolvedPort {
-    /// All addresses it is reached by, sorted, without duplicates; none that another entry of the Snapshot has
-    /// ([`super::FrontendConflict`] has the rule). May be empty.
+    /// The frontends, sorted, without duplicates. No other service port of the Snapshot has the
+    /// same frontend (see [`super::FrontendConflict`]). May be empty.
     pub frontends: Vec<Frontend>,
-    /// Endpoints for policy Cluster, after readiness, termination fallback and topology; sorted, without duplicates. Empty
-    /// where internalTrafficPolicy is Local and nothing is reached from outside.
+    /// The endpoint list for policy `Cluster`, filtered by readiness, termination and topology.
+    /// Sorted, without duplicates. Empty if internalTrafficPolicy is `Local` and there is no other
+    /// frontend than the cluster IP.
     pub cluster_endpoints: Vec<ResolvedEndpoint>,
-    /// Endpoints of this node for policy Local, after readiness and termination fallback; sorted. Empty unless a policy
-    /// of the Service is Local.
+    /// The endpoint list for policy `Local`: endpoints of this node, filtered by readiness and
+    /// termination. Sorted. Empty unless a policy of the Service is `Local`.
     pub local_endpoints: Vec<ResolvedEndpoint>,
-    /// Every endpoint that still serves (`conditions.serving`) or is ready, chosen or not: a UDP flow of this service port to
-    /// any other address has lost its endpoint. Sorted by address, none twice; kept for UDP only.
+    /// For UDP only: all endpoints that serve (`conditions.serving`) or are ready, in a list or
+    /// not. A UDP flow of this service port to another address has lost its endpoint. Sorted by
+    /// address, without duplicates.
     pub serving: Vec<ResolvedEndpoint>,
-    /// There is an endpoint somewhere that is usable under some policy: upstream's `hasEndpoints`.
+    /// Upstream's `hasEndpoints`: at least one endpoint is usable, on any node.
     pub has_endpoints: bool,
-    /// Affinity by client, with its timeout in seconds.
+    /// The timeout of `ClientIP` affinity in seconds; none without affinity.
     pub affinity_timeout: Option<NonZeroU32>,
     /// internalTrafficPolicy.
     pub internal_policy: TrafficPolicy,
-    /// externalTrafficPolicy; Cluster where the Service has no address that is reached from outside.
+    /// externalTrafficPolicy. `Cluster` if the Service has no frontend to which it applies.
     pub external_policy: TrafficPolicy,
-    /// Source ranges of this family for load-balancer IPs. Empty where everybody may pass: none is set, or one of length 0,
-    /// or only ranges of the other family, which upstream does not take for a restriction of this one.
+    /// Source ranges of this family for load-balancer IPs. Empty if all clients may connect: no
+    /// range is set, or one of length 0, or only ranges of the other family, which as upstream do
+    /// not restrict this one.
     pub source_ranges: Vec<IpNet>,
-    /// healthCheckNodePort, on Services of type LoadBalancer with externalTrafficPolicy Local.
+    /// healthCheckNodePort of a Service of type `LoadBalancer` with externalTrafficPolicy `Local`.
     pub health_check_node_port: Option<NonZeroU16>,
 }
 
 impl ResolvedPort {
-    /// The policy whose endpoint list a caller of this kind of address gets.
-    pub fn policy(&self, kind: FrontendKind, caller: Caller) -> TrafficPolicy {
-        match (kind, caller) {
+    /// Returns the policy that applies to a client of this kind of frontend.
+    pub fn policy(&self, kind: FrontendKind, client: ClientLocation) -> TrafficPolicy {
+        match (kind, client) {
             (FrontendKind::ClusterIp, _) => self.internal_policy,
-            (_, Caller::Inside) => TrafficPolicy::Cluster,
-            (_, Caller::Outside) => self.external_policy,
+            (_, ClientLocation::Inside) => TrafficPolicy::Cluster,
+            (_, ClientLocation::Outside) => self.external_policy,
         }
     }
 
-    /// The endpoint list of a policy.
+    /// Returns the endpoint list of a policy.
     pub fn endpoints(&self, policy: TrafficPolicy) -> &[ResolvedEndpoint] {
         match policy {
             TrafficPolicy::Cluster => &self.cluster_endpoints,
@@ -143,54 +147,57 @@ impl ResolvedPort {
         }
     }
 
-    /// What a caller meets when the list of its policy is empty.
-    pub fn when_empty(&self) -> WhenEmpty {
-        if self.has_endpoints { WhenEmpty::Drop } else { WhenEmpty::Refuse }
+    /// Returns the verdict for a client whose endpoint list is empty.
+    pub fn no_endpoint_verdict(&self) -> NoEndpointVerdict {
+        if self.has_endpoints { NoEndpointVerdict::Drop } else { NoEndpointVerdict::Refuse }
     }
 }
 
-/// What this node knows of itself: the Node object and the kernel's addresses, resolved.
+/// This node, as resolved from the Node object, the configuration and the kernel's links and
+/// addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeView {
-    /// Every address on a link of the node's namespace, loopback included.
+    /// All addresses of links in the node's network namespace, including loopback.
     pub local_addresses: BTreeSet<IpAddr>,
-    /// Those on which node ports are served. 127.0.0.1 and `::1` stand for all of loopback of their family.
+    /// The addresses on which node ports are served. 127.0.0.1 and `::1` stand for all loopback
+    /// addresses of their family.
     pub node_port_addresses: BTreeSet<IpAddr>,
-    /// The address the node calls its own, a family: from the Node object, else from the kernel.
+    /// The node's own address in each family: from the Node object, otherwise from the kernel.
     pub primary_addresses: BTreeMap<IpFamily, IpAddr>,
-    /// `spec.podCIDRs` of the Node and the configured clusterCIDRs: where pods of this node live, as far as known.
+    /// The known ranges of pod addresses: `spec.podCIDRs` of the Node, and the configured
+    /// clusterCIDRs.
     pub pod_cidrs: Vec<IpNet>,
-    /// How traffic of local pods is told from other traffic.
+    /// The local detector.
     pub local_detector: LocalTrafficDetector,
-    /// The links that packets are translated on, by index: all but loopback, links of an unknown kind, and those that the
-    /// configuration leaves out.
+    /// The links that are served, by index: all except loopback, links with unsupported headers,
+    /// and those that the configuration excludes.
     pub links: BTreeMap<u32, ServedLink>,
-    /// Indexes of the links that traffic of local pods comes in on, where [`Self::local_detector`] goes by links.
+    /// The indexes of the links on which packets of local pods arrive, if [`Self::local_detector`]
+    /// is about links.
     pub local_links: BTreeSet<u32>,
-    /// The address of the bridge, for every link that is a port of one, by the port's index.
+    /// For each link that is a port of a bridge, by index: the MAC address of the bridge.
     pub bridge_ports: BTreeMap<u32, MacAddress>,
-    /// Where addresses of Services are taken from: what the ServiceCIDRs name, each once and in order. None where they are not
-    /// known.
+    /// The ranges of all ServiceCIDRs, sorted, without duplicates. Empty if they are not known.
     pub service_cidrs: Vec<IpNet>,
-    /// All traffic to cluster IPs is masqueraded.
+    /// Masquerade all traffic to cluster IPs.
     pub masquerade_all: bool,
-    /// The Node is going away: `/healthz` answers 503.
+    /// The Node is being deleted: `/healthz` returns 503.
     pub being_deleted: bool,
 }
 
-/// A link that packets are translated on.
+/// A link on which packets are translated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedLink {
-    /// Its name.
+    /// The name.
     pub name: Arc<str>,
-    /// What its packets begin with.
+    /// The header with which packets begin.
     pub framing: Framing,
-    /// It has an address of the node's own, at which others reach it; one out of the pods' ranges, as gateways of pods have, is
-    /// none of these.
+    /// The link has an address at which others reach the node. An address in the range of the pods
+    /// does not count: it is the gateway of pods.
     pub has_node_address: bool,
 }
 
-/// What the packets of a link begin with.
+/// The header with which the packets of a served link begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Framing {
     /// An Ethernet header.
@@ -199,22 +206,25 @@ pub enum Framing {
     Ip,
 }
 
-/// Upstream's `detectLocalMode`, resolved: which source counts as a pod of this node.
+/// The local detector, resolved from upstream's `detectLocalMode`: which packets come from local
+/// pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LocalTrafficDetector {
-    /// Unknown: nothing counts as local, and nothing is masqueraded for not being so.
+    /// Unknown. No packet counts as local, and no packet is masqueraded because it is not local.
     #[default]
     None,
-    /// Sources in these ranges (ClusterCIDR, NodeCIDR); a family without one has no detector.
+    /// Packets with a source in these ranges (ClusterCIDR, NodeCIDR). A family without a range has
+    /// no detector.
     Cidrs(Vec<IpNet>),
-    /// Packets that came in through this bridge.
+    /// Packets that arrived through this bridge.
     BridgeInterface(Arc<str>),
-    /// Packets that came in through links whose name starts so.
+    /// Packets that arrived through links whose names start with this prefix.
     InterfaceNamePrefix(Arc<str>),
 }
 
 impl LocalTrafficDetector {
-    /// Upstream's `IsImplemented`, for one family: traffic of this family can be told to be a local pod's or not.
+    /// Upstream's `IsImplemented` for one family: returns true if it is known which packets are
+    /// local.
     pub fn is_implemented(&self, family: IpFamily) -> bool {
         match self {
             Self::None => false,
@@ -224,33 +234,33 @@ impl LocalTrafficDetector {
     }
 }
 
-/// Everything this node has to serve.
+/// Everything that this node must serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Service ports by key.
+    /// The service ports.
     pub ports: BTreeMap<ServicePortKey, Arc<ResolvedPort>>,
     /// This node.
     pub node: NodeView,
 }
 
-/// What differs from the last Snapshot that was resolved; a dataplane looks at nothing else.
+/// The differences to the previous Snapshot. A dataplane looks at nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dirty {
-    /// Everything: the first resolution, or a dataplane that has to start over.
+    /// Everything: after the first resolution, or for a dataplane that starts again.
     pub all: bool,
-    /// Service ports that came, changed or went.
+    /// Service ports that were added, changed or removed.
     pub ports: BTreeSet<ServicePortKey>,
     /// [`Snapshot::node`] changed.
     pub node: bool,
 }
 
 impl Dirty {
-    /// Everything.
+    /// Marks everything as dirty.
     pub fn everything() -> Self {
         Self { all: true, ports: BTreeSet::new(), node: true }
     }
 
-    /// Nothing to do.
+    /// Returns true if nothing differs.
     pub fn is_empty(&self) -> bool {
         !self.all && self.ports.is_empty() && !self.node
     }

@@ -1,4 +1,4 @@
-//! [`Model`]: takes events in, tracks what they touch, and resolves just that.
+//! [`Model`]: applies events, and resolves what they changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,13 +15,14 @@ use super::{
     node_view::node_view,
     resolve::{ResolvedService, Resolver},
     service_change_tracker::ServiceChangeTracker,
-    topology::Topology,
+    topology::NodeLocation,
 };
 
-/// The objects known so far and the Snapshot last resolved from them.
+/// The known objects, and the Snapshot that was last resolved from them.
 ///
-/// Services left out (headless, `ExternalName`, without a cluster IP, of other proxies) are not kept, of slices only what
-/// resolution reads, of Nodes only this one.
+/// The model does not store Services that this proxy does not serve: headless, `ExternalName`,
+/// without a cluster IP, or of other proxies. Of slices it stores the fields that resolution needs,
+/// and of Nodes only this one.
 #[derive(Debug)]
 pub struct Model {
     settings: ModelSettings,
@@ -32,33 +33,33 @@ pub struct Model {
     slices: EndpointSliceCache,
     claims: FrontendClaims,
     strings: Interner<str>,
-    listed: Listed,
-    pending: Pending,
-    /// Something was resolved before, so that what is dirty can be told.
-    resolved: bool,
+    listed: ListedKinds,
+    pending: PendingChanges,
+    /// The first resolution is done.
+    is_resolved: bool,
     snapshot: Snapshot,
     health_checks: BTreeMap<(NamespacedName, IpFamily), HealthCheck>,
 }
 
-/// The kinds of which a complete list came; EndpointSlices keep it themselves.
+/// The kinds of which a complete list came. [`EndpointSliceCache`] stores this for EndpointSlices.
 #[derive(Debug, Default)]
-struct Listed {
+struct ListedKinds {
     services: bool,
     nodes: bool,
 }
 
-/// What the next resolution has to look at, besides changed Services and slices.
+/// What the next resolution must resolve in addition to changed Services and slices.
 #[derive(Debug, Default)]
-struct Pending {
+struct PendingChanges {
     node: bool,
-    /// This node's zone changed: the Services whose endpoints have hints.
+    /// This node's zone changed: resolve the Services whose endpoints have hints.
     hinted_services: bool,
-    /// This node's name changed.
+    /// This node's name changed: resolve all Services.
     all_services: bool,
 }
 
 impl Model {
-    /// A model that knows no object yet.
+    /// Creates a model without objects.
     pub fn new(settings: ModelSettings) -> Self {
         Self {
             settings,
@@ -69,15 +70,15 @@ impl Model {
             slices: EndpointSliceCache::default(),
             claims: FrontendClaims::default(),
             strings: Interner::default(),
-            listed: Listed::default(),
-            pending: Pending::default(),
-            resolved: false,
+            listed: ListedKinds::default(),
+            pending: PendingChanges::default(),
+            is_resolved: false,
             snapshot: Snapshot::default(),
             health_checks: BTreeMap::new(),
         }
     }
 
-    /// Takes in what a source said. Nothing is resolved yet.
+    /// Applies an event. [`Self::resolve`] resolves it later.
     pub fn apply(&mut self, event: WatchEvent) {
         match event {
             WatchEvent::Services(delta) => {
@@ -90,7 +91,7 @@ impl Model {
         }
     }
 
-    /// Takes in what the kernel says of this node.
+    /// Sets the kernel's facts about this node.
     pub fn set_node_facts(&mut self, facts: NodeFacts) {
         if self.facts.as_ref() != Some(&facts) {
             self.facts = Some(facts);
@@ -98,7 +99,7 @@ impl Model {
         }
     }
 
-    /// Takes in a changed configuration. With another node name, the Node must be listed again.
+    /// Sets the configuration. If the node name changes, Nodes must be listed again.
     pub fn set_settings(&mut self, settings: ModelSettings) {
         if settings == self.settings {
             return;
@@ -112,63 +113,66 @@ impl Model {
         self.settings = settings;
     }
 
-    /// All kinds were listed once, and the kernel's facts are known: the Snapshot may be programmed.
+    /// Returns true if all kinds were listed and the kernel's facts are known. Then the Snapshot
+    /// may be programmed.
     pub fn is_synced(&self) -> bool {
         self.listed.services && self.listed.nodes && self.slices.is_listed() && self.facts.is_some()
     }
 
-    /// Resolves what changed since the last call and says exactly what differs. Empty before [`Self::is_synced`].
+    /// Resolves the changes since the last call, and returns the exact differences. Empty before
+    /// [`Self::is_synced`].
     pub fn resolve(&mut self) -> Dirty {
         if !self.is_synced() {
             return Dirty::default();
         }
         let mut dirty = Dirty::default();
         let pending = mem::take(&mut self.pending);
-        for service in self.touched_services(&pending) {
+        for service in self.affected_services(&pending) {
             self.resolve_service(&service, &mut dirty.ports);
         }
-        dirty.node = (pending.node || !self.resolved) && self.resolve_node();
-        if mem::replace(&mut self.resolved, true) { dirty } else { Dirty::everything() }
+        dirty.node = (pending.node || !self.is_resolved) && self.resolve_node();
+        if mem::replace(&mut self.is_resolved, true) { dirty } else { Dirty::everything() }
     }
 
-    /// The Snapshot as of the last [`Self::resolve`].
+    /// Returns the Snapshot of the last [`Self::resolve`].
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
 
-    /// What to answer on health check node ports, by Service and family, as of the last [`Self::resolve`]. It may change
-    /// while no service port is dirty.
+    /// Returns the health checks by Service and family, of the last [`Self::resolve`]. They can
+    /// change without a dirty service port.
     pub fn health_checks(&self) -> &BTreeMap<(NamespacedName, IpFamily), HealthCheck> {
         &self.health_checks
     }
 
-    /// Addresses that several service ports claim, as of the last [`Self::resolve`].
+    /// Returns the frontends that several service ports claim, of the last [`Self::resolve`].
     pub fn conflicts(&self) -> impl Iterator<Item = FrontendConflict> {
         self.claims.conflicts()
     }
 
-    /// The name of this node, if there is no Node object of that name.
+    /// Returns the name of this node if it has no Node object.
     pub fn missing_node(&self) -> Option<&str> {
         self.node.is_none().then_some(&*self.settings.node_name)
     }
 
-    /// This node's Node object, if there is one.
+    /// Returns this node's Node object, if there is one.
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()
     }
 
-    /// How many Services this proxy serves.
+    /// Returns the number of Services that this proxy serves.
     pub fn service_count(&self) -> usize {
         self.services.len()
     }
 
-    /// How many endpoints the EndpointSlices hold, whether or not a Service uses them.
+    /// Returns the number of endpoints in all EndpointSlices, used or not.
     pub fn endpoint_count(&self) -> usize {
         self.slices.endpoint_count()
     }
 
-    /// The last-change-trigger-times of slices that changed since the last call, for the network programming latency.
-    /// Those of the first list are left out, and those of slices that went. To be called after each [`Self::resolve`].
+    /// Returns the last-change-trigger-times of slices that changed since the last call, for the
+    /// metric of the network programming latency. Slices of the first list and deleted slices do
+    /// not count. Call this after each [`Self::resolve`].
     pub fn take_trigger_times(&mut self) -> Vec<UnixNanos> {
         self.slices.checkout_trigger_times()
     }
@@ -186,7 +190,7 @@ impl Model {
     }
 
     fn apply_service_cidrs(&mut self, delta: Delta<ServiceCidr>) {
-        delta.apply_to(&mut self.service_cidrs, |object| NamespacedName::new("", object.name.clone()));
+        delta.apply_to(&mut self.service_cidrs, |object| object.name.clone().into());
         self.pending.node = true;
     }
 
@@ -200,44 +204,47 @@ impl Model {
         self.node = node;
     }
 
-    /// Every Service whose ports may differ. Brings the claims up to date, so that the Services that win or lose a
-    /// frontend are among them.
-    fn touched_services(&mut self, pending: &Pending) -> BTreeSet<NamespacedName> {
-        let mut touched = self.slices.checkout_changes();
+    /// Returns all Services whose ports may differ. Updates the claims, so that Services that get
+    /// or lose a frontend are among them.
+    fn affected_services(&mut self, pending: &PendingChanges) -> BTreeSet<NamespacedName> {
+        let mut affected = self.slices.checkout_changes();
         for (name, previous) in self.services.checkout_changes() {
-            touched.extend(self.claims.update(previous.as_deref(), self.services.get(&name)));
-            touched.insert(name);
+            affected.extend(self.claims.update(previous.as_deref(), self.services.get(&name)));
+            affected.insert(name);
         }
         if pending.hinted_services {
-            touched.extend(self.slices.services_with_hints());
+            affected.extend(self.slices.services_with_hints());
         }
         if pending.all_services {
-            touched.extend(self.services.names().cloned());
+            affected.extend(self.services.names().cloned());
         }
-        touched
+        affected
     }
 
     fn resolve_service(&mut self, name: &NamespacedName, dirty: &mut BTreeSet<ServicePortKey>) {
         let zone = self.node.as_ref().and_then(|node| node.zone.as_deref()).unwrap_or_default();
-        let here = Topology { node_name: &self.settings.node_name, zone };
-        let resolver = Resolver { slices: &self.slices, claims: &self.claims, here };
+        let node = NodeLocation { node_name: &self.settings.node_name, zone };
+        let resolver = Resolver { slices: &self.slices, claims: &self.claims, node };
         let ResolvedService { ports, health_checks } =
             self.services.get(name).map(|service| resolver.resolve(service)).unwrap_or_default();
-        let gone: Vec<_> = self.ports_of(name).filter(|key| !ports.contains_key(key)).collect();
-        for key in gone {
+        let removed: Vec<_> = self.ports_of(name).filter(|key| !ports.contains_key(key)).collect();
+        for key in removed {
             self.snapshot.ports.remove(&key);
             dirty.insert(key);
         }
         for (key, port) in ports {
-            if self.snapshot.ports.get(&key).is_none_or(|known| **known != port) {
+            if self.snapshot.ports.get(&key).is_none_or(|previous| **previous != port) {
                 self.snapshot.ports.insert(key.clone(), Arc::new(port));
                 dirty.insert(key);
             }
         }
-        self.set_health_checks(name, health_checks);
+        for family in IpFamily::ALL {
+            self.health_checks.remove(&(name.clone(), family));
+        }
+        self.health_checks.extend(health_checks);
     }
 
-    /// The keys of a Service in the Snapshot; they lie side by side.
+    /// Returns the keys of a Service in the Snapshot, which are adjacent.
     fn ports_of(&self, service: &NamespacedName) -> impl Iterator<Item = ServicePortKey> {
         let name = ServicePortName { service: service.clone(), port: "".into(), protocol: Protocol::Tcp };
         let first = ServicePortKey { name, family: IpFamily::V4 };
@@ -245,25 +252,12 @@ impl Model {
         ports.take_while(move |key| key.name.service == *service).cloned()
     }
 
-    fn set_health_checks(
-        &mut self,
-        service: &NamespacedName,
-        checks: BTreeMap<(NamespacedName, IpFamily), HealthCheck>,
-    ) {
-        for family in IpFamily::ALL {
-            self.health_checks.remove(&(service.clone(), family));
-        }
-        self.health_checks.extend(checks);
-    }
-
-    /// Whether it differs.
+    /// Resolves this node. Returns true if it differs.
     fn resolve_node(&mut self) -> bool {
         let Some(facts) = &self.facts else { return false };
         let ranges: BTreeSet<_> = self.service_cidrs.values().flat_map(|object| &object.cidrs).collect();
         let service_cidrs = ranges.into_iter().copied().collect();
         let node = NodeView { service_cidrs, ..node_view(&self.settings, self.node.as_ref(), facts) };
-        let differs = node != self.snapshot.node;
-        self.snapshot.node = node;
-        differs
+        mem::replace(&mut self.snapshot.node, node) != self.snapshot.node
     }
 }

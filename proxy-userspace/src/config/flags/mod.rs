@@ -98,7 +98,7 @@ fn add_port(
     match go::integer(text).map(u16::try_from) {
         Some(Ok(0)) => settings.add_flag(flag, path, ""),
         Some(Ok(port)) => {
-            if let Some(ip) = address.and_then(crate::model::sloppy_ip) {
+            if let Some(ip) = address.and_then(crate::model::parse_ip_sloppy) {
                 settings.add_flag(other, path, &std::net::SocketAddr::new(ip, port).to_string());
             }
         }

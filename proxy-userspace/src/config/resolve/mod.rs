@@ -22,7 +22,7 @@ use super::{
 use crate::{
     kernel::ipvs::Timeouts,
     mode::Mode,
-    model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses, sloppy_cidr},
+    model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses, parse_cidr_sloppy},
     node::{ConntrackSettings, NodeSettings},
 };
 
@@ -218,7 +218,7 @@ fn node_name(settings: &mut Settings, environment: &Environment) -> Arc<str> {
 fn cluster_cidrs(settings: &mut Settings) -> Vec<IpNet> {
     const PATH: &str = "clusterCIDR";
     let Some(text) = settings.text(PATH) else { return Vec::new() };
-    let cidrs: Option<Vec<_>> = text.split(',').map(|cidr| sloppy_cidr(cidr.trim())).collect();
+    let cidrs: Option<Vec<_>> = text.split(',').map(|cidr| parse_cidr_sloppy(cidr.trim())).collect();
     let cidrs = cidrs.filter(|cidrs| match cidrs[..] {
         [_] => true,
         [one, other] => one.addr().is_ipv4() != other.addr().is_ipv4(),

@@ -8,7 +8,7 @@ use std::{
 
 use super::{UdpFilter, UdpFlow};
 use crate::model::{
-    Caller, Dirty, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, Protocol, ResolvedPort,
+    ClientLocation, Dirty, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, Protocol, ResolvedPort,
     ServicePortKey, Snapshot, TrafficPolicy,
 };
 
@@ -223,7 +223,7 @@ impl<'a> Suspects<'a> {
     }
 
     /// Who may get more counts, where the rules go by what conntrack does not tell.
-    fn caller(&self, source: IpAddr) -> Caller {
+    fn caller(&self, source: IpAddr) -> ClientLocation {
         let is_inside = source.is_loopback()
             || self.node.local_addresses.contains(&source)
             || match &self.node.local_detector {
@@ -233,7 +233,7 @@ impl<'a> Suspects<'a> {
                     true
                 }
             };
-        if is_inside { Caller::Inside } else { Caller::Outside }
+        if is_inside { ClientLocation::Inside } else { ClientLocation::Outside }
     }
 }
 

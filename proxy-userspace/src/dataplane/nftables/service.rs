@@ -10,7 +10,9 @@ use super::{
 };
 use crate::{
     kernel::nftables::{self, ElementKey, ElementValue, Family, Field, Name, Set, Verdict},
-    model::{Frontend, FrontendKind, IpFamily, ResolvedPort, ServicePortKey, TrafficPolicy, WhenEmpty},
+    model::{
+        Frontend, FrontendKind, IpFamily, NoEndpointVerdict, ResolvedPort, ServicePortKey, TrafficPolicy,
+    },
 };
 
 /// All that a service port needs.
@@ -220,9 +222,9 @@ impl Filling<'_> {
 
     fn add_without_endpoints(&mut self, destination: Destination) {
         // What goes on is refused by the rest of the rule.
-        let verdict = match self.port.when_empty() {
-            WhenEmpty::Refuse => Verdict::Continue,
-            WhenEmpty::Drop => Verdict::Drop,
+        let verdict = match self.port.no_endpoint_verdict() {
+            NoEndpointVerdict::Refuse => Verdict::Continue,
+            NoEndpointVerdict::Drop => Verdict::Drop,
         };
         let map = match destination.address {
             Some(_) => Base::NoEndpointServices,

@@ -1,5 +1,5 @@
-//! Objects for tests, here and of the dataplanes: builders with the API's defaults, and generators over a small world in
-//! which Services collide.
+//! Objects for tests of the model and of the dataplanes: builders with the API's defaults, and
+//! generators for a small world in which Services often conflict.
 
 mod strategies;
 mod world;
@@ -18,39 +18,39 @@ use super::{
     SlicePort, TrafficPolicy,
 };
 
-/// The node that [`settings`] says this is.
+/// The name of this node in [`settings`].
 pub const THIS_NODE: &str = "n1";
 
-/// An address.
+/// Parses an address.
 ///
 /// # Panics
-/// When it is none, as all builders here.
+/// Panics if the text is not an address. All builders of this module panic on invalid text.
 pub fn ip(address: &str) -> IpAddr {
     address.parse().unwrap_or_else(|error| panic!("{address}: {error}"))
 }
 
-/// Addresses.
+/// Parses addresses.
 pub fn ips(addresses: &[&str]) -> Vec<IpAddr> {
     addresses.iter().copied().map(ip).collect()
 }
 
-/// Ranges.
+/// Parses CIDRs.
 pub fn cidrs(ranges: &[&str]) -> Vec<IpNet> {
     ranges.iter().map(|range| range.parse().unwrap_or_else(|error| panic!("{range}: {error}"))).collect()
 }
 
-/// A port number; not 0.
+/// Converts a port number, which must not be 0.
 pub fn port_number(number: u16) -> NonZeroU16 {
     NonZeroU16::new(number).unwrap_or_else(|| panic!("port 0"))
 }
 
-/// `namespace/name`.
+/// Parses `namespace/name`.
 pub fn namespaced(name: &str) -> NamespacedName {
     let (namespace, name) = name.split_once('/').unwrap_or_else(|| panic!("{name}: no namespace"));
     NamespacedName::new(namespace, name)
 }
 
-/// A Service of type `ClusterIP` with one unnamed TCP port 80.
+/// Returns a Service of type `ClusterIP` with one unnamed TCP port 80.
 pub fn service(name: &str, cluster_ip: &str) -> Service {
     Service {
         name: namespaced(name),
@@ -68,18 +68,19 @@ pub fn service(name: &str, cluster_ip: &str) -> Service {
     }
 }
 
-/// A Service's port without a node port.
+/// Returns a port of a Service, without a node port.
 pub fn service_port(name: &str, protocol: Protocol, port: u16) -> ServicePort {
     ServicePort { name: name.into(), protocol, port: port_number(port), node_port: None }
 }
 
-/// The key of a Service's IPv4 TCP port.
+/// Returns the key of a Service's IPv4 TCP port.
 pub fn key(service: &str, port: &str) -> ServicePortKey {
     let name = ServicePortName { service: namespaced(service), port: port.into(), protocol: Protocol::Tcp };
     ServicePortKey { name, family: IpFamily::V4 }
 }
 
-/// A slice of a Service in the same namespace, of the first endpoint's family, with one unnamed TCP port 8080.
+/// Returns a slice of a Service in the same namespace, with one unnamed TCP port 8080. The first
+/// endpoint determines the family.
 pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> EndpointSlice {
     let first = endpoints.first().and_then(|endpoint| endpoint.address);
     let address_type =
@@ -94,12 +95,12 @@ pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Endpoi
     }
 }
 
-/// A slice's port.
+/// Returns a port of a slice.
 pub fn slice_port(name: &str, protocol: Protocol, port: u16) -> SlicePort {
     SlicePort { name: name.into(), protocol, port: Some(port_number(port)) }
 }
 
-/// A ready endpoint on no node in particular.
+/// Returns a ready endpoint without a node name.
 pub fn endpoint(address: &str) -> SliceEndpoint {
     SliceEndpoint {
         address: Some(ip(address)),
@@ -112,32 +113,32 @@ pub fn endpoint(address: &str) -> SliceEndpoint {
 }
 
 impl SliceEndpoint {
-    /// Runs on this node.
+    /// Sets the node name.
     #[must_use]
     pub fn on(self, node: &str) -> Self {
         Self { node_name: Some(node.into()), ..self }
     }
 
-    /// Neither ready nor serving.
+    /// Makes the endpoint neither ready nor serving.
     #[must_use]
     pub fn not_ready(self) -> Self {
         Self { ready: false, serving: false, ..self }
     }
 
-    /// Terminates, and still serves.
+    /// Makes the endpoint terminating, but still serving.
     #[must_use]
     pub fn terminating(self) -> Self {
         Self { ready: false, serving: true, terminating: true, ..self }
     }
 
-    /// Meant for these zones.
+    /// Sets zone hints.
     #[must_use]
     pub fn for_zones(self, zones: &[&str]) -> Self {
         let hints = self.hints.as_deref().cloned().unwrap_or_default();
         Self { hints: Some(Hints { zones: names(zones), ..hints }.into()), ..self }
     }
 
-    /// Meant for these nodes.
+    /// Sets node hints.
     #[must_use]
     pub fn for_nodes(self, nodes: &[&str]) -> Self {
         let hints = self.hints.as_deref().cloned().unwrap_or_default();
@@ -145,12 +146,12 @@ impl SliceEndpoint {
     }
 }
 
-/// A Node about which nothing is known.
+/// Returns a Node with only a name.
 pub fn node(name: &str) -> Node {
     Node { name: name.into(), zone: None, pod_cidrs: Vec::new(), addresses: Vec::new(), being_deleted: false }
 }
 
-/// A resolved service port without addresses and endpoints.
+/// Returns a resolved service port without frontends and endpoints.
 pub fn resolved_port() -> ResolvedPort {
     ResolvedPort {
         frontends: Vec::new(),
@@ -166,7 +167,7 @@ pub fn resolved_port() -> ResolvedPort {
     }
 }
 
-/// The default configuration on [`THIS_NODE`].
+/// Returns the default configuration on [`THIS_NODE`].
 pub fn settings() -> ModelSettings {
     ModelSettings {
         node_name: THIS_NODE.into(),
@@ -179,7 +180,7 @@ pub fn settings() -> ModelSettings {
     }
 }
 
-/// A link with Ethernet frames that is no port of another.
+/// Returns an Ethernet link that is not a port of another link.
 pub fn link(index: u32, name: &str) -> Link {
     Link {
         index,
@@ -191,7 +192,7 @@ pub fn link(index: u32, name: &str) -> Link {
     }
 }
 
-/// The kernel's addresses as link and address with prefix.
+/// Returns the kernel's facts from pairs of a link and an address with prefix length.
 pub fn facts(addresses: &[(&str, &str)]) -> NodeFacts {
     let mut addresses: Vec<_> = addresses
         .iter()

@@ -1,5 +1,5 @@
-//! Generators over a small world: few names, addresses and ports, so that objects meet, collide and repeat; and among
-//! them what the API would refuse.
+//! Generators for a small world: few names, addresses and ports, so that objects often belong
+//! together, conflict or repeat. Some objects are such that the API would reject them.
 
 use std::{fmt::Debug, net::IpAddr, num::NonZeroU32, sync::Arc};
 
@@ -29,7 +29,7 @@ const ENDPOINT_IPS: [&str; 8] = [
 ];
 const RANGES: [&str; 5] = ["0.0.0.0/0", "192.0.2.7/24", "203.0.113.0/25", "::/0", "2001:db8::/32"];
 
-/// A few objects as the API could hold them, or nearly.
+/// Generates a few objects, most of them valid for the API.
 pub fn world() -> impl Strategy<Value = World> {
     (vec(any_service(), 1..8), vec(any_slice(), 2..14), vec(any_node(), 0..3)).prop_map(
         |(services, slices, nodes)| {
@@ -42,12 +42,12 @@ pub fn world() -> impl Strategy<Value = World> {
     )
 }
 
-/// Events in a row.
+/// Generates a sequence of events.
 pub fn events(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<WatchEvent>> {
     vec(event(), count)
 }
 
-/// Any event; mostly of one object.
+/// Generates an event, most often about one object.
 pub fn event() -> impl Strategy<Value = WatchEvent> {
     prop_oneof![
         6 => delta(any_service().boxed(), service_name().boxed()).prop_map(WatchEvent::Services),
@@ -57,12 +57,12 @@ pub fn event() -> impl Strategy<Value = WatchEvent> {
     ]
 }
 
-/// What some objects resolve to. Everything a [`crate::model::Model`] promises of a Snapshot holds.
+/// Generates the Snapshot of some objects. It keeps all promises of [`crate::model::Model`].
 pub fn snapshot() -> impl Strategy<Value = Snapshot> {
     snapshot_change().prop_map(|(snapshot, _, _)| snapshot)
 }
 
-/// A Snapshot, the next one, and what differs.
+/// Generates a Snapshot, the next one, and their differences.
 pub fn snapshot_change() -> impl Strategy<Value = (Snapshot, Snapshot, Dirty)> {
     (world(), any_settings(), (any_facts(), any_facts()), events(0..6)).prop_map(
         |(world, settings, (facts, next_facts), events)| {
@@ -78,7 +78,7 @@ pub fn snapshot_change() -> impl Strategy<Value = (Snapshot, Snapshot, Dirty)> {
     )
 }
 
-/// Any configuration, always on [`THIS_NODE`].
+/// Generates a configuration, always on [`THIS_NODE`].
 pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
     let detect_local = prop_oneof![
         Just(DetectLocalMode::ClusterCidr),
@@ -104,7 +104,7 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
     )
 }
 
-/// Any addresses and links of this node.
+/// Generates addresses and links of this node.
 pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
     let addresses = [
         ("lo", "127.0.0.1/8"),
@@ -117,10 +117,11 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
     (addresses, any_links()).prop_map(|(addresses, links)| NodeFacts { links, ..facts(&addresses) })
 }
 
-/// Any links; an index may stand for another link the next time.
+/// Generates links. The same index may be another link the next time.
 fn any_links() -> impl Strategy<Value = Vec<Link>> {
-    let headers = of(&[LinkHeader::Ethernet, LinkHeader::Ethernet, LinkHeader::Ip, LinkHeader::Other(32)]);
-    let names = of(&["eth0", "cbr0", "veth1", "veth2", "wg0"]);
+    let headers =
+        one_of(&[LinkHeader::Ethernet, LinkHeader::Ethernet, LinkHeader::Ip, LinkHeader::Other(32)]);
+    let names = one_of(&["eth0", "cbr0", "veth1", "veth2", "wg0"]);
     let addresses = option::of((0..2_u8).prop_map(|last| MacAddress([2, 0, 0, 0, 0, last])));
     let any_link = (2..7_u32, names, headers, option::of(2..4_u32), addresses).prop_map(
         |(index, name, header, master, bridge_address)| Link {
@@ -147,9 +148,9 @@ fn interface_globs() -> impl Strategy<Value = InterfaceGlobs> {
     (only, globs(&["*2", "wg*"])).prop_map(|(only, except)| InterfaceGlobs { only, except })
 }
 
-/// Any Service.
+/// Generates a Service.
 pub fn any_service() -> impl Strategy<Value = Service> {
-    let service_type = of(&[
+    let service_type = one_of(&[
         ServiceType::ClusterIp,
         ServiceType::ClusterIp,
         ServiceType::NodePort,
@@ -163,7 +164,7 @@ pub fn any_service() -> impl Strategy<Value = Service> {
         prop_oneof![1 => vec(address(&CLUSTER_IPS), 0), 15 => vec(address(&CLUSTER_IPS), 1..4)],
         vec(address(&OUTER_IPS), 0..3),
         vec(ingress(), 0..3),
-        vec(of(&RANGES).prop_map(|range| cidrs(&[range])[0]), 0..3),
+        vec(one_of(&RANGES).prop_map(|range| cidrs(&[range])[0]), 0..3),
     );
     let policies = (session_affinity(), policy(), policy(), option::of(port(32_000..32_002)));
     (identity, addresses, vec(any_service_port(), 1..4), policies).prop_map(
@@ -184,11 +185,11 @@ pub fn any_service() -> impl Strategy<Value = Service> {
     )
 }
 
-/// Any EndpointSlice.
+/// Generates an EndpointSlice.
 pub fn any_slice() -> impl Strategy<Value = EndpointSlice> {
     let address_type =
         prop_oneof![6 => Just(AddressType::Ipv4), 3 => Just(AddressType::Ipv6), 1 => Just(AddressType::Fqdn)];
-    let owner = option::weighted(0.95, of(&["x", "x", "x", "y", "z"]));
+    let owner = option::weighted(0.95, one_of(&["x", "x", "x", "y", "z"]));
     let time = option::of((1..1_000_u64).prop_map(UnixNanos));
     (slice_name(), owner, address_type, vec(any_endpoint(), 0..6), vec(any_slice_port(), 1..4), time)
         .prop_map(|(name, service, address_type, endpoints, ports, last_change_trigger_time)| EndpointSlice {
@@ -201,10 +202,10 @@ pub fn any_slice() -> impl Strategy<Value = EndpointSlice> {
         })
 }
 
-/// Any Node, most often this one.
+/// Generates a Node, most often this one.
 pub fn any_node() -> impl Strategy<Value = Node> {
     let ranges = proptest::sample::subsequence(vec!["10.244.1.0/24", "fd44:1::/64"], 0..=2);
-    let address_type = of(&[NodeAddressType::InternalIp, NodeAddressType::ExternalIp]);
+    let address_type = one_of(&[NodeAddressType::InternalIp, NodeAddressType::ExternalIp]);
     let address = address(&["192.168.57.11", "fd57::11", "203.0.113.9", "127.0.0.1"]);
     (node_name(), option::of(zone()), ranges, vec((address_type, address), 0..4), any::<bool>()).prop_map(
         |(name, zone, ranges, addresses, being_deleted)| Node {
@@ -241,7 +242,7 @@ fn any_endpoint() -> impl Strategy<Value = SliceEndpoint> {
 }
 
 fn ingress() -> impl Strategy<Value = LoadBalancerIngress> {
-    let ip_mode = of(&[LoadBalancerIpMode::Vip, LoadBalancerIpMode::Vip, LoadBalancerIpMode::Proxy]);
+    let ip_mode = one_of(&[LoadBalancerIpMode::Vip, LoadBalancerIpMode::Vip, LoadBalancerIpMode::Proxy]);
     (address(&OUTER_IPS), ip_mode).prop_map(|(ip, ip_mode)| LoadBalancerIngress { ip, ip_mode })
 }
 
@@ -258,7 +259,7 @@ fn delta<T: Debug + Clone + 'static>(
 
 fn session_affinity() -> impl Strategy<Value = SessionAffinity> {
     let seconds = NonZeroU32::MIN.saturating_add(10_799);
-    of(&[SessionAffinity::None, SessionAffinity::ClientIp { timeout_seconds: seconds }])
+    one_of(&[SessionAffinity::None, SessionAffinity::ClientIp { timeout_seconds: seconds }])
 }
 
 fn node_ranges() -> impl Strategy<Value = Vec<ipnet::IpNet>> {
@@ -267,25 +268,25 @@ fn node_ranges() -> impl Strategy<Value = Vec<ipnet::IpNet>> {
 }
 
 fn service_name() -> impl Strategy<Value = NamespacedName> {
-    (of(&["a", "a", "a", "a", "b"]), of(&["x", "x", "x", "y", "z"]))
+    (one_of(&["a", "a", "a", "a", "b"]), one_of(&["x", "x", "x", "y", "z"]))
         .prop_map(|(namespace, name)| NamespacedName::new(namespace, name))
 }
 
 fn slice_name() -> impl Strategy<Value = NamespacedName> {
-    (of(&["a", "a", "a", "a", "b"]), of(&["s1", "s2", "s3", "s4", "s5", "s6", "s7"]))
+    (one_of(&["a", "a", "a", "a", "b"]), one_of(&["s1", "s2", "s3", "s4", "s5", "s6", "s7"]))
         .prop_map(|(namespace, name)| NamespacedName::new(namespace, name))
 }
 
 fn node_name() -> impl Strategy<Value = Arc<str>> {
-    of(&[THIS_NODE, THIS_NODE, "n2"]).prop_map(Arc::from)
+    one_of(&[THIS_NODE, THIS_NODE, "n2"]).prop_map(Arc::from)
 }
 
 fn zone() -> impl Strategy<Value = Arc<str>> {
-    of(&["east", "west"]).prop_map(Arc::from)
+    one_of(&["east", "west"]).prop_map(Arc::from)
 }
 
 fn port_name() -> impl Strategy<Value = Arc<str>> {
-    of(&["", "", "", "p"]).prop_map(Arc::from)
+    one_of(&["", "", "", "p"]).prop_map(Arc::from)
 }
 
 fn protocol() -> impl Strategy<Value = Protocol> {
@@ -293,7 +294,7 @@ fn protocol() -> impl Strategy<Value = Protocol> {
 }
 
 fn policy() -> impl Strategy<Value = TrafficPolicy> {
-    of(&[TrafficPolicy::Cluster, TrafficPolicy::Local])
+    one_of(&[TrafficPolicy::Cluster, TrafficPolicy::Local])
 }
 
 fn port(range: std::ops::Range<u16>) -> impl Strategy<Value = std::num::NonZeroU16> {
@@ -304,6 +305,8 @@ fn address(pool: &'static [&'static str]) -> impl Strategy<Value = IpAddr> {
     select(pool).prop_map(ip)
 }
 
-fn of<T: Clone + Debug + 'static, const N: usize>(choices: &[T; N]) -> impl Strategy<Value = T> + use<T, N> {
+fn one_of<T: Clone + Debug + 'static, const N: usize>(
+    choices: &[T; N],
+) -> impl Strategy<Value = T> + use<T, N> {
     select(choices.to_vec())
 }

@@ -1,4 +1,4 @@
-//! The objects a source knows: what a list says after some events, without any of the model's bookkeeping.
+//! The objects of a source after some events, without the model's change tracking.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::model::{
     Delta, EndpointSlice, Model, ModelSettings, NamespacedName, Node, NodeFacts, Service, WatchEvent,
 };
 
-/// Every object by name.
+/// All objects by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct World {
     /// Services.
@@ -18,7 +18,7 @@ pub struct World {
 }
 
 impl World {
-    /// Does what an event says.
+    /// Applies an event.
     pub fn apply(&mut self, event: WatchEvent) {
         match event {
             WatchEvent::Services(delta) => delta.apply_to(&mut self.services, |object| object.name.clone()),
@@ -26,14 +26,14 @@ impl World {
                 delta.apply_to(&mut self.slices, |object| object.name.clone());
             }
             WatchEvent::Nodes(delta) => {
-                delta.apply_to(&mut self.nodes, |object| NamespacedName::new("", object.name.clone()));
+                delta.apply_to(&mut self.nodes, |object| object.name.clone().into());
             }
-            // No generated history has any.
+            // Generated events contain none.
             WatchEvent::ServiceCidrs(_) => {}
         }
     }
 
-    /// The complete list of each kind.
+    /// Returns the complete list of each kind.
     pub fn lists(&self) -> [WatchEvent; 3] {
         [
             WatchEvent::Services(Delta::Replace(self.services.values().cloned().collect())),
@@ -42,7 +42,7 @@ impl World {
         ]
     }
 
-    /// Each object as an event of its own.
+    /// Returns one event for each object.
     pub fn single_events(&self) -> Vec<WatchEvent> {
         let services =
             self.services.values().cloned().map(|object| WatchEvent::Services(Delta::Apply(object)));
@@ -52,7 +52,7 @@ impl World {
         services.chain(slices).chain(nodes).collect()
     }
 
-    /// A model that has listed just this, resolved.
+    /// Returns a resolved model of these objects.
     pub fn model(&self, settings: &ModelSettings, facts: &NodeFacts) -> Model {
         let mut model = Model::new(settings.clone());
         self.lists().into_iter().for_each(|list| model.apply(list));

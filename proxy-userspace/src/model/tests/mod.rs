@@ -1,4 +1,4 @@
-//! What a whole [`Model`] makes of objects, rule by rule, and the laws that hold for all of them.
+//! Tests of the whole [`Model`]: single rules, and laws for generated objects.
 
 mod properties;
 mod services;
@@ -8,7 +8,7 @@ mod tracking;
 
 use super::{testing::*, *};
 
-/// A model of these objects, resolved, on a node with its usual addresses.
+/// Returns a resolved model of these objects, on a node with two addresses.
 fn model(services: Vec<Service>, slices: Vec<EndpointSlice>, nodes: Vec<Node>) -> Model {
     let mut world = World::default();
     world.apply(WatchEvent::Services(Delta::Replace(services)));
@@ -17,7 +17,7 @@ fn model(services: Vec<Service>, slices: Vec<EndpointSlice>, nodes: Vec<Node>) -
     world.model(&settings(), &facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24")]))
 }
 
-/// What one Service with these slices resolves to at its unnamed IPv4 TCP port.
+/// Resolves the unnamed IPv4 TCP port of one Service with these slices.
 fn resolved(service: Service, slices: Vec<EndpointSlice>) -> ResolvedPort {
     let key = ServicePortKey {
         name: ServicePortName { service: service.name.clone(), port: "".into(), protocol: Protocol::Tcp },
@@ -42,8 +42,8 @@ fn addresses(endpoints: &[ResolvedEndpoint]) -> Vec<String> {
     endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect()
 }
 
-/// Frontends as `kind address:port`.
-fn shown(port: &ResolvedPort) -> Vec<String> {
+/// Formats frontends as `kind address:port`.
+fn frontends_of(port: &ResolvedPort) -> Vec<String> {
     let show = |frontend: &Frontend| match frontend.address {
         Some(address) => {
             format!("{:?} {}", frontend.kind, std::net::SocketAddr::new(address, frontend.port.get()))

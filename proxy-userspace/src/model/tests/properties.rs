@@ -1,4 +1,4 @@
-//! Laws over generated objects, among them such as the API would refuse.
+//! Laws for generated objects, some of which the API would reject.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,13 +6,13 @@ use proptest::{prelude::*, sample::Index, strategy::ValueTree, test_runner::Test
 
 use super::*;
 
-/// The keys whose ports differ.
+/// Returns the keys whose ports differ.
 fn difference(before: &Snapshot, after: &Snapshot) -> BTreeSet<ServicePortKey> {
     let keys = before.ports.keys().chain(after.ports.keys());
     keys.filter(|key| before.ports.get(*key) != after.ports.get(*key)).cloned().collect()
 }
 
-fn same(model: &Model, fresh: &Model) {
+fn assert_same(model: &Model, fresh: &Model) {
     assert_eq!(model.snapshot(), fresh.snapshot());
     assert_eq!(model.health_checks(), fresh.health_checks());
     assert_eq!(model.conflicts().collect::<Vec<_>>(), fresh.conflicts().collect::<Vec<_>>());
@@ -20,7 +20,7 @@ fn same(model: &Model, fresh: &Model) {
     assert_eq!(model.endpoint_count(), fresh.endpoint_count());
 }
 
-/// What every dataplane relies on.
+/// Checks the promises on which all dataplanes rely.
 fn check_promises(snapshot: &Snapshot) {
     let mut seen = BTreeSet::new();
     for (key, port) in &snapshot.ports {
@@ -28,7 +28,7 @@ fn check_promises(snapshot: &Snapshot) {
             let family = frontend.address.map(IpFamily::of);
             assert!(family.is_none_or(|family| family == key.family), "{key}: {frontend:?}");
             let matched = (frontend.address, frontend.port, key.name.protocol, key.family);
-            assert!(seen.insert(matched), "{key}: {frontend:?} is another's");
+            assert!(seen.insert(matched), "{key}: {frontend:?} is a duplicate");
         }
         check_endpoints(key, port);
     }
@@ -50,7 +50,7 @@ fn check_endpoints(key: &ServicePortKey, port: &ResolvedPort) {
     assert!(uses_local || port.local_endpoints.is_empty(), "{key}: {port:?}");
 }
 
-/// The event that takes one back, given what was there before it.
+/// Returns the event that reverts `event`, given the objects before it.
 fn inverse(before: &World, event: &WatchEvent) -> WatchEvent {
     let [services, slices, nodes] = before.lists();
     match event {
@@ -70,9 +70,9 @@ fn inverse(before: &World, event: &WatchEvent) -> WatchEvent {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// `batches` says after which events there is a resolution.
+    /// `batches` has a bit for each event after which the model resolves.
     #[test]
-    fn any_batching_ends_as_a_fresh_list_and_dirty_names_exactly_what_differs(
+    fn any_batching_leads_to_the_state_of_a_fresh_list(
         settings in any_settings(),
         facts in any_facts(),
         start in world(),
@@ -94,11 +94,11 @@ proptest! {
             check_promises(model.snapshot());
         }
         model.resolve();
-        same(&model, &world.model(&settings, &facts));
+        assert_same(&model, &world.model(&settings, &facts));
     }
 
     #[test]
-    fn the_order_in_which_objects_arrive_does_not_matter(
+    fn the_order_of_objects_does_not_matter(
         settings in any_settings(),
         facts in any_facts(),
         world in world(),
@@ -124,11 +124,11 @@ proptest! {
             world.lists().into_iter().for_each(|list| model.apply(list));
         }
         model.resolve();
-        same(&model, &world.model(&settings, &facts));
+        assert_same(&model, &world.model(&settings, &facts));
     }
 
     #[test]
-    fn what_is_done_and_undone_leaves_nothing_behind(
+    fn reverted_events_leave_no_difference(
         settings in any_settings(),
         facts in any_facts(),
         mut world in world(),
@@ -149,11 +149,11 @@ proptest! {
         inverses.into_iter().rev().for_each(|event| model.apply(event));
         let dirty = model.resolve();
         prop_assert!(resolve_between || dirty.is_empty(), "{:?}", dirty);
-        same(&model, &start);
+        assert_same(&model, &start);
     }
 
     #[test]
-    fn settings_and_facts_may_change_at_any_time(
+    fn changed_settings_and_facts_lead_to_the_state_of_a_fresh_model(
         before in (any_settings(), any_facts()),
         after in (any_settings(), any_facts()),
         world in world(),
@@ -165,14 +165,14 @@ proptest! {
         let dirty = model.resolve();
         prop_assert_eq!(dirty.node, former.node != model.snapshot().node);
         prop_assert!(dirty.ports.is_empty());
-        same(&model, &world.model(&after.0, &after.1));
+        assert_same(&model, &world.model(&after.0, &after.1));
     }
 
     #[test]
-    fn each_frontend_is_served_by_the_first_of_those_who_claim_it(world in world(), settings in any_settings()) {
+    fn each_frontend_is_served_by_its_smallest_claim(world in world(), settings in any_settings()) {
         let model = world.model(&settings, &NodeFacts::default());
         let mut owners: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for service in world.services.values().filter(|service| model_keeps(service)) {
+        for service in world.services.values().filter(|service| is_served(service)) {
             for (key, port) in service_port::ports(service) {
                 for frontend in service_port::frontends(service, port, key.family) {
                     let id = (frontend.address, frontend.port, key.name.protocol, key.family);
@@ -182,28 +182,28 @@ proptest! {
         }
         let losers: usize = owners.values().map(|claims| claims.len() - 1).sum();
         prop_assert_eq!(model.conflicts().count(), losers);
-        let wanted: BTreeSet<_> =
+        let expected: BTreeSet<_> =
             owners.into_values().filter_map(|claims| claims.into_iter().min()).map(|(_, key, frontend)| (key, frontend)).collect();
         let ports = model.snapshot().ports.iter();
         let served: BTreeSet<_> =
             ports.flat_map(|(key, port)| port.frontends.iter().map(move |frontend| (key.clone(), *frontend))).collect();
-        prop_assert_eq!(served, wanted);
+        prop_assert_eq!(served, expected);
     }
 
     #[test]
-    fn snapshots_for_other_tests_keep_the_promises((before, after, dirty) in snapshot_change()) {
+    fn generated_snapshots_keep_the_promises((before, after, dirty) in snapshot_change()) {
         check_promises(&before);
         check_promises(&after);
         prop_assert_eq!(dirty.ports, difference(&before, &after));
     }
 }
 
-fn model_keeps(service: &Service) -> bool {
+fn is_served(service: &Service) -> bool {
     !service.excluded_by_label && service.service_type != ServiceType::ExternalName
 }
 
 #[test]
-fn generated_worlds_are_not_empty_ones() {
+fn generated_worlds_have_enough_content() {
     let mut runner = TestRunner::deterministic();
     let mut seen = [0_usize; 5];
     for _ in 0..300 {
@@ -218,5 +218,8 @@ fn generated_worlds_are_not_empty_ones() {
         ];
         facts.iter().zip(&mut seen).for_each(|(fact, seen)| *seen += usize::from(*fact));
     }
-    assert!(seen.iter().all(|seen| *seen >= 30), "of 300 worlds, so many had what the tests need: {seen:?}");
+    assert!(
+        seen.iter().all(|seen| *seen >= 30),
+        "the number of worlds, of 300, with each property: {seen:?}"
+    );
 }

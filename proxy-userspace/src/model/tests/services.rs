@@ -1,4 +1,4 @@
-//! Rules about Services: addresses and their kinds, families, policies, source ranges, conflicts, health checks.
+//! Rules for Services: frontends, families, policies, source ranges, conflicts and health checks.
 
 use super::*;
 
@@ -16,14 +16,14 @@ fn with_external_ip(name: &str, cluster_ip: &str, external_ip: &str) -> Service 
 }
 
 #[test]
-fn a_service_is_reached_by_all_its_addresses_split_by_family() {
+fn each_family_has_the_frontends_of_its_addresses() {
     let mut web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1", "2001:db8::1"]);
     web.cluster_ips.push(ip("fd96::1"));
     web.external_ips = ips(&["192.0.2.1", "192.0.2.1", "2001:db8::2"]);
     web.ports[0].node_port = Some(port_number(30_080));
     let model = model(vec![web], vec![], vec![]);
     let ports: Vec<_> =
-        model.snapshot().ports.iter().map(|(key, port)| (key.to_string(), shown(port))).collect();
+        model.snapshot().ports.iter().map(|(key, port)| (key.to_string(), frontends_of(port))).collect();
     let v4 = [
         "ClusterIp 10.96.0.1:80",
         "NodePort *:30080",
@@ -48,25 +48,28 @@ fn a_family_without_a_cluster_ip_is_not_served() {
 }
 
 #[test]
-fn load_balancers_that_proxy_keep_their_address() {
+fn addresses_of_proxying_load_balancers_are_not_frontends() {
     let mut web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1", "198.51.100.2"]);
     web.load_balancer_ingress[0].ip_mode = LoadBalancerIpMode::Proxy;
-    assert_eq!(shown(&resolved(web, vec![])), ["ClusterIp 10.96.0.1:80", "LoadBalancerIp 198.51.100.2:80"]);
+    assert_eq!(
+        frontends_of(&resolved(web, vec![])),
+        ["ClusterIp 10.96.0.1:80", "LoadBalancerIp 198.51.100.2:80"]
+    );
 }
 
 #[test]
-fn mapped_addresses_count_as_ipv4() {
+fn ipv4_mapped_addresses_are_ipv4() {
     let web = service("a/x", "::ffff:10.96.0.1");
-    assert_eq!(shown(&resolved(web, vec![])), ["ClusterIp 10.96.0.1:80"]);
+    assert_eq!(frontends_of(&resolved(web, vec![])), ["ClusterIp 10.96.0.1:80"]);
 }
 
 #[test]
-fn of_two_ports_with_one_name_and_protocol_the_later_counts() {
+fn the_later_of_two_ports_with_the_same_name_and_protocol_is_used() {
     let mut web = service("a/x", "10.96.0.1");
     web.ports.push(service_port("", Protocol::Tcp, 81));
     web.ports.push(service_port("", Protocol::Udp, 82));
     let model = model(vec![web], vec![], vec![]);
-    assert_eq!(shown(&model.snapshot().ports[&key("a/x", "")]), ["ClusterIp 10.96.0.1:81"]);
+    assert_eq!(frontends_of(&model.snapshot().ports[&key("a/x", "")]), ["ClusterIp 10.96.0.1:81"]);
     assert_eq!(model.snapshot().ports.len(), 2);
 }
 
@@ -83,13 +86,13 @@ fn source_ranges_are_split_by_family() {
     assert_eq!(
         ranges_of(&["203.0.113.0/25", "0.0.0.0/0"]),
         Vec::new(),
-        "a range of everybody restricts nobody"
+        "a range of length 0 restricts no client"
     );
-    assert_eq!(ranges_of(&["::/0"]), Vec::new(), "everybody of the other family");
+    assert_eq!(ranges_of(&["::/0"]), Vec::new(), "a range of length 0 of the other family");
 }
 
 #[test]
-fn affinity_and_policies_are_taken_over() {
+fn affinity_and_policies_are_resolved() {
     let timeout_seconds = std::num::NonZeroU32::MIN;
     let web = Service {
         session_affinity: SessionAffinity::ClientIp { timeout_seconds },
@@ -103,7 +106,7 @@ fn affinity_and_policies_are_taken_over() {
 }
 
 #[test]
-fn external_traffic_policy_means_nothing_without_a_way_in_from_outside() {
+fn external_traffic_policy_needs_a_frontend_for_clients_outside() {
     let local = TrafficPolicy::Local;
     let inside = Service { external_traffic_policy: local, ..service("a/x", "10.96.0.1") };
     let without_address =
@@ -116,51 +119,54 @@ fn external_traffic_policy_means_nothing_without_a_way_in_from_outside() {
 }
 
 #[test]
-fn an_address_claimed_as_two_kinds_by_one_service_stays_behind_its_source_ranges() {
+fn source_ranges_apply_to_a_load_balancer_ip_that_is_also_an_external_ip() {
     let mut web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1"]);
     web.external_ips = ips(&["198.51.100.1", "10.96.0.1"]);
-    assert_eq!(shown(&resolved(web, vec![])), ["ClusterIp 10.96.0.1:80", "LoadBalancerIp 198.51.100.1:80"]);
+    assert_eq!(
+        frontends_of(&resolved(web, vec![])),
+        ["ClusterIp 10.96.0.1:80", "LoadBalancerIp 198.51.100.1:80"]
+    );
 }
 
 #[test]
-fn of_services_that_claim_one_address_the_smaller_name_keeps_it() {
+fn the_service_with_the_smaller_name_gets_a_claimed_address() {
     let (x, y) = (
         with_external_ip("a/x", "10.96.0.1", "192.0.2.1"),
         with_external_ip("a/y", "10.96.0.2", "192.0.2.1"),
     );
     let mut model = model(vec![y], vec![], vec![]);
     assert_eq!(
-        shown(&model.snapshot().ports[&key("a/y", "")]),
+        frontends_of(&model.snapshot().ports[&key("a/y", "")]),
         ["ClusterIp 10.96.0.2:80", "ExternalIp 192.0.2.1:80"]
     );
 
     let dirty = apply_service(&mut model, x);
     assert_eq!(dirty_ports(&dirty), ["a/x TCP IPv4", "a/y TCP IPv4"]);
-    assert_eq!(shown(&model.snapshot().ports[&key("a/y", "")]), ["ClusterIp 10.96.0.2:80"]);
+    assert_eq!(frontends_of(&model.snapshot().ports[&key("a/y", "")]), ["ClusterIp 10.96.0.2:80"]);
     let conflict = model.conflicts().next().expect("one conflict");
     assert_eq!((conflict.owner, conflict.loser), (key("a/x", ""), key("a/y", "")));
 
     model.apply(WatchEvent::Services(Delta::Delete(namespaced("a/x"))));
     assert_eq!(dirty_ports(&model.resolve()), ["a/x TCP IPv4", "a/y TCP IPv4"]);
     assert_eq!(
-        shown(&model.snapshot().ports[&key("a/y", "")]),
+        frontends_of(&model.snapshot().ports[&key("a/y", "")]),
         ["ClusterIp 10.96.0.2:80", "ExternalIp 192.0.2.1:80"]
     );
     assert_eq!(model.conflicts().count(), 0);
 }
 
 #[test]
-fn nobody_takes_a_cluster_ip_by_claiming_it_as_an_external_one() {
+fn an_external_ip_cannot_take_over_a_cluster_ip() {
     let thief = with_external_ip("a/thief", "10.96.0.9", "10.96.0.1");
     let other = load_balancer("b/lb", "10.96.0.8", &["10.96.0.1"]);
     let model = model(vec![thief, other, service("z/victim", "10.96.0.1")], vec![], vec![]);
-    assert_eq!(shown(&model.snapshot().ports[&key("z/victim", "")]), ["ClusterIp 10.96.0.1:80"]);
-    assert_eq!(shown(&model.snapshot().ports[&key("a/thief", "")]), ["ClusterIp 10.96.0.9:80"]);
-    assert_eq!(shown(&model.snapshot().ports[&key("b/lb", "")]), ["ClusterIp 10.96.0.8:80"]);
+    assert_eq!(frontends_of(&model.snapshot().ports[&key("z/victim", "")]), ["ClusterIp 10.96.0.1:80"]);
+    assert_eq!(frontends_of(&model.snapshot().ports[&key("a/thief", "")]), ["ClusterIp 10.96.0.9:80"]);
+    assert_eq!(frontends_of(&model.snapshot().ports[&key("b/lb", "")]), ["ClusterIp 10.96.0.8:80"]);
 }
 
 #[test]
-fn a_load_balancer_address_goes_before_an_external_ip() {
+fn a_load_balancer_ip_precedes_an_external_ip() {
     let model = model(
         vec![
             with_external_ip("a/x", "10.96.0.1", "198.51.100.1"),
@@ -169,12 +175,12 @@ fn a_load_balancer_address_goes_before_an_external_ip() {
         vec![],
         vec![],
     );
-    assert_eq!(shown(&model.snapshot().ports[&key("a/x", "")]), ["ClusterIp 10.96.0.1:80"]);
+    assert_eq!(frontends_of(&model.snapshot().ports[&key("a/x", "")]), ["ClusterIp 10.96.0.1:80"]);
     assert_eq!(model.snapshot().ports[&key("b/y", "")].frontends.len(), 2);
 }
 
 #[test]
-fn one_port_number_may_be_claimed_for_each_protocol() {
+fn two_protocols_may_use_the_same_port_number() {
     let mut dns = with_external_ip("a/x", "10.96.0.1", "192.0.2.1");
     dns.service_type = ServiceType::NodePort;
     dns.ports[0].node_port = Some(port_number(30_053));
@@ -184,7 +190,7 @@ fn one_port_number_may_be_claimed_for_each_protocol() {
 }
 
 #[test]
-fn of_services_that_claim_one_node_port_the_smaller_name_keeps_it() {
+fn the_service_with_the_smaller_name_gets_a_claimed_node_port() {
     let with_node_port = |name: &str, cluster_ip: &str| {
         let mut service = Service { service_type: ServiceType::NodePort, ..service(name, cluster_ip) };
         service.ports[0].node_port = Some(port_number(30_080));
@@ -192,15 +198,15 @@ fn of_services_that_claim_one_node_port_the_smaller_name_keeps_it() {
     };
     let model =
         model(vec![with_node_port("b/x", "10.96.0.1"), with_node_port("a/y", "10.96.0.2")], vec![], vec![]);
-    assert_eq!(shown(&model.snapshot().ports[&key("b/x", "")]), ["ClusterIp 10.96.0.1:80"]);
+    assert_eq!(frontends_of(&model.snapshot().ports[&key("b/x", "")]), ["ClusterIp 10.96.0.1:80"]);
     assert_eq!(
-        shown(&model.snapshot().ports[&key("a/y", "")]),
+        frontends_of(&model.snapshot().ports[&key("a/y", "")]),
         ["ClusterIp 10.96.0.2:80", "NodePort *:30080"]
     );
 }
 
 #[test]
-fn losing_an_address_changes_no_policy_and_no_endpoint() {
+fn losing_an_address_keeps_policies_and_endpoints() {
     let mut y = with_external_ip("a/y", "10.96.0.2", "192.0.2.1");
     y.external_traffic_policy = TrafficPolicy::Local;
     let slices = vec![slice("a/s", "y", vec![endpoint("10.244.1.1").on(THIS_NODE)])];
@@ -232,12 +238,8 @@ fn health_checks_count_ready_endpoints_of_this_node_by_address() {
 
     endpoints.endpoints[0] = ready().terminating();
     apply_slice(&mut model, endpoints);
-    assert_eq!(
-        checks(&model),
-        [("a/x".to_owned(), 32_000, 0)],
-        "terminating endpoints fail the health check"
-    );
-    assert_eq!(model.snapshot().ports[&key("a/x", "")].local_endpoints.len(), 1, "and still take traffic");
+    assert_eq!(checks(&model), [("a/x".to_owned(), 32_000, 0)], "terminating endpoints do not count");
+    assert_eq!(model.snapshot().ports[&key("a/x", "")].local_endpoints.len(), 1, "but they take traffic");
 
     apply_service(&mut model, Service { external_traffic_policy: TrafficPolicy::Cluster, ..web });
     assert_eq!(checks(&model), []);

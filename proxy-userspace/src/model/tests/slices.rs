@@ -1,4 +1,4 @@
-//! Rules about EndpointSlices: how several make one list, and what in them is ignored.
+//! Rules for EndpointSlices: merged lists, and ignored entries.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn endpoints_of(slices: Vec<EndpointSlice>) -> Vec<String> {
 }
 
 #[test]
-fn the_endpoints_of_several_slices_are_one_sorted_list() {
+fn endpoints_of_several_slices_become_one_sorted_list() {
     let slices = vec![
         slice("a/s2", "x", vec![endpoint("10.244.1.9"), endpoint("10.244.1.10")]),
         slice("a/s1", "x", vec![endpoint("10.244.2.1"), endpoint("10.244.1.9")]),
@@ -18,7 +18,7 @@ fn the_endpoints_of_several_slices_are_one_sorted_list() {
 }
 
 #[test]
-fn each_slice_has_ports_of_its_own_matched_by_name_and_protocol() {
+fn ports_are_matched_by_name_and_protocol_in_each_slice() {
     let mut first = slice("a/s1", "x", vec![endpoint("10.244.1.1")]);
     first.ports = vec![
         slice_port("", Protocol::Tcp, 8080),
@@ -33,7 +33,7 @@ fn each_slice_has_ports_of_its_own_matched_by_name_and_protocol() {
 }
 
 #[test]
-fn of_an_address_in_two_slices_the_endpoint_that_does_not_terminate_counts() {
+fn an_address_in_two_slices_uses_the_endpoint_that_is_not_terminating() {
     let (running, terminating) = (endpoint("10.244.1.1"), endpoint("10.244.1.1").terminating());
     for (first, second) in [(running.clone(), terminating.clone()), (terminating, running)] {
         let slices =
@@ -43,7 +43,7 @@ fn of_an_address_in_two_slices_the_endpoint_that_does_not_terminate_counts() {
 }
 
 #[test]
-fn of_two_that_do_not_terminate_the_one_in_the_later_slice_counts() {
+fn an_address_in_two_slices_uses_the_later_running_endpoint() {
     let other = || endpoint("10.244.1.2");
     let slices =
         |first, second| vec![slice("a/s1", "x", vec![first, other()]), slice("a/s2", "x", vec![second])];
@@ -53,7 +53,7 @@ fn of_two_that_do_not_terminate_the_one_in_the_later_slice_counts() {
 }
 
 #[test]
-fn names_and_addresses_of_the_other_family_are_ignored() {
+fn host_names_and_addresses_of_the_other_family_are_ignored() {
     let mut names = slice("a/s1", "x", vec![endpoint("10.244.1.1")]);
     names.address_type = AddressType::Fqdn;
     let mixed = slice(
@@ -95,7 +95,7 @@ fn endpoints_of_this_node_are_local() {
 }
 
 #[test]
-fn serving_endpoints_are_listed_for_udp_only_chosen_or_not() {
+fn all_serving_endpoints_are_listed_for_udp_only() {
     let mut dns = service("a/x", "10.96.0.1");
     dns.ports = vec![service_port("", Protocol::Tcp, 53), service_port("udp", Protocol::Udp, 53)];
     let mut endpoints = slice(

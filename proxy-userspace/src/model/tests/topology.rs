@@ -1,10 +1,11 @@
-//! Which endpoints each policy gets, case by case. The semantics are those of upstream's `TestCategorizeEndpoints`
-//! (`pkg/proxy/topology_test.go`, 1.36).
+//! Tests the endpoint list of each policy, with the semantics of upstream's
+//! `TestCategorizeEndpoints` (`pkg/proxy/topology_test.go`, 1.36).
 
 use super::*;
 
-/// Endpoints are written as the last byte of their address and what is special about them: `here` (on this node),
-/// `unready`, `terminating` (and serving), `gone` (terminating, not serving), `zones=a,b`, `nodes=n1,n2`.
+/// An endpoint is written as the last byte of its address and its properties: `here` (on this
+/// node), `unready`, `terminating` (and serving), `gone` (terminating, not serving), `zones=a,b`,
+/// `nodes=n1,n2`.
 struct Case {
     about: &'static str,
     service: fn() -> Service,
@@ -51,7 +52,7 @@ fn both_local() -> Service {
     Service { internal_traffic_policy: TrafficPolicy::Local, ..external_local() }
 }
 
-fn external_local_but_unreachable() -> Service {
+fn external_local_without_frontend() -> Service {
     Service { external_traffic_policy: TrafficPolicy::Local, ..plain() }
 }
 
@@ -83,9 +84,10 @@ fn check(cases: &[Case]) {
             vec![Node { zone, ..node(THIS_NODE) }],
         );
         let port = &model.snapshot().ports[&key("a/x", "")];
-        let wanted = |list: &[u8]| list.iter().map(|byte| format!("10.1.2.{byte}:8080")).collect::<Vec<_>>();
-        assert_eq!(addresses(&port.cluster_endpoints), wanted(case.cluster), "cluster: {}", case.about);
-        assert_eq!(addresses(&port.local_endpoints), wanted(case.local), "local: {}", case.about);
+        let expected =
+            |list: &[u8]| list.iter().map(|byte| format!("10.1.2.{byte}:8080")).collect::<Vec<_>>();
+        assert_eq!(addresses(&port.cluster_endpoints), expected(case.cluster), "cluster: {}", case.about);
+        assert_eq!(addresses(&port.local_endpoints), expected(case.local), "local: {}", case.about);
         assert_eq!(port.has_endpoints, case.has_endpoints, "has_endpoints: {}", case.about);
     }
 }
@@ -111,14 +113,14 @@ fn zone_hints_keep_traffic_in_this_nodes_zone() {
             ..BASE
         },
         Case {
-            about: "an endpoint without a hint that is not ready does not matter",
+            about: "an unready endpoint without a hint does not matter",
             zone: "a",
             endpoints: &["3 zones=a", "4 zones=b", "5 unready", "6 terminating"],
             cluster: &[3],
             ..BASE
         },
         Case {
-            about: "several zones a hint",
+            about: "several zones in a hint",
             zone: "c",
             endpoints: &["3 zones=a,b,c", "4 zones=b,c", "5 zones=b,d", "6 zones=c"],
             cluster: &[3, 4, 6],
@@ -142,15 +144,15 @@ fn zone_hints_keep_traffic_in_this_nodes_zone() {
 }
 
 #[test]
-fn node_hints_go_before_zone_hints() {
+fn node_hints_precede_zone_hints() {
     const HINTED: &[&str] =
         &["3 zones=a nodes=n1", "4 zones=b nodes=n2", "5 zones=c nodes=n3", "6 zones=a nodes=n4"];
     const OF_OTHERS: &[&str] = &["3 zones=a nodes=n7", "4 zones=b nodes=n2", "6 zones=a nodes=n4"];
     check(&[
-        Case { about: "one is for this node", zone: "a", endpoints: HINTED, cluster: &[3], ..BASE },
-        Case { about: "no zone is needed for it", endpoints: HINTED, cluster: &[3], ..BASE },
+        Case { about: "one hint is for this node", zone: "a", endpoints: HINTED, cluster: &[3], ..BASE },
+        Case { about: "node hints do not need a zone", endpoints: HINTED, cluster: &[3], ..BASE },
         Case {
-            about: "none for this node: by zone",
+            about: "no hint for this node: by zone",
             zone: "a",
             endpoints: OF_OTHERS,
             cluster: &[3, 6],
@@ -171,7 +173,7 @@ fn node_hints_go_before_zone_hints() {
             ..BASE
         },
         Case {
-            about: "that of this node is not ready: by zone",
+            about: "the endpoint of this node is not ready: by zone",
             zone: "a",
             endpoints: &["3 zones=a nodes=n1 unready", "4 zones=b nodes=n2", "6 zones=a nodes=n4"],
             cluster: &[6],
@@ -181,7 +183,7 @@ fn node_hints_go_before_zone_hints() {
 }
 
 #[test]
-fn policy_local_takes_endpoints_of_this_node_whatever_their_hints() {
+fn policy_local_ignores_hints() {
     const MIXED: &[&str] = &["3 here zones=a", "4 here zones=b", "5 zones=c", "6 zones=a"];
     let cases = [external_local, internal_local_external_cluster, both_local].map(|service| Case {
         about: "cluster by zone, local by node",
@@ -196,7 +198,7 @@ fn policy_local_takes_endpoints_of_this_node_whatever_their_hints() {
 }
 
 #[test]
-fn each_policy_has_its_list_only_where_traffic_uses_it() {
+fn a_policy_has_a_list_only_if_traffic_uses_it() {
     const BOTH: &[&str] = &["1 here", "2"];
     check(&[
         Case { about: "plain", endpoints: BOTH, cluster: &[1, 2], ..BASE },
@@ -226,8 +228,8 @@ fn each_policy_has_its_list_only_where_traffic_uses_it() {
             ..BASE
         },
         Case {
-            about: "eTP Local without a way in from outside",
-            service: external_local_but_unreachable,
+            about: "eTP Local without a frontend for clients outside",
+            service: external_local_without_frontend,
             endpoints: BOTH,
             cluster: &[1, 2],
             ..BASE
@@ -236,7 +238,7 @@ fn each_policy_has_its_list_only_where_traffic_uses_it() {
 }
 
 #[test]
-fn endpoints_elsewhere_count_as_endpoints_for_policy_local() {
+fn endpoints_of_other_nodes_count_for_has_endpoints() {
     check(&[
         Case { about: "iTP Local, all remote", service: internal_local, endpoints: &["1", "2"], ..BASE },
         Case {
@@ -264,7 +266,7 @@ fn endpoints_elsewhere_count_as_endpoints_for_policy_local() {
 }
 
 #[test]
-fn terminating_endpoints_serve_only_where_a_policy_has_no_ready_one() {
+fn terminating_endpoints_are_used_only_without_a_ready_one() {
     const MIXED: &[&str] = &["1", "2 here unready", "3 here terminating", "4 terminating"];
     check(&[
         Case { about: "none at all", has_endpoints: false, ..BASE },

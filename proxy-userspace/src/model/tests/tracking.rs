@@ -1,4 +1,4 @@
-//! What is dirty after which event, when a model counts as synced, and what it counts.
+//! Tests what is dirty after an event, when a model is synced, and its counters.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn web_slice() -> EndpointSlice {
     )
 }
 
-/// Two Services, of which the first has endpoints with hints.
+/// Returns a model of two Services. The first one has endpoints with hints.
 fn two_services() -> Model {
     let other = slice("a/s2", "y", vec![endpoint("10.244.1.2")]);
     model(vec![web(), service("a/y", "10.96.0.2")], vec![web_slice(), other], vec![node(THIS_NODE)])
@@ -26,7 +26,7 @@ fn apply_node(model: &mut Model, node: Node) -> Dirty {
 }
 
 #[test]
-fn nothing_is_resolved_before_every_kind_is_listed_and_the_kernel_known() {
+fn nothing_is_resolved_before_all_lists_and_kernel_facts_are_known() {
     let mut model = Model::new(settings());
     model.apply(WatchEvent::Services(Delta::Apply(web())));
     let lists = [
@@ -49,7 +49,7 @@ fn nothing_is_resolved_before_every_kind_is_listed_and_the_kernel_known() {
 }
 
 #[test]
-fn events_that_change_nothing_leave_nothing_dirty() {
+fn an_event_without_a_change_makes_nothing_dirty() {
     let mut model = two_services();
     assert!(apply_service(&mut model, web()).is_empty());
     assert!(apply_slice(&mut model, web_slice()).is_empty());
@@ -61,7 +61,7 @@ fn events_that_change_nothing_leave_nothing_dirty() {
 }
 
 #[test]
-fn a_slice_dirties_its_service_only() {
+fn a_slice_makes_only_its_service_dirty() {
     let mut model = two_services();
     let mut changed = web_slice();
     changed.endpoints.pop();
@@ -70,7 +70,7 @@ fn a_slice_dirties_its_service_only() {
 }
 
 #[test]
-fn a_slice_that_moves_to_another_service_dirties_both() {
+fn a_slice_that_moves_to_another_service_makes_both_dirty() {
     let mut model = two_services();
     let moved = EndpointSlice { service: Some("y".into()), ..web_slice() };
     assert_eq!(dirty_ports(&apply_slice(&mut model, moved)), ["a/x TCP IPv4", "a/y TCP IPv4"]);
@@ -79,7 +79,7 @@ fn a_slice_that_moves_to_another_service_dirties_both() {
 }
 
 #[test]
-fn slices_of_an_unknown_service_wait_for_it() {
+fn slices_are_used_once_their_service_is_known() {
     let mut model = model(vec![], vec![web_slice()], vec![]);
     assert!(model.snapshot().ports.is_empty());
     assert_eq!(dirty_ports(&apply_service(&mut model, web())), ["a/x TCP IPv4"]);
@@ -87,7 +87,7 @@ fn slices_of_an_unknown_service_wait_for_it() {
 }
 
 #[test]
-fn a_port_that_goes_is_dirty_and_gone() {
+fn a_removed_port_is_dirty() {
     let mut model = two_services();
     let mut renamed = web();
     renamed.ports[0].name = "http".into();
@@ -97,7 +97,7 @@ fn a_port_that_goes_is_dirty_and_gone() {
 }
 
 #[test]
-fn a_service_that_becomes_headless_goes() {
+fn a_service_that_becomes_headless_is_removed() {
     let mut model = two_services();
     let headless = Service { cluster_ips: Vec::new(), ..web() };
     assert_eq!(dirty_ports(&apply_service(&mut model, headless)), ["a/x TCP IPv4"]);
@@ -105,11 +105,11 @@ fn a_service_that_becomes_headless_goes() {
 }
 
 #[test]
-fn another_zone_dirties_services_with_hints_only() {
+fn another_zone_makes_only_services_with_hints_dirty() {
     let mut model = two_services();
     let dirty = apply_node(&mut model, Node { zone: Some("west".into()), ..node(THIS_NODE) });
     assert_eq!(dirty_ports(&dirty), ["a/x TCP IPv4"]);
-    assert!(!dirty.node, "nothing of the node itself changed");
+    assert!(!dirty.node, "the node itself did not change");
     assert_eq!(addresses(&model.snapshot().ports[&key("a/x", "")].cluster_endpoints), ["10.244.2.1:8080"]);
     model.apply(WatchEvent::Nodes(Delta::Delete(NamespacedName::new("", THIS_NODE))));
     assert_eq!(dirty_ports(&model.resolve()), ["a/x TCP IPv4"]);
@@ -126,7 +126,7 @@ fn other_nodes_are_ignored() {
 }
 
 #[test]
-fn addresses_of_the_node_dirty_the_node_and_no_port() {
+fn addresses_of_the_node_make_only_the_node_dirty() {
     let mut model = two_services();
     model.set_node_facts(facts(&[("eth0", "192.168.57.12/24")]));
     assert_eq!(model.resolve(), Dirty { node: true, ..Dirty::default() });
@@ -139,7 +139,7 @@ fn addresses_of_the_node_dirty_the_node_and_no_port() {
 }
 
 #[test]
-fn a_node_object_that_is_not_there_is_told_by_name() {
+fn a_missing_node_object_is_reported_by_name() {
     let mut model = two_services();
     apply_node(&mut model, node(THIS_NODE));
     assert_eq!(model.missing_node(), None);
@@ -148,7 +148,7 @@ fn a_node_object_that_is_not_there_is_told_by_name() {
 }
 
 #[test]
-fn with_another_node_name_other_endpoints_are_local_once_that_node_is_listed() {
+fn another_node_name_takes_effect_once_that_node_is_listed() {
     let local = slice("a/s1", "x", vec![endpoint("10.244.1.1").on("n2")]);
     let mut model = model(vec![web(), service("a/y", "10.96.0.2")], vec![local], vec![node(THIS_NODE)]);
     model.set_settings(ModelSettings { node_name: "n2".into(), ..settings() });
@@ -165,15 +165,12 @@ fn unchanged_ports_stay_the_same_in_memory() {
     apply_service(&mut model, service("a/z", "10.96.0.3"));
     let mut changed = web_slice();
     changed.endpoints[0] = endpoint("10.244.1.1").for_zones(&["east"]);
-    assert!(
-        apply_slice(&mut model, changed).is_empty(),
-        "a hint that not all endpoints have decides nothing"
-    );
+    assert!(apply_slice(&mut model, changed).is_empty(), "a hint that not all endpoints have is ignored");
     assert!(std::sync::Arc::ptr_eq(&before, &model.snapshot().ports[&key("a/x", "")]));
 }
 
 #[test]
-fn trigger_times_are_those_of_slices_that_changed_after_the_first_list() {
+fn trigger_times_are_those_of_changes_after_the_first_list() {
     let timed = |slice: EndpointSlice, time| EndpointSlice {
         last_change_trigger_time: Some(UnixNanos(time)),
         ..slice
@@ -191,9 +188,9 @@ fn trigger_times_are_those_of_slices_that_changed_after_the_first_list() {
 
     model.apply(WatchEvent::EndpointSlices(Delta::Apply(timed(web_slice(), 5))));
     model.apply(WatchEvent::EndpointSlices(Delta::Delete(namespaced("a/s1"))));
-    assert_eq!(model.take_trigger_times(), [], "a slice that goes takes its Service's times along");
+    assert_eq!(model.take_trigger_times(), [], "a deleted slice drops the times of its Service");
     model.apply(WatchEvent::EndpointSlices(Delta::Replace(vec![timed(smaller(), 6)])));
-    assert_eq!(model.take_trigger_times(), [UnixNanos(6)], "later lists hold changes");
+    assert_eq!(model.take_trigger_times(), [UnixNanos(6)], "later lists contain changes");
 }
 
 #[test]
@@ -206,7 +203,7 @@ fn services_and_endpoints_are_counted() {
 }
 
 #[test]
-fn the_ranges_of_all_service_cidrs_are_the_nodes_and_nothing_waits_for_them() {
+fn ranges_of_all_service_cidrs_are_in_the_snapshot() {
     let mut model = two_services();
     assert!(model.is_synced());
     let object = |name: &str, ranges: &[&str]| ServiceCidr { name: name.into(), cidrs: cidrs(ranges) };

@@ -5,7 +5,7 @@ use std::{fmt::Arguments, net::IpAddr, num::NonZeroU16};
 use ipnet::IpNet;
 
 use super::Problems;
-use crate::model::{Protocol, UnixNanos, sloppy_cidr, sloppy_ip};
+use crate::model::{Protocol, UnixNanos, parse_cidr_sloppy, parse_ip_sloppy};
 
 /// Parses a port number, 1 to 65,535.
 pub(super) fn port(field: Arguments<'_>, value: i64, problems: &mut Problems) -> Option<NonZeroU16> {
@@ -57,7 +57,7 @@ pub(super) fn word<T: Copy>(
 /// Parses an IP address like kube-proxy (`netutils.ParseIPSloppy`): leading zeros of IPv4 are
 /// ignored (`10.0.0.011` is 10.0.0.11), and IPv4-mapped IPv6 becomes IPv4.
 pub(super) fn ip(field: Arguments<'_>, value: &str, problems: &mut Problems) -> Option<IpAddr> {
-    let address = sloppy_ip(value);
+    let address = parse_ip_sloppy(value);
     if address.is_none() {
         problems.not(field, value, "an IP address");
     }
@@ -73,7 +73,7 @@ pub(super) fn ips(field: &str, values: Option<&[String]>, problems: &mut Problem
 /// Parses a CIDR and clears its host bits. Surrounding blanks are ignored: the API server accepts
 /// them in `loadBalancerSourceRanges`.
 pub(super) fn cidr(field: Arguments<'_>, value: &str, problems: &mut Problems) -> Option<IpNet> {
-    let range = sloppy_cidr(value.trim());
+    let range = parse_cidr_sloppy(value.trim());
     if range.is_none() {
         problems.not(field, value, "a range in CIDR notation, like 10.0.0.0/8 or fd00::/64");
     }

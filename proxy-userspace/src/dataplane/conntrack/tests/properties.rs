@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
-use crate::model::{Caller, testing::snapshot_change};
+use crate::model::{ClientLocation, testing::snapshot_change};
 
 /// Who serves a destination; the other way round than the plan goes about it.
 fn served(snapshot: &Snapshot, loopback: bool, to: SocketAddr) -> Option<(FrontendKind, &ResolvedPort)> {
@@ -88,7 +88,7 @@ proptest! {
         for flow in between.iter().filter(|flow| !after.contains(flow)) {
             if let Some((kind, port)) = served(&now, loopback, flow.destination) {
                 let is_local = |e: &ResolvedEndpoint| e.is_local && e.address == flow.reply_source;
-                let policies = [Caller::Inside, Caller::Outside].map(|caller| port.policy(kind, caller));
+                let policies = [ClientLocation::Inside, ClientLocation::Outside].map(|caller| port.policy(kind, caller));
                 prop_assert!(
                     !port.serving.iter().any(is_local)
                         && (!serves(port, flow.reply_source) || policies.contains(&TrafficPolicy::Local)),

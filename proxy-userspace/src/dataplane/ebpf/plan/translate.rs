@@ -10,8 +10,8 @@ use proxy_common::{
 
 use super::{any, ranges::Prefix};
 use crate::model::{
-    Caller, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, Protocol, ResolvedEndpoint,
-    ResolvedPort, TrafficPolicy, WhenEmpty,
+    ClientLocation, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NoEndpointVerdict, NodeView,
+    Protocol, ResolvedEndpoint, ResolvedPort, TrafficPolicy,
 };
 
 /// The key of a destination.
@@ -29,8 +29,8 @@ pub(crate) fn service_value(
     node: &NodeView,
     family: IpFamily,
 ) -> ServiceValue {
-    let inside = port.policy(kind, Caller::Inside);
-    let outside = port.policy(kind, Caller::Outside);
+    let inside = port.policy(kind, ClientLocation::Inside);
+    let outside = port.policy(kind, ClientLocation::Outside);
     ServiceValue {
         service,
         generation,
@@ -97,9 +97,9 @@ fn count(endpoints: &[ResolvedEndpoint]) -> u32 {
 }
 
 fn empty_flags(port: &ResolvedPort) -> u16 {
-    match port.when_empty() {
-        WhenEmpty::Drop => flags::DROP_WHEN_EMPTY,
-        WhenEmpty::Refuse => 0,
+    match port.no_endpoint_verdict() {
+        NoEndpointVerdict::Drop => flags::DROP_WHEN_EMPTY,
+        NoEndpointVerdict::Refuse => 0,
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     *,
 };
 use crate::dataplane::nftables::table::Basis;
-use crate::model::{WhenEmpty, testing};
+use crate::model::{NoEndpointVerdict, testing};
 
 fn destinations(snapshot: &Snapshot) -> Vec<(Family, Destination, ServicePortKey, Frontend)> {
     let of = |(key, port): (&ServicePortKey, &Arc<ResolvedPort>)| {
@@ -41,9 +41,9 @@ fn wanted(snapshot: &Snapshot, key: &ServicePortKey, kind: FrontendKind, from: F
     let basis = Basis::new(MASQUERADE, &snapshot.node);
     let is_told = basis.is_from_pod(service::family(key.family), true).is_some();
     let caller = match from {
-        From::Node => Caller::Inside,
-        From::Pod if is_told => Caller::Inside,
-        _ => Caller::Outside,
+        From::Node => ClientLocation::Inside,
+        From::Pod if is_told => ClientLocation::Inside,
+        _ => ClientLocation::Outside,
     };
     let is_local = kind != FrontendKind::ClusterIp && port.external_policy == TrafficPolicy::Local;
     let endpoints = match port.endpoints(port.policy(kind, caller)) {
@@ -110,9 +110,9 @@ proptest! {
                 let wanted = wanted(&snapshot, &key, frontend.kind, from);
                 prop_assert_eq!(&meets.endpoints, &wanted, "{} {:?} {:?}", key, frontend, from);
                 prop_assert!(!meets.falls_through, "{} {:?}", key, frontend);
-                let answer = match port.when_empty() {
-                    WhenEmpty::Refuse => Answer::Refused,
-                    WhenEmpty::Drop => Answer::Dropped,
+                let answer = match port.no_endpoint_verdict() {
+                    NoEndpointVerdict::Refuse => Answer::Refused,
+                    NoEndpointVerdict::Drop => Answer::Dropped,
                 };
                 prop_assert_eq!(meets.answer, wanted.is_empty().then_some(answer));
             }

@@ -18,8 +18,8 @@ use crate::{
     dataplane::PlanSize as _,
     kernel::nftables::{Change, ElementKey, ElementValue, Family, Name, Set, Statement, Verdict},
     model::{
-        Caller, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, ResolvedEndpoint,
-        ResolvedPort, ServicePortKey, Snapshot, TrafficPolicy,
+        ClientLocation, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NodeView,
+        ResolvedEndpoint, ResolvedPort, ServicePortKey, Snapshot, TrafficPolicy,
         testing::{cidrs, ip, key, port_number, resolved_port},
     },
 };
