@@ -1,27 +1,27 @@
-//! What can go wrong in the eBPF dataplane.
+//! Errors of the eBPF dataplane.
 
 use crate::kernel::KernelError;
 
-/// What can go wrong.
+/// An error of the eBPF dataplane.
 #[derive(Debug, thiserror::Error)]
 pub enum EbpfError {
     /// The kernel refused something.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The netfilter rules are not as they should be; all service ports are.
-    #[error("cannot put the netfilter rules: {source}")]
+    /// The netfilter rules are not as they should be. All service ports are.
+    #[error("cannot install the netfilter rules: {source}")]
     Rules {
-        /// Why.
+        /// The cause.
         source: KernelError,
     },
-    /// Some service ports or links are not as they should be; all others are.
+    /// Some service ports or links are not as they should be. All others are.
     #[error("cannot program {what}; the first is {first}: {source}")]
     Incomplete {
-        /// How many of which.
+        /// What failed, with numbers.
         what: String,
-        /// One of them, and what may help.
+        /// The first of these, and what may help.
         first: String,
-        /// Why.
+        /// The cause.
         source: Box<KernelError>,
     },
 }

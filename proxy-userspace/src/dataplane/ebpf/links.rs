@@ -1,4 +1,4 @@
-//! The programs on the node's links: which one a link needs, attaching and detaching it, and what runs there.
+//! Attaches and detaches the programs on the node's links, and observes what is attached.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,46 +19,47 @@ use crate::{
     model::{Framing, ServedLink},
 };
 
-/// In the order in which they are filled.
+/// In the order in which programs are attached.
 const HOOKS: [Hook; 2] = [Hook::Egress, Hook::Ingress];
 
-/// What is said of a link once.
-const LEFT_OUT: &str = "somebody else's ingress qdisc leaves no room for a clsact one, which kernels before 6.6 need: what comes in \
-                        on this link is not translated. Processes of this node and its pods are served at their sockets; pods with a \
-                        kernel of their own, behind this link, are not";
+/// The warning for a link without room for programs.
+const LEFT_OUT: &str = "cannot attach programs to this link: it has an ingress qdisc of another program, and kernels before 6.6 \
+                        need a clsact qdisc in its place. shunt does not translate packets that arrive on this link. Processes \
+                        and pods on this node are served at their sockets; pods with their own kernel behind this link are not. \
+                        Remove the qdisc with `tc qdisc del dev LINK ingress`, or use a newer kernel";
 
-/// How programs get onto links.
+/// How programs are attached to links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkAttachment {
-    /// Through TCX, where the kernel has it (6.6), else as filters of a clsact qdisc.
+    /// Through TCX if the kernel has it (6.6), otherwise as filters of a clsact qdisc.
     #[default]
     Probe,
-    /// As filters of a clsact qdisc, which every kernel has: for tests.
+    /// As filters of a clsact qdisc, which every kernel has. For tests.
     Clsact,
 }
 
-/// A hook of one link. Orders as hooks are to be filled: what translates back runs, on every link, before anything is
-/// translated.
+/// A hook of one link. The order is that in which programs are attached: on all links, those that
+/// translate replies come before those that translate requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkHook {
-    /// Which hook.
+    /// The hook.
     pub hook: Hook,
-    /// The link's index.
+    /// The index of the link.
     pub index: u32,
 }
 
-/// What runs on a hook of a link, as far as it is ours.
+/// Our program on a hook of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookState {
-    /// This process's program for links of this kind.
+    /// The program of this process for links with this framing.
     Current(Framing),
-    /// An earlier process's program, or one behind somebody else's, or none any more although one is pinned.
+    /// The program of an earlier process; a program behind that of another owner; or a pin without a program.
     Outdated,
-    /// Nothing, and there can be nothing: somebody else's qdisc is in the way, on a link that is not the node's own.
+    /// None, because the qdisc of another owner is in the way. The link has no address of the node.
     LeftOut,
 }
 
-/// Attaches and detaches, in the way that the kernel offers.
+/// The way in which programs are attached.
 #[derive(Debug)]
 pub(super) enum Links {
     Tcx,
@@ -70,8 +71,9 @@ pub(super) enum Links {
 }
 
 impl Links {
-    /// Has the kernel check the programs for Ethernet links, which nearly every node has: one that refuses them shall say so at start.
-    /// Those for links without its headers wait for the first such link.
+    /// Loads the programs for Ethernet links, which nearly every node has: a kernel that refuses them must
+    /// be reported at start. Programs for links without Ethernet headers are loaded for the first such
+    /// link.
     pub(super) fn open(attachment: LinkAttachment, object: &mut Object) -> Result<Self, KernelError> {
         for hook in HOOKS {
             object.link_program(program_name(hook, Framing::Ethernet))?;
@@ -82,11 +84,12 @@ impl Links {
         Ok(Self::Clsact { clsact: Clsact::open()?, left_out: BTreeMap::new() })
     }
 
-    /// Makes this process's program run, and says what runs now; nothing where the link is gone.
+    /// Attaches the program of this process. Returns what is attached now, or `None` if the link is gone.
     ///
-    /// A link without room for programs is left out: what comes in there is not translated, since it could not be translated
-    /// back. Sockets are served all the same, so that little is lost on a pod's link. At the node's own addresses it is all that
-    /// comes from elsewhere, and an error.
+    /// A link without room for programs is left out: packets that arrive there are not translated,
+    /// because their replies could not be. On a link of a pod little is lost, since the sockets of the
+    /// pod are served. On a link with an address of the node it is an error, since all packets from
+    /// other hosts arrive there.
     pub(super) fn attach(
         &mut self,
         object: &mut Object,
@@ -97,7 +100,7 @@ impl Links {
         let program = object.link_program(program_name(at.hook, link.framing))?;
         let attached = match self {
             Self::Tcx => tcx::attach(program, at.index, at.hook, &pins.link(&pin_name(at)))?,
-            // Had room come about since, what is translated from now on could not be translated back.
+            // Egress has no program. Even if the qdisc is gone by now, replies would not be translated.
             Self::Clsact { left_out, .. } if at.hook == Hook::Ingress && left_out.contains_key(&at.index) => {
                 Attached::NoEgress
             }
@@ -109,7 +112,7 @@ impl Links {
         match attached {
             Attached::Runs => Ok(Some(HookState::Current(link.framing))),
             Attached::LinkGone => {
-                tracing::debug!(link = at.index, "gone before a program was attached to it");
+                tracing::debug!(link = at.index, "the link is gone before a program was attached to it");
                 Ok(None)
             }
             Attached::NoEgress if link.has_node_address => {
@@ -140,7 +143,7 @@ impl Links {
         }
     }
 
-    /// The names of the links that have no room for programs.
+    /// Returns the names of the links that have no room for programs.
     pub(super) fn left_out(&self) -> Vec<Arc<str>> {
         match self {
             Self::Tcx => Vec::new(),
@@ -148,48 +151,49 @@ impl Links {
         }
     }
 
-    /// What is ours on all links.
+    /// Returns our programs on all links.
     pub(super) fn observe(
         &mut self,
         object: &Object,
         pins: &PinDir,
     ) -> Result<BTreeMap<LinkHook, HookState>, KernelError> {
-        let running = |at: LinkHook, program: Option<u32>| {
-            let is_it = |framing: &Framing| {
+        let state = |at: LinkHook, program: Option<u32>| {
+            let is_current = |framing: &Framing| {
                 program.is_some() && object.link_program_id(program_name(at.hook, *framing)) == program
             };
-            let framing = [Framing::Ethernet, Framing::Ip].into_iter().find(is_it);
+            let framing = [Framing::Ethernet, Framing::Ip].into_iter().find(is_current);
             (at, framing.map_or(HookState::Outdated, HookState::Current))
         };
         match self {
             Self::Tcx => pinned(pins)?
                 .map(|at| {
                     let program = tcx::attached(at.index, at.hook, &pins.link(&pin_name(at)))?;
-                    Ok(running(at, program))
+                    Ok(state(at, program))
                 })
                 .collect(),
             Self::Clsact { clsact, left_out } => {
                 let filters = filters(clsact)?.into_iter();
                 let program = |filter: Filter| filter.is_first.then_some(filter.program);
-                let ours = filters.map(|(at, filter)| running(at, program(filter)));
+                let attached = filters.map(|(at, filter)| state(at, program(filter)));
                 if left_out.is_empty() {
-                    return Ok(ours.collect());
+                    return Ok(attached.collect());
                 }
                 let in_the_way = clsact.with_ingress_qdisc()?;
                 left_out.retain(|index, _| in_the_way.contains(index));
                 let hooks = |&index: &u32| HOOKS.map(|hook| (LinkHook { hook, index }, HookState::LeftOut));
-                Ok(ours.chain(left_out.keys().flat_map(hooks)).collect())
+                Ok(attached.chain(left_out.keys().flat_map(hooks)).collect())
             }
         }
     }
 }
 
-/// Takes all off that any process of ours ever put onto links of this network namespace; goes on past errors.
+/// Removes all programs of any shunt process from the links of this network namespace. Continues after
+/// errors.
 pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
     let mut errors = Vec::new();
     if let Some(pins) = pins {
         match pinned(pins) {
-            // What is last to be attached goes first.
+            // In the opposite order of attaching.
             Ok(hooks) => {
                 errors
                     .extend(last_first(hooks).filter_map(|at| tcx::detach(&pins.link(&pin_name(at))).err()));
@@ -217,7 +221,7 @@ fn pinned(pins: &PinDir) -> Result<impl Iterator<Item = LinkHook>, KernelError> 
     Ok(pins.link_names()?.into_iter().filter_map(|name| from_pin_name(&name)))
 }
 
-/// Our filters on all links of this network namespace.
+/// Returns our filters on all links of this network namespace.
 fn filters(clsact: &Clsact) -> Result<Vec<(LinkHook, Filter)>, KernelError> {
     let links = if_nameindex().map_err(|error| KernelError::call("list", "links")(error.into()))?;
     let mut found = Vec::new();
@@ -245,7 +249,8 @@ const fn program_name(hook: Hook, framing: Framing) -> &'static str {
 const IN: &str = "shunt_in_";
 const OUT: &str = "shunt_out_";
 
-/// Where a BPF link is pinned: by the index, since names of links may hold what bpffs does not take, such as dots.
+/// Returns the name of the pin of a BPF link. It has the index of the network link: names of network links
+/// may have characters that bpffs refuses, such as dots.
 fn pin_name(at: LinkHook) -> String {
     let hook = match at.hook {
         Hook::Ingress => IN,
@@ -254,7 +259,7 @@ fn pin_name(at: LinkHook) -> String {
     format!("{hook}{}", at.index)
 }
 
-/// Which hook of which link a name is for; none for other names.
+/// Returns the hook and link of a pin's name; `None` for other names.
 pub(super) fn from_pin_name(name: &str) -> Option<LinkHook> {
     let of = |hook, prefix| Some(LinkHook { hook, index: name.strip_prefix(prefix)?.parse().ok()? });
     of(Hook::Ingress, IN).or_else(|| of(Hook::Egress, OUT))
@@ -265,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_of_a_pin_tells_its_hook_and_link_and_names_of_programs_are_none() {
+    fn name_of_a_pin_has_the_hook_and_the_link() {
         for hook in [Hook::Ingress, Hook::Egress] {
             let at = LinkHook { hook, index: 4711 };
             assert_eq!(from_pin_name(&pin_name(at)), Some(at));

@@ -1,4 +1,4 @@
-//! The eBPF dataplane: Services as map entries, translated by programs on the cgroup's sockets and on the node's links.
+//! The eBPF dataplane: Services are entries of maps, and programs on sockets and links translate.
 
 mod error;
 mod failures;
@@ -18,6 +18,9 @@ use std::{
     sync::Arc,
 };
 
+pub use proxy_common::layout::MapSizes;
+use proxy_common::layout::{MAPS, MapDeclaration, MapType, service_slots};
+
 pub use self::{
     error::EbpfError,
     links::{HookState, LinkAttachment, LinkHook},
@@ -35,16 +38,13 @@ use self::{
     maps::{
         Maps,
         counters::Counters,
-        service_counts::{ServiceReader, ServiceSlots},
+        service_counts::{ServiceCountReader, ServiceSlots},
         sweeper::FlowSweeper,
     },
     sockets::SocketReleaser,
     trace::LogWriter,
-    upgrade::{MarkChange, Staged, handover, own_netns, state_maps::Copies},
+    upgrade::{MarkChange, StagedMaps, handover, own_netns, state_maps::StateCopies},
 };
-pub use proxy_common::layout::MapSizes;
-use proxy_common::layout::{MAPS, MapDeclaration, MapType, service_slots};
-
 use super::{Dataplane, KernelCounts, MapFill};
 use crate::{
     kernel::{
@@ -59,25 +59,26 @@ use crate::{
     model::{Dirty, Snapshot},
 };
 
-/// The object that the build made of proxy-ebpf. Tests load it too.
+/// The compiled proxy-ebpf. Tests load it too.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/shunt-ebpf"));
 
-/// What the eBPF dataplane needs to know.
+/// The settings of the eBPF dataplane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EbpfSettings {
-    /// Sockets of processes in this cgroup and below are translated: the root of cgroup v2, except in tests.
+    /// Sockets of processes in this cgroup and below are translated. It is the root of cgroup v2,
+    /// except in tests.
     pub cgroup_root: PathBuf,
-    /// Where maps and links are pinned.
+    /// The directory where maps and links are pinned.
     pub pin_dir: PathBuf,
-    /// Capacities of the maps.
+    /// The numbers of entries of the maps.
     pub map_sizes: MapSizes,
-    /// How programs get onto links.
+    /// How programs are attached to links.
     pub link_attachment: LinkAttachment,
-    /// How packets are marked for netfilter.
+    /// The marks that packets get for netfilter.
     pub marks: Marks,
-    /// Where the commands for netfilter rules are looked for; `None` leaves netfilter alone.
+    /// Where to find the commands for netfilter rules. `None` leaves netfilter alone.
     pub netfilter: Option<Launcher>,
-    /// What programs tell of single connections and packets.
+    /// Which trace events the programs write.
     pub log: LogLevel,
 }
 
@@ -95,26 +96,26 @@ pub struct Ebpf {
     pins: PinDir,
     cgroup: Cgroup,
     links: Links,
-    releaser: SocketReleaser,
+    socket_releaser: SocketReleaser,
     sweeper: FlowSweeper,
     _log: Option<LogWriter>,
-    /// To be made when this process's programs take over.
-    copies: Copies,
+    /// State to be copied when the programs of this process take over.
+    state_copies: StateCopies,
     service_slots: ServiceSlots,
-    /// To be given away once.
-    service_reader: Option<ServiceReader>,
+    /// Handed out once, to the metrics.
+    service_counts: Option<ServiceCountReader>,
     rules: Option<Rules>,
-    /// To be made once the rules are there for it.
-    change: Option<MarkChange>,
-    /// Maps of another layout are in use: this process's are built beside them, and take their place once they are full and its
-    /// programs run.
+    /// A change of marks that waits for its rules.
+    mark_change: Option<MarkChange>,
+    /// Maps of another layout are in use. Those of this process are built beside them. They take
+    /// their place once they are filled and the programs of this process are attached.
     is_staged: bool,
     attached: bool,
 }
 
 impl Ebpf {
-    /// Loads the programs and opens the maps: those of an earlier process where they are of the same layout and size. Nothing
-    /// runs until the first plan is applied.
+    /// Loads the programs and opens the maps. Uses the maps of an earlier process if they have the same
+    /// layout and size. Nothing is attached until the first plan is applied.
     pub fn new(settings: &EbpfSettings) -> Result<Self, EbpfError> {
         capabilities::check_bpf()?;
         let cgroup = Cgroup::open(&settings.cgroup_root)?;
@@ -125,22 +126,25 @@ impl Ebpf {
         let directory = staged.as_ref().map_or(pins.path(), |staged| &*staged.directory);
         let slots = service_slots(sizes.counted_services);
         let mut object = Object::load(OBJECT, &specs, &[("SERVICE_SLOTS", slots)], settings.log, directory)?;
-        let copies = match &staged {
-            Some(Staged { directory, keeps_state: true }) => Copies::between(&pins, &specs, directory)?,
-            _ => Copies::default(),
+        let state_copies = match &staged {
+            Some(StagedMaps { directory, keeps_state: true }) => {
+                StateCopies::between(&pins, &specs, directory)?
+            }
+            _ => StateCopies::default(),
         };
         let sweeper = FlowSweeper::start(&mut object, &sizes)?;
         let log = LogWriter::start(&mut object, settings.log)?;
-        let change = MarkChange::of(maps::pinned_marks(pins.path()), settings.marks);
-        // Until all programs are this process's, and the rules for it there.
-        let at_first = change.map_or(settings.marks, |change| change.before);
-        let mut maps = Maps::open(&mut object, sizes, at_first)?;
-        let (service_slots, reader) = ServiceSlots::open(&mut object, sizes.counted_services, slots, cpus)?;
+        let mark_change = MarkChange::new(maps::pinned_marks(pins.path()), settings.marks);
+        // The new marks wait until all programs are of this process and the rules are installed.
+        let marks = mark_change.map_or(settings.marks, |change| change.before);
+        let mut maps = Maps::open(&mut object, sizes, marks)?;
+        let (service_slots, service_counts) =
+            ServiceSlots::open(&mut object, sizes.counted_services, slots, cpus)?;
         maps.set_node(netns::current_cookie()?)?;
-        let releaser = SocketReleaser::start(directory)?;
+        let socket_releaser = SocketReleaser::start(directory)?;
         let links = Links::open(settings.link_attachment, &mut object)?;
         let is_staged = staged.is_some();
-        let rules = settings.rules().map(|rules| match change {
+        let rules = settings.rules().map(|rules| match mark_change {
             Some(change) => rules.with_previous_marks(change.before),
             None => rules,
         });
@@ -150,26 +154,26 @@ impl Ebpf {
             pins,
             cgroup,
             links,
-            releaser,
+            socket_releaser,
             sweeper,
             _log: log,
-            rules,
-            copies,
+            state_copies,
             service_slots,
-            service_reader: Some(reader),
-            change,
+            service_counts: Some(service_counts),
+            rules,
+            mark_change,
             is_staged,
             attached: false,
         })
     }
 
-    /// Makes conntrack translate the connections that programs on links do, if any are pinned in a directory, and has these take no
-    /// new ones: another mode serves all Services by now.
+    /// Hands the connections of link programs that are pinned in a directory over to conntrack, if there
+    /// are any. The programs take no new connections: another mode serves all Services by now.
     pub fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, EbpfError> {
         Ok(handover::hand_over(pin_dir)?)
     }
 
-    /// Removes all that any process ever pinned in a directory, without loading anything.
+    /// Removes everything that any process pinned in a directory. Loads nothing.
     pub fn cleanup_at(pin_dir: &Path) -> Vec<EbpfError> {
         let removed = match PinDir::existing(pin_dir) {
             Ok(pins) => remove_everything(pins.as_ref()),
@@ -178,7 +182,7 @@ impl Ebpf {
         removed.into_iter().map(EbpfError::from).collect()
     }
 
-    /// Removes the netfilter rules that any process ever put into this network namespace.
+    /// Removes the netfilter rules that any process installed in this network namespace.
     pub fn remove_rules(settings: &EbpfSettings) -> Vec<EbpfError> {
         let errors = settings.rules().map_or_else(Vec::new, |mut rules| rules.remove());
         errors.into_iter().map(EbpfError::from).collect()
@@ -189,65 +193,56 @@ impl Ebpf {
         self.rules.as_ref().is_some_and(Rules::is_shutting_down)
     }
 
-    /// Makes a change and records it, unless what it is for is gone.
-    fn execute(&mut self, step: &Step, state: &mut State) -> Result<(), KernelError> {
-        if let Step::AttachLink(at, link) = step {
-            self.begin_settling()?;
-            let running = self.links.attach(&mut self.object, &self.pins, *at, link)?;
-            state.links.extend(running.map(|running| (*at, running)));
-        } else {
-            self.write(step)?;
-            state.record(step);
+    /// Makes a change and records it in the state.
+    fn apply_step(&mut self, step: &Step, state: &mut State) -> Result<(), KernelError> {
+        match step {
+            Step::Put(entry) => self.maps.put(entry)?,
+            Step::Remove(entry) => self.maps.remove(entry)?,
+            Step::SetLocalDetection(detection) => self.maps.set_local_detection(*detection)?,
+            Step::Attach => self.attach()?,
+            Step::InstallRules => self.rules.as_mut().map_or(Ok(()), Rules::install)?,
+            Step::AttachLink(at, link) => {
+                self.begin_settling()?;
+                let attached = self.links.attach(&mut self.object, &self.pins, *at, link)?;
+                // The link may be gone or left out.
+                state.links.extend(attached.map(|attached| (*at, attached)));
+                return Ok(());
+            }
+            Step::DetachLink(at) => self.links.detach(&self.pins, *at)?,
+            Step::ReleaseSockets { .. } => self.socket_releaser.wake(),
         }
+        state.record(step);
         Ok(())
     }
 
-    /// Gives identifiers to service ports and takes them away, as a plan says, with what is counted under them.
-    fn name(&mut self, state: &mut State, plan: &Plan) {
+    /// Assigns and releases the identifiers of service ports, with their slots of counts.
+    fn assign_ids(&mut self, state: &mut State, plan: &Plan) {
         for (name, service) in &plan.names {
             match service {
                 Some(service) => {
                     let is_new = state.frontends(*service).next().is_none();
-                    self.service_slots.give(name, *service, is_new);
+                    self.service_slots.assign(name, *service, is_new);
                 }
-                None => state.id(name).into_iter().for_each(|before| self.service_slots.take_back(before)),
+                None => state.id(name).into_iter().for_each(|before| self.service_slots.release(before)),
             }
             state.record_name(name, *service);
         }
-        self.service_slots.settle(|service| state.is_named(service));
+        self.service_slots.drop_former_owners(|service| state.is_named(service));
     }
 
-    fn write(&mut self, step: &Step) -> Result<(), KernelError> {
-        match step {
-            Step::Put(entry) => self.maps.put(entry),
-            Step::Remove(entry) => self.maps.remove(entry),
-            Step::SetLocalDetection(detection) => self.maps.set_local_detection(*detection),
-            Step::Attach => self.attach(),
-            Step::PutRules => self.rules.as_mut().map_or(Ok(()), Rules::install),
-            Step::AttachLink(..) => Ok(()),
-            Step::DetachLink(at) => self.links.detach(&self.pins, *at),
-            Step::ReleaseSockets { .. } => {
-                self.releaser.look();
-                Ok(())
-            }
-        }
-    }
-
-    /// The cookie of this process's network namespace, as the running programs know it.
+    /// Returns the cookie of this process's network namespace, as the attached programs see it.
     pub fn ask_netns(&mut self) -> Result<NetnsCookie, KernelError> {
         own_netns::learn(&mut self.maps)
     }
 }
 
-/// What the programs' names start with, and so the names of their links and filters.
+/// The prefix of the names of programs, and so of their links and filters.
 const LINKS: &str = "shunt_";
 
 fn remove_everything(pins: Option<&PinDir>) -> Vec<KernelError> {
     let mut errors = links::remove_all(pins);
-    // Names do not depend on sizes.
-    errors.extend(
-        pins.into_iter().flat_map(|pins| pins.remove_all(&maps::specs(&MapSizes::default(), 1), LINKS)),
-    );
+    let is_map = |name: &str| MAPS.iter().any(|map| map.name == name);
+    errors.extend(pins.into_iter().flat_map(|pins| pins.remove_all(is_map, LINKS)));
     errors
 }
 
@@ -258,14 +253,14 @@ impl Dataplane for Ebpf {
 
     fn observe(&mut self) -> Result<State, EbpfError> {
         let mut state = self.maps.read(self.service_slots.ids())?;
-        self.service_slots.reread();
+        self.service_slots.expect_reassignment();
         state.attached = self.is_attached()?;
         state.links = self.links.observe(&self.object, &self.pins)?;
         state.rules_are_installed = self.rules.as_mut().is_none_or(Rules::are_installed);
         if state.is_taken_over() {
-            self.maps.prefilter.clear_stale(&state, self.sweeper.noted());
+            self.maps.prefilter.clear_stale(&state, self.sweeper.usage());
         } else {
-            self.maps.prefilter.keep_all();
+            self.maps.prefilter.keep_stale();
         }
         Ok(state)
     }
@@ -274,26 +269,26 @@ impl Dataplane for Ebpf {
         plan::plan(state, snapshot, dirty)
     }
 
-    /// Goes on past a service port or link that fails: what is left of the plan for that one is left out, so that it stays as it
-    /// was. Rules that fail hold nothing up either.
+    /// Continues after a service port or link that fails: the rest of the plan for it is skipped, so
+    /// that it stays as it was. It also continues if the rules fail.
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), EbpfError> {
-        self.name(state, &plan);
+        self.assign_ids(state, &plan);
         let mut failures = Failures::without_room(state, &plan, &self.maps.sizes);
         let mut rules = None;
         for step in &plan.steps {
             let Some(step) = failures.adjust(step, state) else { continue };
-            match self.execute(&step, state) {
+            match self.apply_step(&step, state) {
                 Ok(()) => {}
-                // No command runs any more, on which what follows may rely.
-                Err(source) if *step == Step::PutRules && self.is_shutting_down() => {
+                // Commands do not run any more, and the steps that follow may need the rules.
+                Err(source) if *step == Step::InstallRules && self.is_shutting_down() => {
                     return Err(EbpfError::Rules { source });
                 }
-                Err(error) if *step == Step::PutRules => rules = Some(error),
+                Err(error) if *step == Step::InstallRules => rules = Some(error),
                 Err(error) if *step == Step::Attach => return Err(error.into()),
                 Err(error) => failures.add(&step, error),
             }
         }
-        self.settle();
+        self.finish_state_copies();
         if let Err(error) = self.change_marks(state) {
             rules.get_or_insert(error);
         }
@@ -309,13 +304,13 @@ impl Dataplane for Ebpf {
     }
 
     fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {
-        let counters = Counters::open(&mut self.object, self.service_reader.take()?)
-            .inspect_err(|error| tracing::warn!(%error, "what programs count is not in metrics"));
+        let counters = Counters::open(&mut self.object, self.service_counts.take()?)
+            .inspect_err(|error| tracing::warn!(%error, "cannot open the counters of the programs: metrics do not include them"));
         counters.ok().map(|counters| Box::new(counters) as Box<dyn KernelCounts>)
     }
 
     fn map_fill(&self, state: &State) -> Vec<MapFill> {
-        let (sizes, usage) = (&self.maps.sizes, self.sweeper.noted());
+        let (sizes, usage) = (&self.maps.sizes, self.sweeper.usage());
         let fill = |map: &MapDeclaration| {
             let entries = match map.map_type {
                 MapType::LruHashMap => usage.entries(map.name),
@@ -333,7 +328,7 @@ impl Dataplane for Ebpf {
     fn cleanup(&mut self) -> Vec<EbpfError> {
         let mut errors = remove_everything(Some(&self.pins));
         if !errors.is_empty() {
-            // Programs that cannot be removed find no Service any more; flows that they know go on.
+            // Programs that cannot be removed find no Service any more. Flows in the map continue.
             errors.extend(self.maps.remove_all_services().err());
         }
         errors.extend(self.rules.as_mut().map_or_else(Vec::new, Rules::remove));

@@ -1,4 +1,4 @@
-//! Destroys connected UDP sockets whose endpoint no longer serves, away from the thread that programs Services.
+//! Destroys connected UDP sockets whose endpoint no longer serves, in a thread of its own.
 
 use std::{
     collections::HashMap,
@@ -9,19 +9,21 @@ use std::{
     time::Duration,
 };
 
-use aya::maps::{HashMap as BpfHashMap, Map, MapData, MapError};
+use aya::maps::{HashMap as BpfHashMap, MapData, MapError};
 use proxy_common::layout::{List, MemberKey, UdpSocket};
 
+use super::maps::open_pinned;
 use crate::kernel::{
     KernelError,
     netns::{self, NetnsCookie},
     sock_diag::{self, SocketCookie},
 };
 
-/// A hook that chose an endpoint a moment before that left may note its socket a moment after the first look.
-const SECOND_LOOK: Duration = Duration::from_millis(50);
+/// The time until the second pass. A program that chose an endpoint just before the endpoint was removed
+/// may record its socket just after the first pass.
+const SECOND_PASS_AFTER: Duration = Duration::from_millis(50);
 
-/// A thread that destroys sockets. Ends when it is dropped.
+/// A thread that destroys sockets. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct SocketReleaser {
     wake: SyncSender<()>,
@@ -39,10 +41,10 @@ impl SocketReleaser {
         Ok(Self { wake })
     }
 
-    /// Soon destroys the sockets that are connected to what no longer serves: also those of endpoints that left when an
-    /// earlier process had no time for it.
-    pub(super) fn look(&self) {
-        // Full means that a look is due already; the thread lives as long as this does.
+    /// Starts a pass soon. It also destroys sockets of endpoints that were removed before this process
+    /// started.
+    pub(super) fn wake(&self) {
+        // If the channel is full, a pass is due already. The thread lives as long as this.
         let _ = self.wake.try_send(());
     }
 }
@@ -50,73 +52,67 @@ impl SocketReleaser {
 fn run(sockets: &mut Sockets, woken: &Receiver<()>) {
     while woken.recv().is_ok() {
         sockets.release();
-        thread::sleep(SECOND_LOOK);
+        thread::sleep(SECOND_PASS_AFTER);
         sockets.release();
     }
 }
 
-/// Sockets by their cookies, each with the peer it must still have.
+/// Sockets by cookie, each with the peer that it must still have.
 type Peers = HashMap<SocketCookie, SocketAddr>;
 
 struct Sockets {
     connected: BpfHashMap<MapData, u64, UdpSocket>,
     members: BpfHashMap<MapData, MemberKey, u8>,
-    /// The kernel's refusal was reported.
+    /// An error was logged at level warn.
     warned: bool,
 }
 
 impl Sockets {
     fn open(directory: &Path) -> Result<Self, KernelError> {
-        let map = |name| {
-            MapData::from_pin(directory.join(name))
-                .and_then(Map::from_map_data)
-                .map_err(KernelError::bpf("open map", name))
-        };
-        let failed = |name| KernelError::bpf::<MapError>("open map", name);
         Ok(Self {
-            connected: map("udp_sockets")?.try_into().map_err(failed("udp_sockets"))?,
-            members: map("members")?.try_into().map_err(failed("members"))?,
+            connected: open_pinned(directory, "udp_sockets")?,
+            members: open_pinned(directory, "members")?,
             warned: false,
         })
     }
 
     fn release(&mut self) {
-        let departed = self.departed();
-        if departed.is_empty() {
+        let stale = self.stale_sockets();
+        if stale.is_empty() {
             return;
         }
         for (path, namespace) in netns::handles() {
             let destroyed = netns::within(&path, &namespace, || {
-                sock_diag::destroy_udp(&peers_in(netns::current_cookie()?, &departed))
+                sock_diag::destroy_udp(&peers_in(netns::current_cookie()?, &stale))
             });
             match destroyed {
                 Ok(destroyed) => self.forget(&destroyed, &path),
                 Err(error) if self.warned => tracing::debug!(%error, "cannot destroy UDP sockets"),
                 Err(error) => {
                     self.warned = true;
-                    tracing::warn!(%error, "cannot destroy UDP sockets whose endpoint is gone; they stay until closed");
+                    tracing::warn!(%error, "cannot destroy UDP sockets whose endpoint is gone: they stay until they are closed");
                 }
             }
         }
     }
 
-    /// The sockets whose endpoint serves no longer, by network namespace.
-    fn departed(&self) -> HashMap<NetnsCookie, Peers> {
-        let mut departed: HashMap<NetnsCookie, Peers> = HashMap::new();
+    /// Returns the sockets whose endpoint no longer serves, by network namespace.
+    fn stale_sockets(&self) -> HashMap<NetnsCookie, Peers> {
+        let mut stale: HashMap<NetnsCookie, Peers> = HashMap::new();
         for (cookie, socket) in self.connected.iter().flatten() {
             let UdpSocket { netns, service, endpoint } = socket;
             let member = MemberKey { service, list: List::Serving.number(), endpoint };
             if matches!(self.members.get(&member, 0), Err(MapError::KeyNotFound)) {
                 let peer = SocketAddr::new(endpoint.addr.into(), endpoint.port);
-                departed.entry(NetnsCookie(netns)).or_default().insert(SocketCookie(cookie), peer);
+                stale.entry(NetnsCookie(netns)).or_default().insert(SocketCookie(cookie), peer);
             }
         }
-        departed
+        stale
     }
 
     fn forget(&mut self, destroyed: &[SocketCookie], namespace: &Path) {
         for cookie in destroyed {
-            // Closing the socket removes it too.
+            // The entry may be gone: closing the socket removes it too.
             let _ = self.connected.remove(&cookie.0);
         }
         if !destroyed.is_empty() {
@@ -126,12 +122,12 @@ impl Sockets {
     }
 }
 
-/// The sockets to look for in a namespace: all of them where the kernel does not tell which one it is, since no two sockets
-/// have the same cookie.
-fn peers_in(namespace: Option<NetnsCookie>, departed: &HashMap<NetnsCookie, Peers>) -> Peers {
+/// Returns the sockets that may be in a namespace. If the kernel does not tell which namespace it is,
+/// these are all sockets: no two sockets have the same cookie.
+fn peers_in(namespace: Option<NetnsCookie>, stale: &HashMap<NetnsCookie, Peers>) -> Peers {
     match namespace {
-        Some(cookie) => departed.get(&cookie).cloned().unwrap_or_default(),
-        None => departed.values().flatten().map(|(cookie, peer)| (*cookie, *peer)).collect(),
+        Some(cookie) => stale.get(&cookie).cloned().unwrap_or_default(),
+        None => stale.values().flatten().map(|(cookie, peer)| (*cookie, *peer)).collect(),
     }
 }
 
@@ -140,14 +136,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_is_asked_for_its_own_sockets_and_for_all_where_it_has_no_name() {
+    fn namespace_without_a_cookie_is_searched_for_all_sockets() {
         let peer = SocketAddr::from(([10, 244, 1, 2], 53));
-        let departed = HashMap::from([
+        let stale = HashMap::from([
             (NetnsCookie(1), Peers::from([(SocketCookie(10), peer)])),
             (NetnsCookie(2), Peers::from([(SocketCookie(20), peer)])),
         ]);
-        assert_eq!(peers_in(Some(NetnsCookie(2)), &departed), departed[&NetnsCookie(2)]);
-        assert_eq!(peers_in(Some(NetnsCookie(3)), &departed), Peers::new());
-        assert_eq!(peers_in(None, &departed).len(), 2);
+        assert_eq!(peers_in(Some(NetnsCookie(2)), &stale), stale[&NetnsCookie(2)]);
+        assert_eq!(peers_in(Some(NetnsCookie(3)), &stale), Peers::new());
+        assert_eq!(peers_in(None, &stale).len(), 2);
     }
 }

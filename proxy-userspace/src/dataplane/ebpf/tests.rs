@@ -1,4 +1,5 @@
-//! The laws of every dataplane, held to the eBPF plan over generated Snapshots, and a packet's view of every prefix of a plan.
+//! The laws of every dataplane, checked for eBPF plans over generated Snapshots, and what packets see
+//! after every prefix of a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +20,7 @@ use crate::{
     model::{Dirty, Snapshot, testing},
 };
 
-/// What `apply` does to the mirror when the kernel takes everything.
+/// Does what `apply` does to the state if every change succeeds.
 fn apply(state: &mut State, plan: &Plan) {
     for (name, service) in &plan.names {
         state.record_name(name, *service);
@@ -35,7 +36,7 @@ fn programmed(snapshot: &Snapshot) -> State {
     state
 }
 
-/// What the maps would hold for a process that starts on them.
+/// Returns what a new process observes in the maps of another one.
 fn restarted(state: &State) -> State {
     let mut state = state.clone();
     state.forget_names();
@@ -44,10 +45,11 @@ fn restarted(state: &State) -> State {
     state
 }
 
-/// What a destination offers a caller of this node: its endpoints, and what happens without any. `None` in a slot is a hole.
-type Offer = (Vec<Option<Endpoint>>, bool);
+/// What a frontend offers to a client on this node: its endpoints, and what happens if there are none.
+/// `None` is an empty slot.
+type FrontendView = (Vec<Option<Endpoint>>, bool);
 
-fn offer(state: &State, key: &ServiceKey) -> Option<Offer> {
+fn view(state: &State, key: &ServiceKey) -> Option<FrontendView> {
     let value = state.service(key)?;
     let slots = Slots::inside(value);
     let endpoints = (0..slots.count).map(|slot| {
@@ -58,7 +60,7 @@ fn offer(state: &State, key: &ServiceKey) -> Option<Offer> {
     Some((endpoints.collect(), value.flags & flags::DROP_WHEN_EMPTY != 0))
 }
 
-fn destinations(state: &State) -> Vec<ServiceKey> {
+fn frontends(state: &State) -> Vec<ServiceKey> {
     state.services_in_use().into_iter().flat_map(|id| state.frontends(id).map(|(key, _)| key)).collect()
 }
 
@@ -66,14 +68,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn after_apply_nothing_is_left_to_plan(snapshot in testing::snapshot()) {
+    fn nothing_is_left_to_plan_after_apply(snapshot in testing::snapshot()) {
         let state = programmed(&snapshot);
         let again = plan(&state, &snapshot, &Dirty::everything());
         prop_assert!(again.is_empty() && again.names.is_empty(), "{again:#?}");
     }
 
     #[test]
-    fn planning_what_is_dirty_reaches_what_planning_everything_reaches(
+    fn partial_plan_reaches_the_same_state_as_a_full_plan(
         (before, after, dirty) in testing::snapshot_change()
     ) {
         let mut state = programmed(&before);
@@ -82,13 +84,13 @@ proptest! {
         let rest = plan(&state, &after, &Dirty::everything());
         prop_assert!(rest.is_empty() && rest.names.is_empty(), "left out: {rest:#?}");
         let fresh = programmed(&after);
-        for key in destinations(&fresh).iter().chain(&destinations(&state)) {
-            prop_assert_eq!(offer(&state, key), offer(&fresh, key));
+        for key in frontends(&fresh).iter().chain(&frontends(&state)) {
+            prop_assert_eq!(view(&state, key), view(&fresh, key));
         }
     }
 
     #[test]
-    fn every_prefix_of_a_plan_offers_the_old_or_the_new_and_never_a_mixture(
+    fn every_prefix_of_a_plan_shows_old_or_new_endpoints_only(
         (before, after, dirty) in testing::snapshot_change()
     ) {
         let old = programmed(&before);
@@ -98,21 +100,21 @@ proptest! {
         let mut prefix = old.clone();
         for step in &change.steps {
             prefix.record(step);
-            for key in destinations(&old).iter().chain(&destinations(&new)) {
-                let offered = offer(&prefix, key);
+            for key in frontends(&old).iter().chain(&frontends(&new)) {
+                let shown = view(&prefix, key);
                 prop_assert!(
-                    offered == offer(&old, key) || offered == offer(&new, key),
-                    "after {step:?}, {key:?} offers {offered:?}"
+                    shown == view(&old, key) || shown == view(&new, key),
+                    "after {step:?}, {key:?} shows {shown:?}"
                 );
-                if let Some((endpoints, _)) = offered {
-                    prop_assert!(endpoints.iter().all(Option::is_some), "a hole after {step:?}");
+                if let Some((endpoints, _)) = shown {
+                    prop_assert!(endpoints.iter().all(Option::is_some), "an empty slot after {step:?}");
                 }
             }
         }
     }
 
     #[test]
-    fn a_restarted_proxy_writes_nothing_but_the_programs(snapshot in testing::snapshot()) {
+    fn restarted_process_attaches_programs_and_writes_nothing(snapshot in testing::snapshot()) {
         let mut state = restarted(&programmed(&snapshot));
         let takeover = plan(&state, &snapshot, &Dirty::everything());
         prop_assert_eq!(takeover.steps.first(), Some(&Step::Attach));
@@ -123,16 +125,16 @@ proptest! {
     }
 
     #[test]
-    fn what_changed_while_the_proxy_was_away_is_put_right(
+    fn restarted_process_applies_what_changed_meanwhile(
         (before, after, _) in testing::snapshot_change()
     ) {
         let mut state = restarted(&programmed(&before));
         let takeover = plan(&state, &after, &Dirty::everything());
         apply(&mut state, &takeover);
         let fresh = programmed(&after);
-        prop_assert_eq!(destinations(&state).len(), destinations(&fresh).len());
-        for key in destinations(&fresh) {
-            prop_assert_eq!(offer(&state, &key), offer(&fresh, &key));
+        prop_assert_eq!(frontends(&state).len(), frontends(&fresh).len());
+        for key in frontends(&fresh) {
+            prop_assert_eq!(view(&state, &key), view(&fresh, &key));
         }
         prop_assert_eq!(state.endpoints.len(), fresh.endpoints.len());
         prop_assert_eq!(state.members.len(), fresh.members.len());
@@ -140,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn an_interrupted_plan_is_completed_by_the_next_process(
+    fn next_process_completes_an_interrupted_plan(
         (before, after, dirty) in testing::snapshot_change(),
         done in any::<prop::sample::Index>(),
     ) {
@@ -155,14 +157,14 @@ proptest! {
         let rest = plan(&state, &after, &Dirty::everything());
         prop_assert!(rest.is_empty(), "{rest:#?}");
         let fresh = programmed(&after);
-        for key in destinations(&fresh).iter().chain(&destinations(&state)) {
-            prop_assert_eq!(offer(&state, key), offer(&fresh, key));
+        for key in frontends(&fresh).iter().chain(&frontends(&state)) {
+            prop_assert_eq!(view(&state, key), view(&fresh, key));
         }
         prop_assert_eq!(state.endpoints.len(), fresh.endpoints.len());
     }
 
     #[test]
-    fn nothing_is_translated_on_a_link_before_all_links_translate_back_and_all_services_are_there(
+    fn ingress_is_attached_after_all_services_and_all_egress_programs(
         (before, after, dirty) in testing::snapshot_change()
     ) {
         let mut state = programmed(&before);
@@ -184,7 +186,7 @@ proptest! {
     }
 
     #[test]
-    fn links_have_the_programs_of_their_kind_and_what_is_not_wanted_any_more_is_taken_off(
+    fn links_get_the_programs_of_their_framing_and_unwanted_ones_are_detached(
         (before, after, dirty) in testing::snapshot_change(),
         is_restarted in any::<bool>(),
     ) {
@@ -208,7 +210,7 @@ proptest! {
     }
 
     #[test]
-    fn a_service_port_without_room_stays_as_it_was_and_the_others_change(
+    fn service_port_without_room_stays_as_it_was(
         (before, after, dirty) in testing::snapshot_change(),
         (services, endpoints, members) in (0..12_u32, 0..24_u32, 0..8_u32),
     ) {
@@ -225,7 +227,7 @@ proptest! {
             state.record_name(name, *service);
         }
         let failures = Failures::without_room(&state, &change, &sizes);
-        let refused: BTreeSet<u32> = capacity::without_room(&state, &change, &sizes).into_keys().collect();
+        let without_room: BTreeSet<u32> = capacity::without_room(&state, &change, &sizes).into_keys().collect();
         for step in &change.steps {
             if let Some(step) = failures.adjust(step, &state) {
                 state.record(&step);
@@ -236,17 +238,17 @@ proptest! {
         }
         let mut new = old.clone();
         apply(&mut new, &change);
-        for key in destinations(&state) {
+        for key in frontends(&state) {
             let owner = state.service(&key).map_or(0, |value| value.service);
-            let whole = if refused.contains(&owner) { &old } else { &new };
-            prop_assert_eq!(offer(&state, &key), offer(whole, &key), "{:?} of {}", key, owner);
-            prop_assert!(offer(&state, &key).is_some_and(|(slots, _)| slots.iter().all(Option::is_some)), "a hole");
+            let whole = if without_room.contains(&owner) { &old } else { &new };
+            prop_assert_eq!(view(&state, &key), view(whole, &key), "{:?} of {}", key, owner);
+            prop_assert!(view(&state, &key).is_some_and(|(slots, _)| slots.iter().all(Option::is_some)), "an empty slot");
         }
-        prop_assert_eq!(failures.into_result(&state).is_err(), !refused.is_empty());
+        prop_assert_eq!(failures.into_result(&state).is_err(), !without_room.is_empty());
     }
 
     #[test]
-    fn undoing_everything_leaves_empty_maps(snapshot in testing::snapshot()) {
+    fn empty_snapshot_leaves_empty_maps(snapshot in testing::snapshot()) {
         let mut state = programmed(&snapshot);
         let removal = plan(&state, &Snapshot::default(), &Dirty::everything());
         apply(&mut state, &removal);

@@ -37,7 +37,7 @@ impl<K: Pod, V: Pod> Reader<K, V> {
 
     /// More calls than it takes to read a map of this capacity: each but the last fills at least half of its room, and as many
     /// again are for entries that come meanwhile.
-    pub const fn most_calls(capacity: u32) -> usize {
+    pub const fn max_calls(capacity: u32) -> usize {
         16 + 4 * (capacity as usize / ENTRIES)
     }
 
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn the_largest_map_can_be_read_to_its_end() {
-        assert!(Reader::<u64, u64>::most_calls(1 << 26) * ENTRIES >= 1 << 26);
-        assert!(Reader::<u64, u64>::most_calls(16) >= 1);
+        assert!(Reader::<u64, u64>::max_calls(1 << 26) * ENTRIES >= 1 << 26);
+        assert!(Reader::<u64, u64>::max_calls(16) >= 1);
     }
 }

@@ -198,14 +198,13 @@ impl PinDir {
         maps.iter().any(|map| self.path.join(map.name).exists())
     }
 
-    /// Removes the pins of these maps and of all links whose names start so, and the directories if that leaves nothing in
-    /// them; returns all that failed. What others pinned there stays.
-    pub fn remove_all(&self, maps: &[MapSpec], links: &str) -> Vec<KernelError> {
-        // Links first: programs stop before what they read goes.
+    /// Removes the pins of our maps and of all links with this prefix, and the directories if nothing else
+    /// is in them. Returns all errors. Pins of other owners stay.
+    pub fn remove_all(&self, is_map: impl Fn(&str) -> bool, links: &str) -> Vec<KernelError> {
+        // Links first: programs must stop before their maps are removed.
         let mut errors = remove_pins(&self.path.join("links"), |name| name.starts_with(links));
-        errors.extend(remove_pins(&self.path, is_one_of(maps)));
-        for beside in [self.next(), self.swap()] {
-            errors.extend(remove_pins(&beside, is_one_of(maps)));
+        for directory in [self.path.clone(), self.next(), self.swap()] {
+            errors.extend(remove_pins(&directory, &is_map));
         }
         errors
     }
@@ -243,10 +242,6 @@ fn ensure_bpffs(path: &Path) -> Result<(), KernelError> {
     }
     let existing = path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
     if is_bpffs(existing) { Ok(()) } else { Err(KernelError::NoBpffs { path: path.into() }) }
-}
-
-fn is_one_of(maps: &[MapSpec]) -> impl Fn(&str) -> bool {
-    |name| maps.iter().any(|map| map.name == name)
 }
 
 /// Removes those pins of a directory that are ours, going on past errors, and the directory if nothing is left in it. One that

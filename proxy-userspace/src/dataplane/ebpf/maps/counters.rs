@@ -1,23 +1,23 @@
-//! What the programs count, for metrics: packets, errors, and traffic to Services.
+//! The counters of the programs, for metrics: packets, errors, and traffic to Services.
 
 use aya::maps::{MapData, PerCpuArray};
 use proxy_common::layout::{Counter, Program, ProgramErrors};
 
-use super::service_counts::ServiceReader;
+use super::service_counts::ServiceCountReader;
 use crate::{
     dataplane::{KernelCounts, ProgramErrorCount, ServiceCount},
     kernel::{KernelError, bpf::Object},
 };
 
-/// Adds up what all CPUs counted, whenever it is asked.
+/// Reads the counters. Every read adds up the values of all CPUs.
 pub(crate) struct Counters {
     packets: PerCpuArray<MapData, u64>,
     errors: PerCpuArray<MapData, ProgramErrors>,
-    services: ServiceReader,
+    services: ServiceCountReader,
 }
 
 impl Counters {
-    pub(crate) fn open(object: &mut Object, services: ServiceReader) -> Result<Self, KernelError> {
+    pub(crate) fn open(object: &mut Object, services: ServiceCountReader) -> Result<Self, KernelError> {
         Ok(Self {
             packets: object.take_map("counters")?,
             errors: object.take_map("program_errors")?,
@@ -26,7 +26,7 @@ impl Counters {
     }
 }
 
-// A slot of an array is always there; should reading fail, nothing is better than a wrong number.
+// Every slot of an array exists. If a read fails nevertheless, zero is better than a wrong number.
 impl KernelCounts for Counters {
     fn packets(&self) -> Vec<(&'static str, u64)> {
         let sum = |counter: Counter| {
@@ -49,7 +49,7 @@ impl KernelCounts for Counters {
 
     fn services(&self) -> Vec<ServiceCount> {
         self.services.read().unwrap_or_else(|error| {
-            tracing::debug!(%error, "cannot read what was counted of Services");
+            tracing::debug!(%error, "cannot read the counts of Services: the metrics of this scrape do not have them");
             Vec::new()
         })
     }

@@ -249,21 +249,35 @@ impl Maps {
     }
 }
 
+/// Opens a map that is pinned in a directory.
+pub(crate) fn open_pinned<M>(directory: &Path, map: &'static str) -> Result<M, KernelError>
+where
+    M: TryFrom<Map, Error = MapError>,
+{
+    let data = MapData::from_pin(directory.join(map)).and_then(Map::from_map_data);
+    data.and_then(M::try_from).map_err(failed("open", map))
+}
+
 fn read<T>(
     state: &mut State,
     map: &'static str,
     mut items: impl Iterator<Item = Result<T, MapError>>,
     entry: impl Fn(T) -> MapEntry,
 ) -> Result<(), KernelError> {
-    items.try_for_each(|item| Ok(state.put(&entry(item.map_err(failed("read", map))?))))
+    items.try_for_each(|item| {
+        state.put(&entry(item.map_err(failed("read", map))?));
+        Ok(())
+    })
 }
 
 /// Returns the marks that the programs with the maps pinned in a directory use. Returns `None` if
 /// there are no such maps, or if they have another layout.
 pub(crate) fn pinned_marks(directory: &Path) -> Option<Marks> {
     let (layout, _) = pinned_layouts(directory)?;
-    let node = MapData::from_pin(directory.join("node")).and_then(Map::from_map_data);
-    let node: Array<MapData, NodeValue> = node.ok().filter(|_| layout == LAYOUT_VERSION)?.try_into().ok()?;
+    if layout != LAYOUT_VERSION {
+        return None;
+    }
+    let node: Array<MapData, NodeValue> = open_pinned(directory, "node").ok()?;
     let NodeValue { masquerade_mark: masquerade, reject_mark: reject, .. } = node.get(&0, 0).ok()?;
     (masquerade != 0).then_some(Marks { masquerade, reject })
 }

@@ -1,25 +1,27 @@
-//! The bitmap of what packets are looked at for: bits are set before anything needs them, and cleared when nothing does any more.
+//! The prefilter as userspace writes it: a bit is set before an entry needs it, and cleared when
+//! none does any more.
 //!
-//! A bit is cleared if no Service and no endpoint of the maps has had it from one look on, and nothing that programs noted of flows
-//! and sockets, in a look through all of that which began later, needs it. What is noted anew between the two is so for
-//! Services and endpoints that are in the maps, or from what was there before.
+//! Clearing a bit takes two steps. First, no Service and no endpoint of the maps has it. Then a scan
+//! through all flows and sockets that programs recorded begins, and finds no entry that needs it.
+//! What programs record between the two steps belongs to Services and endpoints in the maps, or to
+//! flows and sockets that were there before.
 
 use proxy_common::prefilter::{PrefilterBit, WORDS};
 
-use super::{super::plan::state::State, usage::Noted};
+use super::{super::plan::state::State, usage::MapUsage};
 use crate::kernel::bpf::MappedWords;
 
-/// Some bits of the bitmap.
+/// Some bits of the prefilter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Bits(Vec<u64>);
+pub(crate) struct PrefilterBits(Vec<u64>);
 
-impl Default for Bits {
+impl Default for PrefilterBits {
     fn default() -> Self {
         Self(vec![0; WORDS as usize])
     }
 }
 
-impl Bits {
+impl PrefilterBits {
     pub(crate) fn insert(&mut self, PrefilterBit { word, mask }: PrefilterBit) {
         if let Some(bits) = self.0.get_mut(word as usize) {
             *bits |= mask;
@@ -40,7 +42,7 @@ impl Bits {
 
     fn of_state(state: &State) -> Self {
         let mut bits = Self::default();
-        state.prefilter_bits().for_each(|place| bits.insert(place));
+        state.prefilter_bits().for_each(|bit| bits.insert(bit));
         bits
     }
 
@@ -49,18 +51,18 @@ impl Bits {
     }
 }
 
-/// The bitmap, shared with the programs.
+/// The prefilter, shared with the programs.
 #[derive(Debug)]
 pub(crate) struct Prefilter {
     words: MappedWords,
-    stale: Option<Stale>,
+    stale: Option<StaleBits>,
 }
 
-/// Bits that nothing in the maps has had since they were looked at.
+/// Bits that no Service and no endpoint has had since the last observation.
 #[derive(Debug)]
-struct Stale {
-    bits: Bits,
-    /// How many looks at what programs noted had begun.
+struct StaleBits {
+    bits: PrefilterBits,
+    /// The number of scans that had begun at that time.
     begun: u64,
 }
 
@@ -69,22 +71,23 @@ impl Prefilter {
         Self { words, stale: None }
     }
 
-    /// Packets of an address and port are looked at from now on.
-    pub(crate) fn insert(&mut self, place: PrefilterBit) {
-        self.words.set(place.word, place.mask);
+    /// Sets a bit.
+    pub(crate) fn insert(&mut self, bit: PrefilterBit) {
+        self.words.set(bit.word, bit.mask);
         if let Some(stale) = &mut self.stale {
-            stale.bits.remove(place);
+            stale.bits.remove(bit);
         }
     }
 
-    /// Clears what has been of no use since the last time, and sees what is now. Not to be called while programs run that use
-    /// other maps, which may hold other Services.
-    pub(crate) fn clear_stale(&mut self, state: &State, noted: &Noted) {
-        let wanted = Bits::of_state(state);
+    /// Clears the stale bits of the last call if a scan since then found no entry that needs them,
+    /// and finds new stale bits. Must not be called while programs with other maps are attached:
+    /// those maps may hold other Services.
+    pub(crate) fn clear_stale(&mut self, state: &State, usage: &MapUsage) {
+        let wanted = PrefilterBits::of_state(state);
         if let Some(mut stale) = self.stale.take() {
             stale.bits.remove_all(&wanted);
-            let is_seen = noted.needed_after(stale.begun, |needed| stale.bits.remove_all(needed));
-            if !is_seen {
+            let is_scanned = usage.needed_after(stale.begun, |needed| stale.bits.remove_all(needed));
+            if !is_scanned {
                 self.stale = Some(stale);
                 return;
             }
@@ -94,16 +97,16 @@ impl Prefilter {
                 cleared += mask.count_ones();
             }
             if cleared > 0 {
-                tracing::debug!(cleared, "bits of addresses that are no Service's any more");
+                tracing::debug!(cleared, "cleared stale bits of the prefilter");
             }
         }
-        let mut bits = Bits((0..WORDS).map(|word| self.words.get(word)).collect());
+        let mut bits = PrefilterBits((0..WORDS).map(|word| self.words.get(word)).collect());
         bits.remove_all(&wanted);
-        self.stale = Some(Stale { bits, begun: noted.begun() });
+        self.stale = Some(StaleBits { bits, begun: usage.begun() });
     }
 
-    /// Programs run that use other maps.
-    pub(crate) fn keep_all(&mut self) {
+    /// Forgets which bits are stale, because programs with other maps are attached.
+    pub(crate) fn keep_stale(&mut self) {
         self.stale = None;
     }
 }
@@ -119,32 +122,32 @@ mod tests {
     use crate::dataplane::ebpf::{MapEntry, Step};
 
     #[test]
-    fn bits_are_inserted_and_removed_one_by_one_and_all_together() {
-        let places =
-            [80, 443, 8080].map(|port| PrefilterBit::of_service(&Addr::from_v4([10, 96, 0, 1]), port));
-        let mut bits = Bits::default();
-        for place in places {
-            bits.insert(place);
+    fn bits_are_inserted_and_removed() {
+        let all = [80, 443, 8080].map(|port| PrefilterBit::of_service(&Addr::from_v4([10, 96, 0, 1]), port));
+        let mut bits = PrefilterBits::default();
+        for bit in all {
+            bits.insert(bit);
         }
         assert_eq!(bits.words().map(|(_, mask)| mask.count_ones()).sum::<u32>(), 3);
-        let mut others = Bits::default();
-        others.insert(places[0]);
+        let mut others = PrefilterBits::default();
+        others.insert(all[0]);
         bits.remove_all(&others);
-        bits.remove(places[1]);
-        let mut last = Bits::default();
-        last.insert(places[2]);
+        bits.remove(all[1]);
+        let mut last = PrefilterBits::default();
+        last.insert(all[2]);
         assert_eq!(bits, last);
     }
+
     #[test]
-    fn an_endpoint_that_drains_keeps_its_bit_while_it_serves() {
+    fn terminating_endpoint_keeps_its_bit_while_it_serves() {
         let endpoint = Endpoint::new(Addr::from_v4([10, 244, 0, 5]), 53);
         let member = MemberKey { service: 1, list: List::Serving.number(), endpoint };
         let mut state = State::default();
         state.record(&Step::Put(MapEntry::Member(member)));
-        let mut needed = Bits::default();
+        let mut needed = PrefilterBits::default();
         needed.insert(PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port));
-        assert_eq!(Bits::of_state(&state), needed);
+        assert_eq!(PrefilterBits::of_state(&state), needed);
         state.record(&Step::Remove(MapEntry::Member(member)));
-        assert_eq!(Bits::of_state(&state), Bits::default());
+        assert_eq!(PrefilterBits::of_state(&state), PrefilterBits::default());
     }
 }

@@ -1,4 +1,5 @@
-//! What the programs count of each service port: who has which slot, and the sum over all CPUs.
+//! What the programs count for each service port: which service port has which slot, and the sums
+//! over all CPUs.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -21,20 +22,20 @@ use crate::{
 
 const MAP: &str = "service_counts";
 
-/// Who has which slot, by slots: the identifier, and the service port's name.
+/// The identifier and name of the service port in each slot.
 type Owners = BTreeMap<u32, (u32, ServicePortKey)>;
 
-/// The slots, as the process that gives them sees them.
+/// Assigns the slots to service ports.
 pub(crate) struct ServiceSlots {
     ids: ServiceIds,
     slots: u32,
     cpus: u32,
     map: Array<MapData, ServiceCounts>,
     owners: Arc<Mutex<Owners>>,
-    /// Slots whose counts may be those of a service port that is gone.
+    /// Slots with counts that may be of a deleted service port.
     used: HashSet<u32>,
-    /// The maps were read: owners that do not come again are gone.
-    is_reread: bool,
+    /// The maps were read again, and owners that are not assigned again are deleted.
+    is_reassigned: bool,
 }
 
 impl fmt::Debug for ServiceSlots {
@@ -44,24 +45,27 @@ impl fmt::Debug for ServiceSlots {
 }
 
 impl ServiceSlots {
-    /// For so many service ports with a slot of their own, on so many CPUs; also what reads them.
+    /// Opens the map for `max_own` service ports with their own slot. Also returns a reader of the counts.
     pub(crate) fn open(
         object: &mut Object,
-        most: u32,
+        max_own: u32,
         slots: u32,
         cpus: u32,
-    ) -> Result<(Self, ServiceReader), KernelError> {
+    ) -> Result<(Self, ServiceCountReader), KernelError> {
         let owners = Arc::<Mutex<Owners>>::default();
-        let reader =
-            ServiceReader { slots, entries: Mutex::new(object.reader(MAP)?), owners: Arc::clone(&owners) };
+        let reader = ServiceCountReader {
+            slots,
+            entries: Mutex::new(object.reader(MAP)?),
+            owners: Arc::clone(&owners),
+        };
         let is_used = |(slot, counts): (u32, ServiceCounts)| (counts != ServiceCounts::NONE).then_some(slot);
         let used = (0..).zip(reader.sums()?).filter_map(is_used).collect();
         let map = object.take_map(MAP)?;
-        let ids = ServiceIds::counting(most);
-        Ok((Self { ids, slots, cpus, map, owners, used, is_reread: false }, reader))
+        let ids = ServiceIds::counting(max_own);
+        Ok((Self { ids, slots, cpus, map, owners, used, is_reassigned: false }, reader))
     }
 
-    /// No identifier is in use yet.
+    /// Returns the identifiers, of which none is in use.
     pub(crate) fn ids(&self) -> ServiceIds {
         self.ids.clone()
     }
@@ -70,13 +74,13 @@ impl ServiceSlots {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The maps were read, so that identifiers are given to names anew.
-    pub(crate) fn reread(&mut self) {
-        self.is_reread = true;
+    /// Expects that identifiers are assigned again, because the maps were read.
+    pub(crate) fn expect_reassignment(&mut self) {
+        self.is_reassigned = true;
     }
 
-    /// A service port got an identifier; a new one, or one that the maps know.
-    pub(crate) fn give(&mut self, name: &ServicePortKey, service: u32, is_new: bool) {
+    /// Records that a service port got an identifier. It is new unless an entry of the maps has it.
+    pub(crate) fn assign(&mut self, name: &ServicePortKey, service: u32, is_new: bool) {
         let Some(slot) = self.ids.own_slot(service) else { return };
         if is_new && self.used.contains(&slot) {
             self.clear(slot);
@@ -88,53 +92,54 @@ impl ServiceSlots {
         }
     }
 
-    /// A service port lost its identifier.
-    pub(crate) fn take_back(&mut self, service: u32) {
+    /// Records that a service port lost its identifier.
+    pub(crate) fn release(&mut self, service: u32) {
         if let Some(slot) = self.ids.own_slot(service) {
             self.owners().remove(&slot);
         }
     }
 
-    /// All identifiers are given; these are.
-    pub(crate) fn settle(&mut self, is_given: impl Fn(u32) -> bool) {
-        if std::mem::take(&mut self.is_reread) {
-            self.owners().retain(|_, (service, _)| is_given(*service));
+    /// Drops the owners that did not get their identifier again after the maps were read.
+    pub(crate) fn drop_former_owners(&mut self, is_assigned: impl Fn(u32) -> bool) {
+        if std::mem::take(&mut self.is_reassigned) {
+            self.owners().retain(|_, (service, _)| is_assigned(*service));
         }
     }
 
-    /// Failing, the new service port begins with the counts of another that is gone.
+    /// Sets the counts of a slot to zero. If that fails, the new service port starts with the counts of
+    /// a deleted one.
     fn clear(&mut self, slot: u32) {
         for cpu in 0..self.cpus {
             if let Err(error) = self.map.set(cpu * self.slots + slot, ServiceCounts::NONE, 0) {
-                tracing::debug!(%error, slot, "cannot clear what was counted");
+                tracing::debug!(%error, slot, "cannot clear the counts of a slot");
             }
         }
     }
 }
 
-/// Reads what was counted.
+/// Reads the counts.
 #[derive(Debug)]
-pub(crate) struct ServiceReader {
+pub(crate) struct ServiceCountReader {
     slots: u32,
     entries: Mutex<Reader<u32, ServiceCounts>>,
     owners: Arc<Mutex<Owners>>,
 }
 
-impl ServiceReader {
-    /// What was counted of each service port that has a slot and was used at all, and last of all others together; nothing where
-    /// nothing is counted.
+impl ServiceCountReader {
+    /// Returns the counts of each service port that has its own slot and was used. The last item is the
+    /// sum of all others. Returns nothing if service ports are not counted.
     pub(crate) fn read(&self) -> Result<Vec<ServiceCount>, KernelError> {
         let sums = self.sums()?;
         let Some(others) = sums.first() else { return Ok(Vec::new()) };
         let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        let apart = owners.iter().filter_map(|(slot, (_, name))| {
+        let own = owners.iter().filter_map(|(slot, (_, name))| {
             let counts = sums.get(*slot as usize).filter(|counts| **counts != ServiceCounts::NONE)?;
             Some(count(Some(name.clone()), counts))
         });
-        Ok(apart.chain([count(None, others)]).collect())
+        Ok(own.chain([count(None, others)]).collect())
     }
 
-    /// The sums over all CPUs, by slots.
+    /// Returns the sums over all CPUs, by slot.
     fn sums(&self) -> Result<Vec<ServiceCounts>, KernelError> {
         let mut sums = vec![ServiceCounts::NONE; self.slots as usize];
         if sums.is_empty() {
@@ -142,8 +147,8 @@ impl ServiceReader {
         }
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            for (place, counts) in entries.read().map_err(KernelError::call("read map", MAP))? {
-                if let Some(sum) = sums.get_mut((place % self.slots) as usize) {
+            for (index, counts) in entries.read().map_err(KernelError::call("read map", MAP))? {
+                if let Some(sum) = sums.get_mut((index % self.slots) as usize) {
                     sum.merge(&counts);
                 }
             }

@@ -1,10 +1,11 @@
-//! Removes flows that are over, a part of the map at a time, away from the thread that programs Services.
+//! Removes expired flows, a part of the map at a time, in a thread of its own.
 //!
-//! The map drops what was not used for longest when it needs room; but until then a flow that ended stands in the way of
-//! another between the same addresses and ports, and in the way of who reads the map. A map that is more than half full loses its
-//! finished connections sooner, so that they do not push out idle ones that go on.
+//! The kernel evicts the least recently used flow when it needs room. Until then, a flow that ended is
+//! in the way of another one between the same addresses and ports, and slows down readers of the map.
+//! If a map is more than half full, it loses finished connections sooner. Then they do not evict idle
+//! ones that continue.
 //!
-//! While it is at it, it counts what the maps hold, and sees what of the bitmap they need.
+//! The same thread counts the entries of the maps, and finds the bits of the prefilter that they need.
 
 use std::{
     sync::{
@@ -22,8 +23,8 @@ use proxy_common::{
 };
 
 use super::{
-    prefilter::Bits,
-    usage::{Noted, OfSockets},
+    prefilter::PrefilterBits,
+    usage::{MapUsage, SocketMapScanner},
 };
 use crate::kernel::{
     KernelError,
@@ -31,44 +32,46 @@ use crate::kernel::{
     clock,
 };
 
-/// Between two looks.
+/// The time between two sweeps.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Calls that read some thousand entries each, at most, a look: a full map of the default size is seen in a minute, at some
-/// milliseconds each look.
+/// The maximal number of calls in a sweep, each of which reads some thousand entries. A full map of
+/// the default size is read in a minute, and each sweep takes some milliseconds.
 const READS: usize = 16;
-/// How long a finished connection is kept in a map that is more than half full: for the last segments, should they be sent again.
+/// How long a finished connection is kept in a map that is more than half full, in nanoseconds. Its
+/// last segments may be retransmitted.
 const FINISHED_NS: u64 = 10_000_000_000;
-/// The least time from one look at the other maps to the next: the largest of them costs some ten milliseconds while it is full.
+/// The minimal time between two scans of the other maps, in nanoseconds. A scan of the largest of
+/// them, if it is full, takes some ten milliseconds.
 const OTHERS_EVERY_NS: u64 = 30_000_000_000;
 
-/// A thread that removes flows. Ends when it is dropped.
+/// A thread that removes flows. It ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct FlowSweeper {
     _alive: SyncSender<()>,
-    noted: Arc<Noted>,
+    usage: Arc<MapUsage>,
 }
 
 impl FlowSweeper {
     /// Starts the thread for maps of these sizes.
     pub(crate) fn start(object: &mut Object, sizes: &MapSizes) -> Result<Self, KernelError> {
-        let noted = Arc::new(Noted::default());
+        let usage = Arc::new(MapUsage::default());
         let mut flows = Flows {
             entries: object.reader("flows")?,
             map: object.take_map("flows")?,
             fill: Fill { seen: 0, capacity: sizes.flows, last: 0 },
-            look: Look::new(OfSockets::open(object, sizes)?, Arc::clone(&noted)),
+            scan: Scan::new(SocketMapScanner::open(object, sizes)?, Arc::clone(&usage)),
         };
         let (alive, ended) = mpsc::sync_channel(1);
         thread::Builder::new()
             .name("flows".into())
             .spawn(move || run(&mut flows, &ended))
             .map_err(KernelError::call("start", "thread flows"))?;
-        Ok(Self { _alive: alive, noted })
+        Ok(Self { _alive: alive, usage })
     }
 
-    /// What it has seen of the maps that programs write, up to some minutes ago.
-    pub(crate) fn noted(&self) -> &Noted {
-        &self.noted
+    /// Returns what the scans found in the maps that programs write. It may be some minutes old.
+    pub(crate) fn usage(&self) -> &MapUsage {
+        &self.usage
     }
 }
 
@@ -76,8 +79,8 @@ fn run(flows: &mut Flows, ended: &Receiver<()>) {
     while ended.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
         match flows.sweep() {
             Ok(0) => {}
-            Ok(count) => tracing::debug!(count, "removed flows that were over"),
-            Err(error) => tracing::debug!(%error, "cannot look for flows that are over"),
+            Ok(count) => tracing::debug!(count, "removed expired flows"),
+            Err(error) => tracing::debug!(%error, "cannot remove expired flows"),
         }
     }
 }
@@ -86,48 +89,48 @@ struct Flows {
     entries: Reader<FlowKey, Flow>,
     map: HashMap<MapData, FlowKey, Flow>,
     fill: Fill,
-    look: Look,
+    scan: Scan,
 }
 
-/// A look through all maps that programs write: through the flows as they are swept, and at their end through the others.
-struct Look {
-    noted: Arc<Noted>,
+/// A scan of all maps that programs write: first of the flows, as they are swept, then of the others.
+struct Scan {
+    usage: Arc<MapUsage>,
     number: u64,
-    needed: Bits,
-    others: OfSockets,
-    /// When the others were looked through.
+    needed: PrefilterBits,
+    others: SocketMapScanner,
+    /// When the others were scanned.
     others_at_ns: Option<u64>,
 }
 
-impl Look {
-    fn new(others: OfSockets, noted: Arc<Noted>) -> Self {
-        Self { noted, number: 0, needed: Bits::default(), others, others_at_ns: None }
+impl Scan {
+    fn new(others: SocketMapScanner, usage: Arc<MapUsage>) -> Self {
+        Self { usage, number: 0, needed: PrefilterBits::default(), others, others_at_ns: None }
     }
 
     fn begin(&mut self) {
-        self.number = self.noted.begin();
-        self.needed = Bits::default();
+        self.number = self.usage.begin();
+        self.needed = PrefilterBits::default();
     }
 
-    /// All flows have been seen, so many entries.
+    /// Scans the other maps after the flows. `flows` is the number of their entries.
     fn end(&mut self, flows: usize, now_ns: u64) -> Result<(), KernelError> {
         if self.others_at_ns.is_some_and(|last| now_ns.saturating_sub(last) < OTHERS_EVERY_NS) {
             return Ok(());
         }
         self.others_at_ns = Some(now_ns);
-        let mut entries = self.others.look(&mut self.needed)?;
+        let mut entries = self.others.scan(&mut self.needed)?;
         entries.push(("flows", flows));
-        self.noted.end(self.number, std::mem::take(&mut self.needed), entries);
+        self.usage.end(self.number, std::mem::take(&mut self.needed), entries);
         Ok(())
     }
 }
 
 /// How full the map is.
 struct Fill {
-    /// Entries seen since the beginning of the map.
+    /// Entries since the beginning of the map.
     seen: usize,
     capacity: u32,
-    /// Entries of the whole map, the last time.
+    /// Entries of the whole map, at the last time.
     last: usize,
 }
 
@@ -141,47 +144,48 @@ impl Fill {
     }
 }
 
-/// Whether an entry is of no more use.
-fn is_over(key: &FlowKey, flow: &Flow, now_ns: u64, is_over_half: bool) -> bool {
+/// Returns true if an entry can be removed.
+fn is_expired(key: &FlowKey, flow: &Flow, now_ns: u64, is_over_half: bool) -> bool {
     key.protocol().is_none_or(|protocol| flow.is_over(protocol, now_ns))
         || is_over_half && flow.is_finished() && now_ns.saturating_sub(flow.used_ns) > FINISHED_NS
 }
 
 impl Flows {
-    /// Looks at a part of the map; returns how many entries it removed.
+    /// Sweeps a part of the map. Returns how many entries were removed.
     fn sweep(&mut self) -> Result<usize, KernelError> {
         let now_ns = u64::try_from(clock::monotonic()?.as_nanos()).unwrap_or(u64::MAX);
         let mut removed = 0;
         if self.entries.is_at_beginning() {
-            self.look.begin();
+            self.scan.begin();
         }
         for _ in 0..READS {
             let entries = self.entries.read().map_err(KernelError::call("read", "map flows"))?;
             self.fill.seen += entries.len();
             let is_over_half = self.fill.is_over_half();
             for (key, flow) in entries {
-                if is_over(&key, &flow, now_ns, is_over_half) && self.remove(&key, now_ns, is_over_half) {
+                if is_expired(&key, &flow, now_ns, is_over_half) && self.remove(&key, now_ns, is_over_half) {
                     self.fill.seen -= 1;
                     removed += 1;
                 } else {
-                    for place in PrefilterBit::of_flow(&key, &flow) {
-                        self.look.needed.insert(place);
+                    for bit in PrefilterBit::of_flow(&key, &flow) {
+                        self.scan.needed.insert(bit);
                     }
                 }
             }
             if self.entries.is_at_beginning() {
                 self.fill.end();
-                self.look.end(self.fill.last, now_ns)?;
+                self.scan.end(self.fill.last, now_ns)?;
                 break;
             }
         }
         Ok(removed)
     }
 
-    /// A flow may have begun anew since it was read. Should that happen after this look, its other direction brings it back.
+    /// Removes an entry unless its flow was used again since it was read. If that happens between this
+    /// check and the removal, the entry of the other direction restores it.
     fn remove(&mut self, key: &FlowKey, now_ns: u64, is_over_half: bool) -> bool {
-        let is_still_over = self.map.get(key, 0).is_ok_and(|flow| is_over(key, &flow, now_ns, is_over_half));
-        is_still_over && self.map.remove(key).is_ok()
+        let is_expired = self.map.get(key, 0).is_ok_and(|flow| is_expired(key, &flow, now_ns, is_over_half));
+        is_expired && self.map.remove(key).is_ok()
     }
 }
 
@@ -197,18 +201,18 @@ mod tests {
 
     const CLOSED: u32 = flow_state::REPLIED | flow_state::CLIENT_CLOSED | flow_state::ENDPOINT_CLOSED;
 
-    /// Whether a connection in this state is removed that was silent for so many seconds.
+    /// Returns true if a connection in this state is removed after this time without packets.
     fn is_removed(state: u32, seconds: u64, is_over_half: bool) -> bool {
         let tuple = Tuple { source: Flow::NONE.source, destination: Flow::NONE.destination };
         let key = FlowKey::new(Direction::Original, Protocol::Tcp, tuple);
         let flow = Flow { state, used_ns: 1, ..Flow::NONE };
-        is_over(&key, &flow, 1 + seconds * 1_000_000_000, is_over_half)
+        is_expired(&key, &flow, 1 + seconds * 1_000_000_000, is_over_half)
     }
 
     #[test]
-    fn a_map_that_is_over_half_full_loses_finished_connections_sooner_and_no_others() {
+    fn map_over_half_full_loses_finished_connections_sooner() {
         assert!(is_removed(CLOSED, 11, true));
-        assert!(!is_removed(CLOSED, 9, true), "its last segments may be sent again");
+        assert!(!is_removed(CLOSED, 9, true), "its last segments may be retransmitted");
         assert!(!is_removed(CLOSED, 11, false));
         assert!(is_removed(CLOSED, 121, false));
         for open in [0, flow_state::REPLIED, flow_state::REPLIED | flow_state::CLIENT_CLOSED] {
@@ -217,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_fills_as_its_entries_are_seen_and_stays_full_until_the_next_whole_look() {
+    fn fill_is_that_of_the_present_or_the_last_scan() {
         let mut fill = Fill { seen: 0, capacity: 10, last: 0 };
         assert!(!fill.is_over_half());
         fill.seen = 6;

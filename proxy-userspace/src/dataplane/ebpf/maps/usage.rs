@@ -1,5 +1,5 @@
-//! What programs noted of flows and sockets, looked through now and then by the thread that sweeps flows: how many entries each
-//! map holds, and which bits of the bitmap they need.
+//! What the maps hold that programs write: how many entries each has, and which bits of the
+//! prefilter the entries need. The thread that sweeps flows scans them from time to time.
 
 use std::{
     io,
@@ -15,117 +15,119 @@ use proxy_common::{
     prefilter::PrefilterBit,
 };
 
-use super::prefilter::Bits;
+use super::prefilter::PrefilterBits;
 use crate::kernel::{
     KernelError,
     bpf::{Object, Reader},
 };
 
-/// What looks found, for who asks.
+/// The results of scans, for other threads.
 #[derive(Debug, Default)]
-pub(crate) struct Noted(Mutex<Looks>);
+pub(crate) struct MapUsage(Mutex<ScanResults>);
 
 #[derive(Debug, Default)]
-struct Looks {
+struct ScanResults {
+    /// The number of scans that have begun.
     begun: u64,
-    /// Of the last look at everything: which it was, and what it found.
-    last: Option<(u64, Bits)>,
+    /// The number of the last complete scan, and the bits that entries needed.
+    last: Option<(u64, PrefilterBits)>,
     entries: Vec<(&'static str, usize)>,
 }
 
-impl Noted {
-    /// How many looks have begun.
+impl MapUsage {
+    /// Returns how many scans have begun.
     pub(crate) fn begun(&self) -> u64 {
-        self.looks().begun
+        self.results().begun
     }
 
-    /// Gives what is needed as of a look that began when so many others had; false where none has come to its end yet.
-    pub(crate) fn needed_after(&self, begun: u64, mut give: impl FnMut(&Bits)) -> bool {
-        let looks = self.looks();
-        let needed = looks.last.as_ref().filter(|(look, _)| *look > begun);
-        needed.map(|(_, bits)| give(bits)).is_some()
+    /// Passes on the needed bits of a complete scan that began after this number of scans had begun.
+    /// Returns false if there is none yet.
+    pub(crate) fn needed_after(&self, begun: u64, mut pass: impl FnMut(&PrefilterBits)) -> bool {
+        let results = self.results();
+        let needed = results.last.as_ref().filter(|(scan, _)| *scan > begun);
+        needed.map(|(_, bits)| pass(bits)).is_some()
     }
 
-    /// How many entries a map held when it was last looked through; 0 before that.
+    /// Returns how many entries a map had at the last scan; 0 before the first one.
     pub(crate) fn entries(&self, map: &str) -> usize {
-        let looks = self.looks();
-        looks.entries.iter().find_map(|(name, entries)| (*name == map).then_some(*entries)).unwrap_or(0)
+        let results = self.results();
+        results.entries.iter().find_map(|(name, entries)| (*name == map).then_some(*entries)).unwrap_or(0)
     }
 
-    /// A look begins; returns its number.
+    /// Begins a scan. Returns its number.
     pub(crate) fn begin(&self) -> u64 {
-        let mut looks = self.looks();
-        looks.begun += 1;
-        looks.begun
+        let mut results = self.results();
+        results.begun += 1;
+        results.begun
     }
 
-    /// A look has come to its end.
-    pub(crate) fn end(&self, look: u64, needed: Bits, entries: Vec<(&'static str, usize)>) {
-        let mut looks = self.looks();
-        looks.last = Some((look, needed));
-        looks.entries = entries;
+    /// Records the results of a complete scan.
+    pub(crate) fn end(&self, scan: u64, needed: PrefilterBits, entries: Vec<(&'static str, usize)>) {
+        let mut results = self.results();
+        results.last = Some((scan, needed));
+        results.entries = entries;
     }
 
-    fn looks(&self) -> MutexGuard<'_, Looks> {
+    fn results(&self) -> MutexGuard<'_, ScanResults> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-type Look = Box<dyn FnMut(&mut Bits) -> io::Result<usize> + Send>;
+/// Adds the bits that the entries of a map need. Returns the number of entries.
+type Scan = Box<dyn FnMut(&mut PrefilterBits) -> io::Result<usize> + Send>;
 
-/// The maps of sockets, affinity and fragments: all that programs write but flows.
-pub(crate) struct OfSockets(Vec<(&'static str, Look)>);
+/// Scans the maps of sockets, affinity and fragments: all LRU maps except `flows`.
+pub(crate) struct SocketMapScanner(Vec<(&'static str, Scan)>);
 
-impl OfSockets {
+impl SocketMapScanner {
     pub(crate) fn open(object: &Object, sizes: &MapSizes) -> Result<Self, KernelError> {
-        let place = |endpoint: &Endpoint| Some(PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port));
+        let bit = |endpoint: &Endpoint| Some(PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port));
         Ok(Self(vec![
-            look::<u64, Connection>(object, ("tcp_connections", sizes.tcp_connections), move |_, value| {
-                place(&value.endpoint)
-            })?,
-            look::<u64, UdpSocket>(object, ("udp_sockets", sizes.udp_sockets), move |_, value| {
-                place(&value.endpoint)
-            })?,
-            look::<SocketPeer, Endpoint>(object, ("udp_replies", sizes.udp_flows), move |key, _| {
-                place(&key.peer)
-            })?,
-            // These lead to Services and endpoints that are looked up anew.
-            look::<SocketPeer, Endpoint>(object, ("udp_flows", sizes.udp_flows), |_, _| None)?,
-            look::<AffinityKey, AffinityValue>(object, ("affinity", sizes.affinity), |_, _| None)?,
-            look::<FragmentKey, FragmentValue>(object, ("fragments", sizes.fragments), |_, _| None)?,
+            scan::<u64, Connection>(object, "tcp_connections", sizes, move |_, value| bit(&value.endpoint))?,
+            scan::<u64, UdpSocket>(object, "udp_sockets", sizes, move |_, value| bit(&value.endpoint))?,
+            scan::<SocketPeer, Endpoint>(object, "udp_replies", sizes, move |key, _| bit(&key.peer))?,
+            // These lead to Services and endpoints, which programs look up again.
+            scan::<SocketPeer, Endpoint>(object, "udp_flows", sizes, |_, _| None)?,
+            scan::<AffinityKey, AffinityValue>(object, "affinity", sizes, |_, _| None)?,
+            scan::<FragmentKey, FragmentValue>(object, "fragments", sizes, |_, _| None)?,
         ]))
     }
 
-    /// Looks through all of them.
-    pub(crate) fn look(&mut self, needed: &mut Bits) -> Result<Vec<(&'static str, usize)>, KernelError> {
-        let count = |(name, look): &mut (&'static str, Look)| {
-            look(needed).map(|entries| (*name, entries)).map_err(KernelError::call("read map", *name))
+    /// Scans all of them. Returns the number of entries of each.
+    pub(crate) fn scan(
+        &mut self,
+        needed: &mut PrefilterBits,
+    ) -> Result<Vec<(&'static str, usize)>, KernelError> {
+        let count = |(name, scan): &mut (&'static str, Scan)| {
+            scan(needed).map(|entries| (*name, entries)).map_err(KernelError::call("read map", *name))
         };
         self.0.iter_mut().map(count).collect()
     }
 }
 
-fn look<K: Pod + Send + 'static, V: Pod + Send + 'static>(
+fn scan<K: Pod + Send + 'static, V: Pod + Send + 'static>(
     object: &Object,
-    (name, capacity): (&'static str, u32),
+    map: &'static str,
+    sizes: &MapSizes,
     needs: impl Fn(&K, &V) -> Option<PrefilterBit> + Send + 'static,
-) -> Result<(&'static str, Look), KernelError> {
-    let mut reader: Reader<K, V> = object.reader(name)?;
-    let look = move |bits: &mut Bits| {
-        // After an error it is where that look ended, and what came before would not be needed.
+) -> Result<(&'static str, Scan), KernelError> {
+    let mut reader: Reader<K, V> = object.reader(map)?;
+    let max_calls = Reader::<K, V>::max_calls(sizes.entries(map));
+    let scan = move |bits: &mut PrefilterBits| {
+        // A scan that failed left the reader where it was, and its bits were thrown away.
         reader.rewind();
         let mut count = 0;
-        for _ in 0..Reader::<K, V>::most_calls(capacity) {
+        for _ in 0..max_calls {
             let entries = reader.read()?;
             count += entries.len();
-            entries.iter().filter_map(|(key, value)| needs(key, value)).for_each(|place| bits.insert(place));
+            entries.iter().filter_map(|(key, value)| needs(key, value)).for_each(|bit| bits.insert(bit));
             if reader.is_at_beginning() {
                 return Ok(count);
             }
         }
-        Err(io::Error::other("it has no end"))
+        Err(io::Error::other("the map has no end"))
     };
-    Ok((name, Box::new(look)))
+    Ok((map, Box::new(scan)))
 }
 
 #[cfg(test)]
@@ -133,19 +135,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_look_that_began_later_tells_what_is_needed() {
-        let noted = Noted::default();
-        let first = noted.begin();
-        let begun = noted.begun();
-        noted.end(first, Bits::default(), vec![("affinity", 3)]);
+    fn only_a_scan_that_began_later_says_which_bits_are_needed() {
+        let usage = MapUsage::default();
+        let first = usage.begin();
+        let begun = usage.begun();
+        usage.end(first, PrefilterBits::default(), vec![("affinity", 3)]);
         assert!(
-            !noted.needed_after(begun, |_| {}),
-            "it may have missed what was noted after it passed there"
+            !usage.needed_after(begun, |_| {}),
+            "entries may have been added behind the place that it had reached"
         );
-        assert_eq!((noted.entries("affinity"), noted.entries("flows")), (3, 0));
-        let second = noted.begin();
-        assert!(!noted.needed_after(begun, |_| {}), "it has not ended");
-        noted.end(second, Bits::default(), Vec::new());
-        assert!(noted.needed_after(begun, |_| {}));
+        assert_eq!((usage.entries("affinity"), usage.entries("flows")), (3, 0));
+        let second = usage.begin();
+        assert!(!usage.needed_after(begun, |_| {}), "it has not ended");
+        usage.end(second, PrefilterBits::default(), Vec::new());
+        assert!(usage.needed_after(begun, |_| {}));
     }
 }

@@ -126,7 +126,7 @@ impl<'a> Planner<'a> {
         let Self { state, written, .. } = self;
         let attach = (!state.attached).then_some(Step::Attach);
         // Attaching to sockets does not wait for the rules: only packets need them.
-        let rules = (!state.rules_are_installed).then_some(Step::PutRules);
+        let rules = (!state.rules_are_installed).then_some(Step::InstallRules);
         // A frontend that another service port took over was switched: it must not be removed for
         // its old owner. Frontends are removed before the slots that they lead to.
         let closures = self.closures.into_iter().filter(|(key, _)| !written.contains(key));

@@ -1,15 +1,15 @@
-//! Ranges of addresses as the longest-prefix tries hold them.
+//! Ranges of addresses, as entries of longest-prefix-match tries.
 
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use proxy_common::{Addr, layout::SourceRange};
 
-/// A range of addresses. Prefix bits count from the start of the mapped form: 96 more for IPv4.
+/// A range of addresses. IPv4 addresses are mapped to IPv6, so their prefix is 96 bits longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Prefix {
-    /// The range's first address.
+    /// The first address of the range.
     pub addr: Addr,
-    /// Bits of `addr` that count.
+    /// The length of the prefix in bits.
     pub prefix_len: u32,
 }
 
@@ -28,14 +28,14 @@ impl Prefix {
     }
 }
 
-/// A source range of a Service. Prefix bits count from the start of the mapped form: 96 more for IPv4.
+/// A source range of a service port. Its prefix is as that of [`Prefix`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Range {
-    /// The Service's identifier.
+    /// The identifier of the service port.
     pub service: u32,
-    /// The range's first address.
+    /// The first address of the range.
     pub addr: Addr,
-    /// Bits of `addr` that count.
+    /// The length of the prefix in bits.
     pub prefix_len: u32,
 }
 

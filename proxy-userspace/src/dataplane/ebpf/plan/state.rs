@@ -57,7 +57,7 @@ impl State {
             Step::Attach => self.attached = true,
             Step::AttachLink(at, link) => drop(self.links.insert(*at, HookState::Current(link.framing))),
             Step::DetachLink(at) => drop(self.links.remove(at)),
-            Step::PutRules => self.rules_are_installed = true,
+            Step::InstallRules => self.rules_are_installed = true,
             Step::ReleaseSockets { .. } => {}
         }
     }

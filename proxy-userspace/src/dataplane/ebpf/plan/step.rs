@@ -84,7 +84,7 @@ pub enum Step {
     /// Attach the socket programs to the cgroup.
     Attach,
     /// Apply the netfilter rules that the link programs need.
-    PutRules,
+    InstallRules,
     /// Attach a program to a link.
     AttachLink(LinkHook, ServedLink),
     /// Detach our program from a link.

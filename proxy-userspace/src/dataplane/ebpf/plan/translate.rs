@@ -1,4 +1,4 @@
-//! A resolved service port in the words of the map layout.
+//! Translates a resolved service port into entries of the maps.
 
 use std::collections::BTreeSet;
 
@@ -14,13 +14,13 @@ use crate::model::{
     Protocol, ResolvedEndpoint, ResolvedPort, TrafficPolicy,
 };
 
-/// The key of a destination.
+/// Returns the key of a frontend.
 pub(crate) fn service_key(frontend: &Frontend, family: IpFamily, protocol: Protocol) -> ServiceKey {
     let addr = frontend.address.map_or(any(family), Addr::from);
     ServiceKey::new(addr, frontend.port.get(), protocol)
 }
 
-/// What a destination leads to.
+/// Returns the value of a frontend.
 pub(crate) fn service_value(
     service: u32,
     generation: u32,
@@ -45,13 +45,13 @@ pub(crate) fn service_value(
     }
 }
 
-/// Keys and values of all slots, in the order of the keys.
+/// Returns keys and values of all slots, in the order of the keys.
 pub(crate) fn slots(
     service: u32,
     generation: u32,
     port: &ResolvedPort,
 ) -> impl Iterator<Item = (EndpointKey, Endpoint)> {
-    // Keys order by slot before list, so the two lists interleave.
+    // In the order of keys the slot comes before the list, so the two lists alternate.
     let longest = port.cluster_endpoints.len().max(port.local_endpoints.len());
     (0..longest).flat_map(move |index| {
         [TrafficPolicy::Cluster, TrafficPolicy::Local].into_iter().filter_map(move |policy| {
@@ -62,7 +62,8 @@ pub(crate) fn slots(
     })
 }
 
-/// The sets that a service port needs: those of its lists for affinity, and what still serves for UDP.
+/// Returns the members that a service port needs: with affinity those of its lists, and for UDP all serving
+/// endpoints.
 pub(crate) fn members(
     service: u32,
     protocol: Protocol,
@@ -103,11 +104,15 @@ fn empty_flags(port: &ResolvedPort) -> u16 {
     }
 }
 
-/// As upstream masquerades (`pkg/proxy/iptables/proxier.go` and `pkg/proxy/nftables/proxier.go`, the rules of
-/// `internalTrafficChain` and `externalTrafficChain`). Traffic to a cluster IP that is not a local pod's may leave this node
-/// again, and its answers must come back here; so must those of all traffic from outside under policy Cluster. Under policy
-/// Local only endpoints of this node are chosen and sources are kept, and pods that take the short cut past it are not
-/// masqueraded either. That of the node itself is, but it is translated at its sockets, and never comes in on a link.
+/// Masquerades as upstream does (`pkg/proxy/iptables/proxier.go` and `pkg/proxy/nftables/proxier.go`,
+/// the rules of `internalTrafficChain` and `externalTrafficChain`):
+///
+/// - Traffic to a cluster IP that is not from a local pod may leave this node again, and its replies
+///   must come back here. The same holds for all traffic to external addresses with policy Cluster.
+/// - With policy Local, clients keep their source, because only endpoints of this node are chosen.
+///   Pods that take the shortcut past the policy are not masqueraded either.
+/// - The node's own traffic through that shortcut is masqueraded, but it is translated at its sockets
+///   and never arrives on a link.
 fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> u16 {
     let (inside, outside) = match kind {
         FrontendKind::ClusterIp => {
@@ -123,7 +128,7 @@ fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, fa
     flag(inside, flags::MASQUERADE_INSIDE) | flag(outside, flags::MASQUERADE_OUTSIDE)
 }
 
-/// How local callers are told from others, and the sources that are theirs where that tells.
+/// Returns how local clients are recognized, and their source ranges if they are recognized by these.
 pub(crate) fn local_detection(node: &NodeView) -> (LocalDetection, BTreeSet<Prefix>) {
     match &node.local_detector {
         LocalTrafficDetector::None => (LocalDetection::None, BTreeSet::new()),
@@ -149,14 +154,15 @@ fn range_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family:
     flags::SOURCE_RANGES | node_flag | pod_flag(ranges, &pod_ranges(node, family))
 }
 
-/// Where pods of this node live, as narrowly as known: a range that holds another known one says nothing more.
+/// Returns the narrowest known ranges of this node's pods. A range that contains another one adds nothing.
 fn pod_ranges(node: &NodeView, family: IpFamily) -> Vec<IpNet> {
     let known: Vec<&IpNet> = node.pod_cidrs.iter().filter(|net| IpFamily::of(net.addr()) == family).collect();
     let is_wider = |net: &IpNet| known.iter().any(|other| *other != net && net.contains(*other));
     known.iter().filter(|net| !is_wider(net)).map(|net| **net).collect()
 }
 
-/// All pods, none, or unknown: then each pod's packets have to tell.
+/// Returns whether all pods or no pods are in the ranges. 0 means that it depends on the pod: then the
+/// programs check the source of each packet.
 fn pod_flag(ranges: &[IpNet], pods: &[IpNet]) -> u16 {
     let overlaps = |a: &IpNet, b: &IpNet| a.contains(b) || b.contains(a);
     let all_in = pods.iter().all(|pod| ranges.iter().any(|range| range.contains(pod)));
@@ -182,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_to_a_cluster_ip_is_masqueraded_where_it_is_known_not_to_be_a_local_pods_or_all_is() {
+    fn cluster_ip_traffic_of_others_than_local_pods_is_masqueraded() {
         let cidrs = LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16"]));
         let bridge = LocalTrafficDetector::BridgeInterface("cbr0".into());
         for (detector, masquerade_all, v4, v6) in [
@@ -204,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_from_outside_is_masqueraded_under_policy_cluster_and_keeps_its_source_under_local() {
+    fn external_traffic_is_masqueraded_with_policy_cluster_only() {
         let detector = LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16"]));
         for (policy, expected) in [(TrafficPolicy::Cluster, BOTH), (TrafficPolicy::Local, NONE)] {
             let port = ResolvedPort { external_policy: policy, ..resolved_port() };
@@ -221,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn local_callers_are_told_by_mapped_ranges_or_by_links() {
+    fn local_clients_are_recognized_by_source_or_by_link() {
         let (detection, sources) = local_detection(&node(
             LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16", "fd44::/64"])),
             false,

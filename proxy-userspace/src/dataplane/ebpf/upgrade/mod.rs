@@ -1,4 +1,5 @@
-//! This process's programs, maps and marks in the place of the last one's, with no moment in which nothing runs or nothing is known.
+//! Replaces the programs, maps and marks of an earlier process by those of this one. At every moment
+//! programs are attached, and they have all Services and flows.
 
 pub(crate) mod handover;
 pub(crate) mod own_netns;
@@ -8,7 +9,7 @@ use std::{path::PathBuf, time::Duration};
 
 use proxy_common::layout::{LAYOUT_VERSION, STATE_LAYOUT_VERSION};
 
-use self::state_maps::Pass;
+use self::state_maps::CopyPass;
 use super::{Ebpf, LINKS, Marks, State, links, maps};
 use crate::kernel::{
     KernelError,
@@ -16,15 +17,15 @@ use crate::kernel::{
     netns,
 };
 
-/// Maps that are built beside those in use.
-pub(crate) struct Staged {
+/// Maps that are built beside the maps in use.
+pub(crate) struct StagedMaps {
     pub(crate) directory: PathBuf,
-    /// What programs noted in those in use can be taken along.
+    /// The state in the maps in use can be taken over.
     pub(crate) keeps_state: bool,
 }
 
-/// Where to build the maps: beside those that are pinned, if they are of another layout or size.
-pub(crate) fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<Staged>, KernelError> {
+/// Creates a directory for new maps if the pinned maps have another layout or size.
+pub(crate) fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<StagedMaps>, KernelError> {
     pins.recover()?;
     if !pins.holds_any(specs) {
         return Ok(None);
@@ -33,19 +34,19 @@ pub(crate) fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<Stag
     let wanted = LAYOUT_VERSION;
     let difference = match pins.holds(specs) {
         Ok(()) if layout == Some(wanted) => return Ok(None),
-        Ok(()) => format!("their layout is {layout:?}, and this program's is {wanted}"),
+        Ok(()) => format!("the pinned maps have layout {layout:?}, and this version needs {wanted}"),
         Err(difference) => difference,
     };
-    tracing::info!(%difference, "building new maps beside the pinned ones");
+    tracing::info!(%difference, "building new maps beside the pinned ones, to replace them");
     let directory = pins.create_next()?;
     let keeps_state = state_layout == Some(STATE_LAYOUT_VERSION);
     if keeps_state {
         state_maps::share(pins, specs, &directory)?;
     }
-    Ok(Some(Staged { directory, keeps_state }))
+    Ok(Some(StagedMaps { directory, keeps_state }))
 }
 
-/// Another process marked packets otherwise.
+/// The process before marked packets with other bits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MarkChange {
     pub(crate) before: Marks,
@@ -53,21 +54,22 @@ pub(crate) struct MarkChange {
 }
 
 impl MarkChange {
-    pub(crate) fn of(before: Option<Marks>, after: Marks) -> Option<Self> {
+    pub(crate) fn new(before: Option<Marks>, after: Marks) -> Option<Self> {
         before.filter(|before| *before != after).map(|before| Self { before, after })
     }
 }
 
-/// What taking over from maps of another size may take, before segments of unknown connections are answered again.
+/// How long programs do not refuse unknown connections while maps of another size are filled.
 const SETTLING: Duration = Duration::from_secs(5);
 
 impl Ebpf {
+    /// Attaches the socket programs and makes the new maps the pinned ones.
     pub(crate) fn attach(&mut self) -> Result<(), KernelError> {
-        // Someone may have removed it, with all that keeps the programs running.
+        // The directory may have been removed, with the links that keep the programs attached.
         self.pins.restore()?;
-        self.copies.run(Pass::Before);
+        self.state_copies.run(CopyPass::First);
         let mut programs: Vec<_> = self.object.cgroup_programs_mut().collect();
-        // What translates back runs before anything is translated.
+        // Programs that translate replies are attached before those that translate requests.
         programs.sort_by_key(|(name, _)| name.contains("connect") || name.contains("sendmsg"));
         for (name, program) in programs {
             bpf::attach(program, &self.cgroup, &self.pins.link(name))?;
@@ -77,65 +79,68 @@ impl Ebpf {
             self.is_staged = false;
         }
         let names: Vec<String> = self.object.cgroup_programs_mut().map(|(name, _)| name.to_owned()).collect();
-        // An earlier version may have had more of them.
-        let is_known =
-            |name: &str| names.iter().any(|known| known == name) || links::from_pin_name(name).is_some();
-        self.pins.remove_links(|name| name.starts_with(LINKS) && !is_known(name))?;
+        // An earlier version may have had other programs.
+        let is_used =
+            |name: &str| names.iter().any(|used| used == name) || links::from_pin_name(name).is_some();
+        self.pins.remove_links(|name| name.starts_with(LINKS) && !is_used(name))?;
         self.object.restore_pins(self.pins.path())?;
         if netns::current_cookie()?.is_none() {
-            self.learn_netns();
+            self.find_own_netns();
         }
         self.attached = true;
-        self.releaser.look();
+        self.socket_releaser.wake();
         Ok(())
     }
 
-    /// A program on a link is about to be replaced: until all are, and what the old ones noted is copied, the new ones know not all
-    /// flows. Each link has all of the time, whatever was done before it: copying, commands for rules, other links.
+    /// Begins settling before a link program is replaced. Until all link programs are replaced and the
+    /// flows of the old ones are copied, the new ones do not have all flows. The time starts again
+    /// for each link: copying, commands for rules and other links may have taken long.
     pub(crate) fn begin_settling(&mut self) -> Result<(), KernelError> {
-        if self.copies.is_empty() { Ok(()) } else { self.maps.set_settling(SETTLING) }
+        if self.state_copies.is_empty() { Ok(()) } else { self.maps.set_settling(SETTLING) }
     }
 
-    /// The programs on links have been replaced too: what the old ones noted meanwhile is copied.
-    pub(crate) fn settle(&mut self) {
-        if self.copies.is_empty() || !self.attached {
+    /// Copies what the old programs wrote meanwhile, after all programs have been replaced. Ends settling.
+    pub(crate) fn finish_state_copies(&mut self) {
+        if self.state_copies.is_empty() || !self.attached {
             return;
         }
-        // Copying may take long too.
+        // Copying may also take long.
         if let Err(error) = self.begin_settling() {
-            tracing::warn!(%error, "connections may be told that nothing is known of them while that is copied");
+            tracing::warn!(%error, "cannot write the map node: connections may be reset while flows are copied");
         }
-        std::mem::take(&mut self.copies).run(Pass::After);
+        std::mem::take(&mut self.state_copies).run(CopyPass::Second);
         if let Err(error) = self.maps.set_settling(Duration::ZERO) {
-            tracing::warn!(%error, "connections that nothing is known of are not told so for some seconds");
+            tracing::warn!(%error, "cannot write the map node: unknown connections are not reset for some seconds");
         }
     }
 
-    /// Packets are marked otherwise than by the process before: rules for both ways are there and all programs are this process's, so
-    /// that they may begin to, and then the rules for the old way go.
+    /// Makes the programs use the new marks, and then removes the rules for the old marks. Waits until
+    /// all programs are of this process and the rules for both are installed.
     pub(crate) fn change_marks(&mut self, state: &mut State) -> Result<(), KernelError> {
-        // Of a process that ends the rules for the new marks could not be put any more.
+        // A process that ends cannot install the rules for the new marks alone any more.
         let is_ready = state.is_taken_over() && state.rules_are_installed && !self.is_shutting_down();
-        let Some(MarkChange { after, .. }) = self.change.filter(|_| is_ready) else { return Ok(()) };
+        let Some(MarkChange { after, .. }) = self.mark_change.filter(|_| is_ready) else { return Ok(()) };
         self.maps.set_marks(after)?;
-        self.change = None;
+        self.mark_change = None;
         let Some(rules) = &mut self.rules else { return Ok(()) };
         rules.set_marks(after);
-        // Until they are.
+        // In case that fails.
         state.rules_are_installed = false;
         rules.install()?;
         state.rules_are_installed = true;
         Ok(())
     }
 
-    /// Failing costs little: where the node's namespace is the initial one, as it is but for nodes in containers, the programs
-    /// know it anyhow; and a process outside the cgroup that is served cannot ask them.
-    fn learn_netns(&mut self) {
+    /// Finds the network namespace of the node. A failure matters little: programs take the initial
+    /// namespace for the node's, which is right unless the node is a container. A process outside the
+    /// cgroup that is served always fails.
+    fn find_own_netns(&mut self) {
         if let Err(error) = self.ask_netns().and_then(|netns| self.maps.set_node(Some(netns))) {
-            tracing::warn!(%error, "cannot tell this network namespace; taking the initial one for the node's");
+            tracing::warn!(%error, "cannot find this network namespace: programs take the initial one for the node's");
         }
     }
 
+    /// Returns true if all socket programs are attached and all maps are pinned.
     pub(crate) fn is_attached(&mut self) -> Result<bool, KernelError> {
         if !self.attached || !self.object.is_pinned(self.pins.path()) {
             return Ok(false);

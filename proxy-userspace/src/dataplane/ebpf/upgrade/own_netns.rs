@@ -1,7 +1,9 @@
-//! Learns the cookie of this process's network namespace on kernels that do not tell it (`SO_NETNS_COOKIE` came with 5.14).
+//! Finds the cookie of this process's network namespace on kernels before 5.14, which do not have
+//! `SO_NETNS_COOKIE`.
 //!
-//! The programs know it: when a UDP socket connects through a Service they note its namespace. So a Service that nobody else
-//! dials is put into the maps, connected to once, and taken out again. Nothing is sent.
+//! The programs know it: when a UDP socket connects through a Service, they record its namespace. This
+//! module inserts a Service that nobody else connects to, connects to it once, and removes it.
+//! No packet is sent.
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 
@@ -13,26 +15,27 @@ use proxy_common::{
 use super::super::{MapEntry, maps::Maps};
 use crate::kernel::{KernelError, netns::NetnsCookie, sock_diag};
 
-/// In a range that is kept for documentation (RFC 5737); port discard.
+/// An address of a range for documentation (RFC 5737), with port discard.
 const VIP: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 9);
-/// Where the socket is connected to.
-const NOBODY: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9);
-/// No Service has this identifier: they are given from 1 upwards, and after a restart from the largest one in the maps.
+/// The endpoint.
+const ENDPOINT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9);
+/// No service port has this identifier: they start with 1, and after a restart with the largest in the
+/// maps.
 const SERVICE: u32 = 0;
 
-/// Asks the programs, which have to run for this process's cgroup.
+/// Returns the cookie. The programs must be attached to the cgroup of this process.
 pub(crate) fn learn(maps: &mut Maps) -> Result<NetnsCookie, KernelError> {
     let service = ServiceKey::new(addr(VIP), VIP.port(), Protocol::Udp);
     let slot = EndpointKey { service: SERVICE, generation: 0, slot: 0, list: List::Cluster.number() };
-    let endpoint = MapEntry::Endpoint(slot, Endpoint::new(addr(NOBODY), NOBODY.port()));
+    let endpoint = MapEntry::Endpoint(slot, Endpoint::new(addr(ENDPOINT), ENDPOINT.port()));
     let service = MapEntry::Service(service, one_endpoint());
-    let answer = maps.put(&endpoint).and_then(|()| maps.put(&service)).and_then(|()| dial(maps));
+    let netns = maps.put(&endpoint).and_then(|()| maps.put(&service)).and_then(|()| connect(maps));
     maps.remove(&service)?;
     maps.remove(&endpoint)?;
-    answer
+    netns
 }
 
-fn dial(maps: &Maps) -> Result<NetnsCookie, KernelError> {
+fn connect(maps: &Maps) -> Result<NetnsCookie, KernelError> {
     let failed = |what| KernelError::call(what, format!("UDP {VIP}, to learn the network namespace"));
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed("bind for"))?;
     socket.connect(VIP).map_err(failed("connect to"))?;
