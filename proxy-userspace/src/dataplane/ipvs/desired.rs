@@ -12,6 +12,7 @@ use super::{
     sets::{Destination, Entry, Set, SetEntry},
 };
 use crate::{
+    dataplane::iptables_text::host_bits,
     kernel::ipvs::{VirtualKey, VirtualServer},
     model::{
         Frontend, FrontendKind, IpFamily, Protocol, ResolvedEndpoint, ResolvedPort, ServicePortKey,
@@ -26,10 +27,18 @@ pub enum Item {
     Entry(SetEntry),
     /// A rule that drops connections of the node itself to this load-balancer IP. The source ranges
     /// do not allow the node, and the source of such a connection is the load-balancer IP.
-    NodeDenied(IpFamily, Destination),
+    NodeDenied(Destination),
 }
 
 impl Item {
+    /// Returns the family of the item.
+    pub(super) fn family(&self) -> IpFamily {
+        match self {
+            Self::Entry(entry) => entry.family,
+            Self::NodeDenied(to) => IpFamily::of(to.address),
+        }
+    }
+
     /// Returns the item of an address of the dummy link.
     pub(super) fn address(address: IpAddr) -> Self {
         let family = IpFamily::of(address);
@@ -41,9 +50,8 @@ impl fmt::Display for Item {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Entry(entry) => write!(f, "{entry}"),
-            Self::NodeDenied(_, Destination { address, protocol, port }) => {
-                let bits = if address.is_ipv4() { 32 } else { 128 };
-                let number = protocol.number();
+            Self::NodeDenied(Destination { address, protocol, port }) => {
+                let (bits, number) = (host_bits(*address), protocol.number());
                 write!(
                     f,
                     "-s {address}/{bits} -m ipvs --vproto {number} --vaddr {address} --vport {port} -j DROP"
@@ -94,22 +102,28 @@ impl DesiredObjects {
         is_rejected: &dyn Fn(KernelObject) -> bool,
     ) -> Self {
         let mut builder = Builder { key, port, node, is_rejected, objects: Self::default() };
+        let mut all = Self::default();
         for frontend in &port.frontends {
-            let before = (builder.objects.servers.len(), builder.objects.items.len());
             builder.add_frontend(frontend);
-            builder.remove_if_rejected(before);
+            let Self { mut servers, mut items } = std::mem::take(&mut builder.objects);
+            let is_server_rejected =
+                servers.iter().any(|(key, _)| is_rejected(KernelObject::VirtualServer(*key)));
+            if !is_server_rejected && !items.iter().any(|item| is_rejected(KernelObject::Item(*item))) {
+                all.servers.append(&mut servers);
+                all.items.append(&mut items);
+            }
         }
         if let Some(port) = port.health_check_node_port {
             builder.add_entry(Set::HealthCheckNodePort, Entry::Port(port.get()));
         }
         builder.add_local_endpoints();
-        let Self { mut servers, mut items } = builder.objects;
-        items.retain(|item| !is_rejected(KernelObject::Item(*item)));
-        servers.sort_unstable();
-        servers.dedup_by_key(|(key, _)| *key);
-        items.sort_unstable();
-        items.dedup();
-        Self { servers, items }
+        builder.objects.items.retain(|item| !is_rejected(KernelObject::Item(*item)));
+        all.items.append(&mut builder.objects.items);
+        all.servers.sort_unstable();
+        all.servers.dedup_by_key(|(key, _)| *key);
+        all.items.sort_unstable();
+        all.items.dedup();
+        all
     }
 
     /// Returns true if the service port needs this object, or the virtual server of this real server.
@@ -137,20 +151,6 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn is_local(&self) -> bool {
         self.port.external_policy == TrafficPolicy::Local
-    }
-
-    /// Removes the objects after these positions if one of them was rejected.
-    fn remove_if_rejected(&mut self, (servers, items): (usize, usize)) {
-        let all = &mut self.objects;
-        let is_server_rejected =
-            |(key, _): &(VirtualKey, _)| (self.is_rejected)(KernelObject::VirtualServer(*key));
-        let is_item_rejected = |item: &Item| (self.is_rejected)(KernelObject::Item(*item));
-        if all.servers[servers..].iter().any(is_server_rejected)
-            || all.items[items..].iter().any(is_item_rejected)
-        {
-            all.servers.truncate(servers);
-            all.items.truncate(items);
-        }
     }
 
     fn protocol(&self) -> Protocol {
@@ -206,7 +206,7 @@ impl Builder<'_> {
         if is_node_allowed {
             self.add_entry(Set::LoadBalancerSourceIp, Entry::From(to, to.address));
         } else {
-            self.objects.items.push(Item::NodeDenied(self.key.family, to));
+            self.objects.items.push(Item::NodeDenied(to));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Removes what this mode, and upstream's, leaves in the kernel besides rules.
+//! Removes what the ipvs mode of shunt or of kube-proxy left in the kernel, except rules.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,22 +21,22 @@ use crate::{
     model::Protocol,
 };
 
-/// What becomes of the dummy link.
+/// When the dummy link is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkRemoval {
-    /// At once.
+    /// Now.
     Now,
-    /// Its addresses stay from which sockets of this node are connected, and it does as long as it has one. A socket that connected to
-    /// one of its addresses has this address for its own too, and can neither send (`ip_route_output_key_hash_rcu`) nor hear without
-    /// it.
+    /// When it has no addresses that are the source of this node's own connections. A socket that
+    /// connected to an address of the link also has it as its source. Without the address the socket
+    /// can neither send (`ip_route_output_key_hash_rcu`) nor receive.
     IfUnused,
 }
 
-/// Removes virtual servers, the dummy link and sets; rules that use the sets must be gone before. Goes on past errors and returns
-/// them all; but where the sets cannot be read, virtual servers and link stay: those of node ports could never be told again.
+/// Removes virtual servers, the dummy link and sets. The rules that use the sets must be removed before.
+/// Continues after errors and returns them all. But if the sets cannot be read, the virtual servers and
+/// the link stay: without the sets, the virtual servers of node ports could never be recognized.
 ///
-/// Ours are the virtual servers on addresses of the dummy link, and those of node ports. Others on this node stay, and so do those
-/// in `excludeCIDRs`.
+/// Virtual servers of other programs and those in `excludeCIDRs` stay.
 pub(super) fn remove(settings: &IpvsSettings, when: LinkRemoval) -> Vec<KernelError> {
     let mut errors: Vec<KernelError> = handover_table::remove(&settings.launcher).err().into_iter().collect();
     let ipset = Ipset::new(&settings.launcher);
@@ -53,17 +53,18 @@ pub(super) fn remove(settings: &IpvsSettings, when: LinkRemoval) -> Vec<KernelEr
         Err(error) => errors.push(error),
     }
     errors.extend(remove_link(when).err());
-    let ours = sets.keys().filter(|name| Set::from_name(name).is_some());
-    errors.extend(ours.filter_map(|name| ipset.destroy(name).err()));
+    let known = sets.keys().filter(|name| Set::from_name(name).is_some());
+    errors.extend(known.filter_map(|name| ipset.destroy(name).err()));
     errors
 }
 
-/// Whether the dummy link is there.
+/// Returns true if the dummy link exists.
 pub(super) fn has_link() -> bool {
     DummyLink::open(DUMMY_LINK).is_ok_and(|link| link.is_there())
 }
 
-/// Removes the dummy link, or what of it is not used; returns the addresses that it has then, with none of which it is gone.
+/// Removes the dummy link, or only its unused addresses. Returns the addresses that stay. If there are
+/// none, the link is removed.
 pub(super) fn remove_link(when: LinkRemoval) -> Result<BTreeSet<IpAddr>, KernelError> {
     let mut link = DummyLink::open(DUMMY_LINK)?;
     if !link.is_there() {
@@ -81,11 +82,11 @@ pub(super) fn remove_link(when: LinkRemoval) -> Result<BTreeSet<IpAddr>, KernelE
     Ok(held.intersection(&used).copied().collect())
 }
 
-/// Where there is no ipset, there are no sets that we could have a name for.
+/// Returns all sets of the node by name. Without ipset there are none.
 pub(super) fn sets(ipset: &Ipset) -> Result<BTreeMap<String, Saved>, KernelError> {
     match ipset.save() {
         Err(KernelError::CommandNotFound { .. }) => Ok(BTreeMap::new()),
-        // A kernel without ipset.
+        // The kernel has no ipset.
         Err(KernelError::CommandFailed { stderr, .. }) if stderr.contains("Kernel error received") => {
             Ok(BTreeMap::new())
         }
@@ -93,7 +94,8 @@ pub(super) fn sets(ipset: &Ipset) -> Result<BTreeMap<String, Saved>, KernelError
     }
 }
 
-/// IPVS, and our virtual servers, sorted; none where there is no IPVS, or no dummy link.
+/// Returns IPVS and the sorted virtual servers of this mode: those on addresses of the dummy link and
+/// those of node ports, except `excludeCIDRs`. Returns `None` without IPVS or without the dummy link.
 pub(super) fn servers(
     settings: &IpvsSettings,
     sets: &BTreeMap<String, Saved>,
@@ -104,41 +106,39 @@ pub(super) fn servers(
     }
     // A kernel without IPVS has no virtual servers.
     let Ok(mut ipvs) = Ipvs::open() else { return Ok(None) };
-    let ours = Ours { addresses: link.addresses()?, node_ports: node_ports(sets) };
-    let is_excluded = |key: &VirtualKey| settings.excludes(key.address.ip());
-    let found = ipvs.servers()?.into_keys().filter(|key| ours.have(key) && !is_excluded(key)).collect();
-    Ok(Some((ipvs, found)))
+    let owned = OwnedServers { addresses: link.addresses()?, node_ports: node_ports(sets) };
+    let mut servers: Vec<_> = ipvs.servers()?.into_keys().collect();
+    servers.retain(|key| owned.contains(key) && !settings.excludes(key.address.ip()));
+    Ok(Some((ipvs, servers)))
 }
 
-/// Removes these; goes on past those that fail.
+/// Removes virtual servers. Continues after errors and returns them all.
 pub(super) fn remove_servers(ipvs: &mut Ipvs, servers: &[VirtualKey]) -> Vec<KernelError> {
-    let removed: Vec<Change> = servers.iter().copied().map(Change::RemoveServer).collect();
-    match ipvs.commit(&removed) {
+    let changes: Vec<Change> = servers.iter().copied().map(Change::RemoveServer).collect();
+    match ipvs.commit(&changes) {
         Ok(failures) => failures.into_iter().map(|(_, error)| error).collect(),
         Err(error) => vec![error],
     }
 }
 
-/// What tells our virtual servers from others'.
-struct Ours {
+/// The addresses and node ports of the virtual servers of this mode.
+struct OwnedServers {
     addresses: BTreeSet<IpAddr>,
     node_ports: BTreeSet<(Protocol, u16)>,
 }
 
-impl Ours {
-    fn have(&self, key: &VirtualKey) -> bool {
+impl OwnedServers {
+    fn contains(&self, key: &VirtualKey) -> bool {
         self.addresses.contains(&key.address.ip())
             || self.node_ports.contains(&(key.protocol, key.address.port()))
     }
 }
 
 fn node_ports(sets: &BTreeMap<String, Saved>) -> BTreeSet<(Protocol, u16)> {
-    let entries = sets.iter().filter_map(|(name, saved)| Some((Set::from_name(name)?.1, saved)));
-    let entries = entries.flat_map(|(set, saved)| {
-        saved.entries.iter().filter_map(move |text| Some((set, Entry::parse(set, text)?)))
-    });
+    let known = sets.iter().filter_map(|(name, saved)| Some((Set::from_name(name)?.1, saved)));
+    let entries = known.flat_map(|(set, saved)| saved.entries.iter().map(move |text| (set, text)));
     entries
-        .filter_map(|(set, entry)| match (set, entry) {
+        .filter_map(|(set, text)| match (set, Entry::parse(set, text)?) {
             (Set::NodePortTcp, Entry::Port(port)) => Some((Protocol::Tcp, port)),
             (Set::NodePortUdp, Entry::Port(port)) => Some((Protocol::Udp, port)),
             (Set::NodePortSctp, Entry::Destination(to)) => Some((to.protocol, to.port)),
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn virtual_servers_on_the_links_addresses_and_of_node_ports_are_ours_and_others_are_not() {
+    fn virtual_servers_of_other_programs_are_not_removed() {
         let saved = |entries: &[&str]| Saved {
             made_as: String::new(),
             entries: entries.iter().copied().map(String::from).collect(),
@@ -162,16 +162,17 @@ mod tests {
             ("KUBE-6-NODE-PORT-SCTP-HASH".to_owned(), saved(&["fd57::11,sctp:30090"])),
             ("OTHERS".to_owned(), saved(&["1.2.3.4"])),
         ]);
-        let ours = Ours {
+        let owned = OwnedServers {
             addresses: BTreeSet::from(["10.96.0.10".parse().unwrap()]),
             node_ports: node_ports(&sets),
         };
-        let have =
-            |protocol, address: &str| ours.have(&VirtualKey { protocol, address: address.parse().unwrap() });
-        assert!(have(Protocol::Udp, "10.96.0.10:53"));
-        assert!(have(Protocol::Tcp, "192.168.57.11:30080"));
-        assert!(have(Protocol::Sctp, "[fd57::11]:30090"));
-        assert!(!have(Protocol::Udp, "192.168.57.11:30080"));
-        assert!(!have(Protocol::Tcp, "192.168.57.11:80"));
+        let is_owned = |protocol, address: &str| {
+            owned.contains(&VirtualKey { protocol, address: address.parse().unwrap() })
+        };
+        assert!(is_owned(Protocol::Udp, "10.96.0.10:53"));
+        assert!(is_owned(Protocol::Tcp, "192.168.57.11:30080"));
+        assert!(is_owned(Protocol::Sctp, "[fd57::11]:30090"));
+        assert!(!is_owned(Protocol::Udp, "192.168.57.11:30080"));
+        assert!(!is_owned(Protocol::Tcp, "192.168.57.11:80"));
     }
 }

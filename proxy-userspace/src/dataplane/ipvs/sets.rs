@@ -52,81 +52,54 @@ pub enum Set {
     Addresses,
 }
 
-/// All sets in the order of [`Set`]: name, type, and comment of the rules that match the set, without
+/// The sets in the order of [`Set`]: name, and comment of the rules that match the set, both without
 /// their prefixes.
-const SETS: [(Set, &str, &str, &str); 17] = [
-    (
-        Set::LoopBack,
-        "LOOP-BACK",
-        "hash:ip,port,ip",
-        "endpoints dst ip:port, source ip for solving hairpin purpose",
-    ),
-    (Set::ClusterIp, "CLUSTER-IP", "hash:ip,port", "service cluster ip + port for masquerade purpose"),
-    (
-        Set::ExternalIp,
-        "EXTERNAL-IP",
-        "hash:ip,port",
-        "service external ip + port for masquerade and filter purpose",
-    ),
+const SETS: [(Set, &str, &str); 17] = [
+    (Set::LoopBack, "LOOP-BACK", "endpoints dst ip:port, source ip for solving hairpin purpose"),
+    (Set::ClusterIp, "CLUSTER-IP", "service cluster ip + port for masquerade purpose"),
+    (Set::ExternalIp, "EXTERNAL-IP", "service external ip + port for masquerade and filter purpose"),
     (
         Set::ExternalIpLocal,
         "EXTERNAL-IP-LOCAL",
-        "hash:ip,port",
         "service external ip + port with externalTrafficPolicy=local",
     ),
-    (Set::LoadBalancer, "LOAD-BALANCER", "hash:ip,port", "service lb portal"),
+    (Set::LoadBalancer, "LOAD-BALANCER", "service lb portal"),
     (
         Set::LoadBalancerLocal,
         "LOAD-BALANCER-LOCAL",
-        "hash:ip,port",
         "service load balancer ip + port with externalTrafficPolicy=local",
     ),
     (
         Set::LoadBalancerFirewall,
         "LOAD-BALANCER-FW",
-        "hash:ip,port",
         "service load balancer ip + port for load balancer with sourceRange",
     ),
     (
         Set::LoadBalancerSourceCidr,
         "LOAD-BALANCER-SOURCE-CIDR",
-        "hash:ip,port,net",
         "service load balancer ip + port + source cidr for packet filter purpose",
     ),
     (
         Set::LoadBalancerSourceIp,
         "LOAD-BALANCER-SOURCE-IP",
-        "hash:ip,port,ip",
         "service load balancer ip + port + source IP for packet filter purpose",
     ),
-    (Set::NodePortTcp, "NODE-PORT-TCP", "bitmap:port", "nodeport TCP port for masquerade purpose"),
-    (
-        Set::NodePortLocalTcp,
-        "NODE-PORT-LOCAL-TCP",
-        "bitmap:port",
-        "nodeport TCP port with externalTrafficPolicy=local",
-    ),
-    (Set::NodePortUdp, "NODE-PORT-UDP", "bitmap:port", "nodeport UDP port for masquerade purpose"),
-    (
-        Set::NodePortLocalUdp,
-        "NODE-PORT-LOCAL-UDP",
-        "bitmap:port",
-        "nodeport UDP port with externalTrafficPolicy=local",
-    ),
+    (Set::NodePortTcp, "NODE-PORT-TCP", "nodeport TCP port for masquerade purpose"),
+    (Set::NodePortLocalTcp, "NODE-PORT-LOCAL-TCP", "nodeport TCP port with externalTrafficPolicy=local"),
+    (Set::NodePortUdp, "NODE-PORT-UDP", "nodeport UDP port for masquerade purpose"),
+    (Set::NodePortLocalUdp, "NODE-PORT-LOCAL-UDP", "nodeport UDP port with externalTrafficPolicy=local"),
     (
         Set::NodePortSctp,
         "NODE-PORT-SCTP-HASH",
-        "hash:ip,port",
         "nodeport SCTP port for masquerade purpose with type 'hash ip:port'",
     ),
     (
         Set::NodePortLocalSctp,
         "NODE-PORT-LOCAL-SCTP-HASH",
-        "hash:ip,port",
         "nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'",
     ),
-    (Set::HealthCheckNodePort, "HEALTH-CHECK-NODE-PORT", "bitmap:port", "health check node port"),
-    (Set::Addresses, "IPVS-IPS", "hash:ip", ""),
+    (Set::HealthCheckNodePort, "HEALTH-CHECK-NODE-PORT", "health check node port"),
+    (Set::Addresses, "IPVS-IPS", ""),
 ];
 
 /// The length of the longest name of a set (`IPSET_MAXNAMELEN` without the terminating zero).
@@ -152,8 +125,16 @@ impl Set {
         all.find(|(family, set)| set.name(*family) == name)
     }
 
+    /// Returns the type of the set.
     const fn kind(self) -> &'static str {
-        SETS[self as usize].2
+        match self {
+            Self::Addresses => "hash:ip",
+            Self::LoopBack | Self::LoadBalancerSourceIp => "hash:ip,port,ip",
+            Self::LoadBalancerSourceCidr => "hash:ip,port,net",
+            Self::NodePortTcp | Self::NodePortLocalTcp => "bitmap:port",
+            Self::NodePortUdp | Self::NodePortLocalUdp | Self::HealthCheckNodePort => "bitmap:port",
+            _ => "hash:ip,port",
+        }
     }
 
     /// Returns the set's type and options, as upstream creates it.
@@ -175,7 +156,7 @@ impl Set {
 
     /// Returns the comment of rules that match the set.
     pub(super) fn comment(self) -> String {
-        format!("Kubernetes {}", SETS[self as usize].3)
+        format!("Kubernetes {}", SETS[self as usize].2)
     }
 
     /// Returns true if the same frontend of a service port needs both entries in this set.

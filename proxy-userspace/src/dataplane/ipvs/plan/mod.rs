@@ -273,17 +273,17 @@ impl Planner<'_> {
             .map(|family| (*family, self.state.needs.get(family).cloned().unwrap_or_default()))
             .collect();
         for item in self.changes.keys() {
-            let (Item::Entry(SetEntry { family, .. }) | Item::NodeDenied(family, _)) = item;
-            let Some(needs) = needs.get_mut(family) else { continue };
-            match (item, self.users(item) > 0) {
-                (Item::Entry(SetEntry { set, .. }), true) => drop(needs.filled.insert(*set)),
-                (Item::Entry(SetEntry { set, .. }), false) => {
+            let Some(needs) = needs.get_mut(&item.family()) else { continue };
+            let is_needed = self.users(item) > 0;
+            match item {
+                Item::Entry(SetEntry { set, .. }) if is_needed => drop(needs.filled.insert(*set)),
+                Item::Entry(SetEntry { family, set, .. }) => {
                     if needs.filled.contains(set) && !self.has_needed_entry(*family, *set) {
                         needs.filled.remove(set);
                     }
                 }
-                (Item::NodeDenied(..), true) => drop(needs.denied.insert(item.to_string())),
-                (Item::NodeDenied(..), false) => drop(needs.denied.remove(&item.to_string())),
+                Item::NodeDenied(_) if is_needed => drop(needs.denied.insert(item.to_string())),
+                Item::NodeDenied(_) => drop(needs.denied.remove(&item.to_string())),
             }
         }
         needs
