@@ -1,4 +1,4 @@
-//! What went wrong in one IP family alone, where the other goes on, and how often; the same for every mode.
+//! Errors and failure counters of a single IP family, for all modes that serve each family separately.
 
 use std::{
     error::Error,
@@ -9,73 +9,62 @@ use std::{
     },
 };
 
-use super::{Reading, ReadingValue, Readings};
+use super::{MetricValue, ModeMetric, ModeMetricsReader};
 use crate::model::IpFamily;
 
-/// One family alone failed; all of the other is as it should be.
+/// The error of one family. Everything of the other family was applied.
 #[derive(Debug)]
-pub struct OneFamily<E> {
+pub struct FamilyError<E> {
     /// The family.
     pub family: IpFamily,
-    /// Why.
+    /// The cause.
     pub source: Box<E>,
 }
 
-impl<E: fmt::Display> fmt::Display for OneFamily<E> {
+impl<E: fmt::Display> fmt::Display for FamilyError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} alone failed: {}", self.family, self.source)
+        write!(f, "only {} failed: {}", self.family, self.source)
     }
 }
 
-impl<E: Error + 'static> Error for OneFamily<E> {
+impl<E: Error + 'static> Error for FamilyError<E> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         Some(&*self.source)
     }
 }
 
-/// The error of all that went wrong, each with its family if it is of one: the first, as [`OneFamily`] where all are of the same. None
-/// where nothing went wrong.
-pub(super) fn error_of<E: From<OneFamily<E>>>(errors: Vec<(Option<IpFamily>, E)>) -> Option<E> {
+/// Returns the first of several errors. If all of them are of the same family, it is a [`FamilyError`].
+pub(super) fn first_error<E: From<FamilyError<E>>>(errors: Vec<(Option<IpFamily>, E)>) -> Option<E> {
     let family = errors.first().and_then(|(family, _)| *family);
-    let is_alone = errors.iter().all(|(of, _)| *of == family);
+    let is_only_family = errors.iter().all(|(of, _)| *of == family);
     let (_, first) = errors.into_iter().next()?;
     Some(match family {
-        Some(family) if is_alone => OneFamily { family, source: Box::new(first) }.into(),
+        Some(family) if is_only_family => FamilyError { family, source: Box::new(first) }.into(),
         _ => first,
     })
 }
 
-/// The label that upstream's metrics have for a family.
+/// Returns the label of a family in kube-proxy's metrics.
 pub(super) const fn label(family: IpFamily) -> (&'static str, &'static str) {
     ("ip_family", family.name())
 }
 
-/// How often each family failed. Clones share it, so that it can be read while the mode works.
+/// The number of failures of each family. Clones share the counters.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Failures {
-    v4: Arc<AtomicU64>,
-    v6: Arc<AtomicU64>,
-}
+pub(super) struct FailureCounters(Arc<[AtomicU64; 2]>);
 
-impl Failures {
-    const fn of(&self, family: IpFamily) -> &Arc<AtomicU64> {
-        match family {
-            IpFamily::V4 => &self.v4,
-            IpFamily::V6 => &self.v6,
-        }
-    }
-
-    /// It failed once more.
+impl FailureCounters {
+    /// Counts a failure.
     pub(super) fn count(&self, family: IpFamily) {
-        self.of(family).fetch_add(1, Ordering::Relaxed);
+        self.0[family as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// As a counter of upstream's, with its name and help.
-    pub(super) fn readings(&self, name: &'static str, help: &'static str) -> Readings {
-        let this = self.clone();
+    /// Returns a reader of the counters as a metric of kube-proxy with this name and help text.
+    pub(super) fn metrics(&self, name: &'static str, help: &'static str) -> ModeMetricsReader {
+        let Self(counters) = self.clone();
         let read = move |family| {
-            let value = ReadingValue::Counter(this.of(family).load(Ordering::Relaxed));
-            Reading { name, help, labels: vec![label(family)], value }
+            let value = MetricValue::Counter(counters[family as usize].load(Ordering::Relaxed));
+            ModeMetric { name, help, labels: vec![label(family)], value }
         };
         Box::new(move || IpFamily::ALL.map(&read).into())
     }
@@ -90,32 +79,32 @@ mod tests {
         #[error("{0}")]
         Other(&'static str),
         #[error(transparent)]
-        OfFamily(#[from] OneFamily<Failure>),
+        OfFamily(#[from] FamilyError<Failure>),
     }
 
-    fn told(errors: &[(Option<IpFamily>, &'static str)]) -> Option<String> {
-        let errors = errors.iter().map(|(family, why)| (*family, Failure::Other(why))).collect();
-        error_of(errors).map(|error| error.to_string())
+    fn message(errors: &[(Option<IpFamily>, &'static str)]) -> Option<String> {
+        let errors = errors.iter().map(|(family, cause)| (*family, Failure::Other(cause))).collect();
+        first_error(errors).map(|error| error.to_string())
     }
 
     #[test]
-    fn a_family_is_named_where_nothing_else_failed() {
+    fn an_error_names_the_family_if_only_one_failed() {
         let (v4, v6) = (Some(IpFamily::V4), Some(IpFamily::V6));
-        assert_eq!(told(&[]), None);
-        assert_eq!(told(&[(v6, "one"), (v6, "two")]).as_deref(), Some("IPv6 alone failed: one"));
-        assert_eq!(told(&[(v4, "one"), (v6, "two")]).as_deref(), Some("one"));
-        assert_eq!(told(&[(v4, "one"), (None, "two")]).as_deref(), Some("one"));
-        assert_eq!(told(&[(None, "one")]).as_deref(), Some("one"));
+        assert_eq!(message(&[]), None);
+        assert_eq!(message(&[(v6, "one"), (v6, "two")]).as_deref(), Some("only IPv6 failed: one"));
+        assert_eq!(message(&[(v4, "one"), (v6, "two")]).as_deref(), Some("one"));
+        assert_eq!(message(&[(v4, "one"), (None, "two")]).as_deref(), Some("one"));
+        assert_eq!(message(&[(None, "one")]).as_deref(), Some("one"));
     }
 
     #[test]
-    fn failures_are_counted_by_family_from_zero_on() {
-        let failures = Failures::default();
-        let read = failures.readings("restores", "help");
+    fn failures_are_counted_by_family() {
+        let failures = FailureCounters::default();
+        let read = failures.metrics("restores", "help");
         failures.count(IpFamily::V6);
         failures.count(IpFamily::V6);
-        let seen: Vec<_> = read().into_iter().map(|reading| (reading.labels, reading.value)).collect();
-        let counter = |family, count| (vec![("ip_family", family)], ReadingValue::Counter(count));
-        assert_eq!(seen, [counter("IPv4", 0), counter("IPv6", 2)]);
+        let metrics: Vec<_> = read().into_iter().map(|metric| (metric.labels, metric.value)).collect();
+        let counter = |family, count| (vec![("ip_family", family)], MetricValue::Counter(count));
+        assert_eq!(metrics, [counter("IPv4", 0), counter("IPv6", 2)]);
     }
 }

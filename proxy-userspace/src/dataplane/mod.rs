@@ -1,7 +1,8 @@
-//! What makes the kernel do a [`Snapshot`]: the trait that every mode implements.
+//! The modes: how the kernel is made to serve a [`Snapshot`].
 //!
-//! Laws that each mode's tests hold it to: after `apply`, planning again yields nothing; planning what is dirty reaches the
-//! same state as planning everything; every prefix of a plan is safe; a plan grows with the change, not with the cluster.
+//! The tests of each mode check these laws. After `apply`, a new plan is empty. A plan for what is dirty
+//! reaches the same state as a plan for everything. The kernel is safe after each step of a plan. The
+//! size of a plan depends on the change, not on the cluster.
 #![forbid(unsafe_code)]
 
 pub mod conntrack;
@@ -16,8 +17,8 @@ mod name_hash;
 pub mod nftables;
 mod renderer;
 
-pub use families::OneFamily;
-pub use renderer::{RenderError, Renderer, Rendering};
+pub use families::FamilyError;
+pub use renderer::{RenderError, Renderer, DataplaneRenderer};
 
 pub use crate::mode::Mode;
 
@@ -26,164 +27,167 @@ use std::sync::Arc;
 use self::conntrack::StaleUdpCleaner;
 use crate::model::{Dirty, IpFamily, ServicePortKey, Snapshot};
 
-/// One way of making the kernel serve a Snapshot.
+/// A mode.
 pub trait Dataplane {
-    /// What the kernel holds, as far as this mode wrote it.
+    /// What the kernel holds of this mode.
     type State;
-    /// Changes to the kernel, in the order in which they must be made. Plans are data: printed, compared and counted.
+    /// The kernel changes in the order in which they must be made. A plan is data: it can be printed,
+    /// compared and counted.
     type Plan: PlanSize + std::fmt::Debug;
-    /// What can go wrong.
+    /// The errors of this mode.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Reads what the kernel holds: at start, after a failed `apply`, and whenever [`Self::is_certain`] is not.
+    /// Reads what the kernel holds. Called at start, after a failed `apply`, and if
+    /// [`Self::is_certain`] returns false.
     fn observe(&mut self) -> Result<Self::State, Self::Error>;
 
-    /// Whether the kernel certainly holds what the state says, so that it need not be read anew.
-    fn is_certain(&mut self, state: &Self::State) -> bool {
-        let _ = state;
+    /// Returns true if the kernel certainly holds what the state says. It is then not read again.
+    fn is_certain(&mut self, _state: &Self::State) -> bool {
         false
     }
 
-    /// What has to change. Pure: takes no `self`.
+    /// Plans the changes. Pure: takes no `self`.
     fn plan(state: &Self::State, snapshot: &Snapshot, dirty: &Dirty) -> Self::Plan;
 
-    /// Makes the changes and keeps `state` true, also when it stops at an error.
+    /// Makes the changes and updates the state accordingly, even if an error stops it.
     fn apply(&mut self, state: &mut Self::State, plan: Self::Plan) -> Result<(), Self::Error>;
 
-    /// Removes all that this mode ever put into the kernel; goes on past errors and returns them all.
+    /// Removes everything that this mode put into the kernel. Continues after errors and returns them
+    /// all.
     fn cleanup(&mut self) -> Vec<Self::Error>;
 
-    /// Whether an error of `apply` concerns some service ports or links only, and all else is as it should be.
-    fn is_partial(error: &Self::Error) -> bool {
-        let _ = error;
+    /// Returns true if an error of `apply` concerns only some service ports or links. Everything else
+    /// was applied.
+    fn is_partial(_error: &Self::Error) -> bool {
         false
     }
 
-    /// The family of which nothing is known to be as it should be, where an error of `apply` is of one alone: all of the other is.
-    fn failed_family(error: &Self::Error) -> Option<IpFamily> {
-        let _ = error;
+    /// Returns the family if an error of `apply` concerns only one. Everything of the other family was
+    /// applied. Of the failed family, nothing is certain.
+    fn failed_family(_error: &Self::Error) -> Option<IpFamily> {
         None
     }
 
-    /// What finds stale UDP flows, in modes that translate in netfilter. It has to live as long as the dataplane: its memory
-    /// of what was served must outlast [`Self::observe`].
+    /// Returns the cleaner of stale UDP flows, in modes that translate in netfilter. It lives as long as
+    /// the dataplane, because it must remember what was served before [`Self::observe`].
     fn stale_udp(&mut self) -> Option<&mut StaleUdpCleaner> {
         None
     }
 
-    /// What the kernel counts, for metrics.
+    /// Returns the reader of the kernel's counters, for metrics.
     fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {
         None
     }
 
-    /// What this mode has for metrics besides what all have.
-    fn readings(&mut self) -> Option<Readings> {
+    /// Returns the reader of the metrics that only this mode has.
+    fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {
         None
     }
 
-    /// The links that are served without what comes in on them, since somebody else's setting leaves no other way.
+    /// Returns the links whose incoming packets are not served, because a setting of another program
+    /// prevents it.
     fn left_out(&self) -> Vec<Arc<str>> {
         Vec::new()
     }
 
-    /// How full the kernel's tables are, for metrics.
-    fn map_fill(&self, state: &Self::State) -> Vec<MapFill> {
-        let _ = state;
+    /// Returns how full the kernel's maps are, for metrics.
+    fn map_fill(&self, _state: &Self::State) -> Vec<MapFill> {
         Vec::new()
     }
 }
 
-/// What the kernel counts since the tables were made. Read whenever metrics are asked for, from any thread.
+/// Reads the kernel's counters since the maps or tables were created. Called for each scrape of the
+/// metrics, from any thread.
 pub trait KernelCounts: Send + Sync {
-    /// How many packets met which fate, a name each.
+    /// Returns the number of packets by outcome.
     fn packets(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
 
-    /// How often something went wrong in a program of the kernel's.
+    /// Returns the number of errors in eBPF programs.
     fn errors(&self) -> Vec<ProgramErrorCount> {
         Vec::new()
     }
 
-    /// What became of traffic to Services; empty where that is not counted.
+    /// Returns the counts of service ports. Empty if they are not counted.
     fn services(&self) -> Vec<ServiceCount>;
 
-    /// Whether refusals and drops are among what is counted of Services.
+    /// Returns true if the counts of service ports include refusals and drops.
     fn counts_failures(&self) -> bool {
         true
     }
 }
 
-/// How often a program met an error.
+/// The number of errors in an eBPF program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramErrorCount {
     /// The program's name in the kernel.
     pub program: &'static str,
-    /// What went wrong.
+    /// The kind of error.
     pub reason: &'static str,
-    /// How often.
+    /// The number of errors.
     pub count: u64,
 }
 
-/// What became of traffic to a service port.
+/// The counts of a service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceCount {
-    /// The service port; none stands for all that are not counted apart.
+    /// The service port. `None` stands for all service ports that are not counted individually.
     pub port: Option<ServicePortKey>,
     /// Connections, and flows of UDP.
     pub connections: u64,
-    /// Tries that were refused.
+    /// Refused connections and datagrams.
     pub refusals: u64,
-    /// Tries that were dropped.
+    /// Dropped connections and datagrams.
     pub drops: u64,
-    /// Bytes to endpoints, where packets are seen.
+    /// Bytes to endpoints, where programs see the packets.
     pub bytes_to_endpoints: u64,
-    /// Bytes to clients, where packets are seen.
+    /// Bytes to clients, where programs see the packets.
     pub bytes_to_clients: u64,
 }
 
-/// Reads a mode's own metrics. Called whenever metrics are asked for, from any thread.
-pub type Readings = Box<dyn Fn() -> Vec<Reading> + Send + Sync>;
+/// Reads the metrics of one mode. Called for each scrape of the metrics, from any thread.
+pub type ModeMetricsReader = Box<dyn Fn() -> Vec<ModeMetric> + Send + Sync>;
 
-/// A metric of one mode, with upstream's name. Those of one name stand together.
+/// A metric of one mode, with kube-proxy's name. Metrics with the same name are adjacent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reading {
-    /// Without `kubeproxy_`, and without the `_total` of a counter.
+pub struct ModeMetric {
+    /// The name without `kubeproxy_`, and without the `_total` of a counter.
     pub name: &'static str,
-    /// Upstream's help.
+    /// kube-proxy's help text.
     pub help: &'static str,
-    /// Labels with their values.
+    /// The labels and their values.
     pub labels: Vec<(&'static str, &'static str)>,
-    /// What was read.
-    pub value: ReadingValue,
+    /// The value.
+    pub value: MetricValue,
 }
 
-/// The value of a [`Reading`].
+/// The value of a [`ModeMetric`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadingValue {
-    /// It only grows.
+pub enum MetricValue {
+    /// A number that only grows.
     Counter(u64),
-    /// It is what it is.
+    /// A number that can grow and shrink.
     Gauge(i64),
 }
 
-/// How full one of a dataplane's tables is.
+/// How full a map is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapFill {
-    /// Its name, as people see it in the kernel.
+    /// The map's name in the kernel.
     pub map: &'static str,
-    /// Entries it holds.
+    /// The number of entries.
     pub entries: usize,
-    /// Entries it can hold.
+    /// The maximum number of entries.
     pub capacity: u32,
 }
 
-/// How many changes to the kernel a plan makes.
+/// The size of a plan.
 pub trait PlanSize {
-    /// The number of changes.
+    /// Returns the number of kernel changes.
     fn len(&self) -> usize;
 
-    /// Nothing to do.
+    /// Returns true if there is nothing to change.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
