@@ -14,7 +14,7 @@ use std::{
 use nix::sched::{CloneFlags, setns, unshare};
 use proxy_userspace::{
     dataplane::{
-        Dataplane, ReadingValue, Rendering,
+        Dataplane, DataplaneRenderer, MetricValue,
         nftables::{Nftables, NftablesError, NftablesSettings, Plan, State, TABLE},
     },
     health::ProxyHealth,
@@ -127,7 +127,7 @@ impl Daemon {
         let observed = Arc::new(AtomicUsize::new(0));
         let port = dataplane.port();
         let renderer =
-            Box::new(Rendering::new(Counted { inner: dataplane, observed: Arc::clone(&observed) }));
+            Box::new(DataplaneRenderer::new(Counted { inner: dataplane, observed: Arc::clone(&observed) }));
         let outputs = Outputs {
             metrics: Metrics::default(),
             health: ProxyHealth::new(Duration::from_mins(10)),
@@ -345,10 +345,10 @@ fn transaction_refused_in_one_family_is_made_in_the_other() {
     transaction.extend([(Family::Ip6, Change::DeleteTable), (Family::Ip6, Change::DeleteTable)]);
     let refused = dataplane.apply(&mut state, plan).expect_err("a table can be deleted once");
     assert_eq!(Nftables::failed_family(&refused), Some(IpFamily::V6), "{refused}");
-    let readings = dataplane.readings().expect("failures are counted")();
-    let failures: Vec<_> = readings.iter().map(|one| (one.name, one.labels[0].1, one.value)).collect();
+    let metrics = dataplane.mode_metrics().expect("failures are counted")();
+    let failures: Vec<_> = metrics.iter().map(|one| (one.name, one.labels[0].1, one.value)).collect();
     let failed =
-        |family, times| ("sync_proxy_rules_nftables_sync_failures", family, ReadingValue::Counter(times));
+        |family, times| ("sync_proxy_rules_nftables_sync_failures", family, MetricValue::Counter(times));
     assert_eq!(failures, [failed("IPv4", 0), failed("IPv6", 1)]);
     assert_eq!(nft(&["list", "tables"]).trim(), format!("table ip {TABLE}"));
     assert!(!dataplane.is_certain(&state), "what there is of IPv6 has to be read");

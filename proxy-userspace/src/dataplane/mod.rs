@@ -18,7 +18,7 @@ pub mod nftables;
 mod renderer;
 
 pub use families::FamilyError;
-pub use renderer::{RenderError, Renderer, DataplaneRenderer};
+pub use renderer::{DataplaneRenderer, RenderError, Renderer};
 
 pub use crate::mode::Mode;
 

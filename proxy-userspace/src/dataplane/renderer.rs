@@ -2,7 +2,7 @@
 
 use std::{error::Error, sync::Arc};
 
-use super::{Dataplane, KernelCounts, MapFill, PlanSize, Readings, conntrack::StaleUdpDeletion};
+use super::{Dataplane, KernelCounts, MapFill, ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion};
 use crate::{
     kernel::KernelError,
     model::{Dirty, IpFamily, Snapshot},
@@ -93,7 +93,7 @@ pub trait Renderer: Send {
     }
 
     /// What the mode has for metrics besides what all have. There is one reader, too.
-    fn readings(&mut self) -> Option<Readings> {
+    fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {
         None
     }
 
@@ -105,19 +105,19 @@ pub trait Renderer: Send {
 
 /// A [`Dataplane`] as a [`Renderer`].
 #[derive(Debug)]
-pub struct Rendering<D: Dataplane> {
+pub struct DataplaneRenderer<D: Dataplane> {
     dataplane: D,
     state: Option<D::State>,
 }
 
-impl<D: Dataplane> Rendering<D> {
+impl<D: Dataplane> DataplaneRenderer<D> {
     /// A dataplane that has not looked at the kernel yet.
     pub fn new(dataplane: D) -> Self {
         Self { dataplane, state: None }
     }
 }
 
-impl<D> Renderer for Rendering<D>
+impl<D> Renderer for DataplaneRenderer<D>
 where
     D: Dataplane + Send,
     D::State: Send,
@@ -194,7 +194,7 @@ where
         self.dataplane.kernel_counts()
     }
 
-    fn readings(&mut self) -> Option<Readings> {
-        self.dataplane.readings()
+    fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {
+        self.dataplane.mode_metrics()
     }
 }

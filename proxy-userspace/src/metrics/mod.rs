@@ -7,8 +7,8 @@
 
 mod exposition;
 mod kernel_counts;
+mod mode_metrics;
 mod process;
-mod readings;
 mod registration;
 
 #[cfg(test)]
@@ -28,9 +28,9 @@ use prometheus_client::metrics::{
 
 pub use exposition::Exposition;
 
-use self::{kernel_counts::KernelCountsCollector, readings::ReadingsCollector};
+use self::{kernel_counts::KernelCountsCollector, mode_metrics::ModeMetricsCollector};
 use crate::{
-    dataplane::{KernelCounts, MapFill, Readings, conntrack::StaleUdpDeletion},
+    dataplane::{KernelCounts, MapFill, ModeMetricsReader, conntrack::StaleUdpDeletion},
     model::IpFamily,
 };
 
@@ -101,7 +101,7 @@ pub struct Metrics {
     map_capacity: Family<Labels<1>, Gauge>,
     links_left_out: Gauge,
     kernel_counts: KernelCountsCollector,
-    readings: ReadingsCollector,
+    mode_metrics: ModeMetricsCollector,
     operations: Counter,
     failures: Family<Labels<1>, Counter>,
     drift: Counter,
@@ -152,8 +152,8 @@ impl Metrics {
     }
 
     /// Sets the source of the current mode's own metrics.
-    pub fn set_readings(&self, readings: Option<Readings>) {
-        self.readings.set(readings);
+    pub fn set_mode_metrics(&self, mode_metrics: Option<ModeMetricsReader>) {
+        self.mode_metrics.set(mode_metrics);
     }
 
     /// Sets the number of entries and the capacity of one of the dataplane's maps.

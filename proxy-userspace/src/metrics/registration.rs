@@ -66,7 +66,7 @@ fn upstream_durations(metrics: &Metrics, to: &mut Registry) {
 }
 
 fn upstream_counts(metrics: &Metrics, to: &mut Registry) {
-    to.register_collector(Box::new(metrics.readings.clone()));
+    to.register_collector(Box::new(metrics.mode_metrics.clone()));
     to.register(
         "sync_proxy_rules_endpoint_changes",
         "Cumulative proxy rules Endpoint changes",

@@ -6,7 +6,7 @@ use proxy_userspace::{
     assembly,
     config::Config,
     dataplane::{
-        Mode, RenderError, Renderer, Rendering,
+        DataplaneRenderer, Mode, RenderError, Renderer,
         ebpf::Ebpf,
         iptables::Iptables,
         ipvs::Ipvs,
@@ -52,7 +52,7 @@ pub(super) fn renderer(
     match config.mode {
         Mode::Ebpf => {
             let ebpf = Ebpf::new(&assembly::ebpf(config, launcher));
-            Ok(Box::new(Rendering::new(ebpf.map_err(|e| explained(e, config.mode, launcher))?)))
+            Ok(Box::new(DataplaneRenderer::new(ebpf.map_err(|e| explained(e, config.mode, launcher))?)))
         }
         Mode::Nftables => {
             // A kernel that lacks a feature rejects only the rule that needs it, once there is one.
@@ -71,15 +71,15 @@ pub(super) fn renderer(
                     );
                 }
             });
-            Ok(Box::new(Rendering::new(dataplane)))
+            Ok(Box::new(DataplaneRenderer::new(dataplane)))
         }
         Mode::Iptables => {
             let iptables = Iptables::new(assembly::iptables(config, launcher));
-            Ok(Box::new(Rendering::new(iptables.map_err(|e| explained(e, config.mode, launcher))?)))
+            Ok(Box::new(DataplaneRenderer::new(iptables.map_err(|e| explained(e, config.mode, launcher))?)))
         }
         Mode::Ipvs => {
             let ipvs = Ipvs::new(assembly::ipvs(config, launcher));
-            Ok(Box::new(Rendering::new(ipvs.map_err(|e| explained(e, config.mode, launcher))?)))
+            Ok(Box::new(DataplaneRenderer::new(ipvs.map_err(|e| explained(e, config.mode, launcher))?)))
         }
     }
 }

@@ -164,7 +164,7 @@ async fn run_mode(
         Err(error) => return Err(error),
     };
     outputs.metrics.set_kernel_counts(renderer.kernel_counts());
-    outputs.metrics.set_readings(renderer.readings());
+    outputs.metrics.set_mode_metrics(renderer.mode_metrics());
     let mut takeover = Takeover::new(broken, config, launcher);
     let mut sync =
         SyncLoop::new(reload::settings(config, give_up_after), renderer, outputs, shutdown.clone());

@@ -15,7 +15,7 @@ use proxy_userspace::{
     assembly,
     config::{Config, Environment, Flags, ObjectSource},
     dataplane::{
-        MapFill, Mode, RenderError, Renderer, Rendering,
+        DataplaneRenderer, MapFill, Mode, RenderError, Renderer,
         ebpf::Ebpf,
         iptables::Iptables,
         ipvs::{self, Ipvs},
@@ -152,12 +152,14 @@ pub(super) fn measure(request: &ChangeRequest) -> Result<ChangeTimings> {
 fn renderer(config: &Config) -> Result<Box<dyn Renderer>> {
     let launcher = Launcher::default();
     match config.mode {
-        Mode::Ebpf => Ok(Box::new(Rendering::new(Ebpf::new(&assembly::ebpf(config, &launcher))?))),
+        Mode::Ebpf => Ok(Box::new(DataplaneRenderer::new(Ebpf::new(&assembly::ebpf(config, &launcher))?))),
         Mode::Nftables => {
-            Ok(Box::new(Rendering::new(Nftables::new(&assembly::nftables(config), Arc::default())?)))
+            Ok(Box::new(DataplaneRenderer::new(Nftables::new(&assembly::nftables(config), Arc::default())?)))
         }
-        Mode::Iptables => Ok(Box::new(Rendering::new(Iptables::new(assembly::iptables(config, &launcher))?))),
-        Mode::Ipvs => Ok(Box::new(Rendering::new(Ipvs::new(assembly::ipvs(config, &launcher))?))),
+        Mode::Iptables => {
+            Ok(Box::new(DataplaneRenderer::new(Iptables::new(assembly::iptables(config, &launcher))?)))
+        }
+        Mode::Ipvs => Ok(Box::new(DataplaneRenderer::new(Ipvs::new(assembly::ipvs(config, &launcher))?))),
     }
 }
 

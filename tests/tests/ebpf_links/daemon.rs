@@ -3,7 +3,7 @@
 use std::{fs, sync::Arc, time::Duration};
 
 use proxy_userspace::{
-    dataplane::{Rendering, ebpf::LinkAttachment, ipvs},
+    dataplane::{DataplaneRenderer, ebpf::LinkAttachment, ipvs},
     health::ProxyHealth,
     kernel::{bpf::tc::Hook, links},
     metrics::Metrics,
@@ -37,7 +37,7 @@ struct Daemon {
 impl Daemon {
     fn start(attachment: LinkAttachment, sync_period: Duration) -> Self {
         let mut bench = Bench::new(attachment);
-        let renderer = Box::new(Rendering::new(bench.dataplane.take().expect("running")));
+        let renderer = Box::new(DataplaneRenderer::new(bench.dataplane.take().expect("running")));
         let metrics = Metrics::default();
         let outputs = Outputs {
             metrics: metrics.clone(),

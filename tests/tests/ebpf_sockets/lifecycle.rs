@@ -17,7 +17,7 @@ use aya::maps::{HashMap, MapData};
 use proxy_common::layout::{NodeValue, ServiceKey, ServiceValue};
 use proxy_userspace::{
     dataplane::{
-        Dataplane as _, PlanSize as _, Renderer as _, Rendering,
+        Dataplane as _, DataplaneRenderer, PlanSize as _, Renderer as _,
         ebpf::{Ebpf, MapEntry, Step},
     },
     kernel::netns,
@@ -161,7 +161,7 @@ fn service_deleted_after_a_resync_is_removed_from_the_maps() {
     let mut bench = Bench::new();
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.0.12:80", &[endpoint]);
-    let mut rendering = Rendering::new(bench.dataplane.take().expect("running"));
+    let mut rendering = DataplaneRenderer::new(bench.dataplane.take().expect("running"));
     let everything = Dirty::everything();
     rendering.render(&bench.snapshot, &everything).expect("take over");
     rendering.observe().expect("read anew");

@@ -3,7 +3,7 @@
 
 use proxy_userspace::{
     dataplane::{
-        Dataplane as _, Reading, ReadingValue,
+        Dataplane as _, MetricValue, ModeMetric,
         iptables::{Iptables, State},
     },
     kernel::command::Launcher,
@@ -202,10 +202,10 @@ fn beside_rules_that_iptables_cannot_show_everything_is_served_once() {
 }
 
 fn counted(mode: &mut Iptables, name: &str) -> u64 {
-    let readings: Vec<Reading> = mode.readings().expect("the mode counts")();
-    let values = readings.iter().filter(|reading| reading.name == name).map(|reading| match reading.value {
-        ReadingValue::Counter(value) => value,
-        ReadingValue::Gauge(value) => value.unsigned_abs(),
+    let metrics: Vec<ModeMetric> = mode.mode_metrics().expect("the mode counts")();
+    let values = metrics.iter().filter(|metric| metric.name == name).map(|metric| match metric.value {
+        MetricValue::Counter(value) => value,
+        MetricValue::Gauge(value) => value.unsigned_abs(),
     });
     values.sum()
 }

@@ -11,7 +11,7 @@ use super::{
     state::FamilyState,
 };
 use crate::{
-    dataplane::{Reading, ReadingValue, Readings, families, iptables_text::Table},
+    dataplane::{MetricValue, ModeMetric, ModeMetricsReader, families, iptables_text::Table},
     kernel::nfacct,
     model::IpFamily,
 };
@@ -29,13 +29,13 @@ struct Counts {
 }
 
 /// A value with its labels besides the family.
-type Labelled = (Vec<(&'static str, &'static str)>, ReadingValue);
+type Labelled = (Vec<(&'static str, &'static str)>, MetricValue);
 
 impl Counts {
     fn rules(&self, count: impl Fn(&(usize, usize)) -> usize) -> Vec<Labelled> {
         let gauge = |(table, rules): (&Table, _)| {
             let value = i64::try_from(count(rules)).unwrap_or(i64::MAX);
-            (vec![("table", table.name())], ReadingValue::Gauge(value))
+            (vec![("table", table.name())], MetricValue::Gauge(value))
         };
         self.rules.iter().map(gauge).collect()
     }
@@ -75,7 +75,7 @@ impl Counters {
     }
 
     /// Returns a function that reads all metrics.
-    pub(super) fn readings(&self) -> Readings {
+    pub(super) fn metrics(&self) -> ModeMetricsReader {
         let this = self.clone();
         Box::new(move || {
             let counts = this.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -89,40 +89,40 @@ fn by_family(
     name: &'static str,
     help: &'static str,
     values: impl Fn(&Counts) -> Vec<Labelled>,
-) -> Vec<Reading> {
+) -> Vec<ModeMetric> {
     let of_family = |(family, counts): (&IpFamily, &Counts)| {
         let label = families::label(*family);
         values(counts).into_iter().map(move |(mut labels, value)| {
             labels.push(label);
-            Reading { name, help, labels, value }
+            ModeMetric { name, help, labels, value }
         })
     };
     counts.iter().flat_map(of_family).collect()
 }
 
-fn rules(counts: &BTreeMap<IpFamily, Counts>) -> Vec<Reading> {
+fn rules(counts: &BTreeMap<IpFamily, Counts>) -> Vec<ModeMetric> {
     let total = ("sync_proxy_rules_iptables_total", "Total number of iptables rules owned by kube-proxy");
     let last =
         ("sync_proxy_rules_iptables_last", "Number of iptables rules written by kube-proxy in last sync");
-    let mut readings = by_family(counts, total.0, total.1, |counts| counts.rules(|rules| rules.0));
-    readings.extend(by_family(counts, last.0, last.1, |counts| counts.rules(|rules| rules.1)));
-    readings
+    let mut metrics = by_family(counts, total.0, total.1, |counts| counts.rules(|rules| rules.0));
+    metrics.extend(by_family(counts, last.0, last.1, |counts| counts.rules(|rules| rules.1)));
+    metrics
 }
 
-fn failures(counts: &BTreeMap<IpFamily, Counts>) -> Vec<Reading> {
+fn failures(counts: &BTreeMap<IpFamily, Counts>) -> Vec<ModeMetric> {
     let all = ("sync_proxy_rules_iptables_restore_failures", "Cumulative proxy iptables restore failures");
     let partial = (
         "sync_proxy_rules_iptables_partial_restore_failures",
         "Cumulative proxy iptables partial restore failures",
     );
-    let counter = |value| vec![(Vec::new(), ReadingValue::Counter(value))];
-    let mut readings = by_family(counts, all.0, all.1, |counts| counter(counts.failures));
-    readings.extend(by_family(counts, partial.0, partial.1, |counts| counter(counts.partial_failures)));
-    readings
+    let counter = |value| vec![(Vec::new(), MetricValue::Counter(value))];
+    let mut metrics = by_family(counts, all.0, all.1, |counts| counter(counts.failures));
+    metrics.extend(by_family(counts, partial.0, partial.1, |counts| counter(counts.partial_failures)));
+    metrics
 }
 
 /// Returns nothing if the kernel has no nfacct objects.
-fn packets() -> Vec<Reading> {
+fn packets() -> Vec<ModeMetric> {
     let counters = [
         (
             INVALID_DROPPED,
@@ -136,8 +136,8 @@ fn packets() -> Vec<Reading> {
         ),
     ];
     let read = |(counter, name, help)| {
-        let value = ReadingValue::Counter(nfacct::packets(counter).ok()?);
-        Some(Reading { name, help, labels: Vec::new(), value })
+        let value = MetricValue::Counter(nfacct::packets(counter).ok()?);
+        Some(ModeMetric { name, help, labels: Vec::new(), value })
     };
     counters.into_iter().filter_map(read).collect()
 }

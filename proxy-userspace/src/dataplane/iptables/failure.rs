@@ -1,7 +1,7 @@
 //! The errors of the iptables mode, and what the message of a failed iptables-restore means.
 
 use crate::{
-    dataplane::{OneFamily, iptables_text::Chain},
+    dataplane::{FamilyError, iptables_text::Chain},
     kernel::KernelError,
     model::{IpFamily, ServicePortKey},
 };
@@ -30,7 +30,7 @@ pub enum IptablesError {
     },
     /// Only one family failed. The other is as it should be.
     #[error(transparent)]
-    OfFamily(#[from] OneFamily<IptablesError>),
+    OfFamily(#[from] FamilyError<IptablesError>),
     /// Some service ports are not served. All others are.
     #[error("{count} service ports are left out because their rules were rejected; the first is {first}")]
     LeftOut {

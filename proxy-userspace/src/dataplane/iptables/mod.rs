@@ -34,7 +34,7 @@ use self::{
 };
 pub use self::{failure::IptablesError, node::RuleOptions, plan::Plan, state::State};
 use super::{
-    Dataplane, Readings,
+    Dataplane, ModeMetricsReader,
     conntrack::StaleUdpCleaner,
     families,
     iptables_text::{self, CANARY, Chain, Layout, Table, TableInput, TableState},
@@ -323,15 +323,15 @@ impl Dataplane for Iptables {
             }
         }
         let errors = errors.into_iter().map(|(family, error)| (Some(family), error)).collect();
-        families::error_of(errors).map_or_else(|| self.check_left_out(state), Err)
+        families::first_error(errors).map_or_else(|| self.check_left_out(state), Err)
     }
 
     fn failed_family(error: &IptablesError) -> Option<IpFamily> {
         if let IptablesError::OfFamily(one) = error { Some(one.family) } else { None }
     }
 
-    fn readings(&mut self) -> Option<Readings> {
-        Some(self.counters.readings())
+    fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {
+        Some(self.counters.metrics())
     }
 
     fn stale_udp(&mut self) -> Option<&mut StaleUdpCleaner> {

@@ -1,7 +1,7 @@
 //! The errors of the ipvs mode.
 
 use crate::{
-    dataplane::OneFamily,
+    dataplane::FamilyError,
     kernel::KernelError,
     model::{IpFamily, ServicePortKey},
 };
@@ -71,7 +71,7 @@ pub enum IpvsError {
     },
     /// Only the rules of one family failed. Everything else was applied.
     #[error(transparent)]
-    OfFamily(#[from] OneFamily<IpvsError>),
+    OfFamily(#[from] FamilyError<IpvsError>),
     /// Some changes of virtual and real servers failed. All others were made.
     #[error("cannot make {count} of {all} changes to IPVS; the first: {source}")]
     Servers {

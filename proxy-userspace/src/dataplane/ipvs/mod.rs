@@ -47,9 +47,9 @@ pub use self::{
     state::{RealServerState, State, VirtualServerState},
 };
 use super::{
-    Dataplane, KernelCounts, Readings,
+    Dataplane, KernelCounts, ModeMetricsReader,
     conntrack::StaleUdpCleaner,
-    families::{self, Failures},
+    families::{self, FailureCounters},
     iptables,
 };
 use crate::{
@@ -94,7 +94,7 @@ pub struct Ipvs {
     rejections: Rejections,
     /// Families whose rules could not be read. `apply` returns these errors.
     unread: Vec<(IpFamily, KernelError)>,
-    failed_restores: Failures,
+    failed_restores: FailureCounters,
     counted: CountedPorts,
     ipset_runs: u64,
     iptables_runs: u64,
@@ -123,7 +123,7 @@ impl Ipvs {
             stale_udp: StaleUdpCleaner::new(&[]),
             rejections: Rejections::default(),
             unread: Vec::new(),
-            failed_restores: Failures::default(),
+            failed_restores: FailureCounters::default(),
             ipset_runs: 0,
             iptables_runs: 0,
         })
@@ -302,7 +302,7 @@ impl Dataplane for Ipvs {
         }
         errors.extend(finished.err().map(|error| (None, error)));
         self.rejections.clone_from(&state.rejections);
-        let Some(error) = families::error_of(errors) else { return state.rejections.check() };
+        let Some(error) = families::first_error(errors) else { return state.rejections.check() };
         if Self::failed_family(&error).is_none() {
             state.node = None;
         }
@@ -317,10 +317,10 @@ impl Dataplane for Ipvs {
         if let IpvsError::OfFamily(one) = error { Some(one.family) } else { None }
     }
 
-    fn readings(&mut self) -> Option<Readings> {
+    fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {
         let (name, help) =
             ("sync_proxy_rules_iptables_restore_failures", "Cumulative proxy iptables restore failures");
-        Some(self.failed_restores.readings(name, help))
+        Some(self.failed_restores.metrics(name, help))
     }
 
     fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {

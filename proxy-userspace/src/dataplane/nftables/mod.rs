@@ -44,9 +44,9 @@ mod tests;
 
 use crate::{
     dataplane::{
-        Dataplane, OneFamily, Readings,
+        Dataplane, FamilyError, ModeMetricsReader,
         conntrack::StaleUdpCleaner,
-        families::{self, Failures},
+        families::{self, FailureCounters},
     },
     kernel::{
         KernelError,
@@ -87,7 +87,7 @@ pub struct Nftables {
     has_observed: bool,
     /// Families whose table could not be read, and why; not told yet.
     unread: Vec<(Family, KernelError)>,
-    failures: Failures,
+    failures: FailureCounters,
 }
 
 /// What can go wrong.
@@ -98,7 +98,7 @@ pub enum NftablesError {
     Kernel(#[from] KernelError),
     /// One family's table alone is not as it should be; all of the other's is.
     #[error(transparent)]
-    OfFamily(#[from] OneFamily<NftablesError>),
+    OfFamily(#[from] FamilyError<NftablesError>),
 }
 
 const fn model_family(family: Family) -> IpFamily {
@@ -118,7 +118,7 @@ impl Nftables {
             stale_udp: StaleUdpCleaner::new(&[]),
             has_observed: false,
             unread: Vec::new(),
-            failures: Failures::default(),
+            failures: FailureCounters::default(),
         })
     }
 
@@ -208,17 +208,17 @@ impl Dataplane for Nftables {
         }
         state.learn(plan.facts, &failed);
         let of_family = |(family, error): (_, KernelError)| (Some(model_family(family)), error.into());
-        families::error_of(errors.into_iter().map(of_family).collect()).map_or(Ok(()), Err)
+        families::first_error(errors.into_iter().map(of_family).collect()).map_or(Ok(()), Err)
     }
 
     fn failed_family(error: &NftablesError) -> Option<IpFamily> {
         if let NftablesError::OfFamily(one) = error { Some(one.family) } else { None }
     }
 
-    fn readings(&mut self) -> Option<Readings> {
+    fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {
         let (name, help) =
             ("sync_proxy_rules_nftables_sync_failures", "Cumulative proxy nftables sync failures");
-        Some(self.failures.readings(name, help))
+        Some(self.failures.metrics(name, help))
     }
 
     fn stale_udp(&mut self) -> Option<&mut StaleUdpCleaner> {

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::{
     dataplane::{
-        Rendering,
+        DataplaneRenderer,
         conntrack::UdpFlow,
         fake::{Call, Fake},
     },
@@ -74,7 +74,7 @@ impl Daemon {
             bind_address: None,
             interfaces: InterfaceGlobs::default(),
         };
-        let renderer = Box::new(Rendering::new(fake.clone()));
+        let renderer = Box::new(DataplaneRenderer::new(fake.clone()));
         let settings = watch::Sender::new(SyncSettings { model: settings, periods });
         let shutdown = CancellationToken::new();
         let now = settings.borrow().clone();
