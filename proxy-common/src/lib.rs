@@ -24,7 +24,6 @@ pub mod service;
 pub mod tables;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-pub mod trace;
 pub mod verdict;
 
 pub use addr::Addr;

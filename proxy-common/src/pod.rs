@@ -6,7 +6,7 @@ use crate::{
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, Flow, FlowKey,
         FragmentKey, FragmentValue, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
-        ServiceValue, SocketPeer, SourceRange, UdpSocket,
+        ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket,
     },
 };
 
@@ -40,5 +40,6 @@ pod!(
     ServiceValue,
     SocketPeer,
     SourceRange,
+    TraceEvent,
     UdpSocket,
 );

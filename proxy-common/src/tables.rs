@@ -7,7 +7,6 @@ use crate::{
         FragmentValue, MemberKey, NodeValue, ProgramError, ServiceKey, ServiceValue, Tally,
     },
     prefilter::PrefilterBit,
-    trace::TraceEvent,
 };
 
 /// The maps, a clock and chance. Writes may fail when the kernel has no memory at that moment; what then is lost is said at
@@ -65,8 +64,8 @@ pub trait Tables {
     fn tally(&self, service: u32, tally: Tally);
     /// Counts something that went wrong, and tells of it where that is asked for.
     fn failed(&self, error: ProgramError);
-    /// Tells of a connection or packet, where that is asked for.
-    fn trace(&self, event: &TraceEvent<'_>);
+    /// Traces a packet of a flow, if tracing is on.
+    fn trace(&self, verdict: Counter, key: &FlowKey, flow: &Flow);
     /// Nanoseconds of the monotonic clock.
     fn now_ns(&self) -> u64;
     /// 32 random bits.

@@ -5,7 +5,7 @@ use proxy_common::link::{self, Outcome};
 
 use crate::{
     ctx::{Layer, Skb},
-    maps::{self, Kernel, Running},
+    maps::{self, EntryPoint, Kernel},
 };
 
 /// `TC_ACT_UNSPEC`, `TCX_NEXT`: other programs on the link see the packet too.
@@ -15,7 +15,7 @@ const DROP: i32 = 2;
 
 /// A packet comes in on a link.
 #[inline(always)]
-pub fn ingress<L: Layer, P: Running>(skb: &Skb<L>) -> i32 {
+pub fn ingress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
     // What a bridge passes on, or another host is meant to have, is not this node's to translate.
     if !skb.is_for_this_host(maps::bridge_of) {
         return NEXT;
@@ -28,7 +28,7 @@ pub fn ingress<L: Layer, P: Running>(skb: &Skb<L>) -> i32 {
 
 /// A packet leaves on a link.
 #[inline(always)]
-pub fn egress<L: Layer, P: Running>(skb: &Skb<L>) -> i32 {
+pub fn egress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
     match skb.ip() {
         Some((header, version)) => code(link::egress(skb, &Kernel::<P>::NEW, header, version)),
         None => NEXT,

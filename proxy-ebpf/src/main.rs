@@ -33,16 +33,17 @@ mod programs {
     use crate::{
         ctx::{Ethernet, Ip, Skb, SockAddr, Socket, V4, V6},
         link,
-        maps::Running,
+        maps::EntryPoint,
         socket::{self, Hook},
     };
 
     /// Declares the type that stands for a program.
     macro_rules! this {
-        ($program:ident) => {
+        ($program:ident, $name:ident) => {
             enum This {}
-            impl Running for This {
+            impl EntryPoint for This {
                 const PROGRAM: Program = Program::$program;
+                const NAME: &'static str = stringify!($name);
             }
         };
     }
@@ -52,7 +53,7 @@ mod programs {
         ($name:ident, $attach:ident, $program:ident, $job:ident::<$family:ty>) => {
             #[cgroup_sock_addr($attach)]
             pub fn $name(ctx: SockAddrContext) -> i32 {
-                this!($program);
+                this!($program, $name);
                 impl Hook for This {
                     type Family = $family;
                 }
@@ -75,7 +76,7 @@ mod programs {
         ($name:ident, $program:ident, $job:ident::<$layer:ty>) => {
             #[classifier]
             pub fn $name(ctx: TcContext) -> i32 {
-                this!($program);
+                this!($program, $name);
                 link::$job::<$layer, This>(&Skb::new(ctx))
             }
         };
@@ -88,7 +89,7 @@ mod programs {
 
     #[cgroup_sock(sock_release)]
     pub fn shunt_release(ctx: SockContext) -> i32 {
-        this!(Release);
+        this!(Release, shunt_release);
         socket::release::<This>(&Socket::new(ctx.sock));
         1
     }

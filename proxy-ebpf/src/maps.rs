@@ -6,7 +6,7 @@ use core::marker::PhantomData;
 use aya_ebpf::{
     Global,
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_NOEXIST},
-    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, SkStorage, lpm_trie::Key},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, SkStorage, lpm_trie::Key},
     macros::btf_map,
 };
 use proxy_common::{
@@ -14,12 +14,11 @@ use proxy_common::{
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey,
         FragmentKey, FragmentValue, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
-        ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, Tally, UdpSocket, flow_state,
-        service_slot,
+        ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, Tally, TraceEvent, UdpSocket,
+        flow_state, service_slot,
     },
     prefilter::PrefilterBit,
     tables::Tables,
-    trace::TraceEvent,
 };
 
 use crate::{
@@ -59,6 +58,11 @@ macro_rules! map_type {
 
 for_each_map!(declare_maps);
 
+/// The ring buffer of trace events. It is not pinned, because only the process that loads the
+/// programs reads it. Userspace sets the size.
+#[btf_map(name = "trace_events")]
+pub static TRACE_EVENTS: RingBuf<TraceEvent, 4096> = RingBuf::new();
+
 /// Set by userspace where the kernel has `bpf_set_retval` for these programs; the verifier never looks at code it rules out.
 #[unsafe(no_mangle)]
 static HAS_SET_RETVAL: Global<u8> = Global::new(0);
@@ -86,10 +90,12 @@ macro_rules! copy {
     };
 }
 
-/// A program, by the type that stands for it.
-pub trait Running {
-    /// Which it is.
+/// The entry point of a program, as a type.
+pub trait EntryPoint {
+    /// The program.
     const PROGRAM: Program;
+    /// The name of the program in the kernel.
+    const NAME: &'static str;
 }
 
 /// The kernel's maps, clock and chance, as one program uses them.
@@ -100,7 +106,7 @@ impl<P> Kernel<P> {
     pub const NEW: Self = Self(PhantomData);
 }
 
-impl<P: Running> Kernel<P> {
+impl<P: EntryPoint> Kernel<P> {
     /// Counts a write that failed. Writes fail only where a map cannot take memory at that moment. The translation then goes on
     /// without its memory: the connection works, and at worst a name or stickiness is lost.
     #[inline(always)]
@@ -148,7 +154,7 @@ impl<P: Running> Kernel<P> {
 
 const EEXIST: i32 = -17;
 
-impl<P: Running> Tables for Kernel<P> {
+impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
     fn prefilter_may_contain(&self, PrefilterBit { word, mask }: PrefilterBit) -> bool {
         PREFILTER.get(word).is_some_and(|bits| bits & mask != 0)
@@ -292,13 +298,13 @@ impl<P: Running> Tables for Kernel<P> {
     }
 
     #[inline(always)]
-    fn trace(&self, event: &TraceEvent<'_>) {
-        trace::event(P::PROGRAM, event);
+    fn trace(&self, verdict: Counter, key: &FlowKey, flow: &Flow) {
+        trace::packet::<P>(verdict, key, flow);
     }
 
     #[inline(always)]
     fn failed(&self, error: ProgramError) {
-        trace::error(P::PROGRAM, error);
+        trace::error::<P>(error);
         if let Some(errors) = PROGRAM_ERRORS.get_ptr_mut(P::PROGRAM as u32) {
             // SAFETY: as above.
             unsafe { (*errors).counts[error as usize] += 1 };

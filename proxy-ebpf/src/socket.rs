@@ -14,13 +14,12 @@ use proxy_common::{
     select::Slots,
     service,
     tables::Tables as _,
-    trace::TraceEvent,
     verdict::{self, SocketSource, Verdict},
 };
 
 use crate::{
     ctx::{self, Family, SockAddr, Socket},
-    maps::{self, Kernel, Running},
+    maps::{self, EntryPoint, Kernel},
     trace,
 };
 
@@ -28,7 +27,7 @@ const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
 
 /// A program on a hook of socket addresses.
-pub trait Hook: Running {
+pub trait Hook: EntryPoint {
     /// The sockets it is for.
     type Family: Family;
 }
@@ -77,7 +76,7 @@ pub fn connect<H: Hook>(ctx: &SockAddr) -> Outcome {
         Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { service, endpoint } => {
             Kernel::<H>::NEW.tally(service, Tally::Connection);
-            trace_event::<H>(Counter::FlowsBegun, protocol, service, &destination, &endpoint);
+            trace::socket::<H>(Counter::FlowsBegun, protocol, service, &destination, &endpoint);
             remember::<H>(ctx, protocol, service, Connection { vip: destination, endpoint });
             ctx.set_address::<H::Family>(&endpoint);
             Outcome::Proceed
@@ -184,12 +183,12 @@ fn resolve<H: Hook>(
             Verdict::Pass(_) => return Resolution::Pass,
             Verdict::Refuse => {
                 tables.tally(service.service, Tally::Refusal);
-                trace_event::<H>(Counter::Refused, protocol, service.service, destination, &Endpoint::NONE);
+                trace::socket::<H>(Counter::Refused, protocol, service.service, destination, &Endpoint::NONE);
                 return Resolution::Fail(ECONNREFUSED);
             }
             Verdict::Drop(why) => {
                 tables.tally(service.service, Tally::Drop);
-                trace_event::<H>(why.counter(), protocol, service.service, destination, &Endpoint::NONE);
+                trace::socket::<H>(why.counter(), protocol, service.service, destination, &Endpoint::NONE);
                 return Resolution::Fail(EHOSTUNREACH);
             }
         };
@@ -199,23 +198,8 @@ fn resolve<H: Hook>(
     }
     tables.tally(last, Tally::Refusal);
     tables.failed(ProgramError::EndpointMissing);
-    trace_event::<H>(Counter::Refused, protocol, last, destination, &Endpoint::NONE);
+    trace::socket::<H>(Counter::Refused, protocol, last, destination, &Endpoint::NONE);
     Resolution::Fail(ECONNREFUSED)
-}
-
-/// Tells what became of a connection or datagram. What the call needs in memory is put there only then: else it is in registers.
-#[inline(always)]
-fn trace_event<H: Hook>(
-    what: Counter,
-    protocol: Protocol,
-    service: u32,
-    destination: &Endpoint,
-    endpoint: &Endpoint,
-) {
-    if trace::is_on(what) {
-        let (destination, endpoint) = (*destination, *endpoint);
-        Kernel::<H>::NEW.trace(&TraceEvent::of_socket(what, protocol, service, &destination, &endpoint));
-    }
 }
 
 /// Where a socket dials from, as far as it is known before its packets are.
@@ -255,7 +239,7 @@ fn flow_endpoint<H: Hook>(
             })?;
             Kernel::<H>::NEW.set_udp_flow(&flow, &chosen);
             Kernel::<H>::NEW.tally(service.service, Tally::Connection);
-            trace_event::<H>(Counter::FlowsBegun, Protocol::Udp, service.service, destination, &chosen);
+            trace::socket::<H>(Counter::FlowsBegun, Protocol::Udp, service.service, destination, &chosen);
             chosen
         }
     };
@@ -301,7 +285,7 @@ fn forget(ctx: &SockAddr, protocol: Protocol) {
 
 /// A process closes a socket.
 #[inline(always)]
-pub fn release<P: Running>(socket: &Socket) {
+pub fn release<P: EntryPoint>(socket: &Socket) {
     match Protocol::of_socket(socket.protocol()) {
         Some(Protocol::Udp) => maps::remove_udp_socket(socket.cookie()),
         // Most are connected to no endpoint, and have nothing to be forgotten.
@@ -313,6 +297,6 @@ pub fn release<P: Running>(socket: &Socket) {
 }
 
 #[inline(always)]
-fn may_be_endpoint<P: Running>(address: &Endpoint) -> bool {
+fn may_be_endpoint<P: EntryPoint>(address: &Endpoint) -> bool {
     service::may_be_endpoint(&Kernel::<P>::NEW, &address.addr, address.port)
 }

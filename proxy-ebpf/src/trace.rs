@@ -1,86 +1,95 @@
-//! What programs tell of single connections and packets, where that was asked for: else the verifier drops all of this.
+//! Trace events of single connections and packets, and error messages of the programs, where they are on.
 //!
-//! A record has numbers and addresses only, in the order that `proxy_common::trace` explains; userspace makes words of them. So all
-//! records have one size, and the verifier one thing to look at.
+//! The level is a constant that userspace sets before it loads the programs, so that the verifier removes the code of what is off.
 #![forbid(unsafe_code)]
 
-use core::net::Ipv6Addr;
-
-use aya_log_ebpf::{
-    debug, error as log_error, info,
-    macro_support::{Level, level_enabled},
-};
+use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_log_ebpf::macro_support::{Level, level_enabled};
 use proxy_common::{
-    layout::{Counter, Endpoint, Program, ProgramError},
-    trace::{Codes, TraceEvent},
+    Protocol,
+    layout::{Counter, Endpoint, Flow, FlowKey, ProgramError, TraceEvent},
 };
 
-/// Tells of a connection or packet.
+use crate::maps::{EntryPoint, TRACE_EVENTS};
+
+/// Returns true if connections and packets with this verdict are traced.
 #[inline(always)]
-pub fn event(program: Program, event: &TraceEvent<'_>) {
-    let TraceEvent { what, proto, service, source, vip, endpoint } = *event;
-    let Codes(codes) = Codes::new(program, what as u32, proto);
-    if !is_on(what) {
+pub fn is_on(verdict: Counter) -> bool {
+    level_enabled(if matches!(verdict, Counter::FlowsBegun) { Level::Debug } else { Level::Info })
+}
+
+/// Traces a packet of a flow.
+#[inline(always)]
+pub fn packet<P: EntryPoint>(verdict: Counter, key: &FlowKey, flow: &Flow) {
+    if is_on(verdict) {
+        write_packet::<P>(verdict, key, flow);
+    }
+}
+
+/// Traces a connection or datagram of a socket.
+#[inline(always)]
+pub fn socket<P: EntryPoint>(
+    verdict: Counter,
+    protocol: Protocol,
+    service: u32,
+    vip: &Endpoint,
+    endpoint: &Endpoint,
+) {
+    if is_on(verdict) {
+        // The copies are on the stack, where the callee needs them, only if tracing is on.
+        let (vip, endpoint) = (*vip, *endpoint);
+        write_socket::<P>(verdict, protocol, service, &vip, &endpoint);
+    }
+}
+
+#[inline(never)]
+fn write_packet<P: EntryPoint>(verdict: Counter, key: &FlowKey, flow: &Flow) {
+    write(|| TraceEvent::of_flow(P::PROGRAM, verdict, key, flow));
+}
+
+#[inline(never)]
+fn write_socket<P: EntryPoint>(
+    verdict: Counter,
+    protocol: Protocol,
+    service: u32,
+    vip: &Endpoint,
+    endpoint: &Endpoint,
+) {
+    write(|| TraceEvent::of_socket((P::PROGRAM, verdict), protocol, service, vip, endpoint));
+}
+
+/// Writes an event, unless the ring buffer is full. Userspace polls, so it is not woken up.
+#[inline(always)]
+fn write(event: impl FnOnce() -> TraceEvent) {
+    if let Some(mut entry) = TRACE_EVENTS.reserve(0) {
+        entry.write(event());
+        entry.submit(BPF_RB_NO_WAKEUP.into());
+    }
+}
+
+/// Logs an error of a program.
+#[inline(always)]
+pub fn error<P: EntryPoint>(error: ProgramError) {
+    use ProgramError as E;
+    if !level_enabled(Level::Error) {
         return;
     }
-    if what == Counter::FlowsBegun {
-        translated(codes, service, source, vip, endpoint);
-    } else {
-        turned_away(codes, service, source, vip);
+    match error {
+        E::EndpointMissing => log::<P, { E::EndpointMissing as usize }>(),
+        E::Affinity => log::<P, { E::Affinity as usize }>(),
+        E::UdpFlows => log::<P, { E::UdpFlows as usize }>(),
+        E::UdpReplies => log::<P, { E::UdpReplies as usize }>(),
+        E::UdpSockets => log::<P, { E::UdpSockets as usize }>(),
+        E::UdpConnections => log::<P, { E::UdpConnections as usize }>(),
+        E::TcpConnections => log::<P, { E::TcpConnections as usize }>(),
+        E::Flows => log::<P, { E::Flows as usize }>(),
+        E::Fragments => log::<P, { E::Fragments as usize }>(),
+        E::NotRewritten => log::<P, { E::NotRewritten as usize }>(),
+        E::Malformed => log::<P, { E::Malformed as usize }>(),
     }
 }
 
-/// Whether it is asked for that this is told of. The verifier knows.
-#[inline(always)]
-pub fn is_on(what: Counter) -> bool {
-    level_enabled(if what == Counter::FlowsBegun { Level::Debug } else { Level::Info })
-}
-
-/// Tells of something that went wrong in a program.
-#[inline(always)]
-pub fn error(program: Program, error: ProgramError) {
-    if level_enabled(Level::Error) {
-        failed(Codes::new(program, error as u32, 0).0);
-    }
-}
-
-const fn ip(endpoint: &Endpoint) -> Ipv6Addr {
-    Ipv6Addr::from_octets(endpoint.addr.octets)
-}
-
 #[inline(never)]
-fn translated(codes: u32, service: u32, source: &Endpoint, vip: &Endpoint, endpoint: &Endpoint) {
-    debug!(
-        (),
-        target: "t",
-        "{} {} {:i} {} {:i} {} {:i} {}",
-        codes,
-        service,
-        ip(source),
-        source.port,
-        ip(vip),
-        vip.port,
-        ip(endpoint),
-        endpoint.port
-    );
-}
-
-#[inline(never)]
-fn turned_away(codes: u32, service: u32, source: &Endpoint, vip: &Endpoint) {
-    info!(
-        (),
-        target: "t",
-        "{} {} {:i} {} {:i} {}",
-        codes,
-        service,
-        ip(source),
-        source.port,
-        ip(vip),
-        vip.port
-    );
-}
-
-#[inline(never)]
-fn failed(codes: u32) {
-    log_error!((), target: "t", "{}", codes);
+fn log<P: EntryPoint, const ERROR: usize>() {
+    aya_log_ebpf::error!((), target: P::NAME, "{}", const { ProgramError::ALL[ERROR].name() });
 }

@@ -166,8 +166,22 @@ pub enum ProgramError {
 }
 
 impl ProgramError {
-    /// The number of them.
-    pub const COUNT: usize = Self::Malformed as usize + 1;
+    /// All errors, in the order of their numbers.
+    pub const ALL: [Self; 11] = [
+        Self::EndpointMissing,
+        Self::Affinity,
+        Self::UdpFlows,
+        Self::UdpReplies,
+        Self::UdpSockets,
+        Self::UdpConnections,
+        Self::TcpConnections,
+        Self::Flows,
+        Self::Fragments,
+        Self::NotRewritten,
+        Self::Malformed,
+    ];
+    /// The number of errors.
+    pub const COUNT: usize = Self::ALL.len();
 
     /// The name that people see.
     pub const fn name(self) -> &'static str {

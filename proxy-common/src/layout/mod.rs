@@ -3,7 +3,7 @@
 //!
 //! Identifiers and flags are plain integers here because BTF shows newtypes as nested structs; accessors give them types.
 
-pub use self::{counts::*, maps::*, state::*};
+pub use self::{counts::*, maps::*, state::*, trace::*};
 use crate::{Addr, Protocol};
 
 /// Changes with any change to what follows: a process that finds pinned maps of another version builds its own beside them.
@@ -26,6 +26,7 @@ macro_rules! map_type {
 mod counts;
 mod maps;
 mod state;
+mod trace;
 
 /// Which endpoint list of a Service port; also the third set, of all that still serve.
 #[repr(u8)]

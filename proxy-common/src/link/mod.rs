@@ -12,7 +12,6 @@ use crate::{
     layout::{Counter, Direction, Flow, FlowKey, ProgramError, Tally},
     packet::{Fragment, Frame, ICMP, ICMPV6, IpVersion, Packet},
     tables::Tables,
-    trace::TraceEvent,
 };
 
 /// What becomes of a packet.
@@ -120,7 +119,7 @@ fn rewritten(tables: &impl Tables, done: Option<()>) -> Outcome {
 fn delivered(tables: &impl Tables, key: &FlowKey, flow: &Flow, tally: Tally, done: Option<()>) -> Outcome {
     tables.tally(flow.service, if done.is_some() { tally } else { Tally::Drop });
     if done.is_none() {
-        tables.trace(&TraceEvent::of_flow(Counter::NotRewritten, key, flow));
+        tables.trace(Counter::NotRewritten, key, flow);
     }
     rewritten(tables, done)
 }

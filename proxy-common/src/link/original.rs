@@ -13,7 +13,6 @@ use crate::{
     select::Slots,
     service,
     tables::Tables,
-    trace::TraceEvent,
     verdict::{self, Verdict},
 };
 
@@ -92,8 +91,8 @@ struct ClientPacket {
 impl ClientPacket {
     /// Traces what became of the packet.
     #[inline(always)]
-    fn trace(&self, tables: &impl Tables, what: Counter) {
-        tables.trace(&TraceEvent::of_flow(what, &self.key, &self.flow));
+    fn trace(&self, tables: &impl Tables, verdict: Counter) {
+        tables.trace(verdict, &self.key, &self.flow);
     }
 }
 

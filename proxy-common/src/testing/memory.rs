@@ -14,7 +14,6 @@ use crate::{
     packet::Frame as _,
     prefilter::PrefilterBit,
     tables::Tables,
-    trace::TraceEvent,
 };
 
 /// The maps in memory. They take whatever is put in them.
@@ -181,7 +180,7 @@ impl Tables for Memory {
         self.noted.borrow_mut().errors[error as usize] += 1;
     }
 
-    fn trace(&self, _: &TraceEvent<'_>) {}
+    fn trace(&self, _: Counter, _: &FlowKey, _: &Flow) {}
 
     fn now_ns(&self) -> u64 {
         self.now_ns.get()

@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use aya::maps::{HashMap, MapData};
+use proxy_common::layout::{Endpoint, EndpointKey};
 use proxy_userspace::{
     kernel::bpf::LogLevel,
     model::{Dirty, Protocol},
@@ -62,9 +64,10 @@ fn programs_trace_only_if_asked_and_have_no_code_for_it_otherwise() {
     bench.settings.log = LogLevel::Debug;
     bench.restart();
     bench.sync(&Dirty::everything());
-    connections_are_told_of(&mut bench);
-    refusals_are_told_of(&mut bench);
-    conversations_are_told_of_once(&mut bench);
+    connections_are_traced(&mut bench);
+    refusals_are_traced(&mut bench);
+    conversations_are_traced_once(&mut bench);
+    errors_are_logged(&mut bench);
     assert_eq!(lines(&[format!("vip={untraced}")]), Vec::<String>::new());
     let with = bench.programs();
     for name in ["shunt_connect4", "shunt_sendmsg6", "shunt_in_eth"] {
@@ -73,7 +76,7 @@ fn programs_trace_only_if_asked_and_have_no_code_for_it_otherwise() {
     }
 }
 
-fn connections_are_told_of(bench: &mut Bench) {
+fn connections_are_traced(bench: &mut Bench) {
     let families = [("10.96.7.1:80", "127.0.0.1:0", '4'), ("[fd96::7:1]:80", "[::1]:0", '6')];
     for (service, local, version) in families {
         let (_server, endpoint) = tcp_server(local);
@@ -87,14 +90,14 @@ fn connections_are_told_of(bench: &mut Bench) {
     }
 }
 
-fn refusals_are_told_of(bench: &mut Bench) {
+fn refusals_are_traced(bench: &mut Bench) {
     let nowhere = bench.serve(Protocol::Tcp, "10.96.7.2:80", &[]);
     TcpStream::connect(nowhere).expect_err("it has no endpoints");
     let refused = "INFO ebpf: turned away program=\"shunt_connect4\" verdict=\"refused\"";
     wait_for(&[refused.into(), nowhere.to_string()]);
 }
 
-fn conversations_are_told_of_once(bench: &mut Bench) {
+fn conversations_are_traced_once(bench: &mut Bench) {
     let (_server, endpoint) = udp_socket("127.0.0.1:0");
     let vip = bench.serve(Protocol::Udp, "10.96.7.3:53", &[endpoint]);
     let (client, _) = udp_socket("127.0.0.1:0");
@@ -103,4 +106,14 @@ fn conversations_are_told_of_once(bench: &mut Bench) {
     }
     wait_for(&["program=\"shunt_sendmsg4\" verdict=\"translated\"".into(), format!("endpoint={endpoint}")]);
     assert_eq!(lines(&[format!("vip={vip}")]).len(), 1);
+}
+
+fn errors_are_logged(bench: &mut Bench) {
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.7.4:80", &[endpoint]);
+    let mut endpoints: HashMap<MapData, EndpointKey, Endpoint> = bench.pinned("endpoints");
+    let slots: Vec<EndpointKey> = endpoints.keys().map(|key| key.expect("read")).collect();
+    slots.iter().for_each(|slot| endpoints.remove(slot).expect("removed"));
+    TcpStream::connect(vip).expect_err("the slot is empty");
+    wait_for(&["ERROR ebpf: ".into(), "program=\"shunt_connect4\" error=\"endpoint_missing\"".into()]);
 }

@@ -42,7 +42,7 @@ use self::{
         sweeper::FlowSweeper,
     },
     sockets::SocketReleaser,
-    trace::LogWriter,
+    trace::TraceLogger,
     upgrade::{MarkChange, StagedMaps, handover, own_netns, state_maps::StateCopies},
 };
 use super::{Dataplane, KernelCounts, MapFill};
@@ -98,7 +98,7 @@ pub struct Ebpf {
     links: Links,
     socket_releaser: SocketReleaser,
     sweeper: FlowSweeper,
-    _log: Option<LogWriter>,
+    _log: Option<TraceLogger>,
     /// State to be copied when the programs of this process take over.
     state_copies: StateCopies,
     service_slots: ServiceSlots,
@@ -133,7 +133,7 @@ impl Ebpf {
             _ => StateCopies::default(),
         };
         let sweeper = FlowSweeper::start(&mut object, &sizes)?;
-        let log = LogWriter::start(&mut object, settings.log)?;
+        let log = TraceLogger::start(&mut object, settings.log)?;
         let mark_change = MarkChange::new(maps::pinned_marks(pins.path()), settings.marks);
         // The new marks wait until all programs are of this process and the rules are installed.
         let marks = mark_change.map_or(settings.marks, |change| change.before);

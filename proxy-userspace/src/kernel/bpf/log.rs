@@ -1,30 +1,34 @@
-//! What programs tell by aya-log: up to a level that the verifier takes for given, in a ring buffer that is read now and then.
+//! Ring buffers that the programs of an object write: typed records, and the messages of aya-log.
 //!
-//! The buffer is not pinned, since each process loads programs of its own: what those of the last one tell until they are replaced,
-//! nobody reads. Ring buffers came with kernel 5.8 (457f44363a88).
+//! The ring buffers are not pinned, because each process loads its own programs. Nobody reads what the programs of the
+//! process before write until they are replaced. Minimum kernel: 5.8 (457f44363a88).
 
-use std::fmt;
+use std::marker::PhantomData;
 
+use aya::{
+    Pod,
+    maps::{MapData, RingBuf},
+};
 use aya_log::EbpfLogger;
 
 use super::{super::KernelError, Object};
 
-/// What programs tell, and with it all that is above it here.
+/// What the programs write to the ring buffers. Each level includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// Nothing: the verifier drops what would tell it.
+    /// Nothing. The verifier removes the code.
     #[default]
     Off,
-    /// What goes wrong in programs.
+    /// Errors of the programs.
     Error,
-    /// What is turned away.
+    /// Connections and packets that are refused or dropped.
     Info,
-    /// What goes to an endpoint.
+    /// Connections and packets that go to an endpoint.
     Debug,
 }
 
 impl LogLevel {
-    /// As aya-log has it.
+    /// Returns the number that aya-log uses.
     pub(super) fn number(self) -> u8 {
         match self {
             Self::Off => 0,
@@ -34,35 +38,56 @@ impl LogLevel {
         }
     }
 
-    /// The size of the ring buffer: room for about a thousand records, or one page, the least there can be.
+    /// Returns the size of each ring buffer: room for some 1,600 trace events, or the minimum of one page.
     pub(super) fn ring_bytes(self) -> u32 {
-        if self == Self::Off { 4096 } else { 256 * 1024 }
+        if self == Self::Off { 4096 } else { 128 * 1024 }
     }
 }
 
-/// The names that aya-log gives to its ring buffer, and to the level.
-pub(super) const RING: &str = "AYA_LOGS";
+/// The ring buffer maps: that of trace events, and that of aya-log.
+pub(super) const RINGS: [&str; 2] = ["trace_events", "AYA_LOGS"];
 pub(super) const LEVEL: &str = aya_log::LEVEL;
 
-/// Reads what programs tell. Records go to a logger, each as one line.
-pub struct LogReader<L>(EbpfLogger<L>);
+/// Reads the records of a ring buffer whose programs write one type.
+pub struct RingReader<T> {
+    ring: RingBuf<MapData>,
+    record: PhantomData<T>,
+}
 
-impl<L> fmt::Debug for LogReader<L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LogReader").finish_non_exhaustive()
+impl<T: Pod> RingReader<T> {
+    /// Takes the ring buffer of this name out of an object.
+    pub fn new(object: &mut Object, name: &'static str) -> Result<Self, KernelError> {
+        Ok(Self { ring: object.take_map(name)?, record: PhantomData })
+    }
+
+    /// Reads until the ring buffer is empty. If programs can write faster than `take` returns, `take` has to pause. The
+    /// kernel then drops the records for which there is no room.
+    pub fn read(&mut self, mut take: impl FnMut(T)) {
+        while let Some(bytes) = self.ring.next() {
+            if bytes.len() != size_of::<T>() {
+                continue;
+            }
+            // SAFETY: there are as many bytes as T has, and every bit pattern is a value of it.
+            let record = unsafe { bytes.as_ptr().cast::<T>().read_unaligned() };
+            drop(bytes);
+            take(record);
+        }
     }
 }
 
-impl<L: log::Log> LogReader<L> {
-    /// For an object that was loaded with a level.
+/// Reads the messages of aya-log and passes each of them to a logger.
+pub struct MessageReader<L>(EbpfLogger<L>);
+
+impl<L: log::Log> MessageReader<L> {
+    /// Takes the ring buffer of aya-log out of an object.
     pub fn new(object: &mut Object, logger: L) -> Result<Self, KernelError> {
         EbpfLogger::init_with_logger(&mut object.ebpf, logger)
             .map(Self)
             .map_err(KernelError::bpf("open the logs of", "the BPF object"))
     }
 
-    /// Reads all there is, and what comes meanwhile: a logger that can be flooded has to pause, so that the kernel drops what does
-    /// not fit. The programs of this object alone write it, so that every record is one that aya-log understands.
+    /// Reads until the ring buffer is empty. The logger has to pause, as in [`RingReader::read`]. Only the programs of this
+    /// object write the buffer, so aya-log understands every message.
     pub fn read(&mut self) {
         self.0.flush();
     }

@@ -30,7 +30,7 @@ use self::tc::LinkProgram;
 pub use self::{
     batch::Reader,
     link::{Replacement, attach, is_attached},
-    log::{LogLevel, LogReader},
+    log::{LogLevel, MessageReader, RingReader},
     mapped::MappedWords,
     pins::{PinDir, first_words},
 };
@@ -81,7 +81,8 @@ pub struct Object {
 impl Object {
     /// Loads an object with its maps pinned in `directory`. Maps that are pinned there already are used as they are, so check
     /// with [`PinDir::holds`] first.
-    /// `constants` are what the verifier shall take for given, by their names; `log_level` is what [`LogReader`] is to read.
+    /// `constants` are what the verifier shall take for given, by their names; `log_level` is what the programs
+    /// write for [`RingReader`] and [`MessageReader`].
     pub fn load(
         bytes: &[u8],
         maps: &[MapSpec],
@@ -106,7 +107,10 @@ impl Object {
             loader.override_global(name, value, true);
         }
         let level = log_level.number();
-        loader.map_max_entries(log::RING, log_level.ring_bytes()).override_global(log::LEVEL, &level, true);
+        loader.override_global(log::LEVEL, &level, true);
+        for ring in log::RINGS {
+            loader.map_max_entries(ring, log_level.ring_bytes());
+        }
         let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
         for (name, program) in ebpf.programs_mut().filter(|(_, program)| !is_for_links(program)) {
             load_program(program).map_err(KernelError::bpf("load program", name))?;

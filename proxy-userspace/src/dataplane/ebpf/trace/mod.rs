@@ -1,8 +1,7 @@
-//! Logs what programs tell of single connections and packets, where that is asked for, from a thread of its own.
+//! Logs the trace events and the error messages of the eBPF programs, on a thread of its own, if they are on.
 
 use std::{
-    net::{IpAddr, SocketAddr},
-    str::{FromStr, SplitWhitespace},
+    net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -14,197 +13,176 @@ use std::{
 
 use proxy_common::{
     Protocol,
-    layout::{Counter, Program},
-    trace::Codes,
+    layout::{Counter, Endpoint, Program, TraceEvent},
 };
 
 use crate::kernel::{
     KernelError,
-    bpf::{LogLevel, LogReader, Object},
+    bpf::{LogLevel, MessageReader, Object, RingReader},
 };
 
-/// Between two looks. What does not fit the ring buffer meanwhile is lost.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Lines that are written a look; of more than that, only the number is.
+/// Between two reads of the ring buffers. Events for which there is no room in the meantime are lost.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Lines that are logged in an interval. Of the other events only their number is logged.
 const LINES: usize = 100;
-/// Records after which a look pauses: about what the ring buffer holds, and more. While packets flood it, it is never found empty.
-const MOST: usize = LINES + 1000;
+/// Events after which a read pauses: more than a ring buffer holds. While programs flood a ring buffer, it never gets empty.
+const MAX_EVENTS: usize = LINES + 2000;
 
-/// A thread that writes what programs tell. Ends when it is dropped.
+/// The thread that logs. Dropping it ends the thread.
 #[derive(Debug)]
-pub(super) struct LogWriter {
+pub(super) struct TraceLogger {
     _alive: SyncSender<()>,
 }
 
-impl LogWriter {
-    /// Starts the thread, if anything is asked for.
+impl TraceLogger {
+    /// Starts the thread, unless the level is off.
     pub(super) fn start(object: &mut Object, level: LogLevel) -> Result<Option<Self>, KernelError> {
         if level == LogLevel::Off {
             return Ok(None);
         }
         let (alive, ended) = mpsc::sync_channel(1);
-        let lines = Lines::new(ended);
-        let reader = LogReader::new(object, lines.clone())?;
+        let limit = Arc::new(RateLimit { events: AtomicUsize::new(0), ended: Mutex::new(ended) });
+        let events = RingReader::new(object, "trace_events")?;
+        let errors = MessageReader::new(object, ErrorLogger(Arc::clone(&limit)))?;
         thread::Builder::new()
             .name("ebpf-log".into())
-            .spawn(move || run(reader, &lines))
+            .spawn(move || run(events, errors, &limit))
             .map_err(KernelError::call("start", "thread ebpf-log"))?;
         Ok(Some(Self { _alive: alive }))
     }
 }
 
-fn run(mut reader: LogReader<Lines>, lines: &Lines) {
-    while lines.pause() {
-        reader.read();
-        lines.end();
+fn run(mut events: RingReader<TraceEvent>, mut errors: MessageReader<ErrorLogger>, limit: &RateLimit) {
+    while limit.pause() {
+        errors.read();
+        events.read(|event| {
+            if limit.admits() {
+                Line::new(&event).write();
+            }
+        });
+        limit.end_interval();
     }
 }
 
-/// Takes records, and counts them.
-#[derive(Clone, Debug)]
-struct Lines(Arc<Look>);
-
+/// Limits the lines that are logged, and counts the events that are not.
 #[derive(Debug)]
-struct Look {
-    records: AtomicUsize,
+struct RateLimit {
+    /// Events in this interval.
+    events: AtomicUsize,
     ended: Mutex<Receiver<()>>,
 }
 
-impl Lines {
-    fn new(ended: Receiver<()>) -> Self {
-        Self(Arc::new(Look { records: AtomicUsize::new(0), ended: Mutex::new(ended) }))
-    }
-
-    /// Lets the ring buffer fill; false, at once, when nobody wants more.
+impl RateLimit {
+    /// Waits for an interval while the ring buffers fill. Returns false, at once, if the logger was dropped.
     fn pause(&self) -> bool {
-        let ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout)
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout)
     }
 
-    /// Ends a look, or a part of one: tells, and returns, of how many records nothing was written.
-    fn end(&self) -> usize {
-        let left_out = self.0.records.swap(0, Ordering::Relaxed).saturating_sub(LINES);
-        if left_out > 0 {
-            tracing::info!(target: "ebpf", left_out, "programs tell more than is written");
+    /// Counts an event. Returns true if it is to be logged.
+    fn admits(&self) -> bool {
+        let before = self.events.fetch_add(1, Ordering::Relaxed);
+        if before + 1 >= MAX_EVENTS {
+            self.end_interval();
+            self.pause();
         }
-        left_out
+        before < LINES
+    }
+
+    /// Ends an interval. Logs and returns the number of events that were not logged.
+    fn end_interval(&self) -> usize {
+        let dropped = self.events.swap(0, Ordering::Relaxed).saturating_sub(LINES);
+        if dropped > 0 {
+            tracing::info!(target: "ebpf", dropped, "trace events dropped: more than 1,000 a second");
+        }
+        dropped
     }
 }
 
-impl log::Log for Lines {
+/// Logs error messages. Their target is the name of the program, and their text is the name of the error.
+struct ErrorLogger(Arc<RateLimit>);
+
+impl log::Log for ErrorLogger {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
         true
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        let before = self.0.records.fetch_add(1, Ordering::Relaxed);
-        if before + 1 >= MOST {
-            self.end();
-            self.pause();
-        }
-        if before >= LINES {
-            return;
-        }
-        let text = record.args().to_string();
-        if let Some(line) = Line::parse(&text) {
-            line.write();
-        } else {
-            tracing::warn!(target: "ebpf", text, "a program tells what cannot be understood");
+        if self.0.admits() {
+            let (program, error) = (record.target(), record.args().to_string());
+            tracing::error!(target: "ebpf", program, error, "an eBPF program met an error");
         }
     }
 
     fn flush(&self) {}
 }
 
-/// A record.
+/// The fields of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Line {
-    /// Something went wrong.
-    Failed { program: &'static str, error: &'static str },
-    /// A connection or packet has another destination now, or was turned away.
-    Told {
-        program: &'static str,
-        verdict: &'static str,
-        protocol: &'static str,
-        service: u32,
-        source: Option<SocketAddr>,
-        vip: SocketAddr,
-        endpoint: Option<SocketAddr>,
-    },
+struct Line {
+    program: &'static str,
+    verdict: &'static str,
+    protocol: &'static str,
+    service: u32,
+    /// `None` for a socket.
+    source: Option<SocketAddr>,
+    vip: SocketAddr,
+    /// `None` for a connection or packet that is refused or dropped.
+    endpoint: Option<SocketAddr>,
 }
 
 impl Line {
-    /// Reads a record, as [`proxy_common::trace`] explains it.
-    fn parse(text: &str) -> Option<Self> {
-        let mut words = text.split_whitespace();
-        let codes = Codes(number(&mut words)?);
-        let (program, name) = *Program::ALL.iter().find(|(program, _)| *program as u32 == codes.program())?;
-        let Some(service) = number(&mut words) else {
-            let error = program.errors().iter().find(|error| **error as u32 == codes.what())?;
-            return Some(Self::Failed { program: name, error: error.name() });
-        };
-        let (what, verdict) = *Counter::ALL.iter().find(|(counter, _)| *counter as u32 == codes.what())?;
-        let source = address(&mut words)?;
-        Some(Self::Told {
-            program: name,
-            verdict: if what == Counter::FlowsBegun { "translated" } else { verdict },
-            protocol: protocol(codes.proto())?,
-            service,
-            source: (!is_nobody(source)).then_some(source),
-            vip: address(&mut words)?,
-            endpoint: address(&mut words),
-        })
+    fn new(event: &TraceEvent) -> Self {
+        const UNKNOWN: &str = "unknown";
+        let program = Program::ALL.iter().find(|(program, _)| *program as u8 == event.program);
+        let verdict = Counter::ALL.iter().find(|(counter, _)| *counter as u8 == event.verdict);
+        let is_translated = event.verdict == Counter::FlowsBegun as u8;
+        Self {
+            program: program.map_or(UNKNOWN, |(_, name)| name),
+            verdict: if is_translated { "translated" } else { verdict.map_or(UNKNOWN, |(_, name)| name) },
+            protocol: Protocol::from_number(event.proto).map_or(UNKNOWN, Protocol::name),
+            service: event.service,
+            source: (event.source != Endpoint::NONE).then(|| address(&event.source)),
+            vip: address(&event.vip),
+            endpoint: is_translated.then(|| address(&event.endpoint)),
+        }
     }
 
     fn write(self) {
-        match self {
-            Self::Failed { program, error } => {
-                tracing::error!(target: "ebpf", program, error, "something went wrong in a program");
-            }
-            Self::Told { program, verdict, protocol, service, source, vip, endpoint: Some(endpoint) } => {
-                let source = source.map(tracing::field::display);
-                tracing::debug!(target: "ebpf", program, verdict, protocol, source, %vip, %endpoint, service, "to an endpoint");
-            }
-            Self::Told { program, verdict, protocol, service, source, vip, endpoint: None } => {
-                let source = source.map(tracing::field::display);
-                tracing::info!(target: "ebpf", program, verdict, protocol, source, %vip, service, "turned away");
-            }
+        let Self { program, verdict, protocol, service, source, vip, endpoint } = self;
+        let source = source.map(tracing::field::display);
+        if let Some(endpoint) = endpoint {
+            tracing::debug!(target: "ebpf", program, verdict, protocol, source, %vip, %endpoint, service, "to an endpoint");
+        } else {
+            tracing::info!(target: "ebpf", program, verdict, protocol, source, %vip, service, "turned away");
         }
     }
 }
 
-fn number<N: FromStr>(words: &mut SplitWhitespace<'_>) -> Option<N> {
-    words.next()?.parse().ok()
-}
-
-fn address(words: &mut SplitWhitespace<'_>) -> Option<SocketAddr> {
-    let address: IpAddr = number(words)?;
-    Some(SocketAddr::new(address.to_canonical(), number(words)?))
-}
-
-/// [`proxy_common::layout::Endpoint::NONE`].
-fn is_nobody(address: SocketAddr) -> bool {
-    address.ip().is_unspecified() && address.port() == 0
-}
-
-fn protocol(number: u32) -> Option<&'static str> {
-    Protocol::from_number(u8::try_from(number).ok()?).map(Protocol::name)
+fn address(endpoint: &Endpoint) -> SocketAddr {
+    SocketAddr::new(endpoint.addr.into(), endpoint.port)
 }
 
 #[cfg(test)]
 mod tests {
+    use proxy_common::{
+        layout::{Direction, Flow, FlowKey},
+        packet::Tuple,
+    };
+
     use super::*;
     use crate::kernel::clock;
 
-    fn codes(program: Program, what: u32, proto: Protocol) -> u32 {
-        Codes::new(program, what, proto as u8).0
+    fn endpoint(address: &str) -> Endpoint {
+        let address: SocketAddr = address.parse().unwrap();
+        Endpoint::new(address.ip().into(), address.port())
     }
 
     #[test]
-    fn a_translated_connection_of_a_socket_has_no_source() {
-        let codes = codes(Program::Connect4, Counter::FlowsBegun as u32, Protocol::Tcp);
-        let text = format!("{codes} 7 :: 0 ::ffff:10.96.0.10 80 ::ffff:10.244.1.5 8080");
-        let expected = Line::Told {
+    fn translated_connection_of_a_socket_has_no_source() {
+        let [vip, to] = ["10.96.0.10:80", "10.244.1.5:8080"].map(endpoint);
+        let what = (Program::Connect4, Counter::FlowsBegun);
+        let expected = Line {
             program: "shunt_connect4",
             verdict: "translated",
             protocol: "TCP",
@@ -213,13 +191,15 @@ mod tests {
             vip: "10.96.0.10:80".parse().unwrap(),
             endpoint: Some("10.244.1.5:8080".parse().unwrap()),
         };
-        assert_eq!(Line::parse(&text), Some(expected));
+        assert_eq!(Line::new(&TraceEvent::of_socket(what, Protocol::Tcp, 7, &vip, &to)), expected);
     }
 
     #[test]
-    fn a_packet_that_is_turned_away_says_where_it_came_from_and_why() {
-        let codes = codes(Program::OutIp, Counter::SourceNotAllowed as u32, Protocol::Udp);
-        let expected = Line::Told {
+    fn dropped_packet_has_a_source_and_a_reason_but_no_endpoint() {
+        let [source, destination] = ["[2001:db8::1]:4000", "[fd00::10]:53"].map(endpoint);
+        let key = FlowKey::new(Direction::Original, Protocol::Udp, Tuple { source, destination });
+        let event = TraceEvent::of_flow(Program::OutIp, Counter::SourceNotAllowed, &key, &Flow::NONE);
+        let expected = Line {
             program: "shunt_out_ip",
             verdict: "source_not_allowed",
             protocol: "UDP",
@@ -228,54 +208,36 @@ mod tests {
             vip: "[fd00::10]:53".parse().unwrap(),
             endpoint: None,
         };
-        assert_eq!(Line::parse(&format!("{codes} 0 2001:db8::1 4000 fd00::10 53")), Some(expected));
+        assert_eq!(Line::new(&event), expected);
     }
 
-    #[test]
-    fn every_error_that_a_program_can_meet_has_its_name() {
-        for (program, name) in Program::ALL {
-            for error in program.errors() {
-                let codes = Codes::new(program, *error as u32, 0).0;
-                let expected = Line::Failed { program: name, error: error.name() };
-                assert_eq!(Line::parse(&codes.to_string()), Some(expected));
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_no_record_is_not_understood() {
-        let known = codes(Program::InEth, Counter::Refused as u32, Protocol::Tcp);
-        for text in ["", "x", "255", &format!("{known} 1 10.0.0.1"), &format!("{known} 1 :: 0 x 80")] {
-            assert_eq!(Line::parse(text), None, "{text:?}");
-        }
-    }
-
-    fn log(lines: &Lines, records: usize) {
-        for _ in 0..records {
-            log::Log::log(lines, &log::Record::builder().args(format_args!("x")).build());
-        }
-    }
-
-    #[test]
-    fn lines_beyond_those_of_a_look_are_counted_and_not_written() {
-        let (_alive, ended) = mpsc::sync_channel(1);
-        let lines = Lines::new(ended);
-        log(&lines, LINES + 3);
-        assert_eq!([lines.end(), lines.end()], [3, 0]);
-    }
-
-    #[test]
-    fn a_flood_is_told_of_in_parts_with_a_pause_after_each_until_nobody_listens() {
+    fn limit() -> (SyncSender<()>, RateLimit) {
         let (alive, ended) = mpsc::sync_channel(1);
-        let lines = Lines::new(ended);
+        (alive, RateLimit { events: AtomicUsize::new(0), ended: Mutex::new(ended) })
+    }
+
+    fn admitted(limit: &RateLimit, events: usize) -> usize {
+        (0..events).filter(|_| limit.admits()).count()
+    }
+
+    #[test]
+    fn events_beyond_the_limit_are_counted_and_not_logged() {
+        let (_alive, limit) = limit();
+        assert_eq!(admitted(&limit, LINES + 3), LINES);
+        assert_eq!([limit.end_interval(), limit.end_interval()], [3, 0]);
+    }
+
+    #[test]
+    fn flood_is_read_in_parts_with_a_pause_after_each_until_the_logger_is_dropped() {
+        let (alive, limit) = limit();
         let began = clock::monotonic().unwrap();
-        log(&lines, 2 * MOST);
-        assert!(clock::monotonic().unwrap() >= began + 2 * PAUSE);
-        assert_eq!(lines.end(), 0, "both parts were ended");
-        assert!(lines.pause());
+        assert_eq!(admitted(&limit, 2 * MAX_EVENTS), 2 * LINES);
+        assert!(clock::monotonic().unwrap() >= began + 2 * INTERVAL);
+        assert_eq!(limit.end_interval(), 0, "both parts were ended");
+        assert!(limit.pause());
         drop(alive);
-        log(&lines, MOST + LINES + 1);
-        assert_eq!(lines.end(), 1);
-        assert!(!lines.pause(), "the thread ends");
+        admitted(&limit, MAX_EVENTS + LINES + 1);
+        assert_eq!(limit.end_interval(), 1);
+        assert!(!limit.pause(), "the thread ends");
     }
 }
