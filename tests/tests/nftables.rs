@@ -19,7 +19,7 @@ use proxy_userspace::{
     },
     health::ProxyHealth,
     kernel::{
-        nftables::{Change, Family},
+        nftables::Change,
         ruleset_changes::{TableChangeFlag, TableChanges},
     },
     metrics::Metrics,
@@ -340,9 +340,9 @@ fn transaction_refused_in_one_family_is_made_in_the_other() {
     let snapshot = Snapshot::default();
     let mut plan = Nftables::plan(&state, &snapshot, &Dirty::everything());
     let transaction = plan.transactions.first_mut().expect("there is nothing yet");
-    assert!(Family::ALL.iter().all(|of| transaction.iter().any(|(family, _)| family == of)));
+    assert!(IpFamily::ALL.iter().all(|of| transaction.iter().any(|(family, _)| family == of)));
     // The table does not exist any more at the second deletion.
-    transaction.extend([(Family::Ip6, Change::DeleteTable), (Family::Ip6, Change::DeleteTable)]);
+    transaction.extend([(IpFamily::V6, Change::DeleteTable), (IpFamily::V6, Change::DeleteTable)]);
     let refused = dataplane.apply(&mut state, plan).expect_err("a table can be deleted once");
     assert_eq!(Nftables::failed_family(&refused), Some(IpFamily::V6), "{refused}");
     let metrics = dataplane.mode_metrics().expect("failures are counted")();

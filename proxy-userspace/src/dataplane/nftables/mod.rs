@@ -1,39 +1,47 @@
-//! The nftables dataplane: Services as elements of few maps, changed by transactions over netlink.
+//! The nftables dataplane: Services are elements of a few maps, which netlink transactions change.
 //!
-//! Table, base chains with their priorities, sets, maps, comments and marks are kube-proxy's, so that others can order
-//! themselves around them and what people know how to read stays readable. Where a packet goes is another way:
+//! The table, base chains with their priorities, sets, maps, comments and marks are kube-proxy's.
+//! Other programs can order themselves around them, and people can read them. The path of a packet
+//! is different:
 //!
 //! ```text
 //! service-ips-4      10.96.4.10 . tcp . 80 comment "default/web"
 //! endpoints          ip daddr . meta l4proto . th dport @service-ips-4 goto endpoints-4
-//! endpoints-4        dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 4 map @service-endpoints
+//! endpoints-4        dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 4
+//!                      map @service-endpoints
 //! service-endpoints  10.96.4.10 . tcp . 80 . 2 : 10.244.1.11 . 8080
 //! ```
 //!
-//! kube-proxy has a chain for each service port, and rewrites it for each change of an endpoint. Measured with generated rules on
-//! kernel 6.18, nft 1.0.6: 30,000 such chains take 186 s to load, nearly all of it in the kernel, and a change of one 218 ms
-//! of CPU (26 ms at 5,000). For each commit the kernel walks over all chains of the table; and whenever a rule or a verdict with a
-//! jump is added, it checks for loops and walks over everything that can be reached, elements of verdict maps included
-//! (`nft_table_validate`, and `nft_validate_state_update` for when). One verdict map of all Services in front of one chain for each
-//! number of endpoints so cost 32 us, 0.35 ms and 2.7 ms for an endpoint more at 100, 5,000 and 30,000 Services.
+//! kube-proxy has a chain for each service port, and rewrites it for each change of an endpoint.
+//! Measured with generated rules on kernel 6.18 and nft 1.0.6: 30,000 such chains take 186 s to
+//! load, nearly all of it in the kernel, and the change of one takes 218 ms of CPU (26 ms at
+//! 5,000). For each commit the kernel walks over all chains of the table. When a rule or a verdict
+//! with a jump is added, the kernel also checks for loops: it walks over everything that can be
+//! reached, including the elements of verdict maps (`nft_table_validate`;
+//! `nft_validate_state_update` says when). With one verdict map of all Services, and one chain for
+//! each number of endpoints, an additional endpoint cost 32 us, 0.35 ms and 2.7 ms at 100, 5,000
+//! and 30,000 Services.
 //!
-//! So nothing that a change adds is such a verdict. Plain sets tell how many endpoints a destination has, by powers of two: then there
-//! are few, and an endpoint more is one element (`lists.rs`). A map from destinations to numbers, and a small verdict map from these to
-//! chains, would be one look instead of some, but nft 1.0.6 neither takes a map in front of `vmap` nor compares what a map
-//! with concatenated keys gives, so it could not read its own listing back. What has no endpoint is dropped, or goes on with the rule,
-//! which refuses it: no jump either. A change costs 22 to 50 us.
+//! A change therefore adds no such verdict. Plain sets have the number of a destination's
+//! endpoints, rounded up to a power of two. There are few of them, and an additional endpoint is
+//! one element (`lists.rs`). A map from destinations to numbers, followed by a small verdict map
+//! from numbers to chains, would be one lookup instead of several. But nft 1.0.6 does not accept a
+//! map in front of `vmap`, and does not compare the result of a map with concatenated keys, so that
+//! it could not read its own listing. A destination without endpoints is dropped, or continues with
+//! the rule, which refuses it: no jump either. A change costs 22 to 50 us.
 //!
-//! Only source ranges and affinity give a service port chains of its own, with kube-proxy's names (`own.rs`), and entries in its verdict
-//! maps. Several source ranges are one rule each.
+//! Only source ranges and affinity give a service port chains of its own, which have kube-proxy's
+//! names (`port_chains.rs`), and entries in kube-proxy's verdict maps. Each source range is a rule.
 //!
-//! State is learned once, and again after a transaction that failed or a change by others; the ruleset's notices tell, and those of
-//! our own socket are filtered out. Nothing is listed otherwise ([`Dataplane::is_certain`]).
+//! The state is read once, and again after a failed transaction or a change by another program. The
+//! kernel notifies about changes; a filter removes those of shunt's own socket. Nothing else is
+//! listed ([`Dataplane::is_certain`]).
 
-mod draft;
+mod builder;
 mod lists;
 mod names;
-mod own;
 mod plan;
+mod port_chains;
 mod service;
 mod sets;
 mod state;
@@ -42,6 +50,16 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+pub use self::{plan::Plan, state::State, table::TABLE};
+use self::{
+    sets::{Destination, SharedSet},
+    state::{Element, Table},
+};
 use crate::{
     dataplane::{
         Dataplane, FamilyError, ModeMetricsReader,
@@ -50,71 +68,50 @@ use crate::{
     },
     kernel::{
         KernelError,
-        nftables::{self, Change, Family},
+        nftables::{self, Change},
         ruleset_changes::TableChangeFlag,
     },
-    model::{Dirty, IpFamily, Snapshot},
-};
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::Arc,
+    model::{Dirty, IpFamily, Protocol, Snapshot},
 };
 
-pub use self::table::TABLE;
-pub use self::{plan::Plan, state::State};
-use self::{
-    sets::{Base, Destination},
-    state::{Held, Table},
-};
-
-/// The number that IP has for UDP.
-const UDP: u8 = 17;
-
-/// What the nftables dataplane needs to know.
+/// The settings of the nftables dataplane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NftablesSettings {
-    /// The bit of a packet's mark that has it masqueraded; one bit is set.
+    /// The bit of a packet's mark that requests masquerading. One bit is set.
     pub masquerade: u32,
 }
 
-/// The dataplane: a socket.
+/// The nftables dataplane.
 #[derive(Debug)]
 pub struct Nftables {
     socket: nftables::Nftables,
-    masquerade: u32,
-    touched: Arc<TableChangeFlag>,
+    masquerade_mark: u32,
+    changed: Arc<TableChangeFlag>,
     stale_udp: StaleUdpCleaner,
     has_observed: bool,
-    /// Families whose table could not be read, and why; not told yet.
-    unread: Vec<(Family, KernelError)>,
+    /// The families whose table could not be read. `apply` reports the errors.
+    unread: Vec<(IpFamily, KernelError)>,
     failures: FailureCounters,
 }
 
-/// What can go wrong.
+/// An error of the nftables dataplane.
 #[derive(Debug, thiserror::Error)]
 pub enum NftablesError {
-    /// The kernel refused something.
+    /// The kernel returned an error.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// One family's table alone is not as it should be; all of the other's is.
+    /// Only the table of one family failed.
     #[error(transparent)]
     OfFamily(#[from] FamilyError<NftablesError>),
 }
 
-const fn model_family(family: Family) -> IpFamily {
-    match family {
-        Family::Ip => IpFamily::V4,
-        Family::Ip6 => IpFamily::V6,
-    }
-}
-
 impl Nftables {
-    /// Opens a socket. Nothing is changed until the first plan is applied. `touched` is asked whether others changed the tables.
-    pub fn new(settings: &NftablesSettings, touched: Arc<TableChangeFlag>) -> Result<Self, KernelError> {
+    /// Opens a socket. `changed` says whether another program changed the tables.
+    pub fn new(settings: &NftablesSettings, changed: Arc<TableChangeFlag>) -> Result<Self, KernelError> {
         Ok(Self {
             socket: nftables::Nftables::open()?,
-            masquerade: settings.masquerade,
-            touched,
+            masquerade_mark: settings.masquerade,
+            changed,
             stale_udp: StaleUdpCleaner::new(&[]),
             has_observed: false,
             unread: Vec::new(),
@@ -122,36 +119,42 @@ impl Nftables {
         })
     }
 
-    /// Who the kernel says made this dataplane's changes: what a follower of the ruleset's changes has to leave out.
+    /// Returns the netlink port of this dataplane's changes. A reader of notifications leaves them
+    /// out.
     pub const fn port(&self) -> u32 {
         self.socket.port()
     }
 
-    /// Where an earlier process led UDP flows, of Services that may be gone by now.
-    fn suspect_udp(&mut self, tables: &[Table; 2]) {
-        for (family, table) in Family::ALL.into_iter().zip(tables) {
+    /// Passes the UDP destinations of an earlier process on to the cleaner, because their Services
+    /// may be deleted.
+    fn add_former_udp_destinations(&mut self, tables: &[Table; 2]) {
+        for (family, table) in IpFamily::ALL.into_iter().zip(tables) {
             let unspecified = match family {
-                Family::Ip => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-                Family::Ip6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+                IpFamily::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+                IpFamily::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
             };
-            let found = table.elements.keys().filter_map(|(base, key)| Destination::read(*base, family, key));
-            for Destination { address, port, .. } in found.filter(|destination| destination.protocol == UDP) {
-                self.stale_udp.add_former_destination(SocketAddr::new(address.unwrap_or(unspecified), port));
+            let keys = table.elements.keys();
+            for destination in keys.filter_map(|(set, key)| Destination::read(*set, family, key)) {
+                if destination.protocol == Protocol::Udp.number() {
+                    let address = destination.address.unwrap_or(unspecified);
+                    let destination = SocketAddr::new(address, destination.port);
+                    self.stale_udp.add_former_destination(destination);
+                }
             }
         }
     }
 
-    fn read(&mut self, family: Family) -> Result<Table, KernelError> {
-        let found = self.socket.list_table(family, TABLE)?;
-        let mut table = Table::found(family, found);
+    fn read(&mut self, family: IpFamily) -> Result<Table, KernelError> {
+        let mut table = Table::from_listing(family, self.socket.list_table(family, TABLE)?);
         if table.is_foreign {
             return Ok(table);
         }
-        for base in Base::every() {
-            if table.sets.contains_key(&base.name()) {
-                let elements = self.socket.list_elements(family, TABLE, &base.name())?;
-                let held = elements.into_iter().map(|(key, value)| ((base, key), Held { value, claims: 0 }));
-                table.elements.extend(held);
+        for set in SharedSet::all() {
+            if table.sets.contains_key(&set.name()) {
+                let elements = self.socket.list_elements(family, TABLE, &set.name())?;
+                let elements = elements.into_iter();
+                let element = |(key, value)| ((set, key), Element { value, references: 0 });
+                table.elements.extend(elements.map(element));
             }
         }
         Ok(table)
@@ -163,52 +166,54 @@ impl Dataplane for Nftables {
     type Plan = Plan;
     type Error = NftablesError;
 
-    /// A table that cannot be read is left as it is, and told of by `apply`: the other goes on.
+    /// If one table cannot be read, it is not changed, and `apply` returns the error. The other
+    /// table is served.
     fn observe(&mut self) -> Result<State, NftablesError> {
-        // Before it is read: what is changed meanwhile is read again.
-        self.touched.take();
+        // The flag is cleared first: a change during the reading sets it again.
+        self.changed.take();
         self.unread.clear();
-        let tables = Family::ALL.map(|family| {
+        let tables = IpFamily::ALL.map(|family| {
             self.read(family).unwrap_or_else(|error| {
                 self.unread.push((family, error));
                 Table::default()
             })
         });
-        let unread: Vec<Family> = self.unread.iter().map(|(family, _)| *family).collect();
-        if unread.len() == Family::ALL.len()
+        let unread: Vec<IpFamily> = self.unread.iter().map(|(family, _)| *family).collect();
+        if unread.len() == IpFamily::ALL.len()
             && let Some((_, error)) = self.unread.pop()
         {
             return Err(error.into());
         }
         if !std::mem::replace(&mut self.has_observed, true) {
-            self.suspect_udp(&tables);
+            self.add_former_udp_destinations(&tables);
         }
-        let is_doubtful = !unread.is_empty();
-        Ok(State { tables, masquerade: self.masquerade, is_doubtful, unread, ..State::default() })
+        let is_uncertain = !unread.is_empty();
+        let masquerade_mark = self.masquerade_mark;
+        Ok(State { tables, masquerade_mark, is_uncertain, unread, ..State::default() })
     }
 
     fn is_certain(&mut self, state: &State) -> bool {
-        !state.is_doubtful && !self.touched.is_set()
+        !state.is_uncertain && !self.changed.is_set()
     }
 
     fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
-        plan::plan(state, snapshot, dirty, plan::MOST_IN_TRANSACTION)
+        plan::plan(state, snapshot, dirty, plan::MAX_CHANGES)
     }
 
-    /// Goes on with the other family where one fails.
+    /// If one family fails, continues with the other.
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), NftablesError> {
         let mut errors = std::mem::take(&mut self.unread);
         let mut failed = state.unread.clone();
         for mut transaction in plan.transactions {
             transaction.retain(|(family, _)| !failed.contains(family));
-            for (family, error) in self.make(state, transaction) {
+            for (family, error) in self.commit(state, transaction) {
                 failed.push(family);
                 errors.push((family, error));
             }
         }
-        state.learn(plan.facts, &failed);
-        let of_family = |(family, error): (_, KernelError)| (Some(model_family(family)), error.into());
-        families::first_error(errors.into_iter().map(of_family).collect()).map_or(Ok(()), Err)
+        state.update(plan.update, &failed);
+        let errors = errors.into_iter().map(|(family, error)| (Some(family), error.into()));
+        families::first_error(errors.collect()).map_or(Ok(()), Err)
     }
 
     fn failed_family(error: &NftablesError) -> Option<IpFamily> {
@@ -231,8 +236,13 @@ impl Dataplane for Nftables {
 }
 
 impl Nftables {
-    /// Makes a transaction, of both families at once if that is possible; says which of them failed.
-    fn make(&mut self, state: &mut State, transaction: Vec<(Family, Change)>) -> Vec<(Family, KernelError)> {
+    /// Commits a transaction. If it fails and has changes of both families, commits each family
+    /// separately. Returns the families that failed.
+    fn commit(
+        &mut self,
+        state: &mut State,
+        transaction: Vec<(IpFamily, Change)>,
+    ) -> Vec<(IpFamily, KernelError)> {
         let Some(&(first, _)) = transaction.first() else { return Vec::new() };
         let Err(error) = self.socket.commit(TABLE, &transaction) else {
             for (family, change) in transaction {
@@ -240,17 +250,17 @@ impl Nftables {
             }
             return Vec::new();
         };
-        state.is_doubtful = true;
+        state.is_uncertain = true;
         if transaction.iter().all(|(family, _)| *family == first) {
-            self.failures.count(model_family(first));
+            self.failures.count(first);
             return vec![(first, error)];
         }
         let (one, other): (Vec<_>, Vec<_>) =
             transaction.into_iter().partition(|(family, _)| *family == first);
-        [one, other].into_iter().flat_map(|part| self.make(state, part)).collect()
+        [one, other].into_iter().flat_map(|part| self.commit(state, part)).collect()
     }
 
-    /// Removes the tables that any process made, this one's or kube-proxy's.
+    /// Removes the tables of all processes, including kube-proxy's.
     pub fn cleanup_tables() -> Vec<KernelError> {
         match nftables::Nftables::open() {
             Ok(mut socket) => remove_tables(&mut socket),
@@ -261,9 +271,9 @@ impl Nftables {
 
 fn remove_tables(socket: &mut nftables::Nftables) -> Vec<KernelError> {
     let mut errors = Vec::new();
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         match socket.list_table(family, TABLE) {
-            Ok(found) if found.exists => {
+            Ok(table) if table.exists => {
                 errors.extend(socket.commit(TABLE, &[(family, Change::DeleteTable)]).err());
             }
             Ok(_) => {}
@@ -274,7 +284,7 @@ fn remove_tables(socket: &mut nftables::Nftables) -> Vec<KernelError> {
     errors
 }
 
-/// A kernel without `nf_tables` has none of our tables.
+/// Returns true if the kernel has no nf_tables, and therefore no tables.
 fn is_without_nftables(error: &KernelError) -> bool {
     let KernelError::Call { source, .. } = error else { return false };
     matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT))

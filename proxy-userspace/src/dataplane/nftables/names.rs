@@ -1,27 +1,27 @@
-//! Names of what a Service has to itself, made as kube-proxy makes them (`pkg/proxy/nftables/proxier.go`), so that its are
-//! recognized and taken over.
+//! The names of chains and sets that belong to one Service. They are kube-proxy's
+//! (`pkg/proxy/nftables/proxier.go`), so that shunt recognizes and takes over what kube-proxy left.
 
 use std::net::SocketAddr;
 
 use crate::{dataplane::name_hash::base32, kernel::nftables::Name, model::ServicePortName};
 
-/// The kernel's limit is 256 with the zero at the end; the longest prefix of ours is taken off that.
-const LONGEST: usize = 240;
+/// The kernel's limit is 256 with the terminating zero. The difference is for the longest prefix.
+const MAX_LENGTH: usize = 240;
 
-/// What the names of a service port end in: a hash of it, and as much of it as there is room for.
+/// Returns the suffix of a service port's names: a hash and the name, truncated.
 pub(super) fn of_port(name: &ServicePortName) -> String {
     hashed(&text(name))
 }
 
-/// The same of one of its endpoints. Colons are not allowed in names.
+/// Returns the suffix of an endpoint's names. Names cannot contain colons.
 pub(super) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> String {
     let address = endpoint.ip().to_string().replace(':', ".");
     hashed(&format!("{}__{address}/{}", text(name), endpoint.port()))
 }
 
-/// A name of this kind: `service-UEU3GDQ7-default/web/tcp/http`.
-pub(super) fn name(kind: &str, ending: &str) -> Name {
-    format!("{kind}-{ending}").into()
+/// Returns a name with this prefix: `service-UEU3GDQ7-default/web/tcp/http`.
+pub(super) fn name(prefix: &str, suffix: &str) -> Name {
+    format!("{prefix}-{suffix}").into()
 }
 
 fn text(name: &ServicePortName) -> String {
@@ -32,8 +32,8 @@ fn text(name: &ServicePortName) -> String {
 fn hashed(text: &str) -> String {
     let hash = base32::<8>(text).map(char::from);
     let mut name: String = hash.into_iter().chain(['-']).chain(text.chars()).collect();
-    if name.len() > LONGEST {
-        name.truncate(LONGEST - 3);
+    if name.len() > MAX_LENGTH {
+        name.truncate(MAX_LENGTH - 3);
         name.push_str("...");
     }
     name
@@ -54,10 +54,10 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_cut_and_still_differ() {
+    fn truncated_names_still_differ() {
         let long =
             |end: &str| of_port(&key(&format!("{}/{}{end}", "n".repeat(63), "s".repeat(200)), "").name);
-        assert_eq!(long("a").len(), LONGEST);
+        assert_eq!(long("a").len(), MAX_LENGTH);
         assert_ne!(long("a"), long("b"));
     }
 }

@@ -1,42 +1,46 @@
-//! From a Snapshot to the transactions that make it true: pure.
+//! Plans the transactions that lead from the state to a Snapshot. Pure.
 //!
-//! Changes come in groups that belong together, such as all that is known of one destination, and a transaction is some groups.
-//! The first groups make what others need: sets and chains, the addresses that are masqueraded to. Then come the
-//! destinations, each with its endpoints, so that a packet sees the old list or the new one. What nothing needs any more goes last.
-//! However many of the transactions are made, what is served is served right.
+//! The changes come in groups that belong together, for example everything about one destination. A
+//! transaction has one or more groups. The first groups add what others need: sets, chains, and the
+//! addresses to which traffic is masqueraded. The destinations follow, each with its endpoints, so
+//! that a packet finds either the old or the new list. At last, unneeded objects are deleted. After
+//! each transaction, all traffic that is served is served correctly.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use super::{
-    draft::Draft,
-    lists::Sized,
+    builder::PlanBuilder,
+    lists::SizedList,
     service,
-    sets::Base,
+    sets::SharedSet,
     state::State,
-    table::{self, Basis},
+    table::{self, RuleSettings},
 };
 use crate::{
     dataplane::PlanSize,
-    kernel::nftables::{Change, ElementKey, Family},
-    model::{Dirty, ResolvedPort, ServicePortKey, Snapshot},
+    kernel::nftables::{Change, ElementKey},
+    model::{Dirty, IpFamily, ResolvedPort, ServicePortKey, Snapshot},
 };
 
-/// Transactions, in the order in which they are made, and what is known once they are.
+/// The changes of one or more groups.
+pub(super) type Group = Vec<(IpFamily, Change)>;
+
+/// The transactions in order.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Each is made as a whole or not at all.
-    pub transactions: Vec<Vec<(Family, Change)>>,
-    pub(super) facts: Facts,
+    /// The kernel applies each transaction completely or not at all.
+    pub transactions: Vec<Vec<(IpFamily, Change)>>,
+    pub(super) update: StateUpdate,
 }
 
-/// What is known once a plan is made.
+/// The part of the state that does not follow from the changes of a plan.
 #[derive(Debug, Default)]
-pub(super) struct Facts {
-    pub(super) owned: Vec<(ServicePortKey, Option<Arc<ResolvedPort>>)>,
-    pub(super) claims: Vec<(Family, Base, ElementKey, u32)>,
-    pub(super) sizes: Vec<(Family, Sized)>,
-    pub(super) node_port_ips: Option<BTreeSet<(Family, ElementKey)>>,
-    pub(super) basis: Option<Basis>,
+pub(super) struct StateUpdate {
+    pub(super) ports: Vec<(ServicePortKey, Option<Arc<ResolvedPort>>)>,
+    pub(super) references: Vec<(IpFamily, SharedSet, ElementKey, u32)>,
+    pub(super) lists: Vec<(IpFamily, SizedList)>,
+    pub(super) node_port_ips: Option<BTreeSet<(IpFamily, ElementKey)>>,
+    pub(super) settings: Option<RuleSettings>,
 }
 
 impl PlanSize for Plan {
@@ -45,7 +49,7 @@ impl PlanSize for Plan {
     }
 }
 
-/// In the words of nft, a line a change; transactions are apart by an empty line.
+/// Displays each change as an nft command on its own line. An empty line separates transactions.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, transaction) in self.transactions.iter().enumerate() {
@@ -61,77 +65,81 @@ impl fmt::Display for Plan {
 }
 
 impl State {
-    /// Learns what is known once a plan was made, but for these families.
-    pub(super) fn learn(&mut self, facts: Facts, failed: &[Family]) {
-        let is_made = |family: Family| !failed.contains(&family);
-        for (key, owned) in facts.owned.into_iter().filter(|(key, _)| is_made(service::family(key.family))) {
-            match owned {
-                Some(owned) => drop(self.owned.insert(key, owned)),
-                None => drop(self.owned.remove(&key)),
+    /// Applies the update of a plan, except for the families that failed.
+    pub(super) fn update(&mut self, update: StateUpdate, failed: &[IpFamily]) {
+        let is_applied = |family: IpFamily| !failed.contains(&family);
+        for (key, port) in update.ports.into_iter().filter(|(key, _)| is_applied(key.family)) {
+            match port {
+                Some(port) => drop(self.ports.insert(key, port)),
+                None => drop(self.ports.remove(&key)),
             }
         }
-        for (family, base, key, claims) in facts.claims.into_iter().filter(|(family, ..)| is_made(*family)) {
-            if let Some(held) = self.table_mut(family).elements.get_mut(&(base, key)) {
-                held.claims = claims;
+        let references = update.references.into_iter().filter(|(family, ..)| is_applied(*family));
+        for (family, set, key, references) in references {
+            if let Some(element) = self.table_mut(family).elements.get_mut(&(set, key)) {
+                element.references = references;
             }
         }
-        for (family, sized) in facts.sizes.into_iter().filter(|(family, _)| is_made(*family)) {
-            self.table_mut(family).sizes.insert(sized);
+        for (family, list) in update.lists.into_iter().filter(|(family, _)| is_applied(*family)) {
+            self.table_mut(family).lists.insert(list);
         }
-        if let Some(mut addresses) = facts.node_port_ips {
-            addresses.retain(|(family, _)| is_made(*family));
-            let held = std::mem::take(&mut self.node_port_ips).into_iter();
-            addresses.extend(held.filter(|(family, _)| !is_made(*family)));
+        if let Some(mut addresses) = update.node_port_ips {
+            addresses.retain(|(family, _)| is_applied(*family));
+            let old = std::mem::take(&mut self.node_port_ips).into_iter();
+            addresses.extend(old.filter(|(family, _)| !is_applied(*family)));
             self.node_port_ips = addresses;
         }
-        if let Some(basis) = facts.basis.filter(|_| failed.is_empty()) {
-            self.basis = Some(basis);
+        if let Some(settings) = update.settings.filter(|_| failed.is_empty()) {
+            self.settings = Some(settings);
         }
     }
 }
 
-/// How many changes a transaction has at most, if its groups allow it: few megabytes of messages.
-pub(super) const MOST_IN_TRANSACTION: usize = 10_000;
-/// The same where a table has to be made anew, which happens at once, so that there is always a whole one. More is more than the
-/// socket takes, and 50,000 Services with four endpoints.
-const MOST_AT_ONCE: usize = 400_000;
+/// The maximum number of changes in a transaction, unless one group has more. The messages are a
+/// few megabytes.
+pub(super) const MAX_CHANGES: usize = 10_000;
+/// The same for a plan that deletes a table and adds it again. This happens in one transaction, so
+/// that there is always a complete table. The limit is the socket's buffer: 50,000 Services with
+/// four endpoints.
+const MAX_CHANGES_OF_REBUILD: usize = 400_000;
 
-/// Plans what is dirty, in transactions of at most so many changes, unless one group has more.
-pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty, most: usize) -> Plan {
-    let basis = Basis::new(state.masquerade, &snapshot.node);
-    let is_other_basis = state.basis.as_ref() != Some(&basis);
-    let mut draft = Draft::new(state, &basis);
-    if is_other_basis {
-        draft.write_base();
+/// Plans the dirty service ports, with at most this number of changes in a transaction.
+pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty, max_changes: usize) -> Plan {
+    let settings = RuleSettings::new(state.masquerade_mark, &snapshot.node);
+    let settings_changed = state.settings.as_ref() != Some(&settings);
+    let mut builder = PlanBuilder::new(state, &settings);
+    if settings_changed {
+        builder.write_tables();
     }
     if dirty.all || dirty.node {
-        draft.set_node_port_ips(snapshot);
+        builder.set_node_port_ips(snapshot);
     }
-    for key in ports(state, snapshot, dirty, is_other_basis) {
-        draft.set_port(&key, snapshot, is_other_basis);
+    for key in ports(state, snapshot, dirty, settings_changed) {
+        builder.set_port(&key, snapshot, settings_changed);
     }
     if dirty.all {
-        draft.remove_strays();
+        builder.remove_unneeded();
     }
-    let is_foreign = state.tables.iter().any(|table| table.is_foreign);
-    draft.finish(if is_foreign { MOST_AT_ONCE } else { most })
+    let is_rebuild = state.tables.iter().any(|table| table.is_foreign);
+    builder.finish(if is_rebuild { MAX_CHANGES_OF_REBUILD } else { max_changes })
 }
 
-/// The service ports to look at; where rules depend on what has changed of the node, also those with rules of their own.
+/// Returns the service ports to plan. If the settings of rules changed, includes those with chains
+/// of their own.
 fn ports(
     state: &State,
     snapshot: &Snapshot,
     dirty: &Dirty,
-    is_other_basis: bool,
+    settings_changed: bool,
 ) -> BTreeSet<ServicePortKey> {
     if dirty.all {
-        return state.owned.keys().chain(snapshot.ports.keys()).cloned().collect();
+        return state.ports.keys().chain(snapshot.ports.keys()).cloned().collect();
     }
     let mut ports = dirty.ports.clone();
-    // All that there is is not looked through for a change of one.
-    if is_other_basis {
-        let with_rules = state.owned.iter().filter(|(_, port)| service::has_rules(port));
-        ports.extend(with_rules.map(|(key, _)| key.clone()));
+    // The condition avoids a search through all service ports for each change.
+    if settings_changed {
+        let with_chains = state.ports.iter().filter(|(_, port)| service::has_chains(port));
+        ports.extend(with_chains.map(|(key, _)| key.clone()));
     }
     ports
 }

@@ -1,151 +1,118 @@
-//! What a resolved service port needs in the table.
+//! The elements, chains and sets that a resolved service port needs.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use super::{
-    lists::{List, Size, Sized},
-    own::{self, ChainRules, Sticky, is_load_balancer},
-    sets::{Base, Destination},
-    table::Basis,
+    lists::{EndpointList, ListSize, SizedList},
+    port_chains::{self, AffinityChains, ChainRules, is_load_balancer},
+    sets::{Destination, SharedSet},
+    table::RuleSettings,
 };
 use crate::{
-    kernel::nftables::{self, ElementKey, ElementValue, Family, Field, Name, Set, Verdict},
+    kernel::nftables::{self, ElementKey, ElementValue, Field, Name, Set, Verdict},
     model::{
         Frontend, FrontendKind, IpFamily, NoEndpointVerdict, ResolvedPort, ServicePortKey, TrafficPolicy,
     },
 };
 
-/// All that a service port needs.
+/// Everything that a service port needs.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
-    /// Elements; some may be others' too.
-    pub(super) elements: Vec<(Base, ElementKey, ElementValue)>,
-    /// Endpoints by number.
-    pub(super) lists: Vec<Listed>,
-    /// Chains of its own, those that others lead to first.
+pub(super) struct PortObjects {
+    /// Elements. Other service ports may need some of them too.
+    pub(super) elements: Vec<(SharedSet, ElementKey, ElementValue)>,
+    /// Endpoints, which have numbers instead of keys.
+    pub(super) lists: Vec<DestinationEndpoints>,
+    /// The chains of this service port. A chain comes after the chains to which it leads.
     pub(super) chains: Vec<ChainRules>,
-    /// Sets of its own.
+    /// The sets of this service port.
     pub(super) sets: Vec<Set>,
 }
 
-/// Endpoints that a destination leads to.
+/// The endpoints of a destination.
 #[derive(Debug)]
-pub(super) struct Listed {
-    pub(super) list: List,
+pub(super) struct DestinationEndpoints {
+    pub(super) list: EndpointList,
     pub(super) destination: Destination,
     pub(super) endpoints: Vec<SocketAddr>,
 }
 
-impl Listed {
-    /// The list and its size.
-    pub(super) fn sized(&self) -> Sized {
-        Sized { list: self.list, size: Size::of(self.endpoints.len()) }
+impl DestinationEndpoints {
+    pub(super) fn sized(&self) -> SizedList {
+        SizedList { list: self.list, size: ListSize::of(self.endpoints.len()) }
     }
 
-    /// How many of them have a number: from 0 on.
+    /// Returns the number of endpoints that have a number. The numbers start at 0.
     pub(super) fn numbers(&self) -> u32 {
-        let most = self.sized().size.numbers();
-        u32::try_from(self.endpoints.len()).map_or(most, |count| count.min(most))
+        let max = self.sized().size.numbers();
+        u32::try_from(self.endpoints.len()).map_or(max, |count| count.min(max))
     }
 }
 
-/// The family of a service port, as the kernel's tables have it.
-pub(super) const fn family(family: IpFamily) -> Family {
-    match family {
-        IpFamily::V4 => Family::Ip,
-        IpFamily::V6 => Family::Ip6,
-    }
-}
-
-/// Whether there may be chains of its own.
-pub(super) fn has_rules(port: &ResolvedPort) -> bool {
+/// Returns true if the service port can have chains of its own.
+pub(super) fn has_chains(port: &ResolvedPort) -> bool {
     port.affinity_timeout.is_some() || !port.source_ranges.is_empty()
 }
 
-/// What this service port needs.
-pub(super) fn wanted(key: &ServicePortKey, port: &ResolvedPort, basis: &Basis) -> Wanted {
-    let family = family(key.family);
-    let protocol = key.name.protocol.number();
-    let mut wanted = Wanted::default();
-    if port.frontends.is_empty() {
-        return wanted;
+impl PortObjects {
+    pub(super) fn new(key: &ServicePortKey, port: &ResolvedPort, settings: &RuleSettings) -> Self {
+        if port.frontends.is_empty() {
+            return Self::default();
+        }
+        let protocol = key.name.protocol.number();
+        let affinity = port
+            .affinity_timeout
+            .map(|timeout| AffinityChains::new(&key.name, protocol, port, timeout, settings, key.family));
+        let comment = nftables::comment(&key.name.to_string());
+        let objects = Self::default();
+        let mut builder = Builder { objects, port, protocol, affinity: affinity.as_ref(), comment };
+        for frontend in &port.frontends {
+            builder.add(frontend);
+        }
+        builder.add_hairpins();
+        builder.add_firewall(key, settings);
+        let mut objects = builder.objects;
+        if let Some(affinity) = affinity {
+            objects.chains.splice(0..0, affinity.chains);
+            objects.sets.extend(affinity.sets);
+        }
+        objects
     }
-    let sticky =
-        port.affinity_timeout.map(|timeout| Sticky::new(&key.name, protocol, port, timeout, basis, family));
-    let mut filling = Filling {
-        wanted: &mut wanted,
-        port,
-        protocol,
-        sticky: sticky.as_ref(),
-        comment: nftables::comment(&key.name.to_string()),
-    };
-    for frontend in &port.frontends {
-        filling.add(frontend);
-    }
-    filling.add_hairpins();
-    if let Some(sticky) = sticky {
-        wanted.chains.extend(sticky.chains);
-        wanted.sets.extend(sticky.sets);
-    }
-    wanted.add_firewall(key, port, protocol, basis, family);
-    wanted
-}
 
-impl Wanted {
-    /// All elements, endpoints included.
-    pub(super) fn keys(&self) -> impl Iterator<Item = (Base, ElementKey)> {
-        let slots = self.lists.iter().flat_map(|listed| {
-            let numbers = 0..listed.numbers();
-            numbers.map(|number| (listed.list.endpoints(), listed.destination.slot(number)))
+    /// Returns the keys of all elements, including endpoints.
+    pub(super) fn keys(&self) -> impl Iterator<Item = (SharedSet, ElementKey)> {
+        let slots = self.lists.iter().flat_map(|list| {
+            let numbers = 0..list.numbers();
+            numbers.map(|number| (list.list.endpoints(), list.destination.slot(number)))
         });
-        self.elements.iter().map(|(base, key, _)| (*base, *key)).chain(slots)
+        self.elements.iter().map(|(set, key, _)| (*set, *key)).chain(slots)
     }
 
-    /// The chains and sets of its own.
+    /// Returns the names of the service port's chains and sets.
     pub(super) fn into_names(self) -> impl Iterator<Item = Name> {
         let chains = self.chains.into_iter().map(|(name, _)| name);
         chains.chain(self.sets.into_iter().map(|set| set.name))
     }
-
-    fn add_firewall(
-        &mut self,
-        key: &ServicePortKey,
-        port: &ResolvedPort,
-        protocol: u8,
-        basis: &Basis,
-        family: Family,
-    ) {
-        let mut guarded = port.frontends.iter().filter(|frontend| is_load_balancer(frontend)).peekable();
-        if port.source_ranges.is_empty() || guarded.peek().is_none() {
-            return;
-        }
-        let (chain, rules) = own::firewall(&key.name, port, basis, family);
-        let comment = nftables::comment(&key.name.to_string());
-        for frontend in guarded {
-            let destination = destination(frontend, protocol);
-            let verdict = ElementValue::verdict(Verdict::Goto(chain.clone()), Some(Arc::clone(&comment)));
-            self.elements.push((Base::FirewallIps, destination.key(), verdict));
-        }
-        self.chains.push((chain, rules));
-    }
 }
 
-fn destination(frontend: &Frontend, protocol: u8) -> Destination {
-    Destination { address: frontend.address, protocol, port: frontend.port.get() }
-}
-
-struct Filling<'a> {
-    wanted: &'a mut Wanted,
+struct Builder<'a> {
+    objects: PortObjects,
     port: &'a ResolvedPort,
     protocol: u8,
-    sticky: Option<&'a Sticky>,
-    /// What people read of its elements.
+    affinity: Option<&'a AffinityChains>,
+    /// The comment of its elements.
     comment: Arc<str>,
 }
 
-impl Filling<'_> {
+impl Builder<'_> {
+    fn destination(&self, frontend: &Frontend) -> Destination {
+        Destination { address: frontend.address, protocol: self.protocol, port: frontend.port.get() }
+    }
+
     fn add(&mut self, frontend: &Frontend) {
-        let destination = destination(frontend, self.protocol);
+        let destination = self.destination(frontend);
         match frontend.kind {
             FrontendKind::ClusterIp => self.add_cluster_ip(destination),
             FrontendKind::NodePort | FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp => {
@@ -155,14 +122,14 @@ impl Filling<'_> {
     }
 
     fn add_cluster_ip(&mut self, destination: Destination) {
-        let address = destination.address.map(Field::Address);
-        let member = |ip| (Base::ClusterIps, ElementKey::new(&[ip]), ElementValue::Member(None));
-        self.wanted.elements.extend(address.map(member));
+        if let Some(address) = destination.address {
+            self.add_member(SharedSet::ClusterIps, ElementKey::new(&[Field::Address(address)]), None);
+        }
         let endpoints = self.addresses(self.port.internal_policy);
-        match self.sticky {
+        match self.affinity {
             _ if endpoints.is_empty() => self.add_without_endpoints(destination),
-            Some(sticky) => self.lead(destination, sticky.list(self.port.internal_policy)),
-            None => self.add_list(List::Services, destination, endpoints),
+            Some(affinity) => self.lead_to(destination, affinity.endpoints(self.port.internal_policy)),
+            None => self.add_list(EndpointList::Services, destination, endpoints),
         }
     }
 
@@ -176,26 +143,26 @@ impl Filling<'_> {
         if cluster.is_empty() && (local.is_empty() || !is_local) {
             return;
         }
-        if let Some(sticky) = self.sticky {
-            return self.lead(destination, sticky.external());
+        if let Some(affinity) = self.affinity {
+            return self.lead_to(destination, affinity.external());
         }
         let is_address = destination.address.is_some();
-        let (all, near) = if is_address {
-            (List::Services, List::LocalServices)
+        let (all, on_node) = if is_address {
+            (EndpointList::Services, EndpointList::LocalServices)
         } else {
-            (List::NodePorts, List::LocalNodePorts)
+            (EndpointList::NodePorts, EndpointList::LocalNodePorts)
         };
-        let kind = match (is_local, is_address) {
-            (true, true) => Base::PolicyLocalServices,
-            (true, false) => Base::PolicyLocalNodePorts,
-            (false, true) => Base::ExternalServices,
-            (false, false) => Base::ExternalNodePorts,
+        let set = match (is_local, is_address) {
+            (true, true) => SharedSet::PolicyLocalServices,
+            (true, false) => SharedSet::PolicyLocalNodePorts,
+            (false, true) => SharedSet::ExternalServices,
+            (false, false) => SharedSet::ExternalNodePorts,
         };
-        self.wanted.elements.push((kind, destination.key(), ElementValue::Member(None)));
+        self.add_member(set, destination.key(), None);
         if is_local {
-            self.add_list(near, destination, local.clone());
+            self.add_list(on_node, destination, local.clone());
         }
-        // What comes from this node is led somewhere wherever there is an endpoint.
+        // Traffic from inside goes to local endpoints if the cluster list is empty.
         self.add_list(all, destination, if cluster.is_empty() { local } else { cluster });
     }
 
@@ -203,38 +170,44 @@ impl Filling<'_> {
         self.port.endpoints(policy).iter().map(|endpoint| endpoint.address).collect()
     }
 
-    /// To a chain of the service port's own.
-    fn lead(&mut self, destination: Destination, chain: Name) {
-        let map = if destination.address.is_some() { Base::ServiceIps } else { Base::ServiceNodePorts };
-        let verdict = ElementValue::verdict(Verdict::Goto(chain), Some(Arc::clone(&self.comment)));
-        self.wanted.elements.push((map, destination.key(), verdict));
+    fn add_member(&mut self, set: SharedSet, key: ElementKey, comment: Option<Arc<str>>) {
+        self.objects.elements.push((set, key, ElementValue::Member(comment)));
     }
 
-    fn add_list(&mut self, list: List, destination: Destination, endpoints: Vec<SocketAddr>) {
+    fn add_verdict(&mut self, map: SharedSet, destination: Destination, verdict: Verdict) {
+        let value = ElementValue::verdict(verdict, Some(Arc::clone(&self.comment)));
+        self.objects.elements.push((map, destination.key(), value));
+    }
+
+    /// Leads a destination to a chain of the service port.
+    fn lead_to(&mut self, destination: Destination, chain: Name) {
+        let is_address = destination.address.is_some();
+        let map = if is_address { SharedSet::ServiceIps } else { SharedSet::ServiceNodePorts };
+        self.add_verdict(map, destination, Verdict::Goto(chain));
+    }
+
+    fn add_list(&mut self, list: EndpointList, destination: Destination, endpoints: Vec<SocketAddr>) {
         if endpoints.is_empty() {
             return;
         }
-        let listed = Listed { list, destination, endpoints };
-        let member = ElementValue::Member(Some(Arc::clone(&self.comment)));
-        self.wanted.elements.push((Base::Sized(listed.sized()), destination.key(), member));
-        self.wanted.lists.push(listed);
+        let list = DestinationEndpoints { list, destination, endpoints };
+        let comment = Some(Arc::clone(&self.comment));
+        self.add_member(SharedSet::Sized(list.sized()), destination.key(), comment);
+        self.objects.lists.push(list);
     }
 
     fn add_without_endpoints(&mut self, destination: Destination) {
-        // What goes on is refused by the rest of the rule.
         let verdict = match self.port.no_endpoint_verdict() {
+            // The rest of the rule refuses the packet.
             NoEndpointVerdict::Refuse => Verdict::Continue,
             NoEndpointVerdict::Drop => Verdict::Drop,
         };
-        let map = match destination.address {
-            Some(_) => Base::NoEndpointServices,
-            None => Base::NoEndpointNodePorts,
-        };
-        let verdict = ElementValue::verdict(verdict, Some(Arc::clone(&self.comment)));
-        self.wanted.elements.push((map, destination.key(), verdict));
+        let is_address = destination.address.is_some();
+        let map = if is_address { SharedSet::NoEndpointServices } else { SharedSet::NoEndpointNodePorts };
+        self.add_verdict(map, destination, verdict);
     }
 
-    /// An endpoint of this node that is sent to itself through a Service has to see another source than itself.
+    /// Adds the hairpin connections of local endpoints. They are masqueraded.
     fn add_hairpins(&mut self) {
         let lists = [&self.port.cluster_endpoints, &self.port.local_endpoints].into_iter().flatten();
         let mut local: Vec<SocketAddr> = lists.filter(|e| e.is_local).map(|e| e.address).collect();
@@ -243,19 +216,30 @@ impl Filling<'_> {
         for endpoint in local {
             let address = Field::Address(endpoint.ip());
             let key = [address, address, Field::Protocol(self.protocol), Field::Port(endpoint.port())];
-            self.wanted.elements.push((
-                Base::HairpinConnections,
-                ElementKey::new(&key),
-                ElementValue::Member(None),
-            ));
+            self.add_member(SharedSet::HairpinConnections, ElementKey::new(&key), None);
         }
+    }
+
+    /// Adds the source ranges of load-balancer addresses.
+    fn add_firewall(&mut self, key: &ServicePortKey, settings: &RuleSettings) {
+        let mut guarded = self.port.frontends.iter().filter(|frontend| is_load_balancer(frontend)).peekable();
+        if self.port.source_ranges.is_empty() || guarded.peek().is_none() {
+            return;
+        }
+        let (chain, rules) = port_chains::firewall(&key.name, self.port, settings, key.family);
+        for frontend in guarded {
+            let verdict = Verdict::Goto(chain.clone());
+            self.add_verdict(SharedSet::FirewallIps, self.destination(frontend), verdict);
+        }
+        self.objects.chains.push((chain, rules));
     }
 }
 
-/// The addresses of this node that node ports are served on. As kube-proxy in this mode, not those of loopback.
+/// Returns the node's addresses that serve node ports. As in kube-proxy's nftables mode, loopback
+/// addresses do not serve them.
 pub(super) fn node_port_ips(
-    addresses: impl IntoIterator<Item = std::net::IpAddr>,
-) -> Vec<(Family, ElementKey)> {
+    addresses: impl IntoIterator<Item = IpAddr>,
+) -> impl Iterator<Item = (IpFamily, ElementKey)> {
     let served = addresses.into_iter().filter(|address| !address.is_loopback());
-    served.map(|address| (Family::of(address), ElementKey::new(&[Field::Address(address)]))).collect()
+    served.map(|address| (IpFamily::of(address), ElementKey::new(&[Field::Address(address)])))
 }

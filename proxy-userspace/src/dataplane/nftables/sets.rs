@@ -1,16 +1,24 @@
-//! The sets and maps of the table, and what of their keys is a destination.
+//! The sets and maps that all Services share, and the destinations in their keys.
 
-use std::{collections::HashMap, net::IpAddr, sync::LazyLock};
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::LazyLock,
+};
 
-use super::lists::{List, Size, Sized};
-use crate::kernel::nftables::{ElementKey, Family, Field, FieldType, Name, Selector, Set, SetKind};
+use super::lists::{EndpointList, ListSize, SizedList};
+use crate::{
+    kernel::nftables::{ElementKey, Field, FieldType, Name, Selector, Set, SetKind},
+    model::IpFamily,
+};
 
-/// A set or map that Services share.
+/// A set or map that all Services share.
 ///
-/// Verdict maps lead to chains that one Service has to itself, and have kube-proxy's names and shapes. All others hold no verdict
-/// that leads anywhere: the kernel looks for loops, element by element, only where such a verdict is added.
+/// The verdict maps lead to the chains of one service port. They have kube-proxy's names and keys.
+/// All other sets and maps have no verdict that leads to a chain: whenever such a verdict is added,
+/// the kernel checks every element for loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Base {
+pub(super) enum SharedSet {
     ClusterIps,
     NodePortIps,
     HairpinConnections,
@@ -27,8 +35,8 @@ pub(super) enum Base {
     ServiceLocalEndpoints,
     NodePortEndpoints,
     NodePortLocalEndpoints,
-    /// Destinations with so many endpoints; it is there once a destination needs it.
-    Sized(Sized),
+    /// The destinations whose list has this size. It is added when the first destination needs it.
+    Sized(SizedList),
 }
 
 const ADDRESS: &[FieldType] = &[FieldType::Address];
@@ -41,68 +49,98 @@ const ADDRESS_PORT_SLOT: &[FieldType] =
     &[FieldType::Address, FieldType::Protocol, FieldType::Port, FieldType::Number];
 const ENDPOINT: &[FieldType] = &[FieldType::Address, FieldType::Port];
 
-static SETS: LazyLock<Vec<Set>> = LazyLock::new(|| Base::every().map(Base::describe).collect());
-static BY_NAME: LazyLock<HashMap<Name, Base>> =
-    LazyLock::new(|| Base::every().map(|base| (base.name(), base)).collect());
+static DEFINITIONS: LazyLock<BTreeMap<SharedSet, Set>> =
+    LazyLock::new(|| SharedSet::all().map(|set| (set, set.define())).collect());
+static BY_NAME: LazyLock<HashMap<Name, SharedSet>> =
+    LazyLock::new(|| SharedSet::all().map(|set| (set.name(), set)).collect());
 
-impl Base {
-    /// Those that are always there.
-    pub(super) const ALL: [Self; 16] = [
-        Self::ClusterIps,
-        Self::NodePortIps,
-        Self::HairpinConnections,
-        Self::NoEndpointServices,
-        Self::NoEndpointNodePorts,
-        Self::FirewallIps,
-        Self::ServiceIps,
-        Self::ServiceNodePorts,
-        Self::ExternalServices,
-        Self::PolicyLocalServices,
-        Self::ExternalNodePorts,
-        Self::PolicyLocalNodePorts,
-        Self::ServiceEndpoints,
-        Self::ServiceLocalEndpoints,
-        Self::NodePortEndpoints,
-        Self::NodePortLocalEndpoints,
+impl SharedSet {
+    /// The sets that always exist, with names and comments.
+    const PERMANENT: [(Self, &str, &str); 16] = [
+        (Self::ClusterIps, "cluster-ips", "Active ClusterIPs"),
+        (Self::NodePortIps, "nodeport-ips", "IPs that accept NodePort traffic"),
+        (Self::HairpinConnections, "hairpin-connections", "service hairpin connections"),
+        (
+            Self::NoEndpointServices,
+            "no-endpoint-services",
+            "vmap to drop or reject packets to services with no endpoints",
+        ),
+        (
+            Self::NoEndpointNodePorts,
+            "no-endpoint-nodeports",
+            "vmap to drop or reject packets to service nodeports with no endpoints",
+        ),
+        (Self::FirewallIps, "firewall-ips", "destinations that are subject to LoadBalancerSourceRanges"),
+        (Self::ServiceIps, "service-ips", "ClusterIP, ExternalIP and LoadBalancer IP traffic"),
+        (Self::ServiceNodePorts, "service-nodeports", "NodePort traffic"),
+        (
+            Self::ExternalServices,
+            "service-ips-external",
+            "ExternalIPs and LoadBalancer IPs with policy Cluster",
+        ),
+        (
+            Self::PolicyLocalServices,
+            "service-ips-policy-local",
+            "ExternalIPs and LoadBalancer IPs with policy Local",
+        ),
+        (Self::ExternalNodePorts, "service-nodeports-external", "NodePorts with policy Cluster"),
+        (Self::PolicyLocalNodePorts, "service-nodeports-policy-local", "NodePorts with policy Local"),
+        (Self::ServiceEndpoints, "service-endpoints", "endpoints of each destination, by number"),
+        (
+            Self::ServiceLocalEndpoints,
+            "service-local-endpoints",
+            "local endpoints of each destination, by number",
+        ),
+        (Self::NodePortEndpoints, "nodeport-endpoints", "endpoints of each NodePort, by number"),
+        (
+            Self::NodePortLocalEndpoints,
+            "nodeport-local-endpoints",
+            "local endpoints of each NodePort, by number",
+        ),
     ];
 
-    /// All that may be there.
-    pub(super) fn every() -> impl Iterator<Item = Self> {
-        let of_list = |list| Size::ALL.into_iter().map(move |size| Self::Sized(Sized { list, size }));
-        Self::ALL.into_iter().chain(List::ALL.into_iter().flat_map(of_list))
+    /// Returns the sets that always exist.
+    pub(super) fn permanent() -> impl Iterator<Item = Self> {
+        Self::PERMANENT.into_iter().map(|(set, ..)| set)
     }
 
-    /// The set, as the kernel is told it.
-    pub(super) fn set(self) -> &'static Set {
-        &SETS[self.index()]
+    /// Returns all sets that can exist.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        let sized = |list| ListSize::ALL.into_iter().map(move |size| Self::Sized(SizedList { list, size }));
+        Self::permanent().chain(EndpointList::ALL.into_iter().flat_map(sized))
+    }
+
+    pub(super) fn definition(self) -> &'static Set {
+        &DEFINITIONS[&self]
     }
 
     pub(super) fn name(self) -> Name {
-        self.set().name.clone()
+        self.definition().name.clone()
     }
 
-    /// The one that has this name.
-    pub(super) fn of(name: &str) -> Option<Self> {
+    pub(super) fn from_name(name: &str) -> Option<Self> {
         BY_NAME.get(name).copied()
     }
 
-    /// The part of a key that is the destination it is for; none where elements are not of one destination.
-    pub(super) fn destination(self, family: Family, key: &ElementKey) -> Option<&[u8]> {
-        let address = if family == Family::Ip { 4 } else { 16 };
+    /// Returns the part of a key that is the destination. Returns `None` if the set's elements do
+    /// not belong to one destination.
+    pub(super) fn destination(self, family: IpFamily, key: &ElementKey) -> Option<&[u8]> {
+        let address = if family == IpFamily::V4 { 4 } else { 16 };
         let length = match self {
             Self::ClusterIps | Self::NodePortIps | Self::HairpinConnections => return None,
-            _ if self.is_of_node_ports() => 8,
+            _ if self.is_for_node_ports() => 8,
             _ => address + 8,
         };
         key.bytes().get(..length)
     }
 
-    /// The first set that may have something of the destinations that this one is of.
-    pub(super) const fn first_of_destination(self) -> Self {
-        if self.is_of_node_ports() { Self::NoEndpointNodePorts } else { Self::NoEndpointServices }
+    /// Returns the first set, in the order of sets, that can have the same destinations as this
+    /// one.
+    pub(super) const fn first_with_destination(self) -> Self {
+        if self.is_for_node_ports() { Self::NoEndpointNodePorts } else { Self::NoEndpointServices }
     }
 
-    const fn is_of_node_ports(self) -> bool {
+    const fn is_for_node_ports(self) -> bool {
         match self {
             Self::NoEndpointNodePorts
             | Self::ServiceNodePorts
@@ -110,38 +148,26 @@ impl Base {
             | Self::PolicyLocalNodePorts
             | Self::NodePortEndpoints
             | Self::NodePortLocalEndpoints => true,
-            Self::Sized(sized) => sized.list.is_of_node_ports(),
+            Self::Sized(sized) => sized.list.is_for_node_ports(),
             _ => false,
         }
     }
 
-    /// Its place in [`Self::every`].
-    fn index(self) -> usize {
-        match self {
-            Self::ClusterIps => 0,
-            Self::NodePortIps => 1,
-            Self::HairpinConnections => 2,
-            Self::NoEndpointServices => 3,
-            Self::NoEndpointNodePorts => 4,
-            Self::FirewallIps => 5,
-            Self::ServiceIps => 6,
-            Self::ServiceNodePorts => 7,
-            Self::ExternalServices => 8,
-            Self::PolicyLocalServices => 9,
-            Self::ExternalNodePorts => 10,
-            Self::PolicyLocalNodePorts => 11,
-            Self::ServiceEndpoints => 12,
-            Self::ServiceLocalEndpoints => 13,
-            Self::NodePortEndpoints => 14,
-            Self::NodePortLocalEndpoints => 15,
-            Self::Sized(Sized { list, size }) => 16 + list as usize * Size::ALL.len() + size.index(),
+    fn name_and_comment(self) -> (Name, &'static str) {
+        if let Self::Sized(list) = self {
+            let (name, comment) = list.set_name_and_comment();
+            return (name.into(), comment.leak());
         }
+        let entry = Self::PERMANENT.into_iter().find(|(set, ..)| *set == self);
+        let (_, name, comment) = entry.expect("all other sets are permanent");
+        (name.into(), comment)
     }
 
-    fn describe(self) -> Set {
-        let (name, comment) = self.words();
-        let destination = if self.is_of_node_ports() { PORT } else { ADDRESS_PORT };
-        let slot = if self.is_of_node_ports() { PORT_SLOT } else { ADDRESS_PORT_SLOT };
+    fn define(self) -> Set {
+        let (name, comment) = self.name_and_comment();
+        let is_for_node_ports = self.is_for_node_ports();
+        let destination = if is_for_node_ports { PORT } else { ADDRESS_PORT };
+        let slot = if is_for_node_ports { PORT_SLOT } else { ADDRESS_PORT_SLOT };
         let (key, kind) = match self {
             Self::ClusterIps | Self::NodePortIps => (ADDRESS, SetKind::Plain),
             Self::HairpinConnections => (CONNECTION, SetKind::Plain),
@@ -162,59 +188,12 @@ impl Base {
         };
         Set { name, key, kind, comment }
     }
-
-    /// Its name and its comment.
-    fn words(self) -> (Name, &'static str) {
-        let (name, comment) = match self {
-            Self::ClusterIps => ("cluster-ips", "Active ClusterIPs"),
-            Self::NodePortIps => ("nodeport-ips", "IPs that accept NodePort traffic"),
-            Self::HairpinConnections => ("hairpin-connections", "service hairpin connections"),
-            Self::NoEndpointServices => {
-                ("no-endpoint-services", "vmap to drop or reject packets to services with no endpoints")
-            }
-            Self::NoEndpointNodePorts => (
-                "no-endpoint-nodeports",
-                "vmap to drop or reject packets to service nodeports with no endpoints",
-            ),
-            Self::FirewallIps => {
-                ("firewall-ips", "destinations that are subject to LoadBalancerSourceRanges")
-            }
-            Self::ServiceIps => ("service-ips", "ClusterIP, ExternalIP and LoadBalancer IP traffic"),
-            Self::ServiceNodePorts => ("service-nodeports", "NodePort traffic"),
-            Self::ExternalServices => {
-                ("service-ips-external", "ExternalIPs and LoadBalancer IPs with policy Cluster")
-            }
-            Self::PolicyLocalServices => {
-                ("service-ips-policy-local", "ExternalIPs and LoadBalancer IPs with policy Local")
-            }
-            Self::ExternalNodePorts => ("service-nodeports-external", "NodePorts with policy Cluster"),
-            Self::PolicyLocalNodePorts => ("service-nodeports-policy-local", "NodePorts with policy Local"),
-            Self::ServiceEndpoints => ("service-endpoints", "endpoints of each destination, by number"),
-            Self::ServiceLocalEndpoints => {
-                ("service-local-endpoints", "the same of this node, for traffic policy Local")
-            }
-            Self::NodePortEndpoints => ("nodeport-endpoints", "endpoints of each NodePort, by number"),
-            Self::NodePortLocalEndpoints => {
-                ("nodeport-local-endpoints", "the same of this node, for traffic policy Local")
-            }
-            Self::Sized(Sized { list, size }) => {
-                let (most, what) = (size.numbers(), list.destinations());
-                let comment = match most {
-                    1 => "destinations with one endpoint".to_owned(),
-                    2 => "destinations with two endpoints".to_owned(),
-                    most => format!("destinations with {} to {most} endpoints", most / 2 + 1),
-                };
-                return (format!("{what}-{most}").into(), comment.leak());
-            }
-        };
-        (name.into(), comment)
-    }
 }
 
-/// Where a packet goes to: what the first parts of keys are.
+/// The destination of a packet, which the first fields of a key contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Destination {
-    /// None for a node port.
+    /// `None` for a node port.
     pub(super) address: Option<IpAddr>,
     pub(super) protocol: u8,
     pub(super) port: u16,
@@ -225,14 +204,16 @@ impl Destination {
         ElementKey::new(&self.fields().collect::<Vec<_>>())
     }
 
+    /// Returns the key of one of the destination's endpoints.
     pub(super) fn slot(&self, number: u32) -> ElementKey {
         ElementKey::new(&self.fields().chain([Field::Number(number)]).collect::<Vec<_>>())
     }
 
-    /// That of an element that says where traffic is led.
-    pub(super) fn read(base: Base, family: Family, key: &ElementKey) -> Option<Self> {
-        let is_lead = matches!(base, Base::ServiceIps | Base::ServiceNodePorts | Base::Sized(_));
-        let bytes = base.destination(family, key).filter(|_| is_lead)?;
+    /// Returns the destination of an element that leads to endpoints.
+    pub(super) fn read(set: SharedSet, family: IpFamily, key: &ElementKey) -> Option<Self> {
+        let leads_to_endpoints =
+            matches!(set, SharedSet::ServiceIps | SharedSet::ServiceNodePorts | SharedSet::Sized(_));
+        let bytes = set.destination(family, key).filter(|_| leads_to_endpoints)?;
         let (address, rest) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;
         let address = match address.len() {
             0 => None,
@@ -252,10 +233,10 @@ impl Destination {
     }
 }
 
-/// What the key of a destination is made of.
+/// The key of a destination.
 pub(super) const DESTINATION: [Selector; 3] =
     [Selector::Destination, Selector::Protocol, Selector::DestinationPort];
-/// The same of a node port.
+/// The key of a node port.
 pub(super) const DESTINATION_PORT: [Selector; 2] = [Selector::Protocol, Selector::DestinationPort];
 
 #[cfg(test)]
@@ -263,11 +244,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_set_is_described_once_and_found_by_its_name() {
-        for (index, base) in Base::every().enumerate() {
-            assert_eq!(base.index(), index);
-            assert_eq!(Base::of(&base.name()), Some(base));
+    fn every_set_has_a_name_of_its_own() {
+        for set in SharedSet::all() {
+            assert_eq!(SharedSet::from_name(&set.name()), Some(set));
         }
-        assert_eq!(BY_NAME.len(), SETS.len());
+        assert_eq!(BY_NAME.len(), DEFINITIONS.len());
     }
 }

@@ -1,71 +1,72 @@
-//! What the tables hold, mirrored in this process, and which service port needs what of it.
+//! A mirror of the tables in this process, and the service ports that need each element.
 
 use std::{
     collections::{BTreeSet, HashMap},
     sync::Arc,
 };
 
-use super::{lists::Sized, own::ChainRules, sets::Base, table::Basis};
+use super::{lists::SizedList, port_chains::ChainRules, sets::SharedSet, table::RuleSettings};
 use crate::{
-    kernel::nftables::{Change, ElementKey, ElementValue, Family, Name, Rule, SetSpec, TableListing},
-    model::{ResolvedPort, ServicePortKey},
+    kernel::nftables::{Change, ElementKey, ElementValue, Name, Rule, SetSpec, TableListing},
+    model::{IpFamily, ResolvedPort, ServicePortKey},
 };
 
-/// What both tables hold.
+/// The contents of both tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// By family.
+    /// The tables by family.
     pub(super) tables: [Table; 2],
-    /// The service ports they were made for.
-    pub(super) owned: HashMap<ServicePortKey, Arc<ResolvedPort>>,
-    /// The addresses of node ports that are in them on behalf of the node.
-    pub(super) node_port_ips: BTreeSet<(Family, ElementKey)>,
-    /// What the rules were written for; none where that is not known.
-    pub(super) basis: Option<Basis>,
-    /// The bit of a packet's mark that has it masqueraded.
-    pub(super) masquerade: u32,
-    /// A transaction failed, or others changed something: what is here may not be true.
-    pub(super) is_doubtful: bool,
-    /// Families whose table could not be read.
-    pub(super) unread: Vec<Family>,
+    /// The service ports for which the tables were programmed.
+    pub(super) ports: HashMap<ServicePortKey, Arc<ResolvedPort>>,
+    /// The addresses that serve node ports in the tables.
+    pub(super) node_port_ips: BTreeSet<(IpFamily, ElementKey)>,
+    /// The settings of the rules in the tables. `None` if they are unknown.
+    pub(super) settings: Option<RuleSettings>,
+    /// The bit of a packet's mark that requests masquerading.
+    pub(super) masquerade_mark: u32,
+    /// A transaction failed, or another program changed a table. The mirror may be wrong.
+    pub(super) is_uncertain: bool,
+    /// The families whose table could not be read.
+    pub(super) unread: Vec<IpFamily>,
 }
 
-/// What one table holds.
+/// The contents of one table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Table {
-    pub(super) is_there: bool,
-    /// A set of ours is there in another shape, which only removing the table helps against.
+    pub(super) exists: bool,
+    /// A set of shunt exists with another specification. The table has to be deleted and added
+    /// again.
     pub(super) is_foreign: bool,
-    pub(super) elements: HashMap<(Base, ElementKey), Held>,
-    /// With their rules, where those are known.
+    pub(super) elements: HashMap<(SharedSet, ElementKey), Element>,
+    /// The chains, with their rules if these are known.
     pub(super) chains: HashMap<Name, Option<Vec<Rule>>>,
     pub(super) sets: HashMap<Name, SetSpec>,
-    /// The lists whose sets and chains are known to be there.
-    pub(super) sizes: BTreeSet<Sized>,
+    /// The lists that have their sets and chains.
+    pub(super) lists: BTreeSet<SizedList>,
 }
 
-/// An element.
+/// An element of a set or map.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct Element {
     pub(super) value: ElementValue,
-    /// How many service ports need it; 0 where it was found there.
-    pub(super) claims: u32,
+    /// The number of service ports that need it. 0 if an earlier process left it.
+    pub(super) references: u32,
 }
 
 impl State {
-    pub(super) fn table(&self, family: Family) -> &Table {
+    pub(super) fn table(&self, family: IpFamily) -> &Table {
         &self.tables[family as usize]
     }
 
-    pub(super) fn table_mut(&mut self, family: Family) -> &mut Table {
+    pub(super) fn table_mut(&mut self, family: IpFamily) -> &mut Table {
         &mut self.tables[family as usize]
     }
 
-    /// Records a change that was made.
-    pub(super) fn record(&mut self, family: Family, change: Change) {
+    /// Records a change that the kernel applied.
+    pub(super) fn record(&mut self, family: IpFamily, change: Change) {
         let table = self.table_mut(family);
         match change {
-            Change::AddTable(_) => table.is_there = true,
+            Change::AddTable(_) => table.exists = true,
             Change::DeleteTable => *table = Table::default(),
             Change::AddChain(chain) => drop(table.chains.insert(chain.name, Some(Vec::new()))),
             Change::FlushChain(chain) => drop(table.chains.insert(chain, Some(Vec::new()))),
@@ -78,13 +79,13 @@ impl State {
             Change::AddSet(set) => drop(table.sets.insert(set.name.clone(), set.spec(family))),
             Change::DeleteSet(set) => drop(table.sets.remove(&set)),
             Change::AddElement(set, key, value) => {
-                if let Some(base) = Base::of(&set.name) {
-                    table.elements.insert((base, key), Held { value, claims: 1 });
+                if let Some(set) = SharedSet::from_name(&set.name) {
+                    table.elements.insert((set, key), Element { value, references: 1 });
                 }
             }
             Change::DeleteElement(set, key) => {
-                if let Some(base) = Base::of(&set.name) {
-                    table.elements.remove(&(base, key));
+                if let Some(set) = SharedSet::from_name(&set.name) {
+                    table.elements.remove(&(set, key));
                 }
             }
         }
@@ -92,22 +93,24 @@ impl State {
 }
 
 impl Table {
-    /// What was found: rules are not known, and so are written anew.
-    pub(super) fn found(family: Family, found: TableListing) -> Self {
-        let is_other =
-            |base: &Base| found.sets.get(&base.name()).is_some_and(|shape| *shape != base.set().spec(family));
+    /// Returns a table as it is listed. Its rules are unknown, so that they are written again.
+    pub(super) fn from_listing(family: IpFamily, listing: TableListing) -> Self {
+        let is_different = |set: SharedSet| {
+            let listed = listing.sets.get(&set.name());
+            listed.is_some_and(|spec| *spec != set.definition().spec(family))
+        };
         Self {
-            is_there: found.exists,
-            is_foreign: Base::every().any(|base| is_other(&base)),
+            exists: listing.exists,
+            is_foreign: SharedSet::all().any(is_different),
             elements: HashMap::new(),
-            chains: found.chains.into_iter().map(|name| (name, None)).collect(),
-            sets: found.sets.into_iter().collect(),
-            sizes: BTreeSet::new(),
+            chains: listing.chains.into_iter().map(|name| (name, None)).collect(),
+            sets: listing.sets.into_iter().collect(),
+            lists: BTreeSet::new(),
         }
     }
 
-    /// Whether a chain is there with these rules and no others.
+    /// Returns true if the chain exists with exactly these rules.
     pub(super) fn has(&self, (name, rules): &ChainRules) -> bool {
-        self.chains.get(name).is_some_and(|there| there.as_ref() == Some(rules))
+        self.chains.get(name).is_some_and(|known| known.as_ref() == Some(rules))
     }
 }

@@ -1,5 +1,5 @@
-//! What the table has whatever the Services: base chains with kube-proxy's names and priorities, and the chains that these
-//! lead to.
+//! The chains that exist independent of Services: base chains with kube-proxy's names and
+//! priorities, and the chains to which these lead.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -9,49 +9,50 @@ use libc::{
 };
 
 use super::{
-    lists::{self, List},
-    sets::{Base, DESTINATION, DESTINATION_PORT},
+    lists::{self, EndpointList},
+    sets::{DESTINATION, DESTINATION_PORT, SharedSet},
 };
 use crate::{
-    kernel::nftables::{Chain, Family, Hook, Rule, Selector, Statement, Verdict},
+    kernel::nftables::{Chain, Hook, Rule, Selector, Statement, Verdict},
     model::{IpFamily, LocalTrafficDetector, NodeView},
 };
 
 /// The name of the tables.
 pub const TABLE: &str = "kube-proxy";
-/// What people read of them.
+/// The comment of the tables.
 pub(super) const COMMENT: &str = "rules for kube-proxy";
 
-/// What rules depend on besides Services.
+/// The settings on which rules depend, besides Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Basis {
-    /// The bit of a packet's mark that has it masqueraded.
-    pub(super) masquerade: u32,
+pub(super) struct RuleSettings {
+    /// The bit of a packet's mark that requests masquerading.
+    pub(super) masquerade_mark: u32,
     pub(super) masquerade_all: bool,
     pub(super) detector: LocalTrafficDetector,
-    /// Where addresses of Services are taken from.
+    /// The ranges of cluster IPs.
     pub(super) service_cidrs: Vec<IpNet>,
     /// The node's own address, by family: V4 and V6.
-    pub(super) primary: [Option<IpAddr>; 2],
+    pub(super) primary_addresses: [Option<IpAddr>; 2],
 }
 
-impl Basis {
-    pub(super) fn new(masquerade: u32, node: &NodeView) -> Self {
+impl RuleSettings {
+    pub(super) fn new(masquerade_mark: u32, node: &NodeView) -> Self {
         Self {
-            masquerade,
+            masquerade_mark,
             masquerade_all: node.masquerade_all,
             detector: node.local_detector.clone(),
             service_cidrs: node.service_cidrs.clone(),
-            primary: IpFamily::ALL.map(|family| node.primary_addresses.get(&family).copied()),
+            primary_addresses: IpFamily::ALL.map(|family| node.primary_addresses.get(&family).copied()),
         }
     }
 
-    /// That the packet comes from a pod of this node, or does not; none where that cannot be told.
-    pub(super) fn is_from_pod(&self, family: Family, inside: bool) -> Option<Statement> {
+    /// Returns the statement that matches packets from this node's pods, or from others. Returns
+    /// `None` if the detector cannot distinguish them.
+    pub(super) fn is_from_pod(&self, family: IpFamily, inside: bool) -> Option<Statement> {
         match &self.detector {
             LocalTrafficDetector::None => None,
             LocalTrafficDetector::Cidrs(cidrs) => {
-                let range = cidrs.iter().find(|cidr| Family::of(cidr.addr()) == family)?;
+                let range = cidrs.iter().find(|cidr| IpFamily::of(cidr.addr()) == family)?;
                 Some(Statement::Source { range: *range, inside })
             }
             LocalTrafficDetector::BridgeInterface(name) => {
@@ -63,9 +64,9 @@ impl Basis {
         }
     }
 
-    fn cluster_ip_masquerading(&self, family: Family) -> Option<Rule> {
-        let to_cluster_ip = Statement::InSet(vec![Selector::Destination], Base::ClusterIps.name());
-        let mark = Statement::SetMark(self.masquerade);
+    fn cluster_ip_masquerading(&self, family: IpFamily) -> Option<Rule> {
+        let to_cluster_ip = address_in(SharedSet::ClusterIps);
+        let mark = Statement::SetMark(self.masquerade_mark);
         if self.masquerade_all {
             let rule = Rule::new([to_cluster_ip, mark]);
             return Some(rule.comment("masquerade all clusterIP traffic"));
@@ -76,58 +77,45 @@ impl Basis {
     }
 }
 
-/// The chains that are always there, those that others lead to first, with their rules.
+/// Returns the chains that always exist, with their rules. A chain comes after the chains to which
+/// it leads.
 ///
-/// Priorities are kube-proxy's: others order themselves around them. What is refused is so in filter chains, after
-/// translation found nothing to translate to, as an answer of a nat chain would not belong to the connection.
-pub(super) fn chains(basis: &Basis, family: Family) -> Vec<(Chain, Vec<Rule>)> {
+/// The priorities are kube-proxy's, so that other programs can order themselves around them.
+/// Packets are refused in filter chains, after DNAT found no endpoint: the answer of a nat chain
+/// would not belong to the connection.
+pub(super) fn chains(settings: &RuleSettings, family: IpFamily) -> Vec<(Chain, Vec<Rule>)> {
     let mut chains = vec![
-        helper("firewall-check", vec![Rule::new([by_address(Base::FirewallIps)])]),
-        helper(
+        regular("firewall-check", vec![Rule::new([by_destination(SharedSet::FirewallIps)])]),
+        regular(
             "service-endpoints-check",
-            vec![Rule::new([by_address(Base::NoEndpointServices), Statement::Reject])],
+            vec![Rule::new([by_destination(SharedSet::NoEndpointServices), Statement::Reject])],
         ),
-        helper("nodeport-endpoints-check", vec![node_port_without_endpoints()]),
-        helper("cluster-ips-check", cluster_ips_check(basis, family)),
+        regular("nodeport-endpoints-check", vec![node_port_without_endpoints()]),
+        regular("cluster-ips-check", cluster_ips_check(settings, family)),
     ];
-    chains.extend(kinds(basis, family));
-    chains.push(helper("nodeports", node_ports()));
-    chains.push(helper("services", services(basis, family)));
-    chains.push(helper("masquerading", masquerading(basis)));
+    chains.extend(external_chains(settings, family));
+    chains.push(regular("nodeports", node_ports()));
+    chains.push(regular("services", services(settings, family)));
+    chains.push(regular("masquerading", masquerading(settings)));
     let new = |to: &str| Rule::new([Statement::StateNew, jump(to)]);
-    let all = |to: &str| Rule::new([jump(to)]);
+    let all = |to: &str| vec![Rule::new([jump(to)])];
+    let firewall = || vec![new("firewall-check")];
+    let input = vec![new("nodeport-endpoints-check"), new("service-endpoints-check")];
+    let forward_and_output = || vec![new("service-endpoints-check"), new("cluster-ips-check")];
     chains.extend([
-        base("filter-prerouting-pre-dnat", "filter", NF_INET_PRE_ROUTING, -110, vec![new("firewall-check")]),
-        base("filter-output-pre-dnat", "filter", NF_INET_LOCAL_OUT, -110, vec![new("firewall-check")]),
-        base(
-            "filter-input",
-            "filter",
-            NF_INET_LOCAL_IN,
-            0,
-            vec![new("nodeport-endpoints-check"), new("service-endpoints-check")],
-        ),
-        base(
-            "filter-forward",
-            "filter",
-            NF_INET_FORWARD,
-            0,
-            vec![new("service-endpoints-check"), new("cluster-ips-check")],
-        ),
-        base(
-            "filter-output",
-            "filter",
-            NF_INET_LOCAL_OUT,
-            0,
-            vec![new("service-endpoints-check"), new("cluster-ips-check")],
-        ),
-        base("nat-prerouting", "nat", NF_INET_PRE_ROUTING, -100, vec![all("services")]),
-        base("nat-output", "nat", NF_INET_LOCAL_OUT, -100, vec![all("services")]),
-        base("nat-postrouting", "nat", NF_INET_POST_ROUTING, 100, vec![all("masquerading")]),
+        base("filter-prerouting-pre-dnat", "filter", NF_INET_PRE_ROUTING, -110, firewall()),
+        base("filter-output-pre-dnat", "filter", NF_INET_LOCAL_OUT, -110, firewall()),
+        base("filter-input", "filter", NF_INET_LOCAL_IN, 0, input),
+        base("filter-forward", "filter", NF_INET_FORWARD, 0, forward_and_output()),
+        base("filter-output", "filter", NF_INET_LOCAL_OUT, 0, forward_and_output()),
+        base("nat-prerouting", "nat", NF_INET_PRE_ROUTING, -100, all("services")),
+        base("nat-output", "nat", NF_INET_LOCAL_OUT, -100, all("services")),
+        base("nat-postrouting", "nat", NF_INET_POST_ROUTING, 100, all("masquerading")),
     ]);
     chains
 }
 
-fn helper(name: &str, rules: Vec<Rule>) -> (Chain, Vec<Rule>) {
+fn regular(name: &str, rules: Vec<Rule>) -> (Chain, Vec<Rule>) {
     (Chain { name: name.into(), hook: None, comment: "" }, rules)
 }
 
@@ -145,82 +133,90 @@ fn jump(to: &str) -> Statement {
     Statement::Verdict(Verdict::Jump(to.into()))
 }
 
-fn by_address(map: Base) -> Statement {
+fn goto(chain: &str) -> Statement {
+    Statement::Verdict(Verdict::Goto(chain.into()))
+}
+
+fn by_destination(map: SharedSet) -> Statement {
     Statement::VerdictMap(DESTINATION.into(), map.name())
 }
 
-/// The element says to drop the packet, or to go on with the rule.
+fn address_in(set: SharedSet) -> Statement {
+    Statement::InSet(vec![Selector::Destination], set.name())
+}
+
+/// The element's verdict drops the packet, or continues with the rule, which refuses it.
 fn node_port_without_endpoints() -> Rule {
     Rule::new([
-        Statement::InSet(vec![Selector::Destination], Base::NodePortIps.name()),
-        Statement::VerdictMap(DESTINATION_PORT.into(), Base::NoEndpointNodePorts.name()),
+        address_in(SharedSet::NodePortIps),
+        Statement::VerdictMap(DESTINATION_PORT.into(), SharedSet::NoEndpointNodePorts.name()),
         Statement::Reject,
     ])
 }
 
-/// What gets here was translated nowhere: to a port that no Service has is refused, to an address that none has dropped, since it may
-/// be one that is just being made.
-fn cluster_ips_check(basis: &Basis, family: Family) -> Vec<Rule> {
-    let to_cluster_ip = Statement::InSet(vec![Selector::Destination], Base::ClusterIps.name());
-    let invalid_port = Rule::new([to_cluster_ip, Statement::Reject]);
-    let of_family = basis.service_cidrs.iter().filter(|range| Family::of(range.addr()) == family);
+/// Returns the rules for packets that were not translated. A packet to an unknown port of a cluster
+/// IP is refused. A packet to an unallocated cluster IP is dropped, because its Service may just be
+/// starting.
+fn cluster_ips_check(settings: &RuleSettings, family: IpFamily) -> Vec<Rule> {
+    let invalid_port = Rule::new([address_in(SharedSet::ClusterIps), Statement::Reject]);
+    let ranges = settings.service_cidrs.iter().filter(|range| IpFamily::of(range.addr()) == family);
     let drop = |range: &IpNet| {
         let rule = Rule::new([Statement::Destination(*range), Statement::Verdict(Verdict::Drop)]);
         rule.comment("Drop traffic to unallocated ClusterIPs")
     };
     let invalid_port = invalid_port.comment("Reject traffic to invalid ports of ClusterIPs");
-    [invalid_port].into_iter().chain(of_family.map(drop)).collect()
+    [invalid_port].into_iter().chain(ranges.map(drop)).collect()
 }
 
-/// What the addresses of a Service lead to, cluster IPs last, since others may be the same.
-fn services(basis: &Basis, family: Family) -> Vec<Rule> {
-    let masquerading = basis.cluster_ip_masquerading(family);
-    let to = |set: Base| Statement::InSet(vec![Selector::Destination], set.name());
+/// Returns the rules that lead VIPs to their chains. Cluster IPs come last, because another kind of
+/// frontend can have the same address.
+fn services(settings: &RuleSettings, family: IpFamily) -> Vec<Rule> {
+    let masquerading = settings.cluster_ip_masquerading(family);
+    let list = EndpointList::Services;
     let rules = [
-        Rule::new([by_address(Base::ServiceIps)]),
-        Rule::new([List::Services.is_in(Base::ExternalServices), goto("external")]),
-        Rule::new([List::Services.is_in(Base::PolicyLocalServices), goto("policy-local")]),
-        Rule::new([to(Base::ClusterIps), goto(List::Services.chain())]),
-        Rule::new([to(Base::NodePortIps), goto("nodeports")]),
+        Rule::new([by_destination(SharedSet::ServiceIps)]),
+        Rule::new([list.is_in(SharedSet::ExternalServices), goto("external")]),
+        Rule::new([list.is_in(SharedSet::PolicyLocalServices), goto("policy-local")]),
+        Rule::new([address_in(SharedSet::ClusterIps), goto(list.chain())]),
+        Rule::new([address_in(SharedSet::NodePortIps), goto("nodeports")]),
     ];
     masquerading.into_iter().chain(rules).collect()
 }
 
 fn node_ports() -> Vec<Rule> {
+    let list = EndpointList::NodePorts;
     vec![
-        Rule::new([Statement::VerdictMap(DESTINATION_PORT.into(), Base::ServiceNodePorts.name())]),
-        Rule::new([List::NodePorts.is_in(Base::ExternalNodePorts), goto("nodeport-external")]),
-        Rule::new([List::NodePorts.is_in(Base::PolicyLocalNodePorts), goto("nodeport-policy-local")]),
+        Rule::new([Statement::VerdictMap(DESTINATION_PORT.into(), SharedSet::ServiceNodePorts.name())]),
+        Rule::new([list.is_in(SharedSet::ExternalNodePorts), goto("nodeport-external")]),
+        Rule::new([list.is_in(SharedSet::PolicyLocalNodePorts), goto("nodeport-policy-local")]),
     ]
 }
 
-/// What becomes of traffic from outside before an endpoint is chosen.
-fn kinds(basis: &Basis, family: Family) -> Vec<(Chain, Vec<Rule>)> {
-    let of = |all: List, local: List, external: &str, policy_local: &str| {
-        let mut rules = lists::short_circuit(basis, family, &all.chain().into());
+/// Returns the chains for external frontends, before an endpoint is selected.
+fn external_chains(settings: &RuleSettings, family: IpFamily) -> Vec<(Chain, Vec<Rule>)> {
+    let of = |all: EndpointList, local: EndpointList, external: &str, policy_local: &str| {
+        let mut rules = lists::short_circuit(settings, family, &all.chain().into());
         rules.push(Rule::new([goto(local.chain())]));
-        let external = helper(external, lists::external(basis, all.chain().into()));
-        [external, helper(policy_local, rules)]
+        let external = regular(external, lists::external(settings, all.chain().into()));
+        [external, regular(policy_local, rules)]
     };
-    let addresses = of(List::Services, List::LocalServices, "external", "policy-local");
-    let ports = of(List::NodePorts, List::LocalNodePorts, "nodeport-external", "nodeport-policy-local");
+    let addresses = of(EndpointList::Services, EndpointList::LocalServices, "external", "policy-local");
+    let (all, local) = (EndpointList::NodePorts, EndpointList::LocalNodePorts);
+    let ports = of(all, local, "nodeport-external", "nodeport-policy-local");
     addresses.into_iter().chain(ports).collect()
 }
 
-fn goto(chain: &str) -> Statement {
-    Statement::Verdict(Verdict::Goto(chain.into()))
-}
-
-/// The mark is taken off, since the packet may pass here again, as when it is put into a tunnel.
-fn masquerading(basis: &Basis) -> Vec<Rule> {
-    let bit = basis.masquerade;
+/// Returns the rules that masquerade. They remove the mark, because the packet can pass here again,
+/// for example in a tunnel.
+fn masquerading(settings: &RuleSettings) -> Vec<Rule> {
+    let bit = settings.masquerade_mark;
     let hairpin =
         vec![Selector::Source, Selector::Destination, Selector::Protocol, Selector::DestinationPort];
     vec![
         Rule::new([Statement::HasMark(bit), Statement::ToggleMark(bit), Statement::Masquerade]),
         Rule::new([
             Statement::StatusDnat,
-            Statement::InSet(hairpin, Base::HairpinConnections.name()),
+            Statement::InSet(hairpin, SharedSet::HairpinConnections.name()),
             Statement::Masquerade,
         ]),
     ]

@@ -9,7 +9,7 @@ use libc::{
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
 
 use super::{
-    Family,
+    IpFamily, NftFamily as _,
     element::{self, ElementKey, ElementValue},
     expression,
     set::{Set, SetKind, push_user_data},
@@ -83,8 +83,8 @@ impl Hook {
 
 impl Change {
     /// Returns the change as an nft command.
-    pub fn display(&self, family: Family, table: &str) -> String {
-        let at = format!("{} {table}", family.name());
+    pub fn display(&self, family: IpFamily, table: &str) -> String {
+        let at = format!("{} {table}", family.keyword());
         match self {
             Self::AddTable(comment) => format!("add table {at} {{ comment \"{comment}\"; }}"),
             Self::DeleteTable => format!("delete table {at}"),
@@ -125,7 +125,7 @@ impl Change {
 
     /// Writes the attributes of the message, without the list of elements. `id` identifies a new
     /// set within the transaction.
-    pub(super) fn write(&self, family: Family, table: &str, id: u32, to: &mut MessageBuffer) {
+    pub(super) fn write(&self, family: IpFamily, table: &str, id: u32, to: &mut MessageBuffer) {
         to.string(NFTA_TABLE_NAME, table);
         match self {
             Self::AddTable(comment) => write_comment(NFTA_TABLE_USERDATA, comment, to),
@@ -185,7 +185,7 @@ impl fmt::Display for Chain {
 }
 
 impl ElementValue {
-    fn display(&self, set: &Set, family: Family) -> String {
+    fn display(&self, set: &Set, family: IpFamily) -> String {
         let comment = self.comment().map_or_else(String::new, |comment| format!(" comment \"{comment}\""));
         match self {
             Self::Member(_) => comment,

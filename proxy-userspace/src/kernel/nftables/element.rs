@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Family,
+    IpFamily, NftFamily as _,
     statement::{Verdict, octets, protocol_name},
 };
 
@@ -95,7 +95,7 @@ impl ElementValue {
 
 impl FieldType {
     /// Returns the length in bytes, with padding.
-    pub(super) const fn length(self, family: Family) -> u32 {
+    pub(super) fn length(self, family: IpFamily) -> u32 {
         match self {
             Self::Address => family.address_length(),
             Self::Protocol | Self::Port | Self::Number => 4,
@@ -186,7 +186,7 @@ impl fmt::Debug for ElementData {
 }
 
 /// Returns the fields of a key or of data as nft shows them.
-pub(super) fn display(mut bytes: &[u8], fields: &[FieldType], family: Family) -> String {
+pub(super) fn display(mut bytes: &[u8], fields: &[FieldType], family: IpFamily) -> String {
     let mut words = Vec::new();
     for field in fields {
         let Some((first, rest)) = bytes.split_at_checked(field.length(family) as usize) else { break };

@@ -14,7 +14,7 @@ use libc::{
 };
 
 use super::{
-    Family,
+    IpFamily, NftFamily as _,
     statement::{Rule, Selector, Statement, Verdict, octets},
     uapi::*,
 };
@@ -27,7 +27,7 @@ const STATUS_DNAT: u32 = 1 << 5;
 const PORT_OFFSET: u32 = 2;
 
 /// Writes the expressions of a rule as a list.
-pub(super) fn write(rule: &Rule, family: Family, to: &mut MessageBuffer) {
+pub(super) fn write(rule: &Rule, family: IpFamily, to: &mut MessageBuffer) {
     let mut expressions = Expressions { to, family };
     for statement in &rule.statements {
         expressions.statement(statement);
@@ -53,7 +53,7 @@ pub(super) fn write_verdict(verdict: &Verdict, to: &mut MessageBuffer) {
 
 struct Expressions<'a> {
     to: &'a mut MessageBuffer,
-    family: Family,
+    family: IpFamily,
 }
 
 /// Returns the comparison for a value that must be equal, or that must not.
@@ -293,8 +293,8 @@ impl Expressions<'_> {
     fn reject(&mut self) {
         // "Port unreachable": ICMP_PORT_UNREACH, or ICMPV6_PORT_UNREACH.
         let code = match self.family {
-            Family::Ip => 3,
-            Family::Ip6 => 4,
+            IpFamily::V4 => 3,
+            IpFamily::V6 => 4,
         };
         self.add("reject", |to| {
             to.be_int(NFTA_REJECT_TYPE, NFT_REJECT_ICMP_UNREACH);

@@ -9,7 +9,7 @@ use libc::{
 use netlink_packet_core::NLM_F_DUMP;
 
 use super::{
-    Family, Nftables,
+    IpFamily, NftFamily as _, Nftables,
     element::{ElementData, ElementKey, ElementValue},
     set::SetSpec,
     socket::nftables_type,
@@ -38,7 +38,7 @@ pub struct TableListing {
 
 impl Nftables {
     /// Lists the chains and sets of a table.
-    pub fn list_table(&mut self, family: Family, table: &str) -> Result<TableListing, KernelError> {
+    pub fn list_table(&mut self, family: IpFamily, table: &str) -> Result<TableListing, KernelError> {
         let in_table = |found: Attributes<'_>| found.string(NFTA_TABLE_NAME) == Some(table);
         let write_table = |to: &mut MessageBuffer| to.string(NFTA_TABLE_NAME, table);
         let tables =
@@ -62,7 +62,7 @@ impl Nftables {
     /// Lists the elements of a set or map.
     pub fn list_elements(
         &mut self,
-        family: Family,
+        family: IpFamily,
         table: &str,
         set: &str,
     ) -> Result<Vec<(ElementKey, ElementValue)>, KernelError> {
@@ -83,7 +83,7 @@ impl Nftables {
     fn list<T>(
         &self,
         message: c_int,
-        family: Family,
+        family: IpFamily,
         object: &str,
         write: impl Fn(&mut MessageBuffer),
         read: impl Fn(Attributes<'_>) -> Option<T>,

@@ -19,8 +19,6 @@ mod uapi;
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
-
 use libc::c_int;
 
 pub use self::{
@@ -31,61 +29,55 @@ pub use self::{
     socket::Nftables,
     statement::{Name, Rule, Selector, Statement, Verdict},
 };
+use crate::net::IpFamily;
 
-/// The family of a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Family {
-    /// `ip`.
-    Ip,
-    /// `ip6`.
-    Ip6,
+/// The properties of a family in nf_tables.
+trait NftFamily {
+    /// Returns nft's keyword for the family and for its header.
+    fn keyword(self) -> &'static str;
+    /// Returns the kernel's number of the family (`NFPROTO_*`).
+    fn nfproto(self) -> c_int;
+    /// Returns the length of an address in bytes.
+    fn address_length(self) -> u32;
+    /// Returns the length of an address in 32-bit words.
+    fn address_words(self) -> c_int;
+    /// Returns the offset of the source address in the IP header. The destination follows it.
+    fn source_offset(self) -> u32;
 }
 
-impl Family {
-    /// Both families.
-    pub const ALL: [Self; 2] = [Self::Ip, Self::Ip6];
-
-    /// Returns the family of an address.
-    pub const fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Self::Ip } else { Self::Ip6 }
-    }
-
-    /// Returns nft's keyword for the family and for its header.
-    pub const fn name(self) -> &'static str {
+impl NftFamily for IpFamily {
+    fn keyword(self) -> &'static str {
         match self {
-            Self::Ip => "ip",
-            Self::Ip6 => "ip6",
+            Self::V4 => "ip",
+            Self::V6 => "ip6",
         }
     }
 
-    const fn nfproto(self) -> c_int {
+    fn nfproto(self) -> c_int {
         match self {
-            Self::Ip => libc::NFPROTO_IPV4,
-            Self::Ip6 => libc::NFPROTO_IPV6,
+            Self::V4 => libc::NFPROTO_IPV4,
+            Self::V6 => libc::NFPROTO_IPV6,
         }
     }
 
-    /// Returns the length of an address in bytes.
-    const fn address_length(self) -> u32 {
+    fn address_length(self) -> u32 {
         match self {
-            Self::Ip => 4,
-            Self::Ip6 => 16,
+            Self::V4 => 4,
+            Self::V6 => 16,
         }
     }
 
-    /// Returns the length of an address in 32-bit words.
-    const fn address_words(self) -> c_int {
+    fn address_words(self) -> c_int {
         match self {
-            Self::Ip => 1,
-            Self::Ip6 => 4,
+            Self::V4 => 1,
+            Self::V6 => 4,
         }
     }
 
-    /// Returns the offset of the source address in the IP header. The destination follows it.
-    const fn source_offset(self) -> u32 {
+    fn source_offset(self) -> u32 {
         match self {
-            Self::Ip => 12,
-            Self::Ip6 => 8,
+            Self::V4 => 12,
+            Self::V6 => 8,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libc::{NFT_DATA_VERDICT, NFT_META_L4PROTO, NFT_SET_EVAL, NFT_SET_MAP, NFT_SET_TIMEOUT, c_int};
 
-use super::{Family, element::FieldType, statement::Name, uapi::*};
+use super::{IpFamily, element::FieldType, statement::Name, uapi::*};
 use crate::kernel::netlink::{Attributes, MessageBuffer};
 
 /// A set or map.
@@ -61,7 +61,7 @@ impl SetSpec {
 
 impl Set {
     /// Returns the properties that the set keeps for its lifetime.
-    pub fn spec(&self, family: Family) -> SetSpec {
+    pub fn spec(&self, family: IpFamily) -> SetSpec {
         let (flags, data_type, timeout) = match self.kind {
             SetKind::Plain => (0, 0, Duration::ZERO),
             SetKind::Dynamic(timeout, _) => (NFT_SET_TIMEOUT | NFT_SET_EVAL, 0, timeout),
@@ -79,7 +79,7 @@ impl Set {
 
     /// Writes the attributes, without the table's name. `id` identifies the set within the
     /// transaction.
-    pub(super) fn write(&self, family: Family, id: u32, to: &mut MessageBuffer) {
+    pub(super) fn write(&self, family: IpFamily, id: u32, to: &mut MessageBuffer) {
         let spec = self.spec(family);
         to.string(NFTA_SET_NAME, &self.name);
         to.be_int(NFTA_SET_FLAGS, spec.flags);
@@ -101,7 +101,7 @@ impl Set {
 
     /// Returns the user data, which only nft reads (`enum nftnl_udata_set_types` of libnftnl). It
     /// has the types that have no number, and the comment.
-    fn user_data(&self, family: Family) -> Vec<u8> {
+    fn user_data(&self, family: IpFamily) -> Vec<u8> {
         const KEY_BYTE_ORDER: u8 = 0;
         const DATA_BYTE_ORDER: u8 = 1;
         const KEY_TYPEOF: u8 = 3;
@@ -132,7 +132,7 @@ impl Set {
     }
 
     /// Returns the definition in nft's syntax.
-    pub(super) fn display(&self, family: Family) -> String {
+    pub(super) fn display(&self, family: IpFamily) -> String {
         let types = |fields: &[FieldType]| {
             let names = if self.has_typeof() { expression_name } else { type_name };
             fields.iter().map(|field| names(*field, family)).collect::<Vec<_>>().join(" . ")
@@ -161,17 +161,17 @@ impl Set {
     }
 }
 
-fn length(fields: &[FieldType], family: Family) -> u32 {
+fn length(fields: &[FieldType], family: IpFamily) -> u32 {
     fields.iter().map(|field| field.length(family)).sum()
 }
 
 /// Returns nft's type (`enum datatypes`). A concatenation has six bits for each field.
-fn concatenated_type(fields: &[FieldType], family: Family) -> u32 {
+fn concatenated_type(fields: &[FieldType], family: IpFamily) -> u32 {
     fields.iter().fold(0, |concatenation, field| {
         let field = match (field, family) {
             (FieldType::Number, _) => 4,
-            (FieldType::Address, Family::Ip) => 7,
-            (FieldType::Address, Family::Ip6) => 8,
+            (FieldType::Address, IpFamily::V4) => 7,
+            (FieldType::Address, IpFamily::V6) => 8,
             (FieldType::Protocol, _) => 12,
             (FieldType::Port, _) => 13,
         };
@@ -188,20 +188,20 @@ fn byte_order(fields: &[FieldType]) -> u32 {
     }
 }
 
-fn type_name(field: FieldType, family: Family) -> &'static str {
+fn type_name(field: FieldType, family: IpFamily) -> &'static str {
     match (field, family) {
-        (FieldType::Address, Family::Ip) => "ipv4_addr",
-        (FieldType::Address, Family::Ip6) => "ipv6_addr",
+        (FieldType::Address, IpFamily::V4) => "ipv4_addr",
+        (FieldType::Address, IpFamily::V6) => "ipv6_addr",
         (FieldType::Protocol, _) => "inet_proto",
         (FieldType::Port, _) => "inet_service",
         (FieldType::Number, _) => "integer",
     }
 }
 
-fn expression_name(field: FieldType, family: Family) -> &'static str {
+fn expression_name(field: FieldType, family: IpFamily) -> &'static str {
     match (field, family) {
-        (FieldType::Address, Family::Ip) => "ip daddr",
-        (FieldType::Address, Family::Ip6) => "ip6 daddr",
+        (FieldType::Address, IpFamily::V4) => "ip daddr",
+        (FieldType::Address, IpFamily::V6) => "ip6 daddr",
         (FieldType::Protocol, _) => "meta l4proto",
         (FieldType::Port, _) => "th dport",
         (FieldType::Number, _) => "numgen random mod 2",
@@ -217,7 +217,7 @@ pub(super) fn push_user_data(to: &mut Vec<u8>, kind: u8, value: &[u8]) {
 
 /// Returns a `typeof` declaration in nft's encoding. Expressions have the numbers of nft's
 /// `enum expr_types`.
-fn type_of(fields: &[FieldType], family: Family) -> Vec<u8> {
+fn type_of(fields: &[FieldType], family: IpFamily) -> Vec<u8> {
     const CONCATENATION: u32 = 13;
     let mut parts = Vec::new();
     for (index, field) in (0..).zip(fields) {
@@ -226,14 +226,14 @@ fn type_of(fields: &[FieldType], family: Family) -> Vec<u8> {
     type_of_expression(CONCATENATION, &parts)
 }
 
-fn type_of_field(field: FieldType, family: Family) -> Vec<u8> {
+fn type_of_field(field: FieldType, family: IpFamily) -> Vec<u8> {
     const PAYLOAD: u32 = 7;
     const META: u32 = 9;
     const NUMGEN: u32 = 23;
     let (expression, operands): (_, &[u32]) = match (field, family) {
         // The operands are the numbers of the protocol and of the field in nft's tables.
-        (FieldType::Address, Family::Ip) => (PAYLOAD, &[12, 12]),
-        (FieldType::Address, Family::Ip6) => (PAYLOAD, &[13, 9]),
+        (FieldType::Address, IpFamily::V4) => (PAYLOAD, &[12, 12]),
+        (FieldType::Address, IpFamily::V6) => (PAYLOAD, &[13, 9]),
         (FieldType::Port, _) => (PAYLOAD, &[11, 2]),
         (FieldType::Protocol, _) => (META, &[NFT_META_L4PROTO.cast_unsigned()]),
         // NFT_NG_RANDOM, modulus 2, offset 0.

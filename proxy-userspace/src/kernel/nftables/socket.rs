@@ -11,7 +11,7 @@ use netlink_sys::{SocketAddr, protocols::NETLINK_NETFILTER};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::{
-    Family,
+    IpFamily, NftFamily as _,
     change::{self, Change},
     uapi::NFTA_SET_ELEM_LIST_ELEMENTS,
 };
@@ -68,7 +68,7 @@ impl Nftables {
 
     /// Applies changes to the tables of this name in one transaction. If one change fails, no
     /// change is made.
-    pub fn commit(&mut self, table: &str, changes: &[(Family, Change)]) -> Result<(), KernelError> {
+    pub fn commit(&mut self, table: &str, changes: &[(IpFamily, Change)]) -> Result<(), KernelError> {
         if changes.is_empty() {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl Nftables {
         Err(failed(object)(source))
     }
 
-    fn transaction(&self, table: &str, changes: &[(Family, Change)]) -> Transaction {
+    fn transaction(&self, table: &str, changes: &[(IpFamily, Change)]) -> Transaction {
         let mut messages = MessageBuffer::default();
         let mut first_changes = Vec::new();
         let delimit = |messages: &mut MessageBuffer, message| {
@@ -139,8 +139,8 @@ impl Nftables {
 
 /// If the first change is about an element, writes it and the following changes of the same kind to
 /// elements of the same set, as many as fit. Returns how many.
-fn write_elements(changes: &[(Family, Change)], to: &mut MessageBuffer) -> usize {
-    let target = |(family, change): &(Family, Change)| {
+fn write_elements(changes: &[(IpFamily, Change)], to: &mut MessageBuffer) -> usize {
+    let target = |(family, change): &(IpFamily, Change)| {
         change.element().map(|(set, _, value)| (*family, value.is_some(), &set.name))
     };
     let Some(first) = changes.first().and_then(target) else { return 0 };

@@ -10,7 +10,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::Family;
+use super::{IpFamily, NftFamily as _};
 use crate::net::Protocol;
 
 /// The name of a chain, set or map.
@@ -121,7 +121,7 @@ impl Rule {
     }
 
     /// Returns the rule in nft's syntax.
-    pub fn display(&self, family: Family) -> String {
+    pub fn display(&self, family: IpFamily) -> String {
         let statements: Vec<String> =
             self.statements.iter().map(|statement| statement.display(family)).collect();
         let comment = self.comment.iter().map(|comment| format!(" comment \"{comment}\""));
@@ -148,8 +148,8 @@ pub(super) fn protocol_name(protocol: u8) -> String {
 }
 
 impl Statement {
-    fn display(&self, family: Family) -> String {
-        let ip = family.name();
+    fn display(&self, family: IpFamily) -> String {
+        let ip = family.keyword();
         let key = |selectors| display_key(selectors, family);
         let negation = |inside: &bool| if *inside { "" } else { "!= " };
         match self {
@@ -183,8 +183,8 @@ fn display_range(range: &IpNet) -> String {
     if range.prefix_len() == range.max_prefix_len() { range.addr().to_string() } else { range.to_string() }
 }
 
-fn display_key(selectors: &[Selector], family: Family) -> String {
-    let ip = family.name();
+fn display_key(selectors: &[Selector], family: IpFamily) -> String {
+    let ip = family.keyword();
     let words = selectors.iter().map(|selector| match selector {
         Selector::Source => format!("{ip} saddr"),
         Selector::Destination => format!("{ip} daddr"),

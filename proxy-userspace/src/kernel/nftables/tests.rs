@@ -6,8 +6,8 @@ use std::{thread, time::Duration};
 use nix::sched::{CloneFlags, unshare};
 
 use super::{
-    Chain, Change, ElementData, ElementKey, ElementValue, Family, Field, FieldType, Hook, Name, Nftables,
-    Rule, Selector, Set, SetKind, Statement, Verdict,
+    Chain, Change, ElementData, ElementKey, ElementValue, Field, FieldType, Hook, IpFamily, Name,
+    NftFamily as _, Nftables, Rule, Selector, Set, SetKind, Statement, Verdict,
 };
 use crate::kernel::command::{Command, Launcher};
 
@@ -41,10 +41,10 @@ fn slot(address: &str, number: u32) -> ElementKey {
 }
 
 /// Every statement there is, by family.
-fn rules(family: Family) -> Vec<Rule> {
+fn rules(family: IpFamily) -> Vec<Rule> {
     let (odd, one, endpoint) = match family {
-        Family::Ip => ("10.128.0.0/9", "192.0.2.7/32", "10.244.1.11:8080"),
-        Family::Ip6 => ("fd80::/9", "2001:db8::7/128", "[fd44:1::11]:8080"),
+        IpFamily::V4 => ("10.128.0.0/9", "192.0.2.7/32", "10.244.1.11:8080"),
+        IpFamily::V6 => ("fd80::/9", "2001:db8::7/128", "[fd44:1::11]:8080"),
     };
     let range = |text: &str| text.parse().expect("a range");
     let interface = |name: &str, inside| Statement::InputInterface { name: name.into(), inside };
@@ -72,10 +72,10 @@ fn rules(family: Family) -> Vec<Rule> {
     .into()
 }
 
-fn range_text(family: Family) -> &'static str {
+fn range_text(family: IpFamily) -> &'static str {
     match family {
-        Family::Ip => "10.244.0.0/16",
-        Family::Ip6 => "fd44::/16",
+        IpFamily::V4 => "10.244.0.0/16",
+        IpFamily::V6 => "fd44::/16",
     }
 }
 
@@ -94,7 +94,7 @@ fn structure() -> Vec<Change> {
     changes
 }
 
-fn whole_table(family: Family) -> Vec<(Family, Change)> {
+fn whole_table(family: IpFamily) -> Vec<(IpFamily, Change)> {
     let chain = Name::from("here");
     let rules = rules(family).into_iter().map(|rule| Change::AddRule(chain.clone(), rule));
     structure().into_iter().chain(rules).map(|change| (family, change)).collect()
@@ -104,9 +104,9 @@ fn whole_table(family: Family) -> Vec<(Family, Change)> {
 fn what_is_written_is_what_nft_lists_and_nft_takes_its_listing_back() {
     alone(|| {
         let mut nftables = Nftables::open().expect("nf_tables");
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));
-            let listing = nft(&["list", "table", family.name(), TABLE], "");
+            let listing = nft(&["list", "table", family.keyword(), TABLE], "");
             for rule in rules(family) {
                 let shown = rule.display(family);
                 assert!(listing.lines().any(|line| line.trim() == shown), "no {shown}\n{listing}");
@@ -115,9 +115,9 @@ fn what_is_written_is_what_nft_lists_and_nft_takes_its_listing_back() {
                 listing.contains("type nat hook postrouting priority srcnat; policy accept;"),
                 "{listing}"
             );
-            nft(&["delete", "table", family.name(), TABLE], "");
+            nft(&["delete", "table", family.keyword(), TABLE], "");
             nft(&["-f", "-"], &listing);
-            assert_eq!(nft(&["list", "table", family.name(), TABLE], ""), listing);
+            assert_eq!(nft(&["list", "table", family.keyword(), TABLE], ""), listing);
         }
     });
 }
@@ -129,8 +129,8 @@ fn elements_are_added_replaced_and_removed_as_a_whole_or_not_at_all() {
         let map = set("service-endpoints", SLOT, SetKind::DataMap(ENDPOINT));
         let verdicts = set("service-ips", KEY, SetKind::VerdictMap);
         for (family, address, first, second) in [
-            (Family::Ip, "10.96.0.1", "10.244.1.1:8080", "10.244.1.2:8080"),
-            (Family::Ip6, "fd96::1", "[fd44::1]:8080", "[fd44::2]:8080"),
+            (IpFamily::V4, "10.96.0.1", "10.244.1.1:8080", "10.244.1.2:8080"),
+            (IpFamily::V6, "fd96::1", "[fd44::1]:8080", "[fd44::2]:8080"),
         ] {
             let to = |text: &str| {
                 ElementValue::Data(ElementData::from_endpoint(text.parse().expect("an endpoint")))
@@ -149,7 +149,7 @@ fn elements_are_added_replaced_and_removed_as_a_whole_or_not_at_all() {
             ]);
             let changes: Vec<_> = changes.into_iter().map(|change| (family, change)).collect();
             nftables.commit(TABLE, &changes).unwrap_or_else(|error| panic!("{error}"));
-            let listing = nft(&["list", "map", family.name(), TABLE, &map.name], "");
+            let listing = nft(&["list", "map", family.keyword(), TABLE, &map.name], "");
             assert!(listing.contains(&format!("{address} . tcp . 80 . 1 : ")), "{listing}");
             assert_eq!(nftables.list_elements(family, TABLE, &verdicts.name).unwrap(), [(key, goto)]);
 
@@ -181,13 +181,13 @@ fn elements_are_added_replaced_and_removed_as_a_whole_or_not_at_all() {
 fn a_table_is_found_with_its_chains_and_the_shapes_of_its_sets() {
     alone(|| {
         let mut nftables = Nftables::open().expect("nf_tables");
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             assert!(!nftables.list_table(family, TABLE).unwrap().exists);
-            nft(&["-f", "-"], &format!("table {} other {{ chain here {{ }}; }}", family.name()));
+            nft(&["-f", "-"], &format!("table {} other {{ chain here {{ }}; }}", family.keyword()));
             // A set without a name belongs to its rule.
             let unnamed = format!(
                 "table {} {TABLE} {{ chain mapped {{ meta l4proto vmap {{ tcp : drop }}; }}; }}",
-                family.name()
+                family.keyword()
             );
             nft(&["-f", "-"], &unnamed);
             nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));
@@ -213,9 +213,9 @@ fn thousands_of_elements_are_one_transaction() {
         let slots =
             (0..20_000).map(|number| Change::AddElement(map, slot("10.96.0.1", number), endpoint.clone()));
         let changes: Vec<_> =
-            structure().into_iter().chain(slots).map(|change| (Family::Ip, change)).collect();
+            structure().into_iter().chain(slots).map(|change| (IpFamily::V4, change)).collect();
         nftables.commit(TABLE, &changes).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(nftables.list_elements(Family::Ip, TABLE, &map.name).unwrap().len(), 20_000);
-        assert_eq!(nftables.list_table(Family::Ip, "other").unwrap().sets.len(), 0);
+        assert_eq!(nftables.list_elements(IpFamily::V4, TABLE, &map.name).unwrap().len(), 20_000);
+        assert_eq!(nftables.list_table(IpFamily::V4, "other").unwrap().sets.len(), 0);
     });
 }

@@ -2,12 +2,14 @@
 //! which packets add elements.
 
 use super::Fact;
-use crate::kernel::{
-    KernelError,
-    nftables::{
-        Chain, Change, Family, FieldType, Hook, Name, Nftables, Rule, Selector, Set, SetKind, Statement,
-        Verdict,
+use crate::{
+    kernel::{
+        KernelError,
+        nftables::{
+            Chain, Change, FieldType, Hook, Name, Nftables, Rule, Selector, Set, SetKind, Statement, Verdict,
+        },
     },
+    net::IpFamily,
 };
 
 /// The oldest kernel, the same as kube-proxy's. Older kernels have bugs that this probe does not
@@ -22,7 +24,7 @@ pub(super) fn nftables(release: &str) -> Fact {
         return Fact::Missing(format!("kernel {release} is older than {major}.{minor}"));
     }
     let tried = Nftables::open().and_then(|mut nftables| {
-        Family::ALL.into_iter().try_for_each(|family| nftables.commit(TABLE, &trial(family)))
+        IpFamily::ALL.into_iter().try_for_each(|family| nftables.commit(TABLE, &trial(family)))
     });
     Fact::of::<(), KernelError>(tried)
 }
@@ -37,7 +39,7 @@ pub fn version(release: &str) -> Option<(u32, u32)> {
 const KEY: &[FieldType] = &[FieldType::Address, FieldType::Number];
 const DATA: &[FieldType] = &[FieldType::Address, FieldType::Port];
 
-fn trial(family: Family) -> Vec<(Family, Change)> {
+fn trial(family: IpFamily) -> Vec<(IpFamily, Change)> {
     let set = |name: &str, key, kind| Change::AddSet(Set { name: name.into(), key, kind, comment: "" });
     let chain = |name: &str, hook| Change::AddChain(Chain { name: name.into(), hook, comment: "" });
     let rule = |chain: &str, statements: Vec<Statement>| Change::AddRule(chain.into(), Rule::new(statements));

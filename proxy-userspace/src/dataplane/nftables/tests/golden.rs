@@ -1,4 +1,4 @@
-//! Plans as people read them.
+//! Golden plans.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn endpoints(addresses: &[&str]) -> Vec<ResolvedEndpoint> {
     addresses.iter().map(parse).collect()
 }
 
-/// 10.99.0.1:80 with these endpoints; those that end in `!` run on this node.
+/// Returns 10.99.0.1:80 with these endpoints. An endpoint that ends in `!` is on this node.
 pub(super) fn web(addresses: &[&str]) -> ResolvedPort {
     let frontend =
         Frontend { kind: FrontendKind::ClusterIp, address: Some(ip("10.99.0.1")), port: port_number(80) };
@@ -33,7 +33,7 @@ fn with(port: ResolvedPort) -> Snapshot {
     Snapshot { ports: BTreeMap::from([(key("default/web", "http"), Arc::new(port))]), node }
 }
 
-/// A load balancer of all kinds of address.
+/// Returns a load balancer with a frontend of each kind.
 fn everywhere(port: ResolvedPort) -> ResolvedPort {
     let at = |kind, address: Option<&str>, port| Frontend {
         kind,
@@ -48,7 +48,7 @@ fn everywhere(port: ResolvedPort) -> ResolvedPort {
     ResolvedPort { frontends, ..port }
 }
 
-/// What changes from one Snapshot to another, as text.
+/// Returns the plan from one service port to another, as text.
 fn change(before: ResolvedPort, after: ResolvedPort) -> String {
     let dirty = Dirty { ports: BTreeSet::from([key("default/web", "http")]), ..Dirty::default() };
     let mut state = programmed(&with(before));
@@ -59,7 +59,7 @@ fn change(before: ResolvedPort, after: ResolvedPort) -> String {
 }
 
 #[test]
-fn a_first_plan_reads_as_what_nft_would_be_told() {
+fn first_plan_is_displayed_as_nft_commands() {
     let port = ResolvedPort {
         local_endpoints: endpoints(&["10.244.1.11:8080!"]),
         external_policy: TrafficPolicy::Local,
@@ -73,20 +73,20 @@ fn a_first_plan_reads_as_what_nft_would_be_told() {
 }
 
 #[test]
-fn one_endpoint_for_another_is_one_element() {
+fn replaced_endpoint_changes_one_element() {
     let before = web(&["10.244.1.11:8080!", "10.244.2.11:8080", "10.244.2.12:8080"]);
     let after = web(&["10.244.1.11:8080!", "10.244.2.12:8080", "10.244.2.13:8080"]);
     insta::assert_snapshot!("replaced", change(before, after));
 }
 
 #[test]
-fn one_endpoint_less_is_another_size_at_times_and_the_last_one_takes_the_place_that_is_free() {
+fn last_endpoint_takes_the_number_of_a_removed_one() {
     let before = web(&["10.244.1.11:8080!", "10.244.2.11:8080", "10.244.2.12:8080"]);
     insta::assert_snapshot!("fewer", change(before, web(&["10.244.2.11:8080", "10.244.2.12:8080"])));
 }
 
 #[test]
-fn one_endpoint_more_is_one_element_and_the_lists_of_another_size_are_made_once() {
+fn additional_endpoint_is_one_element_or_one_larger_list() {
     let of = |count: usize| {
         web(&["10.244.2.1:80", "10.244.2.2:80", "10.244.2.3:80", "10.244.2.4:80", "10.244.2.5:80"][..count])
     };
@@ -95,7 +95,7 @@ fn one_endpoint_more_is_one_element_and_the_lists_of_another_size_are_made_once(
 }
 
 #[test]
-fn the_last_endpoint_leaves_and_connections_are_refused() {
+fn connections_are_refused_after_the_last_endpoint() {
     insta::assert_snapshot!("none", change(everywhere(web(&["10.244.2.11:8080"])), everywhere(web(&[]))));
 }
 
@@ -115,7 +115,7 @@ fn affinity_has_a_set_of_clients_for_each_endpoint() {
 }
 
 #[test]
-fn another_timeout_makes_the_sets_anew() {
+fn new_affinity_timeout_replaces_the_sets() {
     let sticky = |seconds| ResolvedPort {
         affinity_timeout: std::num::NonZeroU32::new(seconds),
         ..web(&["10.244.2.11:8080"])
@@ -124,7 +124,7 @@ fn another_timeout_makes_the_sets_anew() {
 }
 
 #[test]
-fn other_pod_ranges_rewrite_the_rules_that_name_them() {
+fn new_local_detector_rewrites_its_rules() {
     let port = ResolvedPort {
         local_endpoints: endpoints(&["10.244.1.11:8080!"]),
         external_policy: TrafficPolicy::Local,
@@ -141,29 +141,29 @@ fn other_pod_ranges_rewrite_the_rules_that_name_them() {
 }
 
 #[test]
-fn what_kube_proxy_left_is_taken_over_and_removed() {
+fn objects_of_kube_proxy_are_removed() {
     let snapshot = with(web(&["10.244.2.11:8080"]));
     let mut state = restarted(&programmed(&snapshot));
     let theirs = ["service-UEU3GDQ7-default/af/tcp/", "endpoint-UPR4LYLF-default/af/tcp/__10.244.1.11/8080"];
-    let table = state.table_mut(Family::Ip);
+    let table = state.table_mut(IpFamily::V4);
     table.chains.extend(theirs.map(|name| (Name::from(name), None)));
     let key = Destination { address: Some(ip("10.99.0.1")), protocol: 6, port: 80 }.key();
     let value = ElementValue::verdict(Verdict::Goto(theirs[0].into()), Some("default/af".into()));
-    table.elements.insert((Base::ServiceIps, key), Held { value, claims: 0 });
+    table.elements.insert((SharedSet::ServiceIps, key), Element { value, references: 0 });
     let takeover = plan(&state, &snapshot, &Dirty::everything());
     let text = takeover.to_string();
     assert!(text.contains("delete chain ip kube-proxy service-UEU3GDQ7-default/af/tcp/\n"), "{text}");
     apply(&mut state, takeover);
-    assert_eq!(without_sizes(&state), without_sizes(&programmed(&snapshot)));
+    assert_eq!(without_lists(&state), without_lists(&programmed(&snapshot)));
 }
 
 #[test]
-fn a_table_with_other_sets_is_made_anew() {
+fn table_with_different_sets_is_rebuilt() {
     let snapshot = with(web(&["10.244.2.11:8080"]));
     let mut state = restarted(&programmed(&snapshot));
-    state.table_mut(Family::Ip).is_foreign = true;
-    let anew = plan(&state, &snapshot, &Dirty::everything());
-    assert_eq!(anew.transactions[0][0], (Family::Ip, Change::DeleteTable));
-    apply(&mut state, anew);
-    assert_eq!(without_sizes(&state), without_sizes(&programmed(&snapshot)));
+    state.table_mut(IpFamily::V4).is_foreign = true;
+    let rebuild = plan(&state, &snapshot, &Dirty::everything());
+    assert_eq!(rebuild.transactions[0][0], (IpFamily::V4, Change::DeleteTable));
+    apply(&mut state, rebuild);
+    assert_eq!(without_lists(&state), without_lists(&programmed(&snapshot)));
 }

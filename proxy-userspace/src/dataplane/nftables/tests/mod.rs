@@ -1,5 +1,5 @@
-//! A mirror of the tables that refuses what the kernel refuses, for the laws of every dataplane, what a packet meets, and plans as
-//! people read them.
+//! Tests plans on a mirror of the tables that fails where the kernel would: properties of all
+//! dataplanes, the path of a packet, and golden plans.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,14 +9,14 @@ use std::{
 
 use super::{
     Plan, State,
-    lists::List,
-    plan, service,
-    sets::{Base, Destination},
-    state::{Held, Table},
+    lists::EndpointList,
+    plan,
+    sets::{Destination, SharedSet},
+    state::{Element, Table},
 };
 use crate::{
     dataplane::PlanSize as _,
-    kernel::nftables::{Change, ElementKey, ElementValue, Family, Name, Set, Statement, Verdict},
+    kernel::nftables::{Change, ElementKey, ElementValue, Name, Set, Statement, Verdict},
     model::{
         ClientLocation, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NodeView,
         ResolvedEndpoint, ResolvedPort, ServicePortKey, Snapshot, TrafficPolicy,
@@ -25,65 +25,66 @@ use crate::{
 };
 
 mod golden;
-mod laws;
 mod packet;
+mod properties;
 
 const MASQUERADE: u32 = 0x4000;
 
 fn empty() -> State {
-    State { masquerade: MASQUERADE, ..State::default() }
+    State { masquerade_mark: MASQUERADE, ..State::default() }
 }
 
-/// What `apply` does to the mirror when the kernel takes everything.
+/// Records a plan as `apply` does when the kernel accepts everything.
 fn apply(state: &mut State, plan: Plan) {
     for (family, change) in plan.transactions.into_iter().flatten() {
         check(state, family, &change);
         state.record(family, change);
     }
-    state.learn(plan.facts, &[]);
+    state.update(plan.update, &[]);
 }
 
-/// The kernel refuses what is there already or is not there, and to remove what is in use.
-fn check(state: &State, family: Family, change: &Change) {
+/// Fails where the kernel would: if a new object exists, an old one does not, or a deleted one is
+/// in use.
+fn check(state: &State, family: IpFamily, change: &Change) {
     let table = state.table(family);
-    let base = |set: &Set| Base::of(&set.name).expect("one of ours");
+    let shared = |set: &Set| SharedSet::from_name(&set.name).expect("a shared set");
     let has_set = |name: &Name| table.sets.contains_key(name);
     let has_chain = |name: &Name| table.chains.contains_key(name);
     match change {
-        Change::AddTable(_) => assert!(!table.is_there),
-        Change::DeleteTable => assert!(table.is_there),
-        Change::AddChain(chain) => assert!(table.is_there && !has_chain(&chain.name), "{}", chain.name),
+        Change::AddTable(_) => assert!(!table.exists),
+        Change::DeleteTable => assert!(table.exists),
+        Change::AddChain(chain) => assert!(table.exists && !has_chain(&chain.name), "{}", chain.name),
         Change::FlushChain(chain) => assert!(has_chain(chain), "{chain}"),
         Change::DeleteChain(chain) => {
             assert!(has_chain(chain), "{chain}");
-            assert!(!leads_to(table, chain), "{chain} is in use");
+            assert!(!is_referenced(table, chain), "{chain} is in use");
         }
         Change::AddRule(chain, rule) => {
             assert!(has_chain(chain), "{chain}");
-            for name in needs(&rule.statements) {
-                assert!(has_set(&name) || has_chain(&name), "{chain}: there is no {name}");
+            for name in referenced_names(&rule.statements) {
+                assert!(has_set(&name) || has_chain(&name), "{chain}: {name} does not exist");
             }
         }
-        Change::AddSet(set) => assert!(table.is_there && !has_set(&set.name), "{}", set.name),
+        Change::AddSet(set) => assert!(table.exists && !has_set(&set.name), "{}", set.name),
         Change::DeleteSet(set) => {
             assert!(has_set(set), "{set}");
             let rules = table.chains.values().flatten().flatten();
             assert!(
-                rules.flat_map(|rule| needs(&rule.statements)).all(|name| name != *set),
+                rules.flat_map(|rule| referenced_names(&rule.statements)).all(|name| name != *set),
                 "{set} is in use"
             );
         }
         Change::AddElement(set, key, value) => {
-            assert!(has_set(&set.name) && !table.elements.contains_key(&(base(set), *key)));
+            assert!(has_set(&set.name) && !table.elements.contains_key(&(shared(set), *key)));
             if let Some(chain) = goto(value) {
-                assert!(has_chain(chain), "there is no {chain}");
+                assert!(has_chain(chain), "{chain} does not exist");
             }
         }
-        Change::DeleteElement(set, key) => assert!(table.elements.contains_key(&(base(set), *key))),
+        Change::DeleteElement(set, key) => assert!(table.elements.contains_key(&(shared(set), *key))),
     }
 }
 
-fn needs(statements: &[Statement]) -> Vec<Name> {
+fn referenced_names(statements: &[Statement]) -> Vec<Name> {
     let named = |statement: &Statement| match statement {
         Statement::InSet(_, name)
         | Statement::VerdictMap(_, name)
@@ -95,15 +96,15 @@ fn needs(statements: &[Statement]) -> Vec<Name> {
     statements.iter().filter_map(named).collect()
 }
 
-fn leads_to(table: &Table, chain: &Name) -> bool {
+fn is_referenced(table: &Table, chain: &Name) -> bool {
     let rules = table.chains.values().flatten().flatten();
-    let by_rule = rules.flat_map(|rule| needs(&rule.statements)).any(|name| name == *chain);
-    by_rule || table.elements.values().any(|held| goto(&held.value) == Some(chain))
+    let by_rule = rules.flat_map(|rule| referenced_names(&rule.statements)).any(|name| name == *chain);
+    by_rule || table.elements.values().any(|element| goto(&element.value) == Some(chain))
 }
 
 fn goto(value: &ElementValue) -> Option<&Name> {
     match value {
-        ElementValue::Verdict(led) => match &led.verdict {
+        ElementValue::Verdict(value) => match &value.verdict {
             Verdict::Goto(chain) => Some(chain),
             _ => None,
         },
@@ -111,9 +112,9 @@ fn goto(value: &ElementValue) -> Option<&Name> {
     }
 }
 
-/// A plan in transactions of the usual size.
+/// Returns a plan with transactions of the usual size.
 fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
-    plan::plan(state, snapshot, dirty, plan::MOST_IN_TRANSACTION)
+    plan::plan(state, snapshot, dirty, plan::MAX_CHANGES)
 }
 
 fn programmed(snapshot: &Snapshot) -> State {
@@ -123,39 +124,41 @@ fn programmed(snapshot: &Snapshot) -> State {
     state
 }
 
-/// What a process that starts finds.
+/// Returns the state that a new process observes.
 fn restarted(state: &State) -> State {
-    let mut found = empty();
-    for family in Family::ALL {
+    let mut observed = empty();
+    for family in IpFamily::ALL {
         let table = state.table(family);
-        let held =
-            |(key, held): (&(Base, ElementKey), &Held)| (*key, Held { value: held.value.clone(), claims: 0 });
-        *found.table_mut(family) = Table {
-            is_there: table.is_there,
+        let element = |(key, element): (&(SharedSet, ElementKey), &Element)| {
+            (*key, Element { value: element.value.clone(), references: 0 })
+        };
+        *observed.table_mut(family) = Table {
+            exists: table.exists,
             is_foreign: false,
-            elements: table.elements.iter().map(held).collect(),
+            elements: table.elements.iter().map(element).collect(),
             chains: table.chains.keys().map(|name| (name.clone(), None)).collect(),
             sets: table.sets.clone(),
-            sizes: BTreeSet::new(),
+            lists: BTreeSet::new(),
         };
     }
-    found
+    observed
 }
 
-/// Without the chains and sets of sizes, which stay when nothing leads to them.
-fn without_sizes(state: &State) -> State {
+/// Returns the state without the chains and sets of lists, which stay when no destination needs
+/// them.
+fn without_lists(state: &State) -> State {
     let mut state = state.clone();
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         let table = state.table_mut(family);
-        for sized in std::mem::take(&mut table.sizes) {
+        for sized in std::mem::take(&mut table.lists) {
             table.chains.remove(&sized.chain());
-            table.sets.remove(&Base::Sized(sized).name());
+            table.sets.remove(&SharedSet::Sized(sized).name());
         }
-        for list in List::ALL {
+        for list in EndpointList::ALL {
             table.chains.remove(list.chain());
         }
-        // Which number an endpoint has is of no importance.
-        table.elements.retain(|(base, _), _| !List::ALL.iter().any(|list| list.endpoints() == *base));
+        // The numbers of endpoints may differ.
+        table.elements.retain(|(set, _), _| !EndpointList::ALL.iter().any(|list| list.endpoints() == *set));
     }
     state
 }

@@ -1,29 +1,29 @@
-//! What the first packet of a connection meets: the rules of the mirror, gone through.
+//! Follows the first packet of a connection through the mirror's rules.
 
 use super::*;
 use crate::kernel::nftables::Selector;
 
-/// Where a packet comes from.
+/// The origin of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum From {
+pub(super) enum Origin {
     Outside,
     Pod,
     Node,
 }
 
-impl From {
+impl Origin {
     pub(super) const ALL: [Self; 3] = [Self::Outside, Self::Pod, Self::Node];
 }
 
-/// What becomes of a packet.
+/// The outcome for a packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Meets {
-    /// One of these endpoints gets it, by chance.
+pub(super) struct Outcome {
+    /// One of these endpoints receives it, at random.
     pub(super) endpoints: BTreeSet<SocketAddr>,
     pub(super) is_masqueraded: bool,
-    /// It is refused, or dropped; only told where no endpoint gets it.
+    /// The answer if no endpoint receives it.
     pub(super) answer: Option<Answer>,
-    /// It may be that no endpoint gets it though others do.
+    /// Some random numbers lead to no endpoint, although others do.
     pub(super) falls_through: bool,
 }
 
@@ -33,29 +33,29 @@ pub(super) enum Answer {
     Dropped,
 }
 
-pub(super) fn meets(state: &State, family: Family, destination: &Destination, from: From) -> Meets {
-    let mut walk = Walk { table: state.table(family), destination, from, meets: Meets::default() };
+pub(super) fn outcome(state: &State, family: IpFamily, destination: &Destination, from: Origin) -> Outcome {
+    let mut walk = Walk { table: state.table(family), destination, from, outcome: Outcome::default() };
     let is_decided = walk.chain("services");
-    walk.meets.falls_through = !is_decided && !walk.meets.endpoints.is_empty();
-    if walk.meets.endpoints.is_empty() {
-        walk.meets.is_masqueraded = false;
+    walk.outcome.falls_through = !is_decided && !walk.outcome.endpoints.is_empty();
+    if walk.outcome.endpoints.is_empty() {
+        walk.outcome.is_masqueraded = false;
         walk.chain(if destination.address.is_some() {
             "service-endpoints-check"
         } else {
             "nodeport-endpoints-check"
         });
     }
-    walk.meets
+    walk.outcome
 }
 
 struct Walk<'a> {
     table: &'a Table,
     destination: &'a Destination,
-    from: From,
-    meets: Meets,
+    from: Origin,
+    outcome: Outcome,
 }
 
-/// How a rule ends.
+/// The end of a rule.
 enum End {
     Decided,
     NextRule,
@@ -63,10 +63,10 @@ enum End {
 }
 
 impl Walk<'_> {
-    /// Whether the packet's way ends there.
+    /// Returns true if the packet gets no further.
     fn chain(&mut self, name: &str) -> bool {
-        let rules = self.table.chains.get(name).unwrap_or_else(|| panic!("there is no chain {name}"));
-        for rule in rules.as_ref().expect("its rules") {
+        let rules = self.table.chains.get(name).unwrap_or_else(|| panic!("chain {name} does not exist"));
+        for rule in rules.as_ref().expect("known rules") {
             match self.rule(&rule.statements) {
                 End::Decided => return true,
                 End::Return => return false,
@@ -82,13 +82,13 @@ impl Walk<'_> {
             match statement {
                 Statement::InSet(key, set) if !self.is_in(key, set) => return End::NextRule,
                 Statement::Source { inside, .. } | Statement::InputInterface { inside, .. }
-                    if (self.from == From::Pod) != *inside =>
+                    if (self.from == Origin::Pod) != *inside =>
                 {
                     return End::NextRule;
                 }
-                Statement::SourceIsLocal if self.from != From::Node => return End::NextRule,
+                Statement::SourceIsLocal if self.from != Origin::Node => return End::NextRule,
                 Statement::OneIn(_) => is_certain = false,
-                Statement::SetMark(_) => self.meets.is_masqueraded = true,
+                Statement::SetMark(_) => self.outcome.is_masqueraded = true,
                 Statement::VerdictMap(_, map) => match self.verdict(map) {
                     Some(Verdict::Continue) => {}
                     Some(verdict) => return self.follow(&verdict),
@@ -99,12 +99,12 @@ impl Walk<'_> {
                     return if is_certain { end } else { End::NextRule };
                 }
                 Statement::Dnat(endpoint) => {
-                    self.meets.endpoints.insert(*endpoint);
+                    self.outcome.endpoints.insert(*endpoint);
                     return End::Decided;
                 }
                 Statement::DnatByMap(key, map) => return self.draw(key, map),
                 Statement::Reject => {
-                    self.meets.answer = Some(Answer::Refused);
+                    self.outcome.answer = Some(Answer::Refused);
                     return End::Decided;
                 }
                 _ => {}
@@ -116,7 +116,7 @@ impl Walk<'_> {
     fn follow(&mut self, verdict: &Verdict) -> End {
         match verdict {
             Verdict::Drop => {
-                self.meets.answer = Some(Answer::Dropped);
+                self.outcome.answer = Some(Answer::Dropped);
                 End::Decided
             }
             Verdict::Jump(chain) => {
@@ -138,38 +138,39 @@ impl Walk<'_> {
         }
     }
 
-    /// The destination is asked about; clients that an endpoint knows are somebody else.
+    /// Returns true if the destination is in the set. The client is in no set of clients.
     fn is_in(&self, key: &[Selector], set: &str) -> bool {
-        let Some(base) = Base::of(set) else { return false };
+        let Some(shared) = SharedSet::from_name(set) else { return false };
         match (key, self.destination.address) {
             ([Selector::Source], _) => false,
-            ([Selector::Destination], None) => base == Base::NodePortIps,
+            ([Selector::Destination], None) => shared == SharedSet::NodePortIps,
             ([Selector::Destination], Some(address)) => {
                 let key = ElementKey::new(&[crate::kernel::nftables::Field::Address(address)]);
-                self.table.elements.contains_key(&(base, key))
+                self.table.elements.contains_key(&(shared, key))
             }
-            _ => self.table.elements.contains_key(&(base, self.destination.key())),
+            _ => self.table.elements.contains_key(&(shared, self.destination.key())),
         }
     }
 
     fn verdict(&self, map: &str) -> Option<Verdict> {
-        let base = Base::of(map).expect("one of ours");
-        match &self.table.elements.get(&(base, self.destination.key()))?.value {
-            ElementValue::Verdict(led) => Some(led.verdict.clone()),
-            other => panic!("{map} holds {other:?}"),
+        let shared = SharedSet::from_name(map).expect("a shared set");
+        match &self.table.elements.get(&(shared, self.destination.key()))?.value {
+            ElementValue::Verdict(value) => Some(value.verdict.clone()),
+            other => panic!("{map} has {other:?}"),
         }
     }
 
     fn draw(&mut self, key: &[Selector], map: &str) -> End {
-        let Some(Selector::Random(below)) = key.last() else { panic!("{key:?} draws nothing") };
-        let base = Base::of(map).expect("one of ours");
-        let drawn = (0..*below).map(|number| self.table.elements.get(&(base, self.destination.slot(number))));
+        let Some(Selector::Random(modulus)) = key.last() else { panic!("{key:?} has no random number") };
+        let shared = SharedSet::from_name(map).expect("a shared set");
+        let drawn =
+            (0..*modulus).map(|number| self.table.elements.get(&(shared, self.destination.slot(number))));
         let drawn: Vec<_> = drawn.collect();
-        let endpoint = |held: &&Held| match held.value {
+        let endpoint = |element: &&Element| match element.value {
             ElementValue::Data(data) => data.to_endpoint(),
             _ => None,
         };
-        self.meets.endpoints.extend(drawn.iter().flatten().filter_map(endpoint));
+        self.outcome.endpoints.extend(drawn.iter().flatten().filter_map(endpoint));
         if drawn.iter().all(Option::is_some) { End::Decided } else { End::NextRule }
     }
 }
