@@ -1,4 +1,5 @@
-//! The hash in the names of chains and sets, as kube-proxy computes it: base32 (RFC 4648) of a SHA-256.
+//! The hash in the names of chains and sets, as kube-proxy computes it: base32 (RFC 4648) of a
+//! SHA-256.
 
 use std::array;
 
@@ -6,7 +7,8 @@ use ring::digest::{SHA256, digest};
 
 const DIGITS: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
 
-/// Returns the first `N` base32 digits of a text's SHA-256. Each digit encodes 5 bits; `N` is at most 25.
+/// Returns the first `N` base32 digits of a text's SHA-256. Each digit encodes 5 bits; `N` is at
+/// most 25.
 pub(super) fn base32<const N: usize>(text: &str) -> [u8; N] {
     let hash = digest(&SHA256, text.as_bytes());
     let bits = hash.as_ref().iter().take(16).fold(0_u128, |bits, byte| bits << 8 | u128::from(*byte));

@@ -1,4 +1,4 @@
-//! ipsets, through `ipset save` and `ipset restore`: one process each, whatever the number of sets and entries.
+//! The command ipset: one `ipset save` reads all sets, and one `ipset restore` changes them.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,48 +8,49 @@ use super::{
 };
 
 const PROGRAM: &str = "ipset";
-/// With many thousand entries it takes its time.
+/// With many thousand entries the command takes long.
 const LIMIT: Duration = Duration::from_mins(2);
 
-/// The command.
+/// The command ipset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ipset {
     launcher: Launcher,
 }
 
-/// What `ipset save` prints of a set.
+/// A set as `ipset save` prints it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Saved {
-    /// What follows its name where it is made: its type and options.
-    pub made_as: String,
-    /// Its entries.
+pub struct SavedSet {
+    /// The type and options, which follow the name in the `create` line.
+    pub definition: String,
+    /// The entries.
     pub entries: Vec<String>,
 }
 
 impl Ipset {
-    /// The command of this path.
+    /// The command, started by this launcher.
     pub fn new(launcher: &Launcher) -> Self {
         Self { launcher: launcher.clone() }
     }
 
-    /// All sets by name.
-    pub fn save(&self) -> Result<BTreeMap<String, Saved>, KernelError> {
+    /// Returns all sets, by name.
+    pub fn save(&self) -> Result<BTreeMap<String, SavedSet>, KernelError> {
         Ok(parse(&self.command(&["save"]).run()?.stdout))
     }
 
-    /// The names of all sets.
+    /// Returns the names of all sets.
     pub fn names(&self) -> Result<Vec<String>, KernelError> {
         let listed = self.command(&["list", "-name"]).run()?.stdout;
         Ok(listed.lines().map(String::from).collect())
     }
 
-    /// Makes the changes that these lines say, in the words of `ipset restore`, and stops at the first that fails. To make or
-    /// add what is there already, and to delete what is not, is no failure.
+    /// Runs `ipset restore` with these lines. It stops at the first line that fails. It is not a
+    /// failure to create a set or to add an entry that exists, or to delete an entry that does not
+    /// exist.
     pub fn restore(&self, lines: String) -> Result<(), KernelError> {
         self.command(&["restore", "-exist"]).stdin(lines).run().map(drop)
     }
 
-    /// Removes a set. Nothing may use it any more.
+    /// Destroys a set. No rule may use it any more.
     pub fn destroy(&self, name: &str) -> Result<(), KernelError> {
         self.command(&["destroy", name]).run().map(drop)
     }
@@ -59,8 +60,8 @@ impl Ipset {
     }
 }
 
-fn parse(text: &str) -> BTreeMap<String, Saved> {
-    let mut sets: BTreeMap<String, Saved> = BTreeMap::new();
+fn parse(text: &str) -> BTreeMap<String, SavedSet> {
+    let mut sets: BTreeMap<String, SavedSet> = BTreeMap::new();
     for line in text.lines() {
         let mut words = line.splitn(3, ' ');
         let (Some(verb), Some(name), Some(rest)) = (words.next(), words.next(), words.next()) else {
@@ -68,7 +69,7 @@ fn parse(text: &str) -> BTreeMap<String, Saved> {
         };
         let set = sets.entry(name.to_owned()).or_default();
         match verb {
-            "create" => rest.clone_into(&mut set.made_as),
+            "create" => rest.clone_into(&mut set.definition),
             "add" => set.entries.push(rest.to_owned()),
             _ => {}
         }
@@ -81,12 +82,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_are_read_with_their_entries() {
+    fn sets_are_parsed_with_their_entries() {
         let saved = parse(
             "create A hash:ip,port family inet hashsize 1024 maxelem 65536\nadd A 10.96.0.10,udp:53\n\
              add A 10.96.0.10,tcp:53\ncreate B bitmap:port range 0-65535\n",
         );
         assert_eq!(saved["A"].entries, ["10.96.0.10,udp:53", "10.96.0.10,tcp:53"]);
-        assert_eq!(saved["B"], Saved { made_as: "bitmap:port range 0-65535".into(), entries: Vec::new() });
+        assert_eq!(
+            saved["B"],
+            SavedSet { definition: "bitmap:port range 0-65535".into(), entries: Vec::new() }
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The commands iptables-save and iptables-restore: one pair for each backend (nftables or legacy) and IP family.
+//! The commands iptables-save and iptables-restore: one pair for each backend (nftables or legacy)
+//! and IP family.
 
 use std::{fmt, fs, time::Duration};
 
@@ -8,7 +9,8 @@ use super::{
 };
 use crate::net::IpFamily;
 
-/// How long restore waits for the lock that all iptables commands share, in seconds. The value is upstream's.
+/// How long restore waits for the lock that all iptables commands share, in seconds. The value is
+/// upstream's.
 const LOCK_SECONDS: &str = "5";
 /// Another proxy may have left many thousand rules. Saving and restoring them takes time.
 const LIMIT: Duration = Duration::from_mins(1);
@@ -83,7 +85,8 @@ impl Iptables {
         Some(Self { backend, ..self })
     }
 
-    /// Returns true if a table exists. With legacy iptables the commands would create a table by reading it.
+    /// Returns true if a table exists. With legacy iptables the commands would create a table by
+    /// reading it.
     fn has_table(&self, table: &str) -> bool {
         let names = match (self.backend, self.family) {
             (Backend::Nft, _) => return true,
@@ -112,20 +115,22 @@ impl Iptables {
         }
     }
 
-    /// Returns true if the output of [`Self::save`] contains the table. iptables-nft leaves out a table that holds a
-    /// rule that it does not know, for example one that nft wrote. It still lists chains without such rules, and
-    /// accepts changes to them.
+    /// Returns true if the output of [`Self::save`] contains the table. iptables-nft leaves out a
+    /// table that holds a rule that it does not know, for example one that nft wrote. It still
+    /// lists chains without such rules, and accepts changes to them.
     pub fn is_complete(saved: &str) -> bool {
         !saved.contains("' is incompatible, use 'nft' tool")
     }
 
-    /// Runs iptables-restore, which changes only what the text names. It makes all changes of a table or none.
+    /// Runs iptables-restore, which changes only what the text names. It makes all changes of a
+    /// table or none.
     pub fn restore(&self, text: &str) -> Result<(), KernelError> {
         self.command("restore", &["-w", LOCK_SECONDS, "--noflush"]).stdin(text).run().map(drop)
     }
 
-    /// Does the same with an input of any size: the first input with thousands of Services takes a while. Sets the
-    /// counters of rules and chains to the values in brackets. The output of commands in the input is discarded.
+    /// Does the same with an input of any size: the first input with thousands of Services takes a
+    /// while. Sets the counters of rules and chains to the values in brackets. The output of
+    /// commands in the input is discarded.
     pub fn restore_all(&self, text: String) -> Result<(), KernelError> {
         let args = ["-w", LOCK_SECONDS, "--noflush", "--counters"];
         self.command("restore", &args).limit(LARGE_LIMIT).stdin(text).run().map(drop)
@@ -145,9 +150,10 @@ impl Iptables {
         }
     }
 
-    /// Returns the version of the commands, such as 1.8.9; `None` if they do not print one.
-    pub fn version(&self) -> Result<Option<[u32; 3]>, KernelError> {
-        Ok(version(&self.command("restore", &["--version"]).run()?.stdout))
+    /// Returns true if the commands support `MASQUERADE --random-fully`, as from 1.6.2 on.
+    pub fn supports_random_fully(&self) -> Result<bool, KernelError> {
+        let output = self.command("restore", &["--version"]).run()?.stdout;
+        Ok(version(&output).is_none_or(|version| version >= [1, 6, 2]))
     }
 
     fn command(&self, verb: &str, args: &[&str]) -> Command {

@@ -1,4 +1,4 @@
-//! nftables, through the command nft: whole transactions in, listings out.
+//! The command nft: it applies scripts as transactions, and lists tables and chains.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{
 };
 
 const NFT: &str = "nft";
-/// A listing or a transaction may have to wait for another program's large one.
+/// nft may have to wait for a large transaction or listing of another program.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The command nft, in this thread's network namespace.
@@ -18,23 +18,24 @@ pub struct Nft {
 }
 
 impl Nft {
-    /// nft as it is found there; whether it is shows when it is used.
+    /// The command, started by this launcher. It may be missing; then its use fails.
     pub const fn new(launcher: Launcher) -> Self {
         Self { launcher }
     }
 
-    /// Applies a script as one transaction: all of it or nothing.
+    /// Applies a script as one transaction.
     pub fn apply(&self, script: &str) -> Result<(), KernelError> {
         self.command(&["-f", "-"]).stdin(script).run().map(drop)
     }
 
-    /// Removes one table, such as `inet filter`, whether or not it is there, in a kernel that has nftables; also while the process ends.
+    /// Removes a table, such as `inet filter`, whether or not it exists. Fails if the kernel has no
+    /// nftables. Also works while the process ends.
     pub fn delete_table(&self, table: &str) -> Result<(), KernelError> {
         let script = format!("table {table}\ndelete table {table}\n");
         self.command(&["-f", "-"]).stdin(script).undoing().run().map(drop)
     }
 
-    /// Removes one table, such as `inet filter`, where it is there.
+    /// Removes a table, such as `inet filter`, if it exists.
     pub fn remove_table(&self, table: &str) -> Result<(), KernelError> {
         match self.list_table(table)? {
             Some(_) => self.delete_table(table),
@@ -42,17 +43,18 @@ impl Nft {
         }
     }
 
-    /// Lists one table, such as `inet filter`; none where it does not exist.
+    /// Lists a table, such as `inet filter`; `None` if it does not exist.
     pub fn list_table(&self, table: &str) -> Result<Option<String>, KernelError> {
-        existing(self.list(&[], "table", table))
+        none_if_not_found(self.list(&[], "table", table))
     }
 
-    /// Lists one chain, such as `ip filter FORWARD`, with the handles of its rules; none where it does not exist.
+    /// Lists a chain, such as `ip filter FORWARD`, with the handles of its rules; `None` if it does
+    /// not exist.
     pub fn list_chain(&self, chain: &str) -> Result<Option<String>, KernelError> {
-        existing(self.list(&["-a"], "chain", chain))
+        none_if_not_found(self.list(&["-a"], "chain", chain))
     }
 
-    /// Lists the heads of all chains, by table.
+    /// Lists the declarations of all chains, by table.
     pub fn list_chains(&self) -> Result<String, KernelError> {
         self.list(&[], "chains", "")
     }
@@ -67,15 +69,16 @@ impl Nft {
     }
 }
 
-/// What nft says of a table that does not exist, and of a kernel without nftables; it has no exit status for that.
-const NOTHING_THERE: [&str; 3] =
+/// The messages of nft if a table does not exist, or if the kernel has no nftables. nft has no exit
+/// status for that.
+const NOT_FOUND: [&str; 3] =
     ["No such file or directory", "Protocol not supported", "Operation not supported"];
 
-fn existing(listed: Result<String, KernelError>) -> Result<Option<String>, KernelError> {
+fn none_if_not_found(listed: Result<String, KernelError>) -> Result<Option<String>, KernelError> {
     match listed {
         Ok(text) => Ok(Some(text)),
         Err(KernelError::CommandFailed { stderr, .. })
-            if NOTHING_THERE.iter().any(|words| stderr.contains(words)) =>
+            if NOT_FOUND.iter().any(|words| stderr.contains(words)) =>
         {
             Ok(None)
         }

@@ -1,4 +1,5 @@
-//! The metrics of upstream's iptables mode: rules by table, failed restores, and packets counted by nfacct objects.
+//! The metrics of upstream's iptables mode: rules by table, failed restores, and packets counted by
+//! nfacct objects.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +19,9 @@ use crate::{
 
 /// Counts by family. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Counters(Arc<Mutex<BTreeMap<IpFamily, Counts>>>);
+pub(super) struct Counters(Arc<Mutex<FamilyCounts>>);
+
+type FamilyCounts = BTreeMap<IpFamily, Counts>;
 
 #[derive(Clone, Debug, Default)]
 struct Counts {
@@ -26,19 +29,6 @@ struct Counts {
     rules: BTreeMap<Table, (usize, usize)>,
     failures: u64,
     partial_failures: u64,
-}
-
-/// A value with its labels besides the family.
-type Labelled = (Vec<(&'static str, &'static str)>, MetricValue);
-
-impl Counts {
-    fn rules(&self, count: impl Fn(&(usize, usize)) -> usize) -> Vec<Labelled> {
-        let gauge = |(table, rules): (&Table, _)| {
-            let value = i64::try_from(count(rules)).unwrap_or(i64::MAX);
-            (vec![("table", table.name())], MetricValue::Gauge(value))
-        };
-        self.rules.iter().map(gauge).collect()
-    }
 }
 
 impl Counters {
@@ -77,67 +67,69 @@ impl Counters {
     /// Returns a function that reads all metrics.
     pub(super) fn metrics(&self) -> ModeMetricsReader {
         let this = self.clone();
-        Box::new(move || {
-            let counts = this.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            [rules(&counts), failures(&counts), packets()].concat()
-        })
+        Box::new(move || metrics(&this.0.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
-fn by_family(
-    counts: &BTreeMap<IpFamily, Counts>,
-    name: &'static str,
-    help: &'static str,
-    values: impl Fn(&Counts) -> Vec<Labelled>,
-) -> Vec<ModeMetric> {
-    let of_family = |(family, counts): (&IpFamily, &Counts)| {
-        let label = families::label(*family);
-        values(counts).into_iter().map(move |(mut labels, value)| {
-            labels.push(label);
-            ModeMetric { name, help, labels, value }
-        })
-    };
-    counts.iter().flat_map(of_family).collect()
-}
-
-fn rules(counts: &BTreeMap<IpFamily, Counts>) -> Vec<ModeMetric> {
+fn metrics(counts: &FamilyCounts) -> Vec<ModeMetric> {
     let total = ("sync_proxy_rules_iptables_total", "Total number of iptables rules owned by kube-proxy");
     let last =
         ("sync_proxy_rules_iptables_last", "Number of iptables rules written by kube-proxy in last sync");
-    let mut metrics = by_family(counts, total.0, total.1, |counts| counts.rules(|rules| rules.0));
-    metrics.extend(by_family(counts, last.0, last.1, |counts| counts.rules(|rules| rules.1)));
-    metrics
-}
-
-fn failures(counts: &BTreeMap<IpFamily, Counts>) -> Vec<ModeMetric> {
-    let all = ("sync_proxy_rules_iptables_restore_failures", "Cumulative proxy iptables restore failures");
+    let failed = ("sync_proxy_rules_iptables_restore_failures", "Cumulative proxy iptables restore failures");
     let partial = (
         "sync_proxy_rules_iptables_partial_restore_failures",
         "Cumulative proxy iptables partial restore failures",
     );
-    let counter = |value| vec![(Vec::new(), MetricValue::Counter(value))];
-    let mut metrics = by_family(counts, all.0, all.1, |counts| counter(counts.failures));
-    metrics.extend(by_family(counts, partial.0, partial.1, |counts| counter(counts.partial_failures)));
-    metrics
+    let dropped = (
+        "iptables_ct_state_invalid_dropped_packets",
+        "packets dropped by iptables to work around conntrack problems",
+    );
+    let accepted = (
+        "iptables_localhost_nodeports_accepted_packets",
+        "Number of packets accepted on nodeports of loopback interface",
+    );
+    [
+        rules(total, counts, |(all, _)| *all),
+        rules(last, counts, |(_, written)| *written),
+        failures(failed, counts, |counts| counts.failures),
+        failures(partial, counts, |counts| counts.partial_failures),
+        packets(dropped, INVALID_DROPPED),
+        packets(accepted, LOCALHOST_ACCEPTED),
+    ]
+    .concat()
 }
 
-/// Returns nothing if the kernel has no nfacct objects.
-fn packets() -> Vec<ModeMetric> {
-    let counters = [
-        (
-            INVALID_DROPPED,
-            "iptables_ct_state_invalid_dropped_packets",
-            "packets dropped by iptables to work around conntrack problems",
-        ),
-        (
-            LOCALHOST_ACCEPTED,
-            "iptables_localhost_nodeports_accepted_packets",
-            "Number of packets accepted on nodeports of loopback interface",
-        ),
-    ];
-    let read = |(counter, name, help)| {
-        let value = MetricValue::Counter(nfacct::packets(counter).ok()?);
-        Some(ModeMetric { name, help, labels: Vec::new(), value })
+/// The name and help of a metric.
+type Metric = (&'static str, &'static str);
+
+fn rules(
+    (name, help): Metric,
+    counts: &FamilyCounts,
+    count: fn(&(usize, usize)) -> usize,
+) -> Vec<ModeMetric> {
+    let of_family = |(family, counts): (&IpFamily, &Counts)| {
+        let family = families::label(*family);
+        let metric = |(table, rules): (&Table, _)| ModeMetric {
+            name,
+            help,
+            labels: vec![("table", table.name()), family],
+            value: MetricValue::Gauge(i64::try_from(count(rules)).unwrap_or(i64::MAX)),
+        };
+        counts.rules.iter().map(metric).collect::<Vec<_>>()
     };
-    counters.into_iter().filter_map(read).collect()
+    counts.iter().flat_map(of_family).collect()
+}
+
+fn failures((name, help): Metric, counts: &FamilyCounts, count: fn(&Counts) -> u64) -> Vec<ModeMetric> {
+    let metric = |(family, counts): (&IpFamily, &Counts)| {
+        let value = MetricValue::Counter(count(counts));
+        ModeMetric { name, help, labels: vec![families::label(*family)], value }
+    };
+    counts.iter().map(metric).collect()
+}
+
+/// Returns nothing if the kernel does not have the nfacct object.
+fn packets((name, help): Metric, object: &str) -> Vec<ModeMetric> {
+    let packets = nfacct::packets(object).ok().map(MetricValue::Counter);
+    packets.into_iter().map(|value| ModeMetric { name, help, labels: Vec::new(), value }).collect()
 }

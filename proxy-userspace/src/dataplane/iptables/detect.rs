@@ -1,11 +1,11 @@
 //! Finds which iptables the node uses, nftables' or legacy, as upstream's iptables-wrapper does
-//! (<https://github.com/kubernetes-sigs/iptables-wrappers>). Two programs that use different ones do not see each
-//! other's rules.
+//! (<https://github.com/kubernetes-sigs/iptables-wrappers>). Two programs that use different ones
+//! do not see each other's rules.
 
 use std::collections::BTreeMap;
 
 use crate::{
-    dataplane::iptables_text::{SavedLine, Table, saved_lines},
+    dataplane::iptables_text::{Chain, Table, has_chain},
     kernel::{
         KernelError,
         command::Launcher,
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Chains that the kubelet makes in the table mangle of the iptables that it uses.
-const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
+const HINTS: [Chain; 2] = [Chain::Fixed("KUBE-IPTABLES-HINT"), Chain::Fixed("KUBE-KUBELET-CANARY")];
 
 /// Returns all installed commands, for the families that this network namespace has.
 pub(super) fn installed(launcher: &Launcher) -> Vec<Iptables> {
@@ -42,12 +42,11 @@ pub(in crate::dataplane) fn find_commands(
 ) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
     let commands = in_use(launcher)?;
     for family in IpFamily::ALL {
-        match commands.get(&family) {
-            Some(commands) => tracing::info!(%family, %commands, "using these iptables commands"),
-            None => tracing::warn!(
-                %family,
-                "Services of this IP family are not served: the kernel has it disabled, or its iptables commands are not installed"
-            ),
+        if let Some(commands) = commands.get(&family) {
+            tracing::info!(%family, %commands, "using these iptables commands");
+        } else {
+            let why = "the kernel has the family disabled, or its iptables commands are not installed";
+            tracing::warn!(%family, why, "Services of this IP family are not served");
         }
     }
     Ok(commands)
@@ -72,8 +71,8 @@ fn saved(iptables: &Iptables, table: Table) -> String {
 }
 
 fn has_hint(iptables: &Iptables) -> bool {
-    saved_lines(&saved(iptables, Table::Mangle))
-        .any(|line| matches!(line, SavedLine::Chain { name, .. } if HINTS.contains(&name)))
+    let mangle = saved(iptables, Table::Mangle);
+    HINTS.into_iter().any(|hint| has_chain(&mangle, hint))
 }
 
 fn count_rules(iptables: &Iptables) -> usize {

@@ -17,8 +17,8 @@ pub enum IptablesError {
     /// A command or the kernel failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// iptables-restore rejected rules. It changed the tables that come before the rejected one in the input, but
-    /// not this one and not those after it.
+    /// iptables-restore rejected rules. It changed the tables that come before the rejected one in
+    /// the input, but not this one and not those after it.
     #[error("cannot write {family} rules{}: {source}", position(line.as_ref()))]
     Restore {
         /// The family.
@@ -72,10 +72,11 @@ impl IptablesError {
         Chain::parse(self.line()?.strip_prefix("-X ")?)
     }
 
-    /// Returns true if the input was rejected. The command did not fail for lack of the lock or of time.
+    /// Returns true if the input was rejected. The command did not fail for lack of the lock or of
+    /// time.
     pub(super) fn is_rejection(&self) -> bool {
-        // `RESOURCE_PROBLEM` of `include/xtables.h`. iptables-nft also ends with it when the kernel rejects rules,
-        // but then it names a line.
+        // `RESOURCE_PROBLEM` of `include/xtables.h`. iptables-nft also ends with it when the kernel
+        // rejects rules, but then it names a line.
         const BUSY: i32 = 4;
         matches!(self, Self::Restore { line, source: KernelError::CommandFailed { status, .. }, .. }
             if line.is_some() || status.code().is_some_and(|code| code != BUSY))
@@ -97,8 +98,8 @@ impl IptablesError {
     }
 }
 
-/// Parses `line 7 failed`, `Error occurred at line: 7`, or `line 7: RULE_APPEND failed (…)`, depending on version
-/// and backend.
+/// Parses `line 7 failed`, `Error occurred at line: 7`, or `line 7: RULE_APPEND failed (…)`,
+/// depending on version and backend.
 fn line_number(stderr: &str) -> Option<usize> {
     stderr.match_indices("line").find_map(|(at, word)| {
         let rest = stderr[at + word.len()..].trim_start_matches([':', ' ']);

@@ -1,7 +1,8 @@
-//! Finds the service ports that iptables-restore rejects when it names no rule: by trying parts of a plan, half by half.
-//! All other service ports are served meanwhile.
+//! Finds the service ports that iptables-restore rejects when it names no rule: by trying parts of
+//! a plan, half by half. All other service ports are served meanwhile.
 //!
-//! Legacy iptables hands over a table as a whole, and the kernel does not say which rule it rejects.
+//! Legacy iptables hands over a table as a whole, and the kernel does not say which rule it
+//! rejects.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -11,15 +12,16 @@ use crate::{
     model::ServicePortKey,
 };
 
-/// The number of inputs to try after one rejection: enough for three service ports among ten thousand. The next
-/// sync finds the others; it has fewer service ports to try.
+/// The number of inputs to try after one rejection: enough for three service ports among ten
+/// thousand. The next sync finds the others; it has fewer service ports to try.
 const MAX_TRIES: usize = 64;
 
 /// A service port that the plan writes.
 type Port<'a> = (&'a ServicePortKey, &'a PortState);
 
-/// Applies a plan without the service ports that are rejected, and returns these. `restore` returns true if an
-/// input was accepted. Returns nothing if the rejection has another cause than service ports.
+/// Applies a plan without the service ports that are rejected, and returns these. `restore` returns
+/// true if an input was accepted. Returns nothing if the rejection has another cause than service
+/// ports.
 pub(super) fn isolate<'a>(
     plan: &'a FamilyPlan,
     restore: &mut dyn FnMut(&[TableInput]) -> bool,
@@ -50,43 +52,41 @@ pub(super) fn isolate<'a>(
     rejected
 }
 
-/// Returns the plan's input with the own chains of some service ports, and without the rules of others in shared
-/// chains. It removes no chains.
+/// Returns the plan's input with the own chains of some service ports, and without the rules of
+/// others in shared chains. It removes no chains.
 fn part(plan: &FamilyPlan, with: &[Port<'_>], without: &[Port<'_>]) -> Vec<TableInput> {
-    let own: BTreeSet<Chain> = with.iter().flat_map(|(_, port)| port.chains.iter().copied()).collect();
-    let excluded = ExcludedPorts::of(without);
+    let (included, excluded) = (RuleOwners::of(with), RuleOwners::of(without));
     let of_table = |input: &TableInput| {
-        let is_included =
-            |rules: &&ChainRules| matches!(rules.chain, Chain::Fixed(_)) || own.contains(&rules.chain);
-        let filled = input.filled.iter().filter(is_included).cloned().map(|mut rules| {
+        let is_included = |rules: &&ChainRules| {
+            matches!(rules.chain, Chain::Fixed(_)) || included.chains.contains(&rules.chain)
+        };
+        let mut filled: Vec<ChainRules> = input.filled.iter().filter(is_included).cloned().collect();
+        for rules in &mut filled {
             if SHARED_CHAINS.contains(&(input.table, rules.chain)) {
-                rules.lines = excluded.without_their_rules(&rules.lines);
+                let others = rules.lines.lines().filter(|rule| !excluded.own(rule));
+                rules.lines = others.flat_map(|rule| [rule, "\n"]).collect();
             }
-            rules
-        });
-        TableInput { filled: filled.collect(), removed: Vec::new(), ..input.clone() }
+        }
+        TableInput { filled, removed: Vec::new(), jumps: input.jumps.clone(), table: input.table }
     };
     plan.tables.iter().map(of_table).filter(|input| !input.is_empty()).collect()
 }
 
-/// Recognizes the rules of some service ports by the chain that they name, or by their comment.
-struct ExcludedPorts {
+/// Service ports that own rules.
+pub(super) struct RuleOwners {
     chains: BTreeSet<Chain>,
     names: HashSet<String>,
 }
 
-impl ExcludedPorts {
-    fn of(ports: &[Port<'_>]) -> Self {
+impl RuleOwners {
+    pub(super) fn of(ports: &[Port<'_>]) -> Self {
         let chains = ports.iter().flat_map(|(_, port)| port.chains.iter().copied()).collect();
         Self { chains, names: ports.iter().map(|(key, _)| key.name.to_string()).collect() }
     }
 
-    fn without_their_rules(&self, lines: &str) -> String {
-        let others = lines.lines().filter(|line| !self.has(line));
-        others.flat_map(|line| [line, "\n"]).collect()
-    }
-
-    fn has(&self, rule: &str) -> bool {
+    /// Returns true if a rule belongs to one of them, by the first chain of a service port in it,
+    /// or by its comment.
+    pub(super) fn own(&self, rule: &str) -> bool {
         let mut chains = rule.split([' ', '"']).filter_map(Chain::parse);
         if let Some(chain) = chains.find(|chain| matches!(chain, Chain::Of(..))) {
             return self.chains.contains(&chain);

@@ -1,16 +1,15 @@
-//! The iptables dataplane: upstream kube-proxy's rules in upstream's chains, written by iptables-restore.
+//! The iptables dataplane: upstream kube-proxy's rules in upstream's chains, written by
+//! iptables-restore.
 //!
-//! A sync gives iptables-restore one input for each family. It contains only the chains whose rules change. The tables
-//! are read once, at the start. After that shunt relies on its own memory until somebody flushes the tables, which
-//! missing canary chains and missing jumps show.
+//! A sync gives iptables-restore one input for each family. It contains only the chains whose rules
+//! change. The tables are read once, at the start. After that shunt relies on its own memory until
+//! somebody flushes the tables, which missing canary chains and missing jumps show.
 
-mod cleanup;
 mod counters;
 mod detect;
 mod failure;
 mod fixed_chains;
 mod isolation;
-mod jumps;
 mod node;
 mod plan;
 mod removal;
@@ -26,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(in crate::dataplane) use self::detect::find_commands;
 use self::{
     counters::Counters,
-    jumps::MODE,
+    fixed_chains::MODE,
     plan::FamilyPlan,
     rules::{INVALID_DROPPED, LOCALHOST_ACCEPTED},
     state::{FamilyState, PortState},
@@ -52,8 +51,6 @@ use crate::{
 
 const ROUTE_LOCALNET: Sysctl = Sysctl("ipv4/conf/all/route_localnet");
 const BE_LIBERAL: Sysctl = Sysctl("netfilter/nf_conntrack_tcp_be_liberal");
-/// The first version of iptables with `MASQUERADE --random-fully`.
-const RANDOM_FULLY: [u32; 3] = [1, 6, 2];
 
 /// The name of a chain that this mode never removes. If it is removed, somebody flushes the tables.
 pub const RULE_NAMES: [&str; 1] = ["KUBE-PROXY-CANARY"];
@@ -82,7 +79,8 @@ pub struct Iptables {
     undeletable: BTreeMap<IpFamily, BTreeSet<Chain>>,
     /// Families in which iptables cannot list a table completely.
     incomplete: BTreeSet<IpFamily>,
-    /// This mode set `route_localnet`. Kept here too, because somebody may flush the chain that records it.
+    /// This mode set `route_localnet`. Kept here too, because somebody may flush the chain that
+    /// records it.
     set_route_localnet: bool,
     stale_udp: StaleUdpCleaner,
     counters: Counters,
@@ -118,7 +116,7 @@ impl Iptables {
         Ok(RuleOptions {
             masquerade_mark: self.settings.masquerade_mark,
             localhost_node_ports: self.settings.localhost_node_ports,
-            random_fully: supports_random_fully(commands)? && is_supported(failure::RANDOM_FULLY),
+            random_fully: commands.supports_random_fully()? && is_supported(failure::RANDOM_FULLY),
             be_liberal: BE_LIBERAL.read()?.is_some_and(|value| value != 0),
             counters: is_supported(failure::NFACCT) && create_counters(),
         })
@@ -155,7 +153,8 @@ impl Iptables {
         Ok(state)
     }
 
-    /// Returns true if canaries, jumps and options are as before. It takes too long to read all rules again.
+    /// Returns true if canaries, jumps and options are as before. It takes too long to read all
+    /// rules again.
     fn is_undisturbed(&self, commands: &Commands, state: &FamilyState) -> Result<bool, KernelError> {
         if self.rule_options(commands)? != state.options || (state.routes_localnet && !routes_localnet()?) {
             return Ok(false);
@@ -169,8 +168,8 @@ impl Iptables {
         Ok(true)
     }
 
-    /// The layout of inputs for this family. iptables-nft rejects an input that lists all chains if it cannot list
-    /// them; the layout for legacy iptables does not list them.
+    /// The layout of inputs for this family. iptables-nft rejects an input that lists all chains if
+    /// it cannot list them; the layout for legacy iptables does not list them.
     fn layout(&self, family: IpFamily, commands: &Commands) -> Layout {
         let is_incomplete = self.incomplete.contains(&family);
         Layout::TargetsFirst(if is_incomplete { Backend::Legacy } else { commands.backend })
@@ -238,11 +237,6 @@ impl Iptables {
     }
 }
 
-/// Returns true if iptables supports `MASQUERADE --random-fully`.
-pub(in crate::dataplane) fn supports_random_fully(commands: &Commands) -> Result<bool, KernelError> {
-    Ok(commands.version()?.is_none_or(|version| version >= RANDOM_FULLY))
-}
-
 fn create_counters() -> bool {
     let created = [INVALID_DROPPED, LOCALHOST_ACCEPTED].into_iter().try_for_each(nfacct::ensure);
     created
@@ -259,8 +253,8 @@ fn read_table(table: Table, saved: &str) -> TableState {
     TableState::read(&MODE, table, &saved.replace("--nfacct-name  ", "--nfacct-name "))
 }
 
-/// Reads the canary and the jumps of a table. Listing a chain is cheap with nftables. With legacy iptables it
-/// costs as much as saving the table.
+/// Reads the canary and the jumps of a table. Listing a chain is cheap with nftables. With legacy
+/// iptables it costs as much as saving the table.
 fn read_canary_and_jumps(commands: &Commands, table: Table) -> Result<TableState, KernelError> {
     if commands.backend == Backend::Legacy {
         return Ok(read_table(table, &commands.save(table.name())?));

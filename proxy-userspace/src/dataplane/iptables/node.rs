@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use crate::{
     dataplane::iptables_text::LocalMatch,
-    model::{IpFamily, NodeView, Snapshot},
+    model::{IpFamily, Snapshot},
 };
 
 /// With more endpoints in a family than this, rules of endpoints have no comments: upstream's
@@ -12,7 +12,7 @@ use crate::{
 pub(super) const LARGE: usize = 1000;
 
 /// The settings of this mode, and the features of iptables and the kernel at the last observation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "the options are independent of each other")]
 pub struct RuleOptions {
     /// The bit that marks packets to be masqueraded.
@@ -36,53 +36,32 @@ pub(super) struct Node {
     pub(super) masquerade_all: bool,
     /// The node's primary address.
     pub(super) primary: Option<IpAddr>,
-    /// The addresses at which node ports are served.
-    pub(super) node_ports: NodePortAddresses,
-}
-
-/// The addresses at which node ports are served.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NodePortAddresses {
-    /// Every address of the node.
-    All {
-        /// Loopback addresses too.
-        loopback: bool,
-    },
-    /// These addresses.
-    Only(Vec<IpAddr>),
+    /// The addresses at which node ports are served; `None` for all addresses of the node.
+    pub(super) served_on: Option<Vec<IpAddr>>,
+    /// Node ports are served on 127.0.0.1. Then the kernel has to route loopback addresses.
+    pub(super) localhost_node_ports: bool,
 }
 
 impl Node {
     /// The node of a Snapshot, for a family.
+    ///
+    /// Upstream decides by the configuration (`MatchAll`) whether node ports are served on all
+    /// addresses, this by the addresses that it resolves to. The result is the same: if all
+    /// addresses are served, each new address comes with a new Snapshot. Loopback is served only in
+    /// IPv4, and only if the option is set.
     pub(super) fn of(snapshot: &Snapshot, family: IpFamily, options: RuleOptions) -> Self {
         let node = &snapshot.node;
+        let of_family = |address: &&IpAddr| IpFamily::of(**address) == family;
+        let serves_loopback = family == IpFamily::V4 && options.localhost_node_ports;
+        let mut served: Vec<IpAddr> = node.node_port_addresses.iter().filter(of_family).copied().collect();
+        let is_all = served.len() == node.local_addresses.iter().filter(of_family).count();
+        served.retain(|address| serves_loopback || !address.is_loopback());
         Self {
             local: LocalMatch::of(&node.local_detector, family),
             masquerade_all: node.masquerade_all,
             primary: node.primary_addresses.get(&family).copied(),
-            node_ports: node_port_addresses(node, family, options),
+            localhost_node_ports: serves_loopback && (is_all || served.iter().any(IpAddr::is_loopback)),
+            served_on: (!is_all).then_some(served),
         }
     }
-
-    /// Returns true if node ports are served on 127.0.0.1. Then the kernel has to route loopback addresses.
-    pub(super) fn has_localhost_node_ports(&self) -> bool {
-        match &self.node_ports {
-            NodePortAddresses::All { loopback } => *loopback,
-            NodePortAddresses::Only(addresses) => addresses.iter().any(IpAddr::is_loopback),
-        }
-    }
-}
-
-/// Upstream decides by the configuration (`MatchAll`), this by the addresses that it resolves to. The result is
-/// the same: if all addresses are served, each new address comes with a new Snapshot. Loopback is served only in
-/// IPv4, and only if the option is set.
-fn node_port_addresses(node: &NodeView, family: IpFamily, options: RuleOptions) -> NodePortAddresses {
-    let of_family = |address: &&IpAddr| IpFamily::of(**address) == family;
-    let serves_loopback = family == IpFamily::V4 && options.localhost_node_ports;
-    let served: Vec<IpAddr> = node.node_port_addresses.iter().filter(of_family).copied().collect();
-    if served.len() == node.local_addresses.iter().filter(of_family).count() {
-        return NodePortAddresses::All { loopback: serves_loopback };
-    }
-    let is_servable = |address: &IpAddr| serves_loopback || !address.is_loopback();
-    NodePortAddresses::Only(served.into_iter().filter(is_servable).collect())
 }

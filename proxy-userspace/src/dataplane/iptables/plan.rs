@@ -1,14 +1,15 @@
-//! Plans the changes of the iptables mode: a pure function from the observed state and the Snapshot to inputs of
-//! iptables-restore.
+//! Plans the changes of the iptables mode: a pure function from the observed state and the Snapshot
+//! to inputs of iptables-restore.
 //!
-//! Upstream writes the shared chains (KUBE-SERVICES and others) anew in every sync. This mode writes a chain only if it
-//! changes, so that the input for a change of endpoints does not grow with the number of Services.
+//! Upstream writes the shared chains (KUBE-SERVICES and others) anew in every sync. This mode
+//! writes a chain only if it changes, so that the input for a change of endpoints does not grow
+//! with the number of Services.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    fixed_chains::{REQUIRED_CHAINS, add_last_rules, fixed_chains},
-    jumps::MODE,
+    fixed_chains::{MODE, REQUIRED_CHAINS, add_last_rules, fixed_chains},
+    isolation::RuleOwners,
     node::{LARGE, Node},
     rules::{PortRules, RuleContext, SHARED_CHAINS, empty_shared_rules},
     state::{FamilyState, PortState, State},
@@ -29,10 +30,8 @@ pub struct Plan {
     pub(super) families: Vec<FamilyPlan>,
 }
 
-/// The changes of one family.
 #[derive(Debug)]
 pub(super) struct FamilyPlan {
-    /// The family.
     pub(super) family: IpFamily,
     /// The tables that change, in the order of the changes.
     pub(super) tables: Vec<TableInput>,
@@ -53,7 +52,8 @@ pub(super) struct FamilyPlan {
 }
 
 impl Plan {
-    /// Returns the input of iptables-restore for a backend, by family; empty text if nothing changes.
+    /// Returns the input of iptables-restore for a backend, by family; empty text if nothing
+    /// changes.
     pub fn inputs(&self, backend: Backend) -> Vec<(IpFamily, String)> {
         let text = |plan: &FamilyPlan| iptables_text::text(&plan.tables, Layout::TargetsFirst(backend));
         self.families.iter().map(|plan| (plan.family, text(plan))).collect()
@@ -89,14 +89,7 @@ impl FamilyPlan {
 
     /// Returns the service port of a rule, and what the plan writes for it.
     pub(super) fn owner(&self, rule: &str) -> Option<(&ServicePortKey, &PortState)> {
-        let chains = rule.split(' ').filter_map(Chain::parse);
-        let chains: Vec<Chain> = chains.filter(|chain| matches!(chain, Chain::Of(..))).collect();
-        let is_named = |key: &ServicePortKey| {
-            let name = key.name.to_string();
-            rule.contains(&format!("\"{name} ")) || rule.contains(&format!("\"{name}\""))
-        };
-        self.written()
-            .find(|(key, port)| chains.iter().any(|chain| port.chains.contains(chain)) || is_named(key))
+        self.written().find(|port| RuleOwners::of(&[*port]).own(rule))
     }
 
     /// Records that all changes were made.
@@ -121,7 +114,6 @@ impl FamilyPlan {
     }
 }
 
-/// Plans the changes of all families.
 pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
     let families = state.families.iter().map(|(family, held)| plan_family(*family, held, snapshot, dirty));
     Plan { families: families.collect() }
@@ -142,7 +134,9 @@ fn plan_family(family: IpFamily, state: &FamilyState, snapshot: &Snapshot, dirty
     let context = RuleContext { family, options: &state.options, node: &node, is_large };
     let mut planner = Planner::new(context, state, snapshot, !is_partial);
     if is_partial {
-        changed.into_iter().for_each(|key| planner.plan_port(key));
+        for key in changed {
+            planner.plan_port(key);
+        }
         planner.rewrite_shared();
     } else {
         let known = state.ports.keys().chain(state.left_out.keys());
@@ -175,9 +169,9 @@ fn count_endpoints(port: &ResolvedPort) -> usize {
     port.cluster_endpoints.len() + locals.count()
 }
 
-/// Sorts rules by target. Rules of different service ports exclude each other, so that their order is free;
-/// upstream's is that of a hash map. This order spares iptables-nft the walk through its sorted list of chains, see
-/// [`iptables_text::text`]. Rules with the same target keep their order.
+/// Sorts rules by target. Rules of different service ports exclude each other, so that their order
+/// is free; upstream's is that of a hash map. This order spares iptables-nft the walk through its
+/// sorted list of chains, see [`iptables_text::text`]. Rules with the same target keep their order.
 fn sort_by_target(lines: &str) -> String {
     let target = |line: &&str| line.rsplit_once(" -j ").map_or("", |(_, target)| target).to_owned();
     let mut lines: Vec<&str> = lines.lines().collect();
@@ -252,7 +246,8 @@ impl<'a> Planner<'a> {
         self.tables.entry(table).or_insert_with(|| TableInput::new(table))
     }
 
-    /// Plans one service port: writes those of its own chains that change, and finds the shared chains that change.
+    /// Plans one service port: writes those of its own chains that change, and finds the shared
+    /// chains that change.
     fn plan_port(&mut self, key: &ServicePortKey) {
         let found = self.snapshot.ports.get_key_value(key);
         let found = found.map(|(key, port)| (key, port, PortRules::new(self.context, key, port)));
@@ -342,8 +337,8 @@ impl<'a> Planner<'a> {
         self.existing = nat.copied().filter(|chain| matches!(chain, Chain::Of(..))).collect();
     }
 
-    /// Removes chains that no rule leads to any more. In a large cluster, only a full plan removes them, once per
-    /// `syncPeriod`, as upstream (`largeClusterMode`, `lastIPTablesCleanup`).
+    /// Removes chains that no rule leads to any more. In a large cluster, only a full plan removes
+    /// them, once per `syncPeriod`, as upstream (`largeClusterMode`, `lastIPTablesCleanup`).
     fn remove_stale(&mut self, defer: bool) {
         let existing: BTreeSet<Chain> = self.existing.iter().copied().collect();
         let stale = existing.difference(&self.needed).copied();
@@ -363,13 +358,12 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Puts the tables in order. If Services only gain endpoints, the table nat translates before the table filter
-    /// stops to refuse. If Services lose endpoints, filter refuses before nat stops to translate.
+    /// Puts the tables in order. If Services only gain endpoints, the table nat translates before
+    /// the table filter stops to refuse. If Services lose endpoints, filter refuses before nat
+    /// stops to translate.
     fn finish(mut self) -> FamilyPlan {
-        self.plan.route_localnet = self.context.family == IpFamily::V4
-            && self.serves_node_ports
-            && self.context.node.has_localhost_node_ports()
-            && !self.state.routes_localnet;
+        self.plan.route_localnet =
+            self.serves_node_ports && self.context.node.localhost_node_ports && !self.state.routes_localnet;
         let is_recorded = self.content(Table::Mangle, ROUTES_LOCALNET).is_some();
         if !is_recorded && (self.plan.route_localnet || self.state.set_route_localnet) {
             self.input(Table::Mangle).filled.push(ChainRules::new(ROUTES_LOCALNET));

@@ -1,121 +1,169 @@
-//! Removes kube-proxy's chains from a table, and the rules that lead to them.
+//! Removes the rules of kube-proxy's modes: all of them, or those that the running mode does not use.
 
-use super::jumps::MODE;
+use std::io;
+
+use super::{
+    Iptables, IptablesError, IptablesSettings, ROUTE_LOCALNET, detect, fixed_chains::MODE, routes_localnet,
+};
 use crate::{
     dataplane::{
         iptables_text::{
-            Chain, KUBELET_FIREWALL, ROUTES_LOCALNET, SavedLine, Table, TableWriter, saved_lines, target,
+            Chain, KUBELET_FIREWALL, ModeChains, ROUTES_LOCALNET, SavedLine, Table, TableWriter, has_chain,
+            saved_lines, target,
         },
         ipvs,
     },
-    kernel::iptables::Backend,
+    kernel::{
+        KernelError,
+        iptables::{Backend, Iptables as Commands},
+    },
 };
+
+/// The kubelet creates this chain in order to notice a flush. If it exists, the kubelet uses
+/// `KUBE-FIREWALL` too.
+const KUBELET_CANARY: Chain = Chain::Fixed("KUBE-KUBELET-CANARY");
 
 /// With more chains than this, iptables-nft is made to look at all of them: see [`TableWriter`].
 const MANY_CHAINS: usize = 1000;
 
-/// The kubelet creates this chain in order to notice a flush. If it exists, the kubelet uses `KUBE-FIREWALL` too.
-const KUBELET_CANARY: &str = "KUBE-KUBELET-CANARY";
-
-/// Returns true if the kubelet works with the tables of this iptables. `mangle` is its table mangle.
-pub(super) fn has_kubelet(mangle: &str) -> bool {
-    has_chain(mangle, |name| name == KUBELET_CANARY)
-}
-
-/// Returns true if the iptables mode set `route_localnet`. `mangle` is the table mangle.
-pub(super) fn has_set_route_localnet(mangle: &str) -> bool {
-    has_chain(mangle, |name| ROUTES_LOCALNET.is_named(name))
-}
-
-fn has_chain(saved: &str, is_it: impl Fn(&str) -> bool) -> bool {
-    saved_lines(saved).any(|line| matches!(line, SavedLine::Chain { name, .. } if is_it(name)))
-}
-
-/// Which of the chains that kube-proxy writes are removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RemovalScope {
-    /// The chains of both modes.
-    All {
-        /// Except `KUBE-FIREWALL`, which another program needs.
-        keep_kubelet_firewall: bool,
-        /// Except [`ROUTES_LOCALNET`], which the iptables mode still needs.
-        keep_routes_localnet: bool,
-    },
-    /// All chains except those of the iptables mode.
-    AllButIptablesMode,
-    /// All chains except those of the ipvs mode.
-    AllButIpvsMode {
-        /// And except `KUBE-FIREWALL`, which another program needs.
-        keep_kubelet_firewall: bool,
-    },
-}
-
-impl RemovalScope {
-    fn has_chain(self, table: Table, name: &str) -> bool {
-        match (self, Chain::parse(name)) {
-            (Self::AllButIpvsMode { .. }, _) if (ipvs::MODE.parse)(table, name).is_some() => false,
-            (_, None) => Table::ALL.iter().any(|table| (ipvs::MODE.parse)(*table, name).is_some()),
-            (Self::AllButIptablesMode, Some(_)) => false,
-            (Self::AllButIpvsMode { keep_kubelet_firewall }, Some(chain)) => {
-                !(keep_kubelet_firewall && chain == KUBELET_FIREWALL)
-            }
-            (Self::All { keep_kubelet_firewall, keep_routes_localnet }, Some(chain)) => {
-                !(keep_kubelet_firewall && chain == KUBELET_FIREWALL
-                    || keep_routes_localnet && chain == ROUTES_LOCALNET)
-            }
-        }
+impl Iptables {
+    /// Removes all that any process of both modes ever wrote, with both backends of iptables.
+    /// Continues after errors and returns them all.
+    pub fn remove(settings: &IptablesSettings) -> Vec<IptablesError> {
+        remove_but(settings, None, false)
     }
 
-    /// Returns true if a rule of another program's chain has to go: it leads to a chain that is removed, or it is
-    /// a jump that the remaining mode does not write.
-    fn has_jump(self, table: Table, from: &str, rule: &str) -> bool {
-        let Some(target) = target(rule) else { return false };
-        let is_stray = match self {
-            Self::All { .. } => false,
-            Self::AllButIptablesMode => {
-                Chain::parse(target).is_some_and(|chain| chain != KUBELET_FIREWALL)
-                    && MODE.jump(table, from, rule).is_none()
-            }
-            Self::AllButIpvsMode { .. } => {
-                (ipvs::MODE.parse)(table, target).is_some() && ipvs::MODE.jump(table, from, rule).is_none()
-            }
+    /// Removes what is not of this mode, and everything from the backend that the node does not
+    /// use.
+    pub fn remove_others(settings: &IptablesSettings) -> Vec<IptablesError> {
+        remove_but(settings, Some(&MODE), true)
+    }
+
+    /// Removes what is not of the ipvs mode, and everything from the backend that the node does not
+    /// use.
+    pub fn remove_beside_ipvs(settings: &IptablesSettings) -> Vec<IptablesError> {
+        remove_but(settings, Some(&ipvs::MODE), false)
+    }
+}
+
+/// Removes all chains except those of a mode in the backend that the node uses, and
+/// [`ROUTES_LOCALNET`] if `keeps_routes_localnet` is true.
+fn remove_but(
+    settings: &IptablesSettings,
+    mode: Option<&'static ModeChains>,
+    keeps_routes_localnet: bool,
+) -> Vec<IptablesError> {
+    let installed = detect::installed(&settings.launcher);
+    let used = detect::in_use(&settings.launcher).unwrap_or_default();
+    let mut errors = Vec::new();
+    if !keeps_routes_localnet {
+        errors.extend(reset_route_localnet(&installed).err());
+    }
+    for commands in &installed {
+        let is_used = used.values().any(|used| used == commands);
+        let removal = Removal {
+            mode: mode.filter(|_| is_used),
+            keeps_kubelet_firewall: needs_kubelet_firewall(commands),
+            keeps_routes_localnet,
         };
-        self.has_chain(table, target) || (is_stray && is_built_in(from))
+        errors.extend(remove(commands, removal));
+    }
+    errors.into_iter().map(IptablesError::Kernel).collect()
+}
+
+fn mangle_has_chain(commands: &Commands, chain: Chain) -> bool {
+    commands.save(Table::Mangle.name()).is_ok_and(|saved| has_chain(&saved, chain))
+}
+
+/// `KUBE-FIREWALL` stays if the kubelet uses it, or if the kernel routes loopback addresses: then
+/// the chain keeps other hosts from them, for whoever set `route_localnet`.
+fn needs_kubelet_firewall(commands: &Commands) -> bool {
+    mangle_has_chain(commands, KUBELET_CANARY) || routes_localnet().unwrap_or(true)
+}
+
+/// Sets `route_localnet` to 0 if the iptables mode set it. `KUBE-FIREWALL`, which keeps other hosts
+/// from loopback addresses, may be removed only after that.
+fn reset_route_localnet(installed: &[Commands]) -> Result<(), KernelError> {
+    if routes_localnet()? && installed.iter().any(|commands| mangle_has_chain(commands, ROUTES_LOCALNET)) {
+        tracing::info!("setting route_localnet to 0: node ports are not served on 127.0.0.1 any more");
+        ROUTE_LOCALNET.write(0)?;
+    }
+    Ok(())
+}
+
+fn remove(commands: &Commands, removal: Removal) -> Vec<KernelError> {
+    let remove_from = |table: Table| {
+        let saved = commands.save(table.name())?;
+        if !Commands::is_complete(&saved) {
+            let why = "it holds rules that iptables does not know; remove them with nft first";
+            let table = format!("table {} of {commands}", table.name());
+            return Err(KernelError::call("list", table)(io::Error::other(why)));
+        }
+        let input = removal.input(table, &saved, commands.backend);
+        input.map_or(Ok(()), |input| commands.restore_all(input))
+    };
+    Table::ALL.into_iter().filter_map(|table| remove_from(table).err()).collect()
+}
+
+/// Removes the chains of the iptables mode and of the ipvs mode, with these exceptions.
+#[derive(Clone, Copy, Debug, Default)]
+struct Removal {
+    /// The mode whose chains and jumps stay.
+    mode: Option<&'static ModeChains>,
+    /// `KUBE-FIREWALL` stays, because another program needs it.
+    keeps_kubelet_firewall: bool,
+    /// [`ROUTES_LOCALNET`] stays, because the iptables mode still needs it.
+    keeps_routes_localnet: bool,
+}
+
+impl Removal {
+    fn removes(self, table: Table, name: &str) -> bool {
+        let is_kept = self.mode.is_some_and(|mode| (mode.parse)(table, name).is_some())
+            || self.keeps_kubelet_firewall && KUBELET_FIREWALL.is_named(name)
+            || self.keeps_routes_localnet && ROUTES_LOCALNET.is_named(name);
+        !is_kept
+            && (Chain::parse(name).is_some() || ipvs::CHAINS.iter().any(|(_, chain)| chain.is_named(name)))
+    }
+
+    /// Returns true if a rule of another program's chain is removed: it leads to a chain that is
+    /// removed, or it is a jump to a chain of the kept mode that this mode does not write.
+    fn removes_jump(self, table: Table, from: &str, rule: &str) -> bool {
+        let Some(target) = target(rule) else { return false };
+        let is_stray = |mode: &ModeChains| {
+            (mode.parse)(table, target).is_some_and(|chain| chain != KUBELET_FIREWALL)
+                && mode.jump(table, from, rule).is_none()
+        };
+        self.removes(table, target) || (is_built_in(from) && self.mode.is_some_and(is_stray))
+    }
+
+    /// Returns the input that removes chains from a table, and the rules of other programs that lead to them; `None`
+    /// if there are none.
+    fn input(self, table: Table, saved: &str, backend: Backend) -> Option<String> {
+        let mut writer = TableWriter::new(table);
+        let mut chains = Vec::new();
+        for line in saved_lines(saved) {
+            match line {
+                SavedLine::Chain { name, .. } if self.removes(table, name) => chains.push(name),
+                SavedLine::Rule { chain, rule }
+                    if !self.removes(table, chain)
+                        && Chain::parse(chain).is_none()
+                        && self.removes_jump(table, chain, rule) =>
+                {
+                    writer.line(format_args!("-D {chain} {rule}"));
+                }
+                _ => {}
+            }
+        }
+        if backend == Backend::Nft && chains.len() > MANY_CHAINS {
+            writer.list_all_chains();
+        }
+        writer.remove_chains(&chains);
+        writer.finish()
     }
 }
 
 fn is_built_in(chain: &str) -> bool {
     ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].contains(&chain)
-}
-
-/// Returns the input that removes chains from a table, and the rules of other programs that lead to them; `None`
-/// if there are none.
-pub(super) fn removal_input(
-    table: Table,
-    saved: &str,
-    backend: Backend,
-    scope: RemovalScope,
-) -> Option<String> {
-    let mut writer = TableWriter::new(table);
-    let mut chains = Vec::new();
-    for line in saved_lines(saved) {
-        match line {
-            SavedLine::Chain { name, .. } if scope.has_chain(table, name) => chains.push(name),
-            SavedLine::Rule { chain, rule }
-                if !scope.has_chain(table, chain)
-                    && Chain::parse(chain).is_none()
-                    && scope.has_jump(table, chain, rule) =>
-            {
-                writer.line(format_args!("-D {chain} {rule}"));
-            }
-            _ => {}
-        }
-    }
-    if backend == Backend::Nft && chains.len() > MANY_CHAINS {
-        writer.list_all_chains();
-    }
-    writer.remove_chains(&chains);
-    writer.finish()
 }
 
 #[cfg(test)]
@@ -135,11 +183,9 @@ mod tests {
 COMMIT
 ";
 
-    const ALL: RemovalScope = RemovalScope::All { keep_kubelet_firewall: false, keep_routes_localnet: false };
-
     #[test]
     fn chains_and_the_rules_that_lead_to_them_are_removed() {
-        let input = removal_input(Table::Nat, SAVED, Backend::Nft, ALL);
+        let input = Removal::default().input(Table::Nat, SAVED, Backend::Nft);
         let expected = "*nat
 -D PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
 -D MINE -j KUBE-SERVICES
@@ -155,7 +201,7 @@ COMMIT
     #[test]
     fn a_table_without_our_chains_needs_no_input() {
         let empty = "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n";
-        assert_eq!(removal_input(Table::Nat, empty, Backend::Nft, ALL), None);
+        assert_eq!(Removal::default().input(Table::Nat, empty, Backend::Nft), None);
     }
 
     #[test]
@@ -165,8 +211,8 @@ COMMIT
             -A INPUT -m comment --comment \"kube-proxy firewall rules\" -j KUBE-PROXY-FIREWALL\n\
             -A FORWARD -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
             -A INPUT -j KUBE-FIREWALL\nCOMMIT\n";
-        let scope = RemovalScope::AllButIpvsMode { keep_kubelet_firewall: true };
-        let input = removal_input(Table::Filter, saved, Backend::Legacy, scope);
+        let removal = Removal { mode: Some(&ipvs::MODE), keeps_kubelet_firewall: true, ..Removal::default() };
+        let input = removal.input(Table::Filter, saved, Backend::Legacy);
         let expected = "*filter\n\
             -D INPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL\n\
             -D FORWARD -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
@@ -181,7 +227,8 @@ COMMIT
             -A PREROUTING -m comment --comment \"of long ago\" -j KUBE-SERVICES\n\
             -A CNI -j KUBE-SERVICES\n\
             -A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT\nCOMMIT\n";
-        let input = removal_input(Table::Nat, saved, Backend::Legacy, RemovalScope::AllButIptablesMode);
+        let removal = Removal { mode: Some(&MODE), ..Removal::default() };
+        let input = removal.input(Table::Nat, saved, Backend::Legacy);
         let expected = "*nat\n-D PREROUTING -m comment --comment \"of long ago\" -j KUBE-SERVICES\n\
             :KUBE-NODE-PORT - [0:0]\n-X KUBE-NODE-PORT\nCOMMIT\n";
         assert_eq!(input.as_deref(), Some(expected));

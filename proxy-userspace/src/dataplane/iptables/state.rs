@@ -18,16 +18,14 @@ pub(super) struct PortState {
     pub(super) chains: Box<[Chain]>,
     /// Its rules in each of [`SHARED_CHAINS`].
     pub(super) shared: [Content; SHARED_CHAINS.len()],
-    /// The number of its endpoints.
     pub(super) endpoints: usize,
 }
 
 /// What the kernel holds in one family.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FamilyState {
-    /// The options that the rules were written with.
+    /// The options with which the rules were written.
     pub(super) options: RuleOptions,
-    /// The tables.
     pub(super) tables: BTreeMap<Table, TableState>,
     /// `route_localnet` is on: the kernel routes packets with loopback addresses from outside.
     pub(super) routes_localnet: bool,
@@ -41,7 +39,8 @@ pub(super) struct FamilyState {
     pub(super) node: Option<Node>,
     /// The rules of endpoints have no comments.
     pub(super) is_large: bool,
-    /// Service ports whose rules were rejected, with these rules. They are left out until they change.
+    /// Service ports whose rules were rejected, with these rules. They are left out until they
+    /// change.
     pub(super) left_out: BTreeMap<ServicePortKey, PortState>,
     /// Chains that cannot be removed, because rules of other programs lead to them.
     pub(super) undeletable: BTreeSet<Chain>,
@@ -58,19 +57,7 @@ impl FamilyState {
     ) -> Self {
         let mangle = tables.get(&Table::Mangle);
         let set_route_localnet = mangle.is_some_and(|mangle| mangle.chains.contains_key(&ROUTES_LOCALNET));
-        Self {
-            options,
-            tables,
-            routes_localnet,
-            set_route_localnet,
-            ports: BTreeMap::new(),
-            endpoints: 0,
-            node: None,
-            is_large: false,
-            left_out: BTreeMap::new(),
-            undeletable: BTreeSet::new(),
-            deferred: BTreeSet::new(),
-        }
+        Self { options, tables, routes_localnet, set_route_localnet, ..Self::default() }
     }
 
     /// Records what was written for a service port; `None` if it was removed.
@@ -87,7 +74,6 @@ impl FamilyState {
 /// What the kernel holds, by family. Families that the node does not have are missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// By family.
     pub(super) families: BTreeMap<IpFamily, FamilyState>,
 }
 

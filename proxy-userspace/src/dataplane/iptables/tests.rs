@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::{
-    jumps::MODE,
+    fixed_chains::MODE,
     node::RuleOptions,
     plan::{Plan, plan},
     state::{FamilyState, State},

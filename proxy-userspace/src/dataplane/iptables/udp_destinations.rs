@@ -7,7 +7,8 @@ use crate::{
     model::IpFamily,
 };
 
-/// Returns the UDP destinations in the output of iptables-save: VIPs, and node ports with the unspecified address.
+/// Returns the UDP destinations in the output of iptables-save: VIPs, and node ports with the
+/// unspecified address.
 pub(super) fn udp_destinations(saved: &str, family: IpFamily) -> Vec<SocketAddr> {
     let unspecified: IpAddr = match family {
         IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -34,7 +35,7 @@ fn argument<'a>(rule: &'a str, option: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::jumps::MODE, *};
+    use super::{super::fixed_chains::MODE, *};
     use crate::dataplane::iptables_text::{Table, TableState};
 
     const SAVED: &str = "\

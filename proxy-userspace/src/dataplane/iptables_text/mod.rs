@@ -1,4 +1,5 @@
-//! The text that iptables-save prints and iptables-restore reads, and the rules that kube-proxy's iptables and ipvs modes share.
+//! The text that iptables-save prints and iptables-restore reads, and the rules that kube-proxy's
+//! iptables and ipvs modes share.
 
 mod input;
 mod names;
@@ -31,10 +32,8 @@ pub(super) enum Table {
 }
 
 impl Table {
-    /// All three tables.
     pub(super) const ALL: [Self; 3] = [Self::Mangle, Self::Filter, Self::Nat];
 
-    /// The name that iptables uses.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Mangle => "mangle",
@@ -49,7 +48,6 @@ impl Table {
 pub(super) enum SavedLine<'a> {
     /// A chain.
     Chain {
-        /// Its name.
         name: &'a str,
         /// The policy of a built-in chain.
         policy: Option<&'a str>,
@@ -74,15 +72,21 @@ pub(super) fn saved_lines(saved: &str) -> impl Iterator<Item = SavedLine<'_>> {
     })
 }
 
-/// Returns the target of a rule. A comment ends in a quotation mark, so that text in it is not taken for a target.
+/// Returns true if iptables-save printed this chain.
+pub(super) fn has_chain(saved: &str, chain: Chain) -> bool {
+    saved_lines(saved).any(|line| matches!(line, SavedLine::Chain { name, .. } if chain.is_named(name)))
+}
+
+/// Returns the target of a rule. A comment ends in a quotation mark, so that text in it is not
+/// taken for a target.
 pub(super) fn target(rule: &str) -> Option<&str> {
     let options = rule.rsplit_once('"').map_or(rule, |(_, after)| after);
     let (_, after) = options.rsplit_once("-j ").or_else(|| options.rsplit_once("-g "))?;
     after.split(' ').next()
 }
 
-/// Returns the words of a rule in alphabetical order. Versions of iptables differ in the order of matches, in what
-/// they put in quotation marks, and in how they escape quotation marks.
+/// Returns the words of a rule in alphabetical order. Versions of iptables differ in the order of
+/// matches, in what they put in quotation marks, and in how they escape quotation marks.
 pub(super) fn sorted_words(rule: &str) -> Vec<&str> {
     let mut words: Vec<_> = rule.split([' ', '"', '\'', '\\']).filter(|word| !word.is_empty()).collect();
     words.sort_unstable();

@@ -4,9 +4,10 @@ use std::{fmt, net::SocketAddr};
 
 use crate::{dataplane::name_hash::base32, model::ServicePortName};
 
-/// What a chain of a service port is for. The prefixes are upstream's (`pkg/proxy/iptables/proxier.go`).
+/// What a chain of a service port is for. The prefixes are upstream's
+/// (`pkg/proxy/iptables/proxier.go`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::dataplane) enum Purpose {
+pub(crate) enum Purpose {
     /// The endpoints of policy Cluster.
     Cluster,
     /// The endpoints of policy Local.
@@ -36,18 +37,17 @@ impl Purpose {
 /// The number of base32 digits of a hash in a name. Names of chains have at most 28 bytes.
 const DIGITS: usize = 16;
 
-/// The hash of a service port or of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::dataplane) struct NameHash([u8; DIGITS]);
+pub(crate) struct NameHash([u8; DIGITS]);
 
 impl NameHash {
     /// The hash of a service port: upstream's `portProtoHash`.
-    pub(in crate::dataplane) fn of_port(name: &ServicePortName) -> Self {
+    pub(crate) fn of_port(name: &ServicePortName) -> Self {
         Self(base32(&format!("{name}{}", name.protocol.lowercase_name())))
     }
 
     /// The hash of an endpoint: upstream's `servicePortEndpointChainName`.
-    pub(in crate::dataplane) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> Self {
+    pub(crate) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> Self {
         Self(base32(&format!("{name}{}{endpoint}", name.protocol.lowercase_name())))
     }
 
@@ -59,41 +59,40 @@ impl NameHash {
 
 impl fmt::Display for NameHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|digit| fmt::Write::write_char(f, char::from(*digit)))
+        f.write_str(std::str::from_utf8(&self.0).unwrap_or_default())
     }
 }
 
 /// A chain of kube-proxy or shunt.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::dataplane) enum Chain {
-    /// A chain with a fixed name.
+pub(crate) enum Chain {
     Fixed(&'static str),
     /// A chain of a service port or an endpoint, in the iptables mode.
     Of(Purpose, NameHash),
 }
 
 /// Selects the service port of a packet.
-pub(in crate::dataplane) const SERVICES: Chain = Chain::Fixed("KUBE-SERVICES");
+pub(crate) const SERVICES: Chain = Chain::Fixed("KUBE-SERVICES");
 /// Refuses or drops packets to addresses that clients outside the cluster use.
-pub(in crate::dataplane) const EXTERNAL_SERVICES: Chain = Chain::Fixed("KUBE-EXTERNAL-SERVICES");
+pub(crate) const EXTERNAL_SERVICES: Chain = Chain::Fixed("KUBE-EXTERNAL-SERVICES");
 /// Node ports; in the table filter, health check node ports.
-pub(in crate::dataplane) const NODE_PORTS: Chain = Chain::Fixed("KUBE-NODEPORTS");
+pub(crate) const NODE_PORTS: Chain = Chain::Fixed("KUBE-NODEPORTS");
 /// Masquerades the packets that have the mark.
-pub(in crate::dataplane) const POSTROUTING: Chain = Chain::Fixed("KUBE-POSTROUTING");
+pub(crate) const POSTROUTING: Chain = Chain::Fixed("KUBE-POSTROUTING");
 /// Sets the mark of packets to be masqueraded.
-pub(in crate::dataplane) const MARK_MASQ: Chain = Chain::Fixed("KUBE-MARK-MASQ");
+pub(crate) const MARK_MASQ: Chain = Chain::Fixed("KUBE-MARK-MASQ");
 /// Accepts forwarded traffic of Services.
-pub(in crate::dataplane) const FORWARD: Chain = Chain::Fixed("KUBE-FORWARD");
+pub(crate) const FORWARD: Chain = Chain::Fixed("KUBE-FORWARD");
 /// Drops packets that no source range allowed.
-pub(in crate::dataplane) const PROXY_FIREWALL: Chain = Chain::Fixed("KUBE-PROXY-FIREWALL");
-/// A chain of the kubelet, which upstream's proxy fills too. It keeps other hosts from loopback addresses while
-/// `route_localnet` is on.
-pub(in crate::dataplane) const KUBELET_FIREWALL: Chain = Chain::Fixed("KUBE-FIREWALL");
-/// An empty chain in the table mangle. It exists if the iptables mode, and nobody else, set `route_localnet`.
-/// Upstream has no such chain, because it never resets the setting.
-pub(in crate::dataplane) const ROUTES_LOCALNET: Chain = Chain::Fixed("KUBE-PROXY-ROUTE-LOCALNET");
+pub(crate) const PROXY_FIREWALL: Chain = Chain::Fixed("KUBE-PROXY-FIREWALL");
+/// A chain of the kubelet, which upstream's proxy fills too. It keeps other hosts from loopback
+/// addresses while `route_localnet` is on.
+pub(crate) const KUBELET_FIREWALL: Chain = Chain::Fixed("KUBE-FIREWALL");
+/// An empty chain in the table mangle. It exists if the iptables mode, and nobody else, set
+/// `route_localnet`. Upstream has no such chain, because it never resets the setting.
+pub(crate) const ROUTES_LOCALNET: Chain = Chain::Fixed("KUBE-PROXY-ROUTE-LOCALNET");
 /// An empty chain. If it is missing, somebody has flushed the table.
-pub(in crate::dataplane) const CANARY: Chain = Chain::Fixed("KUBE-PROXY-CANARY");
+pub(crate) const CANARY: Chain = Chain::Fixed("KUBE-PROXY-CANARY");
 
 const FIXED: [Chain; 10] = [
     SERVICES,
@@ -110,7 +109,7 @@ const FIXED: [Chain; 10] = [
 
 impl Chain {
     /// Returns the chain of the iptables mode with this name; `None` if the mode has no such chain.
-    pub(in crate::dataplane) fn parse(name: &str) -> Option<Self> {
+    pub(crate) fn parse(name: &str) -> Option<Self> {
         if let Some(fixed) = FIXED.into_iter().find(|chain| chain.is_named(name)) {
             return Some(fixed);
         }
@@ -121,7 +120,7 @@ impl Chain {
     }
 
     /// Returns true if this is a chain with this fixed name.
-    pub(in crate::dataplane) fn is_named(self, name: &str) -> bool {
+    pub(crate) fn is_named(self, name: &str) -> bool {
         matches!(self, Self::Fixed(fixed) if fixed == name)
     }
 }

@@ -7,41 +7,38 @@ use crate::model::{IpFamily, LocalTrafficDetector};
 
 /// The rules of one chain, as iptables-restore reads them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::dataplane) struct ChainRules {
-    /// The chain.
-    pub(in crate::dataplane) chain: Chain,
+pub(crate) struct ChainRules {
+    pub(crate) chain: Chain,
     /// A line `-A CHAIN RULE` for each rule.
-    pub(in crate::dataplane) lines: String,
+    pub(crate) lines: String,
 }
 
 impl ChainRules {
-    /// A chain without rules.
-    pub(in crate::dataplane) const fn new(chain: Chain) -> Self {
+    pub(crate) const fn new(chain: Chain) -> Self {
         Self { chain, lines: String::new() }
     }
 
     /// Appends a rule, given without `-A` and the chain.
-    pub(in crate::dataplane) fn add(&mut self, rule: impl fmt::Display) {
+    pub(crate) fn add(&mut self, rule: impl fmt::Display) {
         // Writing to a String cannot fail.
         let _ = writeln!(self.lines, "-A {} {rule}", self.chain);
     }
 
-    /// The number of rules.
-    pub(in crate::dataplane) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.lines.lines().count()
     }
 }
 
 /// The chain that sets the mark of packets to be masqueraded.
-pub(in crate::dataplane) fn mark_masq_rules(mark: u32) -> ChainRules {
+pub(crate) fn mark_masq_rules(mark: u32) -> ChainRules {
     let mut rules = ChainRules::new(MARK_MASQ);
     rules.add(format_args!("-j MARK --set-xmark {mark:#x}/{mark:#x}"));
     rules
 }
 
-/// Appends the rules that masquerade packets with the mark. They clear the mark, so that a packet that passes
-/// once more is not masqueraded twice.
-pub(in crate::dataplane) fn add_postrouting_rules(rules: &mut ChainRules, mark: u32, random_fully: bool) {
+/// Appends the rules that masquerade packets with the mark. They clear the mark, so that a packet
+/// that passes once more is not masqueraded twice.
+pub(crate) fn add_postrouting_rules(rules: &mut ChainRules, mark: u32, random_fully: bool) {
     rules.add(format_args!("-m mark ! --mark {mark:#x}/{mark:#x} -j RETURN"));
     rules.add(format_args!("-j MARK --set-xmark {mark:#x}/0x0"));
     let random = if random_fully { " --random-fully" } else { "" };
@@ -50,7 +47,7 @@ pub(in crate::dataplane) fn add_postrouting_rules(rules: &mut ChainRules, mark: 
 }
 
 /// Appends the rules that accept forwarded traffic of Services.
-pub(in crate::dataplane) fn add_forward_rules(rules: &mut ChainRules, mark: u32) {
+pub(crate) fn add_forward_rules(rules: &mut ChainRules, mark: u32) {
     let comment = "-m comment --comment \"kubernetes forwarding";
     rules.add(format_args!("{comment} rules\" -m mark --mark {mark:#x}/{mark:#x} -j ACCEPT"));
     let states = "-m conntrack --ctstate RELATED,ESTABLISHED";
@@ -58,17 +55,17 @@ pub(in crate::dataplane) fn add_forward_rules(rules: &mut ChainRules, mark: u32)
 }
 
 /// The argument of `--reject-with` that answers "port unreachable".
-pub(in crate::dataplane) const fn port_unreachable(family: IpFamily) -> &'static str {
+pub(crate) const fn port_unreachable(family: IpFamily) -> &'static str {
     match family {
         IpFamily::V4 => "icmp-port-unreachable",
         IpFamily::V6 => "icmp6-port-unreachable",
     }
 }
 
-/// A match of packets of local pods. `! ` before it matches all others. In the order of iptables-save, sources
-/// stand before destinations and links after them.
+/// A match of packets of local pods. `! ` before it matches all others. In the order of
+/// iptables-save, sources stand before destinations and links after them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::dataplane) enum LocalMatch {
+pub(crate) enum LocalMatch {
     /// Packets from this range.
     Source(String),
     /// Packets that came in on this link. A `+` at the end stands for any rest of the name.
@@ -76,9 +73,10 @@ pub(in crate::dataplane) enum LocalMatch {
 }
 
 impl LocalMatch {
-    /// The match of a detector in a family; `None` if the detector finds no local packets. Of several ranges of a
-    /// family only the first counts, as upstream (`getLocalDetectors`): one rule cannot exclude two.
-    pub(in crate::dataplane) fn of(detector: &LocalTrafficDetector, family: IpFamily) -> Option<Self> {
+    /// The match of a detector in a family; `None` if the detector finds no local packets. Of
+    /// several ranges of a family only the first counts, as upstream (`getLocalDetectors`): one
+    /// rule cannot exclude two.
+    pub(crate) fn of(detector: &LocalTrafficDetector, family: IpFamily) -> Option<Self> {
         match detector {
             LocalTrafficDetector::None => None,
             LocalTrafficDetector::Cidrs(cidrs) => {

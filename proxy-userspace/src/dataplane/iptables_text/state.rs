@@ -1,4 +1,5 @@
-//! What a table holds of a mode's chains and jumps, as read from iptables-save and as written since.
+//! What a table holds of a mode's chains and jumps, as read from iptables-save and as written
+//! since.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,45 +10,52 @@ use super::{Chain, ChainRules, SavedLine, Table, TableInput, saved_lines, sorted
 
 /// A rule of a built-in chain that leads to a chain of a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::dataplane) struct Jump {
+pub(crate) struct Jump {
     /// The table of both chains.
-    pub(in crate::dataplane) table: Table,
+    pub(crate) table: Table,
     /// The built-in chain.
-    pub(in crate::dataplane) from: &'static str,
+    pub(crate) from: &'static str,
     /// The mode's chain.
-    pub(in crate::dataplane) to: Chain,
-    /// Matches, each with a space at the end.
-    pub(in crate::dataplane) matches: &'static str,
-    /// The comment; empty for none.
-    pub(in crate::dataplane) comment: &'static str,
+    pub(crate) to: Chain,
+    matches: &'static str,
+    comment: &'static str,
 }
 
 impl Jump {
-    /// The rule without the built-in chain, as iptables-save prints it.
-    pub(in crate::dataplane) fn rule(&self) -> String {
+    /// A jump with this comment, unless it is empty.
+    pub(crate) const fn new(table: Table, from: &'static str, to: Chain, comment: &'static str) -> Self {
+        Self { table, from, to, matches: "", comment }
+    }
+
+    /// The same jump, for new connections only.
+    pub(crate) const fn of_new_connections(self) -> Self {
+        Self { matches: "-m conntrack --ctstate NEW ", ..self }
+    }
+
+    /// Returns the rule without the built-in chain, as iptables-save prints it.
+    pub(crate) fn rule(&self) -> String {
         let Self { matches, comment, to, .. } = self;
         if comment.is_empty() {
-            format!("{matches}-j {to}")
-        } else {
-            format!("{matches}-m comment --comment \"{comment}\" -j {to}")
+            return format!("{matches}-j {to}");
         }
+        format!("{matches}-m comment --comment \"{comment}\" -j {to}")
     }
 }
 
 /// The chains and jumps that a mode writes, and how their rules are compared.
 #[derive(Debug)]
-pub(in crate::dataplane) struct ModeChains {
+pub(crate) struct ModeChains {
     /// Returns the chain with this name in a table; `None` if the mode does not write it.
-    pub(in crate::dataplane) parse: fn(Table, &str) -> Option<Chain>,
+    pub(crate) parse: fn(Table, &str) -> Option<Chain>,
     /// The jumps, in the order in which each is inserted before the rules that exist.
-    pub(in crate::dataplane) jumps: &'static [Jump],
+    pub(crate) jumps: &'static [Jump],
     /// Returns the content of a chain with these rules, given as lines `-A CHAIN RULE`.
-    pub(in crate::dataplane) content: fn(&str) -> Content,
+    pub(crate) content: fn(&str) -> Content,
 }
 
 impl ModeChains {
     /// Returns the jump that a rule of a built-in chain is.
-    pub(in crate::dataplane) fn jump(&self, table: Table, from: &str, rule: &str) -> Option<Jump> {
+    pub(crate) fn jump(&self, table: Table, from: &str, rule: &str) -> Option<Jump> {
         let words = sorted_words(rule);
         let is_same =
             |jump: &&Jump| jump.table == table && jump.from == from && sorted_words(&jump.rule()) == words;
@@ -57,16 +65,15 @@ impl ModeChains {
 
 /// What a chain holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::dataplane) struct Content {
+pub(crate) struct Content {
     /// A hash of its rules in order.
     digest: u64,
-    /// The number of rules.
-    pub(in crate::dataplane) rules: usize,
+    pub(crate) rules: usize,
 }
 
 impl Content {
     /// The content of a chain with these rules, a line each.
-    pub(in crate::dataplane) fn of(lines: &str) -> Self {
+    pub(crate) fn of(lines: &str) -> Self {
         let mut hasher = DefaultHasher::new();
         hasher.write(lines.as_bytes());
         Self { digest: hasher.finish(), rules: lines.lines().count() }
@@ -75,18 +82,17 @@ impl Content {
 
 /// What a table holds of a mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::dataplane) struct TableState {
-    /// The mode's chains.
-    pub(in crate::dataplane) chains: BTreeMap<Chain, Content>,
+pub(crate) struct TableState {
+    pub(crate) chains: BTreeMap<Chain, Content>,
     /// The number of rules in all of these chains.
-    pub(in crate::dataplane) rules: usize,
+    pub(crate) rules: usize,
     /// The jumps that exist.
-    pub(in crate::dataplane) jumps: BTreeSet<Jump>,
+    pub(crate) jumps: BTreeSet<Jump>,
 }
 
 impl TableState {
     /// Reads what iptables-save or `iptables -S` printed of a table.
-    pub(in crate::dataplane) fn read(mode: &ModeChains, table: Table, saved: &str) -> Self {
+    pub(crate) fn read(mode: &ModeChains, table: Table, saved: &str) -> Self {
         let mut chains: BTreeMap<Chain, ChainRules> = BTreeMap::new();
         let mut state = Self::default();
         for line in saved_lines(saved) {
@@ -106,7 +112,7 @@ impl TableState {
     }
 
     /// Records that a chain now holds this.
-    pub(in crate::dataplane) fn fill(&mut self, chain: Chain, content: Content) {
+    pub(crate) fn fill(&mut self, chain: Chain, content: Content) {
         self.remove(chain);
         self.chains.insert(chain, content);
         self.rules += content.rules;
@@ -120,7 +126,7 @@ impl TableState {
     }
 
     /// Records that iptables-restore accepted an input.
-    pub(in crate::dataplane) fn record(&mut self, mode: &ModeChains, input: &TableInput) {
+    pub(crate) fn record(&mut self, mode: &ModeChains, input: &TableInput) {
         for rules in &input.filled {
             self.fill(rules.chain, (mode.content)(&rules.lines));
         }
@@ -129,7 +135,7 @@ impl TableState {
     }
 
     /// Returns the jumps that the table should hold and does not hold.
-    pub(in crate::dataplane) fn missing_jumps(&self, mode: &ModeChains, table: Table) -> Vec<Jump> {
+    pub(crate) fn missing_jumps(&self, mode: &ModeChains, table: Table) -> Vec<Jump> {
         let is_missing = |jump: &&Jump| jump.table == table && !self.jumps.contains(*jump);
         mode.jumps.iter().filter(is_missing).copied().collect()
     }

@@ -33,7 +33,7 @@ use std::{
     net::IpAddr,
 };
 
-pub(in crate::dataplane) use self::rules::MODE;
+pub(in crate::dataplane) use self::rules::{CHAINS, MODE};
 use self::{
     apply::Applying, counters::CountedPorts, failures::ApplyFailures, node::PlanOptions,
     rejections::Rejections, removal::LinkRemoval, rules::TABLES, rules_state::RulesState,
@@ -181,9 +181,9 @@ impl Ipvs {
         self.ipset_runs += 1;
         for (name, saved) in self.ipset.save()? {
             let Some((family, set)) = Set::from_name(&name) else { continue };
-            if !set.is_compatible(family, &saved.made_as) {
+            if !set.is_compatible(family, &saved.definition) {
                 let expected = set.definition(family);
-                let message = format!("it is of type {}, not {expected}", saved.made_as);
+                let message = format!("it is of type {}, not {expected}", saved.definition);
                 return Err(KernelError::call("use the ipset", name)(std::io::Error::other(message)));
             }
             state.sets.insert((family, set));
@@ -249,7 +249,7 @@ fn read_rules(commands: &Commands) -> Result<(RulesState, bool), KernelError> {
     for table in TABLES {
         rules.read(table, &commands.save(table.name())?);
     }
-    Ok((rules, iptables::supports_random_fully(commands)?))
+    Ok((rules, commands.supports_random_fully()?))
 }
 
 impl Dataplane for Ipvs {

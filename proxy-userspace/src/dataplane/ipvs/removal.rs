@@ -14,7 +14,7 @@ use crate::{
     kernel::{
         KernelError,
         dummy_link::DummyLink,
-        ipset::{Ipset, Saved},
+        ipset::{Ipset, SavedSet},
         ipvs::{Change, Ipvs, VirtualKey},
         sock_diag,
     },
@@ -83,7 +83,7 @@ pub(super) fn remove_link(when: LinkRemoval) -> Result<BTreeSet<IpAddr>, KernelE
 }
 
 /// Returns all sets of the node by name. Without ipset there are none.
-pub(super) fn sets(ipset: &Ipset) -> Result<BTreeMap<String, Saved>, KernelError> {
+pub(super) fn sets(ipset: &Ipset) -> Result<BTreeMap<String, SavedSet>, KernelError> {
     match ipset.save() {
         Err(KernelError::CommandNotFound { .. }) => Ok(BTreeMap::new()),
         // The kernel has no ipset.
@@ -98,7 +98,7 @@ pub(super) fn sets(ipset: &Ipset) -> Result<BTreeMap<String, Saved>, KernelError
 /// those of node ports, except `excludeCIDRs`. Returns `None` without IPVS or without the dummy link.
 pub(super) fn servers(
     settings: &IpvsSettings,
-    sets: &BTreeMap<String, Saved>,
+    sets: &BTreeMap<String, SavedSet>,
 ) -> Result<Option<(Ipvs, Vec<VirtualKey>)>, KernelError> {
     let mut link = DummyLink::open(DUMMY_LINK)?;
     if !link.is_there() {
@@ -134,7 +134,7 @@ impl OwnedServers {
     }
 }
 
-fn node_ports(sets: &BTreeMap<String, Saved>) -> BTreeSet<(Protocol, u16)> {
+fn node_ports(sets: &BTreeMap<String, SavedSet>) -> BTreeSet<(Protocol, u16)> {
     let known = sets.iter().filter_map(|(name, saved)| Some((Set::from_name(name)?.1, saved)));
     let entries = known.flat_map(|(set, saved)| saved.entries.iter().map(move |text| (set, text)));
     entries
@@ -153,8 +153,8 @@ mod tests {
 
     #[test]
     fn virtual_servers_of_other_programs_are_not_removed() {
-        let saved = |entries: &[&str]| Saved {
-            made_as: String::new(),
+        let saved = |entries: &[&str]| SavedSet {
+            definition: String::new(),
             entries: entries.iter().copied().map(String::from).collect(),
         };
         let sets = BTreeMap::from([

@@ -1,6 +1,6 @@
-//! The chains of upstream's ipvs mode, and the rules that lead to them (`writeIptablesRules` of
-//! `pkg/proxy/ipvs/proxier.go`). The rules match sets, so that their number does not depend on Services: a rule exists if
-//! its set has entries.
+//! The chains of upstream's ipvs mode, and the jumps to them (`writeIptablesRules` of
+//! `pkg/proxy/ipvs/proxier.go`). The rules match ipsets: a rule exists if its set has entries, so
+//! that the number of rules does not grow with Services.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -24,11 +24,9 @@ const SOURCE_RANGES: Chain = Chain::Fixed("KUBE-SOURCE-RANGES-FIREWALL");
 const IPVS_FILTER: Chain = Chain::Fixed("KUBE-IPVS-FILTER");
 const IPVS_OUT_FILTER: Chain = Chain::Fixed("KUBE-IPVS-OUT-FILTER");
 
-/// The tables that hold the chains.
 pub(super) const TABLES: [Table; 2] = [Table::Filter, Table::Nat];
 
-/// The chains.
-pub(super) const CHAINS: [(Table, Chain); 11] = [
+pub(in crate::dataplane) const CHAINS: [(Table, Chain); 11] = [
     (Table::Filter, FORWARD),
     (Table::Filter, IPVS_FILTER),
     (Table::Filter, IPVS_OUT_FILTER),
@@ -43,7 +41,7 @@ pub(super) const CHAINS: [(Table, Chain); 11] = [
 ];
 
 /// The chains and jumps of this mode.
-pub(in crate::dataplane) const MODE: ModeChains = ModeChains {
+pub(in crate::dataplane) static MODE: ModeChains = ModeChains {
     parse: |table, name| {
         let chain = CHAINS.iter().find(|(of, chain)| *of == table && chain.is_named(name));
         chain.map(|(_, chain)| *chain)
@@ -54,22 +52,18 @@ pub(in crate::dataplane) const MODE: ModeChains = ModeChains {
 
 /// Of the jumps in one built-in chain, each is inserted above those before it.
 const JUMPS: [Jump; 9] = [
-    jump(Table::Filter, "INPUT", "kubernetes health check rules", NODE_PORT),
-    jump(Table::Filter, "INPUT", "kube-proxy firewall rules", PROXY_FIREWALL),
-    jump(Table::Filter, "INPUT", "kubernetes ipvs access filter", IPVS_FILTER),
-    jump(Table::Filter, "FORWARD", "kubernetes forwarding rules", FORWARD),
-    jump(Table::Filter, "FORWARD", "kube-proxy firewall rules", PROXY_FIREWALL),
-    jump(Table::Filter, "OUTPUT", "kubernetes ipvs access filter", IPVS_OUT_FILTER),
-    jump(Table::Nat, "OUTPUT", "kubernetes service portals", SERVICES),
-    jump(Table::Nat, "PREROUTING", "kubernetes service portals", SERVICES),
-    jump(Table::Nat, "POSTROUTING", "kubernetes postrouting rules", POSTROUTING),
+    Jump::new(Table::Filter, "INPUT", NODE_PORT, "kubernetes health check rules"),
+    Jump::new(Table::Filter, "INPUT", PROXY_FIREWALL, "kube-proxy firewall rules"),
+    Jump::new(Table::Filter, "INPUT", IPVS_FILTER, "kubernetes ipvs access filter"),
+    Jump::new(Table::Filter, "FORWARD", FORWARD, "kubernetes forwarding rules"),
+    Jump::new(Table::Filter, "FORWARD", PROXY_FIREWALL, "kube-proxy firewall rules"),
+    Jump::new(Table::Filter, "OUTPUT", IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
+    Jump::new(Table::Nat, "OUTPUT", SERVICES, "kubernetes service portals"),
+    Jump::new(Table::Nat, "PREROUTING", SERVICES, "kubernetes service portals"),
+    Jump::new(Table::Nat, "POSTROUTING", POSTROUTING, "kubernetes postrouting rules"),
 ];
 
-const fn jump(table: Table, from: &'static str, comment: &'static str, to: Chain) -> Jump {
-    Jump { table, from, to, matches: "", comment }
-}
-
-/// What the rules of one family depend on, and what Services change.
+/// What Services change in the rules of one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Needs {
     /// The sets that have entries.
@@ -79,7 +73,6 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    /// Returns what is needed by either of the two.
     pub(super) fn union(&self, other: &Self) -> Self {
         Self {
             filled: self.filled.union(&other.filled).copied().collect(),
@@ -171,8 +164,8 @@ impl RuleWriter<'_> {
         }
     }
 
-    /// Refuses packets to the node's own ports at VIPs. The VIPs are addresses of the node, because they are on the
-    /// dummy link.
+    /// Refuses packets to the node's own ports at VIPs. The VIPs are addresses of the node, because
+    /// they are on the dummy link.
     fn add_access_filter(&self, to: &mut ChainRules) {
         for set in [Set::LoadBalancer, Set::ClusterIp, Set::ExternalIp, Set::ExternalIpLocal] {
             to.add(format_args!("{} -j RETURN", self.set_match(set, "dst,dst")));
@@ -211,8 +204,8 @@ impl RuleWriter<'_> {
         }
     }
 
-    /// Without a local detector, packets of the node that have a cluster IP as source are masqueraded too. They get
-    /// it because cluster IPs are on the dummy link.
+    /// Without a local detector, packets of the node that have a cluster IP as source are
+    /// masqueraded too. They get it because cluster IPs are on the dummy link.
     fn add_cluster_ips(&self, to: &mut ChainRules) {
         let (before, directions) = match self.node.not_local.get(&self.family) {
             _ if self.node.masquerade_all => (String::new(), "dst,dst"),

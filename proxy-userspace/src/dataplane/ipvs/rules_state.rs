@@ -11,7 +11,8 @@ use crate::dataplane::iptables_text::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RulesState {
     tables: BTreeMap<Table, TableState>,
-    /// `KUBE-SERVICES` holds rules of the iptables mode, which send traffic of Services to other chains.
+    /// `KUBE-SERVICES` holds rules of the iptables mode, which send traffic of Services to other
+    /// chains.
     pub(super) is_of_iptables_mode: bool,
 }
 
@@ -22,7 +23,8 @@ impl RulesState {
         self.is_of_iptables_mode |= table == Table::Nat && has_rules_of_iptables_mode(saved);
     }
 
-    /// Returns what has to be written so that these chains exist with these rules; nothing if they do.
+    /// Returns what has to be written so that these chains exist with these rules; nothing if they
+    /// do.
     pub(super) fn difference(&self, chains: &[(Table, ChainRules)]) -> Vec<TableInput> {
         let empty = TableState::default();
         let mut inputs = TABLES.map(TableInput::new);
@@ -46,8 +48,8 @@ impl RulesState {
     }
 }
 
-/// Returns the content of a chain. It does not depend on the order of words in a rule, which differs between
-/// versions of iptables.
+/// Returns the content of a chain. It does not depend on the order of words in a rule, which
+/// differs between versions of iptables.
 pub(super) fn content(lines: &str) -> Content {
     let sorted = lines.lines().map(|line| sorted_words(line).join(" ") + "\n");
     Content::of(&sorted.collect::<String>())

@@ -1,4 +1,5 @@
-//! shunt's rules in iptables' FORWARD chain if no iptables command is installed: nft changes the chain, which is in nftables.
+//! shunt's rules in iptables' FORWARD chain if no iptables command is installed: nft changes the
+//! chain, which is in nftables.
 
 use super::Marks;
 use crate::model::IpFamily;
@@ -22,8 +23,8 @@ pub(super) fn own_chain(family: IpFamily) -> String {
     format!("{} {CHAIN}", table(family))
 }
 
-/// Returns the script that accepts traffic of Services; `None` if it is accepted already. `forward` is a listing of
-/// FORWARD, `own` a listing of shunt's chain.
+/// Returns the script that accepts traffic of Services; `None` if it is accepted already. `forward`
+/// is a listing of FORWARD, `own` a listing of shunt's chain.
 pub(super) fn repair(family: IpFamily, forward: &str, own: Option<&str>, marks: Marks) -> Option<String> {
     let table = table(family);
     let rules = rules(forward);
@@ -45,14 +46,16 @@ add rule {table} {CHAIN} ct state established,related counter accept comment "{c
     ))
 }
 
-/// Returns the script that removes shunt's chain, and the jumps to it in a listing of FORWARD with handles.
+/// Returns the script that removes shunt's chain, and the jumps to it in a listing of FORWARD with
+/// handles.
 pub(super) fn removal(family: IpFamily, forward: &str) -> String {
     let table = table(family);
     let jumps = rules(forward).into_iter().filter(|rule| rule.contains(CHAIN));
     let handles = jumps.filter_map(|rule| rule.rsplit_once("# handle ")).map(|(_, handle)| handle.trim());
-    let deletions: String =
+    let mut lines: Vec<String> =
         handles.map(|handle| format!("delete rule {table} FORWARD handle {handle}\n")).collect();
-    format!("{deletions}flush chain {table} {CHAIN}\ndelete chain {table} {CHAIN}\n")
+    lines.push(format!("flush chain {table} {CHAIN}\ndelete chain {table} {CHAIN}\n"));
+    lines.concat()
 }
 
 /// Returns the rules in a listing of one chain.

@@ -1,8 +1,9 @@
-//! The netfilter rules that work with the link programs: the programs mark packets, and the rules masquerade, refuse or
-//! accept marked packets. They do not depend on Services.
+//! The netfilter rules that work with the link programs: the programs mark packets, and the rules
+//! masquerade, refuse or accept marked packets. They do not depend on Services.
 //!
-//! The rules are in nftables, or in iptables if nftables does not accept them. In both cases shunt also adds a rule to
-//! iptables' FORWARD chain if this chain filters packets: a packet that one table accepts may still be dropped by another.
+//! The rules are in nftables, or in iptables if nftables does not accept them. In both cases shunt
+//! also adds a rule to iptables' FORWARD chain if this chain filters packets: a packet that one
+//! table accepts may still be dropped by another.
 
 mod foreign;
 mod iptables;
@@ -25,16 +26,18 @@ use crate::{
     model::IpFamily,
 };
 
-/// Names that only these rules have. If one of them is removed, shunt installs the rules again at once.
+/// Names that only these rules have. If one of them is removed, shunt installs the rules again at
+/// once.
 pub const NAMES: [&str; 4] = ["shunt", "SHUNT-FORWARD", "SHUNT-REJECT", "SHUNT-POSTROUTING"];
 
 /// The source ports of masqueraded datagrams.
 ///
-/// If such a port is also a node port, a reply to it looks like a client's datagram to the program on the socket that
-/// sends it, which does not know conntrack. If the ports were chosen among all ports, each node port would cost one of
-/// 64,512 flows its replies. Node ports end at 32767, unless the API server's `--service-node-port-range` has others.
-/// TCP connections may have any port, because an endpoint accepts them and does not make them. Link programs insert a
-/// flow for packets that leave from such a port.
+/// If such a port is also a node port, a reply to it looks like a client's datagram to the program
+/// on the socket that sends it, which does not know conntrack. If the ports were chosen among all
+/// ports, each node port would cost one of 64,512 flows its replies. Node ports end at 32767,
+/// unless the API server's `--service-node-port-range` has others. TCP connections may have any
+/// port, because an endpoint accepts them and does not make them. Link programs insert a flow for
+/// packets that leave from such a port.
 pub const MASQUERADED_PORTS: RangeInclusive<u16> = 32_768..=u16::MAX;
 
 /// Bits of a packet's mark.
@@ -74,8 +77,8 @@ pub struct Rules {
     nft: Nft,
     location: Location,
     random_fully: bool,
-    /// shunt's rules as iptables-save printed them after they were installed. Not every version prints the words that it
-    /// was given.
+    /// shunt's rules as iptables-save printed them after they were installed. Not every version
+    /// prints the words that it was given.
     installed: BTreeMap<(Backend, IpFamily), Vec<String>>,
     /// The listing of the table in nftables after it was installed.
     installed_nft: Option<String>,
@@ -90,13 +93,9 @@ struct BackendTables {
 
 impl BackendTables {
     fn read(iptables: Iptables, tables: &[Table]) -> Result<Self, KernelError> {
-        let read = |table: &Table| Ok(SavedTable::parse(*table, &iptables.save(table.name())?));
+        let read = |table: &Table| Ok(SavedTable { table: *table, saved: iptables.save(table.name())? });
         let tables = tables.iter().map(read).collect::<Result<_, KernelError>>()?;
         Ok(Self { iptables, tables })
-    }
-
-    fn filters_forward(&self) -> bool {
-        self.tables.iter().any(SavedTable::filters_forward)
     }
 
     fn own_lines(&self) -> Vec<String> {
@@ -138,8 +137,8 @@ impl Rules {
         self.launcher.is_shutting_down()
     }
 
-    /// Makes the rules cover the previous marks too, until [`Self::set_marks`]. If a bit would have both meanings, they
-    /// cover only the previous marks: until then no packet has other marks.
+    /// Makes the rules cover the previous marks too, until [`Self::set_marks`]. If a bit would have
+    /// both meanings, they cover only the previous marks: until then no packet has other marks.
     pub(super) fn with_previous_marks(self, previous: Marks) -> Self {
         Self { marks: self.marks.union(previous).unwrap_or(previous), ..self }
     }
@@ -151,24 +150,23 @@ impl Rules {
         self.installed_nft = None;
     }
 
-    /// Returns true if all rules are installed. Returns false if they cannot be read: installing them reports why.
+    /// Returns true if all rules are installed. Returns false if they cannot be read: installing
+    /// them reports why.
     pub fn are_installed(&mut self) -> bool {
-        let are_installed = self.is_nft_installed().and_then(|is_installed| {
-            Ok((is_installed || self.location == Location::Iptables)
-                && self.repairs()?.is_empty()
-                && self.foreign_repairs()?.is_empty())
-        });
-        are_installed.unwrap_or_else(|error| {
+        self.check().unwrap_or_else(|error| {
             tracing::debug!(%error, "cannot read the netfilter rules");
             false
         })
     }
 
-    fn is_nft_installed(&self) -> Result<bool, KernelError> {
-        if self.location == Location::Iptables {
-            return Ok(false);
-        }
-        Ok(self.nft.list_table(nft::TABLE)?.is_some_and(|listing| self.is_whole(&listing)))
+    fn check(&self) -> Result<bool, KernelError> {
+        let listing = match self.location {
+            Location::Iptables => None,
+            Location::Unknown | Location::Nftables => self.nft.list_table(nft::TABLE)?,
+        };
+        Ok((self.location == Location::Iptables || listing.is_some_and(|listing| self.is_whole(&listing)))
+            && self.repairs()?.is_empty()
+            && self.foreign_repairs()?.is_empty())
     }
 
     fn is_whole(&self, listing: &str) -> bool {
@@ -178,7 +176,8 @@ impl Rules {
         }
     }
 
-    /// Installs the rules that are missing or changed. Continues after a family or backend that fails.
+    /// Installs the rules that are missing or changed. Continues after a family or backend that
+    /// fails.
     pub fn install(&mut self) -> Result<(), KernelError> {
         match self.install_nft() {
             Ok(()) => {
@@ -213,9 +212,9 @@ impl Rules {
     }
 
     fn fall_back(&mut self, nft: KernelError) -> Result<(), KernelError> {
-        let (nft, iptables) = (Box::new(nft), "iptables");
+        let nft = Box::new(nft);
         if IpFamily::ALL.iter().all(|family| Iptables::installed(*family, &self.launcher).is_empty()) {
-            let iptables = Box::new(KernelError::CommandNotFound { program: iptables.into() });
+            let iptables = Box::new(KernelError::CommandNotFound { program: "iptables".into() });
             return Err(KernelError::NoNetfilter { nft, iptables });
         }
         if self.location != Location::Iptables {
@@ -256,12 +255,14 @@ impl Rules {
         Ok(())
     }
 
-    /// The tables that may hold rules of shunt. With another proxy in iptables, nat is by far the largest table.
+    /// The tables that may hold rules of shunt. With another proxy in iptables, nat is by far the
+    /// largest table.
     fn tables(&self) -> &'static [Table] {
         if self.location == Location::Nftables { &TABLES[..1] } else { &TABLES }
     }
 
-    /// Returns the tables of iptables that have to change, and the inputs of iptables-restore for them.
+    /// Returns the tables of iptables that have to change, and the inputs of iptables-restore for
+    /// them.
     fn repairs(&self) -> Result<Vec<(BackendTables, String)>, KernelError> {
         let mut repairs = Vec::new();
         for family in IpFamily::ALL.into_iter().filter(|family| is_available(*family)) {
@@ -270,7 +271,7 @@ impl Rules {
             for (index, tables) in backends.into_iter().enumerate() {
                 let extent = if Some(index) == chosen {
                     Extent::All { random_fully: self.random_fully }
-                } else if tables.filters_forward() {
+                } else if tables.tables.iter().any(SavedTable::filters_forward) {
                     Extent::Forward
                 } else {
                     Extent::Nothing
@@ -286,8 +287,8 @@ impl Rules {
         Ok(repairs)
     }
 
-    /// Returns the backend that holds all rules; `None` if nftables holds them. It is the backend with the most rules,
-    /// as upstream's iptables-wrapper chooses, or the first one.
+    /// Returns the backend that holds all rules; `None` if nftables holds them. It is the backend
+    /// with the most rules, as upstream's iptables-wrapper chooses, or the first one.
     fn choose_backend(&self, backends: &[BackendTables]) -> Option<usize> {
         let most = backends.iter().map(BackendTables::foreign_rules).max()?;
         let chosen = backends.iter().position(|tables| tables.foreign_rules() == most);
@@ -306,7 +307,8 @@ impl Rules {
         first.filter(|_| backends.is_empty()).map_or(Ok(backends), Err)
     }
 
-    /// Returns the nft scripts that repair FORWARD chains of iptables which no iptables command can change.
+    /// Returns the nft scripts that repair FORWARD chains of iptables which no iptables command can
+    /// change.
     fn foreign_repairs(&self) -> Result<Vec<String>, KernelError> {
         let mut scripts = Vec::new();
         for family in self.foreign_families() {
@@ -342,7 +344,8 @@ impl Rules {
         }
     }
 
-    /// Removes all rules. Continues after errors and returns them all. A command that is not installed has left no rules.
+    /// Removes all rules. Continues after errors and returns them all. A command that is not
+    /// installed has left no rules.
     pub fn remove(&mut self) -> Vec<KernelError> {
         let mut removals = vec![self.nft.remove_table(nft::TABLE)];
         for family in IpFamily::ALL.into_iter().filter(|family| is_available(*family)) {

@@ -6,19 +6,22 @@ use super::{MASQUERADED_PORTS, Marks};
 pub(super) const TABLE: &str = "inet shunt";
 const CHAINS: [&str; 4] = ["refuse", "prerouting", "forward", "postrouting"];
 
-/// Returns the script that creates the table in one transaction. If it `exists`, the script replaces it.
+/// Returns the script that creates the table in one transaction. If it `exists`, the script
+/// replaces it.
 ///
-/// - shunt masquerades before others do (`srcnat`, the priority of iptables' nat table too). The first one decides for
-///   the connection. A CNI that masquerades pods with another address than the node's must not decide for clients of a
-///   Service.
+/// - shunt masquerades before others do (`srcnat`, the priority of iptables' nat table too). The
+///   first one decides for the connection. A CNI that masquerades pods with another address than
+///   the node's must not decide for clients of a Service.
 /// - Masqueraded datagrams leave only from ports of [`MASQUERADED_PORTS`].
-/// - Packets are refused after conntrack (`raw` < conntrack < `mangle`), so that the answer belongs to the connection.
-///   Kernel 5.10 (f53b9b0bdc59) is the first that can refuse before routing. The node may have no route to a VIP.
-/// - Packets that conntrack calls invalid are dropped, not masqueraded: they would leave with the client's address, and
-///   the endpoint would reset a connection that it does not know (kubernetes/kubernetes#74839).
-/// - Rules of another mode may have translated a connection that the programs do not know. Conntrack continues to
-///   translate it without those rules, so it is not refused. A connection that IPVS carries is not refused either,
-///   until it is handed over to conntrack.
+/// - Packets are refused after conntrack (`raw` < conntrack < `mangle`), so that the answer belongs
+///   to the connection. Kernel 5.10 (f53b9b0bdc59) is the first that can refuse before routing. The
+///   node may have no route to a VIP.
+/// - Packets that conntrack calls invalid are dropped, not masqueraded: they would leave with the
+///   client's address, and the endpoint would reset a connection that it does not know
+///   (kubernetes/kubernetes#74839).
+/// - Rules of another mode may have translated a connection that the programs do not know.
+///   Conntrack continues to translate it without those rules, so it is not refused. A connection
+///   that IPVS carries is not refused either, until it is handed over to conntrack.
 pub(super) fn script(marks: Marks, exists: bool) -> String {
     let Marks { masquerade, reject } = marks;
     let keep = !masquerade;
@@ -53,8 +56,8 @@ pub(super) fn script(marks: Marks, exists: bool) -> String {
     )
 }
 
-/// Returns a comment for each rule, in order. Versions of nft print rules differently, but all print comments alike.
-/// Comments contain the marks too.
+/// Returns a comment for each rule, in order. Versions of nft print rules differently, but all
+/// print comments alike. Comments contain the marks too.
 fn comments(Marks { masquerade, reject }: Marks) -> [String; 8] {
     [
         "shunt: but conntrack goes on with what other rules translated".into(),
@@ -82,8 +85,8 @@ pub(super) fn is_whole(listing: &str, marks: Marks) -> bool {
         && rules.iter().zip(&comments).all(has_comment)
 }
 
-/// Returns the tables of other programs that drop forwarded packets by policy, which no rule in another table can change.
-/// `chains` is a listing of all chains.
+/// Returns the tables of other programs that drop forwarded packets by policy, which no rule in
+/// another table can change. `chains` is a listing of all chains.
 pub(super) fn dropping_tables(chains: &str) -> Vec<String> {
     let (mut table, mut dropping) = ("", Vec::new());
     for line in chains.lines().map(str::trim) {

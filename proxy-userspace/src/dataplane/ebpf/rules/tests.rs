@@ -52,8 +52,12 @@ fn restored(saved: &str, text: &str) -> String {
     lines.join("\n")
 }
 
+fn saved_table(table: Table, saved: &str) -> SavedTable {
+    SavedTable { table, saved: saved.to_owned() }
+}
+
 fn repair(saved: &str, table: Table, extent: Extent) -> Option<String> {
-    SavedTable::parse(table, saved).repair(IpFamily::V4, extent, MARKS)
+    saved_table(table, saved).repair(IpFamily::V4, extent, MARKS)
 }
 
 #[test]
@@ -93,7 +97,7 @@ fn chains_in_iptables_come_before_rules_of_others() {
         "iptables_beside_nftables",
         repair(OTHERS, Table::Filter, Extent::Forward).expect("missing")
     );
-    let v6 = SavedTable::parse(Table::Filter, "").repair(IpFamily::V6, ALL, MARKS).expect("missing");
+    let v6 = saved_table(Table::Filter, "").repair(IpFamily::V6, ALL, MARKS).expect("missing");
     assert!(v6.contains("icmp6-port-unreachable"), "{v6}");
 }
 
@@ -125,7 +129,7 @@ fn removal_leaves_rules_of_others() {
 
 #[test]
 fn forward_filters_by_policy_or_by_rules_of_others() {
-    let filters_forward = |saved: &str| SavedTable::parse(Table::Filter, saved).filters_forward();
+    let filters_forward = |saved: &str| saved_table(Table::Filter, saved).filters_forward();
     assert!(filters_forward(OTHERS));
     assert!(filters_forward(":FORWARD DROP [0:0]\n"));
     assert!(filters_forward(":FORWARD ACCEPT [0:0]\n-A FORWARD -j DOCKER\n"));

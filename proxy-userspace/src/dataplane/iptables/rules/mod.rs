@@ -1,5 +1,5 @@
-//! The rules of a service port, as upstream writes them in `syncProxyRules` of `pkg/proxy/iptables/proxier.go`: its
-//! rules in shared chains, and its own chains.
+//! The rules of a service port, as upstream writes them in `syncProxyRules` of
+//! `pkg/proxy/iptables/proxier.go`: its rules in shared chains, and its own chains.
 
 mod own_chains;
 
@@ -36,7 +36,6 @@ const NAT_NODE_PORTS: usize = 5;
 /// Rules of each of [`SHARED_CHAINS`].
 pub(super) type SharedRules = [ChainRules; SHARED_CHAINS.len()];
 
-/// Returns [`SHARED_CHAINS`] without rules.
 pub(super) fn empty_shared_rules() -> SharedRules {
     SHARED_CHAINS.map(|(_, chain)| ChainRules::new(chain))
 }
@@ -44,11 +43,8 @@ pub(super) fn empty_shared_rules() -> SharedRules {
 /// What the rules of all service ports of a family depend on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RuleContext<'a> {
-    /// The family.
     pub(super) family: IpFamily,
-    /// The options.
     pub(super) options: &'a RuleOptions,
-    /// The node.
     pub(super) node: &'a Node,
     /// There are so many endpoints that their rules have no comments.
     pub(super) is_large: bool,
@@ -166,7 +162,7 @@ impl<'a> PortRules<'a> {
         if self.port.has_endpoints {
             let matches =
                 format!("-p {protocol} -m comment --comment \"{display_name}\" -m {protocol} --dport {port}");
-            if self.context.options.counters && self.context.node.has_localhost_node_ports() {
+            if self.context.options.counters && self.context.node.localhost_node_ports {
                 shared[NAT_NODE_PORTS].add(format_args!(
                     "-d 127.0.0.0/8 {matches} -m nfacct --nfacct-name {LOCALHOST_ACCEPTED} -j {external}"
                 ));

@@ -1,4 +1,5 @@
-//! The chains of one service port: for external addresses, source ranges, traffic policies and endpoints.
+//! The chains of one service port: for external addresses, source ranges, traffic policies and
+//! endpoints.
 
 use std::{collections::BTreeSet, fmt, net::SocketAddr};
 
@@ -70,10 +71,13 @@ impl PortRules<'_> {
             ));
         };
         let ranges = &self.port.source_ranges;
-        ranges.iter().for_each(|range| allow(range));
+        for range in ranges {
+            allow(range);
+        }
         let primary = self.context.node.primary;
         if ranges.iter().any(|range| primary.is_some_and(|address| range.contains(&address))) {
-            // If the load-balancer IP is an address of the node, the node's own packets to it have it as source.
+            // If the load-balancer IP is an address of the node, the node's own packets to it have
+            // it as source.
             let addresses =
                 self.frontends(FrontendKind::LoadBalancerIp).filter_map(|frontend| frontend.address);
             addresses.for_each(|address| allow(&format_args!("{address}/{}", host_bits(address))));
@@ -159,8 +163,8 @@ impl PortRules<'_> {
     }
 }
 
-/// Returns the probability 1/`n` as iptables-save prints it. Upstream writes ten decimals; the kernel keeps 31
-/// bits of them, which iptables-save prints with eleven.
+/// Returns the probability 1/`n` as iptables-save prints it. Upstream writes ten decimals; the
+/// kernel keeps 31 bits of them, which iptables-save prints with eleven.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
