@@ -1,4 +1,4 @@
-//! A dataplane whose kernel is a map in memory that tests can look into, break and drift.
+//! A dataplane for tests. Its kernel is a map in memory that a test can read, change and break.
 
 use std::{
     collections::BTreeMap,
@@ -18,92 +18,92 @@ use crate::{
     model::{Dirty, IpFamily, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
 
-/// What the fake kernel holds.
+/// The content of the fake kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Programmed {
+pub(crate) struct KernelContent {
     pub(crate) ports: BTreeMap<ServicePortKey, Arc<ResolvedPort>>,
     pub(crate) node: NodeView,
 }
 
-/// What was done to the fake kernel, in order.
+/// A call of the fake kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Observe,
-    /// An apply of so many changes; one without any does not reach the kernel.
+    /// An `apply` with this number of changes. An `apply` without changes does not reach the kernel.
     Apply(usize),
     FailedApply,
     Cleanup,
 }
 
-/// The kernel, shared between the dataplane and the test.
+/// The fake kernel, which the dataplane and the test share.
 #[derive(Debug, Default)]
-pub(crate) struct Kernel {
-    pub(crate) programmed: Programmed,
+pub(crate) struct FakeKernel {
+    pub(crate) content: KernelContent,
     pub(crate) calls: Vec<Call>,
-    /// How many applies to come fail, each after its first change.
-    pub(crate) failing: usize,
-    /// It is not read anew as long as it seems as it was.
-    pub(crate) certain: bool,
-    /// It has no room for what is to be put in.
-    pub(crate) full: bool,
-    /// It takes nothing of this family.
+    /// The number of next applies that fail.
+    pub(crate) failures_left: usize,
+    /// [`Dataplane::is_certain`] returns this.
+    pub(crate) is_certain: bool,
+    /// The kernel rejects new and changed service ports.
+    pub(crate) is_full: bool,
+    /// The kernel rejects all changes of this family.
     pub(crate) failing_family: Option<IpFamily>,
-    /// Links that it has no room on.
+    /// [`Dataplane::left_out`] returns these.
     pub(crate) left_out: Vec<Arc<str>>,
-    /// Tracked UDP flows.
+    /// The UDP flows in conntrack.
     pub(crate) flows: Vec<UdpFlow>,
-    /// What the flows were looked through for.
-    pub(crate) looks: Vec<UdpFilter>,
-    /// Flows can neither be listed nor deleted.
-    pub(crate) without_conntrack: bool,
+    /// The filters of all deletions of UDP flows.
+    pub(crate) udp_deletions: Vec<UdpFilter>,
+    /// The kernel has no conntrack netlink.
+    pub(crate) lacks_conntrack: bool,
 }
 
-/// The dataplane; clones work on the same kernel.
+/// The dataplane. Clones share the kernel.
 #[derive(Debug)]
-pub(crate) struct Fake {
-    kernel: Shared,
+pub(crate) struct FakeDataplane {
+    kernel: SharedKernel,
     stale_udp: StaleUdpCleaner,
 }
 
-/// Shares the kernel.
+/// A shared fake kernel.
 #[derive(Clone, Debug, Default)]
-struct Shared(Arc<Mutex<Kernel>>);
+struct SharedKernel(Arc<Mutex<FakeKernel>>);
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Kernel> {
+impl SharedKernel {
+    fn lock(&self) -> MutexGuard<'_, FakeKernel> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl From<Shared> for Fake {
-    fn from(kernel: Shared) -> Self {
+impl From<SharedKernel> for FakeDataplane {
+    fn from(kernel: SharedKernel) -> Self {
         Self { stale_udp: StaleUdpCleaner::with_table(kernel.clone(), &[]), kernel }
     }
 }
 
-impl Default for Fake {
+impl Default for FakeDataplane {
     fn default() -> Self {
-        Shared::default().into()
+        SharedKernel::default().into()
     }
 }
 
-impl Clone for Fake {
+impl Clone for FakeDataplane {
     fn clone(&self) -> Self {
         self.kernel.clone().into()
     }
 }
 
-impl UdpTable for Shared {
+impl UdpTable for SharedKernel {
     fn delete(
         &mut self,
         filter: UdpFilter,
         is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
     ) -> Result<DeletionCounts, KernelError> {
         let mut kernel = self.lock();
-        if kernel.without_conntrack {
+        if kernel.lacks_conntrack {
             return Err(KernelError::NoConntrackNetlink { source: io::ErrorKind::InvalidInput.into() });
         }
-        kernel.looks.push(filter);
+        kernel.udp_deletions.push(filter);
         let before = kernel.flows.len();
         let mut seen = 0;
         kernel.flows.retain(|flow| {
@@ -124,21 +124,21 @@ pub(crate) enum Change {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FakeError {
-    #[error("the fake kernel was told to fail")]
-    Told,
+    #[error("the test lets the fake kernel fail")]
+    Injected,
     #[error("the fake kernel is full")]
     Full,
-    #[error("the fake kernel takes nothing of {0}")]
+    #[error("the fake kernel rejects {0}")]
     OfFamily(IpFamily),
 }
 
-impl Fake {
-    pub(crate) fn kernel(&self) -> MutexGuard<'_, Kernel> {
+impl FakeDataplane {
+    pub(crate) fn kernel(&self) -> MutexGuard<'_, FakeKernel> {
         self.kernel.lock()
     }
 }
 
-impl Programmed {
+impl KernelContent {
     fn make(&mut self, change: Change) {
         match change {
             Change::Set(key, port) => drop(self.ports.insert(key, port)),
@@ -162,18 +162,18 @@ impl PlanSize for Vec<Change> {
     }
 }
 
-impl Dataplane for Fake {
-    type State = Programmed;
+impl Dataplane for FakeDataplane {
+    type State = KernelContent;
     type Plan = Vec<Change>;
     type Error = FakeError;
 
-    fn observe(&mut self) -> Result<Programmed, FakeError> {
+    fn observe(&mut self) -> Result<KernelContent, FakeError> {
         let mut kernel = self.kernel();
         kernel.calls.push(Call::Observe);
-        Ok(kernel.programmed.clone())
+        Ok(kernel.content.clone())
     }
 
-    fn plan(state: &Programmed, snapshot: &Snapshot, dirty: &Dirty) -> Vec<Change> {
+    fn plan(state: &KernelContent, snapshot: &Snapshot, dirty: &Dirty) -> Vec<Change> {
         let mut plan = Vec::new();
         if (dirty.all || dirty.node) && state.node != snapshot.node {
             plan.push(Change::SetNode(snapshot.node.clone()));
@@ -189,31 +189,31 @@ impl Dataplane for Fake {
         plan
     }
 
-    fn apply(&mut self, state: &mut Programmed, plan: Vec<Change>) -> Result<(), FakeError> {
+    fn apply(&mut self, state: &mut KernelContent, plan: Vec<Change>) -> Result<(), FakeError> {
         let mut kernel = self.kernel();
         let operations = plan.len();
         let mut left_out = 0;
         let mut failed = None;
         for change in plan {
-            if kernel.failing > 0 {
-                kernel.failing -= 1;
+            if kernel.failures_left > 0 {
+                kernel.failures_left -= 1;
                 kernel.calls.push(Call::FailedApply);
-                return Err(FakeError::Told);
+                return Err(FakeError::Injected);
             }
             if let Change::Set(key, _) | Change::Remove(key) = &change
                 && kernel.failing_family == Some(key.family)
             {
                 failed = kernel.failing_family;
                 left_out += 1;
-            } else if kernel.full && matches!(change, Change::Set(..)) {
+            } else if kernel.is_full && matches!(change, Change::Set(..)) {
                 left_out += 1;
             } else {
-                kernel.programmed.make(change);
+                kernel.content.make(change);
             }
         }
         if operations > left_out {
             kernel.calls.push(Call::Apply(operations - left_out));
-            *state = kernel.programmed.clone();
+            *state = kernel.content.clone();
         }
         if let Some(family) = failed {
             kernel.calls.push(Call::FailedApply);
@@ -229,7 +229,7 @@ impl Dataplane for Fake {
     fn cleanup(&mut self) -> Vec<FakeError> {
         let mut kernel = self.kernel();
         kernel.calls.push(Call::Cleanup);
-        kernel.programmed = Programmed::default();
+        kernel.content = KernelContent::default();
         Vec::new()
     }
 
@@ -237,8 +237,8 @@ impl Dataplane for Fake {
         Some(&mut self.stale_udp)
     }
 
-    fn is_certain(&mut self, _: &Programmed) -> bool {
-        self.kernel().certain
+    fn is_certain(&mut self, _: &KernelContent) -> bool {
+        self.kernel().is_certain
     }
 
     fn is_partial(error: &FakeError) -> bool {
@@ -253,7 +253,7 @@ impl Dataplane for Fake {
         self.kernel().left_out.clone()
     }
 
-    fn map_fill(&self, state: &Programmed) -> Vec<MapFill> {
+    fn map_fill(&self, state: &KernelContent) -> Vec<MapFill> {
         vec![MapFill { map: "ports", entries: state.ports.len(), capacity: 64 }]
     }
 }

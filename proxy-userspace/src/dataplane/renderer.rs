@@ -1,4 +1,4 @@
-//! [`Renderer`]: any dataplane together with its state, behind one type that the sync loop can hold.
+//! [`Renderer`]: any dataplane together with its state, behind one type for the sync loop.
 
 use std::{error::Error, sync::Arc};
 
@@ -8,96 +8,97 @@ use crate::{
     model::{Dirty, IpFamily, Snapshot},
 };
 
-/// What went wrong in the dataplane, with what it was doing.
+/// An error of a dataplane, with the operation that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RenderError {
     /// The kernel could not be read.
     #[error("cannot read what the kernel holds")]
     Observe {
-        /// Why.
+        /// The mode's error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The kernel could not be changed; some of the changes may have been made.
+    /// The kernel could not be changed. Some of the changes may have been made.
     #[error("cannot make all changes to the kernel")]
     Apply {
-        /// Some service ports or links are not as they should be; all else is.
+        /// Only some service ports or links failed. Everything else was applied.
         partial: bool,
-        /// Nothing of this family is known to be as it should be; all of the other is.
+        /// Only this family failed. Everything of the other family was applied.
         family: Option<IpFamily>,
-        /// Why.
+        /// The mode's error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The rules are right, but UDP flows may go on to endpoints that left.
+    /// The rules are right, but UDP flows can continue to removed endpoints.
     #[error("cannot delete stale UDP entries of conntrack")]
     StaleUdp {
-        /// Why.
+        /// The kernel's error.
         source: KernelError,
     },
     /// Something could not be removed.
     #[error("cannot clean up")]
     Cleanup {
-        /// Why.
+        /// The mode's error.
         source: Box<dyn Error + Send + Sync>,
     },
 }
 
 impl RenderError {
-    /// Some service ports or links are not as they should be; all else is.
+    /// Returns true if only some service ports or links failed.
     pub fn is_partial(&self) -> bool {
         matches!(self, Self::Apply { partial: true, .. })
     }
 
-    /// Whether something is served as it should be all the same: what did not fail goes on.
-    pub fn leaves_others(&self) -> bool {
+    /// Returns true if only some service ports or links, or one family, failed.
+    pub fn is_limited(&self) -> bool {
         self.is_partial() || self.family().is_some()
     }
 
-    /// The family that failed, where the other did not.
+    /// Returns the family that failed if the other one did not.
     pub fn family(&self) -> Option<IpFamily> {
         if let Self::Apply { family, .. } = self { *family } else { None }
     }
 }
 
-/// A dataplane that remembers what it last saw in the kernel.
+/// A dataplane with its state, for the sync loop.
 pub trait Renderer: Send {
-    /// Reads what the kernel holds, unless that is certain. Needed before the first [`Self::render`] and after one that failed.
+    /// Reads what the kernel holds, unless it certainly holds what the state says. Needed before the
+    /// first [`Self::render`] and after one that failed.
     fn observe(&mut self) -> Result<(), RenderError>;
 
-    /// The next [`Self::observe`] reads all that the kernel holds, however certain it seems.
-    fn distrust(&mut self) {}
+    /// Makes the next [`Self::observe`] read the kernel in any case.
+    fn invalidate(&mut self) {}
 
-    /// Makes the kernel serve what is dirty of the Snapshot and returns how many changes that took. Without an
-    /// observation to go by it observes first.
+    /// Makes the kernel serve what is dirty of the Snapshot. Returns the number of kernel changes.
+    /// Observes first if there is no state.
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError>;
 
-    /// Makes conntrack forget UDP flows that became stale by what was rendered, a value for each family that was looked at. To
-    /// be called after each [`Self::render`] that succeeded, or failed in part only, with the same arguments.
+    /// Deletes the UDP entries of conntrack that became stale by the last [`Self::render`]. Returns one
+    /// value for each family whose entries were read. Called with the same arguments, after each
+    /// [`Self::render`] that succeeded or failed only in part.
     fn delete_stale_udp(
         &mut self,
-        snapshot: &Snapshot,
-        dirty: &Dirty,
+        _snapshot: &Snapshot,
+        _dirty: &Dirty,
     ) -> Result<Vec<StaleUdpDeletion>, RenderError> {
-        let _ = (snapshot, dirty);
         Ok(Vec::new())
     }
 
-    /// Removes all that this mode ever put into the kernel; goes on past errors and returns them all.
+    /// See [`Dataplane::cleanup`].
     fn cleanup(&mut self) -> Vec<RenderError>;
 
-    /// How full the kernel's tables are, as far as was seen.
+    /// See [`Dataplane::map_fill`]. Empty if there is no state.
     fn map_fill(&self) -> Vec<MapFill>;
 
-    /// The links that are served without what comes in on them, since somebody else's setting leaves no other way.
+    /// See [`Dataplane::left_out`].
     fn left_out(&self) -> Vec<Arc<str>> {
         Vec::new()
     }
 
-    /// What the mode has for metrics besides what all have. There is one reader, too.
+    /// See [`Dataplane::mode_metrics`].
     fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {
         None
     }
 
-    /// What the kernel counts. There is one reader: who asks again gets none.
+    /// See [`Dataplane::kernel_counts`]. A second call returns `None`.
     fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {
         None
     }
@@ -111,7 +112,7 @@ pub struct DataplaneRenderer<D: Dataplane> {
 }
 
 impl<D: Dataplane> DataplaneRenderer<D> {
-    /// A dataplane that has not looked at the kernel yet.
+    /// Returns a renderer without a state.
     pub fn new(dataplane: D) -> Self {
         Self { dataplane, state: None }
     }
@@ -132,7 +133,7 @@ where
         Ok(())
     }
 
-    fn distrust(&mut self) {
+    fn invalidate(&mut self) {
         self.state = None;
     }
 
@@ -140,19 +141,17 @@ where
         if self.state.is_none() {
             self.observe()?;
         }
-        let Some(state) = &mut self.state else {
-            return Ok(0);
-        };
+        let Some(state) = &mut self.state else { return Ok(0) };
         let plan = D::plan(state, snapshot, dirty);
         let operations = plan.len();
-        tracing::trace!(?plan, "applying");
-        // Also a plan without changes: it may tell the state what it could not read from the kernel.
+        tracing::trace!(?plan, "applying the plan");
+        // A plan without changes is applied too: it can add to the state what the kernel does not show.
         self.dataplane.apply(state, plan).map_err(|source| RenderError::Apply {
             partial: D::is_partial(&source),
             family: D::failed_family(&source),
             source: source.into(),
         })?;
-        // What had to be repaired let packets pass as they were, of Services that did not change too.
+        // While rules were missing, packets could pass untranslated, also those of unchanged Services.
         if dirty.all
             && operations > 0
             && let Some(stale_udp) = self.dataplane.stale_udp()
@@ -167,19 +166,14 @@ where
         snapshot: &Snapshot,
         dirty: &Dirty,
     ) -> Result<Vec<StaleUdpDeletion>, RenderError> {
-        let Some(stale_udp) = self.dataplane.stale_udp() else {
-            return Ok(Vec::new());
-        };
+        let Some(stale_udp) = self.dataplane.stale_udp() else { return Ok(Vec::new()) };
         stale_udp.delete_stale(snapshot, dirty).map_err(|source| RenderError::StaleUdp { source })
     }
 
     fn cleanup(&mut self) -> Vec<RenderError> {
         self.state = None;
-        self.dataplane
-            .cleanup()
-            .into_iter()
-            .map(|source| RenderError::Cleanup { source: source.into() })
-            .collect()
+        let errors = self.dataplane.cleanup().into_iter();
+        errors.map(|source| RenderError::Cleanup { source: source.into() }).collect()
     }
 
     fn map_fill(&self) -> Vec<MapFill> {

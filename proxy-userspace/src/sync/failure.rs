@@ -66,7 +66,7 @@ impl SyncLoop {
             self.outputs.health.queued(&failed);
         }
         self.failure.events.failed(started, &message, &self.outputs.events);
-        let retry_in = self.schedule.failed(started, error.leaves_others());
+        let retry_in = self.schedule.failed(started, error.is_limited());
         if self.failure.last_error.as_ref() == Some(&message) {
             tracing::debug!(error = message, ?retry_in, "cannot program the kernel: the same error again");
         } else {

@@ -295,7 +295,7 @@ impl SyncLoop {
             }
             Err(error) => {
                 let outcome = self.failed(started, extent, &error);
-                if error.leaves_others() {
+                if error.is_limited() {
                     self.delete_stale_udp(extent, &dirty);
                 }
                 outcome
@@ -310,7 +310,7 @@ impl SyncLoop {
             SyncExtent::Full => {
                 let is_old = |at: Instant| at.elapsed() >= FULL_READ_PERIOD;
                 if self.last_full_read.is_none_or(is_old) {
-                    self.renderer.distrust();
+                    self.renderer.invalidate();
                     self.last_full_read = Some(Instant::now());
                 }
                 self.renderer.observe()?;

@@ -14,7 +14,7 @@ use crate::{
     dataplane::{
         DataplaneRenderer,
         conntrack::UdpFlow,
-        fake::{Call, Fake},
+        fake::{Call, FakeDataplane},
     },
     model::{
         Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, Protocol, Service,
@@ -28,7 +28,7 @@ const SYNC: Duration = Duration::from_secs(30);
 const GIVE_UP: Duration = Duration::from_secs(40);
 
 struct Daemon {
-    fake: Fake,
+    fake: FakeDataplane,
     outputs: Outputs,
     events: mpsc::Sender<WatchEvent>,
     facts: watch::Sender<Option<NodeFacts>>,
@@ -39,15 +39,19 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn start(fake: Fake) -> Self {
+    fn start(fake: FakeDataplane) -> Self {
         Self::start_giving_up(fake, Some(GIVE_UP))
     }
 
-    fn start_giving_up(fake: Fake, give_up_after: Option<Duration>) -> Self {
+    fn start_giving_up(fake: FakeDataplane, give_up_after: Option<Duration>) -> Self {
         Self::start_with(fake, give_up_after, DetectLocalMode::ClusterCidr)
     }
 
-    fn start_with(fake: Fake, give_up_after: Option<Duration>, detect_local: DetectLocalMode) -> Self {
+    fn start_with(
+        fake: FakeDataplane,
+        give_up_after: Option<Duration>,
+        detect_local: DetectLocalMode,
+    ) -> Self {
         let outputs = Outputs {
             metrics: Metrics::default(),
             health: ProxyHealth::new(2 * SYNC),
@@ -59,7 +63,7 @@ impl Daemon {
 
     fn start_reporting_to(
         outputs: Outputs,
-        fake: Fake,
+        fake: FakeDataplane,
         give_up_after: Option<Duration>,
         detect_local: DetectLocalMode,
     ) -> Self {
@@ -94,12 +98,12 @@ impl Daemon {
 
     /// Returns a daemon that has programmed one Service with one endpoint.
     async fn synced() -> Self {
-        Self::start(Fake::default()).programmed().await
+        Self::start(FakeDataplane::default()).programmed().await
     }
 
     /// Returns the same daemon, but it never gives the dataplane up.
     async fn never_giving_up() -> Self {
-        Self::start_giving_up(Fake::default(), None).programmed().await
+        Self::start_giving_up(FakeDataplane::default(), None).programmed().await
     }
 
     async fn programmed(self) -> Self {
@@ -140,7 +144,7 @@ impl Daemon {
     /// Returns the endpoints that the kernel has for a Service.
     fn endpoints(&self, service: &str) -> Vec<String> {
         let kernel = self.fake.kernel();
-        let port = kernel.programmed.ports.iter().find(|(key, _)| *key.name.service.name == *service);
+        let port = kernel.content.ports.iter().find(|(key, _)| *key.name.service.name == *service);
         port.map(|(_, port)| {
             port.cluster_endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect()
         })
@@ -192,7 +196,7 @@ fn endpoint_is(address: &str) -> WatchEvent {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_programmed_before_lists_and_addresses_are_complete() {
-    let daemon = Daemon::start(Fake::default());
+    let daemon = Daemon::start(FakeDataplane::default());
     for event in lists() {
         daemon.send(event).await;
         daemon.settle().await;
@@ -250,7 +254,7 @@ async fn events_that_change_nothing_do_not_touch_the_kernel() {
 #[tokio::test(start_paused = true)]
 async fn drift_is_repaired_at_sync_period() {
     let daemon = Daemon::synced().await;
-    daemon.fake.kernel().programmed.ports.clear();
+    daemon.fake.kernel().content.ports.clear();
     tokio::time::sleep(SYNC).await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
     assert_eq!(daemon.calls(), [Call::Observe, Call::Apply(1)]);
@@ -263,7 +267,7 @@ async fn drift_is_repaired_at_sync_period() {
 #[tokio::test(start_paused = true)]
 async fn reported_drift_is_repaired_before_sync_period() {
     let daemon = Daemon::synced().await;
-    daemon.fake.kernel().programmed.ports.clear();
+    daemon.fake.kernel().content.ports.clear();
     daemon.drift.notify_one();
     daemon.settle().await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
@@ -272,11 +276,11 @@ async fn reported_drift_is_repaired_before_sync_period() {
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_changes_nothing_in_the_kernel() {
     let daemon = Daemon::synced().await;
-    let before = daemon.fake.kernel().programmed.clone();
+    let before = daemon.fake.kernel().content.clone();
     daemon.shutdown.cancel();
     daemon.task.await.expect("no panic").expect("an orderly end");
     assert_eq!(daemon.fake.kernel().calls, []);
-    assert_eq!(daemon.fake.kernel().programmed, before);
+    assert_eq!(daemon.fake.kernel().content, before);
 }
 
 #[tokio::test(start_paused = true)]
@@ -320,8 +324,8 @@ async fn the_time_from_a_change_to_the_kernel_is_measured() {
 #[tokio::test(start_paused = true)]
 async fn a_certain_dataplane_is_read_every_hour() {
     let daemon = Daemon::synced().await;
-    daemon.fake.kernel().certain = true;
-    daemon.fake.kernel().programmed.ports.clear();
+    daemon.fake.kernel().is_certain = true;
+    daemon.fake.kernel().content.ports.clear();
     tokio::time::sleep(10 * SYNC).await;
     assert_eq!(daemon.endpoints("a"), [""; 0]);
     tokio::time::sleep(FULL_READ_PERIOD).await;

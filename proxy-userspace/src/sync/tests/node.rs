@@ -17,14 +17,14 @@ async fn list(daemon: &Daemon, nodes: Vec<Node>) {
 
 #[tokio::test(start_paused = true)]
 async fn the_loop_waits_for_the_node_for_a_while() {
-    let daemon = Daemon::start(Fake::default());
+    let daemon = Daemon::start(FakeDataplane::default());
     list(&daemon, Vec::new()).await;
     assert_eq!(daemon.calls(), []);
     daemon.send(WatchEvent::Nodes(Delta::Apply(node()))).await;
     daemon.settle().await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
 
-    let daemon = Daemon::start(Fake::default());
+    let daemon = Daemon::start(FakeDataplane::default());
     list(&daemon, Vec::new()).await;
     tokio::time::sleep(Duration::from_secs(29)).await;
     assert_eq!(daemon.calls(), []);
@@ -50,7 +50,8 @@ async fn a_deleted_node_stays_known_to_the_next_loop() {
     assert!(health.is_ready());
     let outputs = first.outputs.clone();
     drop(first);
-    let next = Daemon::start_reporting_to(outputs, Fake::default(), None, DetectLocalMode::ClusterCidr);
+    let next =
+        Daemon::start_reporting_to(outputs, FakeDataplane::default(), None, DetectLocalMode::ClusterCidr);
     list(&next, Vec::new()).await;
     tokio::time::sleep(Duration::from_mins(1)).await;
     assert_eq!(next.endpoints("a"), ["10.0.0.1:80"]);
@@ -59,7 +60,7 @@ async fn a_deleted_node_stays_known_to_the_next_loop() {
 
 #[tokio::test(start_paused = true)]
 async fn pod_cidrs_are_awaited_and_must_not_change() {
-    let daemon = Daemon::start_with(Fake::default(), None, DetectLocalMode::NodeCidr);
+    let daemon = Daemon::start_with(FakeDataplane::default(), None, DetectLocalMode::NodeCidr);
     list(&daemon, vec![node()]).await;
     tokio::time::sleep(Duration::from_mins(2)).await;
     assert_eq!(daemon.calls(), []);
@@ -75,7 +76,7 @@ async fn pod_cidrs_are_awaited_and_must_not_change() {
     let said = ended.to_string();
     assert!(said.contains("10.244.1.0/24") && said.contains("10.244.2.0/24"), "{said}");
 
-    let daemon = Daemon::start_with(Fake::default(), None, DetectLocalMode::NodeCidr);
+    let daemon = Daemon::start_with(FakeDataplane::default(), None, DetectLocalMode::NodeCidr);
     list(&daemon, vec![node()]).await;
     tokio::time::sleep(Duration::from_mins(6)).await;
     let ended = daemon.task.await.expect("no panic").expect_err("without them no rule is right");
@@ -90,7 +91,7 @@ async fn the_running_loop_applies_changed_settings() {
         settings.periods.sync_period = 2 * SYNC;
     });
     daemon.settle().await;
-    let served = daemon.fake.kernel().programmed.node.node_port_addresses.clone();
+    let served = daemon.fake.kernel().content.node.node_port_addresses.clone();
     assert_eq!(Vec::from_iter(served), ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
     daemon.fake.kernel().calls.clear();
     tokio::time::sleep(SYNC + SYNC / 2).await;

@@ -24,13 +24,17 @@ async fn stale_udp_entries_are_deleted_when_udp_changes_or_rules_drift() {
     }
     daemon.settle().await;
     tokio::time::sleep(2 * SYNC).await;
-    daemon.fake.kernel().looks.clear();
+    daemon.fake.kernel().udp_deletions.clear();
     let [old, new] = ["10.0.0.1:53", "10.0.0.2:53"].map(flow_to_dns);
     daemon.fake.kernel().flows = vec![old, new];
 
     daemon.send(endpoint_is("10.0.0.7")).await;
     tokio::time::sleep(2 * SYNC).await;
-    assert_eq!(daemon.fake.kernel().looks, [], "TCP changed, and the kernel was compared with everything");
+    assert_eq!(
+        daemon.fake.kernel().udp_deletions,
+        [],
+        "TCP changed, and the kernel was compared with everything"
+    );
 
     for event in dns("10.0.0.2") {
         daemon.send(event).await;
@@ -42,7 +46,7 @@ async fn stale_udp_entries_are_deleted_when_udp_changes_or_rules_drift() {
 
     let untranslated = flow_to_dns("10.96.0.53:53");
     daemon.fake.kernel().flows.push(untranslated);
-    daemon.fake.kernel().programmed.ports.clear();
+    daemon.fake.kernel().content.ports.clear();
     daemon.drift.notify_one();
     tokio::time::sleep(MIN_SYNC).await;
     assert_eq!(daemon.fake.kernel().flows, [new]);
@@ -51,7 +55,7 @@ async fn stale_udp_entries_are_deleted_when_udp_changes_or_rules_drift() {
 #[tokio::test(start_paused = true)]
 async fn a_conntrack_failure_is_no_sync_failure() {
     let daemon = Daemon::synced().await;
-    daemon.fake.kernel().without_conntrack = true;
+    daemon.fake.kernel().lacks_conntrack = true;
     for event in dns("10.0.0.1") {
         daemon.send(event).await;
     }
@@ -61,7 +65,7 @@ async fn a_conntrack_failure_is_no_sync_failure() {
     assert!(daemon.outputs.health.is_ready());
     assert_eq!(daemon.metric("shunt_sync_failures_total{ip_family=\"IPv4\"}"), "0");
     daemon.fake.kernel().flows = vec![flow_to_dns("10.96.0.53:53")];
-    daemon.fake.kernel().without_conntrack = false;
+    daemon.fake.kernel().lacks_conntrack = false;
     tokio::time::sleep(2 * SYNC).await;
     assert_eq!(daemon.fake.kernel().flows, [], "deleted by a later sync");
 }
