@@ -9,7 +9,7 @@ use proxy_userspace::{
         DataplaneRenderer, Mode, RenderError, Renderer,
         ebpf::Ebpf,
         iptables::Iptables,
-        ipvs::Ipvs,
+        ipvs::{self, Ipvs, LinkRemoval},
         nftables::{self, Nftables},
     },
     kernel::{
@@ -111,7 +111,7 @@ pub(super) fn cleanup(config: &Config, launcher: &Launcher) -> Vec<RenderError> 
     errors.extend(wrap(Nftables::cleanup_tables()));
     errors.extend(wrap(Iptables::remove(&assembly::iptables(config, launcher))));
     // After the chains that use its sets.
-    errors.extend(wrap(Ipvs::remove(&assembly::ipvs(config, launcher))));
+    errors.extend(wrap(ipvs::remove(&assembly::ipvs(config, launcher), LinkRemoval::Now)));
     errors
 }
 
@@ -129,7 +129,7 @@ pub(super) fn remove_other_modes(config: &Config, launcher: &Launcher) -> Vec<Re
         Mode::Ebpf | Mode::Nftables => Iptables::remove(&iptables),
     }));
     if config.mode != Mode::Ipvs {
-        errors.extend(wrap(Ipvs::remove_unused(&assembly::ipvs(config, launcher))));
+        errors.extend(wrap(ipvs::remove(&assembly::ipvs(config, launcher), LinkRemoval::IfUnused)));
     }
     errors
 }

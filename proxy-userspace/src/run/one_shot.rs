@@ -7,7 +7,7 @@ use proxy_userspace::{
     assembly,
     causes::with_causes,
     config::{Config, ProbeOutput},
-    dataplane::{Mode, ipvs::Ipvs},
+    dataplane::{Mode, ipvs},
     kernel::{self, command::Launcher},
     node, probe,
 };
@@ -32,7 +32,7 @@ pub(crate) fn init_only(config: &Config) -> anyhow::Result<()> {
         node::set_up_kernel(&config.node).iter().map(|error| with_causes(error)).collect();
     if config.mode == Mode::Ipvs {
         let settings = assembly::ipvs(config, &Launcher::default());
-        errors.extend(Ipvs::set_up_kernel(&settings).iter().map(|error| with_causes(error)));
+        errors.extend(ipvs::set_up_kernel(&settings).iter().map(|error| with_causes(error)));
     }
     for error in &errors {
         tracing::error!(error, "cannot change a kernel setting: it keeps its value");

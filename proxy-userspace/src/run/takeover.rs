@@ -10,9 +10,9 @@ use proxy_userspace::{
     dataplane::{
         Mode, Renderer,
         ebpf::Ebpf,
-        ipvs::{Ipvs, IpvsError},
+        ipvs::{self, LinkRemoval},
     },
-    kernel::{command::Launcher, conntrack::HandoverCounts},
+    kernel::{KernelError, command::Launcher, conntrack::HandoverCounts},
     sync::TakeoverStage,
 };
 
@@ -46,7 +46,7 @@ impl TakeoverStage for Takeover {
             log_handover("eBPF programs", Ebpf::hand_over(&self.config.ebpf.pin_dir));
         }
         if self.config.mode != Mode::Ipvs {
-            log_handover("IPVS", Ipvs::hand_over(&assembly::ipvs(&self.config, &self.launcher)));
+            log_handover("IPVS", ipvs::hand_over(&assembly::ipvs(&self.config, &self.launcher)));
         }
     }
 
@@ -68,7 +68,7 @@ impl TakeoverStage for Takeover {
             }
             self.link.may_exist = self.config.mode != Mode::Ipvs;
         }
-        self.link.remove_if_unused(Ipvs::remove_link_if_unused);
+        self.link.remove_if_unused(|| ipvs::remove_link(LinkRemoval::IfUnused));
     }
 }
 
@@ -83,7 +83,7 @@ struct RemainingLink {
 impl RemainingLink {
     /// Calls `remove`, which removes unneeded addresses and returns the remaining ones. Logs a change of
     /// these.
-    fn remove_if_unused(&mut self, remove: impl FnOnce() -> Result<BTreeSet<IpAddr>, IpvsError>) {
+    fn remove_if_unused(&mut self, remove: impl FnOnce() -> Result<BTreeSet<IpAddr>, KernelError>) {
         if !self.may_exist {
             return;
         }

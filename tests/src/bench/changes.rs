@@ -18,7 +18,7 @@ use proxy_userspace::{
         DataplaneRenderer, MapFill, Mode, RenderError, Renderer,
         ebpf::Ebpf,
         iptables::Iptables,
-        ipvs::{self, Ipvs},
+        ipvs::{self, Ipvs, LinkRemoval},
         nftables::Nftables,
     },
     health::ProxyHealth,
@@ -172,13 +172,8 @@ fn clean_up(config: &Config) -> Vec<String> {
         Mode::Iptables => Iptables::remove(&iptables).iter().map(ToString::to_string).collect(),
         Mode::Ipvs => {
             let rules = Iptables::remove(&iptables).into_iter().map(|error| error.to_string());
-            rules
-                .chain(
-                    Ipvs::remove(&assembly::ipvs(config, &launcher))
-                        .into_iter()
-                        .map(|error| error.to_string()),
-                )
-                .collect()
+            let others = ipvs::remove(&assembly::ipvs(config, &launcher), LinkRemoval::Now);
+            rules.chain(others.into_iter().map(|error| error.to_string())).collect()
         }
     }
 }

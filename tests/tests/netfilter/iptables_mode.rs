@@ -8,7 +8,7 @@ use proxy_userspace::{
     dataplane::{
         Dataplane as _, PlanSize as _,
         iptables::{Iptables, IptablesSettings, State},
-        ipvs::{Ipvs, IpvsSettings},
+        ipvs::{self, IpvsSettings, LinkRemoval},
         nftables::Nftables,
     },
     kernel::command::Launcher,
@@ -318,7 +318,9 @@ fn rules_of_kube_proxys_other_modes_are_removed_and_ours_stay() {
             let mut errors: Vec<String> =
                 Iptables::remove_others(&settings).iter().map(ToString::to_string).collect();
             errors.extend(Nftables::cleanup_tables().iter().map(ToString::to_string));
-            errors.extend(Ipvs::remove(&IpvsSettings::default()).iter().map(ToString::to_string));
+            errors.extend(
+                ipvs::remove(&IpvsSettings::default(), LinkRemoval::Now).iter().map(ToString::to_string),
+            );
             Ok(errors)
         });
         assert!(errors.is_empty(), "{errors:?}");

@@ -48,7 +48,7 @@ impl Applying<'_> {
                 if !self.state.writes_rules(*family) {
                     return Ok(());
                 }
-                self.ipvs.iptables_runs += 1;
+                self.ipvs.requests.iptables += 1;
                 if let Err(source) = commands.restore_all(iptables_text::text(inputs, Layout::ChainsFirst)) {
                     self.state.rules.remove(family);
                     self.ipvs.failed_restores.count(*family);
@@ -73,7 +73,7 @@ impl Applying<'_> {
             if rest.is_empty() {
                 return Ok(());
             }
-            self.ipvs.ipset_runs += 1;
+            self.ipvs.requests.ipset += 1;
             let Err(error) = self.ipvs.ipset.restore(rest.iter().map(SetChange::line).collect()) else {
                 self.state.record(Step::Sets(rest));
                 return Ok(());

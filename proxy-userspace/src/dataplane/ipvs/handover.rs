@@ -37,7 +37,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Removes the virtual servers of this mode and replaces the conntrack entries of their connections by
 /// entries that translate. Another mode must serve all Services already.
-pub(super) fn hand_over(settings: &IpvsSettings) -> Result<HandoverCounts, KernelError> {
+pub fn hand_over(settings: &IpvsSettings) -> Result<HandoverCounts, KernelError> {
     let mut done = HandoverCounts::default();
     if !removal::has_link() {
         return Ok(done);

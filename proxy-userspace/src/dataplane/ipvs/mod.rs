@@ -28,23 +28,23 @@ mod sysctls;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(in crate::dataplane) use self::rules::{CHAINS, MODE};
 use self::{
     apply::Applying, counters::CountedPorts, failures::ApplyFailures, node::PlanOptions,
-    rejections::Rejections, removal::LinkRemoval, rules::TABLES, rules_state::RulesState,
+    rejections::Rejections, rules::TABLES, rules_state::RulesState,
 };
 pub use self::{
     desired::Item,
     error::IpvsError,
+    handover::hand_over,
     plan::Plan,
+    removal::{LinkRemoval, remove, remove_link},
     sets::{Destination, Entry, Set, SetEntry},
     settings::{DUMMY_LINK, IpvsSettings},
     state::{RealServerState, State, VirtualServerState},
+    sysctls::set_up_kernel,
 };
 use super::{
     Dataplane, KernelCounts, ModeMetricsReader,
@@ -55,11 +55,10 @@ use super::{
 use crate::{
     kernel::{
         KernelError,
-        conntrack::HandoverCounts,
         dummy_link::DummyLink,
         ipset::Ipset,
         iptables::Iptables as Commands,
-        ipvs::{self, Ipvs as Socket, Timeouts},
+        ipvs::{Ipvs as Socket, Timeouts},
     },
     model::{Dirty, IpFamily, Snapshot},
 };
@@ -68,9 +67,9 @@ use crate::{
 /// tables.
 pub const RULE_NAMES: [&str; 1] = ["KUBE-MARK-MASQ"];
 
-/// The number of messages and commands since the dataplane was created.
+/// The number of requests to the kernel since the dataplane was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sent {
+pub struct RequestCounts {
     /// Netlink messages to IPVS.
     pub ipvs: u64,
     /// Netlink messages about the dummy link and its addresses.
@@ -96,8 +95,8 @@ pub struct Ipvs {
     unread: Vec<(IpFamily, KernelError)>,
     failed_restores: FailureCounters,
     counted: CountedPorts,
-    ipset_runs: u64,
-    iptables_runs: u64,
+    /// Without netlink messages, which the sockets count.
+    requests: RequestCounts,
 }
 
 impl Ipvs {
@@ -124,61 +123,17 @@ impl Ipvs {
             rejections: Rejections::default(),
             unread: Vec::new(),
             failed_restores: FailureCounters::default(),
-            ipset_runs: 0,
-            iptables_runs: 0,
+            requests: RequestCounts::default(),
         })
     }
 
-    /// Removes everything that a process in this mode left, except rules. The rules must be removed
-    /// before. Continues after errors and returns them all. Upstream's `--cleanup` does the same.
-    pub fn remove(settings: &IpvsSettings) -> Vec<IpvsError> {
-        removal::remove(settings, LinkRemoval::Now).into_iter().map(IpvsError::Kernel).collect()
-    }
-
-    /// Like [`Self::remove`], but keeps the addresses of Services that are the source of this node's
-    /// own connections. [`Self::remove_link_if_unused`] removes these later.
-    pub fn remove_unused(settings: &IpvsSettings) -> Vec<IpvsError> {
-        removal::remove(settings, LinkRemoval::IfUnused).into_iter().map(IpvsError::Kernel).collect()
-    }
-
-    /// Removes the addresses of the dummy link that are not the source of this node's own
-    /// connections. Removes the link with its last address. Returns the addresses that stay.
-    pub fn remove_link_if_unused() -> Result<BTreeSet<IpAddr>, IpvsError> {
-        Ok(removal::remove_link(LinkRemoval::IfUnused)?)
-    }
-
-    /// Removes the virtual servers of this mode and hands their connections over to conntrack.
-    /// Another mode must serve all Services already.
-    pub fn hand_over(settings: &IpvsSettings) -> Result<HandoverCounts, IpvsError> {
-        Ok(handover::hand_over(settings)?)
-    }
-
-    /// Sets the sysctls that this mode needs, for a process that may not set them. Continues after
-    /// errors.
-    pub fn set_up_kernel(settings: &IpvsSettings) -> Vec<IpvsError> {
-        ipvs::load_module(&settings.launcher);
-        match sysctls::to_change(settings) {
-            Ok(changes) => {
-                let failed =
-                    changes.into_iter().filter_map(|(name, value)| sysctls::write(name, value).err());
-                failed.map(IpvsError::Kernel).collect()
-            }
-            Err(error) => vec![IpvsError::Kernel(error)],
-        }
-    }
-
-    /// Returns what was sent to the kernel so far.
-    pub fn sent(&self) -> Sent {
-        Sent {
-            ipvs: self.socket.sent(),
-            addresses: self.link.sent(),
-            ipset: self.ipset_runs,
-            iptables: self.iptables_runs,
-        }
+    /// Returns the number of requests so far.
+    pub fn requests(&self) -> RequestCounts {
+        RequestCounts { ipvs: self.socket.sent(), addresses: self.link.sent(), ..self.requests }
     }
 
     fn observe_sets(&mut self, state: &mut State) -> Result<(), KernelError> {
-        self.ipset_runs += 1;
+        self.requests.ipset += 1;
         for (name, saved) in self.ipset.save()? {
             let Some((family, set)) = Set::from_name(&name) else { continue };
             if !set.is_compatible(family, &saved.definition) {
@@ -338,6 +293,7 @@ impl Dataplane for Ipvs {
     }
 
     fn cleanup(&mut self) -> Vec<IpvsError> {
-        Self::remove(&self.options.settings)
+        let errors = remove(&self.options.settings, LinkRemoval::Now);
+        errors.into_iter().map(IpvsError::from).collect()
     }
 }

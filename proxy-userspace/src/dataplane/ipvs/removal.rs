@@ -23,7 +23,7 @@ use crate::{
 
 /// When the dummy link is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LinkRemoval {
+pub enum LinkRemoval {
     /// Now.
     Now,
     /// When it has no addresses that are the source of this node's own connections. A socket that
@@ -35,9 +35,10 @@ pub(super) enum LinkRemoval {
 /// Removes virtual servers, the dummy link and sets. The rules that use the sets must be removed before.
 /// Continues after errors and returns them all. But if the sets cannot be read, the virtual servers and
 /// the link stay: without the sets, the virtual servers of node ports could never be recognized.
+/// kube-proxy's `--cleanup` removes the same objects.
 ///
 /// Virtual servers of other programs and those in `excludeCIDRs` stay.
-pub(super) fn remove(settings: &IpvsSettings, when: LinkRemoval) -> Vec<KernelError> {
+pub fn remove(settings: &IpvsSettings, when: LinkRemoval) -> Vec<KernelError> {
     let mut errors: Vec<KernelError> = handover_table::remove(&settings.launcher).err().into_iter().collect();
     let ipset = Ipset::new(&settings.launcher);
     let sets = match sets(&ipset) {
@@ -65,7 +66,7 @@ pub(super) fn has_link() -> bool {
 
 /// Removes the dummy link, or only its unused addresses. Returns the addresses that stay. If there are
 /// none, the link is removed.
-pub(super) fn remove_link(when: LinkRemoval) -> Result<BTreeSet<IpAddr>, KernelError> {
+pub fn remove_link(when: LinkRemoval) -> Result<BTreeSet<IpAddr>, KernelError> {
     let mut link = DummyLink::open(DUMMY_LINK)?;
     if !link.is_there() {
         return Ok(BTreeSet::new());

@@ -3,7 +3,7 @@
 use nix::sys::utsname::uname;
 
 use super::settings::IpvsSettings;
-use crate::kernel::{KernelError, probe, sysctl::Sysctl};
+use crate::kernel::{KernelError, ipvs, probe, sysctl::Sysctl};
 
 /// The first kernel in which a reused client port reaches a real server without delay even if
 /// `conn_reuse_mode` is 1 (<https://github.com/kubernetes/kubernetes/issues/93297>).
@@ -23,6 +23,16 @@ pub(super) fn to_change(settings: &IpvsSettings) -> Result<Vec<(Sysctl, i64)>, K
         }
     }
     Ok(changes)
+}
+
+/// Loads the module and sets the sysctls of this mode, for a process that may not set them. Continues
+/// after errors and returns them all.
+pub fn set_up_kernel(settings: &IpvsSettings) -> Vec<KernelError> {
+    ipvs::load_module(&settings.launcher);
+    match to_change(settings) {
+        Ok(changes) => changes.into_iter().filter_map(|(name, value)| write(name, value).err()).collect(),
+        Err(error) => vec![error],
+    }
 }
 
 /// Writes a sysctl.

@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Result, ensure};
 use clap::Parser;
 use proxy_userspace::{
-    dataplane::ipvs::{IpvsError, IpvsSettings, Sent},
+    dataplane::ipvs::{IpvsError, IpvsSettings, RequestCounts},
     kernel::ipvs::{Change, Ipvs as Socket, RealServer, Timeouts, VirtualKey, VirtualServer},
     model::{Protocol, Snapshot},
 };
@@ -102,8 +102,8 @@ fn run(arguments: &Arguments) -> bool {
     })
 }
 
-fn difference(before: Sent, after: Sent) -> Sent {
-    Sent {
+fn difference(before: RequestCounts, after: RequestCounts) -> RequestCounts {
+    RequestCounts {
         ipvs: after.ipvs - before.ipvs,
         addresses: after.addresses - before.addresses,
         ipset: after.ipset - before.ipset,
@@ -117,13 +117,14 @@ fn a_change_is_as_large_at_any_size(node: &mut Node) -> Result<()> {
         let mut mode = node.mode(IpvsSettings::default())?;
         let all = services(count);
         mode.sync(node, &all)?;
-        let mut measure = |what: &str, snapshot: &Snapshot, changed: &str| -> Result<(String, Sent)> {
-            let before = mode.sent();
-            mode.change(node, snapshot, changed)?;
-            let sent = difference(before, mode.sent());
-            println!("    {count} Services, {what}: {sent:?}");
-            Ok((what.to_owned(), sent))
-        };
+        let mut measure =
+            |what: &str, snapshot: &Snapshot, changed: &str| -> Result<(String, RequestCounts)> {
+                let before = mode.requests();
+                mode.change(node, snapshot, changed)?;
+                let sent = difference(before, mode.requests());
+                println!("    {count} Services, {what}: {sent:?}");
+                Ok((what.to_owned(), sent))
+            };
         let mut one_more = all.clone();
         one_more.ports.extend([service("more", cluster_ip(0), Protocol::Tcp, &endpoints(&[1, 2]))]);
         let mut grown = all.clone();

@@ -13,7 +13,7 @@ use proxy_userspace::{
     dataplane::{
         Dataplane as _, KernelCounts, PlanSize as _, ServiceCount,
         iptables::{Iptables, IptablesSettings},
-        ipvs::{Ipvs, IpvsError, IpvsSettings, Sent, State},
+        ipvs::{self, Ipvs, IpvsError, IpvsSettings, LinkRemoval, RequestCounts, State},
     },
     kernel::{
         KernelError,
@@ -111,8 +111,8 @@ impl Node {
 }
 
 impl Mode {
-    pub(super) fn sent(&self) -> Sent {
-        self.dataplane.sent()
+    pub(super) fn requests(&self) -> RequestCounts {
+        self.dataplane.requests()
     }
 
     /// What the kernel counted of Services, read by the reader that metrics have.
@@ -171,7 +171,7 @@ impl Mode {
         let settings = &self.settings;
         let errors = node.within(|| {
             let rules = Iptables::remove(&iptables).into_iter().map(|error| error.to_string());
-            let rest = Ipvs::remove(settings).into_iter().map(|error| error.to_string());
+            let rest = ipvs::remove(settings, LinkRemoval::Now).into_iter().map(|error| error.to_string());
             Ok(rules.chain(rest).collect::<Vec<_>>())
         })?;
         ensure!(errors.is_empty(), "{errors:?}");

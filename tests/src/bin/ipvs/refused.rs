@@ -49,9 +49,9 @@ pub(super) fn one_of_many(node: &mut Node) -> Result<()> {
     // What was made of it before something was refused has gone.
     let servers = node.run("cat /proc/net/ip_vs")?;
     ensure!(!servers.contains("[ff05:"), "{servers}");
-    let sent = mode.sent();
+    let sent = mode.requests();
     let (count, _) = left_out(&mut mode, node, &wrong)?;
-    ensure!(count == 2 && mode.sent().iptables == sent.iptables, "{:?}, {sent:?}", mode.sent());
+    ensure!(count == 2 && mode.requests().iptables == sent.iptables, "{:?}, {sent:?}", mode.requests());
     let right = of_ports([web("web", 0), web("group", 1), web("last", 3)]);
     mode.sync(node, &right)?;
     mode.clean_up(node)
