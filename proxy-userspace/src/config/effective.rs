@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
 use super::{
     schema::{self, FLAGS_FOR_ALL_BUT_IPVS},
@@ -44,11 +44,12 @@ impl EffectiveSettings {
 
     /// Returns one object with sorted keys, as upstream writes it. It means the same when it is read.
     pub fn document(&self) -> Json {
-        let mut document = Map::new();
+        let mut document = json!({});
         for (path, value) in &self.0 {
-            insert(&mut document, path, value.clone());
+            // Indexing inserts a section that is missing.
+            *path.split('.').fold(&mut document, |section, name| &mut section[name]) = value.clone();
         }
-        Json::Object(document)
+        document
     }
 
     /// Returns the paths whose values differ.
@@ -73,17 +74,4 @@ fn overriding_flag(settings: &Settings, path: &'static str) -> &'static str {
 /// address is off.
 fn address(address: Option<SocketAddr>) -> Json {
     json!(address.map(|address| address.to_string()).unwrap_or_default())
-}
-
-fn insert(section: &mut Map<String, Json>, path: &str, value: Json) {
-    match path.split_once('.') {
-        None => {
-            section.insert(path.into(), value);
-        }
-        Some((name, rest)) => {
-            if let Json::Object(inner) = section.entry(name).or_insert_with(|| json!({})) {
-                insert(inner, rest, value);
-            }
-        }
-    }
 }

@@ -39,11 +39,6 @@ impl ConfigFile {
         let syntax = |source| ConfigError::Syntax { path: self.path.clone(), source };
         serde_yaml_ng::from_str(&self.text).map_err(syntax)
     }
-
-    /// The path as it was given.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
 /// Metadata that differs between two versions of a file.

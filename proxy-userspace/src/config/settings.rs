@@ -128,7 +128,7 @@ impl Settings {
     }
 
     /// Rejects a setting that is only invalid together with others.
-    pub(super) fn reject(&mut self, path: &'static str, allowed: impl Into<String>) {
+    pub(super) fn reject(&mut self, path: &str, allowed: impl Into<String>) {
         let (setting, value) = match self.values.get(path) {
             Some(setting) => (setting.name(path), setting.written.clone()),
             None => (path.into(), "not set".into()),
@@ -174,7 +174,7 @@ impl Settings {
     }
 
     /// Returns the given value or the default.
-    fn value(&self, path: &'static str) -> Option<&Value> {
+    fn value(&self, path: &str) -> Option<&Value> {
         debug_assert!(
             schema::field(path).is_some_and(|field| !matches!(field.used_by, UsedBy::Nothing(_))),
             "{path} is not in the schema as used"
@@ -183,7 +183,7 @@ impl Settings {
     }
 
     /// Returns the given value or the default, also of a field without an effect.
-    pub(super) fn given_or_default(&self, path: &'static str) -> Option<&Value> {
+    pub(super) fn given_or_default(&self, path: &str) -> Option<&Value> {
         self.given(path).or_else(|| self.defaults.get(path))
     }
 
@@ -193,30 +193,30 @@ impl Settings {
     }
 
     /// Returns true if the given value differs from the default.
-    pub(super) fn is_not_default(&self, path: &'static str) -> bool {
+    pub(super) fn is_not_default(&self, path: &str) -> bool {
         self.given(path).is_some_and(|value| self.defaults.get(path) != Some(value))
     }
 
     /// Returns true if the flag was given with an empty value, which means "off" for upstream.
-    pub(super) fn is_emptied_by_flag(&self, path: &'static str) -> bool {
+    pub(super) fn is_emptied_by_flag(&self, path: &str) -> bool {
         self.is_by_flag(path) && self.given(path).is_none()
     }
 
     /// Returns true if the setting was given as a flag.
-    pub(super) fn is_by_flag(&self, path: &'static str) -> bool {
+    pub(super) fn is_by_flag(&self, path: &str) -> bool {
         matches!(self.values.get(path), Some(Setting { source: Source::Flag(_), .. }))
     }
 
-    pub(super) fn text(&self, path: &'static str) -> Option<&str> {
+    pub(super) fn text(&self, path: &str) -> Option<&str> {
         if let Value::Text(text) = self.value(path)? { Some(text) } else { None }
     }
 
-    pub(super) fn is_true(&self, path: &'static str) -> bool {
+    pub(super) fn is_true(&self, path: &str) -> bool {
         matches!(self.value(path), Some(Value::Bool(true)))
     }
 
     /// Returns 0 if the field is unset and has no default.
-    pub(super) fn integer<T: TryFrom<i64> + Default>(&self, path: &'static str) -> T {
+    pub(super) fn integer<T: TryFrom<i64> + Default>(&self, path: &str) -> T {
         match self.value(path) {
             Some(Value::Integer(value)) => T::try_from(*value).unwrap_or_default(),
             _ => T::default(),
@@ -224,20 +224,20 @@ impl Settings {
     }
 
     /// Returns zero if the field is unset and has no default.
-    pub(super) fn duration(&self, path: &'static str) -> Duration {
+    pub(super) fn duration(&self, path: &str) -> Duration {
         if let Some(Value::Duration(duration)) = self.value(path) { *duration } else { Duration::ZERO }
     }
 
-    pub(super) fn address(&self, path: &'static str) -> Option<IpAddr> {
+    pub(super) fn address(&self, path: &str) -> Option<IpAddr> {
         if let Value::Address(address) = self.value(path)? { Some(*address) } else { None }
     }
 
-    pub(super) fn bind_address(&self, path: &'static str) -> Option<SocketAddr> {
+    pub(super) fn bind_address(&self, path: &str) -> Option<SocketAddr> {
         if let Value::BindAddress(address) = self.value(path)? { Some(*address) } else { None }
     }
 
     /// Returns CIDRs, and true if the list has the word `primary`.
-    pub(super) fn cidrs(&self, path: &'static str) -> Option<(Vec<IpNet>, bool)> {
+    pub(super) fn cidrs(&self, path: &str) -> Option<(Vec<IpNet>, bool)> {
         if let Value::Cidrs { cidrs, primary } = self.value(path)? {
             Some((cidrs.clone(), *primary))
         } else {
@@ -246,7 +246,7 @@ impl Settings {
     }
 
     /// Returns patterns of interface names.
-    pub(super) fn globs(&self, path: &'static str) -> Vec<Pattern> {
+    pub(super) fn globs(&self, path: &str) -> Vec<Pattern> {
         if let Some(Value::Globs(globs)) = self.value(path) { globs.clone() } else { Vec::new() }
     }
 

@@ -1,21 +1,14 @@
 //! Errors between shunt and the kernel. Each has the operation, the object and the cause.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 /// A failed operation on the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// A system call on a file or directory.
-    #[error("cannot {operation} {}: {source}", path.display())]
-    Path {
-        /// The operation.
-        operation: &'static str,
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// A system call on something without a path.
+    /// A system call on a path or another object.
     #[error("cannot {operation} {object}: {source}")]
     Call {
         /// The operation.
@@ -154,10 +147,9 @@ pub enum KernelError {
 }
 
 impl KernelError {
-    /// Returns a constructor of [`Self::Path`], for `map_err`.
-    pub(crate) fn path<P: Into<PathBuf>>(operation: &'static str, path: P) -> impl FnOnce(io::Error) -> Self {
-        let path = path.into();
-        move |source| Self::Path { operation, path, source }
+    /// Returns a constructor of [`Self::Call`] for a path, for `map_err`.
+    pub(crate) fn path(operation: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
+        Self::call(operation, path.as_ref().display().to_string())
     }
 
     /// Returns a constructor of [`Self::Call`], for `map_err`.

@@ -6,7 +6,7 @@ use proxy_userspace::{
     assembly,
     config::Config,
     dataplane::{
-        DataplaneRenderer, Mode, RenderError, Renderer,
+        Dataplane, DataplaneRenderer, Mode, RenderError, Renderer,
         ebpf::Ebpf,
         iptables::Iptables,
         ipvs::{self, Ipvs, LinkRemoval},
@@ -49,52 +49,40 @@ pub(super) fn renderer(
     launcher: &Launcher,
     drift: &Arc<Notify>,
 ) -> anyhow::Result<Box<dyn Renderer>> {
-    match config.mode {
-        Mode::Ebpf => {
-            let ebpf = Ebpf::new(&assembly::ebpf(config, launcher));
-            Ok(Box::new(DataplaneRenderer::new(ebpf.map_err(|e| explained(e, config.mode, launcher))?)))
-        }
-        Mode::Nftables => {
-            // A kernel that lacks a feature rejects only the rule that needs it, once there is one.
-            if let Some(missing) = missing(config.mode, launcher) {
-                anyhow::bail!(missing);
-            }
-            let touched = Arc::new(TableChangeFlag::default());
-            let dataplane = Nftables::new(&assembly::nftables(config), Arc::clone(&touched))?;
-            let changes = TableChanges::open(nftables::TABLE, dataplane.port(), touched)?;
-            let drift = Arc::clone(drift);
-            tokio::spawn(async move {
-                if let Err(error) = changes.report(drift).await {
-                    tracing::warn!(
-                        %error,
-                        "cannot watch the nftables tables for changes: shunt reads them every syncPeriod"
-                    );
-                }
-            });
-            Ok(Box::new(DataplaneRenderer::new(dataplane)))
-        }
-        Mode::Iptables => {
-            let iptables = Iptables::new(assembly::iptables(config, launcher));
-            Ok(Box::new(DataplaneRenderer::new(iptables.map_err(|e| explained(e, config.mode, launcher))?)))
-        }
-        Mode::Ipvs => {
-            let ipvs = Ipvs::new(assembly::ipvs(config, launcher));
-            Ok(Box::new(DataplaneRenderer::new(ipvs.map_err(|e| explained(e, config.mode, launcher))?)))
-        }
-    }
-}
-
-/// Adds the findings of the probe to an error: the kernel's own errors rarely name what is missing.
-fn explained(
-    error: impl std::error::Error + Send + Sync + 'static,
-    mode: Mode,
-    launcher: &Launcher,
-) -> anyhow::Error {
-    let error = anyhow::Error::new(error);
-    match missing(mode, launcher) {
+    let created = match config.mode {
+        Mode::Nftables => return nftables(config, launcher, Arc::clone(drift)),
+        Mode::Ebpf => boxed(Ebpf::new(&assembly::ebpf(config, launcher))),
+        Mode::Iptables => boxed(Iptables::new(assembly::iptables(config, launcher))),
+        Mode::Ipvs => boxed(Ipvs::new(assembly::ipvs(config, launcher))),
+    };
+    // The kernel's own errors rarely name what is missing. The probe does.
+    created.map_err(|error| match missing(config.mode, launcher) {
         Some(missing) => error.context(missing),
         None => error,
+    })
+}
+
+fn boxed<D>(dataplane: Result<D, D::Error>) -> anyhow::Result<Box<dyn Renderer>>
+where
+    D: Dataplane<State: Send> + Send + 'static,
+{
+    Ok(Box::new(DataplaneRenderer::new(dataplane?)))
+}
+
+fn nftables(config: &Config, launcher: &Launcher, drift: Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
+    // A kernel that lacks a feature rejects only the rule that needs it, once there is one.
+    if let Some(missing) = missing(config.mode, launcher) {
+        anyhow::bail!(missing);
     }
+    let flag = Arc::new(TableChangeFlag::default());
+    let dataplane = Nftables::new(&assembly::nftables(config), Arc::clone(&flag))?;
+    let changes = TableChanges::open(nftables::TABLE, dataplane.port(), flag)?;
+    tokio::spawn(async move {
+        if let Err(error) = changes.report(drift).await {
+            tracing::warn!(%error, "cannot watch the nftables tables for changes: shunt reads them every syncPeriod");
+        }
+    });
+    Ok(Box::new(DataplaneRenderer::new(dataplane)))
 }
 
 /// Probes the kernel. Returns a sentence on what the mode lacks, or `None` if it lacks nothing.

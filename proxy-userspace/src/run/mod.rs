@@ -77,12 +77,7 @@ pub(crate) async fn run(
     let pending = Arc::new(Mutex::new(pending));
     set_up_node(&choice.config, &events);
     events.normal("Starting", format!("shunt starts in the mode {}, {}", choice.config.mode, choice.why));
-    let outputs = Outputs {
-        events,
-        metrics: Metrics::default(),
-        health: ProxyHealth::new(choice.config.sync_period * 2),
-        health_checks: watch::Sender::default(),
-    };
+    let outputs = outputs(&choice.config, events);
     let mut endpoints = Tasks::new();
     let mut broken = Vec::new();
     let mut reload = Reload::new(&choice, set_log_filter, outputs.health.clone());
@@ -92,7 +87,7 @@ pub(crate) async fn run(
         let before = std::mem::take(&mut broken);
         let outcome = tokio::select! {
             biased;
-            ended = first_ended(&mut endpoints) => ended.map(|()| ModeOutcome::ShutDown),
+            error = first_ended(&mut endpoints) => Err(error),
             outcome = run_mode(&choice, outputs.clone(), settings, &pending, before, &shutdown) => outcome,
             action = reload.watch() => Ok(ModeOutcome::Reload(action)),
         };
@@ -118,6 +113,11 @@ pub(crate) async fn run(
             }
         }
     }
+}
+
+fn outputs(config: &Config, events: NodeEvents) -> Outputs {
+    let health = ProxyHealth::new(config.sync_period * 2);
+    Outputs { events, metrics: Metrics::default(), health, health_checks: watch::Sender::default() }
 }
 
 /// Switches to the next mode. If there is none, returns the error of the mode that broke.
@@ -171,7 +171,7 @@ async fn run_mode(
     tokio::select! {
         // A task that ends also closes its channel. Its error is the better one, so it comes first.
         biased;
-        ended = first_ended(&mut tasks) => ended.map(|()| ModeOutcome::ShutDown),
+        error = first_ended(&mut tasks) => Err(error),
         done = sync.run(inputs, &mut takeover) => match done {
             Ok(()) => Ok(ModeOutcome::ShutDown),
             Err(error @ SyncError::Broken { .. }) => {
@@ -184,11 +184,12 @@ async fn run_mode(
     }
 }
 
-/// Waits until a task ends, which none should.
-async fn first_ended(tasks: &mut Tasks) -> anyhow::Result<()> {
+/// Waits until a task ends, which none should, and returns its error.
+async fn first_ended(tasks: &mut Tasks) -> anyhow::Error {
     match tasks.join_next().await {
-        Some(ended) => ended?.and_then(|()| anyhow::bail!("a part of shunt ended unexpectedly")),
-        None => anyhow::bail!("all parts of shunt ended unexpectedly"),
+        Some(Ok(Err(error))) => error,
+        Some(Err(panic)) => panic.into(),
+        Some(Ok(Ok(()))) | None => anyhow::anyhow!("a part of shunt ended unexpectedly"),
     }
 }
 

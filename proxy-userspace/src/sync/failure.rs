@@ -1,9 +1,16 @@
 //! How the loop treats a sync that failed: reports, retries, and when it gives the dataplane up.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
-use super::{SyncError, SyncLoop, failure_events::FailureEvents};
-use crate::{causes::with_causes, dataplane::RenderError, metrics::SyncExtent, model::IpFamily};
+use super::{SyncError, SyncLoop};
+use crate::{
+    causes::with_causes, dataplane::RenderError, metrics::SyncExtent, model::IpFamily, node::NodeEvents,
+};
+
+/// A failure that ends earlier appears in the log and in metrics only.
+const REPORT_AFTER: Duration = Duration::from_mins(1);
 
 /// The failure that lasts, if any.
 #[derive(Debug, Default)]
@@ -75,5 +82,61 @@ impl SyncLoop {
         let outcome = self.check_broken(started, error, &message);
         self.failure.last_error = Some(message);
         outcome
+    }
+}
+
+/// Reports a lasting failure and its end as Kubernetes Events.
+#[derive(Debug, Default)]
+pub(super) struct FailureEvents {
+    since: Option<Instant>,
+    is_reported: bool,
+}
+
+impl FailureEvents {
+    /// Records that programming failed at this time.
+    pub(super) fn failed(&mut self, now: Instant, error: &str, events: &NodeEvents) {
+        let since = *self.since.get_or_insert(now);
+        if now - since >= REPORT_AFTER && !std::mem::replace(&mut self.is_reported, true) {
+            let seconds = (now - since).as_secs();
+            events.warning(
+                "FailedToProgram",
+                format!(
+                    "cannot program the kernel for {seconds} s: {error}; Services keep their last state \
+                     and shunt tries again"
+                ),
+            );
+        }
+    }
+
+    /// Records that nothing fails any more.
+    pub(super) fn recovered(&mut self, events: &NodeEvents) {
+        self.since = None;
+        if std::mem::take(&mut self.is_reported) {
+            events.normal("Programmed", "all Services are served again");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lasting_failure_and_its_end_are_reported_once() {
+        let (events, mut received) = NodeEvents::channel();
+        let mut failure = FailureEvents::default();
+        let start = Instant::now();
+        let mut fail = |failure: &mut FailureEvents, seconds| {
+            failure.failed(start + Duration::from_secs(seconds), "why", &events);
+            received.try_recv().map(|event| (event.is_warning, event.reason)).ok()
+        };
+        assert_eq!(fail(&mut failure, 0), None);
+        assert_eq!(fail(&mut failure, 59), None);
+        assert_eq!(fail(&mut failure, 60), Some((true, "FailedToProgram")));
+        assert_eq!(fail(&mut failure, 90), None);
+        failure.recovered(&events);
+        failure.recovered(&events);
+        assert_eq!(received.try_recv().map(|event| event.reason), Ok("Programmed"));
+        assert!(received.try_recv().is_err());
     }
 }

@@ -8,7 +8,6 @@
 
 mod conflicts;
 mod failure;
-mod failure_events;
 mod left_out;
 mod no_local_endpoints;
 mod node_wait;

@@ -39,15 +39,14 @@ pub(super) fn resolve(
     let (mode_is_auto, mode) = (name == "auto", Mode::ALL.into_iter().find(|mode| mode.name() == name));
     // An unknown name was rejected when it was read.
     let mode = mode.unwrap_or(auto);
-    let section = Section::of(mode);
-    let (min_sync_period, sync_period) = sync_periods(&mut settings, mode, section);
+    let (min_sync_period, sync_period) = sync_periods(&mut settings, mode);
     let (healthz_bind_address, metrics_bind_address) = bind_addresses(&settings);
     logging::check_options(&mut settings);
     let mut config = Config {
         mode,
         mode_is_auto,
         source: source(&mut settings),
-        model: model(&mut settings, environment, mode, section),
+        model: model(&mut settings, environment, mode),
         node: node(&settings),
         healthz_bind_address,
         metrics_bind_address,
@@ -55,7 +54,7 @@ pub(super) fn resolve(
         profiling: settings.is_true("enableProfiling"),
         sync_period,
         min_sync_period,
-        masquerade_mark: masquerade_mark(&settings, section),
+        masquerade_mark: masquerade_mark(&settings, mode),
         localhost_node_ports: settings.is_true("iptables.localhostNodePorts"),
         counted_services: counted_services(&settings),
         ebpf: ebpf(&mut settings, environment, mode == Mode::Ebpf && !mode_is_auto),
@@ -72,50 +71,20 @@ pub(super) fn resolve(
     if invalid.is_empty() { Ok(config) } else { Err(ConfigError::Invalid { settings: invalid }) }
 }
 
-/// The fields that a mode reads. As in upstream's conversion, a mode without fields of its own reads
-/// those of iptables.
-#[derive(Clone, Copy)]
-struct Section {
-    masquerade_all: &'static str,
-    masquerade_bit: &'static str,
-    sync_period: &'static str,
-    min_sync_period: &'static str,
+/// Returns the section with the masquerade settings of a mode. As in upstream's conversion, a mode
+/// without such settings of its own reads those of iptables.
+const fn masquerade_section(mode: Mode) -> &'static str {
+    if matches!(mode, Mode::Nftables) { "nftables" } else { "iptables" }
 }
 
-impl Section {
-    const IPTABLES: Self = Self {
-        masquerade_all: "iptables.masqueradeAll",
-        masquerade_bit: "iptables.masqueradeBit",
-        sync_period: "iptables.syncPeriod",
-        min_sync_period: "iptables.minSyncPeriod",
-    };
-
-    const fn of(mode: Mode) -> Self {
-        match mode {
-            Mode::Ebpf | Mode::Iptables => Self::IPTABLES,
-            Mode::Nftables => Self {
-                masquerade_all: "nftables.masqueradeAll",
-                masquerade_bit: "nftables.masqueradeBit",
-                sync_period: "nftables.syncPeriod",
-                min_sync_period: "nftables.minSyncPeriod",
-            },
-            Mode::Ipvs => Self {
-                sync_period: "ipvs.syncPeriod",
-                min_sync_period: "ipvs.minSyncPeriod",
-                ..Self::IPTABLES
-            },
-        }
-    }
-}
-
-fn model(settings: &mut Settings, environment: &Environment, mode: Mode, section: Section) -> ModelSettings {
+fn model(settings: &mut Settings, environment: &Environment, mode: Mode) -> ModelSettings {
     ModelSettings {
         node_name: node_name(settings, environment),
         bind_address: settings.address("bindAddress").filter(|address| !address.is_unspecified()),
         cluster_cidrs: cluster_cidrs(settings),
         detect_local: detect_local(settings),
         node_port_addresses: node_port_addresses(settings, mode),
-        masquerade_all: settings.is_true(either(settings, "iptables.masqueradeAll", section.masquerade_all)),
+        masquerade_all: settings.is_true(&field(settings, masquerade_section(mode), "masqueradeAll")),
         interfaces: InterfaceGlobs {
             only: settings.globs("shunt.ebpf.interfaces"),
             except: settings.globs("shunt.ebpf.excludeInterfaces"),
@@ -123,9 +92,11 @@ fn model(settings: &mut Settings, environment: &Environment, mode: Mode, section
     }
 }
 
-/// Returns the first path if it was given by flag, because the flag is for all modes.
-fn either(settings: &Settings, by_flag: &'static str, otherwise: &'static str) -> &'static str {
-    if settings.is_by_flag(by_flag) { by_flag } else { otherwise }
+/// Returns the path of a field in a section. A flag of the iptables mode applies to the nftables mode,
+/// too.
+fn field(settings: &Settings, section: &str, name: &str) -> String {
+    let iptables = format!("iptables.{name}");
+    if section != "ipvs" && settings.is_by_flag(&iptables) { iptables } else { format!("{section}.{name}") }
 }
 
 fn node(settings: &Settings) -> NodeSettings {
@@ -274,13 +245,10 @@ fn node_port_addresses(settings: &Settings, mode: Mode) -> NodePortAddresses {
 /// A `minSyncPeriod` of zero means "at once", as upstream documents it, also in the file. If nobody
 /// sets it, the ebpf mode does not use upstream's default of one second: with 10,000 Services a change
 /// costs a tenth of a millisecond, and the loop combines changes that arrive faster.
-fn sync_periods(settings: &mut Settings, mode: Mode, section: Section) -> (Duration, Duration) {
-    let path = |settings: &Settings, by_flag, own| match mode {
-        Mode::Ipvs => own,
-        _ => either(settings, by_flag, own),
-    };
-    let period = path(settings, "iptables.syncPeriod", section.sync_period);
-    let least = path(settings, "iptables.minSyncPeriod", section.min_sync_period);
+fn sync_periods(settings: &mut Settings, mode: Mode) -> (Duration, Duration) {
+    let section = if mode == Mode::Ebpf { "iptables" } else { mode.name() };
+    let period = &field(settings, section, "syncPeriod");
+    let least = &field(settings, section, "minSyncPeriod");
     let is_unset = settings.given(least).is_none() && !settings.is_by_flag(least);
     let sync_period = settings.duration(period);
     let min_sync_period =
@@ -337,13 +305,13 @@ fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> 
             counted_services: counted_services(settings),
             ..MapSizes::from_settings(|setting| settings.integer(setting.path))
         },
-        masquerade_mark: masquerade_mark(settings, Section::IPTABLES),
+        masquerade_mark: masquerade_mark(settings, Mode::Ebpf),
         log: logging::of_programs(settings),
     }
 }
 
-fn masquerade_mark(settings: &Settings, section: Section) -> u32 {
-    1 << settings.integer::<u32>(section.masquerade_bit)
+fn masquerade_mark(settings: &Settings, mode: Mode) -> u32 {
+    1 << settings.integer::<u32>(&format!("{}.masqueradeBit", masquerade_section(mode)))
 }
 
 fn counted_services(settings: &Settings) -> u32 {
