@@ -165,8 +165,8 @@ macro_rules! derive_from_table {
             setting: size_setting!($($($setting $default)?)?),
         },)*];
 
-        /// The numbers of entries of the maps. An entry of the first five costs 16 bytes while it is
-        /// empty. The other maps take all their memory when they are created.
+        /// The numbers of entries of the maps. An entry of the first five costs 16 bytes while it
+        /// is empty. The other maps take all their memory when they are created.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct MapSizes {
             $($($(

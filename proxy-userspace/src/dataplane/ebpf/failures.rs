@@ -30,8 +30,8 @@ enum Subject {
 }
 
 impl Failures {
-    /// Starts with the service ports for which a map has no room. A service port that is half written
-    /// would be worse than one that is not.
+    /// Starts with the service ports for which a map has no room. A service port that is half
+    /// written would be worse than one that is not.
     pub(super) fn without_room(state: &State, plan: &Plan, sizes: &MapSizes) -> Self {
         let without_room = capacity::without_room(state, plan, sizes);
         let first = without_room

@@ -53,7 +53,8 @@ pub struct LinkHook {
 pub enum HookState {
     /// The program of this process for links with this framing.
     Current(Framing),
-    /// The program of an earlier process; a program behind that of another owner; or a pin without a program.
+    /// The program of an earlier process; a program behind that of another owner; or a pin without
+    /// a program.
     Outdated,
     /// None, because the qdisc of another owner is in the way. The link has no address of the node.
     LeftOut,
@@ -71,9 +72,9 @@ pub(super) enum Links {
 }
 
 impl Links {
-    /// Loads the programs for Ethernet links, which nearly every node has: a kernel that refuses them must
-    /// be reported at start. Programs for links without Ethernet headers are loaded for the first such
-    /// link.
+    /// Loads the programs for Ethernet links, which nearly every node has: a kernel that refuses
+    /// them must be reported at start. Programs for links without Ethernet headers are loaded for
+    /// the first such link.
     pub(super) fn open(attachment: LinkAttachment, object: &mut Object) -> Result<Self, KernelError> {
         for hook in HOOKS {
             object.link_program(program_name(hook, Framing::Ethernet))?;
@@ -84,12 +85,13 @@ impl Links {
         Ok(Self::Clsact { clsact: Clsact::open()?, left_out: BTreeMap::new() })
     }
 
-    /// Attaches the program of this process. Returns what is attached now, or `None` if the link is gone.
+    /// Attaches the program of this process. Returns what is attached now, or `None` if the link is
+    /// gone.
     ///
     /// A link without room for programs is left out: packets that arrive there are not translated,
-    /// because their replies could not be. On a link of a pod little is lost, since the sockets of the
-    /// pod are served. On a link with an address of the node it is an error, since all packets from
-    /// other hosts arrive there.
+    /// because their replies could not be. On a link of a pod little is lost, since the sockets of
+    /// the pod are served. On a link with an address of the node it is an error, since all packets
+    /// from other hosts arrive there.
     pub(super) fn attach(
         &mut self,
         object: &mut Object,
@@ -100,7 +102,8 @@ impl Links {
         let program = object.link_program(program_name(at.hook, link.framing))?;
         let attached = match self {
             Self::Tcx => tcx::attach(program, at.index, at.hook, &pins.link(&pin_name(at)))?,
-            // Egress has no program. Even if the qdisc is gone by now, replies would not be translated.
+            // Egress has no program. Even if the qdisc is gone by now, replies would not be
+            // translated.
             Self::Clsact { left_out, .. } if at.hook == Hook::Ingress && left_out.contains_key(&at.index) => {
                 Attached::NoEgress
             }
@@ -187,8 +190,8 @@ impl Links {
     }
 }
 
-/// Removes all programs of any shunt process from the links of this network namespace. Continues after
-/// errors.
+/// Removes all programs of any shunt process from the links of this network namespace. Continues
+/// after errors.
 pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
     let mut errors = Vec::new();
     if let Some(pins) = pins {
@@ -249,8 +252,8 @@ const fn program_name(hook: Hook, framing: Framing) -> &'static str {
 const IN: &str = "shunt_in_";
 const OUT: &str = "shunt_out_";
 
-/// Returns the name of the pin of a BPF link. It has the index of the network link: names of network links
-/// may have characters that bpffs refuses, such as dots.
+/// Returns the name of the pin of a BPF link. It has the index of the network link: names of
+/// network links may have characters that bpffs refuses, such as dots.
 fn pin_name(at: LinkHook) -> String {
     let hook = match at.hook {
         Hook::Ingress => IN,

@@ -114,8 +114,8 @@ pub struct Ebpf {
 }
 
 impl Ebpf {
-    /// Loads the programs and opens the maps. Uses the maps of an earlier process if they have the same
-    /// layout and size. Nothing is attached until the first plan is applied.
+    /// Loads the programs and opens the maps. Uses the maps of an earlier process if they have the
+    /// same layout and size. Nothing is attached until the first plan is applied.
     pub fn new(settings: &EbpfSettings) -> Result<Self, EbpfError> {
         capabilities::check_bpf()?;
         let cgroup = Cgroup::open(&settings.cgroup_root)?;
@@ -167,8 +167,9 @@ impl Ebpf {
         })
     }
 
-    /// Hands the connections of link programs that are pinned in a directory over to conntrack, if there
-    /// are any. The programs take no new connections: another mode serves all Services by now.
+    /// Hands the connections of link programs that are pinned in a directory over to conntrack, if
+    /// there are any. The programs take no new connections: another mode serves all Services by
+    /// now.
     pub fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, EbpfError> {
         Ok(handover::hand_over(pin_dir)?)
     }
@@ -269,8 +270,8 @@ impl Dataplane for Ebpf {
         plan::plan(state, snapshot, dirty)
     }
 
-    /// Continues after a service port or link that fails: the rest of the plan for it is skipped, so
-    /// that it stays as it was. It also continues if the rules fail.
+    /// Continues after a service port or link that fails: the rest of the plan for it is skipped,
+    /// so that it stays as it was. It also continues if the rules fail.
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), EbpfError> {
         self.assign_ids(state, &plan);
         let mut failures = Failures::without_room(state, &plan, &self.maps.sizes);

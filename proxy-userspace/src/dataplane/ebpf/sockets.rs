@@ -19,8 +19,8 @@ use crate::kernel::{
     sock_diag::{self, SocketCookie},
 };
 
-/// The time until the second pass. A program that chose an endpoint just before the endpoint was removed
-/// may record its socket just after the first pass.
+/// The time until the second pass. A program that chose an endpoint just before the endpoint was
+/// removed may record its socket just after the first pass.
 const SECOND_PASS_AFTER: Duration = Duration::from_millis(50);
 
 /// A thread that destroys sockets. It ends when this is dropped.
@@ -41,8 +41,8 @@ impl SocketReleaser {
         Ok(Self { wake })
     }
 
-    /// Starts a pass soon. It also destroys sockets of endpoints that were removed before this process
-    /// started.
+    /// Starts a pass soon. It also destroys sockets of endpoints that were removed before this
+    /// process started.
     pub(super) fn wake(&self) {
         // If the channel is full, a pass is due already. The thread lives as long as this.
         let _ = self.wake.try_send(());
@@ -122,8 +122,8 @@ impl Sockets {
     }
 }
 
-/// Returns the sockets that may be in a namespace. If the kernel does not tell which namespace it is,
-/// these are all sockets: no two sockets have the same cookie.
+/// Returns the sockets that may be in a namespace. If the kernel does not tell which namespace it
+/// is, these are all sockets: no two sockets have the same cookie.
 fn peers_in(namespace: Option<NetnsCookie>, stale: &HashMap<NetnsCookie, Peers>) -> Peers {
     match namespace {
         Some(cookie) => stale.get(&cookie).cloned().unwrap_or_default(),

@@ -1,5 +1,5 @@
-//! The laws of every dataplane, checked for eBPF plans over generated Snapshots, and what packets see
-//! after every prefix of a plan.
+//! The laws of every dataplane, checked for eBPF plans over generated Snapshots, and what packets
+//! see after every prefix of a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,8 +45,8 @@ fn restarted(state: &State) -> State {
     state
 }
 
-/// What a frontend offers to a client on this node: its endpoints, and what happens if there are none.
-/// `None` is an empty slot.
+/// What a frontend offers to a client on this node: its endpoints, and what happens if there are
+/// none. `None` is an empty slot.
 type FrontendView = (Vec<Option<Endpoint>>, bool);
 
 fn view(state: &State, key: &ServiceKey) -> Option<FrontendView> {

@@ -1,10 +1,10 @@
 //! The prefilter as userspace writes it: a bit is set before an entry needs it, and cleared when
 //! none does any more.
 //!
-//! Clearing a bit takes two steps. First, no Service and no endpoint of the maps has it. Then a scan
-//! through all flows and sockets that programs recorded begins, and finds no entry that needs it.
-//! What programs record between the two steps belongs to Services and endpoints in the maps, or to
-//! flows and sockets that were there before.
+//! Clearing a bit takes two steps. First, no Service and no endpoint of the maps has it. Then a
+//! scan through all flows and sockets that programs recorded begins, and finds no entry that needs
+//! it. What programs record between the two steps belongs to Services and endpoints in the maps, or
+//! to flows and sockets that were there before.
 
 use proxy_common::prefilter::{PrefilterBit, WORDS};
 

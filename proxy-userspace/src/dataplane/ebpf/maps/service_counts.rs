@@ -45,7 +45,8 @@ impl fmt::Debug for ServiceSlots {
 }
 
 impl ServiceSlots {
-    /// Opens the map for `max_own` service ports with their own slot. Also returns a reader of the counts.
+    /// Opens the map for `max_own` service ports with their own slot. Also returns a reader of the
+    /// counts.
     pub(crate) fn open(
         object: &mut Object,
         max_own: u32,
@@ -106,8 +107,8 @@ impl ServiceSlots {
         }
     }
 
-    /// Sets the counts of a slot to zero. If that fails, the new service port starts with the counts of
-    /// a deleted one.
+    /// Sets the counts of a slot to zero. If that fails, the new service port starts with the
+    /// counts of a deleted one.
     fn clear(&mut self, slot: u32) {
         for cpu in 0..self.cpus {
             if let Err(error) = self.map.set(cpu * self.slots + slot, ServiceCounts::NONE, 0) {
@@ -126,8 +127,8 @@ pub(crate) struct ServiceCountReader {
 }
 
 impl ServiceCountReader {
-    /// Returns the counts of each service port that has its own slot and was used. The last item is the
-    /// sum of all others. Returns nothing if service ports are not counted.
+    /// Returns the counts of each service port that has its own slot and was used. The last item is
+    /// the sum of all others. Returns nothing if service ports are not counted.
     pub(crate) fn read(&self) -> Result<Vec<ServiceCount>, KernelError> {
         let sums = self.sums()?;
         let Some(others) = sums.first() else { return Ok(Vec::new()) };

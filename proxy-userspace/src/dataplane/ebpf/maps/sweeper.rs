@@ -1,11 +1,12 @@
 //! Removes expired flows, a part of the map at a time, in a thread of its own.
 //!
-//! The kernel evicts the least recently used flow when it needs room. Until then, a flow that ended is
-//! in the way of another one between the same addresses and ports, and slows down readers of the map.
-//! If a map is more than half full, it loses finished connections sooner. Then they do not evict idle
-//! ones that continue.
+//! The kernel evicts the least recently used flow when it needs room. Until then, a flow that ended
+//! is in the way of another one between the same addresses and ports, and slows down readers of the
+//! map. If a map is more than half full, it loses finished connections sooner. Then they do not
+//! evict idle ones that continue.
 //!
-//! The same thread counts the entries of the maps, and finds the bits of the prefilter that they need.
+//! The same thread counts the entries of the maps, and finds the bits of the prefilter that they
+//! need.
 
 use std::{
     sync::{
@@ -92,7 +93,8 @@ struct Flows {
     scan: Scan,
 }
 
-/// A scan of all maps that programs write: first of the flows, as they are swept, then of the others.
+/// A scan of all maps that programs write: first of the flows, as they are swept, then of the
+/// others.
 struct Scan {
     usage: Arc<MapUsage>,
     number: u64,
@@ -181,8 +183,8 @@ impl Flows {
         Ok(removed)
     }
 
-    /// Removes an entry unless its flow was used again since it was read. If that happens between this
-    /// check and the removal, the entry of the other direction restores it.
+    /// Removes an entry unless its flow was used again since it was read. If that happens between
+    /// this check and the removal, the entry of the other direction restores it.
     fn remove(&mut self, key: &FlowKey, now_ns: u64, is_over_half: bool) -> bool {
         let is_expired = self.map.get(key, 0).is_ok_and(|flow| is_expired(key, &flow, now_ns, is_over_half));
         is_expired && self.map.remove(key).is_ok()

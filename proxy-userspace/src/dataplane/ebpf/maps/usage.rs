@@ -40,8 +40,8 @@ impl MapUsage {
         self.results().begun
     }
 
-    /// Passes on the needed bits of a complete scan that began after this number of scans had begun.
-    /// Returns false if there is none yet.
+    /// Passes on the needed bits of a complete scan that began after this number of scans had
+    /// begun. Returns false if there is none yet.
     pub(crate) fn needed_after(&self, begun: u64, mut pass: impl FnMut(&PrefilterBits)) -> bool {
         let results = self.results();
         let needed = results.last.as_ref().filter(|(scan, _)| *scan > begun);

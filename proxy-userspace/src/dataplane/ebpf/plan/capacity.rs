@@ -15,8 +15,8 @@ use super::{
 type Entries = HashMap<&'static str, usize>;
 
 /// Returns the service ports that need more entries than a map has left, by identifier, each with
-/// that map. The oldest service ports get room first. What the plan removes does not count: it makes
-/// room only after the additions.
+/// that map. The oldest service ports get room first. What the plan removes does not count: it
+/// makes room only after the additions.
 pub(crate) fn without_room(state: &State, plan: &Plan, sizes: &MapSizes) -> BTreeMap<u32, &'static str> {
     let room = |map| (sizes.entries(map) as usize).saturating_sub(state.entries(map).unwrap_or(0));
     let mut room: Entries = MAPS.iter().map(|map| (map.name, room(map.name))).collect();

@@ -35,7 +35,8 @@ use crate::{
     model::{Dirty, IpFamily, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
 
-/// Changes to the kernel in the order in which they must be made, and who has which identifier after them.
+/// Changes to the kernel in the order in which they must be made, and who has which identifier
+/// after them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Service ports that get an identifier, or lose theirs. This changes nothing in the kernel.
@@ -202,8 +203,8 @@ impl<'a> Planner<'a> {
 
     fn port(&mut self, name: &ServicePortKey, port: &ResolvedPort) {
         if port.frontends.is_empty() {
-            // Other Services have all its addresses. Nothing would lead to its entries, and the next
-            // process could not find them again.
+            // Other Services have all its addresses. Nothing would lead to its entries, and the
+            // next process could not find them again.
             return self.remove_port(name);
         }
         let key = |frontend| translate::service_key(frontend, name.family, name.name.protocol);

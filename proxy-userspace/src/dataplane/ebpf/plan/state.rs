@@ -130,8 +130,8 @@ impl State {
         }
     }
 
-    /// Forgets which service port has which identifier, after maps were read. The next plan finds the
-    /// service port of an identifier by its frontends.
+    /// Forgets which service port has which identifier, after maps were read. The next plan finds
+    /// the service port of an identifier by its frontends.
     pub(crate) fn forget_names(&mut self) {
         self.names.clear();
         self.named.clear();
@@ -169,8 +169,8 @@ impl State {
         self.services.get(key)
     }
 
-    /// Returns the bits of the prefilter that entries of the maps need. An endpoint that terminates is
-    /// only a member, but sockets that are connected to it may record it again.
+    /// Returns the bits of the prefilter that entries of the maps need. An endpoint that terminates
+    /// is only a member, but sockets that are connected to it may record it again.
     pub(crate) fn prefilter_bits(&self) -> impl Iterator<Item = PrefilterBit> {
         let services = self.services.keys().map(|key| PrefilterBit::of_service(&key.addr, key.port));
         let endpoints = self.endpoints.values().chain(self.members.iter().map(|key| &key.endpoint));

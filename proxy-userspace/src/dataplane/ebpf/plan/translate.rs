@@ -62,8 +62,8 @@ pub(crate) fn slots(
     })
 }
 
-/// Returns the members that a service port needs: with affinity those of its lists, and for UDP all serving
-/// endpoints.
+/// Returns the members that a service port needs: with affinity those of its lists, and for UDP all
+/// serving endpoints.
 pub(crate) fn members(
     service: u32,
     protocol: Protocol,
@@ -104,15 +104,17 @@ fn empty_flags(port: &ResolvedPort) -> u16 {
     }
 }
 
-/// Masquerades as upstream does (`pkg/proxy/iptables/proxier.go` and `pkg/proxy/nftables/proxier.go`,
-/// the rules of `internalTrafficChain` and `externalTrafficChain`):
+/// Masquerades as upstream does (`pkg/proxy/iptables/proxier.go` and
+/// `pkg/proxy/nftables/proxier.go`, the rules of `internalTrafficChain` and
+/// `externalTrafficChain`):
 ///
-/// - Traffic to a cluster IP that is not from a local pod may leave this node again, and its replies
-///   must come back here. The same holds for all traffic to external addresses with policy Cluster.
+/// - Traffic to a cluster IP that is not from a local pod may leave this node again, and its
+///   replies must come back here. The same holds for all traffic to external addresses with policy
+///   Cluster.
 /// - With policy Local, clients keep their source, because only endpoints of this node are chosen.
 ///   Pods that take the shortcut past the policy are not masqueraded either.
-/// - The node's own traffic through that shortcut is masqueraded, but it is translated at its sockets
-///   and never arrives on a link.
+/// - The node's own traffic through that shortcut is masqueraded, but it is translated at its
+///   sockets and never arrives on a link.
 fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> u16 {
     let (inside, outside) = match kind {
         FrontendKind::ClusterIp => {
@@ -128,7 +130,8 @@ fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, fa
     flag(inside, flags::MASQUERADE_INSIDE) | flag(outside, flags::MASQUERADE_OUTSIDE)
 }
 
-/// Returns how local clients are recognized, and their source ranges if they are recognized by these.
+/// Returns how local clients are recognized, and their source ranges if they are recognized by
+/// these.
 pub(crate) fn local_detection(node: &NodeView) -> (LocalDetection, BTreeSet<Prefix>) {
     match &node.local_detector {
         LocalTrafficDetector::None => (LocalDetection::None, BTreeSet::new()),
@@ -154,15 +157,16 @@ fn range_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family:
     flags::SOURCE_RANGES | node_flag | pod_flag(ranges, &pod_ranges(node, family))
 }
 
-/// Returns the narrowest known ranges of this node's pods. A range that contains another one adds nothing.
+/// Returns the narrowest known ranges of this node's pods. A range that contains another one adds
+/// nothing.
 fn pod_ranges(node: &NodeView, family: IpFamily) -> Vec<IpNet> {
     let known: Vec<&IpNet> = node.pod_cidrs.iter().filter(|net| IpFamily::of(net.addr()) == family).collect();
     let is_wider = |net: &IpNet| known.iter().any(|other| *other != net && net.contains(*other));
     known.iter().filter(|net| !is_wider(net)).map(|net| **net).collect()
 }
 
-/// Returns whether all pods or no pods are in the ranges. 0 means that it depends on the pod: then the
-/// programs check the source of each packet.
+/// Returns whether all pods or no pods are in the ranges. 0 means that it depends on the pod: then
+/// the programs check the source of each packet.
 fn pod_flag(ranges: &[IpNet], pods: &[IpNet]) -> u16 {
     let overlaps = |a: &IpNet, b: &IpNet| a.contains(b) || b.contains(a);
     let all_in = pods.iter().all(|pod| ranges.iter().any(|range| range.contains(pod)));

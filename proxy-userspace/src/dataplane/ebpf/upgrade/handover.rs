@@ -1,9 +1,9 @@
-//! Hands connections over to conntrack, one by one, when another mode takes over from eBPF. The link
-//! programs still run meanwhile. Afterwards nothing needs them.
+//! Hands connections over to conntrack, one by one, when another mode takes over from eBPF. The
+//! link programs still run meanwhile. Afterwards nothing needs them.
 //!
-//! First all Services are removed from the maps, so that the programs take no new flow. Then each flow
-//! is held: the programs drop packets of both directions at ingress, and the senders retransmit
-//! them. Once conntrack has the connection, the programs pass all its packets.
+//! First all Services are removed from the maps, so that the programs take no new flow. Then each
+//! flow is held: the programs drop packets of both directions at ingress, and the senders
+//! retransmit them. Once conntrack has the connection, the programs pass all its packets.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
@@ -27,8 +27,8 @@ use crate::{
     model::{IpFamily, Protocol},
 };
 
-/// Hands over the connections of the link programs that are pinned in this directory. Does nothing if
-/// there are no programs, or if their maps have another layout.
+/// Hands over the connections of the link programs that are pinned in this directory. Does nothing
+/// if there are no programs, or if their maps have another layout.
 pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
     let mut counts = HandoverCounts::default();
     let Some(pins) = PinDir::existing(pin_dir)? else { return Ok(counts) };

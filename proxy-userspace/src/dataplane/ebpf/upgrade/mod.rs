@@ -1,5 +1,5 @@
-//! Replaces the programs, maps and marks of an earlier process by those of this one. At every moment
-//! programs are attached, and they have all Services and flows.
+//! Replaces the programs, maps and marks of an earlier process by those of this one. At every
+//! moment programs are attached, and they have all Services and flows.
 
 pub(crate) mod handover;
 pub(crate) mod own_netns;
@@ -92,14 +92,15 @@ impl Ebpf {
         Ok(())
     }
 
-    /// Begins settling before a link program is replaced. Until all link programs are replaced and the
-    /// flows of the old ones are copied, the new ones do not have all flows. The time starts again
-    /// for each link: copying, commands for rules and other links may have taken long.
+    /// Begins settling before a link program is replaced. Until all link programs are replaced and
+    /// the flows of the old ones are copied, the new ones do not have all flows. The time starts
+    /// again for each link: copying, commands for rules and other links may have taken long.
     pub(crate) fn begin_settling(&mut self) -> Result<(), KernelError> {
         if self.state_copies.is_empty() { Ok(()) } else { self.maps.set_settling(SETTLING) }
     }
 
-    /// Copies what the old programs wrote meanwhile, after all programs have been replaced. Ends settling.
+    /// Copies what the old programs wrote meanwhile, after all programs have been replaced. Ends
+    /// settling.
     pub(crate) fn finish_state_copies(&mut self) {
         if self.state_copies.is_empty() || !self.attached {
             return;
@@ -114,8 +115,8 @@ impl Ebpf {
         }
     }
 
-    /// Makes the programs use the new marks, and then removes the rules for the old marks. Waits until
-    /// all programs are of this process and the rules for both are installed.
+    /// Makes the programs use the new marks, and then removes the rules for the old marks. Waits
+    /// until all programs are of this process and the rules for both are installed.
     pub(crate) fn change_marks(&mut self, state: &mut State) -> Result<(), KernelError> {
         // A process that ends cannot install the rules for the new marks alone any more.
         let is_ready = state.is_taken_over() && state.rules_are_installed && !self.is_shutting_down();
@@ -132,8 +133,8 @@ impl Ebpf {
     }
 
     /// Finds the network namespace of the node. A failure matters little: programs take the initial
-    /// namespace for the node's, which is right unless the node is a container. A process outside the
-    /// cgroup that is served always fails.
+    /// namespace for the node's, which is right unless the node is a container. A process outside
+    /// the cgroup that is served always fails.
     fn find_own_netns(&mut self) {
         if let Err(error) = self.ask_netns().and_then(|netns| self.maps.set_node(Some(netns))) {
             tracing::warn!(%error, "cannot find this network namespace: programs take the initial one for the node's");

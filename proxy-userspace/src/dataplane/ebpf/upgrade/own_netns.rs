@@ -1,8 +1,8 @@
 //! Finds the cookie of this process's network namespace on kernels before 5.14, which do not have
 //! `SO_NETNS_COOKIE`.
 //!
-//! The programs know it: when a UDP socket connects through a Service, they record its namespace. This
-//! module inserts a Service that nobody else connects to, connects to it once, and removes it.
+//! The programs know it: when a UDP socket connects through a Service, they record its namespace.
+//! This module inserts a Service that nobody else connects to, connects to it once, and removes it.
 //! No packet is sent.
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
@@ -19,8 +19,8 @@ use crate::kernel::{KernelError, netns::NetnsCookie, sock_diag};
 const VIP: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 9);
 /// The endpoint.
 const ENDPOINT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9);
-/// No service port has this identifier: they start with 1, and after a restart with the largest in the
-/// maps.
+/// No service port has this identifier: they start with 1, and after a restart with the largest in
+/// the maps.
 const SERVICE: u32 = 0;
 
 /// Returns the cookie. The programs must be attached to the cgroup of this process.

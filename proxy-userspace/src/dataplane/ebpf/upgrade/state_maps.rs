@@ -23,8 +23,8 @@ use crate::kernel::{
 /// Fails if there is an entry, which the new programs have written meanwhile.
 const BPF_NOEXIST: u64 = 1;
 
-/// Pins the maps of state among the new maps too, if their size does not change. Old and new programs
-/// then use the same maps while the new ones replace the old ones.
+/// Pins the maps of state among the new maps too, if their size does not change. Old and new
+/// programs then use the same maps while the new ones replace the old ones.
 pub(crate) fn share(pins: &PinDir, specs: &[MapSpec], directory: &Path) -> Result<(), KernelError> {
     let maps = MAPS.iter().zip(specs).filter(|(map, _)| map.content == MapContent::State);
     maps.map(|(_, spec)| spec).try_for_each(|spec| pins.share(spec, directory))
@@ -43,8 +43,8 @@ type CopyEntries = Box<dyn FnMut(CopyPass) -> Result<usize, KernelError> + Send>
 
 /// Returns true if an entry is copied. A flow that has closed waits for the second pass: an old
 /// program may still put the next connection of the same client port in its place. The new programs
-/// would take that connection for the closed one, and send it to the endpoint of the closed one. Until
-/// the second pass they know neither, and wait.
+/// would take that connection for the closed one, and send it to the endpoint of the closed one.
+/// Until the second pass they know neither, and wait.
 fn is_copied<V: Any>(value: &V, pass: CopyPass) -> bool {
     let flow = (value as &dyn Any).downcast_ref::<Flow>();
     pass == CopyPass::Second || !flow.is_some_and(Flow::is_closing)
@@ -61,7 +61,8 @@ impl fmt::Debug for StateCopies {
 }
 
 impl StateCopies {
-    /// Opens the maps that are pinned in `pins` and the new ones in `directory`, if they differ in size.
+    /// Opens the maps that are pinned in `pins` and the new ones in `directory`, if they differ in
+    /// size.
     pub(crate) fn between(pins: &PinDir, specs: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
         let mut copies = Self::default();
         macro_rules! add {
@@ -108,8 +109,8 @@ impl StateCopies {
         self.0.is_empty()
     }
 
-    /// Copies the entries that are missing. It is called before programs are replaced, and again after
-    /// that. It misses only what an old program writes at the moment when it is replaced.
+    /// Copies the entries that are missing. It is called before programs are replaced, and again
+    /// after that. It misses only what an old program writes at the moment when it is replaced.
     pub(crate) fn run(&mut self, pass: CopyPass) {
         for (map, copy) in &mut self.0 {
             match copy(pass) {
@@ -134,7 +135,8 @@ fn copy<K: Pod, V: Pod>(
     loop {
         let entries = from.read().map_err(KernelError::call("read map", name))?;
         for (key, value) in entries.into_iter().filter(|(_, value)| is_copied(value)) {
-            // The entry exists already, or the kernel has no memory now. Then the flow starts again.
+            // The entry exists already, or the kernel has no memory now. Then the flow starts
+            // again.
             copied += usize::from(to.insert(key, value, BPF_NOEXIST).is_ok());
         }
         if from.is_at_beginning() {
