@@ -103,7 +103,7 @@ fn is_address_of(message: &Message, link: Option<u32>) -> bool {
 fn is_removed_filter(message: &Message) -> bool {
     match &message.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelQueueDiscipline(removed)) => {
-            tc::clsact::may_have_held_ours(removed)
+            tc::clsact::may_have_had_ours(removed)
         }
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelTrafficFilter(removed)) => {
             tc::clsact::may_be_ours(removed)

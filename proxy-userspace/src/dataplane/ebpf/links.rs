@@ -10,7 +10,7 @@ use crate::{
         bpf::{
             Object, PinDir,
             tc::{
-                Attached, Hook,
+                AttachOutcome, Hook,
                 clsact::{Clsact, Filter},
                 tcx,
             },
@@ -100,28 +100,28 @@ impl Links {
         link: &ServedLink,
     ) -> Result<Option<HookState>, KernelError> {
         let program = object.link_program(program_name(at.hook, link.framing))?;
-        let attached = match self {
+        let outcome = match self {
             Self::Tcx => tcx::attach(program, at.index, at.hook, &pins.link(&pin_name(at)))?,
             // Egress has no program. Even if the qdisc is gone by now, replies would not be
             // translated.
             Self::Clsact { left_out, .. } if at.hook == Hook::Ingress && left_out.contains_key(&at.index) => {
-                Attached::NoEgress
+                AttachOutcome::NoEgressHook
             }
             Self::Clsact { clsact, left_out } => {
                 left_out.remove(&at.index);
                 clsact.attach(program, at.index, at.hook)?
             }
         };
-        match attached {
-            Attached::Runs => Ok(Some(HookState::Current(link.framing))),
-            Attached::LinkGone => {
+        match outcome {
+            AttachOutcome::Attached => Ok(Some(HookState::Current(link.framing))),
+            AttachOutcome::LinkGone => {
                 tracing::debug!(link = at.index, "the link is gone before a program was attached to it");
                 Ok(None)
             }
-            Attached::NoEgress if link.has_node_address => {
+            AttachOutcome::NoEgressHook if link.has_node_address => {
                 Err(KernelError::NoEgress { link: link.name.to_string() })
             }
-            Attached::NoEgress => {
+            AttachOutcome::NoEgressHook => {
                 self.leave_out(at.index, link);
                 Ok(Some(HookState::LeftOut))
             }

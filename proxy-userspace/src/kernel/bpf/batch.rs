@@ -1,4 +1,4 @@
-//! Reading a hash map many entries a call, from where the last call ended.
+//! Reads a map in batches of many entries, from where the last call ended.
 
 use std::{io, marker::PhantomData, mem::MaybeUninit, os::fd::OwnedFd};
 
@@ -6,49 +6,53 @@ use aya::Pod;
 
 use super::syscall;
 
-/// Entries a call. More than any bucket of a hash map has, whose entries come together.
-const ENTRIES: usize = 4096;
+/// The maximal number of entries of a call. It must be larger than any bucket of a hash map,
+/// because the kernel returns the entries of a bucket together.
+const MAX_ENTRIES: usize = 4096;
 
-/// A place in a hash map, from which on it is read. Entries that come or go meanwhile may be met or not. A call that fails leaves it
-/// where it was.
+/// A position in a map. Entries that are inserted or removed meanwhile may or may not be returned.
+/// A call that fails does not move the position.
 #[derive(Debug)]
 pub struct Reader<K, V> {
     map: OwnedFd,
-    /// Where the kernel goes on; none at the beginning.
-    place: Option<u32>,
+    /// Where the kernel continues; `None` at the beginning.
+    position: Option<u32>,
     entry: PhantomData<(K, V)>,
 }
 
 impl<K: Pod, V: Pod> Reader<K, V> {
-    /// Begins at the beginning. The map's keys and values are of these types' sizes.
+    /// Starts at the beginning. Keys and values of the map must have the sizes of these types.
     pub(super) const fn new(map: OwnedFd) -> Self {
-        Self { map, place: None, entry: PhantomData }
+        Self { map, position: None, entry: PhantomData }
     }
 
-    /// Whether the next call starts from the beginning.
+    /// Returns true if the next call starts at the beginning.
     pub const fn is_at_beginning(&self) -> bool {
-        self.place.is_none()
+        self.position.is_none()
     }
 
-    /// Has the next call start from the beginning, wherever the last one ended.
+    /// Makes the next call start at the beginning.
     pub const fn rewind(&mut self) {
-        self.place = None;
+        self.position = None;
     }
 
-    /// More calls than it takes to read a map of this capacity: each but the last fills at least half of its room, and as many
-    /// again are for entries that come meanwhile.
+    /// Returns more calls than are needed to read a map of this capacity. Each call except the last
+    /// fills at least half of its buffer, and the same number is added for entries that are
+    /// inserted meanwhile.
     pub const fn max_calls(capacity: u32) -> usize {
-        16 + 4 * (capacity as usize / ENTRIES)
+        16 + 4 * (capacity as usize / MAX_ENTRIES)
     }
 
-    /// The next entries, some thousands at most; at the end, the next call starts anew. Kernel 5.6 (057996380a42).
+    /// Returns the next entries, at most some thousand. After the end, the next call starts at the
+    /// beginning. Kernel 5.6 (057996380a42).
     pub fn read(&mut self) -> io::Result<Vec<(K, V)>> {
-        let mut keys = vec![MaybeUninit::<K>::uninit(); ENTRIES];
-        let mut values = vec![MaybeUninit::<V>::uninit(); ENTRIES];
-        let batch = syscall::lookup_batch(&self.map, self.place, &mut keys, &mut values)?;
-        self.place = batch.next;
+        let mut keys = vec![MaybeUninit::<K>::uninit(); MAX_ENTRIES];
+        let mut values = vec![MaybeUninit::<V>::uninit(); MAX_ENTRIES];
+        let batch = syscall::lookup_batch(&self.map, self.position, &mut keys, &mut values)?;
+        self.position = batch.next;
         let entries = keys.into_iter().zip(values).take(batch.count);
-        // SAFETY: the kernel filled as many keys and values; every bit pattern of a `Pod` is a value.
+        // SAFETY: the kernel filled as many keys and values; every bit pattern of a `Pod` is a
+        // value.
         Ok(entries.map(|(key, value)| unsafe { (key.assume_init(), value.assume_init()) }).collect())
     }
 }
@@ -60,9 +64,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_outlives_a_call_that_fails_unless_it_is_rewound() {
+    fn position_stays_after_a_failed_call_until_it_is_rewound() {
         let no_map = OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut reader = Reader::<u32, u32> { place: Some(7), ..Reader::new(no_map) };
+        let mut reader = Reader::<u32, u32> { position: Some(7), ..Reader::new(no_map) };
         assert!(reader.read().is_err());
         assert!(!reader.is_at_beginning());
         reader.rewind();
@@ -70,8 +74,8 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_map_can_be_read_to_its_end() {
-        assert!(Reader::<u64, u64>::max_calls(1 << 26) * ENTRIES >= 1 << 26);
+    fn largest_map_can_be_read_to_its_end() {
+        assert!(Reader::<u64, u64>::max_calls(1 << 26) * MAX_ENTRIES >= 1 << 26);
         assert!(Reader::<u64, u64>::max_calls(16) >= 1);
     }
 }

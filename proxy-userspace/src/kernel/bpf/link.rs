@@ -1,4 +1,4 @@
-//! Attaching programs to a cgroup through pinned links.
+//! Attaches programs to a cgroup through pinned links.
 
 use std::{
     fs, io,
@@ -14,40 +14,29 @@ use super::{
     syscall,
 };
 
-/// How a program came to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Replacement {
-    /// A link was made and pinned.
-    Attached,
-    /// It took the place of another program in the pinned link.
-    Replaced,
-}
-
-/// Makes a loaded program run for a cgroup, through a link pinned at `pin`. A link that is pinned there already gets the new
-/// program in place of the old; where it belongs to another cgroup, or to none any more, a new link takes its path first.
-pub fn attach(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<Replacement, KernelError> {
-    let Some(link) = live_link(cgroup, pin)? else {
-        return attach_anew(program, cgroup, pin).map(|()| Replacement::Attached);
-    };
+/// Attaches a loaded program to a cgroup, through a link that is pinned at `pin`. If a link of this
+/// cgroup is pinned there already, its program is replaced. Otherwise a new link is pinned there.
+pub fn attach(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<(), KernelError> {
+    let Some(link) = live_link(cgroup, pin)? else { return attach_new(program, cgroup, pin) };
     let fd = program.fd().map_err(KernelError::bpf("find program for", pin.display().to_string()))?;
-    syscall::update_link(link.as_fd(), fd.as_fd())
-        .map(|()| Replacement::Replaced)
-        .map_err(KernelError::path("replace program of link", pin))
+    syscall::update_link(link.as_fd(), fd.as_fd()).map_err(KernelError::path("replace program of link", pin))
 }
 
-/// Whether a link is pinned there that runs its program for the cgroup: someone may have removed it, or detached it.
+/// Returns true if a link is pinned there that is attached to the cgroup. It may have been removed
+/// or detached.
 pub fn is_attached(cgroup: &Cgroup, pin: &Path) -> Result<bool, KernelError> {
     live_link(cgroup, pin).map(|link| link.is_some())
 }
 
-/// The link pinned there, if it belongs to the cgroup. A detached one belongs to none, nor does one whose cgroup is gone.
+/// Returns the link pinned there if it belongs to the cgroup. A detached link belongs to none, and
+/// so does a link whose cgroup is gone.
 fn live_link(cgroup: &Cgroup, pin: &Path) -> Result<Option<OwnedFd>, KernelError> {
     let Some(link) = open(pin)? else { return Ok(None) };
     let attached_to = syscall::link_cgroup(link.as_fd()).map_err(KernelError::path("inspect link", pin))?;
     Ok((attached_to == cgroup.id()).then_some(link))
 }
 
-/// The link pinned there; none where there is no such pin.
+/// Returns the link pinned there; `None` if there is no such pin.
 pub(super) fn open(pin: &Path) -> Result<Option<OwnedFd>, KernelError> {
     match syscall::open_pin(pin) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -55,33 +44,34 @@ pub(super) fn open(pin: &Path) -> Result<Option<OwnedFd>, KernelError> {
     }
 }
 
-fn attach_anew(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<(), KernelError> {
+fn attach_new(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<(), KernelError> {
     let link = create(program, cgroup)
         .map_err(KernelError::bpf("attach program to cgroup for", pin.display().to_string()))?;
-    pin_over(pin, |beside| {
-        link.pin(beside).map(drop).map_err(KernelError::bpf("pin link", beside.display().to_string()))
+    pin_over(pin, |new_pin| {
+        link.pin(new_pin).map(drop).map_err(KernelError::bpf("pin link", new_pin.display().to_string()))
     })
 }
 
-/// Pins a new link, through `pin_at`, beside and then renames it over the old one, which ends with its last pin.
+/// Replaces a pin. `pin_at` pins the new link at another path, which is then renamed to `pin`. The
+/// old link ends with its last pin.
 pub(super) fn pin_over(
     pin: &Path,
     pin_at: impl FnOnce(&Path) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
-    let beside = suffixed(pin, "-new");
-    match fs::remove_file(&beside) {
+    let new_pin = suffixed(pin, "-new");
+    match fs::remove_file(&new_pin) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(KernelError::path("remove", beside)(error));
+            return Err(KernelError::path("remove", new_pin)(error));
         }
         _ => {}
     }
-    pin_at(&beside)?;
-    fs::rename(&beside, pin).map_err(KernelError::path("rename link to", pin))
+    pin_at(&new_pin)?;
+    fs::rename(&new_pin, pin).map_err(KernelError::path("rename link to", pin))
 }
 
 fn create(program: &mut Program, cgroup: &Cgroup) -> Result<FdLink, ProgramError> {
     let directory = cgroup.directory();
-    // Links of several owners stack whatever the mode says, and other modes are refused for links.
+    // Links of several owners stack in any mode, and the kernel refuses other modes for links.
     let mode = CgroupAttachMode::Single;
     let link = match program {
         Program::CgroupSockAddr(program) => {

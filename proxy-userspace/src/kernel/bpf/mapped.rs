@@ -1,4 +1,4 @@
-//! An array map as memory of this process: written without a system call.
+//! Maps an array map into memory, so that it is written without a system call.
 
 use std::{
     io,
@@ -18,48 +18,51 @@ pub struct MappedWords {
     count: usize,
 }
 
-// SAFETY: the memory is the kernel's, and reached through atomic operations alone.
+// SAFETY: the memory belongs to the kernel, and it is only accessed through atomic operations.
 unsafe impl Send for MappedWords {}
 
 impl MappedWords {
-    /// Maps an array that was made to be mapped (`BPF_F_MMAPABLE`) and has so many words.
+    /// Maps an array that was created with `BPF_F_MMAPABLE` and has at least `count` words.
     pub(super) fn new(map: impl AsFd, count: u32) -> io::Result<Self> {
         let count = count as usize;
         let length = NonZeroUsize::new(count * size_of::<u64>()).ok_or(io::ErrorKind::InvalidInput)?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, at a place the kernel chooses; the kernel refuses one that is longer than the map.
+        // SAFETY: a new mapping, at an address that the kernel chooses. The kernel refuses a
+        // mapping that is longer than the map.
         let start = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, map, 0) }?;
         Ok(Self { start: start.cast(), count })
     }
 
-    /// Sets bits of a word; those of none that is not there.
+    /// Sets bits of a word. Does nothing if there is no such word.
     pub fn set(&self, word: u32, mask: u64) {
         if let Some(word) = self.words().get(word as usize) {
             word.fetch_or(mask, Ordering::Relaxed);
         }
     }
 
-    /// Clears bits of a word; those of none that is not there.
+    /// Clears bits of a word. Does nothing if there is no such word.
     pub fn clear(&self, word: u32, mask: u64) {
         if let Some(word) = self.words().get(word as usize) {
             word.fetch_and(!mask, Ordering::Relaxed);
         }
     }
 
-    /// A word; 0 where there is none.
+    /// Returns a word; 0 if there is no such word.
     pub fn get(&self, word: u32) -> u64 {
         self.words().get(word as usize).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: so many words were mapped, the mapping lives as long as this, and all access is atomic.
+        // SAFETY: this number of words was mapped, the mapping lives as long as `self`, and all
+        // access is atomic.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }
 
 impl Drop for MappedWords {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length, and nothing borrows from it any more. It fails for no mapping that is there.
+        // SAFETY: mapped in `new` with this length, and nothing borrows from it any more. It does
+        // not fail for an existing mapping.
         let _ = unsafe { munmap(self.start.cast(), self.count * size_of::<u64>()) };
     }
 }

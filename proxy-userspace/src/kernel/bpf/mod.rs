@@ -1,4 +1,5 @@
-//! Loading a BPF object whose maps and links outlive the process: pinned, taken over, replaced without a gap.
+//! Loads a BPF object whose maps and links outlive the process. They are pinned, and the next
+//! process uses or replaces them without a gap.
 
 mod batch;
 mod link;
@@ -29,7 +30,7 @@ use aya::{
 use self::tc::LinkProgram;
 pub use self::{
     batch::Reader,
-    link::{Replacement, attach, is_attached},
+    link::{attach, is_attached},
     log::{LogLevel, MessageReader, RingReader},
     mapped::MappedWords,
     pins::{PinDir, first_words},
@@ -40,27 +41,27 @@ pub(super) use self::{
 };
 use super::KernelError;
 
-/// A map of an object: what it must look like for an existing one to be taken over.
+/// The specification of a map. An existing map is used if it matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSpec {
-    /// Its name in the object and on bpffs.
+    /// The name in the object and on bpffs.
     pub name: &'static str,
     /// Bytes of a key.
     pub key_size: usize,
     /// Bytes of a value.
     pub value_size: usize,
-    /// Capacity; 0 keeps what the object says.
+    /// The number of entries; 0 keeps that of the object.
     pub max_entries: u32,
 }
 
 impl MapSpec {
-    /// Whether an existing map is the same but for its capacity.
+    /// Returns true if an existing map differs only in its number of entries.
     fn differs_in_size(&self, info: &MapInfo) -> bool {
         let resized = Self { max_entries: info.max_entries(), ..*self };
         !self.matches(info) && resized.matches(info)
     }
 
-    /// Whether an existing map is the same, so that it can be used in place.
+    /// Returns true if an existing map can be used.
     fn matches(&self, info: &MapInfo) -> bool {
         info.key_size() as usize == self.key_size
             && info.value_size() as usize == self.value_size
@@ -68,21 +69,23 @@ impl MapSpec {
     }
 }
 
-/// A loaded object: its maps exist and are pinned, its programs for cgroups have been checked by the kernel, nothing is attached.
+/// A loaded object. Its maps exist and are pinned, its cgroup programs are loaded, and nothing is
+/// attached.
 #[derive(Debug)]
 pub struct Object {
     ebpf: Ebpf,
-    /// All maps, by name, whoever has taken them out meanwhile.
+    /// All maps by name, including those that were taken out.
     maps: Vec<(&'static str, OwnedFd)>,
-    /// Ids of the programs for links that were asked for, by name.
+    /// The ids of the link programs that are loaded, by name.
     link_programs: Vec<(&'static str, u32)>,
 }
 
 impl Object {
-    /// Loads an object with its maps pinned in `directory`. Maps that are pinned there already are used as they are, so check
-    /// with [`PinDir::holds`] first.
-    /// `constants` are what the verifier shall take for given, by their names; `log_level` is what the programs
-    /// write for [`RingReader`] and [`MessageReader`].
+    /// Loads an object and pins its maps in `directory`. Maps that are pinned there already are
+    /// used as they are: check them with [`PinDir::holds`] first.
+    ///
+    /// `constants` are global variables whose values the verifier takes as fixed. `log_level` is
+    /// the level of what the programs write for [`RingReader`] and [`MessageReader`].
     pub fn load(
         bytes: &[u8],
         maps: &[MapSpec],
@@ -112,7 +115,7 @@ impl Object {
             loader.map_max_entries(ring, log_level.ring_bytes());
         }
         let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
-        for (name, program) in ebpf.programs_mut().filter(|(_, program)| !is_for_links(program)) {
+        for (name, program) in ebpf.programs_mut().filter(|(_, program)| !is_link_program(program)) {
             load_program(program).map_err(KernelError::bpf("load program", name))?;
         }
         let open = |(map, path): (&MapSpec, &PathBuf)| {
@@ -123,12 +126,12 @@ impl Object {
         Ok(Self { ebpf, maps, link_programs: Vec::new() })
     }
 
-    /// Every map has a pin in this directory.
+    /// Returns true if every map is pinned in this directory.
     pub fn is_pinned(&self, directory: &Path) -> bool {
         self.maps.iter().all(|(name, _)| directory.join(name).exists())
     }
 
-    /// Pins the maps that someone unpinned.
+    /// Pins the maps whose pins were removed.
     pub fn restore_pins(&self, directory: &Path) -> Result<(), KernelError> {
         let unpinned = self.maps.iter().map(|(name, map)| (directory.join(name), map));
         for (path, map) in unpinned.filter(|(path, _)| !path.exists()) {
@@ -137,12 +140,12 @@ impl Object {
         Ok(())
     }
 
-    /// Reads a hash map in large pieces. The types' sizes are those of its specification.
+    /// Returns a reader of a map. The types must have the sizes of its specification.
     pub fn reader<K: aya::Pod, V: aya::Pod>(&self, name: &'static str) -> Result<Reader<K, V>, KernelError> {
         self.map(name)?.try_clone().map(Reader::new).map_err(KernelError::call("open map", name))
     }
 
-    /// An array of so many words as memory.
+    /// Maps an array of 64-bit words into memory.
     pub fn mapped(&self, name: &'static str, words: u32) -> Result<MappedWords, KernelError> {
         let map = self.map(name)?;
         MappedWords::new(map, words).map_err(KernelError::call("map into memory", name))
@@ -153,7 +156,7 @@ impl Object {
         self.maps.iter().find_map(|(known, map)| (*known == name).then_some(map)).ok_or_else(missing)
     }
 
-    /// Takes a map out, to be given its type.
+    /// Takes a map out as a map with types.
     pub fn take_map<M>(&mut self, name: &'static str) -> Result<M, KernelError>
     where
         M: TryFrom<Map, Error = MapError>,
@@ -163,7 +166,7 @@ impl Object {
         M::try_from(map).map_err(KernelError::bpf("open map", name))
     }
 
-    /// The program for links of this name, which the kernel checks when it is first asked for.
+    /// Returns the link program with this name. The first call loads it.
     pub fn link_program(&mut self, name: &'static str) -> Result<LinkProgram<'_>, KernelError> {
         let missing = || KernelError::call("find program", name)(ErrorKind::NotFound.into());
         let known = self.link_program_id(name);
@@ -180,30 +183,32 @@ impl Object {
         Ok(LinkProgram { name, fd: fd.as_fd(), id })
     }
 
-    /// The id of the program for links of this name, if it was ever asked for.
+    /// Returns the id of the link program with this name, if it is loaded.
     pub fn link_program_id(&self, name: &str) -> Option<u32> {
         self.link_programs.iter().find_map(|(known, id)| (*known == name).then_some(*id))
     }
 
-    /// The programs for a cgroup, by name.
+    /// Returns the cgroup programs by name.
     pub fn cgroup_programs_mut(&mut self) -> impl Iterator<Item = (&str, &mut Program)> {
-        self.ebpf.programs_mut().filter(|(_, program)| !is_for_links(program))
+        self.ebpf.programs_mut().filter(|(_, program)| !is_link_program(program))
     }
 }
 
-const fn is_for_links(program: &Program) -> bool {
+const fn is_link_program(program: &Program) -> bool {
     matches!(program, Program::SchedClassifier(_))
 }
 
-/// Whether programs that are asked for an address may choose the error their caller sees; else it sees EPERM. The helper came with kernel 5.18
-/// (b44123b4a3dc), but to these programs only with 6.1 (bed89185af0d), so that a version says little.
+/// Returns true if `connect` and `sendmsg` programs may choose the error that their caller gets.
+/// Otherwise it gets EPERM. The helper exists since kernel 5.18 (b44123b4a3dc), but for these
+/// programs only since 6.1 (bed89185af0d), and distributions backport it: the version of the kernel
+/// does not decide.
 pub fn may_choose_errors() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| has_helper(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval))
 }
 
-/// Whether programs may ask for the time of the kernel's last tick, which costs a tenth of asking the hardware. Kernel 5.11
-/// (d05512618056).
+/// Returns true if programs may read the time of the kernel's last tick, which costs a tenth of
+/// reading the hardware clock. Kernel 5.11 (d05512618056).
 pub fn has_coarse_clock() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| has_helper(ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_ktime_get_coarse_ns))
@@ -211,21 +216,22 @@ pub fn has_coarse_clock() -> bool {
 
 fn has_helper(program: ProgramType, helper: BpfHelper) -> bool {
     is_helper_supported(program, helper).unwrap_or_else(|error| {
-        tracing::debug!(%error, ?helper, "cannot tell whether there is this helper; going without");
+        tracing::debug!(%error, ?helper, "cannot find out whether the kernel has this helper: programs do not use it");
         false
     })
 }
 
-/// How many CPUs this machine may have: their numbers are smaller than that.
+/// Returns the number of possible CPUs. The numbers of CPUs are smaller.
 pub fn cpus() -> Result<u32, KernelError> {
     let count = aya::util::nr_cpus().map_err(|(path, error)| KernelError::path("read", path)(error))?;
     u32::try_from(count).map_err(|error| KernelError::call("count", "CPUs")(io::Error::other(error)))
 }
 
-/// A signal that comes while the kernel verifies a program makes it stop and say EAGAIN (c3494801cd17). libbpf asks five times, which on
-/// a busy machine was seen not to be enough: there one look takes tenths of a second.
+/// The number of attempts to load a program. A signal during verification makes the kernel stop and
+/// return EAGAIN (c3494801cd17). libbpf tries five times, which was not enough on a busy machine,
+/// where the verification takes tenths of a second.
 const LOAD_ATTEMPTS: usize = 50;
-/// Lets a burst of signals pass.
+/// The pause between two attempts, which lets a burst of signals pass.
 const LOAD_PAUSE: Duration = Duration::from_millis(10);
 
 fn load_program(program: &mut Program) -> Result<(), ProgramError> {

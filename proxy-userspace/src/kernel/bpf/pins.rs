@@ -1,9 +1,9 @@
-//! The directory on bpffs that holds what outlives the process.
+//! The directory of pins on bpffs: maps and links that outlive the process.
 
 use std::{
     fs::{self, File, TryLockError},
     io,
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -15,24 +15,28 @@ use nix::{
 
 use super::{super::KernelError, MapSpec, MappedWords, Reader, syscall};
 
-/// Where distributions and container runtimes mount bpffs.
+/// The path where distributions and container runtimes mount bpffs.
 pub(in crate::kernel) const BPFFS: &str = "/sys/fs/bpf";
 
-/// A directory of pins: maps by their names, links below `links/`.
+/// A directory of pins. Maps are pinned under their names, links below `links/`.
 ///
-/// Two more stand beside it at times. `-next` holds maps that shall take the place of those here, while they are filled: a
-/// process that finds it there throws it away. `-swap` is the same directory once programs run with its maps: a process that
-/// finds it there moves what is left of it here, since these maps and not those here are in use.
+/// Two more directories may exist, whose names have a suffix:
+///
+/// - `-next` has maps that will replace the pinned ones, while they are filled. A process that
+///   finds it at start removes it.
+/// - `-swap` is the same directory after programs were attached that use its maps. A process that
+///   finds it at start moves its pins into the main directory, because these maps are in use.
 #[derive(Debug)]
 pub struct PinDir {
     path: PathBuf,
-    /// Locked as long as it is open. Two processes that write the same maps would number Services independently.
+    /// Locked while it is open. Two processes that write the same maps would assign identifiers
+    /// independently.
     lock: Option<File>,
 }
 
 impl PinDir {
-    /// Makes the directory, and locks it against other processes. Where it is to be below /sys/fs/bpf and that is no bpffs, one is
-    /// mounted there.
+    /// Creates the directory and locks it. If it is below /sys/fs/bpf and no bpffs is mounted
+    /// there, mounts one.
     pub fn create(path: &Path) -> Result<Self, KernelError> {
         ensure_bpffs(path)?;
         let links = path.join("links");
@@ -45,19 +49,20 @@ impl PinDir {
         }
     }
 
-    /// Makes the directory again if someone removed it.
+    /// Creates the directory again if it was removed.
     pub fn restore(&mut self) -> Result<(), KernelError> {
         if !self.path.join("links").is_dir() {
-            // What is there may be back in a moment, and then is to be locked as it was.
+            // If this fails, the lock must stay: the directory may be back in a moment.
             ensure_bpffs(&self.path)?;
-            // What is locked may be gone, or else be in our own way.
+            // The locked directory may be gone. If it is not, its lock would block the new one.
             self.lock = None;
             *self = Self::create(&self.path)?;
         }
         Ok(())
     }
 
-    /// An existing directory; none where there is nothing. One that is on no bpf filesystem is none of ours.
+    /// Opens an existing directory without a lock. Returns `None` if it does not exist. A directory
+    /// that is not on bpffs is an error.
     pub fn existing(path: &Path) -> Result<Option<Self>, KernelError> {
         match path.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -66,14 +71,19 @@ impl PinDir {
         }
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the link of a program is pinned.
+    /// Returns the path where the link of a program is pinned.
     pub fn link(&self, program: &str) -> PathBuf {
         self.path.join("links").join(program)
+    }
+
+    fn open_map(&self, name: &str) -> Result<OwnedFd, KernelError> {
+        let path = self.path.join(name);
+        syscall::open_pin(&path).map_err(KernelError::path("open map", path))
     }
 
     fn next(&self) -> PathBuf {
@@ -84,57 +94,53 @@ impl PinDir {
         suffixed(&self.path, "-swap")
     }
 
-    /// Makes the directory in which maps are built that shall take the place of those here.
+    /// Creates the directory for maps that will replace the pinned ones.
     pub fn create_next(&self) -> Result<PathBuf, KernelError> {
         let path = self.next();
         fs::create_dir(&path).map_err(KernelError::path("create directory", &path))?;
         Ok(path)
     }
 
-    /// Pins a map in another directory too, if it is pinned here and is as asked for.
+    /// Pins a map in another directory too, if it is pinned here and matches the specification.
     pub fn share(&self, map: &MapSpec, directory: &Path) -> Result<(), KernelError> {
-        let path = self.path.join(map.name);
-        if !MapInfo::from_pin(&path).is_ok_and(|info| map.matches(&info)) {
+        if !MapInfo::from_pin(self.path.join(map.name)).is_ok_and(|info| map.matches(&info)) {
             return Ok(());
         }
-        let opened = syscall::open_pin(&path).map_err(KernelError::path("open map", path))?;
-        let beside = directory.join(map.name);
-        syscall::pin(opened.as_fd(), &beside).map_err(KernelError::path("pin map", beside))
+        let opened = self.open_map(map.name)?;
+        let copy = directory.join(map.name);
+        syscall::pin(opened.as_fd(), &copy).map_err(KernelError::path("pin map", copy))
     }
 
-    /// A pinned array of so many words as memory.
+    /// Maps a pinned array of 64-bit words into memory.
     pub fn mapped(&self, name: &'static str, words: u32) -> Result<MappedWords, KernelError> {
-        let path = self.path.join(name);
-        let opened = syscall::open_pin(&path).map_err(KernelError::path("open map", path))?;
-        MappedWords::new(opened, words).map_err(KernelError::call("map into memory", name))
+        MappedWords::new(self.open_map(name)?, words).map_err(KernelError::call("map into memory", name))
     }
 
-    /// Reads a map that is pinned here, if all but its capacity is as asked for.
+    /// Returns a reader of a pinned map, if only its number of entries differs from the
+    /// specification.
     pub fn reader_of_other_size<K: Pod, V: Pod>(
         &self,
         map: &MapSpec,
     ) -> Result<Option<Reader<K, V>>, KernelError> {
-        let path = self.path.join(map.name);
-        if !MapInfo::from_pin(&path).is_ok_and(|info| map.differs_in_size(&info)) {
+        if !MapInfo::from_pin(self.path.join(map.name)).is_ok_and(|info| map.differs_in_size(&info)) {
             return Ok(None);
         }
-        let opened = syscall::open_pin(&path).map_err(KernelError::path("open map", path))?;
-        Ok(Some(Reader::new(opened)))
+        Ok(Some(Reader::new(self.open_map(map.name)?)))
     }
 
-    /// Puts right what a process left that ended while it replaced the maps. Programs that run with maps that are thrown away
-    /// keep them until they are replaced.
+    /// Completes or discards the replacement of maps by a process that ended meanwhile. Programs
+    /// keep discarded maps until the programs are replaced.
     pub fn recover(&self) -> Result<(), KernelError> {
         self.finish_swap()?;
         remove_pins(&self.next(), |_| true).into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Puts the maps that were built in `-next` in the place of those here. May be tried again after an error, and is finished
-    /// by the next process otherwise.
+    /// Replaces the pinned maps by those in `-next`. It can be called again after an error.
+    /// Otherwise the next process completes it.
     pub fn take_next(&self) -> Result<(), KernelError> {
         let (next, swap) = (self.next(), self.swap());
         match fs::rename(&next, swap) {
-            // An earlier try came further.
+            // An earlier call renamed it already.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             renamed => renamed.map_err(KernelError::path("rename directory", next))?,
         }
@@ -156,12 +162,12 @@ impl PinDir {
         fs::remove_dir(&swap).map_err(KernelError::path("remove", swap))
     }
 
-    /// Removes the pins of those links that are meant.
-    pub fn remove_links(&self, is_meant: impl Fn(&str) -> bool) -> Result<(), KernelError> {
-        remove_entries(&self.path.join("links"), is_meant).into_iter().next().map_or(Ok(()), Err)
+    /// Removes the pins of the links with these names.
+    pub fn remove_links(&self, is_removed: impl Fn(&str) -> bool) -> Result<(), KernelError> {
+        remove_entries(&self.path.join("links"), is_removed).into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// The names under which links are pinned.
+    /// Returns the names under which links are pinned.
     pub fn link_names(&self) -> Result<Vec<String>, KernelError> {
         let links = self.path.join("links");
         let entries = match fs::read_dir(&links) {
@@ -171,15 +177,15 @@ impl PinDir {
         Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
     }
 
-    /// Whether all these maps are pinned here, with the layout and capacity asked for; the first that is not, by name and
-    /// reason.
+    /// Checks that all these maps are pinned here and match their specification. The error
+    /// describes the first map that does not.
     pub fn holds(&self, maps: &[MapSpec]) -> Result<(), String> {
         for map in maps {
             let info = MapInfo::from_pin(self.path.join(map.name))
                 .map_err(|_| format!("map {} is not pinned", map.name))?;
             if !map.matches(&info) {
                 return Err(format!(
-                    "map {} has {} entries of {}+{} bytes, and {} of {}+{} are asked for",
+                    "map {} has {} entries of {}+{} bytes, and the specification is {} of {}+{}",
                     map.name,
                     info.max_entries(),
                     info.key_size(),
@@ -193,13 +199,13 @@ impl PinDir {
         Ok(())
     }
 
-    /// Whether any of these maps is pinned here.
+    /// Returns true if any of these maps is pinned here.
     pub fn holds_any(&self, maps: &[MapSpec]) -> bool {
         maps.iter().any(|map| self.path.join(map.name).exists())
     }
 
-    /// Removes the pins of our maps and of all links with this prefix, and the directories if nothing else
-    /// is in them. Returns all errors. Pins of other owners stay.
+    /// Removes the pins of our maps and of all links with this prefix, and the directories if
+    /// nothing else is in them. Returns all errors. Pins of other owners stay.
     pub fn remove_all(&self, is_map: impl Fn(&str) -> bool, links: &str) -> Vec<KernelError> {
         // Links first: programs must stop before their maps are removed.
         let mut errors = remove_pins(&self.path.join("links"), |name| name.starts_with(links));
@@ -210,7 +216,8 @@ impl PinDir {
     }
 }
 
-/// The first words, in host byte order, of the first value of the array that is pinned at a path, however large its values are.
+/// Returns the first words, in host byte order, of the first value of a pinned array. The values
+/// may have any size.
 pub fn first_words<const N: usize>(path: &Path) -> Result<[u32; N], KernelError> {
     let failed = || KernelError::path("read map", path);
     let size = MapInfo::from_pin(path).map_err(|error| failed()(io::Error::other(error)))?.value_size();
@@ -221,36 +228,37 @@ pub fn first_words<const N: usize>(path: &Path) -> Result<[u32; N], KernelError>
     words.first_chunk().copied().ok_or_else(|| failed()(io::ErrorKind::UnexpectedEof.into()))
 }
 
-/// A path beside another. bpffs refuses names with a dot.
+/// Returns the path with a suffix. bpffs refuses names with a dot.
 pub(super) fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-/// Whether this is a directory or file of a bpf filesystem.
+/// Returns true if the path is on a bpf filesystem.
 pub(in crate::kernel) fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Pins can be made in this directory, which need not be there yet; a bpffs that is missing at its usual place is mounted.
+/// Makes sure that pins can be created in this directory, which may not exist yet. Mounts a bpffs
+/// at its usual path if it is missing there.
 fn ensure_bpffs(path: &Path) -> Result<(), KernelError> {
     if path.starts_with(BPFFS) && !is_bpffs(Path::new(BPFFS)) && Path::new(BPFFS).is_dir() {
         mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)
             .map_err(|e| KernelError::path("mount bpf filesystem on", BPFFS)(e.into()))?;
-        tracing::info!(path = BPFFS, "mounted a bpf filesystem: there was none");
+        tracing::info!(path = BPFFS, "mounted a bpf filesystem, because there was none");
     }
     let existing = path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
     if is_bpffs(existing) { Ok(()) } else { Err(KernelError::NoBpffs { path: path.into() }) }
 }
 
-/// Removes those pins of a directory that are ours, going on past errors, and the directory if nothing is left in it. One that
-/// is not there is no error.
+/// Removes our pins from a directory, and the directory if nothing else is in it. Continues after
+/// errors. It is no error if the directory does not exist.
 fn remove_pins(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Vec<KernelError> {
     let mut errors = remove_entries(directory, is_ours);
     match fs::remove_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && errors.is_empty() => {
-            tracing::info!(path = %directory.display(), "left as it is: it holds what shunt did not put there");
+            tracing::info!(path = %directory.display(), "keeping this directory: it has files that are not of shunt");
         }
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             errors.push(KernelError::path("remove", directory)(error));
@@ -260,15 +268,15 @@ fn remove_pins(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Vec<KernelEr
     errors
 }
 
-/// Removes those pins of a directory whose names are of that kind, going on past errors.
-fn remove_entries(directory: &Path, is_meant: impl Fn(&str) -> bool) -> Vec<KernelError> {
+/// Removes the pins with these names from a directory. Continues after errors.
+fn remove_entries(directory: &Path, is_removed: impl Fn(&str) -> bool) -> Vec<KernelError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
         Err(error) => return vec![KernelError::path("list", directory)(error)],
         Ok(entries) => entries.flatten(),
     };
     entries
-        .filter(|entry| entry.file_name().to_str().is_some_and(&is_meant))
+        .filter(|entry| entry.file_name().to_str().is_some_and(&is_removed))
         .filter_map(|entry| {
             fs::remove_file(entry.path()).err().map(KernelError::path("remove", entry.path()))
         })

@@ -1,5 +1,5 @@
-//! The commands of bpf(2) that the BPF library does not offer as they are needed here: on links of cgroups and of network links,
-//! and on many entries of a map at once.
+//! Calls bpf(2) for commands that the BPF library does not offer in this form: for BPF links of
+//! cgroups and network links, and for batches of map entries.
 
 use std::{
     ffi::CString,
@@ -24,13 +24,14 @@ const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
 const BPF_LINK_DETACH: libc::c_int = 34;
 
-/// Before all that are attached already.
+/// Attach before all other programs.
 const BPF_F_BEFORE: u32 = 1 << 3;
 const BPF_LINK_TYPE_TCX: u32 = 11;
-/// As many as one hook of a link takes (`BPF_MPROG_MAX`).
-const MOST_ON_A_HOOK: usize = 64;
+/// The maximal number of programs on a hook of a link (`BPF_MPROG_MAX`).
+const MAX_ON_A_HOOK: usize = 64;
 
-/// The largest of the attributes used here, with room: the kernel wants what it does not know to be zero.
+/// The size of the buffer for attributes, larger than any of them. The kernel wants zeros in the
+/// rest.
 const ATTR_SIZE: usize = 80;
 
 #[repr(C)]
@@ -47,7 +48,7 @@ struct InfoByFd {
     info: u64,
 }
 
-/// `from` and `next` are `in_batch` and `out_batch` in the kernel's words.
+/// The kernel calls `from` and `next` `in_batch` and `out_batch`.
 #[repr(C)]
 struct Batch {
     from: u64,
@@ -107,7 +108,7 @@ struct ProgQuery {
     revision: u64,
 }
 
-/// The head of `struct bpf_link_info`, and what follows it for each type of link.
+/// The head of `struct bpf_link_info`. The body depends on the type of the link.
 #[repr(C)]
 struct LinkInfo {
     link_type: u32,
@@ -146,32 +147,34 @@ struct TestRun {
     padding: u32,
 }
 
+/// Calls bpf(2).
 fn bpf<A>(command: libc::c_int, mut attribute: A) -> io::Result<RawFd> {
-    bpf_answers(command, &mut attribute)
+    bpf_with_output(command, &mut attribute)
 }
 
-/// The same for a command that writes into its attribute.
-fn bpf_answers<A>(command: libc::c_int, attribute: &mut A) -> io::Result<RawFd> {
+/// Calls bpf(2) for a command that writes to its attribute.
+fn bpf_with_output<A>(command: libc::c_int, attribute: &mut A) -> io::Result<RawFd> {
     const { assert!(size_of::<A>() <= ATTR_SIZE, "the attribute fits") };
     let mut buffer = [0u64; ATTR_SIZE / 8];
-    // SAFETY: `buffer` is as large as `A` at least and aligned to 8, which no field here exceeds.
+    // SAFETY: `buffer` is at least as large as `A`, and aligned to 8, which is the largest
+    // alignment of a field here.
     unsafe { buffer.as_mut_ptr().cast::<A>().copy_from_nonoverlapping(attribute, 1) };
-    // SAFETY: the kernel reads ATTR_SIZE bytes; what pointers the attribute holds are the callers' to vouch for.
+    // SAFETY: the kernel reads ATTR_SIZE bytes. The callers vouch for pointers in the attribute.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, buffer.as_mut_ptr(), ATTR_SIZE) };
-    // SAFETY: as above; the attributes here are integers, of which every bit pattern is one.
+    // SAFETY: as above. The attributes consist of integers, for which every bit pattern is valid.
     unsafe { buffer.as_ptr().cast::<A>().copy_to_nonoverlapping(attribute, 1) };
     RawFd::try_from(result).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)
 }
 
-/// What one call read of a map.
+/// The result of a call that reads a batch.
 pub(super) struct BatchRead {
-    /// Entries that were filled in.
+    /// The number of entries that were read.
     pub(super) count: usize,
-    /// Where to go on; none at the end.
+    /// The position of the next batch; `None` at the end.
     pub(super) next: Option<u32>,
 }
 
-/// Reads entries of a hash map into as many keys as values, from a place on that an earlier call told.
+/// Reads a batch of entries of a map, from the position that an earlier call returned.
 pub(super) fn lookup_batch<K, V>(
     map: &OwnedFd,
     from: Option<u32>,
@@ -181,7 +184,7 @@ pub(super) fn lookup_batch<K, V>(
     let mut next = 0u32;
     let from = from.as_ref();
     let mut attribute = Batch {
-        from: from.map_or(0, |place| std::ptr::from_ref(place) as u64),
+        from: from.map_or(0, |position| std::ptr::from_ref(position) as u64),
         next: (&raw mut next) as u64,
         keys: keys.as_mut_ptr() as u64,
         values: values.as_mut_ptr() as u64,
@@ -190,17 +193,17 @@ pub(super) fn lookup_batch<K, V>(
         elem_flags: 0,
         flags: 0,
     };
-    let result = bpf_answers(BPF_MAP_LOOKUP_BATCH, &mut attribute);
+    let result = bpf_with_output(BPF_MAP_LOOKUP_BATCH, &mut attribute);
     let count = attribute.count as usize;
     match result {
         Ok(_) => Ok(BatchRead { count, next: Some(next) }),
-        // The end; what it read until there it has written.
+        // The end of the map. The entries before it have been written.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(BatchRead { count, next: None }),
         Err(error) => Err(error),
     }
 }
 
-/// Reads the first value of an array whose values are as large as `value`.
+/// Reads the first value of an array. `value` has the size of the values.
 pub(super) fn lookup_first(map: BorrowedFd<'_>, value: &mut [u8]) -> io::Result<()> {
     let key = 0u32;
     let attribute = Element {
@@ -217,11 +220,11 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-/// Opens what is pinned at a path.
+/// Opens the object that is pinned at a path.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let fd = bpf(BPF_OBJ_GET, Obj { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 })?;
-    // SAFETY: a new descriptor that nobody else has; `path` lived until the call returned.
+    // SAFETY: a new descriptor that nothing else owns. `path` lived until the call returned.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -239,25 +242,27 @@ fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     Ok(info)
 }
 
-/// The id of the cgroup a link is attached to; 0 once it is detached or that cgroup is gone. Kernel 5.8 (f2e10bff16a0).
+/// Returns the id of the cgroup that a link is attached to; 0 if it is detached or the cgroup is
+/// gone. Kernel 5.8 (f2e10bff16a0).
 pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
     link_info(link).map(|info| u64::from_ne_bytes(first(&info.body)))
 }
 
-/// What a link of type TCX says of itself.
+/// The information about a link of type TCX.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TcxLink {
-    /// Its own id.
+    /// The id of the link.
     pub(super) id: u32,
     /// The id of its program.
     pub(super) program: u32,
-    /// The index of the network link it is on; 0 once that is gone.
+    /// The index of its network link; 0 if that is gone.
     pub(super) ifindex: u32,
-    /// On which hook of that.
+    /// The hook of the network link.
     pub(super) attach_type: u32,
 }
 
-/// What a link says of itself if it is of type TCX. Kernel 6.6 (e420bed02507).
+/// Returns the information about a link; `None` if it is not of type TCX. Kernel 6.6
+/// (e420bed02507).
 pub(super) fn tcx_link(link: BorrowedFd<'_>) -> io::Result<Option<TcxLink>> {
     let info = link_info(link)?;
     let tcx = TcxLink {
@@ -273,7 +278,7 @@ fn first<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.first_chunk().copied().unwrap_or([0; N])
 }
 
-/// Attaches a program to a hook of a network link, before all that are there. Kernel 6.6 (e420bed02507).
+/// Attaches a program to a hook of a network link, before all others. Kernel 6.6 (e420bed02507).
 pub(super) fn create_tcx_link(
     program: BorrowedFd<'_>,
     target_ifindex: u32,
@@ -289,22 +294,22 @@ pub(super) fn create_tcx_link(
         expected_revision: 0,
     };
     let fd = bpf(BPF_LINK_CREATE, attribute)?;
-    // SAFETY: a new descriptor that nobody else has.
+    // SAFETY: a new descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The ids of the links on a hook of a network link of this network namespace. Kernel 6.6 (e420bed02507): older ones say
-/// EINVAL.
+/// Returns the ids of the BPF links on a hook of a network link in this network namespace. Kernel
+/// 6.6 (e420bed02507); older kernels return EINVAL.
 pub(super) fn tcx_links(target_ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
-    let mut links = [0u32; MOST_ON_A_HOOK];
-    let mut programs = [0u32; MOST_ON_A_HOOK];
+    let mut links = [0u32; MAX_ON_A_HOOK];
+    let mut programs = [0u32; MAX_ON_A_HOOK];
     let attribute = ProgQuery {
         target_ifindex,
         attach_type,
         query_flags: 0,
         attach_flags: 0,
         prog_ids: programs.as_mut_ptr() as u64,
-        count: u32::try_from(MOST_ON_A_HOOK).map_err(io::Error::other)?,
+        count: u32::try_from(MAX_ON_A_HOOK).map_err(io::Error::other)?,
         padding: 0,
         prog_attach_flags: 0,
         link_ids: links.as_mut_ptr() as u64,
@@ -312,16 +317,17 @@ pub(super) fn tcx_links(target_ifindex: u32, attach_type: u32) -> io::Result<Vec
         revision: 0,
     };
     bpf(BPF_PROG_QUERY, attribute)?;
-    // Programs that are attached without a link have 0.
+    // Programs that are attached without a BPF link have 0.
     Ok(links.into_iter().filter(|id| *id != 0).collect())
 }
 
-/// Takes the program off at once: removing a pin does so only some time later. Kernel 5.9 (73b11c2ab072).
+/// Detaches a link at once. Removing its pin would detach it only some time later. Kernel 5.9
+/// (73b11c2ab072).
 pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     bpf(BPF_LINK_DETACH, LinkDetach { link_fd: number(link) }).map(drop)
 }
 
-/// Replaces the program of a link: one runs or the other, never none. Kernel 5.7 (0c991ebc8c69).
+/// Replaces the program of a link without a gap. Kernel 5.7 (0c991ebc8c69).
 pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     bpf(
         BPF_LINK_UPDATE,
@@ -334,13 +340,13 @@ pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
 const SCHED_CLS: u32 = 3;
 /// `BPF_TCX_INGRESS`.
 const TCX_INGRESS: u32 = 46;
-/// The first link of every network namespace, lo.
+/// The index of lo in every network namespace.
 const LOOPBACK: u32 = 1;
 /// `r0 = 0; exit`.
 const NOTHING: [u64; 2] = [0x0000_0000_0000_00b7, 0x0000_0000_0000_0095];
 
-/// Attaches a program that does nothing to the TCX hook of loopback, and detaches it. Kernel 6.6 (e420bed02507); older ones say
-/// that it is no valid argument.
+/// Attaches a program that does nothing to the TCX hook of loopback, and detaches it. Kernel 6.6
+/// (e420bed02507); older kernels return EINVAL.
 pub(in crate::kernel) fn try_tcx() -> io::Result<()> {
     let load = ProgLoad {
         prog_type: SCHED_CLS,
@@ -349,14 +355,14 @@ pub(in crate::kernel) fn try_tcx() -> io::Result<()> {
         license: c"GPL".as_ptr() as u64,
     };
     let program = bpf(BPF_PROG_LOAD, load)?;
-    // SAFETY: a new descriptor that nobody else has; what the attribute points to is static.
+    // SAFETY: a new descriptor that nothing else owns. The attribute points to static data.
     let program = unsafe { OwnedFd::from_raw_fd(program) };
     // The link ends with its descriptor.
     create_tcx_link(program.as_fd(), LOOPBACK, TCX_INGRESS).map(drop)
 }
 
-/// Runs a program over a frame and its context, and puts what they become in place of them; says what the program returned.
-/// The frame may not grow.
+/// Runs a program over a frame and its context, and overwrites both with the result. Returns what
+/// the program returned. The frame may not grow.
 pub(super) fn test_run(
     program: BorrowedFd<'_>,
     frame: &mut [u8],
@@ -384,6 +390,6 @@ pub(super) fn test_run(
         batch_size: 0,
         padding: 0,
     };
-    bpf_answers(BPF_PROG_TEST_RUN, &mut attribute)?;
+    bpf_with_output(BPF_PROG_TEST_RUN, &mut attribute)?;
     Ok(attribute.retval)
 }

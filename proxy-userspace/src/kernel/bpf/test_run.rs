@@ -1,28 +1,30 @@
-//! Running a program of a link over a frame that no link ever carried (`BPF_PROG_TEST_RUN`): for tests.
+//! Runs a link program over a frame (`BPF_PROG_TEST_RUN`). For tests.
 
 use std::{io, os::fd::BorrowedFd};
 
 use super::syscall;
 
-/// A frame, and what its `__sk_buff` says of it.
+/// A frame with fields of its `__sk_buff`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TestFrame {
-    /// The frame from its Ethernet header on, of at least 15 bytes.
+    /// The frame, starting with its Ethernet header. It has at least 15 bytes.
     pub bytes: Vec<u8>,
     /// Its mark.
     pub mark: u32,
-    /// The link it passes; 0 is lo. Kernel 5.9 (21594c44083c).
+    /// The index of the link that it passes; 0 is lo. Kernel 5.9 (21594c44083c).
     pub ifindex: u32,
-    /// Bytes and number of the segments it is to be cut into; zeros of a frame that is none. Kernel 5.7 (cf62089b0edd).
+    /// Size in bytes and number of the GSO segments; zeros for a frame without GSO. Kernel 5.7
+    /// (cf62089b0edd).
     pub segments: (u32, u32),
-    /// The link's hardware took a checksum of it; the kernel then checks that it is still right. Younger kernels alone
-    /// have this and others answer EINVAL.
+    /// The hardware of the link computed a checksum (`CHECKSUM_COMPLETE`). The kernel checks that
+    /// the program keeps it correct. Older kernels return EINVAL.
     pub has_sum: bool,
 }
 
-/// More than any kernel's `struct __sk_buff`; zeros that it does not know are fine.
+/// Larger than `struct __sk_buff` of any kernel. Kernels accept zeros after the fields that they
+/// know.
 const CONTEXT_SIZE: usize = 256;
-/// Where the fields are in it.
+/// The offsets of the fields.
 const MARK: usize = 8;
 const IFINDEX: usize = 40;
 const GSO_SEGS: usize = 164;
@@ -30,8 +32,8 @@ const GSO_SIZE: usize = 176;
 /// `BPF_F_TEST_SKB_CHECKSUM_COMPLETE`.
 const CHECKSUM_COMPLETE: u32 = 1 << 2;
 
-/// Runs a program over a frame: changes the frame, and says what the program returned. EBADMSG says that the hardware's sum
-/// is off.
+/// Runs a program over a frame, which it may change. Returns what the program returned. The error
+/// EBADMSG means that the hardware's checksum is wrong afterwards.
 pub fn test_run(program: BorrowedFd<'_>, frame: &mut TestFrame) -> io::Result<i32> {
     let mut context = [0; CONTEXT_SIZE];
     let (size, number) = frame.segments;

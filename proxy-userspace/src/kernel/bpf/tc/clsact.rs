@@ -1,5 +1,5 @@
-//! Filters of a clsact qdisc (kernel 4.5), over rtnetlink: each under a handle of our own, so that a new program takes the
-//! place of the old without a moment in which none runs.
+//! Attaches programs as filters of a clsact qdisc (kernel 4.5), over rtnetlink. Each filter has one
+//! of our handles, so that a new program replaces the old one without a gap.
 
 use std::{collections::BTreeSet, io, os::fd::AsRawFd as _};
 
@@ -12,20 +12,21 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::{
     super::super::{KernelError, netlink::NetlinkSocket},
-    Attached, Hook, LinkProgram, unless_gone,
+    AttachOutcome, Hook, LinkProgram, link_gone_or,
 };
 
-/// The first of all priorities. Among filters of one priority the kernel asks the newest first (`cls_bpf_change`), so that one that
-/// somebody adds later comes before ours, and may keep packets from it.
+/// The first priority. Among filters of one priority the kernel runs the newest first
+/// (`cls_bpf_change`). A filter that another owner adds later runs before ours, and may keep
+/// packets from it.
 const PRIORITY: u32 = 1;
-/// Of no meaning but that they are ours: "shnt", and the next. With two of them a program can come to stand before somebody else's
-/// newer filter before it goes from behind it.
+/// Our handles: "shnt" and the next number. With two handles a program can be attached before a
+/// newer filter of another owner, and only then removed from behind it.
 const HANDLES: [u32; 2] = [0x7368_6e74, 0x7368_6e75];
-/// Packets of every protocol.
+/// All protocols.
 const ETH_P_ALL: u16 = 3;
 const CLSACT: &str = "clsact";
 const INGRESS: &str = "ingress";
-/// The qdisc's own handle.
+/// The handle of the qdisc.
 const QDISC: TcHandle = TcHandle { major: 0xffff, minor: 0 };
 
 impl Hook {
@@ -38,18 +39,18 @@ impl Hook {
     }
 }
 
-/// A filter of ours on a link.
+/// One of our filters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
-    /// The name it was given: its program's.
+    /// The name, which is that of its program.
     pub name: String,
     /// The id of its program.
     pub program: u32,
-    /// No filter of somebody else is asked before it.
+    /// No filter of another owner runs before it.
     pub is_first: bool,
 }
 
-/// A socket to ask and tell through, in the network namespace of the thread that opened it.
+/// An rtnetlink socket in the network namespace of the thread that opened it.
 pub struct Clsact {
     socket: NetlinkSocket,
 }
@@ -61,23 +62,30 @@ impl std::fmt::Debug for Clsact {
 }
 
 impl Clsact {
-    /// Opens it.
+    /// Opens a socket.
     pub fn open() -> Result<Self, KernelError> {
         let socket =
             NetlinkSocket::open(NETLINK_ROUTE).map_err(KernelError::call("open", "an rtnetlink socket"))?;
         Ok(Self { socket })
     }
 
-    /// Makes a program run on a link before all others, in the place of ours that is there. Makes the qdisc if there is none.
-    pub fn attach(&self, program: LinkProgram<'_>, index: u32, hook: Hook) -> Result<Attached, KernelError> {
+    /// Attaches a program to a link, before all others. It replaces our filter if there is one.
+    /// Creates the qdisc if there is none.
+    pub fn attach(
+        &self,
+        program: LinkProgram<'_>,
+        index: u32,
+        hook: Hook,
+    ) -> Result<AttachOutcome, KernelError> {
         let qdisc = TcMessage::from_parts(header(index, QDISC, TcHandle::CLSACT, 0), vec![kind(CLSACT)]);
-        // Without NLM_F_EXCL one that is there is fine, and one of kind ingress, which has no egress, is an error.
-        let made = self.tell(NLM_F_CREATE, RouteNetlinkMessage::NewQueueDiscipline(qdisc));
-        if let Err(error) = made {
+        // Without NLM_F_EXCL an existing clsact qdisc is no error. A qdisc of kind ingress is one:
+        // it has no egress hook.
+        let created = self.request(NLM_F_CREATE, RouteNetlinkMessage::NewQueueDiscipline(qdisc));
+        if let Err(error) = created {
             if self.with_ingress_qdisc().is_ok_and(|links| links.contains(&index)) {
-                return Ok(Attached::NoEgress);
+                return Ok(AttachOutcome::NoEgressHook);
             }
-            return unless_gone(error, KernelError::call("add a clsact qdisc to", described(index, hook)));
+            return link_gone_or(error, KernelError::call("add a clsact qdisc to", describe(index, hook)));
         }
         let options = [
             TcFilterBpfOption::ProgFd(program.fd.as_raw_fd().cast_unsigned()),
@@ -85,19 +93,20 @@ impl Clsact {
             TcFilterBpfOption::Flags(TcBpfFlags::DirectAction),
         ];
         let options = TcAttribute::Options(options.map(TcOption::Bpf).into());
-        let (handle, behind) = self.place(index, hook)?;
+        let (handle, behind) = self.choose_handle(index, hook)?;
         let message = filter(index, hook, handle, vec![kind(TcFilterBpf::KIND), options]);
-        match self.tell(NLM_F_CREATE, RouteNetlinkMessage::NewTrafficFilter(message)) {
-            Ok(()) => behind.map_or(Ok(Attached::Runs), |behind| {
-                self.remove(index, hook, behind).map(|()| Attached::Runs)
+        match self.request(NLM_F_CREATE, RouteNetlinkMessage::NewTrafficFilter(message)) {
+            Ok(()) => behind.map_or(Ok(AttachOutcome::Attached), |behind| {
+                self.remove(index, hook, behind).map(|()| AttachOutcome::Attached)
             }),
             Err(error) => {
-                unless_gone(error, KernelError::call("add a filter of priority 1 to", described(index, hook)))
+                link_gone_or(error, KernelError::call("add a filter of priority 1 to", describe(index, hook)))
             }
         }
     }
 
-    /// The links that have a qdisc of kind ingress, by index. It has clsact's handle, so that a link has one or the other.
+    /// Returns the indexes of the links that have a qdisc of kind ingress. It has the same handle
+    /// as a clsact qdisc, so that a link has one or the other.
     pub fn with_ingress_qdisc(&self) -> Result<BTreeSet<u32>, KernelError> {
         let every = TcMessage::from_parts(header(0, TcHandle::UNSPEC, TcHandle::UNSPEC, 0), Vec::new());
         let question = RouteNetlinkMessage::GetQueueDiscipline(every);
@@ -112,47 +121,49 @@ impl Clsact {
         Ok(answers.into_iter().filter_map(of_ingress).collect())
     }
 
-    /// The handle under which a filter is asked first: that of ours that is the first already, else one that is free. With it the
-    /// handle of ours that stands behind somebody else's.
-    fn place(&self, index: u32, hook: Hook) -> Result<(u32, Option<u32>), KernelError> {
+    /// Returns the handle for a filter that runs first: that of our filter if it is the first
+    /// already, otherwise a free one. Also returns the handle of our filter that runs behind
+    /// another owner's.
+    fn choose_handle(&self, index: u32, hook: Hook) -> Result<(u32, Option<u32>), KernelError> {
         let filters = self.list(index, hook)?;
         let handle = |message: &TcMessage| u32::from(message.header.handle);
         let ours = filters.iter().position(is_ours);
-        Ok(match ours.map(|place| (place, handle(&filters[place]))) {
+        Ok(match ours.map(|position| (position, handle(&filters[position]))) {
             None => (HANDLES[0], None),
             Some((0, ours)) => (ours, None),
             Some((_, behind)) => (HANDLES[usize::from(behind == HANDLES[0])], Some(behind)),
         })
     }
 
-    /// The filters of a hook in the order in which they are asked, without what stands for a whole priority, which has no handle.
+    /// Returns the filters of a hook in the order in which they run. Leaves out items that stand
+    /// for a whole priority, which have no handle.
     fn list(&self, index: u32, hook: Hook) -> Result<Vec<TcMessage>, KernelError> {
         let listed = self.filters(index, hook);
-        let mut filters = listed.map_err(KernelError::call("list filters of", described(index, hook)))?;
+        let mut filters = listed.map_err(KernelError::call("list filters of", describe(index, hook)))?;
         filters.retain(|message| u32::from(message.header.handle) != 0);
         Ok(filters)
     }
 
-    /// Our filter on a hook of a link, if there is one.
+    /// Returns our filter on a hook of a link, if there is one.
     pub fn attached(&self, index: u32, hook: Hook) -> Result<Option<Filter>, KernelError> {
         let filters = self.list(index, hook)?;
         let ours = filters.iter().position(is_ours);
-        Ok(ours.and_then(|place| our_filter(&filters[place], place == 0)))
+        Ok(ours.and_then(|position| our_filter(&filters[position], position == 0)))
     }
 
-    /// Removes our filter of a handle; none is no error.
+    /// Removes our filter with a handle. It is no error if there is none.
     fn remove(&self, index: u32, hook: Hook, handle: u32) -> Result<(), KernelError> {
         let filter = filter(index, hook, handle, vec![kind(TcFilterBpf::KIND)]);
-        match self.tell(0, RouteNetlinkMessage::DelTrafficFilter(filter)) {
+        match self.request(0, RouteNetlinkMessage::DelTrafficFilter(filter)) {
             Err(error) if !is_gone(&error) => {
-                Err(KernelError::call("remove the filter of", described(index, hook))(error))
+                Err(KernelError::call("remove the filter of", describe(index, hook))(error))
             }
             _ => Ok(()),
         }
     }
 
-    /// Takes our filter off a hook of a link, and the qdisc if that leaves no filter in it: an empty one does nothing. What is
-    /// not there is no error.
+    /// Removes our filter from a hook of a link, and the qdisc if it has no other filter. It is no
+    /// error if there is none.
     pub fn detach(&self, index: u32, hook: Hook) -> Result<(), KernelError> {
         if !self.list(index, hook)?.iter().any(is_ours) {
             return Ok(());
@@ -164,9 +175,9 @@ impl Clsact {
             }
         }
         let qdisc = TcMessage::from_parts(header(index, QDISC, TcHandle::CLSACT, 0), vec![kind(CLSACT)]);
-        match self.tell(0, RouteNetlinkMessage::DelQueueDiscipline(qdisc)) {
+        match self.request(0, RouteNetlinkMessage::DelQueueDiscipline(qdisc)) {
             Err(error) if !is_gone(&error) => {
-                Err(KernelError::call("remove the empty clsact qdisc of", described(index, hook))(error))
+                Err(KernelError::call("remove the empty clsact qdisc of", describe(index, hook))(error))
             }
             _ => Ok(()),
         }
@@ -185,12 +196,13 @@ impl Clsact {
         Ok(answers.into_iter().filter_map(filter).collect())
     }
 
-    fn tell(&self, flags: u16, message: RouteNetlinkMessage) -> io::Result<()> {
+    fn request(&self, flags: u16, message: RouteNetlinkMessage) -> io::Result<()> {
         self.socket.query(None, flags, message).map(drop)
     }
 }
 
-/// Whether a filter that was removed may have been ours: with its whole priority it is removed without a handle.
+/// Returns true if a removed filter may have been ours. If a whole priority is removed, the message
+/// has no handle.
 pub fn may_be_ours(removed: &TcMessage) -> bool {
     let TcHeader { handle, parent, info, .. } = &removed.header;
     let is_of_clsact = [Hook::Ingress, Hook::Egress].iter().any(|hook| hook.parent() == *parent);
@@ -198,8 +210,8 @@ pub fn may_be_ours(removed: &TcMessage) -> bool {
     is_of_clsact && info >> 16 <= PRIORITY && (handle == 0 || HANDLES.contains(&handle))
 }
 
-/// Whether a qdisc that was removed may have held filters of ours.
-pub fn may_have_held_ours(removed: &TcMessage) -> bool {
+/// Returns true if a removed qdisc may have had our filters.
+pub fn may_have_had_ours(removed: &TcMessage) -> bool {
     removed.header.parent == TcHandle::CLSACT
 }
 
@@ -223,7 +235,8 @@ fn our_filter(message: &TcMessage, is_first: bool) -> Option<Filter> {
     Some(Filter { name, program, is_first })
 }
 
-/// There is no such filter, qdisc or link. The kernel says EINVAL where there is no qdisc, and EOPNOTSUPP where it knows none.
+/// Returns true if the filter, qdisc or link does not exist. The kernel returns EINVAL if the link
+/// has no qdisc, and EOPNOTSUPP if it was built without this kind of qdisc.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::ENODEV | libc::EOPNOTSUPP))
 }
@@ -244,7 +257,7 @@ fn kind(kind: &str) -> TcAttribute {
     TcAttribute::Kind(kind.into())
 }
 
-fn described(index: u32, hook: Hook) -> String {
+fn describe(index: u32, hook: Hook) -> String {
     let hook = match hook {
         Hook::Ingress => "ingress",
         Hook::Egress => "egress",

@@ -1,4 +1,5 @@
-//! Programs on the hooks of network links: through TCX where the kernel has it, else as filters of a clsact qdisc.
+//! Attaches programs to the hooks of network links: through TCX if the kernel has it, otherwise as
+//! filters of a clsact qdisc.
 
 pub mod clsact;
 pub mod tcx;
@@ -10,41 +11,42 @@ use super::super::KernelError;
 /// A hook of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
-    /// What leaves; after netfilter.
+    /// For packets that leave, after netfilter.
     Egress,
-    /// What comes in; before netfilter.
+    /// For packets that arrive, before netfilter.
     Ingress,
 }
 
-/// A loaded program for links.
+/// A loaded link program.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkProgram<'a> {
     /// Its name.
     pub name: &'a str,
     /// Its descriptor.
     pub fd: BorrowedFd<'a>,
-    /// Its id: what the kernel tells of whatever runs it.
+    /// Its id, which the kernel reports for a link or filter.
     pub id: u32,
 }
 
-/// How attaching to a link ended, where nothing failed.
+/// The outcome of attaching to a link, unless it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attached {
-    /// The program runs.
-    Runs,
-    /// The link is gone, and nothing is left to be done for it.
+pub enum AttachOutcome {
+    /// The program is attached.
+    Attached,
+    /// The link is gone.
     LinkGone,
-    /// The link has a qdisc of kind ingress, beside which there can be no clsact one: no hook for what leaves.
-    NoEgress,
+    /// The link has a qdisc of kind ingress, so that it cannot have a clsact qdisc and an egress
+    /// hook.
+    NoEgressHook,
 }
 
-/// A link that vanished is no failure.
-fn unless_gone(
+/// Returns the outcome of an error. A link that is gone is no failure.
+fn link_gone_or(
     error: io::Error,
     failed: impl FnOnce(io::Error) -> KernelError,
-) -> Result<Attached, KernelError> {
+) -> Result<AttachOutcome, KernelError> {
     match error.raw_os_error() {
-        Some(libc::ENODEV | libc::ENOLINK) => Ok(Attached::LinkGone),
+        Some(libc::ENODEV | libc::ENOLINK) => Ok(AttachOutcome::LinkGone),
         _ => Err(failed(error)),
     }
 }

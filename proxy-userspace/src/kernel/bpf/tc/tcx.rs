@@ -1,4 +1,5 @@
-//! TCX (kernel 6.6, e420bed02507): programs of several owners in an order of their own, each in a BPF link that can be pinned.
+//! Attaches programs through TCX (kernel 6.6, e420bed02507): programs of several owners are
+//! ordered, and each is in a BPF link that can be pinned.
 
 use std::{
     fs, io,
@@ -8,10 +9,10 @@ use std::{
 
 use super::{
     super::{super::KernelError, link, syscall},
-    Attached, Hook, LinkProgram, unless_gone,
+    AttachOutcome, Hook, LinkProgram, link_gone_or,
 };
 
-/// Loopback, which is in every network namespace.
+/// The index of lo in every network namespace.
 const LOOPBACK: u32 = 1;
 
 impl Hook {
@@ -24,68 +25,76 @@ impl Hook {
     }
 }
 
-/// Whether this kernel has TCX. Asks it what runs on loopback: one that has not knows no such question.
+/// Returns true if the kernel has TCX. It queries the programs on loopback, which older kernels
+/// refuse.
 pub fn is_supported() -> bool {
     match syscall::tcx_links(LOOPBACK, Hook::Ingress.attach_type()) {
         Ok(_) => true,
         Err(error) => {
-            tracing::debug!(%error, "no TCX: programs on links are filters of a clsact qdisc");
+            tracing::debug!(%error, "the kernel has no TCX: programs on links are attached as filters of a clsact qdisc");
             false
         }
     }
 }
 
-/// Makes a program run on a link, through a BPF link pinned at `pin`: before all that others attached so far, so that it runs
-/// whatever they return. What is pinned there gets the program in place of its own, if it is for that link still; an index
-/// may stand for another link by now.
-pub fn attach(program: LinkProgram<'_>, index: u32, hook: Hook, pin: &Path) -> Result<Attached, KernelError> {
+/// Attaches a program to a link, through a BPF link that is pinned at `pin`. It comes before all
+/// programs of other owners, so that it runs whatever they return. If a BPF link of this network
+/// link is pinned there already, its program is replaced. The index may be that of another network
+/// link by now.
+pub fn attach(
+    program: LinkProgram<'_>,
+    index: u32,
+    hook: Hook,
+    pin: &Path,
+) -> Result<AttachOutcome, KernelError> {
     if let Some((link, _)) = live_link(index, hook, pin)? {
         return match syscall::update_link(link.as_fd(), program.fd) {
-            Ok(()) => Ok(Attached::Runs),
-            Err(error) => unless_gone(error, KernelError::path("replace program of link", pin)),
+            Ok(()) => Ok(AttachOutcome::Attached),
+            Err(error) => link_gone_or(error, KernelError::path("replace program of link", pin)),
         };
     }
     let link = match syscall::create_tcx_link(program.fd, index, hook.attach_type()) {
         Ok(link) => link,
         Err(error) => {
-            return unless_gone(error, KernelError::path("attach program through TCX for", pin));
+            return link_gone_or(error, KernelError::path("attach program through TCX for", pin));
         }
     };
-    link::pin_over(pin, |beside| {
-        syscall::pin(link.as_fd(), beside).map_err(KernelError::path("pin link", beside))
+    link::pin_over(pin, |new_pin| {
+        syscall::pin(link.as_fd(), new_pin).map_err(KernelError::path("pin link", new_pin))
     })?;
-    Ok(Attached::Runs)
+    Ok(AttachOutcome::Attached)
 }
 
-/// The id of the program that the BPF link at `pin` runs on a link; none where it runs on no link, on another one, or on one of
-/// another network namespace.
+/// Returns the id of the program that the BPF link at `pin` runs on a link. Returns `None` if it
+/// runs on another link, on no link, or in another network namespace.
 pub fn attached(index: u32, hook: Hook, pin: &Path) -> Result<Option<u32>, KernelError> {
     Ok(live_link(index, hook, pin)?.map(|(_, program)| program))
 }
 
 fn live_link(index: u32, hook: Hook, pin: &Path) -> Result<Option<(OwnedFd, u32)>, KernelError> {
     let Some(link) = link::open(pin)? else { return Ok(None) };
-    let told = syscall::tcx_link(link.as_fd()).map_err(KernelError::path("inspect link", pin))?;
-    let Some(told) = told.filter(|told| told.ifindex == index && told.attach_type == hook.attach_type())
+    let info = syscall::tcx_link(link.as_fd()).map_err(KernelError::path("inspect link", pin))?;
+    let Some(info) = info.filter(|info| info.ifindex == index && info.attach_type == hook.attach_type())
     else {
         return Ok(None);
     };
     match syscall::tcx_links(index, hook.attach_type()) {
-        Ok(here) => Ok(here.contains(&told.id).then_some((link, told.program))),
-        // It is in another namespace, or gone this moment.
+        Ok(here) => Ok(here.contains(&info.id).then_some((link, info.program))),
+        // The link is in another namespace, or it has just been deleted.
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
         Err(error) => Err(KernelError::path("find link", pin)(error)),
     }
 }
 
-/// Takes the program off that the BPF link at `pin` runs, and removes the pin. One that is not there is no error.
+/// Detaches the BPF link at `pin` and removes the pin. A pin that does not exist is no error.
 pub fn detach(pin: &Path) -> Result<(), KernelError> {
     let Some(link) = link::open(pin)? else { return Ok(()) };
-    // What is pinned under our name but no link on a network link is not taken off a cgroup, say; the pin goes all the same.
-    if syscall::tcx_link(link.as_fd()).is_ok_and(|told| told.is_some())
+    // A link of another type under our name, for example of a cgroup, is not detached. The pin is
+    // removed anyway.
+    if syscall::tcx_link(link.as_fd()).is_ok_and(|info| info.is_some())
         && let Err(error) = syscall::detach_link(link.as_fd())
     {
-        tracing::debug!(%error, pin = %pin.display(), "already detached");
+        tracing::debug!(%error, pin = %pin.display(), "cannot detach the link: it is detached already");
     }
     match fs::remove_file(pin) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(KernelError::path("remove", pin)(error)),
