@@ -1,4 +1,5 @@
-//! The table of all maps. Whatever lists maps, or the settings for their sizes, is derived from it.
+//! The table of all maps, except the ring buffer `trace_events`, which is not pinned. Lists of maps
+//! and the settings for their sizes are derived from it.
 
 use super::{
     AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
