@@ -113,7 +113,7 @@ pub(super) fn remove_other_modes(config: &Config, launcher: &Launcher) -> Vec<Re
     let iptables = assembly::iptables(config, launcher);
     errors.extend(wrap(match config.mode {
         Mode::Iptables => Iptables::remove_others(&iptables),
-        Mode::Ipvs => Iptables::remove_beside_ipvs(&iptables),
+        Mode::Ipvs => Iptables::remove_all_but_ipvs(&iptables),
         Mode::Ebpf | Mode::Nftables => Iptables::remove(&iptables),
     }));
     if config.mode != Mode::Ipvs {

@@ -107,7 +107,7 @@ fn service_with_refused_rules_is_left_out_and_others_are_served() {
             node.within(|| Ok(mode.apply(state, plan))).map_err(|error| error.to_string())
         };
         let refused = apply(&mut mode, &mut state, &snapshot).expect_err("a rule is refused");
-        assert!(refused.contains("refused at line"), "{refused}");
+        assert!(refused.contains("cannot write IPv4 rules at line"), "{refused}");
         let mut state = observe(node, &mut mode);
         let reported = apply(&mut mode, &mut state, &snapshot).expect_err("every sync reports it");
         assert!(reported.starts_with("1 service ports are left out"), "{reported}");

@@ -7,7 +7,7 @@
 
 mod counters;
 mod detect;
-mod failure;
+mod error;
 mod fixed_chains;
 mod isolation;
 mod node;
@@ -31,7 +31,7 @@ use self::{
     state::{FamilyState, PortState},
     udp_destinations::udp_destinations,
 };
-pub use self::{failure::IptablesError, node::RuleOptions, plan::Plan, state::State};
+pub use self::{error::IptablesError, node::RuleOptions, plan::Plan, state::State};
 use super::{
     Dataplane, ModeMetricsReader,
     conntrack::StaleUdpCleaner,
@@ -62,7 +62,7 @@ pub struct IptablesSettings {
     pub masquerade_mark: u32,
     /// Node ports are also served on 127.0.0.1 if `nodePortAddresses` contains it.
     pub localhost_node_ports: bool,
-    /// The directories that contain the commands.
+    /// Starts the commands.
     pub launcher: Launcher,
 }
 
@@ -116,9 +116,9 @@ impl Iptables {
         Ok(RuleOptions {
             masquerade_mark: self.settings.masquerade_mark,
             localhost_node_ports: self.settings.localhost_node_ports,
-            random_fully: commands.supports_random_fully()? && is_supported(failure::RANDOM_FULLY),
+            random_fully: commands.supports_random_fully()? && is_supported(error::RANDOM_FULLY),
             be_liberal: BE_LIBERAL.read()?.is_some_and(|value| value != 0),
-            counters: is_supported(failure::NFACCT) && create_counters(),
+            counters: is_supported(error::NFACCT) && create_counters(),
         })
     }
 

@@ -115,7 +115,7 @@ impl FamilyPlan {
 }
 
 pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
-    let families = state.families.iter().map(|(family, held)| plan_family(*family, held, snapshot, dirty));
+    let families = state.families.iter().map(|(family, state)| plan_family(*family, state, snapshot, dirty));
     Plan { families: families.collect() }
 }
 

@@ -1,4 +1,5 @@
-//! Removes the rules of kube-proxy's modes: all of them, or those that the running mode does not use.
+//! Removes the rules of kube-proxy's modes: all of them, or those that the running mode does not
+//! use.
 
 use std::io;
 
@@ -41,7 +42,7 @@ impl Iptables {
 
     /// Removes what is not of the ipvs mode, and everything from the backend that the node does not
     /// use.
-    pub fn remove_beside_ipvs(settings: &IptablesSettings) -> Vec<IptablesError> {
+    pub fn remove_all_but_ipvs(settings: &IptablesSettings) -> Vec<IptablesError> {
         remove_but(settings, Some(&ipvs::MODE), false)
     }
 }
@@ -136,8 +137,8 @@ impl Removal {
         self.removes(table, target) || (is_built_in(from) && self.mode.is_some_and(is_stray))
     }
 
-    /// Returns the input that removes chains from a table, and the rules of other programs that lead to them; `None`
-    /// if there are none.
+    /// Returns the input that removes chains from a table, and the rules of other programs that
+    /// lead to them; `None` if there are none.
     fn input(self, table: Table, saved: &str, backend: Backend) -> Option<String> {
         let mut writer = TableWriter::new(table);
         let mut chains = Vec::new();
@@ -221,7 +222,7 @@ COMMIT
     }
 
     #[test]
-    fn beside_the_iptables_mode_only_chains_of_the_ipvs_mode_are_removed() {
+    fn chains_of_the_iptables_mode_and_their_jumps_are_kept() {
         let saved = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODE-PORT - [0:0]\n\
             -A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
             -A PREROUTING -m comment --comment \"of long ago\" -j KUBE-SERVICES\n\

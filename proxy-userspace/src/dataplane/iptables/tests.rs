@@ -41,7 +41,7 @@ fn restarted(state: &State) -> State {
     let read = |family: &FamilyState| {
         FamilyState::observed(family.options, family.tables.clone(), family.routes_localnet)
     };
-    State { families: state.families.iter().map(|(family, held)| (*family, read(held))).collect() }
+    State { families: state.families.iter().map(|(family, state)| (*family, read(state))).collect() }
 }
 
 /// Returns the targets of a chain's rules.
@@ -69,12 +69,12 @@ proptest! {
         plan(&state, &after, &dirty).record(&mut state);
         // `route_localnet` is never reset.
         let mut fresh = programmed(options, &after);
-        for (family, held) in &mut fresh.families {
-            held.routes_localnet |= state.families[family].routes_localnet;
-            held.set_route_localnet |= state.families[family].set_route_localnet;
+        for (family, current) in &mut fresh.families {
+            current.routes_localnet |= state.families[family].routes_localnet;
+            current.set_route_localnet |= state.families[family].set_route_localnet;
             for (table, chain) in [(Table::Filter, KUBELET_FIREWALL), (Table::Mangle, ROUTES_LOCALNET)] {
                 if let Some(content) = state.families[family].tables[&table].chains.get(&chain) {
-                    held.tables.get_mut(&table).unwrap().fill(chain, *content);
+                    current.tables.get_mut(&table).unwrap().fill(chain, *content);
                 }
             }
         }
@@ -97,8 +97,8 @@ proptest! {
         }).collect();
         change.record(&mut new);
         for (family, table, chain) in named {
-            let held = |state: &State| state.families[&family].tables[&table].chains.get(&chain).copied();
-            prop_assert_ne!(held(&old), held(&new), "{} {}", table.name(), chain);
+            let content = |state: &State| state.families[&family].tables[&table].chains.get(&chain).copied();
+            prop_assert_ne!(content(&old), content(&new), "{} {}", table.name(), chain);
         }
     }
 
@@ -120,9 +120,9 @@ proptest! {
         let mut state = restarted(&programmed(options, &before));
         plan(&state, &after, &Dirty::everything()).record(&mut state);
         let fresh = programmed(options, &after);
-        for (family, held) in &fresh.families {
-            prop_assert_eq!(&state.families[family].tables[&Table::Nat], &held.tables[&Table::Nat]);
-            prop_assert_eq!(&state.families[family].ports, &held.ports);
+        for (family, current) in &fresh.families {
+            prop_assert_eq!(&state.families[family].tables[&Table::Nat], &current.tables[&Table::Nat]);
+            prop_assert_eq!(&state.families[family].ports, &current.ports);
         }
     }
 
@@ -137,7 +137,7 @@ proptest! {
         for (snapshot, dirty) in [(before, Dirty::everything()), (after, dirty)] {
             let change: Plan = plan(&state, &snapshot, &dirty);
             for plan in &change.families {
-                let held = state.families.get_mut(&plan.family).unwrap();
+                let current = state.families.get_mut(&plan.family).unwrap();
                 for input in &plan.tables {
                     for rules in &input.filled {
                         edges.insert((plan.family, input.table, rules.chain), targets(rules));
@@ -145,10 +145,10 @@ proptest! {
                     for chain in &input.removed {
                         edges.remove(&(plan.family, input.table, *chain));
                     }
-                    held.tables.get_mut(&input.table).unwrap().record(&MODE, input);
+                    current.tables.get_mut(&input.table).unwrap().record(&MODE, input);
                     for ((_, _, from), to) in edges.range((plan.family, input.table, Chain::Fixed(""))..).filter(|((family, table, _), _)| *family == plan.family && *table == input.table) {
                         for chain in to {
-                            prop_assert!(held.tables[&input.table].chains.contains_key(chain), "{} leads to {}", from, chain);
+                            prop_assert!(current.tables[&input.table].chains.contains_key(chain), "{} leads to {}", from, chain);
                         }
                     }
                 }
@@ -161,10 +161,10 @@ proptest! {
     fn without_services_only_fixed_chains_remain(options in options(), snapshot in testing::snapshot()) {
         let mut state = programmed(options, &snapshot);
         plan(&state, &Snapshot::default(), &Dirty::everything()).record(&mut state);
-        for held in state.families.values() {
-            prop_assert!(held.tables[&Table::Nat].chains.keys().all(|chain| matches!(chain, Chain::Fixed(_))));
-            prop_assert!(held.ports.is_empty());
-            prop_assert_eq!(held.endpoints, 0);
+        for current in state.families.values() {
+            prop_assert!(current.tables[&Table::Nat].chains.keys().all(|chain| matches!(chain, Chain::Fixed(_))));
+            prop_assert!(current.ports.is_empty());
+            prop_assert_eq!(current.endpoints, 0);
         }
     }
 }
