@@ -4,14 +4,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     mem,
-    net::{IpAddr, SocketAddr},
-    num::NonZeroU16,
+    net::SocketAddr,
     sync::Arc,
 };
 
 use super::{
-    AddressType, Delta, EndpointSlice, Hints, IpFamily, NamespacedName, Protocol, ServicePortKey,
-    SliceEndpoint, UnixNanos, intern::Interner,
+    AddressType, Delta, EndpointSlice, Hints, IpFamily, NamespacedName, ServicePortKey, SliceEndpoint,
+    SlicePort, UnixNanos, intern::Interner,
 };
 
 /// Upstream's `EndpointSliceCache`, with the trigger times of `EndpointsChangeTracker`.
@@ -34,31 +33,10 @@ pub(super) struct EndpointSliceCache {
 struct CachedSlice {
     service: Arc<str>,
     family: IpFamily,
-    endpoints: Box<[CachedEndpoint]>,
-    ports: Box<[CachedPort]>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct CachedEndpoint {
-    address: IpAddr,
-    conditions: Conditions,
-    node_name: Option<Arc<str>>,
-    hints: Option<Arc<Hints>>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct CachedPort {
-    name: Arc<str>,
-    protocol: Protocol,
-    port: NonZeroU16,
-}
-
-/// An endpoint's conditions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Conditions {
-    pub(super) ready: bool,
-    pub(super) serving: bool,
-    pub(super) terminating: bool,
+    /// The endpoints with an address of the family.
+    endpoints: Box<[SliceEndpoint]>,
+    /// The ports with a number.
+    ports: Box<[SlicePort]>,
 }
 
 /// An endpoint of one service port: upstream's `BaseEndpointInfo`.
@@ -66,8 +44,7 @@ pub(super) struct Conditions {
 pub(super) struct EndpointInfo<'a> {
     pub(super) address: SocketAddr,
     pub(super) is_local: bool,
-    pub(super) conditions: Conditions,
-    pub(super) hints: Option<&'a Hints>,
+    pub(super) endpoint: &'a SliceEndpoint,
 }
 
 impl EndpointSliceCache {
@@ -123,13 +100,16 @@ impl EndpointSliceCache {
     pub(super) fn endpoints(&self, key: &ServicePortKey, node_name: &str) -> Vec<EndpointInfo<'_>> {
         let mut endpoints = BTreeMap::new();
         for slice in self.slices_of(&key.name.service).filter(|slice| slice.family == key.family) {
-            let ports = slice.ports.iter();
-            for port in ports.filter(|port| port.protocol == key.name.protocol && port.name == key.name.port)
-            {
+            let is_port =
+                |port: &&SlicePort| port.protocol == key.name.protocol && port.name == key.name.port;
+            for port in slice.ports.iter().filter(is_port).filter_map(|port| port.port) {
                 for endpoint in &slice.endpoints {
-                    let address = SocketAddr::new(endpoint.address, port.port.get());
-                    if !endpoint.conditions.terminating || !endpoints.contains_key(&address) {
-                        endpoints.insert(address, endpoint.info(address, node_name));
+                    let Some(address) = endpoint.address else { continue };
+                    let address = SocketAddr::new(address, port.get());
+                    if !endpoint.terminating || !endpoints.contains_key(&address) {
+                        let is_local =
+                            !node_name.is_empty() && endpoint.node_name.as_deref() == Some(node_name);
+                        endpoints.insert(address, EndpointInfo { address, is_local, endpoint });
                     }
                 }
             }
@@ -222,59 +202,21 @@ impl CachedSlice {
             AddressType::Ipv6 => IpFamily::V6,
             AddressType::Fqdn => return None,
         };
-        let endpoints = slice.endpoints.into_iter();
-        let ports = slice.ports.into_iter();
-        Some(Self {
-            service: strings.intern(&service),
-            family,
-            endpoints: endpoints.filter_map(|e| CachedEndpoint::new(e, family, strings, hints)).collect(),
-            ports: ports
-                .filter_map(|port| {
-                    Some(CachedPort {
-                        name: strings.intern(&port.name),
-                        protocol: port.protocol,
-                        port: port.port?,
-                    })
-                })
-                .collect(),
-        })
+        let reduce_endpoint = |mut endpoint: SliceEndpoint| {
+            let address = endpoint.address?.to_canonical();
+            endpoint.address = Some(address);
+            endpoint.node_name.iter_mut().for_each(|name| strings.share(name));
+            endpoint.hints.iter_mut().for_each(|names| hints.share(names));
+            (IpFamily::of(address) == family).then_some(endpoint)
+        };
+        let endpoints = slice.endpoints.into_iter().filter_map(reduce_endpoint).collect();
+        let mut ports: Box<[SlicePort]> =
+            slice.ports.into_iter().filter(|port| port.port.is_some()).collect();
+        ports.iter_mut().for_each(|port| strings.share(&mut port.name));
+        Some(Self { service: strings.intern(&service), family, endpoints, ports })
     }
 
     fn service_name(&self, slice: &NamespacedName) -> NamespacedName {
         NamespacedName { namespace: slice.namespace.clone(), name: self.service.clone() }
-    }
-}
-
-impl CachedEndpoint {
-    /// Reduces an endpoint. None if it has no address of the slice's family.
-    fn new(
-        endpoint: SliceEndpoint,
-        family: IpFamily,
-        strings: &mut Interner<str>,
-        hints: &mut Interner<Hints>,
-    ) -> Option<Self> {
-        let address = endpoint.address?.to_canonical();
-        if IpFamily::of(address) != family {
-            return None;
-        }
-        Some(Self {
-            address,
-            conditions: Conditions {
-                ready: endpoint.ready,
-                serving: endpoint.serving,
-                terminating: endpoint.terminating,
-            },
-            node_name: endpoint.node_name.map(|name| strings.intern(&name)),
-            hints: endpoint.hints.map(|names| hints.intern(&names)),
-        })
-    }
-
-    fn info(&self, address: SocketAddr, node_name: &str) -> EndpointInfo<'_> {
-        EndpointInfo {
-            address,
-            is_local: !node_name.is_empty() && self.node_name.as_deref() == Some(node_name),
-            conditions: self.conditions,
-            hints: self.hints.as_deref(),
-        }
     }
 }

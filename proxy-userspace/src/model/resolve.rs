@@ -8,11 +8,11 @@ use std::{
 };
 
 use super::{
-    IpFamily, NamespacedName, Protocol, ResolvedEndpoint, ResolvedPort, Service, ServicePort, ServicePortKey,
+    IpFamily, NamespacedName, Protocol, ResolvedPort, Service, ServicePort, ServicePortKey,
     endpoint_slice_cache::{EndpointInfo, EndpointSliceCache},
     frontend_claims::FrontendClaims,
-    service_port::{self, ServicePortInfo},
-    topology::{NodeLocation, UsedPolicies, categorize, resolve_endpoints},
+    service_port,
+    topology::{NodeLocation, resolve_endpoints, set_endpoint_lists},
 };
 
 /// The health check of a Service's load balancer in one family.
@@ -67,34 +67,15 @@ impl Resolver<'_> {
         key: &ServicePortKey,
         endpoints: &[EndpointInfo<'_>],
     ) -> ResolvedPort {
-        let info = ServicePortInfo::new(service, port, key.family);
-        let policies =
-            UsedPolicies { cluster: info.uses_cluster_endpoints(), local: info.uses_local_endpoints() };
-        let lists = categorize(endpoints, policies, self.node);
-        let mut frontends = info.frontends;
-        frontends.retain(|frontend| self.claims.owns(key, frontend));
-        frontends.shrink_to_fit();
-        ResolvedPort {
-            frontends,
-            cluster_endpoints: lists.cluster,
-            local_endpoints: lists.local,
-            serving: serving(key.name.protocol, endpoints),
-            has_endpoints: lists.has_endpoints,
-            affinity_timeout: info.affinity_timeout,
-            internal_policy: info.internal_policy,
-            external_policy: info.external_policy,
-            source_ranges: info.source_ranges,
-            health_check_node_port: info.health_check_node_port,
+        let mut resolved = service_port::resolve(service, port, key.family);
+        set_endpoint_lists(&mut resolved, endpoints, self.node);
+        if key.name.protocol == Protocol::Udp {
+            // Upstream's `CleanStaleEntries` (`pkg/proxy/conntrack/cleanup.go`) checks only `serving`.
+            // With publishNotReadyAddresses, a ready endpoint can take traffic without serving.
+            resolved.serving = resolve_endpoints(endpoints, |info| info.endpoint.serving || info.is_ready());
         }
+        resolved.frontends.retain(|frontend| self.claims.owns(key, frontend));
+        resolved.frontends.shrink_to_fit();
+        resolved
     }
-}
-
-/// Returns all endpoints whose UDP flows are not stale. Upstream's `CleanStaleEntries`
-/// (`pkg/proxy/conntrack/cleanup.go`) checks only `serving`. shunt adds ready endpoints: with
-/// publishNotReadyAddresses an endpoint can take traffic without serving.
-fn serving(protocol: Protocol, endpoints: &[EndpointInfo<'_>]) -> Vec<ResolvedEndpoint> {
-    if protocol != Protocol::Udp {
-        return Vec::new();
-    }
-    resolve_endpoints(endpoints, |endpoint| endpoint.conditions.serving || endpoint.is_ready())
 }

@@ -1,59 +1,47 @@
 //! Resolves one port of a Service in one family, without its endpoints and without other Services.
 
-use std::{
-    collections::BTreeMap,
-    net::IpAddr,
-    num::{NonZeroU16, NonZeroU32},
-};
+use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 
 use ipnet::IpNet;
 
 use super::{
-    Frontend, FrontendKind, IpFamily, LoadBalancerIpMode, Service, ServicePort, ServicePortKey,
+    Frontend, FrontendKind, IpFamily, LoadBalancerIpMode, ResolvedPort, Service, ServicePort, ServicePortKey,
     ServicePortName, ServiceType, SessionAffinity, TrafficPolicy,
 };
 
-/// Upstream's `BaseServicePortInfo` (`pkg/proxy/serviceport.go`).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ServicePortInfo {
-    /// The frontends that the Service claims. Another Service may get some of them.
-    pub(super) frontends: Vec<Frontend>,
-    pub(super) internal_policy: TrafficPolicy,
-    pub(super) external_policy: TrafficPolicy,
-    pub(super) affinity_timeout: Option<NonZeroU32>,
-    pub(super) source_ranges: Vec<IpNet>,
-    pub(super) health_check_node_port: Option<NonZeroU16>,
+/// Resolves a port in a family in which the Service has a cluster IP, like upstream's
+/// `newBaseServiceInfo` (`pkg/proxy/serviceport.go`). The result has all frontends that the Service
+/// claims, and no endpoints.
+pub(super) fn resolve(service: &Service, port: &ServicePort, family: IpFamily) -> ResolvedPort {
+    let frontends = frontends(service, port, family);
+    let external_policy =
+        if frontends.iter().any(is_external) { external_policy(service) } else { TrafficPolicy::Cluster };
+    ResolvedPort {
+        frontends,
+        cluster_endpoints: Vec::new(),
+        local_endpoints: Vec::new(),
+        serving: Vec::new(),
+        has_endpoints: false,
+        affinity_timeout: match service.session_affinity {
+            SessionAffinity::None => None,
+            SessionAffinity::ClientIp { timeout_seconds } => Some(timeout_seconds),
+        },
+        internal_policy: service.internal_traffic_policy,
+        external_policy,
+        source_ranges: source_ranges(service, family),
+        health_check_node_port: health_check_node_port(service),
+    }
 }
 
-impl ServicePortInfo {
-    /// Resolves a port in a family in which the Service has a cluster IP.
-    pub(super) fn new(service: &Service, port: &ServicePort, family: IpFamily) -> Self {
-        let frontends = frontends(service, port, family);
-        let external_policy =
-            if frontends.iter().any(is_external) { external_policy(service) } else { TrafficPolicy::Cluster };
-        Self {
-            frontends,
-            internal_policy: service.internal_traffic_policy,
-            external_policy,
-            affinity_timeout: match service.session_affinity {
-                SessionAffinity::None => None,
-                SessionAffinity::ClientIp { timeout_seconds } => Some(timeout_seconds),
-            },
-            source_ranges: source_ranges(service, family),
-            health_check_node_port: health_check_node_port(service),
-        }
-    }
+/// Returns true if some traffic uses the endpoint list for policy `Cluster`. Traffic from this node
+/// and its pods to external frontends does so even if externalTrafficPolicy is `Local`.
+pub(super) fn uses_cluster_endpoints(port: &ResolvedPort) -> bool {
+    port.internal_policy == TrafficPolicy::Cluster || port.frontends.iter().any(is_external)
+}
 
-    /// Returns true if some traffic uses the endpoint list for policy `Cluster`. Traffic from this
-    /// node and its pods to external frontends does so even if externalTrafficPolicy is `Local`.
-    pub(super) fn uses_cluster_endpoints(&self) -> bool {
-        self.internal_policy == TrafficPolicy::Cluster || self.frontends.iter().any(is_external)
-    }
-
-    /// Returns true if some traffic uses the endpoint list for policy `Local`.
-    pub(super) fn uses_local_endpoints(&self) -> bool {
-        TrafficPolicy::Local == self.internal_policy || TrafficPolicy::Local == self.external_policy
-    }
+/// Returns true if some traffic uses the endpoint list for policy `Local`.
+pub(super) fn uses_local_endpoints(port: &ResolvedPort) -> bool {
+    [port.internal_policy, port.external_policy].contains(&TrafficPolicy::Local)
 }
 
 /// Returns the ports of a Service in each family in which it has a cluster IP. The API does not

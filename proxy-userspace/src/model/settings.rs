@@ -23,9 +23,10 @@ pub enum NodePortAddresses {
 }
 
 /// `detectLocalMode`. The model resolves it into [`super::LocalTrafficDetector`] with the Node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DetectLocalMode {
     /// Local are sources in `clusterCIDR`.
+    #[default]
     ClusterCidr,
     /// Local are sources in the Node's pod CIDRs.
     NodeCidr,
@@ -36,7 +37,7 @@ pub enum DetectLocalMode {
 }
 
 /// The configuration that the model uses.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelSettings {
     /// This node's name.
     pub node_name: Arc<str>,

@@ -23,7 +23,7 @@ use super::{
 /// The model does not store Services that this proxy does not serve: headless, `ExternalName`,
 /// without a cluster IP, or of other proxies. Of slices it stores the fields that resolution needs,
 /// and of Nodes only this one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Model {
     settings: ModelSettings,
     facts: Option<NodeFacts>,
@@ -61,21 +61,7 @@ struct PendingChanges {
 impl Model {
     /// Creates a model without objects.
     pub fn new(settings: ModelSettings) -> Self {
-        Self {
-            settings,
-            facts: None,
-            node: None,
-            service_cidrs: BTreeMap::new(),
-            services: ServiceChangeTracker::default(),
-            slices: EndpointSliceCache::default(),
-            claims: FrontendClaims::default(),
-            strings: Interner::default(),
-            listed: ListedKinds::default(),
-            pending: PendingChanges::default(),
-            is_resolved: false,
-            snapshot: Snapshot::default(),
-            health_checks: BTreeMap::new(),
-        }
+        Self { settings, ..Self::default() }
     }
 
     /// Applies an event. [`Self::resolve`] resolves it later.

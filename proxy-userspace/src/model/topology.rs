@@ -3,7 +3,11 @@
 
 use std::sync::Arc;
 
-use super::{Hints, ResolvedEndpoint, endpoint_slice_cache::EndpointInfo};
+use super::{
+    Hints, ResolvedEndpoint, ResolvedPort,
+    endpoint_slice_cache::EndpointInfo,
+    service_port::{uses_cluster_endpoints, uses_local_endpoints},
+};
 
 /// The location of this node.
 #[derive(Clone, Copy, Debug)]
@@ -11,22 +15,6 @@ pub(super) struct NodeLocation<'a> {
     pub(super) node_name: &'a str,
     /// Empty if the Node has no zone label.
     pub(super) zone: &'a str,
-}
-
-/// The policies that some traffic of a service port uses.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct UsedPolicies {
-    pub(super) cluster: bool,
-    pub(super) local: bool,
-}
-
-/// The endpoint list of each policy, in the order of the given endpoints.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct EndpointLists {
-    pub(super) cluster: Vec<ResolvedEndpoint>,
-    pub(super) local: Vec<ResolvedEndpoint>,
-    /// At least one endpoint is usable, on any node. Then `cluster` is not empty if it is used.
-    pub(super) has_endpoints: bool,
 }
 
 /// The hints that restrict the endpoints for policy `Cluster`.
@@ -37,25 +25,23 @@ enum TopologyMode {
     SameZone,
 }
 
-/// Upstream's `CategorizeEndpoints` (`pkg/proxy/topology.go`, 1.36). Each policy uses ready
-/// endpoints. If it has none, it uses those that serve while they terminate. Hints restrict only
-/// policy `Cluster`, and never to an empty list.
-pub(super) fn categorize(
+/// Sets the endpoint list of each policy that some traffic uses, like upstream's
+/// `CategorizeEndpoints` (`pkg/proxy/topology.go`, 1.36). Each policy uses ready endpoints. If it
+/// has none, it uses those that serve while they terminate. Hints restrict only policy `Cluster`,
+/// and never to an empty list.
+pub(super) fn set_endpoint_lists(
+    port: &mut ResolvedPort,
     endpoints: &[EndpointInfo<'_>],
-    policies: UsedPolicies,
     node: NodeLocation<'_>,
-) -> EndpointLists {
-    let is_usable = |endpoint: &EndpointInfo<'_>| endpoint.is_ready() || endpoint.is_serving_terminating();
-    let mut lists =
-        EndpointLists { has_endpoints: endpoints.iter().any(is_usable), ..EndpointLists::default() };
-    if policies.cluster {
+) {
+    port.has_endpoints = endpoints.iter().any(|e| e.is_ready() || e.is_serving_terminating());
+    if uses_cluster_endpoints(port) {
         let mode = topology_mode(endpoints, node);
-        lists.cluster = select(endpoints, |endpoint| is_available(endpoint, mode, node));
+        port.cluster_endpoints = select(endpoints, |endpoint| is_available(endpoint, mode, node));
     }
-    if policies.local {
-        lists.local = select(endpoints, |endpoint| endpoint.is_local);
+    if uses_local_endpoints(port) {
+        port.local_endpoints = select(endpoints, |endpoint| endpoint.is_local);
     }
-    lists
 }
 
 /// Selects the ready endpoints among the eligible ones. If there is none, selects those that serve
@@ -113,7 +99,7 @@ fn is_available(endpoint: &EndpointInfo<'_>, mode: TopologyMode, node: NodeLocat
 
 impl EndpointInfo<'_> {
     fn hints_for(&self, mode: TopologyMode) -> Option<&[Arc<str>]> {
-        let Hints { zones, nodes } = self.hints?;
+        let Hints { zones, nodes } = self.endpoint.hints.as_deref()?;
         match mode {
             TopologyMode::All => None,
             TopologyMode::SameNode => Some(nodes),
@@ -124,10 +110,10 @@ impl EndpointInfo<'_> {
     /// Returns true if the endpoint is ready and not terminating, or if its Service has
     /// publishNotReadyAddresses.
     pub(super) fn is_ready(&self) -> bool {
-        self.conditions.ready
+        self.endpoint.ready
     }
 
     fn is_serving_terminating(&self) -> bool {
-        self.conditions.serving && self.conditions.terminating
+        self.endpoint.serving && self.endpoint.terminating
     }
 }

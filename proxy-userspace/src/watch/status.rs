@@ -2,8 +2,6 @@
 
 use std::time::SystemTime;
 
-use tokio::sync::watch;
-
 /// The state of a source, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchStatus {
@@ -47,9 +45,4 @@ impl KindStatus {
         self.last_error = Some(error);
         self.connected_since = None;
     }
-}
-
-/// Creates a channel for the status. No kind is listed yet.
-pub(super) fn channel() -> watch::Sender<WatchStatus> {
-    watch::Sender::new(WatchStatus::default())
 }

@@ -23,7 +23,7 @@ use self::{reflector::Reflector, report::Reporter, request::Selectors};
 use super::{
     WatchError,
     decode::Kind,
-    status::{self, KindStatus, WatchStatus},
+    status::{KindStatus, WatchStatus},
 };
 use crate::model::{EndpointSlice, Node, Service, ServiceCidr, WatchEvent};
 
@@ -58,9 +58,8 @@ impl Default for Timing {
 }
 
 /// Services and EndpointSlices of all namespaces, and one Node, from the Kubernetes API.
-#[derive(Debug)]
 pub struct ApiSource {
-    client: DebuggableClient,
+    client: kube::Client,
     node_name: String,
     timing: Timing,
     has_service_cidrs: bool,
@@ -71,11 +70,11 @@ impl ApiSource {
     /// Creates a source that uses `client` and watches the Node `node_name`.
     pub fn new(client: kube::Client, node_name: impl Into<String>) -> Self {
         Self {
-            client: DebuggableClient(client),
+            client,
             node_name: node_name.into(),
             timing: Timing::default(),
             has_service_cidrs: false,
-            status: status::channel(),
+            status: watch::Sender::default(),
         }
     }
 
@@ -128,15 +127,6 @@ impl ApiSource {
         status: fn(&mut WatchStatus) -> &mut KindStatus,
     ) -> Reflector<K> {
         let reporter = Reporter::new(K::PLURAL, self.status.clone(), status);
-        Reflector::new(self.client.0.clone(), selectors, self.timing, tx.clone(), reporter)
-    }
-}
-
-/// Adds `Debug` to kube's client.
-struct DebuggableClient(kube::Client);
-
-impl std::fmt::Debug for DebuggableClient {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Client")
+        Reflector::new(self.client.clone(), selectors, self.timing, tx.clone(), reporter)
     }
 }

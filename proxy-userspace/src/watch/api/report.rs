@@ -115,7 +115,6 @@ mod tests {
     use std::{io, sync::Arc};
 
     use super::*;
-    use crate::watch::status;
 
     /// Returns the lines that `act` logs at the default level.
     fn logged(act: impl FnOnce(&mut Reporter)) -> Vec<String> {
@@ -126,7 +125,7 @@ mod tests {
             .with_ansi(false)
             .with_writer(Arc::new(writer))
             .finish();
-        let mut reporter = Reporter::new("services", status::channel(), |status| &mut status.services);
+        let mut reporter = Reporter::new("services", watch::Sender::default(), |status| &mut status.services);
         tracing::subscriber::with_default(subscriber, || act(&mut reporter));
         io::read_to_string(log).unwrap().lines().map(str::to_owned).collect()
     }

@@ -72,11 +72,11 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
 
     /// Returns the object's metadata.
     fn metadata(raw: &Self::Raw) -> Option<&RawMetadata>;
-    /// Validates the fields and sets defaults. None if there is no usable name.
-    fn from_raw(raw: Self::Raw, problems: &mut Problems) -> Option<Self>;
+    /// Validates the fields and sets defaults.
+    fn from_raw(name: NamespacedName, raw: Self::Raw, problems: &mut Problems) -> Self;
     /// Returns the name in an object's metadata.
     fn name_in(metadata: &RawMetadata) -> Option<NamespacedName> {
-        if Self::IS_NAMESPACED { metadata.namespaced_name() } else { metadata.cluster_scoped_name() }
+        metadata.namespaced_name(Self::IS_NAMESPACED)
     }
     /// Returns namespace and name.
     fn key(&self) -> NamespacedName;
@@ -98,8 +98,8 @@ macro_rules! kind {
             fn metadata(raw: &Self::Raw) -> Option<&RawMetadata> {
                 raw.metadata.as_ref()
             }
-            fn from_raw(raw: Self::Raw, problems: &mut Problems) -> Option<Self> {
-                $from_raw(raw, problems)
+            fn from_raw(name: NamespacedName, raw: Self::Raw, problems: &mut Problems) -> Self {
+                $from_raw(name, raw, problems)
             }
             fn key(&self) -> NamespacedName {
                 self.name.clone().into()
@@ -146,7 +146,16 @@ where
     let selected = metadata.is_none_or(RawMetadata::selected);
     let resource_version = metadata.and_then(|metadata| metadata.resource_version.clone());
     let mut problems = Problems::default();
-    let object = K::from_raw(raw, &mut problems);
+    let name = metadata.and_then(K::name_in);
+    if let Some(name) = &name {
+        parse::check_name("metadata.name", &name.name, &mut problems);
+        if K::IS_NAMESPACED {
+            parse::check_name("metadata.namespace", &name.namespace, &mut problems);
+        }
+    } else {
+        problems.add("metadata.name", "missing; every object needs a name");
+    }
+    let object = name.map(|name| K::from_raw(name, raw, &mut problems));
     Ok(Decoded { object, selected, resource_version, problems: problems.0 })
 }
 

@@ -6,40 +6,34 @@ use super::{
     Problems, parse,
     raw::{RawNode, RawNodeAddress},
 };
-use crate::model::{Node, NodeAddressType};
+use crate::model::{NamespacedName, Node, NodeAddressType};
 
 /// The cluster autoscaler's taint on nodes that it will delete (upstream `node.go`, KEP-3836).
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
-pub(super) fn node(raw: RawNode, problems: &mut Problems) -> Option<Node> {
+pub(super) fn node(name: NamespacedName, raw: RawNode, problems: &mut Problems) -> Node {
     let metadata = raw.metadata.unwrap_or_default();
-    let Some(name) = metadata.cluster_scoped_name() else {
-        problems.add("metadata.name", "missing; a Node needs a name");
-        return None;
-    };
-    parse::check_name("metadata.name", &name.name, problems);
     let spec = raw.spec.unwrap_or_default();
     let addresses = raw.status.and_then(|status| status.addresses).unwrap_or_default();
     let tainted =
         spec.taints.unwrap_or_default().iter().any(|taint| taint.key.as_deref() == Some(TO_BE_DELETED_TAINT));
     let pod_cidrs = match spec.pod_cidrs {
-        Some(ranges) if !ranges.is_empty() => parse::cidrs("spec.podCIDRs", Some(&ranges), problems),
+        Some(ranges) if !ranges.is_empty() => {
+            parse::list("spec.podCIDRs", Some(&ranges), problems, parse::cidr)
+        }
         _ => {
             let range = spec.pod_cidr.filter(|range| !range.is_empty());
-            range
-                .and_then(|range| parse::cidr(format_args!("spec.podCIDR"), &range, problems))
-                .into_iter()
-                .collect()
+            range.and_then(|range| parse::cidr("spec.podCIDR", &range, problems)).into_iter().collect()
         }
     };
     let zone = metadata.labels.unwrap_or_default().zone.filter(|zone| !zone.is_empty());
-    Some(Node {
+    Node {
         name: name.name,
         zone: zone.map(Into::into),
         pod_cidrs,
         addresses: addresses.iter().enumerate().filter_map(|(i, raw)| address(i, raw, problems)).collect(),
         being_deleted: tainted || metadata.deletion_timestamp.is_some(),
-    })
+    }
 }
 
 /// Decodes an address. None for names (`Hostname`, `InternalDNS`, `ExternalDNS`).

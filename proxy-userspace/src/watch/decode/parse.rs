@@ -1,6 +1,6 @@
 //! Parses the values of fields: ports, addresses, CIDRs, words of a fixed set, names and times.
 
-use std::{fmt::Arguments, net::IpAddr, num::NonZeroU16};
+use std::{fmt::Display, net::IpAddr, num::NonZeroU16};
 
 use ipnet::IpNet;
 
@@ -8,7 +8,7 @@ use super::Problems;
 use crate::model::{Protocol, UnixNanos, parse_cidr_sloppy, parse_ip_sloppy};
 
 /// Parses a port number, 1 to 65,535.
-pub(super) fn port(field: Arguments<'_>, value: i64, problems: &mut Problems) -> Option<NonZeroU16> {
+pub(super) fn port(field: impl Display, value: i64, problems: &mut Problems) -> Option<NonZeroU16> {
     let port = u16::try_from(value).ok().and_then(NonZeroU16::new);
     if port.is_none() {
         problems.not(field, value, "a port number, 1 to 65535");
@@ -18,7 +18,7 @@ pub(super) fn port(field: Arguments<'_>, value: i64, problems: &mut Problems) ->
 
 /// Parses a port number. If it is absent or 0, there is none.
 pub(super) fn optional_port(
-    field: Arguments<'_>,
+    field: impl Display,
     value: Option<i64>,
     problems: &mut Problems,
 ) -> Option<NonZeroU16> {
@@ -27,7 +27,7 @@ pub(super) fn optional_port(
 
 /// Parses a `protocol`. The default is TCP.
 pub(super) fn protocol(
-    field: Arguments<'_>,
+    field: impl Display,
     value: Option<&str>,
     problems: &mut Problems,
 ) -> Option<Protocol> {
@@ -37,7 +37,7 @@ pub(super) fn protocol(
 
 /// Parses one of a fixed set of words. If it is absent or empty, returns `default`.
 pub(super) fn word<T: Copy>(
-    field: Arguments<'_>,
+    field: impl Display,
     value: Option<&str>,
     default: T,
     words: &[(&str, T)],
@@ -56,7 +56,7 @@ pub(super) fn word<T: Copy>(
 
 /// Parses an IP address like kube-proxy (`netutils.ParseIPSloppy`): leading zeros of IPv4 are
 /// ignored (`10.0.0.011` is 10.0.0.11), and IPv4-mapped IPv6 becomes IPv4.
-pub(super) fn ip(field: Arguments<'_>, value: &str, problems: &mut Problems) -> Option<IpAddr> {
+pub(super) fn ip(field: impl Display, value: &str, problems: &mut Problems) -> Option<IpAddr> {
     let address = parse_ip_sloppy(value);
     if address.is_none() {
         problems.not(field, value, "an IP address");
@@ -64,15 +64,9 @@ pub(super) fn ip(field: Arguments<'_>, value: &str, problems: &mut Problems) -> 
     address
 }
 
-/// Parses a list of addresses. Invalid ones are left out.
-pub(super) fn ips(field: &str, values: Option<&[String]>, problems: &mut Problems) -> Vec<IpAddr> {
-    let values = values.unwrap_or_default().iter().enumerate();
-    values.filter_map(|(i, value)| ip(format_args!("{field}[{i}]"), value, problems)).collect()
-}
-
 /// Parses a CIDR and clears its host bits. Surrounding blanks are ignored: the API server accepts
 /// them in `loadBalancerSourceRanges`.
-pub(super) fn cidr(field: Arguments<'_>, value: &str, problems: &mut Problems) -> Option<IpNet> {
+pub(super) fn cidr(field: impl Display, value: &str, problems: &mut Problems) -> Option<IpNet> {
     let range = parse_cidr_sloppy(value.trim());
     if range.is_none() {
         problems.not(field, value, "a range in CIDR notation, like 10.0.0.0/8 or fd00::/64");
@@ -80,14 +74,19 @@ pub(super) fn cidr(field: Arguments<'_>, value: &str, problems: &mut Problems) -
     range
 }
 
-/// Parses a list of CIDRs. Invalid ones are left out.
-pub(super) fn cidrs(field: &str, values: Option<&[String]>, problems: &mut Problems) -> Vec<IpNet> {
+/// Parses a list with `parse`. Invalid values are left out.
+pub(super) fn list<T>(
+    field: &str,
+    values: Option<&[String]>,
+    problems: &mut Problems,
+    parse: fn(String, &str, &mut Problems) -> Option<T>,
+) -> Vec<T> {
     let values = values.unwrap_or_default().iter().enumerate();
-    values.filter_map(|(i, value)| cidr(format_args!("{field}[{i}]"), value, problems)).collect()
+    values.filter_map(|(i, value)| parse(format!("{field}[{i}]"), value, problems)).collect()
 }
 
 /// Checks the syntax of an object's name (RFC 1123 subdomain, at most 253 characters).
-pub(super) fn check_name(field: &str, value: &str, problems: &mut Problems) {
+pub(super) fn check_name(field: impl Display, value: &str, problems: &mut Problems) {
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     let fits = value.len() <= 253 && value.chars().all(inner);
@@ -97,7 +96,7 @@ pub(super) fn check_name(field: &str, value: &str, problems: &mut Problems) {
 }
 
 /// Parses an RFC 3339 time.
-pub(super) fn time(field: &str, value: &str, problems: &mut Problems) -> Option<UnixNanos> {
+pub(super) fn time(field: impl Display, value: &str, problems: &mut Problems) -> Option<UnixNanos> {
     let time: Option<jiff::Timestamp> = value.parse().ok();
     let nanos = time.and_then(|time| u64::try_from(time.as_nanosecond()).ok());
     if nanos.is_none() {

@@ -7,8 +7,8 @@ use super::{
     raw::{RawLoadBalancerIngress, RawService, RawServicePort, RawServiceSpec},
 };
 use crate::model::{
-    IpFamily, LoadBalancerIngress, LoadBalancerIpMode, Service, ServicePort, ServiceType, SessionAffinity,
-    TrafficPolicy,
+    IpFamily, LoadBalancerIngress, LoadBalancerIpMode, NamespacedName, Service, ServicePort, ServiceType,
+    SessionAffinity, TrafficPolicy,
 };
 
 /// Upstream's `DefaultClientIPServiceAffinitySeconds`, three hours.
@@ -16,47 +16,34 @@ const DEFAULT_AFFINITY_SECONDS: NonZeroU32 = NonZeroU32::new(10_800).expect("not
 /// Upstream's `MaxClientIPServiceAffinitySeconds`, a day.
 const MAX_AFFINITY_SECONDS: u32 = 86_400;
 
-pub(super) fn service(raw: RawService, problems: &mut Problems) -> Option<Service> {
+pub(super) fn service(name: NamespacedName, raw: RawService, problems: &mut Problems) -> Service {
     let metadata = raw.metadata.unwrap_or_default();
-    let Some(name) = metadata.namespaced_name() else {
-        problems.add("metadata.name", "missing; a Service needs a name");
-        return None;
-    };
-    parse::check_name("metadata.name", &name.name, problems);
-    parse::check_name("metadata.namespace", &name.namespace, problems);
     let spec = raw.spec.unwrap_or_default();
     let ingress = raw.status.and_then(|status| status.load_balancer?.ingress).unwrap_or_default();
     let service_type = service_type(&spec, problems);
-    Some(Service {
+    let external_ips = spec.external_ips.as_deref();
+    let source_ranges = spec.load_balancer_source_ranges.as_deref();
+    let health_check = spec.health_check_node_port;
+    let (internal, external) = (&spec.internal_traffic_policy, &spec.external_traffic_policy);
+    Service {
         service_type,
         cluster_ips: cluster_ips(&spec, service_type, problems),
-        external_ips: parse::ips("spec.externalIPs", spec.external_ips.as_deref(), problems),
+        external_ips: parse::list("spec.externalIPs", external_ips, problems, parse::ip),
         load_balancer_ingress: load_balancer_ingress(&ingress, problems),
-        load_balancer_source_ranges: parse::cidrs(
+        load_balancer_source_ranges: parse::list(
             "spec.loadBalancerSourceRanges",
-            spec.load_balancer_source_ranges.as_deref(),
+            source_ranges,
             problems,
+            parse::cidr,
         ),
         ports: ports(spec.ports.as_deref().unwrap_or_default(), problems),
         session_affinity: session_affinity(&spec, problems),
-        internal_traffic_policy: traffic_policy(
-            "spec.internalTrafficPolicy",
-            spec.internal_traffic_policy.as_deref(),
-            problems,
-        ),
-        external_traffic_policy: traffic_policy(
-            "spec.externalTrafficPolicy",
-            spec.external_traffic_policy.as_deref(),
-            problems,
-        ),
-        health_check_node_port: parse::optional_port(
-            format_args!("spec.healthCheckNodePort"),
-            spec.health_check_node_port,
-            problems,
-        ),
+        internal_traffic_policy: traffic_policy("spec.internalTrafficPolicy", internal.as_deref(), problems),
+        external_traffic_policy: traffic_policy("spec.externalTrafficPolicy", external.as_deref(), problems),
+        health_check_node_port: parse::optional_port("spec.healthCheckNodePort", health_check, problems),
         excluded_by_label: !metadata.selected(),
         name,
-    })
+    }
 }
 
 fn service_type(spec: &RawServiceSpec, problems: &mut Problems) -> ServiceType {
@@ -67,7 +54,7 @@ fn service_type(spec: &RawServiceSpec, problems: &mut Problems) -> ServiceType {
         ("ExternalName", ServiceType::ExternalName),
     ];
     let value = spec.service_type.as_deref();
-    parse::word(format_args!("spec.type"), value, ServiceType::ClusterIp, &words, problems)
+    parse::word("spec.type", value, ServiceType::ClusterIp, &words, problems)
         .unwrap_or(ServiceType::ClusterIp)
 }
 
@@ -75,30 +62,21 @@ fn service_type(spec: &RawServiceSpec, problems: &mut Problems) -> ServiceType {
 fn cluster_ips(spec: &RawServiceSpec, service_type: ServiceType, problems: &mut Problems) -> Vec<IpAddr> {
     let single = spec.cluster_ip.as_deref().filter(|value| !value.is_empty());
     let listed = spec.cluster_ips.as_deref().unwrap_or_default();
-    let values: Vec<&str> = if listed.is_empty() {
-        single.into_iter().collect()
-    } else {
-        listed.iter().map(String::as_str).collect()
-    };
+    let values: Vec<&str> = listed.iter().map(String::as_str).collect();
+    let values = if values.is_empty() { Vec::from_iter(single) } else { values };
     if service_type == ServiceType::ExternalName || matches!(values.first(), None | Some(&("None" | ""))) {
         return Vec::new();
     }
     let mut addresses: Vec<IpAddr> = Vec::new();
     for (i, value) in values.into_iter().enumerate() {
-        let field =
-            if listed.is_empty() { "spec.clusterIP".to_owned() } else { format!("spec.clusterIPs[{i}]") };
-        let Some(address) = parse::ip(format_args!("{field}"), value, problems) else {
-            continue;
-        };
+        let field = if listed.is_empty() { "spec.clusterIP".into() } else { format!("spec.clusterIPs[{i}]") };
+        let Some(address) = parse::ip(&field, value, problems) else { continue };
+        if let Some(single) = single.filter(|single| i == 0 && *single != value) {
+            let first = format_args!("spec.clusterIP, which is {single:?}; the first must be");
+            problems.not(&field, value, first);
+        }
         if addresses.iter().any(|other| IpFamily::of(*other) == IpFamily::of(address)) {
             problems.not(field, value, "of another IP family than the one before; one of each is allowed");
-        } else if i == 0 && single.is_some_and(|single| single != value) {
-            problems.not(
-                field,
-                value,
-                format_args!("spec.clusterIP, which is {single:?}; the first must be"),
-            );
-            addresses.push(address);
         } else {
             addresses.push(address);
         }
@@ -128,16 +106,13 @@ fn load_balancer_ingress(
 fn ports(raw: &[RawServicePort], problems: &mut Problems) -> Vec<ServicePort> {
     let mut ports: Vec<ServicePort> = Vec::new();
     for (i, entry) in raw.iter().enumerate() {
-        let Some(port) = service_port(i, entry, problems) else {
-            continue;
-        };
-        let name = &*port.name;
-        if name.is_empty() && raw.len() > 1 {
-            problems
-                .add(format_args!("spec.ports[{i}].name"), "missing; with several ports each needs a name");
+        let Some(port) = service_port(i, entry, problems) else { continue };
+        let name_field = format_args!("spec.ports[{i}].name");
+        if port.name.is_empty() && raw.len() > 1 {
+            problems.add(name_field, "missing; with several ports each needs a name");
         }
-        if ports.iter().any(|other| *other.name == *name) {
-            problems.not(format_args!("spec.ports[{i}].name"), name, "a name that no other port has");
+        if ports.iter().any(|other| other.name == port.name) {
+            problems.not(name_field, &*port.name, "a name that no other port has");
         } else if ports.iter().any(|other| (other.protocol, other.port) == (port.protocol, port.port)) {
             let value = format!("{}/{}", port.port, port.protocol);
             problems.not(format_args!("spec.ports[{i}]"), value, "a port that no other entry has");
@@ -149,14 +124,14 @@ fn ports(raw: &[RawServicePort], problems: &mut Problems) -> Vec<ServicePort> {
 }
 
 fn service_port(i: usize, raw: &RawServicePort, problems: &mut Problems) -> Option<ServicePort> {
-    let protocol =
-        parse::protocol(format_args!("spec.ports[{i}].protocol"), raw.protocol.as_deref(), problems);
+    let field = format_args!("spec.ports[{i}]");
+    let protocol = parse::protocol(format_args!("{field}.protocol"), raw.protocol.as_deref(), problems);
     let Some(port) = raw.port else {
-        problems.add(format_args!("spec.ports[{i}].port"), "missing; a port number, 1 to 65535, is needed");
+        problems.add(format_args!("{field}.port"), "missing; a port number, 1 to 65535, is needed");
         return None;
     };
-    let port = parse::port(format_args!("spec.ports[{i}].port"), port, problems);
-    let node_port = parse::optional_port(format_args!("spec.ports[{i}].nodePort"), raw.node_port, problems);
+    let port = parse::port(format_args!("{field}.port"), port, problems);
+    let node_port = parse::optional_port(format_args!("{field}.nodePort"), raw.node_port, problems);
     let name: Arc<str> = raw.name.as_deref().unwrap_or_default().into();
     Some(ServicePort { name, protocol: protocol?, port: port?, node_port })
 }
@@ -164,7 +139,7 @@ fn service_port(i: usize, raw: &RawServicePort, problems: &mut Problems) -> Opti
 fn session_affinity(spec: &RawServiceSpec, problems: &mut Problems) -> SessionAffinity {
     let value = spec.session_affinity.as_deref();
     let words = [("None", false), ("ClientIP", true)];
-    let by_client = parse::word(format_args!("spec.sessionAffinity"), value, false, &words, problems);
+    let by_client = parse::word("spec.sessionAffinity", value, false, &words, problems);
     if by_client != Some(true) {
         return SessionAffinity::None;
     }
@@ -183,5 +158,5 @@ fn session_affinity(spec: &RawServiceSpec, problems: &mut Problems) -> SessionAf
 
 fn traffic_policy(field: &str, value: Option<&str>, problems: &mut Problems) -> TrafficPolicy {
     let words = [("Cluster", TrafficPolicy::Cluster), ("Local", TrafficPolicy::Local)];
-    parse::word(format_args!("{field}"), value, TrafficPolicy::Cluster, &words, problems).unwrap_or_default()
+    parse::word(field, value, TrafficPolicy::Cluster, &words, problems).unwrap_or_default()
 }

@@ -1,14 +1,13 @@
 //! Decodes ServiceCIDRs: the ranges from which Services get their cluster IPs.
 
 use super::{Problems, parse, raw::RawServiceCidr};
-use crate::model::ServiceCidr;
+use crate::model::{NamespacedName, ServiceCidr};
 
-pub(super) fn service_cidr(raw: RawServiceCidr, problems: &mut Problems) -> Option<ServiceCidr> {
-    let Some(name) = raw.metadata.unwrap_or_default().cluster_scoped_name() else {
-        problems.add("metadata.name", "missing; a ServiceCIDR needs a name");
-        return None;
-    };
-    let cidrs = raw.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
-    let cidrs = parse::cidrs("spec.cidrs", Some(&cidrs), problems);
-    Some(ServiceCidr { name: name.name, cidrs: cidrs.iter().map(ipnet::IpNet::trunc).collect() })
+pub(super) fn service_cidr(
+    name: NamespacedName,
+    raw: RawServiceCidr,
+    problems: &mut Problems,
+) -> ServiceCidr {
+    let cidrs = raw.spec.and_then(|spec| spec.cidrs);
+    ServiceCidr { name: name.name, cidrs: parse::list("spec.cidrs", cidrs.as_deref(), problems, parse::cidr) }
 }

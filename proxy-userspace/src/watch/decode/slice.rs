@@ -1,27 +1,25 @@
 //! Decodes EndpointSlices with the defaults of `discovery.k8s.io/v1`, also for absent conditions.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{fmt, net::IpAddr, sync::Arc};
 
 use super::{
     Problems, parse,
     raw::{RawEndpoint, RawEndpointPort, RawEndpointSlice, RawHint},
 };
-use crate::model::{AddressType, EndpointSlice, Hints, SliceEndpoint, SlicePort};
+use crate::model::{AddressType, EndpointSlice, Hints, NamespacedName, SliceEndpoint, SlicePort};
 
-pub(super) fn endpoint_slice(raw: RawEndpointSlice, problems: &mut Problems) -> Option<EndpointSlice> {
+pub(super) fn endpoint_slice(
+    name: NamespacedName,
+    raw: RawEndpointSlice,
+    problems: &mut Problems,
+) -> EndpointSlice {
     let metadata = raw.metadata.unwrap_or_default();
-    let Some(name) = metadata.namespaced_name() else {
-        problems.add("metadata.name", "missing; an EndpointSlice needs a name");
-        return None;
-    };
-    parse::check_name("metadata.name", &name.name, problems);
-    parse::check_name("metadata.namespace", &name.namespace, problems);
     let labels = metadata.labels.unwrap_or_default();
     let trigger_time = metadata.annotations.and_then(|annotations| annotations.last_change_trigger_time);
     let address_type = address_type(raw.address_type.as_deref(), problems);
     let endpoints = raw.endpoints.unwrap_or_default();
     let ports = raw.ports.unwrap_or_default();
-    Some(EndpointSlice {
+    EndpointSlice {
         name,
         service: non_empty(labels.service_name),
         address_type,
@@ -35,7 +33,7 @@ pub(super) fn endpoint_slice(raw: RawEndpointSlice, problems: &mut Problems) -> 
             let field = "metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]";
             parse::time(field, &value, problems)
         }),
-    })
+    }
 }
 
 /// Decodes `addressType`. An unknown type becomes FQDN, which proxies ignore.
@@ -44,8 +42,7 @@ fn address_type(value: Option<&str>, problems: &mut Problems) -> AddressType {
     if value.is_none_or(str::is_empty) {
         problems.add("addressType", "missing; one of IPv4, IPv6, FQDN is needed");
     }
-    parse::word(format_args!("addressType"), value, AddressType::Fqdn, &words, problems)
-        .unwrap_or(AddressType::Fqdn)
+    parse::word("addressType", value, AddressType::Fqdn, &words, problems).unwrap_or(AddressType::Fqdn)
 }
 
 /// Decodes an endpoint. None if its first address, the only one that is used, is invalid.
@@ -60,20 +57,22 @@ fn slice_endpoint(
         problems.add(format_args!("endpoints[{i}].addresses"), "missing; an endpoint needs an address");
         return None;
     }
-    let parsed: Vec<Option<IpAddr>> = if address_type == AddressType::Fqdn {
-        Vec::new()
-    } else {
-        let address = |(j, value)| endpoint_address(i, j, value, address_type, problems);
-        addresses.iter().map(String::as_str).enumerate().map(address).collect()
-    };
-    if let Some(None) = parsed.first() {
+    let mut first = None;
+    for (j, value) in addresses.iter().enumerate().filter(|_| address_type != AddressType::Fqdn) {
+        let field = format_args!("endpoints[{i}].addresses[{j}]");
+        let address = endpoint_address(field, value, address_type, problems);
+        if j == 0 {
+            first = address;
+        }
+    }
+    if first.is_none() && address_type != AddressType::Fqdn {
         return None;
     }
     let conditions = raw.conditions.unwrap_or_default();
     let hints = raw.hints.unwrap_or_default();
     let hints = Hints { zones: hint_names(hints.for_zones), nodes: hint_names(hints.for_nodes) };
     Some(SliceEndpoint {
-        address: parsed.into_iter().next().flatten(),
+        address: first,
         // The defaults of discovery/v1 types.go and of upstream's endpointslicecache.go, 1.36.
         ready: conditions.ready.unwrap_or(true),
         serving: conditions.serving.unwrap_or(true),
@@ -84,23 +83,18 @@ fn slice_endpoint(
 }
 
 fn endpoint_address(
-    i: usize,
-    j: usize,
+    field: fmt::Arguments<'_>,
     value: &str,
     address_type: AddressType,
     problems: &mut Problems,
 ) -> Option<IpAddr> {
-    let address = parse::ip(format_args!("endpoints[{i}].addresses[{j}]"), value, problems)?;
-    if address.is_ipv4() != (address_type == AddressType::Ipv4) {
-        let wanted = if address.is_ipv4() { "an IPv6 address" } else { "an IPv4 address" };
-        problems.not(
-            format_args!("endpoints[{i}].addresses[{j}]"),
-            value,
-            format_args!("{wanted}, as addressType says"),
-        );
-        return None;
+    let address = parse::ip(field, value, problems)?;
+    if address.is_ipv4() == (address_type == AddressType::Ipv4) {
+        return Some(address);
     }
-    Some(address)
+    let family = if address.is_ipv4() { "IPv6" } else { "IPv4" };
+    problems.not(field, value, format_args!("an {family} address, as addressType says"));
+    None
 }
 
 fn slice_port(i: usize, raw: &RawEndpointPort, problems: &mut Problems) -> Option<SlicePort> {

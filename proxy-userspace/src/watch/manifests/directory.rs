@@ -27,7 +27,7 @@ const REMOVAL_DELAY: Duration = Duration::from_millis(500);
 type FileName = Arc<OsStr>;
 
 /// The state of the directory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Directory {
     path: PathBuf,
     files: BTreeMap<FileName, ManifestFile>,
@@ -51,13 +51,7 @@ struct ManifestFile {
 
 impl Directory {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self {
-            path,
-            files: BTreeMap::new(),
-            owners: BTreeMap::new(),
-            touched: BTreeMap::new(),
-            strings: Interner::default(),
-        }
+        Self { path, ..Self::default() }
     }
 
     /// Reads the files that changed, and removes the objects of files that stay gone or empty.

@@ -32,10 +32,7 @@ use self::{
     directory::Directory,
     watcher::{Changes, DirectoryWatcher},
 };
-use super::{
-    WatchError,
-    status::{self, WatchStatus},
-};
+use super::{WatchError, status::WatchStatus};
 use crate::model::WatchEvent;
 
 /// The status names at most this many errors.
@@ -52,7 +49,7 @@ pub struct ManifestSource {
 impl ManifestSource {
     /// Creates a source for `dir`, which must exist when [`Self::run`] is called.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into(), status: status::channel() }
+        Self { dir: dir.into(), status: watch::Sender::default() }
     }
 
     /// Returns the source's state. An error in a manifest counts for all kinds.
@@ -96,23 +93,17 @@ impl ManifestSource {
             0 => {}
             more => text.push(format!("and {more} more")),
         }
+        let last_error = (!text.is_empty()).then(|| text.join("; "));
         self.status.send_if_modified(|status| {
-            let mut kind = status.services.clone();
-            kind.synced = true;
-            kind.connected();
-            if watch_error.is_some() {
-                kind.connected_since = None;
+            let before = status.clone();
+            let WatchStatus { services, endpoint_slices, nodes, service_cidrs } = status;
+            for kind in [services, endpoint_slices, nodes, service_cidrs] {
+                kind.synced = true;
+                kind.connected();
+                kind.connected_since.take_if(|_| watch_error.is_some());
+                kind.last_error.clone_from(&last_error);
             }
-            kind.last_error = (!text.is_empty()).then(|| text.join("; "));
-            let new = WatchStatus {
-                services: kind.clone(),
-                endpoint_slices: kind.clone(),
-                nodes: kind.clone(),
-                service_cidrs: kind,
-            };
-            let is_changed = *status != new;
-            *status = new;
-            is_changed
+            *status != before
         });
     }
 }

@@ -104,7 +104,7 @@ fn an_unknown_version_or_a_missing_name_is_an_error() {
         errors,
         [
             "document 1 (from line 1), EndpointSlice default/s: apiVersion: \"discovery.k8s.io/v1beta1\" is not a known version of EndpointSlice; v1 is",
-            "document 2 (from line 5): metadata.name: missing; a Service needs a name",
+            "document 2 (from line 5): metadata.name: missing; every object needs a name",
             "document 3 (from line 8): kind: missing; an object needs one, Service for example",
             "document 4 (from line 10): kind: missing; an object needs one, Service for example",
         ]
