@@ -117,7 +117,7 @@ impl Watch {
         loop {
             self.catch_up().await?;
             tokio::select! {
-                changed = changes.changed() => changed.map_err(|_| WatchEnded)?,
+                result = changes.changed() => result.map_err(|_| WatchEnded)?,
                 interruption = interruptions.recv() => self.interrupt(interruption.map_err(|_| WatchEnded)?).await?,
                 _ = bookmarks.tick() => self.bookmark(false).await?,
                 () = sleep_until(until) => return Ok(()),

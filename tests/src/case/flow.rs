@@ -10,7 +10,7 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
-    agent::protocol::Protocol,
+    agent::protocol::{ConnectRequest, Protocol, SendRequest},
     world::{Host, RESERVED_PORTS, is_valid_source_port},
 };
 
@@ -29,48 +29,19 @@ pub struct Flow {
 /// The action of a flow.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Opens new connections.
-    Connect(Connect),
+    /// Opens new connections. The runner sets the order and the timeout of the attempts.
+    Connect(ConnectRequest),
     /// Uses a connection that an earlier flow kept open.
     Send(Send),
     /// Fetches this URL.
     Get(String),
 }
 
-/// New connections.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Connect {
-    /// The address.
-    pub to: SocketAddr,
-    /// TCP or UDP.
-    pub protocol: Protocol,
-    /// UDP by sendto and recvfrom.
-    pub unconnected: bool,
-    /// The number of connections.
-    pub n: usize,
-    /// The number of bytes to send on each connection.
-    pub size: usize,
-    /// The number of bytes to request; 0: as many as the answer needs.
-    pub answer: usize,
-    /// Fixed source port.
-    pub source_port: Option<u16>,
-    /// Source addresses to use in turn.
-    pub sources: Vec<IpAddr>,
-    /// The time between attempts.
-    pub pause: Duration,
-    /// Keep the connection open under this name.
-    pub hold: Option<String>,
-}
-
 /// Another use of an open connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Send {
-    /// The name under which the connection was kept open.
-    pub id: String,
-    /// Bytes to send.
-    pub size: usize,
-    /// The number of bytes to request, as in [`Connect`].
-    pub answer: usize,
+    /// The request. The runner sets its timeout.
+    pub request: SendRequest,
     /// The maximum number of sends until the expectation holds.
     pub tries: usize,
     /// If true, a prompt error counts as an answer.
@@ -219,7 +190,7 @@ impl TryFrom<FlowKeys> for Flow {
 }
 
 impl FlowKeys {
-    fn connect(&mut self, to: SocketAddr) -> Result<Connect, String> {
+    fn connect(&mut self, to: SocketAddr) -> Result<ConnectRequest, String> {
         let protocol = self.proto.take().ok_or("a flow with `to` needs `proto`: tcp or udp")?;
         let unconnected = self.mode.take() == Some(Mode::Unconnected);
         if unconnected && protocol != Protocol::Udp {
@@ -245,14 +216,16 @@ impl FlowKeys {
                 "`sport` {port} may be in use by a socket without a fixed port: use one below 32768 or in {RESERVED_PORTS:?}"
             ));
         }
-        Ok(Connect { to, protocol, unconnected, n, size, answer, source_port, sources, pause, hold })
+        let request = ConnectRequest::new(to, protocol, n);
+        Ok(ConnectRequest { unconnected, size, answer, source_port, sources, pause, hold, ..request })
     }
 
     fn send(&mut self, id: String) -> Result<Send, String> {
         let size = at_least_one("size", self.size.take())?;
         let tries = at_least_one("tries", self.tries.take())?;
         let answer = self.answer.take().unwrap_or(0);
-        Ok(Send { id, size, answer, tries, or_error: self.or_error.take().unwrap_or(false) })
+        let request = SendRequest { id, size, answer, timeout: Duration::ZERO };
+        Ok(Send { request, tries, or_error: self.or_error.take().unwrap_or(false) })
     }
 
     fn expect_answers(&mut self) -> Result<Expectation, String> {
@@ -341,13 +314,13 @@ impl fmt::Display for Flow {
         write!(f, "{} ", self.from)?;
         match &self.action {
             Action::Get(url) => write!(f, "GET {url}"),
-            Action::Send(send) => write!(f, "send {}", send.id),
+            Action::Send(send) => write!(f, "send {}", send.request.id),
             Action::Connect(connect) => {
                 let protocol = if connect.protocol == Protocol::Tcp { "tcp" } else { "udp" };
                 let mode = if connect.unconnected { " unconnected" } else { "" };
                 write!(f, "{protocol}{mode} {}", connect.to)?;
-                if connect.n > 1 {
-                    write!(f, " x{}", connect.n)?;
+                if connect.attempts > 1 {
+                    write!(f, " x{}", connect.attempts)?;
                 }
                 connect.hold.iter().try_for_each(|id| write!(f, " hold {id}"))
             }

@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
 use serde_yaml_ng::{Mapping, Value};
 
-pub use self::flow::{Action, Connect, Expectation, ExpectedAnswers, ExpectedPage, Flow, Peer, Send, Source};
+pub use self::flow::{Action, Expectation, ExpectedAnswers, ExpectedPage, Flow, Peer, Send, Source};
 use crate::world::{CgroupSubtree, Host};
 
 /// The tags that `requires` may contain.
@@ -169,20 +169,20 @@ impl Case {
             bail!("outside-cgroup: {host} is always outside; only node1 and its pods are inside");
         }
         ensure!(!self.steps.is_empty(), "steps: the list is empty");
-        let mut held = BTreeSet::new();
+        let mut open = BTreeSet::new();
         for (number, step) in self.steps.iter().enumerate() {
             for (flow_number, flow) in step.flows.iter().enumerate() {
                 let place = || format!("steps[{number}].flows[{flow_number}]");
                 match &flow.action {
                     Action::Connect(connect) => {
-                        held.extend(connect.hold.iter().map(|id| (flow.from, id.clone())))
+                        open.extend(connect.hold.iter().map(|id| (flow.from, id.clone())));
                     }
                     Action::Send(send) => ensure!(
-                        held.contains(&(flow.from, send.id.clone())),
+                        open.contains(&(flow.from, send.request.id.clone())),
                         "{}: send: no earlier flow from {} has hold: {}",
                         place(),
                         flow.from,
-                        send.id
+                        send.request.id
                     ),
                     Action::Get(_) => {}
                 }

@@ -131,7 +131,7 @@ fn all_keys_of_a_connection_parse() {
           sources: ['fd57::60', 'fd57::61'], pause: 0.5, reach: [a1, b1], source: node, share: [0.3, 0.7]}",
     );
     let Action::Connect(connect) = &flow.action else { panic!("{flow:?}") };
-    assert_eq!((flow.from, connect.to.port(), connect.n, connect.size), (Host::Client, 53, 4, 9));
+    assert_eq!((flow.from, connect.to.port(), connect.attempts, connect.size), (Host::Client, 53, 4, 9));
     assert_eq!((connect.unconnected, connect.source_port, connect.sources.len()), (true, Some(40001), 2));
     assert_eq!(connect.pause.as_millis(), 500);
     let Expectation::Reach(answers) = &flow.expect else { panic!("{flow:?}") };
@@ -147,5 +147,5 @@ fn send_parses_tries_and_or_error() {
     );
     let flows = case.unwrap().steps.remove(0).flows;
     let Action::Send(send) = &flows[1].action else { panic!("{flows:?}") };
-    assert_eq!((send.id.as_str(), send.tries, send.or_error), ("u", 5, true));
+    assert_eq!((send.request.id.as_str(), send.tries, send.or_error), ("u", 5, true));
 }

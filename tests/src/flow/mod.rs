@@ -143,8 +143,8 @@ fn execute(world: &mut World, flow: &Flow) -> Result<Observation> {
 /// Sends until the expectation holds, at most `tries` times. Returns the last observation.
 fn send_until_expected(world: &mut World, flow: &Flow, send: &case::Send) -> Result<Observation> {
     let agent = world.agent(flow.from)?;
-    let timeout = scaled(SEND_TIMEOUT) + time_for(send.size + send.answer);
-    let request = SendRequest { id: send.id.clone(), size: send.size, answer: send.answer, timeout };
+    let timeout = scaled(SEND_TIMEOUT) + time_for(send.request.size + send.request.answer);
+    let request = SendRequest { timeout, ..send.request.clone() };
     let mut observed = Observation::Attempts(vec![agent.send(request.clone())?]);
     for _ in 1..send.tries {
         if check_action(flow, &observed).is_ok() {
@@ -156,31 +156,22 @@ fn send_until_expected(world: &mut World, flow: &Flow, send: &case::Send) -> Res
     Ok(observed)
 }
 
-fn connect_request(connect: &case::Connect, expect: &Expectation) -> ConnectRequest {
+/// Completes the request of a flow for an expectation.
+fn connect_request(request: &ConnectRequest, expect: &Expectation) -> ConnectRequest {
     let is_sticky = matches!(expect, Expectation::Reach(answers) if answers.sticky);
     let expects_answer = matches!(expect, Expectation::Reach(_));
     // A fixed source port serves one attempt at a time, and only the first of several sticky
     // attempts chooses an endpoint.
-    let is_sequential = is_sticky || connect.source_port.is_some() || !connect.pause.is_zero();
+    let is_sequential = is_sticky || request.source_port.is_some() || !request.pause.is_zero();
     let order = match (is_sequential, expects_answer) {
         (false, _) => Order::Concurrent,
         // If every attempt must be answered, one failure decides.
         (true, true) => Order::UntilFailure,
         (true, false) => Order::Sequential,
     };
-    ConnectRequest {
-        unconnected: connect.unconnected,
-        size: connect.size,
-        answer: connect.answer,
-        source_port: connect.source_port,
-        sources: connect.sources.clone(),
-        pause: connect.pause,
-        order,
-        hold: connect.hold.clone(),
-        retransmit: connect.protocol == Protocol::Udp && !expects_answer,
-        timeout: timeout(expect) + time_for(connect.size + connect.answer),
-        ..ConnectRequest::new(connect.to, connect.protocol, connect.n)
-    }
+    let retransmit = request.protocol == Protocol::Udp && !expects_answer;
+    let timeout = timeout(expect) + time_for(request.size + request.answer);
+    ConnectRequest { order, retransmit, timeout, ..request.clone() }
 }
 
 fn timeout(expect: &Expectation) -> Duration {

@@ -99,7 +99,7 @@ pub fn adapt_to_mode(mut case: Case, mode: &str) -> Case {
         for (flow, _) in all.filter(|(_, number)| flows.contains(number)) {
             flow.expect = expect();
             if let (Action::Connect(connect), Expectation::Blocked) = (&mut flow.action, &flow.expect) {
-                connect.n = 1;
+                connect.attempts = 1;
             }
         }
     }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use shunt_tests::{
-    agent::protocol::Protocol,
-    case::{Action, Case, Connect, Expectation, Flow, Source},
+    agent::protocol::{ConnectRequest, Protocol},
+    case::{Action, Case, Expectation, Flow, Source},
     runner::cases_directory,
     world::Host,
 };
@@ -62,7 +62,7 @@ fn trace(case: &Case, flow: &Flow, scene: &Scene) -> Option<Result<(), String>> 
     held.map(|held| if held { Ok(()) } else { Err(format!("{flow:?}\n    {fates:?}")) })
 }
 
-fn packet(from: Host, source: IpAddr, connect: &Connect) -> Packet {
+fn packet(from: Host, source: IpAddr, connect: &ConnectRequest) -> Packet {
     Packet {
         source,
         to: connect.to,
@@ -80,7 +80,7 @@ fn packet(from: Host, source: IpAddr, connect: &Connect) -> Packet {
 
 /// Returns the source addresses that a host's kernel uses: the destination itself if it is an
 /// address of the host.
-fn sources(from: Host, connect: &Connect) -> Vec<IpAddr> {
+fn sources(from: Host, connect: &ConnectRequest) -> Vec<IpAddr> {
     let to = connect.to.ip();
     if from == Host::Node1 && (to.is_loopback() || from.owns(to)) {
         return vec![to];

@@ -92,7 +92,9 @@ impl Client {
             let attempts = self.agent.connect(request)?;
             stop.made.fetch_add(attempts.len(), Ordering::Relaxed);
             let name = format!("{} to {to}", self.host);
-            attempts.iter().for_each(|attempt| counts.add(&name, attempt));
+            for attempt in &attempts {
+                counts.add(&name, attempt);
+            }
         }
         Ok(counts)
     }
