@@ -152,7 +152,8 @@ impl ProxyHealth {
     }
 
     /// Returns true if no change of this family has waited too long.
-    pub fn is_live_for(&self, family: IpFamily) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_live_for(&self, family: IpFamily) -> bool {
         let state = self.state.borrow();
         state.is_live(&state.families[usize::from(family == IpFamily::V6)])
     }
