@@ -1,7 +1,11 @@
 //! Plain network types that the kernel layer and the model both use.
 #![forbid(unsafe_code)]
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
 
 pub use proxy_common::Protocol;
 
@@ -21,6 +25,14 @@ impl IpFamily {
     /// Returns the family of an address.
     pub const fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// Returns the unspecified address.
+    pub const fn unspecified(self) -> IpAddr {
+        match self {
+            Self::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            Self::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        }
     }
 
     /// Returns the name that Kubernetes, the metrics and the health checks use.

@@ -1,15 +1,18 @@
-//! Makes conntrack forget UDP flows that lead where their Service leads no longer, for the modes that translate in netfilter.
+//! Deletes stale UDP entries from conntrack, for the modes that translate in netfilter.
 //!
-//! Rules decide about the first packet of a flow; those after it go where conntrack remembers. A UDP sender that never pauses
-//! keeps its entry for ever, so entries that no rule would make any more are deleted: to endpoints that left, the last one
-//! included, to the Service's own address from before its first endpoint came, and of Services that went. TCP connections end
-//! with their endpoint and are never touched. Upstream: `CleanStaleEntries` (`pkg/proxy/conntrack/cleanup.go`), which in 1.36
-//! leaves the entries of Services without endpoints and of those that went.
+//! Rules decide about the first packet of a flow. Conntrack repeats the decision for all further
+//! packets. A UDP sender that never pauses keeps its entry forever, so entries that no rule would
+//! create any more are deleted: entries to removed endpoints, including the last one; entries to
+//! the VIP itself, from before its first endpoint; and entries of deleted Services. TCP connections
+//! end with their endpoint and are never touched. Upstream: `CleanStaleEntries`
+//! (`pkg/proxy/conntrack/cleanup.go`), which in 1.36 leaves the entries of Services without
+//! endpoints and of deleted Services.
 //!
-//! What is not found: entries of a Service that went while no proxy ran look like anybody's translation. They are left, unless
-//! the dataplane found the Service's address in the rules of its predecessor and says so ([`StaleUdpCleaner::add_former_destination`]).
+//! An entry of a Service that was deleted while no proxy was running looks like another program's
+//! translation. It stays, unless the dataplane found the VIP in the rules of its predecessor
+//! ([`StaleUdpCleaner::add_former_destination`]).
 
-mod plan;
+mod candidates;
 mod thread;
 
 #[cfg(test)]
@@ -21,17 +24,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use self::plan::Suspects;
-use self::{plan::Memory, thread::LookThread};
+use self::{
+    candidates::{Candidates, ServedPorts},
+    thread::CleanerThread,
+};
 pub use crate::kernel::conntrack::{DeletionCounts, UdpFilter, UdpFlow};
 use crate::{
     kernel::{KernelError, conntrack},
     model::{Dirty, IpFamily, Snapshot},
 };
 
-/// Deletes tracked UDP flows: the kernel's table, or one that a test made.
+/// A table of UDP entries: the kernel's, or a test's.
 pub trait UdpTable: Send + fmt::Debug {
-    /// Deletes those that pass the filter and that `is_stale` chooses.
+    /// Deletes the entries that the filter and `is_stale` select.
     fn delete(
         &mut self,
         filter: UdpFilter,
@@ -39,7 +44,7 @@ pub trait UdpTable: Send + fmt::Debug {
     ) -> Result<DeletionCounts, KernelError>;
 }
 
-/// The table of the calling thread's network namespace.
+/// The conntrack table of the calling thread's network namespace.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelTable;
 
@@ -53,109 +58,111 @@ impl UdpTable for KernelTable {
     }
 }
 
-/// What one look at the flows of a family came to.
+/// The result of one walk over the entries of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StaleUdpDeletion {
     /// The family.
     pub family: IpFamily,
-    /// How many were looked at and deleted.
+    /// The numbers of examined and deleted entries.
     pub flows: DeletionCounts,
-    /// How long it took.
+    /// The duration of the walk.
     pub took: Duration,
 }
 
-/// Finds stale flows by what changed since the last time, and makes conntrack forget them.
+/// Finds stale UDP entries from the changes since the last call, and deletes them.
 #[derive(Debug)]
-pub struct StaleUdpCleaner(Place);
+pub struct StaleUdpCleaner(Worker);
 
-/// Where the work is done.
 #[derive(Debug)]
-enum Place {
-    /// On a thread of its own: a walk through a large table must not hold up the next change.
-    Thread(LookThread),
-    /// In the call, over a table that is not this process's own.
-    Here(Looks),
+enum Worker {
+    /// Cleans on a thread, so that a walk over a large table does not delay the next sync.
+    Thread(CleanerThread),
+    /// Cleans in the call. For tables of tests.
+    Inline(Cleaner),
 }
 
 impl StaleUdpCleaner {
-    /// For this process's network namespace. `loopback` are the families whose node ports the rules serve on loopback
-    /// addresses too; in the others, flows there are not ours.
+    /// Returns a cleaner for this process's network namespace. `loopback` has the families in which
+    /// the rules serve node ports on loopback addresses.
     pub fn new(loopback: &[IpFamily]) -> Self {
-        Self(Place::Thread(LookThread::new(Looks::new(KernelTable, loopback))))
+        Self(Worker::Thread(CleanerThread::new(Cleaner::new(KernelTable, loopback))))
     }
 
-    /// Over another table, and at once.
-    pub fn with_table(flows: impl UdpTable + 'static, loopback: &[IpFamily]) -> Self {
-        Self(Place::Here(Looks::new(flows, loopback)))
+    /// Returns a cleaner for another table.
+    pub fn with_table(table: impl UdpTable + 'static, loopback: &[IpFamily]) -> Self {
+        Self(Worker::Inline(Cleaner::new(table, loopback)))
     }
 
-    /// The next look is at the flows of every Service: rules were missing for a while, so that packets passed untranslated.
+    /// Makes the next call check the entries of all Services. For use after rules were missing,
+    /// when packets passed untranslated.
     pub fn recheck_all(&mut self) {
         match &mut self.0 {
-            Place::Thread(thread) => thread.recheck_all(),
-            Place::Here(looks) => looks.recheck_all(),
+            Worker::Thread(thread) => thread.recheck_all(),
+            Worker::Inline(cleaner) => cleaner.recheck_all(),
         }
     }
 
-    /// Rules of an earlier process led this UDP destination somewhere. Should no Service have it at the next look, which is
-    /// one at everything, all flows to it that are translated are stale. A node port has the unspecified address of its
-    /// family. For what is found in the kernel at start-up.
+    /// Adds a UDP destination that the rules of an earlier process served. If no Service has it at
+    /// the next call, all its translated entries are stale. That call checks all Services. A node
+    /// port has the unspecified address of its family.
     pub fn add_former_destination(&mut self, destination: SocketAddr) {
         match &mut self.0 {
-            Place::Thread(thread) => thread.add_former_destination(destination),
-            Place::Here(looks) => looks.add_former_destination(destination),
+            Worker::Thread(thread) => thread.add_former_destination(destination),
+            Worker::Inline(cleaner) => cleaner.add_former_destination(destination),
         }
     }
 
-    /// Has what became stale deleted, and tells what came of looks that have ended: of earlier ones where they are made on a thread.
-    /// To be called when the rules for `dirty` are in the kernel, never before: deleted earlier, a flow would come back as it
-    /// was. Nothing is read from the kernel unless a UDP service port changed in a way that matters; the first call looks at all
-    /// of them. What fails is tried again at the next call with UDP changes, or with `dirty.all`.
+    /// Deletes the entries that became stale, and returns the results of the walks that have ended.
+    /// On a thread, these can be walks of earlier calls.
+    ///
+    /// The rules for `dirty` must be in the kernel already: otherwise, the next packet would create
+    /// a deleted entry again. Reads nothing from the kernel unless a UDP service port changed in a
+    /// relevant way. The first call checks all service ports. After an error, the next call with
+    /// UDP changes or with `dirty.all` tries again.
     pub fn delete_stale(
         &mut self,
         snapshot: &Snapshot,
         dirty: &Dirty,
     ) -> Result<Vec<StaleUdpDeletion>, KernelError> {
         match &mut self.0 {
-            Place::Thread(thread) => thread.delete_stale(snapshot, dirty),
-            Place::Here(looks) => looks.delete_stale(snapshot, dirty),
+            Worker::Thread(thread) => thread.delete_stale(snapshot, dirty),
+            Worker::Inline(cleaner) => cleaner.delete_stale(snapshot, dirty),
         }
     }
 }
 
-/// Looks for stale flows, one after the other.
 #[derive(Debug)]
-struct Looks {
-    flows: Box<dyn UdpTable>,
-    memory: Memory,
-    owed: Owed,
+struct Cleaner {
+    table: Box<dyn UdpTable>,
+    served: ServedPorts,
+    pending: PendingCheck,
 }
 
-/// What a look at the table has still to be about.
+/// The service ports that still have to be checked.
 #[derive(Debug, Default)]
-struct Owed {
-    /// Every service port, changed or not.
-    everything: bool,
-    /// What changed when it last failed.
+struct PendingCheck {
+    /// All service ports, changed or not.
+    all: bool,
+    /// The changes since the last success.
     dirty: Dirty,
 }
 
-impl Looks {
-    fn new(flows: impl UdpTable + 'static, loopback: &[IpFamily]) -> Self {
+impl Cleaner {
+    fn new(table: impl UdpTable + 'static, loopback: &[IpFamily]) -> Self {
         Self {
-            flows: Box::new(flows),
-            memory: Memory::new(loopback),
-            owed: Owed { everything: true, dirty: Dirty::default() },
+            table: Box::new(table),
+            served: ServedPorts::new(loopback),
+            pending: PendingCheck { all: true, dirty: Dirty::default() },
         }
     }
 
     fn recheck_all(&mut self) {
-        self.owed.everything = true;
+        self.pending.all = true;
     }
 
     fn add_former_destination(&mut self, destination: SocketAddr) {
-        self.memory.add_former_destination(destination);
-        self.owed.everything = true;
+        self.served.add_former_destination(destination);
+        self.pending.all = true;
     }
 
     fn delete_stale(
@@ -163,39 +170,42 @@ impl Looks {
         snapshot: &Snapshot,
         dirty: &Dirty,
     ) -> Result<Vec<StaleUdpDeletion>, KernelError> {
-        if !self.owed.everything && !concerns_udp(dirty) {
+        if !self.pending.all && !concerns_udp(dirty) {
             return Ok(Vec::new());
         }
-        self.owed.add(dirty);
-        let suspects = self.memory.plan(snapshot, &self.owed.dirty, self.owed.everything);
-        let forgotten = delete(&mut *self.flows, &suspects)?;
-        drop(suspects);
-        self.memory.keep(snapshot, &self.owed.dirty, self.owed.everything);
-        self.owed = Owed::default();
-        Ok(forgotten)
+        self.pending.add(dirty);
+        let candidates = self.served.candidates(snapshot, &self.pending.dirty, self.pending.all);
+        let deletions = delete(&mut *self.table, &candidates)?;
+        drop(candidates);
+        self.served.update(snapshot, &self.pending.dirty, self.pending.all);
+        self.pending = PendingCheck::default();
+        Ok(deletions)
     }
 }
 
-impl Owed {
+impl PendingCheck {
     fn add(&mut self, dirty: &Dirty) {
         self.dirty.all |= dirty.all;
         self.dirty.node |= dirty.node;
-        self.dirty.ports.extend(dirty.ports.iter().filter(|key| plan::is_udp(key)).cloned());
+        self.dirty.ports.extend(dirty.ports.iter().filter(|key| candidates::is_udp(key)).cloned());
     }
 }
 
 fn concerns_udp(dirty: &Dirty) -> bool {
-    dirty.all || dirty.node || dirty.ports.iter().any(plan::is_udp)
+    dirty.all || dirty.node || dirty.ports.iter().any(candidates::is_udp)
 }
 
-/// One walk a family, and none for a family without suspects.
-#[expect(clippy::disallowed_methods, reason = "how long a walk takes is measured")]
-fn delete(flows: &mut dyn UdpTable, suspects: &Suspects<'_>) -> Result<Vec<StaleUdpDeletion>, KernelError> {
-    let mut forgotten = Vec::new();
-    for filter in suspects.filters() {
-        let began = Instant::now();
-        let deleted = flows.delete(filter, &mut |flow| suspects.is_stale(flow))?;
-        forgotten.push(StaleUdpDeletion { family: filter.family, flows: deleted, took: began.elapsed() });
+/// Walks over the entries of each family that has candidates.
+#[expect(clippy::disallowed_methods, reason = "the duration of a walk is measured")]
+fn delete(
+    table: &mut dyn UdpTable,
+    candidates: &Candidates<'_>,
+) -> Result<Vec<StaleUdpDeletion>, KernelError> {
+    let mut deletions = Vec::new();
+    for filter in candidates.filters() {
+        let started = Instant::now();
+        let flows = table.delete(filter, &mut |flow| candidates.is_stale(flow))?;
+        deletions.push(StaleUdpDeletion { family: filter.family, flows, took: started.elapsed() });
     }
-    Ok(forgotten)
+    Ok(deletions)
 }

@@ -1,4 +1,5 @@
-//! A thread that looks for stale flows, fed with what changed; it has a Snapshot of its own, of UDP alone.
+//! A thread that deletes stale UDP entries. It has a Snapshot of its own with only UDP service
+//! ports.
 
 use std::{
     collections::BTreeMap,
@@ -11,107 +12,107 @@ use std::{
     time::Duration,
 };
 
-use super::{Looks, Owed, StaleUdpDeletion, concerns_udp, plan};
+use super::{Cleaner, PendingCheck, StaleUdpDeletion, candidates::is_udp, concerns_udp};
 use crate::{
     kernel::KernelError,
     model::{Dirty, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
 
-/// A look at a table of ordinary size has ended by then: flows and rules change together, as long as that holds up nobody.
-const SHORT: Duration = Duration::from_millis(250);
+/// How long a caller waits for the result. A walk over a table of usual size is shorter, so that
+/// entries and rules change together.
+const MAX_WAIT: Duration = Duration::from_millis(250);
 
-/// What the thread is to know and look for.
+/// The changes for the thread.
 #[derive(Debug, Default)]
-struct Change {
-    suspects: Vec<SocketAddr>,
-    distrust: bool,
+struct Update {
+    former_destinations: Vec<SocketAddr>,
+    recheck_all: bool,
     dirty: Dirty,
-    /// All UDP service ports there are.
+    /// All UDP service ports.
     all: Option<BTreeMap<ServicePortKey, Arc<ResolvedPort>>>,
-    /// Those that changed; without a port they are gone.
+    /// The changed service ports. `None` for deleted ones.
     ports: Vec<(ServicePortKey, Option<Arc<ResolvedPort>>)>,
     node: Option<NodeView>,
 }
 
-type Ended = Result<Vec<StaleUdpDeletion>, KernelError>;
+type CleanerResult = Result<Vec<StaleUdpDeletion>, KernelError>;
 
-/// The thread; it begins with the first change of UDP, and ends when this is dropped, after the look it is at.
+/// The caller's side. The thread starts with the first call of [`Self::delete_stale`]. When this
+/// value is dropped, the thread ends after the current walk.
 #[derive(Debug)]
-pub(super) struct LookThread {
-    /// Until it begins.
-    looks: Option<Looks>,
-    running: Option<(Sender<Change>, Receiver<Ended>)>,
-    suspects: Vec<SocketAddr>,
-    distrust: bool,
+pub(super) struct CleanerThread {
+    /// `None` after the thread started.
+    cleaner: Option<Cleaner>,
+    channels: Option<(Sender<Update>, Receiver<CleanerResult>)>,
+    former_destinations: Vec<SocketAddr>,
+    recheck_all: bool,
 }
 
-impl LookThread {
-    pub(super) fn new(looks: Looks) -> Self {
-        Self { looks: Some(looks), running: None, suspects: Vec::new(), distrust: false }
+impl CleanerThread {
+    pub(super) fn new(cleaner: Cleaner) -> Self {
+        Self { cleaner: Some(cleaner), channels: None, former_destinations: Vec::new(), recheck_all: false }
     }
 
     pub(super) fn recheck_all(&mut self) {
-        self.distrust = true;
+        self.recheck_all = true;
     }
 
     pub(super) fn add_former_destination(&mut self, destination: SocketAddr) {
-        self.suspects.push(destination);
+        self.former_destinations.push(destination);
     }
 
-    /// Hands a change over, and returns what came of it, if that is known in a moment, and of those before.
-    pub(super) fn delete_stale(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Ended {
-        if let Some(looks) = self.looks.take() {
-            self.running = Some(start(looks)?);
+    /// Passes the changes on. Returns the results of earlier calls, and of this one if it ends
+    /// soon.
+    pub(super) fn delete_stale(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> CleanerResult {
+        if let Some(cleaner) = self.cleaner.take() {
+            self.channels = Some(start(cleaner)?);
         }
-        let owes = self.distrust || !self.suspects.is_empty() || concerns_udp(dirty);
-        let change = owes.then(|| self.change(snapshot, dirty));
-        let Some((to, from)) = &self.running else { return Ok(Vec::new()) };
-        // What ended since the last time is no answer to this change.
-        let earlier: Vec<Ended> = from.try_iter().collect();
-        let mut soon = None;
-        if let Some(change) = change {
-            // The thread lives as long as this does.
-            let _ = to.send(change);
-            soon = from.recv_timeout(SHORT).ok();
+        let has_update = self.recheck_all || !self.former_destinations.is_empty() || concerns_udp(dirty);
+        let update = has_update.then(|| self.update(snapshot, dirty));
+        let Some((updates, results)) = &self.channels else { return Ok(Vec::new()) };
+        // The results of earlier calls must not be taken for the result of this one.
+        let earlier: Vec<CleanerResult> = results.try_iter().collect();
+        let mut current = None;
+        if let Some(update) = update {
+            // The thread lives as long as this value.
+            let _ = updates.send(update);
+            current = results.recv_timeout(MAX_WAIT).ok();
         }
-        earlier.into_iter().chain(soon).try_fold(Vec::new(), |mut all, ended| {
-            all.extend(ended?);
-            Ok(all)
-        })
+        let lists: Vec<_> = earlier.into_iter().chain(current).collect::<Result<_, _>>()?;
+        Ok(lists.concat())
     }
 
-    fn change(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Change {
-        let mut owed = Owed::default();
-        owed.add(dirty);
-        let is_udp = |(key, _): &(&ServicePortKey, &Arc<ResolvedPort>)| plan::is_udp(key);
+    fn update(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Update {
+        let mut pending = PendingCheck::default();
+        pending.add(dirty);
         let all = || {
-            let ports = snapshot.ports.iter().filter(is_udp);
+            let ports = snapshot.ports.iter().filter(|(key, _)| is_udp(key));
             ports.map(|(key, port)| (key.clone(), Arc::clone(port))).collect()
         };
-        let changed = owed.dirty.ports.iter().map(|key| (key.clone(), snapshot.ports.get(key).cloned()));
-        Change {
-            suspects: std::mem::take(&mut self.suspects),
-            distrust: std::mem::take(&mut self.distrust),
+        let changed = pending.dirty.ports.iter().map(|key| (key.clone(), snapshot.ports.get(key).cloned()));
+        Update {
+            former_destinations: std::mem::take(&mut self.former_destinations),
+            recheck_all: std::mem::take(&mut self.recheck_all),
             all: dirty.all.then(all),
             ports: changed.collect(),
             node: (dirty.all || dirty.node).then(|| snapshot.node.clone()),
-            dirty: owed.dirty,
+            dirty: pending.dirty,
         }
     }
 }
 
-fn start(mut looks: Looks) -> Result<(Sender<Change>, Receiver<Ended>), KernelError> {
-    let (to, changes) = mpsc::channel::<Change>();
-    let (ended, from) = mpsc::channel();
+fn start(mut cleaner: Cleaner) -> Result<(Sender<Update>, Receiver<CleanerResult>), KernelError> {
+    let (update_sender, updates) = mpsc::channel::<Update>();
+    let (result_sender, results) = mpsc::channel();
     let run = move || {
         let mut snapshot = Snapshot::default();
-        while let Ok(first) = changes.recv() {
-            // What has gathered during the last look is one more, and not many.
+        while let Ok(first) = updates.recv() {
+            // All updates that arrived during the last walk need only one walk.
             let mut dirty = Dirty::default();
-            for change in std::iter::once(first).chain(changes.try_iter()) {
-                take(change, &mut snapshot, &mut dirty, &mut looks);
+            for update in std::iter::once(first).chain(updates.try_iter()) {
+                update.apply(&mut snapshot, &mut dirty, &mut cleaner);
             }
-            if ended.send(looks.delete_stale(&snapshot, &dirty)).is_err() {
+            if result_sender.send(cleaner.delete_stale(&snapshot, &dirty)).is_err() {
                 return;
             }
         }
@@ -120,27 +121,31 @@ fn start(mut looks: Looks) -> Result<(Sender<Change>, Receiver<Ended>), KernelEr
         .name("stale-udp".into())
         .spawn(run)
         .map_err(KernelError::call("start", "thread stale-udp"))?;
-    Ok((to, from))
+    Ok((update_sender, results))
 }
 
-fn take(change: Change, snapshot: &mut Snapshot, dirty: &mut Dirty, looks: &mut Looks) {
-    change.suspects.into_iter().for_each(|destination| looks.add_former_destination(destination));
-    if change.distrust {
-        looks.recheck_all();
-    }
-    if let Some(all) = change.all {
-        snapshot.ports = all;
-    }
-    for (key, port) in change.ports {
-        match port {
-            Some(port) => drop(snapshot.ports.insert(key, port)),
-            None => drop(snapshot.ports.remove(&key)),
+impl Update {
+    fn apply(self, snapshot: &mut Snapshot, dirty: &mut Dirty, cleaner: &mut Cleaner) {
+        for destination in self.former_destinations {
+            cleaner.add_former_destination(destination);
         }
+        if self.recheck_all {
+            cleaner.recheck_all();
+        }
+        if let Some(all) = self.all {
+            snapshot.ports = all;
+        }
+        for (key, port) in self.ports {
+            match port {
+                Some(port) => drop(snapshot.ports.insert(key, port)),
+                None => drop(snapshot.ports.remove(&key)),
+            }
+        }
+        if let Some(node) = self.node {
+            snapshot.node = node;
+        }
+        dirty.all |= self.dirty.all;
+        dirty.node |= self.dirty.node;
+        dirty.ports.extend(self.dirty.ports);
     }
-    if let Some(node) = change.node {
-        snapshot.node = node;
-    }
-    dirty.all |= change.dirty.all;
-    dirty.node |= change.dirty.node;
-    dirty.ports.extend(change.dirty.ports);
 }

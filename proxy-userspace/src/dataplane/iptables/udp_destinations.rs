@@ -1,6 +1,6 @@
 //! The UDP destinations that the rules of an earlier process translate.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use crate::{
     dataplane::iptables_text::{SavedLine, saved_lines},
@@ -10,17 +10,13 @@ use crate::{
 /// Returns the UDP destinations in the output of iptables-save: VIPs, and node ports with the
 /// unspecified address.
 pub(super) fn udp_destinations(saved: &str, family: IpFamily) -> Vec<SocketAddr> {
-    let unspecified: IpAddr = match family {
-        IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
-        IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
-    };
     let destination = |line| {
         let SavedLine::Rule { chain, rule } = line else { return None };
         if !rule.contains("-p udp ") {
             return None;
         }
         let address = match chain {
-            "KUBE-NODEPORTS" => unspecified,
+            "KUBE-NODEPORTS" => family.unspecified(),
             "KUBE-SERVICES" => argument(rule, "-d ")?.split('/').next()?.parse().ok()?,
             _ => return None,
         };

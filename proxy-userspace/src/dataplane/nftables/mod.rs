@@ -50,10 +50,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::Arc,
-};
+use std::{net::SocketAddr, sync::Arc};
 
 pub use self::{plan::Plan, state::State, table::TABLE};
 use self::{
@@ -129,14 +126,10 @@ impl Nftables {
     /// may be deleted.
     fn add_former_udp_destinations(&mut self, tables: &[Table; 2]) {
         for (family, table) in IpFamily::ALL.into_iter().zip(tables) {
-            let unspecified = match family {
-                IpFamily::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-                IpFamily::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-            };
             let keys = table.elements.keys();
             for destination in keys.filter_map(|(set, key)| Destination::read(*set, family, key)) {
                 if destination.protocol == Protocol::Udp.number() {
-                    let address = destination.address.unwrap_or(unspecified);
+                    let address = destination.address.unwrap_or(family.unspecified());
                     let destination = SocketAddr::new(address, destination.port);
                     self.stale_udp.add_former_destination(destination);
                 }

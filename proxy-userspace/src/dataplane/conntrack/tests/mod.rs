@@ -1,7 +1,7 @@
-//! Which flows are stale after which change.
+//! Tests which entries are stale after a change.
 
-mod on_a_thread;
 mod properties;
+mod thread;
 
 use std::sync::{Arc, Mutex};
 
@@ -19,14 +19,14 @@ const REMOTE: &str = "10.244.2.1:5353";
 const POD: &str = "10.244.1.9:4000";
 const CLIENT: &str = "203.0.113.2:4000";
 
-/// A table in memory; clones are the same one.
+/// A table in memory. Clones share it.
 #[derive(Clone, Debug, Default)]
 struct Table(Arc<Mutex<Contents>>);
 
 #[derive(Debug, Default)]
 struct Contents {
     flows: Vec<UdpFlow>,
-    looks: Vec<UdpFilter>,
+    walks: Vec<UdpFilter>,
     is_broken: bool,
 }
 
@@ -40,14 +40,14 @@ impl UdpTable for Table {
         if contents.is_broken {
             return Err(KernelError::NoConntrackNetlink { source: std::io::ErrorKind::InvalidInput.into() });
         }
-        contents.looks.push(filter);
+        contents.walks.push(filter);
         let before = contents.flows.len();
         contents.flows.retain(|flow| !(filter.matches(flow) && is_stale(flow)));
         Ok(DeletionCounts { seen: before, deleted: before - contents.flows.len() })
     }
 }
 
-/// A node, its Services and its flows.
+/// A node with its Services and entries.
 #[derive(Debug)]
 struct Scene {
     table: Table,
@@ -68,11 +68,11 @@ impl Scene {
         Self { table, stale_udp, snapshot: Snapshot { node, ..Snapshot::default() } }
     }
 
-    /// One Service with a cluster IP, looked through once.
+    /// Returns a scene with one Service, after the first cleanup.
     fn serving(endpoints: &[&str]) -> Self {
         let mut scene = Self::new();
         scene.set("dns", service(endpoints));
-        scene.forget_all();
+        scene.clean_all();
         scene
     }
 
@@ -86,21 +86,21 @@ impl Scene {
         dirty(name)
     }
 
-    /// What is left of these flows after a look at what changed.
-    fn left(&mut self, dirty: &Dirty, flows: &[UdpFlow]) -> Vec<UdpFlow> {
+    /// Returns the remaining entries after a cleanup.
+    fn remaining(&mut self, dirty: &Dirty, flows: &[UdpFlow]) -> Vec<UdpFlow> {
         self.table.0.lock().unwrap().flows = flows.to_vec();
         self.stale_udp.delete_stale(&self.snapshot, dirty).expect("the table works");
         self.table.0.lock().unwrap().flows.clone()
     }
 
-    fn forget_all(&mut self) {
-        self.left(&Dirty::everything(), &[]);
-        self.looks();
+    fn clean_all(&mut self) {
+        self.remaining(&Dirty::everything(), &[]);
+        self.walks();
     }
 
-    /// What the table was looked through for since the last time.
-    fn looks(&mut self) -> Vec<UdpFilter> {
-        std::mem::take(&mut self.table.0.lock().unwrap().looks)
+    /// Returns the filters of the walks since the last call.
+    fn walks(&mut self) -> Vec<UdpFilter> {
+        std::mem::take(&mut self.table.0.lock().unwrap().walks)
     }
 }
 
@@ -154,67 +154,71 @@ fn to_vip(reply_source: &str) -> UdpFlow {
 }
 
 #[test]
-fn flows_to_an_endpoint_that_left_go_and_those_to_the_others_stay() {
+fn only_entries_to_removed_endpoints_are_deleted() {
     let mut scene = Scene::serving(&[OLD, REMOTE]);
     let dirty = scene.set("dns", service(&[NEW, REMOTE]));
-    let left = scene.left(&dirty, &[to_vip(OLD), to_vip(NEW), to_vip(REMOTE)]);
-    assert_eq!(left, [to_vip(NEW), to_vip(REMOTE)]);
+    let remaining = scene.remaining(&dirty, &[to_vip(OLD), to_vip(NEW), to_vip(REMOTE)]);
+    assert_eq!(remaining, [to_vip(NEW), to_vip(REMOTE)]);
 }
 
 #[test]
-fn flows_to_the_last_endpoint_go_with_it() {
+fn entries_to_the_last_endpoint_are_deleted() {
     let mut scene = Scene::serving(&[OLD]);
     let dirty = scene.set("dns", service(&[]));
-    assert_eq!(scene.left(&dirty, &[to_vip(OLD)]), []);
+    assert_eq!(scene.remaining(&dirty, &[to_vip(OLD)]), []);
 }
 
 #[test]
-fn flows_that_went_to_the_service_itself_go_when_its_first_endpoint_comes() {
+fn untranslated_entries_are_deleted_with_the_first_endpoint() {
     let mut scene = Scene::serving(&[]);
     let dirty = scene.set("dns", service(&[NEW]));
-    assert_eq!(scene.left(&dirty, &[to_vip(VIP)]), []);
+    assert_eq!(scene.remaining(&dirty, &[to_vip(VIP)]), []);
 }
 
 #[test]
-fn flows_of_a_service_that_went_go_and_untranslated_ones_to_its_address_stay() {
+fn translated_entries_of_a_deleted_service_are_deleted() {
     let mut scene = Scene::serving(&[OLD]);
     let dirty = scene.remove("dns");
     let other_translation = to_vip("192.0.2.1:53");
-    let left = scene.left(&dirty, &[to_vip(OLD), to_vip(VIP), other_translation]);
-    assert_eq!(left, [to_vip(VIP), other_translation], "whoever has the address now has flows of his own");
-    assert_eq!(scene.left(&dirty, &[to_vip(OLD)]), [to_vip(OLD)], "it was forgotten with its flows");
+    let remaining = scene.remaining(&dirty, &[to_vip(OLD), to_vip(VIP), other_translation]);
+    assert_eq!(remaining, [to_vip(VIP), other_translation], "another program may use the address");
+    assert_eq!(
+        scene.remaining(&dirty, &[to_vip(OLD)]),
+        [to_vip(OLD)],
+        "the cleaner does not remember deleted Services"
+    );
 }
 
 #[test]
-fn an_endpoint_that_drains_keeps_its_flows() {
+fn draining_endpoint_keeps_its_entries() {
     let mut scene = Scene::serving(&[OLD]);
     let mut draining = service(&[OLD, NEW]);
     draining.cluster_endpoints.remove(0);
     let dirty = scene.set("dns", draining);
-    assert_eq!(scene.left(&dirty, &[to_vip(OLD)]), [to_vip(OLD)]);
+    assert_eq!(scene.remaining(&dirty, &[to_vip(OLD)]), [to_vip(OLD)]);
 }
 
 #[test]
-fn another_port_of_the_same_pod_is_another_endpoint() {
+fn other_port_of_the_same_pod_is_another_endpoint() {
     let mut scene = Scene::serving(&[OLD]);
     let dirty = scene.set("dns", service(&["10.244.1.1:5354"]));
-    assert_eq!(scene.left(&dirty, &[to_vip(OLD)]), []);
+    assert_eq!(scene.remaining(&dirty, &[to_vip(OLD)]), []);
 }
 
 #[test]
-fn a_local_policy_leaves_no_flow_on_other_nodes_but_those_of_callers_it_does_not_bind() {
+fn local_policy_deletes_entries_to_other_nodes_for_affected_clients() {
     let internal = ResolvedPort { internal_policy: TrafficPolicy::Local, ..node_port(&[OLD, REMOTE]) };
     let external = ResolvedPort { external_policy: TrafficPolicy::Local, ..node_port(&[OLD, REMOTE]) };
     let from = |source, destination| flow(source, destination, REMOTE);
     let at_node = "192.168.57.11:30053";
     for (policy, stale) in [
         (internal, vec![from(POD, VIP), from(CLIENT, VIP)]),
-        // Pods and the node itself take the short cut.
+        // The policy does not apply to pods and to the node itself.
         (external, vec![from(CLIENT, at_node)]),
     ] {
         let mut scene = Scene::new();
         scene.set("dns", node_port(&[OLD, REMOTE]));
-        scene.forget_all();
+        scene.clean_all();
         let dirty = scene.set("dns", policy);
         let all = [
             from(POD, VIP),
@@ -225,82 +229,81 @@ fn a_local_policy_leaves_no_flow_on_other_nodes_but_those_of_callers_it_does_not
             to_vip(OLD),
         ];
         let stays: Vec<_> = all.into_iter().filter(|flow| !stale.contains(flow)).collect();
-        assert_eq!(scene.left(&dirty, &all), stays);
+        assert_eq!(scene.remaining(&dirty, &all), stays);
     }
 }
 
 #[test]
-fn who_cannot_be_told_to_be_outside_keeps_his_flows() {
+fn undetectable_client_keeps_its_entries() {
     let mut scene = Scene::new();
     scene.snapshot.node.local_detector = LocalTrafficDetector::InterfaceNamePrefix("cali".into());
     scene.set("dns", ResolvedPort { external_policy: TrafficPolicy::Local, ..node_port(&[OLD, REMOTE]) });
     let flow = flow(CLIENT, "192.168.57.11:30053", REMOTE);
-    assert_eq!(scene.left(&Dirty::everything(), &[flow]), [flow]);
+    assert_eq!(scene.remaining(&Dirty::everything(), &[flow]), [flow]);
 }
 
 #[test]
-fn an_address_that_a_service_got_is_cleared_of_untranslated_flows_and_one_that_it_lost_of_its_own() {
+fn new_and_removed_external_ips_delete_their_entries() {
     let external = "198.51.100.1:53";
     let mut scene = Scene::serving(&[OLD]);
     let mut port = service(&[OLD]);
     port.frontends.push(at(FrontendKind::ExternalIp, external));
     let [untranslated, own] = [external, OLD].map(|reply_source| flow(CLIENT, external, reply_source));
     let dirty = scene.set("dns", port);
-    assert_eq!(scene.left(&dirty, &[untranslated, own, to_vip(OLD)]), [own, to_vip(OLD)]);
+    assert_eq!(scene.remaining(&dirty, &[untranslated, own, to_vip(OLD)]), [own, to_vip(OLD)]);
     scene.set("dns", service(&[OLD]));
-    assert_eq!(scene.left(&dirty, &[untranslated, own, to_vip(OLD)]), [untranslated, to_vip(OLD)]);
+    assert_eq!(scene.remaining(&dirty, &[untranslated, own, to_vip(OLD)]), [untranslated, to_vip(OLD)]);
 }
 
 #[test]
-fn node_ports_are_those_of_the_addresses_they_are_served_on() {
+fn node_ports_exist_only_on_their_addresses() {
     let to = |destination| flow(CLIENT, destination, OLD);
     let mut scene = Scene::new();
     scene.set("dns", node_port(&[NEW]));
     let elsewhere = [to("192.168.57.12:30053"), to("192.168.57.11:30054"), to("127.0.0.1:30053")];
     let all = [&elsewhere[..], &[to("192.168.57.11:30053")]].concat();
-    assert_eq!(scene.left(&Dirty::everything(), &all), elsewhere, "loopback is others' in this mode");
+    assert_eq!(scene.remaining(&Dirty::everything(), &all), elsewhere, "this mode does not serve loopback");
 
     scene.stale_udp = StaleUdpCleaner::with_table(scene.table.clone(), &[IpFamily::V4]);
     let all = [to("127.0.0.1:30053"), to("127.0.0.7:30053"), to("127.0.0.7:30054")];
-    assert_eq!(scene.left(&Dirty::everything(), &all), [to("127.0.0.7:30054")]);
+    assert_eq!(scene.remaining(&Dirty::everything(), &all), [to("127.0.0.7:30054")]);
 }
 
 #[test]
-fn an_address_that_node_ports_are_no_longer_served_on_is_cleared_of_ours_and_a_new_one_of_untranslated_flows()
-{
+fn moved_node_port_address_deletes_stale_entries() {
     let mut scene = Scene::new();
     scene.set("dns", node_port(&[OLD]));
-    scene.forget_all();
+    scene.clean_all();
     scene.snapshot.node.node_port_addresses = [ip("192.168.57.12")].into();
     let [former, now] = ["192.168.57.11:30053", "192.168.57.12:30053"];
     let stay = [flow(CLIENT, former, former), flow(CLIENT, now, OLD)];
     let go = [flow(CLIENT, former, OLD), flow(CLIENT, now, now)];
-    let left = scene.left(&Dirty { node: true, ..Dirty::default() }, &[stay, go].concat());
-    assert_eq!(left, stay);
+    let remaining = scene.remaining(&Dirty { node: true, ..Dirty::default() }, &[stay, go].concat());
+    assert_eq!(remaining, stay);
 }
 
 #[test]
-fn a_node_port_that_goes_was_served_on_the_addresses_of_that_time_only() {
+fn removed_node_port_existed_only_on_former_addresses() {
     let mut scene = Scene::new();
     scene.set("dns", node_port(&[OLD]));
-    scene.forget_all();
+    scene.clean_all();
     scene.snapshot.node.node_port_addresses.insert(ip("192.168.57.12"));
     let dirty = Dirty { node: true, ..scene.remove("dns") };
     let [own, strangers] = ["192.168.57.11:30053", "192.168.57.12:30053"].map(|to| flow(CLIENT, to, OLD));
-    assert_eq!(scene.left(&dirty, &[own, strangers]), [strangers]);
+    assert_eq!(scene.remaining(&dirty, &[own, strangers]), [strangers]);
 }
 
 #[test]
-fn an_address_that_moved_to_another_service_counts_for_that_one() {
+fn moved_address_belongs_to_its_new_service() {
     let mut scene = Scene::serving(&[OLD]);
     scene.remove("dns");
     let mut dirty = scene.set("other", service(&[NEW]));
     dirty.ports.insert(udp("dns"));
-    assert_eq!(scene.left(&dirty, &[to_vip(OLD), to_vip(NEW), to_vip(VIP)]), [to_vip(NEW)]);
+    assert_eq!(scene.remaining(&dirty, &[to_vip(OLD), to_vip(NEW), to_vip(VIP)]), [to_vip(NEW)]);
 }
 
 #[test]
-fn strangers_flows_stay() {
+fn entries_of_other_programs_stay() {
     let mut scene = Scene::serving(&[OLD]);
     let strangers = [
         flow(POD, "10.96.0.10:54", "10.96.0.10:54"),
@@ -309,62 +312,66 @@ fn strangers_flows_stay() {
         flow(CLIENT, "192.168.57.11:53", "192.168.57.11:53"),
     ];
     let dirty = scene.set("dns", service(&[]));
-    assert_eq!(scene.left(&dirty, &strangers), strangers);
-    assert_eq!(scene.left(&Dirty::everything(), &strangers), strangers);
+    assert_eq!(scene.remaining(&dirty, &strangers), strangers);
+    assert_eq!(scene.remaining(&Dirty::everything(), &strangers), strangers);
 }
 
 #[test]
-fn what_an_earlier_process_served_loses_its_translated_flows_unless_it_is_served_still() {
+fn translated_entries_of_former_destinations_are_deleted() {
     let mut scene = Scene::new();
     scene.set("dns", service(&[OLD]));
-    for inherited in [VIP, "10.96.0.11:53", "0.0.0.0:30053"] {
-        scene.stale_udp.add_former_destination(inherited.parse().unwrap());
+    for former in [VIP, "10.96.0.11:53", "0.0.0.0:30053"] {
+        scene.stale_udp.add_former_destination(former.parse().unwrap());
     }
     let stay = [to_vip(OLD), flow(POD, "10.96.0.11:53", "10.96.0.11:53"), flow(POD, "10.96.0.12:53", OLD)];
     let go = [flow(POD, "10.96.0.11:53", OLD), flow(CLIENT, "192.168.57.11:30053", OLD)];
     let all = [&stay[..], &go].concat();
-    assert_eq!(scene.left(&Dirty::everything(), &all), stay);
-    assert_eq!(scene.left(&Dirty::everything(), &all), all, "it is asked once");
+    assert_eq!(scene.remaining(&Dirty::everything(), &all), stay);
+    assert_eq!(scene.remaining(&Dirty::everything(), &all), all, "former destinations are checked once");
 }
 
 #[test]
-fn the_table_is_looked_through_only_if_udp_changed_in_a_way_that_matters() {
+fn table_is_walked_only_after_relevant_udp_changes() {
     let mut scene = Scene::serving(&[OLD, NEW]);
     let mut unchosen = service(&[OLD, NEW]);
     unchosen.cluster_endpoints.pop();
     scene.set("dns", unchosen);
     let tcp = Dirty { ports: [key("default/web", "")].into(), ..Dirty::default() };
     for dirty in [&dirty("dns"), &tcp, &Dirty::everything(), &Dirty { node: true, ..Dirty::default() }] {
-        scene.left(dirty, &[]);
-        assert_eq!(scene.looks(), [], "{dirty:?}");
+        scene.remaining(dirty, &[]);
+        assert_eq!(scene.walks(), [], "{dirty:?}");
     }
     let change = scene.set("dns", service(&[NEW]));
-    scene.left(&change, &[]);
+    scene.remaining(&change, &[]);
     let only = UdpFilter { family: IpFamily::V4, destination_port: Some(53) };
-    assert_eq!(scene.looks(), [only], "one family, and one port that the kernel can look for");
+    assert_eq!(scene.walks(), [only], "the kernel filters by family and port");
     let change = scene.set("dns", node_port(&[OLD]));
-    scene.left(&change, &[]);
-    assert_eq!(scene.looks(), [UdpFilter { destination_port: None, ..only }]);
+    scene.remaining(&change, &[]);
+    assert_eq!(scene.walks(), [UdpFilter { destination_port: None, ..only }]);
 }
 
 #[test]
-fn who_distrusts_the_rules_has_all_flows_looked_at_once() {
+fn recheck_all_checks_all_entries_once() {
     let mut scene = Scene::serving(&[OLD]);
     scene.stale_udp.recheck_all();
-    assert_eq!(scene.left(&Dirty::default(), &[to_vip(VIP), to_vip(OLD)]), [to_vip(OLD)]);
-    assert_eq!(scene.left(&Dirty::everything(), &[to_vip(VIP)]), [to_vip(VIP)]);
+    assert_eq!(scene.remaining(&Dirty::default(), &[to_vip(VIP), to_vip(OLD)]), [to_vip(OLD)]);
+    assert_eq!(scene.remaining(&Dirty::everything(), &[to_vip(VIP)]), [to_vip(VIP)]);
 }
 
 #[test]
-fn what_failed_is_made_good_with_the_next_change_of_udp() {
+fn failed_cleanup_is_repeated_with_the_next_udp_change() {
     let mut scene = Scene::serving(&[OLD]);
     scene.set("web", ResolvedPort { frontends: vec![], ..service(&[]) });
-    scene.forget_all();
+    scene.clean_all();
     let dirty_dns = scene.remove("dns");
     scene.table.0.lock().unwrap().is_broken = true;
     scene.table.0.lock().unwrap().flows = vec![to_vip(OLD)];
     assert!(scene.stale_udp.delete_stale(&scene.snapshot, &dirty_dns).is_err());
     scene.table.0.lock().unwrap().is_broken = false;
-    assert_eq!(scene.left(&Dirty::default(), &[to_vip(OLD)]), [to_vip(OLD)], "nothing of UDP changed");
-    assert_eq!(scene.left(&dirty("web"), &[to_vip(OLD)]), []);
+    assert_eq!(
+        scene.remaining(&Dirty::default(), &[to_vip(OLD)]),
+        [to_vip(OLD)],
+        "no UDP service port changed"
+    );
+    assert_eq!(scene.remaining(&dirty("web"), &[to_vip(OLD)]), []);
 }

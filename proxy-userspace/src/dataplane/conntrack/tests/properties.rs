@@ -1,4 +1,4 @@
-//! What holds after any change, over generated Snapshots and flows.
+//! Checks properties for generated Snapshots and entries.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use proptest::{collection::vec, prelude::*, sample::select};
 use super::*;
 use crate::model::{ClientLocation, testing::snapshot_change};
 
-/// Who serves a destination; the other way round than the plan goes about it.
+/// Returns the service port of a destination. Searches in another way than the cleaner.
 fn served(snapshot: &Snapshot, loopback: bool, to: SocketAddr) -> Option<(FrontendKind, &ResolvedPort)> {
     let node_address =
         if matches!(to.ip(), IpAddr::V4(v4) if v4.is_loopback()) { ip("127.0.0.1") } else { to.ip() };
@@ -62,7 +62,7 @@ fn any_flow() -> impl Strategy<Value = UdpFlow> {
 
 proptest! {
     #[test]
-    fn after_a_change_no_flow_is_stale_no_strangers_is_gone_and_nothing_is_left_to_do(
+    fn cleanup_deletes_exactly_the_stale_entries(
         (before, now, dirty) in snapshot_change(),
         old_flows in vec(any_flow(), 0..60),
         loopback in any::<bool>(),
@@ -74,7 +74,7 @@ proptest! {
         stale_udp.delete_stale(&before, &Dirty::everything()).unwrap();
         let between = table.0.lock().unwrap().flows.clone();
         for flow in old_flows.iter().filter(|flow| !between.contains(flow)) {
-            prop_assert!(served(&before, loopback, flow.destination).is_some(), "a stranger's: {flow:?}");
+            prop_assert!(served(&before, loopback, flow.destination).is_some(), "an entry of another program: {flow:?}");
         }
         stale_udp.delete_stale(&now, &dirty).unwrap();
         let after = table.0.lock().unwrap().flows.clone();
@@ -92,23 +92,23 @@ proptest! {
                 prop_assert!(
                     !port.serving.iter().any(is_local)
                         && (!serves(port, flow.reply_source) || policies.contains(&TrafficPolicy::Local)),
-                    "leads where it should: {flow:?}"
+                    "not stale: {flow:?}"
                 );
             } else {
-                prop_assert!(served(&before, loopback, flow.destination).is_some(), "a stranger's: {flow:?}");
+                prop_assert!(served(&before, loopback, flow.destination).is_some(), "an entry of another program: {flow:?}");
             }
         }
-        table.0.lock().unwrap().looks.clear();
+        table.0.lock().unwrap().walks.clear();
         prop_assert_eq!(stale_udp.delete_stale(&now, &Dirty::everything()).unwrap(), []);
-        prop_assert_eq!(&table.0.lock().unwrap().looks, &[]);
+        prop_assert_eq!(&table.0.lock().unwrap().walks, &[]);
     }
 
     #[test]
-    fn what_is_dirty_suffices(
+    fn checking_dirty_ports_is_sufficient(
         (before, now, dirty) in snapshot_change(),
         flows in vec(any_flow(), 0..60),
     ) {
-        let left = |dirty: &Dirty| {
+        let remaining = |dirty: &Dirty| {
             let table = Table::default();
             table.0.lock().unwrap().flows.clone_from(&flows);
             let mut stale_udp = StaleUdpCleaner::with_table(table.clone(), &[]);
@@ -116,6 +116,6 @@ proptest! {
             stale_udp.delete_stale(&now, dirty).unwrap();
             table.0.lock().unwrap().flows.clone()
         };
-        prop_assert_eq!(left(&dirty), left(&Dirty::everything()));
+        prop_assert_eq!(remaining(&dirty), remaining(&Dirty::everything()));
     }
 }
