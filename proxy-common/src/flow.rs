@@ -70,20 +70,20 @@ impl Flow {
 
     /// The key of the other direction of the flow whose one direction has this key and value.
     #[inline(always)]
-    pub const fn partner_key(&self, key: &FlowKey) -> FlowKey {
+    pub const fn opposite_key(&self, key: &FlowKey) -> FlowKey {
         let direction = Direction::number_of_other(key.direction);
         FlowKey { source: self.destination, destination: self.source, direction, ..*key }
     }
 
     /// The value of the other direction.
     #[inline(always)]
-    pub const fn partner(&self, key: &FlowKey) -> Self {
+    pub const fn opposite(&self, key: &FlowKey) -> Self {
         Self { source: key.destination, destination: key.source, ..*self }
     }
 
     /// A TCP connection that both sides have closed, or one has reset: what comes after on the same ports is a new one.
     #[inline(always)]
-    pub const fn is_closing(&self) -> bool {
+    pub const fn is_closed(&self) -> bool {
         const BOTH: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
         self.state & BOTH == BOTH || self.state & state::RESET != 0
     }
@@ -99,20 +99,18 @@ impl Flow {
     #[inline(always)]
     pub const fn is_in_use(&self, now_ns: u64) -> bool {
         const SILENT: u64 = 60 * SECOND;
-        self.state & state::REPLIED != 0
-            && !self.is_closing()
-            && now_ns.saturating_sub(self.used_ns) <= SILENT
+        self.state & state::REPLIED != 0 && !self.is_closed() && now_ns.saturating_sub(self.used_ns) <= SILENT
     }
 
     /// Whether it was silent for longer than flows of its kind are kept.
     #[inline(always)]
-    pub const fn is_over(&self, protocol: Protocol, now_ns: u64) -> bool {
+    pub const fn is_expired(&self, protocol: Protocol, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.used_ns) > self.lifetime_seconds(protocol) * SECOND
     }
 
     /// The time of its last packet is to be noted anew.
     #[inline(always)]
-    const fn is_noted_long_ago(&self, now_ns: u64) -> bool {
+    const fn needs_touch(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.used_ns) >= TOUCH_NS
     }
 
@@ -131,7 +129,7 @@ impl Flow {
         match protocol {
             Protocol::Udp | Protocol::Sctp if has_replied || self.state & state::PASS != 0 => 120,
             Protocol::Udp | Protocol::Sctp => 30,
-            Protocol::Tcp if self.is_closing() || !has_replied => 120,
+            Protocol::Tcp if self.is_closed() || !has_replied => 120,
             Protocol::Tcp if self.state & CLOSED != 0 => 3_600,
             Protocol::Tcp => 86_400,
         }
@@ -140,13 +138,13 @@ impl Flow {
 
 /// What a packet says of its flow.
 #[inline(always)]
-pub const fn observed(direction: Direction, tcp: TcpFlags) -> u32 {
+pub const fn observed_state(direction: Direction, tcp: TcpFlags) -> u32 {
     let (seen, closed) = match direction {
         Direction::Original => (0, state::CLIENT_CLOSED),
         Direction::Reply => (state::REPLIED, state::ENDPOINT_CLOSED),
     };
-    let closed = if tcp.closes() { closed } else { 0 };
-    let reset = if tcp.resets() { state::RESET } else { 0 };
+    let closed = if tcp.has_fin() { closed } else { 0 };
+    let reset = if tcp.has_rst() { state::RESET } else { 0 };
     seen | closed | reset
 }
 
@@ -158,15 +156,15 @@ const TOUCH_NS: u64 = SECOND;
 #[inline(always)]
 pub fn touch(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
     let news = observed & !flow.state | flow.state & !observed & state::RESET;
-    if news != 0 || flow.is_noted_long_ago(now_ns) {
+    if news != 0 || flow.needs_touch(now_ns) {
         refresh(tables, key, flow, observed, now_ns);
     }
 }
 
 /// Notes a packet of a flow that is not translated, and so has no other direction.
 #[inline(always)]
-pub fn touch_alone(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns: u64) {
-    if flow.is_noted_long_ago(now_ns) {
+pub fn touch_pass_entry(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns: u64) {
+    if flow.needs_touch(now_ns) {
         tables.touch_flow(key, 0, now_ns);
     }
 }
@@ -178,9 +176,9 @@ fn refresh<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now
     if flow.state & state::PASS != 0 {
         return;
     }
-    let partner = flow.partner_key(key);
-    if !tables.touch_flow(&partner, observed, now_ns) {
-        let flow = Flow { state: state::after(flow.state, observed), used_ns: now_ns, ..flow.partner(key) };
-        tables.put_flow(&partner, &flow);
+    let opposite = flow.opposite_key(key);
+    if !tables.touch_flow(&opposite, observed, now_ns) {
+        let flow = Flow { state: state::after(flow.state, observed), used_ns: now_ns, ..flow.opposite(key) };
+        tables.put_flow(&opposite, &flow);
     }
 }

@@ -11,9 +11,9 @@ pub trait Frame {
     /// Brings the checksum of an IPv4 header up to date.
     fn fix_header_checksum(&self, offset: u32, difference: Difference) -> Option<()>;
     /// Brings the checksum of what an IP packet carries up to date.
-    fn fix_checksum(&self, offset: u32, difference: Difference, covered: Covered) -> Option<()>;
+    fn fix_checksum(&self, offset: u32, difference: Difference, covered: ChecksumCoverage) -> Option<()>;
     /// Bytes changed that no checksum within the packet makes up for, but one the link's hardware took may cover.
-    fn note_uncovered(&self, difference: Difference);
+    fn update_hardware_checksum(&self, difference: Difference);
 
     /// The bytes of all of it.
     fn length(&self) -> u32;
@@ -27,7 +27,7 @@ pub trait Frame {
 
 /// How a checksum covers the bytes that changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Covered {
+pub struct ChecksumCoverage {
     /// As part of the pseudo header, which is in the IP header of this version; else as part of what the packet carries.
     pub pseudo_header: Option<IpVersion>,
     /// All zeros stand for no checksum (UDP).
@@ -297,25 +297,25 @@ impl TcpFlags {
 
     /// A client begins a connection.
     #[inline(always)]
-    pub const fn begins(self) -> bool {
+    pub const fn is_syn(self) -> bool {
         self.0 & (Self::SYN | Self::ACK) == Self::SYN
     }
 
     /// A server agrees to one.
     #[inline(always)]
-    pub const fn agrees(self) -> bool {
+    pub const fn is_syn_ack(self) -> bool {
         self.0 & (Self::SYN | Self::ACK) == Self::SYN | Self::ACK
     }
 
     /// One side will send no more.
     #[inline(always)]
-    pub const fn closes(self) -> bool {
+    pub const fn has_fin(self) -> bool {
         self.0 & Self::FIN != 0
     }
 
     /// One side gives up.
     #[inline(always)]
-    pub const fn resets(self) -> bool {
+    pub const fn has_rst(self) -> bool {
         self.0 & Self::RST != 0
     }
 }

@@ -1,4 +1,5 @@
-//! The transport protocols of Service ports, and everything in which the programs treat them differently.
+//! The transport protocols of Service ports, and everything in which the programs treat them
+//! differently.
 
 use core::fmt;
 
@@ -62,8 +63,8 @@ impl Protocol {
         }
     }
 
-    /// Returns the protocol of a socket. An MPTCP socket counts as TCP, because its subflows are TCP
-    /// connections.
+    /// Returns the protocol of a socket. An MPTCP socket counts as TCP, because its subflows are
+    /// TCP connections.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the guard excludes larger numbers")]
     pub const fn of_socket(number: u32) -> Option<Self> {

@@ -4,7 +4,7 @@ use crate::{
     Addr, Protocol,
     checksum::Difference,
     layout::{Flow, FlowKey},
-    packet::{Covered, Frame, IpVersion, Packet, Tuple},
+    packet::{ChecksumCoverage, Frame, IpVersion, Packet, Tuple},
     protocol::ChecksumField,
 };
 
@@ -30,15 +30,15 @@ pub fn transport<F: Frame>(
     if is_absent {
         // The header's own checksum made up for IPv4 addresses.
         let is_v4 = packet.version == IpVersion::V4;
-        frame.note_uncovered(if is_v4 { changed } else { changed.and(moved) });
+        frame.update_hardware_checksum(if is_v4 { changed } else { changed.and(moved) });
         return Some(());
     }
     if !moved.is_none() {
-        let covered = Covered { pseudo_header: Some(packet.version), may_be_absent };
+        let covered = ChecksumCoverage { pseudo_header: Some(packet.version), may_be_absent };
         frame.fix_checksum(checksum, moved, covered)?;
     }
     if !changed.is_none() {
-        frame.fix_checksum(checksum, changed, Covered { pseudo_header: None, may_be_absent })?;
+        frame.fix_checksum(checksum, changed, ChecksumCoverage { pseudo_header: None, may_be_absent })?;
     }
     Some(())
 }
@@ -96,13 +96,13 @@ fn store_fields(
 pub fn later_fragment(frame: &impl Frame, packet: &Packet, source: Addr, destination: Addr) -> Option<()> {
     let difference = addresses(frame, packet, (packet.source, source), (packet.destination, destination))?;
     if packet.version == IpVersion::V6 {
-        frame.note_uncovered(difference);
+        frame.update_hardware_checksum(difference);
     }
     Some(())
 }
 
 /// An ICMP error: what it tells of, and how both change.
-pub struct Error<'a> {
+pub struct IcmpError<'a> {
     /// The error itself.
     pub outer: &'a Packet,
     /// Its source after translation.
@@ -120,10 +120,10 @@ pub struct Error<'a> {
 /// Changes an ICMP error and the packet within it. The inner packet's own transport checksum, of which the rest may be cut
 /// off, is left: nobody can check it.
 #[inline(always)]
-pub fn error(frame: &impl Frame, error: &Error<'_>) -> Option<()> {
-    let Error { outer, inner, before, after, .. } = error;
+pub fn icmp_error(frame: &impl Frame, error: &IcmpError<'_>) -> Option<()> {
+    let IcmpError { outer, inner, before, after, .. } = error;
     let checksum = outer.payload + 2;
-    let in_payload = Covered { pseudo_header: None, may_be_absent: false };
+    let in_payload = ChecksumCoverage { pseudo_header: None, may_be_absent: false };
     let moved =
         addresses(frame, outer, (outer.source, error.source), (outer.destination, error.destination))?;
     let changed = addresses(
@@ -136,7 +136,7 @@ pub fn error(frame: &impl Frame, error: &Error<'_>) -> Option<()> {
         // The inner header's checksum changed the other way, and the outer addresses are not covered.
         IpVersion::V4 => Difference::default(),
         IpVersion::V6 => {
-            let covered = Covered { pseudo_header: Some(IpVersion::V6), may_be_absent: false };
+            let covered = ChecksumCoverage { pseudo_header: Some(IpVersion::V6), may_be_absent: false };
             if !moved.is_none() {
                 frame.fix_checksum(checksum, moved, covered)?;
             }

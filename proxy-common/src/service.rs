@@ -10,7 +10,7 @@ use crate::{
 
 /// Whether an address and port may be a Service's: most are not, and a bitmap tells.
 #[inline(always)]
-pub fn may_be(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
+pub fn may_be_vip(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
     tables.prefilter_may_contain(PrefilterBit::of_service(addr, port))
         || tables.prefilter_may_contain(PrefilterBit::of_node_port(addr, port))
 }
@@ -30,13 +30,13 @@ pub fn find(
     protocol: Protocol,
     on_node: impl FnOnce() -> bool,
 ) -> Option<ServiceValue> {
-    if let Some(service) = exact(tables, destination, protocol) {
+    if let Some(service) = find_by_address(tables, destination, protocol) {
         return Some(service);
     }
     node_port(tables, destination, protocol, on_node)
 }
 
-/// Finds the Service of a packet's destination, for which [`may_be`] holds: by the bitmap, most that go to a node port are spared one
+/// Finds the Service of a packet's destination, for which [`may_be_vip`] holds: by the bitmap, most that go to a node port are spared one
 /// of two looks.
 #[inline(always)]
 pub fn find_on_link(
@@ -45,7 +45,7 @@ pub fn find_on_link(
     protocol: Protocol,
 ) -> Option<ServiceValue> {
     if tables.prefilter_may_contain(PrefilterBit::of_service(&destination.addr, destination.port))
-        && let Some(service) = exact(tables, destination, protocol)
+        && let Some(service) = find_by_address(tables, destination, protocol)
     {
         return Some(service);
     }
@@ -54,7 +54,11 @@ pub fn find_on_link(
 
 /// Finds the Service that has this very address: any but a node port.
 #[inline(always)]
-pub fn exact(tables: &impl Tables, destination: &Endpoint, protocol: Protocol) -> Option<ServiceValue> {
+pub fn find_by_address(
+    tables: &impl Tables,
+    destination: &Endpoint,
+    protocol: Protocol,
+) -> Option<ServiceValue> {
     let Endpoint { addr, port, .. } = *destination;
     if addr.is_unspecified() { None } else { tables.service(&ServiceKey::new(addr, port, protocol)) }
 }
@@ -90,7 +94,7 @@ impl AffinityKey {
 
 /// Chooses an endpoint for a new connection; `client` is asked where the Service has affinity.
 #[inline(always)]
-pub fn choose(
+pub fn choose_endpoint(
     tables: &impl Tables,
     service: &ServiceValue,
     slots: Slots,
@@ -116,7 +120,7 @@ pub fn choose(
 
 /// Whether a UDP flow to an endpoint may go on: the endpoint still serves.
 #[inline(always)]
-pub fn still_serves(tables: &impl Tables, service: u32, endpoint: Endpoint) -> bool {
+pub fn is_serving(tables: &impl Tables, service: u32, endpoint: Endpoint) -> bool {
     is_in(tables, service, List::Serving.number(), endpoint)
 }
 

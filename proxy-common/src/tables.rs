@@ -4,7 +4,7 @@ use crate::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, MemberKey, NodeValue, ProgramError, ServiceKey, ServiceValue, Tally,
+        FragmentValue, MemberKey, NodeValue, ProgramError, ServiceEvent, ServiceKey, ServiceValue,
     },
     prefilter::PrefilterBit,
 };
@@ -47,7 +47,7 @@ pub trait Tables {
     fn touch_flow(&self, key: &FlowKey, observed: u32, now_ns: u64) -> bool;
     /// Puts a flow in the place of one direction of one that translated packets likewise; whether there was one. No memory is taken
     /// and none given back.
-    fn reopen_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
+    fn reuse_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
     /// Forgets one direction of a flow.
     fn remove_flow(&self, key: &FlowKey);
 
@@ -61,9 +61,9 @@ pub trait Tables {
     /// Counts one.
     fn count(&self, counter: Counter);
     /// Counts something of a Service port, by its identifier.
-    fn tally(&self, service: u32, tally: Tally);
+    fn count_service(&self, service: u32, event: ServiceEvent);
     /// Counts something that went wrong, and tells of it where that is asked for.
-    fn failed(&self, error: ProgramError);
+    fn count_error(&self, error: ProgramError);
     /// Traces a packet of a flow, if tracing is on.
     fn trace(&self, verdict: Counter, key: &FlowKey, flow: &Flow);
     /// Nanoseconds of the monotonic clock.

@@ -1,4 +1,5 @@
-//! The hooks of links: what no socket hook saw. What becomes of each packet is decided in `proxy_common::link`.
+//! The link programs, for packets whose sockets no socket program saw. The decisions are in
+//! `proxy_common::link`.
 #![forbid(unsafe_code)]
 
 use proxy_common::link::{self, Outcome};
@@ -8,15 +9,15 @@ use crate::{
     maps::{self, EntryPoint, Kernel},
 };
 
-/// `TC_ACT_UNSPEC`, `TCX_NEXT`: other programs on the link see the packet too.
+/// `TC_ACT_UNSPEC`, `TCX_NEXT`: the packet passes to the other programs on the link.
 const NEXT: i32 = -1;
 /// `TC_ACT_SHOT`, `TCX_DROP`.
 const DROP: i32 = 2;
 
-/// A packet comes in on a link.
+/// Handles a packet that comes in on a link.
 #[inline(always)]
 pub fn ingress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
-    // What a bridge passes on, or another host is meant to have, is not this node's to translate.
+    // A packet that a bridge forwards, or that is for another host, is not translated here.
     if !skb.is_for_this_host(maps::bridge_of) {
         return NEXT;
     }
@@ -26,7 +27,7 @@ pub fn ingress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
     }
 }
 
-/// A packet leaves on a link.
+/// Handles a packet that leaves on a link.
 #[inline(always)]
 pub fn egress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
     match skb.ip() {

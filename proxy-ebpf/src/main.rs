@@ -1,10 +1,11 @@
-//! shunt's eBPF programs: the entry points. What they do is in the module of each job.
+//! The entry points of shunt's eBPF programs.
 //!
-//! Built for the host it is an empty program, so that commands over the whole workspace work.
+//! Built for the host, the crate is an empty program, so that commands for the whole workspace
+//! work.
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(
     target_arch = "bpf",
-    expect(unsafe_code, reason = "entry points and the license have fixed symbol names and sections")
+    expect(unsafe_code, reason = "entry points and the license need fixed symbol names and sections")
 )]
 
 #[cfg(target_arch = "bpf")]
@@ -37,7 +38,7 @@ mod programs {
         socket::{self, Hook},
     };
 
-    /// Declares the type that stands for a program.
+    /// Declares the type of an entry point.
     macro_rules! this {
         ($program:ident, $name:ident) => {
             enum This {}
@@ -48,7 +49,7 @@ mod programs {
         };
     }
 
-    /// Declares the entry point of a socket address hook.
+    /// Declares the program of a socket address hook.
     macro_rules! socket_hook {
         ($name:ident, $attach:ident, $program:ident, $job:ident::<$family:ty>) => {
             #[cgroup_sock_addr($attach)]
@@ -71,7 +72,7 @@ mod programs {
     socket_hook!(shunt_getpeer4, getpeername4, Getpeer4, getpeername::<V4>);
     socket_hook!(shunt_getpeer6, getpeername6, Getpeer6, getpeername::<V6>);
 
-    /// Declares the entry point of a link's hook.
+    /// Declares the program of a link hook.
     macro_rules! link_hook {
         ($name:ident, $program:ident, $job:ident::<$layer:ty>) => {
             #[classifier]
@@ -96,11 +97,12 @@ mod programs {
 
     #[panic_handler]
     fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-        // Nothing here panics: the verifier would refuse a program that could loop.
+        // Nothing panics here. The verifier rejects a program that can loop forever.
         loop {}
     }
 
-    /// The kernel lends its helpers only to programs under a license compatible with its own. The source is Apache-2.0.
+    /// The kernel offers its helpers only to programs with a compatible license. The source is
+    /// Apache-2.0.
     #[unsafe(link_section = "license")]
     #[unsafe(no_mangle)]
     static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,5 +1,6 @@
-//! Every map of the eBPF programs, behind functions that copy values out: nothing keeps a pointer into a map.
-#![expect(unsafe_code, reason = "map values are reached through pointers that only the verifier checks")]
+//! The maps of the eBPF programs. Functions copy values out of them, and nothing keeps a pointer
+//! into a map.
+#![expect(unsafe_code, reason = "only the verifier checks the pointers to map values")]
 
 use core::marker::PhantomData;
 
@@ -14,8 +15,8 @@ use proxy_common::{
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey,
         FragmentKey, FragmentValue, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
-        ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, Tally, TraceEvent, UdpSocket,
-        flow_state, service_slot,
+        ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SourceRange, TraceEvent,
+        UdpSocket, flow_state, service_slot,
     },
     prefilter::PrefilterBit,
     tables::Tables,
@@ -26,7 +27,7 @@ use crate::{
     trace,
 };
 
-/// Memory is taken as entries come, so that generous capacities cost nothing.
+/// Memory is allocated with each entry, so that large maps cost nothing while they are empty.
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 /// Userspace writes the map as memory.
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
@@ -63,29 +64,30 @@ for_each_map!(declare_maps);
 #[btf_map(name = "trace_events")]
 pub static TRACE_EVENTS: RingBuf<TraceEvent, 4096> = RingBuf::new();
 
-/// Set by userspace where the kernel has `bpf_set_retval` for these programs; the verifier never looks at code it rules out.
+/// Userspace sets it if the kernel has `bpf_set_retval` for the socket programs. The verifier
+/// removes code that such a constant excludes.
 #[unsafe(no_mangle)]
 static HAS_SET_RETVAL: Global<u8> = Global::new(0);
 
-/// Set by userspace where the kernel has `bpf_ktime_get_coarse_ns`.
+/// Userspace sets it if the kernel has `bpf_ktime_get_coarse_ns`.
 #[unsafe(no_mangle)]
 static HAS_COARSE_CLOCK: Global<u8> = Global::new(0);
 
-/// How many slots `service_counts` has for each CPU: a power of two, or 0 where Services are not counted, which the verifier then
-/// never looks at.
+/// The slots that `service_counts` has for each CPU: a power of two, or 0 if Services are not
+/// counted.
 #[unsafe(no_mangle)]
 static SERVICE_SLOTS: Global<u32> = Global::new(0);
 
-/// Whether a program may choose the error its caller sees.
+/// Returns true if a program can choose the error of the system call.
 #[inline(always)]
 pub fn has_set_retval() -> bool {
     HAS_SET_RETVAL.load() != 0
 }
 
-/// Copies a value out of a hash-like map.
+/// Copies a value out of a hash map.
 macro_rules! copy {
     ($map:ident, $key:expr) => {
-        // SAFETY: the value is copied before any other map operation, so the reference is never stale.
+        // SAFETY: the value is copied before any other map operation, so the reference is valid.
         unsafe { $map.get($key) }.copied()
     };
 }
@@ -98,57 +100,58 @@ pub trait EntryPoint {
     const NAME: &'static str;
 }
 
-/// The kernel's maps, clock and chance, as one program uses them.
+/// The maps, clock and random numbers of the kernel, for one program.
 pub struct Kernel<P>(PhantomData<P>);
 
 impl<P> Kernel<P> {
-    /// There is nothing in it.
+    /// The only value, which holds no data.
     pub const NEW: Self = Self(PhantomData);
 }
 
 impl<P: EntryPoint> Kernel<P> {
-    /// Counts a write that failed. Writes fail only where a map cannot take memory at that moment. The translation then goes on
-    /// without its memory: the connection works, and at worst a name or stickiness is lost.
+    /// Counts a failed write. Writes fail only if the kernel has no memory for a map at that
+    /// moment. The translation then goes on without the entry: the connection works, but the name
+    /// of its peer or its affinity may be lost. Returns true if the write succeeded.
     #[inline(always)]
-    fn wrote<T>(&self, result: Result<T, i32>, error: ProgramError) -> bool {
+    fn check_write<T>(&self, result: Result<T, i32>, error: ProgramError) -> bool {
         if result.is_err() {
-            self.failed(error);
+            self.count_error(error);
         }
         result.is_ok()
     }
 
-    /// Remembers where a socket's datagrams to an address go.
+    /// Writes the endpoint for datagrams of a socket to a VIP.
     #[inline(always)]
     pub fn set_udp_flow(&self, vip: &SocketPeer, endpoint: &Endpoint) {
-        self.wrote(UDP_FLOWS.insert(vip, endpoint, 0), ProgramError::UdpFlows);
+        self.check_write(UDP_FLOWS.insert(vip, endpoint, 0), ProgramError::UdpFlows);
     }
 
-    /// Remembers what to call an endpoint in its answers to a socket.
+    /// Writes the VIP that a socket sees as the source of replies of an endpoint.
     #[inline(always)]
     pub fn set_udp_reply(&self, endpoint: &SocketPeer, vip: &Endpoint) {
-        self.wrote(UDP_REPLIES.insert(endpoint, vip, 0), ProgramError::UdpReplies);
+        self.check_write(UDP_REPLIES.insert(endpoint, vip, 0), ProgramError::UdpReplies);
     }
 
-    /// Remembers a connected UDP socket, so that userspace can destroy it when its endpoint goes.
+    /// Writes a connected UDP socket, so that userspace can destroy it if its endpoint goes.
     #[inline(always)]
     pub fn set_udp_socket(&self, cookie: u64, socket: &UdpSocket) {
-        self.wrote(UDP_SOCKETS.insert(cookie, socket, 0), ProgramError::UdpSockets);
+        self.check_write(UDP_SOCKETS.insert(cookie, socket, 0), ProgramError::UdpSockets);
     }
 
-    /// Remembers what a UDP socket is being connected to.
+    /// Writes VIP and endpoint of a UDP socket that connects.
     #[inline(always)]
     pub fn set_udp_connection(&self, ctx: &SockAddr, mut connection: Connection) {
-        // SAFETY: as in `udp_connection`; an existing value is overwritten in place.
+        // SAFETY: as in `udp_connection`. An existing value is overwritten in place.
         match unsafe { UDP_CONNECTIONS.get_or_insert_ptr_mut(ctx.raw(), Some(&mut connection)).as_mut() } {
             Some(stored) => *stored = connection,
-            None => self.failed(ProgramError::UdpConnections),
+            None => self.count_error(ProgramError::UdpConnections),
         }
     }
 
-    /// Remembers what a TCP socket is being connected to.
+    /// Writes VIP and endpoint of a TCP socket that connects.
     #[inline(always)]
     pub fn set_tcp_connection(&self, socket: u64, connection: &Connection) {
-        self.wrote(TCP_CONNECTIONS.insert(&socket, connection, 0), ProgramError::TcpConnections);
+        self.check_write(TCP_CONNECTIONS.insert(&socket, connection, 0), ProgramError::TcpConnections);
     }
 }
 
@@ -207,7 +210,7 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn set_affinity(&self, key: &AffinityKey, value: &AffinityValue) {
-        self.wrote(AFFINITY.insert(key, value, 0), ProgramError::Affinity);
+        self.check_write(AFFINITY.insert(key, value, 0), ProgramError::Affinity);
     }
 
     #[inline(always)]
@@ -217,20 +220,20 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
-        self.wrote(FLOWS.insert(key, flow, 0), ProgramError::Flows)
+        self.check_write(FLOWS.insert(key, flow, 0), ProgramError::Flows)
     }
 
     #[inline(always)]
     fn add_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
         let result = FLOWS.insert(key, flow, u64::from(BPF_NOEXIST));
-        if result == Err(EEXIST) { false } else { self.wrote(result, ProgramError::Flows) }
+        if result == Err(EEXIST) { false } else { self.check_write(result, ProgramError::Flows) }
     }
 
     #[inline(always)]
     fn touch_flow(&self, key: &FlowKey, observed: u32, now_ns: u64) -> bool {
         let Some(flow) = FLOWS.get_ptr_mut(key) else { return false };
-        // SAFETY: the pointer is good until the program ends. Two CPUs may write at once, and one of the bits be lost: the flow
-        // is then kept for longer than need be.
+        // SAFETY: the pointer is valid until the program ends. If two CPUs write at once, a bit may
+        // be lost. The flow then lives longer than necessary.
         unsafe {
             (*flow).state = flow_state::after((*flow).state, observed);
             (*flow).used_ns = now_ns;
@@ -239,9 +242,9 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
-    fn reopen_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
+    fn reuse_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
         let Some(before) = FLOWS.get_ptr_mut(key) else { return false };
-        // SAFETY: as above. The addresses are those that are there, and stay.
+        // SAFETY: as above. The addresses do not change.
         unsafe {
             if (*before).tuple() != flow.tuple() {
                 return false;
@@ -267,7 +270,7 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn set_fragment(&self, key: &FragmentKey, value: &FragmentValue) {
-        self.wrote(FRAGMENTS.insert(key, value, 0), ProgramError::Fragments);
+        self.check_write(FRAGMENTS.insert(key, value, 0), ProgramError::Fragments);
     }
 
     #[inline(always)]
@@ -278,22 +281,24 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
     fn count(&self, counter: Counter) {
         if let Some(count) = COUNTERS.get_ptr_mut(counter as u32) {
-            // SAFETY: the pointer is good until the program ends, and the slot is this CPU's.
+            // SAFETY: the pointer is valid until the program ends, and the slot belongs to this
+            // CPU.
             unsafe { *count += 1 };
         }
     }
 
     #[inline(always)]
-    fn tally(&self, service: u32, tally: Tally) {
+    fn count_service(&self, service: u32, event: ServiceEvent) {
         let slots = SERVICE_SLOTS.load();
-        // No Service has the identifier 0.
+        // The identifier 0 belongs to no Service.
         if slots == 0 || service == 0 {
             return;
         }
         let slot = ctx::cpu().wrapping_mul(slots).wrapping_add(service_slot(service, slots));
         if let Some(counts) = SERVICE_COUNTS.get_ptr_mut(slot) {
-            // SAFETY: the pointer is good until the program ends, and the slot is this CPU's.
-            unsafe { (*counts).add(tally) };
+            // SAFETY: the pointer is valid until the program ends, and the slot belongs to this
+            // CPU.
+            unsafe { (*counts).add(event) };
         }
     }
 
@@ -303,7 +308,7 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
-    fn failed(&self, error: ProgramError) {
+    fn count_error(&self, error: ProgramError) {
         trace::error::<P>(error);
         if let Some(errors) = PROGRAM_ERRORS.get_ptr_mut(P::PROGRAM as u32) {
             // SAFETY: as above.
@@ -322,29 +327,30 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 }
 
-/// The hardware address of the bridge that a link is a port of.
+/// Returns the hardware address of the bridge, if a link is a port of one.
 #[inline(always)]
 pub fn bridge_of(link: u32) -> Option<[u8; 6]> {
     BRIDGE_PORTS.get_ptr(&link).map(|address| {
-        // SAFETY: copied at once, so the pointer is good; userspace may write it meanwhile, and then one packet is taken for
-        // another host's.
+        // SAFETY: the pointer is valid until the program ends. If userspace writes it at the same
+        // time, one packet may be taken for one of another host.
         unsafe { (*address).bytes }
     })
 }
 
-/// Where an unconnected socket's datagrams to an address went last.
+/// Returns the last endpoint for datagrams of an unconnected socket to a VIP.
 #[inline(always)]
 pub fn udp_flow(key: &SocketPeer) -> Option<Endpoint> {
     copy!(UDP_FLOWS, key)
 }
 
-/// The VIP that a socket sent to when it reached an endpoint.
+/// Returns the VIP to which a socket sent when it reached an endpoint.
 #[inline(always)]
 pub fn udp_reply(key: &SocketPeer) -> Option<Endpoint> {
     copy!(UDP_REPLIES, key)
 }
 
-/// The node's network namespace cookie; the initial namespace's where userspace could not tell it.
+/// Returns the network namespace cookie of the node. If userspace does not know it, that of the
+/// initial network namespace.
 #[inline(always)]
 pub fn node_netns() -> u64 {
     match NODE.get(0) {
@@ -353,33 +359,34 @@ pub fn node_netns() -> u64 {
     }
 }
 
-/// Forgets a connected UDP socket.
+/// Removes the entry of a connected UDP socket.
 #[inline(always)]
 pub fn remove_udp_socket(cookie: u64) {
     let _ = UDP_SOCKETS.remove(cookie);
 }
 
-/// What a UDP socket was connected to through a Service.
+/// Returns VIP and endpoint of a UDP socket that was connected to a Service.
 #[inline(always)]
 pub fn udp_connection(ctx: &SockAddr) -> Option<Connection> {
-    // SAFETY: the pointer is null or good until the program ends; the socket is locked by its caller meanwhile.
+    // SAFETY: the pointer is null or valid until the program ends. The system call holds the lock
+    // of the socket.
     unsafe { UDP_CONNECTIONS.get_ptr_mut(ctx.raw()).as_ref() }.copied()
 }
 
-/// Forgets what a UDP socket was connected to.
+/// Removes VIP and endpoint of a UDP socket.
 #[inline(always)]
 pub fn remove_udp_connection(ctx: &SockAddr) {
-    // SAFETY: the context's socket is valid while the program runs.
+    // SAFETY: the socket of the context is valid while the program runs.
     let _ = unsafe { UDP_CONNECTIONS.delete(ctx.socket().raw()) };
 }
 
-/// What a TCP socket was connected to through a Service.
+/// Returns VIP and endpoint of a TCP socket that was connected to a Service.
 #[inline(always)]
 pub fn tcp_connection(socket: u64) -> Option<Connection> {
     copy!(TCP_CONNECTIONS, &socket)
 }
 
-/// Forgets what a TCP socket was connected to.
+/// Removes VIP and endpoint of a TCP socket.
 #[inline(always)]
 pub fn remove_tcp_connection(socket: u64) {
     let _ = TCP_CONNECTIONS.remove(&socket);

@@ -1,15 +1,18 @@
-//! The socket hooks: an address is translated once, when a process dials it, and its packets cost nothing after that.
+//! The socket programs: they translate once, when a process connects or sends, and packets of the
+//! socket cost nothing afterwards.
 //!
-//! A connected UDP socket keeps the VIP in socket storage: it must not be lost, since datagrams are translated by it. Of a TCP
-//! socket only its name for the other end depends on it; a map does, which costs half as much a connection. An
-//! unconnected UDP socket keeps, an address it sends to, the endpoint (`udp_flows`), and, an endpoint that answers, the
-//! address (`udp_replies`).
+//! For a connected UDP socket the VIP is kept in socket storage. It must not be lost, because each
+//! datagram is translated by it. For a TCP socket only the name of its peer depends on the VIP, so
+//! it is kept in a map, which costs half as much for each connection. For an unconnected UDP
+//! socket, `udp_flows` has the endpoint of each VIP to which it sends, and `udp_replies` has the
+//! VIP of each endpoint that replies.
 #![forbid(unsafe_code)]
 
 use proxy_common::{
     Protocol,
     layout::{
-        AffinityKey, Connection, Counter, Endpoint, ProgramError, ServiceValue, SocketPeer, Tally, UdpSocket,
+        AffinityKey, Connection, Counter, Endpoint, ProgramError, ServiceEvent, ServiceValue, SocketPeer,
+        UdpSocket,
     },
     select::Slots,
     service,
@@ -26,23 +29,23 @@ use crate::{
 const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
 
-/// A program on a hook of socket addresses.
+/// A socket program.
 pub trait Hook: EntryPoint {
-    /// The sockets it is for.
+    /// The IP family of the sockets.
     type Family: Family;
 }
 
-/// What the hooked system call does next.
+/// The result of the system call.
 #[derive(Clone, Copy)]
 pub enum Outcome {
-    /// Goes on, with the address as it now is.
+    /// It goes on with the current address.
     Proceed,
-    /// Fails with this error; with EPERM on kernels that leave no choice.
+    /// It fails with this error, or with EPERM on kernels without `bpf_set_retval`.
     Fail(i32),
 }
 
 impl Outcome {
-    /// What the kernel expects of the program.
+    /// Returns the code that the kernel expects.
     #[inline(always)]
     pub fn code(self) -> i32 {
         match self {
@@ -57,34 +60,34 @@ impl Outcome {
     }
 }
 
-/// A process connects a socket.
+/// Handles `connect`.
 #[inline(always)]
 pub fn connect<H: Hook>(ctx: &SockAddr) -> Outcome {
     let Some(protocol) = Protocol::of_socket(ctx.protocol()) else { return Outcome::Proceed };
     let destination = ctx.address::<H::Family>();
     let choose = |service: &ServiceValue, slots| {
-        service::choose(&Kernel::<H>::NEW, service, slots, || {
+        service::choose_endpoint(&Kernel::<H>::NEW, service, slots, || {
             AffinityKey::of_sockets(ctx.netns(), service.service)
         })
     };
     match resolve::<H>(ctx, &destination, protocol, choose) {
         Resolution::Pass => {
-            forget(ctx, protocol);
+            remove_connection(ctx, protocol);
             Outcome::Proceed
         }
-        // The connection the socket may have goes on, as the kernel has it with any connect that fails.
+        // If the socket is connected, the connection stays, as after any failed connect.
         Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { service, endpoint } => {
-            Kernel::<H>::NEW.tally(service, Tally::Connection);
+            Kernel::<H>::NEW.count_service(service, ServiceEvent::Connection);
             trace::socket::<H>(Counter::FlowsBegun, protocol, service, &destination, &endpoint);
-            remember::<H>(ctx, protocol, service, Connection { vip: destination, endpoint });
+            write_connection::<H>(ctx, protocol, service, Connection { vip: destination, endpoint });
             ctx.set_address::<H::Family>(&endpoint);
             Outcome::Proceed
         }
     }
 }
 
-/// A process sends a datagram to an address it names. The socket may be connected all the same, perhaps to that address.
+/// Handles `sendmsg` with an address. The socket may also be connected, even to that address.
 #[inline(always)]
 pub fn sendmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
     if Protocol::of_socket(ctx.protocol()) != Some(Protocol::Udp) {
@@ -94,11 +97,12 @@ pub fn sendmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
     if let Some(connection) = own_connection(ctx)
         && connection.vip == destination
     {
-        // A connected socket hears its peer only: an answer from another endpoint would be lost.
+        // A connected socket receives only from its peer. A reply of another endpoint would be
+        // lost.
         ctx.set_address::<H::Family>(&connection.endpoint);
         return Outcome::Proceed;
     }
-    let choose = |service: &ServiceValue, slots| flow_endpoint::<H>(ctx, &destination, service, slots);
+    let choose = |service: &ServiceValue, slots| endpoint_of_flow::<H>(ctx, &destination, service, slots);
     match resolve::<H>(ctx, &destination, Protocol::Udp, choose) {
         Resolution::Pass => Outcome::Proceed,
         Resolution::Fail(errno) => Outcome::Fail(errno),
@@ -109,7 +113,7 @@ pub fn sendmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
     }
 }
 
-/// A process received a datagram and is told from where.
+/// Handles `recvmsg`, which returns the sender of a datagram.
 #[inline(always)]
 pub fn recvmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
     let sender = ctx.address::<H::Family>();
@@ -127,13 +131,13 @@ pub fn recvmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
     Outcome::Proceed
 }
 
-/// What a UDP socket is connected to through a Service now.
+/// Returns VIP and endpoint of a UDP socket that is connected to a Service.
 #[inline(always)]
 fn own_connection(ctx: &SockAddr) -> Option<Connection> {
     if ctx.socket().is_connected() { maps::udp_connection(ctx) } else { None }
 }
 
-/// A process asks what its socket is connected to.
+/// Handles `getpeername`.
 #[inline(always)]
 pub fn getpeername<H: Hook>(ctx: &SockAddr) -> Outcome {
     let connection = match Protocol::of_socket(ctx.protocol()) {
@@ -148,18 +152,18 @@ pub fn getpeername<H: Hook>(ctx: &SockAddr) -> Outcome {
     Outcome::Proceed
 }
 
-/// What a destination comes to.
+/// The decision for a destination.
 enum Resolution {
-    /// It is no Service's, or one whose packets must tell.
+    /// The socket program does not translate it: it is no VIP, or the link programs decide.
     Pass,
-    /// It cannot be had.
+    /// The system call fails with this error.
     Fail(i32),
-    /// It goes to an endpoint of this Service.
+    /// It goes to an endpoint of this service.
     Endpoint { service: u32, endpoint: Endpoint },
 }
 
-/// A chosen slot may be gone: userspace switched the Service to other slots and removed the old ones between the two reads.
-/// The Service, read again, then leads to slots that are there.
+/// Userspace may switch a Service to new slots and remove the old ones between two reads. Another
+/// read of the Service finds the new slots.
 const READS: u32 = 3;
 
 #[inline(always)]
@@ -169,26 +173,26 @@ fn resolve<H: Hook>(
     protocol: Protocol,
     choose: impl Fn(&ServiceValue, Slots) -> Option<Endpoint>,
 ) -> Resolution {
-    if !service::may_be(&Kernel::<H>::NEW, &destination.addr, destination.port) {
+    if !service::may_be_vip(&Kernel::<H>::NEW, &destination.addr, destination.port) {
         return Resolution::Pass;
     }
     let tables = Kernel::<H>::NEW;
     let mut last = 0;
     for _ in 0..READS {
-        let found = service::find(&tables, destination, protocol, || in_node(ctx));
-        let Some(service) = found else { return Resolution::Pass };
+        let service = service::find(&tables, destination, protocol, || is_in_node_netns(ctx));
+        let Some(service) = service else { return Resolution::Pass };
         last = service.service;
         let slots = match verdict::for_socket(&service, || source::<H>(ctx, &service)) {
             Verdict::Translate(slots) => slots,
             Verdict::Pass(_) => return Resolution::Pass,
             Verdict::Refuse => {
-                tables.tally(service.service, Tally::Refusal);
+                tables.count_service(service.service, ServiceEvent::Refusal);
                 trace::socket::<H>(Counter::Refused, protocol, service.service, destination, &Endpoint::NONE);
                 return Resolution::Fail(ECONNREFUSED);
             }
-            Verdict::Drop(why) => {
-                tables.tally(service.service, Tally::Drop);
-                trace::socket::<H>(why.counter(), protocol, service.service, destination, &Endpoint::NONE);
+            Verdict::Drop(reason) => {
+                tables.count_service(service.service, ServiceEvent::Drop);
+                trace::socket::<H>(reason.counter(), protocol, service.service, destination, &Endpoint::NONE);
                 return Resolution::Fail(EHOSTUNREACH);
             }
         };
@@ -196,35 +200,35 @@ fn resolve<H: Hook>(
             return Resolution::Endpoint { service: service.service, endpoint };
         }
     }
-    tables.tally(last, Tally::Refusal);
-    tables.failed(ProgramError::EndpointMissing);
+    tables.count_service(last, ServiceEvent::Refusal);
+    tables.count_error(ProgramError::EndpointMissing);
     trace::socket::<H>(Counter::Refused, protocol, last, destination, &Endpoint::NONE);
     Resolution::Fail(ECONNREFUSED)
 }
 
-/// Where a socket dials from, as far as it is known before its packets are.
+/// Returns what is known of the source of a socket before it sends packets.
 #[inline(always)]
 fn source<H: Hook>(ctx: &SockAddr, service: &ServiceValue) -> SocketSource {
     match H::Family::bound_source(ctx) {
         Some(address) => {
             SocketSource::Bound { in_ranges: Kernel::<H>::NEW.in_source_ranges(service.service, address) }
         }
-        None if in_node(ctx) => SocketSource::Node,
+        None if is_in_node_netns(ctx) => SocketSource::Node,
         None => SocketSource::Pod,
     }
 }
 
-/// Whether a socket is in the node's network namespace.
+/// Returns true if a socket is in the network namespace of the node.
 #[inline(always)]
-fn in_node(ctx: &SockAddr) -> bool {
+fn is_in_node_netns(ctx: &SockAddr) -> bool {
     ctx.netns() == maps::node_netns()
 }
 
-/// The endpoint for datagrams of an unconnected socket: the last one as long as it serves, so that a conversation stays in
-/// one place as it does with conntrack. Whether it serves is asked anew each time: an endpoint that drains is in no list of
-/// slots any more, so none changes when it is gone.
+/// Returns the endpoint for datagrams of an unconnected socket. The last endpoint stays while it is
+/// serving, as with conntrack. This is checked for each datagram: a terminating endpoint is in no
+/// slot, so no slot changes when it is gone.
 #[inline(always)]
-fn flow_endpoint<H: Hook>(
+fn endpoint_of_flow<H: Hook>(
     ctx: &SockAddr,
     destination: &Endpoint,
     service: &ServiceValue,
@@ -232,19 +236,19 @@ fn flow_endpoint<H: Hook>(
 ) -> Option<Endpoint> {
     let flow = SocketPeer::new(ctx.cookie(), *destination);
     let endpoint = match maps::udp_flow(&flow) {
-        Some(last) if service::still_serves(&Kernel::<H>::NEW, service.service, last) => last,
+        Some(last) if service::is_serving(&Kernel::<H>::NEW, service.service, last) => last,
         _ => {
-            let chosen = service::choose(&Kernel::<H>::NEW, service, slots, || {
+            let chosen = service::choose_endpoint(&Kernel::<H>::NEW, service, slots, || {
                 AffinityKey::of_sockets(ctx.netns(), service.service)
             })?;
             Kernel::<H>::NEW.set_udp_flow(&flow, &chosen);
-            Kernel::<H>::NEW.tally(service.service, Tally::Connection);
+            Kernel::<H>::NEW.count_service(service.service, ServiceEvent::Connection);
             trace::socket::<H>(Counter::FlowsBegun, Protocol::Udp, service.service, destination, &chosen);
             chosen
         }
     };
-    // The name of its answers is looked at each time, too: the socket may have asked the same endpoint under another address
-    // meanwhile, and the map may have dropped the name to make room.
+    // The entry for replies is checked for each datagram, too: the socket may have used another VIP
+    // of the same endpoint, or the map may have evicted the entry.
     let reply = SocketPeer::new(flow.socket, endpoint);
     if maps::udp_reply(&reply) != Some(*destination) {
         Kernel::<H>::NEW.set_udp_reply(&reply, destination);
@@ -253,7 +257,7 @@ fn flow_endpoint<H: Hook>(
 }
 
 #[inline(always)]
-fn remember<H: Hook>(ctx: &SockAddr, protocol: Protocol, service: u32, connection: Connection) {
+fn write_connection<H: Hook>(ctx: &SockAddr, protocol: Protocol, service: u32, connection: Connection) {
     match protocol {
         Protocol::Tcp => Kernel::<H>::NEW.set_tcp_connection(ctx.cookie(), &connection),
         Protocol::Udp | Protocol::Sctp => {
@@ -264,9 +268,9 @@ fn remember<H: Hook>(ctx: &SockAddr, protocol: Protocol, service: u32, connectio
     }
 }
 
-/// A socket that was connected through a Service may be connected anew, past any Service.
+/// Removes VIP and endpoint of a socket that connects again, now to no Service.
 #[inline(always)]
-fn forget(ctx: &SockAddr, protocol: Protocol) {
+fn remove_connection(ctx: &SockAddr, protocol: Protocol) {
     match protocol {
         Protocol::Tcp => {
             let socket = ctx.cookie();
@@ -283,12 +287,12 @@ fn forget(ctx: &SockAddr, protocol: Protocol) {
     }
 }
 
-/// A process closes a socket.
+/// Handles the release of a socket.
 #[inline(always)]
 pub fn release<P: EntryPoint>(socket: &Socket) {
     match Protocol::of_socket(socket.protocol()) {
         Some(Protocol::Udp) => maps::remove_udp_socket(socket.cookie()),
-        // Most are connected to no endpoint, and have nothing to be forgotten.
+        // Most sockets are connected to no endpoint and have no entry.
         Some(Protocol::Tcp) if may_be_endpoint::<P>(&socket.peer()) => {
             maps::remove_tcp_connection(socket.cookie())
         }

@@ -1,6 +1,7 @@
-//! Trace events of single connections and packets, and error messages of the programs, where they are on.
+//! Trace events of connections and packets, and error messages of the programs.
 //!
-//! The level is a constant that userspace sets before it loads the programs, so that the verifier removes the code of what is off.
+//! Userspace sets the level before it loads the programs. To the verifier it is a constant, so it
+//! removes the code of all that is off.
 #![forbid(unsafe_code)]
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;

@@ -33,7 +33,7 @@ pub const fn service_slot(service: u32, slots: u32) -> u32 {
 
 /// What is counted of a connection or datagram to a Service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tally {
+pub enum ServiceEvent {
     /// It begins.
     Connection,
     /// It is refused.
@@ -53,13 +53,13 @@ impl ServiceCounts {
 
     /// Counts it.
     #[inline(always)]
-    pub const fn add(&mut self, tally: Tally) {
+    pub const fn add(&mut self, tally: ServiceEvent) {
         match tally {
-            Tally::Connection => self.connections += 1,
-            Tally::Refusal => self.refusals += 1,
-            Tally::Drop => self.drops += 1,
-            Tally::ToEndpoint(bytes) => self.bytes_to_endpoints += bytes as u64,
-            Tally::ToClient(bytes) => self.bytes_to_clients += bytes as u64,
+            ServiceEvent::Connection => self.connections += 1,
+            ServiceEvent::Refusal => self.refusals += 1,
+            ServiceEvent::Drop => self.drops += 1,
+            ServiceEvent::ToEndpoint(bytes) => self.bytes_to_endpoints += bytes as u64,
+            ServiceEvent::ToClient(bytes) => self.bytes_to_clients += bytes as u64,
         }
     }
 

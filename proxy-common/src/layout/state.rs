@@ -177,6 +177,6 @@ map_type! {
         /// Bits that packets of it are marked with.
         mark: u32,
         /// When it passed: seconds of the monotonic clock.
-        noted_seconds: u32,
+        created_seconds: u32,
     }
 }

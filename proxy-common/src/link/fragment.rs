@@ -1,6 +1,7 @@
-//! Fragments: only a datagram's first has ports; the others follow it.
+//! Fragments: only the first fragment of a datagram has ports. The others are translated like the
+//! first.
 
-use super::{Outcome, rewritten};
+use super::{Outcome, finish};
 use crate::{
     layout::{Direction, Flow, FragmentKey, FragmentValue},
     packet::{Fragment, Frame, Packet},
@@ -8,31 +9,38 @@ use crate::{
     tables::Tables,
 };
 
-/// Remembers what becomes of a first fragment; of other packets nothing, for which callers need not ask. Five parameters: of a
-/// function with more, the verifier of kernel 7.2 awaits them on the stack, though the compiler may have dropped one.
+/// Records the translation of a first fragment. Does nothing for other packets, and callers may
+/// skip the call for them. Five parameters are the limit: with more, the verifier of kernel 7.2
+/// expects arguments on the stack even if the compiler dropped a parameter.
 #[inline(never)]
-pub(super) fn note<T: Tables>(tables: &T, packet: &Packet, direction: Direction, flow: &Flow, mark: u32) {
+pub(super) fn record_first<T: Tables>(
+    tables: &T,
+    packet: &Packet,
+    direction: Direction,
+    flow: &Flow,
+    mark: u32,
+) {
     let Fragment::First { id } = packet.fragment else { return };
     let value = FragmentValue {
         source: flow.source.addr,
         destination: flow.destination.addr,
         mark,
-        noted_seconds: seconds(tables),
+        created_seconds: seconds(tables),
     };
     tables.set_fragment(&key(packet, direction, id), &value);
 }
 
-/// Forgets an older datagram that had the same identification: there are only 65,536 of them in IPv4, for all that a host sends
-/// to another, and the datagram at hand may be nobody's.
+/// Removes the entry of an older datagram with the same identification. IPv4 has only 65,536
+/// identifications between two hosts, and the new datagram may belong to no Service.
 #[inline(never)]
-pub(super) fn forget<T: Tables>(tables: &T, packet: &Packet, direction: Direction, id: u32) {
+pub(super) fn remove<T: Tables>(tables: &T, packet: &Packet, direction: Direction, id: u32) {
     tables.remove_fragment(&key(packet, direction, id));
 }
 
-/// Does with a later fragment what was done with the first. Where that was never seen, the fragment is left alone: of those
-/// that overtake it, as of those whose datagram is nobody's here, nothing is known.
+/// Translates a later fragment like the first. Without an entry it passes unchanged: it overtook
+/// the first fragment, or its datagram belongs to no Service.
 #[inline(never)]
-pub(super) fn follow<F: Frame, T: Tables>(
+pub(super) fn translate_later<F: Frame, T: Tables>(
     frame: &F,
     tables: &T,
     packet: &Packet,
@@ -40,16 +48,17 @@ pub(super) fn follow<F: Frame, T: Tables>(
     id: u32,
 ) -> Outcome {
     let Some(first) = tables.fragment(&key(packet, direction, id)) else { return Outcome::Proceed };
-    if seconds(tables).wrapping_sub(first.noted_seconds) > LIFETIME_SECONDS {
+    if seconds(tables).wrapping_sub(first.created_seconds) > LIFETIME_SECONDS {
         return Outcome::Proceed;
     }
     if first.mark != 0 {
         frame.set_mark(frame.mark() | first.mark);
     }
-    rewritten(tables, rewrite::later_fragment(frame, packet, first.source, first.destination))
+    finish(tables, rewrite::later_fragment(frame, packet, first.source, first.destination))
 }
 
-/// How long a datagram is waited for: as long as hosts wait for its fragments (RFC 8200, section 4.5; Linux 30 s for IPv4).
+/// How long hosts wait for the fragments of a datagram (RFC 8200, section 4.5; Linux 30 s for
+/// IPv4).
 const LIFETIME_SECONDS: u32 = 60;
 
 #[inline(always)]

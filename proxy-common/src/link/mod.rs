@@ -1,44 +1,45 @@
-//! What becomes of packets on links: translated as they come in, before netfilter sees them, and back as they leave, after it.
-//!
-//! Either way the kernel's own connection tracking sees one consistent flow, between client and endpoint.
+//! Translates packets on links: as they come in, before netfilter sees them, and back as they
+//! leave, after netfilter. Conntrack therefore sees one consistent flow between client and
+//! endpoint.
 
-mod error;
 mod fragment;
+mod icmp_error;
 mod original;
 mod reply;
 
 use crate::{
     Protocol,
-    layout::{Counter, Direction, Flow, FlowKey, ProgramError, Tally},
+    layout::{Counter, Direction, Flow, FlowKey, ProgramError, ServiceEvent},
     packet::{Fragment, Frame, ICMP, ICMPV6, IpVersion, Packet},
     tables::Tables,
 };
 
-/// What becomes of a packet.
+/// What happens to a packet after the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It goes on, to other programs on the link too.
+    /// It passes, and other programs on the link see it too.
     Proceed,
-    /// It ends here.
+    /// It is dropped.
     Drop,
 }
 
-/// A packet for this node comes in on a link.
+/// Handles a packet for this node that comes in on a link.
 #[inline(always)]
 pub fn ingress(frame: &impl Frame, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
-    pass(frame, tables, header, version, Direction::Original)
+    process(frame, tables, header, version, Direction::Original)
 }
 
-/// A packet leaves on a link.
+/// Handles a packet that leaves on a link.
 #[inline(always)]
 pub fn egress(frame: &impl Frame, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
-    forget_marks(frame, tables);
-    pass(frame, tables, header, version, Direction::Reply)
+    clear_marks(frame, tables);
+    process(frame, tables, header, version, Direction::Reply)
 }
 
-/// A packet passes where those of a direction are translated; the direction is known where this is built.
+/// Handles a packet at the hook where packets of this direction are translated. The direction is a
+/// constant in each program.
 #[inline(always)]
-fn pass(
+fn process(
     frame: &impl Frame,
     tables: &impl Tables,
     header: u32,
@@ -52,42 +53,42 @@ fn pass(
     let Some(protocol) = Protocol::of_packet(packet.proto) else {
         return match (packet.version, packet.proto, direction) {
             (IpVersion::V4, ICMP, Direction::Original) | (IpVersion::V6, ICMPV6, Direction::Original) => {
-                error::about_reply(frame, tables, &packet)
+                icmp_error::ingress(frame, tables, &packet)
             }
             (IpVersion::V4, ICMP, Direction::Reply) | (IpVersion::V6, ICMPV6, Direction::Reply) => {
-                error::about_original(frame, tables, &packet)
+                icmp_error::egress(frame, tables, &packet)
             }
             _ => Outcome::Proceed,
         };
     };
     match packet.fragment {
         Fragment::Whole => {}
-        Fragment::First { id } => fragment::forget(tables, &packet, direction, id),
-        Fragment::Later { id } => return fragment::follow(frame, tables, &packet, direction, id),
+        Fragment::First { id } => fragment::remove(tables, &packet, direction, id),
+        Fragment::Later { id } => return fragment::translate_later(frame, tables, &packet, direction, id),
     }
     let Some(ports) = packet.ports(frame) else { return Outcome::Proceed };
     match direction {
-        Direction::Original if original::may_concern(tables, &packet, ports) => {
+        Direction::Original if original::may_match(tables, &packet, ports) => {
             original::transport(frame, tables, &packet, protocol, ports)
         }
-        Direction::Reply if reply::may_concern(tables, &packet, protocol, ports) => {
+        Direction::Reply if reply::may_match(tables, &packet, protocol, ports) => {
             reply::transport(frame, tables, &packet, protocol, ports)
         }
         Direction::Original | Direction::Reply => Outcome::Proceed,
     }
 }
 
-/// Lets a packet go on that may be for a Service, or an answer, and is cut short. A call of its own, for its stack.
+/// Passes a truncated packet that may belong to a Service. A function call of its own saves stack.
 #[inline(never)]
 fn malformed<T: Tables>(tables: &T) -> Outcome {
-    tables.failed(ProgramError::Malformed);
+    tables.count_error(ProgramError::Malformed);
     Outcome::Proceed
 }
 
-/// What a packet asked of netfilter is done when it leaves. The packets of a tunnel, which inherit its mark, must not ask
-/// again.
+/// Clears the bits of the mark for netfilter, which has done its work when the packet leaves.
+/// Packets of a tunnel inherit the mark and must not be masqueraded or rejected again.
 #[inline(always)]
-fn forget_marks(frame: &impl Frame, tables: &impl Tables) {
+fn clear_marks(frame: &impl Frame, tables: &impl Tables) {
     let mark = frame.mark();
     if mark != 0
         && let Some(node) = tables.node()
@@ -97,42 +98,49 @@ fn forget_marks(frame: &impl Frame, tables: &impl Tables) {
     }
 }
 
-/// Whether a TCP connection that nothing is known of may be one that is about to be: while a map of flows of another size takes the
-/// place of the old one. Its segment is dropped, and sent again a moment later.
+/// Returns true while flows may be missing, because a map of another size is replacing the map
+/// `flows`. A segment of an unknown connection is then dropped, and the sender retransmits it.
 #[inline(always)]
 fn is_settling(tables: &impl Tables, now_ns: u64) -> bool {
     tables.node().is_some_and(|node| now_ns < node.settling_until_ns)
 }
 
-/// Lets a packet go on as it was rewritten. One that could not be, and may be half changed, ends here.
+/// Passes a rewritten packet. Drops a packet that could not be rewritten, because it may be partly
+/// changed.
 #[inline(always)]
-fn rewritten(tables: &impl Tables, done: Option<()>) -> Outcome {
-    if done.is_some() {
+fn finish(tables: &impl Tables, rewritten: Option<()>) -> Outcome {
+    if rewritten.is_some() {
         return Outcome::Proceed;
     }
-    tables.failed(ProgramError::NotRewritten);
-    dropped(tables, Counter::NotRewritten)
+    tables.count_error(ProgramError::NotRewritten);
+    count_drop(tables, Counter::NotRewritten)
 }
 
-/// The same, and counts it for the Service whose flow it is of.
+/// Does the same for a packet of a flow, and counts it for the service.
 #[inline(always)]
-fn delivered(tables: &impl Tables, key: &FlowKey, flow: &Flow, tally: Tally, done: Option<()>) -> Outcome {
-    tables.tally(flow.service, if done.is_some() { tally } else { Tally::Drop });
-    if done.is_none() {
+fn finish_flow_packet(
+    tables: &impl Tables,
+    key: &FlowKey,
+    flow: &Flow,
+    event: ServiceEvent,
+    rewritten: Option<()>,
+) -> Outcome {
+    tables.count_service(flow.service, if rewritten.is_some() { event } else { ServiceEvent::Drop });
+    if rewritten.is_none() {
         tables.trace(Counter::NotRewritten, key, flow);
     }
-    rewritten(tables, done)
+    finish(tables, rewritten)
 }
 
-/// The bytes of an IP packet.
+/// Returns the length of the IP packet in bytes.
 #[inline(always)]
-fn bytes(frame: &impl Frame, packet: &Packet) -> u32 {
+fn ip_length(frame: &impl Frame, packet: &Packet) -> u32 {
     frame.length().wrapping_sub(packet.header)
 }
 
 #[inline(always)]
-fn dropped(tables: &impl Tables, why: Counter) -> Outcome {
-    tables.count(why);
+fn count_drop(tables: &impl Tables, reason: Counter) -> Outcome {
+    tables.count(reason);
     Outcome::Drop
 }
 

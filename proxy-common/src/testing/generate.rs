@@ -1,67 +1,67 @@
-//! Frames and Services that nobody thought of, out of few addresses and ports, so that they often meet.
+//! Random frames and Services. They have few addresses and ports, so that they often match.
 
 use std::{net::SocketAddr, vec, vec::Vec};
 
 use proptest::{collection::vec as vec_of, prelude::*, sample::select};
 
-use super::{Carries, Extension, Given, Hook, Places, Sent, Sum, World};
+use super::{Addresses, ChecksumState, ConfigMaps, Extension, Hook, InputFrame, Payload, TestPacket};
 use crate::{
     Protocol,
     layout::{Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
     packet::TcpFlags,
 };
 
-/// What happens to a node.
+/// An event on a node.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// A frame passes.
-    Pass(Hook, Given),
-    /// So many seconds do.
+    /// A frame passes a hook.
+    Pass(Hook, InputFrame),
+    /// Seconds pass.
     Wait(u64),
-    /// Userspace writes other maps.
-    Configure(World),
+    /// Userspace writes the maps.
+    Configure(ConfigMaps),
 }
 
-/// A node with some Services, and what then happens to it.
-pub fn case() -> impl Strategy<Value = (World, Vec<Step>)> {
-    select(&Places::BOTH[..])
-        .prop_flat_map(|at| (world(at), vec_of(step(at), 1..24)))
-        .prop_map(|(world, steps)| (world, steps))
+/// Generates a node with Services, and the events on it.
+pub fn case() -> impl Strategy<Value = (ConfigMaps, Vec<Step>)> {
+    select(&Addresses::BOTH[..])
+        .prop_flat_map(|ip| (config(ip), vec_of(step(ip), 1..24)))
+        .prop_map(|(config, steps)| (config, steps))
 }
 
-fn step(at: Places) -> impl Strategy<Value = Step> {
+fn step(ip: Addresses) -> impl Strategy<Value = Step> {
     prop_oneof![
-        16 => (hook(), given(at)).prop_map(|(hook, given)| Step::Pass(hook, given)),
+        16 => (hook(), input(ip)).prop_map(|(hook, input)| Step::Pass(hook, input)),
         1 => select(&[1, 25, 100][..]).prop_map(Step::Wait),
-        1 => world(at).prop_map(Step::Configure),
+        1 => config(ip).prop_map(Step::Configure),
     ]
 }
 
-/// One of the two.
+/// Generates a hook.
 pub fn hook() -> impl Strategy<Value = Hook> {
     select(&[Hook::Ingress, Hook::Egress][..])
 }
 
-/// A frame: a packet, a packet with something changed, or noise.
-pub fn given(at: Places) -> impl Strategy<Value = Given> {
+/// Generates a frame: a packet, a damaged packet, or random bytes.
+pub fn input(ip: Addresses) -> impl Strategy<Value = InputFrame> {
     let frame = prop_oneof![
-        6 => sent(at).prop_map(|sent| sent.bytes()),
-        2 => damaged(at),
+        6 => packet(ip).prop_map(|packet| packet.to_frame()),
+        2 => damaged(ip),
         1 => vec_of(any::<u8>(), 15..200),
     ];
     (
         frame,
         select(&[0u32, 0, 0, 0x4000, 0x8001, 0xc000][..]),
-        select(&[Sum::None, Sum::None, Sum::Complete][..]),
+        select(&[ChecksumState::None, ChecksumState::None, ChecksumState::Complete][..]),
     )
-        .prop_map(|(bytes, mark, sum)| Given { mark, sum, ..Given::new(bytes) })
+        .prop_map(|(bytes, mark, checksum)| InputFrame { mark, checksum, ..InputFrame::new(bytes) })
 }
 
-/// A packet, cut short or with some bytes changed.
-fn damaged(at: Places) -> impl Strategy<Value = Vec<u8>> {
-    (sent(at), vec_of((any::<prop::sample::Index>(), any::<u8>()), 0..4), 0..60usize).prop_map(
-        |(sent, changes, cut)| {
-            let mut bytes = sent.bytes();
+/// Generates a packet that is cut short or has some bytes changed.
+fn damaged(ip: Addresses) -> impl Strategy<Value = Vec<u8>> {
+    (packet(ip), vec_of((any::<prop::sample::Index>(), any::<u8>()), 0..4), 0..60usize).prop_map(
+        |(packet, changes, cut)| {
+            let mut bytes = packet.to_frame();
             bytes.truncate((bytes.len() - cut.min(bytes.len())).max(15));
             for (index, byte) in changes {
                 let index = index.index(bytes.len());
@@ -72,44 +72,44 @@ fn damaged(at: Places) -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// A packet or a fragment.
-pub fn sent(at: Places) -> impl Strategy<Value = Sent> {
-    let plain = transport(at);
-    let error = (kind(at), host(at), host(at), transport(at), 0..80usize).prop_map(
-        |(kind, from, to, told, bytes)| {
-            let mut error = Sent::error(kind, from.ip(), to.ip(), told);
-            if let Carries::Icmp { length, .. } = &mut error.carries {
+/// Generates a packet or a fragment.
+pub fn packet(ip: Addresses) -> impl Strategy<Value = TestPacket> {
+    let plain = transport(ip);
+    let error = (kind(ip), host(ip), host(ip), transport(ip), 0..80usize).prop_map(
+        |(kind, from, to, inner, bytes)| {
+            let mut error = TestPacket::icmp_error(kind, from.ip(), to.ip(), inner);
+            if let Payload::Icmp { length, .. } = &mut error.payload {
                 *length = bytes;
             }
             error
         },
     );
-    (prop_oneof![4 => plain, 1 => error], headers(at), part()).prop_map(|(sent, headers, part)| {
-        let (to_mac, tags, options, extensions) = headers;
-        let sent = Sent { to_mac, tags, options, extensions, ..sent };
+    (prop_oneof![4 => plain, 1 => error], headers(ip), part()).prop_map(|(packet, headers, part)| {
+        let (to_mac, vlan_tags, options, extensions) = headers;
+        let packet = TestPacket { to_mac, vlan_tags, options, extensions, ..packet };
         match part {
-            Some((id, start, end)) => sent.part(id, start..end),
-            None => sent,
+            Some((id, start, end)) => packet.fragment(id, start..end),
+            None => packet,
         }
     })
 }
 
 type Headers = ([u8; 6], Vec<u16>, Vec<u8>, Vec<Extension>);
 
-fn headers(at: Places) -> impl Strategy<Value = Headers> {
+fn headers(ip: Addresses) -> impl Strategy<Value = Headers> {
     let plain = Just(([0; 6], Vec::new(), Vec::new(), Vec::new()));
-    let is_v4 = at.node.is_ipv4();
+    let is_v4 = ip.node.is_ipv4();
     let others = (
         select(&[[0; 6], [0; 6], [0; 6], [2; 6]][..]),
         vec_of(select(&[0x8100u16, 0x88a8][..]), 0..4),
         (0..=10usize).prop_map(|words| [1].repeat(words * 4)),
         vec_of((select(&[0u8, 43, 60, 51][..]), 1..=4u8), 0..8),
     )
-        .prop_map(move |(to_mac, tags, options, extensions)| {
+        .prop_map(move |(to_mac, vlan_tags, options, extensions)| {
             let extensions =
                 extensions.into_iter().map(|(kind, units)| Extension { kind, length: units * 8 });
             let extensions = if is_v4 { Vec::new() } else { extensions.collect() };
-            (to_mac, tags, if is_v4 { options } else { Vec::new() }, extensions)
+            (to_mac, vlan_tags, if is_v4 { options } else { Vec::new() }, extensions)
         });
     prop_oneof![3 => plain, 1 => others]
 }
@@ -122,94 +122,96 @@ fn part() -> impl Strategy<Value = Option<(u32, usize, usize)>> {
     prop_oneof![4 => Just(None), 1 => part]
 }
 
-/// A segment or datagram.
-pub fn transport(at: Places) -> impl Strategy<Value = Sent> {
-    (ends(at), any::<bool>(), any::<u8>(), 0..40usize, any::<bool>()).prop_map(
+/// Generates a TCP segment or UDP datagram.
+pub fn transport(ip: Addresses) -> impl Strategy<Value = TestPacket> {
+    (ends(ip), any::<bool>(), any::<u8>(), 0..40usize, any::<bool>()).prop_map(
         |((from, to), is_tcp, flags, length, has_sum)| {
             let data = vec![flags; length];
             if is_tcp {
-                // Most segments have one of the usual sets of flags.
+                // Most segments have common flags.
                 let usual = [2, 2, 0x12, 0x10, 0x10, 0x11, 4];
                 let flags = usual.get(usize::from(flags % 8)).copied().unwrap_or(flags & 0x1f);
-                Sent::new(from, to, Carries::Tcp { flags: TcpFlags(flags), data })
+                TestPacket::new(from, to, Payload::Tcp { flags: TcpFlags(flags), data })
             } else {
                 let is_unsummed = !has_sum && flags < 64 && from.is_ipv4();
                 let checksum = is_unsummed.then_some([0, 0]);
-                Sent { checksum, ..Sent::new(from, to, Carries::Udp { data }) }
+                TestPacket { checksum, ..TestPacket::new(from, to, Payload::Udp { data }) }
             }
         },
     )
 }
 
-/// Two that may speak: a client and a Service, one and an endpoint, or any.
-fn ends(at: Places) -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
-    let clients = [at.client, at.client, at.other_client, at.pod];
+/// Generates source and destination: client and Service, client and endpoint, endpoint and client,
+/// or any.
+fn ends(ip: Addresses) -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
+    let clients = [ip.client, ip.client, ip.other_client, ip.pod];
     let client =
         (select(clients.to_vec()), select(&[40_000u16, 40_000, 40_001][..])).prop_map(SocketAddr::from);
-    let endpoint = select(endpoints(at).to_vec());
-    let service = select(vip(at).to_vec());
+    let endpoint = select(endpoints(ip).to_vec());
+    let service = select(vip(ip).to_vec());
     prop_oneof![
         4 => (client.clone(), service),
         1 => (client.clone(), endpoint.clone()),
         3 => (endpoint, client),
-        2 => (host(at), host(at)),
+        2 => (host(ip), host(ip)),
     ]
 }
 
-fn host(at: Places) -> impl Strategy<Value = SocketAddr> {
+fn host(ip: Addresses) -> impl Strategy<Value = SocketAddr> {
     let hosts =
-        [at.client, at.other_client, at.node, at.cluster_ip, at.external_ip, at.pod, at.other_pod, at.router];
+        [ip.client, ip.other_client, ip.node, ip.cluster_ip, ip.external_ip, ip.pod, ip.other_pod, ip.router];
     (select(hosts.to_vec()), select(&[80u16, 443, 8080, 30_053, 40_000][..])).prop_map(SocketAddr::from)
 }
 
-fn kind(at: Places) -> impl Strategy<Value = [u8; 2]> {
-    let kinds = if at.node.is_ipv4() { [3, 4, 5, 8, 11, 12] } else { [1, 2, 3, 4, 128, 137] };
+fn kind(ip: Addresses) -> impl Strategy<Value = [u8; 2]> {
+    let kinds = if ip.node.is_ipv4() { [3, 4, 5, 8, 11, 12] } else { [1, 2, 3, 4, 128, 137] };
     (select(kinds.to_vec()), 0..5u8).prop_map(|(kind, code)| [kind, code])
 }
 
-const fn endpoints(at: Places) -> [SocketAddr; 2] {
-    [SocketAddr::new(at.pod, 8080), SocketAddr::new(at.other_pod, 80)]
+const fn endpoints(ip: Addresses) -> [SocketAddr; 2] {
+    [SocketAddr::new(ip.pod, 8080), SocketAddr::new(ip.other_pod, 80)]
 }
 
-const fn vip(at: Places) -> [SocketAddr; 4] {
+const fn vip(ip: Addresses) -> [SocketAddr; 4] {
     [
-        SocketAddr::new(at.cluster_ip, 80),
-        SocketAddr::new(at.external_ip, 443),
-        SocketAddr::new(at.node, 30_053),
-        SocketAddr::new(at.node, 443),
+        SocketAddr::new(ip.cluster_ip, 80),
+        SocketAddr::new(ip.external_ip, 443),
+        SocketAddr::new(ip.node, 30_053),
+        SocketAddr::new(ip.node, 443),
     ]
 }
 
-/// What maps hold. A list has one endpoint at most: chance decides nothing.
-pub fn world(at: Places) -> impl Strategy<Value = World> {
+/// Generates the maps that userspace writes. A list has at most one endpoint, so that random
+/// numbers decide nothing.
+pub fn config(ip: Addresses) -> impl Strategy<Value = ConfigMaps> {
     let detection = [LocalDetection::None, LocalDetection::Source, LocalDetection::Link];
-    let services = vec_of((any::<bool>(), service(at)), 8);
+    let services = vec_of((any::<bool>(), service(ip)), 8);
     (services, select(detection.to_vec()), any::<bool>()).prop_map(move |(services, detection, has_link)| {
-        let mut world = World::default();
-        world.node.local_detection = detection as u32;
-        world.node_addresses.insert(at.node.into());
-        world.local_sources.insert((at.pods.0.into(), at.pods.1));
+        let mut config = ConfigMaps::default();
+        config.node.local_detection = detection as u32;
+        config.node_addresses.insert(ip.node.into());
+        config.local_sources.insert((ip.pods.0.into(), ip.pods.1));
         if has_link {
-            world.local_links.insert(1);
+            config.local_links.insert(1);
         }
-        let protos = [Protocol::Tcp, Protocol::Udp].into_iter();
-        let keys = protos.flat_map(|proto| vip(at).map(|vip| (proto, vip)));
-        for (number, ((proto, vip), (is_served, service))) in (1..).zip(keys.zip(services)) {
+        let protocols = [Protocol::Tcp, Protocol::Udp].into_iter();
+        let keys = protocols.flat_map(|protocol| vip(ip).map(|vip| (protocol, vip)));
+        for (number, ((protocol, vip), (is_served, service))) in (1..).zip(keys.zip(services)) {
             if is_served {
-                put(&mut world, number, proto, vip, &service);
+                put(&mut config, number, protocol, vip, &service);
             }
         }
-        world.source_ranges.insert((1, at.client.into(), 128));
-        world.source_ranges.insert((6, at.pods.0.into(), at.pods.1));
-        world
+        config.source_ranges.insert((1, ip.client.into(), 128));
+        config.source_ranges.insert((6, ip.pods.0.into(), ip.pods.1));
+        config
     })
 }
 
-/// Endpoints for callers inside and outside, those that serve, flags, affinity and generation.
+/// Endpoints for clients inside and outside, serving endpoints, flags, affinity and generation.
 type Service = ([Option<SocketAddr>; 2], Vec<SocketAddr>, u16, u32, u32);
 
-fn service(at: Places) -> impl Strategy<Value = Service> {
-    let endpoint = || prop::option::weighted(0.85, select(endpoints(at).to_vec()));
+fn service(ip: Addresses) -> impl Strategy<Value = Service> {
+    let endpoint = || prop::option::weighted(0.85, select(endpoints(ip).to_vec()));
     let flags = [
         0,
         0,
@@ -220,14 +222,14 @@ fn service(at: Places) -> impl Strategy<Value = Service> {
     ];
     (
         [endpoint(), endpoint()],
-        prop::sample::subsequence(endpoints(at).to_vec(), 0..=2),
+        prop::sample::subsequence(endpoints(ip).to_vec(), 0..=2),
         select(flags.to_vec()),
         select(&[0u32, 0, 60][..]),
         0..3u32,
     )
 }
 
-fn put(world: &mut World, number: u32, proto: Protocol, vip: SocketAddr, service: &Service) {
+fn put(config: &mut ConfigMaps, number: u32, protocol: Protocol, vip: SocketAddr, service: &Service) {
     let ([inside, outside], serving, flags, affinity_seconds, generation) = service.clone();
     let value = ServiceValue {
         service: number,
@@ -242,16 +244,16 @@ fn put(world: &mut World, number: u32, proto: Protocol, vip: SocketAddr, service
     let is_node_port = vip.port() == 30_053;
     let addr: crate::Addr = vip.ip().into();
     let addr = if is_node_port { addr.any() } else { addr };
-    world.services.insert(ServiceKey::new(addr, vip.port(), proto), value);
+    config.services.insert(ServiceKey::new(addr, vip.port(), protocol), value);
     let lists = [(List::Cluster, inside), (List::Local, outside)];
     let in_slots = lists.into_iter().filter_map(|(list, endpoint)| Some((list.number(), endpoint?)));
     for (list, endpoint) in in_slots {
         let endpoint = Endpoint::new(endpoint.ip().into(), endpoint.port());
-        world.endpoints.insert(EndpointKey { service: number, generation, slot: 0, list }, endpoint);
-        world.members.insert(MemberKey { service: number, list, endpoint });
+        config.endpoints.insert(EndpointKey { service: number, generation, slot: 0, list }, endpoint);
+        config.members.insert(MemberKey { service: number, list, endpoint });
     }
     for endpoint in serving {
         let endpoint = Endpoint::new(endpoint.ip().into(), endpoint.port());
-        world.members.insert(MemberKey { service: number, list: List::Serving.number(), endpoint });
+        config.members.insert(MemberKey { service: number, list: List::Serving.number(), endpoint });
     }
 }

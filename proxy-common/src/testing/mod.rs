@@ -1,22 +1,22 @@
-//! What tests need to run the decisions on links: frames to give them, maps to ask, and scenarios to play, on the host as in the
-//! kernel.
+//! What the tests of the link programs share: packets, maps in memory, and scenarios that run on
+//! the host and in the kernel.
 
-mod bed;
-mod frame;
+mod checksums;
 pub mod generate;
-mod memory;
+mod maps;
+mod memory_frame;
+mod memory_maps;
+mod node;
+mod packet;
 #[cfg(test)]
 mod properties;
+mod runner;
 pub mod scenarios;
-mod scene;
-mod sent;
-mod sums;
-mod world;
 
-pub use bed::{Bed, Given, Hook, Ran, Sum};
-pub use frame::Bytes;
-pub use memory::Memory;
-pub use scene::{Places, Scene, Service, TooYoung};
-pub use sent::{Carries, Extension, Part, Sent};
-pub use sums::checksums_are_right;
-pub use world::{Noted, World};
+pub use checksums::has_correct_checksums;
+pub use maps::{ConfigMaps, StateMaps};
+pub use memory_frame::MemoryFrame;
+pub use memory_maps::MemoryMaps;
+pub use node::{Addresses, Service, TestNode, UptimeTooShort};
+pub use packet::{Extension, FragmentRange, Payload, TestPacket};
+pub use runner::{ChecksumState, FrameResult, FrameRunner, Hook, InputFrame};

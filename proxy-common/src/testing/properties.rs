@@ -1,4 +1,4 @@
-//! What holds for any frame at all.
+//! Properties that hold for every frame.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -8,8 +8,9 @@ use std::{
 use proptest::prelude::*;
 
 use super::{
-    Bed as _, Given, Hook, Memory, Noted, Places, Sent, checksums_are_right,
+    Addresses, FrameRunner as _, Hook, InputFrame, MemoryMaps, StateMaps, TestPacket,
     generate::{self, Step},
+    has_correct_checksums,
 };
 use crate::{
     layout::{Direction, Endpoint, Flow, FlowKey, NodeValue, flow_state},
@@ -21,78 +22,78 @@ const MARKS: u32 = NodeValue::MASQUERADE_MARK | NodeValue::REJECT_MARK;
 
 proptest! {
     #[test]
-    fn frames_are_left_alone_where_there_are_no_services(
+    fn node_without_services_leaves_frames_alone(
         hook in generate::hook(),
-        given in prop::sample::select(&Places::BOTH[..]).prop_flat_map(generate::given),
+        input in prop::sample::select(&Addresses::BOTH[..]).prop_flat_map(generate::input),
     ) {
-        let ran = Memory::default().run(hook, &given).expect("memory takes everything");
-        prop_assert_eq!(ran.outcome, Outcome::Proceed);
-        prop_assert_eq!(&ran.bytes, &given.bytes);
-        let is_ip = super::Bytes::new(&given).ip().is_some();
-        let left = if hook == Hook::Egress && is_ip { given.mark & !MARKS } else { given.mark };
-        prop_assert_eq!(ran.mark, left);
+        let result = MemoryMaps::default().run(hook, &input).expect("memory runs every frame");
+        prop_assert_eq!(result.outcome, Outcome::Proceed);
+        prop_assert_eq!(&result.bytes, &input.bytes);
+        let is_ip = super::MemoryFrame::new(&input).ip().is_some();
+        let left = if hook == Hook::Egress && is_ip { input.mark & !MARKS } else { input.mark };
+        prop_assert_eq!(result.mark, left);
     }
 
     #[test]
-    fn right_checksums_stay_right_and_nothing_else_changes(
-        (world, steps) in generate::case(),
+    fn correct_checksums_stay_correct(
+        (config, steps) in generate::case(),
     ) {
-        let mut memory = Memory { world, ..Memory::default() };
+        let mut memory = MemoryMaps { config, ..MemoryMaps::default() };
         for step in steps {
             match step {
-                Step::Pass(hook, given) => passes(&mut memory, hook, &given)?,
+                Step::Pass(hook, input) => check_checksums(&mut memory, hook, &input)?,
                 Step::Wait(seconds) => {
-                    let noted = memory.noted().aged(seconds).expect("the clock began days ago");
-                    memory.set_noted(&noted);
+                    let state = memory.state().aged(seconds).expect("the clock began days ago");
+                    memory.set_state(&state);
                 }
-                Step::Configure(world) => memory.world = world,
+                Step::Configure(config) => memory.config = config,
             }
         }
     }
 
     #[test]
-    fn an_answer_to_a_translated_packet_is_one_to_the_packet_as_it_was(
-        (sent, world) in prop::sample::select(&Places::BOTH[..])
-            .prop_flat_map(|at| (generate::transport(at), generate::world(at))),
+    fn reply_to_a_translated_packet_answers_the_original_packet(
+        (packet, config) in prop::sample::select(&Addresses::BOTH[..])
+            .prop_flat_map(|ip| (generate::transport(ip), generate::config(ip))),
         others in prop::collection::vec(any::<prop::sample::Index>(), 0..3),
     ) {
-        let mut memory = Memory { world, ..Memory::default() };
-        // Another flow of the same client, so that ports run into each other.
+        let mut memory = MemoryMaps { config, ..MemoryMaps::default() };
+        // Other flows of the same client, so that ports collide.
         for other in others {
-            let keys: Vec<_> = memory.world.services.keys().copied().collect();
+            let keys: Vec<_> = memory.config.services.keys().copied().collect();
             if let Some(key) = keys.get(other.index(keys.len().max(1))) {
                 let to = SocketAddr::new(key.addr.into(), key.port);
                 if !to.ip().is_unspecified() {
-                    memory.run(Hook::Ingress, &Given::new(sent.clone().to(to).bytes()));
+                    memory.run(Hook::Ingress, &InputFrame::new(packet.clone().to(to).to_frame()));
                 }
             }
         }
-        let ran = memory.run(Hook::Ingress, &Given::new(sent.bytes())).expect("memory takes everything");
-        let is_translated = ran.outcome == Outcome::Proceed && ran.bytes != ran.given.bytes;
+        let result = memory.run(Hook::Ingress, &InputFrame::new(packet.to_frame())).expect("memory runs every frame");
+        let is_translated = result.outcome == Outcome::Proceed && result.bytes != result.input.bytes;
         if !is_translated {
             return Ok(());
         }
-        let (key, flow) = flow_of(&memory.noted(), &sent);
+        let (key, flow) = flow_of(&memory.state(), &packet);
         prop_assert_eq!(flow.state & flow_state::PASS, 0);
-        let translated = Sent { checksum: None, ..sent.clone() }
+        let translated = TestPacket { checksum: None, ..packet.clone() }
             .from(socket(flow.source))
             .to(socket(flow.destination));
-        let unsummed = Sent { checksum: sent.checksum, ..translated.clone() };
-        ran.becomes(&unsummed);
-        let answer = translated.reversed().flags(TcpFlags::ACK_ALONE);
-        let back = memory.run(Hook::Egress, &Given::new(answer.bytes())).expect("memory takes everything");
-        let wanted = Sent { checksum: None, ..sent }.reversed().flags(TcpFlags::ACK_ALONE);
-        back.becomes(&wanted);
+        let unsummed = TestPacket { checksum: packet.checksum, ..translated.clone() };
+        result.becomes(&unsummed);
+        let reply = translated.reversed().flags(TcpFlags::ACK_ALONE);
+        let back = memory.run(Hook::Egress, &InputFrame::new(reply.to_frame())).expect("memory runs every frame");
+        let expected = TestPacket { checksum: None, ..packet }.reversed().flags(TcpFlags::ACK_ALONE);
+        back.becomes(&expected);
         prop_assert!(key.direction == Direction::Original as u8);
     }
 }
 
-fn passes(memory: &mut Memory, hook: Hook, given: &Given) -> Result<(), TestCaseError> {
-    let were_right = checksums_are_right(&given.bytes) == Some(true);
-    let ran = memory.run(hook, given).expect("memory takes everything");
-    prop_assert_eq!(ran.bytes.len(), given.bytes.len());
-    if were_right && ran.outcome == Outcome::Proceed {
-        prop_assert_eq!(checksums_are_right(&ran.bytes), Some(true), "{:?}", ran);
+fn check_checksums(memory: &mut MemoryMaps, hook: Hook, input: &InputFrame) -> Result<(), TestCaseError> {
+    let were_correct = has_correct_checksums(&input.bytes) == Some(true);
+    let result = memory.run(hook, input).expect("memory runs every frame");
+    prop_assert_eq!(result.bytes.len(), input.bytes.len());
+    if were_correct && result.outcome == Outcome::Proceed {
+        prop_assert_eq!(has_correct_checksums(&result.bytes), Some(true), "{:?}", result);
     }
     Ok(())
 }
@@ -101,16 +102,17 @@ fn socket(Endpoint { addr, port, .. }: Endpoint) -> SocketAddr {
     (IpAddr::from(addr), port).into()
 }
 
-fn flow_of(noted: &Noted, sent: &Sent) -> (FlowKey, Flow) {
+fn flow_of(state: &StateMaps, packet: &TestPacket) -> (FlowKey, Flow) {
     let is_of = |key: &FlowKey| {
         key.direction == Direction::Original as u8
-            && key.proto == sent.proto()
-            && (key.source, key.destination) == (super::scene::at(sent.from), super::scene::at(sent.to))
+            && key.proto == packet.protocol()
+            && (key.source, key.destination)
+                == (super::node::endpoint(packet.from), super::node::endpoint(packet.to))
     };
-    noted
+    state
         .flows
         .iter()
         .find(|(key, _)| is_of(key))
         .map(|(key, flow)| (*key, *flow))
-        .expect("translated, so noted")
+        .expect("a translated packet has a flow")
 }

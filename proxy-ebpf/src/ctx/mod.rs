@@ -1,5 +1,5 @@
-//! Safe views of the contexts the kernel hands to programs; the only other place with `unsafe` is `maps`.
-#![expect(unsafe_code, reason = "contexts are raw pointers whose accesses only the verifier checks")]
+//! Safe views of the contexts of programs. Besides this module, only `maps` has unsafe code.
+#![expect(unsafe_code, reason = "contexts are raw pointers, and only the verifier checks their accesses")]
 
 mod skb;
 mod sock_addr;
@@ -13,44 +13,63 @@ pub use skb::{Ethernet, Ip, Layer, Skb};
 pub use sock_addr::{Family, SockAddr, V4, V6};
 pub use socket::Socket;
 
-/// 32 random bits.
+/// Returns 32 random bits.
 #[inline(always)]
 pub fn random() -> u32 {
-    // SAFETY: the helper takes nothing and cannot fail.
+    // SAFETY: the helper has no arguments and cannot fail.
     unsafe { bpf_get_prandom_u32() }
 }
 
-/// The number of the CPU that runs the program.
+/// Returns the number of the CPU that runs the program.
 #[inline(always)]
 pub fn cpu() -> u32 {
-    // SAFETY: the helper takes nothing and cannot fail.
+    // SAFETY: the helper has no arguments and cannot fail.
     unsafe { bpf_get_smp_processor_id() }
 }
 
-/// Nanoseconds of the monotonic clock.
+/// Returns the nanoseconds of the monotonic clock.
 #[inline(always)]
 pub fn now_ns() -> u64 {
-    // SAFETY: the helper takes nothing and cannot fail.
+    // SAFETY: the helper has no arguments and cannot fail.
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// The same as of the kernel's last tick, without asking the hardware: some milliseconds old at most. Kernel 5.11 (d05512618056).
+/// Returns the time of the kernel's last tick without reading the hardware clock. It is some
+/// milliseconds old at most. Minimum kernel: 5.11 (d05512618056).
 #[inline(always)]
 pub fn coarse_now_ns() -> u64 {
-    // SAFETY: the helper takes nothing and cannot fail.
+    // SAFETY: the helper has no arguments and cannot fail.
     unsafe { bpf_ktime_get_coarse_ns() }
 }
 
-/// Identifies the initial network namespace as long as the kernel runs. Kernel 5.7 (f318903c0bf4).
+/// Returns the cookie of the initial network namespace. Minimum kernel: 5.7 (f318903c0bf4).
 #[inline(always)]
 pub fn initial_netns() -> u64 {
-    // SAFETY: without a context the helper answers for the initial namespace.
+    // SAFETY: without a context the helper returns the cookie of the initial network namespace.
     unsafe { bpf_get_netns_cookie(core::ptr::null_mut()) }
 }
 
-/// Makes the caller of a hooked system call see this error when the program denies it. Kernel 6.1 (bed89185af0d).
+/// Reads four words, each with its own access, because the verifier requires fixed offsets.
+///
+/// # Safety
+///
+/// The pointer is valid, and programs may read all four words.
+#[inline(always)]
+unsafe fn read_words(words: *const [u32; 4]) -> [u32; 4] {
+    // SAFETY: the caller guarantees it.
+    unsafe {
+        [
+            (&raw const (*words)[0]).read_volatile(),
+            (&raw const (*words)[1]).read_volatile(),
+            (&raw const (*words)[2]).read_volatile(),
+            (&raw const (*words)[3]).read_volatile(),
+        ]
+    }
+}
+
+/// Sets the error of the system call, if the program denies it. Minimum kernel: 6.1 (bed89185af0d).
 #[inline(always)]
 pub fn set_errno(errno: i32) {
-    // SAFETY: the helper takes a number; one it does not accept changes nothing.
+    // SAFETY: the helper takes a number. An invalid one changes nothing.
     unsafe { bpf_set_retval(-errno) };
 }

@@ -1,4 +1,4 @@
-//! The context of the link hooks: a packet.
+//! The context of the link programs: a packet.
 
 use core::{marker::PhantomData, mem::MaybeUninit};
 
@@ -11,12 +11,12 @@ use aya_ebpf::{
 };
 use proxy_common::{
     checksum::Difference,
-    packet::{self, Covered, Frame, IpVersion},
+    packet::{self, ChecksumCoverage, Frame, IpVersion},
 };
 
-/// What a link's packets begin with.
+/// The header with which packets of a link begin.
 pub trait Layer {
-    /// Bytes before the IP header, or before a VLAN tag.
+    /// The number of bytes before the IP header or the first VLAN tag.
     const HEADER: u32;
 }
 
@@ -27,7 +27,7 @@ impl Layer for Ethernet {
     const HEADER: u32 = 14;
 }
 
-/// Links with bare IP packets: tunnels.
+/// Links with bare IP packets, as tunnels.
 pub enum Ip {}
 
 impl Layer for Ip {
@@ -44,18 +44,19 @@ pub struct Skb<L> {
 }
 
 impl<L: Layer> Skb<L> {
-    /// Takes a program's context.
+    /// Wraps the context of a program.
     #[inline(always)]
     pub const fn new(ctx: TcContext) -> Self {
         Self { skb: ctx.skb.skb, layer: PhantomData }
     }
 
-    /// The link layer says it is for this host, not one that is bridged or meant for another. On a port of a bridge, that also
-    /// goes for what is for the bridge itself, which the kernel says only once the bridge hands it up: by then
-    /// `br_netfilter` has shown it to conntrack.
+    /// Returns true if the link layer address is that of this host, so that the packet is not
+    /// bridged or for another host. On a bridge port, this includes packets for the bridge itself.
+    /// The kernel classifies those only after the bridge, when `br_netfilter` has already passed
+    /// them to conntrack.
     #[inline(always)]
     pub fn is_for_this_host(&self, bridge_of: impl FnOnce(u32) -> Option<[u8; 6]>) -> bool {
-        // SAFETY: the kernel's context.
+        // SAFETY: the context is valid while the program runs.
         match unsafe { (&raw const (*self.skb).pkt_type).read_volatile() } {
             PACKET_HOST => true,
             PACKET_OTHERHOST if L::HEADER != 0 => self.is_for_bridge(bridge_of),
@@ -63,26 +64,28 @@ impl<L: Layer> Skb<L> {
         }
     }
 
-    /// It is for the bridge that the link is a port of. A call of its own, for its stack.
+    /// Returns true if the packet is for the bridge of this port. A function call of its own saves
+    /// stack.
     #[inline(never)]
     fn is_for_bridge<B: FnOnce(u32) -> Option<[u8; 6]>>(&self, bridge_of: B) -> bool {
         let bridge = bridge_of(self.link());
         bridge.is_some() && bridge == self.load(0)
     }
 
-    /// Where the IP header begins, and its version; none of packets of other kinds. Tags that the kernel or the link's hardware
-    /// has taken off are not in the way.
+    /// Returns offset and version of the IP header, if there is one. VLAN tags that the kernel or
+    /// the hardware removed from the frame do not matter.
     #[inline(always)]
     pub fn ip(&self) -> Option<(u32, IpVersion)> {
-        // SAFETY: the kernel's context. The field is 16 bits in network byte order within a word.
+        // SAFETY: the context is valid while the program runs. The field holds 16 bits in network
+        // byte order within a word.
         let protocol = unsafe { (&raw const (*self.skb).protocol).read_volatile() };
         packet::ip_header(self, u16::from_be(protocol as u16), L::HEADER)
     }
 
-    /// The link's hardware took a checksum of the whole packet (`CHECKSUM_COMPLETE`).
+    /// Returns true if the hardware computed a sum of the whole packet (`CHECKSUM_COMPLETE`).
     #[inline(always)]
-    fn has_sum_of_all(&self) -> bool {
-        // SAFETY: the helper fails for all other packets, and adding nothing changes nothing.
+    fn has_hardware_checksum(&self) -> bool {
+        // SAFETY: the helper fails for all other packets, and adding zero changes nothing.
         unsafe { bpf_csum_update(self.skb, 0) >= 0 }
     }
 }
@@ -91,7 +94,7 @@ impl<L: Layer> Frame for Skb<L> {
     #[inline(always)]
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
         let mut bytes = MaybeUninit::<[u8; N]>::uninit();
-        // SAFETY: the helper writes N bytes, which there is room for, or fails.
+        // SAFETY: the helper writes N bytes, for which there is room, or fails.
         unsafe {
             (bpf_skb_load_bytes(self.skb.cast(), offset, bytes.as_mut_ptr().cast(), N as u32) == 0)
                 .then(|| bytes.assume_init())
@@ -100,61 +103,62 @@ impl<L: Layer> Frame for Skb<L> {
 
     #[inline(always)]
     fn store<const N: usize>(&self, offset: u32, bytes: &[u8; N]) -> Option<()> {
-        // SAFETY: the helper reads the N bytes there are, or fails.
+        // SAFETY: the helper reads N bytes, which exist, or fails.
         let result = unsafe { bpf_skb_store_bytes(self.skb, offset, bytes.as_ptr().cast(), N as u32, 0) };
         succeeded(result)
     }
 
     #[inline(always)]
     fn fix_header_checksum(&self, offset: u32, difference: Difference) -> Option<()> {
-        // SAFETY: the helper checks the offset. Size 0 says that the last value is a difference.
+        // SAFETY: the helper checks the offset. With size 0, the last value is a difference.
         succeeded(unsafe { bpf_l3_csum_replace(self.skb, offset, 0, difference.wsum().into(), 0) })
     }
 
     #[inline(always)]
-    fn fix_checksum(&self, offset: u32, difference: Difference, covered: Covered) -> Option<()> {
+    fn fix_checksum(&self, offset: u32, difference: Difference, covered: ChecksumCoverage) -> Option<()> {
         let may_be_absent = if covered.may_be_absent { BPF_F_MARK_MANGLED_0 } else { 0 };
-        // The flag also takes the change to the IP header, for which the header's own checksum makes up, out of a sum the
-        // hardware took. IPv6 headers have none: there the sum stays as it is (kernel commit ead7f9b8de65, which has a flag for
-        // this from 6.16).
+        // The flag also removes the change of the IP header from the sum of the hardware, because
+        // the checksum of the IPv4 header compensates for it. IPv6 headers have no checksum, so
+        // their sum must stay as it is. Kernel 6.16 has a flag for this (ead7f9b8de65).
         let in_pseudo_header = match covered.pseudo_header {
             Some(IpVersion::V4) => true,
-            Some(IpVersion::V6) => !self.has_sum_of_all(),
+            Some(IpVersion::V6) => !self.has_hardware_checksum(),
             None => false,
         };
         let in_pseudo_header = if in_pseudo_header { BPF_F_PSEUDO_HDR } else { 0 };
         let flags = u64::from(may_be_absent | in_pseudo_header);
-        // SAFETY: the helper checks the offset. Size 0 says that the last value is a difference.
+        // SAFETY: the helper checks the offset. With size 0, the last value is a difference.
         succeeded(unsafe { bpf_l4_csum_replace(self.skb, offset, 0, difference.wsum().into(), flags) })
     }
 
     #[inline(always)]
-    fn note_uncovered(&self, difference: Difference) {
-        // SAFETY: the helper changes the sum the hardware took, if there is one.
+    fn update_hardware_checksum(&self, difference: Difference) {
+        // SAFETY: the helper changes the sum of the hardware, if there is one.
         unsafe { bpf_csum_update(self.skb, difference.wsum()) };
     }
 
     #[inline(always)]
     fn length(&self) -> u32 {
-        // SAFETY: the kernel's context.
+        // SAFETY: the context is valid while the program runs.
         unsafe { (&raw const (*self.skb).len).read_volatile() }
     }
 
     #[inline(always)]
     fn link(&self) -> u32 {
-        // SAFETY: the kernel's context.
+        // SAFETY: the context is valid while the program runs.
         unsafe { (&raw const (*self.skb).ifindex).read_volatile() }
     }
 
     #[inline(always)]
     fn mark(&self) -> u32 {
-        // SAFETY: the kernel's context.
+        // SAFETY: the context is valid while the program runs.
         unsafe { (&raw const (*self.skb).mark).read_volatile() }
     }
 
     #[inline(always)]
     fn set_mark(&self, mark: u32) {
-        // SAFETY: the kernel's context; programs on links may write the field.
+        // SAFETY: the context is valid while the program runs, and link programs may write the
+        // field.
         unsafe { (&raw mut (*self.skb).mark).write_volatile(mark) };
     }
 }

@@ -1,4 +1,4 @@
-//! The context of the socket address hooks: connect, sendmsg, recvmsg, getpeername.
+//! The context of the socket programs: connect, sendmsg, recvmsg, getpeername.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -8,19 +8,19 @@ use aya_ebpf::{
 };
 use proxy_common::{Addr, layout::Endpoint};
 
-use super::Socket;
+use super::{Socket, read_words};
 
-/// `struct bpf_sock_addr`: a socket and the address in question, which the program may change.
+/// `struct bpf_sock_addr`: a socket, and the address of the system call, which programs may change.
 pub struct SockAddr(SockAddrContext);
 
 impl SockAddr {
-    /// Takes a program's context.
+    /// Wraps the context of a program.
     #[inline(always)]
     pub const fn new(ctx: SockAddrContext) -> Self {
         Self(ctx)
     }
 
-    /// The context, for socket storage.
+    /// Returns the context, for socket storage.
     #[inline(always)]
     pub const fn raw(&self) -> &SockAddrContext {
         &self.0
@@ -31,58 +31,61 @@ impl SockAddr {
         self.0.sock_addr
     }
 
-    /// The socket.
+    /// Returns the socket.
     #[inline(always)]
     pub fn socket(&self) -> Socket {
-        // SAFETY: the kernel's context; the field holds the socket in each of these hooks.
+        // SAFETY: the context is valid while the program runs. The field is the socket in all these
+        // hooks.
         Socket::new(unsafe { (*self.pointer()).__bindgen_anon_1.sk })
     }
 
-    /// The socket's IP protocol.
+    /// Returns the IP protocol of the socket.
     #[inline(always)]
     pub fn protocol(&self) -> u32 {
-        // SAFETY: the kernel's context.
+        // SAFETY: the context is valid while the program runs.
         unsafe { (&raw const (*self.pointer()).protocol).read_volatile() }
     }
 
-    /// Identifies the socket as long as it lives.
+    /// Returns the cookie of the socket.
     #[inline(always)]
     pub fn cookie(&self) -> u64 {
-        // SAFETY: the pointer is the program's context.
+        // SAFETY: the pointer is the context of the program.
         unsafe { bpf_get_socket_cookie(self.0.as_ptr()) }
     }
 
-    /// Identifies the socket's network namespace as long as the kernel runs. Kernel 5.7 (f318903c0bf4).
+    /// Returns the network namespace cookie of the socket. Minimum kernel: 5.7 (f318903c0bf4).
     #[inline(always)]
     pub fn netns(&self) -> u64 {
-        // SAFETY: the pointer is the program's context.
+        // SAFETY: the pointer is the context of the program.
         unsafe { bpf_get_netns_cookie(self.0.as_ptr()) }
     }
 
-    /// The address in question.
+    /// Returns the address and port of the system call.
     #[inline(always)]
     pub fn address<F: Family>(&self) -> Endpoint {
-        // SAFETY: the kernel's context. The port is 16 bits in network byte order within a word.
+        // SAFETY: the context is valid while the program runs. The port is 16 bits in network byte
+        // order within a word.
         let port = unsafe { (&raw const (*self.pointer()).user_port).read_volatile() };
         Endpoint::new(F::address(self), u16::from_be(port as u16))
     }
 
-    /// Puts another address in its place.
+    /// Replaces the address and port of the system call.
     #[inline(always)]
     pub fn set_address<F: Family>(&self, address: &Endpoint) {
         F::set_address(self, &address.addr);
-        // SAFETY: the kernel's context; the port may be written in each of these hooks.
+        // SAFETY: the context is valid while the program runs, and all these hooks may write the
+        // port.
         unsafe { (&raw mut (*self.pointer()).user_port).write_volatile(u32::from(address.port.to_be())) };
     }
 }
 
-/// What differs between the hooks of IPv4 and IPv6 sockets: where the address stands.
+/// The difference between the hooks of IPv4 and IPv6 sockets: the fields with the addresses.
 pub trait Family {
-    /// The address in question.
+    /// Returns the address of the system call.
     fn address(ctx: &SockAddr) -> Addr;
-    /// Puts another address in its place.
+    /// Replaces the address of the system call.
     fn set_address(ctx: &SockAddr, address: &Addr);
-    /// The address the socket is bound to, if any.
+    /// Returns the address to which the socket is bound, if it is.
     fn bound_source(ctx: &SockAddr) -> Option<Addr>;
 }
 
@@ -92,7 +95,7 @@ pub enum V4 {}
 impl Family for V4 {
     #[inline(always)]
     fn address(ctx: &SockAddr) -> Addr {
-        // SAFETY: the kernel's context.
+        // SAFETY: the context is valid while the program runs.
         let ip = unsafe { (&raw const (*ctx.pointer()).user_ip4).read_volatile() };
         Addr::from_v4(ip.to_ne_bytes())
     }
@@ -100,7 +103,8 @@ impl Family for V4 {
     #[inline(always)]
     fn set_address(ctx: &SockAddr, address: &Addr) {
         let [_, _, _, ip] = address.words();
-        // SAFETY: the kernel's context; the address may be written in each of these hooks.
+        // SAFETY: the context is valid while the program runs, and all these hooks may write the
+        // address.
         unsafe { (&raw mut (*ctx.pointer()).user_ip4).write_volatile(ip) };
     }
 
@@ -111,28 +115,21 @@ impl Family for V4 {
     }
 }
 
-/// IPv6 sockets, those that talk to IPv4-mapped addresses included.
+/// IPv6 sockets, also for IPv4-mapped addresses.
 pub enum V6 {}
 
 impl Family for V6 {
     #[inline(always)]
     fn address(ctx: &SockAddr) -> Addr {
-        // SAFETY: the kernel's context. One read a word: the verifier wants each access at a fixed offset.
-        unsafe {
-            let words = &raw const (*ctx.pointer()).user_ip6;
-            Addr::from_words([
-                (&raw const (*words)[0]).read_volatile(),
-                (&raw const (*words)[1]).read_volatile(),
-                (&raw const (*words)[2]).read_volatile(),
-                (&raw const (*words)[3]).read_volatile(),
-            ])
-        }
+        // SAFETY: the context is valid while the program runs.
+        Addr::from_words(unsafe { read_words(&raw const (*ctx.pointer()).user_ip6) })
     }
 
     #[inline(always)]
     fn set_address(ctx: &SockAddr, address: &Addr) {
         let [a, b, c, d] = address.words();
-        // SAFETY: the kernel's context; the address may be written in each of these hooks.
+        // SAFETY: the context is valid while the program runs, and all these hooks may write the
+        // address.
         unsafe {
             let words = &raw mut (*ctx.pointer()).user_ip6;
             (&raw mut (*words)[0]).write_volatile(a);

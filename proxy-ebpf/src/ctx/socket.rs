@@ -1,73 +1,71 @@
-//! A socket, as programs see it.
+//! A socket in the view of programs.
 
 use aya_ebpf::{bindings::bpf_sock, helpers::generated::bpf_get_socket_cookie};
 use proxy_common::{Addr, layout::Endpoint};
 
+use super::read_words;
+
 const AF_INET6: u32 = 10;
-/// The state of connected sockets, UDP ones too.
+/// The state of connected sockets, including UDP sockets.
 const TCP_ESTABLISHED: u32 = 1;
 
 /// `struct bpf_sock`.
 pub struct Socket(*mut bpf_sock);
 
 impl Socket {
-    /// The socket of a context, valid while its program runs.
+    /// Wraps the socket of a context, which is valid while the program runs.
     #[inline(always)]
     pub(crate) const fn new(socket: *mut bpf_sock) -> Self {
         Self(socket)
     }
 
-    /// The pointer, for helpers.
+    /// Returns the pointer, for helpers.
     #[inline(always)]
     pub const fn raw(&self) -> *mut bpf_sock {
         self.0
     }
 
-    /// The IP protocol, as the socket was made with.
+    /// Returns the IP protocol with which the socket was created.
     #[inline(always)]
     pub fn protocol(&self) -> u32 {
-        // SAFETY: the kernel's pointer to a socket; the field may be read in every program that has one.
+        // SAFETY: the socket is valid while the program runs, and all programs may read the field.
         unsafe { (&raw const (*self.0).protocol).read_volatile() }
     }
 
-    /// Connected, as a UDP socket is until it is disconnected (connect to `AF_UNSPEC`, of which no hook tells).
+    /// Returns true if the socket is connected. A UDP socket stays so until it connects to
+    /// `AF_UNSPEC`, for which there is no hook.
     #[inline(always)]
     pub fn is_connected(&self) -> bool {
         // SAFETY: as above.
         unsafe { (&raw const (*self.0).state).read_volatile() == TCP_ESTABLISHED }
     }
 
-    /// The IPv4 address it is bound to, 0 if none; in network byte order.
+    /// Returns the IPv4 address to which the socket is bound, or 0. In network byte order.
     #[inline(always)]
     pub fn source_v4(&self) -> u32 {
         // SAFETY: as above.
         unsafe { (&raw const (*self.0).src_ip4).read_volatile() }
     }
 
-    /// The IPv6 address it is bound to, zeros if none; words in network byte order.
+    /// Returns the IPv6 address to which the socket is bound, or zeros. Words in network byte
+    /// order.
     #[inline(always)]
     pub fn source_v6(&self) -> [u32; 4] {
-        // SAFETY: as above. One read a word: the verifier wants each access at a fixed offset.
-        unsafe {
-            let words = &raw const (*self.0).src_ip6;
-            [
-                (&raw const (*words)[0]).read_volatile(),
-                (&raw const (*words)[1]).read_volatile(),
-                (&raw const (*words)[2]).read_volatile(),
-                (&raw const (*words)[3]).read_volatile(),
-            ]
-        }
+        // SAFETY: as above.
+        unsafe { read_words(&raw const (*self.0).src_ip6) }
     }
 
-    /// What it is connected to; zeros if it is not.
+    /// Returns the address and port to which the socket is connected, or zeros.
     #[inline(always)]
     pub fn peer(&self) -> Endpoint {
-        // SAFETY: as above. The port is 16 bits in network byte order, which older kernels let programs read as a word only.
+        // SAFETY: as above. The port is 16 bits in network byte order. Older kernels allow only to
+        // read it as a word.
         let (family, port) = unsafe {
             let port = (&raw const (*self.0).dst_port).cast::<u32>();
             ((&raw const (*self.0).family).read_volatile(), port.read_volatile())
         };
-        // Both are read before one is chosen: the compiler would make one read at a chosen offset of two in branches.
+        // Both addresses are read before one is chosen. Otherwise the compiler merges the reads of
+        // two branches into one read at a variable offset.
         let (v4, v6) = (self.peer_v4(), self.peer_v6());
         Endpoint::new(if family == AF_INET6 { Addr::from_words(v6) } else { v4 }, u16::from_be(port as u16))
     }
@@ -80,22 +78,14 @@ impl Socket {
 
     #[inline(always)]
     fn peer_v6(&self) -> [u32; 4] {
-        // SAFETY: as above. One read a word: the verifier wants each access at a fixed offset.
-        unsafe {
-            let words = &raw const (*self.0).dst_ip6;
-            [
-                (&raw const (*words)[0]).read_volatile(),
-                (&raw const (*words)[1]).read_volatile(),
-                (&raw const (*words)[2]).read_volatile(),
-                (&raw const (*words)[3]).read_volatile(),
-            ]
-        }
+        // SAFETY: as above.
+        unsafe { read_words(&raw const (*self.0).dst_ip6) }
     }
 
-    /// Identifies the socket as long as it lives. For programs whose context is the socket itself.
+    /// Returns the cookie of the socket. Only for programs whose context is the socket itself.
     #[inline(always)]
     pub fn cookie(&self) -> u64 {
-        // SAFETY: the pointer is the program's context.
+        // SAFETY: the pointer is the context of the program.
         unsafe { bpf_get_socket_cookie(self.0.cast()) }
     }
 }

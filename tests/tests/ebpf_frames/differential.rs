@@ -1,5 +1,5 @@
-//! The decisions on the host and the programs in the kernel agree on any frame: on what becomes of it, byte by byte, and on what is
-//! noted of it.
+//! The code on the host and the programs in the kernel agree on random frames: on the output, byte
+//! by byte, and on what they write to the maps.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use proptest::{
 use proxy_common::{
     layout::{Direction, Flow, ProgramError},
     testing::{
-        Bed as _, Memory, Noted, World,
+        ConfigMaps, FrameRunner as _, MemoryMaps, StateMaps,
         generate::{self, Step},
     },
 };
@@ -27,76 +27,75 @@ fn host_and_kernel_agree_on_any_frame() {
     ));
     let config = ProptestConfig { failure_persistence: Some(Box::new(persistence)), ..Default::default() };
     let mut runner = TestRunner::new(config);
-    let agreed = runner.run(&generate::case(), |(world, steps)| agree(&world, &steps));
-    if let Err(error) = agreed {
+    let result = runner.run(&generate::case(), |(config, steps)| agree(&config, &steps));
+    if let Err(error) = result {
         panic!("{error}");
     }
 }
 
-/// Below a second nothing depends on the time.
+/// Nothing depends on a time below a second.
 const SOON: Duration = Duration::from_millis(900);
 
-fn agree(world: &World, steps: &[Step]) -> TestCaseResult {
-    // What was begun on a busy machine, and took too long for the clocks to be taken for one, is begun again.
+fn agree(config: &ConfigMaps, steps: &[Step]) -> TestCaseResult {
+    // If a busy machine takes so long that the two clocks differ, the case starts again.
     for _ in 0..10 {
-        let agreed = compare(world, steps);
-        if !matches!(agreed, Ok(None)) {
-            return agreed.map(drop);
+        let result = compare(config, steps);
+        if !matches!(result, Ok(None)) {
+            return result.map(drop);
         }
     }
     Err(TestCaseError::reject("a few packets take more than a second"))
 }
 
-/// None if it took too long to tell.
-fn compare(world: &World, steps: &[Step]) -> Result<Option<()>, TestCaseError> {
+/// Returns `None` if the case took too long to compare the clocks.
+fn compare(config: &ConfigMaps, steps: &[Step]) -> Result<Option<()>, TestCaseError> {
     let mut kernel = Kernel::lock();
-    let mut memory = Memory { random_step: 0, ..Memory::default() };
-    kernel.set_noted(&Noted::default());
-    kernel.configure(world);
-    memory.configure(world);
-    let begun = now();
+    let mut memory = MemoryMaps { random_step: 0, ..MemoryMaps::default() };
+    kernel.set_state(&StateMaps::default());
+    kernel.configure(config);
+    memory.configure(config);
+    let start = now();
     for step in steps {
         match step {
-            Step::Configure(world) => {
-                kernel.configure(world);
-                memory.configure(world);
+            Step::Configure(config) => {
+                kernel.configure(config);
+                memory.configure(config);
             }
             Step::Wait(seconds) => {
-                // A machine that just came up cannot look back.
-                if let Some(noted) = kernel.noted().aged(*seconds) {
-                    kernel.set_noted(&noted);
-                    let noted = memory.noted().aged(*seconds).expect("its clock began days ago");
-                    memory.set_noted(&noted);
+                // Entries cannot be older than the uptime of the kernel.
+                if let Some(state) = kernel.state().aged(*seconds) {
+                    kernel.set_state(&state);
+                    let state = memory.state().aged(*seconds).expect("the clock is days old");
+                    memory.set_state(&state);
                 }
             }
-            Step::Pass(hook, given) => {
-                let Some(came) = kernel.run(*hook, given) else { continue };
-                let said = chance(&kernel.noted(), &memory.noted());
-                memory.random.set(said);
-                let wanted = memory.run(*hook, given).expect("memory takes everything");
-                if begun.elapsed() > SOON {
+            Step::Pass(hook, input) => {
+                let Some(output) = kernel.run(*hook, input) else { continue };
+                let random = random_number(&kernel.state(), &memory.state());
+                memory.random.set(random);
+                let expected = memory.run(*hook, input).expect("memory runs every frame");
+                if start.elapsed() > SOON {
                     return Ok(None);
                 }
-                prop_assert_eq!(came, wanted, "at {:?}", hook);
-                let [in_kernel, on_host] = [kernel.noted(), memory.noted()].map(comparable);
-                prop_assert_eq!(in_kernel, on_host, "after {:?}", given);
+                prop_assert_eq!(output, expected, "at {:?}", hook);
+                let [in_kernel, on_host] = [kernel.state(), memory.state()].map(comparable);
+                prop_assert_eq!(in_kernel, on_host, "after {:?}", input);
             }
         }
     }
     Ok(Some(()))
 }
 
-/// What they have to agree on: not on times, nor on whether a segment that is cut short may have been for a Service, of which the
-/// kernel's bitmap remembers more.
-fn comparable(noted: Noted) -> Noted {
-    let mut noted = noted.timeless();
-    noted.errors[ProgramError::Malformed as usize] = 0;
-    noted
+/// Returns what both have to agree on. Times differ. The prefilter of the kernel keeps more bits,
+/// so the kernel counts more truncated segments as errors.
+fn comparable(state: StateMaps) -> StateMaps {
+    let mut state = state.without_times();
+    state.errors[ProgramError::Malformed as usize] = 0;
+    state
 }
 
-/// What chance must have said in the kernel: the client port of the flow that is new there, or was placed anew, if that was
-/// changed.
-fn chance(in_kernel: &Noted, on_host: &Noted) -> u32 {
+/// Returns the random number that the kernel used: the client port of its new flow.
+fn random_number(in_kernel: &StateMaps, on_host: &StateMaps) -> u32 {
     let ends = |flow: &Flow| (flow.source, flow.destination);
     let new = in_kernel.flows.iter().find(|(key, flow)| {
         key.direction == Direction::Original as u8 && on_host.flows.get(key).map(ends) != Some(ends(flow))
@@ -105,7 +104,7 @@ fn chance(in_kernel: &Noted, on_host: &Noted) -> u32 {
     u32::from_ne_bytes([low, high, 0, 0])
 }
 
-#[expect(clippy::disallowed_methods, reason = "whether the two clocks can be taken for one is measured")]
+#[expect(clippy::disallowed_methods, reason = "the test measures whether the two clocks can differ")]
 fn now() -> Instant {
     Instant::now()
 }

@@ -1,4 +1,4 @@
-//! The programs in the kernel, loaded once, with maps of their own that nothing else sees.
+//! The link programs in the kernel, with their own maps that nothing else uses.
 
 use std::{
     borrow::Borrow,
@@ -26,7 +26,7 @@ use proxy_common::{
     },
     link::Outcome,
     prefilter::PrefilterBit,
-    testing::{Bed, Given, Hook, Noted, Ran, Sum, World},
+    testing::{ChecksumState, ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, StateMaps},
 };
 use proxy_userspace::{
     dataplane::ebpf::OBJECT,
@@ -36,13 +36,13 @@ use proxy_userspace::{
     },
 };
 
-/// One for all tests: the verifier takes its time.
+/// All tests share the programs, because the verifier is slow.
 static KERNEL: LazyLock<Mutex<Kernel>> = LazyLock::new(|| Mutex::new(Kernel::load()));
 
-/// The programs for links, and their maps.
+/// The link programs and their maps.
 pub(crate) struct Kernel {
     ebpf: Ebpf,
-    world: Option<World>,
+    config: Option<ConfigMaps>,
     services: HashMap<MapData, ServiceKey, ServiceValue>,
     endpoints: HashMap<MapData, EndpointKey, Endpoint>,
     members: HashMap<MapData, MemberKey, u8>,
@@ -60,10 +60,10 @@ pub(crate) struct Kernel {
     prefilter: Array<MapData, u64>,
 }
 
-/// Slots of a CPU, more than there are Services in any test.
+/// The slots of each CPU: more than the Services of any test.
 const SLOTS: u32 = 64;
 
-/// Their places in the map of errors.
+/// The keys of the map of errors.
 fn programs() -> std::ops::Range<u32> {
     0..u32::try_from(Program::COUNT).expect("few")
 }
@@ -72,17 +72,17 @@ fn cpus() -> u32 {
     u32::try_from(nr_cpus().expect("sysfs")).expect("few")
 }
 
-/// The links' programs.
+/// The link programs.
 pub(crate) const PROGRAMS: [&str; 4] = ["shunt_in_eth", "shunt_in_ip", "shunt_out_eth", "shunt_out_ip"];
 
 impl Kernel {
-    /// Waits for its turn.
+    /// Waits until no other test uses the programs.
     pub(crate) fn lock() -> MutexGuard<'static, Self> {
         KERNEL.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn load() -> Self {
-        // Kernels before 5.11 charge maps to it. Where it cannot be lifted, loading says what it lacks.
+        // Kernels before 5.11 charge maps to this limit. If it stays, loading fails with a cause.
         let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
         let mut loader = EbpfLoader::new();
         for map in ["endpoints", "members", "flows"] {
@@ -90,7 +90,7 @@ impl Kernel {
         }
         let has_coarse_clock = u8::from(bpf::has_coarse_clock());
         loader.override_global("HAS_COARSE_CLOCK", &has_coarse_clock, true);
-        // As the proxy has them by default.
+        // The default of the proxy.
         loader.override_global("AYA_LOG_LEVEL", &0u8, true);
         loader.map_max_entries("service_counts", SLOTS * cpus()).override_global(
             "SERVICE_SLOTS",
@@ -101,10 +101,10 @@ impl Kernel {
         for name in PROGRAMS {
             let program: &mut SchedClassifier =
                 ebpf.program_mut(name).expect("in the object").try_into().expect("for links");
-            program.load().expect("the verifier lets it through");
+            program.load().expect("the verifier accepts it");
         }
         Self {
-            world: None,
+            config: None,
             services: map(&mut ebpf, "services"),
             endpoints: map(&mut ebpf, "endpoints"),
             members: map(&mut ebpf, "members"),
@@ -124,21 +124,21 @@ impl Kernel {
         }
     }
 
-    /// Bits stay, as they do in the proxy's own map.
+    /// Sets bits. Bits are never cleared here.
     fn set_prefilter(&mut self, bits: impl Iterator<Item = PrefilterBit>) {
         for PrefilterBit { word, mask } in bits {
-            let bits = self.prefilter.get(&word, 0).expect("there are so many");
+            let bits = self.prefilter.get(&word, 0).expect("in the map");
             if bits & mask == 0 {
-                self.prefilter.set(word, bits | mask, 0).expect("there are so many");
+                self.prefilter.set(word, bits | mask, 0).expect("in the map");
             }
         }
     }
 
-    /// What was counted of Services, by their identifiers.
+    /// Returns the counts of each service, by its identifier.
     fn services(&self) -> BTreeMap<u32, ServiceCounts> {
         let mut services = BTreeMap::new();
         for entry in 0..SLOTS * cpus() {
-            let counts = self.service_counts.get(&entry, 0).expect("there are so many");
+            let counts = self.service_counts.get(&entry, 0).expect("in the map");
             if counts != ServiceCounts::NONE {
                 services.entry(entry % SLOTS).or_insert(ServiceCounts::NONE).merge(&counts);
             }
@@ -148,7 +148,7 @@ impl Kernel {
 
     fn errors(&self) -> [u64; ProgramError::COUNT] {
         let of_cpus =
-            programs().flat_map(|program| self.errors.get(&program, 0).expect("there are so many").to_vec());
+            programs().flat_map(|program| self.errors.get(&program, 0).expect("in the map").to_vec());
         let mut sums = [0; ProgramError::COUNT];
         for errors in of_cpus {
             sums.iter_mut().zip(errors.counts).for_each(|(sum, count)| *sum += count);
@@ -156,22 +156,22 @@ impl Kernel {
         sums
     }
 
-    fn uncount(&mut self) {
+    fn reset_counters(&mut self) {
         for (counter, _) in Counter::ALL {
-            self.counters.set(counter as u32, one_a_cpu(0), 0).expect("there are so many");
+            self.counters.set(counter as u32, one_per_cpu(0), 0).expect("in the map");
         }
         let none = ProgramErrors { counts: [0; ProgramError::COUNT] };
         for program in programs() {
-            self.errors.set(program, one_a_cpu(none), 0).expect("there are so many");
+            self.errors.set(program, one_per_cpu(none), 0).expect("in the map");
         }
         let counted: Vec<u32> = self.services().into_keys().collect();
         for (service, cpu) in counted.iter().flat_map(|service| (0..cpus()).map(move |cpu| (service, cpu))) {
             let entry = cpu * SLOTS + service;
-            self.service_counts.set(entry, ServiceCounts::NONE, 0).expect("there are so many");
+            self.service_counts.set(entry, ServiceCounts::NONE, 0).expect("in the map");
         }
     }
 
-    /// Runs a program over a frame. None if the kernel does not take such a frame.
+    /// Runs a program over a frame. Returns `None` if the kernel does not accept such a frame.
     pub(crate) fn run_program(&mut self, name: &str, frame: &mut TestFrame) -> Option<Outcome> {
         let program: &SchedClassifier =
             self.ebpf.program(name).expect("in the object").try_into().expect("for links");
@@ -188,25 +188,25 @@ impl Kernel {
 
 const EINVAL: i32 = nix::errno::Errno::EINVAL as i32;
 
-fn one_a_cpu<V: Pod>(value: V) -> PerCpuValues<V> {
-    PerCpuValues::try_from(vec![value; nr_cpus().expect("sysfs")]).expect("one a CPU")
+fn one_per_cpu<V: Pod>(value: V) -> PerCpuValues<V> {
+    PerCpuValues::try_from(vec![value; nr_cpus().expect("sysfs")]).expect("one for each CPU")
 }
 
 fn map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &str) -> M {
     M::try_from(ebpf.take_map(name).expect("in the object")).expect("of this type")
 }
 
-/// Makes a map hold this and nothing else.
-fn fill<K, V>(map: &mut HashMap<MapData, K, V>, wanted: &BTreeMap<K, V>)
+/// Replaces the content of a map.
+fn fill<K, V>(map: &mut HashMap<MapData, K, V>, expected: &BTreeMap<K, V>)
 where
     K: Pod + Ord + Hash,
     V: Pod + PartialEq,
 {
     let held = read(map);
-    for key in held.keys().filter(|key| !wanted.contains_key(key)) {
-        map.remove(key).expect("it is there");
+    for key in held.keys().filter(|key| !expected.contains_key(key)) {
+        map.remove(key).expect("in the map");
     }
-    for (key, value) in wanted.iter().filter(|(key, value)| held.get(key) != Some(*value)) {
+    for (key, value) in expected.iter().filter(|(key, value)| held.get(key) != Some(*value)) {
         map.insert(key, value, 0).expect("there is room");
     }
 }
@@ -223,49 +223,49 @@ fn members<K: Ord + Copy>(set: &BTreeSet<K>) -> BTreeMap<K, u8> {
     set.iter().map(|key| (*key, 0)).collect()
 }
 
-/// Makes a trie of prefixes hold this and nothing else.
+/// Replaces the content of a longest-prefix trie.
 fn fill_trie<K: Pod, V: Pod>(
     trie: &mut LpmTrie<MapData, K, V>,
-    wanted: impl IntoIterator<Item = (u32, K, V)>,
+    expected: impl IntoIterator<Item = (u32, K, V)>,
 ) {
     let held: Vec<Key<K>> = trie.keys().collect::<Result<_, _>>().expect("nothing else writes");
     for key in held {
-        trie.remove(&key).expect("it is there");
+        trie.remove(&key).expect("in the map");
     }
-    for (length, key, value) in wanted {
+    for (length, key, value) in expected {
         trie.insert(&Key::new(length, key), value, 0).expect("there is room");
     }
 }
 
-impl Bed for Kernel {
-    fn configure(&mut self, world: &World) {
-        if self.world.as_ref() == Some(world) {
+impl FrameRunner for Kernel {
+    fn configure(&mut self, config: &ConfigMaps) {
+        if self.config.as_ref() == Some(config) {
             return;
         }
-        fill(&mut self.services, &world.services);
-        fill(&mut self.endpoints, &world.endpoints);
-        fill(&mut self.members, &members(&world.members));
-        fill(&mut self.node_addresses, &members(&world.node_addresses));
-        fill(&mut self.local_links, &members(&world.local_links));
-        let ranges = world.source_ranges.iter().map(|(service, addr, length)| {
+        fill(&mut self.services, &config.services);
+        fill(&mut self.endpoints, &config.endpoints);
+        fill(&mut self.members, &members(&config.members));
+        fill(&mut self.node_addresses, &members(&config.node_addresses));
+        fill(&mut self.local_links, &members(&config.local_links));
+        let ranges = config.source_ranges.iter().map(|(service, addr, length)| {
             (SourceRange::SERVICE_BITS + length, SourceRange { service: *service, addr: *addr }, *service)
         });
         fill_trie(&mut self.source_ranges, ranges);
         fill_trie(
             &mut self.local_sources,
-            world.local_sources.iter().map(|(addr, length)| (*length, *addr, 0)),
+            config.local_sources.iter().map(|(addr, length)| (*length, *addr, 0)),
         );
-        self.node.set(0, world.node, 0).expect("it has one");
-        self.set_prefilter(world.prefilter_bits());
-        self.world = Some(world.clone());
+        self.node.set(0, config.node, 0).expect("in the map");
+        self.set_prefilter(config.prefilter_bits());
+        self.config = Some(config.clone());
     }
 
-    fn noted(&mut self) -> Noted {
+    fn state(&mut self) -> StateMaps {
         let count = |number| -> u64 {
-            let values = self.counters.get(&number, 0).expect("there are so many");
+            let values = self.counters.get(&number, 0).expect("in the map");
             values.iter().sum()
         };
-        Noted {
+        StateMaps {
             flows: read(&self.flows),
             fragments: read(&self.fragments),
             affinity: read(&self.affinity),
@@ -275,26 +275,26 @@ impl Bed for Kernel {
         }
     }
 
-    fn set_noted(&mut self, noted: &Noted) {
-        fill(&mut self.flows, &noted.flows);
-        fill(&mut self.fragments, &noted.fragments);
-        fill(&mut self.affinity, &noted.affinity);
-        self.set_prefilter(noted.prefilter_bits());
-        self.uncount();
+    fn set_state(&mut self, state: &StateMaps) {
+        fill(&mut self.flows, &state.flows);
+        fill(&mut self.fragments, &state.fragments);
+        fill(&mut self.affinity, &state.affinity);
+        self.set_prefilter(state.prefilter_bits());
+        self.reset_counters();
     }
 
-    fn run(&mut self, hook: Hook, given: &Given) -> Option<Ran> {
-        let has_sum = match given.sum {
-            Sum::None => false,
-            // Nothing makes the kernel take a test frame for such a one.
-            Sum::Partial => return None,
-            Sum::Complete => true,
+    fn run(&mut self, hook: Hook, input: &InputFrame) -> Option<FrameResult> {
+        let has_sum = match input.checksum {
+            ChecksumState::None => false,
+            // The kernel has no way to set this state for a test frame.
+            ChecksumState::Partial => return None,
+            ChecksumState::Complete => true,
         };
         let mut frame = TestFrame {
-            bytes: given.bytes.clone(),
-            mark: given.mark,
+            bytes: input.bytes.clone(),
+            mark: input.mark,
             ifindex: 0,
-            segments: given.segments.unwrap_or_default(),
+            segments: input.segments.unwrap_or_default(),
             has_sum,
         };
         let name = match hook {
@@ -306,10 +306,13 @@ impl Bed for Kernel {
             if has_sum && knows_sums {
                 frame.has_sum = false;
                 let plain = self.run_program(name, &mut frame);
-                assert_eq!(plain, None, "this kernel takes {given:?} without a sum, and should with one");
+                assert_eq!(
+                    plain, None,
+                    "this kernel accepts {input:?} without a hardware sum, and should accept it with one"
+                );
             }
             return None;
         };
-        Some(Ran { given: given.clone(), bytes: frame.bytes, mark: frame.mark, outcome })
+        Some(FrameResult { input: input.clone(), bytes: frame.bytes, mark: frame.mark, outcome })
     }
 }

@@ -1,4 +1,4 @@
-//! The programs on links, one by one in the kernel: frames in, frames out (`BPF_PROG_TEST_RUN`). Needs root.
+//! Runs each link program in the kernel over single frames (`BPF_PROG_TEST_RUN`). Needs root.
 
 mod differential;
 mod framing;
@@ -11,7 +11,7 @@ use std::{
 
 use libtest_mimic::{Arguments, Trial};
 use proxy_common::testing::{
-    Places, Scene, TooYoung,
+    Addresses, TestNode, UptimeTooShort,
     scenarios::{ALL, Scenario},
 };
 
@@ -32,15 +32,15 @@ fn main() -> ExitCode {
 fn trial(scenario: &'static Scenario) -> Trial {
     let name = scenario.name.rsplit("scenarios::").next().unwrap_or(scenario.name);
     Trial::test(name, move || {
-        for places in Places::BOTH {
+        for addresses in Addresses::BOTH {
             let mut kernel = Kernel::lock();
-            let played = catch_unwind(AssertUnwindSafe(|| {
-                (scenario.play)(&mut Scene::new(&mut *kernel, places));
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                (scenario.run)(&mut TestNode::new(&mut *kernel, addresses));
             }));
-            let Err(panic) = played else { continue };
-            let Some(TooYoung { seconds }) = panic.downcast_ref() else { resume_unwind(panic) };
-            // The same scenario runs on the host, where the clock can be set.
-            println!("{name}: not to its end, the kernel is up for less than {seconds} s");
+            let Err(panic) = result else { continue };
+            let Some(UptimeTooShort { seconds }) = panic.downcast_ref() else { resume_unwind(panic) };
+            // The same scenario runs on the host, where the test sets the clock.
+            println!("{name}: stopped early, the kernel is up for less than {seconds} s");
         }
         Ok(())
     })

@@ -2,74 +2,79 @@
 
 use std::vec::Vec;
 
-use super::{PROTOS, Served, addr};
+use super::{Fixture, PROTOCOLS, addr};
 use crate::{
     Protocol::Tcp,
     layout::{Counter, Flow},
     packet::TcpFlags,
-    testing::{Scene, Sent},
+    testing::{TestNode, TestPacket},
 };
 
-/// A service port with affinity and so many endpoints that chance alone would not hit the same one.
-fn sticky(scene: &mut Scene<'_>, proto: crate::Protocol) -> Served {
-    let mut served = Served::new(scene, proto);
-    let endpoints: Vec<_> = (1..=200).map(|port| addr(scene.at.pod, 1000 + port)).collect();
-    served.service = served.service.moved_to(&endpoints);
-    served.service.value.affinity_seconds = 60;
-    scene.put(&served.service);
-    served
+/// Adds a service port with affinity. It has so many endpoints that a random choice does not hit
+/// the same one again.
+fn add_sticky(node: &mut TestNode<'_>, protocol: crate::Protocol) -> Fixture {
+    let mut fixture = Fixture::new(node, protocol);
+    let endpoints: Vec<_> = (1..=200).map(|port| addr(node.ip.pod, 1000 + port)).collect();
+    fixture.service = fixture.service.with_endpoints(&endpoints);
+    fixture.service.value.affinity_seconds = 60;
+    node.put_service(&fixture.service);
+    fixture
 }
 
-/// The flow of a first packet.
-fn placed(scene: &mut Scene<'_>, sent: &Sent) -> Flow {
-    scene.enters(sent);
-    scene.flow(crate::layout::Direction::Original, sent).expect("noted")
+/// Sends a packet of the client, and returns its flow.
+fn flow_of(node: &mut TestNode<'_>, packet: &TestPacket) -> Flow {
+    node.ingress(packet);
+    node.flow(crate::layout::Direction::Original, packet).expect("a flow")
 }
 
-fn a_client_address_comes_back_to_its_endpoint(scene: &mut Scene<'_>) {
-    for proto in PROTOS {
-        let served = sticky(scene, proto);
-        let one = placed(scene, &served.first);
+fn client_with_affinity_returns_to_its_endpoint(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = add_sticky(node, protocol);
+        let one = flow_of(node, &fixture.first);
         for port in 41_000..41_005 {
-            scene.wait(50);
-            let again = served.first.clone().from(addr(scene.at.client, port));
-            assert_eq!(placed(scene, &again).destination, one.destination, "each try begins the time anew");
+            node.wait(50);
+            let again = fixture.first.clone().from(addr(node.ip.client, port));
+            assert_eq!(
+                flow_of(node, &again).destination,
+                one.destination,
+                "each connection restarts the timeout"
+            );
         }
     }
 }
 
-fn affinity_ends_when_a_client_was_away_for_long_or_its_endpoint_went(scene: &mut Scene<'_>) {
-    let mut served = sticky(scene, Tcp);
-    scene.enters(&served.first);
-    let others: Vec<_> = (1..=200).map(|port| addr(scene.at.other_pod, 1000 + port)).collect();
-    served.service = served.service.moved_to(&others);
-    scene.put(&served.service);
-    let again = served.first.clone().from(addr(scene.at.client, 41_000));
-    let placed_anew = placed(scene, &again);
-    assert_eq!(placed_anew.destination.addr, scene.at.other_pod.into(), "the first endpoint went");
-    let once_more = served.first.clone().from(addr(scene.at.client, 41_001));
-    assert_eq!(placed(scene, &once_more).destination, placed_anew.destination);
-    // That 20 clients who were away all come to the same of 200 again does not happen.
+fn affinity_ends_after_the_timeout_or_without_the_endpoint(node: &mut TestNode<'_>) {
+    let mut fixture = add_sticky(node, Tcp);
+    node.ingress(&fixture.first);
+    let others: Vec<_> = (1..=200).map(|port| addr(node.ip.other_pod, 1000 + port)).collect();
+    fixture.service = fixture.service.with_endpoints(&others);
+    node.put_service(&fixture.service);
+    let again = fixture.first.clone().from(addr(node.ip.client, 41_000));
+    let moved_flow = flow_of(node, &again);
+    assert_eq!(moved_flow.destination.addr, node.ip.other_pod.into(), "the first endpoint is gone");
+    let once_more = fixture.first.clone().from(addr(node.ip.client, 41_001));
+    assert_eq!(flow_of(node, &once_more).destination, moved_flow.destination);
+    // 20 random choices among 200 endpoints do not all hit the same one.
     let mut moved = 0;
     for port in 42_000..42_020 {
-        scene.wait(61);
-        let again = served.first.clone().from(addr(scene.at.client, port));
-        moved += u32::from(placed(scene, &again).destination != placed_anew.destination);
+        node.wait(61);
+        let again = fixture.first.clone().from(addr(node.ip.client, port));
+        moved += u32::from(flow_of(node, &again).destination != moved_flow.destination);
     }
     assert!(moved > 10, "{moved} of 20");
 }
 
-fn a_connection_that_goes_on_does_not_ask_for_affinity(scene: &mut Scene<'_>) {
-    let served = sticky(scene, Tcp);
-    let one = placed(scene, &served.first);
-    scene.wait(61);
-    let next = served.first.clone().flags(TcpFlags::ACK_ALONE);
-    assert_eq!(placed(scene, &next).destination, one.destination);
-    assert_eq!(scene.count(Counter::FlowsBegun), 0, "since the wait");
+fn existing_connection_ignores_affinity(node: &mut TestNode<'_>) {
+    let fixture = add_sticky(node, Tcp);
+    let one = flow_of(node, &fixture.first);
+    node.wait(61);
+    let next = fixture.first.clone().flags(TcpFlags::ACK_ALONE);
+    assert_eq!(flow_of(node, &next).destination, one.destination);
+    assert_eq!(node.counter(Counter::FlowsBegun), 0, "since the wait");
 }
 
 super::scenarios! {
-    a_client_address_comes_back_to_its_endpoint,
-    affinity_ends_when_a_client_was_away_for_long_or_its_endpoint_went,
-    a_connection_that_goes_on_does_not_ask_for_affinity,
+    client_with_affinity_returns_to_its_endpoint,
+    affinity_ends_after_the_timeout_or_without_the_endpoint,
+    existing_connection_ignores_affinity,
 }

@@ -1,40 +1,41 @@
-//! Headers and frames that are not plain: options, extensions, tags, segments, checksums, and frames cut short.
+//! Unusual headers and frames: options, extension headers, VLAN tags, segmentation, checksums, and
+//! truncated frames.
 
 use std::{net::IpAddr, vec::Vec};
 
-use super::{PROTOS, Served, addr};
+use super::{Fixture, PROTOCOLS, addr};
 use crate::{
     Protocol::{Tcp, Udp},
-    testing::{Carries, Extension, Given, Hook, Scene, Sent, Sum},
+    testing::{ChecksumState, Extension, Hook, InputFrame, Payload, TestNode, TestPacket},
 };
 
-/// Client and endpoint speak through headers that are made something else first.
+/// Asserts that a first packet and its reply are translated after this change to their headers.
 #[track_caller]
-fn speak(scene: &mut Scene<'_>, change: impl Fn(Sent) -> Sent) {
-    for proto in PROTOS {
-        let served = Served::new(scene, proto);
-        let (first, answer) = (change(served.first.clone()), change(served.answer()));
-        scene.enters(&first).becomes(&first.clone().to(served.endpoint));
-        scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
+fn check_translated(node: &mut TestNode<'_>, change: impl Fn(TestPacket) -> TestPacket) {
+    for protocol in PROTOCOLS {
+        let fixture = Fixture::new(node, protocol);
+        let (first, reply) = (change(fixture.first.clone()), change(fixture.reply()));
+        node.ingress(&first).becomes(&first.clone().to(fixture.endpoint));
+        node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
     }
 }
 
-/// The same, but nobody knows them any more.
+/// Asserts that a first packet and its reply are left alone after this change to their headers.
 #[track_caller]
-fn speak_in_vain(scene: &mut Scene<'_>, change: impl Fn(Sent) -> Sent) {
-    for proto in PROTOS {
-        let served = Served::new(scene, proto);
-        scene.enters(&change(served.first.clone())).is_left_alone();
-        scene.enters(&served.first);
-        scene.leaves(&change(served.answer())).is_left_alone();
-        scene.enters(&change(served.first)).is_left_alone();
+fn check_left_alone(node: &mut TestNode<'_>, change: impl Fn(TestPacket) -> TestPacket) {
+    for protocol in PROTOCOLS {
+        let fixture = Fixture::new(node, protocol);
+        node.ingress(&change(fixture.first.clone())).is_left_alone();
+        node.ingress(&fixture.first);
+        node.egress(&change(fixture.reply())).is_left_alone();
+        node.ingress(&change(fixture.first)).is_left_alone();
     }
 }
 
-fn options_and_extensions_are_stepped_over(scene: &mut Scene<'_>) {
-    if scene.at.node.is_ipv4() {
+fn ip_options_and_extension_headers_are_skipped(node: &mut TestNode<'_>) {
+    if node.ip.node.is_ipv4() {
         for length in [4, 20, 40] {
-            speak(scene, |sent| Sent { options: [1].repeat(length), ..sent });
+            check_translated(node, |packet| TestPacket { options: [1].repeat(length), ..packet });
         }
         return;
     }
@@ -47,211 +48,228 @@ fn options_and_extensions_are_stepped_over(scene: &mut Scene<'_>) {
         Vec::from([authentication]),
         Vec::from([hop_by_hop, destination, routing, authentication, destination, destination]),
     ] {
-        speak(scene, |sent| Sent { extensions: extensions.clone(), ..sent });
+        check_translated(node, |packet| TestPacket { extensions: extensions.clone(), ..packet });
     }
 }
 
-fn too_many_extensions_are_nobodys(scene: &mut Scene<'_>) {
-    if scene.at.node.is_ipv6() {
+fn packet_with_too_many_extension_headers_is_left_alone(node: &mut TestNode<'_>) {
+    if node.ip.node.is_ipv6() {
         let extensions = [Extension { kind: 60, length: 8 }].repeat(7);
-        speak_in_vain(scene, |sent| Sent { extensions: extensions.clone(), ..sent });
+        check_left_alone(node, |packet| TestPacket { extensions: extensions.clone(), ..packet });
     }
 }
 
-fn a_fragment_that_is_all_of_its_datagram_is_a_packet(scene: &mut Scene<'_>) {
-    speak(scene, |sent| sent.part(12, 0..usize::MAX));
-    if scene.at.node.is_ipv6() {
+fn fragment_with_a_whole_datagram_is_translated(node: &mut TestNode<'_>) {
+    check_translated(node, |packet| packet.fragment(12, 0..usize::MAX));
+    if node.ip.node.is_ipv6() {
         let extensions = [Extension { kind: 0, length: 8 }, Extension { kind: 60, length: 16 }];
-        speak(scene, |sent| Sent { extensions: extensions.to_vec(), ..sent }.part(12, 0..usize::MAX));
-    }
-}
-
-fn tags_in_the_frame_are_stepped_over(scene: &mut Scene<'_>) {
-    for tags in [Vec::from([0x8100]), Vec::from([0x88a8]), Vec::from([0x88a8, 0x8100])] {
-        speak(scene, |sent| Sent { tags: tags.clone(), ..sent });
-    }
-    speak_in_vain(scene, |sent| Sent { tags: Vec::from([0x88a8, 0x88a8, 0x8100]), ..sent });
-    speak_in_vain(scene, |sent| Sent { tags: Vec::from([0x8847]), ..sent });
-}
-
-fn frames_for_another_host_are_left_alone(scene: &mut Scene<'_>) {
-    for proto in PROTOS {
-        let served = Served::new(scene, proto);
-        for to_mac in [[2, 0, 0, 0, 0, 9], [0xff; 6], [1, 0, 0x5e, 0, 0, 1]] {
-            scene.enters(&Sent { to_mac, ..served.first.clone() }).is_left_alone();
-        }
-        assert_eq!(scene.flows(), 0);
-        scene.remove(&served.service);
-    }
-    let served = Served::new(scene, Udp);
-    served.begin(scene);
-    let answer = Sent { to_mac: [2, 0, 0, 0, 0, 9], ..served.answer() };
-    scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
-}
-
-fn ipv6_packets_with_mapped_addresses_are_nobodys(scene: &mut Scene<'_>) {
-    let mapped = |address: std::net::SocketAddr| match address.ip() {
-        IpAddr::V4(v4) => addr(v4.to_ipv6_mapped().into(), address.port()),
-        IpAddr::V6(_) => address,
-    };
-    if scene.at.node.is_ipv4() {
-        speak_in_vain(scene, |sent| {
-            let (from, to) = (mapped(sent.from), mapped(sent.to));
-            sent.from(from).to(to)
+        check_translated(node, |packet| {
+            TestPacket { extensions: extensions.to_vec(), ..packet }.fragment(12, 0..usize::MAX)
         });
     }
 }
 
-fn a_datagram_without_a_checksum_gets_none(scene: &mut Scene<'_>) {
-    let none = |sent: Sent| Sent { checksum: Some([0, 0]), ..sent };
-    let served = Served::new(scene, Udp);
-    scene.enters(&none(served.first.clone())).becomes(&none(served.first.clone().to(served.endpoint)));
-    scene.leaves(&none(served.answer())).becomes(&none(served.answer().from(served.vip)));
-    // Whoever has a sum of the whole packet is told of the change.
-    let given = Given { sum: Sum::Complete, ..Given::new(none(served.first.clone()).bytes()) };
-    if let Some(ran) = scene.passes(Hook::Ingress, &given) {
-        ran.becomes(&none(served.first.clone().to(served.endpoint)));
+fn vlan_tags_are_skipped(node: &mut TestNode<'_>) {
+    for vlan_tags in [Vec::from([0x8100]), Vec::from([0x88a8]), Vec::from([0x88a8, 0x8100])] {
+        check_translated(node, |packet| TestPacket { vlan_tags: vlan_tags.clone(), ..packet });
+    }
+    check_left_alone(node, |packet| TestPacket { vlan_tags: Vec::from([0x88a8, 0x88a8, 0x8100]), ..packet });
+    check_left_alone(node, |packet| TestPacket { vlan_tags: Vec::from([0x8847]), ..packet });
+}
+
+fn frames_for_another_host_are_left_alone(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = Fixture::new(node, protocol);
+        for to_mac in [[2, 0, 0, 0, 0, 9], [0xff; 6], [1, 0, 0x5e, 0, 0, 1]] {
+            node.ingress(&TestPacket { to_mac, ..fixture.first.clone() }).is_left_alone();
+        }
+        assert_eq!(node.flow_count(), 0);
+        node.remove_service(&fixture.service);
+    }
+    let fixture = Fixture::new(node, Udp);
+    fixture.establish(node);
+    let reply = TestPacket { to_mac: [2, 0, 0, 0, 0, 9], ..fixture.reply() };
+    node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
+}
+
+fn ipv6_packets_with_mapped_addresses_are_left_alone(node: &mut TestNode<'_>) {
+    let mapped = |address: std::net::SocketAddr| match address.ip() {
+        IpAddr::V4(v4) => addr(v4.to_ipv6_mapped().into(), address.port()),
+        IpAddr::V6(_) => address,
+    };
+    if node.ip.node.is_ipv4() {
+        check_left_alone(node, |packet| {
+            let (from, to) = (mapped(packet.from), mapped(packet.to));
+            packet.from(from).to(to)
+        });
     }
 }
 
-fn a_checksum_that_comes_out_as_zero_is_written_as_all_ones(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Udp);
-    let tries = (1024..=u16::MAX).map(|port| served.first.clone().from(addr(scene.at.client, port)));
-    let ones = tries
-        .map(|sent| (sent.clone(), sent.to(served.endpoint)))
-        .find(|(_, translated)| translated.carried()[6..8] == [0xff; 2]);
-    let (sent, translated) = ones.expect("one in 65536 has it");
-    scene.enters(&sent).becomes(&translated);
+fn datagram_without_a_checksum_gets_none(node: &mut TestNode<'_>) {
+    let none = |packet: TestPacket| TestPacket { checksum: Some([0, 0]), ..packet };
+    let fixture = Fixture::new(node, Udp);
+    node.ingress(&none(fixture.first.clone())).becomes(&none(fixture.first.clone().to(fixture.endpoint)));
+    node.egress(&none(fixture.reply())).becomes(&none(fixture.reply().from(fixture.vip)));
+    // A sum of the hardware is updated.
+    let input = InputFrame {
+        checksum: ChecksumState::Complete,
+        ..InputFrame::new(none(fixture.first.clone()).to_frame())
+    };
+    if let Some(result) = node.run(Hook::Ingress, &input) {
+        result.becomes(&none(fixture.first.clone().to(fixture.endpoint)));
+    }
 }
 
-fn sums_that_hardware_took_stay_right(scene: &mut Scene<'_>) {
-    let completed = |sent: &Sent| Given { sum: Sum::Complete, ..Given::new(sent.bytes()) };
-    for proto in PROTOS {
-        let served = Served::new(scene, proto);
-        let translated = served.first.clone().to(served.endpoint);
-        let answered = served.answer().from(served.vip);
-        let (kind, router) = (if scene.at.node.is_ipv4() { [3, 4] } else { [2, 0] }, scene.at.router);
-        let told = |sent: &Sent| Sent { checksum: Some([1, 2]), ..sent.clone() };
-        let inward = |sent: &Sent, to| Sent::error(kind, router, to, told(sent));
-        let mut long = served.first.clone();
-        long.carries = match long.carries {
-            Carries::Tcp { flags, .. } => Carries::Tcp { flags, data: [7; 100].to_vec() },
-            _ => Carries::Udp { data: [7; 100].to_vec() },
+fn zero_checksum_is_written_as_all_ones(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Udp);
+    let tries = (1024..=u16::MAX).map(|port| fixture.first.clone().from(addr(node.ip.client, port)));
+    let ones = tries
+        .map(|packet| (packet.clone(), packet.to(fixture.endpoint)))
+        .find(|(_, translated)| translated.payload_bytes()[6..8] == [0xff; 2]);
+    let (packet, translated) = ones.expect("one in 65536 has it");
+    node.ingress(&packet).becomes(&translated);
+}
+
+fn sum_of_the_hardware_stays_correct(node: &mut TestNode<'_>) {
+    let completed = |packet: &TestPacket| InputFrame {
+        checksum: ChecksumState::Complete,
+        ..InputFrame::new(packet.to_frame())
+    };
+    for protocol in PROTOCOLS {
+        let fixture = Fixture::new(node, protocol);
+        let translated = fixture.first.clone().to(fixture.endpoint);
+        let translated_reply = fixture.reply().from(fixture.vip);
+        let (kind, router) = (if node.ip.node.is_ipv4() { [3, 4] } else { [2, 0] }, node.ip.router);
+        let inner = |packet: &TestPacket| TestPacket { checksum: Some([1, 2]), ..packet.clone() };
+        let inward = |packet: &TestPacket, to| TestPacket::icmp_error(kind, router, to, inner(packet));
+        let mut long = fixture.first.clone();
+        long.payload = match long.payload {
+            Payload::Tcp { flags, .. } => Payload::Tcp { flags, data: [7; 100].to_vec() },
+            _ => Payload::Udp { data: [7; 100].to_vec() },
         };
-        let [start, rest] = [0..48, 48..usize::MAX].map(|range| long.clone().part(1, range));
-        for (hook, sent, wanted) in [
-            (Hook::Ingress, served.first.clone(), translated.clone()),
-            (Hook::Egress, served.answer(), answered.clone()),
-            (Hook::Ingress, start.clone(), start.to(served.endpoint)),
-            (Hook::Ingress, rest.clone(), rest.to(served.endpoint)),
+        let [start, rest] = [0..48, 48..usize::MAX].map(|range| long.clone().fragment(1, range));
+        for (hook, packet, expected) in [
+            (Hook::Ingress, fixture.first.clone(), translated.clone()),
+            (Hook::Egress, fixture.reply(), translated_reply.clone()),
+            (Hook::Ingress, start.clone(), start.to(fixture.endpoint)),
+            (Hook::Ingress, rest.clone(), rest.to(fixture.endpoint)),
             (
                 Hook::Ingress,
-                inward(&answered, served.vip.ip()),
-                inward(&served.answer(), served.endpoint.ip()),
+                inward(&translated_reply, fixture.vip.ip()),
+                inward(&fixture.reply(), fixture.endpoint.ip()),
             ),
-            (Hook::Egress, inward(&translated, scene.at.client), inward(&served.first, scene.at.client)),
+            (Hook::Egress, inward(&translated, node.ip.client), inward(&fixture.first, node.ip.client)),
         ] {
-            let Some(ran) = scene.passes(hook, &completed(&sent)) else { return };
-            ran.becomes(&wanted);
+            let Some(result) = node.run(hook, &completed(&packet)) else { return };
+            result.becomes(&expected);
         }
     }
 }
 
-fn sums_that_hardware_is_to_take_are_prepared(scene: &mut Scene<'_>) {
-    for proto in PROTOS {
-        let served = Served::new(scene, proto);
-        let (first, answer) = (partial(&served.first), partial(&served.answer()));
-        let translated = partial(&served.first.clone().to(served.endpoint));
-        let answered = partial(&served.answer().from(served.vip));
-        for (hook, sent, wanted) in [(Hook::Ingress, first, translated), (Hook::Egress, answer, answered)] {
-            let given = Given { sum: Sum::Partial, ..Given::new(sent.bytes()) };
-            let Some(ran) = scene.passes(hook, &given) else { return };
-            ran.becomes(&wanted);
+fn partial_checksum_for_the_hardware_stays_correct(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = Fixture::new(node, protocol);
+        let (first, reply) = (partial(&fixture.first), partial(&fixture.reply()));
+        let translated = partial(&fixture.first.clone().to(fixture.endpoint));
+        let translated_reply = partial(&fixture.reply().from(fixture.vip));
+        for (hook, packet, expected) in
+            [(Hook::Ingress, first, translated), (Hook::Egress, reply, translated_reply)]
+        {
+            let input = InputFrame { checksum: ChecksumState::Partial, ..InputFrame::new(packet.to_frame()) };
+            let Some(result) = node.run(hook, &input) else { return };
+            result.becomes(&expected);
         }
     }
 }
 
-/// The packet as it is before hardware takes its checksum: with that of the pseudo header, not inverted.
-fn partial(sent: &Sent) -> Sent {
-    let carried = sent.carried();
+/// Returns the packet before the hardware computes its checksum: it holds the sum of the pseudo
+/// header, not inverted.
+fn partial(packet: &TestPacket) -> TestPacket {
+    let payload = packet.payload_bytes();
     let octets = |ip: IpAddr| match ip {
         IpAddr::V4(v4) => v4.octets().to_vec(),
         IpAddr::V6(v6) => v6.octets().to_vec(),
     };
-    let length = u32::try_from(carried.len()).expect("short").to_be_bytes();
-    let proto = [0, sent.proto()];
-    let header = [&octets(sent.from.ip())[..], &octets(sent.to.ip()), &length, &proto].concat();
+    let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
+    let protocol = [0, packet.protocol()];
+    let header = [&octets(packet.from.ip())[..], &octets(packet.to.ip()), &length, &protocol].concat();
     let sum: u32 = header.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     let folded = (sum & 0xffff) + (sum >> 16);
     let [.., high, low] = ((folded & 0xffff) + (folded >> 16)).to_be_bytes();
-    Sent { checksum: Some([high, low]), ..sent.clone() }
+    TestPacket { checksum: Some([high, low]), ..packet.clone() }
 }
 
-fn packets_that_will_be_cut_into_segments_are_translated(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    let mut syn = served.first.clone();
-    if let Carries::Tcp { data, .. } = &mut syn.carries {
+fn packets_for_segmentation_are_translated(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    let mut syn = fixture.first.clone();
+    if let Payload::Tcp { data, .. } = &mut syn.payload {
         *data = [9].repeat(2_500);
     }
-    let given = Given { segments: Some((1_000, 3)), ..Given::new(syn.bytes()) };
-    let ran = scene.passes(Hook::Ingress, &given).expect("can be given");
-    ran.becomes(&syn.to(served.endpoint));
+    let input = InputFrame { segments: Some((1_000, 3)), ..InputFrame::new(syn.to_frame()) };
+    let result = node.run(Hook::Ingress, &input).expect("this frame always runs");
+    result.becomes(&syn.to(fixture.endpoint));
 }
 
-fn frames_that_are_cut_short_are_never_half_changed(scene: &mut Scene<'_>) {
-    for proto in PROTOS {
-        let served = Served::new(scene, proto);
-        served.begin(scene);
-        let told = served.first.clone().to(served.endpoint);
-        let kind = if scene.at.node.is_ipv4() { [3, 4] } else { [2, 0] };
-        let error = Sent::error(kind, scene.at.router, scene.at.client, told);
-        for (hook, sent) in [
-            (Hook::Ingress, served.first.clone()),
-            (Hook::Ingress, served.next()),
-            (Hook::Egress, served.answer()),
-            (Hook::Ingress, Sent { tags: Vec::from([0x8100]), ..served.next() }),
+fn truncated_frames_are_never_partly_changed(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = Fixture::new(node, protocol);
+        fixture.establish(node);
+        let inner = fixture.first.clone().to(fixture.endpoint);
+        let kind = if node.ip.node.is_ipv4() { [3, 4] } else { [2, 0] };
+        let error = TestPacket::icmp_error(kind, node.ip.router, node.ip.client, inner);
+        for (hook, packet) in [
+            (Hook::Ingress, fixture.first.clone()),
+            (Hook::Ingress, fixture.next()),
+            (Hook::Egress, fixture.reply()),
+            (Hook::Ingress, TestPacket { vlan_tags: Vec::from([0x8100]), ..fixture.next() }),
             (Hook::Egress, error),
         ] {
-            let bytes = sent.bytes();
+            let bytes = packet.to_frame();
             for length in 15..bytes.len() {
-                let Some(ran) = scene.passes(hook, &Given::new(bytes[..length].to_vec())) else { continue };
-                // Unless all that the headers hold is there, and only what they carry is cut off.
-                let is_whole = ran.bytes == ran.given.bytes || {
-                    let again = scene.passes(hook, &Given::new(bytes.clone())).expect("can be given");
-                    again.bytes[..length] == ran.bytes
+                let Some(result) = node.run(hook, &InputFrame::new(bytes[..length].to_vec())) else {
+                    continue;
                 };
-                assert!(is_whole, "{ran:?}");
+                // The frame is either unchanged or translated, with only the end of its data cut
+                // off.
+                let is_whole = result.bytes == result.input.bytes || {
+                    let again =
+                        node.run(hook, &InputFrame::new(bytes.clone())).expect("this frame always runs");
+                    again.bytes[..length] == result.bytes
+                };
+                assert!(is_whole, "{result:?}");
             }
         }
-        scene.remove(&served.service);
+        node.remove_service(&fixture.service);
     }
 }
 
-fn frames_of_other_protocols_are_left_alone(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
+fn frames_of_other_protocols_are_left_alone(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
     let arp = [&[0; 12][..], &[0x08, 0x06], &[0; 28]].concat();
     for hook in [Hook::Ingress, Hook::Egress] {
-        scene.passes(hook, &Given::new(arp.clone())).expect("can be given").is_left_alone();
-        for proto in [47, 50, 132, 255, 2] {
-            let bytes = served.first.carried();
-            let sent = Sent { carries: Carries::Other { proto, bytes }, ..served.first.clone() };
-            scene.passes(hook, &Given::new(sent.bytes())).expect("can be given").is_left_alone();
+        node.run(hook, &InputFrame::new(arp.clone())).expect("this frame always runs").is_left_alone();
+        for protocol in [47, 50, 132, 255, 2] {
+            let bytes = fixture.first.payload_bytes();
+            let packet = TestPacket { payload: Payload::Other { protocol, bytes }, ..fixture.first.clone() };
+            node.run(hook, &InputFrame::new(packet.to_frame()))
+                .expect("this frame always runs")
+                .is_left_alone();
         }
     }
 }
 
 super::scenarios! {
-    options_and_extensions_are_stepped_over,
-    too_many_extensions_are_nobodys,
-    a_fragment_that_is_all_of_its_datagram_is_a_packet,
-    tags_in_the_frame_are_stepped_over,
+    ip_options_and_extension_headers_are_skipped,
+    packet_with_too_many_extension_headers_is_left_alone,
+    fragment_with_a_whole_datagram_is_translated,
+    vlan_tags_are_skipped,
     frames_for_another_host_are_left_alone,
-    ipv6_packets_with_mapped_addresses_are_nobodys,
-    a_datagram_without_a_checksum_gets_none,
-    a_checksum_that_comes_out_as_zero_is_written_as_all_ones,
-    sums_that_hardware_took_stay_right,
-    sums_that_hardware_is_to_take_are_prepared,
-    packets_that_will_be_cut_into_segments_are_translated,
-    frames_that_are_cut_short_are_never_half_changed,
+    ipv6_packets_with_mapped_addresses_are_left_alone,
+    datagram_without_a_checksum_gets_none,
+    zero_checksum_is_written_as_all_ones,
+    sum_of_the_hardware_stays_correct,
+    partial_checksum_for_the_hardware_stays_correct,
+    packets_for_segmentation_are_translated,
+    truncated_frames_are_never_partly_changed,
     frames_of_other_protocols_are_left_alone,
 }

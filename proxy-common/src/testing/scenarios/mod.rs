@@ -1,53 +1,53 @@
-//! What becomes of packets on links, rule by rule. Each scenario is played for both families of addresses, on the host and by
+//! What happens to packets on links. Each scenario runs for both IP families, on the host and with
 //! the programs in the kernel.
 
 mod affinity;
-mod counted;
+mod counts;
 mod errors;
 mod fragments;
 mod headers;
 mod ports;
+mod rejected;
 mod sources;
 mod tcp;
-mod turned_away;
 mod udp;
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Scene, Sent, Service};
+use super::{Service, TestNode, TestPacket};
 use crate::{Protocol, packet::TcpFlags};
 
-/// A scenario: its name, a sentence, and how it is played.
+/// A scenario.
 #[derive(Clone, Copy)]
 pub struct Scenario {
-    /// The file and function.
+    /// The module and function.
     pub name: &'static str,
-    /// Plays it in a new scene; panics where packets do not fare as they should.
-    pub play: fn(&mut Scene<'_>),
+    /// Runs it on a new node. Panics if a packet has another result than expected.
+    pub run: fn(&mut TestNode<'_>),
 }
 
-/// All of them, file by file.
+/// All scenarios by file.
 pub const ALL: [&[Scenario]; 10] = [
     affinity::ALL,
-    counted::ALL,
+    counts::ALL,
     errors::ALL,
     fragments::ALL,
     headers::ALL,
     ports::ALL,
     sources::ALL,
     tcp::ALL,
-    turned_away::ALL,
+    rejected::ALL,
     udp::ALL,
 ];
 
-/// Lists a file's scenarios, and makes each a test on the host.
+/// Lists the scenarios of a file, and makes each a test on the host.
 macro_rules! scenarios {
     ($($name:ident,)*) => {
         /// The scenarios of this file.
         pub(super) const ALL: &[super::Scenario] = &[$(
             super::Scenario {
                 name: concat!(module_path!(), "::", stringify!($name)),
-                play: $name,
+                run: $name,
             },
         )*];
 
@@ -56,9 +56,9 @@ macro_rules! scenarios {
             $(
                 #[test]
                 fn $name() {
-                    for places in crate::testing::Places::BOTH {
-                        let mut bed = crate::testing::Memory::default();
-                        super::$name(&mut crate::testing::Scene::new(&mut bed, places));
+                    for addresses in crate::testing::Addresses::BOTH {
+                        let mut maps = crate::testing::MemoryMaps::default();
+                        super::$name(&mut crate::testing::TestNode::new(&mut maps, addresses));
                     }
                 }
             )*
@@ -67,68 +67,68 @@ macro_rules! scenarios {
 }
 use scenarios;
 
-/// Both protocols.
-const PROTOS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+/// The protocols that the programs translate.
+const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 fn addr(ip: IpAddr, port: u16) -> SocketAddr {
     (ip, port).into()
 }
 
-/// The first packet of a flow.
-fn first(proto: Protocol, from: SocketAddr, to: SocketAddr) -> Sent {
-    match proto {
-        Protocol::Udp => Sent::udp(from, to),
-        _ => Sent::tcp(TcpFlags::SYN_ALONE, from, to),
+/// Returns the first packet of a flow.
+fn first(protocol: Protocol, from: SocketAddr, to: SocketAddr) -> TestPacket {
+    match protocol {
+        Protocol::Udp => TestPacket::udp(from, to),
+        _ => TestPacket::tcp(TcpFlags::SYN_ALONE, from, to),
     }
 }
 
-/// A service port with one address and one endpoint, and a client outside.
-struct Served {
+/// A service port with one frontend and one endpoint, and a client outside.
+struct Fixture {
     service: Service,
     vip: SocketAddr,
     endpoint: SocketAddr,
-    /// The client's first packet.
-    first: Sent,
+    /// The first packet of the client.
+    first: TestPacket,
 }
 
-impl Served {
-    fn new(scene: &mut Scene<'_>, proto: Protocol) -> Self {
-        let vip = addr(scene.at.cluster_ip, 80);
-        Self::at(scene, proto, vip, vip)
+impl Fixture {
+    fn new(node: &mut TestNode<'_>, protocol: Protocol) -> Self {
+        let vip = addr(node.ip.cluster_ip, 80);
+        Self::at(node, protocol, vip, vip)
     }
 
-    /// At the address that maps have, which differs from the VIP for node ports.
-    fn at(scene: &mut Scene<'_>, proto: Protocol, vip: SocketAddr, known: SocketAddr) -> Self {
-        let endpoint = addr(scene.at.pod, 8080);
-        let service = scene.serve(proto, &[known], &[endpoint]);
-        let first = first(proto, addr(scene.at.client, 40_000), vip);
+    /// `frontend` is the address in the maps. For a node port it is not the VIP.
+    fn at(node: &mut TestNode<'_>, protocol: Protocol, vip: SocketAddr, frontend: SocketAddr) -> Self {
+        let endpoint = addr(node.ip.pod, 8080);
+        let service = node.add_service(protocol, &[frontend], &[endpoint]);
+        let first = first(protocol, addr(node.ip.client, 40_000), vip);
         Self { service, vip, endpoint, first }
     }
 
-    /// A client's packet, which is none of a first one's.
-    fn next(&self) -> Sent {
+    /// Returns a later packet of the client.
+    fn next(&self) -> TestPacket {
         self.first.clone().flags(TcpFlags::ACK_ALONE)
     }
 
-    /// The endpoint's answer to a first packet.
-    fn answer(&self) -> Sent {
-        self.answer_from(self.endpoint)
+    /// Returns the reply of the endpoint to the first packet.
+    fn reply(&self) -> TestPacket {
+        self.reply_from(self.endpoint)
     }
 
-    fn answer_from(&self, endpoint: SocketAddr) -> Sent {
+    fn reply_from(&self, endpoint: SocketAddr) -> TestPacket {
         self.first.clone().to(endpoint).reversed().flags(TcpFlags::SYN_ACK)
     }
 
-    /// Client and endpoint have spoken.
+    /// Exchanges packets between client and endpoint.
     #[track_caller]
-    fn begin(&self, scene: &mut Scene<'_>) {
-        scene.enters(&self.first).becomes(&self.first.clone().to(self.endpoint)).is_marked(0);
-        scene.leaves(&self.answer()).becomes(&self.answer().from(self.vip)).is_marked(0);
-        scene.enters(&self.next()).becomes(&self.next().to(self.endpoint)).is_marked(0);
+    fn establish(&self, node: &mut TestNode<'_>) {
+        node.ingress(&self.first).becomes(&self.first.clone().to(self.endpoint)).is_marked(0);
+        node.egress(&self.reply()).becomes(&self.reply().from(self.vip)).is_marked(0);
+        node.ingress(&self.next()).becomes(&self.next().to(self.endpoint)).is_marked(0);
     }
 }
 
-/// The unspecified address of an address's family.
+/// Returns the unspecified address of the IP family.
 fn any(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),

@@ -1,70 +1,70 @@
-//! Connections: pinned to their endpoint for life, and a client's port used anew begins another.
+//! TCP: a connection keeps its endpoint for life. A SYN from a reused client port opens a new one.
 
 use std::vec::Vec;
 
-use super::{Served, addr};
+use super::{Fixture, addr};
 use crate::{
     Protocol::Tcp,
     layout::{Counter, Direction, flags, flow_state as state},
     packet::TcpFlags,
-    testing::Scene,
+    testing::TestNode,
 };
 
-fn a_connection_goes_to_an_endpoint_and_answers_come_from_the_vip(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    served.begin(scene);
-    assert_eq!(scene.count(Counter::FlowsBegun), 1);
-    assert_eq!(scene.flows(), 2, "one entry a direction");
+fn reply_of_a_connection_has_the_vip_as_source(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    assert_eq!(node.counter(Counter::FlowsBegun), 1);
+    assert_eq!(node.flow_count(), 2, "one entry for each direction");
 }
 
-fn a_connection_stays_with_its_endpoint_when_the_service_has_others_or_is_gone(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    served.begin(scene);
-    let moved = served.service.clone().moved_to(&[addr(scene.at.other_pod, 8080)]);
-    scene.put(&moved);
-    scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
-    scene.remove(&moved);
-    scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
-    let answer = served.answer().flags(TcpFlags::ACK_ALONE);
-    scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
+fn connection_keeps_its_endpoint_when_the_service_changes_or_goes(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    let moved = fixture.service.clone().with_endpoints(&[addr(node.ip.other_pod, 8080)]);
+    node.put_service(&moved);
+    node.ingress(&fixture.next()).becomes(&fixture.next().to(fixture.endpoint));
+    node.remove_service(&moved);
+    node.ingress(&fixture.next()).becomes(&fixture.next().to(fixture.endpoint));
+    let reply = fixture.reply().flags(TcpFlags::ACK_ALONE);
+    node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
 }
 
-fn a_repeated_syn_goes_where_the_first_one_went(scene: &mut Scene<'_>) {
-    let mut served = Served::new(scene, Tcp);
-    let endpoints: Vec<_> = (1..=64).map(|port| addr(scene.at.pod, port)).collect();
-    served.service = served.service.moved_to(&endpoints);
-    scene.put(&served.service);
-    let one = scene.enters(&served.first);
+fn retransmitted_syn_goes_to_the_same_endpoint(node: &mut TestNode<'_>) {
+    let mut fixture = Fixture::new(node, Tcp);
+    let endpoints: Vec<_> = (1..=64).map(|port| addr(node.ip.pod, port)).collect();
+    fixture.service = fixture.service.with_endpoints(&endpoints);
+    node.put_service(&fixture.service);
+    let one = node.ingress(&fixture.first);
     for _ in 0..5 {
-        assert_eq!(scene.enters(&served.first).bytes, one.bytes);
+        assert_eq!(node.ingress(&fixture.first).bytes, one.bytes);
     }
-    assert_eq!((scene.count(Counter::FlowsBegun), scene.flows()), (1, 2));
+    assert_eq!((node.counter(Counter::FlowsBegun), node.flow_count()), (1, 2));
 }
 
-fn a_repeated_syn_keeps_its_flow_from_being_forgotten(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
-    scene.wait(100);
-    let before = scene.flow(Direction::Reply, &served.answer()).expect("noted");
-    scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
-    let after = scene.flow(Direction::Reply, &served.answer()).expect("noted");
+fn retransmitted_syn_refreshes_both_entries(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+    node.wait(100);
+    let before = node.flow(Direction::Reply, &fixture.reply()).expect("a flow");
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+    let after = node.flow(Direction::Reply, &fixture.reply()).expect("a flow");
     assert!(after.used_ns >= before.used_ns + 100_000_000_000, "{before:?} {after:?}");
 }
 
-fn a_repeated_syn_goes_to_another_endpoint_when_those_of_the_service_changed(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
-    let other = addr(scene.at.other_pod, 8080);
-    scene.put(&served.service.clone().moved_to(&[other]));
-    scene.enters(&served.first).becomes(&served.first.clone().to(other));
-    let answer = served.answer_from(other);
-    scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
-    scene.leaves(&served.answer()).is_left_alone();
-    assert_eq!(scene.flows(), 2, "nothing is left of the first try");
+fn retransmitted_syn_moves_if_the_endpoints_changed(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+    let other = addr(node.ip.other_pod, 8080);
+    node.put_service(&fixture.service.clone().with_endpoints(&[other]));
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(other));
+    let reply = fixture.reply_from(other);
+    node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
+    node.egress(&fixture.reply()).is_left_alone();
+    assert_eq!(node.flow_count(), 2, "the entries of the first attempt are gone");
 }
 
-fn packets_tell_how_far_a_connection_is(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
+fn segments_update_the_state_of_both_entries(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
     let steps = [
         (Direction::Original, TcpFlags::SYN_ALONE, 0),
         (Direction::Reply, TcpFlags::SYN_ACK, state::REPLIED),
@@ -77,213 +77,212 @@ fn packets_tell_how_far_a_connection_is(scene: &mut Scene<'_>) {
             state::REPLIED | state::CLIENT_CLOSED | state::ENDPOINT_CLOSED | state::RESET,
         ),
     ];
-    for (direction, flags, wanted) in steps {
+    for (direction, flags, expected) in steps {
         match direction {
-            Direction::Original => scene.enters(&served.first.clone().flags(flags)),
-            Direction::Reply => scene.leaves(&served.answer().flags(flags)),
+            Direction::Original => node.ingress(&fixture.first.clone().flags(flags)),
+            Direction::Reply => node.egress(&fixture.reply().flags(flags)),
         };
-        for (direction, sent) in [(Direction::Original, &served.first), (Direction::Reply, &served.answer())]
+        for (direction, packet) in
+            [(Direction::Original, &fixture.first), (Direction::Reply, &fixture.reply())]
         {
-            let flow = scene.flow(direction, sent).expect("noted");
-            assert_eq!(flow.state, wanted, "{direction:?} after {flags:?}");
+            let flow = node.flow(direction, packet).expect("a flow");
+            assert_eq!(flow.state, expected, "{direction:?} after {flags:?}");
         }
     }
 }
 
-fn a_syn_begins_another_connection_once_both_sides_have_closed(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    served.begin(scene);
-    scene.enters(&served.first.clone().flags(TcpFlags::FIN_ACK));
-    scene.enters(&served.first);
-    assert_eq!(scene.count(Counter::FlowsBegun), 1, "the endpoint may still have something to say");
-    scene.leaves(&served.answer().flags(TcpFlags::FIN_ACK));
-    scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
-    assert_eq!(scene.count(Counter::FlowsBegun), 2);
-    let flow = scene.flow(Direction::Reply, &served.answer()).expect("noted");
-    assert_eq!(flow.state, 0, "of the new connection nothing is known yet");
+fn syn_after_both_sides_closed_opens_a_new_connection(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    node.ingress(&fixture.first.clone().flags(TcpFlags::FIN_ACK));
+    node.ingress(&fixture.first);
+    assert_eq!(node.counter(Counter::FlowsBegun), 1, "the endpoint has not closed its side");
+    node.egress(&fixture.reply().flags(TcpFlags::FIN_ACK));
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+    assert_eq!(node.counter(Counter::FlowsBegun), 2);
+    let flow = node.flow(Direction::Reply, &fixture.reply()).expect("a flow");
+    assert_eq!(flow.state, 0, "the new connection has no state yet");
 }
 
-/// Any of 64 endpoints: which one it was, of what came out.
-fn begin_at_any(scene: &mut Scene<'_>) -> (Served, std::net::SocketAddr) {
-    let mut served = Served::new(scene, Tcp);
-    let endpoints: Vec<_> = (1..=64).map(|port| addr(scene.at.pod, port)).collect();
-    served.service = served.service.moved_to(&endpoints);
-    scene.put(&served.service);
-    scene.enters(&served.first);
-    let flow = scene.flow(Direction::Original, &served.first).expect("noted");
-    let endpoint = addr(scene.at.pod, flow.destination.port);
-    scene.leaves(&served.answer_from(endpoint)).becomes(&served.answer_from(endpoint).from(served.vip));
-    (served, endpoint)
+/// Establishes a connection with one of 64 endpoints, and returns it.
+fn establish_with_one_of_64(node: &mut TestNode<'_>) -> (Fixture, std::net::SocketAddr) {
+    let mut fixture = Fixture::new(node, Tcp);
+    let endpoints: Vec<_> = (1..=64).map(|port| addr(node.ip.pod, port)).collect();
+    fixture.service = fixture.service.with_endpoints(&endpoints);
+    node.put_service(&fixture.service);
+    node.ingress(&fixture.first);
+    let flow = node.flow(Direction::Original, &fixture.first).expect("a flow");
+    let endpoint = addr(node.ip.pod, flow.destination.port);
+    node.egress(&fixture.reply_from(endpoint)).becomes(&fixture.reply_from(endpoint).from(fixture.vip));
+    (fixture, endpoint)
 }
 
-fn close(scene: &mut Scene<'_>, served: &Served, endpoint: std::net::SocketAddr) {
-    scene.enters(&served.first.clone().flags(TcpFlags::FIN_ACK));
-    scene.leaves(&served.answer_from(endpoint).flags(TcpFlags::FIN_ACK));
+fn close(node: &mut TestNode<'_>, fixture: &Fixture, endpoint: std::net::SocketAddr) {
+    node.ingress(&fixture.first.clone().flags(TcpFlags::FIN_ACK));
+    node.egress(&fixture.reply_from(endpoint).flags(TcpFlags::FIN_ACK));
 }
 
-fn a_client_port_used_anew_after_an_orderly_end_leads_there_again_in_the_entries_that_there_are(
-    scene: &mut Scene<'_>,
-) {
-    let (served, endpoint) = begin_at_any(scene);
+fn reused_client_port_after_a_close_reuses_the_entries(node: &mut TestNode<'_>) {
+    let (fixture, endpoint) = establish_with_one_of_64(node);
     for connection in 2..6 {
-        close(scene, &served, endpoint);
-        scene.enters(&served.first).becomes(&served.first.clone().to(endpoint));
-        scene.leaves(&served.answer_from(endpoint)).becomes(&served.answer_from(endpoint).from(served.vip));
-        assert_eq!((scene.count(Counter::FlowsBegun), scene.flows()), (connection, 2));
+        close(node, &fixture, endpoint);
+        node.ingress(&fixture.first).becomes(&fixture.first.clone().to(endpoint));
+        node.egress(&fixture.reply_from(endpoint)).becomes(&fixture.reply_from(endpoint).from(fixture.vip));
+        assert_eq!((node.counter(Counter::FlowsBegun), node.flow_count()), (connection, 2));
     }
 }
 
-fn a_client_port_used_anew_is_led_by_the_service_as_it_is_by_then(scene: &mut Scene<'_>) {
-    let (served, endpoint) = begin_at_any(scene);
-    close(scene, &served, endpoint);
-    let other = addr(scene.at.other_pod, 8080);
-    scene.put(&served.service.clone().moved_to(&[other]));
-    scene.enters(&served.first).becomes(&served.first.clone().to(other));
-    scene.leaves(&served.answer_from(endpoint)).is_left_alone();
-    assert_eq!(scene.flows(), 2);
+fn reused_client_port_goes_to_a_current_endpoint(node: &mut TestNode<'_>) {
+    let (fixture, endpoint) = establish_with_one_of_64(node);
+    close(node, &fixture, endpoint);
+    let other = addr(node.ip.other_pod, 8080);
+    node.put_service(&fixture.service.clone().with_endpoints(&[other]));
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(other));
+    node.egress(&fixture.reply_from(endpoint)).is_left_alone();
+    assert_eq!(node.flow_count(), 2);
 }
 
-fn a_client_port_used_anew_is_masqueraded_if_the_service_says_so_by_then(scene: &mut Scene<'_>) {
-    let (served, endpoint) = begin_at_any(scene);
-    close(scene, &served, endpoint);
-    scene.put(&served.service.clone().flagged(flags::MASQUERADE_OUTSIDE));
-    let masquerade = scene.world.node.masquerade_mark;
-    scene.enters(&served.first).becomes(&served.first.clone().to(endpoint)).is_marked(masquerade);
+fn reused_client_port_is_masqueraded_by_the_current_flags(node: &mut TestNode<'_>) {
+    let (fixture, endpoint) = establish_with_one_of_64(node);
+    close(node, &fixture, endpoint);
+    node.put_service(&fixture.service.clone().with_flags(flags::MASQUERADE_OUTSIDE));
+    let masquerade = node.config.node.masquerade_mark;
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(endpoint)).is_marked(masquerade);
 }
 
-fn a_client_port_used_anew_works_though_a_full_map_forgot_one_direction(scene: &mut Scene<'_>) {
-    let (served, endpoint) = begin_at_any(scene);
+fn reused_client_port_works_after_one_entry_was_evicted(node: &mut TestNode<'_>) {
+    let (fixture, endpoint) = establish_with_one_of_64(node);
     for direction in [Direction::Original, Direction::Reply] {
-        let flow = scene.flow(Direction::Original, &served.first).expect("noted");
+        let flow = node.flow(Direction::Original, &fixture.first).expect("a flow");
         let endpoint = addr(endpoint.ip(), flow.destination.port);
-        close(scene, &served, endpoint);
-        let forgotten = if direction == Direction::Original {
-            served.first.clone()
+        close(node, &fixture, endpoint);
+        let evicted = if direction == Direction::Original {
+            fixture.first.clone()
         } else {
-            served.answer_from(endpoint)
+            fixture.reply_from(endpoint)
         };
-        scene.forget(direction, &forgotten);
-        scene.enters(&served.first);
-        let flow = scene.flow(Direction::Original, &served.first).expect("noted");
+        node.evict_flow(direction, &evicted);
+        node.ingress(&fixture.first);
+        let flow = node.flow(Direction::Original, &fixture.first).expect("a flow");
         let endpoint = addr(endpoint.ip(), flow.destination.port);
-        let answer = served.answer_from(endpoint);
-        scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
+        let reply = fixture.reply_from(endpoint);
+        node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
         assert_eq!(flow.state, 0);
     }
 }
 
-fn a_syn_begins_another_connection_after_a_reset(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    served.begin(scene);
-    scene.leaves(&served.answer().flags(TcpFlags::RST_ALONE));
-    scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
-    assert_eq!(scene.count(Counter::FlowsBegun), 2);
-    assert_eq!(scene.flows(), 2);
+fn syn_after_a_reset_opens_a_new_connection(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    node.egress(&fixture.reply().flags(TcpFlags::RST_ALONE));
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+    assert_eq!(node.counter(Counter::FlowsBegun), 2);
+    assert_eq!(node.flow_count(), 2);
 }
 
-fn a_client_that_goes_past_the_service_from_an_old_port_is_answered_by_the_endpoint_itself(
-    scene: &mut Scene<'_>,
-) {
-    let served = Served::new(scene, Tcp);
-    served.begin(scene);
-    scene.enters(&served.first.clone().flags(TcpFlags::RST_ALONE));
-    scene.enters(&served.first.clone().to(served.endpoint)).is_left_alone();
-    scene.leaves(&served.answer()).is_left_alone();
-    let answer = served.answer().flags(TcpFlags::ACK_ALONE);
-    scene.leaves(&answer).is_left_alone();
+fn direct_connection_from_a_reused_port_is_left_alone(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    node.ingress(&fixture.first.clone().flags(TcpFlags::RST_ALONE));
+    node.ingress(&fixture.first.clone().to(fixture.endpoint)).is_left_alone();
+    node.egress(&fixture.reply()).is_left_alone();
+    let reply = fixture.reply().flags(TcpFlags::ACK_ALONE);
+    node.egress(&reply).is_left_alone();
 }
 
-fn what_a_full_map_forgot_of_a_connection_comes_back_with_a_packet_the_other_way(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    served.begin(scene);
-    let answer = served.answer().flags(TcpFlags::ACK_ALONE);
+fn evicted_entry_returns_with_a_packet_of_the_opposite_direction(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    let reply = fixture.reply().flags(TcpFlags::ACK_ALONE);
     for _ in 0..2 {
-        scene.wait(2);
-        scene.forget(Direction::Original, &served.first);
-        scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
-        scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
-        scene.wait(2);
-        scene.forget(Direction::Reply, &served.answer());
-        scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
-        scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
+        node.wait(2);
+        node.evict_flow(Direction::Original, &fixture.first);
+        node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
+        node.ingress(&fixture.next()).becomes(&fixture.next().to(fixture.endpoint));
+        node.wait(2);
+        node.evict_flow(Direction::Reply, &fixture.reply());
+        node.ingress(&fixture.next()).becomes(&fixture.next().to(fixture.endpoint));
+        node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
     }
-    assert_eq!(scene.flows(), 2);
+    assert_eq!(node.flow_count(), 2);
 }
 
-fn what_a_full_map_forgot_of_an_opening_comes_back_with_the_repeated_syn(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    scene.enters(&served.first);
-    scene.wait(2);
-    scene.forget(Direction::Reply, &served.answer());
-    scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
-    scene.leaves(&served.answer()).becomes(&served.answer().from(served.vip));
+fn evicted_reply_entry_returns_with_the_retransmitted_syn(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    node.ingress(&fixture.first);
+    node.wait(2);
+    node.evict_flow(Direction::Reply, &fixture.reply());
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+    node.egress(&fixture.reply()).becomes(&fixture.reply().from(fixture.vip));
 }
 
-fn packets_that_are_nobodys_are_left_alone(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    let elsewhere = served.first.clone().to(addr(scene.at.cluster_ip, 81));
-    scene.enters(&elsewhere).is_left_alone();
-    scene.leaves(&elsewhere).is_left_alone();
-    scene.leaves(&served.first).is_left_alone();
-    scene.enters(&served.first.clone().to(served.endpoint)).is_left_alone();
-    scene.leaves(&served.answer()).is_left_alone();
-    assert_eq!(scene.flows(), 0);
+fn packets_of_no_service_are_left_alone(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    let elsewhere = fixture.first.clone().to(addr(node.ip.cluster_ip, 81));
+    node.ingress(&elsewhere).is_left_alone();
+    node.egress(&elsewhere).is_left_alone();
+    node.egress(&fixture.first).is_left_alone();
+    node.ingress(&fixture.first.clone().to(fixture.endpoint)).is_left_alone();
+    node.egress(&fixture.reply()).is_left_alone();
+    assert_eq!(node.flow_count(), 0);
 }
 
-fn an_old_syn_does_not_move_a_connection(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    served.begin(scene);
-    scene.put(&served.service.clone().moved_to(&[served.endpoint, addr(scene.at.other_pod, 8080)]));
-    scene.put(&served.service.clone().moved_to(&[addr(scene.at.other_pod, 8080)]));
-    scene.enters(&served.first);
-    scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
+fn syn_on_a_live_connection_keeps_its_endpoint(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    node.put_service(
+        &fixture.service.clone().with_endpoints(&[fixture.endpoint, addr(node.ip.other_pod, 8080)]),
+    );
+    node.put_service(&fixture.service.clone().with_endpoints(&[addr(node.ip.other_pod, 8080)]));
+    node.ingress(&fixture.first);
+    node.ingress(&fixture.next()).becomes(&fixture.next().to(fixture.endpoint));
 }
 
-fn a_forged_reset_does_not_shorten_a_connection(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    served.begin(scene);
-    scene.enters(&served.first.clone().flags(TcpFlags::RST_ALONE));
+fn forged_reset_does_not_shorten_a_connection(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    node.ingress(&fixture.first.clone().flags(TcpFlags::RST_ALONE));
     for _ in 0..3 {
-        scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
-        scene.leaves(&served.answer().flags(TcpFlags::ACK_ALONE));
+        node.ingress(&fixture.next()).becomes(&fixture.next().to(fixture.endpoint));
+        node.egress(&fixture.reply().flags(TcpFlags::ACK_ALONE));
     }
-    let flow = scene.flow(Direction::Original, &served.first).expect("noted");
+    let flow = node.flow(Direction::Original, &fixture.first).expect("a flow");
     assert!(
-        !flow.is_over(Tcp, flow.used_ns + 121_000_000_000),
-        "over after 2 min although it went on: {flow:?}"
+        !flow.is_expired(Tcp, flow.used_ns + 121_000_000_000),
+        "expires after 2 min although packets followed: {flow:?}"
     );
 }
 
-fn what_is_kept_back_is_dropped_and_goes_on_should_nobody_end_that(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Tcp);
-    served.begin(scene);
-    scene.hold(&served.first);
-    scene.wait(3);
-    scene.enters(&served.next()).is_dropped();
-    scene.leaves(&served.answer()).becomes(&served.answer().from(served.vip));
-    scene.hold(&served.first);
-    scene.wait(11);
-    scene.enters(&served.next()).becomes(&served.next().to(served.endpoint));
+fn held_flow_drops_packets_until_the_hold_expires(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    node.hold_flow(&fixture.first);
+    node.wait(3);
+    node.ingress(&fixture.next()).is_dropped();
+    node.egress(&fixture.reply()).becomes(&fixture.reply().from(fixture.vip));
+    node.hold_flow(&fixture.first);
+    node.wait(11);
+    node.ingress(&fixture.next()).becomes(&fixture.next().to(fixture.endpoint));
 }
 
 super::scenarios! {
-    an_old_syn_does_not_move_a_connection,
-    a_forged_reset_does_not_shorten_a_connection,
-    a_connection_goes_to_an_endpoint_and_answers_come_from_the_vip,
-    a_connection_stays_with_its_endpoint_when_the_service_has_others_or_is_gone,
-    a_repeated_syn_goes_where_the_first_one_went,
-    a_repeated_syn_keeps_its_flow_from_being_forgotten,
-    a_repeated_syn_goes_to_another_endpoint_when_those_of_the_service_changed,
-    packets_tell_how_far_a_connection_is,
-    a_syn_begins_another_connection_once_both_sides_have_closed,
-    a_client_port_used_anew_after_an_orderly_end_leads_there_again_in_the_entries_that_there_are,
-    a_client_port_used_anew_is_led_by_the_service_as_it_is_by_then,
-    a_client_port_used_anew_is_masqueraded_if_the_service_says_so_by_then,
-    a_client_port_used_anew_works_though_a_full_map_forgot_one_direction,
-    a_syn_begins_another_connection_after_a_reset,
-    a_client_that_goes_past_the_service_from_an_old_port_is_answered_by_the_endpoint_itself,
-    what_a_full_map_forgot_of_a_connection_comes_back_with_a_packet_the_other_way,
-    what_a_full_map_forgot_of_an_opening_comes_back_with_the_repeated_syn,
-    packets_that_are_nobodys_are_left_alone,
-    what_is_kept_back_is_dropped_and_goes_on_should_nobody_end_that,
+    syn_on_a_live_connection_keeps_its_endpoint,
+    forged_reset_does_not_shorten_a_connection,
+    reply_of_a_connection_has_the_vip_as_source,
+    connection_keeps_its_endpoint_when_the_service_changes_or_goes,
+    retransmitted_syn_goes_to_the_same_endpoint,
+    retransmitted_syn_refreshes_both_entries,
+    retransmitted_syn_moves_if_the_endpoints_changed,
+    segments_update_the_state_of_both_entries,
+    syn_after_both_sides_closed_opens_a_new_connection,
+    reused_client_port_after_a_close_reuses_the_entries,
+    reused_client_port_goes_to_a_current_endpoint,
+    reused_client_port_is_masqueraded_by_the_current_flags,
+    reused_client_port_works_after_one_entry_was_evicted,
+    syn_after_a_reset_opens_a_new_connection,
+    direct_connection_from_a_reused_port_is_left_alone,
+    evicted_entry_returns_with_a_packet_of_the_opposite_direction,
+    evicted_reply_entry_returns_with_the_retransmitted_syn,
+    packets_of_no_service_are_left_alone,
+    held_flow_drops_packets_until_the_hold_expires,
 }

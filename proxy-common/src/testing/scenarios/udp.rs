@@ -1,195 +1,194 @@
-//! Datagrams: they move on when their endpoint or Service goes, and answers to the node's own are not taken for a client's.
+//! UDP: flows move if their endpoint or Service goes. Replies to datagrams of the node are not
+//! taken for datagrams of clients.
 
-use super::{Served, addr, any};
+use super::{Fixture, addr, any};
 use crate::{
     Protocol::{Tcp, Udp},
     layout::{Counter, Direction, flow_state as state},
     packet::TcpFlags,
-    testing::{Scene, Sent},
+    testing::{TestNode, TestPacket},
 };
 
-fn datagrams_go_to_one_endpoint_and_answers_come_from_the_vip(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Udp);
-    served.begin(scene);
-    scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
-    assert_eq!((scene.count(Counter::FlowsBegun), scene.flows()), (1, 2));
-    let flow = scene.flow(Direction::Original, &served.first).expect("noted");
+fn reply_to_a_datagram_has_the_vip_as_source(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Udp);
+    fixture.establish(node);
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+    assert_eq!((node.counter(Counter::FlowsBegun), node.flow_count()), (1, 2));
+    let flow = node.flow(Direction::Original, &fixture.first).expect("a flow");
     assert_eq!(flow.state, state::REPLIED);
 }
 
-fn datagrams_stay_with_an_endpoint_that_still_serves(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Udp);
-    served.begin(scene);
-    let mut moved = served.service.clone().moved_to(&[addr(scene.at.other_pod, 8080)]);
-    moved.serving.push(served.endpoint);
-    scene.put(&moved);
-    scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
+fn datagrams_keep_a_serving_endpoint(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Udp);
+    fixture.establish(node);
+    let mut moved = fixture.service.clone().with_endpoints(&[addr(node.ip.other_pod, 8080)]);
+    moved.serving.push(fixture.endpoint);
+    node.put_service(&moved);
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
 }
 
-fn datagrams_move_on_when_their_endpoint_serves_no_more(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Udp);
-    served.begin(scene);
-    let other = addr(scene.at.other_pod, 8080);
-    scene.put(&served.service.clone().moved_to(&[other]));
-    scene.enters(&served.first).becomes(&served.first.clone().to(other));
-    let answer = served.answer_from(other);
-    scene.leaves(&answer).becomes(&answer.clone().from(served.vip));
-    scene.leaves(&served.answer()).is_left_alone();
-    assert_eq!(scene.flows(), 2);
+fn datagrams_move_if_the_endpoint_is_not_serving(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Udp);
+    fixture.establish(node);
+    let other = addr(node.ip.other_pod, 8080);
+    node.put_service(&fixture.service.clone().with_endpoints(&[other]));
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(other));
+    let reply = fixture.reply_from(other);
+    node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
+    node.egress(&fixture.reply()).is_left_alone();
+    assert_eq!(node.flow_count(), 2);
 }
 
-fn datagrams_of_a_service_that_is_gone_go_on_as_they_are(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Udp);
-    served.begin(scene);
-    scene.remove(&served.service);
-    scene.enters(&served.first).is_left_alone();
-    assert_eq!(scene.flows(), 0);
-    scene.put(&served.service);
-    scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
+fn datagrams_of_a_removed_service_are_left_alone(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Udp);
+    fixture.establish(node);
+    node.remove_service(&fixture.service);
+    node.ingress(&fixture.first).is_left_alone();
+    assert_eq!(node.flow_count(), 0);
+    node.put_service(&fixture.service);
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
 }
 
-fn datagrams_of_a_service_that_had_no_endpoint_find_the_first_one(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Udp);
-    scene.put(&served.service.clone().moved_to(&[]));
-    scene.enters(&served.first).is_refused();
-    assert_eq!(scene.flows(), 0, "nothing is remembered of what went nowhere");
-    let again = served.service.clone().moved_to(&[]).moved_to(&[served.endpoint]);
-    scene.put(&again);
-    scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint)).is_marked(0);
+fn refused_datagrams_find_the_first_endpoint(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Udp);
+    node.put_service(&fixture.service.clone().with_endpoints(&[]));
+    node.ingress(&fixture.first).is_refused();
+    assert_eq!(node.flow_count(), 0, "a refused datagram leaves no flow");
+    let again = fixture.service.clone().with_endpoints(&[]).with_endpoints(&[fixture.endpoint]);
+    node.put_service(&again);
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint)).is_marked(0);
 }
 
-fn a_client_that_was_silent_for_too_long_is_placed_anew(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Udp);
-    scene.enters(&served.first);
-    scene.wait(29);
-    scene.enters(&served.first);
-    assert_eq!(scene.count(Counter::FlowsBegun), 0, "since the wait");
-    scene.wait(31);
-    scene.enters(&served.first);
-    assert_eq!(scene.count(Counter::FlowsBegun), 1, "half a minute without an answer is the end");
-    scene.leaves(&served.answer());
-    scene.wait(119);
-    scene.enters(&served.first);
-    assert_eq!(scene.count(Counter::FlowsBegun), 0, "since the wait");
-    scene.wait(121);
-    scene.enters(&served.first);
-    assert_eq!(scene.count(Counter::FlowsBegun), 1, "two minutes after answers are");
+fn silent_client_gets_a_new_flow(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Udp);
+    node.ingress(&fixture.first);
+    node.wait(29);
+    node.ingress(&fixture.first);
+    assert_eq!(node.counter(Counter::FlowsBegun), 0, "since the wait");
+    node.wait(31);
+    node.ingress(&fixture.first);
+    assert_eq!(node.counter(Counter::FlowsBegun), 1, "a flow without a reply expires after 30 seconds");
+    node.egress(&fixture.reply());
+    node.wait(119);
+    node.ingress(&fixture.first);
+    assert_eq!(node.counter(Counter::FlowsBegun), 0, "since the wait");
+    node.wait(121);
+    node.ingress(&fixture.first);
+    assert_eq!(node.counter(Counter::FlowsBegun), 1, "a flow with replies expires after 2 minutes");
 }
 
-fn what_a_full_map_forgot_comes_back_with_a_datagram_the_other_way(scene: &mut Scene<'_>) {
-    let served = Served::new(scene, Udp);
-    served.begin(scene);
-    scene.wait(2);
-    scene.forget(Direction::Reply, &served.answer());
-    scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
-    scene.leaves(&served.answer()).becomes(&served.answer().from(served.vip));
-    scene.wait(2);
-    scene.forget(Direction::Original, &served.first);
-    scene.leaves(&served.answer()).becomes(&served.answer().from(served.vip));
-    let flow = scene.flow(Direction::Original, &served.first).expect("made anew");
+fn evicted_entry_returns_with_a_datagram_of_the_opposite_direction(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Udp);
+    fixture.establish(node);
+    node.wait(2);
+    node.evict_flow(Direction::Reply, &fixture.reply());
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+    node.egress(&fixture.reply()).becomes(&fixture.reply().from(fixture.vip));
+    node.wait(2);
+    node.evict_flow(Direction::Original, &fixture.first);
+    node.egress(&fixture.reply()).becomes(&fixture.reply().from(fixture.vip));
+    let flow = node.flow(Direction::Original, &fixture.first).expect("a new entry");
     assert_eq!(flow.state, state::REPLIED);
 }
 
-/// The node asks a server elsewhere from a port that is a node port's number, too.
-fn asks_from_a_node_port(scene: &mut Scene<'_>) -> (Served, Sent) {
-    let at = scene.at;
-    let vip = addr(at.node, 30_053);
-    let served = Served::at(scene, Udp, vip, addr(any(at.node), 30_053));
-    let question = Sent::udp(vip, addr(at.router, 53));
-    (served, question)
+/// Returns a query of the node to a server elsewhere. Its source port is a node port.
+fn query_from_a_node_port(node: &mut TestNode<'_>) -> (Fixture, TestPacket) {
+    let ip = node.ip;
+    let vip = addr(ip.node, 30_053);
+    let fixture = Fixture::at(node, Udp, vip, addr(any(ip.node), 30_053));
+    let question = TestPacket::udp(vip, addr(ip.router, 53));
+    (fixture, question)
 }
 
-fn answers_to_the_nodes_own_datagrams_are_left_alone(scene: &mut Scene<'_>) {
-    let (served, question) = asks_from_a_node_port(scene);
-    scene.leaves(&question).is_left_alone();
-    scene.enters(&question.clone().reversed()).is_left_alone();
-    scene.enters(&question.clone().reversed()).is_left_alone();
-    served.begin(scene);
-    assert_eq!(scene.count(Counter::FlowsBegun), 1, "a client's datagrams are still translated");
+fn replies_to_datagrams_of_the_node_are_left_alone(node: &mut TestNode<'_>) {
+    let (fixture, question) = query_from_a_node_port(node);
+    node.egress(&question).is_left_alone();
+    node.ingress(&question.clone().reversed()).is_left_alone();
+    node.ingress(&question.clone().reversed()).is_left_alone();
+    fixture.establish(node);
+    assert_eq!(node.counter(Counter::FlowsBegun), 1, "a client's datagrams are still translated");
 }
 
-fn who_answered_the_node_is_a_client_again_after_a_while(scene: &mut Scene<'_>) {
-    let (served, question) = asks_from_a_node_port(scene);
-    scene.leaves(&question).is_left_alone();
-    scene.wait(119);
-    scene.enters(&question.clone().reversed()).is_left_alone();
-    scene.wait(119);
-    scene.leaves(&question).is_left_alone();
-    scene.wait(119);
-    scene.enters(&question.clone().reversed()).is_left_alone();
-    scene.wait(121);
-    let asked = question.reversed();
-    scene.enters(&asked).becomes(&asked.clone().to(served.endpoint));
+fn server_of_the_node_becomes_a_client_after_the_timeout(node: &mut TestNode<'_>) {
+    let (fixture, question) = query_from_a_node_port(node);
+    node.egress(&question).is_left_alone();
+    node.wait(119);
+    node.ingress(&question.clone().reversed()).is_left_alone();
+    node.wait(119);
+    node.egress(&question).is_left_alone();
+    node.wait(119);
+    node.ingress(&question.clone().reversed()).is_left_alone();
+    node.wait(121);
+    let datagram = question.reversed();
+    node.ingress(&datagram).becomes(&datagram.clone().to(fixture.endpoint));
 }
 
-fn answers_to_the_nodes_own_datagrams_from_the_port_of_an_address_of_its_own_are_left_alone(
-    scene: &mut Scene<'_>,
-) {
-    // A load balancer's address may be one of the node's.
-    let at = scene.at;
-    let vip = addr(at.node, 40_053);
-    let served = Served::at(scene, Udp, vip, vip);
-    let question = Sent::udp(vip, addr(at.router, 53));
-    scene.leaves(&question).is_left_alone();
-    scene.enters(&question.clone().reversed()).is_left_alone();
-    served.begin(scene);
+fn replies_to_a_load_balancer_address_of_the_node_are_left_alone(node: &mut TestNode<'_>) {
+    // A load-balancer IP can be an address of the node.
+    let ip = node.ip;
+    let vip = addr(ip.node, 40_053);
+    let fixture = Fixture::at(node, Udp, vip, vip);
+    let question = TestPacket::udp(vip, addr(ip.router, 53));
+    node.egress(&question).is_left_alone();
+    node.ingress(&question.clone().reversed()).is_left_alone();
+    fixture.establish(node);
 }
 
-fn answers_to_the_nodes_own_connections_from_a_services_port_are_left_alone(scene: &mut Scene<'_>) {
-    let at = scene.at;
-    let vip = addr(at.node, 40_080);
-    for known in [vip, addr(any(at.node), 40_080)] {
-        let served = Served::at(scene, Tcp, vip, known);
-        let syn = Sent::tcp(TcpFlags::SYN_ALONE, vip, addr(at.router, 80));
-        scene.leaves(&syn).is_left_alone();
-        scene.enters(&syn.clone().reversed().flags(TcpFlags::SYN_ACK)).is_left_alone();
-        scene.enters(&syn.reversed().flags(TcpFlags::ACK_ALONE)).is_left_alone();
-        scene.remove(&served.service);
+fn replies_to_connections_of_the_node_are_left_alone(node: &mut TestNode<'_>) {
+    let ip = node.ip;
+    let vip = addr(ip.node, 40_080);
+    for frontend in [vip, addr(any(ip.node), 40_080)] {
+        let fixture = Fixture::at(node, Tcp, vip, frontend);
+        let syn = TestPacket::tcp(TcpFlags::SYN_ALONE, vip, addr(ip.router, 80));
+        node.egress(&syn).is_left_alone();
+        node.ingress(&syn.clone().reversed().flags(TcpFlags::SYN_ACK)).is_left_alone();
+        node.ingress(&syn.reversed().flags(TcpFlags::ACK_ALONE)).is_left_alone();
+        node.remove_service(&fixture.service);
     }
 }
 
-fn a_clients_flow_is_not_taken_for_the_nodes_own(scene: &mut Scene<'_>) {
-    let (served, _) = asks_from_a_node_port(scene);
-    served.begin(scene);
-    // The translated answer leaves through another link on top of the first.
-    let answer = served.answer().from(served.vip);
-    scene.leaves(&answer).is_left_alone();
-    scene.enters(&served.first).becomes(&served.first.clone().to(served.endpoint));
+fn flow_of_a_client_is_not_taken_for_one_of_the_node(node: &mut TestNode<'_>) {
+    let (fixture, _) = query_from_a_node_port(node);
+    fixture.establish(node);
+    // The translated reply leaves through a second link above the first.
+    let reply = fixture.reply().from(fixture.vip);
+    node.egress(&reply).is_left_alone();
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
 }
 
-fn datagrams_from_other_ports_of_the_node_are_not_noted(scene: &mut Scene<'_>) {
-    let (_, question) = asks_from_a_node_port(scene);
-    let at = scene.at;
-    scene.leaves(&question.clone().from(addr(at.node, 30_054))).is_left_alone();
-    scene.leaves(&question.clone().from(addr(at.other_pod, 30_053))).is_left_alone();
-    assert_eq!(scene.flows(), 0);
-    scene.leaves(&question).is_left_alone();
-    assert_eq!(scene.flows(), 1);
+fn only_datagrams_from_a_vip_get_a_pass_entry(node: &mut TestNode<'_>) {
+    let (_, question) = query_from_a_node_port(node);
+    let ip = node.ip;
+    node.egress(&question.clone().from(addr(ip.node, 30_054))).is_left_alone();
+    node.egress(&question.clone().from(addr(ip.other_pod, 30_053))).is_left_alone();
+    assert_eq!(node.flow_count(), 0);
+    node.egress(&question).is_left_alone();
+    assert_eq!(node.flow_count(), 1);
 }
 
-fn the_nodes_own_conversation_outlives_a_minute_of_silence(scene: &mut Scene<'_>) {
-    let (_served, question) = asks_from_a_node_port(scene);
+fn pass_entry_survives_a_minute_of_silence(node: &mut TestNode<'_>) {
+    let (_served, question) = query_from_a_node_port(node);
     for _ in 0..5 {
-        scene.leaves(&question).is_left_alone();
-        scene.enters(&question.clone().reversed()).is_left_alone();
+        node.egress(&question).is_left_alone();
+        node.ingress(&question.clone().reversed()).is_left_alone();
     }
-    scene.wait(60);
-    scene.enters(&question.clone().reversed()).is_left_alone();
+    node.wait(60);
+    node.ingress(&question.clone().reversed()).is_left_alone();
 }
 
 super::scenarios! {
-    the_nodes_own_conversation_outlives_a_minute_of_silence,
-    datagrams_go_to_one_endpoint_and_answers_come_from_the_vip,
-    datagrams_stay_with_an_endpoint_that_still_serves,
-    datagrams_move_on_when_their_endpoint_serves_no_more,
-    datagrams_of_a_service_that_is_gone_go_on_as_they_are,
-    datagrams_of_a_service_that_had_no_endpoint_find_the_first_one,
-    a_client_that_was_silent_for_too_long_is_placed_anew,
-    what_a_full_map_forgot_comes_back_with_a_datagram_the_other_way,
-    answers_to_the_nodes_own_datagrams_are_left_alone,
-    who_answered_the_node_is_a_client_again_after_a_while,
-    answers_to_the_nodes_own_datagrams_from_the_port_of_an_address_of_its_own_are_left_alone,
-    answers_to_the_nodes_own_connections_from_a_services_port_are_left_alone,
-    a_clients_flow_is_not_taken_for_the_nodes_own,
-    datagrams_from_other_ports_of_the_node_are_not_noted,
+    pass_entry_survives_a_minute_of_silence,
+    reply_to_a_datagram_has_the_vip_as_source,
+    datagrams_keep_a_serving_endpoint,
+    datagrams_move_if_the_endpoint_is_not_serving,
+    datagrams_of_a_removed_service_are_left_alone,
+    refused_datagrams_find_the_first_endpoint,
+    silent_client_gets_a_new_flow,
+    evicted_entry_returns_with_a_datagram_of_the_opposite_direction,
+    replies_to_datagrams_of_the_node_are_left_alone,
+    server_of_the_node_becomes_a_client_after_the_timeout,
+    replies_to_a_load_balancer_address_of_the_node_are_left_alone,
+    replies_to_connections_of_the_node_are_left_alone,
+    flow_of_a_client_is_not_taken_for_one_of_the_node,
+    only_datagrams_from_a_vip_get_a_pass_entry,
 }

@@ -148,7 +148,7 @@ impl Fill {
 
 /// Returns true if an entry can be removed.
 fn is_expired(key: &FlowKey, flow: &Flow, now_ns: u64, is_over_half: bool) -> bool {
-    key.protocol().is_none_or(|protocol| flow.is_over(protocol, now_ns))
+    key.protocol().is_none_or(|protocol| flow.is_expired(protocol, now_ns))
         || is_over_half && flow.is_finished() && now_ns.saturating_sub(flow.used_ns) > FINISHED_NS
 }
 

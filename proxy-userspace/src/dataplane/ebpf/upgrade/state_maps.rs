@@ -47,7 +47,7 @@ type CopyEntries = Box<dyn FnMut(CopyPass) -> Result<usize, KernelError> + Send>
 /// Until the second pass they know neither, and wait.
 fn is_copied<V: Any>(value: &V, pass: CopyPass) -> bool {
     let flow = (value as &dyn Any).downcast_ref::<Flow>();
-    pass == CopyPass::Second || !flow.is_some_and(Flow::is_closing)
+    pass == CopyPass::Second || !flow.is_some_and(Flow::is_closed)
 }
 
 /// The maps of state whose size changes. Their entries are copied.

@@ -1,4 +1,4 @@
-//! Packets as tests speak of them, and as bytes of a frame, with right checksums throughout.
+//! Packets with the fields that tests set, and their bytes with correct checksums.
 
 use std::{
     boxed::Box,
@@ -15,58 +15,58 @@ use etherparse::{
 
 use crate::packet::TcpFlags;
 
-/// A packet, or a part of one.
+/// A packet, or a fragment of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sent {
-    /// Source; the port is that of what it carries, if that has ports.
+pub struct TestPacket {
+    /// The source. The port is unused if the payload has no ports.
     pub from: SocketAddr,
-    /// Destination.
+    /// The destination.
     pub to: SocketAddr,
-    /// What it carries.
-    pub carries: Carries,
-    /// The Ethernet address it is for; that of lo is all zeros.
+    /// The payload of the IP packet.
+    pub payload: Payload,
+    /// The destination of the Ethernet header. The address of lo is all zeros.
     pub to_mac: [u8; 6],
-    /// Ethertypes of the VLAN tags in the frame.
-    pub tags: Vec<u16>,
-    /// IPv4 options, a multiple of 4 bytes.
+    /// The ethertypes of the VLAN tags in the frame.
+    pub vlan_tags: Vec<u16>,
+    /// The IPv4 options, a multiple of 4 bytes.
     pub options: Vec<u8>,
-    /// IPv6 extension headers before the fragment header.
+    /// The IPv6 extension headers before the fragment header.
     pub extensions: Vec<Extension>,
-    /// What of it is sent; all of it, if none.
-    pub part: Option<Part>,
-    /// The transport checksum in place of the right one.
+    /// The fragment to send. `None` sends the whole packet.
+    pub fragment: Option<FragmentRange>,
+    /// Replaces the correct transport checksum.
     pub checksum: Option<[u8; 2]>,
 }
 
-/// What a packet carries.
+/// The payload of an IP packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Carries {
+pub enum Payload {
     /// A TCP segment.
     Tcp {
-        /// Its flags.
+        /// The flags.
         flags: TcpFlags,
-        /// Its data.
+        /// The data.
         data: Vec<u8>,
     },
     /// A UDP datagram.
     Udp {
-        /// Its data.
+        /// The data.
         data: Vec<u8>,
     },
     /// An ICMP message.
     Icmp {
         /// Type and code.
         kind: [u8; 2],
-        /// The packet it tells of.
-        told: Box<Sent>,
-        /// So many bytes of it.
+        /// The inner packet.
+        inner: Box<TestPacket>,
+        /// The number of bytes of the inner packet.
         length: usize,
     },
-    /// Something else.
+    /// Another payload.
     Other {
-        /// IP protocol number.
-        proto: u8,
-        /// What it is.
+        /// The IP protocol number.
+        protocol: u8,
+        /// The payload.
         bytes: Vec<u8>,
     },
 }
@@ -74,31 +74,32 @@ pub enum Carries {
 /// An IPv6 extension header without content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extension {
-    /// Which.
+    /// The IPv6 next header number.
     pub kind: u8,
-    /// Its length, a multiple of 8 bytes.
+    /// The length, a multiple of 8 bytes.
     pub length: u8,
 }
 
 /// A fragment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Identification of the datagram.
+pub struct FragmentRange {
+    /// The identification of the datagram.
     pub id: u32,
-    /// Bytes of what it carries; but for the last one a multiple of 8. Beyond its end: all that is left.
+    /// The bytes of the payload. The start is a multiple of 8, and so is the end unless it is at or
+    /// beyond the end of the payload.
     pub bytes: Range<usize>,
 }
 
 impl TcpFlags {
-    /// A client's first segment.
+    /// The first segment of a client.
     pub const SYN_ALONE: Self = Self(2);
-    /// A server's first segment.
+    /// The first segment of a server.
     pub const SYN_ACK: Self = Self(0x12);
-    /// Most segments.
+    /// Most other segments.
     pub const ACK_ALONE: Self = Self(0x10);
-    /// A side's last segment.
+    /// The last segment of a side.
     pub const FIN_ACK: Self = Self(0x11);
-    /// The end.
+    /// A reset.
     pub const RST_ALONE: Self = Self(4);
 }
 
@@ -106,101 +107,101 @@ const AUTHENTICATION: u8 = 51;
 const FRAGMENT: u8 = 44;
 const HOPS: u8 = 61;
 
-impl Sent {
-    /// A packet.
-    pub const fn new(from: SocketAddr, to: SocketAddr, carries: Carries) -> Self {
+impl TestPacket {
+    /// Returns a packet with this payload.
+    pub const fn new(from: SocketAddr, to: SocketAddr, payload: Payload) -> Self {
         Self {
             from,
             to,
-            carries,
+            payload,
             to_mac: [0; 6],
-            tags: Vec::new(),
+            vlan_tags: Vec::new(),
             options: Vec::new(),
             extensions: Vec::new(),
-            part: None,
+            fragment: None,
             checksum: None,
         }
     }
 
-    /// A TCP segment with a little data.
+    /// Returns a TCP segment with some data.
     pub fn tcp(flags: TcpFlags, from: SocketAddr, to: SocketAddr) -> Self {
-        Self::new(from, to, Carries::Tcp { flags, data: b"segment".to_vec() })
+        Self::new(from, to, Payload::Tcp { flags, data: b"segment".to_vec() })
     }
 
-    /// A UDP datagram with a little data.
+    /// Returns a UDP datagram with some data.
     pub fn udp(from: SocketAddr, to: SocketAddr) -> Self {
-        Self::new(from, to, Carries::Udp { data: b"datagram!".to_vec() })
+        Self::new(from, to, Payload::Udp { data: b"datagram!".to_vec() })
     }
 
-    /// An ICMP error with all of a packet in it.
-    pub fn error(kind: [u8; 2], from: IpAddr, to: IpAddr, told: Self) -> Self {
-        let carries = Carries::Icmp { kind, told: Box::new(told), length: usize::MAX };
-        Self::new(SocketAddr::new(from, 0), SocketAddr::new(to, 0), carries)
+    /// Returns an ICMP error with a whole inner packet.
+    pub fn icmp_error(kind: [u8; 2], from: IpAddr, to: IpAddr, inner: Self) -> Self {
+        let payload = Payload::Icmp { kind, inner: Box::new(inner), length: usize::MAX };
+        Self::new(SocketAddr::new(from, 0), SocketAddr::new(to, 0), payload)
     }
 
-    /// The same from elsewhere.
+    /// Returns the packet with another source.
     #[must_use]
     pub fn from(self, from: SocketAddr) -> Self {
         Self { from, ..self }
     }
 
-    /// The same to elsewhere.
+    /// Returns the packet with another destination.
     #[must_use]
     pub fn to(self, to: SocketAddr) -> Self {
         Self { to, ..self }
     }
 
-    /// The same the other way.
+    /// Returns the packet with source and destination swapped.
     #[must_use]
     pub fn reversed(self) -> Self {
         Self { from: self.to, to: self.from, ..self }
     }
 
-    /// The part of it with these bytes of what it carries.
+    /// Returns the fragment with these bytes of the payload.
     #[must_use]
-    pub fn part(self, id: u32, bytes: Range<usize>) -> Self {
-        Self { part: Some(Part { id, bytes }), ..self }
+    pub fn fragment(self, id: u32, bytes: Range<usize>) -> Self {
+        Self { fragment: Some(FragmentRange { id, bytes }), ..self }
     }
 
-    /// The TCP segment with other flags.
+    /// Returns the packet with other TCP flags.
     #[must_use]
     pub fn flags(mut self, new: TcpFlags) -> Self {
-        if let Carries::Tcp { flags, .. } = &mut self.carries {
+        if let Payload::Tcp { flags, .. } = &mut self.payload {
             *flags = new;
         }
         self
     }
 
-    /// IP protocol number of what it carries.
-    pub fn proto(&self) -> u8 {
-        match (&self.carries, self.from) {
-            (Carries::Tcp { .. }, _) => 6,
-            (Carries::Udp { .. }, _) => 17,
-            (Carries::Icmp { .. }, SocketAddr::V4(_)) => 1,
-            (Carries::Icmp { .. }, SocketAddr::V6(_)) => 58,
-            (Carries::Other { proto, .. }, _) => *proto,
+    /// Returns the IP protocol number of the payload.
+    pub fn protocol(&self) -> u8 {
+        match (&self.payload, self.from) {
+            (Payload::Tcp { .. }, _) => 6,
+            (Payload::Udp { .. }, _) => 17,
+            (Payload::Icmp { .. }, SocketAddr::V4(_)) => 1,
+            (Payload::Icmp { .. }, SocketAddr::V6(_)) => 58,
+            (Payload::Other { protocol, .. }, _) => *protocol,
         }
     }
 
-    /// As a frame.
-    pub fn bytes(&self) -> Vec<u8> {
+    /// Returns the frame.
+    pub fn to_frame(&self) -> Vec<u8> {
         let ethertype = if self.from.is_ipv4() { 0x0800u16 } else { 0x86dd };
         let mut frame = [&self.to_mac[..], &[2, 0, 0, 0, 0, 1]].concat();
-        for tag in &self.tags {
+        for tag in &self.vlan_tags {
             frame.extend(tag.to_be_bytes());
             frame.extend(100u16.to_be_bytes());
         }
         frame.extend(ethertype.to_be_bytes());
-        frame.extend(self.packet());
+        frame.extend(self.to_ip_packet());
         frame
     }
 
-    /// As an IP packet.
-    pub fn packet(&self) -> Vec<u8> {
-        let carried = self.carried();
-        let range = self.part.as_ref().map_or(0..carried.len(), |part| part.bytes.clone());
-        let part = &carried[range.start.min(carried.len())..range.end.min(carried.len())];
-        let is_last = range.end >= carried.len();
+    /// Returns the IP packet.
+    pub fn to_ip_packet(&self) -> Vec<u8> {
+        let payload = self.payload_bytes();
+        let range = self.fragment.as_ref().map_or(0..payload.len(), |part| part.bytes.clone());
+        let part = &payload[range.start.min(payload.len())..range.end.min(payload.len())];
+        let is_last = range.end >= payload.len();
         match (self.from.ip(), self.to.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
                 let mut header = self.v4_header(from.octets(), to.octets(), part.len());
@@ -228,22 +229,22 @@ impl Sent {
     fn v4_header(&self, from: [u8; 4], to: [u8; 4], length: usize) -> Ipv4Header {
         let length = u16::try_from(length).expect("short");
         let mut header =
-            Ipv4Header::new(length, HOPS, IpNumber(self.proto()), from, to).expect("short enough");
+            Ipv4Header::new(length, HOPS, IpNumber(self.protocol()), from, to).expect("short enough");
         header.options = Ipv4Options::try_from(&self.options[..]).expect("a multiple of 4");
         header.total_len += u16::from(header.options.len_u8());
-        if let Some(part) = &self.part {
+        if let Some(part) = &self.fragment {
             header.identification = u16::try_from(part.id).expect("IPv4 has 16 bits");
             header.dont_fragment = false;
         }
         header
     }
 
-    /// What the extension header of a number, or what is before it, names as the next one.
+    /// Returns the next header number of the extension header before the one with this index.
     fn next_header(&self, number: usize) -> u8 {
-        match (self.extensions.get(number), &self.part) {
+        match (self.extensions.get(number), &self.fragment) {
             (Some(extension), _) => extension.kind,
             (None, Some(_)) if number == self.extensions.len() => FRAGMENT,
-            _ => self.proto(),
+            _ => self.protocol(),
         }
     }
 
@@ -255,24 +256,24 @@ impl Sent {
             header[..2].copy_from_slice(&[self.next_header(number + 1), units]);
             bytes.extend(header);
         }
-        if let Some(part) = &self.part {
-            let next = IpNumber(self.proto());
+        if let Some(part) = &self.fragment {
+            let next = IpNumber(self.protocol());
             let header = Ipv6FragmentHeader::new(next, offset(start), !is_last, part.id);
             bytes.extend(header.to_bytes());
         }
         bytes
     }
 
-    /// What it carries, all of it.
-    pub fn carried(&self) -> Vec<u8> {
-        match &self.carries {
-            Carries::Tcp { flags, data } => self.tcp_segment(*flags, data),
-            Carries::Udp { data } => self.udp_datagram(data),
-            Carries::Icmp { kind, told, length } => {
-                let told = told.packet();
-                self.icmp_message(*kind, &told[..told.len().min(*length)])
+    /// Returns the whole payload.
+    pub fn payload_bytes(&self) -> Vec<u8> {
+        match &self.payload {
+            Payload::Tcp { flags, data } => self.tcp_segment(*flags, data),
+            Payload::Udp { data } => self.udp_datagram(data),
+            Payload::Icmp { kind, inner, length } => {
+                let inner = inner.to_ip_packet();
+                self.icmp_message(*kind, &inner[..inner.len().min(*length)])
             }
-            Carries::Other { bytes, .. } => bytes.clone(),
+            Payload::Other { bytes, .. } => bytes.clone(),
         }
     }
 
@@ -316,22 +317,22 @@ impl Sent {
         [&header.to_bytes(), data].concat()
     }
 
-    /// The four bytes before the packet that is told of are some router's MTU.
-    fn icmp_message(&self, [type_u8, code_u8]: [u8; 2], told: &[u8]) -> Vec<u8> {
+    /// The four bytes before the inner packet are the MTU of a router.
+    fn icmp_message(&self, [type_u8, code_u8]: [u8; 2], inner: &[u8]) -> Vec<u8> {
         let bytes5to8 = [0, 0, 5, 0x14];
         let header = match (self.from.ip(), self.to.ip()) {
             (IpAddr::V4(_), _) => {
                 let kind = Icmpv4Type::Unknown { type_u8, code_u8, bytes5to8 };
-                Icmpv4Header::with_checksum(kind, told).to_bytes().to_vec()
+                Icmpv4Header::with_checksum(kind, inner).to_bytes().to_vec()
             }
             (IpAddr::V6(from), IpAddr::V6(to)) => {
                 let kind = Icmpv6Type::Unknown { type_u8, code_u8, bytes5to8 };
-                let header = Icmpv6Header::with_checksum(kind, from.octets(), to.octets(), told);
+                let header = Icmpv6Header::with_checksum(kind, from.octets(), to.octets(), inner);
                 header.expect("short").to_bytes().to_vec()
             }
             families => panic!("{families:?} are not of one family"),
         };
-        [&header, told].concat()
+        [&header, inner].concat()
     }
 }
 

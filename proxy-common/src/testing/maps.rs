@@ -1,4 +1,5 @@
-//! What the maps hold, as plain data: what userspace writes, and what the programs note.
+//! The content of the maps as plain data: of those that userspace writes, and of those that
+//! programs write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,28 +13,28 @@ use crate::{
     prefilter::PrefilterBit,
 };
 
-/// What userspace writes.
+/// The maps that userspace writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct World {
-    /// Destinations.
+pub struct ConfigMaps {
+    /// `services`.
     pub services: BTreeMap<ServiceKey, ServiceValue>,
-    /// Slots.
+    /// `endpoints`.
     pub endpoints: BTreeMap<EndpointKey, Endpoint>,
-    /// Lists' members.
+    /// `members`.
     pub members: BTreeSet<MemberKey>,
-    /// Source ranges: the service, the range's address and the length of its prefix, of 128 bits.
+    /// `source_ranges`: the service, and the address and length of the prefix, of 128 bits.
     pub source_ranges: BTreeSet<(u32, Addr, u32)>,
-    /// Where node ports are served.
+    /// `node_addresses`.
     pub node_addresses: BTreeSet<Addr>,
-    /// Sources that count as local: addresses and lengths of prefixes, of 128 bits.
+    /// `local_sources`: address and length of the prefix, of 128 bits.
     pub local_sources: BTreeSet<(Addr, u32)>,
-    /// Links that do.
+    /// `local_links`.
     pub local_links: BTreeSet<u32>,
-    /// The node.
+    /// `node`.
     pub node: NodeValue,
 }
 
-impl Default for World {
+impl Default for ConfigMaps {
     fn default() -> Self {
         Self {
             services: BTreeMap::new(),
@@ -57,25 +58,25 @@ impl Default for World {
     }
 }
 
-/// What the programs note.
+/// The maps that programs write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Noted {
-    /// Flows, both directions.
+pub struct StateMaps {
+    /// `flows`.
     pub flows: BTreeMap<FlowKey, Flow>,
-    /// What became of first fragments.
+    /// `fragments`.
     pub fragments: BTreeMap<FragmentKey, FragmentValue>,
-    /// Where clients went.
+    /// `affinity`.
     pub affinity: BTreeMap<AffinityKey, AffinityValue>,
-    /// Counters, by number.
+    /// `counters`, summed over the CPUs.
     pub counters: [u64; Counter::COUNT],
-    /// What was counted of Services, by their identifiers; of those of which something was.
+    /// `service_counts` that are not zero, by service and summed over the CPUs.
     pub services: BTreeMap<u32, ServiceCounts>,
-    /// What went wrong, by [`ProgramError`].
+    /// `program_errors` by [`ProgramError`], summed over the programs and CPUs.
     pub errors: [u64; ProgramError::COUNT],
 }
 
-impl World {
-    /// The addresses and ports of Services and endpoints.
+impl ConfigMaps {
+    /// Returns the bits of frontends and endpoints in the prefilter.
     pub fn prefilter_bits(&self) -> impl Iterator<Item = PrefilterBit> {
         let services = self.services.keys().map(|key| PrefilterBit::of_service(&key.addr, key.port));
         services.chain(
@@ -84,19 +85,20 @@ impl World {
     }
 }
 
-impl Noted {
-    /// Addresses and ports that were those of a Service or an endpoint when a flow began, and no others.
+impl StateMaps {
+    /// Returns the bits in the prefilter that the flows need.
     pub fn prefilter_bits(&self) -> impl Iterator<Item = PrefilterBit> {
         self.flows.iter().flat_map(|(key, flow)| PrefilterBit::of_flow(key, flow))
     }
 
-    /// The same with nothing counted.
+    /// Returns the same with all counters at zero.
     #[must_use]
-    pub fn uncounted(self) -> Self {
+    pub fn without_counts(self) -> Self {
         Self { counters: Default::default(), services: BTreeMap::new(), errors: Default::default(), ..self }
     }
 
-    /// The same, as if it had been noted so much earlier. None if that is before the clock began.
+    /// Returns the same with entries that are older by this time. Returns `None` if an entry would
+    /// be older than the clock.
     pub fn aged(mut self, seconds: u64) -> Option<Self> {
         let flows = self.flows.values_mut().map(|flow| &mut flow.used_ns);
         for time in flows.chain(self.affinity.values_mut().map(|value| &mut value.used_ns)) {
@@ -105,12 +107,12 @@ impl Noted {
         Some(self)
     }
 
-    /// The same without times, which no two clocks agree on.
+    /// Returns the same with all times at zero, because two clocks never agree.
     #[must_use]
-    pub fn timeless(mut self) -> Self {
+    pub fn without_times(mut self) -> Self {
         self.flows.values_mut().for_each(|flow| flow.used_ns = 0);
         self.affinity.values_mut().for_each(|value| value.used_ns = 0);
-        self.fragments.values_mut().for_each(|value| value.noted_seconds = 0);
+        self.fragments.values_mut().for_each(|value| value.created_seconds = 0);
         self
     }
 }

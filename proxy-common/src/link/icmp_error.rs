@@ -1,0 +1,110 @@
+//! ICMP errors: the sender of a packet gets errors about the packet that it sent, so that path MTU
+//! discovery and refusals work.
+
+use super::{Outcome, finish};
+use crate::{
+    Protocol,
+    layout::{Direction, FlowKey, flow_state},
+    packet::{Fragment, Frame, IpVersion, Packet, Tuple},
+    rewrite::{self, IcmpError},
+    tables::Tables,
+};
+
+/// Handles an error that comes in. If its inner packet is a translated reply of an endpoint, both
+/// are translated back for the endpoint.
+#[inline(always)]
+pub(super) fn ingress(frame: &impl Frame, tables: &impl Tables, outer: &Packet) -> Outcome {
+    process(frame, tables, outer, Direction::Original)
+}
+
+/// Handles an error that leaves. If its inner packet is a translated packet of a client, both are
+/// translated back for the client.
+#[inline(always)]
+pub(super) fn egress(frame: &impl Frame, tables: &impl Tables, outer: &Packet) -> Outcome {
+    process(frame, tables, outer, Direction::Reply)
+}
+
+/// Handles an ICMP packet. The inner packet of an error belongs to the direction opposite to
+/// `direction`.
+#[inline(never)]
+fn process<F: Frame, T: Tables>(frame: &F, tables: &T, outer: &Packet, direction: Direction) -> Outcome {
+    let mut inner = Packet::at(outer.payload + 8, outer.version);
+    if !is_error(frame, outer) || !read_inner(frame, &mut inner) {
+        return Outcome::Proceed;
+    }
+    translate(frame, tables, outer, &inner, direction)
+}
+
+/// Translates an error and its inner packet, if the inner packet was translated. A function call of
+/// its own saves stack.
+#[inline(never)]
+fn translate<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    outer: &Packet,
+    inner: &Packet,
+    direction: Direction,
+) -> Outcome {
+    let Some(protocol) = Protocol::of_packet(inner.proto) else { return Outcome::Proceed };
+    let Some(ports) = inner.ports(frame) else { return Outcome::Proceed };
+    let before = inner.tuple(ports);
+    let mut after = before;
+    if reverse_translation(tables, direction, protocol, &mut after).is_none() {
+        return Outcome::Proceed;
+    }
+    let (mut source, mut destination) = (outer.source, outer.destination);
+    match direction {
+        Direction::Original if destination == before.source.addr => destination = after.source.addr,
+        // Errors of the endpoint itself get the VIP as their source. Errors of routers keep theirs.
+        Direction::Reply if source == before.destination.addr => source = after.destination.addr,
+        _ => {}
+    }
+    let (before, after) = (&before, &after);
+    finish(
+        tables,
+        rewrite::icmp_error(frame, &IcmpError { outer, source, destination, inner, before, after }),
+    )
+}
+
+/// Replaces the addresses and ports of a translated packet by those before its translation. The
+/// entry of the flow's opposite direction, `direction`, has them. A function call of its own saves
+/// stack.
+#[inline(never)]
+fn reverse_translation<T: Tables>(
+    tables: &T,
+    direction: Direction,
+    protocol: Protocol,
+    tuple: &mut Tuple,
+) -> Option<()> {
+    let flow = tables.flow(&FlowKey::new(direction, protocol, tuple.swapped()))?;
+    if flow.state & flow_state::PASS != 0 {
+        return None;
+    }
+    *tuple = flow.tuple().swapped();
+    Some(())
+}
+
+/// Reads the inner packet of an error. Returns true if it has ports and a protocol that the
+/// programs translate.
+#[inline(always)]
+fn read_inner(frame: &impl Frame, inner: &mut Packet) -> bool {
+    inner.read(frame).is_some()
+        && Protocol::of_packet(inner.proto).is_some()
+        && !matches!(inner.fragment, Fragment::Later { .. })
+}
+
+/// Returns true if an ICMP packet is an error (RFC 792, RFC 4443). Redirects are excluded: they
+/// name the route to an endpoint, and a client that used it for the VIP would bypass this node.
+#[inline(always)]
+fn is_error(frame: &impl Frame, packet: &Packet) -> bool {
+    if matches!(packet.fragment, Fragment::Later { .. }) {
+        return false;
+    }
+    let Some([kind]) = frame.load(packet.payload) else { return false };
+    match packet.version {
+        // Destination unreachable, source quench, time exceeded, parameter problem.
+        IpVersion::V4 => matches!(kind, 3 | 4 | 11 | 12),
+        // Destination unreachable, packet too big, time exceeded, parameter problem.
+        IpVersion::V6 => matches!(kind, 1..=4),
+    }
+}

@@ -1,0 +1,215 @@
+//! Decides what a client's packet is: of an existing flow, the first of a new one, or neither.
+
+use super::{super::is_settling, ClientPacket, entries, set_mark};
+use crate::{
+    Addr,
+    layout::{
+        AffinityKey, Counter, Endpoint, Flow, FlowKey, LocalDetection, ProgramError, ServiceEvent,
+        ServiceValue, flags, flow_state,
+    },
+    packet::Frame,
+    select::Slots,
+    service,
+    tables::Tables,
+    verdict::{self, Verdict},
+};
+
+/// The kind of a packet of the original direction.
+pub(super) enum Classification {
+    /// It belongs to an existing flow, or repeats the first packet of one.
+    Existing,
+    /// It begins a new flow, whose entries are not written yet.
+    New,
+    /// It begins a new flow that reuses the entries of a closed one with the same addresses.
+    Reused,
+    /// It belongs to no Service and passes.
+    Proceed,
+    /// It is dropped.
+    Drop,
+    /// It is refused or dropped for this reason. If refused, netfilter rejects it by its mark.
+    Rejected(Counter),
+    /// The chosen slot was empty. Reading the Service again finds another one.
+    Retry,
+}
+
+/// Userspace may switch a Service to new slots and remove the old ones between two reads. A second
+/// read of the Service finds the new slots. If it changes once more, the packet is dropped and the
+/// client retransmits. Each iteration multiplies the work of the verifier.
+const READS: u32 = 2;
+
+/// Classifies a packet. For a new flow, it sets [`ClientPacket::flow`].
+#[inline(always)]
+pub(super) fn classify<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    incoming: &mut ClientPacket,
+) -> Classification {
+    if is_existing(tables, incoming) {
+        return Classification::Existing;
+    }
+    for _ in 0..READS {
+        let class = classify_new(frame, tables, incoming);
+        if !matches!(class, Classification::Retry) {
+            return class;
+        }
+    }
+    endpoint_missing(tables, incoming.flow.service)
+}
+
+/// Returns true if the packet belongs to the flow of its entry, and the flow goes on.
+///
+/// A TCP connection keeps its endpoint, even if the Service changes or goes. A SYN on a connection
+/// in use changes nothing: it is an old duplicate or forged, or the endpoint answers it with a
+/// challenge ACK (RFC 9293, section 3.10.7.4). [`classify_new`] decides whether any other SYN is a
+/// retransmission or opens a new connection.
+#[inline(always)]
+fn is_existing(tables: &impl Tables, incoming: &ClientPacket) -> bool {
+    let ClientPacket { flow, protocol, tcp, now_ns, .. } = incoming;
+    if flow.is_none() {
+        false
+    } else if protocol.is_connection_oriented() {
+        !tcp.is_syn() || flow.is_in_use(*now_ns)
+    } else {
+        !flow.is_expired(*protocol, *now_ns)
+            && (flow.state & flow_state::PASS != 0
+                || service::is_serving(tables, flow.service, flow.destination))
+    }
+}
+
+/// Classifies a packet that is not of an existing flow. A function call of its own saves stack, and
+/// few packets need it.
+#[inline(never)]
+fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut ClientPacket) -> Classification {
+    let protocol = incoming.protocol;
+    if protocol.is_connection_oriented() && !incoming.tcp.is_syn() {
+        return unknown_connection(frame, tables, incoming);
+    }
+    let is_local = is_local(frame, tables, &incoming.key);
+    let Some(service) = service::find_on_link(tables, &incoming.key.destination, protocol) else {
+        entries::remove(tables, incoming);
+        return Classification::Proceed;
+    };
+    if is_retransmitted_syn(incoming, &service) {
+        return Classification::Existing;
+    }
+    let source = incoming.key.source.addr;
+    let in_ranges = || tables.in_source_ranges(service.service, source);
+    let verdict = verdict::for_packet(&service, is_local, in_ranges);
+    if let Verdict::Translate(slots) = verdict
+        && can_reuse_entries(incoming, &service, slots)
+    {
+        incoming.flow.state = masquerade_state(&service, is_local, source, incoming.flow.destination);
+        incoming.flow.used_ns = incoming.now_ns;
+        return Classification::Reused;
+    }
+    entries::remove(tables, incoming);
+    incoming.flow.service = service.service;
+    let slots = match verdict {
+        Verdict::Translate(slots) => slots,
+        Verdict::Pass(_) => return Classification::Proceed,
+        Verdict::Refuse => return refuse(frame, tables, service.service, Counter::Refused),
+        Verdict::Drop(reason) => {
+            tables.count(reason.counter());
+            tables.count_service(service.service, ServiceEvent::Drop);
+            return Classification::Rejected(reason.counter());
+        }
+    };
+    let client = || AffinityKey::of_packets(source, service.service);
+    let Some(endpoint) = service::choose_endpoint(tables, &service, slots, client) else {
+        return Classification::Retry;
+    };
+    incoming.flow = Flow {
+        source: incoming.key.source,
+        destination: endpoint,
+        service: service.service,
+        generation: service.generation,
+        state: masquerade_state(&service, is_local, source, endpoint),
+        list: slots.list,
+        used_ns: incoming.now_ns,
+    };
+    Classification::New
+}
+
+/// Rejects a packet because the endpoints of its Service changed during each read.
+#[inline(never)]
+fn endpoint_missing<T: Tables>(tables: &T, service: u32) -> Classification {
+    tables.count(Counter::FlowNotRecorded);
+    tables.count_service(service, ServiceEvent::Drop);
+    tables.count_error(ProgramError::EndpointMissing);
+    Classification::Rejected(Counter::FlowNotRecorded)
+}
+
+/// Returns true if a SYN is a retransmission. If the endpoints of the Service changed since the
+/// first SYN, it counts as a new connection: the old endpoint may be gone, or a new client uses the
+/// port.
+#[inline(always)]
+fn is_retransmitted_syn(incoming: &ClientPacket, service: &ServiceValue) -> bool {
+    let ClientPacket { flow, protocol, .. } = incoming;
+    protocol.is_connection_oriented()
+        && !flow.is_none()
+        && !flow.is_closed()
+        && (service.service, service.generation) == (flow.service, flow.generation)
+}
+
+/// Returns true if a reused client port may get the endpoint of its last connection, which both
+/// sides closed with FIN. That endpoint was a random choice among the same ones, so keeping it is
+/// fair. Both entries stay, and removing and inserting them would cost 1.3 % of a short connection.
+/// After a reset the endpoint is chosen again, because the last one may have refused.
+#[inline(always)]
+fn can_reuse_entries(incoming: &ClientPacket, service: &ServiceValue, slots: Slots) -> bool {
+    let ClientPacket { flow, protocol, .. } = incoming;
+    protocol.is_connection_oriented()
+        && flow.is_finished()
+        && service.affinity_seconds == 0
+        && (service.service, service.generation, slots.list) == (flow.service, flow.generation, flow.list)
+}
+
+/// Classifies a segment of an unknown connection: the node restarted, or the flow was silent for
+/// too long. A reset saves the client from waiting for a timeout. A segment to an address of the
+/// node passes instead, and the node itself answers it: the segment may belong to a connection of
+/// the node, whose source port may be the port of a load-balancer IP.
+#[inline(always)]
+fn unknown_connection(frame: &impl Frame, tables: &impl Tables, incoming: &ClientPacket) -> Classification {
+    let destination = &incoming.key.destination;
+    if is_settling(tables, incoming.now_ns) {
+        return Classification::Drop;
+    }
+    if incoming.tcp.has_rst() {
+        return Classification::Proceed;
+    }
+    match service::find_by_address(tables, destination, incoming.protocol) {
+        Some(service) if !tables.is_node_address(&destination.addr) => {
+            refuse(frame, tables, service.service, Counter::UnknownConnection)
+        }
+        _ => Classification::Proceed,
+    }
+}
+
+/// Marks the packet so that netfilter rejects it.
+#[inline(always)]
+fn refuse(frame: &impl Frame, tables: &impl Tables, service: u32, reason: Counter) -> Classification {
+    tables.count(reason);
+    tables.count_service(service, ServiceEvent::Refusal);
+    set_mark(frame, tables, |node| node.reject_mark);
+    Classification::Rejected(reason)
+}
+
+/// Returns true if local detection (`detectLocalMode`) takes the client for local.
+#[inline(always)]
+fn is_local(frame: &impl Frame, tables: &impl Tables, key: &FlowKey) -> bool {
+    const SOURCE: u32 = LocalDetection::Source as u32;
+    const LINK: u32 = LocalDetection::Link as u32;
+    match tables.node().map(|node| node.local_detection) {
+        Some(SOURCE) => tables.is_local_source(key.source.addr),
+        Some(LINK) => tables.is_local_link(frame.link()),
+        _ => false,
+    }
+}
+
+/// Returns [`flow_state::MASQUERADE`] if the Service requires masquerading, or for a hairpin
+/// connection, whose endpoint would otherwise reply to itself and bypass this node.
+#[inline(always)]
+fn masquerade_state(service: &ServiceValue, is_local: bool, source: Addr, endpoint: Endpoint) -> u32 {
+    let flag = if is_local { flags::MASQUERADE_INSIDE } else { flags::MASQUERADE_OUTSIDE };
+    if service.flags & flag != 0 || endpoint.addr == source { flow_state::MASQUERADE } else { 0 }
+}

@@ -1,0 +1,109 @@
+//! Writes and removes the two entries of a flow, while other CPUs do the same.
+
+use super::ClientPacket;
+use crate::{
+    layout::{Counter, Flow, ServiceEvent, flow_state},
+    tables::Tables,
+};
+
+/// Writes both entries of a new flow. Returns false if that failed. `can_reuse` says that a closed
+/// flow with the same addresses may have both.
+#[inline(always)]
+pub(super) fn write(tables: &impl Tables, incoming: &mut ClientPacket, can_reuse: bool) -> bool {
+    can_reuse && reuse(tables, incoming) || insert(tables, incoming)
+}
+
+/// Overwrites the entries of a closed flow. If one of them is missing, the original entry is
+/// removed.
+#[inline(never)]
+fn reuse<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
+    let ClientPacket { key, flow, .. } = incoming;
+    let reply_key = flow.opposite_key(key);
+    if tables.reuse_flow(&reply_key, &flow.opposite(key)) && tables.reuse_flow(key, flow) {
+        count_new(tables, flow);
+        return true;
+    }
+    // The reply entry stays, because it may belong to another flow by now.
+    tables.remove_flow(key);
+    false
+}
+
+/// How many client ports are tried: that of the client, and another one if packets of the endpoint
+/// could not be told from those of another flow. Another collision, one in thousands, drops the
+/// packet, and the client retransmits.
+const PORTS: u32 = 2;
+
+/// The lowest port that is not a system port (RFC 6335, section 6).
+const FIRST_PORT: u16 = 1024;
+
+/// Inserts both entries of a new flow, the reply entry first. If the client has another flow to the
+/// endpoint from the same port through another VIP, the new flow gets another client port.
+#[inline(always)]
+fn insert(tables: &impl Tables, incoming: &mut ClientPacket) -> bool {
+    for _ in 0..PORTS {
+        if insert_reply(tables, incoming) {
+            return insert_original(tables, incoming);
+        }
+        let [a, b, ..] = tables.random().to_ne_bytes();
+        incoming.flow.source.port = FIRST_PORT | u16::from_ne_bytes([a, b]);
+    }
+    false
+}
+
+/// Inserts the entry for packets of the client. If another CPU inserted one for another packet of
+/// the client, that flow counts. It may have another endpoint.
+#[inline(never)]
+fn insert_original<T: Tables>(tables: &T, incoming: &mut ClientPacket) -> bool {
+    let ClientPacket { key, flow, .. } = incoming;
+    if tables.add_flow(key, flow) {
+        count_new(tables, flow);
+        return true;
+    }
+    let Some(first) = tables.flow(key) else { return false };
+    if first.tuple() != flow.tuple() {
+        tables.remove_flow(&flow.opposite_key(key));
+    }
+    *flow = first;
+    true
+}
+
+/// Inserts the entry for packets of the endpoint, unless another flow that has not expired has it.
+#[inline(never)]
+fn insert_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
+    let ClientPacket { key, flow, protocol, .. } = incoming;
+    let reply_key = flow.opposite_key(key);
+    let reply = flow.opposite(key);
+    if tables.add_flow(&reply_key, &reply) {
+        return true;
+    }
+    if let Some(other) = tables.flow(&reply_key) {
+        let other_key = other.opposite_key(&reply_key);
+        if other_key != *key {
+            if !other.is_closed() && !other.is_expired(*protocol, flow.used_ns) {
+                return false;
+            }
+            tables.remove_flow(&other_key);
+        }
+    }
+    tables.put_flow(&reply_key, &reply)
+}
+
+#[inline(always)]
+fn count_new(tables: &impl Tables, flow: &Flow) {
+    tables.count(Counter::FlowsBegun);
+    tables.count_service(flow.service, ServiceEvent::Connection);
+}
+
+/// Removes the entries of a flow that does not go on.
+#[inline(always)]
+pub(super) fn remove(tables: &impl Tables, incoming: &mut ClientPacket) {
+    let ClientPacket { key, flow, .. } = incoming;
+    if flow.is_none() {
+        return;
+    }
+    tables.remove_flow(key);
+    if flow.state & flow_state::PASS == 0 {
+        tables.remove_flow(&flow.opposite_key(key));
+    }
+    *flow = Flow::NONE;
+}

@@ -1,0 +1,119 @@
+//! The original direction: packets of clients that come in for a Service.
+
+mod classify;
+mod entries;
+
+use self::classify::{Classification, classify};
+use super::{Outcome, count_drop, finish_flow_packet, fragment, ip_length, malformed};
+use crate::{
+    Protocol,
+    flow::{self, observed_state},
+    layout::{Counter, Direction, Flow, FlowKey, NodeValue, ServiceEvent, flow_state},
+    packet::{Fragment, Frame, Packet, TcpFlags},
+    rewrite, service,
+    tables::Tables,
+};
+
+/// Returns true if the destination of a packet may be a VIP. A function call of its own saves
+/// stack.
+#[inline(never)]
+pub(super) fn may_match<T: Tables>(tables: &T, packet: &Packet, [_, port]: [u16; 2]) -> bool {
+    service::may_be_vip(tables, &packet.destination, port)
+}
+
+/// A packet of the original direction, with the flow that it belongs to or begins.
+struct ClientPacket {
+    key: FlowKey,
+    /// [`Flow::NONE`] if there is no entry for the key.
+    flow: Flow,
+    protocol: Protocol,
+    /// No flag is set unless the protocol is TCP.
+    tcp: TcpFlags,
+    now_ns: u64,
+}
+
+impl ClientPacket {
+    #[inline(always)]
+    fn trace(&self, tables: &impl Tables, verdict: Counter) {
+        tables.trace(verdict, &self.key, &self.flow);
+    }
+}
+
+/// Handles a TCP or UDP packet that comes in and may be for a Service.
+#[inline(never)]
+pub(super) fn transport<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    protocol: Protocol,
+    ports: [u16; 2],
+) -> Outcome {
+    let Some(tcp) = packet.tcp_flags(frame, protocol) else { return malformed(tables) };
+    let key = FlowKey::new(Direction::Original, protocol, packet.tuple(ports));
+    let mut incoming = ClientPacket { key, flow: Flow::NONE, protocol, tcp, now_ns: 0 };
+    incoming.now_ns = tables.now_ns();
+    if let Some(flow) = tables.flow(&incoming.key) {
+        incoming.flow = flow;
+    }
+    match classify(frame, tables, &mut incoming) {
+        Classification::Existing => {
+            let ClientPacket { key, flow, now_ns, .. } = &incoming;
+            if flow.is_held(*now_ns) {
+                return Outcome::Drop;
+            }
+            // SYNs do not refresh an answered flow. If a client lost its connection and retries,
+            // the flow falls silent and the next SYN begins a new one.
+            if !tcp.is_syn() || flow.state & flow_state::REPLIED == 0 {
+                flow::touch(tables, key, flow, observed_state(Direction::Original, tcp), *now_ns);
+            }
+        }
+        class @ (Classification::New | Classification::Reused) => {
+            if !entries::write(tables, &mut incoming, matches!(class, Classification::Reused)) {
+                tables.count_service(incoming.flow.service, ServiceEvent::Drop);
+                incoming.trace(tables, Counter::FlowNotRecorded);
+                return count_drop(tables, Counter::FlowNotRecorded);
+            }
+            incoming.trace(tables, Counter::FlowsBegun);
+        }
+        Classification::Proceed => return Outcome::Proceed,
+        Classification::Drop | Classification::Retry => return Outcome::Drop,
+        Classification::Rejected(reason) => {
+            incoming.trace(tables, reason);
+            let is_refused = matches!(reason, Counter::Refused | Counter::UnknownConnection);
+            return if is_refused { Outcome::Proceed } else { Outcome::Drop };
+        }
+    }
+    if incoming.flow.state & flow_state::PASS != 0 {
+        return Outcome::Proceed;
+    }
+    translate(frame, tables, packet, &incoming)
+}
+
+#[inline(always)]
+fn translate<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    incoming: &ClientPacket,
+) -> Outcome {
+    let ClientPacket { key, flow, protocol, .. } = incoming;
+    let mark = if flow.state & flow_state::MASQUERADE == 0 {
+        0
+    } else {
+        set_mark(frame, tables, |node| node.masquerade_mark)
+    };
+    if let Fragment::First { .. } = packet.fragment {
+        fragment::record_first(tables, packet, Direction::Original, flow, mark);
+    }
+    let event = ServiceEvent::ToEndpoint(ip_length(frame, packet));
+    let rewritten = rewrite::transport(frame, packet, *protocol, key, flow);
+    finish_flow_packet(tables, key, flow, event, rewritten)
+}
+
+/// Sets bits of the mark, and returns them.
+#[inline(always)]
+fn set_mark(frame: &impl Frame, tables: &impl Tables, bits: impl FnOnce(&NodeValue) -> u32) -> u32 {
+    let bits = tables.node().map_or(0, |node| bits(&node));
+    frame.set_mark(frame.mark() | bits);
+    bits
+}

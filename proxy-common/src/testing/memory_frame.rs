@@ -1,0 +1,134 @@
+//! A frame in memory, with the checksum rules of the kernel's helpers.
+
+use std::{
+    cell::{Cell, RefCell},
+    vec::Vec,
+};
+
+use super::{ChecksumState, InputFrame};
+use crate::{
+    checksum::Difference,
+    packet::{self, ChecksumCoverage, Frame, IpVersion},
+};
+
+/// A frame in memory.
+#[derive(Debug)]
+pub struct MemoryFrame {
+    octets: RefCell<Vec<u8>>,
+    mark: Cell<u32>,
+    checksum: ChecksumState,
+    /// The sum that the hardware computed of all but the Ethernet header (`skb->csum`).
+    hardware_sum: Cell<u64>,
+}
+
+/// The interface index of lo, on which the kernel runs test frames.
+const LINK: u32 = 1;
+const ETHERNET_HEADER: u32 = 14;
+
+impl MemoryFrame {
+    /// Returns a copy of an input frame.
+    pub fn new(input: &InputFrame) -> Self {
+        Self {
+            octets: RefCell::new(input.bytes.clone()),
+            mark: Cell::new(input.mark),
+            checksum: input.checksum,
+            hardware_sum: Cell::new(sum(&input.bytes)),
+        }
+    }
+
+    /// Returns the bytes of the frame.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.octets.into_inner()
+    }
+
+    /// Returns the offset and version of the IP header, if there is one.
+    pub fn ip(&self) -> Option<(u32, IpVersion)> {
+        packet::ip_header(self, u16::from_be_bytes(self.load(ETHERNET_HEADER - 2)?), ETHERNET_HEADER)
+    }
+
+    /// Returns true if the destination of the Ethernet header is the address of lo, all zeros.
+    pub fn is_for_this_host(&self) -> bool {
+        self.load::<6>(0) == Some([0; 6])
+    }
+
+    /// Returns true unless the frame has a sum of the hardware that is wrong.
+    pub fn is_hardware_sum_correct(&self) -> bool {
+        // The remainder maps both forms of zero in ones' complement to 0.
+        self.checksum != ChecksumState::Complete
+            || self.hardware_sum.get() % 0xffff == sum(&self.octets.borrow()) % 0xffff
+    }
+
+    fn add_to_hardware_sum(&self, words: u32) {
+        self.hardware_sum.set(self.hardware_sum.get() + u64::from(words));
+    }
+}
+
+/// Returns the sum of all words after the Ethernet header, which is not folded yet.
+fn sum(bytes: &[u8]) -> u64 {
+    let payload = bytes.get(ETHERNET_HEADER as usize..).unwrap_or_default();
+    let word = |pair: &[u8]| u64::from(u16::from_ne_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+    payload.chunks(2).map(word).sum()
+}
+
+/// Returns true if `bpf_l3_csum_replace` and `bpf_l4_csum_replace` accept the offset.
+const fn is_checksum_offset(offset: u32) -> bool {
+    offset <= 0xffff && offset.is_multiple_of(2)
+}
+
+impl Frame for MemoryFrame {
+    fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
+        self.octets.borrow().get(offset as usize..)?.first_chunk().copied()
+    }
+
+    fn store<const N: usize>(&self, offset: u32, bytes: &[u8; N]) -> Option<()> {
+        let mut all = self.octets.borrow_mut();
+        *all.get_mut(offset as usize..)?.first_chunk_mut()? = *bytes;
+        Some(())
+    }
+
+    fn fix_header_checksum(&self, offset: u32, difference: Difference) -> Option<()> {
+        assert!(is_checksum_offset(offset));
+        let field = self.load(offset)?;
+        self.store(offset, &difference.apply(field))
+    }
+
+    fn fix_checksum(&self, offset: u32, difference: Difference, covered: ChecksumCoverage) -> Option<()> {
+        assert!(is_checksum_offset(offset));
+        let field: [u8; 2] = self.load(offset)?;
+        if covered.may_be_absent && field == [0, 0] {
+            return Some(());
+        }
+        let new = match (self.checksum, covered.pseudo_header) {
+            (ChecksumState::Partial, None) => field,
+            // The field holds the sum, not its complement.
+            (ChecksumState::Partial, Some(_)) => difference.apply(field.map(|byte| !byte)).map(|byte| !byte),
+            (ChecksumState::None | ChecksumState::Complete, _) => difference.apply(field),
+        };
+        if self.checksum == ChecksumState::Complete && covered.pseudo_header == Some(IpVersion::V4) {
+            // The field now compensates for the change of the addresses. The checksum of the IPv4
+            // header already did.
+            self.add_to_hardware_sum(!difference.wsum());
+        }
+        self.store(offset, if covered.may_be_absent && new == [0, 0] { &[0xff; 2] } else { &new })
+    }
+
+    fn update_hardware_checksum(&self, difference: Difference) {
+        self.add_to_hardware_sum(difference.wsum());
+    }
+
+    fn length(&self) -> u32 {
+        u32::try_from(self.octets.borrow().len()).expect("no frame is that long")
+    }
+
+    fn link(&self) -> u32 {
+        LINK
+    }
+
+    fn mark(&self) -> u32 {
+        self.mark.get()
+    }
+
+    fn set_mark(&self, mark: u32) {
+        self.mark.set(mark);
+    }
+}

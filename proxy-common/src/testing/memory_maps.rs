@@ -1,0 +1,203 @@
+//! The maps in memory, with a clock and random numbers that tests set.
+
+use std::cell::{Cell, RefCell};
+
+use super::{ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, MemoryFrame, StateMaps};
+use crate::{
+    Addr,
+    layout::{
+        AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
+        FragmentValue, MemberKey, NodeValue, ProgramError, ServiceCounts, ServiceEvent, ServiceKey,
+        ServiceValue, flow_state,
+    },
+    link::{self, Outcome},
+    packet::Frame as _,
+    prefilter::PrefilterBit,
+    tables::Tables,
+};
+
+/// The maps in memory. A write never fails.
+#[derive(Clone, Debug)]
+pub struct MemoryMaps {
+    /// The maps that userspace writes.
+    pub config: ConfigMaps,
+    /// The maps that programs write.
+    pub state: RefCell<StateMaps>,
+    /// The clock, in nanoseconds.
+    pub now_ns: Cell<u64>,
+    /// The next random number.
+    pub random: Cell<u32>,
+    /// What is added to the random number after each use.
+    pub random_step: u32,
+    /// What another CPU does when the next random number is used. It runs once.
+    pub on_random: Cell<Option<fn(&Self)>>,
+}
+
+/// The initial clock. Tests can make entries days older.
+const START_NS: u64 = 10 * 86_400 * 1_000_000_000;
+
+impl Default for MemoryMaps {
+    fn default() -> Self {
+        Self {
+            config: ConfigMaps::default(),
+            state: RefCell::default(),
+            now_ns: Cell::new(START_NS),
+            random: Cell::new(0),
+            random_step: 0x9e37_79b9,
+            on_random: Cell::new(None),
+        }
+    }
+}
+
+impl FrameRunner for MemoryMaps {
+    fn configure(&mut self, config: &ConfigMaps) {
+        self.config = config.clone();
+    }
+
+    fn state(&mut self) -> StateMaps {
+        self.state.borrow().clone()
+    }
+
+    fn set_state(&mut self, state: &StateMaps) {
+        *self.state.borrow_mut() = state.clone().without_counts();
+    }
+
+    fn run(&mut self, hook: Hook, input: &InputFrame) -> Option<FrameResult> {
+        let frame = MemoryFrame::new(input);
+        let is_ours = hook == Hook::Egress || frame.is_for_this_host();
+        let outcome = match (frame.ip().filter(|_| is_ours), hook) {
+            (None, _) => Outcome::Proceed,
+            (Some((header, version)), Hook::Ingress) => link::ingress(&frame, self, header, version),
+            (Some((header, version)), Hook::Egress) => link::egress(&frame, self, header, version),
+        };
+        assert!(
+            outcome == Outcome::Drop || frame.is_hardware_sum_correct(),
+            "the sum of the hardware is wrong: {input:?}"
+        );
+        let mark = frame.mark();
+        Some(FrameResult { input: input.clone(), bytes: frame.into_bytes(), mark, outcome })
+    }
+}
+
+impl Tables for MemoryMaps {
+    /// Has no false positives. Bits of removed Services and endpoints are set if their flows exist.
+    fn prefilter_may_contain(&self, bit: PrefilterBit) -> bool {
+        self.config.prefilter_bits().chain(self.state.borrow().prefilter_bits()).any(|other| other == bit)
+    }
+
+    fn service(&self, key: &ServiceKey) -> Option<ServiceValue> {
+        self.config.services.get(key).copied()
+    }
+
+    fn endpoint(&self, key: &EndpointKey) -> Option<Endpoint> {
+        self.config.endpoints.get(key).copied()
+    }
+
+    fn is_member(&self, key: &MemberKey) -> bool {
+        self.config.members.contains(key)
+    }
+
+    fn is_node_address(&self, address: &Addr) -> bool {
+        self.config.node_addresses.contains(address)
+    }
+
+    fn in_source_ranges(&self, service: u32, address: Addr) -> bool {
+        let ranges = self.config.source_ranges.iter();
+        ranges.filter(|range| range.0 == service).any(|(_, range, length)| contains(range, *length, address))
+    }
+
+    fn is_local_source(&self, address: Addr) -> bool {
+        self.config.local_sources.iter().any(|(range, length)| contains(range, *length, address))
+    }
+
+    fn is_local_link(&self, link: u32) -> bool {
+        self.config.local_links.contains(&link)
+    }
+
+    fn node(&self) -> Option<NodeValue> {
+        Some(self.config.node)
+    }
+
+    fn affinity(&self, key: &AffinityKey) -> Option<AffinityValue> {
+        self.state.borrow().affinity.get(key).copied()
+    }
+
+    fn set_affinity(&self, key: &AffinityKey, value: &AffinityValue) {
+        self.state.borrow_mut().affinity.insert(*key, *value);
+    }
+
+    fn flow(&self, key: &FlowKey) -> Option<Flow> {
+        self.state.borrow().flows.get(key).copied()
+    }
+
+    fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
+        self.state.borrow_mut().flows.insert(*key, *flow);
+        true
+    }
+
+    fn add_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
+        self.flow(key).is_none() && self.put_flow(key, flow)
+    }
+
+    fn touch_flow(&self, key: &FlowKey, observed: u32, now_ns: u64) -> bool {
+        let mut state = self.state.borrow_mut();
+        let Some(flow) = state.flows.get_mut(key) else { return false };
+        flow.state = flow_state::after(flow.state, observed);
+        flow.used_ns = now_ns;
+        true
+    }
+
+    fn reuse_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
+        let mut state = self.state.borrow_mut();
+        let before = state.flows.get_mut(key).filter(|before| before.tuple() == flow.tuple());
+        before.map(|before| *before = *flow).is_some()
+    }
+
+    fn remove_flow(&self, key: &FlowKey) {
+        self.state.borrow_mut().flows.remove(key);
+    }
+
+    fn fragment(&self, key: &FragmentKey) -> Option<FragmentValue> {
+        self.state.borrow().fragments.get(key).copied()
+    }
+
+    fn set_fragment(&self, key: &FragmentKey, value: &FragmentValue) {
+        self.state.borrow_mut().fragments.insert(*key, *value);
+    }
+
+    fn remove_fragment(&self, key: &FragmentKey) {
+        self.state.borrow_mut().fragments.remove(key);
+    }
+
+    fn count(&self, counter: Counter) {
+        self.state.borrow_mut().counters[counter as usize] += 1;
+    }
+
+    fn count_service(&self, service: u32, event: ServiceEvent) {
+        if service != 0 {
+            self.state.borrow_mut().services.entry(service).or_insert(ServiceCounts::NONE).add(event);
+        }
+    }
+
+    fn count_error(&self, error: ProgramError) {
+        self.state.borrow_mut().errors[error as usize] += 1;
+    }
+
+    fn trace(&self, _: Counter, _: &FlowKey, _: &Flow) {}
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns.get()
+    }
+
+    fn random(&self) -> u32 {
+        if let Some(action) = self.on_random.take() {
+            action(self);
+        }
+        self.random.replace(self.random.get().wrapping_add(self.random_step))
+    }
+}
+
+fn contains(range: &Addr, length: u32, address: Addr) -> bool {
+    let [range, address] = [range.octets, address.octets].map(u128::from_be_bytes);
+    length == 0 || (range ^ address) >> (Addr::BITS - length) == 0
+}

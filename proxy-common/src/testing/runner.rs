@@ -1,0 +1,138 @@
+//! What runs the code of the link programs over a frame: the host, or the kernel.
+
+use std::{fmt, fmt::Write as _, string::String, vec::Vec};
+
+use super::{ConfigMaps, StateMaps, TestPacket};
+use crate::{layout::NodeValue, link::Outcome};
+
+/// The hook that a frame passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// It comes in on a link.
+    Ingress,
+    /// It leaves on a link.
+    Egress,
+}
+
+/// What the kernel knows of a frame's transport checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChecksumState {
+    /// `CHECKSUM_NONE`: the checksum is in the frame.
+    None,
+    /// `CHECKSUM_PARTIAL`: the frame holds the checksum of the pseudo header, and the hardware of
+    /// the link computes the rest.
+    Partial,
+    /// `CHECKSUM_COMPLETE`: the hardware of the link computed the sum of the whole packet.
+    Complete,
+}
+
+/// A frame, and what the kernel knows of it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct InputFrame {
+    /// The frame from its Ethernet header on.
+    pub bytes: Vec<u8>,
+    /// The mark.
+    pub mark: u32,
+    /// The state of the transport checksum.
+    pub checksum: ChecksumState,
+    /// Size and number of the segments into which the kernel will cut the frame (GSO).
+    pub segments: Option<(u32, u32)>,
+}
+
+impl InputFrame {
+    /// Returns a frame without a mark.
+    pub const fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes, mark: 0, checksum: ChecksumState::None, segments: None }
+    }
+}
+
+impl fmt::Debug for InputFrame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bytes, mark, checksum, segments } = self;
+        write!(f, "{} mark {mark:#x} checksum {checksum:?} segments {segments:?}", hex(bytes))
+    }
+}
+
+/// A frame after the hook.
+#[derive(Clone, PartialEq, Eq)]
+pub struct FrameResult {
+    /// The frame before the hook.
+    pub input: InputFrame,
+    /// The frame after the hook.
+    pub bytes: Vec<u8>,
+    /// The mark after the hook.
+    pub mark: u32,
+    /// Whether the frame passes.
+    pub outcome: Outcome,
+}
+
+impl fmt::Debug for FrameResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { input, bytes, mark, outcome } = self;
+        write!(f, "{outcome:?}\ninput  {input:?}\noutput {} mark {mark:#x}", hex(bytes))
+    }
+}
+
+impl FrameResult {
+    /// Asserts that the frame passes as this packet.
+    #[track_caller]
+    pub fn becomes(&self, expected: &TestPacket) -> &Self {
+        assert_eq!(self.outcome, Outcome::Proceed, "{self:?}");
+        let expected = expected.to_frame();
+        let [input, output, expected] = [&self.input.bytes, &self.bytes, &expected].map(|bytes| hex(bytes));
+        assert!(output == expected, "input    {input}\noutput   {output}\nexpected {expected}");
+        self
+    }
+
+    /// Asserts that the frame passes, and that it and its mark are unchanged.
+    #[track_caller]
+    pub fn is_left_alone(&self) {
+        self.is_unchanged();
+        assert_eq!(self.mark, self.input.mark, "{self:?}");
+    }
+
+    /// Asserts that the frame is dropped.
+    #[track_caller]
+    pub fn is_dropped(&self) {
+        assert_eq!(self.outcome, Outcome::Drop, "{self:?}");
+    }
+
+    /// Asserts that the frame passes unchanged with the mark that makes netfilter reject it.
+    #[track_caller]
+    pub fn is_refused(&self) {
+        self.is_unchanged();
+        self.is_marked(NodeValue::REJECT_MARK);
+    }
+
+    /// Asserts that these bits of the mark are set, and no others changed.
+    #[track_caller]
+    pub fn is_marked(&self, bits: u32) {
+        assert_eq!(self.mark, self.input.mark | bits, "{self:?}");
+    }
+
+    #[track_caller]
+    fn is_unchanged(&self) {
+        assert_eq!(self.outcome, Outcome::Proceed, "{self:?}");
+        let [input, output] = [&self.input.bytes, &self.bytes].map(|bytes| hex(bytes));
+        assert!(input == output, "input  {input}\noutput {output}");
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Runs the code of the link programs over frames.
+pub trait FrameRunner {
+    /// Replaces the content of the maps that userspace writes.
+    fn configure(&mut self, config: &ConfigMaps);
+    /// Returns the content of the maps that programs write.
+    fn state(&mut self) -> StateMaps;
+    /// Replaces flows, fragments and affinity, and sets all counters to zero.
+    fn set_state(&mut self, state: &StateMaps);
+    /// Runs a hook over a frame. Returns `None` if it cannot run over such a frame here.
+    fn run(&mut self, hook: Hook, input: &InputFrame) -> Option<FrameResult>;
+}
