@@ -1,8 +1,7 @@
 //! shunt's userspace: from watched objects to a programmed kernel, one module a stage.
 //!
-//! The order is `watch` → `model` → `sync` → `dataplane` → `kernel`. Each stage knows only the stages
-//! before it. `health`,
-//! `metrics` and `probe` only read.
+//! The order is `watch` → `model` → `sync` → `dataplane` → `kernel`. Each stage knows only the
+//! stages before it. `health`, `metrics` and `probe` only read.
 
 pub mod assembly;
 pub mod causes;

@@ -21,8 +21,8 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-/// Threads of sources and endpoints. Two of them, so that a long list does not delay a probe. The sync
-/// loop has the main thread to itself.
+/// Threads of sources and endpoints. Two of them, so that a long list does not delay a probe. The
+/// sync loop has the main thread to itself.
 const WORKERS: usize = 2;
 
 fn main() -> ExitCode {
@@ -72,8 +72,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts to wait for signals, and then the runtime. This comes before anything that takes time: the
-/// kernel drops a signal to the first process of a container unless the process waits for it.
+/// Starts to wait for signals, and then the runtime. This comes before anything that takes time:
+/// the kernel drops a signal to the first process of a container unless the process waits for it.
 fn start_runtime(shutdown: &CancellationToken) -> anyhow::Result<Runtime> {
     run::cancel_on_signal(shutdown.clone())?;
     Ok(runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?)
@@ -96,7 +96,8 @@ fn run_daemon(
     }
 }
 
-/// Sets up the log on standard error, as with kube-proxy. Returns a function that sets another filter.
+/// Sets up the log on standard error, as with kube-proxy. Returns a function that sets another
+/// filter.
 fn set_up_log(config: &Config) -> SetLogFilter {
     let layer = fmt::layer().with_writer(stderr).with_ansi(stderr().is_terminal());
     let layer: Box<dyn tracing_subscriber::Layer<Registry> + Send + Sync> = match config.log_format {

@@ -31,7 +31,8 @@ impl Mode {
         }
     }
 
-    /// Returns true if `auto` may choose this mode. It never chooses ipvs, which upstream deprecates.
+    /// Returns true if `auto` may choose this mode. It never chooses ipvs, which upstream
+    /// deprecates.
     pub const fn is_for_auto(self) -> bool {
         !matches!(self, Self::Ipvs)
     }

@@ -1,8 +1,8 @@
-//! The command as a person or a script meets it: exit codes and what is said on standard error.
+//! The command line: exit codes, standard output and standard error.
 
 use std::process::{Command, Output};
 
-#[expect(clippy::disallowed_methods, reason = "the command itself is under test, and ends at once")]
+#[expect(clippy::disallowed_methods, reason = "the command itself is under test, and exits at once")]
 fn shunt(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_shunt")).args(arguments).output().expect("the command runs")
 }
@@ -12,27 +12,27 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_bad_configuration_ends_it_with_all_that_is_wrong() {
+fn all_invalid_settings_are_printed() {
     let output = shunt(&["--mode=userspace", "--hostname-override=n", "--cgroup-root=/", "--log-format=xml"]);
     assert_eq!(output.status.code(), Some(1));
-    let said = text(&output.stderr);
+    let printed = text(&output.stderr);
     assert_eq!(
-        said,
+        printed,
         "shunt: invalid configuration:\n  --mode: \"userspace\": must be one of auto, ebpf, nftables, iptables, ipvs\n  \
          --logging-format: \"xml\": must be one of text, json\n"
     );
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_named_with_the_reason() {
+fn an_unreadable_file_is_named_with_the_reason() {
     let output = shunt(&["--config=/nonexistent"]);
     assert_eq!(output.status.code(), Some(1));
-    let said = text(&output.stderr);
-    assert!(said.contains("/nonexistent") && said.contains("No such file"), "{said}");
+    let printed = text(&output.stderr);
+    assert!(printed.contains("/nonexistent") && printed.contains("No such file"), "{printed}");
 }
 
 #[test]
-fn unknown_flags_end_it_and_version_and_help_are_answered() {
+fn unknown_flags_fail_and_version_and_help_are_printed() {
     assert_eq!(shunt(&["--no-such-flag"]).status.code(), Some(2));
     let version = shunt(&["--version"]);
     assert_eq!(
@@ -43,12 +43,12 @@ fn unknown_flags_end_it_and_version_and_help_are_answered() {
 }
 
 #[test]
-fn probe_reports_every_mode_and_exits_by_what_auto_finds() {
+fn probe_reports_every_mode() {
     let table = shunt(&["probe"]);
     assert_eq!(table.status.code(), Some(0), "{}", text(&table.stderr));
-    let said = text(&table.stdout);
+    let printed = text(&table.stdout);
     for word in ["programs on sockets", "ebpf", "nftables", "iptables", "ipvs", "auto: ebpf"] {
-        assert!(said.contains(word), "{word}: {said}");
+        assert!(printed.contains(word), "{word}: {printed}");
     }
     let json = text(&shunt(&["probe", "--output", "json"]).stdout);
     let json: serde_json::Value = serde_json::from_str(&json).expect("one JSON document");
@@ -59,7 +59,7 @@ fn probe_reports_every_mode_and_exits_by_what_auto_finds() {
 }
 
 #[test]
-fn the_configuration_in_effect_is_written_and_reading_it_changes_nothing() {
+fn a_written_configuration_is_the_same_when_it_is_read() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = |name: &str| directory.path().join(name).display().to_string();
     let written = |from: &[&str], to: &str| {

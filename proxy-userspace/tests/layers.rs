@@ -1,4 +1,5 @@
-//! The crate's layers, held to by what their sources name: each knows few others, and few reach outside.
+//! The crate's layers, held to by what their sources name: each knows few others, and few reach
+//! outside.
 
 use std::{
     collections::BTreeSet,
@@ -106,7 +107,8 @@ fn named(code: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The items of a list in braces, up to the brace that closes it, without looking into those of its items.
+/// The items of a list in braces, up to the brace that closes it, without looking into those of its
+/// items.
 fn top_level(list: &str) -> Vec<&str> {
     let (mut items, mut start, mut depth) = (Vec::new(), 0, 0);
     for (at, c) in list.char_indices() {

@@ -1,5 +1,5 @@
-//! The settings in effect as a `KubeProxyConfiguration`: for `--write-config-to`, `/configz`, and to find
-//! the settings that a new file changes.
+//! The settings in effect as a `KubeProxyConfiguration`: for `--write-config-to`, `/configz`, and
+//! to find the settings that a new file changes.
 
 use std::net::SocketAddr;
 
@@ -12,8 +12,7 @@ use super::{
 };
 use crate::mode::Mode;
 
-/// Every setting with its value, in the order of the schema. shunt's own settings are included only if
-/// they were given.
+/// Every setting with its value, in the order of the schema; shunt's own settings only if given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EffectiveSettings(Vec<(&'static str, Json)>);
 
@@ -42,7 +41,8 @@ impl EffectiveSettings {
         Self(schema::fields().filter_map(value).collect())
     }
 
-    /// Returns one object with sorted keys, as upstream writes it. It means the same when it is read.
+    /// Returns one object with sorted keys, as upstream writes it. It means the same when it is
+    /// read.
     pub fn document(&self) -> Json {
         let mut document = json!({});
         for (path, value) in &self.0 {
@@ -70,8 +70,7 @@ fn overriding_flag(settings: &Settings, path: &'static str) -> &'static str {
     same.filter(|flag| settings.is_by_flag(flag)).unwrap_or(path)
 }
 
-/// An empty address in the file means the default. As with upstream, the file cannot express that an
-/// address is off.
+/// An empty address in the file means the default. As with upstream, a file cannot turn one off.
 fn address(address: Option<SocketAddr>) -> Json {
     json!(address.map(|address| address.to_string()).unwrap_or_default())
 }

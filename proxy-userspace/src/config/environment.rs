@@ -1,5 +1,4 @@
-//! What the configuration takes from the machine and the process. It is read once, and the rest of the
-//! configuration is pure.
+//! What the configuration takes from the machine and the process. The rest is pure.
 
 use std::path::PathBuf;
 

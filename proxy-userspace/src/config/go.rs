@@ -9,8 +9,8 @@ pub(super) fn bool(text: &str) -> Option<bool> {
     }
 }
 
-/// Reads a whole number as Go's `strconv.ParseInt` does in base 0, which pflag uses: `0x1f`, `0o17` or
-/// `017`, `0b11`, and `_` between the digits of those and of `1_000`.
+/// Reads a whole number as Go's `strconv.ParseInt` does in base 0, which pflag uses: `0x1f`, `0o17`
+/// or `017`, `0b11`, and `_` between the digits of those and of `1_000`.
 pub(super) fn integer(text: &str) -> Option<i64> {
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
     let (radix, digits) = match unsigned.as_bytes() {

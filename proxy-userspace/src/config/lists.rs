@@ -48,8 +48,7 @@ fn checked_level(pattern: &str, verbosity: u64) -> Option<(String, u32)> {
     (!pattern.is_empty() && !pattern.contains(['=', ','])).then(|| (pattern.to_owned(), verbosity))
 }
 
-/// Returns true for a Kubernetes quantity of bytes: a decimal number with an SI or binary suffix, or
-/// an exponent.
+/// Returns true for a Kubernetes quantity of bytes: a decimal number with a suffix or an exponent.
 pub(super) fn is_quantity(text: &str) -> bool {
     const SUFFIXES: [&str; 17] =
         ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "n", "u", "m", "k", "K", "M", "G", "T", "P", "E"];

@@ -1,7 +1,7 @@
-//! The configuration: kube-proxy's flags and `KubeProxyConfiguration` file, and shunt's own settings.
+//! The configuration: kube-proxy's flags and `KubeProxyConfiguration` file, and own settings.
 //!
-//! Flags and the file end in one table of settings by field, and each setting is checked in the same
-//! way. All errors are reported at once, and so are all settings without an effect.
+//! Flags and the file end in one table of settings by field, and each setting is checked in the
+//! same way. All errors are reported at once, and so are all settings without an effect.
 #![forbid(unsafe_code)]
 
 mod change;

@@ -1,5 +1,5 @@
-//! The fields of `KubeProxyConfiguration` v1alpha1 and of the `shunt` section: path, type, default, and
-//! the modes that use them.
+//! The fields of `KubeProxyConfiguration` v1alpha1 and of the `shunt` section: path, type, default,
+//! modes.
 
 use std::sync::LazyLock;
 
@@ -18,8 +18,8 @@ pub(super) struct Field {
     pub(super) default: &'static str,
     /// What uses the field.
     pub(super) used_by: UsedBy,
-    /// Go's zero value in the file means "unset". This is so if upstream's type is no pointer and the
-    /// default is not zero.
+    /// Go's zero value in the file means "unset". This is so if upstream's type is no pointer and
+    /// the default is not zero.
     pub(super) zero_is_unset: bool,
 }
 

@@ -101,8 +101,8 @@ impl Kind {
         }
     }
 
-    /// Reads a value of the file. Returns `Ok(None)` for null and empty values, which mean "unset", and
-    /// `Err` for a value that is not allowed.
+    /// Reads a value of the file. Returns `Ok(None)` for null and empty values, which mean "unset",
+    /// and `Err` for a value that is not allowed.
     pub(super) fn read_yaml(self, yaml: &Yaml) -> Result<Option<Value>, ()> {
         if yaml.is_null() {
             return Ok(None);

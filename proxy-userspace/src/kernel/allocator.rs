@@ -1,10 +1,10 @@
 //! Settings of the C library's allocator.
 
-/// Limits the memory that the allocator keeps after it was freed. Call this before there are threads.
+/// Limits the freed memory that the allocator keeps. Call this before there are threads.
 ///
-/// With glibc, all threads share one arena, and large blocks go back to the kernel at once. One thread
-/// decodes objects and another one keeps them. With an arena for each thread, the memory that decoding
-/// frees would be of no use to other threads. Other C libraries are left as they are.
+/// With glibc, all threads share one arena, and large blocks go back to the kernel at once. One
+/// thread decodes objects and another one keeps them. With an arena for each thread, the memory
+/// that decoding frees would be of no use to other threads. Other C libraries are left as they are.
 pub fn limit_free_memory() {
     #[cfg(target_env = "gnu")]
     for (setting, value) in [

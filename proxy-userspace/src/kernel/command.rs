@@ -1,7 +1,7 @@
 //! Runs commands. The proxy starts processes here and nowhere else.
 //!
-//! When the process shuts down, no command is started any more, and running commands get a moment to
-//! end before they are killed. A killed command leaves the kernel in a good state: a table of
+//! When the process shuts down, no command is started any more, and running commands get a moment
+//! to end before they are killed. A killed command leaves the kernel in a good state: a table of
 //! iptables or nftables changes at once or not at all, and `ipset restore` goes line by line, in an
 //! order whose every prefix is safe. This holds only if nothing else is changed after that command:
 //! see [`Launcher::is_shutting_down`].
@@ -55,7 +55,8 @@ impl Launcher {
         Self { directories: directories.into_iter().collect(), shutdown: CancellationToken::new() }
     }
 
-    /// Starts no command any more once `shutdown` is cancelled, except commands that undo something.
+    /// Starts no command any more once `shutdown` is cancelled, except commands that undo
+    /// something.
     pub fn until(self, shutdown: CancellationToken) -> Self {
         Self { shutdown, ..self }
     }

@@ -1,6 +1,6 @@
 //! The signals that end the daemon. They are blocked in every thread, and one thread polls for them
-//! without consuming them. A signal that arrives while the program restarts is therefore still pending
-//! for the next process.
+//! without consuming them. A signal during a restart is therefore still pending for the next
+//! process.
 
 use std::{io, os::fd::AsFd as _};
 
@@ -20,9 +20,9 @@ const SIGNALS: [Signal; 2] = [Signal::SIGTERM, Signal::SIGINT];
 pub struct EndSignals([SignalFd; SIGNALS.len()]);
 
 impl EndSignals {
-    /// Blocks the signals in this thread and in all threads that it starts later. Other programs start
-    /// with no signal blocked, because the standard library resets the mask. Call this before there is
-    /// another thread.
+    /// Blocks the signals in this thread and in all threads that it starts later. Other programs
+    /// start with no signal blocked, because the standard library resets the mask. Call this before
+    /// other threads start.
     pub fn block() -> Result<Self, KernelError> {
         let [terminate, interrupt] = SIGNALS.map(|signal| {
             SignalFd::with_flags(&SigSet::from_iter([signal]), SfdFlags::SFD_CLOEXEC)

@@ -12,8 +12,8 @@ const LIMITS: &str = "/proc/self/limits";
 const FILES: &str = "/proc/self/fd";
 const SYSTEM: &str = "/proc/stat";
 
-/// Returns one line for each thread: its id, its name, and its seconds of CPU time in user space and in
-/// the kernel.
+/// Returns one line for each thread: id, name, and seconds of CPU time in user space and in the
+/// kernel.
 pub fn threads() -> Result<String, KernelError> {
     let mut text = String::from("id name user kernel\n");
     let failed = KernelError::path("read", TASKS);
@@ -64,8 +64,8 @@ pub fn usage() -> Result<Usage, KernelError> {
     })
 }
 
-/// Returns the start time of this process in seconds since the Unix epoch. Do not call it often: the
-/// kernel sums up all interrupts for `/proc/stat`.
+/// Returns the start time of this process in seconds since the Unix epoch. Do not call it often:
+/// the kernel sums up all interrupts for `/proc/stat`.
 pub fn started_at() -> Result<f64, KernelError> {
     started(&read(STAT)?, &read(SYSTEM)?).ok_or_else(|| unreadable(STAT))
 }
@@ -78,8 +78,8 @@ fn unreadable(path: &str) -> KernelError {
     KernelError::path("parse", path)(io::ErrorKind::InvalidData.into())
 }
 
-/// Adds field 22 of proc(5)'s `stat`, in hundredths of a second since boot, to the boot time, which is
-/// `btime` of `/proc/stat`.
+/// Adds field 22 of proc(5)'s `stat`, in hundredths of a second since boot, to the boot time, which
+/// is `btime` of `/proc/stat`.
 fn started(stat: &str, system: &str) -> Option<f64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let since_boot: f64 = rest.split_whitespace().nth(19)?.parse().ok()?;
@@ -99,8 +99,8 @@ fn max_files(limits: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Returns the name and the seconds in user space and in the kernel: fields 2, 14 and 15 of proc(5)'s
-/// `stat`. They are in hundredths, the unit of user space on every architecture (`USER_HZ`).
+/// Returns the name and the seconds in user space and in the kernel: fields 2, 14 and 15 of
+/// proc(5)'s `stat`. They are in hundredths (`USER_HZ`) on every architecture.
 fn times(stat: &str) -> Option<(&str, f64, f64)> {
     let (head, rest) = stat.rsplit_once(')')?;
     let (_, name) = head.split_once('(')?;

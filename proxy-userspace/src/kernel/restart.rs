@@ -10,7 +10,8 @@ use super::KernelError;
 /// number stays the same, so a container runtime does not see an exit. All open files are closed.
 /// Returns only if this fails.
 pub fn restart() -> KernelError {
-    // The name of the file becomes the name of the process. If the file is gone, the link still works.
+    // The name of the file becomes the name of the process. If the file is gone, the link still
+    // works.
     let link = PathBuf::from("/proc/self/exe");
     let program = fs::read_link(&link).ok().filter(|path| path.exists()).unwrap_or(link);
     let arguments: Result<Vec<CString>, _> =

@@ -44,8 +44,8 @@ impl NodeEvents {
         self.send(NodeEvent { service: None, is_warning: true, reason, note: note.into() });
     }
 
-    /// Sends an event about a problem of a Service on this node. Returns false if too many events wait.
-    /// The caller then sends it later.
+    /// Sends an event about a problem of a Service on this node. Returns false if too many events
+    /// wait. The caller then sends it later.
     pub fn service_warning(&self, service: NamespacedName, reason: &'static str, note: String) -> bool {
         let has_room = self.0.as_ref().is_none_or(|to| to.capacity() > RESERVED_FOR_NODE);
         has_room && self.send(NodeEvent { service: Some(service), is_warning: true, reason, note })

@@ -12,8 +12,8 @@ use crate::kernel::{self, KernelError, sysctl::Sysctl};
 
 const FORWARD: Sysctl = Sysctl("ipv4/ip_forward");
 
-/// Upstream's default (`KubeProxyOOMScoreAdj` in `pkg/kubelet/qos/policy.go`): one of the last processes
-/// that the kernel kills.
+/// Upstream's default (`KubeProxyOOMScoreAdj` in `pkg/kubelet/qos/policy.go`): the kernel kills it
+/// late.
 const OOM_SCORE_ADJ: i32 = -999;
 
 /// The settings of the node.
@@ -43,8 +43,8 @@ pub fn set_up_kernel(settings: &NodeSettings) -> Vec<KernelError> {
     settings.conntrack.set(kernel::sysctl::processors())
 }
 
-/// Returns true if this node forwards IPv4 packets. If it does not, clients outside the node cannot reach
-/// its pods. Upstream turns forwarding on in the ipvs mode only; in other modes the pod network does.
+/// Returns true if this node forwards IPv4 packets. If it does not, clients outside the node cannot
+/// reach its pods. Upstream turns it on in the ipvs mode only; otherwise the pod network does.
 pub fn forwards_ipv4() -> Result<bool, KernelError> {
     Ok(FORWARD.read()? != Some(0))
 }

@@ -42,8 +42,7 @@ pub(super) fn check_capabilities(mode: Mode) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Creates the dataplane of the configured mode. `drift` is notified if others change what it writes
-/// into the kernel.
+/// Creates the dataplane of the configured mode. `drift` is notified if others change its rules.
 pub(super) fn renderer(
     config: &Config,
     launcher: &Launcher,
@@ -103,8 +102,8 @@ pub(super) fn cleanup(config: &Config, launcher: &Launcher) -> Vec<RenderError> 
     errors
 }
 
-/// Removes everything that other modes, or kube-proxy, wrote into the kernel. Continues after errors.
-/// Connections that netfilter translates stay with conntrack.
+/// Removes everything that other modes, or kube-proxy, wrote into the kernel. Continues after
+/// errors. Connections that netfilter translates stay with conntrack.
 pub(super) fn remove_other_modes(config: &Config, launcher: &Launcher) -> Vec<RenderError> {
     let mut errors = if config.mode == Mode::Ebpf { Vec::new() } else { cleanup_ebpf(config, launcher) };
     if config.mode != Mode::Nftables {

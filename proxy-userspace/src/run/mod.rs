@@ -62,8 +62,7 @@ pub(crate) enum Exit {
     Restart,
 }
 
-/// Runs the proxy until a signal arrives or a new configuration needs a restart. The kernel then keeps
-/// its state.
+/// Runs the proxy until a signal or a new configuration ends it. The kernel then keeps its state.
 pub(crate) async fn run(
     mut choice: ModeChoice,
     set_log_filter: SetLogFilter,
@@ -140,8 +139,7 @@ fn switch_mode(choice: &mut ModeChoice, error: anyhow::Error, outputs: &Outputs)
     Ok(())
 }
 
-/// Runs one mode until it breaks. The kernel keeps its rules until the next mode serves all Services
-/// and removes them.
+/// Runs one mode until it breaks. Its rules stay until the next mode serves all Services.
 async fn run_mode(
     choice: &ModeChoice,
     outputs: Outputs,
@@ -215,8 +213,8 @@ pub(super) fn log_ineffective_settings(config: &Config) {
 const NOT_FORWARDING: &str = "net.ipv4.ip_forward is 0: this node does not forward IPv4 packets, so clients \
      outside the node cannot reach its pods; the pod network usually sets it to 1";
 
-/// Sets kernel settings of the node. A setting that cannot be changed is logged and does not stop the
-/// start: containers often have a read-only `/proc/sys`.
+/// Sets kernel settings of the node. A setting that cannot be changed is logged and does not stop
+/// the start: containers often have a read-only `/proc/sys`.
 fn set_up_node(config: &Config, events: &NodeEvents) {
     let errors: Vec<String> = node::set_up(&config.node).iter().map(|error| with_causes(error)).collect();
     for error in &errors {
@@ -233,11 +231,11 @@ fn set_up_node(config: &Config, events: &NodeEvents) {
     }
 }
 
-/// Cancels `shutdown` when a signal arrives. A thread of its own waits for the signal, because the main
-/// thread may be busy programming or probing the kernel. Call this before there is another thread.
+/// Cancels `shutdown` when a signal arrives. A thread of its own waits for the signal, because the
+/// main thread may be busy programming or probing the kernel. Call this before other threads start.
 ///
-/// Commands that run then may end. If something takes longer, the process exits without finishing it:
-/// every prefix of a plan is safe.
+/// Commands that run then may end. A longer change stays unfinished: every prefix of a plan is
+/// safe.
 pub(crate) fn cancel_on_signal(shutdown: CancellationToken) -> anyhow::Result<()> {
     let signals = EndSignals::block()?;
     let wait = move || {

@@ -1,5 +1,4 @@
-//! Chooses the mode: the configured one, or the one that `auto` stands for, and the next one if that
-//! breaks.
+//! Chooses the mode: the configured one, or one for `auto`, and the next one if that breaks.
 
 use std::time::Duration;
 
@@ -28,8 +27,8 @@ pub(crate) struct ModeChoice {
 }
 
 impl ModeChoice {
-    /// Loads the configuration. If shunt is to run and the mode is `auto`, probes the kernel for a mode.
-    /// If no mode works, the preferred one is chosen: its start reports what is missing.
+    /// Loads the configuration. If shunt is to run and the mode is `auto`, probes the kernel for a
+    /// mode. If no mode works, the preferred one is chosen: its start reports what is missing.
     pub(crate) fn new(
         flags: Flags,
         environment: Environment,

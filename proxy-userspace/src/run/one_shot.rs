@@ -1,4 +1,4 @@
-//! Tasks that shunt does once before it exits: `--write-config-to`, `--init-only`, `--cleanup`, `probe`.
+//! Tasks after which shunt exits: `--write-config-to`, `--init-only`, `--cleanup`, `probe`.
 
 use std::{path::Path, process::ExitCode};
 
@@ -14,8 +14,8 @@ use proxy_userspace::{
 
 use super::dataplane;
 
-/// Writes the configuration in effect, as kube-proxy does: kube-proxy's fields with their defaults, and
-/// shunt's own fields if they were given.
+/// Writes the configuration in effect, as kube-proxy does: kube-proxy's fields with their defaults,
+/// and shunt's own fields if they were given.
 pub(crate) fn write_config(config: &Config, path: &Path) -> anyhow::Result<()> {
     let text = serde_yaml_ng::to_string(&config.effective.document())?;
     std::fs::write(path, text).with_context(|| {
@@ -25,8 +25,8 @@ pub(crate) fn write_config(config: &Config, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `--init-only`: sets the sysctls of conntrack and of the ipvs mode, which need privileges. It does not
-/// set `route_localnet`: without the rules that belong to it, others could reach servers on loopback.
+/// `--init-only`: sets the sysctls of conntrack and of the ipvs mode, which need privileges. It
+/// does not set `route_localnet`, which is unsafe without its rules: others could reach loopback.
 pub(crate) fn init_only(config: &Config) -> anyhow::Result<()> {
     let mut errors: Vec<String> =
         node::set_up_kernel(&config.node).iter().map(|error| with_causes(error)).collect();

@@ -60,7 +60,8 @@ impl Reload {
         self.config = config;
     }
 
-    /// Applies changes of the file until one needs more. An invalid file is logged and changes nothing.
+    /// Applies changes of the file until one needs more. An invalid file is logged and changes
+    /// nothing.
     pub(super) async fn watch(&mut self) -> ReloadAction {
         loop {
             let Some(watcher) = &mut self.watcher else { return std::future::pending().await };

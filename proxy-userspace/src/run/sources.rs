@@ -90,8 +90,7 @@ async fn measured(
     }
 }
 
-/// Notifies the loop if somebody else removes rules of this mode. Without it, only a full sync finds
-/// that.
+/// Notifies the loop if others remove rules of this mode. Otherwise only a full sync finds that.
 async fn report_removals(mode: Mode, drift: Arc<Notify>) -> anyhow::Result<()> {
     let names: &[&str] = match mode {
         Mode::Ebpf => &ebpf::RULE_NAMES,

@@ -1,5 +1,5 @@
-//! Takes this node over from another mode or proxy: once all Services are served, shunt takes over the
-//! other's connections and removes what it left.
+//! Takes this node over from another mode or proxy: once all Services are served, shunt takes over
+//! the other's connections and removes what it left.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -36,8 +36,8 @@ impl Takeover {
 }
 
 impl TakeoverStage for Takeover {
-    /// Hands connections that programs and IPVS translate over to conntrack. Connections of netfilter
-    /// rules are in conntrack already.
+    /// Hands connections that programs and IPVS translate over to conntrack. Connections of
+    /// netfilter rules are in conntrack already.
     fn take_over_connections(&mut self) {
         if self.is_done || self.launcher.is_shutting_down() {
             return;
@@ -50,8 +50,9 @@ impl TakeoverStage for Takeover {
         }
     }
 
-    /// Removes what others left. During a shutdown it removes nothing: connections that were not handed
-    /// over may need it, and the next process does the takeover. An error does not stop the mode.
+    /// Removes what others left. During a shutdown it removes nothing: connections that were not
+    /// handed over may need it, and the next process does the takeover. An error does not stop the
+    /// mode.
     fn remove_others(&mut self) {
         if self.launcher.is_shutting_down() {
             return;
@@ -72,7 +73,8 @@ impl TakeoverStage for Takeover {
     }
 }
 
-/// The link of the ipvs mode. It stays until this node's own connections no longer need its addresses.
+/// The link of the ipvs mode. It stays until this node's own connections no longer need its
+/// addresses.
 #[derive(Debug, Default)]
 struct RemainingLink {
     may_exist: bool,
@@ -81,8 +83,8 @@ struct RemainingLink {
 }
 
 impl RemainingLink {
-    /// Calls `remove`, which removes unneeded addresses and returns the remaining ones. Logs a change of
-    /// these.
+    /// Calls `remove`, which removes unneeded addresses and returns the remaining ones. Logs a
+    /// change of these.
     fn remove_if_unused(&mut self, remove: impl FnOnce() -> Result<BTreeSet<IpAddr>, KernelError>) {
         if !self.may_exist {
             return;

@@ -318,8 +318,8 @@ impl SyncLoop {
         }
     }
 
-    /// Runs after the rules are in place: new traffic needs the rules, and only old flows need this.
-    /// A failure is no reason to program the rules again.
+    /// Runs after the rules are in place: new traffic needs the rules, and only old flows need
+    /// this. A failure is no reason to program the rules again.
     fn delete_stale_udp(&mut self, extent: SyncExtent, dirty: &Dirty) {
         let everything = Dirty::everything();
         let dirty = if extent == SyncExtent::Full { &everything } else { dirty };

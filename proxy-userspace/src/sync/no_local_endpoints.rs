@@ -49,7 +49,7 @@ impl NoLocalEndpoints {
     }
 }
 
-/// Counts as upstream does: the external policy matters only if the Service has an external address.
+/// Counts as upstream does: the external policy needs an external address.
 fn lacks_local_endpoints(port: &ResolvedPort, side: PolicySide) -> bool {
     let is_local = match side {
         PolicySide::Internal => port.internal_policy == TrafficPolicy::Local,

@@ -74,8 +74,8 @@ impl NodeWait {
         self.is_over
     }
 
-    /// Returns true if a Node is expected and was never seen by this loop. If no earlier loop saw it
-    /// either, the node must not get traffic, as with upstream (`NodeEligible`).
+    /// Returns true if a Node is expected and was never seen by this loop. If no earlier loop saw
+    /// it either, the node must not get traffic, as with upstream (`NodeEligible`).
     pub(super) fn is_unknown(&self) -> bool {
         self.is_unknown
     }

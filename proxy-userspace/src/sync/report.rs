@@ -26,8 +26,8 @@ impl SyncLoop {
         self.report_served();
     }
 
-    /// Reports health to load balancers and the kubelet: of all Services, of all but some, or of one
-    /// family.
+    /// Reports health to load balancers and the kubelet: of all Services, of all but some, or of
+    /// one family.
     pub(super) fn report_served(&self) {
         let Outputs { metrics, health, health_checks, .. } = &self.outputs;
         let snapshot = self.model.snapshot();

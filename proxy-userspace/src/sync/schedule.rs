@@ -1,5 +1,4 @@
-//! When the loop syncs: at once when idle, rarely under load, with backoff after a failure, and every
-//! `syncPeriod`.
+//! When the loop syncs: at once when idle, rarely under load, with backoff after failures.
 
 use std::time::Duration;
 
@@ -150,8 +149,8 @@ impl Schedule {
         self.partial
     }
 
-    /// Records a sync that failed, or of which only a part failed. Returns the time to the next full
-    /// sync.
+    /// Records a sync that failed, or of which only a part failed. Returns the time to the next
+    /// full sync.
     pub(super) fn failed(&mut self, started: Instant, partial: bool) -> Duration {
         self.partial = partial;
         let longest = MAX_RETRY.min(self.periods.sync_period);

@@ -63,8 +63,8 @@ impl Flags {
         })
     }
 
-    /// Adds the given flags to the settings. As with upstream, most flags of kube-proxy are ignored if
-    /// there is a file (`Options.Complete`).
+    /// Adds the given flags to the settings. As with upstream, most flags of kube-proxy are ignored
+    /// if there is a file (`Options.Complete`).
     pub(super) fn add_to(&self, settings: &mut Settings) {
         let text_of = |name: &str| {
             self.given.iter().find(|(index, _)| FLAGS[*index].name == name).map(|(_, text)| text.as_str())
@@ -106,9 +106,9 @@ fn add_port(
     }
 }
 
-/// Normalizes an argument as upstream does (`WordSepNormalizeFunc` and `verflag` of component-base):
-/// `_` may separate words, and `--version` and `--help` may have a value. Returns `None` for an argument
-/// that means nothing, such as `--version=false`.
+/// Normalizes an argument as upstream does (`WordSepNormalizeFunc` and `verflag` of
+/// component-base): `_` may separate words, and `--version` and `--help` may have a value. Returns
+/// `None` for an argument that means nothing, such as `--version=false`.
 fn normalize(argument: OsString) -> Option<OsString> {
     let Some(flag) = argument.to_str().and_then(|text| text.strip_prefix("--")) else {
         return Some(argument);
@@ -128,8 +128,8 @@ fn normalize(argument: OsString) -> Option<OsString> {
     }
 }
 
-/// Returns the flag's value. A repeated flag adds to a list. For other flags the last value counts, as
-/// with upstream.
+/// Returns the flag's value. A repeated flag adds to a list. Of other flags the last value counts,
+/// as upstream.
 fn joined(matches: &ArgMatches, flag: &Flag) -> Option<String> {
     let values: Vec<_> = matches.get_many::<String>(flag.name)?.map(String::as_str).collect();
     let is_list = flag.path().and_then(schema::field).is_some_and(|field| field.kind.is_list());
@@ -181,13 +181,13 @@ fn after_help() -> String {
 fn arg(flag: &Flag) -> Arg {
     let arg = Arg::new(flag.name)
         .long(flag.name)
+        .short(flag.name.chars().next().filter(|_| flag.name.len() == 1))
         .visible_aliases(flag.aliases)
         .value_name(flag.value)
         .help_heading(flag.heading)
         .help(help(flag))
         .allow_hyphen_values(true)
         .action(ArgAction::Append);
-    let arg = if let Some(short) = flag.short { arg.short(short) } else { arg };
     if flag.value == SWITCH { switch(arg) } else { arg }
 }
 

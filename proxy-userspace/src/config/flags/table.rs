@@ -3,12 +3,10 @@
 
 /// A flag.
 pub(in crate::config) struct Flag {
-    /// The name without dashes.
+    /// The name without dashes. A flag with one letter also works with one dash.
     pub(in crate::config) name: &'static str,
     /// Other names.
     pub(super) aliases: &'static [&'static str],
-    /// The one-letter name.
-    pub(super) short: Option<char>,
     /// What the flag sets.
     pub(in crate::config) sets: Target,
     /// The placeholder of the value in `--help`.
@@ -35,7 +33,7 @@ pub(in crate::config) enum Target {
 /// A flag that is ignored beside `--config`.
 const fn flag(heading: &'static str, name: &'static str, path: &'static str, value: &'static str) -> Flag {
     let sets = Target::Field(path);
-    Flag { name, aliases: &[], short: None, sets, value, heading, help: "", overrides_file: false }
+    Flag { name, aliases: &[], sets, value, heading, help: "", overrides_file: false }
 }
 
 /// A flag that overrides the file.
@@ -50,10 +48,6 @@ impl Flag {
 
     const fn alias(self, aliases: &'static [&'static str]) -> Self {
         Self { aliases, ..self }
-    }
-
-    const fn short(self, short: char) -> Self {
-        Self { short: Some(short), ..self }
     }
 
     const fn sets(self, sets: Target) -> Self {
@@ -173,7 +167,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         .help("Deprecated: port of --healthz-bind-address if that has none; 0 turns the address off"),
     flag(OBSERVE, "metrics-port", "metricsBindAddress", "PORT").sets(Target::PortOf("metrics-bind-address"))
         .help("Deprecated: port of --metrics-bind-address if that has none; 0 turns the address off"),
-    always(LOGS, "v", "logging.verbosity", "LEVEL").alias(&["verbosity"]).short('v')
+    always(LOGS, "v", "logging.verbosity", "LEVEL").alias(&["verbosity"])
         .help("Log verbosity: 0 to 3 means info, 4 and 5 debug, 6 and 7 trace; 8 and more also traces libraries"),
     always(LOGS, "logging-format", "logging.format", "text|json").alias(&["log-format"])
         .help("Log format"),

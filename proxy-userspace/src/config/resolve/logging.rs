@@ -35,8 +35,8 @@ pub(super) fn check_options(settings: &mut Settings) {
     }
 }
 
-/// Returns the log filter if one is set, or else the filter for the verbosity. kube-proxy is commonly
-/// run at verbosity 2. Libraries are logged only at the highest.
+/// Returns the log filter if one is set, or else the filter for the verbosity. kube-proxy is
+/// commonly run at verbosity 2. Libraries are logged only at the highest.
 pub(super) fn filter(settings: &mut Settings, environment: &Environment) -> String {
     if let Some(filter) = settings.text("shunt.logFilter") {
         let filter = filter.to_owned();

@@ -92,8 +92,7 @@ fn model(settings: &mut Settings, environment: &Environment, mode: Mode) -> Mode
     }
 }
 
-/// Returns the path of a field in a section. A flag of the iptables mode applies to the nftables mode,
-/// too.
+/// Returns the path of a field in a section. Flags of the iptables mode apply to nftables, too.
 fn field(settings: &Settings, section: &str, name: &str) -> String {
     let iptables = format!("iptables.{name}");
     if section != "ipvs" && settings.is_by_flag(&iptables) { iptables } else { format!("{section}.{name}") }
@@ -131,8 +130,8 @@ fn ipvs(settings: &mut Settings) -> IpvsConfig {
     }
 }
 
-/// Drops fractions of a second, as upstream does. The kernel keeps seconds times HZ, which is at most
-/// 1000, in an `int`.
+/// Drops fractions of a second, as upstream does. The kernel multiplies by HZ (<= 1000) in an
+/// `int`.
 fn whole_seconds(settings: &mut Settings, path: &'static str) -> u32 {
     const MAX: u64 = i32::MAX as u64 / 1000;
     let seconds = settings.duration(path).as_secs();
@@ -243,8 +242,8 @@ fn node_port_addresses(settings: &Settings, mode: Mode) -> NodePortAddresses {
 /// Returns `minSyncPeriod` and `syncPeriod`.
 ///
 /// A `minSyncPeriod` of zero means "at once", as upstream documents it, also in the file. If nobody
-/// sets it, the ebpf mode does not use upstream's default of one second: with 10,000 Services a change
-/// costs a tenth of a millisecond, and the loop combines changes that arrive faster.
+/// sets it, the ebpf mode does not use upstream's default of one second: with 10,000 Services a
+/// change costs a tenth of a millisecond, and the loop combines changes that arrive faster.
 fn sync_periods(settings: &mut Settings, mode: Mode) -> (Duration, Duration) {
     let section = if mode == Mode::Ebpf { "iptables" } else { mode.name() };
     let period = &field(settings, section, "syncPeriod");
@@ -264,8 +263,8 @@ fn sync_periods(settings: &mut Settings, mode: Mode) -> (Duration, Duration) {
     (min_sync_period, sync_period)
 }
 
-/// Returns the addresses of healthz and metrics. The defaults follow upstream's `getDefaultAddresses`:
-/// they have the family of `bindAddress`, and metrics answer on loopback only.
+/// Returns the addresses of healthz and metrics. The defaults follow upstream's
+/// `getDefaultAddresses`: the family of `bindAddress`, and loopback for metrics.
 fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr>) {
     let (everywhere, loopback): (IpAddr, IpAddr) =
         if settings.address("bindAddress").is_none_or(|address| address.is_ipv4()) {

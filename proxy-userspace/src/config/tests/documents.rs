@@ -9,7 +9,8 @@ use crate::config::{
 };
 
 /// Every flag of kube-proxy 1.36 on Linux (`cmd/kube-proxy/app/options.go`,
-/// `component-base/logs/api/v1/options.go`, and those of cobra and `component-base/version/verflag`).
+/// `component-base/logs/api/v1/options.go`, and those of cobra and
+/// `component-base/version/verflag`).
 const UPSTREAM: &str = "
     bind-address bind-address-hard-fail boot-id-file cleanup cluster-cidr config config-sync-period conntrack-max-per-core
     conntrack-min conntrack-tcp-be-liberal conntrack-tcp-timeout-close-wait conntrack-tcp-timeout-established

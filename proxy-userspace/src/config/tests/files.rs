@@ -1,4 +1,4 @@
-//! Whole files: those of distributions, one with every field, and forty invalid ones with their messages.
+//! Whole files: those of distributions, one with every field, and forty invalid ones.
 
 use std::{fs, path::Path};
 

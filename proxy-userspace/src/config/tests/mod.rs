@@ -19,8 +19,8 @@ use crate::{
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// The text that kubeadm writes into kube-proxy's `ConfigMap`: every field of v1alpha1, most of them with
-/// Go's zero values.
+/// The text that kubeadm writes into kube-proxy's `ConfigMap`: every field, most of them with Go's
+/// zero values.
 const KUBEADM: &str = include_str!("good/kubeadm.yaml");
 
 /// The configuration under every conformance case.

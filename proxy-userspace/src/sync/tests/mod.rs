@@ -1,5 +1,4 @@
-//! Tests of the loop with the fake dataplane, in tokio's paused time: a sleep first runs everything that
-//! is ready.
+//! Tests of the loop with the fake dataplane, in tokio's paused time: a sleep runs all ready tasks.
 
 mod failures;
 mod node;
