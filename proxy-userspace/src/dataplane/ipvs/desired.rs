@@ -265,7 +265,7 @@ pub(super) fn virtual_server(key: VirtualKey, port: &ResolvedPort, scheduler: &A
 /// is Local and this node has an endpoint, all clients reach endpoints of this node only. If this
 /// node has none, the virtual server has all endpoints, for pods and the node. Clients from outside
 /// then get no replies, because replies to them carry the endpoint's own address
-/// (<https://github.com/kubernetes/kubernetes/pull/97081>). Upstream does the same if
+/// (<https://github.com/kubernetes/kubernetes/pull/97081>). kube-proxy does the same if
 /// internalTrafficPolicy is Local. But no client of a cluster IP is outside, and the API says that
 /// such traffic is dropped. Here it is dropped.
 pub(super) fn endpoints(reason: ServerReason, port: &ResolvedPort) -> &[ResolvedEndpoint] {

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_is_of_ipvs_if_replies_come_from_elsewhere_without_dnat() {
+    fn ipvs_carries_a_connection_with_another_reply_source_and_no_dnat() {
         let at = |text: &str| text.parse().unwrap();
         let servers = [VirtualKey { protocol: Protocol::Tcp, address: at("10.96.0.1:80") }];
         let original = AddressPair { source: at("10.244.1.11:4000"), destination: at("10.96.0.1:80") };

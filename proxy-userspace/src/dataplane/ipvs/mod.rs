@@ -1,4 +1,4 @@
-//! The ipvs dataplane: the virtual servers, dummy link, ipsets and chains of upstream kube-proxy.
+//! The ipvs dataplane: the virtual servers, dummy link, ipsets and chains of kube-proxy.
 //!
 //! Each address of a service port is a virtual server of the kernel's IPVS, and the endpoints are its
 //! real servers. The addresses are on a dummy link, so that the node receives packets to them. Rules
@@ -71,13 +71,13 @@ pub const RULE_NAMES: [&str; 1] = ["KUBE-MARK-MASQ"];
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestCounts {
     /// Netlink messages to IPVS.
-    pub ipvs: u64,
+    pub ipvs: u32,
     /// Netlink messages about the dummy link and its addresses.
-    pub addresses: u64,
+    pub addresses: u32,
     /// Runs of ipset.
-    pub ipset: u64,
+    pub ipset: u32,
     /// Runs of iptables-restore.
-    pub iptables: u64,
+    pub iptables: u32,
 }
 
 /// The ipvs dataplane.
@@ -129,7 +129,11 @@ impl Ipvs {
 
     /// Returns the number of requests so far.
     pub fn requests(&self) -> RequestCounts {
-        RequestCounts { ipvs: self.socket.sent(), addresses: self.link.sent(), ..self.requests }
+        RequestCounts {
+            ipvs: self.socket.message_count(),
+            addresses: self.link.message_count(),
+            ..self.requests
+        }
     }
 
     fn observe_sets(&mut self, state: &mut State) -> Result<(), KernelError> {
@@ -216,7 +220,7 @@ impl Dataplane for Ipvs {
         let mut state = State::empty(self.options.clone());
         state.sysctls = sysctls::to_change(&self.options.settings)?;
         state.timeouts = self.timeouts_to_change()?;
-        state.has_link = self.link.is_there();
+        state.has_link = self.link.exists();
         state.rejections.clone_from(&self.rejections);
         state.addresses = self.link.addresses()?;
         self.observe_sets(&mut state)?;

@@ -61,14 +61,14 @@ pub fn remove(settings: &IpvsSettings, when: LinkRemoval) -> Vec<KernelError> {
 
 /// Returns true if the dummy link exists.
 pub(super) fn has_link() -> bool {
-    DummyLink::open(DUMMY_LINK).is_ok_and(|link| link.is_there())
+    DummyLink::open(DUMMY_LINK).is_ok_and(|link| link.exists())
 }
 
 /// Removes the dummy link, or only its unused addresses. Returns the addresses that stay. If there are
 /// none, the link is removed.
 pub fn remove_link(when: LinkRemoval) -> Result<BTreeSet<IpAddr>, KernelError> {
     let mut link = DummyLink::open(DUMMY_LINK)?;
-    if !link.is_there() {
+    if !link.exists() {
         return Ok(BTreeSet::new());
     }
     let used = match when {
@@ -102,7 +102,7 @@ pub(super) fn servers(
     sets: &BTreeMap<String, SavedSet>,
 ) -> Result<Option<(Ipvs, Vec<VirtualKey>)>, KernelError> {
     let mut link = DummyLink::open(DUMMY_LINK)?;
-    if !link.is_there() {
+    if !link.exists() {
         return Ok(None);
     }
     // A kernel without IPVS has no virtual servers.

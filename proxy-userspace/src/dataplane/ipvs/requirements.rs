@@ -18,7 +18,7 @@ use crate::{
     model::Protocol,
 };
 
-/// An address that no Service has (RFC 5737). Upstream checks with the same one.
+/// An address that no Service has (RFC 5737). kube-proxy checks with the same one.
 const TEST_ADDRESS: ([u8; 4], u16) = ([198, 51, 100, 0], 20_000);
 
 /// Checks the requirements. An error names what is missing and what to do about it.

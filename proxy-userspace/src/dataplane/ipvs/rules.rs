@@ -1,4 +1,4 @@
-//! The chains of upstream's ipvs mode, and the jumps to them (`writeIptablesRules` of
+//! The chains of kube-proxy's ipvs mode, and the jumps to them (`writeIptablesRules` of
 //! `pkg/proxy/ipvs/proxier.go`). The rules match ipsets: a rule exists if its set has entries, so
 //! that the number of rules does not grow with Services.
 

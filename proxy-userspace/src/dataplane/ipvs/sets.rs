@@ -1,4 +1,4 @@
-//! Upstream's ipsets (`pkg/proxy/ipvs/ipset.go`): their names, types, comments and entries.
+//! kube-proxy's ipsets (`pkg/proxy/ipvs/ipset.go`): their names, types, comments and entries.
 
 use std::{
     fmt,
@@ -111,7 +111,7 @@ impl Set {
         SETS.map(|(set, ..)| set)
     }
 
-    /// Returns the set's name in a family. A name that is too long is truncated, as upstream does.
+    /// Returns the set's name in a family. A name that is too long is truncated, as kube-proxy does.
     pub fn name(self, family: IpFamily) -> String {
         let prefix = if family == IpFamily::V4 { "KUBE-" } else { "KUBE-6-" };
         let mut name = format!("{prefix}{}", SETS[self as usize].1);
@@ -137,7 +137,7 @@ impl Set {
         }
     }
 
-    /// Returns the set's type and options, as upstream creates it.
+    /// Returns the set's type and options, as kube-proxy creates it.
     pub fn definition(self, family: IpFamily) -> String {
         let kind = self.kind();
         if kind == "bitmap:port" {
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_upstream_and_not_too_long() {
+    fn names_are_those_of_kube_proxy_and_not_too_long() {
         assert_eq!(Set::ClusterIp.name(IpFamily::V4), "KUBE-CLUSTER-IP");
         assert_eq!(Set::LoadBalancerSourceCidr.name(IpFamily::V6), "KUBE-6-LOAD-BALANCER-SOURCE-CID");
         assert_eq!(Set::NodePortLocalSctp.name(IpFamily::V6), "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS");

@@ -1,4 +1,4 @@
-//! The sysctls that upstream's ipvs mode sets (`NewProxier` of `pkg/proxy/ipvs/proxier.go`).
+//! The sysctls that kube-proxy's ipvs mode sets (`NewProxier` of `pkg/proxy/ipvs/proxier.go`).
 
 use nix::sys::utsname::uname;
 

@@ -198,16 +198,10 @@ impl fmt::Display for Change {
 }
 
 /// A socket to IPVS in the network namespace of the thread that opened it.
+#[derive(Debug)]
 pub struct Ipvs {
     socket: NetlinkSocket,
     family: u16,
-    sent: u64,
-}
-
-impl fmt::Debug for Ipvs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ipvs").field("sent", &self.sent).finish_non_exhaustive()
-    }
 }
 
 impl Ipvs {
@@ -216,12 +210,12 @@ impl Ipvs {
         let failed = |source| KernelError::call("open a socket to", "IPVS")(source);
         let socket = generic::open().map_err(failed)?;
         let family = generic::family(&socket, FAMILY).map_err(failed)?;
-        Ok(Self { socket, family, sent: 0 })
+        Ok(Self { socket, family })
     }
 
     /// Returns the number of messages that were sent.
-    pub const fn sent(&self) -> u64 {
-        self.sent
+    pub const fn message_count(&self) -> u32 {
+        self.socket.message_count()
     }
 
     /// Makes the changes in order and does not stop at errors. Returns the index and error of each
@@ -248,7 +242,6 @@ impl Ipvs {
             first.get_or_insert(sequence);
             let header = generic::header(change.command(), VERSION);
             messages.message(self.family, NLM_F_ACK, sequence, header, |to| change.write(to));
-            self.sent += 1;
         }
         let index = |sequence: u32| sequence.wrapping_sub(first.unwrap_or_default()) as usize;
         let errors = self.socket.send_batch(&messages)?.into_iter();
@@ -306,7 +299,6 @@ impl Ipvs {
         write: impl FnOnce(&mut MessageBuffer),
         read: impl Fn(Attributes<'_>) -> Option<T>,
     ) -> io::Result<Vec<T>> {
-        self.sent += 1;
         let header = generic::header(command, VERSION);
         let mut answers = self.socket.request(self.family, flags, header, write)?;
         let mut list = Vec::new();

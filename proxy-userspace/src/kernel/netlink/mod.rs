@@ -39,6 +39,7 @@ macro_rules! kernel_constants {
 pub(super) use kernel_constants;
 
 /// A netlink socket in the network namespace of the thread that opened it.
+#[derive(Debug)]
 pub(super) struct NetlinkSocket {
     socket: Socket,
     /// The sequence number of the last message that was written. Answers carry their request's
@@ -62,6 +63,11 @@ impl NetlinkSocket {
     /// Returns the sequence number for the next message.
     pub(super) fn next_sequence(&self) -> u32 {
         self.sequence.set(self.sequence.get().wrapping_add(1));
+        self.sequence.get()
+    }
+
+    /// Returns the number of messages so far.
+    pub(super) const fn message_count(&self) -> u32 {
         self.sequence.get()
     }
 

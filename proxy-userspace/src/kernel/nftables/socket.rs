@@ -1,9 +1,6 @@
 //! The socket to nf_tables: sends transactions, which the kernel applies completely or not at all.
 
-use std::{
-    fmt,
-    io::{self, ErrorKind},
-};
+use std::io::{self, ErrorKind};
 
 use libc::{NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END, NFNL_SUBSYS_NFTABLES, c_int};
 use netlink_packet_core::NLM_F_ACK;
@@ -26,6 +23,7 @@ const MAX_ELEMENTS_LENGTH: usize = 48 * 1024;
 const SEND_BUFFER: usize = 64 << 20;
 
 /// A socket to nf_tables in the network namespace of the thread that opened it.
+#[derive(Debug)]
 pub struct Nftables {
     pub(super) socket: NetlinkSocket,
     port: u32,
@@ -36,12 +34,6 @@ struct Transaction {
     messages: MessageBuffer,
     /// The sequence number of each message, and the index of its first change.
     first_changes: Vec<(u32, usize)>,
-}
-
-impl fmt::Debug for Nftables {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Nftables").field("port", &self.port).finish_non_exhaustive()
-    }
 }
 
 pub(super) const fn nftables_type(message: c_int) -> u16 {

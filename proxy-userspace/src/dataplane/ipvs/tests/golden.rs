@@ -1,4 +1,4 @@
-//! A cluster with every kind of Service, as it is planned; and what upstream's kube-proxy 1.36 wrote in the same place.
+//! The plan for a cluster with every kind of Service, as kube-proxy 1.36 writes it, and the plans of small changes.
 
 use super::{options, plan, programmed};
 use crate::{
@@ -36,7 +36,7 @@ fn snapshot_of(services: Vec<Service>) -> Snapshot {
     world.model(&settings(), &facts).snapshot().clone()
 }
 
-/// A Service of each kind.
+/// Returns a Snapshot with every kind of Service.
 pub(super) fn snapshot() -> Snapshot {
     let named = |name: &str, ip: &str| service(&format!("default/{name}"), ip);
     let mut affinity = named("affinity", "10.96.0.11");
@@ -88,11 +88,11 @@ fn lines(step: &Step) -> Vec<String> {
 }
 
 #[test]
-fn every_kind_of_service_is_written_as_upstream_would() {
+fn every_kind_of_service_is_written_as_kube_proxy_does() {
     let state = State::empty(options());
     let first = plan(&state, &snapshot(), &Dirty::everything());
     let shown = text(&first);
-    // Of IPv6 there is only what is there without Services.
+    // Without Services of IPv6, its sets are empty.
     let shown: Vec<&str> = shown.lines().filter(|line| !line.starts_with("create KUBE-6-")).collect();
     insta::assert_snapshot!(shown.join("\n"));
 }
@@ -108,7 +108,7 @@ fn dirty(key: &str) -> Dirty {
 }
 
 #[test]
-fn a_change_is_planned_alike_at_ten_and_at_a_thousand_services() {
+fn a_plan_is_the_same_at_ten_and_at_a_thousand_services() {
     let plans = [10, 1000].map(|count| {
         let before = snapshot_of(many(count));
         let state = programmed(&before);
@@ -130,13 +130,14 @@ fn a_change_is_planned_alike_at_ten_and_at_a_thousand_services() {
     });
     assert_eq!(plans[0], plans[1]);
     let lengths = plans[0].each_ref().map(|(length, _)| *length);
-    // A virtual server, two real ones, an address, and entries for cluster IP and address; the same but for the real servers, which
-    // go with their virtual one; a real server.
+    // A new Service: a virtual server, two real servers, an address, and the entries of the cluster IP
+    // and the address. A removed Service: the same without real servers, which are removed with their
+    // virtual server. A removed endpoint: a real server.
     assert_eq!(lengths, [6, 4, 1], "{:#?}", plans[0]);
 }
 
 #[test]
-fn a_service_added_is_a_step_of_each_kind_in_the_order_that_serves_it_last() {
+fn a_new_service_gets_its_addresses_last() {
     let before = snapshot_of(many(3));
     let state = programmed(&before);
     let mut services = many(3);

@@ -1,5 +1,5 @@
-//! The laws of every dataplane, held to the plans of the ipvs mode over generated Snapshots, and what upstream's kube-proxy
-//! wrote for a few.
+//! Checks the laws of all dataplanes for plans of the ipvs mode, over generated Snapshots, and some
+//! plans in detail.
 
 mod golden;
 mod rejected;
@@ -39,7 +39,8 @@ fn programmed(snapshot: &Snapshot) -> State {
     state
 }
 
-/// What a process that starts on this kernel reads from it. Real servers that drain have lost their connections meanwhile.
+/// Returns the state that a new process reads from the kernel. `is_idle` says whether real servers have
+/// lost their connections by then.
 fn restarted(state: &State, is_idle: bool) -> State {
     let mut read = State::empty(state.options.clone());
     read.has_link = state.has_link;
@@ -56,8 +57,8 @@ fn restarted(state: &State, is_idle: bool) -> State {
     read
 }
 
-/// Without real servers that drain, which stay by design, and what is known of connections.
-fn settled(mut state: State) -> State {
+/// Removes draining real servers, which stay by design, and what is known of connections.
+fn without_draining(mut state: State) -> State {
     for server in state.servers.values_mut() {
         server.reals.retain(|real| real.weight > 0);
         server.reals.iter_mut().for_each(|real| real.is_idle = false);
@@ -65,7 +66,7 @@ fn settled(mut state: State) -> State {
     state
 }
 
-/// Whether an address leads to a virtual server, and none to one without the rules that guard it.
+/// Returns true if each address of the dummy link has an entry in the set that protects it.
 fn is_safe(state: &State) -> bool {
     state.addresses.iter().all(|address| state.has_item(&Item::address(*address)))
 }
@@ -74,20 +75,20 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn after_apply_nothing_is_left_to_plan(snapshot in testing::snapshot()) {
+    fn after_apply_a_new_plan_is_empty(snapshot in testing::snapshot()) {
         let state = programmed(&snapshot);
         let again = plan(&state, &snapshot, &Dirty::everything());
         prop_assert!(again.is_empty(), "{again:#?}");
     }
 
     #[test]
-    fn planning_what_is_dirty_reaches_what_planning_everything_reaches(
+    fn a_partial_plan_reaches_the_state_of_a_full_plan(
         (before, after, dirty) in testing::snapshot_change(),
     ) {
         let mut state = programmed(&before);
         let change = plan(&state, &after, &dirty);
         change.record(&mut state);
-        prop_assert_eq!(settled(state), programmed(&after));
+        prop_assert_eq!(without_draining(state), programmed(&after));
     }
 
     #[test]
@@ -101,17 +102,17 @@ proptest! {
     }
 
     #[test]
-    fn what_changed_while_the_proxy_was_away_is_put_right(
+    fn a_restarted_proxy_applies_what_changed_meanwhile(
         (before, after, _) in testing::snapshot_change(),
     ) {
         let mut state = restarted(&programmed(&before), true);
         let change = plan(&state, &after, &Dirty::everything());
         change.record(&mut state);
-        prop_assert_eq!(settled(state), programmed(&after));
+        prop_assert_eq!(without_draining(state), programmed(&after));
     }
 
     #[test]
-    fn real_servers_that_drained_are_removed_when_all_is_looked_at_again(
+    fn a_full_plan_removes_idle_draining_real_servers(
         (before, after, dirty) in testing::snapshot_change(),
     ) {
         let mut state = programmed(&before);
@@ -119,33 +120,36 @@ proptest! {
         change.record(&mut state);
         for is_idle in [false, true] {
             let mut again = restarted(&state, is_idle);
-            let late = plan(&again, &after, &Dirty::everything());
-            let removals = late.steps.iter().all(|step| matches!(step, Step::Servers(changes) if changes.iter().all(|change| matches!(change, Change::RemoveReal(..)))));
-            prop_assert!(removals && (is_idle || late.is_empty()), "{late:#?}");
-            late.record(&mut again);
+            let late_plan = plan(&again, &after, &Dirty::everything());
+            let is_removal = |change: &Change| matches!(change, Change::RemoveReal(..));
+            let only_removes =
+                |step: &Step| matches!(step, Step::Servers(changes) if changes.iter().all(is_removal));
+            let removals = late_plan.steps.iter().all(only_removes);
+            prop_assert!(removals && (is_idle || late_plan.is_empty()), "{late_plan:#?}");
+            late_plan.record(&mut again);
             prop_assert!(!is_idle || again.servers.values().flat_map(|server| &server.reals).all(|real| real.weight > 0));
         }
     }
 
     #[test]
-    fn every_beginning_of_a_plan_is_safe(
+    fn the_kernel_is_safe_after_each_step(
         (before, after, dirty) in testing::snapshot_change(),
     ) {
         let mut state = State::empty(options());
         for (snapshot, dirty) in [(before, Dirty::everything()), (after, dirty)] {
             let mut change = plan(&state, &snapshot, &dirty);
             for step in std::mem::take(&mut change.steps) {
-                // Rules name sets, and the kernel takes none that is not there.
+                // Rules match sets, which must exist.
                 if let Step::Rules(..) = step {
                     prop_assert_eq!(state.sets.len(), 2 * Set::all().len());
                 }
-                // A virtual server comes before the addresses that lead to it, and goes after no real server of it.
+                // A virtual server is added before its address.
                 if let Step::AddAddresses(addresses) = &step {
                     for address in addresses {
                         prop_assert!(state.servers.keys().any(|key| key.address.ip() == *address), "{}", address);
                     }
                 }
-                // What guards goes last.
+                // An address is deleted before the entry that protects it.
                 if let Step::Sets(changes) = &step {
                     for change in changes {
                         if let SetChange::Delete(SetEntry { entry: Entry::Address(address), .. }) = change {
@@ -161,7 +165,7 @@ proptest! {
     }
 
     #[test]
-    fn tcp_connections_are_never_cut_off_by_a_change_of_endpoints(
+    fn a_change_of_endpoints_never_ends_tcp_connections(
         (before, after, dirty) in testing::snapshot_change(),
     ) {
         let state = programmed(&before);
@@ -169,14 +173,14 @@ proptest! {
         for step in &change.steps {
             let Step::Servers(changes) = step else { continue };
             for change in changes {
-                let cuts = matches!(change, Change::RemoveReal(key, _) if key.protocol == Protocol::Tcp);
-                prop_assert!(!cuts, "{change}");
+                let ends = matches!(change, Change::RemoveReal(key, _) if key.protocol == Protocol::Tcp);
+                prop_assert!(!ends, "{change}");
             }
         }
     }
 
     #[test]
-    fn undoing_everything_leaves_nothing_of_services(snapshot in testing::snapshot()) {
+    fn removing_all_services_leaves_no_objects_of_services(snapshot in testing::snapshot()) {
         let mut state = programmed(&snapshot);
         let nothing = Snapshot { node: snapshot.node.clone(), ..Snapshot::default() };
         let change = plan(&state, &nothing, &Dirty::everything());
@@ -186,7 +190,7 @@ proptest! {
 }
 
 #[test]
-fn virtual_servers_of_others_stay_where_they_are_excluded_and_go_elsewhere() {
+fn foreign_virtual_servers_stay_only_in_excluded_ranges() {
     let mut state = programmed(&Snapshot::default());
     let ours = programmed(&golden::snapshot());
     let (key, server) = ours.servers.iter().next().expect("a virtual server");

@@ -1,4 +1,4 @@
-//! What is planned around what the kernel refuses, over generated Snapshots and for some that are known.
+//! Plans around rejected objects, over generated Snapshots and for known ones.
 
 use std::collections::BTreeSet;
 
@@ -22,9 +22,9 @@ use crate::{
     model::{Dirty, IpFamily, ServicePortKey, Snapshot, testing},
 };
 
-/// A kernel that refuses one thing, or changes of sets altogether, or to remove any virtual server.
+/// A kernel that rejects one object, all changes of sets, or the removal of virtual servers.
 struct Kernel {
-    refuses: Option<KernelObject>,
+    rejects: Option<KernelObject>,
     sets_fail: bool,
     servers_stay: bool,
     state: State,
@@ -35,36 +35,36 @@ fn error() -> KernelError {
 }
 
 impl Kernel {
-    fn new(refuses: Option<KernelObject>) -> Self {
-        Self { refuses, sets_fail: false, servers_stay: false, state: State::empty(options()) }
+    fn new(rejects: Option<KernelObject>) -> Self {
+        Self { rejects, sets_fail: false, servers_stay: false, state: State::empty(options()) }
     }
 
     fn sync(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, IpvsError> {
         let plan = plan(&self.state, snapshot, dirty);
         let changes = plan.len();
-        self.carry_out(plan).map(|()| changes)
+        self.apply(plan).map(|()| changes)
     }
 
-    fn carry_out(&mut self, mut plan: Plan) -> Result<(), IpvsError> {
+    fn apply(&mut self, mut plan: Plan) -> Result<(), IpvsError> {
         let mut failures = ApplyFailures::default();
         for step in std::mem::take(&mut plan.steps) {
             let step = failures.safe_part(step, &self.state);
-            let step = self.taken(step, &mut failures);
+            let step = self.accepted(step, &mut failures);
             self.state.record(step);
         }
         plan.finish(&mut self.state, failures, !self.sets_fail && !self.servers_stay)?;
         self.state.rejections.check()
     }
 
-    fn takes(&self, what: KernelObject, failures: &mut ApplyFailures) -> bool {
-        let is_refused = self.refuses == Some(what);
-        if is_refused {
+    fn accepts(&self, what: KernelObject, failures: &mut ApplyFailures) -> bool {
+        let is_rejected = self.rejects == Some(what);
+        if is_rejected {
             failures.add(what, error());
         }
-        !is_refused
+        !is_rejected
     }
 
-    fn taken(&self, step: Step, failures: &mut ApplyFailures) -> Step {
+    fn accepted(&self, step: Step, failures: &mut ApplyFailures) -> Step {
         match step {
             Step::Sets(changes) if self.sets_fail => {
                 failures.sets_failed(&changes);
@@ -72,9 +72,9 @@ impl Kernel {
             }
             Step::Sets(mut changes) => {
                 changes.retain(|change| match *change {
-                    // The set takes any address, and the link does not.
+                    // The set accepts each address. Only the link can reject it.
                     SetChange::Add(entry) if entry.set != Set::Addresses => {
-                        self.takes(KernelObject::Item(Item::Entry(entry)), failures)
+                        self.accepts(KernelObject::Item(Item::Entry(entry)), failures)
                     }
                     _ => true,
                 });
@@ -82,32 +82,34 @@ impl Kernel {
             }
             Step::Servers(mut changes) => {
                 changes.retain(|change| match change {
-                    Change::AddServer(key, _) => self.takes(KernelObject::VirtualServer(*key), failures),
+                    Change::AddServer(key, _) => self.accepts(KernelObject::VirtualServer(*key), failures),
                     Change::RemoveServer(_) if self.servers_stay => {
                         failures.server_failed(change);
                         false
                     }
                     Change::AddReal(key, real, _) => {
                         !failures.contains(KernelObject::VirtualServer(*key))
-                            && self.takes(KernelObject::RealServer(*key, *real), failures)
+                            && self.accepts(KernelObject::RealServer(*key, *real), failures)
                     }
                     _ => true,
                 });
                 Step::Servers(changes)
             }
             Step::AddAddresses(mut addresses) => {
-                addresses.retain(|address| self.takes(KernelObject::Item(Item::address(*address)), failures));
+                addresses
+                    .retain(|address| self.accepts(KernelObject::Item(Item::address(*address)), failures));
                 Step::AddAddresses(addresses)
             }
             step => step,
         }
     }
 
-    /// Whether every address leads to a virtual server, and what the refused entry should guard is not there.
+    /// Returns true if each address has a virtual server, and the virtual server that the rejected entry
+    /// would protect does not exist.
     fn is_safe(&self) -> bool {
         let servers = &self.state.servers;
         let leads = |address| servers.keys().any(|key| key.address.ip() == address);
-        let is_guarded = match self.refuses {
+        let is_guarded = match self.rejects {
             Some(KernelObject::Item(Item::Entry(SetEntry { set, entry, .. }))) if set != Set::LoopBack => {
                 entry.server().is_none_or(|key| !servers.contains_key(&key))
             }
@@ -117,8 +119,8 @@ impl Kernel {
     }
 }
 
-/// All that could be refused of what a Snapshot has in the kernel. The kernel has all numbers of ports.
-fn all_of(state: &State) -> Vec<KernelObject> {
+/// Returns all objects that the kernel could reject. It never rejects port numbers.
+fn rejectable(state: &State) -> Vec<KernelObject> {
     let items = state
         .items
         .keys()
@@ -134,83 +136,85 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn what_is_refused_keeps_nothing_else_from_being_served(
+    fn a_rejected_object_does_not_affect_other_service_ports(
         snapshot in testing::snapshot(),
         choice in any::<prop::sample::Index>(),
     ) {
         let whole = programmed(&snapshot);
-        let all = all_of(&whole);
+        let all = rejectable(&whole);
         prop_assume!(!all.is_empty());
-        let refused = all[choice.index(all.len())];
-        let mut kernel = Kernel::new(Some(refused));
+        let rejected = all[choice.index(all.len())];
+        let mut kernel = Kernel::new(Some(rejected));
         let first = kernel.sync(&snapshot, &Dirty::everything());
-        prop_assert!(matches!(first, Err(IpvsError::LeftOut { .. })), "{refused:?}: {first:?}");
-        prop_assert!(kernel.is_safe(), "{refused:?}");
-        // What is left of it goes, and then there is nothing to do, but to tell.
+        prop_assert!(matches!(first, Err(IpvsError::LeftOut { .. })), "{rejected:?}: {first:?}");
+        prop_assert!(kernel.is_safe(), "{rejected:?}");
+        // The second plan removes what is left of it. Later plans are empty, and still fail.
         prop_assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
-        prop_assert!(plan(&kernel.state, &snapshot, &Dirty::everything()).is_empty(), "{refused:?}");
-        prop_assert!(kernel.is_safe(), "{refused:?}");
-        let blamed: BTreeSet<&ServicePortKey> =
-            snapshot.ports.keys().filter(|key| kernel.state.rejections.contains(key, refused)).collect();
-        prop_assert!(!blamed.is_empty());
+        prop_assert!(plan(&kernel.state, &snapshot, &Dirty::everything()).is_empty(), "{rejected:?}");
+        prop_assert!(kernel.is_safe(), "{rejected:?}");
+        let affected: BTreeSet<&ServicePortKey> =
+            snapshot.ports.keys().filter(|key| kernel.state.rejections.contains(key, rejected)).collect();
+        prop_assert!(!affected.is_empty());
         for (key, claims) in &whole.ports {
-            if !blamed.contains(key) {
+            if !affected.contains(key) {
                 prop_assert_eq!(kernel.state.ports.get(key), Some(claims));
             }
         }
-        // When they change and the kernel takes it, all is as if nothing had been.
-        kernel.refuses = None;
-        let dirty = Dirty { ports: blamed.into_iter().cloned().collect(), ..Dirty::default() };
+        // When the service ports change and the kernel accepts the object, nothing is left out.
+        kernel.rejects = None;
+        let dirty = Dirty { ports: affected.into_iter().cloned().collect(), ..Dirty::default() };
         let last = kernel.sync(&snapshot, &dirty);
-        prop_assert!(last.is_ok(), "{refused:?}: {last:?}");
-        prop_assert_eq!(kernel.state, whole, "{:?}", refused);
+        prop_assert!(last.is_ok(), "{rejected:?}: {last:?}");
+        prop_assert_eq!(kernel.state, whole, "{:?}", rejected);
     }
 }
 
 #[test]
-fn what_a_full_set_lacked_room_for_is_tried_when_something_leaves_it() {
+fn an_entry_of_a_full_set_is_tried_again_when_there_is_room() {
     let snapshot = super::golden::snapshot();
     let whole = programmed(&snapshot);
-    let refused = all_of(&whole)
+    let rejected = rejectable(&whole)
         .into_iter()
         .find(|what| matches!(what, KernelObject::Item(Item::Entry(SetEntry { set: Set::ClusterIp, .. }))))
         .expect("a cluster IP");
-    let mut kernel = Kernel::new(Some(refused));
+    let mut kernel = Kernel::new(Some(rejected));
     assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
     assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
-    // Still full: a look at everything does not try it.
-    kernel.refuses = None;
+    // A full plan does not try again while the set is full.
+    kernel.rejects = None;
     assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
     let mut fewer = snapshot.clone();
-    let blamed = |key: &ServicePortKey| kernel.state.rejections.contains(key, refused);
-    let gone = fewer.ports.keys().find(|key| !blamed(key)).expect("another").clone();
+    let affected = |key: &ServicePortKey| kernel.state.rejections.contains(key, rejected);
+    let gone = fewer.ports.keys().find(|key| !affected(key)).expect("another").clone();
     fewer.ports.remove(&gone);
     let dirty = Dirty { ports: [gone].into(), ..Dirty::default() };
-    assert!(kernel.sync(&fewer, &dirty).is_err(), "it is not there yet");
+    assert!(kernel.sync(&fewer, &dirty).is_err(), "a partial plan does not try again");
     assert!(kernel.sync(&fewer, &Dirty::everything()).is_ok());
     assert_eq!(kernel.state, programmed(&fewer));
 }
 
 #[test]
-fn a_service_port_that_is_left_out_is_named_with_what_the_kernel_said() {
+fn the_error_names_the_service_port_and_the_kernels_error() {
     let snapshot = super::golden::snapshot();
     let key = testing::key("default/external", "");
     let address = testing::ip("198.51.100.12");
-    let refused = KernelObject::Item(Item::address(address));
-    let mut kernel = Kernel::new(Some(refused));
-    let told = kernel.sync(&snapshot, &Dirty::everything()).expect_err("it is refused").to_string();
-    assert!(told.contains("of 1 service port") && told.contains(&key.to_string()), "{told}");
-    assert!(told.contains("Invalid argument"), "{told}");
+    let rejected = KernelObject::Item(Item::address(address));
+    let mut kernel = Kernel::new(Some(rejected));
+    let message = kernel.sync(&snapshot, &Dirty::everything()).expect_err("it is rejected").to_string();
+    assert!(message.contains("of 1 service port") && message.contains(&key.to_string()), "{message}");
+    assert!(message.contains("Invalid argument"), "{message}");
     let servers: Vec<String> = kernel.state.servers.keys().map(ToString::to_string).collect();
     assert!(servers.contains(&"TCP 10.96.0.12:80".to_owned()), "its cluster IP is served: {servers:?}");
 }
 
 #[test]
-fn what_was_refused_and_is_not_wanted_any_more_is_forgotten_by_a_look_at_everything() {
+fn a_full_plan_forgets_rejected_objects_that_are_not_needed() {
     let snapshot = super::golden::snapshot();
     let whole = programmed(&snapshot);
-    let real =
-        all_of(&whole).into_iter().find(|what| matches!(what, KernelObject::RealServer(..))).expect("one");
+    let real = rejectable(&whole)
+        .into_iter()
+        .find(|what| matches!(what, KernelObject::RealServer(..)))
+        .expect("one");
     let mut kernel = Kernel::new(Some(real));
     assert!(kernel.sync(&snapshot, &Dirty::everything()).is_err());
     let mut changed = snapshot.clone();
@@ -224,67 +228,65 @@ fn what_was_refused_and_is_not_wanted_any_more_is_forgotten_by_a_look_at_everyth
 }
 
 #[test]
-fn where_sets_fail_altogether_nothing_is_opened_that_source_ranges_should_guard() {
+fn without_sets_no_virtual_server_with_source_ranges_is_added() {
     let snapshot = super::golden::snapshot();
     let whole = programmed(&snapshot);
     let mut kernel = Kernel::new(None);
-    kernel.sync(&Snapshot::default(), &Dirty::everything()).expect("all that Services stand on");
+    kernel.sync(&Snapshot::default(), &Dirty::everything()).expect("no service port is left out");
     kernel.sets_fail = true;
-    kernel.sync(&snapshot, &Dirty::everything()).expect("nothing is to blame on a service port");
+    kernel.sync(&snapshot, &Dirty::everything()).expect("no service port is left out");
     let is_there = |key| kernel.state.servers.contains_key(key);
-    let (guarded, free): (Vec<_>, Vec<_>) =
+    let (with_ranges, others): (Vec<_>, Vec<_>) =
         whole.servers.keys().partition(|key| whole.has_source_ranges(**key));
-    assert!(!guarded.is_empty() && !guarded.iter().any(&is_there), "{guarded:?}");
-    assert!(!free.is_empty() && free.iter().all(is_there), "{free:?}");
+    assert!(!with_ranges.is_empty() && !with_ranges.iter().any(&is_there), "{with_ranges:?}");
+    assert!(!others.is_empty() && others.iter().all(is_there), "{others:?}");
     assert!(kernel.is_safe());
     kernel.sets_fail = false;
-    kernel.sync(&snapshot, &Dirty::everything()).expect("all is taken");
+    kernel.sync(&snapshot, &Dirty::everything()).expect("nothing is rejected");
     assert_eq!(kernel.state, whole);
 }
 
 #[test]
-fn a_server_that_cannot_be_removed_is_guarded_until_it_can() {
+fn a_virtual_server_that_stays_keeps_its_set_entries() {
     let snapshot = super::golden::snapshot();
     let mut kernel = Kernel::new(None);
-    kernel.sync(&snapshot, &Dirty::everything()).expect("all is taken");
-    let guards = |state: &State| -> BTreeSet<Item> {
-        let is_guard =
+    kernel.sync(&snapshot, &Dirty::everything()).expect("nothing is rejected");
+    let firewall_entries = |state: &State| -> BTreeSet<Item> {
+        let is_firewall_entry =
             |item: &&Item| matches!(item, Item::Entry(SetEntry { set: Set::LoadBalancerFirewall, .. }));
-        state.existing_items().filter(is_guard).copied().collect()
+        state.existing_items().filter(is_firewall_entry).copied().collect()
     };
-    let (before, servers) = (guards(&kernel.state), kernel.state.servers.len());
+    let (before, servers) = (firewall_entries(&kernel.state), kernel.state.servers.len());
     assert!(!before.is_empty());
     kernel.servers_stay = true;
     for _ in 0..2 {
-        kernel
-            .sync(&Snapshot::default(), &Dirty::everything())
-            .expect("nothing is to blame on a service port");
+        kernel.sync(&Snapshot::default(), &Dirty::everything()).expect("no service port is left out");
         assert_eq!(kernel.state.servers.len(), servers);
-        assert_eq!(guards(&kernel.state), before);
-        // As after any error that is of no family.
+        assert_eq!(firewall_entries(&kernel.state), before);
+        // An error that concerns no single family requests a full plan.
         kernel.state.node = None;
     }
     kernel.servers_stay = false;
-    kernel.sync(&Snapshot::default(), &Dirty::everything()).expect("all is taken");
-    assert!(kernel.state.servers.is_empty() && guards(&kernel.state).is_empty());
+    kernel.sync(&Snapshot::default(), &Dirty::everything()).expect("nothing is rejected");
+    assert!(kernel.state.servers.is_empty() && firewall_entries(&kernel.state).is_empty());
 }
 
 #[test]
-fn where_rules_of_one_family_fail_all_else_of_both_is_planned() {
+fn if_rules_of_one_family_fail_everything_else_is_planned() {
     let snapshot = super::golden::snapshot();
     let mut kernel = Kernel::new(None);
     kernel.state.rules.remove(&IpFamily::V4);
-    kernel.sync(&snapshot, &Dirty::everything()).expect("the rules of IPv4 are not tried");
+    kernel.sync(&snapshot, &Dirty::everything()).expect("the rules of IPv4 are not written");
     let whole = programmed(&snapshot);
     assert_eq!(kernel.state.rules.get(&IpFamily::V6), whole.rules.get(&IpFamily::V6));
     assert!(!kernel.state.rules.contains_key(&IpFamily::V4));
     assert_eq!((&kernel.state.sets, &kernel.state.items), (&whole.sets, &whole.items));
-    // Only what rules should guard waits for them.
+    // Only virtual servers that rules must protect are missing.
     let missing: Vec<_> =
         whole.servers.keys().filter(|key| !kernel.state.servers.contains_key(key)).collect();
     assert!(!missing.is_empty());
     assert!(missing.iter().all(|key| key.address.is_ipv4() && whole.has_source_ranges(**key)), "{missing:?}");
     assert!(kernel.is_safe());
-    // What changes then is planned as a change, and not as everything.
+    // The next plan is a partial one.
     assert!(plan(&kernel.state, &snapshot, &Dirty::default()).is_empty());
 }

@@ -51,14 +51,9 @@ pub struct Filter {
 }
 
 /// An rtnetlink socket in the network namespace of the thread that opened it.
+#[derive(Debug)]
 pub struct Clsact {
     socket: NetlinkSocket,
-}
-
-impl std::fmt::Debug for Clsact {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Clsact").finish_non_exhaustive()
-    }
 }
 
 impl Clsact {
