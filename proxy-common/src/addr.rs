@@ -1,40 +1,42 @@
-//! Addresses as maps hold them: one form for both IP families.
+//! Addresses in the form of the maps, which is the same for both IP families.
 
 /// The third word of an IPv4-mapped address.
 const V4_MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 
-/// An IPv6 address, or an IPv4 one mapped into it (`::ffff:a.b.c.d`), in network byte order.
+/// An IPv6 address, or an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`), in network byte order.
 ///
-/// One form for both families keeps one set of maps and one code path, and makes an IPv4-mapped address on an IPv6 socket
-/// the IPv4 address it is. Aligned to 4 so that programs copy it in words.
+/// With one form, both IP families share maps and code, and an IPv4-mapped address of an IPv6
+/// socket is the IPv4 address. The alignment of 4 makes programs copy words.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Addr {
-    /// The octets, first one first.
+    /// The octets in network byte order.
     pub octets: [u8; 16],
 }
 
 impl Addr {
-    /// Bits of an address.
+    /// The number of bits.
     pub const BITS: u32 = 128;
-    /// `0.0.0.0`: stands for "any address of the node" in the key of an IPv4 node port.
+    /// `0.0.0.0`: the address in the key of an IPv4 node port.
     pub const UNSPECIFIED_V4: Self = Self::from_v4([0; 4]);
-    /// `::`: the same for IPv6.
+    /// `::`: the address in the key of an IPv6 node port.
     pub const UNSPECIFIED_V6: Self = Self { octets: [0; 16] };
-    /// `127.0.0.1`: stands for 127.0.0.0/8 in the node's addresses.
+    /// `127.0.0.1`: the key of 127.0.0.0/8 in `node_addresses`.
     pub const LOOPBACK_V4: Self = Self::from_v4([127, 0, 0, 1]);
     /// `::1`.
     pub const LOOPBACK_V6: Self = Self::from_words([0, 0, 0, u32::from_ne_bytes([0, 0, 0, 1])]);
 
-    /// An IPv4 address from its octets.
+    /// Returns an IPv4 address.
     #[inline(always)]
     pub const fn from_v4(octets: [u8; 4]) -> Self {
         Self::from_words([0, 0, V4_MAPPED, u32::from_ne_bytes(octets)])
     }
 
-    /// From four words as the kernel's contexts hold them: each in network byte order in memory.
+    /// Returns an address from four words of a kernel context, which are in network byte order in
+    /// memory.
     ///
-    /// Goes through one wide integer: the BPF backend would otherwise move sixteen single bytes.
+    /// It is built in one wide integer, because the BPF backend would otherwise move sixteen single
+    /// bytes.
     #[inline(always)]
     pub const fn from_words(words: [u32; 4]) -> Self {
         let [a, b, c, d] =
@@ -43,7 +45,7 @@ impl Addr {
         Self { octets: wide.to_ne_bytes() }
     }
 
-    /// Four words, each in network byte order in memory.
+    /// Returns four words in network byte order in memory.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "each cast takes one word of the four")]
     pub const fn words(&self) -> [u32; 4] {
@@ -52,21 +54,21 @@ impl Addr {
         if cfg!(target_endian = "big") { [words[3], words[2], words[1], words[0]] } else { words }
     }
 
-    /// Is an IPv4 address.
+    /// Returns true for an IPv4 address.
     #[inline(always)]
     pub const fn is_v4(&self) -> bool {
         let [a, b, c, _] = self.words();
         a == 0 && b == 0 && c == V4_MAPPED
     }
 
-    /// `0.0.0.0` or `::`, which a socket takes for loopback.
+    /// Returns true for `0.0.0.0` and `::`, which a socket takes for loopback.
     #[inline(always)]
     pub const fn is_unspecified(&self) -> bool {
         let [a, b, c, d] = self.words();
         a == 0 && b == 0 && d == 0 && (c == 0 || c == V4_MAPPED)
     }
 
-    /// In 127.0.0.0/8, or `::1`.
+    /// Returns true for 127.0.0.0/8 and `::1`.
     #[inline(always)]
     pub const fn is_loopback(&self) -> bool {
         if self.is_v4() {
@@ -77,13 +79,14 @@ impl Addr {
         }
     }
 
-    /// The unspecified address of the same family: the address in a node port's key.
+    /// Returns the unspecified address of the same IP family, which is in the key of a node port.
     #[inline(always)]
     pub const fn any(&self) -> Self {
         if self.is_v4() { Self::UNSPECIFIED_V4 } else { Self::UNSPECIFIED_V6 }
     }
 
-    /// The address under which the node's own addresses are looked up: loopback ranges fold to one address.
+    /// Returns the key in `node_addresses`. All loopback and unspecified addresses have the same
+    /// key.
     #[inline(always)]
     pub const fn node_address(&self) -> Self {
         if self.is_loopback() || self.is_unspecified() {
@@ -131,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ipv4_addresses_are_mapped_and_known_as_ipv4() {
+    fn ipv4_address_is_mapped_and_recognised() {
         let address = Addr::from_v4([10, 96, 0, 1]);
         assert!(address.is_v4());
         assert_eq!(&address.octets[10..], &[0xff, 0xff, 10, 96, 0, 1]);
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_ranges_and_unspecified_addresses_fold_to_one_node_address() {
+    fn loopback_and_unspecified_addresses_have_one_node_address() {
         assert_eq!(Addr::from_v4([127, 8, 9, 1]).node_address(), Addr::LOOPBACK_V4);
         assert_eq!(Addr::UNSPECIFIED_V4.node_address(), Addr::LOOPBACK_V4);
         assert_eq!(Addr::UNSPECIFIED_V6.node_address(), Addr::LOOPBACK_V6);
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_address_that_ends_in_zeros_is_not_unspecified() {
+    fn ipv6_address_that_ends_in_zeros_is_not_unspecified() {
         let mut octets = [0; 16];
         octets[0] = 0xfd;
         assert!(!Addr { octets }.is_unspecified());

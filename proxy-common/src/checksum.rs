@@ -1,17 +1,19 @@
-//! Internet checksum arithmetic (RFC 1071, RFC 1624): what a change of some bytes adds to a sum of all.
+//! Internet checksum arithmetic (RFC 1071, RFC 1624): the difference that changed bytes make to a
+//! checksum.
 
 use crate::Addr;
 
-/// What has to be added to a ones' complement sum, as the kernel's `__wsum`: 32 bits, folded later, in network byte order as
-/// the words in memory are.
+/// A number to add to a ones' complement sum. It is a `__wsum` of the kernel: 32 bits that are
+/// folded later, in network byte order like the words in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Difference(u32);
 
 impl Difference {
-    /// Of one address put in place of another of the same family. IPv4 has one word of the four.
+    /// Returns the difference of a replaced address. Both have the same IP family. In IPv4 only one
+    /// of the four words differs.
     #[inline(always)]
     pub const fn of_addresses(old: &Addr, new: &Addr) -> Self {
-        // The words that both families' forms share cancel out.
+        // Equal words cancel out.
         let (old, new) = (old.words(), new.words());
         Self(0)
             .and_word(old[0], new[0])
@@ -20,27 +22,27 @@ impl Difference {
             .and_word(old[3], new[3])
     }
 
-    /// Of one port put in place of another, both in host byte order. Ports stand at even offsets.
+    /// Returns the difference of a replaced port, in host byte order. Ports are at even offsets.
     #[inline(always)]
     pub const fn of_ports(old: u16, new: u16) -> Self {
         Self(0).and_word(old.to_be() as u32, new.to_be() as u32)
     }
 
-    /// Both.
+    /// Adds another difference.
     #[inline(always)]
     pub const fn and(self, other: Self) -> Self {
         Self(add(self.0, other.0))
     }
 
-    /// As the kernel's helpers take it.
+    /// Returns the number for the helpers of the kernel.
     #[inline(always)]
     pub const fn wsum(self) -> u32 {
         self.0
     }
 
-    /// Changes nothing.
+    /// Returns true if the checksum does not change.
     #[inline(always)]
-    pub const fn is_none(self) -> bool {
+    pub const fn is_zero(self) -> bool {
         self.0 == 0
     }
 
@@ -49,7 +51,8 @@ impl Difference {
         if old == new { self } else { Self(add(add(self.0, !old), new)) }
     }
 
-    /// The checksum field, as it stands in memory, after the change (RFC 1624, equation 3).
+    /// Returns the checksum field after the change (RFC 1624, equation 3). The field has the byte
+    /// order of the packet.
     #[inline(always)]
     pub const fn apply(self, field: [u8; 2]) -> [u8; 2] {
         let sum = add(!u16::from_ne_bytes(field) as u32 & 0xffff, self.0);
@@ -59,14 +62,14 @@ impl Difference {
 
 /// Ones' complement addition.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "what the cast cuts off is added again")]
+#[expect(clippy::cast_possible_truncation, reason = "the upper half is added again")]
 const fn add(a: u32, b: u32) -> u32 {
     let sum = a as u64 + b as u64;
     (sum as u32).wrapping_add((sum >> 32) as u32)
 }
 
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "folded twice, a sum of two halves fits one")]
+#[expect(clippy::cast_possible_truncation, reason = "after two folds the sum fits 16 bits")]
 const fn fold(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);
     ((sum & 0xffff) + (sum >> 16)) as u16
@@ -87,7 +90,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_checksum_is_right_after_addresses_and_ports_changed(
+        fn checksum_is_correct_after_addresses_and_ports_changed(
             old: [u8; 16], new: [u8; 16], old_port: u16, new_port: u16, rest: [u8; 24],
         ) {
             let packet = |addr: [u8; 16], port: u16| {
@@ -99,15 +102,16 @@ mod tests {
             let difference = Difference::of_addresses(&Addr { octets: old }, &Addr { octets: new })
                 .and(Difference::of_ports(old_port, new_port));
             let fixed = u16::from_be_bytes(difference.apply(packet(old, old_port).to_be_bytes()));
-            let wanted = packet(new, new_port);
-            // Zero has two forms in ones' complement; a sum that is not all zeros never takes the second.
-            prop_assert!(fixed == wanted || (fixed ^ wanted) == 0xffff && (fixed == 0 || wanted == 0));
+            let expected = packet(new, new_port);
+            // Zero has two forms in ones' complement. A sum of words that are not all zero never
+            // has the second form.
+            prop_assert!(fixed == expected || (fixed ^ expected) == 0xffff && (fixed == 0 || expected == 0));
         }
     }
 
     #[test]
-    fn equal_addresses_make_no_difference() {
+    fn equal_addresses_and_ports_make_no_difference() {
         let addr = Addr::from_v4([10, 0, 0, 1]);
-        assert!(Difference::of_addresses(&addr, &addr).and(Difference::of_ports(80, 80)).is_none());
+        assert!(Difference::of_addresses(&addr, &addr).and(Difference::of_ports(80, 80)).is_zero());
     }
 }

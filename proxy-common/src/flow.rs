@@ -1,4 +1,4 @@
-//! The life of a translated flow: its two entries, what its packets say of its state, and when it is over.
+//! The entries of a flow: their keys, their state, and when they expire.
 
 use crate::{
     Addr, Protocol,
@@ -9,11 +9,11 @@ use crate::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// The longest that packets of a flow are kept back; a thousandth of it is usual.
+/// The longest time for which a flow is held. Usually it takes a thousandth of it.
 const HELD_NS: u64 = 10 * SECOND;
 
 impl FlowKey {
-    /// The key of packets of one direction.
+    /// Returns the key of packets of one direction.
     #[inline(always)]
     pub const fn new(direction: Direction, protocol: Protocol, tuple: Tuple) -> Self {
         Self {
@@ -25,12 +25,12 @@ impl FlowKey {
         }
     }
 
-    /// Returns the protocol. It is `None` only for a key that [`FlowKey::new`] did not make.
+    /// Returns the protocol. It is `None` only if [`FlowKey::new`] did not create the key.
     pub const fn protocol(&self) -> Option<Protocol> {
         Protocol::from_number(self.proto)
     }
 
-    /// Its packets before translation.
+    /// Returns source and destination before translation.
     #[inline(always)]
     pub const fn tuple(&self) -> Tuple {
         Tuple { source: self.source, destination: self.destination }
@@ -39,13 +39,13 @@ impl FlowKey {
 
 impl Direction {
     #[inline(always)]
-    const fn number_of_other(number: u8) -> u8 {
+    const fn opposite_number(number: u8) -> u8 {
         number ^ 1
     }
 }
 
 impl Flow {
-    /// Stands for no flow.
+    /// No flow.
     pub const NONE: Self = Self {
         source: Endpoint::new(Addr::UNSPECIFIED_V6, 0),
         destination: Endpoint::new(Addr::UNSPECIFIED_V6, 0),
@@ -56,72 +56,75 @@ impl Flow {
         used_ns: 0,
     };
 
-    /// Is [`Flow::NONE`]: a flow was used at some time.
+    /// Returns true for [`Flow::NONE`]. A flow always has a time of its last packet.
     #[inline(always)]
     pub const fn is_none(&self) -> bool {
         self.used_ns == 0
     }
 
-    /// Its packets after translation.
+    /// Returns source and destination after translation.
     #[inline(always)]
     pub const fn tuple(&self) -> Tuple {
         Tuple { source: self.source, destination: self.destination }
     }
 
-    /// The key of the other direction of the flow whose one direction has this key and value.
+    /// Returns the key of the opposite direction. `key` is the key of this entry.
     #[inline(always)]
     pub const fn opposite_key(&self, key: &FlowKey) -> FlowKey {
-        let direction = Direction::number_of_other(key.direction);
+        let direction = Direction::opposite_number(key.direction);
         FlowKey { source: self.destination, destination: self.source, direction, ..*key }
     }
 
-    /// The value of the other direction.
+    /// Returns the entry of the opposite direction. `key` is the key of this entry.
     #[inline(always)]
     pub const fn opposite(&self, key: &FlowKey) -> Self {
         Self { source: key.destination, destination: key.source, ..*self }
     }
 
-    /// A TCP connection that both sides have closed, or one has reset: what comes after on the same ports is a new one.
+    /// Returns true for a TCP connection that both sides closed, or that was reset. A SYN with the
+    /// same ports then opens a new connection.
     #[inline(always)]
     pub const fn is_closed(&self) -> bool {
         const BOTH: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
         self.state & BOTH == BOTH || self.state & state::RESET != 0
     }
 
-    /// A TCP connection that both sides have closed in good order.
+    /// Returns true for a TCP connection that both sides closed with FIN, without a reset.
     #[inline(always)]
     pub const fn is_finished(&self) -> bool {
         const BOTH: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
         self.state & (BOTH | state::RESET) == BOTH
     }
 
-    /// A TCP connection that an endpoint has accepted, that is not over, and that had packets in the last minute.
+    /// Returns true for a TCP connection that an endpoint accepted, that is not closed, and that
+    /// had packets in the last minute.
     #[inline(always)]
     pub const fn is_in_use(&self, now_ns: u64) -> bool {
         const SILENT: u64 = 60 * SECOND;
         self.state & state::REPLIED != 0 && !self.is_closed() && now_ns.saturating_sub(self.used_ns) <= SILENT
     }
 
-    /// Whether it was silent for longer than flows of its kind are kept.
+    /// Returns true if the flow was silent for longer than its lifetime.
     #[inline(always)]
     pub const fn is_expired(&self, protocol: Protocol, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.used_ns) > self.lifetime_seconds(protocol) * SECOND
     }
 
-    /// The time of its last packet is to be noted anew.
+    /// Returns true if the time of the last packet has to be updated.
     #[inline(always)]
     const fn needs_touch(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.used_ns) >= TOUCH_NS
     }
 
-    /// Its packets are kept back. That ends by itself, should userspace not come to end it.
+    /// Returns true while the flow is held. The hold expires if userspace does not end it.
     #[inline(always)]
     pub const fn is_held(&self, now_ns: u64) -> bool {
         self.state & state::HELD != 0 && now_ns.saturating_sub(self.used_ns) < HELD_NS
     }
 
-    /// How long it is kept without a packet. No shorter than the kernel keeps its own entry for the flow, which masquerades it:
-    /// the defaults of `nf_conntrack`, and for TCP those that kube-proxy sets (`KubeProxyConntrackConfiguration`).
+    /// Returns the seconds for which a silent flow is kept. They are not shorter than those of the
+    /// conntrack entry that masquerades the flow: the defaults of `nf_conntrack`, and for TCP those
+    /// of kube-proxy (`KubeProxyConntrackConfiguration`).
     #[inline(always)]
     const fn lifetime_seconds(&self, protocol: Protocol) -> u64 {
         const CLOSED: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
@@ -136,32 +139,33 @@ impl Flow {
     }
 }
 
-/// What a packet says of its flow.
+/// Returns the state bits that a packet sets.
 #[inline(always)]
 pub const fn observed_state(direction: Direction, tcp: TcpFlags) -> u32 {
-    let (seen, closed) = match direction {
+    let (replied, closed) = match direction {
         Direction::Original => (0, state::CLIENT_CLOSED),
         Direction::Reply => (state::REPLIED, state::ENDPOINT_CLOSED),
     };
     let closed = if tcp.has_fin() { closed } else { 0 };
     let reset = if tcp.has_rst() { state::RESET } else { 0 };
-    seen | closed | reset
+    replied | closed | reset
 }
 
-/// The time of the last packet is noted no more often, so that most packets write nothing.
+/// The interval in which the time of the last packet is written, so that most packets write
+/// nothing.
 const TOUCH_NS: u64 = SECOND;
 
-/// Notes a packet of a flow. Both directions are kept as long as packets of one pass, and one that the map dropped to make
-/// room comes back.
+/// Updates state and time of a flow for a packet. Packets of one direction keep both entries alive,
+/// and restore an evicted entry of the opposite direction.
 #[inline(always)]
 pub fn touch(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
-    let news = observed & !flow.state | flow.state & !observed & state::RESET;
-    if news != 0 || flow.needs_touch(now_ns) {
-        refresh(tables, key, flow, observed, now_ns);
+    let changed = observed & !flow.state | flow.state & !observed & state::RESET;
+    if changed != 0 || flow.needs_touch(now_ns) {
+        update_entries(tables, key, flow, observed, now_ns);
     }
 }
 
-/// Notes a packet of a flow that is not translated, and so has no other direction.
+/// Updates the time of a flow with [`state::PASS`], which has only one entry.
 #[inline(always)]
 pub fn touch_pass_entry(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns: u64) {
     if flow.needs_touch(now_ns) {
@@ -169,9 +173,9 @@ pub fn touch_pass_entry(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns
     }
 }
 
-/// A call of its own, as few packets need it.
+/// A function call of its own, because few packets need it.
 #[inline(never)]
-fn refresh<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
+fn update_entries<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
     tables.touch_flow(key, observed, now_ns);
     if flow.state & state::PASS != 0 {
         return;

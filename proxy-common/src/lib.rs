@@ -1,8 +1,9 @@
-//! What shunt's eBPF programs and its userspace share: the layout of every map, and the packet decisions that need no kernel.
+//! The code that shunt's eBPF programs and its userspace share: the layout of the maps, and the
+//! decisions about packets and connections.
 #![no_std]
 #![expect(
     clippy::inline_always,
-    reason = "in a BPF program a call costs stack, of which there are 512 bytes"
+    reason = "in a BPF program a function call costs stack, and the limit is 512 bytes"
 )]
 
 #[cfg(any(test, feature = "testing", feature = "user"))]

@@ -1,37 +1,38 @@
-//! Reading a packet's headers: where it comes from and goes to, and whether it is a fragment.
+//! Reads the headers of a packet: addresses, ports, TCP flags, and whether it is a fragment.
 
 use crate::{Addr, Protocol, checksum::Difference, layout::Endpoint};
 
-/// A packet that can be read and changed; offsets are in bytes from the start of what the link carries.
+/// A frame of a link that can be read and changed. Offsets are in bytes from its start.
 pub trait Frame {
-    /// Copies bytes out; none if they are not all there.
+    /// Reads bytes. Returns `None` if the frame is too short.
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]>;
-    /// Puts bytes in; none if there is no room for them all.
+    /// Writes bytes. Returns `None` if the frame is too short or the kernel has no memory.
     fn store<const N: usize>(&self, offset: u32, bytes: &[u8; N]) -> Option<()>;
-    /// Brings the checksum of an IPv4 header up to date.
+    /// Updates the checksum of an IPv4 header.
     fn fix_header_checksum(&self, offset: u32, difference: Difference) -> Option<()>;
-    /// Brings the checksum of what an IP packet carries up to date.
-    fn fix_checksum(&self, offset: u32, difference: Difference, covered: ChecksumCoverage) -> Option<()>;
-    /// Bytes changed that no checksum within the packet makes up for, but one the link's hardware took may cover.
+    /// Updates the checksum of a transport header or ICMP message.
+    fn fix_checksum(&self, offset: u32, difference: Difference, coverage: ChecksumCoverage) -> Option<()>;
+    /// Updates the sum of the packet that the hardware computed, if there is one. For changed bytes
+    /// for which no checksum within the packet compensates.
     fn update_hardware_checksum(&self, difference: Difference);
 
-    /// The bytes of all of it.
+    /// Returns the number of bytes.
     fn length(&self) -> u32;
-    /// The link.
+    /// Returns the interface index of the link.
     fn link(&self) -> u32;
-    /// The mark, which netfilter sees.
+    /// Returns the mark, which netfilter sees.
     fn mark(&self) -> u32;
-    /// Changes the mark.
+    /// Sets the mark.
     fn set_mark(&self, mark: u32);
 }
 
-/// How a checksum covers the bytes that changed.
+/// How a checksum covers the changed bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChecksumCoverage {
-    /// As part of the pseudo header, which is in the IP header of this version; else as part of what the packet carries.
+    /// The IP version if they are in the pseudo header. `None` if they are in the payload.
     pub pseudo_header: Option<IpVersion>,
-    /// All zeros stand for no checksum (UDP).
-    pub may_be_absent: bool,
+    /// True if zero means that the packet has no checksum (UDP).
+    pub is_optional: bool,
 }
 
 /// The version of IP.
@@ -43,19 +44,19 @@ pub enum IpVersion {
     V6,
 }
 
-/// What an IP packet holds of its datagram.
+/// The part of its datagram that an IP packet holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragment {
-    /// All of it.
+    /// The whole datagram.
     Whole,
-    /// Its beginning, with the ports.
+    /// The first fragment, which has the ports.
     First {
-        /// The datagram's identification.
+        /// The identification of the datagram.
         id: u32,
     },
-    /// A later part.
+    /// A later fragment.
     Later {
-        /// The datagram's identification.
+        /// The identification of the datagram.
         id: u32,
     },
 }
@@ -65,33 +66,33 @@ pub enum Fragment {
 pub struct Packet {
     /// The version of IP.
     pub version: IpVersion,
-    /// Where the IP header begins.
+    /// The offset of the IP header.
     pub header: u32,
-    /// Where what it carries begins: behind options and extension headers.
+    /// The offset of the payload, after options and extension headers.
     pub payload: u32,
-    /// What it carries: an IP protocol number.
+    /// The IP protocol number of the payload.
     pub proto: u8,
-    /// The checksum of an IPv4 header, as it stands there.
+    /// The checksum field of an IPv4 header.
     pub checksum: [u8; 2],
-    /// Whether that is all of it.
+    /// The part of the datagram.
     pub fragment: Fragment,
-    /// Source.
+    /// The source.
     pub source: Addr,
-    /// Destination.
+    /// The destination.
     pub destination: Addr,
 }
 
-/// Source and destination with their ports.
+/// Source and destination with ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuple {
-    /// Source.
+    /// The source.
     pub source: Endpoint,
-    /// Destination.
+    /// The destination.
     pub destination: Endpoint,
 }
 
 impl Tuple {
-    /// The tuple of what answers.
+    /// Returns the tuple of the opposite direction.
     #[inline(always)]
     pub const fn swapped(self) -> Self {
         Self { source: self.destination, destination: self.source }
@@ -103,11 +104,11 @@ const ETH_P_IPV6: u16 = 0x86dd;
 const ETH_P_8021Q: u16 = 0x8100;
 const ETH_P_8021AD: u16 = 0x88a8;
 const VLAN_TAG: u32 = 4;
-/// Tags that are stepped over, at most.
+/// The maximum number of VLAN tags that are skipped.
 const VLAN_TAGS: usize = 2;
 
-/// Where the IP header begins, and its version, behind VLAN tags that are in the frame; none of other packets. `ethertype` is
-/// that of what begins at `offset`.
+/// Returns offset and version of the IP header after VLAN tags, if there is one. `ethertype` is the
+/// type of what begins at `offset`.
 #[inline(always)]
 pub fn ip_header(frame: &impl Frame, mut ethertype: u16, mut offset: u32) -> Option<(u32, IpVersion)> {
     for _ in 0..VLAN_TAGS {
@@ -124,11 +125,11 @@ pub fn ip_header(frame: &impl Frame, mut ethertype: u16, mut offset: u32) -> Opt
     }
 }
 
-/// IPv6 extension headers that are stepped over, at most.
+/// The maximum number of IPv6 extension headers that are skipped.
 const EXTENSION_HEADERS: usize = 6;
 
 impl Packet {
-    /// A packet whose headers are still to be read.
+    /// Returns a packet whose headers are not read yet.
     #[inline(always)]
     pub const fn at(header: u32, version: IpVersion) -> Self {
         Self {
@@ -143,8 +144,9 @@ impl Packet {
         }
     }
 
-    /// Reads the headers; none if they are cut short or make no sense. In place, as the verifier wants every byte of a result
-    /// written, on the way to none too.
+    /// Reads the headers. Returns `None` if they are truncated or invalid. It works in place,
+    /// because the verifier requires that every byte of a returned value is written, even for
+    /// `None`.
     #[inline(never)]
     pub fn read<F: Frame>(&mut self, frame: &F) -> Option<()> {
         match self.version {
@@ -161,11 +163,11 @@ impl Packet {
             return None;
         }
         let id = u32::from(u16::from_be_bytes([ip[4], ip[5]]));
-        let place = u16::from_be_bytes([ip[6], ip[7]]);
+        let fragment = u16::from_be_bytes([ip[6], ip[7]]);
         self.payload = self.header + length;
         self.proto = ip[9];
         self.checksum = [ip[10], ip[11]];
-        self.fragment = Fragment::at(place & 0x1fff != 0, place & 0x2000 != 0, id);
+        self.fragment = Fragment::at(fragment & 0x1fff != 0, fragment & 0x2000 != 0, id);
         self.source = Addr::from_v4([ip[12], ip[13], ip[14], ip[15]]);
         self.destination = Addr::from_v4([ip[16], ip[17], ip[18], ip[19]]);
         Some(())
@@ -181,16 +183,18 @@ impl Packet {
         self.proto = fixed[6];
         self.source = Addr { octets: frame.load(self.header + 8)? };
         self.destination = Addr { octets: frame.load(self.header + 24)? };
-        // Mapped IPv4 addresses do not belong on a link (RFC 4942, section 2.2), and the maps take them for IPv4.
+        // IPv4-mapped addresses are invalid on a link (RFC 4942, section 2.2), and the maps would
+        // take them for IPv4.
         if self.source.is_v4() || self.destination.is_v4() {
             return None;
         }
-        self.step_over_extensions(frame)
+        self.skip_extensions(frame)
     }
 
-    /// Goes to what the packet carries (RFC 8200, section 4). What follows a later fragment's header is data.
+    /// Skips to the payload (RFC 8200, section 4). Data follows the fragment header of a later
+    /// fragment.
     #[inline(always)]
-    fn step_over_extensions(&mut self, frame: &impl Frame) -> Option<()> {
+    fn skip_extensions(&mut self, frame: &impl Frame) -> Option<()> {
         for _ in 0..EXTENSION_HEADERS {
             if !self.is_at_extension() {
                 return Some(());
@@ -208,7 +212,7 @@ impl Packet {
         matches!(self.proto, HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | FRAGMENT | AUTHENTICATION)
     }
 
-    /// Reads one extension header, and says how long it is.
+    /// Reads one extension header, and returns its length in bytes.
     #[inline(always)]
     fn extension_length(&mut self, frame: &impl Frame) -> Option<u32> {
         let extension: [u8; 8] = frame.load(self.payload)?;
@@ -217,31 +221,32 @@ impl Packet {
         let units = u32::from(extension[1]);
         Some(match kind {
             FRAGMENT => {
-                let place = u16::from_be_bytes([extension[2], extension[3]]);
+                let fragment = u16::from_be_bytes([extension[2], extension[3]]);
                 let id = u32::from_be_bytes([extension[4], extension[5], extension[6], extension[7]]);
-                self.fragment = Fragment::at(place & 0xfff8 != 0, place & 1 != 0, id);
+                self.fragment = Fragment::at(fragment & 0xfff8 != 0, fragment & 1 != 0, id);
                 8
             }
-            // In units of 4 bytes, and 2 of them are not counted (RFC 4302).
+            // In units of 4 bytes, without the first two units (RFC 4302).
             AUTHENTICATION => (units + 2) * 4,
             _ => (units + 1) * 8,
         })
     }
 
-    /// Source and destination port of TCP or UDP, in host byte order.
+    /// Returns source and destination port, in host byte order.
     #[inline(always)]
     pub fn ports(&self, frame: &impl Frame) -> Option<[u16; 2]> {
         let [a, b, c, d] = frame.load(self.payload)?;
         Some([u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])])
     }
 
-    /// An IPv4 header without options, so that the ports come right behind the addresses.
+    /// Returns true for an IPv4 header without options, so that the ports directly follow the
+    /// addresses.
     #[inline(always)]
     pub const fn is_plain_v4(&self) -> bool {
         matches!(self.version, IpVersion::V4) && self.payload == self.header + 20
     }
 
-    /// Source and destination with their ports.
+    /// Returns source and destination with these ports.
     #[inline(always)]
     pub const fn tuple(&self, [source, destination]: [u16; 2]) -> Tuple {
         Tuple {
@@ -250,8 +255,8 @@ impl Packet {
         }
     }
 
-    /// The flags of a TCP segment, if all up to its checksum is there, so that what is judged by them can also be changed; none
-    /// at all for other protocols.
+    /// Returns the flags of a TCP segment, and no flags for other protocols. Returns `None` if the
+    /// segment is truncated before the end of its checksum, because it could not be rewritten.
     #[inline(always)]
     pub fn tcp_flags(&self, frame: &impl Frame, protocol: Protocol) -> Option<TcpFlags> {
         match protocol {
@@ -264,9 +269,9 @@ impl Packet {
     }
 }
 
-/// IP protocol numbers and IPv6 next headers.
+/// The IP protocol number of ICMP.
 pub const ICMP: u8 = 1;
-/// ICMP of IPv6.
+/// The IP protocol number of ICMPv6.
 pub const ICMPV6: u8 = 58;
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
@@ -295,25 +300,25 @@ impl TcpFlags {
     const RST: u8 = 1 << 2;
     const ACK: u8 = 1 << 4;
 
-    /// A client begins a connection.
+    /// Returns true for the first segment of a client.
     #[inline(always)]
     pub const fn is_syn(self) -> bool {
         self.0 & (Self::SYN | Self::ACK) == Self::SYN
     }
 
-    /// A server agrees to one.
+    /// Returns true for the first segment of a server.
     #[inline(always)]
     pub const fn is_syn_ack(self) -> bool {
         self.0 & (Self::SYN | Self::ACK) == Self::SYN | Self::ACK
     }
 
-    /// One side will send no more.
+    /// Returns true if the sender closes its side.
     #[inline(always)]
     pub const fn has_fin(self) -> bool {
         self.0 & Self::FIN != 0
     }
 
-    /// One side gives up.
+    /// Returns true if the sender resets the connection.
     #[inline(always)]
     pub const fn has_rst(self) -> bool {
         self.0 & Self::RST != 0

@@ -1,4 +1,4 @@
-//! Tells aya which types may be copied to and from maps byte by byte.
+//! The types that aya may copy to and from maps byte by byte.
 #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
 
 use crate::{
@@ -13,8 +13,9 @@ use crate::{
 macro_rules! pod {
     ($($type:ty),* $(,)?) => {
         $(
-            // SAFETY: repr(C), made of integers and arrays of them only, and without padding: `layout` asserts that each
-            // size is the sum of its fields' sizes. Every bit pattern is a value.
+            // SAFETY: the type is repr(C) with integers and arrays of integers only. It has no
+            // padding, because `layout` asserts that its size is the sum of the sizes of its
+            // fields. Every bit pattern is a value.
             unsafe impl aya::Pod for $type {}
         )*
     };

@@ -1,58 +1,63 @@
-//! Which addresses and ports are, or were, those of a Service or an endpoint: a bitmap that spares all other packets every
-//! look into a map.
+//! The prefilter: a Bloom filter with one hash function. It has a bit for each frontend and
+//! endpoint, so that a packet of no Service costs no other map lookup.
 //!
-//! Bits are set before what they stand for is, and cleared long after: flows outlive the Services they began with. Two things may
-//! share a bit; a packet that is let through by such an accident is looked at like any other.
+//! A bit is set before the entry that needs it is written, and cleared long after that entry is
+//! removed, because flows outlive their Services. Two frontends or endpoints may share a bit. A
+//! false positive costs map lookups and nothing else.
 
 use crate::{
     Addr,
     layout::{Direction, Endpoint, Flow, FlowKey},
 };
 
-/// Bits of the map; 128 KiB. With 10,000 Services of 4 endpoints, one in twenty is set.
+/// The number of bits: 128 KiB. With 10,000 Services of 4 endpoints, one bit in twenty is set.
 pub const BITS: u32 = 1 << 20;
-/// Words of the map.
+/// The number of words, which are the entries of the map.
 pub const WORDS: u32 = BITS / 64;
 
-/// Where the bit of an address and port is.
+/// The position of the bit of an address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefilterBit {
-    /// The word, less than [`WORDS`].
+    /// The index of the word, less than [`WORDS`].
     pub word: u32,
-    /// The bit in it.
+    /// The bit in the word.
     pub mask: u64,
 }
 
-/// Odd numbers with well mixed bits (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+/// The factors of the hash function: odd numbers with well mixed bits (Steele, Lea and Flood, "Fast
+/// splittable pseudorandom number generators", 2014).
 const FACTORS: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
 
-/// Tells an endpoint's place from a Service's at the same address: any word that no address here begins with.
+/// Makes the hash of an endpoint differ from that of a frontend with the same address. Any word
+/// works that no address begins with.
 const ENDPOINT: u32 = 0x5bd1_e995;
 
 impl PrefilterBit {
-    /// The place of an address and port of a Service: packets that come in for it are looked at. The port is in host byte order.
+    /// Returns the bit of a frontend, which programs check for the destination of a packet. The
+    /// port is in host byte order.
     #[inline(always)]
     pub const fn of_service(addr: &Addr, port: u16) -> Self {
         Self::of_words(addr.words(), port)
     }
 
-    /// The place of an endpoint: packets that leave from it are looked at. A place of its own, so that who dials endpoints past
-    /// all Services is not held up as they come in.
+    /// Returns the bit of an endpoint, which programs check for the source of a packet. It differs
+    /// from that of a frontend, so that packets which go directly to an endpoint pass quickly.
     #[inline(always)]
     pub const fn of_endpoint(addr: &Addr, port: u16) -> Self {
         let [a, b, c, d] = addr.words();
         Self::of_words([a ^ ENDPOINT, b, c, d], port)
     }
 
-    /// The place of a node port: of the unspecified address of the same family as this one.
+    /// Returns the bit of a node port: that of the unspecified address of the same IP family.
     #[inline(always)]
     pub const fn of_node_port(addr: &Addr, port: u16) -> Self {
         let third = if addr.is_v4() { Addr::UNSPECIFIED_V4.words()[2] } else { 0 };
         Self::of_words([0, 0, third, 0], port)
     }
 
-    /// The places without which packets of a flow would not be looked at, whether or not there still is its Service or endpoint: of
-    /// the VIP, as a Service's and as a node port, and of the endpoint. Either of its two entries names them all.
+    /// Returns the bits that packets of a flow need, even if its Service or endpoint is gone: of
+    /// the VIP as an address and as a node port, and of the endpoint. Both entries of a flow give
+    /// the same bits.
     pub const fn of_flow(key: &FlowKey, flow: &Flow) -> [Self; 3] {
         let (vip, endpoint): (&Endpoint, &Endpoint) = if key.direction == Direction::Original as u8 {
             (&key.destination, &flow.destination)
@@ -85,35 +90,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_ports_that_differ_little_have_places_of_their_own() {
-        let mut places = HashSet::new();
+    fn similar_addresses_and_ports_have_different_bits() {
+        let mut bits = HashSet::new();
         let mut count = 0;
         for third in 0..20 {
             for last in 0..=255 {
                 for port in [80, 443, 8080] {
-                    places.insert(bit(&Addr::from_v4([10, 244, third, last]), port));
+                    bits.insert(bit(&Addr::from_v4([10, 244, third, last]), port));
                     count += 1;
                 }
             }
         }
         for port in 30_000..32_768 {
-            places.insert(bit(&Addr::UNSPECIFIED_V4, port));
-            places.insert(bit(&Addr::UNSPECIFIED_V6, port));
+            bits.insert(bit(&Addr::UNSPECIFIED_V4, port));
+            bits.insert(bit(&Addr::UNSPECIFIED_V6, port));
             count += 2;
         }
         for host in 0..5_000u16 {
             let mut octets = [0; 16];
             octets[0] = 0xfd;
             octets[14..].copy_from_slice(&host.to_be_bytes());
-            places.insert(bit(&Addr { octets }, 53));
+            bits.insert(bit(&Addr { octets }, 53));
             count += 1;
         }
-        // About as many collisions as chance would have it: n²/2m, some 350.
-        assert!(places.len() > count - 700, "{} places for {count}", places.len());
+        // A random function has n²/2m collisions, some 350.
+        assert!(bits.len() > count - 700, "{} bits for {count}", bits.len());
     }
 
     #[test]
-    fn a_node_port_has_the_place_of_its_familys_unspecified_address() {
+    fn node_port_has_the_bit_of_the_unspecified_address() {
         for (addr, any) in
             [(Addr::from_v4([192, 0, 2, 1]), Addr::UNSPECIFIED_V4), (Addr::LOOPBACK_V6, Addr::UNSPECIFIED_V6)]
         {

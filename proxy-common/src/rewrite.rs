@@ -1,4 +1,4 @@
-//! Changing a packet's addresses and ports, with all checksums that cover them.
+//! Rewrites addresses and ports of a packet, and all checksums that cover them.
 
 use crate::{
     Addr, Protocol,
@@ -8,8 +8,9 @@ use crate::{
     protocol::ChecksumField,
 };
 
-/// Changes addresses and ports of a TCP or UDP packet, or of a first fragment of one. None if the packet is too short, or, half
-/// changed, if the kernel has no memory for it.
+/// Rewrites addresses and ports of a TCP or UDP packet, or of its first fragment. Returns `None` if
+/// the packet is truncated, or if the kernel has no memory. In the second case the packet may be
+/// partly changed.
 #[inline(never)]
 pub fn transport<F: Frame>(
     frame: &F,
@@ -18,33 +19,33 @@ pub fn transport<F: Frame>(
     before: &FlowKey,
     after: &Flow,
 ) -> Option<()> {
-    let ChecksumField { offset, is_optional: may_be_absent } = protocol.checksum_field()?;
+    let ChecksumField { offset, is_optional } = protocol.checksum_field()?;
     let checksum = packet.payload + offset;
-    // That of TCP was there when its flags were read.
-    let is_absent = may_be_absent && frame.load(checksum)? == [0; 2];
-    let (moved, changed) = if packet.is_plain_v4() {
+    // A TCP segment has its checksum, because its flags were read.
+    let is_absent = is_optional && frame.load(checksum)? == [0; 2];
+    let (addresses, ports) = if packet.is_plain_v4() {
         store_plain_v4(frame, packet, before, after)?
     } else {
         store_fields(frame, packet, before, after)?
     };
     if is_absent {
-        // The header's own checksum made up for IPv4 addresses.
+        // The checksum of the IPv4 header compensates for the addresses.
         let is_v4 = packet.version == IpVersion::V4;
-        frame.update_hardware_checksum(if is_v4 { changed } else { changed.and(moved) });
+        frame.update_hardware_checksum(if is_v4 { ports } else { ports.and(addresses) });
         return Some(());
     }
-    if !moved.is_none() {
-        let covered = ChecksumCoverage { pseudo_header: Some(packet.version), may_be_absent };
-        frame.fix_checksum(checksum, moved, covered)?;
+    if !addresses.is_zero() {
+        let coverage = ChecksumCoverage { pseudo_header: Some(packet.version), is_optional };
+        frame.fix_checksum(checksum, addresses, coverage)?;
     }
-    if !changed.is_none() {
-        frame.fix_checksum(checksum, changed, ChecksumCoverage { pseudo_header: None, may_be_absent })?;
+    if !ports.is_zero() {
+        frame.fix_checksum(checksum, ports, ChecksumCoverage { pseudo_header: None, is_optional })?;
     }
     Some(())
 }
 
-/// Writes addresses and ports where no options are between them, and the IPv4 header's checksum, which is before them: one call
-/// of the kernel for what else takes up to five.
+/// Writes checksum, addresses and ports of an IPv4 header without options, which are adjacent: one
+/// helper call instead of up to five. Returns the differences of addresses and ports.
 #[inline(always)]
 fn store_plain_v4(
     frame: &impl Frame,
@@ -52,23 +53,25 @@ fn store_plain_v4(
     before: &FlowKey,
     after: &Flow,
 ) -> Option<(Difference, Difference)> {
-    let moved = Difference::of_addresses(&before.source.addr, &after.source.addr)
+    let addresses = Difference::of_addresses(&before.source.addr, &after.source.addr)
         .and(Difference::of_addresses(&before.destination.addr, &after.destination.addr));
-    let changed = Difference::of_ports(before.source.port, after.source.port)
+    let ports = Difference::of_ports(before.source.port, after.source.port)
         .and(Difference::of_ports(before.destination.port, after.destination.port));
     let word = |addr: &Addr| u128::from(u32::from_le_bytes(addr.words()[3].to_ne_bytes()));
     let port = |port: u16| u128::from(port.swap_bytes());
-    // Put together in registers: BPF would else write byte by byte.
-    let bytes = u128::from(u16::from_le_bytes(moved.apply(packet.checksum)))
+    // Built in registers, because BPF would otherwise write byte by byte.
+    let bytes = u128::from(u16::from_le_bytes(addresses.apply(packet.checksum)))
         | word(&after.source.addr) << 16
         | word(&after.destination.addr) << 48
         | port(after.source.port) << 80
         | port(after.destination.port) << 96;
     let [bytes @ .., _, _] = bytes.to_le_bytes();
     frame.store::<14>(packet.header + 10, &bytes)?;
-    Some((moved, changed))
+    Some((addresses, ports))
 }
 
+/// Writes addresses and ports that differ, field by field. Returns the differences of addresses and
+/// ports.
 #[inline(always)]
 fn store_fields(
     frame: &impl Frame,
@@ -76,99 +79,101 @@ fn store_fields(
     before: &FlowKey,
     after: &Flow,
 ) -> Option<(Difference, Difference)> {
-    let moved = addresses(
+    let addresses = store_addresses(
         frame,
         packet,
         (before.source.addr, after.source.addr),
         (before.destination.addr, after.destination.addr),
     )?;
-    let changed = ports(
+    let ports = store_ports(
         frame,
         packet,
         (before.source.port, after.source.port),
         (before.destination.port, after.destination.port),
     )?;
-    Some((moved, changed))
+    Some((addresses, ports))
 }
 
-/// Changes the addresses of a later fragment. The checksum of what it carries is in the first one.
+/// Rewrites the addresses of a later fragment. The transport checksum is in the first fragment.
 #[inline(always)]
 pub fn later_fragment(frame: &impl Frame, packet: &Packet, source: Addr, destination: Addr) -> Option<()> {
-    let difference = addresses(frame, packet, (packet.source, source), (packet.destination, destination))?;
+    let difference =
+        store_addresses(frame, packet, (packet.source, source), (packet.destination, destination))?;
     if packet.version == IpVersion::V6 {
         frame.update_hardware_checksum(difference);
     }
     Some(())
 }
 
-/// An ICMP error: what it tells of, and how both change.
+/// An ICMP error with its inner packet, and the changes to both.
 pub struct IcmpError<'a> {
-    /// The error itself.
+    /// The error.
     pub outer: &'a Packet,
-    /// Its source after translation.
+    /// The source of the error after translation.
     pub source: Addr,
-    /// Its destination after translation.
+    /// The destination of the error after translation.
     pub destination: Addr,
-    /// The packet it tells of, whose beginning it carries.
+    /// The inner packet, which may be truncated.
     pub inner: &'a Packet,
-    /// That packet's addresses and ports.
+    /// Addresses and ports of the inner packet.
     pub before: &'a Tuple,
-    /// The same after translation.
+    /// Addresses and ports of the inner packet after translation.
     pub after: &'a Tuple,
 }
 
-/// Changes an ICMP error and the packet within it. The inner packet's own transport checksum, of which the rest may be cut
-/// off, is left: nobody can check it.
+/// Rewrites an ICMP error and its inner packet. The transport checksum of the inner packet stays,
+/// because the packet may be truncated and nobody can verify it.
 #[inline(always)]
 pub fn icmp_error(frame: &impl Frame, error: &IcmpError<'_>) -> Option<()> {
     let IcmpError { outer, inner, before, after, .. } = error;
     let checksum = outer.payload + 2;
-    let in_payload = ChecksumCoverage { pseudo_header: None, may_be_absent: false };
-    let moved =
-        addresses(frame, outer, (outer.source, error.source), (outer.destination, error.destination))?;
-    let changed = addresses(
+    let outer_addresses =
+        store_addresses(frame, outer, (outer.source, error.source), (outer.destination, error.destination))?;
+    let inner_addresses = store_addresses(
         frame,
         inner,
         (before.source.addr, after.source.addr),
         (before.destination.addr, after.destination.addr),
     )?;
-    let changed = match outer.version {
-        // The inner header's checksum changed the other way, and the outer addresses are not covered.
-        IpVersion::V4 => Difference::default(),
-        IpVersion::V6 => {
-            let covered = ChecksumCoverage { pseudo_header: Some(IpVersion::V6), may_be_absent: false };
-            if !moved.is_none() {
-                frame.fix_checksum(checksum, moved, covered)?;
-            }
-            changed
-        }
-    };
-    let changed = changed.and(ports(
+    let inner_ports = store_ports(
         frame,
         inner,
         (before.source.port, after.source.port),
         (before.destination.port, after.destination.port),
-    )?);
-    if changed.is_none() { Some(()) } else { frame.fix_checksum(checksum, changed, in_payload) }
+    )?;
+    let payload = match outer.version {
+        // The checksum of the inner header compensates for its addresses, and no pseudo header
+        // covers the outer addresses.
+        IpVersion::V4 => inner_ports,
+        IpVersion::V6 => {
+            let coverage = ChecksumCoverage { pseudo_header: Some(IpVersion::V6), is_optional: false };
+            if !outer_addresses.is_zero() {
+                frame.fix_checksum(checksum, outer_addresses, coverage)?;
+            }
+            inner_addresses.and(inner_ports)
+        }
+    };
+    let coverage = ChecksumCoverage { pseudo_header: None, is_optional: false };
+    if payload.is_zero() { Some(()) } else { frame.fix_checksum(checksum, payload, coverage) }
 }
 
-/// Writes the addresses that differ, and brings the IPv4 header's checksum up to date.
+/// Writes the addresses that differ, and updates the checksum of an IPv4 header.
 #[inline(always)]
-fn addresses(
+fn store_addresses(
     frame: &impl Frame,
     packet: &Packet,
     source: (Addr, Addr),
     destination: (Addr, Addr),
 ) -> Option<Difference> {
     if source.0 != source.1 {
-        address(frame, packet, Field::Source, &source.1)?;
+        store_address(frame, packet, Field::Source, &source.1)?;
     }
     if destination.0 != destination.1 {
-        address(frame, packet, Field::Destination, &destination.1)?;
+        store_address(frame, packet, Field::Destination, &destination.1)?;
     }
     let difference = Difference::of_addresses(&source.0, &source.1)
         .and(Difference::of_addresses(&destination.0, &destination.1));
-    if packet.version == IpVersion::V4 && !difference.is_none() {
+    if packet.version == IpVersion::V4 && !difference.is_zero() {
         frame.fix_header_checksum(packet.header + 10, difference)?;
     }
     Some(difference)
@@ -181,7 +186,7 @@ enum Field {
 }
 
 #[inline(always)]
-fn address(frame: &impl Frame, packet: &Packet, field: Field, new: &Addr) -> Option<()> {
+fn store_address(frame: &impl Frame, packet: &Packet, field: Field, new: &Addr) -> Option<()> {
     match packet.version {
         IpVersion::V4 => {
             let offset = packet.header + if matches!(field, Field::Source) { 12 } else { 16 };
@@ -196,7 +201,7 @@ fn address(frame: &impl Frame, packet: &Packet, field: Field, new: &Addr) -> Opt
 
 /// Writes the ports that differ.
 #[inline(always)]
-fn ports(
+fn store_ports(
     frame: &impl Frame,
     packet: &Packet,
     source: (u16, u16),

@@ -1,32 +1,31 @@
-//! Choosing an endpoint: even over the slots, and sticky where a Service asks for it.
+//! The choice of a slot, and the timeout of affinity.
 
 use crate::layout::{AffinityValue, ServiceValue};
 
-/// The slots a caller may be given.
+/// The slots that a client can get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
-    /// The list, as [`List`](crate::layout::List) numbers it.
+    /// The number of the [`List`](crate::layout::List).
     pub list: u32,
-    /// Their number.
+    /// The number of slots.
     pub count: u32,
 }
 
 impl Slots {
-    /// The slots for processes and pods of this node.
+    /// Returns the slots for clients inside.
     #[inline(always)]
     pub const fn inside(service: &ServiceValue) -> Self {
         Self { list: service.inside_list as u32, count: service.inside_count }
     }
 
-    /// The slots for everybody else.
+    /// Returns the slots for clients outside.
     #[inline(always)]
     pub const fn outside(service: &ServiceValue) -> Self {
         Self { list: service.outside_list as u32, count: service.outside_count }
     }
 
-    /// Picks a slot evenly from 32 random bits: a multiplication, which is cheaper and less biased than a remainder.
-    ///
-    /// 0 when there are none; callers check `count` first.
+    /// Picks a slot evenly from 32 random bits, by a multiplication. It is cheaper and less biased
+    /// than a remainder. Returns 0 without slots, so callers check `count` first.
     #[inline(always)]
     pub const fn pick(&self, random: u32) -> u32 {
         ((random as u64 * self.count as u64) >> 32) as u32
@@ -34,8 +33,8 @@ impl Slots {
 }
 
 impl AffinityValue {
-    /// Whether the client may still be sent where it went last: it was there less than the timeout ago. Clocks that seem to
-    /// run backwards (another CPU wrote a moment ago) count as no time at all.
+    /// Returns true if the last connection of the client is younger than the timeout. A time in the
+    /// future, which another CPU wrote a moment ago, counts as now.
     #[inline(always)]
     pub const fn is_fresh(&self, now_ns: u64, timeout_seconds: u32) -> bool {
         now_ns.saturating_sub(self.used_ns) < timeout_seconds as u64 * 1_000_000_000
@@ -51,7 +50,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_picked_slot_is_always_one_of_the_slots(random: u32, count in 1u32..) {
+        fn picked_slot_is_always_in_range(random: u32, count in 1u32..) {
             let slots = Slots { list: 0, count };
             prop_assert!(slots.pick(random) < count);
         }
@@ -72,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn affinity_ends_when_the_client_was_idle_for_the_timeout() {
+    fn affinity_ends_after_the_timeout() {
         let used = AffinityValue {
             endpoint: Endpoint::new(Addr::UNSPECIFIED_V4, 0),
             zero: 0,
@@ -81,7 +80,7 @@ mod tests {
         assert!(used.is_fresh(5_000_000_000, 1));
         assert!(used.is_fresh(5_999_999_999, 1));
         assert!(!used.is_fresh(6_000_000_000, 1));
-        assert!(used.is_fresh(4_000_000_000, 1), "another CPU's clock may be behind");
+        assert!(used.is_fresh(4_000_000_000, 1), "the clock of another CPU may be behind");
         assert!(!used.is_fresh(u64::MAX, u32::MAX), "the largest timeout does not overflow");
     }
 }

@@ -1,4 +1,4 @@
-//! From a destination to a Service, and from a Service to one of its endpoints.
+//! Lookup of the Service of a destination, and choice of one of its endpoints.
 
 use crate::{
     Addr, Protocol,
@@ -8,21 +8,21 @@ use crate::{
     tables::Tables,
 };
 
-/// Whether an address and port may be a Service's: most are not, and a bitmap tells.
+/// Returns true if an address and port may be a VIP. The prefilter excludes most.
 #[inline(always)]
 pub fn may_be_vip(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
     tables.prefilter_may_contain(PrefilterBit::of_service(addr, port))
         || tables.prefilter_may_contain(PrefilterBit::of_node_port(addr, port))
 }
 
-/// Whether an address and port may be an endpoint's, or may have been.
+/// Returns true if an address and port may be an endpoint, or may have been one.
 #[inline(always)]
 pub fn may_be_endpoint(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
     tables.prefilter_may_contain(PrefilterBit::of_endpoint(addr, port))
 }
 
-/// Finds the Service of a destination. `on_node` tells whether who dials shares the node's loopback; it is asked only where
-/// that matters.
+/// Finds the Service of a destination. `on_node` returns true if the client shares the loopback of
+/// the node. It is called only for loopback addresses.
 #[inline(always)]
 pub fn find(
     tables: &impl Tables,
@@ -33,11 +33,11 @@ pub fn find(
     if let Some(service) = find_by_address(tables, destination, protocol) {
         return Some(service);
     }
-    node_port(tables, destination, protocol, on_node)
+    find_node_port(tables, destination, protocol, on_node)
 }
 
-/// Finds the Service of a packet's destination, for which [`may_be_vip`] holds: by the bitmap, most that go to a node port are spared one
-/// of two looks.
+/// Finds the Service of a packet's destination after [`may_be_vip`] returned true. The prefilter
+/// saves one of two lookups for most packets to node ports.
 #[inline(always)]
 pub fn find_on_link(
     tables: &impl Tables,
@@ -49,10 +49,10 @@ pub fn find_on_link(
     {
         return Some(service);
     }
-    node_port(tables, destination, protocol, || false)
+    find_node_port(tables, destination, protocol, || false)
 }
 
-/// Finds the Service that has this very address: any but a node port.
+/// Finds the Service with this address and port. Node ports are not found.
 #[inline(always)]
 pub fn find_by_address(
     tables: &impl Tables,
@@ -64,7 +64,7 @@ pub fn find_by_address(
 }
 
 #[inline(always)]
-fn node_port(
+fn find_node_port(
     tables: &impl Tables,
     destination: &Endpoint,
     protocol: Protocol,
@@ -79,20 +79,22 @@ fn node_port(
 }
 
 impl AffinityKey {
-    /// All sockets of a network namespace, a pod's or the node's, count as one client.
+    /// Returns the key of a socket. All sockets of a network namespace, of a pod or the node, count
+    /// as one client.
     #[inline(always)]
     pub const fn of_sockets(netns: u64, service: u32) -> Self {
         Self { addr: Addr::UNSPECIFIED_V6, netns, service, zero: 0 }
     }
 
-    /// All packets from an address do.
+    /// Returns the key of a packet. All packets from an address count as one client.
     #[inline(always)]
     pub const fn of_packets(source: Addr, service: u32) -> Self {
         Self { addr: source, netns: 0, service, zero: 0 }
     }
 }
 
-/// Chooses an endpoint for a new connection; `client` is asked where the Service has affinity.
+/// Chooses an endpoint for a new connection. Calls `client` only if the Service has affinity.
+/// Returns `None` if the chosen slot is empty.
 #[inline(always)]
 pub fn choose_endpoint(
     tables: &impl Tables,
@@ -101,36 +103,36 @@ pub fn choose_endpoint(
     client: impl FnOnce() -> AffinityKey,
 ) -> Option<Endpoint> {
     if service.affinity_seconds == 0 {
-        return random(tables, service, slots);
+        return random_endpoint(tables, service, slots);
     }
     let key = client();
     let now = tables.now_ns();
     let endpoint = match tables.affinity(&key) {
         Some(last)
             if last.is_fresh(now, service.affinity_seconds)
-                && is_in(tables, service.service, slots.list, last.endpoint) =>
+                && is_in_list(tables, service.service, slots.list, last.endpoint) =>
         {
             last.endpoint
         }
-        _ => random(tables, service, slots)?,
+        _ => random_endpoint(tables, service, slots)?,
     };
     tables.set_affinity(&key, &AffinityValue { endpoint, zero: 0, used_ns: now });
     Some(endpoint)
 }
 
-/// Whether a UDP flow to an endpoint may go on: the endpoint still serves.
+/// Returns true if an endpoint is serving, so that a UDP flow to it goes on.
 #[inline(always)]
 pub fn is_serving(tables: &impl Tables, service: u32, endpoint: Endpoint) -> bool {
-    is_in(tables, service, List::Serving.number(), endpoint)
+    is_in_list(tables, service, List::Serving.number(), endpoint)
 }
 
 #[inline(always)]
-fn is_in(tables: &impl Tables, service: u32, list: u32, endpoint: Endpoint) -> bool {
+fn is_in_list(tables: &impl Tables, service: u32, list: u32, endpoint: Endpoint) -> bool {
     tables.is_member(&MemberKey { service, list, endpoint })
 }
 
 #[inline(always)]
-fn random(tables: &impl Tables, service: &ServiceValue, slots: Slots) -> Option<Endpoint> {
+fn random_endpoint(tables: &impl Tables, service: &ServiceValue, slots: Slots) -> Option<Endpoint> {
     tables.endpoint(&EndpointKey {
         service: service.service,
         generation: service.generation,

@@ -1,4 +1,4 @@
-//! What packet decisions ask and note: the maps, behind a trait, so that the same decisions run in the kernel and in tests.
+//! The maps behind a trait, so that the same code runs in the kernel and in tests.
 
 use crate::{
     Addr,
@@ -9,65 +9,68 @@ use crate::{
     prefilter::PrefilterBit,
 };
 
-/// The maps, a clock and chance. Writes may fail when the kernel has no memory at that moment; what then is lost is said at
-/// each.
+/// The maps, a clock and random numbers. A write may fail if the kernel has no memory at that
+/// moment.
 pub trait Tables {
-    /// Whether an address and port may be, or have been, those of a Service or an endpoint.
+    /// Returns true if the bit is set in the prefilter.
     fn prefilter_may_contain(&self, bit: PrefilterBit) -> bool;
-    /// The Service a destination belongs to.
+    /// Looks up a destination.
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue>;
-    /// The endpoint in a slot.
+    /// Looks up the endpoint in a slot.
     fn endpoint(&self, key: &EndpointKey) -> Option<Endpoint>;
-    /// Whether an endpoint is in a list.
+    /// Returns true if an endpoint is in a list.
     fn is_member(&self, key: &MemberKey) -> bool;
-    /// Whether node ports are served on an address.
+    /// Returns true if node ports are served on an address.
     fn is_node_address(&self, address: &Addr) -> bool;
-    /// Whether a source is in a Service's ranges.
+    /// Returns true if a source is in the source ranges of a service.
     fn in_source_ranges(&self, service: u32, address: Addr) -> bool;
-    /// Whether a source counts as local, where local detection goes by sources.
+    /// Returns true if a source is local, for
+    /// [`LocalDetection::Source`](crate::layout::LocalDetection).
     fn is_local_source(&self, address: Addr) -> bool;
-    /// Whether what comes in on a link counts as local, where local detection goes by links.
+    /// Returns true if a link is local, for
+    /// [`LocalDetection::Link`](crate::layout::LocalDetection).
     fn is_local_link(&self, link: u32) -> bool;
-    /// What is known of the node.
+    /// Returns the facts about the node.
     fn node(&self) -> Option<NodeValue>;
 
-    /// Where a client went last.
+    /// Looks up the last endpoint of a client.
     fn affinity(&self, key: &AffinityKey) -> Option<AffinityValue>;
-    /// Remembers where a client went. Failing, it may go elsewhere next time.
+    /// Writes the last endpoint of a client. If that fails, its next connection may get another
+    /// endpoint.
     fn set_affinity(&self, key: &AffinityKey, value: &AffinityValue);
 
-    /// One direction of a flow.
+    /// Looks up one direction of a flow.
     fn flow(&self, key: &FlowKey) -> Option<Flow>;
-    /// Notes one direction of a flow, in place of any other; whether that worked.
+    /// Inserts or replaces one direction of a flow. Returns true if that succeeded.
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
-    /// Notes one direction of a flow if there is none; whether that is so.
+    /// Inserts one direction of a flow unless an entry exists. Returns true if it was inserted.
     fn add_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
-    /// Notes what a packet says of one direction's state ([`flow_state::after`](crate::layout::flow_state::after)), and the time;
-    /// whether there is one.
+    /// Updates state ([`flow_state::after`](crate::layout::flow_state::after)) and time of one
+    /// direction of a flow. Returns true if it exists.
     fn touch_flow(&self, key: &FlowKey, observed: u32, now_ns: u64) -> bool;
-    /// Puts a flow in the place of one direction of one that translated packets likewise; whether there was one. No memory is taken
-    /// and none given back.
+    /// Overwrites one direction of a flow that has the same addresses after translation. Returns
+    /// true if it exists. The kernel neither allocates nor frees memory.
     fn reuse_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
-    /// Forgets one direction of a flow.
+    /// Removes one direction of a flow.
     fn remove_flow(&self, key: &FlowKey);
 
-    /// What became of a datagram's first fragment.
+    /// Looks up the translation of the first fragment of a datagram.
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentValue>;
-    /// Notes what became of a first fragment. Failing, those that follow get lost.
+    /// Writes the translation of a first fragment. If that fails, the later fragments are lost.
     fn set_fragment(&self, key: &FragmentKey, value: &FragmentValue);
-    /// Forgets what became of a first fragment.
+    /// Removes the translation of a first fragment.
     fn remove_fragment(&self, key: &FragmentKey);
 
-    /// Counts one.
+    /// Increments a counter.
     fn count(&self, counter: Counter);
-    /// Counts something of a Service port, by its identifier.
+    /// Counts an event of a service, by its identifier.
     fn count_service(&self, service: u32, event: ServiceEvent);
-    /// Counts something that went wrong, and tells of it where that is asked for.
+    /// Counts an error, and logs it if that is on.
     fn count_error(&self, error: ProgramError);
     /// Traces a packet of a flow, if tracing is on.
     fn trace(&self, verdict: Counter, key: &FlowKey, flow: &Flow);
-    /// Nanoseconds of the monotonic clock.
+    /// Returns the nanoseconds of the monotonic clock.
     fn now_ns(&self) -> u64;
-    /// 32 random bits.
+    /// Returns 32 random bits.
     fn random(&self) -> u32;
 }

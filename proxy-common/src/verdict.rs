@@ -1,41 +1,42 @@
-//! What becomes of a connection or datagram to a Service, before an endpoint is chosen.
+//! The verdict on a connection or datagram to a Service, before an endpoint is chosen.
 
 use crate::{
     layout::{Counter, ServiceValue, flags},
     select::Slots,
 };
 
-/// What is to be done with a destination.
+/// The verdict on a connection or datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Send it to one of these slots.
+    /// Translate it to one of these slots.
     Translate(Slots),
-    /// Leave it as it is.
+    /// Pass it unchanged.
     Pass(PassReason),
-    /// Connection refused.
+    /// Refuse it.
     Refuse,
-    /// Unreachable.
+    /// Drop it. A system call fails as unreachable.
     Drop(DropReason),
 }
 
-/// Why a destination that is a Service's is left alone.
+/// The reason to pass a connection or datagram to a Service unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassReason {
-    /// Source ranges apply, and which address the socket will have is only known from its packets: tc decides.
+    /// Source ranges apply, and only the packets show the source address of the socket. The link
+    /// programs decide.
     SourceUnknown,
 }
 
-/// Why a connection is not let through.
+/// The reason to drop a connection or datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
-    /// The source is in none of the Service's `loadBalancerSourceRanges`.
+    /// The source is not in `loadBalancerSourceRanges` of the Service.
     SourceNotAllowed,
-    /// There are endpoints, but none on this node, and the policy is Local.
+    /// The traffic policy is Local, and no endpoint is on this node.
     NoLocalEndpoint,
 }
 
 impl DropReason {
-    /// As what it is counted, and told.
+    /// Returns the counter, which is also the verdict of the trace event.
     #[inline(always)]
     pub const fn counter(self) -> Counter {
         match self {
@@ -45,21 +46,22 @@ impl DropReason {
     }
 }
 
-/// What a socket's source address is known to be, when it dials.
+/// What is known of the source address of a socket when it connects or sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketSource {
-    /// Bound to an address: whether that is in the Service's source ranges.
+    /// The socket is bound to an address.
     Bound {
-        /// A longest-prefix match was found.
+        /// True if the address is in the source ranges of the Service.
         in_ranges: bool,
     },
-    /// Not bound, in the node's network namespace.
+    /// It is not bound, and in the network namespace of the node.
     Node,
-    /// Not bound, in another network namespace: a pod.
+    /// It is not bound, and in another network namespace: that of a pod.
     Pod,
 }
 
-/// The verdict on a socket of this node that dials `service`. `source` is asked only where source ranges apply.
+/// Returns the verdict on a socket that connects or sends to `service`. Calls `source` only if
+/// source ranges apply.
 #[inline(always)]
 pub fn for_socket(service: &ServiceValue, source: impl FnOnce() -> SocketSource) -> Verdict {
     if service.flags & flags::SOURCE_RANGES != 0 {
@@ -72,8 +74,8 @@ pub fn for_socket(service: &ServiceValue, source: impl FnOnce() -> SocketSource)
     to_slots(service, Slots::inside(service))
 }
 
-/// The verdict on a packet that comes in on a link for `service`. `is_local`: local detection counts the caller among the
-/// cluster's own. `in_ranges` is asked only where source ranges apply.
+/// Returns the verdict on a packet that comes in for `service`. `is_local` is the result of local
+/// detection. Calls `in_ranges` only if source ranges apply.
 #[inline(always)]
 pub fn for_packet(service: &ServiceValue, is_local: bool, in_ranges: impl FnOnce() -> bool) -> Verdict {
     if service.flags & flags::SOURCE_RANGES != 0 && !in_ranges() {
@@ -93,7 +95,7 @@ const fn to_slots(service: &ServiceValue, slots: Slots) -> Verdict {
     }
 }
 
-/// Whether the source may pass; none when its packets must tell.
+/// Returns true if source ranges allow the source, or `None` if only the packets show it.
 #[inline(always)]
 const fn source_allowed(service: &ServiceValue, source: SocketSource) -> Option<bool> {
     match source {
@@ -122,26 +124,26 @@ mod tests {
         }
     }
 
-    fn unasked() -> SocketSource {
-        panic!("the source does not matter without source ranges")
+    fn unused() -> SocketSource {
+        panic!("the source is not read without source ranges")
     }
 
     #[test]
-    fn a_service_with_endpoints_is_translated_whatever_outside_callers_have() {
-        assert_eq!(for_socket(&service(3, 0), unasked), Verdict::Translate(Slots { list: 0, count: 3 }));
+    fn inside_slots_do_not_depend_on_outside_slots() {
+        assert_eq!(for_socket(&service(3, 0), unused), Verdict::Translate(Slots { list: 0, count: 3 }));
     }
 
     #[test]
-    fn no_endpoints_at_all_refuse_and_no_local_ones_drop() {
-        assert_eq!(for_socket(&service(0, 0), unasked), Verdict::Refuse);
+    fn missing_endpoints_refuse_and_missing_local_endpoints_drop() {
+        assert_eq!(for_socket(&service(0, 0), unused), Verdict::Refuse);
         assert_eq!(
-            for_socket(&service(0, flags::DROP_WHEN_EMPTY), unasked),
+            for_socket(&service(0, flags::DROP_WHEN_EMPTY), unused),
             Verdict::Drop(DropReason::NoLocalEndpoint)
         );
     }
 
     #[test]
-    fn source_ranges_decide_by_what_is_known_of_the_source() {
+    fn source_ranges_apply_to_what_is_known_of_the_source() {
         let allowed = Verdict::Translate(Slots { list: 0, count: 1 });
         let denied = Verdict::Drop(DropReason::SourceNotAllowed);
         let ranged = |more| service(1, flags::SOURCE_RANGES | more);

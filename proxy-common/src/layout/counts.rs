@@ -1,57 +1,58 @@
-//! What programs count of each Service port, and of what went wrong in themselves.
+//! The counts of each service port, and the errors of programs.
 
 map_type! {
-    /// Value of `service_counts`: what a CPU counted of a Service port. The entries of a CPU stand together, a slot each
-    /// ([`service_slot`]), so that no two CPUs write to one line of cache: an array like this, unlike one that the kernel keeps a
-    /// copy of for each CPU, is looked up without a call and read by userspace in large pieces (kernel 5.6; the other 5.13).
+    /// Value of `service_counts`: the counts of a service port on one CPU. The slots
+    /// ([`service_slot`]) of a CPU are adjacent, so that two CPUs never write to the same cache
+    /// line. Unlike a per-CPU array, a plain array needs no helper call for a lookup. Userspace
+    /// reads it in batches from kernel 5.6 on, and a per-CPU array only from 5.13 on.
     ServiceCounts, 40 {
-        /// TCP connections, and flows of UDP.
+        /// TCP connections and UDP flows.
         connections: u64,
-        /// Connections and datagrams that were refused, each try of them.
+        /// Refused connections and datagrams. Each attempt counts.
         refusals: u64,
-        /// Connections and datagrams that were dropped, each try of them.
+        /// Dropped connections and datagrams. Each attempt counts.
         drops: u64,
-        /// Bytes of IP packets to endpoints that were translated on links.
+        /// Bytes of IP packets to endpoints that link programs translated.
         bytes_to_endpoints: u64,
-        /// Bytes of their answers.
+        /// Bytes of IP packets of the replies.
         bytes_to_clients: u64,
     }
 }
 
-/// How many slots a CPU has where so many Service ports are to have one of their own: a power of two, as slot 0 is that of all
-/// others together. 0 counts nothing.
+/// Returns the number of slots of a CPU for this number of service ports that are counted one by
+/// one. It is a power of two, and slot 0 is for all other service ports. 0 counts nothing.
 pub const fn service_slots(most: u32) -> u32 {
     if most == 0 { 0 } else { most.saturating_add(1).next_power_of_two() }
 }
 
-/// The slot of an identifier ([`super::ServiceValue::service`]) among so many: userspace gives identifiers such that Service ports
-/// to be counted apart have slots apart, and all others slot 0.
+/// Returns the slot of a service identifier. Userspace assigns identifiers such that service ports
+/// which are counted one by one have different slots, and all others slot 0.
 #[inline(always)]
 pub const fn service_slot(service: u32, slots: u32) -> u32 {
     service & slots.wrapping_sub(1)
 }
 
-/// What is counted of a connection or datagram to a Service port.
+/// An event of a connection or datagram to a service port that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServiceEvent {
-    /// It begins.
+    /// A connection or flow begins.
     Connection,
-    /// It is refused.
+    /// A connection or datagram is refused.
     Refusal,
-    /// It is dropped.
+    /// A connection or datagram is dropped.
     Drop,
-    /// A packet of it goes to an endpoint, of so many bytes.
+    /// A packet with this number of bytes goes to an endpoint.
     ToEndpoint(u32),
-    /// A packet of it goes to the client, of so many bytes.
+    /// A packet with this number of bytes goes to the client.
     ToClient(u32),
 }
 
 impl ServiceCounts {
-    /// Nothing.
+    /// All counts are zero.
     pub const NONE: Self =
         Self { connections: 0, refusals: 0, drops: 0, bytes_to_endpoints: 0, bytes_to_clients: 0 };
 
-    /// Counts it.
+    /// Counts an event.
     #[inline(always)]
     pub const fn add(&mut self, tally: ServiceEvent) {
         match tally {
@@ -63,7 +64,7 @@ impl ServiceCounts {
         }
     }
 
-    /// Adds what another CPU counted.
+    /// Adds the counts of another CPU.
     pub const fn merge(&mut self, other: &Self) {
         self.connections += other.connections;
         self.refusals += other.refusals;
@@ -73,40 +74,40 @@ impl ServiceCounts {
     }
 }
 
-/// The programs, by their numbers: keys of `program_errors`.
+/// The programs. The number is the key in `program_errors`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Program {
-    /// An IPv4 socket connects.
+    /// `connect` of an IPv4 socket.
     Connect4 = 0,
-    /// An IPv6 socket connects.
+    /// `connect` of an IPv6 socket.
     Connect6 = 1,
-    /// An IPv4 socket sends to an address.
+    /// `sendmsg` of an IPv4 socket.
     Sendmsg4 = 2,
-    /// An IPv6 socket does.
+    /// `sendmsg` of an IPv6 socket.
     Sendmsg6 = 3,
-    /// An IPv4 socket receives.
+    /// `recvmsg` of an IPv4 socket.
     Recvmsg4 = 4,
-    /// An IPv6 socket does.
+    /// `recvmsg` of an IPv6 socket.
     Recvmsg6 = 5,
-    /// An IPv4 socket is asked for its peer.
+    /// `getpeername` of an IPv4 socket.
     Getpeer4 = 6,
-    /// An IPv6 socket is.
+    /// `getpeername` of an IPv6 socket.
     Getpeer6 = 7,
-    /// A socket is closed.
+    /// The release of a socket.
     Release = 8,
-    /// A frame comes in on a link.
+    /// Ingress of a link with Ethernet headers.
     InEth = 9,
-    /// A bare IP packet does.
+    /// Ingress of a link with bare IP packets.
     InIp = 10,
-    /// A frame leaves on a link.
+    /// Egress of a link with Ethernet headers.
     OutEth = 11,
-    /// A bare IP packet does.
+    /// Egress of a link with bare IP packets.
     OutIp = 12,
 }
 
 impl Program {
-    /// Those that can meet errors, with their names in the kernel.
+    /// The programs that can have errors, with their names in the kernel.
     pub const ALL: [(Self, &str); 8] = [
         (Self::Connect4, "shunt_connect4"),
         (Self::Connect6, "shunt_connect6"),
@@ -120,7 +121,7 @@ impl Program {
     /// The number of programs.
     pub const COUNT: usize = Self::OutIp as usize + 1;
 
-    /// The errors it can meet.
+    /// Returns the errors that the program can have.
     pub const fn errors(self) -> &'static [ProgramError] {
         use ProgramError as E;
         match self {
@@ -137,11 +138,11 @@ impl Program {
     }
 }
 
-/// What goes wrong in a program: where it counts in [`ProgramErrors::counts`].
+/// An error of a program. The number is the index in [`ProgramErrors::counts`].
 #[repr(usize)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProgramError {
-    /// The slot that was chosen was empty, and so were those chosen after it.
+    /// The chosen slot was empty at each attempt.
     EndpointMissing = 0,
     /// `affinity` could not be written.
     Affinity = 1,
@@ -159,9 +160,10 @@ pub enum ProgramError {
     Flows = 7,
     /// `fragments` could not be written.
     Fragments = 8,
-    /// A packet could not be changed.
+    /// A packet could not be rewritten.
     NotRewritten = 9,
-    /// The header of a TCP segment that may be a Service's is cut short, so that it is left alone.
+    /// The header of a TCP segment to a possible VIP is truncated, so that the segment passes
+    /// unchanged.
     Malformed = 10,
 }
 
@@ -183,7 +185,7 @@ impl ProgramError {
     /// The number of errors.
     pub const COUNT: usize = Self::ALL.len();
 
-    /// The name that people see.
+    /// Returns the name in metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::EndpointMissing => "endpoint_missing",
@@ -202,9 +204,9 @@ impl ProgramError {
 }
 
 map_type! {
-    /// Value of `program_errors`, a copy for each CPU: what went wrong in a program.
+    /// Value of `program_errors`, a per-CPU array: the errors of a program.
     ProgramErrors, 88 {
-        /// How often, by [`ProgramError`].
+        /// The counts, by [`ProgramError`].
         counts: [u64; ProgramError::COUNT],
     }
 }
@@ -214,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_as_asked_for_have_a_slot_and_one_is_left_for_all_others() {
+    fn counted_services_have_slots_and_others_share_slot_0() {
         assert_eq!([0, 1, 3, 4, 4000].map(service_slots), [0, 2, 4, 8, 4096]);
         assert_eq!([1, 7, 8, 9, 4096].map(|service| service_slot(service, 8)), [1, 7, 0, 1, 0]);
     }

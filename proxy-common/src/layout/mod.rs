@@ -1,15 +1,17 @@
-//! Keys and values of every map: `repr(C)` without padding, sizes asserted, ports in host byte order so that
-//! `bpftool map dump` reads like the Service it stands for.
+//! The keys and values of all maps. They are `repr(C)` without padding, and their sizes are
+//! asserted. Ports are in host byte order, so that `bpftool map dump` is easy to read.
 //!
-//! Identifiers and flags are plain integers here because BTF shows newtypes as nested structs; accessors give them types.
+//! Identifiers and flags are plain integers, because BTF shows newtypes as nested structs.
+//! Accessors give them types.
 
 pub use self::{counts::*, maps::*, state::*, trace::*};
 use crate::{Addr, Protocol};
 
-/// Changes with any change to what follows: a process that finds pinned maps of another version builds its own beside them.
+/// The version of the layout. Every change of a key or value raises it. A process that finds pinned
+/// maps of another version builds its own maps next to them.
 pub const LAYOUT_VERSION: u32 = 6;
 
-/// Declares a plain map type and asserts that it has the given size, so that no padding slips in.
+/// Declares the type of a key or value, and asserts its size and that it has no padding.
 macro_rules! map_type {
     ($(#[$doc:meta])* $name:ident, $size:literal { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$doc])*
@@ -28,20 +30,20 @@ mod maps;
 mod state;
 mod trace;
 
-/// Which endpoint list of a Service port; also the third set, of all that still serve.
+/// An endpoint list of a service port, or the set of its serving endpoints.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum List {
-    /// Endpoints for traffic policy Cluster.
+    /// The endpoints for traffic policy Cluster.
     Cluster = 0,
-    /// Endpoints for traffic policy Local.
+    /// The endpoints for traffic policy Local.
     Local = 1,
-    /// Membership only: every endpoint that serves, chosen or not. A UDP flow to it may go on.
+    /// All serving endpoints, which have no slots. A UDP flow to one of them goes on.
     Serving = 2,
 }
 
 impl List {
-    /// As keys hold it.
+    /// Returns the number in keys.
     #[inline(always)]
     pub const fn number(self) -> u32 {
         self as u32
@@ -49,7 +51,8 @@ impl List {
 }
 
 map_type! {
-    /// Value of `bridge_ports`, whose keys are indexes of links: the hardware address of the bridge that the link is a port of.
+    /// Value of `bridge_ports`, whose keys are interface indexes of bridge ports: the hardware
+    /// address of the bridge.
     BridgeAddress, 8 {
         /// The address.
         bytes: [u8; 6],
@@ -59,20 +62,20 @@ map_type! {
 }
 
 impl BridgeAddress {
-    /// An address as the map holds it.
+    /// Returns the value for an address.
     pub const fn new(bytes: [u8; 6]) -> Self {
         Self { bytes, zero: [0; 2] }
     }
 }
 
 map_type! {
-    /// Key of `services`: a destination that someone dials. Node ports have the family's unspecified address.
+    /// Key of `services`: a frontend. A node port has the unspecified address of the IP family.
     ServiceKey, 20 {
-        /// Destination address.
+        /// The address of the frontend.
         addr: Addr,
-        /// Destination port, host byte order.
+        /// The port of the frontend, in host byte order.
         port: u16,
-        /// IP protocol number.
+        /// The IP protocol number.
         proto: u8,
         /// Zero.
         zero: u8,
@@ -80,7 +83,7 @@ map_type! {
 }
 
 impl ServiceKey {
-    /// The key of a destination; `port` in host byte order.
+    /// Returns the key of a frontend. The port is in host byte order.
     #[inline(always)]
     pub const fn new(addr: Addr, port: u16, protocol: Protocol) -> Self {
         Self { addr, port, proto: protocol.number(), zero: 0 }
@@ -88,21 +91,22 @@ impl ServiceKey {
 }
 
 map_type! {
-    /// Value of `services`: which endpoints a destination has, and who may have them.
+    /// Value of `services`: the endpoints of a frontend, and the clients that may use them.
     ServiceValue, 24 {
-        /// Identifies the service port in one IP family; all of its destinations share it.
+        /// The service identifier: the number of a service port in one IP family. All of its
+        /// frontends have it.
         service: u32,
-        /// Generation of its endpoint lists: slots of another generation are not read.
+        /// The generation of the endpoint lists. Slots of other generations are not read.
         generation: u32,
-        /// Number of slots for callers on this node: its processes and pods.
+        /// The number of slots for clients inside: processes and pods of this node.
         inside_count: u32,
-        /// Number of slots for all other callers.
+        /// The number of slots for clients outside.
         outside_count: u32,
-        /// Affinity by client lasts so long after its last connection; 0 without affinity.
+        /// The timeout of affinity after the last connection of a client, or 0 without affinity.
         affinity_seconds: u32,
-        /// [`List`] for callers on this node.
+        /// The [`List`] for clients inside.
         inside_list: u8,
-        /// [`List`] for all other callers.
+        /// The [`List`] for clients outside.
         outside_list: u8,
         /// [`flags`].
         flags: u16,
@@ -111,19 +115,20 @@ map_type! {
 
 /// Bits of [`ServiceValue::flags`].
 pub mod flags {
-    /// Without endpoints: silence or unreachable, instead of refused.
+    /// Without endpoints, packets are dropped and system calls fail as unreachable, instead of a
+    /// refusal.
     pub const DROP_WHEN_EMPTY: u16 = 1;
-    /// `loadBalancerSourceRanges` apply to this destination.
+    /// `loadBalancerSourceRanges` apply to this frontend.
     pub const SOURCE_RANGES: u16 = 1 << 1;
-    /// The ranges hold the node's own address.
+    /// The ranges contain the address of the node.
     pub const NODE_IN_RANGES: u16 = 1 << 2;
-    /// The ranges hold every pod of this node.
+    /// The ranges contain all pods of this node.
     pub const PODS_IN_RANGES: u16 = 1 << 3;
-    /// The ranges hold no pod of this node.
+    /// The ranges contain no pod of this node.
     pub const PODS_OUT_OF_RANGES: u16 = 1 << 4;
-    /// Packets of local callers get one of this node's addresses as their source.
+    /// Packets of clients inside are masqueraded.
     pub const MASQUERADE_INSIDE: u16 = 1 << 5;
-    /// Packets of all other callers do.
+    /// Packets of clients outside are masqueraded.
     pub const MASQUERADE_OUTSIDE: u16 = 1 << 6;
 }
 
@@ -134,7 +139,7 @@ map_type! {
         service: u32,
         /// [`ServiceValue::generation`].
         generation: u32,
-        /// 0 up to the count of the list.
+        /// The slot, from 0 up to the count of the list.
         slot: u32,
         /// [`List`].
         list: u32,
@@ -142,11 +147,12 @@ map_type! {
 }
 
 map_type! {
-    /// An address and port: the value of `endpoints`, `udp_flows` and `udp_replies`, and part of others.
+    /// An address and port: the value of `endpoints`, `udp_flows` and `udp_replies`, and a field of
+    /// other types.
     Endpoint, 20 {
-        /// Address.
+        /// The address.
         addr: Addr,
-        /// Port, host byte order.
+        /// The port, in host byte order.
         port: u16,
         /// Zero.
         zero: u16,
@@ -154,10 +160,10 @@ map_type! {
 }
 
 impl Endpoint {
-    /// Stands for none.
+    /// No endpoint.
     pub const NONE: Self = Self::new(Addr::UNSPECIFIED_V6, 0);
 
-    /// From an address and a port in host byte order.
+    /// Returns an endpoint. The port is in host byte order.
     #[inline(always)]
     pub const fn new(addr: Addr, port: u16) -> Self {
         Self { addr, port, zero: 0 }
@@ -165,7 +171,7 @@ impl Endpoint {
 }
 
 map_type! {
-    /// Key of `members`, a set: this endpoint is in this list of this Service port.
+    /// Key of `members`, a set: the endpoint is in the list of the service port.
     MemberKey, 28 {
         /// [`ServiceValue::service`].
         service: u32,
@@ -177,44 +183,46 @@ map_type! {
 }
 
 map_type! {
-    /// Data of a key of `source_ranges`, a longest-prefix trie; the prefix counts the bits of both fields.
+    /// Key of `source_ranges`, a longest-prefix trie. The prefix length counts the bits of both
+    /// fields.
     SourceRange, 20 {
         /// [`ServiceValue::service`].
         service: u32,
-        /// Range of sources.
+        /// The address of the source range.
         addr: Addr,
     }
 }
 
 impl SourceRange {
-    /// Bits of the key that are not the address's.
+    /// The bits of the key before the address.
     pub const SERVICE_BITS: u32 = 32;
-    /// Bits of a full key: what a lookup asks for.
+    /// The bits of a whole key, for lookups.
     pub const BITS: u32 = Self::SERVICE_BITS + 128;
 }
 
-/// What the programs count, a slot of `counters` each; packets unless it says otherwise.
+/// The counters of the link programs. The number is the key in `counters`. They count packets
+/// unless the comment says otherwise.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Counter {
-    /// Flows begun on a link.
+    /// New flows on links.
     FlowsBegun = 0,
-    /// Refused for want of endpoints.
+    /// Refused: the Service has no endpoints.
     Refused = 1,
-    /// Dropped: no endpoint on this node, and the policy is Local.
+    /// Dropped: the traffic policy is Local, and no endpoint is on this node.
     NoLocalEndpoint = 2,
-    /// Dropped: the source is in none of the Service's source ranges.
+    /// Dropped: the source is not in the source ranges of the Service.
     SourceNotAllowed = 3,
-    /// Dropped: the flow could not be recorded.
+    /// Dropped: the entries of the flow could not be written.
     FlowNotRecorded = 4,
-    /// Refused: of a TCP connection nothing is known of.
+    /// Refused: a TCP segment of an unknown connection.
     UnknownConnection = 5,
-    /// Dropped: rewriting the packet failed.
+    /// Dropped: the packet could not be rewritten.
     NotRewritten = 6,
 }
 
 impl Counter {
-    /// All of them, with the names that people see.
+    /// All counters, with their names in metrics and logs.
     pub const ALL: [(Self, &str); 7] = [
         (Self::FlowsBegun, "flow_begun"),
         (Self::Refused, "refused"),
@@ -224,50 +232,52 @@ impl Counter {
         (Self::UnknownConnection, "unknown_connection"),
         (Self::NotRewritten, "not_rewritten"),
     ];
-    /// The number of slots.
+    /// The number of counters.
     pub const COUNT: usize = Self::ALL.len();
 }
 
 map_type! {
-    /// The one value of `node`. It may grow; its first two fields are where they are in every version.
+    /// The only value of `node`. The first two fields have the same place in every layout.
     NodeValue, 40 {
-        /// [`LAYOUT_VERSION`] of all maps beside it.
+        /// The [`LAYOUT_VERSION`] of the maps in the directory.
         layout: u32,
-        /// [`STATE_LAYOUT_VERSION`] of the maps beside it that programs write.
+        /// The [`STATE_LAYOUT_VERSION`] of the maps in the directory that programs write.
         state_layout: u32,
-        /// Network namespace cookie of the node, or [`NodeValue::NETNS_UNKNOWN`].
+        /// The network namespace cookie of the node, or [`NodeValue::NETNS_UNKNOWN`].
         netns: u64,
-        /// Bit that asks netfilter to masquerade a packet.
+        /// The bit of the mark that makes netfilter masquerade a packet.
         masquerade_mark: u32,
-        /// Bit that asks netfilter to reject a packet.
+        /// The bit of the mark that makes netfilter reject a packet.
         reject_mark: u32,
-        /// [`LocalDetection`]: how local callers are told from others.
+        /// The [`LocalDetection`].
         local_detection: u32,
         /// Zero.
         zero: u32,
-        /// Until then, on the monotonic clock, flows may be missing: these maps take the place of others of another size.
+        /// The end of settling on the monotonic clock. Until then flows may be missing, because
+        /// these maps replaced maps of another size.
         settling_until_ns: u64,
     }
 }
 
-/// How packets of local callers are told from those of others: upstream's `detectLocalMode`.
+/// The test for packets of local clients (`detectLocalMode`).
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LocalDetection {
-    /// They are not; all count as others.
+    /// All clients are outside.
     None = 0,
-    /// Their source is in `local_sources`.
+    /// Clients are inside if their source is in `local_sources`.
     Source = 1,
-    /// They came in on a link of `local_links`.
+    /// Clients are inside if their packets come in on a link of `local_links`.
     Link = 2,
 }
 
 impl NodeValue {
-    /// Kernels before 5.14 do not tell userspace the cookie. Until the programs have told it, the node is taken to live in the
-    /// initial network namespace. What a new map holds.
+    /// The cookie is unknown, as in a new map. Userspace can read it from kernel 5.14 on. On older
+    /// kernels it learns the cookie from the programs. Until then the programs take the node to be
+    /// in the initial network namespace.
     pub const NETNS_UNKNOWN: u64 = 0;
-    /// Upstream's default masquerade bit, 14.
+    /// The default masquerade bit of kube-proxy, 14.
     pub const MASQUERADE_MARK: u32 = 1 << 14;
-    /// Upstream's bit for packets to be rejected or dropped, 15.
+    /// The bit of kube-proxy for packets that it drops, 15.
     pub const REJECT_MARK: u32 = 1 << 15;
 }

@@ -1,18 +1,20 @@
-//! What programs write: connections and flows, and where affinity led. The next version's process takes it over.
+//! The keys and values of the maps that programs write: connections, flows and affinity. The
+//! process of the next version takes them over.
 
 use super::Endpoint;
 use crate::addr::Addr;
 
-/// Changes with any change to the keys and values of the maps that programs write: the next version's process takes those over
-/// as they are while this is the same, so that flows and connections outlive an upgrade.
+/// The version of the layout of the maps that programs write. Every change of their keys and values
+/// raises it. While it is the same, the process of the next version takes the maps over, so that
+/// flows and connections survive an upgrade.
 pub const STATE_LAYOUT_VERSION: u32 = 3;
 
 map_type! {
-    /// Key of `affinity`: a client of a Service port.
+    /// Key of `affinity`: a client of a service port.
     AffinityKey, 32 {
-        /// Client address, of traffic from outside the sockets; else unspecified.
+        /// The address of the client for packets, or the unspecified address for sockets.
         addr: Addr,
-        /// Network namespace cookie of the client socket: its pod, or the node; else 0.
+        /// The network namespace cookie for sockets of a pod or the node, or 0 for packets.
         netns: u64,
         /// [`super::ServiceValue::service`].
         service: u32,
@@ -24,21 +26,22 @@ map_type! {
 map_type! {
     /// Value of `affinity`.
     AffinityValue, 32 {
-        /// Where the client goes.
+        /// The endpoint of the last connection.
         endpoint: Endpoint,
         /// Zero.
         zero: u32,
-        /// Last connection, nanoseconds of the monotonic clock.
+        /// The time of the last connection, in nanoseconds of the monotonic clock.
         used_ns: u64,
     }
 }
 
 map_type! {
-    /// Key of `udp_flows` and `udp_replies`: a socket and the other end.
+    /// Key of `udp_flows` and `udp_replies`: a socket and its peer.
     SocketPeer, 32 {
-        /// Socket cookie.
+        /// The socket cookie.
         socket: u64,
-        /// `udp_flows`: the VIP, whose value is the endpoint. `udp_replies`: the other way round.
+        /// In `udp_flows` the VIP, whose value is the endpoint. In `udp_replies` the endpoint,
+        /// whose value is the VIP.
         peer: Endpoint,
         /// Zero.
         zero: u32,
@@ -46,7 +49,7 @@ map_type! {
 }
 
 impl SocketPeer {
-    /// A socket, by its cookie, and the other end.
+    /// Returns the key of a socket cookie and a peer.
     #[inline(always)]
     pub const fn new(socket: u64, peer: Endpoint) -> Self {
         Self { socket, peer, zero: 0 }
@@ -54,20 +57,21 @@ impl SocketPeer {
 }
 
 map_type! {
-    /// Value of `tcp_connections`, whose keys are sockets' cookies, and of `udp_connections` (socket storage): the VIP that a
-    /// connected socket connected to, and the endpoint that it got.
+    /// Value of `tcp_connections`, whose keys are socket cookies, and of `udp_connections` (socket
+    /// storage): VIP and endpoint of a connected socket.
     Connection, 40 {
-        /// The VIP: what `getpeername` shows.
+        /// The VIP, which `getpeername` returns.
         vip: Endpoint,
-        /// The endpoint it was connected to.
+        /// The endpoint.
         endpoint: Endpoint,
     }
 }
 
 map_type! {
-    /// Value of `udp_sockets`, keyed by socket cookie: a connected UDP socket, to be destroyed when its endpoint goes.
+    /// Value of `udp_sockets`, whose keys are socket cookies: a connected UDP socket. Userspace
+    /// destroys it if its endpoint goes.
     UdpSocket, 32 {
-        /// Network namespace cookie.
+        /// The network namespace cookie.
         netns: u64,
         /// [`super::ServiceValue::service`].
         service: u32,
@@ -77,72 +81,75 @@ map_type! {
 }
 
 map_type! {
-    /// Key of `flows`: the packets of one direction of a translated flow, as they are before translation.
+    /// Key of `flows`: the packets of one direction of a flow before translation.
     FlowKey, 44 {
-        /// Where they come from.
+        /// The source.
         source: Endpoint,
-        /// Where they go to.
+        /// The destination.
         destination: Endpoint,
-        /// IP protocol number.
+        /// The IP protocol number.
         proto: u8,
-        /// [`Direction`].
+        /// The [`Direction`].
         direction: u8,
         /// Zero.
         zero: u16,
     }
 }
 
-/// Which packets of a flow an entry is for.
+/// The direction of packets of a flow.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
-    /// From the client to the VIP it connected to; translated as they come in on a link.
+    /// From the client to the VIP. Packets are translated as they come in on a link.
     Original = 0,
-    /// From the endpoint to the client; translated back as they leave on a link.
+    /// From the endpoint to the client. Packets are translated back as they leave on a link.
     Reply = 1,
 }
 
 map_type! {
-    /// Value of `flows`. Each of the two entries of a flow says enough to make the other anew: the other's key is this one's
-    /// translated addresses, swapped.
+    /// Value of `flows`. Each of the two entries of a flow has all data to restore the other: the
+    /// key of the other is the translated addresses of this one, swapped.
     Flow, 64 {
-        /// Source after translation.
+        /// The source after translation.
         source: Endpoint,
-        /// Destination after translation.
+        /// The destination after translation.
         destination: Endpoint,
         /// [`super::ServiceValue::service`].
         service: u32,
-        /// [`super::ServiceValue::generation`] when it began.
+        /// [`super::ServiceValue::generation`] when the flow began.
         generation: u32,
         /// [`flow_state`].
         state: u32,
-        /// [`List`](super::List) that the destination was chosen from.
+        /// The [`List`](super::List) of the chosen endpoint.
         list: u32,
-        /// Last packet, to the second or so: nanoseconds of the monotonic clock.
+        /// The time of the last packet, exact to about a second, in nanoseconds of the monotonic
+        /// clock.
         used_ns: u64,
     }
 }
 
-/// Bits of [`Flow::state`]. Packets set them; all but [`RESET`](flow_state::RESET) stay for the life of the flow.
+/// Bits of [`Flow::state`]. Packets set them. All but [`RESET`](flow_state::RESET) stay for the
+/// life of the flow.
 pub mod flow_state {
-    /// The endpoint answered.
+    /// The endpoint replied.
     pub const REPLIED: u32 = 1;
     /// The client closed its side (TCP).
     pub const CLIENT_CLOSED: u32 = 1 << 1;
     /// The endpoint closed its side (TCP).
     pub const ENDPOINT_CLOSED: u32 = 1 << 2;
-    /// One of them reset the connection (TCP), and no other segment came since: of a reset that was forged, or came too late, both
-    /// sides take no notice.
+    /// One side reset the connection (TCP), and no other segment followed. Both sides ignore a
+    /// reset that is forged or too late.
     pub const RESET: u32 = 1 << 3;
-    /// Packets of the original direction get an address of the node as their source.
+    /// Packets of the original direction are masqueraded.
     pub const MASQUERADE: u32 = 1 << 4;
-    /// No Service's: begun from this side with a node port's number, its answers are left alone (UDP).
+    /// The flow belongs to no Service: the node began it with the port of a VIP. Its replies pass
+    /// unchanged (UDP).
     pub const PASS: u32 = 1 << 5;
-    /// Packets of the original direction are dropped for a moment, to be sent again: userspace is telling the kernel's
-    /// connection tracking of the flow, which is to translate it from then on.
+    /// The flow is held: packets of the original direction are dropped, and the sender retransmits
+    /// them, while userspace hands the connection to conntrack.
     pub const HELD: u32 = 1 << 6;
 
-    /// The state after a packet that says this of its flow.
+    /// Returns the state after a packet that sets these bits.
     #[inline(always)]
     pub const fn after(state: u32, observed: u32) -> u32 {
         state & !RESET | observed
@@ -150,17 +157,17 @@ pub mod flow_state {
 }
 
 map_type! {
-    /// Key of `fragments`: the fragments of one datagram, as they are before translation.
+    /// Key of `fragments`: the fragments of one datagram before translation.
     FragmentKey, 40 {
-        /// Where they come from.
+        /// The source.
         source: Addr,
-        /// Where they go to.
+        /// The destination.
         destination: Addr,
-        /// The datagram's identification.
+        /// The identification of the datagram.
         id: u32,
-        /// IP protocol number, of the first fragment; IPv6 tells it in each.
+        /// The IP protocol number. IPv6 has it in each fragment header.
         proto: u8,
-        /// [`Direction`].
+        /// The [`Direction`].
         direction: u8,
         /// Zero.
         zero: u16,
@@ -168,15 +175,15 @@ map_type! {
 }
 
 map_type! {
-    /// Value of `fragments`: what became of the first fragment, which alone has ports.
+    /// Value of `fragments`: the translation of the first fragment, which alone has ports.
     FragmentValue, 40 {
-        /// Source after translation.
+        /// The source after translation.
         source: Addr,
-        /// Destination after translation.
+        /// The destination after translation.
         destination: Addr,
-        /// Bits that packets of it are marked with.
+        /// The bits of the mark that are set on all fragments.
         mark: u32,
-        /// When it passed: seconds of the monotonic clock.
+        /// The time of the first fragment, in seconds of the monotonic clock.
         created_seconds: u32,
     }
 }

@@ -92,24 +92,24 @@ impl Frame for MemoryFrame {
         self.store(offset, &difference.apply(field))
     }
 
-    fn fix_checksum(&self, offset: u32, difference: Difference, covered: ChecksumCoverage) -> Option<()> {
+    fn fix_checksum(&self, offset: u32, difference: Difference, coverage: ChecksumCoverage) -> Option<()> {
         assert!(is_checksum_offset(offset));
         let field: [u8; 2] = self.load(offset)?;
-        if covered.may_be_absent && field == [0, 0] {
+        if coverage.is_optional && field == [0, 0] {
             return Some(());
         }
-        let new = match (self.checksum, covered.pseudo_header) {
+        let new = match (self.checksum, coverage.pseudo_header) {
             (ChecksumState::Partial, None) => field,
             // The field holds the sum, not its complement.
             (ChecksumState::Partial, Some(_)) => difference.apply(field.map(|byte| !byte)).map(|byte| !byte),
             (ChecksumState::None | ChecksumState::Complete, _) => difference.apply(field),
         };
-        if self.checksum == ChecksumState::Complete && covered.pseudo_header == Some(IpVersion::V4) {
+        if self.checksum == ChecksumState::Complete && coverage.pseudo_header == Some(IpVersion::V4) {
             // The field now compensates for the change of the addresses. The checksum of the IPv4
             // header already did.
             self.add_to_hardware_sum(!difference.wsum());
         }
-        self.store(offset, if covered.may_be_absent && new == [0, 0] { &[0xff; 2] } else { &new })
+        self.store(offset, if coverage.is_optional && new == [0, 0] { &[0xff; 2] } else { &new })
     }
 
     fn update_hardware_checksum(&self, difference: Difference) {

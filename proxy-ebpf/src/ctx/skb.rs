@@ -115,18 +115,18 @@ impl<L: Layer> Frame for Skb<L> {
     }
 
     #[inline(always)]
-    fn fix_checksum(&self, offset: u32, difference: Difference, covered: ChecksumCoverage) -> Option<()> {
-        let may_be_absent = if covered.may_be_absent { BPF_F_MARK_MANGLED_0 } else { 0 };
+    fn fix_checksum(&self, offset: u32, difference: Difference, coverage: ChecksumCoverage) -> Option<()> {
+        let is_optional = if coverage.is_optional { BPF_F_MARK_MANGLED_0 } else { 0 };
         // The flag also removes the change of the IP header from the sum of the hardware, because
         // the checksum of the IPv4 header compensates for it. IPv6 headers have no checksum, so
         // their sum must stay as it is. Kernel 6.16 has a flag for this (ead7f9b8de65).
-        let in_pseudo_header = match covered.pseudo_header {
+        let in_pseudo_header = match coverage.pseudo_header {
             Some(IpVersion::V4) => true,
             Some(IpVersion::V6) => !self.has_hardware_checksum(),
             None => false,
         };
         let in_pseudo_header = if in_pseudo_header { BPF_F_PSEUDO_HDR } else { 0 };
-        let flags = u64::from(may_be_absent | in_pseudo_header);
+        let flags = u64::from(is_optional | in_pseudo_header);
         // SAFETY: the helper checks the offset. With size 0, the last value is a difference.
         succeeded(unsafe { bpf_l4_csum_replace(self.skb, offset, 0, difference.wsum().into(), flags) })
     }

@@ -1,7 +1,8 @@
 //! Ring buffers that the programs of an object write: typed records, and the messages of aya-log.
 //!
-//! The ring buffers are not pinned, because each process loads its own programs. Nobody reads what the programs of the
-//! process before write until they are replaced. Minimum kernel: 5.8 (457f44363a88).
+//! The ring buffers are not pinned, because each process loads its own programs. Nobody reads what
+//! the programs of the process before write until they are replaced. Minimum kernel: 5.8
+//! (457f44363a88).
 
 use std::marker::PhantomData;
 
@@ -38,7 +39,8 @@ impl LogLevel {
         }
     }
 
-    /// Returns the size of each ring buffer: room for some 1,600 trace events, or the minimum of one page.
+    /// Returns the size of each ring buffer: room for some 1,600 trace events, or the minimum of
+    /// one page.
     pub(super) fn ring_bytes(self) -> u32 {
         if self == Self::Off { 4096 } else { 128 * 1024 }
     }
@@ -60,8 +62,8 @@ impl<T: Pod> RingReader<T> {
         Ok(Self { ring: object.take_map(name)?, record: PhantomData })
     }
 
-    /// Reads until the ring buffer is empty. If programs can write faster than `take` returns, `take` has to pause. The
-    /// kernel then drops the records for which there is no room.
+    /// Reads until the ring buffer is empty. If programs can write faster than `take` returns,
+    /// `take` has to pause. The kernel then drops the records for which there is no room.
     pub fn read(&mut self, mut take: impl FnMut(T)) {
         while let Some(bytes) = self.ring.next() {
             if bytes.len() != size_of::<T>() {
@@ -86,8 +88,8 @@ impl<L: log::Log> MessageReader<L> {
             .map_err(KernelError::bpf("open the logs of", "the BPF object"))
     }
 
-    /// Reads until the ring buffer is empty. The logger has to pause, as in [`RingReader::read`]. Only the programs of this
-    /// object write the buffer, so aya-log understands every message.
+    /// Reads until the ring buffer is empty. The logger has to pause, as in [`RingReader::read`].
+    /// Only the programs of this object write the buffer, so aya-log understands every message.
     pub fn read(&mut self) {
         self.0.flush();
     }

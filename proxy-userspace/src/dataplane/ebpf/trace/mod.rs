@@ -1,4 +1,5 @@
-//! Logs the trace events and the error messages of the eBPF programs, on a thread of its own, if they are on.
+//! Logs the trace events and the error messages of the eBPF programs, on a thread of its own, if
+//! they are on.
 
 use std::{
     net::SocketAddr,
@@ -21,11 +22,13 @@ use crate::kernel::{
     bpf::{LogLevel, MessageReader, Object, RingReader},
 };
 
-/// Between two reads of the ring buffers. Events for which there is no room in the meantime are lost.
+/// Between two reads of the ring buffers. Events for which there is no room in the meantime are
+/// lost.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Lines that are logged in an interval. Of the other events only their number is logged.
 const LINES: usize = 100;
-/// Events after which a read pauses: more than a ring buffer holds. While programs flood a ring buffer, it never gets empty.
+/// Events after which a read pauses: more than a ring buffer holds. While programs flood a ring
+/// buffer, it never gets empty.
 const MAX_EVENTS: usize = LINES + 2000;
 
 /// The thread that logs. Dropping it ends the thread.
@@ -73,7 +76,8 @@ struct RateLimit {
 }
 
 impl RateLimit {
-    /// Waits for an interval while the ring buffers fill. Returns false, at once, if the logger was dropped.
+    /// Waits for an interval while the ring buffers fill. Returns false, at once, if the logger was
+    /// dropped.
     fn pause(&self) -> bool {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout)
@@ -99,7 +103,8 @@ impl RateLimit {
     }
 }
 
-/// Logs error messages. Their target is the name of the program, and their text is the name of the error.
+/// Logs error messages. Their target is the name of the program, and their text is the name of the
+/// error.
 struct ErrorLogger(Arc<RateLimit>);
 
 impl log::Log for ErrorLogger {
