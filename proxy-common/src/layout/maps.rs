@@ -12,8 +12,9 @@ use crate::Addr;
 ///
 /// - the name of the static in proxy-ebpf, and the name of the map in the kernel, on bpffs and in
 ///   metrics;
-/// - the [`MapType`] with the types of keys and values, which the caller imports. For a trie it is
-///   the type of a key's data;
+/// - the type of the map, as aya names it, with the types of keys and values, which the caller
+///   imports. For a trie it is the type of a key's data. `MmapableArray` is an array that userspace
+///   maps into its memory (`BPF_F_MMAPABLE`);
 /// - the [`MapContent`];
 /// - the number of entries. `size` names a field of [`MapSizes`], with its default and its field in
 ///   `shunt.ebpf.mapSizes` of the configuration unless an earlier row has these. A `fixed` number
@@ -68,25 +69,6 @@ macro_rules! for_each_map {
     };
 }
 
-/// The kernel's type of a map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MapType {
-    /// `BPF_MAP_TYPE_ARRAY`.
-    Array,
-    /// `BPF_MAP_TYPE_HASH`, which allocates entries as they are inserted (`BPF_F_NO_PREALLOC`).
-    HashMap,
-    /// `BPF_MAP_TYPE_LPM_TRIE`.
-    LpmTrie,
-    /// `BPF_MAP_TYPE_LRU_HASH`.
-    LruHashMap,
-    /// `BPF_MAP_TYPE_ARRAY` that userspace maps into its memory (`BPF_F_MMAPABLE`).
-    MmapableArray,
-    /// `BPF_MAP_TYPE_PERCPU_ARRAY`.
-    PerCpuArray,
-    /// `BPF_MAP_TYPE_SK_STORAGE`.
-    SkStorage,
-}
-
 /// What a map holds, and what becomes of it at an upgrade to another layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapContent {
@@ -102,54 +84,59 @@ pub enum MapContent {
 /// A field of the configuration that holds a number of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeSetting {
+    /// The first map whose number it is.
+    pub map: &'static str,
     /// The path of the field.
     pub path: &'static str,
     /// The default, in decimal.
     pub default: &'static str,
 }
 
-impl SizeSetting {
-    /// Returns the default as a number.
-    pub const fn default_entries(&self) -> u32 {
-        match u32::from_str_radix(self.default, 10) {
-            Ok(entries) => entries,
-            Err(_) => panic!("a default is a number"),
-        }
-    }
-}
-
 /// The setting for the number of service ports that are counted one by one.
 pub const COUNTED_SERVICES: SizeSetting =
-    SizeSetting { path: "shunt.serviceMetrics.maxServices", default: "4000" };
+    SizeSetting { map: "service_counts", path: "shunt.serviceMetrics.maxServices", default: "4000" };
 
 /// A row of the table of maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapDeclaration {
     /// The name in the kernel, on bpffs and in metrics.
     pub name: &'static str,
-    /// The kernel's type.
-    pub map_type: MapType,
+    /// The kernel evicts the least recently used entry from a full map.
+    pub is_lru: bool,
     /// Bytes of a key.
     pub key_size: usize,
     /// Bytes of a value.
     pub value_size: usize,
     /// What it holds.
     pub content: MapContent,
-    /// The setting for its number of entries, if this is the first map with that setting.
-    pub setting: Option<SizeSetting>,
 }
 
-/// Returns the bytes before the data of a key: a trie has the length of the prefix there.
-const fn key_head(map_type: MapType) -> usize {
-    if matches!(map_type, MapType::LpmTrie) { size_of::<u32>() } else { 0 }
+macro_rules! is_lru {
+    (LruHashMap) => {
+        true
+    };
+    ($other:ident) => {
+        false
+    };
+}
+
+macro_rules! key_size {
+    // The length of the prefix comes before the data.
+    (LpmTrie $data:ty) => {
+        size_of::<u32>() + size_of::<$data>()
+    };
+    ($other:ident $key:ty) => {
+        size_of::<$key>()
+    };
 }
 
 macro_rules! size_setting {
-    () => {
-        None
-    };
-    ($setting:literal $default:literal) => {
-        Some(SizeSetting { path: concat!("shunt.ebpf.mapSizes.", $setting), default: stringify!($default) })
+    ($map:literal $setting:literal $default:literal) => {
+        SizeSetting {
+            map: $map,
+            path: concat!("shunt.ebpf.mapSizes.", $setting),
+            default: stringify!($default),
+        }
     };
 }
 
@@ -159,12 +146,15 @@ macro_rules! derive_from_table {
         /// All maps.
         pub const MAPS: &[MapDeclaration] = &[$(MapDeclaration {
             name: $name,
-            map_type: MapType::$type,
-            key_size: key_head(MapType::$type) + size_of::<$key>(),
+            is_lru: is_lru!($type),
+            key_size: key_size!($type $key),
             value_size: size_of::<$value>(),
             content: MapContent::$content,
-            setting: size_setting!($($($setting $default)?)?),
         },)*];
+
+        /// The settings for numbers of entries.
+        pub const SIZE_SETTINGS: &[SizeSetting] =
+            &[$($($(size_setting!($name $setting $default),)?)?)*];
 
         /// The numbers of entries of the maps. An entry of the first five costs 16 bytes while it
         /// is empty. The other maps take all their memory when they are created.
@@ -182,10 +172,9 @@ macro_rules! derive_from_table {
         impl MapSizes {
             /// Asks `entries` for the value of each setting.
             pub fn from_settings(entries: impl Fn(SizeSetting) -> u32) -> Self {
-                let entries = |setting: Option<SizeSetting>| setting.map_or(0, &entries);
                 Self {
-                    $($($($field: entries(size_setting!($setting $default)),)?)?)*
-                    counted_services: entries(Some(COUNTED_SERVICES)),
+                    $($($($field: entries(size_setting!($name $setting $default)),)?)?)*
+                    counted_services: entries(COUNTED_SERVICES),
                 }
             }
 
@@ -205,6 +194,6 @@ for_each_map!(derive_from_table);
 
 impl Default for MapSizes {
     fn default() -> Self {
-        Self::from_settings(|setting| setting.default_entries())
+        Self::from_settings(|setting| setting.default.parse().unwrap_or(0))
     }
 }

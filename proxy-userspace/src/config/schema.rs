@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use proxy_common::layout::{COUNTED_SERVICES, MAPS};
+use proxy_common::layout::{COUNTED_SERVICES, SIZE_SETTINGS, SizeSetting};
 
 use super::value::Kind;
 use crate::mode::Mode;
@@ -182,8 +182,8 @@ const FIELDS: &[Field] = &[
 
 /// `shunt.ebpf.mapSizes`.
 static MAP_SIZE_FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
-    let settings = MAPS.iter().filter_map(|map| map.setting);
-    settings.map(|setting| field_of(setting.path, MAP_SIZE).default(setting.default)).collect()
+    let field = |setting: &SizeSetting| field_of(setting.path, MAP_SIZE).default(setting.default);
+    SIZE_SETTINGS.iter().map(field).collect()
 });
 
 /// Returns all fields in the order in which they are written.

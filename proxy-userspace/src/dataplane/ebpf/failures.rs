@@ -1,9 +1,6 @@
 //! What failed of a plan, while the rest of it was applied.
 
-use std::{
-    borrow::Cow,
-    collections::{HashMap, HashSet},
-};
+use std::{borrow::Cow, collections::HashSet, fmt::Display};
 
 use proxy_common::layout::{MapSizes, ServiceValue};
 
@@ -14,19 +11,12 @@ use crate::kernel::KernelError;
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     services: HashSet<u32>,
-    /// Names by index.
-    links: HashMap<u32, String>,
+    /// By index.
+    links: HashSet<u32>,
     /// Entries that belong to the node: its addresses, and how local clients are recognized.
     node_settings: usize,
-    first: Option<(Subject, KernelError)>,
-}
-
-#[derive(Debug)]
-enum Subject {
-    Service(u32),
-    Link(String),
-    /// An address of the node, or how local clients are recognized.
-    Node(String),
+    /// What failed first, and why.
+    first: Option<(String, KernelError)>,
 }
 
 impl Failures {
@@ -34,9 +24,8 @@ impl Failures {
     /// written would be worse than one that is not.
     pub(super) fn without_room(state: &State, plan: &Plan, sizes: &MapSizes) -> Self {
         let without_room = capacity::without_room(state, plan, sizes);
-        let first = without_room
-            .first_key_value()
-            .map(|(service, map)| (Subject::Service(*service), maps::map_full(map, sizes)));
+        let first = without_room.first_key_value();
+        let first = first.map(|(service, map)| (service_name(*service, state), maps::map_full(map, sizes)));
         Self { services: without_room.into_keys().collect(), first, ..Self::default() }
     }
 
@@ -48,67 +37,58 @@ impl Failures {
             let held: &ServiceValue = state.service(key).filter(|held| held.service != service)?;
             return Some(Cow::Owned(Step::Remove(MapEntry::Service(*key, *held))));
         }
-        let is_skipped = failed.is_some() || step.link().is_some_and(|index| self.links.contains_key(&index));
+        let is_skipped = failed.is_some() || step.link().is_some_and(|index| self.links.contains(&index));
         (!is_skipped).then_some(Cow::Borrowed(step))
     }
 
     /// Records that a step failed.
-    pub(super) fn add(&mut self, step: &Step, error: KernelError) {
-        let subject = match (step.service(), step) {
-            (Some(service), _) => {
-                self.services.insert(service);
-                Subject::Service(service)
-            }
-            (None, Step::AttachLink(at, link)) => {
-                self.links.insert(at.index, link.name.to_string());
-                Subject::Link(link.name.to_string())
-            }
-            (None, Step::DetachLink(at)) => {
-                let name = format!("of index {}", at.index);
-                self.links.insert(at.index, name.clone());
-                Subject::Link(name)
-            }
-            (None, step) => {
-                self.node_settings += 1;
-                Subject::Node(node_setting(step))
-            }
-        };
-        self.first.get_or_insert((subject, error));
+    pub(super) fn add(&mut self, step: &Step, error: KernelError, state: &State) {
+        match (step.service(), step.link()) {
+            (Some(service), _) => drop(self.services.insert(service)),
+            (None, Some(index)) => drop(self.links.insert(index)),
+            (None, None) => self.node_settings += 1,
+        }
+        self.first.get_or_insert_with(|| (describe(step, state), error));
     }
 
     /// Returns an error if anything failed.
-    pub(super) fn into_result(self, state: &State) -> Result<(), EbpfError> {
-        let what = self.counts();
-        let Some((subject, source)) = self.first else { return Ok(()) };
-        let first = match subject {
-            Subject::Service(service) => {
-                state.name(service).map_or_else(|| format!("service {service}"), ToString::to_string)
-            }
-            Subject::Link(name) => format!(
-                "link {name} (`bpftool net` and `tc filter show` list what else is attached; --exclude-interfaces excludes the link)"
-            ),
-            Subject::Node(setting) => setting,
-        };
-        Err(EbpfError::Incomplete { what, first, source: Box::new(source) })
-    }
-
-    fn counts(&self) -> String {
+    pub(super) fn into_result(self) -> Result<(), EbpfError> {
         let counts = [
             (self.services.len(), "service port"),
             (self.links.len(), "link"),
             (self.node_settings, "node setting"),
         ];
-        let counted = counts.iter().filter(|(count, _)| *count > 0);
-        counted
+        let counts = counts.iter().filter(|(count, _)| *count > 0);
+        let what: Vec<String> = counts
             .map(|(count, what)| format!("{count} {what}{}", if *count == 1 { "" } else { "s" }))
-            .collect::<Vec<_>>()
-            .join(" and ")
+            .collect();
+        let incomplete = |(first, source)| EbpfError::Incomplete {
+            what: what.join(" and "),
+            first,
+            source: Box::new(source),
+        };
+        self.first.map(incomplete).map_or(Ok(()), Err)
     }
 }
 
-/// Describes the setting of the node that a step changes.
-fn node_setting(step: &Step) -> String {
+fn service_name(service: u32, state: &State) -> String {
+    state.name(service).map_or_else(|| format!("service {service}"), ToString::to_string)
+}
+
+/// Describes what a step is for.
+fn describe(step: &Step, state: &State) -> String {
+    if let Some(service) = step.service() {
+        return service_name(service, state);
+    }
+    let link = |link: &dyn Display| {
+        format!(
+            "link {link} (`bpftool net` and `tc filter show` list what else is attached; \
+             --exclude-interfaces excludes the link)"
+        )
+    };
     match step {
+        Step::AttachLink(_, served) => link(&served.name),
+        Step::DetachLink(at) => link(&format_args!("of index {}", at.index)),
         Step::Put(entry) | Step::Remove(entry) => match entry {
             MapEntry::NodeAddress(address) => format!("the node address {address}"),
             MapEntry::LocalSource(range) => format!("the range of pods that begins at {}", range.addr),

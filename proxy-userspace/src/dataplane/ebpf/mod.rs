@@ -19,7 +19,7 @@ use std::{
 };
 
 pub use proxy_common::layout::MapSizes;
-use proxy_common::layout::{MAPS, MapDeclaration, MapType, service_slots};
+use proxy_common::layout::{MAPS, MapDeclaration, service_slots};
 
 pub use self::{
     error::EbpfError,
@@ -286,14 +286,14 @@ impl Dataplane for Ebpf {
                 }
                 Err(error) if *step == Step::InstallRules => rules = Some(error),
                 Err(error) if *step == Step::Attach => return Err(error.into()),
-                Err(error) => failures.add(&step, error),
+                Err(error) => failures.add(&step, error, state),
             }
         }
         self.finish_state_copies();
         if let Err(error) = self.change_marks(state) {
             rules.get_or_insert(error);
         }
-        failures.into_result(state)?;
+        failures.into_result()?;
         rules.map_or(Ok(()), |source| Err(EbpfError::Rules { source }))
     }
 
@@ -313,10 +313,7 @@ impl Dataplane for Ebpf {
     fn map_fill(&self, state: &State) -> Vec<MapFill> {
         let (sizes, usage) = (&self.maps.sizes, self.sweeper.usage());
         let fill = |map: &MapDeclaration| {
-            let entries = match map.map_type {
-                MapType::LruHashMap => usage.entries(map.name),
-                _ => state.entries(map.name)?,
-            };
+            let entries = if map.is_lru { usage.entries(map.name) } else { state.entries(map.name)? };
             Some(MapFill { map: map.name, entries, capacity: sizes.entries(map.name) })
         };
         MAPS.iter().filter_map(fill).collect()

@@ -27,6 +27,7 @@ use aya::{
     sys::{BpfHelper, is_helper_supported},
 };
 
+pub(super) use self::pins::{BPFFS, is_bpffs};
 use self::tc::LinkProgram;
 pub use self::{
     batch::Reader,
@@ -34,10 +35,6 @@ pub use self::{
     log::{LogLevel, MessageReader, RingReader},
     mapped::MappedWords,
     pins::{PinDir, first_words},
-};
-pub(super) use self::{
-    pins::{BPFFS, is_bpffs},
-    syscall::try_tcx,
 };
 use super::KernelError;
 

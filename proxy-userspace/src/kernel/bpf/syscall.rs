@@ -12,7 +12,6 @@ use std::{
     path::Path,
 };
 
-const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
@@ -50,6 +49,7 @@ struct InfoByFd {
 
 /// The kernel calls `from` and `next` `in_batch` and `out_batch`.
 #[repr(C)]
+#[derive(Default)]
 struct Batch {
     from: u64,
     next: u64,
@@ -62,14 +62,6 @@ struct Batch {
 }
 
 #[repr(C)]
-struct ProgLoad {
-    prog_type: u32,
-    insn_cnt: u32,
-    insns: u64,
-    license: u64,
-}
-
-#[repr(C)]
 struct LinkUpdate {
     link_fd: u32,
     new_prog_fd: u32,
@@ -78,6 +70,7 @@ struct LinkUpdate {
 }
 
 #[repr(C)]
+#[derive(Default)]
 struct LinkCreate {
     prog_fd: u32,
     target_ifindex: u32,
@@ -94,6 +87,7 @@ struct LinkDetach {
 }
 
 #[repr(C)]
+#[derive(Default)]
 struct ProgQuery {
     target_ifindex: u32,
     attach_type: u32,
@@ -119,6 +113,7 @@ struct LinkInfo {
 }
 
 #[repr(C)]
+#[derive(Default)]
 struct Element {
     map_fd: u32,
     padding: u32,
@@ -128,6 +123,7 @@ struct Element {
 }
 
 #[repr(C)]
+#[derive(Default)]
 struct TestRun {
     prog_fd: u32,
     retval: u32,
@@ -190,8 +186,7 @@ pub(super) fn lookup_batch<K, V>(
         values: values.as_mut_ptr() as u64,
         count: u32::try_from(keys.len().min(values.len())).unwrap_or(u32::MAX),
         map_fd: number(map.as_fd()),
-        elem_flags: 0,
-        flags: 0,
+        ..Batch::default()
     };
     let result = bpf_with_output(BPF_MAP_LOOKUP_BATCH, &mut attribute);
     let count = attribute.count as usize;
@@ -206,13 +201,8 @@ pub(super) fn lookup_batch<K, V>(
 /// Reads the first value of an array. `value` has the size of the values.
 pub(super) fn lookup_first(map: BorrowedFd<'_>, value: &mut [u8]) -> io::Result<()> {
     let key = 0u32;
-    let attribute = Element {
-        map_fd: number(map),
-        padding: 0,
-        key: (&raw const key) as u64,
-        value: value.as_mut_ptr() as u64,
-        flags: 0,
-    };
+    let (key, value) = ((&raw const key) as u64, value.as_mut_ptr() as u64);
+    let attribute = Element { map_fd: number(map), key, value, ..Element::default() };
     bpf(BPF_MAP_LOOKUP_ELEM, attribute).map(drop)
 }
 
@@ -289,9 +279,7 @@ pub(super) fn create_tcx_link(
         target_ifindex,
         attach_type,
         flags: BPF_F_BEFORE,
-        relative_fd: 0,
-        padding: 0,
-        expected_revision: 0,
+        ..LinkCreate::default()
     };
     let fd = bpf(BPF_LINK_CREATE, attribute)?;
     // SAFETY: a new descriptor that nothing else owns.
@@ -306,15 +294,10 @@ pub(super) fn tcx_links(target_ifindex: u32, attach_type: u32) -> io::Result<Vec
     let attribute = ProgQuery {
         target_ifindex,
         attach_type,
-        query_flags: 0,
-        attach_flags: 0,
         prog_ids: programs.as_mut_ptr() as u64,
         count: u32::try_from(MAX_ON_A_HOOK).map_err(io::Error::other)?,
-        padding: 0,
-        prog_attach_flags: 0,
         link_ids: links.as_mut_ptr() as u64,
-        link_attach_flags: 0,
-        revision: 0,
+        ..ProgQuery::default()
     };
     bpf(BPF_PROG_QUERY, attribute)?;
     // Programs that are attached without a BPF link have 0.
@@ -336,31 +319,6 @@ pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     .map(drop)
 }
 
-/// `BPF_PROG_TYPE_SCHED_CLS`.
-const SCHED_CLS: u32 = 3;
-/// `BPF_TCX_INGRESS`.
-const TCX_INGRESS: u32 = 46;
-/// The index of lo in every network namespace.
-const LOOPBACK: u32 = 1;
-/// `r0 = 0; exit`.
-const NOTHING: [u64; 2] = [0x0000_0000_0000_00b7, 0x0000_0000_0000_0095];
-
-/// Attaches a program that does nothing to the TCX hook of loopback, and detaches it. Kernel 6.6
-/// (e420bed02507); older kernels return EINVAL.
-pub(in crate::kernel) fn try_tcx() -> io::Result<()> {
-    let load = ProgLoad {
-        prog_type: SCHED_CLS,
-        insn_cnt: 2,
-        insns: NOTHING.as_ptr() as u64,
-        license: c"GPL".as_ptr() as u64,
-    };
-    let program = bpf(BPF_PROG_LOAD, load)?;
-    // SAFETY: a new descriptor that nothing else owns. The attribute points to static data.
-    let program = unsafe { OwnedFd::from_raw_fd(program) };
-    // The link ends with its descriptor.
-    create_tcx_link(program.as_fd(), LOOPBACK, TCX_INGRESS).map(drop)
-}
-
 /// Runs a program over a frame and its context, and overwrites both with the result. Returns what
 /// the program returned. The frame may not grow.
 pub(super) fn test_run(
@@ -374,21 +332,17 @@ pub(super) fn test_run(
         [frame_size.map_err(io::Error::other)?, context_size.map_err(io::Error::other)?];
     let mut attribute = TestRun {
         prog_fd: number(program),
-        retval: 0,
         data_size_in: frame_size,
         data_size_out: frame_size,
         data_in: frame.as_ptr() as u64,
         data_out: frame.as_mut_ptr() as u64,
         repeat: 1,
-        duration: 0,
         ctx_size_in: context_size,
         ctx_size_out: context_size,
         ctx_in: context.as_ptr() as u64,
         ctx_out: context.as_mut_ptr() as u64,
         flags,
-        cpu: 0,
-        batch_size: 0,
-        padding: 0,
+        ..TestRun::default()
     };
     bpf_with_output(BPF_PROG_TEST_RUN, &mut attribute)?;
     Ok(attribute.retval)

@@ -148,7 +148,7 @@ pub fn facts(launcher: &Launcher) -> Facts {
 fn in_fresh_namespace(launcher: &Launcher, kernel: &str) -> Vec<(Feature, Fact)> {
     let tried = || match unshare(CloneFlags::CLONE_NEWNET) {
         Ok(()) => vec![
-            (Feature::Tcx, Fact::of(bpf::try_tcx())),
+            (Feature::Tcx, Fact::of(bpf::tc::tcx::probe())),
             (Feature::Clsact, Fact::of(qdisc_add_clsact("lo"))),
             (Feature::SocketDestroy, Fact::supported(sock_diag::can_destroy())),
             (Feature::Nftables, netfilter::nftables(launcher)),

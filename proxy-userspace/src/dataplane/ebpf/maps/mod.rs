@@ -13,8 +13,8 @@ use proxy_common::{
     Addr,
     layout::{
         BridgeAddress, Endpoint, EndpointKey, LAYOUT_VERSION, LocalDetection, MAPS, MapContent,
-        MapDeclaration, MapSizes, MemberKey, NodeValue, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue,
-        SourceRange, UdpSocket, service_slots,
+        MapDeclaration, MapSizes, MemberKey, NodeValue, SIZE_SETTINGS, STATE_LAYOUT_VERSION, ServiceKey,
+        ServiceValue, SourceRange, UdpSocket, service_slots,
     },
     prefilter::WORDS,
 };
@@ -53,8 +53,7 @@ pub(crate) fn specs(sizes: &MapSizes, cpus: u32) -> Vec<MapSpec> {
 
 /// Returns the error of a map that has no room.
 pub(crate) fn map_full(map: &'static str, sizes: &MapSizes) -> KernelError {
-    let setting = MAPS.iter().find(|row| row.name == map).and_then(|row| row.setting);
-    let remedy = match setting {
+    let remedy = match SIZE_SETTINGS.iter().find(|setting| setting.map == map) {
         Some(setting) => format!("raise {} in the configuration file (--config)", setting.path),
         None if map == "bridge_ports" => "its size is fixed".into(),
         None => "its size is fixed, but other values of --detect-local-mode do not need this map".into(),

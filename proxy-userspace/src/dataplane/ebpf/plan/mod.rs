@@ -24,7 +24,7 @@ use proxy_common::{
 
 use self::{
     ids::IdAllocator,
-    ranges::Range,
+    ranges::{Prefix, Range},
     state::State,
     step::{MapEntry, Step},
 };
@@ -89,17 +89,23 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
     planner.finish()
 }
 
-/// The plan while it is made: a list for each phase.
+/// The plan while it is made.
 struct Planner<'a> {
     state: &'a State,
     node: &'a NodeView,
+    new_ids: IdAllocator<'a>,
     names: Vec<(ServicePortKey, Option<u32>)>,
     claimed: HashSet<u32>,
-    new_ids: IdAllocator<'a>,
+    written: HashSet<ServiceKey>,
+    phases: Phases,
+}
+
+/// The changes of each phase, in order.
+#[derive(Default)]
+struct Phases {
     additions: Vec<Step>,
     switches: Vec<Step>,
     attachments: Vec<Step>,
-    written: HashSet<ServiceKey>,
     closures: Vec<(ServiceKey, ServiceValue)>,
     removals: Vec<Step>,
     releases: Vec<Step>,
@@ -107,40 +113,29 @@ struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     fn new(state: &'a State, node: &'a NodeView) -> Self {
-        Self {
-            state,
-            node,
-            names: Vec::new(),
-            claimed: HashSet::new(),
-            new_ids: state.new_ids(),
-            additions: Vec::new(),
-            switches: Vec::new(),
-            attachments: Vec::new(),
-            written: HashSet::new(),
-            closures: Vec::new(),
-            removals: Vec::new(),
-            releases: Vec::new(),
-        }
+        let (new_ids, phases) = (state.new_ids(), Phases::default());
+        let (names, claimed, written) = (Vec::new(), HashSet::new(), HashSet::new());
+        Self { state, node, new_ids, names, claimed, written, phases }
     }
 
     fn finish(self) -> Plan {
-        let Self { state, written, .. } = self;
+        let Self { state, written, phases, .. } = self;
         let attach = (!state.attached).then_some(Step::Attach);
         // Attaching to sockets does not wait for the rules: only packets need them.
         let rules = (!state.rules_are_installed).then_some(Step::InstallRules);
         // A frontend that another service port took over was switched: it must not be removed for
         // its old owner. Frontends are removed before the slots that they lead to.
-        let closures = self.closures.into_iter().filter(|(key, _)| !written.contains(key));
-        let steps = self
+        let closures = phases.closures.into_iter().filter(|(key, _)| !written.contains(key));
+        let steps = phases
             .additions
             .into_iter()
-            .chain(self.switches)
+            .chain(phases.switches)
             .chain(attach)
             .chain(rules)
-            .chain(self.attachments)
+            .chain(phases.attachments)
             .chain(closures.map(|(key, value)| Step::Remove(MapEntry::Service(key, value))))
-            .chain(self.removals)
-            .chain(self.releases);
+            .chain(phases.removals)
+            .chain(phases.releases);
         Plan { names: self.names, steps: steps.collect() }
     }
 
@@ -151,8 +146,8 @@ impl<'a> Planner<'a> {
         wanted: &BTreeSet<T>,
         entry: impl Fn(T) -> MapEntry,
     ) {
-        self.additions.extend(wanted.difference(have).map(|item| Step::Put(entry(*item))));
-        self.removals.extend(have.difference(wanted).map(|item| Step::Remove(entry(*item))));
+        self.phases.additions.extend(wanted.difference(have).map(|item| Step::Put(entry(*item))));
+        self.phases.removals.extend(have.difference(wanted).map(|item| Step::Remove(entry(*item))));
     }
 
     fn node_addresses(&mut self) {
@@ -169,7 +164,7 @@ impl<'a> Planner<'a> {
         self.difference(&state.local_links, &node.local_links, MapEntry::LocalLink);
         let mode_differs = state.local_detection != detection as u32;
         // After the sources that it looks at, and before the Services that rely on it.
-        self.additions.extend(mode_differs.then_some(Step::SetLocalDetection(detection)));
+        self.phases.additions.extend(mode_differs.then_some(Step::SetLocalDetection(detection)));
         mode_differs || state.local_sources != sources
     }
 
@@ -178,11 +173,12 @@ impl<'a> Planner<'a> {
         for (&index, bridge) in &node.bridge_ports {
             let wanted = BridgeAddress::new(bridge.0);
             if state.bridge_ports.get(&index) != Some(&wanted) {
-                self.additions.push(Step::Put(MapEntry::BridgePort(index, wanted)));
+                self.phases.additions.push(Step::Put(MapEntry::BridgePort(index, wanted)));
             }
         }
         let unwanted = state.bridge_ports.iter().filter(|(index, _)| !node.bridge_ports.contains_key(index));
-        self.removals
+        self.phases
+            .removals
             .extend(unwanted.map(|(index, bridge)| Step::Remove(MapEntry::BridgePort(*index, *bridge))));
         for hook in [Hook::Egress, Hook::Ingress] {
             for (&index, link) in &node.links {
@@ -193,12 +189,12 @@ impl<'a> Planner<'a> {
                     Some(HookState::Outdated) | None => false,
                 };
                 if !is_right {
-                    self.attachments.push(Step::AttachLink(at, link.clone()));
+                    self.phases.attachments.push(Step::AttachLink(at, link.clone()));
                 }
             }
         }
         let unwanted = state.links.keys().rev().filter(|at| !node.links.contains_key(&at.index));
-        self.attachments.extend(unwanted.copied().map(Step::DetachLink));
+        self.phases.attachments.extend(unwanted.copied().map(Step::DetachLink));
     }
 
     fn port(&mut self, name: &ServicePortKey, port: &ResolvedPort) {
@@ -212,12 +208,13 @@ impl<'a> Planner<'a> {
         let service = self.identifier(name, &keys);
         let generation = self.slots(service, port);
         self.set_members(service, &translate::members(service, name.name.protocol, port).collect());
-        self.set_ranges(service, &port.source_ranges.iter().map(|net| Range::new(service, net)).collect());
+        let range = |net| Range { service, prefix: Prefix::new(net) };
+        self.set_ranges(service, &port.source_ranges.iter().map(range).collect());
         for (frontend, key) in port.frontends.iter().zip(&keys) {
             let value =
                 translate::service_value(service, generation, port, frontend.kind, self.node, name.family);
             if self.state.service(key) != Some(&value) {
-                self.switches.push(Step::Put(MapEntry::Service(*key, value)));
+                self.phases.switches.push(Step::Put(MapEntry::Service(*key, value)));
             }
             self.written.insert(*key);
         }
@@ -254,7 +251,7 @@ impl<'a> Planner<'a> {
         let generation = present.filter(is_current).unwrap_or_else(|| {
             let next = present.max(newest).map_or(1, |last| last + 1);
             let added = slots(next).map(|(key, value)| Step::Put(MapEntry::Endpoint(key, value)));
-            self.additions.extend(added);
+            self.phases.additions.extend(added);
             next
         });
         self.remove_slots(service, |key| key.generation != generation);
@@ -263,7 +260,9 @@ impl<'a> Planner<'a> {
 
     fn remove_slots(&mut self, service: u32, is_removed: impl Fn(&EndpointKey) -> bool) {
         let removed = self.state.slots(service).filter(|(key, _)| is_removed(key));
-        self.removals.extend(removed.map(|(key, value)| Step::Remove(MapEntry::Endpoint(*key, *value))));
+        self.phases
+            .removals
+            .extend(removed.map(|(key, value)| Step::Remove(MapEntry::Endpoint(*key, *value))));
     }
 
     /// Plans the members. Also destroys the sockets of members that no longer serve.
@@ -273,7 +272,7 @@ impl<'a> Planner<'a> {
         let gone = have.difference(wanted).filter(|member| member.list == List::Serving.number());
         let endpoints: Vec<Endpoint> = gone.map(|member| member.endpoint).collect();
         if !endpoints.is_empty() {
-            self.releases.push(Step::ReleaseSockets { service, endpoints });
+            self.phases.releases.push(Step::ReleaseSockets { service, endpoints });
         }
     }
 
@@ -284,7 +283,7 @@ impl<'a> Planner<'a> {
 
     fn remove_frontends(&mut self, service: u32, wanted: &[ServiceKey]) {
         let unwanted = self.state.frontends(service).filter(|(key, _)| !wanted.contains(key));
-        self.closures.extend(unwanted);
+        self.phases.closures.extend(unwanted);
     }
 
     fn remove_port(&mut self, name: &ServicePortKey) {

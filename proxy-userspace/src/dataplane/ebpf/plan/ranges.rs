@@ -28,30 +28,24 @@ impl Prefix {
     }
 }
 
-/// A source range of a service port. Its prefix is as that of [`Prefix`].
+/// A source range of a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Range {
     /// The identifier of the service port.
     pub service: u32,
-    /// The first address of the range.
-    pub addr: Addr,
-    /// The length of the prefix in bits.
-    pub prefix_len: u32,
+    /// The addresses.
+    pub prefix: Prefix,
 }
 
 impl Range {
-    pub(crate) fn new(service: u32, net: &IpNet) -> Self {
-        let Prefix { addr, prefix_len } = Prefix::new(net);
-        Self { service, addr, prefix_len }
-    }
-
     pub(crate) fn key(&self) -> Key<SourceRange> {
-        let data = SourceRange { service: self.service, addr: self.addr };
-        Key::new(SourceRange::SERVICE_BITS + self.prefix_len, data)
+        let data = SourceRange { service: self.service, addr: self.prefix.addr };
+        Key::new(SourceRange::SERVICE_BITS + self.prefix.prefix_len, data)
     }
 
     pub(crate) fn from_key(key: &Key<SourceRange>) -> Self {
         let SourceRange { service, addr } = key.data();
-        Self { service, addr, prefix_len: key.prefix_len().saturating_sub(SourceRange::SERVICE_BITS) }
+        let prefix_len = key.prefix_len().saturating_sub(SourceRange::SERVICE_BITS);
+        Self { service, prefix: Prefix { addr, prefix_len } }
     }
 }

@@ -204,7 +204,7 @@ impl State {
 
     /// Returns the source ranges of an identifier.
     pub(crate) fn ranges_of(&self, service: u32) -> impl Iterator<Item = &Range> {
-        let first = Range { service, addr: Addr::UNSPECIFIED_V6, prefix_len: 0 };
+        let first = Range { service, prefix: Prefix { addr: Addr::UNSPECIFIED_V6, prefix_len: 0 } };
         self.ranges.range(first..).take_while(move |range| range.service == service)
     }
 

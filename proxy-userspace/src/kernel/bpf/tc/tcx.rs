@@ -25,11 +25,15 @@ impl Hook {
     }
 }
 
-/// Returns true if the kernel has TCX. It queries the programs on loopback, which older kernels
-/// refuse.
+/// Queries the programs on loopback, which kernels without TCX refuse with EINVAL.
+pub fn probe() -> io::Result<()> {
+    syscall::tcx_links(LOOPBACK, Hook::Ingress.attach_type()).map(drop)
+}
+
+/// Returns true if the kernel has TCX.
 pub fn is_supported() -> bool {
-    match syscall::tcx_links(LOOPBACK, Hook::Ingress.attach_type()) {
-        Ok(_) => true,
+    match probe() {
+        Ok(()) => true,
         Err(error) => {
             tracing::debug!(%error, "the kernel has no TCX: programs on links are attached as filters of a clsact qdisc");
             false
