@@ -331,7 +331,7 @@ fn link_of_another_cgroup_is_replaced_by_the_next_resync() {
 #[test]
 fn second_process_is_refused_while_one_uses_the_maps() {
     let mut bench = Bench::new();
-    let error = Ebpf::new(&bench.settings).expect_err("in use").to_string();
+    let error = Ebpf::new(&bench.settings).err().expect("in use").to_string();
     assert!(error.contains("another shunt uses"), "{error}");
     bench.restart();
     assert_eq!(bench.sync(&Dirty::everything()), 1, "when the first has ended it takes over");

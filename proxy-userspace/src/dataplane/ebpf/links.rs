@@ -61,7 +61,6 @@ pub enum HookState {
 }
 
 /// The way in which programs are attached.
-#[derive(Debug)]
 pub(super) enum Links {
     Tcx,
     Clsact {

@@ -35,15 +35,10 @@ pub use self::{
 use self::{
     failures::Failures,
     links::Links,
-    maps::{
-        Maps,
-        counters::Counters,
-        service_counts::{ServiceCountReader, ServiceSlots},
-        sweeper::FlowSweeper,
-    },
+    maps::{Maps, counters::Counters, service_counts::ServiceSlots, sweeper::FlowSweeper},
     sockets::SocketReleaser,
     trace::TraceLogger,
-    upgrade::{MarkChange, StagedMaps, handover, own_netns, state_maps::StateCopies},
+    upgrade::{StagedMaps, handover, own_netns, state_maps::StateCopies},
 };
 use super::{Dataplane, KernelCounts, MapFill};
 use crate::{
@@ -89,7 +84,6 @@ impl EbpfSettings {
 }
 
 /// The dataplane: loaded programs and open maps.
-#[derive(Debug)]
 pub struct Ebpf {
     object: Object,
     maps: Maps,
@@ -103,10 +97,10 @@ pub struct Ebpf {
     state_copies: StateCopies,
     service_slots: ServiceSlots,
     /// Handed out once, to the metrics.
-    service_counts: Option<ServiceCountReader>,
+    counters: Option<Counters>,
     rules: Option<Rules>,
-    /// A change of marks that waits for its rules.
-    mark_change: Option<MarkChange>,
+    /// Marks that replace those of an earlier process once their rules are installed.
+    new_marks: Option<Marks>,
     /// Maps of another layout are in use. Those of this process are built beside them. They take
     /// their place once they are filled and the programs of this process are attached.
     is_staged: bool,
@@ -134,18 +128,18 @@ impl Ebpf {
         };
         let sweeper = FlowSweeper::start(&mut object, &sizes)?;
         let log = TraceLogger::start(&mut object, settings.log)?;
-        let mark_change = MarkChange::new(maps::pinned_marks(pins.path()), settings.marks);
-        // The new marks wait until all programs are of this process and the rules are installed.
-        let marks = mark_change.map_or(settings.marks, |change| change.before);
-        let mut maps = Maps::open(&mut object, sizes, marks)?;
+        // New marks wait until all programs are of this process and the rules are installed.
+        let previous = maps::pinned_marks(pins.path()).filter(|previous| *previous != settings.marks);
+        let mut maps = Maps::open(&mut object, sizes, previous.unwrap_or(settings.marks))?;
         let (service_slots, service_counts) =
             ServiceSlots::open(&mut object, sizes.counted_services, slots, cpus)?;
+        let counters = Some(Counters::open(&mut object, service_counts)?);
         maps.set_node(netns::current_cookie()?)?;
         let socket_releaser = SocketReleaser::start(directory)?;
         let links = Links::open(settings.link_attachment, &mut object)?;
         let is_staged = staged.is_some();
-        let rules = settings.rules().map(|rules| match mark_change {
-            Some(change) => rules.with_previous_marks(change.before),
+        let rules = settings.rules().map(|rules| match previous {
+            Some(previous) => rules.with_previous_marks(previous),
             None => rules,
         });
         Ok(Self {
@@ -159,9 +153,9 @@ impl Ebpf {
             _log: log,
             state_copies,
             service_slots,
-            service_counts: Some(service_counts),
+            counters,
             rules,
-            mark_change,
+            new_marks: previous.map(|_| settings.marks),
             is_staged,
             attached: false,
         })
@@ -305,9 +299,7 @@ impl Dataplane for Ebpf {
     }
 
     fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {
-        let counters = Counters::open(&mut self.object, self.service_counts.take()?)
-            .inspect_err(|error| tracing::warn!(%error, "cannot open the counters of the programs: metrics do not include them"));
-        counters.ok().map(|counters| Box::new(counters) as Box<dyn KernelCounts>)
+        self.counters.take().map(|counters| Box::new(counters) as Box<dyn KernelCounts>)
     }
 
     fn map_fill(&self, state: &State) -> Vec<MapFill> {

@@ -5,7 +5,6 @@ mod batch;
 mod link;
 mod log;
 mod mapped;
-mod memlock;
 mod pins;
 mod syscall;
 pub mod tc;
@@ -26,6 +25,7 @@ use aya::{
     programs::{Program, ProgramError, ProgramType},
     sys::{BpfHelper, is_helper_supported},
 };
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 pub(super) use self::pins::{BPFFS, is_bpffs};
 use self::tc::LinkProgram;
@@ -90,7 +90,9 @@ impl Object {
         log_level: LogLevel,
         directory: &Path,
     ) -> Result<Self, KernelError> {
-        memlock::lift_limit();
+        // Kernels before 5.11 (97306be45fbe) charge maps and programs to this limit. If it cannot be
+        // lifted, creating a map fails.
+        let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
         let paths: Vec<PathBuf> = maps.iter().map(|map| directory.join(map.name)).collect();
         let mut loader = EbpfLoader::new();
         for (map, path) in maps.iter().zip(&paths) {
@@ -149,8 +151,10 @@ impl Object {
     }
 
     fn map(&self, name: &'static str) -> Result<&OwnedFd, KernelError> {
-        let missing = || KernelError::call("find map", name)(ErrorKind::NotFound.into());
-        self.maps.iter().find_map(|(known, map)| (*known == name).then_some(map)).ok_or_else(missing)
+        self.maps
+            .iter()
+            .find_map(|(known, map)| (*known == name).then_some(map))
+            .ok_or_else(missing("map", name))
     }
 
     /// Takes a map out as a map with types.
@@ -158,16 +162,14 @@ impl Object {
     where
         M: TryFrom<Map, Error = MapError>,
     {
-        let missing = || KernelError::call("find map", name)(ErrorKind::NotFound.into());
-        let map = self.ebpf.take_map(name).ok_or_else(missing)?;
+        let map = self.ebpf.take_map(name).ok_or_else(missing("map", name))?;
         M::try_from(map).map_err(KernelError::bpf("open map", name))
     }
 
     /// Returns the link program with this name. The first call loads it.
     pub fn link_program(&mut self, name: &'static str) -> Result<LinkProgram<'_>, KernelError> {
-        let missing = || KernelError::call("find program", name)(ErrorKind::NotFound.into());
         let known = self.link_program_id(name);
-        let program = self.ebpf.program_mut(name).ok_or_else(missing)?;
+        let program = self.ebpf.program_mut(name).ok_or_else(missing("program", name))?;
         let id = if let Some(id) = known {
             id
         } else {
@@ -189,6 +191,10 @@ impl Object {
     pub fn cgroup_programs_mut(&mut self) -> impl Iterator<Item = (&str, &mut Program)> {
         self.ebpf.programs_mut().filter(|(_, program)| !is_link_program(program))
     }
+}
+
+fn missing(kind: &'static str, name: &'static str) -> impl FnOnce() -> KernelError {
+    move || KernelError::call("find", format!("{kind} {name}"))(ErrorKind::NotFound.into())
 }
 
 const fn is_link_program(program: &Program) -> bool {

@@ -6,7 +6,7 @@ pub(crate) mod service_counts;
 pub(crate) mod sweeper;
 mod usage;
 
-use std::{fmt, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, lpm_trie::LpmTrie};
 use proxy_common::{
@@ -76,12 +76,6 @@ pub(crate) struct Maps {
     bridge_ports: HashMap<MapData, u32, BridgeAddress>,
     pub(crate) sizes: MapSizes,
     marks: Marks,
-}
-
-impl fmt::Debug for Maps {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Maps").field("sizes", &self.sizes).finish_non_exhaustive()
-    }
 }
 
 fn failed(operation: &'static str, map: &'static str) -> impl FnOnce(MapError) -> KernelError {

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -36,12 +35,6 @@ pub(crate) struct ServiceSlots {
     used: HashSet<u32>,
     /// The maps were read again, and owners that are not assigned again are deleted.
     is_reassigned: bool,
-}
-
-impl fmt::Debug for ServiceSlots {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServiceSlots").field("slots", &self.slots).finish_non_exhaustive()
-    }
 }
 
 impl ServiceSlots {

@@ -10,7 +10,7 @@ use std::{path::PathBuf, time::Duration};
 use proxy_common::layout::{LAYOUT_VERSION, STATE_LAYOUT_VERSION};
 
 use self::state_maps::CopyPass;
-use super::{Ebpf, LINKS, Marks, State, links, maps};
+use super::{Ebpf, LINKS, State, links, maps};
 use crate::kernel::{
     KernelError,
     bpf::{self, PinDir},
@@ -44,19 +44,6 @@ pub(crate) fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<Stag
         state_maps::share(pins, specs, &directory)?;
     }
     Ok(Some(StagedMaps { directory, keeps_state }))
-}
-
-/// The process before marked packets with other bits.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MarkChange {
-    pub(crate) before: Marks,
-    after: Marks,
-}
-
-impl MarkChange {
-    pub(crate) fn new(before: Option<Marks>, after: Marks) -> Option<Self> {
-        before.filter(|before| *before != after).map(|before| Self { before, after })
-    }
 }
 
 /// How long programs do not refuse unknown connections while maps of another size are filled.
@@ -120,11 +107,11 @@ impl Ebpf {
     pub(crate) fn change_marks(&mut self, state: &mut State) -> Result<(), KernelError> {
         // A process that ends cannot install the rules for the new marks alone any more.
         let is_ready = state.is_taken_over() && state.rules_are_installed && !self.is_shutting_down();
-        let Some(MarkChange { after, .. }) = self.mark_change.filter(|_| is_ready) else { return Ok(()) };
-        self.maps.set_marks(after)?;
-        self.mark_change = None;
+        let Some(marks) = self.new_marks.filter(|_| is_ready) else { return Ok(()) };
+        self.maps.set_marks(marks)?;
+        self.new_marks = None;
         let Some(rules) = &mut self.rules else { return Ok(()) };
-        rules.set_marks(after);
+        rules.set_marks(marks);
         // In case that fails.
         state.rules_are_installed = false;
         rules.install()?;

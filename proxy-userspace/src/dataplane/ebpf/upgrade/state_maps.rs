@@ -1,6 +1,6 @@
 //! Takes the state of the programs over into new maps: flows, sockets and affinity.
 
-use std::{any::Any, fmt, path::Path};
+use std::{any::Any, path::Path};
 
 use aya::{
     Pod,
@@ -53,12 +53,6 @@ fn is_copied<V: Any>(value: &V, pass: CopyPass) -> bool {
 /// The maps of state whose size changes. Their entries are copied.
 #[derive(Default)]
 pub(crate) struct StateCopies(Vec<(&'static str, CopyEntries)>);
-
-impl fmt::Debug for StateCopies {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
-    }
-}
 
 impl StateCopies {
     /// Opens the maps that are pinned in `pins` and the new ones in `directory`, if they differ in
