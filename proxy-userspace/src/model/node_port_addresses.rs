@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn ranges_restrict_each_family_separately() {
-        for (ranges, wanted) in [
+        for (ranges, expected) in [
             (vec!["192.168.57.0/28"], vec!["192.168.57.11", "::1", "fd57::11"]),
             (vec!["192.168.57.0/24", "fd57::/64"], vec!["192.168.57.11", "192.168.57.111", "fd57::11"]),
             (vec!["127.0.0.0/8", "::1/128"], vec!["127.0.0.1", "::1"]),
@@ -70,7 +70,7 @@ mod tests {
             ),
             (vec!["172.16.0.0/12", "fd00::/64"], vec![]),
         ] {
-            assert_eq!(served(&NodePortAddresses::Cidrs(cidrs(&ranges)), None), wanted, "{ranges:?}");
+            assert_eq!(served(&NodePortAddresses::Cidrs(cidrs(&ranges)), None), expected, "{ranges:?}");
         }
     }
 

@@ -46,8 +46,8 @@ pub(super) fn own_ip(settings: &ModelSettings, node: Option<&Node>, family: IpFa
 /// Upstream's `GetNodeHostIPs` (`pkg/util/node/node.go`) for one family: returns the first internal
 /// address, otherwise the first external one.
 fn node_ip(node: &Node, family: IpFamily) -> Option<IpAddr> {
-    let of_type = |wanted| {
-        let addresses = node.addresses.iter().filter(move |(address_type, _)| *address_type == wanted);
+    let of_type = |address_type| {
+        let addresses = node.addresses.iter().filter(move |(other, _)| *other == address_type);
         addresses.map(|(_, address)| *address).find(|address| IpFamily::of(*address) == family)
     };
     of_type(NodeAddressType::InternalIp).or_else(|| of_type(NodeAddressType::ExternalIp))

@@ -70,8 +70,9 @@ impl Resolver<'_> {
         let mut resolved = service_port::resolve(service, port, key.family);
         set_endpoint_lists(&mut resolved, endpoints, self.node);
         if key.name.protocol == Protocol::Udp {
-            // Upstream's `CleanStaleEntries` (`pkg/proxy/conntrack/cleanup.go`) checks only `serving`.
-            // With publishNotReadyAddresses, a ready endpoint can take traffic without serving.
+            // Upstream's `CleanStaleEntries` (`pkg/proxy/conntrack/cleanup.go`) checks only
+            // `serving`. With publishNotReadyAddresses, a ready endpoint can take traffic without
+            // serving.
             resolved.serving = resolve_endpoints(endpoints, |info| info.endpoint.serving || info.is_ready());
         }
         resolved.frontends.retain(|frontend| self.claims.owns(key, frontend));

@@ -153,7 +153,7 @@ proptest! {
     }
 
     #[test]
-    fn changed_settings_and_facts_lead_to_the_state_of_a_fresh_model(
+    fn changed_settings_and_facts_equal_a_fresh_model(
         before in (any_settings(), any_facts()),
         after in (any_settings(), any_facts()),
         world in world(),

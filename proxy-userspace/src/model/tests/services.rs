@@ -36,8 +36,8 @@ fn each_family_has_the_frontends_of_its_addresses() {
         "ExternalIp [2001:db8::2]:80",
         "LoadBalancerIp [2001:db8::1]:80",
     ];
-    let wanted = [("a/x TCP IPv4", v4), ("a/x TCP IPv6", v6)];
-    assert_eq!(ports, wanted.map(|(key, list)| (key.to_owned(), list.map(str::to_owned).to_vec())));
+    let expected = [("a/x TCP IPv4", v4), ("a/x TCP IPv6", v6)];
+    assert_eq!(ports, expected.map(|(key, list)| (key.to_owned(), list.map(str::to_owned).to_vec())));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn ipv4_mapped_addresses_are_ipv4() {
 }
 
 #[test]
-fn the_later_of_two_ports_with_the_same_name_and_protocol_is_used() {
+fn two_ports_of_one_name_and_protocol_use_the_later() {
     let mut web = service("a/x", "10.96.0.1");
     web.ports.push(service_port("", Protocol::Tcp, 81));
     web.ports.push(service_port("", Protocol::Udp, 82));
@@ -119,7 +119,7 @@ fn external_traffic_policy_needs_a_frontend_for_clients_outside() {
 }
 
 #[test]
-fn source_ranges_apply_to_a_load_balancer_ip_that_is_also_an_external_ip() {
+fn source_ranges_apply_even_if_the_ip_is_also_external() {
     let mut web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1"]);
     web.external_ips = ips(&["198.51.100.1", "10.96.0.1"]);
     assert_eq!(

@@ -33,7 +33,7 @@ fn ports_are_matched_by_name_and_protocol_in_each_slice() {
 }
 
 #[test]
-fn an_address_in_two_slices_uses_the_endpoint_that_is_not_terminating() {
+fn a_duplicate_address_uses_the_endpoint_that_is_not_terminating() {
     let (running, terminating) = (endpoint("10.244.1.1"), endpoint("10.244.1.1").terminating());
     for (first, second) in [(running.clone(), terminating.clone()), (terminating, running)] {
         let slices =
@@ -43,7 +43,7 @@ fn an_address_in_two_slices_uses_the_endpoint_that_is_not_terminating() {
 }
 
 #[test]
-fn an_address_in_two_slices_uses_the_later_running_endpoint() {
+fn a_duplicate_address_uses_the_later_running_endpoint() {
     let other = || endpoint("10.244.1.2");
     let slices =
         |first, second| vec![slice("a/s1", "x", vec![first, other()]), slice("a/s2", "x", vec![second])];

@@ -1,12 +1,13 @@
-//! The decoded fields of Kubernetes objects: no managedFields, and only the used labels and annotation.
+//! The fields of Kubernetes objects that are decoded: of labels and annotations, only the used
+//! ones.
 
 use serde::Deserialize;
 
 use crate::model::NamespacedName;
 
-/// Defines structs of fields with camelCase names. All fields are optional, because `null` and an absent
-/// field mean the same to the API server. Numbers are wider than the API's, so that a number out of range
-/// is reported as such.
+/// Defines structs of fields with camelCase names. All fields are optional, because `null` and an
+/// absent field mean the same to the API server. Numbers are wider than the API's, so that a number
+/// out of range is reported as such.
 macro_rules! raw {
     ($($(#[$attribute:meta])* $name:ident { $($(#[$rename:meta])* $field:ident: $type:ty),* $(,)? })*) => {$(
         $(#[$attribute])*

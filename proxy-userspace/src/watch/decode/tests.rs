@@ -91,7 +91,7 @@ fn recorded_slices_and_the_recorded_node_are_decoded() {
 }
 
 #[test]
-fn absent_fields_of_a_service_get_the_defaults_of_the_api_server() {
+fn absent_service_fields_get_the_defaults_of_the_api_server() {
     let service: Service = good(&json!({
         "metadata": {"name": "web"},
         "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}], "sessionAffinity": "ClientIP"},
@@ -226,7 +226,7 @@ fn endpoints_of_fqdn_slices_have_no_address() {
 }
 
 #[test]
-fn a_value_of_the_wrong_json_type_is_named_by_its_path() {
+fn a_wrong_json_type_is_named_by_its_path() {
     let problem = decode::<Service, _>(&service(&json!({"ports": [{"port": "80"}]}))).unwrap_err();
     assert_eq!(problem.field, "spec.ports[0].port");
     assert!(problem.what.contains("\"80\""), "{problem}");

@@ -1,4 +1,4 @@
-//! The objects of all files of the directory: which file's object is in effect, and what changed.
+//! Stores the objects of all files, decides which are in effect, and collects their changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,8 +31,8 @@ type FileName = Arc<OsStr>;
 pub(super) struct Directory {
     path: PathBuf,
     files: BTreeMap<FileName, ManifestFile>,
-    /// The files that hold an object, sorted. The object of the first file is in effect. Hardly any
-    /// object is in two.
+    /// The files that contain an object, sorted. The object of the first file is in effect. Almost
+    /// all objects are in one file only.
     owners: BTreeMap<Key, SmallVec<[FileName; 1]>>,
     /// Objects that may have changed since [`Self::take_changes`], as they were then.
     touched: BTreeMap<Key, Option<Object>>,
@@ -43,9 +43,9 @@ pub(super) struct Directory {
 struct ManifestFile {
     objects: BTreeMap<Key, Object>,
     errors: Vec<DocumentError>,
-    /// Of the file as last read; none if there was no file.
+    /// The stamp at the last read; none if there was no file.
     stamp: Option<Stamp>,
-    /// When the objects go, because the file is gone or empty.
+    /// When the objects will be removed, because the file is gone or empty.
     removal: Option<Instant>,
 }
 
@@ -65,7 +65,7 @@ impl Directory {
         if changes.all { self.scan(now) } else { Ok(()) }
     }
 
-    /// The present errors, for people.
+    /// Returns the current errors as text.
     pub(super) fn errors(&self) -> impl Iterator<Item = String> {
         self.files.iter().flat_map(|(name, file)| {
             let path = self.path.join(&**name);
@@ -117,7 +117,7 @@ impl Directory {
         events
     }
 
-    /// The object that is in effect.
+    /// Returns the object that is in effect.
     fn object(&self, key: &Key) -> Option<&Object> {
         let owner = self.owners.get(key)?.first()?;
         self.files.get(owner)?.objects.get(key)
@@ -140,6 +140,7 @@ impl Directory {
         Ok(())
     }
 
+    /// Reads a file, or delays the removal of its objects if it is gone or empty.
     fn read_file(&mut self, name: &OsStr, now: Instant) {
         let path = self.path.join(name);
         let file = self.files.entry(name.into()).or_default();
@@ -165,6 +166,7 @@ impl Directory {
         }
     }
 
+    /// Replaces the contents of a file.
     fn accept(&mut self, name: &OsStr, mut contents: Contents) {
         let Some((name, file)) = self.files.get_key_value(name) else { return };
         let name = Arc::clone(name);
@@ -177,7 +179,7 @@ impl Directory {
             match (owners.binary_search(&name), contents.objects.contains_key(&key)) {
                 (Ok(index), false) => drop(owners.remove(index)),
                 (Err(index), true) => {
-                    // A file that was renamed to this one is not there any more.
+                    // If another file was renamed to this one, it does not exist any more.
                     if owners.iter().any(|owner| self.path.join(&**owner).exists()) {
                         duplicates.push(key.clone());
                     }

@@ -16,7 +16,7 @@ use crate::{
     watch::decode::{self, Kind, Problem},
 };
 
-/// An object: the event that applies it.
+/// An object, as the event that applies it.
 pub(super) type Object = Arc<WatchEvent>;
 
 /// Kind and name of an object.
@@ -27,7 +27,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// The event that deletes the object.
+    /// Returns the event that deletes the object.
     pub(super) fn deletion(self) -> WatchEvent {
         match self.kind {
             Service::KIND => WatchEvent::Services(Delta::Delete(self.name)),
@@ -245,7 +245,7 @@ impl Reader<'_> {
             Entry::Vacant(entry) => drop(entry.insert(Arc::new(event))),
             Entry::Occupied(entry) => {
                 let key = entry.key().clone();
-                let what = format!("{:?} is there already in this file; the first is used", &*key.name.name);
+                let what = format!("{:?} is already in this file; the first one is used", &*key.name.name);
                 self.error(Some(key), "metadata.name", what);
             }
         }

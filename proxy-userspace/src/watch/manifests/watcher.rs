@@ -1,5 +1,4 @@
-//! Watches the directory: which files changed, by inotify, and whether it is still the same
-//! directory.
+//! Watches the directory with inotify, and detects that another directory has its name.
 
 use std::{
     collections::BTreeSet,
@@ -22,12 +21,12 @@ use tracing::{error, info};
 
 use super::file::is_manifest;
 
-/// How often shunt checks whether it still watches the right directory: inotify does not report a
-/// mount over it.
+/// How often shunt checks that it watches the right directory. Inotify does not report a mount over
+/// the directory.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// After this many checks, all files are compared with what was read.
 const CHECKS_PER_SCAN: u32 = 20;
-/// If more changes wait, the kernel's queue fills up, and inotify reports an overflow.
+/// If more changes wait, the kernel's queue fills, and inotify reports an overflow.
 const QUEUE_LENGTH: usize = 1024;
 
 /// What may have changed in the directory.
@@ -83,12 +82,12 @@ impl DirectoryWatcher {
         Changes { files, all }
     }
 
-    /// Why the directory cannot be watched now.
+    /// Returns why the directory cannot be watched now.
     pub(super) fn error(&self) -> Option<&str> {
         self.error.as_deref()
     }
 
-    /// If another directory has the name now, watches that one. Returns true if it does.
+    /// If another directory has the name now, watches that one and returns true.
     fn renew(&mut self) -> bool {
         let watched = self.watched.as_ref().map(|(_, identity)| *identity);
         if watched.is_some() && identity(&self.dir).ok() == watched {
@@ -98,9 +97,7 @@ impl DirectoryWatcher {
         let error = self.watch().err();
         let error = error.map(|e| format!("cannot watch manifests directory {}: {e}", self.dir.display()));
         match &error {
-            None => {
-                info!(dir = %self.dir.display(), "reading the new manifests directory");
-            }
+            None => info!(dir = %self.dir.display(), "the manifests directory was replaced; shunt reads it"),
             Some(error) if self.error.is_none() => error!("{error}; all objects stay; shunt keeps trying"),
             Some(_) => {}
         }
@@ -128,7 +125,7 @@ impl DirectoryWatcher {
     }
 }
 
-/// Device and inode of the directory.
+/// Returns device and inode of the directory.
 fn identity(dir: &Path) -> io::Result<(u64, u64)> {
     let metadata = dir.metadata()?;
     if !metadata.is_dir() {
@@ -146,7 +143,7 @@ fn changes(dir: &Path, event: notify::Result<notify::Event>) -> Vec<Change> {
     }
 }
 
-/// The change that an event means, if it means any.
+/// Converts an event for one path. None if nothing needs to be read.
 fn change(dir: &Path, path: &Path, kind: EventKind) -> Option<Change> {
     let is_complete = match kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write))

@@ -38,7 +38,7 @@ proptest! {
     }
 
     #[test]
-    fn changes_to_files_lead_to_the_same_objects_as_a_fresh_read(
+    fn changed_files_lead_to_the_objects_of_a_fresh_read(
         steps in proptest::collection::vec((0..3_usize, proptest::collection::vec((0..4_usize, 1..3_u16), 0..3)), 1..8),
     ) {
         let root = tempfile::tempdir().unwrap();
@@ -86,10 +86,10 @@ fn objects_of_the_same_name_in_two_namespaces_are_two() {
 }
 
 #[test]
-fn an_object_that_is_twice_in_a_file_is_an_error_and_used_once() {
+fn an_object_twice_in_a_file_is_reported_and_used_once() {
     let contents = read(&documents(&[service("a", 1), service("a", 2)]), false);
     assert_eq!(contents.objects.len(), 1);
-    let expected = "document 2 (from line 9), Service default/a: metadata.name: \"a\" is there already in this file; the first is used";
+    let expected = "document 2 (from line 9), Service default/a: metadata.name: \"a\" is already in this file; the first one is used";
     assert_eq!(contents.errors[0].1, expected);
 }
 

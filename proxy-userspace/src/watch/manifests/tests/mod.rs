@@ -127,7 +127,7 @@ async fn an_empty_directory_yields_an_empty_list_of_each_kind() {
 }
 
 #[tokio::test]
-async fn yaml_json_and_lists_are_read_and_other_kinds_and_files_ignored() {
+async fn yaml_json_and_lists_are_read_and_other_kinds_ignored() {
     let list = format!(
         "kind: List\napiVersion: v1\nitems:\n- {}- {{apiVersion: v1, kind: Pod, metadata: {{name: p}}}}\n",
         service("l", 3).replace('\n', "\n  ").trim_end_matches(' ')
@@ -180,7 +180,7 @@ async fn a_file_that_stays_empty_loses_its_objects() {
 }
 
 #[tokio::test]
-async fn an_invalid_document_is_named_and_keeps_its_object_while_the_others_apply() {
+async fn an_invalid_document_is_reported_and_keeps_its_last_object() {
     let mut scene = Scene::start(&[("a.yaml", &documents(&[service("a", 1), service("b", 1)]))]).await;
     let broken = service("a", 2).replace("port: 2", "port: 70000");
     scene.write("a.yaml", &documents(&[broken, service("b", 2)]));
@@ -194,7 +194,7 @@ async fn an_invalid_document_is_named_and_keeps_its_object_while_the_others_appl
 }
 
 #[tokio::test]
-async fn a_value_of_the_wrong_type_is_named_by_document_and_path() {
+async fn a_wrong_type_is_named_by_document_and_path() {
     let list = "kind: List\napiVersion: v1\nitems:\n- {apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: x}]}}\n";
     let mut scene = Scene::start(&[("a.yaml", &documents(&[service("b", 1), list.to_owned()]))]).await;
     let error = scene.error(|error| !error.is_empty()).await;
@@ -283,7 +283,7 @@ async fn a_config_map_volume_is_followed_through_its_data_link() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_not_there_is_named_in_the_error() {
+async fn a_missing_directory_is_named_in_the_error() {
     let (tx, _rx) = mpsc::channel(1);
     let error = ManifestSource::new("/nonexistent/manifests").run(tx).await.unwrap_err();
     assert_eq!(error.to_string(), "cannot read manifests directory /nonexistent/manifests");

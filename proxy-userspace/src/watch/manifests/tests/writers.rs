@@ -98,7 +98,7 @@ fn logged(act: impl FnOnce()) -> String {
 }
 
 #[test]
-fn a_copy_of_a_manifest_is_reported_and_a_renamed_one_is_not() {
+fn copies_of_a_manifest_are_reported_but_renames_are_not() {
     for (from, to) in [("a.yaml", "b.yaml"), ("b.yaml", "a.yaml")] {
         let mut bench = Bench::start(&service("a", 1));
         let path = |name: &str| bench.root.path().join(name);
@@ -119,7 +119,7 @@ fn a_copy_of_a_manifest_is_reported_and_a_renamed_one_is_not() {
 }
 
 #[test]
-fn a_file_written_in_place_is_not_read_while_it_is_written() {
+fn a_file_is_not_read_while_it_is_written_in_place() {
     let both = documents(&[service("a", 1), service("b", 1)]);
     let mut bench = Bench::start(&both);
     // Truncated, and the first document written.
@@ -132,7 +132,7 @@ fn a_file_written_in_place_is_not_read_while_it_is_written() {
 }
 
 #[test]
-fn half_a_file_is_an_error_only_after_its_writer_is_done() {
+fn half_a_file_is_an_error_once_its_writer_closed_it() {
     let mut bench = Bench::start(&service("a", 1));
     fs::write(bench.path(), "kind: Service\nmetadata: {name: ").unwrap();
     assert_eq!(bench.scan(), NOTHING);
@@ -158,7 +158,7 @@ fn an_object_that_a_rewritten_file_lacks_is_removed_at_once() {
 }
 
 #[test]
-fn a_file_that_its_writer_keeps_open_is_read_when_the_writer_pauses() {
+fn a_file_kept_open_is_read_when_its_writer_pauses() {
     let mut bench = Bench::start(&service("a", 1));
     // The first digit of 8080.
     fs::write(bench.path(), service("a", 8)).unwrap();
