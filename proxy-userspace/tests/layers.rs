@@ -1,5 +1,5 @@
-//! The crate's layers, held to by what their sources name: each knows few others, and few reach
-//! outside.
+//! Checks the layers of the crate: which other modules, crates and words the sources of each module
+//! may use.
 
 use std::{
     collections::BTreeSet,
@@ -7,36 +7,36 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A module of the crate, the others it may name, and words that no line of its code may hold.
+/// A module, the modules that it may use, and the words that its code must not contain.
 struct Layer {
     name: &'static str,
-    knows: &'static [&'static str],
-    without: &'static [&'static str],
+    uses: &'static [&'static str],
+    forbidden: &'static [&'static str],
 }
 
 const fn layer(
     name: &'static str,
-    knows: &'static [&'static str],
-    without: &'static [&'static str],
+    uses: &'static [&'static str],
+    forbidden: &'static [&'static str],
 ) -> Layer {
-    Layer { name, knows, without }
+    Layer { name, uses, forbidden }
 }
 
-/// The API's client and its types end in watch.
+/// Only `watch` uses the Kubernetes API's client and types.
 const KUBE: &[&str] = &["kube::", "k8s_openapi"];
 
 const LAYERS: &[Layer] = &[
     layer("assembly", &["config", "dataplane", "kernel"], KUBE),
     layer("causes", &[], KUBE),
     layer("config", &["causes", "kernel", "mode", "model", "node"], KUBE),
-    // Everything about Kubernetes is decided already.
+    // The model has decided everything about Kubernetes.
     layer(
         "dataplane",
         &["kernel", "mode", "model"],
         &["kube::", "k8s_openapi", "EndpointSlice", "WatchEvent", "tokio"],
     ),
     layer("health", &["kernel", "metrics", "model", "node"], KUBE),
-    // Knows the kernel's interfaces only, not Services or modes.
+    // Has only the interfaces of the kernel, not Services or modes.
     layer("kernel", &["net"], &["kube::", "k8s_openapi", "Service", "Snapshot", "kube-ipvs0"]),
     layer("metrics", &["dataplane", "kernel", "model"], KUBE),
     layer("mode", &[], KUBE),
@@ -57,7 +57,7 @@ const LAYERS: &[Layer] = &[
             "SystemTime",
         ],
     ),
-    // Plain types, for layers that must not know each other.
+    // Plain types, for layers that must not use each other.
     layer("net", &[], KUBE),
     layer("node", &["kernel", "model"], KUBE),
     layer("probe", &["kernel", "mode"], KUBE),
@@ -65,10 +65,10 @@ const LAYERS: &[Layer] = &[
     layer("watch", &["causes", "model", "node"], &[]),
 ];
 
-/// The command puts the layers together.
+/// The modules of the command, which may use all layers.
 const COMMAND: [&str; 3] = ["lib", "main", "run"];
 
-/// Every source below a module, with its path.
+/// Returns the path and code of each source of a module.
 fn sources(path: &Path) -> Vec<(PathBuf, String)> {
     if path.is_dir() {
         let entries = fs::read_dir(path).expect("readable");
@@ -78,7 +78,7 @@ fn sources(path: &Path) -> Vec<(PathBuf, String)> {
     vec![(path.to_owned(), code(&text))]
 }
 
-/// The text without comments, and without the tests at its end.
+/// Removes comments, and the tests at the end.
 fn code(text: &str) -> String {
     let program = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     program.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
@@ -92,8 +92,8 @@ fn modules() -> impl Iterator<Item = (String, PathBuf)> {
     })
 }
 
-/// The modules that `crate::name` and `crate::{name::…, name}` name.
-fn named(code: &str) -> BTreeSet<String> {
+/// Returns the modules in `crate::name` and `crate::{name::…, name}`.
+fn used_modules(code: &str) -> BTreeSet<String> {
     let head = |text: &str| -> String {
         text.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
     };
@@ -107,8 +107,7 @@ fn named(code: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The items of a list in braces, up to the brace that closes it, without looking into those of its
-/// items.
+/// Returns the items of a list up to its closing brace. Does not split nested lists.
 fn top_level(list: &str) -> Vec<&str> {
     let (mut items, mut start, mut depth) = (Vec::new(), 0, 0);
     for (at, c) in list.char_indices() {
@@ -130,26 +129,28 @@ fn top_level(list: &str) -> Vec<&str> {
 }
 
 #[test]
-fn each_layer_names_only_the_layers_it_may_know() {
+fn each_layer_uses_only_allowed_layers() {
     for (module, path) in modules().filter(|(module, _)| !COMMAND.contains(&module.as_str())) {
         let layer = LAYERS.iter().find(|layer| layer.name == module);
-        let layer = layer.unwrap_or_else(|| panic!("{module}: say above what this layer may know"));
+        let layer = layer
+            .unwrap_or_else(|| panic!("add the module {module} to LAYERS, with the layers that it may use"));
         for (path, code) in sources(&path) {
-            let unknown: Vec<_> = named(&code)
+            let not_allowed: Vec<_> = used_modules(&code)
                 .into_iter()
-                .filter(|name| *name != module && !layer.knows.contains(&&**name))
+                .filter(|name| *name != module && !layer.uses.contains(&&**name))
                 .collect();
-            assert!(unknown.is_empty(), "{} names {unknown:?}", path.display());
+            assert!(not_allowed.is_empty(), "{} uses {not_allowed:?}", path.display());
         }
     }
 }
 
 #[test]
-fn no_layer_uses_what_it_shall_do_without() {
+fn no_layer_contains_a_forbidden_word() {
     for (module, path) in modules() {
-        let without = LAYERS.iter().find(|layer| layer.name == module).map_or(KUBE, |layer| layer.without);
+        let forbidden =
+            LAYERS.iter().find(|layer| layer.name == module).map_or(KUBE, |layer| layer.forbidden);
         for (path, code) in sources(&path) {
-            for word in without {
+            for word in forbidden {
                 let found = code.lines().find(|line| line.contains(word));
                 assert!(found.is_none(), "{}: {word}: {}", path.display(), found.unwrap_or_default().trim());
             }
@@ -158,8 +159,8 @@ fn no_layer_uses_what_it_shall_do_without() {
 }
 
 #[test]
-fn names_are_found_in_lists_too() {
+fn names_in_lists_are_found() {
     let code =
         "use crate::{\n    kernel::{KernelError, bpf},\n    model::Dirty,\n};\nlet x = crate::sync::f();";
-    assert_eq!(named(code).into_iter().collect::<Vec<_>>(), ["kernel", "model", "sync"]);
+    assert_eq!(used_modules(code).into_iter().collect::<Vec<_>>(), ["kernel", "model", "sync"]);
 }

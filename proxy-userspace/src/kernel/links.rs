@@ -23,7 +23,7 @@ type Message = NetlinkMessage<RouteNetlinkMessage>;
 
 /// Sends all links and addresses, sorted, to `to` at once and after every change. Notifies
 /// `disturbed` if another program removed a filter that may have been shunt's. Returns when
-/// rtnetlink fails or nobody receives any more.
+/// rtnetlink fails or all receivers are gone.
 ///
 /// The addresses of `excluded_link` are left out, because they do not belong to the node.
 ///

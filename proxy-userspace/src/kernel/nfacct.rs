@@ -25,7 +25,7 @@ pub fn ensure(name: &str) -> Result<(), KernelError> {
         Ok(_) => Ok(()),
         // The counter exists, and the request does not have NLM_F_REPLACE.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)) => Ok(()),
-        Err(error) => Err(KernelError::call("make nfacct counter", name)(error)),
+        Err(error) => Err(KernelError::call("create the nfacct counter", name)(error)),
     }
 }
 
@@ -33,7 +33,7 @@ pub fn ensure(name: &str) -> Result<(), KernelError> {
 pub fn packets(name: &str) -> Result<u64, KernelError> {
     request(NFNL_MSG_ACCT_GET, 0, name)
         .and_then(|packets| packets.ok_or_else(|| io::ErrorKind::InvalidData.into()))
-        .map_err(KernelError::call("read nfacct counter", name))
+        .map_err(KernelError::call("read the nfacct counter", name))
 }
 
 /// Sends a request about a counter. Returns the number of packets, if the answer has it.

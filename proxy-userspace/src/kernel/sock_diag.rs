@@ -37,8 +37,7 @@ pub fn destroy_udp(peers: &HashMap<SocketCookie, SocketAddr>) -> Result<Vec<Sock
     if peers.is_empty() {
         return Ok(Vec::new());
     }
-    let socket =
-        NetlinkSocket::open(NETLINK_SOCK_DIAG).map_err(KernelError::call("open", "a sock_diag socket"))?;
+    let socket = open()?;
     let mut destroyed = Vec::new();
     for family in [AF_INET, AF_INET6] {
         let connected = dump(&socket, family, IPPROTO_UDP, StateFlags::ESTABLISHED)
@@ -58,8 +57,7 @@ pub fn destroy_udp(peers: &HashMap<SocketCookie, SocketAddr>) -> Result<Vec<Sock
 /// Returns the source addresses of the TCP and UDP sockets in the calling thread's namespace that
 /// are connected, connecting or closing.
 pub fn connected_source_addresses() -> Result<BTreeSet<IpAddr>, KernelError> {
-    let socket =
-        NetlinkSocket::open(NETLINK_SOCK_DIAG).map_err(KernelError::call("open", "a sock_diag socket"))?;
+    let socket = open()?;
     let open = StateFlags::all().difference(StateFlags::TIME_WAIT | StateFlags::CLOSE | StateFlags::LISTEN);
     let mut addresses = BTreeSet::new();
     for family in [AF_INET, AF_INET6] {
@@ -72,16 +70,17 @@ pub fn connected_source_addresses() -> Result<BTreeSet<IpAddr>, KernelError> {
     Ok(addresses)
 }
 
+fn open() -> Result<NetlinkSocket, KernelError> {
+    NetlinkSocket::open(NETLINK_SOCK_DIAG).map_err(KernelError::call("open", "a sock_diag socket"))
+}
+
 /// Returns true if this kernel can destroy sockets. Asks it to destroy a socket that does not
 /// exist.
 pub fn can_destroy() -> Result<bool, KernelError> {
-    let failed = KernelError::call("ask to destroy", "a socket");
-    match NetlinkSocket::open(NETLINK_SOCK_DIAG)
-        .and_then(|socket| destroy(&socket, AF_INET, SocketId::new_v4()))
-    {
+    match destroy(&open()?, AF_INET, SocketId::new_v4()) {
         Ok(()) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
-        Err(error) => Err(failed(error)),
+        Err(error) => Err(KernelError::call("destroy", "a socket that does not exist")(error)),
     }
 }
 

@@ -128,7 +128,7 @@ impl Nftables {
         for (family, table) in IpFamily::ALL.into_iter().zip(tables) {
             let keys = table.elements.keys();
             for destination in keys.filter_map(|(set, key)| Destination::read(*set, family, key)) {
-                if destination.protocol == Protocol::Udp.number() {
+                if destination.protocol == Protocol::Udp {
                     let address = destination.address.unwrap_or(family.unspecified());
                     let destination = SocketAddr::new(address, destination.port);
                     self.stale_udp.add_former_destination(destination);

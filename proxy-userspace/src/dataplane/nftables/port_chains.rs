@@ -36,7 +36,6 @@ pub(super) struct AffinityChains {
 impl AffinityChains {
     pub(super) fn new(
         service: &ServicePortName,
-        protocol: u8,
         port: &ResolvedPort,
         timeout: NonZeroU32,
         settings: &RuleSettings,
@@ -51,7 +50,7 @@ impl AffinityChains {
         all.sort_unstable();
         all.dedup();
         for endpoint in all {
-            this.add_endpoint(service, protocol, endpoint, timeout);
+            this.add_endpoint(service, endpoint, timeout);
         }
         for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
             let suffixes: Vec<String> =
@@ -77,20 +76,14 @@ impl AffinityChains {
         name("external", &self.suffix)
     }
 
-    fn add_endpoint(
-        &mut self,
-        service: &ServicePortName,
-        protocol: u8,
-        endpoint: SocketAddr,
-        timeout: NonZeroU32,
-    ) {
+    fn add_endpoint(&mut self, service: &ServicePortName, endpoint: SocketAddr, timeout: NonZeroU32) {
         let suffix = names::of_endpoint(service, endpoint);
         let timeout = Duration::from_secs(timeout.get().into());
         let clients = name("affinity", &suffix);
         let kind = SetKind::Dynamic(timeout, MAX_CLIENTS);
         self.sets.push(Set { name: clients.clone(), key: ADDRESS, kind, comment: "" });
         let add_client = Rule::new([Statement::UpdateSet(clients, vec![Selector::Source])]);
-        let translate = Rule::new([Statement::Protocol(protocol), Statement::Dnat(endpoint)]);
+        let translate = Rule::new([Statement::Protocol(service.protocol), Statement::Dnat(endpoint)]);
         self.chains.push((name("endpoint", &suffix), vec![add_client, translate]));
     }
 

@@ -61,18 +61,17 @@ impl PortObjects {
         if port.frontends.is_empty() {
             return Self::default();
         }
-        let protocol = key.name.protocol.number();
         let affinity = port
             .affinity_timeout
-            .map(|timeout| AffinityChains::new(&key.name, protocol, port, timeout, settings, key.family));
+            .map(|timeout| AffinityChains::new(&key.name, port, timeout, settings, key.family));
         let comment = nftables::comment(&key.name.to_string());
         let objects = Self::default();
-        let mut builder = Builder { objects, port, protocol, affinity: affinity.as_ref(), comment };
+        let mut builder = Builder { objects, key, port, affinity: affinity.as_ref(), comment };
         for frontend in &port.frontends {
             builder.add(frontend);
         }
         builder.add_hairpins();
-        builder.add_firewall(key, settings);
+        builder.add_firewall(settings);
         let mut objects = builder.objects;
         if let Some(affinity) = affinity {
             objects.chains.splice(0..0, affinity.chains);
@@ -99,8 +98,8 @@ impl PortObjects {
 
 struct Builder<'a> {
     objects: PortObjects,
+    key: &'a ServicePortKey,
     port: &'a ResolvedPort,
-    protocol: u8,
     affinity: Option<&'a AffinityChains>,
     /// The comment of its elements.
     comment: Arc<str>,
@@ -108,7 +107,7 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn destination(&self, frontend: &Frontend) -> Destination {
-        Destination { address: frontend.address, protocol: self.protocol, port: frontend.port.get() }
+        Destination { address: frontend.address, protocol: self.key.name.protocol, port: frontend.port.get() }
     }
 
     fn add(&mut self, frontend: &Frontend) {
@@ -215,18 +214,19 @@ impl Builder<'_> {
         local.dedup();
         for endpoint in local {
             let address = Field::Address(endpoint.ip());
-            let key = [address, address, Field::Protocol(self.protocol), Field::Port(endpoint.port())];
+            let key =
+                [address, address, Field::Protocol(self.key.name.protocol), Field::Port(endpoint.port())];
             self.add_member(SharedSet::HairpinConnections, ElementKey::new(&key), None);
         }
     }
 
     /// Adds the source ranges of load-balancer addresses.
-    fn add_firewall(&mut self, key: &ServicePortKey, settings: &RuleSettings) {
+    fn add_firewall(&mut self, settings: &RuleSettings) {
         let mut guarded = self.port.frontends.iter().filter(|frontend| is_load_balancer(frontend)).peekable();
         if self.port.source_ranges.is_empty() || guarded.peek().is_none() {
             return;
         }
-        let (chain, rules) = port_chains::firewall(&key.name, self.port, settings, key.family);
+        let (chain, rules) = port_chains::firewall(&self.key.name, self.port, settings, self.key.family);
         for frontend in guarded {
             let verdict = Verdict::Goto(chain.clone());
             self.add_verdict(SharedSet::FirewallIps, self.destination(frontend), verdict);

@@ -9,7 +9,7 @@ use std::{
 use super::lists::{EndpointList, ListSize, SizedList};
 use crate::{
     kernel::nftables::{ElementKey, Field, FieldType, Name, Selector, Set, SetKind},
-    model::IpFamily,
+    model::{IpFamily, Protocol},
 };
 
 /// A set or map that all Services share.
@@ -195,7 +195,7 @@ impl SharedSet {
 pub(super) struct Destination {
     /// `None` for a node port.
     pub(super) address: Option<IpAddr>,
-    pub(super) protocol: u8,
+    pub(super) protocol: Protocol,
     pub(super) port: u16,
 }
 
@@ -222,7 +222,7 @@ impl Destination {
         };
         Some(Self {
             address,
-            protocol: *rest.first()?,
+            protocol: Protocol::from_number(*rest.first()?)?,
             port: u16::from_be_bytes([*rest.get(4)?, *rest.get(5)?]),
         })
     }

@@ -22,7 +22,7 @@ pub const TABLE: &str = "kube-proxy";
 /// The comment of the tables.
 pub(super) const COMMENT: &str = "rules for kube-proxy";
 
-/// The settings on which rules depend, besides Services.
+/// All inputs of rules that are not Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RuleSettings {
     /// The bit of a packet's mark that requests masquerading.

@@ -26,7 +26,7 @@ use crate::{
     net::{IpFamily, Protocol},
 };
 
-/// The number of connections that are replaced at once. Their packets are held back meanwhile.
+/// The number of connections that are replaced at once. Until then, their packets are held back.
 const BATCH_SIZE: usize = 32;
 /// A packet that was not held back may have created a conflicting entry, which is then deleted.
 const MAX_ATTEMPTS: usize = 4;

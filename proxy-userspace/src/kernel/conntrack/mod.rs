@@ -167,7 +167,7 @@ fn open() -> Result<NetlinkSocket, KernelError> {
 fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> KernelError {
     move |source| match source.raw_os_error() {
         Some(libc::EINVAL | libc::EPROTONOSUPPORT) => KernelError::NoConntrackNetlink { source },
-        _ => KernelError::call(operation, "entries of conntrack")(source),
+        _ => KernelError::call(operation, "conntrack entries")(source),
     }
 }
 

@@ -177,6 +177,22 @@ impl Change {
         }
     }
 
+    /// Returns the operation and its object.
+    fn describe(&self) -> (&'static str, String) {
+        match self {
+            Self::AddServer(key, server) => {
+                ("add", format!("the virtual server {key} ({})", server.scheduler))
+            }
+            Self::SetServer(key, server) => {
+                ("set", format!("the virtual server {key} ({})", server.scheduler))
+            }
+            Self::RemoveServer(key) => ("remove", format!("the virtual server {key}")),
+            Self::AddReal(key, real, _) => ("add", format!("{real} to {key}")),
+            Self::SetReal(key, real, weight) => ("set", format!("the weight of {real} in {key} to {weight}")),
+            Self::RemoveReal(key, real) => ("remove", format!("{real} from {key}")),
+        }
+    }
+
     /// Returns true if the error says that the object to remove does not exist.
     fn is_already_removed(&self, error: &io::Error) -> bool {
         matches!(self, Self::RemoveServer(_) | Self::RemoveReal(..))
@@ -186,14 +202,8 @@ impl Change {
 
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AddServer(key, server) => write!(f, "add the virtual server {key} ({})", server.scheduler),
-            Self::SetServer(key, server) => write!(f, "set the virtual server {key} ({})", server.scheduler),
-            Self::RemoveServer(key) => write!(f, "remove the virtual server {key}"),
-            Self::AddReal(key, real, _) => write!(f, "add {real} to {key}"),
-            Self::SetReal(key, real, weight) => write!(f, "set the weight of {real} in {key} to {weight}"),
-            Self::RemoveReal(key, real) => write!(f, "remove {real} from {key}"),
-        }
+        let (operation, object) = self.describe();
+        write!(f, "{operation} {object}")
     }
 }
 
@@ -226,8 +236,9 @@ impl Ipvs {
             for (index, source) in self.send(batch).map_err(KernelError::call("change", "IPVS"))? {
                 let change = &batch[index];
                 if !change.is_already_removed(&source) {
-                    let error = KernelError::call("IPVS:", change.to_string())(source);
-                    failures.push((number * BATCH_SIZE + index, error));
+                    let (operation, object) = change.describe();
+                    failures
+                        .push((number * BATCH_SIZE + index, KernelError::call(operation, object)(source)));
                 }
             }
         }
@@ -255,13 +266,13 @@ impl Ipvs {
     pub fn servers(&mut self) -> Result<BTreeMap<VirtualKey, VirtualServer>, KernelError> {
         self.request(IPVS_CMD_GET_SERVICE, NLM_F_DUMP, |_| {}, message::read_server)
             .map(BTreeMap::from_iter)
-            .map_err(KernelError::call("list", "IPVS' virtual servers"))
+            .map_err(KernelError::call("list", "the virtual servers of IPVS"))
     }
 
     /// Reads the traffic of these virtual servers.
     pub fn traffic(&mut self) -> Result<Vec<(VirtualKey, Traffic)>, KernelError> {
         self.request(IPVS_CMD_GET_SERVICE, NLM_F_DUMP, |_| {}, message::read_traffic)
-            .map_err(KernelError::call("read the traffic of", "IPVS' virtual servers"))
+            .map_err(KernelError::call("read the traffic of", "the virtual servers of IPVS"))
     }
 
     /// Lists the real servers of a virtual server. Returns none if the virtual server does not
@@ -280,7 +291,7 @@ impl Ipvs {
         let read = |attributes: Attributes<'_>| Some(message::read_timeouts(attributes));
         self.request(IPVS_CMD_GET_CONFIG, 0, |_| {}, read)
             .map(|timeouts| timeouts.into_iter().next().unwrap_or_default())
-            .map_err(KernelError::call("read", "IPVS' timeouts"))
+            .map_err(KernelError::call("read", "the timeouts of IPVS"))
     }
 
     /// Sets the timeouts that are not zero.
@@ -288,7 +299,7 @@ impl Ipvs {
         let write = |to: &mut MessageBuffer| message::write_timeouts(timeouts, to);
         self.request(IPVS_CMD_SET_CONFIG, 0, write, |_| Some(()))
             .map(drop)
-            .map_err(KernelError::call("set", "IPVS' timeouts"))
+            .map_err(KernelError::call("set", "the timeouts of IPVS"))
     }
 
     /// Sends a request and returns what `read` makes of each answer.

@@ -9,8 +9,9 @@ use std::{
 
 use super::{
     IpFamily, NftFamily as _,
-    statement::{Verdict, octets, protocol_name},
+    statement::{Verdict, octets},
 };
+use crate::net::Protocol;
 
 /// The longest key has two IPv6 addresses, a protocol and a port.
 const MAX_KEY_LENGTH: usize = 40;
@@ -35,8 +36,8 @@ pub enum FieldType {
 pub enum Field {
     /// An address.
     Address(IpAddr),
-    /// An IP protocol number.
-    Protocol(u8),
+    /// A protocol.
+    Protocol(Protocol),
     /// A port.
     Port(u16),
     /// A number.
@@ -58,7 +59,7 @@ pub struct ElementKey(InlineBytes<MAX_KEY_LENGTH>);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ElementData(InlineBytes<MAX_DATA_LENGTH>);
 
-/// The part of an element besides its key.
+/// The value of an element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ElementValue {
     /// In a set: only the comment.
@@ -115,7 +116,7 @@ impl<const N: usize> InlineBytes<N> {
         for field in fields {
             match field {
                 Field::Address(address) => bytes.extend(octets(*address)),
-                Field::Protocol(protocol) => bytes.push(*protocol),
+                Field::Protocol(protocol) => bytes.push(protocol.number()),
                 Field::Port(port) => bytes.extend(port.to_be_bytes()),
                 Field::Number(number) => bytes.extend(number.to_ne_bytes()),
             }
@@ -203,7 +204,8 @@ fn display_field(bytes: &[u8], field: FieldType) -> String {
             Some(octets) => IpAddr::from(*octets).to_string(),
             None => IpAddr::from(word).to_string(),
         },
-        FieldType::Protocol => protocol_name(word[0]),
+        FieldType::Protocol => Protocol::from_number(word[0])
+            .map_or_else(|| word[0].to_string(), |protocol| protocol.lowercase_name().into()),
         FieldType::Port => u16::from_be_bytes([word[0], word[1]]).to_string(),
         FieldType::Number => u32::from_ne_bytes(word).to_string(),
     }

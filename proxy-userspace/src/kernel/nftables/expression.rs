@@ -74,7 +74,7 @@ impl Expressions<'_> {
             Statement::StatusDnat => self.ct_has(NFT_CT_STATUS, STATUS_DNAT),
             Statement::Protocol(protocol) => {
                 self.load(Selector::Protocol, NFT_REG_1);
-                self.compare(NFT_CMP_EQ, &[*protocol]);
+                self.compare(NFT_CMP_EQ, &[protocol.number()]);
             }
             Statement::HasMark(bit) => {
                 self.load_meta(NFT_META_MARK, NFT_REG_1);

@@ -39,17 +39,18 @@ pub struct TableListing {
 impl Nftables {
     /// Lists the chains and sets of a table.
     pub fn list_table(&mut self, family: IpFamily, table: &str) -> Result<TableListing, KernelError> {
+        let object = format!("table {table}");
         let in_table = |found: Attributes<'_>| found.string(NFTA_TABLE_NAME) == Some(table);
         let write_table = |to: &mut MessageBuffer| to.string(NFTA_TABLE_NAME, table);
         let tables =
-            self.list(NFT_MSG_GETTABLE, family, table, |_| {}, |found| in_table(found).then_some(()))?;
+            self.list(NFT_MSG_GETTABLE, family, &object, |_| {}, |found| in_table(found).then_some(()))?;
         if tables.is_empty() {
             return Ok(TableListing::default());
         }
-        let chains = self.list(NFT_MSG_GETCHAIN, family, table, write_table, |found| {
+        let chains = self.list(NFT_MSG_GETCHAIN, family, &object, write_table, |found| {
             found.string(NFTA_CHAIN_NAME).filter(|_| in_table(found)).map(Name::from)
         })?;
-        let sets = self.list(NFT_MSG_GETSET, family, table, write_table, |found| {
+        let sets = self.list(NFT_MSG_GETSET, family, &object, write_table, |found| {
             let spec = SetSpec::read(found);
             // An anonymous set belongs to a rule and is deleted with it.
             let is_named = in_table(found) && spec.flags & NFT_SET_ANONYMOUS == 0;
@@ -70,7 +71,7 @@ impl Nftables {
             to.string(NFTA_TABLE_NAME, table);
             to.string(NFTA_SET_ELEM_LIST_SET, set);
         };
-        let messages = self.list(NFT_MSG_GETSETELEM, family, set, write, |found| {
+        let messages = self.list(NFT_MSG_GETSETELEM, family, &format!("set {set}"), write, |found| {
             let list = found.nested(NFTA_SET_ELEM_LIST_ELEMENTS)?;
             let elements = list.iter().filter_map(|(_, element)| read_element(Attributes(element)));
             Some(elements.collect::<Vec<_>>())
@@ -97,7 +98,7 @@ impl Nftables {
             }
             Ok((!answers.was_interrupted).then_some(list))
         };
-        let failed = |source| KernelError::call("list nftables:", object)(source);
+        let failed = |source| KernelError::call("list", format!("the nftables {object}"))(source);
         for _ in 0..MAX_ATTEMPTS {
             match attempt() {
                 Ok(Some(list)) => return Ok(list),

@@ -64,8 +64,8 @@ impl Nftables {
         if changes.is_empty() {
             return Ok(());
         }
-        let failed = |object: String| KernelError::call("change nftables:", object);
-        let all = || format!("{} changes to the tables {table}", changes.len());
+        let failed = |object: String| KernelError::call("apply", object);
+        let all = || format!("{} nftables changes to the tables {table}", changes.len());
         let Transaction { messages, first_changes } = self.transaction(table, changes);
         self.socket.inner().send(messages.as_bytes(), 0).map_err(failed(all()))?;
         drop(messages);
@@ -74,7 +74,9 @@ impl Nftables {
         };
         let message = first_changes.iter().find(|(number, _)| *number == sequence);
         let object = message.and_then(|(_, index)| changes.get(*index));
-        let object = object.map_or_else(all, |(family, change)| change.display(*family, table));
+        let object = object.map_or_else(all, |(family, change)| {
+            format!("the nftables change `{}`", change.display(*family, table))
+        });
         Err(failed(object)(source))
     }
 

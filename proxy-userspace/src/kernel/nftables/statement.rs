@@ -58,8 +58,8 @@ pub enum Statement {
     StateNew,
     /// Matches if the connection has a translated destination.
     StatusDnat,
-    /// Matches the IP protocol.
-    Protocol(u8),
+    /// Matches the protocol.
+    Protocol(Protocol),
     /// Matches if the packet's mark has this bit.
     HasMark(u32),
     /// Matches one of this many packets, at random.
@@ -141,12 +141,6 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Returns nft's name of a protocol.
-pub(super) fn protocol_name(protocol: u8) -> String {
-    Protocol::from_number(protocol)
-        .map_or_else(|| protocol.to_string(), |known| known.lowercase_name().into())
-}
-
 impl Statement {
     fn display(&self, family: IpFamily) -> String {
         let ip = family.keyword();
@@ -162,7 +156,7 @@ impl Statement {
             Self::SourceIsLocal => "fib saddr type local".into(),
             Self::StateNew => "ct state new".into(),
             Self::StatusDnat => "ct status dnat".into(),
-            Self::Protocol(protocol) => format!("meta l4proto {}", protocol_name(*protocol)),
+            Self::Protocol(protocol) => format!("meta l4proto {}", protocol.lowercase_name()),
             Self::HasMark(bit) => format!("meta mark & {bit:#010x} != 0x00000000"),
             Self::OneIn(count) => format!("numgen random mod {count} 0"),
             Self::SetMark(bit) => format!("meta mark set meta mark | {bit:#010x}"),

@@ -1,5 +1,4 @@
-//! Against the kernel, in network namespaces of their own: what is written is what nft lists. As
-//! root.
+//! Tests against the kernel and nft, in network namespaces of their own. Needs root.
 
 use std::{thread, time::Duration};
 
@@ -9,7 +8,10 @@ use super::{
     Chain, Change, ElementData, ElementKey, ElementValue, Field, FieldType, Hook, IpFamily, Name,
     NftFamily as _, Nftables, Rule, Selector, Set, SetKind, Statement, Verdict,
 };
-use crate::kernel::command::{Command, Launcher};
+use crate::{
+    kernel::command::{Command, Launcher},
+    net::Protocol,
+};
 
 const TABLE: &str = "kube-proxy";
 const KEY: &[FieldType] = &[FieldType::Address, FieldType::Protocol, FieldType::Port];
@@ -18,11 +20,11 @@ const ENDPOINT: &[FieldType] = &[FieldType::Address, FieldType::Port];
 const DESTINATION: [Selector; 3] = [Selector::Destination, Selector::Protocol, Selector::DestinationPort];
 
 fn set(name: &str, key: &'static [FieldType], kind: SetKind) -> &'static Set {
-    Box::leak(Box::new(Set { name: name.into(), key, kind, comment: "what it is" }))
+    Box::leak(Box::new(Set { name: name.into(), key, kind, comment: "a set" }))
 }
 
-/// Runs a test on a thread in a network namespace of its own, which goes with it.
-fn alone<T: Send>(test: impl FnOnce() -> T + Send) -> T {
+/// Runs a test on a thread in a new network namespace.
+fn in_new_namespace<T: Send>(test: impl FnOnce() -> T + Send) -> T {
     let run = || {
         unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace, as root");
         test()
@@ -37,10 +39,15 @@ fn nft(args: &[&str], input: &str) -> String {
 
 fn slot(address: &str, number: u32) -> ElementKey {
     let address = address.parse().expect("an address");
-    ElementKey::new(&[Field::Address(address), Field::Protocol(6), Field::Port(80), Field::Number(number)])
+    ElementKey::new(&[
+        Field::Address(address),
+        Field::Protocol(Protocol::Tcp),
+        Field::Port(80),
+        Field::Number(number),
+    ])
 }
 
-/// Every statement there is, by family.
+/// Returns rules that have each statement.
 fn rules(family: IpFamily) -> Vec<Rule> {
     let (odd, one, endpoint) = match family {
         IpFamily::V4 => ("10.128.0.0/9", "192.0.2.7/32", "10.244.1.11:8080"),
@@ -65,10 +72,10 @@ fn rules(family: IpFamily) -> Vec<Rule> {
         vec![Statement::VerdictMap(DESTINATION.into(), "service-ips".into())],
         vec![Statement::DnatByMap(slots, "service-endpoints".into())],
         vec![Statement::UpdateSet("clients".into(), vec![Selector::Source])],
-        vec![Statement::Protocol(6), Statement::Dnat(endpoint.parse().expect("an endpoint"))],
+        vec![Statement::Protocol(Protocol::Tcp), Statement::Dnat(endpoint.parse().expect("an endpoint"))],
         vec![Statement::Destination(range(range_text(family))), Statement::Verdict(Verdict::Drop)],
     ]
-    .map(|statements| Rule::new(statements).comment("why it is"))
+    .map(|statements| Rule::new(statements).comment("a rule"))
     .into()
 }
 
@@ -101,15 +108,15 @@ fn whole_table(family: IpFamily) -> Vec<(IpFamily, Change)> {
 }
 
 #[test]
-fn what_is_written_is_what_nft_lists_and_nft_takes_its_listing_back() {
-    alone(|| {
+fn nft_lists_rules_as_displayed_and_reads_its_listing_back() {
+    in_new_namespace(|| {
         let mut nftables = Nftables::open().expect("nf_tables");
         for family in IpFamily::ALL {
             nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));
             let listing = nft(&["list", "table", family.keyword(), TABLE], "");
             for rule in rules(family) {
                 let shown = rule.display(family);
-                assert!(listing.lines().any(|line| line.trim() == shown), "no {shown}\n{listing}");
+                assert!(listing.lines().any(|line| line.trim() == shown), "missing: {shown}\n{listing}");
             }
             assert!(
                 listing.contains("type nat hook postrouting priority srcnat; policy accept;"),
@@ -123,8 +130,8 @@ fn what_is_written_is_what_nft_lists_and_nft_takes_its_listing_back() {
 }
 
 #[test]
-fn elements_are_added_replaced_and_removed_as_a_whole_or_not_at_all() {
-    alone(|| {
+fn failed_transaction_changes_no_element() {
+    in_new_namespace(|| {
         let mut nftables = Nftables::open().expect("nf_tables");
         let map = set("service-endpoints", SLOT, SetKind::DataMap(ENDPOINT));
         let verdicts = set("service-ips", KEY, SetKind::VerdictMap);
@@ -138,7 +145,7 @@ fn elements_are_added_replaced_and_removed_as_a_whole_or_not_at_all() {
             let goto = ElementValue::verdict(Verdict::Goto("there".into()), Some("a/b:c".into()));
             let key = ElementKey::new(&[
                 Field::Address(address.parse().unwrap()),
-                Field::Protocol(17),
+                Field::Protocol(Protocol::Udp),
                 Field::Port(53),
             ]);
             let mut changes = structure();
@@ -170,34 +177,34 @@ fn elements_are_added_replaced_and_removed_as_a_whole_or_not_at_all() {
                 (family, Change::DeleteElement(map, slot(address, 0))),
                 (family, Change::DeleteElement(map, slot(address, 7))),
             ];
-            let error = nftables.commit(TABLE, &refused).expect_err("there is no slot 7").to_string();
+            let error = nftables.commit(TABLE, &refused).expect_err("slot 7 does not exist").to_string();
             assert!(error.contains("delete element") && error.contains(". tcp . 80 . "), "{error}");
-            assert_eq!(sorted(&mut nftables), expected, "nothing of it was done");
+            assert_eq!(sorted(&mut nftables), expected, "no element changed");
         }
     });
 }
 
 #[test]
-fn a_table_is_found_with_its_chains_and_the_shapes_of_its_sets() {
-    alone(|| {
+fn table_is_listed_with_its_chains_and_sets() {
+    in_new_namespace(|| {
         let mut nftables = Nftables::open().expect("nf_tables");
         for family in IpFamily::ALL {
             assert!(!nftables.list_table(family, TABLE).unwrap().exists);
             nft(&["-f", "-"], &format!("table {} other {{ chain here {{ }}; }}", family.keyword()));
-            // A set without a name belongs to its rule.
+            // An anonymous set belongs to its rule.
             let unnamed = format!(
                 "table {} {TABLE} {{ chain mapped {{ meta l4proto vmap {{ tcp : drop }}; }}; }}",
                 family.keyword()
             );
             nft(&["-f", "-"], &unnamed);
             nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));
-            let mut found = nftables.list_table(family, TABLE).unwrap();
-            found.chains.sort();
-            assert_eq!(found.chains, ["here", "hooked", "mapped", "there"].map(Name::from));
-            assert_eq!(found.sets.len(), 4, "{:?}", found.sets);
+            let mut listed = nftables.list_table(family, TABLE).unwrap();
+            listed.chains.sort();
+            assert_eq!(listed.chains, ["here", "hooked", "mapped", "there"].map(Name::from));
+            assert_eq!(listed.sets.len(), 4, "{:?}", listed.sets);
             for change in structure() {
                 if let Change::AddSet(set) = change {
-                    assert_eq!(found.sets.get(&set.name), Some(&set.spec(family)), "{}", set.name);
+                    assert_eq!(listed.sets.get(&set.name), Some(&set.spec(family)), "{}", set.name);
                 }
             }
         }
@@ -205,8 +212,8 @@ fn a_table_is_found_with_its_chains_and_the_shapes_of_its_sets() {
 }
 
 #[test]
-fn thousands_of_elements_are_one_transaction() {
-    alone(|| {
+fn thousands_of_elements_fit_into_one_transaction() {
+    in_new_namespace(|| {
         let mut nftables = Nftables::open().expect("nf_tables");
         let map = set("service-endpoints", SLOT, SetKind::DataMap(ENDPOINT));
         let endpoint = ElementValue::Data(ElementData::from_endpoint("10.244.1.1:8080".parse().unwrap()));

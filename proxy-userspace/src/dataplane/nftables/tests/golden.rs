@@ -147,7 +147,7 @@ fn objects_of_kube_proxy_are_removed() {
     let theirs = ["service-UEU3GDQ7-default/af/tcp/", "endpoint-UPR4LYLF-default/af/tcp/__10.244.1.11/8080"];
     let table = state.table_mut(IpFamily::V4);
     table.chains.extend(theirs.map(|name| (Name::from(name), None)));
-    let key = Destination { address: Some(ip("10.99.0.1")), protocol: 6, port: 80 }.key();
+    let key = Destination { address: Some(ip("10.99.0.1")), protocol: Protocol::Tcp, port: 80 }.key();
     let value = ElementValue::verdict(Verdict::Goto(theirs[0].into()), Some("default/af".into()));
     table.elements.insert((SharedSet::ServiceIps, key), Element { value, references: 0 });
     let takeover = plan(&state, &snapshot, &Dirty::everything());

@@ -18,7 +18,7 @@ use crate::{
     dataplane::PlanSize as _,
     kernel::nftables::{Change, ElementKey, ElementValue, Name, Set, Statement, Verdict},
     model::{
-        ClientLocation, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NodeView,
+        ClientLocation, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, Protocol,
         ResolvedEndpoint, ResolvedPort, ServicePortKey, Snapshot, TrafficPolicy,
         testing::{cidrs, ip, key, port_number, resolved_port},
     },

@@ -12,7 +12,7 @@ use crate::model::{NoEndpointVerdict, testing};
 
 fn destinations(snapshot: &Snapshot) -> Vec<(IpFamily, Destination, ServicePortKey, Frontend)> {
     let of = |(key, port): (&ServicePortKey, &Arc<ResolvedPort>)| {
-        let protocol = key.name.protocol.number();
+        let protocol = key.name.protocol;
         let family = key.family;
         let of_frontend = move |frontend: &Frontend| {
             (
@@ -164,7 +164,7 @@ proptest! {
                 let is_too_long = changes_cluster_ip(&before, &after, destination) && may.contains(&other);
                 prop_assert!(
                     may.contains(&is) || is_too_long,
-                    "{destination:?} {from:?}: {is:?} is none of {may:?}"
+                    "{destination:?} {from:?}: {is:?}, expected one of {may:?}"
                 );
             }
         }
