@@ -101,7 +101,7 @@ pub struct Metrics {
     map_capacity: Family<Labels<1>, Gauge>,
     links_left_out: Gauge,
     kernel_counts: KernelCountsCollector,
-    mode_metrics: ModeMetricsCollector,
+    of_mode: ModeMetricsCollector,
     operations: Counter,
     failures: Family<Labels<1>, Counter>,
     drift: Counter,
@@ -153,7 +153,7 @@ impl Metrics {
 
     /// Sets the source of the current mode's own metrics.
     pub fn set_mode_metrics(&self, mode_metrics: Option<ModeMetricsReader>) {
-        self.mode_metrics.set(mode_metrics);
+        self.of_mode.set(mode_metrics);
     }
 
     /// Sets the number of entries and the capacity of one of the dataplane's maps.

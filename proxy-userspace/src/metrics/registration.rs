@@ -34,7 +34,7 @@ pub(super) fn indicators(metrics: &Metrics) -> Registry {
 }
 
 fn upstream_metrics(metrics: &Metrics, to: &mut Registry) {
-    to.register_collector(Box::new(metrics.mode_metrics.clone()));
+    to.register_collector(Box::new(metrics.of_mode.clone()));
     register!(to, metrics, {
         durations.sync: "sync_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds";
         durations.sync_full: "sync_full_proxy_rules_duration_seconds",

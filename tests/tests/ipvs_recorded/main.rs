@@ -1,9 +1,11 @@
-//! What the ipvs mode plans against what upstream kube-proxy v1.36 left in the kernel for the same cases, step by step.
+//! Compares the plans of the ipvs mode with what kube-proxy v1.36 left in the kernel, for each step of
+//! each case.
 //!
-//! `tests/recorded/ipvs` holds the latter: virtual and real servers, sets and their entries, addresses of kube-ipvs0, and rules as
-//! iptables-save showed them; what is the same in all cases once, the rest by case and step. `default/kubernetes`, a Service of
-//! the cluster that was recorded, is there in every case here too. Rules are compared chain by chain and in order, all else
-//! as sets. [`EXPLAINED`] tells what may differ, and why.
+//! `tests/recorded/ipvs` holds kube-proxy's virtual and real servers, sets and their entries, addresses of
+//! kube-ipvs0, and the rules that iptables-save showed. One file has what is the same in all cases, the
+//! others what differs by case and step. Each case here also has the Service `default/kubernetes` of the
+//! recorded cluster. Rules are compared by chain and in order, everything else as sets. [`EXPLAINED`]
+//! lists the differences that are allowed, with reasons.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,10 +31,10 @@ use shunt_tests::{
 };
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/recorded/ipvs");
-/// What is the same in all of them.
+/// The file with what is the same in all cases.
 const COMMON: &str = "common";
 
-/// The cluster's own Service, which had no endpoint that could be reached.
+/// The Service of the recorded cluster. It had no reachable endpoint.
 const KUBERNETES: &str = "
 apiVersion: v1
 kind: Service
@@ -40,12 +42,12 @@ metadata: {name: kubernetes, namespace: default}
 spec: {clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1], ports: [{name: https, port: 443, targetPort: 6443, protocol: TCP}]}
 ";
 
-/// What only one side has: in which cases, what the difference begins and ends with; and why.
+/// An allowed difference: the cases, how the difference begins and ends, and the reason.
 struct Explained {
     cases: &'static [&'static str],
     begins: &'static str,
     ends: &'static str,
-    #[expect(dead_code, reason = "to be read by people")]
+    #[expect(dead_code, reason = "for readers")]
     why: &'static str,
 }
 
@@ -55,31 +57,31 @@ const NOT_SERVING: &[&str] = &["not-ready", "terminating-with-ready"];
 const EXPLAINED: &[Explained] = &[
     Explained {
         cases: &["endpoint-replaced", "established-survives", "health-check-node-port"],
-        begins: "only ours: real TCP ",
+        begins: "only shunt: real TCP ",
         ends: " 0",
-        why: "a plan ends with weight 0 for what leaves; those without connections, which no plan knows of, are removed at once",
+        why: "a plan only sets the weight of removed endpoints to 0; apply then removes real servers without connections",
     },
     Explained {
         cases: &["internal-local-without-endpoint"],
-        begins: "only theirs: real TCP 10.96.3.11:80 ",
+        begins: "only kube-proxy: real TCP 10.96.3.11:80 ",
         ends: " 1",
-        why: "internalTrafficPolicy Local without an endpoint here: theirs falls back to all endpoints, ours refuses",
+        why: "internalTrafficPolicy Local without an endpoint on this node: kube-proxy uses all endpoints, shunt refuses",
     },
     Explained {
         cases: NOT_SERVING,
-        begins: "only theirs: entry KUBE-LOOP-BACK 10.244.1.11,tcp:8080,10.244.1.11",
+        begins: "only kube-proxy: entry KUBE-LOOP-BACK 10.244.1.11,tcp:8080,10.244.1.11",
         ends: "",
-        why: "theirs has all endpoints of the node, ours those that get traffic: connections of others are conntrack's already",
+        why: "kube-proxy adds all endpoints of the node, shunt those that get traffic: conntrack has the connections of the others",
     },
     Explained {
         cases: NOT_SERVING,
-        begins: "only theirs: v4 nat KUBE-POSTROUTING ",
+        begins: "only kube-proxy: v4 nat KUBE-POSTROUTING ",
         ends: " --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE",
-        why: "the rule is there where the set has entries",
+        why: "the rule exists only if the set has entries",
     },
 ];
 
-/// What is in the kernel: rules by family, table and chain, and lines of all else.
+/// The content of the kernel: rules by family, table and chain, and lines for everything else.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Kernel {
     chains: BTreeMap<String, Vec<String>>,
@@ -105,17 +107,17 @@ impl Kernel {
         kernel
     }
 
-    /// What is in one of the two alone, and chains that are the same in another order.
-    fn differences(theirs: &Self, ours: &Self) -> Vec<String> {
-        let mut differences = compare(&theirs.others, &ours.others, "");
-        let names: BTreeSet<&String> = theirs.chains.keys().chain(ours.chains.keys()).collect();
+    /// Returns what only one side has, and chains whose rules have another order.
+    fn differences(kube_proxy: &Self, shunt: &Self) -> Vec<String> {
+        let mut differences = compare(&kube_proxy.others, &shunt.others, "");
+        let names: BTreeSet<&String> = kube_proxy.chains.keys().chain(shunt.chains.keys()).collect();
         for name in names {
             let of = |kernel: &Self| kernel.chains.get(name).cloned().unwrap_or_default();
-            let (theirs, ours) = (of(theirs), of(ours));
+            let (kube_proxy, shunt) = (of(kube_proxy), of(shunt));
             let set = |rules: &[String]| rules.iter().cloned().collect();
-            let found = compare(&set(&theirs), &set(&ours), &format!("{name} "));
-            if found.is_empty() && theirs != ours {
-                differences.push(format!("in another order: {name}: {theirs:#?} {ours:#?}"));
+            let found = compare(&set(&kube_proxy), &set(&shunt), &format!("{name} "));
+            if found.is_empty() && kube_proxy != shunt {
+                differences.push(format!("another order: {name}: {kube_proxy:#?} {shunt:#?}"));
             }
             differences.extend(found);
         }
@@ -123,7 +125,8 @@ impl Kernel {
     }
 }
 
-/// As ipset shows an entry where it knows protocols by name: a range of one address as that address.
+/// Returns an entry as ipset prints it: with the name of the protocol, and a range of one address as that
+/// address.
 fn as_shown(line: &str) -> String {
     if !line.starts_with("entry ") {
         return line.to_owned();
@@ -133,10 +136,10 @@ fn as_shown(line: &str) -> String {
     named.strip_suffix(bits).map_or(named.clone(), str::to_owned)
 }
 
-fn compare(theirs: &BTreeSet<String>, ours: &BTreeSet<String>, prefix: &str) -> Vec<String> {
-    let only_theirs = theirs.difference(ours).map(|line| format!("only theirs: {prefix}{line}"));
-    let only_ours = ours.difference(theirs).map(|line| format!("only ours: {prefix}{line}"));
-    only_theirs.chain(only_ours).collect()
+fn compare(kube_proxy: &BTreeSet<String>, shunt: &BTreeSet<String>, prefix: &str) -> Vec<String> {
+    let only_kube_proxy = kube_proxy.difference(shunt).map(|line| format!("only kube-proxy: {prefix}{line}"));
+    let only_shunt = shunt.difference(kube_proxy).map(|line| format!("only shunt: {prefix}{line}"));
+    only_kube_proxy.chain(only_shunt).collect()
 }
 
 /// Returns what the kernel holds except rules, one line for each object. Sets and entries have the form
@@ -161,7 +164,7 @@ fn lines(state: &State) -> Vec<String> {
     lines
 }
 
-/// A case in the middle of its steps, with what the plans so far left.
+/// A case with the state after the steps so far.
 struct Scene {
     case: PlannedCase,
     state: State,
@@ -186,7 +189,7 @@ impl Scene {
         }
         plan.record(&mut self.state);
         let rest = Ipvs::plan(&self.state, self.case.snapshot(), &Dirty::everything());
-        ensure!(rest.is_empty(), "left out: {rest:#?}");
+        ensure!(rest.is_empty(), "the plan is incomplete: {rest:#?}");
         Ok(())
     }
 
@@ -205,7 +208,7 @@ fn read(name: &str) -> String {
     fs::read_to_string(Path::new(RECORDED).join(name).with_extension("txt")).expect("a recording")
 }
 
-/// What was there after a step; none where it was not recorded.
+/// Returns the recorded content of the kernel after a step, if it was recorded.
 fn recorded(case: &str, step: usize) -> Option<Kernel> {
     let (common, text) = (read(COMMON), read(case));
     let section = text.split("# ").find_map(|part| part.strip_prefix(&format!("step{step}\n")))?;
@@ -220,25 +223,25 @@ fn explanation(case: &str, difference: &str) -> Option<usize> {
     })
 }
 
-/// What came of comparing.
+/// The results of the comparison.
 #[derive(Default)]
-struct Found {
-    /// So many steps.
+struct Comparison {
+    /// The number of compared steps.
     compared: usize,
     unexplained: Vec<String>,
-    /// Which explanations there was something to explain for.
+    /// The indices of the explanations that were needed.
     explained: BTreeSet<usize>,
 }
 
-impl Found {
+impl Comparison {
     fn compare(&mut self, case: &Case) {
         let mut scene = Scene::new(case).expect("a scene");
         for (number, step) in case.steps.iter().enumerate() {
             let at = format!("{} step {}", case.name, number + 1);
             scene.apply_step(step).unwrap_or_else(|error| panic!("{at}: {error:#}"));
-            let Some(theirs) = recorded(&case.name, number + 1) else { continue };
+            let Some(kube_proxy) = recorded(&case.name, number + 1) else { continue };
             self.compared += 1;
-            for difference in Kernel::differences(&theirs, &scene.kernel()) {
+            for difference in Kernel::differences(&kube_proxy, &scene.kernel()) {
                 match explanation(&case.name, &difference) {
                     Some(explained) => drop(self.explained.insert(explained)),
                     None => self.unexplained.push(format!("{at}: {difference}")),
@@ -249,19 +252,19 @@ impl Found {
 }
 
 #[test]
-fn what_is_planned_is_upstreams_in_every_case_and_step() {
+fn plans_match_kube_proxy_in_every_case_and_step() {
     let files = fs::read_dir(RECORDED).expect("recordings");
     let names = files.filter_map(|entry| {
         entry.ok()?.file_name().into_string().ok()?.strip_suffix(".txt").map(str::to_owned)
     });
     let names: Vec<String> = names.filter(|name| name != COMMON).collect();
-    assert_eq!(names.len(), 50, "every case that comes with the project, but its own");
-    let mut found = Found::default();
+    assert_eq!(names.len(), 50, "all cases of the project");
+    let mut found = Comparison::default();
     for case in Case::read_directory(cases_directory(), &names).expect("cases") {
         found.compare(&case);
     }
-    let Found { compared, unexplained, explained } = found;
+    let Comparison { compared, unexplained, explained } = found;
     assert!(unexplained.is_empty(), "{} differences:\n{}", unexplained.len(), unexplained.join("\n"));
     assert_eq!(compared, 63, "steps that were recorded");
-    assert_eq!(explained.len(), EXPLAINED.len(), "an explanation that explains nothing");
+    assert_eq!(explained.len(), EXPLAINED.len(), "an explanation is not needed");
 }

@@ -131,8 +131,11 @@ impl Set {
             Self::Addresses => "hash:ip",
             Self::LoopBack | Self::LoadBalancerSourceIp => "hash:ip,port,ip",
             Self::LoadBalancerSourceCidr => "hash:ip,port,net",
-            Self::NodePortTcp | Self::NodePortLocalTcp => "bitmap:port",
-            Self::NodePortUdp | Self::NodePortLocalUdp | Self::HealthCheckNodePort => "bitmap:port",
+            Self::NodePortTcp
+            | Self::NodePortLocalTcp
+            | Self::NodePortUdp
+            | Self::NodePortLocalUdp
+            | Self::HealthCheckNodePort => "bitmap:port",
             _ => "hash:ip,port",
         }
     }

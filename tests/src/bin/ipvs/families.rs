@@ -1,4 +1,4 @@
-//! One family whose iptables does not work: the other is served, and what changes of it is changed.
+//! A family whose iptables does not work. The other family is served and receives changes.
 
 use std::{
     fs, io,
@@ -19,7 +19,8 @@ use shunt_tests::process::write_script;
 
 use crate::node::{Node, cluster_ip, endpoints, of_ports, service};
 
-/// Ends as if the kernel would not hear of IPv6 as long as a file is beside it, and else is what it stands for.
+/// Writes a command that fails while the file `broken` exists in its directory, and otherwise runs the real
+/// command.
 fn breakable(directory: &Path, program: &str, real: &Path) -> io::Result<()> {
     let file = directory.join(program);
     let broken = directory.join("broken");
@@ -31,7 +32,7 @@ fn breakable(directory: &Path, program: &str, real: &Path) -> io::Result<()> {
     write_script(&file, &text)
 }
 
-/// Returns a launcher of this machine's commands; those of IPv6 can be broken.
+/// Returns a launcher of this machine's commands. Those of IPv6 can be broken.
 fn launcher(directory: &Path) -> Result<Launcher> {
     let all = Launcher::default();
     let kinds = ["nft", "legacy"].map(|kind| ["save", "restore"].map(|verb| format!("tables-{kind}-{verb}")));
@@ -58,7 +59,7 @@ fn servers(node: &Node) -> Result<Vec<String>> {
     Ok(node.ipvs(proxy_userspace::kernel::ipvs::Ipvs::servers)?.keys().map(ToString::to_string).collect())
 }
 
-pub(super) fn go_by_themselves(node: &mut Node) -> Result<()> {
+pub(super) fn fail_separately(node: &mut Node) -> Result<()> {
     let directory: PathBuf = node.world().directory().join("commands");
     fs::create_dir_all(&directory)?;
     let broken = directory.join("broken");
@@ -79,11 +80,11 @@ pub(super) fn go_by_themselves(node: &mut Node) -> Result<()> {
     let rules = node.run("iptables-save -t nat")?;
     ensure!(rules.contains("KUBE-CLUSTER-IP"), "{rules}");
     ensure!(servers(node)?.contains(&"TCP 10.96.0.1:80".to_owned()), "{:?}", servers(node)?);
-    // A change of the other family is no error, and runs nothing of IPv6's.
+    // A change of IPv4 succeeds and runs no command of IPv6.
     let both = of_ports([web(0, &[1]), web(3, &[1, 2]), v6()]);
     mode.change(node, &both, "s3")?;
     ensure!(servers(node)?.contains(&"TCP 10.96.0.4:80".to_owned()), "{:?}", servers(node)?);
-    // When it works again, a look at everything writes what is missing, and that alone.
+    // When the commands work again, a full sync writes what is missing and nothing else.
     fs::remove_file(&broken)?;
     mode.sync(node, &both)?;
     let rules = node.run("ip6tables-save -t nat")?;

@@ -1,11 +1,11 @@
-//! What the ipvs mode does in the kernel that conformance cases cannot see: how much it sends, what becomes of real servers that
-//! leave, what it refuses, and what it leaves to others. Runs where the kernel has IPVS.
+//! Checks the ipvs mode for what conformance cases cannot see: the number of requests, draining,
+//! rejected objects, and objects of other programs. The kernel needs IPVS.
 
-mod counts;
+mod counters;
 mod families;
-mod leftovers;
 mod node;
-mod refused;
+mod rejected;
+mod takeover;
 
 use std::{
     path::{Path, PathBuf},
@@ -29,76 +29,78 @@ use shunt_tests::{
 
 use self::node::{Mode, Node, cluster_ip, endpoints, of_ports, service, services};
 
-/// Tries the ipvs mode in this kernel; needs root.
+/// Checks the ipvs mode in this kernel. Needs root.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Only checks with this in their name.
+    /// Run only checks whose name contains this.
     #[arg(default_value = "")]
     only: String,
-    /// The proxy's binary: it takes a node over, too, on which upstream's ipvs mode ran.
+    /// The shunt binary. With it, each mode also takes over a node from kube-proxy's ipvs mode.
     #[arg(long, value_name = "PATH")]
     shunt: Option<PathBuf>,
 }
 
-const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A check and its name.
+/// The name of a check and its function.
 type Check = (&'static str, fn(&mut Node) -> Result<()>);
 
-/// What is tried.
-enum Scene<'a> {
-    /// A check of the mode's parts.
+/// What is run.
+enum Scenario<'a> {
+    /// A check of the dataplane.
     Check(fn(&mut Node) -> Result<()>),
-    /// The proxy, by its path, takes over in this mode.
-    TakenOver(&'a Path, &'static str),
-    /// It is told to end while it does.
-    CutOff(&'a Path),
+    /// The shunt binary at this path takes over in this mode.
+    Takeover(&'a Path, &'static str),
+    /// The shunt binary at this path ends during a takeover.
+    InterruptedTakeover(&'a Path),
 }
 
-/// Names of checks, and the modes that they are of.
-const TAKEN_OVER: [(&str, &str); 4] = [
-    ("mode ebpf takes over from upstream's ipvs mode with its connections", "ebpf"),
-    ("mode nftables takes over from upstream's ipvs mode with its connections", "nftables"),
-    ("mode iptables takes over from upstream's ipvs mode with its connections", "iptables"),
-    ("mode ipvs takes over from upstream's ipvs mode with its connections", "ipvs"),
+/// The names and modes of takeovers.
+const TAKEOVERS: [(&str, &str); 4] = [
+    ("mode ebpf takes over the connections of kube-proxy in ipvs mode", "ebpf"),
+    ("mode nftables takes over the connections of kube-proxy in ipvs mode", "nftables"),
+    ("mode iptables takes over the connections of kube-proxy in ipvs mode", "iptables"),
+    ("mode ipvs takes over the connections of kube-proxy in ipvs mode", "ipvs"),
 ];
 
-const CUT_OFF: &str = "connections of upstream's ipvs mode stay when the proxy ends while it takes over";
+const INTERRUPTED_TAKEOVER: &str = "connections continue if shunt ends during a takeover";
 
 const CHECKS: &[Check] = &[
-    ("a change sends as many messages at a thousand Services as at ten", a_change_is_as_large_at_any_size),
-    ("real servers that leave keep their connections and get no new ones", real_servers_leave_gracefully),
-    ("a real server of UDP goes at once", udp_goes_at_once),
-    ("the next process finds what it would write", the_next_process_changes_nothing),
-    ("what vanished while no proxy ran goes at the first sync, but for excluded ranges", leftovers_go),
-    ("a weight that somebody changed is put right", weights_are_put_right),
-    ("timeouts and settings are made as asked for", settings_are_made),
-    ("a scheduler that the kernel lacks is refused by name", a_missing_scheduler_is_refused),
-    ("a scheduler of choice is loaded and used", schedulers_are_loaded),
-    ("what the kernel refuses of one Service keeps no other from being served", refused::one_of_many),
-    ("connections and bytes of Services are counted, as many as asked for apart", counts::of_services),
-    ("a family whose iptables fails does not hold up the other", families::go_by_themselves),
-    ("a full set leaves out what it has no room for until it has", refused::full_set),
-    ("cleanup takes all of ours and nothing of others", cleanup_leaves_others_alone),
+    ("a change sends as many requests at a thousand Services as at ten", cost_does_not_depend_on_services),
+    ("a draining real server keeps its connections and gets no new ones", real_servers_drain),
+    ("a real server of UDP is removed at once", udp_is_removed_at_once),
+    ("a restarted process changes nothing", a_restart_changes_nothing),
+    ("the first sync removes stale objects, except in excluded ranges", stale_objects_are_removed),
+    ("a weight that another program changed is restored", weights_are_restored),
+    ("timeouts and sysctls are set as configured", sysctls_are_set),
+    ("the error names a scheduler that the kernel lacks", a_missing_scheduler_is_an_error),
+    ("the configured scheduler is loaded and used", schedulers_are_loaded),
+    ("a rejected object of one Service does not affect other Services", rejected::one_of_many),
+    ("connections and bytes are counted, and the first Services individually", counters::of_services),
+    ("a family whose iptables fails does not affect the other", families::fail_separately),
+    ("a full set leaves out entries until it has room", rejected::full_set),
+    ("cleanup removes all objects of shunt and none of others", cleanup_keeps_foreign_objects),
 ];
 
 fn main() -> ExitCode {
     process::main("ipvs", || Ok(run(&Arguments::parse())))
 }
 
-/// Whether nothing failed.
+/// Runs the selected checks. Returns true if none failed.
 fn run(arguments: &Arguments) -> bool {
-    let checks = CHECKS.iter().map(|(name, check)| (*name, Scene::Check(*check)));
-    let taken_over = arguments
+    let checks = CHECKS.iter().map(|(name, check)| (*name, Scenario::Check(*check)));
+    let takeovers = arguments
         .shunt
         .iter()
-        .flat_map(|shunt| TAKEN_OVER.map(|(name, mode)| (name, Scene::TakenOver(shunt, mode))));
-    let cut_off = arguments.shunt.iter().map(|shunt| (CUT_OFF, Scene::CutOff(shunt)));
-    let chosen = checks.chain(taken_over).chain(cut_off).filter(|(name, _)| name.contains(&arguments.only));
-    scenarios::run_all(chosen, |scene| match scene {
-        Scene::Check(check) => Node::new().and_then(|mut node| check(&mut node)),
-        Scene::TakenOver(shunt, mode) => leftovers::are_taken_over(shunt, mode),
-        Scene::CutOff(shunt) => leftovers::are_left_by_one_that_ends(shunt),
+        .flat_map(|shunt| TAKEOVERS.map(|(name, mode)| (name, Scenario::Takeover(shunt, mode))));
+    let interrupted =
+        arguments.shunt.iter().map(|shunt| (INTERRUPTED_TAKEOVER, Scenario::InterruptedTakeover(shunt)));
+    let chosen =
+        checks.chain(takeovers).chain(interrupted).filter(|(name, _)| name.contains(&arguments.only));
+    scenarios::run_all(chosen, |scenario| match scenario {
+        Scenario::Check(check) => Node::new().and_then(|mut node| check(&mut node)),
+        Scenario::Takeover(shunt, mode) => takeover::run(shunt, mode),
+        Scenario::InterruptedTakeover(shunt) => takeover::run_interrupted(shunt),
     })
 }
 
@@ -111,8 +113,8 @@ fn difference(before: RequestCounts, after: RequestCounts) -> RequestCounts {
     }
 }
 
-fn a_change_is_as_large_at_any_size(node: &mut Node) -> Result<()> {
-    let mut seen = Vec::new();
+fn cost_does_not_depend_on_services(node: &mut Node) -> Result<()> {
+    let mut costs = Vec::new();
     for count in [10, 1000] {
         let mut mode = node.mode(IpvsSettings::default())?;
         let all = services(count);
@@ -129,7 +131,7 @@ fn a_change_is_as_large_at_any_size(node: &mut Node) -> Result<()> {
         one_more.ports.extend([service("more", cluster_ip(0), Protocol::Tcp, &endpoints(&[1, 2]))]);
         let mut grown = all.clone();
         grown.ports.extend([service("s3", cluster_ip(3), Protocol::Tcp, &endpoints(&[1, 2, 3]))]);
-        seen.push([
+        costs.push([
             measure("one Service added", &one_more, "more")?,
             measure("one Service removed", &all, "more")?,
             measure("one endpoint added", &grown, "s3")?,
@@ -137,7 +139,7 @@ fn a_change_is_as_large_at_any_size(node: &mut Node) -> Result<()> {
         ]);
         mode.clean_up(node)?;
     }
-    ensure!(seen[0] == seen[1], "{:?}, and then {:?}", seen[0], seen[1]);
+    ensure!(costs[0] == costs[1], "{:?} at 10, {:?} at 1000", costs[0], costs[1]);
     Ok(())
 }
 
@@ -155,33 +157,37 @@ fn of_pods(protocol: Protocol, pods: &[u8]) -> Snapshot {
     of_ports([service("web", cluster_ip(0), protocol, &endpoints(pods))])
 }
 
-fn answered(attempts: &[Attempt]) -> Result<String> {
+fn answering_host(attempts: &[Attempt]) -> Result<String> {
     match attempts {
         [Attempt::Answered(answer)] => Ok(answer.host.clone()),
         other => anyhow::bail!("{other:?}"),
     }
 }
 
-fn real_servers_leave_gracefully(node: &mut Node) -> Result<()> {
+fn real_servers_drain(node: &mut Node) -> Result<()> {
     let mut mode = node.mode(IpvsSettings::default())?;
     mode.sync(node, &of_pods(Protocol::Tcp, &[1]))?;
     let to = key(Protocol::Tcp)?.address;
     let held = ConnectRequest { hold: Some("held".into()), ..ConnectRequest::new(to, Transport::Tcp, 1) };
-    let first = answered(&node.agent(Host::Client)?.connect(held)?)?;
+    let first = answering_host(&node.agent(Host::Client)?.connect(held)?)?;
     mode.change(node, &of_pods(Protocol::Tcp, &[1, 3]), "web")?;
     mode.change(node, &of_pods(Protocol::Tcp, &[2]), "web")?;
-    // The third had no connection, so it is gone.
+    // The third real server had no connection, so it was removed.
     let left = weights(node, key(Protocol::Tcp)?)?;
     ensure!(left == [("10.244.1.11:8080".into(), 0), ("10.244.1.12:8080".into(), 1)], "{left:?}");
     for _ in 0..4 {
-        let other =
-            answered(&node.agent(Host::Client)?.connect(ConnectRequest::new(to, Transport::Tcp, 1))?)?;
+        let other = answering_host(&node.agent(Host::Client)?.connect(ConnectRequest::new(
+            to,
+            Transport::Tcp,
+            1,
+        ))?)?;
         ensure!(other == "a2", "a new connection went to {other}");
     }
-    let again = SendRequest { id: "held".into(), size: 1, answer: 0, timeout: scaled(ANSWERED_WITHIN) };
-    let again = answered(&[node.agent(Host::Client)?.send(again)?])?;
+    let again = SendRequest { id: "held".into(), size: 1, answer: 0, timeout: scaled(ANSWER_TIMEOUT) };
+    let again = answering_host(&[node.agent(Host::Client)?.send(again)?])?;
     ensure!(again == first && first == "a1", "the connection went from {first} to {again}");
-    // Another look finds the connection still there, and one after the return of the endpoint gives it connections again.
+    // A full sync keeps the real server while the connection lasts. If the endpoint is added again, it
+    // gets new connections again.
     let changes = mode.sync(node, &of_pods(Protocol::Tcp, &[2]))?;
     ensure!(changes == 0, "{changes} changes while the connection lasts");
     mode.change(node, &of_pods(Protocol::Tcp, &[1, 2]), "web")?;
@@ -190,18 +196,18 @@ fn real_servers_leave_gracefully(node: &mut Node) -> Result<()> {
     mode.clean_up(node)
 }
 
-fn udp_goes_at_once(node: &mut Node) -> Result<()> {
+fn udp_is_removed_at_once(node: &mut Node) -> Result<()> {
     let mut mode = node.mode(IpvsSettings::default())?;
     mode.sync(node, &of_pods(Protocol::Udp, &[1]))?;
     let to = key(Protocol::Udp)?.address;
-    answered(&node.agent(Host::Client)?.connect(ConnectRequest::new(to, Transport::Udp, 1))?)?;
+    answering_host(&node.agent(Host::Client)?.connect(ConnectRequest::new(to, Transport::Udp, 1))?)?;
     mode.change(node, &of_pods(Protocol::Udp, &[2]), "web")?;
     let left = weights(node, key(Protocol::Udp)?)?;
     ensure!(left == [("10.244.1.12:8080".into(), 1)], "{left:?}");
     mode.clean_up(node)
 }
 
-fn the_next_process_changes_nothing(node: &mut Node) -> Result<()> {
+fn a_restart_changes_nothing(node: &mut Node) -> Result<()> {
     let all = node::every_kind();
     let mut first = node.mode(IpvsSettings::default())?;
     let changes = first.sync(node, &all)?;
@@ -212,7 +218,7 @@ fn the_next_process_changes_nothing(node: &mut Node) -> Result<()> {
     next.clean_up(node)
 }
 
-fn leftovers_go(node: &mut Node) -> Result<()> {
+fn stale_objects_are_removed(node: &mut Node) -> Result<()> {
     let mut first = node.mode(IpvsSettings::default())?;
     first.sync(node, &node::every_kind())?;
     let others = ["203.0.113.7:80", "192.0.2.7:80"];
@@ -231,7 +237,7 @@ fn leftovers_go(node: &mut Node) -> Result<()> {
     next.clean_up(node)
 }
 
-fn weights_are_put_right(node: &mut Node) -> Result<()> {
+fn weights_are_restored(node: &mut Node) -> Result<()> {
     let mut mode = node.mode(IpvsSettings::default())?;
     let wanted = of_pods(Protocol::Tcp, &[1, 2]);
     mode.sync(node, &wanted)?;
@@ -244,7 +250,7 @@ fn weights_are_put_right(node: &mut Node) -> Result<()> {
     mode.clean_up(node)
 }
 
-fn settings_are_made(node: &mut Node) -> Result<()> {
+fn sysctls_are_set(node: &mut Node) -> Result<()> {
     let read = |node: &Node| -> Result<Vec<String>> {
         let names = "net.ipv4.vs.conntrack net.ipv4.vs.expire_nodest_conn net.ipv4.vs.expire_quiescent_template \
                      net.ipv4.ip_forward net.ipv4.conf.all.arp_ignore net.ipv4.conf.all.arp_announce";
@@ -265,7 +271,7 @@ fn settings_are_made(node: &mut Node) -> Result<()> {
     strict.clean_up(node)
 }
 
-fn a_missing_scheduler_is_refused(node: &mut Node) -> Result<()> {
+fn a_missing_scheduler_is_an_error(node: &mut Node) -> Result<()> {
     let error = match node.try_mode(IpvsSettings { scheduler: "nosuch".into(), ..IpvsSettings::default() }) {
         Err(error @ IpvsError::NoScheduler { .. }) => error.to_string(),
         other => anyhow::bail!("{:?}", other.err()),
@@ -293,13 +299,13 @@ fn schedulers_are_loaded(node: &mut Node) -> Result<()> {
     mode.clean_up(node)
 }
 
-fn cleanup_leaves_others_alone(node: &mut Node) -> Result<()> {
+fn cleanup_keeps_foreign_objects(node: &mut Node) -> Result<()> {
     node.run("ipset create OTHERS hash:ip && ipset add OTHERS 192.0.2.1 && iptables -N OTHERS && iptables -A INPUT -j OTHERS")?;
     let (foreign, server) = node::server_of(Protocol::Tcp, "192.168.57.11:25");
     let before = node.everything()?;
     let mut mode = node.mode(IpvsSettings::default())?;
     mode.sync(node, &node::every_kind())?;
-    // What another program sets up beside us stays while we only change what differs, and when we go.
+    // An object that another program creates later stays, during syncs and after the cleanup.
     node.change(&[Change::AddServer(foreign, server)])?;
     mode.clean_up(node)?;
     let left: Vec<VirtualKey> = node.ipvs(Socket::servers)?.into_keys().collect();

@@ -1,4 +1,4 @@
-//! A node with pods and a client in front of it, the mode on it, and Services for it.
+//! A node with pods and a client, the ipvs mode on it, and its Services.
 
 use std::{
     fs::File,
@@ -30,13 +30,13 @@ use shunt_tests::{
     world::{Host, World},
 };
 
-/// node1 with its pods, and the client.
+/// The host node1 with its pods and a client.
 pub(super) struct Node {
     world: World,
     namespace: (PathBuf, File),
 }
 
-/// The mode on a node, with what it knows of the kernel.
+/// The ipvs dataplane on a node, with its state.
 pub(super) struct Mode {
     settings: IpvsSettings,
     dataplane: Ipvs,
@@ -53,7 +53,7 @@ impl Node {
         Ok(Self { world, namespace: (path, file) })
     }
 
-    /// Runs something in node1's network namespace.
+    /// Runs a function in node1's network namespace.
     fn within<T: Send>(&self, job: impl FnOnce() -> Result<T, KernelError> + Send) -> Result<T> {
         Ok(netns::within(&self.namespace.0, &self.namespace.1, job)?)
     }
@@ -84,27 +84,27 @@ impl Node {
         })
     }
 
-    /// The mode, which has looked at the kernel.
+    /// Creates a dataplane and observes the kernel.
     pub(super) fn mode(&self, settings: IpvsSettings) -> Result<Mode> {
         Ok(self.try_mode(settings)?)
     }
 
-    /// Asks IPVS itself.
+    /// Reads IPVS directly.
     pub(super) fn ipvs<T: Send>(
         &self,
-        ask: impl FnOnce(&mut Socket) -> Result<T, KernelError> + Send,
+        read: impl FnOnce(&mut Socket) -> Result<T, KernelError> + Send,
     ) -> Result<T> {
-        self.within(|| ask(&mut Socket::open()?))
+        self.within(|| read(&mut Socket::open()?))
     }
 
-    /// Changes IPVS beside the mode.
+    /// Changes IPVS as another program would.
     pub(super) fn change(&self, changes: &[Change]) -> Result<()> {
         let failures = self.ipvs(|ipvs| ipvs.commit(changes))?;
         ensure!(failures.is_empty(), "{failures:?}");
         Ok(())
     }
 
-    /// All that the mode and others have in the kernel.
+    /// Returns all rules, sets, links and virtual servers.
     pub(super) fn everything(&self) -> Result<String> {
         self.run("iptables-save -t filter | sed 's/ \\[.*//; /^#/d'; iptables-save -t nat | sed 's/ \\[.*//; /^#/d'; ipset save | sed 's/ initval.*//'; ip -o link | cut -d: -f2; cat /proc/net/ip_vs")
     }
@@ -115,7 +115,7 @@ impl Mode {
         self.dataplane.requests()
     }
 
-    /// What the kernel counted of Services, read by the reader that metrics have.
+    /// Returns the counts of Services, from the reader that metrics use.
     pub(super) fn counts(&mut self, node: &Node) -> Result<Vec<ServiceCount>> {
         if self.reader.is_none() {
             self.reader = node.within(|| Ok(self.dataplane.kernel_counts()))?;
@@ -124,25 +124,25 @@ impl Mode {
     }
 
     /// Looks at the kernel and plans everything, without operation it.
-    pub(super) fn plan(&mut self, node: &Node, snapshot: &Snapshot) -> Result<Shown> {
+    pub(super) fn plan(&mut self, node: &Node, snapshot: &Snapshot) -> Result<PlanText> {
         let state = node.within(|| Ok(self.dataplane.observe()))??;
         let plan = Ipvs::plan(&state, snapshot, &Dirty::everything());
-        Ok(Shown { changes: plan.len(), text: format!("{plan:?}").chars().take(2000).collect() })
+        Ok(PlanText { changes: plan.len(), text: format!("{plan:?}").chars().take(2000).collect() })
     }
 
-    /// Looks at the kernel and makes it serve the Snapshot; how many changes that took.
+    /// Makes a full sync. Returns the number of kernel changes.
     pub(super) fn sync(&mut self, node: &Node, snapshot: &Snapshot) -> Result<usize> {
         self.state = node.within(|| Ok(self.dataplane.observe()))??;
         self.apply(node, snapshot, &Dirty::everything())
     }
 
-    /// The same, where the mode may fail.
+    /// Makes a full sync that can fail.
     pub(super) fn try_sync(&mut self, node: &Node, snapshot: &Snapshot) -> Result<Result<usize, IpvsError>> {
         self.state = node.within(|| Ok(self.dataplane.observe()))??;
         self.try_apply(node, snapshot, &Dirty::everything())
     }
 
-    /// Makes the kernel serve the Snapshot in which this Service changed, without a look at it.
+    /// Makes a partial sync for one changed Service. Returns the number of kernel changes.
     pub(super) fn change(&mut self, node: &Node, snapshot: &Snapshot, service: &str) -> Result<usize> {
         let keys = [Protocol::Tcp, Protocol::Udp].map(|protocol| port_key(service, protocol, IpFamily::V4));
         self.apply(node, snapshot, &Dirty { ports: keys.into(), ..Dirty::default() })
@@ -164,7 +164,7 @@ impl Mode {
         Ok(applied.map(|()| changes))
     }
 
-    /// Removes everything, as `--cleanup` does.
+    /// Removes everything as `--cleanup` does.
     pub(super) fn clean_up(&self, node: &Node) -> Result<()> {
         let launcher = self.settings.launcher.clone();
         let iptables = IptablesSettings { masquerade_mark: 1 << 14, localhost_node_ports: false, launcher };
@@ -179,31 +179,31 @@ impl Mode {
     }
 }
 
-/// A plan for people.
-pub(super) struct Shown {
+/// A plan as text.
+pub(super) struct PlanText {
     changes: usize,
     text: String,
 }
 
-impl Shown {
+impl PlanText {
     pub(super) fn is_empty(&self) -> bool {
         self.changes == 0
     }
 }
 
-impl std::fmt::Display for Shown {
+impl std::fmt::Display for PlanText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} changes: {}", self.changes, self.text)
     }
 }
 
-/// The `number`th cluster IP.
+/// Returns a cluster IP by its number.
 pub(super) fn cluster_ip(number: u16) -> IpAddr {
     let [high, low] = (number + 1).to_be_bytes();
     Ipv4Addr::new(10, 96, high, low).into()
 }
 
-/// Port 8080 of pods of this node, by number from 1 on.
+/// Returns endpoints at port 8080 of pods of this node. Pods are numbered from 1.
 pub(super) fn endpoints(pods: &[u8]) -> Vec<ResolvedEndpoint> {
     let address = |pod: &u8| SocketAddr::from(([10, 244, 1, 10 + pod], 8080));
     pods.iter().map(|pod| ResolvedEndpoint { address: address(pod), is_local: true }).collect()
@@ -214,7 +214,7 @@ fn port_key(name: &str, protocol: Protocol, family: IpFamily) -> ServicePortKey 
     ServicePortKey { name, family }
 }
 
-/// A port of a Service with a cluster IP.
+/// Returns a service port with a cluster IP.
 pub(super) fn service(
     name: &str,
     address: IpAddr,
@@ -225,7 +225,7 @@ pub(super) fn service(
     (port_key(name, protocol, IpFamily::of(address)), Arc::new(port(frontends, endpoints)))
 }
 
-/// The same port by an external IP too.
+/// Adds an external IP to a service port.
 pub(super) fn with_external_ip(
     (key, mut port): (ServicePortKey, Arc<ResolvedPort>),
     address: IpAddr,
@@ -253,7 +253,7 @@ fn port(frontends: Vec<Frontend>, endpoints: &[ResolvedEndpoint]) -> ResolvedPor
     }
 }
 
-/// A Snapshot of these on node1.
+/// Returns a Snapshot of node1 with these service ports.
 pub(super) fn of_ports(ports: impl IntoIterator<Item = (ServicePortKey, Arc<ResolvedPort>)>) -> Snapshot {
     let mut snapshot = Snapshot { ports: ports.into_iter().collect(), ..Snapshot::default() };
     let of = |texts: &[&str]| texts.iter().filter_map(|text| text.parse::<IpAddr>().ok()).collect();
@@ -265,19 +265,19 @@ pub(super) fn of_ports(ports: impl IntoIterator<Item = (ServicePortKey, Arc<Reso
     snapshot
 }
 
-/// So many Services with two endpoints each.
+/// Returns a Snapshot with this number of Services, each with two endpoints.
 pub(super) fn services(count: u16) -> Snapshot {
     let all = 1..=count;
     of_ports(all.map(|i| service(&format!("s{i}"), cluster_ip(i), Protocol::Tcp, &endpoints(&[1, 2]))))
 }
 
-/// A virtual server of nobody we know.
+/// Returns a virtual server that no Service has.
 pub(super) fn server_of(protocol: Protocol, address: &str) -> (VirtualKey, VirtualServer) {
     let address = address.parse().unwrap_or(SocketAddr::from(([192, 0, 2, 1], 1)));
     (VirtualKey { protocol, address }, VirtualServer::new("rr", address.ip()))
 }
 
-/// All that Services can be, in both families.
+/// Returns a Snapshot with every kind of Service in both families.
 pub(super) fn every_kind() -> Snapshot {
     let mut ports = Vec::new();
     for (family, inner, outer, pod, range) in [

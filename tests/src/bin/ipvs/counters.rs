@@ -1,4 +1,4 @@
-//! What IPVS counts of Services, as metrics tell it.
+//! Checks the counts of Services that metrics show.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -14,22 +14,22 @@ use shunt_tests::{
 };
 
 use crate::{
-    answered,
+    answering_host,
     node::{Mode, Node, cluster_ip, endpoints, of_ports, service},
 };
 
-const DIALS: usize = 3;
-const COUNTED_WITHIN: Duration = Duration::from_secs(30);
+const CONNECTIONS: usize = 3;
+const COUNT_TIMEOUT: Duration = Duration::from_secs(30);
 
-fn dial(node: &mut Node, number: u16) -> Result<()> {
+fn connect(node: &mut Node, number: u16) -> Result<()> {
     let to = SocketAddr::new(cluster_ip(number), 80);
-    for _ in 0..DIALS {
-        answered(&node.agent(Host::Client)?.connect(ConnectRequest::new(to, Transport::Tcp, 1))?)?;
+    for _ in 0..CONNECTIONS {
+        answering_host(&node.agent(Host::Client)?.connect(ConnectRequest::new(to, Transport::Tcp, 1))?)?;
     }
     Ok(())
 }
 
-/// Service ports with their connections, of which bytes went both ways.
+/// The connections by service port.
 type Counts = Vec<(String, u64)>;
 
 fn counts(mode: &mut Mode, node: &Node) -> Result<Counts> {
@@ -41,16 +41,17 @@ fn counts(mode: &mut Mode, node: &Node) -> Result<Counts> {
     Ok(counts.iter().map(|count| (name(count), count.connections)).collect())
 }
 
-/// The kernel sums its counts up every two seconds.
+/// Waits for these counts. The kernel updates its counters every two seconds.
 fn wait_for(wanted: &[(&str, usize)], mode: &mut Mode, node: &Node) -> Result<()> {
-    let wanted: Counts = wanted.iter().map(|(name, dials)| ((*name).to_owned(), *dials as u64)).collect();
+    let wanted: Counts =
+        wanted.iter().map(|(name, connections)| ((*name).to_owned(), *connections as u64)).collect();
     let mut last = Ok(Counts::new());
-    let look = || {
+    let check = || {
         last = counts(mode, node);
         last.as_ref().is_ok_and(|seen| *seen == wanted).then_some(())
     };
-    let found = Deadline::after(COUNTED_WITHIN).poll(look);
-    found.with_context(|| format!("{last:?} and not {wanted:?}"))
+    let found = Deadline::after(COUNT_TIMEOUT).poll(check);
+    found.with_context(|| format!("the counts are {last:?}, not {wanted:?}"))
 }
 
 pub(super) fn of_services(node: &mut Node) -> Result<()> {
@@ -60,18 +61,18 @@ pub(super) fn of_services(node: &mut Node) -> Result<()> {
     mode.sync(node, &of_ports([web(0)]))?;
     mode.sync(node, &of_ports([web(0), web(1)]))?;
     ensure!(counts(&mut mode, node)?.is_empty(), "{:?}", counts(&mut mode, node)?);
-    dial(node, 0)?;
-    dial(node, 1)?;
-    wait_for(&[("default/s0", DIALS), ("other", DIALS)], &mut mode, node)?;
-    // A look at everything, and another endpoint, forget nothing.
+    connect(node, 0)?;
+    connect(node, 1)?;
+    wait_for(&[("default/s0", CONNECTIONS), ("other", CONNECTIONS)], &mut mode, node)?;
+    // A full sync and a new endpoint do not reset the counts.
     let grown = service("s0", cluster_ip(0), Protocol::Tcp, &endpoints(&[1, 2]));
     mode.sync(node, &of_ports([grown, web(1)]))?;
-    dial(node, 0)?;
-    wait_for(&[("default/s0", 2 * DIALS), ("other", DIALS)], &mut mode, node)?;
+    connect(node, 0)?;
+    wait_for(&[("default/s0", 2 * CONNECTIONS), ("other", CONNECTIONS)], &mut mode, node)?;
     mode.clean_up(node)?;
-    let mut silent = node.mode(IpvsSettings { counted_services: 0, ..IpvsSettings::default() })?;
-    silent.sync(node, &of_ports([web(0)]))?;
-    dial(node, 0)?;
-    ensure!(silent.counts(node)?.is_empty(), "it counts nothing");
-    silent.clean_up(node)
+    let mut without_counts = node.mode(IpvsSettings { counted_services: 0, ..IpvsSettings::default() })?;
+    without_counts.sync(node, &of_ports([web(0)]))?;
+    connect(node, 0)?;
+    ensure!(without_counts.counts(node)?.is_empty(), "counting is disabled");
+    without_counts.clean_up(node)
 }

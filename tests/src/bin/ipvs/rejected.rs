@@ -1,4 +1,4 @@
-//! What the kernel refuses of one Service: it is left out by name, and all others are served.
+//! Objects that the kernel rejects: they are left out, and all others are served.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use shunt_tests::{
 
 use crate::node::{Mode, Node, cluster_ip, endpoints, of_ports, service, with_external_ip};
 
-/// How many are left out, and what was told.
+/// Syncs. Returns the number of service ports that are left out, and the error.
 fn left_out(mode: &mut Mode, node: &Node, snapshot: &Snapshot) -> Result<(usize, String)> {
     match mode.try_sync(node, snapshot)? {
         Err(error @ IpvsError::LeftOut { count, .. }) => Ok((count, error.to_string())),
@@ -31,27 +31,31 @@ fn is_answered(node: &mut Node, number: u16) -> Result<bool> {
 pub(super) fn one_of_many(node: &mut Node) -> Result<()> {
     let mut mode = node.mode(IpvsSettings::default())?;
     let web = |name, number| service(name, cluster_ip(number), Protocol::Tcp, &endpoints(&[1]));
-    // Not the address of one host, and not one that a link can have.
-    let nobody = ResolvedEndpoint { address: "239.1.1.1:8080".parse()?, is_local: false };
+    // Multicast addresses: the first one as an endpoint, the second one on a link.
+    let multicast = ResolvedEndpoint { address: "239.1.1.1:8080".parse()?, is_local: false };
     let (key, mut group) = web("group", 1);
-    Arc::make_mut(&mut group).cluster_endpoints.push(nobody);
+    Arc::make_mut(&mut group).cluster_endpoints.push(multicast);
     let outside =
         with_external_ip(service("outside", "fd96::2".parse()?, Protocol::Tcp, &[]), "ff05::1".parse()?);
     let wrong = of_ports([web("web", 0), (key, group), outside, web("last", 3)]);
-    let (count, told) = left_out(&mut mode, node, &wrong)?;
-    ensure!(count == 2 && told.contains("default/group"), "{told}");
+    let (count, message) = left_out(&mut mode, node, &wrong)?;
+    ensure!(count == 2 && message.contains("default/group"), "{message}");
     for number in [0, 1, 3] {
-        ensure!(is_answered(node, number)?, "Service {number} is not served: {told}");
+        ensure!(is_answered(node, number)?, "Service {number} is not served: {message}");
     }
-    // A look at everything attempts nothing anew, and goes on telling.
+    // A full sync tries nothing again and still fails.
     let (count, _) = left_out(&mut mode, node, &wrong)?;
     ensure!(count == 2);
-    // What was made of it before something was refused has gone.
+    // The parts that were added before the rejection are removed.
     let servers = node.run("cat /proc/net/ip_vs")?;
     ensure!(!servers.contains("[ff05:"), "{servers}");
-    let sent = mode.requests();
+    let requests = mode.requests();
     let (count, _) = left_out(&mut mode, node, &wrong)?;
-    ensure!(count == 2 && mode.requests().iptables == sent.iptables, "{:?}, {sent:?}", mode.requests());
+    ensure!(
+        count == 2 && mode.requests().iptables == requests.iptables,
+        "{:?}, {requests:?}",
+        mode.requests()
+    );
     let right = of_ports([web("web", 0), web("group", 1), web("last", 3)]);
     mode.sync(node, &right)?;
     mode.clean_up(node)
@@ -63,16 +67,16 @@ pub(super) fn full_set(node: &mut Node) -> Result<()> {
     let web =
         |number: u16| service(&format!("s{number}"), cluster_ip(number), Protocol::Tcp, &endpoints(&[1]));
     let five = of_ports([0, 1, 2, 3, 4].map(web));
-    let (count, told) = left_out(&mut mode, node, &five)?;
-    ensure!(count == 2 && told.contains("KUBE-CLUSTER-IP") || told.contains("full"), "{told}");
+    let (count, message) = left_out(&mut mode, node, &five)?;
+    ensure!(count == 2 && message.contains("KUBE-CLUSTER-IP") || message.contains("full"), "{message}");
     let mut served = Vec::new();
     for number in 0..5 {
         if is_answered(node, number)? {
             served.push(number);
         }
     }
-    ensure!(served.len() == 3, "{served:?} are served: {told}");
-    // Those that stay have room when others went.
+    ensure!(served.len() == 3, "{served:?} are served: {message}");
+    // When others are removed, there is room for the rest.
     let fewer: Vec<u16> = (0..5).filter(|number| !served[..2].contains(number)).collect();
     let few = of_ports(fewer.iter().map(|number| web(*number)));
     for _ in 0..3 {

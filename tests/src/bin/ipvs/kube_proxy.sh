@@ -1,9 +1,10 @@
-# What kube-proxy 1.36 leaves in ipvs mode for the Services of the small cluster, but for virtual servers. Run on its node.
+# Creates what kube-proxy 1.36 leaves in ipvs mode for the Services of the small cluster, except virtual
+# servers. Runs on its node.
 for prefix in KUBE-:inet KUBE-6-:inet6; do
   name=${prefix%:*} family=${prefix#*:}
   table() { echo "create $name$1 $2 family $family hashsize 1024 maxelem 65536"; }
   ports() { echo "create $name$1 bitmap:port range 0-65535"; }
-  # A name has 31 characters at most.
+  # A name has at most 31 characters.
   case $family in inet) cidr=LOAD-BALANCER-SOURCE-CIDR sctp=NODE-PORT-LOCAL-SCTP-HASH ;;
   *) cidr=LOAD-BALANCER-SOURCE-CID sctp=NODE-PORT-LOCAL-SCTP-HAS ;; esac
   for set in CLUSTER-IP EXTERNAL-IP EXTERNAL-IP-LOCAL LOAD-BALANCER LOAD-BALANCER-FW LOAD-BALANCER-LOCAL \
@@ -30,7 +31,8 @@ ip addr add 10.96.0.80/32 dev kube-ipvs0
 ip addr add 10.96.0.53/32 dev kube-ipvs0
 sysctl -qw net.ipv4.vs.conntrack=1 net.ipv4.vs.expire_nodest_conn=1 net.ipv4.vs.expire_quiescent_template=1 net.ipv4.ip_forward=1
 
-# Family, its sets' names, loopback, how it refuses, what it masquerades besides, what is for its virtual servers.
+# Arguments: prefix of the sets, loopback, ICMP error, more masquerade rules, rules of cluster IPs, and ACCEPT
+# rules for virtual servers.
 rules() {
   cat <<END
 *filter
