@@ -228,7 +228,7 @@ fn values_of_the_chart_appear_in_the_objects() {
     }
 }
 
-/// Parses the file in the ConfigMap, so that its comments are ignored.
+/// Parses the file in the `ConfigMap`, so that its comments are ignored.
 fn with_config_parsed(mut objects: Vec<Value>) -> Vec<Value> {
     for object in &mut objects {
         if let Some(text) = object["data"]["config.conf"].as_str() {

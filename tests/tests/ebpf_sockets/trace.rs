@@ -113,7 +113,9 @@ fn errors_are_logged(bench: &mut Bench) {
     let vip = bench.serve(Protocol::Tcp, "10.96.7.4:80", &[endpoint]);
     let mut endpoints: HashMap<MapData, EndpointKey, Endpoint> = bench.pinned("endpoints");
     let slots: Vec<EndpointKey> = endpoints.keys().map(|key| key.expect("read")).collect();
-    slots.iter().for_each(|slot| endpoints.remove(slot).expect("removed"));
+    for slot in &slots {
+        endpoints.remove(slot).expect("removed");
+    }
     TcpStream::connect(vip).expect_err("the slot is empty");
     wait_for(&["ERROR ebpf: ".into(), "program=\"shunt_connect4\" error=\"endpoint_missing\"".into()]);
 }

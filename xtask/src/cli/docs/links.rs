@@ -86,7 +86,7 @@ mod tests {
         fs::create_dir(book.path().join("docs")).unwrap();
         fs::write(book.path().join("index.html"), r#"<h1 id="top"></h1><a href="docs/a.html#x">"#).unwrap();
         let links = ["../index.html#top", "../index.html#none", "b.html", "#x", "https://example.com/"];
-        let html: String = links.iter().map(|link| format!("<a href=\"{link}\">")).collect();
+        let html = links.map(|link| format!("<a href=\"{link}\">")).concat();
         fs::write(book.path().join("docs/a.html"), format!("<p id=\"x\">{html}")).unwrap();
         let (count, broken) = check(book.path()).unwrap();
         assert_eq!(count, 5);
