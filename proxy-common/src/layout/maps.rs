@@ -111,25 +111,6 @@ pub struct MapDeclaration {
     pub content: MapContent,
 }
 
-macro_rules! is_lru {
-    (LruHashMap) => {
-        true
-    };
-    ($other:ident) => {
-        false
-    };
-}
-
-macro_rules! key_size {
-    // The length of the prefix comes before the data.
-    (LpmTrie $data:ty) => {
-        size_of::<u32>() + size_of::<$data>()
-    };
-    ($other:ident $key:ty) => {
-        size_of::<$key>()
-    };
-}
-
 macro_rules! size_setting {
     ($map:literal $setting:literal $default:literal) => {
         SizeSetting {
@@ -146,8 +127,10 @@ macro_rules! derive_from_table {
         /// All maps.
         pub const MAPS: &[MapDeclaration] = &[$(MapDeclaration {
             name: $name,
-            is_lru: is_lru!($type),
-            key_size: key_size!($type $key),
+            is_lru: matches!(stringify!($type).as_bytes(), b"LruHashMap"),
+            // In a trie, the length of the prefix comes before the data of a key.
+            key_size: size_of::<$key>()
+                + if matches!(stringify!($type).as_bytes(), b"LpmTrie") { size_of::<u32>() } else { 0 },
             value_size: size_of::<$value>(),
             content: MapContent::$content,
         },)*];
