@@ -10,20 +10,13 @@ use crate::{
 pub enum Verdict {
     /// Translate it to one of these slots.
     Translate(Slots),
-    /// Pass it unchanged.
-    Pass(PassReason),
+    /// Pass it unchanged. Source ranges apply, and only the packets show the source address of the
+    /// socket. The link programs decide.
+    Pass,
     /// Refuse it.
     Refuse,
     /// Drop it. A system call fails as unreachable.
     Drop(DropReason),
-}
-
-/// The reason to pass a connection or datagram to a Service unchanged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PassReason {
-    /// Source ranges apply, and only the packets show the source address of the socket. The link
-    /// programs decide.
-    SourceUnknown,
 }
 
 /// The reason to drop a connection or datagram.
@@ -68,7 +61,7 @@ pub fn for_socket(service: &ServiceValue, source: impl FnOnce() -> SocketSource)
         match source_allowed(service, source()) {
             Some(true) => {}
             Some(false) => return Verdict::Drop(DropReason::SourceNotAllowed),
-            None => return Verdict::Pass(PassReason::SourceUnknown),
+            None => return Verdict::Pass,
         }
     }
     to_slots(service, Slots::inside(service))
@@ -154,7 +147,7 @@ mod tests {
             (SocketSource::Node, flags::PODS_IN_RANGES, denied),
             (SocketSource::Pod, flags::PODS_IN_RANGES, allowed),
             (SocketSource::Pod, flags::PODS_OUT_OF_RANGES, denied),
-            (SocketSource::Pod, flags::NODE_IN_RANGES, Verdict::Pass(PassReason::SourceUnknown)),
+            (SocketSource::Pod, flags::NODE_IN_RANGES, Verdict::Pass),
         ] {
             assert_eq!(for_socket(&ranged(more), || source), verdict, "{source:?} {more:#x}");
         }

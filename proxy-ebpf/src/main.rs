@@ -40,11 +40,10 @@ mod programs {
 
     /// Declares the type of an entry point.
     macro_rules! this {
-        ($program:ident, $name:ident) => {
+        ($program:ident) => {
             enum This {}
             impl EntryPoint for This {
                 const PROGRAM: Program = Program::$program;
-                const NAME: &'static str = stringify!($name);
             }
         };
     }
@@ -54,7 +53,7 @@ mod programs {
         ($name:ident, $attach:ident, $program:ident, $job:ident::<$family:ty>) => {
             #[cgroup_sock_addr($attach)]
             pub fn $name(ctx: SockAddrContext) -> i32 {
-                this!($program, $name);
+                this!($program);
                 impl Hook for This {
                     type Family = $family;
                 }
@@ -77,7 +76,7 @@ mod programs {
         ($name:ident, $program:ident, $job:ident::<$layer:ty>) => {
             #[classifier]
             pub fn $name(ctx: TcContext) -> i32 {
-                this!($program, $name);
+                this!($program);
                 link::$job::<$layer, This>(&Skb::new(ctx))
             }
         };
@@ -90,7 +89,7 @@ mod programs {
 
     #[cgroup_sock(sock_release)]
     pub fn shunt_release(ctx: SockContext) -> i32 {
-        this!(Release, shunt_release);
+        this!(Release);
         socket::release::<This>(&Socket::new(ctx.sock));
         1
     }

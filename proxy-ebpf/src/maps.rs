@@ -96,8 +96,6 @@ macro_rules! copy {
 pub trait EntryPoint {
     /// The program.
     const PROGRAM: Program;
-    /// The name of the program in the kernel.
-    const NAME: &'static str;
 }
 
 /// The maps, clock and random numbers of the kernel, for one program.

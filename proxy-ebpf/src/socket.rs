@@ -184,7 +184,7 @@ fn resolve<H: Hook>(
         last = service.service;
         let slots = match verdict::for_socket(&service, || source::<H>(ctx, &service)) {
             Verdict::Translate(slots) => slots,
-            Verdict::Pass(_) => return Resolution::Pass,
+            Verdict::Pass => return Resolution::Pass,
             Verdict::Refuse => {
                 tables.count_service(service.service, ServiceEvent::Refusal);
                 trace::socket::<H>(Counter::Refused, protocol, service.service, destination, &Endpoint::NONE);

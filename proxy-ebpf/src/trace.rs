@@ -92,5 +92,5 @@ pub fn error<P: EntryPoint>(error: ProgramError) {
 
 #[inline(never)]
 fn log<P: EntryPoint, const ERROR: usize>() {
-    aya_log_ebpf::error!((), target: P::NAME, "{}", const { ProgramError::ALL[ERROR].name() });
+    aya_log_ebpf::error!((), target: const { P::PROGRAM.name() }, "{}", const { ProgramError::ALL[ERROR].name() });
 }

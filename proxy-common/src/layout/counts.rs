@@ -74,53 +74,39 @@ impl ServiceCounts {
     }
 }
 
-/// The programs. The number is the key in `program_errors`.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Program {
-    /// `connect` of an IPv4 socket.
-    Connect4 = 0,
-    /// `connect` of an IPv6 socket.
-    Connect6 = 1,
-    /// `sendmsg` of an IPv4 socket.
-    Sendmsg4 = 2,
-    /// `sendmsg` of an IPv6 socket.
-    Sendmsg6 = 3,
-    /// `recvmsg` of an IPv4 socket.
-    Recvmsg4 = 4,
-    /// `recvmsg` of an IPv6 socket.
-    Recvmsg6 = 5,
-    /// `getpeername` of an IPv4 socket.
-    Getpeer4 = 6,
-    /// `getpeername` of an IPv6 socket.
-    Getpeer6 = 7,
-    /// The release of a socket.
-    Release = 8,
-    /// Ingress of a link with Ethernet headers.
-    InEth = 9,
-    /// Ingress of a link with bare IP packets.
-    InIp = 10,
-    /// Egress of a link with Ethernet headers.
-    OutEth = 11,
-    /// Egress of a link with bare IP packets.
-    OutIp = 12,
+named_enum! {
+    /// The programs. The number is the key in `program_errors`.
+    Program {
+        /// `connect` of an IPv4 socket.
+        Connect4 = 0, "shunt_connect4";
+        /// `connect` of an IPv6 socket.
+        Connect6 = 1, "shunt_connect6";
+        /// `sendmsg` of an IPv4 socket.
+        Sendmsg4 = 2, "shunt_sendmsg4";
+        /// `sendmsg` of an IPv6 socket.
+        Sendmsg6 = 3, "shunt_sendmsg6";
+        /// `recvmsg` of an IPv4 socket.
+        Recvmsg4 = 4, "shunt_recvmsg4";
+        /// `recvmsg` of an IPv6 socket.
+        Recvmsg6 = 5, "shunt_recvmsg6";
+        /// `getpeername` of an IPv4 socket.
+        Getpeer4 = 6, "shunt_getpeer4";
+        /// `getpeername` of an IPv6 socket.
+        Getpeer6 = 7, "shunt_getpeer6";
+        /// The release of a socket.
+        Release = 8, "shunt_release";
+        /// Ingress of a link with Ethernet headers.
+        InEth = 9, "shunt_in_eth";
+        /// Ingress of a link with bare IP packets.
+        InIp = 10, "shunt_in_ip";
+        /// Egress of a link with Ethernet headers.
+        OutEth = 11, "shunt_out_eth";
+        /// Egress of a link with bare IP packets.
+        OutIp = 12, "shunt_out_ip";
+    }
 }
 
 impl Program {
-    /// The programs that can have errors, with their names in the kernel.
-    pub const ALL: [(Self, &str); 8] = [
-        (Self::Connect4, "shunt_connect4"),
-        (Self::Connect6, "shunt_connect6"),
-        (Self::Sendmsg4, "shunt_sendmsg4"),
-        (Self::Sendmsg6, "shunt_sendmsg6"),
-        (Self::InEth, "shunt_in_eth"),
-        (Self::InIp, "shunt_in_ip"),
-        (Self::OutEth, "shunt_out_eth"),
-        (Self::OutIp, "shunt_out_ip"),
-    ];
-    /// The number of programs.
-    pub const COUNT: usize = Self::OutIp as usize + 1;
-
     /// Returns the errors that the program can have.
     pub const fn errors(self) -> &'static [ProgramError] {
         use ProgramError as E;
@@ -138,68 +124,32 @@ impl Program {
     }
 }
 
-/// An error of a program. The number is the index in [`ProgramErrors::counts`].
-#[repr(usize)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ProgramError {
-    /// The chosen slot was empty at each attempt.
-    EndpointMissing = 0,
-    /// `affinity` could not be written.
-    Affinity = 1,
-    /// `udp_flows` could not be written.
-    UdpFlows = 2,
-    /// `udp_replies` could not be written.
-    UdpReplies = 3,
-    /// `udp_sockets` could not be written.
-    UdpSockets = 4,
-    /// `udp_connections` could not be written.
-    UdpConnections = 5,
-    /// `tcp_connections` could not be written.
-    TcpConnections = 6,
-    /// `flows` could not be written.
-    Flows = 7,
-    /// `fragments` could not be written.
-    Fragments = 8,
-    /// A packet could not be rewritten.
-    NotRewritten = 9,
-    /// The header of a TCP segment to a possible VIP is truncated, so that the segment passes
-    /// unchanged.
-    Malformed = 10,
-}
-
-impl ProgramError {
-    /// All errors, in the order of their numbers.
-    pub const ALL: [Self; 11] = [
-        Self::EndpointMissing,
-        Self::Affinity,
-        Self::UdpFlows,
-        Self::UdpReplies,
-        Self::UdpSockets,
-        Self::UdpConnections,
-        Self::TcpConnections,
-        Self::Flows,
-        Self::Fragments,
-        Self::NotRewritten,
-        Self::Malformed,
-    ];
-    /// The number of errors.
-    pub const COUNT: usize = Self::ALL.len();
-
-    /// Returns the name in metrics and logs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::EndpointMissing => "endpoint_missing",
-            Self::Affinity => "affinity_not_written",
-            Self::UdpFlows => "udp_flows_not_written",
-            Self::UdpReplies => "udp_replies_not_written",
-            Self::UdpSockets => "udp_sockets_not_written",
-            Self::UdpConnections => "udp_connections_not_written",
-            Self::TcpConnections => "tcp_connections_not_written",
-            Self::Flows => "flows_not_written",
-            Self::Fragments => "fragments_not_written",
-            Self::NotRewritten => "packet_not_rewritten",
-            Self::Malformed => "packet_malformed",
-        }
+named_enum! {
+    /// An error of a program. The number is the index in [`ProgramErrors::counts`].
+    ProgramError {
+        /// The chosen slot was empty at each attempt.
+        EndpointMissing = 0, "endpoint_missing";
+        /// `affinity` could not be written.
+        Affinity = 1, "affinity_not_written";
+        /// `udp_flows` could not be written.
+        UdpFlows = 2, "udp_flows_not_written";
+        /// `udp_replies` could not be written.
+        UdpReplies = 3, "udp_replies_not_written";
+        /// `udp_sockets` could not be written.
+        UdpSockets = 4, "udp_sockets_not_written";
+        /// `udp_connections` could not be written.
+        UdpConnections = 5, "udp_connections_not_written";
+        /// `tcp_connections` could not be written.
+        TcpConnections = 6, "tcp_connections_not_written";
+        /// `flows` could not be written.
+        Flows = 7, "flows_not_written";
+        /// `fragments` could not be written.
+        Fragments = 8, "fragments_not_written";
+        /// A packet could not be rewritten.
+        NotRewritten = 9, "packet_not_rewritten";
+        /// The header of a TCP segment to a possible VIP is truncated, so that the segment passes
+        /// unchanged.
+        Malformed = 10, "packet_malformed";
     }
 }
 

@@ -25,6 +25,33 @@ macro_rules! map_type {
     };
 }
 
+/// Declares an enum with numbers from 0 on that are keys of a map, and with names for metrics and
+/// logs.
+macro_rules! named_enum {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
+        $(#[$doc])*
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant = $number,)*
+        }
+
+        impl $name {
+            /// The number of variants.
+            pub const COUNT: usize = [$($number),*].len();
+            /// All variants, in the order of their numbers.
+            pub const ALL: [Self; Self::COUNT] = [$(Self::$variant),*];
+
+            /// Returns the name in metrics and logs.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)*
+                }
+            }
+        }
+    };
+}
+
 mod counts;
 mod maps;
 mod state;
@@ -200,40 +227,25 @@ impl SourceRange {
     pub const BITS: u32 = Self::SERVICE_BITS + 128;
 }
 
-/// The counters of the link programs. The number is the key in `counters`. They count packets
-/// unless the comment says otherwise.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Counter {
-    /// New flows on links.
-    FlowsBegun = 0,
-    /// Refused: the Service has no endpoints.
-    Refused = 1,
-    /// Dropped: the traffic policy is Local, and no endpoint is on this node.
-    NoLocalEndpoint = 2,
-    /// Dropped: the source is not in the source ranges of the Service.
-    SourceNotAllowed = 3,
-    /// Dropped: the entries of the flow could not be written.
-    FlowNotRecorded = 4,
-    /// Refused: a TCP segment of an unknown connection.
-    UnknownConnection = 5,
-    /// Dropped: the packet could not be rewritten.
-    NotRewritten = 6,
-}
-
-impl Counter {
-    /// All counters, with their names in metrics and logs.
-    pub const ALL: [(Self, &str); 7] = [
-        (Self::FlowsBegun, "flow_begun"),
-        (Self::Refused, "refused"),
-        (Self::NoLocalEndpoint, "no_local_endpoint"),
-        (Self::SourceNotAllowed, "source_not_allowed"),
-        (Self::FlowNotRecorded, "flow_not_recorded"),
-        (Self::UnknownConnection, "unknown_connection"),
-        (Self::NotRewritten, "not_rewritten"),
-    ];
-    /// The number of counters.
-    pub const COUNT: usize = Self::ALL.len();
+named_enum! {
+    /// The counters of the link programs. The number is the key in `counters`. They count packets
+    /// unless the comment says otherwise.
+    Counter {
+        /// New flows on links.
+        FlowsBegun = 0, "flow_begun";
+        /// Refused: the Service has no endpoints.
+        Refused = 1, "refused";
+        /// Dropped: the traffic policy is Local, and no endpoint is on this node.
+        NoLocalEndpoint = 2, "no_local_endpoint";
+        /// Dropped: the source is not in the source ranges of the Service.
+        SourceNotAllowed = 3, "source_not_allowed";
+        /// Dropped: the entries of the flow could not be written.
+        FlowNotRecorded = 4, "flow_not_recorded";
+        /// Refused: a TCP segment of an unknown connection.
+        UnknownConnection = 5, "unknown_connection";
+        /// Dropped: the packet could not be rewritten.
+        NotRewritten = 6, "not_rewritten";
+    }
 }
 
 map_type! {

@@ -10,24 +10,16 @@ use crate::{
     tables::Tables,
 };
 
-/// Handles an error that comes in. If its inner packet is a translated reply of an endpoint, both
-/// are translated back for the endpoint.
-#[inline(always)]
-pub(super) fn ingress(frame: &impl Frame, tables: &impl Tables, outer: &Packet) -> Outcome {
-    process(frame, tables, outer, Direction::Original)
-}
-
-/// Handles an error that leaves. If its inner packet is a translated packet of a client, both are
-/// translated back for the client.
-#[inline(always)]
-pub(super) fn egress(frame: &impl Frame, tables: &impl Tables, outer: &Packet) -> Outcome {
-    process(frame, tables, outer, Direction::Reply)
-}
-
-/// Handles an ICMP packet. The inner packet of an error belongs to the direction opposite to
-/// `direction`.
+/// Handles an ICMP packet at the hook where packets of `direction` are translated. If it is an
+/// error about a translated packet of the opposite direction, both are translated back: on ingress
+/// for the endpoint whose reply it is about, and on egress for the client.
 #[inline(never)]
-fn process<F: Frame, T: Tables>(frame: &F, tables: &T, outer: &Packet, direction: Direction) -> Outcome {
+pub(super) fn process<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    outer: &Packet,
+    direction: Direction,
+) -> Outcome {
     let mut inner = Packet::at(outer.payload + 8, outer.version);
     if !is_error(frame, outer) || !read_inner(frame, &mut inner) {
         return Outcome::Proceed;

@@ -8,9 +8,10 @@ mod original;
 mod reply;
 
 use crate::{
-    Protocol,
+    Addr, Protocol,
     layout::{Counter, Direction, Flow, FlowKey, ProgramError, ServiceEvent},
     packet::{Fragment, Frame, ICMP, ICMPV6, IpVersion, Packet},
+    service,
     tables::Tables,
 };
 
@@ -51,12 +52,9 @@ fn process(
         return Outcome::Proceed;
     }
     let Some(protocol) = Protocol::of_packet(packet.proto) else {
-        return match (packet.version, packet.proto, direction) {
-            (IpVersion::V4, ICMP, Direction::Original) | (IpVersion::V6, ICMPV6, Direction::Original) => {
-                icmp_error::ingress(frame, tables, &packet)
-            }
-            (IpVersion::V4, ICMP, Direction::Reply) | (IpVersion::V6, ICMPV6, Direction::Reply) => {
-                icmp_error::egress(frame, tables, &packet)
+        return match (packet.version, packet.proto) {
+            (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => {
+                icmp_error::process(frame, tables, &packet, direction)
             }
             _ => Outcome::Proceed,
         };
@@ -68,7 +66,7 @@ fn process(
     }
     let Some(ports) = packet.ports(frame) else { return Outcome::Proceed };
     match direction {
-        Direction::Original if original::may_match(tables, &packet, ports) => {
+        Direction::Original if may_be_vip(tables, &packet.destination, ports[1]) => {
             original::transport(frame, tables, &packet, protocol, ports)
         }
         Direction::Reply if reply::may_match(tables, &packet, protocol, ports) => {
@@ -76,6 +74,12 @@ fn process(
         }
         Direction::Original | Direction::Reply => Outcome::Proceed,
     }
+}
+
+/// Returns true if an address and port may be a VIP. A function call of its own saves stack.
+#[inline(never)]
+fn may_be_vip<T: Tables>(tables: &T, address: &Addr, port: u16) -> bool {
+    service::may_be_vip(tables, address, port)
 }
 
 /// Passes a truncated packet that may belong to a Service. A function call of its own saves stack.

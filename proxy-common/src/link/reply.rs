@@ -1,6 +1,6 @@
 //! The reply direction: packets of endpoints that leave get the VIP back as their source.
 
-use super::{Outcome, finish_flow_packet, fragment, ip_length, is_settling, malformed};
+use super::{Outcome, finish_flow_packet, fragment, ip_length, is_settling, malformed, may_be_vip};
 use crate::{
     Protocol,
     flow::{self, observed_state},
@@ -20,13 +20,7 @@ pub(super) fn may_match(
     [port, _]: [u16; 2],
 ) -> bool {
     service::may_be_endpoint(tables, &packet.source, port)
-        || !protocol.is_connection_oriented() && may_be_from_vip(tables, packet, port)
-}
-
-/// Returns true if the source of a datagram may be a VIP. A function call of its own saves stack.
-#[inline(never)]
-fn may_be_from_vip<T: Tables>(tables: &T, packet: &Packet, port: u16) -> bool {
-    service::may_be_vip(tables, &packet.source, port)
+        || !protocol.is_connection_oriented() && may_be_vip(tables, &packet.source, port)
 }
 
 /// Handles a TCP or UDP packet that leaves and may belong to a flow.

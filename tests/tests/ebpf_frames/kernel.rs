@@ -157,7 +157,7 @@ impl Kernel {
     }
 
     fn reset_counters(&mut self) {
-        for (counter, _) in Counter::ALL {
+        for counter in Counter::ALL {
             self.counters.set(counter as u32, one_per_cpu(0), 0).expect("in the map");
         }
         let none = ProgramErrors { counts: [0; ProgramError::COUNT] };

@@ -106,7 +106,7 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
     incoming.flow.service = service.service;
     let slots = match verdict {
         Verdict::Translate(slots) => slots,
-        Verdict::Pass(_) => return Classification::Proceed,
+        Verdict::Pass => return Classification::Proceed,
         Verdict::Refuse => return refuse(frame, tables, service.service, Counter::Refused),
         Verdict::Drop(reason) => {
             tables.count(reason.counter());

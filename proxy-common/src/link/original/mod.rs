@@ -10,16 +10,9 @@ use crate::{
     flow::{self, observed_state},
     layout::{Counter, Direction, Flow, FlowKey, NodeValue, ServiceEvent, flow_state},
     packet::{Fragment, Frame, Packet, TcpFlags},
-    rewrite, service,
+    rewrite,
     tables::Tables,
 };
-
-/// Returns true if the destination of a packet may be a VIP. A function call of its own saves
-/// stack.
-#[inline(never)]
-pub(super) fn may_match<T: Tables>(tables: &T, packet: &Packet, [_, port]: [u16; 2]) -> bool {
-    service::may_be_vip(tables, &packet.destination, port)
-}
 
 /// A packet of the original direction, with the flow that it belongs to or begins.
 struct ClientPacket {

@@ -32,16 +32,16 @@ impl KernelCounts for Counters {
         let sum = |counter: Counter| {
             self.packets.get(&(counter as u32), 0).map_or(0, |of_cpus| of_cpus.iter().sum())
         };
-        Counter::ALL.map(|(counter, name)| (name, sum(counter))).into()
+        Counter::ALL.map(|counter| (counter.name(), sum(counter))).into()
     }
 
     fn errors(&self) -> Vec<ProgramErrorCount> {
-        let of_program = |(program, name): (Program, &'static str)| {
+        let of_program = |program: Program| {
             let of_cpus = self.errors.get(&(program as u32), 0).ok();
             program.errors().iter().map(move |error| {
                 let of_cpus = of_cpus.iter().flat_map(|of_cpus| of_cpus.iter());
                 let count = of_cpus.map(|errors| errors.counts[*error as usize]).sum();
-                ProgramErrorCount { program: name, reason: error.name(), count }
+                ProgramErrorCount { program: program.name(), reason: error.name(), count }
             })
         };
         Program::ALL.into_iter().flat_map(of_program).collect()

@@ -139,12 +139,12 @@ struct Line {
 impl Line {
     fn new(event: &TraceEvent) -> Self {
         const UNKNOWN: &str = "unknown";
-        let program = Program::ALL.iter().find(|(program, _)| *program as u8 == event.program);
-        let verdict = Counter::ALL.iter().find(|(counter, _)| *counter as u8 == event.verdict);
+        let program = Program::ALL.get(usize::from(event.program)).map_or(UNKNOWN, |it| it.name());
+        let verdict = Counter::ALL.get(usize::from(event.verdict)).map_or(UNKNOWN, |it| it.name());
         let is_translated = event.verdict == Counter::FlowsBegun as u8;
         Self {
-            program: program.map_or(UNKNOWN, |(_, name)| name),
-            verdict: if is_translated { "translated" } else { verdict.map_or(UNKNOWN, |(_, name)| name) },
+            program,
+            verdict: if is_translated { "translated" } else { verdict },
             protocol: Protocol::from_number(event.proto).map_or(UNKNOWN, Protocol::name),
             service: event.service,
             source: (event.source != Endpoint::NONE).then(|| address(&event.source)),
