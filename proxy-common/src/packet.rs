@@ -271,7 +271,7 @@ impl Packet {
 
 /// The IP protocol number of ICMP.
 pub const ICMP: u8 = 1;
-/// The IP protocol number of ICMPv6.
+/// The IP protocol number of ICMP for IPv6.
 pub const ICMPV6: u8 = 58;
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;

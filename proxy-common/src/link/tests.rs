@@ -26,13 +26,13 @@ fn another_datagram(memory: &MemoryMaps) {
 }
 
 #[test]
-fn two_cpus_that_place_one_client_at_once_agree_on_its_endpoint() {
+fn two_cpus_choose_the_same_endpoint_for_a_new_client() {
     let endpoints = [AT.pod, AT.other_pod].map(|pod| SocketAddr::new(pod, 8080));
     let mut memory = MemoryMaps { random_step: 0, ..MemoryMaps::default() };
     TestNode::new(&mut memory, AT).add_service(Protocol::Udp, &[datagram().to], &endpoints);
     memory.on_random.set(Some(another_datagram));
     let result =
-        memory.run(Hook::Ingress, &InputFrame::new(datagram().to_frame())).expect("memory takes everything");
+        memory.run(Hook::Ingress, &InputFrame::new(datagram().to_frame())).expect("memory runs every frame");
     result.becomes(&datagram().to(endpoints[1]));
     let state = memory.state();
     assert_eq!(state.counters[Counter::FlowsBegun as usize], 1);

@@ -28,9 +28,9 @@ fn reuse<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
     false
 }
 
-/// How many client ports are tried: that of the client, and another one if packets of the endpoint
-/// could not be told from those of another flow. Another collision, one in thousands, drops the
-/// packet, and the client retransmits.
+/// How many client ports are tried: that of the client, and a random one if another flow to the
+/// endpoint has the same. If that is taken too, which is one case in thousands, the packet is
+/// dropped and the client retransmits.
 const PORTS: u32 = 2;
 
 /// The lowest port that is not a system port (RFC 6335, section 6).

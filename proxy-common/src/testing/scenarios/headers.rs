@@ -106,17 +106,18 @@ fn ipv6_packets_with_mapped_addresses_are_left_alone(node: &mut TestNode<'_>) {
 }
 
 fn datagram_without_a_checksum_gets_none(node: &mut TestNode<'_>) {
-    let none = |packet: TestPacket| TestPacket { checksum: Some([0, 0]), ..packet };
+    let unsummed = |packet: TestPacket| TestPacket { checksum: Some([0, 0]), ..packet };
     let fixture = Fixture::new(node, Udp);
-    node.ingress(&none(fixture.first.clone())).becomes(&none(fixture.first.clone().to(fixture.endpoint)));
-    node.egress(&none(fixture.reply())).becomes(&none(fixture.reply().from(fixture.vip)));
+    node.ingress(&unsummed(fixture.first.clone()))
+        .becomes(&unsummed(fixture.first.clone().to(fixture.endpoint)));
+    node.egress(&unsummed(fixture.reply())).becomes(&unsummed(fixture.reply().from(fixture.vip)));
     // A sum of the hardware is updated.
     let input = InputFrame {
         checksum: ChecksumState::Complete,
-        ..InputFrame::new(none(fixture.first.clone()).to_frame())
+        ..InputFrame::new(unsummed(fixture.first.clone()).to_frame())
     };
     if let Some(result) = node.run(Hook::Ingress, &input) {
-        result.becomes(&none(fixture.first.clone().to(fixture.endpoint)));
+        result.becomes(&unsummed(fixture.first.clone().to(fixture.endpoint)));
     }
 }
 
