@@ -37,7 +37,8 @@ pub fn socket<P: EntryPoint>(
     endpoint: &Endpoint,
 ) {
     if is_on(verdict) {
-        // The copies are on the stack, where the callee needs them, only if tracing is on.
+        // The callee needs the values on the stack. Copying them here costs stack only if tracing
+        // is on.
         let (vip, endpoint) = (*vip, *endpoint);
         write_socket::<P>(verdict, protocol, service, &vip, &endpoint);
     }

@@ -24,11 +24,11 @@ macro_rules! for_each_map {
     ($callback:ident) => {
         $callback! {
             SERVICES "services" HashMap<ServiceKey, ServiceValue> Config
-                size services = 131072 "services"; // A frontend each.
+                size services = 131072 "services"; // One entry per frontend.
             ENDPOINTS "endpoints" HashMap<EndpointKey, Endpoint> Config
                 size endpoints = 524288 "endpoints"; // While a list changes, it is there twice.
             MEMBERS "members" HashMap<MemberKey, u8> Config
-                size members = 524288 "members"; // Of Services that use UDP or affinity.
+                size members = 524288 "members"; // Entries of Services with UDP or affinity.
             SOURCE_RANGES "source_ranges" LpmTrie<SourceRange, u32> Config
                 size source_ranges = 65536 "sourceRanges"; // `loadBalancerSourceRanges`.
             NODE_ADDRESSES "node_addresses" HashMap<Addr, u8> Config
@@ -84,7 +84,7 @@ pub enum MapContent {
 /// A field of the configuration that holds a number of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeSetting {
-    /// The first map whose number it is.
+    /// The first map whose number of entries this field sets.
     pub map: &'static str,
     /// The path of the field.
     pub path: &'static str,
@@ -139,8 +139,8 @@ macro_rules! derive_from_table {
         pub const SIZE_SETTINGS: &[SizeSetting] =
             &[$($($(size_setting!($name $setting $default),)?)?)*];
 
-        /// The numbers of entries of the maps. An entry of the first five costs 16 bytes while it
-        /// is empty. The other maps take all their memory when they are created.
+        /// The numbers of entries of the maps. In the first five maps, an unused entry costs 16
+        /// bytes. The other maps take all their memory when they are created.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct MapSizes {
             $($($(
@@ -148,7 +148,7 @@ macro_rules! derive_from_table {
                 pub $field: u32,
             )?)?)*
             /// Service ports that are counted one by one: [`COUNTED_SERVICES`]. 0 counts none. Each
-            /// takes 40 bytes a CPU, and at most twice that.
+            /// needs 40 bytes per CPU, up to 80 after rounding to a power of two.
             pub counted_services: u32,
         }
 

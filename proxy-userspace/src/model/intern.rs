@@ -3,7 +3,7 @@
 
 use std::{collections::HashSet, hash::Hash, sync::Arc};
 
-/// Unused values are not searched among fewer values than this.
+/// Below this number of values, unused values are not removed.
 const SMALLEST_SWEEP: usize = 1024;
 
 /// A set of shared values. Each time the set has doubled, unused values are dropped. So memory does

@@ -25,10 +25,10 @@ pub enum NodePortAddresses {
 /// `detectLocalMode`. The model resolves it into [`super::LocalTrafficDetector`] with the Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DetectLocalMode {
-    /// Local are sources in `clusterCIDR`.
+    /// Sources in `clusterCIDR` are local.
     #[default]
     ClusterCidr,
-    /// Local are sources in the Node's pod CIDRs.
+    /// Sources in the Node's pod CIDRs are local.
     NodeCidr,
     /// `detectLocal.bridgeInterface`.
     BridgeInterface(Arc<str>),

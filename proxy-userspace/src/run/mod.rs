@@ -134,7 +134,7 @@ fn switch_mode(choice: &mut ModeChoice, error: anyhow::Error, outputs: &Outputs)
     outputs.metrics.mode_broke(broken.name());
     outputs
         .events
-        .warning("ModeBroke", format!("the mode {broken} does not work any more: {mode} replaces it: {why}"));
+        .warning("ModeBroke", format!("mode {broken} stopped working ({why}); mode {mode} replaces it"));
     tracing::error!(%broken, %mode, error = why, "the mode does not work any more: another mode replaces it");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! How the loop treats a sync that failed: reports, retries, and when it gives the dataplane up.
+//! How the loop treats a sync that failed: reports, retries, and when it gives up the dataplane.
 
 use std::time::Duration;
 
@@ -101,7 +101,7 @@ impl FailureEvents {
             events.warning(
                 "FailedToProgram",
                 format!(
-                    "cannot program the kernel for {seconds} s: {error}; Services keep their last state \
+                    "programming the kernel has failed for {seconds} s: {error}; Services keep their last state \
                      and shunt tries again"
                 ),
             );

@@ -1,4 +1,4 @@
-//! The sync loop: takes in events and keeps the kernel at the state that they call for.
+//! The sync loop: takes in events and keeps the kernel in the state that they require.
 //!
 //! An idle loop programs a change at once. Under load it combines changes and syncs at most once a
 //! `minSyncPeriod`. After a failure, and every `syncPeriod`, it reads the kernel again and compares
@@ -58,7 +58,7 @@ pub enum SyncError {
     #[error(transparent)]
     PodCidrs(#[from] PodCidrsError),
     /// The dataplane failed for longer than [`SyncPeriods::give_up_after`].
-    #[error("cannot program the kernel for {} s: {error}", after.as_secs())]
+    #[error("programming the kernel has failed for {} s: {error}", after.as_secs())]
     Broken {
         /// How long it failed.
         after: Duration,

@@ -26,8 +26,8 @@ pub(super) struct Schedule {
     periods: SyncPeriods,
     /// Something may have changed since the last sync.
     queued: bool,
-    /// When the past syncs are paid for, at the rate of one a `minSyncPeriod`.
-    paid_at: Option<Instant>,
+    /// When the token bucket is full again. It gains one token per `minSyncPeriod`.
+    bucket_full_at: Option<Instant>,
     last_full: Option<Instant>,
     /// The kernel may hold something else than was written.
     drift_suspected: bool,
@@ -45,7 +45,7 @@ impl Schedule {
         Self {
             periods,
             queued: false,
-            paid_at: None,
+            bucket_full_at: None,
             last_full: None,
             drift_suspected: false,
             failures: 0,
@@ -59,7 +59,7 @@ impl Schedule {
     pub(super) fn set_periods(&mut self, periods: SyncPeriods) {
         self.periods = periods;
         // It was computed from the old period.
-        self.paid_at = None;
+        self.bucket_full_at = None;
     }
 
     /// Records that something may have changed. Returns true if nothing was queued before.
@@ -97,10 +97,10 @@ impl Schedule {
         self.allowed_at().into_iter().chain(full).min()
     }
 
-    /// When the next sync may start under load: [`BURST`] syncs may precede their payment.
+    /// When the next sync may start under load: up to [`BURST`] syncs may run without a pause.
     fn allowed_at(&self) -> Option<Instant> {
         let ahead = self.periods.min_sync_period * (BURST - 1);
-        self.paid_at.map(|paid_at| paid_at.checked_sub(ahead).unwrap_or(paid_at))
+        self.bucket_full_at.map(|bucket_full_at| bucket_full_at.checked_sub(ahead).unwrap_or(bucket_full_at))
     }
 
     /// When a new change may be tried while something fails.
@@ -139,8 +139,8 @@ impl Schedule {
         }
         // Events that change nothing are not load.
         if !nothing_dirty {
-            let from = self.paid_at.map_or(started, |paid_at| paid_at.max(started));
-            self.paid_at = Some(from + self.periods.min_sync_period);
+            let from = self.bucket_full_at.map_or(started, |bucket_full_at| bucket_full_at.max(started));
+            self.bucket_full_at = Some(from + self.periods.min_sync_period);
         }
     }
 

@@ -92,7 +92,7 @@ fn kill_under_load(
     Ok(results)
 }
 
-/// Kills the proxy after a pause that differs in each round: while it results programs, reads
+/// Kills the proxy after a pause that differs in each round: while it loads programs, reads
 /// manifests, writes maps, replaces programs, and while it runs. The endpoints change in each
 /// round. At the end, a3 is the only one.
 fn kill_repeatedly(

@@ -35,7 +35,7 @@ fn in_rules() -> Marks {
         u32::from_str_radix(number, 16).unwrap_or_else(|error| panic!("{number}: {error}"))
     };
     Marks {
-        masquerade: told("answers of a Service come back through this node"),
+        masquerade: told("replies of a Service return through this node"),
         reject: told("to a Service without endpoints"),
     }
 }

@@ -62,7 +62,7 @@ fn prefilter_contains(bench: &Bench, PrefilterBit { word, mask }: PrefilterBit) 
 }
 
 /// Returns the prefilter bit of a frontend.
-fn service_place(address: SocketAddr) -> PrefilterBit {
+fn service_bit(address: SocketAddr) -> PrefilterBit {
     PrefilterBit::of_service(&address.ip().into(), address.port())
 }
 
@@ -85,9 +85,9 @@ fn prefilter_bits_stay_while_flows_and_sockets_need_them() {
     bench.sync(&Dirty::everything());
     let endpoint_place = |at: SocketAddr| PrefilterBit::of_endpoint(&at.ip().into(), at.port());
     let all = [
-        service_place(stays),
-        service_place(goes),
-        service_place(has_flow),
+        service_bit(stays),
+        service_bit(goes),
+        service_bit(has_flow),
         endpoint_place(endpoint),
         endpoint_place(other_endpoint),
     ];
@@ -96,13 +96,13 @@ fn prefilter_bits_stay_while_flows_and_sockets_need_them() {
     let mut verify = || {
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(bench.verify(), 0);
-        (!prefilter_contains(&bench, service_place(goes))).then_some(())
+        (!prefilter_contains(&bench, service_bit(goes))).then_some(())
     };
     assert!(Deadline::after(Duration::from_mins(1)).poll(&mut verify).is_some(), "the bit is never cleared");
     assert_eq!(all.map(|place| prefilter_contains(&bench, place)), [true, false, true, true, true]);
     assert_eq!(client.peer_addr().expect("peer"), has_socket);
     bench.serve(Protocol::Tcp, "10.96.0.42:80", &[endpoint]);
-    assert!(prefilter_contains(&bench, service_place(goes)), "it is back");
+    assert!(prefilter_contains(&bench, service_bit(goes)), "it is back");
     TcpStream::connect(goes).expect("and works");
     let fill = bench.dataplane.as_ref().expect("running").map_fill(&bench.state);
     let entries = |map: &str| fill.iter().find(|fill| fill.map == map).map(|fill| fill.entries);
@@ -125,7 +125,7 @@ fn flows_and_connections_survive_new_maps() {
             bench.settings.map_sizes.flows = 2048;
         },
         was_of_another_layout,
-        was_of_another_layout_that_says_more_of_the_node,
+        pin_node_map_with_larger_value,
     ] {
         change(&mut bench);
         bench.restart();
@@ -144,7 +144,7 @@ fn was_of_another_layout(bench: &mut Bench) {
     node.set(0, NodeValue { layout: LAYOUT_VERSION + 1, ..value }, 0).expect("room");
 }
 
-fn was_of_another_layout_that_says_more_of_the_node(bench: &mut Bench) {
+fn pin_node_map_with_larger_value(bench: &mut Bench) {
     let pin = bench.settings.pin_dir.join("node");
     let pin_text = pin.display();
     let versions = [LAYOUT_VERSION + 1, STATE_LAYOUT_VERSION].map(u32::to_ne_bytes).concat();

@@ -93,7 +93,7 @@ fn connections_are_traced(bench: &mut Bench) {
 fn refusals_are_traced(bench: &mut Bench) {
     let nowhere = bench.serve(Protocol::Tcp, "10.96.7.2:80", &[]);
     TcpStream::connect(nowhere).expect_err("it has no endpoints");
-    let refused = "INFO ebpf: turned away program=\"shunt_connect4\" verdict=\"refused\"";
+    let refused = "INFO ebpf: refused or dropped program=\"shunt_connect4\" verdict=\"refused\"";
     wait_for(&[refused.into(), nowhere.to_string()]);
 }
 

@@ -116,7 +116,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag(TABLES, "iptables-sync-period", "iptables.syncPeriod", "DURATION")
         .help("How often the kernel is compared with what it should hold, in every mode but ipvs"),
     flag(TABLES, "iptables-min-sync-period", "iptables.minSyncPeriod", "DURATION")
-        .help("Least time between two syncs under load, in every mode but ipvs; 0, the default in the ebpf mode, means at once"),
+        .help("Minimum time between two syncs under load, in every mode but ipvs; 0, the default in the ebpf mode, means at once"),
     flag(TABLES, "iptables-masquerade-bit", "iptables.masqueradeBit", "BIT")
         .help("Bit of a packet's mark that asks for masquerade, 0 to 31, in every mode but nftables; for nftables set nftables.masqueradeBit in the file"),
     flag(TABLES, "iptables-localhost-nodeports", "iptables.localhostNodePorts", SWITCH)
@@ -124,7 +124,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag(IPVS, "ipvs-sync-period", "ipvs.syncPeriod", "DURATION")
         .help("How often the kernel is compared with what it should hold"),
     flag(IPVS, "ipvs-min-sync-period", "ipvs.minSyncPeriod", "DURATION")
-        .help("Least time between two syncs under load; 0 means at once"),
+        .help("Minimum time between two syncs under load; 0 means at once"),
     flag(IPVS, "ipvs-scheduler", "ipvs.scheduler", "NAME")
         .help("Scheduler of virtual servers [default: rr]"),
     flag(IPVS, "ipvs-exclude-cidrs", "ipvs.excludeCIDRs", "CIDR,...")
@@ -152,7 +152,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag(SYSTEM, "conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", "DURATION")
         .help("Conntrack timeout of UDP flows with replies; 0 keeps the kernel's value"),
     flag(SYSTEM, "oom-score-adj", "oomScoreAdj", "NUMBER")
-        .help("How likely the kernel kills this process when memory runs out, from -1000 (never) to 1000"),
+        .help("How likely the kernel is to kill this process when memory runs out, from -1000 (never) to 1000"),
     flag(OBSERVE, "healthz-bind-address", "healthzBindAddress", "IP:PORT")
         .help("Address of /healthz and /livez; empty turns them off [default: 0.0.0.0:10256]"),
     flag(OBSERVE, "metrics-bind-address", "metricsBindAddress", "IP:PORT")

@@ -8,13 +8,13 @@ pub enum EbpfError {
     /// The kernel refused something.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The netfilter rules are not as they should be. All service ports are.
+    /// The netfilter rules are wrong or missing. All service ports are programmed.
     #[error("cannot install the netfilter rules: {source}")]
     Rules {
         /// The cause.
         source: KernelError,
     },
-    /// Some service ports or links are not as they should be. All others are.
+    /// Some service ports or links are not programmed. All others are.
     #[error("cannot program {what}; the first is {first}: {source}")]
     Incomplete {
         /// What failed, with numbers.

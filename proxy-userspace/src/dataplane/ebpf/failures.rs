@@ -1,4 +1,4 @@
-//! What failed of a plan, while the rest of it was applied.
+//! The parts of a plan that failed. All other parts were applied.
 
 use std::{borrow::Cow, collections::HashSet, fmt::Display};
 
@@ -92,7 +92,7 @@ fn describe(step: &Step, state: &State) -> String {
         Step::Put(entry) | Step::Remove(entry) => match entry {
             MapEntry::NodeAddress(address) => format!("the node address {address}"),
             MapEntry::LocalSource(range) => format!("the range of pods that begins at {}", range.addr),
-            MapEntry::LocalLink(index) => format!("the pods' link of index {index}"),
+            MapEntry::LocalLink(index) => format!("the pod link with index {index}"),
             MapEntry::BridgePort(index, _) => format!("the bridge port of index {index}"),
             other => format!("an entry of map {}", other.map()),
         },

@@ -19,7 +19,7 @@ use crate::{
     model::{Framing, ServedLink},
 };
 
-/// In the order in which programs are attached.
+/// The hooks, in the order of attachment.
 const HOOKS: [Hook; 2] = [Hook::Egress, Hook::Ingress];
 
 /// The warning for a link without room for programs.
@@ -197,15 +197,16 @@ pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
         match pinned(pins) {
             // In the opposite order of attaching.
             Ok(hooks) => {
-                errors
-                    .extend(last_first(hooks).filter_map(|at| tcx::detach(&pins.link(&pin_name(at))).err()));
+                errors.extend(
+                    reverse_order(hooks).filter_map(|at| tcx::detach(&pins.link(&pin_name(at))).err()),
+                );
             }
             Err(error) => errors.push(error),
         }
     }
     match Clsact::open().and_then(|clsact| Ok((filters(&clsact)?, clsact))) {
         Ok((filters, clsact)) => {
-            let hooks = last_first(filters.into_iter().map(|(at, _)| at));
+            let hooks = reverse_order(filters.into_iter().map(|(at, _)| at));
             errors.extend(hooks.filter_map(|at| clsact.detach(at.index, at.hook).err()));
         }
         Err(error) => errors.push(error),
@@ -213,7 +214,7 @@ pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
     errors
 }
 
-fn last_first(hooks: impl Iterator<Item = LinkHook>) -> impl Iterator<Item = LinkHook> {
+fn reverse_order(hooks: impl Iterator<Item = LinkHook>) -> impl Iterator<Item = LinkHook> {
     let mut hooks: Vec<LinkHook> = hooks.collect();
     hooks.sort_unstable();
     hooks.into_iter().rev()

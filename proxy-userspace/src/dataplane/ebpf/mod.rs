@@ -128,7 +128,8 @@ impl Ebpf {
         };
         let sweeper = FlowSweeper::start(&mut object, &sizes)?;
         let log = TraceLogger::start(&mut object, settings.log)?;
-        // New marks wait until all programs are of this process and the rules are installed.
+        // New marks wait until only programs of this process are attached and the rules are
+        // installed.
         let previous = maps::pinned_marks(pins.path()).filter(|previous| *previous != settings.marks);
         let mut maps = Maps::open(&mut object, sizes, previous.unwrap_or(settings.marks))?;
         let (service_slots, service_counts) =

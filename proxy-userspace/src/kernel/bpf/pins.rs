@@ -258,7 +258,7 @@ fn remove_pins(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Vec<KernelEr
     let mut errors = remove_entries(directory, is_ours);
     match fs::remove_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && errors.is_empty() => {
-            tracing::info!(path = %directory.display(), "keeping this directory: it has files that are not of shunt");
+            tracing::info!(path = %directory.display(), "keeping this directory: it contains files that do not belong to shunt");
         }
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             errors.push(KernelError::path("remove", directory)(error));

@@ -1,4 +1,4 @@
-//! What the maps hold that programs write: how many entries each has, and which bits of the
+//! The contents of the maps that programs write: how many entries each has, and which bits of the
 //! prefilter the entries need. The thread that sweeps flows scans them from time to time.
 
 use std::{

@@ -5,7 +5,7 @@
 //! 1. Endpoints, members and source ranges are added, in a generation that nothing reads yet.
 //! 2. Each frontend is written once, which switches it to the new generation.
 //! 3. Programs are attached: those that translate replies before those that translate requests.
-//! 4. Frontends that go are removed.
+//! 4. Frontends that are no longer needed are removed.
 //! 5. Entries that nothing reads any more are removed.
 
 pub(crate) mod capacity;
@@ -35,8 +35,8 @@ use crate::{
     model::{Dirty, IpFamily, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
 
-/// Changes to the kernel in the order in which they must be made, and who has which identifier
-/// after them.
+/// Changes to the kernel in the order in which they must be made, and the identifiers of service
+/// ports after them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Service ports that get an identifier, or lose theirs. This changes nothing in the kernel.

@@ -148,7 +148,7 @@ fn shunt_rules(table: Table, family: IpFamily, extent: Extent, marks: Marks) -> 
             rules.jumps.extend([("FORWARD", jump.clone()), ("INPUT", jump)]);
         }
         (Table::Nat, Extent::All { random_fully }) => {
-            let jump = commented_jump("answers of a Service come back through this node", POSTROUTING);
+            let jump = commented_jump("replies of a Service return through this node", POSTROUTING);
             rules.chains.push(postrouting_rules(marks, random_fully));
             rules.jumps.push(("POSTROUTING", jump));
         }

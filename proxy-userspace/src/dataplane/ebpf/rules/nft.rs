@@ -60,14 +60,14 @@ pub(super) fn script(marks: Marks, exists: bool) -> String {
 /// print comments alike. Comments contain the marks too.
 fn comments(Marks { masquerade, reject }: Marks) -> [String; 8] {
     [
-        "shunt: but conntrack goes on with what other rules translated".into(),
-        "shunt: and IPVS with what it carries".into(),
+        "shunt: accept connections that conntrack already translates".into(),
+        "shunt: accept connections that IPVS already handles".into(),
         "shunt: a Service without endpoints resets connections".into(),
-        "shunt: and is unreachable to all else".into(),
+        "shunt: other packets to a Service without endpoints get an ICMP error".into(),
         format!("shunt: to a Service without endpoints ({reject:#x})"),
         format!("shunt: what conntrack does not know is not masqueraded ({masquerade:#x})"),
-        format!("shunt: answers to datagrams come to none of its node ports ({masquerade:#x})"),
-        format!("shunt: answers of a Service come back through this node ({masquerade:#x})"),
+        format!("shunt: masqueraded datagrams use ports that are no node ports ({masquerade:#x})"),
+        format!("shunt: replies of a Service return through this node ({masquerade:#x})"),
     ]
 }
 

@@ -22,8 +22,8 @@ use crate::kernel::{
     bpf::{LogLevel, MessageReader, Object, RingReader},
 };
 
-/// Between two reads of the ring buffers. Events for which there is no room in the meantime are
-/// lost.
+/// The time between two reads of the ring buffers. Events for which there is no room in the
+/// meantime are lost.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Lines that are logged in an interval. Of the other events only their number is logged.
 const LINES: usize = 100;
@@ -115,7 +115,7 @@ impl log::Log for ErrorLogger {
     fn log(&self, record: &log::Record<'_>) {
         if self.0.admits() {
             let (program, error) = (record.target(), record.args().to_string());
-            tracing::error!(target: "ebpf", program, error, "an eBPF program met an error");
+            tracing::error!(target: "ebpf", program, error, "an eBPF program reported an error");
         }
     }
 
@@ -157,9 +157,9 @@ impl Line {
         let Self { program, verdict, protocol, service, source, vip, endpoint } = self;
         let source = source.map(tracing::field::display);
         if let Some(endpoint) = endpoint {
-            tracing::debug!(target: "ebpf", program, verdict, protocol, source, %vip, %endpoint, service, "to an endpoint");
+            tracing::debug!(target: "ebpf", program, verdict, protocol, source, %vip, %endpoint, service, "translated");
         } else {
-            tracing::info!(target: "ebpf", program, verdict, protocol, source, %vip, service, "turned away");
+            tracing::info!(target: "ebpf", program, verdict, protocol, source, %vip, service, "refused or dropped");
         }
     }
 }

@@ -103,7 +103,7 @@ impl Ebpf {
     }
 
     /// Makes the programs use the new marks, and then removes the rules for the old marks. Waits
-    /// until all programs are of this process and the rules for both are installed.
+    /// until only programs of this process are attached and the rules for both are installed.
     pub(crate) fn change_marks(&mut self, state: &mut State) -> Result<(), KernelError> {
         // A process that ends cannot install the rules for the new marks alone any more.
         let is_ready = state.is_taken_over() && state.rules_are_installed && !self.is_shutting_down();
@@ -112,7 +112,7 @@ impl Ebpf {
         self.new_marks = None;
         let Some(rules) = &mut self.rules else { return Ok(()) };
         rules.set_marks(marks);
-        // In case that fails.
+        // If the installation fails, the next sync retries it.
         state.rules_are_installed = false;
         rules.install()?;
         state.rules_are_installed = true;

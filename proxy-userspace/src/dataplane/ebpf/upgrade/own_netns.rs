@@ -15,7 +15,7 @@ use proxy_common::{
 use super::super::{MapEntry, maps::Maps};
 use crate::kernel::{KernelError, netns::NetnsCookie, sock_diag};
 
-/// An address of a range for documentation (RFC 5737), with port discard.
+/// A documentation address (RFC 5737) and the discard port (9).
 const VIP: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 9);
 /// The endpoint.
 const ENDPOINT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9);

@@ -1,4 +1,4 @@
-//! Takes the state of the programs over into new maps: flows, sockets and affinity.
+//! Copies or shares the programs' state into new maps: flows, sockets and affinity.
 
 use std::{any::Any, path::Path};
 
@@ -43,7 +43,7 @@ type CopyEntries = Box<dyn FnMut(CopyPass) -> Result<usize, KernelError> + Send>
 
 /// Returns true if an entry is copied. A flow that has closed waits for the second pass: an old
 /// program may still put the next connection of the same client port in its place. The new programs
-/// would take that connection for the closed one, and send it to the endpoint of the closed one.
+/// would confuse it with the closed connection, and send it to the endpoint of that one.
 /// Until the second pass they know neither, and wait.
 fn is_copied<V: Any>(value: &V, pass: CopyPass) -> bool {
     let flow = (value as &dyn Any).downcast_ref::<Flow>();
