@@ -83,18 +83,8 @@ impl Warnings {
 /// a stable compiler.
 fn cargo_build(toolchain: &Toolchain, target_dir: &Path) -> Run {
     let mut run = Run::new(toolchain.compiler.cargo())
-        .args([
-            "build",
-            "--locked",
-            "--package",
-            "proxy-ebpf",
-            "--bin",
-            OBJECT,
-            "--release",
-            "--target",
-            TARGET,
-        ])
-        .args(["-Z", "build-std=core"])
+        .args(["build", "--locked", "--package", "proxy-ebpf", "--bin", OBJECT, "--release"])
+        .args(["--target", TARGET, "-Z", "build-std=core"])
         .arg("--target-dir")
         .arg(target_dir)
         .dir(workspace::root())

@@ -35,13 +35,19 @@ pub fn program(name: &str) -> Option<PathBuf> {
 
 /// Returns all executable files with this name, in the order of PATH.
 pub fn programs(name: &str) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = Vec::new();
-    for file in env::split_paths(&path()).map(|folder| folder.join(name)) {
-        if is_executable(&file) && !found.contains(&file) {
-            found.push(file);
+    let path = path();
+    let files = env::split_paths(&path).map(|folder| folder.join(name));
+    unique(files.filter(|file| is_executable(file)))
+}
+
+/// Returns the items without duplicates, in the order of their first occurrence.
+pub fn unique<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
+    items.fold(Vec::new(), |mut found, item| {
+        if !found.contains(&item) {
+            found.push(item);
         }
-    }
-    found
+        found
+    })
 }
 
 /// Returns the cargo that runs xtask, or the one in PATH.
@@ -49,9 +55,10 @@ pub fn cargo() -> PathBuf {
     env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }
 
-/// Returns the user's home folder.
-pub fn home() -> Option<PathBuf> {
-    env::var_os("HOME").map(PathBuf::from)
+/// Returns the folder that the variable names, or else the folder `default` of the user's home.
+pub fn home(variable: &str, default: &str) -> Option<PathBuf> {
+    let named = env::var_os(variable).map(PathBuf::from);
+    named.or_else(|| Some(Path::new(&env::var_os("HOME")?).join(default)))
 }
 
 /// Returns true if `path` is an executable file.

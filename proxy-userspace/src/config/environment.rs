@@ -1,9 +1,5 @@
 //! What the configuration takes from the machine and the process. The rest is pure.
 
-use std::path::PathBuf;
-
-use crate::kernel::cgroup;
-
 /// Facts that come neither from flags nor from the file.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
@@ -28,10 +24,5 @@ impl Environment {
             log_filter: std::env::var("RUST_LOG").ok(),
             mounts: read("/proc/self/mounts"),
         }
-    }
-
-    /// Returns the mount point of the first cgroup v2 hierarchy.
-    pub(super) fn cgroup_root(&self) -> Option<PathBuf> {
-        cgroup::first_mount(&self.mounts)
     }
 }

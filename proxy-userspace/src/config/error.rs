@@ -3,7 +3,8 @@
 use std::{fmt, io, path::PathBuf};
 
 /// A setting whose value cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{setting}: {value}: {allowed}")]
 pub struct InvalidSetting {
     /// The flag (`--mode`) or the path in the file (`iptables.syncPeriod`).
     pub setting: String,
@@ -11,12 +12,6 @@ pub struct InvalidSetting {
     pub value: String,
     /// What the value must be.
     pub allowed: String,
-}
-
-impl fmt::Display for InvalidSetting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}: {}", self.setting, self.value, self.allowed)
-    }
 }
 
 /// A setting that was given and has no effect: it is unknown, ignored, or of another mode.

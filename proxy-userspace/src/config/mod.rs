@@ -13,7 +13,6 @@ mod file;
 mod flags;
 mod go;
 mod lists;
-mod load;
 mod resolve;
 mod resolved;
 mod schema;

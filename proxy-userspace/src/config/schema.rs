@@ -88,6 +88,8 @@ const COUNTED: Kind = Kind::Integer { min: 1, max: 65_535 };
 const WINDOWS: &str = "it is for Windows";
 const JSON_ONLY: &str = "shunt reads objects from the API server as JSON";
 const NOT_LIMITED: &str = "shunt opens a few watches and retries with backoff; it needs no request limit";
+const SOURCE_FILES: &str = "it names source files of kube-proxy; use shunt.logFilter";
+const WATCHING: &str = "shunt watches all objects and does not list them on a timer";
 const UNBUFFERED: &str = "shunt writes logs to standard error at once";
 
 /// All fields except map sizes, in the order of upstream's [types.go], with the defaults of its
@@ -107,11 +109,7 @@ const FIELDS: &[Field] = &[
     field_of("logging.format", Kind::OneOf(&["text", "json"])).default("text"),
     field_of("logging.verbosity", NOT_NEGATIVE).default("0"),
     without_effect("logging.flushFrequency", Kind::FlushFrequency, UNBUFFERED).default("5s").zero_is_unset(),
-    without_effect(
-        "logging.vmodule",
-        Kind::VModule,
-        "it names source files of kube-proxy; use shunt.logFilter",
-    ),
+    without_effect("logging.vmodule", Kind::VModule, SOURCE_FILES),
     without_effect("logging.options.text.splitStream", Kind::Bool, UNBUFFERED).default("false"),
     without_effect("logging.options.text.infoBufferSize", Kind::Quantity, UNBUFFERED).default("0"),
     without_effect("logging.options.json.splitStream", Kind::Bool, UNBUFFERED).default("false"),
@@ -159,12 +157,7 @@ const FIELDS: &[Field] = &[
     field_of("conntrack.tcpBeLiberal", Kind::Bool).default("false"),
     field_of("conntrack.udpTimeout", Kind::Duration).default("0s"),
     field_of("conntrack.udpStreamTimeout", Kind::Duration).default("0s"),
-    without_effect(
-        "configSyncPeriod",
-        Kind::Period,
-        "shunt watches all objects and does not list them on a timer",
-    )
-    .default("15m0s"),
+    without_effect("configSyncPeriod", Kind::Period, WATCHING).default("15m0s"),
     without_effect("portRange", Kind::Text, "kube-proxy does not use it either"),
     without_effect("windowsRunAsService", Kind::Bool, WINDOWS).default("false"),
     // shunt's own fields.

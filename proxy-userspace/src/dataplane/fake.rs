@@ -101,7 +101,7 @@ impl UdpTable for SharedKernel {
     ) -> Result<DeletionCounts, KernelError> {
         let mut kernel = self.lock();
         if kernel.lacks_conntrack {
-            return Err(KernelError::NoConntrackNetlink { source: io::ErrorKind::InvalidInput.into() });
+            return Err(KernelError::NoConntrackNetlink(io::ErrorKind::InvalidInput.into()));
         }
         kernel.udp_deletions.push(filter);
         let before = kernel.flows.len();

@@ -12,7 +12,7 @@ use axum::Router;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
-use super::HealthError;
+use super::BindError;
 
 /// Upstream waits this long before it tries an address again (`serveHealthz`, `serveMetrics`).
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -20,7 +20,7 @@ const BACKLOG: i32 = 1024;
 
 /// Listens on an address. A wildcard address of either family serves both families if the kernel
 /// has IPv6, as Go's `net.Listen` does for kube-proxy.
-pub fn bind(server: &str, address: SocketAddr) -> Result<TcpListener, HealthError> {
+pub fn bind(server: &str, address: SocketAddr) -> Result<TcpListener, BindError> {
     let listener = if address.ip().is_unspecified() {
         let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
         listen(both, false).or_else(
@@ -31,12 +31,12 @@ pub fn bind(server: &str, address: SocketAddr) -> Result<TcpListener, HealthErro
     } else {
         listen(address, true)
     };
-    listener.map_err(|source| HealthError::Bind { server: server.into(), address, source })
+    listener.map_err(|source| BindError { server: server.into(), address, source })
 }
 
 /// Listens on an address in the family of that address only.
-pub(super) fn bind_one_family(server: &str, address: SocketAddr) -> Result<TcpListener, HealthError> {
-    listen(address, true).map_err(|source| HealthError::Bind { server: server.into(), address, source })
+pub(super) fn bind_one_family(server: &str, address: SocketAddr) -> Result<TcpListener, BindError> {
+    listen(address, true).map_err(|source| BindError { server: server.into(), address, source })
 }
 
 fn listen(address: SocketAddr, only_own_family: bool) -> io::Result<TcpListener> {
@@ -62,7 +62,7 @@ pub async fn serve(
     address: SocketAddr,
     routes: Router,
     hard_fail: bool,
-) -> Result<Infallible, HealthError> {
+) -> Result<Infallible, BindError> {
     let mut warned = false;
     loop {
         match bind(server, address) {
@@ -75,7 +75,7 @@ pub async fn serve(
                 tracing::warn!(server, %address, %error, "the server stopped; shunt starts it again");
             }
             Err(error) if hard_fail => return Err(error),
-            Err(HealthError::Bind { source, .. }) => {
+            Err(BindError { source, .. }) => {
                 if !std::mem::replace(&mut warned, true) {
                     let retry = RETRY_AFTER.as_secs();
                     tracing::warn!(server, %address, error = %source, "cannot listen on the address; shunt tries again every {retry} s");

@@ -17,17 +17,15 @@ pub use proxy_health::{NodeObject, ProxyHealth};
 pub use routes::{Introspection, healthz_routes, introspection_routes, metrics_routes};
 pub use service_health::{HealthChecks, ListenOn, PortFailureEvents, serve_health_checks};
 
-/// An error that prevents a server from answering.
+/// A server cannot listen: its address is used by another process, or is not an address of this
+/// node.
 #[derive(Debug, thiserror::Error)]
-pub enum HealthError {
-    /// The address is used by another process, or is not an address of this node.
-    #[error("cannot listen on {address} for {server}")]
-    Bind {
-        /// The name of the server.
-        server: String,
-        /// The address.
-        address: SocketAddr,
-        /// The error of the kernel.
-        source: io::Error,
-    },
+#[error("cannot listen on {address} for {server}")]
+pub struct BindError {
+    /// The name of the server.
+    pub server: String,
+    /// The address.
+    pub address: SocketAddr,
+    /// The error of the kernel.
+    pub source: io::Error,
 }

@@ -187,7 +187,7 @@ impl Listeners {
                 );
             }
             Err(error) => {
-                let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                let source = error.source.to_string();
                 // If the queue of Events has no room, the Event is queued at the next retry.
                 if !self.reported.contains(&key.service_and_port()) && self.events.report(key, &source) {
                     self.reported.insert(key.service_and_port());

@@ -20,7 +20,7 @@ const FOR_BPF: [Capability; 2] = [Capability("CAP_PERFMON", 38), Capability("CAP
 /// Returns an error if this process may not load and attach eBPF programs.
 pub fn check_bpf() -> Result<(), KernelError> {
     let missing = missing_for_bpf(own()?);
-    if missing.is_empty() { Ok(()) } else { Err(KernelError::NotPermitted { missing: missing.join(", ") }) }
+    if missing.is_empty() { Ok(()) } else { Err(KernelError::NotPermitted(missing.join(", "))) }
 }
 
 /// Returns an error if this process may not change the network.

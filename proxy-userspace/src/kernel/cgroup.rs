@@ -48,7 +48,7 @@ impl Cgroup {
         let kind = fstatfs(&directory).map_err(|e| KernelError::path("statfs", path)(e.into()))?;
         let metadata = directory.metadata().map_err(KernelError::path("stat", path))?;
         if kind.filesystem_type() != CGROUP2_SUPER_MAGIC || !metadata.is_dir() {
-            return Err(KernelError::NotCgroup2 { path: path.into() });
+            return Err(KernelError::NotCgroup2(path.into()));
         }
         Ok(Self { directory, id: metadata.ino() })
     }

@@ -73,10 +73,6 @@ impl Launcher {
             path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
         })
     }
-
-    fn search_path(&self) -> OsString {
-        std::env::join_paths(&self.directories).unwrap_or_default()
-    }
 }
 
 /// Launchers are equal if they search the same directories.
@@ -173,7 +169,7 @@ impl Command {
     /// Runs the command and returns its output, whatever its status is.
     pub fn output(&self) -> Result<Output, KernelError> {
         if self.is_cancelled() {
-            return Err(KernelError::CommandCancelled { command: self.to_string() });
+            return Err(KernelError::CommandCancelled(self.to_string()));
         }
         let mut child = self.spawn()?;
         let (to, chunks) = mpsc::channel();
@@ -188,6 +184,7 @@ impl Command {
             Stream::Out => out.extend(bytes),
             Stream::Err => err.extend(bytes),
         })?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(Output { status, stdout: text(&out), stderr: text(&err) })
     }
 
@@ -197,7 +194,7 @@ impl Command {
 
     fn spawn(&self) -> Result<Child, KernelError> {
         let Some(program) = self.launcher.find(&self.program) else {
-            return Err(KernelError::CommandNotFound { program: self.program.clone() });
+            return Err(KernelError::CommandNotFound(self.program.clone()));
         };
         #[expect(clippy::disallowed_methods, reason = "all commands of the proxy start here")]
         let mut command = process::Command::new(program);
@@ -205,7 +202,8 @@ impl Command {
         // Messages are in English, for people and because shunt parses some of them. A program that
         // is one file under many names acts by the name in arg0.
         command.arg0(&self.program).args(&self.args);
-        command.env("LC_ALL", "C").env("PATH", self.launcher.search_path());
+        let path = std::env::join_paths(&self.launcher.directories).unwrap_or_default();
+        command.env("LC_ALL", "C").env("PATH", path);
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A signal or the limit kills the whole group. It must not be the proxy's own group.
         command.process_group(0);
@@ -246,7 +244,7 @@ impl Command {
                 && cancelled_at.get_or_insert_with(Instant::now).elapsed() >= SHUTDOWN_LIMIT
             {
                 kill(child);
-                return Err(KernelError::CommandCancelled { command: self.to_string() });
+                return Err(KernelError::CommandCancelled(self.to_string()));
             }
             if !open {
                 thread::sleep(pause);
@@ -294,10 +292,6 @@ fn kill(child: &mut Child) {
     drop(child.wait());
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
 fn tail(text: &str) -> &str {
     text.char_indices().rev().nth(MAX_STDERR).map_or(text, |(at, _)| &text[at..])
 }
@@ -329,7 +323,7 @@ mod tests {
     fn a_command_that_is_not_installed_has_its_own_error() {
         let missing = Command::new("shunt-no-such-program", &Launcher::default()).run();
         assert!(
-            matches!(missing, Err(KernelError::CommandNotFound { program }) if program == "shunt-no-such-program")
+            matches!(missing, Err(KernelError::CommandNotFound(program)) if program == "shunt-no-such-program")
         );
         let elsewhere = Command::new("sh", &Launcher::only_in([])).run();
         assert!(matches!(elsewhere, Err(KernelError::CommandNotFound { .. })));

@@ -18,16 +18,6 @@ pub enum KernelError {
         /// The cause.
         source: io::Error,
     },
-    /// An operation on a BPF object: a program, map or link.
-    #[error("cannot {operation} {object}: {source}")]
-    Bpf {
-        /// The operation.
-        operation: &'static str,
-        /// The object.
-        object: String,
-        /// The cause.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
     /// A map has no room for another entry.
     #[error("the map {map} is full: it holds {capacity} entries; {remedy}")]
     MapFull {
@@ -38,60 +28,37 @@ pub enum KernelError {
         /// How to make room.
         remedy: String,
     },
-    /// A link has no egress hook.
+    /// The link with this name has no egress hook.
     #[error(
-        "cannot add a clsact qdisc to link {link}, which kernels before 6.6 need: the link has an ingress qdisc that \
-         is not shunt's; remove it (`tc qdisc del dev {link} ingress`), or use a newer kernel"
+        "cannot add a clsact qdisc to link {0}, which kernels before 6.6 need: the link has an ingress qdisc that \
+         is not shunt's; remove it (`tc qdisc del dev {0} ingress`), or use a newer kernel"
     )]
-    NoEgress {
-        /// The link's name.
-        link: String,
-    },
-    /// The pin directory is not on a bpf filesystem.
+    NoEgress(String),
+    /// This pin directory is not on a bpf filesystem.
     #[error(
         "cannot pin maps and links: {} is not on a bpf filesystem; mount one with `mount -t bpf bpf /sys/fs/bpf`, or \
          set another directory with --bpf-pin-dir",
-        path.display()
+        .0.display()
     )]
-    NoBpffs {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// Another process uses the pin directory.
-    #[error(
-        "another shunt uses {}: stop that one, or set another directory with --bpf-pin-dir",
-        path.display()
-    )]
-    PinsInUse {
-        /// The directory.
-        path: PathBuf,
-    },
+    NoBpffs(PathBuf),
+    /// Another process uses this pin directory.
+    #[error("another shunt uses {}: stop that one, or set another directory with --bpf-pin-dir", .0.display())]
+    PinsInUse(PathBuf),
     /// There is no cgroup v2 hierarchy.
     #[error("no cgroup2 filesystem is mounted: mount one and set it with --cgroup-root")]
     NoCgroup2,
-    /// This process may not use eBPF.
-    #[error(
-        "eBPF needs root, or the capabilities CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; missing: {missing}"
-    )]
-    NotPermitted {
-        /// The missing capabilities.
-        missing: String,
-    },
+    /// This process may not use eBPF: these capabilities are missing.
+    #[error("eBPF needs root, or the capabilities CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; missing: {0}")]
+    NotPermitted(String),
     /// This process may not change the network.
     #[error("every mode needs root or the capability CAP_NET_ADMIN: the capability is missing")]
     NoNetAdmin,
-    /// The directory is not in a cgroup v2 hierarchy.
-    #[error("--cgroup-root {} is not a directory of a cgroup2 filesystem", path.display())]
-    NotCgroup2 {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// A command is not in the searched directories.
-    #[error("the command {program} is not installed: it is not in PATH")]
-    CommandNotFound {
-        /// The command's name.
-        program: String,
-    },
+    /// This directory is not in a cgroup v2 hierarchy.
+    #[error("--cgroup-root {} is not a directory of a cgroup2 filesystem", .0.display())]
+    NotCgroup2(PathBuf),
+    /// The program with this name is not in the searched directories.
+    #[error("the command {0} is not installed: it is not in PATH")]
+    CommandNotFound(String),
     /// A command ended with an error.
     #[error("`{command}` ended with {status}: {stderr}")]
     CommandFailed {
@@ -110,12 +77,9 @@ pub enum KernelError {
         /// The time limit.
         limit: std::time::Duration,
     },
-    /// The process shuts down: the command was not started, or it was killed.
-    #[error("cannot run `{command}`: shunt is shutting down")]
-    CommandCancelled {
-        /// The command line.
-        command: String,
-    },
+    /// The process shuts down: the command with this command line was not started, or it was killed.
+    #[error("cannot run `{0}`: shunt is shutting down")]
+    CommandCancelled(String),
     /// Neither nft nor iptables can write the rules for marked packets.
     #[error(
         "cannot masquerade or reject traffic from outside: neither nft nor iptables works on this node; \
@@ -129,13 +93,10 @@ pub enum KernelError {
     },
     /// Conntrack entries cannot be listed or deleted.
     #[error(
-        "cannot list or delete conntrack entries: {source}; the kernel needs the module nf_conntrack_netlink \
+        "cannot list or delete conntrack entries: {0}; the kernel needs the module nf_conntrack_netlink \
          (CONFIG_NF_CT_NETLINK); try `modprobe nf_conntrack_netlink`"
     )]
-    NoConntrackNetlink {
-        /// The cause.
-        source: io::Error,
-    },
+    NoConntrackNetlink(#[source] io::Error),
     /// An operation of rtnetlink.
     #[error("cannot {operation} over rtnetlink: {source}")]
     Netlink {
@@ -158,30 +119,13 @@ impl KernelError {
         move |source| Self::Call { operation, object, source }
     }
 
-    /// Returns a constructor of [`Self::Bpf`], for `map_err`.
+    /// Returns a constructor of [`Self::Call`] for an error of the BPF library, for `map_err`. The
+    /// library keeps the kernel's error in the last cause.
     pub(crate) fn bpf<E>(operation: &'static str, object: impl Into<String>) -> impl FnOnce(E) -> Self
     where
         E: std::error::Error + Send + Sync + 'static,
     {
-        let object = object.into();
-        move |source| Self::Bpf { operation, object, source: Box::new(Chain(source)) }
+        let call = Self::call(operation, object);
+        move |error| call(io::Error::other(format!("{:#}", anyhow::Error::new(error))))
     }
 }
-
-/// Displays an error with its causes. The BPF library keeps the kernel's error in the last one.
-#[derive(Debug)]
-struct Chain<E>(E);
-
-impl<E: std::error::Error> std::fmt::Display for Chain<E> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
-        }
-        Ok(())
-    }
-}
-
-impl<E: std::error::Error> std::error::Error for Chain<E> {}

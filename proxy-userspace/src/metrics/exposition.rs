@@ -9,19 +9,13 @@ const OPENMETRICS: &str = "application/openmetrics-text";
 
 /// All metrics of the process.
 #[derive(Debug)]
-pub struct Exposition {
-    registry: Registry,
-}
+pub struct Exposition(pub(super) Registry);
 
 impl Exposition {
-    pub(super) fn new(registry: Registry) -> Self {
-        Self { registry }
-    }
-
     /// Returns the content type and the text for a scraper that sends this `Accept` header.
     pub fn encode(&self, accept: Option<&str>) -> Result<(&'static str, String), fmt::Error> {
         let mut openmetrics = String::new();
-        text::encode(&mut openmetrics, &self.registry)?;
+        text::encode(&mut openmetrics, &self.0)?;
         if accept.is_some_and(|accept| accept.contains(OPENMETRICS)) {
             return Ok(("application/openmetrics-text; version=1.0.0; charset=utf-8", openmetrics));
         }
@@ -48,24 +42,16 @@ fn to_prometheus(openmetrics: &str) -> Result<String, fmt::Error> {
             }
             writeln!(out, "# TYPE {name}{suffix} {kind}")?;
         } else if !line.starts_with('#') {
-            writeln!(out, "{}", GoBucketBound(line))?;
+            writeln!(out, "{}", with_go_bound(line).as_deref().unwrap_or(line))?;
         }
     }
     Ok(out)
 }
 
-/// Displays a sample line with the bucket bound written as Go writes numbers.
-struct GoBucketBound<'a>(&'a str);
-
-impl fmt::Display for GoBucketBound<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const BOUND: &str = "{le=\"";
-        let parts = self.0.split_once(BOUND).and_then(|(name, rest)| Some((name, rest.split_once(".0\"")?)));
-        match parts {
-            Some((name, (bound, rest))) if bound.bytes().all(|byte| byte.is_ascii_digit()) => {
-                write!(f, "{name}{BOUND}{bound}\"{rest}")
-            }
-            _ => f.write_str(self.0),
-        }
-    }
+/// Writes the bucket bound of a sample line as Go writes numbers, if it is a whole number.
+fn with_go_bound(line: &str) -> Option<String> {
+    let (name, rest) = line.split_once("{le=\"")?;
+    let (bound, rest) = rest.split_once(".0\"")?;
+    let is_whole = bound.bytes().all(|byte| byte.is_ascii_digit());
+    is_whole.then(|| format!("{name}{{le=\"{bound}\"{rest}"))
 }

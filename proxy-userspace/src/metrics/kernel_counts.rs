@@ -8,11 +8,11 @@ use std::{
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder},
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _},
     metrics::{MetricType, counter::ConstCounter},
 };
 
-use crate::dataplane::{KernelCounts, ProgramErrorCount, ServiceCount};
+use crate::dataplane::{KernelCounts, ServiceCount};
 
 /// Reads the counters of the current dataplane, if it has any.
 #[derive(Clone, Default)]
@@ -34,8 +34,12 @@ impl Collector for KernelCountsCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let counts = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let Some(counts) = &*counts else { return Ok(()) };
-        encode_packets(&mut encoder, &counts.packets())?;
-        encode_errors(&mut encoder, &counts.errors())?;
+        let packets = counts.packets().into_iter().map(|(fate, count)| ([("fate", fate)], count));
+        encode(&mut encoder, "link_packets", PACKETS, packets)?;
+        let errors = counts.errors().into_iter();
+        let errors =
+            errors.map(|error| ([("program", error.program), ("reason", error.reason)], error.count));
+        encode(&mut encoder, "program_errors", ERRORS, errors)?;
         encode_services(&mut encoder, &counts.services(), counts.counts_failures())
     }
 }
@@ -70,61 +74,37 @@ const DIRECTIONS: [(&str, Read); 2] = [
     ("to_client", |service| service.bytes_to_clients),
 ];
 
-fn encode_packets(encoder: &mut DescriptorEncoder<'_>, packets: &[(&'static str, u64)]) -> fmt::Result {
-    if packets.is_empty() {
-        return Ok(());
-    }
-    let mut metric = family(encoder, "link_packets", PACKETS)?;
-    for (fate, count) in packets {
-        ConstCounter::new(*count).encode(metric.encode_family(&[("fate", *fate)])?)?;
-    }
-    Ok(())
-}
-
-fn encode_errors(encoder: &mut DescriptorEncoder<'_>, errors: &[ProgramErrorCount]) -> fmt::Result {
-    if errors.is_empty() {
-        return Ok(());
-    }
-    let mut metric = family(encoder, "program_errors", ERRORS)?;
-    for error in errors {
-        let labels = [("program", error.program), ("reason", error.reason)];
-        ConstCounter::new(error.count).encode(metric.encode_family(&labels)?)?;
-    }
-    Ok(())
-}
-
 fn encode_services(
     encoder: &mut DescriptorEncoder<'_>,
     services: &[ServiceCount],
     counts_failures: bool,
 ) -> fmt::Result {
-    if services.is_empty() {
-        return Ok(());
-    }
     let failures = if counts_failures { &FAILURES[..] } else { &[] };
     for (name, help, read) in CONNECTIONS.iter().chain(failures) {
-        let mut metric = family(encoder, name, help)?;
-        for service in services {
-            ConstCounter::new(read(service)).encode(metric.encode_family(&labels(service))?)?;
-        }
+        encode(encoder, name, help, services.iter().map(|service| (labels(service), read(service))))?;
     }
-    let mut bytes = family(encoder, "service_bytes", BYTES)?;
-    for (direction, read) in DIRECTIONS {
-        for service in services {
+    let bytes = DIRECTIONS.into_iter().flat_map(|(direction, read)| {
+        services.iter().map(move |service| {
             let [namespace, name, port, protocol, family] = labels(service);
-            let labels = [namespace, name, port, protocol, family, ("direction", direction)];
-            ConstCounter::new(read(service)).encode(bytes.encode_family(&labels)?)?;
-        }
-    }
-    Ok(())
+            ([namespace, name, port, protocol, family, ("direction", direction)], read(service))
+        })
+    });
+    encode(encoder, "service_bytes", BYTES, bytes)
 }
 
-fn family<'a>(
-    encoder: &'a mut DescriptorEncoder<'_>,
-    name: &'a str,
+/// Encodes counters of one name. Without a counter, the name does not appear either.
+fn encode<L: EncodeLabelSet>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
     help: &str,
-) -> Result<MetricEncoder<'a>, fmt::Error> {
-    encoder.encode_descriptor(name, help, None, MetricType::Counter)
+    counts: impl Iterator<Item = (L, u64)>,
+) -> fmt::Result {
+    let mut counts = counts.peekable();
+    if counts.peek().is_none() {
+        return Ok(());
+    }
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    counts.try_for_each(|(labels, count)| ConstCounter::new(count).encode(metric.encode_family(&labels)?))
 }
 
 /// Returns the labels of a service port. To Prometheus, an empty label is the same as no label.

@@ -137,13 +137,13 @@ impl Metrics {
     /// Returns all metrics for encoding.
     pub fn exposition(&self) -> Exposition {
         self.create_known_labels();
-        Exposition::new(registration::registry(self))
+        Exposition(registration::registry(self))
     }
 
     /// Returns the service level indicators: the results of the health probes. Reading them is
     /// cheap enough for a scrape every second.
     pub fn indicators(&self) -> Exposition {
-        Exposition::new(registration::indicators(self))
+        Exposition(registration::indicators(self))
     }
 
     /// Sets the source of the kernel counters of the current mode.

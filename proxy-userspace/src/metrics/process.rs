@@ -42,34 +42,23 @@ impl Collector for ProcessCollector {
             }
         };
         let Usage { cpu_seconds, resident, mapped, open_files, max_files } = usage;
-        let mut write = |name, help, metric: &dyn SingleMetric| metric.write(&mut encoder, name, help);
-        let cpu = ConstCounter::new(cpu_seconds);
-        write("cpu_seconds", "Total user and system CPU time spent in seconds.", &cpu)?;
-        write(
-            "start_time_seconds",
-            "Start time of the process since unix epoch in seconds.",
-            &ConstGauge::new(started_at),
-        )?;
-        write("resident_memory_bytes", "Resident memory size in bytes.", &gauge(resident))?;
-        write("virtual_memory_bytes", "Virtual memory size in bytes.", &gauge(mapped))?;
-        write("open_fds", "Number of open file descriptors.", &gauge(open_files))?;
+        let to = &mut encoder;
+        let (cpu, start) = (ConstCounter::new(cpu_seconds), ConstGauge::new(started_at));
+        write(to, "cpu_seconds", "Total user and system CPU time spent in seconds.", &cpu)?;
+        write(to, "start_time_seconds", "Start time of the process since unix epoch in seconds.", &start)?;
+        write(to, "resident_memory_bytes", "Resident memory size in bytes.", &gauge(resident))?;
+        write(to, "virtual_memory_bytes", "Virtual memory size in bytes.", &gauge(mapped))?;
+        write(to, "open_fds", "Number of open file descriptors.", &gauge(open_files))?;
         if let Some(most) = max_files {
-            write("max_fds", "Maximum number of open file descriptors.", &gauge(most))?;
+            write(to, "max_fds", "Maximum number of open file descriptors.", &gauge(most))?;
         }
         Ok(())
     }
 }
 
-/// A metric without labels.
-trait SingleMetric {
-    fn write(&self, to: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result;
-}
-
-impl<M: EncodeMetric> SingleMetric for M {
-    fn write(&self, to: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result {
-        let metric = to.encode_descriptor(name, help, None, self.metric_type())?;
-        self.encode(metric)
-    }
+/// Writes a metric without labels.
+fn write(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, metric: &impl EncodeMetric) -> fmt::Result {
+    metric.encode(to.encode_descriptor(name, help, None, metric.metric_type())?)
 }
 
 fn gauge(value: u64) -> ConstGauge<i64> {

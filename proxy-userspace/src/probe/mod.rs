@@ -15,30 +15,22 @@ use crate::{
     mode::Mode,
 };
 
-/// How important a feature is to a mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Importance {
-    /// The mode does not work without the feature.
-    Required,
-    /// The mode works without the feature, with this limitation.
-    Optional(&'static str),
-}
-
 /// What a mode needs: at least one of several features.
 struct Requirement {
     /// The features, in order of preference.
     any_of: &'static [Feature],
-    importance: Importance,
+    /// The limitation without the features. `None` if the mode does not work at all without them.
+    without: Option<&'static str>,
     /// What the operator can do to provide one of the features.
     remedy: &'static str,
 }
 
 const fn required(any_of: &'static [Feature], remedy: &'static str) -> Requirement {
-    Requirement { any_of, importance: Importance::Required, remedy }
+    Requirement { any_of, without: None, remedy }
 }
 
 const fn optional(any_of: &'static [Feature], without: &'static str, remedy: &'static str) -> Requirement {
-    Requirement { any_of, importance: Importance::Optional(without), remedy }
+    Requirement { any_of, without: Some(without), remedy }
 }
 
 const PRIVILEGES: &str =
@@ -178,7 +170,7 @@ pub fn evaluate(facts: &Facts) -> Evaluation {
 
 fn mode_support(mode: Mode, facts: &Facts) -> ModeSupport {
     let (required, optional): (Vec<_>, Vec<_>) =
-        requirements(mode).iter().partition(|requirement| requirement.importance == Importance::Required);
+        requirements(mode).iter().partition(|requirement| requirement.without.is_none());
     let lacks = |requirements: Vec<&Requirement>| {
         requirements.into_iter().filter_map(|requirement| lack(requirement, facts)).collect()
     };
@@ -194,14 +186,10 @@ fn lack(requirement: &Requirement, facts: &Facts) -> Option<Lack> {
         return None;
     }
     let reasons: Vec<_> = found.iter().map(|fact| fact.detail()).collect();
-    let without = match requirement.importance {
-        Importance::Required => String::new(),
-        Importance::Optional(without) => without.into(),
-    };
     Some(Lack {
         any_of: requirement.any_of.into(),
         reason: reasons.join("; "),
-        without,
+        without: requirement.without.unwrap_or_default().into(),
         remedy: requirement.remedy.into(),
     })
 }

@@ -1,17 +1,15 @@
-//! Builds the programs of the test world and replaces this process by one of them (`exec`).
-//!
-//! The program then owns the terminal, the signals and the exit status, and cleans up after ctrl-C.
+//! `cargo xtask conformance`: runs the cases on this machine, or in a virtual machine.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Error, Result};
+use anyhow::{Context as _, Result};
 use serde_json::Value;
 use xtask::run::Run;
 use xtask::workspace;
 
 use super::vm::{self, Guest, Kernel, PATIENCE};
-use super::{Bench, Conformance, steps};
+use super::{Conformance, steps};
 
 /// The mode that not every kernel supports.
 const IPVS: &str = "ipvs";
@@ -20,16 +18,9 @@ const KERNEL: Kernel = Kernel::V6_1;
 /// A guest is many times slower than this machine.
 const LIMIT: Duration = Duration::from_hours(1);
 
-/// Builds and runs the demo. Returns only if it could not start.
-pub(crate) fn demo(mode: &str) -> Result<Error> {
-    steps::build_world().show()?;
-    Ok(steps::demo(mode).exec())
-}
-
-/// Builds the conformance runner and replaces this process by it. If this kernel does not support
-/// the mode, runs it in a virtual machine.
-pub(crate) fn conformance(what: &Conformance) -> Result<ExitCode> {
-    steps::build_world().show()?;
+/// Replaces this process by the conformance runner. If this kernel does not support the mode, runs
+/// it in a virtual machine.
+pub(crate) fn run(what: &Conformance) -> Result<ExitCode> {
     let Some(kernel) = kernel(what)? else { return Err(steps::conformance(what).exec()) };
     vm::boot(kernel, &guest(what)?, LIMIT, &mut |line| println!("{line}")).map(ExitCode::from)
 }
@@ -79,12 +70,6 @@ fn guest(what: &Conformance) -> Result<Guest> {
 pub(crate) fn is_case(name: &str) -> bool {
     let folders = ["tests/cases", "tests/cases/shunt"].map(|folder| workspace::root().join(folder));
     folders.iter().any(|folder| folder.join(name).with_extension("yaml").is_file())
-}
-
-/// Builds and runs the benchmark. Returns only if it could not start.
-pub(crate) fn bench(what: &Bench) -> Result<Error> {
-    steps::build_world().show()?;
-    Ok(steps::bench(what).exec())
 }
 
 #[cfg(test)]

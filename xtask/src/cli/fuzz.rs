@@ -29,13 +29,8 @@ pub(crate) fn run(seconds: u64) -> Result<()> {
     while cases == 0 || begun.elapsed() < Duration::from_secs(seconds) {
         cases += CASES;
         for (name, args) in TARGETS {
-            let mut progress = Progress::start(name);
-            let held = steps::cargo(ROUND)
-                .args(args)
-                .env("PROPTEST_CASES", CASES.to_string())
-                .check(&mut |line| progress.line(line));
-            progress.end(if held.is_ok() { "ok" } else { "FAILED" });
-            held.context(
+            let run = steps::cargo(ROUND).args(args).env("PROPTEST_CASES", CASES.to_string());
+            Progress::run(name, run).context(
                 "a property failed. Its seed is in a new line of a proptest-regressions file (see git status): \
                  commit that file with the fix",
             )?;

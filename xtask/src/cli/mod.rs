@@ -179,23 +179,20 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
             }
         }
         Command::Demo { mode } => {
-            privilege::require("demo")?;
-            setup::ensure()?;
-            return Err(conformance::demo(mode)?);
+            prepare_world("demo")?;
+            return Err(steps::world_program("demo", mode).exec());
         }
         Command::Fuzz { seconds } => {
             setup::ensure()?;
             fuzz::run(*seconds)?;
         }
         Command::Conformance(what) => {
-            privilege::require("conformance")?;
-            setup::ensure()?;
-            return conformance::conformance(what);
+            prepare_world("conformance")?;
+            return conformance::run(what);
         }
         Command::Bench(what) => {
-            privilege::require("bench")?;
-            setup::ensure()?;
-            return Err(conformance::bench(what)?);
+            prepare_world("bench")?;
+            return Err(steps::bench(what).exec());
         }
         Command::Test { all_kernels } => {
             privilege::require("test")?;
@@ -205,6 +202,15 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
         Command::Vm(what) => return vm::run(what),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Sets up and builds for a command that replaces this process by a program of the test world
+/// (`exec`). The program then owns the terminal, the signals and the exit status, and cleans up
+/// after ctrl-C.
+fn prepare_world(command: &str) -> Result<()> {
+    privilege::require(command)?;
+    setup::ensure()?;
+    steps::build_world().show()
 }
 
 /// Passes termination signals on to the running programs, so that they clean up.

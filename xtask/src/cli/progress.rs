@@ -5,8 +5,9 @@ use std::io::{IsTerminal as _, stderr};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use xtask::run;
+use xtask::run::{self, Run};
 
 /// The interval between lines about a running step, if there is no terminal.
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -32,6 +33,19 @@ impl Progress {
         }
         let now = run::now();
         Self { label: label.to_owned(), spinner, started: now, said: now }
+    }
+
+    /// Shows the step `label` while `work` runs, and whether it succeeded.
+    pub(crate) fn during<T>(label: &str, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let mut progress = Self::start(label);
+        let done = work(&mut progress);
+        progress.end(if done.is_ok() { "done" } else { "FAILED" });
+        done
+    }
+
+    /// Runs a program as the step `label` and shows its output.
+    pub(crate) fn run(label: &str, run: Run) -> Result<()> {
+        Self::during(label, |progress| run.check(&mut |line| progress.line(line)).map(drop))
     }
 
     /// Shows a line of the step's output until the next one.

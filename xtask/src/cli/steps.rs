@@ -1,6 +1,7 @@
 //! The commands that xtask runs on the workspace.
 
 use std::env;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use xtask::run::Run;
@@ -48,78 +49,51 @@ pub(crate) fn build_world() -> Run {
     cargo(BUILD).args(["build", "--release", "--package", "proxy-userspace", "--package", "shunt-tests"])
 }
 
-/// Returns the demo, built by [`build_world`].
-pub(crate) fn demo(mode: &str) -> Run {
-    world_program("demo", mode)
-}
-
-/// Returns the conformance runner, built by [`build_world`].
+/// Returns the conformance runner.
 pub(crate) fn conformance(what: &Conformance) -> Run {
-    let mut run = world_program("conformance", &what.mode);
-    if let Some(iptables) = &what.iptables {
-        run = run.arg("--iptables").arg(iptables);
-    }
-    if let Some(source) = &what.source {
-        run = run.arg("--source").arg(source);
-    }
-    if let Some(cases) = &what.cases {
-        run = run.arg("--cases").arg(cases);
-    }
-    if !what.only.is_empty() {
-        run = run.arg("--only").arg(what.only.join(","));
-    }
-    if !what.except.is_empty() {
-        run = run.arg("--except").arg(what.except.join(","));
-    }
-    run
+    world_program("conformance", &what.mode).args(given([
+        ("--iptables", what.iptables.clone().map(Into::into)),
+        ("--source", what.source.clone().map(Into::into)),
+        ("--cases", what.cases.clone().map(Into::into)),
+        ("--only", list(&what.only)),
+        ("--except", list(&what.except)),
+    ]))
 }
 
-/// Returns the program that kills and restarts shunt under load, built by [`build_world`].
-pub(crate) fn restarts(mode: &str) -> Run {
-    world_program("restarts", mode)
-}
-
-/// Returns the benchmark, built by [`build_world`]. It writes its figures to the target folder.
+/// Returns the benchmark. It writes its figures to the target folder.
 pub(crate) fn bench(what: &Bench) -> Run {
-    let mut run = world_program("bench", &what.mode);
-    run = run.arg("--json").arg(workspace::target().join(format!("bench-{}.json", what.mode)));
-    if let Some(iptables) = &what.iptables {
-        run = run.arg("--iptables").arg(iptables);
-    }
-    if !what.services.is_empty() {
-        let numbers: Vec<String> = what.services.iter().map(ToString::to_string).collect();
-        run = run.arg("--services").arg(numbers.join(","));
-    }
-    let lists = [("--only", &what.only), ("--path", &what.path), ("--workload", &what.workload)];
-    for (flag, list) in lists.into_iter().filter(|(_, list)| !list.is_empty()) {
-        run = run.arg(flag).arg(list.join(","));
-    }
+    let json = workspace::target().join(format!("bench-{}.json", what.mode));
+    let options = given([
+        ("--json", Some(json.into())),
+        ("--iptables", what.iptables.clone().map(Into::into)),
+        ("--services", list(&what.services)),
+        ("--only", list(&what.only)),
+        ("--path", list(&what.path)),
+        ("--workload", list(&what.workload)),
+    ]);
     let switches = [("--quick", what.quick), ("--check", what.check)];
-    run.args(switches.into_iter().filter_map(|(switch, on)| on.then_some(switch)))
+    let switches = switches.into_iter().filter_map(|(switch, on)| on.then_some(switch));
+    world_program("bench", &what.mode).args(options).args(switches)
 }
 
-/// Returns the program with the scenes of the daemon, built by [`build_world`].
-pub(crate) fn daemon(mode: &str) -> Run {
-    world_program("daemon", mode)
+/// Returns the arguments for those flags that have a value.
+fn given<const N: usize>(flags: [(&str, Option<OsString>); N]) -> impl Iterator<Item = OsString> {
+    flags.into_iter().filter_map(|(flag, value)| Some([flag.into(), value?])).flatten()
 }
 
-/// Returns the program that changes endpoints and restarts shunt under load, built by
-/// [`build_world`].
-pub(crate) fn churn(mode: &str) -> Run {
-    world_program("churn", mode)
+/// Joins the values of a flag by commas. Returns `None` if there are none.
+fn list(values: &[impl ToString]) -> Option<OsString> {
+    let values: Vec<String> = values.iter().map(ToString::to_string).collect();
+    (!values.is_empty()).then(|| values.join(",").into())
 }
 
-/// Returns the program that runs shunt with the capabilities of its manifest and changes its
-/// configuration, built by [`build_world`].
-pub(crate) fn deployment() -> Run {
-    with_shunt("deployment")
-}
-
-fn world_program(name: &str, mode: &str) -> Run {
+/// Returns a program of the test world that runs shunt in a mode. [`build_world`] builds it.
+pub(crate) fn world_program(name: &str, mode: &str) -> Run {
     with_shunt(name).args(["--mode", mode])
 }
 
-fn with_shunt(name: &str) -> Run {
+/// Returns a program of the test world that runs shunt. [`build_world`] builds it.
+pub(crate) fn with_shunt(name: &str) -> Run {
     let release = workspace::release();
     Run::new(release.join(name)).arg("--shunt").arg(release.join("shunt"))
 }

@@ -8,26 +8,13 @@ use super::counts::Counts;
 /// The result of a step.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Outcome {
-    /// The step's name.
     pub(crate) step: &'static str,
     /// Its tests. A step that failed without a failed test counts as one failed test.
     pub(crate) counts: Counts,
     /// Its failures, each with the lines that explain it.
     pub(crate) failures: Vec<Vec<String>>,
-    /// True if the step passed.
     pub(crate) ok: bool,
-    /// How long it took.
     pub(crate) took: Duration,
-}
-
-impl Outcome {
-    /// Writes a paragraph for each failure, followed by an empty line.
-    fn write_failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for failure in &self.failures {
-            writeln!(f, "{}: {}\n", self.step, failure.join("\n    "))?;
-        }
-        Ok(())
-    }
 }
 
 /// All steps, displayed as the failures and a table with the totals as its last line.
@@ -58,7 +45,11 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|outcome| outcome.write_failures(f))?;
+        for Outcome { step, failures, .. } in &self.0 {
+            for failure in failures {
+                writeln!(f, "{step}: {}\n", failure.join("\n    "))?;
+            }
+        }
         writeln!(f, "{:<26}{:<8}{:>8}{:>8}{:>8}{:>9}", "step", "", "passed", "failed", "ignored", "time")?;
         for Outcome { step, counts, ok, took, .. } in &self.0 {
             let Counts { passed, failed, ignored } = counts;

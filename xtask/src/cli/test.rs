@@ -17,6 +17,7 @@ use xtask::{ebpf, workspace};
 use super::counts::{self, Counts};
 use super::failures::Failures;
 use super::progress::Progress;
+use super::steps::world_program;
 use super::summary::{Outcome, Summary};
 use super::vm::Kernel;
 use super::{Conformance, setup, steps};
@@ -75,9 +76,8 @@ type Count = fn(&str) -> Option<Counts>;
 struct Step {
     name: &'static str,
     run: Run,
-    count: Count,
-    /// True if the output must contain numbers of tests. A runner that prints none has not run.
-    counted: bool,
+    /// How to count its tests, if it runs tests. A runner that prints no numbers has not run.
+    count: Option<Count>,
     /// True if its lines stay on the screen.
     echo: bool,
 }
@@ -177,7 +177,7 @@ fn this() -> Result<Run> {
 fn tests() -> Step {
     let run =
         steps::cargo(LONG).args(["test", "--no-fail-fast"]).env(steps::SAME_CASES.0, steps::SAME_CASES.1);
-    Step { count: counts::test_result, counted: true, ..Step::plain("tests", run) }
+    Step { count: Some(counts::test_result), ..Step::plain("tests", run) }
 }
 
 /// Returns the steps that send packets on this machine's kernel, with the programs that [`checks`]
@@ -196,27 +196,26 @@ fn packets() -> Result<Vec<Step>> {
         except: ours.clone(),
         ..Conformance::default()
     };
-    let repairs = |mode| steps::daemon(mode).args(["--only", "repairs,shutdown"]);
+    let repairs = |mode| world_program("daemon", mode).args(["--only", "repairs,shutdown"]);
     Ok([
         ("conformance", steps::conformance(&all)),
-        ("restarts", steps::restarts("ebpf")),
-        ("churn", steps::churn("ebpf")),
+        ("restarts", world_program("restarts", "ebpf")),
+        ("churn", world_program("churn", "ebpf")),
         ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),
         ("conformance iptables", steps::conformance(&of_netfilter("iptables"))),
         ("conformance API", steps::conformance(&with_api("ebpf"))),
         ("conformance API nftables", steps::conformance(&with_api("nftables"))),
         ("conformance API iptables", steps::conformance(&with_api("iptables"))),
-        ("daemon", steps::daemon("ebpf")),
+        ("daemon", world_program("daemon", "ebpf")),
         ("daemon nftables", repairs("nftables")),
         ("daemon iptables", repairs("iptables")),
-        ("restarts nftables", steps::restarts("nftables")),
-        ("churn nftables", steps::churn("nftables").args(["--connections", "20000"])),
-        ("restarts iptables", steps::restarts("iptables")),
-        ("deployment", steps::deployment()),
+        ("restarts nftables", world_program("restarts", "nftables")),
+        ("churn nftables", world_program("churn", "nftables").args(["--connections", "20000"])),
+        ("restarts iptables", world_program("restarts", "iptables")),
+        ("deployment", steps::with_shunt("deployment")),
     ]
     .map(|(name, run)| Step {
-        count: counts::conformance_result,
-        counted: true,
+        count: Some(counts::conformance_result),
         echo: true,
         ..Step::plain(name, run.limit(LONG))
     })
@@ -237,8 +236,8 @@ fn ours() -> Result<Vec<String>> {
 fn ipvs_step() -> Result<Step> {
     let except = [ours()?, NOT_IN_GUESTS.map(Into::into).into()].concat().join(",");
     let run = this()?.args(["conformance", "--mode", "ipvs", "--except", &except]);
-    let count = counts::conformance_result;
-    Ok(Step { count, counted: true, ..Step::plain("conformance ipvs", run.limit(GUEST)) })
+    let count = Some(counts::conformance_result as Count);
+    Ok(Step { count, ..Step::plain("conformance ipvs", run.limit(GUEST)) })
 }
 
 /// Returns the step for the kernel tests in a virtual machine, which runs this program again.
@@ -246,13 +245,13 @@ fn kernel_step(kernel: Kernel, skip: &[&str]) -> Result<Step> {
     let minutes = (GUEST.as_secs() / 60).to_string();
     let run = this()?.args(["vm", "--kernel", kernel.name(), "--limit", &minutes]).limit(GUEST);
     let run = run.args(skip.iter().flat_map(|skip| ["--skip", skip]));
-    let count = |line: &str| counts::test_result(line).or_else(|| counts::conformance_result(line));
-    Ok(Step { count, counted: true, ..Step::plain(kernel.step(), run) })
+    let count: Count = |line| counts::test_result(line).or_else(|| counts::conformance_result(line));
+    Ok(Step { count: Some(count), ..Step::plain(kernel.step(), run) })
 }
 
 impl Step {
     fn plain(name: &'static str, run: Run) -> Self {
-        Self { name, run, count: |_| None, counted: false, echo: false }
+        Self { name, run, count: None, echo: false }
     }
 
     fn run_to_end(self) -> Result<Outcome> {
@@ -262,7 +261,7 @@ impl Step {
         let mut counts = None;
         let mut failures = Failures::default();
         let ended = self.run.watch(&mut |line| {
-            if let Some(more) = (self.count)(line) {
+            if let Some(more) = self.count.and_then(|count| count(line)) {
                 *counts.get_or_insert_default() += more;
             }
             if self.echo {
@@ -273,7 +272,7 @@ impl Step {
             // An incomplete log must not fail the step.
             drop(writeln!(log, "{line}"));
         });
-        let missing = self.counted && counts.is_none();
+        let missing = self.count.is_some() && counts.is_none();
         let counts: Counts = counts.unwrap_or_default();
         let complaint = match ended {
             Err(error) => Some(format!("{error:#}")),

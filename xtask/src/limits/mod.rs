@@ -48,14 +48,9 @@ impl Program {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {} instructions, stack {} of {STACK} bytes:",
-            self.name,
-            self.instructions,
-            self.stack()
-        )?;
-        for (n, Frame { function, bytes }) in self.deepest.iter().enumerate() {
+        let Self { name, instructions, deepest } = self;
+        write!(f, "{name}: {instructions} instructions, stack {} of {STACK} bytes:", self.stack())?;
+        for (n, Frame { function, bytes }) in deepest.iter().enumerate() {
             let sign = if n == 0 { "" } else { " +" };
             write!(f, "{sign} {function} {bytes}")?;
         }

@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::search;
@@ -64,7 +64,7 @@ pub fn take_signals() {
 pub fn interrupt(signal: i32) {
     INTERRUPTED.store(signal, Ordering::SeqCst);
     if let Ok(signal) = Signal::try_from(signal) {
-        children().iter().for_each(|group| signal_group(*group, signal));
+        children().iter().for_each(|group| send(-group, signal));
     }
 }
 
@@ -244,7 +244,7 @@ impl Run {
         }
         let child = command.stdin(Stdio::null()).spawn().with_context(|| format!("cannot run `{self}`"))?;
         if own_group {
-            children().push(pid(&child).as_raw());
+            children().push(pid(&child));
         }
         // A signal between the check above and this entry did not reach the group.
         if let Some(signal) = interrupted() {
@@ -261,7 +261,7 @@ impl Run {
         each: &mut dyn FnMut(Stream, &str),
     ) -> Result<ExitStatus> {
         let status = self.wait_for_end(child, lines, each);
-        let group = pid(child).as_raw();
+        let group = pid(child);
         children().retain(|running| *running != group);
         status
     }
@@ -357,30 +357,26 @@ fn read_lines(source: Option<impl Read + Send + 'static>, stream: Stream, lines:
 
 /// Asks the child, with its group if it has one, to stop, and kills it if it does not.
 fn stop(child: &mut Child) {
-    let whole = if OWN_GROUPS.load(Ordering::SeqCst) { signal_group } else { signal_one };
-    let id = pid(child).as_raw();
-    whole(id, Signal::SIGTERM);
+    let id = if OWN_GROUPS.load(Ordering::SeqCst) { -pid(child) } else { pid(child) };
+    send(id, Signal::SIGTERM);
     let asked = now();
     while asked.elapsed() < STOP && matches!(child.try_wait(), Ok(None)) {
         thread::sleep(TICK);
     }
-    whole(id, Signal::SIGKILL);
+    send(id, Signal::SIGKILL);
     // Reaps the child, which may have ended already.
     drop(child.wait());
 }
 
-fn signal_group(group: i32, signal: Signal) {
-    // The group may have ended at this moment.
-    let _gone = killpg(Pid::from_raw(group), signal);
-}
-
-fn signal_one(id: i32, signal: Signal) {
+/// Sends a signal to a process, or to the process group with the number `-id` if `id` is negative.
+fn send(id: i32, signal: Signal) {
+    // The process or the group may have ended at this moment.
     let _gone = kill(Pid::from_raw(id), signal);
 }
 
-fn pid(child: &Child) -> Pid {
+fn pid(child: &Child) -> i32 {
     // Linux pids are below 2^22.
-    Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX))
+    i32::try_from(child.id()).unwrap_or(i32::MAX)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Finds bpf-linkers and the LLVM version of each.
 
-use std::env;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
@@ -22,18 +21,9 @@ pub struct Linker {
 /// of `cargo install`.
 pub(super) fn candidates() -> Vec<PathBuf> {
     let ours = BPF_LINKER_LLVMS.rev().map(|llvm| linker_root(llvm).join("bin/bpf-linker"));
-    let installed = env::var_os("CARGO_HOME")
-        .map(PathBuf::from)
-        .or_else(|| search::home().map(|home| home.join(".cargo")))
-        .map(|home| home.join("bin/bpf-linker"));
-    let mut unique: Vec<PathBuf> = Vec::new();
-    for linker in ours.chain(search::programs("bpf-linker")).chain(installed) {
-        let linker = canonical(&linker);
-        if search::is_executable(&linker) && !unique.contains(&linker) {
-            unique.push(linker);
-        }
-    }
-    unique
+    let installed = search::home("CARGO_HOME", ".cargo").map(|home| home.join("bin/bpf-linker"));
+    let found = ours.chain(search::programs("bpf-linker")).chain(installed);
+    search::unique(found.map(|linker| canonical(&linker)).filter(|linker| search::is_executable(linker)))
 }
 
 /// Returns the LLVM major version of a linker. The error says why the linker cannot be used.

@@ -1,6 +1,5 @@
 //! Finds Rust compilers with the source of their library.
 
-use std::env;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
@@ -49,24 +48,17 @@ fn library(sysroot: &Path) -> PathBuf {
 /// Returns the compilers to inspect, the best first: rustup's nightly, its others, the
 /// distribution's, and those in PATH.
 pub(super) fn candidates() -> Vec<PathBuf> {
-    let rustup = env::var_os("RUSTUP_HOME")
-        .map(PathBuf::from)
-        .or_else(|| search::home().map(|home| home.join(".rustup")));
+    let rustup = search::home("RUSTUP_HOME", ".rustup");
     let mut found = rustup.map(|home| below(&home.join("toolchains"), "")).unwrap_or_default();
     found.sort_by_key(|rustc| !rustc.to_string_lossy().contains("/nightly"));
     found.push(PathBuf::from("/usr/bin/rustc"));
     // Ubuntu keeps several releases side by side in /usr/lib/rust-1.NN.
     found.extend(below(Path::new("/usr/lib"), "rust-"));
     found.extend(search::programs("rustc"));
-    let mut unique: Vec<PathBuf> = Vec::new();
-    for rustc in found.iter().map(|rustc| canonical(rustc)) {
-        // rustup's proxies in PATH are links to rustup. The compilers behind them are already in
-        // the list.
-        if search::is_executable(&rustc) && !rustc.ends_with("rustup") && !unique.contains(&rustc) {
-            unique.push(rustc);
-        }
-    }
-    unique
+    let found = found.iter().map(|rustc| canonical(rustc));
+    // rustup's proxies in PATH are links to rustup. The compilers behind them are already in the
+    // list.
+    search::unique(found.filter(|rustc| search::is_executable(rustc) && !rustc.ends_with("rustup")))
 }
 
 /// Returns `bin/rustc` of the subfolders of `folder` whose name starts with `prefix`, the highest

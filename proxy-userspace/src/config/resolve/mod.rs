@@ -1,4 +1,5 @@
-//! Turns settings into a [`Config`]: upstream's defaults, and checks that involve several settings.
+//! Loads a [`Config`] from the command line, the file and the environment, with upstream's defaults
+//! and checks that involve several settings.
 
 mod logging;
 
@@ -16,11 +17,13 @@ use super::{
     effective::EffectiveSettings,
     environment::Environment,
     error::ConfigError,
+    file::ConfigFile,
+    flags::Flags,
     resolved::{Config, EbpfConfig, IpvsConfig, ObjectSource},
     settings::Settings,
 };
 use crate::{
-    kernel::ipvs::Timeouts,
+    kernel::{cgroup, ipvs::Timeouts},
     mode::Mode,
     model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses, parse_cidr_sloppy},
     node::{ConntrackSettings, NodeSettings},
@@ -29,12 +32,43 @@ use crate::{
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
 
+impl Config {
+    /// Reads the file that the flags name, if any, and combines flags, file and defaults.
+    pub fn load(flags: &Flags, environment: &Environment) -> Result<Self, ConfigError> {
+        let file = flags.config.as_ref().map(ConfigFile::read).transpose()?;
+        Self::load_from(flags, file, environment, Mode::Ebpf)
+    }
+
+    /// Combines flags, a file that was read already, and defaults. If the mode is `auto`, uses the
+    /// sections and defaults of the mode `auto`.
+    pub fn load_from(
+        flags: &Flags,
+        file: Option<ConfigFile>,
+        environment: &Environment,
+        auto: Mode,
+    ) -> Result<Self, ConfigError> {
+        let yaml = file.as_ref().map(ConfigFile::yaml).transpose()?;
+        let config = Self::from_parts(flags, yaml.as_ref(), environment, auto)?;
+        Ok(Self { file, ..config })
+    }
+
+    pub(in crate::config) fn from_parts(
+        flags: &Flags,
+        file: Option<&serde_yaml_ng::Value>,
+        environment: &Environment,
+        auto: Mode,
+    ) -> Result<Self, ConfigError> {
+        let mut settings = Settings::default();
+        if let Some(file) = file {
+            settings.add_file(file);
+        }
+        flags.add_to(&mut settings);
+        resolve(settings, environment, auto)
+    }
+}
+
 /// Resolves all settings. If the mode is `auto`, uses the sections and defaults of the mode `auto`.
-pub(super) fn resolve(
-    mut settings: Settings,
-    environment: &Environment,
-    auto: Mode,
-) -> Result<Config, ConfigError> {
+fn resolve(mut settings: Settings, environment: &Environment, auto: Mode) -> Result<Config, ConfigError> {
     let name = settings.text("mode").unwrap_or("auto");
     let (mode_is_auto, mode) = (name == "auto", Mode::ALL.into_iter().find(|mode| mode.name() == name));
     // An unknown name was rejected when it was read.
@@ -285,8 +319,8 @@ fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr
 }
 
 fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> EbpfConfig {
-    let cgroup_root =
-        settings.text("shunt.ebpf.cgroupRoot").map(PathBuf::from).or_else(|| environment.cgroup_root());
+    let given = settings.text("shunt.ebpf.cgroupRoot").map(PathBuf::from);
+    let cgroup_root = given.or_else(|| cgroup::first_mount(&environment.mounts));
     if cgroup_root.is_none() && is_needed {
         let allowed = "must be a cgroup v2 directory: none is mounted; mount one with: \
                        mount -t cgroup2 none /sys/fs/cgroup";

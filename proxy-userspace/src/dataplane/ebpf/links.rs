@@ -118,7 +118,7 @@ impl Links {
                 Ok(None)
             }
             AttachOutcome::NoEgressHook if link.has_node_address => {
-                Err(KernelError::NoEgress { link: link.name.to_string() })
+                Err(KernelError::NoEgress(link.name.to_string()))
             }
             AttachOutcome::NoEgressHook => {
                 self.leave_out(at.index, link);

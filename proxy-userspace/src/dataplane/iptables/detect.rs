@@ -32,7 +32,7 @@ pub(super) fn in_use(launcher: &Launcher) -> Result<BTreeMap<IpFamily, Iptables>
     if used.contains_key(&IpFamily::V4) {
         Ok(used)
     } else {
-        Err(KernelError::CommandNotFound { program: "iptables-restore".into() })
+        Err(KernelError::CommandNotFound("iptables-restore".into()))
     }
 }
 

@@ -44,7 +44,7 @@ impl PinDir {
         let lock = File::open(path).map_err(KernelError::path("open directory", path))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { path: path.into(), lock: Some(lock) }),
-            Err(TryLockError::WouldBlock) => Err(KernelError::PinsInUse { path: path.into() }),
+            Err(TryLockError::WouldBlock) => Err(KernelError::PinsInUse(path.into())),
             Err(TryLockError::Error(error)) => Err(KernelError::path("lock directory", path)(error)),
         }
     }
@@ -67,7 +67,7 @@ impl PinDir {
         match path.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             _ if is_bpffs(path) => Ok(Some(Self { path: path.into(), lock: None })),
-            _ => Err(KernelError::NoBpffs { path: path.into() }),
+            _ => Err(KernelError::NoBpffs(path.into())),
         }
     }
 
@@ -249,7 +249,7 @@ fn ensure_bpffs(path: &Path) -> Result<(), KernelError> {
         tracing::info!(path = BPFFS, "mounted a bpf filesystem, because there was none");
     }
     let existing = path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
-    if is_bpffs(existing) { Ok(()) } else { Err(KernelError::NoBpffs { path: path.into() }) }
+    if is_bpffs(existing) { Ok(()) } else { Err(KernelError::NoBpffs(path.into())) }
 }
 
 /// Removes our pins from a directory, and the directory if nothing else is in it. Continues after

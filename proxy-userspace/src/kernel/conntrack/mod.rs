@@ -166,7 +166,7 @@ fn open() -> Result<NetlinkSocket, KernelError> {
 /// no socket.
 fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> KernelError {
     move |source| match source.raw_os_error() {
-        Some(libc::EINVAL | libc::EPROTONOSUPPORT) => KernelError::NoConntrackNetlink { source },
+        Some(libc::EINVAL | libc::EPROTONOSUPPORT) => KernelError::NoConntrackNetlink(source),
         _ => KernelError::call(operation, "conntrack entries")(source),
     }
 }

@@ -88,11 +88,6 @@ pub struct Facts {
 }
 
 impl Fact {
-    /// Returns true if the feature is present.
-    pub const fn is_present(&self) -> bool {
-        matches!(self, Self::Present(_))
-    }
-
     /// Returns true if the feature was probed and is missing.
     pub const fn is_missing(&self) -> bool {
         matches!(self, Self::Missing(_))
@@ -146,37 +141,24 @@ pub fn facts(launcher: &Launcher) -> Facts {
 
 /// Runs the probes that would change the node's network namespace.
 fn in_fresh_namespace(launcher: &Launcher, kernel: &str) -> Vec<(Feature, Fact)> {
-    let tried = || match unshare(CloneFlags::CLONE_NEWNET) {
-        Ok(()) => vec![
-            (Feature::Tcx, Fact::of(bpf::tc::tcx::probe())),
-            (Feature::Clsact, Fact::of(qdisc_add_clsact("lo"))),
-            (Feature::SocketDestroy, Fact::supported(sock_diag::can_destroy())),
-            (Feature::Nftables, netfilter::nftables(launcher)),
-            (Feature::NftablesMaps, maps::nftables(kernel)),
-            (Feature::Iptables, netfilter::iptables(launcher)),
-            (Feature::Ipvs, netlink::ipvs(launcher)),
-            (
-                Feature::DummyLinks,
-                Fact::of(DummyLink::open("shunt-probe").and_then(|mut link| link.create())),
-            ),
-        ],
-        Err(error) => {
-            let fact = Fact::Unknown(format!(
-                "cannot create a network namespace for the probe (it needs root): {error}"
-            ));
-            [
-                Feature::Tcx,
-                Feature::Clsact,
-                Feature::SocketDestroy,
-                Feature::Nftables,
-                Feature::NftablesMaps,
-                Feature::Iptables,
-                Feature::Ipvs,
-                Feature::DummyLinks,
-            ]
-            .map(|feature| (feature, fact.clone()))
-            .into()
-        }
+    let probes: [(Feature, &(dyn Fn() -> Fact + Sync)); 8] = [
+        (Feature::Tcx, &|| Fact::of(bpf::tc::tcx::probe())),
+        (Feature::Clsact, &|| Fact::of(qdisc_add_clsact("lo"))),
+        (Feature::SocketDestroy, &|| Fact::supported(sock_diag::can_destroy())),
+        (Feature::Nftables, &|| netfilter::nftables(launcher)),
+        (Feature::NftablesMaps, &|| maps::nftables(kernel)),
+        (Feature::Iptables, &|| netfilter::iptables(launcher)),
+        (Feature::Ipvs, &|| netlink::ipvs(launcher)),
+        (Feature::DummyLinks, &|| {
+            Fact::of(DummyLink::open("shunt-probe").and_then(|mut link| link.create()))
+        }),
+    ];
+    let tried = || {
+        let unknown = unshare(CloneFlags::CLONE_NEWNET)
+            .err()
+            .map(|error| format!("cannot create a network namespace for the probe (it needs root): {error}"));
+        let fact = |probe: &dyn Fn() -> Fact| unknown.clone().map_or_else(probe, Fact::Unknown);
+        probes.map(|(feature, probe)| (feature, fact(probe))).into()
     };
     // This thread also starts the commands, so they run in its namespace.
     thread::scope(|scope| scope.spawn(tried).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -248,10 +230,12 @@ mod tests {
         let facts = facts(&Launcher::default());
         assert_eq!(facts.features.len(), 19);
         for feature in [Feature::SocketPrograms, Feature::LinkPrograms, Feature::Maps, Feature::Clsact] {
-            assert!(facts.features[&feature].is_present(), "{feature:?}: {:?}", facts.features[&feature]);
+            let fact = &facts.features[&feature];
+            assert!(matches!(fact, Fact::Present(_)), "{feature:?}: {fact:?}");
         }
         for feature in [Feature::Nftables, Feature::NftablesMaps, Feature::Iptables] {
-            assert!(facts.features[&feature].is_present(), "{feature:?}: {:?}", facts.features[&feature]);
+            let fact = &facts.features[&feature];
+            assert!(matches!(fact, Fact::Present(_)), "{feature:?}: {fact:?}");
         }
         let none = super::facts(&Launcher::only_in([]));
         assert!(

@@ -54,7 +54,7 @@ pub(super) fn iptables(launcher: &Launcher) -> Fact {
         return Fact::Present(found.join("; "));
     }
     if errors.is_empty() {
-        let error = KernelError::CommandNotFound { program: "iptables".into() };
+        let error = KernelError::CommandNotFound("iptables".into());
         return Fact::Missing(error.to_string());
     }
     Fact::Missing(errors.join("; "))

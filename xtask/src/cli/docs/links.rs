@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
@@ -11,6 +11,7 @@ const GENERATED: [&str; 3] = ["print.html", "404.html", "toc.html"];
 
 /// Returns the number of internal links, and a line for each that leads nowhere.
 pub(super) fn check(book: &Path) -> Result<(usize, Vec<String>)> {
+    let book = &book.canonicalize().context("cannot find the book")?;
     let mut pages = BTreeMap::new();
     read_pages(book, &mut pages)?;
     let anchors: BTreeMap<&Path, BTreeSet<&str>> =
@@ -20,11 +21,11 @@ pub(super) fn check(book: &Path) -> Result<(usize, Vec<String>)> {
         for link in values(html, "href=\"").filter(|link| is_internal(link)) {
             count += 1;
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let target = if file.is_empty() { page.clone() } else { resolve(page, file) };
-            let is_right = match anchors.get(&*target) {
+            let target = if file.is_empty() { page.clone() } else { page.with_file_name(file) };
+            let is_right = target.canonicalize().is_ok_and(|target| match anchors.get(&*target) {
                 Some(ids) => anchor.is_empty() || ids.contains(anchor),
                 None => target.is_file(),
-            };
+            });
             if !is_right {
                 let page = page.strip_prefix(book).unwrap_or(page);
                 broken.push(format!("  {}: the link {link} leads nowhere", page.display()));
@@ -37,17 +38,15 @@ pub(super) fn check(book: &Path) -> Result<(usize, Vec<String>)> {
 
 /// Reads all pages below a folder, except generated ones.
 fn read_pages(folder: &Path, pages: &mut BTreeMap<PathBuf, String>) -> Result<()> {
-    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    for entry in entries {
-        let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry?.path();
         if path.is_dir() {
             read_pages(&path, pages)?;
         } else if path.extension().is_some_and(|extension| extension == "html")
-            && !GENERATED.contains(&&*name)
+            && !GENERATED.iter().any(|name| path.ends_with(name))
         {
-            let html =
-                fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let html = fs::read_to_string(&path);
+            let html = html.with_context(|| format!("cannot read {}", path.display()))?;
             pages.insert(path, html);
         }
     }
@@ -61,19 +60,6 @@ fn values<'a>(html: &'a str, attribute: &'static str) -> impl Iterator<Item = &'
 
 fn is_internal(link: &str) -> bool {
     !link.contains("://") && !link.starts_with("mailto:") && !link.starts_with("data:") && link != "#"
-}
-
-/// Resolves a link relative to its page.
-fn resolve(page: &Path, link: &str) -> PathBuf {
-    let mut path = page.parent().unwrap_or(page).to_owned();
-    for part in Path::new(link).components() {
-        match part {
-            Component::ParentDir => drop(path.pop()),
-            Component::CurDir => {}
-            part => path.push(part),
-        }
-    }
-    path
 }
 
 #[cfg(test)]

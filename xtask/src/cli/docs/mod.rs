@@ -1,8 +1,7 @@
 //! `cargo xtask docs`: builds the pages as a book, and checks their links, paths and commands.
 
-mod commands;
 mod links;
-mod paths;
+mod pages;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,10 +34,9 @@ pub(crate) fn run() -> Result<()> {
     let pages = read_pages()?;
     let book = build(&pages)?;
     let (links, mut problems) = links::check(&book)?;
-    let (commands, wrong) = commands::check(&pages);
-    problems.extend(wrong);
-    let (paths, missing) = paths::check(&pages);
-    problems.extend(missing);
+    let (commands, wrong) = pages::check_commands(&pages);
+    let (paths, missing) = pages::check_paths(&pages);
+    problems.extend([wrong, missing].concat());
     ensure!(problems.is_empty(), "the documents are wrong:\n{}", problems.join("\n"));
     println!("{} pages: {links} links, {commands} commands and {paths} paths are right", pages.len());
     println!("{}", book.join("index.html").display());
@@ -109,16 +107,13 @@ fn mdbook() -> Result<PathBuf> {
     if let Some(found) = candidates.filter(|path| search::is_executable(path)).find(is_usable) {
         return Ok(found);
     }
-    let mut progress = Progress::start(&format!("cargo install mdbook {MDBOOK}"));
-    let done = steps::cargo(INSTALL)
+    let install = steps::cargo(INSTALL)
         .args(["install", "mdbook", "--version", MDBOOK, "--locked", "--no-default-features"])
         .args(["--features", "search", "--root"])
         .arg(&root)
         // Cargo then builds in a folder that it removes.
-        .without_env("CARGO_TARGET_DIR")
-        .check(&mut |line| progress.line(line));
-    progress.end(if done.is_ok() { "done" } else { "FAILED" });
-    done.map(|_| own)
+        .without_env("CARGO_TARGET_DIR");
+    Progress::run(&format!("cargo install mdbook {MDBOOK}"), install).map(|()| own)
 }
 
 #[cfg(test)]

@@ -25,15 +25,9 @@ exec "$root/usr/bin/qemu-system-x86_64" -L "$root/usr/share/qemu" -L "$root/usr/
 /// Unpacks the packages `names` and their missing dependencies. `in_the_way` are the packages that
 /// apt would remove.
 pub(crate) fn unpack(names: &[String], in_the_way: &[String]) -> Result<()> {
-    let mut progress = Progress::start("unpack qemu");
-    progress.keep(&format!(
-        "  installing {} would remove {}, so it is unpacked into target/tools",
-        names.join(" "),
-        in_the_way.join(" ")
-    ));
-    let done = fetch(names, in_the_way, &mut |line| progress.line(line));
-    progress.end(if done.is_ok() { "done" } else { "FAILED" });
-    done
+    let (wanted, removed) = (names.join(" "), in_the_way.join(" "));
+    eprintln!("installing {wanted} would remove {removed}, so it is unpacked into target/tools");
+    Progress::during("unpack qemu", |progress| fetch(names, in_the_way, &mut |line| progress.line(line)))
 }
 
 fn fetch(names: &[String], in_the_way: &[String], each: &mut dyn FnMut(&str)) -> Result<()> {

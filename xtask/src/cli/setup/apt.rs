@@ -44,36 +44,29 @@ pub(crate) fn policy<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Pac
 
 /// Returns the LLVM major version that `package` brings along, from its dependency on libllvmN.
 pub(crate) fn llvm_of(package: &str) -> Option<u32> {
-    let only_depends = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"];
-    let text = apt("apt-cache")
-        .args(["depends", "--recurse"])
-        .args(only_depends.iter().map(|kind| format!("--no-{kind}")))
-        .arg(package)
-        .read()
-        .ok()?;
-    parse_llvm(&text)
+    parse_llvm(&depends(apt("apt-cache"), package).read().ok()?)
+}
+
+/// Adds arguments to `apt-cache`: it lists everything that `package` depends on, also indirectly.
+pub(crate) fn depends(apt_cache: Run, package: &str) -> Run {
+    let others = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"];
+    let others = others.iter().map(|kind| format!("--no-{kind}"));
+    apt_cache.args(["depends", "--recurse"]).args(others).arg(package)
 }
 
 /// Fetches the lists of packages.
 pub(crate) fn update() -> Result<()> {
-    let mut progress = Progress::start("apt-get update");
-    let done = apt("apt-get").arg("update").limit(LIMIT).check(&mut |line| progress.line(line));
-    progress.end(if done.is_ok() { "done" } else { "FAILED" });
-    done.map(drop)
+    Progress::run("apt-get update", apt("apt-get").arg("update").limit(LIMIT))
 }
 
 /// Installs packages; removes nothing (rustc-web and rustc exclude each other, for instance).
 pub(crate) fn install(names: &[String]) -> Result<()> {
-    let mut progress = Progress::start("apt-get install");
-    progress.keep(&format!("  {}", names.join(" ")));
-    let done = install_with(&["--no-remove", "-oDPkg::Lock::Timeout=300"], names)
-        .check(&mut |line| progress.line(line));
-    progress.end(if done.is_ok() { "done" } else { "FAILED" });
-    done.map(drop)
+    eprintln!("packages: {}", names.join(" "));
+    Progress::run("apt-get install", install_with(&["--no-remove", "-oDPkg::Lock::Timeout=300"], names))
 }
 
-/// The packages that would have to go if these were installed; none where apt cannot install them
-/// at all.
+/// Returns the packages that apt would remove to install these. The list is empty if apt cannot
+/// install them at all.
 pub(crate) fn would_remove(names: &[String]) -> Vec<String> {
     let plan = install_with(&["--simulate"], names).read().unwrap_or_default();
     parse_removals(&plan)
@@ -111,11 +104,6 @@ pub(crate) fn unpack_all(folder: &Path, to: &Path, each: &mut dyn FnMut(&str)) -
 fn install_with(how: &[&str], names: &[String]) -> Run {
     let run = apt("apt-get").args(["install", "--yes", "--no-install-recommends"]);
     run.args(how).args(names).limit(LIMIT)
-}
-
-/// The command for a person to type.
-pub(crate) fn command(names: &[String]) -> String {
-    format!("apt-get install --no-install-recommends {}", names.join(" "))
 }
 
 fn apt(program: &str) -> Run {

@@ -14,10 +14,7 @@ const LIMIT: Duration = Duration::from_mins(20);
 
 /// Builds bpf-linker and installs it into target/tools.
 pub(crate) fn install(llvm: u32) -> Result<()> {
-    let mut progress = Progress::start(&format!("cargo install bpf-linker {BPF_LINKER} with LLVM {llvm}"));
-    let done = command(llvm).check(&mut |line| progress.line(line));
-    progress.end(if done.is_ok() { "done" } else { "FAILED" });
-    done.map(drop)
+    Progress::run(&format!("cargo install bpf-linker {BPF_LINKER} with LLVM {llvm}"), command(llvm))
 }
 
 fn command(llvm: u32) -> Run {

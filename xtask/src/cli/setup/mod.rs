@@ -17,16 +17,18 @@ use xtask::toolchain::{self, Compiler, Survey};
 use xtask::{search, workspace};
 
 use self::apt::Packages;
-pub(crate) use self::apt::unpack_all;
+pub(crate) use self::apt::{depends, unpack_all};
 pub(crate) use self::tools::KEYRING;
 use self::tools::{COMPONENTS, QEMU, TOOLS, Tool, VM_TOOLS};
 use super::progress::Progress;
 
 const DOWNLOAD: Duration = Duration::from_mins(10);
 
-/// What is needed, and what of it was found.
+/// What is needed, and what of it is missing.
+#[derive(Default)]
 struct Needs {
-    survey: Survey,
+    /// The compilers and linkers of this machine. `None` if no toolchain is needed.
+    survey: Option<Survey>,
     tools: Vec<&'static Tool>,
     components: Vec<&'static str>,
 }
@@ -60,8 +62,8 @@ pub(crate) fn ensure() -> Result<()> {
 /// Sets up the build only, without the tools of demo and tests, some of which an unprivileged
 /// container cannot run.
 pub(crate) fn ensure_build() -> Result<()> {
-    let needs = Needs::to_build();
-    if needs.survey.toolchain().is_none() {
+    let needs = Needs { survey: Some(toolchain::survey()), ..Needs::default() };
+    if needs.lacks_toolchain() {
         install_missing(&needs)?;
     }
     toolchain::find().map(drop)
@@ -80,15 +82,9 @@ pub(crate) fn ensure_vm() -> Result<()> {
     }
     let tools = || TOOLS.iter().chain(&VM_TOOLS);
     unpack_qemu()?;
-    let missing: Vec<&Tool> = tools().filter(|tool| tool.find().is_none()).collect();
-    if !missing.is_empty() {
-        install_all(&|known| Ok(packages::missing(known, tool_packages(&missing, known)?)), &|names| {
-            tools_by_hand(&missing, names)
-        })?;
-    }
-    let find = |tool: &Tool| {
-        tool.find().with_context(|| format!("{} is missing or does not run: {}", tool.name, tool.why))
-    };
+    let missing = tools().filter(|tool| tool.find().is_none()).collect();
+    install_packages(&Needs { tools: missing, ..Needs::default() })?;
+    let find = |tool: &Tool| tool.find().with_context(|| tool.explain());
     let files = tools().map(find).collect::<Result<Vec<_>>>()?;
     fs::create_dir_all(workspace::tools()).context("cannot create the folder for tools")?;
     stamp::write(&stamp, &files)
@@ -109,9 +105,7 @@ fn unpack_qemu() -> Result<()> {
 
 /// Installs in three steps: packages, the linker, and parts of the Rust toolchain.
 fn install_missing(needs: &Needs) -> Result<()> {
-    if !needs.tools.is_empty() || needs.survey.toolchain().is_none() {
-        install_packages(needs)?;
-    }
+    install_packages(needs)?;
     let survey = toolchain::survey();
     if survey.toolchain().is_none() {
         let compiler = choose(&survey, apt_knows().ok().as_ref()).with_context(|| by_hand(needs, None))?;
@@ -121,30 +115,26 @@ fn install_missing(needs: &Needs) -> Result<()> {
     Ok(())
 }
 
+/// Installs packages with the missing tools and with a toolchain. Updates apt's lists first if they
+/// lack one. If apt cannot be used, the error has instructions for a person.
 fn install_packages(needs: &Needs) -> Result<()> {
-    install_all(&|known| wanted(needs, known), &|names| by_hand(needs, names))
-}
-
-/// Installs the packages that `wanted` picks from those that apt has. Updates apt's lists first if
-/// they lack one. `by_hand` returns instructions for a person if apt cannot be used.
-fn install_all(
-    wanted: &dyn Fn(&Packages) -> Result<Vec<String>>,
-    by_hand: &dyn Fn(Option<&[String]>) -> String,
-) -> Result<()> {
-    if !apt::is_there() {
-        bail!("{}", by_hand(None));
+    if needs.tools.is_empty() && !needs.lacks_toolchain() {
+        return Ok(());
     }
-    let mut names = wanted(&apt_knows()?);
+    if !apt::is_there() {
+        bail!("{}", by_hand(needs, None));
+    }
+    let mut names = wanted(needs, &apt_knows()?);
     if names.is_err() && apt::may_install() {
         apt::update()?;
-        names = wanted(&apt_knows()?);
+        names = wanted(needs, &apt_knows()?);
     }
-    let names = names.with_context(|| by_hand(None))?;
+    let names = names.with_context(|| by_hand(needs, None))?;
     if names.is_empty() {
         return Ok(());
     }
     if !apt::may_install() {
-        bail!("{}", by_hand(Some(&names)));
+        bail!("{}", by_hand(needs, Some(&names)));
     }
     // Old lists name packages that the mirror has replaced.
     apt::install(&names).or_else(
@@ -162,8 +152,8 @@ fn apt_knows() -> Result<Packages> {
 /// Returns the packages to install. The error names what apt does not have.
 fn wanted(needs: &Needs, known: &Packages) -> Result<Vec<String>> {
     let mut names = tool_packages(&needs.tools, known)?;
-    if needs.survey.toolchain().is_none() {
-        names.extend(toolchain_packages(&needs.survey, known)?);
+    if let Some(survey) = needs.survey.as_ref().filter(|survey| survey.toolchain().is_none()) {
+        names.extend(toolchain_packages(survey, known)?);
     }
     Ok(packages::missing(known, names))
 }
@@ -201,13 +191,10 @@ fn choose<'a>(survey: &'a Survey, known: Option<&Packages>) -> Option<&'a Compil
 /// Adds a component of the toolchain. Only `cargo xtask test` needs it, so a failure is reported
 /// and not returned.
 fn add_component(name: &str) {
-    let mut progress = Progress::start(&format!("rustup component add {name}"));
     let run = Run::new("rustup").args(["component", "add", name]).limit(DOWNLOAD);
-    let added = run.check(&mut |line| progress.line(line));
-    if let Err(error) = &added {
-        progress.keep(&format!("`cargo xtask test` will fail without {name}: {error:#}"));
+    if let Err(error) = Progress::run(&format!("rustup component add {name}"), run) {
+        eprintln!("`cargo xtask test` will fail without {name}: {error:#}");
     }
-    progress.end(if added.is_ok() { "done" } else { "FAILED" });
 }
 
 /// Returns instructions for a person, if apt cannot be used.
@@ -215,17 +202,17 @@ fn by_hand(needs: &Needs, names: Option<&[String]>) -> String {
     let mut lines = vec![needs.explain()];
     if let Some(names) = names {
         lines.push(format!(
-            "Install it as root, then run `cargo xtask setup` again:\n  {}",
-            apt::command(names)
+            "Install it as root, then run this command again:\n  apt-get install --no-install-recommends {}",
+            names.join(" ")
         ));
         return lines.join("\n");
     }
     let (llvms, version) = (toolchain::BPF_LINKER_LLVMS, toolchain::BPF_LINKER);
-    lines.push("Install what is missing, then run `cargo xtask setup` again:".into());
-    if needs.survey.compilers.is_empty() {
+    lines.push("Install what is missing, then run this command again.".into());
+    if needs.survey.as_ref().is_some_and(|survey| survey.compilers.is_empty()) {
         lines.push("  a Rust compiler with its library's source: rustup toolchain install nightly --component rust-src".into());
     }
-    if needs.survey.toolchain().is_none() {
+    if needs.lacks_toolchain() {
         lines.push(format!(
             "  bpf-linker {version} with the LLVM that `rustc +nightly -vV` prints ({} to {}), in PATH:\n    a release of \
              https://github.com/aya-rs/bpf-linker, or, with the headers of LLVM N installed in /usr/lib/llvm-N:\n    \
@@ -234,31 +221,14 @@ fn by_hand(needs: &Needs, names: Option<&[String]>) -> String {
             llvms.end()
         ));
     }
-    lines.extend(needs.tools.iter().map(|tool| format!("  {}: {}", tool.name, tool.why)));
-    lines.join("\n")
-}
-
-/// Returns the same instructions for tools only.
-fn tools_by_hand(tools: &[&Tool], names: Option<&[String]>) -> String {
-    let missing = |tool: &&Tool| format!("{} is missing or does not run: {}", tool.name, tool.why);
-    let mut lines: Vec<String> = tools.iter().map(missing).collect();
-    lines.push(match names {
-        Some(names) => format!("Install it as root: {}", apt::command(names)),
-        None => "Install what is missing. Virtual machines need apt to fetch their kernels.".into(),
-    });
     lines.join("\n")
 }
 
 impl Needs {
-    /// Returns what the build needs.
-    fn to_build() -> Self {
-        Self { survey: toolchain::survey(), tools: Vec::new(), components: Vec::new() }
-    }
-
     /// Checks the machine and changes nothing.
     fn check() -> Self {
         Self {
-            survey: toolchain::survey(),
+            survey: Some(toolchain::survey()),
             tools: TOOLS.iter().filter(|tool| tool.find().is_none()).collect(),
             components: COMPONENTS
                 .iter()
@@ -268,9 +238,13 @@ impl Needs {
         }
     }
 
+    fn lacks_toolchain(&self) -> bool {
+        self.survey.as_ref().is_some_and(|survey| survey.toolchain().is_none())
+    }
+
     /// Returns the files that a complete setup relies on, or `None` if something is missing.
     fn files(&self) -> Option<Vec<PathBuf>> {
-        let toolchain = self.survey.toolchain()?;
+        let toolchain = self.survey.as_ref()?.toolchain()?;
         let library = toolchain.compiler.library();
         let mut files = vec![toolchain.linker.path, toolchain.compiler.rustc, library];
         for tool in &TOOLS {
@@ -282,16 +256,10 @@ impl Needs {
 
     /// Describes what is missing.
     fn explain(&self) -> String {
-        let mut lines = Vec::new();
-        if self.survey.toolchain().is_none() {
-            lines.push(self.survey.explain());
-        }
-        lines.extend(
-            self.tools.iter().map(|tool| format!("{} is missing or does not run: {}", tool.name, tool.why)),
-        );
-        lines.extend(
-            self.components.iter().map(|name| format!("{name} is missing: `cargo xtask test` runs it")),
-        );
-        lines.join("\n")
+        let survey = self.survey.iter().filter(|survey| survey.toolchain().is_none()).map(Survey::explain);
+        let tools = self.tools.iter().map(|tool| tool.explain());
+        let components = self.components.iter();
+        let components = components.map(|name| format!("{name} is missing: `cargo xtask test` runs it"));
+        survey.chain(tools).chain(components).collect::<Vec<_>>().join("\n")
     }
 }

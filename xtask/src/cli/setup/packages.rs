@@ -2,14 +2,13 @@
 
 use super::apt::{Package, Packages};
 use super::tools::Tool;
+use xtask::search;
 use xtask::toolchain::BPF_LINKER_LLVMS;
 
 /// The packages of a compiler and of its library's source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CompilerPackages {
-    /// The compiler's package.
     pub(crate) compiler: String,
-    /// The package of the library's source.
     pub(crate) source: String,
 }
 
@@ -79,13 +78,7 @@ pub(crate) fn tool(packages: &Packages, tool: &Tool) -> Option<Vec<String>> {
 
 /// Returns those of `names` that are not installed, without duplicates.
 pub(crate) fn missing(packages: &Packages, names: Vec<String>) -> Vec<String> {
-    let mut missing: Vec<String> = Vec::new();
-    for name in names {
-        if !is_installed(packages, &name) && !missing.contains(&name) {
-            missing.push(name);
-        }
-    }
-    missing
+    search::unique(names.into_iter().filter(|name| !is_installed(packages, name)))
 }
 
 fn is_installed(packages: &Packages, name: &str) -> bool {

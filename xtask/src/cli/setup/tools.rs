@@ -8,7 +8,6 @@ use xtask::search;
 /// A program, and the packages that contain it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tool {
-    /// The program's name.
     pub(crate) name: &'static str,
     /// What it is used for.
     pub(crate) why: &'static str,
@@ -57,7 +56,7 @@ pub(crate) const VM_TOOLS: [Tool; 8] = [
     tool("depmod", "it creates the table of a kernel's modules", "--version", &[&["kmod"]]),
     tool("kmod", "guests load modules with it", "--version", &[&["kmod"]]),
     tool("ip", "it is copied into guests", "-V", &[&["iproute2"]]),
-    tool("dpkg", "it unpacks kernels", "--version", &[&["dpkg"]]),
+    tool("dpkg", "it unpacks kernels, which apt fetches", "--version", &[&["dpkg"]]),
     Tool {
         name: KEYRING,
         why: "it verifies that kernels are Debian's",
@@ -80,6 +79,11 @@ const fn tool(
 pub(crate) const COMPONENTS: [(&str, &str); 2] = [("rustfmt", "cargo-fmt"), ("clippy", "cargo-clippy")];
 
 impl Tool {
+    /// Describes a missing tool.
+    pub(crate) fn explain(&self) -> String {
+        format!("{} is missing or does not run: {}", self.name, self.why)
+    }
+
     /// Returns the program if it exists and runs.
     pub(crate) fn find(&self) -> Option<PathBuf> {
         let Some(probe) = self.probe else {

@@ -8,22 +8,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use xtask::run::Run;
 
-use crate::cli::setup::{KEYRING, unpack_all};
+use crate::cli::setup::{KEYRING, depends, unpack_all};
 
 const LIMIT: Duration = Duration::from_mins(15);
 /// Depends on the newest kernel.
 const NEWEST: &str = "linux-image-cloud-amd64";
 /// Prefixes of the packages of a kernel: one package up to 6.12, several since.
 const PARTS: [&str; 4] = ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"];
-
-/// A source of packages.
-#[derive(Debug)]
-pub(crate) struct Mirror {
-    /// The URL of releases.
-    pub(crate) main: &'static str,
-    /// The URL of security updates.
-    pub(crate) security: &'static str,
-}
 
 /// apt with a state of its own.
 pub(crate) struct Apt {
@@ -58,13 +49,7 @@ impl Apt {
     }
 
     fn kernel_packages(&self) -> Result<Vec<String>> {
-        let others = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"];
-        let text = self
-            .run("apt-cache")
-            .args(["depends", "--recurse"])
-            .args(others.iter().map(|kind| format!("--no-{kind}")))
-            .arg(NEWEST)
-            .read()?;
+        let text = depends(self.run("apt-cache"), NEWEST).read()?;
         let names: Vec<String> = text.lines().filter(|name| is_part(name)).map(str::to_owned).collect();
         ensure!(!names.is_empty(), "{NEWEST} depends on no kernel");
         Ok(names)

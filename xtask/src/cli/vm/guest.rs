@@ -7,7 +7,7 @@ use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use xtask::run::Run;
 use xtask::search;
 
@@ -92,15 +92,12 @@ impl Guest {
     fn files(&self) -> Result<Vec<PathBuf>> {
         let program = self.command.first().map(Path::new).filter(|program| program.components().count() > 1);
         let files = self.copies.iter().map(PathBuf::as_path).chain(program);
-        files.map(|file| self.absolute(file)).collect()
-    }
-
-    fn absolute(&self, file: &Path) -> Result<PathBuf> {
-        let absolute = self.folder.join(file);
-        if !absolute.exists() {
-            bail!("there is no {} to copy into the guest", absolute.display());
-        }
-        Ok(absolute)
+        let absolute = |file: &Path| {
+            let file = self.folder.join(file);
+            ensure!(file.exists(), "there is no {} to copy into the guest", file.display());
+            Ok(file)
+        };
+        files.map(absolute).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 use xtask::workspace;
 
-use super::apt::{Apt, Mirror};
+use super::apt::Apt;
 use super::modules;
 use crate::cli::progress::Progress;
 
@@ -29,13 +29,7 @@ pub(crate) enum Kernel {
 }
 
 /// The sources of packages. The archive has packages that the mirrors no longer have.
-const MIRRORS: [Mirror; 2] = [
-    Mirror { main: "http://deb.debian.org/debian", security: "http://deb.debian.org/debian-security" },
-    Mirror {
-        main: "http://archive.debian.org/debian",
-        security: "http://archive.debian.org/debian-security",
-    },
-];
+const MIRRORS: [&str; 2] = ["http://deb.debian.org/debian", "http://archive.debian.org/debian"];
 
 /// A kernel in the cache.
 #[derive(Debug)]
@@ -79,10 +73,10 @@ impl Kernel {
     }
 
     /// Returns the sources for apt. Stable releases get new kernels as security updates.
-    fn sources(self, mirror: &Mirror) -> Vec<String> {
+    fn sources(self, mirror: &str) -> Vec<String> {
         let suite = self.suite();
-        let main = format!("{} {suite} main", mirror.main);
-        let security = format!("{} {suite}-security main", mirror.security);
+        let main = format!("{mirror} {suite} main");
+        let security = format!("{mirror}-security {suite}-security main");
         if self == Self::Latest { vec![main] } else { vec![main, security] }
     }
 
@@ -125,7 +119,7 @@ impl Kernel {
     fn fetch_into(self, folder: &Path, each: &mut dyn FnMut(&str)) -> Result<Fetched> {
         let work = tempfile::tempdir_in(workspace::vm()).context("cannot create a folder to unpack in")?;
         let mut failures = Vec::new();
-        for mirror in &MIRRORS {
+        for mirror in MIRRORS {
             let unpacked = work.path().join("unpacked");
             let fetched = Apt::prepare(work.path(), &self.sources(mirror))
                 .and_then(|apt| apt.unpack_kernel(&unpacked, each))
@@ -138,7 +132,7 @@ impl Kernel {
                         .context("cannot move the kernel into the cache")?;
                     return Fetched::read(folder).context("the fetched kernel is incomplete");
                 }
-                Err(error) => failures.push(format!("{}: {error:#}", mirror.main)),
+                Err(error) => failures.push(format!("{mirror}: {error:#}")),
             }
         }
         bail!("{}", failures.join("\n"))

@@ -44,12 +44,10 @@ const BUILD: Duration = Duration::from_mins(40);
 /// Builds the programs. Returns a guest that runs them one after the other, except tests whose
 /// names contain one of `skip`.
 pub(crate) fn guest(skip: &[String]) -> Result<Guest> {
-    let mut progress = Progress::start("build for the guest");
-    let built = steps::build_world()
-        .check(&mut |line| progress.line(line))
-        .and_then(|_| build_tests(&mut |line| progress.line(line)));
-    progress.end(if built.is_ok() { "ok" } else { "FAILED" });
-    let mut built = built?;
+    let mut built = Progress::during("build for the guest", |progress| {
+        steps::build_world().check(&mut |line| progress.line(line))?;
+        build_tests(&mut |line| progress.line(line))
+    })?;
     // A guest's file system is in memory, and programs with debug information are large.
     built.programs.retain(|program| program.ends_with(PROGRAM));
     let [shunt, conformance] = ["shunt", "conformance"].map(|name| workspace::release().join(name));

@@ -38,7 +38,7 @@ impl UdpTable for Table {
     ) -> Result<DeletionCounts, KernelError> {
         let mut contents = self.0.lock().unwrap();
         if contents.is_broken {
-            return Err(KernelError::NoConntrackNetlink { source: std::io::ErrorKind::InvalidInput.into() });
+            return Err(KernelError::NoConntrackNetlink(std::io::ErrorKind::InvalidInput.into()));
         }
         contents.walks.push(filter);
         let before = contents.flows.len();

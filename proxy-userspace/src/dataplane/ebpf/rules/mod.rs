@@ -214,7 +214,7 @@ impl Rules {
     fn fall_back(&mut self, nft: KernelError) -> Result<(), KernelError> {
         let nft = Box::new(nft);
         if IpFamily::ALL.iter().all(|family| Iptables::installed(*family, &self.launcher).is_empty()) {
-            let iptables = Box::new(KernelError::CommandNotFound { program: "iptables".into() });
+            let iptables = Box::new(KernelError::CommandNotFound("iptables".into()));
             return Err(KernelError::NoNetfilter { nft, iptables });
         }
         if self.location != Location::Iptables {

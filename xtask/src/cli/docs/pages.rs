@@ -1,8 +1,6 @@
-//! Checks the commands in blocks that are marked `sh`: their syntax, and the names and flags of
-//! everything that belongs to shunt.
+//! Checks what pages name: commands in blocks that are marked `sh`, and paths of the repository.
 
 use std::fs;
-use std::path::Path;
 
 use clap::Parser as _;
 use xtask::run::Run;
@@ -12,9 +10,8 @@ use super::Page;
 use crate::cli::Cli;
 
 /// Programs of others that pages may run.
-const PROGRAMS: [&str; 17] = [
+const PROGRAMS: [&str; 15] = [
     "bpftool",
-    "cargo",
     "curl",
     "docker",
     "find",
@@ -26,14 +23,18 @@ const PROGRAMS: [&str; 17] = [
     "ls",
     "nft",
     "object",
-    "shunt",
     "sysctl",
     "tc",
     "ipset",
 ];
 
+/// The folders whose paths are checked.
+const FOLDERS: [&str; 7] =
+    ["proxy-common/", "proxy-ebpf/", "proxy-userspace/", "tests/", "xtask/", "deploy/", "docs/"];
+
+/// Checks the syntax of commands, and the names and flags of everything that belongs to shunt.
 /// Returns the number of commands, and a line for each that is wrong.
-pub(super) fn check(pages: &[Page]) -> (usize, Vec<String>) {
+pub(super) fn check_commands(pages: &[Page]) -> (usize, Vec<String>) {
     let (mut count, mut wrong) = (0, Vec::new());
     for page in pages {
         for block in blocks(&page.text) {
@@ -49,6 +50,28 @@ pub(super) fn check(pages: &[Page]) -> (usize, Vec<String>) {
         }
     }
     (count, wrong)
+}
+
+/// Returns the number of paths in code spans, and a line for each that does not exist. The
+/// changelog describes the past, so it is left out.
+pub(super) fn check_paths(pages: &[Page]) -> (usize, Vec<String>) {
+    let (mut count, mut missing) = (0, Vec::new());
+    for page in pages.iter().filter(|page| page.path != "CHANGELOG.md") {
+        for path in paths(&page.text) {
+            count += 1;
+            if !workspace::root().join(path).exists() {
+                missing.push(format!("  {}: there is no {path} in the repository", page.path));
+            }
+        }
+    }
+    (count, missing)
+}
+
+/// Returns the code spans that are paths of the repository.
+fn paths(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().flat_map(|line| line.split('`').skip(1).step_by(2)).filter(|span| {
+        FOLDERS.iter().any(|folder| span.starts_with(folder)) && !span.contains(['*', ' ', '{', '<'])
+    })
 }
 
 /// Returns the text of each block that is marked `sh`.
@@ -83,7 +106,7 @@ fn judge(command: &str) -> Result<(), String> {
         ["cargo", rest @ ..] => cargo(rest),
         ["shunt" | "target/release/shunt", rest @ ..] => shunt(rest),
         [program, ..] => match program.strip_prefix("target/release/") {
-            Some(name) => exists(&["tests/src/bin"], name),
+            Some(name) => exists("tests/src/bin", name),
             None if PROGRAMS.contains(&program.split('=').next().unwrap_or(program)) => Ok(()),
             None => Err(format!("{program} is not among the programs that pages may run")),
         },
@@ -110,10 +133,10 @@ fn cargo(words: &[&str]) -> Result<(), String> {
     };
     let packages = of(&["-p", "--package"]);
     for package in &packages {
-        exists(&[""], if *package == "shunt-tests" { "tests" } else { package })?;
+        exists("", if *package == "shunt-tests" { "tests" } else { package })?;
     }
     let folder = if packages == ["shunt-tests"] { "tests/tests" } else { "proxy-userspace/tests" };
-    of(&["--test"]).into_iter().try_for_each(|target| exists(&[folder], target))
+    of(&["--test"]).into_iter().try_for_each(|target| exists(folder, target))
 }
 
 /// Checks that shunt has the flags.
@@ -127,13 +150,11 @@ fn shunt(words: &[&str]) -> Result<(), String> {
     unknown.map_or(Ok(()), |flag| Err(format!("docs/flags.md has no {flag}")))
 }
 
-/// Checks that a file or folder of this name is in one of the folders, with or without `.rs`.
-fn exists(folders: &[&str], name: &str) -> Result<(), String> {
-    let is_there = |folder: &&str| {
-        let path = workspace::root().join(folder).join(name);
-        path.exists() || Path::new(&format!("{}.rs", path.display())).exists()
-    };
-    if folders.iter().any(is_there) { Ok(()) } else { Err(format!("there is no {name}")) }
+/// Checks that a file or folder of this name is in the folder, with or without `.rs`.
+fn exists(folder: &str, name: &str) -> Result<(), String> {
+    let folder = workspace::root().join(folder);
+    let is_there = folder.join(name).exists() || folder.join(format!("{name}.rs")).exists();
+    if is_there { Ok(()) } else { Err(format!("there is no {name}")) }
 }
 
 #[cfg(test)]
@@ -174,5 +195,20 @@ mod tests {
         ] {
             assert!(judge(command).is_err(), "{command}");
         }
+    }
+
+    #[test]
+    fn only_code_spans_that_are_paths_count() {
+        let text = "See `proxy-common/src` and `cargo test`, not docs/x or `tests/*.rs`.";
+        assert_eq!(paths(text).collect::<Vec<_>>(), ["proxy-common/src"]);
+    }
+
+    #[test]
+    fn a_path_that_does_not_exist_is_named() {
+        let page =
+            Page { path: "docs/a.md".into(), text: "`xtask/src/main.rs`, `xtask/src/nothing.rs`".into() };
+        let (count, missing) = check_paths(&[page]);
+        assert_eq!(count, 2);
+        assert_eq!(missing, ["  docs/a.md: there is no xtask/src/nothing.rs in the repository"]);
     }
 }
