@@ -122,7 +122,7 @@ impl Bench {
 
     fn data_path(&self, services: usize, report: &mut Report) -> Result<()> {
         let hosts = [Host::Node1, Host::A1, Host::A2, Host::Client];
-        let (mut world, mut proxy) = self.scene(&hosts, services)?;
+        let (mut world, mut proxy) = self.prepare(&hosts, services)?;
         paths::serve(&mut world)?;
         // Otherwise the connections of a minute would fill the kernel's table, and the other
         // figures would be those of a full table.
@@ -135,14 +135,14 @@ impl Bench {
     }
 
     fn foreign(&self, services: usize, report: &mut Report) -> Result<()> {
-        let (mut world, mut proxy) = self.scene(&[Host::Node1, Host::A2, Host::Client], services)?;
+        let (mut world, mut proxy) = self.prepare(&[Host::Node1, Host::A2, Host::Client], services)?;
         paths::serve(&mut world)?;
         report.foreign.extend(foreign::measure(&mut world, &mut proxy, services, self.effort)?);
         Ok(())
     }
 
     fn change_path(&self, services: usize, report: &mut Report) -> Result<()> {
-        let (mut world, proxy) = self.scene(&[Host::Node1], services)?;
+        let (mut world, proxy) = self.prepare(&[Host::Node1], services)?;
         let request =
             protocol::ChangeRequest { arguments: proxy.arguments().to_vec(), changes: self.effort.changes };
         report.changes.extend(changes::measure_in_agent(world.agent(Host::Node1)?, services, request)?);
@@ -150,7 +150,7 @@ impl Bench {
     }
 
     fn memory(&self, services: usize, report: &mut Report) -> Result<()> {
-        let (mut world, mut proxy) = self.scene(&[Host::Node1], services)?;
+        let (mut world, mut proxy) = self.prepare(&[Host::Node1], services)?;
         report.memory.push(memory::measure(&mut world, &mut proxy, services, "manifests")?);
         let url = memory::serve_api(world.agent(Host::Node1)?, services)?;
         proxy.watch_api(&url);
@@ -160,7 +160,7 @@ impl Bench {
 
     /// Returns a world with a cluster of this number of Services, and a proxy that is ready to
     /// start.
-    fn scene(&self, hosts: &[Host], services: usize) -> Result<(World, Proxy)> {
+    fn prepare(&self, hosts: &[Host], services: usize) -> Result<(World, Proxy)> {
         let world = World::build(hosts, &std::env::current_exe()?)?;
         self.iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
         let manifests = Manifests::create(world.directory())?;

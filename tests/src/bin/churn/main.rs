@@ -73,10 +73,10 @@ fn report(checks: &[Check]) -> bool {
 }
 
 fn run(arguments: &Arguments) -> Result<Vec<Check>> {
-    let mut scene = build(arguments)?;
-    let checks = scene.all_phases(arguments.connections);
+    let mut test = build(arguments)?;
+    let checks = test.all_phases(arguments.connections);
     if checks.as_ref().map_or(true, |checks| checks.iter().any(|check| !check.failures.is_empty())) {
-        eprintln!("the end of the proxy's log:\n{}", scene.proxy.log_tail(20));
+        eprintln!("the end of the proxy's log:\n{}", test.proxy.log_tail(20));
     }
     checks
 }

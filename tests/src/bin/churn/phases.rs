@@ -60,7 +60,7 @@ impl ChurnTest {
         if self.has_maps() {
             checks.push(self.resize("other map sizes", SIZES)?);
             checks.push(self.check_open_connections("afterwards")?);
-            checks.push(self.resize("the first map sizes retransmits", "{}")?);
+            checks.push(self.resize("the first map sizes again", "{}")?);
             checks.push(self.check_open_connections("afterwards")?);
             checks.push(self.check_follows()?);
         }
@@ -148,7 +148,7 @@ impl ChurnTest {
         Ok(Check::new("afterwards, only the remaining endpoint answers", failures))
     }
 
-    /// Cleans up under load. Connections may fail, because shown is no Service any more.
+    /// Cleans up under load. Connections may fail, because the Service is gone.
     fn clean_up(&mut self) -> Result<Check> {
         let has_maps = self.has_maps();
         let Self { proxy, world, .. } = self;
@@ -190,7 +190,7 @@ fn under_load<T>(
     })
 }
 
-/// Changes endpoints and restarts the proxy, killed and stopped in turn, until shown are enough
+/// Changes endpoints and restarts the proxy, killed and stopped in turn, until there are enough
 /// connections.
 fn kill_and_change(
     world: &World,

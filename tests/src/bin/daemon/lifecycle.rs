@@ -128,8 +128,8 @@ pub(crate) fn events_report_the_start_and_refused_settings(setup: &Setup) -> Res
         let regarding =
             ["kind", "namespace", "name"].map(|field| event["regarding"][field].as_str().unwrap_or("-"));
         let is_about_service = event["reason"] == "FailedToStartServiceHealthcheck";
-        let wanted = if is_about_service { ["Service", "shop", "taken"] } else { ["Node", "-", "node1"] };
-        ensure!(regarding == wanted && event["type"].is_string(), "{event}");
+        let expected = if is_about_service { ["Service", "shop", "taken"] } else { ["Node", "-", "node1"] };
+        ensure!(regarding == expected && event["type"].is_string(), "{event}");
     }
     let forwards = node.world.run(Host::Node1, "sysctl -n net.ipv4.ip_forward")?;
     ensure!(forwards.trim() == "0", "ip_forward, which kube-proxy leaves alone too, is {forwards}");
