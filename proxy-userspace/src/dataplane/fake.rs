@@ -29,7 +29,8 @@ pub(crate) struct KernelContent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Observe,
-    /// An `apply` with this number of changes. An `apply` without changes does not reach the kernel.
+    /// An `apply` with this number of changes. An `apply` without changes does not reach the
+    /// kernel.
     Apply(usize),
     FailedApply,
     Cleanup,

@@ -1,4 +1,5 @@
-//! Errors and failure counters of a single IP family, for all modes that serve each family separately.
+//! Errors and failure counters of a single IP family, for all modes that serve each family
+//! separately.
 
 use std::{
     error::Error,
@@ -33,7 +34,8 @@ impl<E: Error + 'static> Error for FamilyError<E> {
     }
 }
 
-/// Returns the first of several errors. If all of them are of the same family, it is a [`FamilyError`].
+/// Returns the first of several errors. If all of them are of the same family, it is a
+/// [`FamilyError`].
 pub(super) fn first_error<E: From<FamilyError<E>>>(errors: Vec<(Option<IpFamily>, E)>) -> Option<E> {
     let family = errors.first().and_then(|(family, _)| *family);
     let is_only_family = errors.iter().all(|(of, _)| *of == family);

@@ -1,8 +1,8 @@
 //! The modes: how the kernel is made to serve a [`Snapshot`].
 //!
-//! The tests of each mode check these laws. After `apply`, a new plan is empty. A plan for what is dirty
-//! reaches the same state as a plan for everything. The kernel is safe after each step of a plan. The
-//! size of a plan depends on the change, not on the cluster.
+//! The tests of each mode check these laws. After `apply`, a new plan is empty. A plan for what is
+//! dirty reaches the same state as a plan for everything. The kernel is safe after each step of a
+//! plan. The size of a plan depends on the change, not on the cluster.
 #![forbid(unsafe_code)]
 
 pub mod conntrack;
@@ -31,8 +31,8 @@ use crate::model::{Dirty, IpFamily, ServicePortKey, Snapshot};
 pub trait Dataplane {
     /// What the kernel holds of this mode.
     type State;
-    /// The kernel changes in the order in which they must be made. A plan is data: it can be printed,
-    /// compared and counted.
+    /// The kernel changes in the order in which they must be made. A plan is data: it can be
+    /// printed, compared and counted.
     type Plan: PlanSize + std::fmt::Debug;
     /// The errors of this mode.
     type Error: std::error::Error + Send + Sync + 'static;
@@ -52,24 +52,24 @@ pub trait Dataplane {
     /// Makes the changes and updates the state accordingly, even if an error stops it.
     fn apply(&mut self, state: &mut Self::State, plan: Self::Plan) -> Result<(), Self::Error>;
 
-    /// Removes everything that this mode put into the kernel. Continues after errors and returns them
-    /// all.
+    /// Removes everything that this mode put into the kernel. Continues after errors and returns
+    /// them all.
     fn cleanup(&mut self) -> Vec<Self::Error>;
 
-    /// Returns true if an error of `apply` concerns only some service ports or links. Everything else
-    /// was applied.
+    /// Returns true if an error of `apply` concerns only some service ports or links. Everything
+    /// else was applied.
     fn is_partial(_error: &Self::Error) -> bool {
         false
     }
 
-    /// Returns the family if an error of `apply` concerns only one. Everything of the other family was
-    /// applied. Of the failed family, nothing is certain.
+    /// Returns the family if an error of `apply` concerns only one. Everything of the other family
+    /// was applied. Of the failed family, nothing is certain.
     fn failed_family(_error: &Self::Error) -> Option<IpFamily> {
         None
     }
 
-    /// Returns the cleaner of stale UDP flows, in modes that translate in netfilter. It lives as long as
-    /// the dataplane, because it must remember what was served before [`Self::observe`].
+    /// Returns the cleaner of stale UDP flows, in modes that translate in netfilter. It lives as
+    /// long as the dataplane, because it must remember what was served before [`Self::observe`].
     fn stale_udp(&mut self) -> Option<&mut StaleUdpCleaner> {
         None
     }
@@ -84,8 +84,8 @@ pub trait Dataplane {
         None
     }
 
-    /// Returns the links whose incoming packets are not served, because a setting of another program
-    /// prevents it.
+    /// Returns the links whose incoming packets are not served, because a setting of another
+    /// program prevents it.
     fn left_out(&self) -> Vec<Arc<str>> {
         Vec::new()
     }

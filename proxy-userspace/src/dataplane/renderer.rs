@@ -60,8 +60,8 @@ impl RenderError {
 
 /// A dataplane with its state, for the sync loop.
 pub trait Renderer: Send {
-    /// Reads what the kernel holds, unless it certainly holds what the state says. Needed before the
-    /// first [`Self::render`] and after one that failed.
+    /// Reads what the kernel holds, unless it certainly holds what the state says. Needed before
+    /// the first [`Self::render`] and after one that failed.
     fn observe(&mut self) -> Result<(), RenderError>;
 
     /// Makes the next [`Self::observe`] read the kernel in any case.
@@ -71,9 +71,9 @@ pub trait Renderer: Send {
     /// Observes first if there is no state.
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError>;
 
-    /// Deletes the UDP entries of conntrack that became stale by the last [`Self::render`]. Returns one
-    /// value for each family whose entries were read. Called with the same arguments, after each
-    /// [`Self::render`] that succeeded or failed only in part.
+    /// Deletes the UDP entries of conntrack that became stale by the last [`Self::render`]. Returns
+    /// one value for each family whose entries were read. Called with the same arguments, after
+    /// each [`Self::render`] that succeeded or failed only in part.
     fn delete_stale_udp(
         &mut self,
         _snapshot: &Snapshot,
@@ -145,13 +145,15 @@ where
         let plan = D::plan(state, snapshot, dirty);
         let operations = plan.len();
         tracing::trace!(?plan, "applying the plan");
-        // A plan without changes is applied too: it can add to the state what the kernel does not show.
+        // A plan without changes is applied too: it can add to the state what the kernel does not
+        // show.
         self.dataplane.apply(state, plan).map_err(|source| RenderError::Apply {
             partial: D::is_partial(&source),
             family: D::failed_family(&source),
             source: source.into(),
         })?;
-        // While rules were missing, packets could pass untranslated, also those of unchanged Services.
+        // While rules were missing, packets could pass untranslated, also those of unchanged
+        // Services.
         if dirty.all
             && operations > 0
             && let Some(stale_udp) = self.dataplane.stale_udp()

@@ -1,4 +1,5 @@
-//! Dummy links: links that send nothing. They hold addresses that a network namespace takes as its own.
+//! Dummy links: links that send nothing. They hold addresses that a network namespace takes as its
+//! own.
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 
@@ -63,8 +64,8 @@ impl DummyLink {
             .map_err(KernelError::call("remove the link", self.name))
     }
 
-    /// Returns the addresses, except IPv6 link-local ones, which the kernel adds. A link that does not
-    /// exist has none.
+    /// Returns the addresses, except IPv6 link-local ones, which the kernel adds. A link that does
+    /// not exist has none.
     pub fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError> {
         let Some(index) = self.index() else { return Ok(BTreeSet::new()) };
         let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());

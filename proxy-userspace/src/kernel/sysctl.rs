@@ -1,5 +1,5 @@
-//! Kernel settings in files: sysctls of the network namespace, the size of conntrack's hash table, and
-//! the OOM score of this process.
+//! Kernel settings in files: sysctls of the network namespace, the size of conntrack's hash table,
+//! and the OOM score of this process.
 
 use std::{
     fs, io,
@@ -9,8 +9,8 @@ use std::{
 
 use super::KernelError;
 
-/// Where a manifest mounts the host's `/proc/sys/net`. A container's own `/proc/sys/net` is read-only
-/// unless the container is privileged.
+/// Where a manifest mounts the host's `/proc/sys/net`. A container's own `/proc/sys/net` is
+/// read-only unless the container is privileged.
 const MOUNTED: &str = "/host/proc/sys/net";
 
 /// Returns the directory of the sysctls. Both directories show the sysctls of the process's network
@@ -48,8 +48,8 @@ impl Sysctl {
         fs::write(self.path(), value.to_string()).map_err(KernelError::path("write", self.path()))
     }
 
-    /// Writes the value if the sysctl has another one. Returns true if it had. Fails if this kernel does
-    /// not have the sysctl.
+    /// Writes the value if the sysctl has another one. Returns true if it had. Fails if this kernel
+    /// does not have the sysctl.
     pub fn ensure(self, value: i64) -> Result<bool, KernelError> {
         if self.read()? == Some(value) {
             return Ok(false);

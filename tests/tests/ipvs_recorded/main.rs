@@ -1,11 +1,11 @@
-//! Compares the plans of the ipvs mode with what kube-proxy v1.36 left in the kernel, for each step of
-//! each case.
+//! Compares the plans of the ipvs mode with what kube-proxy v1.36 left in the kernel, for each step
+//! of each case.
 //!
-//! `tests/recorded/ipvs` holds kube-proxy's virtual and real servers, sets and their entries, addresses of
-//! kube-ipvs0, and the rules that iptables-save showed. One file has what is the same in all cases, the
-//! others what differs by case and step. Each case here also has the Service `default/kubernetes` of the
-//! recorded cluster. Rules are compared by chain and in order, everything else as sets. [`EXPLAINED`]
-//! lists the differences that are allowed, with reasons.
+//! `tests/recorded/ipvs` holds kube-proxy's virtual and real servers, sets and their entries,
+//! addresses of kube-ipvs0, and the rules that iptables-save showed. One file has what is the same
+//! in all cases, the others what differs by case and step. Each case here also has the Service
+//! `default/kubernetes` of the recorded cluster. Rules are compared by chain and in order,
+//! everything else as sets. [`EXPLAINED`] lists the differences that are allowed, with reasons.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -125,8 +125,8 @@ impl Kernel {
     }
 }
 
-/// Returns an entry as ipset prints it: with the name of the protocol, and a range of one address as that
-/// address.
+/// Returns an entry as ipset prints it: with the name of the protocol, and a range of one address
+/// as that address.
 fn as_shown(line: &str) -> String {
     if !line.starts_with("entry ") {
         return line.to_owned();
@@ -142,8 +142,8 @@ fn compare(kube_proxy: &BTreeSet<String>, shunt: &BTreeSet<String>, prefix: &str
     only_kube_proxy.chain(only_shunt).collect()
 }
 
-/// Returns what the kernel holds except rules, one line for each object. Sets and entries have the form
-/// of `ipset save`.
+/// Returns what the kernel holds except rules, one line for each object. Sets and entries have the
+/// form of `ipset save`.
 fn lines(state: &State) -> Vec<String> {
     let mut lines = Vec::new();
     for (key, held) in &state.servers {

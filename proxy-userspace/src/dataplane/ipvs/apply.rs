@@ -24,7 +24,8 @@ use crate::{
     },
 };
 
-/// The maximum number of rejected set entries in one step. Each of them costs one more run of ipset.
+/// The maximum number of rejected set entries in one step. Each of them costs one more run of
+/// ipset.
 const MAX_REJECTED: usize = 64;
 
 /// A plan that is being applied.
@@ -35,8 +36,8 @@ pub(super) struct Applying<'a> {
 }
 
 impl Applying<'_> {
-    /// Makes the safe part of a step and records the result. If one change fails, the changes that do
-    /// not depend on it are made.
+    /// Makes the safe part of a step and records the result. If one change fails, the changes that
+    /// do not depend on it are made.
     pub(super) fn apply(&mut self, step: Step) -> Result<(), IpvsError> {
         let step = self.failures.safe_part(step, self.state);
         match &step {
@@ -171,8 +172,8 @@ impl Applying<'_> {
     }
 }
 
-/// Returns true if IPVS, or rtnetlink for an address, will never accept the object. Other errors are
-/// temporary, or the kernel holds something else than shunt knows.
+/// Returns true if IPVS, or rtnetlink for an address, will never accept the object. Other errors
+/// are temporary, or the kernel holds something else than shunt knows.
 fn is_rejection(error: &KernelError) -> bool {
     const PERMANENT: [i32; 5] =
         [libc::EINVAL, libc::EAFNOSUPPORT, libc::EPROTONOSUPPORT, libc::EOPNOTSUPP, libc::EADDRNOTAVAIL];

@@ -1,8 +1,8 @@
 //! Counts the traffic of service ports for metrics, from the counters of IPVS.
 //!
-//! IPVS counts by virtual server, and a service port can have several. IPVS forgets the counters when
-//! a virtual server is removed. The counts here only grow: the last known counters of a virtual server
-//! stay with its service port.
+//! IPVS counts by virtual server, and a service port can have several. IPVS forgets the counters
+//! when a virtual server is removed. The counts here only grow: the last known counters of a
+//! virtual server stay with its service port.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -191,7 +191,8 @@ impl TrafficTotals {
                     ServerTraffic { last: *now, ..held }
                 }
                 Some(held) => {
-                    // A new virtual server counts from zero. Otherwise the same one has a new owner.
+                    // A new virtual server counts from zero. Otherwise the same one has a new
+                    // owner.
                     let base = if now.is_since(held.last) { held.last } else { Traffic::default() };
                     self.remove(held);
                     ServerTraffic { owner, base, last: *now }

@@ -27,18 +27,10 @@ pub enum Item {
     Entry(SetEntry),
     /// A rule that drops connections of the node itself to this load-balancer IP. The source ranges
     /// do not allow the node, and the source of such a connection is the load-balancer IP.
-    NodeDenied(Destination),
+    NodeDenied(IpFamily, Destination),
 }
 
 impl Item {
-    /// Returns the family of the item.
-    pub(super) fn family(&self) -> IpFamily {
-        match self {
-            Self::Entry(entry) => entry.family,
-            Self::NodeDenied(to) => IpFamily::of(to.address),
-        }
-    }
-
     /// Returns the item of an address of the dummy link.
     pub(super) fn address(address: IpAddr) -> Self {
         let family = IpFamily::of(address);
@@ -50,7 +42,7 @@ impl fmt::Display for Item {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Entry(entry) => write!(f, "{entry}"),
-            Self::NodeDenied(Destination { address, protocol, port }) => {
+            Self::NodeDenied(_, Destination { address, protocol, port }) => {
                 let (bits, number) = (host_bits(*address), protocol.number());
                 write!(
                     f,
@@ -72,8 +64,8 @@ pub(super) enum KernelObject {
     RealServer(VirtualKey, SocketAddr),
 }
 
-/// Why a service port needs a virtual server. If several service ports need the same virtual server,
-/// a frontend that names the address precedes a node port.
+/// Why a service port needs a virtual server. If several service ports need the same virtual
+/// server, a frontend that names the address precedes a node port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ServerReason {
     /// The address and port are a frontend of this kind.
@@ -93,8 +85,8 @@ pub(super) struct DesiredObjects {
 
 impl DesiredObjects {
     /// Returns the objects that a service port needs on a node, without rejected objects. If the
-    /// kernel rejected an object of a frontend, the whole frontend is left out, because the rejected
-    /// object could have protected it.
+    /// kernel rejected an object of a frontend, the whole frontend is left out, because the
+    /// rejected object could have protected it.
     pub(super) fn new(
         key: &ServicePortKey,
         port: &ResolvedPort,
@@ -126,7 +118,8 @@ impl DesiredObjects {
         all
     }
 
-    /// Returns true if the service port needs this object, or the virtual server of this real server.
+    /// Returns true if the service port needs this object, or the virtual server of this real
+    /// server.
     pub(super) fn contains(&self, object: KernelObject) -> bool {
         match object {
             KernelObject::Item(item) => self.items.contains(&item),
@@ -206,7 +199,7 @@ impl Builder<'_> {
         if is_node_allowed {
             self.add_entry(Set::LoadBalancerSourceIp, Entry::From(to, to.address));
         } else {
-            self.objects.items.push(Item::NodeDenied(to));
+            self.objects.items.push(Item::NodeDenied(self.key.family, to));
         }
     }
 

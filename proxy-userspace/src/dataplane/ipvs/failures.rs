@@ -86,8 +86,8 @@ impl ApplyFailures {
         !is_clean || state.options.families.iter().any(|family| !state.writes_rules(*family))
     }
 
-    /// Returns false if the restriction to source ranges may be missing, because rules of the family
-    /// or set entries failed.
+    /// Returns false if the restriction to source ranges may be missing, because rules of the
+    /// family or set entries failed.
     fn is_protected(&self, key: VirtualKey, state: &State) -> bool {
         let family = IpFamily::of(key.address.ip());
         let lacks_ranges =

@@ -2,18 +2,19 @@
 //! removes their virtual servers.
 //!
 //! Conntrack has an entry of each connection, because kube-proxy's ipvs mode sets
-//! `net.ipv4.vs.conntrack`. The entry has the VIP and the source of replies, but it does not translate
-//! the destination: `ip_vs_update_conntrack` changes the tuple and no status bit. The handover replaces
-//! it by an entry that translates. Two facts of the kernel determine the order:
+//! `net.ipv4.vs.conntrack`. The entry has the VIP and the source of replies, but it does not
+//! translate the destination: `ip_vs_update_conntrack` changes the tuple and no status bit. The
+//! handover replaces it by an entry that translates. Two facts of the kernel determine the order:
 //!
-//! - A connection does not outlive its virtual server: `ip_vs_in` drops packets whose real server is
-//!   not available.
-//! - When IPVS forgets a connection, it also deletes the conntrack entry (`ip_vs_conn_drop_conntrack`),
-//!   no matter who created it. IPVS forgets a connection when its virtual server is removed if
-//!   `expire_nodest_conn` is set (kernel 5.9, 04231e52d355), or else within minutes.
+//! - A connection does not outlive its virtual server: `ip_vs_in` drops packets whose real server
+//!   is not available.
+//! - When IPVS forgets a connection, it also deletes the conntrack entry
+//!   (`ip_vs_conn_drop_conntrack`), no matter who created it. IPVS forgets a connection when its
+//!   virtual server is removed if `expire_nodest_conn` is set (kernel 5.9, 04231e52d355), or else
+//!   within minutes.
 //!
-//! The order is therefore: drop packets, read the conntrack entries, remove the virtual servers, wait
-//! until IPVS has forgotten the connections, and only then create the new entries.
+//! The order is therefore: drop packets, read the conntrack entries, remove the virtual servers,
+//! wait until IPVS has forgotten the connections, and only then create the new entries.
 
 use std::{thread, time::Duration};
 
@@ -35,8 +36,8 @@ const EXPIRES_AT_ONCE: Sysctl = Sysctl("ipv4/vs/expire_nodest_conn");
 const FORGET_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Removes the virtual servers of this mode and replaces the conntrack entries of their connections by
-/// entries that translate. Another mode must serve all Services already.
+/// Removes the virtual servers of this mode and replaces the conntrack entries of their connections
+/// by entries that translate. Another mode must serve all Services already.
 pub fn hand_over(settings: &IpvsSettings) -> Result<HandoverCounts, KernelError> {
     let mut done = HandoverCounts::default();
     if !removal::has_link() {

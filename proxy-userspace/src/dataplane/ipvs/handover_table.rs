@@ -40,8 +40,8 @@ impl Drop for HandoverTable {
     }
 }
 
-/// Deletes the table of a process that was killed during a handover. Without nft, or without nftables
-/// in the kernel, there is no table.
+/// Deletes the table of a process that was killed during a handover. Without nft, or without
+/// nftables in the kernel, there is no table.
 pub(super) fn remove(launcher: &Launcher) -> Result<(), KernelError> {
     match Nft::new(launcher.clone()).remove_table(TABLE) {
         Err(KernelError::CommandNotFound { .. }) => Ok(()),
@@ -51,8 +51,8 @@ pub(super) fn remove(launcher: &Launcher) -> Result<(), KernelError> {
 
 /// Returns the nft script. The chains run after conntrack (-200) and before any translation (-100).
 /// Ports and addresses are in separate sets, because nft does not accept the original destination
-/// port in a concatenated key. The rules can therefore match other packets. Their senders retransmit
-/// them too.
+/// port in a concatenated key. The rules can therefore match other packets. Their senders
+/// retransmit them too.
 fn script(servers: &[VirtualKey]) -> String {
     let mut text = format!("table {TABLE}\ndelete table {TABLE}\ntable {TABLE} {{\n");
     let ports = servers.iter().map(|key| key.address.port().to_string());

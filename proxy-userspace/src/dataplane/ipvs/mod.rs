@@ -1,9 +1,9 @@
 //! The ipvs dataplane: the virtual servers, dummy link, ipsets and chains of kube-proxy.
 //!
-//! Each address of a service port is a virtual server of the kernel's IPVS, and the endpoints are its
-//! real servers. The addresses are on a dummy link, so that the node receives packets to them. Rules
-//! masquerade and filter. They match by ipsets. The cost of a change does not depend on the number of
-//! Services.
+//! Each address of a service port is a virtual server of the kernel's IPVS, and the endpoints are
+//! its real servers. The addresses are on a dummy link, so that the node receives packets to them.
+//! Rules masquerade and filter. They match by ipsets. The cost of a change does not depend on the
+//! number of Services.
 
 mod apply;
 mod counters;
@@ -153,8 +153,8 @@ impl Ipvs {
         Ok(())
     }
 
-    /// Reads the rules. If the rules of one family cannot be read, they stay as they are, everything
-    /// else continues, and `apply` returns the error.
+    /// Reads the rules. If the rules of one family cannot be read, they stay as they are,
+    /// everything else continues, and `apply` returns the error.
     fn observe_rules(&mut self, state: &mut State) -> Result<(), KernelError> {
         self.unread.clear();
         for (family, commands) in &self.commands {

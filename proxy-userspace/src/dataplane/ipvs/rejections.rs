@@ -31,32 +31,32 @@ impl Rejections {
         self.by_port.get(port).is_some_and(|rejected| rejected.contains_key(&object))
     }
 
+    fn filter(&self, mut keep: impl FnMut(&ServicePortKey, KernelObject, &Rejection) -> bool) -> Self {
+        let mut by_port = self.by_port.clone();
+        by_port.retain(|key, rejected| {
+            rejected.retain(|object, why| keep(key, *object, why));
+            !rejected.is_empty()
+        });
+        Self { by_port }
+    }
+
     /// Returns what a full plan leaves out: objects that are still needed and must not be tried
     /// again.
     pub(super) fn for_full_plan(&self, snapshot: &Snapshot, node: &Node) -> Self {
-        let mut left_out = self.clone();
-        left_out.by_port.retain(|key, rejected| {
-            let Some(port) = snapshot.ports.get(key) else { return false };
-            let desired = DesiredObjects::new(key, port, node, &|_| false);
-            rejected.retain(|object, why| !why.try_again && is_needed(&desired, port, *object));
-            !rejected.is_empty()
-        });
-        left_out
+        self.filter(|key, object, why| {
+            let is_needed = |port| is_needed(&DesiredObjects::new(key, port, node, &|_| false), port, object);
+            !why.try_again && snapshot.ports.get(key).is_some_and(|port| is_needed(port))
+        })
     }
 
     /// Returns what a plan for these changed service ports leaves out: only objects of others.
     pub(super) fn for_partial_plan(&self, changed: &BTreeSet<ServicePortKey>) -> Self {
-        let mut left_out = self.clone();
-        left_out.by_port.retain(|key, _| !changed.contains(key));
-        left_out
+        self.filter(|key, _, _| !changed.contains(key))
     }
 
     /// Keeps only the rejections that a plan left out.
     pub(super) fn retain(&mut self, left_out: &Self) {
-        self.by_port.retain(|key, rejected| {
-            rejected.retain(|object, _| left_out.contains(key, *object));
-            !rejected.is_empty()
-        });
+        *self = self.filter(|key, object, _| left_out.contains(key, object));
     }
 
     /// Records that an entry was deleted from a set, so that the set has room. An entry of the same

@@ -27,15 +27,15 @@ pub enum LinkRemoval {
     /// Now.
     Now,
     /// When it has no addresses that are the source of this node's own connections. A socket that
-    /// connected to an address of the link also has it as its source. Without the address the socket
-    /// can neither send (`ip_route_output_key_hash_rcu`) nor receive.
+    /// connected to an address of the link also has it as its source. Without the address the
+    /// socket can neither send (`ip_route_output_key_hash_rcu`) nor receive.
     IfUnused,
 }
 
-/// Removes virtual servers, the dummy link and sets. The rules that use the sets must be removed before.
-/// Continues after errors and returns them all. But if the sets cannot be read, the virtual servers and
-/// the link stay: without the sets, the virtual servers of node ports could never be recognized.
-/// kube-proxy's `--cleanup` removes the same objects.
+/// Removes virtual servers, the dummy link and sets. The rules that use the sets must be removed
+/// before. Continues after errors and returns them all. But if the sets cannot be read, the virtual
+/// servers and the link stay: without the sets, the virtual servers of node ports could never be
+/// recognized. kube-proxy's `--cleanup` removes the same objects.
 ///
 /// Virtual servers of other programs and those in `excludeCIDRs` stay.
 pub fn remove(settings: &IpvsSettings, when: LinkRemoval) -> Vec<KernelError> {
@@ -64,8 +64,8 @@ pub(super) fn has_link() -> bool {
     DummyLink::open(DUMMY_LINK).is_ok_and(|link| link.exists())
 }
 
-/// Removes the dummy link, or only its unused addresses. Returns the addresses that stay. If there are
-/// none, the link is removed.
+/// Removes the dummy link, or only its unused addresses. Returns the addresses that stay. If there
+/// are none, the link is removed.
 pub fn remove_link(when: LinkRemoval) -> Result<BTreeSet<IpAddr>, KernelError> {
     let mut link = DummyLink::open(DUMMY_LINK)?;
     if !link.exists() {
@@ -95,8 +95,9 @@ pub(super) fn sets(ipset: &Ipset) -> Result<BTreeMap<String, SavedSet>, KernelEr
     }
 }
 
-/// Returns IPVS and the sorted virtual servers of this mode: those on addresses of the dummy link and
-/// those of node ports, except `excludeCIDRs`. Returns `None` without IPVS or without the dummy link.
+/// Returns IPVS and the sorted virtual servers of this mode: those on addresses of the dummy link
+/// and those of node ports, except `excludeCIDRs`. Returns `None` without IPVS or without the dummy
+/// link.
 pub(super) fn servers(
     settings: &IpvsSettings,
     sets: &BTreeMap<String, SavedSet>,
@@ -107,9 +108,9 @@ pub(super) fn servers(
     }
     // A kernel without IPVS has no virtual servers.
     let Ok(mut ipvs) = Ipvs::open() else { return Ok(None) };
-    let owned = OwnedServers { addresses: link.addresses()?, node_ports: node_ports(sets) };
+    let (addresses, node_ports) = (link.addresses()?, node_ports(sets));
     let mut servers: Vec<_> = ipvs.servers()?.into_keys().collect();
-    servers.retain(|key| owned.contains(key) && !settings.excludes(key.address.ip()));
+    servers.retain(|key| is_owned(key, &addresses, &node_ports) && !settings.excludes(key.address.ip()));
     Ok(Some((ipvs, servers)))
 }
 
@@ -122,17 +123,8 @@ pub(super) fn remove_servers(ipvs: &mut Ipvs, servers: &[VirtualKey]) -> Vec<Ker
     }
 }
 
-/// The addresses and node ports of the virtual servers of this mode.
-struct OwnedServers {
-    addresses: BTreeSet<IpAddr>,
-    node_ports: BTreeSet<(Protocol, u16)>,
-}
-
-impl OwnedServers {
-    fn contains(&self, key: &VirtualKey) -> bool {
-        self.addresses.contains(&key.address.ip())
-            || self.node_ports.contains(&(key.protocol, key.address.port()))
-    }
+fn is_owned(key: &VirtualKey, addresses: &BTreeSet<IpAddr>, node_ports: &BTreeSet<(Protocol, u16)>) -> bool {
+    addresses.contains(&key.address.ip()) || node_ports.contains(&(key.protocol, key.address.port()))
 }
 
 fn node_ports(sets: &BTreeMap<String, SavedSet>) -> BTreeSet<(Protocol, u16)> {
@@ -163,12 +155,10 @@ mod tests {
             ("KUBE-6-NODE-PORT-SCTP-HASH".to_owned(), saved(&["fd57::11,sctp:30090"])),
             ("OTHERS".to_owned(), saved(&["1.2.3.4"])),
         ]);
-        let owned = OwnedServers {
-            addresses: BTreeSet::from(["10.96.0.10".parse().unwrap()]),
-            node_ports: node_ports(&sets),
-        };
+        let (addresses, node_ports) = (BTreeSet::from(["10.96.0.10".parse().unwrap()]), node_ports(&sets));
         let is_owned = |protocol, address: &str| {
-            owned.contains(&VirtualKey { protocol, address: address.parse().unwrap() })
+            let key = VirtualKey { protocol, address: address.parse().unwrap() };
+            is_owned(&key, &addresses, &node_ports)
         };
         assert!(is_owned(Protocol::Udp, "10.96.0.10:53"));
         assert!(is_owned(Protocol::Tcp, "192.168.57.11:30080"));

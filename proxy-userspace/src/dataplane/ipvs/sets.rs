@@ -3,7 +3,6 @@
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
-    str::FromStr,
 };
 
 use ipnet::IpNet;
@@ -52,8 +51,8 @@ pub enum Set {
     Addresses,
 }
 
-/// The sets in the order of [`Set`]: name, and comment of the rules that match the set, both without
-/// their prefixes.
+/// The sets in the order of [`Set`]: name, and comment of the rules that match the set, both
+/// without their prefixes.
 const SETS: [(Set, &str, &str); 17] = [
     (Set::LoopBack, "LOOP-BACK", "endpoints dst ip:port, source ip for solving hairpin purpose"),
     (Set::ClusterIp, "CLUSTER-IP", "service cluster ip + port for masquerade purpose"),
@@ -111,7 +110,8 @@ impl Set {
         SETS.map(|(set, ..)| set)
     }
 
-    /// Returns the set's name in a family. A name that is too long is truncated, as kube-proxy does.
+    /// Returns the set's name in a family. A name that is too long is truncated, as kube-proxy
+    /// does.
     pub fn name(self, family: IpFamily) -> String {
         let prefix = if family == IpFamily::V4 { "KUBE-" } else { "KUBE-6-" };
         let mut name = format!("{prefix}{}", SETS[self as usize].1);
@@ -237,19 +237,14 @@ impl fmt::Display for Destination {
     }
 }
 
-impl FromStr for Destination {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let (address, rest) = text.split_once(',').ok_or(())?;
-        let (word, port) = rest.split_once(':').ok_or(())?;
+impl Destination {
+    fn parse(text: &str) -> Option<Self> {
+        let (address, rest) = text.split_once(',')?;
+        let (word, port) = rest.split_once(':')?;
         let matches =
             |it: &Protocol| it.name().to_ascii_lowercase() == word || it.number().to_string() == word;
-        Ok(Self {
-            address: address.parse().map_err(drop)?,
-            protocol: Protocol::ALL.into_iter().find(matches).ok_or(())?,
-            port: port.parse().map_err(drop)?,
-        })
+        let protocol = Protocol::ALL.into_iter().find(matches)?;
+        Some(Self { address: address.parse().ok()?, protocol, port: port.parse().ok()? })
     }
 }
 
@@ -282,16 +277,16 @@ impl Entry {
         match set.kind() {
             "bitmap:port" => text.parse().ok().map(Self::Port),
             "hash:ip" => text.parse().ok().map(Self::Address),
-            "hash:ip,port" => text.parse().ok().map(Self::Destination),
+            "hash:ip,port" => Destination::parse(text).map(Self::Destination),
             "hash:ip,port,ip" => {
                 let (to, source) = last()?;
-                Some(Self::From(to.parse().ok()?, source.parse().ok()?))
+                Some(Self::From(Destination::parse(to)?, source.parse().ok()?))
             }
             _ => {
                 let (to, range) = last()?;
                 // ipset prints a range of one address as that address.
                 let range = range.parse().ok().or_else(|| Some(range.parse::<IpAddr>().ok()?.into()))?;
-                Some(Self::Within(to.parse().ok()?, range))
+                Some(Self::Within(Destination::parse(to)?, range))
             }
         }
     }

@@ -6,8 +6,8 @@ use ipnet::IpNet;
 
 use crate::kernel::{command::Launcher, ipvs::Timeouts};
 
-/// The link that holds the addresses of Services in the ipvs mode of kube-proxy and of shunt. The node
-/// does not own these addresses.
+/// The link that holds the addresses of Services in the ipvs mode of kube-proxy and of shunt. The
+/// node does not own these addresses.
 pub const DUMMY_LINK: &str = "kube-ipvs0";
 
 /// The settings of the ipvs mode.

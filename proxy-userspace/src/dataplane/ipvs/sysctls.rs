@@ -25,8 +25,8 @@ pub(super) fn to_change(settings: &IpvsSettings) -> Result<Vec<(Sysctl, i64)>, K
     Ok(changes)
 }
 
-/// Loads the module and sets the sysctls of this mode, for a process that may not set them. Continues
-/// after errors and returns them all.
+/// Loads the module and sets the sysctls of this mode, for a process that may not set them.
+/// Continues after errors and returns them all.
 pub fn set_up_kernel(settings: &IpvsSettings) -> Vec<KernelError> {
     ipvs::load_module(&settings.launcher);
     match to_change(settings) {

@@ -19,8 +19,8 @@ use shunt_tests::process::write_script;
 
 use crate::node::{Node, cluster_ip, endpoints, of_ports, service};
 
-/// Writes a command that fails while the file `broken` exists in its directory, and otherwise runs the real
-/// command.
+/// Writes a command that fails while the file `broken` exists in its directory, and otherwise runs
+/// the real command.
 fn breakable(directory: &Path, program: &str, real: &Path) -> io::Result<()> {
     let file = directory.join(program);
     let broken = directory.join("broken");

@@ -186,8 +186,8 @@ fn real_servers_drain(node: &mut Node) -> Result<()> {
     let again = SendRequest { id: "held".into(), size: 1, answer: 0, timeout: scaled(ANSWER_TIMEOUT) };
     let again = answering_host(&[node.agent(Host::Client)?.send(again)?])?;
     ensure!(again == first && first == "a1", "the connection went from {first} to {again}");
-    // A full sync keeps the real server while the connection lasts. If the endpoint is added again, it
-    // gets new connections again.
+    // A full sync keeps the real server while the connection lasts. If the endpoint is added again,
+    // it gets new connections again.
     let changes = mode.sync(node, &of_pods(Protocol::Tcp, &[2]))?;
     ensure!(changes == 0, "{changes} changes while the connection lasts");
     mode.change(node, &of_pods(Protocol::Tcp, &[1, 2]), "web")?;

@@ -37,8 +37,8 @@ const ANSWER_SIZE: usize = 100_000;
 const CLIENTS: [Host; 3] = [Host::A3, Host::Node1, Host::Client];
 const PODS: [&str; 2] = ["10.244.1.11", "10.244.1.12"];
 
-/// A script that prints each object of the ipvs mode that still exists. `$mode` is the mode that runs, and
-/// `$kept` are options of grep for addresses that may exist.
+/// A script that prints each object of the ipvs mode that still exists. `$mode` is the mode that
+/// runs, and `$kept` are options of grep for addresses that may exist.
 const REMAINING: &str = r"set +e
 tail -n +4 /proc/net/ip_vs | grep -v -e C0A8390B:0019
 ipset list -n | grep KUBE-
@@ -55,7 +55,8 @@ true
 pub(super) fn run(shunt: &Path, mode: &str) -> Result<()> {
     let mut node = Node::new()?;
     node.run(OTHERS)?;
-    // Like kube-proxy, the ipvs mode removes all other virtual servers except those in excludeCIDRs.
+    // Like kube-proxy, the ipvs mode removes all other virtual servers except those in
+    // excludeCIDRs.
     let foreign = if mode == IPVS { "203.0.113.7:25" } else { "192.168.57.11:25" };
     let (foreign, server) = node::server_of(Protocol::Tcp, foreign);
     node.change(&[Change::AddServer(foreign, server)])?;
@@ -183,8 +184,8 @@ fn open_connections(node: &mut Node) -> Result<()> {
     Ok(())
 }
 
-/// Checks that each connection still reaches its endpoint. An agent answers only on connections that it
-/// accepted itself.
+/// Checks that each connection still reaches its endpoint. An agent answers only on connections
+/// that it accepted itself.
 fn check_connections(node: &mut Node) -> Result<()> {
     let tcp =
         CLIENTS.iter().flat_map(|host| [(*host, CLUSTER_IP, ANSWER_SIZE), (*host, NODE_PORT, ANSWER_SIZE)]);

@@ -1,8 +1,8 @@
 //! Plans the changes that lead from what the kernel holds to the Snapshot. Pure.
 //!
-//! After each step the kernel is safe: a plan first adds what masquerades and protects, then virtual
-//! servers with their real servers, then the addresses that lead to them. Removal has the opposite
-//! order.
+//! After each step the kernel is safe: a plan first adds what masquerades and protects, then
+//! virtual servers with their real servers, then the addresses that lead to them. Removal has the
+//! opposite order.
 
 mod servers;
 
@@ -231,39 +231,35 @@ impl Planner<'_> {
     }
 
     fn items(&self) -> ItemChanges {
+        let state = self.state;
+        let is_unneeded = |address: &&IpAddr| {
+            self.users(&Item::address(**address)) == 0 && !state.options.settings.excludes(**address)
+        };
         let mut changes = ItemChanges::default();
-        self.changes.keys().for_each(|item| self.add_item(item, &mut changes));
+        let mut items: BTreeSet<&Item> = self.changes.keys().collect();
         if self.plan.is_full {
-            let others = self.state.items.keys().filter(|item| !self.changes.contains_key(item));
-            others.for_each(|item| self.add_item(item, &mut changes));
-            let is_unneeded = |address: &&IpAddr| {
-                self.users(&Item::address(**address)) == 0
-                    && !self.state.options.settings.excludes(**address)
-                    && !changes.old_addresses.contains(address)
-            };
-            let unneeded: Vec<_> = self.state.addresses.iter().filter(is_unneeded).copied().collect();
-            changes.old_addresses.extend(unneeded);
+            items.extend(state.items.keys());
+            changes.old_addresses.extend(state.addresses.iter().filter(is_unneeded));
         }
-        changes
-    }
-
-    fn add_item(&self, item: &Item, to: &mut ItemChanges) {
-        let Item::Entry(entry) = *item else { return };
-        let is_needed = self.users(item) > 0;
-        match (is_needed, self.state.has_item(item)) {
-            (true, false) => to.added.push(SetChange::Add(entry)),
-            (false, true) => to.deleted.push(SetChange::Delete(entry)),
-            _ => {}
-        }
-        if let SetEntry { set: Set::Addresses, entry: Entry::Address(address), .. } = entry {
-            match (is_needed, self.state.addresses.contains(&address)) {
-                (true, false) => to.new_addresses.push(address),
-                (false, true) if !self.state.options.settings.excludes(address) => {
-                    to.old_addresses.push(address);
-                }
+        for item in items {
+            let Item::Entry(entry) = *item else { continue };
+            let is_needed = self.users(item) > 0;
+            match (is_needed, state.has_item(item)) {
+                (true, false) => changes.added.push(SetChange::Add(entry)),
+                (false, true) => changes.deleted.push(SetChange::Delete(entry)),
                 _ => {}
             }
+            if let SetEntry { set: Set::Addresses, entry: Entry::Address(address), .. } = entry {
+                match state.addresses.contains(&address) {
+                    false if is_needed => changes.new_addresses.push(address),
+                    true if !self.plan.is_full && is_unneeded(&&address) => {
+                        changes.old_addresses.push(address);
+                    }
+                    _ => {}
+                }
+            }
         }
+        changes
     }
 
     /// Returns what the rules of each family depend on after the plan.
@@ -273,17 +269,18 @@ impl Planner<'_> {
             .map(|family| (*family, self.state.needs.get(family).cloned().unwrap_or_default()))
             .collect();
         for item in self.changes.keys() {
-            let Some(needs) = needs.get_mut(&item.family()) else { continue };
+            let (Item::Entry(SetEntry { family, .. }) | Item::NodeDenied(family, _)) = item;
+            let Some(needs) = needs.get_mut(family) else { continue };
             let is_needed = self.users(item) > 0;
             match item {
                 Item::Entry(SetEntry { set, .. }) if is_needed => drop(needs.filled.insert(*set)),
-                Item::Entry(SetEntry { family, set, .. }) => {
+                Item::Entry(SetEntry { set, .. }) => {
                     if needs.filled.contains(set) && !self.has_needed_entry(*family, *set) {
                         needs.filled.remove(set);
                     }
                 }
-                Item::NodeDenied(_) if is_needed => drop(needs.denied.insert(item.to_string())),
-                Item::NodeDenied(_) => drop(needs.denied.remove(&item.to_string())),
+                Item::NodeDenied(..) if is_needed => drop(needs.denied.insert(item.to_string())),
+                Item::NodeDenied(..) => drop(needs.denied.remove(&item.to_string())),
             }
         }
         needs
@@ -298,8 +295,8 @@ impl Planner<'_> {
         before.chain(new).any(|item| self.users(item) > 0)
     }
 
-    /// Plans the rules in two parts. The first part serves what exists before and after the plan, and
-    /// the second part only what exists after it.
+    /// Plans the rules in two parts. The first part serves what exists before and after the plan,
+    /// and the second part only what exists after it.
     fn rules(&self) -> (Vec<Step>, Vec<Step>) {
         let (mut first, mut last) = (Vec::new(), Vec::new());
         for (family, held) in &self.state.rules {

@@ -29,8 +29,8 @@ pub(super) struct ServerChanges {
 }
 
 impl ServerChanges {
-    /// Returns the changes of the virtual servers whose users a plan changes. A full plan also removes
-    /// virtual servers that no service port needs.
+    /// Returns the changes of the virtual servers whose users a plan changes. A full plan also
+    /// removes virtual servers that no service port needs.
     pub(super) fn new(state: &State, snapshot: &Snapshot, plan: &Plan) -> Self {
         let mut changes = Self::default();
         let settings = &state.options.settings;

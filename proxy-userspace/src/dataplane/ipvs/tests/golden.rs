@@ -1,4 +1,5 @@
-//! The plan for a cluster with every kind of Service, as kube-proxy 1.36 writes it, and the plans of small changes.
+//! The plan for a cluster with every kind of Service, as kube-proxy 1.36 writes it, and the plans
+//! of small changes.
 
 use super::{options, plan, programmed};
 use crate::{
@@ -130,9 +131,9 @@ fn a_plan_is_the_same_at_ten_and_at_a_thousand_services() {
     });
     assert_eq!(plans[0], plans[1]);
     let lengths = plans[0].each_ref().map(|(length, _)| *length);
-    // A new Service: a virtual server, two real servers, an address, and the entries of the cluster IP
-    // and the address. A removed Service: the same without real servers, which are removed with their
-    // virtual server. A removed endpoint: a real server.
+    // A new Service: a virtual server, two real servers, an address, and the entries of the cluster
+    // IP and the address. A removed Service: the same without real servers, which are removed with
+    // their virtual server. A removed endpoint: a real server.
     assert_eq!(lengths, [6, 4, 1], "{:#?}", plans[0]);
 }
 

@@ -39,8 +39,8 @@ fn programmed(snapshot: &Snapshot) -> State {
     state
 }
 
-/// Returns the state that a new process reads from the kernel. `is_idle` says whether real servers have
-/// lost their connections by then.
+/// Returns the state that a new process reads from the kernel. `is_idle` says whether real servers
+/// have lost their connections by then.
 fn restarted(state: &State, is_idle: bool) -> State {
     let mut read = State::empty(state.options.clone());
     read.has_link = state.has_link;

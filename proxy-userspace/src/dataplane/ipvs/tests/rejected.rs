@@ -104,8 +104,8 @@ impl Kernel {
         }
     }
 
-    /// Returns true if each address has a virtual server, and the virtual server that the rejected entry
-    /// would protect does not exist.
+    /// Returns true if each address has a virtual server, and the virtual server that the rejected
+    /// entry would protect does not exist.
     fn is_safe(&self) -> bool {
         let servers = &self.state.servers;
         let leads = |address| servers.keys().any(|key| key.address.ip() == address);
