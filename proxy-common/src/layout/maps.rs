@@ -18,7 +18,7 @@ use crate::Addr;
 /// - the [`MapContent`];
 /// - the number of entries. `size` names a field of [`MapSizes`], with its default and its field in
 ///   `shunt.ebpf.mapSizes` of the configuration unless an earlier row has these. A `fixed` number
-///   is no setting.
+///   is no setting; the kernel wants 0 for socket storage.
 #[macro_export]
 macro_rules! for_each_map {
     ($callback:ident) => {
@@ -33,32 +33,25 @@ macro_rules! for_each_map {
                 size source_ranges = 65536 "sourceRanges"; // `loadBalancerSourceRanges`.
             NODE_ADDRESSES "node_addresses" HashMap<Addr, u8> Config
                 size node_addresses = 4096 "nodeAddresses"; // Addresses that serve node ports.
-            NODE "node" Array<u32, NodeValue> Config
-                fixed 1;
+            NODE "node" Array<u32, NodeValue> Config fixed 1;
             AFFINITY "affinity" LruHashMap<AffinityKey, AffinityValue> State
                 size affinity = 65536 "affinity"; // Clients of Services with affinity.
             UDP_FLOWS "udp_flows" LruHashMap<SocketPeer, Endpoint> State
                 size udp_flows = 65536 "udpFlows"; // Conversations of unconnected UDP sockets.
-            UDP_REPLIES "udp_replies" LruHashMap<SocketPeer, Endpoint> State
-                size udp_flows;
+            UDP_REPLIES "udp_replies" LruHashMap<SocketPeer, Endpoint> State size udp_flows;
             UDP_SOCKETS "udp_sockets" LruHashMap<u64, UdpSocket> State
                 size udp_sockets = 32768 "udpSockets"; // Connected UDP sockets.
-            UDP_CONNECTIONS "udp_connections" SkStorage<i32, Connection> State
-                fixed 0; // The kernel wants 0 for socket storage.
+            UDP_CONNECTIONS "udp_connections" SkStorage<i32, Connection> State fixed 0;
             TCP_CONNECTIONS "tcp_connections" LruHashMap<u64, Connection> State
                 size tcp_connections = 131072 "tcpConnections"; // Connected TCP sockets.
-            LOCAL_SOURCES "local_sources" LpmTrie<Addr, u8> Config
-                fixed 4096; // One range of pods for each IP family.
-            LOCAL_LINKS "local_links" HashMap<u32, u8> Config
-                fixed 4096; // More than a node has pods.
-            BRIDGE_PORTS "bridge_ports" HashMap<u32, BridgeAddress> Config
-                fixed 4096;
+            LOCAL_SOURCES "local_sources" LpmTrie<Addr, u8> Config fixed 4096;
+            LOCAL_LINKS "local_links" HashMap<u32, u8> Config fixed 4096; // More than pods.
+            BRIDGE_PORTS "bridge_ports" HashMap<u32, BridgeAddress> Config fixed 4096;
             FLOWS "flows" LruHashMap<FlowKey, Flow> State
                 size flows = 262144 "flows"; // A flow on links has two entries.
             FRAGMENTS "fragments" LruHashMap<FragmentKey, FragmentValue> State
                 size fragments = 8192 "fragments"; // Fragmented datagrams on links.
-            COUNTERS "counters" PerCpuArray<u32, u64> State
-                fixed $crate::layout::Counter::COUNT;
+            COUNTERS "counters" PerCpuArray<u32, u64> State fixed $crate::layout::Counter::COUNT;
             PREFILTER "prefilter" MmapableArray<u32, u64> State
                 fixed $crate::prefilter::WORDS as usize; // Flows need bits of endpoints that are gone.
             SERVICE_COUNTS "service_counts" Array<u32, ServiceCounts> Counts
