@@ -31,6 +31,9 @@ const FIRST_PORT: u16 = 20_000;
 const ENDPOINTS: [Host; 2] = [Host::A3, Host::A2];
 /// The timeout of one attempt. A packet to an unknown address may get no answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(100);
+/// A Service is gone after this many attempts in a row without an answer. One attempt can also fail
+/// because the machine is busy for longer than the timeout.
+const MISSES_IF_GONE: u32 = 3;
 
 /// The marker with its current port.
 pub(super) struct Marker {
@@ -88,8 +91,11 @@ impl Marker {
     pub(super) fn delete(world: &mut World, objects: &Objects, timeout: Duration) -> Result<()> {
         objects.delete(&key("Service", "deleted"))?;
         let address: SocketAddr = DELETED.parse()?;
-        let gone = Deadline::after(timeout)
-            .try_poll(|| anyhow::Ok((!is_reached(world, address, ENDPOINTS[0])?).then_some(())))?;
+        let mut misses = 0;
+        let gone = Deadline::after(timeout).try_poll(|| {
+            misses = if is_reached(world, address, ENDPOINTS[0])? { 0 } else { misses + 1 };
+            anyhow::Ok((misses == MISSES_IF_GONE).then_some(()))
+        })?;
         gone.with_context(|| {
             format!("the proxy has not removed the deleted Service {address} after {timeout:?}")
         })

@@ -29,14 +29,15 @@ fn in_map(bench: &Bench) -> Marks {
 /// Returns the marks of the rules, from their comments.
 fn in_rules() -> Marks {
     let listed = run("nft", &["list", "table", "inet", "shunt"]);
-    let told = |rule: &str| {
-        let (_, rest) = listed.split_once(rule).unwrap_or_else(|| panic!("no {rule}: {listed}"));
-        let number = rest.trim_start_matches(" (0x").split(')').next().expect("a mark");
+    let mark_of = |rule: &str| {
+        let start = format!("{rule} (0x");
+        let (_, rest) = listed.split_once(&start).unwrap_or_else(|| panic!("no {start}: {listed}"));
+        let number = rest.split(')').next().expect("a mark");
         u32::from_str_radix(number, 16).unwrap_or_else(|error| panic!("{number}: {error}"))
     };
     Marks {
-        masquerade: told("replies of a Service return through this node"),
-        reject: told("to a Service without endpoints"),
+        masquerade: mark_of("replies of a Service return through this node"),
+        reject: mark_of("to a Service without endpoints"),
     }
 }
 
