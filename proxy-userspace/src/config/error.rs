@@ -49,11 +49,8 @@ pub enum ConfigError {
         source: serde_yaml_ng::Error,
     },
     /// Some settings cannot be used.
-    #[error("invalid configuration:{}", lines(settings))]
-    Invalid {
-        /// All of them.
-        settings: Vec<InvalidSetting>,
-    },
+    #[error("invalid configuration:{}", lines(.0))]
+    Invalid(Vec<InvalidSetting>),
 }
 
 fn lines(settings: &[InvalidSetting]) -> String {

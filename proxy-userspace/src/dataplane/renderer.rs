@@ -13,10 +13,7 @@ use crate::{
 pub enum RenderError {
     /// The kernel could not be read.
     #[error("cannot read what the kernel holds")]
-    Observe {
-        /// The mode's error.
-        source: Box<dyn Error + Send + Sync>,
-    },
+    Observe(#[source] Box<dyn Error + Send + Sync>),
     /// The kernel could not be changed. Some of the changes may have been made.
     #[error("cannot make all changes to the kernel")]
     Apply {
@@ -29,16 +26,10 @@ pub enum RenderError {
     },
     /// The rules are right, but UDP flows can continue to removed endpoints.
     #[error("cannot delete stale UDP entries of conntrack")]
-    StaleUdp {
-        /// The kernel's error.
-        source: KernelError,
-    },
+    StaleUdp(#[source] KernelError),
     /// Something could not be removed.
     #[error("cannot clean up")]
-    Cleanup {
-        /// The mode's error.
-        source: Box<dyn Error + Send + Sync>,
-    },
+    Cleanup(#[source] Box<dyn Error + Send + Sync>),
 }
 
 impl RenderError {
@@ -129,7 +120,7 @@ where
         }
         self.state = None;
         let observed = self.dataplane.observe();
-        self.state = Some(observed.map_err(|source| RenderError::Observe { source: source.into() })?);
+        self.state = Some(observed.map_err(|error| RenderError::Observe(error.into()))?);
         Ok(())
     }
 
@@ -169,13 +160,13 @@ where
         dirty: &Dirty,
     ) -> Result<Vec<StaleUdpDeletion>, RenderError> {
         let Some(stale_udp) = self.dataplane.stale_udp() else { return Ok(Vec::new()) };
-        stale_udp.delete_stale(snapshot, dirty).map_err(|source| RenderError::StaleUdp { source })
+        stale_udp.delete_stale(snapshot, dirty).map_err(RenderError::StaleUdp)
     }
 
     fn cleanup(&mut self) -> Vec<RenderError> {
         self.state = None;
         let errors = self.dataplane.cleanup().into_iter();
-        errors.map(|source| RenderError::Cleanup { source: source.into() }).collect()
+        errors.map(|error| RenderError::Cleanup(error.into())).collect()
     }
 
     fn map_fill(&self) -> Vec<MapFill> {

@@ -129,5 +129,5 @@ fn cleanup_ebpf(config: &Config, launcher: &Launcher) -> Vec<RenderError> {
 }
 
 fn wrap<E: std::error::Error + Send + Sync + 'static>(errors: Vec<E>) -> Vec<RenderError> {
-    errors.into_iter().map(|source| RenderError::Cleanup { source: source.into() }).collect()
+    errors.into_iter().map(|error| RenderError::Cleanup(error.into())).collect()
 }

@@ -18,16 +18,13 @@ const LOG_EVERY: Duration = Duration::from_secs(10);
 /// The pod CIDRs that the rules depend on are missing or have changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PodCidrsError {
-    /// The Node has none.
+    /// The Node with this name has none.
     #[error(
-        "detectLocalMode is NodeCIDR, but the Node {node} has no pod CIDRs after {} s: let the cluster allocate \
+        "detectLocalMode is NodeCIDR, but the Node {} has no pod CIDRs after {} s: let the cluster allocate \
          them (--allocate-node-cidrs of kube-controller-manager), or choose another detectLocalMode",
-        MAX_POD_CIDRS_WAIT.as_secs()
+        .0, MAX_POD_CIDRS_WAIT.as_secs()
     )]
-    Missing {
-        /// The Node's name.
-        node: String,
-    },
+    Missing(String),
     /// The Node has other pod CIDRs now. Rules for the old ones are everywhere, so the process ends
     /// and a new one starts afresh, as with upstream.
     #[error("the pod CIDRs of the Node {node} changed from {before:?} to {now:?}: shunt has to start again")]
@@ -101,7 +98,7 @@ impl NodeWait {
         let waited = now - *self.since.get_or_insert(now);
         let lacks_pod_cidrs = self.needs_pod_cidrs && pod_cidrs.is_empty();
         if lacks_pod_cidrs && waited >= MAX_POD_CIDRS_WAIT {
-            return Err(PodCidrsError::Missing { node: self.node.clone() });
+            return Err(PodCidrsError::Missing(self.node.clone()));
         }
         self.is_over = !lacks_pod_cidrs && (!is_missing || waited >= MAX_NODE_WAIT);
         if self.is_over {

@@ -41,10 +41,7 @@ pub enum WatchError {
     },
     /// Neither `--kubeconfig` nor `--master` is set, and the process does not run in a pod.
     #[error("cannot use the in-cluster configuration, and neither --kubeconfig nor --master is set")]
-    InCluster {
-        /// The cause.
-        source: Box<kube::config::InClusterError>,
-    },
+    InCluster(#[source] Box<kube::config::InClusterError>),
     /// `--master` is not a URL.
     #[error("cannot use --master {value:?}: not a URL like https://192.0.2.1:6443")]
     MasterUrl {
@@ -55,8 +52,5 @@ pub enum WatchError {
     },
     /// The HTTP client cannot be created, because of certificates or credentials for example.
     #[error("cannot create a client for the Kubernetes API")]
-    Client {
-        /// The cause.
-        source: Box<kube::Error>,
-    },
+    Client(#[source] Box<kube::Error>),
 }

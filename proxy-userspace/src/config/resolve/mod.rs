@@ -102,7 +102,7 @@ fn resolve(mut settings: Settings, environment: &Environment, auto: Mode) -> Res
     settings.find_ineffective(mode);
     let (invalid, ineffective) = settings.finish();
     config.ineffective = ineffective;
-    if invalid.is_empty() { Ok(config) } else { Err(ConfigError::Invalid { settings: invalid }) }
+    if invalid.is_empty() { Ok(config) } else { Err(ConfigError::Invalid(invalid)) }
 }
 
 /// Returns the section with the masquerade settings of a mode. As in upstream's conversion, a mode

@@ -62,7 +62,7 @@ fn load(file: &str, flags: &[&str]) -> Config {
 
 fn invalid(file: Option<&str>, flags: &[&str]) -> Vec<String> {
     match load_with(file, flags, &environment()) {
-        Err(ConfigError::Invalid { settings }) => settings.iter().map(ToString::to_string).collect(),
+        Err(ConfigError::Invalid(settings)) => settings.iter().map(ToString::to_string).collect(),
         other => panic!("expected an invalid configuration, got {other:?}"),
     }
 }
@@ -362,7 +362,7 @@ fn flags_are_reported_by_their_own_name() {
 
 #[test]
 fn a_missing_host_name_or_cgroup_names_the_setting() {
-    let Err(ConfigError::Invalid { settings }) = load_with(None, &["--mode=ebpf"], &Environment::default())
+    let Err(ConfigError::Invalid(settings)) = load_with(None, &["--mode=ebpf"], &Environment::default())
     else {
         panic!("neither a host name nor a cgroup2 mount, and still a configuration");
     };

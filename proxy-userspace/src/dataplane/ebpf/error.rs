@@ -9,11 +9,8 @@ pub enum EbpfError {
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// The netfilter rules are wrong or missing. All service ports are programmed.
-    #[error("cannot install the netfilter rules: {source}")]
-    Rules {
-        /// The cause.
-        source: KernelError,
-    },
+    #[error("cannot install the netfilter rules: {0}")]
+    Rules(#[source] KernelError),
     /// Some service ports or links are not programmed. All others are.
     #[error("cannot program {what}; the first is {first}: {source}")]
     Incomplete {

@@ -276,8 +276,8 @@ impl Dataplane for Ebpf {
             match self.apply_step(&step, state) {
                 Ok(()) => {}
                 // Commands do not run any more, and the steps that follow may need the rules.
-                Err(source) if *step == Step::InstallRules && self.is_shutting_down() => {
-                    return Err(EbpfError::Rules { source });
+                Err(error) if *step == Step::InstallRules && self.is_shutting_down() => {
+                    return Err(EbpfError::Rules(error));
                 }
                 Err(error) if *step == Step::InstallRules => rules = Some(error),
                 Err(error) if *step == Step::Attach => return Err(error.into()),
@@ -289,12 +289,12 @@ impl Dataplane for Ebpf {
             rules.get_or_insert(error);
         }
         failures.into_result()?;
-        rules.map_or(Ok(()), |source| Err(EbpfError::Rules { source }))
+        rules.map_or(Ok(()), |error| Err(EbpfError::Rules(error)))
     }
 
     fn is_partial(error: &EbpfError) -> bool {
         match error {
-            EbpfError::Incomplete { .. } | EbpfError::Rules { .. } => true,
+            EbpfError::Incomplete { .. } | EbpfError::Rules(_) => true,
             EbpfError::Kernel(error) => matches!(error, KernelError::MapFull { .. }),
         }
     }

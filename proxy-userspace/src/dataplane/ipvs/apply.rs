@@ -85,13 +85,14 @@ impl Applying<'_> {
             };
             let after = rest.split_off(at);
             self.state.record(Step::Sets(std::mem::replace(&mut rest, after[1..].to_vec())));
-            if is_set_full(&error) {
+            // The set has no room for another entry.
+            if matches!(&error, KernelError::CommandFailed { stderr, .. } if stderr.contains("is full")) {
                 rest.retain(|change| !self.is_rejected_too(*change, rejected));
             }
             self.failures.add(KernelObject::Item(Item::Entry(rejected)), error);
         }
         self.failures.sets_failed(&rest);
-        Err(IpvsError::TooManyRejected { max: MAX_REJECTED })
+        Err(IpvsError::TooManyRejected(MAX_REJECTED))
     }
 
     /// Returns true if a change adds to the same full set as the rejected entry, and records that.
@@ -193,9 +194,4 @@ fn rejected_entry(changes: &[SetChange], error: &KernelError) -> Option<(usize, 
     let is_about_entry =
         !["does not exist", "Kernel error received"].iter().any(|other| message.contains(other));
     is_about_entry.then_some((at, entry))
-}
-
-/// Returns true if the set has no room for another entry.
-fn is_set_full(error: &KernelError) -> bool {
-    matches!(error, KernelError::CommandFailed { stderr, .. } if stderr.contains("is full"))
 }

@@ -15,12 +15,9 @@ pub enum IpvsError {
     /// The kernel has no IPVS.
     #[error(
         "this kernel has no IPVS, built in or as a module (CONFIG_IP_VS): load it on the node with `modprobe ip_vs`, or choose \
-         another mode: {source}"
+         another mode: {0}"
     )]
-    NoIpvs {
-        /// The kernel's error.
-        source: KernelError,
-    },
+    NoIpvs(#[source] KernelError),
     /// The kernel does not have the scheduler.
     #[error(
         "this kernel has no IPVS scheduler {name}, built in or as a module (ip_vs_{name}): load it on the node with `modprobe \
@@ -35,20 +32,14 @@ pub enum IpvsError {
     /// The kernel has no dummy links.
     #[error(
         "this kernel has no dummy links, which hold the addresses of Services (CONFIG_DUMMY): load them on the node with \
-         `modprobe dummy`: {source}"
+         `modprobe dummy`: {0}"
     )]
-    NoDummyLinks {
-        /// The kernel's error.
-        source: KernelError,
-    },
+    NoDummyLinks(#[source] KernelError),
     /// The command ipset does not work, or the kernel has no ipsets.
     #[error(
-        "cannot use ipset, which the mode's rules need: install ipset; the kernel needs CONFIG_IP_SET: {source}"
+        "cannot use ipset, which the mode's rules need: install ipset; the kernel needs CONFIG_IP_SET: {0}"
     )]
-    NoIpset {
-        /// The command's error.
-        source: KernelError,
-    },
+    NoIpset(#[source] KernelError),
     /// Some service ports are not served completely. All others are.
     #[error(
         "the kernel rejected objects of {count} service ports, which are left out; the first is {first}: {message}"
@@ -61,14 +52,11 @@ pub enum IpvsError {
         /// Why the kernel rejected its object.
         message: String,
     },
-    /// The kernel rejected too many entries of ipsets in one step.
+    /// The kernel rejected more than this number of entries of ipsets in one step.
     #[error(
-        "the kernel rejected more than {max} entries of ipsets at once: the entries after them are missing"
+        "the kernel rejected more than {0} entries of ipsets at once: the entries after them are missing"
     )]
-    TooManyRejected {
-        /// The number of entries that were left out one by one.
-        max: usize,
-    },
+    TooManyRejected(usize),
     /// Only the rules of one family failed. Everything else was applied.
     #[error(transparent)]
     OfFamily(#[from] FamilyError<IpvsError>),

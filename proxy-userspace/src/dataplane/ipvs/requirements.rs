@@ -35,7 +35,7 @@ pub(super) fn check(settings: &IpvsSettings) -> Result<(), IpvsError> {
 }
 
 fn check_namespace(settings: &IpvsSettings) -> Result<(), IpvsError> {
-    let mut ipvs = Ipvs::open().map_err(|source| IpvsError::NoIpvs { source })?;
+    let mut ipvs = Ipvs::open().map_err(IpvsError::NoIpvs)?;
     let address = SocketAddr::from(TEST_ADDRESS);
     let key = VirtualKey { protocol: Protocol::Tcp, address };
     let server = VirtualServer::new(settings.scheduler.clone(), address.ip());
@@ -43,7 +43,7 @@ fn check_namespace(settings: &IpvsSettings) -> Result<(), IpvsError> {
     if let Some((_, source)) = ipvs.commit(&[Change::AddServer(key, server)])?.into_iter().next() {
         return Err(IpvsError::NoScheduler { name: settings.scheduler.to_string(), source });
     }
-    DummyLink::open(DUMMY_LINK)?.create().map_err(|source| IpvsError::NoDummyLinks { source })?;
-    Ipset::new(&settings.launcher).names().map_err(|source| IpvsError::NoIpset { source })?;
+    DummyLink::open(DUMMY_LINK)?.create().map_err(IpvsError::NoDummyLinks)?;
+    Ipset::new(&settings.launcher).names().map_err(IpvsError::NoIpset)?;
     Ok(())
 }

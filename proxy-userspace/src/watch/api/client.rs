@@ -33,15 +33,13 @@ pub async fn kube_client(
     let mut config = match (kubeconfig, master) {
         (Some(path), _) => from_kubeconfig(path).await?,
         (None, Some(master)) => Config::new(server_url(master, "http")?),
-        (None, None) => {
-            Config::incluster().map_err(|source| WatchError::InCluster { source: Box::new(source) })?
-        }
+        (None, None) => Config::incluster().map_err(|error| WatchError::InCluster(Box::new(error)))?,
     };
     if let Some(master) = master {
         let default_scheme = config.cluster_url.scheme_str().unwrap_or("https").to_owned();
         config.cluster_url = server_url(master, &default_scheme)?;
     }
-    client(config).map_err(|source| WatchError::Client { source: Box::new(source) })
+    client(config).map_err(|error| WatchError::Client(Box::new(error)))
 }
 
 async fn from_kubeconfig(path: &Path) -> Result<Config, WatchError> {
