@@ -12,7 +12,10 @@ use netlink_packet_route::{
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::net::if_::if_nametoindex;
 
-use super::{KernelError, netlink::NetlinkSocket};
+use super::{
+    KernelError,
+    netlink::{NetlinkSocket, attribute},
+};
 
 /// A dummy link, in the network namespace of the thread that opened it.
 #[derive(Debug)]
@@ -125,10 +128,10 @@ impl DummyLink {
 }
 
 fn address(message: &AddressMessage) -> Option<IpAddr> {
-    let found = message.attributes.iter().find_map(|attribute| match attribute {
-        AddressAttribute::Local(address) | AddressAttribute::Address(address) => Some(*address),
-        _ => None,
-    })?;
+    let found = attribute!(
+        message.attributes,
+        AddressAttribute::Local(address) | AddressAttribute::Address(address) => *address
+    )?;
     let is_link_local = matches!(found, IpAddr::V6(v6) if v6.is_unicast_link_local());
     (!is_link_local).then_some(found)
 }

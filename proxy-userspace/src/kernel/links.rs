@@ -16,7 +16,7 @@ use netlink_packet_route::{
 use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
 use tokio::sync::{Notify, watch};
 
-use super::{KernelError, bpf::tc};
+use super::{KernelError, bpf::tc, netlink::attribute};
 use crate::net::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts};
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
@@ -155,18 +155,12 @@ async fn list(handle: &Handle, excluded_link: &str) -> Result<(NodeFacts, Option
 }
 
 fn link(message: &LinkMessage) -> Option<Link> {
-    let name = message.attributes.iter().find_map(|attribute| match attribute {
-        LinkAttribute::IfName(name) => Some(name.as_str().into()),
-        _ => None,
-    })?;
-    let master = message.attributes.iter().find_map(|attribute| match attribute {
-        LinkAttribute::Controller(master) => Some(*master).filter(|master| *master != 0),
-        _ => None,
-    });
+    let name = attribute!(message.attributes, LinkAttribute::IfName(name) => name.as_str().into())?;
+    let master = attribute!(message.attributes, LinkAttribute::Controller(master) => *master);
     Some(Link {
         index: message.header.index,
         name,
-        master,
+        master: master.filter(|master| *master != 0),
         header: header(message.header.link_layer_type),
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
         bridge_address: bridge_address(message),
@@ -177,11 +171,8 @@ fn bridge_address(message: &LinkMessage) -> Option<MacAddress> {
     let is_bridge = message.attributes.iter().any(|attribute| {
         matches!(attribute, LinkAttribute::LinkInfo(infos) if infos.contains(&LinkInfo::Kind(InfoKind::Bridge)))
     });
-    let address = message.attributes.iter().find_map(|attribute| match attribute {
-        LinkAttribute::Address(address) => Some(MacAddress(address.as_slice().try_into().ok()?)),
-        _ => None,
-    });
-    address.filter(|_| is_bridge)
+    let address = attribute!(message.attributes, LinkAttribute::Address(address) => address);
+    Some(MacAddress(address.filter(|_| is_bridge)?.as_slice().try_into().ok()?))
 }
 
 /// Maps a link type to its header. The types without a MAC header are those of the kernel's
@@ -206,16 +197,9 @@ fn header(kind: LinkLayerType) -> LinkHeader {
 fn link_address(message: &AddressMessage, links: &HashMap<u32, Arc<str>>) -> Option<LinkAddress> {
     let link = links.get(&message.header.index)?;
     // On point-to-point links, IFA_ADDRESS is the peer's address. IFA_LOCAL, if present, is ours.
-    let local = message.attributes.iter().find_map(|attribute| match attribute {
-        AddressAttribute::Local(address) => Some(*address),
-        _ => None,
-    });
-    let address = local.or_else(|| {
-        message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        })
-    })?;
+    let local = attribute!(message.attributes, AddressAttribute::Local(address) => *address);
+    let other = || attribute!(message.attributes, AddressAttribute::Address(address) => *address);
+    let address = local.or_else(other)?;
     let link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
     (!link_local).then(|| LinkAddress {
         link: Arc::clone(link),

@@ -30,23 +30,12 @@ pub mod sysctl;
 
 pub use error::KernelError;
 
-use std::{io, mem::size_of, os::fd::AsRawFd};
+use std::{io, mem::size_of, os::fd::AsRawFd, thread};
 
-/// Sets the timeout of blocking receives, in seconds.
-fn set_receive_timeout(socket: &impl AsRawFd, seconds: i32) -> io::Result<()> {
-    let timeout = libc::timeval { tv_sec: seconds.into(), tv_usec: 0 };
-    let length = libc::socklen_t::try_from(size_of::<libc::timeval>()).map_err(io::Error::other)?;
-    // SAFETY: the kernel reads `length` bytes from `timeout`, which has as many.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVTIMEO,
-            (&raw const timeout).cast(),
-            length,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+/// Starts a thread with this name.
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), KernelError> {
+    let started = thread::Builder::new().name(name.into()).spawn(run);
+    started.map(drop).map_err(KernelError::call("start", format!("thread {name}")))
 }
 
 /// Returns a 64-bit socket option.

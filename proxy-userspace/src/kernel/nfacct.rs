@@ -8,7 +8,7 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::{
     KernelError,
-    netlink::{Attributes, NetlinkSocket, kernel_constants, nfgenmsg, nfnl_type},
+    netlink::{NetlinkSocket, kernel_constants, nfgenmsg, nfnl_type},
 };
 
 kernel_constants! {
@@ -45,11 +45,7 @@ fn request(message: c_int, flags: u16, name: &str) -> io::Result<Option<u64>> {
     let message_type = nfnl_type(NFNL_SUBSYS_ACCT, message);
     let header = nfgenmsg(libc::AF_UNSPEC, 0);
     let mut answers = socket.request(message_type, flags, header, |to| to.string(NFACCT_NAME, name))?;
-    let mut packets = None;
-    while let Some(answer) = answers.next()? {
-        packets = Attributes::after_header(answer.payload()).be64(NFACCT_PKTS);
-    }
-    Ok(packets)
+    Ok(answers.read(|answer| answer.be64(NFACCT_PKTS))?.first().copied())
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ pub(super) fn chains(settings: &RuleSettings, family: IpFamily) -> Vec<(Chain, V
 }
 
 fn regular(name: &str, rules: Vec<Rule>) -> (Chain, Vec<Rule>) {
-    (Chain { name: name.into(), hook: None, comment: "" }, rules)
+    (Chain { name: name.into(), hook: None }, rules)
 }
 
 fn base(
@@ -126,7 +126,7 @@ fn base(
     priority: c_int,
     rules: Vec<Rule>,
 ) -> (Chain, Vec<Rule>) {
-    (Chain { name: name.into(), hook: Some(Hook { kind, number, priority }), comment: "" }, rules)
+    (Chain { name: name.into(), hook: Some(Hook { kind, number, priority }) }, rules)
 }
 
 fn jump(to: &str) -> Statement {

@@ -180,12 +180,8 @@ impl Change {
     /// Returns the operation and its object.
     fn describe(&self) -> (&'static str, String) {
         match self {
-            Self::AddServer(key, server) => {
-                ("add", format!("the virtual server {key} ({})", server.scheduler))
-            }
-            Self::SetServer(key, server) => {
-                ("set", format!("the virtual server {key} ({})", server.scheduler))
-            }
+            Self::AddServer(key, with) => ("add", format!("the virtual server {key} ({})", with.scheduler)),
+            Self::SetServer(key, with) => ("set", format!("the virtual server {key} ({})", with.scheduler)),
             Self::RemoveServer(key) => ("remove", format!("the virtual server {key}")),
             Self::AddReal(key, real, _) => ("add", format!("{real} to {key}")),
             Self::SetReal(key, real, weight) => ("set", format!("the weight of {real} in {key} to {weight}")),
@@ -311,11 +307,6 @@ impl Ipvs {
         read: impl Fn(Attributes<'_>) -> Option<T>,
     ) -> io::Result<Vec<T>> {
         let header = generic::header(command, VERSION);
-        let mut answers = self.socket.request(self.family, flags, header, write)?;
-        let mut list = Vec::new();
-        while let Some(answer) = answers.next()? {
-            list.extend(read(Attributes::after_header(answer.payload())));
-        }
-        Ok(list)
+        self.socket.request(self.family, flags, header, write)?.read(read)
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use libc::{CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME, CTRL_CMD_GETFAMILY, GENL_ID_CTRL, c_int};
 use netlink_sys::protocols::NETLINK_GENERIC;
 
-use super::{Attributes, NetlinkSocket, nfnl_type};
+use super::{NetlinkSocket, nfnl_type};
 
 /// The length of `struct genlmsghdr`.
 const HEADER_LENGTH: usize = 4;
@@ -28,11 +28,11 @@ pub(in crate::kernel) fn family(socket: &NetlinkSocket, name: &str) -> io::Resul
     let write = |to: &mut super::MessageBuffer| to.string(CTRL_ATTR_FAMILY_NAME, name);
     let header = header(CTRL_CMD_GETFAMILY, 1);
     let mut answers = socket.request(nfnl_type(0, GENL_ID_CTRL), 0, header, write)?;
-    let mut number = None;
-    while let Some(answer) = answers.next()? {
-        number = Attributes::after_header(answer.payload()).ne16(CTRL_ATTR_FAMILY_ID);
-    }
-    number.ok_or_else(|| io::Error::other(format!("the kernel gave no number for netlink family {name}")))
+    let numbers = answers.read(|answer| answer.ne16(CTRL_ATTR_FAMILY_ID))?;
+    numbers
+        .first()
+        .copied()
+        .ok_or_else(|| io::Error::other(format!("the kernel gave no number for netlink family {name}")))
 }
 
 #[cfg(test)]

@@ -23,11 +23,15 @@ use netlink_packet_core::{
     NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable, Parseable,
 };
 use netlink_sys::{Socket, SocketAddr};
+use nix::sys::{
+    socket::{setsockopt, sockopt},
+    time::{TimeVal, TimeValLike as _},
+};
 
 pub(super) use self::attributes::{Attributes, MessageBuffer};
 
 /// The kernel must answer within this time.
-const ANSWER_TIMEOUT_SECONDS: i32 = 2;
+const ANSWER_TIMEOUT_SECONDS: i64 = 2;
 /// No datagram of the kernel is larger.
 pub(super) const LARGEST_DATAGRAM: usize = 64 * 1024;
 
@@ -37,6 +41,17 @@ macro_rules! kernel_constants {
     ($($name:ident = $value:expr,)*) => { $(pub(in crate::kernel) const $name: libc::c_int = $value;)* };
 }
 pub(super) use kernel_constants;
+
+/// Returns what the first attribute with this pattern contains.
+macro_rules! attribute {
+    ($attributes:expr, $pattern:pat => $content:expr) => {
+        $attributes.iter().find_map(|attribute| match attribute {
+            $pattern => Some($content),
+            _ => None,
+        })
+    };
+}
+pub(super) use attribute;
 
 /// A netlink socket in the network namespace of the thread that opened it.
 #[derive(Debug)]
@@ -52,7 +67,7 @@ impl NetlinkSocket {
         let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        super::set_receive_timeout(&socket, ANSWER_TIMEOUT_SECONDS)?;
+        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::seconds(ANSWER_TIMEOUT_SECONDS))?;
         Ok(Self { socket, sequence: Cell::new(0) })
     }
 
@@ -155,6 +170,15 @@ pub(super) struct Answers<'a> {
 }
 
 impl Answers<'_> {
+    /// Reads all answers. Returns what `read` makes of the attributes of each.
+    pub(super) fn read<T>(&mut self, read: impl Fn(Attributes<'_>) -> Option<T>) -> io::Result<Vec<T>> {
+        let mut list = Vec::new();
+        while let Some(answer) = self.next()? {
+            list.extend(read(Attributes::after_header(answer.payload())));
+        }
+        Ok(list)
+    }
+
     /// Returns the next answer, or `None` after the last one. Skips answers to other requests.
     pub(super) fn next(&mut self) -> io::Result<Option<NetlinkBuffer<&[u8]>>> {
         loop {

@@ -9,7 +9,7 @@ use libc::{
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
 
 use super::{
-    IpFamily, NftFamily as _,
+    IpFamily, NftFamily,
     element::{self, ElementKey, ElementValue},
     expression,
     set::{Set, SetKind, push_user_data},
@@ -53,8 +53,6 @@ pub struct Chain {
     pub name: Name,
     /// The hook of a base chain. `None` for regular chains.
     pub hook: Option<Hook>,
-    /// The comment; may be empty.
-    pub comment: &'static str,
 }
 
 /// The netfilter hook of a base chain.
@@ -84,7 +82,7 @@ impl Hook {
 impl Change {
     /// Returns the change as an nft command.
     pub fn display(&self, family: IpFamily, table: &str) -> String {
-        let at = format!("{} {table}", family.keyword());
+        let at = format!("{} {table}", NftFamily::of(family).keyword);
         match self {
             Self::AddTable(comment) => format!("add table {at} {{ comment \"{comment}\"; }}"),
             Self::DeleteTable => format!("delete table {at}"),
@@ -139,9 +137,6 @@ impl Change {
                     });
                     to.string(NFTA_CHAIN_TYPE, hook.kind);
                 }
-                if !chain.comment.is_empty() {
-                    write_comment(NFTA_CHAIN_USERDATA, chain.comment, to);
-                }
             }
             Self::DeleteChain(chain) => to.string(NFTA_CHAIN_NAME, chain),
             Self::FlushChain(chain) => to.string(NFTA_RULE_CHAIN, chain),
@@ -172,15 +167,10 @@ impl Change {
 
 impl fmt::Display for Chain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hook = self
-            .hook
-            .map(|hook| format!("type {} hook {} priority {}; ", hook.kind, hook.name(), hook.priority));
-        let comment = (!self.comment.is_empty()).then(|| format!("comment \"{}\"; ", self.comment));
         f.write_str(&self.name)?;
-        match hook.into_iter().chain(comment).collect::<String>() {
-            options if options.is_empty() => Ok(()),
-            options => write!(f, " {{ {options}}}"),
-        }
+        self.hook.map_or(Ok(()), |hook| {
+            write!(f, " {{ type {} hook {} priority {}; }}", hook.kind, hook.name(), hook.priority)
+        })
     }
 }
 

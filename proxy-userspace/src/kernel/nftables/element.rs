@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    IpFamily, NftFamily as _,
+    IpFamily, NftFamily,
     statement::{Verdict, octets},
 };
 use crate::net::Protocol;
@@ -44,20 +44,17 @@ pub enum Field {
     Number(u32),
 }
 
-/// Up to `N` bytes, without an allocation.
+/// The fields of a key or of data: up to `N` bytes, without an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct InlineBytes<const N: usize> {
+pub struct FieldBytes<const N: usize> {
     bytes: [u8; N],
     length: u8,
 }
 
 /// The key of an element.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ElementKey(InlineBytes<MAX_KEY_LENGTH>);
-
+pub type ElementKey = FieldBytes<MAX_KEY_LENGTH>;
 /// The data that a map has for a key.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ElementData(InlineBytes<MAX_DATA_LENGTH>);
+pub type ElementData = FieldBytes<MAX_DATA_LENGTH>;
 
 /// The value of an element.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,20 +95,21 @@ impl FieldType {
     /// Returns the length in bytes, with padding.
     pub(super) fn length(self, family: IpFamily) -> u32 {
         match self {
-            Self::Address => family.address_length(),
+            Self::Address => NftFamily::of(family).address_length(),
             Self::Protocol | Self::Port | Self::Number => 4,
         }
     }
 }
 
-impl<const N: usize> InlineBytes<N> {
-    fn new(bytes: &[u8]) -> Option<Self> {
+impl<const N: usize> FieldBytes<N> {
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut this = Self { bytes: [0; N], length: u8::try_from(bytes.len()).ok()? };
         this.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
         Some(this)
     }
 
-    fn from_fields(fields: &[Field]) -> Self {
+    /// Returns the bytes of these fields.
+    pub fn new(fields: &[Field]) -> Self {
         let mut bytes = Vec::with_capacity(N);
         for field in fields {
             match field {
@@ -123,38 +121,19 @@ impl<const N: usize> InlineBytes<N> {
             bytes.resize(bytes.len().next_multiple_of(4), 0);
         }
         bytes.truncate(N);
-        Self::new(&bytes).unwrap_or(Self { bytes: [0; N], length: 0 })
-    }
-
-    fn get(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.length)]
-    }
-}
-
-impl ElementKey {
-    /// Returns a key of these fields.
-    pub fn new(fields: &[Field]) -> Self {
-        Self(InlineBytes::from_fields(fields))
-    }
-
-    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        InlineBytes::new(bytes).map(Self)
+        Self::from_bytes(&bytes).unwrap_or(Self { bytes: [0; N], length: 0 })
     }
 
     /// Returns the bytes, field by field.
     pub fn bytes(&self) -> &[u8] {
-        self.0.get()
+        &self.bytes[..usize::from(self.length)]
     }
 }
 
 impl ElementData {
     /// Returns the data for an address and a port.
     pub fn from_endpoint(address: SocketAddr) -> Self {
-        Self(InlineBytes::from_fields(&[Field::Address(address.ip()), Field::Port(address.port())]))
-    }
-
-    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        InlineBytes::new(bytes).map(Self)
+        Self::new(&[Field::Address(address.ip()), Field::Port(address.port())])
     }
 
     /// Returns the address and port, if the data has the length of [`Self::from_endpoint`].
@@ -167,20 +146,9 @@ impl ElementData {
         };
         Some(SocketAddr::new(address, u16::from_be_bytes(*port.first_chunk()?)))
     }
-
-    /// Returns the bytes, field by field.
-    pub fn bytes(&self) -> &[u8] {
-        self.0.get()
-    }
 }
 
-impl fmt::Debug for ElementKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:02x?}", self.bytes())
-    }
-}
-
-impl fmt::Debug for ElementData {
+impl<const N: usize> fmt::Debug for FieldBytes<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:02x?}", self.bytes())
     }

@@ -14,7 +14,7 @@ use libc::{
 };
 
 use super::{
-    IpFamily, NftFamily as _,
+    IpFamily, NftFamily,
     statement::{Rule, Selector, Statement, Verdict, octets},
     uapi::*,
 };
@@ -108,7 +108,7 @@ impl Expressions<'_> {
 
     fn load(&mut self, selector: Selector, register: c_int) {
         let network = NFT_PAYLOAD_NETWORK_HEADER;
-        let address_length = self.family.address_length();
+        let address_length = NftFamily::of(self.family).address_length();
         match selector {
             Selector::Source | Selector::Destination => {
                 self.load_payload(network, self.address_offset(selector), address_length, register);
@@ -144,8 +144,9 @@ impl Expressions<'_> {
 
     /// Returns the offset of the source address, or of the destination address behind it.
     fn address_offset(&self, selector: Selector) -> u32 {
+        let family = NftFamily::of(self.family);
         let is_destination = selector == Selector::Destination;
-        self.family.source_offset() + if is_destination { self.family.address_length() } else { 0 }
+        family.source_offset + if is_destination { family.address_length() } else { 0 }
     }
 
     /// Loads a whole key into consecutive registers, starting at the first.
@@ -154,7 +155,7 @@ impl Expressions<'_> {
         for selector in key {
             self.load(*selector, register(word));
             word += match selector {
-                Selector::Source | Selector::Destination => self.family.address_words(),
+                Selector::Source | Selector::Destination => NftFamily::of(self.family).address_words.into(),
                 Selector::Protocol | Selector::DestinationPort | Selector::Random(_) => 1,
             };
         }
@@ -253,7 +254,7 @@ impl Expressions<'_> {
 
     fn dnat_by_map(&mut self, key: &[Selector], map: &str) {
         self.lookup(key, map, Some(NFT_REG_1));
-        self.nat(register(self.family.address_words()));
+        self.nat(register(NftFamily::of(self.family).address_words.into()));
     }
 
     fn dnat(&mut self, endpoint: SocketAddr) {
@@ -272,7 +273,7 @@ impl Expressions<'_> {
 
     /// Translates to the address in the first register and to the port in this register.
     fn nat(&mut self, port: c_int) {
-        let family = self.family.nfproto();
+        let family = NftFamily::of(self.family).number;
         self.add("nat", |to| {
             to.be_int(NFTA_NAT_TYPE, NFT_NAT_DNAT);
             to.be_int(NFTA_NAT_FAMILY, family);

@@ -9,7 +9,7 @@ use libc::{
 use netlink_packet_core::NLM_F_DUMP;
 
 use super::{
-    IpFamily, NftFamily as _, Nftables,
+    IpFamily, NftFamily, Nftables,
     element::{ElementData, ElementKey, ElementValue},
     set::SetSpec,
     socket::nftables_type,
@@ -89,13 +89,10 @@ impl Nftables {
         write: impl Fn(&mut MessageBuffer),
         read: impl Fn(Attributes<'_>) -> Option<T>,
     ) -> Result<Vec<T>, KernelError> {
-        let header = nfgenmsg(family.nfproto(), 0);
+        let header = nfgenmsg(NftFamily::of(family).number, 0);
         let attempt = || -> io::Result<Option<Vec<T>>> {
             let mut answers = self.socket.request(nftables_type(message), NLM_F_DUMP, header, &write)?;
-            let mut list = Vec::new();
-            while let Some(answer) = answers.next()? {
-                list.extend(read(Attributes::after_header(answer.payload())));
-            }
+            let list = answers.read(&read)?;
             Ok((!answers.was_interrupted).then_some(list))
         };
         let failed = |source| KernelError::call("list", format!("the nftables {object}"))(source);

@@ -23,7 +23,7 @@ use libc::c_int;
 
 pub use self::{
     change::{Chain, Change, Hook, comment},
-    element::{ElementData, ElementKey, ElementValue, Field, FieldType, VerdictValue},
+    element::{ElementData, ElementKey, ElementValue, Field, FieldBytes, FieldType, VerdictValue},
     listing::TableListing,
     set::{Set, SetKind, SetSpec},
     socket::Nftables,
@@ -32,52 +32,30 @@ pub use self::{
 use crate::net::IpFamily;
 
 /// The properties of a family in nf_tables.
-trait NftFamily {
-    /// Returns nft's keyword for the family and for its header.
-    fn keyword(self) -> &'static str;
-    /// Returns the kernel's number of the family (`NFPROTO_*`).
-    fn nfproto(self) -> c_int;
-    /// Returns the length of an address in bytes.
-    fn address_length(self) -> u32;
-    /// Returns the length of an address in 32-bit words.
-    fn address_words(self) -> c_int;
-    /// Returns the offset of the source address in the IP header. The destination follows it.
-    fn source_offset(self) -> u32;
+struct NftFamily {
+    /// nft's keyword for the family and for its header.
+    keyword: &'static str,
+    /// The kernel's number of the family (`NFPROTO_*`).
+    number: c_int,
+    /// The length of an address in 32-bit words.
+    address_words: u8,
+    /// The offset of the source address in the IP header. The destination follows it.
+    source_offset: u32,
 }
 
-impl NftFamily for IpFamily {
-    fn keyword(self) -> &'static str {
-        match self {
-            Self::V4 => "ip",
-            Self::V6 => "ip6",
+impl NftFamily {
+    const fn of(family: IpFamily) -> Self {
+        match family {
+            IpFamily::V4 => {
+                Self { keyword: "ip", number: libc::NFPROTO_IPV4, address_words: 1, source_offset: 12 }
+            }
+            IpFamily::V6 => {
+                Self { keyword: "ip6", number: libc::NFPROTO_IPV6, address_words: 4, source_offset: 8 }
+            }
         }
     }
 
-    fn nfproto(self) -> c_int {
-        match self {
-            Self::V4 => libc::NFPROTO_IPV4,
-            Self::V6 => libc::NFPROTO_IPV6,
-        }
-    }
-
-    fn address_length(self) -> u32 {
-        match self {
-            Self::V4 => 4,
-            Self::V6 => 16,
-        }
-    }
-
-    fn address_words(self) -> c_int {
-        match self {
-            Self::V4 => 1,
-            Self::V6 => 4,
-        }
-    }
-
-    fn source_offset(self) -> u32 {
-        match self {
-            Self::V4 => 12,
-            Self::V6 => 8,
-        }
+    fn address_length(&self) -> u32 {
+        4 * u32::from(self.address_words)
     }
 }

@@ -8,7 +8,7 @@ use netlink_sys::{SocketAddr, protocols::NETLINK_NETFILTER};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::{
-    IpFamily, NftFamily as _,
+    IpFamily, NftFamily,
     change::{self, Change},
     uapi::NFTA_SET_ELEM_LIST_ELEMENTS,
 };
@@ -93,7 +93,7 @@ impl Nftables {
             let sequence = self.socket.next_sequence();
             first_changes.push((sequence, index));
             let (message, flags) = change.message_type();
-            let header = nfgenmsg(family.nfproto(), 0);
+            let header = nfgenmsg(NftFamily::of(*family).number, 0);
             last = messages.message(nftables_type(message), flags, sequence, header, |to| {
                 change.write(*family, table, sequence, to);
                 index += write_elements(&changes[index..], to).max(1);

@@ -10,7 +10,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{IpFamily, NftFamily as _};
+use super::{IpFamily, NftFamily};
 use crate::net::Protocol;
 
 /// The name of a chain, set or map.
@@ -143,7 +143,7 @@ impl fmt::Display for Verdict {
 
 impl Statement {
     fn display(&self, family: IpFamily) -> String {
-        let ip = family.keyword();
+        let ip = NftFamily::of(family).keyword;
         let key = |selectors| display_key(selectors, family);
         let negation = |inside: &bool| if *inside { "" } else { "!= " };
         match self {
@@ -178,7 +178,7 @@ fn display_range(range: &IpNet) -> String {
 }
 
 fn display_key(selectors: &[Selector], family: IpFamily) -> String {
-    let ip = family.keyword();
+    let ip = NftFamily::of(family).keyword;
     let words = selectors.iter().map(|selector| match selector {
         Selector::Source => format!("{ip} saddr"),
         Selector::Destination => format!("{ip} daddr"),

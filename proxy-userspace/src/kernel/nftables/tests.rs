@@ -5,8 +5,8 @@ use std::{thread, time::Duration};
 use nix::sched::{CloneFlags, unshare};
 
 use super::{
-    Chain, Change, ElementData, ElementKey, ElementValue, Field, FieldType, Hook, IpFamily, Name,
-    NftFamily as _, Nftables, Rule, Selector, Set, SetKind, Statement, Verdict,
+    Chain, Change, ElementData, ElementKey, ElementValue, Field, FieldType, Hook, IpFamily, Name, NftFamily,
+    Nftables, Rule, Selector, Set, SetKind, Statement, Verdict,
 };
 use crate::{
     kernel::command::{Command, Launcher},
@@ -87,7 +87,7 @@ fn range_text(family: IpFamily) -> &'static str {
 }
 
 fn structure() -> Vec<Change> {
-    let chain = |name: &str, hook| Change::AddChain(Chain { name: name.into(), hook, comment: "a chain" });
+    let chain = |name: &str, hook| Change::AddChain(Chain { name: name.into(), hook });
     let hook = Hook { kind: "nat", number: 4, priority: 100 };
     let sets = [
         set("cluster-ips", &[FieldType::Address], SetKind::Plain),
@@ -113,7 +113,7 @@ fn nft_lists_rules_as_displayed_and_reads_its_listing_back() {
         let mut nftables = Nftables::open().expect("nf_tables");
         for family in IpFamily::ALL {
             nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));
-            let listing = nft(&["list", "table", family.keyword(), TABLE], "");
+            let listing = nft(&["list", "table", NftFamily::of(family).keyword, TABLE], "");
             for rule in rules(family) {
                 let shown = rule.display(family);
                 assert!(listing.lines().any(|line| line.trim() == shown), "missing: {shown}\n{listing}");
@@ -122,9 +122,9 @@ fn nft_lists_rules_as_displayed_and_reads_its_listing_back() {
                 listing.contains("type nat hook postrouting priority srcnat; policy accept;"),
                 "{listing}"
             );
-            nft(&["delete", "table", family.keyword(), TABLE], "");
+            nft(&["delete", "table", NftFamily::of(family).keyword, TABLE], "");
             nft(&["-f", "-"], &listing);
-            assert_eq!(nft(&["list", "table", family.keyword(), TABLE], ""), listing);
+            assert_eq!(nft(&["list", "table", NftFamily::of(family).keyword, TABLE], ""), listing);
         }
     });
 }
@@ -156,7 +156,7 @@ fn failed_transaction_changes_no_element() {
             ]);
             let changes: Vec<_> = changes.into_iter().map(|change| (family, change)).collect();
             nftables.commit(TABLE, &changes).unwrap_or_else(|error| panic!("{error}"));
-            let listing = nft(&["list", "map", family.keyword(), TABLE, &map.name], "");
+            let listing = nft(&["list", "map", NftFamily::of(family).keyword, TABLE, &map.name], "");
             assert!(listing.contains(&format!("{address} . tcp . 80 . 1 : ")), "{listing}");
             assert_eq!(nftables.list_elements(family, TABLE, &verdicts.name).unwrap(), [(key, goto)]);
 
@@ -190,11 +190,14 @@ fn table_is_listed_with_its_chains_and_sets() {
         let mut nftables = Nftables::open().expect("nf_tables");
         for family in IpFamily::ALL {
             assert!(!nftables.list_table(family, TABLE).unwrap().exists);
-            nft(&["-f", "-"], &format!("table {} other {{ chain here {{ }}; }}", family.keyword()));
+            nft(
+                &["-f", "-"],
+                &format!("table {} other {{ chain here {{ }}; }}", NftFamily::of(family).keyword),
+            );
             // An anonymous set belongs to its rule.
             let unnamed = format!(
                 "table {} {TABLE} {{ chain mapped {{ meta l4proto vmap {{ tcp : drop }}; }}; }}",
-                family.keyword()
+                NftFamily::of(family).keyword
             );
             nft(&["-f", "-"], &unnamed);
             nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));

@@ -6,7 +6,7 @@ kernel_constants! {
     // enum nft_table_attributes. The name of the table has the number 1 in all messages.
     NFTA_TABLE_NAME = 1, NFTA_TABLE_USERDATA = 6,
     // enum nft_chain_attributes, enum nft_hook_attributes
-    NFTA_CHAIN_NAME = 3, NFTA_CHAIN_HOOK = 4, NFTA_CHAIN_TYPE = 7, NFTA_CHAIN_USERDATA = 12,
+    NFTA_CHAIN_NAME = 3, NFTA_CHAIN_HOOK = 4, NFTA_CHAIN_TYPE = 7,
     NFTA_HOOK_HOOKNUM = 1, NFTA_HOOK_PRIORITY = 2,
     // enum nft_rule_attributes, enum nft_list_attributes, enum nft_expr_attributes
     NFTA_RULE_CHAIN = 2, NFTA_RULE_EXPRESSIONS = 4, NFTA_RULE_USERDATA = 7,

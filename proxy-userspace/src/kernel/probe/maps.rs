@@ -41,7 +41,7 @@ const DATA: &[FieldType] = &[FieldType::Address, FieldType::Port];
 
 fn trial(family: IpFamily) -> Vec<(IpFamily, Change)> {
     let set = |name: &str, key, kind| Change::AddSet(Set { name: name.into(), key, kind, comment: "" });
-    let chain = |name: &str, hook| Change::AddChain(Chain { name: name.into(), hook, comment: "" });
+    let chain = |name: &str, hook| Change::AddChain(Chain { name: name.into(), hook });
     let rule = |chain: &str, statements: Vec<Statement>| Change::AddRule(chain.into(), Rule::new(statements));
     let hook = |kind, number, priority| Some(Hook { kind, number, priority });
     let slot = vec![Selector::Destination, Selector::Random(2)];

@@ -194,5 +194,5 @@ fn additions_of_rules(family: IpFamily, chains: Vec<ChainRules>) -> impl Iterato
 }
 
 fn regular_chain(name: Name) -> Chain {
-    Chain { name, hook: None, comment: "" }
+    Chain { name, hook: None }
 }

@@ -11,7 +11,10 @@ use netlink_packet_route::{
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::{
-    super::super::{KernelError, netlink::NetlinkSocket},
+    super::super::{
+        KernelError,
+        netlink::{NetlinkSocket, attribute},
+    },
     AttachOutcome, Hook, LinkProgram, link_gone_or,
 };
 
@@ -215,18 +218,9 @@ fn is_ours(filter: &TcMessage) -> bool {
 }
 
 fn our_filter(message: &TcMessage, is_first: bool) -> Option<Filter> {
-    let options = message.attributes.iter().find_map(|attribute| match attribute {
-        TcAttribute::Options(options) => Some(options),
-        _ => None,
-    })?;
-    let name = options.iter().find_map(|option| match option {
-        TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name.clone()),
-        _ => None,
-    })?;
-    let program = options.iter().find_map(|option| match option {
-        TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(*id),
-        _ => None,
-    })?;
+    let options = attribute!(message.attributes, TcAttribute::Options(options) => options)?;
+    let name = attribute!(options, TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => name.clone())?;
+    let program = attribute!(options, TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => *id)?;
     Some(Filter { name, program, is_first })
 }
 
