@@ -23,11 +23,10 @@ const BACKLOG: i32 = 1024;
 pub fn bind(server: &str, address: SocketAddr) -> Result<TcpListener, BindError> {
     let listener = if address.ip().is_unspecified() {
         let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
-        listen(both, false).or_else(
-            |error| {
-                if lacks_ipv6(&error) { listen(address, false) } else { Err(error) }
-            },
-        )
+        match listen(both, false) {
+            Err(error) if lacks_ipv6(&error) => listen(address, false),
+            listener => listener,
+        }
     } else {
         listen(address, true)
     };

@@ -36,22 +36,8 @@ struct FamilyState {
 }
 
 impl State {
-    fn family_mut(&mut self, family: IpFamily) -> &mut FamilyState {
-        &mut self.families[usize::from(family == IpFamily::V6)]
-    }
-
     fn is_live(&self, family: &FamilyState) -> bool {
         family.oldest_pending.is_none_or(|since| since.elapsed() < self.timeout)
-    }
-
-    /// Returns true if both families have been updated.
-    fn is_programmed(&self) -> bool {
-        self.families.iter().all(|family| family.last_updated.is_some())
-    }
-
-    /// Returns the most recent update of any family. None before the first update.
-    fn last_updated(&self) -> Option<Timestamp> {
-        self.families.iter().filter_map(|family| family.last_updated).max()
     }
 }
 
@@ -110,7 +96,7 @@ impl ProxyHealth {
     pub fn queued(&self, families: &[IpFamily]) {
         self.state.send_modify(|state| {
             for family in families {
-                state.family_mut(*family).oldest_pending.get_or_insert_with(Instant::now);
+                state.families[*family as usize].oldest_pending.get_or_insert_with(Instant::now);
             }
         });
     }
@@ -120,7 +106,7 @@ impl ProxyHealth {
         self.state.send_modify(|state| {
             for family in families {
                 let last_updated = Some(Timestamp::now());
-                *state.family_mut(*family) = FamilyState { last_updated, oldest_pending: None };
+                state.families[*family as usize] = FamilyState { last_updated, oldest_pending: None };
             }
         });
     }
@@ -155,12 +141,12 @@ impl ProxyHealth {
     #[cfg(test)]
     pub(crate) fn is_live_for(&self, family: IpFamily) -> bool {
         let state = self.state.borrow();
-        state.is_live(&state.families[usize::from(family == IpFamily::V6)])
+        state.is_live(&state.families[family as usize])
     }
 
     /// Returns true after the first full sync is in the kernel.
     pub fn is_programmed(&self) -> bool {
-        self.state.borrow().is_programmed()
+        self.state.borrow().families.iter().all(|family| family.last_updated.is_some())
     }
 
     /// Returns true if `/healthz` answers 200: all Services are served and the node may receive
@@ -182,7 +168,7 @@ impl ProxyHealth {
     fn report(&self, node_eligible: Option<bool>, ok: bool) -> Report {
         let state = *self.state.borrow();
         let text_of = |time: Option<Timestamp>| time.map_or_else(|| NEVER.into(), |time| time.to_string());
-        let last_updated = text_of(state.last_updated());
+        let last_updated = text_of(state.families.iter().filter_map(|family| family.last_updated).max());
         let now = Timestamp::now().to_string();
         let healthy = self.is_live() && !state.incomplete;
         // Upstream has one proxier for each family. A family that was never updated is not in the

@@ -39,7 +39,7 @@ pub enum PodCidrsError {
 }
 
 /// Waits for the Node, and watches its pod CIDRs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an independent fact")]
 pub(super) struct NodeWait {
     node: String,
@@ -59,10 +59,7 @@ impl NodeWait {
             is_unknown: waits,
             is_over: !waits,
             needs_pod_cidrs: settings.detect_local == DetectLocalMode::NodeCidr,
-            since: None,
-            logged_at: None,
-            is_missing_logged: false,
-            pod_cidrs: None,
+            ..Self::default()
         }
     }
 
