@@ -22,7 +22,9 @@ pub use renderer::{DataplaneRenderer, RenderError, Renderer};
 
 pub use crate::mode::Mode;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use proxy_common::layout::ServiceCounts;
 
 use self::conntrack::StaleUdpCleaner;
 use crate::model::{Dirty, IpFamily, ServicePortKey, Snapshot};
@@ -134,16 +136,8 @@ pub struct ProgramErrorCount {
 pub struct ServiceCount {
     /// The service port. `None` stands for all service ports that are not counted individually.
     pub port: Option<ServicePortKey>,
-    /// Connections, and flows of UDP.
-    pub connections: u64,
-    /// Refused connections and datagrams.
-    pub refusals: u64,
-    /// Dropped connections and datagrams.
-    pub drops: u64,
-    /// Bytes to endpoints, where programs see the packets.
-    pub bytes_to_endpoints: u64,
-    /// Bytes to clients, where programs see the packets.
-    pub bytes_to_clients: u64,
+    /// Its counts.
+    pub counts: ServiceCounts,
 }
 
 /// Reads the metrics of one mode. Called for each scrape of the metrics, from any thread.
@@ -180,6 +174,11 @@ pub struct MapFill {
     pub entries: usize,
     /// The maximum number of entries.
     pub capacity: u32,
+}
+
+/// Locks a value that stays usable if a thread panics while it has the lock.
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The size of a plan.

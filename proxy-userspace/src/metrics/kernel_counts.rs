@@ -12,6 +12,8 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter},
 };
 
+use proxy_common::layout::ServiceCounts;
+
 use crate::dataplane::{KernelCounts, ServiceCount};
 
 /// Reads the counters of the current dataplane, if it has any.
@@ -47,32 +49,30 @@ impl Collector for KernelCountsCollector {
 const PACKETS: &str = "Packets to Services that arrived on a link, by fate";
 const ERRORS: &str = "Errors in eBPF programs: map entries that could not be written, packets that could not be read or changed";
 
-type Read = fn(&ServiceCount) -> u64;
+type Read = fn(&ServiceCounts) -> u64;
 
 /// The metrics of a service port that need no additional label.
 const CONNECTIONS: [(&str, &str, Read); 1] = [(
     "service_connections",
     "Connections and UDP flows to a service port. The name other sums up all service ports beyond maxServices",
-    |service| service.connections,
+    |counts| counts.connections,
 )];
 /// The metrics that only the ebpf mode counts.
 const FAILURES: [(&str, &str, Read); 2] = [
     (
         "service_refusals",
         "Connections and datagrams to a service port that were refused. Each attempt counts",
-        |service| service.refusals,
+        |counts| counts.refusals,
     ),
     (
         "service_drops",
         "Connections and datagrams to a service port that were dropped. Each attempt counts",
-        |service| service.drops,
+        |counts| counts.drops,
     ),
 ];
 const BYTES: &str = "Bytes of IP packets that were translated for a service port. In the ebpf mode, packets of sockets on this node need no translation and are not counted";
-const DIRECTIONS: [(&str, Read); 2] = [
-    ("to_endpoint", |service| service.bytes_to_endpoints),
-    ("to_client", |service| service.bytes_to_clients),
-];
+const DIRECTIONS: [(&str, Read); 2] =
+    [("to_endpoint", |counts| counts.bytes_to_endpoints), ("to_client", |counts| counts.bytes_to_clients)];
 
 fn encode_services(
     encoder: &mut DescriptorEncoder<'_>,
@@ -81,12 +81,12 @@ fn encode_services(
 ) -> fmt::Result {
     let failures = if counts_failures { &FAILURES[..] } else { &[] };
     for (name, help, read) in CONNECTIONS.iter().chain(failures) {
-        encode(encoder, name, help, services.iter().map(|service| (labels(service), read(service))))?;
+        encode(encoder, name, help, services.iter().map(|service| (labels(service), read(&service.counts))))?;
     }
     let bytes = DIRECTIONS.into_iter().flat_map(|(direction, read)| {
         services.iter().map(move |service| {
             let [namespace, name, port, protocol, family] = labels(service);
-            ([namespace, name, port, protocol, family, ("direction", direction)], read(service))
+            ([namespace, name, port, protocol, family, ("direction", direction)], read(&service.counts))
         })
     });
     encode(encoder, "service_bytes", BYTES, bytes)

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use proxy_common::layout::ServiceCounts;
+
 use super::*;
 use crate::{
     dataplane::{ProgramErrorCount, ServiceCount, conntrack::DeletionCounts},
@@ -218,7 +220,8 @@ impl KernelCounts for FixedCounts {
 
 fn service_count(port: Option<ServicePortKey>, connections: u64) -> ServiceCount {
     let (refusals, drops, bytes_to_endpoints, bytes_to_clients) = (1, 2, 3000, 4000);
-    ServiceCount { port, connections, refusals, drops, bytes_to_endpoints, bytes_to_clients }
+    let counts = ServiceCounts { connections, refusals, drops, bytes_to_endpoints, bytes_to_clients };
+    ServiceCount { port, counts }
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn others(reader: &dyn KernelCounts) -> [u64; 3] {
 }
 
 fn tried(count: &ServiceCount) -> [u64; 3] {
-    [count.connections, count.refusals, count.drops]
+    [count.counts.connections, count.counts.refusals, count.counts.drops]
 }
 
 fn reader(bench: &mut Bench) -> Box<dyn KernelCounts> {

@@ -8,13 +8,12 @@ use std::{
         Arc,
         mpsc::{self, Receiver, Sender},
     },
-    thread,
     time::Duration,
 };
 
 use super::{Cleaner, PendingCheck, StaleUdpDeletion, candidates::is_udp, concerns_udp};
 use crate::{
-    kernel::KernelError,
+    kernel::{KernelError, spawn},
     model::{Dirty, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
 
@@ -117,10 +116,7 @@ fn start(mut cleaner: Cleaner) -> Result<(Sender<Update>, Receiver<CleanerResult
             }
         }
     };
-    thread::Builder::new()
-        .name("stale-udp".into())
-        .spawn(run)
-        .map_err(KernelError::call("start", "thread stale-udp"))?;
+    spawn("stale-udp", run)?;
     Ok((update_sender, results))
 }
 

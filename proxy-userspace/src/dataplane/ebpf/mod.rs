@@ -138,7 +138,6 @@ impl Ebpf {
         maps.set_node(netns::current_cookie()?)?;
         let socket_releaser = SocketReleaser::start(directory)?;
         let links = Links::open(settings.link_attachment, &mut object)?;
-        let is_staged = staged.is_some();
         let rules = settings.rules().map(|rules| match previous {
             Some(previous) => rules.with_previous_marks(previous),
             None => rules,
@@ -157,7 +156,7 @@ impl Ebpf {
             counters,
             rules,
             new_marks: previous.map(|_| settings.marks),
-            is_staged,
+            is_staged: staged.is_some(),
             attached: false,
         })
     }
@@ -248,8 +247,7 @@ impl Dataplane for Ebpf {
     type Error = EbpfError;
 
     fn observe(&mut self) -> Result<State, EbpfError> {
-        let mut state = self.maps.read(self.service_slots.ids())?;
-        self.service_slots.expect_reassignment();
+        let mut state = self.maps.read(self.service_slots.unused_ids())?;
         state.attached = self.is_attached()?;
         state.links = self.links.observe(&self.object, &self.pins)?;
         state.rules_are_installed = self.rules.as_mut().is_none_or(Rules::are_installed);

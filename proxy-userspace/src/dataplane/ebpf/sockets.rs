@@ -17,6 +17,7 @@ use crate::kernel::{
     KernelError,
     netns::{self, NetnsCookie},
     sock_diag::{self, SocketCookie},
+    spawn,
 };
 
 /// The time until the second pass. A program that chose an endpoint just before the endpoint was
@@ -34,10 +35,7 @@ impl SocketReleaser {
     pub(super) fn start(directory: &Path) -> Result<Self, KernelError> {
         let mut sockets = Sockets::open(directory)?;
         let (wake, woken) = mpsc::sync_channel(1);
-        thread::Builder::new()
-            .name("udp-sockets".into())
-            .spawn(move || run(&mut sockets, &woken))
-            .map_err(KernelError::call("start", "thread udp-sockets"))?;
+        spawn("udp-sockets", move || run(&mut sockets, &woken))?;
         Ok(Self { wake })
     }
 

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     state::FamilyState,
 };
 use crate::{
-    dataplane::{MetricValue, ModeMetric, ModeMetricsReader, families, iptables_text::Table},
+    dataplane::{MetricValue, ModeMetric, ModeMetricsReader, families, iptables_text::Table, lock},
     kernel::nfacct,
     model::IpFamily,
 };
@@ -38,8 +38,7 @@ impl Counters {
     }
 
     fn change(&self, family: IpFamily, change: impl FnOnce(&mut Counts)) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        change(all.entry(family).or_default());
+        change(lock(&self.0).entry(family).or_default());
     }
 
     /// Counts a failed restore.
@@ -67,7 +66,7 @@ impl Counters {
     /// Returns a function that reads all metrics.
     pub(super) fn metrics(&self) -> ModeMetricsReader {
         let this = self.clone();
-        Box::new(move || metrics(&this.0.lock().unwrap_or_else(PoisonError::into_inner)))
+        Box::new(move || metrics(&lock(&this.0)))
     }
 }
 

@@ -6,15 +6,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
+
+use proxy_common::layout::ServiceCounts;
 
 use super::{
     settings::IpvsSettings,
     state::{ServerUsers, State},
 };
 use crate::{
-    dataplane::{KernelCounts, ServiceCount},
+    dataplane::{KernelCounts, ServiceCount, lock},
     kernel::{
         KernelError,
         ipvs::{Ipvs as Socket, Traffic, VirtualKey},
@@ -68,13 +70,9 @@ impl CountedPorts {
         Self { max: usize::try_from(max).unwrap_or(usize::MAX), servers: Arc::default() }
     }
 
-    fn servers(&self) -> MutexGuard<'_, CountedServers> {
-        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the owners of these virtual servers: the first of their users.
     pub(super) fn update<'a>(&self, users: impl IntoIterator<Item = (&'a VirtualKey, &'a ServerUsers)>) {
-        let mut servers = self.servers();
+        let mut servers = lock(&self.servers);
         for (key, users) in users {
             servers.set_owner(*key, users.first().map(|(_, port)| port), self.max);
         }
@@ -82,7 +80,7 @@ impl CountedPorts {
 
     /// Forgets the virtual servers that have no users in the state. Called after a full plan.
     pub(super) fn retain(&self, state: &State) {
-        let mut servers = self.servers();
+        let mut servers = lock(&self.servers);
         servers.is_complete = true;
         let is_gone = |key: &&VirtualKey| !state.server_users.contains_key(key);
         let gone: Vec<_> = servers.owners.keys().filter(is_gone).copied().collect();
@@ -98,11 +96,11 @@ impl CountedPorts {
         totals: &mut TrafficTotals,
         read: impl FnOnce() -> Result<Vec<(VirtualKey, Traffic)>, KernelError>,
     ) -> Result<Vec<ServiceCount>, KernelError> {
-        if !self.servers().is_complete {
+        if !lock(&self.servers).is_complete {
             return Ok(Vec::new());
         }
         let all = read()?;
-        let servers = self.servers();
+        let servers = lock(&self.servers);
         totals.update(&all, &servers.owners);
         totals.removed.retain(|port, _| port.as_ref().is_none_or(|port| servers.by_port.contains_key(port)));
         drop(servers);
@@ -128,7 +126,7 @@ pub(super) struct CountReader {
 
 impl KernelCounts for CountReader {
     fn services(&self) -> Vec<ServiceCount> {
-        let mut guard = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = lock(&self.socket);
         let (socket, totals) = &mut *guard;
         let counted = self.ports.count(totals, || {
             let mut all = socket.traffic()?;
@@ -218,11 +216,12 @@ impl TrafficTotals {
         let used = totals.into_iter().chain(others).filter(|(_, traffic)| *traffic != Traffic::default());
         let count = |(port, traffic): (_, Traffic)| ServiceCount {
             port,
-            connections: traffic.connections,
-            refusals: 0,
-            drops: 0,
-            bytes_to_endpoints: traffic.bytes_in,
-            bytes_to_clients: traffic.bytes_out,
+            counts: ServiceCounts {
+                connections: traffic.connections,
+                bytes_to_endpoints: traffic.bytes_in,
+                bytes_to_clients: traffic.bytes_out,
+                ..ServiceCounts::NONE
+            },
         };
         used.map(count).collect()
     }
@@ -245,7 +244,7 @@ mod tests {
     /// Returns the connections by service port.
     fn connections(totals: &TrafficTotals) -> Vec<(String, u64)> {
         let name = |port: Option<ServicePortKey>| port.map_or("other".into(), |port| port.to_string());
-        totals.counts().into_iter().map(|count| (name(count.port), count.connections)).collect()
+        totals.counts().into_iter().map(|count| (name(count.port), count.counts.connections)).collect()
     }
 
     #[test]
@@ -266,8 +265,11 @@ mod tests {
         // Counts stay with the old Service when an address moves to another Service.
         totals.update(&[(server(1), traffic(2)), (server(9), traffic(6))], &of(Some(&dns), Some(&dns)));
         assert_eq!(connections(&totals), [shown(&dns, 1), shown(&web, 8), ("other".into(), 6)]);
-        let bytes: Vec<_> =
-            totals.counts().iter().map(|count| (count.bytes_to_endpoints, count.bytes_to_clients)).collect();
+        let bytes: Vec<_> = totals
+            .counts()
+            .iter()
+            .map(|count| (count.counts.bytes_to_endpoints, count.counts.bytes_to_clients))
+            .collect();
         assert_eq!(bytes, [(100, 10), (800, 80), (600, 60)]);
     }
 
@@ -296,8 +298,9 @@ mod tests {
         };
         let (web, dns, none) = (of("web"), of("dns"), ServerUsers::new());
         counted.update([(&server(1), &web), (&server(2), &dns), (&server(3), &web)]);
-        let names =
-            || counted.servers().by_port.iter().map(|(port, n)| (port.to_string(), *n)).collect::<Vec<_>>();
+        let names = || {
+            lock(&counted.servers).by_port.iter().map(|(port, n)| (port.to_string(), *n)).collect::<Vec<_>>()
+        };
         assert_eq!(names(), [(testing::key("default/web", "").to_string(), 2)]);
         counted.update([(&server(1), &none), (&server(3), &none), (&server(2), &dns)]);
         assert_eq!(names(), [(testing::key("default/dns", "").to_string(), 1)]);

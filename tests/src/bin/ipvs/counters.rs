@@ -34,11 +34,11 @@ type Counts = Vec<(String, u64)>;
 
 fn counts(mode: &mut Mode, node: &Node) -> Result<Counts> {
     let mut counts = mode.counts(node)?;
-    counts.retain(|count| count.bytes_to_endpoints > 100 && count.bytes_to_clients > 100);
+    counts.retain(|count| count.counts.bytes_to_endpoints > 100 && count.counts.bytes_to_clients > 100);
     let name = |count: &ServiceCount| {
         count.port.as_ref().map_or("other".into(), |port| port.name.service.to_string())
     };
-    Ok(counts.iter().map(|count| (name(count), count.connections)).collect())
+    Ok(counts.iter().map(|count| (name(count), count.counts.connections)).collect())
 }
 
 /// Waits for these counts. The kernel updates its counters every two seconds.

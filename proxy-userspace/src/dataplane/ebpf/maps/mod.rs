@@ -222,7 +222,8 @@ impl Maps {
 
     /// Reads all entries.
     pub(crate) fn read(&self, ids: ServiceIds) -> Result<State, KernelError> {
-        let mut state = State::with_ids(ids);
+        let mut state = State::default();
+        state.ids = ids;
         let s = &mut state;
         read(s, "services", self.services.iter(), |(key, value)| MapEntry::Service(key, value))?;
         read(s, "endpoints", self.endpoints.iter(), |(key, value)| MapEntry::Endpoint(key, value))?;

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use aya::maps::{Array, MapData};
@@ -11,7 +11,7 @@ use proxy_common::layout::ServiceCounts;
 
 use super::super::plan::ids::ServiceIds;
 use crate::{
-    dataplane::ServiceCount,
+    dataplane::{ServiceCount, lock},
     kernel::{
         KernelError,
         bpf::{Object, Reader},
@@ -59,18 +59,11 @@ impl ServiceSlots {
         Ok((Self { ids, slots, cpus, map, owners, used, is_reassigned: false }, reader))
     }
 
-    /// Returns the identifiers, of which none is in use.
-    pub(crate) fn ids(&self) -> ServiceIds {
-        self.ids.clone()
-    }
-
-    fn owners(&self) -> MutexGuard<'_, Owners> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Expects that identifiers are assigned again, because the maps were read.
-    pub(crate) fn expect_reassignment(&mut self) {
+    /// Returns the identifiers, of which none is in use. Expects that they are assigned again,
+    /// because the maps are read.
+    pub(crate) fn unused_ids(&mut self) -> ServiceIds {
         self.is_reassigned = true;
+        self.ids.clone()
     }
 
     /// Records that a service port got an identifier. It is new unless an entry of the maps has it.
@@ -80,7 +73,7 @@ impl ServiceSlots {
             self.clear(slot);
         }
         self.used.insert(slot);
-        let mut owners = self.owners();
+        let mut owners = lock(&self.owners);
         if owners.get(&slot).is_none_or(|(owner, known)| (*owner, known) != (service, name)) {
             owners.insert(slot, (service, name.clone()));
         }
@@ -89,14 +82,14 @@ impl ServiceSlots {
     /// Records that a service port lost its identifier.
     pub(crate) fn release(&mut self, service: u32) {
         if let Some(slot) = self.ids.own_slot(service) {
-            self.owners().remove(&slot);
+            lock(&self.owners).remove(&slot);
         }
     }
 
     /// Drops the owners that did not get their identifier again after the maps were read.
     pub(crate) fn drop_former_owners(&mut self, is_assigned: impl Fn(u32) -> bool) {
         if std::mem::take(&mut self.is_reassigned) {
-            self.owners().retain(|_, (service, _)| is_assigned(*service));
+            lock(&self.owners).retain(|_, (service, _)| is_assigned(*service));
         }
     }
 
@@ -125,12 +118,12 @@ impl ServiceCountReader {
     pub(crate) fn read(&self) -> Result<Vec<ServiceCount>, KernelError> {
         let sums = self.sums()?;
         let Some(others) = sums.first() else { return Ok(Vec::new()) };
-        let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let owners = lock(&self.owners);
         let own = owners.iter().filter_map(|(slot, (_, name))| {
             let counts = sums.get(*slot as usize).filter(|counts| **counts != ServiceCounts::NONE)?;
-            Some(count(Some(name.clone()), counts))
+            Some(ServiceCount { port: Some(name.clone()), counts: *counts })
         });
-        Ok(own.chain([count(None, others)]).collect())
+        Ok(own.chain([ServiceCount { port: None, counts: *others }]).collect())
     }
 
     /// Returns the sums over all CPUs, by slot.
@@ -139,7 +132,7 @@ impl ServiceCountReader {
         if sums.is_empty() {
             return Ok(sums);
         }
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         loop {
             for (index, counts) in entries.read().map_err(KernelError::call("read map", MAP))? {
                 if let Some(sum) = sums.get_mut((index % self.slots) as usize) {
@@ -151,9 +144,4 @@ impl ServiceCountReader {
             }
         }
     }
-}
-
-fn count(port: Option<ServicePortKey>, counts: &ServiceCounts) -> ServiceCount {
-    let ServiceCounts { connections, refusals, drops, bytes_to_endpoints, bytes_to_clients } = *counts;
-    ServiceCount { port, connections, refusals, drops, bytes_to_endpoints, bytes_to_clients }
 }

@@ -13,7 +13,6 @@ use std::{
         Arc,
         mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
     },
-    thread,
     time::Duration,
 };
 
@@ -30,7 +29,7 @@ use super::{
 use crate::kernel::{
     KernelError,
     bpf::{Object, Reader},
-    clock,
+    clock, spawn,
 };
 
 /// The time between two sweeps.
@@ -63,10 +62,7 @@ impl FlowSweeper {
             scan: Scan::new(SocketMapScanner::open(object, sizes)?, Arc::clone(&usage)),
         };
         let (alive, ended) = mpsc::sync_channel(1);
-        thread::Builder::new()
-            .name("flows".into())
-            .spawn(move || run(&mut flows, &ended))
-            .map_err(KernelError::call("start", "thread flows"))?;
+        spawn("flows", move || run(&mut flows, &ended))?;
         Ok(Self { _alive: alive, usage })
     }
 

@@ -1,10 +1,7 @@
 //! The contents of the maps that programs write: how many entries each has, and which bits of the
 //! prefilter the entries need. The thread that sweeps flows scans them from time to time.
 
-use std::{
-    io,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{io, sync::Mutex};
 
 use aya::Pod;
 use proxy_common::{
@@ -16,9 +13,12 @@ use proxy_common::{
 };
 
 use super::prefilter::PrefilterBits;
-use crate::kernel::{
-    KernelError,
-    bpf::{Object, Reader},
+use crate::{
+    dataplane::lock,
+    kernel::{
+        KernelError,
+        bpf::{Object, Reader},
+    },
 };
 
 /// The results of scans, for other threads.
@@ -37,39 +37,35 @@ struct ScanResults {
 impl MapUsage {
     /// Returns how many scans have begun.
     pub(crate) fn begun(&self) -> u64 {
-        self.results().begun
+        lock(&self.0).begun
     }
 
     /// Passes on the needed bits of a complete scan that began after this number of scans had
     /// begun. Returns false if there is none yet.
     pub(crate) fn needed_after(&self, begun: u64, mut pass: impl FnMut(&PrefilterBits)) -> bool {
-        let results = self.results();
+        let results = lock(&self.0);
         let needed = results.last.as_ref().filter(|(scan, _)| *scan > begun);
         needed.map(|(_, bits)| pass(bits)).is_some()
     }
 
     /// Returns how many entries a map had at the last scan; 0 before the first one.
     pub(crate) fn entries(&self, map: &str) -> usize {
-        let results = self.results();
+        let results = lock(&self.0);
         results.entries.iter().find_map(|(name, entries)| (*name == map).then_some(*entries)).unwrap_or(0)
     }
 
     /// Begins a scan. Returns its number.
     pub(crate) fn begin(&self) -> u64 {
-        let mut results = self.results();
+        let mut results = lock(&self.0);
         results.begun += 1;
         results.begun
     }
 
     /// Records the results of a complete scan.
     pub(crate) fn end(&self, scan: u64, needed: PrefilterBits, entries: Vec<(&'static str, usize)>) {
-        let mut results = self.results();
+        let mut results = lock(&self.0);
         results.last = Some((scan, needed));
         results.entries = entries;
-    }
-
-    fn results(&self) -> MutexGuard<'_, ScanResults> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

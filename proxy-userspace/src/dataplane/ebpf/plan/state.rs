@@ -28,7 +28,7 @@ pub struct State {
     pub(crate) node_addresses: BTreeSet<Addr>,
     names: HashMap<ServicePortKey, u32>,
     named: HashSet<u32>,
-    ids: ServiceIds,
+    pub(crate) ids: ServiceIds,
     pub(crate) local_sources: BTreeSet<Prefix>,
     pub(crate) local_links: BTreeSet<u32>,
     pub(crate) bridge_ports: BTreeMap<u32, BridgeAddress>,
@@ -43,11 +43,6 @@ pub struct State {
 }
 
 impl State {
-    /// Returns empty maps, with the identifiers that may be assigned.
-    pub(crate) fn with_ids(ids: ServiceIds) -> Self {
-        Self { ids, ..Self::default() }
-    }
-
     /// Records a change that was made to the kernel.
     pub(crate) fn record(&mut self, step: &Step) {
         match step {

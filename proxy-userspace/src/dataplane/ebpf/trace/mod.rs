@@ -4,11 +4,10 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
         mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
     },
-    thread,
     time::Duration,
 };
 
@@ -17,9 +16,13 @@ use proxy_common::{
     layout::{Counter, Endpoint, Program, TraceEvent},
 };
 
-use crate::kernel::{
-    KernelError,
-    bpf::{LogLevel, MessageReader, Object, RingReader},
+use crate::{
+    dataplane::lock,
+    kernel::{
+        KernelError,
+        bpf::{LogLevel, MessageReader, Object, RingReader},
+        spawn,
+    },
 };
 
 /// The time between two reads of the ring buffers. Events for which there is no room in the
@@ -47,10 +50,7 @@ impl TraceLogger {
         let limit = Arc::new(RateLimit { events: AtomicUsize::new(0), ended: Mutex::new(ended) });
         let events = RingReader::new(object, "trace_events")?;
         let errors = MessageReader::new(object, ErrorLogger(Arc::clone(&limit)))?;
-        thread::Builder::new()
-            .name("ebpf-log".into())
-            .spawn(move || run(events, errors, &limit))
-            .map_err(KernelError::call("start", "thread ebpf-log"))?;
+        spawn("ebpf-log", move || run(events, errors, &limit))?;
         Ok(Some(Self { _alive: alive }))
     }
 }
@@ -79,8 +79,7 @@ impl RateLimit {
     /// Waits for an interval while the ring buffers fill. Returns false, at once, if the logger was
     /// dropped.
     fn pause(&self) -> bool {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout)
+        lock(&self.ended).recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout)
     }
 
     /// Counts an event. Returns true if it is to be logged.

@@ -91,10 +91,7 @@ impl StateCopies {
             return Ok(());
         };
         let mut to: HashMap<MapData, K, V> = open_pinned(directory, name)?;
-        self.0.push((
-            name,
-            Box::new(move |pass| copy(name, &mut from, &mut to, |value| is_copied(value, pass))),
-        ));
+        self.0.push((name, Box::new(move |pass| copy(name, &mut from, &mut to, pass))));
         Ok(())
     }
 
@@ -117,18 +114,18 @@ impl StateCopies {
     }
 }
 
-fn copy<K: Pod, V: Pod>(
+fn copy<K: Pod, V: Pod + Any>(
     name: &'static str,
     from: &mut Reader<K, V>,
     to: &mut HashMap<MapData, K, V>,
-    is_copied: impl Fn(&V) -> bool,
+    pass: CopyPass,
 ) -> Result<usize, KernelError> {
     // The pass before may have ended in the middle with an error.
     from.rewind();
     let mut copied = 0;
     loop {
         let entries = from.read().map_err(KernelError::call("read map", name))?;
-        for (key, value) in entries.into_iter().filter(|(_, value)| is_copied(value)) {
+        for (key, value) in entries.into_iter().filter(|(_, value)| is_copied(value, pass)) {
             // The entry exists already, or the kernel has no memory now. Then the flow starts
             // again.
             copied += usize::from(to.insert(key, value, BPF_NOEXIST).is_ok());
