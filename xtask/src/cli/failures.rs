@@ -9,7 +9,8 @@ const LINES: usize = 12;
 /// The failures of one step, collected line by line.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
-    failures: Vec<Vec<String>>,
+    /// Each failure with its lines.
+    pub(crate) all: Vec<Vec<String>>,
     /// The block that the last line belonged to.
     block: Block,
 }
@@ -40,11 +41,6 @@ impl Failures {
         }
     }
 
-    /// Returns each failure with its lines.
-    pub(crate) fn into_lines(self) -> Vec<Vec<String>> {
-        self.failures
-    }
-
     fn goes_on(&self, line: &str) -> bool {
         match self.block {
             Block::None => false,
@@ -54,15 +50,15 @@ impl Failures {
     }
 
     fn begin(&mut self, line: &str, block: Block) {
-        self.block = if self.failures.len() < MOST { block } else { Block::None };
-        if self.failures.len() < MOST {
-            self.failures.push(vec![line.to_owned()]);
+        self.block = if self.all.len() < MOST { block } else { Block::None };
+        if self.all.len() < MOST {
+            self.all.push(vec![line.to_owned()]);
         }
     }
 
     fn add(&mut self, line: &str) {
         let is_of_use = !line.trim().is_empty() && !line.starts_with("note: ");
-        if let Some(lines) = self.failures.last_mut().filter(|lines| is_of_use && lines.len() < LINES) {
+        if let Some(lines) = self.all.last_mut().filter(|lines| is_of_use && lines.len() < LINES) {
             lines.push(line.trim().to_owned());
         }
     }
@@ -75,7 +71,7 @@ mod tests {
     fn report(output: &str) -> Vec<Vec<String>> {
         let mut failures = Failures::default();
         output.lines().for_each(|line| failures.line(line));
-        failures.into_lines()
+        failures.all
     }
 
     #[test]

@@ -1,13 +1,11 @@
 //! Refuses commands that need root before they do anything.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use nix::unistd::Uid;
 
 /// Returns an error unless this user is root.
 pub(crate) fn require(command: &str) -> Result<()> {
-    if !Uid::effective().is_root() {
-        bail!("{}", refusal(command));
-    }
+    ensure!(Uid::effective().is_root(), "{}", refusal(command));
     Ok(())
 }
 

@@ -80,7 +80,9 @@ impl Functions {
                 .map(callee)
                 .collect::<Result<_>>()?;
             let depth = depth(body).with_context(|| format!("cannot compute the stack of {name}"))?;
-            let frame = Frame { function: (*name).to_owned(), bytes: rounded(depth) };
+            // An empty frame counts too.
+            let bytes = depth.max(1).next_multiple_of(ROUNDED);
+            let frame = Frame { function: (*name).to_owned(), bytes };
             Ok(Function { frame, calls, makes_tail_call: body.iter().copied().any(is_tail_call) })
         };
         Ok(Self(starts.iter().zip(ends).map(function).collect::<Result<_>>()?))
@@ -136,11 +138,6 @@ impl Functions {
         });
         words.collect::<Vec<_>>().join(" + ")
     }
-}
-
-/// Rounds a depth up. An empty frame counts too.
-fn rounded(depth: u32) -> u32 {
-    depth.max(1).next_multiple_of(ROUNDED)
 }
 
 const fn class(insn: bpf_insn) -> u8 {

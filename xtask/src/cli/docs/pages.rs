@@ -99,6 +99,7 @@ fn commands(block: &str) -> Vec<String> {
 /// Checks one command. The error says what is wrong with it.
 fn judge(command: &str) -> Result<(), String> {
     let words: Vec<&str> = command.split_whitespace().collect();
+    let is_name = |c: char| c.is_ascii_uppercase() || c == '_' || c.is_ascii_digit();
     let is_variable = |word: &&str| word.split_once('=').is_some_and(|(name, _)| name.chars().all(is_name));
     let start = words.iter().position(|word| !is_variable(word)).unwrap_or(0);
     match &words[start..] {
@@ -112,10 +113,6 @@ fn judge(command: &str) -> Result<(), String> {
         },
         [] => Ok(()),
     }
-}
-
-fn is_name(c: char) -> bool {
-    c.is_ascii_uppercase() || c == '_' || c.is_ascii_digit()
 }
 
 /// Checks the arguments of `cargo xtask` with its own parser.

@@ -42,24 +42,18 @@ impl Archive {
 
     /// Adds a folder, and the folders above it.
     pub(crate) fn folder(&mut self, at: &Path) -> Result<()> {
-        let at = place(at);
-        // From the top, without the root.
-        let mut folders: Vec<&Path> = at.ancestors().filter(|path| !path.as_os_str().is_empty()).collect();
-        folders.reverse();
-        folders
-            .into_iter()
-            .try_for_each(|folder| self.entry(folder, ModeFileType::Directory, 0o755, 0, &mut io::empty()))
+        self.entry(&place(at), ModeFileType::Directory, 0o755, 0, &mut io::empty())
     }
 
     /// Adds an executable file with this text.
     pub(crate) fn script(&mut self, at: &Path, text: &[u8]) -> Result<()> {
-        self.below_folder(at, ModeFileType::Regular, 0o755, text.len(), &mut &*text)
+        self.entry(&place(at), ModeFileType::Regular, 0o755, text.len(), &mut &*text)
     }
 
     /// Adds a symbolic link.
     pub(crate) fn link(&mut self, at: &Path, target: &Path) -> Result<()> {
         let target = target.as_os_str().as_bytes();
-        self.below_folder(at, ModeFileType::Symlink, 0o777, target.len(), &mut &*target)
+        self.entry(&place(at), ModeFileType::Symlink, 0o777, target.len(), &mut &*target)
     }
 
     /// Adds a copy of a file, or of all files in a folder. Links are followed.
@@ -74,7 +68,7 @@ impl Archive {
         }
         let mut file = File::open(from).with_context(failed)?;
         let size = usize::try_from(meta.len())?;
-        self.below_folder(at, ModeFileType::Regular, meta.permissions().mode() & 0o777, size, &mut file)
+        self.entry(&place(at), ModeFileType::Regular, meta.permissions().mode() & 0o777, size, &mut file)
     }
 
     /// Completes the archive.
@@ -86,20 +80,7 @@ impl Archive {
         file.set_len(size.next_multiple_of(ALIGNMENT as u64)).with_context(failed)
     }
 
-    fn below_folder(
-        &mut self,
-        at: &Path,
-        kind: ModeFileType,
-        mode: u32,
-        size: usize,
-        content: &mut dyn Read,
-    ) -> Result<()> {
-        if let Some(folder) = at.parent() {
-            self.folder(folder)?;
-        }
-        self.entry(&place(at), kind, mode, size, content)
-    }
-
+    /// Adds an entry after the folders above it.
     fn entry(
         &mut self,
         at: &Path,
@@ -108,9 +89,13 @@ impl Archive {
         size: usize,
         content: &mut dyn Read,
     ) -> Result<()> {
-        if !self.written.insert(at.to_owned()) {
+        if self.written.contains(at) {
             return Ok(());
         }
+        if let Some(folder) = at.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            self.folder(folder)?;
+        }
+        self.written.insert(at.to_owned());
         let failed = || format!("cannot write {} into {}", at.display(), self.path.display());
         let name = at.to_str().with_context(|| format!("{} is not UTF-8", at.display()))?;
         let inode = u32::try_from(self.written.len()).with_context(failed)?;

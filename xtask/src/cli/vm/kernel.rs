@@ -43,45 +43,26 @@ pub(crate) struct Fetched {
 }
 
 impl Kernel {
-    /// Returns the name on the command line.
-    pub(crate) fn name(self) -> &'static str {
+    /// Returns the name on the command line, the name of its step in tests, and Debian's suite.
+    pub(crate) fn names(self) -> [&'static str; 3] {
         match self {
-            Self::V5_10 => "5.10",
-            Self::V6_1 => "6.1",
-            Self::V6_12 => "6.12",
-            Self::Latest => "latest",
-        }
-    }
-
-    /// Returns the name of its step in a test run.
-    pub(crate) fn step(self) -> &'static str {
-        match self {
-            Self::V5_10 => "kernel 5.10",
-            Self::V6_1 => "kernel 6.1",
-            Self::V6_12 => "kernel 6.12",
-            Self::Latest => "kernel latest",
-        }
-    }
-
-    fn suite(self) -> &'static str {
-        match self {
-            Self::V5_10 => "bullseye",
-            Self::V6_1 => "bookworm",
-            Self::V6_12 => "trixie",
-            Self::Latest => "sid",
+            Self::V5_10 => ["5.10", "kernel 5.10", "bullseye"],
+            Self::V6_1 => ["6.1", "kernel 6.1", "bookworm"],
+            Self::V6_12 => ["6.12", "kernel 6.12", "trixie"],
+            Self::Latest => ["latest", "kernel latest", "sid"],
         }
     }
 
     /// Returns the sources for apt. Stable releases get new kernels as security updates.
     fn sources(self, mirror: &str) -> Vec<String> {
-        let suite = self.suite();
+        let [_, _, suite] = self.names();
         let main = format!("{mirror} {suite} main");
         let security = format!("{mirror}-security {suite}-security main");
         if self == Self::Latest { vec![main] } else { vec![main, security] }
     }
 
     fn is(self, release: &str) -> bool {
-        self == Self::Latest || release.starts_with(&format!("{}.", self.name()))
+        self == Self::Latest || release.starts_with(&format!("{}.", self.names()[0]))
     }
 
     /// Returns the CPU that qemu emulates.
@@ -99,18 +80,17 @@ impl Kernel {
         fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
         let lock = File::create(cache.join("lock")).context("cannot create the lock of the cache")?;
         lock.lock().context("cannot lock the cache")?;
-        let folder = cache.join(format!("kernel-{}", self.name()));
+        let [name, step, suite] = self.names();
+        let folder = cache.join(format!("kernel-{name}"));
         if let Some(fetched) = Fetched::read(&folder) {
             return Ok(fetched);
         }
-        let mut progress =
-            Progress::start(&format!("fetch kernel {} of Debian {}", self.name(), self.suite()));
+        let mut progress = Progress::start(&format!("fetch {step} of Debian {suite}"));
         let fetched = self.fetch_into(&folder, &mut |line| progress.line(line));
         progress.end(fetched.as_ref().map_or("FAILED", |fetched| &fetched.release));
         fetched.with_context(|| {
             format!(
-                "cannot fetch kernel {} (the network is needed once; afterwards the kernel is in {})",
-                self.name(),
+                "cannot fetch {step} (the network is needed once; afterwards the kernel is in {})",
                 folder.display()
             )
         })
@@ -175,7 +155,7 @@ mod tests {
     #[test]
     fn command_line_names_are_the_displayed_names() {
         for kernel in Kernel::value_variants() {
-            assert_eq!(Kernel::from_str(kernel.name(), false).as_ref(), Ok(kernel));
+            assert_eq!(Kernel::from_str(kernel.names()[0], false).as_ref(), Ok(kernel));
         }
     }
 

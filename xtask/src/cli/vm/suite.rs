@@ -2,7 +2,7 @@
 //! cases that use all programs.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -50,25 +50,20 @@ pub(crate) fn guest(skip: &[String]) -> Result<Guest> {
     })?;
     // A guest's file system is in memory, and programs with debug information are large.
     built.programs.retain(|program| program.ends_with(PROGRAM));
-    let [shunt, conformance] = ["shunt", "conformance"].map(|name| workspace::release().join(name));
+    let [shunt, conformance] = ["shunt", PROGRAM].map(|name| workspace::release().join(name));
     let cases = workspace::root().join("tests/cases");
-    let script = script(&built.tests, skip, &shunt, &conformance);
+    let script = script(&built.tests, skip);
     let mut guest = Guest::new(["bash", "-c", &script].map(Into::into).into())?;
     guest.copies = [built.tests, built.programs, vec![shunt, conformance, cases]].concat();
     guest.environment = vec![PATIENCE, steps::SAME_CASES];
     Ok(guest)
 }
 
-fn script(tests: &[PathBuf], skip: &[String], shunt: &Path, conformance: &Path) -> String {
-    let cases = CASES.join(",");
-    let flags = [Path::new("--shunt"), shunt, Path::new("--mode"), Path::new(MODE)];
-    let only = [Path::new("--whole"), Path::new("--only"), Path::new(&cases)];
-    let conformance = [&[conformance][..], &flags, &only].concat();
-    let skip: Vec<&Path> = skip.iter().flat_map(|text| [Path::new("--skip"), Path::new(text)]).collect();
-    let tests = tests.iter().map(|test| [&[test.as_path()][..], &skip].concat());
-    let commands = tests.chain([conformance]);
-    let words = |command: Vec<&Path>| command.into_iter().map(OsString::from).collect();
-    one_after_the_other(&commands.map(words).collect::<Vec<_>>())
+fn script(tests: &[PathBuf], skip: &[String]) -> String {
+    let conformance = steps::world_program(PROGRAM, MODE).args(["--whole", "--only", &CASES.join(",")]);
+    let skip: Vec<OsString> = skip.iter().flat_map(|text| ["--skip".into(), text.into()]).collect();
+    let tests = tests.iter().map(|test| [&[test.into()][..], &skip].concat());
+    one_after_the_other(&tests.chain([conformance.words()]).collect::<Vec<_>>())
 }
 
 /// Returns a shell script that runs all commands, also after one that fails.
@@ -143,8 +138,7 @@ mod tests {
     #[test]
     fn commands_run_after_one_that_fails() {
         let skip = ["slow_".into()];
-        let script =
-            script(&["/a".into(), "/b".into()], &skip, Path::new("/shunt"), Path::new("/conformance"));
+        let script = script(&["/a".into(), "/b".into()], &skip);
         assert!(script.contains("'/a' '--skip' 'slow_' ||"), "{script}");
         assert_eq!(script.matches(" || failed=1").count(), 3, "{script}");
         assert!(script.ends_with("exit $failed"));
