@@ -13,7 +13,8 @@ pub fn limit_free_memory() {
         (libc::M_MMAP_THRESHOLD, LARGE),
         (libc::M_TRIM_THRESHOLD, LARGE),
     ] {
-        // SAFETY: the arguments are two integers. An unknown setting is rejected, which only costs memory.
+        // SAFETY: the arguments are two integers. An unknown setting is rejected, which only costs
+        // memory.
         unsafe { libc::mallopt(setting, value) };
     }
 }

@@ -90,8 +90,8 @@ impl Object {
         log_level: LogLevel,
         directory: &Path,
     ) -> Result<Self, KernelError> {
-        // Kernels before 5.11 (97306be45fbe) charge maps and programs to this limit. If it cannot be
-        // lifted, creating a map fails.
+        // Kernels before 5.11 (97306be45fbe) charge maps and programs to this limit. If it cannot
+        // be lifted, creating a map fails.
         let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
         let paths: Vec<PathBuf> = maps.iter().map(|map| directory.join(map.name)).collect();
         let mut loader = EbpfLoader::new();

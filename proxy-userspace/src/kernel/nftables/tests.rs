@@ -129,6 +129,13 @@ fn nft_lists_rules_as_displayed_and_reads_its_listing_back() {
     });
 }
 
+/// Returns the elements of a set or map, sorted by key.
+fn sorted_elements(nftables: &mut Nftables, family: IpFamily, set: &Set) -> Vec<(ElementKey, ElementValue)> {
+    let mut elements = nftables.list_elements(family, TABLE, &set.name).unwrap();
+    elements.sort_by_key(|(key, _)| *key);
+    elements
+}
+
 #[test]
 fn failed_transaction_changes_no_element() {
     in_new_namespace(|| {
@@ -166,12 +173,7 @@ fn failed_transaction_changes_no_element() {
             ];
             nftables.commit(TABLE, &replace).unwrap_or_else(|error| panic!("{error}"));
             let expected = [(slot(address, 0), to(first)), (slot(address, 1), to(first))];
-            let sorted = |nftables: &mut Nftables| {
-                let mut elements = nftables.list_elements(family, TABLE, &map.name).unwrap();
-                elements.sort_by_key(|(key, _)| *key);
-                elements
-            };
-            assert_eq!(sorted(&mut nftables), expected);
+            assert_eq!(sorted_elements(&mut nftables, family, map), expected);
 
             let refused = [
                 (family, Change::DeleteElement(map, slot(address, 0))),
@@ -179,7 +181,7 @@ fn failed_transaction_changes_no_element() {
             ];
             let error = nftables.commit(TABLE, &refused).expect_err("slot 7 does not exist").to_string();
             assert!(error.contains("delete element") && error.contains(". tcp . 80 . "), "{error}");
-            assert_eq!(sorted(&mut nftables), expected, "no element changed");
+            assert_eq!(sorted_elements(&mut nftables, family, map), expected, "no element changed");
         }
     });
 }
