@@ -37,8 +37,10 @@ fn unescape(text: &str) -> String {
 /// An open directory of a cgroup2 filesystem.
 #[derive(Debug)]
 pub struct Cgroup {
-    directory: File,
-    id: u64,
+    /// The open directory.
+    pub(super) directory: File,
+    /// The kernel's ID of the cgroup, which is its inode number.
+    pub(super) id: u64,
 }
 
 impl Cgroup {
@@ -51,16 +53,6 @@ impl Cgroup {
             return Err(KernelError::NotCgroup2(path.into()));
         }
         Ok(Self { directory, id: metadata.ino() })
-    }
-
-    /// Returns the open directory.
-    pub const fn directory(&self) -> &File {
-        &self.directory
-    }
-
-    /// Returns the kernel's ID of the cgroup, which is its inode number.
-    pub const fn id(&self) -> u64 {
-        self.id
     }
 }
 

@@ -77,7 +77,7 @@ pub enum KernelError {
         /// The time limit.
         limit: std::time::Duration,
     },
-    /// The process shuts down: the command with this command line was not started, or it was killed.
+    /// The process shuts down: the command with this command line did not start, or it was killed.
     #[error("cannot run `{0}`: shunt is shutting down")]
     CommandCancelled(String),
     /// Neither nft nor iptables can write the rules for marked packets.
@@ -97,14 +97,6 @@ pub enum KernelError {
          (CONFIG_NF_CT_NETLINK); try `modprobe nf_conntrack_netlink`"
     )]
     NoConntrackNetlink(#[source] io::Error),
-    /// An operation of rtnetlink.
-    #[error("cannot {operation} over rtnetlink: {source}")]
-    Netlink {
-        /// The operation.
-        operation: &'static str,
-        /// The cause.
-        source: rtnetlink::Error,
-    },
 }
 
 impl KernelError {

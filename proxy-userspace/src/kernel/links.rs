@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    io,
     net::IpAddr,
     sync::Arc,
 };
@@ -129,8 +130,10 @@ fn log_unsupported(links: &[Link], logged: &mut BTreeSet<u32>) {
 
 /// Lists all links and addresses. Also returns the index of the excluded link, if it exists.
 async fn list(handle: &Handle, excluded_link: &str) -> Result<(NodeFacts, Option<u32>), KernelError> {
-    let failed = |operation| move |source| KernelError::Netlink { operation, source };
-    let links = handle.link().get().execute().map_err(failed("list links"));
+    let failed = |objects| {
+        move |error| KernelError::call("list", format!("{objects} over rtnetlink"))(io::Error::other(error))
+    };
+    let links = handle.link().get().execute().map_err(failed("links"));
     let mut links: Vec<Link> =
         links.try_filter_map(|link| async move { Ok(self::link(&link)) }).try_collect().await?;
     links.sort();
@@ -140,7 +143,7 @@ async fn list(handle: &Handle, excluded_link: &str) -> Result<(NodeFacts, Option
         .address()
         .get()
         .execute()
-        .map_err(failed("list addresses"))
+        .map_err(failed("addresses"))
         .try_filter_map(|message| {
             let address = link_address(&message, &names);
             async move { Ok(address) }

@@ -20,9 +20,10 @@ pub(super) struct EndpointSliceCache {
     /// The names of each Service's slices, sorted. They are in its namespace.
     by_service: HashMap<NamespacedName, Vec<Arc<str>>>,
     hints: Interner<Hints>,
-    endpoint_count: usize,
+    /// The number of endpoints in all slices.
+    pub(super) endpoint_count: usize,
     /// The first complete list came. Changes before it are not part of the programming latency.
-    is_listed: bool,
+    pub(super) is_listed: bool,
     /// The Services whose slices changed since [`Self::checkout_changes`].
     changed: BTreeSet<NamespacedName>,
     trigger_times: BTreeMap<NamespacedName, Vec<UnixNanos>>,
@@ -61,16 +62,6 @@ impl EndpointSliceCache {
         if is_list && !mem::replace(&mut self.is_listed, true) {
             self.trigger_times.clear();
         }
-    }
-
-    /// Returns true after the first complete list.
-    pub(super) fn is_listed(&self) -> bool {
-        self.is_listed
-    }
-
-    /// Returns the number of endpoints in all slices.
-    pub(super) fn endpoint_count(&self) -> usize {
-        self.endpoint_count
     }
 
     /// Returns the Services whose slices changed since the last call.

@@ -102,7 +102,7 @@ impl Model {
     /// Returns true if all kinds were listed and the kernel's facts are known. Then the Snapshot
     /// may be programmed.
     pub fn is_synced(&self) -> bool {
-        self.listed.services && self.listed.nodes && self.slices.is_listed() && self.facts.is_some()
+        self.listed.services && self.listed.nodes && self.slices.is_listed && self.facts.is_some()
     }
 
     /// Resolves the changes since the last call, and returns the exact differences. Empty before
@@ -153,7 +153,7 @@ impl Model {
 
     /// Returns the number of endpoints in all EndpointSlices, used or not.
     pub fn endpoint_count(&self) -> usize {
-        self.slices.endpoint_count()
+        self.slices.endpoint_count
     }
 
     /// Returns the last-change-trigger-times of slices that changed since the last call, for the

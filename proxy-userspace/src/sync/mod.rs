@@ -258,7 +258,7 @@ impl SyncLoop {
 
     /// Queues a sync. Before all objects are listed, a sync cannot be late and is not queued.
     fn queue(&mut self) {
-        if self.model.is_synced() && self.node_wait.is_over() && self.schedule.queue() {
+        if self.model.is_synced() && self.node_wait.is_over && self.schedule.queue() {
             self.outputs.health.queued(&IpFamily::ALL);
             self.outputs.metrics.sync_queued(unix_now().as_secs_f64());
         }

@@ -43,8 +43,11 @@ pub enum PodCidrsError {
 #[expect(clippy::struct_excessive_bools, reason = "each is an independent fact")]
 pub(super) struct NodeWait {
     node: String,
-    is_unknown: bool,
-    is_over: bool,
+    /// A Node is expected and was never seen by this loop. If no earlier loop saw it either, the
+    /// node must not get traffic, as with upstream (`NodeEligible`).
+    pub(super) is_unknown: bool,
+    /// The loop may program the kernel.
+    pub(super) is_over: bool,
     needs_pod_cidrs: bool,
     since: Option<Instant>,
     logged_at: Option<Instant>,
@@ -62,18 +65,6 @@ impl NodeWait {
             ..Self::default()
         }
     }
-
-    /// Returns true if the loop may program the kernel.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
-    }
-
-    /// Returns true if a Node is expected and was never seen by this loop. If no earlier loop saw
-    /// it either, the node must not get traffic, as with upstream (`NodeEligible`).
-    pub(super) fn is_unknown(&self) -> bool {
-        self.is_unknown
-    }
-
     /// When to check again if nothing else happens.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         self.logged_at.filter(|_| !self.is_over).map(|at| at + LOG_EVERY)

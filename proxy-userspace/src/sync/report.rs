@@ -31,7 +31,7 @@ impl SyncLoop {
     pub(super) fn report_served(&self) {
         let Outputs { metrics, health, health_checks, .. } = &self.outputs;
         let snapshot = self.model.snapshot();
-        health.set_node(match (snapshot.node.being_deleted, self.node_wait.is_unknown()) {
+        health.set_node(match (snapshot.node.being_deleted, self.node_wait.is_unknown) {
             (true, _) => NodeObject::Deleting,
             (false, true) => NodeObject::Missing,
             (false, false) => NodeObject::Present,

@@ -18,7 +18,7 @@ pub(super) struct ServedPorts {
     ports: BTreeMap<ServicePortKey, Arc<ResolvedPort>>,
     node_port_addresses: NodePortAddresses,
     /// The destinations of an earlier process.
-    former_destinations: HashSet<SocketAddr>,
+    pub(super) former_destinations: HashSet<SocketAddr>,
     /// The families in which loopback addresses serve node ports.
     loopback: Vec<IpFamily>,
 }
@@ -53,10 +53,6 @@ pub(super) fn is_udp(key: &ServicePortKey) -> bool {
 impl ServedPorts {
     pub(super) fn new(loopback: &[IpFamily]) -> Self {
         Self { loopback: loopback.to_vec(), ..Self::default() }
-    }
-
-    pub(super) fn add_former_destination(&mut self, destination: SocketAddr) {
-        self.former_destinations.insert(destination);
     }
 
     /// Returns the candidates after a change. With `all`, includes unchanged service ports.

@@ -97,8 +97,8 @@ impl StaleUdpCleaner {
     /// when packets passed untranslated.
     pub fn recheck_all(&mut self) {
         match &mut self.0 {
-            Worker::Thread(thread) => thread.recheck_all(),
-            Worker::Inline(cleaner) => cleaner.recheck_all(),
+            Worker::Thread(thread) => thread.recheck_all = true,
+            Worker::Inline(cleaner) => cleaner.pending.all = true,
         }
     }
 
@@ -107,7 +107,7 @@ impl StaleUdpCleaner {
     /// port has the unspecified address of its family.
     pub fn add_former_destination(&mut self, destination: SocketAddr) {
         match &mut self.0 {
-            Worker::Thread(thread) => thread.add_former_destination(destination),
+            Worker::Thread(thread) => thread.former_destinations.push(destination),
             Worker::Inline(cleaner) => cleaner.add_former_destination(destination),
         }
     }
@@ -156,12 +156,8 @@ impl Cleaner {
         }
     }
 
-    fn recheck_all(&mut self) {
-        self.pending.all = true;
-    }
-
     fn add_former_destination(&mut self, destination: SocketAddr) {
-        self.served.add_former_destination(destination);
+        self.served.former_destinations.insert(destination);
         self.pending.all = true;
     }
 

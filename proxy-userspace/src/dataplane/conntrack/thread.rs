@@ -43,21 +43,13 @@ pub(super) struct CleanerThread {
     /// `None` after the thread started.
     cleaner: Option<Cleaner>,
     channels: Option<(Sender<Update>, Receiver<CleanerResult>)>,
-    former_destinations: Vec<SocketAddr>,
-    recheck_all: bool,
+    pub(super) former_destinations: Vec<SocketAddr>,
+    pub(super) recheck_all: bool,
 }
 
 impl CleanerThread {
     pub(super) fn new(cleaner: Cleaner) -> Self {
         Self { cleaner: Some(cleaner), channels: None, former_destinations: Vec::new(), recheck_all: false }
-    }
-
-    pub(super) fn recheck_all(&mut self) {
-        self.recheck_all = true;
-    }
-
-    pub(super) fn add_former_destination(&mut self, destination: SocketAddr) {
-        self.former_destinations.push(destination);
     }
 
     /// Passes the changes on. Returns the results of earlier calls, and of this one if it ends
@@ -125,9 +117,7 @@ impl Update {
         for destination in self.former_destinations {
             cleaner.add_former_destination(destination);
         }
-        if self.recheck_all {
-            cleaner.recheck_all();
-        }
+        cleaner.pending.all |= self.recheck_all;
         if let Some(all) = self.all {
             snapshot.ports = all;
         }

@@ -252,7 +252,7 @@ impl Dataplane for Ebpf {
         state.links = self.links.observe(&self.object, &self.pins)?;
         state.rules_are_installed = self.rules.as_mut().is_none_or(Rules::are_installed);
         if state.is_taken_over() {
-            self.maps.prefilter.clear_stale(&state, self.sweeper.usage());
+            self.maps.prefilter.clear_stale(&state, &self.sweeper.usage);
         } else {
             self.maps.prefilter.keep_stale();
         }
@@ -302,7 +302,7 @@ impl Dataplane for Ebpf {
     }
 
     fn map_fill(&self, state: &State) -> Vec<MapFill> {
-        let (sizes, usage) = (&self.maps.sizes, self.sweeper.usage());
+        let (sizes, usage) = (&self.maps.sizes, &self.sweeper.usage);
         let fill = |map: &MapDeclaration| {
             let entries = if map.is_lru { usage.entries(map.name) } else { state.entries(map.name)? };
             Some(MapFill { map: map.name, entries, capacity: sizes.entries(map.name) })

@@ -1,7 +1,7 @@
 //! The errors of the iptables mode, and what the message of a failed iptables-restore means.
 
 use crate::{
-    dataplane::{FamilyError, iptables_text::Chain},
+    dataplane::FamilyError,
     kernel::KernelError,
     model::{IpFamily, ServicePortKey},
 };
@@ -57,19 +57,10 @@ impl IptablesError {
         Self::Restore { family, line, source }
     }
 
-    fn line(&self) -> Option<&str> {
+    /// Returns the text of the line that the command named.
+    pub(super) fn line(&self) -> Option<&str> {
         let Self::Restore { line: Some((_, text)), .. } = self else { return None };
         Some(text)
-    }
-
-    /// Returns the rule that was rejected.
-    pub(super) fn rejected_rule(&self) -> Option<&str> {
-        self.line().filter(|line| line.starts_with("-A "))
-    }
-
-    /// Returns the chain that could not be removed.
-    pub(super) fn undeletable_chain(&self) -> Option<Chain> {
-        Chain::parse(self.line()?.strip_prefix("-X ")?)
     }
 
     /// Returns true if the input was rejected. The command did not fail for lack of the lock or of

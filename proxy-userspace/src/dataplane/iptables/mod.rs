@@ -179,7 +179,7 @@ impl Iptables {
     fn leave_out_rejected(&mut self, plan: &FamilyPlan, failure: &IptablesError, commands: &Commands) {
         let option = failure.unsupported_option();
         self.unsupported_options.extend(option);
-        let undeletable = failure.undeletable_chain();
+        let undeletable = failure.line().and_then(|line| Chain::parse(line.strip_prefix("-X ")?));
         if let Some(chain) = undeletable {
             tracing::warn!(
                 ?chain,
@@ -188,7 +188,8 @@ impl Iptables {
             );
             self.undeletable.entry(plan.family).or_default().insert(chain);
         }
-        let owner = failure.rejected_rule().filter(|_| option.is_none()).and_then(|rule| plan.owner(rule));
+        let rejected_rule = failure.line().filter(|line| line.starts_with("-A ") && option.is_none());
+        let owner = rejected_rule.and_then(|rule| plan.owner(rule));
         let mut rejected: Vec<_> = owner.into_iter().collect();
         if rejected.is_empty() && option.is_none() && undeletable.is_none() && failure.is_rejection() {
             tracing::warn!(

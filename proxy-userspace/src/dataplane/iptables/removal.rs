@@ -134,7 +134,8 @@ impl Removal {
             (mode.parse)(table, target).is_some_and(|chain| chain != KUBELET_FIREWALL)
                 && mode.jump(table, from, rule).is_none()
         };
-        self.removes(table, target) || (is_built_in(from) && self.mode.is_some_and(is_stray))
+        let is_built_in = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].contains(&from);
+        self.removes(table, target) || (is_built_in && self.mode.is_some_and(is_stray))
     }
 
     /// Returns the input that removes chains from a table, and the rules of other programs that
@@ -161,10 +162,6 @@ impl Removal {
         writer.remove_chains(&chains);
         writer.finish()
     }
-}
-
-fn is_built_in(chain: &str) -> bool {
-    ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].contains(&chain)
 }
 
 #[cfg(test)]

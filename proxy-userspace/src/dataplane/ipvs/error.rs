@@ -79,10 +79,3 @@ pub enum IpvsError {
         source: KernelError,
     },
 }
-
-impl IpvsError {
-    /// Returns the family if the error concerns only one.
-    pub(super) const fn family(&self) -> Option<IpFamily> {
-        if let Self::Rules { family, .. } = self { Some(*family) } else { None }
-    }
-}

@@ -243,7 +243,8 @@ impl Dataplane for Ipvs {
         let mut applying = Applying { ipvs: self, state, failures: ApplyFailures::default() };
         for step in std::mem::take(&mut plan.steps) {
             let Err(error) = applying.apply(step) else { continue };
-            errors.push((error.family(), error));
+            let family = if let IpvsError::Rules { family, .. } = &error { Some(*family) } else { None };
+            errors.push((family, error));
             is_stopped = applying.ipvs.options.settings.launcher.is_shutting_down();
             if is_stopped {
                 break;

@@ -119,7 +119,7 @@ impl Nftables {
     /// Returns the netlink port of this dataplane's changes. A reader of notifications leaves them
     /// out.
     pub const fn port(&self) -> u32 {
-        self.socket.port()
+        self.socket.port
     }
 
     /// Passes the UDP destinations of an earlier process on to the cleaner, because their Services

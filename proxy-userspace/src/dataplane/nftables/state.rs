@@ -102,10 +102,9 @@ impl Table {
         Self {
             exists: listing.exists,
             is_foreign: SharedSet::all().any(is_different),
-            elements: HashMap::new(),
             chains: listing.chains.into_iter().map(|name| (name, None)).collect(),
             sets: listing.sets.into_iter().collect(),
-            lists: BTreeSet::new(),
+            ..Self::default()
         }
     }
 

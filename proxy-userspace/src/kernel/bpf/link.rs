@@ -33,7 +33,7 @@ pub fn is_attached(cgroup: &Cgroup, pin: &Path) -> Result<bool, KernelError> {
 fn live_link(cgroup: &Cgroup, pin: &Path) -> Result<Option<OwnedFd>, KernelError> {
     let Some(link) = open(pin)? else { return Ok(None) };
     let attached_to = syscall::link_cgroup(link.as_fd()).map_err(KernelError::path("inspect link", pin))?;
-    Ok((attached_to == cgroup.id()).then_some(link))
+    Ok((attached_to == cgroup.id).then_some(link))
 }
 
 /// Returns the link pinned there; `None` if there is no such pin.
@@ -70,7 +70,7 @@ pub(super) fn pin_over(
 }
 
 fn create(program: &mut Program, cgroup: &Cgroup) -> Result<FdLink, ProgramError> {
-    let directory = cgroup.directory();
+    let directory = &cgroup.directory;
     // Links of several owners stack in any mode, and the kernel refuses other modes for links.
     let mode = CgroupAttachMode::Single;
     let link = match program {

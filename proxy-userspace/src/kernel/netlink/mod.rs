@@ -56,7 +56,7 @@ pub(super) use attribute;
 /// A netlink socket in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub(super) struct NetlinkSocket {
-    socket: Socket,
+    pub(super) socket: Socket,
     /// The sequence number of the last message that was written. Answers carry their request's
     /// number.
     sequence: Cell<u32>,
@@ -69,10 +69,6 @@ impl NetlinkSocket {
         socket.connect(&SocketAddr::new(0, 0))?;
         setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::seconds(ANSWER_TIMEOUT_SECONDS))?;
         Ok(Self { socket, sequence: Cell::new(0) })
-    }
-
-    pub(super) const fn inner(&self) -> &Socket {
-        &self.socket
     }
 
     /// Returns the sequence number for the next message.

@@ -26,7 +26,8 @@ const SEND_BUFFER: usize = 64 << 20;
 #[derive(Debug)]
 pub struct Nftables {
     pub(super) socket: NetlinkSocket,
-    port: u32,
+    /// The netlink port. The kernel's notifications about this socket's changes carry it.
+    pub port: u32,
 }
 
 /// The messages of a transaction.
@@ -45,17 +46,12 @@ impl Nftables {
     pub fn open() -> Result<Self, KernelError> {
         let failed = |operation| KernelError::call(operation, "an nfnetlink socket");
         let socket = NetlinkSocket::open(NETLINK_NETFILTER).map_err(failed("open"))?;
-        socket.inner().set_cap_ack(true).map_err(failed("set up"))?;
-        setsockopt(socket.inner(), sockopt::SndBufForce, &SEND_BUFFER)
+        socket.socket.set_cap_ack(true).map_err(failed("set up"))?;
+        setsockopt(&socket.socket, sockopt::SndBufForce, &SEND_BUFFER)
             .map_err(|error| failed("enlarge the buffer of")(error.into()))?;
         let mut address = SocketAddr::new(0, 0);
-        socket.inner().get_address(&mut address).map_err(failed("ask for the address of"))?;
+        socket.socket.get_address(&mut address).map_err(failed("ask for the address of"))?;
         Ok(Self { socket, port: address.port_number() })
-    }
-
-    /// Returns the netlink port. The kernel's notifications about this socket's changes carry it.
-    pub const fn port(&self) -> u32 {
-        self.port
     }
 
     /// Applies changes to the tables of this name in one transaction. If one change fails, no
@@ -67,7 +63,7 @@ impl Nftables {
         let failed = |object: String| KernelError::call("apply", object);
         let all = || format!("{} nftables changes to the tables {table}", changes.len());
         let Transaction { messages, first_changes } = self.transaction(table, changes);
-        self.socket.inner().send(messages.as_bytes(), 0).map_err(failed(all()))?;
+        self.socket.socket.send(messages.as_bytes(), 0).map_err(failed(all()))?;
         drop(messages);
         let Err((sequence, source)) = self.result(first_changes.last().map_or(0, |(last, _)| *last)) else {
             return Ok(());
@@ -113,7 +109,7 @@ impl Nftables {
         let mut datagram = Vec::with_capacity(LARGEST_DATAGRAM);
         loop {
             datagram.clear();
-            match self.socket.inner().recv(&mut datagram, libc::MSG_DONTWAIT) {
+            match self.socket.socket.recv(&mut datagram, libc::MSG_DONTWAIT) {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(source) => return Err((last, source)),

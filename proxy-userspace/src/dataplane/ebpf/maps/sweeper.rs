@@ -48,7 +48,8 @@ const OTHERS_EVERY_NS: u64 = 30_000_000_000;
 #[derive(Debug)]
 pub(crate) struct FlowSweeper {
     _alive: SyncSender<()>,
-    usage: Arc<MapUsage>,
+    /// What the scans found in the maps that programs write. It may be some minutes old.
+    pub(crate) usage: Arc<MapUsage>,
 }
 
 impl FlowSweeper {
@@ -64,11 +65,6 @@ impl FlowSweeper {
         let (alive, ended) = mpsc::sync_channel(1);
         spawn("flows", move || run(&mut flows, &ended))?;
         Ok(Self { _alive: alive, usage })
-    }
-
-    /// Returns what the scans found in the maps that programs write. It may be some minutes old.
-    pub(crate) fn usage(&self) -> &MapUsage {
-        &self.usage
     }
 }
 

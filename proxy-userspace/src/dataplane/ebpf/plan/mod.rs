@@ -64,7 +64,7 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
         for (name, port) in &snapshot.ports {
             planner.port(name, port);
         }
-        for name in state.all_names().filter(|name| !snapshot.ports.contains_key(name)) {
+        for name in state.names.keys().filter(|name| !snapshot.ports.contains_key(name)) {
             planner.remove_port(name);
         }
         planner.remove_unowned();

@@ -26,7 +26,7 @@ pub struct State {
     pub(crate) members: BTreeSet<MemberKey>,
     pub(crate) ranges: BTreeSet<Range>,
     pub(crate) node_addresses: BTreeSet<Addr>,
-    names: HashMap<ServicePortKey, u32>,
+    pub(crate) names: HashMap<ServicePortKey, u32>,
     named: HashSet<u32>,
     pub(crate) ids: ServiceIds,
     pub(crate) local_sources: BTreeSet<Prefix>,
@@ -142,11 +142,6 @@ impl State {
     /// Returns the service port of an identifier. It searches, and is meant for messages.
     pub(crate) fn name(&self, service: u32) -> Option<&ServicePortKey> {
         self.names.iter().find_map(|(name, id)| (*id == service).then_some(name))
-    }
-
-    /// Returns the names of all service ports that have an identifier.
-    pub(crate) fn all_names(&self) -> impl Iterator<Item = &ServicePortKey> {
-        self.names.keys()
     }
 
     /// Returns true if a service port has this identifier.

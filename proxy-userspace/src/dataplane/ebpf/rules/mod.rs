@@ -360,13 +360,11 @@ impl Rules {
     }
 
     fn remove_foreign(&self, family: IpFamily) -> Result<(), KernelError> {
-        match self.nft.list_chain(&foreign::own_chain(family))? {
-            Some(_) => {
-                let forward = self.nft.list_chain(&foreign::forward_chain(family))?.unwrap_or_default();
-                self.nft.apply(&foreign::removal(family, &forward))
-            }
-            None => Ok(()),
+        if self.nft.list_chain(&foreign::own_chain(family))?.is_none() {
+            return Ok(());
         }
+        let forward = self.nft.list_chain(&foreign::forward_chain(family))?.unwrap_or_default();
+        self.nft.apply(&foreign::removal(family, &forward))
     }
 }
 

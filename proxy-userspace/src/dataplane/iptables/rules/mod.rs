@@ -86,10 +86,6 @@ impl<'a> PortRules<'a> {
         self.frontends(kind).next().is_some()
     }
 
-    fn has_external_frontend(&self) -> bool {
-        self.port.frontends.iter().any(|frontend| frontend.kind != FrontendKind::ClusterIp)
-    }
-
     /// Returns true if the policy's endpoint list is not empty.
     fn has_endpoints_for(&self, policy: TrafficPolicy) -> bool {
         self.port.has_endpoints && !self.port.endpoints(policy).is_empty()

@@ -21,7 +21,7 @@ impl PortRules<'_> {
         if !self.port.has_endpoints {
             return chains;
         }
-        if self.has_external_frontend() {
+        if self.port.frontends.iter().any(|frontend| frontend.kind != FrontendKind::ClusterIp) {
             chains.push(self.external());
         }
         if self.uses_firewall() {
@@ -95,9 +95,9 @@ impl PortRules<'_> {
             self.masquerade_cluster_ip(&mut rules);
         }
         let endpoints = self.port.endpoints(policy).iter().map(|endpoint| endpoint.address);
-        let targets: Vec<(String, Chain)> = endpoints
-            .map(|endpoint| (self.endpoint_comment(endpoint), self.endpoint_chain(endpoint)))
-            .collect();
+        let comment = |endpoint| self.comment(format_args!("{} -> {endpoint}", self.display_name));
+        let targets: Vec<(String, Chain)> =
+            endpoints.map(|endpoint| (comment(endpoint), self.endpoint_chain(endpoint))).collect();
         if let Some(timeout) = self.port.affinity_timeout {
             let mask = self.context.host_mask();
             for (comment, to) in &targets {
@@ -135,10 +135,6 @@ impl PortRules<'_> {
 
     fn endpoint_chain(&self, endpoint: SocketAddr) -> Chain {
         Chain::Of(Purpose::Endpoint, NameHash::of_endpoint(self.name, endpoint))
-    }
-
-    fn endpoint_comment(&self, endpoint: SocketAddr) -> String {
-        self.comment(format_args!("{} -> {endpoint}", self.display_name))
     }
 
     /// A comment in rules of endpoints; empty in a large cluster.
