@@ -3,6 +3,32 @@
 
 use std::fmt;
 
+/// When the ebpf mode keeps a backstop: the rules of a netfilter mode beneath its programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackstopPolicy {
+    /// While something needs it.
+    Auto,
+    /// Always.
+    Always,
+    /// Never. What the programs cannot translate is not served.
+    Never,
+}
+
+impl BackstopPolicy {
+    /// All policies.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Always, Self::Never];
+
+    /// The name in flags and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Always => "always",
+            Self::Never => "never",
+        }
+    }
+}
+
 /// A way of programming the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]

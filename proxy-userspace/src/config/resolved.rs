@@ -8,7 +8,7 @@ use proxy_common::layout::MapSizes;
 use super::{effective::EffectiveSettings, error::IneffectiveSetting, file::ConfigFile};
 use crate::{
     kernel::{bpf::LogLevel, ipvs::Timeouts},
-    mode::Mode,
+    mode::{BackstopPolicy, Mode},
     model::ModelSettings,
     node::NodeSettings,
 };
@@ -97,6 +97,8 @@ pub struct EbpfConfig {
     pub masquerade_mark: u32,
     /// Which single connections and packets the programs report.
     pub log: LogLevel,
+    /// When a netfilter mode's rules are kept beneath the programs.
+    pub backstop: BackstopPolicy,
 }
 
 /// Settings of the ipvs mode.

@@ -60,6 +60,7 @@ const fn without_effect(path: &'static str, kind: Kind, why: &'static str) -> Fi
 const MODES: &[&str] = &["auto", "ebpf", "nftables", "iptables", "ipvs"];
 /// Upstream's `LocalMode`s.
 const DETECT_LOCAL_MODES: &[&str] = &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"];
+const BACKSTOPS: &[&str] = &["auto", "always", "never"];
 const EBPF_LOGS: &[&str] = &["off", "error", "info", "debug"];
 
 /// Fields whose flags apply to every mode but ipvs, or to all modes, as in upstream's
@@ -166,6 +167,7 @@ const FIELDS: &[Field] = &[
     field_of("shunt.logFilter", Kind::Text),
     field_of("shunt.serviceMetrics.enabled", Kind::Bool).default("true").only_in(COUNTING),
     field_of(COUNTED_SERVICES.path, COUNTED).default(COUNTED_SERVICES.default).only_in(COUNTING),
+    field_of("shunt.backstop", Kind::OneOf(BACKSTOPS)).default("auto").only_in(&[Mode::Ebpf]),
     field_of("shunt.ebpf.cgroupRoot", Kind::Text),
     field_of("shunt.ebpf.pinDir", Kind::Text).default("/sys/fs/bpf/shunt"),
     field_of("shunt.ebpf.interfaces", Kind::InterfaceGlobs),

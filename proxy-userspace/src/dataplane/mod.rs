@@ -5,6 +5,7 @@
 //! plan. The size of a plan depends on the change, not on the cluster.
 #![forbid(unsafe_code)]
 
+mod backstop;
 pub mod conntrack;
 pub mod ebpf;
 #[cfg(test)]
@@ -17,10 +18,11 @@ mod name_hash;
 pub mod nftables;
 mod renderer;
 
+pub use backstop::{BackstopError, BackstopNeed, BackstopStatus, Backstopped, CreateBackstop};
 pub use families::FamilyError;
 pub use renderer::{DataplaneRenderer, RenderError, Renderer};
 
-pub use crate::mode::Mode;
+pub use crate::mode::{BackstopPolicy, Mode};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -2,7 +2,10 @@
 
 use std::{error::Error, sync::Arc};
 
-use super::{Dataplane, KernelCounts, MapFill, ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion};
+use super::{
+    BackstopStatus, Dataplane, KernelCounts, MapFill, ModeMetricsReader, PlanSize,
+    conntrack::StaleUdpDeletion,
+};
 use crate::{
     kernel::KernelError,
     model::{Dirty, IpFamily, Snapshot},
@@ -71,6 +74,17 @@ pub trait Renderer: Send {
         _dirty: &Dirty,
     ) -> Result<Vec<StaleUdpDeletion>, RenderError> {
         Ok(Vec::new())
+    }
+
+    /// Removes what no Service needs any more. Called after each sync that succeeded, when stale UDP
+    /// entries are deleted. Continues after errors.
+    fn remove_unneeded(&mut self) -> Vec<RenderError> {
+        Vec::new()
+    }
+
+    /// Returns the backstop that is in place.
+    fn backstop(&self) -> Option<BackstopStatus> {
+        None
     }
 
     /// See [`Dataplane::cleanup`].

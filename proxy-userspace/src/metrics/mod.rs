@@ -30,7 +30,7 @@ pub use exposition::Exposition;
 
 use self::{kernel_counts::KernelCountsCollector, mode_metrics::ModeMetricsCollector};
 use crate::{
-    dataplane::{KernelCounts, MapFill, ModeMetricsReader, conntrack::StaleUdpDeletion},
+    dataplane::{BackstopStatus, KernelCounts, MapFill, ModeMetricsReader, conntrack::StaleUdpDeletion},
     model::IpFamily,
 };
 
@@ -94,6 +94,7 @@ pub struct Metrics {
     healthchecks: Family<Labels<3>, Counter>,
     mode: Family<Labels<1>, Gauge>,
     mode_info: Family<Vec<(&'static str, String)>, Gauge>,
+    backstop_info: Family<Labels<2>, Gauge>,
     modes_broken: Family<Labels<1>, Counter>,
     running_mode: Arc<RwLock<&'static str>>,
     conntrack_deleted: Family<Labels<1>, Counter>,
@@ -174,9 +175,20 @@ impl Metrics {
         self.mode_info.clear();
         self.mode_info.get_or_create(&vec![("mode", mode.into()), ("why", why.into())]).set(1);
         *self.running_mode.write().unwrap_or_else(PoisonError::into_inner) = mode;
-        // The maps belong to the previous mode.
+        // The backstop and the maps belong to the previous mode.
+        self.backstop_info.clear();
         self.map_entries.clear();
         self.map_capacity.clear();
+    }
+
+    /// Sets the backstop that is in place; `None` if there is none.
+    pub fn set_backstop(&self, backstop: Option<&BackstopStatus>) {
+        self.backstop_info.clear();
+        let needs =
+            backstop.into_iter().flat_map(|backstop| backstop.needs.iter().map(|need| (backstop.mode, need)));
+        for (mode, need) in needs {
+            self.backstop_info.get_or_create(&[("mode", mode.name()), ("why", need.name())]).set(1);
+        }
     }
 
     /// Returns the current mode. Empty before the first mode runs.

@@ -69,6 +69,8 @@ fn shunt_metrics(metrics: &Metrics, to: &mut Registry) {
     register!(to, metrics, {
         mode: "mode", "The current mode";
         mode_info: "mode_info", "The reason for the current mode";
+        backstop_info: "backstop_info",
+            "The netfilter mode whose rules are beneath the programs, and why";
         modes_broken: "modes_broken", "Modes that failed permanently and were replaced by another mode";
         map_entries: "map_entries", "Entries in a map of the dataplane";
         map_capacity: "map_capacity", "Capacity of a map of the dataplane, in entries";

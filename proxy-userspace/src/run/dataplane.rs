@@ -6,7 +6,7 @@ use proxy_userspace::{
     assembly,
     config::Config,
     dataplane::{
-        Dataplane, DataplaneRenderer, Mode, RenderError, Renderer,
+        BackstopPolicy, Backstopped, Dataplane, DataplaneRenderer, Mode, RenderError, Renderer,
         ebpf::Ebpf,
         iptables::Iptables,
         ipvs::{self, Ipvs, LinkRemoval},
@@ -50,7 +50,7 @@ pub(super) fn renderer(
 ) -> anyhow::Result<Box<dyn Renderer>> {
     let created = match config.mode {
         Mode::Nftables => return nftables(config, launcher, Arc::clone(drift)),
-        Mode::Ebpf => boxed(Ebpf::new(&assembly::ebpf(config, launcher))),
+        Mode::Ebpf => ebpf(config, launcher, drift),
         Mode::Iptables => boxed(Iptables::new(assembly::iptables(config, launcher))),
         Mode::Ipvs => boxed(Ipvs::new(assembly::ipvs(config, launcher))),
     };
@@ -59,6 +59,36 @@ pub(super) fn renderer(
         Some(missing) => error.context(missing),
         None => error,
     })
+}
+
+/// Creates the programs, and their backstop if the configuration allows one.
+fn ebpf(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
+    let programs = boxed(Ebpf::new(&assembly::ebpf(config, launcher)))?;
+    let policy = config.ebpf.backstop;
+    if policy == BackstopPolicy::Never {
+        return Ok(programs);
+    }
+    let (config, launcher, drift) = (config.clone(), launcher.clone(), Arc::clone(drift));
+    let create = move || backstop(&config, &launcher, &drift).map_err(Into::into);
+    Ok(Box::new(Backstopped::new(programs, policy, Box::new(create))))
+}
+
+/// Creates the nftables mode, or the iptables mode where that does not work.
+fn backstop(
+    config: &Config,
+    launcher: &Launcher,
+    drift: &Arc<Notify>,
+) -> anyhow::Result<(Mode, Box<dyn Renderer>)> {
+    let masquerade_mark = config.ebpf.masquerade_mark;
+    // The programs serve node ports on loopback addresses; the rules would need route_localnet.
+    let of_mode = |mode| Config { mode, masquerade_mark, localhost_node_ports: false, ..config.clone() };
+    match renderer(&of_mode(Mode::Nftables), launcher, drift) {
+        Ok(renderer) => Ok((Mode::Nftables, renderer)),
+        Err(error) => {
+            tracing::info!(%error, "the backstop uses iptables");
+            Ok((Mode::Iptables, renderer(&of_mode(Mode::Iptables), launcher, drift)?))
+        }
+    }
 }
 
 fn boxed<D>(dataplane: Result<D, D::Error>) -> anyhow::Result<Box<dyn Renderer>>
@@ -102,20 +132,28 @@ pub(super) fn cleanup(config: &Config, launcher: &Launcher) -> Vec<RenderError> 
     errors
 }
 
-/// Removes everything that other modes, or kube-proxy, wrote into the kernel. Continues after
-/// errors. Connections that netfilter translates stay with conntrack.
-pub(super) fn remove_other_modes(config: &Config, launcher: &Launcher) -> Vec<RenderError> {
-    let mut errors = if config.mode == Mode::Ebpf { Vec::new() } else { cleanup_ebpf(config, launcher) };
-    if config.mode != Mode::Nftables {
+/// Removes everything that other modes, or kube-proxy, wrote into the kernel, except the rules of
+/// the mode `backstop`. Continues after errors. Connections that netfilter translates stay with
+/// conntrack.
+pub(super) fn remove_other_modes(
+    config: &Config,
+    backstop: Option<Mode>,
+    launcher: &Launcher,
+) -> Vec<RenderError> {
+    let is_kept = |mode| config.mode == mode || backstop == Some(mode);
+    let mut errors = if is_kept(Mode::Ebpf) { Vec::new() } else { cleanup_ebpf(config, launcher) };
+    if !is_kept(Mode::Nftables) {
         errors.extend(wrap(Nftables::cleanup_tables()));
     }
     let iptables = assembly::iptables(config, launcher);
-    errors.extend(wrap(match config.mode {
-        Mode::Iptables => Iptables::remove_others(&iptables),
-        Mode::Ipvs => Iptables::remove_all_but_ipvs(&iptables),
-        Mode::Ebpf | Mode::Nftables => Iptables::remove(&iptables),
+    errors.extend(wrap(if is_kept(Mode::Iptables) {
+        Iptables::remove_others(&iptables)
+    } else if is_kept(Mode::Ipvs) {
+        Iptables::remove_all_but_ipvs(&iptables)
+    } else {
+        Iptables::remove(&iptables)
     }));
-    if config.mode != Mode::Ipvs {
+    if !is_kept(Mode::Ipvs) {
         errors.extend(wrap(ipvs::remove(&assembly::ipvs(config, launcher), LinkRemoval::IfUnused)));
     }
     errors

@@ -53,14 +53,14 @@ impl TakeoverStage for Takeover {
     /// Removes what others left. During a shutdown it removes nothing: connections that were not
     /// handed over may need it, and the next process does the takeover. An error does not stop the
     /// mode.
-    fn remove_others(&mut self) {
+    fn remove_others(&mut self, backstop: Option<Mode>) {
         if self.launcher.is_shutting_down() {
             return;
         }
         if !self.is_done {
             self.is_done = true;
             let mut errors: Vec<_> = self.broken.drain(..).flat_map(|mut broken| broken.cleanup()).collect();
-            errors.extend(dataplane::remove_other_modes(&self.config, &self.launcher));
+            errors.extend(dataplane::remove_other_modes(&self.config, backstop, &self.launcher));
             for error in errors {
                 tracing::warn!(
                     error = with_causes(&error),

@@ -6,6 +6,7 @@
 //! between an event and the kernel.
 #![forbid(unsafe_code)]
 
+mod backstop_report;
 mod conflicts;
 mod failure;
 mod left_out;
@@ -27,12 +28,12 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::node_wait::PodCidrsError;
 use self::{
-    conflicts::Conflicts, failure::Failure, left_out::LeftOutLinks, no_local_endpoints::NoLocalEndpoints,
-    node_wait::NodeWait, report::unix_now, schedule::Schedule,
+    backstop_report::BackstopReport, conflicts::Conflicts, failure::Failure, left_out::LeftOutLinks,
+    no_local_endpoints::NoLocalEndpoints, node_wait::NodeWait, report::unix_now, schedule::Schedule,
 };
 use crate::{
     causes::with_causes,
-    dataplane::{RenderError, Renderer},
+    dataplane::{Mode, RenderError, Renderer},
     health::{HealthChecks, ProxyHealth},
     metrics::{Metrics, SyncExtent, WatchedKind},
     model::{Dirty, IpFamily, Model, ModelSettings, NodeFacts, NodePortAddresses, UnixNanos, WatchEvent},
@@ -125,8 +126,9 @@ pub trait TakeoverStage: Send {
     /// endpoints must not continue.
     fn take_over_connections(&mut self) {}
 
-    /// Removes what the others wrote into the kernel. Called after stale UDP entries are deleted.
-    fn remove_others(&mut self) {}
+    /// Removes what the others wrote into the kernel, except the rules of the mode `backstop`. Called
+    /// after stale UDP entries are deleted.
+    fn remove_others(&mut self, _backstop: Option<Mode>) {}
 }
 
 impl TakeoverStage for () {}
@@ -143,6 +145,7 @@ pub struct SyncLoop {
     conflicts: Conflicts,
     node_wait: NodeWait,
     left_out: LeftOutLinks,
+    backstop: BackstopReport,
     failure: Failure,
     last_full_read: Option<Instant>,
     trigger_times: Vec<UnixNanos>,
@@ -169,6 +172,7 @@ impl SyncLoop {
             no_local_endpoints: NoLocalEndpoints::default(),
             conflicts: Conflicts::default(),
             left_out: LeftOutLinks::default(),
+            backstop: BackstopReport::default(),
             failure: Failure::default(),
             last_full_read: None,
             trigger_times: Vec::new(),
@@ -288,12 +292,15 @@ impl SyncLoop {
                 }
                 self.delete_stale_udp(extent, &dirty);
                 if is_full {
-                    takeover.remove_others();
+                    takeover.remove_others(self.renderer.backstop().map(|backstop| backstop.mode));
                 }
+                self.backstop.report_errors(&self.renderer.remove_unneeded());
+                self.backstop.report(self.renderer.backstop(), &self.outputs);
                 Ok(())
             }
             Err(error) => {
                 let outcome = self.failed(started, extent, &error);
+                self.backstop.report(self.renderer.backstop(), &self.outputs);
                 if error.is_limited() {
                     self.delete_stale_udp(extent, &dirty);
                 }

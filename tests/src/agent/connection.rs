@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::{
+    libc,
+    sys::socket::{setsockopt, sockopt},
+};
 use socket2::{Domain, Socket, Type};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
@@ -43,7 +46,8 @@ pub(super) struct MessageSizes {
 }
 
 enum OpenSocket {
-    Tcp(BufReader<TcpStream>),
+    /// TCP or SCTP.
+    Stream(BufReader<TcpStream>),
     Connected(UdpSocket),
     Unconnected(UdpSocket),
 }
@@ -75,27 +79,30 @@ pub(super) async fn attempt(
 async fn open(request: &ConnectRequest, number: usize) -> Result<OpenSocket, Failure> {
     let local = local_address(request, number);
     match request.protocol {
-        Protocol::Tcp => open_tcp(request.to, local).await,
+        Protocol::Tcp | Protocol::Sctp => open_stream(request.to, local, request.protocol).await,
         Protocol::Udp => open_udp(request, local).await,
     }
 }
 
-/// Opens a TCP connection. A fixed source port is free only after the peer has closed the previous
-/// connection from it too, so this function retries until then.
-async fn open_tcp(to: SocketAddr, local: SocketAddr) -> Result<OpenSocket, Failure> {
+/// Opens a connection of TCP or SCTP. A fixed source port is free only after the peer has closed the
+/// previous connection from it too, so this function retries until then.
+async fn open_stream(to: SocketAddr, local: SocketAddr, protocol: Protocol) -> Result<OpenSocket, Failure> {
     loop {
-        match connect_tcp(to, local).await {
+        match connect_stream(to, local, protocol).await {
             Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable && local.port() != 0 => {
                 sleep(BIND_RETRY_INTERVAL).await;
             }
             Err(error) => return Err(Failure::new("connect", &error)),
-            Ok(stream) => return Ok(OpenSocket::Tcp(BufReader::new(stream))),
+            Ok(stream) => return Ok(OpenSocket::Stream(BufReader::new(stream))),
         }
     }
 }
 
-async fn connect_tcp(to: SocketAddr, local: SocketAddr) -> io::Result<TcpStream> {
-    let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+async fn connect_stream(to: SocketAddr, local: SocketAddr, protocol: Protocol) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, stream_protocol(protocol))?;
+    socket.set_nonblocking(true)?;
+    // tokio only calls what both protocols have: connect, read and write.
+    let socket = TcpSocket::from_std_stream(socket.into());
     if is_fixed(local) {
         // The previous connection from this port may still be in TIME_WAIT.
         socket.set_reuseaddr(true)?;
@@ -129,6 +136,11 @@ fn bind_udp(local: SocketAddr) -> io::Result<UdpSocket> {
     }
     socket.set_nonblocking(true)?;
     UdpSocket::from_std(socket.into())
+}
+
+/// Returns the number for a stream socket of this protocol. None stands for TCP.
+pub(super) fn stream_protocol(protocol: Protocol) -> Option<socket2::Protocol> {
+    (protocol == Protocol::Sctp).then(|| socket2::Protocol::from(libc::IPPROTO_SCTP))
 }
 
 fn local_address(request: &ConnectRequest, number: usize) -> SocketAddr {
@@ -181,7 +193,7 @@ impl Connection {
         let (destination, again) = (self.destination, self.retransmit);
         let question = sizes.message();
         let received = match &mut self.socket {
-            OpenSocket::Tcp(stream) => timeout(limit, exchange_tcp(stream, &question)).await,
+            OpenSocket::Stream(stream) => timeout(limit, exchange_stream(stream, &question)).await,
             OpenSocket::Connected(socket) => {
                 timeout(limit, exchange_udp(socket, &question, None, again)).await
             }
@@ -200,7 +212,7 @@ impl Connection {
     }
 }
 
-async fn exchange_tcp(
+async fn exchange_stream(
     stream: &mut BufReader<TcpStream>,
     question: &[u8],
 ) -> Result<(Vec<u8>, SocketAddr), Failure> {

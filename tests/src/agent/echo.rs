@@ -1,5 +1,5 @@
-//! The servers of a host: TCP and UDP on three ports, both families. An answer has the host's name
-//! and the client address that the server saw.
+//! The servers of a host: TCP and UDP on three ports, both families, and SCTP where the kernel has
+//! it. An answer has the host's name and the client address that the server saw.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use nix::{
     cmsg_space,
-    libc::{in_pktinfo, in6_pktinfo},
+    libc::{self, in_pktinfo, in6_pktinfo},
     sys::socket::{
         ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg, setsockopt, sockopt,
     },
@@ -21,7 +21,7 @@ use tokio::{
     net::{TcpListener, TcpStream, UdpSocket},
 };
 
-use super::message;
+use super::{connection::stream_protocol, message, protocol::Protocol};
 
 /// The ports on which every pod and node answers.
 const PORTS: [u16; 3] = [8080, 8081, 5353];
@@ -39,8 +39,14 @@ pub(super) fn start(host: &'static str) -> Result<()> {
     for port in PORTS {
         for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
             let address = SocketAddr::new(any, port);
-            let listener = listen_tcp(address).with_context(|| format!("listen on TCP {address}"))?;
-            tokio::spawn(serve_tcp(listener, host));
+            let listener =
+                listen(address, Protocol::Tcp).with_context(|| format!("listen on TCP {address}"))?;
+            tokio::spawn(serve_streams(listener, host));
+            match listen(address, Protocol::Sctp) {
+                Ok(listener) => drop(tokio::spawn(serve_streams(listener, host))),
+                Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => {}
+                Err(error) => return Err(error).with_context(|| format!("listen on SCTP {address}")),
+            }
             let socket = bind_udp(address).with_context(|| format!("bind UDP {address}"))?;
             tokio::spawn(serve_udp(socket, host));
         }
@@ -48,14 +54,14 @@ pub(super) fn start(host: &'static str) -> Result<()> {
     Ok(())
 }
 
-fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = bind(address, Type::STREAM)?;
+fn listen(address: SocketAddr, protocol: Protocol) -> io::Result<TcpListener> {
+    let socket = bind(address, Type::STREAM, stream_protocol(protocol))?;
     socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into())
 }
 
 fn bind_udp(address: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = bind(address, Type::DGRAM)?;
+    let socket = bind(address, Type::DGRAM, None)?;
     if address.is_ipv4() {
         setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
     } else {
@@ -64,8 +70,8 @@ fn bind_udp(address: SocketAddr) -> io::Result<UdpSocket> {
     UdpSocket::from_std(socket.into())
 }
 
-fn bind(address: SocketAddr, kind: Type) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), kind, None)?;
+fn bind(address: SocketAddr, kind: Type, protocol: Option<socket2::Protocol>) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), kind, protocol)?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
@@ -77,7 +83,7 @@ fn bind(address: SocketAddr, kind: Type) -> io::Result<Socket> {
     Ok(socket)
 }
 
-async fn serve_tcp(listener: TcpListener, host: &'static str) {
+async fn serve_streams(listener: TcpListener, host: &'static str) {
     loop {
         match listener.accept().await {
             Ok((stream, client)) => drop(tokio::spawn(serve_connection(stream, client, host))),

@@ -24,6 +24,18 @@ pub enum Protocol {
     Tcp,
     /// UDP.
     Udp,
+    /// SCTP, with one association a socket (`SOCK_STREAM`).
+    Sctp,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        })
+    }
 }
 
 /// A request of the runner to an agent.

@@ -25,6 +25,9 @@ struct Arguments {
     /// The source of the proxy's objects: manifests, or an API server on node1.
     #[arg(long, value_name = "manifests|api", default_value = "manifests")]
     source: ObjectSourceKind,
+    /// The proxy's flag --backstop, in mode ebpf.
+    #[arg(long, value_name = "auto|always|never")]
+    backstop: Option<String>,
     /// A directory of cases.
     #[arg(long, value_name = "DIR", default_value = cases_directory().as_os_str())]
     cases: PathBuf,
@@ -69,7 +72,8 @@ fn run(arguments: Arguments) -> Result<bool> {
     let selection = Selection::new(&arguments.mode).with_iptables(iptables.unwrap_or(IptablesVariant::Nft));
     let selection = if arguments.whole { selection } else { selection.without_unsupported(&world) };
     let (mode, source) = (arguments.mode, arguments.source);
-    let mut runner = Runner { world, shunt, mode, source, selection, iptables };
+    let backstop = arguments.backstop;
+    let mut runner = Runner { world, shunt, mode, source, selection, iptables, backstop };
     let mut reports = Vec::new();
     for case in &cases {
         let report = runner.run(case);

@@ -316,7 +316,7 @@ impl fmt::Display for Flow {
             Action::Get(url) => write!(f, "GET {url}"),
             Action::Send(send) => write!(f, "send {}", send.request.id),
             Action::Connect(connect) => {
-                let protocol = if connect.protocol == Protocol::Tcp { "tcp" } else { "udp" };
+                let protocol = connect.protocol;
                 let mode = if connect.unconnected { " unconnected" } else { "" };
                 write!(f, "{protocol}{mode} {}", connect.to)?;
                 if connect.attempts > 1 {

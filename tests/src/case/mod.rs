@@ -21,7 +21,7 @@ pub use self::flow::{Action, Expectation, ExpectedAnswers, ExpectedPage, Flow, P
 use crate::world::{CgroupSubtree, Host};
 
 /// The tags that `requires` may contain.
-pub const TAGS: [&str; 8] = [
+pub const TAGS: [&str; 9] = [
     "bridged-pods",
     "flows-of-its-own",
     "forward-of-legacy",
@@ -29,6 +29,7 @@ pub const TAGS: [&str; 8] = [
     "ipv6",
     "localhost-nodeports",
     "nodeports-on-all-addresses",
+    "sctp",
     "vlan-links",
 ];
 

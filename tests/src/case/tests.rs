@@ -49,7 +49,7 @@ fn an_invalid_value_is_an_error_that_names_it() {
         ("{from: c9, to: '10.0.0.1:80', proto: tcp, reach: [a1]}", "c9"),
         ("{from: a1, to: '10.0.0.1', proto: tcp, reach: [a1]}", "socket address"),
         ("{from: a1, to: '10.0.0.1:80', reach: [a1]}", "needs `proto`"),
-        ("{from: a1, to: '10.0.0.1:80', proto: sctp, reach: [a1]}", "sctp"),
+        ("{from: a1, to: '10.0.0.1:80', proto: dccp, reach: [a1]}", "dccp"),
         ("{from: a1, to: '10.0.0.1:80', proto: tcp, reach: []}", "names no host"),
         ("{from: a1, to: '10.0.0.1:80', proto: tcp}", "exactly one of `reach` and `result`"),
         ("{from: a1, to: '10.0.0.1:80', proto: tcp, result: dropped}", "dropped"),

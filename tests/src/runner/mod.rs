@@ -57,6 +57,8 @@ pub struct Runner {
     /// The iptables variant that node1 signals in the worlds of single cases. The runner's own
     /// world signals it already.
     pub iptables: Option<IptablesVariant>,
+    /// The proxy's flag `--backstop`.
+    pub backstop: Option<String>,
 }
 
 /// A running case.
@@ -107,13 +109,14 @@ impl Runner {
     fn start<'a>(&'a mut self, case: &'a Case) -> Result<CaseRun<'a>> {
         let objects = Objects::create(self.source, &self.world)?;
         let marker = Marker::place(&objects)?;
-        let proxy = self
+        let mut proxy = self
             .shunt
             .as_deref()
             .map(|shunt| Proxy::new(&self.world, shunt, &self.mode, &objects, &case.config))
             .transpose()?;
-        if let Some(proxy) = &proxy {
+        if let Some(proxy) = &mut proxy {
             proxy.clear_log()?;
+            self.backstop.iter().for_each(|backstop| proxy.set_flag("--backstop", backstop));
         }
         Ok(CaseRun {
             world: &mut self.world,

@@ -63,8 +63,11 @@ pub struct Selection {
 }
 
 /// Features that not every kernel has, each with a command that fails on a kernel without it.
-const KERNEL_FEATURES: &[(&str, &str)] =
-    &[("vlan-links", "ip link add link eth0 name probe type vlan id 1 && ip link delete probe")];
+const KERNEL_FEATURES: &[(&str, &str)] = &[
+    ("vlan-links", "ip link add link eth0 name probe type vlan id 1 && ip link delete probe"),
+    // The first SCTP socket of an agent has loaded the module.
+    ("sctp", "test -e /proc/net/sctp"),
+];
 
 impl Selection {
     /// Selects all cases for this mode.

@@ -92,7 +92,7 @@ enum Command {
 }
 
 /// Arguments that `cargo xtask conformance` passes on to the conformance runner.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 struct Conformance {
     /// The dataplane to test.
     #[arg(long)]
@@ -103,6 +103,9 @@ struct Conformance {
     /// The source of objects: manifests, or api (a list-and-watch server) [default: manifests].
     #[arg(long)]
     source: Option<String>,
+    /// The flag --backstop of the proxy, in mode ebpf: auto, always or never [default: auto].
+    #[arg(long)]
+    backstop: Option<String>,
     /// Run the cases of this folder instead of tests/cases.
     #[arg(long, value_name = "DIR")]
     cases: Option<PathBuf>,

@@ -54,6 +54,7 @@ pub(crate) fn conformance(what: &Conformance) -> Run {
     world_program("conformance", &what.mode).args(given([
         ("--iptables", what.iptables.clone().map(Into::into)),
         ("--source", what.source.clone().map(Into::into)),
+        ("--backstop", what.backstop.clone().map(Into::into)),
         ("--cases", what.cases.clone().map(Into::into)),
         ("--only", list(&what.only)),
         ("--except", list(&what.except)),
@@ -111,6 +112,7 @@ mod tests {
             mode: "ebpf".into(),
             iptables: None,
             source: Some("api".into()),
+            backstop: Some("always".into()),
             cases: Some("my cases".into()),
             kernel: None,
             only: vec!["hairpin".into(), "dual-stack".into()],
@@ -119,7 +121,9 @@ mod tests {
         let shown = conformance(&what).to_string();
         assert!(shown.contains("/release/conformance --shunt /"), "{shown}");
         assert!(
-            shown.ends_with("--mode ebpf --source api --cases my cases --only hairpin,dual-stack"),
+            shown.ends_with(
+                "--mode ebpf --source api --backstop always --cases my cases --only hairpin,dual-stack"
+            ),
             "{shown}"
         );
     }

@@ -189,6 +189,8 @@ fn packets() -> Result<Vec<Step>> {
         ..Conformance::default()
     };
     let all = Conformance { mode: "ebpf".into(), ..Conformance::default() };
+    let backstopped =
+        Conformance { backstop: Some("always".into()), except: SLOW.map(Into::into).into(), ..all.clone() };
     let ours = ours()?;
     let with_api = |mode: &str| Conformance {
         mode: mode.into(),
@@ -199,6 +201,7 @@ fn packets() -> Result<Vec<Step>> {
     let repairs = |mode| world_program("daemon", mode).args(["--only", "repairs,shutdown"]);
     Ok([
         ("conformance", steps::conformance(&all)),
+        ("conformance backstop", steps::conformance(&backstopped)),
         ("restarts", world_program("restarts", "ebpf")),
         ("churn", world_program("churn", "ebpf")),
         ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),

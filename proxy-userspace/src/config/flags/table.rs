@@ -105,6 +105,8 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         .help("Name prefix of the local pods' links, for detect-local-mode InterfaceNamePrefix"),
     flag(NODE, "masquerade-all", "iptables.masqueradeAll", SWITCH)
         .help("Masquerade all traffic to cluster IPs, in every mode"),
+    always(EBPF, "backstop", "shunt.backstop", "auto|always|never")
+        .help("Keep the rules of the nftables mode (else of the iptables mode) beneath the programs, for what these cannot translate; auto keeps them while a Service needs them, such as one with an SCTP port"),
     always(EBPF, "cgroup-root", "shunt.ebpf.cgroupRoot", "PATH")
         .help("Cgroup v2 directory whose processes are served [default: the first cgroup2 mount]"),
     always(EBPF, "bpf-pin-dir", "shunt.ebpf.pinDir", "PATH")

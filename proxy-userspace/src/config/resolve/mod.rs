@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     kernel::{cgroup, ipvs::Timeouts},
-    mode::Mode,
+    mode::{BackstopPolicy, Mode},
     model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses, parse_cidr_sloppy},
     node::{ConntrackSettings, NodeSettings},
 };
@@ -340,7 +340,16 @@ fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> 
         },
         masquerade_mark: masquerade_mark(settings, Mode::Ebpf),
         log: logging::of_programs(settings),
+        backstop: backstop(settings),
     }
+}
+
+fn backstop(settings: &Settings) -> BackstopPolicy {
+    let given = settings.text("shunt.backstop");
+    BackstopPolicy::ALL
+        .into_iter()
+        .find(|policy| given == Some(policy.name()))
+        .unwrap_or(BackstopPolicy::Auto)
 }
 
 fn masquerade_mark(settings: &Settings, mode: Mode) -> u32 {
