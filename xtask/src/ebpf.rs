@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use object::build::ByteString;
+use object::build::elf::{Builder, SectionData};
+use object::elf::SHT_STRTAB;
 use object::{Object as _, ObjectSection as _};
 
 use crate::limits;
@@ -55,8 +58,9 @@ pub fn build_ebpf(out_dir: &Path) -> Result<Built> {
     cargo_build(&toolchain, &target).check(&mut |line| warnings.take(line))?;
     let made = target.join(TARGET).join("release").join(OBJECT);
     let object = out_dir.join(OBJECT);
-    fs::copy(&made, &object)
-        .with_context(|| format!("cannot copy {} to {}", made.display(), object.display()))?;
+    let bytes = fs::read(&made).with_context(|| format!("cannot read {}", made.display()))?;
+    let stripped = without_debug_info(&bytes).with_context(|| format!("cannot strip {}", made.display()))?;
+    fs::write(&object, stripped).with_context(|| format!("cannot write {}", object.display()))?;
     let programs = check(&object)?;
     Ok(Built { object, toolchain, warnings: warnings.lines, programs })
 }
@@ -120,6 +124,27 @@ fn rustflags(linker: &Path) -> OsString {
 fn is_dropped(name: &str) -> bool {
     let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
     (starts(&DROPPED) && !starts(&KEPT)) || DROPPED_NAMES.contains(&name)
+}
+
+/// Removes the DWARF sections, from which the linker made BTF. They are most of the object, and a
+/// process that loads it would parse them into memory.
+fn without_debug_info(bytes: &[u8]) -> object::build::Result<Vec<u8>> {
+    let mut builder = Builder::read(bytes)?;
+    for section in &mut builder.sections {
+        let is_debug = |prefix: &[u8]| section.name.starts_with(prefix);
+        section.delete = is_debug(b".debug_") || is_debug(b".rel.debug_");
+    }
+    builder.delete_orphans();
+    // LLVM puts the names of sections into .strtab. The builder writes them only into a section of
+    // their own.
+    let names = builder.sections.add();
+    names.name = ByteString::from(".shstrtab");
+    names.sh_type = SHT_STRTAB;
+    names.sh_addralign = 1;
+    names.data = SectionData::SectionString;
+    let mut stripped = Vec::new();
+    builder.write(&mut stripped)?;
+    Ok(stripped)
 }
 
 /// Checks that an object has BTF, without which bpftool cannot show map fields, and that no kernel
