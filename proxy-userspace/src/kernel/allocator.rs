@@ -1,4 +1,4 @@
-//! Settings of the C library's allocator.
+//! The allocator of the C library: its settings, and the return of freed memory.
 
 /// Limits the freed memory that the allocator keeps. Call this before there are threads.
 ///
@@ -22,3 +22,14 @@ pub fn limit_free_memory() {
 /// glibc's initial default.
 #[cfg(target_env = "gnu")]
 const LARGE: libc::c_int = 128 << 10;
+
+/// Returns freed memory to the kernel. The allocator does so by itself only at the end of the heap,
+/// not between blocks that are in use. Takes about a millisecond for ten MiB.
+pub fn release_free_memory() {
+    // SAFETY: the function has no preconditions. The argument is the number of bytes to keep free at
+    // the end of the heap.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
