@@ -1,4 +1,4 @@
-//! Plain network types that the kernel layer and the model both use.
+//! Plain network types that several layers use.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -101,4 +101,48 @@ pub struct NodeFacts {
     pub addresses: Vec<LinkAddress>,
     /// All links; sorted.
     pub links: Vec<Link>,
+}
+
+/// The environment variables that set HTTP proxies, as in Go's `httpproxy.FromEnvironment`.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct ProxyVariables {
+    /// `HTTPS_PROXY`: the proxy for servers with `https`.
+    pub https: Option<ProxyVariable>,
+    /// `HTTP_PROXY`: the proxy for servers with `http`.
+    pub http: Option<ProxyVariable>,
+    /// `NO_PROXY`: servers that are reached without a proxy.
+    pub no_proxy: Option<ProxyVariable>,
+}
+
+/// An environment variable that is set and not empty.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ProxyVariable {
+    /// The name, in upper or lower case.
+    pub name: &'static str,
+    /// The value. It may contain a password.
+    pub value: String,
+}
+
+impl ProxyVariables {
+    /// Reads the variables. The name in upper case comes before the name in lower case.
+    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let first = |names: [&'static str; 2]| {
+            names.into_iter().find_map(|name| {
+                let value = variable(name).filter(|value| !value.is_empty())?;
+                Some(ProxyVariable { name, value })
+            })
+        };
+        Self {
+            https: first(["HTTPS_PROXY", "https_proxy"]),
+            http: first(["HTTP_PROXY", "http_proxy"]),
+            no_proxy: first(["NO_PROXY", "no_proxy"]),
+        }
+    }
+}
+
+// Never prints a value, because of the passwords.
+impl fmt::Debug for ProxyVariables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProxyVariables").finish_non_exhaustive()
+    }
 }

@@ -28,7 +28,7 @@ const KUBE: &[&str] = &["kube::", "k8s_openapi"];
 const LAYERS: &[Layer] = &[
     layer("assembly", &["config", "dataplane", "kernel"], KUBE),
     layer("causes", &[], KUBE),
-    layer("config", &["causes", "kernel", "mode", "model", "node"], KUBE),
+    layer("config", &["causes", "kernel", "mode", "model", "net", "node"], KUBE),
     // The model has decided everything about Kubernetes.
     layer(
         "dataplane",
@@ -62,7 +62,7 @@ const LAYERS: &[Layer] = &[
     layer("node", &["kernel", "model"], KUBE),
     layer("probe", &["kernel", "mode"], KUBE),
     layer("sync", &["causes", "dataplane", "health", "metrics", "model", "node"], KUBE),
-    layer("watch", &["causes", "model", "node"], &[]),
+    layer("watch", &["causes", "model", "net", "node"], &[]),
 ];
 
 /// The modules of the command, which may use all layers.

@@ -9,26 +9,28 @@ use proxy_userspace::{
     kernel,
     metrics::{Metrics, WatchedKind},
     model::WatchEvent,
+    net::ProxyVariables,
     sync::{Inputs, SyncSettings},
     watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
 };
 use tokio::sync::{Notify, mpsc, watch as channel};
 
-use super::{PendingEvents, Tasks};
+use super::{ModeChoice, PendingEvents, Tasks};
 
 /// How many events may wait for the sync loop. A faster source waits, too.
 const MAX_QUEUED: usize = 4096;
 
 /// Starts all sources.
 pub(super) fn start(
-    config: &Config,
+    ModeChoice { config, environment, .. }: &ModeChoice,
     metrics: Metrics,
     settings: channel::Receiver<SyncSettings>,
     node_events: &PendingEvents,
     tasks: &mut Tasks,
 ) -> Inputs {
     let (to_loop, events) = mpsc::channel(MAX_QUEUED);
-    let objects = objects(config.clone(), metrics, Arc::clone(node_events), to_loop);
+    let objects =
+        objects(config.clone(), environment.proxies.clone(), metrics, Arc::clone(node_events), to_loop);
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
     let (to_loop, node_facts) = channel::channel(None);
     let drift = Arc::new(Notify::new());
@@ -41,6 +43,7 @@ pub(super) fn start(
 /// Sends objects to the loop.
 async fn objects(
     config: Config,
+    proxies: ProxyVariables,
     metrics: Metrics,
     node_events: PendingEvents,
     to: mpsc::Sender<WatchEvent>,
@@ -52,7 +55,7 @@ async fn objects(
             measured(Box::pin(source.run(to)), status, &metrics).await
         }
         ObjectSource::Api { kubeconfig, master } => {
-            let client = watch::kube_client(kubeconfig.as_deref(), master.as_deref()).await?;
+            let client = watch::kube_client(kubeconfig.as_deref(), master.as_deref(), &proxies).await?;
             let source = ApiSource::new(client.clone(), &*config.model.node_name);
             // Only the nftables mode has rules about Service CIDRs.
             let needs_cidrs = config.mode == Mode::Nftables;

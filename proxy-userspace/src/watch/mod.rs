@@ -14,7 +14,7 @@ mod status;
 use std::{io, path::PathBuf};
 
 pub use self::{
-    api::{ApiSource, Timing, kube_client, record_events},
+    api::{ApiSource, ProxyUrlError, Timing, kube_client, record_events},
     manifests::ManifestSource,
     status::{KindStatus, WatchStatus},
 };
@@ -38,6 +38,16 @@ pub enum WatchError {
         path: PathBuf,
         /// The cause.
         source: Box<kube::config::KubeconfigError>,
+    },
+    /// The `proxy-url` of the kubeconfig cannot be used.
+    #[error("cannot use proxy-url {url:?} of kubeconfig {}", path.display())]
+    ProxyUrl {
+        /// The file.
+        path: PathBuf,
+        /// The value, without credentials.
+        url: String,
+        /// The cause.
+        source: ProxyUrlError,
     },
     /// Neither `--kubeconfig` nor `--master` is set, and the process does not run in a pod.
     #[error("cannot use the in-cluster configuration, and neither --kubeconfig nor --master is set")]

@@ -1,6 +1,8 @@
 //! The API source against a real HTTP server that lists and watches like a kube-apiserver, and can
 //! misbehave.
 
+mod http_proxies;
+mod proxy_server;
 mod scene;
 mod service_cidrs;
 
@@ -9,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use proxy_userspace::{
     model::NamespacedName,
+    net::ProxyVariables,
     watch::{ApiSource, KindStatus, kube_client},
 };
 use serde_json::json;
@@ -357,7 +360,7 @@ async fn one_bad_object_never_stops_the_others() -> Result<()> {
 #[tokio::test]
 async fn source_ends_when_its_receiver_is_dropped() -> Result<()> {
     let server = server_with(&objects()).await?;
-    let client = kube_client(None, Some(&server.url())).await?;
+    let client = kube_client(None, Some(&server.url()), &ProxyVariables::default()).await?;
     let (tx, rx) = mpsc::channel(16);
     let source = tokio::spawn(ApiSource::new(client, "node1").with_timing(patient()).run(tx));
     drop(rx);

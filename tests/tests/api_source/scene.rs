@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context as _, Result};
 use proxy_userspace::{
     model::{Delta, EndpointSlice, NamespacedName, Node, Service, WatchEvent},
+    net::ProxyVariables,
     watch::{ApiSource, Timing, WatchStatus, kube_client},
 };
 use serde_json::{Value, json};
@@ -50,13 +51,17 @@ pub(crate) struct Scene {
 impl Scene {
     /// Starts a source that watches `server`, which may be down.
     pub(crate) async fn watching(server: ApiServer, timing: Timing) -> Result<Self> {
-        let client = kube_client(None, Some(&server.url())).await?;
-        let source = ApiSource::new(client, "node1").with_timing(timing);
+        let client = kube_client(None, Some(&server.url()), &ProxyVariables::default()).await?;
+        Ok(Self::with_source(server, ApiSource::new(client, "node1").with_timing(timing)))
+    }
+
+    /// Starts a source that reaches `server` somehow.
+    pub(crate) fn with_source(server: ApiServer, source: ApiSource) -> Self {
         let status = source.status();
         let (tx, events) = mpsc::channel(16);
         let source = tokio::spawn(async move { source.run(tx).await.expect("sources retry forever") });
         let (services, slices, nodes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Ok(Self { server, events, status, source, services, slices, nodes, log: Vec::new() })
+        Self { server, events, status, source, services, slices, nodes, log: Vec::new() }
     }
 
     /// Starts a server with these objects, and a source that has listed them.

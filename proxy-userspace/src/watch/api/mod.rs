@@ -6,8 +6,11 @@
 
 mod backoff;
 mod client;
+mod connector;
 mod events;
 mod failure;
+mod no_proxy;
+mod proxy;
 mod reflector;
 mod report;
 mod request;
@@ -18,7 +21,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc::Sender, watch};
 
-pub use self::{client::kube_client, events::record_events};
+pub use self::{client::kube_client, events::record_events, proxy::ProxyUrlError};
 use self::{reflector::Reflector, report::Reporter, request::Selectors};
 use super::{
     WatchError,
