@@ -1,9 +1,9 @@
 //! Scenarios of the daemon's life: what it sets on the node, its start, its Events and its end.
 
-use std::{thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use shunt_tests::{deadline::Deadline, small_cluster::NODE, world::Host};
+use shunt_tests::{deadline::Deadline, process::write_script, small_cluster::NODE, world::Host};
 
 use super::test_node::{Setup, TestNode};
 
@@ -14,7 +14,7 @@ const CONNTRACK_MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 /// Returns fields with a size of conntrack's table that differs from the current one and needs no
 /// more buckets, which could be set.
 fn other_conntrack_size() -> Result<String> {
-    let read = |path| anyhow::Ok(std::fs::read_to_string(path)?.trim().parse::<u32>()?);
+    let read = |path| anyhow::Ok(fs::read_to_string(path)?.trim().parse::<u32>()?);
     let (now, buckets) = (read(CONNTRACK_MAX)?, read("/sys/module/nf_conntrack/parameters/hashsize")?);
     let size = if buckets == now { now / 2 } else { buckets };
     Ok(format!("{{conntrack: {{maxPerCore: 1, min: {size}}}}}"))
@@ -38,7 +38,7 @@ pub(crate) fn the_nodes_settings_are_made(setup: &Setup) -> Result<()> {
         ensure!(seen.trim() == value, "{path} is {seen:?}, not {value}");
     }
     let process = node.proxy.process_id().unwrap_or_default();
-    let score = std::fs::read_to_string(format!("/proc/{process}/oom_score_adj"))?;
+    let score = fs::read_to_string(format!("/proc/{process}/oom_score_adj"))?;
     ensure!(score.trim() == "300", "oom_score_adj is {score}");
     node.end()
 }
@@ -49,6 +49,28 @@ pub(crate) fn settings_that_cannot_be_made_are_logged(setup: &Setup) -> Result<(
     node.wait_for_log(CONNTRACK_MAX, TIMEOUT)?;
     node.wait_for_log("cannot change a kernel setting", TIMEOUT)?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    node.end()
+}
+
+/// The API server of this test also answers requests for other hosts, as a proxy does. An unusable
+/// variable does not matter, also not to the library that reads the kubeconfig.
+pub(crate) fn the_proxy_of_the_environment_is_used(setup: &Setup) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [script, kubeconfig] = ["shunt", "kubeconfig"].map(|name| folder.path().join(name));
+    let text = "{current-context: c, contexts: [{name: c, context: {cluster: c}}], \
+                clusters: [{name: c, cluster: {server: 'http://api.test'}}]}";
+    fs::write(&kubeconfig, text)?;
+    let fields = format!("{{clientConnection: {{kubeconfig: {}}}}}", kubeconfig.display());
+    let of_script = Setup { shunt: script.clone(), mode: setup.mode.clone() };
+    let mut node = TestNode::new(&of_script, &setup.mode, &fields)?;
+    let (proxy, shunt) = (node.cluster.server().address(), setup.shunt.display());
+    let variables = format!("HTTP_PROXY=user:secret@{proxy} HTTPS_PROXY='no URL' NO_PROXY=127.0.0.0/8,.svc");
+    write_script(&script, &format!("#!/bin/sh\n{variables} exec '{shunt}' \"$@\"\n"))?;
+    node.proxy.set_flag("--master", "http://api.test:6443");
+    node.proxy.start(&mut node.world)?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    node.wait_for_log(&format!("proxy=http://***@{proxy} setting=\"HTTP_PROXY\""), Duration::ZERO)?;
+    ensure!(!node.proxy.log().contains("secret"), "the log shows the password:\n{}", node.proxy.log());
     node.end()
 }
 

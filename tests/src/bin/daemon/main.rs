@@ -35,7 +35,7 @@ struct Arguments {
 
 type Scenario = fn(&Setup) -> Result<()>;
 
-const SCENARIOS: [(&str, Scenario); 19] = [
+const SCENARIOS: [(&str, Scenario); 20] = [
     ("outages", outages::traffic_continues_whatever_the_api_server_does),
     ("repairs", repairs::drift_is_repaired),
     ("broken-mode", auto::a_broken_mode_is_replaced_and_traffic_continues),
@@ -49,6 +49,7 @@ const SCENARIOS: [(&str, Scenario); 19] = [
     ("sysctls", lifecycle::the_nodes_settings_are_made),
     ("read-only-sysctls", lifecycle::settings_that_cannot_be_made_are_logged),
     ("late-node", lifecycle::the_proxy_waits_for_the_node_object),
+    ("http-proxy", lifecycle::the_proxy_of_the_environment_is_used),
     ("events", lifecycle::events_report_the_start_and_refused_settings),
     ("pages", pages::metrics_are_valid_and_configz_shows_the_configuration),
     ("ebpf-log", trace::connections_are_logged_where_tracing_is_on),
