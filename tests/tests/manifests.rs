@@ -221,8 +221,13 @@ fn values_of_the_chart_appear_in_the_objects() {
     values["apiServer"]["host"] = "192.0.2.1".into();
     values["cgroup"] = "/sys/fs/cgroup/unified".into();
     values["tolerations"] = serde_json::json!([{"key": "a", "effect": "NoSchedule"}]);
+    let proxy = serde_json::json!({"name": "HTTPS_PROXY", "value": "http://192.0.2.3:3128"});
+    values["extraEnv"] = serde_json::json!([proxy]);
     let rendered = render(&template, &values);
-    check::<DaemonSet>(&documents(&rendered)[0]);
+    let set = &documents(&rendered)[0];
+    check::<DaemonSet>(set);
+    let environment = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("a list");
+    assert_eq!((environment.len(), environment.last()), (4, Some(&proxy)));
     for part in ["shunt:9.9", "value: 192.0.2.1", "path: /sys/fs/cgroup/unified", "effect: NoSchedule"] {
         assert!(rendered.contains(part), "{part}: {rendered}");
     }
@@ -253,9 +258,17 @@ fn render_with_helm(template: &str) -> Option<String> {
 }
 
 /// Renders a template as `helm template shunt --namespace kube-system` does. Supports what the
-/// chart uses: `.Values`, `.Release`, and `toYaml VALUE | indent N`. Anything else in braces is an
-/// error.
+/// chart uses: `.Values`, `.Release`, `toYaml VALUE | indent N`, and `with VALUE` on a line of its
+/// own. Anything else in braces is an error.
 fn render(template: &str, values: &Value) -> String {
+    if let Some((before, with)) = template.split_once("\n{{- with ") {
+        let (path, with) = with.split_once(" }}").expect("an action ends");
+        let (body, after) = with.split_once("\n{{- end }}").expect("a block ends");
+        let is_empty = lookup(path, values).as_array().expect("a list").is_empty();
+        let body =
+            if is_empty { String::new() } else { body.replace("toYaml . ", &format!("toYaml {path} ")) };
+        return render(&format!("{before}{body}{after}"), values);
+    }
     let mut rendered = String::new();
     let mut rest = template;
     while let Some((before, after)) = rest.split_once("{{") {
