@@ -12,7 +12,7 @@ use std::{
 use proxy_userspace::{
     causes::with_causes,
     config::{Config, Environment, Flags, LogFormat},
-    kernel::{allocator, command::Launcher, restart::restart},
+    kernel::{command::Launcher, process_memory, restart::restart},
 };
 use tokio::runtime::{self, Runtime};
 use tokio_util::sync::CancellationToken;
@@ -26,7 +26,7 @@ use tracing_subscriber::{
 const WORKERS: usize = 2;
 
 fn main() -> ExitCode {
-    allocator::limit_free_memory();
+    process_memory::limit_free_memory();
     let flags = match Flags::parse(std::env::args_os()) {
         Ok(flags) => flags,
         Err(error) => error.exit(),

@@ -2,7 +2,6 @@
 //! this one knows nothing of Services.
 #![expect(unsafe_code, reason = "raw system calls live here, and nowhere else in this crate")]
 
-pub mod allocator;
 pub mod bpf;
 pub mod capabilities;
 pub mod cgroup;
@@ -23,6 +22,7 @@ pub mod nft;
 pub mod nftables;
 pub mod own_process;
 pub mod probe;
+pub mod process_memory;
 pub mod restart;
 pub mod ruleset_changes;
 pub mod sock_diag;

@@ -12,7 +12,7 @@ use proxy_userspace::{
         ebpf::Ebpf,
         ipvs::{self, LinkRemoval},
     },
-    kernel::{KernelError, allocator, command::Launcher, conntrack::HandoverCounts},
+    kernel::{KernelError, command::Launcher, conntrack::HandoverCounts, process_memory},
     sync::TakeoverStage,
 };
 
@@ -69,7 +69,7 @@ impl TakeoverStage for Takeover {
             }
             self.link.may_exist = self.config.mode != Mode::Ipvs;
             // The start needs more memory than the rest: for the eBPF object, and for whole lists.
-            allocator::release_free_memory();
+            process_memory::release_after_start();
         }
         self.link.remove_if_unused(|| ipvs::remove_link(LinkRemoval::IfUnused));
     }

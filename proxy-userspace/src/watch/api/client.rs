@@ -48,9 +48,7 @@ pub async fn kube_client(
     let (mut config, proxy) = match (kubeconfig, master) {
         (Some(path), _) => from_kubeconfig(path).await?,
         (None, Some(master)) => (Config::new(server_url(master, "http")?), None),
-        (None, None) => {
-            (Config::incluster().map_err(|error| WatchError::InCluster(Box::new(error)))?, None)
-        }
+        (None, None) => (Config::incluster().map_err(|error| WatchError::InCluster(Box::new(error)))?, None),
     };
     if let Some(master) = master {
         let default_scheme = config.cluster_url.scheme_str().unwrap_or("https").to_owned();
