@@ -29,17 +29,13 @@ impl BackstopReport {
             return;
         }
         outputs.metrics.set_backstop(backstop.as_ref());
-        let note = match &backstop {
-            Some(BackstopStatus { mode, needs }) => {
-                let why: Vec<String> = needs.iter().map(ToString::to_string).collect();
-                let why = why.join("; ");
-                tracing::info!(%mode, why, "the backstop is in place");
-                format!("rules of the {mode} mode serve what the programs do not translate: {why}")
-            }
-            None => {
-                tracing::info!("removed the backstop: nothing needs it any more");
-                "removed the backstop: nothing needs it any more".to_owned()
-            }
+        let note = if let Some(BackstopStatus { mode, needs }) = &backstop {
+            let why = needs.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+            tracing::info!(%mode, why, "the backstop is in place");
+            format!("rules of the {mode} mode serve what the programs do not translate: {why}")
+        } else {
+            tracing::info!("removed the backstop: nothing needs it any more");
+            "removed the backstop: nothing needs it any more".to_owned()
         };
         outputs.events.normal("Backstop", note);
         self.last = backstop;
