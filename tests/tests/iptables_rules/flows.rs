@@ -66,7 +66,11 @@ fn packet(from: Host, source: IpAddr, connect: &ConnectRequest) -> Packet {
     Packet {
         source,
         to: connect.to,
-        protocol: if connect.protocol == Protocol::Tcp { "tcp" } else { "udp" },
+        protocol: match connect.protocol {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+            Protocol::Sctp => "sctp",
+        },
         link: match (from, from.node()) {
             (Host::Node1, _) => None,
             (pod, Some(Host::Node1)) => Some(pod.node_link()),
