@@ -76,8 +76,8 @@ pub trait Renderer: Send {
         Ok(Vec::new())
     }
 
-    /// Removes what no Service needs any more. Called after each sync that succeeded, when stale UDP
-    /// entries are deleted. Continues after errors.
+    /// Removes what no Service needs any more. Called after each sync that succeeded, once stale
+    /// UDP entries are deleted. Continues after errors.
     fn remove_unneeded(&mut self) -> Vec<RenderError> {
         Vec::new()
     }

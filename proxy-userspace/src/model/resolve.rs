@@ -8,7 +8,8 @@ use std::{
 };
 
 use super::{
-    IpFamily, NamespacedName, Protocol, ResolvedPort, Service, ServicePort, ServicePortKey,
+    Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedPort, Service, ServicePort,
+    ServicePortKey,
     endpoint_slice_cache::{EndpointInfo, EndpointSliceCache},
     frontend_claims::FrontendClaims,
     service_port,
@@ -31,6 +32,8 @@ pub(super) struct Resolver<'a> {
     pub(super) slices: &'a EndpointSliceCache,
     pub(super) claims: &'a FrontendClaims,
     pub(super) node: NodeLocation<'a>,
+    /// Cluster IPs among these addresses are not served.
+    pub(super) link_addresses: &'a BTreeSet<IpAddr>,
 }
 
 /// A Service as this node must serve it.
@@ -75,8 +78,13 @@ impl Resolver<'_> {
             // serving.
             resolved.serving = resolve_endpoints(endpoints, |info| info.endpoint.serving || info.is_ready());
         }
-        resolved.frontends.retain(|frontend| self.claims.owns(key, frontend));
+        resolved.frontends.retain(|frontend| self.claims.owns(key, frontend) && !self.is_of_link(frontend));
         resolved.frontends.shrink_to_fit();
         resolved
+    }
+
+    fn is_of_link(&self, frontend: &Frontend) -> bool {
+        let is_of_link = |address| self.link_addresses.contains(&address);
+        frontend.kind == FrontendKind::ClusterIp && frontend.address.is_some_and(is_of_link)
     }
 }

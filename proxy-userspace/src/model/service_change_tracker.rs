@@ -1,8 +1,9 @@
 //! The known Services, and those that changed since they were last resolved.
 
 use std::{
-    collections::{BTreeMap, HashMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, HashMap, btree_map::Entry},
     mem,
+    net::IpAddr,
 };
 
 use super::{Delta, NamespacedName, Service, ServiceType, intern::Interner};
@@ -42,6 +43,16 @@ impl ServiceChangeTracker {
     /// Returns the names of all Services.
     pub(super) fn names(&self) -> impl Iterator<Item = &NamespacedName> {
         self.services.keys()
+    }
+
+    /// Returns the names of the Services that have one of these cluster IPs. Looks at all Services:
+    /// the addresses of links rarely change.
+    pub(super) fn with_cluster_ip(
+        &self,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> impl Iterator<Item = &NamespacedName> {
+        let has_one = |service: &Service| service.cluster_ips.iter().any(|ip| addresses.contains(ip));
+        self.services.iter().filter(move |(_, service)| has_one(service)).map(|(name, _)| name)
     }
 
     /// Returns the Services that changed since the last call, as they were at that time. None for a

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -39,7 +40,13 @@ pub struct Model {
     is_resolved: bool,
     snapshot: Snapshot,
     health_checks: BTreeMap<(NamespacedName, IpFamily), HealthCheck>,
+    /// The addresses of links, if cluster IPs among them are not served. Without those of
+    /// [`LINK_OF_IPVS`].
+    link_addresses: BTreeSet<IpAddr>,
 }
+
+/// The link on which kube-proxy's ipvs mode has all cluster IPs.
+const LINK_OF_IPVS: &str = "kube-ipvs0";
 
 /// The kinds of which a complete list came. [`EndpointSliceCache`] stores this for EndpointSlices.
 #[derive(Debug, Default)]
@@ -56,6 +63,8 @@ struct PendingChanges {
     hinted_services: bool,
     /// This node's name changed: resolve all Services.
     all_services: bool,
+    /// Addresses that links got or lost: resolve the Services with these cluster IPs.
+    link_addresses: BTreeSet<IpAddr>,
 }
 
 impl Model {
@@ -82,7 +91,16 @@ impl Model {
         if self.facts.as_ref() != Some(&facts) {
             self.facts = Some(facts);
             self.pending.node = true;
+            self.update_link_addresses();
         }
+    }
+
+    fn update_link_addresses(&mut self) {
+        let facts = self.facts.iter().filter(|_| self.settings.leaves_cluster_ips_of_links);
+        let entries = facts.flat_map(|facts| &facts.addresses).filter(|entry| &*entry.link != LINK_OF_IPVS);
+        let now: BTreeSet<IpAddr> = entries.map(|entry| entry.address).collect();
+        self.pending.link_addresses.extend(now.symmetric_difference(&self.link_addresses));
+        self.link_addresses = now;
     }
 
     /// Sets the configuration. If the node name changes, Nodes must be listed again.
@@ -97,6 +115,7 @@ impl Model {
             self.listed.nodes = false;
         }
         self.settings = settings;
+        self.update_link_addresses();
     }
 
     /// Returns true if all kinds were listed and the kernel's facts are known. Then the Snapshot
@@ -204,13 +223,17 @@ impl Model {
         if pending.all_services {
             affected.extend(self.services.names().cloned());
         }
+        if !pending.link_addresses.is_empty() {
+            affected.extend(self.services.with_cluster_ip(&pending.link_addresses).cloned());
+        }
         affected
     }
 
     fn resolve_service(&mut self, name: &NamespacedName, dirty: &mut BTreeSet<ServicePortKey>) {
         let zone = self.node.as_ref().and_then(|node| node.zone.as_deref()).unwrap_or_default();
         let node = NodeLocation { node_name: &self.settings.node_name, zone };
-        let resolver = Resolver { slices: &self.slices, claims: &self.claims, node };
+        let (slices, claims, link_addresses) = (&self.slices, &self.claims, &self.link_addresses);
+        let resolver = Resolver { slices, claims, node, link_addresses };
         let ResolvedService { ports, health_checks } =
             self.services.get(name).map(|service| resolver.resolve(service)).unwrap_or_default();
         let removed: Vec<_> = self.ports_of(name).filter(|key| !ports.contains_key(key)).collect();

@@ -126,8 +126,8 @@ pub trait TakeoverStage: Send {
     /// endpoints must not continue.
     fn take_over_connections(&mut self) {}
 
-    /// Removes what the others wrote into the kernel, except the rules of the mode `backstop`. Called
-    /// after stale UDP entries are deleted.
+    /// Removes what the others wrote into the kernel, except the rules of the mode `backstop`.
+    /// Called after stale UDP entries are deleted.
     fn remove_others(&mut self, _backstop: Option<Mode>) {}
 }
 

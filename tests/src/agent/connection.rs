@@ -84,8 +84,8 @@ async fn open(request: &ConnectRequest, number: usize) -> Result<OpenSocket, Fai
     }
 }
 
-/// Opens a connection of TCP or SCTP. A fixed source port is free only after the peer has closed the
-/// previous connection from it too, so this function retries until then.
+/// Opens a connection of TCP or SCTP. A fixed source port is free only after the peer has closed
+/// the previous connection from it too, so this function retries until then.
 async fn open_stream(to: SocketAddr, local: SocketAddr, protocol: Protocol) -> Result<OpenSocket, Failure> {
     loop {
         match connect_stream(to, local, protocol).await {

@@ -230,6 +230,7 @@ fn model_settings() -> ModelSettings {
         cluster_cidrs: Vec::new(),
         detect_local: DetectLocalMode::ClusterCidr,
         node_port_addresses: NodePortAddresses::All,
+        leaves_cluster_ips_of_links: false,
         masquerade_all: false,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),

@@ -118,6 +118,7 @@ fn model(settings: &mut Settings, environment: &Environment, mode: Mode) -> Mode
         cluster_cidrs: cluster_cidrs(settings),
         detect_local: detect_local(settings),
         node_port_addresses: node_port_addresses(settings, mode),
+        leaves_cluster_ips_of_links: mode == Mode::Ebpf,
         masquerade_all: settings.is_true(&field(settings, masquerade_section(mode), "masqueradeAll")),
         interfaces: InterfaceGlobs {
             only: settings.globs("shunt.ebpf.interfaces"),

@@ -91,14 +91,15 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
         1 => node_ranges().prop_map(|cidrs| NodePortAddresses::Primary { cidrs }),
         1 => node_ranges().prop_map(NodePortAddresses::Cidrs),
     ];
-    (detect_local, node_port_addresses, any::<bool>(), interface_globs()).prop_map(
-        |(detect_local, node_port_addresses, masquerade_all, interfaces)| ModelSettings {
+    (detect_local, node_port_addresses, any::<[bool; 2]>(), interface_globs()).prop_map(
+        |(detect_local, node_port_addresses, [masquerade_all, leaves], interfaces)| ModelSettings {
             bind_address: None,
             node_name: THIS_NODE.into(),
             cluster_cidrs: cidrs(&["10.244.0.0/16", "fd44::/16"]),
             detect_local,
             node_port_addresses,
             masquerade_all,
+            leaves_cluster_ips_of_links: leaves,
             interfaces,
         },
     )

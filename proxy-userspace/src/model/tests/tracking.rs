@@ -219,3 +219,32 @@ fn ranges_of_all_service_cidrs_are_in_the_snapshot() {
     model.apply(WatchEvent::ServiceCidrs(Delta::Apply(object("b", &["10.96.0.0/16", "10.0.0.0/16"]))));
     assert!(!model.resolve().node, "the same ranges in another order");
 }
+
+#[test]
+fn a_cluster_ip_of_a_link_is_not_served_while_the_link_has_it() {
+    let services = vec![service("kube-system/dns", "10.96.0.10"), service("default/web", "10.96.0.80")];
+    let mut model = model(services, vec![], vec![node(THIS_NODE)]);
+    model.set_settings(ModelSettings { leaves_cluster_ips_of_links: true, ..settings() });
+    let node = ("eth0", "192.168.57.11/24");
+    model.set_node_facts(facts(&[node]));
+    model.resolve();
+    let served = |model: &Model| {
+        let ports = model.snapshot().ports.values();
+        let addresses = ports.flat_map(|port| port.frontends.iter().filter_map(|frontend| frontend.address));
+        addresses.map(|address| address.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(served(&model), ["10.96.0.80", "10.96.0.10"]);
+
+    let ipvs = ("kube-ipvs0", "10.96.0.80/32");
+    model.set_node_facts(facts(&[node, ("nodelocaldns", "10.96.0.10/32"), ipvs]));
+    let dirty = model.resolve();
+    assert_eq!(
+        dirty.ports.iter().map(|key| key.name.service.to_string()).collect::<Vec<_>>(),
+        ["kube-system/dns"]
+    );
+    assert_eq!(served(&model), ["10.96.0.80"]);
+
+    model.set_node_facts(facts(&[node]));
+    assert_eq!(model.resolve().ports.len(), 1);
+    assert_eq!(served(&model), ["10.96.0.80", "10.96.0.10"]);
+}

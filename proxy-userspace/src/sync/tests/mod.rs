@@ -73,6 +73,7 @@ impl Daemon {
             cluster_cidrs: Vec::new(),
             detect_local,
             node_port_addresses: NodePortAddresses::All,
+            leaves_cluster_ips_of_links: false,
             masquerade_all: false,
             bind_address: None,
             interfaces: InterfaceGlobs::default(),
