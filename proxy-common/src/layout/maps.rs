@@ -53,7 +53,7 @@ macro_rules! for_each_map {
                 size fragments = 8192 "fragments"; // Fragmented datagrams on links.
             COUNTERS "counters" PerCpuArray<u32, u64> State fixed $crate::layout::Counter::COUNT;
             PREFILTER "prefilter" MmapableArray<u32, u64> State
-                fixed $crate::prefilter::WORDS as usize; // Flows need bits of endpoints that are gone.
+                fixed $crate::prefilter::WORDS as usize; // Flows need bits of former endpoints.
             SERVICE_COUNTS "service_counts" Array<u32, ServiceCounts> Counts
                 fixed 1; // Userspace computes the number from that of CPUs and service ports.
             PROGRAM_ERRORS "program_errors" PerCpuArray<u32, ProgramErrors> State

@@ -27,7 +27,8 @@ const LARGE: libc::c_int = 128 << 10;
 /// Returns memory to the kernel that only the start needs: freed blocks, and instructions.
 ///
 /// The allocator returns freed blocks by itself only at the end of the heap, not between blocks
-/// that are in use. Instructions that run again are mapped again from the kernel's cache of the file.
+/// that are in use. Instructions that run again are mapped again from the kernel's cache of the
+/// file.
 pub fn release_after_start() {
     // SAFETY: the function has no preconditions. The argument is the number of bytes to keep free
     // at the end of the heap.

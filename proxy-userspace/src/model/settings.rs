@@ -55,8 +55,8 @@ pub struct ModelSettings {
     /// The links that are served.
     pub interfaces: InterfaceGlobs,
     /// A cluster IP that is an address of one of the node's links is not served, because a process
-    /// of the node serves it, such as a node-local DNS cache. Netfilter modes leave this decision to
-    /// the NOTRACK rules of such a process.
+    /// of the node serves it, such as a node-local DNS cache. Netfilter modes leave this decision
+    /// to the NOTRACK rules of such a process.
     pub leaves_cluster_ips_of_links: bool,
 }
 

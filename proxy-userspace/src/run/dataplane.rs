@@ -6,7 +6,7 @@ use proxy_userspace::{
     assembly,
     config::Config,
     dataplane::{
-        BackstopPolicy, Backstopped, Dataplane, DataplaneRenderer, Mode, RenderError, Renderer,
+        Backstopped, Dataplane, DataplaneRenderer, Mode, RenderError, Renderer,
         ebpf::Ebpf,
         iptables::Iptables,
         ipvs::{self, Ipvs, LinkRemoval},
@@ -61,13 +61,10 @@ pub(super) fn renderer(
     })
 }
 
-/// Creates the programs, and their backstop if the configuration allows one.
+/// Creates the programs. Their backstop is created when something needs it.
 fn ebpf(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
     let programs = boxed(Ebpf::new(&assembly::ebpf(config, launcher)))?;
     let policy = config.ebpf.backstop;
-    if policy == BackstopPolicy::Never {
-        return Ok(programs);
-    }
     let (config, launcher, drift) = (config.clone(), launcher.clone(), Arc::clone(drift));
     let create = move || backstop(&config, &launcher, &drift).map_err(Into::into);
     Ok(Box::new(Backstopped::new(programs, policy, Box::new(create))))

@@ -1,5 +1,5 @@
-//! Tests when the backstop is in place, in which order it and the programs change, and what an error
-//! does.
+//! Tests when the backstop is in place, in which order it and the programs change, and what an
+//! error does.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-# Creates what kube-proxy 1.36 leaves in ipvs mode for the Services of the small cluster, except virtual
-# servers. Runs on its node.
+# Creates what kube-proxy 1.36 leaves in ipvs mode for the Services of the small cluster, except
+# virtual servers. Runs on its node.
 for prefix in KUBE-:inet KUBE-6-:inet6; do
   name=${prefix%:*} family=${prefix#*:}
   table() { echo "create $name$1 $2 family $family hashsize 1024 maxelem 65536"; }
@@ -31,8 +31,8 @@ ip addr add 10.96.0.80/32 dev kube-ipvs0
 ip addr add 10.96.0.53/32 dev kube-ipvs0
 sysctl -qw net.ipv4.vs.conntrack=1 net.ipv4.vs.expire_nodest_conn=1 net.ipv4.vs.expire_quiescent_template=1 net.ipv4.ip_forward=1
 
-# Arguments: prefix of the sets, loopback, ICMP error, more masquerade rules, rules of cluster IPs, and ACCEPT
-# rules for virtual servers.
+# Arguments: prefix of the sets, loopback, ICMP error, more masquerade rules, rules of cluster IPs,
+# and ACCEPT rules for virtual servers.
 rules() {
   cat <<END
 *filter
