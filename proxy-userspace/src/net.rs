@@ -103,6 +103,20 @@ pub struct NodeFacts {
     pub links: Vec<Link>,
 }
 
+/// What translates the packets of clients that come in on links, in the ebpf mode.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LinkPath {
+    /// The link programs.
+    #[default]
+    Programs,
+    /// Netfilter: the rules of the backstop.
+    Netfilter {
+        /// The reason, for people: the setting, or the rule, policy or program of others that could
+        /// notice that programs translate before it.
+        why: Arc<str>,
+    },
+}
+
 /// The environment variables that set HTTP proxies, as in Go's `httpproxy.FromEnvironment`.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ProxyVariables {
