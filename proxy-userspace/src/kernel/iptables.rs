@@ -85,13 +85,16 @@ impl Iptables {
         Some(Self { backend, ..self })
     }
 
-    /// Returns true if a table exists. With legacy iptables the commands would create a table by
-    /// reading it.
     fn has_table(&self, table: &str) -> bool {
-        let names = match (self.backend, self.family) {
-            (Backend::Nft, _) => return true,
-            (Backend::Legacy, IpFamily::V4) => "/proc/thread-self/net/ip_tables_names",
-            (Backend::Legacy, IpFamily::V6) => "/proc/thread-self/net/ip6_tables_names",
+        self.backend == Backend::Nft || Self::has_legacy_table(self.family, table)
+    }
+
+    /// Returns true if a table exists in `ip_tables`. The commands of that backend would create a
+    /// table by reading it.
+    pub fn has_legacy_table(family: IpFamily, table: &str) -> bool {
+        let names = match family {
+            IpFamily::V4 => "/proc/thread-self/net/ip_tables_names",
+            IpFamily::V6 => "/proc/thread-self/net/ip6_tables_names",
         };
         fs::read_to_string(names).is_ok_and(|names| names.lines().any(|name| name == table))
     }

@@ -11,6 +11,8 @@ pub mod conntrack;
 pub mod dummy_link;
 pub mod end_signals;
 mod error;
+pub mod foreign_changes;
+pub mod foreign_filters;
 pub mod ipset;
 pub mod iptables;
 pub mod ipvs;
@@ -24,9 +26,11 @@ pub mod own_process;
 pub mod probe;
 pub mod process_memory;
 pub mod restart;
+pub mod routing_rules;
 pub mod ruleset_changes;
 pub mod sock_diag;
 pub mod sysctl;
+pub mod xfrm;
 
 pub use error::KernelError;
 

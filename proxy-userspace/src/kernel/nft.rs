@@ -59,6 +59,24 @@ impl Nft {
         self.list(&[], "chains", "")
     }
 
+    /// Lists family and name of all tables, as JSON.
+    pub fn list_tables_json(&self) -> Result<String, KernelError> {
+        let none = || r#"{"nftables": []}"#.to_owned();
+        Ok(none_if_not_found(self.list(&["-j"], "tables", ""))?.unwrap_or_else(none))
+    }
+
+    /// Lists a table, such as `inet filter`, as JSON; `None` if it does not exist. Elements of sets
+    /// and maps are left out, unless the table has a map of verdicts.
+    pub fn list_table_json(&self, table: &str) -> Result<Option<String>, KernelError> {
+        let terse = none_if_not_found(self.list(&["-j", "-t"], "table", table))?;
+        match terse {
+            Some(json) if json.contains(r#""map": "verdict""#) => {
+                none_if_not_found(self.list(&["-j"], "table", table))
+            }
+            terse => Ok(terse),
+        }
+    }
+
     fn list(&self, options: &[&str], kind: &str, name: &str) -> Result<String, KernelError> {
         let words = options.iter().copied().chain(["list", kind]).chain(name.split_whitespace());
         Ok(self.command(&words.collect::<Vec<_>>()).run()?.stdout)

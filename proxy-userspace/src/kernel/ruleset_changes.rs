@@ -12,15 +12,13 @@ use std::{
 use libc::{
     NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES, NFT_MSG_DELCHAIN, NFT_MSG_DELRULE, NFT_MSG_DELTABLE, c_int,
 };
-use netlink_sys::{
-    AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_NETFILTER,
-};
+use netlink_sys::{AsyncSocket as _, TokioSocket, protocols::NETLINK_NETFILTER};
 use socket2::{SockFilter, SockRef};
 use tokio::sync::Notify;
 
 use super::{
     KernelError,
-    netlink::{LARGEST_DATAGRAM, messages_of},
+    netlink::{messages_of, notifications::Notifications},
 };
 
 const REMOVALS: [c_int; 3] = [NFT_MSG_DELTABLE, NFT_MSG_DELCHAIN, NFT_MSG_DELRULE];
@@ -28,11 +26,10 @@ const REMOVALS: [c_int; 3] = [NFT_MSG_DELTABLE, NFT_MSG_DELCHAIN, NFT_MSG_DELRUL
 /// Notifies `disturbed` when an object with one of these names is removed, in the network namespace
 /// of the caller. Returns when netlink fails.
 pub async fn report_removals(names: &[&str], disturbed: Arc<Notify>) -> Result<(), KernelError> {
-    let socket = open()?;
-    let mut datagram = Vec::with_capacity(LARGEST_DATAGRAM);
+    let mut notifications = open()?;
     loop {
-        let is_complete = receive(&socket, &mut datagram).await?;
-        if !is_complete || has_removal(&datagram, names) {
+        let datagram = notifications.next().await?;
+        if datagram.is_none_or(|datagram| has_removal(datagram, names)) {
             disturbed.notify_one();
         }
     }
@@ -67,7 +64,7 @@ impl TableChangeFlag {
 
 /// The changes of other programs to the tables of one name, in the network namespace of the caller.
 pub struct TableChanges {
-    socket: TokioSocket,
+    notifications: Notifications,
     table: &'static str,
     changed: Arc<TableChangeFlag>,
 }
@@ -82,19 +79,20 @@ impl TableChanges {
         own_port: u32,
         changed: Arc<TableChangeFlag>,
     ) -> Result<Self, KernelError> {
-        let socket = open()?;
-        leave_out(&socket, own_port).map_err(KernelError::call("filter", "an nfnetlink socket"))?;
-        Ok(Self { socket, table, changed })
+        let notifications = open()?;
+        leave_out(notifications.socket(), own_port)
+            .map_err(KernelError::call("filter", "an nfnetlink socket"))?;
+        Ok(Self { notifications, table, changed })
     }
 
     /// Sets the flag and notifies `disturbed` when an object of the table is added or removed. When
     /// netlink fails, sets the flag and returns.
-    pub async fn report(self, disturbed: Arc<Notify>) -> Result<(), KernelError> {
-        let mut datagram = Vec::with_capacity(LARGEST_DATAGRAM);
+    pub async fn report(mut self, disturbed: Arc<Notify>) -> Result<(), KernelError> {
         loop {
-            let is_complete =
-                receive(&self.socket, &mut datagram).await.inspect_err(|_| self.changed.set())?;
-            if !is_complete || messages(&datagram).any(|(_, payload)| contains_name(payload, self.table)) {
+            let datagram = self.notifications.next().await.inspect_err(|_| self.changed.set())?;
+            let concerns =
+                |datagram| messages(datagram).any(|(_, payload)| contains_name(payload, self.table));
+            if datagram.is_none_or(concerns) {
                 self.changed.set();
                 disturbed.notify_one();
             }
@@ -119,25 +117,8 @@ fn leave_out(socket: &TokioSocket, port: u32) -> io::Result<()> {
     SockRef::from(socket.socket_ref()).attach_filter(&filter)
 }
 
-fn open() -> Result<TokioSocket, KernelError> {
-    let open = || {
-        let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
-        socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
-        socket.socket_mut().add_membership(NFNLGRP_NFTABLES.cast_unsigned())?;
-        Ok(socket)
-    };
-    open().map_err(KernelError::call("open", "an nfnetlink socket"))
-}
-
-/// Receives a datagram. Returns false if the kernel dropped notifications because the socket's
-/// buffer was full.
-async fn receive(socket: &TokioSocket, datagram: &mut Vec<u8>) -> Result<bool, KernelError> {
-    datagram.clear();
-    match socket.recv(datagram).await {
-        Ok(()) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(false),
-        Err(error) => Err(KernelError::call("receive from", "an nfnetlink socket")(error)),
-    }
+fn open() -> Result<Notifications, KernelError> {
+    Notifications::open(NETLINK_NETFILTER, &[NFNLGRP_NFTABLES.cast_unsigned()], "an nfnetlink socket")
 }
 
 /// Returns true if a datagram reports the removal of an object with one of these names.

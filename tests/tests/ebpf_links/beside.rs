@@ -11,10 +11,13 @@ use proxy_userspace::{
         Dataplane as _,
         ebpf::{Ebpf, EbpfSettings, LinkAttachment, Plan},
     },
-    kernel::bpf::tc::Hook,
+    kernel::{
+        bpf::tc::Hook,
+        foreign_filters::{self, LinkFilter},
+    },
 };
 
-use crate::bench::{Bench, HOOKS, has_clsact, in_this_kernel, run, tc};
+use crate::bench::{ATTACHMENTS, Bench, HOOKS, has_clsact, in_this_kernel, run, tc};
 
 /// Sends a packet on `v0`.
 fn send() {
@@ -202,5 +205,28 @@ fn foreign_tcx_programs_stay_and_ours_run_first() {
     for (hook, first) in HOOKS.into_iter().zip(first) {
         let ids: Vec<u32> = bench.programs("v0", hook).iter().map(ProgramInfo::id).collect();
         assert_eq!(ids, [first]);
+    }
+}
+
+#[test]
+fn lists_of_foreign_filters_have_the_programs_of_both_attachments_without_ours() {
+    for attachment in ATTACHMENTS {
+        let mut bench = Bench::new(attachment);
+        bench.add_veth("v0", "v1");
+        bench.sync();
+        let all = foreign_filters::list("none").expect("rtnetlink and bpf(2)");
+        let kind = match in_this_kernel(attachment) {
+            LinkAttachment::Probe => "tcx",
+            LinkAttachment::Clsact => "bpf",
+        };
+        for (hook, name) in [(Hook::Ingress, "shunt_in_eth"), (Hook::Egress, "shunt_out_eth")] {
+            let is_ours = |found: &&LinkFilter| {
+                &*found.link == "v0" && found.hook == hook && found.name.as_deref() == Some(name)
+            };
+            let ours: Vec<_> = all.iter().filter(is_ours).collect();
+            assert_eq!(ours.len(), 1, "{all:?}");
+            assert_eq!(ours[0].kind, kind);
+        }
+        assert_eq!(foreign_filters::list("shunt_").expect("rtnetlink and bpf(2)"), []);
     }
 }

@@ -35,12 +35,12 @@ impl MessageBuffer {
         message_type: u16,
         flags: u16,
         sequence: u32,
-        header: [u8; 4],
+        header: impl AsRef<[u8]>,
         write: impl FnOnce(&mut Self),
     ) -> usize {
         let start = self.len();
         self.bytes.resize(start + MESSAGE_HEADER, 0);
-        self.bytes.extend(header);
+        self.bytes.extend_from_slice(header.as_ref());
         write(self);
         let length = u32::try_from(self.len() - start).unwrap_or(u32::MAX);
         let mut message = NetlinkBuffer::new(&mut self.bytes[start..]);

@@ -14,6 +14,7 @@
 
 pub(super) mod attributes;
 pub(super) mod generic;
+pub(super) mod notifications;
 
 use std::{cell::Cell, io};
 
@@ -83,12 +84,13 @@ impl NetlinkSocket {
     }
 
     /// Sends a request and returns its answers. `header` is what the subsystem has in front of the
-    /// attributes ([`nfgenmsg`], [`generic::header`]), and `write` writes the attributes.
+    /// attributes ([`nfgenmsg`], [`generic::header`]; rtnetlink's headers are longer), and `write`
+    /// writes the attributes.
     pub(super) fn request(
         &self,
         message_type: u16,
         flags: u16,
-        header: [u8; 4],
+        header: impl AsRef<[u8]>,
         write: impl FnOnce(&mut MessageBuffer),
     ) -> io::Result<Answers<'_>> {
         let mut request = MessageBuffer::default();

@@ -7,6 +7,9 @@ use std::{
     path::Path,
 };
 
+use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
+use nix::net::if_::if_nametoindex;
+
 use super::{
     super::{super::KernelError, link, syscall},
     AttachOutcome, Hook, LinkProgram, link_gone_or,
@@ -87,6 +90,23 @@ fn live_link(index: u32, hook: Hook, pin: &Path) -> Result<Option<(OwnedFd, u32)
         // The link is in another namespace, or it has just been deleted.
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
         Err(error) => Err(KernelError::path("find link", pin)(error)),
+    }
+}
+
+/// Returns the names of the programs on a hook of a link, in the order in which they run. Kernel
+/// 6.6. A link that is gone has none.
+pub fn names(link: &str, hook: Hook) -> Result<Vec<String>, KernelError> {
+    let kind = match hook {
+        Hook::Ingress => TcAttachType::Ingress,
+        Hook::Egress => TcAttachType::Egress,
+    };
+    match SchedClassifier::query_tcx(link, kind) {
+        Ok((_, programs)) => {
+            let name = |program: &ProgramInfo| String::from_utf8_lossy(program.name()).into_owned();
+            Ok(programs.iter().map(name).collect())
+        }
+        Err(_) if if_nametoindex(link).is_err() => Ok(Vec::new()),
+        Err(error) => Err(KernelError::bpf("list TCX programs of", link)(error)),
     }
 }
 

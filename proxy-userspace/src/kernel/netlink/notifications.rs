@@ -1,0 +1,48 @@
+//! Receives the notifications of netlink's multicast groups.
+
+use netlink_sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket};
+
+use super::{super::KernelError, LARGEST_DATAGRAM};
+
+/// A socket that receives all notifications of some groups since it was opened, in the network
+/// namespace of the thread that opened it.
+pub(in crate::kernel) struct Notifications {
+    socket: TokioSocket,
+    /// The name of the socket, for errors.
+    object: &'static str,
+    datagram: Vec<u8>,
+}
+
+impl Notifications {
+    /// Opens a socket of a protocol, and joins groups (`NFNLGRP_*`, `RTNLGRP_*`).
+    pub(in crate::kernel) fn open(
+        protocol: isize,
+        groups: &[u32],
+        object: &'static str,
+    ) -> Result<Self, KernelError> {
+        let open = || {
+            let mut socket = TokioSocket::new(protocol)?;
+            socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
+            groups.iter().try_for_each(|group| socket.socket_mut().add_membership(*group))?;
+            Ok(socket)
+        };
+        let socket = open().map_err(KernelError::call("open", object))?;
+        Ok(Self { socket, object, datagram: Vec::with_capacity(LARGEST_DATAGRAM) })
+    }
+
+    /// Returns the socket, to set options.
+    pub(in crate::kernel) const fn socket(&self) -> &TokioSocket {
+        &self.socket
+    }
+
+    /// Waits for a datagram. Returns `None` if the kernel dropped notifications because the
+    /// socket's buffer was full. Dropping the future loses no datagram.
+    pub(in crate::kernel) async fn next(&mut self) -> Result<Option<&[u8]>, KernelError> {
+        self.datagram.clear();
+        match self.socket.recv(&mut self.datagram).await {
+            Ok(()) => Ok(Some(&self.datagram)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(None),
+            Err(error) => Err(KernelError::call("receive from", self.object)(error)),
+        }
+    }
+}
