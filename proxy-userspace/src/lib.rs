@@ -9,6 +9,7 @@ pub mod config;
 pub mod dataplane;
 pub mod health;
 pub mod kernel;
+pub mod link_path;
 pub mod metrics;
 pub mod mode;
 pub mod model;

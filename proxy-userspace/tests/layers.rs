@@ -38,6 +38,8 @@ const LAYERS: &[Layer] = &[
     layer("health", &["kernel", "metrics", "model", "node"], KUBE),
     // Has only the interfaces of the kernel, not Services or modes.
     layer("kernel", &["net"], &["kube::", "k8s_openapi", "Service", "Snapshot", "kube-ipvs0"]),
+    // Judges what the kernel reports about others. Knows nothing of shunt's own rules.
+    layer("link_path", &["kernel", "net"], KUBE),
     layer("metrics", &["dataplane", "kernel", "model"], KUBE),
     layer("mode", &[], KUBE),
     // Pure: objects in, Snapshot out.

@@ -1,0 +1,90 @@
+//! Judges the rulesets of known programs, and single rules at each stage.
+
+mod kernel;
+mod rules;
+
+use super::{
+    Evidence, judge, nft_json,
+    ruleset::{Family, Source, Table},
+    save,
+};
+use crate::net::LinkPath;
+
+/// shunt's mark bits with the default settings.
+const OWN_MARKS: u32 = 0xc000;
+
+/// A ruleset, what wrote it, and a part of the reason for netfilter; `None` for the programs.
+type Known = (&'static str, &'static str, Option<&'static str>);
+
+macro_rules! known {
+    ($($file:literal => $why:expr,)*) => {
+        &[$(($file, include_str!(concat!("../rulesets/", $file)), $why),)*]
+    };
+}
+
+const RULESETS: &[Known] = known! {
+    "aws-vpc-cni.save" => Some("before shunt's rules could translate it: iptables-nft mangle PREROUTING `-i eth0"),
+    "calico.save" => None,
+    "calico-prednat.save" => Some("iptables-nft mangle cali-failsafe-in `-p tcp"),
+    "cilium.save" => Some("iptables-nft raw CILIUM_OUTPUT_raw `-o lxc+ -m mark --mark 0xa00/0xfffffeff"),
+    "connmark.save" => Some("before shunt's rules could translate it: iptables-nft mangle PREROUTING `-i eth0"),
+    "ct-status-dnat.json" => Some("netfilter translated from other connections: nft inet filter forward `ct status dnat accept`"),
+    "ctorigdst.save" => Some("iptables-nft filter FORWARD `-s 192.0.2.0/24 -m conntrack --ctorigdst"),
+    "docker.save" => None,
+    "docker-28-published.save" => Some("iptables-nft raw PREROUTING `-d 172.17.0.2/32 ! -i docker0 -j DROP`"),
+    "docker-node-port.save" => Some("iptables-nft nat DOCKER `! -i docker0 -p tcp -m tcp --dport 30080 -j DNAT"),
+    "docker-published.save" => None,
+    "firewalld.json" => Some("nft inet firewalld filter_FORWARD `ct status dnat accept`"),
+    "flannel.save" => None,
+    "kindnet.save" => None,
+    "kindnet-policies.json" => Some("(queue): nft inet kindnet-network-policies prerouting `ip saddr @podips-v4 queue`"),
+    "kube-proxy.save" => None,
+    "kube-router.save" => None,
+    "kubelet.save" => None,
+    "kubelet-1.27.save" => None,
+    "portmap.save" => None,
+    "raw-drop.save" => Some("iptables-nft raw PREROUTING `-p tcp -m tcp --dport 30080 -j DROP`"),
+    "ufw.v4.save" => None,
+    "ufw.v6.save" => None,
+};
+
+fn evidence(tables: Vec<Table>) -> Evidence {
+    Evidence { tables, own_marks: OWN_MARKS, ..Evidence::default() }
+}
+
+fn tables(file: &str, text: &str) -> Vec<Table> {
+    let family = if file.contains(".v6.") { Family::Ip6 } else { Family::Ip };
+    if !text.contains("\n{\"nftables\":") {
+        return save::parse(text, Source::IptablesNft, family);
+    }
+    let json: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    nft_json::parse(&json.concat()).expect("JSON of nft")
+}
+
+/// Returns the reason for netfilter; `None` for the programs.
+fn why(evidence: &Evidence) -> Option<String> {
+    match judge(evidence) {
+        LinkPath::Programs => None,
+        LinkPath::Netfilter { why } => Some(why.to_string()),
+    }
+}
+
+#[test]
+fn known_rulesets_have_the_path_that_they_need() {
+    for (file, text, expected) in RULESETS {
+        let found = why(&evidence(tables(file, text)));
+        match (&found, expected) {
+            (None, None) => {}
+            (Some(found), Some(expected)) if found.contains(expected) => {}
+            _ => panic!("{file}: expected {expected:?}, found {found:?}"),
+        }
+    }
+}
+
+#[test]
+fn every_ruleset_says_where_it_is_from_and_has_rules() {
+    for (file, text, _) in RULESETS {
+        assert!(text.starts_with("# "), "{file}");
+        assert!(tables(file, text).iter().any(|table| !table.chains.is_empty()), "{file}");
+    }
+}
