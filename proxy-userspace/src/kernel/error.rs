@@ -53,6 +53,12 @@ pub enum KernelError {
     /// This process may not change the network.
     #[error("every mode needs root or the capability CAP_NET_ADMIN: the capability is missing")]
     NoNetAdmin,
+    /// This process may not enter network namespaces.
+    #[error(
+        "cannot find the pods that redirect their own traffic: the capability CAP_SYS_ADMIN is missing, which \
+         entering their network namespaces needs"
+    )]
+    NoSysAdmin,
     /// This directory is not in a cgroup v2 hierarchy.
     #[error("--cgroup-root {} is not a directory of a cgroup2 filesystem", .0.display())]
     NotCgroup2(PathBuf),
