@@ -202,13 +202,14 @@ impl Connection {
             }
         };
         let (text, peer) = received.unwrap_or_else(|_| Err(Failure::timed_out("receive", limit)))?;
-        let Some((host, client)) = message::parse_answer(&text) else {
+        let Some((host, seen)) = message::parse_answer(&text) else {
             let head = String::from_utf8_lossy(text.get(..80).unwrap_or(&text)).into_owned();
             let length = text.len();
             let message = format!("{length} bytes, {head:?}, are not the answer of a host of this world");
             return Err(Failure::other("receive", message));
         };
-        Ok(Answer { host, client, destination, source: self.source, peer })
+        let message::Seen { client, original } = seen;
+        Ok(Answer { host, client, original, destination, source: self.source, peer })
     }
 }
 

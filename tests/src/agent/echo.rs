@@ -1,5 +1,6 @@
 //! The servers of a host: TCP and UDP on three ports, both families, and SCTP where the kernel has
-//! it. An answer has the host's name and the client address that the server saw.
+//! it. An answer has the host's name, and the client address and original destination that the
+//! server saw.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -12,7 +13,8 @@ use nix::{
     cmsg_space,
     libc::{self, in_pktinfo, in6_pktinfo},
     sys::socket::{
-        ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg, setsockopt, sockopt,
+        ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrStorage, getsockopt,
+        recvmsg, sendmsg, setsockopt, sockopt,
     },
 };
 use socket2::{Domain, Socket, Type};
@@ -94,13 +96,26 @@ async fn serve_streams(listener: TcpListener, host: &'static str) {
 
 /// Answers every line until the client closes the connection.
 async fn serve_connection(stream: TcpStream, client: SocketAddr, host: &'static str) -> io::Result<()> {
+    let seen = message::Seen { client, original: original_destination(&stream) };
     let mut stream = BufReader::new(stream);
     let mut line = Vec::new();
     while stream.read_until(b'\n', &mut line).await? > 0 {
-        stream.write_all(&message::answer(host, client, &line)).await?;
+        stream.write_all(&message::answer(host, seen, &line)).await?;
         line.clear();
     }
     Ok(())
+}
+
+/// Returns where a client connected to, if netfilter on this host sent the connection elsewhere.
+fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
+    let local = stream.local_addr().ok()?;
+    // There is none without connection tracking.
+    let original = if local.is_ipv4() {
+        SocketAddr::V4(SockaddrIn::from(getsockopt(stream, sockopt::OriginalDst).ok()?).into())
+    } else {
+        SocketAddr::V6(SockaddrIn6::from(getsockopt(stream, sockopt::Ip6tOriginalDst).ok()?).into())
+    };
+    (original != local).then_some(original)
 }
 
 async fn serve_udp(socket: UdpSocket, host: &'static str) {
@@ -123,7 +138,8 @@ fn answer_datagram(socket: &UdpSocket, host: &str) -> io::Result<()> {
     };
     let client = client.ok_or(io::ErrorKind::AddrNotAvailable)?;
     let client_address = socket_address(&client).ok_or(io::ErrorKind::AddrNotAvailable)?;
-    let text = message::answer(host, client_address, buffer.get(..length).unwrap_or_default());
+    let seen = message::Seen { client: client_address, original: None };
+    let text = message::answer(host, seen, buffer.get(..length).unwrap_or_default());
     let from: Vec<_> = local_address.iter().map(LocalAddress::control_message).collect();
     let parts = [IoSlice::new(&text)];
     sendmsg(socket.as_raw_fd(), &parts, &from, MsgFlags::MSG_DONTWAIT, Some(&client))?;

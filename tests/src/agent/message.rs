@@ -2,13 +2,23 @@
 //! repeated or changed is detected.
 //!
 //! A question is a line that may begin with `+N `, which requests an answer of N bytes. An answer
-//! has the host's name, the client's address, and filler up to its length.
+//! has the host's name, the client's address, the original destination if the connection was
+//! redirected, and filler up to its length.
 
 use std::net::SocketAddr;
 
 /// No power of two divides this length, so the loss of a part with the size of a packet is
 /// detected.
 const FILLER: &[u8] = b"abcdefghijklmnopqrstuvw";
+
+/// What a host sees of a client's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// The client's address.
+    pub(super) client: SocketAddr,
+    /// The destination before the connection was redirected. None if it was not.
+    pub(super) original: Option<SocketAddr>,
+}
 
 /// Returns a line of `size` bytes that requests an answer of `answer` bytes.
 pub(super) fn question(size: usize, answer: usize) -> Vec<u8> {
@@ -18,19 +28,26 @@ pub(super) fn question(size: usize, answer: usize) -> Vec<u8> {
 
 /// Returns the answer of a host to a client's question, as a line. The answer to a damaged question
 /// says so, and does not parse as an answer.
-pub(super) fn answer(host: &str, client: SocketAddr, question: &[u8]) -> Vec<u8> {
+pub(super) fn answer(host: &str, seen: Seen, question: &[u8]) -> Vec<u8> {
+    let Seen { client, original } = seen;
+    let original = original.map_or_else(String::new, |original| format!(">{original}"));
     match requested_size(question) {
-        Some(size) => filled(format!("{host} {client} ").into_bytes(), size),
+        Some(size) => filled(format!("{host} {client}{original} ").into_bytes(), size),
         None => format!("{host}: the question of {} bytes is damaged\n", question.len()).into_bytes(),
     }
 }
 
-/// Returns the host's name and the client's address in an answer. None if the answer is damaged.
-pub(super) fn parse_answer(answer: &[u8]) -> Option<(String, SocketAddr)> {
+/// Returns the host's name and what it saw. None if the answer is damaged.
+pub(super) fn parse_answer(answer: &[u8]) -> Option<(String, Seen)> {
     let mut parts = answer.splitn(3, |byte| *byte == b' ');
     let host = str::from_utf8(parts.next()?).ok()?.to_owned();
-    let client = str::from_utf8(parts.next()?).ok()?.parse().ok()?;
-    is_filler(parts.next()?).then_some((host, client))
+    let addresses = str::from_utf8(parts.next()?).ok()?;
+    let (client, original) = match addresses.split_once('>') {
+        Some((client, original)) => (client, Some(original.parse().ok()?)),
+        None => (addresses, None),
+    };
+    let seen = Seen { client: client.parse().ok()?, original };
+    is_filler(parts.next()?).then_some((host, seen))
 }
 
 /// Returns the requested size of the answer. None if the question is damaged.
@@ -63,7 +80,7 @@ mod tests {
     const CLIENT: &str = "192.0.2.1:40000";
 
     fn answer_to(question: &[u8]) -> Vec<u8> {
-        answer("a1", CLIENT.parse().unwrap(), question)
+        answer("a1", Seen { client: CLIENT.parse().unwrap(), original: None }, question)
     }
 
     #[test]
@@ -77,9 +94,13 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_names_the_host_and_the_client() {
-        let (host, client) = parse_answer(&answer_to(&question(5, 0))).unwrap();
-        assert_eq!((&*host, client), ("a1", CLIENT.parse().unwrap()));
+    fn an_answer_names_the_host_the_client_and_the_original_destination() {
+        for original in [None, Some("192.0.2.9:80"), Some("[2001:db8::9]:80")] {
+            let original = original.map(|address| address.parse().unwrap());
+            let seen = Seen { client: CLIENT.parse().unwrap(), original };
+            let parsed = parse_answer(&answer("a1", seen, &question(5, 60)));
+            assert_eq!(parsed, Some(("a1".to_owned(), seen)));
+        }
     }
 
     #[test]

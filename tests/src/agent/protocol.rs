@@ -154,6 +154,9 @@ pub struct Answer {
     pub host: String,
     /// The client address that the host saw.
     pub client: SocketAddr,
+    /// The destination that the host saw before the connection was redirected (`SO_ORIGINAL_DST`).
+    /// None for UDP, and if it was not redirected.
+    pub original: Option<SocketAddr>,
     /// The address that the caller used.
     pub destination: SocketAddr,
     /// The source address that the request specified.

@@ -78,6 +78,8 @@ pub struct ExpectedAnswers {
     pub share: Option<(f64, f64)>,
     /// The client address that the answering hosts must see.
     pub source: Option<Source>,
+    /// The destination that the answering hosts must see, before the connection was redirected.
+    pub original: Option<SocketAddr>,
     /// The maximum number of TCP segments that all hosts together may retransmit.
     pub retransmits: Option<u64>,
     /// The peer that the socket must report.
@@ -142,6 +144,7 @@ struct FlowKeys {
     reach: Option<BTreeSet<Host>>,
     result: Option<ResultKey>,
     source: Option<Source>,
+    original: Option<SocketAddr>,
     share: Option<(f64, f64)>,
     sticky: Option<bool>,
     status: Option<u16>,
@@ -235,8 +238,9 @@ impl FlowKeys {
                 let share = self.share.take();
                 let sticky = self.sticky.take().unwrap_or(false);
                 let (source, retransmits) = (self.source.take(), self.retransmits.take());
-                let peer = self.peer.take().unwrap_or_default();
-                Ok(Expectation::Reach(ExpectedAnswers { hosts, sticky, share, source, retransmits, peer }))
+                let (original, peer) = (self.original.take(), self.peer.take().unwrap_or_default());
+                let answers = ExpectedAnswers { hosts, sticky, share, source, original, retransmits, peer };
+                Ok(Expectation::Reach(answers))
             }
             (Some(_), None) => Err("`reach` names no host".to_owned()),
             _ => Err("a flow needs exactly one of `reach` and `result`".to_owned()),
@@ -278,6 +282,7 @@ impl FlowKeys {
             ("or_error", self.or_error.is_some()),
             ("reach", self.reach.is_some()),
             ("source", self.source.is_some()),
+            ("original", self.original.is_some()),
             ("share", self.share.is_some()),
             ("sticky", self.sticky.is_some()),
             ("status", self.status.is_some()),
@@ -356,6 +361,9 @@ impl fmt::Display for ExpectedAnswers {
             Some(Source::Node) => write!(f, ", seeing an address of node1"),
             None => Ok(()),
         }?;
+        self.original
+            .iter()
+            .try_for_each(|original| write!(f, ", seeing the original destination {original}"))?;
         self.retransmits.iter().try_for_each(|most| write!(f, ", at most {most} segments retransmitted"))
     }
 }

@@ -1,6 +1,6 @@
 //! Compares the observation of a flow with its expectation. Pure: no clock, no sockets.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{collections::BTreeMap, fmt::Write as _, net::SocketAddr};
 
 use serde_json::Value;
 
@@ -99,6 +99,7 @@ fn check_reach(from: Host, expected: &ExpectedAnswers, attempts: &[Attempt]) -> 
             Attempt::Answered(answer) => {
                 check_peer(expected.peer, answer)?;
                 check_source(from, expected.source, answer)?;
+                check_original(expected.original, answer)?;
                 *counts.entry(answer.host.as_str()).or_default() += 1;
             }
         }
@@ -151,6 +152,14 @@ fn check_source(from: Host, expected: Option<Source>, answer: &Answer) -> Result
         Some(Source::Node) => Host::Node1.owns(address),
     };
     if right { Ok(()) } else { Err(format!("{} saw the client address {address}", answer.host)) }
+}
+
+fn check_original(expected: Option<SocketAddr>, answer: &Answer) -> Result<(), String> {
+    if expected.is_none() || expected == answer.original {
+        return Ok(());
+    }
+    let saw = answer.original.map_or_else(|| "no".to_owned(), |original| original.to_string());
+    Err(format!("{} saw {saw} original destination", answer.host))
 }
 
 fn all_fail_with(kind: FailureKind, attempts: &[Attempt]) -> Result<(), String> {

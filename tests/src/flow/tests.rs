@@ -27,8 +27,12 @@ fn address(text: &str) -> SocketAddr {
 }
 
 fn answered(host: &str, client: &str) -> Attempt {
+    Attempt::Answered(answer(host, client))
+}
+
+fn answer(host: &str, client: &str) -> Answer {
     let (client, destination) = (address(client), address(DESTINATION));
-    Attempt::Answered(Answer { host: host.to_owned(), client, destination, source: None, peer: destination })
+    Answer { host: host.to_owned(), client, original: None, destination, source: None, peer: destination }
 }
 
 fn a1() -> Attempt {
@@ -57,6 +61,21 @@ fn sticky_needs_a_single_host() {
     assert_eq!(check_attempts("reach: [a1, b1], sticky: true", &[b1(), b1()]), Ok(()));
     assert!(check_attempts("reach: [a1, b1], sticky: true", &[a1(), b1()]).unwrap_err().contains("2 hosts"));
     assert!(check_attempts("reach: [a1], sticky: true", &[b1(), b1()]).is_err());
+}
+
+#[test]
+fn original_is_the_destination_before_the_redirect() {
+    let redirected =
+        |to| Attempt::Answered(Answer { original: Some(address(to)), ..answer("a2", "10.244.1.12:40000") });
+    let expect = format!("reach: [a2], original: '{DESTINATION}'");
+    assert_eq!(check_attempts(&expect, &[redirected(DESTINATION)]), Ok(()));
+    assert_eq!(check_attempts("reach: [a2]", &[redirected(DESTINATION)]), Ok(()));
+    assert!(
+        check_attempts(&expect, &[redirected("10.244.2.11:8080")]).unwrap_err().contains("10.244.2.11:8080")
+    );
+    assert!(
+        check_attempts(&expect, &[answered("a2", "10.244.1.12:40000")]).unwrap_err().contains("no original")
+    );
 }
 
 #[test]

@@ -73,6 +73,7 @@ fn only(host: Host, source: Option<Source>) -> Expectation {
         sticky: false,
         share: None,
         source,
+        original: None,
         retransmits: None,
         peer: Peer::default(),
     })
@@ -85,6 +86,7 @@ fn any_of(hosts: &[Host]) -> Expectation {
         sticky: true,
         share: None,
         source: Some(Source::Client),
+        original: None,
         retransmits: None,
         peer: Peer::default(),
     })
