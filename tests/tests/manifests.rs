@@ -122,6 +122,8 @@ fn daemon_set_is_consistent_and_not_privileged() {
     assert_eq!(mounts, volumes);
     let context = container.security_context.as_ref().expect("a context");
     assert_eq!((context.privileged, context.allow_privilege_escalation), (Some(false), Some(false)));
+    let profile = context.app_armor_profile.as_ref().expect("an AppArmor profile");
+    assert_eq!(profile.type_, "Unconfined", "the runtime's default denies pins");
     let capabilities = context.capabilities.as_ref().expect("capabilities");
     assert_eq!(capabilities.drop.as_deref(), Some(&["ALL".to_owned()][..]));
     let added = capabilities.add.as_deref().expect("some");
@@ -233,6 +235,29 @@ fn values_of_the_chart_appear_in_the_objects() {
     }
 }
 
+/// Before Kubernetes 1.30, the API server refuses the field and reads the annotation.
+#[test]
+fn chart_can_set_the_apparmor_annotation_instead_of_the_field_and_the_selinux_type() {
+    let template =
+        fs::read_to_string(deploy().join("chart/shunt/templates/daemonset.yaml")).expect("a template");
+    let mut values =
+        documents(&fs::read_to_string(deploy().join("chart/shunt/values.yaml")).expect("values")).remove(0);
+    let annotations =
+        serde_json::json!({"container.apparmor.security.beta.kubernetes.io/shunt": "unconfined"});
+    values["appArmorProfile"] = Value::Null;
+    values["podAnnotations"] = annotations.clone();
+    values["seLinuxOptions"] = serde_json::json!({"type": "spc_t"});
+    let set = documents(&render(&template, &values)).remove(0);
+    check::<DaemonSet>(&set);
+    let pod = &set["spec"]["template"];
+    let context = &pod["spec"]["containers"][0]["securityContext"];
+    assert_eq!(pod["metadata"]["annotations"], annotations);
+    assert_eq!(
+        (&context["appArmorProfile"], &context["seLinuxOptions"]["type"]),
+        (&Value::Null, &"spc_t".into())
+    );
+}
+
 /// Parses the file in the `ConfigMap`, so that its comments are ignored.
 fn with_config_parsed(mut objects: Vec<Value>) -> Vec<Value> {
     for object in &mut objects {
@@ -264,7 +289,12 @@ fn render(template: &str, values: &Value) -> String {
     if let Some((before, with)) = template.split_once("\n{{- with ") {
         let (path, with) = with.split_once(" }}").expect("an action ends");
         let (body, after) = with.split_once("\n{{- end }}").expect("a block ends");
-        let is_empty = lookup(path, values).as_array().expect("a list").is_empty();
+        let is_empty = match lookup(path, values) {
+            Value::Null => true,
+            Value::Array(list) => list.is_empty(),
+            Value::Object(fields) => fields.is_empty(),
+            other => panic!("{path}: {other} is neither a list nor a map"),
+        };
         let body =
             if is_empty { String::new() } else { body.replace("toYaml . ", &format!("toYaml {path} ")) };
         return render(&format!("{before}{body}{after}"), values);
