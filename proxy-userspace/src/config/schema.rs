@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use proxy_common::layout::{COUNTED_SERVICES, SIZE_SETTINGS, SizeSetting};
 
 use super::value::Kind;
-use crate::mode::Mode;
+use crate::{kernel::bpf, mode::Mode};
 
 /// One field of the configuration.
 pub(super) struct Field {
@@ -169,7 +169,7 @@ const FIELDS: &[Field] = &[
     field_of(COUNTED_SERVICES.path, COUNTED).default(COUNTED_SERVICES.default).only_in(COUNTING),
     field_of("shunt.backstop", Kind::OneOf(BACKSTOPS)).default("auto").only_in(&[Mode::Ebpf]),
     field_of("shunt.ebpf.cgroupRoot", Kind::Text),
-    field_of("shunt.ebpf.pinDir", Kind::Text).default("/sys/fs/bpf/shunt"),
+    field_of("shunt.ebpf.pinDir", Kind::Text).default(bpf::DEFAULT_PIN_DIR),
     field_of("shunt.ebpf.interfaces", Kind::InterfaceGlobs),
     field_of("shunt.ebpf.excludeInterfaces", Kind::InterfaceGlobs),
     field_of("shunt.ebpf.log", Kind::OneOf(EBPF_LOGS)).default("off"),

@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::security_module::{self, Confinement};
+
 /// A failed operation on the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
@@ -16,6 +18,18 @@ pub enum KernelError {
         /// The object.
         object: String,
         /// The cause.
+        source: io::Error,
+    },
+    /// A security module denied a system call.
+    #[error("cannot {operation} {object}: {module} denies it ({source}); {}", .module.remedy())]
+    Denied {
+        /// The operation.
+        operation: &'static str,
+        /// The object.
+        object: String,
+        /// The security module.
+        module: Confinement,
+        /// The error of the system call.
         source: io::Error,
     },
     /// A map has no room for another entry.
@@ -115,6 +129,17 @@ impl KernelError {
     pub(crate) fn call(operation: &'static str, object: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let object = object.into();
         move |source| Self::Call { operation, object, source }
+    }
+
+    /// Names the security module, if one denied a [`Self::Call`] on bpffs or of bpf(2).
+    pub(crate) fn explained(self) -> Self {
+        match self {
+            Self::Call { operation, object, source } => match security_module::cause_of(&source) {
+                Some(module) => Self::Denied { operation, object, module, source },
+                None => Self::Call { operation, object, source },
+            },
+            other => other,
+        }
     }
 
     /// Returns a constructor of [`Self::Call`] for an error of the BPF library, for `map_err`. The

@@ -29,11 +29,13 @@ pub mod redirecting_pods;
 pub mod restart;
 pub mod routing_rules;
 pub mod ruleset_changes;
+mod security_module;
 pub mod sock_diag;
 pub mod sysctl;
 pub mod xfrm;
 
 pub use error::KernelError;
+pub use security_module::Confinement;
 
 use std::{io, mem::size_of, os::fd::AsRawFd, thread};
 

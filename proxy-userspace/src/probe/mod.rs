@@ -106,7 +106,7 @@ pub struct Lack {
     pub reason: String,
     /// The limitation without the features. Empty if the mode does not work at all without them.
     pub without: String,
-    /// What the operator can do.
+    /// What the operator can do. Empty if the reason says it.
     pub remedy: String,
 }
 
@@ -148,7 +148,7 @@ impl fmt::Display for Lack {
         if !self.without.is_empty() {
             write!(f, "; without it, {}", self.without)?;
         }
-        write!(f, "; {}", self.remedy)
+        if self.remedy.is_empty() { Ok(()) } else { write!(f, "; {}", self.remedy) }
     }
 }
 
@@ -185,12 +185,14 @@ fn lack(requirement: &Requirement, facts: &Facts) -> Option<Lack> {
     if found.is_empty() || found.iter().any(|fact| !fact.is_missing()) {
         return None;
     }
+    let is_denied = found.iter().all(|fact| matches!(fact, Fact::Denied(_)));
     let reasons: Vec<_> = found.iter().map(|fact| fact.detail()).collect();
     Some(Lack {
         any_of: requirement.any_of.into(),
         reason: reasons.join("; "),
         without: requirement.without.unwrap_or_default().into(),
-        remedy: requirement.remedy.into(),
+        // A denial names its own remedy.
+        remedy: if is_denied { String::new() } else { requirement.remedy.into() },
     })
 }
 
@@ -198,10 +200,12 @@ fn lack(requirement: &Requirement, facts: &Facts) -> Option<Lack> {
 fn obstacles(modes: &[ModeSupport], before: Option<Mode>) -> String {
     let earlier = modes.iter().take_while(|mode| Some(mode.mode) != before).filter(|mode| !mode.works());
     let described = earlier.map(|mode| match mode.missing.first() {
-        Some(lack) => format!("{} lacks {}", mode.mode, text::name(lack.any_of[0])),
+        Some(lack) => {
+            format!("{} lacks {}: {}", mode.mode, text::name(lack.any_of[0]), lack.reason.replace('\n', " "))
+        }
         None => mode.mode.to_string(),
     });
-    described.collect::<Vec<_>>().join(", ")
+    described.collect::<Vec<_>>().join("; ")
 }
 
 /// Returns the facts and the evaluation as one JSON document.

@@ -107,6 +107,17 @@ fn a_feature_that_could_not_be_tested_counts_as_present() {
 }
 
 #[test]
+fn a_denial_is_reported_with_its_own_remedy() {
+    let mut facts = without(&[]);
+    let denial = "the AppArmor profile p denies it; set a field";
+    facts.features.insert(Feature::Bpffs, Fact::Denied(denial.into()));
+    let evaluation = evaluate(&facts);
+    let expected = format!("it is the first mode that works: ebpf lacks bpf filesystem: {denial}");
+    assert_eq!((evaluation.auto, evaluation.why), (Some(Mode::Nftables), expected));
+    assert_eq!(evaluation.modes[0].missing[0].to_string(), format!("bpf filesystem: {denial}"));
+}
+
+#[test]
 fn reports_name_features_and_remedies() {
     let facts = without(&[Feature::Tcx, Feature::SetRetval, Feature::Ipvs, Feature::Ipset]);
     assert_snapshot!("an_older_kernel", table(&facts, &evaluate(&facts)));

@@ -39,7 +39,7 @@ pub fn table(facts: &Facts, evaluation: &Evaluation) -> String {
     for (feature, fact) in &facts.features {
         let mark = match fact {
             Fact::Present(_) => "yes",
-            Fact::Missing(_) => "no",
+            Fact::Missing(_) | Fact::Denied(_) => "no",
             Fact::Unknown(_) => "?",
         };
         line(&mut text, &[name(*feature), mark, fact.detail()]);

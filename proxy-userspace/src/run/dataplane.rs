@@ -55,7 +55,7 @@ pub(super) fn renderer(
         Mode::Ipvs => boxed(Ipvs::new(assembly::ipvs(config, launcher))),
     };
     // The kernel's own errors rarely name what is missing. The probe does.
-    created.map_err(|error| match missing(config.mode, launcher) {
+    created.map_err(|error| match missing(config, launcher) {
         Some(missing) => error.context(missing),
         None => error,
     })
@@ -97,7 +97,7 @@ where
 
 fn nftables(config: &Config, launcher: &Launcher, drift: Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
     // A kernel that lacks a feature rejects only the rule that needs it, once there is one.
-    if let Some(missing) = missing(config.mode, launcher) {
+    if let Some(missing) = missing(config, launcher) {
         anyhow::bail!(missing);
     }
     let flag = Arc::new(TableChangeFlag::default());
@@ -112,8 +112,9 @@ fn nftables(config: &Config, launcher: &Launcher, drift: Arc<Notify>) -> anyhow:
 }
 
 /// Probes the kernel. Returns a sentence on what the mode lacks, or `None` if it lacks nothing.
-fn missing(mode: Mode, launcher: &Launcher) -> Option<String> {
-    let evaluation = probe::evaluate(&kernel::probe::facts(launcher));
+fn missing(config: &Config, launcher: &Launcher) -> Option<String> {
+    let mode = config.mode;
+    let evaluation = probe::evaluate(&kernel::probe::facts(launcher, &config.ebpf.pin_dir));
     let support = evaluation.modes.into_iter().find(|support| support.mode == mode)?;
     let missing: Vec<_> = support.missing.iter().map(ToString::to_string).collect();
     (!missing.is_empty()).then(|| format!("the mode {mode} does not work here: {}", missing.join("; ")))

@@ -67,7 +67,7 @@ impl ModeChoice {
     }
 
     fn probe(&self) -> probe::Evaluation {
-        probe::evaluate(&kernel::probe::facts(&self.launcher))
+        probe::evaluate(&kernel::probe::facts(&self.launcher, &self.config.ebpf.pin_dir))
     }
 
     fn first_usable(&self, evaluation: &probe::Evaluation) -> Option<Mode> {

@@ -55,7 +55,8 @@ pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
 
 /// Prints what this machine offers to each mode.
 pub(crate) fn probe(output: ProbeOutput) -> ExitCode {
-    let facts = kernel::probe::facts(&Launcher::default());
+    let pin_dir = Path::new(kernel::bpf::DEFAULT_PIN_DIR);
+    let facts = kernel::probe::facts(&Launcher::default(), pin_dir);
     let evaluation = probe::evaluate(&facts);
     match output {
         ProbeOutput::Table => print!("{}", probe::table(&facts, &evaluation)),

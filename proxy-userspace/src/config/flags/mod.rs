@@ -206,7 +206,7 @@ pub(super) fn help(flag: &Flag) -> String {
 fn probe() -> Command {
     Command::new("probe")
         .about("Report what this kernel offers, what each mode lacks, how to fix that, and which mode auto chooses")
-        .after_help("The probe tests each feature. Tests that change something run in a temporary network namespace, so nothing is left behind. It exits with status 1 if no mode works.")
+        .after_help("The probe tests each feature. Tests that change something run in a temporary network namespace, or remove it again, so nothing is left behind. It exits with status 1 if no mode works.")
         .arg(
             Arg::new("output")
                 .short('o')

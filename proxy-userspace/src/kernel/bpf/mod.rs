@@ -27,14 +27,14 @@ use aya::{
 };
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
-pub(super) use self::pins::{BPFFS, is_bpffs};
+pub(super) use self::pins::{BPFFS, is_bpffs, mount_bpffs, try_pin};
 use self::tc::LinkProgram;
 pub use self::{
     batch::Reader,
     link::{attach, is_attached},
     log::{LogLevel, MessageReader, RingReader},
     mapped::MappedWords,
-    pins::{PinDir, first_words},
+    pins::{DEFAULT_PIN_DIR, PinDir, first_words},
 };
 use super::KernelError;
 

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
+    hash::{BuildHasher as _, Hasher as _, RandomState},
     io,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
@@ -14,6 +15,9 @@ use nix::{
 };
 
 use super::{super::KernelError, MapSpec, MappedWords, Reader, syscall};
+
+/// The default directory of pins.
+pub const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/shunt";
 
 /// The path where distributions and container runtimes mount bpffs.
 pub(in crate::kernel) const BPFFS: &str = "/sys/fs/bpf";
@@ -36,8 +40,12 @@ pub struct PinDir {
 
 impl PinDir {
     /// Creates the directory and locks it. If it is below /sys/fs/bpf and no bpffs is mounted
-    /// there, mounts one.
+    /// there, mounts one. If a security module denies that, the error names it.
     pub fn create(path: &Path) -> Result<Self, KernelError> {
+        Self::try_create(path).map_err(KernelError::explained)
+    }
+
+    fn try_create(path: &Path) -> Result<Self, KernelError> {
         ensure_bpffs(path)?;
         let links = path.join("links");
         fs::create_dir_all(&links).map_err(KernelError::path("create directory", links))?;
@@ -53,7 +61,7 @@ impl PinDir {
     pub fn restore(&mut self) -> Result<(), KernelError> {
         if !self.path.join("links").is_dir() {
             // If this fails, the lock must stay: the directory may be back in a moment.
-            ensure_bpffs(&self.path)?;
+            ensure_bpffs(&self.path).map_err(KernelError::explained)?;
             // The locked directory may be gone. If it is not, its lock would block the new one.
             self.lock = None;
             *self = Self::create(&self.path)?;
@@ -244,12 +252,36 @@ pub(in crate::kernel) fn is_bpffs(path: &Path) -> bool {
 /// at its usual path if it is missing there.
 fn ensure_bpffs(path: &Path) -> Result<(), KernelError> {
     if path.starts_with(BPFFS) && !is_bpffs(Path::new(BPFFS)) && Path::new(BPFFS).is_dir() {
-        mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)
-            .map_err(|e| KernelError::path("mount bpf filesystem on", BPFFS)(e.into()))?;
+        mount_bpffs()?;
         tracing::info!(path = BPFFS, "mounted a bpf filesystem, because there was none");
     }
     let existing = path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
     if is_bpffs(existing) { Ok(()) } else { Err(KernelError::NoBpffs(path.into())) }
+}
+
+/// Mounts a bpffs at its usual path.
+pub(in crate::kernel) fn mount_bpffs() -> Result<(), KernelError> {
+    mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)
+        .map_err(|error| KernelError::path("mount bpf filesystem on", BPFFS)(error.into()))
+}
+
+/// Does in a directory on bpffs what a [`PinDir`] needs: creates a directory in it, pins a map, and
+/// locks the new directory. Removes everything again. If a security module denies that, the error
+/// names it.
+pub(in crate::kernel) fn try_pin(directory: &Path) -> Result<(), KernelError> {
+    let name = format!("shunt-probe-{:016x}", RandomState::new().build_hasher().finish());
+    let (trial, pin) = (directory.join(&name), directory.join(name).join("map"));
+    let tried = fs::create_dir(&trial)
+        .and_then(|()| syscall::create_array())
+        .and_then(|map| syscall::pin(map.as_fd(), &pin))
+        .and_then(|()| File::open(&trial)?.lock())
+        .and_then(|()| fs::remove_file(&pin));
+    if tried.is_err() {
+        // It exists if locking or removing it failed.
+        let _ = fs::remove_file(&pin);
+    }
+    let removed = fs::remove_dir(&trial);
+    tried.and(removed).map_err(|error| KernelError::path("pin maps in", directory)(error).explained())
 }
 
 /// Removes our pins from a directory, and the directory if nothing else is in it. Continues after

@@ -12,6 +12,7 @@ use std::{
     path::Path,
 };
 
+const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
@@ -26,12 +27,22 @@ const BPF_LINK_DETACH: libc::c_int = 34;
 /// Attach before all other programs.
 const BPF_F_BEFORE: u32 = 1 << 3;
 const BPF_LINK_TYPE_TCX: u32 = 11;
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
 /// The maximal number of programs on a hook of a link (`BPF_MPROG_MAX`).
 const MAX_ON_A_HOOK: usize = 64;
 
 /// The size of the buffer for attributes, larger than any of them. The kernel wants zeros in the
 /// rest.
 const ATTR_SIZE: usize = 80;
+
+/// The head of the attribute. The rest, which is zero, means no flags and no name.
+#[repr(C)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+}
 
 #[repr(C)]
 struct Obj {
@@ -208,6 +219,14 @@ pub(super) fn lookup_first(map: BorrowedFd<'_>, value: &mut [u8]) -> io::Result<
 
 fn number(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
+}
+
+/// Creates an array of one word, which is the smallest map.
+pub(super) fn create_array() -> io::Result<OwnedFd> {
+    let attribute = MapCreate { map_type: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size: 4, max_entries: 1 };
+    let fd = bpf(BPF_MAP_CREATE, attribute)?;
+    // SAFETY: a new descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Opens the object that is pinned at a path.

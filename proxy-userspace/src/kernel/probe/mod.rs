@@ -1,13 +1,14 @@
 //! Probes what this kernel and machine offer, by trying. A probe that changes a network namespace
 //! uses a fresh one, which ends with its thread. Nothing stays.
 
+mod bpffs;
 mod maps;
 mod netfilter;
 mod netlink;
 
 pub use maps::version;
 
-use std::{collections::BTreeMap, fs, path::Path, thread};
+use std::{collections::BTreeMap, path::Path, thread};
 
 use aya::{
     maps::MapType,
@@ -36,7 +37,7 @@ pub enum Feature {
     LinkPrograms,
     /// Every type of map that the programs use.
     Maps,
-    /// A bpffs for pins.
+    /// A bpffs where this process may pin maps.
     Bpffs,
     /// A cgroup v2 hierarchy.
     Cgroup2,
@@ -74,6 +75,9 @@ pub enum Fact {
     Present(String),
     /// The feature is missing, with the reason.
     Missing(String),
+    /// A security module denies the feature to this process. Names the module, and what the operator
+    /// can do.
+    Denied(String),
     /// The feature could not be probed, with the reason.
     Unknown(String),
 }
@@ -88,15 +92,17 @@ pub struct Facts {
 }
 
 impl Fact {
-    /// Returns true if the feature was probed and is missing.
+    /// Returns true if the feature was probed and cannot be used.
     pub const fn is_missing(&self) -> bool {
-        matches!(self, Self::Missing(_))
+        matches!(self, Self::Missing(_) | Self::Denied(_))
     }
 
     /// Returns the details or the reason.
     pub fn detail(&self) -> &str {
         match self {
-            Self::Present(detail) | Self::Missing(detail) | Self::Unknown(detail) => detail,
+            Self::Present(detail) | Self::Missing(detail) | Self::Denied(detail) | Self::Unknown(detail) => {
+                detail
+            }
         }
     }
 
@@ -116,8 +122,8 @@ impl Fact {
     }
 }
 
-/// Runs all probes. Commands are looked up in `path`.
-pub fn facts(launcher: &Launcher) -> Facts {
+/// Runs all probes. Maps are to be pinned in `pin_dir`, which may not exist yet.
+pub fn facts(launcher: &Launcher, pin_dir: &Path) -> Facts {
     let kernel = uname().map_or_else(|_| String::new(), |name| name.release().to_string_lossy().into_owned());
     let mut features = BTreeMap::from([
         (Feature::NetAdmin, Fact::of(capabilities::check_net_admin())),
@@ -125,7 +131,7 @@ pub fn facts(launcher: &Launcher) -> Facts {
         (Feature::SocketPrograms, Fact::supported(is_program_supported(ProgramType::CgroupSockAddr))),
         (Feature::LinkPrograms, Fact::supported(is_program_supported(ProgramType::SchedClassifier))),
         (Feature::Maps, maps()),
-        (Feature::Bpffs, bpffs()),
+        (Feature::Bpffs, bpffs::probe(pin_dir)),
         (Feature::Cgroup2, cgroup2()),
         (Feature::Btf, btf()),
         (
@@ -182,18 +188,6 @@ fn maps() -> Fact {
     }
 }
 
-fn bpffs() -> Fact {
-    let path = bpf::BPFFS;
-    if bpf::is_bpffs(Path::new(path)) {
-        return Fact::Present(path.into());
-    }
-    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
-    if known.lines().any(|line| line.split_whitespace().last() == Some("bpf")) && Path::new(path).is_dir() {
-        return Fact::Present(format!("not mounted on {path}; shunt mounts it when it starts"));
-    }
-    Fact::Missing(format!("no bpf filesystem is mounted on {path}"))
-}
-
 fn cgroup2() -> Fact {
     match cgroup::find_root() {
         Ok(root) => Fact::Present(root.display().to_string()),
@@ -219,6 +213,8 @@ fn installed(launcher: &Launcher, program: &str) -> Fact {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// Needs root, as every test of the kernel.
@@ -227,9 +223,11 @@ mod tests {
         let links = || fs::read_to_string("/proc/thread-self/net/dev").expect("procfs").lines().count();
         let tables = || fs::read_to_string("/proc/thread-self/net/ip_tables_names").unwrap_or_default();
         let before = (links(), tables());
-        let facts = facts(&Launcher::default());
+        let facts = facts(&Launcher::default(), Path::new(bpf::DEFAULT_PIN_DIR));
         assert_eq!(facts.features.len(), 19);
-        for feature in [Feature::SocketPrograms, Feature::LinkPrograms, Feature::Maps, Feature::Clsact] {
+        for feature in
+            [Feature::SocketPrograms, Feature::LinkPrograms, Feature::Maps, Feature::Bpffs, Feature::Clsact]
+        {
             let fact = &facts.features[&feature];
             assert!(matches!(fact, Fact::Present(_)), "{feature:?}: {fact:?}");
         }
@@ -237,7 +235,7 @@ mod tests {
             let fact = &facts.features[&feature];
             assert!(matches!(fact, Fact::Present(_)), "{feature:?}: {fact:?}");
         }
-        let none = super::facts(&Launcher::only_in([]));
+        let none = super::facts(&Launcher::only_in([]), Path::new(bpf::DEFAULT_PIN_DIR));
         assert!(
             none.features[&Feature::Nftables].is_missing() && none.features[&Feature::Iptables].is_missing()
         );

@@ -1,0 +1,80 @@
+//! Probes pins on bpffs, which security modules deny to many containers.
+
+use std::{fs, path::Path, thread};
+
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+};
+
+use super::Fact;
+use crate::kernel::{
+    KernelError,
+    bpf::{BPFFS, is_bpffs, mount_bpffs, try_pin},
+    capabilities,
+};
+
+/// Pins a map where the pin directory is or will be, and removes it again.
+pub(super) fn probe(pin_dir: &Path) -> Fact {
+    if let Err(error) = capabilities::check_bpf() {
+        return Fact::Unknown(format!("cannot try to pin a map: {error}"));
+    }
+    let existing = pin_dir.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+    if is_bpffs(existing) {
+        return fact(try_pin(existing), existing.display().to_string());
+    }
+    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let is_known = known.lines().any(|line| line.split_whitespace().last() == Some("bpf"));
+    if pin_dir.starts_with(BPFFS) && Path::new(BPFFS).is_dir() && is_known {
+        let tried = in_fresh_mount_namespace(|| mount_bpffs().and_then(|()| try_pin(Path::new(BPFFS))));
+        return fact(tried, format!("not mounted on {BPFFS}; shunt mounts it when it starts"));
+    }
+    Fact::Missing(format!("{} is not on a bpf filesystem", pin_dir.display()))
+}
+
+fn fact(tried: Result<(), KernelError>, details: String) -> Fact {
+    match tried.map_err(KernelError::explained) {
+        Ok(()) => Fact::Present(details),
+        Err(error @ KernelError::Denied { .. }) => Fact::Denied(error.to_string()),
+        Err(error) => Fact::Missing(error.to_string()),
+    }
+}
+
+/// Runs a job whose mounts end with its thread.
+fn in_fresh_mount_namespace(job: impl FnOnce() -> Result<(), KernelError> + Send) -> Result<(), KernelError> {
+    let run = || {
+        let entered = unshare(CloneFlags::CLONE_NEWNS).and_then(|()| {
+            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+        });
+        entered
+            .map_err(|error| KernelError::call("create", "a mount namespace for the probe")(error.into()))?;
+        job()
+    };
+    thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_on_another_filesystem_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let fact = probe(&directory.path().join("shunt"));
+        assert!(fact.is_missing() && fact.detail().contains("shunt is not on a bpf filesystem"), "{fact:?}");
+    }
+
+    #[test]
+    fn a_map_is_pinned_and_nothing_stays() {
+        let tried = in_fresh_mount_namespace(|| {
+            mount_bpffs()?;
+            let listed = || fs::read_dir(BPFFS).expect("listed").flatten().map(|entry| entry.path());
+            let before: Vec<_> = listed().collect();
+            let fact = probe(&Path::new(BPFFS).join("shunt"));
+            assert_eq!(fact, Fact::Present(BPFFS.into()));
+            assert_eq!(listed().collect::<Vec<_>>(), before);
+            Ok(())
+        });
+        tried.expect("bpffs is mounted");
+    }
+}
