@@ -32,16 +32,16 @@ pub(crate) fn a_broken_mode_is_replaced_and_traffic_continues(setup: &Setup) -> 
     node.end()
 }
 
-/// The probe finds everything that the ebpf mode needs, but the pin directory is not on a bpf
-/// filesystem.
+/// The probe finds everything that the ebpf mode needs, but the root of the cgroups is not in a
+/// cgroup v2 hierarchy.
 pub(crate) fn a_mode_that_cannot_start_is_skipped(setup: &Setup) -> Result<()> {
     let mut node = TestNode::new(setup, "auto", "{}")?;
-    let elsewhere = node.world.directory().join("no-bpffs");
-    node.proxy.set_flag("--bpf-pin-dir", &elsewhere.display().to_string());
+    let elsewhere = node.world.directory().display().to_string();
+    node.proxy.set_flag("--cgroup-root", &elsewhere);
     node.proxy.start(&mut node.world)?;
     node.wait_until_served(&[Host::A1, Host::A2], GIVE_UP_TIMEOUT)?;
     node.wait_for_metric("shunt_mode{mode=\"nftables\"} 1", GIVE_UP_TIMEOUT)?;
-    node.wait_for_log("is not on a bpf filesystem", Duration::ZERO)?;
+    node.wait_for_log("is not a directory of a cgroup2 filesystem", Duration::ZERO)?;
     node.end()
 }
 

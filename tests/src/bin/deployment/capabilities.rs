@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 const MODES: [&str; 3] = ["ebpf", "nftables", "iptables"];
 
 /// Returns the capabilities of the manifest, without `CAP_`.
-fn listed_capabilities() -> Result<Vec<String>> {
+pub(crate) fn listed_capabilities() -> Result<Vec<String>> {
     let text = include_str!("../../../../deploy/kubernetes/daemonset.yaml");
     let daemon_set = Value::deserialize(serde_yaml_ng::Deserializer::from_str(text))?;
     let context = &daemon_set["spec"]["template"]["spec"]["containers"][0]["securityContext"];

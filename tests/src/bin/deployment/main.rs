@@ -1,6 +1,8 @@
-//! Tests what the manifests promise: the listed capabilities are sufficient and each is needed, and
-//! shunt takes over a changed configuration file while it serves traffic.
+//! Tests what the manifests promise: the listed capabilities are sufficient and each is needed, the
+//! security modules that they switch off would deny eBPF, and shunt takes over a changed
+//! configuration file while it serves traffic.
 
+mod apparmor;
 mod capabilities;
 mod config_file;
 mod test_node;
@@ -20,6 +22,9 @@ struct Arguments {
     /// Only these scenarios.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     only: Vec<String>,
+    /// Run the scenarios of AppArmor instead. They need a kernel with AppArmor and its parser.
+    #[arg(long)]
+    apparmor: bool,
 }
 
 type Scenario = fn(&std::path::Path) -> Result<()>;
@@ -41,6 +46,13 @@ const SCENARIOS: [(&str, Scenario); 10] = [
     ("config-restart", config_file::a_new_mode_restarts_and_a_bad_file_changes_nothing),
 ];
 
+const APPARMOR: [(&str, Scenario); 4] = [
+    ("apparmor-probe", apparmor::the_probe_names_the_profile),
+    ("apparmor-auto", apparmor::auto_falls_back_and_names_the_profile),
+    ("apparmor-ebpf", apparmor::ebpf_does_not_start_and_names_the_profile),
+    ("apparmor-unconfined", apparmor::auto_uses_ebpf_without_a_profile),
+];
+
 fn main() -> ExitCode {
     process::main("deployment", || run(&Arguments::parse()))
 }
@@ -48,6 +60,7 @@ fn main() -> ExitCode {
 /// Returns true if all scenarios passed.
 fn run(arguments: &Arguments) -> Result<bool> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
-    let scenarios = scenarios::select(&SCENARIOS, &arguments.only)?;
+    let of_kind = if arguments.apparmor { &APPARMOR[..] } else { &SCENARIOS };
+    let scenarios = scenarios::select(of_kind, &arguments.only)?;
     Ok(scenarios::run_all(scenarios, |scenario: Scenario| scenario(&shunt)))
 }

@@ -28,6 +28,12 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// set on execve(2).
 const SETPRIV: &str = "/usr/bin/setpriv";
 
+/// Returns a command that executes a program with these capabilities only.
+fn with_capabilities(capabilities: &[String]) -> Vec<String> {
+    let set = capabilities.iter().fold("-all".to_owned(), |set, name| set + ",+" + &name.to_lowercase());
+    vec![SETPRIV.to_owned(), "--bounding-set".to_owned(), set]
+}
+
 /// The world, with or without a running proxy.
 pub(crate) struct TestNode {
     pub(crate) world: World,
@@ -91,8 +97,21 @@ impl TestNode {
 
     /// Starts the proxy. With `capabilities`, it gets no others.
     pub(crate) fn spawn(&mut self, capabilities: Option<&[String]>, flags: &[&str]) -> Result<()> {
+        self.spawn_wrapped(capabilities.map(with_capabilities).unwrap_or_default(), flags)
+    }
+
+    /// Starts the proxy with these capabilities only, under an AppArmor profile that is loaded.
+    pub(crate) fn spawn_confined(&mut self, profile: &str, capabilities: &[String]) -> Result<()> {
+        let enter = format!("echo exec {profile} >/proc/self/attr/exec && exec \"$0\" \"$@\"");
+        let wrapper = ["/bin/bash".to_owned(), "-c".into(), enter].into();
+        self.spawn_wrapped([wrapper, with_capabilities(capabilities)].concat(), &[])
+    }
+
+    /// Starts the proxy by a command that executes the program in its last arguments.
+    fn spawn_wrapped(&mut self, mut command: Vec<String>, flags: &[&str]) -> Result<()> {
         let path = |path: &Path| path.display().to_string();
-        let mut arguments = vec![
+        command.extend([
+            path(&self.shunt),
             "--manifests".to_owned(),
             path(self.manifests.directory()),
             "--config".to_owned(),
@@ -101,18 +120,11 @@ impl TestNode {
             path(&self.world.cgroup_root()),
             "--bpf-pin-dir".to_owned(),
             path(&self.world.pin_directory()),
-        ];
-        arguments.extend(flags.iter().map(|flag| (*flag).to_owned()));
-        let mut program = self.shunt.clone();
-        if let Some(capabilities) = capabilities {
-            let set =
-                capabilities.iter().fold("-all".to_owned(), |set, name| set + ",+" + &name.to_lowercase());
-            let wrapper = ["--bounding-set".to_owned(), set, path(&self.shunt)];
-            arguments.splice(0..0, wrapper);
-            program = SETPRIV.into();
-        }
+        ]);
+        command.extend(flags.iter().map(|flag| (*flag).to_owned()));
         let log = File::options().create(true).append(true).open(self.log_path())?;
-        self.running = Some(self.world.spawn(Host::Node1, &program, &arguments, &log)?);
+        let program = PathBuf::from(command.remove(0));
+        self.running = Some(self.world.spawn(Host::Node1, &program, &command, &log)?);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 /// Changes when setup needs something new. Older stamps are then ignored.
-const FIRST_LINE: &str = "shunt setup 4";
+const FIRST_LINE: &str = "shunt setup 5";
 
 /// Writes the stamp for `files`.
 pub(crate) fn write(stamp: &Path, files: &[PathBuf]) -> Result<()> {

@@ -49,13 +49,15 @@ pub(crate) const QEMU: Tool =
 
 /// The other tools of virtual machines: qemu, the tools that are copied into guests, and those that
 /// fetch kernels.
-pub(crate) const VM_TOOLS: [Tool; 8] = [
+pub(crate) const VM_TOOLS: [Tool; 10] = [
     QEMU,
     tool("busybox", "it provides most programs of guests", "true", &[&["busybox-static"]]),
     tool("bash", "it is the guests' shell", "--version", &[&["bash"]]),
     tool("depmod", "it creates the table of a kernel's modules", "--version", &[&["kmod"]]),
     tool("kmod", "guests load modules with it", "--version", &[&["kmod"]]),
     tool("ip", "it is copied into guests", "-V", &[&["iproute2"]]),
+    tool("apparmor_parser", "guests load AppArmor profiles with it", "--version", &[&["apparmor"]]),
+    tool("setpriv", "guests drop capabilities with it", "--version", &[&["util-linux"]]),
     tool("dpkg", "it unpacks kernels, which apt fetches", "--version", &[&["dpkg"]]),
     Tool {
         name: KEYRING,

@@ -17,8 +17,20 @@ use super::archive::Archive;
 pub(crate) const MARKER: &str = "shunt-vm: exit";
 
 /// Programs of this machine that every guest gets. Setup installs them.
-const TOOLS: [&str; 10] =
-    ["bash", "busybox", "kmod", "ip", "tc", "ss", "nft", "ipset", XTABLES_NFT, XTABLES_LEGACY];
+const TOOLS: [&str; 12] = [
+    "apparmor_parser",
+    "bash",
+    "busybox",
+    "ip",
+    "ipset",
+    "kmod",
+    "nft",
+    "setpriv",
+    "ss",
+    "tc",
+    XTABLES_NFT,
+    XTABLES_LEGACY,
+];
 /// Programs that a guest gets if this machine has them.
 const MORE_TOOLS: [&str; 6] = ["bpftool", "conntrack", "ethtool", "ipvsadm", "strace", "tcpdump"];
 const XTABLES_NFT: &str = "xtables-nft-multi";
@@ -126,7 +138,7 @@ fn other_names(archive: &mut Archive) -> Result<()> {
         }
     }
     // Scripts, the kernel and the init process expect them in /bin.
-    for name in ["bash", "busybox", "kmod"] {
+    for name in ["bash", "busybox", "kmod", "setpriv"] {
         archive.link(&Path::new("/usr/bin").join(name), &Path::new("../sbin").join(name))?;
     }
     OTHER_NAMES.iter().try_for_each(|(name, target)| archive.link(Path::new(name), Path::new(target)))

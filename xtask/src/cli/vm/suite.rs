@@ -38,6 +38,8 @@ const CASES: [&str; 18] = [
 ];
 /// The program that these tests start.
 const PROGRAM: &str = "conformance";
+/// The program with the scenarios of AppArmor, which the host's kernel may lack.
+const DEPLOYMENT: &str = "deployment";
 const MODE: &str = "ebpf";
 /// The cases of SCTP also run in this mode: most kernels of the host lack SCTP sockets. The step of
 /// the ipvs mode has a case of its own.
@@ -55,11 +57,11 @@ pub(crate) fn guest(skip: &[String]) -> Result<Guest> {
     })?;
     // A guest's file system is in memory, and programs with debug information are large.
     built.programs.retain(|program| program.ends_with(PROGRAM));
-    let [shunt, conformance] = ["shunt", PROGRAM].map(|name| workspace::release().join(name));
+    let programs = ["shunt", PROGRAM, DEPLOYMENT].map(|name| workspace::release().join(name));
     let cases = workspace::root().join("tests/cases");
     let script = script(&built.tests, skip);
     let mut guest = Guest::new(["bash", "-c", &script].map(Into::into).into())?;
-    guest.copies = [built.tests, built.programs, vec![shunt, conformance, cases]].concat();
+    guest.copies = [built.tests, built.programs, programs.into(), vec![cases]].concat();
     guest.environment = vec![PATIENCE, steps::SAME_CASES];
     Ok(guest)
 }
@@ -69,9 +71,10 @@ fn script(tests: &[PathBuf], skip: &[String]) -> String {
     let conformance = [(MODE, &CASES[..]), (SCTP_MODE, &sctp)].map(|(mode, cases)| {
         steps::world_program(PROGRAM, mode).args(["--whole", "--only", &cases.join(",")]).words()
     });
+    let apparmor = steps::with_shunt(DEPLOYMENT).arg("--apparmor").words();
     let skip: Vec<OsString> = skip.iter().flat_map(|text| ["--skip".into(), text.into()]).collect();
     let tests = tests.iter().map(|test| [&[test.into()][..], &skip].concat());
-    one_after_the_other(&tests.chain(conformance).collect::<Vec<_>>())
+    one_after_the_other(&tests.chain(conformance).chain([apparmor]).collect::<Vec<_>>())
 }
 
 /// Returns a shell script that runs all commands, also after one that fails.
@@ -148,7 +151,7 @@ mod tests {
         let skip = ["slow_".into()];
         let script = script(&["/a".into(), "/b".into()], &skip);
         assert!(script.contains("'/a' '--skip' 'slow_' ||"), "{script}");
-        assert_eq!(script.matches(" || failed=1").count(), 4, "{script}");
+        assert_eq!(script.matches(" || failed=1").count(), 5, "{script}");
         assert!(script.ends_with("exit $failed"));
     }
 
