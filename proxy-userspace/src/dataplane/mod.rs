@@ -94,6 +94,11 @@ pub trait Dataplane {
         Vec::new()
     }
 
+    /// Returns the links on which a program of another owner runs before ours, and insists on it.
+    fn displaced(&self) -> Vec<DisplacedLink> {
+        Vec::new()
+    }
+
     /// Returns how full the kernel's maps are, for metrics.
     fn map_fill(&self, _state: &Self::State) -> Vec<MapFill> {
         Vec::new()
@@ -165,6 +170,15 @@ pub enum MetricValue {
     Counter(u64),
     /// A number that can grow and shrink.
     Gauge(i64),
+}
+
+/// A link on which a program of another owner runs before ours.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DisplacedLink {
+    /// The name of the link.
+    pub link: Arc<str>,
+    /// The name of the other program.
+    pub by: Arc<str>,
 }
 
 /// How full a map is.

@@ -3,7 +3,7 @@
 use std::{error::Error, sync::Arc};
 
 use super::{
-    BackstopStatus, Dataplane, KernelCounts, MapFill, ModeMetricsReader, PlanSize,
+    BackstopStatus, Dataplane, DisplacedLink, KernelCounts, MapFill, ModeMetricsReader, PlanSize,
     conntrack::StaleUdpDeletion,
 };
 use crate::{
@@ -98,6 +98,11 @@ pub trait Renderer: Send {
         Vec::new()
     }
 
+    /// See [`Dataplane::displaced`].
+    fn displaced(&self) -> Vec<DisplacedLink> {
+        Vec::new()
+    }
+
     /// See [`Dataplane::mode_metrics`].
     fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {
         None
@@ -189,6 +194,10 @@ where
 
     fn left_out(&self) -> Vec<Arc<str>> {
         self.dataplane.left_out()
+    }
+
+    fn displaced(&self) -> Vec<DisplacedLink> {
+        self.dataplane.displaced()
     }
 
     fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {

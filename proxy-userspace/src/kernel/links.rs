@@ -23,8 +23,9 @@ use crate::net::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts};
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
 /// Sends all links and addresses, sorted, to `to` at once and after every change. Notifies
-/// `disturbed` if another program removed a filter that may have been shunt's. Returns when
-/// rtnetlink fails or all receivers are gone.
+/// `disturbed` if another program removed a filter that may have been shunt's, or added one that may
+/// run before it. The kernel sends no notification for TCX. Returns when rtnetlink fails or all
+/// receivers are gone.
 ///
 /// The addresses of `excluded_link` are left out, because they do not belong to the node.
 ///
@@ -60,7 +61,7 @@ pub async fn report(
                 let rest = std::iter::from_fn(|| changes.next().now_or_never().flatten());
                 for message in std::iter::once(change).chain(rest.map(|(message, _)| message)) {
                     is_current &= is_traffic_control(&message) || is_address_of(&message, excluded);
-                    if is_removed_filter(&message) {
+                    if may_disturb_programs(&message) {
                         disturbed.notify_one();
                     }
                 }
@@ -100,14 +101,17 @@ fn is_address_of(message: &Message, link: Option<u32>) -> bool {
 }
 
 /// Returns true if the message reports the removal of a filter, or of a qdisc with filters, that
-/// may be shunt's.
-fn is_removed_filter(message: &Message) -> bool {
+/// may be shunt's, or a filter of another owner that may run before shunt's.
+fn may_disturb_programs(message: &Message) -> bool {
     match &message.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelQueueDiscipline(removed)) => {
             tc::clsact::may_have_had_ours(removed)
         }
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelTrafficFilter(removed)) => {
             tc::clsact::may_be_ours(removed)
+        }
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewTrafficFilter(added)) => {
+            tc::clsact::may_be_before_ours(added)
         }
         _ => false,
     }

@@ -30,7 +30,9 @@ pub use exposition::Exposition;
 
 use self::{kernel_counts::KernelCountsCollector, mode_metrics::ModeMetricsCollector};
 use crate::{
-    dataplane::{BackstopStatus, KernelCounts, MapFill, ModeMetricsReader, conntrack::StaleUdpDeletion},
+    dataplane::{
+        BackstopStatus, DisplacedLink, KernelCounts, MapFill, ModeMetricsReader, conntrack::StaleUdpDeletion,
+    },
     model::IpFamily,
 };
 
@@ -101,6 +103,7 @@ pub struct Metrics {
     map_entries: Family<Labels<1>, Gauge>,
     map_capacity: Family<Labels<1>, Gauge>,
     links_left_out: Gauge,
+    links_displaced: Family<Vec<(&'static str, String)>, Gauge>,
     kernel_counts: KernelCountsCollector,
     of_mode: ModeMetricsCollector,
     operations: Counter,
@@ -168,6 +171,14 @@ impl Metrics {
         self.links_left_out.set(gauge_value(links));
     }
 
+    /// Sets the links on which a program of another owner runs before the link program.
+    pub fn set_links_displaced(&self, links: &[DisplacedLink]) {
+        self.links_displaced.clear();
+        for DisplacedLink { link, .. } in links {
+            self.links_displaced.get_or_create(&vec![("link", link.to_string())]).set(1);
+        }
+    }
+
     /// Sets the current mode and the reason for it.
     pub fn set_mode(&self, mode: &'static str, why: &str) {
         self.mode.clear();
@@ -175,8 +186,9 @@ impl Metrics {
         self.mode_info.clear();
         self.mode_info.get_or_create(&vec![("mode", mode.into()), ("why", why.into())]).set(1);
         *self.running_mode.write().unwrap_or_else(PoisonError::into_inner) = mode;
-        // The backstop and the maps belong to the previous mode.
+        // The backstop, the links and the maps belong to the previous mode.
         self.backstop_info.clear();
+        self.links_displaced.clear();
         self.map_entries.clear();
         self.map_capacity.clear();
     }

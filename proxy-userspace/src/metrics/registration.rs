@@ -76,6 +76,8 @@ fn shunt_metrics(metrics: &Metrics, to: &mut Registry) {
         map_capacity: "map_capacity", "Capacity of a map of the dataplane, in entries";
         links_left_out: "links_left_out",
             "Links without link programs, because a foreign qdisc leaves no room for them";
+        links_displaced: "links_displaced",
+            "1 for a link on which a program of another owner insists on running before shunt's";
         operations: "sync_operations", "Changes to the kernel";
         failures: "sync_failures", "Syncs that failed and were retried";
         drift: "sync_drift_operations",

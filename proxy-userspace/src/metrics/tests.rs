@@ -19,6 +19,7 @@ fn used_metrics() -> Metrics {
     metrics.set_mode("ebpf", "as configured");
     metrics.mode_broke("nftables");
     metrics.set_map_fill(MapFill { map: "services", entries: 3, capacity: 64 });
+    metrics.set_links_displaced(&[DisplacedLink { link: "eth0".into(), by: "other".into() }]);
     metrics.event_received(WatchedKind::Service);
     metrics.event_received(WatchedKind::EndpointSlice);
     metrics.sync_queued(1.5);
@@ -62,6 +63,7 @@ fn every_metric_has_upstreams_name_and_kind() {
         ("process_resident_memory_bytes", "gauge"),
         ("process_start_time_seconds", "gauge"),
         ("process_virtual_memory_bytes", "gauge"),
+        ("shunt_links_displaced", "gauge"),
         ("shunt_links_left_out", "gauge"),
         ("shunt_map_capacity", "gauge"),
         ("shunt_map_entries", "gauge"),

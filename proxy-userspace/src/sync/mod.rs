@@ -8,6 +8,7 @@
 
 mod backstop_report;
 mod conflicts;
+mod displaced;
 mod failure;
 mod left_out;
 mod no_local_endpoints;
@@ -28,8 +29,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::node_wait::PodCidrsError;
 use self::{
-    backstop_report::BackstopReport, conflicts::Conflicts, failure::Failure, left_out::LeftOutLinks,
-    no_local_endpoints::NoLocalEndpoints, node_wait::NodeWait, report::unix_now, schedule::Schedule,
+    backstop_report::BackstopReport, conflicts::Conflicts, displaced::DisplacedLinks, failure::Failure,
+    left_out::LeftOutLinks, no_local_endpoints::NoLocalEndpoints, node_wait::NodeWait, report::unix_now,
+    schedule::Schedule,
 };
 use crate::{
     causes::with_causes,
@@ -145,6 +147,7 @@ pub struct SyncLoop {
     conflicts: Conflicts,
     node_wait: NodeWait,
     left_out: LeftOutLinks,
+    displaced: DisplacedLinks,
     backstop: BackstopReport,
     failure: Failure,
     last_full_read: Option<Instant>,
@@ -172,6 +175,7 @@ impl SyncLoop {
             no_local_endpoints: NoLocalEndpoints::default(),
             conflicts: Conflicts::default(),
             left_out: LeftOutLinks::default(),
+            displaced: DisplacedLinks::default(),
             backstop: BackstopReport::default(),
             failure: Failure::default(),
             last_full_read: None,
@@ -284,6 +288,7 @@ impl SyncLoop {
         let rendered = self.render(extent, &dirty);
         self.renderer.map_fill().into_iter().for_each(|fill| self.outputs.metrics.set_map_fill(fill));
         self.left_out.report(&self.renderer.left_out(), &self.outputs);
+        self.displaced.report(&self.renderer.displaced(), &self.outputs);
         match rendered {
             Ok(operations) => {
                 self.succeeded(started, extent, &dirty, operations);

@@ -1,11 +1,20 @@
 //! Foreign programs and filters beside ours, for example of a CNI or a firewall.
 
-use std::{net::UdpSocket, sync::Arc};
+use std::{
+    fs,
+    net::UdpSocket,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use aya::{
-    programs::ProgramInfo,
+    programs::{ProgramInfo, SchedClassifier, TcAttachType},
     sys::{Stats, enable_stats},
 };
+use nix::sched::{CloneFlags, setns};
 use proxy_userspace::{
     dataplane::{
         Dataplane as _,
@@ -169,6 +178,133 @@ fn ingress_qdisc_does_not_matter_with_tcx() {
     assert_eq!(bench.names("v0", Hook::Egress).len(), usize::from(has_tcx));
 }
 
+/// A dataplane with another pin directory. To the bench's, its programs are foreign.
+struct Other {
+    dataplane: Option<Ebpf>,
+    pin_dir: PathBuf,
+}
+
+impl Other {
+    fn new(bench: &Bench) -> Self {
+        let name = format!("{}-other", bench.settings.pin_dir.file_name().expect("a name").display());
+        let pin_dir = bench.settings.pin_dir.with_file_name(name);
+        let settings = EbpfSettings { pin_dir: pin_dir.clone(), ..bench.settings.clone() };
+        Self { dataplane: Some(Ebpf::new(&settings).expect("load")), pin_dir }
+    }
+
+    /// Attaches its programs before all others on all links.
+    fn attach(&mut self, bench: &Bench) {
+        let dataplane = self.dataplane.as_mut().expect("running");
+        let mut state = dataplane.observe().expect("observe");
+        let plan = Plan { steps: bench.planned_from(&state), names: Vec::new() };
+        dataplane.apply(&mut state, plan).expect("apply");
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        self.dataplane = None;
+        let errors = Ebpf::cleanup_at(&self.pin_dir);
+        if !std::thread::panicking() {
+            assert!(errors.is_empty() && !self.pin_dir.exists(), "{errors:?}");
+        }
+    }
+}
+
+/// Returns the ids of the programs on a hook of `v0`, in the order in which they run.
+fn ids(bench: &Bench, hook: Hook) -> Vec<u32> {
+    bench.programs("v0", hook).iter().map(ProgramInfo::id).collect()
+}
+
+#[test]
+fn foreign_tcx_program_before_ours_is_behind_it_after_a_resync() {
+    let mut bench = Bench::new(LinkAttachment::Probe);
+    if in_this_kernel(LinkAttachment::Probe) == LinkAttachment::Clsact {
+        assert_eq!(bench.verify(), 0, "without TCX ours are filters, which a test above puts beside others");
+        return;
+    }
+    bench.add_veth("v0", "v1");
+    bench.sync();
+    let mut other = Other::new(&bench);
+    other.attach(&bench);
+    let before = HOOKS.map(|hook| ids(&bench, hook));
+    let here = fs::File::open("/proc/thread-self/ns/net").expect("procfs");
+    let done = AtomicBool::new(false);
+    let fewest = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            setns(&here, CloneFlags::CLONE_NEWNET).expect("same namespace");
+            let mut fewest = usize::MAX;
+            loop {
+                let is_last = done.load(Ordering::Relaxed);
+                let found = SchedClassifier::query_tcx("v0", TcAttachType::Ingress);
+                // A program may disappear between the list and the query of each.
+                fewest = fewest.min(found.map_or(usize::MAX, |(_, programs)| programs.len()));
+                if is_last {
+                    return fewest;
+                }
+            }
+        });
+        assert_eq!(bench.verify(), 4, "two hooks of two links");
+        done.store(true, Ordering::Relaxed);
+        watcher.join().expect("no panic")
+    });
+    assert!(fewest >= 2, "a program of ours is always attached, beside the other: {fewest}");
+    for (hook, before) in HOOKS.into_iter().zip(before) {
+        let after = ids(&bench, hook);
+        assert!(after.len() == 2 && after[1] == before[0] && after[0] != before[1], "{before:?} {after:?}");
+    }
+    assert_eq!(bench.verify(), 0);
+    assert!(bench.dataplane().displaced().is_empty());
+}
+
+/// The other dataplane puts its programs back three times too, and comes before ours at the end.
+#[test]
+fn tcx_program_that_insists_stays_first_and_is_reported() {
+    let mut bench = Bench::new(LinkAttachment::Probe);
+    if in_this_kernel(LinkAttachment::Probe) == LinkAttachment::Clsact {
+        assert!(bench.dataplane().displaced().is_empty(), "the test below has filters");
+        return;
+    }
+    bench.add_veth("v0", "v1");
+    bench.sync();
+    let mut other = Other::new(&bench);
+    for round in 0..3 {
+        other.attach(&bench);
+        assert_eq!(bench.verify(), 4, "round {round}");
+    }
+    other.attach(&bench);
+    let order = HOOKS.map(|hook| ids(&bench, hook));
+    for round in 0..3 {
+        assert_eq!(bench.verify(), 0, "round {round}");
+        let mut displaced = bench.dataplane().displaced();
+        displaced.retain(|link| link.by.starts_with("shunt_"));
+        let links: Vec<&str> = displaced.iter().map(|link| &*link.link).collect();
+        assert_eq!(links, ["v0", "v1"], "round {round}");
+    }
+    assert_eq!(HOOKS.map(|hook| ids(&bench, hook)), order, "nothing moves any more");
+    drop(other);
+    assert_eq!(bench.verify(), 0);
+    assert!(bench.dataplane().displaced().is_empty(), "ours is first again");
+}
+
+#[test]
+fn filter_that_insists_stays_first_and_is_reported() {
+    let mut bench = Bench::new(LinkAttachment::Clsact);
+    bench.add_veth("v0", "v1");
+    bench.sync();
+    let insist = || {
+        tc(&["filter", "add", "dev", "v0", "ingress", "prio", "1", "bpf", "bytecode", "1,6 0 0 0", "da"]);
+    };
+    for round in 0..3 {
+        insist();
+        assert_eq!(bench.verify(), 1, "round {round}");
+    }
+    insist();
+    assert_eq!((bench.verify(), bench.verify()), (0, 0));
+    let displaced = bench.dataplane().displaced();
+    assert!(displaced.len() == 1 && &*displaced[0].link == "v0", "{displaced:?}");
+}
+
 #[test]
 fn foreign_tcx_programs_stay_and_ours_run_first() {
     let mut bench = Bench::new(LinkAttachment::Probe);
@@ -181,16 +317,8 @@ fn foreign_tcx_programs_stay_and_ours_run_first() {
         return;
     }
     let first = HOOKS.map(|hook| bench.programs("v0", hook)[0].id());
-    // To a dataplane with another pin directory, these programs are foreign.
-    let name = bench
-        .settings
-        .pin_dir
-        .with_file_name(format!("{}-other", bench.settings.pin_dir.file_name().unwrap().display()));
-    let settings = EbpfSettings { pin_dir: name.clone(), ..bench.settings.clone() };
-    let mut other = Ebpf::new(&settings).expect("load");
-    let mut state = other.observe().expect("observe");
-    let plan = Plan { steps: bench.planned_from(&state), names: Vec::new() };
-    other.apply(&mut state, plan).expect("apply");
+    let mut other = Other::new(&bench);
+    other.attach(&bench);
     for (hook, first) in HOOKS.into_iter().zip(first) {
         let ids: Vec<u32> = bench.programs("v0", hook).iter().map(ProgramInfo::id).collect();
         assert!(ids.len() == 2 && ids[1] == first && ids[0] != first, "{ids:?}");
@@ -201,7 +329,6 @@ fn foreign_tcx_programs_stay_and_ours_run_first() {
         "both let it pass"
     );
     drop(other);
-    assert!(Ebpf::cleanup_at(&name).is_empty() && !name.exists());
     for (hook, first) in HOOKS.into_iter().zip(first) {
         let ids: Vec<u32> = bench.programs("v0", hook).iter().map(ProgramInfo::id).collect();
         assert_eq!(ids, [first]);

@@ -128,6 +128,23 @@ fn removed_programs_come_back_before_sync_period() {
 }
 
 #[test]
+fn foreign_filter_before_ours_is_behind_it_before_sync_period() {
+    let daemon = Daemon::start(LinkAttachment::Clsact, LATE);
+    daemon.add_veth();
+    let pass_all =
+        ["filter", "add", "dev", "v1", "ingress", "prio", "1", "bpf", "bytecode", "1,6 0 0 0", "da"];
+    tc(&pass_all);
+    let is_first = || {
+        let shown = tc(&["filter", "show", "dev", "v1", "ingress"]);
+        let [ours, theirs] = ["shunt_in_eth", "bytecode"].map(|text| shown.find(text));
+        ours.zip(theirs).is_some_and(|(ours, theirs)| ours < theirs)
+    };
+    assert!(!is_first(), "the loop has not run since");
+    daemon.wait_until("ours is first", |_| is_first());
+    daemon.end();
+}
+
+#[test]
 fn left_out_link_is_counted_and_gets_programs_when_possible() {
     let daemon = Daemon::start(LinkAttachment::Clsact, LATE);
     daemon.add_veth();

@@ -13,7 +13,8 @@ mod tests;
 use std::{collections::BTreeSet, error::Error, fmt, sync::Arc};
 
 use super::{
-    KernelCounts, MapFill, Mode, ModeMetricsReader, RenderError, Renderer, conntrack::StaleUdpDeletion,
+    DisplacedLink, KernelCounts, MapFill, Mode, ModeMetricsReader, RenderError, Renderer,
+    conntrack::StaleUdpDeletion,
 };
 use crate::{
     mode::BackstopPolicy,
@@ -198,6 +199,10 @@ impl Renderer for Backstopped {
 
     fn left_out(&self) -> Vec<Arc<str>> {
         self.programs.left_out()
+    }
+
+    fn displaced(&self) -> Vec<DisplacedLink> {
+        self.programs.displaced()
     }
 
     fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {

@@ -40,7 +40,7 @@ use self::{
     trace::TraceLogger,
     upgrade::{StagedMaps, handover, own_netns, state_maps::StateCopies},
 };
-use super::{Dataplane, KernelCounts, MapFill};
+use super::{Dataplane, DisplacedLink, KernelCounts, MapFill};
 use crate::{
     kernel::{
         KernelError,
@@ -312,6 +312,10 @@ impl Dataplane for Ebpf {
 
     fn left_out(&self) -> Vec<Arc<str>> {
         self.links.left_out()
+    }
+
+    fn displaced(&self) -> Vec<DisplacedLink> {
+        self.links.displaced()
     }
 
     fn cleanup(&mut self) -> Vec<EbpfError> {

@@ -210,6 +210,15 @@ proptest! {
     }
 
     #[test]
+    fn displaced_programs_stay_where_they_are(snapshot in testing::snapshot()) {
+        let mut state = programmed(&snapshot);
+        for (at, link) in &mut state.links {
+            *link = HookState::Displaced(snapshot.node.links[&at.index].framing);
+        }
+        prop_assert_eq!(plan(&state, &snapshot, &Dirty::everything()).steps, []);
+    }
+
+    #[test]
     fn service_port_without_room_stays_as_it_was(
         (before, after, dirty) in testing::snapshot_change(),
         (services, endpoints, members) in (0..12_u32, 0..24_u32, 0..8_u32),

@@ -73,7 +73,7 @@ pub struct Object {
     ebpf: Ebpf,
     /// All maps by name, including those that were taken out.
     maps: Vec<(&'static str, OwnedFd)>,
-    /// The ids of the link programs that are loaded, by name.
+    /// The ids of the link programs that are loaded, by name. Copies have the same name.
     link_programs: Vec<(&'static str, u32)>,
 }
 
@@ -182,9 +182,37 @@ impl Object {
         Ok(LinkProgram { name, fd: fd.as_fd(), id })
     }
 
-    /// Returns the id of the link program with this name, if it is loaded.
-    pub fn link_program_id(&self, name: &str) -> Option<u32> {
-        self.link_programs.iter().find_map(|(known, id)| (*known == name).then_some(*id))
+    /// Returns a link program with this name whose id differs from one. Loads the program again if
+    /// needed: a hook takes each program only once, so that a program takes its own place only as a
+    /// copy.
+    pub fn other_link_program(
+        &mut self,
+        name: &'static str,
+        than: u32,
+    ) -> Result<LinkProgram<'_>, KernelError> {
+        if self.link_program(name)?.id == than {
+            let program = self.ebpf.program_mut(name).ok_or_else(missing("program", name))?;
+            if let Program::SchedClassifier(program) = program {
+                // The kernel keeps the former copy where it is attached.
+                program.unload().map_err(KernelError::bpf("unload program", name))?;
+            }
+            load_program(program).map_err(KernelError::bpf("load program", name))?;
+            let id = program.info().map_err(KernelError::bpf("inspect program", name))?.id();
+            self.link_programs.push((name, id));
+        }
+        self.link_program(name)
+    }
+
+    /// Returns the id of the link program with this name, if it is loaded. Of several copies it is
+    /// the last.
+    fn link_program_id(&self, name: &str) -> Option<u32> {
+        self.link_programs.iter().rev().find_map(|(known, id)| (*known == name).then_some(*id))
+    }
+
+    /// Returns true if this object has loaded the program with this id, as the link program with
+    /// this name.
+    pub fn is_link_program(&self, name: &str, id: u32) -> bool {
+        self.link_programs.contains(&(name, id))
     }
 
     /// Returns the cgroup programs by name.

@@ -305,12 +305,21 @@ pub(super) fn create_tcx_link(
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Returns the ids of the BPF links on a hook of a network link in this network namespace. Kernel
-/// 6.6 (e420bed02507); older kernels return EINVAL.
-pub(super) fn tcx_links(target_ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
+/// A program on a hook of a network link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TcxProgram {
+    /// The id of the program.
+    pub(super) program: u32,
+    /// The id of its BPF link; 0 if it is attached without one.
+    pub(super) link: u32,
+}
+
+/// Returns the programs on a hook of a network link in this network namespace, in the order in which
+/// they run. Kernel 6.6 (e420bed02507); older kernels return EINVAL.
+pub(super) fn tcx_programs(target_ifindex: u32, attach_type: u32) -> io::Result<Vec<TcxProgram>> {
     let mut links = [0u32; MAX_ON_A_HOOK];
     let mut programs = [0u32; MAX_ON_A_HOOK];
-    let attribute = ProgQuery {
+    let mut attribute = ProgQuery {
         target_ifindex,
         attach_type,
         prog_ids: programs.as_mut_ptr() as u64,
@@ -318,9 +327,9 @@ pub(super) fn tcx_links(target_ifindex: u32, attach_type: u32) -> io::Result<Vec
         link_ids: links.as_mut_ptr() as u64,
         ..ProgQuery::default()
     };
-    bpf(BPF_PROG_QUERY, attribute)?;
-    // Programs that are attached without a BPF link have 0.
-    Ok(links.into_iter().filter(|id| *id != 0).collect())
+    bpf_with_output(BPF_PROG_QUERY, &mut attribute)?;
+    let found = programs.into_iter().zip(links).take(attribute.count as usize);
+    Ok(found.map(|(program, link)| TcxProgram { program, link }).collect())
 }
 
 /// Detaches a link at once. Removing its pin would detach it only some time later. Kernel 5.9

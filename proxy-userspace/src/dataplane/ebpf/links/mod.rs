@@ -1,20 +1,25 @@
 //! Attaches and detaches the programs on the node's links, and observes what is attached.
 
-use std::{collections::BTreeMap, sync::Arc};
+mod order;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use nix::net::if_::if_nameindex;
 
+use self::order::Order;
 use crate::{
+    dataplane::DisplacedLink,
     kernel::{
         KernelError,
         bpf::{
             Object, PinDir,
             tc::{
-                AttachOutcome, Hook,
+                AttachOutcome, Attached, Hook, LinkProgram,
                 clsact::{Clsact, Filter},
                 tcx,
             },
         },
+        clock,
     },
     model::{Framing, ServedLink},
 };
@@ -53,15 +58,24 @@ pub struct LinkHook {
 pub enum HookState {
     /// The program of this process for links with this framing.
     Current(Framing),
-    /// The program of an earlier process; a program behind that of another owner; or a pin without
-    /// a program.
+    /// The program of an earlier process; a program behind that of another owner, which is to be
+    /// put back; or a pin without a program.
     Outdated,
+    /// The program of this process for links with this framing, behind that of another owner. It
+    /// stays there, because it was put back several times.
+    Displaced(Framing),
     /// None, because the qdisc of another owner is in the way. The link has no address of the node.
     LeftOut,
 }
 
+/// The programs on links.
+pub(super) struct Links {
+    means: Means,
+    order: Order,
+}
+
 /// The way in which programs are attached.
-pub(super) enum Links {
+enum Means {
     Tcx,
     Clsact {
         clsact: Clsact,
@@ -78,10 +92,12 @@ impl Links {
         for hook in HOOKS {
             object.link_program(program_name(hook, Framing::Ethernet))?;
         }
-        if attachment == LinkAttachment::Probe && tcx::is_supported() {
-            return Ok(Self::Tcx);
-        }
-        Ok(Self::Clsact { clsact: Clsact::open()?, left_out: BTreeMap::new() })
+        let means = if attachment == LinkAttachment::Probe && tcx::is_supported() {
+            Means::Tcx
+        } else {
+            Means::Clsact { clsact: Clsact::open()?, left_out: BTreeMap::new() }
+        };
+        Ok(Self { means, order: Order::default() })
     }
 
     /// Attaches the program of this process. Returns what is attached now, or `None` if the link is
@@ -98,17 +114,22 @@ impl Links {
         at: LinkHook,
         link: &ServedLink,
     ) -> Result<Option<HookState>, KernelError> {
-        let program = object.link_program(program_name(at.hook, link.framing))?;
-        let outcome = match self {
-            Self::Tcx => tcx::attach(program, at.index, at.hook, &pins.link(&pin_name(at)))?,
+        let name = program_name(at.hook, link.framing);
+        let outcome = match &mut self.means {
+            Means::Tcx => {
+                let pin = pins.link(&pin_name(at));
+                tcx::attach(|present| choose_program(object, name, present), at.index, at.hook, &pin)?
+            }
             // Egress has no program. Even if the qdisc is gone by now, replies would not be
             // translated.
-            Self::Clsact { left_out, .. } if at.hook == Hook::Ingress && left_out.contains_key(&at.index) => {
+            Means::Clsact { left_out, .. }
+                if at.hook == Hook::Ingress && left_out.contains_key(&at.index) =>
+            {
                 AttachOutcome::NoEgressHook
             }
-            Self::Clsact { clsact, left_out } => {
+            Means::Clsact { clsact, left_out } => {
                 left_out.remove(&at.index);
-                clsact.attach(program, at.index, at.hook)?
+                clsact.attach(object.link_program(name)?, at.index, at.hook)?
             }
         };
         match outcome {
@@ -128,7 +149,7 @@ impl Links {
     }
 
     fn leave_out(&mut self, index: u32, link: &ServedLink) {
-        if let Self::Clsact { left_out, .. } = self
+        if let Means::Clsact { left_out, .. } = &mut self.means
             && left_out.insert(index, Arc::clone(&link.name)).is_none()
         {
             tracing::warn!(link = &*link.name, "{LEFT_OUT}");
@@ -136,9 +157,9 @@ impl Links {
     }
 
     pub(super) fn detach(&mut self, pins: &PinDir, at: LinkHook) -> Result<(), KernelError> {
-        match self {
-            Self::Tcx => tcx::detach(&pins.link(&pin_name(at))),
-            Self::Clsact { clsact, left_out } => {
+        match &mut self.means {
+            Means::Tcx => tcx::detach(&pins.link(&pin_name(at))),
+            Means::Clsact { clsact, left_out } => {
                 left_out.remove(&at.index);
                 clsact.detach(at.index, at.hook)
             }
@@ -147,10 +168,15 @@ impl Links {
 
     /// Returns the names of the links that have no room for programs.
     pub(super) fn left_out(&self) -> Vec<Arc<str>> {
-        match self {
-            Self::Tcx => Vec::new(),
-            Self::Clsact { left_out, .. } => left_out.values().cloned().collect(),
+        match &self.means {
+            Means::Tcx => Vec::new(),
+            Means::Clsact { left_out, .. } => left_out.values().cloned().collect(),
         }
+    }
+
+    /// Returns the links on which our program stays behind that of another owner.
+    pub(super) fn displaced(&self) -> Vec<DisplacedLink> {
+        self.order.displaced()
     }
 
     /// Returns our programs on all links.
@@ -159,34 +185,70 @@ impl Links {
         object: &Object,
         pins: &PinDir,
     ) -> Result<BTreeMap<LinkHook, HookState>, KernelError> {
-        let state = |at: LinkHook, program: Option<u32>| {
-            let is_current = |framing: &Framing| {
-                program.is_some() && object.link_program_id(program_name(at.hook, *framing)) == program
-            };
-            let framing = [Framing::Ethernet, Framing::Ip].into_iter().find(is_current);
-            (at, framing.map_or(HookState::Outdated, HookState::Current))
-        };
-        match self {
-            Self::Tcx => pinned(pins)?
-                .map(|at| {
-                    let program = tcx::attached(at.index, at.hook, &pins.link(&pin_name(at)))?;
-                    Ok(state(at, program))
-                })
-                .collect(),
-            Self::Clsact { clsact, left_out } => {
-                let filters = filters(clsact)?.into_iter();
-                let program = |filter: Filter| filter.is_first.then_some(filter.program);
-                let attached = filters.map(|(at, filter)| state(at, program(filter)));
-                if left_out.is_empty() {
-                    return Ok(attached.collect());
-                }
-                let in_the_way = clsact.with_ingress_qdisc()?;
-                left_out.retain(|index, _| in_the_way.contains(index));
-                let hooks = |&index: &u32| HOOKS.map(|hook| (LinkHook { hook, index }, HookState::LeftOut));
-                Ok(attached.chain(left_out.keys().flat_map(hooks)).collect())
+        let now = clock::monotonic()?;
+        let attached: Vec<_> = match &self.means {
+            Means::Tcx => pinned(pins)?
+                .map(|at| Ok((at, tcx::attached(at.index, at.hook, &pins.link(&pin_name(at)))?)))
+                .collect::<Result<_, KernelError>>()?,
+            Means::Clsact { clsact, .. } => {
+                filters(clsact)?.into_iter().map(|(at, filter)| (at, Some(filter.attached))).collect()
             }
+        };
+        let mut state = |(at, attached)| (at, hook_state(&mut self.order, object, at, attached, now));
+        let mut states: BTreeMap<_, _> = attached.into_iter().map(&mut state).collect();
+        self.order.retain(|at| states.contains_key(&at));
+        if let Means::Clsact { clsact, left_out } = &mut self.means
+            && !left_out.is_empty()
+        {
+            let in_the_way = clsact.with_ingress_qdisc()?;
+            left_out.retain(|index, _| in_the_way.contains(index));
+            let hooks = |&index: &u32| HOOKS.map(|hook| (LinkHook { hook, index }, HookState::LeftOut));
+            states.extend(left_out.keys().flat_map(hooks));
         }
+        Ok(states)
     }
+}
+
+/// Returns a link program. It differs from the one with the id `present`, if that is given.
+fn choose_program<'a>(
+    object: &'a mut Object,
+    name: &'static str,
+    present: Option<u32>,
+) -> Result<LinkProgram<'a>, KernelError> {
+    match present {
+        Some(present) => object.other_link_program(name, present),
+        None => object.link_program(name),
+    }
+}
+
+/// Returns the state of a hook with this program at a monotonic time.
+fn hook_state(
+    order: &mut Order,
+    object: &Object,
+    at: LinkHook,
+    attached: Option<Attached>,
+    now: Duration,
+) -> HookState {
+    let Some(Attached { program, behind }) = attached else { return HookState::Outdated };
+    let is_current = |framing: &Framing| object.is_link_program(program_name(at.hook, *framing), program);
+    let Some(framing) = [Framing::Ethernet, Framing::Ip].into_iter().find(is_current) else {
+        return HookState::Outdated;
+    };
+    match behind {
+        None => {
+            order.is_first(at, now);
+            HookState::Current(framing)
+        }
+        Some(other) if order.is_behind(at, now, &other, || link_name(at.index)) => HookState::Outdated,
+        Some(_) => HookState::Displaced(framing),
+    }
+}
+
+/// Returns the name of a link for messages, or its index if the link is gone.
+fn link_name(index: u32) -> Arc<str> {
+    let links = if_nameindex().ok();
+    let name = links.iter().flatten().find(|link| link.index() == index);
+    name.map_or_else(|| index.to_string(), |link| link.name().to_string_lossy().into_owned()).into()
 }
 
 /// Removes all programs of any shunt process from the links of this network namespace. Continues

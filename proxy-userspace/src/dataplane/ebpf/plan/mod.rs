@@ -184,7 +184,9 @@ impl<'a> Planner<'a> {
             for (&index, link) in &node.links {
                 let at = LinkHook { hook, index };
                 let is_right = match state.links.get(&at) {
-                    Some(HookState::Current(framing)) => *framing == link.framing,
+                    Some(HookState::Current(framing) | HookState::Displaced(framing)) => {
+                        *framing == link.framing
+                    }
                     Some(HookState::LeftOut) => !link.has_node_address,
                     Some(HookState::Outdated) | None => false,
                 };

@@ -15,7 +15,7 @@ use super::{
         KernelError,
         netlink::{NetlinkSocket, attribute},
     },
-    AttachOutcome, Hook, LinkProgram, link_gone_or,
+    AttachOutcome, Attached, Hook, LinkProgram, link_gone_or,
 };
 
 /// The first priority. Among filters of one priority the kernel runs the newest first
@@ -47,10 +47,8 @@ impl Hook {
 pub struct Filter {
     /// The name, which is that of its program.
     pub name: String,
-    /// The id of its program.
-    pub program: u32,
-    /// No filter of another owner runs before it.
-    pub is_first: bool,
+    /// Its program, and the filter of another owner that runs before it.
+    pub attached: Attached,
 }
 
 /// An rtnetlink socket in the network namespace of the thread that opened it.
@@ -146,7 +144,10 @@ impl Clsact {
     pub fn attached(&self, index: u32, hook: Hook) -> Result<Option<Filter>, KernelError> {
         let filters = self.list(index, hook)?;
         let ours = filters.iter().position(is_ours);
-        Ok(ours.and_then(|position| our_filter(&filters[position], position == 0)))
+        Ok(ours.and_then(|position| {
+            let behind = filters.first().filter(|_| position > 0).map(filter_name);
+            our_filter(&filters[position], behind)
+        }))
     }
 
     /// Removes our filter with a handle. It is no error if there is none.
@@ -202,10 +203,20 @@ impl Clsact {
 /// Returns true if a removed filter may have been ours. If a whole priority is removed, the message
 /// has no handle.
 pub fn may_be_ours(removed: &TcMessage) -> bool {
-    let TcHeader { handle, parent, info, .. } = &removed.header;
+    let handle = u32::from(removed.header.handle);
+    is_of_our_hooks(removed) && (handle == 0 || HANDLES.contains(&handle))
+}
+
+/// Returns true for filters of a clsact qdisc with our priority, or a lower number.
+fn is_of_our_hooks(filter: &TcMessage) -> bool {
+    let TcHeader { parent, info, .. } = &filter.header;
     let is_of_clsact = [Hook::Ingress, Hook::Egress].iter().any(|hook| hook.parent() == *parent);
-    let handle = u32::from(*handle);
-    is_of_clsact && info >> 16 <= PRIORITY && (handle == 0 || HANDLES.contains(&handle))
+    is_of_clsact && info >> 16 <= PRIORITY
+}
+
+/// Returns true if an added filter is another owner's and may run before ours.
+pub fn may_be_before_ours(added: &TcMessage) -> bool {
+    is_of_our_hooks(added) && !is_ours(added)
 }
 
 /// Returns true if a removed qdisc may have had our filters.
@@ -217,11 +228,21 @@ fn is_ours(filter: &TcMessage) -> bool {
     filter.header.info >> 16 == PRIORITY && HANDLES.contains(&u32::from(filter.header.handle))
 }
 
-fn our_filter(message: &TcMessage, is_first: bool) -> Option<Filter> {
+fn our_filter(message: &TcMessage, behind: Option<String>) -> Option<Filter> {
     let options = attribute!(message.attributes, TcAttribute::Options(options) => options)?;
     let name = attribute!(options, TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => name.clone())?;
     let program = attribute!(options, TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => *id)?;
-    Some(Filter { name, program, is_first })
+    Some(Filter { name, attached: Attached { program, behind } })
+}
+
+/// Returns the name of a filter's program, or the kind of a filter without one.
+fn filter_name(message: &TcMessage) -> String {
+    let options = attribute!(message.attributes, TcAttribute::Options(options) => options);
+    let name = options.and_then(
+        |options| attribute!(options, TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => name.clone()),
+    );
+    let kind = || attribute!(message.attributes, TcAttribute::Kind(kind) => kind.clone());
+    name.or_else(kind).unwrap_or_else(|| "a filter".into())
 }
 
 /// Returns true if the filter, qdisc or link does not exist. The kernel returns EINVAL if the link

@@ -28,6 +28,15 @@ pub struct LinkProgram<'a> {
     pub id: u32,
 }
 
+/// Our program on a hook of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attached {
+    /// The id of the program.
+    pub program: u32,
+    /// The name of the program of another owner that runs before it, if one does.
+    pub behind: Option<String>,
+}
+
 /// The outcome of attaching to a link, unless it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachOutcome {

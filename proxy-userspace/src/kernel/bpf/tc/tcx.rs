@@ -7,12 +7,12 @@ use std::{
     path::Path,
 };
 
-use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
+use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
 use nix::net::if_::if_nametoindex;
 
 use super::{
     super::{super::KernelError, link, syscall},
-    AttachOutcome, Hook, LinkProgram, link_gone_or,
+    AttachOutcome, Attached, Hook, LinkProgram, link_gone_or,
 };
 
 /// The index of lo in every network namespace.
@@ -30,7 +30,7 @@ impl Hook {
 
 /// Queries the programs on loopback, which kernels without TCX refuse with EINVAL.
 pub fn probe() -> io::Result<()> {
-    syscall::tcx_links(LOOPBACK, Hook::Ingress.attach_type()).map(drop)
+    syscall::tcx_programs(LOOPBACK, Hook::Ingress.attach_type()).map(drop)
 }
 
 /// Returns true if the kernel has TCX.
@@ -46,15 +46,21 @@ pub fn is_supported() -> bool {
 
 /// Attaches a program to a link, through a BPF link that is pinned at `pin`. It comes before all
 /// programs of other owners, so that it runs whatever they return. If a BPF link of this network
-/// link is pinned there already, its program is replaced. The index may be that of another network
-/// link by now.
-pub fn attach(
-    program: LinkProgram<'_>,
+/// link is pinned there already and is the first, its program is replaced. The index may be that of
+/// another network link by now.
+///
+/// If the pinned BPF link is behind others, a new one replaces it without a gap. A hook takes each
+/// program only once. So `choose` gets the id of the program that it must not return then.
+pub fn attach<'a>(
+    choose: impl FnOnce(Option<u32>) -> Result<LinkProgram<'a>, KernelError>,
     index: u32,
     hook: Hook,
     pin: &Path,
 ) -> Result<AttachOutcome, KernelError> {
-    if let Some((link, _)) = live_link(index, hook, pin)? {
+    let present = live_link(index, hook, pin)?;
+    let behind = present.as_ref().filter(|present| present.behind.is_some());
+    let program = choose(behind.map(|present| present.program))?;
+    if let Some(LiveLink { link, behind: None, .. }) = &present {
         return match syscall::update_link(link.as_fd(), program.fd) {
             Ok(()) => Ok(AttachOutcome::Attached),
             Err(error) => link_gone_or(error, KernelError::path("replace program of link", pin)),
@@ -69,28 +75,52 @@ pub fn attach(
     link::pin_over(pin, |new_pin| {
         syscall::pin(link.as_fd(), new_pin).map_err(KernelError::path("pin link", new_pin))
     })?;
+    if let Some(LiveLink { link, .. }) = present {
+        detach_now(&link, pin);
+    }
     Ok(AttachOutcome::Attached)
 }
 
-/// Returns the id of the program that the BPF link at `pin` runs on a link. Returns `None` if it
-/// runs on another link, on no link, or in another network namespace.
-pub fn attached(index: u32, hook: Hook, pin: &Path) -> Result<Option<u32>, KernelError> {
-    Ok(live_link(index, hook, pin)?.map(|(_, program)| program))
+/// Returns what the BPF link at `pin` runs on a link. Returns `None` if it runs on another link, on
+/// no link, or in another network namespace.
+pub fn attached(index: u32, hook: Hook, pin: &Path) -> Result<Option<Attached>, KernelError> {
+    let attached = |LiveLink { program, behind, .. }| Attached { program, behind: behind.map(program_name) };
+    Ok(live_link(index, hook, pin)?.map(attached))
 }
 
-fn live_link(index: u32, hook: Hook, pin: &Path) -> Result<Option<(OwnedFd, u32)>, KernelError> {
+/// A BPF link that runs a program on a network link.
+struct LiveLink {
+    link: OwnedFd,
+    program: u32,
+    /// The id of the first program of the hook, if that is another.
+    behind: Option<u32>,
+}
+
+fn live_link(index: u32, hook: Hook, pin: &Path) -> Result<Option<LiveLink>, KernelError> {
     let Some(link) = link::open(pin)? else { return Ok(None) };
     let info = syscall::tcx_link(link.as_fd()).map_err(KernelError::path("inspect link", pin))?;
     let Some(info) = info.filter(|info| info.ifindex == index && info.attach_type == hook.attach_type())
     else {
         return Ok(None);
     };
-    match syscall::tcx_links(index, hook.attach_type()) {
-        Ok(here) => Ok(here.contains(&info.id).then_some((link, info.program))),
+    let here = match syscall::tcx_programs(index, hook.attach_type()) {
+        Ok(here) => here,
         // The link is in another namespace, or it has just been deleted.
-        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
-        Err(error) => Err(KernelError::path("find link", pin)(error)),
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
+        Err(error) => return Err(KernelError::path("find link", pin)(error)),
+    };
+    if here.iter().all(|program| program.link != info.id) {
+        return Ok(None);
     }
+    let behind = here.first().filter(|first| first.link != info.id).map(|first| first.program);
+    Ok(Some(LiveLink { link, program: info.program, behind }))
+}
+
+/// Returns the name of a program, and its id.
+fn program_name(id: u32) -> String {
+    let found = loaded_programs().flatten().find(|program| program.id() == id);
+    let name = found.as_ref().and_then(ProgramInfo::name_as_str).unwrap_or("unknown");
+    format!("{name} (id {id})")
 }
 
 /// Returns the names of the programs on a hook of a link, in the order in which they run. Kernel
@@ -115,13 +145,17 @@ pub fn detach(pin: &Path) -> Result<(), KernelError> {
     let Some(link) = link::open(pin)? else { return Ok(()) };
     // A link of another type under our name, for example of a cgroup, is not detached. The pin is
     // removed anyway.
-    if syscall::tcx_link(link.as_fd()).is_ok_and(|info| info.is_some())
-        && let Err(error) = syscall::detach_link(link.as_fd())
-    {
-        tracing::debug!(%error, pin = %pin.display(), "cannot detach the link: it is detached already");
+    if syscall::tcx_link(link.as_fd()).is_ok_and(|info| info.is_some()) {
+        detach_now(&link, pin);
     }
     match fs::remove_file(pin) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(KernelError::path("remove", pin)(error)),
         _ => Ok(()),
+    }
+}
+
+fn detach_now(link: &OwnedFd, pin: &Path) {
+    if let Err(error) = syscall::detach_link(link.as_fd()) {
+        tracing::debug!(%error, pin = %pin.display(), "cannot detach the link: it is detached already");
     }
 }
