@@ -23,8 +23,8 @@ use crate::net::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts};
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
 /// Sends all links and addresses, sorted, to `to` at once and after every change. Notifies
-/// `disturbed` if another program removed a filter that may have been shunt's, or added one that may
-/// run before it. The kernel sends no notification for TCX. Returns when rtnetlink fails or all
+/// `disturbed` if another program removed a filter that may have been shunt's, or added one that
+/// may run before it. The kernel sends no notification for TCX. Returns when rtnetlink fails or all
 /// receivers are gone.
 ///
 /// The addresses of `excluded_link` are left out, because they do not belong to the node.

@@ -67,8 +67,8 @@ fn enforced_profile(label: &str) -> Option<String> {
     (mode != "complain" && mode != "unconfined").then(|| name.to_owned())
 }
 
-/// Returns a context of SELinux, which is `user:role:type:level`. Returns `None` for another format,
-/// and for the types that SELinux does not confine.
+/// Returns a context of SELinux, which is `user:role:type:level`. Returns `None` for another
+/// format, and for the types that SELinux does not confine.
 fn confined_context(label: &str) -> Option<String> {
     let context = label.trim_matches(['\0', '\n']);
     let domain = context.split(':').nth(2)?;

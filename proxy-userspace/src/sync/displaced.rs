@@ -1,5 +1,5 @@
-//! Links on which another program insists on running before shunt's: shown as a metric, and reported
-//! as a Kubernetes Event when the first one appears.
+//! Links on which another program insists on running before shunt's: shown as a metric, and
+//! reported as a Kubernetes Event when the first one appears.
 
 use super::Outputs;
 use crate::dataplane::DisplacedLink;

@@ -314,8 +314,8 @@ pub(super) struct TcxProgram {
     pub(super) link: u32,
 }
 
-/// Returns the programs on a hook of a network link in this network namespace, in the order in which
-/// they run. Kernel 6.6 (e420bed02507); older kernels return EINVAL.
+/// Returns the programs on a hook of a network link in this network namespace, in the order in
+/// which they run. Kernel 6.6 (e420bed02507); older kernels return EINVAL.
 pub(super) fn tcx_programs(target_ifindex: u32, attach_type: u32) -> io::Result<Vec<TcxProgram>> {
     let mut links = [0u32; MAX_ON_A_HOOK];
     let mut programs = [0u32; MAX_ON_A_HOOK];

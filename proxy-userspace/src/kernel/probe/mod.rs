@@ -75,8 +75,8 @@ pub enum Fact {
     Present(String),
     /// The feature is missing, with the reason.
     Missing(String),
-    /// A security module denies the feature to this process. Names the module, and what the operator
-    /// can do.
+    /// A security module denies the feature to this process. Names the module, and what the
+    /// operator can do.
     Denied(String),
     /// The feature could not be probed, with the reason.
     Unknown(String),

@@ -69,8 +69,9 @@ pub(crate) fn the_probe_names_the_profile(shunt: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The profile also denies writes to `/proc/sys/net`. In the pod, the sysctls are mounted elsewhere.
-/// Here, node ports on loopback addresses are off, because the iptables mode sets a sysctl for them.
+/// The profile also denies writes to `/proc/sys/net`. In the pod, the sysctls are mounted
+/// elsewhere. Here, node ports on loopback addresses are off, because the iptables mode sets a
+/// sysctl for them.
 pub(crate) fn auto_falls_back_and_names_the_profile(shunt: &Path) -> Result<()> {
     let mut node = TestNode::build(shunt)?;
     let _profile = LoadedProfile::load(&node.world)?;

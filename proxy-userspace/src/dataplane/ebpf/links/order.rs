@@ -10,8 +10,8 @@ use std::{
 use super::LinkHook;
 use crate::dataplane::DisplacedLink;
 
-/// A program is put back this many times within [`PERIOD`]. A whole sync finds it displaced, so with
-/// the default `syncPeriod` of 30 s the limit is reached within two minutes.
+/// A program is put back this many times within [`PERIOD`]. Full syncs find it displaced. So with
+/// the default `syncPeriod` of 30 s, the limit is reached within two minutes.
 const ATTEMPTS: usize = 3;
 const PERIOD: Duration = Duration::from_mins(10);
 
