@@ -82,11 +82,13 @@ impl Flow {
     }
 
     /// Returns true for a TCP connection that both sides closed, or that was reset. A SYN with the
-    /// same ports then opens a new connection.
+    /// same ports then opens a new connection. If conntrack has the connection, only the client's
+    /// side is known here.
     #[inline(always)]
     pub const fn is_closed(&self) -> bool {
         const BOTH: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
-        self.state & BOTH == BOTH || self.state & state::RESET != 0
+        const PASSED: u32 = state::CLIENT_CLOSED | state::PASS;
+        self.state & BOTH == BOTH || self.state & PASSED == PASSED || self.state & state::RESET != 0
     }
 
     /// Returns true for a TCP connection that both sides closed with FIN, without a reset.

@@ -15,8 +15,8 @@ use proxy_common::{
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey,
         FragmentKey, FragmentValue, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
-        ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SourceRange, TraceEvent,
-        UdpSocket, flow_state, service_slot,
+        ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope, SourceRange,
+        TraceEvent, UdpSocket, flow_state, service_slot,
     },
     prefilter::PrefilterBit,
     tables::Tables,
@@ -354,6 +354,18 @@ pub fn node_netns() -> u64 {
     match NODE.get(0) {
         Some(node) if node.netns != NodeValue::NETNS_UNKNOWN => node.netns,
         _ => ctx::initial_netns(),
+    }
+}
+
+/// Returns true if the socket programs leave the sockets of a network namespace alone.
+#[inline(always)]
+pub fn leaves_alone(netns: u64) -> bool {
+    const ALL: u16 = SocketScope::All as u16;
+    const NODE_ONLY: u16 = SocketScope::Node as u16;
+    match NODE.get(0).map(|node| node.socket_scope) {
+        None | Some(ALL) => false,
+        Some(NODE_ONLY) => netns != node_netns(),
+        Some(_) => EXEMPT_NETNS.get_ptr(&netns).is_some(),
     }
 }
 

@@ -70,7 +70,7 @@ pub fn connect<H: Hook>(ctx: &SockAddr) -> Outcome {
             AffinityKey::of_sockets(ctx.netns(), service.service)
         })
     };
-    match resolve::<H>(ctx, &destination, protocol, choose) {
+    match resolve::<H>(ctx, &destination, protocol, || false, choose) {
         Resolution::Pass => {
             remove_connection(ctx, protocol);
             Outcome::Proceed
@@ -103,7 +103,9 @@ pub fn sendmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
         return Outcome::Proceed;
     }
     let choose = |service: &ServiceValue, slots| endpoint_of_flow::<H>(ctx, &destination, service, slots);
-    match resolve::<H>(ctx, &destination, Protocol::Udp, choose) {
+    // The conversations of a namespace go on when it becomes exempt.
+    let goes_on = || maps::udp_flow(&SocketPeer::new(ctx.cookie(), destination)).is_some();
+    match resolve::<H>(ctx, &destination, Protocol::Udp, goes_on, choose) {
         Resolution::Pass => Outcome::Proceed,
         Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { endpoint, .. } => {
@@ -171,9 +173,13 @@ fn resolve<H: Hook>(
     ctx: &SockAddr,
     destination: &Endpoint,
     protocol: Protocol,
+    goes_on: impl Fn() -> bool,
     choose: impl Fn(&ServiceValue, Slots) -> Option<Endpoint>,
 ) -> Resolution {
     if !service::may_be_vip(&Kernel::<H>::NEW, &destination.addr, destination.port) {
+        return Resolution::Pass;
+    }
+    if maps::leaves_alone(ctx.netns()) && !goes_on() {
         return Resolution::Pass;
     }
     let tables = Kernel::<H>::NEW;

@@ -28,6 +28,12 @@ pub fn ebpf(config: &Config, launcher: &Launcher) -> EbpfSettings {
     }
 }
 
+/// Returns the mark bits of the ebpf mode and its backstop.
+pub fn own_marks(config: &Config) -> u32 {
+    let Marks { masquerade, reject } = marks(config.ebpf.masquerade_mark);
+    masquerade | reject
+}
+
 /// Returns upstream's mark bits, 14 and 15. If bit 15 means masquerade, bit 14 means reject.
 fn marks(masquerade: u32) -> Marks {
     let reject = match masquerade {

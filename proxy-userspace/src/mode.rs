@@ -3,29 +3,65 @@
 
 use std::fmt;
 
-/// When the ebpf mode keeps a backstop: the rules of a netfilter mode beneath its programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BackstopPolicy {
-    /// While something needs it.
-    Auto,
-    /// Always.
-    Always,
-    /// Never. What the programs cannot translate is not served.
-    Never,
+/// Declares the values of a setting, with their names in flags and files.
+macro_rules! setting {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+        #[serde(rename_all = "lowercase")]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant,)*
+        }
+
+        impl $name {
+            /// The names of all values.
+            pub const NAMES: &[&str] = &[$($text),*];
+
+            /// Returns the value with this name.
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name {
+                    $($text => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+        }
+    };
 }
 
-impl BackstopPolicy {
-    /// All policies.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Always, Self::Never];
+setting! {
+    /// When the ebpf mode keeps a backstop: the rules of a netfilter mode beneath its programs.
+    BackstopPolicy {
+        /// While something needs it.
+        Auto = "auto",
+        /// Always.
+        Always = "always",
+        /// Never. What the programs cannot translate is not served.
+        Never = "never",
+    }
+}
 
-    /// The name in flags and files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Always => "always",
-            Self::Never => "never",
-        }
+setting! {
+    /// What translates the packets that come in on links, in the ebpf mode.
+    LinksPath {
+        /// The programs, where nothing on the node could notice the difference; otherwise
+        /// netfilter.
+        Auto = "auto",
+        /// The programs.
+        Programs = "programs",
+        /// Netfilter: the rules of the backstop.
+        Netfilter = "netfilter",
+    }
+}
+
+setting! {
+    /// The sockets that the ebpf mode serves.
+    SocketsScope {
+        /// All sockets but those of pods that redirect their own packets.
+        Auto = "auto",
+        /// All sockets.
+        All = "all",
+        /// The sockets of processes in the node's network namespace.
+        Node = "node",
     }
 }
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
+    collections::BTreeSet,
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
@@ -79,6 +80,9 @@ pub struct Link {
     pub header: LinkHeader,
     /// True for the loopback link.
     pub is_loopback: bool,
+    /// True for an `ifb` link. It passes packets through a qdisc that another link redirects to it,
+    /// for example to limit the bandwidth of a pod, and returns them to that link.
+    pub is_ifb: bool,
     /// If the link is a bridge: its own MAC address. It can differ from the address of every port.
     pub bridge_address: Option<MacAddress>,
 }
@@ -94,13 +98,34 @@ pub struct LinkAddress {
     pub prefix_len: u8,
 }
 
-/// The links and addresses that the kernel reports for this node.
+/// What the kernel reports about this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// The addresses of all links, without IPv6 link-local addresses; sorted.
     pub addresses: Vec<LinkAddress>,
     /// All links; sorted.
     pub links: Vec<Link>,
+    /// What translates packets that come in on links.
+    pub link_path: LinkPath,
+    /// The sockets that are served.
+    pub socket_scope: SocketScope,
+}
+
+/// The kernel's unique number of a network namespace, valid until reboot, as `bpf_get_netns_cookie`
+/// returns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NetnsCookie(pub u64);
+
+/// The sockets that the socket programs serve, in the ebpf mode.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SocketScope {
+    /// All sockets.
+    #[default]
+    All,
+    /// The sockets in the node's network namespace.
+    Node,
+    /// All sockets but those in these network namespaces. Not empty.
+    AllBut(BTreeSet<NetnsCookie>),
 }
 
 /// What translates the packets of clients that come in on links, in the ebpf mode.

@@ -46,6 +46,7 @@ macro_rules! for_each_map {
                 size tcp_connections = 131072 "tcpConnections"; // Connected TCP sockets.
             LOCAL_SOURCES "local_sources" LpmTrie<Addr, u8> Config fixed 4096;
             LOCAL_LINKS "local_links" HashMap<u32, u8> Config fixed 4096; // More than pods.
+            EXEMPT_NETNS "exempt_netns" HashMap<u64, u8> Config fixed 4096; // More than pods.
             BRIDGE_PORTS "bridge_ports" HashMap<u32, BridgeAddress> Config fixed 4096;
             FLOWS "flows" LruHashMap<FlowKey, Flow> State
                 size flows = 262144 "flows"; // A flow on links has two entries.

@@ -9,7 +9,7 @@ use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;
 
 /// Declares the type of a key or value, and asserts its size and that it has no padding.
 macro_rules! map_type {
@@ -263,8 +263,10 @@ map_type! {
         reject_mark: u32,
         /// The [`LocalDetection`].
         local_detection: u32,
-        /// Zero.
-        zero: u32,
+        /// The [`SocketScope`].
+        socket_scope: u16,
+        /// The [`NewFlows`].
+        new_flows: u16,
         /// The end of settling on the monotonic clock. Until then flows may be missing, because
         /// these maps replaced maps of another size.
         settling_until_ns: u64,
@@ -281,6 +283,28 @@ pub enum LocalDetection {
     Source = 1,
     /// Clients are inside if their packets come in on a link of `local_links`.
     Link = 2,
+}
+
+/// The sockets that the socket programs serve.
+#[repr(u16)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SocketScope {
+    /// All.
+    All = 0,
+    /// Those in the network namespace of the node.
+    Node = 1,
+    /// All but those in the network namespaces in `exempt_netns`.
+    NotExempt = 2,
+}
+
+/// What the link programs do with new flows. Known flows go on in any case.
+#[repr(u16)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NewFlows {
+    /// They translate them.
+    Translate = 0,
+    /// They leave them to netfilter.
+    Leave = 1,
 }
 
 impl NodeValue {

@@ -142,8 +142,10 @@ pub mod flow_state {
     pub const RESET: u32 = 1 << 3;
     /// Packets of the original direction are masqueraded.
     pub const MASQUERADE: u32 = 1 << 4;
-    /// The flow belongs to no Service: the node began it with the port of a VIP. Its replies pass
-    /// unchanged (UDP).
+    /// Packets of the flow pass unchanged. Either it belongs to no Service: the node began it with
+    /// the port of a VIP (UDP). Or conntrack translates it. If the flow then names a service
+    /// ([`Flow::service`](super::Flow)) and the endpoint, it ends when the endpoint no longer
+    /// serves (UDP).
     pub const PASS: u32 = 1 << 5;
     /// The flow is held: packets of the original direction are dropped, and the sender retransmits
     /// them, while userspace hands the connection to conntrack.

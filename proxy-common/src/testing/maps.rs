@@ -7,8 +7,8 @@ use crate::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NodeValue, ProgramError,
-        STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue,
+        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NewFlows, NodeValue, ProgramError,
+        STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue, SocketScope,
     },
     prefilter::PrefilterBit,
 };
@@ -51,7 +51,8 @@ impl Default for ConfigMaps {
                 reject_mark: NodeValue::REJECT_MARK,
                 local_detection: LocalDetection::None as u32,
                 state_layout: STATE_LAYOUT_VERSION,
-                zero: 0,
+                socket_scope: SocketScope::All as u16,
+                new_flows: NewFlows::Translate as u16,
                 settling_until_ns: 0,
             },
         }

@@ -8,7 +8,7 @@ use proxy_common::layout::MapSizes;
 use super::{effective::EffectiveSettings, error::IneffectiveSetting, file::ConfigFile};
 use crate::{
     kernel::{bpf::LogLevel, ipvs::Timeouts},
-    mode::{BackstopPolicy, Mode},
+    mode::{BackstopPolicy, LinksPath, Mode, SocketsScope},
     model::ModelSettings,
     node::NodeSettings,
 };
@@ -99,6 +99,10 @@ pub struct EbpfConfig {
     pub log: LogLevel,
     /// When a netfilter mode's rules are kept beneath the programs.
     pub backstop: BackstopPolicy,
+    /// What translates packets that come in on links.
+    pub links_path: LinksPath,
+    /// Whose sockets are served.
+    pub sockets_scope: SocketsScope,
 }
 
 /// Settings of the ipvs mode.

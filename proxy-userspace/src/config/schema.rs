@@ -6,7 +6,10 @@ use std::sync::LazyLock;
 use proxy_common::layout::{COUNTED_SERVICES, SIZE_SETTINGS, SizeSetting};
 
 use super::value::Kind;
-use crate::{kernel::bpf, mode::Mode};
+use crate::{
+    kernel::bpf,
+    mode::{BackstopPolicy, LinksPath, Mode, SocketsScope},
+};
 
 /// One field of the configuration.
 pub(super) struct Field {
@@ -60,7 +63,6 @@ const fn without_effect(path: &'static str, kind: Kind, why: &'static str) -> Fi
 const MODES: &[&str] = &["auto", "ebpf", "nftables", "iptables", "ipvs"];
 /// Upstream's `LocalMode`s.
 const DETECT_LOCAL_MODES: &[&str] = &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"];
-const BACKSTOPS: &[&str] = &["auto", "always", "never"];
 const EBPF_LOGS: &[&str] = &["off", "error", "info", "debug"];
 
 /// Fields whose flags apply to every mode but ipvs, or to all modes, as in upstream's
@@ -72,6 +74,7 @@ pub(super) const MAP_SIZES: &str = "shunt.ebpf.mapSizes.";
 
 /// Modes that count connections and bytes of Services.
 const COUNTING: &[Mode] = &[Mode::Ebpf, Mode::Ipvs];
+const EBPF: &[Mode] = &[Mode::Ebpf];
 const IPTABLES: &[Mode] = &[Mode::Iptables];
 const IPVS: &[Mode] = &[Mode::Ipvs];
 const NFTABLES: &[Mode] = &[Mode::Nftables];
@@ -167,7 +170,9 @@ const FIELDS: &[Field] = &[
     field_of("shunt.logFilter", Kind::Text),
     field_of("shunt.serviceMetrics.enabled", Kind::Bool).default("true").only_in(COUNTING),
     field_of(COUNTED_SERVICES.path, COUNTED).default(COUNTED_SERVICES.default).only_in(COUNTING),
-    field_of("shunt.backstop", Kind::OneOf(BACKSTOPS)).default("auto").only_in(&[Mode::Ebpf]),
+    field_of("shunt.backstop", Kind::OneOf(BackstopPolicy::NAMES)).default("auto").only_in(EBPF),
+    field_of("shunt.links.path", Kind::OneOf(LinksPath::NAMES)).default("auto").only_in(EBPF),
+    field_of("shunt.sockets.scope", Kind::OneOf(SocketsScope::NAMES)).default("auto").only_in(EBPF),
     field_of("shunt.ebpf.cgroupRoot", Kind::Text),
     field_of("shunt.ebpf.pinDir", Kind::Text).default(bpf::DEFAULT_PIN_DIR),
     field_of("shunt.ebpf.interfaces", Kind::InterfaceGlobs),

@@ -42,12 +42,6 @@ pub enum KernelError {
         /// How to make room.
         remedy: String,
     },
-    /// The link with this name has no egress hook.
-    #[error(
-        "cannot add a clsact qdisc to link {0}, which kernels before 6.6 need: the link has an ingress qdisc that \
-         is not shunt's; remove it (`tc qdisc del dev {0} ingress`), or use a newer kernel"
-    )]
-    NoEgress(String),
     /// This pin directory is not on a bpf filesystem.
     #[error(
         "cannot pin maps and links: {} is not on a bpf filesystem; mount one with `mount -t bpf bpf /sys/fs/bpf`, or \

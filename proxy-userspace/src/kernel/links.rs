@@ -158,7 +158,7 @@ async fn list(handle: &Handle, excluded_link: &str) -> Result<(NodeFacts, Option
     addresses.sort();
     addresses.dedup();
     let excluded = links.iter().find(|link| &*link.name == excluded_link).map(|link| link.index);
-    Ok((NodeFacts { addresses, links }, excluded))
+    Ok((NodeFacts { addresses, links, ..NodeFacts::default() }, excluded))
 }
 
 fn link(message: &LinkMessage) -> Option<Link> {
@@ -170,16 +170,25 @@ fn link(message: &LinkMessage) -> Option<Link> {
         master: master.filter(|master| *master != 0),
         header: header(message.header.link_layer_type),
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
+        is_ifb: is_kind(message, &InfoKind::Ifb),
         bridge_address: bridge_address(message),
     })
 }
 
 fn bridge_address(message: &LinkMessage) -> Option<MacAddress> {
-    let is_bridge = message.attributes.iter().any(|attribute| {
-        matches!(attribute, LinkAttribute::LinkInfo(infos) if infos.contains(&LinkInfo::Kind(InfoKind::Bridge)))
-    });
     let address = attribute!(message.attributes, LinkAttribute::Address(address) => address);
+    let is_bridge = is_kind(message, &InfoKind::Bridge);
     Some(MacAddress(address.filter(|_| is_bridge)?.as_slice().try_into().ok()?))
+}
+
+fn is_kind(message: &LinkMessage, kind: &InfoKind) -> bool {
+    let has_kind = |infos: &Vec<LinkInfo>| {
+        infos.iter().any(|info| matches!(info, LinkInfo::Kind(other) if other == kind))
+    };
+    message
+        .attributes
+        .iter()
+        .any(|attribute| matches!(attribute, LinkAttribute::LinkInfo(infos) if has_kind(infos)))
 }
 
 /// Maps a link type to its header. The types without a MAC header are those of the kernel's

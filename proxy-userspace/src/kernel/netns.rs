@@ -11,11 +11,7 @@ use std::{
 use nix::sched::{CloneFlags, setns};
 
 use super::KernelError;
-
-/// The kernel's unique number of a network namespace, valid until reboot, as `bpf_get_netns_cookie`
-/// returns it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NetnsCookie(pub u64);
+pub use crate::net::NetnsCookie;
 
 /// Returns the cookie of the calling thread's namespace. `None` on kernels before 5.14, which show
 /// it to programs only (`SO_NETNS_COOKIE`, e8b9eab99232).

@@ -33,7 +33,7 @@ use crate::{
     dataplane::{
         BackstopStatus, DisplacedLink, KernelCounts, MapFill, ModeMetricsReader, conntrack::StaleUdpDeletion,
     },
-    model::IpFamily,
+    model::{IpFamily, LinkPath},
 };
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
@@ -97,6 +97,8 @@ pub struct Metrics {
     mode: Family<Labels<1>, Gauge>,
     mode_info: Family<Vec<(&'static str, String)>, Gauge>,
     backstop_info: Family<Labels<2>, Gauge>,
+    link_path_info: Family<Vec<(&'static str, String)>, Gauge>,
+    exempt_namespaces: Gauge,
     modes_broken: Family<Labels<1>, Counter>,
     running_mode: Arc<RwLock<&'static str>>,
     conntrack_deleted: Family<Labels<1>, Counter>,
@@ -188,9 +190,26 @@ impl Metrics {
         *self.running_mode.write().unwrap_or_else(PoisonError::into_inner) = mode;
         // The backstop, the links and the maps belong to the previous mode.
         self.backstop_info.clear();
+        self.link_path_info.clear();
+        self.exempt_namespaces.set(0);
         self.links_displaced.clear();
         self.map_entries.clear();
         self.map_capacity.clear();
+    }
+
+    /// Sets the number of network namespaces whose sockets are left alone.
+    pub fn set_exempt_namespaces(&self, count: usize) {
+        self.exempt_namespaces.set(gauge_value(count));
+    }
+
+    /// Sets what translates packets that come in on links.
+    pub fn set_link_path(&self, path: &LinkPath) {
+        let (path, why) = match path {
+            LinkPath::Programs => ("programs", ""),
+            LinkPath::Netfilter { why } => ("netfilter", &**why),
+        };
+        self.link_path_info.clear();
+        self.link_path_info.get_or_create(&vec![("path", path.into()), ("why", why.into())]).set(1);
     }
 
     /// Sets the backstop that is in place; `None` if there is none.

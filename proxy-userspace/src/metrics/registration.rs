@@ -71,6 +71,10 @@ fn shunt_metrics(metrics: &Metrics, to: &mut Registry) {
         mode_info: "mode_info", "The reason for the current mode";
         backstop_info: "backstop_info",
             "The netfilter mode whose rules are beneath the programs, and why";
+        link_path_info: "link_path_info",
+            "What translates packets that come in on links, and why it is netfilter";
+        exempt_namespaces: "exempt_namespaces",
+            "Network namespaces of pods that redirect their own packets, so that their sockets are left alone";
         modes_broken: "modes_broken", "Modes that failed permanently and were replaced by another mode";
         map_entries: "map_entries", "Entries in a map of the dataplane";
         map_capacity: "map_capacity", "Capacity of a map of the dataplane, in entries";

@@ -63,6 +63,7 @@ fn every_metric_has_upstreams_name_and_kind() {
         ("process_resident_memory_bytes", "gauge"),
         ("process_start_time_seconds", "gauge"),
         ("process_virtual_memory_bytes", "gauge"),
+        ("shunt_exempt_namespaces", "gauge"),
         ("shunt_links_displaced", "gauge"),
         ("shunt_links_left_out", "gauge"),
         ("shunt_map_capacity", "gauge"),

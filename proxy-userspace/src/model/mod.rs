@@ -30,4 +30,6 @@ pub use sloppy::{parse_cidr_sloppy, parse_ip_sloppy};
 pub use snapshot::*;
 pub use state::Model;
 
-pub use crate::net::{IpFamily, Link, LinkAddress, LinkHeader, MacAddress, NodeFacts, Protocol};
+pub use crate::net::{
+    IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, Protocol, SocketScope,
+};

@@ -20,16 +20,17 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
     let primary =
         |family| Some((family, own_ip(settings, node, family).or_else(|| kernel_ip(facts, family))?));
     let local_detector = local_traffic_detector(settings, node);
-    let pod_cidrs = pod_cidrs(settings, node);
     NodeView {
         node_port_addresses: node_port_addresses(settings, node, &local_addresses),
         local_addresses,
         primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
-        links: served_links(settings, facts, &pod_cidrs),
+        links: served_links(settings, facts),
+        link_path: facts.link_path.clone(),
+        socket_scope: facts.socket_scope.clone(),
         local_links: local_links(&local_detector, facts),
         bridge_ports: bridge_ports(facts),
         local_detector,
-        pod_cidrs,
+        pod_cidrs: pod_cidrs(settings, node),
         service_cidrs: Vec::new(),
         masquerade_all: settings.masquerade_all,
         being_deleted: node.is_some_and(|node| node.being_deleted),
@@ -76,23 +77,16 @@ fn pod_cidrs(settings: &ModelSettings, node: Option<&Node>) -> Vec<IpNet> {
     cidrs
 }
 
-fn served_links(
-    settings: &ModelSettings,
-    facts: &NodeFacts,
-    pod_cidrs: &[IpNet],
-) -> BTreeMap<u32, ServedLink> {
-    let is_pod_address = |address| pod_cidrs.iter().any(|cidr| cidr.contains(address));
-    let node_addresses = facts.addresses.iter().filter(|entry| !is_pod_address(&entry.address));
-    let with_node_address: BTreeSet<&str> = node_addresses.map(|entry| &*entry.link).collect();
+fn served_links(settings: &ModelSettings, facts: &NodeFacts) -> BTreeMap<u32, ServedLink> {
     let served = |link: &Link| {
         let framing = match link.header {
             LinkHeader::Ethernet => Framing::Ethernet,
             LinkHeader::Ip => Framing::Ip,
             LinkHeader::Other(_) => return None,
         };
-        let is_served = !link.is_loopback && settings.interfaces.allow(&link.name);
-        let has_node_address = with_node_address.contains(&*link.name);
-        is_served.then(|| (link.index, ServedLink { name: link.name.clone(), framing, has_node_address }))
+        // Packets on an ifb pass the hooks of the link that redirects to it.
+        let is_served = !link.is_loopback && !link.is_ifb && settings.interfaces.allow(&link.name);
+        is_served.then(|| (link.index, ServedLink { name: link.name.clone(), framing }))
     };
     facts.links.iter().filter_map(served).collect()
 }
@@ -126,7 +120,7 @@ fn bridge_ports(facts: &NodeFacts) -> BTreeMap<u32, MacAddress> {
 mod tests {
     use super::*;
     use crate::model::{
-        DetectLocalMode, InterfaceGlobs, LinkAddress,
+        DetectLocalMode, InterfaceGlobs,
         testing::{cidrs, facts, ip, link, node, settings},
     };
 
@@ -143,32 +137,17 @@ mod tests {
             link(5, "cbr0"),
             Link { master: Some(5), ..link(6, "veth1") },
             Link { master: Some(9), ..link(7, "veth2") },
+            Link { is_ifb: true, ..link(8, "ifb0") },
         ];
         NodeFacts { links, ..NodeFacts::default() }
     }
 
     #[test]
-    fn all_links_except_loopback_and_unsupported_ones_are_served() {
+    fn all_links_except_loopback_ifbs_and_unsupported_ones_are_served() {
         let view = node_view(&settings(), None, &some_links());
         assert_eq!(names(&view), ["eth0", "wg0", "cbr0", "veth1", "veth2"]);
         assert_eq!(view.links[&3].framing, Framing::Ip);
         assert!(view.local_links.is_empty());
-    }
-
-    #[test]
-    fn the_gateway_of_pods_is_not_an_address_of_the_node() {
-        let address = |link: &str, address: &str| LinkAddress {
-            link: link.into(),
-            address: ip(address),
-            prefix_len: 24,
-        };
-        let addresses =
-            vec![address("eth0", "192.0.2.1"), address("cbr0", "10.244.1.1"), address("veth1", "10.244.1.1")];
-        let facts = NodeFacts { addresses, ..some_links() };
-        let settings = ModelSettings { cluster_cidrs: cidrs(&["10.244.0.0/16"]), ..settings() };
-        let view = node_view(&settings, None, &facts);
-        let own = view.links.values().filter(|link| link.has_node_address);
-        assert_eq!(own.map(|link| &*link.name).collect::<Vec<_>>(), ["eth0"]);
     }
 
     #[test]

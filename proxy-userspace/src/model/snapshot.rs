@@ -10,7 +10,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{IpFamily, MacAddress, NamespacedName, Protocol, TrafficPolicy};
+use super::{IpFamily, LinkPath, MacAddress, NamespacedName, Protocol, SocketScope, TrafficPolicy};
 
 /// The name of a service port, like upstream's `ServicePortName`: `namespace/name:port`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -169,9 +169,13 @@ pub struct NodeView {
     pub pod_cidrs: Vec<IpNet>,
     /// The local detector.
     pub local_detector: LocalTrafficDetector,
-    /// The links that are served, by index: all except loopback, links with unsupported headers,
-    /// and those that the configuration excludes.
+    /// The links that are served, by index: all except loopback, `ifb` links, links with
+    /// unsupported headers, and those that the configuration excludes.
     pub links: BTreeMap<u32, ServedLink>,
+    /// What translates packets that come in on these links.
+    pub link_path: LinkPath,
+    /// The sockets that are served.
+    pub socket_scope: SocketScope,
     /// The indexes of the links on which packets of local pods arrive, if [`Self::local_detector`]
     /// is about links.
     pub local_links: BTreeSet<u32>,
@@ -192,9 +196,6 @@ pub struct ServedLink {
     pub name: Arc<str>,
     /// The header with which packets begin.
     pub framing: Framing,
-    /// The link has an address at which others reach the node. An address in the range of the pods
-    /// does not count: it is the gateway of pods.
-    pub has_node_address: bool,
 }
 
 /// The header with which the packets of a served link begin.

@@ -111,6 +111,12 @@ fn nftables(config: &Config, launcher: &Launcher, drift: Arc<Notify>) -> anyhow:
     Ok(Box::new(DataplaneRenderer::new(dataplane)))
 }
 
+/// Probes the kernel. Returns true if a mode works that can be the backstop.
+pub(super) fn backstop_works(config: &Config, launcher: &Launcher) -> bool {
+    let of_mode = |mode| Config { mode, ..config.clone() };
+    [Mode::Nftables, Mode::Iptables].into_iter().any(|mode| missing(&of_mode(mode), launcher).is_none())
+}
+
 /// Probes the kernel. Returns a sentence on what the mode lacks, or `None` if it lacks nothing.
 fn missing(config: &Config, launcher: &Launcher) -> Option<String> {
     let mode = config.mode;

@@ -3,6 +3,7 @@
 
 mod dataplane;
 mod mode_choice;
+mod node_facts;
 mod one_shot;
 mod reload;
 mod sources;

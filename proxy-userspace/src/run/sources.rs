@@ -1,4 +1,4 @@
-//! Runs the sources of the sync loop: objects, this node's links and addresses, and signs of drift.
+//! Runs the sources of the sync loop: objects, facts about this node, and signs of drift.
 
 use std::sync::Arc;
 
@@ -15,27 +15,30 @@ use proxy_userspace::{
 };
 use tokio::sync::{Notify, mpsc, watch as channel};
 
-use super::{ModeChoice, PendingEvents, Tasks};
+use super::{ModeChoice, PendingEvents, Tasks, node_facts};
 
 /// How many events may wait for the sync loop. A faster source waits, too.
 const MAX_QUEUED: usize = 4096;
 
 /// Starts all sources.
 pub(super) fn start(
-    ModeChoice { config, environment, .. }: &ModeChoice,
+    ModeChoice { config, environment, launcher, .. }: &ModeChoice,
     metrics: Metrics,
     settings: channel::Receiver<SyncSettings>,
     node_events: &PendingEvents,
     tasks: &mut Tasks,
 ) -> Inputs {
     let (to_loop, events) = mpsc::channel(MAX_QUEUED);
-    let objects =
-        objects(config.clone(), environment.proxies.clone(), metrics, Arc::clone(node_events), to_loop);
+    let objects = objects(
+        config.clone(),
+        environment.proxies.clone(),
+        metrics.clone(),
+        Arc::clone(node_events),
+        to_loop,
+    );
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
-    let (to_loop, node_facts) = channel::channel(None);
     let drift = Arc::new(Notify::new());
-    let facts = kernel::links::report(ipvs::DUMMY_LINK, to_loop, Arc::clone(&drift));
-    tasks.spawn(async move { facts.await.context("cannot watch this node's links and addresses") });
+    let node_facts = node_facts::start(config, launcher, &drift, &metrics, tasks);
     tasks.spawn(report_removals(config.mode, Arc::clone(&drift)));
     Inputs { events, node_facts, drift, settings }
 }

@@ -28,6 +28,12 @@ struct Arguments {
     /// The proxy's flag --backstop, in mode ebpf.
     #[arg(long, value_name = "auto|always|never")]
     backstop: Option<String>,
+    /// The proxy's flag --links-path, in mode ebpf.
+    #[arg(long, value_name = "auto|programs|netfilter")]
+    links_path: Option<String>,
+    /// The proxy's flag --sockets-scope, in mode ebpf.
+    #[arg(long, value_name = "auto|all|node")]
+    sockets_scope: Option<String>,
     /// A directory of cases.
     #[arg(long, value_name = "DIR", default_value = cases_directory().as_os_str())]
     cases: PathBuf,
@@ -69,11 +75,18 @@ fn run(arguments: Arguments) -> Result<bool> {
     let world = World::build(&Host::ALL, &program)?;
     let iptables = arguments.iptables;
     iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
-    let selection = Selection::new(&arguments.mode).with_iptables(iptables.unwrap_or(IptablesVariant::Nft));
+    let selection = Selection::new(&arguments.mode)
+        .with_iptables(iptables.unwrap_or(IptablesVariant::Nft))
+        .with_links_path(arguments.links_path.as_deref());
     let selection = if arguments.whole { selection } else { selection.without_unsupported(&world) };
     let (mode, source) = (arguments.mode, arguments.source);
-    let backstop = arguments.backstop;
-    let mut runner = Runner { world, shunt, mode, source, selection, iptables, backstop };
+    let flags = [
+        ("--backstop", arguments.backstop),
+        ("--links-path", arguments.links_path),
+        ("--sockets-scope", arguments.sockets_scope),
+    ];
+    let flags = flags.into_iter().filter_map(|(flag, value)| Some((flag, value?))).collect();
+    let mut runner = Runner { world, shunt, mode, source, selection, iptables, flags };
     let mut reports = Vec::new();
     for case in &cases {
         let report = runner.run(case);

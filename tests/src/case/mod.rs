@@ -21,7 +21,7 @@ pub use self::flow::{Action, Expectation, ExpectedAnswers, ExpectedPage, Flow, P
 use crate::world::{CgroupSubtree, Host};
 
 /// The tags that `requires` may contain.
-pub const TAGS: [&str; 9] = [
+pub const TAGS: [&str; 11] = [
     "bridged-pods",
     "flows-of-its-own",
     "forward-of-legacy",
@@ -30,6 +30,8 @@ pub const TAGS: [&str; 9] = [
     "localhost-nodeports",
     "nodeports-on-all-addresses",
     "sctp",
+    "ifb",
+    "ipsec",
     "vlan-links",
 ];
 

@@ -104,5 +104,5 @@ fn facts() -> Result<NodeFacts> {
     };
     let mut addresses = ADDRESSES.into_iter().map(address).collect::<Result<Vec<_>>>()?;
     addresses.sort();
-    Ok(NodeFacts { addresses, links: Vec::new() })
+    Ok(NodeFacts { addresses, ..NodeFacts::default() })
 }

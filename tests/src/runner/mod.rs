@@ -57,8 +57,8 @@ pub struct Runner {
     /// The iptables variant that node1 signals in the worlds of single cases. The runner's own
     /// world signals it already.
     pub iptables: Option<IptablesVariant>,
-    /// The proxy's flag `--backstop`.
-    pub backstop: Option<String>,
+    /// Flags of the proxy, with their values.
+    pub flags: Vec<(&'static str, String)>,
 }
 
 /// A running case.
@@ -116,7 +116,7 @@ impl Runner {
             .transpose()?;
         if let Some(proxy) = &mut proxy {
             proxy.clear_log()?;
-            self.backstop.iter().for_each(|backstop| proxy.set_flag("--backstop", backstop));
+            self.flags.iter().for_each(|(flag, value)| proxy.set_flag(flag, value));
         }
         Ok(CaseRun {
             world: &mut self.world,

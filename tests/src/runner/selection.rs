@@ -21,6 +21,9 @@ const NOT_IN_MODE: &[(&str, &str)] = &[
     ("iptables", "flows-of-its-own"),
     ("ipvs", "bridged-pods"),
     ("ipvs", "flows-of-its-own"),
+    // With --links-path netfilter.
+    ("ebpf netfilter", "bridged-pods"),
+    ("ebpf netfilter", "flows-of-its-own"),
     // The rules are in only one of the two variants.
     ("iptables nft", "forward-of-legacy"),
     ("iptables legacy", "forward-of-nft"),
@@ -59,6 +62,8 @@ impl IptablesVariant {
 pub struct Selection {
     mode: String,
     iptables: IptablesVariant,
+    /// The proxy's flag `--links-path`, or nothing.
+    links_path: String,
     missing_features: Vec<&'static str>,
 }
 
@@ -67,18 +72,40 @@ const KERNEL_FEATURES: &[(&str, &str)] = &[
     ("vlan-links", "ip link add link eth0 name probe type vlan id 1 && ip link delete probe"),
     // The first SCTP socket of an agent has loaded the module.
     ("sctp", "test -e /proc/net/sctp"),
+    (
+        "ifb",
+        "ip link add probe type ifb && tc qdisc add dev probe root tbf rate 1mbit burst 4kb latency 9ms \
+         && ip link delete probe",
+    ),
+    (
+        "ipsec",
+        "ip xfrm state add src 192.0.2.1 dst 192.0.2.2 proto esp spi 0x100 mode transport \
+         auth 'hmac(sha256)' 0x11223344556677881122334455667788 enc 'cbc(aes)' 0x11223344556677881122334455667788 \
+         && ip xfrm state flush",
+    ),
 ];
 
 impl Selection {
     /// Selects all cases for this mode.
     pub fn new(mode: &str) -> Self {
-        Self { mode: mode.to_owned(), iptables: IptablesVariant::Nft, missing_features: Vec::new() }
+        Self {
+            mode: mode.to_owned(),
+            iptables: IptablesVariant::Nft,
+            links_path: String::new(),
+            missing_features: Vec::new(),
+        }
     }
 
     /// Selects the cases for a node with this iptables variant.
     #[must_use]
     pub fn with_iptables(self, iptables: IptablesVariant) -> Self {
         Self { iptables, ..self }
+    }
+
+    /// Selects the cases for a proxy with this flag `--links-path`.
+    #[must_use]
+    pub fn with_links_path(self, links_path: Option<&str>) -> Self {
+        Self { links_path: links_path.unwrap_or_default().to_owned(), ..self }
     }
 
     /// Removes the cases that need a feature that this kernel lacks.
@@ -114,7 +141,8 @@ impl Selection {
 
     fn tag_not_in_mode(&self, case: &Case) -> Option<String> {
         let with_iptables = format!("{} {}", self.mode, self.iptables.name());
-        let is_meant = |mode: &str| mode == self.mode || mode == with_iptables;
+        let with_path = format!("{} {}", self.mode, self.links_path);
+        let is_meant = |mode: &str| mode == self.mode || mode == with_iptables || mode == with_path;
         let missing = |tag: &str| NOT_IN_MODE.iter().any(|(mode, no)| is_meant(mode) && *no == tag);
         let tag = case.requires.iter().find(|tag| missing(tag))?;
         Some(format!("mode {} does not support {tag}, as upstream", self.mode))

@@ -4,7 +4,7 @@ use super::{super::is_settling, ClientPacket, entries, set_mark};
 use crate::{
     Addr,
     layout::{
-        AffinityKey, Counter, Endpoint, Flow, FlowKey, LocalDetection, ProgramError, ServiceEvent,
+        AffinityKey, Counter, Endpoint, Flow, FlowKey, LocalDetection, NewFlows, ProgramError, ServiceEvent,
         ServiceValue, flags, flow_state,
     },
     packet::Frame,
@@ -71,7 +71,7 @@ fn is_existing(tables: &impl Tables, incoming: &ClientPacket) -> bool {
         !tcp.is_syn() || flow.is_in_use(*now_ns)
     } else {
         !flow.is_expired(*protocol, *now_ns)
-            && (flow.state & flow_state::PASS != 0
+            && (flow.state & flow_state::PASS != 0 && flow.service == 0
                 || service::is_serving(tables, flow.service, flow.destination))
     }
 }
@@ -91,6 +91,10 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
     };
     if is_retransmitted_syn(incoming, &service) {
         return Classification::Existing;
+    }
+    if leaves_new_flows(tables) {
+        entries::remove(tables, incoming);
+        return Classification::Proceed;
     }
     let source = incoming.key.source.addr;
     let in_ranges = || tables.in_source_ranges(service.service, source);
@@ -174,7 +178,7 @@ fn unknown_connection(frame: &impl Frame, tables: &impl Tables, incoming: &Clien
     if is_settling(tables, incoming.now_ns) {
         return Classification::Drop;
     }
-    if incoming.tcp.has_rst() {
+    if incoming.tcp.has_rst() || leaves_new_flows(tables) {
         return Classification::Proceed;
     }
     match service::find_by_address(tables, destination, incoming.protocol) {
@@ -183,6 +187,13 @@ fn unknown_connection(frame: &impl Frame, tables: &impl Tables, incoming: &Clien
         }
         _ => Classification::Proceed,
     }
+}
+
+/// Returns true if netfilter translates what these programs do not know.
+#[inline(always)]
+fn leaves_new_flows(tables: &impl Tables) -> bool {
+    const LEAVE: u16 = NewFlows::Leave as u16;
+    tables.node().is_some_and(|node| node.new_flows == LEAVE)
 }
 
 /// Marks the packet so that netfilter rejects it.

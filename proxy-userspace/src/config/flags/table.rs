@@ -107,6 +107,10 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         .help("Masquerade all traffic to cluster IPs, in every mode"),
     always(EBPF, "backstop", "shunt.backstop", "auto|always|never")
         .help("Keep the rules of the nftables mode (else of the iptables mode) beneath the programs, for what these cannot translate; auto keeps them while a Service needs them, such as one with an SCTP port"),
+    always(EBPF, "links-path", "shunt.links.path", "auto|programs|netfilter")
+        .help("What translates packets that come in on links: programs, or netfilter (the backstop); auto takes programs if nothing else on the node could notice, and logs what could otherwise"),
+    always(EBPF, "sockets-scope", "shunt.sockets.scope", "auto|all|node")
+        .help("Whose sockets are served: all; those of the node's network namespace (node); or all but those of pods that redirect their own packets, such as pods of a service mesh (auto). All others are served on links"),
     always(EBPF, "cgroup-root", "shunt.ebpf.cgroupRoot", "PATH")
         .help("Cgroup v2 directory whose processes are served [default: the first cgroup2 mount]"),
     always(EBPF, "bpf-pin-dir", "shunt.ebpf.pinDir", "PATH")

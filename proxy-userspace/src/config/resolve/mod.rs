@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     kernel::{cgroup, ipvs::Timeouts},
-    mode::{BackstopPolicy, Mode},
+    mode::{BackstopPolicy, LinksPath, Mode, SocketsScope},
     model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses, parse_cidr_sloppy},
     node::{ConntrackSettings, NodeSettings},
 };
@@ -332,6 +332,7 @@ fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> 
             settings.reject(path, "must be an absolute path");
         }
     }
+    let (backstop, links_path) = backstop(settings);
     EbpfConfig {
         cgroup_root: cgroup_root.unwrap_or_default(),
         pin_dir: settings.text("shunt.ebpf.pinDir").unwrap_or_default().into(),
@@ -341,16 +342,23 @@ fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> 
         },
         masquerade_mark: masquerade_mark(settings, Mode::Ebpf),
         log: logging::of_programs(settings),
-        backstop: backstop(settings),
+        backstop,
+        links_path,
+        sockets_scope: settings
+            .text("shunt.sockets.scope")
+            .and_then(SocketsScope::from_name)
+            .unwrap_or(SocketsScope::Auto),
     }
 }
 
-fn backstop(settings: &Settings) -> BackstopPolicy {
-    let given = settings.text("shunt.backstop");
-    BackstopPolicy::ALL
-        .into_iter()
-        .find(|policy| given == Some(policy.name()))
-        .unwrap_or(BackstopPolicy::Auto)
+/// Returns the backstop's policy and the path of packets that come in on links.
+fn backstop(settings: &mut Settings) -> (BackstopPolicy, LinksPath) {
+    let policy = settings.text("shunt.backstop").and_then(BackstopPolicy::from_name);
+    let path = settings.text("shunt.links.path").and_then(LinksPath::from_name);
+    if (policy, path) == (Some(BackstopPolicy::Never), Some(LinksPath::Netfilter)) {
+        settings.reject("shunt.links.path", "must be auto or programs when shunt.backstop is never");
+    }
+    (policy.unwrap_or(BackstopPolicy::Auto), path.unwrap_or(LinksPath::Auto))
 }
 
 fn masquerade_mark(settings: &Settings, mode: Mode) -> u32 {

@@ -14,31 +14,38 @@ use std::{collections::BTreeSet, error::Error, fmt, sync::Arc};
 
 use super::{
     DisplacedLink, KernelCounts, MapFill, Mode, ModeMetricsReader, RenderError, Renderer,
-    conntrack::StaleUdpDeletion,
+    conntrack::StaleUdpDeletion, ebpf::depends_on_pod,
 };
 use crate::{
     mode::BackstopPolicy,
-    model::{Dirty, Protocol, ServicePortKey, Snapshot},
+    model::{Dirty, LinkPath, NodeView, Protocol, ServicePortKey, Snapshot},
 };
 
 /// Why the backstop is in place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BackstopNeed {
     /// The setting is `always`.
     Setting,
     /// A Service has an SCTP port. The programs translate only TCP and UDP.
     Sctp,
+    /// Netfilter translates all packets that come in on links, for this reason.
+    Links(Arc<str>),
+    /// These links have no room for programs.
+    LeftOutLinks(Vec<Arc<str>>),
+    /// The source ranges of a Service hold a part of this node's pods, so programs at sockets of
+    /// pods cannot decide.
+    SourceRanges,
 }
 
 impl BackstopNeed {
-    /// All needs.
-    pub const ALL: [Self; 2] = [Self::Setting, Self::Sctp];
-
     /// Returns the value of the label `why`.
-    pub const fn name(self) -> &'static str {
+    pub const fn name(&self) -> &'static str {
         match self {
             Self::Setting => "setting",
             Self::Sctp => "sctp",
+            Self::Links(_) => "links",
+            Self::LeftOutLinks(_) => "left-out-links",
+            Self::SourceRanges => "source-ranges",
         }
     }
 }
@@ -48,6 +55,13 @@ impl fmt::Display for BackstopNeed {
         f.write_str(match self {
             Self::Setting => "shunt.backstop is always",
             Self::Sctp => "a Service has an SCTP port, which the programs do not translate",
+            Self::Links(why) => {
+                return write!(f, "netfilter translates the packets that come in on links: {why}");
+            }
+            Self::LeftOutLinks(links) => {
+                return write!(f, "there is no room for programs on the links {}", links.join(", "));
+            }
+            Self::SourceRanges => "the source ranges of a Service hold some pods of this node and not others",
         })
     }
 }
@@ -80,34 +94,69 @@ pub struct Backstopped {
     /// All Services were rendered to the backstop, and it was not removed since.
     is_in_place: bool,
     sctp_ports: BTreeSet<ServicePortKey>,
+    /// Service ports with source ranges that hold a part of this node's pods.
+    ranged_ports: BTreeSet<ServicePortKey>,
+    /// Why netfilter is to translate what comes in on links.
+    links_need: Option<Arc<str>>,
+    /// The programs were removed from the links.
+    links_are_left: bool,
 }
 
 impl Backstopped {
     /// Adds a backstop to the programs.
     pub fn new(programs: Box<dyn Renderer>, policy: BackstopPolicy, create: CreateBackstop) -> Self {
-        Self { programs, policy, create, backstop: None, is_in_place: false, sctp_ports: BTreeSet::new() }
+        Self {
+            programs,
+            policy,
+            create,
+            backstop: None,
+            is_in_place: false,
+            sctp_ports: BTreeSet::new(),
+            ranged_ports: BTreeSet::new(),
+            links_need: None,
+            links_are_left: false,
+        }
     }
 
+    /// Returns the needs, sorted.
     fn needs(&self) -> Vec<BackstopNeed> {
-        let is_needed = |need: &BackstopNeed| match need {
-            BackstopNeed::Setting => self.policy == BackstopPolicy::Always,
-            BackstopNeed::Sctp => self.policy != BackstopPolicy::Never && !self.sctp_ports.is_empty(),
-        };
-        BackstopNeed::ALL.into_iter().filter(is_needed).collect()
+        let left_out = self.programs.left_out();
+        let setting = (self.policy == BackstopPolicy::Always).then_some(BackstopNeed::Setting);
+        let found = [
+            (!self.sctp_ports.is_empty()).then_some(BackstopNeed::Sctp),
+            self.links_need.clone().map(BackstopNeed::Links),
+            (!left_out.is_empty()).then_some(BackstopNeed::LeftOutLinks(left_out)),
+            (!self.ranged_ports.is_empty()).then_some(BackstopNeed::SourceRanges),
+        ];
+        let is_allowed = self.policy != BackstopPolicy::Never;
+        setting.into_iter().chain(found.into_iter().flatten().filter(|_| is_allowed)).collect()
     }
 
     /// Costs as much as the change, not as much as the cluster.
     fn update_needs(&mut self, snapshot: &Snapshot, dirty: &Dirty) {
-        let is_sctp = |key: &&ServicePortKey| key.name.protocol == Protocol::Sctp;
-        if dirty.all {
-            self.sctp_ports = snapshot.ports.keys().filter(is_sctp).cloned().collect();
-            return;
+        self.links_need = match &snapshot.node.link_path {
+            LinkPath::Programs => None,
+            LinkPath::Netfilter { why } => Some(Arc::clone(why)),
+        };
+        // What source ranges hold depends on the node.
+        if dirty.all || dirty.node {
+            self.sctp_ports.clear();
+            self.ranged_ports.clear();
+            snapshot.ports.keys().for_each(|key| self.update_needs_of(key, snapshot));
+        } else {
+            dirty.ports.iter().for_each(|key| self.update_needs_of(key, snapshot));
         }
-        for key in dirty.ports.iter().filter(is_sctp) {
-            if snapshot.ports.contains_key(key) {
-                self.sctp_ports.insert(key.clone());
-            } else {
-                self.sctp_ports.remove(key);
+    }
+
+    fn update_needs_of(&mut self, key: &ServicePortKey, snapshot: &Snapshot) {
+        let port = snapshot.ports.get(key);
+        let is_sctp = port.is_some() && key.name.protocol == Protocol::Sctp;
+        let is_ranged = port.is_some_and(|port| depends_on_pod(port, &snapshot.node, key.family));
+        for (is_member, ports) in [(is_sctp, &mut self.sctp_ports), (is_ranged, &mut self.ranged_ports)] {
+            if is_member {
+                ports.insert(key.clone());
+            } else if !ports.is_empty() {
+                ports.remove(key);
             }
         }
     }
@@ -125,6 +174,24 @@ impl Backstopped {
         let dirty = if self.is_in_place { dirty } else { &everything };
         let operations = backstop.render(snapshot, dirty).map_err(|error| BackstopError(error.into()))?;
         self.is_in_place = true;
+        Ok(operations)
+    }
+
+    /// Renders the programs. They leave the links to netfilter only if the backstop serves there.
+    fn render_programs(
+        &mut self,
+        snapshot: &Snapshot,
+        dirty: &Dirty,
+        backstop_works: bool,
+    ) -> Result<usize, RenderError> {
+        let leaves_links = self.links_need.is_some() && (backstop_works || self.links_are_left);
+        let operations = if leaves_links == self.links_need.is_some() {
+            self.programs.render(snapshot, dirty)
+        } else {
+            let node = NodeView { link_path: LinkPath::Programs, ..snapshot.node.clone() };
+            self.programs.render(&Snapshot { ports: snapshot.ports.clone(), node }, dirty)
+        }?;
+        self.links_are_left = leaves_links;
         Ok(operations)
     }
 
@@ -153,8 +220,12 @@ impl Renderer for Backstopped {
     /// If the backstop fails, the programs are rendered nevertheless.
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {
         self.update_needs(snapshot, dirty);
-        let beneath = if self.needs().is_empty() { Ok(0) } else { self.render_backstop(snapshot, dirty) };
-        let operations = self.programs.render(snapshot, dirty)?;
+        let mut beneath = if self.needs().is_empty() { Ok(0) } else { self.render_backstop(snapshot, dirty) };
+        let operations = self.render_programs(snapshot, dirty, beneath.is_ok())?;
+        // Only the programs find out which links have no room for them.
+        if !self.is_in_place && beneath.is_ok() && !self.needs().is_empty() {
+            beneath = self.render_backstop(snapshot, dirty);
+        }
         match beneath {
             Ok(beneath) => Ok(operations + beneath),
             Err(error) => Err(RenderError::Apply { partial: true, family: None, source: error.into() }),

@@ -9,7 +9,10 @@ use crate::{
         DataplaneRenderer,
         fake::{Call, FakeDataplane},
     },
-    model::testing::{key, resolved_port},
+    model::{
+        Frontend, FrontendKind, IpFamily, ResolvedPort,
+        testing::{cidrs, ip, key, port_number, resolved_port},
+    },
 };
 
 /// A backstopped dataplane on two fake kernels.
@@ -134,4 +137,94 @@ fn the_programs_change_if_the_backstop_fails_and_the_next_full_sync_repairs_it()
     assert_eq!(node.needs(), []);
     node.sync(&Dirty::everything()).expect("the failure is over");
     assert_eq!((node.needs(), node.ports_in_rules()), (vec![BackstopNeed::Setting], vec![tcp()]));
+}
+
+fn of_node() -> Dirty {
+    Dirty { node: true, ..Dirty::default() }
+}
+
+fn netfilter() -> LinkPath {
+    LinkPath::Netfilter { why: "a rule of others".into() }
+}
+
+#[test]
+fn links_are_left_to_netfilter_once_the_backstop_is_in_place() {
+    let mut node = Node::new(BackstopPolicy::Auto);
+    node.add(&tcp());
+    node.sync(&Dirty::everything()).expect("renders");
+    node.snapshot.node.link_path = netfilter();
+    node.rules.kernel().failures_left = 1;
+    node.sync(&of_node()).expect_err("the backstop fails");
+    assert_eq!(node.programs.kernel().content.node.link_path, LinkPath::Programs);
+    node.sync(&Dirty::everything()).expect("the failure is over");
+    assert_eq!(node.programs.kernel().content.node.link_path, netfilter());
+    assert_eq!(node.needs(), [BackstopNeed::Links("a rule of others".into())]);
+}
+
+#[test]
+fn a_backstop_that_fails_later_does_not_bring_the_programs_back() {
+    let mut node = Node::new(BackstopPolicy::Auto);
+    node.snapshot.node.link_path = netfilter();
+    node.sync(&Dirty::everything()).expect("renders");
+    node.rules.kernel().failures_left = 1;
+    let dirty = node.add(&tcp());
+    node.sync(&dirty).expect_err("the backstop fails");
+    assert_eq!(node.programs.kernel().content.node.link_path, netfilter());
+}
+
+#[test]
+fn the_backstop_goes_after_the_programs_are_back_on_links() {
+    let mut node = Node::new(BackstopPolicy::Auto);
+    node.add(&tcp());
+    node.snapshot.node.link_path = netfilter();
+    node.sync(&Dirty::everything()).expect("renders");
+    node.snapshot.node.link_path = LinkPath::Programs;
+    node.renderer.render(&node.snapshot, &of_node()).expect("renders");
+    assert_eq!(node.programs.kernel().content.node.link_path, LinkPath::Programs);
+    assert_eq!(node.ports_in_rules(), [tcp()]);
+    assert!(node.renderer.remove_unneeded().is_empty());
+    assert_eq!((node.needs(), node.ports_in_rules()), (vec![], vec![]));
+}
+
+#[test]
+fn links_without_room_for_programs_need_the_backstop_in_the_same_sync() {
+    let mut node = Node::new(BackstopPolicy::Auto);
+    node.add(&tcp());
+    node.programs.kernel().left_out = vec!["eth1".into()];
+    node.sync(&Dirty::everything()).expect("renders");
+    let need = BackstopNeed::LeftOutLinks(vec!["eth1".into()]);
+    assert_eq!((node.needs(), node.ports_in_rules()), (vec![need], vec![tcp()]));
+    node.programs.kernel().left_out.clear();
+    node.sync(&Dirty::everything()).expect("renders");
+    assert_eq!((node.needs(), node.ports_in_rules()), (vec![], vec![]));
+}
+
+#[test]
+fn source_ranges_that_hold_some_pods_of_the_node_need_the_backstop() {
+    let mut node = Node::new(BackstopPolicy::Auto);
+    node.sync(&Dirty::everything()).expect("renders");
+    let frontend = Frontend {
+        kind: FrontendKind::LoadBalancerIp,
+        address: Some(ip("198.51.100.1")),
+        port: port_number(80),
+    };
+    let ranged = |ranges: &[&str]| ResolvedPort {
+        frontends: vec![frontend],
+        source_ranges: cidrs(ranges),
+        ..resolved_port()
+    };
+    let set = |node: &mut Node, ranges: &[&str]| {
+        node.snapshot.ports.insert(tcp(), Arc::new(ranged(ranges)));
+        node.sync(&Dirty { ports: [tcp()].into(), ..Dirty::default() }).expect("renders");
+        node.needs()
+    };
+    node.snapshot.node.pod_cidrs = cidrs(&["10.244.1.0/24"]);
+    assert_eq!(tcp().family, IpFamily::V4);
+    assert_eq!(set(&mut node, &["10.244.1.8/32"]), [BackstopNeed::SourceRanges]);
+    assert_eq!(set(&mut node, &["10.244.0.0/16"]), []);
+    assert_eq!(set(&mut node, &["192.0.2.0/24"]), []);
+    assert_eq!(set(&mut node, &["10.244.1.0/25"]), [BackstopNeed::SourceRanges]);
+    node.snapshot.node.pod_cidrs = cidrs(&["10.244.1.0/26"]);
+    node.sync(&of_node()).expect("renders");
+    assert_eq!(node.needs(), []);
 }

@@ -94,8 +94,13 @@ fn describe(step: &Step, state: &State) -> String {
             MapEntry::LocalSource(range) => format!("the range of pods that begins at {}", range.addr),
             MapEntry::LocalLink(index) => format!("the pod link with index {index}"),
             MapEntry::BridgePort(index, _) => format!("the bridge port of index {index}"),
+            MapEntry::ExemptNetns(cookie) => format!("the exempt network namespace {}", cookie.0),
             other => format!("an entry of map {}", other.map()),
         },
+        Step::SetSocketScope(_) => "which sockets are served".into(),
+        Step::SetNewFlows(_) => "what translates new flows on links".into(),
+        Step::LeaveFlowsToConntrack => "the UDP flows that conntrack translates".into(),
+        Step::HandFlowsToConntrack => "the flows on links, which conntrack takes over".into(),
         _ => "how local clients are recognized".into(),
     }
 }

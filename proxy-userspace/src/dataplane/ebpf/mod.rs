@@ -21,6 +21,7 @@ use std::{
 pub use proxy_common::layout::MapSizes;
 use proxy_common::layout::{MAPS, MapDeclaration, service_slots};
 
+pub(super) use self::plan::translate::depends_on_pod;
 pub use self::{
     error::EbpfError,
     links::{HookState, LinkAttachment, LinkHook},
@@ -194,6 +195,10 @@ impl Ebpf {
             Step::Put(entry) => self.maps.put(entry)?,
             Step::Remove(entry) => self.maps.remove(entry)?,
             Step::SetLocalDetection(detection) => self.maps.set_local_detection(*detection)?,
+            Step::SetSocketScope(scope) => self.maps.set_socket_scope(*scope)?,
+            Step::SetNewFlows(new_flows) => self.maps.set_new_flows(*new_flows)?,
+            Step::LeaveFlowsToConntrack => self.leave_flows(state),
+            Step::HandFlowsToConntrack => self.hand_flows()?,
             Step::Attach => self.attach()?,
             Step::InstallRules => self.rules.as_mut().map_or(Ok(()), Rules::install)?,
             Step::AttachLink(at, link) => {
@@ -278,7 +283,10 @@ impl Dataplane for Ebpf {
                     return Err(EbpfError::Rules(error));
                 }
                 Err(error) if *step == Step::InstallRules => rules = Some(error),
-                Err(error) if *step == Step::Attach => return Err(error.into()),
+                // The steps that follow need these.
+                Err(error) if matches!(*step, Step::Attach | Step::HandFlowsToConntrack) => {
+                    return Err(error.into());
+                }
                 Err(error) => failures.add(&step, error, state),
             }
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use proxy_common::{
-    layout::{BridgeAddress, Endpoint, EndpointKey, ServiceKey, flags},
+    layout::{self, BridgeAddress, Endpoint, EndpointKey, NewFlows, ServiceKey, flags},
     select::Slots,
 };
 
@@ -17,7 +17,7 @@ use super::{
 use crate::{
     dataplane::PlanSize as _,
     kernel::bpf::tc::Hook,
-    model::{Dirty, Snapshot, testing},
+    model::{Dirty, LinkPath, ServedLink, Snapshot, SocketScope, testing},
 };
 
 /// Does what `apply` does to the state if every change succeeds.
@@ -62,6 +62,16 @@ fn view(state: &State, key: &ServiceKey) -> Option<FrontendView> {
 
 fn frontends(state: &State) -> Vec<ServiceKey> {
     state.services_in_use().into_iter().flat_map(|id| state.frontends(id).map(|(key, _)| key)).collect()
+}
+
+/// Returns the programs that links must have.
+fn wanted_links(snapshot: &Snapshot) -> BTreeMap<LinkHook, HookState> {
+    let links = snapshot.node.links.iter().filter(|_| snapshot.node.link_path == LinkPath::Programs);
+    let hooks = |(index, link): (&u32, &ServedLink)| {
+        let (index, current) = (*index, HookState::Current(link.framing));
+        [Hook::Egress, Hook::Ingress].map(|hook| (LinkHook { hook, index }, current))
+    };
+    links.flat_map(hooks).collect()
 }
 
 proptest! {
@@ -119,7 +129,7 @@ proptest! {
         let takeover = plan(&state, &snapshot, &Dirty::everything());
         prop_assert_eq!(takeover.steps.first(), Some(&Step::Attach));
         prop_assert!(takeover.steps.iter().skip(1).all(|step| matches!(step, Step::AttachLink(..))));
-        prop_assert_eq!(takeover.steps.len(), 1 + 2 * snapshot.node.links.len());
+        prop_assert_eq!(takeover.steps.len(), 1 + wanted_links(&snapshot).len());
         apply(&mut state, &takeover);
         prop_assert_eq!(state, programmed(&snapshot));
     }
@@ -194,19 +204,60 @@ proptest! {
         let dirty = if is_restarted { state = restarted(&state); Dirty::everything() } else { dirty };
         let change = plan(&state, &after, &dirty);
         apply(&mut state, &change);
-        let hooks = [Hook::Egress, Hook::Ingress].into_iter();
-        let wanted: BTreeMap<LinkHook, HookState> = hooks
-            .flat_map(|hook| {
-                after.node.links.iter().map(move |(index, link)| {
-                    (LinkHook { hook, index: *index }, HookState::Current(link.framing))
-                })
-            })
-            .collect();
-        prop_assert_eq!(&state.links, &wanted);
+        prop_assert_eq!(&state.links, &wanted_links(&after));
         prop_assert_eq!(&state.local_links, &after.node.local_links);
         let bridge_ports = after.node.bridge_ports.iter();
         let bridge_ports = bridge_ports.map(|(index, address)| (*index, BridgeAddress::new(address.0)));
         prop_assert_eq!(&state.bridge_ports, &bridge_ports.collect::<BTreeMap<_, _>>());
+    }
+
+    /// A packet of a new flow is translated by programs that are on all links, or by netfilter. A
+    /// flow of the programs goes on while they are detached, because conntrack has it by then.
+    #[test]
+    fn link_programs_take_new_flows_only_while_they_are_on_all_links(
+        (before, after, dirty) in testing::snapshot_change()
+    ) {
+        let mut state = programmed(&before);
+        let changes = plan(&state, &after, &dirty);
+        let is_switch = state.links.is_empty() || wanted_links(&after).is_empty();
+        for (at, step) in changes.steps.iter().enumerate() {
+            let leaves = state.new_flows == NewFlows::Leave as u16;
+            let (earlier, later) = changes.steps.split_at(at);
+            match step {
+                Step::AttachLink(..) if is_switch => prop_assert!(leaves),
+                Step::DetachLink(_) if after.node.link_path != LinkPath::Programs => {
+                    prop_assert!(leaves && earlier.contains(&Step::HandFlowsToConntrack));
+                }
+                Step::HandFlowsToConntrack => prop_assert!(leaves),
+                Step::SetNewFlows(NewFlows::Translate) => {
+                    prop_assert!(earlier.contains(&Step::LeaveFlowsToConntrack));
+                    prop_assert!(!later.iter().any(|step| matches!(step, Step::AttachLink(..))));
+                }
+                _ => {}
+            }
+            state.record(step);
+        }
+        let path = if after.node.link_path == LinkPath::Programs { NewFlows::Translate } else { NewFlows::Leave };
+        prop_assert!(state.new_flows == path as u16);
+    }
+
+    #[test]
+    fn exempt_namespaces_are_in_the_map_while_the_scope_relies_on_it(
+        (before, after, dirty) in testing::snapshot_change()
+    ) {
+        let mut state = programmed(&before);
+        for step in &plan(&state, &after, &dirty).steps {
+            if let (Step::SetSocketScope(_), SocketScope::AllBut(exempt)) = (step, &after.node.socket_scope) {
+                prop_assert!(state.exempt_netns.is_superset(exempt));
+            }
+            state.record(step);
+        }
+        let (scope, exempt) = match &after.node.socket_scope {
+            SocketScope::All => (layout::SocketScope::All, BTreeSet::new()),
+            SocketScope::Node => (layout::SocketScope::Node, BTreeSet::new()),
+            SocketScope::AllBut(exempt) => (layout::SocketScope::NotExempt, exempt.clone()),
+        };
+        prop_assert_eq!((state.socket_scope, state.exempt_netns), (scope as u16, exempt));
     }
 
     #[test]

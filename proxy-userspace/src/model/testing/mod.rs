@@ -189,6 +189,7 @@ pub fn link(index: u32, name: &str) -> Link {
         master: None,
         header: LinkHeader::Ethernet,
         is_loopback: false,
+        is_ifb: false,
         bridge_address: None,
     }
 }
@@ -203,7 +204,7 @@ pub fn facts(addresses: &[(&str, &str)]) -> NodeFacts {
         })
         .collect();
     addresses.sort();
-    NodeFacts { addresses, links: Vec::new() }
+    NodeFacts { addresses, ..NodeFacts::default() }
 }
 
 fn names(names: &[&str]) -> Box<[Arc<str>]> {

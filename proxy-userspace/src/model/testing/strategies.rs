@@ -7,11 +7,15 @@ use glob::Pattern;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{THIS_NODE, World, cidrs, facts, ip, link, node, port_number};
-use crate::model::{
-    AddressType, Delta, DetectLocalMode, Dirty, EndpointSlice, Hints, InterfaceGlobs, Link, LinkHeader,
-    LoadBalancerIngress, LoadBalancerIpMode, MacAddress, ModelSettings, NamespacedName, Node,
-    NodeAddressType, NodeFacts, NodePortAddresses, Protocol, Service, ServicePort, ServiceType,
-    SessionAffinity, SliceEndpoint, SlicePort, Snapshot, TrafficPolicy, UnixNanos, WatchEvent,
+use crate::{
+    model::{
+        AddressType, Delta, DetectLocalMode, Dirty, EndpointSlice, Hints, InterfaceGlobs, Link, LinkHeader,
+        LinkPath, LoadBalancerIngress, LoadBalancerIpMode, MacAddress, ModelSettings, NamespacedName, Node,
+        NodeAddressType, NodeFacts, NodePortAddresses, Protocol, Service, ServicePort, ServiceType,
+        SessionAffinity, SliceEndpoint, SlicePort, Snapshot, SocketScope, TrafficPolicy, UnixNanos,
+        WatchEvent,
+    },
+    net::NetnsCookie,
 };
 
 const CLUSTER_IPS: [&str; 6] =
@@ -115,7 +119,30 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
         ("veth1", "10.244.1.1/32"),
     ];
     let addresses = proptest::sample::subsequence(addresses.to_vec(), 0..=addresses.len());
-    (addresses, any_links()).prop_map(|(addresses, links)| NodeFacts { links, ..facts(&addresses) })
+    (addresses, any_links(), any_link_path(), any_socket_scope()).prop_map(
+        |(addresses, links, link_path, socket_scope)| NodeFacts {
+            links,
+            link_path,
+            socket_scope,
+            ..facts(&addresses)
+        },
+    )
+}
+
+fn any_link_path() -> impl Strategy<Value = LinkPath> {
+    one_of(&[true, true, false]).prop_map(|programs| match programs {
+        true => LinkPath::Programs,
+        false => LinkPath::Netfilter { why: "a rule of others".into() },
+    })
+}
+
+fn any_socket_scope() -> impl Strategy<Value = SocketScope> {
+    let cookies = proptest::sample::subsequence(vec![1, 2, 3], 0..=3);
+    (cookies, one_of(&[true, false])).prop_map(|(cookies, is_node)| match (&*cookies, is_node) {
+        ([], true) => SocketScope::Node,
+        ([], false) => SocketScope::All,
+        (cookies, _) => SocketScope::AllBut(cookies.iter().copied().map(NetnsCookie).collect()),
+    })
 }
 
 /// Generates links. The same index may be another link the next time.

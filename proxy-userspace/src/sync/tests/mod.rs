@@ -130,7 +130,7 @@ impl Daemon {
             prefix_len,
         };
         let addresses = vec![address("eth0", "192.0.2.1", 24), address("lo", "127.0.0.1", 8)];
-        self.facts.send_replace(Some(NodeFacts { addresses, links: Vec::new() }));
+        self.facts.send_replace(Some(NodeFacts { addresses, ..NodeFacts::default() }));
     }
 
     async fn settle(&self) {

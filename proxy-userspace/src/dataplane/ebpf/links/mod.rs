@@ -29,9 +29,8 @@ const HOOKS: [Hook; 2] = [Hook::Egress, Hook::Ingress];
 
 /// The warning for a link without room for programs.
 const LEFT_OUT: &str = "cannot attach programs to this link: it has an ingress qdisc of another program, and kernels before 6.6 \
-                        need a clsact qdisc in its place. shunt does not translate packets that arrive on this link. Processes \
-                        and pods on this node are served at their sockets; pods with their own kernel behind this link are not. \
-                        Remove the qdisc with `tc qdisc del dev LINK ingress`, or use a newer kernel";
+                        need a clsact qdisc in its place. The backstop serves packets that arrive on this link; with \
+                        --backstop never, nothing does";
 
 /// How programs are attached to links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,9 +103,7 @@ impl Links {
     /// gone.
     ///
     /// A link without room for programs is left out: packets that arrive there are not translated,
-    /// because their replies could not be. On a link of a pod little is lost, since the sockets of
-    /// the pod are served. On a link with an address of the node it is an error, since all packets
-    /// from other hosts arrive there.
+    /// because their replies could not be. The backstop serves them.
     pub(super) fn attach(
         &mut self,
         object: &mut Object,
@@ -137,9 +134,6 @@ impl Links {
             AttachOutcome::LinkGone => {
                 tracing::debug!(link = at.index, "the link is gone before a program was attached to it");
                 Ok(None)
-            }
-            AttachOutcome::NoEgressHook if link.has_node_address => {
-                Err(KernelError::NoEgress(link.name.to_string()))
             }
             AttachOutcome::NoEgressHook => {
                 self.leave_out(at.index, link);

@@ -13,8 +13,8 @@ use proxy_common::{
     Addr,
     layout::{
         BridgeAddress, Endpoint, EndpointKey, LAYOUT_VERSION, LocalDetection, MAPS, MapContent,
-        MapDeclaration, MapSizes, MemberKey, NodeValue, SIZE_SETTINGS, STATE_LAYOUT_VERSION, ServiceKey,
-        ServiceValue, SourceRange, UdpSocket, service_slots,
+        MapDeclaration, MapSizes, MemberKey, NewFlows, NodeValue, SIZE_SETTINGS, STATE_LAYOUT_VERSION,
+        ServiceKey, ServiceValue, SocketScope, SourceRange, UdpSocket, service_slots,
     },
     prefilter::WORDS,
 };
@@ -56,6 +56,9 @@ pub(crate) fn map_full(map: &'static str, sizes: &MapSizes) -> KernelError {
     let remedy = match SIZE_SETTINGS.iter().find(|setting| setting.map == map) {
         Some(setting) => format!("raise {} in the configuration file (--config)", setting.path),
         None if map == "bridge_ports" => "its size is fixed".into(),
+        None if map == "exempt_netns" => {
+            "its size is fixed; --sockets-scope node leaves the sockets of all pods alone".into()
+        }
         None => "its size is fixed, but other values of --detect-local-mode do not need this map".into(),
     };
     KernelError::MapFull { map, capacity: sizes.entries(map), remedy }
@@ -74,6 +77,7 @@ pub(crate) struct Maps {
     local_sources: LpmTrie<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
     bridge_ports: HashMap<MapData, u32, BridgeAddress>,
+    exempt_netns: HashMap<MapData, u64, u8>,
     pub(crate) sizes: MapSizes,
     marks: Marks,
 }
@@ -115,6 +119,7 @@ impl Maps {
             local_sources: object.take_map("local_sources")?,
             local_links: object.take_map("local_links")?,
             bridge_ports: object.take_map("bridge_ports")?,
+            exempt_netns: object.take_map("exempt_netns")?,
             sizes,
             marks,
         })
@@ -122,8 +127,8 @@ impl Maps {
 
     /// Writes the network namespace of the node and the versions of the layout.
     ///
-    /// If the namespace is unknown, the one that an earlier process found out stays. How local
-    /// clients are recognized stays too, since the programs of an earlier process may still run.
+    /// If the namespace is unknown, the one that an earlier process found out stays. What the plan
+    /// sets stays too, since the programs of an earlier process may still run.
     pub(crate) fn set_node(&mut self, netns: Option<NetnsCookie>) -> Result<(), KernelError> {
         let before = self.node.get(&0, 0).ok();
         let value = NodeValue {
@@ -136,7 +141,8 @@ impl Maps {
             reject_mark: self.marks.reject,
             local_detection: before.map_or(LocalDetection::None as u32, |value| value.local_detection),
             state_layout: STATE_LAYOUT_VERSION,
-            zero: 0,
+            socket_scope: before.map_or(SocketScope::All as u16, |value| value.socket_scope),
+            new_flows: before.map_or(NewFlows::Translate as u16, |value| value.new_flows),
             settling_until_ns: 0,
         };
         self.node.set(0, value, 0).map_err(failed("write", "node"))
@@ -161,6 +167,16 @@ impl Maps {
     /// Sets how the programs recognize local clients.
     pub(crate) fn set_local_detection(&mut self, detection: LocalDetection) -> Result<(), KernelError> {
         self.update_node(|node| node.local_detection = detection as u32)
+    }
+
+    /// Sets which sockets the programs serve.
+    pub(crate) fn set_socket_scope(&mut self, scope: SocketScope) -> Result<(), KernelError> {
+        self.update_node(|node| node.socket_scope = scope as u16)
+    }
+
+    /// Sets what the link programs do with new flows.
+    pub(crate) fn set_new_flows(&mut self, new_flows: NewFlows) -> Result<(), KernelError> {
+        self.update_node(|node| node.new_flows = new_flows as u16)
     }
 
     /// Tells the programs that flows may be missing during this time from now on. Zero ends it.
@@ -190,6 +206,7 @@ impl Maps {
             MapEntry::LocalSource(source) => self.local_sources.insert(&source.key(), IN_SET, 0),
             MapEntry::LocalLink(index) => self.local_links.insert(index, IN_SET, 0),
             MapEntry::BridgePort(index, bridge) => self.bridge_ports.insert(index, bridge, 0),
+            MapEntry::ExemptNetns(cookie) => self.exempt_netns.insert(cookie.0, IN_SET, 0),
         };
         result.map_err(|error| match error_number(&error) {
             // A hash map without room returns E2BIG, a trie ENOSPC.
@@ -209,6 +226,7 @@ impl Maps {
             MapEntry::LocalSource(source) => self.local_sources.remove(&source.key()),
             MapEntry::LocalLink(index) => self.local_links.remove(index),
             MapEntry::BridgePort(index, _) => self.bridge_ports.remove(index),
+            MapEntry::ExemptNetns(cookie) => self.exempt_netns.remove(&cookie.0),
         };
         removed(entry.map(), result)
     }
@@ -237,7 +255,11 @@ impl Maps {
         })?;
         read(s, "local_links", self.local_links.keys(), MapEntry::LocalLink)?;
         read(s, "bridge_ports", self.bridge_ports.iter(), |(key, value)| MapEntry::BridgePort(key, value))?;
-        state.local_detection = self.node.get(&0, 0).map_err(failed("read", "node"))?.local_detection;
+        read(s, "exempt_netns", self.exempt_netns.keys(), |key| MapEntry::ExemptNetns(NetnsCookie(key)))?;
+        let node = self.node.get(&0, 0).map_err(failed("read", "node"))?;
+        state.local_detection = node.local_detection;
+        state.socket_scope = node.socket_scope;
+        state.new_flows = node.new_flows;
         state.forget_names();
         Ok(state)
     }

@@ -19,7 +19,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use proxy_common::{
     Addr,
-    layout::{BridgeAddress, Endpoint, EndpointKey, List, MemberKey, ServiceKey, ServiceValue},
+    layout::{BridgeAddress, Endpoint, EndpointKey, List, MemberKey, NewFlows, ServiceKey, ServiceValue},
 };
 
 use self::{
@@ -32,7 +32,7 @@ use super::links::{HookState, LinkHook};
 use crate::{
     dataplane::PlanSize,
     kernel::bpf::tc::Hook,
-    model::{Dirty, IpFamily, NodeView, ResolvedPort, ServicePortKey, Snapshot},
+    model::{Dirty, IpFamily, LinkPath, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
 
 /// Changes to the kernel in the order in which they must be made, and the identifiers of service
@@ -58,7 +58,12 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
     if dirty.all || dirty.node {
         planner.node_addresses();
         detection_changes = planner.local_clients();
-        planner.links();
+        planner.socket_scope();
+        planner.bridge_ports();
+        match &snapshot.node.link_path {
+            LinkPath::Programs => planner.translate_on_links(),
+            LinkPath::Netfilter { .. } => planner.leave_links_to_netfilter(),
+        }
     }
     if dirty.all {
         for (name, port) in &snapshot.ports {
@@ -168,7 +173,16 @@ impl<'a> Planner<'a> {
         mode_differs || state.local_sources != sources
     }
 
-    fn links(&mut self) {
+    /// Plans which sockets are served. An exempt namespace is known before the scope relies on it.
+    fn socket_scope(&mut self) {
+        let state = self.state;
+        let (scope, exempt) = translate::socket_scope(&self.node.socket_scope);
+        self.difference(&state.exempt_netns, exempt, MapEntry::ExemptNetns);
+        let differs = state.socket_scope != scope as u16;
+        self.phases.additions.extend(differs.then_some(Step::SetSocketScope(scope)));
+    }
+
+    fn bridge_ports(&mut self) {
         let (node, state) = (self.node, self.state);
         for (&index, bridge) in &node.bridge_ports {
             let wanted = BridgeAddress::new(bridge.0);
@@ -180,6 +194,17 @@ impl<'a> Planner<'a> {
         self.phases
             .removals
             .extend(unwanted.map(|(index, bridge)| Step::Remove(MapEntry::BridgePort(*index, *bridge))));
+    }
+
+    /// Plans the programs on links. Until they are on all links, and the flows of conntrack are
+    /// known, netfilter keeps new flows: so far it may have translated all packets.
+    fn translate_on_links(&mut self) {
+        let (node, state) = (self.node, self.state);
+        let leaves = state.new_flows == NewFlows::Leave as u16;
+        let takes_over = leaves || state.links.is_empty() && !node.links.is_empty();
+        if takes_over && !leaves {
+            self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));
+        }
         for hook in [Hook::Egress, Hook::Ingress] {
             for (&index, link) in &node.links {
                 let at = LinkHook { hook, index };
@@ -187,7 +212,7 @@ impl<'a> Planner<'a> {
                     Some(HookState::Current(framing) | HookState::Displaced(framing)) => {
                         *framing == link.framing
                     }
-                    Some(HookState::LeftOut) => !link.has_node_address,
+                    Some(HookState::LeftOut) => true,
                     Some(HookState::Outdated) | None => false,
                 };
                 if !is_right {
@@ -197,6 +222,24 @@ impl<'a> Planner<'a> {
         }
         let unwanted = state.links.keys().rev().filter(|at| !node.links.contains_key(&at.index));
         self.phases.attachments.extend(unwanted.copied().map(Step::DetachLink));
+        if takes_over {
+            self.phases
+                .attachments
+                .extend([Step::LeaveFlowsToConntrack, Step::SetNewFlows(NewFlows::Translate)]);
+        }
+    }
+
+    /// Plans the removal of the programs from links, in the opposite order of their attachment.
+    /// Conntrack takes over their flows first.
+    fn leave_links_to_netfilter(&mut self) {
+        let state = self.state;
+        if state.new_flows != NewFlows::Leave as u16 {
+            self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));
+        }
+        if !state.links.is_empty() {
+            self.phases.attachments.push(Step::HandFlowsToConntrack);
+            self.phases.attachments.extend(state.links.keys().rev().copied().map(Step::DetachLink));
+        }
     }
 
     fn port(&mut self, name: &ServicePortKey, port: &ResolvedPort) {

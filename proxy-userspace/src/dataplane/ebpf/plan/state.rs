@@ -14,7 +14,7 @@ use super::{
     ranges::{Prefix, Range},
     step::{MapEntry, Step},
 };
-use crate::model::ServicePortKey;
+use crate::{model::ServicePortKey, net::NetnsCookie};
 
 /// A copy of the maps, and the state of programs and rules. Keys begin with the service identifier,
 /// so that the entries of a service port are adjacent.
@@ -34,6 +34,11 @@ pub struct State {
     pub(crate) bridge_ports: BTreeMap<u32, BridgeAddress>,
     /// How local clients are recognized: [`proxy_common::layout::LocalDetection`], as in the map.
     pub(crate) local_detection: u32,
+    pub(crate) exempt_netns: BTreeSet<NetnsCookie>,
+    /// [`proxy_common::layout::SocketScope`], as in the map.
+    pub(crate) socket_scope: u16,
+    /// [`proxy_common::layout::NewFlows`], as in the map.
+    pub(crate) new_flows: u16,
     /// The socket programs are attached.
     pub(crate) attached: bool,
     /// Our programs on links.
@@ -53,7 +58,9 @@ impl State {
             Step::AttachLink(at, link) => drop(self.links.insert(*at, HookState::Current(link.framing))),
             Step::DetachLink(at) => drop(self.links.remove(at)),
             Step::InstallRules => self.rules_are_installed = true,
-            Step::ReleaseSockets { .. } => {}
+            Step::SetSocketScope(scope) => self.socket_scope = *scope as u16,
+            Step::SetNewFlows(new_flows) => self.new_flows = *new_flows as u16,
+            Step::ReleaseSockets { .. } | Step::LeaveFlowsToConntrack | Step::HandFlowsToConntrack => {}
         }
     }
 
@@ -68,6 +75,7 @@ impl State {
             MapEntry::LocalSource(source) => drop(self.local_sources.insert(source)),
             MapEntry::LocalLink(index) => drop(self.local_links.insert(index)),
             MapEntry::BridgePort(index, bridge) => drop(self.bridge_ports.insert(index, bridge)),
+            MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.insert(cookie)),
         }
     }
 
@@ -84,6 +92,7 @@ impl State {
             MapEntry::LocalSource(source) => drop(self.local_sources.remove(source)),
             MapEntry::LocalLink(index) => drop(self.local_links.remove(index)),
             MapEntry::BridgePort(index, _) => drop(self.bridge_ports.remove(index)),
+            MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.remove(cookie)),
         }
     }
 

@@ -2,7 +2,10 @@
 
 use proxy_common::{
     Addr,
-    layout::{BridgeAddress, Endpoint, EndpointKey, LocalDetection, MemberKey, ServiceKey, ServiceValue},
+    layout::{
+        BridgeAddress, Endpoint, EndpointKey, LocalDetection, MemberKey, NewFlows, ServiceKey, ServiceValue,
+        SocketScope,
+    },
     prefilter::PrefilterBit,
 };
 
@@ -10,7 +13,7 @@ use super::{
     super::links::LinkHook,
     ranges::{Prefix, Range},
 };
-use crate::model::ServedLink;
+use crate::{model::ServedLink, net::NetnsCookie};
 
 /// An entry of a map that userspace writes from the Snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,9 @@ pub enum MapEntry {
     /// The link with this index is a port of a bridge. Packets that arrive there are for the node
     /// itself if they are for the bridge.
     BridgePort(u32, BridgeAddress),
+    /// The socket programs leave this network namespace alone, with
+    /// [`SocketScope::NotExempt`](proxy_common::layout::SocketScope).
+    ExemptNetns(NetnsCookie),
 }
 
 impl MapEntry {
@@ -46,6 +52,7 @@ impl MapEntry {
             Self::LocalSource(_) => "local_sources",
             Self::LocalLink(_) => "local_links",
             Self::BridgePort(..) => "bridge_ports",
+            Self::ExemptNetns(_) => "exempt_netns",
         }
     }
 
@@ -56,7 +63,11 @@ impl MapEntry {
             Self::Endpoint(key, _) => Some(key.service),
             Self::Member(key) => Some(key.service),
             Self::SourceRange(range) => Some(range.service),
-            Self::NodeAddress(_) | Self::LocalSource(_) | Self::LocalLink(_) | Self::BridgePort(..) => None,
+            Self::NodeAddress(_)
+            | Self::LocalSource(_)
+            | Self::LocalLink(_)
+            | Self::BridgePort(..)
+            | Self::ExemptNetns(_) => None,
         }
     }
 
@@ -81,6 +92,16 @@ pub enum Step {
     Remove(MapEntry),
     /// Recognize local clients in this way.
     SetLocalDetection(LocalDetection),
+    /// Serve these sockets.
+    SetSocketScope(SocketScope),
+    /// Do this with new flows on links.
+    SetNewFlows(NewFlows),
+    /// Let conntrack keep the UDP flows that it translates. The link programs pass their packets.
+    /// TCP connections need no step: the programs pass segments of connections that they do not
+    /// know.
+    LeaveFlowsToConntrack,
+    /// Hand the flows that the link programs translate over to conntrack.
+    HandFlowsToConntrack,
     /// Attach the socket programs to the cgroup.
     Attach,
     /// Apply the netfilter rules that the link programs need.

@@ -5,14 +5,27 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use proxy_common::{
     Addr,
-    layout::{Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
+    layout::{self, Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
 };
 
 use super::{any, ranges::Prefix};
-use crate::model::{
-    ClientLocation, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NoEndpointVerdict, NodeView,
-    Protocol, ResolvedEndpoint, ResolvedPort, TrafficPolicy,
+use crate::{
+    model::{
+        ClientLocation, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NoEndpointVerdict, NodeView,
+        Protocol, ResolvedEndpoint, ResolvedPort, SocketScope, TrafficPolicy,
+    },
+    net::NetnsCookie,
 };
+
+/// Returns which sockets the programs serve, and the namespaces that they leave alone.
+pub(crate) fn socket_scope(scope: &SocketScope) -> (layout::SocketScope, &BTreeSet<NetnsCookie>) {
+    static NONE: BTreeSet<NetnsCookie> = BTreeSet::new();
+    match scope {
+        SocketScope::All => (layout::SocketScope::All, &NONE),
+        SocketScope::Node => (layout::SocketScope::Node, &NONE),
+        SocketScope::AllBut(exempt) => (layout::SocketScope::NotExempt, exempt),
+    }
+}
 
 /// Returns the key of a frontend.
 pub(crate) fn service_key(frontend: &Frontend, family: IpFamily, protocol: Protocol) -> ServiceKey {
@@ -155,6 +168,15 @@ fn range_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family:
         .filter(|address| ranges.iter().any(|range| range.contains(*address)))
         .map_or(0, |_| flags::NODE_IN_RANGES);
     flags::SOURCE_RANGES | node_flag | pod_flag(ranges, &pod_ranges(node, family))
+}
+
+/// Returns true if source ranges hold some pods of this node and not others. Only the source of a
+/// packet then decides, and a program at an unbound socket of a pod does not know it.
+pub(crate) fn depends_on_pod(port: &ResolvedPort, node: &NodeView, family: IpFamily) -> bool {
+    let applies = |frontend: &Frontend| frontend.kind == FrontendKind::LoadBalancerIp;
+    !port.source_ranges.is_empty()
+        && port.frontends.iter().any(applies)
+        && pod_flag(&port.source_ranges, &pod_ranges(node, family)) == 0
 }
 
 /// Returns the narrowest known ranges of this node's pods. A range that contains another one adds

@@ -1,28 +1,37 @@
-//! Hands connections over to conntrack, one by one, when another mode takes over from eBPF. The
-//! link programs still run meanwhile. Afterwards nothing needs them.
+//! Hands connections over to conntrack, one by one, when netfilter takes over from the link
+//! programs: rules of another mode, or of the backstop. The programs still run meanwhile.
+//! Afterwards nothing needs them. The reverse leaves flows to conntrack when the programs take
+//! over.
 //!
-//! First all Services are removed from the maps, so that the programs take no new flow. Then each
-//! flow is held: the programs drop packets of both directions at ingress, and the senders
-//! retransmit them. Once conntrack has the connection, the programs pass all its packets.
+//! At first the programs take no new flow any more. For another mode, all Services are removed from
+//! the maps. Then each flow is held: the programs drop packets of both directions at ingress, and
+//! the senders retransmit them. Once conntrack has the connection, the programs pass all its
+//! packets.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
 use aya::maps::{HashMap, MapData};
 use proxy_common::{
     layout::{
-        Direction, Endpoint, Flow, FlowKey, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, flow_state,
+        Direction, Endpoint, Flow, FlowKey, List, MemberKey, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue,
+        flow_state,
     },
     packet::Tuple,
     prefilter::{self, PrefilterBit},
 };
 
-use super::super::maps::{self, open_pinned};
+use super::super::{
+    State,
+    maps::{self, open_pinned},
+};
 use crate::{
     kernel::{
         KernelError,
         bpf::{MappedWords, PinDir},
         clock,
-        conntrack::{self, AddressPair, Connection, HandoverCounts, TrackedConnection, Translator},
+        conntrack::{
+            self, AddressPair, Connection, HandoverCounts, TrackedConnection, Translator, UdpFilter, UdpFlow,
+        },
     },
     model::{IpFamily, Protocol},
 };
@@ -36,13 +45,48 @@ pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
         return Ok(counts);
     }
     remove_services(&pins)?;
-    let mut flows = Flows::open(&pins)?;
+    counts += hand_flows(&pins)?;
+    Ok(counts)
+}
+
+/// Hands over the flows in the map. The programs already leave new flows to netfilter.
+pub(crate) fn hand_flows(pins: &PinDir) -> Result<HandoverCounts, KernelError> {
+    let mut flows = Flows::open(pins)?;
+    let mut counts = HandoverCounts::default();
     for family in IpFamily::ALL {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             counts += conntrack::hand_over(family, protocol, &mut flows)?;
         }
     }
     Ok(counts)
+}
+
+/// Makes the programs pass the packets of UDP flows that conntrack translates to serving endpoints.
+/// Returns the number of these flows.
+pub(crate) fn leave_flows(pins: &PinDir, state: &State) -> Result<usize, KernelError> {
+    let mut flows = Flows::open(pins)?;
+    let mut count = 0;
+    for family in IpFamily::ALL {
+        let filter = UdpFilter { family, destination_port: None };
+        conntrack::for_each_udp(filter, &mut |tracked| {
+            if let Some(service) = service_of(tracked, state) {
+                flows.leave(tracked, service);
+                count += 1;
+            }
+        })?;
+    }
+    Ok(count)
+}
+
+/// Returns the service identifier of a flow that conntrack translates, if its endpoint serves.
+fn service_of(tracked: &UdpFlow, state: &State) -> Option<u32> {
+    let [vip, endpoint] = [tracked.destination, tracked.reply_source].map(endpoint);
+    let frontend = |addr| state.service(&ServiceKey::new(addr, vip.port, Protocol::Udp));
+    let is_node_address = state.node_addresses.contains(&vip.addr.node_address());
+    let node_port = || frontend(vip.addr.any()).filter(|_| is_node_address);
+    let service = frontend(vip.addr).or_else(node_port)?.service;
+    let member = MemberKey { service, list: List::Serving.number(), endpoint };
+    (tracked.is_translated() && state.members.contains(&member)).then_some(service)
 }
 
 fn remove_services(pins: &PinDir) -> Result<(), KernelError> {
@@ -67,6 +111,16 @@ impl Flows {
 
     fn flow(&self, key: &FlowKey) -> Option<Flow> {
         self.flows.get(key, 0).ok().filter(|flow| flow.state & flow_state::PASS == 0)
+    }
+
+    /// Passes the packets of a flow that conntrack translates, unless the programs translate it.
+    fn leave(&mut self, tracked: &UdpFlow, service: u32) {
+        let pair = AddressPair { source: tracked.source, destination: tracked.destination };
+        if self.flow(&key(Direction::Original, Protocol::Udp, pair)).is_none() {
+            let passed = untranslated_flow(Protocol::Udp, pair, 0);
+            let destination = endpoint(tracked.reply_source);
+            self.put(Protocol::Udp, pair, Flow { service, destination, ..passed });
+        }
     }
 
     /// Sets what the programs do at ingress with packets that have these addresses.
@@ -116,9 +170,12 @@ fn untranslated_flow(protocol: Protocol, pair: AddressPair, state: u32) -> Flow 
 
 fn key(direction: Direction, protocol: Protocol, pair: AddressPair) -> FlowKey {
     let AddressPair { source, destination } = pair;
-    let [source, destination] =
-        [source, destination].map(|address| Endpoint::new(address.ip().into(), address.port()));
+    let [source, destination] = [source, destination].map(endpoint);
     FlowKey::new(direction, protocol, Tuple { source, destination })
+}
+
+fn endpoint(address: SocketAddr) -> Endpoint {
+    Endpoint::new(address.ip().into(), address.port())
 }
 
 fn address(endpoint: Endpoint) -> SocketAddr {

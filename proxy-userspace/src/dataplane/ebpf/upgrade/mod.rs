@@ -11,10 +11,14 @@ use proxy_common::layout::{LAYOUT_VERSION, STATE_LAYOUT_VERSION};
 
 use self::state_maps::CopyPass;
 use super::{Ebpf, LINKS, State, links, maps};
-use crate::kernel::{
-    KernelError,
-    bpf::{self, PinDir},
-    netns,
+use crate::{
+    causes::with_causes,
+    kernel::{
+        KernelError,
+        bpf::{self, PinDir},
+        conntrack::HandoverCounts,
+        netns,
+    },
 };
 
 /// Maps that are built beside the maps in use.
@@ -100,6 +104,31 @@ impl Ebpf {
         if let Err(error) = self.maps.set_settling(Duration::ZERO) {
             tracing::warn!(%error, "cannot write the map node: unknown connections are not reset for some seconds");
         }
+    }
+
+    /// Leaves the UDP flows that conntrack translates to it. A failure is no reason to serve less:
+    /// these flows may get another endpoint.
+    pub(crate) fn leave_flows(&self, state: &State) {
+        match handover::leave_flows(&self.pins, state) {
+            Ok(0) | Err(KernelError::NoConntrackNetlink(_)) => {}
+            Ok(flows) => tracing::info!(flows, "conntrack keeps the UDP flows that it translates"),
+            Err(error) => {
+                let error = with_causes(&error);
+                tracing::warn!(
+                    error,
+                    "cannot read the UDP flows of conntrack: they may change their endpoint"
+                );
+            }
+        }
+    }
+
+    /// Hands the flows of the link programs over to conntrack.
+    pub(crate) fn hand_flows(&self) -> Result<(), KernelError> {
+        let HandoverCounts { connections, lost } = handover::hand_flows(&self.pins)?;
+        if connections + lost > 0 {
+            tracing::info!(connections, lost, "conntrack took over the flows of the link programs");
+        }
+        Ok(())
     }
 
     /// Makes the programs use the new marks, and then removes the rules for the old marks. Waits

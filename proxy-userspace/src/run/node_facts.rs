@@ -1,0 +1,215 @@
+//! Reports the facts about this node to the sync loop: links and addresses, and in the ebpf mode
+//! which links and sockets the programs serve.
+
+use std::{collections::BTreeSet, future::pending, sync::Arc};
+
+use anyhow::Context as _;
+use proxy_userspace::{
+    assembly,
+    causes::with_causes,
+    config::Config,
+    dataplane::{Mode, ipvs},
+    kernel::{
+        self,
+        command::Launcher,
+        redirecting_pods::{self, ExemptNamespaces},
+    },
+    link_path,
+    metrics::Metrics,
+    mode::{BackstopPolicy, LinksPath, SocketsScope},
+    net::{LinkPath, NodeFacts, SocketScope},
+};
+use tokio::{
+    sync::{Notify, watch},
+    task::spawn_blocking,
+};
+
+use super::{Tasks, dataplane};
+
+/// Starts the sources of the facts. The receiver has `None` until all of them are known.
+pub(super) fn start(
+    config: &Config,
+    launcher: &Launcher,
+    drift: &Arc<Notify>,
+    metrics: &Metrics,
+    tasks: &mut Tasks,
+) -> watch::Receiver<Option<NodeFacts>> {
+    let (to, links) = watch::channel(None);
+    let report = kernel::links::report(ipvs::DUMMY_LINK, to, Arc::clone(drift));
+    tasks.spawn(async move { report.await.context("cannot watch this node's links and addresses") });
+    if config.mode != Mode::Ebpf {
+        return links;
+    }
+    let path = link_path(config, launcher, tasks);
+    let scope = socket_scope(config, metrics, tasks);
+    let (to, facts) = watch::channel(None);
+    let metrics = metrics.clone();
+    tasks.spawn(async move {
+        merge(links, path, scope, metrics, to).await;
+        Ok(())
+    });
+    facts
+}
+
+/// Sends the facts once all are known, and after each change. Returns when all receivers are gone.
+async fn merge(
+    mut links: watch::Receiver<Option<NodeFacts>>,
+    mut path: watch::Receiver<Option<LinkPath>>,
+    mut scope: watch::Receiver<Option<SocketScope>>,
+    metrics: Metrics,
+    to: watch::Sender<Option<NodeFacts>>,
+) {
+    loop {
+        let merged = links.borrow_and_update().clone();
+        let (link_path, socket_scope) = (path.borrow_and_update().clone(), scope.borrow_and_update().clone());
+        if let (Some(facts), Some(link_path), Some(socket_scope)) = (merged, link_path, socket_scope) {
+            metrics.set_link_path(&link_path);
+            to.send_replace(Some(NodeFacts { link_path, socket_scope, ..facts }));
+        }
+        tokio::select! {
+            () = changed(&mut links) => {}
+            () = changed(&mut path) => {}
+            () = changed(&mut scope) => {}
+            () = to.closed() => return,
+        }
+    }
+}
+
+/// Waits for a change. A value without a sender stays.
+async fn changed<T>(receiver: &mut watch::Receiver<T>) {
+    if receiver.changed().await.is_err() {
+        pending().await
+    }
+}
+
+/// Reports what translates packets that come in on links.
+fn link_path(config: &Config, launcher: &Launcher, tasks: &mut Tasks) -> watch::Receiver<Option<LinkPath>> {
+    let fixed = match config.ebpf.links_path {
+        LinksPath::Auto if config.ebpf.backstop != BackstopPolicy::Never => None,
+        LinksPath::Auto | LinksPath::Programs => Some(LinkPath::Programs),
+        LinksPath::Netfilter => Some(LinkPath::Netfilter { why: "shunt.links.path is netfilter".into() }),
+    };
+    let (to, path) = watch::channel(fixed);
+    if path.borrow().is_none() {
+        tasks.spawn(judge(config.clone(), launcher.clone(), to));
+    }
+    path
+}
+
+/// Sends the path where nothing on the node could notice that programs translate, and changes of
+/// it.
+async fn judge(
+    config: Config,
+    launcher: Launcher,
+    to: watch::Sender<Option<LinkPath>>,
+) -> anyhow::Result<()> {
+    let settings =
+        link_path::Settings { own_marks: assembly::own_marks(&config), sync_period: config.sync_period };
+    let (report_to, judged) = watch::channel(None);
+    let report = link_path::report(launcher.clone(), settings, report_to.clone());
+    let report = async {
+        if let Err(error) = report.await {
+            let error = with_causes(&error);
+            tracing::warn!(error, "cannot watch what other programs set up on this node");
+            let why = format!("shunt cannot watch what other programs set up: {error}").into();
+            report_to.send_replace(Some(LinkPath::Netfilter { why }));
+        }
+        pending::<()>().await;
+    };
+    tokio::join!(report, forward_possible(config, launcher, judged, &to));
+    Ok(())
+}
+
+/// Forwards the paths. On a node without netfilter only programs can translate.
+async fn forward_possible(
+    config: Config,
+    launcher: Launcher,
+    mut judged: watch::Receiver<Option<LinkPath>>,
+    to: &watch::Sender<Option<LinkPath>>,
+) {
+    let (config, launcher) = (Arc::new(config), Arc::new(launcher));
+    let mut backstop_works = None;
+    while judged.changed().await.is_ok() {
+        let Some(mut path) = judged.borrow_and_update().clone() else { continue };
+        if let LinkPath::Netfilter { why } = &path {
+            let (config, launcher) = (Arc::clone(&config), Arc::clone(&launcher));
+            let probe = || spawn_blocking(move || dataplane::backstop_works(&config, &launcher));
+            let works = match backstop_works {
+                Some(works) => works,
+                None => *backstop_works.insert(probe().await.unwrap_or(true)),
+            };
+            if !works {
+                tracing::warn!(%why, "netfilter should translate packets that come in on links, but neither nftables nor iptables works here");
+                path = LinkPath::Programs;
+            }
+        }
+        to.send_replace(Some(path));
+    }
+}
+
+/// Reports which sockets are served.
+fn socket_scope(
+    config: &Config,
+    metrics: &Metrics,
+    tasks: &mut Tasks,
+) -> watch::Receiver<Option<SocketScope>> {
+    let fixed = match config.ebpf.sockets_scope {
+        SocketsScope::Auto => None,
+        SocketsScope::All => Some(SocketScope::All),
+        SocketsScope::Node => Some(SocketScope::Node),
+    };
+    let (to, scope) = watch::channel(fixed);
+    if scope.borrow().is_none() {
+        let (report_to, namespaces) = watch::channel(None);
+        let report = redirecting_pods::report(report_to);
+        let metrics = metrics.clone();
+        tasks.spawn(async move {
+            tokio::select! {
+                error = report => if let Err(error) = error {
+                    let error = with_causes(&error);
+                    tracing::warn!(
+                        error,
+                        "cannot find the pods that redirect their own packets: the sockets of all pods are left \
+                         alone, and served on their links"
+                    );
+                    to.send_replace(Some(SocketScope::Node));
+                },
+                () = exempt(namespaces, &to, &metrics) => {}
+            }
+            pending().await
+        });
+    }
+    scope
+}
+
+/// Leaves the sockets of namespaces that redirect alone, and reports their number and names.
+async fn exempt(
+    mut namespaces: watch::Receiver<Option<ExemptNamespaces>>,
+    to: &watch::Sender<Option<SocketScope>>,
+    metrics: &Metrics,
+) {
+    let mut known = ExemptNamespaces::new();
+    while namespaces.changed().await.is_ok() {
+        let Some(now) = namespaces.borrow_and_update().clone() else { continue };
+        for namespace in now.iter().filter(|(inode, _)| !known.contains_key(inode)).map(|(_, new)| new) {
+            tracing::info!(%namespace, "this pod redirects its own packets: its sockets are left alone, and its links served");
+        }
+        for namespace in known.iter().filter(|(inode, _)| !now.contains_key(inode)).map(|(_, old)| old) {
+            tracing::info!(%namespace, "this pod does not redirect its own packets any more: its sockets are served");
+        }
+        metrics.set_exempt_namespaces(now.len());
+        to.send_replace(Some(scope_without(&now)));
+        known = now;
+    }
+}
+
+/// Returns the scope without these namespaces. On kernels before 5.14 their cookies are not known:
+/// then the sockets of all pods are left alone while there are any.
+fn scope_without(exempt: &ExemptNamespaces) -> SocketScope {
+    let cookies: Option<BTreeSet<_>> = exempt.values().map(|namespace| namespace.cookie).collect();
+    match cookies {
+        Some(none) if none.is_empty() => SocketScope::All,
+        Some(cookies) => SocketScope::AllBut(cookies),
+        None => SocketScope::Node,
+    }
+}
