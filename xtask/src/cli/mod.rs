@@ -106,6 +106,13 @@ struct Conformance {
     /// The flag --backstop of the proxy, in mode ebpf: auto, always or never [default: auto].
     #[arg(long)]
     backstop: Option<String>,
+    /// The flag --links-path of the proxy, in mode ebpf: auto, programs or netfilter
+    /// [default: auto].
+    #[arg(long)]
+    links_path: Option<String>,
+    /// The flag --sockets-scope of the proxy, in mode ebpf: auto, all or node [default: auto].
+    #[arg(long)]
+    sockets_scope: Option<String>,
     /// Run the cases of this folder instead of tests/cases.
     #[arg(long, value_name = "DIR")]
     cases: Option<PathBuf>,

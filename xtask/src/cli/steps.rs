@@ -55,6 +55,8 @@ pub(crate) fn conformance(what: &Conformance) -> Run {
         ("--iptables", what.iptables.clone().map(Into::into)),
         ("--source", what.source.clone().map(Into::into)),
         ("--backstop", what.backstop.clone().map(Into::into)),
+        ("--links-path", what.links_path.clone().map(Into::into)),
+        ("--sockets-scope", what.sockets_scope.clone().map(Into::into)),
         ("--cases", what.cases.clone().map(Into::into)),
         ("--only", list(&what.only)),
         ("--except", list(&what.except)),
@@ -110,19 +112,18 @@ mod tests {
     fn conformance_gets_mode_cases_and_names() {
         let what = Conformance {
             mode: "ebpf".into(),
-            iptables: None,
             source: Some("api".into()),
             backstop: Some("always".into()),
+            links_path: Some("netfilter".into()),
             cases: Some("my cases".into()),
-            kernel: None,
             only: vec!["hairpin".into(), "dual-stack".into()],
-            except: Vec::new(),
+            ..Conformance::default()
         };
         let shown = conformance(&what).to_string();
         assert!(shown.contains("/release/conformance --shunt /"), "{shown}");
         assert!(
             shown.ends_with(
-                "--mode ebpf --source api --backstop always --cases my cases --only hairpin,dual-stack"
+                "--mode ebpf --source api --backstop always --links-path netfilter --cases my cases --only hairpin,dual-stack"
             ),
             "{shown}"
         );
