@@ -17,8 +17,8 @@ impl LeftOutLinks {
         let was_reported = std::mem::replace(&mut self.is_reported, !links.is_empty());
         if let Some(first) = links.first().filter(|_| !was_reported) {
             let note = format!(
-                "shunt does not translate incoming packets on {} of this node's links, such as {first}; \
-                 the log of shunt names the reason and the remedy",
+                "there is no room for link programs on {} of this node's links, such as {first}: the backstop \
+                 serves them; the log of shunt names the reason",
                 links.len()
             );
             outputs.events.warning("LinksLeftOut", note);

@@ -106,7 +106,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag(NODE, "masquerade-all", "iptables.masqueradeAll", SWITCH)
         .help("Masquerade all traffic to cluster IPs, in every mode"),
     always(EBPF, "backstop", "shunt.backstop", "auto|always|never")
-        .help("Keep the rules of the nftables mode (else of the iptables mode) beneath the programs, for what these cannot translate; auto keeps them while a Service needs them, such as one with an SCTP port"),
+        .help("Keep the rules of the nftables mode (else of the iptables mode) beneath the programs, for what these cannot or must not translate; auto keeps them while something needs them, such as a Service with an SCTP port, or --links-path"),
     always(EBPF, "links-path", "shunt.links.path", "auto|programs|netfilter")
         .help("What translates packets that come in on links: programs, or netfilter (the backstop); auto takes programs if nothing else on the node could notice, and logs what could otherwise"),
     always(EBPF, "sockets-scope", "shunt.sockets.scope", "auto|all|node")

@@ -63,7 +63,7 @@ pub enum HookState {
     /// The program of this process for links with this framing, behind that of another owner. It
     /// stays there, because it was put back several times.
     Displaced(Framing),
-    /// None, because the qdisc of another owner is in the way. The link has no address of the node.
+    /// None, because the qdisc of another owner is in the way. The backstop serves the link.
     LeftOut,
 }
 
