@@ -12,6 +12,9 @@ const SECOND: u64 = 1_000_000_000;
 /// The longest time for which a flow is held. Usually it takes a thousandth of it.
 const HELD_NS: u64 = 10 * SECOND;
 
+/// How long a flow with [`state::LEFT`] passes. Userspace lists conntrack's flows meanwhile.
+const LEFT_NS: u64 = 10 * SECOND;
+
 impl FlowKey {
     /// Returns the key of packets of one direction.
     #[inline(always)]
@@ -124,15 +127,33 @@ impl Flow {
         self.state & state::HELD != 0 && now_ns.saturating_sub(self.used_ns) < HELD_NS
     }
 
+    /// Returns true for a flow that the node began with the port of a VIP.
+    #[inline(always)]
+    const fn is_of_node(&self) -> bool {
+        self.state & state::PASS != 0 && self.service == 0
+    }
+
+    /// Returns how long a silent flow is kept.
+    pub const fn lifetime(&self, protocol: Protocol) -> core::time::Duration {
+        core::time::Duration::from_secs(self.lifetime_seconds(protocol))
+    }
+
+    /// Returns true while a flow that was left to netfilter passes.
+    #[inline(always)]
+    pub const fn is_left(&self, now_ns: u64) -> bool {
+        self.state & state::LEFT != 0 && now_ns.saturating_sub(self.used_ns) < LEFT_NS
+    }
+
     /// Returns the seconds for which a silent flow is kept. They are not shorter than those of the
     /// conntrack entry that masquerades the flow: the defaults of `nf_conntrack`, and for TCP those
-    /// of kube-proxy (`KubeProxyConntrackConfiguration`).
+    /// of kube-proxy (`KubeProxyConntrackConfiguration`). A UDP flow that conntrack translates is not
+    /// kept longer than its entry there: [`state::REPLIED`] then says that the entry is assured.
     #[inline(always)]
     const fn lifetime_seconds(&self, protocol: Protocol) -> u64 {
         const CLOSED: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
         let has_replied = self.state & state::REPLIED != 0;
         match protocol {
-            Protocol::Udp | Protocol::Sctp if has_replied || self.state & state::PASS != 0 => 120,
+            Protocol::Udp | Protocol::Sctp if has_replied || self.is_of_node() => 120,
             Protocol::Udp | Protocol::Sctp => 30,
             Protocol::Tcp if self.is_closed() || !has_replied => 120,
             Protocol::Tcp if self.state & CLOSED != 0 => 3_600,

@@ -145,11 +145,15 @@ pub mod flow_state {
     /// Packets of the flow pass unchanged. Either it belongs to no Service: the node began it with
     /// the port of a VIP (UDP). Or conntrack translates it. If the flow then names a service
     /// ([`Flow::service`](super::Flow)) and the endpoint, it ends when the endpoint no longer
-    /// serves (UDP).
+    /// serves (UDP), and [`REPLIED`] says that conntrack has the longer timeout for it.
     pub const PASS: u32 = 1 << 5;
     /// The flow is held: packets of the original direction are dropped, and the sender retransmits
     /// them, while userspace hands the connection to conntrack.
     pub const HELD: u32 = 1 << 6;
+    /// The flow began while the programs left new flows to netfilter (UDP, with [`PASS`]). It passes
+    /// for some seconds. Until then userspace finds out whether conntrack translates it, and
+    /// replaces the entry by one that names service and endpoint.
+    pub const LEFT: u32 = 1 << 7;
 
     /// Returns the state after a packet that sets these bits.
     #[inline(always)]

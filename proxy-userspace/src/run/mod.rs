@@ -153,7 +153,7 @@ async fn run_mode(
     dataplane::check_capabilities(config.mode)?;
     outputs.metrics.set_mode(config.mode.name(), why);
     let mut tasks = Tasks::new();
-    let inputs = sources::start(choice, outputs.metrics.clone(), settings, node_events, &mut tasks);
+    let inputs = sources::start(choice, &outputs.metrics, settings, node_events, &mut tasks);
     let give_up_after = choice.give_up_after();
     let mut renderer = match dataplane::renderer(config, launcher, &inputs.drift) {
         Ok(renderer) => renderer,

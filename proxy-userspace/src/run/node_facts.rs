@@ -78,7 +78,7 @@ async fn merge(
 /// Waits for a change. A value without a sender stays.
 async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
-        pending().await
+        pending::<()>().await;
     }
 }
 

@@ -23,7 +23,7 @@ const MAX_QUEUED: usize = 4096;
 /// Starts all sources.
 pub(super) fn start(
     ModeChoice { config, environment, launcher, .. }: &ModeChoice,
-    metrics: Metrics,
+    metrics: &Metrics,
     settings: channel::Receiver<SyncSettings>,
     node_events: &PendingEvents,
     tasks: &mut Tasks,
@@ -38,7 +38,7 @@ pub(super) fn start(
     );
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
     let drift = Arc::new(Notify::new());
-    let node_facts = node_facts::start(config, launcher, &drift, &metrics, tasks);
+    let node_facts = node_facts::start(config, launcher, &drift, metrics, tasks);
     tasks.spawn(report_removals(config.mode, Arc::clone(&drift)));
     Inputs { events, node_facts, drift, settings }
 }

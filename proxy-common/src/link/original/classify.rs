@@ -69,6 +69,8 @@ fn is_existing(tables: &impl Tables, incoming: &ClientPacket) -> bool {
         false
     } else if protocol.is_connection_oriented() {
         !tcp.is_syn() || flow.is_in_use(*now_ns)
+    } else if flow.state & flow_state::LEFT != 0 {
+        flow.is_left(*now_ns)
     } else {
         !flow.is_expired(*protocol, *now_ns)
             && (flow.state & flow_state::PASS != 0 && flow.service == 0
@@ -93,7 +95,7 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
         return Classification::Existing;
     }
     if leaves_new_flows(tables) {
-        entries::remove(tables, incoming);
+        entries::leave(tables, incoming);
         return Classification::Proceed;
     }
     let source = incoming.key.source.addr;
@@ -112,11 +114,7 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
         Verdict::Translate(slots) => slots,
         Verdict::Pass => return Classification::Proceed,
         Verdict::Refuse => return refuse(frame, tables, service.service, Counter::Refused),
-        Verdict::Drop(reason) => {
-            tables.count(reason.counter());
-            tables.count_service(service.service, ServiceEvent::Drop);
-            return Classification::Rejected(reason.counter());
-        }
+        Verdict::Drop(reason) => return count_drop(tables, service.service, reason.counter()),
     };
     let client = || AffinityKey::of_packets(source, service.service);
     let Some(endpoint) = service::choose_endpoint(tables, &service, slots, client) else {
@@ -137,10 +135,15 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
 /// Rejects a packet because the endpoints of its Service changed during each read.
 #[inline(never)]
 fn endpoint_missing<T: Tables>(tables: &T, service: u32) -> Classification {
-    tables.count(Counter::FlowNotRecorded);
-    tables.count_service(service, ServiceEvent::Drop);
     tables.count_error(ProgramError::EndpointMissing);
-    Classification::Rejected(Counter::FlowNotRecorded)
+    count_drop(tables, service, Counter::FlowNotRecorded)
+}
+
+#[inline(always)]
+fn count_drop(tables: &impl Tables, service: u32, reason: Counter) -> Classification {
+    tables.count(reason);
+    tables.count_service(service, ServiceEvent::Drop);
+    Classification::Rejected(reason)
 }
 
 /// Returns true if a SYN is a retransmission. If the endpoints of the Service changed since the

@@ -3,6 +3,7 @@
 use super::ClientPacket;
 use crate::{
     layout::{Counter, Flow, ServiceEvent, flow_state},
+    packet::Tuple,
     tables::Tables,
 };
 
@@ -92,6 +93,22 @@ fn insert_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
 fn count_new(tables: &impl Tables, flow: &Flow) {
     tables.count(Counter::FlowsBegun);
     tables.count_service(flow.service, ServiceEvent::Connection);
+}
+
+/// Removes the entries of a flow that does not go on, because netfilter has new flows. The flow of
+/// a datagram stays with netfilter when the programs take new flows again. A connection needs no
+/// entry: only a SYN begins a flow.
+#[inline(always)]
+pub(super) fn leave(tables: &impl Tables, incoming: &mut ClientPacket) {
+    remove(tables, incoming);
+    if incoming.protocol.is_connection_oriented() {
+        return;
+    }
+    let Tuple { source, destination } = incoming.key.tuple();
+    let state = flow_state::PASS | flow_state::LEFT;
+    let left = Flow { source, destination, state, used_ns: incoming.now_ns, ..Flow::NONE };
+    // If there is an entry by now, userspace wrote it, and it says more.
+    tables.add_flow(&incoming.key, &left);
 }
 
 /// Removes the entries of a flow that does not go on.

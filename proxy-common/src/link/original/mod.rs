@@ -54,6 +54,9 @@ pub(super) fn transport<F: Frame, T: Tables>(
             if flow.is_held(*now_ns) {
                 return Outcome::Drop;
             }
+            if flow.state & flow_state::LEFT != 0 {
+                return Outcome::Proceed;
+            }
             // SYNs do not refresh an answered flow. If a client lost its connection and retries,
             // the flow falls silent and the next SYN begins a new one.
             if !tcp.is_syn() || flow.state & flow_state::REPLIED == 0 {

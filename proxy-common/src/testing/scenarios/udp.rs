@@ -4,7 +4,7 @@
 use super::{Fixture, addr, any};
 use crate::{
     Protocol::{Tcp, Udp},
-    layout::{Counter, Direction, flow_state as state},
+    layout::{Counter, Direction, NewFlows, flow_state as state},
     packet::TcpFlags,
     testing::{TestNode, TestPacket},
 };
@@ -176,7 +176,47 @@ fn pass_entry_survives_a_minute_of_silence(node: &mut TestNode<'_>) {
     node.ingress(&question.clone().reversed()).is_left_alone();
 }
 
+fn set_new_flows(node: &mut TestNode<'_>, new_flows: NewFlows) {
+    node.config.node.new_flows = new_flows as u16;
+    node.write_maps();
+}
+
+/// Userspace lists the flows of conntrack before the programs take new flows. A flow may begin
+/// after that.
+fn conversation_that_netfilter_began_stays_with_it_when_programs_take_new_ones(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Udp);
+    set_new_flows(node, NewFlows::Leave);
+    node.ingress(&fixture.first).is_left_alone();
+    set_new_flows(node, NewFlows::Translate);
+    node.ingress(&fixture.first).is_left_alone();
+    assert_eq!(node.counter(Counter::FlowsBegun), 0);
+    let another = fixture.first.clone().from(addr(node.ip.client, 40_001));
+    node.ingress(&another).becomes(&another.clone().to(fixture.endpoint));
+}
+
+/// Conntrack may not translate it: the Service had no endpoints.
+fn conversation_that_userspace_does_not_find_in_conntrack_gets_an_endpoint(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Udp);
+    set_new_flows(node, NewFlows::Leave);
+    node.ingress(&fixture.first).is_left_alone();
+    set_new_flows(node, NewFlows::Translate);
+    node.wait(6);
+    node.ingress(&fixture.first).is_left_alone();
+    node.wait(6);
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+}
+
+fn connection_that_netfilter_began_leaves_no_flow(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    set_new_flows(node, NewFlows::Leave);
+    node.ingress(&fixture.first).is_left_alone();
+    assert_eq!(node.flow_count(), 0);
+}
+
 super::scenarios! {
+    conversation_that_netfilter_began_stays_with_it_when_programs_take_new_ones,
+    conversation_that_userspace_does_not_find_in_conntrack_gets_an_endpoint,
+    connection_that_netfilter_began_leaves_no_flow,
     pass_entry_survives_a_minute_of_silence,
     reply_to_a_datagram_has_the_vip_as_source,
     datagrams_keep_a_serving_endpoint,

@@ -229,8 +229,11 @@ proptest! {
                     prop_assert!(leaves && earlier.contains(&Step::HandFlowsToConntrack));
                 }
                 Step::HandFlowsToConntrack => prop_assert!(leaves),
+                Step::ForgetPassedFlows => prop_assert!(state.links.is_empty()),
                 Step::SetNewFlows(NewFlows::Translate) => {
                     prop_assert!(earlier.contains(&Step::LeaveFlowsToConntrack));
+                    // Flows that began after the first list.
+                    prop_assert!(later.contains(&Step::LeaveFlowsToConntrack));
                     prop_assert!(!later.iter().any(|step| matches!(step, Step::AttachLink(..))));
                 }
                 _ => {}

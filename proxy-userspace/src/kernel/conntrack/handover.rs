@@ -7,7 +7,7 @@
 //! to [`replace_entries`]. The order of attributes follows `ctnetlink_create_conntrack` and
 //! `ctnetlink_setup_nat`.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use libc::c_int;
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
@@ -32,6 +32,8 @@ const BATCH_SIZE: usize = 32;
 const MAX_ATTEMPTS: usize = 4;
 
 /// `enum tcp_conntrack`.
+const TCP_CONNTRACK_SYN_SENT: u8 = 1;
+const TCP_CONNTRACK_SYN_RECV: u8 = 2;
 const TCP_CONNTRACK_ESTABLISHED: u8 = 3;
 /// `enum ip_conntrack_status`.
 const IPS_SEEN_REPLY: u32 = 1 << 1;
@@ -151,6 +153,50 @@ pub fn replace_entries(family: IpFamily, connections: &[Connection]) -> Result<H
     let mut replacement = Replacement::new(family)?;
     connections.chunks(BATCH_SIZE).try_for_each(|batch| replacement.replace(batch))?;
     Ok(replacement.counts)
+}
+
+/// Calls `each` for the connections of a family and protocol, in the calling thread's network
+/// namespace. Entries that are added or deleted during the dump may be missing or present.
+pub fn for_each_connection(
+    family: IpFamily,
+    protocol: Protocol,
+    each: &mut dyn FnMut(&Connection),
+) -> Result<(), KernelError> {
+    dump(family, protocol, None, &mut |attributes| {
+        let all = &mut |tracked: &TrackedConnection| Some(tracked.original);
+        read_connection(attributes, protocol, all).iter().for_each(&mut *each);
+        Ok(())
+    })
+}
+
+impl Connection {
+    /// Returns true for a TCP connection that is not established yet.
+    pub fn is_half_open(&self) -> bool {
+        self.state.tcp_state.is_some_and(is_half_open)
+    }
+
+    /// Returns true if packets passed in both directions, for UDP during more than two seconds
+    /// (`IPS_ASSURED`). Conntrack then keeps a UDP flow longer.
+    pub fn is_assured(&self) -> bool {
+        self.state.status & IPS_ASSURED != 0
+    }
+
+    /// Returns the time after which the entry expires without packets. `None` if it does not.
+    pub fn expires_after(&self) -> Option<Duration> {
+        self.state.timeout.map(|seconds| Duration::from_secs(seconds.into()))
+    }
+}
+
+const fn is_half_open(tcp_state: u8) -> bool {
+    matches!(tcp_state, TCP_CONNTRACK_SYN_SENT | TCP_CONNTRACK_SYN_RECV)
+}
+
+/// Returns the state of a new entry. Between the reading of the old entry and the hold, the rest of
+/// the handshake may have passed. In `SYN_SENT`, conntrack would then not translate the client's
+/// next segment (`tcp_conntracks`: an ACK is invalid). In `ESTABLISHED`, it translates the segments
+/// of a handshake too, and ignores them otherwise.
+fn new_tcp_state(read: Option<u8>) -> u8 {
+    read.filter(|state| !is_half_open(*state)).unwrap_or(TCP_CONNTRACK_ESTABLISHED)
 }
 
 /// Reads an entry. Returns `None` for other protocols, and if `untranslated` does.
@@ -303,11 +349,26 @@ fn write_translation(kind: c_int, target: SocketAddr, to: &mut MessageBuffer) {
 fn write_tcp(state: Option<u8>, to: &mut MessageBuffer) {
     to.nested(CTA_PROTOINFO, |to| {
         to.nested(CTA_PROTOINFO_TCP, |to| {
-            to.bytes(CTA_PROTOINFO_TCP_STATE, &[state.unwrap_or(TCP_CONNTRACK_ESTABLISHED)]);
+            to.bytes(CTA_PROTOINFO_TCP_STATE, &[new_tcp_state(state)]);
             // struct nf_ct_tcp_flags: the flags, and a mask of the flags to set.
             for kind in [CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, CTA_PROTOINFO_TCP_FLAGS_REPLY] {
                 to.bytes(kind, &[IP_CT_TCP_FLAG_BE_LIBERAL, IP_CT_TCP_FLAG_BE_LIBERAL]);
             }
         });
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TCP_CONNTRACK_TIME_WAIT: u8 = 7;
+
+    #[test]
+    fn handshake_that_may_go_on_during_the_handover_counts_as_established() {
+        for read in [None, Some(TCP_CONNTRACK_SYN_SENT), Some(TCP_CONNTRACK_SYN_RECV)] {
+            assert_eq!(new_tcp_state(read), TCP_CONNTRACK_ESTABLISHED, "{read:?}");
+        }
+        assert_eq!(new_tcp_state(Some(TCP_CONNTRACK_TIME_WAIT)), TCP_CONNTRACK_TIME_WAIT);
+    }
 }

@@ -16,7 +16,8 @@ use netlink_packet_core::NLM_F_DUMP;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 pub use self::handover::{
-    Connection, HandoverCounts, TrackedConnection, Translator, find_connections, hand_over, replace_entries,
+    Connection, HandoverCounts, TrackedConnection, Translator, find_connections, for_each_connection,
+    hand_over, replace_entries,
 };
 use self::{
     message::{DeletionBatch, Entry, conntrack_type},

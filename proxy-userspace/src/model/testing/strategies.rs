@@ -130,9 +130,8 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
 }
 
 fn any_link_path() -> impl Strategy<Value = LinkPath> {
-    one_of(&[true, true, false]).prop_map(|programs| match programs {
-        true => LinkPath::Programs,
-        false => LinkPath::Netfilter { why: "a rule of others".into() },
+    one_of(&[true, true, false]).prop_map(|programs| {
+        if programs { LinkPath::Programs } else { LinkPath::Netfilter { why: "a rule of others".into() } }
     })
 }
 

@@ -198,10 +198,17 @@ impl<'a> Planner<'a> {
 
     /// Plans the programs on links. Until they are on all links, and the flows of conntrack are
     /// known, netfilter keeps new flows: so far it may have translated all packets.
+    ///
+    /// The flows of conntrack are listed twice. Before the programs translate, the first list has
+    /// those that began without programs. Flows that begin during it are marked by the programs
+    /// (`flow_state::LEFT`), and the second list has them.
     fn translate_on_links(&mut self) {
         let (node, state) = (self.node, self.state);
         let leaves = state.new_flows == NewFlows::Leave as u16;
         let takes_over = leaves || state.links.is_empty() && !node.links.is_empty();
+        if takes_over && state.links.is_empty() {
+            self.phases.attachments.push(Step::ForgetPassedFlows);
+        }
         if takes_over && !leaves {
             self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));
         }
@@ -223,9 +230,11 @@ impl<'a> Planner<'a> {
         let unwanted = state.links.keys().rev().filter(|at| !node.links.contains_key(&at.index));
         self.phases.attachments.extend(unwanted.copied().map(Step::DetachLink));
         if takes_over {
-            self.phases
-                .attachments
-                .extend([Step::LeaveFlowsToConntrack, Step::SetNewFlows(NewFlows::Translate)]);
+            self.phases.attachments.extend([
+                Step::LeaveFlowsToConntrack,
+                Step::SetNewFlows(NewFlows::Translate),
+                Step::LeaveFlowsToConntrack,
+            ]);
         }
     }
 

@@ -60,7 +60,10 @@ impl State {
             Step::InstallRules => self.rules_are_installed = true,
             Step::SetSocketScope(scope) => self.socket_scope = *scope as u16,
             Step::SetNewFlows(new_flows) => self.new_flows = *new_flows as u16,
-            Step::ReleaseSockets { .. } | Step::LeaveFlowsToConntrack | Step::HandFlowsToConntrack => {}
+            Step::ReleaseSockets { .. }
+            | Step::ForgetPassedFlows
+            | Step::LeaveFlowsToConntrack
+            | Step::HandFlowsToConntrack => {}
         }
     }
 

@@ -96,9 +96,12 @@ pub enum Step {
     SetSocketScope(SocketScope),
     /// Do this with new flows on links.
     SetNewFlows(NewFlows),
-    /// Let conntrack keep the UDP flows that it translates. The link programs pass their packets.
-    /// TCP connections need no step: the programs pass segments of connections that they do not
-    /// know.
+    /// Remove the flows whose packets the link programs only pass. They are out of date if no
+    /// program was on a link.
+    ForgetPassedFlows,
+    /// Let conntrack keep the UDP flows that it translates, and the TCP connections that are not
+    /// established yet. The link programs pass their packets. Other TCP connections need no step:
+    /// the programs pass segments of connections that they do not know.
     LeaveFlowsToConntrack,
     /// Hand the flows that the link programs translate over to conntrack.
     HandFlowsToConntrack,

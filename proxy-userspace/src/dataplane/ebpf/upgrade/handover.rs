@@ -27,11 +27,9 @@ use super::super::{
 use crate::{
     kernel::{
         KernelError,
-        bpf::{MappedWords, PinDir},
+        bpf::{MappedWords, PinDir, Reader},
         clock,
-        conntrack::{
-            self, AddressPair, Connection, HandoverCounts, TrackedConnection, Translator, UdpFilter, UdpFlow,
-        },
+        conntrack::{self, AddressPair, Connection, HandoverCounts, TrackedConnection, Translator},
     },
     model::{IpFamily, Protocol},
 };
@@ -50,27 +48,59 @@ pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
 }
 
 /// Hands over the flows in the map. The programs already leave new flows to netfilter.
+///
+/// A packet that was in a program at that moment may begin one more flow, and conntrack has it only
+/// when the packet leaves the node. The second pass finds it.
 pub(crate) fn hand_flows(pins: &PinDir) -> Result<HandoverCounts, KernelError> {
     let mut flows = Flows::open(pins)?;
     let mut counts = HandoverCounts::default();
-    for family in IpFamily::ALL {
-        for protocol in [Protocol::Tcp, Protocol::Udp] {
-            counts += conntrack::hand_over(family, protocol, &mut flows)?;
+    for _ in 0..2 {
+        for family in IpFamily::ALL {
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                counts += conntrack::hand_over(family, protocol, &mut flows)?;
+            }
         }
     }
     Ok(counts)
 }
 
-/// Makes the programs pass the packets of UDP flows that conntrack translates to serving endpoints.
-/// Returns the number of these flows.
+/// Removes the entries with [`flow_state::PASS`]. `capacity` is the size of the map.
+pub(crate) fn forget_passed(
+    pins: &PinDir,
+    mut entries: Reader<FlowKey, Flow>,
+    capacity: u32,
+) -> Result<(), KernelError> {
+    let mut flows = Flows::open(pins)?;
+    for _ in 0..Reader::<FlowKey, Flow>::max_calls(capacity) {
+        for (key, flow) in entries.read().map_err(KernelError::call("read", "map flows"))? {
+            if flow.state & flow_state::PASS != 0 {
+                maps::removed("flows", flows.flows.remove(&key))?;
+            }
+        }
+        if entries.is_at_beginning() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the programs pass the packets of UDP flows that conntrack translates to serving endpoints,
+/// and of TCP connections that are not established yet. A SYN that the client retransmits must not
+/// begin another connection. Returns the number of these flows.
 pub(crate) fn leave_flows(pins: &PinDir, state: &State) -> Result<usize, KernelError> {
     let mut flows = Flows::open(pins)?;
     let mut count = 0;
     for family in IpFamily::ALL {
-        let filter = UdpFilter { family, destination_port: None };
-        conntrack::for_each_udp(filter, &mut |tracked| {
-            if let Some(service) = service_of(tracked, state) {
-                flows.leave(tracked, service);
+        conntrack::for_each_connection(family, Protocol::Udp, &mut |udp| {
+            if let Some(service) = service_of(&udp.tracked, state) {
+                flows.leave(udp, service);
+                count += 1;
+            }
+        })?;
+        conntrack::for_each_connection(family, Protocol::Tcp, &mut |tcp| {
+            let vip = tcp.tracked.original.destination;
+            if tcp.is_half_open() && tcp.tracked.is_dnat && service_at(vip, Protocol::Tcp, state).is_some() {
+                flows.leave_half_open(tcp.tracked.original);
                 count += 1;
             }
         })?;
@@ -78,15 +108,21 @@ pub(crate) fn leave_flows(pins: &PinDir, state: &State) -> Result<usize, KernelE
     Ok(count)
 }
 
-/// Returns the service identifier of a flow that conntrack translates, if its endpoint serves.
-fn service_of(tracked: &UdpFlow, state: &State) -> Option<u32> {
-    let [vip, endpoint] = [tracked.destination, tracked.reply_source].map(endpoint);
-    let frontend = |addr| state.service(&ServiceKey::new(addr, vip.port, Protocol::Udp));
+/// Returns the service identifier of a UDP flow that conntrack translates, if its endpoint serves.
+fn service_of(tracked: &TrackedConnection, state: &State) -> Option<u32> {
+    let TrackedConnection { original, reply, is_dnat, .. } = tracked;
+    let service = service_at(original.destination, Protocol::Udp, state)?;
+    let member = MemberKey { service, list: List::Serving.number(), endpoint: endpoint(reply.source) };
+    (*is_dnat && state.members.contains(&member)).then_some(service)
+}
+
+/// Returns the service identifier of a VIP.
+fn service_at(vip: SocketAddr, protocol: Protocol, state: &State) -> Option<u32> {
+    let vip = endpoint(vip);
+    let frontend = |addr| state.service(&ServiceKey::new(addr, vip.port, protocol));
     let is_node_address = state.node_addresses.contains(&vip.addr.node_address());
     let node_port = || frontend(vip.addr.any()).filter(|_| is_node_address);
-    let service = frontend(vip.addr).or_else(node_port)?.service;
-    let member = MemberKey { service, list: List::Serving.number(), endpoint };
-    (tracked.is_translated() && state.members.contains(&member)).then_some(service)
+    frontend(vip.addr).or_else(node_port).map(|value| value.service)
 }
 
 fn remove_services(pins: &PinDir) -> Result<(), KernelError> {
@@ -113,21 +149,42 @@ impl Flows {
         self.flows.get(key, 0).ok().filter(|flow| flow.state & flow_state::PASS == 0)
     }
 
-    /// Passes the packets of a flow that conntrack translates, unless the programs translate it.
-    fn leave(&mut self, tracked: &UdpFlow, service: u32) {
-        let pair = AddressPair { source: tracked.source, destination: tracked.destination };
-        if self.flow(&key(Direction::Original, Protocol::Udp, pair)).is_none() {
-            let passed = untranslated_flow(Protocol::Udp, pair, 0);
-            let destination = endpoint(tracked.reply_source);
-            self.put(Protocol::Udp, pair, Flow { service, destination, ..passed });
+    /// Passes the packets of a flow that conntrack translates, unless the programs translate it. The
+    /// entry must not outlive that of conntrack: a new conversation from the same client port would
+    /// pass too, and nothing would translate it.
+    fn leave(&mut self, udp: &Connection, service: u32) {
+        let TrackedConnection { original, reply, .. } = udp.tracked;
+        if self.flow(&key(Direction::Original, Protocol::Udp, original)).is_some() {
+            return;
+        }
+        let replied = if udp.is_assured() { flow_state::REPLIED } else { 0 };
+        let (state, destination) = (flow_state::PASS | replied, endpoint(reply.source));
+        let flow = Flow { service, destination, state, ..untranslated_flow(Protocol::Udp, original, 0) };
+        let lifetime = flow.lifetime(Protocol::Udp);
+        let silence = udp.expires_after().map_or(Duration::ZERO, |left| lifetime.saturating_sub(left));
+        self.put_silent(Protocol::Udp, original, flow, silence);
+    }
+
+    /// Passes the packets of a TCP connection that conntrack translates, unless the programs
+    /// translate it.
+    fn leave_half_open(&mut self, pair: AddressPair) {
+        if self.flow(&key(Direction::Original, Protocol::Tcp, pair)).is_none() {
+            self.put(Protocol::Tcp, pair, untranslated_flow(Protocol::Tcp, pair, 0));
         }
     }
 
     /// Sets what the programs do at ingress with packets that have these addresses.
     fn put(&mut self, protocol: Protocol, pair: AddressPair, flow: Flow) {
+        self.put_silent(protocol, pair, flow, Duration::ZERO);
+    }
+
+    /// Does the same for a flow that had no packets during this time.
+    fn put_silent(&mut self, protocol: Protocol, pair: AddressPair, flow: Flow, silence: Duration) {
         let key = key(Direction::Original, protocol, pair);
-        let used_ns = clock::monotonic().unwrap_or(Duration::ZERO).as_nanos();
-        let flow = Flow { used_ns: u64::try_from(used_ns).unwrap_or(u64::MAX), ..flow };
+        // 0 would be no flow.
+        let used = clock::monotonic().unwrap_or(Duration::ZERO).saturating_sub(silence);
+        let used_ns = u64::try_from(used.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let flow = Flow { used_ns, ..flow };
         if let Err(error) = self.flows.insert(key, flow, 0) {
             tracing::debug!(%error, "cannot write a flow that is handed over: the connection may break");
         }

@@ -106,17 +106,26 @@ impl Ebpf {
         }
     }
 
-    /// Leaves the UDP flows that conntrack translates to it. A failure is no reason to serve less:
-    /// these flows may get another endpoint.
+    /// Removes the flows that the link programs only pass, from a time when they were on links. The
+    /// connections may have ended since, and the rules that translated them may be gone: a new
+    /// connection from the same client port would pass too, and nothing would serve it.
+    pub(crate) fn forget_passed_flows(&self) -> Result<(), KernelError> {
+        let entries = self.object.reader("flows")?;
+        handover::forget_passed(&self.pins, entries, self.maps.sizes.flows)
+    }
+
+    /// Leaves the flows that conntrack translates to it: those of UDP, and TCP connections that are
+    /// not established yet. A failure is no reason to serve less: these flows may get another
+    /// endpoint.
     pub(crate) fn leave_flows(&self, state: &State) {
         match handover::leave_flows(&self.pins, state) {
             Ok(0) | Err(KernelError::NoConntrackNetlink(_)) => {}
-            Ok(flows) => tracing::info!(flows, "conntrack keeps the UDP flows that it translates"),
+            Ok(flows) => tracing::info!(flows, "conntrack keeps the flows that it translates"),
             Err(error) => {
                 let error = with_causes(&error);
                 tracing::warn!(
                     error,
-                    "cannot read the UDP flows of conntrack: they may change their endpoint"
+                    "cannot read the flows of conntrack: those of UDP may change their endpoint"
                 );
             }
         }
