@@ -57,23 +57,26 @@ pub(super) async fn attempt(
     request: &ConnectRequest,
     number: usize,
 ) -> (Option<Connection>, Result<Answer, Failure>) {
-    let opened = match timeout(request.timeout, open(request, number)).await {
-        Ok(opened) => opened,
-        Err(_) => Err(Failure::timed_out("connect", request.timeout)),
-    };
-    match opened {
+    match open_numbered(request, number).await {
         Err(failure) => (None, Err(failure)),
-        Ok(socket) => {
-            let mut connection = Connection {
-                destination: request.to,
-                source: source(request, number),
-                socket,
-                retransmit: request.retransmit,
-            };
+        Ok(mut connection) => {
             let answer = connection.exchange_repeatedly(request).await;
             (Some(connection), answer)
         }
     }
+}
+
+/// Opens a connection without using it.
+pub(super) async fn open_connection(request: &ConnectRequest) -> Result<Connection, Failure> {
+    open_numbered(request, 0).await
+}
+
+async fn open_numbered(request: &ConnectRequest, number: usize) -> Result<Connection, Failure> {
+    let socket = timeout(request.timeout, open(request, number))
+        .await
+        .unwrap_or_else(|_| Err(Failure::timed_out("connect", request.timeout)))?;
+    let (source, retransmit) = (source(request, number), request.retransmit);
+    Ok(Connection { destination: request.to, source, socket, retransmit })
 }
 
 async fn open(request: &ConnectRequest, number: usize) -> Result<OpenSocket, Failure> {
@@ -167,6 +170,11 @@ impl MessageSizes {
         Self { question: request.size, answer: request.answer }
     }
 
+    /// Returns the sizes of each exchange of a request.
+    pub(super) fn of_connect(request: &ConnectRequest) -> Self {
+        Self { question: request.size, answer: request.answer }
+    }
+
     fn message(self) -> Vec<u8> {
         message::question(self.question, self.answer)
     }
@@ -174,7 +182,7 @@ impl MessageSizes {
 
 impl Connection {
     async fn exchange_repeatedly(&mut self, request: &ConnectRequest) -> Result<Answer, Failure> {
-        let sizes = MessageSizes { question: request.size, answer: request.answer };
+        let sizes = MessageSizes::of_connect(request);
         let first = self.exchange(sizes, request.timeout).await?;
         for _ in 0..request.repeats {
             sleep(request.repeat_interval).await;

@@ -5,6 +5,7 @@
 mod connection;
 mod echo;
 mod http;
+mod load;
 mod message;
 pub mod protocol;
 
@@ -22,7 +23,11 @@ use futures::{StreamExt as _, stream};
 
 use self::{
     connection::{Connection, MessageSizes},
-    protocol::{Attempt, ConnectRequest, Failure, GetRequest, Page, Request, Response, SendRequest},
+    load::Load,
+    protocol::{
+        Attempt, ConnectRequest, Failure, GetRequest, LoadReport, LoadRequest, Page, Request, Response,
+        SendRequest,
+    },
 };
 use crate::{
     bench::{self, BenchRequest, protocol::BenchResponse},
@@ -117,6 +122,19 @@ impl Agent {
         }
     }
 
+    /// Starts a load. Until [`Self::stop_load`], the agent accepts no other request.
+    pub fn start_load(&mut self, load: LoadRequest) -> Result<()> {
+        self.write(&Request::Load(load)).map(drop)
+    }
+
+    /// Ends the load. `longest` is the longest time that an exchange of it takes.
+    pub fn stop_load(&mut self, longest: Duration) -> Result<LoadReport> {
+        match self.ask(&Request::StopLoad, longest.saturating_add(scaled(ANSWER_TIMEOUT)))? {
+            Response::Load(report) => Ok(report),
+            other => bail!("expected the report of a load, but the agent answered {other:?}"),
+        }
+    }
+
     /// Closes all connections that were kept open.
     pub fn close(&mut self) -> Result<()> {
         self.attempts(&Request::Close, scaled(ANSWER_TIMEOUT)).map(drop)
@@ -130,13 +148,19 @@ impl Agent {
     }
 
     fn ask(&mut self, request: &Request, timeout: Duration) -> Result<Response> {
-        let mut line = serde_json::to_string(request)?;
-        line.push('\n');
-        self.requests.write_all(line.as_bytes()).context("send a request to the agent")?;
+        let line = self.write(request)?;
         match self.answer(timeout)? {
             Response::InvalidRequest(error) => bail!("the agent rejects {}: {error}", line.trim_end()),
             response => Ok(response),
         }
+    }
+
+    /// Sends a request, and returns it as text.
+    fn write(&mut self, request: &Request) -> Result<String> {
+        let mut line = serde_json::to_string(request)?;
+        line.push('\n');
+        self.requests.write_all(line.as_bytes()).context("send a request to the agent")?;
+        Ok(line)
     }
 
     fn answer(&mut self, timeout: Duration) -> Result<Response> {
@@ -167,6 +191,16 @@ pub fn serve(host: &str) -> Result<()> {
         while let Some(line) = requests.recv().await {
             let response = match serde_json::from_str(&line) {
                 Ok(Request::Bench(order)) => Response::Bench(bench.execute(order)),
+                Ok(Request::Load(request)) => {
+                    let load = Load::start();
+                    // Any request ends the load, and so does the end of the input.
+                    let end = async {
+                        requests.recv().await;
+                        load.stop();
+                    };
+                    tokio::join!(load.run(&request), end);
+                    Response::Load(load.into_report())
+                }
                 Ok(request) => execute(request, &mut open_connections).await,
                 Err(error) => Response::InvalidRequest(error.to_string()),
             };
@@ -185,7 +219,9 @@ async fn execute(request: Request, open_connections: &mut HashMap<String, Connec
     match request {
         Request::Connect(request) => Response::Attempts(connect_all(&request, open_connections).await),
         Request::Get(get) => Response::Page(http::get(&get).await),
-        Request::Bench(_) => Response::InvalidRequest("a benchmark request is executed elsewhere".to_owned()),
+        Request::Bench(_) | Request::Load(_) | Request::StopLoad => {
+            Response::InvalidRequest("this request is executed elsewhere".to_owned())
+        }
         Request::Close => {
             open_connections.clear();
             Response::Attempts(Vec::new())

@@ -53,6 +53,11 @@ pub enum Request {
     Close,
     /// Execute a request of the benchmark. The response is [`Response::Bench`].
     Bench(bench::BenchRequest),
+    /// Make load until [`Request::StopLoad`]. The response comes after that and is
+    /// [`Response::Load`].
+    Load(LoadRequest),
+    /// End the load. It has no response of its own.
+    StopLoad,
 }
 
 /// Connections to open, one for each attempt.
@@ -88,6 +93,41 @@ pub struct ConnectRequest {
     pub retransmit: bool,
     /// How long an attempt waits for its answer.
     pub timeout: Duration,
+}
+
+/// Load to make, all streams at the same time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoadRequest {
+    /// Each stream makes connections like this one, one after the other, and begins the next one
+    /// `pause` after the last. `attempts` is the number of connections at any time. With the largest
+    /// number of `repeats`, connections stay open to the end. `sources`, `source_port`, `order` and
+    /// `hold` have no effect.
+    pub streams: Vec<ConnectRequest>,
+}
+
+/// What happened to the connections of a load.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadReport {
+    /// Connections that were opened.
+    pub connections: usize,
+    /// UDP conversations that were begun.
+    pub conversations: usize,
+    /// Questions that were answered.
+    pub exchanges: usize,
+    /// Datagrams without answer.
+    pub unanswered: usize,
+    /// Connections and datagrams that were refused.
+    pub refused: usize,
+    /// Connections and conversations that failed otherwise.
+    pub lost: usize,
+    /// Of those that stay open to the end, the ones that failed.
+    pub broken: usize,
+    /// Connections and conversations in which another host answered, or a host saw another client.
+    pub moved: usize,
+    /// Connections and conversations whose socket reports another peer than the destination.
+    pub wrong_peer: usize,
+    /// Descriptions of the first failures, with the time since the load began.
+    pub failures: Vec<String>,
 }
 
 /// The order of attempts.
@@ -134,6 +174,8 @@ pub enum Response {
     Page(Result<Page, Failure>),
     /// The result of a request of the benchmark.
     Bench(BenchResponse),
+    /// The result of a load.
+    Load(LoadReport),
     /// The request was invalid.
     InvalidRequest(String),
 }

@@ -34,9 +34,9 @@ const PORTS: &str =
 
 /// A host that connects.
 pub(crate) struct Client {
-    host: Host,
+    pub(crate) host: Host,
     addresses: [SocketAddr; 2],
-    agent: Agent,
+    pub(crate) agent: Agent,
 }
 
 /// The results of connections.

@@ -5,6 +5,7 @@
 mod leftovers;
 mod load;
 mod phases;
+mod switches;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -36,6 +37,12 @@ struct Arguments {
     /// The total number of connections.
     #[arg(long, default_value_t = 5000)]
     connections: usize,
+    /// How often each switch of the ebpf mode is made.
+    #[arg(long, default_value_t = 2)]
+    switches: usize,
+    /// Skip what comes before the switches.
+    #[arg(long)]
+    only_switches: bool,
 }
 
 /// One check.
@@ -74,7 +81,7 @@ fn report(checks: &[Check]) -> bool {
 
 fn run(arguments: &Arguments) -> Result<Vec<Check>> {
     let mut test = build(arguments)?;
-    let checks = test.all_phases(arguments.connections);
+    let checks = test.all_phases(arguments);
     if checks.as_ref().map_or(true, |checks| checks.iter().any(|check| !check.failures.is_empty())) {
         eprintln!("the end of the proxy's log:\n{}", test.proxy.log_tail(20));
     }

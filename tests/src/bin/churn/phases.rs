@@ -16,7 +16,7 @@ use shunt_tests::{
 };
 
 use super::{
-    Check, ChurnTest,
+    Arguments, Check, ChurnTest,
     leftovers::{KernelState, PinnedObjects},
     load::{Client, Counts, StopCondition},
     set_endpoints,
@@ -52,17 +52,25 @@ struct Disruptions {
 
 impl ChurnTest {
     /// Runs all phases, one after the other, and returns the checks.
-    pub(crate) fn all_phases(&mut self, connections: usize) -> Result<Vec<Check>> {
+    pub(crate) fn all_phases(&mut self, arguments: &Arguments) -> Result<Vec<Check>> {
         self.proxy.start(&mut self.world)?;
         self.clients.iter_mut().try_for_each(Client::open)?;
-        let mut checks =
-            vec![self.churn(connections)?, self.check_open_connections("afterwards")?, self.check_follows()?];
-        if self.has_maps() {
+        let mut checks = Vec::new();
+        if !arguments.only_switches {
+            checks.push(self.churn(arguments.connections)?);
+            checks.push(self.check_open_connections("afterwards")?);
+            checks.push(self.check_follows()?);
+        }
+        if self.has_maps() && !arguments.only_switches {
             checks.push(self.resize("other map sizes", SIZES)?);
             checks.push(self.check_open_connections("afterwards")?);
             checks.push(self.resize("the first map sizes again", "{}")?);
             checks.push(self.check_open_connections("afterwards")?);
             checks.push(self.check_follows()?);
+        }
+        if self.has_maps() {
+            checks.extend(self.switch(arguments.switches)?);
+            checks.push(self.check_open_connections("afterwards")?);
         }
         checks.push(self.clean_up()?);
         Ok(checks)

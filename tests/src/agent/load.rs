@@ -1,0 +1,130 @@
+//! Load: connections and conversations that an agent keeps going while something else happens.
+
+use std::cell::{Cell, RefCell};
+
+use futures::future::join_all;
+use tokio::time::sleep;
+
+use super::{
+    connection::{self, Connection, MessageSizes},
+    protocol::{Answer, ConnectRequest, Failure, FailureKind, LoadReport, LoadRequest, Protocol},
+};
+use crate::deadline::Stopwatch;
+
+/// The number of failures of one agent that are described. All are counted.
+const MAX_DESCRIBED: usize = 40;
+
+/// The load while it runs.
+pub(super) struct Load {
+    started: Stopwatch,
+    is_stopped: Cell<bool>,
+    report: RefCell<LoadReport>,
+}
+
+impl Load {
+    pub(super) fn start() -> Self {
+        Self { started: Stopwatch::start(), is_stopped: Cell::new(false), report: RefCell::default() }
+    }
+
+    /// Lets each connection end after its current exchange.
+    pub(super) fn stop(&self) {
+        self.is_stopped.set(true);
+    }
+
+    /// Makes the load until [`Self::stop`].
+    pub(super) async fn run(&self, request: &LoadRequest) {
+        let workers = request.streams.iter().flat_map(|stream| (0..stream.attempts).map(move |_| stream));
+        join_all(workers.map(|stream| self.repeat(stream))).await;
+    }
+
+    pub(super) fn into_report(self) -> LoadReport {
+        self.report.into_inner()
+    }
+
+    /// Makes one connection after the other.
+    async fn repeat(&self, stream: &ConnectRequest) {
+        while !self.is_stopped.get() {
+            match connection::open_connection(stream).await {
+                Ok(mut connection) => {
+                    self.count(|report| match stream.protocol {
+                        Protocol::Udp => report.conversations += 1,
+                        Protocol::Tcp | Protocol::Sctp => report.connections += 1,
+                    });
+                    self.use_connection(&mut connection, stream).await;
+                }
+                Err(failure) => self.fail(stream, &failure, "opening"),
+            }
+            sleep(stream.pause).await;
+        }
+    }
+
+    /// Uses a connection until it fails, was used often enough, or the load stops.
+    async fn use_connection(&self, connection: &mut Connection, stream: &ConnectRequest) {
+        let sizes = MessageSizes::of_connect(stream);
+        let mut first: Option<Answer> = None;
+        for used in 0..=stream.repeats {
+            if used > 0 {
+                sleep(stream.repeat_interval).await;
+            }
+            // A connection is used at least once.
+            if used > 0 && self.is_stopped.get() {
+                return;
+            }
+            match connection.exchange(sizes, stream.timeout).await {
+                Ok(answer) => {
+                    self.count(|report| report.exchanges += 1);
+                    if !self.is_consistent(stream, first.get_or_insert_with(|| answer.clone()), &answer) {
+                        return;
+                    }
+                }
+                Err(failure) if is_unanswered_datagram(stream, &failure) => {
+                    self.count(|report| report.unanswered += 1);
+                    self.describe(stream, &format!("exchange {used} is not answered"));
+                }
+                Err(failure) => return self.fail(stream, &failure, &format!("exchange {used}")),
+            }
+        }
+    }
+
+    /// Returns false, and counts a failure, if an answer does not belong to the conversation.
+    fn is_consistent(&self, stream: &ConnectRequest, first: &Answer, now: &Answer) -> bool {
+        if now.peer != now.destination {
+            self.count(|report| report.wrong_peer += 1);
+            self.describe(stream, &format!("the peer is {}", now.peer));
+            return false;
+        }
+        if now != first {
+            self.count(|report| report.moved += 1);
+            let Answer { host, client, .. } = first;
+            self.describe(stream, &format!("{host} saw {client}, then {} saw {}", now.host, now.client));
+            return false;
+        }
+        true
+    }
+
+    fn fail(&self, stream: &ConnectRequest, failure: &Failure, during: &str) {
+        self.count(|report| match failure.kind {
+            FailureKind::Refused => report.refused += 1,
+            _ if stream.repeats == usize::MAX => report.broken += 1,
+            _ => report.lost += 1,
+        });
+        self.describe(stream, &format!("{during}: {failure}"));
+    }
+
+    fn count(&self, change: impl FnOnce(&mut LoadReport)) {
+        change(&mut self.report.borrow_mut());
+    }
+
+    fn describe(&self, stream: &ConnectRequest, what: &str) {
+        let mut report = self.report.borrow_mut();
+        if report.failures.len() < MAX_DESCRIBED {
+            let at = self.started.elapsed().as_secs_f32();
+            report.failures.push(format!("{at:.2} s: {} to {}: {what}", stream.protocol, stream.to));
+        }
+    }
+}
+
+/// Returns true if a datagram or its answer was lost. The conversation goes on.
+fn is_unanswered_datagram(stream: &ConnectRequest, failure: &Failure) -> bool {
+    stream.protocol == Protocol::Udp && failure.kind == FailureKind::TimedOut
+}
