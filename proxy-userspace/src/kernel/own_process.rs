@@ -1,6 +1,9 @@
-//! What the kernel reports about this process: CPU time by thread, memory, open files.
+//! What the kernel reports about this process (CPU time by thread, memory, open files), and its
+//! limit of open files.
 
 use std::{fmt::Write as _, fs, io};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::KernelError;
 
@@ -70,6 +73,18 @@ pub fn started_at() -> Result<f64, KernelError> {
     started(&read(STAT)?, &read(SYSTEM)?).ok_or_else(|| unreadable(STAT))
 }
 
+/// Raises the limit of open files from the soft to the hard limit, which needs no capability. Many
+/// container runtimes and systemd start a process with 1,024 for the sake of select(2), which shunt
+/// does not use. Commands that start later inherit the limit.
+pub fn raise_file_limit() -> Result<(), KernelError> {
+    let failed = || KernelError::call("raise", "the limit of open files");
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(|error| failed()(error.into()))?;
+    if soft == hard {
+        return Ok(());
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_err(|error| failed()(error.into()))
+}
+
 fn read(path: &'static str) -> Result<String, KernelError> {
     fs::read_to_string(path).map_err(KernelError::path("read", path))
 }
@@ -133,6 +148,14 @@ mod tests {
         let usage = usage().expect("readable");
         assert!(usage.resident > 0 && usage.mapped > usage.resident && usage.open_files >= 3, "{usage:?}");
         assert!(started_at().expect("readable") > 1.6e9);
+    }
+
+    #[test]
+    fn the_limit_of_open_files_rises_to_the_hard_limit() {
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("readable");
+        setrlimit(Resource::RLIMIT_NOFILE, hard - 1, hard).expect("a lower limit is allowed");
+        raise_file_limit().expect("the hard limit is allowed");
+        assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).expect("readable"), (hard, hard));
     }
 
     #[test]

@@ -26,7 +26,7 @@ use proxy_userspace::{
     config::{Config, IneffectiveSetting},
     dataplane::{Mode, Renderer, ebpf::EbpfError},
     health::{self, Introspection, PortFailureEvents, ProxyHealth},
-    kernel::{KernelError, end_signals::EndSignals},
+    kernel::{KernelError, end_signals::EndSignals, own_process},
     metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
     sync::{Outputs, SyncError, SyncLoop, SyncSettings},
@@ -73,6 +73,7 @@ pub(crate) async fn run(
         return Ok(Exit::Shutdown);
     }
     log_start(&choice);
+    raise_file_limit();
     let (events, pending) = NodeEvents::channel();
     let pending = Arc::new(Mutex::new(pending));
     set_up_node(&choice.config, &events);
@@ -208,6 +209,13 @@ fn log_start(ModeChoice { config, why, .. }: &ModeChoice) {
 pub(super) fn log_ineffective_settings(config: &Config) {
     for IneffectiveSetting { setting, why } in &config.ineffective {
         tracing::warn!(setting, why, "this setting has no effect");
+    }
+}
+
+/// Raises the limit of open files: in the ebpf mode, shunt keeps up to five files for each pod.
+fn raise_file_limit() {
+    if let Err(error) = own_process::raise_file_limit() {
+        tracing::debug!(%error, "the limit of open files stays as it is");
     }
 }
 
