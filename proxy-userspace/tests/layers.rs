@@ -32,10 +32,10 @@ const LAYERS: &[Layer] = &[
     // The model has decided everything about Kubernetes.
     layer(
         "dataplane",
-        &["kernel", "mode", "model"],
+        &["causes", "kernel", "mode", "model", "net"],
         &["kube::", "k8s_openapi", "EndpointSlice", "WatchEvent", "tokio"],
     ),
-    layer("health", &["kernel", "metrics", "model", "node"], KUBE),
+    layer("health", &["dataplane", "kernel", "metrics", "model", "node"], KUBE),
     // Has only the interfaces of the kernel, not Services or modes.
     layer("kernel", &["net"], &["kube::", "k8s_openapi", "Service", "Snapshot", "kube-ipvs0"]),
     // Judges what the kernel reports about others. Knows nothing of shunt's own rules.

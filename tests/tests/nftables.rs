@@ -17,7 +17,7 @@ use proxy_userspace::{
         Dataplane, DataplaneRenderer, MetricValue,
         nftables::{Nftables, NftablesError, NftablesSettings, Plan, State, TABLE},
     },
-    health::ProxyHealth,
+    health::{ProxyHealth, Status},
     kernel::{
         nftables::Change,
         ruleset_changes::{TableChangeFlag, TableChanges},
@@ -132,6 +132,7 @@ impl Daemon {
             metrics: Metrics::default(),
             health: ProxyHealth::new(Duration::from_mins(10)),
             health_checks: watch::Sender::default(),
+            status: Status::default(),
             events: proxy_userspace::node::NodeEvents::default(),
         };
         let periods = SyncPeriods {

@@ -1,11 +1,13 @@
-//! Serves what probes, load balancers and scrapers request: `/healthz`, `/livez`, `/metrics`,
-//! `/proxyMode` and health check node ports.
+//! Serves what probes, load balancers, scrapers and people request: `/healthz`, `/livez`,
+//! `/metrics`, `/proxyMode`, `/statusz` and health check node ports.
 #![forbid(unsafe_code)]
 
 mod listen;
 mod proxy_health;
 mod routes;
 mod service_health;
+mod status;
+mod statusz;
 
 #[cfg(test)]
 mod tests;
@@ -16,6 +18,7 @@ pub use listen::{bind, serve};
 pub use proxy_health::{NodeObject, ProxyHealth};
 pub use routes::{Introspection, healthz_routes, introspection_routes, metrics_routes};
 pub use service_health::{HealthChecks, ListenOn, PortFailureEvents, serve_health_checks};
+pub use status::{Status, SyncTask};
 
 /// A server cannot listen: its address is used by another process, or is not an address of this
 /// node.

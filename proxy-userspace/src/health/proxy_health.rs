@@ -75,6 +75,25 @@ struct FamilyReport {
     healthy: bool,
 }
 
+/// What the kernel has of the changes, for `/statusz`.
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// One entry for each family, in the order of [`IpFamily::ALL`].
+    pub(super) families: [FamilyProgress; 2],
+    /// Why `/healthz` answers 503. Empty if it answers 200.
+    pub(super) not_ready: Vec<&'static str>,
+}
+
+/// What the kernel has of one family.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FamilyProgress {
+    pub(super) family: IpFamily,
+    /// The time since the kernel had all changes. `None` if it never had.
+    pub(super) last_updated: Option<Duration>,
+    /// How long the oldest change waits that the kernel does not have yet.
+    pub(super) oldest_pending: Option<Duration>,
+}
+
 /// Go's zero time.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
@@ -163,6 +182,27 @@ impl ProxyHealth {
     pub(super) fn healthz(&self) -> Report {
         let eligible = self.is_programmed() && !self.state.borrow().node_ineligible;
         self.report(Some(eligible), self.is_ready())
+    }
+
+    /// Returns what the kernel has, and why the proxy is not ready.
+    pub(super) fn progress(&self) -> Progress {
+        let state = *self.state.borrow();
+        let now = Timestamp::now();
+        let families = IpFamily::ALL.map(|family| {
+            let FamilyState { last_updated, oldest_pending } = state.families[family as usize];
+            // The clock may have been set back meanwhile.
+            let since = |time| Duration::try_from(now.duration_since(time)).unwrap_or_default();
+            let oldest_pending = oldest_pending.map(|since| since.elapsed());
+            FamilyProgress { family, last_updated: last_updated.map(since), oldest_pending }
+        });
+        let reasons = [
+            (!self.is_programmed(), "the first full sync is not complete"),
+            (state.node_ineligible, "the Node object is missing or is being deleted"),
+            (state.incomplete, "some Services are left out"),
+            (!self.is_live(), "a change waits for too long"),
+        ];
+        let not_ready = reasons.into_iter().filter(|(applies, _)| *applies).map(|(_, reason)| reason);
+        Progress { families, not_ready: not_ready.collect() }
     }
 
     fn report(&self, node_eligible: Option<bool>, ok: bool) -> Report {

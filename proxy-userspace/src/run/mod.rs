@@ -25,7 +25,7 @@ use proxy_userspace::{
     causes::with_causes,
     config::{Config, IneffectiveSetting},
     dataplane::{Mode, Renderer, ebpf::EbpfError},
-    health::{self, Introspection, PortFailureEvents, ProxyHealth},
+    health::{self, Introspection, PortFailureEvents, ProxyHealth, Status},
     kernel::{KernelError, end_signals::EndSignals, own_process},
     metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
@@ -118,7 +118,8 @@ pub(crate) async fn run(
 
 fn outputs(config: &Config, events: NodeEvents) -> Outputs {
     let health = ProxyHealth::new(config.sync_period * 2);
-    Outputs { events, metrics: Metrics::default(), health, health_checks: watch::Sender::default() }
+    let health_checks = watch::Sender::default();
+    Outputs { events, metrics: Metrics::default(), health, status: Status::default(), health_checks }
 }
 
 /// Switches to the next mode. If there is none, returns the error of the mode that broke.
@@ -153,8 +154,9 @@ async fn run_mode(
     let ModeChoice { config, launcher, why, .. } = choice;
     dataplane::check_capabilities(config.mode)?;
     outputs.metrics.set_mode(config.mode.name(), why);
+    outputs.status.set_mode(config.mode, why);
     let mut tasks = Tasks::new();
-    let inputs = sources::start(choice, &outputs.metrics, settings, node_events, &mut tasks);
+    let inputs = sources::start(choice, &outputs, settings, node_events, &mut tasks);
     let give_up_after = choice.give_up_after();
     let mut renderer = match dataplane::renderer(config, launcher, &inputs.drift) {
         Ok(renderer) => renderer,
@@ -272,7 +274,7 @@ fn start_endpoints(
     effective: watch::Receiver<serde_json::Value>,
     tasks: &mut Tasks,
 ) {
-    let Outputs { metrics, health, health_checks, events } = outputs;
+    let Outputs { metrics, health, health_checks, status, events } = outputs;
     let hard_fail = config.bind_address_hard_fail;
     let mut serve = |server: &'static str, address: Option<SocketAddr>, routes: Router| {
         if let Some(address) = address {
@@ -285,7 +287,12 @@ fn start_endpoints(
         }
     };
     serve("healthz", config.healthz_bind_address, health::healthz_routes(health.clone(), metrics.clone()));
-    let introspection = Introspection { config: effective, profiling: config.profiling };
+    let introspection = Introspection {
+        status: status.clone(),
+        health: health.clone(),
+        config: effective,
+        profiling: config.profiling,
+    };
     let routes = health::metrics_routes(metrics).merge(health::introspection_routes(introspection));
     serve("metrics", config.metrics_bind_address, routes);
     let port_failures =

@@ -15,9 +15,9 @@ use proxy_userspace::{
         redirecting_pods::{self, ExemptNamespaces},
     },
     link_path,
-    metrics::Metrics,
     mode::{BackstopPolicy, LinksPath, SocketsScope},
     net::{LinkPath, NodeFacts, SocketScope},
+    sync::Outputs,
 };
 use tokio::{
     sync::{Notify, watch},
@@ -31,7 +31,7 @@ pub(super) fn start(
     config: &Config,
     launcher: &Launcher,
     drift: &Arc<Notify>,
-    metrics: &Metrics,
+    outputs: &Outputs,
     tasks: &mut Tasks,
 ) -> watch::Receiver<Option<NodeFacts>> {
     let (to, links) = watch::channel(None);
@@ -41,11 +41,11 @@ pub(super) fn start(
         return links;
     }
     let path = link_path(config, launcher, tasks);
-    let scope = socket_scope(config, metrics, tasks);
+    let scope = socket_scope(config, outputs, tasks);
     let (to, facts) = watch::channel(None);
-    let metrics = metrics.clone();
+    let outputs = outputs.clone();
     tasks.spawn(async move {
-        merge(links, path, scope, metrics, to).await;
+        merge(links, path, scope, outputs, to).await;
         Ok(())
     });
     facts
@@ -56,14 +56,15 @@ async fn merge(
     mut links: watch::Receiver<Option<NodeFacts>>,
     mut path: watch::Receiver<Option<LinkPath>>,
     mut scope: watch::Receiver<Option<SocketScope>>,
-    metrics: Metrics,
+    outputs: Outputs,
     to: watch::Sender<Option<NodeFacts>>,
 ) {
     loop {
         let merged = links.borrow_and_update().clone();
         let (link_path, socket_scope) = (path.borrow_and_update().clone(), scope.borrow_and_update().clone());
         if let (Some(facts), Some(link_path), Some(socket_scope)) = (merged, link_path, socket_scope) {
-            metrics.set_link_path(&link_path);
+            outputs.metrics.set_link_path(&link_path);
+            outputs.status.set_link_path(link_path.clone());
             to.send_replace(Some(NodeFacts { link_path, socket_scope, ..facts }));
         }
         tokio::select! {
@@ -150,47 +151,61 @@ async fn forward_possible(
 /// Reports which sockets are served.
 fn socket_scope(
     config: &Config,
-    metrics: &Metrics,
+    outputs: &Outputs,
     tasks: &mut Tasks,
 ) -> watch::Receiver<Option<SocketScope>> {
-    let fixed = match config.ebpf.sockets_scope {
-        SocketsScope::Auto => None,
-        SocketsScope::All => Some(SocketScope::All),
-        SocketsScope::Node => Some(SocketScope::Node),
-    };
-    let (to, scope) = watch::channel(fixed);
-    if scope.borrow().is_none() {
-        let (report_to, namespaces) = watch::channel(None);
-        let report = redirecting_pods::report(report_to);
-        let metrics = metrics.clone();
-        tasks.spawn(async move {
-            tokio::select! {
-                error = report => if let Err(error) = error {
-                    let error = with_causes(&error);
-                    tracing::warn!(
-                        error,
-                        "cannot find the pods that redirect their own packets: the sockets of all pods are left \
-                         alone, and served on their links"
-                    );
-                    to.send_replace(Some(SocketScope::Node));
-                },
-                () = exempt(namespaces, &to, &metrics) => {}
-            }
-            pending().await
-        });
+    let (to, receiver) = watch::channel(None);
+    let scope = ReportedScope { to, outputs: outputs.clone() };
+    match config.ebpf.sockets_scope {
+        SocketsScope::All => scope.set(SocketScope::All, None),
+        SocketsScope::Node => scope.set(SocketScope::Node, Some("shunt.sockets.scope is node".into())),
+        SocketsScope::Auto => follow_redirecting_pods(scope, tasks),
     }
-    scope
+    receiver
+}
+
+/// Where the sockets that are served are reported to.
+struct ReportedScope {
+    to: watch::Sender<Option<SocketScope>>,
+    outputs: Outputs,
+}
+
+impl ReportedScope {
+    /// Sets the scope, and the reason if that does not follow from the scope.
+    fn set(&self, scope: SocketScope, why: Option<Arc<str>>) {
+        self.outputs.status.set_socket_scope(scope.clone(), why);
+        self.to.send_replace(Some(scope));
+    }
+}
+
+/// Serves all sockets but those of pods that redirect their own packets.
+fn follow_redirecting_pods(scope: ReportedScope, tasks: &mut Tasks) {
+    let (report_to, namespaces) = watch::channel(None);
+    let report = redirecting_pods::report(report_to);
+    tasks.spawn(async move {
+        tokio::select! {
+            error = report => if let Err(error) = error {
+                let error = with_causes(&error);
+                tracing::warn!(
+                    error,
+                    "cannot find the pods that redirect their own packets: the sockets of all pods are left \
+                     alone, and served on their links"
+                );
+                scope.outputs.status.set_exempt_namespaces(ExemptNamespaces::new());
+                scope.set(SocketScope::Node, Some(error.into()));
+            },
+            () = exempt(namespaces, &scope) => {}
+        }
+        pending().await
+    });
 }
 
 /// Leaves the sockets of namespaces that redirect alone, and reports their number and names.
-async fn exempt(
-    mut namespaces: watch::Receiver<Option<ExemptNamespaces>>,
-    to: &watch::Sender<Option<SocketScope>>,
-    metrics: &Metrics,
-) {
-    let mut known = ExemptNamespaces::new();
+async fn exempt(mut namespaces: watch::Receiver<Option<ExemptNamespaces>>, scope: &ReportedScope) {
+    let Outputs { metrics, status, .. } = &scope.outputs;
     while namespaces.changed().await.is_ok() {
         let Some(now) = namespaces.borrow_and_update().clone() else { continue };
+        let known = status.set_exempt_namespaces(now.clone());
         for namespace in now.iter().filter(|(inode, _)| !known.contains_key(inode)).map(|(_, new)| new) {
             tracing::info!(%namespace, "this pod redirects its own packets: its sockets are left alone, and its links served");
         }
@@ -198,18 +213,19 @@ async fn exempt(
             tracing::info!(%namespace, "this pod does not redirect its own packets any more: its sockets are served");
         }
         metrics.set_exempt_namespaces(now.len());
-        to.send_replace(Some(scope_without(&now)));
-        known = now;
+        let (served, why) = scope_without(&now);
+        scope.set(served, why.map(Into::into));
     }
 }
 
 /// Returns the scope without these namespaces. On kernels before 5.14 their cookies are not known:
-/// then the sockets of all pods are left alone while there are any.
-fn scope_without(exempt: &ExemptNamespaces) -> SocketScope {
+/// then the sockets of all pods are left alone while there are any. The text is the reason for
+/// that.
+fn scope_without(exempt: &ExemptNamespaces) -> (SocketScope, Option<&'static str>) {
     let cookies: Option<BTreeSet<_>> = exempt.values().map(|namespace| namespace.cookie).collect();
     match cookies {
-        Some(none) if none.is_empty() => SocketScope::All,
-        Some(cookies) => SocketScope::AllBut(cookies),
-        None => SocketScope::Node,
+        Some(none) if none.is_empty() => (SocketScope::All, None),
+        Some(cookies) => (SocketScope::AllBut(cookies), None),
+        None => (SocketScope::Node, Some("pods redirect, and kernels before 5.14 cannot exempt single pods")),
     }
 }

@@ -10,7 +10,7 @@ use proxy_userspace::{
     metrics::{Metrics, WatchedKind},
     model::WatchEvent,
     net::ProxyVariables,
-    sync::{Inputs, SyncSettings},
+    sync::{Inputs, Outputs, SyncSettings},
     watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
 };
 use tokio::sync::{Notify, mpsc, watch as channel};
@@ -23,7 +23,7 @@ const MAX_QUEUED: usize = 4096;
 /// Starts all sources.
 pub(super) fn start(
     ModeChoice { config, environment, launcher, .. }: &ModeChoice,
-    metrics: &Metrics,
+    outputs: &Outputs,
     settings: channel::Receiver<SyncSettings>,
     node_events: &PendingEvents,
     tasks: &mut Tasks,
@@ -32,13 +32,13 @@ pub(super) fn start(
     let objects = objects(
         config.clone(),
         environment.proxies.clone(),
-        metrics.clone(),
+        outputs.metrics.clone(),
         Arc::clone(node_events),
         to_loop,
     );
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
     let drift = Arc::new(Notify::new());
-    let node_facts = node_facts::start(config, launcher, &drift, metrics, tasks);
+    let node_facts = node_facts::start(config, launcher, &drift, outputs, tasks);
     tasks.spawn(report_removals(config.mode, Arc::clone(&drift)));
     Inputs { events, node_facts, drift, settings }
 }

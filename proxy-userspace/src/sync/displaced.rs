@@ -4,24 +4,18 @@
 use super::Outputs;
 use crate::dataplane::DisplacedLink;
 
-/// Remembers whether displaced programs are reported.
-#[derive(Debug, Default)]
-pub(super) struct DisplacedLinks {
-    is_reported: bool,
-}
-
-impl DisplacedLinks {
-    pub(super) fn report(&mut self, links: &[DisplacedLink], outputs: &Outputs) {
-        outputs.metrics.set_links_displaced(links);
-        let was_reported = std::mem::replace(&mut self.is_reported, !links.is_empty());
-        if let Some(DisplacedLink { link, by }) = links.first().filter(|_| !was_reported) {
-            let note = format!(
-                "another program insists on running before shunt's on {} of this node's links, such as {by} on {link}; \
-                 the log of shunt names the remedy",
-                links.len()
-            );
-            outputs.events.warning("LinksDisplaced", note);
-        }
+/// Reports the displaced programs after a sync.
+pub(super) fn report(links: Vec<DisplacedLink>, outputs: &Outputs) {
+    let count = links.len();
+    outputs.metrics.set_links_displaced(&links);
+    let first = links.first().cloned();
+    let before = outputs.status.set_links_displaced(links);
+    if let Some(DisplacedLink { link, by }) = first.filter(|_| before.is_empty()) {
+        let note = format!(
+            "another program insists on running before shunt's on {count} of this node's links, such as {by} on {link}; \
+             the log of shunt names the remedy"
+        );
+        outputs.events.warning("LinksDisplaced", note);
     }
 }
 
@@ -30,7 +24,11 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::{health::ProxyHealth, metrics::Metrics, node::NodeEvents};
+    use crate::{
+        health::{ProxyHealth, Status},
+        metrics::Metrics,
+        node::NodeEvents,
+    };
 
     #[test]
     fn displaced_programs_are_shown_by_link_and_reported_once() {
@@ -38,13 +36,13 @@ mod tests {
         let outputs = Outputs {
             metrics: Metrics::default(),
             health: ProxyHealth::new(std::time::Duration::from_mins(1)),
+            status: Status::default(),
             events,
             health_checks: watch::Sender::default(),
         };
-        let mut displaced = DisplacedLinks::default();
         let link = |link: &str| DisplacedLink { link: link.into(), by: "cni_ingress".into() };
         let mut report = |links: &[DisplacedLink]| {
-            displaced.report(links, &outputs);
+            report(links.to_vec(), &outputs);
             let (_, text) = outputs.metrics.exposition().encode(None).unwrap();
             let shown = text.lines().filter(|line| line.starts_with("shunt_links_displaced{")).count();
             (shown, received.try_recv().ok().map(|event| event.note))

@@ -6,7 +6,8 @@ use tokio::time::Instant;
 
 use super::{SyncError, SyncLoop};
 use crate::{
-    causes::with_causes, dataplane::RenderError, metrics::SyncExtent, model::IpFamily, node::NodeEvents,
+    causes::with_causes, dataplane::RenderError, health::SyncTask, metrics::SyncExtent, model::IpFamily,
+    node::NodeEvents,
 };
 
 /// A failure that ends earlier appears in the log and in metrics only.
@@ -15,7 +16,6 @@ const REPORT_AFTER: Duration = Duration::from_mins(1);
 /// The failure that lasts, if any.
 #[derive(Debug, Default)]
 pub(super) struct Failure {
-    last_error: Option<String>,
     /// The family that failed, if the other one did not.
     pub(super) family: Option<IpFamily>,
     /// When the whole dataplane, not only a part of it, began to fail.
@@ -30,7 +30,7 @@ impl SyncLoop {
         self.failure.since = None;
         self.failure.family = None;
         self.failure.events.recovered(&self.outputs.events);
-        self.failure.last_error.take().is_some()
+        self.outputs.status.task_succeeded(SyncTask::Program).is_some()
     }
 
     /// Returns an error if the dataplane has failed for too long.
@@ -74,14 +74,13 @@ impl SyncLoop {
         }
         self.failure.events.failed(started, &message, &self.outputs.events);
         let retry_in = self.schedule.failed(started, error.is_limited());
-        if self.failure.last_error.as_ref() == Some(&message) {
+        let before = self.outputs.status.task_failed(SyncTask::Program, message.clone());
+        if before.as_ref() == Some(&message) {
             tracing::debug!(error = message, ?retry_in, "cannot program the kernel: the same error again");
         } else {
             tracing::error!(error = message, ?retry_in, "cannot program the kernel; shunt will try again");
         }
-        let outcome = self.check_broken(started, error, &message);
-        self.failure.last_error = Some(message);
-        outcome
+        self.check_broken(started, error, &message)
     }
 }
 

@@ -5,24 +5,18 @@ use std::sync::Arc;
 
 use super::Outputs;
 
-/// Remembers whether links are left out and reported.
-#[derive(Debug, Default)]
-pub(super) struct LeftOutLinks {
-    is_reported: bool,
-}
-
-impl LeftOutLinks {
-    pub(super) fn report(&mut self, links: &[Arc<str>], outputs: &Outputs) {
-        outputs.metrics.set_links_left_out(links.len());
-        let was_reported = std::mem::replace(&mut self.is_reported, !links.is_empty());
-        if let Some(first) = links.first().filter(|_| !was_reported) {
-            let note = format!(
-                "there is no room for link programs on {} of this node's links, such as {first}: the backstop \
-                 serves them; the log of shunt names the reason",
-                links.len()
-            );
-            outputs.events.warning("LinksLeftOut", note);
-        }
+/// Reports the links that are left out after a sync.
+pub(super) fn report(links: Vec<Arc<str>>, outputs: &Outputs) {
+    let count = links.len();
+    outputs.metrics.set_links_left_out(count);
+    let first = links.first().cloned();
+    let before = outputs.status.set_links_left_out(links);
+    if let Some(first) = first.filter(|_| before.is_empty()) {
+        let note = format!(
+            "there is no room for link programs on {count} of this node's links, such as {first}: the backstop \
+             serves them; the log of shunt names the reason"
+        );
+        outputs.events.warning("LinksLeftOut", note);
     }
 }
 
@@ -31,7 +25,11 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::{health::ProxyHealth, metrics::Metrics, node::NodeEvents};
+    use crate::{
+        health::{ProxyHealth, Status},
+        metrics::Metrics,
+        node::NodeEvents,
+    };
 
     #[test]
     fn left_out_links_are_counted_and_reported_once() {
@@ -39,13 +37,13 @@ mod tests {
         let outputs = Outputs {
             metrics: Metrics::default(),
             health: ProxyHealth::new(std::time::Duration::from_mins(1)),
+            status: Status::default(),
             events,
             health_checks: watch::Sender::default(),
         };
-        let mut left_out = LeftOutLinks::default();
         let [one, other]: [Arc<str>; 2] = ["veth1".into(), "veth2".into()];
         let mut report = |links: &[Arc<str>]| {
-            left_out.report(links, &outputs);
+            report(links.to_vec(), &outputs);
             let (_, count) = outputs.metrics.exposition().encode(None).unwrap();
             let count = count.lines().find_map(|line| line.strip_prefix("shunt_links_left_out "));
             (count.map(str::to_owned), received.try_recv().ok().map(|event| event.note))

@@ -29,14 +29,13 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::node_wait::PodCidrsError;
 use self::{
-    backstop_report::BackstopReport, conflicts::Conflicts, displaced::DisplacedLinks, failure::Failure,
-    left_out::LeftOutLinks, no_local_endpoints::NoLocalEndpoints, node_wait::NodeWait, report::unix_now,
-    schedule::Schedule,
+    conflicts::Conflicts, failure::Failure, no_local_endpoints::NoLocalEndpoints, node_wait::NodeWait,
+    report::unix_now, schedule::Schedule,
 };
 use crate::{
     causes::with_causes,
     dataplane::{Mode, RenderError, Renderer},
-    health::{HealthChecks, ProxyHealth},
+    health::{HealthChecks, ProxyHealth, Status, SyncTask},
     metrics::{Metrics, SyncExtent, WatchedKind},
     model::{Dirty, IpFamily, Model, ModelSettings, NodeFacts, NodePortAddresses, UnixNanos, WatchEvent},
     node::NodeEvents,
@@ -115,6 +114,8 @@ pub struct Outputs {
     pub metrics: Metrics,
     /// Health.
     pub health: ProxyHealth,
+    /// What `/statusz` shows. The loop also compares with it to find what changed.
+    pub status: Status,
     /// Kubernetes Events on the Node.
     pub events: NodeEvents,
     /// Health check node ports.
@@ -146,13 +147,9 @@ pub struct SyncLoop {
     no_local_endpoints: NoLocalEndpoints,
     conflicts: Conflicts,
     node_wait: NodeWait,
-    left_out: LeftOutLinks,
-    displaced: DisplacedLinks,
-    backstop: BackstopReport,
     failure: Failure,
     last_full_read: Option<Instant>,
     trigger_times: Vec<UnixNanos>,
-    last_stale_udp_error: Option<String>,
     last_logged: Option<Instant>,
 }
 
@@ -174,13 +171,9 @@ impl SyncLoop {
             schedule: Schedule::new(periods),
             no_local_endpoints: NoLocalEndpoints::default(),
             conflicts: Conflicts::default(),
-            left_out: LeftOutLinks::default(),
-            displaced: DisplacedLinks::default(),
-            backstop: BackstopReport::default(),
             failure: Failure::default(),
             last_full_read: None,
             trigger_times: Vec::new(),
-            last_stale_udp_error: None,
             last_logged: None,
         }
     }
@@ -287,8 +280,8 @@ impl SyncLoop {
         let extent = if is_full { SyncExtent::Full } else { SyncExtent::Partial };
         let rendered = self.render(extent, &dirty);
         self.renderer.map_fill().into_iter().for_each(|fill| self.outputs.metrics.set_map_fill(fill));
-        self.left_out.report(&self.renderer.left_out(), &self.outputs);
-        self.displaced.report(&self.renderer.displaced(), &self.outputs);
+        left_out::report(self.renderer.left_out(), &self.outputs);
+        displaced::report(self.renderer.displaced(), &self.outputs);
         match rendered {
             Ok(operations) => {
                 self.succeeded(started, extent, &dirty, operations);
@@ -299,13 +292,13 @@ impl SyncLoop {
                 if is_full {
                     takeover.remove_others(self.renderer.backstop().map(|backstop| backstop.mode));
                 }
-                self.backstop.report_errors(&self.renderer.remove_unneeded());
-                self.backstop.report(self.renderer.backstop(), &self.outputs);
+                backstop_report::report_errors(&self.renderer.remove_unneeded(), &self.outputs);
+                backstop_report::report(self.renderer.backstop().as_ref(), &self.outputs);
                 Ok(())
             }
             Err(error) => {
                 let outcome = self.failed(started, extent, &error);
-                self.backstop.report(self.renderer.backstop(), &self.outputs);
+                backstop_report::report(self.renderer.backstop().as_ref(), &self.outputs);
                 if error.is_limited() {
                     self.delete_stale_udp(extent, &dirty);
                 }
@@ -340,18 +333,18 @@ impl SyncLoop {
                 for deleted in deleted {
                     self.outputs.metrics.conntrack_cleaned(deleted);
                 }
-                self.last_stale_udp_error = None;
+                self.outputs.status.task_succeeded(SyncTask::DeleteStaleUdp);
             }
             Err(error) => {
                 let error = with_causes(&error);
-                if self.last_stale_udp_error.as_ref() != Some(&error) {
+                let before = self.outputs.status.task_failed(SyncTask::DeleteStaleUdp, error.clone());
+                if before.as_ref() != Some(&error) {
                     tracing::warn!(
                         error,
                         "cannot delete stale UDP entries of conntrack: UDP clients may keep sending to removed \
                          endpoints; the next sync tries again"
                     );
                 }
-                self.last_stale_udp_error = Some(error);
             }
         }
     }

@@ -21,7 +21,7 @@ use proxy_userspace::{
         ipvs::{self, Ipvs, LinkRemoval},
         nftables::Nftables,
     },
-    health::ProxyHealth,
+    health::{ProxyHealth, Status},
     kernel::{self, command::Launcher},
     metrics::Metrics,
     model::{Delta, Dirty, EndpointSlice, Service, Snapshot, WatchEvent},
@@ -307,6 +307,7 @@ impl RunningLoop {
             metrics: Metrics::default(),
             health,
             health_checks: watch::Sender::default(),
+            status: Status::default(),
             events: proxy_userspace::node::NodeEvents::default(),
         };
         let periods = SyncPeriods {

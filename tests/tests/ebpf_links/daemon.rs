@@ -4,7 +4,7 @@ use std::{fs, sync::Arc, time::Duration};
 
 use proxy_userspace::{
     dataplane::{DataplaneRenderer, ebpf::LinkAttachment, ipvs},
-    health::ProxyHealth,
+    health::{ProxyHealth, Status},
     kernel::{bpf::tc::Hook, links},
     metrics::Metrics,
     node::NodeEvents,
@@ -43,6 +43,7 @@ impl Daemon {
             metrics: metrics.clone(),
             health: ProxyHealth::new(Duration::from_mins(10)),
             health_checks: watch::Sender::default(),
+            status: Status::default(),
             events: NodeEvents::default(),
         };
         let periods = SyncPeriods {

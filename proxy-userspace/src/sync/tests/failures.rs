@@ -49,9 +49,11 @@ async fn a_lasting_failure_is_unhealthy_until_it_ends() {
     assert!(daemon.outputs.health.is_live(), "not before twice the sync period");
     tokio::time::sleep(SYNC).await;
     assert!(!daemon.outputs.health.is_live());
+    assert!(daemon.outputs.status.is_failing(SyncTask::Program));
     daemon.fake.kernel().failures_left = 0;
     tokio::time::sleep(SYNC).await;
     assert!(daemon.outputs.health.is_live());
+    assert!(!daemon.outputs.status.is_failing(SyncTask::Program));
     assert_eq!(daemon.endpoints("a"), ["10.0.0.2:80"]);
 }
 

@@ -55,6 +55,7 @@ impl Daemon {
             metrics: Metrics::default(),
             health: ProxyHealth::new(2 * SYNC),
             health_checks: watch::Sender::default(),
+            status: Status::default(),
             events: NodeEvents::default(),
         };
         Self::start_reporting_to(outputs, fake, give_up_after, detect_local)

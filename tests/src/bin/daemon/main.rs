@@ -35,7 +35,7 @@ struct Arguments {
 
 type Scenario = fn(&Setup) -> Result<()>;
 
-const SCENARIOS: [(&str, Scenario); 20] = [
+const SCENARIOS: [(&str, Scenario); 21] = [
     ("outages", outages::traffic_continues_whatever_the_api_server_does),
     ("repairs", repairs::drift_is_repaired),
     ("broken-mode", auto::a_broken_mode_is_replaced_and_traffic_continues),
@@ -52,6 +52,7 @@ const SCENARIOS: [(&str, Scenario); 20] = [
     ("http-proxy", lifecycle::the_proxy_of_the_environment_is_used),
     ("events", lifecycle::events_report_the_start_and_refused_settings),
     ("pages", pages::metrics_are_valid_and_configz_shows_the_configuration),
+    ("statusz", pages::statusz_names_mode_link_path_and_socket_scope),
     ("ebpf-log", trace::connections_are_logged_where_tracing_is_on),
     ("shutdown-in-restore", missing::sigterm_does_not_wait_for_a_hanging_restore),
     ("shutdown-in-restart", lifecycle::sigterm_ends_the_proxy_during_a_restart),

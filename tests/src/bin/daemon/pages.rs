@@ -1,4 +1,4 @@
-//! A scenario of the pages of the metrics server.
+//! Scenarios of the pages of the metrics server.
 
 use std::time::Duration;
 
@@ -38,4 +38,21 @@ pub(crate) fn metrics_are_valid_and_configz_shows_the_configuration(setup: &Setu
     let mut without = TestNode::started(setup, &setup.mode, "{}")?;
     ensure!(without.page("/debug/pprof/")?.status == 404, "profiling answers without its flag");
     without.end()
+}
+
+pub(crate) fn statusz_names_mode_link_path_and_socket_scope(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, &setup.mode, "{}")?;
+    let page = node.page("/statusz")?;
+    ensure!(page.status == 200, "/statusz: {}", page.status);
+    let body = page.body;
+    let value_of = |key: &str| body.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(": "));
+    ensure!(value_of("Mode") == Some(&setup.mode) && value_of("Ready") == Some("yes"), "{body}");
+    ensure!(value_of("Failing") == Some("none"), "{body}");
+    let is_ebpf = setup.mode == "ebpf";
+    // What else runs on this machine decides about the values.
+    let is_path = |path| ["programs", "netfilter"].contains(&path);
+    ensure!(value_of("Link path").is_some_and(is_path) == is_ebpf, "{body}");
+    let is_scope = |scope: &str| scope.starts_with("all");
+    ensure!(value_of("Socket scope").is_some_and(is_scope) == is_ebpf, "{body}");
+    node.end()
 }

@@ -1,0 +1,147 @@
+//! Keeps what shunt does on this node at the moment, for `/statusz`.
+
+use std::{
+    collections::BTreeMap,
+    fmt, mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::{
+    dataplane::{BackstopStatus, DisplacedLink, Mode},
+    kernel::redirecting_pods::ExemptNamespaces,
+    model::{LinkPath, SocketScope},
+};
+
+/// The last value of each fact about this proxy. The parts of shunt write it where they report a
+/// change, and compare with it to find a change. `/statusz` reads it.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// When the process started to run the proxy.
+    pub(super) started: Timestamp,
+    /// The same on the monotonic clock.
+    pub(super) running_since: Instant,
+    facts: Arc<Mutex<Facts>>,
+}
+
+/// The facts. All of them belong to the mode that runs.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    pub(super) mode: Option<RunningMode>,
+    pub(super) link_path: Option<LinkPath>,
+    pub(super) socket_scope: Option<ReportedScope>,
+    pub(super) exempt: ExemptNamespaces,
+    pub(super) backstop: Option<BackstopStatus>,
+    pub(super) left_out: Vec<Arc<str>>,
+    pub(super) displaced: Vec<DisplacedLink>,
+    /// Each task that fails, with the error of the last attempt.
+    pub(super) failing: BTreeMap<SyncTask, String>,
+}
+
+/// The mode that runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RunningMode {
+    pub(super) mode: Mode,
+    pub(super) why: String,
+    pub(super) since: Timestamp,
+}
+
+/// Which sockets are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ReportedScope {
+    pub(super) scope: SocketScope,
+    /// The reason, if not all sockets are served.
+    pub(super) why: Option<Arc<str>>,
+}
+
+/// A task of the sync loop that can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SyncTask {
+    /// Programs the kernel with the Services.
+    Program,
+    /// Deletes stale UDP entries of conntrack.
+    DeleteStaleUdp,
+    /// Removes a backstop that nothing needs any more.
+    RemoveBackstop,
+}
+
+impl fmt::Display for SyncTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Program => "program the kernel",
+            Self::DeleteStaleUdp => "delete stale UDP entries of conntrack",
+            Self::RemoveBackstop => "remove the backstop",
+        })
+    }
+}
+
+impl Default for Status {
+    /// Returns the status of a proxy that starts now and runs no mode yet.
+    fn default() -> Self {
+        Self { started: Timestamp::now(), running_since: Instant::now(), facts: Arc::default() }
+    }
+}
+
+impl Status {
+    /// Sets the mode that runs from now on, and the reason for it. Forgets all facts about the mode
+    /// before.
+    pub fn set_mode(&self, mode: Mode, why: &str) {
+        let mode = RunningMode { mode, why: why.into(), since: Timestamp::now() };
+        *self.facts() = Facts { mode: Some(mode), ..Facts::default() };
+    }
+
+    /// Sets what translates packets that come in on links.
+    pub fn set_link_path(&self, path: LinkPath) {
+        self.facts().link_path = Some(path);
+    }
+
+    /// Sets which sockets are served, and the reason if that does not follow from the scope.
+    pub fn set_socket_scope(&self, scope: SocketScope, why: Option<Arc<str>>) {
+        self.facts().socket_scope = Some(ReportedScope { scope, why });
+    }
+
+    /// Sets the network namespaces whose sockets are left alone. Returns the previous ones.
+    pub fn set_exempt_namespaces(&self, exempt: ExemptNamespaces) -> ExemptNamespaces {
+        mem::replace(&mut self.facts().exempt, exempt)
+    }
+
+    /// Sets the backstop that is in place. Returns the previous one.
+    pub fn set_backstop(&self, backstop: Option<BackstopStatus>) -> Option<BackstopStatus> {
+        mem::replace(&mut self.facts().backstop, backstop)
+    }
+
+    /// Sets the links whose incoming packets are not served. Returns the previous ones.
+    pub fn set_links_left_out(&self, links: Vec<Arc<str>>) -> Vec<Arc<str>> {
+        mem::replace(&mut self.facts().left_out, links)
+    }
+
+    /// Sets the links on which a program of another owner runs before shunt's. Returns the previous
+    /// ones.
+    pub fn set_links_displaced(&self, links: Vec<DisplacedLink>) -> Vec<DisplacedLink> {
+        mem::replace(&mut self.facts().displaced, links)
+    }
+
+    /// Records that a task failed with this error. Returns the error of the attempt before, if that
+    /// failed, too.
+    pub fn task_failed(&self, task: SyncTask, error: String) -> Option<String> {
+        self.facts().failing.insert(task, error)
+    }
+
+    /// Records that a task succeeded. Returns the error of the attempt before, if that failed.
+    pub fn task_succeeded(&self, task: SyncTask) -> Option<String> {
+        self.facts().failing.remove(&task)
+    }
+
+    /// Returns true if the last attempt of a task failed.
+    #[cfg(test)]
+    pub(crate) fn is_failing(&self, task: SyncTask) -> bool {
+        self.facts().failing.contains_key(&task)
+    }
+
+    /// Locks the facts. They stay usable if a thread panics while it has the lock.
+    pub(super) fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
