@@ -1,5 +1,6 @@
-//! The switches of the ebpf mode under load: the path of packets on links, the sockets of a pod, and
-//! the backstop, each made and undone, and a restart of the proxy while netfilter has the links.
+//! The switches of the ebpf mode under load: the path of packets on links, the backstop, and on
+//! request the sockets of a pod, each made and undone, and a restart of the proxy while netfilter
+//! has the links.
 
 use std::{net::SocketAddr, thread, time::Duration};
 
@@ -64,7 +65,7 @@ enum Change {
 }
 
 /// Returns the switches in their order.
-fn switches() -> Vec<Switch> {
+fn switches(with_sockets: bool) -> Vec<Switch> {
     let netfilter = || format!("! {PROGRAMS_ON_LINKS} && {BACKSTOP}");
     let programs = || format!("{PROGRAMS_ON_LINKS} && ! {BACKSTOP}");
     let switch = |name, change, is_made| Switch { name, change, is_made };
@@ -81,21 +82,23 @@ fn switches() -> Vec<Switch> {
         switch("backstop in place", Change::Place(SCTP_SERVICE), BACKSTOP.to_owned()),
         switch("backstop removed", Change::Place(""), programs()),
     ];
+    let sockets = sockets.into_iter().filter(|_| with_sockets);
     path.into_iter().chain(sockets).chain(backstop).collect()
 }
 
 impl ChurnTest {
     /// Makes all switches under load.
-    pub(crate) fn switch(&mut self, rounds: usize) -> Result<Vec<Check>> {
+    pub(crate) fn switch(&mut self, rounds: usize, with_sockets: bool) -> Result<Vec<Check>> {
         self.manifests.place("switched.yaml", SERVICES)?;
         self.manifests.place("switched-endpoints.yaml", &endpoints())?;
         self.wait_until_served()?;
         let took = Stopwatch::start();
         self.clients.iter_mut().try_for_each(start_load)?;
-        let made = self.make_switches(rounds, took);
+        let switches = switches(with_sockets);
+        let made = self.make_switches(rounds, &switches, took);
         let reports: Result<Vec<_>> = self.clients.iter_mut().map(stop_load).collect();
         made?;
-        Ok(reports?.into_iter().map(|(name, report)| check(&name, &report, rounds)).collect())
+        Ok(reports?.into_iter().map(|(name, report)| check(&name, &report, rounds, switches.len())).collect())
     }
 
     /// Waits until all clients reach both Services.
@@ -116,12 +119,11 @@ impl ChurnTest {
     }
 
     /// Makes all switches several times, and restarts the proxy once.
-    fn make_switches(&mut self, rounds: usize, since: Stopwatch) -> Result<()> {
+    fn make_switches(&mut self, rounds: usize, switches: &[Switch], since: Stopwatch) -> Result<()> {
         let Self { proxy, world, manifests, .. } = self;
         thread::sleep(PAUSE);
-        let all = switches();
         for round in 0..rounds {
-            for switch in &all {
+            for switch in switches {
                 switch.make(world, manifests, since)?;
                 if round == 0 && switch.name == TO_NETFILTER {
                     restart(proxy, world, since)?;
@@ -161,8 +163,8 @@ impl Switch {
     }
 }
 
-fn check(name: &str, report: &LoadReport, rounds: usize) -> Check {
-    let switches = rounds * switches().len();
+fn check(name: &str, report: &LoadReport, rounds: usize, switches: usize) -> Check {
+    let switches = rounds * switches;
     let LoadReport { connections, conversations, exchanges, unanswered, refused, .. } = report;
     let LoadReport { lost, broken, moved, wrong_peer, .. } = report;
     let name = format!(
