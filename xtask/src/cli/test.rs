@@ -204,7 +204,7 @@ fn packets() -> Result<Vec<Step>> {
     Ok([
         ("conformance", steps::conformance(&all)),
         ("conformance backstop", steps::conformance(&backstopped)),
-        ("conformance netfilter path", steps::conformance(&netfilter_path)),
+        ("conformance links path", steps::conformance(&netfilter_path)),
         ("restarts", world_program("restarts", "ebpf")),
         ("churn", world_program("churn", "ebpf")),
         ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),
