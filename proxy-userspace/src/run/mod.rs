@@ -25,9 +25,8 @@ use proxy_userspace::{
     causes::with_causes,
     config::{Config, IneffectiveSetting},
     dataplane::{Mode, Renderer, ebpf::EbpfError},
-    health::{self, Introspection, PortFailureEvents, ProxyHealth, Status},
+    health::{self, Introspection, PortFailureEvents},
     kernel::{KernelError, end_signals::EndSignals, own_process},
-    metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
     sync::{Outputs, SyncError, SyncLoop, SyncSettings},
 };
@@ -78,7 +77,7 @@ pub(crate) async fn run(
     let pending = Arc::new(Mutex::new(pending));
     set_up_node(&choice.config, &events);
     events.normal("Starting", format!("shunt starts in the mode {}, {}", choice.config.mode, choice.why));
-    let outputs = outputs(&choice.config, events);
+    let outputs = Outputs::new(choice.config.sync_period * 2, events);
     let mut endpoints = Tasks::new();
     let mut broken = Vec::new();
     let mut reload = Reload::new(&choice, set_log_filter, outputs.health.clone());
@@ -114,12 +113,6 @@ pub(crate) async fn run(
             }
         }
     }
-}
-
-fn outputs(config: &Config, events: NodeEvents) -> Outputs {
-    let health = ProxyHealth::new(config.sync_period * 2);
-    let health_checks = watch::Sender::default();
-    Outputs { events, metrics: Metrics::default(), health, status: Status::default(), health_checks }
 }
 
 /// Switches to the next mode. If there is none, returns the error of the mode that broke.

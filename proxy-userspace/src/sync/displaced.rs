@@ -21,25 +21,15 @@ pub(super) fn report(links: Vec<DisplacedLink>, outputs: &Outputs) {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::watch;
+    use std::time::Duration;
 
     use super::*;
-    use crate::{
-        health::{ProxyHealth, Status},
-        metrics::Metrics,
-        node::NodeEvents,
-    };
+    use crate::node::NodeEvents;
 
     #[test]
     fn displaced_programs_are_shown_by_link_and_reported_once() {
         let (events, mut received) = NodeEvents::channel();
-        let outputs = Outputs {
-            metrics: Metrics::default(),
-            health: ProxyHealth::new(std::time::Duration::from_mins(1)),
-            status: Status::default(),
-            events,
-            health_checks: watch::Sender::default(),
-        };
+        let outputs = Outputs::new(Duration::from_mins(1), events);
         let link = |link: &str| DisplacedLink { link: link.into(), by: "cni_ingress".into() };
         let mut report = |links: &[DisplacedLink]| {
             report(links.to_vec(), &outputs);

@@ -1,5 +1,5 @@
-//! Links whose incoming traffic shunt cannot translate: counted, and reported as a Kubernetes Event
-//! when the first one appears.
+//! Links that have no room for link programs: counted, and reported as a Kubernetes Event when the
+//! first one appears.
 
 use std::sync::Arc;
 
@@ -22,25 +22,15 @@ pub(super) fn report(links: Vec<Arc<str>>, outputs: &Outputs) {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::watch;
+    use std::time::Duration;
 
     use super::*;
-    use crate::{
-        health::{ProxyHealth, Status},
-        metrics::Metrics,
-        node::NodeEvents,
-    };
+    use crate::node::NodeEvents;
 
     #[test]
     fn left_out_links_are_counted_and_reported_once() {
         let (events, mut received) = NodeEvents::channel();
-        let outputs = Outputs {
-            metrics: Metrics::default(),
-            health: ProxyHealth::new(std::time::Duration::from_mins(1)),
-            status: Status::default(),
-            events,
-            health_checks: watch::Sender::default(),
-        };
+        let outputs = Outputs::new(Duration::from_mins(1), events);
         let [one, other]: [Arc<str>; 2] = ["veth1".into(), "veth2".into()];
         let mut report = |links: &[Arc<str>]| {
             report(links.to_vec(), &outputs);

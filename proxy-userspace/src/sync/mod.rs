@@ -122,6 +122,20 @@ pub struct Outputs {
     pub health_checks: watch::Sender<HealthChecks>,
 }
 
+impl Outputs {
+    /// Creates outputs that nothing was reported to. `/healthz` fails if a sync is due for longer
+    /// than `health_timeout`.
+    pub fn new(health_timeout: Duration, events: NodeEvents) -> Self {
+        Self {
+            metrics: Metrics::default(),
+            health: ProxyHealth::new(health_timeout),
+            status: Status::default(),
+            events,
+            health_checks: watch::Sender::default(),
+        }
+    }
+}
+
 /// The stage that takes over from another mode, proxy or process, once all Services are served. The
 /// loop calls both methods after each successful full sync. `()` takes over nothing.
 pub trait TakeoverStage: Send {

@@ -51,13 +51,7 @@ impl Daemon {
         give_up_after: Option<Duration>,
         detect_local: DetectLocalMode,
     ) -> Self {
-        let outputs = Outputs {
-            metrics: Metrics::default(),
-            health: ProxyHealth::new(2 * SYNC),
-            health_checks: watch::Sender::default(),
-            status: Status::default(),
-            events: NodeEvents::default(),
-        };
+        let outputs = Outputs::new(2 * SYNC, NodeEvents::default());
         Self::start_reporting_to(outputs, fake, give_up_after, detect_local)
     }
 
