@@ -24,9 +24,11 @@ macro_rules! known {
 
 const RULESETS: &[Known] = known! {
     "aws-vpc-cni.save" => Some("before shunt's rules could translate it: iptables-nft mangle PREROUTING `-i eth0"),
+    "aws-vpc-cni-nft.json" => Some("nft ip aws-cni nat-prerouting `fib daddr type local return`"),
     "calico.save" => None,
     "calico-prednat.save" => Some("iptables-nft mangle cali-failsafe-in `-p tcp"),
-    "cilium.save" => Some("iptables-nft raw CILIUM_OUTPUT_raw `-o lxc+ -m mark --mark 0xa00/0xfffffeff"),
+    "calico-vxlan.save" => Some("(NOTRACK): iptables-nft raw cali-OUTPUT `-p udp"),
+    "cilium.save" => Some("(socket): iptables-nft mangle CILIUM_PRE_mangle `! -o lo -m socket --transparent"),
     "connmark.save" => Some("before shunt's rules could translate it: iptables-nft mangle PREROUTING `-i eth0"),
     "ct-status-dnat.json" => Some("netfilter translated from other connections: nft inet filter forward `ct status dnat accept`"),
     "ctorigdst.save" => Some("iptables-nft filter FORWARD `-s 192.0.2.0/24 -m conntrack --ctorigdst"),
