@@ -33,6 +33,7 @@ const RULESETS: &[Known] = known! {
     "ct-status-dnat.json" => Some("netfilter translated from other connections: nft inet filter forward `ct status dnat accept`"),
     "ctorigdst.save" => Some("iptables-nft filter FORWARD `-s 192.0.2.0/24 -m conntrack --ctorigdst"),
     "docker.save" => None,
+    "docker-28.save" => None,
     "docker-28-published.save" => Some("iptables-nft raw PREROUTING `-d 172.17.0.2/32 ! -i docker0 -j DROP`"),
     "docker-node-port.save" => Some("iptables-nft nat DOCKER `! -i docker0 -p tcp -m tcp --dport 30080 -j DNAT"),
     "docker-published.save" => None,
