@@ -24,7 +24,10 @@ pub use renderer::{DataplaneRenderer, RenderError, Renderer};
 
 pub use crate::mode::{BackstopPolicy, Mode};
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use proxy_common::layout::ServiceCounts;
 
@@ -37,7 +40,7 @@ pub trait Dataplane {
     type State;
     /// The kernel changes in the order in which they must be made. A plan is data: it can be
     /// printed, compared and counted.
-    type Plan: PlanSize + std::fmt::Debug;
+    type Plan: PlanSize + fmt::Debug;
     /// The errors of this mode.
     type Error: std::error::Error + Send + Sync + 'static;
 
@@ -179,6 +182,13 @@ pub struct DisplacedLink {
     pub link: Arc<str>,
     /// The name of the other program.
     pub by: Arc<str>,
+}
+
+/// Writes `eth0 by cni_ingress`.
+impl fmt::Display for DisplacedLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} by {}", self.link, self.by)
+    }
 }
 
 /// How full a map is.

@@ -52,7 +52,8 @@ pub enum NodeObject {
     Deleting,
 }
 
-/// The response body of `/healthz` and `/livez`, as upstream's `ProxyHealth`.
+/// The response body of `/healthz` and `/livez`, as upstream's `ProxyHealth`, and what upstream
+/// does not have.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Report {
@@ -63,6 +64,10 @@ pub(super) struct Report {
     healthy: bool,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     status: BTreeMap<&'static str, FamilyReport>,
+    /// Links on which a program of another owner runs before ours, with the name of that program.
+    /// This does not make the proxy unhealthy.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) displaced_links: Vec<String>,
     /// If true, the status code is 200.
     #[serde(skip)]
     pub(super) ok: bool,
@@ -223,6 +228,14 @@ impl ProxyHealth {
         // As upstream: if the proxy is healthy, `lastUpdated` is the current time, even if there
         // was nothing to update.
         let last_updated = if ok { now.clone() } else { last_updated };
-        Report { last_updated, current_time: now, node_eligible, healthy, status, ok }
+        Report {
+            last_updated,
+            current_time: now,
+            node_eligible,
+            healthy,
+            status,
+            displaced_links: Vec::new(),
+            ok,
+        }
     }
 }

@@ -28,19 +28,22 @@ use crate::{
 pub(super) const NO_SNIFF: (HeaderName, &str) = (header::X_CONTENT_TYPE_OPTIONS, "nosniff");
 
 /// `/healthz` and `/livez`.
-pub fn healthz_routes(health: ProxyHealth, metrics: Metrics) -> Router {
-    async fn healthz(State((health, metrics)): State<(ProxyHealth, Metrics)>) -> Response {
-        let report = health.healthz();
+pub fn healthz_routes(health: ProxyHealth, metrics: Metrics, status: Status) -> Router {
+    type Sources = (ProxyHealth, Metrics, Status);
+    async fn healthz(State((health, metrics, status)): State<Sources>) -> Response {
+        let mut report = health.healthz();
+        report.displaced_links = status.displaced_links();
         metrics.healthz_answered(report.ok);
         answer(report)
     }
-    async fn livez(State((health, metrics)): State<(ProxyHealth, Metrics)>) -> Response {
+    async fn livez(State((health, metrics, _)): State<Sources>) -> Response {
         let report = health.livez();
         metrics.livez_answered(report.ok);
         answer(report)
     }
     // Upstream answers every method in the same way.
-    Router::new().route("/healthz", any(healthz)).route("/livez", any(livez)).with_state((health, metrics))
+    let routes = Router::new().route("/healthz", any(healthz)).route("/livez", any(livez));
+    routes.with_state((health, metrics, status))
 }
 
 pub(super) fn status(ok: bool) -> StatusCode {

@@ -123,6 +123,11 @@ impl Status {
         mem::replace(&mut self.facts().displaced, links)
     }
 
+    /// Returns what [`Self::set_links_displaced`] set, as text.
+    pub(super) fn displaced_links(&self) -> Vec<String> {
+        self.facts().displaced.iter().map(ToString::to_string).collect()
+    }
+
     /// Records that a task failed with this error. Returns the error of the attempt before, if that
     /// failed, too.
     pub fn task_failed(&self, task: SyncTask, error: String) -> Option<String> {

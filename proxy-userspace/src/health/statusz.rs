@@ -82,8 +82,7 @@ fn write_ebpf(f: &mut fmt::Formatter<'_>, facts: &Facts) -> fmt::Result {
         }
     }
     list(f, "Link left out", facts.left_out.iter())?;
-    let displaced = facts.displaced.iter();
-    list(f, "Link displaced", displaced.map(|DisplacedLink { link, by }| format!("{link} by {by}")))
+    list(f, "Link displaced", facts.displaced.iter())
 }
 
 fn write_sockets(f: &mut fmt::Formatter<'_>, facts: &Facts) -> fmt::Result {
@@ -207,7 +206,12 @@ mod tests {
         let host_name = host_name.map(Into::into);
         (
             NetnsInode(inode),
-            ExemptNamespace { cookie: Some(NetnsCookie(inode)), host_name, path: path.into() },
+            ExemptNamespace {
+                cookie: Some(NetnsCookie(inode)),
+                addresses: [].into(),
+                host_name,
+                path: path.into(),
+            },
         )
     }
 

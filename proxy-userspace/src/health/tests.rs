@@ -17,6 +17,7 @@ use tokio::{
 
 use super::*;
 use crate::{
+    dataplane::DisplacedLink,
     metrics::Metrics,
     model::{HealthCheck, IpFamily, NamespacedName},
     node::NodeEvents,
@@ -97,7 +98,7 @@ fn start(routes: axum::Router) -> SocketAddr {
 fn start_healthz() -> (ProxyHealth, Metrics, SocketAddr) {
     let health = ProxyHealth::new(TIMEOUT);
     let metrics = Metrics::default();
-    let address = start(healthz_routes(health.clone(), metrics.clone()));
+    let address = start(healthz_routes(health.clone(), metrics.clone(), Status::default()));
     (health, metrics, address)
 }
 
@@ -149,6 +150,19 @@ async fn healthz_and_livez_answer_byte_by_byte_as_upstream() {
         assert_eq!(answer.own_headers(), HEADERS);
     }
     assert_eq!(get(address, "/other").await.unwrap().status, 404);
+}
+
+#[tokio::test]
+async fn healthz_names_links_on_which_another_program_runs_first() {
+    let (health, status) = (ProxyHealth::new(TIMEOUT), Status::default());
+    let address = start(healthz_routes(health.clone(), Metrics::default(), status.clone()));
+    health.updated(&IpFamily::ALL);
+    let displaced = DisplacedLink { link: "eth0".into(), by: "cni_ingress".into() };
+    status.set_links_displaced(vec![displaced]);
+    let answer = get(address, "/healthz").await.unwrap();
+    assert_eq!((answer.status, &answer.json()["displacedLinks"]), (200, &json!(["eth0 by cni_ingress"])));
+    status.set_links_displaced(Vec::new());
+    assert_eq!(get(address, "/healthz").await.unwrap().json().get("displacedLinks"), None);
 }
 
 #[tokio::test]

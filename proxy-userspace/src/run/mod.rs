@@ -279,7 +279,11 @@ fn start_endpoints(
             });
         }
     };
-    serve("healthz", config.healthz_bind_address, health::healthz_routes(health.clone(), metrics.clone()));
+    serve(
+        "healthz",
+        config.healthz_bind_address,
+        health::healthz_routes(health.clone(), metrics.clone(), status.clone()),
+    );
     let introspection = Introspection {
         status: status.clone(),
         health: health.clone(),
