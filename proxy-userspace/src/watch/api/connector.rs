@@ -6,6 +6,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use futures::future::BoxFuture;
@@ -15,13 +16,18 @@ use hyper_util::{
     client::legacy::connect::{Connected, Connection, proxy::SocksV5},
     rt::TokioIo,
 };
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::timeout,
+};
 use tower::{BoxError, Service, ServiceExt as _};
 
 use super::proxy::{Proxy, ProxyProtocol};
 
 /// The longest response to CONNECT, in octets.
 const MAX_RESPONSE: usize = 8192;
+/// The longest time that a proxy may take to connect to the server.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connects through a proxy. `C` makes the connection to the proxy itself.
 #[derive(Clone)]
@@ -37,7 +43,7 @@ pub(super) struct ProxyError {
     source: BoxError,
 }
 
-/// Why the proxy does not open a tunnel.
+/// Why the proxy does not connect to the server.
 #[derive(Debug, thiserror::Error)]
 enum TunnelError {
     #[error("it requires credentials, or others than those in its URL: {0:?}")]
@@ -46,6 +52,8 @@ enum TunnelError {
     Refused { server: String, status: String },
     #[error("its response to CONNECT has more than {MAX_RESPONSE} octets")]
     TooLong,
+    #[error("it does not connect to {server} within {} s", ANSWER_TIMEOUT.as_secs())]
+    TimedOut { server: String },
     #[error("the connection broke during CONNECT")]
     Broken(#[from] io::Error),
 }
@@ -94,11 +102,16 @@ where
     let default_port = if server.scheme() == Some(&http::uri::Scheme::HTTP) { 80 } else { 443 };
     let port = server.port_u16().unwrap_or(default_port);
     let server = format!("{}:{port}", server.host().unwrap_or_default());
-    let stream = match proxy.protocol {
-        ProxyProtocol::Http => open_tunnel(stream, proxy, server).await?,
-        ProxyProtocol::Socks5 => connect_with_socks(stream, proxy, server.parse()?).await?,
+    let connected = async {
+        Ok(match proxy.protocol {
+            ProxyProtocol::Http => open_tunnel(stream, proxy, server.clone()).await?,
+            ProxyProtocol::Socks5 => connect_with_socks(stream, proxy, server.parse()?).await?,
+        })
     };
-    Ok(ProxyStream { stream, is_forwarded: false })
+    match timeout(ANSWER_TIMEOUT, connected).await {
+        Ok(connected) => connected.map(|stream| ProxyStream { stream, is_forwarded: false }),
+        Err(_) => Err(TunnelError::TimedOut { server }.into()),
+    }
 }
 
 /// Sends CONNECT and waits for the response. hyper-util's `Tunnel` does the same, but its error
@@ -200,5 +213,31 @@ impl<S: Write + Unpin> Write for ProxyStream<S> {
         data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write_vectored(context, data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+    use crate::causes::with_causes;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_proxy_that_does_not_answer_is_named_in_the_error() {
+        for url in ["http://192.0.2.1:3128", "socks5://192.0.2.1:1080"] {
+            let proxy = Proxy::from_kubeconfig(url).expect("a URL");
+            // The other end stays open and sends nothing.
+            let (near, _far) = duplex(1024);
+            let mut near = Some(TokioIo::new(near));
+            let near = tower::service_fn(move |_: Uri| ready(near.take().ok_or("only once")));
+            let server = Uri::from_static("https://198.51.100.7:6443");
+            let Err(error) = connect(near, &proxy, &server).await else { panic!("it answers nothing") };
+            let error = with_causes(&ProxyError { proxy: proxy.to_string(), source: error });
+            let expected = format!(
+                "cannot connect through the proxy {url}: it does not connect to 198.51.100.7:6443 within 10 s"
+            );
+            assert_eq!(error, expected);
+        }
     }
 }
