@@ -192,6 +192,12 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
+    fn is_exempt_source(&self, address: &Addr) -> bool {
+        const ALL: u16 = SocketScope::All as u16;
+        NODE.get(0).is_some_and(|node| node.socket_scope != ALL) && EXEMPT_SOURCES.get_ptr(address).is_some()
+    }
+
+    #[inline(always)]
     fn is_local_link(&self, link: u32) -> bool {
         LOCAL_LINKS.get_ptr(&link).is_some()
     }

@@ -109,6 +109,8 @@ pub struct NodeFacts {
     pub link_path: LinkPath,
     /// The sockets that are served.
     pub socket_scope: SocketScope,
+    /// The addresses of the pods that redirect their own packets, whose sockets are not served.
+    pub exempt_addresses: BTreeSet<IpAddr>,
 }
 
 /// The kernel's unique number of a network namespace, valid until reboot, as `bpf_get_netns_cookie`

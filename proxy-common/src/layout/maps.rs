@@ -47,6 +47,7 @@ macro_rules! for_each_map {
             LOCAL_SOURCES "local_sources" LpmTrie<Addr, u8> Config fixed 4096;
             LOCAL_LINKS "local_links" HashMap<u32, u8> Config fixed 4096; // More than pods.
             EXEMPT_NETNS "exempt_netns" HashMap<u64, u8> Config fixed 4096; // More than pods.
+            EXEMPT_SOURCES "exempt_sources" HashMap<Addr, u8> Config fixed 8192; // Two per pod.
             BRIDGE_PORTS "bridge_ports" HashMap<u32, BridgeAddress> Config fixed 4096;
             FLOWS "flows" LruHashMap<FlowKey, Flow> State
                 size flows = 262144 "flows"; // A flow on links has two entries.

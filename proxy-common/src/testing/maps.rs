@@ -28,6 +28,8 @@ pub struct ConfigMaps {
     pub node_addresses: BTreeSet<Addr>,
     /// `local_sources`: address and length of the prefix, of 128 bits.
     pub local_sources: BTreeSet<(Addr, u32)>,
+    /// `exempt_sources`.
+    pub exempt_sources: BTreeSet<Addr>,
     /// `local_links`.
     pub local_links: BTreeSet<u32>,
     /// `node`.
@@ -43,6 +45,7 @@ impl Default for ConfigMaps {
             source_ranges: BTreeSet::new(),
             node_addresses: BTreeSet::new(),
             local_sources: BTreeSet::new(),
+            exempt_sources: BTreeSet::new(),
             local_links: BTreeSet::new(),
             node: NodeValue {
                 netns: NodeValue::NETNS_UNKNOWN,

@@ -110,6 +110,11 @@ impl Tables for MemoryMaps {
         self.config.local_sources.iter().any(|(range, length)| contains(range, *length, address))
     }
 
+    fn is_exempt_source(&self, address: &Addr) -> bool {
+        self.config.node.socket_scope != SocketScope::All as u16
+            && self.config.exempt_sources.contains(address)
+    }
+
     fn is_local_link(&self, link: u32) -> bool {
         self.config.local_links.contains(&link)
     }

@@ -14,7 +14,7 @@ use super::{
     status::{Facts, ReportedScope, RunningMode},
 };
 use crate::{
-    dataplane::{BackstopStatus, DisplacedLink, Mode},
+    dataplane::{BackstopStatus, Mode},
     model::{LinkPath, SocketScope},
 };
 
@@ -173,7 +173,7 @@ pub(super) fn accepts_text(headers: &HeaderMap) -> bool {
 mod tests {
     use super::*;
     use crate::{
-        dataplane::BackstopNeed,
+        dataplane::{BackstopNeed, DisplacedLink},
         health::status::SyncTask,
         kernel::{
             netns::NetnsCookie,

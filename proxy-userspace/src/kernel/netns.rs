@@ -1,14 +1,19 @@
 //! Network namespaces: their cookies, and running code in another one.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
+    net::IpAddr,
     os::unix::{fs::MetadataExt as _, net::UnixDatagram},
     path::{Path, PathBuf},
     thread,
 };
 
-use nix::sched::{CloneFlags, setns};
+use nix::{
+    ifaddrs::getifaddrs,
+    net::if_::InterfaceFlags,
+    sched::{CloneFlags, setns},
+};
 
 use super::KernelError;
 pub use crate::net::NetnsCookie;
@@ -23,6 +28,20 @@ pub fn current_cookie() -> Result<Option<NetnsCookie>, KernelError> {
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(None),
         Err(error) => Err(KernelError::call("getsockopt SO_NETNS_COOKIE of", "a socket")(error)),
     }
+}
+
+/// Returns the addresses in the calling thread's namespace, without loopback and IPv6 link-local
+/// addresses.
+pub fn addresses() -> Result<BTreeSet<IpAddr>, KernelError> {
+    let links = getifaddrs().map_err(|error| KernelError::call("list", "addresses")(error.into()))?;
+    let links = links.filter(|link| !link.flags.contains(InterfaceFlags::IFF_LOOPBACK));
+    let addresses = links.filter_map(|link| {
+        let address = link.address?;
+        let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+    });
+    let is_link_local = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    Ok(addresses.filter(|address| !is_link_local(address)).collect())
 }
 
 /// Returns one handle for each network namespace that can be found: named ones (`/run/netns`, where

@@ -27,6 +27,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         links: served_links(settings, facts),
         link_path: facts.link_path.clone(),
         socket_scope: facts.socket_scope.clone(),
+        exempt_addresses: facts.exempt_addresses.clone(),
         local_links: local_links(&local_detector, facts),
         bridge_ports: bridge_ports(facts),
         local_detector,

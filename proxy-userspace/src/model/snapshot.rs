@@ -176,6 +176,8 @@ pub struct NodeView {
     pub link_path: LinkPath,
     /// The sockets that are served.
     pub socket_scope: SocketScope,
+    /// The addresses of the pods that redirect their own packets, whose sockets are not served.
+    pub exempt_addresses: BTreeSet<IpAddr>,
     /// The indexes of the links on which packets of local pods arrive, if [`Self::local_detector`]
     /// is about links.
     pub local_links: BTreeSet<u32>,

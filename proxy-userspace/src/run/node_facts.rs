@@ -1,7 +1,7 @@
 //! Reports the facts about this node to the sync loop: links and addresses, and in the ebpf mode
 //! which links and sockets the programs serve.
 
-use std::{collections::BTreeSet, future::pending, sync::Arc};
+use std::{collections::BTreeSet, future::pending, net::IpAddr, sync::Arc};
 
 use anyhow::Context as _;
 use proxy_userspace::{
@@ -41,11 +41,11 @@ pub(super) fn start(
         return links;
     }
     let path = link_path(config, launcher, tasks);
-    let scope = socket_scope(config, outputs, tasks);
+    let sockets = served_sockets(config, outputs, tasks);
     let (to, facts) = watch::channel(None);
     let outputs = outputs.clone();
     tasks.spawn(async move {
-        merge(links, path, scope, outputs, to).await;
+        merge(links, path, sockets, outputs, to).await;
         Ok(())
     });
     facts
@@ -55,22 +55,24 @@ pub(super) fn start(
 async fn merge(
     mut links: watch::Receiver<Option<NodeFacts>>,
     mut path: watch::Receiver<Option<LinkPath>>,
-    mut scope: watch::Receiver<Option<SocketScope>>,
+    mut sockets: watch::Receiver<Option<ServedSockets>>,
     outputs: Outputs,
     to: watch::Sender<Option<NodeFacts>>,
 ) {
     loop {
         let merged = links.borrow_and_update().clone();
-        let (link_path, socket_scope) = (path.borrow_and_update().clone(), scope.borrow_and_update().clone());
-        if let (Some(facts), Some(link_path), Some(socket_scope)) = (merged, link_path, socket_scope) {
+        let (link_path, sockets_now) =
+            (path.borrow_and_update().clone(), sockets.borrow_and_update().clone());
+        if let (Some(facts), Some(link_path), Some(sockets)) = (merged, link_path, sockets_now) {
+            let ServedSockets { scope: socket_scope, exempt_addresses } = sockets;
             outputs.metrics.set_link_path(&link_path);
             outputs.status.set_link_path(link_path.clone());
-            to.send_replace(Some(NodeFacts { link_path, socket_scope, ..facts }));
+            to.send_replace(Some(NodeFacts { link_path, socket_scope, exempt_addresses, ..facts }));
         }
         tokio::select! {
             () = changed(&mut links) => {}
             () = changed(&mut path) => {}
-            () = changed(&mut scope) => {}
+            () = changed(&mut sockets) => {}
             () = to.closed() => return,
         }
     }
@@ -148,17 +150,26 @@ async fn forward_possible(
     }
 }
 
+/// Which sockets are served, and the addresses of pods whose sockets are not.
+#[derive(Clone)]
+struct ServedSockets {
+    scope: SocketScope,
+    exempt_addresses: BTreeSet<IpAddr>,
+}
+
 /// Reports which sockets are served.
-fn socket_scope(
+fn served_sockets(
     config: &Config,
     outputs: &Outputs,
     tasks: &mut Tasks,
-) -> watch::Receiver<Option<SocketScope>> {
+) -> watch::Receiver<Option<ServedSockets>> {
     let (to, receiver) = watch::channel(None);
     let scope = ReportedScope { to, outputs: outputs.clone() };
     match config.ebpf.sockets_scope {
-        SocketsScope::All => scope.set(SocketScope::All, None),
-        SocketsScope::Node => scope.set(SocketScope::Node, Some("shunt.sockets.scope is node".into())),
+        SocketsScope::All => scope.set(SocketScope::All, None, BTreeSet::new()),
+        SocketsScope::Node => {
+            scope.set(SocketScope::Node, Some("shunt.sockets.scope is node".into()), BTreeSet::new());
+        }
         SocketsScope::Auto => follow_redirecting_pods(scope, tasks),
     }
     receiver
@@ -166,15 +177,15 @@ fn socket_scope(
 
 /// Where the sockets that are served are reported to.
 struct ReportedScope {
-    to: watch::Sender<Option<SocketScope>>,
+    to: watch::Sender<Option<ServedSockets>>,
     outputs: Outputs,
 }
 
 impl ReportedScope {
     /// Sets the scope, and the reason if that does not follow from the scope.
-    fn set(&self, scope: SocketScope, why: Option<Arc<str>>) {
+    fn set(&self, scope: SocketScope, why: Option<Arc<str>>, exempt_addresses: BTreeSet<IpAddr>) {
         self.outputs.status.set_socket_scope(scope.clone(), why);
-        self.to.send_replace(Some(scope));
+        self.to.send_replace(Some(ServedSockets { scope, exempt_addresses }));
     }
 }
 
@@ -192,7 +203,7 @@ fn follow_redirecting_pods(scope: ReportedScope, tasks: &mut Tasks) {
                      alone, and served on their links"
                 );
                 scope.outputs.status.set_exempt_namespaces(ExemptNamespaces::new());
-                scope.set(SocketScope::Node, Some(error.into()));
+                scope.set(SocketScope::Node, Some(error.into()), BTreeSet::new());
             },
             () = exempt(namespaces, &scope) => {}
         }
@@ -214,7 +225,8 @@ async fn exempt(mut namespaces: watch::Receiver<Option<ExemptNamespaces>>, scope
         }
         metrics.set_exempt_namespaces(now.len());
         let (served, why) = scope_without(&now);
-        scope.set(served, why.map(Into::into));
+        let addresses = now.values().flat_map(|namespace| &namespace.addresses).copied().collect();
+        scope.set(served, why.map(Into::into), addresses);
     }
 }
 

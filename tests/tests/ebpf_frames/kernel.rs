@@ -49,6 +49,7 @@ pub(crate) struct Kernel {
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
     node_addresses: HashMap<MapData, Addr, u8>,
     local_sources: LpmTrie<MapData, Addr, u8>,
+    exempt_sources: HashMap<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
     node: Array<MapData, NodeValue>,
     flows: HashMap<MapData, FlowKey, Flow>,
@@ -111,6 +112,7 @@ impl Kernel {
             source_ranges: map(&mut ebpf, "source_ranges"),
             node_addresses: map(&mut ebpf, "node_addresses"),
             local_sources: map(&mut ebpf, "local_sources"),
+            exempt_sources: map(&mut ebpf, "exempt_sources"),
             local_links: map(&mut ebpf, "local_links"),
             node: map(&mut ebpf, "node"),
             flows: map(&mut ebpf, "flows"),
@@ -246,6 +248,7 @@ impl FrameRunner for Kernel {
         fill(&mut self.endpoints, &config.endpoints);
         fill(&mut self.members, &members(&config.members));
         fill(&mut self.node_addresses, &members(&config.node_addresses));
+        fill(&mut self.exempt_sources, &members(&config.exempt_sources));
         fill(&mut self.local_links, &members(&config.local_links));
         let ranges = config.source_ranges.iter().map(|(service, addr, length)| {
             (SourceRange::SERVICE_BITS + length, SourceRange { service: *service, addr: *addr }, *service)

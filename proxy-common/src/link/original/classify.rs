@@ -129,6 +129,9 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
         list: slots.list,
         used_ns: incoming.now_ns,
     };
+    if tables.is_exempt_source(&incoming.key.source.addr) {
+        incoming.flow.source.port = entries::port_apart(incoming.key.source.port);
+    }
     Classification::New
 }
 

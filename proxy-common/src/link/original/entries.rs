@@ -37,6 +37,23 @@ const PORTS: u32 = 2;
 /// The lowest port that is not a system port (RFC 6335, section 6).
 const FIRST_PORT: u16 = 1024;
 
+/// The lowest port that the kernel chooses for a socket (`net.ipv4.ip_local_port_range`).
+const FIRST_EPHEMERAL_PORT: u16 = 32_768;
+
+/// Moves a port that the kernel chose for a socket below the ports that it chooses. Other ports
+/// stay, and two ports never become one.
+///
+/// The sockets of a pod may be served for a while and left alone for a while. A socket that is
+/// served sends to the endpoint directly, and the link programs do not see that. The kernel may
+/// choose the same port for it and for a socket that sends to a VIP, and both may get the same
+/// endpoint. Their packets would then be the same.
+#[inline(always)]
+pub(super) const fn port_apart(port: u16) -> u16 {
+    const OFFSET: u16 = FIRST_EPHEMERAL_PORT - FIRST_PORT;
+    const LAST: u16 = FIRST_EPHEMERAL_PORT - 1 + OFFSET;
+    if port >= FIRST_EPHEMERAL_PORT && port <= LAST { port - OFFSET } else { port }
+}
+
 /// Inserts both entries of a new flow, the reply entry first. If the client has another flow to the
 /// endpoint from the same port through another VIP, the new flow gets another client port.
 #[inline(always)]
@@ -46,7 +63,7 @@ fn insert(tables: &impl Tables, incoming: &mut ClientPacket) -> bool {
             return insert_original(tables, incoming);
         }
         let [a, b, ..] = tables.random().to_ne_bytes();
-        incoming.flow.source.port = FIRST_PORT | u16::from_ne_bytes([a, b]);
+        incoming.flow.source.port = FIRST_PORT | u16::from_ne_bytes([a, b]) & (FIRST_EPHEMERAL_PORT - 1);
     }
     false
 }

@@ -3,7 +3,7 @@
 use super::{Fixture, PROTOCOLS, addr, any, first};
 use crate::{
     Protocol,
-    layout::{Counter, Direction, flow_state},
+    layout::{Counter, Direction, SocketScope, flow_state},
     packet::TcpFlags,
     testing::{FrameResult, Payload, TestNode, TestPacket},
 };
@@ -53,6 +53,36 @@ fn two_clients_with_the_same_port_have_separate_flows(node: &mut TestNode<'_>) {
         let reply = other.to(fixture.endpoint).reversed().flags(TcpFlags::SYN_ACK);
         node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
         fixture.establish(node);
+    }
+}
+
+fn pod_that_is_exempt_may_connect_directly_from_the_port_of_a_flow(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = Fixture::new(node, protocol);
+        node.config.exempt_sources.insert(node.ip.client.into());
+        node.config.node.socket_scope = SocketScope::NotExempt as u16;
+        node.write_maps();
+        let flow_source = addr(node.ip.client, fixture.first.from.port() - 31_744);
+        node.ingress(&fixture.first).becomes(&fixture.first.clone().from(flow_source).to(fixture.endpoint));
+        let direct = fixture.first.clone().to(fixture.endpoint);
+        node.ingress(&direct).is_left_alone();
+        node.egress(&direct.reversed().flags(TcpFlags::SYN_ACK)).is_left_alone();
+        let reply = fixture.first.clone().from(flow_source).to(fixture.endpoint).reversed();
+        let reply = reply.flags(TcpFlags::SYN_ACK);
+        node.egress(&reply).becomes(&reply.clone().from(fixture.vip).to(fixture.first.from));
+        node.remove_service(&fixture.service);
+    }
+}
+
+fn port_that_an_exempt_pod_chose_itself_stays(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = Fixture::new(node, protocol);
+        node.config.exempt_sources.insert(node.ip.client.into());
+        node.config.node.socket_scope = SocketScope::NotExempt as u16;
+        node.write_maps();
+        let packet = fixture.first.clone().from(addr(node.ip.client, 5_060));
+        node.ingress(&packet).becomes(&packet.clone().to(fixture.endpoint));
+        node.remove_service(&fixture.service);
     }
 }
 
@@ -153,4 +183,6 @@ super::scenarios! {
     closed_connection_releases_its_client_port,
     error_about_a_flow_with_a_changed_port_names_the_original_port,
     hairpin_connection_is_masqueraded,
+    pod_that_is_exempt_may_connect_directly_from_the_port_of_a_flow,
+    port_that_an_exempt_pod_chose_itself_stays,
 }

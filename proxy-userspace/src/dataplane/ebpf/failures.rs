@@ -95,6 +95,7 @@ fn describe(step: &Step, state: &State) -> String {
             MapEntry::LocalLink(index) => format!("the pod link with index {index}"),
             MapEntry::BridgePort(index, _) => format!("the bridge port of index {index}"),
             MapEntry::ExemptNetns(cookie) => format!("the exempt network namespace {}", cookie.0),
+            MapEntry::ExemptSource(address) => format!("the exempt pod address {address}"),
             other => format!("an entry of map {}", other.map()),
         },
         Step::SetSocketScope(_) => "which sockets are served".into(),

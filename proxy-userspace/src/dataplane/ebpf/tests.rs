@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use proxy_common::{
+    Addr,
     layout::{self, BridgeAddress, Endpoint, EndpointKey, NewFlows, ServiceKey, flags},
     select::Slots,
 };
@@ -252,6 +253,10 @@ proptest! {
         for step in &plan(&state, &after, &dirty).steps {
             if let (Step::SetSocketScope(_), SocketScope::AllBut(exempt)) = (step, &after.node.socket_scope) {
                 prop_assert!(state.exempt_netns.is_superset(exempt));
+            }
+            if let Step::SetSocketScope(_) | Step::Put(MapEntry::ExemptNetns(_)) = step {
+                let sources = after.node.exempt_addresses.iter().map(|address| Addr::from(*address));
+                prop_assert!(state.exempt_sources.is_superset(&sources.collect()), "sources come first");
             }
             state.record(step);
         }

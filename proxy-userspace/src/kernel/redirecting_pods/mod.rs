@@ -23,7 +23,12 @@ mod uapi;
 mod watched;
 mod watcher;
 
-use std::{collections::BTreeMap, fmt, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    path::PathBuf,
+};
 
 use tokio::sync::{oneshot, watch};
 
@@ -44,6 +49,9 @@ pub struct NetnsInode(pub u64);
 pub struct ExemptNamespace {
     /// The number that eBPF programs see. `None` on kernels before 5.14.
     pub cookie: Option<NetnsCookie>,
+    /// The addresses inside, without loopback and IPv6 link-local addresses. They are read again within
+    /// eight seconds.
+    pub addresses: BTreeSet<IpAddr>,
     /// The host name inside, which is the pod's name. `None` if no process of the pod is visible in
     /// /proc, because shunt has a PID namespace of its own.
     pub host_name: Option<String>,

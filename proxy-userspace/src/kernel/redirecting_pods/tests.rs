@@ -92,6 +92,24 @@ fn an_nftables_nat_rule_at_output_redirects() {
 }
 
 #[test]
+fn the_addresses_of_a_namespace_that_redirects_are_known() {
+    let namespace = Namespace::new("addresses");
+    namespace.run("ip link add pod0 type bridge");
+    for address in ["10.1.2.3/24", "fd01::3/64"] {
+        namespace.run(&format!("ip address add {address} dev pod0"));
+    }
+    namespace.run("ip link set pod0 up");
+    namespace.run("ip link set lo up");
+    namespace.run("nft add table ip mesh");
+    namespace.run("nft add chain ip mesh out { type nat hook output priority -100; }");
+    namespace.run("nft add rule ip mesh out tcp dport 80 redirect to :8081");
+    let mut watcher = Watcher::new().expect("it opens");
+    assert!(namespace.is_exempt(&mut watcher));
+    let found = namespace.find(&watcher.exempt()).expect("it is exempt").addresses;
+    assert_eq!(found, ["10.1.2.3", "fd01::3"].map(|ip| ip.parse().expect("an address")).into());
+}
+
+#[test]
 fn an_nftables_chain_that_reroutes_redirects() {
     check(
         "nft-route",

@@ -1,6 +1,8 @@
 //! One network namespace, with what makes checking it cheap: open sockets and files in it.
 
 use std::{
+    collections::BTreeSet,
+    net::IpAddr,
     os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
 };
@@ -23,6 +25,7 @@ pub(super) struct Watched {
     pub(super) path: PathBuf,
     cookie: Option<NetnsCookie>,
     host_name: Option<String>,
+    addresses: Addresses,
     notifications: Notifications,
     /// There are notifications to read.
     pub(super) is_notified: bool,
@@ -30,6 +33,14 @@ pub(super) struct Watched {
     is_outdated: bool,
     legacy: LegacyTables,
     redirects: Redirects,
+}
+
+/// The addresses in a namespace that redirects.
+#[derive(Debug, Default)]
+struct Addresses {
+    addresses: BTreeSet<IpAddr>,
+    /// The number of calls after which they are read again.
+    rest: u8,
 }
 
 /// Which rules redirect.
@@ -52,6 +63,7 @@ impl Watched {
                 path: path.to_owned(),
                 cookie: netns::current_cookie()?,
                 host_name: None,
+                addresses: Addresses::default(),
                 notifications,
                 is_notified: false,
                 is_outdated: false,
@@ -101,6 +113,21 @@ impl Watched {
         Ok(())
     }
 
+    /// Reads the addresses if the namespace redirects: in the first of this many calls.
+    pub(super) fn read_addresses(&mut self) -> Result<(), KernelError> {
+        const CALLS: u8 = 16;
+        let Addresses { addresses, rest } = &mut self.addresses;
+        if !self.redirects.any() {
+            *rest = 0;
+        } else if *rest > 0 {
+            *rest -= 1;
+        } else if let Some(file) = namespaces::open(self.inode, &self.path) {
+            *addresses = netns::within(&self.path, &file, netns::addresses)?;
+            *rest = CALLS - 1;
+        }
+        Ok(())
+    }
+
     /// Finds the host name, if it is needed and not known.
     pub(super) fn find_host_name(&mut self, finder: &Finder) {
         if self.redirects() && self.host_name.is_none() {
@@ -113,11 +140,18 @@ impl Watched {
         self.redirects().then(|| ExemptNamespace {
             cookie: self.cookie,
             host_name: self.host_name.clone(),
+            addresses: self.addresses.addresses.clone(),
             path: self.path.clone(),
         })
     }
 
     const fn redirects(&self) -> bool {
-        self.redirects.nftables || self.redirects.legacy
+        self.redirects.any()
+    }
+}
+
+impl Redirects {
+    const fn any(self) -> bool {
+        self.nftables || self.legacy
     }
 }

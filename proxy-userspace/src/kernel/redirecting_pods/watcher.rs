@@ -89,7 +89,10 @@ impl Watcher {
                     break;
                 }
                 if event == Event::Rules {
-                    self.check(Watched::check_nftables);
+                    self.check(|watched, datagram| {
+                        watched.check_nftables(datagram)?;
+                        watched.read_addresses()
+                    });
                     self.send(to);
                 }
                 thread::sleep(PAUSE);
@@ -126,7 +129,8 @@ impl Watcher {
         let is_loaded = loaded_families();
         let succeeded = self.check(|watched, datagram| {
             watched.check_nftables(datagram)?;
-            watched.check_legacy(is_loaded)
+            watched.check_legacy(is_loaded)?;
+            watched.read_addresses()
         });
         self.failing.retain(|inode| !succeeded.contains(inode));
         Ok(())

@@ -1,7 +1,7 @@
 //! Generators for a small world: few names, addresses and ports, so that objects often belong
 //! together, conflict or repeat. Some objects are such that the API would reject them.
 
-use std::{fmt::Debug, net::IpAddr, num::NonZeroU32, sync::Arc};
+use std::{collections::BTreeSet, fmt::Debug, net::IpAddr, num::NonZeroU32, sync::Arc};
 
 use glob::Pattern;
 use proptest::{collection::vec, option, prelude::*, sample::select};
@@ -119,11 +119,12 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
         ("veth1", "10.244.1.1/32"),
     ];
     let addresses = proptest::sample::subsequence(addresses.to_vec(), 0..=addresses.len());
-    (addresses, any_links(), any_link_path(), any_socket_scope()).prop_map(
-        |(addresses, links, link_path, socket_scope)| NodeFacts {
+    (addresses, any_links(), any_link_path(), any_socket_scope(), any_exempt_addresses()).prop_map(
+        |(addresses, links, link_path, socket_scope, exempt_addresses)| NodeFacts {
             links,
             link_path,
             socket_scope,
+            exempt_addresses,
             ..facts(&addresses)
         },
     )
@@ -142,6 +143,11 @@ fn any_socket_scope() -> impl Strategy<Value = SocketScope> {
         ([], false) => SocketScope::All,
         (cookies, _) => SocketScope::AllBut(cookies.iter().copied().map(NetnsCookie).collect()),
     })
+}
+
+fn any_exempt_addresses() -> impl Strategy<Value = BTreeSet<IpAddr>> {
+    let addresses = vec![ip("10.244.1.9"), ip("fd00:10:244:1::9")];
+    proptest::sample::subsequence(addresses, 0..=2).prop_map(|some| some.into_iter().collect())
 }
 
 /// Generates links. The same index may be another link the next time.

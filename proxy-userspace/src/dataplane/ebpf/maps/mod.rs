@@ -56,7 +56,7 @@ pub(crate) fn map_full(map: &'static str, sizes: &MapSizes) -> KernelError {
     let remedy = match SIZE_SETTINGS.iter().find(|setting| setting.map == map) {
         Some(setting) => format!("raise {} in the configuration file (--config)", setting.path),
         None if map == "bridge_ports" => "its size is fixed".into(),
-        None if map == "exempt_netns" => {
+        None if matches!(map, "exempt_netns" | "exempt_sources") => {
             "its size is fixed; --sockets-scope node leaves the sockets of all pods alone".into()
         }
         None => "its size is fixed, but other values of --detect-local-mode do not need this map".into(),
@@ -78,6 +78,7 @@ pub(crate) struct Maps {
     local_links: HashMap<MapData, u32, u8>,
     bridge_ports: HashMap<MapData, u32, BridgeAddress>,
     exempt_netns: HashMap<MapData, u64, u8>,
+    exempt_sources: HashMap<MapData, Addr, u8>,
     pub(crate) sizes: MapSizes,
     marks: Marks,
 }
@@ -120,6 +121,7 @@ impl Maps {
             local_links: object.take_map("local_links")?,
             bridge_ports: object.take_map("bridge_ports")?,
             exempt_netns: object.take_map("exempt_netns")?,
+            exempt_sources: object.take_map("exempt_sources")?,
             sizes,
             marks,
         })
@@ -207,6 +209,7 @@ impl Maps {
             MapEntry::LocalLink(index) => self.local_links.insert(index, IN_SET, 0),
             MapEntry::BridgePort(index, bridge) => self.bridge_ports.insert(index, bridge, 0),
             MapEntry::ExemptNetns(cookie) => self.exempt_netns.insert(cookie.0, IN_SET, 0),
+            MapEntry::ExemptSource(address) => self.exempt_sources.insert(address, IN_SET, 0),
         };
         result.map_err(|error| match error_number(&error) {
             // A hash map without room returns E2BIG, a trie ENOSPC.
@@ -227,6 +230,7 @@ impl Maps {
             MapEntry::LocalLink(index) => self.local_links.remove(index),
             MapEntry::BridgePort(index, _) => self.bridge_ports.remove(index),
             MapEntry::ExemptNetns(cookie) => self.exempt_netns.remove(&cookie.0),
+            MapEntry::ExemptSource(address) => self.exempt_sources.remove(address),
         };
         removed(entry.map(), result)
     }
@@ -256,6 +260,7 @@ impl Maps {
         read(s, "local_links", self.local_links.keys(), MapEntry::LocalLink)?;
         read(s, "bridge_ports", self.bridge_ports.iter(), |(key, value)| MapEntry::BridgePort(key, value))?;
         read(s, "exempt_netns", self.exempt_netns.keys(), |key| MapEntry::ExemptNetns(NetnsCookie(key)))?;
+        read(s, "exempt_sources", self.exempt_sources.keys(), MapEntry::ExemptSource)?;
         let node = self.node.get(&0, 0).map_err(failed("read", "node"))?;
         state.local_detection = node.local_detection;
         state.socket_scope = node.socket_scope;

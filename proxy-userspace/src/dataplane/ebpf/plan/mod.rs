@@ -173,10 +173,13 @@ impl<'a> Planner<'a> {
         mode_differs || state.local_sources != sources
     }
 
-    /// Plans which sockets are served. An exempt namespace is known before the scope relies on it.
+    /// Plans which sockets are served. An exempt namespace is known before the scope relies on it,
+    /// and the addresses of its pod before its first packets to a VIP come in on a link.
     fn socket_scope(&mut self) {
-        let state = self.state;
-        let (scope, exempt) = translate::socket_scope(&self.node.socket_scope);
+        let (state, node) = (self.state, self.node);
+        let sources = node.exempt_addresses.iter().map(|address| Addr::from(*address)).collect();
+        self.difference(&state.exempt_sources, &sources, MapEntry::ExemptSource);
+        let (scope, exempt) = translate::socket_scope(&node.socket_scope);
         self.difference(&state.exempt_netns, exempt, MapEntry::ExemptNetns);
         let differs = state.socket_scope != scope as u16;
         self.phases.additions.extend(differs.then_some(Step::SetSocketScope(scope)));

@@ -35,6 +35,7 @@ pub struct State {
     /// How local clients are recognized: [`proxy_common::layout::LocalDetection`], as in the map.
     pub(crate) local_detection: u32,
     pub(crate) exempt_netns: BTreeSet<NetnsCookie>,
+    pub(crate) exempt_sources: BTreeSet<Addr>,
     /// [`proxy_common::layout::SocketScope`], as in the map.
     pub(crate) socket_scope: u16,
     /// [`proxy_common::layout::NewFlows`], as in the map.
@@ -79,6 +80,7 @@ impl State {
             MapEntry::LocalLink(index) => drop(self.local_links.insert(index)),
             MapEntry::BridgePort(index, bridge) => drop(self.bridge_ports.insert(index, bridge)),
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.insert(cookie)),
+            MapEntry::ExemptSource(address) => drop(self.exempt_sources.insert(address)),
         }
     }
 
@@ -96,6 +98,7 @@ impl State {
             MapEntry::LocalLink(index) => drop(self.local_links.remove(index)),
             MapEntry::BridgePort(index, _) => drop(self.bridge_ports.remove(index)),
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.remove(cookie)),
+            MapEntry::ExemptSource(address) => drop(self.exempt_sources.remove(address)),
         }
     }
 

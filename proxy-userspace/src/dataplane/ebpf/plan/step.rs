@@ -38,6 +38,8 @@ pub enum MapEntry {
     /// The socket programs leave this network namespace alone, with
     /// [`SocketScope::NotExempt`](proxy_common::layout::SocketScope).
     ExemptNetns(NetnsCookie),
+    /// The pod with this address is in a network namespace that the socket programs leave alone.
+    ExemptSource(Addr),
 }
 
 impl MapEntry {
@@ -53,6 +55,7 @@ impl MapEntry {
             Self::LocalLink(_) => "local_links",
             Self::BridgePort(..) => "bridge_ports",
             Self::ExemptNetns(_) => "exempt_netns",
+            Self::ExemptSource(_) => "exempt_sources",
         }
     }
 
@@ -67,7 +70,8 @@ impl MapEntry {
             | Self::LocalSource(_)
             | Self::LocalLink(_)
             | Self::BridgePort(..)
-            | Self::ExemptNetns(_) => None,
+            | Self::ExemptNetns(_)
+            | Self::ExemptSource(_) => None,
         }
     }
 
