@@ -84,6 +84,10 @@ impl Load {
                 Err(failure) => return self.fail(stream, &failure, &format!("exchange {used}")),
             }
         }
+        if first.is_none() {
+            self.count(|report| report.lost += 1);
+            self.describe(stream, "no datagram of the conversation was answered");
+        }
     }
 
     /// Returns false, and counts a failure, if an answer does not belong to the conversation.

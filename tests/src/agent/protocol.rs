@@ -118,7 +118,7 @@ pub struct LoadReport {
     pub unanswered: usize,
     /// Connections and datagrams that were refused.
     pub refused: usize,
-    /// Connections and conversations that failed otherwise.
+    /// Connections and conversations that failed otherwise, and conversations without any answer.
     pub lost: usize,
     /// Of those that stay open to the end, the ones that failed.
     pub broken: usize,

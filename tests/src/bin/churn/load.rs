@@ -27,10 +27,8 @@ const REPEATS: usize = 2;
 const REPEAT_INTERVAL: Duration = Duration::from_millis(50);
 /// The number of connections that each client keeps open from the start, for each address.
 const OPEN_CONNECTIONS: usize = 10;
-/// Provides more source ports than by default, and allows to reuse a port after a second. This
-/// number of connections to one address needs both.
-const PORTS: &str =
-    "echo 1024 65535 > /proc/sys/net/ipv4/ip_local_port_range; echo 1 > /proc/sys/net/ipv4/tcp_tw_reuse";
+/// Allows to reuse a port after a second, which this number of connections to one address needs.
+const REUSE_PORTS: &str = "echo 1 > /proc/sys/net/ipv4/tcp_tw_reuse";
 
 /// A host that connects.
 pub(crate) struct Client {
@@ -70,7 +68,7 @@ pub(crate) fn clients(world: &mut World) -> Result<Vec<Client>> {
     [(Host::Client, node_port), (Host::A1, cluster_ip), (Host::A2, cluster_ip)]
         .into_iter()
         .map(|(host, addresses)| {
-            world.run(host, PORTS)?;
+            world.run(host, REUSE_PORTS)?;
             Ok(Client { host, addresses, agent: world.take_agent(host)? })
         })
         .collect()

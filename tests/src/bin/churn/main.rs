@@ -40,10 +40,6 @@ struct Arguments {
     /// How often each switch of the ebpf mode is made.
     #[arg(long, default_value_t = 2)]
     switches: usize,
-    /// Also switch the sockets of a pod. A connection of the pod is lost then if a flow on its
-    /// link has the same port and endpoint: the programs do not see that the connection is direct.
-    #[arg(long)]
-    switch_sockets: bool,
     /// Skip what comes before the switches.
     #[arg(long)]
     only_switches: bool,

@@ -69,7 +69,7 @@ impl ChurnTest {
             checks.push(self.check_follows()?);
         }
         if self.has_maps() {
-            checks.extend(self.switch(arguments.switches, arguments.switch_sockets)?);
+            checks.extend(self.switch(arguments.switches)?);
             checks.push(self.check_open_connections("afterwards")?);
         }
         checks.push(self.clean_up()?);
