@@ -194,11 +194,29 @@ impl Flows {
     }
 }
 
+/// A closed connection that was silent for this long gets no packets any more. Its client port may
+/// be in use again.
+const CLOSED_FOR: Duration = Duration::from_secs(2);
+
+/// Returns true for a flow that ended, so that conntrack need not have it.
+fn has_ended(flow: &Flow, protocol: Protocol) -> bool {
+    let now = clock::monotonic().unwrap_or(Duration::ZERO);
+    let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+    let silence = now.saturating_sub(Duration::from_nanos(flow.used_ns));
+    flow.is_expired(protocol, now_ns)
+        || protocol.is_connection_oriented() && flow.is_closed() && silence >= CLOSED_FOR
+}
+
 impl Translator for Flows {
+    /// A flow that ended is not handed over: if another connection with the same addresses began
+    /// since, conntrack would lose that one.
     fn untranslated(&mut self, tracked: &TrackedConnection) -> Option<AddressPair> {
         let AddressPair { source, destination } = tracked.original;
         let reply = AddressPair { source: destination, destination: source };
         let flow = self.flow(&key(Direction::Reply, tracked.protocol, reply))?;
+        if has_ended(&flow, tracked.protocol) {
+            return None;
+        }
         Some(AddressPair { source: address(flow.destination), destination: address(flow.source) })
     }
 
