@@ -12,7 +12,7 @@ use axum::Router;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
-use super::BindError;
+use super::{BindError, server as http};
 
 /// Upstream waits this long before it tries an address again (`serveHealthz`, `serveMetrics`).
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -66,12 +66,8 @@ pub async fn serve(
     loop {
         match bind(server, address) {
             Ok(listener) => {
-                warned = false;
                 tracing::debug!(server, %address, "listening");
-                let Err(error) = axum::serve(listener, routes.clone()).await else {
-                    continue;
-                };
-                tracing::warn!(server, %address, %error, "the server stopped; shunt starts it again");
+                return Ok(http::run(listener, routes, http::SERVER).await);
             }
             Err(error) if hard_fail => return Err(error),
             Err(BindError { source, .. }) => {

@@ -5,6 +5,7 @@
 mod listen;
 mod proxy_health;
 mod routes;
+mod server;
 mod service_health;
 mod status;
 mod statusz;

@@ -7,7 +7,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    convert::Infallible,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{
         Arc,
@@ -20,19 +19,16 @@ use axum::{
     extract::State,
     http::{HeaderName, header},
     response::{IntoResponse, Response},
-    serve::Listener,
 };
 use serde_json::json;
-use tokio::{
-    io,
-    net::{TcpListener, TcpStream},
-    sync::{oneshot, watch},
-};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     ProxyHealth,
     listen::{RETRY_AFTER, bind_one_family},
     routes::{NO_SNIFF, status},
+    server,
 };
 use crate::{
     model::{HealthCheck, IpFamily, NamespacedName},
@@ -152,8 +148,10 @@ struct Listeners {
 
 struct OpenListener {
     local_endpoints: Arc<AtomicUsize>,
-    stop: oneshot::Sender<Infallible>,
-    closed: oneshot::Receiver<Infallible>,
+    /// Stops the server when it is dropped.
+    stop: DropGuard,
+    /// Ends when the listener is closed.
+    server: JoinHandle<()>,
 }
 
 impl Listeners {
@@ -164,7 +162,7 @@ impl Listeners {
         for (key, open) in obsolete {
             tracing::debug!(service = %key.service, address = %key.address, "closing health check node port");
             drop(open.stop);
-            let _ = open.closed.await;
+            let _ = open.server.await;
         }
         for (key, local_endpoints) in latest {
             match self.open.get(key) {
@@ -203,19 +201,16 @@ impl Listeners {
 impl OpenListener {
     fn serve(key: &Key, listener: TcpListener, local_endpoints: usize, health: ProxyHealth) -> Self {
         let local_endpoints = Arc::new(AtomicUsize::new(local_endpoints));
-        let (stop, stopped) = oneshot::channel();
-        let (closing, closed) = oneshot::channel();
         let check =
             CheckState { service: key.service.clone(), local_endpoints: local_endpoints.clone(), health };
         let routes = Router::new().fallback(answer).with_state(Arc::new(check));
-        let listener = CloseNotifyingListener { listener, _closing: closing };
-        let server = axum::serve(listener, routes).with_graceful_shutdown(async {
-            // The sender signals by being dropped.
-            let _ = stopped.await;
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let server = tokio::spawn(async move {
+            let server = server::run(listener, routes, server::HEALTH_CHECK_NODE_PORT);
+            stopped.run_until_cancelled(server).await;
         });
-        // The server ends when `stop` is dropped.
-        tokio::spawn(server.into_future());
-        Self { local_endpoints, stop, closed }
+        Self { local_endpoints, stop: stop.drop_guard(), server }
     }
 }
 
@@ -245,23 +240,4 @@ fn body(service: &NamespacedName, local_endpoints: usize, healthy: bool) -> Stri
         "{{\n\t\"service\": {{\n\t\t\"namespace\": {namespace},\n\t\t\"name\": {name}\n\t}},\n\
          \t\"localEndpoints\": {local_endpoints},\n\t\"serviceProxyHealthy\": {healthy}\n}}"
     )
-}
-
-/// A listener that signals when it is closed. Fields are dropped in order of declaration.
-struct CloseNotifyingListener {
-    listener: TcpListener,
-    _closing: oneshot::Sender<Infallible>,
-}
-
-impl Listener for CloseNotifyingListener {
-    type Io = TcpStream;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
-        Listener::accept(&mut self.listener).await
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
 }

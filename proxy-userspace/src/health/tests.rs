@@ -91,7 +91,7 @@ async fn eventually(
 fn start(routes: axum::Router) -> SocketAddr {
     let listener = bind("test", SocketAddr::new(LOOPBACK, 0)).expect("a free port");
     let address = listener.local_addr().expect("a bound address");
-    tokio::spawn(axum::serve(listener, routes).into_future());
+    tokio::spawn(server::run(listener, routes, server::SERVER));
     address
 }
 
@@ -251,7 +251,7 @@ async fn an_address_in_use_is_an_error_or_is_retried() {
 async fn a_wildcard_address_serves_both_families() {
     let listener = bind("test", SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    tokio::spawn(axum::serve(listener, metrics_routes(&ebpf_metrics())).into_future());
+    tokio::spawn(server::run(listener, metrics_routes(&ebpf_metrics()), server::SERVER));
     for address in ["127.0.0.1", "::1"] {
         let address = SocketAddr::new(address.parse().unwrap(), port);
         assert_eq!(get(address, "/proxyMode").await.unwrap().body, "ebpf", "{address}");
