@@ -49,6 +49,29 @@ pub enum KernelError {
         .0.display()
     )]
     NoBpffs(PathBuf),
+    /// Users other than ours can change this pin directory.
+    #[error(
+        "cannot use the pin directory {}: it belongs to user {owner} and has mode {mode:04o}; it must belong to \
+         user {user} and only that user may write to it; remove it, or set another directory with --bpf-pin-dir",
+        .path.display()
+    )]
+    PinsNotPrivate {
+        /// The directory.
+        path: PathBuf,
+        /// The number of the user that owns it.
+        owner: u32,
+        /// Its permissions.
+        mode: u32,
+        /// The number of our effective user.
+        user: u32,
+    },
+    /// A symbolic link or a file is in the place of a pin directory.
+    #[error(
+        "cannot use the pin directory {}: it is a symbolic link or a file; remove it, or set another directory \
+         with --bpf-pin-dir",
+        .0.display()
+    )]
+    PinsNotInDirectory(PathBuf),
     /// Another process uses this pin directory.
     #[error("another shunt uses {}: stop that one, or set another directory with --bpf-pin-dir", .0.display())]
     PinsInUse(PathBuf),

@@ -6,6 +6,7 @@ mod link;
 mod log;
 mod mapped;
 mod pins;
+mod private_directory;
 mod syscall;
 pub mod tc;
 pub mod test_run;
@@ -27,7 +28,7 @@ use aya::{
 };
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
-pub(super) use self::pins::{BPFFS, is_bpffs, mount_bpffs, try_pin};
+pub(super) use self::pins::{BPFFS, check_pin_directory, is_bpffs, mount_bpffs, try_pin};
 use self::tc::LinkProgram;
 pub use self::{
     batch::Reader,

@@ -14,7 +14,7 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
-use super::{super::KernelError, MapSpec, MappedWords, Reader, syscall};
+use super::{super::KernelError, MapSpec, MappedWords, Reader, private_directory, syscall};
 
 /// The default directory of pins.
 pub const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/shunt";
@@ -40,16 +40,16 @@ pub struct PinDir {
 
 impl PinDir {
     /// Creates the directory and locks it. If it is below /sys/fs/bpf and no bpffs is mounted
-    /// there, mounts one. If a security module denies that, the error names it.
+    /// there, mounts one. If a security module denies that, the error names it. A directory that
+    /// other users can change is an error.
     pub fn create(path: &Path) -> Result<Self, KernelError> {
         Self::try_create(path).map_err(KernelError::explained)
     }
 
     fn try_create(path: &Path) -> Result<Self, KernelError> {
         ensure_bpffs(path)?;
-        let links = path.join("links");
-        fs::create_dir_all(&links).map_err(KernelError::path("create directory", links))?;
-        let lock = File::open(path).map_err(KernelError::path("open directory", path))?;
+        let lock = private_directory::create(path)?;
+        private_directory::create(&path.join("links"))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { path: path.into(), lock: Some(lock) }),
             Err(TryLockError::WouldBlock) => Err(KernelError::PinsInUse(path.into())),
@@ -70,11 +70,14 @@ impl PinDir {
     }
 
     /// Opens an existing directory without a lock. Returns `None` if it does not exist. A directory
-    /// that is not on bpffs is an error.
+    /// that is not on bpffs, or that other users can change, is an error.
     pub fn existing(path: &Path) -> Result<Option<Self>, KernelError> {
         match path.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            _ if is_bpffs(path) => Ok(Some(Self { path: path.into(), lock: None })),
+            _ if is_bpffs(path) => {
+                private_directory::open(path)?;
+                Ok(Some(Self { path: path.into(), lock: None }))
+            }
             _ => Err(KernelError::NoBpffs(path.into())),
         }
     }
@@ -105,7 +108,7 @@ impl PinDir {
     /// Creates the directory for maps that will replace the pinned ones.
     pub fn create_next(&self) -> Result<PathBuf, KernelError> {
         let path = self.next();
-        fs::create_dir(&path).map_err(KernelError::path("create directory", &path))?;
+        private_directory::create_new(&path)?;
         Ok(path)
     }
 
@@ -140,6 +143,9 @@ impl PinDir {
     /// keep discarded maps until the programs are replaced.
     pub fn recover(&self) -> Result<(), KernelError> {
         self.finish_swap()?;
+        if self.next().symlink_metadata().is_ok() {
+            private_directory::open(&self.next())?;
+        }
         remove_pins(&self.next(), |_| true).into_iter().next().map_or(Ok(()), Err)
     }
 
@@ -157,11 +163,11 @@ impl PinDir {
 
     fn finish_swap(&self) -> Result<(), KernelError> {
         let swap = self.swap();
-        let entries = match fs::read_dir(&swap) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            entries => entries.map_err(KernelError::path("list", &swap))?,
-        };
-        for entry in entries {
+        if swap.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            return Ok(());
+        }
+        private_directory::open(&swap)?;
+        for entry in fs::read_dir(&swap).map_err(KernelError::path("list", &swap))? {
             let entry = entry.map_err(KernelError::path("list", &swap))?;
             let from = entry.path();
             fs::rename(&from, self.path.join(entry.file_name()))
@@ -259,10 +265,16 @@ fn ensure_bpffs(path: &Path) -> Result<(), KernelError> {
     if is_bpffs(existing) { Ok(()) } else { Err(KernelError::NoBpffs(path.into())) }
 }
 
-/// Mounts a bpffs at its usual path.
+/// Mounts a bpffs at its usual path, for this user only. Without the option, every user may create
+/// directories in it.
 pub(in crate::kernel) fn mount_bpffs() -> Result<(), KernelError> {
-    mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)
+    mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
         .map_err(|error| KernelError::path("mount bpf filesystem on", BPFFS)(error.into()))
+}
+
+/// Checks that no other user can change an existing pin directory.
+pub(in crate::kernel) fn check_pin_directory(path: &Path) -> Result<(), KernelError> {
+    private_directory::open(path).map(drop)
 }
 
 /// Does in a directory on bpffs what a [`PinDir`] needs: creates a directory in it, pins a map, and

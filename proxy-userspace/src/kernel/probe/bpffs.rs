@@ -10,7 +10,7 @@ use nix::{
 use super::Fact;
 use crate::kernel::{
     KernelError,
-    bpf::{BPFFS, is_bpffs, mount_bpffs, try_pin},
+    bpf::{BPFFS, check_pin_directory, is_bpffs, mount_bpffs, try_pin},
     capabilities,
 };
 
@@ -21,7 +21,8 @@ pub(super) fn probe(pin_dir: &Path) -> Fact {
     }
     let existing = pin_dir.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
     if is_bpffs(existing) {
-        return fact(try_pin(existing), existing.display().to_string());
+        let usable = if pin_dir.symlink_metadata().is_ok() { check_pin_directory(pin_dir) } else { Ok(()) };
+        return fact(usable.and_then(|()| try_pin(existing)), existing.display().to_string());
     }
     let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
     let is_known = known.lines().any(|line| line.split_whitespace().last() == Some("bpf"));
@@ -55,7 +56,13 @@ fn in_fresh_mount_namespace(job: impl FnOnce() -> Result<(), KernelError> + Send
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs::Permissions,
+        os::unix::fs::{PermissionsExt as _, symlink},
+    };
+
     use super::*;
+    use crate::kernel::bpf::PinDir;
 
     #[test]
     fn a_directory_on_another_filesystem_is_named() {
@@ -73,6 +80,36 @@ mod tests {
             let fact = probe(&Path::new(BPFFS).join("shunt"));
             assert_eq!(fact, Fact::Present(BPFFS.into()));
             assert_eq!(listed().collect::<Vec<_>>(), before);
+            assert_eq!(fs::metadata(BPFFS).expect("mounted").permissions().mode() & 0o777, 0o700);
+            Ok(())
+        });
+        tried.expect("bpffs is mounted");
+    }
+
+    #[test]
+    fn a_pin_directory_that_others_may_change_is_missing_and_not_used() {
+        let tried = in_fresh_mount_namespace(|| {
+            mount_bpffs()?;
+            let pins = Path::new(BPFFS).join("shunt");
+            let main = PinDir::create(&pins)?;
+            for sibling in ["shunt-next", "shunt-swap"] {
+                let sibling = Path::new(BPFFS).join(sibling);
+                symlink("/nonexistent", &sibling).expect("created");
+                assert!(
+                    matches!(main.recover(), Err(KernelError::PinsNotInDirectory(path)) if path == sibling)
+                );
+                fs::remove_file(&sibling).expect("removed");
+            }
+            drop(main);
+            fs::set_permissions(&pins, Permissions::from_mode(0o777)).expect("allowed");
+            let fact = probe(&pins);
+            assert!(fact.is_missing() && fact.detail().contains("has mode 0777"), "{fact:?}");
+            for refused in [PinDir::create(&pins).map(drop), PinDir::existing(&pins).map(drop)] {
+                assert!(
+                    matches!(refused, Err(KernelError::PinsNotPrivate { mode: 0o777, .. })),
+                    "{refused:?}"
+                );
+            }
             Ok(())
         });
         tried.expect("bpffs is mounted");
