@@ -12,7 +12,7 @@ use proxy_userspace::model::{
 
 /// Returns the key of a service port with this Service name.
 pub fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePortKey {
-    let service = NamespacedName::new("test", name);
+    let service = NamespacedName::parse("test", name).expect("a valid name");
     ServicePortKey {
         name: ServicePortName { service, port: "".into(), protocol },
         family: IpFamily::of(address),

@@ -267,7 +267,7 @@ fn free_port() -> NonZeroU16 {
 fn checks(entries: &[(&str, NonZeroU16, usize)]) -> HealthChecks {
     let checks = entries.iter().map(|(name, port, local_endpoints)| {
         let check = HealthCheck { port: *port, local_endpoints: *local_endpoints };
-        ((NamespacedName::new("default", *name), IpFamily::V4), check)
+        ((NamespacedName::parse("default", name).expect("valid"), IpFamily::V4), check)
     });
     HealthChecks { checks: checks.collect(), listen_on: ListenOn::Addresses([LOOPBACK].into()) }
 }

@@ -5,11 +5,10 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     mem,
     net::SocketAddr,
-    sync::Arc,
 };
 
 use super::{
-    AddressType, Delta, EndpointSlice, Hints, IpFamily, NamespacedName, ServicePortKey, SliceEndpoint,
+    AddressType, Delta, EndpointSlice, Hints, IpFamily, Name, NamespacedName, ServicePortKey, SliceEndpoint,
     SlicePort, UnixNanos, intern::Interner,
 };
 
@@ -18,7 +17,7 @@ use super::{
 pub(super) struct EndpointSliceCache {
     slices: HashMap<NamespacedName, CachedSlice>,
     /// The names of each Service's slices, sorted. They are in its namespace.
-    by_service: HashMap<NamespacedName, Vec<Arc<str>>>,
+    by_service: HashMap<NamespacedName, Vec<Name>>,
     hints: Interner<Hints>,
     /// The number of endpoints in all slices.
     pub(super) endpoint_count: usize,
@@ -32,7 +31,7 @@ pub(super) struct EndpointSliceCache {
 /// A slice with addresses of one family that belongs to a Service.
 #[derive(Debug, PartialEq, Eq)]
 struct CachedSlice {
-    service: Arc<str>,
+    service: Name,
     family: IpFamily,
     /// The endpoints with an address of the family.
     endpoints: Box<[SliceEndpoint]>,
@@ -117,10 +116,8 @@ impl EndpointSliceCache {
     }
 
     fn apply(&mut self, slice: EndpointSlice, strings: &mut Interner<str>) {
-        let name = NamespacedName {
-            namespace: strings.intern(&slice.name.namespace),
-            name: slice.name.name.clone(),
-        };
+        let mut name = slice.name.clone();
+        name.namespace.share(strings);
         let trigger_time = slice.last_change_trigger_time;
         let slice = CachedSlice::new(slice, strings, &mut self.hints);
         self.set(name, slice, trigger_time);
@@ -168,14 +165,14 @@ impl EndpointSliceCache {
         }
     }
 
-    fn link(&mut self, service: &NamespacedName, slice: &Arc<str>) {
+    fn link(&mut self, service: &NamespacedName, slice: &Name) {
         let names = self.by_service.entry(service.clone()).or_insert_with(|| Vec::with_capacity(1));
         if let Err(index) = names.binary_search(slice) {
             names.insert(index, slice.clone());
         }
     }
 
-    fn unlink(&mut self, service: &NamespacedName, slice: &Arc<str>) {
+    fn unlink(&mut self, service: &NamespacedName, slice: &Name) {
         let Some(names) = self.by_service.get_mut(service) else { return };
         names.retain(|name| name != slice);
         if names.is_empty() {
@@ -187,7 +184,7 @@ impl EndpointSliceCache {
 impl CachedSlice {
     /// Reduces a slice. None if it has no Service, or host names as addresses.
     fn new(slice: EndpointSlice, strings: &mut Interner<str>, hints: &mut Interner<Hints>) -> Option<Self> {
-        let service = slice.service.filter(|service| !service.is_empty())?;
+        let mut service = slice.service.filter(|service| !service.is_empty())?;
         let family = match slice.address_type {
             AddressType::Ipv4 => IpFamily::V4,
             AddressType::Ipv6 => IpFamily::V6,
@@ -203,8 +200,9 @@ impl CachedSlice {
         let endpoints = slice.endpoints.into_iter().filter_map(reduce_endpoint).collect();
         let mut ports: Box<[SlicePort]> =
             slice.ports.into_iter().filter(|port| port.port.is_some()).collect();
-        ports.iter_mut().for_each(|port| strings.share(&mut port.name));
-        Some(Self { service: strings.intern(&service), family, endpoints, ports })
+        ports.iter_mut().for_each(|port| port.name.share(strings));
+        service.share(strings);
+        Some(Self { service, family, endpoints, ports })
     }
 
     fn service_name(&self, slice: &NamespacedName) -> NamespacedName {

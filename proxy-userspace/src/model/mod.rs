@@ -4,7 +4,9 @@
 mod endpoint_slice_cache;
 mod frontend_claims;
 mod intern;
+mod link_name;
 mod local_detector;
+mod name;
 mod node_port_addresses;
 mod node_view;
 mod objects;
@@ -23,6 +25,8 @@ mod topology;
 
 pub use frontend_claims::FrontendConflict;
 pub(crate) use intern::Interner;
+pub use link_name::{InvalidLinkName, LinkName};
+pub use name::{InvalidName, Name};
 pub use objects::*;
 pub use resolve::HealthCheck;
 pub use settings::*;

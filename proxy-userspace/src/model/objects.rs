@@ -11,35 +11,40 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::intern::Interner;
+use super::{InvalidName, Name, intern::Interner};
 use crate::net::Protocol;
 
 /// Namespace and name: upstream's `types.NamespacedName`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespacedName {
     /// The namespace; empty for cluster-scoped kinds.
-    pub namespace: Arc<str>,
+    pub namespace: Name,
     /// The object's name.
-    pub name: Arc<str>,
+    pub name: Name,
 }
 
 impl NamespacedName {
     /// Creates the name of an object in a namespace.
-    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+    pub fn new(namespace: impl Into<Name>, name: impl Into<Name>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
+    }
+
+    /// Validates the name of an object in a namespace.
+    pub fn parse(namespace: &str, name: &str) -> Result<Self, InvalidName> {
+        Ok(Self { namespace: Name::label(namespace)?, name: Name::subdomain(name)? })
     }
 
     /// Replaces both parts by shared copies.
     pub(crate) fn share_strings(&mut self, strings: &mut Interner<str>) {
-        strings.share(&mut self.namespace);
-        strings.share(&mut self.name);
+        self.namespace.share(strings);
+        self.name.share(strings);
     }
 }
 
-impl From<Arc<str>> for NamespacedName {
+impl From<Name> for NamespacedName {
     /// Creates the name of a cluster-scoped object.
-    fn from(name: Arc<str>) -> Self {
-        Self { namespace: "".into(), name }
+    fn from(name: Name) -> Self {
+        Self { namespace: Name::default(), name }
     }
 }
 
@@ -113,7 +118,7 @@ pub struct LoadBalancerIngress {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServicePort {
     /// The port's name. It may be empty if it is the only port.
-    pub name: Arc<str>,
+    pub name: Name,
     /// The protocol.
     pub protocol: Protocol,
     /// The port on cluster, external and load-balancer IPs.
@@ -158,7 +163,7 @@ impl Service {
     /// Replaces names by shared copies.
     pub(crate) fn share_strings(&mut self, strings: &mut Interner<str>) {
         self.name.share_strings(strings);
-        self.ports.iter_mut().for_each(|port| strings.share(&mut port.name));
+        self.ports.iter_mut().for_each(|port| port.name.share(strings));
     }
 }
 
@@ -203,7 +208,7 @@ pub struct Hints {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicePort {
     /// The Service port's name; the default is empty.
-    pub name: Arc<str>,
+    pub name: Name,
     /// The protocol.
     pub protocol: Protocol,
     /// The endpoints' port. None means all ports, and proxies ignore it.
@@ -216,7 +221,7 @@ pub struct EndpointSlice {
     /// The slice's own namespace and name.
     pub name: NamespacedName,
     /// Label `kubernetes.io/service-name`. A slice without it belongs to no Service.
-    pub service: Option<Arc<str>>,
+    pub service: Option<Name>,
     /// The type of the addresses.
     pub address_type: AddressType,
     /// The endpoints.
@@ -232,9 +237,10 @@ impl EndpointSlice {
     /// Replaces names by shared copies.
     pub(crate) fn share_strings(&mut self, strings: &mut Interner<str>) {
         self.name.share_strings(strings);
-        let nodes = self.endpoints.iter_mut().filter_map(|endpoint| endpoint.node_name.as_mut());
         let ports = self.ports.iter_mut().map(|port| &mut port.name);
-        self.service.iter_mut().chain(nodes).chain(ports).for_each(|name| strings.share(name));
+        self.service.iter_mut().chain(ports).for_each(|name| name.share(strings));
+        let nodes = self.endpoints.iter_mut().filter_map(|endpoint| endpoint.node_name.as_mut());
+        nodes.for_each(|node| strings.share(node));
     }
 }
 
@@ -255,7 +261,7 @@ pub enum NodeAddressType {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// The name.
-    pub name: Arc<str>,
+    pub name: Name,
     /// Label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
     /// `spec.podCIDRs` or `podCIDR`.
@@ -271,7 +277,7 @@ pub struct Node {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceCidr {
     /// The name.
-    pub name: Arc<str>,
+    pub name: Name,
     /// `spec.cidrs`.
     pub cidrs: Vec<IpNet>,
 }

@@ -5,6 +5,8 @@ use std::{net::IpAddr, sync::Arc};
 use glob::Pattern;
 use ipnet::IpNet;
 
+use super::LinkName;
+
 /// `nodePortAddresses`: the node's addresses on which node ports are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodePortAddresses {
@@ -31,9 +33,9 @@ pub enum DetectLocalMode {
     /// Sources in the Node's pod CIDRs are local.
     NodeCidr,
     /// `detectLocal.bridgeInterface`.
-    BridgeInterface(Arc<str>),
+    BridgeInterface(LinkName),
     /// `detectLocal.interfaceNamePrefix`.
-    InterfaceNamePrefix(Arc<str>),
+    InterfaceNamePrefix(LinkName),
 }
 
 /// The configuration that the model uses.

@@ -10,7 +10,9 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{IpFamily, LinkPath, MacAddress, NamespacedName, Protocol, SocketScope, TrafficPolicy};
+use super::{
+    IpFamily, LinkName, LinkPath, MacAddress, Name, NamespacedName, Protocol, SocketScope, TrafficPolicy,
+};
 
 /// The name of a service port, like upstream's `ServicePortName`: `namespace/name:port`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,7 +20,7 @@ pub struct ServicePortName {
     /// The Service.
     pub service: NamespacedName,
     /// The port's name; may be empty.
-    pub port: Arc<str>,
+    pub port: Name,
     /// The protocol. A TCP port and a UDP port may have the same name.
     pub protocol: Protocol,
 }
@@ -220,9 +222,9 @@ pub enum LocalTrafficDetector {
     /// no detector.
     Cidrs(Vec<IpNet>),
     /// Packets that arrived through this bridge.
-    BridgeInterface(Arc<str>),
+    BridgeInterface(LinkName),
     /// Packets that arrived through links whose names start with this prefix.
-    InterfaceNamePrefix(Arc<str>),
+    InterfaceNamePrefix(LinkName),
 }
 
 impl LocalTrafficDetector {

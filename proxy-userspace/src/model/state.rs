@@ -184,12 +184,12 @@ impl Model {
 
     fn apply_node(&mut self, delta: Delta<Node>) {
         match delta {
-            Delta::Apply(node) if node.name == self.settings.node_name => self.set_node(Some(node)),
-            Delta::Delete(name) if name.name == self.settings.node_name => self.set_node(None),
+            Delta::Apply(node) if *node.name == *self.settings.node_name => self.set_node(Some(node)),
+            Delta::Delete(name) if *name.name == *self.settings.node_name => self.set_node(None),
             Delta::Apply(_) | Delta::Delete(_) => {}
             Delta::Replace(nodes) => {
                 self.listed.nodes = true;
-                self.set_node(nodes.into_iter().rfind(|node| node.name == self.settings.node_name));
+                self.set_node(nodes.into_iter().rfind(|node| *node.name == *self.settings.node_name));
             }
         }
     }

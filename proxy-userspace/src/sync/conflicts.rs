@@ -41,7 +41,7 @@ mod tests {
     use super::*;
     use crate::model::{IpFamily, NamespacedName, Protocol, ServicePortKey, ServicePortName};
 
-    fn conflict(loser: &str) -> FrontendConflict {
+    fn conflict(loser: &'static str) -> FrontendConflict {
         let key = |name| ServicePortKey {
             name: ServicePortName {
                 service: NamespacedName::new("default", name),

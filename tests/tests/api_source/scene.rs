@@ -82,7 +82,7 @@ impl Scene {
                 delta.apply_to(&mut self.slices, |object| object.name.clone());
             }
             WatchEvent::Nodes(delta) => {
-                delta.apply_to(&mut self.nodes, |node| NamespacedName::new("", node.name.clone()));
+                delta.apply_to(&mut self.nodes, |node| node.name.clone().into());
             }
             WatchEvent::ServiceCidrs(_) => {}
         }
@@ -119,7 +119,7 @@ impl Scene {
     }
 
     pub(crate) fn port_of(&self, name: &str) -> Option<u16> {
-        Some(self.services.get(&NamespacedName::new("default", name))?.ports.first()?.port.get())
+        Some(self.services.get(&NamespacedName::parse("default", name).ok()?)?.ports.first()?.port.get())
     }
 
     pub(crate) fn requests(&self, plural: &str, verb: Verb) -> Vec<Request> {

@@ -28,7 +28,7 @@ const OPTIONS: RuleOptions = RuleOptions {
 };
 
 fn key(number: usize) -> ServicePortKey {
-    let service = NamespacedName::new("bench", format!("svc-{number}").as_str());
+    let service = NamespacedName::parse("bench", &format!("svc-{number}")).expect("a valid name");
     let name = ServicePortName { service, port: "http".into(), protocol: Protocol::Tcp };
     ServicePortKey { name, family: IpFamily::V4 }
 }

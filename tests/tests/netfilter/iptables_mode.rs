@@ -126,7 +126,8 @@ pub(crate) fn add(
     protocol: Protocol,
     port: ResolvedPort,
 ) -> (ServicePortKey, Arc<ResolvedPort>) {
-    let name = ServicePortName { service: NamespacedName::new("default", name), port: "p".into(), protocol };
+    let service = NamespacedName::parse("default", name).expect("a valid name");
+    let name = ServicePortName { service, port: "p".into(), protocol };
     (ServicePortKey { name, family }, Arc::new(port))
 }
 

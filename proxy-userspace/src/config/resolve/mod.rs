@@ -25,7 +25,7 @@ use super::{
 use crate::{
     kernel::{cgroup, ipvs::Timeouts},
     mode::{BackstopPolicy, LinksPath, Mode, SocketsScope},
-    model::{DetectLocalMode, InterfaceGlobs, ModelSettings, NodePortAddresses, parse_cidr_sloppy},
+    model::{DetectLocalMode, InterfaceGlobs, LinkName, ModelSettings, NodePortAddresses, parse_cidr_sloppy},
     node::{ConntrackSettings, NodeSettings},
 };
 
@@ -246,22 +246,28 @@ fn detect_local(settings: &mut Settings) -> DetectLocalMode {
         Some("NodeCIDR") => DetectLocalMode::NodeCidr,
         Some("BridgeInterface") => {
             let path = "detectLocal.bridgeInterface";
-            DetectLocalMode::BridgeInterface(interface(settings, path, "BridgeInterface"))
+            let bridge = interface(settings, path, "BridgeInterface");
+            bridge.map_or(DetectLocalMode::ClusterCidr, DetectLocalMode::BridgeInterface)
         }
         Some("InterfaceNamePrefix") => {
             let path = "detectLocal.interfaceNamePrefix";
-            DetectLocalMode::InterfaceNamePrefix(interface(settings, path, "InterfaceNamePrefix"))
+            let prefix = interface(settings, path, "InterfaceNamePrefix");
+            prefix.map_or(DetectLocalMode::ClusterCidr, DetectLocalMode::InterfaceNamePrefix)
         }
         _ => DetectLocalMode::ClusterCidr,
     }
 }
 
-fn interface(settings: &mut Settings, path: &'static str, mode: &str) -> Arc<str> {
-    let name: Arc<str> = settings.text(path).unwrap_or_default().into();
-    if name.is_empty() {
-        settings.reject(path, format!("must not be empty when detectLocalMode is {mode}"));
-    }
-    name
+/// Returns the name of a link, if it is valid. Otherwise the configuration is rejected.
+fn interface(settings: &mut Settings, path: &'static str, mode: &str) -> Option<LinkName> {
+    let name = settings.text(path).unwrap_or_default();
+    let problem = match LinkName::parse(name) {
+        Ok(name) => return Some(name),
+        Err(_) if name.is_empty() => format!("must not be empty when detectLocalMode is {mode}"),
+        Err(error) => error.to_string(),
+    };
+    settings.reject(path, problem);
+    None
 }
 
 /// Upstream's default is every address, except in the nftables mode.

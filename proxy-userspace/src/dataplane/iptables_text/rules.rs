@@ -2,8 +2,10 @@
 
 use std::fmt::{self, Write as _};
 
+use ipnet::IpNet;
+
 use super::{Chain, MARK_MASQ};
-use crate::model::{IpFamily, LocalTrafficDetector};
+use crate::model::{IpFamily, LinkName, LocalTrafficDetector};
 
 /// The rules of one chain, as iptables-restore reads them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,9 +69,11 @@ pub(crate) const fn port_unreachable(family: IpFamily) -> &'static str {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LocalMatch {
     /// Packets from this range.
-    Source(String),
-    /// Packets that came in on this link. A `+` at the end stands for any rest of the name.
-    Link(String),
+    Source(IpNet),
+    /// Packets that came in on this link.
+    Link(LinkName),
+    /// Packets that came in on a link whose name starts so.
+    LinkPrefix(LinkName),
 }
 
 impl LocalMatch {
@@ -81,10 +85,10 @@ impl LocalMatch {
             LocalTrafficDetector::None => None,
             LocalTrafficDetector::Cidrs(cidrs) => {
                 let range = cidrs.iter().find(|cidr| IpFamily::of(cidr.addr()) == family)?;
-                Some(Self::Source(range.trunc().to_string()))
+                Some(Self::Source(range.trunc()))
             }
-            LocalTrafficDetector::BridgeInterface(bridge) => Some(Self::Link(bridge.to_string())),
-            LocalTrafficDetector::InterfaceNamePrefix(prefix) => Some(Self::Link(format!("{prefix}+"))),
+            LocalTrafficDetector::BridgeInterface(bridge) => Some(Self::Link(bridge.clone())),
+            LocalTrafficDetector::InterfaceNamePrefix(prefix) => Some(Self::LinkPrefix(prefix.clone())),
         }
     }
 }
@@ -94,6 +98,8 @@ impl fmt::Display for LocalMatch {
         match self {
             Self::Source(range) => write!(f, "-s {range}"),
             Self::Link(link) => write!(f, "-i {link}"),
+            // The `+` stands for any rest of the name.
+            Self::LinkPrefix(prefix) => write!(f, "-i {prefix}+"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The chains that exist independent of Services: base chains with kube-proxy's names and
 //! priorities, and the chains to which these lead.
 
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use libc::{
@@ -56,7 +56,7 @@ impl RuleSettings {
                 Some(Statement::Source { range: *range, inside })
             }
             LocalTrafficDetector::BridgeInterface(name) => {
-                Some(Statement::InputInterface { name: Arc::clone(name), inside })
+                Some(Statement::InputInterface { name: (&**name).into(), inside })
             }
             LocalTrafficDetector::InterfaceNamePrefix(prefix) => {
                 Some(Statement::InputInterface { name: format!("{prefix}*").into(), inside })

@@ -13,9 +13,9 @@ pub use world::World;
 
 use super::{
     AddressType, DetectLocalMode, EndpointSlice, Hints, InterfaceGlobs, IpFamily, Link, LinkAddress,
-    LinkHeader, ModelSettings, NamespacedName, Node, NodeFacts, NodePortAddresses, Protocol, ResolvedPort,
-    Service, ServicePort, ServicePortKey, ServicePortName, ServiceType, SessionAffinity, SliceEndpoint,
-    SlicePort, TrafficPolicy,
+    LinkHeader, ModelSettings, Name, NamespacedName, Node, NodeFacts, NodePortAddresses, Protocol,
+    ResolvedPort, Service, ServicePort, ServicePortKey, ServicePortName, ServiceType, SessionAffinity,
+    SliceEndpoint, SlicePort, TrafficPolicy,
 };
 
 /// The name of this node in [`settings`].
@@ -47,7 +47,17 @@ pub fn port_number(number: u16) -> NonZeroU16 {
 /// Parses `namespace/name`.
 pub fn namespaced(name: &str) -> NamespacedName {
     let (namespace, name) = name.split_once('/').unwrap_or_else(|| panic!("{name}: no namespace"));
-    NamespacedName::new(namespace, name)
+    NamespacedName::parse(namespace, name).unwrap_or_else(|allowed| panic!("{name}: not {allowed}"))
+}
+
+/// Parses the name of a port, which may be empty.
+fn port_name(name: &str) -> Name {
+    if name.is_empty() { Name::default() } else { valid_name(name) }
+}
+
+/// Parses a name.
+pub(super) fn valid_name(name: &str) -> Name {
+    Name::subdomain(name).unwrap_or_else(|allowed| panic!("{name}: not {allowed}"))
 }
 
 /// Returns a Service of type `ClusterIP` with one unnamed TCP port 80.
@@ -70,12 +80,13 @@ pub fn service(name: &str, cluster_ip: &str) -> Service {
 
 /// Returns a port of a Service, without a node port.
 pub fn service_port(name: &str, protocol: Protocol, port: u16) -> ServicePort {
-    ServicePort { name: name.into(), protocol, port: port_number(port), node_port: None }
+    ServicePort { name: port_name(name), protocol, port: port_number(port), node_port: None }
 }
 
 /// Returns the key of a Service's IPv4 TCP port.
 pub fn key(service: &str, port: &str) -> ServicePortKey {
-    let name = ServicePortName { service: namespaced(service), port: port.into(), protocol: Protocol::Tcp };
+    let name =
+        ServicePortName { service: namespaced(service), port: port_name(port), protocol: Protocol::Tcp };
     ServicePortKey { name, family: IpFamily::V4 }
 }
 
@@ -87,7 +98,7 @@ pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Endpoi
         if first.is_some_and(|address| address.is_ipv6()) { AddressType::Ipv6 } else { AddressType::Ipv4 };
     EndpointSlice {
         name: namespaced(name),
-        service: Some(service.into()),
+        service: Some(valid_name(service)),
         address_type,
         endpoints,
         ports: vec![slice_port("", Protocol::Tcp, 8080)],
@@ -97,7 +108,7 @@ pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Endpoi
 
 /// Returns a port of a slice.
 pub fn slice_port(name: &str, protocol: Protocol, port: u16) -> SlicePort {
-    SlicePort { name: name.into(), protocol, port: Some(port_number(port)) }
+    SlicePort { name: port_name(name), protocol, port: Some(port_number(port)) }
 }
 
 /// Returns a ready endpoint without a node name.
@@ -148,7 +159,13 @@ impl SliceEndpoint {
 
 /// Returns a Node with only a name.
 pub fn node(name: &str) -> Node {
-    Node { name: name.into(), zone: None, pod_cidrs: Vec::new(), addresses: Vec::new(), being_deleted: false }
+    Node {
+        name: valid_name(name),
+        zone: None,
+        pod_cidrs: Vec::new(),
+        addresses: Vec::new(),
+        being_deleted: false,
+    }
 }
 
 /// Returns a resolved service port without frontends and endpoints.

@@ -6,12 +6,12 @@ use std::{collections::BTreeSet, fmt::Debug, net::IpAddr, num::NonZeroU32, sync:
 use glob::Pattern;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
-use super::{THIS_NODE, World, cidrs, facts, ip, link, node, port_number};
+use super::{THIS_NODE, World, cidrs, facts, ip, link, node, port_number, valid_name};
 use crate::{
     model::{
         AddressType, Delta, DetectLocalMode, Dirty, EndpointSlice, Hints, InterfaceGlobs, Link, LinkHeader,
-        LinkPath, LoadBalancerIngress, LoadBalancerIpMode, MacAddress, ModelSettings, NamespacedName, Node,
-        NodeAddressType, NodeFacts, NodePortAddresses, Protocol, Service, ServicePort, ServiceType,
+        LinkPath, LoadBalancerIngress, LoadBalancerIpMode, MacAddress, ModelSettings, Name, NamespacedName,
+        Node, NodeAddressType, NodeFacts, NodePortAddresses, Protocol, Service, ServicePort, ServiceType,
         SessionAffinity, SliceEndpoint, SlicePort, Snapshot, SocketScope, TrafficPolicy, UnixNanos,
         WatchEvent,
     },
@@ -56,7 +56,7 @@ pub fn event() -> impl Strategy<Value = WatchEvent> {
     prop_oneof![
         6 => delta(any_service().boxed(), service_name().boxed()).prop_map(WatchEvent::Services),
         6 => delta(any_slice().boxed(), slice_name().boxed()).prop_map(WatchEvent::EndpointSlices),
-        1 => delta(any_node().boxed(), node_name().prop_map(|name| NamespacedName::new("", name)).boxed())
+        1 => delta(any_node().boxed(), node_name().prop_map(|name| NamespacedName::from(valid_name(&name))).boxed())
             .prop_map(WatchEvent::Nodes),
     ]
 }
@@ -227,7 +227,7 @@ pub fn any_slice() -> impl Strategy<Value = EndpointSlice> {
     (slice_name(), owner, address_type, vec(any_endpoint(), 0..6), vec(any_slice_port(), 1..4), time)
         .prop_map(|(name, service, address_type, endpoints, ports, last_change_trigger_time)| EndpointSlice {
             name,
-            service: service.map(Arc::from),
+            service: service.map(Name::from),
             address_type,
             endpoints,
             ports,
@@ -318,8 +318,8 @@ fn zone() -> impl Strategy<Value = Arc<str>> {
     one_of(&["east", "west"]).prop_map(Arc::from)
 }
 
-fn port_name() -> impl Strategy<Value = Arc<str>> {
-    one_of(&["", "", "", "p"]).prop_map(Arc::from)
+fn port_name() -> impl Strategy<Value = Name> {
+    one_of(&["", "", "", "p"]).prop_map(Name::from)
 }
 
 fn protocol() -> impl Strategy<Value = Protocol> {

@@ -206,7 +206,8 @@ fn services_and_endpoints_are_counted() {
 fn ranges_of_all_service_cidrs_are_in_the_snapshot() {
     let mut model = two_services();
     assert!(model.is_synced());
-    let object = |name: &str, ranges: &[&str]| ServiceCidr { name: name.into(), cidrs: cidrs(ranges) };
+    let object =
+        |name: &'static str, ranges: &[&str]| ServiceCidr { name: name.into(), cidrs: cidrs(ranges) };
     let both =
         vec![object("a", &["10.96.0.0/16", "fd96::/112"]), object("b", &["10.0.0.0/16", "10.96.0.0/16"])];
     model.apply(WatchEvent::ServiceCidrs(Delta::Replace(both)));

@@ -174,7 +174,7 @@ fn slice(service: &str, address: &str) -> EndpointSlice {
 
 fn node() -> Node {
     let addresses = Vec::new();
-    Node { name: Arc::from("node1"), zone: None, pod_cidrs: Vec::new(), addresses, being_deleted: false }
+    Node { name: "node1".into(), zone: None, pod_cidrs: Vec::new(), addresses, being_deleted: false }
 }
 
 fn lists() -> [WatchEvent; 3] {

@@ -236,10 +236,12 @@ impl<K: Kind> Reflector<K> {
             "DELETED" => {
                 let metadata = decode::decode_metadata(&mut deserializer(event.object))
                     .map_err(|problem| Failure::invalid(format!("deleted object: {problem}")))?;
-                let name = K::name_in(&metadata);
-                let name = name.ok_or_else(|| Failure::invalid("a deleted object without a name"))?;
-                self.reporter.deleted(&name);
-                self.apply(Some(Delta::Delete(name)), metadata.resource_version, initial).await
+                let written = metadata.written_name();
+                let written = written.ok_or_else(|| Failure::invalid("a deleted object without a name"))?;
+                self.reporter.deleted(&written);
+                // An object with an invalid name was never applied.
+                let delta = K::name_in(&metadata).map(Delta::Delete);
+                self.apply(delta, metadata.resource_version, initial).await
             }
             "BOOKMARK" => {
                 let bookmark = serde_json::from_str(event.object.get()).map_err(Failure::invalid)?;
@@ -338,7 +340,7 @@ impl<K: Kind> Reflector<K> {
             Ok(decoded) => decoded,
             Err(problem) => {
                 let metadata = decode::decode_metadata(&mut deserializer(object)).unwrap_or_default();
-                self.reporter.undecodable(K::name_in(&metadata), vec![problem]);
+                self.reporter.undecodable(metadata.written_name(), vec![problem]);
                 return (metadata.resource_version, None);
             }
         };
@@ -346,7 +348,7 @@ impl<K: Kind> Reflector<K> {
             self.reporter.decoded(&object.key(), decoded.problems);
             Some(if decoded.selected { Delta::Apply(object) } else { Delta::Delete(object.key()) })
         } else {
-            self.reporter.undecodable(None, decoded.problems);
+            self.reporter.undecodable(decoded.written_name, decoded.problems);
             None
         };
         (decoded.resource_version, delta)

@@ -22,8 +22,8 @@ pub(super) struct Reporter {
     kind: fn(&mut WatchStatus) -> &mut KindStatus,
     /// The class of the last failure, if no attempt succeeded since.
     failing: Option<FailureClass>,
-    /// The objects with invalid values.
-    faulty: HashMap<NamespacedName, Vec<Problem>>,
+    /// The objects with invalid values, by namespace and name, which may be invalid too.
+    faulty: HashMap<String, Vec<Problem>>,
 }
 
 impl Reporter {
@@ -72,31 +72,31 @@ impl Reporter {
     /// An object was decoded. `problems` are its invalid values, which are ignored.
     pub(super) fn decoded(&mut self, name: &NamespacedName, problems: Vec<Problem>) {
         if problems.is_empty() {
-            if self.faulty.remove(name).is_some() {
+            if !self.faulty.is_empty() && self.faulty.remove(&name.to_string()).is_some() {
                 info!(resource = self.resource, object = %name, "the object is valid again");
             }
         } else {
-            self.report_problems(name, problems, "this value is ignored");
+            self.report_problems(name.to_string(), problems, "this value is ignored");
         }
     }
 
     /// An object could not be decoded at all.
-    pub(super) fn undecodable(&mut self, name: Option<NamespacedName>, problems: Vec<Problem>) {
-        let name = name.unwrap_or_else(|| NamespacedName::new("", "(without a name)"));
-        self.report_problems(&name, problems, "the object is ignored");
+    pub(super) fn undecodable(&mut self, name: Option<String>, problems: Vec<Problem>) {
+        let name = name.unwrap_or_else(|| "(without a name)".to_owned());
+        self.report_problems(name, problems, "the object is ignored");
     }
 
-    fn report_problems(&mut self, name: &NamespacedName, problems: Vec<Problem>, effect: &str) {
-        if self.faulty.get(name) != Some(&problems) {
+    fn report_problems(&mut self, name: String, problems: Vec<Problem>, effect: &str) {
+        if self.faulty.get(&name) != Some(&problems) {
             for problem in &problems {
                 warn!(resource = self.resource, object = %name, "{problem}; {effect}");
             }
-            self.faulty.insert(name.clone(), problems);
+            self.faulty.insert(name, problems);
         }
     }
 
     /// An object was deleted.
-    pub(super) fn deleted(&mut self, name: &NamespacedName) {
+    pub(super) fn deleted(&mut self, name: &str) {
         self.faulty.remove(name);
     }
 

@@ -19,7 +19,9 @@ use std::fmt;
 use serde::{Deserialize, de::DeserializeOwned};
 
 pub(super) use self::raw::RawMetadata;
-use crate::model::{Delta, EndpointSlice, NamespacedName, Node, Service, ServiceCidr, WatchEvent};
+use crate::model::{
+    Delta, EndpointSlice, InvalidName, Name, NamespacedName, Node, Service, ServiceCidr, WatchEvent,
+};
 
 /// An invalid field of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -69,14 +71,31 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     const PLURAL: &'static str;
     /// Objects of the kind have a namespace.
     const IS_NAMESPACED: bool;
+    /// Validates a name of the kind.
+    const PARSE_NAME: fn(&str) -> Result<Name, InvalidName>;
 
     /// Returns the object's metadata.
     fn metadata(raw: &Self::Raw) -> Option<&RawMetadata>;
     /// Validates the fields and sets defaults.
     fn from_raw(name: NamespacedName, raw: Self::Raw, problems: &mut Problems) -> Self;
-    /// Returns the name in an object's metadata.
+    /// Returns the name in an object's metadata, if it is valid.
     fn name_in(metadata: &RawMetadata) -> Option<NamespacedName> {
-        metadata.namespaced_name(Self::IS_NAMESPACED)
+        Self::checked_name(metadata, &mut Problems::default())
+    }
+    /// Returns the name in an object's metadata. The default namespace is `default`, as with
+    /// kubectl. Without a valid name there is none: an object must not get the name of another.
+    fn checked_name(metadata: &RawMetadata, problems: &mut Problems) -> Option<NamespacedName> {
+        let Some(name) = metadata.name() else {
+            problems.add("metadata.name", "missing; every object needs a name");
+            return None;
+        };
+        let name = parse::name("metadata.name", name, Self::PARSE_NAME, problems);
+        if !Self::IS_NAMESPACED {
+            return name.map(Into::into);
+        }
+        let namespace = metadata.namespace().unwrap_or("default");
+        let namespace = parse::name("metadata.namespace", namespace, Name::label, problems);
+        Some(NamespacedName { namespace: namespace?, name: name? })
     }
     /// Returns namespace and name.
     fn key(&self) -> NamespacedName;
@@ -87,13 +106,14 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
 /// Implements [`Kind`] for `$type`.
 macro_rules! kind {
     ($type:ident: $kind:literal, $group:literal, $plural:literal, namespaced: $is_namespaced:literal,
-     $event:ident, $raw:ident, $from_raw:path) => {
+     name: $parse_name:path, $event:ident, $raw:ident, $from_raw:path) => {
         impl Kind for $type {
             type Raw = raw::$raw;
             const KIND: &'static str = $kind;
             const GROUP: &'static str = $group;
             const PLURAL: &'static str = $plural;
             const IS_NAMESPACED: bool = $is_namespaced;
+            const PARSE_NAME: fn(&str) -> Result<Name, InvalidName> = $parse_name;
 
             fn metadata(raw: &Self::Raw) -> Option<&RawMetadata> {
                 raw.metadata.as_ref()
@@ -111,19 +131,21 @@ macro_rules! kind {
     };
 }
 kind!(Service: "Service", "", "services", namespaced: true,
-    Services, RawService, service::service);
+    name: Name::label, Services, RawService, service::service);
 kind!(EndpointSlice: "EndpointSlice", "discovery.k8s.io", "endpointslices", namespaced: true,
-    EndpointSlices, RawEndpointSlice, slice::endpoint_slice);
+    name: Name::subdomain, EndpointSlices, RawEndpointSlice, slice::endpoint_slice);
 kind!(Node: "Node", "", "nodes", namespaced: false,
-    Nodes, RawNode, node::node);
+    name: Name::subdomain, Nodes, RawNode, node::node);
 kind!(ServiceCidr: "ServiceCIDR", "networking.k8s.io", "servicecidrs", namespaced: false,
-    ServiceCidrs, RawServiceCidr, service_cidr::service_cidr);
+    name: Name::subdomain, ServiceCidrs, RawServiceCidr, service_cidr::service_cidr);
 
 /// A decoded object.
 #[derive(Debug)]
 pub(super) struct Decoded<K> {
-    /// The object without its invalid values; none if it has no usable name.
+    /// The object without its invalid values; none if it has no valid name.
     pub(super) object: Option<K>,
+    /// Namespace and name as they are written, for the log.
+    pub(super) written_name: Option<String>,
     /// True if kube-proxy's label selectors select the object.
     pub(super) selected: bool,
     /// `metadata.resourceVersion`.
@@ -146,17 +168,10 @@ where
     let selected = metadata.is_none_or(RawMetadata::selected);
     let resource_version = metadata.and_then(|metadata| metadata.resource_version.clone());
     let mut problems = Problems::default();
-    let name = metadata.and_then(K::name_in);
-    if let Some(name) = &name {
-        parse::check_name("metadata.name", &name.name, &mut problems);
-        if K::IS_NAMESPACED {
-            parse::check_name("metadata.namespace", &name.namespace, &mut problems);
-        }
-    } else {
-        problems.add("metadata.name", "missing; every object needs a name");
-    }
+    let written_name = metadata.and_then(RawMetadata::written_name);
+    let name = K::checked_name(metadata.unwrap_or(&RawMetadata::default()), &mut problems);
     let object = name.map(|name| K::from_raw(name, raw, &mut problems));
-    Ok(Decoded { object, selected, resource_version, problems: problems.0 })
+    Ok(Decoded { object, written_name, selected, resource_version, problems: problems.0 })
 }
 
 /// Decodes only the metadata of an object. Its other fields may be invalid.

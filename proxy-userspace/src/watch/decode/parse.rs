@@ -5,7 +5,7 @@ use std::{fmt::Display, net::IpAddr, num::NonZeroU16};
 use ipnet::IpNet;
 
 use super::Problems;
-use crate::model::{Protocol, UnixNanos, parse_cidr_sloppy, parse_ip_sloppy};
+use crate::model::{InvalidName, Name, Protocol, UnixNanos, parse_cidr_sloppy, parse_ip_sloppy};
 
 /// Parses a port number, 1 to 65,535.
 pub(super) fn port(field: impl Display, value: i64, problems: &mut Problems) -> Option<NonZeroU16> {
@@ -85,13 +85,21 @@ pub(super) fn list<T>(
     values.filter_map(|(i, value)| parse(format!("{field}[{i}]"), value, problems)).collect()
 }
 
-/// Checks the syntax of an object's name (RFC 1123 subdomain, at most 253 characters).
-pub(super) fn check_name(field: impl Display, value: &str, problems: &mut Problems) {
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
-    let fits = value.len() <= 253 && value.chars().all(inner);
-    if !(fits && edge(value.chars().next()) && edge(value.chars().next_back())) {
-        problems.not(field, value, "a name: lower-case letters, digits, '-' and '.', at most 253");
+/// Parses a name with `parse`.
+pub(super) fn name(
+    field: impl Display,
+    value: &str,
+    parse: fn(&str) -> Result<Name, InvalidName>,
+    problems: &mut Problems,
+) -> Option<Name> {
+    parse(value).map_err(|allowed| problems.not(field, value, allowed)).ok()
+}
+
+/// Parses the name of a port. It may be absent or empty.
+pub(super) fn port_name(field: impl Display, value: Option<&str>, problems: &mut Problems) -> Option<Name> {
+    match value.unwrap_or_default() {
+        "" => Some(Name::default()),
+        value => name(field, value, Name::label, problems),
     }
 }
 

@@ -3,8 +3,6 @@
 
 use serde::Deserialize;
 
-use crate::model::NamespacedName;
-
 /// Defines structs of fields with camelCase names. All fields are optional, because `null` and an
 /// absent field mean the same to the API server. Numbers are wider than the API's, so that a number
 /// out of range is reported as such.
@@ -119,11 +117,23 @@ impl RawMetadata {
             .is_none_or(|labels| labels.service_proxy_name.is_none() && labels.headless.is_none())
     }
 
-    /// Returns the object's name. The default namespace is `default`, as with kubectl.
-    pub(super) fn namespaced_name(&self, is_namespaced: bool) -> Option<NamespacedName> {
-        let name = self.name.as_deref().filter(|name| !name.is_empty())?;
-        let namespace = self.namespace.as_deref().filter(|namespace| !namespace.is_empty());
-        let namespace = if is_namespaced { namespace.unwrap_or("default") } else { "" };
-        Some(NamespacedName::new(namespace, name))
+    /// Returns the name as it is written.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.name.as_deref().filter(|name| !name.is_empty())
+    }
+
+    /// Returns the namespace as it is written.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref().filter(|namespace| !namespace.is_empty())
+    }
+
+    /// Returns namespace and name for the log. They may be invalid, so that characters without a
+    /// glyph are escaped.
+    pub(in crate::watch) fn written_name(&self) -> Option<String> {
+        let name = self.name()?.escape_debug();
+        Some(match self.namespace() {
+            Some(namespace) => format!("{}/{name}", namespace.escape_debug()),
+            None => name.to_string(),
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! Decodes Services with the defaults of `v1` (upstream `pkg/apis/core/v1/defaults.go`).
 
-use std::{net::IpAddr, num::NonZeroU32, sync::Arc};
+use std::{net::IpAddr, num::NonZeroU32};
 
 use super::{
     Problems, parse,
@@ -132,8 +132,8 @@ fn service_port(i: usize, raw: &RawServicePort, problems: &mut Problems) -> Opti
     };
     let port = parse::port(format_args!("{field}.port"), port, problems);
     let node_port = parse::optional_port(format_args!("{field}.nodePort"), raw.node_port, problems);
-    let name: Arc<str> = raw.name.as_deref().unwrap_or_default().into();
-    Some(ServicePort { name, protocol: protocol?, port: port?, node_port })
+    let name = parse::port_name(format_args!("{field}.name"), raw.name.as_deref(), problems);
+    Some(ServicePort { name: name?, protocol: protocol?, port: port?, node_port })
 }
 
 fn session_affinity(spec: &RawServiceSpec, problems: &mut Problems) -> SessionAffinity {

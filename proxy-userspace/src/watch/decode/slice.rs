@@ -6,7 +6,7 @@ use super::{
     Problems, parse,
     raw::{RawEndpoint, RawEndpointPort, RawEndpointSlice, RawHint},
 };
-use crate::model::{AddressType, EndpointSlice, Hints, NamespacedName, SliceEndpoint, SlicePort};
+use crate::model::{AddressType, EndpointSlice, Hints, Name, NamespacedName, SliceEndpoint, SlicePort};
 
 pub(super) fn endpoint_slice(
     name: NamespacedName,
@@ -21,7 +21,10 @@ pub(super) fn endpoint_slice(
     let ports = raw.ports.unwrap_or_default();
     EndpointSlice {
         name,
-        service: non_empty(labels.service_name),
+        service: labels.service_name.filter(|name| !name.is_empty()).and_then(|name| {
+            let field = "metadata.labels[kubernetes.io/service-name]";
+            parse::name(field, &name, Name::label, problems)
+        }),
         address_type,
         endpoints: endpoints
             .into_iter()
@@ -104,7 +107,8 @@ fn slice_port(i: usize, raw: &RawEndpointPort, problems: &mut Problems) -> Optio
         None => None,
         Some(port) => Some(parse::port(format_args!("ports[{i}].port"), port, problems)?),
     };
-    Some(SlicePort { name: raw.name.as_deref().unwrap_or_default().into(), protocol, port })
+    let name = parse::port_name(format_args!("ports[{i}].name"), raw.name.as_deref(), problems)?;
+    Some(SlicePort { name, protocol, port })
 }
 
 fn hint_names(hints: Option<Vec<RawHint>>) -> Box<[Arc<str>]> {

@@ -210,7 +210,8 @@ pub(super) fn endpoints(pods: &[u8]) -> Vec<ResolvedEndpoint> {
 }
 
 fn port_key(name: &str, protocol: Protocol, family: IpFamily) -> ServicePortKey {
-    let name = ServicePortName { service: NamespacedName::new("default", name), port: "".into(), protocol };
+    let service = NamespacedName::parse("default", name).expect("a valid name");
+    let name = ServicePortName { service, port: "".into(), protocol };
     ServicePortKey { name, family }
 }
 

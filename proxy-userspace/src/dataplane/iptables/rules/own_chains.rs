@@ -125,7 +125,7 @@ impl PortRules<'_> {
             _ if *masquerade_all => ("", ""),
             None => return,
             Some(LocalMatch::Source(_)) => (&*not_local, ""),
-            Some(LocalMatch::Link(_)) => ("", &*not_local),
+            Some(LocalMatch::Link(_) | LocalMatch::LinkPrefix(_)) => ("", &*not_local),
         };
         for frontend in self.frontends(FrontendKind::ClusterIp) {
             let matches = self.destination_with(before, after, frontend, "cluster IP");
