@@ -358,6 +358,22 @@ async fn one_bad_object_never_stops_the_others() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_object_with_a_bad_name_is_ignored_from_its_list_to_its_deletion() -> Result<()> {
+    const BAD: &str = "a\" -j ACCEPT\n";
+    let mut scene = Scene::start(&[service(BAD, 80), service("web", 80)], patient()).await?;
+    scene.server.put(service(BAD, 81))?;
+    scene.server.put(service("web", 81))?;
+    scene.port("web", 81).await?;
+    scene.server.delete("Service", "default", BAD)?;
+    scene.server.put(service("web", 82))?;
+    scene.port("web", 82).await?;
+    assert_eq!(scene.service_log(0), ["services = web", "services + web", "services + web"]);
+    let requests = [Verb::WatchList, Verb::Watch].map(|verb| scene.requests("services", verb).len());
+    assert_eq!(requests, [1, 0], "the first watch continues");
+    Ok(())
+}
+
+#[tokio::test]
 async fn source_ends_when_its_receiver_is_dropped() -> Result<()> {
     let server = server_with(&objects()).await?;
     let client = kube_client(None, Some(&server.url()), &ProxyVariables::default()).await?;

@@ -171,6 +171,6 @@ async fn answer(place: &Place, routes: Router, request: Request<Incoming>) -> Re
 /// Returns if no request arrived within the limit.
 async fn is_late(first_request: &Notify, limit: Duration) {
     if timeout(limit, first_request.notified()).await.is_ok() {
-        future::pending().await
+        future::pending::<()>().await;
     }
 }
