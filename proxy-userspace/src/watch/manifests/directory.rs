@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 
 use super::{
     documents::{self, Contents, DocumentError, Key, Object},
-    file::{self, Stamp, is_manifest},
+    file::{self, Stamp, Text, is_manifest},
     watcher::Changes,
 };
 use crate::model::{Delta, Interner, WatchEvent};
@@ -146,8 +146,8 @@ impl Directory {
         let file = self.files.entry(name.into()).or_default();
         file.stamp = Stamp::of(&path);
         let removal = file.removal.take();
-        let text = file::read(&path);
-        let is_empty = matches!(&text, Ok(text) if text.as_deref().is_none_or(|text| text.trim().is_empty()));
+        let text = file::open(&path);
+        let is_empty = matches!(&text, Ok(None | Some(Text { first: None, .. })));
         if is_empty && !file.objects.is_empty() {
             let removal = removal.unwrap_or(now + REMOVAL_DELAY);
             if removal > now || !self.path.is_dir() {
@@ -157,7 +157,8 @@ impl Directory {
         }
         let is_gone = matches!(text, Ok(None));
         let contents = match text {
-            Ok(text) => documents::read(&path, &text.unwrap_or_default(), &mut self.strings),
+            Ok(Some(text)) => documents::read(&path, text, &file.objects, &mut self.strings),
+            Ok(None) => Contents::default(),
             Err(error) => Contents { errors: vec![(None, error)], ..Contents::default() },
         };
         self.accept(name, contents);
@@ -171,7 +172,12 @@ impl Directory {
         let Some((name, file)) = self.files.get_key_value(name) else { return };
         let name = Arc::clone(name);
         contents.keep_unreadable(&file.objects);
-        let keys: BTreeSet<Key> = file.objects.keys().chain(contents.objects.keys()).cloned().collect();
+        let is_changed = |key: &&Key| match (file.objects.get(key), contents.objects.get(key)) {
+            (Some(last), Some(object)) => !Arc::ptr_eq(last, object),
+            _ => true,
+        };
+        let keys = file.objects.keys().chain(contents.objects.keys());
+        let keys: BTreeSet<Key> = keys.filter(is_changed).cloned().collect();
         let mut duplicates = Vec::new();
         for key in keys {
             let before = self.object(&key).cloned();

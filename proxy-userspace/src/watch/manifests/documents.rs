@@ -1,16 +1,17 @@
-//! Decodes a file's text, document by document.
+//! Decodes the objects of a file's documents.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fmt,
+    io::{BufRead, Seek},
     path::Path,
     sync::Arc,
 };
 
-use serde_json::Value;
-use serde_yaml_ng::Value as Yaml;
+use serde_json::{Map, Value};
 use tracing::debug;
 
+use super::{file::Text, json, yaml};
 use crate::{
     model::{Delta, EndpointSlice, Interner, NamespacedName, Node, Service, ServiceCidr, WatchEvent},
     watch::decode::{self, Kind, Problem},
@@ -44,6 +45,10 @@ impl fmt::Display for Key {
     }
 }
 
+/// The largest object that is read, in bytes: it is in memory as a whole, as are documents that are
+/// no lists.
+pub(super) const MAX_SIZE: u64 = 64 << 20;
+
 /// Why a document cannot be used, with its object if the name can be read.
 pub(super) type DocumentError = (Option<Key>, String);
 
@@ -67,95 +72,128 @@ impl Contents {
     }
 }
 
-/// Decodes a file's text: YAML documents, or JSON values one after the other.
-pub(super) fn read(path: &Path, text: &str, strings: &mut Interner<str>) -> Contents {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut reader = Reader { path, strings, contents: Contents::default(), document: 0, line: 0 };
-    if path.extension().is_some_and(|extension| extension == "json") || text.trim_start().starts_with('{') {
-        reader.json(text);
+/// Where the documents of a file go.
+pub(super) trait Sink {
+    /// A document starts at this line, from 1.
+    fn start_document(&mut self, line: usize);
+    /// The document has a list of items.
+    fn start_items(&mut self);
+    /// The items so far are no items of the document.
+    fn forget_items(&mut self);
+    /// The next item. `header` has the document's fields so far.
+    fn item(&mut self, header: &Map<String, Value>, item: Value);
+    /// The document is complete: its value without the items.
+    fn end_document(&mut self, value: Value);
+    /// The document is not used, because the text at `field` is invalid.
+    fn fail(&mut self, field: &str, what: String);
+}
+
+/// Decodes a file: YAML documents, or JSON values one after the other. An object that is equal to
+/// the one in `last` is shared with it.
+pub(super) fn read<R: BufRead + Seek>(
+    path: &Path,
+    text: Text<R>,
+    last: &BTreeMap<Key, Object>,
+    strings: &mut Interner<str>,
+) -> Contents {
+    let contents = Contents::default();
+    let mut reader = Reader { path, last, strings, contents, document: 0, line: 0, items: None };
+    let is_json = path.extension().is_some_and(|extension| extension == "json");
+    if is_json || text.first == Some(b'{') {
+        json::read(text.reader, &mut reader);
     } else {
-        reader.yaml(text);
+        yaml::read(text.reader, &mut reader);
     }
     reader.contents
 }
 
-/// YAML as kubectl sends it to the API server: keys that are numbers or booleans become text.
-fn to_json(value: Yaml) -> Value {
-    match value {
-        Yaml::Sequence(items) => items.into_iter().map(to_json).collect(),
-        Yaml::Mapping(fields) => {
-            let field = |(key, value)| match to_json(key) {
-                Value::String(key) => (key, to_json(value)),
-                key => (key.to_string(), to_json(value)),
-            };
-            fields.into_iter().map(field).collect()
-        }
-        Yaml::Tagged(tagged) => to_json(tagged.value),
-        scalar => serde_json::to_value(scalar).unwrap_or_default(),
-    }
-}
-
-/// Splits at document markers, so that a syntax error affects one document only. Returns each
-/// document with its first line. `---` at the start of a line is a marker also in block scalars
-/// (YAML 1.2, 9.1.2). Comments and directives before the first marker are no document.
-fn yaml_documents(text: &str) -> Vec<(usize, &str)> {
-    let mut documents = Vec::new();
-    let (mut first_line, mut start, mut offset) = (1, 0, 0);
-    for (index, line) in text.split_inclusive('\n').enumerate() {
-        let is_marker = line
-            .strip_prefix("---")
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
-        if is_marker {
-            documents.push((first_line, &text[start..offset]));
-            (first_line, start) = (index + 1, offset);
-        }
-        offset += line.len();
-    }
-    documents.push((first_line, &text[start..]));
-    let is_comment = |line: &str| line.trim_start().starts_with(['#', '%']) || line.trim().is_empty();
-    documents.retain(|(_, document)| !document.lines().all(is_comment));
-    documents
-}
-
 struct Reader<'a> {
     path: &'a Path,
+    last: &'a BTreeMap<Key, Object>,
     strings: &'a mut Interner<str>,
     contents: Contents,
     /// The number of the present document, and its first line; both from 1.
     document: usize,
     line: usize,
+    /// The items of the present document; none if it has no list of items.
+    items: Option<Items>,
+}
+
+/// The items of a document. They are known to be objects when the document is complete: kubectl
+/// writes `kind: List` after the items.
+#[derive(Default)]
+struct Items {
+    count: usize,
+    /// Items with their index whose type follows from the type of the list, which is not known yet.
+    untyped: Vec<(usize, Value)>,
+    /// The keys that the items added to the contents.
+    added: Vec<Key>,
+    /// The number of errors before the items.
+    errors: usize,
+}
+
+impl Sink for Reader<'_> {
+    fn start_document(&mut self, line: usize) {
+        self.document += 1;
+        self.line = line;
+    }
+
+    fn start_items(&mut self) {
+        self.items = Some(Items { errors: self.contents.errors.len(), ..Items::default() });
+    }
+
+    fn forget_items(&mut self) {
+        let Some(items) = self.items.take() else { return };
+        self.contents.errors.truncate(items.errors);
+        for key in items.added {
+            self.contents.objects.remove(&key);
+        }
+    }
+
+    fn item(&mut self, header: &Map<String, Value>, item: Value) {
+        let Some(items) = &mut self.items else { return };
+        let index = items.count;
+        items.count += 1;
+        let list = (string(header, "kind"), string(header, "apiVersion"));
+        match list {
+            _ if has_type(&item) => self.object(&item_prefix(index), None, item),
+            (Some(kind), Some(version)) => {
+                self.object(&item_prefix(index), item_type(kind).map(|kind| (kind, version)), item);
+            }
+            _ => items.untyped.push((index, item)),
+        }
+    }
+
+    fn end_document(&mut self, value: Value) {
+        if value.is_null() {
+            return;
+        }
+        let field = |field| value.as_object().and_then(|fields| string(fields, field));
+        let kind = field("kind").unwrap_or_default();
+        let is_list = kind == "List" || item_type(kind).is_some();
+        match (value.get("items"), self.items.take_if(|_| is_list)) {
+            (_, Some(items)) => {
+                let version = field("apiVersion").unwrap_or_default();
+                for (index, item) in items.untyped {
+                    self.object(&item_prefix(index), item_type(kind).map(|kind| (kind, version)), item);
+                }
+            }
+            (Some(Value::Null), None) if is_list => {}
+            (Some(_), None) if is_list => self.error(None, "items", "not a list of objects".to_owned()),
+            _ => {
+                self.forget_items();
+                self.object("", None, value);
+            }
+        }
+    }
+
+    fn fail(&mut self, field: &str, what: String) {
+        self.forget_items();
+        self.error(None, field, what);
+    }
 }
 
 impl Reader<'_> {
-    fn json(&mut self, text: &str) {
-        let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-        loop {
-            let (before, rest) = text.split_at(values.byte_offset());
-            let blank = rest.len() - rest.trim_start().len();
-            self.document += 1;
-            self.line = 1 + before.matches('\n').count() + rest[..blank].matches('\n').count();
-            match values.next() {
-                None => return,
-                Some(Ok(value)) => self.object_or_list(value),
-                // The text after a syntax error cannot be split into values.
-                Some(Err(error)) => return self.error(None, "", error.to_string()),
-            }
-        }
-    }
-
-    fn yaml(&mut self, text: &str) {
-        for (line, text) in yaml_documents(text) {
-            self.document += 1;
-            self.line = line;
-            let value = serde_yaml_ng::from_str::<Yaml>(text)
-                .and_then(|mut value| value.apply_merge().map(|()| value));
-            match value {
-                Ok(value) => self.object_or_list(to_json(value)),
-                Err(error) => self.error(None, "", error.to_string()),
-            }
-        }
-    }
-
     fn error(&mut self, key: Option<Key>, field: &str, what: String) {
         let object = key.as_ref().map(|key| format!(", {key}")).unwrap_or_default();
         let problem = Problem { field: field.trim_end_matches('.').to_owned(), what };
@@ -163,37 +201,18 @@ impl Reader<'_> {
         self.contents.errors.push((key, error));
     }
 
-    fn object_or_list(&mut self, mut value: Value) {
-        if value.is_null() {
-            return;
-        }
-        let kind = string(&value, "kind").unwrap_or_default();
-        let item_kind = kind.strip_suffix("List").filter(|kind| kind.is_empty() || KINDS.contains(kind));
-        let (Some(item_kind), Some(items)) = (item_kind, value.get_mut("items").map(Value::take)) else {
-            return self.object("", None, value);
-        };
-        // The items of a ServiceList need not name their type.
-        let version = string(&value, "apiVersion").unwrap_or_default();
-        let default_type = (!item_kind.is_empty()).then_some((item_kind, &*version));
-        match items {
-            Value::Array(items) => {
-                for (i, item) in items.into_iter().enumerate() {
-                    self.object(&format!("items[{i}]."), default_type, item);
-                }
-            }
-            Value::Null => {}
-            _ => self.error(None, "items", "not a list of objects".to_owned()),
-        }
-    }
-
     /// `prefix` is the path of the object within its document.
     fn object(&mut self, prefix: &str, default_type: Option<(&str, &str)>, value: Value) {
         let (default_kind, default_version) = default_type.unzip();
-        let Some(kind) = string(&value, "kind").or(default_kind.map(str::to_owned)) else {
+        let field = |name, default: Option<&str>| {
+            let value = value.as_object().and_then(|fields| string(fields, name)).or(default);
+            value.map(str::to_owned)
+        };
+        let Some(kind) = field("kind", default_kind) else {
             let what = "missing; an object needs one, Service for example".to_owned();
             return self.error(None, &format!("{prefix}kind"), what);
         };
-        let Some(api_version) = string(&value, "apiVersion").or(default_version.map(str::to_owned)) else {
+        let Some(api_version) = field("apiVersion", default_version) else {
             let what = "missing; an object needs one, v1 for example".to_owned();
             return self.error(None, &format!("{prefix}apiVersion"), what);
         };
@@ -242,7 +261,13 @@ impl Reader<'_> {
             _ => {}
         }
         match self.contents.objects.entry(key) {
-            Entry::Vacant(entry) => drop(entry.insert(Arc::new(event))),
+            Entry::Vacant(entry) => {
+                if let Some(items) = &mut self.items {
+                    items.added.push(entry.key().clone());
+                }
+                let last = self.last.get(entry.key()).filter(|last| ***last == event);
+                entry.insert(last.map_or_else(|| Arc::new(event), Arc::clone));
+            }
             Entry::Occupied(entry) => {
                 let key = entry.key().clone();
                 let what = format!("{:?} is already in this file; the first one is used", &*key.name.name);
@@ -254,6 +279,21 @@ impl Reader<'_> {
 
 const KINDS: [&str; 4] = [Service::KIND, EndpointSlice::KIND, Node::KIND, ServiceCidr::KIND];
 
-fn string(value: &Value, field: &str) -> Option<String> {
-    value.get(field).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
+/// Returns the kind of the items of a list like `ServiceList`. They need not name their type.
+fn item_type(list_kind: &str) -> Option<&str> {
+    list_kind.strip_suffix("List").filter(|kind| KINDS.contains(kind))
+}
+
+fn item_prefix(index: usize) -> String {
+    format!("items[{index}].")
+}
+
+/// Returns true if the object names its type.
+fn has_type(value: &Value) -> bool {
+    let fields = value.as_object();
+    fields.is_some_and(|fields| ["kind", "apiVersion"].iter().all(|name| string(fields, name).is_some()))
+}
+
+fn string<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a str> {
+    fields.get(name).and_then(Value::as_str).filter(|text| !text.is_empty())
 }

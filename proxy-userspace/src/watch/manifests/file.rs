@@ -1,16 +1,16 @@
-//! Reads one manifest file from disk.
+//! Opens one manifest file.
 
 use std::{
     ffi::OsStr,
     fs::{File, Metadata},
-    io::{self, Read as _},
+    io::{self, BufRead, BufReader, Seek, SeekFrom},
     os::unix::fs::MetadataExt as _,
     path::Path,
     time::{Duration, SystemTime},
 };
 
-/// The largest manifest that is read, in bytes: a manifest is read into memory as a whole.
-const MAX_SIZE: u64 = 64 << 20;
+/// How much of a file is read at once, in bytes.
+const BUFFER: usize = 64 << 10;
 /// A file that was written in place more recently may still be incomplete.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
@@ -49,12 +49,42 @@ pub(super) fn is_manifest(name: &OsStr) -> bool {
     !is_hidden && matches!(Path::new(name).extension().and_then(OsStr::to_str), Some("yaml" | "yml" | "json"))
 }
 
-/// Reads a file. None if there is none, or something else in its place: directories and pipes are
+/// The text of a manifest.
+#[derive(Debug)]
+pub(super) struct Text<R> {
+    /// Starts after the byte order mark.
+    pub(super) reader: R,
+    /// The first byte that is not blank.
+    pub(super) first: Option<u8>,
+}
+
+impl<R: BufRead + Seek> Text<R> {
+    pub(super) fn new(mut reader: R) -> io::Result<Self> {
+        if reader.fill_buf()?.starts_with("\u{feff}".as_bytes()) {
+            reader.consume('\u{feff}'.len_utf8());
+        }
+        let start = reader.stream_position()?;
+        let mut first = None;
+        while first.is_none() {
+            let bytes = reader.fill_buf()?;
+            let length = bytes.len();
+            if length == 0 {
+                break;
+            }
+            first = bytes.iter().copied().find(|byte| !byte.is_ascii_whitespace());
+            reader.consume(length);
+        }
+        reader.seek(SeekFrom::Start(start))?;
+        Ok(Self { reader, first })
+    }
+}
+
+/// Opens a file. None if there is none, or something else in its place: directories and pipes are
 /// not opened.
 ///
 /// # Errors
 /// Returns why the file cannot be read.
-pub(super) fn read(path: &Path) -> Result<Option<String>, String> {
+pub(super) fn open(path: &Path) -> Result<Option<Text<BufReader<File>>>, String> {
     let cannot = |error: io::Error| format!("cannot be read: {error}");
     match path.metadata() {
         Ok(file) if file.is_file() => {}
@@ -62,10 +92,6 @@ pub(super) fn read(path: &Path) -> Result<Option<String>, String> {
         Err(_) if path.is_symlink() => return Err("a symbolic link to a file that does not exist".to_owned()),
         _ => return Ok(None),
     }
-    let mut bytes = Vec::new();
-    File::open(path).and_then(|file| file.take(MAX_SIZE + 1).read_to_end(&mut bytes)).map_err(cannot)?;
-    if bytes.len() as u64 > MAX_SIZE {
-        return Err(format!("cannot be read: larger than {MAX_SIZE} bytes"));
-    }
-    String::from_utf8(bytes).map(Some).map_err(|error| format!("not UTF-8 text: {error}"))
+    let file = File::open(path).map(|file| BufReader::with_capacity(BUFFER, file));
+    file.and_then(Text::new).map(Some).map_err(cannot)
 }

@@ -12,13 +12,18 @@
 //! - If the directory is gone, all objects stay until it is back.
 //! - Every ten seconds all files are compared with what was read, for changes that inotify does not
 //!   report.
+//!
+//! A file may have any length: it is read as a stream, and a list item by item. If a list has a
+//! syntax error, none of its items is used: all of them keep their last good version.
 
 mod directory;
 mod documents;
 mod file;
+mod json;
 #[cfg(test)]
 mod tests;
 mod watcher;
+mod yaml;
 
 use std::{io, path::PathBuf};
 

@@ -1,18 +1,19 @@
 //! Decodes good and damaged files.
 
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{collections::BTreeMap, fs, io::Cursor, path::Path, sync::Arc, time::Duration};
 
 use proptest::prelude::*;
 
 use super::{
-    super::{documents::Contents, *},
+    super::{documents::Contents, file::Text, *},
     NODE, SLICE, all, documents, service,
 };
 use crate::model::{Delta, Interner, NamespacedName};
 
-fn read(text: &str, is_json: bool) -> Contents {
+pub(super) fn read(text: &str, is_json: bool) -> Contents {
     let path = PathBuf::from(if is_json { "a.json" } else { "a.yaml" });
-    super::super::documents::read(&path, text, &mut Interner::default())
+    let text = Text::new(Cursor::new(text)).unwrap();
+    super::super::documents::read(&path, text, &BTreeMap::new(), &mut Interner::default())
 }
 
 proptest! {
@@ -73,6 +74,16 @@ fn numeric_keys_become_text_and_merge_keys_are_applied() {
     assert_eq!(contents.errors, []);
     let names: Vec<String> = contents.objects.keys().map(ToString::to_string).collect();
     assert_eq!(names, ["Service default/a"]);
+}
+
+#[test]
+fn an_object_that_did_not_change_is_shared_with_the_last_read() {
+    let last = read(&documents(&[service("a", 1), service("b", 1)]), false);
+    let text = Text::new(Cursor::new(documents(&[service("a", 2), service("b", 1)]))).unwrap();
+    let new =
+        super::super::documents::read(Path::new("a.yaml"), text, &last.objects, &mut Interner::default());
+    let is_shared = |(key, object)| Arc::ptr_eq(object, &last.objects[key]);
+    assert_eq!(new.objects.iter().map(is_shared).collect::<Vec<_>>(), [false, true]);
 }
 
 #[test]

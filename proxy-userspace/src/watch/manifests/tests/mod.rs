@@ -9,6 +9,7 @@ use super::*;
 use crate::model::Delta;
 
 mod documents;
+mod lists;
 mod writers;
 
 /// The longest wait in these tests.
