@@ -120,7 +120,7 @@ impl UdpTable for SharedKernel {
 pub(crate) enum Change {
     Set(ServicePortKey, Arc<ResolvedPort>),
     Remove(ServicePortKey),
-    SetNode(NodeView),
+    SetNode(Box<NodeView>),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -144,7 +144,7 @@ impl KernelContent {
         match change {
             Change::Set(key, port) => drop(self.ports.insert(key, port)),
             Change::Remove(key) => drop(self.ports.remove(&key)),
-            Change::SetNode(node) => self.node = node,
+            Change::SetNode(node) => self.node = *node,
         }
     }
 
@@ -177,7 +177,7 @@ impl Dataplane for FakeDataplane {
     fn plan(state: &KernelContent, snapshot: &Snapshot, dirty: &Dirty) -> Vec<Change> {
         let mut plan = Vec::new();
         if (dirty.all || dirty.node) && state.node != snapshot.node {
-            plan.push(Change::SetNode(snapshot.node.clone()));
+            plan.push(Change::SetNode(Box::new(snapshot.node.clone())));
         }
         if dirty.all {
             let mut keys: Vec<_> = state.ports.keys().chain(snapshot.ports.keys()).collect();

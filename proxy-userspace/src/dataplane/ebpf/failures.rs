@@ -100,7 +100,7 @@ fn describe(step: &Step, state: &State) -> String {
         },
         Step::SetSocketScope(_) => "which sockets are served".into(),
         Step::SetNewFlows(_) => "what translates new flows on links".into(),
-        Step::ForgetPassedFlows => "the flows that the link programs pass".into(),
+        Step::ForgetFlows { .. } => "the flows that are out of date".into(),
         Step::LeaveFlowsToConntrack => "the UDP flows that conntrack translates".into(),
         Step::HandFlowsToConntrack => "the flows on links, which conntrack takes over".into(),
         _ => "how local clients are recognized".into(),

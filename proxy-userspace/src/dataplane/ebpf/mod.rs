@@ -197,7 +197,7 @@ impl Ebpf {
             Step::SetLocalDetection(detection) => self.maps.set_local_detection(*detection)?,
             Step::SetSocketScope(scope) => self.maps.set_socket_scope(*scope)?,
             Step::SetNewFlows(new_flows) => self.maps.set_new_flows(*new_flows)?,
-            Step::ForgetPassedFlows => self.forget_passed_flows()?,
+            Step::ForgetFlows { all } => self.forget_flows(*all)?,
             Step::LeaveFlowsToConntrack => self.leave_flows(state),
             Step::HandFlowsToConntrack => self.hand_flows()?,
             Step::Attach => self.attach()?,

@@ -210,7 +210,7 @@ impl<'a> Planner<'a> {
         let leaves = state.new_flows == NewFlows::Leave as u16;
         let takes_over = leaves || state.links.is_empty() && !node.links.is_empty();
         if takes_over && state.links.is_empty() {
-            self.phases.attachments.push(Step::ForgetPassedFlows);
+            self.phases.attachments.push(Step::ForgetFlows { all: leaves });
         }
         if takes_over && !leaves {
             self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));

@@ -62,7 +62,7 @@ impl State {
             Step::SetSocketScope(scope) => self.socket_scope = *scope as u16,
             Step::SetNewFlows(new_flows) => self.new_flows = *new_flows as u16,
             Step::ReleaseSockets { .. }
-            | Step::ForgetPassedFlows
+            | Step::ForgetFlows { .. }
             | Step::LeaveFlowsToConntrack
             | Step::HandFlowsToConntrack => {}
         }

@@ -100,9 +100,12 @@ pub enum Step {
     SetSocketScope(SocketScope),
     /// Do this with new flows on links.
     SetNewFlows(NewFlows),
-    /// Remove the flows whose packets the link programs only pass. They are out of date if no
-    /// program was on a link.
-    ForgetPassedFlows,
+    /// Remove the flows that are out of date because no program was on a link: those whose packets
+    /// the programs only pass. All, if netfilter translated meanwhile.
+    ForgetFlows {
+        /// All flows.
+        all: bool,
+    },
     /// Let conntrack keep the UDP flows that it translates, and the TCP connections that are not
     /// established yet. The link programs pass their packets. Other TCP connections need no step:
     /// the programs pass segments of connections that they do not know.

@@ -64,16 +64,17 @@ pub(crate) fn hand_flows(pins: &PinDir) -> Result<HandoverCounts, KernelError> {
     Ok(counts)
 }
 
-/// Removes the entries with [`flow_state::PASS`]. `capacity` is the size of the map.
-pub(crate) fn forget_passed(
+/// Removes all entries, or those with [`flow_state::PASS`]. `capacity` is the size of the map.
+pub(crate) fn forget(
     pins: &PinDir,
     mut entries: Reader<FlowKey, Flow>,
     capacity: u32,
+    all: bool,
 ) -> Result<(), KernelError> {
     let mut flows = Flows::open(pins)?;
     for _ in 0..Reader::<FlowKey, Flow>::max_calls(capacity) {
         for (key, flow) in entries.read().map_err(KernelError::call("read", "map flows"))? {
-            if flow.state & flow_state::PASS != 0 {
+            if all || flow.state & flow_state::PASS != 0 {
                 maps::removed("flows", flows.flows.remove(&key))?;
             }
         }

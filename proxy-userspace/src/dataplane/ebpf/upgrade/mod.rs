@@ -109,9 +109,12 @@ impl Ebpf {
     /// Removes the flows that the link programs only pass, from a time when they were on links. The
     /// connections may have ended since, and the rules that translated them may be gone: a new
     /// connection from the same client port would pass too, and nothing would serve it.
-    pub(crate) fn forget_passed_flows(&self) -> Result<(), KernelError> {
+    ///
+    /// `all` removes all flows. If netfilter translated meanwhile, a connection that it began may
+    /// have the client port of a flow that had ended before, and another endpoint.
+    pub(crate) fn forget_flows(&self, all: bool) -> Result<(), KernelError> {
         let entries = self.object.reader("flows")?;
-        handover::forget_passed(&self.pins, entries, self.maps.sizes.flows)
+        handover::forget(&self.pins, entries, self.maps.sizes.flows, all)
     }
 
     /// Leaves the flows that conntrack translates to it: those of UDP, and TCP connections that are
