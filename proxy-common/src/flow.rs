@@ -12,6 +12,10 @@ const SECOND: u64 = 1_000_000_000;
 /// The longest time for which a flow is held. Usually it takes a thousandth of it.
 const HELD_NS: u64 = 10 * SECOND;
 
+/// If the endpoint answers no SYN of the client for this long, it does not have the connection any
+/// more, and cannot be reached. The client sends the third SYN after three seconds (RFC 6298).
+const CHALLENGE_NS: u64 = 5 * SECOND / 2;
+
 /// How long a flow with [`state::LEFT`] passes. Userspace lists conntrack's flows meanwhile.
 const LEFT_NS: u64 = 10 * SECOND;
 
@@ -55,7 +59,7 @@ impl Flow {
         service: 0,
         generation: 0,
         state: 0,
-        list: 0,
+        acknowledged: 0,
         used_ns: 0,
     };
 
@@ -101,12 +105,24 @@ impl Flow {
         self.state & (BOTH | state::RESET) == BOTH
     }
 
-    /// Returns true for a TCP connection that an endpoint accepted, that is not closed, and that
-    /// had packets in the last minute.
+    /// Returns true for a TCP connection that the endpoint may still have: it accepted it, it is
+    /// not closed, and if the client sent a SYN since, the endpoint had not much time to answer.
     #[inline(always)]
-    pub const fn is_in_use(&self, now_ns: u64) -> bool {
-        const SILENT: u64 = 60 * SECOND;
-        self.state & state::REPLIED != 0 && !self.is_closed() && now_ns.saturating_sub(self.used_ns) <= SILENT
+    pub const fn may_be_alive(&self, now_ns: u64) -> bool {
+        let silent_ns = now_ns.saturating_sub(self.used_ns);
+        self.state & state::REPLIED != 0
+            && !self.is_closed()
+            && (self.state & state::SYN_UNANSWERED == 0 || silent_ns < CHALLENGE_NS)
+            && !self.is_expired(Protocol::Tcp, now_ns)
+    }
+
+    /// Returns true for the sequence number of a reset that the endpoint may accept. It accepts the
+    /// number that it expects next (RFC 5961, section 3.2), which can be higher than the one in its
+    /// last segment, because it delays acknowledgements. The flow is that of the reply direction.
+    #[inline(always)]
+    pub const fn is_next(&self, sequence: u32) -> bool {
+        const UNACKNOWLEDGED: u32 = 1 << 16;
+        sequence.wrapping_sub(self.acknowledged) < UNACKNOWLEDGED
     }
 
     /// Returns true if the flow was silent for longer than its lifetime.
@@ -144,19 +160,19 @@ impl Flow {
         self.state & state::LEFT != 0 && now_ns.saturating_sub(self.used_ns) < LEFT_NS
     }
 
-    /// Returns the seconds for which a silent flow is kept. They are not shorter than those of the
+    /// Returns the seconds for which a silent flow is kept. A FIN of the client alone does not
+    /// shorten them, because anyone may have sent it. They are not shorter than those of the
     /// conntrack entry that masquerades the flow: the defaults of `nf_conntrack`, and for TCP those
     /// of kube-proxy (`KubeProxyConntrackConfiguration`). A UDP flow that conntrack translates is not
     /// kept longer than its entry there: [`state::REPLIED`] then says that the entry is assured.
     #[inline(always)]
     const fn lifetime_seconds(&self, protocol: Protocol) -> u64 {
-        const CLOSED: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
         let has_replied = self.state & state::REPLIED != 0;
         match protocol {
             Protocol::Udp | Protocol::Sctp if has_replied || self.is_of_node() => 120,
             Protocol::Udp | Protocol::Sctp => 30,
             Protocol::Tcp if self.is_closed() || !has_replied => 120,
-            Protocol::Tcp if self.state & CLOSED != 0 => 3_600,
+            Protocol::Tcp if self.state & state::ENDPOINT_CLOSED != 0 => 3_600,
             Protocol::Tcp => 86_400,
         }
     }
@@ -182,9 +198,18 @@ const TOUCH_NS: u64 = SECOND;
 /// and restore an evicted entry of the opposite direction.
 #[inline(always)]
 pub fn touch(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
-    let changed = observed & !flow.state | flow.state & !observed & state::RESET;
+    let changed = observed & !flow.state | flow.state & !observed & state::UNTIL_NEXT;
     if changed != 0 || flow.needs_touch(now_ns) {
         update_entries(tables, key, flow, observed, now_ns);
+    }
+}
+
+/// Notes that the client sent a SYN on an answered connection, if the last one was answered. The
+/// time of the flow is then the time of the first unanswered SYN.
+#[inline(always)]
+pub fn note_syn(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns: u64) {
+    if flow.state & state::SYN_UNANSWERED == 0 {
+        update_entries(tables, key, flow, state::SYN_UNANSWERED, now_ns);
     }
 }
 
@@ -192,19 +217,30 @@ pub fn touch(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, no
 #[inline(always)]
 pub fn touch_pass_entry(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns: u64) {
     if flow.needs_touch(now_ns) {
-        tables.touch_flow(key, 0, now_ns);
+        tables.touch_flow(key, &flow.tuple(), 0, now_ns);
+    }
+}
+
+/// Restores an evicted entry of the opposite direction, without the delay of [`touch`]. A datagram
+/// to a client may leave through a second link above the first, where only that entry shows that it
+/// was translated just now and is not of the node.
+#[inline(never)]
+pub fn keep_opposite<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) {
+    let opposite = flow.opposite_key(key);
+    if tables.flow(&opposite).is_none() {
+        tables.put_flow(&opposite, &flow.opposite(key));
     }
 }
 
 /// A function call of its own, because few packets need it.
 #[inline(never)]
 fn update_entries<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
-    tables.touch_flow(key, observed, now_ns);
+    tables.touch_flow(key, &flow.tuple(), observed, now_ns);
     if flow.state & state::PASS != 0 {
         return;
     }
     let opposite = flow.opposite_key(key);
-    if !tables.touch_flow(&opposite, observed, now_ns) {
+    if !tables.touch_flow(&opposite, &key.tuple().swapped(), observed, now_ns) {
         let flow = Flow { state: state::after(flow.state, observed), used_ns: now_ns, ..flow.opposite(key) };
         tables.put_flow(&opposite, &flow);
     }

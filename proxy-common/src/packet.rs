@@ -267,7 +267,34 @@ impl Packet {
             Protocol::Udp | Protocol::Sctp => Some(TcpFlags(0)),
         }
     }
+
+    /// Returns the flags of a TCP segment, as [`Self::tcp_flags`], and its acknowledgement number,
+    /// which counts if the flag ACK is set.
+    ///
+    /// The number is no `Option`: LLVM would leave it undefined for other protocols, and the
+    /// verifiers of older kernels do not permit to copy an undefined value.
+    #[inline(always)]
+    pub fn tcp_answer(&self, frame: &impl Frame, protocol: Protocol) -> Option<(TcpFlags, u32)> {
+        match protocol {
+            Protocol::Tcp => {
+                let [a, b, c, d, _, flags, _, _, _, _] = frame.load(self.payload + TCP_ACKNOWLEDGEMENT)?;
+                Some((TcpFlags(flags), u32::from_be_bytes([a, b, c, d])))
+            }
+            Protocol::Udp | Protocol::Sctp => Some((TcpFlags(0), 0)),
+        }
+    }
+
+    /// Returns the sequence number of a TCP segment.
+    #[inline(always)]
+    pub fn tcp_sequence(&self, frame: &impl Frame) -> Option<u32> {
+        frame.load(self.payload + TCP_SEQUENCE).map(u32::from_be_bytes)
+    }
 }
+
+/// The offset of the sequence number in the header of TCP.
+const TCP_SEQUENCE: u32 = 4;
+/// The offset of the acknowledgement number.
+const TCP_ACKNOWLEDGEMENT: u32 = 8;
 
 /// The IP protocol number of ICMP.
 pub const ICMP: u8 = 1;
@@ -310,6 +337,12 @@ impl TcpFlags {
     #[inline(always)]
     pub const fn is_syn_ack(self) -> bool {
         self.0 & (Self::SYN | Self::ACK) == Self::SYN | Self::ACK
+    }
+
+    /// Returns true if the acknowledgement number counts.
+    #[inline(always)]
+    pub const fn has_ack(self) -> bool {
+        self.0 & Self::ACK != 0
     }
 
     /// Returns true if the sender closes its side.

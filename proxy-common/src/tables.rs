@@ -6,6 +6,7 @@ use crate::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, ProgramError, ServiceEvent, ServiceKey, ServiceValue,
     },
+    packet::{TcpFlags, Tuple},
     prefilter::PrefilterBit,
 };
 
@@ -44,13 +45,17 @@ pub trait Tables {
 
     /// Looks up one direction of a flow.
     fn flow(&self, key: &FlowKey) -> Option<Flow>;
+    /// Looks up the reply direction of a flow, and notes the acknowledgement number of a segment with
+    /// these flags.
+    fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow>;
     /// Inserts or replaces one direction of a flow. Returns true if that succeeded.
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
     /// Inserts one direction of a flow unless an entry exists. Returns true if it was inserted.
     fn add_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
     /// Updates state ([`flow_state::after`](crate::layout::flow_state::after)) and time of one
-    /// direction of a flow. Returns true if it exists.
-    fn touch_flow(&self, key: &FlowKey, observed: u32, now_ns: u64) -> bool;
+    /// direction of a flow, unless the entry has other addresses after translation than these.
+    /// Returns true if the entry exists.
+    fn touch_flow(&self, key: &FlowKey, translated: &Tuple, observed: u32, now_ns: u64) -> bool;
     /// Overwrites one direction of a flow that has the same addresses after translation. Returns
     /// true if it exists. The kernel neither allocates nor frees memory.
     fn reuse_flow(&self, key: &FlowKey, flow: &Flow) -> bool;

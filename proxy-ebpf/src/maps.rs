@@ -18,6 +18,7 @@ use proxy_common::{
         ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope, SourceRange,
         TraceEvent, UdpSocket, flow_state, service_slot,
     },
+    packet::{TcpFlags, Tuple},
     prefilter::PrefilterBit,
     tables::Tables,
 };
@@ -223,6 +224,19 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
+    fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow> {
+        let flow = FLOWS.get_ptr_mut(key)?;
+        // SAFETY: the pointer is valid until the program ends. If the kernel gave the element to
+        // another flow meanwhile, a reset of that flow's client may be taken for a forged one.
+        unsafe {
+            if tcp.has_ack() && (*flow).acknowledged != acknowledged {
+                (*flow).acknowledged = acknowledged;
+            }
+            Some(*flow)
+        }
+    }
+
+    #[inline(always)]
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
         self.check_write(FLOWS.insert(key, flow, 0), ProgramError::Flows)
     }
@@ -234,13 +248,19 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
-    fn touch_flow(&self, key: &FlowKey, observed: u32, now_ns: u64) -> bool {
+    fn touch_flow(&self, key: &FlowKey, translated: &Tuple, observed: u32, now_ns: u64) -> bool {
         let Some(flow) = FLOWS.get_ptr_mut(key) else { return false };
         // SAFETY: the pointer is valid until the program ends. If two CPUs write at once, a bit may
-        // be lost. The flow then lives longer than necessary.
+        // be lost. The flow then lives longer than necessary. The kernel may give the element to
+        // another flow at any time, without a grace period. It has other addresses then. Between
+        // the comparison and the writes are a few instructions: in that time, another CPU would
+        // have to evict the element and fill it. Its flow would be kept for a wrong time until its
+        // next packet, but it would not be translated wrongly: the addresses are never written.
         unsafe {
-            (*flow).state = flow_state::after((*flow).state, observed);
-            (*flow).used_ns = now_ns;
+            if (*flow).tuple() == *translated {
+                (*flow).state = flow_state::after((*flow).state, observed);
+                (*flow).used_ns = now_ns;
+            }
         }
         true
     }
@@ -256,7 +276,7 @@ impl<P: EntryPoint> Tables for Kernel<P> {
             (*before).service = flow.service;
             (*before).generation = flow.generation;
             (*before).state = flow.state;
-            (*before).list = flow.list;
+            (*before).acknowledged = flow.acknowledged;
             (*before).used_ns = flow.used_ns;
         }
         true

@@ -120,16 +120,18 @@ map_type! {
         generation: u32,
         /// [`flow_state`].
         state: u32,
-        /// The [`List`](super::List) of the chosen endpoint.
-        list: u32,
+        /// In the entry of the reply direction: the acknowledgement number in the endpoint's last
+        /// segment (TCP).
+        acknowledged: u32,
         /// The time of the last packet, exact to about a second, in nanoseconds of the monotonic
         /// clock.
         used_ns: u64,
     }
 }
 
-/// Bits of [`Flow::state`]. Packets set them. All but [`RESET`](flow_state::RESET) stay for the
-/// life of the flow.
+/// Bits of [`Flow::state`]. Packets set them. All but [`RESET`](flow_state::RESET) and
+/// [`SYN_UNANSWERED`](flow_state::SYN_UNANSWERED) stay for the life of the flow. The upper 16 bits
+/// are the [`List`](super::List) of the chosen endpoint.
 pub mod flow_state {
     /// The endpoint replied.
     pub const REPLIED: u32 = 1;
@@ -137,8 +139,8 @@ pub mod flow_state {
     pub const CLIENT_CLOSED: u32 = 1 << 1;
     /// The endpoint closed its side (TCP).
     pub const ENDPOINT_CLOSED: u32 = 1 << 2;
-    /// One side reset the connection (TCP), and no other segment followed. Both sides ignore a
-    /// reset that is forged or too late.
+    /// The endpoint reset the connection (TCP), or the client did with the sequence number that the
+    /// endpoint expects. No other segment followed. The endpoint ignores a reset that is too late.
     pub const RESET: u32 = 1 << 3;
     /// Packets of the original direction are masqueraded.
     pub const MASQUERADE: u32 = 1 << 4;
@@ -155,10 +157,37 @@ pub mod flow_state {
     /// replaces the entry by one that names service and endpoint.
     pub const LEFT: u32 = 1 << 7;
 
+    /// The client sent a SYN on an answered connection (TCP), and no other segment followed. An
+    /// endpoint that has the connection answers with a challenge ACK (RFC 9293, section
+    /// 3.10.7.4).
+    pub const SYN_UNANSWERED: u32 = 1 << 8;
+    /// The bits that a packet removes unless it sets them.
+    pub const UNTIL_NEXT: u32 = RESET | SYN_UNANSWERED;
+
+    const LIST_SHIFT: u32 = 16;
+
+    /// Returns the bits for the number of a [`List`](super::super::List).
+    #[inline(always)]
+    pub const fn of_list(list: u32) -> u32 {
+        list << LIST_SHIFT
+    }
+
+    /// Returns the bits that packets set.
+    #[inline(always)]
+    pub const fn observed(state: u32) -> u32 {
+        state & ((1 << LIST_SHIFT) - 1)
+    }
+
+    /// Returns the number of the list.
+    #[inline(always)]
+    pub const fn list(state: u32) -> u32 {
+        state >> LIST_SHIFT
+    }
+
     /// Returns the state after a packet that sets these bits.
     #[inline(always)]
     pub const fn after(state: u32, observed: u32) -> u32 {
-        state & !RESET | observed
+        state & !UNTIL_NEXT | observed
     }
 }
 

@@ -32,9 +32,9 @@ pub(super) fn transport<F: Frame, T: Tables>(
     protocol: Protocol,
     ports: [u16; 2],
 ) -> Outcome {
-    let Some(tcp) = packet.tcp_flags(frame, protocol) else { return malformed(tables) };
+    let Some((tcp, acknowledged)) = packet.tcp_answer(frame, protocol) else { return malformed(tables) };
     let key = FlowKey::new(Direction::Reply, protocol, packet.tuple(ports));
-    let Some(flow) = tables.flow(&key) else {
+    let Some(flow) = tables.answered_flow(&key, tcp, acknowledged) else {
         if !protocol.is_connection_oriented() {
             add_pass_entry(tables, &key.tuple());
         } else if is_settling(tables, tables.now_ns()) {
@@ -48,6 +48,9 @@ pub(super) fn transport<F: Frame, T: Tables>(
         return Outcome::Proceed;
     }
     flow::touch(tables, &key, &flow, observed_state(Direction::Reply, tcp), tables.now_ns());
+    if !protocol.is_connection_oriented() {
+        flow::keep_opposite(tables, &key, &flow);
+    }
     translate(frame, tables, packet, protocol, (&key, &flow))
 }
 
@@ -90,8 +93,7 @@ fn add_pass_entry<T: Tables>(tables: &T, tuple: &Tuple) {
         _ => {
             let (source, destination) = (replies.source, replies.destination);
             let state = flow_state::PASS;
-            let flow =
-                Flow { source, destination, service: 0, generation: 0, state, list: 0, used_ns: now_ns };
+            let flow = Flow { source, destination, state, used_ns: now_ns, ..Flow::NONE };
             tables.put_flow(&key, &flow);
         }
     }

@@ -8,10 +8,10 @@ use crate::{
     layout::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, ProgramError, ServiceCounts, ServiceEvent, ServiceKey,
-        ServiceValue, flow_state,
+        ServiceValue, SocketScope, flow_state,
     },
     link::{self, Outcome},
-    packet::Frame as _,
+    packet::{Frame as _, TcpFlags, Tuple},
     prefilter::PrefilterBit,
     tables::Tables,
 };
@@ -135,6 +135,15 @@ impl Tables for MemoryMaps {
         self.state.borrow().flows.get(key).copied()
     }
 
+    fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow> {
+        let mut state = self.state.borrow_mut();
+        let flow = state.flows.get_mut(key)?;
+        if tcp.has_ack() {
+            flow.acknowledged = acknowledged;
+        }
+        Some(*flow)
+    }
+
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
         self.state.borrow_mut().flows.insert(*key, *flow);
         true
@@ -144,11 +153,13 @@ impl Tables for MemoryMaps {
         self.flow(key).is_none() && self.put_flow(key, flow)
     }
 
-    fn touch_flow(&self, key: &FlowKey, observed: u32, now_ns: u64) -> bool {
+    fn touch_flow(&self, key: &FlowKey, translated: &Tuple, observed: u32, now_ns: u64) -> bool {
         let mut state = self.state.borrow_mut();
         let Some(flow) = state.flows.get_mut(key) else { return false };
-        flow.state = flow_state::after(flow.state, observed);
-        flow.used_ns = now_ns;
+        if flow.tuple() == *translated {
+            flow.state = flow_state::after(flow.state, observed);
+            flow.used_ns = now_ns;
+        }
         true
     }
 

@@ -34,6 +34,8 @@ pub struct TestPacket {
     pub extensions: Vec<Extension>,
     /// The fragment to send. `None` sends the whole packet.
     pub fragment: Option<FragmentRange>,
+    /// The TCP sequence number.
+    pub sequence: u32,
     /// Replaces the correct transport checksum.
     pub checksum: Option<[u8; 2]>,
 }
@@ -119,6 +121,7 @@ impl TestPacket {
             options: Vec::new(),
             extensions: Vec::new(),
             fragment: None,
+            sequence: 7,
             checksum: None,
         }
     }
@@ -161,6 +164,13 @@ impl TestPacket {
     #[must_use]
     pub fn fragment(self, id: u32, bytes: Range<usize>) -> Self {
         Self { fragment: Some(FragmentRange { id, bytes }), ..self }
+    }
+
+    /// Returns the packet with another TCP sequence number. The acknowledgement number of all
+    /// packets is 0, so an endpoint expects a number that is not much higher.
+    #[must_use]
+    pub fn sequence(self, sequence: u32) -> Self {
+        Self { sequence, ..self }
     }
 
     /// Returns the packet with other TCP flags.
@@ -278,7 +288,7 @@ impl TestPacket {
     }
 
     fn tcp_segment(&self, TcpFlags(flags): TcpFlags, data: &[u8]) -> Vec<u8> {
-        let mut header = TcpHeader::new(self.from.port(), self.to.port(), 7, 65_535);
+        let mut header = TcpHeader::new(self.from.port(), self.to.port(), self.sequence, 65_535);
         [header.fin, header.syn, header.rst, header.psh, header.ack] =
             [0, 1, 2, 3, 4].map(|bit| flags & (1 << bit) != 0);
         header.checksum = match (self.from.ip(), self.to.ip()) {

@@ -31,7 +31,7 @@ fn flow(client_port: u16, used_ns: u64) -> (FlowKey, Flow) {
     let key = FlowKey { source, destination, proto: UDP, direction: Direction::Original as u8, zero: 0 };
     let destination = Endpoint::new(Addr::from_v4([10, 244, 1, 11]), 53);
     let state = flow_state::REPLIED;
-    (key, Flow { source, destination, service: 1, generation: 1, state, list: 0, used_ns })
+    (key, Flow { source, destination, service: 1, generation: 1, state, acknowledged: 0, used_ns })
 }
 
 fn now_ns() -> u64 {

@@ -58,9 +58,10 @@ pub(super) fn classify<F: Frame, T: Tables>(
 
 /// Returns true if the packet belongs to the flow of its entry, and the flow goes on.
 ///
-/// A TCP connection keeps its endpoint, even if the Service changes or goes. A SYN on a connection
-/// in use changes nothing: it is an old duplicate or forged, or the endpoint answers it with a
-/// challenge ACK (RFC 9293, section 3.10.7.4). [`classify_new`] decides whether any other SYN is a
+/// A TCP connection keeps its endpoint, even if the Service changes or goes. So does a SYN on a
+/// connection that the endpoint may have: anyone may have sent it, and the endpoint answers with a
+/// challenge ACK (RFC 9293, section 3.10.7.4). If the client indeed lost the connection, it resets
+/// it then, and its next SYN opens a new one. [`classify_new`] decides whether any other SYN is a
 /// retransmission or opens a new connection.
 #[inline(always)]
 fn is_existing(tables: &impl Tables, incoming: &ClientPacket) -> bool {
@@ -68,7 +69,7 @@ fn is_existing(tables: &impl Tables, incoming: &ClientPacket) -> bool {
     if flow.is_none() {
         false
     } else if protocol.is_connection_oriented() {
-        !tcp.is_syn() || flow.is_in_use(*now_ns)
+        !tcp.is_syn() || flow.may_be_alive(*now_ns)
     } else if flow.state & flow_state::LEFT != 0 {
         flow.is_left(*now_ns)
     } else {
@@ -104,7 +105,8 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
     if let Verdict::Translate(slots) = verdict
         && can_reuse_entries(incoming, &service, slots)
     {
-        incoming.flow.state = masquerade_state(&service, is_local, source, incoming.flow.destination);
+        incoming.flow.state = masquerade_state(&service, is_local, source, incoming.flow.destination)
+            | flow_state::of_list(slots.list);
         incoming.flow.used_ns = incoming.now_ns;
         return Classification::Reused;
     }
@@ -121,18 +123,24 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
         return Classification::Retry;
     };
     incoming.flow = Flow {
-        source: incoming.key.source,
+        source: source_after_translation(tables, incoming),
         destination: endpoint,
         service: service.service,
         generation: service.generation,
-        state: masquerade_state(&service, is_local, source, endpoint),
-        list: slots.list,
+        state: masquerade_state(&service, is_local, source, endpoint) | flow_state::of_list(slots.list),
+        acknowledged: 0,
         used_ns: incoming.now_ns,
     };
-    if tables.is_exempt_source(&incoming.key.source.addr) {
-        incoming.flow.source.port = entries::port_apart(incoming.key.source.port);
-    }
     Classification::New
+}
+
+/// Returns the source of a new flow. Netfilter masquerades it later if necessary.
+#[inline(always)]
+fn source_after_translation(tables: &impl Tables, incoming: &ClientPacket) -> Endpoint {
+    let source = incoming.key.source;
+    let is_exempt = tables.is_exempt_source(&incoming.key.source.addr);
+    let port = if is_exempt { entries::port_apart(source.port) } else { source.port };
+    Endpoint { port, ..source }
 }
 
 /// Rejects a packet because the endpoints of its Service changed during each read.
@@ -171,7 +179,8 @@ fn can_reuse_entries(incoming: &ClientPacket, service: &ServiceValue, slots: Slo
     protocol.is_connection_oriented()
         && flow.is_finished()
         && service.affinity_seconds == 0
-        && (service.service, service.generation, slots.list) == (flow.service, flow.generation, flow.list)
+        && (service.service, service.generation) == (flow.service, flow.generation)
+        && slots.list == flow_state::list(flow.state)
 }
 
 /// Classifies a segment of an unknown connection: the node restarted, or the flow was silent for

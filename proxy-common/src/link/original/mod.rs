@@ -57,9 +57,9 @@ pub(super) fn transport<F: Frame, T: Tables>(
             if flow.state & flow_state::LEFT != 0 {
                 return Outcome::Proceed;
             }
-            // SYNs do not refresh an answered flow. If a client lost its connection and retries,
-            // the flow falls silent and the next SYN begins a new one.
-            if !tcp.is_syn() || flow.state & flow_state::REPLIED == 0 {
+            if tcp.is_syn() && flow.state & flow_state::REPLIED != 0 {
+                flow::note_syn(tables, key, flow, *now_ns);
+            } else if !tcp.has_rst() || is_acceptable_reset(frame, tables, packet, &incoming) {
                 flow::touch(tables, key, flow, observed_state(Direction::Original, tcp), *now_ns);
             }
         }
@@ -83,6 +83,23 @@ pub(super) fn transport<F: Frame, T: Tables>(
         return Outcome::Proceed;
     }
     translate(frame, tables, packet, &incoming)
+}
+
+/// Returns true if a reset of the client changes the state of its connection. One that anybody may
+/// have sent passes, and the endpoint ignores it or answers it.
+#[inline(never)]
+fn is_acceptable_reset<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    incoming: &ClientPacket,
+) -> bool {
+    let ClientPacket { key, flow, .. } = incoming;
+    if flow.state & flow_state::REPLIED == 0 {
+        return true;
+    }
+    let Some(sequence) = packet.tcp_sequence(frame) else { return false };
+    tables.flow(&flow.opposite_key(key)).is_some_and(|reply| reply.is_next(sequence))
 }
 
 #[inline(always)]

@@ -7,7 +7,7 @@ use crate::{
     Protocol::Tcp,
     layout::{Counter, Direction, flags, flow_state as state},
     packet::TcpFlags,
-    testing::TestNode,
+    testing::{TestNode, TestPacket},
 };
 
 fn reply_of_a_connection_has_the_vip_as_source(node: &mut TestNode<'_>) {
@@ -86,7 +86,7 @@ fn segments_update_the_state_of_both_entries(node: &mut TestNode<'_>) {
             [(Direction::Original, &fixture.first), (Direction::Reply, &fixture.reply())]
         {
             let flow = node.flow(direction, packet).expect("a flow");
-            assert_eq!(flow.state, expected, "{direction:?} after {flags:?}");
+            assert_eq!(state::observed(flow.state), expected, "{direction:?} after {flags:?}");
         }
     }
 }
@@ -101,7 +101,7 @@ fn syn_after_both_sides_closed_opens_a_new_connection(node: &mut TestNode<'_>) {
     node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
     assert_eq!(node.counter(Counter::FlowsBegun), 2);
     let flow = node.flow(Direction::Reply, &fixture.reply()).expect("a flow");
-    assert_eq!(flow.state, 0, "the new connection has no state yet");
+    assert_eq!(state::observed(flow.state), 0, "the new connection has no state yet");
 }
 
 /// Establishes a connection with one of 64 endpoints, and returns it.
@@ -167,7 +167,7 @@ fn reused_client_port_works_after_one_entry_was_evicted(node: &mut TestNode<'_>)
         let endpoint = addr(endpoint.ip(), flow.destination.port);
         let reply = fixture.reply_from(endpoint);
         node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
-        assert_eq!(flow.state, 0);
+        assert_eq!(state::observed(flow.state), 0);
     }
 }
 
@@ -253,6 +253,73 @@ fn forged_reset_does_not_shorten_a_connection(node: &mut TestNode<'_>) {
     );
 }
 
+/// Resets that anyone can send: without the sequence number that the endpoint expects.
+fn forged_resets(fixture: &Fixture) -> [TestPacket; 3] {
+    [1 << 16, 1 << 31, u32::MAX]
+        .map(|sequence| fixture.first.clone().flags(TcpFlags::RST_ALONE).sequence(sequence))
+}
+
+fn reset_with_another_sequence_number_passes_and_changes_nothing(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    let before = node.flow(Direction::Original, &fixture.first).expect("a flow");
+    for reset in forged_resets(&fixture) {
+        node.ingress(&reset).becomes(&reset.clone().to(fixture.endpoint));
+    }
+    assert_eq!(node.flow(Direction::Original, &fixture.first), Some(before));
+    assert!(!before.is_expired(Tcp, before.used_ns + 80_000_000_000_000), "{before:?}");
+}
+
+fn forged_reset_and_syns_do_not_move_a_connection(node: &mut TestNode<'_>) {
+    for silence_seconds in [0, 100, 50_000] {
+        let fixture = Fixture::new(node, Tcp);
+        fixture.establish(node);
+        let other = addr(node.ip.other_pod, 8080);
+        node.put_service(&fixture.service.clone().with_endpoints(&[other]));
+        node.wait(silence_seconds);
+        for reset in forged_resets(&fixture) {
+            node.ingress(&reset);
+        }
+        for sequence in [1, 1 << 31] {
+            let syn = fixture.first.clone().sequence(sequence);
+            node.ingress(&syn).becomes(&syn.clone().to(fixture.endpoint));
+            // The endpoint challenges it.
+            let challenge = fixture.reply().flags(TcpFlags::ACK_ALONE);
+            node.egress(&challenge).becomes(&challenge.clone().from(fixture.vip));
+            node.wait(10);
+        }
+        node.ingress(&fixture.next()).becomes(&fixture.next().to(fixture.endpoint));
+        let reply = fixture.reply().flags(TcpFlags::ACK_ALONE);
+        node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
+        node.egress(&fixture.reply().flags(TcpFlags::RST_ALONE));
+    }
+}
+
+fn client_that_lost_its_connection_gets_another_endpoint_if_the_old_one_is_gone(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    let other = addr(node.ip.other_pod, 8080);
+    node.put_service(&fixture.service.clone().with_endpoints(&[other]));
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+    node.wait(1);
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+    node.wait(2);
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(other));
+    let reply = fixture.reply_from(other);
+    node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
+}
+
+fn fin_of_the_client_alone_does_not_shorten_a_connection(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    node.ingress(&fixture.first.clone().flags(TcpFlags::FIN_ACK));
+    let flow = node.flow(Direction::Original, &fixture.first).expect("a flow");
+    assert!(!flow.is_expired(Tcp, flow.used_ns + 80_000_000_000_000), "{flow:?}");
+    node.egress(&fixture.reply().flags(TcpFlags::FIN_ACK));
+    let flow = node.flow(Direction::Original, &fixture.first).expect("a flow");
+    assert!(flow.is_expired(Tcp, flow.used_ns + 121_000_000_000), "{flow:?}");
+}
+
 fn held_flow_drops_packets_until_the_hold_expires(node: &mut TestNode<'_>) {
     let fixture = Fixture::new(node, Tcp);
     fixture.establish(node);
@@ -267,6 +334,10 @@ fn held_flow_drops_packets_until_the_hold_expires(node: &mut TestNode<'_>) {
 
 super::scenarios! {
     syn_on_a_live_connection_keeps_its_endpoint,
+    reset_with_another_sequence_number_passes_and_changes_nothing,
+    forged_reset_and_syns_do_not_move_a_connection,
+    client_that_lost_its_connection_gets_another_endpoint_if_the_old_one_is_gone,
+    fin_of_the_client_alone_does_not_shorten_a_connection,
     forged_reset_does_not_shorten_a_connection,
     reply_of_a_connection_has_the_vip_as_source,
     connection_keeps_its_endpoint_when_the_service_changes_or_goes,

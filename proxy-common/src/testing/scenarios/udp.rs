@@ -15,7 +15,7 @@ fn reply_to_a_datagram_has_the_vip_as_source(node: &mut TestNode<'_>) {
     node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
     assert_eq!((node.counter(Counter::FlowsBegun), node.flow_count()), (1, 2));
     let flow = node.flow(Direction::Original, &fixture.first).expect("a flow");
-    assert_eq!(flow.state, state::REPLIED);
+    assert_eq!(state::observed(flow.state), state::REPLIED);
 }
 
 fn datagrams_keep_a_serving_endpoint(node: &mut TestNode<'_>) {
@@ -88,7 +88,7 @@ fn evicted_entry_returns_with_a_datagram_of_the_opposite_direction(node: &mut Te
     node.evict_flow(Direction::Original, &fixture.first);
     node.egress(&fixture.reply()).becomes(&fixture.reply().from(fixture.vip));
     let flow = node.flow(Direction::Original, &fixture.first).expect("a new entry");
-    assert_eq!(flow.state, state::REPLIED);
+    assert_eq!(state::observed(flow.state), state::REPLIED);
 }
 
 /// Returns a query of the node to a server elsewhere. Its source port is a node port.
@@ -152,6 +152,16 @@ fn flow_of_a_client_is_not_taken_for_one_of_the_node(node: &mut TestNode<'_>) {
     fixture.establish(node);
     // The translated reply leaves through a second link above the first.
     let reply = fixture.reply().from(fixture.vip);
+    node.egress(&reply).is_left_alone();
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+}
+
+fn flow_of_a_client_is_not_taken_for_one_of_the_node_after_its_eviction(node: &mut TestNode<'_>) {
+    let (fixture, _) = query_from_a_node_port(node);
+    fixture.establish(node);
+    node.evict_flow(Direction::Original, &fixture.first);
+    let reply = fixture.reply().from(fixture.vip);
+    node.egress(&fixture.reply()).becomes(&reply);
     node.egress(&reply).is_left_alone();
     node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
 }
@@ -230,5 +240,6 @@ super::scenarios! {
     replies_to_a_load_balancer_address_of_the_node_are_left_alone,
     replies_to_connections_of_the_node_are_left_alone,
     flow_of_a_client_is_not_taken_for_one_of_the_node,
+    flow_of_a_client_is_not_taken_for_one_of_the_node_after_its_eviction,
     only_datagrams_from_a_vip_get_a_pass_entry,
 }
