@@ -32,7 +32,7 @@ pub trait Tables {
     /// [`LocalDetection::Link`](crate::layout::LocalDetection).
     fn is_local_link(&self, link: u32) -> bool;
     /// Returns true for the address of a pod in one of the network namespaces that the socket
-    /// programs leave alone ([`SocketScope`](crate::layout::SocketScope)).
+    /// programs leave alone ([`SocketScope`](crate::layout::SocketScope)), or left alone.
     fn is_exempt_source(&self, address: &Addr) -> bool;
     /// Returns the facts about the node.
     fn node(&self) -> Option<NodeValue>;

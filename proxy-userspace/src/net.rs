@@ -109,7 +109,8 @@ pub struct NodeFacts {
     pub link_path: LinkPath,
     /// The sockets that are served.
     pub socket_scope: SocketScope,
-    /// The addresses of the pods that redirect their own packets, whose sockets are not served.
+    /// The addresses of the pods that redirect their own packets, or did. Their sockets are not
+    /// served meanwhile.
     pub exempt_addresses: BTreeSet<IpAddr>,
 }
 

@@ -206,12 +206,7 @@ mod tests {
         let host_name = host_name.map(Into::into);
         (
             NetnsInode(inode),
-            ExemptNamespace {
-                cookie: Some(NetnsCookie(inode)),
-                addresses: [].into(),
-                host_name,
-                path: path.into(),
-            },
+            ExemptNamespace { cookie: Some(NetnsCookie(inode)), host_name, path: path.into() },
         )
     }
 

@@ -12,7 +12,7 @@ use proxy_userspace::{
     kernel::{
         self,
         command::Launcher,
-        redirecting_pods::{self, ExemptNamespaces},
+        redirecting_pods::{self, ExemptNamespaces, RedirectingPods},
     },
     link_path,
     mode::{BackstopPolicy, LinksPath, SocketsScope},
@@ -150,7 +150,7 @@ async fn forward_possible(
     }
 }
 
-/// Which sockets are served, and the addresses of pods whose sockets are not.
+/// Which sockets are served, and the addresses of pods whose sockets are not or were not.
 #[derive(Clone)]
 struct ServedSockets {
     scope: SocketScope,
@@ -212,10 +212,11 @@ fn follow_redirecting_pods(scope: ReportedScope, tasks: &mut Tasks) {
 }
 
 /// Leaves the sockets of namespaces that redirect alone, and reports their number and names.
-async fn exempt(mut namespaces: watch::Receiver<Option<ExemptNamespaces>>, scope: &ReportedScope) {
+async fn exempt(mut redirecting: watch::Receiver<Option<RedirectingPods>>, scope: &ReportedScope) {
     let Outputs { metrics, status, .. } = &scope.outputs;
-    while namespaces.changed().await.is_ok() {
-        let Some(now) = namespaces.borrow_and_update().clone() else { continue };
+    while redirecting.changed().await.is_ok() {
+        let Some(pods) = redirecting.borrow_and_update().clone() else { continue };
+        let RedirectingPods { namespaces: now, addresses } = pods;
         let known = status.set_exempt_namespaces(now.clone());
         for namespace in now.iter().filter(|(inode, _)| !known.contains_key(inode)).map(|(_, new)| new) {
             tracing::info!(%namespace, "this pod redirects its own packets: its sockets are left alone, and its links served");
@@ -225,7 +226,6 @@ async fn exempt(mut namespaces: watch::Receiver<Option<ExemptNamespaces>>, scope
         }
         metrics.set_exempt_namespaces(now.len());
         let (served, why) = scope_without(&now);
-        let addresses = now.values().flat_map(|namespace| &namespace.addresses).copied().collect();
         scope.set(served, why.map(Into::into), addresses);
     }
 }

@@ -265,7 +265,10 @@ proptest! {
             state.record(step);
         }
         let (scope, exempt) = match &after.node.socket_scope {
-            SocketScope::All => (layout::SocketScope::All, BTreeSet::new()),
+            SocketScope::All if after.node.exempt_addresses.is_empty() => {
+                (layout::SocketScope::All, BTreeSet::new())
+            }
+            SocketScope::All => (layout::SocketScope::NotExempt, BTreeSet::new()),
             SocketScope::Node => (layout::SocketScope::Node, BTreeSet::new()),
             SocketScope::AllBut(exempt) => (layout::SocketScope::NotExempt, exempt.clone()),
         };

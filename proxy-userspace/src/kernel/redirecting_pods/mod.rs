@@ -49,9 +49,6 @@ pub struct NetnsInode(pub u64);
 pub struct ExemptNamespace {
     /// The number that eBPF programs see. `None` on kernels before 5.14.
     pub cookie: Option<NetnsCookie>,
-    /// The addresses inside, without loopback and IPv6 link-local addresses. They are read again within
-    /// eight seconds.
-    pub addresses: BTreeSet<IpAddr>,
     /// The host name inside, which is the pod's name. `None` if no process of the pod is visible in
     /// /proc, because shunt has a PID namespace of its own.
     pub host_name: Option<String>,
@@ -72,13 +69,24 @@ impl fmt::Display for ExemptNamespace {
 /// All network namespaces that redirect their own outgoing packets, except that of this process.
 pub type ExemptNamespaces = BTreeMap<NetnsInode, ExemptNamespace>;
 
+/// What is known about pods that redirect their own outgoing packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RedirectingPods {
+    /// The namespaces that redirect.
+    pub namespaces: ExemptNamespaces,
+    /// The addresses in these namespaces, and in those that redirected before, without loopback and
+    /// IPv6 link-local addresses. While a namespace redirects, they are read again within eight
+    /// seconds.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
 /// Sends the namespaces that redirect after they were checked for the first time, and after every
 /// change. Returns when all receivers are gone.
 ///
 /// Needs `CAP_SYS_ADMIN` to enter the namespaces, and returns [`KernelError::NoSysAdmin`] without
 /// it. Keeps up to five file descriptors for each namespace of the node. A namespace that cannot be
 /// checked for another reason is logged once, and checked again twice a second.
-pub async fn report(to: watch::Sender<Option<ExemptNamespaces>>) -> Result<(), KernelError> {
+pub async fn report(to: watch::Sender<Option<RedirectingPods>>) -> Result<(), KernelError> {
     if !capabilities::is_held(SYS_ADMIN)? {
         return Err(KernelError::NoSysAdmin);
     }

@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::{ExemptNamespace, ExemptNamespaces, report, watcher::Watcher};
+use super::{ExemptNamespace, ExemptNamespaces, RedirectingPods, report, watcher::Watcher};
 use crate::kernel::command::{Command, Launcher};
 
 /// A wait that is this long has failed.
@@ -45,7 +45,7 @@ impl Namespace {
 
     fn is_exempt(&self, watcher: &mut Watcher) -> bool {
         watcher.check_all().expect("root may enter all namespaces");
-        self.find(&watcher.exempt()).is_some()
+        self.find(&watcher.redirecting().namespaces).is_some()
     }
 }
 
@@ -105,8 +105,11 @@ fn the_addresses_of_a_namespace_that_redirects_are_known() {
     namespace.run("nft add rule ip mesh out tcp dport 80 redirect to :8081");
     let mut watcher = Watcher::new().expect("it opens");
     assert!(namespace.is_exempt(&mut watcher));
-    let found = namespace.find(&watcher.exempt()).expect("it is exempt").addresses;
-    assert_eq!(found, ["10.1.2.3", "fd01::3"].map(|ip| ip.parse().expect("an address")).into());
+    let expected = ["10.1.2.3", "fd01::3"].map(|ip| ip.parse().expect("an address"));
+    assert!(watcher.redirecting().addresses.is_superset(&expected.into()));
+    namespace.run("nft delete table ip mesh");
+    assert!(!namespace.is_exempt(&mut watcher));
+    assert!(watcher.redirecting().addresses.is_superset(&expected.into()), "flows of it may begin later");
 }
 
 #[test]
@@ -189,8 +192,8 @@ fn asking_does_not_create_legacy_tables() {
 }
 
 /// Waits until the watcher reports a value that `is` accepts.
-async fn wait(from: &mut watch::Receiver<Option<ExemptNamespaces>>, is: impl Fn(&ExemptNamespaces) -> bool) {
-    let found = from.wait_for(|value| value.as_ref().is_some_and(&is));
+async fn wait(from: &mut watch::Receiver<Option<RedirectingPods>>, is: impl Fn(&ExemptNamespaces) -> bool) {
+    let found = from.wait_for(|value| value.as_ref().is_some_and(|pods| is(&pods.namespaces)));
     tokio::time::timeout(LIMIT, found).await.expect("it is reported").expect("the watcher runs");
 }
 
@@ -210,7 +213,7 @@ async fn changes_are_reported_until_nobody_listens() {
     let late = Namespace::new("late");
     late.run("iptables-nft -t nat -A OUTPUT -p tcp --dport 80 -j REDIRECT --to-ports 8081");
     wait(&mut from, |exempt| late.find(exempt).is_some()).await;
-    let exempt = from.borrow().as_ref().and_then(|exempt| late.find(exempt)).expect("it was there");
+    let exempt = from.borrow().as_ref().and_then(|pods| late.find(&pods.namespaces)).expect("it was there");
     assert!(exempt.to_string().contains(&late.0) && exempt.cookie.is_some(), "{exempt:?}");
 
     let path = namespace.path();
@@ -239,7 +242,7 @@ async fn a_namespace_of_a_process_has_the_host_name_of_the_process() {
     let text = from
         .borrow()
         .iter()
-        .flat_map(ExemptNamespaces::values)
+        .flat_map(|pods| pods.namespaces.values())
         .find(|pod| is_pod(pod))
         .map(ToString::to_string);
     let text = text.expect("it was there");

@@ -35,7 +35,7 @@ pub(super) struct Watched {
     redirects: Redirects,
 }
 
-/// The addresses in a namespace that redirects.
+/// The addresses in a namespace that redirects, or did.
 #[derive(Debug, Default)]
 struct Addresses {
     addresses: BTreeSet<IpAddr>,
@@ -140,9 +140,13 @@ impl Watched {
         self.redirects().then(|| ExemptNamespace {
             cookie: self.cookie,
             host_name: self.host_name.clone(),
-            addresses: self.addresses.addresses.clone(),
             path: self.path.clone(),
         })
+    }
+
+    /// Returns the addresses inside, if this namespace redirects or did.
+    pub(super) const fn addresses(&self) -> &BTreeSet<IpAddr> {
+        &self.addresses.addresses
     }
 
     const fn redirects(&self) -> bool {

@@ -16,7 +16,7 @@ use nix::{
 use tokio::sync::watch;
 
 use super::{
-    ExemptNamespaces, NetnsInode,
+    NetnsInode, RedirectingPods,
     legacy::loaded_families,
     namespaces::{DIRECTORIES, Finder},
     watched::Watched,
@@ -75,7 +75,7 @@ impl Watcher {
     /// `is_over` returns true.
     pub(super) fn run(
         &mut self,
-        to: &watch::Sender<Option<ExemptNamespaces>>,
+        to: &watch::Sender<Option<RedirectingPods>>,
         is_over: impl Fn() -> bool,
     ) -> Result<(), KernelError> {
         while !is_over() {
@@ -136,20 +136,24 @@ impl Watcher {
         Ok(())
     }
 
-    /// Returns the namespaces that redirect, as they were at the last check.
-    pub(super) fn exempt(&self) -> ExemptNamespaces {
-        self.watched.iter().filter_map(|(inode, watched)| Some((*inode, watched.exempt()?))).collect()
+    /// Returns the pods that redirect, as they were at the last check.
+    pub(super) fn redirecting(&self) -> RedirectingPods {
+        let watched = || self.watched.iter();
+        RedirectingPods {
+            namespaces: watched().filter_map(|(inode, watched)| Some((*inode, watched.exempt()?))).collect(),
+            addresses: watched().flat_map(|(_, watched)| watched.addresses()).copied().collect(),
+        }
     }
 
-    fn send(&mut self, to: &watch::Sender<Option<ExemptNamespaces>>) {
+    fn send(&mut self, to: &watch::Sender<Option<RedirectingPods>>) {
         for watched in self.watched.values_mut() {
             watched.find_host_name(&self.finder);
         }
-        let exempt = self.exempt();
+        let redirecting = self.redirecting();
         to.send_if_modified(|current| {
-            let differs = current.as_ref() != Some(&exempt);
+            let differs = current.as_ref() != Some(&redirecting);
             if differs {
-                *current = Some(exempt);
+                *current = Some(redirecting);
             }
             differs
         });

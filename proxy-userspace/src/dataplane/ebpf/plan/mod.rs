@@ -179,7 +179,7 @@ impl<'a> Planner<'a> {
         let (state, node) = (self.state, self.node);
         let sources = node.exempt_addresses.iter().map(|address| Addr::from(*address)).collect();
         self.difference(&state.exempt_sources, &sources, MapEntry::ExemptSource);
-        let (scope, exempt) = translate::socket_scope(&node.socket_scope);
+        let (scope, exempt) = translate::socket_scope(node);
         self.difference(&state.exempt_netns, exempt, MapEntry::ExemptNetns);
         let differs = state.socket_scope != scope as u16;
         self.phases.additions.extend(differs.then_some(Step::SetSocketScope(scope)));

@@ -38,7 +38,8 @@ pub enum MapEntry {
     /// The socket programs leave this network namespace alone, with
     /// [`SocketScope::NotExempt`](proxy_common::layout::SocketScope).
     ExemptNetns(NetnsCookie),
-    /// The pod with this address is in a network namespace that the socket programs leave alone.
+    /// The pod with this address is in a network namespace that the socket programs leave alone, or
+    /// left alone.
     ExemptSource(Addr),
 }
 

@@ -17,11 +17,13 @@ use crate::{
     net::NetnsCookie,
 };
 
-/// Returns which sockets the programs serve, and the namespaces that they leave alone.
-pub(crate) fn socket_scope(scope: &SocketScope) -> (layout::SocketScope, &BTreeSet<NetnsCookie>) {
+/// Returns which sockets the programs serve, and the namespaces that they leave alone. The scope
+/// `All` says that no pod was ever exempt.
+pub(crate) fn socket_scope(node: &NodeView) -> (layout::SocketScope, &BTreeSet<NetnsCookie>) {
     static NONE: BTreeSet<NetnsCookie> = BTreeSet::new();
-    match scope {
-        SocketScope::All => (layout::SocketScope::All, &NONE),
+    match &node.socket_scope {
+        SocketScope::All if node.exempt_addresses.is_empty() => (layout::SocketScope::All, &NONE),
+        SocketScope::All => (layout::SocketScope::NotExempt, &NONE),
         SocketScope::Node => (layout::SocketScope::Node, &NONE),
         SocketScope::AllBut(exempt) => (layout::SocketScope::NotExempt, exempt),
     }
