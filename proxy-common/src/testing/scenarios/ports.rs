@@ -56,12 +56,17 @@ fn two_clients_with_the_same_port_have_separate_flows(node: &mut TestNode<'_>) {
     }
 }
 
+/// Makes the client a pod whose sockets are left alone.
+fn exempt_client(node: &mut TestNode<'_>) {
+    node.config.exempt_sources.insert(node.ip.client.into());
+    node.config.node.socket_scope = SocketScope::NotExempt as u16;
+    node.write_maps();
+}
+
 fn pod_that_is_exempt_may_connect_directly_from_the_port_of_a_flow(node: &mut TestNode<'_>) {
     for protocol in PROTOCOLS {
         let fixture = Fixture::new(node, protocol);
-        node.config.exempt_sources.insert(node.ip.client.into());
-        node.config.node.socket_scope = SocketScope::NotExempt as u16;
-        node.write_maps();
+        exempt_client(node);
         let flow_source = addr(node.ip.client, fixture.first.from.port() - 31_744);
         node.ingress(&fixture.first).becomes(&fixture.first.clone().from(flow_source).to(fixture.endpoint));
         let direct = fixture.first.clone().to(fixture.endpoint);
@@ -77,9 +82,7 @@ fn pod_that_is_exempt_may_connect_directly_from_the_port_of_a_flow(node: &mut Te
 fn port_that_an_exempt_pod_chose_itself_stays(node: &mut TestNode<'_>) {
     for protocol in PROTOCOLS {
         let fixture = Fixture::new(node, protocol);
-        node.config.exempt_sources.insert(node.ip.client.into());
-        node.config.node.socket_scope = SocketScope::NotExempt as u16;
-        node.write_maps();
+        exempt_client(node);
         let packet = fixture.first.clone().from(addr(node.ip.client, 5_060));
         node.ingress(&packet).becomes(&packet.clone().to(fixture.endpoint));
         node.remove_service(&fixture.service);
