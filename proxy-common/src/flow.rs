@@ -16,6 +16,9 @@ const HELD_NS: u64 = 10 * SECOND;
 /// more, and cannot be reached. The client sends the third SYN after three seconds (RFC 6298).
 const CHALLENGE_NS: u64 = 5 * SECOND / 2;
 
+/// After this silence, a SYN on a TCP connection with [`state::PASS`] begins a new one.
+const PASSED_NS: u64 = 60 * SECOND;
+
 /// How long a flow with [`state::LEFT`] passes. Userspace lists conntrack's flows meanwhile.
 const LEFT_NS: u64 = 10 * SECOND;
 
@@ -107,13 +110,20 @@ impl Flow {
 
     /// Returns true for a TCP connection that the endpoint may still have: it accepted it, it is
     /// not closed, and if the client sent a SYN since, the endpoint had not much time to answer.
+    ///
+    /// The programs do not see the answers of a connection that conntrack translates. It counts as
+    /// alive while it is not silent.
     #[inline(always)]
     pub const fn may_be_alive(&self, now_ns: u64) -> bool {
         let silent_ns = now_ns.saturating_sub(self.used_ns);
-        self.state & state::REPLIED != 0
-            && !self.is_closed()
-            && (self.state & state::SYN_UNANSWERED == 0 || silent_ns < CHALLENGE_NS)
-            && !self.is_expired(Protocol::Tcp, now_ns)
+        let patience_ns = if self.state & state::PASS != 0 {
+            PASSED_NS
+        } else if self.state & state::SYN_UNANSWERED != 0 {
+            CHALLENGE_NS
+        } else {
+            self.lifetime_seconds(Protocol::Tcp) * SECOND
+        };
+        self.state & state::REPLIED != 0 && !self.is_closed() && silent_ns <= patience_ns
     }
 
     /// Returns true for the sequence number of a reset that the endpoint may accept. It accepts the
@@ -208,7 +218,7 @@ pub fn touch(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, no
 /// time of the flow is then the time of the first unanswered SYN.
 #[inline(always)]
 pub fn note_syn(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns: u64) {
-    if flow.state & state::SYN_UNANSWERED == 0 {
+    if flow.state & (state::SYN_UNANSWERED | state::PASS) == 0 {
         update_entries(tables, key, flow, state::SYN_UNANSWERED, now_ns);
     }
 }

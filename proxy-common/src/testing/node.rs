@@ -261,9 +261,18 @@ impl<'a> TestNode<'a> {
     /// Holds the flow of a client's packet, as userspace does for a handover.
     #[track_caller]
     pub fn hold_flow(&mut self, packet: &TestPacket) {
+        self.set_flow_state(packet, flow_state::HELD);
+    }
+
+    /// Leaves the connection of a packet of the original direction to conntrack, as userspace does.
+    pub fn pass_flow(&mut self, packet: &TestPacket) {
+        self.set_flow_state(packet, flow_state::PASS);
+    }
+
+    fn set_flow_state(&mut self, packet: &TestPacket, bits: u32) {
         let mut state = self.runner.state();
         let flow = state.flows.get_mut(&key(Direction::Original, packet)).expect("a flow");
-        flow.state |= flow_state::HELD;
+        flow.state |= bits;
         self.runner.set_state(&state);
     }
 

@@ -309,6 +309,17 @@ fn client_that_lost_its_connection_gets_another_endpoint_if_the_old_one_is_gone(
     node.egress(&reply).becomes(&reply.clone().from(fixture.vip));
 }
 
+fn syn_on_a_silent_connection_of_conntrack_begins_a_new_one(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    node.pass_flow(&fixture.first);
+    node.wait(50);
+    node.ingress(&fixture.first).is_left_alone();
+    node.put_service(&fixture.service.clone().with_endpoints(&[addr(node.ip.other_pod, 8080)]));
+    node.wait(20);
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(addr(node.ip.other_pod, 8080)));
+}
+
 fn fin_of_the_client_alone_does_not_shorten_a_connection(node: &mut TestNode<'_>) {
     let fixture = Fixture::new(node, Tcp);
     fixture.establish(node);
@@ -337,6 +348,7 @@ super::scenarios! {
     reset_with_another_sequence_number_passes_and_changes_nothing,
     forged_reset_and_syns_do_not_move_a_connection,
     client_that_lost_its_connection_gets_another_endpoint_if_the_old_one_is_gone,
+    syn_on_a_silent_connection_of_conntrack_begins_a_new_one,
     fin_of_the_client_alone_does_not_shorten_a_connection,
     forged_reset_does_not_shorten_a_connection,
     reply_of_a_connection_has_the_vip_as_source,
