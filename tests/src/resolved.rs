@@ -10,9 +10,11 @@ use proxy_userspace::model::{
     ServicePortKey, ServicePortName, TrafficPolicy,
 };
 
-/// Returns the key of a service port with this Service name.
+/// Returns the key of a service port whose Service has this name, with `-` for characters that names
+/// do not allow.
 pub fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePortKey {
-    let service = NamespacedName::parse("test", name).expect("a valid name");
+    let name = name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+    let service = NamespacedName::parse("test", name.trim_matches('-')).expect("a valid name");
     ServicePortKey {
         name: ServicePortName { service, port: "".into(), protocol },
         family: IpFamily::of(address),

@@ -81,7 +81,7 @@ fn prefilter_bits_stay_while_flows_and_sockets_need_them() {
     let (key, noted) = flow(4000, now_ns() + 600_000_000_000);
     assert_eq!(key.destination, Endpoint::new(has_flow.ip().into(), has_flow.port()));
     flows(&bench).insert(key, noted, 0).expect("room");
-    bench.snapshot.ports.retain(|key, _| *key.name.service.name == *stays.to_string());
+    bench.snapshot.ports.retain(|_, port| port.frontends[0].address == Some(stays.ip()));
     bench.sync(&Dirty::everything());
     let endpoint_place = |at: SocketAddr| PrefilterBit::of_endpoint(&at.ip().into(), at.port());
     let all = [
