@@ -45,8 +45,8 @@ pub trait Tables {
 
     /// Looks up one direction of a flow.
     fn flow(&self, key: &FlowKey) -> Option<Flow>;
-    /// Looks up the reply direction of a flow, and notes the acknowledgement number of a segment with
-    /// these flags.
+    /// Looks up the reply direction of a flow, and notes the acknowledgement number of a segment
+    /// with these flags.
     fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow>;
     /// Inserts or replaces one direction of a flow. Returns true if that succeeded.
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool;

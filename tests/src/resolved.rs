@@ -10,8 +10,8 @@ use proxy_userspace::model::{
     ServicePortKey, ServicePortName, TrafficPolicy,
 };
 
-/// Returns the key of a service port whose Service has this name, with `-` for characters that names
-/// do not allow.
+/// Returns the key of a service port whose Service has this name, with `-` for characters that
+/// names do not allow.
 pub fn key(name: &str, protocol: Protocol, address: IpAddr) -> ServicePortKey {
     let name = name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
     let service = NamespacedName::parse("test", name.trim_matches('-')).expect("a valid name");

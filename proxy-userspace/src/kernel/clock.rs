@@ -6,6 +6,11 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::KernelError;
 
+/// Returns a time of this clock in nanoseconds, as programs and their maps have it.
+pub fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Returns the monotonic time, without times of suspension, as `bpf_ktime_get_ns` does.
 pub fn monotonic() -> Result<Duration, KernelError> {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC);

@@ -1,6 +1,8 @@
 //! Names of network links that the configuration gives.
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::sync::Arc;
+
+use super::validated_text::shows_its_text;
 
 /// The name of a link, or the start of names. It has only characters that need no quotation marks
 /// in the input of iptables-restore. `LinkName` is stricter than the kernel, which allows all
@@ -37,25 +39,7 @@ impl From<&'static str> for LinkName {
     }
 }
 
-impl Deref for LinkName {
-    type Target = str;
-
-    fn deref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for LinkName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&**self, f)
-    }
-}
-
-impl fmt::Debug for LinkName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&**self, f)
-    }
-}
+shows_its_text!(LinkName);
 
 #[cfg(test)]
 mod tests {

@@ -22,6 +22,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 mod topology;
+mod validated_text;
 
 pub use frontend_claims::FrontendConflict;
 pub(crate) use intern::Interner;

@@ -1,8 +1,8 @@
 //! Names of objects and ports, in the syntax that the API server allows.
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::sync::Arc;
 
-use super::Interner;
+use super::{Interner, validated_text::shows_its_text};
 
 /// A name that was validated as the API server does it, or empty text. It has only lower-case
 /// letters, digits, `-` and `.`, so it can be written into the input of iptables-restore and of
@@ -58,7 +58,8 @@ fn is_part(text: &str) -> bool {
 }
 
 impl Default for Name {
-    /// Returns the empty name: the namespace of cluster-scoped objects, or the name of an only port.
+    /// Returns the empty name: the namespace of cluster-scoped objects, or the name of an only
+    /// port.
     fn default() -> Self {
         Self("".into())
     }
@@ -77,25 +78,7 @@ impl From<&'static str> for Name {
     }
 }
 
-impl Deref for Name {
-    type Target = str;
-
-    fn deref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&**self, f)
-    }
-}
-
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&**self, f)
-    }
-}
+shows_its_text!(Name);
 
 #[cfg(test)]
 mod tests {

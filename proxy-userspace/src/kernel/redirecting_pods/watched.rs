@@ -25,7 +25,10 @@ pub(super) struct Watched {
     pub(super) path: PathBuf,
     cookie: Option<NetnsCookie>,
     host_name: Option<String>,
-    addresses: Addresses,
+    /// The addresses inside, if this namespace redirects or did.
+    addresses: BTreeSet<IpAddr>,
+    /// The number of calls after which the addresses are read again.
+    calls_until_read: u8,
     notifications: Notifications,
     /// There are notifications to read.
     pub(super) is_notified: bool,
@@ -33,14 +36,6 @@ pub(super) struct Watched {
     is_outdated: bool,
     legacy: LegacyTables,
     redirects: Redirects,
-}
-
-/// The addresses in a namespace that redirects, or did.
-#[derive(Debug, Default)]
-struct Addresses {
-    addresses: BTreeSet<IpAddr>,
-    /// The number of calls after which they are read again.
-    rest: u8,
 }
 
 /// Which rules redirect.
@@ -63,7 +58,8 @@ impl Watched {
                 path: path.to_owned(),
                 cookie: netns::current_cookie()?,
                 host_name: None,
-                addresses: Addresses::default(),
+                addresses: BTreeSet::new(),
+                calls_until_read: 0,
                 notifications,
                 is_notified: false,
                 is_outdated: false,
@@ -116,14 +112,13 @@ impl Watched {
     /// Reads the addresses if the namespace redirects: in the first of this many calls.
     pub(super) fn read_addresses(&mut self) -> Result<(), KernelError> {
         const CALLS: u8 = 16;
-        let Addresses { addresses, rest } = &mut self.addresses;
-        if !self.redirects.any() {
-            *rest = 0;
-        } else if *rest > 0 {
-            *rest -= 1;
+        if !self.redirects() {
+            self.calls_until_read = 0;
+        } else if self.calls_until_read > 0 {
+            self.calls_until_read -= 1;
         } else if let Some(file) = namespaces::open(self.inode, &self.path) {
-            *addresses = netns::within(&self.path, &file, netns::addresses)?;
-            *rest = CALLS - 1;
+            self.addresses = netns::within(&self.path, &file, netns::addresses)?;
+            self.calls_until_read = CALLS - 1;
         }
         Ok(())
     }
@@ -146,16 +141,10 @@ impl Watched {
 
     /// Returns the addresses inside, if this namespace redirects or did.
     pub(super) const fn addresses(&self) -> &BTreeSet<IpAddr> {
-        &self.addresses.addresses
+        &self.addresses
     }
 
     const fn redirects(&self) -> bool {
-        self.redirects.any()
-    }
-}
-
-impl Redirects {
-    const fn any(self) -> bool {
-        self.nftables || self.legacy
+        self.redirects.nftables || self.redirects.legacy
     }
 }

@@ -19,7 +19,8 @@ use super::documents::{MAX_SIZE, Sink};
 const PART: usize = 64 << 10;
 /// An item that stands for all items.
 const PLACEHOLDER: &str = "- 0";
-/// The longest list that is read again as a whole, in bytes. It takes about thirty times the memory.
+/// The longest list that is read again as a whole, in bytes. That takes about thirty times the
+/// memory.
 const MAX_WHOLE_LIST: u64 = 8 << 20;
 
 /// Reads all documents. A syntax error affects one document only.

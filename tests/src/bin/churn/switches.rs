@@ -1,5 +1,6 @@
 //! The switches of the ebpf mode under load: the path of packets on links, the backstop, and the
-//! sockets of a pod, each made and undone, and a restart of the proxy while netfilter has the links.
+//! sockets of a pod, each made and undone, and a restart of the proxy while netfilter has the
+//! links.
 
 use std::{net::SocketAddr, thread, time::Duration};
 

@@ -184,7 +184,7 @@ impl Maps {
     /// Tells the programs that flows may be missing during this time from now on. Zero ends it.
     pub(crate) fn set_settling(&mut self, duration: Duration) -> Result<(), KernelError> {
         let until = if duration.is_zero() { Duration::ZERO } else { clock::monotonic()? + duration };
-        self.update_node(|node| node.settling_until_ns = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX))
+        self.update_node(|node| node.settling_until_ns = clock::nanos(until))
     }
 
     /// Returns the network namespace of a connected UDP socket, as the programs recorded it.

@@ -147,7 +147,7 @@ fn is_expired(key: &FlowKey, flow: &Flow, now_ns: u64, is_over_half: bool) -> bo
 impl Flows {
     /// Sweeps a part of the map. Returns how many entries were removed.
     fn sweep(&mut self) -> Result<usize, KernelError> {
-        let now_ns = u64::try_from(clock::monotonic()?.as_nanos()).unwrap_or(u64::MAX);
+        let now_ns = clock::nanos(clock::monotonic()?);
         let mut removed = 0;
         if self.entries.is_at_beginning() {
             self.scan.begin();

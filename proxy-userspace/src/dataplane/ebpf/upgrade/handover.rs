@@ -184,7 +184,7 @@ impl Flows {
         let key = key(Direction::Original, protocol, pair);
         // 0 would be no flow.
         let used = clock::monotonic().unwrap_or(Duration::ZERO).saturating_sub(silence);
-        let used_ns = u64::try_from(used.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let used_ns = clock::nanos(used).max(1);
         let flow = Flow { used_ns, ..flow };
         if let Err(error) = self.flows.insert(key, flow, 0) {
             tracing::debug!(%error, "cannot write a flow that is handed over: the connection may break");
@@ -202,9 +202,8 @@ const CLOSED_FOR: Duration = Duration::from_secs(2);
 /// Returns true for a flow that ended, so that conntrack need not have it.
 fn has_ended(flow: &Flow, protocol: Protocol) -> bool {
     let now = clock::monotonic().unwrap_or(Duration::ZERO);
-    let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
     let silence = now.saturating_sub(Duration::from_nanos(flow.used_ns));
-    flow.is_expired(protocol, now_ns)
+    flow.is_expired(protocol, clock::nanos(now))
         || protocol.is_connection_oriented() && flow.is_closed() && silence >= CLOSED_FOR
 }
 
