@@ -88,7 +88,7 @@ impl Flow {
     /// Returns the entry of the opposite direction. `key` is the key of this entry.
     #[inline(always)]
     pub const fn opposite(&self, key: &FlowKey) -> Self {
-        Self { source: key.destination, destination: key.source, ..*self }
+        Self { source: key.destination, destination: key.source, acknowledged: 0, ..*self }
     }
 
     /// Returns true for a TCP connection that both sides closed, or that was reset. A SYN with the
@@ -126,13 +126,24 @@ impl Flow {
         self.state & state::REPLIED != 0 && !self.is_closed() && silent_ns <= patience_ns
     }
 
-    /// Returns true for the sequence number of a reset that the endpoint may accept. It accepts the
-    /// number that it expects next (RFC 5961, section 3.2), which can be higher than the one in its
-    /// last segment, because it delays acknowledgements. The flow is that of the reply direction.
+    /// Returns true for a number that is not much higher than [`Self::acknowledged`].
+    ///
+    /// The flow of the reply direction: for the sequence number of a reset that the endpoint may
+    /// accept. It accepts the number that it expects next (RFC 5961, section 3.2), which can be
+    /// higher than the one in its last segment, because it delays acknowledgements.
+    ///
+    /// The flow of the original direction: for an acknowledgement number of a client that got the
+    /// SYN-ACK.
     #[inline(always)]
     pub const fn is_next(&self, sequence: u32) -> bool {
         const UNACKNOWLEDGED: u32 = 1 << 16;
         sequence.wrapping_sub(self.acknowledged) < UNACKNOWLEDGED
+    }
+
+    /// Returns true if the entry is in the map `flows`.
+    #[inline(always)]
+    pub const fn is_assured(&self) -> bool {
+        self.state & state::ASSURED != 0
     }
 
     /// Returns true if the flow was silent for longer than its lifetime.
@@ -181,7 +192,7 @@ impl Flow {
         match protocol {
             Protocol::Udp | Protocol::Sctp if has_replied || self.is_of_node() => 120,
             Protocol::Udp | Protocol::Sctp => 30,
-            Protocol::Tcp if self.is_closed() || !has_replied => 120,
+            Protocol::Tcp if self.is_closed() || !has_replied || !self.is_assured() => 120,
             Protocol::Tcp if self.state & state::ENDPOINT_CLOSED != 0 => 3_600,
             Protocol::Tcp => 86_400,
         }
@@ -227,7 +238,20 @@ pub fn note_syn(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns: u64) {
 #[inline(always)]
 pub fn touch_pass_entry(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns: u64) {
     if flow.needs_touch(now_ns) {
-        tables.touch_flow(key, &flow.tuple(), 0, now_ns);
+        tables.touch_flow(key, flow, 0, now_ns);
+    }
+}
+
+/// Moves the entries of a flow to the map of assured flows. `key` is that of the original
+/// direction. Entries of another packet's flow that are there already stay.
+#[inline(never)]
+pub fn assure<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
+    let state = state::after(flow.state, observed) | state::ASSURED;
+    let flow = Flow { state, used_ns: now_ns, ..*flow };
+    let opposite = flow.opposite_key(key);
+    let acknowledged = tables.flow(&opposite).map_or(0, |reply| reply.acknowledged);
+    if tables.assure_flow(key, &Flow { acknowledged: 0, ..flow }) {
+        tables.assure_flow(&opposite, &Flow { acknowledged, ..flow.opposite(key) });
     }
 }
 
@@ -245,13 +269,13 @@ pub fn keep_opposite<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) {
 /// A function call of its own, because few packets need it.
 #[inline(never)]
 fn update_entries<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
-    tables.touch_flow(key, &flow.tuple(), observed, now_ns);
+    tables.touch_flow(key, flow, observed, now_ns);
     if flow.state & state::PASS != 0 {
         return;
     }
-    let opposite = flow.opposite_key(key);
-    if !tables.touch_flow(&opposite, &key.tuple().swapped(), observed, now_ns) {
-        let flow = Flow { state: state::after(flow.state, observed), used_ns: now_ns, ..flow.opposite(key) };
-        tables.put_flow(&opposite, &flow);
+    let (opposite_key, mut opposite) = (flow.opposite_key(key), flow.opposite(key));
+    if !tables.touch_flow(&opposite_key, &opposite, observed, now_ns) {
+        (opposite.state, opposite.used_ns) = (state::after(opposite.state, observed), now_ns);
+        tables.put_flow(&opposite_key, &opposite);
     }
 }

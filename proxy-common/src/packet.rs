@@ -289,6 +289,12 @@ impl Packet {
     pub fn tcp_sequence(&self, frame: &impl Frame) -> Option<u32> {
         frame.load(self.payload + TCP_SEQUENCE).map(u32::from_be_bytes)
     }
+
+    /// Returns the acknowledgement number of a TCP segment.
+    #[inline(always)]
+    pub fn tcp_acknowledgement(&self, frame: &impl Frame) -> Option<u32> {
+        frame.load(self.payload + TCP_ACKNOWLEDGEMENT).map(u32::from_be_bytes)
+    }
 }
 
 /// The offset of the sequence number in the header of TCP.

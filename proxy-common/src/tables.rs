@@ -6,7 +6,7 @@ use crate::{
         AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, ProgramError, ServiceEvent, ServiceKey, ServiceValue,
     },
-    packet::{TcpFlags, Tuple},
+    packet::TcpFlags,
     prefilter::PrefilterBit,
 };
 
@@ -43,23 +43,30 @@ pub trait Tables {
     /// endpoint.
     fn set_affinity(&self, key: &AffinityKey, value: &AffinityValue);
 
-    /// Looks up one direction of a flow.
+    /// Looks up one direction of a flow, among the assured flows first. The functions below write
+    /// the map that [`Flow::is_assured`] of their argument names.
     fn flow(&self, key: &FlowKey) -> Option<Flow>;
     /// Looks up the reply direction of a flow, and notes the acknowledgement number of a segment
     /// with these flags.
     fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow>;
     /// Inserts or replaces one direction of a flow. Returns true if that succeeded.
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
-    /// Inserts one direction of a flow unless an entry exists. Returns true if it was inserted.
+    /// Inserts one direction of a flow that is not assured, unless either map has an entry. Returns
+    /// true if it was inserted.
     fn add_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
+    /// Moves one direction of a flow from the unassured flows to the assured ones, unless an entry is
+    /// there. Returns true if it was moved.
+    fn assure_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
+    /// Writes [`Flow::acknowledged`] of one direction of a flow that is not assured.
+    fn set_acknowledged(&self, key: &FlowKey, acknowledged: u32);
     /// Updates state ([`flow_state::after`](crate::layout::flow_state::after)) and time of one
-    /// direction of a flow, unless the entry has other addresses after translation than these.
-    /// Returns true if the entry exists.
-    fn touch_flow(&self, key: &FlowKey, translated: &Tuple, observed: u32, now_ns: u64) -> bool;
+    /// direction of a flow, unless the entry has other addresses after translation. Returns true if
+    /// the entry exists.
+    fn touch_flow(&self, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) -> bool;
     /// Overwrites one direction of a flow that has the same addresses after translation. Returns
     /// true if it exists. The kernel neither allocates nor frees memory.
     fn reuse_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
-    /// Removes one direction of a flow.
+    /// Removes one direction of a flow from both maps.
     fn remove_flow(&self, key: &FlowKey);
 
     /// Looks up the translation of the first fragment of a datagram.

@@ -18,7 +18,7 @@ use proxy_common::{
         ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope, SourceRange,
         TraceEvent, UdpSocket, flow_state, service_slot,
     },
-    packet::{TcpFlags, Tuple},
+    packet::TcpFlags,
     prefilter::PrefilterBit,
     tables::Tables,
 };
@@ -156,6 +156,12 @@ impl<P: EntryPoint> Kernel<P> {
 
 const EEXIST: i32 = -17;
 
+/// Returns the map for a flow in this state.
+#[inline(always)]
+fn flows_with(flow: &Flow) -> &'static LruHashMap<FlowKey, Flow, PLACEHOLDER> {
+    if flow.is_assured() { &FLOWS } else { &UNASSURED_FLOWS }
+}
+
 impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
     fn prefilter_may_contain(&self, PrefilterBit { word, mask }: PrefilterBit) -> bool {
@@ -220,12 +226,15 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn flow(&self, key: &FlowKey) -> Option<Flow> {
-        copy!(FLOWS, key)
+        match copy!(FLOWS, key) {
+            None => copy!(UNASSURED_FLOWS, key),
+            flow => flow,
+        }
     }
 
     #[inline(always)]
     fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow> {
-        let flow = FLOWS.get_ptr_mut(key)?;
+        let flow = FLOWS.get_ptr_mut(key).or_else(|| UNASSURED_FLOWS.get_ptr_mut(key))?;
         // SAFETY: the pointer is valid until the program ends. If the kernel gave the element to
         // another flow meanwhile, a reset of that flow's client may be taken for a forged one.
         unsafe {
@@ -238,18 +247,40 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
-        self.check_write(FLOWS.insert(key, flow, 0), ProgramError::Flows)
+        self.check_write(flows_with(flow).insert(key, flow, 0), ProgramError::Flows)
     }
 
     #[inline(always)]
     fn add_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
-        let result = FLOWS.insert(key, flow, u64::from(BPF_NOEXIST));
+        if FLOWS.get_ptr(key).is_some() {
+            return false;
+        }
+        let result = UNASSURED_FLOWS.insert(key, flow, u64::from(BPF_NOEXIST));
         if result == Err(EEXIST) { false } else { self.check_write(result, ProgramError::Flows) }
     }
 
     #[inline(always)]
-    fn touch_flow(&self, key: &FlowKey, translated: &Tuple, observed: u32, now_ns: u64) -> bool {
-        let Some(flow) = FLOWS.get_ptr_mut(key) else { return false };
+    fn assure_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
+        let result = FLOWS.insert(key, flow, u64::from(BPF_NOEXIST));
+        if result == Err(EEXIST) || !self.check_write(result, ProgramError::Flows) {
+            return false;
+        }
+        let _ = UNASSURED_FLOWS.remove(key);
+        true
+    }
+
+    #[inline(always)]
+    fn set_acknowledged(&self, key: &FlowKey, acknowledged: u32) {
+        if let Some(flow) = UNASSURED_FLOWS.get_ptr_mut(key) {
+            // SAFETY: as in `touch_flow`. If the kernel gave the element to another flow meanwhile,
+            // that flow may stay unassured.
+            unsafe { (*flow).acknowledged = acknowledged };
+        }
+    }
+
+    #[inline(always)]
+    fn touch_flow(&self, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) -> bool {
+        let Some(entry) = flows_with(flow).get_ptr_mut(key) else { return false };
         // SAFETY: the pointer is valid until the program ends. If two CPUs write at once, a bit may
         // be lost. The flow then lives longer than necessary. The kernel may give the element to
         // another flow at any time, without a grace period. It has other addresses then. Between
@@ -257,9 +288,9 @@ impl<P: EntryPoint> Tables for Kernel<P> {
         // have to evict the element and fill it. Its flow would be kept for a wrong time until its
         // next packet, but it would not be translated wrongly: the addresses are never written.
         unsafe {
-            if (*flow).tuple() == *translated {
-                (*flow).state = flow_state::after((*flow).state, observed);
-                (*flow).used_ns = now_ns;
+            if (*entry).source == flow.source && (*entry).destination == flow.destination {
+                (*entry).state = flow_state::after((*entry).state, observed);
+                (*entry).used_ns = now_ns;
             }
         }
         true
@@ -267,7 +298,7 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn reuse_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
-        let Some(before) = FLOWS.get_ptr_mut(key) else { return false };
+        let Some(before) = flows_with(flow).get_ptr_mut(key) else { return false };
         // SAFETY: as above. The addresses do not change.
         unsafe {
             if (*before).tuple() != flow.tuple() {
@@ -285,6 +316,7 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
     fn remove_flow(&self, key: &FlowKey) {
         let _ = FLOWS.remove(key);
+        let _ = UNASSURED_FLOWS.remove(key);
     }
 
     #[inline(always)]

@@ -51,6 +51,8 @@ macro_rules! for_each_map {
             BRIDGE_PORTS "bridge_ports" HashMap<u32, BridgeAddress> Config fixed 4096;
             FLOWS "flows" LruHashMap<FlowKey, Flow> State
                 size flows = 262144 "flows"; // A flow on links has two entries.
+            UNASSURED_FLOWS "unassured_flows" LruHashMap<FlowKey, Flow> State
+                size unassured_flows = 65536 "unassuredFlows"; // New flows, and those of floods.
             FRAGMENTS "fragments" LruHashMap<FragmentKey, FragmentValue> State
                 size fragments = 8192 "fragments"; // Fragmented datagrams on links.
             COUNTERS "counters" PerCpuArray<u32, u64> State fixed $crate::layout::Counter::COUNT;

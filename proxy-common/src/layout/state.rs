@@ -7,7 +7,7 @@ use crate::addr::Addr;
 /// The version of the layout of the maps that programs write. Every change of their keys and values
 /// raises it. While it is the same, the process of the next version takes the maps over, so that
 /// flows and connections survive an upgrade.
-pub const STATE_LAYOUT_VERSION: u32 = 3;
+pub const STATE_LAYOUT_VERSION: u32 = 4;
 
 map_type! {
     /// Key of `affinity`: a client of a service port.
@@ -81,7 +81,8 @@ map_type! {
 }
 
 map_type! {
-    /// Key of `flows`: the packets of one direction of a flow before translation.
+    /// Key of `flows` and `unassured_flows`: the packets of one direction of a flow before
+    /// translation.
     FlowKey, 44 {
         /// The source.
         source: Endpoint,
@@ -107,8 +108,8 @@ pub enum Direction {
 }
 
 map_type! {
-    /// Value of `flows`. Each of the two entries of a flow has all data to restore the other: the
-    /// key of the other is the translated addresses of this one, swapped.
+    /// Value of `flows` and `unassured_flows`. Each of the two entries of a flow has all data to
+    /// restore the other: the key of the other is the translated addresses of this one, swapped.
     Flow, 64 {
         /// The source after translation.
         source: Endpoint,
@@ -120,8 +121,9 @@ map_type! {
         generation: u32,
         /// [`flow_state`].
         state: u32,
-        /// In the entry of the reply direction: the acknowledgement number in the endpoint's last
-        /// segment (TCP).
+        /// TCP. In the entry of the reply direction: the acknowledgement number in the endpoint's
+        /// last segment. In the entry of the original direction, until the flow is assured: the
+        /// sequence number of the endpoint's SYN-ACK.
         acknowledged: u32,
         /// The time of the last packet, exact to about a second, in nanoseconds of the monotonic
         /// clock.
@@ -161,6 +163,11 @@ pub mod flow_state {
     /// endpoint that has the connection answers with a challenge ACK (RFC 9293, section
     /// 3.10.7.4).
     pub const SYN_UNANSWERED: u32 = 1 << 8;
+    /// The entry is in the map `flows`, not in `unassured_flows`. The client answered the endpoint:
+    /// it sent a segment that acknowledges the SYN-ACK (TCP), or a datagram after one of the
+    /// endpoint (UDP). So the client has its address, and no flood of packets with forged sources
+    /// evicts the flow. Entries with [`PASS`] are always in `flows`, except with [`LEFT`].
+    pub const ASSURED: u32 = 1 << 9;
     /// The bits that a packet removes unless it sets them.
     pub const UNTIL_NEXT: u32 = RESET | SYN_UNANSWERED;
 
@@ -172,10 +179,10 @@ pub mod flow_state {
         list << LIST_SHIFT
     }
 
-    /// Returns the bits that packets set.
+    /// Returns the bits for what packets were seen.
     #[inline(always)]
     pub const fn observed(state: u32) -> u32 {
-        state & ((1 << LIST_SHIFT) - 1)
+        state & ((1 << LIST_SHIFT) - 1) & !ASSURED
     }
 
     /// Returns the number of the list.

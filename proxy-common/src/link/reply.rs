@@ -48,10 +48,22 @@ pub(super) fn transport<F: Frame, T: Tables>(
         return Outcome::Proceed;
     }
     flow::touch(tables, &key, &flow, observed_state(Direction::Reply, tcp), tables.now_ns());
+    if tcp.is_syn_ack() && !flow.is_assured() {
+        note_sequence(frame, tables, packet, &key, &flow);
+    }
     if !protocol.is_connection_oriented() {
         flow::keep_opposite(tables, &key, &flow);
     }
     translate(frame, tables, packet, protocol, (&key, &flow))
+}
+
+/// Notes the sequence number that the client must acknowledge for the flow to be assured. A function
+/// call of its own, because few packets need it.
+#[inline(never)]
+fn note_sequence<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, key: &FlowKey, flow: &Flow) {
+    if let Some(sequence) = packet.tcp_sequence(frame) {
+        tables.set_acknowledged(&flow.opposite_key(key), sequence);
+    }
 }
 
 #[inline(always)]
@@ -92,7 +104,7 @@ fn add_pass_entry<T: Tables>(tables: &T, tuple: &Tuple) {
         }
         _ => {
             let (source, destination) = (replies.source, replies.destination);
-            let state = flow_state::PASS;
+            let state = flow_state::PASS | flow_state::ASSURED;
             let flow = Flow { source, destination, state, used_ns: now_ns, ..Flow::NONE };
             tables.put_flow(&key, &flow);
         }

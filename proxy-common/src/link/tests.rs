@@ -37,9 +37,9 @@ fn two_cpus_choose_the_same_endpoint_for_a_new_client() {
     let state = memory.state();
     assert_eq!(state.counters[Counter::FlowsBegun as usize], 1);
     // One entry for each direction, and each leads to the other.
-    let flows: Vec<_> = state.flows.into_iter().collect();
+    let flows: Vec<_> = state.all_flows().collect();
     assert_eq!(flows.len(), 2, "{flows:?}");
-    for (key, flow) in &flows {
+    for (key, flow) in flows {
         let opposite = memory.flow(&flow.opposite_key(key)).map(|other| other.tuple());
         assert_eq!(opposite, Some(Flow::opposite(flow, key).tuple()));
     }

@@ -131,7 +131,9 @@ pub fn transport(ip: Addresses) -> impl Strategy<Value = TestPacket> {
                 // Most segments have common flags.
                 let usual = [2, 2, 0x12, 0x10, 0x10, 0x11, 4];
                 let flags = usual.get(usize::from(flags % 8)).copied().unwrap_or(flags & 0x1f);
-                TestPacket::new(from, to, Payload::Tcp { flags: TcpFlags(flags), data })
+                let packet = TestPacket::new(from, to, Payload::Tcp { flags: TcpFlags(flags), data });
+                // Some acknowledge what the endpoint has not sent.
+                if has_sum { packet } else { packet.acknowledgement(1 << 30) }
             } else {
                 let is_unsummed = !has_sum && flags < 64 && from.is_ipv4();
                 let checksum = is_unsummed.then_some([0, 0]);

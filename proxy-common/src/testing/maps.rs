@@ -67,6 +67,8 @@ impl Default for ConfigMaps {
 pub struct StateMaps {
     /// `flows`.
     pub flows: BTreeMap<FlowKey, Flow>,
+    /// `unassured_flows`.
+    pub unassured_flows: BTreeMap<FlowKey, Flow>,
     /// `fragments`.
     pub fragments: BTreeMap<FragmentKey, FragmentValue>,
     /// `affinity`.
@@ -92,7 +94,38 @@ impl ConfigMaps {
 impl StateMaps {
     /// Returns the bits in the prefilter that the flows need.
     pub fn prefilter_bits(&self) -> impl Iterator<Item = PrefilterBit> {
-        self.flows.iter().flat_map(|(key, flow)| PrefilterBit::of_flow(key, flow))
+        self.all_flows().flat_map(|(key, flow)| PrefilterBit::of_flow(key, flow))
+    }
+
+    /// Returns the entries of both maps of flows, in the order in which programs look for them.
+    pub fn all_flows(&self) -> impl Iterator<Item = (&FlowKey, &Flow)> {
+        self.flows.iter().chain(&self.unassured_flows)
+    }
+
+    /// Returns the values of both maps.
+    pub fn all_flows_mut(&mut self) -> impl Iterator<Item = &mut Flow> {
+        self.flows.values_mut().chain(self.unassured_flows.values_mut())
+    }
+
+    /// Returns the map for a flow in this state.
+    pub const fn flows_with(&mut self, flow: &Flow) -> &mut BTreeMap<FlowKey, Flow> {
+        if flow.is_assured() { &mut self.flows } else { &mut self.unassured_flows }
+    }
+
+    /// Returns the entry that programs find.
+    pub fn flow(&self, key: &FlowKey) -> Option<&Flow> {
+        self.flows.get(key).or_else(|| self.unassured_flows.get(key))
+    }
+
+    /// Returns the entry that programs find.
+    pub fn flow_mut(&mut self, key: &FlowKey) -> Option<&mut Flow> {
+        self.flows.get_mut(key).or_else(|| self.unassured_flows.get_mut(key))
+    }
+
+    /// Removes the entries of both maps. Returns true if there was one.
+    pub fn remove_flow(&mut self, key: &FlowKey) -> bool {
+        let removed = [self.flows.remove(key), self.unassured_flows.remove(key)];
+        removed.iter().any(Option::is_some)
     }
 
     /// Returns the same with all counters at zero.
@@ -104,17 +137,19 @@ impl StateMaps {
     /// Returns the same with entries that are older by this time. Returns `None` if an entry would
     /// be older than the clock.
     pub fn aged(mut self, seconds: u64) -> Option<Self> {
-        let flows = self.flows.values_mut().map(|flow| &mut flow.used_ns);
-        for time in flows.chain(self.affinity.values_mut().map(|value| &mut value.used_ns)) {
+        let older = |time: &mut u64| {
             *time = time.checked_sub(seconds * 1_000_000_000)?;
-        }
+            Some(())
+        };
+        self.all_flows_mut().try_for_each(|flow| older(&mut flow.used_ns))?;
+        self.affinity.values_mut().try_for_each(|value| older(&mut value.used_ns))?;
         Some(self)
     }
 
     /// Returns the same with all times at zero, because two clocks never agree.
     #[must_use]
     pub fn without_times(mut self) -> Self {
-        self.flows.values_mut().for_each(|flow| flow.used_ns = 0);
+        self.all_flows_mut().for_each(|flow| flow.used_ns = 0);
         self.affinity.values_mut().for_each(|value| value.used_ns = 0);
         self.fragments.values_mut().for_each(|value| value.created_seconds = 0);
         self

@@ -11,7 +11,7 @@ use crate::{
         ServiceValue, SocketScope, flow_state,
     },
     link::{self, Outcome},
-    packet::{Frame as _, TcpFlags, Tuple},
+    packet::{Frame as _, TcpFlags},
     prefilter::PrefilterBit,
     tables::Tables,
 };
@@ -132,12 +132,12 @@ impl Tables for MemoryMaps {
     }
 
     fn flow(&self, key: &FlowKey) -> Option<Flow> {
-        self.state.borrow().flows.get(key).copied()
+        self.state.borrow().flow(key).copied()
     }
 
     fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow> {
         let mut state = self.state.borrow_mut();
-        let flow = state.flows.get_mut(key)?;
+        let flow = state.flow_mut(key)?;
         if tcp.has_ack() {
             flow.acknowledged = acknowledged;
         }
@@ -145,7 +145,7 @@ impl Tables for MemoryMaps {
     }
 
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
-        self.state.borrow_mut().flows.insert(*key, *flow);
+        self.state.borrow_mut().flows_with(flow).insert(*key, *flow);
         true
     }
 
@@ -153,10 +153,26 @@ impl Tables for MemoryMaps {
         self.flow(key).is_none() && self.put_flow(key, flow)
     }
 
-    fn touch_flow(&self, key: &FlowKey, translated: &Tuple, observed: u32, now_ns: u64) -> bool {
+    fn assure_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
         let mut state = self.state.borrow_mut();
-        let Some(flow) = state.flows.get_mut(key) else { return false };
-        if flow.tuple() == *translated {
+        if state.flows.contains_key(key) {
+            return false;
+        }
+        state.flows.insert(*key, *flow);
+        state.unassured_flows.remove(key);
+        true
+    }
+
+    fn set_acknowledged(&self, key: &FlowKey, acknowledged: u32) {
+        let mut state = self.state.borrow_mut();
+        state.unassured_flows.entry(*key).and_modify(|flow| flow.acknowledged = acknowledged);
+    }
+
+    fn touch_flow(&self, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) -> bool {
+        let mut state = self.state.borrow_mut();
+        let translated = flow.tuple();
+        let Some(flow) = state.flows_with(flow).get_mut(key) else { return false };
+        if flow.tuple() == translated {
             flow.state = flow_state::after(flow.state, observed);
             flow.used_ns = now_ns;
         }
@@ -165,12 +181,12 @@ impl Tables for MemoryMaps {
 
     fn reuse_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
         let mut state = self.state.borrow_mut();
-        let before = state.flows.get_mut(key).filter(|before| before.tuple() == flow.tuple());
+        let before = state.flows_with(flow).get_mut(key).filter(|before| before.tuple() == flow.tuple());
         before.map(|before| *before = *flow).is_some()
     }
 
     fn remove_flow(&self, key: &FlowKey) {
-        self.state.borrow_mut().flows.remove(key);
+        self.state.borrow_mut().remove_flow(key);
     }
 
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentValue> {

@@ -242,11 +242,16 @@ impl<'a> TestNode<'a> {
 
     /// Returns the flow entry of a packet of this direction.
     pub fn flow(&mut self, direction: Direction, packet: &TestPacket) -> Option<Flow> {
-        self.runner.state().flows.get(&key(direction, packet)).copied()
+        self.runner.state().flow(&key(direction, packet)).copied()
     }
 
     /// Returns the number of flow entries. A flow has two.
     pub fn flow_count(&mut self) -> usize {
+        self.runner.state().all_flows().count()
+    }
+
+    /// Returns the number of entries of assured flows.
+    pub fn assured_flow_count(&mut self) -> usize {
         self.runner.state().flows.len()
     }
 
@@ -254,7 +259,7 @@ impl<'a> TestNode<'a> {
     #[track_caller]
     pub fn evict_flow(&mut self, direction: Direction, packet: &TestPacket) {
         let mut state = self.runner.state();
-        assert!(state.flows.remove(&key(direction, packet)).is_some(), "{state:?}");
+        assert!(state.remove_flow(&key(direction, packet)), "{state:?}");
         self.runner.set_state(&state);
     }
 
@@ -271,7 +276,7 @@ impl<'a> TestNode<'a> {
 
     fn set_flow_state(&mut self, packet: &TestPacket, bits: u32) {
         let mut state = self.runner.state();
-        let flow = state.flows.get_mut(&key(Direction::Original, packet)).expect("a flow");
+        let flow = state.flow_mut(&key(Direction::Original, packet)).expect("a flow");
         flow.state |= bits;
         self.runner.set_state(&state);
     }

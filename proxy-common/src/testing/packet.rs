@@ -36,6 +36,8 @@ pub struct TestPacket {
     pub fragment: Option<FragmentRange>,
     /// The TCP sequence number.
     pub sequence: u32,
+    /// The TCP acknowledgement number.
+    pub acknowledgement: u32,
     /// Replaces the correct transport checksum.
     pub checksum: Option<[u8; 2]>,
 }
@@ -122,6 +124,7 @@ impl TestPacket {
             extensions: Vec::new(),
             fragment: None,
             sequence: 7,
+            acknowledgement: 7,
             checksum: None,
         }
     }
@@ -166,11 +169,17 @@ impl TestPacket {
         Self { fragment: Some(FragmentRange { id, bytes }), ..self }
     }
 
-    /// Returns the packet with another TCP sequence number. The acknowledgement number of all
-    /// packets is 0, so an endpoint expects a number that is not much higher.
+    /// Returns the packet with another TCP sequence number. Without this, sequence and
+    /// acknowledgement numbers of all packets are the same.
     #[must_use]
     pub fn sequence(self, sequence: u32) -> Self {
         Self { sequence, ..self }
+    }
+
+    /// Returns the packet with another TCP acknowledgement number.
+    #[must_use]
+    pub fn acknowledgement(self, acknowledgement: u32) -> Self {
+        Self { acknowledgement, ..self }
     }
 
     /// Returns the packet with other TCP flags.
@@ -289,6 +298,7 @@ impl TestPacket {
 
     fn tcp_segment(&self, TcpFlags(flags): TcpFlags, data: &[u8]) -> Vec<u8> {
         let mut header = TcpHeader::new(self.from.port(), self.to.port(), self.sequence, 65_535);
+        header.acknowledgment_number = self.acknowledgement;
         [header.fin, header.syn, header.rst, header.psh, header.ack] =
             [0, 1, 2, 3, 4].map(|bit| flags & (1 << bit) != 0);
         header.checksum = match (self.from.ip(), self.to.ip()) {

@@ -110,8 +110,7 @@ fn flow_of(state: &StateMaps, packet: &TestPacket) -> (FlowKey, Flow) {
                 == (super::node::endpoint(packet.from), super::node::endpoint(packet.to))
     };
     state
-        .flows
-        .iter()
+        .all_flows()
         .find(|(key, _)| is_of(key))
         .map(|(key, flow)| (*key, *flow))
         .expect("a translated packet has a flow")

@@ -97,8 +97,8 @@ fn comparable(state: StateMaps) -> StateMaps {
 /// Returns the random number that the kernel used: the client port of its new flow.
 fn random_number(in_kernel: &StateMaps, on_host: &StateMaps) -> u32 {
     let ends = |flow: &Flow| (flow.source, flow.destination);
-    let new = in_kernel.flows.iter().find(|(key, flow)| {
-        key.direction == Direction::Original as u8 && on_host.flows.get(key).map(ends) != Some(ends(flow))
+    let new = in_kernel.all_flows().find(|(key, flow)| {
+        key.direction == Direction::Original as u8 && on_host.flow(key).map(ends) != Some(ends(flow))
     });
     let [low, high] = new.map_or(0, |(_, flow)| flow.source.port).to_ne_bytes();
     u32::from_ne_bytes([low, high, 0, 0])

@@ -53,6 +53,7 @@ pub(crate) struct Kernel {
     local_links: HashMap<MapData, u32, u8>,
     node: Array<MapData, NodeValue>,
     flows: HashMap<MapData, FlowKey, Flow>,
+    unassured_flows: HashMap<MapData, FlowKey, Flow>,
     fragments: HashMap<MapData, FragmentKey, FragmentValue>,
     affinity: HashMap<MapData, AffinityKey, AffinityValue>,
     counters: PerCpuArray<MapData, u64>,
@@ -60,6 +61,9 @@ pub(crate) struct Kernel {
     errors: PerCpuArray<MapData, ProgramErrors>,
     prefilter: Array<MapData, u64>,
 }
+
+/// The number of entries of each map of flows.
+pub(crate) const FLOWS: u32 = 4_096;
 
 /// The slots of each CPU: more than the Services of any test.
 const SLOTS: u32 = 64;
@@ -86,8 +90,8 @@ impl Kernel {
         // Kernels before 5.11 charge maps to this limit. If it stays, loading fails with a cause.
         let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
         let mut loader = EbpfLoader::new();
-        for map in ["endpoints", "members", "flows"] {
-            loader.map_max_entries(map, 4_096);
+        for map in ["endpoints", "members", "flows", "unassured_flows"] {
+            loader.map_max_entries(map, FLOWS);
         }
         let has_coarse_clock = u8::from(bpf::has_coarse_clock());
         loader.override_global("HAS_COARSE_CLOCK", &has_coarse_clock, true);
@@ -116,6 +120,7 @@ impl Kernel {
             local_links: map(&mut ebpf, "local_links"),
             node: map(&mut ebpf, "node"),
             flows: map(&mut ebpf, "flows"),
+            unassured_flows: map(&mut ebpf, "unassured_flows"),
             fragments: map(&mut ebpf, "fragments"),
             affinity: map(&mut ebpf, "affinity"),
             counters: map(&mut ebpf, "counters"),
@@ -270,6 +275,7 @@ impl FrameRunner for Kernel {
         };
         StateMaps {
             flows: read(&self.flows),
+            unassured_flows: read(&self.unassured_flows),
             fragments: read(&self.fragments),
             affinity: read(&self.affinity),
             counters: std::array::from_fn(|number| count(u32::try_from(number).expect("few"))),
@@ -280,6 +286,7 @@ impl FrameRunner for Kernel {
 
     fn set_state(&mut self, state: &StateMaps) {
         fill(&mut self.flows, &state.flows);
+        fill(&mut self.unassured_flows, &state.unassured_flows);
         fill(&mut self.fragments, &state.fragments);
         fill(&mut self.affinity, &state.affinity);
         self.set_prefilter(state.prefilter_bits());

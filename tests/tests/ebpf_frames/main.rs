@@ -1,6 +1,7 @@
 //! Runs each link program in the kernel over single frames (`BPF_PROG_TEST_RUN`). Needs root.
 
 mod differential;
+mod floods;
 mod framing;
 mod kernel;
 
@@ -19,7 +20,7 @@ use self::kernel::Kernel;
 
 fn main() -> ExitCode {
     let scenarios = ALL.iter().copied().flatten().map(trial);
-    let others = differential::TESTS.iter().chain(framing::TESTS);
+    let others = differential::TESTS.iter().chain(framing::TESTS).chain(floods::TESTS);
     let others = others.map(|(name, test)| {
         Trial::test(*name, || {
             test();

@@ -106,7 +106,8 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
         && can_reuse_entries(incoming, &service, slots)
     {
         incoming.flow.state = masquerade_state(&service, is_local, source, incoming.flow.destination)
-            | flow_state::of_list(slots.list);
+            | flow_state::of_list(slots.list)
+            | incoming.flow.state & flow_state::ASSURED;
         incoming.flow.used_ns = incoming.now_ns;
         return Classification::Reused;
     }

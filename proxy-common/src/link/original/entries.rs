@@ -102,6 +102,7 @@ fn insert_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
             }
             tables.remove_flow(&other_key);
         }
+        tables.remove_flow(&reply_key);
     }
     tables.put_flow(&reply_key, &reply)
 }

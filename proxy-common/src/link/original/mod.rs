@@ -60,7 +60,12 @@ pub(super) fn transport<F: Frame, T: Tables>(
             if tcp.is_syn() && flow.state & flow_state::REPLIED != 0 {
                 flow::note_syn(tables, key, flow, *now_ns);
             } else if !tcp.has_rst() || is_acceptable_reset(frame, tables, packet, &incoming) {
-                flow::touch(tables, key, flow, observed_state(Direction::Original, tcp), *now_ns);
+                let observed = observed_state(Direction::Original, tcp);
+                if assures(frame, packet, &incoming) {
+                    flow::assure(tables, key, flow, observed, *now_ns);
+                } else {
+                    flow::touch(tables, key, flow, observed, *now_ns);
+                }
             }
         }
         class @ (Classification::New | Classification::Reused) => {
@@ -100,6 +105,21 @@ fn is_acceptable_reset<F: Frame, T: Tables>(
     }
     let Some(sequence) = packet.tcp_sequence(frame) else { return false };
     tables.flow(&flow.opposite_key(key)).is_some_and(|reply| reply.is_next(sequence))
+}
+
+/// Returns true if a packet shows that its sender got the answer of the endpoint. A sender with a
+/// forged address does not know the sequence number of the endpoint.
+#[inline(always)]
+fn assures(frame: &impl Frame, packet: &Packet, incoming: &ClientPacket) -> bool {
+    const ANSWERED: u32 = flow_state::REPLIED | flow_state::ASSURED | flow_state::PASS;
+    let ClientPacket { flow, protocol, tcp, .. } = incoming;
+    if flow.state & ANSWERED != flow_state::REPLIED || tcp.has_rst() {
+        return false;
+    }
+    if !protocol.is_connection_oriented() {
+        return true;
+    }
+    tcp.has_ack() && packet.tcp_acknowledgement(frame).is_some_and(|acknowledged| flow.is_next(acknowledged))
 }
 
 #[inline(always)]

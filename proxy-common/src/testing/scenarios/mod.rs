@@ -4,6 +4,7 @@
 mod affinity;
 mod counts;
 mod errors;
+mod floods;
 mod fragments;
 mod headers;
 mod ports;
@@ -27,10 +28,11 @@ pub struct Scenario {
 }
 
 /// All scenarios by file.
-pub const ALL: [&[Scenario]; 10] = [
+pub const ALL: [&[Scenario]; 11] = [
     affinity::ALL,
     counts::ALL,
     errors::ALL,
+    floods::ALL,
     fragments::ALL,
     headers::ALL,
     ports::ALL,

@@ -255,7 +255,7 @@ fn forged_reset_does_not_shorten_a_connection(node: &mut TestNode<'_>) {
 
 /// Resets that anyone can send: without the sequence number that the endpoint expects.
 fn forged_resets(fixture: &Fixture) -> [TestPacket; 3] {
-    [1 << 16, 1 << 31, u32::MAX]
+    [fixture.first.sequence + (1 << 16), 1 << 31, u32::MAX]
         .map(|sequence| fixture.first.clone().flags(TcpFlags::RST_ALONE).sequence(sequence))
 }
 

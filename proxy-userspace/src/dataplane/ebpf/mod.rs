@@ -127,7 +127,7 @@ impl Ebpf {
             }
             _ => StateCopies::default(),
         };
-        let sweeper = FlowSweeper::start(&mut object, &sizes)?;
+        let sweeper = FlowSweeper::start(&object, &sizes, directory)?;
         let log = TraceLogger::start(&mut object, settings.log)?;
         // New marks wait until only programs of this process are attached and the rules are
         // installed.

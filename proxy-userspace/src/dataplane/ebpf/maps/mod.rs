@@ -1,6 +1,7 @@
 //! The maps of the eBPF programs as userspace sees them: how they are created, written and read.
 
 pub(crate) mod counters;
+mod fill;
 pub(crate) mod prefilter;
 pub(crate) mod service_counts;
 pub(crate) mod sweeper;

@@ -72,7 +72,7 @@ impl MapUsage {
 /// Adds the bits that the entries of a map need. Returns the number of entries.
 type Scan = Box<dyn FnMut(&mut PrefilterBits) -> io::Result<usize> + Send>;
 
-/// Scans the maps of sockets, affinity and fragments: all LRU maps except `flows`.
+/// Scans the maps of sockets, affinity and fragments: all LRU maps except those of flows.
 pub(crate) struct SocketMapScanner(Vec<(&'static str, Scan)>);
 
 impl SocketMapScanner {

@@ -64,18 +64,23 @@ pub(crate) fn hand_flows(pins: &PinDir) -> Result<HandoverCounts, KernelError> {
     Ok(counts)
 }
 
-/// Removes all entries, or those with [`flow_state::PASS`]. `capacity` is the size of the map.
+/// The maps of flows, in the order in which programs look for a flow.
+pub(crate) const FLOW_MAPS: [&str; 2] = ["flows", "unassured_flows"];
+
+/// Removes all entries of a map of flows, or those with [`flow_state::PASS`]. `capacity` is the
+/// size of the map.
 pub(crate) fn forget(
     pins: &PinDir,
+    map: &'static str,
     mut entries: Reader<FlowKey, Flow>,
     capacity: u32,
     all: bool,
 ) -> Result<(), KernelError> {
-    let mut flows = Flows::open(pins)?;
+    let mut flows: HashMap<MapData, FlowKey, Flow> = open_pinned(pins.path(), map)?;
     for _ in 0..Reader::<FlowKey, Flow>::max_calls(capacity) {
-        for (key, flow) in entries.read().map_err(KernelError::call("read", "map flows"))? {
+        for (key, flow) in entries.read().map_err(KernelError::call("read map", map))? {
             if all || flow.state & flow_state::PASS != 0 {
-                maps::removed("flows", flows.flows.remove(&key))?;
+                maps::removed(map, flows.remove(&key))?;
             }
         }
         if entries.is_at_beginning() {
@@ -132,22 +137,25 @@ fn remove_services(pins: &PinDir) -> Result<(), KernelError> {
     keys.iter().try_for_each(|key| maps::removed("services", services.remove(key)))
 }
 
-/// The map `flows`, with the prefilter that leads packets to it.
+/// The maps of flows, with the prefilter that leads packets to them.
 struct Flows {
-    flows: HashMap<MapData, FlowKey, Flow>,
+    assured: HashMap<MapData, FlowKey, Flow>,
+    unassured: HashMap<MapData, FlowKey, Flow>,
     prefilter: MappedWords,
 }
 
 impl Flows {
     fn open(pins: &PinDir) -> Result<Self, KernelError> {
         Ok(Self {
-            flows: open_pinned(pins.path(), "flows")?,
+            assured: open_pinned(pins.path(), "flows")?,
+            unassured: open_pinned(pins.path(), "unassured_flows")?,
             prefilter: pins.mapped("prefilter", prefilter::WORDS)?,
         })
     }
 
     fn flow(&self, key: &FlowKey) -> Option<Flow> {
-        self.flows.get(key, 0).ok().filter(|flow| flow.state & flow_state::PASS == 0)
+        let flow = self.assured.get(key, 0).or_else(|_| self.unassured.get(key, 0));
+        flow.ok().filter(|flow| flow.state & flow_state::PASS == 0)
     }
 
     /// Passes the packets of a flow that conntrack translates, unless the programs translate it. The
@@ -159,7 +167,8 @@ impl Flows {
             return;
         }
         let replied = if udp.is_assured() { flow_state::REPLIED } else { 0 };
-        let (state, destination) = (flow_state::PASS | replied, endpoint(reply.source));
+        let state = flow_state::PASS | flow_state::ASSURED | replied;
+        let destination = endpoint(reply.source);
         let flow = Flow { service, destination, state, ..untranslated_flow(Protocol::Udp, original, 0) };
         let lifetime = flow.lifetime(Protocol::Udp);
         let silence = udp.expires_after().map_or(Duration::ZERO, |left| lifetime.saturating_sub(left));
@@ -186,7 +195,8 @@ impl Flows {
         let used = clock::monotonic().unwrap_or(Duration::ZERO).saturating_sub(silence);
         let used_ns = clock::nanos(used).max(1);
         let flow = Flow { used_ns, ..flow };
-        if let Err(error) = self.flows.insert(key, flow, 0) {
+        let flows = if flow.is_assured() { &mut self.assured } else { &mut self.unassured };
+        if let Err(error) = flows.insert(key, flow, 0) {
             tracing::debug!(%error, "cannot write a flow that is handed over: the connection may break");
         }
         let PrefilterBit { word, mask } =
@@ -240,7 +250,8 @@ impl Translator for Flows {
 /// Returns a flow that the programs do not translate.
 fn untranslated_flow(protocol: Protocol, pair: AddressPair, state: u32) -> Flow {
     let FlowKey { source, destination, .. } = key(Direction::Original, protocol, pair);
-    Flow { source, destination, state: flow_state::PASS | flow_state::REPLIED | state, ..Flow::NONE }
+    let passed = flow_state::PASS | flow_state::ASSURED | flow_state::REPLIED;
+    Flow { source, destination, state: passed | state, ..Flow::NONE }
 }
 
 fn key(direction: Direction, protocol: Protocol, pair: AddressPair) -> FlowKey {

@@ -113,8 +113,10 @@ impl Ebpf {
     /// `all` removes all flows. If netfilter translated meanwhile, a connection that it began may
     /// have the client port of a flow that had ended before, and another endpoint.
     pub(crate) fn forget_flows(&self, all: bool) -> Result<(), KernelError> {
-        let entries = self.object.reader("flows")?;
-        handover::forget(&self.pins, entries, self.maps.sizes.flows, all)
+        for map in handover::FLOW_MAPS {
+            handover::forget(&self.pins, map, self.object.reader(map)?, self.maps.sizes.entries(map), all)?;
+        }
+        Ok(())
     }
 
     /// Leaves the flows that conntrack translates to it: those of UDP, and TCP connections that are
