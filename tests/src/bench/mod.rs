@@ -7,6 +7,7 @@
 
 mod changes;
 mod cluster;
+mod floods;
 mod foreign;
 mod load;
 mod memory;
@@ -64,6 +65,8 @@ pub enum Part {
     Changes,
     /// The memory of the process.
     Memory,
+    /// Floods of packets with forged sources.
+    Floods,
 }
 
 /// The number of repetitions of each measurement.
@@ -77,18 +80,20 @@ pub struct Effort {
     pub turns: usize,
     /// The number of changes of one endpoint, and of changes of one Service.
     pub changes: usize,
+    /// The number of packets of a flood.
+    pub flood: u32,
 }
 
 impl Effort {
     /// Enough for differences of half a percent on a quiet machine.
-    pub const FULL: Self = Self { pairs: 60, round_ms: 50, turns: 8, changes: 500 };
+    pub const FULL: Self = Self { pairs: 60, round_ms: 50, turns: 8, changes: 500, flood: 10_000_000 };
     /// Enough to see that everything works.
-    pub const QUICK: Self = Self { pairs: 10, round_ms: 30, turns: 2, changes: 100 };
+    pub const QUICK: Self = Self { pairs: 10, round_ms: 30, turns: 2, changes: 100, flood: 200_000 };
 }
 
 impl Part {
     /// All parts.
-    pub const ALL: [Self; 4] = [Self::Data, Self::Foreign, Self::Changes, Self::Memory];
+    pub const ALL: [Self; 5] = [Self::Data, Self::Foreign, Self::Changes, Self::Memory, Self::Floods];
 
     const fn name(self) -> &'static str {
         match self {
@@ -96,6 +101,7 @@ impl Part {
             Self::Foreign => "foreign traffic",
             Self::Changes => "change path",
             Self::Memory => "memory",
+            Self::Floods => "floods",
         }
     }
 }
@@ -104,14 +110,20 @@ impl Bench {
     /// Measures everything. `progress` receives a line before each step.
     pub fn run(&self, progress: &mut dyn FnMut(&str)) -> Result<Report> {
         let mut report = Report::new(&self.mode);
+        if self.parts.contains(&Part::Floods) {
+            progress(Part::Floods.name());
+            self.floods(&mut report).context("floods")?;
+        }
         for &services in &self.services {
-            for part in &self.parts {
+            for part in self.parts.iter().filter(|part| **part != Part::Floods) {
                 progress(&format!("{services} Services: {}", part.name()));
                 match part {
                     Part::Data => self.data_path(services, &mut report),
                     Part::Foreign => self.foreign(services, &mut report),
                     Part::Changes => self.change_path(services, &mut report),
                     Part::Memory => self.memory(services, &mut report),
+                    // The number of Services does not matter.
+                    Part::Floods => Ok(()),
                 }
                 .with_context(|| format!("{services} Services: {}", part.name()))?;
             }
@@ -149,6 +161,12 @@ impl Bench {
         Ok(())
     }
 
+    fn floods(&self, report: &mut Report) -> Result<()> {
+        let (mut world, mut proxy) = self.build(&floods::HOSTS, floods::place)?;
+        report.floods = floods::measure(&mut world, &mut proxy, self.effort.flood)?;
+        Ok(())
+    }
+
     fn memory(&self, services: usize, report: &mut Report) -> Result<()> {
         let (mut world, mut proxy) = self.prepare(&[Host::Node1], services)?;
         report.memory.push(memory::measure(&mut world, &mut proxy, services, "manifests")?);
@@ -161,10 +179,14 @@ impl Bench {
     /// Returns a world with a cluster of this number of Services, and a proxy that is ready to
     /// start.
     fn prepare(&self, hosts: &[Host], services: usize) -> Result<(World, Proxy)> {
+        self.build(hosts, |manifests| cluster::write(manifests, services))
+    }
+
+    fn build(&self, hosts: &[Host], place: impl FnOnce(&Manifests) -> Result<()>) -> Result<(World, Proxy)> {
         let world = World::build(hosts, &std::env::current_exe()?)?;
         self.iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
         let manifests = Manifests::create(world.directory())?;
-        cluster::write(&manifests, services)?;
+        place(&manifests)?;
         let proxy = Proxy::new(&world, &self.shunt, &self.mode, &manifests, &serde_yaml_ng::Mapping::new())?;
         Ok((world, proxy))
     }

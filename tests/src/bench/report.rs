@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::{
     changes::ChangeResult,
+    floods::FloodResult,
     foreign::ForeignResult,
     memory::Memory,
     paths::PathResult,
@@ -22,6 +23,7 @@ pub struct Report {
     pub(super) foreign: Vec<ForeignResult>,
     pub(super) changes: Vec<ChangeResult>,
     pub(super) memory: Vec<Memory>,
+    pub(super) floods: Vec<FloodResult>,
     targets: Vec<TargetResult>,
 }
 
@@ -35,6 +37,7 @@ impl Report {
             foreign: Vec::new(),
             changes: Vec::new(),
             memory: Vec::new(),
+            floods: Vec::new(),
             targets: Vec::new(),
         }
     }
@@ -98,6 +101,23 @@ impl Report {
         }
         Ok(())
     }
+
+    fn write_floods(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.floods.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\nConnections that ended while packets of clients that do not exist came in")?;
+        for result in &self.floods {
+            let FloodResult { count, per_second, cpu_ns, active, lost, failures, .. } = result;
+            let (what, idle) = (result.attack.name(), result.idle.as_deref().unwrap_or("lives"));
+            writeln!(
+                f,
+                "  {count} {what}, {per_second:.0} a second, {cpu_ns} ns of CPU each: {lost} of {active}; the idle one {idle}"
+            )?;
+            failures.iter().take(3).try_for_each(|failure| writeln!(f, "    {failure}"))?;
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for Report {
@@ -106,6 +126,7 @@ impl fmt::Display for Report {
         self.write_paths(f)?;
         self.write_changes(f)?;
         self.write_memory(f)?;
+        self.write_floods(f)?;
         writeln!(f, "\nTargets")?;
         for target in &self.targets {
             let TargetResult { what, target, measured, verdict } = target;

@@ -32,6 +32,7 @@ pub use self::{
 };
 use crate::{
     agent::Agent,
+    flood::{self, Sender},
     process::{ChildProcess, HostContext, describe_status},
 };
 
@@ -187,6 +188,13 @@ impl World {
     /// Adds a route through a gateway to a host.
     pub fn route(&self, host: Host, to: IpNet, via: IpAddr) -> Result<()> {
         self.namespace(host)?.run(|| Netlink::open()?.add_route(Route { to, via }))
+    }
+
+    /// Returns a sender of packets from a host to node1.
+    pub fn sender(&self, host: Host) -> Result<Sender> {
+        let link = if host == Host::Client { LINK.to_owned() } else { host.node_link() };
+        let gateway = self.namespace(Host::Node1)?.run(|| flood::hardware_address(&link))?;
+        self.namespace(host)?.run(|| Sender::open(LINK, gateway)).with_context(|| host.name())
     }
 
     fn namespace(&self, host: Host) -> Result<&Netns> {
