@@ -142,6 +142,8 @@ struct Flows {
     assured: HashMap<MapData, FlowKey, Flow>,
     unassured: HashMap<MapData, FlowKey, Flow>,
     prefilter: MappedWords,
+    /// When the maps were opened, on the monotonic clock.
+    opened: Duration,
 }
 
 impl Flows {
@@ -150,6 +152,7 @@ impl Flows {
             assured: open_pinned(pins.path(), "flows")?,
             unassured: open_pinned(pins.path(), "unassured_flows")?,
             prefilter: pins.mapped("prefilter", prefilter::WORDS)?,
+            opened: clock::monotonic().unwrap_or(Duration::ZERO),
         })
     }
 
@@ -208,23 +211,31 @@ impl Flows {
 /// A closed connection that was silent for this long gets no packets any more. Its client port may
 /// be in use again.
 const CLOSED_FOR: Duration = Duration::from_secs(2);
+/// A flow that is not assured and was silent for this long is no handshake any more, and no question
+/// that waits for its answer. After a flood there are tens of thousands, each of which takes about a
+/// millisecond.
+const UNASSURED_FOR: Duration = Duration::from_secs(3);
+/// From this time on, flows that are not assured stay behind. A flood may begin them faster than
+/// they are handed over.
+const UNASSURED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Returns true for a flow that ended, so that conntrack need not have it.
-fn has_ended(flow: &Flow, protocol: Protocol) -> bool {
-    let now = clock::monotonic().unwrap_or(Duration::ZERO);
+/// Returns true for a flow that conntrack need not have, at a time after the handover began.
+fn stays_behind(flow: &Flow, protocol: Protocol, now: Duration, after: Duration) -> bool {
     let silence = now.saturating_sub(Duration::from_nanos(flow.used_ns));
     flow.is_expired(protocol, clock::nanos(now))
         || protocol.is_connection_oriented() && flow.is_closed() && silence >= CLOSED_FOR
+        || !flow.is_assured() && (silence >= UNASSURED_FOR || after >= UNASSURED_WITHIN)
 }
 
 impl Translator for Flows {
     /// A flow that ended is not handed over: if another connection with the same addresses began
-    /// since, conntrack would lose that one.
+    /// since, conntrack would lose that one. Nor are the flows of a flood.
     fn untranslated(&mut self, tracked: &TrackedConnection) -> Option<AddressPair> {
         let AddressPair { source, destination } = tracked.original;
         let reply = AddressPair { source: destination, destination: source };
         let flow = self.flow(&key(Direction::Reply, tracked.protocol, reply))?;
-        if has_ended(&flow, tracked.protocol) {
+        let now = clock::monotonic().unwrap_or(Duration::ZERO);
+        if stays_behind(&flow, tracked.protocol, now, now.saturating_sub(self.opened)) {
             return None;
         }
         Some(AddressPair { source: address(flow.destination), destination: address(flow.source) })
@@ -266,4 +277,36 @@ fn endpoint(address: SocketAddr) -> Endpoint {
 
 fn address(endpoint: Endpoint) -> SocketAddr {
     SocketAddr::new(endpoint.addr.into(), endpoint.port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(1_000);
+
+    /// Returns true if a TCP flow in this state stays behind after this silence, at this time after
+    /// the handover began.
+    fn stays(state: u32, silent_seconds: u64, after_seconds: u64) -> bool {
+        let [silence, after] = [silent_seconds, after_seconds].map(Duration::from_secs);
+        let flow = Flow { state, used_ns: clock::nanos(NOW.saturating_sub(silence)), ..Flow::NONE };
+        stays_behind(&flow, Protocol::Tcp, NOW, after)
+    }
+
+    #[test]
+    fn handshakes_are_handed_over_and_the_flows_of_a_flood_stay_behind() {
+        for state in [0, flow_state::REPLIED] {
+            assert!(!stays(state, 1, 1), "a handshake");
+            assert!(stays(state, 3, 1), "a forged SYN some time ago");
+            assert!(stays(state, 1, 5), "a flood that goes on");
+        }
+    }
+
+    #[test]
+    fn assured_connections_are_handed_over_until_they_have_closed() {
+        const OPEN: u32 = flow_state::REPLIED | flow_state::ASSURED;
+        assert!(!stays(OPEN, 900, 60));
+        assert!(!stays(OPEN | flow_state::RESET, 1, 60), "its last segments");
+        assert!(stays(OPEN | flow_state::RESET, 2, 0));
+    }
 }
