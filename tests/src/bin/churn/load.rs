@@ -97,6 +97,11 @@ impl Client {
         Ok(counts)
     }
 
+    /// Returns the addresses of the Service whose endpoints change.
+    pub(crate) const fn addresses(&self) -> [SocketAddr; 2] {
+        self.addresses
+    }
+
     /// Opens the connections that stay open.
     pub(crate) fn open(&mut self) -> Result<()> {
         self.open_connections().into_iter().try_for_each(|(id, to)| {

@@ -5,6 +5,7 @@
 mod leftovers;
 mod load;
 mod phases;
+mod soak;
 mod switches;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -43,6 +44,12 @@ struct Arguments {
     /// Skip what comes before the switches.
     #[arg(long)]
     only_switches: bool,
+    /// Run the soak test for this many minutes instead.
+    #[arg(long, value_name = "MINUTES")]
+    soak: Option<u64>,
+    /// The seed for the order of what the soak test does [default: random].
+    #[arg(long)]
+    seed: Option<u64>,
 }
 
 /// One check.
@@ -65,7 +72,14 @@ struct ChurnTest {
 }
 
 fn main() -> ExitCode {
-    process::main("churn", || run(&Arguments::parse()).map(|checks| report(&checks)))
+    process::main("churn", || {
+        let arguments = Arguments::parse();
+        let checks = match arguments.soak {
+            Some(minutes) => soak::run(&arguments.shunt, minutes, arguments.seed),
+            None => run(&arguments),
+        };
+        checks.map(|checks| report(&checks))
+    })
 }
 
 /// Prints the checks. Returns true if all passed.

@@ -8,14 +8,14 @@ use anyhow::{Result, ensure};
 use shunt_tests::{
     agent::protocol::{Attempt, ConnectRequest, LoadReport, LoadRequest, Protocol},
     deadline::{Deadline, Stopwatch},
-    runner::{Manifests, Proxy},
+    runner::Proxy,
     small_cluster::Slices,
     world::{Host, World},
 };
 
 use super::{Check, ChurnTest, load::Client};
 
-const SERVICES: &str = include_str!("switched.yaml");
+pub(crate) const SERVICES: &str = include_str!("switched.yaml");
 const SCTP_SERVICE: &str = include_str!("sctp.yaml");
 const PORTS: &str = "{name: t, protocol: TCP, port: 8080}, {name: u, protocol: UDP, port: 5353}";
 /// How long the load runs before, between and after the switches.
@@ -23,13 +23,13 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The pause between two checks whether a switch has happened.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 /// The longest time that a switch takes.
-const SWITCH_TIMEOUT: Duration = Duration::from_secs(20);
-const TCP_TIMEOUT: Duration = Duration::from_secs(5);
+const SWITCH_TIMEOUT: Duration = Duration::from_mins(1);
+pub(crate) const TCP_TIMEOUT: Duration = Duration::from_secs(5);
 /// A datagram that is not answered after this time is lost. It holds up only its conversation.
 const UDP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The number of datagrams of one client that may stay unanswered in each round. Those that come in
 /// while conntrack takes over their flow are dropped, and a loaded machine takes longer for it.
-const MAX_UNANSWERED: usize = 64;
+pub(crate) const MAX_UNANSWERED: usize = 64;
 
 /// A rule that matches no packet of the load, and that link programs would hide packets from.
 const ADD_RULE: &str = "nft add table inet notice; \
@@ -52,7 +52,7 @@ const BACKSTOP: &str = "nft list tables | grep -q kube-proxy";
 const EXEMPT_POD: &str = "bpftool -j map dump pinned $PINS/exempt_netns | grep -q key";
 
 /// A change, and how to see that the proxy has followed it.
-struct Switch {
+pub(crate) struct Switch {
     name: &'static str,
     change: Change,
     /// A shell condition.
@@ -64,8 +64,11 @@ enum Change {
     Place(&'static str),
 }
 
+/// Replaces the objects of the Service that the programs cannot serve by those of a text.
+pub(crate) type PlaceSctp<'a> = &'a dyn Fn(&str) -> Result<()>;
+
 /// Returns the switches in their order.
-fn switches() -> Vec<Switch> {
+pub(crate) fn switches() -> Vec<Switch> {
     let netfilter = || format!("! {PROGRAMS_ON_LINKS} && {BACKSTOP}");
     let programs = || format!("{PROGRAMS_ON_LINKS} && ! {BACKSTOP}");
     let switch = |name, change, is_made| Switch { name, change, is_made };
@@ -123,7 +126,7 @@ impl ChurnTest {
         thread::sleep(PAUSE);
         for round in 0..rounds {
             for switch in switches {
-                switch.make(world, manifests, since)?;
+                switch.make(world, &|text| manifests.place("sctp.yaml", text), since)?;
                 if round == 0 && switch.name == TO_NETFILTER {
                     restart(proxy, world, since)?;
                 }
@@ -144,11 +147,11 @@ fn restart(proxy: &mut Proxy, world: &mut World, since: Stopwatch) -> Result<()>
 
 impl Switch {
     /// Makes the change, and waits until the proxy has followed it.
-    fn make(&self, world: &World, manifests: &Manifests, since: Stopwatch) -> Result<()> {
+    pub(crate) fn make(&self, world: &World, place: PlaceSctp<'_>, since: Stopwatch) -> Result<()> {
         let from = since.elapsed();
         match self.change {
             Change::Run(host, line) => drop(world.run(host, line)?),
-            Change::Place(text) => manifests.place("sctp.yaml", text)?,
+            Change::Place(text) => place(text)?,
         }
         let deadline = Deadline::after(SWITCH_TIMEOUT);
         let check = format!("if {}; then echo made; fi", self.is_made);
@@ -163,11 +166,15 @@ impl Switch {
 }
 
 fn check(name: &str, report: &LoadReport, rounds: usize, switches: usize) -> Check {
-    let switches = rounds * switches;
+    check_report(&format!("{} switches, {name}", rounds * switches), report, rounds * MAX_UNANSWERED)
+}
+
+/// Checks what happened to the connections of a client.
+pub(crate) fn check_report(name: &str, report: &LoadReport, max_unanswered: usize) -> Check {
     let LoadReport { connections, conversations, exchanges, unanswered, refused, .. } = report;
     let LoadReport { lost, broken, moved, wrong_peer, .. } = report;
     let name = format!(
-        "{switches} switches, {name}: {connections} connections, {conversations} UDP conversations, \
+        "{name}: {connections} connections, {conversations} UDP conversations, \
          {exchanges} exchanges, {unanswered} datagrams unanswered, {refused} refused, {lost} lost, {broken} \
          broken, {moved} moved, {wrong_peer} with a wrong peer"
     );
@@ -176,14 +183,13 @@ fn check(name: &str, report: &LoadReport, rounds: usize, switches: usize) -> Che
         println!("        {failure}");
     }
     let mut failures = if has_failed { report.failures.clone() } else { Vec::new() };
-    if *unanswered > rounds * MAX_UNANSWERED {
-        failures
-            .push(format!("{unanswered} datagrams are unanswered, {MAX_UNANSWERED} in each round may be"));
+    if *unanswered > max_unanswered {
+        failures.push(format!("{unanswered} datagrams are unanswered, {max_unanswered} may be"));
     }
     Check::new(name, failures)
 }
 
-fn endpoints() -> String {
+pub(crate) fn endpoints() -> String {
     let mut slices = Slices::default();
     for is_v6 in [false, true] {
         for service in ["wide", "near"] {
@@ -194,11 +200,15 @@ fn endpoints() -> String {
 }
 
 fn start_load(client: &mut Client) -> Result<()> {
-    let streams = destinations(client.host).into_iter().flat_map(streams_to).collect();
-    client.agent.start_load(LoadRequest { streams })
+    client.agent.start_load(LoadRequest { streams: streams_of(client.host) })
 }
 
-fn stop_load(client: &mut Client) -> Result<(String, LoadReport)> {
+/// Returns the load of a client.
+pub(crate) fn streams_of(client: Host) -> Vec<ConnectRequest> {
+    destinations(client).into_iter().flat_map(streams_to).collect()
+}
+
+pub(crate) fn stop_load(client: &mut Client) -> Result<(String, LoadReport)> {
     Ok((client.host.to_string(), client.agent.stop_load(TCP_TIMEOUT)?))
 }
 

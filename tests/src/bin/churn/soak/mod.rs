@@ -1,0 +1,190 @@
+//! The soak test: held and short connections, conversations and bulk, while everything that can
+//! happen to shunt happens, one after the other in random order. At the end no connection was lost,
+//! and the process and the kernel hold what they held at the start.
+
+mod disturbances;
+mod footprint;
+
+use std::{path::Path, thread, time::Duration};
+
+use anyhow::{Context as _, Result};
+use serde_yaml_ng::Mapping;
+use shunt_tests::{
+    agent::protocol::{ConnectRequest, LoadReport, LoadRequest, Protocol},
+    deadline::{Deadline, Stopwatch},
+    flood::SOURCES,
+    runner::{Cluster, Proxy},
+    small_cluster::{NODE, Slices, WEB_PORT},
+    world::{Host, World},
+};
+
+use self::{disturbances::Disturbance, footprint::Footprint};
+use super::{
+    Check,
+    leftovers::{KernelState, PinnedObjects},
+    load::{self, Client},
+    phases::ENDPOINT_SETS,
+    switches::{self, MAX_UNANSWERED, TCP_TIMEOUT},
+};
+
+/// Map sizes that the Services of the load fit into, and those of a disturbance do not.
+const FIELDS: &str = "shunt: {ebpf: {mapSizes: {services: 200}}}";
+/// The time in which the process settles after a start, and the load after a disturbance.
+const SETTLE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_secs(1);
+/// The time after which the process holds no more than at the start.
+const SHRINK_TIMEOUT: Duration = Duration::from_mins(1);
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(30);
+const CLIENT: &str = "192.168.57.50";
+
+/// The world with the proxy, the API server and the clients.
+struct Soak {
+    // Declared before the world, so that the process ends before its namespace is removed.
+    proxy: Proxy,
+    clients: Vec<Client>,
+    cluster: Cluster,
+    world: World,
+    fields: Mapping,
+    /// Endpoint sets that were set.
+    sets: usize,
+    since: Stopwatch,
+}
+
+/// Runs the test. The seed decides the order of disturbances.
+pub(super) fn run(shunt: &Path, minutes: u64, seed: Option<u64>) -> Result<Vec<Check>> {
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    println!("        --seed {seed}");
+    let (mut soak, before) = build(shunt)?;
+    let checks = soak.run(Duration::from_mins(minutes), &mut fastrand::Rng::with_seed(seed), &before);
+    if checks.as_ref().map_or(true, |checks| checks.iter().any(|check| !check.failures.is_empty())) {
+        eprintln!("the end of the proxy's log:\n{}", soak.proxy.log_tail(40));
+    }
+    checks
+}
+
+fn build(shunt: &Path) -> Result<(Soak, KernelState)> {
+    let shunt = shunt.canonicalize().context("--shunt")?;
+    let mut world = World::build(&Host::ALL, &std::env::current_exe()?)?;
+    world.move_out_of_cgroup(Host::A2)?;
+    // Answers to forged sources leave the node.
+    world.route(Host::Node1, SOURCES.parse()?, CLIENT.parse()?)?;
+    let before = KernelState::read(&world)?;
+    let cluster = Cluster::start(&world)?;
+    for text in [NODE, include_str!("../web.yaml"), switches::SERVICES, &switches::endpoints()] {
+        cluster.apply_all(text)?;
+    }
+    let fields: Mapping = serde_yaml_ng::from_str(FIELDS)?;
+    let proxy = Proxy::new(&world, &shunt, "ebpf", &cluster, &fields)?;
+    let clients = load::clients(&mut world)?;
+    let soak = Soak { proxy, clients, cluster, world, fields, sets: 0, since: Stopwatch::start() };
+    soak.set_endpoints(ENDPOINT_SETS[0])?;
+    Ok((soak, before))
+}
+
+impl Soak {
+    fn run(
+        &mut self,
+        duration: Duration,
+        random: &mut fastrand::Rng,
+        before: &KernelState,
+    ) -> Result<Vec<Check>> {
+        self.proxy.start(&mut self.world)?;
+        self.clients.iter_mut().try_for_each(start_load)?;
+        thread::sleep(SETTLE);
+        let at_start = Footprint::read(&self.proxy, &self.world)?;
+        let made = self.disturb(Deadline::after(duration), random);
+        thread::sleep(SETTLE);
+        let mut checks = vec![self.check_footprint(&at_start)?];
+        let reports: Result<Vec<_>> = self.clients.iter_mut().map(switches::stop_load).collect();
+        let made = made?;
+        checks.extend(reports?.iter().map(|(host, report)| check_load(host, report, made)));
+        checks.push(self.check_follows()?);
+        checks.push(self.clean_up(before)?);
+        Ok(checks)
+    }
+
+    /// Disturbs until the time is over: all disturbances in random order, again and again. Returns
+    /// how many there were.
+    fn disturb(&mut self, end: Deadline, random: &mut fastrand::Rng) -> Result<usize> {
+        let mut made = 0;
+        loop {
+            let mut order = Disturbance::ALL;
+            random.shuffle(&mut order);
+            for disturbance in order {
+                if end.passed() {
+                    return Ok(made);
+                }
+                println!("        {:.1} s: {}", self.since.elapsed().as_secs_f32(), disturbance.name());
+                self.make(disturbance).with_context(|| disturbance.name())?;
+                made += 1;
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    fn set_endpoints(&self, hosts: &[Host]) -> Result<()> {
+        let mut slices = Slices::default();
+        for is_v6 in [false, true] {
+            slices.add("web", is_v6, WEB_PORT, hosts);
+        }
+        self.cluster.apply_all(slices.text())
+    }
+
+    fn check_footprint(&self, at_start: &Footprint) -> Result<Check> {
+        let mut last = Vec::new();
+        let settled = Deadline::after(SHRINK_TIMEOUT).try_poll(|| {
+            last = Footprint::read(&self.proxy, &self.world)?.more_than(at_start);
+            anyhow::Ok(last.is_empty().then_some(()))
+        })?;
+        let now = Footprint::read(&self.proxy, &self.world)?;
+        let failures = if settled.is_some() { Vec::new() } else { last };
+        Ok(Check::new(format!("shunt holds {now}; at the start {at_start}"), failures))
+    }
+
+    /// Checks that only the endpoints of the last change answer.
+    fn check_follows(&mut self) -> Result<Check> {
+        self.set_endpoints(&[Host::B1])?;
+        let mut others = Vec::new();
+        let followed = Deadline::after(FOLLOW_TIMEOUT).try_poll(|| {
+            others.clear();
+            for client in &mut self.clients {
+                others.extend(client.answers_of_others(Host::B1)?);
+            }
+            anyhow::Ok(others.is_empty().then_some(()))
+        })?;
+        let failures = if followed.is_some() { Vec::new() } else { others };
+        Ok(Check::new("afterwards, only the remaining endpoint answers", failures))
+    }
+
+    fn clean_up(&mut self, before: &KernelState) -> Result<Check> {
+        let pinned = PinnedObjects::read(&self.world)?;
+        self.proxy.stop()?;
+        self.proxy.clean_up(&self.world)?;
+        let mut failures = KernelState::read(&self.world)?.difference_from(before);
+        failures.extend(pinned.remaining());
+        Ok(Check::new(format!("--cleanup removes {pinned}, rules and links"), failures))
+    }
+}
+
+/// Starts the load of the switches, and connections to the Service whose endpoints change.
+fn start_load(client: &mut Client) -> Result<()> {
+    let mut streams = switches::streams_of(client.host);
+    for to in client.addresses() {
+        let short = ConnectRequest {
+            pause: Duration::from_millis(10),
+            ..ConnectRequest::new(to, Protocol::Tcp, 4).with_timeout(TCP_TIMEOUT)
+        };
+        let held = ConnectRequest {
+            repeats: usize::MAX,
+            repeat_interval: Duration::from_millis(20),
+            ..short.clone()
+        };
+        streams.extend([short, held]);
+    }
+    client.agent.start_load(LoadRequest { streams })
+}
+
+fn check_load(host: &str, report: &LoadReport, disturbances: usize) -> Check {
+    let name = format!("{disturbances} disturbances, {host}");
+    switches::check_report(&name, report, disturbances * MAX_UNANSWERED)
+}
