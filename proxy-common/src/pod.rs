@@ -4,8 +4,8 @@
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, Flow, FlowKey,
-        FragmentKey, FragmentValue, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
+        AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, EndpointValue, Flow,
+        FlowKey, FragmentKey, FragmentValue, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
         ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket,
     },
 };
@@ -29,6 +29,7 @@ pod!(
     Connection,
     Endpoint,
     EndpointKey,
+    EndpointValue,
     Flow,
     FlowKey,
     FragmentKey,

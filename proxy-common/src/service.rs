@@ -94,7 +94,7 @@ impl AffinityKey {
 }
 
 /// Chooses an endpoint for a new connection. Calls `client` only if the Service has affinity.
-/// Returns `None` if the chosen slot is empty.
+/// Returns `None` if the chosen slot was removed after the Service was read.
 #[inline(always)]
 pub fn choose_endpoint(
     tables: &impl Tables,
@@ -135,8 +135,7 @@ fn is_in_list(tables: &impl Tables, service: u32, list: u32, endpoint: Endpoint)
 fn random_endpoint(tables: &impl Tables, service: &ServiceValue, slots: Slots) -> Option<Endpoint> {
     tables.endpoint(&EndpointKey {
         service: service.service,
-        generation: service.generation,
-        slot: slots.pick(tables.random()),
         list: slots.list,
+        slot: slots.pick(tables.random()),
     })
 }

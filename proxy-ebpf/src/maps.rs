@@ -13,10 +13,10 @@ use aya_ebpf::{
 use proxy_common::{
     Addr, for_each_map,
     layout::{
-        AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, Endpoint, EndpointKey, Flow, FlowKey,
-        FragmentKey, FragmentValue, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
-        ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope, SourceRange,
-        TraceEvent, UdpSocket, flow_state, service_slot,
+        AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, Endpoint, EndpointKey, EndpointValue,
+        Flow, FlowKey, FragmentKey, FragmentValue, MemberKey, NodeValue, Program, ProgramError,
+        ProgramErrors, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope,
+        SourceRange, TraceEvent, UdpSocket, flow_state, service_slot,
     },
     packet::TcpFlags,
     prefilter::PrefilterBit,
@@ -175,7 +175,8 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn endpoint(&self, key: &EndpointKey) -> Option<Endpoint> {
-        copy!(ENDPOINTS, key)
+        // SAFETY: the endpoint is copied before any other map operation.
+        unsafe { ENDPOINTS.get(key) }.map(|value| value.endpoint)
     }
 
     #[inline(always)]

@@ -164,8 +164,8 @@ enum Resolution {
     Endpoint { service: u32, endpoint: Endpoint },
 }
 
-/// Userspace may switch a Service to new slots and remove the old ones between two reads. Another
-/// read of the Service finds the new slots.
+/// Userspace may remove the last slots of a Service, or all of a list that it does not use any more,
+/// between two reads. Another read of the Service finds the slots that are left.
 const READS: u32 = 3;
 
 #[inline(always)]

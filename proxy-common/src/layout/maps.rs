@@ -2,9 +2,9 @@
 //! and the settings for their sizes are derived from it.
 
 use super::{
-    AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-    FragmentValue, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SocketPeer,
-    SourceRange, UdpSocket,
+    AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, EndpointValue, Flow,
+    FlowKey, FragmentKey, FragmentValue, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
+    ServiceValue, SocketPeer, SourceRange, UdpSocket,
 };
 use crate::Addr;
 
@@ -25,8 +25,8 @@ macro_rules! for_each_map {
         $callback! {
             SERVICES "services" HashMap<ServiceKey, ServiceValue> Config
                 size services = 131072 "services"; // One entry per frontend.
-            ENDPOINTS "endpoints" HashMap<EndpointKey, Endpoint> Config
-                size endpoints = 524288 "endpoints"; // While a list changes, it is there twice.
+            ENDPOINTS "endpoints" HashMap<EndpointKey, EndpointValue> Config
+                size endpoints = 524288 "endpoints"; // One entry per endpoint of a list.
             MEMBERS "members" HashMap<MemberKey, u8> Config
                 size members = 524288 "members"; // Entries of Services with UDP or affinity.
             SOURCE_RANGES "source_ranges" LpmTrie<SourceRange, u32> Config

@@ -9,7 +9,7 @@ use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 8;
+pub const LAYOUT_VERSION: u32 = 9;
 
 /// Declares the type of a key or value, and asserts its size and that it has no padding.
 macro_rules! map_type {
@@ -123,7 +123,7 @@ map_type! {
         /// The service identifier: the number of a service port in one IP family. All of its
         /// frontends have it.
         service: u32,
-        /// The generation of the endpoint lists. Slots of other generations are not read.
+        /// The generation of the endpoint lists: each change of one of them raises it.
         generation: u32,
         /// The number of slots for clients inside: processes and pods of this node.
         inside_count: u32,
@@ -160,22 +160,30 @@ pub mod flags {
 }
 
 map_type! {
-    /// Key of `endpoints`: one slot of one generation of one list.
-    EndpointKey, 16 {
+    /// Key of `endpoints`: one slot of one list.
+    EndpointKey, 12 {
         /// [`ServiceValue::service`].
         service: u32,
-        /// [`ServiceValue::generation`].
-        generation: u32,
-        /// The slot, from 0 up to the count of the list.
-        slot: u32,
         /// [`List`].
         list: u32,
+        /// The slot, from 0 up to the count of the list.
+        slot: u32,
     }
 }
 
 map_type! {
-    /// An address and port: the value of `endpoints`, `udp_flows` and `udp_replies`, and a field of
-    /// other types.
+    /// Value of `endpoints`.
+    EndpointValue, 24 {
+        /// The endpoint.
+        endpoint: Endpoint,
+        /// The [`ServiceValue::generation`] that brought the endpoint to this slot. If no frontend
+        /// has it yet, the change is not complete.
+        generation: u32,
+    }
+}
+
+map_type! {
+    /// An address and port: the value of `udp_flows` and `udp_replies`, and a field of other types.
     Endpoint, 20 {
         /// The address.
         addr: Addr,

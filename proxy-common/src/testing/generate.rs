@@ -7,7 +7,10 @@ use proptest::{collection::vec as vec_of, prelude::*, sample::select};
 use super::{Addresses, ChecksumState, ConfigMaps, Extension, Hook, InputFrame, Payload, TestPacket};
 use crate::{
     Protocol,
-    layout::{Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
+    layout::{
+        Endpoint, EndpointKey, EndpointValue, List, LocalDetection, MemberKey, ServiceKey, ServiceValue,
+        flags,
+    },
     packet::TcpFlags,
 };
 
@@ -251,7 +254,8 @@ fn put(config: &mut ConfigMaps, number: u32, protocol: Protocol, vip: SocketAddr
     let in_slots = lists.into_iter().filter_map(|(list, endpoint)| Some((list.number(), endpoint?)));
     for (list, endpoint) in in_slots {
         let endpoint = Endpoint::new(endpoint.ip().into(), endpoint.port());
-        config.endpoints.insert(EndpointKey { service: number, generation, slot: 0, list }, endpoint);
+        let value = EndpointValue { endpoint, generation };
+        config.endpoints.insert(EndpointKey { service: number, list, slot: 0 }, value);
         config.members.insert(MemberKey { service: number, list, endpoint });
     }
     for endpoint in serving {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
+        AffinityKey, AffinityValue, Counter, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey,
         FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NewFlows, NodeValue, ProgramError,
         STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue, SocketScope,
     },
@@ -19,7 +19,7 @@ pub struct ConfigMaps {
     /// `services`.
     pub services: BTreeMap<ServiceKey, ServiceValue>,
     /// `endpoints`.
-    pub endpoints: BTreeMap<EndpointKey, Endpoint>,
+    pub endpoints: BTreeMap<EndpointKey, EndpointValue>,
     /// `members`.
     pub members: BTreeSet<MemberKey>,
     /// `source_ranges`: the service, and the address and length of the prefix, of 128 bits.
@@ -85,9 +85,8 @@ impl ConfigMaps {
     /// Returns the bits of frontends and endpoints in the prefilter.
     pub fn prefilter_bits(&self) -> impl Iterator<Item = PrefilterBit> {
         let services = self.services.keys().map(|key| PrefilterBit::of_service(&key.addr, key.port));
-        services.chain(
-            self.endpoints.values().map(|endpoint| PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port)),
-        )
+        let endpoints = self.endpoints.values().map(|value| value.endpoint);
+        services.chain(endpoints.map(|endpoint| PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port)))
     }
 }
 

@@ -90,7 +90,7 @@ impl Tables for MemoryMaps {
     }
 
     fn endpoint(&self, key: &EndpointKey) -> Option<Endpoint> {
-        self.config.endpoints.get(key).copied()
+        self.config.endpoints.get(key).map(|value| value.endpoint)
     }
 
     fn is_member(&self, key: &MemberKey) -> bool {

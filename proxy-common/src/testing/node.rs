@@ -10,8 +10,8 @@ use super::{ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, StateMaps, T
 use crate::{
     Protocol,
     layout::{
-        Counter, Direction, Endpoint, EndpointKey, Flow, FlowKey, List, MemberKey, ProgramError,
-        ServiceCounts, ServiceKey, ServiceValue, flow_state,
+        Counter, Direction, Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, List, MemberKey,
+        ProgramError, ServiceCounts, ServiceKey, ServiceValue, flow_state,
     },
     packet::Tuple,
 };
@@ -182,8 +182,8 @@ impl<'a> TestNode<'a> {
         for (list, endpoints) in lists {
             for (slot, address) in (0..).zip(endpoints) {
                 let (service, endpoint) = (value.service, endpoint(*address));
-                let generation = value.generation;
-                self.config.endpoints.insert(EndpointKey { service, generation, slot, list }, endpoint);
+                let value = EndpointValue { endpoint, generation: value.generation };
+                self.config.endpoints.insert(EndpointKey { service, list, slot }, value);
                 self.config.members.insert(MemberKey { service, list, endpoint });
             }
         }

@@ -20,7 +20,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
+        AffinityKey, AffinityValue, Counter, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey,
         FragmentValue, MemberKey, NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts, ServiceKey,
         ServiceValue, SourceRange,
     },
@@ -44,7 +44,7 @@ pub(crate) struct Kernel {
     ebpf: Ebpf,
     config: Option<ConfigMaps>,
     services: HashMap<MapData, ServiceKey, ServiceValue>,
-    endpoints: HashMap<MapData, EndpointKey, Endpoint>,
+    endpoints: HashMap<MapData, EndpointKey, EndpointValue>,
     members: HashMap<MapData, MemberKey, u8>,
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
     node_addresses: HashMap<MapData, Addr, u8>,

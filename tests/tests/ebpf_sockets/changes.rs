@@ -1,9 +1,9 @@
-//! The cost of a change depends on the changed Service only.
+//! The cost of a change depends neither on the number of Services nor on that of endpoints.
 
 use std::net::SocketAddr;
 
 use aya::maps::{HashMap, MapData};
-use proxy_common::layout::{Endpoint, EndpointKey};
+use proxy_common::layout::{EndpointKey, EndpointValue};
 use proxy_userspace::model::{Dirty, Protocol, ServicePortKey};
 
 use crate::bench::{Bench, key, port};
@@ -16,11 +16,23 @@ fn endpoint_change_costs_the_same_with_many_services() {
         let mut bench = among(others);
         let mut endpoints = endpoints(0);
         endpoints[2] = address("10.9.9.9:8080");
-        // Four slots of a new generation, the frontend, four slots of the old one: one bpf(2) call
-        // each.
-        assert_eq!(change(&mut bench, &endpoints), 4 + 1 + 4, "among {others}");
-        assert_eq!(slots(&bench), (others + 1) * 4, "no old slot is left");
+        // A slot and the frontend: one bpf(2) call each.
+        assert_eq!(change(&mut bench, &endpoints), 1 + 1, "among {others}");
+        assert_eq!(slots(&bench), (others + 1) * 4);
+        endpoints.remove(1);
+        assert_eq!(change(&mut bench, &endpoints), 1 + 1 + 1, "the last one moves, and its slot is removed");
+        assert_eq!(slots(&bench), (others + 1) * 4 - 1, "no old slot is left");
     }
+}
+
+#[test]
+fn list_that_fills_its_map_can_change() {
+    let mut bench = among(0);
+    let mut endpoints: Vec<_> = (0..=255).map(|host| address(&format!("10.2.0.{host}:8080"))).collect();
+    change(&mut bench, &endpoints);
+    assert_eq!(slots(&bench), 256, "the size of the map");
+    endpoints[7] = address("10.9.9.9:8080");
+    assert_eq!(change(&mut bench, &endpoints), 1 + 1);
 }
 
 #[test]
@@ -70,7 +82,7 @@ fn sync(bench: &mut Bench) -> usize {
 }
 
 fn slots(bench: &Bench) -> usize {
-    let map: HashMap<MapData, EndpointKey, Endpoint> = bench.pinned("endpoints");
+    let map: HashMap<MapData, EndpointKey, EndpointValue> = bench.pinned("endpoints");
     map.keys().filter_map(Result::ok).count()
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData};
-use proxy_common::layout::{Endpoint, EndpointKey};
+use proxy_common::layout::{EndpointKey, EndpointValue};
 use proxy_userspace::{
     kernel::bpf::LogLevel,
     model::{Dirty, Protocol},
@@ -111,7 +111,7 @@ fn conversations_are_traced_once(bench: &mut Bench) {
 fn errors_are_logged(bench: &mut Bench) {
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.7.4:80", &[endpoint]);
-    let mut endpoints: HashMap<MapData, EndpointKey, Endpoint> = bench.pinned("endpoints");
+    let mut endpoints: HashMap<MapData, EndpointKey, EndpointValue> = bench.pinned("endpoints");
     let slots: Vec<EndpointKey> = endpoints.keys().map(|key| key.expect("read")).collect();
     for slot in &slots {
         endpoints.remove(slot).expect("removed");

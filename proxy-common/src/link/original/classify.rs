@@ -28,13 +28,14 @@ pub(super) enum Classification {
     Drop,
     /// It is refused or dropped for this reason. If refused, netfilter rejects it by its mark.
     Rejected(Counter),
-    /// The chosen slot was empty. Reading the Service again finds another one.
+    /// The chosen slot was removed. Reading the Service again finds another one.
     Retry,
 }
 
-/// Userspace may switch a Service to new slots and remove the old ones between two reads. A second
-/// read of the Service finds the new slots. If it changes once more, the packet is dropped and the
-/// client retransmits. Each iteration multiplies the work of the verifier.
+/// Userspace may remove the last slots of a Service, or all of a list that it does not use any more,
+/// between two reads. A second read of the Service finds the slots that are left. If the chosen one
+/// is removed once more, the packet is dropped and the client retransmits. Each iteration
+/// multiplies the work of the verifier.
 const READS: u32 = 2;
 
 /// Classifies a packet. For a new flow, it sets [`ClientPacket::flow`].
@@ -144,7 +145,7 @@ fn source_after_translation(tables: &impl Tables, incoming: &ClientPacket) -> En
     Endpoint { port, ..source }
 }
 
-/// Rejects a packet because the endpoints of its Service changed during each read.
+/// Rejects a packet because its slot was removed after each read of the Service.
 #[inline(never)]
 fn endpoint_missing<T: Tables>(tables: &T, service: u32) -> Classification {
     tables.count_error(ProgramError::EndpointMissing);

@@ -13,7 +13,7 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError, lpm_trie::LpmTrie};
 use proxy_common::{
     Addr,
     layout::{
-        BridgeAddress, Endpoint, EndpointKey, LAYOUT_VERSION, LocalDetection, MAPS, MapContent,
+        BridgeAddress, EndpointKey, EndpointValue, LAYOUT_VERSION, LocalDetection, MAPS, MapContent,
         MapDeclaration, MapSizes, MemberKey, NewFlows, NodeValue, SIZE_SETTINGS, STATE_LAYOUT_VERSION,
         ServiceKey, ServiceValue, SocketScope, SourceRange, UdpSocket, service_slots,
     },
@@ -68,7 +68,7 @@ pub(crate) fn map_full(map: &'static str, sizes: &MapSizes) -> KernelError {
 /// The maps that userspace writes.
 pub(crate) struct Maps {
     services: HashMap<MapData, ServiceKey, ServiceValue>,
-    endpoints: HashMap<MapData, EndpointKey, Endpoint>,
+    endpoints: HashMap<MapData, EndpointKey, EndpointValue>,
     members: HashMap<MapData, MemberKey, u8>,
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
     node_addresses: HashMap<MapData, Addr, u8>,

@@ -35,7 +35,11 @@ fn additions(state: &State, plan: &Plan) -> BTreeMap<u32, Entries> {
     let mut additions: BTreeMap<u32, Entries> = BTreeMap::new();
     for step in &plan.steps {
         let Step::Put(entry) = step else { continue };
-        let is_new = !matches!(entry, MapEntry::Service(key, _) if state.service(key).is_some());
+        let is_new = match entry {
+            MapEntry::Service(key, _) => state.service(key).is_none(),
+            MapEntry::Endpoint(key, _) => !state.endpoints.contains_key(key),
+            _ => true,
+        };
         if let Some(service) = entry.service().filter(|_| is_new) {
             *additions.entry(service).or_default().entry(entry.map()).or_default() += 1;
         }

@@ -2,8 +2,10 @@
 //!
 //! The order of the changes makes every prefix of a plan safe:
 //!
-//! 1. Endpoints, members and source ranges are added, in a generation that nothing reads yet.
-//! 2. Each frontend is written once, which switches it to the new generation.
+//! 1. Endpoints, members and source ranges are added. An endpoint takes the slot of one that leaves,
+//!    or a slot that no frontend counts yet. If a list becomes shorter, its last endpoints take the
+//!    slots of those that leave.
+//! 2. Each frontend is written once, with the new number of slots and the new generation.
 //! 3. Programs are attached: those that translate replies before those that translate requests.
 //! 4. Frontends that are no longer needed are removed.
 //! 5. Entries that nothing reads any more are removed.
@@ -11,6 +13,7 @@
 pub(crate) mod capacity;
 pub(crate) mod ids;
 pub(crate) mod ranges;
+mod slots;
 pub(crate) mod state;
 pub(crate) mod step;
 pub(crate) mod translate;
@@ -19,7 +22,10 @@ use std::collections::{BTreeSet, HashSet};
 
 use proxy_common::{
     Addr,
-    layout::{BridgeAddress, Endpoint, EndpointKey, List, MemberKey, NewFlows, ServiceKey, ServiceValue},
+    layout::{
+        BridgeAddress, Endpoint, EndpointKey, EndpointValue, List, MemberKey, NewFlows, ServiceKey,
+        ServiceValue,
+    },
 };
 
 use self::{
@@ -295,31 +301,35 @@ impl<'a> Planner<'a> {
         service
     }
 
-    /// Plans the slots. Returns their generation: the present one if no slot changes.
+    /// Plans the slots. Returns the generation of the lists: the present one if no slot changes.
+    ///
+    /// Connections remember the generation, so it must not stay if an endpoint leaves. A process
+    /// that ended after it wrote slots may not have written the frontends: the slots tell.
     fn slots(&mut self, service: u32, port: &ResolvedPort) -> u32 {
         let state = self.state;
-        let present = state.frontends(service).map(|(_, value)| value.generation).max();
-        let newest = state.slots(service).map(|(key, _)| key.generation).max();
-        let slots = |generation| translate::slots(service, generation, port);
-        let is_current = |generation: &u32| {
-            let held = state.slots(service).filter(|(key, _)| key.generation == *generation);
-            held.map(|(k, v)| (*k, *v)).eq(slots(*generation))
-        };
-        let generation = present.filter(is_current).unwrap_or_else(|| {
-            let next = present.max(newest).map_or(1, |last| last + 1);
-            let added = slots(next).map(|(key, value)| Step::Put(MapEntry::Endpoint(key, value)));
-            self.phases.additions.extend(added);
-            next
-        });
-        self.remove_slots(service, |key| key.generation != generation);
+        let published = state.frontends(service).map(|(_, value)| value.generation);
+        let last = published.chain(state.slots(service).map(|(_, value)| value.generation)).max();
+        let last = last.unwrap_or_default();
+        let (mut written, mut surplus) = (Vec::new(), Vec::new());
+        for (list, wanted) in translate::lists(port) {
+            let key = |slot| EndpointKey { service, list: list.number(), slot };
+            let held = state.slots_from(key(0)).map(|(key, value)| (key.slot, value.endpoint));
+            let changes = slots::arrange(held, &wanted).into_iter();
+            written.extend(changes.map(|(slot, endpoint)| (key(slot), endpoint)));
+            let count = u32::try_from(wanted.len()).unwrap_or(u32::MAX);
+            surplus.extend(state.slots_from(key(count)));
+        }
+        let generation = last + u32::from(!written.is_empty() || !surplus.is_empty());
+        let value = |endpoint| EndpointValue { endpoint, generation };
+        let put = |(key, endpoint)| Step::Put(MapEntry::Endpoint(key, value(endpoint)));
+        self.phases.additions.extend(written.into_iter().map(put));
+        self.remove_slots(surplus.into_iter());
         generation
     }
 
-    fn remove_slots(&mut self, service: u32, is_removed: impl Fn(&EndpointKey) -> bool) {
-        let removed = self.state.slots(service).filter(|(key, _)| is_removed(key));
-        self.phases
-            .removals
-            .extend(removed.map(|(key, value)| Step::Remove(MapEntry::Endpoint(*key, *value))));
+    fn remove_slots(&mut self, slots: impl Iterator<Item = (&'a EndpointKey, &'a EndpointValue)>) {
+        let removed = slots.map(|(key, value)| Step::Remove(MapEntry::Endpoint(*key, *value)));
+        self.phases.removals.extend(removed);
     }
 
     /// Plans the members. Also destroys the sockets of members that no longer serve.
@@ -352,7 +362,7 @@ impl<'a> Planner<'a> {
 
     fn remove_all(&mut self, service: u32) {
         self.remove_frontends(service, &[]);
-        self.remove_slots(service, |_| true);
+        self.remove_slots(self.state.slots(service));
         self.set_ranges(service, &BTreeSet::new());
         self.set_members(service, &BTreeSet::new());
     }

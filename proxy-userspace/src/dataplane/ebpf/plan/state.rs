@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use proxy_common::{
     Addr,
-    layout::{BridgeAddress, Endpoint, EndpointKey, MemberKey, ServiceKey, ServiceValue},
+    layout::{BridgeAddress, Endpoint, EndpointKey, EndpointValue, MemberKey, ServiceKey, ServiceValue},
     prefilter::PrefilterBit,
 };
 
@@ -22,7 +22,7 @@ use crate::{model::ServicePortKey, net::NetnsCookie};
 pub struct State {
     services: HashMap<ServiceKey, ServiceValue>,
     frontends: BTreeSet<(u32, ServiceKey)>,
-    pub(crate) endpoints: BTreeMap<EndpointKey, Endpoint>,
+    pub(crate) endpoints: BTreeMap<EndpointKey, EndpointValue>,
     pub(crate) members: BTreeSet<MemberKey>,
     pub(crate) ranges: BTreeSet<Range>,
     pub(crate) node_addresses: BTreeSet<Addr>,
@@ -72,7 +72,7 @@ impl State {
     pub(crate) fn put(&mut self, entry: &MapEntry) {
         match *entry {
             MapEntry::Service(key, value) => self.put_service(key, value),
-            MapEntry::Endpoint(key, endpoint) => drop(self.endpoints.insert(key, endpoint)),
+            MapEntry::Endpoint(key, value) => drop(self.endpoints.insert(key, value)),
             MapEntry::Member(key) => drop(self.members.insert(key)),
             MapEntry::SourceRange(range) => drop(self.ranges.insert(range)),
             MapEntry::NodeAddress(address) => drop(self.node_addresses.insert(address)),
@@ -178,7 +178,8 @@ impl State {
     /// is only a member, but sockets that are connected to it may record it again.
     pub(crate) fn prefilter_bits(&self) -> impl Iterator<Item = PrefilterBit> {
         let services = self.services.keys().map(|key| PrefilterBit::of_service(&key.addr, key.port));
-        let endpoints = self.endpoints.values().chain(self.members.iter().map(|key| &key.endpoint));
+        let slots = self.endpoints.values().map(|value| &value.endpoint);
+        let endpoints = slots.chain(self.members.iter().map(|key| &key.endpoint));
         services.chain(endpoints.map(|endpoint| PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port)))
     }
 
@@ -195,10 +196,19 @@ impl State {
             .filter_map(|(_, key)| self.services.get(key).map(|value| (*key, *value)))
     }
 
-    /// Returns the slots of an identifier, of all generations.
-    pub(crate) fn slots(&self, service: u32) -> impl Iterator<Item = (&EndpointKey, &Endpoint)> {
-        let first = EndpointKey { service, generation: 0, slot: 0, list: 0 };
+    /// Returns the slots of the lists of an identifier.
+    pub(crate) fn slots(&self, service: u32) -> impl Iterator<Item = (&EndpointKey, &EndpointValue)> {
+        let first = EndpointKey { service, list: 0, slot: 0 };
         self.endpoints.range(first..).take_while(move |(key, _)| key.service == service)
+    }
+
+    /// Returns the slots of a list from this slot on.
+    pub(crate) fn slots_from(
+        &self,
+        first: EndpointKey,
+    ) -> impl Iterator<Item = (&EndpointKey, &EndpointValue)> {
+        let last = EndpointKey { slot: u32::MAX, ..first };
+        self.endpoints.range(first..=last)
     }
 
     /// Returns the members of the lists of an identifier.

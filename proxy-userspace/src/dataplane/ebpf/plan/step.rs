@@ -3,8 +3,8 @@
 use proxy_common::{
     Addr,
     layout::{
-        BridgeAddress, Endpoint, EndpointKey, LocalDetection, MemberKey, NewFlows, ServiceKey, ServiceValue,
-        SocketScope,
+        BridgeAddress, Endpoint, EndpointKey, EndpointValue, LocalDetection, MemberKey, NewFlows, ServiceKey,
+        ServiceValue, SocketScope,
     },
     prefilter::PrefilterBit,
 };
@@ -21,7 +21,7 @@ pub enum MapEntry {
     /// A frontend leads to these endpoints.
     Service(ServiceKey, ServiceValue),
     /// An endpoint has this slot.
-    Endpoint(EndpointKey, Endpoint),
+    Endpoint(EndpointKey, EndpointValue),
     /// An endpoint is in a list of a service port.
     Member(MemberKey),
     /// A service port accepts clients in this range.
@@ -80,7 +80,7 @@ impl MapEntry {
     pub(crate) const fn prefilter_bit(&self) -> Option<PrefilterBit> {
         match self {
             Self::Service(key, _) => Some(PrefilterBit::of_service(&key.addr, key.port)),
-            Self::Endpoint(_, endpoint) | Self::Member(MemberKey { endpoint, .. }) => {
+            Self::Endpoint(_, EndpointValue { endpoint, .. }) | Self::Member(MemberKey { endpoint, .. }) => {
                 Some(PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port))
             }
             _ => None,

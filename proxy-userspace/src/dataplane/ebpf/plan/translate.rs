@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use proxy_common::{
     Addr,
-    layout::{self, Endpoint, EndpointKey, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
+    layout::{self, Endpoint, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
 };
 
 use super::{any, ranges::Prefix};
@@ -60,20 +60,12 @@ pub(crate) fn service_value(
     }
 }
 
-/// Returns keys and values of all slots, in the order of the keys.
-pub(crate) fn slots(
-    service: u32,
-    generation: u32,
-    port: &ResolvedPort,
-) -> impl Iterator<Item = (EndpointKey, Endpoint)> {
-    // In the order of keys the slot comes before the list, so the two lists alternate.
-    let longest = port.cluster_endpoints.len().max(port.local_endpoints.len());
-    (0..longest).flat_map(move |index| {
-        [TrafficPolicy::Cluster, TrafficPolicy::Local].into_iter().filter_map(move |policy| {
-            let slot = u32::try_from(index).unwrap_or(u32::MAX);
-            let key = EndpointKey { service, generation, slot, list: list(policy).number() };
-            port.endpoints(policy).get(index).map(|endpoint| (key, address(endpoint)))
-        })
+/// Returns the endpoint lists that have slots. The endpoints are sorted.
+pub(crate) fn lists(port: &ResolvedPort) -> [(List, Vec<Endpoint>); 2] {
+    [TrafficPolicy::Cluster, TrafficPolicy::Local].map(|policy| {
+        let mut endpoints: Vec<Endpoint> = port.endpoints(policy).iter().map(address).collect();
+        endpoints.sort_unstable();
+        (list(policy), endpoints)
     })
 }
 

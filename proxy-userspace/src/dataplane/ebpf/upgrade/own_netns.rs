@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 
 use proxy_common::{
     Addr, Protocol,
-    layout::{Endpoint, EndpointKey, List, ServiceKey, ServiceValue},
+    layout::{Endpoint, EndpointKey, EndpointValue, List, ServiceKey, ServiceValue},
 };
 
 use super::super::{MapEntry, maps::Maps};
@@ -26,8 +26,9 @@ const SERVICE: u32 = 0;
 /// Returns the cookie. The programs must be attached to the cgroup of this process.
 pub(crate) fn learn(maps: &mut Maps) -> Result<NetnsCookie, KernelError> {
     let service = ServiceKey::new(addr(VIP), VIP.port(), Protocol::Udp);
-    let slot = EndpointKey { service: SERVICE, generation: 0, slot: 0, list: List::Cluster.number() };
-    let endpoint = MapEntry::Endpoint(slot, Endpoint::new(addr(ENDPOINT), ENDPOINT.port()));
+    let slot = EndpointKey { service: SERVICE, list: List::Cluster.number(), slot: 0 };
+    let endpoint = Endpoint::new(addr(ENDPOINT), ENDPOINT.port());
+    let endpoint = MapEntry::Endpoint(slot, EndpointValue { endpoint, generation: 0 });
     let service = MapEntry::Service(service, one_endpoint());
     let netns = maps.put(&endpoint).and_then(|()| maps.put(&service)).and_then(|()| connect(maps));
     maps.remove(&service)?;
