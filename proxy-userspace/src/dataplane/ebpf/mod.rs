@@ -14,6 +14,7 @@ mod upgrade;
 mod tests;
 
 use std::{
+    borrow::Cow,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -189,6 +190,20 @@ impl Ebpf {
         self.rules.as_ref().is_some_and(Rules::is_shutting_down)
     }
 
+    /// Writes the entries of the first steps by one call if these are several entries of one map
+    /// with many entries, and records them in the state. Returns how many: if one fails, it is the
+    /// next.
+    fn put_batch(&mut self, steps: &[Step], failures: &Failures, state: &mut State) -> usize {
+        let entry = |step| match failures.adjust(step, state) {
+            Some(Cow::Borrowed(Step::Put(entry))) => Some(entry),
+            _ => None,
+        };
+        let entries: Vec<&MapEntry> = steps.iter().map_while(entry).take(MAX_BATCH).collect();
+        let written = if entries.len() > 1 { self.maps.put_batch(&entries) } else { 0 };
+        entries.iter().take(written).for_each(|entry| state.put(entry));
+        written
+    }
+
     /// Makes a change and records it in the state.
     fn apply_step(&mut self, step: &Step, state: &mut State) -> Result<(), KernelError> {
         match step {
@@ -237,6 +252,8 @@ impl Ebpf {
     }
 }
 
+/// The maximal number of entries of one map call. If one fails, at most so many are tried again.
+const MAX_BATCH: usize = 512;
 /// The prefix of the names of programs, and so of their links and filters.
 const LINKS: &str = "shunt_";
 
@@ -275,7 +292,11 @@ impl Dataplane for Ebpf {
         self.assign_ids(state, &plan);
         let mut failures = Failures::without_room(state, &plan, &self.maps.sizes);
         let mut rules = None;
-        for step in &plan.steps {
+        let mut steps = plan.steps.as_slice();
+        loop {
+            let written = self.put_batch(steps, &failures, state);
+            let Some((step, later)) = steps.get(written..).and_then(<[Step]>::split_first) else { break };
+            steps = later;
             let Some(step) = failures.adjust(step, state) else { continue };
             match self.apply_step(&step, state) {
                 Ok(()) => {}

@@ -1,4 +1,4 @@
-//! Reads a map in batches of many entries, from where the last call ended.
+//! Reads and writes maps in batches of many entries.
 
 use std::{io, marker::PhantomData, mem::MaybeUninit, os::fd::OwnedFd};
 
@@ -54,6 +54,38 @@ impl<K: Pod, V: Pod> Reader<K, V> {
         // SAFETY: the kernel filled as many keys and values; every bit pattern of a `Pod` is a
         // value.
         Ok(entries.map(|(key, value)| unsafe { (key.assume_init(), value.assume_init()) }).collect())
+    }
+
+    /// Reads all entries.
+    pub fn read_all(&mut self, mut visit: impl FnMut(K, V)) -> io::Result<()> {
+        self.rewind();
+        loop {
+            self.read()?.into_iter().for_each(|(key, value)| visit(key, value));
+            if self.is_at_beginning() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Writes a hash map.
+#[derive(Debug)]
+pub struct Writer<K, V> {
+    map: OwnedFd,
+    entry: PhantomData<(K, V)>,
+}
+
+impl<K: Pod, V: Pod> Writer<K, V> {
+    /// Keys and values of the map must have the sizes of these types.
+    pub(super) const fn new(map: OwnedFd) -> Self {
+        Self { map, entry: PhantomData }
+    }
+
+    /// Inserts or replaces entries in this order. Returns how many: it stops at the first that
+    /// fails, for a cause that a single write of that entry shows. Kernel 5.6 (aa2e93b8e58e).
+    pub fn put(&self, entries: impl Iterator<Item = (K, V)>) -> usize {
+        let (keys, values): (Vec<K>, Vec<V>) = entries.unzip();
+        syscall::update_batch(&self.map, &keys, &values)
     }
 }
 

@@ -22,7 +22,7 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{Map, MapError, MapInfo},
+    maps::{Map, MapData, MapError, MapInfo},
     programs::{Program, ProgramError, ProgramType},
     sys::{BpfHelper, is_helper_supported},
 };
@@ -31,7 +31,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 pub(super) use self::pins::{BPFFS, check_pin_directory, is_bpffs, mount_bpffs, try_pin};
 use self::tc::LinkProgram;
 pub use self::{
-    batch::Reader,
+    batch::{Reader, Writer},
     link::{attach, is_attached},
     log::{LogLevel, MessageReader, RingReader},
     mapped::MappedWords,
@@ -143,6 +143,21 @@ impl Object {
     /// Returns a reader of a map. The types must have the sizes of its specification.
     pub fn reader<K: aya::Pod, V: aya::Pod>(&self, name: &'static str) -> Result<Reader<K, V>, KernelError> {
         self.map(name)?.try_clone().map(Reader::new).map_err(KernelError::call("open map", name))
+    }
+
+    /// Returns a writer of batches of a hash map.
+    pub fn writer<K: aya::Pod, V: aya::Pod>(&self, name: &'static str) -> Result<Writer<K, V>, KernelError> {
+        self.map(name)?.try_clone().map(Writer::new).map_err(KernelError::call("open map", name))
+    }
+
+    /// Opens a map once more, as a map with types.
+    pub fn open_map<M>(&self, name: &'static str) -> Result<M, KernelError>
+    where
+        M: TryFrom<Map, Error = MapError>,
+    {
+        let map = self.map(name)?.try_clone().map_err(KernelError::call("open map", name))?;
+        let map = MapData::from_fd(map).and_then(Map::from_map_data).and_then(M::try_from);
+        map.map_err(KernelError::bpf("open map", name))
     }
 
     /// Maps an array of 64-bit words into memory.

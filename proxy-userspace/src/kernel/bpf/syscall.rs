@@ -20,6 +20,7 @@ const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_PROG_QUERY: libc::c_int = 16;
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
+const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
 const BPF_LINK_DETACH: libc::c_int = 34;
@@ -206,6 +207,25 @@ pub(super) fn lookup_batch<K, V>(
         // The end of the map. The entries before it have been written.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(BatchRead { count, next: None }),
         Err(error) => Err(error),
+    }
+}
+
+/// Inserts or replaces entries of a map, in this order. Returns how many: the kernel stops at the
+/// first that fails.
+pub(super) fn update_batch<K, V>(map: &OwnedFd, keys: &[K], values: &[V]) -> usize {
+    let mut attribute = Batch {
+        keys: keys.as_ptr() as u64,
+        values: values.as_ptr() as u64,
+        count: u32::try_from(keys.len().min(values.len())).unwrap_or(u32::MAX),
+        map_fd: number(map.as_fd()),
+        ..Batch::default()
+    };
+    let all = attribute.count;
+    match bpf_with_output(BPF_MAP_UPDATE_BATCH, &mut attribute) {
+        Ok(_) => all as usize,
+        // A kernel without this command, or one that refuses it, leaves the count.
+        Err(_) if attribute.count >= all => 0,
+        Err(_) => attribute.count as usize,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The maps of the eBPF programs as userspace sees them: how they are created, written and read.
 
 pub(crate) mod counters;
+pub(crate) mod entries;
 mod fill;
 pub(crate) mod prefilter;
 pub(crate) mod service_counts;
@@ -20,19 +21,14 @@ use proxy_common::{
     prefilter::WORDS,
 };
 
-use self::prefilter::Prefilter;
+use self::{entries::EntryReader, prefilter::Prefilter};
 use super::{
-    plan::{
-        ids::ServiceIds,
-        ranges::{Prefix, Range},
-        state::State,
-        step::MapEntry,
-    },
+    plan::{ids::ServiceIds, state::State, step::MapEntry},
     rules::Marks,
 };
 use crate::kernel::{
     KernelError,
-    bpf::{MapSpec, Object, first_words},
+    bpf::{MapSpec, Object, Writer, first_words},
     clock,
     netns::NetnsCookie,
     sock_diag::SocketCookie,
@@ -82,6 +78,15 @@ pub(crate) struct Maps {
     exempt_sources: HashMap<MapData, Addr, u8>,
     pub(crate) sizes: MapSizes,
     marks: Marks,
+    entries: EntryReader,
+    batches: Batches,
+}
+
+/// Writers of the maps that have many entries.
+struct Batches {
+    services: Writer<ServiceKey, ServiceValue>,
+    endpoints: Writer<EndpointKey, EndpointValue>,
+    members: Writer<MemberKey, u8>,
 }
 
 fn failed(operation: &'static str, map: &'static str) -> impl FnOnce(MapError) -> KernelError {
@@ -109,7 +114,14 @@ const IN_SET: u8 = 1;
 
 impl Maps {
     pub(crate) fn open(object: &mut Object, sizes: MapSizes, marks: Marks) -> Result<Self, KernelError> {
+        let batches = Batches {
+            services: object.writer("services")?,
+            endpoints: object.writer("endpoints")?,
+            members: object.writer("members")?,
+        };
         Ok(Self {
+            entries: EntryReader::open(object)?,
+            batches,
             services: object.take_map("services")?,
             endpoints: object.take_map("endpoints")?,
             members: object.take_map("members")?,
@@ -219,6 +231,32 @@ impl Maps {
         })
     }
 
+    /// Inserts or replaces entries in this order, by one call. Stops before an entry of another map
+    /// than the first, or of a small map, and at the first that fails: [`Self::put`] returns its
+    /// error. Returns how many were written.
+    pub(crate) fn put_batch(&mut self, entries: &[&MapEntry]) -> usize {
+        for bit in entries.iter().filter_map(|entry| entry.prefilter_bit()) {
+            self.prefilter.insert(bit);
+        }
+        let Batches { services, endpoints, members } = &self.batches;
+        let entries = entries.iter().copied();
+        match entries.clone().next() {
+            Some(MapEntry::Service(..)) => services.put(entries.map_while(|entry| match *entry {
+                MapEntry::Service(key, value) => Some((key, value)),
+                _ => None,
+            })),
+            Some(MapEntry::Endpoint(..)) => endpoints.put(entries.map_while(|entry| match *entry {
+                MapEntry::Endpoint(key, value) => Some((key, value)),
+                _ => None,
+            })),
+            Some(MapEntry::Member(_)) => members.put(entries.map_while(|entry| match *entry {
+                MapEntry::Member(key) => Some((key, IN_SET)),
+                _ => None,
+            })),
+            _ => 0,
+        }
+    }
+
     /// Removes the entry with the key of this one, if there is one.
     pub(crate) fn remove(&mut self, entry: &MapEntry) -> Result<(), KernelError> {
         let result = match entry {
@@ -244,24 +282,10 @@ impl Maps {
     }
 
     /// Reads all entries.
-    pub(crate) fn read(&self, ids: ServiceIds) -> Result<State, KernelError> {
+    pub(crate) fn read(&mut self, ids: ServiceIds) -> Result<State, KernelError> {
         let mut state = State::default();
         state.ids = ids;
-        let s = &mut state;
-        read(s, "services", self.services.iter(), |(key, value)| MapEntry::Service(key, value))?;
-        read(s, "endpoints", self.endpoints.iter(), |(key, value)| MapEntry::Endpoint(key, value))?;
-        read(s, "members", self.members.keys(), MapEntry::Member)?;
-        read(s, "source_ranges", self.source_ranges.keys(), |key| {
-            MapEntry::SourceRange(Range::from_key(&key))
-        })?;
-        read(s, "node_addresses", self.node_addresses.keys(), MapEntry::NodeAddress)?;
-        read(s, "local_sources", self.local_sources.keys(), |key| {
-            MapEntry::LocalSource(Prefix::from_key(&key))
-        })?;
-        read(s, "local_links", self.local_links.keys(), MapEntry::LocalLink)?;
-        read(s, "bridge_ports", self.bridge_ports.iter(), |(key, value)| MapEntry::BridgePort(key, value))?;
-        read(s, "exempt_netns", self.exempt_netns.keys(), |key| MapEntry::ExemptNetns(NetnsCookie(key)))?;
-        read(s, "exempt_sources", self.exempt_sources.keys(), MapEntry::ExemptSource)?;
+        self.entries.read(|entry| state.put(&entry))?;
         let node = self.node.get(&0, 0).map_err(failed("read", "node"))?;
         state.local_detection = node.local_detection;
         state.socket_scope = node.socket_scope;
@@ -278,18 +302,6 @@ where
 {
     let data = MapData::from_pin(directory.join(map)).and_then(Map::from_map_data);
     data.and_then(M::try_from).map_err(failed("open", map))
-}
-
-fn read<T>(
-    state: &mut State,
-    map: &'static str,
-    mut items: impl Iterator<Item = Result<T, MapError>>,
-    entry: impl Fn(T) -> MapEntry,
-) -> Result<(), KernelError> {
-    items.try_for_each(|item| {
-        state.put(&entry(item.map_err(failed("read", map))?));
-        Ok(())
-    })
 }
 
 /// Returns the marks that the programs with the maps pinned in a directory use. Returns `None` if
