@@ -53,6 +53,23 @@ pub trait Dataplane {
         false
     }
 
+    /// Reads again what is not certain about a state. Returns false if everything must be read.
+    fn refresh(&mut self, state: &mut Self::State) -> Result<bool, Self::Error> {
+        Ok(self.is_certain(state))
+    }
+
+    /// Returns true if each [`Self::refresh`] compares all that the kernel holds. Otherwise it is
+    /// read from time to time although it seems certain.
+    fn compares_all(&self) -> bool {
+        false
+    }
+
+    /// Returns true if the whole Snapshot was planned for this state and nothing failed since. Then
+    /// only what is dirty, and the node, need a plan.
+    fn is_current(_state: &Self::State) -> bool {
+        false
+    }
+
     /// Plans the changes. Pure: takes no `self`.
     fn plan(state: &Self::State, snapshot: &Snapshot, dirty: &Dirty) -> Self::Plan;
 

@@ -58,6 +58,12 @@ pub trait Renderer: Send {
     /// the first [`Self::render`] and after one that failed.
     fn observe(&mut self) -> Result<(), RenderError>;
 
+    /// Returns true if the kernel holds what was rendered, as far as [`Self::observe`] knows. Then
+    /// only what is dirty, and the node, must be rendered.
+    fn is_current(&self) -> bool {
+        false
+    }
+
     /// Makes the next [`Self::observe`] read the kernel in any case.
     fn invalidate(&mut self) {}
 
@@ -134,17 +140,25 @@ where
     D::State: Send,
 {
     fn observe(&mut self) -> Result<(), RenderError> {
-        if self.state.as_ref().is_some_and(|state| self.dataplane.is_certain(state)) {
+        let failed = |error: D::Error| RenderError::Observe(error.into());
+        if let Some(mut state) = self.state.take()
+            && self.dataplane.refresh(&mut state).map_err(failed)?
+        {
+            self.state = Some(state);
             return Ok(());
         }
-        self.state = None;
-        let observed = self.dataplane.observe();
-        self.state = Some(observed.map_err(|error| RenderError::Observe(error.into()))?);
+        self.state = Some(self.dataplane.observe().map_err(failed)?);
         Ok(())
     }
 
+    fn is_current(&self) -> bool {
+        self.state.as_ref().is_some_and(D::is_current)
+    }
+
     fn invalidate(&mut self) {
-        self.state = None;
+        if !self.dataplane.compares_all() {
+            self.state = None;
+        }
     }
 
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {

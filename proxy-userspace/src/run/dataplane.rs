@@ -63,7 +63,9 @@ pub(super) fn renderer(
 
 /// Creates the programs. Their backstop is created when something needs it.
 fn ebpf(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
-    let programs = boxed(Ebpf::new(&assembly::ebpf(config, launcher)))?;
+    let mut programs = Ebpf::new(&assembly::ebpf(config, launcher))?;
+    programs.check_maps(Arc::clone(drift))?;
+    let programs = boxed::<Ebpf>(Ok(programs))?;
     let policy = config.ebpf.backstop;
     let (config, launcher, drift) = (config.clone(), launcher.clone(), Arc::clone(drift));
     let create = move || backstop(&config, &launcher, &drift).map_err(Into::into);

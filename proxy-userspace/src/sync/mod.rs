@@ -332,7 +332,10 @@ impl SyncLoop {
                     self.last_full_read = Some(Instant::now());
                 }
                 self.renderer.observe()?;
-                self.renderer.render(self.model.snapshot(), &Dirty::everything())
+                let is_current = self.renderer.is_current() && !dirty.all;
+                let everything =
+                    if is_current { Dirty { node: true, ..dirty.clone() } } else { Dirty::everything() };
+                self.renderer.render(self.model.snapshot(), &everything)
             }
         }
     }

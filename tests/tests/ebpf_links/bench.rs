@@ -153,7 +153,7 @@ impl Bench {
 
     /// Applies steps that may fail.
     pub(crate) fn try_apply(&mut self, steps: &[Step]) -> Result<(), EbpfError> {
-        let plan = Plan { steps: steps.to_vec(), names: Vec::new() };
+        let plan = Plan { steps: steps.to_vec(), ..Plan::default() };
         let Self { dataplane, state, .. } = self;
         dataplane.as_mut().expect("running").apply(state, plan)
     }

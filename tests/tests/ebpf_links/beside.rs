@@ -191,7 +191,7 @@ impl Other {
     fn attach(&mut self, bench: &Bench) {
         let dataplane = self.dataplane.as_mut().expect("running");
         let mut state = dataplane.observe().expect("observe");
-        let plan = Plan { steps: bench.planned_from(&state), names: Vec::new() };
+        let plan = Plan { steps: bench.planned_from(&state), ..Plan::default() };
         dataplane.apply(&mut state, plan).expect("apply");
     }
 }

@@ -5,6 +5,7 @@ mod changes;
 mod counts;
 mod flows;
 mod lifecycle;
+mod map_check;
 mod services;
 mod trace;
 mod udp;

@@ -210,6 +210,11 @@ impl Renderer for Backstopped {
         self.programs.observe()
     }
 
+    /// The rules of the backstop are always rendered as a whole.
+    fn is_current(&self) -> bool {
+        self.programs.is_current() && !self.is_in_place && self.needs().is_empty()
+    }
+
     fn invalidate(&mut self) {
         if let Some(backstop) = self.in_place() {
             backstop.invalidate();

@@ -1,5 +1,6 @@
 //! The eBPF dataplane: Services are entries of maps, and programs on sockets and links translate.
 
+mod apply;
 mod error;
 mod failures;
 mod links;
@@ -14,13 +15,13 @@ mod upgrade;
 mod tests;
 
 use std::{
-    borrow::Cow,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 pub use proxy_common::layout::MapSizes;
 use proxy_common::layout::{MAPS, MapDeclaration, service_slots};
+use tokio::sync::Notify;
 
 pub(super) use self::plan::translate::depends_on_pod;
 pub use self::{
@@ -35,14 +36,16 @@ pub use self::{
     rules::{MASQUERADED_PORTS, Marks, NAMES as RULE_NAMES, Rules},
 };
 use self::{
-    failures::Failures,
     links::Links,
-    maps::{Maps, counters::Counters, service_counts::ServiceSlots, sweeper::FlowSweeper},
+    maps::{
+        Maps, checker::MapChecker, counters::Counters, entries::EntryReader, prefilter::PrefilterBits,
+        service_counts::ServiceSlots, sweeper::FlowSweeper,
+    },
     sockets::SocketReleaser,
     trace::TraceLogger,
     upgrade::{StagedMaps, handover, own_netns, state_maps::StateCopies},
 };
-use super::{Dataplane, DisplacedLink, KernelCounts, MapFill};
+use super::{Dataplane, DisplacedLink, KernelCounts, MapFill, lock};
 use crate::{
     kernel::{
         KernelError,
@@ -94,6 +97,8 @@ pub struct Ebpf {
     links: Links,
     socket_releaser: SocketReleaser,
     sweeper: FlowSweeper,
+    /// `None` if the maps are read on the thread of the caller only.
+    checker: Option<MapChecker>,
     _log: Option<TraceLogger>,
     /// State to be copied when the programs of this process take over.
     state_copies: StateCopies,
@@ -152,6 +157,7 @@ impl Ebpf {
             links,
             socket_releaser,
             sweeper,
+            checker: None,
             _log: log,
             state_copies,
             service_slots,
@@ -161,6 +167,15 @@ impl Ebpf {
             is_staged: staged.is_some(),
             attached: false,
         })
+    }
+
+    /// Compares the maps with what was written in a thread of its own from now on, instead of
+    /// reading them on the thread that applies plans. `drift` is notified if they differ.
+    pub fn check_maps(&mut self, drift: Arc<Notify>) -> Result<(), EbpfError> {
+        let entries = EntryReader::open(&self.object)?;
+        let (prefilter, usage) = (Arc::clone(&self.maps.prefilter), Arc::clone(&self.sweeper.usage));
+        self.checker = Some(MapChecker::start(entries, prefilter, usage, drift)?);
+        Ok(())
     }
 
     /// Hands the connections of link programs that are pinned in a directory over to conntrack, if
@@ -190,60 +205,12 @@ impl Ebpf {
         self.rules.as_ref().is_some_and(Rules::is_shutting_down)
     }
 
-    /// Writes the entries of the first steps by one call if these are several entries of one map
-    /// with many entries, and records them in the state. Returns how many: if one fails, it is the
-    /// next.
-    fn put_batch(&mut self, steps: &[Step], failures: &Failures, state: &mut State) -> usize {
-        let entry = |step| match failures.adjust(step, state) {
-            Some(Cow::Borrowed(Step::Put(entry))) => Some(entry),
-            _ => None,
-        };
-        let entries: Vec<&MapEntry> = steps.iter().map_while(entry).take(MAX_BATCH).collect();
-        let written = if entries.len() > 1 { self.maps.put_batch(&entries) } else { 0 };
-        entries.iter().take(written).for_each(|entry| state.put(entry));
-        written
-    }
-
-    /// Makes a change and records it in the state.
-    fn apply_step(&mut self, step: &Step, state: &mut State) -> Result<(), KernelError> {
-        match step {
-            Step::Put(entry) => self.maps.put(entry)?,
-            Step::Remove(entry) => self.maps.remove(entry)?,
-            Step::SetLocalDetection(detection) => self.maps.set_local_detection(*detection)?,
-            Step::SetSocketScope(scope) => self.maps.set_socket_scope(*scope)?,
-            Step::SetNewFlows(new_flows) => self.maps.set_new_flows(*new_flows)?,
-            Step::ForgetFlows { all } => self.forget_flows(*all)?,
-            Step::LeaveFlowsToConntrack => self.leave_flows(state),
-            Step::HandFlowsToConntrack => self.hand_flows()?,
-            Step::Attach => self.attach()?,
-            Step::InstallRules => self.rules.as_mut().map_or(Ok(()), Rules::install)?,
-            Step::AttachLink(at, link) => {
-                self.begin_settling()?;
-                let attached = self.links.attach(&mut self.object, &self.pins, *at, link)?;
-                // The link may be gone or left out.
-                state.links.extend(attached.map(|attached| (*at, attached)));
-                return Ok(());
-            }
-            Step::DetachLink(at) => self.links.detach(&self.pins, *at)?,
-            Step::ReleaseSockets { .. } => self.socket_releaser.wake(),
-        }
-        state.record(step);
+    /// Reads which programs are attached, and whether the rules are installed.
+    fn observe_programs(&mut self, state: &mut State) -> Result<(), KernelError> {
+        state.attached = self.is_attached()?;
+        state.links = self.links.observe(&self.object, &self.pins)?;
+        state.rules_are_installed = self.rules.as_mut().is_none_or(Rules::are_installed);
         Ok(())
-    }
-
-    /// Assigns and releases the identifiers of service ports, with their slots of counts.
-    fn assign_ids(&mut self, state: &mut State, plan: &Plan) {
-        for (name, service) in &plan.names {
-            match service {
-                Some(service) => {
-                    let is_new = state.frontends(*service).next().is_none();
-                    self.service_slots.assign(name, *service, is_new);
-                }
-                None => state.id(name).into_iter().for_each(|before| self.service_slots.release(before)),
-            }
-            state.record_name(name, *service);
-        }
-        self.service_slots.drop_former_owners(|service| state.is_named(service));
     }
 
     /// Returns the cookie of this process's network namespace, as the attached programs see it.
@@ -252,8 +219,6 @@ impl Ebpf {
     }
 }
 
-/// The maximal number of entries of one map call. If one fails, at most so many are tried again.
-const MAX_BATCH: usize = 512;
 /// The prefix of the names of programs, and so of their links and filters.
 const LINKS: &str = "shunt_";
 
@@ -271,53 +236,50 @@ impl Dataplane for Ebpf {
 
     fn observe(&mut self) -> Result<State, EbpfError> {
         let mut state = self.maps.read(self.service_slots.unused_ids())?;
-        state.attached = self.is_attached()?;
-        state.links = self.links.observe(&self.object, &self.pins)?;
-        state.rules_are_installed = self.rules.as_mut().is_none_or(Rules::are_installed);
+        self.observe_programs(&mut state)?;
+        let mut prefilter = lock(&self.maps.prefilter);
         if state.is_taken_over() {
-            self.maps.prefilter.clear_stale(&state, &self.sweeper.usage);
+            prefilter.clear_stale(&PrefilterBits::of_state(&state), &self.sweeper.usage);
         } else {
-            self.maps.prefilter.keep_stale();
+            prefilter.keep_stale();
         }
         Ok(state)
+    }
+
+    /// The thread that checks the maps reads them meanwhile, and notifies the sync loop if they
+    /// differ.
+    fn refresh(&mut self, state: &mut State) -> Result<bool, EbpfError> {
+        let settings = (state.local_detection, state.socket_scope, state.new_flows);
+        let is_certain = state.is_current
+            && state.is_taken_over()
+            && self.maps.node_settings()? == settings
+            && self.checker.as_ref().is_some_and(MapChecker::check);
+        if is_certain {
+            self.observe_programs(state)?;
+        }
+        Ok(is_certain)
+    }
+
+    fn compares_all(&self) -> bool {
+        self.checker.is_some()
+    }
+
+    fn is_current(state: &State) -> bool {
+        state.is_current
     }
 
     fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
         plan::plan(state, snapshot, dirty)
     }
 
-    /// Continues after a service port or link that fails: the rest of the plan for it is skipped,
-    /// so that it stays as it was. It also continues if the rules fail.
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), EbpfError> {
-        self.assign_ids(state, &plan);
-        let mut failures = Failures::without_room(state, &plan, &self.maps.sizes);
-        let mut rules = None;
-        let mut steps = plan.steps.as_slice();
-        loop {
-            let written = self.put_batch(steps, &failures, state);
-            let Some((step, later)) = steps.get(written..).and_then(<[Step]>::split_first) else { break };
-            steps = later;
-            let Some(step) = failures.adjust(step, state) else { continue };
-            match self.apply_step(&step, state) {
-                Ok(()) => {}
-                // Commands do not run any more, and the steps that follow may need the rules.
-                Err(error) if *step == Step::InstallRules && self.is_shutting_down() => {
-                    return Err(EbpfError::Rules(error));
-                }
-                Err(error) if *step == Step::InstallRules => rules = Some(error),
-                // The steps that follow need these.
-                Err(error) if matches!(*step, Step::Attach | Step::HandFlowsToConntrack) => {
-                    return Err(error.into());
-                }
-                Err(error) => failures.add(&step, error, state),
-            }
+        if let Some(checker) = self.checker.as_ref().filter(|_| !plan.steps.is_empty()) {
+            checker.begin_plan();
         }
-        self.finish_state_copies();
-        if let Err(error) = self.change_marks(state) {
-            rules.get_or_insert(error);
-        }
-        failures.into_result()?;
-        rules.map_or(Ok(()), |error| Err(EbpfError::Rules(error)))
+        let result = self.apply_all(state, &plan);
+        state.is_current = result.is_ok() && (plan.is_whole || state.is_current);
+        self.checker.iter().for_each(|checker| checker.end_plan(state.digest));
+        result
     }
 
     fn is_partial(error: &EbpfError) -> bool {

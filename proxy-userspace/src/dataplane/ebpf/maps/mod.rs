@@ -1,5 +1,6 @@
 //! The maps of the eBPF programs as userspace sees them: how they are created, written and read.
 
+pub(crate) mod checker;
 pub(crate) mod counters;
 pub(crate) mod entries;
 mod fill;
@@ -8,7 +9,11 @@ pub(crate) mod service_counts;
 pub(crate) mod sweeper;
 mod usage;
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, lpm_trie::LpmTrie};
 use proxy_common::{
@@ -26,12 +31,15 @@ use super::{
     plan::{ids::ServiceIds, state::State, step::MapEntry},
     rules::Marks,
 };
-use crate::kernel::{
-    KernelError,
-    bpf::{MapSpec, Object, Writer, first_words},
-    clock,
-    netns::NetnsCookie,
-    sock_diag::SocketCookie,
+use crate::{
+    dataplane::lock,
+    kernel::{
+        KernelError,
+        bpf::{MapSpec, Object, Writer, first_words},
+        clock,
+        netns::NetnsCookie,
+        sock_diag::SocketCookie,
+    },
 };
 
 /// Returns what each map must look like on a machine with this number of CPUs.
@@ -69,7 +77,8 @@ pub(crate) struct Maps {
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
     node_addresses: HashMap<MapData, Addr, u8>,
     node: Array<MapData, NodeValue>,
-    pub(crate) prefilter: Prefilter,
+    /// The thread that checks the maps clears bits.
+    pub(crate) prefilter: Arc<Mutex<Prefilter>>,
     udp_sockets: HashMap<MapData, u64, UdpSocket>,
     local_sources: LpmTrie<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
@@ -128,7 +137,7 @@ impl Maps {
             source_ranges: object.take_map("source_ranges")?,
             node_addresses: object.take_map("node_addresses")?,
             node: object.take_map("node")?,
-            prefilter: Prefilter::new(object.mapped("prefilter", WORDS)?),
+            prefilter: Arc::new(Mutex::new(Prefilter::new(object.mapped("prefilter", WORDS)?))),
             udp_sockets: object.take_map("udp_sockets")?,
             local_sources: object.take_map("local_sources")?,
             local_links: object.take_map("local_links")?,
@@ -210,7 +219,7 @@ impl Maps {
     pub(crate) fn put(&mut self, entry: &MapEntry) -> Result<(), KernelError> {
         // Programs must not miss the entry once it is there.
         if let Some(bit) = entry.prefilter_bit() {
-            self.prefilter.insert(bit);
+            lock(&self.prefilter).insert(bit);
         }
         let result = match *entry {
             MapEntry::Service(key, value) => self.services.insert(key, value, 0),
@@ -235,9 +244,8 @@ impl Maps {
     /// than the first, or of a small map, and at the first that fails: [`Self::put`] returns its
     /// error. Returns how many were written.
     pub(crate) fn put_batch(&mut self, entries: &[&MapEntry]) -> usize {
-        for bit in entries.iter().filter_map(|entry| entry.prefilter_bit()) {
-            self.prefilter.insert(bit);
-        }
+        let bits = entries.iter().filter_map(|entry| entry.prefilter_bit());
+        bits.for_each(|bit| lock(&self.prefilter).insert(bit));
         let Batches { services, endpoints, members } = &self.batches;
         let entries = entries.iter().copied();
         match entries.clone().next() {
@@ -286,12 +294,16 @@ impl Maps {
         let mut state = State::default();
         state.ids = ids;
         self.entries.read(|entry| state.put(&entry))?;
-        let node = self.node.get(&0, 0).map_err(failed("read", "node"))?;
-        state.local_detection = node.local_detection;
-        state.socket_scope = node.socket_scope;
-        state.new_flows = node.new_flows;
+        (state.local_detection, state.socket_scope, state.new_flows) = self.node_settings()?;
         state.forget_names();
         Ok(state)
+    }
+
+    /// Returns what a plan sets in `node`: how local clients are recognized, which sockets are
+    /// served, and what becomes of new flows.
+    pub(crate) fn node_settings(&self) -> Result<(u32, u16, u16), KernelError> {
+        let node = self.node.get(&0, 0).map_err(failed("read", "node"))?;
+        Ok((node.local_detection, node.socket_scope, node.new_flows))
     }
 }
 

@@ -40,7 +40,7 @@ impl PrefilterBits {
         }
     }
 
-    fn of_state(state: &State) -> Self {
+    pub(crate) fn of_state(state: &State) -> Self {
         let mut bits = Self::default();
         state.prefilter_bits().for_each(|bit| bits.insert(bit));
         bits
@@ -80,12 +80,11 @@ impl Prefilter {
     }
 
     /// Clears the stale bits of the last call if a scan since then found no entry that needs them,
-    /// and finds new stale bits. Must not be called while programs with other maps are attached:
+    /// and finds new stale bits. `wanted` are the bits that the maps need. Must not be called while programs with other maps are attached:
     /// those maps may hold other Services.
-    pub(crate) fn clear_stale(&mut self, state: &State, usage: &MapUsage) {
-        let wanted = PrefilterBits::of_state(state);
+    pub(crate) fn clear_stale(&mut self, wanted: &PrefilterBits, usage: &MapUsage) {
         if let Some(mut stale) = self.stale.take() {
-            stale.bits.remove_all(&wanted);
+            stale.bits.remove_all(wanted);
             let is_scanned = usage.needed_after(stale.begun, |needed| stale.bits.remove_all(needed));
             if !is_scanned {
                 self.stale = Some(stale);
@@ -101,7 +100,7 @@ impl Prefilter {
             }
         }
         let mut bits = PrefilterBits((0..WORDS).map(|word| self.words.get(word)).collect());
-        bits.remove_all(&wanted);
+        bits.remove_all(wanted);
         self.stale = Some(StaleBits { bits, begun: usage.begun() });
     }
 

@@ -11,6 +11,7 @@
 //! 5. Entries that nothing reads any more are removed.
 
 pub(crate) mod capacity;
+pub(crate) mod digest;
 pub(crate) mod ids;
 pub(crate) mod ranges;
 mod slots;
@@ -49,6 +50,8 @@ pub struct Plan {
     pub names: Vec<(ServicePortKey, Option<u32>)>,
     /// The changes.
     pub steps: Vec<Step>,
+    /// It covers the whole Snapshot, not only what was dirty.
+    pub is_whole: bool,
 }
 
 impl PlanSize for Plan {
@@ -80,7 +83,7 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
         }
         planner.remove_unowned();
     } else {
-        if dirty.node {
+        if dirty.node && (detection_changes || !state.ranges.is_empty()) {
             // Whether source ranges contain the node and its pods changes with the node. What is
             // masqueraded depends on which clients can be recognized as local.
             let touched = snapshot.ports.iter().filter(|(name, port)| {
@@ -97,7 +100,7 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
             }
         }
     }
-    planner.finish()
+    Plan { is_whole: dirty.all, ..planner.finish() }
 }
 
 /// The plan while it is made.
@@ -147,7 +150,7 @@ impl<'a> Planner<'a> {
             .chain(closures.map(|(key, value)| Step::Remove(MapEntry::Service(key, value))))
             .chain(phases.removals)
             .chain(phases.releases);
-        Plan { names: self.names, steps: steps.collect() }
+        Plan { names: self.names, steps: steps.collect(), is_whole: false }
     }
 
     /// Plans the difference between two sets of entries.

@@ -10,6 +10,7 @@ use proxy_common::{
 
 use super::{
     super::links::{HookState, LinkHook},
+    digest::Digest,
     ids::{IdAllocator, ServiceIds},
     ranges::{Prefix, Range},
     step::{MapEntry, Step},
@@ -46,6 +47,10 @@ pub struct State {
     pub(crate) links: BTreeMap<LinkHook, HookState>,
     /// The netfilter rules are as they should be.
     pub(crate) rules_are_installed: bool,
+    /// The digest of all entries.
+    pub(crate) digest: Digest,
+    /// The whole Snapshot was planned for this state, and no plan has failed since.
+    pub(crate) is_current: bool,
 }
 
 impl State {
@@ -70,6 +75,8 @@ impl State {
 
     /// Records an entry that was written or read.
     pub(crate) fn put(&mut self, entry: &MapEntry) {
+        self.held(entry).iter().for_each(|held| self.digest.remove(held));
+        self.digest.add(entry);
         match *entry {
             MapEntry::Service(key, value) => self.put_service(key, value),
             MapEntry::Endpoint(key, value) => drop(self.endpoints.insert(key, value)),
@@ -85,6 +92,7 @@ impl State {
     }
 
     fn remove(&mut self, entry: &MapEntry) {
+        self.held(entry).iter().for_each(|held| self.digest.remove(held));
         match entry {
             MapEntry::Service(key, value) => {
                 self.services.remove(key);
@@ -100,6 +108,29 @@ impl State {
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.remove(cookie)),
             MapEntry::ExemptSource(address) => drop(self.exempt_sources.remove(address)),
         }
+    }
+
+    /// Returns the entry with the key of this one.
+    fn held(&self, entry: &MapEntry) -> Option<MapEntry> {
+        let is_held = match entry {
+            MapEntry::Service(key, _) => {
+                return self.services.get(key).map(|value| MapEntry::Service(*key, *value));
+            }
+            MapEntry::Endpoint(key, _) => {
+                return self.endpoints.get(key).map(|value| MapEntry::Endpoint(*key, *value));
+            }
+            MapEntry::BridgePort(index, _) => {
+                return self.bridge_ports.get(index).map(|bridge| MapEntry::BridgePort(*index, *bridge));
+            }
+            MapEntry::Member(key) => self.members.contains(key),
+            MapEntry::SourceRange(range) => self.ranges.contains(range),
+            MapEntry::NodeAddress(address) => self.node_addresses.contains(address),
+            MapEntry::LocalSource(source) => self.local_sources.contains(source),
+            MapEntry::LocalLink(index) => self.local_links.contains(index),
+            MapEntry::ExemptNetns(cookie) => self.exempt_netns.contains(cookie),
+            MapEntry::ExemptSource(address) => self.exempt_sources.contains(address),
+        };
+        is_held.then_some(*entry)
     }
 
     fn put_service(&mut self, key: ServiceKey, value: ServiceValue) {

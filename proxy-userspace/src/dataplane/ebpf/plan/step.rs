@@ -16,7 +16,7 @@ use super::{
 use crate::{model::ServedLink, net::NetnsCookie};
 
 /// An entry of a map that userspace writes from the Snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MapEntry {
     /// A frontend leads to these endpoints.
     Service(ServiceKey, ServiceValue),

@@ -281,13 +281,16 @@ proptest! {
     }
 
     #[test]
-    fn empty_snapshot_leaves_empty_maps(snapshot in testing::snapshot()) {
-        let mut state = programmed(&snapshot);
+    fn empty_snapshot_leaves_empty_maps((before, after, dirty) in testing::snapshot_change()) {
+        let mut state = programmed(&before);
+        let change = plan(&state, &after, &dirty);
+        apply(&mut state, &change);
         let removal = plan(&state, &Snapshot::default(), &Dirty::everything());
         apply(&mut state, &removal);
         prop_assert!(state.services_in_use().is_empty() && state.node_addresses.is_empty());
         prop_assert!(state.local_sources.is_empty() && state.local_links.is_empty());
         prop_assert!(state.bridge_ports.is_empty());
         prop_assert!(state.links.is_empty());
+        prop_assert_eq!(state.digest, State::default().digest);
     }
 }

@@ -1,0 +1,101 @@
+//! Makes the changes of a plan, and records them in the state.
+
+use std::borrow::Cow;
+
+use super::{Ebpf, EbpfError, MapEntry, Plan, State, Step, failures::Failures, rules::Rules};
+use crate::kernel::KernelError;
+
+/// The maximal number of entries of one map call. If one fails, at most so many are tried again.
+const MAX_BATCH: usize = 512;
+
+impl Ebpf {
+    /// Continues after a service port or link that fails: the rest of the plan for it is skipped, so
+    /// that it stays as it was. It also continues if the rules fail.
+    pub(super) fn apply_all(&mut self, state: &mut State, plan: &Plan) -> Result<(), EbpfError> {
+        self.assign_ids(state, plan);
+        let mut failures = Failures::without_room(state, plan, &self.maps.sizes);
+        let mut rules = None;
+        let mut steps = plan.steps.as_slice();
+        loop {
+            let written = self.put_batch(steps, &failures, state);
+            let Some((step, later)) = steps.get(written..).and_then(<[Step]>::split_first) else { break };
+            steps = later;
+            let Some(step) = failures.adjust(step, state) else { continue };
+            match self.apply_step(&step, state) {
+                Ok(()) => {}
+                // Commands do not run any more, and the steps that follow may need the rules.
+                Err(error) if *step == Step::InstallRules && self.is_shutting_down() => {
+                    return Err(EbpfError::Rules(error));
+                }
+                Err(error) if *step == Step::InstallRules => rules = Some(error),
+                // The steps that follow need these.
+                Err(error) if matches!(*step, Step::Attach | Step::HandFlowsToConntrack) => {
+                    return Err(error.into());
+                }
+                Err(error) => failures.add(&step, error, state),
+            }
+        }
+        self.finish_state_copies();
+        if let Err(error) = self.change_marks(state) {
+            rules.get_or_insert(error);
+        }
+        failures.into_result()?;
+        rules.map_or(Ok(()), |error| Err(EbpfError::Rules(error)))
+    }
+
+    /// Writes the entries of the first steps by one call if these are several entries of one map
+    /// with many entries, and records them in the state. Returns how many: if one fails, it is the
+    /// next.
+    fn put_batch(&mut self, steps: &[Step], failures: &Failures, state: &mut State) -> usize {
+        let entry = |step| match failures.adjust(step, state) {
+            Some(Cow::Borrowed(Step::Put(entry))) => Some(entry),
+            _ => None,
+        };
+        let entries: Vec<&MapEntry> = steps.iter().map_while(entry).take(MAX_BATCH).collect();
+        let written = if entries.len() > 1 { self.maps.put_batch(&entries) } else { 0 };
+        entries.iter().take(written).for_each(|entry| state.put(entry));
+        written
+    }
+
+    /// Makes a change and records it in the state.
+    fn apply_step(&mut self, step: &Step, state: &mut State) -> Result<(), KernelError> {
+        match step {
+            Step::Put(entry) => self.maps.put(entry)?,
+            Step::Remove(entry) => self.maps.remove(entry)?,
+            Step::SetLocalDetection(detection) => self.maps.set_local_detection(*detection)?,
+            Step::SetSocketScope(scope) => self.maps.set_socket_scope(*scope)?,
+            Step::SetNewFlows(new_flows) => self.maps.set_new_flows(*new_flows)?,
+            Step::ForgetFlows { all } => self.forget_flows(*all)?,
+            Step::LeaveFlowsToConntrack => self.leave_flows(state),
+            Step::HandFlowsToConntrack => self.hand_flows()?,
+            Step::Attach => self.attach()?,
+            Step::InstallRules => self.rules.as_mut().map_or(Ok(()), Rules::install)?,
+            Step::AttachLink(at, link) => {
+                self.begin_settling()?;
+                let attached = self.links.attach(&mut self.object, &self.pins, *at, link)?;
+                // The link may be gone or left out.
+                state.links.extend(attached.map(|attached| (*at, attached)));
+                return Ok(());
+            }
+            Step::DetachLink(at) => self.links.detach(&self.pins, *at)?,
+            Step::ReleaseSockets { .. } => self.socket_releaser.wake(),
+        }
+        state.record(step);
+        Ok(())
+    }
+
+    /// Assigns and releases the identifiers of service ports, with their slots of counts.
+    fn assign_ids(&mut self, state: &mut State, plan: &Plan) {
+        for (name, service) in &plan.names {
+            match service {
+                Some(service) => {
+                    let is_new = state.frontends(*service).next().is_none();
+                    self.service_slots.assign(name, *service, is_new);
+                }
+                None => state.id(name).into_iter().for_each(|before| self.service_slots.release(before)),
+            }
+            state.record_name(name, *service);
+        }
+        self.service_slots.drop_former_owners(|service| state.is_named(service));
+    }
+}

@@ -1,0 +1,155 @@
+//! Compares the maps that userspace writes with what they must hold, in a thread of its own, so
+//! that no change waits for it.
+//!
+//! The thread reads all entries and adds up their digest, which the state of the sync thread has as
+//! well. A plan that is applied meanwhile makes the result useless, and the thread reads again. If
+//! the maps differ, the sync thread is notified: it reads them itself and repairs them.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        mpsc::{self, Receiver, SyncSender},
+    },
+    thread,
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use super::{
+    super::plan::digest::Digest,
+    entries::EntryReader,
+    prefilter::{Prefilter, PrefilterBits},
+    usage::MapUsage,
+};
+use crate::{
+    dataplane::lock,
+    kernel::{KernelError, spawn},
+};
+
+/// How often the maps are read if plans are applied meanwhile.
+const ATTEMPTS: usize = 10;
+/// The pause between these attempts. A plan takes some milliseconds.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What the maps must hold, and whether they do.
+#[derive(Debug, Default)]
+struct Expectation {
+    /// The digest of all entries; `None` while a plan is applied.
+    digest: Option<Digest>,
+    /// The number of plans that were applied.
+    plans: u64,
+    /// The maps were found to differ, or could not be compared.
+    is_doubtful: bool,
+}
+
+/// A thread that compares the maps. It ends when this is dropped.
+pub(crate) struct MapChecker {
+    expectation: Arc<Mutex<Expectation>>,
+    wake: SyncSender<()>,
+}
+
+impl MapChecker {
+    /// Starts the thread. `drift` is notified if the maps differ.
+    pub(crate) fn start(
+        entries: EntryReader,
+        prefilter: Arc<Mutex<Prefilter>>,
+        usage: Arc<MapUsage>,
+        drift: Arc<Notify>,
+    ) -> Result<Self, KernelError> {
+        let expectation = Arc::new(Mutex::new(Expectation::default()));
+        let (wake, woken) = mpsc::sync_channel(1);
+        let mut check = Check { expectation: Arc::clone(&expectation), entries, prefilter, usage, drift };
+        spawn("map-check", move || check.run(&woken))?;
+        Ok(Self { expectation, wake })
+    }
+
+    /// Records that a plan begins to change the maps.
+    pub(crate) fn begin_plan(&self) {
+        let mut expectation = lock(&self.expectation);
+        expectation.digest = None;
+        expectation.plans += 1;
+    }
+
+    /// Records what the maps hold after a plan.
+    pub(crate) fn end_plan(&self, digest: Digest) {
+        lock(&self.expectation).digest = Some(digest);
+    }
+
+    /// Returns false if the last comparison was not successful. Otherwise starts the next one.
+    pub(crate) fn check(&self) -> bool {
+        if std::mem::take(&mut lock(&self.expectation).is_doubtful) {
+            return false;
+        }
+        // If the channel is full, a comparison is due already. The thread lives as long as this.
+        let _ = self.wake.try_send(());
+        true
+    }
+}
+
+/// The work of the thread.
+struct Check {
+    expectation: Arc<Mutex<Expectation>>,
+    entries: EntryReader,
+    prefilter: Arc<Mutex<Prefilter>>,
+    usage: Arc<MapUsage>,
+    drift: Arc<Notify>,
+}
+
+impl Check {
+    fn run(&mut self, woken: &Receiver<()>) {
+        while woken.recv().is_ok() {
+            match self.compare_between_plans() {
+                Ok(Some(true)) => {}
+                Ok(Some(false)) => {
+                    tracing::debug!("the maps differ from what was written");
+                    self.doubt();
+                    self.drift.notify_one();
+                }
+                // The next full sync reads the maps on its own thread.
+                Ok(None) => self.doubt(),
+                Err(error) => {
+                    tracing::debug!(%error, "cannot compare the maps");
+                    self.doubt();
+                }
+            }
+        }
+    }
+
+    fn doubt(&self) {
+        lock(&self.expectation).is_doubtful = true;
+    }
+
+    /// Returns whether the maps hold what they must. `None` if plans were applied during each
+    /// attempt.
+    fn compare_between_plans(&mut self) -> Result<Option<bool>, KernelError> {
+        for _ in 0..ATTEMPTS {
+            if let Some(is_same) = self.compare()? {
+                return Ok(Some(is_same));
+            }
+            thread::sleep(PAUSE);
+        }
+        Ok(None)
+    }
+
+    /// Compares once. If the maps are as they must be, also clears bits of the prefilter that
+    /// nothing needs.
+    fn compare(&mut self) -> Result<Option<bool>, KernelError> {
+        let before = lock(&self.expectation).plans;
+        let (mut digest, mut needed) = (Digest::default(), PrefilterBits::default());
+        self.entries.read(|entry| {
+            digest.add(&entry);
+            entry.prefilter_bit().into_iter().for_each(|bit| needed.insert(bit));
+        })?;
+        // A plan waits while bits are cleared, which takes much less than a millisecond.
+        let expectation = lock(&self.expectation);
+        let Some(expected) = expectation.digest.filter(|_| expectation.plans == before) else {
+            return Ok(None);
+        };
+        let is_same = digest == expected;
+        if is_same {
+            lock(&self.prefilter).clear_stale(&needed, &self.usage);
+        }
+        Ok(Some(is_same))
+    }
+}
