@@ -49,8 +49,9 @@ pub enum SocketSource {
     },
     /// It is not bound, and in the network namespace of the node.
     Node,
-    /// It is not bound, and in another network namespace: that of a pod.
-    Pod,
+    /// It is not bound, and in another network namespace: that of a pod, or of a container that is
+    /// no pod.
+    Elsewhere,
 }
 
 /// Returns the verdict on a socket that connects or sends to `service`. Calls `source` only if
@@ -94,9 +95,7 @@ const fn source_allowed(service: &ServiceValue, source: SocketSource) -> Option<
     match source {
         SocketSource::Bound { in_ranges } => Some(in_ranges),
         SocketSource::Node => Some(service.flags & flags::NODE_IN_RANGES != 0),
-        SocketSource::Pod if service.flags & flags::PODS_IN_RANGES != 0 => Some(true),
-        SocketSource::Pod if service.flags & flags::PODS_OUT_OF_RANGES != 0 => Some(false),
-        SocketSource::Pod => None,
+        SocketSource::Elsewhere => None,
     }
 }
 
@@ -144,10 +143,9 @@ mod tests {
             (SocketSource::Bound { in_ranges: true }, 0, allowed),
             (SocketSource::Bound { in_ranges: false }, flags::NODE_IN_RANGES, denied),
             (SocketSource::Node, flags::NODE_IN_RANGES, allowed),
-            (SocketSource::Node, flags::PODS_IN_RANGES, denied),
-            (SocketSource::Pod, flags::PODS_IN_RANGES, allowed),
-            (SocketSource::Pod, flags::PODS_OUT_OF_RANGES, denied),
-            (SocketSource::Pod, flags::NODE_IN_RANGES, Verdict::Pass),
+            (SocketSource::Node, 0, denied),
+            (SocketSource::Elsewhere, 0, Verdict::Pass),
+            (SocketSource::Elsewhere, flags::NODE_IN_RANGES, Verdict::Pass),
         ] {
             assert_eq!(for_socket(&ranged(more), || source), verdict, "{source:?} {more:#x}");
         }

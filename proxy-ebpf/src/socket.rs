@@ -220,7 +220,7 @@ fn source<H: Hook>(ctx: &SockAddr, service: &ServiceValue) -> SocketSource {
             SocketSource::Bound { in_ranges: Kernel::<H>::NEW.in_source_ranges(service.service, address) }
         }
         None if is_in_node_netns(ctx) => SocketSource::Node,
-        None => SocketSource::Pod,
+        None => SocketSource::Elsewhere,
     }
 }
 

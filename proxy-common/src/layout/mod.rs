@@ -149,10 +149,6 @@ pub mod flags {
     pub const SOURCE_RANGES: u16 = 1 << 1;
     /// The ranges contain the address of the node.
     pub const NODE_IN_RANGES: u16 = 1 << 2;
-    /// The ranges contain all pods of this node.
-    pub const PODS_IN_RANGES: u16 = 1 << 3;
-    /// The ranges contain no pod of this node.
-    pub const PODS_OUT_OF_RANGES: u16 = 1 << 4;
     /// Packets of clients inside are masqueraded.
     pub const MASQUERADE_INSIDE: u16 = 1 << 5;
     /// Packets of clients outside are masqueraded.

@@ -6,8 +6,6 @@ use std::{
     net::IpAddr,
 };
 
-use ipnet::IpNet;
-
 use super::{
     Framing, IpFamily, Link, LinkHeader, LocalTrafficDetector, MacAddress, ModelSettings, Node,
     NodeAddressType, NodeFacts, NodeView, ServedLink, local_detector::local_traffic_detector,
@@ -31,7 +29,6 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         local_links: local_links(&local_detector, facts),
         bridge_ports: bridge_ports(facts),
         local_detector,
-        pod_cidrs: pod_cidrs(settings, node),
         service_cidrs: Vec::new(),
         masquerade_all: settings.masquerade_all,
         being_deleted: node.is_some_and(|node| node.being_deleted),
@@ -65,17 +62,6 @@ fn kernel_ip(facts: &NodeFacts, family: IpFamily) -> Option<IpAddr> {
     candidates
         .min_by_key(|entry| (is_host_route(entry.prefix_len), &entry.link, entry.address))
         .map(|entry| entry.address)
-}
-
-fn pod_cidrs(settings: &ModelSettings, node: Option<&Node>) -> Vec<IpNet> {
-    let mut cidrs: Vec<IpNet> = Vec::new();
-    for cidr in node.map_or(&[][..], |node| &node.pod_cidrs).iter().chain(&settings.cluster_cidrs) {
-        let cidr = cidr.trunc();
-        if !cidrs.contains(&cidr) {
-            cidrs.push(cidr);
-        }
-    }
-    cidrs
 }
 
 fn served_links(settings: &ModelSettings, facts: &NodeFacts) -> BTreeMap<u32, ServedLink> {
@@ -122,7 +108,7 @@ mod tests {
     use super::*;
     use crate::model::{
         DetectLocalMode, InterfaceGlobs,
-        testing::{cidrs, facts, ip, link, node, settings},
+        testing::{facts, ip, link, node, settings},
     };
 
     fn names(view: &NodeView) -> Vec<&str> {
@@ -215,15 +201,6 @@ mod tests {
     fn all_addresses_of_the_kernel_are_local() {
         let view = node_view(&settings(), None, &facts(&[("lo", "127.0.0.1/8"), ("eth0", "fd57::11/64")]));
         assert_eq!(view.local_addresses.into_iter().collect::<Vec<_>>(), ["127.0.0.1", "fd57::11"].map(ip));
-    }
-
-    #[test]
-    fn pod_cidrs_are_those_of_the_node_and_of_the_cluster() {
-        let node = Node { pod_cidrs: cidrs(&["10.244.1.0/24", "fd44:1::/64"]), ..node("n1") };
-        let settings =
-            ModelSettings { cluster_cidrs: cidrs(&["10.244.0.0/16", "10.244.1.0/24"]), ..settings() };
-        let view = node_view(&settings, Some(&node), &NodeFacts::default());
-        assert_eq!(view.pod_cidrs, cidrs(&["10.244.1.0/24", "fd44:1::/64", "10.244.0.0/16"]));
     }
 
     #[test]

@@ -166,9 +166,6 @@ pub struct NodeView {
     pub node_port_addresses: BTreeSet<IpAddr>,
     /// The node's own address in each family: from the Node object, otherwise from the kernel.
     pub primary_addresses: BTreeMap<IpFamily, IpAddr>,
-    /// The known ranges of pod addresses: `spec.podCIDRs` of the Node, and the configured
-    /// clusterCIDRs.
-    pub pod_cidrs: Vec<IpNet>,
     /// The local detector.
     pub local_detector: LocalTrafficDetector,
     /// The links that are served, by index: all except loopback, `ifb` links, links with

@@ -14,7 +14,7 @@ use std::{collections::BTreeSet, error::Error, fmt, sync::Arc};
 
 use super::{
     DisplacedLink, KernelCounts, MapFill, Mode, ModeMetricsReader, RenderError, Renderer,
-    conntrack::StaleUdpDeletion, ebpf::depends_on_pod,
+    conntrack::StaleUdpDeletion, ebpf::depends_on_source,
 };
 use crate::{
     mode::BackstopPolicy,
@@ -32,8 +32,8 @@ pub enum BackstopNeed {
     Links(Arc<str>),
     /// These links have no room for programs.
     LeftOutLinks(Vec<Arc<str>>),
-    /// The source ranges of a Service hold a part of this node's pods, so programs at sockets of
-    /// pods cannot decide.
+    /// A Service has source ranges, about which programs at sockets of pods and of other containers
+    /// cannot decide.
     SourceRanges,
 }
 
@@ -61,7 +61,9 @@ impl fmt::Display for BackstopNeed {
             Self::LeftOutLinks(links) => {
                 return write!(f, "there is no room for programs on the links {}", links.join(", "));
             }
-            Self::SourceRanges => "the source ranges of a Service hold some pods of this node and not others",
+            Self::SourceRanges => {
+                "a Service has source ranges, and a socket of a pod may not show its source"
+            }
         })
     }
 }
@@ -138,8 +140,7 @@ impl Backstopped {
             LinkPath::Programs => None,
             LinkPath::Netfilter { why } => Some(Arc::clone(why)),
         };
-        // What source ranges hold depends on the node.
-        if dirty.all || dirty.node {
+        if dirty.all {
             self.sctp_ports.clear();
             self.ranged_ports.clear();
             snapshot.ports.keys().for_each(|key| self.update_needs_of(key, snapshot));
@@ -151,7 +152,7 @@ impl Backstopped {
     fn update_needs_of(&mut self, key: &ServicePortKey, snapshot: &Snapshot) {
         let port = snapshot.ports.get(key);
         let is_sctp = port.is_some() && key.name.protocol == Protocol::Sctp;
-        let is_ranged = port.is_some_and(|port| depends_on_pod(port, &snapshot.node, key.family));
+        let is_ranged = port.is_some_and(|port| depends_on_source(port, key.family));
         for (is_member, ports) in [(is_sctp, &mut self.sctp_ports), (is_ranged, &mut self.ranged_ports)] {
             if is_member {
                 ports.insert(key.clone());

@@ -200,7 +200,7 @@ fn links_without_room_for_programs_need_the_backstop_in_the_same_sync() {
 }
 
 #[test]
-fn source_ranges_that_hold_some_pods_of_the_node_need_the_backstop() {
+fn source_ranges_need_the_backstop_unless_they_hold_every_source() {
     let mut node = Node::new(BackstopPolicy::Auto);
     node.sync(&Dirty::everything()).expect("renders");
     let frontend = Frontend {
@@ -218,13 +218,9 @@ fn source_ranges_that_hold_some_pods_of_the_node_need_the_backstop() {
         node.sync(&Dirty { ports: [tcp()].into(), ..Dirty::default() }).expect("renders");
         node.needs()
     };
-    node.snapshot.node.pod_cidrs = cidrs(&["10.244.1.0/24"]);
     assert_eq!(tcp().family, IpFamily::V4);
     assert_eq!(set(&mut node, &["10.244.1.8/32"]), [BackstopNeed::SourceRanges]);
-    assert_eq!(set(&mut node, &["10.244.0.0/16"]), []);
-    assert_eq!(set(&mut node, &["192.0.2.0/24"]), []);
-    assert_eq!(set(&mut node, &["10.244.1.0/25"]), [BackstopNeed::SourceRanges]);
-    node.snapshot.node.pod_cidrs = cidrs(&["10.244.1.0/26"]);
-    node.sync(&of_node()).expect("renders");
-    assert_eq!(node.needs(), []);
+    assert_eq!(set(&mut node, &["0.0.0.0/0"]), []);
+    assert_eq!(set(&mut node, &["10.244.0.0/16", "::/0"]), [BackstopNeed::SourceRanges]);
+    assert_eq!(set(&mut node, &[]), []);
 }

@@ -23,7 +23,7 @@ pub use proxy_common::layout::MapSizes;
 use proxy_common::layout::{MAPS, MapDeclaration, service_slots};
 use tokio::sync::Notify;
 
-pub(super) use self::plan::translate::depends_on_pod;
+pub(super) use self::plan::translate::depends_on_source;
 pub use self::{
     error::EbpfError,
     links::{HookState, LinkAttachment, LinkHook},

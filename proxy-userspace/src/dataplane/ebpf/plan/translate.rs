@@ -152,52 +152,35 @@ pub(crate) fn local_detection(node: &NodeView) -> (LocalDetection, BTreeSet<Pref
 }
 
 fn range_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> u16 {
-    let ranges = &port.source_ranges;
-    if kind != FrontendKind::LoadBalancerIp || ranges.is_empty() {
+    if kind != FrontendKind::LoadBalancerIp || !has_ranges(port, family) {
         return 0;
     }
     let node_flag = node
         .primary_addresses
         .get(&family)
-        .filter(|address| ranges.iter().any(|range| range.contains(*address)))
+        .filter(|address| port.source_ranges.iter().any(|range| range.contains(*address)))
         .map_or(0, |_| flags::NODE_IN_RANGES);
-    flags::SOURCE_RANGES | node_flag | pod_flag(ranges, &pod_ranges(node, family))
+    flags::SOURCE_RANGES | node_flag
 }
 
-/// Returns true if source ranges hold some pods of this node and not others. Only the source of a
-/// packet then decides, and a program at an unbound socket of a pod does not know it.
-pub(crate) fn depends_on_pod(port: &ResolvedPort, node: &NodeView, family: IpFamily) -> bool {
+/// Returns true if only the source of a packet decides whether it is allowed. A program at an
+/// unbound socket does not know it, unless the socket is in the node's network namespace. Ranges of
+/// pods do not help: containers that are no pods have network namespaces too.
+pub(crate) fn depends_on_source(port: &ResolvedPort, family: IpFamily) -> bool {
     let applies = |frontend: &Frontend| frontend.kind == FrontendKind::LoadBalancerIp;
-    !port.source_ranges.is_empty()
-        && port.frontends.iter().any(applies)
-        && pod_flag(&port.source_ranges, &pod_ranges(node, family)) == 0
+    has_ranges(port, family) && port.frontends.iter().any(applies)
 }
 
-/// Returns the narrowest known ranges of this node's pods. A range that contains another one adds
-/// nothing.
-fn pod_ranges(node: &NodeView, family: IpFamily) -> Vec<IpNet> {
-    let known: Vec<&IpNet> = node.pod_cidrs.iter().filter(|net| IpFamily::of(net.addr()) == family).collect();
-    let is_wider = |net: &IpNet| known.iter().any(|other| *other != net && net.contains(*other));
-    known.iter().filter(|net| !is_wider(net)).map(|net| **net).collect()
-}
-
-/// Returns whether all pods or no pods are in the ranges. 0 means that it depends on the pod: then
-/// the programs check the source of each packet.
-fn pod_flag(ranges: &[IpNet], pods: &[IpNet]) -> u16 {
-    let overlaps = |a: &IpNet, b: &IpNet| a.contains(b) || b.contains(a);
-    let all_in = pods.iter().all(|pod| ranges.iter().any(|range| range.contains(pod)));
-    let all_out = pods.iter().all(|pod| !ranges.iter().any(|range| overlaps(range, pod)));
-    match (pods.is_empty(), all_in, all_out) {
-        (false, true, _) => flags::PODS_IN_RANGES,
-        (false, _, true) => flags::PODS_OUT_OF_RANGES,
-        _ => 0,
-    }
+/// Returns true if source ranges exclude an address of the family.
+fn has_ranges(port: &ResolvedPort, family: IpFamily) -> bool {
+    let holds_all = |range: &IpNet| range.prefix_len() == 0 && IpFamily::of(range.addr()) == family;
+    !port.source_ranges.is_empty() && !port.source_ranges.iter().any(holds_all)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::testing::{cidrs, resolved_port};
+    use crate::model::testing::{cidrs, port_number, resolved_port};
 
     const NONE: u16 = 0;
     const OUTSIDE: u16 = flags::MASQUERADE_OUTSIDE;
@@ -243,6 +226,37 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    /// A container of docker or libvirt has a network namespace, and an address outside the ranges of
+    /// pods.
+    #[test]
+    fn ranges_that_hold_the_pods_decide_nothing_about_sockets_outside_the_node() {
+        let node = NodeView {
+            primary_addresses: [(IpFamily::V4, "192.0.2.1".parse().expect("an address"))].into(),
+            local_detector: LocalTrafficDetector::Cidrs(cidrs(&["10.244.1.0/24"])),
+            ..NodeView::default()
+        };
+        for (ranges, expected) in [
+            (&[][..], 0),
+            (&["10.244.1.0/24"], flags::SOURCE_RANGES),
+            (&["172.17.0.0/16"], flags::SOURCE_RANGES),
+            (&["172.17.0.0/16", "192.0.2.0/24"], flags::SOURCE_RANGES | flags::NODE_IN_RANGES),
+            (&["172.17.0.0/16", "0.0.0.0/0"], 0),
+        ] {
+            let frontend = Frontend {
+                kind: FrontendKind::LoadBalancerIp,
+                address: Some("198.51.100.1".parse().expect("an address")),
+                port: port_number(80),
+            };
+            let port =
+                ResolvedPort { source_ranges: cidrs(ranges), frontends: vec![frontend], ..resolved_port() };
+            let value = service_value(1, 1, &port, FrontendKind::LoadBalancerIp, &node, IpFamily::V4);
+            assert_eq!(value.flags & !BOTH, expected, "{ranges:?}");
+            assert_eq!(depends_on_source(&port, IpFamily::V4), expected != 0, "{ranges:?}");
+            let other = service_value(1, 1, &port, FrontendKind::ClusterIp, &node, IpFamily::V4);
+            assert_eq!(other.flags & flags::SOURCE_RANGES, 0, "{ranges:?}");
         }
     }
 
