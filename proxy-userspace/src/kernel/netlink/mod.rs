@@ -224,7 +224,8 @@ pub(super) fn error_of(message: &NetlinkBuffer<&[u8]>) -> Option<io::Error> {
         return None;
     }
     let code = message.payload().first_chunk().map_or(-libc::EBADMSG, |code| i32::from_ne_bytes(*code));
-    (code != 0).then(|| io::Error::from_raw_os_error(-code))
+    // The smallest number has no negation. The kernel sends no such error.
+    (code != 0).then(|| io::Error::from_raw_os_error(code.checked_neg().unwrap_or(libc::EBADMSG)))
 }
 
 /// Returns the type of a netfilter message: the subsystem (`NFNL_SUBSYS_*`) in the upper byte, the
@@ -248,7 +249,8 @@ mod tests {
     #[test]
     fn error_and_done_messages_carry_an_error_number() {
         for message_type in [NLMSG_ERROR, NLMSG_DONE] {
-            for (code, expected) in [(-libc::EPERM, Some(libc::EPERM)), (0, None)] {
+            let cases = [(-libc::EPERM, Some(libc::EPERM)), (0, None), (i32::MIN, Some(libc::EBADMSG))];
+            for (code, expected) in cases {
                 let mut buffer = MessageBuffer::default();
                 buffer.message(message_type, 0, 0, code.to_ne_bytes(), |_| {});
                 let message = messages_of(buffer.as_bytes()).next().expect("one message");

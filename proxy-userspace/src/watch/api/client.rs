@@ -1,6 +1,6 @@
 //! The HTTP client for the API server.
 
-use std::{path::Path, time::Duration};
+use std::{fs, io, path::Path, time::Duration};
 
 use http::header::PROXY_AUTHORIZATION;
 use hyper::rt::{Read, Write};
@@ -14,7 +14,7 @@ use hyper_util::{
 use kube::{
     Config,
     client::ConfigExt as _,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tower::{BoxError, Service, ServiceBuilder};
 use tracing::{info, warn};
@@ -61,6 +61,7 @@ pub async fn kube_client(
 /// Returns the configuration, and the proxy of its cluster.
 async fn from_kubeconfig(path: &Path) -> Result<(Config, Option<Proxy>), WatchError> {
     let failed = |source| WatchError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
+    check_utf16(path).map_err(|error| failed(KubeconfigError::ReadConfig(error, path.to_owned())))?;
     let mut kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
     let url = take_proxy_url(&mut kubeconfig);
     let proxy = url.as_deref().map(Proxy::from_kubeconfig).transpose().map_err(|source| {
@@ -74,6 +75,16 @@ async fn from_kubeconfig(path: &Path) -> Result<(Config, Option<Proxy>), WatchEr
         cluster.proxy_url = url;
     }
     Ok((config, proxy))
+}
+
+/// Returns an error if a UTF-16 file has half a character at its end: kube 5.0 panics on it.
+fn check_utf16(path: &Path) -> io::Result<()> {
+    let text = fs::read(path)?;
+    let is_utf16 = text.starts_with(&[0xff, 0xfe]) || text.starts_with(&[0xfe, 0xff]);
+    if is_utf16 && !text.len().is_multiple_of(2) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "invalid UTF-16: an odd number of bytes"));
+    }
+    Ok(())
 }
 
 /// Takes `proxy-url` out of the cluster that the kubeconfig uses, if it is set and not empty.
@@ -164,7 +175,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::{io, sync::Arc};
+    use std::sync::Arc;
 
     use tempfile::TempPath;
 
@@ -191,6 +202,17 @@ mod tests {
         assert!(error.contains("/nonexistent/kubeconfig"), "{error}");
     }
 
+    #[tokio::test]
+    async fn a_kubeconfig_that_ends_in_half_a_character_is_an_error() {
+        for text in [&b"\xff\xfea"[..], b"\xfe\xff\0a\0"] {
+            let file = tempfile::NamedTempFile::new().expect("a file");
+            fs::write(&file, text).expect("written");
+            let error = from_kubeconfig(file.path()).await.err().expect("half a character");
+            let text = with_causes(&error);
+            assert!(text.contains("invalid UTF-16: an odd number of bytes"), "{text}");
+        }
+    }
+
     /// Writes a kubeconfig whose cluster has this `proxy-url`, after another cluster.
     fn kubeconfig(proxy_url: &str) -> TempPath {
         let file = tempfile::NamedTempFile::new().expect("a file");
@@ -201,7 +223,7 @@ mod tests {
             {{name: c, cluster: {{server: 'https://192.0.2.1:6443', proxy-url: '{proxy_url}'}}}}]\n\
             users: [{{name: u, user: {{token: t}}}}]\n"
         );
-        std::fs::write(&file, text).expect("written");
+        fs::write(&file, text).expect("written");
         file.into_temp_path()
     }
 
