@@ -18,6 +18,8 @@ use std::{io, net::SocketAddr};
 pub use listen::{bind, serve};
 pub use proxy_health::{NodeObject, ProxyHealth};
 pub use routes::{Introspection, healthz_routes, introspection_routes, metrics_routes};
+#[cfg(feature = "fuzzing")]
+pub use server::answer_bytes;
 pub use service_health::{HealthChecks, ListenOn, PortFailureEvents, serve_health_checks};
 pub use status::{Status, SyncTask};
 

@@ -82,7 +82,7 @@ async fn next(notifications: Option<&mut Notifications>) -> Result<Option<&[u8]>
 }
 
 /// Returns true if a datagram of nfnetlink is about a table that is not in `own`.
-fn is_foreign(datagram: &[u8], own: &[TableName]) -> bool {
+pub(super) fn is_foreign(datagram: &[u8], own: &[TableName]) -> bool {
     messages_of(datagram).any(|message| is_foreign_message(&message, own))
 }
 

@@ -162,6 +162,13 @@ fn filters_of(
     }
 }
 
+/// Reads an answer as a filter of a link, for fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub(super) fn read_any(payload: &[u8]) -> Option<LinkFilter> {
+    let links = BTreeMap::from([(1, LinkName { name: "eth0".into(), kind: "ifb".into() })]);
+    filter(attributes_after(payload, TC_HEADER), &"eth0".into(), Hook::Ingress, &links)
+}
+
 /// Reads a filter; `None` for items that stand for a whole priority, or for a hash table of u32.
 fn filter(
     attributes: Attributes<'_>,

@@ -60,7 +60,7 @@ impl Ipset {
     }
 }
 
-fn parse(text: &str) -> BTreeMap<String, SavedSet> {
+pub(super) fn parse(text: &str) -> BTreeMap<String, SavedSet> {
     let mut sets: BTreeMap<String, SavedSet> = BTreeMap::new();
     for line in text.lines() {
         let mut words = line.splitn(3, ' ');

@@ -161,6 +161,21 @@ async fn list(handle: &Handle, excluded_link: &str) -> Result<(NodeFacts, Option
     Ok((NodeFacts { addresses, links, ..NodeFacts::default() }, excluded))
 }
 
+/// Reads a message of rtnetlink with all readers, for fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub(super) fn read_any(message: &Message) {
+    let names = HashMap::from([(1, "eth0".into())]);
+    match &message.payload {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message)) => drop(link(message)),
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewAddress(message)) => {
+            link_address(message, &names);
+        }
+        _ => {}
+    }
+    is_traffic_control(message);
+    may_disturb_programs(message);
+}
+
 fn link(message: &LinkMessage) -> Option<Link> {
     let name = attribute!(message.attributes, LinkAttribute::IfName(name) => name.as_str().into())?;
     let master = attribute!(message.attributes, LinkAttribute::Controller(master) => *master);

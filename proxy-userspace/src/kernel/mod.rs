@@ -13,6 +13,8 @@ pub mod end_signals;
 mod error;
 pub mod foreign_changes;
 pub mod foreign_filters;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod ipset;
 pub mod iptables;
 pub mod ipvs;

@@ -122,7 +122,7 @@ fn open() -> Result<Notifications, KernelError> {
 }
 
 /// Returns true if a datagram reports the removal of an object with one of these names.
-fn has_removal(datagram: &[u8], names: &[&str]) -> bool {
+pub(super) fn has_removal(datagram: &[u8], names: &[&str]) -> bool {
     messages(datagram).any(|(message, payload)| {
         REMOVALS.contains(&message) && names.iter().any(|name| contains_name(payload, name))
     })

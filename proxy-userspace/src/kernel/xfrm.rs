@@ -77,7 +77,7 @@ const fn number(message: c_int) -> u16 {
 }
 
 /// Reads a policy; `None` if it belongs to one socket.
-fn read(payload: &[u8]) -> io::Result<Option<Policy>> {
+pub(super) fn read(payload: &[u8]) -> io::Result<Option<Policy>> {
     let byte = |at: usize| payload.get(at).copied().ok_or(io::ErrorKind::UnexpectedEof);
     let direction = c_int::from(byte(at::DIRECTION)?);
     if direction >= XFRM_POLICY_MAX {

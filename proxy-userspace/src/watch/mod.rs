@@ -13,6 +13,11 @@ mod status;
 
 use std::{io, path::PathBuf};
 
+#[cfg(feature = "fuzzing")]
+pub use self::{
+    api::describe_kubeconfig,
+    manifests::{Manifest, read_manifest},
+};
 pub use self::{
     api::{ApiSource, ProxyUrlError, Timing, kube_client, record_events},
     manifests::ManifestSource,

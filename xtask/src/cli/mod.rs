@@ -78,10 +78,12 @@ enum Command {
     ///
     /// If this kernel does not support mode ipvs, its cases run in a virtual machine.
     Conformance(Conformance),
-    /// Check properties of packet decisions with generated packets, on the host and in the kernel.
-    /// Needs root.
+    /// Run the fuzz targets with coverage, and check properties of packet decisions with generated
+    /// packets, on the host and in the kernel. The properties need root.
     Fuzz {
-        /// How long to run, in seconds. The last round is completed.
+        /// The target, a folder of tests/fuzz/corpus, or properties [default: all of them].
+        target: Option<String>,
+        /// How long to run each target, in seconds. The last round of the properties is completed.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
@@ -192,9 +194,9 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
             prepare_world("demo")?;
             return Err(steps::world_program("demo", mode).exec());
         }
-        Command::Fuzz { seconds } => {
+        Command::Fuzz { target, seconds } => {
             setup::ensure()?;
-            fuzz::run(*seconds)?;
+            fuzz::run(target.as_deref(), *seconds)?;
         }
         Command::Conformance(what) => {
             prepare_world("conformance")?;

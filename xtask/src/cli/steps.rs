@@ -102,7 +102,7 @@ pub(crate) fn with_shunt(name: &str) -> Run {
 }
 
 /// The time limit of a build from scratch, on two slow cores.
-const BUILD: Duration = Duration::from_mins(40);
+pub(crate) const BUILD: Duration = Duration::from_mins(40);
 
 #[cfg(test)]
 mod tests {

@@ -19,6 +19,7 @@ use axum::{Router, body::Body, http::Request, response::Response};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     pin, select,
     sync::Notify,
@@ -127,9 +128,28 @@ fn concerns_one_connection(error: &io::Error) -> bool {
     )
 }
 
+/// Serves what a client sends on one connection, and returns the answers, for fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub async fn answer_bytes(request: &[u8], routes: Router) -> Vec<u8> {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    let (mut client, stream) = duplex(1 << 20);
+    let place = Places::new(1).take().await;
+    let serving = serve_connection(stream, place, routes, SERVER, CancellationToken::new());
+    let asking = async {
+        // The server closes a connection after a request that it cannot read.
+        drop(client.write_all(request).await);
+        drop(client.shutdown().await);
+        let mut answers = Vec::new();
+        drop(client.read_to_end(&mut answers).await);
+        answers
+    };
+    tokio::join!(serving, asking).1
+}
+
 /// Serves one connection within its limits.
 async fn serve_connection(
-    stream: TcpStream,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
     place: Place,
     routes: Router,
     limits: Limits,

@@ -200,7 +200,7 @@ fn new_tcp_state(read: Option<u8>) -> u8 {
 }
 
 /// Reads an entry. Returns `None` for other protocols, and if `untranslated` does.
-fn read_connection(
+pub(super) fn read_connection(
     attributes: Attributes<'_>,
     protocol: Protocol,
     untranslated: &mut dyn FnMut(&TrackedConnection) -> Option<AddressPair>,

@@ -41,6 +41,23 @@ pub struct AddressPair {
     pub destination: SocketAddr,
 }
 
+/// Reads an answer with all readers, for fuzz targets. A deletion must name the entry.
+#[cfg(feature = "fuzzing")]
+pub(super) fn read_any(answer: Attributes<'_>) {
+    for protocol in Protocol::ALL {
+        handover::read_connection(answer, protocol, &mut |tracked| Some(tracked.original));
+    }
+    let Some(entry) = Entry::read(answer) else { return };
+    let mut deletion = DeletionBatch::default();
+    deletion.push(&entry, 1);
+    let written = deletion.finish().as_bytes();
+    let message = super::netlink::messages_of(written).next().expect("a complete message");
+    let tuple = Attributes::after_header(message.payload()).nested(uapi::CTA_TUPLE_ORIG);
+    let named = tuple.and_then(|tuple| message::read_tuple(tuple, Protocol::Udp));
+    let AddressPair { source, destination } = named.expect("a deletion has the tuple of its entry");
+    assert_eq!((source, destination), (entry.flow.source, entry.flow.destination));
+}
+
 /// A tracked UDP flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UdpFlow {

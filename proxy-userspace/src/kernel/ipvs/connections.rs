@@ -32,7 +32,7 @@ pub fn connections_to(is_selected: &dyn Fn(&VirtualKey) -> bool) -> Result<usize
 
 /// Returns the virtual server of the connection in a line. Returns `None` for headings and for
 /// persistence templates.
-fn virtual_server(line: &str) -> Option<VirtualKey> {
+pub(in crate::kernel) fn virtual_server(line: &str) -> Option<VirtualKey> {
     let mut words = line.split_ascii_whitespace();
     let word = words.next()?;
     let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.name() == word)?;

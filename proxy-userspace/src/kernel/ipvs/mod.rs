@@ -1,7 +1,7 @@
 //! IPVS, the kernel's virtual server: its virtual servers, real servers and timeouts, over generic
 //! netlink.
 
-mod connections;
+pub(super) mod connections;
 mod message;
 
 use std::{
@@ -201,6 +201,19 @@ impl fmt::Display for Change {
         let (operation, object) = self.describe();
         write!(f, "{operation} {object}")
     }
+}
+
+/// Reads an answer with all readers, for fuzz targets. What was read is written and read again.
+#[cfg(feature = "fuzzing")]
+pub(super) fn read_any(answer: Attributes<'_>) {
+    if let Some((key, server)) = message::read_server(answer) {
+        let mut written = MessageBuffer::default();
+        Change::AddServer(key, server.clone()).write(&mut written);
+        assert_eq!(message::read_server(Attributes(written.as_bytes())), Some((key, server)));
+        message::read_real(answer, key);
+    }
+    message::read_traffic(answer);
+    message::read_timeouts(answer);
 }
 
 /// A socket to IPVS in the network namespace of the thread that opened it.

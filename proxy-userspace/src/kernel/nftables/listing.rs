@@ -71,11 +71,8 @@ impl Nftables {
             to.string(NFTA_TABLE_NAME, table);
             to.string(NFTA_SET_ELEM_LIST_SET, set);
         };
-        let messages = self.list(NFT_MSG_GETSETELEM, family, &format!("set {set}"), write, |found| {
-            let list = found.nested(NFTA_SET_ELEM_LIST_ELEMENTS)?;
-            let elements = list.iter().filter_map(|(_, element)| read_element(Attributes(element)));
-            Some(elements.collect::<Vec<_>>())
-        })?;
+        let object = format!("set {set}");
+        let messages = self.list(NFT_MSG_GETSETELEM, family, &object, write, elements_of)?;
         Ok(messages.into_iter().flatten().collect())
     }
 
@@ -106,6 +103,27 @@ impl Nftables {
         }
         Err(failed(io::Error::other("other programs keep changing the ruleset")))
     }
+}
+
+/// Reads an answer as a set and as a list of elements, for fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub(in crate::kernel) fn read_any(answer: Attributes<'_>) {
+    SetSpec::read(answer);
+    let fields = [super::FieldType::Address, super::FieldType::Port];
+    for (key, value) in elements_of(answer).unwrap_or_default() {
+        if let ElementValue::Data(data) = value {
+            data.to_endpoint();
+        }
+        for family in IpFamily::ALL {
+            super::element::display(key.bytes(), &fields, family);
+        }
+    }
+}
+
+/// Returns the elements in an answer.
+fn elements_of(answer: Attributes<'_>) -> Option<Vec<(ElementKey, ElementValue)>> {
+    let list = answer.nested(NFTA_SET_ELEM_LIST_ELEMENTS)?;
+    Some(list.iter().filter_map(|(_, element)| read_element(Attributes(element))).collect())
 }
 
 fn read_element(element: Attributes<'_>) -> Option<(ElementKey, ElementValue)> {

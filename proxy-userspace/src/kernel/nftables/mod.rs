@@ -21,6 +21,8 @@ mod tests;
 
 use libc::c_int;
 
+#[cfg(feature = "fuzzing")]
+pub(super) use self::listing::read_any;
 pub use self::{
     change::{Chain, Change, Hook, comment},
     element::{ElementData, ElementKey, ElementValue, Field, FieldBytes, FieldType, VerdictValue},

@@ -32,6 +32,8 @@ use std::{
 
 use tokio::sync::{oneshot, watch};
 
+#[cfg(feature = "fuzzing")]
+pub(super) use self::nftables::read_any;
 use self::watcher::Watcher;
 use super::{
     KernelError,

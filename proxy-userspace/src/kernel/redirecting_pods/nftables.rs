@@ -132,6 +132,13 @@ fn has_tproxy(rule: Attributes<'_>) -> bool {
     })
 }
 
+/// Reads an answer as a chain and as a rule, for fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub(in crate::kernel) fn read_any(answer: Attributes<'_>) {
+    Hooked::read(answer);
+    has_tproxy(answer);
+}
+
 /// Lists the objects of all tables and families. Returns what `read` makes of each.
 fn list<T>(
     socket: &NetlinkSocket,

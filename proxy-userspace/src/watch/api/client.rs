@@ -77,6 +77,15 @@ async fn from_kubeconfig(path: &Path) -> Result<(Config, Option<Proxy>), WatchEr
     Ok((config, proxy))
 }
 
+/// Reads a kubeconfig, and names the API server and the proxy, for fuzz targets. Unlike
+/// [`kube_client`], it runs no credential plugin.
+#[cfg(feature = "fuzzing")]
+pub async fn describe_kubeconfig(path: &Path) -> Result<String, WatchError> {
+    let (config, proxy) = from_kubeconfig(path).await?;
+    let proxy = choose_proxy(proxy, &ProxyVariables::default(), &config.cluster_url);
+    Ok(format!("{} {}", config.cluster_url, proxy.map(|proxy| proxy.to_string()).unwrap_or_default()))
+}
+
 /// Returns an error if a UTF-16 file has half a character at its end: kube 5.0 panics on it.
 fn check_utf16(path: &Path) -> io::Result<()> {
     let text = fs::read(path)?;

@@ -21,6 +21,8 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc::Sender, watch};
 
+#[cfg(feature = "fuzzing")]
+pub use self::client::describe_kubeconfig;
 pub use self::{client::kube_client, events::record_events, proxy::ProxyUrlError};
 use self::{reflector::Reflector, report::Reporter, request::Selectors};
 use super::{

@@ -96,13 +96,25 @@ pub(super) fn read<R: BufRead + Seek>(
     last: &BTreeMap<Key, Object>,
     strings: &mut Interner<str>,
 ) -> Contents {
+    read_in_parts(path, text, last, strings, yaml::PART)
+}
+
+/// Decodes a file as [`read`] does. The items of a YAML list are parsed together until their text
+/// has `part` bytes.
+pub(super) fn read_in_parts<R: BufRead + Seek>(
+    path: &Path,
+    text: Text<R>,
+    last: &BTreeMap<Key, Object>,
+    strings: &mut Interner<str>,
+    part: usize,
+) -> Contents {
     let contents = Contents::default();
     let mut reader = Reader { path, last, strings, contents, document: 0, line: 0, items: None };
     let is_json = path.extension().is_some_and(|extension| extension == "json");
     if is_json || text.first == Some(b'{') {
         json::read(text.reader, &mut reader);
     } else {
-        yaml::read(text.reader, &mut reader);
+        yaml::read_parts(text.reader, &mut reader, part);
     }
     reader.contents
 }

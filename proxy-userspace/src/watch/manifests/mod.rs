@@ -19,6 +19,8 @@
 mod directory;
 mod documents;
 mod file;
+#[cfg(feature = "fuzzing")]
+mod fuzzing;
 mod json;
 #[cfg(test)]
 mod tests;
@@ -33,6 +35,8 @@ use tokio::{
     time::Instant,
 };
 
+#[cfg(feature = "fuzzing")]
+pub use self::fuzzing::{Manifest, read_manifest};
 use self::{
     directory::Directory,
     watcher::{Changes, DirectoryWatcher},

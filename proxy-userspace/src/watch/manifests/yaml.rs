@@ -16,19 +16,15 @@ use serde_yaml_ng::{Error, Value as Yaml};
 use super::documents::{MAX_SIZE, Sink};
 
 /// Items are parsed together until their text is this long: a parser costs more than a short text.
-const PART: usize = 64 << 10;
+pub(super) const PART: usize = 64 << 10;
 /// An item that stands for all items.
 const PLACEHOLDER: &str = "- 0";
 /// The longest list that is read again as a whole, in bytes. That takes about thirty times the
 /// memory.
 const MAX_WHOLE_LIST: u64 = 8 << 20;
 
-/// Reads all documents. A syntax error affects one document only.
-pub(super) fn read<R: BufRead + Seek>(reader: R, sink: &mut impl Sink) {
-    read_parts(reader, sink, PART);
-}
-
-/// Reads all documents. The items of a list are parsed when their text has `part` bytes.
+/// Reads all documents. A syntax error affects one document only. The items of a list are parsed
+/// when their text has `part` bytes.
 pub(super) fn read_parts<R: BufRead + Seek>(reader: R, sink: &mut impl Sink, part: usize) {
     let document = Document::default();
     let mut documents = Documents { reader, sink, part, line: 0, offset: 0, document };

@@ -130,7 +130,12 @@ fn cargo(words: &[&str]) -> Result<(), String> {
     };
     let packages = of(&["-p", "--package"]);
     for package in &packages {
-        exists("", if *package == "shunt-tests" { "tests" } else { package })?;
+        let folder = match *package {
+            "shunt-tests" => "tests",
+            "shunt-fuzz" => "tests/fuzz",
+            package => package,
+        };
+        exists("", folder)?;
     }
     let folder = if packages == ["shunt-tests"] { "tests/tests" } else { "proxy-userspace/tests" };
     of(&["--test"]).into_iter().try_for_each(|target| exists(folder, target))

@@ -19,7 +19,7 @@ use xtask::{search, workspace};
 use self::apt::Packages;
 pub(crate) use self::apt::{depends, unpack_all};
 pub(crate) use self::tools::KEYRING;
-use self::tools::{COMPONENTS, QEMU, TOOLS, Tool, VM_TOOLS};
+use self::tools::{COMPONENTS, FUZZ_TOOLS, QEMU, TOOLS, Tool, VM_TOOLS};
 use super::progress::Progress;
 
 const DOWNLOAD: Duration = Duration::from_mins(10);
@@ -90,6 +90,12 @@ pub(crate) fn ensure_vm() -> Result<()> {
     stamp::write(&stamp, &files)
 }
 
+/// Sets up fuzzing with coverage, which few people need.
+pub(crate) fn ensure_fuzz() -> Result<()> {
+    let tools = FUZZ_TOOLS.iter().filter(|tool| tool.find().is_none()).collect();
+    install_packages(&Needs { tools, ..Needs::default() })
+}
+
 /// Unpacks qemu if installing it would remove packages.
 fn unpack_qemu() -> Result<()> {
     if QEMU.find().is_some() || !apt::is_there() {
@@ -145,7 +151,8 @@ fn install_packages(needs: &Needs) -> Result<()> {
 }
 
 fn apt_knows() -> Result<Packages> {
-    let names = [packages::all(&TOOLS), packages::of_tools(&VM_TOOLS)].concat();
+    let others = [packages::of_tools(&VM_TOOLS), packages::of_tools(&FUZZ_TOOLS)].concat();
+    let names = [packages::all(&TOOLS), others].concat();
     apt::policy(names.iter().map(String::as_str))
 }
 

@@ -67,6 +67,10 @@ pub(crate) const VM_TOOLS: [Tool; 10] = [
     },
 ];
 
+/// The tools of fuzz targets.
+pub(crate) const FUZZ_TOOLS: [Tool; 1] =
+    [tool("c++", "fuzz targets contain libFuzzer, which is C++", "--version", &[&["g++"]])];
+
 const fn tool(
     name: &'static str,
     why: &'static str,
@@ -113,7 +117,7 @@ mod tests {
 
     #[test]
     fn every_tool_has_a_package() {
-        let mut tools = TOOLS.iter().chain(&VM_TOOLS);
+        let mut tools = TOOLS.iter().chain(&VM_TOOLS).chain(&FUZZ_TOOLS);
         assert!(tools.all(|tool| tool.packages.iter().any(|list| !list.is_empty())));
     }
 

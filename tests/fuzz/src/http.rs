@@ -1,0 +1,41 @@
+//! Requests to the health server and to the metrics server, as they come on a connection.
+
+use std::{cell::OnceCell, time::Duration};
+
+use axum::Router;
+use proxy_userspace::{
+    health::{
+        Introspection, ProxyHealth, Status, answer_bytes, healthz_routes, introspection_routes,
+        metrics_routes,
+    },
+    metrics::Metrics,
+};
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::watch,
+};
+
+thread_local! {
+    static SERVER: OnceCell<(Runtime, [Router; 2])> = const { OnceCell::new() };
+}
+
+pub(crate) fn run(input: &[u8]) {
+    SERVER.with(|server| {
+        let (runtime, routes) = server.get_or_init(start);
+        for routes in routes {
+            let answers = runtime.block_on(answer_bytes(input, routes.clone()));
+            assert!(answers.is_empty() || answers.starts_with(b"HTTP/1."), "{answers:?}");
+        }
+    });
+}
+
+fn start() -> (Runtime, [Router; 2]) {
+    let runtime = Builder::new_current_thread().enable_time().max_blocking_threads(1).build();
+    let (metrics, status) = (Metrics::default(), Status::default());
+    let health = ProxyHealth::new(Duration::from_mins(1));
+    let (_, config) = watch::channel(serde_json::Value::Null);
+    let introspection =
+        Introspection { status: status.clone(), health: health.clone(), config, profiling: true };
+    let of_metrics = metrics_routes(&metrics).merge(introspection_routes(introspection));
+    (runtime.expect("a runtime"), [healthz_routes(health, metrics, status), of_metrics])
+}
