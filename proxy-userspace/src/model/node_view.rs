@@ -23,6 +23,10 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         local_addresses,
         primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
         links: served_links(settings, facts),
+        has_unserved_links: facts
+            .links
+            .iter()
+            .any(|link| may_serve(link) && framing(settings, link).is_none()),
         link_path: facts.link_path.clone(),
         socket_scope: facts.socket_scope.clone(),
         exempt_addresses: facts.exempt_addresses.clone(),
@@ -66,16 +70,26 @@ fn kernel_ip(facts: &NodeFacts, family: IpFamily) -> Option<IpAddr> {
 
 fn served_links(settings: &ModelSettings, facts: &NodeFacts) -> BTreeMap<u32, ServedLink> {
     let served = |link: &Link| {
-        let framing = match link.header {
-            LinkHeader::Ethernet => Framing::Ethernet,
-            LinkHeader::Ip => Framing::Ip,
-            LinkHeader::Other(_) => return None,
-        };
-        // Packets on an ifb pass the hooks of the link that redirects to it.
-        let is_served = !link.is_loopback && !link.is_ifb && settings.interfaces.allow(&link.name);
-        is_served.then(|| (link.index, ServedLink { name: link.name.clone(), framing }))
+        let framing = framing(settings, link)?;
+        Some((link.index, ServedLink { name: link.name.clone(), framing }))
     };
-    facts.links.iter().filter_map(served).collect()
+    facts.links.iter().filter(|link| may_serve(link)).filter_map(served).collect()
+}
+
+/// Returns true unless the programs have no work on a link. Packets on an ifb pass the hooks of the
+/// link that redirects to it.
+const fn may_serve(link: &Link) -> bool {
+    !link.is_loopback && !link.is_ifb
+}
+
+/// Returns the framing of a link that the settings allow and whose headers the programs know.
+fn framing(settings: &ModelSettings, link: &Link) -> Option<Framing> {
+    let framing = match link.header {
+        LinkHeader::Ethernet => Framing::Ethernet,
+        LinkHeader::Ip => Framing::Ip,
+        LinkHeader::Other(_) => return None,
+    };
+    settings.interfaces.allow(&link.name).then_some(framing)
 }
 
 /// Returns the links on which packets of local pods arrive. With a bridge, upstream's `-i` names
@@ -133,6 +147,7 @@ mod tests {
     fn all_links_except_loopback_ifbs_and_unsupported_ones_are_served() {
         let view = node_view(&settings(), None, &some_links());
         assert_eq!(names(&view), ["eth0", "wg0", "cbr0", "veth1", "veth2"]);
+        assert!(view.has_unserved_links, "ib0");
         assert_eq!(view.links[&3].framing, Framing::Ip);
         assert!(view.local_links.is_empty());
     }

@@ -33,7 +33,7 @@ pub enum BackstopNeed {
     /// These links have no room for programs.
     LeftOutLinks(Vec<Arc<str>>),
     /// A Service has source ranges, about which programs at sockets of pods and of other containers
-    /// cannot decide.
+    /// cannot decide, and not all links have programs.
     SourceRanges,
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for BackstopNeed {
                 return write!(f, "there is no room for programs on the links {}", links.join(", "));
             }
             Self::SourceRanges => {
-                "a Service has source ranges, and a socket of a pod may not show its source"
+                "a Service has source ranges, which programs at sockets of pods cannot check, and not all links have programs"
             }
         })
     }
@@ -96,8 +96,9 @@ pub struct Backstopped {
     /// All Services were rendered to the backstop, and it was not removed since.
     is_in_place: bool,
     sctp_ports: BTreeSet<ServicePortKey>,
-    /// Service ports with source ranges that hold a part of this node's pods.
+    /// Service ports with source ranges.
     ranged_ports: BTreeSet<ServicePortKey>,
+    has_unserved_links: bool,
     /// Why netfilter is to translate what comes in on links.
     links_need: Option<Arc<str>>,
     /// The programs were removed from the links.
@@ -115,6 +116,7 @@ impl Backstopped {
             is_in_place: false,
             sctp_ports: BTreeSet::new(),
             ranged_ports: BTreeSet::new(),
+            has_unserved_links: false,
             links_need: None,
             links_are_left: false,
         }
@@ -128,7 +130,7 @@ impl Backstopped {
             (!self.sctp_ports.is_empty()).then_some(BackstopNeed::Sctp),
             self.links_need.clone().map(BackstopNeed::Links),
             (!left_out.is_empty()).then_some(BackstopNeed::LeftOutLinks(left_out)),
-            (!self.ranged_ports.is_empty()).then_some(BackstopNeed::SourceRanges),
+            (!self.ranged_ports.is_empty() && self.has_unserved_links).then_some(BackstopNeed::SourceRanges),
         ];
         let is_allowed = self.policy != BackstopPolicy::Never;
         setting.into_iter().chain(found.into_iter().flatten().filter(|_| is_allowed)).collect()
@@ -136,6 +138,7 @@ impl Backstopped {
 
     /// Costs as much as the change, not as much as the cluster.
     fn update_needs(&mut self, snapshot: &Snapshot, dirty: &Dirty) {
+        self.has_unserved_links = snapshot.node.has_unserved_links;
         self.links_need = match &snapshot.node.link_path {
             LinkPath::Programs => None,
             LinkPath::Netfilter { why } => Some(Arc::clone(why)),

@@ -200,8 +200,9 @@ fn links_without_room_for_programs_need_the_backstop_in_the_same_sync() {
 }
 
 #[test]
-fn source_ranges_need_the_backstop_unless_they_hold_every_source() {
+fn source_ranges_need_the_backstop_where_a_link_has_no_programs_unless_they_hold_every_source() {
     let mut node = Node::new(BackstopPolicy::Auto);
+    node.snapshot.node.has_unserved_links = true;
     node.sync(&Dirty::everything()).expect("renders");
     let frontend = Frontend {
         kind: FrontendKind::LoadBalancerIp,
@@ -223,4 +224,6 @@ fn source_ranges_need_the_backstop_unless_they_hold_every_source() {
     assert_eq!(set(&mut node, &["0.0.0.0/0"]), []);
     assert_eq!(set(&mut node, &["10.244.0.0/16", "::/0"]), [BackstopNeed::SourceRanges]);
     assert_eq!(set(&mut node, &[]), []);
+    node.snapshot.node.has_unserved_links = false;
+    assert_eq!(set(&mut node, &["10.244.1.8/32"]), [], "the programs on links decide");
 }
