@@ -89,6 +89,20 @@ enum Command {
     },
     /// Measure the data path, changes and memory. Needs root, and a machine without other load.
     Bench(Bench),
+    /// Keep connections going while everything that can happen to shunt happens, in random order:
+    /// restarts, changes, outages of the API server, other modes, floods, failing system calls.
+    /// Needs root.
+    ///
+    /// At the end, no connection was lost, and shunt holds as much memory and as many files, threads
+    /// and kernel objects as at the start.
+    Soak {
+        /// How long to run. The last round, which takes some two minutes, is completed.
+        #[arg(long, default_value_t = 20)]
+        minutes: u64,
+        /// The seed for the order, as a run prints it [default: random].
+        #[arg(long)]
+        seed: Option<u64>,
+    },
     /// Build the documents as a book in target/book, and check their links, paths and commands.
     Docs,
 }
@@ -205,6 +219,10 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
         Command::Bench(what) => {
             prepare_world("bench")?;
             return Err(steps::bench(what).exec());
+        }
+        Command::Soak { minutes, seed } => {
+            prepare_world("soak")?;
+            return Err(steps::soak(*minutes, *seed).exec());
         }
         Command::Test { all_kernels } => {
             privilege::require("test")?;

@@ -79,6 +79,12 @@ pub(crate) fn bench(what: &Bench) -> Run {
     world_program("bench", &what.mode).args(options).args(switches)
 }
 
+/// Returns the soak test.
+pub(crate) fn soak(minutes: u64, seed: Option<u64>) -> Run {
+    let options = [("--soak", Some(minutes.to_string())), ("--seed", seed.map(|seed| seed.to_string()))];
+    with_shunt("churn").args(given(options.map(|(flag, value)| (flag, value.map(Into::into)))))
+}
+
 /// Returns the arguments for those flags that have a value.
 fn given<const N: usize>(flags: [(&str, Option<OsString>); N]) -> impl Iterator<Item = OsString> {
     flags.into_iter().filter_map(|(flag, value)| Some([flag.into(), value?])).flatten()

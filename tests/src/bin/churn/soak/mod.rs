@@ -103,23 +103,21 @@ impl Soak {
         Ok(checks)
     }
 
-    /// Disturbs until the time is over: all disturbances in random order, again and again. Returns
-    /// how many there were.
+    /// Makes rounds of all disturbances in random order until the time is over. Returns how many
+    /// disturbances there were.
     fn disturb(&mut self, end: Deadline, random: &mut fastrand::Rng) -> Result<usize> {
         let mut made = 0;
-        loop {
+        while made == 0 || !end.passed() {
             let mut order = Disturbance::ALL;
             random.shuffle(&mut order);
             for disturbance in order {
-                if end.passed() {
-                    return Ok(made);
-                }
                 println!("        {:.1} s: {}", self.since.elapsed().as_secs_f32(), disturbance.name());
                 self.make(disturbance).with_context(|| disturbance.name())?;
                 made += 1;
                 thread::sleep(PAUSE);
             }
         }
+        Ok(made)
     }
 
     fn set_endpoints(&self, hosts: &[Host]) -> Result<()> {
