@@ -161,7 +161,7 @@ fn survive(world: &mut World, attack: Attack, packets: u32) -> Result<FloodResul
 }
 
 /// Returns how many connections failed. A connection that fails is opened again.
-const fn lost(report: &LoadReport) -> usize {
+pub(super) const fn lost(report: &LoadReport) -> usize {
     let LoadReport { refused, lost, broken, moved, wrong_peer, .. } = report;
     *refused + *lost + *broken + *moved + *wrong_peer
 }

@@ -15,6 +15,7 @@ mod paths;
 pub mod protocol;
 mod ratio;
 mod report;
+mod rollout;
 mod targets;
 
 use std::path::PathBuf;
@@ -67,6 +68,8 @@ pub enum Part {
     Memory,
     /// Floods of packets with forged sources.
     Floods,
+    /// All endpoints of a large Service replaced, one after the other.
+    Rollout,
 }
 
 /// The number of repetitions of each measurement.
@@ -82,18 +85,23 @@ pub struct Effort {
     pub changes: usize,
     /// The number of packets of a flood.
     pub flood: u32,
+    /// The number of endpoints of the Service that is rolled out.
+    pub rollout: usize,
 }
 
 impl Effort {
     /// Enough for differences of half a percent on a quiet machine.
-    pub const FULL: Self = Self { pairs: 60, round_ms: 50, turns: 8, changes: 500, flood: 10_000_000 };
+    pub const FULL: Self =
+        Self { pairs: 60, round_ms: 50, turns: 8, changes: 500, flood: 10_000_000, rollout: 5_000 };
     /// Enough to see that everything works.
-    pub const QUICK: Self = Self { pairs: 10, round_ms: 30, turns: 2, changes: 100, flood: 200_000 };
+    pub const QUICK: Self =
+        Self { pairs: 10, round_ms: 30, turns: 2, changes: 100, flood: 200_000, rollout: 500 };
 }
 
 impl Part {
     /// All parts.
-    pub const ALL: [Self; 5] = [Self::Data, Self::Foreign, Self::Changes, Self::Memory, Self::Floods];
+    pub const ALL: [Self; 6] =
+        [Self::Data, Self::Foreign, Self::Changes, Self::Memory, Self::Floods, Self::Rollout];
 
     const fn name(self) -> &'static str {
         match self {
@@ -102,6 +110,7 @@ impl Part {
             Self::Changes => "change path",
             Self::Memory => "memory",
             Self::Floods => "floods",
+            Self::Rollout => "rollout",
         }
     }
 }
@@ -114,16 +123,20 @@ impl Bench {
             progress(Part::Floods.name());
             self.floods(&mut report).context("floods")?;
         }
+        if self.parts.contains(&Part::Rollout) {
+            progress(Part::Rollout.name());
+            self.rollout(&mut report).context("rollout")?;
+        }
+        let depends_on_services = |part: &&Part| !matches!(part, Part::Floods | Part::Rollout);
         for &services in &self.services {
-            for part in self.parts.iter().filter(|part| **part != Part::Floods) {
+            for part in self.parts.iter().filter(depends_on_services) {
                 progress(&format!("{services} Services: {}", part.name()));
                 match part {
                     Part::Data => self.data_path(services, &mut report),
                     Part::Foreign => self.foreign(services, &mut report),
                     Part::Changes => self.change_path(services, &mut report),
                     Part::Memory => self.memory(services, &mut report),
-                    // The number of Services does not matter.
-                    Part::Floods => Ok(()),
+                    Part::Floods | Part::Rollout => Ok(()),
                 }
                 .with_context(|| format!("{services} Services: {}", part.name()))?;
             }
@@ -164,6 +177,13 @@ impl Bench {
     fn floods(&self, report: &mut Report) -> Result<()> {
         let (mut world, mut proxy) = self.build(&floods::HOSTS, floods::place)?;
         report.floods = floods::measure(&mut world, &mut proxy, self.effort.flood)?;
+        Ok(())
+    }
+
+    fn rollout(&self, report: &mut Report) -> Result<()> {
+        let mut world = World::build(&rollout::HOSTS, &std::env::current_exe()?)?;
+        self.iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
+        report.rollout = Some(rollout::measure(&mut world, &self.shunt, &self.mode, self.effort.rollout)?);
         Ok(())
     }
 

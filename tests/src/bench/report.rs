@@ -11,6 +11,7 @@ use super::{
     memory::Memory,
     paths::PathResult,
     ratio::Ratio,
+    rollout::RolloutResult,
     targets::{self, TargetOutcome, TargetResult, mebibytes, microseconds},
 };
 
@@ -24,6 +25,7 @@ pub struct Report {
     pub(super) changes: Vec<ChangeResult>,
     pub(super) memory: Vec<Memory>,
     pub(super) floods: Vec<FloodResult>,
+    pub(super) rollout: Option<RolloutResult>,
     targets: Vec<TargetResult>,
 }
 
@@ -38,6 +40,7 @@ impl Report {
             changes: Vec::new(),
             memory: Vec::new(),
             floods: Vec::new(),
+            rollout: None,
             targets: Vec::new(),
         }
     }
@@ -120,6 +123,20 @@ impl Report {
     }
 }
 
+impl Report {
+    fn write_rollout(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(result) = &self.rollout else { return Ok(()) };
+        let RolloutResult { endpoints, connections, failed, failures, changes, cpu_seconds, .. } = result;
+        writeln!(f, "\nA rollout of {endpoints} endpoints, 100 a second")?;
+        writeln!(f, "  {failed} of {connections} connections failed; {cpu_seconds:.2} s of CPU")?;
+        if let (Some(changes), Some(median), Some(p99)) = (changes, result.median_us, result.p99_us) {
+            let [median, p99] = [median, p99].map(microseconds);
+            writeln!(f, "  from the event to the kernel: median {median}, p99 {p99}; {changes} changes")?;
+        }
+        failures.iter().take(3).try_for_each(|failure| writeln!(f, "    {failure}"))
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Mode {}, kernel {}", self.mode, self.kernel)?;
@@ -127,6 +144,7 @@ impl fmt::Display for Report {
         self.write_changes(f)?;
         self.write_memory(f)?;
         self.write_floods(f)?;
+        self.write_rollout(f)?;
         writeln!(f, "\nTargets")?;
         for target in &self.targets {
             let TargetResult { what, target, measured, verdict } = target;
