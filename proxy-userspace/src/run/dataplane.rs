@@ -64,7 +64,8 @@ pub(super) fn renderer(
 /// Creates the programs. Their backstop is created when something needs it.
 fn ebpf(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
     let mut programs = Ebpf::new(&assembly::ebpf(config, launcher))?;
-    programs.check_maps(Arc::clone(drift))?;
+    let notified = Arc::clone(drift);
+    programs.check_maps(move || notified.notify_one())?;
     let programs = boxed::<Ebpf>(Ok(programs))?;
     let policy = config.ebpf.backstop;
     let (config, launcher, drift) = (config.clone(), launcher.clone(), Arc::clone(drift));

@@ -21,7 +21,6 @@ use std::{
 
 pub use proxy_common::layout::MapSizes;
 use proxy_common::layout::{MAPS, MapDeclaration, service_slots};
-use tokio::sync::Notify;
 
 pub(super) use self::plan::translate::depends_on_source;
 pub use self::{
@@ -170,11 +169,11 @@ impl Ebpf {
     }
 
     /// Compares the maps with what was written in a thread of its own from now on, instead of
-    /// reading them on the thread that applies plans. `drift` is notified if they differ.
-    pub fn check_maps(&mut self, drift: Arc<Notify>) -> Result<(), EbpfError> {
+    /// reading them on the thread that applies plans. `on_drift` is called there if they differ.
+    pub fn check_maps(&mut self, on_drift: impl Fn() + Send + 'static) -> Result<(), EbpfError> {
         let entries = EntryReader::open(&self.object)?;
         let (prefilter, usage) = (Arc::clone(&self.maps.prefilter), Arc::clone(&self.sweeper.usage));
-        self.checker = Some(MapChecker::start(entries, prefilter, usage, drift)?);
+        self.checker = Some(MapChecker::start(entries, prefilter, usage, Box::new(on_drift))?);
         Ok(())
     }
 

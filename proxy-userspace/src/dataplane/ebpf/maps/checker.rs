@@ -14,8 +14,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Notify;
-
 use super::{
     super::plan::digest::Digest,
     entries::EntryReader,
@@ -43,6 +41,9 @@ struct Expectation {
     is_doubtful: bool,
 }
 
+/// What happens if the maps differ from what was written.
+type OnDrift = Box<dyn Fn() + Send>;
+
 /// A thread that compares the maps. It ends when this is dropped.
 pub(crate) struct MapChecker {
     expectation: Arc<Mutex<Expectation>>,
@@ -50,16 +51,16 @@ pub(crate) struct MapChecker {
 }
 
 impl MapChecker {
-    /// Starts the thread. `drift` is notified if the maps differ.
+    /// Starts the thread. It calls `on_drift` if the maps differ.
     pub(crate) fn start(
         entries: EntryReader,
         prefilter: Arc<Mutex<Prefilter>>,
         usage: Arc<MapUsage>,
-        drift: Arc<Notify>,
+        on_drift: OnDrift,
     ) -> Result<Self, KernelError> {
         let expectation = Arc::new(Mutex::new(Expectation::default()));
         let (wake, woken) = mpsc::sync_channel(1);
-        let mut check = Check { expectation: Arc::clone(&expectation), entries, prefilter, usage, drift };
+        let mut check = Check { expectation: Arc::clone(&expectation), entries, prefilter, usage, on_drift };
         spawn("map-check", move || check.run(&woken))?;
         Ok(Self { expectation, wake })
     }
@@ -93,7 +94,7 @@ struct Check {
     entries: EntryReader,
     prefilter: Arc<Mutex<Prefilter>>,
     usage: Arc<MapUsage>,
-    drift: Arc<Notify>,
+    on_drift: OnDrift,
 }
 
 impl Check {
@@ -104,7 +105,7 @@ impl Check {
                 Ok(Some(false)) => {
                     tracing::debug!("the maps differ from what was written");
                     self.doubt();
-                    self.drift.notify_one();
+                    (self.on_drift)();
                 }
                 // The next full sync reads the maps on its own thread.
                 Ok(None) => self.doubt(),
