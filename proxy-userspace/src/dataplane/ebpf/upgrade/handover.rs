@@ -10,11 +10,11 @@
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
-use aya::maps::{HashMap, MapData};
+use aya::maps::{Array, HashMap, MapData};
 use proxy_common::{
     layout::{
-        Direction, Endpoint, Flow, FlowKey, List, MemberKey, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue,
-        flow_state,
+        Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, List, MemberKey, NewFlows, NodeValue,
+        STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, flow_state,
     },
     packet::Tuple,
     prefilter::{self, PrefilterBit},
@@ -39,8 +39,9 @@ use crate::{
 pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
     let mut counts = HandoverCounts::default();
     let Some(pins) = PinDir::existing(pin_dir)? else { return Ok(counts) };
-    if maps::pinned_layouts(pins.path()).is_none_or(|(_, state)| state != STATE_LAYOUT_VERSION) {
-        return Ok(counts);
+    let Some((layout, STATE_LAYOUT_VERSION)) = maps::pinned_layouts(pins.path()) else { return Ok(counts) };
+    if layout == LAYOUT_VERSION {
+        leave_new_flows(&pins)?;
     }
     remove_services(&pins)?;
     counts += hand_flows(&pins)?;
@@ -129,6 +130,15 @@ fn service_at(vip: SocketAddr, protocol: Protocol, state: &State) -> Option<u32>
     let is_node_address = state.node_addresses.contains(&vip.addr.node_address());
     let node_port = || frontend(vip.addr.any()).filter(|_| is_node_address);
     frontend(vip.addr).or_else(node_port).map(|value| value.service)
+}
+
+/// Leaves new flows to netfilter. If this mode returns before its programs are removed, its process
+/// then knows that conntrack has flows that the programs do not know.
+fn leave_new_flows(pins: &PinDir) -> Result<(), KernelError> {
+    let mut node: Array<MapData, NodeValue> = open_pinned(pins.path(), "node")?;
+    let value = node.get(&0, 0).map_err(KernelError::bpf("read", "map node"))?;
+    let value = NodeValue { new_flows: NewFlows::Leave as u16, ..value };
+    node.set(0, value, 0).map_err(KernelError::bpf("write", "map node"))
 }
 
 fn remove_services(pins: &PinDir) -> Result<(), KernelError> {
