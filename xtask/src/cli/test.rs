@@ -207,7 +207,6 @@ fn packets() -> Result<Vec<Step>> {
         ("conformance links path", steps::conformance(&netfilter_path)),
         ("restarts", world_program("restarts", "ebpf")),
         ("churn", world_program("churn", "ebpf")),
-        ("soak", steps::soak(1, None)),
         ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),
         ("conformance iptables", steps::conformance(&of_netfilter("iptables"))),
         ("conformance API", steps::conformance(&with_api("ebpf"))),

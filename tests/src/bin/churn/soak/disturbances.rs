@@ -12,7 +12,8 @@ use super::{
 
 /// The node port that floods are sent to.
 const FLOODED: &str = "192.168.57.11:30082";
-const FLOOD_PACKETS: u32 = 50_000;
+/// Few enough for the node's conntrack, which drops new connections of all if it is full.
+const FLOOD_PACKETS: u32 = 20_000;
 /// More Services than the map has room for.
 const TOO_MANY: usize = 400;
 /// Services that come and go.

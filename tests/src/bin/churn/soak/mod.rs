@@ -27,14 +27,20 @@ use super::{
     switches::{self, MAX_UNANSWERED, TCP_TIMEOUT},
 };
 
-/// Map sizes that the Services of the load fit into, and those of a disturbance do not.
-const FIELDS: &str = "shunt: {ebpf: {mapSizes: {services: 200}}}";
+/// Map sizes that the Services of the load fit into, and those of a disturbance do not. A flood has
+/// more packets than the map for its flows has entries.
+const FIELDS: &str = "shunt: {ebpf: {mapSizes: {services: 200, unassuredFlows: 8192}}}";
 /// The time in which the process settles after a start, and the load after a disturbance.
 const SETTLE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 /// The time after which the process holds no more than at the start.
 const SHRINK_TIMEOUT: Duration = Duration::from_mins(1);
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(30);
+/// Removes the tables that iptables commands create and never remove, unless a rule or a chain of
+/// somebody is left in them.
+const REMOVE_EMPTY_TABLES: &str = "for family in ip ip6; do \
+    if ! ${family}tables-nft-save | grep -q -e ^-A -e '^:[A-Z-]* -'; then \
+    for table in nat filter mangle; do nft delete table $family $table || true; done; fi; done";
 const CLIENT: &str = "192.168.57.50";
 
 /// The world with the proxy, the API server and the clients.
@@ -158,6 +164,7 @@ impl Soak {
         let pinned = PinnedObjects::read(&self.world)?;
         self.proxy.stop()?;
         self.proxy.clean_up(&self.world)?;
+        self.world.run(Host::Node1, REMOVE_EMPTY_TABLES)?;
         let mut failures = KernelState::read(&self.world)?.difference_from(before);
         failures.extend(pinned.remaining());
         Ok(Check::new(format!("--cleanup removes {pinned}, rules and links"), failures))
